@@ -1,0 +1,26 @@
+# What every target of this project is compiled with. Nothing here reaches users of the installed package.
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, Debug or RelWithDebInfo" FORCE)
+endif()
+
+add_library(ferry_build_options INTERFACE)
+target_compile_features(ferry_build_options INTERFACE cxx_std_20)
+# -ffp-contract=off: sums are specified operation by operation, so the compiler may not fuse them.
+target_compile_options(ferry_build_options INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion
+                                                     -ffp-contract=off)
+if(FERRY_WERROR)
+  target_compile_options(ferry_build_options INTERFACE -Werror)
+endif()
+
+if(FERRY_SANITIZE STREQUAL "address")
+  set(sanitize_flags -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+elseif(FERRY_SANITIZE STREQUAL "thread")
+  set(sanitize_flags -fsanitize=thread -fno-omit-frame-pointer)
+elseif(FERRY_SANITIZE)
+  message(FATAL_ERROR "FERRY_SANITIZE is '${FERRY_SANITIZE}'; it takes address, thread or nothing")
+endif()
+if(sanitize_flags)
+  target_compile_options(ferry_build_options INTERFACE ${sanitize_flags})
+  target_link_options(ferry_build_options INTERFACE ${sanitize_flags})
+endif()

@@ -1,0 +1,26 @@
+#ifndef FERRY_BACKENDS_HPP
+#define FERRY_BACKENDS_HPP
+
+/// What this build can run on, and whether this machine lets it.
+
+#include <string>
+#include <vector>
+
+#include "ferry/export.hpp"
+
+namespace ferry {
+
+/// One backend of this build.
+struct BackendInfo {
+  std::string name;         ///< what GroupOptions::backend takes, e.g. "cpu"
+  std::string description;  ///< one line for people
+  bool available = false;   ///< can run on this machine now
+  std::string reason;       ///< why not, and what to do; empty when available
+};
+
+/// All backends of this build, best first. Has no side effects.
+FERRY_API std::vector<BackendInfo> backends();
+
+}  // namespace ferry
+
+#endif  // FERRY_BACKENDS_HPP

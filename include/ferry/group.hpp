@@ -1,0 +1,167 @@
+#ifndef FERRY_GROUP_HPP
+#define FERRY_GROUP_HPP
+
+/// The ranks that exchange tokens, their memory, and the three calls: route, dispatch, combine.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "ferry/bootstrap.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/export.hpp"
+#include "ferry/routing.hpp"
+#include "ferry/status.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry {
+
+class Backend;  // private
+
+/// Size of each rank's arena unless an option says otherwise. Address space only: memory is taken as it is allocated.
+/// Room for a batch of 16,384 tokens of 14 KiB in and out at K = 8 (2.1 GB in, at most 15 GB out).
+inline constexpr std::size_t kDefaultArenaBytes = std::size_t{32} << 30;
+
+/// Must be the same on every rank, except `arena_bytes`.
+struct GroupOptions {
+  std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
+  /// Ranks that can load and store each other's memory; ranks are node-major. 0: all ranks of the group.
+  int ranks_per_node = 0;
+  std::size_t arena_bytes = kDefaultArenaBytes;  ///< most symmetric memory this rank can allocate, staging included
+  std::int64_t timeout_ns = kDefaultTimeoutNs;   ///< deadline of every wait inside route, dispatch, combine, destroy
+};
+
+/// Who is where. Ranks are node-major: rank = node_idx * ranks_per_node + index inside the node.
+struct Topology {
+  int rank = 0;
+  int num_ranks = 1;
+  int ranks_per_node = 1;
+
+  int num_nodes() const { return num_ranks / ranks_per_node; }
+  int node_of(int any_rank) const { return any_rank / ranks_per_node; }
+  int rail_of(int any_rank) const { return any_rank % ranks_per_node; }
+};
+
+/// Symmetric memory: a block of this rank's arena that peers of its node can reach, so that dispatch into it and
+/// combine out of it copy nothing twice. Move-only owner; memory is given back when it dies. It may outlive its Group.
+class FERRY_API Buffer {
+ public:
+  Buffer() = default;
+  Buffer(std::shared_ptr<void> owner, void* data, std::size_t size_bytes)
+      : owner_(std::move(owner)), data_(data), size_bytes_(size_bytes) {}
+  Buffer(Buffer&&) = default;
+  Buffer& operator=(Buffer&&) = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  void* data() const { return data_; }
+  std::size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  std::shared_ptr<void> owner_;
+  void* data_ = nullptr;
+  std::size_t size_bytes_ = 0;
+};
+
+/// Symmetric memory a group holds on this rank, in bytes.
+struct MemoryUsage {
+  std::size_t control_bytes = 0;    ///< flags, mailboxes, tickets
+  std::size_t staging_bytes = 0;    ///< for rows whose pointers the peers cannot reach, and route's tables
+  std::size_t allocated_bytes = 0;  ///< by `allocate`, rounded up to pages
+  std::size_t total_bytes() const { return control_bytes + staging_bytes + allocated_bytes; }
+};
+
+/// The shapes of one rank's use of a group, for `bytes_required`.
+struct MemoryShape {
+  int num_ranks = 1;
+  std::int64_t num_experts = 0;      ///< E
+  std::int64_t num_tokens = 0;       ///< T of this rank
+  int num_topk = 0;                  ///< K
+  std::int64_t num_recv_rows = 0;    ///< `Routing::num_recv_rows()`
+  std::int64_t row_bytes = 0;        ///< bytes of one payload row
+  std::int64_t scale_row_bytes = 0;  ///< bytes of one row of scales, 0 without
+  Layout layout = Layout::kTokens;
+  bool weights = false;  ///< weights travel (with ids for kTokens)
+  /// true: x of dispatch and combine's input are in memory from `allocate`, and so is dispatch's output.
+  /// false: ordinary pointers, which ranks in other processes reach through staging.
+  bool symmetric = true;
+};
+
+/// A set of ranks that exchange tokens. Create and destroy are collective; so are route, dispatch and combine, called
+/// by every rank in the same order. On a CPU group they block until done.
+///
+/// Failure: bad arguments on any rank give the same kInvalidArgument or kCapacity on every rank, nothing is sent and
+/// the group stays usable. kTimeout and kPeerLost name the rank, break the group (every later call returns the same),
+/// and leave outputs unspecified; destroy it and make a new one among the survivors. Threads: one call at a time per
+/// Group. Different Groups are independent; any number may live in a process.
+class FERRY_API Group {
+ public:
+  /// Collective over the ranks of `bootstrap`, which is only used during this call.
+  /// @errors kInvalidArgument: options out of range, or ranks disagree (the message names both values and both ranks)
+  ///         kUnsupported: the backend cannot run here, or not across these hosts
+  ///         kTimeout, kPeerLost, kTransport: as the bootstrap reports; kSystem: memory or descriptors ran out
+  [[nodiscard]] static Result<std::shared_ptr<Group>> create(std::shared_ptr<Bootstrap> bootstrap,
+                                                             const GroupOptions& options = {});
+  /// Calls destroy() without waiting for anybody.
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int rank() const { return topology_.rank; }
+  int num_ranks() const { return topology_.num_ranks; }
+  const Topology& topology() const { return topology_; }
+  /// Name of the backend in use, e.g. "cpu".
+  std::string_view backend() const;
+
+  /// Take `bytes` of symmetric memory, aligned to a page, zeroed. Local: ranks need not agree on sizes or order.
+  /// @errors kCapacity: the arena is full (says how much is free); kSystem: the machine is out of memory
+  Result<Buffer> allocate(std::size_t bytes);
+
+  /// Symmetric memory in use on this rank now.
+  MemoryUsage memory_usage() const;
+
+  /// Exchange counts and fix every slot.
+  /// @shape  topk_idx [T, K] i32|i64, topk_weights [T, K] f32
+  /// @sync   CPU: blocks until all ranks have routed
+  /// @errors kInvalidArgument: shape, dtype, pointer, id outside [-1, E), options that differ between ranks
+  ///         kCapacity: more rows than max_recv_rows or slab_capacity (names rank, expert, rows); kTimeout, kPeerLost
+  [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {});
+
+  /// Carry each token to its final rows on the ranks that own its experts. Outputs are a pure function of inputs.
+  /// The same Routing may be dispatched many times (cached), with any payload.
+  /// @shape  in.x [T, H] -> out.x [rows, H]; see DispatchInput and DispatchOutput
+  /// @post   rows that hold tokens are written; others as DispatchOptions says
+  /// @sync   CPU: blocks until this rank has received everything and its inputs may be reused
+  /// @errors kInvalidArgument (nothing sent, nothing changed, on every rank), kTimeout, kPeerLost
+  [[nodiscard]] Status dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out,
+                                Stream stream = {}, const DispatchOptions& options = {});
+
+  /// Bring the experts' rows back to their sources and sum them there. The gradient of an unweighted combine is a
+  /// dispatch of the gradient with the same Routing, and the other way about.
+  /// @shape  in.x [rows, H] -> out.x [T, H]; see CombineInput and CombineOutput
+  /// @sync   CPU: blocks until this rank's sums are done and its inputs may be reused
+  /// @errors as dispatch
+  [[nodiscard]] Status combine(const Routing& routing, const CombineInput& in, const CombineOutput& out,
+                               Stream stream = {}, const CombineOptions& options = {});
+
+  /// Collective, optional: wait until every rank is done with this group, then leave it. Never fails to leave: an error
+  /// says only that a peer was lost or late. Later calls on the group return kInvalidArgument.
+  Status destroy();
+
+ private:
+  Group(Topology topology, std::unique_ptr<Backend> backend);
+  Topology topology_;
+  std::unique_ptr<Backend> backend_;
+};
+
+/// Symmetric memory that one rank of a CPU group holds while it routes, dispatches and combines such a batch: control,
+/// staging, and (where `symmetric`) the payload, scales and weights buffers of both directions, each rounded up to
+/// pages.
+/// @errors kInvalidArgument: a negative or absurd number
+FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);
+
+}  // namespace ferry
+
+#endif  // FERRY_GROUP_HPP

@@ -1,0 +1,104 @@
+#ifndef FERRY_ROUTING_HPP
+#define FERRY_ROUTING_HPP
+
+/// Where every token goes: the inputs and options of `Group::route`, and the `Routing` it returns.
+/// Shapes use the alphabet of docs/overview.md: T tokens on this rank, K top-k, E experts, L local experts, R ranks,
+/// N rows this rank receives.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ferry/export.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry {
+
+struct RoutingState;  // private
+
+/// Largest K. The same bound as the widest routers in use (32), so that a token's entries fit one warp.
+inline constexpr int kMaxTopk = 32;
+
+/// How a rank's received rows are arranged.
+enum class Layout : std::int32_t {
+  /// [N, H]: one row per token that picked any expert here, ordered by (source rank, source token).
+  kTokens = 0,
+  /// [N, H]: one row per (token, local expert), grouped by local expert, inside a group ordered by (source rank, source
+  /// token); each group starts at a multiple of `expert_alignment`. N counts the gaps too.
+  kExperts = 1,
+  /// [L, C, H]: fixed capacity C = `slab_capacity` per local expert; inside an expert ordered as kExperts. Counts say
+  /// how
+  /// many of the C rows are valid.
+  kSlab = 2,
+};
+
+/// What one rank routes.
+struct RouteInput {
+  ConstTensorView topk_idx;      ///< [T, K] i32 | i64, contiguous: global expert id, -1 = no expert; duplicates allowed
+  ConstTensorView topk_weights;  ///< [T, K] f32, contiguous; absent when no weights travel
+};
+
+/// Must be the same on every rank, except `max_recv_rows`.
+struct RouteOptions {
+  std::int64_t num_experts = 0;  ///< E >= 1; need not be a multiple of R
+  Layout layout = Layout::kTokens;
+  std::int64_t expert_alignment = 1;  ///< kExperts only: group starts (and N) are multiples of this
+  std::int64_t slab_capacity = 0;     ///< kSlab only: C, rows per local expert, the same on every rank
+  /// 0: outputs have exactly N rows, known on the host when `route` returns. Otherwise outputs have this many rows and
+  /// the counts are read from memory (`Routing::num_recv_rows_view`); more than that many rows is kCapacity. May differ
+  /// by rank.
+  std::int64_t max_recv_rows = 0;
+  /// Rank that owns each expert, E entries; empty = contiguous: rank r owns experts [r*E/R, (r+1)*E/R) (rounded down).
+  /// A rank's local experts are its global ones in ascending order.
+  std::vector<std::int32_t> expert_to_rank;
+};
+
+/// The outcome of `route`: every slot, and all that dispatch, combine, a cached dispatch or a backward pass needs.
+/// A cheap value: copies share one immutable state. Keep it as long as it is of use; it may outlive the group (the
+/// accessors then still work). Valid only with the group that made it. Safe to read from many threads.
+class FERRY_API Routing {
+ public:
+  Routing() = default;  ///< empty; using it in a call is kInvalidArgument
+
+  bool present() const { return state_ != nullptr; }
+  std::int64_t num_tokens() const;         ///< T of this rank
+  int num_topk() const;                    ///< K
+  std::int64_t num_experts() const;        ///< E
+  std::int64_t num_local_experts() const;  ///< L of this rank
+  Layout layout() const;
+  /// Rows that this rank's outputs (and combine's inputs) must have: N where counts are known on the host, L*C for
+  /// kSlab, `max_recv_rows` where that was given.
+  std::int64_t num_recv_rows() const;
+  /// Rows that really hold or border tokens: N (with kExperts' gaps; for kSlab L*C). At most num_recv_rows().
+  std::int64_t num_used_rows() const;
+  /// [1] i32 in the backend's memory: num_used_rows() for code that must not ask the host.
+  ConstTensorView num_recv_rows_view() const;
+
+  /// [L] rows per local expert, without alignment gaps. A token that names an expert twice counts once.
+  std::span<const std::int32_t> num_rows_per_local_expert() const;
+  /// [L + 1] first row of each local expert's group and the end of the last (kExperts, kSlab); empty for kTokens.
+  std::span<const std::int64_t> expert_row_offsets() const;
+  /// [R] rows received from each source rank (without gaps), and [R] rows sent to each.
+  std::span<const std::int64_t> num_rows_from_rank() const;
+  std::span<const std::int64_t> num_rows_to_rank() const;
+  /// [L] global ids of this rank's experts, ascending.
+  std::span<const std::int32_t> local_expert_ids() const;
+
+  /// [T, K] i32: row in the output of the rank that owns topk_idx[t, k], -1 where there is no expert.
+  ConstTensorView slots() const;
+  /// [num_used_rows(), 2] i32: source rank and source token of each row, -1 in rows that hold no token.
+  ConstTensorView source() const;
+  /// [T, K] i64 copy of the ids and [T, K] f32 copy of the weights given to route; weights absent if none were.
+  ConstTensorView topk_idx() const;
+  ConstTensorView topk_weights() const;
+
+ private:
+  friend class Group;
+  explicit Routing(std::shared_ptr<const RoutingState> state) : state_(std::move(state)) {}
+  std::shared_ptr<const RoutingState> state_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_ROUTING_HPP
