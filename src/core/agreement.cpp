@@ -1,0 +1,97 @@
+#include "core/agreement.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace ferry {
+namespace {
+
+constexpr std::array<std::string_view, 7> kRouteFields = {"num_topk",
+                                                          "num_experts",
+                                                          "layout",
+                                                          "expert_alignment",
+                                                          "slab_capacity",
+                                                          "presence of topk_weights",
+                                                          "hash of expert_to_rank"};
+constexpr std::array<std::string_view, 8> kDispatchFields = {"routing (number of the route call)",
+                                                             "row bytes of x",
+                                                             "dtype of x",
+                                                             "number of scales per row",
+                                                             "dtype of scales",
+                                                             "scales present",
+                                                             "output topk_idx present",
+                                                             "output topk_weights present"};
+constexpr std::array<std::string_view, 5> kCombineFields = {"routing (number of the route call)", "row bytes of x",
+                                                            "dtype of x", "weighted", "input weights present"};
+
+}  // namespace
+
+std::string_view to_string(Operation operation) {
+  switch (operation) {
+    case Operation::kRoute:
+      return "route";
+    case Operation::kDispatch:
+      return "dispatch";
+    case Operation::kCombine:
+      return "combine";
+    case Operation::kDestroy:
+      return "destroy";
+  }
+  return "unknown call";
+}
+
+std::span<const std::string_view> field_names(Operation operation) {
+  switch (operation) {
+    case Operation::kRoute:
+      return kRouteFields;
+    case Operation::kDispatch:
+      return kDispatchFields;
+    case Operation::kCombine:
+      return kCombineFields;
+    case Operation::kDestroy:
+      return {};
+  }
+  return {};
+}
+
+void CallRecord::set_status(const Status& status) {
+  code = status.code();
+  const std::size_t length = std::min(status.message().size(), message.size());
+  std::copy_n(status.message().data(), length, message.data());
+  message_bytes = static_cast<std::int32_t>(length);
+}
+
+Status check_agreement(std::span<const CallRecord* const> records) {
+  for (std::size_t rank = 0; rank < records.size(); ++rank) {
+    const CallRecord& record = *records[rank];
+    if (record.code == ErrorCode::kOk) continue;
+    const auto length = static_cast<std::size_t>(std::clamp<std::int32_t>(record.message_bytes, 0, kCallMessageBytes));
+    return Status(record.code, fmt::format("rank {}: {}", rank, std::string_view(record.message.data(), length)),
+                  static_cast<int>(rank));
+  }
+  const CallRecord& first = *records[0];
+  for (std::size_t rank = 1; rank < records.size(); ++rank) {
+    const CallRecord& record = *records[rank];
+    if (record.operation != first.operation) {
+      return Status(
+          ErrorCode::kInvalidArgument,
+          fmt::format("ranks made different calls: rank 0 called {}, rank {} called {}; every rank must make the "
+                      "same calls on a group in the same order",
+                      to_string(first.operation), rank, to_string(record.operation)),
+          static_cast<int>(rank));
+    }
+    const auto names = field_names(first.operation);
+    for (std::size_t field = 0; field < names.size(); ++field) {
+      if (record.fields[field] == first.fields[field]) continue;
+      return Status(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: ranks disagree on {}: rank 0 has {}, rank {} has {}; it must be the same on every rank",
+                      to_string(first.operation), names[field], first.fields[field], rank, record.fields[field]),
+          static_cast<int>(rank));
+    }
+  }
+  return {};
+}
+
+}  // namespace ferry

@@ -1,0 +1,47 @@
+#ifndef FERRY_CORE_AGREEMENT_HPP
+#define FERRY_CORE_AGREEMENT_HPP
+
+/// Do all ranks make the same call? Each rank describes its call in a CallRecord; a backend shows every rank all
+/// records and asks check_agreement, which gives every rank the same answer in the same words.
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "ferry/status.hpp"
+
+namespace ferry {
+
+enum class Operation : std::int32_t { kRoute = 0, kDispatch = 1, kCombine = 2, kDestroy = 3 };
+
+std::string_view to_string(Operation operation);
+
+/// Most values that ranks compare in one call.
+inline constexpr std::size_t kMaxAgreedFields = 10;
+/// Room for the message of a call that failed its own rank's checks; longer ones are cut.
+inline constexpr std::size_t kCallMessageBytes = 640;
+
+/// One rank's call, as plain bytes that can lie in shared memory.
+struct CallRecord {
+  Operation operation = Operation::kRoute;
+  ErrorCode code = ErrorCode::kOk;  ///< what the rank's own checks said
+  std::int32_t num_fields = 0;
+  std::int32_t message_bytes = 0;
+  std::array<std::int64_t, kMaxAgreedFields> fields{};  ///< must be equal on all ranks; named by field_names()
+  std::array<char, kCallMessageBytes> message{};
+
+  /// Describe a call that failed its own checks.
+  void set_status(const Status& status);
+};
+
+/// Names of CallRecord::fields of an operation, in order.
+std::span<const std::string_view> field_names(Operation operation);
+
+/// Ok when every rank's checks passed and all made the same call; otherwise the lowest rank's error, or the first
+/// difference from rank 0, naming both ranks and both values.
+Status check_agreement(std::span<const CallRecord* const> records);
+
+}  // namespace ferry
+
+#endif  // FERRY_CORE_AGREEMENT_HPP

@@ -1,0 +1,128 @@
+#ifndef FERRY_CORE_BACKEND_HPP
+#define FERRY_CORE_BACKEND_HPP
+
+/// What a backend provides. Core checks arguments, resolves them to the plain structs below and hands them over; a
+/// backend moves bytes. Every call reaches the backend even when this rank's own checks failed (`call.record.code`),
+/// because the peers must hear of it: the backend shows all records to check_agreement before it moves anything.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/agreement.hpp"
+#include "core/routing_state.hpp"
+#include "ferry/bootstrap.hpp"
+#include "ferry/group.hpp"
+#include "ferry/status.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry {
+
+/// Rows of equal length at equal distance.
+struct ConstRows {
+  const std::byte* data = nullptr;
+  std::int64_t num_rows = 0;
+  std::int64_t row_bytes = 0;
+  std::int64_t stride_bytes = 0;
+  DType dtype = DType::kUint8;
+
+  bool present() const { return row_bytes != 0; }
+  const std::byte* row(std::int64_t row_idx) const { return data + row_idx * stride_bytes; }
+};
+
+struct Rows {
+  std::byte* data = nullptr;
+  std::int64_t num_rows = 0;
+  std::int64_t row_bytes = 0;
+  std::int64_t stride_bytes = 0;
+  DType dtype = DType::kUint8;
+
+  bool present() const { return row_bytes != 0; }
+  std::byte* row(std::int64_t row_idx) const { return data + row_idx * stride_bytes; }
+};
+
+/// This rank's checked arguments of route. Ids are in range, options are sane.
+struct RouteCall {
+  CallRecord record;
+  Stream stream;
+  ConstTensorView topk_idx;      ///< [T, K] i32 | i64 contiguous
+  ConstTensorView topk_weights;  ///< [T, K] f32 contiguous or absent
+  std::int64_t num_tokens = 0;
+  int num_topk = 0;
+  RouteOptions options;
+  std::vector<std::int32_t> expert_to_rank;  ///< [E], always filled
+};
+
+/// This rank's checked arguments of dispatch. Present views have the right shapes.
+struct DispatchCall {
+  CallRecord record;
+  Stream stream;
+  std::shared_ptr<const RoutingState> routing;
+  ConstRows x;
+  ConstTensorView scales;        ///< [T, S] any strides, or absent
+  ConstTensorView topk_weights;  ///< the ones to send, or absent
+  Rows out_x;
+  TensorView out_scales;  ///< [rows, S] any strides, or absent
+  TensorView out_topk_idx;
+  TensorView out_topk_weights;
+  TensorView out_source;
+  bool zero_padding = false;
+};
+
+/// This rank's checked arguments of combine.
+struct CombineCall {
+  CallRecord record;
+  Stream stream;
+  std::shared_ptr<const RoutingState> routing;
+  ConstRows x;
+  ConstTensorView weights;  ///< to be summed back, or absent
+  std::array<ConstRows, 2> bias;
+  ConstTensorView topk_weights;  ///< present when weighted
+  bool weighted = false;
+  Rows out_x;
+  TensorView out_weights;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string_view name() const = 0;
+  /// May `Stream::handle` be other than null?
+  virtual bool takes_streams() const = 0;
+  virtual Result<Buffer> allocate(std::size_t bytes) = 0;
+  virtual MemoryUsage memory_usage() const = 0;
+
+  virtual Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) = 0;
+  virtual Status dispatch(const DispatchCall& call) = 0;
+  virtual Status combine(const CombineCall& call) = 0;
+  /// Wait for the peers to get here too, then leave. The destructor leaves without waiting.
+  virtual Status destroy() = 0;
+};
+
+/// What a backend is made from. All ranks have agreed on `options` and `topology` already.
+struct BackendContext {
+  Bootstrap* bootstrap = nullptr;
+  Topology topology;
+  GroupOptions options;
+};
+
+/// One entry of the registry.
+struct BackendFactory {
+  std::string_view name;
+  std::string_view description;
+  /// Can it run on this machine? No side effects; the Status says why not.
+  Status (*probe)();
+  /// Collective: succeeds on all ranks or fails on all.
+  Result<std::unique_ptr<Backend>> (*create)(const BackendContext& context);
+};
+
+/// The backends of this build, best first. Defined in src/backends.cpp, the one file that knows them all.
+std::span<const BackendFactory> backend_factories();
+
+}  // namespace ferry
+
+#endif  // FERRY_CORE_BACKEND_HPP

@@ -1,0 +1,243 @@
+#include <fmt/format.h>
+
+#include "core/checks.hpp"
+
+namespace ferry {
+namespace {
+
+/// Extents and strides beyond this are mistakes; the bound keeps byte arithmetic inside 64 bits.
+constexpr std::int64_t kMaxExtent = std::int64_t{1} << 40;
+
+Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
+
+/// A payload view as rows: [num_rows, H], or [L, C, H] with L*C == num_rows, rows at equal distance.
+template <typename View, typename RowsOut>
+Status check_rows(std::string_view what, const View& view, std::int64_t num_rows, RowsOut& rows) {
+  if (view.num_dims != 2 && view.num_dims != 3) {
+    return invalid(fmt::format("{} is {}, expected [{}, H]", what, describe(view), num_rows));
+  }
+  const int last = view.num_dims - 1;
+  for (int dim = 0; dim <= last; ++dim) {
+    if (view.extent(dim) < 0 || view.extent(dim) > kMaxExtent || view.stride(dim) < 0 ||
+        view.stride(dim) > kMaxExtent) {
+      return invalid(fmt::format("{} is {} with stride {} in dimension {}: out of range", what, describe(view),
+                                 view.stride(dim), dim));
+    }
+  }
+  const std::int64_t rows_given =
+      view.num_dims == 2
+          ? view.extent(0)
+          : (view.extent(1) != 0 && view.extent(0) > kMaxExtent / view.extent(1) ? -1
+                                                                                 : view.extent(0) * view.extent(1));
+  if (rows_given != num_rows) {
+    return invalid(
+        fmt::format("{} is {}: it has {} rows, expected exactly {}", what, describe(view), rows_given, num_rows));
+  }
+  const auto element_bytes = static_cast<std::int64_t>(size_bytes(view.dtype));
+  if (element_bytes == 0) return invalid(fmt::format("{} has an unknown dtype {}", what, static_cast<int>(view.dtype)));
+  const std::int64_t row_bytes = view.extent(last) * element_bytes;
+  if (row_bytes <= 0 || row_bytes % kRowGranuleBytes != 0) {
+    return invalid(
+        fmt::format("{} is {}: a row has {} bytes, expected a positive multiple of {}; pad H to a multiple of {}", what,
+                    describe(view), row_bytes, kRowGranuleBytes, kRowGranuleBytes / element_bytes));
+  }
+  rows.num_rows = num_rows;
+  rows.row_bytes = row_bytes;
+  rows.dtype = view.dtype;
+  rows.stride_bytes = row_bytes;
+  if (num_rows == 0) return {};
+
+  if (view.stride(last) != 1) {
+    return invalid(fmt::format("{} has stride {} in its last dimension, expected 1: a row must be contiguous", what,
+                               view.stride(last)));
+  }
+  rows.stride_bytes = view.stride(last - 1) * element_bytes;
+  if (view.num_dims == 3 && view.extent(0) > 1 && view.stride(0) != view.extent(1) * view.stride(1)) {
+    return invalid(fmt::format("{} has stride {} in dimension 0, expected {}: its rows must lie at equal distance",
+                               what, view.stride(0), view.extent(1) * view.stride(1)));
+  }
+  if (num_rows > 1 && (rows.stride_bytes < row_bytes || rows.stride_bytes % kRowGranuleBytes != 0)) {
+    return invalid(
+        fmt::format("{} has a row stride of {} bytes, expected a multiple of {} that is at least the row's {}", what,
+                    rows.stride_bytes, kRowGranuleBytes, row_bytes));
+  }
+  if (view.data == nullptr) {
+    return invalid(fmt::format("{} is a null pointer, expected memory of {}", what, describe(view)));
+  }
+  if (reinterpret_cast<std::uintptr_t>(view.data) % kRowGranuleBytes != 0) {
+    return invalid(fmt::format("{} lies at {}, expected an address that is a multiple of {} bytes", what, view.data,
+                               kRowGranuleBytes));
+  }
+  using Byte = std::remove_pointer_t<decltype(rows.data)>;
+  rows.data = static_cast<Byte*>(view.data);
+  return {};
+}
+
+/// Scales [num_rows, S], any strides.
+Status check_scales(std::string_view what, const ConstTensorView& view, std::int64_t num_rows) {
+  if (view.num_dims != 2 || view.extent(0) != num_rows || view.extent(1) < 1 || view.extent(1) > kMaxExtent) {
+    return invalid(fmt::format("{} is {}, expected [{}, S] with S at least 1", what, describe(view), num_rows));
+  }
+  if (view.dtype != DType::kFloat32 && view.dtype != DType::kInt32 && view.dtype != DType::kUint8) {
+    return invalid(fmt::format("{} has dtype {}, expected f32, i32 or u8", what, to_string(view.dtype)));
+  }
+  if (num_rows == 0) return {};
+  if (view.data == nullptr) {
+    return invalid(fmt::format("{} is a null pointer, expected memory of {}", what, describe(view)));
+  }
+  if (reinterpret_cast<std::uintptr_t>(view.data) % size_bytes(view.dtype) != 0) {
+    return invalid(fmt::format("{} lies at {}, which is not aligned to its {}-byte elements", what, view.data,
+                               size_bytes(view.dtype)));
+  }
+  for (int dim = 0; dim < 2; ++dim) {
+    if (view.stride(dim) < 0 || view.stride(dim) > kMaxExtent) {
+      return invalid(
+          fmt::format("{} has stride {} in dimension {}, expected 0 to {}", what, view.stride(dim), dim, kMaxExtent));
+    }
+  }
+  return {};
+}
+
+/// Two elements of an output may not share memory.
+Status check_scales_output(const ConstTensorView& view) {
+  const std::int64_t rows = view.extent(0);
+  const std::int64_t width = view.extent(1);
+  if (rows == 0) return {};
+  const bool row_major = rows == 1 || (view.stride(0) >= (width - 1) * view.stride(1) + 1);
+  const bool column_major = width == 1 || (view.stride(1) >= (rows - 1) * view.stride(0) + 1);
+  const bool distinct = (rows == 1 || view.stride(0) > 0) && (width == 1 || view.stride(1) > 0);
+  if (distinct && (row_major || column_major)) return {};
+  return invalid(
+      fmt::format("dispatch: output scales {} have strides {} and {}: elements overlap; give each element its own "
+                  "place",
+                  describe(view), view.stride(0), view.stride(1)));
+}
+
+Status check_dispatch_tables(const RoutingState& routing, const DispatchOutput& out, const DispatchCall& call) {
+  const std::int64_t rows = routing.num_recv_rows;
+  if (out.topk_idx.present()) {
+    if (routing.layout != Layout::kTokens) {
+      return invalid(
+          "dispatch: output topk_idx is present, expected absent: in layouts kExperts and kSlab the group of a row "
+          "names its expert");
+    }
+    if (Status status = check_table("dispatch: output topk_idx", out.topk_idx, {rows, routing.num_topk},
+                                    {DType::kInt32, DType::kInt64});
+        !status.ok()) {
+      return status;
+    }
+  }
+  if (out.topk_weights.present()) {
+    if (!call.topk_weights.present()) {
+      return invalid(
+          "dispatch: output topk_weights is present but there are no weights to send; give topk_weights to route or "
+          "to dispatch");
+    }
+    Status status = routing.layout == Layout::kTokens
+                        ? check_table("dispatch: output topk_weights", out.topk_weights, {rows, routing.num_topk},
+                                      {DType::kFloat32})
+                        : check_table("dispatch: output topk_weights", out.topk_weights, {rows}, {DType::kFloat32});
+    if (!status.ok()) return status;
+  }
+  if (out.source.present()) return check_table("dispatch: output source", out.source, {rows, 2}, {DType::kInt32});
+  return {};
+}
+
+}  // namespace
+
+Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
+                      DispatchCall& call) {
+  if (Status status = check_rows("dispatch: input x", in.x, routing.num_tokens, call.x); !status.ok()) return status;
+  if (Status status = check_rows("dispatch: output x", out.x, routing.num_recv_rows, call.out_x); !status.ok())
+    return status;
+  if (call.x.dtype != call.out_x.dtype || call.x.row_bytes != call.out_x.row_bytes) {
+    return invalid(fmt::format("dispatch: output x is {} but input x is {}: dtype and H must be equal", describe(out.x),
+                               describe(in.x)));
+  }
+  if (in.scales.present() != out.scales.present()) {
+    return invalid(fmt::format("dispatch: input scales are {} but output scales are {}: give both or neither",
+                               describe(in.scales), describe(out.scales)));
+  }
+  if (in.scales.present()) {
+    if (Status status = check_scales("dispatch: input scales", in.scales, routing.num_tokens); !status.ok())
+      return status;
+    if (Status status = check_scales("dispatch: output scales", out.scales, routing.num_recv_rows); !status.ok())
+      return status;
+    if (in.scales.dtype != out.scales.dtype || in.scales.extent(1) != out.scales.extent(1)) {
+      return invalid(fmt::format("dispatch: output scales are {} but input scales are {}: dtype and S must be equal",
+                                 describe(out.scales), describe(in.scales)));
+    }
+    if (Status status = check_scales_output(out.scales); !status.ok()) return status;
+    call.scales = in.scales;
+    call.out_scales = out.scales;
+  }
+  if (in.topk_weights.present()) {
+    if (Status status = check_table("dispatch: input topk_weights", in.topk_weights,
+                                    {routing.num_tokens, routing.num_topk}, {DType::kFloat32});
+        !status.ok()) {
+      return status;
+    }
+  }
+  call.topk_weights = in.topk_weights.present() ? in.topk_weights : routing.topk_weights;
+  if (Status status = check_dispatch_tables(routing, out, call); !status.ok()) return status;
+  call.out_topk_idx = out.topk_idx;
+  call.out_topk_weights = out.topk_weights;
+  call.out_source = out.source;
+  return {};
+}
+
+Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
+                     const CombineOptions& options, CombineCall& call) {
+  if (Status status = check_rows("combine: input x", in.x, routing.num_recv_rows, call.x); !status.ok()) return status;
+  if (call.x.dtype != DType::kBfloat16 && call.x.dtype != DType::kFloat32) {
+    return invalid(fmt::format("combine: input x has dtype {}, expected bf16 or f32", to_string(call.x.dtype)));
+  }
+  if (Status status = check_rows("combine: output x", out.x, routing.num_tokens, call.out_x); !status.ok())
+    return status;
+  if (call.x.dtype != call.out_x.dtype || call.x.row_bytes != call.out_x.row_bytes) {
+    return invalid(fmt::format("combine: output x is {} but input x is {}: dtype and H must be equal", describe(out.x),
+                               describe(in.x)));
+  }
+  for (std::size_t i = 0; i < in.bias.size(); ++i) {
+    if (!in.bias[i].present()) continue;
+    const std::string what = fmt::format("combine: bias[{}]", i);
+    if (Status status = check_rows(what, in.bias[i], routing.num_tokens, call.bias[i]); !status.ok()) return status;
+    if (call.bias[i].dtype != call.x.dtype || call.bias[i].row_bytes != call.x.row_bytes) {
+      return invalid(fmt::format("{} is {} but input x is {}: dtype and H must be equal", what, describe(in.bias[i]),
+                                 describe(in.x)));
+    }
+  }
+  if (in.weights.present() != out.weights.present()) {
+    return invalid(fmt::format("combine: input weights are {} but output weights are {}: give both or neither",
+                               describe(in.weights), describe(out.weights)));
+  }
+  if (in.weights.present()) {
+    Status status = routing.layout == Layout::kTokens
+                        ? check_table("combine: input weights", in.weights, {routing.num_recv_rows, routing.num_topk},
+                                      {DType::kFloat32})
+                        : check_table("combine: input weights", in.weights, {routing.num_recv_rows}, {DType::kFloat32});
+    if (!status.ok()) return status;
+    status =
+        check_table("combine: output weights", out.weights, {routing.num_tokens, routing.num_topk}, {DType::kFloat32});
+    if (!status.ok()) return status;
+    call.weights = in.weights;
+    call.out_weights = out.weights;
+  }
+  call.weighted = options.weighted;
+  if (!options.weighted) return {};
+  if (in.topk_weights.present()) {
+    if (Status status = check_table("combine: input topk_weights", in.topk_weights,
+                                    {routing.num_tokens, routing.num_topk}, {DType::kFloat32});
+        !status.ok()) {
+      return status;
+    }
+    call.topk_weights = in.topk_weights;
+  } else if (routing.topk_weights.present()) {
+    call.topk_weights = routing.topk_weights;
+  } else {
+    return invalid("combine: weighted, but there are no weights; give topk_weights to route or to combine");
+  }
+  return {};
+}
+
+}  // namespace ferry

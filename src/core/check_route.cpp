@@ -1,0 +1,131 @@
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "core/checks.hpp"
+#include "layout/slots.hpp"
+
+namespace ferry {
+namespace {
+
+/// Rows and tokens are counted in i32 tables.
+constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
+/// Bound on E: far above any model, low enough that count tables of every rank stay small (4 MiB).
+constexpr std::int64_t kMaxExperts = std::int64_t{1} << 20;
+
+Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, "route: " + std::move(message)); }
+
+Status check_options(const RouteOptions& options) {
+  if (options.num_experts < 1 || options.num_experts > kMaxExperts) {
+    return invalid(fmt::format("num_experts is {}, expected 1 to {}", options.num_experts, kMaxExperts));
+  }
+  if (options.layout != Layout::kTokens && options.layout != Layout::kExperts && options.layout != Layout::kSlab) {
+    return invalid(fmt::format("layout is {}, expected kTokens, kExperts or kSlab", static_cast<int>(options.layout)));
+  }
+  if (options.expert_alignment < 1 || options.expert_alignment > kMaxRows) {
+    return invalid(fmt::format("expert_alignment is {}, expected at least 1", options.expert_alignment));
+  }
+  if (options.layout != Layout::kExperts && options.expert_alignment != 1) {
+    return invalid(fmt::format("expert_alignment is {}, expected 1: only layout kExperts has groups to align",
+                               options.expert_alignment));
+  }
+  if (options.layout == Layout::kSlab) {
+    if (options.slab_capacity < 1 || options.slab_capacity > kMaxRows / options.num_experts) {
+      return invalid(fmt::format("slab_capacity is {}, expected 1 to {} rows per local expert", options.slab_capacity,
+                                 kMaxRows / options.num_experts));
+    }
+    if (options.max_recv_rows != 0) {
+      return invalid(
+          fmt::format("max_recv_rows is {}, expected 0: slab_capacity already bounds a slab", options.max_recv_rows));
+    }
+  } else if (options.slab_capacity != 0) {
+    return invalid(fmt::format("slab_capacity is {}, expected 0: only layout kSlab has one", options.slab_capacity));
+  }
+  if (options.max_recv_rows < 0 || options.max_recv_rows > kMaxRows) {
+    return invalid(
+        fmt::format("max_recv_rows is {}, expected 0 (rows known after route) to {}", options.max_recv_rows, kMaxRows));
+  }
+  return {};
+}
+
+Status check_placement(const RouteOptions& options, int num_ranks, std::vector<std::int32_t>& expert_to_rank) {
+  const std::int64_t num_experts = options.num_experts;
+  if (options.expert_to_rank.empty()) {
+    expert_to_rank.resize(static_cast<std::size_t>(num_experts));
+    for (std::int64_t expert = 0; expert < num_experts; ++expert) {
+      expert_to_rank[static_cast<std::size_t>(expert)] =
+          static_cast<std::int32_t>(layout::default_owner(expert, num_experts, num_ranks));
+    }
+    return {};
+  }
+  if (options.expert_to_rank.size() != static_cast<std::size_t>(num_experts)) {
+    return invalid(fmt::format("expert_to_rank has {} entries, expected one for each of {} experts",
+                               options.expert_to_rank.size(), num_experts));
+  }
+  for (std::size_t expert = 0; expert < options.expert_to_rank.size(); ++expert) {
+    const std::int32_t owner = options.expert_to_rank[expert];
+    if (owner < 0 || owner >= num_ranks) {
+      return invalid(
+          fmt::format("expert_to_rank[{}] is {}, expected a rank from 0 to {}", expert, owner, num_ranks - 1));
+    }
+  }
+  expert_to_rank = options.expert_to_rank;
+  return {};
+}
+
+template <typename Id>
+Status check_ids(const ConstTensorView& topk_idx, std::int64_t num_experts) {
+  const auto* ids = static_cast<const Id*>(topk_idx.data);
+  const std::int64_t num_ids = topk_idx.num_elements();
+  for (std::int64_t i = 0; i < num_ids; ++i) {
+    if (ids[i] >= -1 && ids[i] < num_experts) continue;
+    const std::int64_t num_topk = topk_idx.extent(1);
+    return invalid(fmt::format("topk_idx[{}, {}] is {}, expected -1 (no expert) or an expert from 0 to {}",
+                               i / num_topk, i % num_topk, ids[i], num_experts - 1));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_route(const RouteInput& in, const RouteOptions& options, const Topology& topology, RouteCall& call) {
+  if (Status status = check_options(options); !status.ok()) return status;
+  if (Status status = check_placement(options, topology.num_ranks, call.expert_to_rank); !status.ok()) return status;
+
+  if (in.topk_idx.num_dims != 2) {
+    return invalid(fmt::format("topk_idx is {}, expected [T, K]", describe(in.topk_idx)));
+  }
+  const std::int64_t num_tokens = in.topk_idx.extent(0);
+  const std::int64_t num_topk = in.topk_idx.extent(1);
+  if (num_topk < 1 || num_topk > kMaxTopk) {
+    return invalid(fmt::format("topk_idx is {}: K is {}, expected 1 to {}", describe(in.topk_idx), num_topk, kMaxTopk));
+  }
+  if (num_tokens < 0 || num_tokens > kMaxRows / num_topk) {
+    return invalid(fmt::format("topk_idx is {}: T is {}, expected 0 to {}", describe(in.topk_idx), num_tokens,
+                               kMaxRows / num_topk));
+  }
+  if (Status status =
+          check_table("route: topk_idx", in.topk_idx, {num_tokens, num_topk}, {DType::kInt32, DType::kInt64});
+      !status.ok()) {
+    return status;
+  }
+  if (in.topk_weights.present()) {
+    if (Status status = check_table("route: topk_weights", in.topk_weights, {num_tokens, num_topk}, {DType::kFloat32});
+        !status.ok()) {
+      return status;
+    }
+  }
+  if (Status status = in.topk_idx.dtype == DType::kInt32 ? check_ids<std::int32_t>(in.topk_idx, options.num_experts)
+                                                         : check_ids<std::int64_t>(in.topk_idx, options.num_experts);
+      !status.ok()) {
+    return status;
+  }
+  call.topk_idx = in.topk_idx;
+  call.topk_weights = in.topk_weights;
+  call.num_tokens = num_tokens;
+  call.num_topk = static_cast<int>(num_topk);
+  call.options = options;
+  return {};
+}
+
+}  // namespace ferry

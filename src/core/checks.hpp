@@ -1,0 +1,31 @@
+#ifndef FERRY_CORE_CHECKS_HPP
+#define FERRY_CORE_CHECKS_HPP
+
+/// Checks of one rank's arguments. Each turns public views into a backend's call, or says what is wrong: what, where,
+/// observed, expected, what to do. Nothing here talks to other ranks.
+
+#include <memory>
+
+#include "core/backend.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/routing.hpp"
+
+namespace ferry {
+
+/// Fills everything but `record` and `stream`.
+Status check_route(const RouteInput& in, const RouteOptions& options, const Topology& topology, RouteCall& call);
+Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
+                      DispatchCall& call);
+Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
+                     const CombineOptions& options, CombineCall& call);
+
+/// "[128, 8] i64" for messages.
+std::string describe(const ConstTensorView& view);
+
+/// Pointer, sizes and contiguity of a small table ([T, K] ids, [rows] weights, …) with exactly this shape.
+Status check_table(std::string_view what, const ConstTensorView& view, std::initializer_list<std::int64_t> shape,
+                   std::initializer_list<DType> dtypes);
+
+}  // namespace ferry
+
+#endif  // FERRY_CORE_CHECKS_HPP

@@ -1,0 +1,150 @@
+#include "ferry/group.hpp"
+
+#include <fmt/format.h>
+
+#include "core/backend.hpp"
+#include "core/checks.hpp"
+#include "core/group_options.hpp"
+
+namespace ferry {
+namespace {
+
+Status no_routing(std::string_view operation) {
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the Routing is empty; pass the one that route returned", operation));
+}
+
+Status destroyed(std::string_view operation) {
+  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: this group was destroyed; create a new one", operation));
+}
+
+/// FNV-1a (Fowler, Noll, Vo; 64-bit offset basis and prime): equal maps give equal numbers on every rank.
+std::int64_t hash_placement(const std::vector<std::int32_t>& expert_to_rank) {
+  std::uint64_t hash = 14695981039346656037ULL;
+  for (std::int32_t owner : expert_to_rank) {
+    hash ^= static_cast<std::uint64_t>(static_cast<std::uint32_t>(owner));
+    hash *= 1099511628211ULL;
+  }
+  return static_cast<std::int64_t>(hash);
+}
+
+}  // namespace
+
+Group::Group(Topology topology, std::unique_ptr<Backend> backend)
+    : topology_(topology), backend_(std::move(backend)), identity_(std::make_shared<const char>()) {}
+
+Group::~Group() = default;
+
+Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstrap, const GroupOptions& options) {
+  if (bootstrap == nullptr) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "Group::create: the bootstrap is null; make one with create_tcp_bootstrap or "
+                  "create_in_process_bootstraps");
+  }
+  Result<AgreedOptions> agreed = agree_on_options(*bootstrap, options);
+  if (!agreed.ok()) return agreed.status();
+  const BackendContext context{bootstrap.get(), agreed->topology, options};
+  Result<std::unique_ptr<Backend>> backend = agreed->factory->create(context);
+  if (!backend.ok()) return backend.status();
+  return std::shared_ptr<Group>(new Group(agreed->topology, std::move(*backend)));
+}
+
+std::string_view Group::backend() const { return backend_ ? backend_->name() : std::string_view("none (destroyed)"); }
+
+Result<Buffer> Group::allocate(std::size_t bytes) {
+  if (!backend_) return destroyed("allocate");
+  return backend_->allocate(bytes);
+}
+
+MemoryUsage Group::memory_usage() const { return backend_ ? backend_->memory_usage() : MemoryUsage(); }
+
+Status Group::check_stream(std::string_view operation, Stream stream) const {
+  if (stream.handle == nullptr || backend_->takes_streams()) return {};
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the stream is {}, expected null: backend \"{}\" has no streams", operation,
+                            stream.handle, backend_->name()));
+}
+
+Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, Stream stream) {
+  if (!backend_) return destroyed("route");
+  RouteCall call;
+  call.record.operation = Operation::kRoute;
+  Status status = check_stream("route", stream);
+  if (status.ok()) status = check_route(in, options, topology_, call);
+  if (!status.ok()) call.record.set_status(status);
+  call.stream = stream;
+  call.record.fields = {call.num_topk,
+                        options.num_experts,
+                        static_cast<std::int64_t>(options.layout),
+                        options.expert_alignment,
+                        options.slab_capacity,
+                        in.topk_weights.present() ? 1 : 0,
+                        hash_placement(call.expert_to_rank)};
+  Result<std::shared_ptr<RoutingState>> state = backend_->route(call);
+  if (!state.ok()) return state.status();
+  (*state)->group_identity = identity_;
+  (*state)->route_number = num_routes_++;
+  return Routing(std::move(*state));
+}
+
+Status Group::check_routing(std::string_view operation, const Routing& routing) const {
+  if (routing.state_ == nullptr) return no_routing(operation);
+  if (routing.state_->group_identity == identity_) return {};
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the Routing was made by another group; route on this one", operation));
+}
+
+Status Group::dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out, Stream stream,
+                       const DispatchOptions& options) {
+  if (!backend_) return destroyed("dispatch");
+  DispatchCall call;
+  call.record.operation = Operation::kDispatch;
+  call.stream = stream;
+  call.routing = routing.state_;
+  call.zero_padding = options.zero_padding;
+  Status status = check_stream("dispatch", stream);
+  if (status.ok()) status = check_routing("dispatch", routing);
+  if (status.ok()) status = check_dispatch(*routing.state_, in, out, call);
+  if (!status.ok()) {
+    call.record.set_status(status);
+  } else {
+    const bool scales = in.scales.present();
+    call.record.fields = {call.routing->route_number,
+                          call.x.row_bytes,
+                          static_cast<std::int64_t>(call.x.dtype),
+                          scales ? in.scales.extent(1) : 0,
+                          scales ? static_cast<std::int64_t>(in.scales.dtype) : 0,
+                          scales ? 1 : 0,
+                          out.topk_idx.present() ? 1 : 0,
+                          out.topk_weights.present() ? 1 : 0};
+  }
+  return backend_->dispatch(call);
+}
+
+Status Group::combine(const Routing& routing, const CombineInput& in, const CombineOutput& out, Stream stream,
+                      const CombineOptions& options) {
+  if (!backend_) return destroyed("combine");
+  CombineCall call;
+  call.record.operation = Operation::kCombine;
+  call.stream = stream;
+  call.routing = routing.state_;
+  Status status = check_stream("combine", stream);
+  if (status.ok()) status = check_routing("combine", routing);
+  if (status.ok()) status = check_combine(*routing.state_, in, out, options, call);
+  if (!status.ok()) {
+    call.record.set_status(status);
+  } else {
+    call.record.fields = {call.routing->route_number, call.x.row_bytes, static_cast<std::int64_t>(call.x.dtype),
+                          options.weighted ? 1 : 0, in.weights.present() ? 1 : 0};
+  }
+  return backend_->combine(call);
+}
+
+Status Group::destroy() {
+  if (!backend_) return destroyed("destroy");
+  Status status = backend_->destroy();
+  backend_.reset();
+  return status;
+}
+
+}  // namespace ferry

@@ -1,0 +1,157 @@
+#include "core/group_options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "ferry/version.hpp"
+
+namespace ferry {
+namespace {
+
+/// Shorter deadlines cannot tell a busy rank from a dead one; longer ones overflow clock arithmetic.
+constexpr std::int64_t kMinTimeoutNs = 1'000'000;
+constexpr std::int64_t kMaxTimeoutNs = 24 * 3600 * kNsPerSecond;
+
+/// Most ranks of a group: ranks are kept in 16 bits beside each slot.
+constexpr int kMaxRanks = 32767;
+
+Status invalid(std::string message) {
+  return Status(ErrorCode::kInvalidArgument, "Group::create: " + std::move(message));
+}
+
+Status check_options(const GroupOptions& options, int rank, int num_ranks) {
+  if (num_ranks < 1 || num_ranks > kMaxRanks || rank < 0 || rank >= num_ranks) {
+    return invalid(fmt::format("the bootstrap says rank {} of {}, expected a rank below the count and 1 to {} ranks",
+                               rank, num_ranks, kMaxRanks));
+  }
+  const int ranks_per_node = options.ranks_per_node == 0 ? num_ranks : options.ranks_per_node;
+  if (ranks_per_node < 1 || num_ranks % ranks_per_node != 0) {
+    return invalid(fmt::format("ranks_per_node is {}, expected 0 (all) or a divisor of the {} ranks",
+                               options.ranks_per_node, num_ranks));
+  }
+  if (options.timeout_ns < kMinTimeoutNs || options.timeout_ns > kMaxTimeoutNs) {
+    return invalid(fmt::format("timeout_ns is {}, expected {} to {} nanoseconds", options.timeout_ns, kMinTimeoutNs,
+                               kMaxTimeoutNs));
+  }
+  return {};
+}
+
+Result<const BackendFactory*> choose_backend(const std::string& name) {
+  std::string reasons;
+  for (const BackendFactory& factory : backend_factories()) {
+    if (name != "auto" && name != factory.name) continue;
+    Status status = factory.probe();
+    if (status.ok()) return &factory;
+    reasons += fmt::format("; {}: {}", factory.name, status.message());
+  }
+  if (!reasons.empty()) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("Group::create: backend \"{}\" cannot run on this machine{}", name, reasons));
+  }
+  std::vector<std::string_view> names;
+  for (const BackendFactory& factory : backend_factories()) names.push_back(factory.name);
+  return invalid(
+      fmt::format("backend is \"{}\", expected \"auto\" or one of this build's: {}", name, fmt::join(names, ", ")));
+}
+
+/// What must be equal everywhere, by name. Lines "name=value", so that a message can name the first that differs.
+std::string describe_options(const GroupOptions& options, std::string_view backend) {
+  return fmt::format("library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\n", version(), backend,
+                     options.ranks_per_node, options.timeout_ns);
+}
+
+std::vector<std::string_view> lines_of(std::string_view text) {
+  std::vector<std::string_view> lines;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    lines.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
+}
+
+Status compare_options(const std::vector<std::vector<std::byte>>& all) {
+  const auto text_of = [&all](std::size_t rank) {
+    return std::string_view(reinterpret_cast<const char*>(all[rank].data()), all[rank].size());
+  };
+  const std::vector<std::string_view> first = lines_of(text_of(0));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const std::vector<std::string_view> lines = lines_of(text_of(rank));
+    for (std::size_t i = 0; i < std::max(first.size(), lines.size()); ++i) {
+      const std::string_view a = i < first.size() ? first[i] : "nothing";
+      const std::string_view b = i < lines.size() ? lines[i] : "nothing";
+      if (a == b) continue;
+      return Status(
+          ErrorCode::kInvalidArgument,
+          fmt::format("Group::create: ranks disagree: rank 0 has {}, rank {} has {}; it must be the same on every "
+                      "rank",
+                      a, rank, b),
+          static_cast<int>(rank));
+    }
+  }
+  return {};
+}
+
+/// In front of each gathered message.
+struct StatusPrefix {
+  ErrorCode code = ErrorCode::kOk;
+  std::int32_t peer = -1;
+};
+
+}  // namespace
+
+Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap, const Status& my_status,
+                                                           std::span<const std::byte> mine, std::int64_t timeout_ns) {
+  const StatusPrefix prefix{my_status.code(), my_status.peer()};
+  const auto prefix_bytes = std::as_bytes(std::span(&prefix, 1));
+  const auto body = my_status.ok() ? mine : std::as_bytes(std::span(my_status.message()));
+  std::vector<std::byte> message(prefix_bytes.begin(), prefix_bytes.end());
+  message.insert(message.end(), body.begin(), body.end());
+
+  Result<std::vector<std::vector<std::byte>>> gathered = bootstrap.all_gather(message, timeout_ns);
+  if (!gathered.ok()) return gathered.status();
+  for (std::size_t rank = 0; rank < gathered->size(); ++rank) {
+    std::vector<std::byte>& bytes = (*gathered)[rank];
+    if (bytes.size() < sizeof(StatusPrefix)) {
+      return Status(ErrorCode::kTransport,
+                    fmt::format("Group::create: rank {} sent {} bytes, expected at least {}; do all ranks run the same "
+                                "version?",
+                                rank, bytes.size(), sizeof(StatusPrefix)),
+                    static_cast<int>(rank));
+    }
+    StatusPrefix theirs;
+    std::memcpy(&theirs, bytes.data(), sizeof(theirs));
+    bytes.erase(bytes.begin(), bytes.begin() + sizeof(theirs));
+    if (theirs.code == ErrorCode::kOk) continue;
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    return Status(theirs.code, fmt::format("rank {}: {}", rank, text),
+                  theirs.peer >= 0 ? theirs.peer : static_cast<int>(rank));
+  }
+  return gathered;
+}
+
+Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions& options) {
+  AgreedOptions agreed;
+  agreed.topology.rank = bootstrap.rank();
+  agreed.topology.num_ranks = bootstrap.num_ranks();
+  Status status = check_options(options, bootstrap.rank(), bootstrap.num_ranks());
+  if (status.ok()) {
+    agreed.topology.ranks_per_node = options.ranks_per_node == 0 ? bootstrap.num_ranks() : options.ranks_per_node;
+    Result<const BackendFactory*> factory = choose_backend(options.backend);
+    status = factory.status();
+    if (factory.ok()) agreed.factory = *factory;
+  }
+  const std::string text = describe_options(options, agreed.factory ? agreed.factory->name : "none");
+  // A bad timeout must not keep the bad news from the peers.
+  const std::int64_t timeout_ns = std::clamp(options.timeout_ns, kNsPerSecond, kMaxTimeoutNs);
+  Result<std::vector<std::vector<std::byte>>> all =
+      gather_or_fail(bootstrap, status, std::as_bytes(std::span(text)), timeout_ns);
+  if (!all.ok()) return all.status();
+  if (Status compared = compare_options(*all); !compared.ok()) return compared;
+  return agreed;
+}
+
+}  // namespace ferry

@@ -1,0 +1,29 @@
+#ifndef FERRY_CORE_GROUP_OPTIONS_HPP
+#define FERRY_CORE_GROUP_OPTIONS_HPP
+
+/// The first thing ranks do together: check each other's options and version, and settle on a backend and a topology.
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/backend.hpp"
+
+namespace ferry {
+
+struct AgreedOptions {
+  Topology topology;
+  const BackendFactory* factory = nullptr;
+};
+
+/// Collective. Every rank gets the same outcome: agreed options, or the first disagreement in the same words.
+Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions& options);
+
+/// All-gather `mine`, or this rank's failure: when any rank failed, every rank gets the lowest such rank's error.
+Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap, const Status& my_status,
+                                                           std::span<const std::byte> mine, std::int64_t timeout_ns);
+
+}  // namespace ferry
+
+#endif  // FERRY_CORE_GROUP_OPTIONS_HPP

@@ -1,0 +1,45 @@
+#ifndef FERRY_CORE_ROUTING_STATE_HPP
+#define FERRY_CORE_ROUTING_STATE_HPP
+
+/// What a Routing holds. Backends derive from it to own the tables that the views point to.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ferry/routing.hpp"
+
+namespace ferry {
+
+struct RoutingState {
+  RoutingState() = default;
+  RoutingState(const RoutingState&) = delete;
+  RoutingState& operator=(const RoutingState&) = delete;
+  virtual ~RoutingState() = default;
+
+  std::shared_ptr<const void> group_identity;  ///< compared with the group's own: is this Routing from here?
+  std::int64_t route_number = 0;               ///< how many routes the group made before; equal on all ranks
+
+  std::int64_t num_tokens = 0;
+  int num_topk = 0;
+  std::int64_t num_experts = 0;
+  Layout layout = Layout::kTokens;
+  std::int64_t num_recv_rows = 0;
+  std::int64_t num_used_rows = 0;
+
+  std::vector<std::int32_t> num_rows_per_local_expert;  ///< [L]
+  std::vector<std::int64_t> expert_row_offsets;         ///< [L + 1], empty for kTokens
+  std::vector<std::int64_t> num_rows_from_rank;         ///< [R]
+  std::vector<std::int64_t> num_rows_to_rank;           ///< [R]
+  std::vector<std::int32_t> local_expert_ids;           ///< [L]
+
+  ConstTensorView num_used_rows_view;  ///< [1] i32
+  ConstTensorView slots;               ///< [T, K] i32
+  ConstTensorView source;              ///< [num_used_rows, 2] i32
+  ConstTensorView topk_idx;            ///< [T, K] i64
+  ConstTensorView topk_weights;        ///< [T, K] f32 or absent
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_CORE_ROUTING_STATE_HPP

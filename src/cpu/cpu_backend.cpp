@@ -1,0 +1,59 @@
+#include "cpu/cpu_backend.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace ferry::cpu {
+namespace {
+
+Status probe() {
+  const UniqueFd fd(memfd_create("ferry-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd.valid()) return {};
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("memfd_create failed: {}; the CPU backend needs Linux 3.17 and a sandbox that allows it",
+                            std::strerror(errno)));
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(const BackendContext& context, Rendezvous rendezvous)
+    : crew_(context, std::move(rendezvous)), staging_(crew_.shared_arena()) {}
+
+Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& context) {
+  if (context.topology.num_nodes() > 1) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("Group::create: {} ranks with {} per node make {} nodes; this build's CPU backend connects the "
+                    "ranks of one node only; leave ranks_per_node at 0",
+                    context.topology.num_ranks, context.topology.ranks_per_node, context.topology.num_nodes()));
+  }
+  Result<Rendezvous> met = rendezvous(context);
+  if (!met.ok()) return met.status();
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(context, std::move(*met)));
+}
+
+Result<Buffer> CpuBackend::allocate(std::size_t bytes) { return crew_.arena().allocate(bytes); }
+
+MemoryUsage CpuBackend::memory_usage() const {
+  MemoryUsage usage;
+  usage.control_bytes = kControlBytes;
+  usage.staging_bytes = staging_.held_bytes();
+  usage.allocated_bytes = crew_.arena().allocated_bytes() - usage.staging_bytes;
+  return usage;
+}
+
+Status CpuBackend::destroy() {
+  if (!crew_.broken().ok()) return crew_.broken();
+  Ticket ticket;
+  ticket.record.operation = Operation::kDestroy;
+  return crew_.begin(ticket);
+}
+
+BackendFactory cpu_backend_factory() {
+  return {"cpu", "ranks of one host, as processes or threads, through shared memory", probe, CpuBackend::create};
+}
+
+}  // namespace ferry::cpu

@@ -1,0 +1,39 @@
+#ifndef FERRY_CPU_CPU_BACKEND_HPP
+#define FERRY_CPU_CPU_BACKEND_HPP
+
+/// The CPU backend: ranks of one host, as processes or threads, that copy rows straight into each other's memory.
+
+#include <memory>
+
+#include "core/backend.hpp"
+#include "cpu/crew.hpp"
+#include "cpu/staging.hpp"
+
+namespace ferry::cpu {
+
+class CpuBackend final : public Backend {
+ public:
+  static Result<std::unique_ptr<Backend>> create(const BackendContext& context);
+
+  CpuBackend(const BackendContext& context, Rendezvous rendezvous);
+
+  std::string_view name() const override { return "cpu"; }
+  bool takes_streams() const override { return false; }
+  Result<Buffer> allocate(std::size_t bytes) override;
+  MemoryUsage memory_usage() const override;
+  Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override;
+  Status dispatch(const DispatchCall& call) override;
+  Status combine(const CombineCall& call) override;
+  Status destroy() override;
+
+ private:
+  Crew crew_;
+  Staging staging_;
+};
+
+/// Entry of the registry.
+BackendFactory cpu_backend_factory();
+
+}  // namespace ferry::cpu
+
+#endif  // FERRY_CPU_CPU_BACKEND_HPP

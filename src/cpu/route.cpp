@@ -1,0 +1,340 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "cpu/cpu_backend.hpp"
+#include "cpu/cpu_routing.hpp"
+#include "layout/route_tables.hpp"
+#include "layout/slots.hpp"
+
+namespace ferry::cpu {
+namespace {
+
+using layout::RouteTables;
+
+std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+
+/// Remembers the last token that touched each of a set of things: "has this token been here?" without clearing.
+class LastToken {
+ public:
+  explicit LastToken(std::size_t size) : last_(size, -1) {}
+  /// True the first time `token` asks about `idx`; tokens come in ascending order.
+  bool first_visit(std::size_t idx, std::int64_t token) {
+    if (last_[idx] == token) return false;
+    last_[idx] = token;
+    return true;
+  }
+
+ private:
+  std::vector<std::int64_t> last_;
+};
+
+template <typename Id>
+void copy_ids(const RouteCall& call, std::vector<std::int64_t>& ids) {
+  const auto* from = static_cast<const Id*>(call.topk_idx.data);
+  std::copy(from, from + ids.size(), ids.begin());
+}
+
+/// One route on one rank, step by step.
+class Router {
+ public:
+  Router(const RouteCall& call, Crew& crew)
+      : call_(call),
+        crew_(crew),
+        num_ranks_(to_size(crew.num_ranks())),
+        num_experts_(to_size(call.options.num_experts)),
+        my_rank_(to_size(crew.rank())),
+        by_rank_(call.options.layout == Layout::kTokens),
+        state_(std::make_shared<CpuRouting>()) {}
+
+  RouteTables::Shape shape() const { return {num_ranks_, num_experts_, to_size(call_.num_tokens * call_.num_topk)}; }
+
+  void copy_inputs();
+  void fill_tables(const RouteTables& tables) const;
+  Status read_peers();
+  Status check_capacity() const;
+  void place_tokens();
+  void read_sources();
+  std::shared_ptr<CpuRouting> finish();
+
+ private:
+  std::size_t owner(std::size_t expert) const { return to_size(call_.expert_to_rank[expert]); }
+  /// Rows of a destination: its tokens, or its experts' groups.
+  std::int64_t rows_of(std::size_t rank) const;
+  /// First row, on the owner, of the rows that this rank sends for each run (a rank or an expert).
+  std::vector<std::int64_t> first_rows() const;
+  std::int64_t local_experts_of(std::size_t rank) const;
+
+  const RouteCall& call_;
+  Crew& crew_;
+  std::size_t num_ranks_;
+  std::size_t num_experts_;
+  std::size_t my_rank_;
+  bool by_rank_;                                // runs are destination ranks (kTokens), else experts
+  std::vector<RouteTables> peers_;              // by source rank
+  std::vector<std::int64_t> expert_first_row_;  // [E] first row of the expert's group on its owner
+  std::vector<std::int64_t> expert_totals_;     // [E]
+  std::shared_ptr<CpuRouting> state_;
+};
+
+void Router::copy_inputs() {
+  state_->num_tokens = call_.num_tokens;
+  state_->num_topk = call_.num_topk;
+  state_->num_experts = call_.options.num_experts;
+  state_->layout = call_.options.layout;
+  state_->ids.resize(to_size(call_.num_tokens * call_.num_topk));
+  if (call_.topk_idx.dtype == DType::kInt32) {
+    copy_ids<std::int32_t>(call_, state_->ids);
+  } else {
+    copy_ids<std::int64_t>(call_, state_->ids);
+  }
+  if (call_.topk_weights.present()) {
+    const auto* weights = static_cast<const float*>(call_.topk_weights.data);
+    state_->weights.assign(weights, weights + state_->ids.size());
+  }
+}
+
+void Router::fill_tables(const RouteTables& tables) const {
+  std::fill_n(tables.rank_counts, num_ranks_, 0);
+  std::fill_n(tables.expert_counts, num_experts_, 0);
+  const auto for_each_pair = [this](auto&& on_rank, auto&& on_expert) {
+    LastToken ranks(num_ranks_);
+    LastToken experts(num_experts_);
+    const auto num_topk = to_size(call_.num_topk);
+    for (std::size_t entry = 0; entry < state_->ids.size(); ++entry) {
+      if (state_->ids[entry] < 0) continue;
+      const auto expert = to_size(state_->ids[entry]);
+      const auto token = static_cast<std::int64_t>(entry / num_topk);
+      if (ranks.first_visit(owner(expert), token)) on_rank(owner(expert), token);
+      if (experts.first_visit(expert, token)) on_expert(expert, token);
+    }
+  };
+  for_each_pair([&](std::size_t rank, std::int64_t) { ++tables.rank_counts[rank]; },
+                [&](std::size_t expert, std::int64_t) { ++tables.expert_counts[expert]; });
+
+  const std::int32_t* counts = by_rank_ ? tables.rank_counts : tables.expert_counts;
+  std::vector<std::int64_t> next(by_rank_ ? num_ranks_ : num_experts_, 0);
+  for (std::size_t run = 1; run < next.size(); ++run) next[run] = next[run - 1] + counts[run - 1];
+  const auto append = [&](std::size_t run, std::int64_t token) {
+    tables.tokens[next[run]++] = static_cast<std::int32_t>(token);
+  };
+  const auto ignore = [](std::size_t, std::int64_t) {};
+  if (by_rank_) {
+    for_each_pair(append, ignore);
+  } else {
+    for_each_pair(ignore, append);
+  }
+}
+
+Status Router::read_peers() {
+  peers_.resize(num_ranks_);
+  for (std::size_t rank = 0; rank < num_ranks_; ++rank) {
+    const Ticket& ticket = crew_.ticket_of(static_cast<int>(rank));
+    const RouteTables::Shape shape{num_ranks_, num_experts_, to_size(ticket.num_entries)};
+    std::byte* base = crew_.resolve(ticket.records, static_cast<int>(rank));
+    if (base == nullptr || ticket.num_entries < 0 ||
+        static_cast<std::size_t>(ticket.records.row_bytes) < RouteTables::at(nullptr, shape).size_bytes) {
+      return crew_.fail(ErrorCode::kInternal, static_cast<int>(rank),
+                        fmt::format("route: rank {} published tables outside its arena; please report this bug", rank));
+    }
+    peers_[rank] = RouteTables::at(base, shape);
+    const std::int32_t* counts = by_rank_ ? peers_[rank].rank_counts : peers_[rank].expert_counts;
+    const std::size_t num_runs = by_rank_ ? num_ranks_ : num_experts_;
+    const bool negative = std::any_of(counts, counts + num_runs, [](std::int32_t count) { return count < 0; });
+    if (negative || std::accumulate(counts, counts + num_runs, std::int64_t{0}) > ticket.num_entries) {
+      return crew_.fail(
+          ErrorCode::kInternal, static_cast<int>(rank),
+          fmt::format("route: rank {} published counts that exceed its tokens; please report this bug", rank));
+    }
+  }
+  expert_totals_.assign(num_experts_, 0);
+  for (const RouteTables& tables : peers_) {
+    for (std::size_t expert = 0; expert < num_experts_; ++expert)
+      expert_totals_[expert] += tables.expert_counts[expert];
+  }
+  // Groups of one owner follow each other in ascending expert order.
+  expert_first_row_.assign(num_experts_, 0);
+  std::vector<std::int64_t> next_row(num_ranks_, 0);
+  for (std::size_t expert = 0; expert < num_experts_; ++expert) {
+    std::int64_t& next = next_row[owner(expert)];
+    expert_first_row_[expert] = next;
+    next += call_.options.layout == Layout::kSlab
+                ? call_.options.slab_capacity
+                : layout::aligned_group_rows(expert_totals_[expert], call_.options.expert_alignment);
+  }
+  return {};
+}
+
+std::int64_t Router::local_experts_of(std::size_t rank) const {
+  return std::count(call_.expert_to_rank.begin(), call_.expert_to_rank.end(), static_cast<std::int32_t>(rank));
+}
+
+std::int64_t Router::rows_of(std::size_t rank) const {
+  std::int64_t rows = 0;
+  if (by_rank_) {
+    for (const RouteTables& tables : peers_) rows += tables.rank_counts[rank];
+    return rows;
+  }
+  if (call_.options.layout == Layout::kSlab) {
+    return layout::slab_first_row(local_experts_of(rank), call_.options.slab_capacity);
+  }
+  for (std::size_t expert = 0; expert < num_experts_; ++expert) {
+    if (owner(expert) == rank) {
+      rows += layout::aligned_group_rows(expert_totals_[expert], call_.options.expert_alignment);
+    }
+  }
+  return rows;
+}
+
+Status Router::check_capacity() const {
+  if (call_.options.layout == Layout::kSlab) {
+    for (std::size_t expert = 0; expert < num_experts_; ++expert) {
+      if (expert_totals_[expert] <= call_.options.slab_capacity) continue;
+      return Status(
+          ErrorCode::kCapacity,
+          fmt::format("route: rank {} would receive {} rows for expert {} but slab_capacity is {}; raise it to at "
+                      "least {}",
+                      owner(expert), expert_totals_[expert], expert, call_.options.slab_capacity,
+                      expert_totals_[expert]),
+          static_cast<int>(owner(expert)));
+    }
+  }
+  for (std::size_t rank = 0; rank < num_ranks_; ++rank) {
+    const std::int64_t rows = rows_of(rank);
+    const std::int64_t given = crew_.ticket_of(static_cast<int>(rank)).max_recv_rows;
+    const std::int64_t limit = given > 0 ? given : std::numeric_limits<std::int32_t>::max();
+    if (rows <= limit) continue;
+    return Status(ErrorCode::kCapacity,
+                  fmt::format("route: rank {} would receive {} rows but {} is {}; {}", rank, rows,
+                              given > 0 ? "max_recv_rows" : "the most that one rank can hold", limit,
+                              given > 0 ? "raise it to at least that, or set 0 to size outputs after route"
+                                        : "use smaller batches or more ranks"),
+                  static_cast<int>(rank));
+  }
+  return {};
+}
+
+std::vector<std::int64_t> Router::first_rows() const {
+  std::vector<std::int64_t> rows(by_rank_ ? num_ranks_ : num_experts_, 0);
+  if (!by_rank_) rows = expert_first_row_;
+  for (std::size_t source = 0; source < my_rank_; ++source) {
+    const std::int32_t* counts = by_rank_ ? peers_[source].rank_counts : peers_[source].expert_counts;
+    for (std::size_t run = 0; run < rows.size(); ++run) rows[run] += counts[run];
+  }
+  return rows;
+}
+
+void Router::place_tokens() {
+  const auto num_topk = to_size(call_.num_topk);
+  const auto num_tokens = to_size(call_.num_tokens);
+  std::vector<std::int64_t> next_row = first_rows();
+  std::vector<std::int32_t> current_row(next_row.size(), -1);
+  LastToken visited(next_row.size());
+  state_->slot_table.assign(num_tokens * num_topk, -1);
+  state_->first_place.assign(num_tokens + 1, 0);
+  state_->places.reserve(num_tokens * num_topk);
+  state_->num_rows_to_rank.assign(num_ranks_, 0);
+  for (std::size_t token = 0; token < num_tokens; ++token) {
+    const auto begin = static_cast<std::ptrdiff_t>(state_->places.size());
+    for (std::size_t topk = 0; topk < num_topk; ++topk) {
+      const std::int64_t id = state_->ids[token * num_topk + topk];
+      if (id < 0) continue;
+      const std::size_t rank = owner(to_size(id));
+      const std::size_t run = by_rank_ ? rank : to_size(id);
+      if (visited.first_visit(run, static_cast<std::int64_t>(token))) {
+        current_row[run] = static_cast<std::int32_t>(next_row[run]++);
+        ++state_->num_rows_to_rank[rank];
+      }
+      state_->slot_table[token * num_topk + topk] = current_row[run];
+      state_->places.push_back(
+          {current_row[run], static_cast<std::int16_t>(rank), static_cast<std::uint8_t>(topk), false});
+    }
+    std::sort(state_->places.begin() + begin, state_->places.end(), [](const Place& a, const Place& b) {
+      return std::tie(a.rank, a.row, a.topk) < std::tie(b.rank, b.row, b.topk);
+    });
+    for (auto place = state_->places.begin() + begin; place != state_->places.end(); ++place) {
+      place->first =
+          place == state_->places.begin() + begin || place[-1].rank != place->rank || place[-1].row != place->row;
+    }
+    state_->first_place[token + 1] = static_cast<std::int32_t>(state_->places.size());
+  }
+}
+
+void Router::read_sources() {
+  state_->num_used_rows = rows_of(my_rank_);
+  state_->num_rows_from_rank.assign(num_ranks_, 0);
+  state_->source_table.assign(to_size(state_->num_used_rows) * 2, -1);
+  std::vector<std::int64_t> next_row(by_rank_ ? 1 : num_experts_, 0);
+  if (!by_rank_) next_row = expert_first_row_;
+  for (std::size_t source = 0; source < num_ranks_; ++source) {
+    const RouteTables& tables = peers_[source];
+    const std::int32_t* counts = by_rank_ ? tables.rank_counts : tables.expert_counts;
+    const std::size_t num_runs = by_rank_ ? num_ranks_ : num_experts_;
+    std::int64_t run_begin = 0;
+    for (std::size_t run = 0; run < num_runs; run_begin += counts[run], ++run) {
+      if ((by_rank_ ? run : owner(run)) != my_rank_) continue;
+      std::int64_t& row = next_row[by_rank_ ? 0 : run];
+      for (std::int64_t i = 0; i < counts[run]; ++i, ++row) {
+        state_->source_table[to_size(row) * 2] = static_cast<std::int32_t>(source);
+        state_->source_table[to_size(row) * 2 + 1] = tables.tokens[run_begin + i];
+      }
+      state_->num_rows_from_rank[source] += counts[run];
+    }
+  }
+}
+
+std::shared_ptr<CpuRouting> Router::finish() {
+  CpuRouting& state = *state_;
+  state.local_expert.assign(num_experts_, -1);
+  for (std::size_t expert = 0; expert < num_experts_; ++expert) {
+    if (owner(expert) != my_rank_) continue;
+    state.local_expert[expert] = static_cast<std::int32_t>(state.local_expert_ids.size());
+    state.local_expert_ids.push_back(static_cast<std::int32_t>(expert));
+    state.num_rows_per_local_expert.push_back(static_cast<std::int32_t>(expert_totals_[expert]));
+    if (!by_rank_) state.expert_row_offsets.push_back(expert_first_row_[expert]);
+  }
+  if (!by_rank_) state.expert_row_offsets.push_back(state.num_used_rows);
+  state.num_recv_rows = call_.options.max_recv_rows > 0 ? call_.options.max_recv_rows : state.num_used_rows;
+  state.num_used_rows_i32 = static_cast<std::int32_t>(state.num_used_rows);
+
+  state.num_used_rows_view = ConstTensorView(&state.num_used_rows_i32, DType::kInt32, {1});
+  state.slots = ConstTensorView(state.slot_table.data(), DType::kInt32, {state.num_tokens, state.num_topk});
+  state.source = ConstTensorView(state.source_table.data(), DType::kInt32, {state.num_used_rows, 2});
+  state.topk_idx = ConstTensorView(state.ids.data(), DType::kInt64, {state.num_tokens, state.num_topk});
+  if (call_.topk_weights.present()) {
+    state.topk_weights = ConstTensorView(state.weights.data(), DType::kFloat32, {state.num_tokens, state.num_topk});
+  }
+  return std::move(state_);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) {
+  if (!crew_.broken().ok()) return crew_.broken();
+  Router router(call, crew_);
+  Ticket ticket;
+  ticket.record = call.record;
+  if (ticket.record.code == ErrorCode::kOk) {
+    router.copy_inputs();
+    const std::size_t tables_bytes = layout::RouteTables::at(nullptr, router.shape()).size_bytes;
+    Result<std::byte*> base = staging_.route_tables(tables_bytes);
+    if (base.ok()) {
+      router.fill_tables(layout::RouteTables::at(*base, router.shape()));
+      ticket.records = crew_.locate(*base, 1, static_cast<std::int64_t>(tables_bytes), 0);
+    } else {
+      ticket.record.set_status(base.status());
+    }
+    ticket.max_recv_rows = call.options.max_recv_rows;
+    ticket.num_entries = call.num_tokens * call.num_topk;
+  }
+  if (Status status = crew_.begin(ticket); !status.ok()) return status;
+  if (Status status = router.read_peers(); !status.ok()) return status;
+  if (Status status = router.check_capacity(); !status.ok()) return status;
+  router.place_tokens();
+  router.read_sources();
+  return std::shared_ptr<RoutingState>(router.finish());
+}
+
+}  // namespace ferry::cpu

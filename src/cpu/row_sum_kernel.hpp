@@ -1,0 +1,130 @@
+#ifndef FERRY_CPU_ROW_SUM_KERNEL_HPP
+#define FERRY_CPU_ROW_SUM_KERNEL_HPP
+
+/// The loops behind row_sum.hpp, included by one source file per instruction set. Everything has internal linkage and
+/// uses no library code, so that the linker can never put one file's instructions into another's functions.
+
+#include "cpu/row_sum.hpp"
+
+namespace ferry::cpu {
+namespace {
+
+/// Lanes of one vector: 64 bytes of f32, split by the compiler where registers are narrower.
+constexpr std::size_t kLanes = 16;
+/// Vectors summed together: enough independent additions to hide their latency (4 cycles, two a cycle, on current x86).
+constexpr std::size_t kVectors = 8;
+
+using Floats = float __attribute__((vector_size(kLanes * 4)));
+using Words = std::uint32_t __attribute__((vector_size(kLanes * 4)));
+using Masks = std::int32_t __attribute__((vector_size(kLanes * 4)));
+using Halves = std::uint16_t __attribute__((vector_size(kLanes * 2)));
+
+inline __attribute__((always_inline)) Floats multiply_add(float weight, const Floats& row, const Floats& acc) {
+#if defined(__FMA__) || defined(__aarch64__)
+  // These files are compiled with contraction on, so that this is one fused operation; a test compares it with fmaf.
+  return weight * row + acc;
+#else
+  Floats result = acc;
+  for (std::size_t i = 0; i < kLanes; ++i) result[i] = __builtin_fmaf(weight, row[i], acc[i]);
+  return result;
+#endif
+}
+
+struct Bf16 {
+  static constexpr std::size_t kElementBytes = 2;
+
+  static inline __attribute__((always_inline)) Floats load(const std::byte* from) {
+    Halves halves;
+    __builtin_memcpy(&halves, from, sizeof(halves));
+    const Words words = __builtin_convertvector(halves, Words) << 16;
+    Floats floats;
+    __builtin_memcpy(&floats, &words, sizeof(floats));
+    return floats;
+  }
+
+  static inline __attribute__((always_inline)) void store(std::byte* to, const Floats& floats) {
+    Words words;
+    __builtin_memcpy(&words, &floats, sizeof(words));
+    const Words rounded = (words + 0x7FFFU + ((words >> 16) & 1U)) >> 16;  // nearest, ties to even
+    const Words canonical_nan = Words{} + 0x7FFFU;
+    const Masks is_nan = floats != floats;
+    const Words chosen = is_nan ? canonical_nan : rounded;
+    const Halves halves = __builtin_convertvector(chosen, Halves);
+    __builtin_memcpy(to, &halves, sizeof(halves));
+  }
+};
+
+struct Float32 {
+  static constexpr std::size_t kElementBytes = 4;
+
+  static inline __attribute__((always_inline)) Floats load(const std::byte* from) {
+    Floats floats;
+    __builtin_memcpy(&floats, from, sizeof(floats));
+    return floats;
+  }
+
+  static inline __attribute__((always_inline)) void store(std::byte* to, const Floats& floats) {
+    Words words;
+    __builtin_memcpy(&words, &floats, sizeof(words));
+    const Words canonical_nan = Words{} + 0x7FFFFFFFU;
+    const Masks is_nan = floats != floats;
+    const Words chosen = is_nan ? canonical_nan : words;
+    __builtin_memcpy(to, &chosen, sizeof(chosen));
+  }
+};
+
+template <typename Element, bool kWeighted, std::size_t kCount>
+inline __attribute__((always_inline)) void sum_block(const RowSum& sum, std::size_t offset) {
+  Floats acc[kCount] = {};
+  for (std::size_t row_idx = 0; row_idx < sum.num_rows; ++row_idx) {
+    const std::byte* const row = sum.rows[row_idx] + offset;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const Floats values = Element::load(row + i * kLanes * Element::kElementBytes);
+      acc[i] = kWeighted ? multiply_add(sum.weights[row_idx], values, acc[i]) : acc[i] + values;
+    }
+  }
+  for (std::size_t i = 0; i < kCount; ++i)
+    Element::store(sum.out + offset + i * kLanes * Element::kElementBytes, acc[i]);
+}
+
+/// Fewer elements than a vector: through a padded copy.
+template <typename Element, bool kWeighted>
+inline __attribute__((always_inline)) void sum_tail(const RowSum& sum, std::size_t offset) {
+  constexpr std::size_t kVectorBytes = kLanes * Element::kElementBytes;
+  const std::size_t tail_bytes = sum.row_bytes - offset;
+  Floats acc = {};
+  for (std::size_t row_idx = 0; row_idx < sum.num_rows; ++row_idx) {
+    std::byte padded[kVectorBytes] = {};
+    __builtin_memcpy(padded, sum.rows[row_idx] + offset, tail_bytes);
+    const Floats values = Element::load(padded);
+    acc = kWeighted ? multiply_add(sum.weights[row_idx], values, acc) : acc + values;
+  }
+  std::byte padded[kVectorBytes];
+  Element::store(padded, acc);
+  __builtin_memcpy(sum.out + offset, padded, tail_bytes);
+}
+
+template <typename Element, bool kWeighted>
+void sum_rows_as(const RowSum& sum) {
+  constexpr std::size_t kVectorBytes = kLanes * Element::kElementBytes;
+  std::size_t offset = 0;
+  for (; offset + kVectors * kVectorBytes <= sum.row_bytes; offset += kVectors * kVectorBytes) {
+    sum_block<Element, kWeighted, kVectors>(sum, offset);
+  }
+  for (; offset + kVectorBytes <= sum.row_bytes; offset += kVectorBytes) sum_block<Element, kWeighted, 1>(sum, offset);
+  if (offset < sum.row_bytes) sum_tail<Element, kWeighted>(sum, offset);
+}
+
+template <typename Element>
+void sum_rows(const RowSum& sum) {
+  if (sum.weights != nullptr) {
+    sum_rows_as<Element, true>(sum);
+  } else {
+    sum_rows_as<Element, false>(sum);
+  }
+}
+
+}  // namespace
+}  // namespace ferry::cpu
+
+#endif  // FERRY_CPU_ROW_SUM_KERNEL_HPP

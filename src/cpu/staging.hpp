@@ -1,0 +1,39 @@
+#ifndef FERRY_CPU_STAGING_HPP
+#define FERRY_CPU_STAGING_HPP
+
+/// Memory of the arena that the backend itself uses: kept from call to call, grown when a call needs more.
+///
+/// Route tables alternate between two blocks by route, because a peer may still read the tables of a route that this
+/// rank has finished; it cannot be two routes behind. Exchange memory is one block: every dispatch and combine ends
+/// with all ranks done.
+
+#include <array>
+#include <cstddef>
+
+#include "cpu/arena.hpp"
+
+namespace ferry::cpu {
+
+class Staging {
+ public:
+  explicit Staging(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+
+  /// Memory for the next route's tables.
+  Result<std::byte*> route_tables(std::size_t bytes);
+  /// Memory for the token records, weights and rows of one call.
+  Result<std::byte*> exchange(std::size_t bytes);
+  /// Arena memory held now.
+  std::size_t held_bytes() const;
+
+ private:
+  Result<std::byte*> ensure(Buffer& block, std::size_t bytes);
+
+  std::shared_ptr<Arena> arena_;
+  std::array<Buffer, 2> tables_;
+  std::size_t next_tables_ = 0;
+  Buffer exchange_;
+};
+
+}  // namespace ferry::cpu
+
+#endif  // FERRY_CPU_STAGING_HPP

@@ -1,0 +1,30 @@
+#ifndef FERRY_CPU_TOKEN_RECORDS_HPP
+#define FERRY_CPU_TOKEN_RECORDS_HPP
+
+/// What travels beside the payload in a dispatch. The source packs one record per token into its arena; receivers read
+/// the records of their rows and unpack them into outputs of any type and stride.
+
+#include <span>
+
+#include "core/backend.hpp"
+#include "cpu/cpu_routing.hpp"
+#include "layout/token_record.hpp"
+
+namespace ferry::cpu {
+
+/// The record format that a call needs; the same on every rank, because ranks agree on what it depends on.
+layout::TokenRecord record_format(const DispatchCall& call);
+
+/// Pack this rank's T records at `to`.
+void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte* to);
+
+/// Unpack the records of all used rows of this rank. `records` has each source rank's first record, null where it sent
+/// none.
+void unpack_records(const DispatchCall& call, const CpuRouting& routing, std::span<const std::byte* const> records);
+
+/// Fill what does not come from a peer: `source`, ids of unused rows, and, if asked, zeros in rows without a token.
+void fill_local_outputs(const DispatchCall& call, const CpuRouting& routing);
+
+}  // namespace ferry::cpu
+
+#endif  // FERRY_CPU_TOKEN_RECORDS_HPP

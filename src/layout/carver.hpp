@@ -1,0 +1,38 @@
+#ifndef FERRY_LAYOUT_CARVER_HPP
+#define FERRY_LAYOUT_CARVER_HPP
+
+/// Sizes and pointers from one piece of code: a layout takes its parts from a Carver in order; the same sequence with a
+/// null base gives the byte count, with a real base the pointers.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "layout/host_device.hpp"
+
+namespace ferry::layout {
+
+/// Parts start at multiples of this: a cache line, so that parts of different writers never share one.
+inline constexpr std::size_t kPartAlignment = 64;
+
+class Carver {
+ public:
+  FERRY_HOST_DEVICE constexpr explicit Carver(std::byte* base) : base_(base) {}
+
+  /// The next `count` elements.
+  template <typename T>
+  FERRY_HOST_DEVICE constexpr T* take(std::size_t count) {
+    std::byte* const part = base_ == nullptr ? nullptr : base_ + used_bytes_;
+    used_bytes_ += (count * sizeof(T) + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+    return reinterpret_cast<T*>(part);  // the base is aligned to a page, every part to a cache line
+  }
+
+  FERRY_HOST_DEVICE constexpr std::size_t used_bytes() const { return used_bytes_; }
+
+ private:
+  std::byte* base_;
+  std::size_t used_bytes_ = 0;
+};
+
+}  // namespace ferry::layout
+
+#endif  // FERRY_LAYOUT_CARVER_HPP
