@@ -56,7 +56,7 @@ struct TcpBootstrapOptions {
   int num_ranks = 0;
   std::string host = "127.0.0.1";  ///< where rank 0 listens: an address or a name that every rank can resolve
   std::uint16_t port = 0;          ///< where rank 0 listens; not the port that torchrun's own store uses
-  std::string secret;              ///< shared by the group; every peer proves that it knows it, it is never sent
+  std::string secret{};            ///< shared by the group; every peer proves that it knows it, it is never sent
   std::int64_t timeout_ns = kDefaultTimeoutNs;  ///< for all ranks to arrive
   int listen_fd = -1;  ///< rank 0 only: an already bound, listening socket to use instead of host and port (ownership
                        ///< passes to the bootstrap); lets a parent pick a free port before it forks

@@ -17,22 +17,23 @@ inline constexpr std::int64_t kRowGranuleBytes = 16;
 
 /// What one rank sends.
 struct DispatchInput {
-  ConstTensorView x;       ///< [T, H] any dtype: rows move as bytes
-  ConstTensorView scales;  ///< [T, S] f32 | i32 | u8, any S >= 1, any strides; absent: none travel
+  ConstTensorView x{};       ///< [T, H] any dtype: rows move as bytes
+  ConstTensorView scales{};  ///< [T, S] f32 | i32 | u8, any S >= 1, any strides; absent: none travel
   /// [T, K] f32, contiguous: sent in place of the weights given to route (cached dispatch). Absent: those of route.
-  ConstTensorView topk_weights;
+  ConstTensorView topk_weights{};
 };
 
 /// Where one rank receives. `x` is required, the others are filled when present. All ranks give the same set of
 /// outputs.
 struct DispatchOutput {
-  TensorView x;         ///< [rows, H], dtype of the input
-  TensorView scales;    ///< [rows, S], dtype of the input's scales, any strides; present exactly if the input's are
-  TensorView topk_idx;  ///< kTokens only: [rows, K] i32 | i64, contiguous: local expert id; -1 where the expert is not
-                        ///< on this rank, and in all rows past the used ones
-  TensorView topk_weights;  ///< f32, contiguous. kTokens: [rows, K], 0 where the expert is not on this rank.
-                            ///< kExperts, kSlab: [rows], the weight of (token, expert); duplicates are added in k order
-  TensorView source;        ///< [rows, 2] i32, contiguous: source rank and source token; -1 in rows that hold no token
+  TensorView x{};         ///< [rows, H], dtype of the input
+  TensorView scales{};    ///< [rows, S], dtype of the input's scales, any strides; present exactly if the input's are
+  TensorView topk_idx{};  ///< kTokens only: [rows, K] i32 | i64, contiguous: local expert id; -1 where the expert is
+                          ///< not on this rank, and in all rows past the used ones
+  TensorView
+      topk_weights{};   ///< f32, contiguous. kTokens: [rows, K], 0 where the expert is not on this rank.
+                        ///< kExperts, kSlab: [rows], the weight of (token, expert); duplicates are added in k order
+  TensorView source{};  ///< [rows, 2] i32, contiguous: source rank and source token; -1 in rows that hold no token
 };
 
 struct DispatchOptions {
@@ -43,18 +44,18 @@ struct DispatchOptions {
 
 /// What one rank returns to the sources.
 struct CombineInput {
-  ConstTensorView x;  ///< [rows, H] bf16 | f32: one output row per received row; rows that hold no token are not read
+  ConstTensorView x{};  ///< [rows, H] bf16 | f32: one output row per received row; rows that hold no token are not read
   ConstTensorView
       weights;  ///< f32, contiguous, shaped as DispatchOutput::topk_weights: summed back as the second output
-  std::array<ConstTensorView, 2> bias;  ///< each [T, H], dtype of x: added to this rank's own tokens, first of all
+  std::array<ConstTensorView, 2> bias{};  ///< each [T, H], dtype of x: added to this rank's own tokens, first of all
   /// [T, K] f32, contiguous: weights of a weighted combine in place of those given to route. Absent: those of route.
-  ConstTensorView topk_weights;
+  ConstTensorView topk_weights{};
 };
 
 /// Where one rank receives the sums for its own tokens.
 struct CombineOutput {
-  TensorView x;        ///< [T, H], dtype of the input; a token without experts gets the sum of its biases, or zero
-  TensorView weights;  ///< [T, K] f32, contiguous; present exactly if the input's weights are
+  TensorView x{};        ///< [T, H], dtype of the input; a token without experts gets the sum of its biases, or zero
+  TensorView weights{};  ///< [T, K] f32, contiguous; present exactly if the input's weights are
 };
 
 struct CombineOptions {

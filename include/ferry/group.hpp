@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "ferry/bootstrap.hpp"
@@ -152,8 +153,13 @@ class FERRY_API Group {
 
  private:
   Group(Topology topology, std::unique_ptr<Backend> backend);
+  Status check_stream(std::string_view operation, Stream stream) const;
+  Status check_routing(std::string_view operation, const Routing& routing) const;
+
   Topology topology_;
   std::unique_ptr<Backend> backend_;
+  std::shared_ptr<const void> identity_;  // shared with every Routing made here, to recognise it
+  std::int64_t num_routes_ = 0;
 };
 
 /// Symmetric memory that one rank of a CPU group holds while it routes, dispatches and combines such a batch: control,

@@ -35,8 +35,8 @@ enum class Layout : std::int32_t {
 
 /// What one rank routes.
 struct RouteInput {
-  ConstTensorView topk_idx;      ///< [T, K] i32 | i64, contiguous: global expert id, -1 = no expert; duplicates allowed
-  ConstTensorView topk_weights;  ///< [T, K] f32, contiguous; absent when no weights travel
+  ConstTensorView topk_idx{};  ///< [T, K] i32 | i64, contiguous: global expert id, -1 = no expert; duplicates allowed
+  ConstTensorView topk_weights{};  ///< [T, K] f32, contiguous; absent when no weights travel
 };
 
 /// Must be the same on every rank, except `max_recv_rows`.
@@ -51,7 +51,7 @@ struct RouteOptions {
   std::int64_t max_recv_rows = 0;
   /// Rank that owns each expert, E entries; empty = contiguous: rank r owns experts [r*E/R, (r+1)*E/R) (rounded down).
   /// A rank's local experts are its global ones in ascending order.
-  std::vector<std::int32_t> expert_to_rank;
+  std::vector<std::int32_t> expert_to_rank{};
 };
 
 /// The outcome of `route`: every slot, and all that dispatch, combine, a cached dispatch or a backward pass needs.

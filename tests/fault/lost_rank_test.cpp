@@ -1,0 +1,178 @@
+/// A rank that falls inside route, dispatch or combine: every other rank hears of it in bounded time, by name, and can
+/// go on without it.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "bootstrap/random_secret.hpp"
+#include "core/agreement.hpp"
+#include "cpu/futex.hpp"
+#include "fault/small_exchange.hpp"
+#include "fault/trap_memory.hpp"
+#include "support/rank_runner.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr int kNumRanks = 5;
+constexpr int kVictim = 2;
+constexpr std::int64_t kTimeoutNs = 2 * kNsPerSecond;
+
+struct Scenario {
+  const char* name;
+  Operation operation;
+  Fate fate;
+  bool symmetric;
+};
+
+std::string name_of(const testing::TestParamInfo<Scenario>& info) { return info.param.name; }
+
+/// Rendezvous of the survivors' new group, made before the ranks are forked.
+struct SecondMeeting {
+  std::string secret;
+  std::uint16_t port = 0;
+  int listen_fd = -1;
+
+  static SecondMeeting prepare() {
+    SecondMeeting meeting;
+    meeting.secret = bootstrap::make_random_secret().value();
+    meeting.listen_fd = bootstrap::listen_on_loopback(&meeting.port).value();
+    return meeting;
+  }
+
+  Result<std::shared_ptr<Bootstrap>> join(int rank, int num_ranks) const {
+    TcpBootstrapOptions options;
+    options.rank = rank;
+    options.num_ranks = num_ranks;
+    options.port = port;
+    options.secret = secret;
+    if (rank == 0) options.listen_fd = listen_fd;
+    return create_tcp_bootstrap(options);
+  }
+};
+
+class LostRank : public testing::TestWithParam<Scenario> {
+ protected:
+  void run_victim(Group& group) const {
+    SmallExchange exchange(group, GetParam().symmetric);
+    const auto rows_bytes = static_cast<std::size_t>(SmallExchange::kNumTokens * SmallExchange::kRowBytes);
+    constexpr std::int64_t kRows = SmallExchange::kNumTokens;
+    const auto num_survivors = static_cast<unsigned>(group.num_ranks() - 1);
+    if (GetParam().operation == Operation::kRoute) {
+      constexpr std::int64_t kManyTokens = 2048;
+      const std::byte* trap =
+          make_trap_memory(kManyTokens * SmallExchange::kNumTopk * 8, GetParam().fate, words_, num_survivors);
+      exchange.topk_idx = ConstTensorView(trap, DType::kInt64, {kManyTokens, SmallExchange::kNumTopk});
+    }
+    (void)exchange.route();
+    const std::byte* trap = make_trap_memory(rows_bytes, GetParam().fate, words_, num_survivors);
+    if (GetParam().operation == Operation::kDispatch) {
+      exchange.x = ConstTensorView(trap, DType::kBfloat16, {kRows, SmallExchange::kHidden});
+    }
+    (void)exchange.dispatch();
+    exchange.bias = ConstTensorView(trap, DType::kBfloat16, {kRows, SmallExchange::kHidden});
+    (void)exchange.combine();
+  }
+
+  void run_survivor(RankContext& context, std::shared_ptr<Group> group) const {
+    SmallExchange exchange(*group, GetParam().symmetric);
+    Status status;
+    const std::int64_t begin_ns = cpu::monotonic_ns();
+    status = exchange.route();
+    if (status.ok()) status = exchange.dispatch();
+    if (status.ok()) status = exchange.combine();
+    const std::int64_t waited_ns = cpu::monotonic_ns() - begin_ns;
+
+    const ErrorCode expected = GetParam().fate == Fate::kKilled ? ErrorCode::kPeerLost : ErrorCode::kTimeout;
+    context.expect_code(status, expected, "the interrupted call");
+    context.expect(status.peer() == kVictim, fmt::format("blamed rank {}: {}", status.peer(), status.to_string()));
+    context.expect(status.message().find(fmt::format("rank {}", kVictim)) != std::string_view::npos, "names the rank");
+    context.expect(status.message().find(to_string(GetParam().operation)) != std::string_view::npos,
+                   fmt::format("names the call: {}", status.to_string()));
+    context.expect(waited_ns <= 2 * kTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
+
+    const Status later = exchange.route();
+    context.expect(later.code() == status.code() && later.peer() == status.peer(), "later calls say the same");
+    context.expect_code(group->destroy(), expected, "destroy tells, and leaves");
+    group.reset();
+
+    const int new_rank = context.rank() < kVictim ? context.rank() : context.rank() - 1;
+    Result<std::shared_ptr<Bootstrap>> bootstrap = meeting_.join(new_rank, kNumRanks - 1);
+    if (!context.expect_ok(bootstrap.status(), "the survivors' bootstrap")) return;
+    Result<std::shared_ptr<Group>> second = Group::create(*bootstrap);
+    if (!context.expect_ok(second.status(), "the survivors' group")) return;
+    SmallExchange again(**second, GetParam().symmetric);
+    context.expect_ok(again.run_and_verify(), "the survivors' exchange");
+    context.expect_ok((*second)->destroy(), "the end");
+  }
+
+  SharedWords* words_ = make_shared_words();
+  SecondMeeting meeting_ = SecondMeeting::prepare();
+};
+
+TEST_P(LostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
+  const std::vector<std::string> failures =
+      collect_rank_failures({.kind = RankKind::kProcesses, .num_ranks = kNumRanks}, [this](RankContext& context) {
+        if (context.rank() != 0) close(meeting_.listen_fd);
+        GroupOptions options;
+        options.timeout_ns = kTimeoutNs;
+        Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
+        if (!context.expect_ok(group.status(), "create")) return;
+        if (context.rank() == kVictim) {
+          run_victim(**group);
+          context.fail("the victim survived");
+        } else {
+          run_survivor(context, std::move(*group));
+          report_survivor_done(words_);
+        }
+      });
+  close(meeting_.listen_fd);
+  std::vector<std::string> expected;
+  if (GetParam().fate == Fate::kKilled) expected.push_back(fmt::format("rank {}: died of signal 9", kVictim));
+  EXPECT_EQ(failures, expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, LostRank,
+                         testing::Values(Scenario{"KilledInRoute", Operation::kRoute, Fate::kKilled, true},
+                                         Scenario{"KilledWhilePushing", Operation::kDispatch, Fate::kKilled, true},
+                                         Scenario{"KilledWhileStaging", Operation::kDispatch, Fate::kKilled, false},
+                                         Scenario{"KilledInCombine", Operation::kCombine, Fate::kKilled, true},
+                                         Scenario{"KilledInCombineOfStagedRows", Operation::kCombine, Fate::kKilled,
+                                                  false},
+                                         Scenario{"StalledInRoute", Operation::kRoute, Fate::kStalled, true},
+                                         Scenario{"StalledWhilePushing", Operation::kDispatch, Fate::kStalled, true},
+                                         Scenario{"StalledWhileStaging", Operation::kDispatch, Fate::kStalled, false},
+                                         Scenario{"StalledInCombine", Operation::kCombine, Fate::kStalled, true}),
+                         name_of);
+
+TEST(LeavingRank, ThreadsThatDestroyTheirGroupAreReportedAsLost) {
+  run_ranks({.kind = RankKind::kThreads, .num_ranks = 3}, [](RankContext& context) {
+    Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap());
+    if (!context.expect_ok(group.status(), "create")) return;
+    SmallExchange exchange(**group, true);
+    context.expect_ok(exchange.run_and_verify(), "before");
+    if (context.rank() == 1) return;  // leaves without a word
+    const Status status = exchange.route();
+    context.expect_code(status, ErrorCode::kPeerLost, "after");
+    context.expect(status.peer() == 1, status.to_string());
+  });
+}
+
+TEST(LeavingRank, GroupsMayEndInAnyOrderAndBuffersOutliveThem) {
+  run_ranks({.kind = RankKind::kProcesses, .num_ranks = 4}, [](RankContext& context) {
+    Buffer kept;
+    {
+      Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap());
+      if (!context.expect_ok(group.status(), "create")) return;
+      SmallExchange exchange(**group, true);
+      context.expect_ok(exchange.run_and_verify(), "exchange");
+      kept = std::move((*group)->allocate(1 << 16).value());
+    }
+    static_cast<char*>(kept.data())[kept.size_bytes() - 1] = 1;
+    context.expect(static_cast<char*>(kept.data())[kept.size_bytes() - 1] == 1, "the buffer is still there");
+  });
+}
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,54 @@
+#ifndef FERRY_TESTS_SMALL_EXCHANGE_HPP
+#define FERRY_TESTS_SMALL_EXCHANGE_HPP
+
+/// One small batch with a result that can be foreseen: a combine of what was dispatched multiplies each token by the
+/// number of ranks it went to.
+
+#include <cstdint>
+#include <vector>
+
+#include "ferry/ferry.hpp"
+
+namespace ferry::test {
+
+class SmallExchange {
+ public:
+  static constexpr std::int64_t kNumTokens = 64;
+  static constexpr std::int64_t kHidden = 512;
+  static constexpr std::int64_t kNumTopk = 4;
+  static constexpr std::int64_t kRowBytes = kHidden * 2;
+
+  /// `symmetric`: x, the received rows and combine's input lie in memory from Group::allocate.
+  SmallExchange(Group& group, bool symmetric);
+
+  Status route();
+  Status dispatch();
+  Status combine();
+  /// All three, then compare.
+  Status run_and_verify();
+
+  // A test may point these somewhere else before a step.
+  ConstTensorView topk_idx;
+  ConstTensorView x;
+  ConstTensorView bias;  // absent
+
+  const Routing& routing() const { return routing_; }
+
+ private:
+  std::uint16_t* take(std::int64_t num_rows);
+
+  Group& group_;
+  bool symmetric_;
+  std::int64_t num_experts_;
+  std::vector<std::int64_t> ids_;
+  std::vector<Buffer> buffers_;
+  std::vector<std::vector<std::uint16_t>> vectors_;
+  std::uint16_t* x_values_;
+  std::vector<std::uint16_t> out_;
+  std::uint16_t* received_ = nullptr;
+  Routing routing_;
+};
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_SMALL_EXCHANGE_HPP

@@ -1,0 +1,58 @@
+#include "fault/trap_memory.hpp"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <new>
+
+#include "cpu/futex.hpp"
+#include "ferry/bootstrap.hpp"
+
+namespace ferry::test {
+namespace {
+
+struct Trap {
+  Fate fate = Fate::kKilled;
+  SharedWords* words = nullptr;
+  unsigned num_survivors = 0;
+};
+Trap trap;  // what the handler of this process does; a signal handler can only reach globals
+
+void on_fault(int) {
+  if (trap.fate == Fate::kKilled) kill(getpid(), SIGKILL);
+  wait_for_survivors(trap.words, trap.num_survivors);
+  _exit(0);
+}
+
+}  // namespace
+
+SharedWords* make_shared_words() {
+  void* memory = mmap(nullptr, sizeof(SharedWords), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return new (memory) SharedWords();
+}
+
+std::byte* make_trap_memory(std::size_t size_bytes, Fate fate, SharedWords* words, unsigned num_survivors) {
+  trap = {fate, words, num_survivors};
+  struct sigaction action {};
+  action.sa_handler = on_fault;
+  sigaction(SIGSEGV, &action, nullptr);
+  void* memory = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  auto* bytes = static_cast<std::byte*>(memory);
+  mprotect(bytes + size_bytes / 2, size_bytes / 2, PROT_NONE);
+  return bytes;
+}
+
+void report_survivor_done(SharedWords* words) {
+  words->num_survivors_done.fetch_add(1);
+  cpu::futex_wake_all(words->num_survivors_done);
+}
+
+void wait_for_survivors(SharedWords* words, unsigned num_survivors) {
+  for (unsigned done = words->num_survivors_done.load(); done < num_survivors;
+       done = words->num_survivors_done.load()) {
+    cpu::futex_wait(words->num_survivors_done, done, kNsPerSecond);
+  }
+}
+
+}  // namespace ferry::test

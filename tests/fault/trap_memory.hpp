@@ -1,0 +1,38 @@
+#ifndef FERRY_TESTS_TRAP_MEMORY_HPP
+#define FERRY_TESTS_TRAP_MEMORY_HPP
+
+/// Makes a rank fall at an exact place: in the middle of reading its own input. The memory's second half cannot be
+/// read; the fault handler then kills the process, or stops it until it is released.
+
+#include <atomic>
+#include <cstddef>
+
+namespace ferry::test {
+
+enum class Fate {
+  kKilled,   ///< SIGKILL: no destructor runs, nothing is said to anybody
+  kStalled,  ///< the process lives on but makes no progress
+};
+
+/// Words that the rank processes of a test share.
+struct SharedWords {
+  std::atomic<unsigned> num_survivors_done{0};
+};
+
+/// Anonymous memory that forked ranks share. Lives as long as the test process.
+SharedWords* make_shared_words();
+
+/// `size_bytes` zeroed bytes, a whole even number of pages, of which the second half cannot be read. From the first
+/// read of it on, this process suffers `fate`; a stalled one goes on (and exits quietly) when `num_survivors` ranks are
+/// done.
+std::byte* make_trap_memory(std::size_t size_bytes, Fate fate, SharedWords* words, unsigned num_survivors);
+
+/// Called by each survivor when it has seen all it wants.
+void report_survivor_done(SharedWords* words);
+
+/// Blocks until `num_survivors` ranks are done.
+void wait_for_survivors(SharedWords* words, unsigned num_survivors);
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_TRAP_MEMORY_HPP
