@@ -133,6 +133,11 @@ void Arena::release(std::size_t offset, std::size_t bytes) {
   allocated_bytes_ -= round_up_to_page(bytes);
 }
 
+std::size_t Arena::largest_free_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return heap_.largest_free_bytes();
+}
+
 std::size_t Arena::allocated_bytes() const {
   const std::lock_guard lock(mutex_);
   return allocated_bytes_;

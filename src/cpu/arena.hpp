@@ -60,6 +60,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   /// `bytes` of zeroed memory at a page boundary; freed with the Buffer. Safe from any thread.
   /// @errors kCapacity: no such range is free; kSystem: the machine is out of memory
   Result<Buffer> allocate(std::size_t bytes);
+  /// Largest block that `allocate` has room for now.
+  std::size_t largest_free_bytes() const;
   /// Bytes taken, rounded up to pages.
   std::size_t allocated_bytes() const;
 

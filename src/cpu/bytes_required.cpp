@@ -45,12 +45,11 @@ Result<std::size_t> bytes_required(const MemoryShape& shape) {
   const std::size_t record_bytes =
       layout::TokenRecord::of(to_size(shape.scale_row_bytes), num_topk, shape.weights, shape.weights).size_bytes;
   const std::size_t weights_per_row = shape.layout == Layout::kTokens ? num_topk : 1;
-  const std::size_t dispatch_bytes =
-      round_up_to_page(record_bytes * num_tokens) + (shape.symmetric ? 0 : num_tokens * row_bytes);
-  const std::size_t combine_bytes = round_up_to_page(shape.weights ? num_rows * weights_per_row * sizeof(float) : 0) +
-                                    (shape.symmetric ? 0 : num_rows * row_bytes);
-  const std::size_t staging_bytes =
-      2 * round_up_to_page(tables_bytes) + round_up_to_page(std::max(dispatch_bytes, combine_bytes));
+  const std::size_t weights_bytes = shape.weights ? num_rows * weights_per_row * sizeof(float) : 0;
+  const std::size_t staged_rows_bytes = shape.symmetric ? 0 : std::max(num_tokens, num_rows) * row_bytes;
+  const std::size_t staging_bytes = 2 * round_up_to_page(tables_bytes) +
+                                    round_up_to_page(std::max(record_bytes * num_tokens, weights_bytes)) +
+                                    round_up_to_page(staged_rows_bytes);
   const std::size_t buffers_bytes =
       shape.symmetric ? round_up_to_page(num_tokens * row_bytes) + 2 * round_up_to_page(num_rows * row_bytes) : 0;
   return cpu::kControlBytes + staging_bytes + buffers_bytes;

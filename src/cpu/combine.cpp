@@ -45,29 +45,28 @@ class Combiner {
 };
 
 Status Combiner::prepare(Ticket& ticket) {
-  const std::size_t weights_bytes = round_up_to_page(to_size(call_.weights.num_elements()) * sizeof(float));
-  ticket.input = crew_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
-  bool stage_rows = false;
-  for (int rank = 0; rank < crew_.num_ranks(); ++rank) {
-    if (!crew_.reachable(ticket.input, rank) && routing_.num_rows_from_rank[to_size(rank)] > 0) stage_rows = true;
-  }
-  const std::size_t rows_bytes = stage_rows ? to_size(routing_.num_used_rows * call_.x.row_bytes) : 0;
-  if (weights_bytes + rows_bytes == 0) return {};
-  Result<std::byte*> base = staging_.exchange(weights_bytes + rows_bytes);
-  if (!base.ok()) return base.status();
+  const std::size_t weights_bytes = to_size(call_.weights.num_elements()) * sizeof(float);
   if (weights_bytes > 0) {
-    std::memcpy(*base, call_.weights.data, to_size(call_.weights.num_elements()) * sizeof(float));
-    ticket.records = crew_.locate(*base, 1, static_cast<std::int64_t>(weights_bytes), 0);
+    Result<std::byte*> weights = staging_.records(weights_bytes);
+    if (!weights.ok()) return weights.status();
+    std::memcpy(*weights, call_.weights.data, weights_bytes);
+    ticket.records = crew_.locate(*weights, 1, static_cast<std::int64_t>(weights_bytes), 0);
   }
-  if (!stage_rows) return {};
-  std::byte* staged = *base + weights_bytes;
-  const CopyMode mode = choose_copy_mode(static_cast<std::int64_t>(rows_bytes));
+  ticket.input = crew_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
+  bool reachable = true;
+  for (int rank = 0; rank < crew_.num_ranks(); ++rank) {
+    if (routing_.num_rows_from_rank[to_size(rank)] > 0 && !crew_.reachable(ticket.input, rank)) reachable = false;
+  }
+  if (reachable) return {};
+  Result<std::byte*> staged = staging_.rows(to_size(routing_.num_used_rows * call_.x.row_bytes));
+  if (!staged.ok()) return staged.status();
+  const CopyMode mode = choose_copy_mode(routing_.num_used_rows * call_.x.row_bytes);
   for (std::int64_t row = 0; row < routing_.num_used_rows; ++row) {
     if (routing_.source_table[to_size(row) * 2] < 0) continue;
-    copy_row(staged + row * call_.x.row_bytes, call_.x.row(row), to_size(call_.x.row_bytes), mode);
+    copy_row(*staged + row * call_.x.row_bytes, call_.x.row(row), to_size(call_.x.row_bytes), mode);
   }
   finish_copies(mode);
-  ticket.input = crew_.locate(staged, routing_.num_used_rows, call_.x.row_bytes, call_.x.row_bytes);
+  ticket.input = crew_.locate(*staged, routing_.num_used_rows, call_.x.row_bytes, call_.x.row_bytes);
   return {};
 }
 

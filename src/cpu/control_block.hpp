@@ -61,6 +61,7 @@ struct Ticket {
   CallRecord record;
   Location input;                  ///< dispatch, combine: payload rows to read
   Location output;                 ///< dispatch: payload rows to write
+  Location staged;                 ///< dispatch: staged copy of `input`, for peers that cannot reach that
   Location records;                ///< route: tables; dispatch: token records; combine: weights
   std::int64_t max_recv_rows = 0;  ///< route
   std::int64_t num_entries = 0;    ///< route: T * K

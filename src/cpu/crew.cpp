@@ -100,6 +100,8 @@ Status Crew::begin(const Ticket& ticket) {
 
 const Ticket& Crew::ticket_of(int rank) const { return control(rank).tickets[call_ % 2]; }
 
+void Crew::set_staged(const Location& staged) { control(rank_).tickets[call_ % 2].staged = staged; }
+
 void Crew::post(Phase phase) {
   control(rank_).flag(phase).store(call_, std::memory_order_release);
   ring_all(false);

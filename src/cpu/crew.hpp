@@ -37,6 +37,8 @@ class Crew {
   /// Afterwards ticket_of() is valid until the next call begins.
   Status begin(const Ticket& ticket);
   const Ticket& ticket_of(int rank) const;
+  /// Add the staged rows to this rank's ticket; post(kStaged) publishes them.
+  void set_staged(const Location& staged);
 
   /// Announce that this rank reached `phase` of the current call.
   void post(Phase phase);

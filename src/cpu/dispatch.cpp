@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
-#include <numeric>
+#include <algorithm>
+#include <vector>
 
 #include "cpu/cpu_backend.hpp"
 #include "cpu/cpu_routing.hpp"
@@ -28,7 +29,7 @@ class Dispatcher {
   Dispatcher(const DispatchCall& call, Crew& crew, Staging& staging)
       : call_(call), routing_(static_cast<const CpuRouting&>(*call.routing)), crew_(crew), staging_(staging) {}
 
-  /// Pack the records, make room for staged rows; fills the ticket's locations.
+  /// Pack the records; fills the ticket's locations.
   Status prepare(Ticket& ticket);
   /// After all tickets are in: move everything, and wait for everybody.
   Status run();
@@ -36,9 +37,10 @@ class Dispatcher {
  private:
   bool pushes_to(int rank) const { return crew_.reachable(crew_.ticket_of(rank).output, rank); }
   bool pulls_from(int rank) const;
-  bool pulled_by_anyone() const;
   int me() const { return crew_.rank(); }
   Status bad_peer(int rank) const;
+  /// Make this rank's rows readable for peers that must pull them.
+  Status stage();
   Status push();
   Status pull();
   Status receive_records();
@@ -47,32 +49,26 @@ class Dispatcher {
   const CpuRouting& routing_;
   Crew& crew_;
   Staging& staging_;
-  bool may_stage_ = false;  // some peer could need x staged
-  std::size_t records_bytes_ = 0;
-  std::byte* staged_rows_ = nullptr;
 };
 
 Status Dispatcher::prepare(Ticket& ticket) {
-  const layout::TokenRecord format = record_format(call_);
-  records_bytes_ = round_up_to_page(format.size_bytes * to_size(routing_.num_tokens));
   ticket.input = crew_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
   ticket.output = crew_.locate(call_.out_x.data, call_.out_x.num_rows, call_.out_x.row_bytes, call_.out_x.stride_bytes);
   for (int rank = 0; rank < crew_.num_ranks(); ++rank) {
-    if (!crew_.reachable(ticket.input, rank) && routing_.num_rows_to_rank[to_size(rank)] > 0) may_stage_ = true;
+    if (routing_.num_rows_to_rank[to_size(rank)] == 0 || crew_.reachable(ticket.input, rank)) continue;
+    // Whether that peer must pull is not known yet; if it must, lack of room would come too late to be refused.
+    Status room = staging_.check_room_for_rows(to_size(call_.x.num_rows * call_.x.row_bytes));
+    if (!room.ok()) return Status(room.code(), fmt::format("dispatch: {}", room.message()));
+    break;
   }
-  const std::size_t rows_bytes = may_stage_ ? to_size(call_.x.num_rows * call_.x.row_bytes) : 0;
-  if (records_bytes_ + rows_bytes == 0) return {};
-  Result<std::byte*> base = staging_.exchange(records_bytes_ + rows_bytes);
-  if (!base.ok()) return base.status();
-  if (format.size_bytes > 0) {
-    pack_records(call_, routing_, *base);
-    const auto record_bytes = static_cast<std::int64_t>(format.size_bytes);
-    ticket.records = crew_.locate(*base, routing_.num_tokens, record_bytes, record_bytes);
-  }
-  if (may_stage_) {
-    staged_rows_ = *base + records_bytes_;
-    ticket.input = crew_.locate(staged_rows_, call_.x.num_rows, call_.x.row_bytes, call_.x.row_bytes);
-  }
+  const layout::TokenRecord format = record_format(call_);
+  const std::size_t records_bytes = format.size_bytes * to_size(routing_.num_tokens);
+  if (records_bytes == 0) return {};
+  Result<std::byte*> records = staging_.records(records_bytes);
+  if (!records.ok()) return records.status();
+  pack_records(call_, routing_, *records);
+  const auto record_bytes = static_cast<std::int64_t>(format.size_bytes);
+  ticket.records = crew_.locate(*records, routing_.num_tokens, record_bytes, record_bytes);
   return {};
 }
 
@@ -81,17 +77,36 @@ Status Dispatcher::bad_peer(int rank) const {
                     fmt::format("dispatch: rank {} named memory outside its arena; please report this bug", rank));
 }
 
-/// A receiver pulls what its source cannot push.
 bool Dispatcher::pulls_from(int rank) const {
   return rank != me() && routing_.num_rows_from_rank[to_size(rank)] > 0 &&
          !crew_.reachable(crew_.ticket_of(me()).output, rank);
 }
 
-bool Dispatcher::pulled_by_anyone() const {
+Status Dispatcher::stage() {
+  bool pulled = false;    // some peer pulls from this rank
+  bool reachable = true;  // and finds x where it is
   for (int rank = 0; rank < crew_.num_ranks(); ++rank) {
-    if (routing_.num_rows_to_rank[to_size(rank)] > 0 && !pushes_to(rank)) return true;
+    if (routing_.num_rows_to_rank[to_size(rank)] == 0 || pushes_to(rank)) continue;
+    pulled = true;
+    reachable = reachable && crew_.reachable(crew_.ticket_of(me()).input, rank);
   }
-  return false;
+  if (!pulled) return {};
+  if (!reachable) {
+    const auto row_bytes = to_size(call_.x.row_bytes);
+    Result<std::byte*> staged = staging_.rows(to_size(call_.x.num_rows) * row_bytes);
+    if (!staged.ok()) {
+      return crew_.fail(staged.status().code(), me(),
+                        fmt::format("dispatch: rank {} cannot stage its rows: {}", me(), staged.status().message()));
+    }
+    const CopyMode mode = choose_copy_mode(call_.x.num_rows * call_.x.row_bytes);
+    for (std::int64_t row = 0; row < call_.x.num_rows; ++row) {
+      copy_row(*staged + row * call_.x.row_bytes, call_.x.row(row), row_bytes, mode);
+    }
+    finish_copies(mode);
+    crew_.set_staged(crew_.locate(*staged, call_.x.num_rows, call_.x.row_bytes, call_.x.row_bytes));
+  }
+  crew_.post(Phase::kStaged);
+  return {};
 }
 
 Status Dispatcher::push() {
@@ -125,24 +140,28 @@ Status Dispatcher::push() {
 }
 
 Status Dispatcher::pull() {
-  std::vector<bool> awaited(to_size(crew_.num_ranks()), false);
-  std::vector<const std::byte*> sources(awaited.size(), nullptr);
-  bool pulls_any = false;
-  for (int rank = 0; rank < crew_.num_ranks(); ++rank) {
-    if (!pulls_from(rank)) continue;
-    sources[to_size(rank)] = crew_.resolve(crew_.ticket_of(rank).input, rank);
-    if (sources[to_size(rank)] == nullptr) return bad_peer(rank);
-    awaited[to_size(rank)] = true;
-    pulls_any = true;
-  }
-  if (!pulls_any) return {};
+  const auto num_ranks = to_size(crew_.num_ranks());
+  std::vector<bool> awaited(num_ranks, false);
+  for (int rank = 0; rank < crew_.num_ranks(); ++rank) awaited[to_size(rank)] = pulls_from(rank);
+  if (std::find(awaited.begin(), awaited.end(), true) == awaited.end()) return {};
   if (Status status = crew_.wait(Phase::kStaged, &awaited); !status.ok()) return status;
+
+  std::vector<const std::byte*> sources(num_ranks, nullptr);
+  std::vector<std::int64_t> strides(num_ranks, 0);
+  for (int rank = 0; rank < crew_.num_ranks(); ++rank) {
+    if (!awaited[to_size(rank)]) continue;
+    const Ticket& ticket = crew_.ticket_of(rank);
+    const Location& location = crew_.reachable(ticket.input, rank) ? ticket.input : ticket.staged;
+    sources[to_size(rank)] = crew_.resolve(location, rank);
+    strides[to_size(rank)] = location.stride_bytes;
+    if (sources[to_size(rank)] == nullptr) return bad_peer(rank);
+  }
   const CopyMode mode = choose_copy_mode(routing_.num_used_rows * call_.out_x.row_bytes);
   for (std::int64_t row = 0; row < routing_.num_used_rows; ++row) {
     const std::int32_t source = routing_.source_table[to_size(row) * 2];
     if (source < 0 || sources[to_size(source)] == nullptr) continue;
     const std::int64_t token = routing_.source_table[to_size(row) * 2 + 1];
-    copy_row(call_.out_x.row(row), sources[to_size(source)] + token * crew_.ticket_of(source).input.stride_bytes,
+    copy_row(call_.out_x.row(row), sources[to_size(source)] + token * strides[to_size(source)],
              to_size(call_.out_x.row_bytes), mode);
   }
   finish_copies(mode);
@@ -166,16 +185,7 @@ Status Dispatcher::receive_records() {
 }
 
 Status Dispatcher::run() {
-  if (pulled_by_anyone()) {
-    if (staged_rows_ != nullptr) {
-      const CopyMode mode = choose_copy_mode(call_.x.num_rows * call_.x.row_bytes);
-      for (std::int64_t row = 0; row < call_.x.num_rows; ++row) {
-        copy_row(staged_rows_ + row * call_.x.row_bytes, call_.x.row(row), to_size(call_.x.row_bytes), mode);
-      }
-      finish_copies(mode);
-    }
-    crew_.post(Phase::kStaged);
-  }
+  if (Status status = stage(); !status.ok()) return status;
   if (Status status = push(); !status.ok()) return status;
   if (Status status = pull(); !status.ok()) return status;
   if (Status status = receive_records(); !status.ok()) return status;

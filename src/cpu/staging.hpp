@@ -20,8 +20,12 @@ class Staging {
 
   /// Memory for the next route's tables.
   Result<std::byte*> route_tables(std::size_t bytes);
-  /// Memory for the token records, weights and rows of one call.
-  Result<std::byte*> exchange(std::size_t bytes);
+  /// Memory for the token records or returned weights of one call.
+  Result<std::byte*> records(std::size_t bytes);
+  /// Memory for the payload rows of one call.
+  Result<std::byte*> rows(std::size_t bytes);
+  /// Would rows(bytes) find room? (The machine may still be out of memory.)
+  Status check_room_for_rows(std::size_t bytes) const;
   /// Arena memory held now.
   std::size_t held_bytes() const;
 
@@ -31,7 +35,8 @@ class Staging {
   std::shared_ptr<Arena> arena_;
   std::array<Buffer, 2> tables_;
   std::size_t next_tables_ = 0;
-  Buffer exchange_;
+  Buffer records_;
+  Buffer rows_;
 };
 
 }  // namespace ferry::cpu

@@ -1,0 +1,7 @@
+#include "ferry/bootstrap.hpp"
+
+namespace ferry {
+
+Bootstrap::~Bootstrap() = default;
+
+}  // namespace ferry

@@ -1,0 +1,123 @@
+#ifndef FERRY_BOOTSTRAP_FRAME_HPP
+#define FERRY_BOOTSTRAP_FRAME_HPP
+
+/// The bytes of the TCP bootstrap: what a frame looks like, and the parsers of everything that comes from outside.
+/// The parsers take any bytes, allocate nothing before a length is known to be allowed, and return, never trap.
+///
+/// A frame is a header of 12 bytes, then a payload, then, on an authenticated connection, a digest of 32 bytes.
+/// Integers are little-endian.
+///
+///   header     magic "FRY1" (4), type (u16), zero (u16), payload length (u32)
+///   digest     HMAC-SHA-256 by the direction's session key over header, payload and the frame's number (u64). The
+///              number counts the frames of that direction from 0 and is not sent, so a frame that is replayed,
+///              dropped, reordered or reflected does not verify.
+///
+/// | frame     | from | payload                                                                     | digest |
+/// |-----------|------|-----------------------------------------------------------------------------|--------|
+/// | challenge | root | root's nonce (32)                                                           | no     |
+/// | hello     | peer | peer's nonce (32), instance (16), rank (u32), num_ranks (u32), version (32), proof (32) | no |
+/// | welcome   | root | none; its digest proves that the root knows the secret                      | yes    |
+/// | start     | root | none; all ranks have arrived                                                | yes    |
+/// | message   | peer | what the rank contributes to an all-gather                                  | yes    |
+/// | part      | root | what one rank contributed; num_ranks of them in rank order are the result   | yes    |
+/// | failure   | both | error code (i32), rank to blame (i32), text; the sender is done             | yes    |
+/// | give_up   | peer | number of the all-gather (u64, 0 = forming the group) whose deadline passed | yes    |
+///
+/// The layout of challenge, hello, welcome and failure must never change: two versions of the library speak it to find
+/// out that they differ.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bootstrap/auth.hpp"
+#include "ferry/bootstrap.hpp"
+#include "ferry/status.hpp"
+
+namespace ferry::bootstrap {
+
+enum class FrameType : std::uint16_t {
+  kChallenge = 1,
+  kHello = 2,
+  kWelcome = 3,
+  kStart = 4,
+  kMessage = 5,
+  kPart = 6,
+  kFailure = 7,
+  kGiveUp = 8,
+};
+
+inline constexpr std::size_t kHeaderBytes = 12;
+inline constexpr std::size_t kInstanceBytes = 16;
+inline constexpr std::size_t kVersionBytes = 32;  ///< zero-padded; ample for MAJOR.MINOR.PATCH-suffix
+inline constexpr std::size_t kHelloUnprovenBytes =
+    kNonceBytes + kInstanceBytes + sizeof(std::uint32_t) + sizeof(std::uint32_t) + kVersionBytes;
+inline constexpr std::size_t kHelloBytes = kHelloUnprovenBytes + kDigestBytes;
+inline constexpr std::size_t kFailureFixedBytes = sizeof(std::uint32_t) + sizeof(std::uint32_t);
+/// Room for the longest verdict, which names two addresses and two versions; longer text is cut on every rank alike.
+inline constexpr std::size_t kMaxFailureTextBytes = 1024;
+inline constexpr std::size_t kGiveUpBytes = sizeof(std::uint64_t);
+
+inline constexpr std::size_t kChallengeFrameBytes = kHeaderBytes + kNonceBytes;
+inline constexpr std::size_t kHelloFrameBytes = kHeaderBytes + kHelloBytes;
+static_assert(kHelloBytes == 120, "two versions must be able to read each other's hello");
+static_assert(kMaxBootstrapMessageBytes <= UINT32_MAX, "a header's length field has 32 bits");
+
+using HeaderBytes = std::array<std::byte, kHeaderBytes>;
+/// Drawn anew by each process that joins: tells a rank that connects again from a second process with its number.
+using Instance = std::array<std::byte, kInstanceBytes>;
+
+struct FrameHeader {
+  FrameType type = FrameType::kChallenge;
+  std::uint32_t payload_bytes = 0;
+};
+
+HeaderBytes encode_header(const FrameHeader& header);
+
+/// @errors kTransport: wrong magic, unknown type, or a length that a frame of this type cannot have
+Result<FrameHeader> parse_header(std::span<const std::byte, kHeaderBytes> bytes);
+
+/// What a peer says of itself.
+struct Hello {
+  Nonce nonce{};
+  Instance instance{};
+  std::uint32_t rank = 0;
+  std::uint32_t num_ranks = 0;
+  std::string version;
+  Digest proof{};
+};
+
+/// The payload without the proof, which is also what the proof covers.
+std::array<std::byte, kHelloUnprovenBytes> encode_hello_unproven(const Hello& hello);
+
+/// @errors kTransport: not kHelloBytes long, or a version that is empty or not printable
+Result<Hello> parse_hello(std::span<const std::byte> payload);
+
+/// A failure as it travels: Status with its text cut to what fits.
+struct Failure {
+  ErrorCode code = ErrorCode::kInternal;
+  int peer = -1;
+  std::string text;
+
+  Status to_status() const { return Status(code, text, peer); }
+};
+
+/// What every rank will read when `status` has travelled.
+Status clip_text(const Status& status);
+
+std::vector<std::byte> encode_failure(const Status& status);
+
+/// @errors kTransport: too short, or an error code that does not exist
+Result<Failure> parse_failure(std::span<const std::byte> payload);
+
+std::array<std::byte, kGiveUpBytes> encode_give_up(std::uint64_t gather_idx);
+
+/// The payload must be kGiveUpBytes long, which parse_header has checked.
+std::uint64_t parse_give_up(std::span<const std::byte> payload);
+
+}  // namespace ferry::bootstrap
+
+#endif  // FERRY_BOOTSTRAP_FRAME_HPP

@@ -1,0 +1,339 @@
+#include "bootstrap/launcher_environment.hpp"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include "bootstrap/auth.hpp"
+#include "bootstrap/bytes.hpp"
+
+namespace ferry::bootstrap {
+namespace {
+
+constexpr std::string_view kLoopback = "127.0.0.1";
+constexpr int kMaxPort = 65'535;
+constexpr int kFirstUnprivilegedPort = 1024;
+
+/// What one launcher calls things. Null: it does not say.
+struct Launcher {
+  const char* name;
+  const char* rank;
+  const char* num_ranks;
+  const char* num_local_ranks;        ///< ranks on this host: equal to num_ranks means one host
+  const char* num_nodes;              ///< 1 means one host
+  bool one_host_unless_told;          ///< where neither of the two is set
+  std::array<const char*, 2> job_id;  ///< together they tell jobs of one user apart
+  const char* node_list;
+  const char* node_address;
+};
+
+constexpr Launcher kByHand = {.name = "FERRY_*",
+                              .rank = "FERRY_RANK",
+                              .num_ranks = "FERRY_NUM_RANKS",
+                              .num_local_ranks = nullptr,
+                              .num_nodes = nullptr,
+                              .one_host_unless_told = true,
+                              .job_id = {},
+                              .node_list = nullptr,
+                              .node_address = nullptr};
+
+// In this order: an mpirun or torchrun started inside a Slurm job sees Slurm's variables too, and knows better.
+constexpr Launcher kLaunchers[] = {
+    {.name = "torchrun",
+     .rank = "RANK",
+     .num_ranks = "WORLD_SIZE",
+     .num_local_ranks = "LOCAL_WORLD_SIZE",
+     .num_nodes = nullptr,
+     .one_host_unless_told = false,
+     .job_id = {"TORCHELASTIC_RUN_ID", nullptr},
+     .node_list = nullptr,
+     .node_address = nullptr},
+    {.name = "Open MPI's mpirun",
+     .rank = "OMPI_COMM_WORLD_RANK",
+     .num_ranks = "OMPI_COMM_WORLD_SIZE",
+     .num_local_ranks = "OMPI_COMM_WORLD_LOCAL_SIZE",
+     .num_nodes = nullptr,
+     .one_host_unless_told = false,
+     .job_id = {"PMIX_NAMESPACE", nullptr},
+     .node_list = nullptr,
+     .node_address = nullptr},
+    {.name = "a PMI launcher (MPICH, Intel MPI)",
+     .rank = "PMI_RANK",
+     .num_ranks = "PMI_SIZE",
+     .num_local_ranks = "MPI_LOCALNRANKS",
+     // `srun --mpi=pmi2` sets these beside PMI's. The step differs between ranks where mpiexec starts some itself.
+     .num_nodes = "SLURM_NNODES",
+     .one_host_unless_told = true,
+     .job_id = {"SLURM_JOB_ID", nullptr},
+     .node_list = "SLURM_STEP_NODELIST",
+     .node_address = "SLURM_LAUNCH_NODE_IPADDR"},
+    {.name = "srun",
+     .rank = "SLURM_PROCID",
+     .num_ranks = "SLURM_NTASKS",
+     .num_local_ranks = nullptr,
+     .num_nodes = "SLURM_NNODES",
+     .one_host_unless_told = false,
+     .job_id = {"SLURM_JOB_ID", "SLURM_STEP_ID"},
+     .node_list = "SLURM_STEP_NODELIST",
+     .node_address = "SLURM_LAUNCH_NODE_IPADDR"},
+};
+
+Status invalid(std::string text) {
+  return Status(ErrorCode::kInvalidArgument, std::string("tcp_bootstrap_options_from_environment: ").append(text));
+}
+
+class Reader {
+ public:
+  explicit Reader(const EnvironmentLookup& lookup) : lookup_(lookup) {}
+
+  Result<TcpBootstrapOptions> read();
+
+ private:
+  std::optional<std::string> text(const char* name) const;
+  /// Decimal digits and nothing else, inside [min, max].
+  Status number(const char* name, int min, int max, std::optional<int>* value) const;
+  Status required_number(const char* name, const char* own_name, int min, int max, int* value) const;
+
+  Status choose_launcher();
+  Status read_ranks(TcpBootstrapOptions* options) const;
+  Status read_host(int num_ranks, std::string* host) const;
+  Status read_port(std::uint16_t* port) const;
+  Status read_secret(TcpBootstrapOptions* options) const;
+  Status is_one_host(int num_ranks, bool* one_host) const;
+  std::string job_id() const;
+
+  const EnvironmentLookup& lookup_;
+  const Launcher* launcher_ = &kByHand;
+};
+
+std::optional<std::string> Reader::text(const char* name) const {
+  const char* value = name == nullptr ? nullptr : lookup_(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+Status Reader::number(const char* name, int min, int max, std::optional<int>* value) const {
+  const std::optional<std::string> digits = text(name);
+  if (!digits) return {};
+  int parsed = 0;
+  const char* end = digits->data() + digits->size();
+  const auto [stop, error] = std::from_chars(digits->data(), end, parsed);
+  if (error != std::errc() || stop != end || parsed < min || parsed > max) {
+    return invalid(fmt::format("{}='{}', expected a whole number from {} to {}", name, *digits, min, max));
+  }
+  *value = parsed;
+  return {};
+}
+
+Status Reader::required_number(const char* name, const char* own_name, int min, int max, int* value) const {
+  std::optional<int> found;
+  if (Status status = number(own_name, min, max, &found); !status.ok()) return status;
+  if (!found) {
+    if (Status status = number(name, min, max, &found); !status.ok()) return status;
+  }
+  if (!found) {
+    const std::string_view alternative = launcher_ == &kByHand ? "" : own_name;
+    return invalid(fmt::format("{} is not set; {} sets it. Set {}{}{}", name,
+                               launcher_ == &kByHand ? "no launcher" : launcher_->name, name,
+                               alternative.empty() ? "" : " or ", alternative));
+  }
+  *value = *found;
+  return {};
+}
+
+Status Reader::choose_launcher() {
+  const bool by_hand = text(kByHand.rank) && text(kByHand.num_ranks);
+  const Launcher* half_set = nullptr;
+  for (const Launcher& launcher : kLaunchers) {
+    const bool has_rank = text(launcher.rank).has_value();
+    const bool has_num_ranks = text(launcher.num_ranks).has_value();
+    if (has_rank && has_num_ranks) {
+      launcher_ = &launcher;
+      return {};
+    }
+    if ((has_rank || has_num_ranks) && half_set == nullptr) half_set = &launcher;
+  }
+  if (by_hand) return {};
+  if (half_set != nullptr) launcher_ = half_set;
+  if (launcher_ != &kByHand || text(kByHand.rank) || text(kByHand.num_ranks)) return {};
+  return invalid(
+      "no launcher's variables are set; start the ranks with torchrun, mpirun or srun, or set FERRY_RANK and "
+      "FERRY_NUM_RANKS (and FERRY_HOST, FERRY_PORT, FERRY_SECRET)");
+}
+
+Status Reader::read_ranks(TcpBootstrapOptions* options) const {
+  constexpr int kMax = std::numeric_limits<int>::max();
+  Status status = required_number(launcher_->num_ranks, kByHand.num_ranks, 1, kMax, &options->num_ranks);
+  if (!status.ok()) return status;
+  status = required_number(launcher_->rank, kByHand.rank, 0, kMax, &options->rank);
+  if (!status.ok()) return status;
+  if (options->rank < options->num_ranks) return {};
+  const char* rank_name = text(kByHand.rank) ? kByHand.rank : launcher_->rank;
+  const char* num_ranks_name = text(kByHand.num_ranks) ? kByHand.num_ranks : launcher_->num_ranks;
+  return invalid(fmt::format("{}={}, expected 0 to {} because {}={}", rank_name, options->rank, options->num_ranks - 1,
+                             num_ranks_name, options->num_ranks));
+}
+
+Status Reader::is_one_host(int num_ranks, bool* one_host) const {
+  constexpr int kMax = std::numeric_limits<int>::max();
+  std::optional<int> num_local_ranks;
+  std::optional<int> num_nodes;
+  if (Status status = number(launcher_->num_local_ranks, 1, kMax, &num_local_ranks); !status.ok()) return status;
+  if (Status status = number(launcher_->num_nodes, 1, kMax, &num_nodes); !status.ok()) return status;
+  if (num_local_ranks) {
+    *one_host = *num_local_ranks == num_ranks;
+  } else if (num_nodes) {
+    *one_host = *num_nodes == 1;
+  } else {
+    *one_host = launcher_->one_host_unless_told || num_ranks == 1;
+  }
+  return {};
+}
+
+Status Reader::read_host(int num_ranks, std::string* host) const {
+  for (const char* name : {"FERRY_HOST", "MASTER_ADDR"}) {
+    if (std::optional<std::string> value = text(name)) {
+      *host = *value;
+      return {};
+    }
+  }
+  bool one_host = false;
+  if (Status status = is_one_host(num_ranks, &one_host); !status.ok()) return status;
+  if (one_host) {
+    *host = kLoopback;
+    return {};
+  }
+  if (const std::optional<std::string> node_list = text(launcher_->node_list))
+    *host = first_host_of_node_list(*node_list);
+  if (!host->empty()) return {};
+  if (const std::optional<std::string> address = text(launcher_->node_address)) {
+    *host = *address;
+    return {};
+  }
+  return invalid(
+      fmt::format("the ranks that {} started are not known to share one host, and nothing says where rank 0 "
+                  "runs; set FERRY_HOST to its address on every rank",
+                  launcher_->name));
+}
+
+std::string Reader::job_id() const {
+  std::string id;
+  for (const char* name : launcher_->job_id) {
+    if (const std::optional<std::string> part = text(name)) id += (id.empty() ? "" : ".") + *part;
+  }
+  return id;
+}
+
+/// FNV-1a, 32 bits: spreads the numbers of successive jobs; nothing secret depends on it.
+std::uint32_t hash_of(std::string_view text) {
+  constexpr std::uint32_t kOffsetBasis = 2'166'136'261U;
+  constexpr std::uint32_t kPrime = 16'777'619U;
+  std::uint32_t hash = kOffsetBasis;
+  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * kPrime;
+  return hash;
+}
+
+Status Reader::read_port(std::uint16_t* port) const {
+  std::optional<int> own;
+  std::optional<int> master;
+  if (Status status = number("FERRY_PORT", 1, kMaxPort, &own); !status.ok()) return status;
+  if (own) {
+    *port = static_cast<std::uint16_t>(*own);
+    return {};
+  }
+  if (Status status = number("MASTER_PORT", 1, kMaxPort, &master); !status.ok()) return status;
+  if (master) {
+    *port = static_cast<std::uint16_t>(*master == kMaxPort ? kFirstUnprivilegedPort : *master + 1);
+    return {};
+  }
+  const std::string id = job_id();
+  *port = id.empty() ? kDefaultPort : static_cast<std::uint16_t>(kFirstDerivedPort + hash_of(id) % kNumDerivedPorts);
+  return {};
+}
+
+bool is_loopback(const std::string& host) {
+  in_addr v4{};
+  in6_addr v6{};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  if (inet_pton(AF_INET6, host.c_str(), &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6) != 0;
+  return host == "localhost";
+}
+
+Status Reader::read_secret(TcpBootstrapOptions* options) const {
+  if (std::optional<std::string> secret = text("FERRY_SECRET")) {
+    options->secret = *secret;
+    return {};
+  }
+  if (options->num_ranks == 1) return {};
+  if (!is_loopback(options->host)) {
+    return invalid(
+        fmt::format("FERRY_SECRET is not set, and rank 0 listens on '{}', where others may reach it; make a "
+                    "secret with `openssl rand -hex 32` and set FERRY_SECRET to it on every rank",
+                    options->host));
+  }
+  // Everybody on this host could compute it. It keeps jobs from joining each other by accident, and no more.
+  const std::string what = fmt::format("{}|{}|{}|{}", launcher_->name, job_id(), options->port, getuid());
+  const Result<Digest> digest = hmac_sha256(as_byte_span("ferry weak secret of a job on one host"), as_byte_span(what));
+  if (!digest.ok()) return digest.status();
+  for (std::byte value : *digest) options->secret += fmt::format("{:02x}", std::to_integer<unsigned>(value));
+  return {};
+}
+
+Result<TcpBootstrapOptions> Reader::read() {
+  if (Status status = choose_launcher(); !status.ok()) return status;
+  TcpBootstrapOptions options;
+  options.host.clear();
+  if (Status status = read_ranks(&options); !status.ok()) return status;
+  if (Status status = read_host(options.num_ranks, &options.host); !status.ok()) return status;
+  if (Status status = read_port(&options.port); !status.ok()) return status;
+  if (Status status = read_secret(&options); !status.ok()) return status;
+  return options;
+}
+
+}  // namespace
+
+std::string first_host_of_node_list(std::string_view node_list) {
+  const auto is_host_character = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '.' ||
+           c == '_';
+  };
+  std::string host;
+  for (std::size_t i = 0; i < node_list.size() && node_list[i] != ','; ++i) {
+    if (node_list[i] != '[') {
+      if (!is_host_character(node_list[i])) return {};
+      host += node_list[i];
+      continue;
+    }
+    const std::size_t end = node_list.find(']', i);
+    if (end == std::string_view::npos) return {};
+    // "[03-07,9]": the digits up to the first '-' or ','.
+    const std::string_view numbers = node_list.substr(i + 1, end - i - 1);
+    const std::string_view first = numbers.substr(0, numbers.find_first_of("-,"));
+    if (first.empty() || first.find_first_not_of("0123456789") != std::string_view::npos) return {};
+    host += first;
+    i = end;
+  }
+  return host;
+}
+
+Result<TcpBootstrapOptions> tcp_bootstrap_options_from(const EnvironmentLookup& lookup) {
+  return Reader(lookup).read();
+}
+
+}  // namespace ferry::bootstrap
+
+namespace ferry {
+
+Result<TcpBootstrapOptions> tcp_bootstrap_options_from_environment() {
+  return bootstrap::tcp_bootstrap_options_from([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+}  // namespace ferry

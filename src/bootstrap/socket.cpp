@@ -1,0 +1,226 @@
+#include "bootstrap/socket.hpp"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <system_error>
+
+#include "ferry/bootstrap.hpp"
+
+namespace ferry::bootstrap {
+namespace {
+
+// Strangers in the backlog must not push real peers out: the most the kernel takes (it clips to net.core.somaxconn).
+constexpr int kListenBacklog = 4096;
+
+// A silent machine is noticed after 10 + 3 * 5 s. Deadlines are what callers rely on; this frees idle groups.
+constexpr int kKeepaliveIdleSeconds = 10;
+constexpr int kKeepaliveIntervalSeconds = 5;
+constexpr int kKeepaliveNumProbes = 3;
+
+void set_option(int fd, int level, int option, int value) {
+  // Every option set here is an improvement, none a need: a kernel that lacks one still carries the bytes.
+  (void)setsockopt(fd, level, option, &value, sizeof value);
+}
+
+bool is_loopback(const Address& address) {
+  if (address.storage.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.storage);
+    return (ntohl(v4.sin_addr.s_addr) >> 24) == 127;
+  }
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
+  return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr) != 0;
+}
+
+bool is_numeric(const std::string& host) {
+  in6_addr scratch{};
+  return inet_pton(AF_INET, host.c_str(), &scratch) == 1 || inet_pton(AF_INET6, host.c_str(), &scratch) == 1;
+}
+
+Address any_interface(const Address& like) {
+  Address address = like;
+  if (address.storage.ss_family == AF_INET) {
+    reinterpret_cast<sockaddr_in&>(address.storage).sin_addr.s_addr = htonl(INADDR_ANY);
+  } else {
+    reinterpret_cast<sockaddr_in6&>(address.storage).sin6_addr = in6addr_any;
+  }
+  return address;
+}
+
+/// The listening socket, or errno.
+std::pair<UniqueFd, int> try_listen(const Address& address) {
+  UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return {UniqueFd(), errno};
+  // A job that restarts at once finds the port in TIME_WAIT.
+  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  if (bind(fd.get(), address.raw(), address.size) != 0 || listen(fd.get(), kListenBacklog) != 0) {
+    return {UniqueFd(), errno};
+  }
+  return {std::move(fd), 0};
+}
+
+std::string_view listen_hint(int error) {
+  switch (error) {
+    case EADDRINUSE:
+      return "another job, or another rank 0 of this one, listens there: choose another port";
+    case EADDRNOTAVAIL:
+      return "that is no address of this machine: give the host that rank 0 runs on";
+    case EACCES:
+      return "ports below 1024 need privileges: choose a higher one";
+    default:
+      return "choose another host or port";
+  }
+}
+
+}  // namespace
+
+void UniqueFd::reset() {
+  if (fd_ >= 0) (void)close(fd_);
+  fd_ = -1;
+}
+
+std::string to_string(const Address& address) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (address.storage.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.storage);
+    (void)inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text);
+    return fmt::format("{}:{}", text, ntohs(v4.sin_port));
+  }
+  if (address.storage.ss_family == AF_INET6) {
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
+    (void)inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text);
+    return fmt::format("[{}]:{}", text, ntohs(v6.sin6_port));
+  }
+  return "an unnamed address";
+}
+
+std::string describe_errno(int error) { return std::generic_category().message(error); }
+
+Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, &freeaddrinfo);
+  if (error == EAI_AGAIN || error == EAI_SYSTEM || error == EAI_MEMORY) {
+    return Status(ErrorCode::kTransport,
+                  fmt::format("bootstrap: looking up host '{}' failed for now: {}", host,
+                              error == EAI_SYSTEM ? describe_errno(errno) : gai_strerror(error)));
+  }
+  std::vector<Address> addresses;
+  for (const addrinfo* entry = list; error == 0 && entry != nullptr; entry = entry->ai_next) {
+    if (entry->ai_family != AF_INET && entry->ai_family != AF_INET6) continue;
+    Address address;
+    std::memcpy(&address.storage, entry->ai_addr, entry->ai_addrlen);
+    address.size = entry->ai_addrlen;
+    addresses.push_back(address);
+  }
+  if (addresses.empty()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("bootstrap: host '{}' has no address: {}; give an address or a name that every rank can "
+                              "resolve",
+                              host, error == 0 ? "no IPv4 or IPv6 entry" : gai_strerror(error)));
+  }
+  return addresses;
+}
+
+Result<UniqueFd> listen_on(const std::string& host, std::uint16_t port) {
+  Result<std::vector<Address>> addresses = resolve(host, port);
+  if (!addresses.ok()) return addresses.status();
+  const bool own_name = !is_numeric(host) && host != "localhost";
+  int last_error = 0;
+  std::string tried;
+  for (const Address& resolved : *addresses) {
+    const Address address = own_name && is_loopback(resolved) ? any_interface(resolved) : resolved;
+    auto [fd, error] = try_listen(address);
+    if (error == 0) return std::move(fd);
+    // The first failure is the telling one: a later one is often just a family this machine does not have.
+    if (last_error == 0) {
+      last_error = error;
+      tried = to_string(address);
+    }
+  }
+  return Status(ErrorCode::kSystem, fmt::format("bootstrap: rank 0 cannot listen on {} (host '{}'): {}; {}", tried,
+                                                host, describe_errno(last_error), listen_hint(last_error)));
+}
+
+Status adopt_listener(int fd) {
+  int accepts = 0;
+  socklen_t size = sizeof accepts;
+  if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepts, &size) != 0 || accepts == 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("create_tcp_bootstrap: listen_fd={} is not a listening socket; bind it, call listen() on "
+                              "it, or leave it at -1",
+                              fd));
+  }
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+    return Status(ErrorCode::kSystem, fmt::format("create_tcp_bootstrap: listen_fd={} cannot be made non-blocking: {}",
+                                                  fd, describe_errno(errno)));
+  }
+  return {};
+}
+
+void tune_connected(int fd) {
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepaliveIdleSeconds);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepaliveIntervalSeconds);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepaliveNumProbes);
+}
+
+bool is_connected_to_itself(int fd) {
+  Address here;
+  Address there;
+  here.size = there.size = sizeof here.storage;
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&here.storage), &here.size) == 0 &&
+         getpeername(fd, reinterpret_cast<sockaddr*>(&there.storage), &there.size) == 0 &&
+         to_string(here) == to_string(there);
+}
+
+IoOutcome read_some(int fd, std::span<std::byte> into) {
+  for (;;) {
+    const ssize_t moved = recv(fd, into.data(), into.size(), 0);
+    if (moved > 0) return {IoOutcome::Kind::kMoved, static_cast<std::size_t>(moved), 0};
+    if (moved == 0) return {IoOutcome::Kind::kClosed, 0, 0};
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return {IoOutcome::Kind::kWouldBlock, 0, 0};
+    return {IoOutcome::Kind::kFailed, 0, errno};
+  }
+}
+
+IoOutcome write_some(int fd, std::span<const std::byte> from) {
+  for (;;) {
+    const ssize_t moved = send(fd, from.data(), from.size(), MSG_NOSIGNAL);
+    if (moved >= 0) return {IoOutcome::Kind::kMoved, static_cast<std::size_t>(moved), 0};
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return {IoOutcome::Kind::kWouldBlock, 0, 0};
+    return {IoOutcome::Kind::kFailed, 0, errno};
+  }
+}
+
+Status wait_until_ready(std::span<pollfd> entries, Deadline deadline) {
+  for (;;) {
+    const std::int64_t left_ns = deadline.remaining_ns();
+    const timespec timeout{.tv_sec = left_ns / kNsPerSecond, .tv_nsec = left_ns % kNsPerSecond};
+    const int num_ready = ppoll(entries.data(), entries.size(), &timeout, nullptr);
+    if (num_ready >= 0) return {};
+    if (errno != EINTR) {
+      return Status(ErrorCode::kSystem,
+                    fmt::format("bootstrap: poll on {} sockets failed: {}", entries.size(), describe_errno(errno)));
+    }
+  }
+}
+
+}  // namespace ferry::bootstrap

@@ -1,0 +1,125 @@
+#include "bootstrap/tcp_bootstrap.hpp"
+
+#include <fmt/format.h>
+
+#include "bootstrap/socket.hpp"
+#include "bootstrap/tcp_join.hpp"
+#include "bootstrap/tcp_peer.hpp"
+#include "bootstrap/tcp_reception.hpp"
+#include "bootstrap/tcp_root.hpp"
+#include "bootstrap/verdict.hpp"
+#include "ferry/version.hpp"
+
+namespace ferry {
+namespace bootstrap {
+namespace {
+
+// Rank 0 holds a connection to each rank; with more ranks than this a star is the wrong shape.
+constexpr int kMaxRanks = 65'536;
+
+// HMAC takes any key; a longer one is more likely a mistake (a whole file) than a secret.
+constexpr std::size_t kMaxSecretBytes = 4096;
+
+Status check(const TcpBootstrapOptions& options) {
+  const auto bad = [](std::string text) {
+    return Status(ErrorCode::kInvalidArgument, std::string("create_tcp_bootstrap: ").append(text));
+  };
+  if (options.num_ranks < 1 || options.num_ranks > kMaxRanks) {
+    return bad(fmt::format("num_ranks={}, expected 1 to {}; set the number of ranks in the group", options.num_ranks,
+                           kMaxRanks));
+  }
+  if (options.rank < 0 || options.rank >= options.num_ranks) {
+    return bad(fmt::format("rank={}, expected 0 to {} because num_ranks={}; give each process its own number",
+                           options.rank, options.num_ranks - 1, options.num_ranks));
+  }
+  if (options.timeout_ns <= 0) {
+    return bad(fmt::format("rank {} has timeout_ns={}, expected more than 0", options.rank, options.timeout_ns));
+  }
+  if (options.num_ranks == 1) return {};
+  if (options.secret.empty()) {
+    return bad(fmt::format(
+        "rank {} has an empty secret; make one with `openssl rand -hex 32` and give it to every rank", options.rank));
+  }
+  if (options.secret.size() > kMaxSecretBytes) {
+    return bad(
+        fmt::format("rank {} has a secret of {} bytes, expected at most {}; `openssl rand -hex 32` makes a good "
+                    "one",
+                    options.rank, options.secret.size(), kMaxSecretBytes));
+  }
+  const bool uses_listen_fd = options.rank == 0 && options.listen_fd >= 0;
+  if (uses_listen_fd) return {};
+  if (options.host.empty() || options.host.find('\0') != std::string::npos) {
+    return bad(
+        fmt::format("rank {} has no host; give the address or name of the machine that rank 0 runs on", options.rank));
+  }
+  if (options.port == 0) {
+    return bad(
+        fmt::format("rank {} has port=0, expected 1 to 65535; choose a free port of rank 0's machine", options.rank));
+  }
+  return {};
+}
+
+/// For a group of one there is nobody to talk to.
+class SoloBootstrap final : public Bootstrap {
+ public:
+  int rank() const override { return 0; }
+  int num_ranks() const override { return 1; }
+  Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
+                                                         std::int64_t timeout_ns) override {
+    if (failure_.ok()) failure_ = check_all_gather_arguments(0, mine.size(), timeout_ns);
+    if (!failure_.ok()) return failure_;
+    return std::vector<std::vector<std::byte>>{{mine.begin(), mine.end()}};
+  }
+
+ private:
+  Status failure_;
+};
+
+Result<std::shared_ptr<Bootstrap>> create_root(const TcpBootstrapOptions& options, UniqueFd listener,
+                                               const std::string& version) {
+  if (listener.valid()) {
+    if (Status status = adopt_listener(listener.get()); !status.ok()) return status;
+  } else {
+    Result<UniqueFd> own = listen_on(options.host, options.port);
+    if (!own.ok()) return own.status();
+    listener = std::move(*own);
+  }
+  Result<std::vector<Channel>> channels = receive_ranks({.listener = std::move(listener),
+                                                         .num_ranks = options.num_ranks,
+                                                         .version = version,
+                                                         .secret = options.secret,
+                                                         .timeout_ns = options.timeout_ns});
+  if (!channels.ok()) return channels.status();
+  return std::shared_ptr<Bootstrap>(std::make_shared<TcpRoot>(std::move(*channels)));
+}
+
+Result<std::shared_ptr<Bootstrap>> create_peer(const TcpBootstrapOptions& options, const std::string& version) {
+  Result<Channel> channel = join_group({.rank = options.rank,
+                                        .num_ranks = options.num_ranks,
+                                        .host = options.host,
+                                        .port = options.port,
+                                        .version = version,
+                                        .secret = options.secret,
+                                        .timeout_ns = options.timeout_ns});
+  if (!channel.ok()) return channel.status();
+  return std::shared_ptr<Bootstrap>(std::make_shared<TcpPeer>(std::move(*channel), options.rank, options.num_ranks));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap_as(const TcpBootstrapOptions& options,
+                                                           const std::string& version) {
+  // Rank 0 owns it from here on, whatever becomes of this call.
+  UniqueFd listener(options.rank == 0 ? options.listen_fd : -1);
+  if (Status status = check(options); !status.ok()) return status;
+  if (options.num_ranks == 1) return std::shared_ptr<Bootstrap>(std::make_shared<SoloBootstrap>());
+  return options.rank == 0 ? create_root(options, std::move(listener), version) : create_peer(options, version);
+}
+
+}  // namespace bootstrap
+
+Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap(const TcpBootstrapOptions& options) {
+  return bootstrap::create_tcp_bootstrap_as(options, version());
+}
+
+}  // namespace ferry

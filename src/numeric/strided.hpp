@@ -1,0 +1,38 @@
+#ifndef FERRY_NUMERIC_STRIDED_HPP
+#define FERRY_NUMERIC_STRIDED_HPP
+
+/// Checks that the numeric helpers share for views of host memory.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "ferry/status.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry::numeric {
+
+/// What a helper demands of one of its views.
+struct MatrixRule {
+  std::string_view call;  ///< the public function, first word of every message
+  std::string_view name;  ///< the argument
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+};
+
+/// "[3, 5]".
+std::string shape_text(const ConstTensorView& view);
+
+/// kInvalidArgument with "call: name is observed, expected expected; hint".
+Status bad_argument(const MatrixRule& rule, const std::string& observed, const std::string& expected,
+                    std::string_view hint);
+
+/// The view is present, [rows, cols], has a pointer if it has elements, and that pointer is aligned to its dtype.
+Status check_matrix(const ConstTensorView& view, const MatrixRule& rule);
+
+/// As check_matrix for memory that is written: also, no two elements share an address.
+Status check_output_matrix(const ConstTensorView& view, const MatrixRule& rule);
+
+}  // namespace ferry::numeric
+
+#endif  // FERRY_NUMERIC_STRIDED_HPP
