@@ -1,6 +1,6 @@
 # What every target of this project is compiled with. Nothing here reaches users of the installed package.
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, Debug or RelWithDebInfo" FORCE)
 endif()
 
@@ -9,6 +9,10 @@ target_compile_features(ferry_build_options INTERFACE cxx_std_20)
 # -ffp-contract=off: sums are specified operation by operation, so the compiler may not fuse them.
 target_compile_options(ferry_build_options INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion
                                                      -ffp-contract=off)
+# GCC 13 sees an overflow in {fmt} 9.1's big-number code that is not there, in every file that includes it.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  target_compile_options(ferry_build_options INTERFACE -Wno-array-bounds)
+endif()
 if(FERRY_WERROR)
   target_compile_options(ferry_build_options INTERFACE -Werror)
 endif()
@@ -24,3 +28,7 @@ if(sanitize_flags)
   target_compile_options(ferry_build_options INTERFACE ${sanitize_flags})
   target_link_options(ferry_build_options INTERFACE ${sanitize_flags})
 endif()
+
+find_package(fmt REQUIRED)
+add_library(ferry_fmt INTERFACE)
+target_link_libraries(ferry_fmt INTERFACE $<IF:$<BOOL:${FERRY_FMT_HEADER_ONLY}>,fmt::fmt-header-only,fmt::fmt>)

@@ -30,9 +30,9 @@ struct DispatchOutput {
   TensorView scales{};    ///< [rows, S], dtype of the input's scales, any strides; present exactly if the input's are
   TensorView topk_idx{};  ///< kTokens only: [rows, K] i32 | i64, contiguous: local expert id; -1 where the expert is
                           ///< not on this rank, and in all rows past the used ones
-  TensorView
-      topk_weights{};   ///< f32, contiguous. kTokens: [rows, K], 0 where the expert is not on this rank.
-                        ///< kExperts, kSlab: [rows], the weight of (token, expert); duplicates are added in k order
+  /// f32, contiguous. kTokens: [rows, K], 0 where the expert is not on this rank. kExperts, kSlab: [rows], the weight
+  /// of (token, expert); duplicates are added in k order.
+  TensorView topk_weights{};
   TensorView source{};  ///< [rows, 2] i32, contiguous: source rank and source token; -1 in rows that hold no token
 };
 
@@ -54,8 +54,11 @@ struct CombineInput {
 
 /// Where one rank receives the sums for its own tokens.
 struct CombineOutput {
-  TensorView x{};        ///< [T, H], dtype of the input; a token without experts gets the sum of its biases, or zero
-  TensorView weights{};  ///< [T, K] f32, contiguous; present exactly if the input's weights are
+  TensorView x{};  ///< [T, H], dtype of the input; a token without experts gets the sum of its biases, or zero
+  /// [T, K] f32, contiguous; present exactly if the input's weights are. kTokens: the sum, from +0 over all ranks that
+  /// the token went to in ascending order, of the weights of its row there at k, also where k has no expert. kExperts,
+  /// kSlab: the weight of the row of (token, expert k), 0 where k has no expert.
+  TensorView weights{};
 };
 
 struct CombineOptions {

@@ -26,15 +26,18 @@ enum class Fp8ScaleFormat : std::int32_t {
   kUe8m0 = 2,       ///< u8: biased exponent (+127) of the power of two (OCP MX, E8M0)
 };
 
-/// Quantise rows: scale = max(|x|, 1e-4) / 448 per block (rounded up to a power of two where the format says so),
-/// q = round-to-nearest-even, saturating, of x / scale computed as x * (1 / scale) in f32. NaN stays NaN.
+/// Quantise rows. Per block amax = max(|x|, 1e-4), NaN ignored.
+/// kFloat32: stores amax / 448; q = round-to-nearest-even, saturating, of x * (448 / amax), each operation rounded to
+/// f32. kPowerOfTwo, kUe8m0: s = 2^ceil(log2(amax / 448)), exact; q of x * (1 / s).
+/// NaN becomes 0x7F with its sign. An infinite amax stores an infinite scale (E8M0 255): infinities in that block
+/// become NaN, other values signed zero.
 /// @shape  x [T, H] bf16 | f32; q [T, H] kFloat8E4M3; scales [T, ceil(H/128)] f32 or u8 as `format`, any strides
 /// @errors kInvalidArgument (shape, dtype, inner stride other than 1 in x or q); nothing is written
 FERRY_API Status quantize_fp8(const ConstTensorView& x, const TensorView& q, const TensorView& scales,
                               Fp8ScaleFormat format = Fp8ScaleFormat::kFloat32);
 
-/// x = q * scale in f32, rounded to the dtype of `x`. Shapes and errors as quantize_fp8; `format` follows scales'
-/// dtype.
+/// x = q * scale in f32, rounded to the dtype of `x`; NaN becomes the canonical quiet NaN. Shapes and errors as
+/// quantize_fp8; `format` follows the scales' dtype.
 FERRY_API Status dequantize_fp8(const ConstTensorView& q, const ConstTensorView& scales, const TensorView& x);
 
 /// One value each way, round-to-nearest-even and saturating. For tests and tools.

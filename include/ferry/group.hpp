@@ -99,7 +99,8 @@ struct MemoryShape {
 /// Group. Different Groups are independent; any number may live in a process.
 class FERRY_API Group {
  public:
-  /// Collective over the ranks of `bootstrap`, which is only used during this call.
+  /// Collective over the ranks of `bootstrap`, which is only used during this call; one bootstrap may serve many
+  /// groups.
   /// @errors kInvalidArgument: options out of range, or ranks disagree (the message names both values and both ranks)
   ///         kUnsupported: the backend cannot run here, or not across these hosts
   ///         kTimeout, kPeerLost, kTransport: as the bootstrap reports; kSystem: memory or descriptors ran out
@@ -135,7 +136,9 @@ class FERRY_API Group {
   /// @shape  in.x [T, H] -> out.x [rows, H]; see DispatchInput and DispatchOutput
   /// @post   rows that hold tokens are written; others as DispatchOptions says
   /// @sync   CPU: blocks until this rank has received everything and its inputs may be reused
-  /// @errors kInvalidArgument (nothing sent, nothing changed, on every rank), kTimeout, kPeerLost
+  /// @errors kInvalidArgument; kCapacity: no room in an arena to stage what peers cannot reach (both: nothing sent,
+  ///         nothing changed, on every rank); kTimeout, kPeerLost; kSystem: out of memory while staging (breaks the
+  ///         group)
   [[nodiscard]] Status dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out,
                                 Stream stream = {}, const DispatchOptions& options = {});
 
@@ -162,9 +165,9 @@ class FERRY_API Group {
   std::int64_t num_routes_ = 0;
 };
 
-/// Symmetric memory that one rank of a CPU group holds while it routes, dispatches and combines such a batch: control,
-/// staging, and (where `symmetric`) the payload, scales and weights buffers of both directions, each rounded up to
-/// pages.
+/// Symmetric memory that one rank of a CPU group holds while it routes (at least twice), dispatches and combines such a
+/// batch: control pages, staging, and where `symmetric` three payload buffers (x of dispatch, its output, combine's
+/// input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then.
 /// @errors kInvalidArgument: a negative or absurd number
 FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);
 

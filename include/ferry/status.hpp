@@ -97,7 +97,7 @@ class [[nodiscard]] Result {
     require();
     return std::get<0>(content_);
   }
-  T&& value() && {
+  T value() && {  // by value: a reference would dangle in `for (auto& x : call().value())`
     require();
     return std::get<0>(std::move(content_));
   }

@@ -18,8 +18,13 @@ namespace {
 constexpr std::int64_t kFirstPauseNs = 5'000'000;
 constexpr std::int64_t kLongestPauseNs = 250'000'000;
 
+/// How far a try has come. The furthest failure says most: a rank with another secret sees rank 0 hang up after the
+/// hello, and perhaps, on its last try, that rank 0 has gone.
+enum class Stage { kConnect, kChallenge, kHello };
+
 /// Why this try led nowhere; the next may do better.
 struct Retry {
+  Stage stage = Stage::kConnect;
   std::string reason;
 };
 template <typename T>
@@ -28,7 +33,7 @@ using Try = std::variant<T, Retry, Status>;  // a Status ends all trying
 Try<UniqueFd> try_connect(const Address& address, Deadline deadline) {
   UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) {
-    if (errno == EAFNOSUPPORT) return Retry{"this machine does not speak that address family"};
+    if (errno == EAFNOSUPPORT) return Retry{Stage::kConnect, "this machine does not speak that address family"};
     return Status(ErrorCode::kSystem,
                   fmt::format("create_tcp_bootstrap: no socket to connect with: {}", describe_errno(errno)));
   }
@@ -37,16 +42,16 @@ Try<UniqueFd> try_connect(const Address& address, Deadline deadline) {
   if (error == EINPROGRESS || error == EINTR) {
     pollfd entry{fd.get(), POLLOUT, 0};
     if (Status status = wait_until_ready({&entry, 1}, deadline); !status.ok()) return status;
-    if (entry.revents == 0) return Retry{"it does not answer"};
+    if (entry.revents == 0) return Retry{Stage::kConnect, "it does not answer"};
     socklen_t size = sizeof error;
     if (getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
   }
-  if (error != 0) return Retry{describe_errno(error)};
+  if (error != 0) return Retry{Stage::kConnect, describe_errno(error)};
   if (is_connected_to_itself(fd.get())) {
     // Leave without TIME_WAIT: rank 0 wants this very port.
     const linger at_once{.l_onoff = 1, .l_linger = 0};
     (void)setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-    return Retry{"nobody listens"};
+    return Retry{Stage::kConnect, "nobody listens"};
   }
   return fd;
 }
@@ -72,15 +77,15 @@ Try<Channel> await_welcome(Channel channel, Deadline deadline) {
     Frame frame;
     switch (channel.receive(&frame)) {
       case ReceiveOutcome::kWouldBlock: {
-        if (deadline.expired()) return Retry{"it does not answer the hello"};
+        if (deadline.expired()) return Retry{Stage::kHello, "it does not answer the hello"};
         pollfd entry{channel.fd(), POLLIN, 0};
         if (Status status = wait_until_ready({&entry, 1}, deadline); !status.ok()) return status;
         continue;
       }
       case ReceiveOutcome::kClosed:
-        return Retry{"it closed the connection after the hello; does it have the same secret?"};
+        return Retry{Stage::kHello, "it closed the connection after the hello; does it have the same secret?"};
       case ReceiveOutcome::kBroken:
-        return Retry{std::string(channel.trouble().message())};
+        return Retry{Stage::kHello, std::string(channel.trouble().message())};
       case ReceiveOutcome::kFrame:
         break;
     }
@@ -89,15 +94,22 @@ Try<Channel> await_welcome(Channel channel, Deadline deadline) {
       const Result<Failure> failure = parse_failure(frame.payload);
       return failure.ok() ? failure->to_status() : failure.status();
     }
-    return Retry{fmt::format("it answered the hello with a frame of type {}", static_cast<int>(frame.type))};
+    return Retry{Stage::kHello,
+                 fmt::format("it answered the hello with a frame of type {}", static_cast<int>(frame.type))};
   }
+}
+
+void keep_furthest(Retry* furthest, const Address& address, const Retry& retry) {
+  if (retry.stage >= furthest->stage)
+    *furthest = {retry.stage, fmt::format("{}: {}", to_string(address), retry.reason)};
 }
 
 Try<Channel> shake_hands(UniqueFd fd, const JoinParams& params, const Instance& instance, Deadline deadline) {
   ChallengeFrame challenge{};
-  if (!read_exactly(fd.get(), challenge, deadline)) return Retry{"something listens there but sends no challenge"};
+  if (!read_exactly(fd.get(), challenge, deadline))
+    return Retry{Stage::kChallenge, "something listens there but sends no challenge"};
   const Result<Nonce> root_nonce = parse_challenge(challenge);
-  if (!root_nonce.ok()) return Retry{std::string(root_nonce.status().message())};
+  if (!root_nonce.ok()) return Retry{Stage::kChallenge, std::string(root_nonce.status().message())};
   Hello hello{.nonce = {},
               .instance = instance,
               .rank = static_cast<std::uint32_t>(params.rank),
@@ -111,7 +123,7 @@ Try<Channel> shake_hands(UniqueFd fd, const JoinParams& params, const Instance& 
   if (!keys.ok()) return keys.status();
   const IoOutcome outcome = write_some(fd.get(), *frame);
   if (outcome.kind != IoOutcome::Kind::kMoved || outcome.num_bytes != frame->size()) {
-    return Retry{"it closed the connection before the hello"};
+    return Retry{Stage::kChallenge, "it closed the connection before the hello"};
   }
   return await_welcome(Channel(std::move(fd), {.send = keys->peer_to_root, .receive = keys->root_to_peer}), deadline);
 }
@@ -119,24 +131,25 @@ Try<Channel> shake_hands(UniqueFd fd, const JoinParams& params, const Instance& 
 Try<Channel> try_join(const JoinParams& params, const Instance& instance, Deadline deadline) {
   const Result<std::vector<Address>> addresses = resolve(params.host, params.port);
   if (!addresses.ok()) {
-    if (addresses.status().code() == ErrorCode::kTransport) return Retry{std::string(addresses.status().message())};
+    if (addresses.status().code() == ErrorCode::kTransport)
+      return Retry{Stage::kConnect, std::string(addresses.status().message())};
     return addresses.status();
   }
-  Retry last;
+  Retry furthest;
   for (const Address& address : *addresses) {
     const Deadline by = earlier(deadline, Deadline::after(kHandshakeNs));
     Try<UniqueFd> fd = try_connect(address, by);
     if (Status* status = std::get_if<Status>(&fd)) return *status;
     if (Retry* retry = std::get_if<Retry>(&fd)) {
-      last = Retry{fmt::format("{}: {}", to_string(address), retry->reason)};
+      keep_furthest(&furthest, address, *retry);
       continue;
     }
     Try<Channel> channel = shake_hands(std::move(std::get<UniqueFd>(fd)), params, instance, by);
     Retry* retry = std::get_if<Retry>(&channel);
     if (retry == nullptr) return channel;
-    last = Retry{fmt::format("{}: {}", to_string(address), retry->reason)};
+    keep_furthest(&furthest, address, *retry);
   }
-  return last;
+  return furthest;
 }
 
 /// The channel of a rank that rank 0 has let in.
@@ -144,18 +157,20 @@ Result<Channel> connect_until(const JoinParams& params, Deadline deadline) {
   Instance instance{};
   if (Status status = fill_random(instance); !status.ok()) return status;
   std::int64_t pause_ns = kFirstPauseNs;
+  Retry furthest;
   for (;;) {
     Try<Channel> channel = try_join(params, instance, deadline);
     if (Status* status = std::get_if<Status>(&channel)) return *status;
     if (Channel* joined = std::get_if<Channel>(&channel)) return std::move(*joined);
+    if (Retry& retry = std::get<Retry>(channel); retry.stage >= furthest.stage) furthest = std::move(retry);
     const std::int64_t left_ns = deadline.remaining_ns();
     if (left_ns == 0) {
-      return Status(ErrorCode::kTimeout,
-                    fmt::format("create_tcp_bootstrap: rank {} could not reach rank 0 at host '{}' port {} within {}: "
-                                "{}. Is rank 0 running, and are host, port and secret the same on both?",
-                                params.rank, params.host, params.port, format_seconds(params.timeout_ns),
-                                std::get<Retry>(channel).reason),
-                    0);
+      return Status(
+          ErrorCode::kTimeout,
+          fmt::format("create_tcp_bootstrap: rank {} could not reach rank 0 at host '{}' port {} within {}: "
+                      "{}. Is rank 0 running, and are host, port and secret the same on both?",
+                      params.rank, params.host, params.port, format_seconds(params.timeout_ns), furthest.reason),
+          0);
     }
     std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(pause_ns, left_ns)));
     pause_ns = std::min(pause_ns * 2, kLongestPauseNs);

@@ -167,7 +167,7 @@ TEST(LeavingRank, GroupsMayEndInAnyOrderAndBuffersOutliveThem) {
       if (!context.expect_ok(group.status(), "create")) return;
       SmallExchange exchange(**group, true);
       context.expect_ok(exchange.run_and_verify(), "exchange");
-      kept = std::move((*group)->allocate(1 << 16).value());
+      kept = (*group)->allocate(1 << 16).value();
     }
     static_cast<char*>(kept.data())[kept.size_bytes() - 1] = 1;
     context.expect(static_cast<char*>(kept.data())[kept.size_bytes() - 1] == 1, "the buffer is still there");

@@ -31,7 +31,7 @@ SmallExchange::SmallExchange(Group& group, bool symmetric)
 
 std::uint16_t* SmallExchange::take(std::int64_t num_rows) {
   if (symmetric_) {
-    buffers_.push_back(std::move(group_.allocate(to_size(std::max<std::int64_t>(num_rows, 1) * kRowBytes)).value()));
+    buffers_.push_back(group_.allocate(to_size(std::max<std::int64_t>(num_rows, 1) * kRowBytes)).value());
     return static_cast<std::uint16_t*>(buffers_.back().data());
   }
   return vectors_.emplace_back(to_size(num_rows * kHidden)).data();

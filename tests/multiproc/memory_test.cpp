@@ -66,7 +66,7 @@ struct Memory {
   static Memory take(Group& group, bool is_symmetric, std::int64_t bytes) {
     Memory memory;
     if (is_symmetric) {
-      memory.symmetric = std::move(group.allocate(to_size(bytes)).value());
+      memory.symmetric = group.allocate(to_size(bytes)).value();
     } else {
       memory.ordinary.resize(to_size(bytes));
     }
@@ -78,7 +78,7 @@ void check_memory(RankContext& context, Layout layout, bool symmetric) {
   Result<std::shared_ptr<Group>> created = Group::create(context.bootstrap());
   if (!context.expect_ok(created.status(), "create")) return;
   Group& group = **created;
-  const Buffer probe = std::move(group.allocate(1).value());
+  const Buffer probe = group.allocate(1).value();
 
   std::vector<std::int32_t> ids(to_size(kNumTokens * kNumTopk));
   for (std::size_t i = 0; i < ids.size(); ++i) {

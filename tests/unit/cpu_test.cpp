@@ -35,10 +35,10 @@ TEST(PageHeap, ReusesAndMergesWhatIsGivenBack) {
 TEST(Arena, BlocksAreZeroedEvenWhenReused) {
   auto arena = Arena::create(1 << 20).value();
   {
-    const Buffer buffer = std::move(arena->allocate(100).value());
+    const Buffer buffer = arena->allocate(100).value();
     std::memset(buffer.data(), 7, buffer.size_bytes());
   }
-  const Buffer again = std::move(arena->allocate(100).value());
+  const Buffer again = arena->allocate(100).value();
   for (std::size_t i = 0; i < again.size_bytes(); ++i) EXPECT_EQ(static_cast<const char*>(again.data())[i], 0);
 }
 
@@ -46,7 +46,7 @@ TEST(Arena, BlocksKeepItAlive) {
   Buffer buffer;
   {
     auto arena = Arena::create(1 << 20).value();
-    buffer = std::move(arena->allocate(10).value());
+    buffer = arena->allocate(10).value();
   }
   std::memset(buffer.data(), 1, buffer.size_bytes());
 }

@@ -1,0 +1,48 @@
+# The front door. Everything here is a thin layer over the CMake presets; see CONTRIBUTING.md for the long way.
+# Programs run in the directory where make was called, so relative file names in ARGS mean what they say.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
+FERRY := $(ROOT)/build/tools/tools/ferry
+ARGS ?=
+
+.PHONY: help demo bench doctor test lint format clean tool
+
+help: ## show this list
+	@echo 'Ferry: expert-parallel dispatch and combine. Targets:'
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' '$(ROOT)/Makefile' | while IFS='|' read -r name text; do \
+	  printf '%-14s %s\n' "$$name" "$$text"; done
+	@echo 'Pass options in ARGS, for example:  make bench ARGS="--op pair --ranks 8"   make demo ARGS=--help'
+
+demo: tool ## run a Mixture-of-Experts layer over rank processes and check it against the dense layer
+	@'$(FERRY)' demo $(ARGS)
+
+bench: tool ## measure route, dispatch and combine, with the copy limit measured in the same run
+	@'$(FERRY)' bench $(ARGS)
+
+doctor: tool ## say what this machine offers, what is missing, and what to do about it
+	@'$(FERRY)' doctor $(ARGS)
+
+test: ## build and run all tests: optimised, then under the address and thread sanitizers
+	@'$(ROOT)/scripts/setup.sh' test
+	@'$(ROOT)/scripts/test.sh' $(ARGS)
+
+lint: ## check format, names, shell scripts and the links of the documentation
+	@'$(ROOT)/scripts/setup.sh' lint
+	@'$(ROOT)/scripts/lint.sh' check
+
+format: ## format all C++ files in place
+	@'$(ROOT)/scripts/setup.sh' lint
+	@'$(ROOT)/scripts/lint.sh' format
+
+clean: ## remove everything that was built
+	rm -rf '$(ROOT)/build'
+
+# The ferry command alone: needs no test packages, and other people's compilers may warn without stopping it.
+tool:
+	@'$(ROOT)/scripts/setup.sh' build
+	@cmake -S '$(ROOT)' --preset tools --log-level=WARNING >/dev/null
+	@cmake --build '$(ROOT)/build/tools' --target ferry_command

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# scripts/lint.sh check    format, names, shell scripts, links of the documentation; reports all, changes nothing
+# scripts/lint.sh format   formats the C++ files in place
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+jobs=$(nproc)
+num_failed=0
+
+# Files of the project by pattern: committed ones and new ones, less what git ignores or somebody has just removed.
+project_files() {
+  local file
+  git ls-files --cached --others --exclude-standard -- "$@" | sort -u | while IFS= read -r file; do
+    if [[ -f $file ]]; then printf '%s\n' "$file"; fi
+  done
+}
+
+check() { # name command...
+  local name=$1
+  shift
+  if "$@"; then
+    printf '%-8s ok\n' "$name"
+  else
+    printf '%-8s FAILED\n' "$name"
+    num_failed=$((num_failed + 1))
+  fi
+}
+
+check_format() {
+  local unformatted
+  unformatted=$(project_files '*.cpp' '*.hpp' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run -Werror 2>&1 |
+    sed -n 's/: error: code should be clang-formatted.*//p' | cut -d: -f1 | sort | uniq -c)
+  if [[ -n $unformatted ]]; then
+    printf '%s\n' "places that \"make format\" would change:" "$unformatted"
+    return 1
+  fi
+  # clang-format leaves comments alone.
+  if project_files '*.cpp' '*.hpp' '*.cu' '*.cuh' | LC_ALL=C.UTF-8 xargs grep -nHE '^.{121,}'; then
+    echo 'lines longer than 120 columns'
+    return 1
+  fi
+}
+
+# Names only (.clang-tidy says which), so the build need not have run, but the compile commands must be there.
+check_names() {
+  local commands=build/release/compile_commands.json
+  cmake --preset release --log-level=WARNING >/dev/null || return 1
+  comm -12 <(project_files '*.cpp' | sort) \
+    <(sed -n "s|^ *\"file\": \"$PWD/\(.*\)\",*$|\1|p" "$commands" | sort -u) |
+    xargs -P "$jobs" -n 1 clang-tidy --quiet -p build/release 2> >(grep -vE '^[0-9]+ warnings? .*(generated|treated)' >&2)
+}
+
+check_shell() {
+  { project_files '*.sh'; echo .ci/run; } | xargs shellcheck
+}
+
+# Relative links in the documents lead to files that exist.
+check_links() {
+  local document target broken=0
+  while IFS= read -r document; do
+    while IFS= read -r target; do
+      target=${target%%#*}
+      if [[ -n $target && $target != *://* && $target != mailto:* && ! -e "$(dirname "$document")/$target" ]]; then
+        printf '%s: link to %s, which does not exist\n' "$document" "$target"
+        broken=1
+      fi
+    done < <(grep -oE '\]\([^) ]+\)' "$document" | sed -E 's/^\]\((.*)\)$/\1/')
+  done < <(project_files '*.md')
+  return $broken
+}
+
+check_python() {
+  local files
+  files=$(project_files '*.py')
+  if [[ -z $files ]]; then return 0; fi
+  if ! command -v ruff >/dev/null; then
+    echo 'ruff is missing; install it with: python3 -m pip install ruff' >&2
+    return 1
+  fi
+  xargs ruff check <<<"$files" && xargs ruff format --check <<<"$files"
+}
+
+case ${1-} in
+  check)
+    check format check_format
+    check shell check_shell
+    check links check_links
+    check python check_python
+    check names check_names
+    exit $((num_failed > 0))
+    ;;
+  format) project_files '*.cpp' '*.hpp' '*.cu' '*.cuh' | xargs clang-format-14 -i ;;
+  *)
+    echo 'usage: scripts/lint.sh check|format' >&2
+    exit 2
+    ;;
+esac

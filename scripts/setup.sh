@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Makes sure that the Debian or Ubuntu packages for a job are installed: scripts/setup.sh build|test|lint
+# Touches neither the network nor root's rights when they are. Asks nothing; reads no input.
+set -euo pipefail
+
+readonly min_cmake_version=3.25 # presets version 6 and add_test working as CMakeLists.txt expects
+readonly supported="Debian 12 and Ubuntu 24.04"
+
+# package:tool names a command that will do in place of the package, wherever it came from;
+# package:header.h a header that the compiler must find.
+readonly build_packages=(g++:g++ cmake:cmake ninja-build:ninja git:git libfmt-dev:fmt/format.h libssl-dev:openssl/hmac.h
+  libcli11-dev:CLI/CLI.hpp nlohmann-json3-dev:nlohmann/json.hpp)
+readonly test_packages=(libgtest-dev:gtest/gtest.h libgmock-dev:gmock/gmock.h binutils:nm)
+# clang-format by number: another version would format some lines differently.
+readonly lint_packages=(clang-format-14:clang-format-14 clang-tidy:clang-tidy shellcheck:shellcheck)
+
+fail() {
+  printf 'setup: %s\n' "$*" >&2
+  exit 1
+}
+
+has_package() {
+  [[ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]
+}
+
+has_header() {
+  command -v g++ >/dev/null && printf '#include <%s>\n' "$1" | g++ -std=c++20 -E -x c++ - >/dev/null 2>&1
+}
+
+# Sets missing_packages and missing_parts from "package:part" arguments.
+find_missing() {
+  missing_packages=()
+  missing_parts=()
+  local entry package part
+  for entry in "$@"; do
+    package=${entry%%:*}
+    part=${entry#*:}
+    case $part in
+      *.h | *.hpp)
+        if [[ $have_dpkg == yes ]]; then
+          has_package "$package" && continue
+        else
+          has_header "$part" && continue
+        fi
+        ;;
+      *) command -v "$part" >/dev/null && continue ;;
+    esac
+    missing_packages+=("$package")
+    missing_parts+=("$part")
+  done
+}
+
+require_cmake_version() {
+  local version
+  version=$(cmake --version | sed -n '1s/^cmake version //p')
+  if [[ "$(printf '%s\n' "$min_cmake_version" "$version" | sort --version-sort | head -n 1)" != "$min_cmake_version" ]]; then
+    fail "cmake is $version at $(command -v cmake); $min_cmake_version or newer is needed ($supported have it)"
+  fi
+}
+
+case ${1-} in
+  build) wanted=("${build_packages[@]}") ;;
+  test) wanted=("${build_packages[@]}" "${test_packages[@]}") ;;
+  lint) wanted=("${build_packages[@]}" "${test_packages[@]}" "${lint_packages[@]}") ;;
+  *) fail "usage: scripts/setup.sh build|test|lint" ;;
+esac
+
+have_dpkg=no
+if command -v dpkg-query >/dev/null && command -v apt-get >/dev/null; then have_dpkg=yes; fi
+
+find_missing "${wanted[@]}"
+if ((${#missing_packages[@]} > 0)); then
+  if [[ $have_dpkg == no ]]; then
+    fail "missing: ${missing_parts[*]}. Install them with this system's package manager and try again" \
+      "($supported are installed by this script; there the packages are ${missing_packages[*]})"
+  fi
+  if ((EUID != 0)); then
+    printf 'setup: missing: %s\nInstall with:\n' "${missing_packages[*]}" >&2
+    printf '  sudo apt-get update && sudo apt-get install -y --no-install-recommends %s\n' "${missing_packages[*]}" >&2
+    exit 1
+  fi
+  printf 'setup: installing %s\n' "${missing_packages[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq </dev/null || fail "apt-get update failed; is the network there?"
+  apt-get install -qq -y --no-install-recommends "${missing_packages[@]}" </dev/null >/dev/null ||
+    fail "apt-get could not install ${missing_packages[*]}; $supported have all of them"
+  find_missing "${wanted[@]}"
+  if ((${#missing_packages[@]} > 0)); then fail "installed, yet still not found: ${missing_parts[*]}"; fi
+fi
+require_cmake_version

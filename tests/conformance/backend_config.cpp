@@ -1,0 +1,45 @@
+#include "conformance/backend_config.hpp"
+
+#include "support/exchange_check.hpp"
+
+namespace ferry::test {
+namespace {
+
+/// A rank that waits longer than this on these small inputs has lost its peer. Long for a machine that runs other work.
+constexpr std::int64_t kTimeoutNs = 40 * kNsPerSecond;
+/// Plenty for these inputs, and small enough that sixteen ranks fit any address space limit.
+constexpr std::size_t kArenaBytes = std::size_t{1} << 30;
+
+}  // namespace
+
+void PrintTo(const BackendConfig& config, std::ostream* out) { *out << config.name; }
+
+std::string config_name(const ::testing::TestParamInfo<BackendConfig>& info) { return info.param.name; }
+
+GroupOptions Conformance::group_options() const {
+  return {.backend = GetParam().backend, .arena_bytes = kArenaBytes, .timeout_ns = kTimeoutNs};
+}
+
+void Conformance::run_on_ranks(int num_ranks, const RankBody& body) const {
+  run_ranks({GetParam().kind, num_ranks}, body);
+}
+
+void Conformance::run_with_group(int num_ranks, const GroupBody& body) const {
+  run_on_ranks(num_ranks, [&](RankContext& context) {
+    auto group = Group::create(context.bootstrap(), group_options());
+    if (!context.expect_ok(group.status(), "Group::create")) return;
+    context.expect((*group)->backend() == GetParam().backend, "the group runs on another backend than asked for");
+    body(context, **group);
+    context.expect_ok((*group)->destroy(), "destroy");
+  });
+}
+
+void Conformance::run_cases(int num_ranks, const std::vector<ExchangeCase>& cases) const {
+  std::vector<PreparedCase> prepared;
+  for (const ExchangeCase& spec : cases) prepared.push_back(prepare(spec));
+  run_with_group(num_ranks, [&](RankContext& context, Group& group) {
+    for (const PreparedCase& one : prepared) check_case(context, group, one);
+  });
+}
+
+}  // namespace ferry::test

@@ -1,0 +1,52 @@
+#ifndef FERRY_TESTS_BACKEND_CONFIG_HPP
+#define FERRY_TESTS_BACKEND_CONFIG_HPP
+
+/// What the conformance suite runs on. A new backend is one more line in `kBackendConfigs`.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "support/exchange_case.hpp"
+#include "support/rank_runner.hpp"
+
+namespace ferry::test {
+
+struct BackendConfig {
+  const char* name;
+  const char* backend;  ///< GroupOptions::backend
+  RankKind kind;
+};
+
+/// How GoogleTest prints the parameter of a failed test.
+void PrintTo(const BackendConfig& config, std::ostream* out);
+
+inline constexpr std::array<BackendConfig, 2> kBackendConfigs = {{
+    {"cpu_threads", "cpu", RankKind::kThreads},
+    {"cpu_processes", "cpu", RankKind::kProcesses},
+}};
+
+/// Names the instantiations of every suite.
+std::string config_name(const ::testing::TestParamInfo<BackendConfig>& info);
+
+using GroupBody = std::function<void(RankContext&, Group&)>;
+
+/// Base of the suites: each test runs on every configuration.
+class Conformance : public ::testing::TestWithParam<BackendConfig> {
+ protected:
+  GroupOptions group_options() const;
+  /// Runs `body` on every rank.
+  void run_on_ranks(int num_ranks, const RankBody& body) const;
+  /// Runs `body` on every rank with a new group, then destroys the group.
+  void run_with_group(int num_ranks, const GroupBody& body) const;
+  /// Checks the cases one after the other on one group.
+  void run_cases(int num_ranks, const std::vector<ExchangeCase>& cases) const;
+};
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_BACKEND_CONFIG_HPP

@@ -1,0 +1,321 @@
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "conformance/backend_config.hpp"
+#include "support/exchange_check.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr int kNumRanks = 3;
+
+/// One way to spoil a call. One rank makes the spoiled call while the others make a good one: every rank must refuse
+/// alike, write nothing, and go on as if nothing had been.
+template <typename... Arguments>
+struct Mistake {
+  std::string name;
+  std::function<void(Arguments&...)> spoil;
+};
+
+class BadInputConformance : public Conformance {
+ protected:
+  static PreparedCase good_case(Layout layout) {
+    ExchangeCase spec;
+    spec.name = "good case";
+    spec.world = {.num_ranks = kNumRanks, .num_topk = 2, .num_experts = 6, .max_tokens = 4, .layout = layout};
+    spec.dispatches = {{.dtype = DType::kBfloat16, .hidden = 16, .num_scales = 3}};
+    spec.combines = {{.hidden = 16, .weighted = true, .num_biases = 2, .return_weights = true}};
+    return prepare(spec);
+  }
+
+  static void expect_refusal(RankContext& context, const Status& status, int bad_rank, const std::string& what) {
+    if (!context.expect_code(status, ErrorCode::kInvalidArgument, what)) return;
+    context.expect(status.message().find(fmt::format("rank {}", bad_rank)) != std::string_view::npos,
+                   fmt::format("{}: does not name rank {}: {}", what, bad_rank, status.message()));
+  }
+};
+
+void spoil_view(std::vector<Mistake<ConstTensorView>>& mistakes, std::string name,
+                std::function<void(ConstTensorView&)> spoil) {
+  mistakes.push_back({std::move(name), std::move(spoil)});
+}
+
+/// Mistakes that any required view of two dimensions can have.
+std::vector<Mistake<ConstTensorView>> view_mistakes() {
+  std::vector<Mistake<ConstTensorView>> all;
+  spoil_view(all, "null pointer", [](ConstTensorView& view) { view.data = nullptr; });
+  spoil_view(all, "misaligned",
+             [](ConstTensorView& view) { view.data = static_cast<const std::byte*>(view.data) + 1; });
+  spoil_view(all, "a row more", [](ConstTensorView& view) { view.shape[0] += 1; });
+  spoil_view(all, "a row less", [](ConstTensorView& view) { view.shape[0] -= 1; });
+  spoil_view(all, "negative rows", [](ConstTensorView& view) { view.shape[0] = -1; });
+  spoil_view(all, "absurdly many rows",
+             [](ConstTensorView& view) { view.shape[0] = std::numeric_limits<std::int64_t>::max(); });
+  spoil_view(all, "absurdly wide",
+             [](ConstTensorView& view) { view.shape[1] = std::numeric_limits<std::int64_t>::max(); });
+  spoil_view(all, "one dimension", [](ConstTensorView& view) { view.num_dims = 1; });
+  spoil_view(all, "seven dimensions", [](ConstTensorView& view) { view.num_dims = 7; });
+  spoil_view(all, "negative dimensions", [](ConstTensorView& view) { view.num_dims = -2; });
+  spoil_view(all, "unknown dtype", [](ConstTensorView& view) { view.dtype = static_cast<DType>(99); });
+  return all;
+}
+
+void assign(ConstTensorView& to, const ConstTensorView& from) { to = from; }
+void assign(TensorView& to, const ConstTensorView& from) {
+  to.data = const_cast<void*>(from.data);
+  to.dtype = from.dtype;
+  to.num_dims = from.num_dims;
+  to.shape = from.shape;
+  to.strides = from.strides;
+}
+
+/// The view mistakes applied to one view of a call.
+template <typename... Arguments, typename Select>
+void add_view_mistakes(std::vector<Mistake<Arguments...>>& mistakes, const std::string& name, Select select) {
+  for (const Mistake<ConstTensorView>& mistake : view_mistakes()) {
+    mistakes.push_back({name + ": " + mistake.name, [select, spoil = mistake.spoil](Arguments&... arguments) {
+                          ConstTensorView view = select(arguments...);
+                          spoil(view);
+                          assign(select(arguments...), view);
+                        }});
+  }
+}
+
+TEST_P(BadInputConformance, Route) {
+  using RouteMistake = Mistake<RouteInput, RouteOptions>;
+  static const std::vector<std::int64_t> bad_ids = {0, 6, 0, 0, 0, 0, 0, 0};
+  static const std::vector<std::int64_t> negative_ids = {0, 0, 0, 0, 0, 0, 0, -2};
+  static const std::vector<std::int64_t> absurd_ids(8, std::numeric_limits<std::int64_t>::min());
+  static const std::vector<std::int64_t> wrapping_ids(8, std::int64_t{1} << 32);
+  std::vector<RouteMistake> mistakes = {
+      {"id E", [](RouteInput& in, RouteOptions&) { in.topk_idx.data = bad_ids.data(); }},
+      {"id -2", [](RouteInput& in, RouteOptions&) { in.topk_idx.data = negative_ids.data(); }},
+      {"smallest id", [](RouteInput& in, RouteOptions&) { in.topk_idx.data = absurd_ids.data(); }},
+      {"id 2^32", [](RouteInput& in, RouteOptions&) { in.topk_idx.data = wrapping_ids.data(); }},
+      {"ids absent", [](RouteInput& in, RouteOptions&) { in.topk_idx = {}; }},
+      {"ids strided", [](RouteInput& in, RouteOptions&) { in.topk_idx.strides[1] = 2; }},
+      {"ids f32", [](RouteInput& in, RouteOptions&) { in.topk_idx.dtype = DType::kFloat32; }},
+      {"K 0", [](RouteInput& in, RouteOptions&) { in.topk_idx.shape[1] = 0; }},
+      {"K 33", [](RouteInput& in, RouteOptions&) { in.topk_idx.shape[1] = 33; }},
+      {"weights absent on one rank", [](RouteInput& in, RouteOptions&) { in.topk_weights = {}; }},
+      {"weights f16", [](RouteInput& in, RouteOptions&) { in.topk_weights.dtype = DType::kFloat16; }},
+      {"weights strided", [](RouteInput& in, RouteOptions&) { in.topk_weights.strides[0] = 9; }},
+      {"E 0", [](RouteInput&, RouteOptions& options) { options.num_experts = 0; }},
+      {"E negative", [](RouteInput&, RouteOptions& options) { options.num_experts = -1; }},
+      {"E absurd", [](RouteInput&, RouteOptions& options) { options.num_experts = std::int64_t{1} << 60; }},
+      {"E differs", [](RouteInput&, RouteOptions& options) { options.num_experts = 7; }},
+      {"layout 9", [](RouteInput&, RouteOptions& options) { options.layout = static_cast<Layout>(9); }},
+      {"layout differs", [](RouteInput&, RouteOptions& options) { options.layout = Layout::kExperts; }},
+      {"alignment 0", [](RouteInput&, RouteOptions& options) { options.expert_alignment = 0; }},
+      {"slab without capacity", [](RouteInput&, RouteOptions& options) { options.layout = Layout::kSlab; }},
+      {"max_recv_rows negative", [](RouteInput&, RouteOptions& options) { options.max_recv_rows = -1; }},
+      {"placement too short",
+       [](RouteInput&, RouteOptions& options) {
+         options.expert_to_rank = {0, 1};
+       }},
+      {"placement on no rank",
+       [](RouteInput&, RouteOptions& options) { options.expert_to_rank = {0, 0, 1, 1, 2, kNumRanks}; }},
+      {"placement differs", [](RouteInput&, RouteOptions& options) { options.expert_to_rank = {2, 2, 1, 1, 0, 0}; }},
+  };
+  add_view_mistakes(mistakes, "topk_weights",
+                    [](RouteInput& in, RouteOptions&) -> ConstTensorView& { return in.topk_weights; });
+  const PreparedCase good = good_case(Layout::kTokens);
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    for (int bad_rank : {0, kNumRanks - 1}) {
+      for (const RouteMistake& mistake : mistakes) {
+        const RouteArguments arguments(good, context.rank());
+        RouteInput in = arguments.input();
+        RouteOptions options = arguments.options();
+        if (context.rank() == bad_rank) mistake.spoil(in, options);
+        expect_refusal(context, group.route(in, options).status(), bad_rank, mistake.name);
+      }
+      check_case(context, group, good);
+    }
+  });
+}
+
+TEST_P(BadInputConformance, SlabOptions) {
+  const PreparedCase good = good_case(Layout::kSlab);
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    const RouteArguments arguments(good, context.rank());
+    RouteOptions options = arguments.options();
+    if (context.rank() == 1) options.slab_capacity += 1;
+    expect_refusal(context, group.route(arguments.input(), options).status(), 1, "capacity differs");
+    options = arguments.options();
+    if (context.rank() == 2) options.max_recv_rows = 100;
+    expect_refusal(context, group.route(arguments.input(), options).status(), 2, "max_recv_rows with a slab");
+    check_case(context, group, good);
+  });
+}
+
+TEST_P(BadInputConformance, Dispatch) {
+  using DispatchMistake = Mistake<DispatchInput, DispatchOutput>;
+  std::vector<DispatchMistake> mistakes = {
+      {"x absent", [](DispatchInput& in, DispatchOutput&) { in.x = {}; }},
+      {"x of another dtype", [](DispatchInput& in, DispatchOutput&) { in.x.dtype = DType::kFloat16; }},
+      {"another dtype than the other ranks",
+       [](DispatchInput& in, DispatchOutput& out) { in.x.dtype = out.x.dtype = DType::kFloat16; }},
+      {"narrower rows than the other ranks",
+       [](DispatchInput& in, DispatchOutput& out) { in.x.shape[1] = out.x.shape[1] = 8; }},
+      {"rows of 30 bytes", [](DispatchInput& in, DispatchOutput& out) { in.x.shape[1] = out.x.shape[1] = 15; }},
+      {"rows of 0 bytes", [](DispatchInput& in, DispatchOutput& out) { in.x.shape[1] = out.x.shape[1] = 0; }},
+      {"x with inner stride 2", [](DispatchInput& in, DispatchOutput&) { in.x.strides[1] = 2; }},
+      {"x with overlapping rows", [](DispatchInput& in, DispatchOutput&) { in.x.strides[0] = 8; }},
+      {"x with a row stride of 34 bytes", [](DispatchInput& in, DispatchOutput&) { in.x.strides[0] = 17; }},
+      {"x with a negative stride", [](DispatchInput& in, DispatchOutput&) { in.x.strides[0] = -16; }},
+      {"output absent", [](DispatchInput&, DispatchOutput& out) { out.x = {}; }},
+      {"output with a row stride of 34 bytes", [](DispatchInput&, DispatchOutput& out) { out.x.strides[0] = 17; }},
+      {"output scales absent", [](DispatchInput&, DispatchOutput& out) { out.scales = {}; }},
+      {"input scales absent", [](DispatchInput& in, DispatchOutput&) { in.scales = {}; }},
+      {"no scales where the other ranks have some",
+       [](DispatchInput& in, DispatchOutput& out) { in.scales = {}, out.scales = {}; }},
+      {"fewer scales", [](DispatchInput& in, DispatchOutput&) { in.scales.shape[1] = 2; }},
+      {"scales of f16",
+       [](DispatchInput& in, DispatchOutput& out) { in.scales.dtype = out.scales.dtype = DType::kFloat16; }},
+      {"scales of i32 on one rank",
+       [](DispatchInput& in, DispatchOutput& out) { in.scales.dtype = out.scales.dtype = DType::kInt32; }},
+      {"overlapping output scales", [](DispatchInput&, DispatchOutput& out) { out.scales.strides[0] = 0; }},
+      {"ids of f32", [](DispatchInput&, DispatchOutput& out) { out.topk_idx.dtype = DType::kFloat32; }},
+      {"ids absent on one rank", [](DispatchInput&, DispatchOutput& out) { out.topk_idx = {}; }},
+      {"weights absent on one rank", [](DispatchInput&, DispatchOutput& out) { out.topk_weights = {}; }},
+      {"strided weights", [](DispatchInput&, DispatchOutput& out) { out.topk_weights.strides[1] = 2; }},
+      {"source of i64", [](DispatchInput&, DispatchOutput& out) { out.source.dtype = DType::kInt64; }},
+      {"three columns of source", [](DispatchInput&, DispatchOutput& out) { out.source.shape[1] = 3; }},
+  };
+  add_view_mistakes(mistakes, "x", [](DispatchInput& in, DispatchOutput&) -> ConstTensorView& { return in.x; });
+  add_view_mistakes(mistakes, "scales",
+                    [](DispatchInput& in, DispatchOutput&) -> ConstTensorView& { return in.scales; });
+  add_view_mistakes(mistakes, "output x", [](DispatchInput&, DispatchOutput& out) -> TensorView& { return out.x; });
+  add_view_mistakes(mistakes, "output scales",
+                    [](DispatchInput&, DispatchOutput& out) -> TensorView& { return out.scales; });
+  add_view_mistakes(mistakes, "output topk_idx",
+                    [](DispatchInput&, DispatchOutput& out) -> TensorView& { return out.topk_idx; });
+  add_view_mistakes(mistakes, "output topk_weights",
+                    [](DispatchInput&, DispatchOutput& out) -> TensorView& { return out.topk_weights; });
+  add_view_mistakes(mistakes, "output source",
+                    [](DispatchInput&, DispatchOutput& out) -> TensorView& { return out.source; });
+  const PreparedCase good = good_case(Layout::kTokens);
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    const Routing routing = check_route(context, group, good);
+    if (!routing.present()) return;
+    for (int bad_rank : {1, kNumRanks - 1}) {
+      for (const DispatchMistake& mistake : mistakes) {
+        DispatchTensors tensors(context, group, good, 0);
+        if (context.rank() == bad_rank) mistake.spoil(tensors.in, tensors.out);
+        expect_refusal(context, group.dispatch(routing, tensors.in, tensors.out, {}, tensors.options), bad_rank,
+                       mistake.name);
+        tensors.expect_untouched(context, mistake.name + ": ");
+      }
+      check_dispatch(context, group, routing, good, 0);
+    }
+  });
+}
+
+TEST_P(BadInputConformance, Combine) {
+  using CombineMistake = Mistake<CombineInput, CombineOutput, CombineOptions>;
+  std::vector<CombineMistake> mistakes = {
+      {"x absent", [](CombineInput& in, CombineOutput&, CombineOptions&) { in.x = {}; }},
+      {"x of f16",
+       [](CombineInput& in, CombineOutput& out, CombineOptions&) { in.x.dtype = out.x.dtype = DType::kFloat16; }},
+      {"output of another dtype",
+       [](CombineInput&, CombineOutput& out, CombineOptions&) { out.x.dtype = DType::kFloat32; }},
+      {"output absent", [](CombineInput&, CombineOutput& out, CombineOptions&) { out.x = {}; }},
+      {"narrower rows",
+       [](CombineInput& in, CombineOutput& out, CombineOptions&) {
+         in.x.shape[1] = out.x.shape[1] = 8;
+         in.bias = {};
+       }},
+      {"bias of another dtype",
+       [](CombineInput& in, CombineOutput&, CombineOptions&) { in.bias[1].dtype = DType::kFloat16; }},
+      {"narrower bias", [](CombineInput& in, CombineOutput&, CombineOptions&) { in.bias[0].shape[1] = 8; }},
+      {"weights without an output", [](CombineInput&, CombineOutput& out, CombineOptions&) { out.weights = {}; }},
+      {"an output without weights", [](CombineInput& in, CombineOutput&, CombineOptions&) { in.weights = {}; }},
+      {"no weights where the other ranks have some",
+       [](CombineInput& in, CombineOutput& out, CombineOptions&) { in.weights = {}, out.weights = {}; }},
+      {"unweighted where the other ranks weigh",
+       [](CombineInput&, CombineOutput&, CombineOptions& options) { options.weighted = false; }},
+      {"topk_weights of the wrong shape",
+       [](CombineInput& in, CombineOutput&, CombineOptions&) {
+         in.topk_weights = ConstTensorView(in.x.data, DType::kFloat32, {1, 1});
+       }},
+  };
+  add_view_mistakes(mistakes, "x",
+                    [](CombineInput& in, CombineOutput&, CombineOptions&) -> ConstTensorView& { return in.x; });
+  add_view_mistakes(mistakes, "weights",
+                    [](CombineInput& in, CombineOutput&, CombineOptions&) -> ConstTensorView& { return in.weights; });
+  add_view_mistakes(mistakes, "bias",
+                    [](CombineInput& in, CombineOutput&, CombineOptions&) -> ConstTensorView& { return in.bias[0]; });
+  add_view_mistakes(mistakes, "output x",
+                    [](CombineInput&, CombineOutput& out, CombineOptions&) -> TensorView& { return out.x; });
+  add_view_mistakes(mistakes, "output weights",
+                    [](CombineInput&, CombineOutput& out, CombineOptions&) -> TensorView& { return out.weights; });
+  const PreparedCase good = good_case(Layout::kTokens);
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    const Routing routing = check_route(context, group, good);
+    if (!routing.present()) return;
+    for (int bad_rank : {1, kNumRanks - 1}) {
+      for (const CombineMistake& mistake : mistakes) {
+        CombineTensors tensors(context, group, good, 0);
+        if (context.rank() == bad_rank) mistake.spoil(tensors.in, tensors.out, tensors.options);
+        expect_refusal(context, group.combine(routing, tensors.in, tensors.out, {}, tensors.options), bad_rank,
+                       mistake.name);
+        tensors.expect_untouched(context, mistake.name + ": ");
+      }
+      check_combine(context, group, routing, good, 0);
+    }
+  });
+}
+
+TEST_P(BadInputConformance, WrongRoutingStreamOrCall) {
+  const PreparedCase good = good_case(Layout::kExperts);
+  const PreparedCase unweighted = [] {
+    ExchangeCase spec = good_case(Layout::kTokens).spec;
+    spec.world.weights = false;
+    spec.combines = {{.hidden = 16}};
+    return prepare(spec);
+  }();
+  run_on_ranks(kNumRanks, [&](RankContext& context) {
+    auto group = Group::create(context.bootstrap(), group_options());
+    auto other = Group::create(context.bootstrap(), group_options());
+    if (!context.expect_ok(group.status(), "group") || !context.expect_ok(other.status(), "other group")) return;
+    const Routing routing = check_route(context, **group, good);
+    const Routing of_other = check_route(context, **other, good);
+    const bool bad = context.rank() == 1;
+    DispatchTensors tensors(context, **group, good, 0);
+    const auto dispatch = [&](const Routing& with, Stream stream = {}) {
+      return (*group)->dispatch(with, tensors.in, tensors.out, stream, tensors.options);
+    };
+    expect_refusal(context, dispatch(bad ? Routing() : routing), 1, "empty Routing");
+    expect_refusal(context, dispatch(bad ? of_other : routing), 1, "Routing of another group");
+    expect_refusal(context, dispatch(routing, bad ? Stream{&tensors} : Stream{}), 1, "a stream on a CPU group");
+
+    CombineTensors combine(context, **group, good, 0);
+    const Status mixed =
+        bad ? (*group)->combine(routing, combine.in, combine.out, {}, combine.options) : dispatch(routing);
+    expect_refusal(context, mixed, 1, "different calls");
+
+    tensors.out.topk_idx = TensorView(tensors.out.x.data, DType::kInt32, {routing.num_recv_rows(), 2});
+    context.expect_code(dispatch(routing), ErrorCode::kInvalidArgument, "topk_idx with kExperts");
+    tensors.out.topk_idx = {};
+    tensors.expect_untouched(context, "after mistakes: ");
+
+    const Routing no_weights = check_route(context, **group, unweighted);
+    if (!no_weights.present()) return;
+    CombineTensors sums(context, **group, unweighted, 0);
+    context.expect_code((*group)->combine(no_weights, sums.in, sums.out, {}, {.weighted = true}),
+                        ErrorCode::kInvalidArgument, "weighted without weights");
+    sums.expect_untouched(context, "weighted without weights: ");
+    check_case(context, **group, good);
+    check_case(context, **other, good);
+    context.expect_ok((*group)->destroy(), "destroy");
+    context.expect_ok((*other)->destroy(), "destroy the other group");
+    context.expect_code((*group)->route({}, {}).status(), ErrorCode::kInvalidArgument, "route after destroy");
+    context.expect_code(dispatch(routing), ErrorCode::kInvalidArgument, "dispatch after destroy");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, BadInputConformance, ::testing::ValuesIn(kBackendConfigs), config_name);
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,91 @@
+#include <fmt/format.h>
+
+#include "conformance/backend_config.hpp"
+#include "support/exchange_check.hpp"
+
+namespace ferry::test {
+namespace {
+
+class CapacityConformance : public Conformance {
+ protected:
+  static ExchangeCase full_case(Layout layout, RoutingPattern pattern) {
+    ExchangeCase one;
+    one.name = fmt::format("layout {} pattern {}", static_cast<int>(layout), static_cast<int>(pattern));
+    one.world = {.num_ranks = 3, .num_topk = 2, .num_experts = 7, .pattern = pattern, .layout = layout};
+    one.world.counts = TokenCounts::kUneven;
+    one.world.spare_recv_rows = 0;
+    one.world.seed = 9;
+    one.dispatches = {{}};
+    one.combines = {{.weighted = true}};
+    return one;
+  }
+
+  /// `full` just fits; `short_by_one` has one row too few on some rank. All ranks must refuse that one and go on.
+  void expect_refusal(const PreparedCase& full, const PreparedCase& short_by_one) const {
+    ASSERT_EQ(reference::route(short_by_one.world).status().code(), ErrorCode::kCapacity);
+    run_with_group(full.world.num_ranks, [&](RankContext& context, Group& group) {
+      for (int round = 0; round < 2; ++round) {
+        check_case(context, group, full);
+        const RouteArguments arguments(short_by_one, context.rank());
+        const auto routing = group.route(arguments.input(), arguments.options());
+        context.expect_code(routing.status(), ErrorCode::kCapacity, full.spec.name + ": one row too few");
+        context.expect(!routing.status().message().empty(), "kCapacity without a message");
+      }
+      check_case(context, group, full);
+    });
+  }
+};
+
+TEST_P(CapacityConformance, SlabExactAndOneShort) {
+  for (RoutingPattern pattern : {RoutingPattern::kRandom, RoutingPattern::kOneHot, RoutingPattern::kDuplicates}) {
+    const PreparedCase full = prepare(full_case(Layout::kSlab, pattern));
+    PreparedCase short_by_one = full;
+    short_by_one.world.options.slab_capacity -= 1;
+    expect_refusal(full, short_by_one);
+  }
+}
+
+TEST_P(CapacityConformance, BoundedRowsExactAndOneShortOnOneRank) {
+  for (Layout layout : {Layout::kTokens, Layout::kExperts}) {
+    const PreparedCase full = prepare(full_case(layout, RoutingPattern::kRandom));
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      ASSERT_GE(full.world.max_recv_rows[rank], 2) << "0 would mean: known on the host";
+      PreparedCase short_by_one = full;
+      short_by_one.world.max_recv_rows[rank] -= 1;
+      expect_refusal(full, short_by_one);
+    }
+  }
+}
+
+TEST_P(CapacityConformance, SomeRanksBoundTheirRowsAndOthersDoNot) {
+  PreparedCase mixed = prepare(full_case(Layout::kTokens, RoutingPattern::kRandom));
+  mixed.world.max_recv_rows = {0, 50, 0};
+  mixed.routings = reference::route(mixed.world).value();
+  mixed.dispatches.clear();
+  mixed.combines.clear();
+  run_with_group(3, [&](RankContext& context, Group& group) { check_case(context, group, mixed); });
+}
+
+TEST_P(CapacityConformance, AnArenaThatIsFullSaysSoAndStaysUsable) {
+  run_with_group(2, [&](RankContext& context, Group& group) {
+    const std::size_t arena_bytes = group_options().arena_bytes;
+    const auto too_much = group.allocate(arena_bytes + 1);
+    context.expect_code(too_much.status(), ErrorCode::kCapacity, "allocate more than the arena");
+    const std::size_t allocated_before = group.memory_usage().allocated_bytes;
+    {
+      const auto half = group.allocate(arena_bytes / 2);
+      if (!context.expect_ok(half.status(), "allocate half of the arena")) return;
+      context.expect(group.memory_usage().allocated_bytes >= allocated_before + arena_bytes / 2,
+                     "memory_usage does not count an allocation");
+      const auto another = group.allocate(arena_bytes / 2 + 1);
+      context.expect_code(another.status(), ErrorCode::kCapacity, "allocate the other half and a byte");
+    }
+    context.expect(group.memory_usage().allocated_bytes == allocated_before, "memory was not given back");
+    context.expect_ok(group.allocate(arena_bytes / 2).status(), "allocate half of the arena again");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, CapacityConformance, ::testing::ValuesIn(kBackendConfigs), config_name);
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,129 @@
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include "conformance/backend_config.hpp"
+#include "support/exchange_check.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr std::array<Layout, 3> kLayouts = {Layout::kTokens, Layout::kExperts, Layout::kSlab};
+
+class CombineConformance : public Conformance {
+ protected:
+  /// The combines on every layout and kind of memory, with rows that hold no token.
+  void run_combines(int num_ranks, const std::vector<CombineSpec>& combines,
+                    RoutingPattern pattern = RoutingPattern::kRandom) const {
+    std::vector<ExchangeCase> cases;
+    for (Layout layout : kLayouts) {
+      for (MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain, MemoryKind::kMixed}) {
+        ExchangeCase one;
+        one.name = fmt::format("layout {} memory {}", static_cast<int>(layout), static_cast<int>(memory));
+        one.world = {.num_ranks = num_ranks, .num_topk = 5, .num_experts = 11, .pattern = pattern, .layout = layout};
+        one.world.counts = TokenCounts::kUneven;
+        one.world.expert_alignment = 3;
+        one.world.spare_slab_rows = 2;
+        one.world.spare_recv_rows = memory == MemoryKind::kPlain ? -1 : 4;
+        one.world.seed = 70 + cases.size();
+        one.memory = memory;
+        one.gap_granules = memory == MemoryKind::kPlain ? 1 : 0;
+        one.slab_view = memory == MemoryKind::kPlain;
+        one.combines = combines;
+        cases.push_back(one);
+      }
+    }
+    run_cases(num_ranks, cases);
+  }
+
+  static std::vector<CombineSpec> every_combine(DType dtype, Values values) {
+    std::vector<CombineSpec> combines;
+    for (bool weighted : {false, true}) {
+      for (int num_biases : {0, 1, 2}) {
+        CombineSpec combine{.dtype = dtype, .weighted = weighted, .num_biases = num_biases, .values = values};
+        combine.return_weights = num_biases != 1;
+        combine.own_weights = num_biases == 2;
+        combines.push_back(combine);
+      }
+    }
+    return combines;
+  }
+};
+
+TEST_P(CombineConformance, Bfloat16) {
+  for (int num_ranks : {1, 2, 3, 5, 8}) run_combines(num_ranks, every_combine(DType::kBfloat16, Values::kRandom));
+}
+
+TEST_P(CombineConformance, Float32) {
+  for (int num_ranks : {1, 2, 3, 5, 8}) run_combines(num_ranks, every_combine(DType::kFloat32, Values::kRandom));
+}
+
+TEST_P(CombineConformance, SpecialValues) {
+  run_combines(1, every_combine(DType::kBfloat16, Values::kSpecial));
+  run_combines(4, every_combine(DType::kBfloat16, Values::kSpecial));
+  run_combines(4, every_combine(DType::kFloat32, Values::kSpecial));
+}
+
+TEST_P(CombineConformance, DuplicateExperts) {
+  run_combines(3, every_combine(DType::kBfloat16, Values::kRandom), RoutingPattern::kDuplicates);
+  run_combines(3, every_combine(DType::kFloat32, Values::kRandom), RoutingPattern::kDuplicates);
+}
+
+TEST_P(CombineConformance, TokensWithoutExpertsGetTheirBiases) {
+  run_combines(2, every_combine(DType::kFloat32, Values::kRandom), RoutingPattern::kNone);
+  run_combines(2, every_combine(DType::kBfloat16, Values::kSpecial), RoutingPattern::kNone);
+}
+
+TEST_P(CombineConformance, RowsThatFillNoVectorRegister) {
+  std::vector<CombineSpec> combines;
+  for (std::int64_t granules : {1, 2, 3, 5, 7, 9, 15, 17, 33, 65}) {
+    combines.push_back({.dtype = DType::kBfloat16, .hidden = granules * 8, .weighted = granules % 2 == 1});
+    combines.push_back({.dtype = DType::kFloat32, .hidden = granules * 4, .weighted = granules % 2 == 0});
+  }
+  run_combines(3, combines);
+}
+
+/// Dispatch then unweighted combine of unchanged rows multiplies each token by the number of its rows. Small integers
+/// keep that exact in bf16 too.
+TEST_P(CombineConformance, ReturnsEachTokenTimesItsRows) {
+  constexpr int kNumRanks = 4;
+  constexpr std::int64_t kHidden = 24;
+  for (Layout layout : kLayouts) {
+    ExchangeCase spec;
+    spec.name = fmt::format("round trip, layout {}", static_cast<int>(layout));
+    spec.world = {.num_ranks = kNumRanks, .num_topk = 4, .num_experts = 12, .layout = layout};
+    const PreparedCase prepared = prepare(spec);
+    run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+      const Routing routing = check_route(context, group, prepared);
+      if (!routing.present()) return;
+      const std::int64_t num_tokens = routing.num_tokens();
+      std::vector<float> x(static_cast<std::size_t>(num_tokens * kHidden));
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 13) - 6.0F;
+      std::vector<float> recv(static_cast<std::size_t>(routing.num_recv_rows() * kHidden));
+      std::vector<float> out(x.size());
+      const TensorView x_view(x.data(), DType::kFloat32, {num_tokens, kHidden});
+      const TensorView recv_view(recv.data(), DType::kFloat32, {routing.num_recv_rows(), kHidden});
+      const TensorView out_view(out.data(), DType::kFloat32, {num_tokens, kHidden});
+      if (!context.expect_ok(group.dispatch(routing, {x_view, {}, {}}, {recv_view, {}, {}, {}, {}}), "dispatch"))
+        return;
+      if (!context.expect_ok(group.combine(routing, {recv_view, {}, {}, {}}, {out_view, {}}), "combine")) return;
+      const auto rank = static_cast<std::size_t>(context.rank());
+      for (std::int64_t token = 0; token < num_tokens; ++token) {
+        float num_rows = 0;
+        for (const auto& receiver : prepared.routings)
+          for (const auto& source : receiver.source)
+            if (source == reference::Source{static_cast<std::int32_t>(rank), static_cast<std::int32_t>(token)})
+              num_rows += 1;
+        for (std::int64_t h = 0; h < kHidden; ++h) {
+          const auto at = static_cast<std::size_t>(token * kHidden + h);
+          if (!context.expect(out[at] == num_rows * x[at], "a token did not come back times its rows")) return;
+        }
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, CombineConformance, ::testing::ValuesIn(kBackendConfigs), config_name);
+
+}  // namespace
+}  // namespace ferry::test

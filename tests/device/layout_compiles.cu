@@ -1,0 +1,37 @@
+// Uses every function of src/layout in a kernel.
+#include <cstddef>
+#include <cstdint>
+
+#include "layout/carver.hpp"
+#include "layout/route_tables.hpp"
+#include "layout/slots.hpp"
+#include "layout/token_record.hpp"
+
+namespace {
+
+struct Params {
+  std::byte* arena;
+  std::int64_t num_experts;
+  std::int64_t num_ranks;
+  std::int64_t capacity;
+  std::int64_t* out;
+};
+
+__global__ void use_layout(const __grid_constant__ Params params) {
+  namespace layout = ferry::layout;
+  const std::int64_t expert = threadIdx.x;
+  const std::int64_t owner = layout::default_owner(expert, params.num_experts, params.num_ranks);
+  const std::int64_t local = expert - layout::default_first_expert(owner, params.num_experts, params.num_ranks);
+  const std::int64_t row =
+      layout::slab_first_row(local, params.capacity) + layout::aligned_group_rows(expert, layout::round_up(expert, 16));
+  const layout::TokenRecord record = layout::TokenRecord::of(224, 8, true, true);
+  layout::Carver carver(params.arena);
+  std::int64_t* const rows = carver.take<std::int64_t>(blockDim.x);
+  rows[expert] = row;
+  params.out[expert] = static_cast<std::int64_t>(record.size_bytes + carver.used_bytes());
+}
+
+}  // namespace
+
+// Named so that the kernel is not dropped as unused.
+void launch_use_layout(const Params& params) { use_layout<<<1, 32>>>(params); }

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# libferry.so exports the public interface and nothing else: check_symbols.sh libferry.so
+set -euo pipefail
+
+symbols=$(nm --dynamic --defined-only --demangle "$1" | sed -E 's/^[0-9a-f]* [A-Za-z] //')
+
+# Names directly in ferry::, and what the language makes of its classes. Lower-case namespaces inside are private.
+strangers=$(grep -vE '^((typeinfo|typeinfo name|vtable) for )?ferry::(\(|[A-Za-z_0-9:~<>]+)' <<<"$symbols" || true)
+private=$(grep -E '(^|for )ferry::([a-z][a-z0-9_]*|\(anonymous namespace\))::' <<<"$symbols" || true)
+if [[ -n $strangers$private ]]; then
+  printf '%s exports what is not its public interface:\n%s\n%s\n' "$1" "$strangers" "$private"
+  exit 1
+fi
+
+for name in 'ferry::version()' 'ferry::Group::create(' 'ferry::Group::dispatch(' 'typeinfo for ferry::Bootstrap'; do
+  if ! grep -qF "$name" <<<"$symbols"; then
+    printf '%s does not export %s\n' "$1" "$name"
+    exit 1
+  fi
+done
+printf '%s exports %d symbols, all of the public interface\n' "$1" "$(wc -l <<<"$symbols")"

@@ -1,0 +1,43 @@
+# Builds and runs the project in consumer/ as an outsider would: cmake -DWAY=… -DWORK_DIR=… … -P outside_project.cmake
+#   find_package_shared  installs this build tree, then find_package
+#   add_subdirectory     the sources as a part of the outside project, as a static library; then installs that library,
+#                        and find_package again
+cmake_minimum_required(VERSION 3.25)
+
+set(common -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" -DCMAKE_BUILD_TYPE=Debug)
+
+function(run)
+  list(JOIN ARGN " " command_line)
+  message(STATUS "${command_line}")
+  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+function(build_and_run_consumer build_dir)
+  run("${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${build_dir}" ${common} ${ARGN})
+  run("${CMAKE_COMMAND}" --build "${build_dir}" --parallel)
+  execute_process(COMMAND "${build_dir}/consumer" OUTPUT_VARIABLE output COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
+  if(NOT output STREQUAL "ok ${VERSION}\n")
+    message(FATAL_ERROR "consumer printed '${output}', expected 'ok ${VERSION}'")
+  endif()
+endfunction()
+
+# Installs a build tree and moves the result: nothing in the package may remember where it was.
+function(install_and_move build_dir)
+  run("${CMAKE_COMMAND}" --install "${build_dir}" --prefix "${WORK_DIR}/prefix")
+  file(RENAME "${WORK_DIR}/prefix" "${WORK_DIR}/moved")
+endfunction()
+
+file(REMOVE_RECURSE "${WORK_DIR}")
+if(WAY STREQUAL "find_package_shared")
+  install_and_move("${FERRY_BUILD_DIR}")
+elseif(WAY STREQUAL "add_subdirectory")
+  build_and_run_consumer("${WORK_DIR}/part" "-DFERRY_SOURCE_DIR=${FERRY_SOURCE_DIR}" -DFERRY_INSTALL=ON)
+  install_and_move("${WORK_DIR}/part")
+else()
+  message(FATAL_ERROR "WAY is '${WAY}'")
+endif()
+
+build_and_run_consumer("${WORK_DIR}/consumer" "-DCMAKE_PREFIX_PATH=${WORK_DIR}/moved" "-DWANTED_VERSION=${VERSION}")
+if(EXISTS "${WORK_DIR}/moved/bin/ferry")
+  run("${WORK_DIR}/moved/bin/ferry" --help)
+endif()

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Checks who may include whom: check_layering.sh [root of the source tree]
+# Prints "file:line: what is wrong" for each breach and exits 1 if there is one. docs/design.md gives the reasons.
+set -euo pipefail
+cd "${1:-"$(dirname "${BASH_SOURCE[0]}")/../.."}"
+
+breaches=0
+breach() { # location message
+  printf '%s: %s\n' "$1" "$2"
+  breaches=$((breaches + 1))
+}
+
+code_files() { # folders
+  local folder
+  for folder in "$@"; do
+    if [[ -d $folder ]]; then
+      find "$folder" -type f \( -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' \
+        -o -name '*.in' \) -print0
+    fi
+  done
+}
+
+# Prints "file:line:<header>" or file:line:"header" for every include under the folders.
+includes_of() {
+  code_files "$@" | xargs -0 --no-run-if-empty grep -nHoE '^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"][^>"]+[>"]' |
+    sed -E 's/#[[:space:]]*include[[:space:]]*//; s/:[[:space:]]+/:/' || true
+}
+
+# Every include in a folder must match one of the patterns.
+allow_only() { # folder reason pattern...
+  local folder=$1 reason=$2 line header pattern
+  shift 2
+  while IFS= read -r line; do
+    header=${line#*:*:}
+    for pattern in "$@"; do
+      if [[ $header =~ $pattern ]]; then continue 2; fi
+    done
+    breach "${line%:"$header"}" "includes $header: $reason"
+  done < <(includes_of "$folder")
+}
+
+readonly standard='^<[a-z0-9_]+>$'   # <vector>, not <sys/mman.h> or <fmt/format.h>
+readonly outside='^<[^>]+>$'         # the standard library, the system, third parties
+readonly public='^"ferry/[a-z0-9_]+\.h(pp)?"$'
+in_source() { printf '^"%s/[a-z0-9_/]+\.(hpp|h|cuh)"$' "$1"; }
+
+allow_only include "public headers include the standard library and each other" "$standard" "$public"
+allow_only src/layout "layout serves hosts and devices: standard library and itself" "$standard" "$(in_source layout)"
+allow_only src/numeric "numeric includes public headers and itself" "$outside" "$public" "$(in_source numeric)"
+allow_only src/core "core is blind to backends: public headers, layout, numeric and itself" "$outside" "$public" \
+  "$(in_source core)" "$(in_source layout)" "$(in_source numeric)"
+allow_only src/bootstrap "a bootstrap knows ranks and bytes: public headers and itself" "$outside" "$public" \
+  "$(in_source bootstrap)"
+allow_only src/reference "the oracle shares nothing with what it judges: standard library, public headers and itself" \
+  "$standard" "$public" "$(in_source reference)"
+allow_only src/cpu "a backend includes core, layout, numeric, public headers and itself, never another backend" \
+  "$outside" "$public" "$(in_source cpu)" "$(in_source core)" "$(in_source layout)" "$(in_source numeric)"
+allow_only tools "tools use the library as users do: public headers and their own" "$outside" "$public" \
+  '^"(common|ferry|demo|bench|doctor)/[a-z0-9_]+\.hpp"$'
+allow_only examples "examples use the library as users do: public headers only" "$outside" "$public"
+
+while IFS= read -r location; do
+  breach "$location" "speaks of torch, which belongs under python/ only"
+done < <(code_files include src tools tests benchmarks examples |
+  xargs -0 --no-run-if-empty grep -nHoiwE 'torch|libtorch|aten|c10' | sed -E 's/:[^:]*$//' || true)
+
+if ((breaches > 0)); then
+  printf '%d breaches of the layering\n' "$breaches"
+  exit 1
+fi
+echo "layering holds"

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# The layering check finds each kind of breach, and names file and line.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+
+expect() { # exit-status pattern what
+  local status=0 output
+  output=$("$here/check_layering.sh" "$tree") || status=$?
+  if [[ $status != "$1" || ! $output =~ $2 ]]; then
+    printf '%s: expected status %s and "%s", got status %s and:\n%s\n' "$3" "$1" "$2" "$status" "$output"
+    exit 1
+  fi
+}
+
+try() { # file line-of-code pattern: that line as the third of an otherwise good file is a breach
+  mkdir -p "$tree/$(dirname "$1")"
+  printf '#include <vector>\n\n%s\n' "$2" >"$tree/$1"
+  expect 1 "^$1:3: $3" "$1 with '$2'"
+  rm "$tree/$1"
+}
+
+mkdir -p "$tree/src/core"
+printf '#include <vector>\n#include "ferry/group.hpp"\n#include "layout/slots.hpp"\n' >"$tree/src/core/good.cpp"
+expect 0 "layering holds" "a good tree"
+
+try include/ferry/a.hpp '#include <fmt/format.h>' 'includes <fmt/format.h>'
+try include/ferry/a.hpp '#include <sys/mman.h>' 'includes <sys/mman.h>'
+try include/ferry/a.hpp '#include "core/backend.hpp"' 'includes "core/backend.hpp"'
+try src/core/a.cpp '#include "cpu/arena.hpp"' 'includes "cpu/arena.hpp"'
+try src/core/a.cpp '#  include "../cpu/arena.hpp"' 'includes "../cpu/arena.hpp"'
+try src/layout/a.hpp '#include <cuda_runtime.h>' 'includes <cuda_runtime.h>'
+try src/layout/a.hpp '#include "core/agreement.hpp"' 'includes "core/agreement.hpp"'
+try src/numeric/a.cpp '#include "core/agreement.hpp"' 'includes "core/agreement.hpp"'
+try src/bootstrap/a.cpp '#include "core/backend.hpp"' 'includes "core/backend.hpp"'
+try src/reference/a.cpp '#include "layout/slots.hpp"' 'includes "layout/slots.hpp"'
+try src/cpu/a.cpp '#include "cuda/arena.hpp"' 'includes "cuda/arena.hpp"'
+try src/cpu/a.cpp '#include "reference/oracle.hpp"' 'includes "reference/oracle.hpp"'
+try tools/demo/a.cpp '#include "layout/slots.hpp"' 'includes "layout/slots.hpp"'
+try examples/a.cpp '#include "core/backend.hpp"' 'includes "core/backend.hpp"'
+forbidden=tor
+forbidden+=ch # in two parts, so that this file passes the check it tests
+try src/cpu/a.cpp "using $forbidden::Tensor;" "speaks of $forbidden"
+echo "the layering check finds every breach"

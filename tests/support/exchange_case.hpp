@@ -1,0 +1,100 @@
+#ifndef FERRY_TESTS_EXCHANGE_CASE_HPP
+#define FERRY_TESTS_EXCHANGE_CASE_HPP
+
+/// One route with the dispatches and combines that follow it, described in a few fields, and what the oracle says they
+/// must give. Everything is made before the ranks start, so that ranks only run the library and compare.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reference/oracle.hpp"
+#include "support/random_world.hpp"
+#include "support/tensor_image.hpp"
+
+namespace ferry::test {
+
+enum class ScaleStrides { kDense, kRowGaps, kColumnMajor, kColumnSteps };
+
+struct DispatchSpec {
+  DType dtype = DType::kBfloat16;
+  std::int64_t hidden = 32;
+  std::int64_t num_scales = 0;  ///< 0: no scales travel
+  DType scale_dtype = DType::kFloat32;
+  ScaleStrides scale_strides = ScaleStrides::kDense;
+  bool zero_padding = false;
+  bool own_weights = false;  ///< send other weights than those of route
+  bool ask_tables = true;    ///< topk_idx, topk_weights (if any travel) and source
+  DType id_dtype = DType::kInt64;
+};
+
+/// What combine's payload is made of.
+enum class Values {
+  kRandom,
+  kSpecial,  ///< NaNs of all kinds, infinities, both zeros, subnormals and the largest numbers among random ones
+};
+
+struct CombineSpec {
+  DType dtype = DType::kBfloat16;
+  std::int64_t hidden = 32;
+  bool weighted = false;
+  bool own_weights = false;  ///< weigh with others than those of route
+  int num_biases = 0;
+  bool return_weights = false;
+  Values values = Values::kRandom;
+};
+
+struct ExchangeCase {
+  std::string name;
+  WorldSpec world;
+  DType id_dtype = DType::kInt64;  ///< of route's topk_idx
+  MemoryKind memory = MemoryKind::kSymmetric;
+  std::int64_t gap_granules = 0;  ///< between payload rows, in units of 16 bytes
+  bool slab_view = false;         ///< kSlab: give payload outputs and inputs as [L, C, H]
+  std::vector<DispatchSpec> dispatches;
+  std::vector<CombineSpec> combines;
+};
+
+/// What one rank gives to and expects from a dispatch.
+struct RankDispatch {
+  TensorImage x, scales, topk_weights;
+  TensorImage out_x, out_scales, out_topk_idx, out_topk_weights, out_source;
+};
+
+struct RankCombine {
+  TensorImage x, weights, topk_weights;
+  std::array<TensorImage, 2> bias;
+  TensorImage out_x, out_weights;
+};
+
+struct PreparedCase {
+  ExchangeCase spec;
+  reference::World world;
+  std::vector<reference::RankRouting> routings;
+  std::vector<std::vector<RankDispatch>> dispatches;  ///< [dispatch][rank]
+  std::vector<std::vector<RankCombine>> combines;     ///< [combine][rank]
+
+  std::int64_t num_tokens(int rank) const { return world.ranks[static_cast<std::size_t>(rank)].num_tokens; }
+  bool sends_scales(std::size_t dispatch_idx) const { return spec.dispatches[dispatch_idx].num_scales != 0; }
+  bool receives_ids(std::size_t dispatch_idx) const {
+    return spec.dispatches[dispatch_idx].ask_tables && world.options.layout == Layout::kTokens;
+  }
+  bool receives_weights(std::size_t dispatch_idx) const {
+    const DispatchSpec& dispatch = spec.dispatches[dispatch_idx];
+    return dispatch.ask_tables && (dispatch.own_weights || spec.world.weights);
+  }
+  bool slabs(int rank) const {
+    return spec.slab_view && world.options.layout == Layout::kSlab &&
+           !routings[static_cast<std::size_t>(rank)].local_expert_ids.empty();
+  }
+};
+
+PreparedCase prepare(const ExchangeCase& spec);
+
+/// A case drawn at random, with several dispatches and combines.
+ExchangeCase draw_case(std::mt19937_64& random, int num_ranks);
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_EXCHANGE_CASE_HPP

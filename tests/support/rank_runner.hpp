@@ -1,0 +1,64 @@
+#ifndef FERRY_TESTS_RANK_RUNNER_HPP
+#define FERRY_TESTS_RANK_RUNNER_HPP
+
+/// Runs one function on every rank of a group, ranks as threads of this process or as forked processes, and brings
+/// their failures home. A rank that hangs or dies is a failure with its number, never a hanging test.
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/bootstrap.hpp"
+#include "ferry/status.hpp"
+
+namespace ferry::test {
+
+enum class RankKind { kThreads, kProcesses };
+
+/// What a rank's function sees. Report through it: a child's GoogleTest failures do not reach the parent.
+class RankContext {
+ public:
+  RankContext(int rank, int num_ranks, std::shared_ptr<Bootstrap> bootstrap)
+      : rank_(rank), num_ranks_(num_ranks), bootstrap_(std::move(bootstrap)) {}
+
+  int rank() const { return rank_; }
+  int num_ranks() const { return num_ranks_; }
+  /// Hands the bootstrap over: groups use it only while they are created.
+  std::shared_ptr<Bootstrap> bootstrap() const { return bootstrap_; }
+
+  void fail(std::string text);
+  /// Each returns whether the expectation held.
+  bool expect(bool held, std::string_view what);
+  bool expect_ok(const Status& status, std::string_view what);
+  bool expect_code(const Status& status, ErrorCode code, std::string_view what);
+
+  const std::vector<std::string>& failures() const { return failures_; }
+
+ private:
+  int rank_;
+  int num_ranks_;
+  std::shared_ptr<Bootstrap> bootstrap_;
+  std::vector<std::string> failures_;
+};
+
+using RankBody = std::function<void(RankContext&)>;
+
+struct RankRun {
+  RankKind kind = RankKind::kThreads;
+  int num_ranks = 1;
+  /// For the whole run. Processes that are still there are killed; threads cannot be, so the test program is ended.
+  std::chrono::seconds deadline{120};
+};
+
+/// Failures of all ranks, each naming its rank. Processes need a single-threaded caller (fork copies only one thread).
+std::vector<std::string> collect_rank_failures(const RankRun& run, const RankBody& body);
+
+/// As above, each failure added to the running test.
+void run_ranks(const RankRun& run, const RankBody& body);
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_RANK_RUNNER_HPP

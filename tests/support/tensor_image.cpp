@@ -1,0 +1,128 @@
+#include "support/tensor_image.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+namespace ferry::test {
+namespace {
+
+/// Bytes behind the last element that must stay untouched: more than the widest vector store.
+constexpr std::size_t kMarginBytes = 80;
+/// Cache lines; TestTensor starts past a multiple of this by `alignment_bytes`, so it has no more alignment than asked.
+constexpr std::size_t kBaseAlignmentBytes = 64;
+
+/// Differs from byte to byte, so that untouched memory cannot be mistaken for memory copied from elsewhere.
+std::byte pattern(std::size_t offset) { return static_cast<std::byte>((offset * 37 + 0xA5) & 0xFF); }
+
+std::size_t extent_bytes(const TensorSpec& spec) {
+  if (spec.rows == 0 || spec.cols == 0) return 0;
+  const std::int64_t last = (spec.rows - 1) * spec.row_stride + (spec.cols - 1) * spec.col_stride;
+  return static_cast<std::size_t>(last + 1) * size_bytes(spec.dtype);
+}
+
+TensorView view_of(const TensorSpec& spec, void* data) {
+  if (spec.num_dims == 1) return TensorView(data, spec.dtype, {spec.rows}, {spec.row_stride});
+  if (spec.num_dims == 2)
+    return TensorView(data, spec.dtype, {spec.rows, spec.cols}, {spec.row_stride, spec.col_stride});
+  const std::int64_t slab_rows = spec.rows / spec.slabs;
+  return TensorView(data, spec.dtype, {spec.slabs, slab_rows, spec.cols},
+                    {slab_rows * spec.row_stride, spec.row_stride, spec.col_stride});
+}
+
+/// Rows and widths differ between the tensors of a call, so that inputs and outputs are decided apart from each other.
+bool is_symmetric(MemoryKind kind, const TensorSpec& spec, int rank) {
+  if (kind != MemoryKind::kMixed) return kind == MemoryKind::kSymmetric;
+  return (spec.rows + spec.cols / 16 + rank) % 2 == 0;
+}
+
+std::string where(const TensorSpec& spec, std::size_t offset) {
+  const std::size_t element_bytes = size_bytes(spec.dtype);
+  for (std::int64_t row = 0; row < spec.rows; ++row) {
+    for (std::int64_t col = 0; col < spec.cols; ++col) {
+      const auto first = static_cast<std::size_t>(row * spec.row_stride + col * spec.col_stride) * element_bytes;
+      if (offset >= first && offset < first + element_bytes) return fmt::format("element [{}, {}]", row, col);
+    }
+  }
+  return "memory outside of the elements";
+}
+
+}  // namespace
+
+TensorSpec dense(DType dtype, std::int64_t rows, std::int64_t cols) {
+  return {.dtype = dtype, .rows = rows, .cols = cols, .row_stride = cols, .alignment_bytes = size_bytes(dtype)};
+}
+
+TensorSpec payload_rows(DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t gap_granules) {
+  TensorSpec spec = dense(dtype, rows, cols);
+  spec.row_stride += gap_granules * kRowGranuleBytes / static_cast<std::int64_t>(size_bytes(dtype));
+  spec.alignment_bytes = static_cast<std::size_t>(kRowGranuleBytes);
+  return spec;
+}
+
+TensorImage::TensorImage(const TensorSpec& spec) : spec_(spec), bytes_(extent_bytes(spec) + kMarginBytes) {
+  for (std::size_t offset = 0; offset < bytes_.size(); ++offset) bytes_[offset] = pattern(offset);
+}
+
+void TensorImage::set_row(std::int64_t row, const std::byte* packed) {
+  const std::size_t element_bytes = size_bytes(spec_.dtype);
+  std::byte* first = bytes_.data() + static_cast<std::size_t>(row * spec_.row_stride) * element_bytes;
+  if (spec_.col_stride == 1) {
+    std::memcpy(first, packed, static_cast<std::size_t>(spec_.cols) * element_bytes);
+    return;
+  }
+  for (std::int64_t col = 0; col < spec_.cols; ++col) {
+    std::memcpy(first + static_cast<std::size_t>(col * spec_.col_stride) * element_bytes,
+                packed + static_cast<std::size_t>(col) * element_bytes, element_bytes);
+  }
+}
+
+void TensorImage::clear_row(std::int64_t row) {
+  const Bytes zeros(static_cast<std::size_t>(spec_.cols) * size_bytes(spec_.dtype));
+  set_row(row, zeros.data());
+}
+
+void TensorImage::set_rows(const void* packed) {
+  const std::size_t row_bytes = static_cast<std::size_t>(spec_.cols) * size_bytes(spec_.dtype);
+  for (std::int64_t row = 0; row < spec_.rows; ++row)
+    set_row(row, static_cast<const std::byte*>(packed) + static_cast<std::size_t>(row) * row_bytes);
+}
+
+TestTensor::TestTensor(RankContext& context, Group& group, MemoryKind kind, const TensorImage& image)
+    : spec_(image.spec()) {
+  const std::size_t num_bytes = image.bytes().size() + spec_.alignment_bytes;
+  std::byte* base = nullptr;
+  if (is_symmetric(kind, spec_, context.rank())) {
+    auto buffer = group.allocate(num_bytes);
+    if (!context.expect_ok(buffer.status(), "allocate")) return;
+    buffer_ = std::move(*buffer);
+    base = static_cast<std::byte*>(buffer_.data());
+  } else {
+    plain_.resize(num_bytes + kBaseAlignmentBytes);
+    const auto address = reinterpret_cast<std::uintptr_t>(plain_.data());
+    base = plain_.data() + (kBaseAlignmentBytes - address % kBaseAlignmentBytes) % kBaseAlignmentBytes;
+  }
+  data_ = base + spec_.alignment_bytes;
+  std::copy(image.bytes().begin(), image.bytes().end(), data_);
+  // A view of no elements may have any pointer; null is the likeliest to be dereferenced by mistake.
+  view_ = view_of(spec_, spec_.rows == 0 ? nullptr : data_);
+}
+
+bool TestTensor::expect_equal(RankContext& context, const TensorImage& expected, std::string_view what) const {
+  if (data_ == nullptr) return false;
+  const auto [seen, wanted] = std::mismatch(data_, data_ + expected.bytes().size(), expected.bytes().begin());
+  if (wanted == expected.bytes().end()) return true;
+  const auto offset = static_cast<std::size_t>(seen - data_);
+  const auto num_wrong = std::inner_product(data_, data_ + expected.bytes().size(), expected.bytes().begin(), 0,
+                                            std::plus<>(), [](std::byte a, std::byte b) { return a != b ? 1 : 0; });
+  context.fail(fmt::format("{}: byte {} of {} is 0x{:02x}, expected 0x{:02x} ({} of [{}, {}] {}); {} bytes differ",
+                           what, offset, expected.bytes().size(), std::to_integer<int>(*seen),
+                           std::to_integer<int>(*wanted), where(spec_, offset), spec_.rows, spec_.cols,
+                           to_string(spec_.dtype), num_wrong));
+  return false;
+}
+
+}  // namespace ferry::test

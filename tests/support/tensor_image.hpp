@@ -1,0 +1,79 @@
+#ifndef FERRY_TESTS_TENSOR_IMAGE_HPP
+#define FERRY_TESTS_TENSOR_IMAGE_HPP
+
+/// Memory of one tensor, every byte accounted for: the elements, the gaps that its strides leave, and a margin at the
+/// end. All of it starts as a pattern, so that a comparison of two images also finds what should have stayed untouched.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ferry/group.hpp"
+#include "ferry/types.hpp"
+#include "support/rank_runner.hpp"
+
+namespace ferry::test {
+
+using Bytes = std::vector<std::byte>;
+
+/// Shape [rows, cols] and strides in elements.
+struct TensorSpec {
+  DType dtype = DType::kUint8;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t col_stride = 1;
+  std::int64_t num_dims = 2;  ///< 1: the view is [rows] (cols is 1); 3: [slabs, rows / slabs, cols]
+  std::int64_t slabs = 1;
+  std::size_t alignment_bytes = 1;  ///< the memory is aligned to this and to no more
+};
+
+/// Contiguous rows aligned to their elements.
+TensorSpec dense(DType dtype, std::int64_t rows, std::int64_t cols);
+/// Payload rows with `gap_granules` * 16 bytes between them, aligned to 16 bytes.
+TensorSpec payload_rows(DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t gap_granules);
+
+/// What the memory of a tensor holds or should hold.
+class TensorImage {
+ public:
+  explicit TensorImage(const TensorSpec& spec);
+
+  const TensorSpec& spec() const { return spec_; }
+  const Bytes& bytes() const { return bytes_; }
+  /// Writes one packed row of elements to where the strides put it.
+  void set_row(std::int64_t row, const std::byte* packed);
+  void clear_row(std::int64_t row);
+  /// Writes all rows from a packed array.
+  void set_rows(const void* packed);
+
+ private:
+  TensorSpec spec_;
+  Bytes bytes_;
+};
+
+/// Where tensors live: memory of the group, any other, or each tensor of each rank in one or the other.
+enum class MemoryKind { kSymmetric, kPlain, kMixed };
+
+/// A tensor in real memory.
+class TestTensor {
+ public:
+  /// Memory that holds `image`. A failed allocation is reported to `context` and gives an absent view. kMixed decides
+  /// by the rank and the tensor's shape, so that all pairs of sender and receiver occur.
+  TestTensor(RankContext& context, Group& group, MemoryKind kind, const TensorImage& image);
+
+  TensorView view() const { return view_; }
+  /// Reports the first difference from `expected`, which has this tensor's spec.
+  bool expect_equal(RankContext& context, const TensorImage& expected, std::string_view what) const;
+
+ private:
+  TensorSpec spec_;
+  Buffer buffer_;
+  Bytes plain_;
+  std::byte* data_ = nullptr;
+  TensorView view_;
+};
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_TENSOR_IMAGE_HPP

@@ -1,0 +1,44 @@
+/// `ferry doctor` where the cpu backend works, as it must wherever these tests run.
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "tools/running_command.hpp"
+
+namespace ferry::testing {
+namespace {
+
+using nlohmann::json;
+
+TEST(Doctor, ProvesTheCpuBackend) {
+  const CommandEnd end = run_ferry({"doctor", "--json", "-"});
+  ASSERT_EQ(end.exit_code, 0) << end.standard_output << end.standard_error;
+  const json report = json::parse(end.standard_output);
+  EXPECT_TRUE(report["works"].get<bool>());
+  std::set<std::string> names;
+  for (const json& finding : report["findings"]) {
+    const auto status = finding["status"].get<std::string>();
+    names.insert(finding["name"].get<std::string>());
+    EXPECT_TRUE(status == "ok" || status == "warn" || status == "missing") << status;
+    EXPECT_NE(finding["observed"], "") << finding;
+    EXPECT_TRUE(status == "ok" || finding["advice"] != "") << finding;
+    EXPECT_TRUE(status == "ok" || finding["name"] != "proof") << finding;
+  }
+  for (const char* name : {"cpu", "memory", "open files", "memfd_create", "futex", "unix sockets", "loopback TCP",
+                           "launcher", "backend cpu", "inter-node", "proof"}) {
+    EXPECT_TRUE(names.count(name)) << name;
+  }
+}
+
+TEST(Doctor, NamesTheLauncherThatItSees) {
+  const CommandEnd end = run_ferry({"doctor"}, {{"RANK", "3"}, {"WORLD_SIZE", "16"}});
+  EXPECT_EQ(end.exit_code, 0);
+  EXPECT_NE(end.standard_output.find("torchrun: RANK=3, WORLD_SIZE=16"), std::string::npos) << end.standard_output;
+  EXPECT_NE(end.standard_output.find("The cpu backend works here."), std::string::npos) << end.standard_output;
+}
+
+}  // namespace
+}  // namespace ferry::testing

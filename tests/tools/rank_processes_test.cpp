@@ -1,0 +1,137 @@
+/// Ranks as processes of the `ferry` command: nothing outlives a run, whoever is killed, and a launcher's ranks work as
+/// forked ones do.
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "tools/running_command.hpp"
+
+namespace ferry::testing {
+namespace {
+
+constexpr int kPatienceMs = 20'000;
+
+/// Runs until it is killed, or for a number of iterations that no test waits for.
+const std::vector<std::string> endless_bench = {"bench",    "--ranks",      "3",      "--tokens", "16",
+                                                "--hidden", "64",           "--topk", "2",        "--experts",
+                                                "8",        "--iterations", "1000000"};
+
+void expect_gone(const std::vector<pid_t>& pids) {
+  for (pid_t pid : pids) EXPECT_TRUE(wait_until_gone(pid, kPatienceMs)) << pid;
+}
+
+TEST(RankProcesses, AKilledRankEndsTheRunAndIsNamed) {
+  RunningCommand command(endless_bench);
+  ASSERT_TRUE(command.wait_for_error_text("warm-up"));
+  const std::vector<pid_t> ranks = command.children();
+  ASSERT_EQ(ranks.size(), 3U);
+  kill(ranks[1], SIGKILL);
+  const CommandEnd end = command.wait();
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_NE(end.standard_error.find("rank 1 was killed by signal 9"), std::string::npos) << end.standard_error;
+  expect_gone(ranks);
+}
+
+TEST(RankProcesses, AKilledParentTakesItsRanksAlong) {
+  // Orphans come to this process, which reaps them: not every container's first process does.
+  ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  RunningCommand command(endless_bench);
+  ASSERT_TRUE(command.wait_for_error_text("warm-up"));
+  const std::vector<pid_t> ranks = command.children();
+  ASSERT_EQ(ranks.size(), 3U);
+  kill(command.pid(), SIGKILL);
+  EXPECT_EQ(command.wait().signal, SIGKILL);
+  expect_gone(ranks);
+  for (pid_t rank : ranks) {
+    int status = 0;
+    EXPECT_EQ(waitpid(rank, &status, WNOHANG), rank);
+    EXPECT_TRUE(WIFSIGNALED(status));
+  }
+}
+
+TEST(RankProcesses, AnInterruptEndsEverything) {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    RunningCommand command(endless_bench);
+    ASSERT_TRUE(command.wait_for_error_text("warm-up"));
+    const std::vector<pid_t> ranks = command.children();
+    ASSERT_EQ(ranks.size(), 3U);
+    kill(command.pid(), signal);
+    EXPECT_EQ(command.wait().signal, signal);
+    expect_gone(ranks);
+  }
+}
+
+/// A port that is free now. Another process could take it before the command does; the tests on one machine do not.
+std::string free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t address_bytes = sizeof address;
+  bind(fd, reinterpret_cast<sockaddr*>(&address), address_bytes);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_bytes);
+  close(fd);
+  return std::to_string(ntohs(address.sin_port));
+}
+
+Environment launcher_environment(int rank, const std::string& port) {
+  return {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", "2"},  {"LOCAL_WORLD_SIZE", "2"},
+          {"MASTER_ADDR", "127.0.0.1"},   {"FERRY_PORT", port}, {"FERRY_SECRET", "a secret of this test"}};
+}
+
+TEST(RankProcesses, ALaunchersRanksRunTheDemoTogether) {
+  const std::vector<std::string> arguments = {"demo", "--tokens", "24", "--scale", "64"};
+  for (bool spoiled : {false, true}) {
+    auto spoiled_arguments = arguments;
+    if (spoiled) spoiled_arguments.insert(spoiled_arguments.end(), {"--spoil-token", "40"});
+    const std::string port = free_port();
+    RunningCommand first(spoiled_arguments, launcher_environment(0, port));
+    RunningCommand second(spoiled_arguments, launcher_environment(1, port));
+    const CommandEnd second_end = second.wait();
+    const CommandEnd first_end = first.wait();
+    // Every process leaves with the verdict, one of them prints it.
+    EXPECT_EQ(first_end.exit_code, spoiled ? 1 : 0) << first_end.standard_output << first_end.standard_error;
+    EXPECT_EQ(second_end.exit_code, spoiled ? 1 : 0) << second_end.standard_output << second_end.standard_error;
+    EXPECT_NE(first_end.standard_output.find("started by torchrun"), std::string::npos) << first_end.standard_output;
+    EXPECT_NE(first_end.standard_output.find(spoiled ? "MISMATCH" : "verified: 48 tokens"), std::string::npos);
+    EXPECT_EQ(second_end.standard_output, "");
+  }
+}
+
+TEST(RankProcesses, ALaunchersRanksRunTheBenchTogether) {
+  const std::vector<std::string> arguments = {"bench", "--tokens",  "16", "--hidden",     "64", "--topk",
+                                              "2",     "--experts", "8",  "--iterations", "3"};
+  const std::string port = free_port();
+  RunningCommand first(arguments, launcher_environment(0, port));
+  RunningCommand second(arguments, launcher_environment(1, port));
+  const CommandEnd second_end = second.wait();
+  const CommandEnd first_end = first.wait();
+  EXPECT_EQ(first_end.exit_code, 0) << first_end.standard_output << first_end.standard_error;
+  EXPECT_EQ(second_end.exit_code, 0) << second_end.standard_error;
+}
+
+TEST(RankProcesses, RanksOptionMustAgreeWithTheLauncher) {
+  const CommandEnd end = run_ferry({"demo", "--ranks", "5"}, launcher_environment(0, "29999"));
+  EXPECT_EQ(end.exit_code, 2);
+  EXPECT_NE(end.standard_error.find("--ranks 5 disagrees with the launcher, which started 2"), std::string::npos)
+      << end.standard_error;
+}
+
+TEST(RankProcesses, ForkIgnoresTheLauncherWhenAsked) {
+  const CommandEnd end = run_ferry({"demo", "--ranks", "3", "--launch", "fork", "--tokens", "8", "--scale", "64"},
+                                   launcher_environment(0, "29999"));
+  EXPECT_EQ(end.exit_code, 0) << end.standard_error;
+  EXPECT_NE(end.standard_output.find("3 ranks, each a process forked"), std::string::npos) << end.standard_output;
+}
+
+}  // namespace
+}  // namespace ferry::testing

@@ -1,0 +1,222 @@
+#include "bench/bench.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/Validators.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "bench/bench_plan.hpp"
+#include "bench/bench_rank.hpp"
+#include "bench/bench_result.hpp"
+#include "bench/report.hpp"
+#include "common/exit_code.hpp"
+#include "common/host_facts.hpp"
+#include "common/launcher.hpp"
+#include "common/run_options.hpp"
+#include "common/table.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/version.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+constexpr std::int64_t kMaxTokens = 1 << 22;
+constexpr std::int64_t kMaxHidden = 1 << 20;
+constexpr std::int64_t kMaxExperts = 1 << 16;
+constexpr int kMaxIterations = 1'000'000;
+
+struct BenchOptions {
+  CommonOptions common;
+  BenchPlan plan;
+  std::string routing = "random";
+  std::vector<std::int64_t> sweep_tokens;
+  std::string json_path;
+  bool topk_given = false;
+  bool experts_given = false;
+};
+
+Status set_routing(const BenchOptions& options, BenchPlan* plan) {
+  static const std::map<std::string, RoutingKind> kinds = {
+      {"random", RoutingKind::kRandom}, {"zipf", RoutingKind::kZipf}, {"one-hot", RoutingKind::kOneHot}};
+  constexpr std::string_view kTracePrefix = "trace:";
+  plan->routing_name = options.routing;
+  if (const auto kind = kinds.find(options.routing); kind != kinds.end()) {
+    plan->routing = kind->second;
+    return {};
+  }
+  if (!std::string_view(options.routing).starts_with(kTracePrefix)) {
+    return {ErrorCode::kInvalidArgument,
+            fmt::format("--routing {}: expected random, zipf, one-hot or trace:FILE", options.routing)};
+  }
+  auto trace = read_trace(options.routing.substr(kTracePrefix.size()));
+  if (!trace) return trace.status();
+  const RoutingTable& table = trace->table;
+  if ((options.topk_given && plan->num_topk != table.num_topk) ||
+      (options.experts_given && plan->num_experts != table.num_experts)) {
+    return {ErrorCode::kInvalidArgument, fmt::format("the trace has --topk {} and --experts {}; leave both options out",
+                                                     table.num_topk, table.num_experts)};
+  }
+  plan->num_topk = table.num_topk;
+  plan->num_experts = table.num_experts;
+  plan->trace = std::move(*trace);
+  return {};
+}
+
+Status check_shape(const BenchPlan& plan) {
+  if (plan.num_topk > plan.num_experts) {
+    return {ErrorCode::kInvalidArgument,
+            fmt::format("--topk {} of --experts {}: a token picks distinct experts", plan.num_topk, plan.num_experts)};
+  }
+  if (plan.payload_bytes() % kRowGranuleBytes != 0 || plan.combine_row_bytes() % kRowGranuleBytes != 0) {
+    return {ErrorCode::kInvalidArgument,
+            fmt::format("--hidden {} makes rows of {} bytes; rows are multiples of {} bytes", plan.hidden,
+                        plan.payload_bytes(), kRowGranuleBytes)};
+  }
+  return {};
+}
+
+/// Refuses what would end in swapping or in the system killing a rank.
+Status check_memory(const BenchPlan& plan) {
+  const HostFacts host = read_host_facts();
+  std::int64_t available = host.available_memory_bytes;
+  if (host.memory_limit_bytes > 0) available = std::min(available, host.memory_limit_bytes);
+  const std::int64_t needed = estimate_memory_bytes(plan);
+  if (needed <= available || available == 0) return {};
+  return {ErrorCode::kSystem, fmt::format("{} ranks with {} tokens need about {}, this machine has {} left; use fewer "
+                                          "ranks or tokens, or a smaller hidden size",
+                                          plan.num_ranks, plan.num_tokens, format_bytes(static_cast<double>(needed)),
+                                          format_bytes(static_cast<double>(available)))};
+}
+
+std::string introduction(const BenchPlan& plan, const std::string& launch) {
+  return fmt::format(
+      "Ferry {} ({}), backend {}: {}\n{}\n"
+      "{} hidden {}, top {} of {} experts, {}, routing {}, layout {}, {} memory, {} iterations after {} to warm up\n"
+      "{}\n",
+      version(), commit(), plan.backend, launch, describe(read_host_facts()), name_of(plan.op), plan.hidden,
+      plan.num_topk, plan.num_experts, name_of(plan.dtype), plan.routing_name, name_of(plan.layout),
+      name_of(plan.memory), plan.num_iterations, plan.num_warmup, formulas(plan));
+}
+
+int run_bench(const BenchOptions& options) {
+  const auto fail = [](const Status& status, int exit_code) { return report_failure("bench", status, exit_code); };
+  auto backend = resolve_backend(options.common);
+  if (!backend) return fail(backend.status(), kExitUsage);
+  if (Status status = check_writable(options.json_path); !status) return fail(status, kExitUsage);
+  auto launch = plan_launch(options.common.launch, options.common.num_ranks, kDefaultNumRanks);
+  if (!launch) return fail(launch.status(), kExitUsage);
+  BenchPlan plan = options.plan;
+  plan.num_ranks = launch->num_ranks;
+  plan.backend = *backend;
+  plan.timeout_ns = options.common.timeout_ns();
+  plan.seed = options.common.seed;
+  if (Status status = set_routing(options, &plan); !status) return fail(status, kExitUsage);
+  if (Status status = check_shape(plan); !status) return fail(status, kExitUsage);
+  const bool sweeps = !options.sweep_tokens.empty();
+  if (sweeps && launch->from_environment) {
+    return fail({ErrorCode::kUnsupported, "--sweep-tokens needs ranks that this command forks (--launch fork)"},
+                kExitUsage);
+  }
+
+  const bool reports_here = !launch->from_environment || launch->bootstrap.rank == 0;
+  if (reports_here) {
+    fmt::print(text_stream(options.json_path), "{}", introduction(plan, launch->description));
+    std::fflush(stdout);
+  }
+  std::vector<BenchReport> reports;
+  for (std::int64_t num_tokens : sweeps ? options.sweep_tokens : std::vector<std::int64_t>{plan.num_tokens}) {
+    plan.num_tokens = num_tokens;
+    if (Status status = check_memory(plan); !status) return fail(status, kExitFailed);
+    const RunOptions run_options{*launch, BenchArea::size_bytes(plan), plan.timeout_ns};
+    auto outcome = run_ranks(run_options, [&](RankContext& context) { return run_bench_rank(plan, context); });
+    if (!outcome) return fail(outcome.status(), kExitFailed);
+    reports.push_back({plan, summarise(plan, *outcome)});
+  }
+  if (!reports_here) return kExitOk;
+  fmt::print(text_stream(options.json_path), "{}", to_text(reports));
+  std::fflush(stdout);
+  if (options.json_path.empty()) return kExitOk;
+  Status status = write_json(options.json_path, to_json(reports, launch->description));
+  return status ? kExitOk : fail(status, kExitFailed);
+}
+
+template <typename T>
+void add_choice(CLI::App& command, const std::string& name, T* value, const std::map<std::string, T>& choices,
+                const std::string& description) {
+  std::string names;
+  for (const auto& [choice, ignored] : choices) names += (names.empty() ? "" : ",") + choice;
+  command.add_option(name, *value, description)
+      ->transform(CLI::CheckedTransformer(choices))
+      ->option_text("{" + names + "}");
+}
+
+void add_shape_options(CLI::App& command, BenchOptions* options) {
+  BenchPlan& plan = options->plan;
+  plan.num_tokens = 512;
+  plan.hidden = 7168;  // the MoE layer of DeepSeek-V3
+  plan.num_topk = 8;
+  plan.num_experts = 256;
+  command.add_option("--tokens", plan.num_tokens, "Tokens of each rank")
+      ->check(CLI::Range(std::int64_t{1}, kMaxTokens))
+      ->capture_default_str();
+  command.add_option("--sweep-tokens", options->sweep_tokens, "Measure several token counts, e.g. 512,1024,2048")
+      ->delimiter(',')
+      ->check(CLI::Range(std::int64_t{1}, kMaxTokens));
+  command.add_option("--hidden", plan.hidden, "Channels of a token")
+      ->check(CLI::Range(std::int64_t{1}, kMaxHidden))
+      ->capture_default_str();
+  command.add_option("--topk", plan.num_topk, "Experts of a token")
+      ->check(CLI::Range(1, kMaxTopk))
+      ->capture_default_str();
+  command.add_option("--experts", plan.num_experts, "Experts of all ranks")
+      ->check(CLI::Range(std::int64_t{1}, kMaxExperts))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, int* exit_code) {
+  auto options = std::make_shared<BenchOptions>();
+  BenchPlan& plan = options->plan;
+  plan.num_iterations = 20;
+  plan.num_warmup = 3;
+  CLI::App* command =
+      app.add_subcommand("bench", "Time route, dispatch and combine beside what plain copies reach on this machine");
+  add_common_options(*command, &options->common);
+  add_choice<BenchOp>(*command, "--op", &plan.op,
+                      {{"route", BenchOp::kRoute},
+                       {"dispatch", BenchOp::kDispatch},
+                       {"combine", BenchOp::kCombine},
+                       {"pair", BenchOp::kPair}},
+                      "What to time (default pair: dispatch and combine)");
+  add_shape_options(*command, options.get());
+  add_choice<BenchDType>(*command, "--dtype", &plan.dtype, {{"bf16", BenchDType::kBfloat16}, {"fp8", BenchDType::kFp8}},
+                         "Payload of dispatch (default bf16); combine is always bf16");
+  add_choice<Layout>(*command, "--layout", &plan.layout,
+                     {{"tokens", Layout::kTokens}, {"experts", Layout::kExperts}, {"slab", Layout::kSlab}},
+                     "Layout of received rows (default tokens); combine is weighted in the other two");
+  add_choice<BenchMemory>(*command, "--memory", &plan.memory,
+                          {{"symmetric", BenchMemory::kSymmetric}, {"plain", BenchMemory::kPlain}},
+                          "Where tokens and rows live (default symmetric: memory of the group)");
+  command->add_option("--routing", options->routing, "random, zipf, one-hot or trace:FILE")->capture_default_str();
+  command->add_option("--iterations", plan.num_iterations, "Timed iterations")
+      ->check(CLI::Range(1, kMaxIterations))
+      ->capture_default_str();
+  command->add_option("--warmup", plan.num_warmup, "Iterations before the first timed one")
+      ->check(CLI::Range(0, kMaxIterations))
+      ->capture_default_str();
+  command->add_option("--json", options->json_path, "Write the results to this file as JSON (-: to stdout, alone)");
+  command->callback([options, command, exit_code] {
+    options->topk_given = command->count("--topk") > 0;
+    options->experts_given = command->count("--experts") > 0;
+    *exit_code = run_bench(*options);
+  });
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,67 @@
+#ifndef FERRY_TOOLS_BENCH_BENCH_BUFFERS_HPP
+#define FERRY_TOOLS_BENCH_BENCH_BUFFERS_HPP
+
+/// The memory of one rank, and the pattern that its rows are filled with and checked against.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "bench/bench_plan.hpp"
+#include "ferry/group.hpp"
+
+namespace ferry::tools {
+
+/// Rows by (source rank, source token): windows into one random tile of finite bf16 values, so that a whole row is
+/// written by one copy and checked by one comparison. As opaque bytes the same windows serve as FP8 rows and scales.
+class RowPattern {
+ public:
+  RowPattern(std::uint64_t seed, std::int64_t max_row_bytes);
+  const std::byte* row(int source_rank, std::int64_t source_token) const;
+
+ private:
+  std::uint64_t seed_;
+  std::vector<std::uint16_t> tile_;
+};
+
+/// A block in symmetric memory or in this process's own, every page of it touched.
+class BenchBlock {
+ public:
+  Status allocate(Group& group, BenchMemory memory, std::int64_t size_bytes);
+  std::byte* data() const { return data_; }
+  std::byte* row(std::int64_t row_idx, std::int64_t row_bytes) const { return data_ + row_idx * row_bytes; }
+
+ private:
+  struct FreePages {
+    void operator()(std::byte* data) const { ::operator delete(data, kPageAlignment); }
+  };
+  /// As symmetric memory is aligned, so that both kinds are measured alike.
+  static constexpr std::align_val_t kPageAlignment{4096};
+
+  Buffer symmetric_;
+  std::unique_ptr<std::byte, FreePages> plain_;
+  std::byte* data_ = nullptr;
+};
+
+/// All blocks of a rank. Those that the operation does not use stay empty.
+struct BenchBuffers {
+  BenchBlock x;             ///< [T, H] dispatch's input
+  BenchBlock scales;        ///< [T, S]
+  BenchBlock recv_x;        ///< [rows, H] dispatch's output; empty where `y` is also that
+  BenchBlock recv_scales;   ///< [rows, S]
+  BenchBlock recv_idx;      ///< kTokens: [rows, K] i64
+  BenchBlock recv_weights;  ///< kTokens: [rows, K] f32, else [rows]
+  BenchBlock y;             ///< combine's input, and dispatch's output if that is bf16; room for the limit's copies
+  BenchBlock out;           ///< [T, H] bf16
+  std::vector<std::byte> side_in;   ///< scales and metadata of T tokens, for the limit's copies
+  std::vector<std::byte> side_out;  ///< the same of all rows sent
+  std::byte* received = nullptr;    ///< dispatch's output: recv_x or y
+
+  Status allocate(const BenchPlan& plan, Group& group, std::int64_t num_rows, std::int64_t num_sent_rows);
+};
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_BENCH_BENCH_BUFFERS_HPP

@@ -1,0 +1,110 @@
+#include "bench/bench_plan.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "ferry/fp8.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+constexpr std::int64_t kBfloat16Bytes = 2;
+
+/// Owner in the contiguous placement: rank r owns experts [r*E/R, (r+1)*E/R), rounded down.
+std::int64_t owner_of(std::int64_t expert, std::int64_t num_experts, std::int64_t num_ranks) {
+  std::int64_t rank = expert * num_ranks / num_experts;
+  while ((rank + 1) * num_experts / num_ranks <= expert) ++rank;
+  return rank;
+}
+
+}  // namespace
+
+std::string_view name_of(BenchOp op) {
+  switch (op) {
+    case BenchOp::kRoute:
+      return "route";
+    case BenchOp::kDispatch:
+      return "dispatch";
+    case BenchOp::kCombine:
+      return "combine";
+    case BenchOp::kPair:
+      return "pair";
+  }
+  return "?";
+}
+
+std::string_view name_of(BenchDType dtype) { return dtype == BenchDType::kFp8 ? "fp8" : "bf16"; }
+
+std::string_view name_of(BenchMemory memory) { return memory == BenchMemory::kPlain ? "plain" : "symmetric"; }
+
+std::string_view name_of(Layout layout) {
+  switch (layout) {
+    case Layout::kTokens:
+      return "tokens";
+    case Layout::kExperts:
+      return "experts";
+    case Layout::kSlab:
+      return "slab";
+  }
+  return "?";
+}
+
+std::int64_t BenchPlan::payload_bytes() const { return dtype == BenchDType::kFp8 ? hidden : hidden * kBfloat16Bytes; }
+
+std::int64_t BenchPlan::num_scales() const {
+  return dtype == BenchDType::kFp8 ? (hidden + kFp8BlockSize - 1) / kFp8BlockSize : 0;
+}
+
+std::int64_t BenchPlan::scale_bytes() const { return num_scales() * static_cast<std::int64_t>(sizeof(float)); }
+
+std::int64_t BenchPlan::metadata_bytes() const {
+  constexpr auto kIdBytes = static_cast<std::int64_t>(sizeof(std::int64_t));
+  constexpr auto kWeightBytes = static_cast<std::int64_t>(sizeof(float));
+  return layout == Layout::kTokens ? num_topk * (kIdBytes + kWeightBytes) : kWeightBytes;
+}
+
+std::int64_t BenchPlan::combine_row_bytes() const { return hidden * kBfloat16Bytes; }
+
+RoutingTable BenchPlan::routing_of(int rank) const {
+  if (!trace) return make_routing(routing, {num_tokens, num_topk, num_experts}, seed, rank);
+  RoutingTable slice = slice_routing(trace->table, rank * num_tokens, num_tokens);
+  // The ids are real; weights are made up in all cases, see make_routing.
+  slice.topk_weights = make_routing(RoutingKind::kOneHot, {num_tokens, num_topk, num_experts}, seed, rank).topk_weights;
+  return slice;
+}
+
+std::vector<int> rows_per_token(const RoutingTable& table, Layout layout, int num_ranks) {
+  std::vector<int> rows(static_cast<std::size_t>(table.num_tokens));
+  const auto num_topk = static_cast<std::size_t>(table.num_topk);
+  std::vector<std::int64_t> targets;
+  for (std::size_t token = 0; token < rows.size(); ++token) {
+    targets.clear();
+    for (std::size_t k = 0; k < num_topk; ++k) {
+      const std::int64_t expert = table.topk_idx[token * num_topk + k];
+      if (expert < 0) continue;
+      targets.push_back(layout == Layout::kTokens ? owner_of(expert, table.num_experts, num_ranks) : expert);
+    }
+    std::sort(targets.begin(), targets.end());
+    rows[token] = static_cast<int>(std::unique(targets.begin(), targets.end()) - targets.begin());
+  }
+  return rows;
+}
+
+std::int64_t estimate_memory_bytes(const BenchPlan& plan) {
+  const auto rows = rows_per_token(plan.routing_of(0), plan.layout, plan.num_ranks);
+  const std::int64_t num_rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+  std::int64_t bytes = 0;
+  if (plan.op != BenchOp::kRoute) {
+    // Buffers of dispatch, then of combine, whose input doubles as dispatch's output where both are bf16. The rows of
+    // the limit's copies lie behind those of combine's input.
+    if (plan.measures_dispatch()) bytes += plan.num_tokens * plan.dispatch_row_bytes();
+    if (plan.measures_dispatch() && plan.dtype == BenchDType::kFp8) bytes += num_rows * plan.payload_bytes();
+    bytes += (num_rows + plan.num_tokens) * plan.combine_row_bytes();
+    bytes += 2 * num_rows * (plan.scale_bytes() + plan.metadata_bytes());
+    if (plan.measures_combine()) bytes += plan.num_tokens * plan.combine_row_bytes();
+  }
+  return bytes * plan.num_ranks;
+}
+
+}  // namespace ferry::tools

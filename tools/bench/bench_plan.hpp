@@ -1,0 +1,71 @@
+#ifndef FERRY_TOOLS_BENCH_BENCH_PLAN_HPP
+#define FERRY_TOOLS_BENCH_BENCH_PLAN_HPP
+
+/// What is measured: settled before the ranks start, the same in all of them.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/routing_source.hpp"
+#include "ferry/routing.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry::tools {
+
+enum class BenchOp { kRoute = 0, kDispatch = 1, kCombine = 2, kPair = 3 };
+enum class BenchDType { kBfloat16 = 0, kFp8 = 1 };
+enum class BenchMemory { kSymmetric = 0, kPlain = 1 };
+
+std::string_view name_of(BenchOp op);
+std::string_view name_of(BenchDType dtype);
+std::string_view name_of(BenchMemory memory);
+std::string_view name_of(Layout layout);
+
+struct BenchPlan {
+  BenchOp op = BenchOp::kPair;
+  int num_ranks = 1;
+  std::string backend;
+  std::int64_t timeout_ns = 0;
+  std::uint64_t seed = 0;
+  std::int64_t num_tokens = 0;   ///< T, of each rank
+  std::int64_t hidden = 0;       ///< H
+  int num_topk = 0;              ///< K
+  std::int64_t num_experts = 0;  ///< E
+  BenchDType dtype = BenchDType::kBfloat16;
+  Layout layout = Layout::kTokens;
+  BenchMemory memory = BenchMemory::kSymmetric;
+  std::string routing_name;  ///< as the user gave it
+  RoutingKind routing = RoutingKind::kRandom;
+  std::optional<Trace> trace;  ///< in place of `routing`
+  int num_iterations = 0;
+  int num_warmup = 0;
+
+  bool measures_dispatch() const { return op == BenchOp::kDispatch || op == BenchOp::kPair; }
+  bool measures_combine() const { return op == BenchOp::kCombine || op == BenchOp::kPair; }
+  /// Bytes of one dispatched row: payload, scales, and the ids and weights that travel with it.
+  std::int64_t payload_bytes() const;
+  std::int64_t scale_bytes() const;
+  std::int64_t metadata_bytes() const;
+  std::int64_t dispatch_row_bytes() const { return payload_bytes() + scale_bytes() + metadata_bytes(); }
+  /// Bytes of one row on the way back, always bf16.
+  std::int64_t combine_row_bytes() const;
+  /// FP8 has one scale per 128 channels.
+  std::int64_t num_scales() const;
+  /// The ids and weights of one rank.
+  RoutingTable routing_of(int rank) const;
+};
+
+/// Rows that each token of a rank becomes: distinct destination ranks (kTokens) or distinct experts (kExperts, kSlab).
+/// Computed from the ids alone, to check what route says.
+std::vector<int> rows_per_token(const RoutingTable& table, Layout layout, int num_ranks);
+
+/// What the run needs in all ranks together, as far as rank 0's ids tell: 10 % more is not unusual.
+std::int64_t estimate_memory_bytes(const BenchPlan& plan);
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_BENCH_BENCH_PLAN_HPP

@@ -1,0 +1,80 @@
+#include "bench/bench_rank.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "bench/bench_result.hpp"
+#include "bench/copy_limit.hpp"
+#include "bench/operations.hpp"
+#include "common/progress.hpp"
+#include "common/timing.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+/// Something that is timed in every iteration.
+struct Measured {
+  Series series;
+  std::function<Status()> run;
+};
+
+/// The operation next to its limit, so that a machine that grows slower or faster meanwhile does so for both.
+std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations) {
+  std::vector<Measured> all;
+  if (plan.op == BenchOp::kRoute) all.push_back({Series::kRoute, [&] { return operations.route(); }});
+  if (plan.measures_dispatch()) {
+    all.push_back({Series::kDispatchLimit, [&] {
+                     copy_as_dispatch(plan, operations.buffers(), operations.rows_per_token());
+                     return Status();
+                   }});
+    all.push_back({Series::kDispatch, [&] { return operations.dispatch(); }});
+  }
+  if (plan.measures_combine()) {
+    all.push_back({Series::kCombineLimit, [&] {
+                     copy_as_combine(plan, operations.buffers(), operations.rows().num_sent);
+                     return Status();
+                   }});
+    all.push_back({Series::kCombine, [&] { return operations.combine(); }});
+  }
+  return all;
+}
+
+}  // namespace
+
+Status run_bench_rank(const BenchPlan& plan, RankContext& context) {
+  Progress progress("bench", context.rank() == 0);
+  progress.step(fmt::format("T = {}: set up and check", plan.num_tokens));
+  Operations operations(plan, context);
+  if (Status status = operations.set_up(); !status) return status;
+  if (Status status = operations.check(); !status) return status;
+
+  MutableBenchArea area(plan, context.result());
+  area.rows() = operations.rows();
+  const auto all = measured_by(plan, operations);
+  const int num_rounds = plan.num_warmup + plan.num_iterations;
+  // Four lines in all where progress is printed line by line.
+  const int rounds_per_step = std::max(1, (num_rounds + 3) / 4);
+  for (int round = 0; round < num_rounds; ++round) {
+    const int iteration = round - plan.num_warmup;
+    if (round % rounds_per_step == 0) {
+      progress.step(iteration < 0 ? fmt::format("T = {}: warm-up", plan.num_tokens)
+                                  : fmt::format("T = {}: iteration {} of {}", plan.num_tokens, iteration + 1,
+                                                plan.num_iterations));
+    }
+    for (const Measured& measured : all) {
+      if (Status status = context.barrier(); !status) return status;
+      const std::int64_t start_ns = now_ns();
+      if (Status status = measured.run(); !status) return status;
+      const std::int64_t end_ns = now_ns();
+      if (iteration >= 0) area.series(measured.series)[static_cast<std::size_t>(iteration)] = {start_ns, end_ns};
+    }
+  }
+  progress.clear();
+  return operations.tear_down();
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,14 @@
+#ifndef FERRY_TOOLS_BENCH_BENCH_RANK_HPP
+#define FERRY_TOOLS_BENCH_BENCH_RANK_HPP
+
+#include "bench/bench_plan.hpp"
+#include "common/launcher.hpp"
+
+namespace ferry::tools {
+
+/// The measurement as one rank: set up, check the data once, then time the operation and its limit in turn.
+Status run_bench_rank(const BenchPlan& plan, RankContext& context);
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_BENCH_BENCH_RANK_HPP

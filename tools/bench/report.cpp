@@ -1,0 +1,109 @@
+#include "bench/report.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <string_view>
+
+#include "common/host_facts.hpp"
+#include "common/table.hpp"
+#include "ferry/version.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+constexpr double kNsPerUs = 1000.0;
+
+std::string two_decimals(const std::optional<double>& value) { return value ? fmt::format("{:.2f}", *value) : "-"; }
+
+Json nullable(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
+
+/// What carries the rows of this operation: the way back is always bf16.
+std::string_view dtype_of(const BenchPlan& plan, BenchOp op) {
+  return op == BenchOp::kCombine ? name_of(BenchDType::kBfloat16) : name_of(plan.dtype);
+}
+
+}  // namespace
+
+std::string formulas(const BenchPlan& plan) {
+  if (plan.op == BenchOp::kRoute) return "route carries counts only: it has a time, and no bytes to compare\n";
+  std::string text;
+  if (plan.measures_dispatch()) {
+    text += fmt::format("dispatch row   {} B = payload {} + scales {} + ids and weights {}\n",
+                        plan.dispatch_row_bytes(), plan.payload_bytes(), plan.scale_bytes(), plan.metadata_bytes());
+  }
+  if (plan.measures_combine()) {
+    text +=
+        fmt::format("combine row    {} B, bf16{}\n", plan.combine_row_bytes(),
+                    plan.dtype == BenchDType::kFp8 ? " (expert outputs return as bf16 whatever came out as fp8)" : "");
+  }
+  return text +
+         "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from the own rank\n"
+         "GB/s           bytes / ranks / p50 time; a time is that of an iteration's slowest rank\n"
+         "limit          all ranks at once memcpy, row by row, the bytes that the operation moves (dispatch: each "
+         "token\n"
+         "               written once per destination; combine: (rows + T) / 2 rows read and as many written), on the\n"
+         "               same buffers, in turn with the operation; ratio = limit's time / operation's time\n";
+}
+
+std::string to_text(const std::vector<BenchReport>& reports) {
+  Table table({"op", "tokens", "p50", "p99", "logical", "wire", "GB/s logical", "GB/s wire", "GB/s limit", "ratio"});
+  for (const BenchReport& report : reports) {
+    const int num_ranks = report.plan.num_ranks;
+    for (const OpResult& result : report.results) {
+      table.add_row({std::string(name_of(result.op)), fmt::to_string(report.plan.num_tokens),
+                     format_ns(result.time_p50_ns), format_ns(result.time_p99_ns),
+                     format_bytes(static_cast<double>(result.logical_bytes)),
+                     format_bytes(static_cast<double>(result.wire_bytes)), two_decimals(result.logical_gbps(num_ranks)),
+                     two_decimals(result.wire_gbps(num_ranks)), two_decimals(result.limit_gbps(num_ranks)),
+                     two_decimals(result.ratio_to_limit())});
+    }
+  }
+  return table.to_string();
+}
+
+Json to_json(const std::vector<BenchReport>& reports, const std::string& launch) {
+  const HostFacts host = read_host_facts();
+  const BenchPlan& first = reports.front().plan;
+  Json json;
+  json["command"] = "bench";
+  json["version"] = version();
+  json["commit"] = commit();
+  json["host"] = to_json(host);
+  json["run"] = {{"launch", launch},
+                 {"iterations", first.num_iterations},
+                 {"warmup", first.num_warmup},
+                 {"layout", name_of(first.layout)},
+                 {"memory", name_of(first.memory)},
+                 {"seed", first.seed}};
+  json["results"] = Json::array();
+  for (const BenchReport& report : reports) {
+    const BenchPlan& plan = report.plan;
+    for (const OpResult& result : report.results) {
+      json["results"].push_back({{"op", name_of(result.op)},
+                                 {"backend", plan.backend},
+                                 {"ranks", plan.num_ranks},
+                                 {"nodes", 1},
+                                 {"tokens", plan.num_tokens},
+                                 {"hidden", plan.hidden},
+                                 {"topk", plan.num_topk},
+                                 {"experts", plan.num_experts},
+                                 {"dtype", dtype_of(plan, result.op)},
+                                 {"routing", plan.routing_name},
+                                 {"time_us_p50", static_cast<double>(result.time_p50_ns) / kNsPerUs},
+                                 {"time_us_p99", static_cast<double>(result.time_p99_ns) / kNsPerUs},
+                                 {"logical_bytes", result.logical_bytes},
+                                 {"wire_bytes", result.wire_bytes},
+                                 {"logical_gbps", nullable(result.logical_gbps(plan.num_ranks))},
+                                 {"wire_gbps", nullable(result.wire_gbps(plan.num_ranks))},
+                                 {"limit_gbps", nullable(result.limit_gbps(plan.num_ranks))},
+                                 {"ratio_to_limit", nullable(result.ratio_to_limit())},
+                                 {"commit", commit()},
+                                 {"host", describe(host)}});
+    }
+  }
+  return json;
+}
+
+}  // namespace ferry::tools

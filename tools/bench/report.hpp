@@ -1,0 +1,27 @@
+#ifndef FERRY_TOOLS_BENCH_REPORT_HPP
+#define FERRY_TOOLS_BENCH_REPORT_HPP
+
+#include <string>
+#include <vector>
+
+#include "bench/bench_plan.hpp"
+#include "bench/bench_result.hpp"
+#include "common/json_report.hpp"
+
+namespace ferry::tools {
+
+/// The results of one shape.
+struct BenchReport {
+  BenchPlan plan;
+  std::vector<OpResult> results;
+};
+
+/// How bytes, rates and the limit come about, for people.
+std::string formulas(const BenchPlan& plan);
+/// One line per operation and shape.
+std::string to_text(const std::vector<BenchReport>& reports);
+Json to_json(const std::vector<BenchReport>& reports, const std::string& launch);
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_BENCH_REPORT_HPP

@@ -1,0 +1,63 @@
+#include "common/json_report.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+namespace ferry::tools {
+
+namespace {
+
+constexpr int kIndent = 2;
+
+Status cannot_write(const std::string& path) {
+  return {ErrorCode::kSystem, fmt::format("cannot write the report {}: {}; name a file in a folder that exists and can "
+                                          "be written",
+                                          path, std::strerror(errno))};
+}
+
+std::string partial_path(const std::string& path) { return fmt::format("{}.{}.part", path, ::getpid()); }
+
+}  // namespace
+
+Status write_json(const std::string& path, const Json& report) {
+  const std::string text = report.dump(kIndent) + "\n";
+  if (path == "-") {
+    const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+    return written ? Status() : cannot_write("to standard output");
+  }
+  const std::string partial = partial_path(path);
+  {
+    std::ofstream file(partial, std::ios::binary | std::ios::trunc);
+    file << text;
+    file.close();
+    if (!file) {
+      const Status status = cannot_write(path);
+      std::remove(partial.c_str());
+      return status;
+    }
+  }
+  if (std::rename(partial.c_str(), path.c_str()) != 0) {
+    const Status status = cannot_write(path);
+    std::remove(partial.c_str());
+    return status;
+  }
+  return {};
+}
+
+std::FILE* text_stream(const std::string& path) { return path == "-" ? stderr : stdout; }
+
+Status check_writable(const std::string& path) {
+  if (path.empty() || path == "-") return {};
+  const std::string partial = partial_path(path);
+  const std::ofstream file(partial, std::ios::binary | std::ios::trunc);
+  if (!file) return cannot_write(path);
+  std::remove(partial.c_str());
+  return {};
+}
+
+}  // namespace ferry::tools

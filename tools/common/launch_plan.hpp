@@ -1,0 +1,49 @@
+#ifndef FERRY_TOOLS_COMMON_LAUNCH_PLAN_HPP
+#define FERRY_TOOLS_COMMON_LAUNCH_PLAN_HPP
+
+/// Who starts the ranks: this command by forking, or a launcher that started this process as one of its ranks.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ferry/bootstrap.hpp"
+#include "ferry/status.hpp"
+
+namespace ferry::tools {
+
+/// What the user asks for with --launch.
+enum class LaunchMode {
+  kAuto = 0,         ///< kEnvironment where a launcher started more than one rank, kFork elsewhere
+  kFork = 1,         ///< fork all ranks here, whatever the environment says
+  kEnvironment = 2,  ///< this process is one rank of a launcher's
+};
+
+/// A launcher whose variables this process was given.
+struct LauncherSeen {
+  std::string name;           ///< e.g. "torchrun"
+  std::string rank_variable;  ///< e.g. "RANK"
+  std::string rank;           ///< its value, as it is
+  std::string size_variable;  ///< e.g. "WORLD_SIZE"
+  std::string num_ranks;      ///< its value, as it is
+};
+
+/// Launchers that set both their rank and their size variable here. Only reads the environment.
+std::vector<LauncherSeen> launchers_seen();
+
+/// How the ranks of this run come to be.
+struct LaunchPlan {
+  bool from_environment = false;
+  int num_ranks = 1;
+  TcpBootstrapOptions bootstrap;  ///< kEnvironment only
+  std::string description;        ///< one sentence for the user
+};
+
+/// Decide once, before anything is started. `num_ranks` is what the user asked for, absent if nothing.
+/// @errors kInvalidArgument: fewer than one or too many ranks, a launcher that disagrees with `num_ranks`, or variables
+///         that are missing or malformed
+Result<LaunchPlan> plan_launch(LaunchMode mode, std::optional<int> num_ranks, int default_num_ranks);
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_COMMON_LAUNCH_PLAN_HPP

@@ -1,0 +1,50 @@
+#ifndef FERRY_TOOLS_COMMON_SHARED_AREA_HPP
+#define FERRY_TOOLS_COMMON_SHARED_AREA_HPP
+
+/// Anonymous memory that a parent maps before it forks, so that its children can hand results back and start together.
+/// It has no name: nothing is left behind, however the processes end.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "ferry/status.hpp"
+
+namespace ferry::tools {
+
+/// A mapping shared with the children of this process. Move-only owner.
+class SharedArea {
+ public:
+  SharedArea() = default;
+  /// @errors kSystem
+  static Result<SharedArea> map(std::size_t size_bytes);
+  SharedArea(SharedArea&& other) noexcept;
+  SharedArea& operator=(SharedArea&& other) noexcept;
+  SharedArea(const SharedArea&) = delete;
+  SharedArea& operator=(const SharedArea&) = delete;
+  ~SharedArea();
+
+  std::span<std::byte> bytes() const { return {static_cast<std::byte*>(data_), size_bytes_}; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t size_bytes_ = 0;
+};
+
+/// A barrier of processes; whoever waits, sleeps. Lives in a SharedArea, zeroed memory is its initial state.
+/// `generation_` publishes: every write made before any arrival is visible to all after the wait.
+class SharedBarrier {
+ public:
+  /// @errors kTimeout
+  Status wait(std::uint32_t num_ranks, std::int64_t timeout_ns);
+
+ private:
+  std::atomic<std::uint32_t> num_arrived_{0};
+  std::atomic<std::uint32_t> generation_{0};
+};
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "the barrier is used by several processes");
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_COMMON_SHARED_AREA_HPP

@@ -1,0 +1,18 @@
+#ifndef FERRY_TOOLS_COMMON_TIMING_HPP
+#define FERRY_TOOLS_COMMON_TIMING_HPP
+
+#include <cstdint>
+#include <vector>
+
+namespace ferry::tools {
+
+/// CLOCK_MONOTONIC in nanoseconds: one clock for all processes of a machine, so times of different ranks compare.
+std::int64_t now_ns();
+
+/// The smallest sample that at least `percent` per cent of the samples do not exceed (nearest rank). 0 if there are
+/// none.
+std::int64_t percentile(std::vector<std::int64_t> samples, double percent);
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_COMMON_TIMING_HPP

@@ -1,0 +1,199 @@
+#include "demo/demo.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/Validators.hpp>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "common/exit_code.hpp"
+#include "common/json_report.hpp"
+#include "common/launcher.hpp"
+#include "common/progress.hpp"
+#include "common/run_options.hpp"
+#include "common/timing.hpp"
+#include "demo/demo_rank.hpp"
+#include "demo/demo_run.hpp"
+#include "demo/dense_layer.hpp"
+#include "demo/report.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+/// Keeps the default run within seconds on two slow cores.
+constexpr std::int64_t kDefaultTokensPerRank = 512;
+constexpr std::int64_t kDefaultScale = 16;
+constexpr std::int64_t kMaxTokensPerRank = 1 << 20;
+constexpr std::int64_t kMaxScale = 1024;
+
+struct DemoOptions {
+  CommonOptions common;
+  std::optional<std::int64_t> tokens_per_rank;
+  std::optional<std::string> model;
+  std::int64_t scale = kDefaultScale;
+  PayloadType payload = PayloadType::kBfloat16;
+  std::string text_path;
+  std::string trace_path;
+  std::string report_path;
+  std::int64_t spoiled_token = -1;
+};
+
+/// The model that was asked for, else the one that the trace names, else the first of the list.
+const ModelPreset& choose_preset(const DemoOptions& options, const std::optional<Trace>& trace) {
+  if (options.model) return *find_preset(*options.model);
+  const ModelPreset* recorded = trace ? recognise_preset(trace->model) : nullptr;
+  return recorded != nullptr ? *recorded : model_presets().front();
+}
+
+Result<DemoPlan> make_plan(const DemoOptions& options, int num_ranks) {
+  DemoPlan plan;
+  plan.num_ranks = num_ranks;
+  plan.payload = options.payload;
+  plan.seed = options.common.seed;
+  plan.timeout_ns = options.common.timeout_ns();
+  plan.spoiled_token = options.spoiled_token;
+  if (!options.trace_path.empty()) {
+    auto trace = read_trace(options.trace_path);
+    if (!trace) return trace.status();
+    plan.trace = std::move(*trace);
+  }
+  auto text = load_text(options.text_path);
+  if (!text) return text.status();
+  plan.text = std::move(*text);
+
+  plan.shape = scaled_shape(choose_preset(options, plan.trace), options.scale);
+  const std::int64_t most_tokens = num_ranks * options.tokens_per_rank.value_or(kDefaultTokensPerRank);
+  if (plan.trace) {
+    const RoutingTable& table = plan.trace->table;
+    plan.shape.num_experts = table.num_experts;
+    plan.shape.gating.num_topk = table.num_topk;
+    plan.num_tokens = options.tokens_per_rank ? std::min(most_tokens, table.num_tokens) : table.num_tokens;
+    while (static_cast<std::int64_t>(plan.text.bytes.size()) < plan.num_tokens) plan.text.bytes += plan.text.bytes;
+  } else {
+    plan.num_tokens = std::min(most_tokens, static_cast<std::int64_t>(plan.text.bytes.size()));
+  }
+  if (plan.spoiled_token >= plan.num_tokens) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("--spoil-token {}: the run has tokens 0 to {}", plan.spoiled_token, plan.num_tokens - 1));
+  }
+  return plan;
+}
+
+/// The dense layer and the comparison, in the process that reports.
+Status judge(const RunOutcome& outcome, DemoReport* report) {
+  const DemoPlan& plan = *report->plan;
+  Progress progress("demo", true);
+  std::vector<std::uint16_t> got;
+  report->expert_rows.assign(static_cast<std::size_t>(plan.shape.num_experts), 0);
+  for (int rank = 0; rank < plan.num_ranks; ++rank) {
+    const RankArea area(plan, outcome.result(rank));
+    report->ranks.push_back(area.figures());
+    const auto output = area.output();
+    got.insert(got.end(), output.begin(), output.end());
+    for (std::size_t i = 0; i < report->expert_rows.size(); ++i) report->expert_rows[i] += area.expert_rows()[i];
+  }
+
+  const std::int64_t start_ns = now_ns();
+  auto x = embed_run_tokens(plan, 0, plan.num_tokens);
+  auto choice = choose_run_experts(plan, x, 0, plan.num_tokens);
+  if (!choice) return choice.status();
+  auto seen_by_experts = round_as_payload(plan, std::move(x));
+  if (!seen_by_experts) return seen_by_experts.status();
+  const DenseInput in{*seen_by_experts, &*choice, &plan.shape, LayerSeeds(plan.seed).experts};
+  // Four lines in all where progress is printed line by line.
+  const std::int64_t experts_per_step = (plan.shape.num_experts + 3) / 4;
+  const DenseOutput dense = compute_dense(in, [&](std::int64_t expert) {
+    if (expert % experts_per_step == 0) {
+      progress.step(fmt::format("dense layer in one process, expert {} of {}", expert, plan.shape.num_experts));
+    }
+  });
+  report->dense_ns = now_ns() - start_ns;
+  report->comparison = compare_with_dense(got, dense, plan.shape);
+  progress.clear();
+  return {};
+}
+
+int report_outcome(const DemoOptions& options, const RunOutcome& outcome, DemoReport* report) {
+  if (Status status = judge(outcome, report); !status) return report_failure("demo", status, kExitFailed);
+  fmt::print(text_stream(options.report_path), "{}", to_text(*report));
+  std::fflush(stdout);
+  if (!options.report_path.empty()) {
+    Status status = write_json(options.report_path, to_json(*report));
+    if (!status) return report_failure("demo", status, kExitFailed);
+  }
+  return report->comparison.verified ? kExitOk : kExitFailed;
+}
+
+int run_demo(const DemoOptions& options) {
+  auto backend = resolve_backend(options.common);
+  if (!backend) return report_failure("demo", backend.status(), kExitUsage);
+  if (Status status = check_writable(options.report_path); !status) return report_failure("demo", status, kExitUsage);
+  auto launch = plan_launch(options.common.launch, options.common.num_ranks, kDefaultNumRanks);
+  if (!launch) return report_failure("demo", launch.status(), kExitUsage);
+  auto plan = make_plan(options, launch->num_ranks);
+  if (!plan) return report_failure("demo", plan.status(), kExitUsage);
+  plan->backend = *backend;
+
+  DemoReport report;
+  report.plan = &*plan;
+  report.launch = launch->description;
+  if (!launch->from_environment || launch->bootstrap.rank == 0) {
+    fmt::print(text_stream(options.report_path), "{}", introduction(*plan, launch->description));
+    std::fflush(stdout);
+  }
+  const std::int64_t start_ns = now_ns();
+  const RunOptions run_options{*launch, RankArea::size_bytes(*plan), plan->timeout_ns};
+  auto outcome = run_ranks(run_options, [&](RankContext& context) { return run_demo_rank(*plan, context); });
+  if (!outcome) return report_failure("demo", outcome.status(), kExitFailed);
+  report.ranks_ns = now_ns() - start_ns;
+
+  const int exit_code = outcome->is_reporter() ? report_outcome(options, *outcome, &report) : kExitOk;
+  auto shared = outcome->share_exit_code(exit_code);
+  return shared ? *shared : report_failure("demo", shared.status(), kExitFailed);
+}
+
+CLI::IsMember selectable_models() {
+  std::vector<std::string> names;
+  for (const ModelPreset& preset : model_presets()) {
+    if (preset.selectable) names.emplace_back(preset.name);
+  }
+  return CLI::IsMember(names);
+}
+
+}  // namespace
+
+void add_demo_command(CLI::App& app, int* exit_code) {
+  auto options = std::make_shared<DemoOptions>();
+  CLI::App* command = app.add_subcommand(
+      "demo", "Run a Mixture-of-Experts layer over several ranks on real text and check it against one process");
+  add_common_options(*command, &options->common);
+  command
+      ->add_option(
+          "--tokens", options->tokens_per_rank,
+          fmt::format("Most tokens per rank (default {}; with --trace, the whole trace)", kDefaultTokensPerRank))
+      ->check(CLI::Range(std::int64_t{1}, kMaxTokensPerRank));
+  command
+      ->add_option("--model", options->model,
+                   "Model whose layer is computed (default: the one that the trace names, else deepseek-v3)")
+      ->check(selectable_models());
+  command->add_option("--scale", options->scale, "Divide the model's hidden and intermediate sizes by this")
+      ->check(CLI::Range(std::int64_t{1}, kMaxScale))
+      ->capture_default_str();
+  const std::map<std::string, PayloadType> dtypes = {{"bf16", PayloadType::kBfloat16}, {"fp8", PayloadType::kFp8}};
+  command->add_option("--dtype", options->payload, "How tokens travel to the experts (default bf16)")
+      ->transform(CLI::CheckedTransformer(dtypes))
+      ->option_text("{bf16,fp8}");
+  command->add_option("--text", options->text_path, "Text whose bytes are the tokens (default: Ferry's documents)");
+  command->add_option("--trace", options->trace_path,
+                      "Recorded router decisions in place of the router: JSON lines with topk_ids and topk_weights");
+  command->add_option("--report", options->report_path,
+                      "Write all that is printed to this file as JSON (-: to stdout, alone)");
+  command->add_option("--spoil-token", options->spoiled_token, "Spoil this token's result, to see the check fail")
+      ->check(CLI::NonNegativeNumber);
+  command->callback([options, exit_code] { *exit_code = run_demo(*options); });
+}
+
+}  // namespace ferry::tools

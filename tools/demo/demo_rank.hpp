@@ -1,0 +1,17 @@
+#ifndef FERRY_TOOLS_DEMO_DEMO_RANK_HPP
+#define FERRY_TOOLS_DEMO_DEMO_RANK_HPP
+
+#include "common/launcher.hpp"
+#include "demo/demo_run.hpp"
+
+namespace ferry::tools {
+
+/// The layer as one rank: gate, route, dispatch, experts, combine. Leaves figures and outputs in the context's result.
+Status run_demo_rank(const DemoPlan& plan, RankContext& context);
+
+/// What an expert sees of `x` [rows, H] bf16 after it travelled: itself, or what FP8 and its scales keep of it.
+Result<std::vector<std::uint16_t>> round_as_payload(const DemoPlan& plan, std::vector<std::uint16_t> x);
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_DEMO_DEMO_RANK_HPP

@@ -1,0 +1,67 @@
+#include "demo/demo_run.hpp"
+
+#include "ferry/fp8.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+struct AreaOffsets {
+  explicit AreaOffsets(const DemoPlan& plan)
+      : expert_rows(sizeof(RankFigures)),
+        num_expert_rows(static_cast<std::size_t>(plan.shape.num_experts)),
+        output(expert_rows + num_expert_rows * sizeof(std::int32_t)),
+        num_output_values(static_cast<std::size_t>(plan.max_tokens_per_rank() * plan.shape.hidden)) {}
+  std::size_t total_bytes() const { return output + num_output_values * sizeof(std::uint16_t); }
+
+  std::size_t expert_rows;
+  std::size_t num_expert_rows;
+  std::size_t output;
+  std::size_t num_output_values;
+};
+
+}  // namespace
+
+std::int64_t DemoPlan::row_bytes() const {
+  if (payload == PayloadType::kBfloat16) return shape.hidden * static_cast<std::int64_t>(sizeof(std::uint16_t));
+  const std::int64_t num_scales = (shape.hidden + kFp8BlockSize - 1) / kFp8BlockSize;
+  return shape.hidden + num_scales * static_cast<std::int64_t>(sizeof(float));
+}
+
+std::size_t RankArea::size_bytes(const DemoPlan& plan) { return AreaOffsets(plan).total_bytes(); }
+
+std::span<const std::int32_t> RankArea::expert_rows() const {
+  const AreaOffsets at(plan_);
+  return {reinterpret_cast<const std::int32_t*>(bytes_.data() + at.expert_rows), at.num_expert_rows};
+}
+
+std::span<const std::uint16_t> RankArea::output() const {
+  const AreaOffsets at(plan_);
+  const auto* values = reinterpret_cast<const std::uint16_t*>(bytes_.data() + at.output);
+  return {values, static_cast<std::size_t>(figures().num_tokens * plan_.shape.hidden)};
+}
+
+std::span<std::int32_t> MutableRankArea::expert_rows() {
+  const AreaOffsets at(plan_);
+  return {reinterpret_cast<std::int32_t*>(bytes_.data() + at.expert_rows), at.num_expert_rows};
+}
+
+std::span<std::uint16_t> MutableRankArea::output() {
+  const AreaOffsets at(plan_);
+  auto* values = reinterpret_cast<std::uint16_t*>(bytes_.data() + at.output);
+  return {values, static_cast<std::size_t>(figures().num_tokens * plan_.shape.hidden)};
+}
+
+std::vector<std::uint16_t> embed_run_tokens(const DemoPlan& plan, std::int64_t first, std::int64_t count) {
+  return embed_tokens(plan.text.bytes, first, count, {plan.shape.hidden, LayerSeeds(plan.seed).embedding});
+}
+
+Result<Choice> choose_run_experts(const DemoPlan& plan, std::span<const std::uint16_t> x, std::int64_t first,
+                                  std::int64_t count) {
+  if (!plan.trace) return choose_experts(x, plan.shape, LayerSeeds(plan.seed).router);
+  RoutingTable slice = slice_routing(plan.trace->table, first, count);
+  return Choice{std::move(slice.topk_idx), std::move(slice.topk_weights)};
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,95 @@
+#ifndef FERRY_TOOLS_DEMO_DEMO_RUN_HPP
+#define FERRY_TOOLS_DEMO_DEMO_RUN_HPP
+
+/// One run of the demonstration: what every process of it knows, and what each rank hands back.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "common/routing_source.hpp"
+#include "demo/model_presets.hpp"
+#include "demo/moe_layer.hpp"
+#include "demo/text_tokens.hpp"
+
+namespace ferry::tools {
+
+/// How the payload travels to the experts. It always returns as bf16.
+enum class PayloadType { kBfloat16 = 0, kFp8 = 1 };
+
+/// Settled before the ranks start, the same in all of them.
+struct DemoPlan {
+  int num_ranks = 1;
+  std::string backend;
+  PayloadType payload = PayloadType::kBfloat16;
+  std::uint64_t seed = 0;
+  std::int64_t timeout_ns = 0;
+  std::int64_t num_tokens = 0;  ///< of all ranks
+  LayerShape shape;
+  Text text;                        ///< at least num_tokens bytes
+  std::optional<Trace> trace;       ///< takes the router's place
+  std::int64_t spoiled_token = -1;  ///< whose result is spoiled on purpose, -1 for none
+
+  std::int64_t first_token(int rank) const { return num_tokens * rank / num_ranks; }
+  std::int64_t num_tokens_of(int rank) const { return first_token(rank + 1) - first_token(rank); }
+  std::int64_t max_tokens_per_rank() const { return (num_tokens + num_ranks - 1) / num_ranks; }
+  std::int64_t row_bytes() const;  ///< of one dispatched token, scales included
+};
+
+enum class Phase { kGate = 0, kRoute, kDispatch, kExperts, kCombine };
+inline constexpr std::size_t kNumPhases = 5;
+inline constexpr std::array<std::string_view, kNumPhases> kPhaseNames = {"gate", "route", "dispatch", "experts",
+                                                                         "combine"};
+
+/// What a rank measured. Rows are (token, expert) pairs: a token goes once to each expert it picked.
+struct RankFigures {
+  std::int64_t num_tokens;
+  std::int64_t num_sent_rows;      ///< own included
+  std::int64_t num_received_rows;  ///< own included
+  std::int64_t num_own_rows;       ///< that stayed on the rank
+  std::int64_t num_experts;        ///< that live here
+  std::array<std::int64_t, kNumPhases> phase_ns;
+};
+
+/// A rank's result area: [ figures | rows per expert, E i32 | output, max_tokens_per_rank() x H bf16 ].
+class RankArea {
+ public:
+  static std::size_t size_bytes(const DemoPlan& plan);
+  RankArea(const DemoPlan& plan, std::span<const std::byte> bytes) : plan_(plan), bytes_(bytes) {}
+
+  const RankFigures& figures() const { return *reinterpret_cast<const RankFigures*>(bytes_.data()); }
+  std::span<const std::int32_t> expert_rows() const;
+  std::span<const std::uint16_t> output() const;
+
+ private:
+  const DemoPlan& plan_;
+  std::span<const std::byte> bytes_;
+};
+
+/// The same, to be filled.
+class MutableRankArea {
+ public:
+  MutableRankArea(const DemoPlan& plan, std::span<std::byte> bytes) : plan_(plan), bytes_(bytes) {}
+  RankFigures& figures() { return *reinterpret_cast<RankFigures*>(bytes_.data()); }
+  std::span<std::int32_t> expert_rows();
+  std::span<std::uint16_t> output();
+
+ private:
+  const DemoPlan& plan_;
+  std::span<std::byte> bytes_;
+};
+
+/// Embedding of tokens [first, first + count) of the run.
+std::vector<std::uint16_t> embed_run_tokens(const DemoPlan& plan, std::int64_t first, std::int64_t count);
+
+/// The router's choice for tokens [first, first + count), whose embedding is `x`: computed, or taken from the trace.
+Result<Choice> choose_run_experts(const DemoPlan& plan, std::span<const std::uint16_t> x, std::int64_t first,
+                                  std::int64_t count);
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_DEMO_DEMO_RUN_HPP

@@ -1,0 +1,169 @@
+#include "demo/report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "common/host_facts.hpp"
+#include "common/table.hpp"
+#include "ferry/version.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+/// More bars do not fit a screen beside the table; neighbouring experts then share one.
+constexpr std::int64_t kMaxBars = 32;
+constexpr int kBarWidth = 50;
+
+std::string rank_table(const DemoReport& report) {
+  std::vector<std::string> header = {"rank",      "experts",  "tokens", "sent rows",
+                                     "recv rows", "own rows", "sent",   "received"};
+  header.insert(header.end(), kPhaseNames.begin(), kPhaseNames.end());
+  Table table(std::move(header));
+  const std::int64_t row_bytes = report.plan->row_bytes();
+  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    const RankFigures& figures = report.ranks[rank];
+    std::vector<std::string> row = {fmt::to_string(rank),
+                                    fmt::to_string(figures.num_experts),
+                                    fmt::to_string(figures.num_tokens),
+                                    fmt::to_string(figures.num_sent_rows),
+                                    fmt::to_string(figures.num_received_rows),
+                                    fmt::to_string(figures.num_own_rows),
+                                    format_bytes(static_cast<double>(figures.num_sent_rows * row_bytes)),
+                                    format_bytes(static_cast<double>(figures.num_received_rows * row_bytes))};
+    for (std::int64_t ns : figures.phase_ns) row.push_back(format_ns(ns));
+    table.add_row(std::move(row));
+  }
+  return table.to_string();
+}
+
+std::string load_chart(const DemoReport& report) {
+  const auto num_experts = static_cast<std::int64_t>(report.expert_rows.size());
+  const std::int64_t experts_per_bar = (num_experts + kMaxBars - 1) / kMaxBars;
+  std::vector<Bar> bars;
+  for (std::int64_t first = 0; first < num_experts; first += experts_per_bar) {
+    const std::int64_t last = std::min(first + experts_per_bar, num_experts) - 1;
+    const auto begin = report.expert_rows.begin() + first;
+    bars.push_back({first == last ? fmt::to_string(first) : fmt::format("{}-{}", first, last),
+                    std::accumulate(begin, begin + (last - first + 1), std::int64_t{0})});
+  }
+  const std::int64_t total = std::accumulate(report.expert_rows.begin(), report.expert_rows.end(), std::int64_t{0});
+  const std::int64_t busiest = *std::max_element(report.expert_rows.begin(), report.expert_rows.end());
+  return fmt::format("expert load, rows per {} (mean {:.1f} rows per expert, busiest {})\n{}",
+                     experts_per_bar == 1 ? std::string("expert") : fmt::format("{} experts", experts_per_bar),
+                     static_cast<double>(total) / static_cast<double>(num_experts), busiest,
+                     bar_chart(bars, kBarWidth, locale_is_utf8()));
+}
+
+std::string verdict(const Comparison& comparison, std::int64_t num_tokens) {
+  std::string text = fmt::format(
+      "largest error {:.3g} (bound there {:.3g}); at most {:.3g} of an element's bound\n"
+      "bound: {}\n",
+      comparison.largest_error, comparison.bound_at_largest_error, comparison.largest_share, kBoundFormula);
+  if (comparison.verified) return text + fmt::format("verified: {} tokens agree with the dense layer\n", num_tokens);
+  return text + fmt::format(
+                    "MISMATCH: {} of {} tokens differ; the first is token {}, channel {}: expected {:.6g}, got "
+                    "{:.6g}, bound {:.3g}\n",
+                    comparison.num_bad_tokens, num_tokens, comparison.first_bad_token, comparison.first_bad_channel,
+                    comparison.expected, comparison.got, comparison.bound);
+}
+
+std::string payload_name(const DemoPlan& plan) { return plan.payload == PayloadType::kFp8 ? "fp8" : "bf16"; }
+
+std::string router_of(const DemoPlan& plan) {
+  if (plan.trace) return fmt::format("recorded ({})", plan.trace->model.empty() ? "no model named" : plan.trace->model);
+  const GatingOptions& gating = plan.shape.gating;
+  std::string text =
+      fmt::format("{}, top {}", gating.score == GatingScore::kSigmoid ? "sigmoid" : "softmax", gating.num_topk);
+  if (gating.num_groups > 1) {
+    text += fmt::format(" from {} of {} groups", gating.num_selected_groups, gating.num_groups);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string introduction(const DemoPlan& plan, const std::string& launch) {
+  const LayerShape& shape = plan.shape;
+  return fmt::format(
+      "Ferry {} ({}), backend {}: {}\n"
+      "layer   {} at 1/{} size: hidden {}, intermediate {}, {} experts, router: {}\n"
+      "tokens  {} bytes of {}; payload {}, {} bytes a row\n",
+      version(), commit(), plan.backend, launch, shape.model, shape.scale, shape.hidden, shape.intermediate,
+      shape.num_experts, router_of(plan), plan.num_tokens, plan.text.origin, payload_name(plan), plan.row_bytes());
+}
+
+std::string to_text(const DemoReport& report) {
+  std::int64_t num_rows = 0;
+  std::int64_t num_own_rows = 0;
+  for (const RankFigures& figures : report.ranks) {
+    num_rows += figures.num_sent_rows;
+    num_own_rows += figures.num_own_rows;
+  }
+  const double own_share = num_rows == 0 ? 0.0 : static_cast<double>(num_own_rows) / static_cast<double>(num_rows);
+  return fmt::format(
+      "\n{}  (a row is one token for one of its experts; own rows, {:.0f} % of all, stay on their rank)\n\n{}\n"
+      "ranks {}, dense layer in one process {}\n{}",
+      rank_table(report), own_share * 100.0, load_chart(report), format_ns(report.ranks_ns), format_ns(report.dense_ns),
+      verdict(report.comparison, report.plan->num_tokens));
+}
+
+Json to_json(const DemoReport& report) {
+  const DemoPlan& plan = *report.plan;
+  Json json;
+  json["command"] = "demo";
+  json["version"] = version();
+  json["commit"] = commit();
+  json["host"] = to_json(read_host_facts());
+  json["launch"] = report.launch;
+  json["backend"] = plan.backend;
+  json["ranks"] = plan.num_ranks;
+  json["nodes"] = 1;
+  json["seed"] = plan.seed;
+  json["model"] = {{"name", plan.shape.model},          {"scale", plan.shape.scale},
+                   {"hidden", plan.shape.hidden},       {"intermediate", plan.shape.intermediate},
+                   {"experts", plan.shape.num_experts}, {"topk", plan.shape.num_topk()},
+                   {"router", router_of(plan)}};
+  json["tokens"] = plan.num_tokens;
+  json["text"] = plan.text.origin;
+  json["dtype"] = payload_name(plan);
+  json["row_bytes"] = plan.row_bytes();
+  json["per_rank"] = Json::array();
+  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    const RankFigures& figures = report.ranks[rank];
+    Json entry = {{"rank", rank},
+                  {"experts", figures.num_experts},
+                  {"tokens", figures.num_tokens},
+                  {"sent_rows", figures.num_sent_rows},
+                  {"received_rows", figures.num_received_rows},
+                  {"own_rows", figures.num_own_rows},
+                  {"sent_bytes", figures.num_sent_rows * plan.row_bytes()},
+                  {"received_bytes", figures.num_received_rows * plan.row_bytes()}};
+    for (std::size_t phase = 0; phase < kNumPhases; ++phase) {
+      entry[fmt::format("{}_ns", kPhaseNames[phase])] = figures.phase_ns[phase];
+    }
+    json["per_rank"].push_back(std::move(entry));
+  }
+  json["rows_per_expert"] = report.expert_rows;
+  json["ranks_ns"] = report.ranks_ns;
+  json["dense_ns"] = report.dense_ns;
+  const Comparison& comparison = report.comparison;
+  json["verified"] = comparison.verified;
+  json["largest_error"] = comparison.largest_error;
+  json["bound_at_largest_error"] = comparison.bound_at_largest_error;
+  json["largest_share_of_bound"] = comparison.largest_share;
+  json["bound_formula"] = kBoundFormula;
+  json["mismatched_tokens"] = comparison.num_bad_tokens;
+  if (!comparison.verified) {
+    json["first_mismatch"] = {{"token", comparison.first_bad_token},
+                              {"channel", comparison.first_bad_channel},
+                              {"expected", comparison.expected},
+                              {"got", comparison.got},
+                              {"bound", comparison.bound}};
+  }
+  return json;
+}
+
+}  // namespace ferry::tools

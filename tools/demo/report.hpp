@@ -1,0 +1,32 @@
+#ifndef FERRY_TOOLS_DEMO_REPORT_HPP
+#define FERRY_TOOLS_DEMO_REPORT_HPP
+
+#include <string>
+#include <vector>
+
+#include "common/json_report.hpp"
+#include "demo/demo_run.hpp"
+#include "demo/dense_layer.hpp"
+
+namespace ferry::tools {
+
+/// All that the demonstration found.
+struct DemoReport {
+  const DemoPlan* plan = nullptr;
+  std::string launch;  ///< how the ranks came to be
+  std::vector<RankFigures> ranks;
+  std::vector<std::int64_t> expert_rows;  ///< [E] over all ranks
+  Comparison comparison;
+  std::int64_t ranks_ns = 0;  ///< from the first fork to the last rank's end
+  std::int64_t dense_ns = 0;
+};
+
+/// What is run, before it runs.
+std::string introduction(const DemoPlan& plan, const std::string& launch);
+/// Per-rank table, expert load, largest error, verdict.
+std::string to_text(const DemoReport& report);
+Json to_json(const DemoReport& report);
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_DEMO_REPORT_HPP

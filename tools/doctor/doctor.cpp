@@ -1,0 +1,94 @@
+#include "doctor/doctor.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/exit_code.hpp"
+#include "common/host_facts.hpp"
+#include "common/json_report.hpp"
+#include "doctor/finding.hpp"
+#include "ferry/version.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+const char* to_string(Health health) {
+  switch (health) {
+    case Health::kOk:
+      return "ok";
+    case Health::kWarn:
+      return "warn";
+    case Health::kMissing:
+      return "missing";
+  }
+  return "?";
+}
+
+struct DoctorOptions {
+  std::string json_path;
+};
+
+std::vector<Finding> examine_all() {
+  std::vector<Finding> all;
+  for (const auto examine : {examine_host, examine_kernel, examine_launchers, examine_backends}) {
+    for (Finding& finding : examine()) all.push_back(std::move(finding));
+  }
+  return all;
+}
+
+std::string to_text(const Finding& finding) {
+  std::string text = fmt::format("  {:<8} {:<13} {}\n", to_string(finding.health), finding.name, finding.observed);
+  if (!finding.advice.empty()) text += fmt::format("  {:<8} {:<13} -> {}\n", "", "", finding.advice);
+  return text;
+}
+
+Json to_json(const std::vector<Finding>& findings, bool works) {
+  Json json;
+  json["command"] = "doctor";
+  json["version"] = version();
+  json["commit"] = commit();
+  json["host"] = ferry::tools::to_json(read_host_facts());
+  json["works"] = works;
+  json["findings"] = Json::array();
+  for (const Finding& finding : findings) {
+    json["findings"].push_back({{"status", to_string(finding.health)},
+                                {"name", finding.name},
+                                {"observed", finding.observed},
+                                {"advice", finding.advice}});
+  }
+  return json;
+}
+
+int run_doctor(const DoctorOptions& options) {
+  std::vector<Finding> findings = examine_all();
+  findings.push_back(prove_cpu_backend());
+  const bool works = findings.back().health == Health::kOk;
+  if (options.json_path != "-") {
+    fmt::print("Ferry {} ({}) on {}\n\n", version(), commit(), read_host_facts().kernel);
+    for (const Finding& finding : findings) fmt::print("{}", to_text(finding));
+    fmt::print("\n{}\n", works ? "The cpu backend works here." : "The cpu backend does not work here.");
+    std::fflush(stdout);
+  }
+  if (!options.json_path.empty()) {
+    if (Status status = write_json(options.json_path, to_json(findings, works)); !status) {
+      return report_failure("doctor", status, kExitFailed);
+    }
+  }
+  return works ? kExitOk : kExitFailed;
+}
+
+}  // namespace
+
+void add_doctor_command(CLI::App& app, int* exit_code) {
+  auto options = std::make_shared<DoctorOptions>();
+  CLI::App* command = app.add_subcommand("doctor", "Say what this machine offers, what is missing, and what to do");
+  command->add_option("--json", options->json_path, "Write the findings to this file as JSON (-: to stdout, alone)");
+  command->callback([options, exit_code] { *exit_code = run_doctor(*options); });
+}
+
+}  // namespace ferry::tools
