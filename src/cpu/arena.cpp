@@ -92,8 +92,17 @@ Result<std::shared_ptr<Arena>> Arena::create(std::size_t heap_bytes) {
 }
 
 Result<Buffer> Arena::allocate(std::size_t bytes) {
-  if (bytes == 0) return Buffer(shared_from_this(), mapping_->base() + kControlBytes, 0);
-  std::size_t heap_offset = 0;
+  Result<std::byte*> data = take(bytes);
+  if (!data.ok()) return data.status();
+  auto owner = std::shared_ptr<void>(
+      *data, [arena = shared_from_this(), bytes](void* block) { arena->give(static_cast<std::byte*>(block), bytes); });
+  return Buffer(std::move(owner), *data, bytes);
+}
+
+Result<std::byte*> Arena::take(std::size_t bytes) {
+  std::byte* const heap_base = mapping_->base() + kControlBytes;
+  if (bytes == 0) return heap_base;
+  std::byte* data = nullptr;
   {
     const std::lock_guard lock(mutex_);
     const std::optional<std::size_t> taken = heap_.take(bytes);
@@ -104,32 +113,27 @@ Result<Buffer> Arena::allocate(std::size_t bytes) {
                       "{}; raise GroupOptions::arena_bytes",
                       bytes, allocated_bytes_, mapping_->size_bytes() - kControlBytes, heap_.largest_free_bytes()));
     }
-    heap_offset = *taken;
+    data = heap_base + *taken;
     allocated_bytes_ += round_up_to_page(bytes);
   }
-  const auto offset = static_cast<off_t>(kControlBytes + heap_offset);
   // Taking the pages now turns "out of memory" into an error here instead of a signal at first touch.
   int failed = 0;
   do {
-    failed = fallocate(mapping_->fd(), 0, offset, static_cast<off_t>(round_up_to_page(bytes)));
+    failed = fallocate(mapping_->fd(), 0, data - mapping_->base(), static_cast<off_t>(round_up_to_page(bytes)));
   } while (failed != 0 && errno == EINTR);
-  if (failed != 0) {
-    Status status = system_error(fmt::format("taking {} bytes", bytes), "free some memory or use smaller batches");
-    release(heap_offset, bytes);
-    return status;
-  }
-  std::byte* data = mapping_->base() + offset;
-  auto owner = std::shared_ptr<void>(
-      data, [arena = shared_from_this(), heap_offset, bytes](void*) { arena->release(heap_offset, bytes); });
-  return Buffer(std::move(owner), data, bytes);
+  if (failed == 0) return data;
+  Status status = system_error(fmt::format("taking {} bytes", bytes), "free some memory or use smaller batches");
+  give(data, bytes);
+  return status;
 }
 
-void Arena::release(std::size_t offset, std::size_t bytes) {
+void Arena::give(std::byte* data, std::size_t bytes) {
+  if (bytes == 0) return;
   // Gives the pages back at once and makes them read as zero for the next owner.
-  fallocate(mapping_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(kControlBytes + offset),
+  fallocate(mapping_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, data - mapping_->base(),
             static_cast<off_t>(round_up_to_page(bytes)));
   const std::lock_guard lock(mutex_);
-  heap_.give(offset, bytes);
+  heap_.give(static_cast<std::size_t>(data - mapping_->base()) - kControlBytes, bytes);
   allocated_bytes_ -= round_up_to_page(bytes);
 }
 

@@ -57,17 +57,18 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   const std::shared_ptr<ArenaMapping>& mapping() const { return mapping_; }
 
-  /// `bytes` of zeroed memory at a page boundary; freed with the Buffer. Safe from any thread.
+  /// `bytes` of zeroed memory at a page boundary; freed with the Buffer. Safe from any thread, as the two below are.
   /// @errors kCapacity: no such range is free; kSystem: the machine is out of memory
   Result<Buffer> allocate(std::size_t bytes);
+  /// The same without an owner: `give` frees it, or the end of the last mapping does.
+  Result<std::byte*> take(std::size_t bytes);
+  void give(std::byte* data, std::size_t bytes);
   /// Largest block that `allocate` has room for now.
   std::size_t largest_free_bytes() const;
   /// Bytes taken, rounded up to pages.
   std::size_t allocated_bytes() const;
 
  private:
-  void release(std::size_t offset, std::size_t bytes);
-
   std::shared_ptr<ArenaMapping> mapping_;
   mutable std::mutex mutex_;
   PageHeap heap_;                    // guarded by mutex_

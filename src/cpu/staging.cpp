@@ -4,14 +4,14 @@
 
 namespace ferry::cpu {
 
-Result<std::byte*> Staging::ensure(Buffer& block, std::size_t bytes) {
-  if (block.size_bytes() < bytes) {
-    block = Buffer();  // before the new one is taken: nobody reads it between calls
-    Result<Buffer> grown = arena_->allocate(bytes);
-    if (!grown.ok()) return grown.status();
-    block = std::move(*grown);
-  }
-  return static_cast<std::byte*>(block.data());
+Result<std::byte*> Staging::ensure(Block& block, std::size_t bytes) {
+  if (block.size_bytes >= bytes) return block.data;
+  // The old block goes first: nobody reads it any more, and both may not fit.
+  arena_->give(block.data, block.size_bytes);
+  block = Block();
+  Result<std::byte*> grown = arena_->take(bytes);
+  if (grown.ok()) block = Block{*grown, bytes};
+  return grown;
 }
 
 Result<std::byte*> Staging::route_tables(std::size_t bytes) {
@@ -26,7 +26,7 @@ Result<std::byte*> Staging::rows(std::size_t bytes) { return ensure(rows_, bytes
 
 Status Staging::check_room_for_rows(std::size_t bytes) const {
   const std::size_t free_bytes = arena_->largest_free_bytes();
-  if (bytes <= rows_.size_bytes() || bytes <= free_bytes) return {};
+  if (bytes <= rows_.size_bytes || bytes <= free_bytes) return {};
   return Status(
       ErrorCode::kCapacity,
       fmt::format("rows that peers cannot reach need {} bytes of staging, but the arena's largest free range is {}; "
@@ -35,8 +35,9 @@ Status Staging::check_room_for_rows(std::size_t bytes) const {
 }
 
 std::size_t Staging::held_bytes() const {
-  return round_up_to_page(tables_[0].size_bytes()) + round_up_to_page(tables_[1].size_bytes()) +
-         round_up_to_page(records_.size_bytes()) + round_up_to_page(rows_.size_bytes());
+  std::size_t bytes = 0;
+  for (const Block& block : {tables_[0], tables_[1], records_, rows_}) bytes += round_up_to_page(block.size_bytes);
+  return bytes;
 }
 
 }  // namespace ferry::cpu

@@ -4,11 +4,13 @@
 /// Memory of the arena that the backend itself uses: kept from call to call, grown when a call needs more.
 ///
 /// Route tables alternate between two blocks by route, because a peer may still read the tables of a route that this
-/// rank has finished; it cannot be two routes behind. Exchange memory is one block: every dispatch and combine ends
-/// with all ranks done.
+/// rank has finished; it cannot be two routes behind. For the same reason nothing is given back when a rank leaves: the
+/// memory goes with the arena's last mapping, and peers keep theirs. Records and rows have a block each: every dispatch
+/// and combine ends with all ranks done.
 
 #include <array>
 #include <cstddef>
+#include <memory>
 
 #include "cpu/arena.hpp"
 
@@ -30,13 +32,17 @@ class Staging {
   std::size_t held_bytes() const;
 
  private:
-  Result<std::byte*> ensure(Buffer& block, std::size_t bytes);
+  struct Block {
+    std::byte* data = nullptr;
+    std::size_t size_bytes = 0;
+  };
+  Result<std::byte*> ensure(Block& block, std::size_t bytes);
 
   std::shared_ptr<Arena> arena_;
-  std::array<Buffer, 2> tables_;
+  std::array<Block, 2> tables_;
   std::size_t next_tables_ = 0;
-  Buffer records_;
-  Buffer rows_;
+  Block records_;
+  Block rows_;
 };
 
 }  // namespace ferry::cpu

@@ -25,7 +25,7 @@ struct RouteTables {
   std::size_t size_bytes = 0;
 
   /// Pointers into `base`; with a null base only `size_bytes`.
-  static constexpr RouteTables at(std::byte* base, const Shape& shape) {
+  FERRY_HOST_DEVICE static constexpr RouteTables at(std::byte* base, const Shape& shape) {
     Carver carver(base);
     RouteTables tables;
     tables.rank_counts = carver.take<std::int32_t>(shape.num_ranks);

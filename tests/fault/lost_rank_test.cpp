@@ -159,6 +159,28 @@ TEST(LeavingRank, ThreadsThatDestroyTheirGroupAreReportedAsLost) {
   });
 }
 
+TEST(LeavingRank, WhatItPublishedInItsLastRouteStaysForSlowerPeers) {
+  run_ranks({.kind = RankKind::kProcesses, .num_ranks = 4}, [](RankContext& context) {
+    constexpr std::int64_t kTokens = 4096;
+    std::vector<std::int64_t> ids(kTokens);
+    for (std::int64_t token = 0; token < kTokens; ++token) ids[static_cast<std::size_t>(token)] = token % 4;
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap());
+      if (!context.expect_ok(group.status(), "create")) return;
+      const RouteInput in{ConstTensorView(ids.data(), DType::kInt64, {kTokens, 1}), {}};
+      Result<Routing> routing = (*group)->route(in, {.num_experts = 4});
+      group->reset();  // at once, while others may still read what this rank published
+      if (!context.expect_ok(routing.status(), "route")) return;
+      context.expect(routing->num_recv_rows() == kTokens, fmt::format("{} rows", routing->num_recv_rows()));
+      const auto* source = static_cast<const std::int32_t*>(routing->source().data);
+      for (std::int64_t row = 0; row < kTokens; ++row) {
+        const std::int64_t expected = (row % (kTokens / 4)) * 4 + context.rank();
+        if (!context.expect(source[row * 2 + 1] == expected, fmt::format("source of row {}", row))) return;
+      }
+    }
+  });
+}
+
 TEST(LeavingRank, GroupsMayEndInAnyOrderAndBuffersOutliveThem) {
   run_ranks({.kind = RankKind::kProcesses, .num_ranks = 4}, [](RankContext& context) {
     Buffer kept;
