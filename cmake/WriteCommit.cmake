@@ -1,3 +1,4 @@
+cmake_minimum_required(VERSION 3.25)
 # cmake -DSOURCE_DIR=… -DOUTPUT=… -P WriteCommit.cmake
 # Run by every build, so that a program always knows the commit it was really built from; writes only on change.
 execute_process(

@@ -1,8 +1,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
+#include <span>
+#include <vector>
 
 #include "cpu/cpu_backend.hpp"
 #include "cpu/cpu_routing.hpp"
@@ -16,20 +19,45 @@ using layout::RouteTables;
 
 std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
-/// Remembers the last token that touched each of a set of things: "has this token been here?" without clearing.
+/// Remembers the last token that touched each of a set of runs: "has this token been here?" without clearing. Says so as
+/// a number, because routers' choices are random and a branch on them would be mispredicted every other time.
 class LastToken {
  public:
-  explicit LastToken(std::size_t size) : last_(size, -1) {}
-  /// True the first time `token` asks about `idx`; tokens come in ascending order.
-  bool first_visit(std::size_t idx, std::int64_t token) {
-    if (last_[idx] == token) return false;
-    last_[idx] = token;
-    return true;
+  explicit LastToken(std::size_t num_runs) : last_(num_runs, -1) {}
+  /// 1 the first time `token` asks about `run`, then 0; tokens come in ascending order.
+  unsigned first_visit(std::size_t run, std::int32_t token) {
+    const unsigned first = last_[run] != token ? 1U : 0U;
+    last_[run] = token;
+    return first;
   }
 
  private:
-  std::vector<std::int64_t> last_;
+  std::vector<std::int32_t> last_;
 };
+
+/// A place as one number that orders as (rank, row, topk) does.
+std::uint64_t pack_place(std::size_t rank, std::int32_t row, std::size_t topk) {
+  return static_cast<std::uint64_t>(rank) << 48 | static_cast<std::uint64_t>(static_cast<std::uint32_t>(row)) << 8 |
+         static_cast<std::uint64_t>(topk);
+}
+
+/// Sort a token's places, all different. Counts smaller ones instead of comparing and moving, again to avoid branches:
+/// 8 places cost 64 comparisons.
+void sort_places(std::span<const std::uint64_t> packed, Place* out) {
+  std::array<std::uint64_t, kMaxTopk> sorted;
+  for (const std::uint64_t place : packed) {
+    std::size_t position = 0;
+    for (const std::uint64_t other : packed) position += other < place ? 1U : 0U;
+    sorted[position] = place;
+  }
+  std::uint64_t previous_row = ~std::uint64_t{0};
+  for (std::size_t i = 0; i < packed.size(); ++i) {
+    const std::uint64_t rank_and_row = sorted[i] >> 8;
+    out[i] = {static_cast<std::int32_t>(rank_and_row & 0xFFFFFFFFU), static_cast<std::int16_t>(rank_and_row >> 40),
+              static_cast<std::uint8_t>(sorted[i] & 0xFFU), rank_and_row != previous_row};
+    previous_row = rank_and_row;
+  }
+}
 
 template <typename Id>
 void copy_ids(const RouteCall& call, std::vector<std::int64_t>& ids) {
@@ -97,34 +125,44 @@ void Router::copy_inputs() {
 }
 
 void Router::fill_tables(const RouteTables& tables) const {
-  std::fill_n(tables.rank_counts, num_ranks_, 0);
-  std::fill_n(tables.expert_counts, num_experts_, 0);
-  const auto for_each_pair = [this](auto&& on_rank, auto&& on_expert) {
-    LastToken ranks(num_ranks_);
-    LastToken experts(num_experts_);
-    const auto num_topk = to_size(call_.num_topk);
-    for (std::size_t entry = 0; entry < state_->ids.size(); ++entry) {
-      if (state_->ids[entry] < 0) continue;
-      const auto expert = to_size(state_->ids[entry]);
-      const auto token = static_cast<std::int64_t>(entry / num_topk);
-      if (ranks.first_visit(owner(expert), token)) on_rank(owner(expert), token);
-      if (experts.first_visit(expert, token)) on_expert(expert, token);
+  // An entry without an expert counts for a rank and an expert that do not exist.
+  const auto num_topk = to_size(call_.num_topk);
+  const auto expert_of = [this](std::size_t entry) {
+    const std::int64_t id = state_->ids[entry];
+    return id < 0 ? num_experts_ : to_size(id);
+  };
+  std::vector<std::int32_t> owners(num_experts_ + 1, static_cast<std::int32_t>(num_ranks_));
+  std::copy_n(call_.expert_to_rank.begin(), num_experts_, owners.begin());
+  std::vector<std::int32_t> rank_counts(num_ranks_ + 1, 0);
+  std::vector<std::int32_t> expert_counts(num_experts_ + 1, 0);
+  LastToken ranks(num_ranks_ + 1);
+  LastToken experts(num_experts_ + 1);
+  const auto num_tokens = static_cast<std::int32_t>(call_.num_tokens);
+  for (std::int32_t token = 0; token < num_tokens; ++token) {
+    for (std::size_t entry = to_size(token) * num_topk; entry < (to_size(token) + 1) * num_topk; ++entry) {
+      const std::size_t expert = expert_of(entry);
+      const std::size_t rank = to_size(owners[expert]);
+      rank_counts[rank] += static_cast<std::int32_t>(ranks.first_visit(rank, token));
+      expert_counts[expert] += static_cast<std::int32_t>(experts.first_visit(expert, token));
     }
-  };
-  for_each_pair([&](std::size_t rank, std::int64_t) { ++tables.rank_counts[rank]; },
-                [&](std::size_t expert, std::int64_t) { ++tables.expert_counts[expert]; });
+  }
+  std::copy_n(rank_counts.begin(), num_ranks_, tables.rank_counts);
+  std::copy_n(expert_counts.begin(), num_experts_, tables.expert_counts);
 
-  const std::int32_t* counts = by_rank_ ? tables.rank_counts : tables.expert_counts;
-  std::vector<std::int64_t> next(by_rank_ ? num_ranks_ : num_experts_, 0);
-  for (std::size_t run = 1; run < next.size(); ++run) next[run] = next[run - 1] + counts[run - 1];
-  const auto append = [&](std::size_t run, std::int64_t token) {
-    tables.tokens[next[run]++] = static_cast<std::int32_t>(token);
-  };
-  const auto ignore = [](std::size_t, std::int64_t) {};
-  if (by_rank_) {
-    for_each_pair(append, ignore);
-  } else {
-    for_each_pair(ignore, append);
+  const std::vector<std::int32_t>& counts = by_rank_ ? rank_counts : expert_counts;
+  const std::size_t num_runs = counts.size() - 1;
+  std::vector<std::size_t> next(counts.size(), 0);
+  for (std::size_t run = 0; run < num_runs; ++run) next[run + 1] = next[run] + static_cast<std::size_t>(counts[run]);
+  LastToken visited(counts.size());
+  std::int32_t nowhere = 0;
+  for (std::int32_t token = 0; token < num_tokens; ++token) {
+    for (std::size_t entry = to_size(token) * num_topk; entry < (to_size(token) + 1) * num_topk; ++entry) {
+      const std::size_t expert = expert_of(entry);
+      const std::size_t run = by_rank_ ? to_size(owners[expert]) : expert;
+      const unsigned first = visited.first_visit(run, token);
+      *(first != 0 && run != num_runs ? tables.tokens + next[run] : &nowhere) = token;
+      next[run] += first;
+    }
   }
 }
 
@@ -234,32 +272,36 @@ void Router::place_tokens() {
   LastToken visited(next_row.size());
   state_->slot_table.assign(num_tokens * num_topk, -1);
   state_->first_place.assign(num_tokens + 1, 0);
-  state_->places.reserve(num_tokens * num_topk);
+  state_->places.resize(num_tokens * num_topk);
   state_->num_rows_to_rank.assign(num_ranks_, 0);
+  // Plain pointers: the compiler cannot know that the stores below leave the vectors' own fields alone.
+  const std::int64_t* const ids = state_->ids.data();
+  const std::int32_t* const owners = call_.expert_to_rank.data();
+  std::int32_t* const slots = state_->slot_table.data();
+  std::int64_t* const num_rows_to_rank = state_->num_rows_to_rank.data();
+  Place* const places = state_->places.data();
+  std::array<std::uint64_t, kMaxTopk> packed;
+  std::size_t num_places = 0;
   for (std::size_t token = 0; token < num_tokens; ++token) {
-    const auto begin = static_cast<std::ptrdiff_t>(state_->places.size());
+    std::size_t num_packed = 0;
     for (std::size_t topk = 0; topk < num_topk; ++topk) {
-      const std::int64_t id = state_->ids[token * num_topk + topk];
+      const std::int64_t id = ids[token * num_topk + topk];
       if (id < 0) continue;
-      const std::size_t rank = owner(to_size(id));
+      const auto rank = static_cast<std::size_t>(owners[id]);
       const std::size_t run = by_rank_ ? rank : to_size(id);
-      if (visited.first_visit(run, static_cast<std::int64_t>(token))) {
-        current_row[run] = static_cast<std::int32_t>(next_row[run]++);
-        ++state_->num_rows_to_rank[rank];
-      }
-      state_->slot_table[token * num_topk + topk] = current_row[run];
-      state_->places.push_back(
-          {current_row[run], static_cast<std::int16_t>(rank), static_cast<std::uint8_t>(topk), false});
+      const unsigned first = visited.first_visit(run, static_cast<std::int32_t>(token));
+      const std::int32_t row = first != 0 ? static_cast<std::int32_t>(next_row[run]) : current_row[run];
+      current_row[run] = row;
+      next_row[run] += first;
+      num_rows_to_rank[rank] += first;
+      slots[token * num_topk + topk] = row;
+      packed[num_packed++] = pack_place(rank, row, topk);
     }
-    std::sort(state_->places.begin() + begin, state_->places.end(), [](const Place& a, const Place& b) {
-      return std::tie(a.rank, a.row, a.topk) < std::tie(b.rank, b.row, b.topk);
-    });
-    for (auto place = state_->places.begin() + begin; place != state_->places.end(); ++place) {
-      place->first =
-          place == state_->places.begin() + begin || place[-1].rank != place->rank || place[-1].row != place->row;
-    }
-    state_->first_place[token + 1] = static_cast<std::int32_t>(state_->places.size());
+    sort_places(std::span(packed.data(), num_packed), places + num_places);
+    num_places += num_packed;
+    state_->first_place[token + 1] = static_cast<std::int32_t>(num_places);
   }
+  state_->places.resize(num_places);
 }
 
 void Router::read_sources() {
