@@ -11,11 +11,30 @@ extern const RowSumFunction row_sum_avx512_bf16;
 extern const RowSumFunction row_sum_avx512_f32;
 #endif
 
+#if defined(__x86_64__)
+namespace {
+
+// The parts of the x86-64-v3 and -v4 levels that every compiler's builtin can name; no processor has these without the
+// rest of the level.
+bool has_avx2_level() {
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
+         __builtin_cpu_supports("bmi") != 0 && __builtin_cpu_supports("bmi2") != 0;
+}
+
+bool has_avx512_level() {
+  return has_avx2_level() && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+         __builtin_cpu_supports("avx512cd") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+         __builtin_cpu_supports("avx512vl") != 0;
+}
+
+}  // namespace
+#endif
+
 const RowSumVariant* row_sum_variants(std::size_t* count) {
 #if defined(__x86_64__)
   static const RowSumVariant variants[] = {
-      {"avx512", __builtin_cpu_supports("x86-64-v4") != 0, row_sum_avx512_bf16, row_sum_avx512_f32},
-      {"avx2", __builtin_cpu_supports("x86-64-v3") != 0, row_sum_avx2_bf16, row_sum_avx2_f32},
+      {"avx512", has_avx512_level(), row_sum_avx512_bf16, row_sum_avx512_f32},
+      {"avx2", has_avx2_level(), row_sum_avx2_bf16, row_sum_avx2_f32},
       {"generic", true, row_sum_generic_bf16, row_sum_generic_f32},
   };
 #else
