@@ -27,11 +27,10 @@ check() { # name command...
 }
 
 check_format() {
-  local unformatted
-  unformatted=$(project_files '*.cpp' '*.hpp' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run -Werror 2>&1 |
-    sed -n 's/: error: code should be clang-formatted.*//p' | cut -d: -f1 | sort | uniq -c)
-  if [[ -n $unformatted ]]; then
-    printf '%s\n' "places that \"make format\" would change:" "$unformatted"
+  local said unformatted
+  if ! said=$(project_files '*.cpp' '*.hpp' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run -Werror 2>&1); then
+    unformatted=$(sed -n 's/: error: code should be clang-formatted.*//p' <<<"$said" | cut -d: -f1 | sort | uniq -c)
+    printf '%s\n' "places that \"make format\" would change:" "${unformatted:-none; clang-format failed: $said}"
     return 1
   fi
   # clang-format leaves comments alone.

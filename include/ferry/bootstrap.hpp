@@ -36,7 +36,8 @@ class FERRY_API Bootstrap {
   virtual int num_ranks() const = 0;
 
   /// Every rank gives `mine` (at most kMaxBootstrapMessageBytes, lengths may differ) and gets all, indexed by rank.
-  /// Collective: every rank calls it, in the same order. Blocks at most `timeout_ns` nanoseconds.
+  /// Collective: every rank calls it, in the same order. Waits at most `timeout_ns` nanoseconds for the
+  /// ranks, then at most as long again (never more than 4 s) to agree with them on who was missing.
   /// @errors kInvalidArgument (too long), kTimeout / kPeerLost naming the rank, kTransport. After an error the
   /// bootstrap
   ///         is unusable and every later call returns the same error.
@@ -66,7 +67,8 @@ struct TcpBootstrapOptions {
 /// whoever cannot, sends garbage, or stalls is dropped without effect on the group.
 /// @errors kInvalidArgument: rank, num_ranks, host, secret; or ranks disagree about num_ranks or library version (the
 ///         message names both values and both ranks; every rank gets it), or two peers claim one rank
-///         kTimeout: not all ranks arrived, naming the lowest that is missing; kSystem, kTransport
+///         kTimeout: not all ranks arrived, naming the lowest that is missing
+///         kPeerLost, kTransport: the connection to rank 0 was cut after this rank had been let in; kSystem
 FERRY_API Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap(const TcpBootstrapOptions& options);
 
 /// Settings from the variables that launchers set: torchrun (RANK, WORLD_SIZE, MASTER_ADDR), Open MPI's mpirun

@@ -279,7 +279,8 @@ Status Reader::read_secret(TcpBootstrapOptions* options) const {
                     "secret with `openssl rand -hex 32` and set FERRY_SECRET to it on every rank",
                     options->host));
   }
-  // Everybody on this host could compute it. It keeps jobs from joining each other by accident, and no more.
+  // Everybody on this host could compute it. Where the launcher names a job, it keeps jobs from joining each other by
+  // accident, and no more.
   const std::string what = fmt::format("{}|{}|{}|{}", launcher_->name, job_id(), options->port, getuid());
   const Result<Digest> digest = hmac_sha256(as_byte_span("ferry weak secret of a job on one host"), as_byte_span(what));
   if (!digest.ok()) return digest.status();

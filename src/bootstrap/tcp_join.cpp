@@ -137,7 +137,8 @@ Try<Channel> try_join(const JoinParams& params, const Instance& instance, Deadli
   }
   Retry furthest;
   for (const Address& address : *addresses) {
-    const Deadline by = earlier(deadline, Deadline::after(kHandshakeNs));
+    // An address that never answers must leave time for the next.
+    const Deadline by = earlier(deadline, Deadline::after(std::min(kHandshakeNs, params.timeout_ns / 2)));
     Try<UniqueFd> fd = try_connect(address, by);
     if (Status* status = std::get_if<Status>(&fd)) return *status;
     if (Retry* retry = std::get_if<Retry>(&fd)) {

@@ -85,6 +85,14 @@ Status TcpRoot::read_from(Peer* peer) {
       case ReceiveOutcome::kWouldBlock:
         return {};
       case ReceiveOutcome::kClosed:
+        if (peer->given_up) {
+          // It waited its whole deadline before this rank came: not that rank is to blame, this one is.
+          return Status(ErrorCode::kTimeout,
+                        fmt::format("all_gather: rank 0 came after rank {} had reached its deadline; call in time on "
+                                    "every rank, or allow more time",
+                                    peer->rank),
+                        0);
+        }
         return rank_lost("all_gather", static_cast<int>(peer->rank));
       case ReceiveOutcome::kBroken:
         return Status(ErrorCode::kTransport,

@@ -51,7 +51,7 @@ Status check_rows(std::string_view what, const View& view, std::int64_t num_rows
     return invalid(fmt::format("{} has stride {} in its last dimension, expected 1: a row must be contiguous", what,
                                view.stride(last)));
   }
-  rows.stride_bytes = view.stride(last - 1) * element_bytes;
+  if (num_rows > 1) rows.stride_bytes = view.stride(last - 1) * element_bytes;  // a single row has no distance
   if (view.num_dims == 3 && view.extent(0) > 1 && view.stride(0) != view.extent(1) * view.stride(1)) {
     return invalid(fmt::format("{} has stride {} in dimension 0, expected {}: its rows must lie at equal distance",
                                what, view.stride(0), view.extent(1) * view.stride(1)));

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -15,6 +16,23 @@ namespace {
 
 Status system_error(std::string_view what, std::string_view hint) {
   return Status(ErrorCode::kSystem, fmt::format("arena: {} failed: {}; {}", what, std::strerror(errno), hint));
+}
+
+/// One step of taking memory. A signal undoes a step on some kernels, so a step must be short enough to end between two.
+constexpr std::size_t kTakeStepBytes = std::size_t{16} << 20;
+
+/// Take the pages of a range now: turns "out of memory" into an error here instead of a signal at first touch.
+bool take_pages(int fd, std::size_t offset, std::size_t bytes) {
+  while (bytes > 0) {
+    const std::size_t step = std::min(bytes, kTakeStepBytes);
+    if (fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(step)) != 0) {
+      if (errno == EINTR) continue;
+      return false;
+    }
+    offset += step;
+    bytes -= step;
+  }
+  return true;
 }
 
 Result<std::byte*> map_shared(int fd, std::size_t size_bytes) {
@@ -82,7 +100,7 @@ Result<std::shared_ptr<Arena>> Arena::create(std::size_t heap_bytes) {
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     return system_error("sealing", "the kernel must support file sealing (Linux 3.17)");
   }
-  if (fallocate(fd.get(), 0, 0, static_cast<off_t>(kControlBytes)) != 0) {
+  if (!take_pages(fd.get(), 0, kControlBytes)) {
     return system_error(fmt::format("taking {} bytes", kControlBytes), "free some memory");
   }
   Result<std::byte*> base = map_shared(fd.get(), size_bytes);
@@ -116,12 +134,8 @@ Result<std::byte*> Arena::take(std::size_t bytes) {
     data = heap_base + *taken;
     allocated_bytes_ += round_up_to_page(bytes);
   }
-  // Taking the pages now turns "out of memory" into an error here instead of a signal at first touch.
-  int failed = 0;
-  do {
-    failed = fallocate(mapping_->fd(), 0, data - mapping_->base(), static_cast<off_t>(round_up_to_page(bytes)));
-  } while (failed != 0 && errno == EINTR);
-  if (failed == 0) return data;
+  const auto offset = static_cast<std::size_t>(data - mapping_->base());
+  if (take_pages(mapping_->fd(), offset, round_up_to_page(bytes))) return data;
   Status status = system_error(fmt::format("taking {} bytes", bytes), "free some memory or use smaller batches");
   give(data, bytes);
   return status;

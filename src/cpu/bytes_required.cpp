@@ -32,6 +32,10 @@ Result<std::size_t> bytes_required(const MemoryShape& shape) {
     if (Status status = check(name, value, 0); !status.ok()) return status;
   }
   if (Status status = check("num_ranks", shape.num_ranks, 1); !status.ok()) return status;
+  if (shape.num_topk > kMaxTopk) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("bytes_required: num_topk is {}, expected at most {}", shape.num_topk, kMaxTopk));
+  }
 
   using cpu::round_up_to_page;
   const auto num_tokens = to_size(shape.num_tokens);

@@ -76,9 +76,14 @@ Status Combiner::find_peers() {
     if (routing_.num_rows_to_rank[to_size(rank)] == 0) continue;
     const Ticket& ticket = crew_.ticket_of(rank);
     Sender& sender = senders_[to_size(rank)];
-    sender.rows = crew_.resolve(ticket.input, rank);
+    const std::int64_t num_rows = routing_.num_rows_on_rank[to_size(rank)];
+    sender.rows = crew_.resolve(ticket.input, rank, {num_rows, call_.x.row_bytes});
     sender.stride_bytes = ticket.input.stride_bytes;
-    if (call_.weights.present()) sender.weights = reinterpret_cast<const float*>(crew_.resolve(ticket.records, rank));
+    if (call_.weights.present()) {
+      const std::int64_t weights_per_row = routing_.layout == Layout::kTokens ? routing_.num_topk : 1;
+      const auto weights_bytes = num_rows * weights_per_row * static_cast<std::int64_t>(sizeof(float));
+      sender.weights = reinterpret_cast<const float*>(crew_.resolve(ticket.records, rank, {1, weights_bytes}));
+    }
     if (sender.rows == nullptr || (call_.weights.present() && sender.weights == nullptr)) {
       return crew_.fail(ErrorCode::kInternal, rank,
                         fmt::format("combine: rank {} named memory outside its arena; please report this bug", rank));
@@ -145,7 +150,7 @@ Status Combiner::run() {
 
 }  // namespace
 
-Status CpuBackend::combine(const CombineCall& call) {
+Status CpuBackend::run_combine(const CombineCall& call) {
   if (!crew_.broken().ok()) return crew_.broken();
   Ticket ticket;
   ticket.record = call.record;

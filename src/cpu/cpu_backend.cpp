@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 namespace ferry::cpu {
 namespace {
@@ -36,6 +37,26 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
 }
 
 Result<Buffer> CpuBackend::allocate(std::size_t bytes) { return crew_.arena().allocate(bytes); }
+
+Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) try {
+  return run_route(call);
+} catch (const std::bad_alloc&) {
+  return out_of_memory(Operation::kRoute);
+}
+
+Status CpuBackend::dispatch(const DispatchCall& call) try { return run_dispatch(call); } catch (const std::bad_alloc&) {
+  return out_of_memory(Operation::kDispatch);
+}
+
+Status CpuBackend::combine(const CombineCall& call) try { return run_combine(call); } catch (const std::bad_alloc&) {
+  return out_of_memory(Operation::kCombine);
+}
+
+Status CpuBackend::out_of_memory(Operation operation) {
+  return crew_.fail(ErrorCode::kSystem, crew_.rank(),
+                    fmt::format("{}: rank {} ran out of memory; use smaller batches or a machine with more",
+                                to_string(operation), crew_.rank()));
+}
 
 MemoryUsage CpuBackend::memory_usage() const {
   MemoryUsage usage;

@@ -27,6 +27,12 @@ class CpuBackend final : public Backend {
   Status destroy() override;
 
  private:
+  Result<std::shared_ptr<RoutingState>> run_route(const RouteCall& call);
+  Status run_dispatch(const DispatchCall& call);
+  Status run_combine(const CombineCall& call);
+  /// This rank ran out of memory inside a call: the others must not wait for it.
+  Status out_of_memory(Operation operation);
+
   Crew crew_;
   Staging staging_;
 };

@@ -25,9 +25,11 @@ struct CpuRouting final : RoutingState {
   std::vector<std::int32_t> source_table;  ///< [num_used_rows, 2]
   std::int32_t num_used_rows_i32 = 0;
 
-  std::vector<Place> places;               ///< of all tokens in order, each token's ascending by (rank, row, topk)
-  std::vector<std::int32_t> first_place;   ///< [T + 1]
-  std::vector<std::int32_t> local_expert;  ///< [E] index among this rank's experts, -1 elsewhere
+  std::vector<Place> places;                   ///< of all tokens in order, each token's ascending by (rank, row, topk)
+  std::vector<std::int32_t> first_place;       ///< [T + 1]
+  std::vector<std::int64_t> num_rows_on_rank;  ///< [R] used rows of each rank
+  std::vector<std::int64_t> num_tokens_of_rank;  ///< [R] T of each rank
+  std::vector<std::int32_t> local_expert;        ///< [E] index among this rank's experts, -1 elsewhere
 };
 
 }  // namespace ferry::cpu

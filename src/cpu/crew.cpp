@@ -70,20 +70,23 @@ bool Crew::reachable(const Location& location, int rank) const {
   return location.kind == Location::Kind::kArena || location.num_rows == 0 || peer(rank).same_process;
 }
 
-std::byte* Crew::resolve(const Location& location, int rank) const {
+std::byte* Crew::resolve(const Location& location, int rank, const Extent& extent) const {
+  if (location.num_rows < extent.num_rows || location.row_bytes < extent.row_bytes || location.stride_bytes < 0 ||
+      location.stride_bytes % kRowGranuleBytes != 0 || location.value % kRowGranuleBytes != 0) {
+    return nullptr;
+  }
   if (location.kind == Location::Kind::kProcess) {
     return peer(rank).same_process ? reinterpret_cast<std::byte*>(location.value) : nullptr;
   }
   if (location.kind != Location::Kind::kArena) return nullptr;
   const ArenaMapping& theirs = *peer(rank).arena;
   const auto size_bytes = static_cast<std::int64_t>(theirs.size_bytes());
-  // A broken peer may say anything; the arithmetic must not overflow before it is refused.
-  const bool sane =
-      location.value >= 0 && location.num_rows >= 0 && location.row_bytes >= 0 && location.stride_bytes >= 0 &&
-      location.value <= size_bytes && location.row_bytes <= size_bytes - location.value &&
-      (location.num_rows <= 1 || location.stride_bytes == 0 ||
-       location.num_rows - 1 <= (size_bytes - location.value - location.row_bytes) / location.stride_bytes);
-  return sane ? theirs.base() + location.value : nullptr;
+  // Subtractions and a division: none of these can overflow.
+  const bool inside = location.value >= 0 && location.value <= size_bytes &&
+                      extent.row_bytes <= size_bytes - location.value &&
+                      (extent.num_rows <= 1 || location.stride_bytes == 0 ||
+                       extent.num_rows - 1 <= (size_bytes - location.value - extent.row_bytes) / location.stride_bytes);
+  return inside ? theirs.base() + location.value : nullptr;
 }
 
 Status Crew::begin(const Ticket& ticket) {

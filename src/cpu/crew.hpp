@@ -57,8 +57,14 @@ class Crew {
                   std::int64_t stride_bytes) const;
   /// Can `rank` reach this location of ours? / Can we reach theirs?
   bool reachable(const Location& location, int rank) const;
-  /// Pointer to a peer's location, null unless it is reachable and inside its arena.
-  std::byte* resolve(const Location& location, int rank) const;
+  /// What this rank is about to touch at a peer's location.
+  struct Extent {
+    std::int64_t num_rows = 0;
+    std::int64_t row_bytes = 0;
+  };
+  /// Pointer to a peer's location, null unless it is reachable, holds `extent`, and lies inside the peer's arena. Whatever
+  /// a broken peer says, what is checked here cannot make this rank touch other memory.
+  std::byte* resolve(const Location& location, int rank, const Extent& extent) const;
 
  private:
   ControlBlock& control(int rank) const { return peers_[static_cast<std::size_t>(rank)].arena->control(); }

@@ -54,6 +54,16 @@ class Dispatcher {
 Status Dispatcher::prepare(Ticket& ticket) {
   ticket.input = crew_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
   ticket.output = crew_.locate(call_.out_x.data, call_.out_x.num_rows, call_.out_x.row_bytes, call_.out_x.stride_bytes);
+  const layout::TokenRecord format = record_format(call_);
+  const std::size_t records_bytes = format.size_bytes * to_size(routing_.num_tokens);
+  if (records_bytes > 0) {
+    Result<std::byte*> records = staging_.records(records_bytes);
+    if (!records.ok()) return records.status();
+    pack_records(call_, routing_, *records);
+    const auto record_bytes = static_cast<std::int64_t>(format.size_bytes);
+    ticket.records = crew_.locate(*records, routing_.num_tokens, record_bytes, record_bytes);
+  }
+  // After the records, which take room of the same arena.
   for (int rank = 0; rank < crew_.num_ranks(); ++rank) {
     if (routing_.num_rows_to_rank[to_size(rank)] == 0 || crew_.reachable(ticket.input, rank)) continue;
     // Whether that peer must pull is not known yet; if it must, lack of room would come too late to be refused.
@@ -61,14 +71,6 @@ Status Dispatcher::prepare(Ticket& ticket) {
     if (!room.ok()) return Status(room.code(), fmt::format("dispatch: {}", room.message()));
     break;
   }
-  const layout::TokenRecord format = record_format(call_);
-  const std::size_t records_bytes = format.size_bytes * to_size(routing_.num_tokens);
-  if (records_bytes == 0) return {};
-  Result<std::byte*> records = staging_.records(records_bytes);
-  if (!records.ok()) return records.status();
-  pack_records(call_, routing_, *records);
-  const auto record_bytes = static_cast<std::int64_t>(format.size_bytes);
-  ticket.records = crew_.locate(*records, routing_.num_tokens, record_bytes, record_bytes);
   return {};
 }
 
@@ -117,7 +119,9 @@ Status Dispatcher::push() {
     const std::int64_t num_rows = routing_.num_rows_to_rank[to_size(rank)];
     if (num_rows == 0 || !pushes_to(rank)) continue;
     const Location& output = crew_.ticket_of(rank).output;
-    targets[to_size(rank)] = rank == me() ? call_.out_x.data : crew_.resolve(output, rank);
+    targets[to_size(rank)] =
+        rank == me() ? call_.out_x.data
+                     : crew_.resolve(output, rank, {routing_.num_rows_on_rank[to_size(rank)], call_.x.row_bytes});
     strides[to_size(rank)] = output.stride_bytes;
     if (targets[to_size(rank)] == nullptr) return bad_peer(rank);
     num_pushed_rows += num_rows;
@@ -152,7 +156,8 @@ Status Dispatcher::pull() {
     if (!awaited[to_size(rank)]) continue;
     const Ticket& ticket = crew_.ticket_of(rank);
     const Location& location = crew_.reachable(ticket.input, rank) ? ticket.input : ticket.staged;
-    sources[to_size(rank)] = crew_.resolve(location, rank);
+    sources[to_size(rank)] =
+        crew_.resolve(location, rank, {routing_.num_tokens_of_rank[to_size(rank)], call_.out_x.row_bytes});
     strides[to_size(rank)] = location.stride_bytes;
     if (sources[to_size(rank)] == nullptr) return bad_peer(rank);
   }
@@ -175,7 +180,8 @@ Status Dispatcher::receive_records() {
     for (int rank = 0; rank < crew_.num_ranks(); ++rank) {
       if (routing_.num_rows_from_rank[to_size(rank)] == 0) continue;
       const Location& location = crew_.ticket_of(rank).records;
-      records[to_size(rank)] = crew_.resolve(location, rank);
+      records[to_size(rank)] =
+          crew_.resolve(location, rank, {routing_.num_tokens_of_rank[to_size(rank)], record_bytes});
       if (records[to_size(rank)] == nullptr || location.row_bytes != record_bytes) return bad_peer(rank);
     }
     unpack_records(call_, routing_, records);
@@ -195,7 +201,7 @@ Status Dispatcher::run() {
 
 }  // namespace
 
-Status CpuBackend::dispatch(const DispatchCall& call) {
+Status CpuBackend::run_dispatch(const DispatchCall& call) {
   if (!crew_.broken().ok()) return crew_.broken();
   Ticket ticket;
   ticket.record = call.record;

@@ -5,6 +5,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/un.h>
 
 #include <algorithm>
@@ -13,13 +14,15 @@
 #include <cstring>
 
 #include "cpu/futex.hpp"
+#include "ferry/bootstrap.hpp"
 
 namespace ferry::cpu {
 namespace {
 
 /// A stranger that connects and stays silent may hold up the listener for this long.
-constexpr std::int64_t kStrangerPatienceNs = 200'000'000;
+constexpr std::int64_t kStrangerPatienceNs = 2 * kNsPerSecond;
 constexpr std::int64_t kNsPerMillisecond = 1'000'000;
+constexpr std::int64_t kNsPerMicrosecond = 1'000;
 
 struct Message {
   std::int64_t rank = 0;
@@ -84,7 +87,7 @@ Result<ReceivedHello> receive_hello(int socket, std::int64_t deadline_ns) {
   header.msg_iov = &part;
   header.msg_iovlen = 1;
   header.msg_control = control.data();
-  header.msg_controllen = control.size();
+  header.msg_controllen = CMSG_LEN(sizeof(int));  // room for one descriptor: the kernel closes any more
   ssize_t bytes = 0;
   do {
     bytes = recvmsg(socket, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
@@ -192,10 +195,18 @@ Result<LinkedPeer> connect_peer(const std::string& name, int peer_rank, const Li
   if (!connection.valid()) return system_error("socket");
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, &length);
+  // Connecting waits while the peer's backlog is full.
+  const std::int64_t left_ns = std::max<std::int64_t>(deadline_ns - monotonic_ns(), kNsPerMillisecond);
+  const timeval send_timeout{left_ns / kNsPerSecond, left_ns % kNsPerSecond / kNsPerMicrosecond};
+  setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &send_timeout, sizeof(send_timeout));
   int failed = 0;
   do {
     failed = connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), length);
   } while (failed != 0 && errno == EINTR);
+  if (failed != 0 && errno == EAGAIN) {
+    return Status(ErrorCode::kTimeout,
+                  fmt::format("linking ranks of one host: rank {} did not accept in time", peer_rank), peer_rank);
+  }
   if (failed != 0) {
     return Status(ErrorCode::kTransport,
                   fmt::format("linking ranks of one host: connecting to rank {} failed: {}; ranks must share a network "

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "core/group_options.hpp"
 #include "cpu/futex.hpp"
 #include "cpu/process_identity.hpp"
+#include "cpu/same_process.hpp"
 
 namespace ferry::cpu {
 namespace {
@@ -17,8 +19,6 @@ struct Announcement {
   ProcessIdentity process;
   LinkToken token{};
   std::array<char, 64> listener_name{};
-  /// Address of this rank's mapping pointer, for ranks of the same process; it outlives the exchange.
-  const std::shared_ptr<ArenaMapping>* mapping = nullptr;
 };
 
 Result<std::vector<Announcement>> exchange(const BackendContext& context, const Status& my_status,
@@ -91,7 +91,6 @@ Status connect_processes(const BackendContext& context, const std::vector<Announ
 }  // namespace
 
 Result<Rendezvous> rendezvous(const BackendContext& context) {
-  const auto my_rank = static_cast<std::size_t>(context.topology.rank);
   const int num_ranks = context.topology.num_ranks;
   Announcement mine;
   mine.process = this_process();
@@ -103,8 +102,9 @@ Result<Rendezvous> rendezvous(const BackendContext& context) {
   if (status.ok()) {
     std::copy_n(listener->name().data(), std::min(listener->name().size(), mine.listener_name.size()),
                 mine.listener_name.data());
-    mine.mapping = &(*arena)->mapping();
   }
+  std::optional<OfferedMapping> offer;
+  if (status.ok()) offer.emplace(mine.token, (*arena)->mapping());
   Result<std::vector<Announcement>> announcements = exchange(context, status, mine);
   if (!announcements.ok()) return announcements.status();
   if (Status hosts = check_hosts(*announcements); !hosts.ok()) return hosts;
@@ -116,11 +116,15 @@ Result<Rendezvous> rendezvous(const BackendContext& context) {
     const Announcement& peer = (*announcements)[rank];
     if (!(peer.process == mine.process)) continue;
     result.peers[rank].same_process = true;
-    result.peers[rank].arena = rank == my_rank ? (*arena)->mapping() : *peer.mapping;
+    result.peers[rank].arena = find_offered_mapping(peer.token);
+    if (result.peers[rank].arena == nullptr && status.ok()) {
+      status =
+          Status(ErrorCode::kPeerLost, fmt::format("Group::create: rank {} gave up", rank), static_cast<int>(rank));
+    }
   }
   const LinkHello hello{context.topology.rank, mine.token, (*arena)->mapping()->fd()};
-  status = connect_processes(context, *announcements, *listener, hello, result.peers);
-  // Everybody has copied everybody's mapping pointer when this returns; a failure anywhere fails all.
+  if (status.ok()) status = connect_processes(context, *announcements, *listener, hello, result.peers);
+  // Everybody has found everybody's mapping when this returns; a failure anywhere fails all.
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
   if (!ready.ok()) return ready.status();

@@ -170,14 +170,16 @@ Status Router::read_peers() {
   peers_.resize(num_ranks_);
   for (std::size_t rank = 0; rank < num_ranks_; ++rank) {
     const Ticket& ticket = crew_.ticket_of(static_cast<int>(rank));
-    const RouteTables::Shape shape{num_ranks_, num_experts_, to_size(ticket.num_entries)};
-    std::byte* base = crew_.resolve(ticket.records, static_cast<int>(rank));
-    if (base == nullptr || ticket.num_entries < 0 ||
-        static_cast<std::size_t>(ticket.records.row_bytes) < RouteTables::at(nullptr, shape).size_bytes) {
+    const bool countable = ticket.num_entries >= 0 && ticket.num_entries <= std::numeric_limits<std::int32_t>::max();
+    const RouteTables::Shape shape{num_ranks_, num_experts_, countable ? to_size(ticket.num_entries) : 0};
+    const auto tables_bytes = static_cast<std::int64_t>(RouteTables::at(nullptr, shape).size_bytes);
+    std::byte* base = crew_.resolve(ticket.records, static_cast<int>(rank), {1, tables_bytes});
+    if (base == nullptr || !countable) {
       return crew_.fail(ErrorCode::kInternal, static_cast<int>(rank),
                         fmt::format("route: rank {} published tables outside its arena; please report this bug", rank));
     }
     peers_[rank] = RouteTables::at(base, shape);
+    state_->num_tokens_of_rank.push_back(ticket.num_entries / call_.num_topk);
     const std::int32_t* counts = by_rank_ ? peers_[rank].rank_counts : peers_[rank].expert_counts;
     const std::size_t num_runs = by_rank_ ? num_ranks_ : num_experts_;
     const bool negative = std::any_of(counts, counts + num_runs, [](std::int32_t count) { return count < 0; });
@@ -305,7 +307,8 @@ void Router::place_tokens() {
 }
 
 void Router::read_sources() {
-  state_->num_used_rows = rows_of(my_rank_);
+  for (std::size_t rank = 0; rank < num_ranks_; ++rank) state_->num_rows_on_rank.push_back(rows_of(rank));
+  state_->num_used_rows = state_->num_rows_on_rank[my_rank_];
   state_->num_rows_from_rank.assign(num_ranks_, 0);
   state_->source_table.assign(to_size(state_->num_used_rows) * 2, -1);
   std::vector<std::int64_t> next_row(by_rank_ ? 1 : num_experts_, 0);
@@ -319,8 +322,10 @@ void Router::read_sources() {
       if ((by_rank_ ? run : owner(run)) != my_rank_) continue;
       std::int64_t& row = next_row[by_rank_ ? 0 : run];
       for (std::int64_t i = 0; i < counts[run]; ++i, ++row) {
+        const std::int32_t token = tables.tokens[run_begin + i];
+        const bool exists = token >= 0 && token < state_->num_tokens_of_rank[source];
         state_->source_table[to_size(row) * 2] = static_cast<std::int32_t>(source);
-        state_->source_table[to_size(row) * 2 + 1] = tables.tokens[run_begin + i];
+        state_->source_table[to_size(row) * 2 + 1] = exists ? token : 0;  // a broken peer must not lead us astray
       }
       state_->num_rows_from_rank[source] += counts[run];
     }
@@ -353,7 +358,7 @@ std::shared_ptr<CpuRouting> Router::finish() {
 
 }  // namespace
 
-Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) {
+Result<std::shared_ptr<RoutingState>> CpuBackend::run_route(const RouteCall& call) {
   if (!crew_.broken().ok()) return crew_.broken();
   Router router(call, crew_);
   Ticket ticket;

@@ -24,9 +24,13 @@ Result<std::byte*> Staging::records(std::size_t bytes) { return ensure(records_,
 
 Result<std::byte*> Staging::rows(std::size_t bytes) { return ensure(rows_, bytes); }
 
-Status Staging::check_room_for_rows(std::size_t bytes) const {
+Status Staging::check_room_for_rows(std::size_t bytes) {
+  if (bytes <= rows_.size_bytes || bytes <= arena_->largest_free_bytes()) return {};
+  // Between calls nobody reads the block, and without it there may be a range that is long enough.
+  arena_->give(rows_.data, rows_.size_bytes);
+  rows_ = Block();
   const std::size_t free_bytes = arena_->largest_free_bytes();
-  if (bytes <= rows_.size_bytes || bytes <= free_bytes) return {};
+  if (bytes <= free_bytes) return {};
   return Status(
       ErrorCode::kCapacity,
       fmt::format("rows that peers cannot reach need {} bytes of staging, but the arena's largest free range is {}; "
