@@ -62,8 +62,8 @@ class Crew {
     std::int64_t num_rows = 0;
     std::int64_t row_bytes = 0;
   };
-  /// Pointer to a peer's location, null unless it is reachable, holds `extent`, and lies inside the peer's arena. Whatever
-  /// a broken peer says, what is checked here cannot make this rank touch other memory.
+  /// Pointer to a peer's location, null unless it is reachable, holds `extent`, and lies inside the peer's arena.
+  /// Whatever a broken peer says, what is checked here cannot make this rank touch other memory.
   std::byte* resolve(const Location& location, int rank, const Extent& extent) const;
 
  private:

@@ -26,7 +26,8 @@ class Staging {
   Result<std::byte*> records(std::size_t bytes);
   /// Memory for the payload rows of one call.
   Result<std::byte*> rows(std::size_t bytes);
-  /// Make sure that rows(bytes) will find room, if nothing is taken in between. (The machine may still be out of memory.)
+  /// Make sure that rows(bytes) will find room, if nothing is taken in between. (The machine may still be out of
+  /// memory.)
   Status check_room_for_rows(std::size_t bytes);
   /// Arena memory held now.
   std::size_t held_bytes() const;
