@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 namespace ferry::test {
 
@@ -17,6 +18,7 @@ enum class Fate {
 /// Words that the rank processes of a test share.
 struct SharedWords {
   std::atomic<unsigned> num_survivors_done{0};
+  std::atomic<std::int64_t> processor_time_ns{0};  ///< for tests that add up what ranks use
 };
 
 /// Anonymous memory that forked ranks share. Lives as long as the test process.

@@ -68,6 +68,7 @@ TensorImage::TensorImage(const TensorSpec& spec) : spec_(spec), bytes_(extent_by
 }
 
 void TensorImage::set_row(std::int64_t row, const std::byte* packed) {
+  if (spec_.cols == 0) return;  // nothing to copy, perhaps from nowhere
   const std::size_t element_bytes = size_bytes(spec_.dtype);
   std::byte* first = bytes_.data() + static_cast<std::size_t>(row * spec_.row_stride) * element_bytes;
   if (spec_.col_stride == 1) {
@@ -86,6 +87,7 @@ void TensorImage::clear_row(std::int64_t row) {
 }
 
 void TensorImage::set_rows(const void* packed) {
+  if (spec_.cols == 0) return;  // nothing to copy, perhaps from nowhere
   const std::size_t row_bytes = static_cast<std::size_t>(spec_.cols) * size_bytes(spec_.dtype);
   for (std::int64_t row = 0; row < spec_.rows; ++row)
     set_row(row, static_cast<const std::byte*>(packed) + static_cast<std::size_t>(row) * row_bytes);

@@ -36,21 +36,21 @@ Environment with(Environment environment, const Environment& more) {
   return environment;
 }
 
-const Environment kTorchrun = {{"RANK", "3"},           {"WORLD_SIZE", "8"},      {"LOCAL_WORLD_SIZE", "4"},
-                               {"MASTER_ADDR", "gpu1"}, {"MASTER_PORT", "29500"}, {"FERRY_SECRET", "s"}};
-const Environment kMpirun = {{"OMPI_COMM_WORLD_RANK", "2"},
-                             {"OMPI_COMM_WORLD_SIZE", "4"},
-                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
-                             {"PMIX_NAMESPACE", "prterun-a-17@1"}};
-const Environment kSrun = {{"SLURM_PROCID", "5"},
-                           {"SLURM_NTASKS", "16"},
-                           {"SLURM_NNODES", "2"},
-                           {"SLURM_JOB_ID", "4711"},
-                           {"SLURM_STEP_ID", "0"},
-                           {"SLURM_STEP_NODELIST", "gpu[03-04]"},
-                           {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.9"},
-                           {"FERRY_SECRET", "s"}};
-const Environment kByHand = {{"FERRY_RANK", "1"}, {"FERRY_NUM_RANKS", "2"}};
+const Environment torchrun_variables = {{"RANK", "3"},           {"WORLD_SIZE", "8"},      {"LOCAL_WORLD_SIZE", "4"},
+                                        {"MASTER_ADDR", "gpu1"}, {"MASTER_PORT", "29500"}, {"FERRY_SECRET", "s"}};
+const Environment mpirun_variables = {{"OMPI_COMM_WORLD_RANK", "2"},
+                                      {"OMPI_COMM_WORLD_SIZE", "4"},
+                                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                                      {"PMIX_NAMESPACE", "prterun-a-17@1"}};
+const Environment srun_variables = {{"SLURM_PROCID", "5"},
+                                    {"SLURM_NTASKS", "16"},
+                                    {"SLURM_NNODES", "2"},
+                                    {"SLURM_JOB_ID", "4711"},
+                                    {"SLURM_STEP_ID", "0"},
+                                    {"SLURM_STEP_NODELIST", "gpu[03-04]"},
+                                    {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.9"},
+                                    {"FERRY_SECRET", "s"}};
+const Environment by_hand_variables = {{"FERRY_RANK", "1"}, {"FERRY_NUM_RANKS", "2"}};
 
 struct Expected {
   const char* name;
@@ -75,17 +75,19 @@ TEST_P(LauncherTable, GivesRanksAndHost) {
 INSTANTIATE_TEST_SUITE_P(
     Launchers, LauncherTable,
     testing::Values(
-        Expected{"torchrun", kTorchrun, 3, 8, "gpu1"}, Expected{"mpirun", kMpirun, 2, 4, "127.0.0.1"},
-        Expected{"srun", kSrun, 5, 16, "gpu03"},
-        Expected{"srun_one_node", with(kSrun, {{"SLURM_NNODES", "1"}}), 5, 16, "127.0.0.1"},
-        Expected{"srun_odd_node_list", with(kSrun, {{"SLURM_STEP_NODELIST", "gpu[x"}}), 5, 16, "10.0.0.9"},
+        Expected{"torchrun", torchrun_variables, 3, 8, "gpu1"}, Expected{"mpirun", mpirun_variables, 2, 4, "127.0.0.1"},
+        Expected{"srun", srun_variables, 5, 16, "gpu03"},
+        Expected{"srun_one_node", with(srun_variables, {{"SLURM_NNODES", "1"}}), 5, 16, "127.0.0.1"},
+        Expected{"srun_odd_node_list", with(srun_variables, {{"SLURM_STEP_NODELIST", "gpu[x"}}), 5, 16, "10.0.0.9"},
         Expected{"pmi", {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}, 0, 2, "127.0.0.1"},
-        Expected{"pmi_under_slurm", with(kSrun, {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}), 1, 2, "gpu03"},
-        Expected{"by_hand", kByHand, 1, 2, "127.0.0.1"},
+        Expected{"pmi_under_slurm", with(srun_variables, {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}), 1, 2, "gpu03"},
+        Expected{"by_hand", by_hand_variables, 1, 2, "127.0.0.1"},
         Expected{"own_variables_win",
-                 with(kTorchrun, {{"FERRY_RANK", "6"}, {"FERRY_NUM_RANKS", "7"}, {"FERRY_HOST", "h"}}), 6, 7, "h"},
-        Expected{"mpirun_inside_slurm", with(kMpirun, with(kSrun, {{"SLURM_PROCID", "0"}})), 2, 4, "127.0.0.1"},
-        Expected{"empty_means_unset", with(kByHand, {{"RANK", ""}, {"WORLD_SIZE", ""}}), 1, 2, "127.0.0.1"}),
+                 with(torchrun_variables, {{"FERRY_RANK", "6"}, {"FERRY_NUM_RANKS", "7"}, {"FERRY_HOST", "h"}}), 6, 7,
+                 "h"},
+        Expected{"mpirun_inside_slurm", with(mpirun_variables, with(srun_variables, {{"SLURM_PROCID", "0"}})), 2, 4,
+                 "127.0.0.1"},
+        Expected{"empty_means_unset", with(by_hand_variables, {{"RANK", ""}, {"WORLD_SIZE", ""}}), 1, 2, "127.0.0.1"}),
     case_name<Expected>);
 
 struct Refused {
@@ -104,42 +106,44 @@ TEST_P(RefusedEnvironment, NamesTheVariable) {
 
 INSTANTIATE_TEST_SUITE_P(
     Each, RefusedEnvironment,
-    testing::Values(Refused{"nothing", {}, "FERRY_NUM_RANKS"}, Refused{"size_missing", {{"RANK", "0"}}, "WORLD_SIZE"},
-                    Refused{"own_rank_missing", {{"FERRY_NUM_RANKS", "2"}}, "FERRY_RANK"},
-                    Refused{"not_a_number", with(kByHand, {{"FERRY_RANK", "1x"}}), "FERRY_RANK='1x'"},
-                    Refused{"leading_space", with(kByHand, {{"FERRY_RANK", " 1"}}), "FERRY_RANK=' 1'"},
-                    Refused{"plus_sign", with(kByHand, {{"FERRY_RANK", "+1"}}), "FERRY_RANK='+1'"},
-                    Refused{"negative", with(kByHand, {{"FERRY_RANK", "-1"}}), "FERRY_RANK='-1'"},
-                    Refused{"overflow", with(kByHand, {{"FERRY_NUM_RANKS", "4294967298"}}), "FERRY_NUM_RANKS"},
-                    Refused{"rank_too_large", with(kByHand, {{"FERRY_RANK", "2"}}), "FERRY_RANK=2, expected 0 to 1"},
-                    Refused{"zero_ranks", with(kByHand, {{"FERRY_NUM_RANKS", "0"}}), "FERRY_NUM_RANKS='0'"},
-                    Refused{"port_zero", with(kByHand, {{"FERRY_PORT", "0"}}), "FERRY_PORT='0'"},
-                    Refused{"port_too_large", with(kByHand, {{"FERRY_PORT", "65536"}}), "FERRY_PORT='65536'"},
-                    Refused{"host_unknown", with(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}), "FERRY_HOST"},
-                    Refused{"secret_missing", with(kByHand, {{"FERRY_HOST", "10.1.1.1"}}), "openssl rand -hex 32"}),
+    testing::Values(
+        Refused{"nothing", {}, "FERRY_NUM_RANKS"}, Refused{"size_missing", {{"RANK", "0"}}, "WORLD_SIZE"},
+        Refused{"own_rank_missing", {{"FERRY_NUM_RANKS", "2"}}, "FERRY_RANK"},
+        Refused{"not_a_number", with(by_hand_variables, {{"FERRY_RANK", "1x"}}), "FERRY_RANK='1x'"},
+        Refused{"leading_space", with(by_hand_variables, {{"FERRY_RANK", " 1"}}), "FERRY_RANK=' 1'"},
+        Refused{"plus_sign", with(by_hand_variables, {{"FERRY_RANK", "+1"}}), "FERRY_RANK='+1'"},
+        Refused{"negative", with(by_hand_variables, {{"FERRY_RANK", "-1"}}), "FERRY_RANK='-1'"},
+        Refused{"overflow", with(by_hand_variables, {{"FERRY_NUM_RANKS", "4294967298"}}), "FERRY_NUM_RANKS"},
+        Refused{"rank_too_large", with(by_hand_variables, {{"FERRY_RANK", "2"}}), "FERRY_RANK=2, expected 0 to 1"},
+        Refused{"zero_ranks", with(by_hand_variables, {{"FERRY_NUM_RANKS", "0"}}), "FERRY_NUM_RANKS='0'"},
+        Refused{"port_zero", with(by_hand_variables, {{"FERRY_PORT", "0"}}), "FERRY_PORT='0'"},
+        Refused{"port_too_large", with(by_hand_variables, {{"FERRY_PORT", "65536"}}), "FERRY_PORT='65536'"},
+        Refused{"host_unknown", with(mpirun_variables, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}), "FERRY_HOST"},
+        Refused{"secret_missing", with(by_hand_variables, {{"FERRY_HOST", "10.1.1.1"}}), "openssl rand -hex 32"}),
     case_name<Refused>);
 
 TEST(LauncherPort, FollowsTheDocumentedRule) {
-  EXPECT_EQ(options_from(kTorchrun)->port, 29501);
-  EXPECT_EQ(options_from(with(kTorchrun, {{"MASTER_PORT", "65535"}}))->port, 1024);
-  EXPECT_EQ(options_from(with(kTorchrun, {{"FERRY_PORT", "7"}}))->port, 7);
-  EXPECT_EQ(options_from(kByHand)->port, kDefaultPort);
-  const std::uint16_t derived = options_from(kSrun)->port;
+  EXPECT_EQ(options_from(torchrun_variables)->port, 29501);
+  EXPECT_EQ(options_from(with(torchrun_variables, {{"MASTER_PORT", "65535"}}))->port, 1024);
+  EXPECT_EQ(options_from(with(torchrun_variables, {{"FERRY_PORT", "7"}}))->port, 7);
+  EXPECT_EQ(options_from(by_hand_variables)->port, kDefaultPort);
+  const std::uint16_t derived = options_from(srun_variables)->port;
   EXPECT_GE(derived, kFirstDerivedPort);
   EXPECT_LT(derived, kFirstDerivedPort + kNumDerivedPorts);
-  EXPECT_EQ(derived, options_from(with(kSrun, {{"SLURM_PROCID", "0"}}))->port) << "all ranks must derive the same";
-  EXPECT_NE(derived, options_from(with(kSrun, {{"SLURM_JOB_ID", "4712"}}))->port);
+  EXPECT_EQ(derived, options_from(with(srun_variables, {{"SLURM_PROCID", "0"}}))->port)
+      << "all ranks must derive the same";
+  EXPECT_NE(derived, options_from(with(srun_variables, {{"SLURM_JOB_ID", "4712"}}))->port);
 }
 
 TEST(LauncherSecret, IsDerivedOnLoopbackOnlyAndDiffersByJob) {
-  const std::string derived = options_from(kMpirun)->secret;
-  EXPECT_EQ(derived, options_from(with(kMpirun, {{"OMPI_COMM_WORLD_RANK", "0"}}))->secret);
-  EXPECT_NE(derived, options_from(with(kMpirun, {{"PMIX_NAMESPACE", "prterun-a-18@1"}}))->secret);
-  EXPECT_EQ(options_from(with(kMpirun, {{"FERRY_SECRET", "mine"}}))->secret, "mine");
+  const std::string derived = options_from(mpirun_variables)->secret;
+  EXPECT_EQ(derived, options_from(with(mpirun_variables, {{"OMPI_COMM_WORLD_RANK", "0"}}))->secret);
+  EXPECT_NE(derived, options_from(with(mpirun_variables, {{"PMIX_NAMESPACE", "prterun-a-18@1"}}))->secret);
+  EXPECT_EQ(options_from(with(mpirun_variables, {{"FERRY_SECRET", "mine"}}))->secret, "mine");
   for (const char* host : {"::1", "localhost", "127.8.8.8"}) {
-    EXPECT_TRUE(options_from(with(kMpirun, {{"FERRY_HOST", host}})).ok()) << host;
+    EXPECT_TRUE(options_from(with(mpirun_variables, {{"FERRY_HOST", host}})).ok()) << host;
   }
-  EXPECT_FALSE(options_from(with(kMpirun, {{"FERRY_HOST", "localhost.example.org"}})).ok());
+  EXPECT_FALSE(options_from(with(mpirun_variables, {{"FERRY_HOST", "localhost.example.org"}})).ok());
 }
 
 TEST(NodeList, FirstHostOfWhatSlurmWrites) {
