@@ -18,7 +18,8 @@ Status system_error(std::string_view what, std::string_view hint) {
   return Status(ErrorCode::kSystem, fmt::format("arena: {} failed: {}; {}", what, std::strerror(errno), hint));
 }
 
-/// One step of taking memory. A signal undoes a step on some kernels, so a step must be short enough to end between two.
+/// One step of taking memory. A signal undoes a step on some kernels, so a step must be short enough to end between
+/// two.
 constexpr std::size_t kTakeStepBytes = std::size_t{16} << 20;
 
 /// Take the pages of a range now: turns "out of memory" into an error here instead of a signal at first touch.

@@ -19,8 +19,8 @@ using layout::RouteTables;
 
 std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
-/// Remembers the last token that touched each of a set of runs: "has this token been here?" without clearing. Says so as
-/// a number, because routers' choices are random and a branch on them would be mispredicted every other time.
+/// Remembers the last token that touched each of a set of runs: "has this token been here?" without clearing. Says so
+/// as a number, because routers' choices are random and a branch on them would be mispredicted every other time.
 class LastToken {
  public:
   explicit LastToken(std::size_t num_runs) : last_(num_runs, -1) {}
