@@ -7,14 +7,14 @@ endif()
 add_library(ferry_build_options INTERFACE)
 target_compile_features(ferry_build_options INTERFACE cxx_std_20)
 # -ffp-contract=off: sums are specified operation by operation, so the compiler may not fuse them.
-target_compile_options(ferry_build_options INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion
-                                                     -ffp-contract=off)
+target_compile_options(
+  ferry_build_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wsign-conversion;-ffp-contract=off>)
 # GCC 13 sees an overflow in {fmt} 9.1's big-number code that is not there, in every file that includes it.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-  target_compile_options(ferry_build_options INTERFACE -Wno-array-bounds)
+  target_compile_options(ferry_build_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds>)
 endif()
 if(FERRY_WERROR)
-  target_compile_options(ferry_build_options INTERFACE -Werror)
+  target_compile_options(ferry_build_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
 
 if(FERRY_SANITIZE STREQUAL "address")
@@ -25,7 +25,7 @@ elseif(FERRY_SANITIZE)
   message(FATAL_ERROR "FERRY_SANITIZE is '${FERRY_SANITIZE}'; it takes address, thread or nothing")
 endif()
 if(sanitize_flags)
-  target_compile_options(ferry_build_options INTERFACE ${sanitize_flags})
+  target_compile_options(ferry_build_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${sanitize_flags}>)
   target_link_options(ferry_build_options INTERFACE ${sanitize_flags})
 endif()
 

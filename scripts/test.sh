@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
-# Builds and runs the tests: scripts/test.sh [preset...], by default release, asan, tsan and, where nvcc is found, cuda.
+# Builds and runs the tests: scripts/test.sh [preset...], by default release, asan and tsan. Tests that need a GPU (label
+# "gpu", in a release build with CUDA) run where there is one; tests/gpu/run.sh runs only them, and more of them.
 # Runs every preset even if an earlier one fails, then repeats each runner's own summary.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 jobs=$(nproc)
+have_gpu=no
+if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then have_gpu=yes; fi
 summary=()
 num_failed=0
 
-# What to leave out of a sanitizer run: ctest arguments, one a line. The packaging and layering tiers build outside
-# projects and read sources, to which the sanitizers add nothing. ThreadSanitizer sees the threads of one process only:
-# ranks that are processes would be checked against nothing, slowly.
+# What to leave out of a run: ctest arguments, one a line. Tests that need a GPU run in a release build, where there is
+# one. The packaging and layering tiers build outside projects and read sources, to which the sanitizers add nothing.
+# ThreadSanitizer sees the threads of one process only: ranks that are processes would be checked against nothing,
+# slowly.
 exclusions() {
   case $1 in
-    asan) printf '%s\n' --label-exclude '^(packaging|layering)$' ;;
-    tsan) printf '%s\n' --label-exclude '^(packaging|layering|multiproc|tools)$' --exclude-regex '[Pp]rocesses' ;;
+    asan) printf '%s\n' --label-exclude '^(packaging|layering|gpu)$' ;;
+    tsan) printf '%s\n' --label-exclude '^(packaging|layering|gpu|multiproc|tools)$' --exclude-regex '[Pp]rocesses' ;;
+    *) if [[ $1 != release || $have_gpu == no ]]; then printf '%s\n' --label-exclude '^gpu$'; fi ;;
   esac
 }
 
@@ -35,27 +40,28 @@ run_tests() { # preset
     "${excluded[@]}" 2>&1 | tee "$log"
 }
 
-presets=("$@")
-if (($# == 0)); then
-  presets=(release asan tsan)
-  if command -v nvcc >/dev/null; then
-    presets+=(cuda)
-  else
-    summary+=("cuda: nvcc is not installed, so device code was not compiled")
+# One line on the tests that need a GPU: how many there are and why they ran or did not.
+gpu_summary() {
+  local count
+  if [[ " ${presets[*]} " != *" release "* ]]; then
+    echo "not looked for: they belong to preset release"
+    return
   fi
-fi
+  count=$(ctest --test-dir build/release --show-only --label-regex '^gpu$' 2>/dev/null | sed -n 's/^Total Tests: //p')
+  if ((${count:-0} == 0)); then
+    echo "none built: preset release has no CUDA (nvcc was not found, or FERRY_CUDA is OFF)"
+  elif [[ $have_gpu == no ]]; then
+    echo "$count not run: nvidia-smi -L finds no GPU here (tests/gpu/run.sh runs them where there is one)"
+  else
+    echo "$count, run with preset release: $(nvidia-smi -L | head -n 1 | sed 's/ (UUID.*//')"
+  fi
+}
+
+presets=("$@")
+if (($# == 0)); then presets=(release asan tsan); fi
 
 for preset in "${presets[@]}"; do
   printf '\n== %s ==\n' "$preset"
-  if [[ $preset == cuda ]]; then
-    if build cuda layout_compiles; then
-      summary+=("cuda: layout headers compile for the device ($(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/nvcc \1/p'))")
-    else
-      summary+=("cuda: FAILED to compile")
-      num_failed=$((num_failed + 1))
-    fi
-    continue
-  fi
   if ! build "$preset" all; then
     summary+=("$preset: FAILED to build")
     num_failed=$((num_failed + 1))
@@ -67,5 +73,5 @@ done
 
 printf '\n== Summary ==\n'
 printf '%s\n' "${summary[@]}"
-echo "Tests that need hardware this machine lacks: none (no test needs a GPU yet)"
+echo "Tests that need a GPU (conformance_gpu_test, gpu_test): $(gpu_summary)"
 exit $((num_failed > 0))

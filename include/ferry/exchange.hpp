@@ -36,10 +36,27 @@ struct DispatchOutput {
   TensorView source{};  ///< [rows, 2] i32, contiguous: source rank and source token; -1 in rows that hold no token
 };
 
+/// How kernels carry rows. CUDA only, changes no result.
+enum class CopyPath : std::int32_t {
+  kAuto = 0,       ///< bulk copies where the device has them
+  kBulk = 1,       ///< the bulk copy engine (PTX ISA, cp.async.bulk; sm_90 and later)
+  kLoadStore = 2,  ///< 16-byte loads and stores by threads
+};
+
+/// How much of a GPU a call uses. CUDA only, changes no result, may differ by rank; 0 is the measured default of
+/// docs/performance.md.
+struct KernelOptions {
+  int num_sms = 0;       ///< multiprocessors, for all parts of the call together
+  int num_copy_sms = 0;  ///< of those, the ones that only move rows between this rank's own buffers
+  int chunk_tokens = 0;  ///< tokens between two progress reports to the receivers
+  CopyPath copy_path = CopyPath::kAuto;
+};
+
 struct DispatchOptions {
   /// Clear the rows of `x`, `scales` and `topk_weights` that hold no token: kExperts' gaps, kSlab's unused capacity,
   /// rows past the used ones. Otherwise those are left untouched.
   bool zero_padding = false;
+  KernelOptions kernel{};
 };
 
 /// What one rank returns to the sources.
@@ -67,6 +84,7 @@ struct CombineOptions {
   /// multiply-add. Both in fp32, from +0, biases first, then in ascending (rank, row, k), rounded once to nearest-even;
   /// NaN becomes the canonical quiet NaN.
   bool weighted = false;
+  KernelOptions kernel{};
 };
 
 }  // namespace ferry

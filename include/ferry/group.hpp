@@ -25,13 +25,18 @@ class Backend;  // private
 /// Room for a batch of 16,384 tokens of 14 KiB in and out at K = 8 (2.1 GB in, at most 15 GB out).
 inline constexpr std::size_t kDefaultArenaBytes = std::size_t{32} << 30;
 
-/// Must be the same on every rank, except `arena_bytes`.
+/// GroupOptions::device: the GPU that is current on the thread that calls Group::create.
+inline constexpr int kCurrentDevice = -1;
+
+/// Must be the same on every rank, except `arena_bytes` and `device`.
 struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
   /// Ranks that can load and store each other's memory; ranks are node-major. 0: all ranks of the group.
   int ranks_per_node = 0;
   std::size_t arena_bytes = kDefaultArenaBytes;  ///< most symmetric memory this rank can allocate, staging included
   std::int64_t timeout_ns = kDefaultTimeoutNs;   ///< deadline of every wait inside route, dispatch, combine, destroy
+  /// Backend "cuda": ordinal of this rank's GPU, -1 for the calling thread's current one. Several ranks may share a GPU.
+  int device = kCurrentDevice;
 };
 
 /// Who is where. Ranks are node-major: rank = node_idx * ranks_per_node + index inside the node.
@@ -91,7 +96,8 @@ struct MemoryShape {
 };
 
 /// A set of ranks that exchange tokens. Create and destroy are collective; so are route, dispatch and combine, called
-/// by every rank in the same order. On a CPU group they block until done.
+/// by every rank in the same order. On a CPU group they block until done. On a CUDA group they put work on the stream
+/// and return; `wait` says how it went.
 ///
 /// Failure: bad arguments on any rank give the same kInvalidArgument or kCapacity on every rank, nothing is sent and
 /// the group stays usable. kTimeout and kPeerLost name the rank, break the group (every later call returns the same),
@@ -126,7 +132,9 @@ class FERRY_API Group {
 
   /// Exchange counts and fix every slot.
   /// @shape  topk_idx [T, K] i32|i64, topk_weights [T, K] f32
-  /// @sync   CPU: blocks until all ranks have routed
+  /// @sync   CPU: blocks until all ranks have routed. CUDA: blocks until the counts are known, unless rows are bounded
+  ///         (max_recv_rows or kSlab): then it never blocks and may be captured in a graph; keep the Routing as long as
+  ///         the graph, whose replays route anew what lies in the same topk_idx
   /// @errors kInvalidArgument: shape, dtype, pointer, id outside [-1, E), options that differ between ranks
   ///         kCapacity: more rows than max_recv_rows or slab_capacity (names rank, expert, rows); kTimeout, kPeerLost
   [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {});
@@ -135,7 +143,8 @@ class FERRY_API Group {
   /// The same Routing may be dispatched many times (cached), with any payload.
   /// @shape  in.x [T, H] -> out.x [rows, H]; see DispatchInput and DispatchOutput
   /// @post   rows that hold tokens are written; others as DispatchOptions says
-  /// @sync   CPU: blocks until this rank has received everything and its inputs may be reused
+  /// @sync   CPU: blocks until this rank has received everything and its inputs may be reused. CUDA: the same is true
+  ///         of what follows on the stream; never blocks the host, may be captured in a graph
   /// @errors kInvalidArgument; kCapacity: no room in an arena to stage what peers cannot reach (both: nothing sent,
   ///         nothing changed, on every rank); kTimeout, kPeerLost; kSystem: out of memory while staging (breaks the
   ///         group)
@@ -145,10 +154,18 @@ class FERRY_API Group {
   /// Bring the experts' rows back to their sources and sum them there. The gradient of an unweighted combine is a
   /// dispatch of the gradient with the same Routing, and the other way about.
   /// @shape  in.x [rows, H] -> out.x [T, H]; see CombineInput and CombineOutput
-  /// @sync   CPU: blocks until this rank's sums are done and its inputs may be reused
+  /// @sync   as dispatch: this rank's sums are done and its inputs may be reused
   /// @errors as dispatch
   [[nodiscard]] Status combine(const Routing& routing, const CombineInput& in, const CombineOutput& out,
                                Stream stream = {}, const CombineOptions& options = {});
+
+  /// Wait on the host until this rank's work on `stream` is done, and learn what went wrong in any call since the last
+  /// `wait`, on any stream. On a CPU group calls report by themselves and this returns at once. On a CUDA group a call
+  /// returns ok once its own rank's arguments are good; what only the exchange shows (a peer's bad arguments, too many
+  /// rows, a lost peer) is told here. A lost or late peer is also told by every later call.
+  /// @sync   CUDA: blocks until the stream is idle; not while it is being captured
+  /// @errors those of the calls; kCuda: the stream failed
+  [[nodiscard]] Status wait(Stream stream = {});
 
   /// Collective, optional: wait until every rank is done with this group, then leave it. Never fails to leave: an error
   /// says only that a peer was lost or late. Later calls on the group return kInvalidArgument.

@@ -57,6 +57,9 @@ struct RouteOptions {
 /// The outcome of `route`: every slot, and all that dispatch, combine, a cached dispatch or a backward pass needs.
 /// A cheap value: copies share one immutable state. Keep it as long as it is of use; it may outlive the group (the
 /// accessors then still work). Valid only with the group that made it. Safe to read from many threads.
+/// On a CUDA group with bounded rows (max_recv_rows, kSlab) counts come to the host only when asked for: num_used_rows,
+/// source and the spans of counts then wait for the route to finish. A Routing made while its stream was captured never
+/// has them on the host (num_used_rows is num_recv_rows, the spans are empty); use the views.
 class FERRY_API Routing {
  public:
   Routing() = default;  ///< empty; using it in a call is kInvalidArgument
@@ -74,6 +77,9 @@ class FERRY_API Routing {
   std::int64_t num_used_rows() const;
   /// [1] i32 in the backend's memory: num_used_rows() for code that must not ask the host.
   ConstTensorView num_recv_rows_view() const;
+  /// [L] i32 and [L + 1] i64 in the backend's memory: num_rows_per_local_expert() and expert_row_offsets() likewise.
+  ConstTensorView num_rows_per_local_expert_view() const;
+  ConstTensorView expert_row_offsets_view() const;
 
   /// [L] rows per local expert, without alignment gaps. A token that names an expert twice counts once.
   std::span<const std::int32_t> num_rows_per_local_expert() const;

@@ -70,6 +70,7 @@ struct DispatchCall {
   TensorView out_topk_weights;
   TensorView out_source;
   bool zero_padding = false;
+  KernelOptions kernel;
 };
 
 /// This rank's checked arguments of combine.
@@ -84,6 +85,7 @@ struct CombineCall {
   bool weighted = false;
   Rows out_x;
   TensorView out_weights;
+  KernelOptions kernel;
 };
 
 class Backend {
@@ -93,12 +95,16 @@ class Backend {
   virtual std::string_view name() const = 0;
   /// May `Stream::handle` be other than null?
   virtual bool takes_streams() const = 0;
+  /// Can core read what callers' views point to? Otherwise the backend checks the ids of route.
+  virtual bool memory_is_on_host() const = 0;
   virtual Result<Buffer> allocate(std::size_t bytes) = 0;
   virtual MemoryUsage memory_usage() const = 0;
 
   virtual Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) = 0;
   virtual Status dispatch(const DispatchCall& call) = 0;
   virtual Status combine(const CombineCall& call) = 0;
+  /// Wait for this rank's work on `stream`; what went wrong since the last wait.
+  virtual Status wait(Stream stream) = 0;
   /// Wait for the peers to get here too, then leave. The destructor leaves without waiting.
   virtual Status destroy() = 0;
 };

@@ -88,7 +88,8 @@ Status check_ids(const ConstTensorView& topk_idx, std::int64_t num_experts) {
 
 }  // namespace
 
-Status check_route(const RouteInput& in, const RouteOptions& options, const Topology& topology, RouteCall& call) {
+Status check_route(const RouteInput& in, const RouteOptions& options, const Topology& topology, bool ids_on_host,
+                   RouteCall& call) {
   if (Status status = check_options(options); !status.ok()) return status;
   if (Status status = check_placement(options, topology.num_ranks, call.expert_to_rank); !status.ok()) return status;
 
@@ -115,10 +116,10 @@ Status check_route(const RouteInput& in, const RouteOptions& options, const Topo
       return status;
     }
   }
-  if (Status status = in.topk_idx.dtype == DType::kInt32 ? check_ids<std::int32_t>(in.topk_idx, options.num_experts)
-                                                         : check_ids<std::int64_t>(in.topk_idx, options.num_experts);
-      !status.ok()) {
-    return status;
+  if (ids_on_host) {
+    Status status = in.topk_idx.dtype == DType::kInt32 ? check_ids<std::int32_t>(in.topk_idx, options.num_experts)
+                                                       : check_ids<std::int64_t>(in.topk_idx, options.num_experts);
+    if (!status.ok()) return status;
   }
   call.topk_idx = in.topk_idx;
   call.topk_weights = in.topk_weights;

@@ -12,8 +12,9 @@
 
 namespace ferry {
 
-/// Fills everything but `record` and `stream`.
-Status check_route(const RouteInput& in, const RouteOptions& options, const Topology& topology, RouteCall& call);
+/// Fills everything but `record` and `stream`. `ids_on_host`: the ids can be read and are checked too.
+Status check_route(const RouteInput& in, const RouteOptions& options, const Topology& topology, bool ids_on_host,
+                   RouteCall& call);
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
                       DispatchCall& call);
 Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,

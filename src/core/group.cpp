@@ -70,7 +70,7 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
   RouteCall call;
   call.record.operation = Operation::kRoute;
   Status status = check_stream("route", stream);
-  if (status.ok()) status = check_route(in, options, topology_, call);
+  if (status.ok()) status = check_route(in, options, topology_, backend_->memory_is_on_host(), call);
   if (!status.ok()) call.record.set_status(status);
   call.stream = stream;
   call.record.fields = {call.num_topk,
@@ -80,10 +80,12 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
                         options.slab_capacity,
                         in.topk_weights.present() ? 1 : 0,
                         hash_placement(call.expert_to_rank)};
+  // Counts calls, not successes: one rank may have failed at once while another hears of it later.
+  const std::int64_t route_number = num_routes_++;
   Result<std::shared_ptr<RoutingState>> state = backend_->route(call);
   if (!state.ok()) return state.status();
   (*state)->group_identity = identity_;
-  (*state)->route_number = num_routes_++;
+  (*state)->route_number = route_number;
   return Routing(std::move(*state));
 }
 
@@ -102,6 +104,7 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
   call.stream = stream;
   call.routing = routing.state_;
   call.zero_padding = options.zero_padding;
+  call.kernel = options.kernel;
   Status status = check_stream("dispatch", stream);
   if (status.ok()) status = check_routing("dispatch", routing);
   if (status.ok()) status = check_dispatch(*routing.state_, in, out, call);
@@ -128,6 +131,7 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
   call.record.operation = Operation::kCombine;
   call.stream = stream;
   call.routing = routing.state_;
+  call.kernel = options.kernel;
   Status status = check_stream("combine", stream);
   if (status.ok()) status = check_routing("combine", routing);
   if (status.ok()) status = check_combine(*routing.state_, in, out, options, call);
@@ -138,6 +142,12 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
                           options.weighted ? 1 : 0, in.weights.present() ? 1 : 0};
   }
   return backend_->combine(call);
+}
+
+Status Group::wait(Stream stream) {
+  if (!backend_) return destroyed("wait");
+  if (Status status = check_stream("wait", stream); !status.ok()) return status;
+  return backend_->wait(stream);
 }
 
 Status Group::destroy() {

@@ -4,12 +4,22 @@
 
 namespace ferry {
 
+namespace {
+
+/// `state`, complete.
+const RoutingState& settled(const RoutingState& state) {
+  state.settle();
+  return state;
+}
+
+}  // namespace
+
 std::int64_t Routing::num_tokens() const { return state_ ? state_->num_tokens : 0; }
 int Routing::num_topk() const { return state_ ? state_->num_topk : 0; }
 std::int64_t Routing::num_experts() const { return state_ ? state_->num_experts : 0; }
 Layout Routing::layout() const { return state_ ? state_->layout : Layout::kTokens; }
 std::int64_t Routing::num_recv_rows() const { return state_ ? state_->num_recv_rows : 0; }
-std::int64_t Routing::num_used_rows() const { return state_ ? state_->num_used_rows : 0; }
+std::int64_t Routing::num_used_rows() const { return state_ ? settled(*state_).num_used_rows : 0; }
 
 std::int64_t Routing::num_local_experts() const {
   return state_ ? static_cast<std::int64_t>(state_->local_expert_ids.size()) : 0;
@@ -17,24 +27,32 @@ std::int64_t Routing::num_local_experts() const {
 
 ConstTensorView Routing::num_recv_rows_view() const { return state_ ? state_->num_used_rows_view : ConstTensorView(); }
 
+ConstTensorView Routing::num_rows_per_local_expert_view() const {
+  return state_ ? state_->rows_per_expert_view : ConstTensorView();
+}
+
+ConstTensorView Routing::expert_row_offsets_view() const {
+  return state_ ? state_->row_offsets_view : ConstTensorView();
+}
+
 std::span<const std::int32_t> Routing::num_rows_per_local_expert() const {
   if (!state_) return {};
-  return state_->num_rows_per_local_expert;
+  return settled(*state_).num_rows_per_local_expert;
 }
 
 std::span<const std::int64_t> Routing::expert_row_offsets() const {
   if (!state_) return {};
-  return state_->expert_row_offsets;
+  return settled(*state_).expert_row_offsets;
 }
 
 std::span<const std::int64_t> Routing::num_rows_from_rank() const {
   if (!state_) return {};
-  return state_->num_rows_from_rank;
+  return settled(*state_).num_rows_from_rank;
 }
 
 std::span<const std::int64_t> Routing::num_rows_to_rank() const {
   if (!state_) return {};
-  return state_->num_rows_to_rank;
+  return settled(*state_).num_rows_to_rank;
 }
 
 std::span<const std::int32_t> Routing::local_expert_ids() const {
@@ -43,7 +61,7 @@ std::span<const std::int32_t> Routing::local_expert_ids() const {
 }
 
 ConstTensorView Routing::slots() const { return state_ ? state_->slots : ConstTensorView(); }
-ConstTensorView Routing::source() const { return state_ ? state_->source : ConstTensorView(); }
+ConstTensorView Routing::source() const { return state_ ? settled(*state_).source : ConstTensorView(); }
 ConstTensorView Routing::topk_idx() const { return state_ ? state_->topk_idx : ConstTensorView(); }
 ConstTensorView Routing::topk_weights() const { return state_ ? state_->topk_weights : ConstTensorView(); }
 

@@ -17,8 +17,12 @@ struct RoutingState {
   RoutingState& operator=(const RoutingState&) = delete;
   virtual ~RoutingState() = default;
 
+  /// Called before what is known only after the exchange is read: num_used_rows and all below it but local_expert_ids.
+  /// A backend that routes without the host fills those in here. Any thread.
+  virtual void settle() const {}
+
   std::shared_ptr<const void> group_identity;  ///< compared with the group's own: is this Routing from here?
-  std::int64_t route_number = 0;               ///< how many routes the group made before; equal on all ranks
+  std::int64_t route_number = 0;               ///< how often route was called on the group before; equal on all ranks
 
   std::int64_t num_tokens = 0;
   int num_topk = 0;
@@ -33,11 +37,13 @@ struct RoutingState {
   std::vector<std::int64_t> num_rows_to_rank;           ///< [R]
   std::vector<std::int32_t> local_expert_ids;           ///< [L]
 
-  ConstTensorView num_used_rows_view;  ///< [1] i32
-  ConstTensorView slots;               ///< [T, K] i32
-  ConstTensorView source;              ///< [num_used_rows, 2] i32
-  ConstTensorView topk_idx;            ///< [T, K] i64
-  ConstTensorView topk_weights;        ///< [T, K] f32 or absent
+  ConstTensorView num_used_rows_view;    ///< [1] i32
+  ConstTensorView rows_per_expert_view;  ///< [L] i32
+  ConstTensorView row_offsets_view;      ///< [L + 1] i64, absent for kTokens
+  ConstTensorView slots;                 ///< [T, K] i32
+  ConstTensorView source;                ///< [num_used_rows, 2] i32
+  ConstTensorView topk_idx;              ///< [T, K] i64
+  ConstTensorView topk_weights;          ///< [T, K] f32 or absent
 };
 
 }  // namespace ferry

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "cpu/arena.hpp"
 #include "ferry/group.hpp"
 #include "layout/route_tables.hpp"
 #include "layout/token_record.hpp"
+#include "node/arena.hpp"
 
 namespace ferry {
 namespace {
@@ -37,7 +37,7 @@ Result<std::size_t> bytes_required(const MemoryShape& shape) {
                   fmt::format("bytes_required: num_topk is {}, expected at most {}", shape.num_topk, kMaxTopk));
   }
 
-  using cpu::round_up_to_page;
+  using node::round_up_to_page;
   const auto num_tokens = to_size(shape.num_tokens);
   const auto num_rows = to_size(shape.num_recv_rows);
   const auto row_bytes = to_size(shape.row_bytes);
@@ -56,7 +56,7 @@ Result<std::size_t> bytes_required(const MemoryShape& shape) {
                                     round_up_to_page(staged_rows_bytes);
   const std::size_t buffers_bytes =
       shape.symmetric ? round_up_to_page(num_tokens * row_bytes) + 2 * round_up_to_page(num_rows * row_bytes) : 0;
-  return cpu::kControlBytes + staging_bytes + buffers_bytes;
+  return node::kControlBytes + staging_bytes + buffers_bytes;
 }
 
 }  // namespace ferry

@@ -11,7 +11,7 @@ namespace ferry::cpu {
 namespace {
 
 Status probe() {
-  const UniqueFd fd(memfd_create("ferry-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const node::UniqueFd fd(memfd_create("ferry-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.valid()) return {};
   return Status(ErrorCode::kUnsupported,
                 fmt::format("memfd_create failed: {}; the CPU backend needs Linux 3.17 and a sandbox that allows it",
@@ -31,7 +31,7 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
                     "ranks of one node only; leave ranks_per_node at 0",
                     context.topology.num_ranks, context.topology.ranks_per_node, context.topology.num_nodes()));
   }
-  Result<Rendezvous> met = rendezvous(context);
+  Result<Rendezvous> met = node::rendezvous(context);
   if (!met.ok()) return met.status();
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(context, std::move(*met)));
 }
@@ -60,7 +60,7 @@ Status CpuBackend::out_of_memory(Operation operation) {
 
 MemoryUsage CpuBackend::memory_usage() const {
   MemoryUsage usage;
-  usage.control_bytes = kControlBytes;
+  usage.control_bytes = node::kControlBytes;
   usage.staging_bytes = staging_.held_bytes();
   usage.allocated_bytes = crew_.arena().allocated_bytes() - usage.staging_bytes;
   return usage;

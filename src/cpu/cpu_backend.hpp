@@ -6,10 +6,16 @@
 #include <memory>
 
 #include "core/backend.hpp"
-#include "cpu/crew.hpp"
 #include "cpu/staging.hpp"
+#include "node/crew.hpp"
 
 namespace ferry::cpu {
+
+using node::Crew;
+using node::Location;
+using node::Phase;
+using node::Rendezvous;
+using node::Ticket;
 
 class CpuBackend final : public Backend {
  public:
@@ -19,11 +25,13 @@ class CpuBackend final : public Backend {
 
   std::string_view name() const override { return "cpu"; }
   bool takes_streams() const override { return false; }
+  bool memory_is_on_host() const override { return true; }
   Result<Buffer> allocate(std::size_t bytes) override;
   MemoryUsage memory_usage() const override;
   Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override;
   Status dispatch(const DispatchCall& call) override;
   Status combine(const CombineCall& call) override;
+  Status wait(Stream /*stream*/) override { return crew_.broken(); }
   Status destroy() override;
 
  private:

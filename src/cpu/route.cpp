@@ -347,6 +347,11 @@ std::shared_ptr<CpuRouting> Router::finish() {
   state.num_used_rows_i32 = static_cast<std::int32_t>(state.num_used_rows);
 
   state.num_used_rows_view = ConstTensorView(&state.num_used_rows_i32, DType::kInt32, {1});
+  const auto num_local = static_cast<std::int64_t>(state.local_expert_ids.size());
+  state.rows_per_expert_view = ConstTensorView(state.num_rows_per_local_expert.data(), DType::kInt32, {num_local});
+  if (!by_rank_) {
+    state.row_offsets_view = ConstTensorView(state.expert_row_offsets.data(), DType::kInt64, {num_local + 1});
+  }
   state.slots = ConstTensorView(state.slot_table.data(), DType::kInt32, {state.num_tokens, state.num_topk});
   state.source = ConstTensorView(state.source_table.data(), DType::kInt32, {state.num_used_rows, 2});
   state.topk_idx = ConstTensorView(state.ids.data(), DType::kInt64, {state.num_tokens, state.num_topk});

@@ -12,9 +12,12 @@
 #include <cstddef>
 #include <memory>
 
-#include "cpu/arena.hpp"
+#include "node/arena.hpp"
 
 namespace ferry::cpu {
+
+using node::Arena;
+using node::round_up_to_page;
 
 class Staging {
  public:

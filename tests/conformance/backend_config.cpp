@@ -1,12 +1,15 @@
 #include "conformance/backend_config.hpp"
 
 #include "support/exchange_check.hpp"
+#include "support/gpu_ranks.hpp"
 
 namespace ferry::test {
 namespace {
 
 /// A rank that waits longer than this on these small inputs has lost its peer. Long for a machine that runs other work.
 constexpr std::int64_t kTimeoutNs = 40 * kNsPerSecond;
+/// As long as a whole run where processes take turns on one GPU, thousands of times.
+constexpr std::chrono::seconds kGpuDeadline{300};
 /// Plenty for these inputs, and small enough that sixteen ranks fit any address space limit.
 constexpr std::size_t kArenaBytes = std::size_t{1} << 30;
 
@@ -16,17 +19,23 @@ void PrintTo(const BackendConfig& config, std::ostream* out) { *out << config.na
 
 std::string config_name(const ::testing::TestParamInfo<BackendConfig>& info) { return info.param.name; }
 
-GroupOptions Conformance::group_options() const {
-  return {.backend = GetParam().backend, .arena_bytes = kArenaBytes, .timeout_ns = kTimeoutNs};
+GroupOptions Conformance::group_options(const RankContext& context) const {
+  return {.backend = GetParam().backend,
+          .arena_bytes = kArenaBytes,
+          .timeout_ns = kTimeoutNs,
+          .device = on_gpus() ? device_of_rank(context.rank()) : kCurrentDevice};
 }
 
 void Conformance::run_on_ranks(int num_ranks, const RankBody& body) const {
-  run_ranks({GetParam().kind, num_ranks}, body);
+  if (on_gpus())
+    run_gpu_ranks({GetParam().kind, num_ranks, kGpuDeadline}, body);
+  else
+    run_ranks({GetParam().kind, num_ranks}, body);
 }
 
 void Conformance::run_with_group(int num_ranks, const GroupBody& body) const {
   run_on_ranks(num_ranks, [&](RankContext& context) {
-    auto group = Group::create(context.bootstrap(), group_options());
+    auto group = Group::create(context.bootstrap(), group_options(context));
     if (!context.expect_ok(group.status(), "Group::create")) return;
     context.expect((*group)->backend() == GetParam().backend, "the group runs on another backend than asked for");
     body(context, **group);

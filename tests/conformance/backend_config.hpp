@@ -1,14 +1,15 @@
 #ifndef FERRY_TESTS_BACKEND_CONFIG_HPP
 #define FERRY_TESTS_BACKEND_CONFIG_HPP
 
-/// What the conformance suite runs on. A new backend is one more line in `kBackendConfigs`.
+/// What the conformance suite runs on. A new backend is one more line in cpu_configs.cpp, or in gpu_configs.cpp if it
+/// needs hardware that not every machine has.
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <functional>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "support/exchange_case.hpp"
@@ -25,10 +26,8 @@ struct BackendConfig {
 /// How GoogleTest prints the parameter of a failed test.
 void PrintTo(const BackendConfig& config, std::ostream* out);
 
-inline constexpr std::array<BackendConfig, 2> kBackendConfigs = {{
-    {"cpu_threads", "cpu", RankKind::kThreads},
-    {"cpu_processes", "cpu", RankKind::kProcesses},
-}};
+/// The configurations that this test program is about.
+std::vector<BackendConfig> backend_configs();
 
 /// Names the instantiations of every suite.
 std::string config_name(const ::testing::TestParamInfo<BackendConfig>& info);
@@ -38,7 +37,8 @@ using GroupBody = std::function<void(RankContext&, Group&)>;
 /// Base of the suites: each test runs on every configuration.
 class Conformance : public ::testing::TestWithParam<BackendConfig> {
  protected:
-  GroupOptions group_options() const;
+  GroupOptions group_options(const RankContext& context) const;
+  bool on_gpus() const { return std::string_view(GetParam().backend) == "cuda"; }
   /// Runs `body` on every rank.
   void run_on_ranks(int num_ranks, const RankBody& body) const;
   /// Runs `body` on every rank with a new group, then destroys the group.

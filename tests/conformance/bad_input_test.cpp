@@ -84,15 +84,7 @@ void add_view_mistakes(std::vector<Mistake<Arguments...>>& mistakes, const std::
 
 TEST_P(BadInputConformance, Route) {
   using RouteMistake = Mistake<RouteInput, RouteOptions>;
-  static const std::vector<std::int64_t> bad_ids = {0, 6, 0, 0, 0, 0, 0, 0};
-  static const std::vector<std::int64_t> negative_ids = {0, 0, 0, 0, 0, 0, 0, -2};
-  static const std::vector<std::int64_t> absurd_ids(8, std::numeric_limits<std::int64_t>::min());
-  static const std::vector<std::int64_t> wrapping_ids(8, std::int64_t{1} << 32);
   std::vector<RouteMistake> mistakes = {
-      {"id E", [](RouteInput& in, RouteOptions&) { in.topk_idx.data = bad_ids.data(); }},
-      {"id -2", [](RouteInput& in, RouteOptions&) { in.topk_idx.data = negative_ids.data(); }},
-      {"smallest id", [](RouteInput& in, RouteOptions&) { in.topk_idx.data = absurd_ids.data(); }},
-      {"id 2^32", [](RouteInput& in, RouteOptions&) { in.topk_idx.data = wrapping_ids.data(); }},
       {"ids absent", [](RouteInput& in, RouteOptions&) { in.topk_idx = {}; }},
       {"ids strided", [](RouteInput& in, RouteOptions&) { in.topk_idx.strides[1] = 2; }},
       {"ids f32", [](RouteInput& in, RouteOptions&) { in.topk_idx.dtype = DType::kFloat32; }},
@@ -124,13 +116,42 @@ TEST_P(BadInputConformance, Route) {
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
     for (int bad_rank : {0, kNumRanks - 1}) {
       for (const RouteMistake& mistake : mistakes) {
-        const RouteArguments arguments(good, context.rank());
+        const RouteArguments arguments(context, group, good);
         RouteInput in = arguments.input();
         RouteOptions options = arguments.options();
         if (context.rank() == bad_rank) mistake.spoil(in, options);
-        expect_refusal(context, group.route(in, options).status(), bad_rank, mistake.name);
+        const Status status = group.route(in, options, stream_of(group)).status();
+        expect_refusal(context, finish(group, status), bad_rank, mistake.name);
       }
       check_case(context, group, good);
+    }
+  });
+}
+
+TEST_P(BadInputConformance, Ids) {
+  using BadIds = std::pair<std::string, std::vector<std::int64_t>>;
+  const std::vector<BadIds> mistakes = {
+      {"id E", {0, 6, 0, 0, 0, 0, 0, 0}},
+      {"id -2", {0, 0, 0, 0, 0, 0, 0, -2}},
+      {"smallest id", std::vector<std::int64_t>(8, std::numeric_limits<std::int64_t>::min())},
+      {"id 2^32", std::vector<std::int64_t>(8, std::int64_t{1} << 32)},
+  };
+  const PreparedCase good = good_case(Layout::kTokens);
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    for (std::int64_t max_recv_rows : {0, 40}) {
+      for (int bad_rank : {0, kNumRanks - 1}) {
+        for (const auto& [name, ids] : mistakes) {
+          const RouteArguments arguments(context, group, good);
+          PlainMemory bad_ids(uses_device(group), ids);
+          RouteInput in = arguments.input();
+          RouteOptions options = arguments.options();
+          options.max_recv_rows = max_recv_rows;
+          if (context.rank() == bad_rank) in.topk_idx.data = bad_ids.data();
+          const Status status = group.route(in, options, stream_of(group)).status();
+          expect_refusal(context, finish(group, status), bad_rank, name);
+        }
+        check_case(context, group, good);
+      }
     }
   });
 }
@@ -138,13 +159,16 @@ TEST_P(BadInputConformance, Route) {
 TEST_P(BadInputConformance, SlabOptions) {
   const PreparedCase good = good_case(Layout::kSlab);
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
-    const RouteArguments arguments(good, context.rank());
+    const RouteArguments arguments(context, group, good);
+    const auto route = [&](const RouteOptions& options) {
+      return finish(group, group.route(arguments.input(), options, stream_of(group)).status());
+    };
     RouteOptions options = arguments.options();
     if (context.rank() == 1) options.slab_capacity += 1;
-    expect_refusal(context, group.route(arguments.input(), options).status(), 1, "capacity differs");
+    expect_refusal(context, route(options), 1, "capacity differs");
     options = arguments.options();
     if (context.rank() == 2) options.max_recv_rows = 100;
-    expect_refusal(context, group.route(arguments.input(), options).status(), 2, "max_recv_rows with a slab");
+    expect_refusal(context, route(options), 2, "max_recv_rows with a slab");
     check_case(context, group, good);
   });
 }
@@ -203,8 +227,8 @@ TEST_P(BadInputConformance, Dispatch) {
       for (const DispatchMistake& mistake : mistakes) {
         DispatchTensors tensors(context, group, good, 0);
         if (context.rank() == bad_rank) mistake.spoil(tensors.in, tensors.out);
-        expect_refusal(context, group.dispatch(routing, tensors.in, tensors.out, {}, tensors.options), bad_rank,
-                       mistake.name);
+        const Status status = group.dispatch(routing, tensors.in, tensors.out, stream_of(group), tensors.options);
+        expect_refusal(context, finish(group, status), bad_rank, mistake.name);
         tensors.expect_untouched(context, mistake.name + ": ");
       }
       check_dispatch(context, group, routing, good, 0);
@@ -258,8 +282,8 @@ TEST_P(BadInputConformance, Combine) {
       for (const CombineMistake& mistake : mistakes) {
         CombineTensors tensors(context, group, good, 0);
         if (context.rank() == bad_rank) mistake.spoil(tensors.in, tensors.out, tensors.options);
-        expect_refusal(context, group.combine(routing, tensors.in, tensors.out, {}, tensors.options), bad_rank,
-                       mistake.name);
+        const Status status = group.combine(routing, tensors.in, tensors.out, stream_of(group), tensors.options);
+        expect_refusal(context, finish(group, status), bad_rank, mistake.name);
         tensors.expect_untouched(context, mistake.name + ": ");
       }
       check_combine(context, group, routing, good, 0);
@@ -276,24 +300,31 @@ TEST_P(BadInputConformance, WrongRoutingStreamOrCall) {
     return prepare(spec);
   }();
   run_on_ranks(kNumRanks, [&](RankContext& context) {
-    auto group = Group::create(context.bootstrap(), group_options());
-    auto other = Group::create(context.bootstrap(), group_options());
+    auto group = Group::create(context.bootstrap(), group_options(context));
+    auto other = Group::create(context.bootstrap(), group_options(context));
     if (!context.expect_ok(group.status(), "group") || !context.expect_ok(other.status(), "other group")) return;
     const Routing routing = check_route(context, **group, good);
     const Routing of_other = check_route(context, **other, good);
     const bool bad = context.rank() == 1;
     DispatchTensors tensors(context, **group, good, 0);
-    const auto dispatch = [&](const Routing& with, Stream stream = {}) {
+    const Stream good_stream = stream_of(**group);
+    const auto start_dispatch = [&](const Routing& with, Stream stream) {
       return (*group)->dispatch(with, tensors.in, tensors.out, stream, tensors.options);
+    };
+    const auto dispatch = [&](const Routing& with) {
+      return finish(**group, start_dispatch(with, good_stream), good_stream);
     };
     expect_refusal(context, dispatch(bad ? Routing() : routing), 1, "empty Routing");
     expect_refusal(context, dispatch(bad ? of_other : routing), 1, "Routing of another group");
-    expect_refusal(context, dispatch(routing, bad ? Stream{&tensors} : Stream{}), 1, "a stream on a CPU group");
+    if (!uses_device(**group)) {
+      const Status status = start_dispatch(routing, bad ? Stream{&tensors} : Stream{});
+      expect_refusal(context, finish(**group, status), 1, "a stream on a group that has none");
+    }
 
     CombineTensors combine(context, **group, good, 0);
-    const Status mixed =
-        bad ? (*group)->combine(routing, combine.in, combine.out, {}, combine.options) : dispatch(routing);
-    expect_refusal(context, mixed, 1, "different calls");
+    const Status mixed = bad ? (*group)->combine(routing, combine.in, combine.out, good_stream, combine.options)
+                             : start_dispatch(routing, good_stream);
+    expect_refusal(context, finish(**group, mixed), 1, "different calls");
 
     tensors.out.topk_idx = TensorView(tensors.out.x.data, DType::kInt32, {routing.num_recv_rows(), 2});
     context.expect_code(dispatch(routing), ErrorCode::kInvalidArgument, "topk_idx with kExperts");
@@ -303,8 +334,9 @@ TEST_P(BadInputConformance, WrongRoutingStreamOrCall) {
     const Routing no_weights = check_route(context, **group, unweighted);
     if (!no_weights.present()) return;
     CombineTensors sums(context, **group, unweighted, 0);
-    context.expect_code((*group)->combine(no_weights, sums.in, sums.out, {}, {.weighted = true}),
-                        ErrorCode::kInvalidArgument, "weighted without weights");
+    const Status unweighable =
+        (*group)->combine(no_weights, sums.in, sums.out, good_stream, CombineOptions{.weighted = true});
+    context.expect_code(finish(**group, unweighable), ErrorCode::kInvalidArgument, "weighted without weights");
     sums.expect_untouched(context, "weighted without weights: ");
     check_case(context, **group, good);
     check_case(context, **other, good);
@@ -315,7 +347,25 @@ TEST_P(BadInputConformance, WrongRoutingStreamOrCall) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, BadInputConformance, ::testing::ValuesIn(kBackendConfigs), config_name);
+TEST_P(BadInputConformance, IsToldOnce) {
+  const PreparedCase good = good_case(Layout::kTokens);
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    const Routing routing = check_route(context, group, good);
+    if (!routing.present()) return;
+    DispatchTensors tensors(context, group, good, 0);
+    const DispatchInput in = tensors.in;
+    if (context.rank() == 1) tensors.in.x.data = nullptr;
+    const Stream stream = stream_of(group);
+    const Status status = group.dispatch(routing, tensors.in, tensors.out, stream, tensors.options);
+    expect_refusal(context, finish(group, status), 1, "no x");
+    context.expect_ok(group.wait(stream), "a second wait");
+    context.expect_ok(finish(group, group.dispatch(routing, in, tensors.out, stream, tensors.options)), "a good call");
+    tensors.expect_received(context, "after a refusal: ");
+    context.expect_ok(group.wait(stream), "a last wait");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, BadInputConformance, ::testing::ValuesIn(backend_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

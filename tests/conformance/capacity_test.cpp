@@ -20,16 +20,34 @@ class CapacityConformance : public Conformance {
     return one;
   }
 
+  /// Where route returns before the counts are known there is a Routing all the same. Whatever is done with it, no rank
+  /// writes anything, and all of them hear of it again.
+  static void expect_refused_use(RankContext& context, Group& group, const Routing& routing) {
+    const TensorImage recv(payload_rows(DType::kBfloat16, routing.num_recv_rows(), 32, 0));
+    const TensorImage own(payload_rows(DType::kBfloat16, routing.num_tokens(), 32, 0));
+    const TestTensor recv_tensor(context, group, MemoryKind::kSymmetric, recv);
+    const TestTensor own_tensor(context, group, MemoryKind::kSymmetric, own);
+    Status status = group.dispatch(routing, {own_tensor.view(), {}, {}}, {recv_tensor.view(), {}, {}, {}, {}},
+                                   stream_of(group), {.zero_padding = true});
+    context.expect_code(finish(group, status), ErrorCode::kCapacity, "dispatch after one row too few");
+    recv_tensor.expect_equal(context, recv, "received rows after a refused dispatch");
+    status = group.combine(routing, {recv_tensor.view(), {}, {}, {}}, {own_tensor.view(), {}}, stream_of(group));
+    context.expect_code(finish(group, status), ErrorCode::kCapacity, "combine after one row too few");
+    own_tensor.expect_equal(context, own, "sums after a refused combine");
+  }
+
   /// `full` just fits; `short_by_one` has one row too few on some rank. All ranks must refuse that one and go on.
   void expect_refusal(const PreparedCase& full, const PreparedCase& short_by_one) const {
     ASSERT_EQ(reference::route(short_by_one.world).status().code(), ErrorCode::kCapacity);
     run_with_group(full.world.num_ranks, [&](RankContext& context, Group& group) {
       for (int round = 0; round < 2; ++round) {
         check_case(context, group, full);
-        const RouteArguments arguments(short_by_one, context.rank());
-        const auto routing = group.route(arguments.input(), arguments.options());
-        context.expect_code(routing.status(), ErrorCode::kCapacity, full.spec.name + ": one row too few");
-        context.expect(!routing.status().message().empty(), "kCapacity without a message");
+        const RouteArguments arguments(context, group, short_by_one);
+        const auto routing = group.route(arguments.input(), arguments.options(), stream_of(group));
+        const Status status = finish(group, routing.status());
+        context.expect_code(status, ErrorCode::kCapacity, full.spec.name + ": one row too few");
+        context.expect(!status.message().empty(), "kCapacity without a message");
+        if (routing.ok()) expect_refused_use(context, group, *routing);
       }
       check_case(context, group, full);
     });
@@ -68,7 +86,7 @@ TEST_P(CapacityConformance, SomeRanksBoundTheirRowsAndOthersDoNot) {
 
 TEST_P(CapacityConformance, AnArenaThatIsFullSaysSoAndStaysUsable) {
   run_with_group(2, [&](RankContext& context, Group& group) {
-    const std::size_t arena_bytes = group_options().arena_bytes;
+    const std::size_t arena_bytes = group_options(context).arena_bytes;
     const auto too_much = group.allocate(arena_bytes + 1);
     context.expect_code(too_much.status(), ErrorCode::kCapacity, "allocate more than the arena");
     const std::size_t allocated_before = group.memory_usage().allocated_bytes;
@@ -85,7 +103,7 @@ TEST_P(CapacityConformance, AnArenaThatIsFullSaysSoAndStaysUsable) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CapacityConformance, ::testing::ValuesIn(kBackendConfigs), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, CapacityConformance, ::testing::ValuesIn(backend_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include <numeric>
+#include <cstring>
 
 #include "conformance/backend_config.hpp"
 #include "support/exchange_check.hpp"
@@ -99,14 +99,21 @@ TEST_P(CombineConformance, ReturnsEachTokenTimesItsRows) {
       const std::int64_t num_tokens = routing.num_tokens();
       std::vector<float> x(static_cast<std::size_t>(num_tokens * kHidden));
       for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 13) - 6.0F;
-      std::vector<float> recv(static_cast<std::size_t>(routing.num_recv_rows() * kHidden));
-      std::vector<float> out(x.size());
-      const TensorView x_view(x.data(), DType::kFloat32, {num_tokens, kHidden});
+      const bool on_device = uses_device(group);
+      PlainMemory x_memory(on_device, x);
+      PlainMemory recv(on_device, static_cast<std::size_t>(routing.num_recv_rows() * kHidden) * sizeof(float));
+      PlainMemory out_memory(on_device, x.size() * sizeof(float));
+      const TensorView x_view(x_memory.data(), DType::kFloat32, {num_tokens, kHidden});
       const TensorView recv_view(recv.data(), DType::kFloat32, {routing.num_recv_rows(), kHidden});
-      const TensorView out_view(out.data(), DType::kFloat32, {num_tokens, kHidden});
-      if (!context.expect_ok(group.dispatch(routing, {x_view, {}, {}}, {recv_view, {}, {}, {}, {}}), "dispatch"))
-        return;
-      if (!context.expect_ok(group.combine(routing, {recv_view, {}, {}, {}}, {out_view, {}}), "combine")) return;
+      const TensorView out_view(out_memory.data(), DType::kFloat32, {num_tokens, kHidden});
+      const Stream stream = stream_of(group);
+      Status status = group.dispatch(routing, {x_view, {}, {}}, {recv_view, {}, {}, {}, {}}, stream);
+      if (!context.expect_ok(finish(group, status), "dispatch")) return;
+      status = group.combine(routing, {recv_view, {}, {}, {}}, {out_view, {}}, stream);
+      if (!context.expect_ok(finish(group, status), "combine")) return;
+      std::vector<float> out(x.size());
+      const Bytes sums = read_memory(on_device, out_memory.data(), out.size() * sizeof(float));
+      if (!sums.empty()) std::memcpy(out.data(), sums.data(), sums.size());
       const auto rank = static_cast<std::size_t>(context.rank());
       for (std::int64_t token = 0; token < num_tokens; ++token) {
         float num_rows = 0;
@@ -123,7 +130,7 @@ TEST_P(CombineConformance, ReturnsEachTokenTimesItsRows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CombineConformance, ::testing::ValuesIn(kBackendConfigs), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, CombineConformance, ::testing::ValuesIn(backend_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

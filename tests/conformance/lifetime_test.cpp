@@ -37,8 +37,8 @@ TEST_P(LifetimeConformance, RoutingsAreUsedInAnyOrderAndMixed) {
 TEST_P(LifetimeConformance, SeveralGroupsAtOnce) {
   const std::vector<PreparedCase> cases = random_cases(3, 3, 22);
   run_on_ranks(3, [&](RankContext& context) {
-    auto first = Group::create(context.bootstrap(), group_options());
-    auto second = Group::create(context.bootstrap(), group_options());
+    auto first = Group::create(context.bootstrap(), group_options(context));
+    auto second = Group::create(context.bootstrap(), group_options(context));
     if (!context.expect_ok(first.status(), "first group") || !context.expect_ok(second.status(), "second group"))
       return;
     for (const PreparedCase& one : cases) {
@@ -60,7 +60,7 @@ TEST_P(LifetimeConformance, GroupsComeAndGo) {
   const std::vector<PreparedCase> cases = random_cases(2, 6, 23);
   run_on_ranks(2, [&](RankContext& context) {
     for (const PreparedCase& one : cases) {
-      auto group = Group::create(context.bootstrap(), group_options());
+      auto group = Group::create(context.bootstrap(), group_options(context));
       if (!context.expect_ok(group.status(), "Group::create")) return;
       check_case(context, **group, one);
       context.expect_ok((*group)->destroy(), "destroy");
@@ -77,9 +77,11 @@ TEST_P(LifetimeConformance, RoutingAndBufferOutliveTheirGroup) {
   run_on_ranks(2, [&](RankContext& context) {
     Routing routing;
     Buffer buffer;
+    bool on_device = false;
     {
-      auto group = Group::create(context.bootstrap(), group_options());
+      auto group = Group::create(context.bootstrap(), group_options(context));
       if (!context.expect_ok(group.status(), "Group::create")) return;
+      on_device = uses_device(**group);
       routing = check_route(context, **group, prepared);
       auto allocated = (*group)->allocate(1000);
       if (!routing.present() || !context.expect_ok(allocated.status(), "allocate")) return;
@@ -88,10 +90,12 @@ TEST_P(LifetimeConformance, RoutingAndBufferOutliveTheirGroup) {
     }
     const auto& expected = prepared.routings[static_cast<std::size_t>(context.rank())];
     const std::size_t slot_bytes = expected.slots.size() * sizeof(std::int32_t);
-    context.expect(std::memcmp(routing.slots().data, expected.slots.data(), slot_bytes) == 0, "slots changed");
+    const Bytes slots = read_memory(on_device, routing.slots().data, slot_bytes);
+    context.expect(std::memcmp(slots.data(), expected.slots.data(), slot_bytes) == 0, "slots changed");
     context.expect(routing.num_recv_rows() == expected.num_recv_rows, "num_recv_rows changed");
-    std::memset(buffer.data(), 0x5A, buffer.size_bytes());
-    context.expect(static_cast<const unsigned char*>(buffer.data())[999] == 0x5A, "the buffer is not usable");
+    fill_memory(on_device, buffer.data(), std::byte{0x5A}, buffer.size_bytes());
+    const Bytes held = read_memory(on_device, buffer.data(), buffer.size_bytes());
+    context.expect(held[999] == std::byte{0x5A}, "the buffer is not usable");
   });
 }
 
@@ -101,11 +105,10 @@ TEST_P(LifetimeConformance, MemoryIsZeroedAlignedAndReused) {
     for (int round = 0; round < 20 + context.rank(); ++round) {
       auto buffer = group.allocate(static_cast<std::size_t>(5000 + 4096 * round * (1 + context.rank())));
       if (!context.expect_ok(buffer.status(), "allocate")) return;
-      const auto* bytes = static_cast<const unsigned char*>(buffer->data());
-      context.expect(reinterpret_cast<std::uintptr_t>(bytes) % 4096 == 0, "not aligned to a page");
-      for (std::size_t i = 0; i < buffer->size_bytes(); ++i)
-        if (!context.expect(bytes[i] == 0, "allocated memory is not zero")) return;
-      std::memset(buffer->data(), 0xFF, buffer->size_bytes());
+      context.expect(reinterpret_cast<std::uintptr_t>(buffer->data()) % 4096 == 0, "not aligned to a page");
+      for (std::byte byte : read_memory(uses_device(group), buffer->data(), buffer->size_bytes()))
+        if (!context.expect(byte == std::byte{0}, "allocated memory is not zero")) return;
+      fill_memory(uses_device(group), buffer->data(), std::byte{0xFF}, buffer->size_bytes());
     }
   });
 }
@@ -133,14 +136,15 @@ TEST_P(LifetimeConformance, UnevenRanks) {
     for (const PreparedCase& one : cases) {
       if (context.rank() == 0) {
         auto buffer = group.allocate(std::size_t{8} << 20);
-        if (context.expect_ok(buffer.status(), "allocate")) std::memset(buffer->data(), 1, buffer->size_bytes());
+        if (context.expect_ok(buffer.status(), "allocate"))
+          fill_memory(uses_device(group), buffer->data(), std::byte{1}, buffer->size_bytes());
       }
       check_case(context, group, one);
     }
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LifetimeConformance, ::testing::ValuesIn(kBackendConfigs), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, LifetimeConformance, ::testing::ValuesIn(backend_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

@@ -93,7 +93,7 @@ TEST_P(RouteConformance, SixteenRanks) {
   run_cases(16, cases);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, RouteConformance, ::testing::ValuesIn(kBackendConfigs), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, RouteConformance, ::testing::ValuesIn(backend_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

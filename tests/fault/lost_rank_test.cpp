@@ -7,9 +7,9 @@
 
 #include "bootstrap/random_secret.hpp"
 #include "core/agreement.hpp"
-#include "cpu/futex.hpp"
 #include "fault/small_exchange.hpp"
 #include "fault/trap_memory.hpp"
+#include "node/futex.hpp"
 #include "support/rank_runner.hpp"
 
 namespace ferry::test {
@@ -78,11 +78,11 @@ class LostRank : public testing::TestWithParam<Scenario> {
   void run_survivor(RankContext& context, std::shared_ptr<Group> group) const {
     SmallExchange exchange(*group, GetParam().symmetric);
     Status status;
-    const std::int64_t begin_ns = cpu::monotonic_ns();
+    const std::int64_t begin_ns = node::monotonic_ns();
     status = exchange.route();
     if (status.ok()) status = exchange.dispatch();
     if (status.ok()) status = exchange.combine();
-    const std::int64_t waited_ns = cpu::monotonic_ns() - begin_ns;
+    const std::int64_t waited_ns = node::monotonic_ns() - begin_ns;
 
     const ErrorCode expected = GetParam().fate == Fate::kKilled ? ErrorCode::kPeerLost : ErrorCode::kTimeout;
     context.expect_code(status, expected, "the interrupted call");

@@ -6,8 +6,8 @@
 
 #include <new>
 
-#include "cpu/futex.hpp"
 #include "ferry/bootstrap.hpp"
+#include "node/futex.hpp"
 
 namespace ferry::test {
 namespace {
@@ -45,13 +45,13 @@ std::byte* make_trap_memory(std::size_t size_bytes, Fate fate, SharedWords* word
 
 void report_survivor_done(SharedWords* words) {
   words->num_survivors_done.fetch_add(1);
-  cpu::futex_wake_all(words->num_survivors_done);
+  node::futex_wake_all(words->num_survivors_done);
 }
 
 void wait_for_survivors(SharedWords* words, unsigned num_survivors) {
   for (unsigned done = words->num_survivors_done.load(); done < num_survivors;
        done = words->num_survivors_done.load()) {
-    cpu::futex_wait(words->num_survivors_done, done, kNsPerSecond);
+    node::futex_wait(words->num_survivors_done, done, kNsPerSecond);
   }
 }
 

@@ -53,8 +53,13 @@ allow_only src/bootstrap "a bootstrap knows ranks and bytes: public headers and 
   "$(in_source bootstrap)"
 allow_only src/reference "the oracle shares nothing with what it judges: standard library, public headers and itself" \
   "$standard" "$public" "$(in_source reference)"
+allow_only src/node "what ranks of one host share: core, layout, public headers and itself" "$outside" "$public" \
+  "$(in_source node)" "$(in_source core)" "$(in_source layout)"
 allow_only src/cpu "a backend includes core, layout, numeric, public headers and itself, never another backend" \
-  "$outside" "$public" "$(in_source cpu)" "$(in_source core)" "$(in_source layout)" "$(in_source numeric)"
+  "$outside" "$public" "$(in_source cpu)" "$(in_source core)" "$(in_source layout)" "$(in_source node)" \
+  "$(in_source numeric)"
+allow_only src/cuda "a backend includes core, layout, node, public headers and itself, never another backend" \
+  "$outside" "$public" "$(in_source cuda)" "$(in_source core)" "$(in_source layout)" "$(in_source node)"
 allow_only tools "tools use the library as users do: public headers and their own" "$outside" "$public" \
   '^"(common|ferry|demo|bench|doctor)/[a-z0-9_]+\.hpp"$'
 allow_only examples "examples use the library as users do: public headers only" "$outside" "$public"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include "cpu/futex.hpp"
+#include "node/futex.hpp"
 #include "fault/small_exchange.hpp"
 #include "fault/trap_memory.hpp"
 #include "support/rank_runner.hpp"

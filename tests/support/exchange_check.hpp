@@ -13,14 +13,16 @@ namespace ferry::test {
 /// What this rank of `prepared` gives to route.
 class RouteArguments {
  public:
-  RouteArguments(const PreparedCase& prepared, int rank);
+  RouteArguments(const RankContext& context, const Group& group, const PreparedCase& prepared);
   const RouteInput& input() const { return input_; }
   const RouteOptions& options() const { return options_; }
+  /// The ids and weights of another case of equal shapes in the same memory.
+  void refill(const RankContext& context, const PreparedCase& prepared);
 
  private:
-  std::vector<std::int64_t> ids_;
-  std::vector<std::int32_t> narrow_ids_;
-  std::vector<float> weights_;
+  bool on_device_;
+  PlainMemory ids_;
+  PlainMemory weights_;
   RouteInput input_;
   RouteOptions options_;
 };
@@ -30,6 +32,7 @@ class OptionalTensor {
  public:
   OptionalTensor(RankContext& context, Group& group, MemoryKind kind, const TensorImage& image, bool used);
   TensorView view() const { return tensor_ ? tensor_->view() : TensorView(); }
+  void refill(const TensorImage& image);
   void expect_equal(RankContext& context, const TensorImage& expected, const std::string& what) const;
 
  private:
@@ -40,6 +43,8 @@ class OptionalTensor {
 class DispatchTensors {
  public:
   DispatchTensors(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t dispatch_idx);
+  /// The inputs of another case of equal shapes in the same memory, and outputs as they were at first.
+  void refill(const RankContext& context, const PreparedCase& prepared, std::size_t dispatch_idx);
   void expect_received(RankContext& context, const std::string& where) const;
   void expect_untouched(RankContext& context, const std::string& where) const;
 
@@ -48,7 +53,7 @@ class DispatchTensors {
   DispatchOptions options;
 
  private:
-  const RankDispatch& data_;
+  const RankDispatch* data_;
   TestTensor x_, out_x_;
   OptionalTensor in_scales_, out_scales_, in_weights_, out_weights_, out_ids_, out_source_;
 };
@@ -57,6 +62,8 @@ class DispatchTensors {
 class CombineTensors {
  public:
   CombineTensors(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t combine_idx);
+  /// The inputs of another case of equal shapes in the same memory, and outputs as they were at first.
+  void refill(const RankContext& context, const PreparedCase& prepared, std::size_t combine_idx);
   void expect_received(RankContext& context, const std::string& where) const;
   void expect_untouched(RankContext& context, const std::string& where) const;
 
@@ -65,20 +72,27 @@ class CombineTensors {
   CombineOptions options;
 
  private:
-  const RankCombine& data_;
+  const RankCombine* data_;
   TestTensor x_, out_x_;
   OptionalTensor weights_, out_weights_, topk_weights_, bias0_, bias1_;
 };
 
+/// Are the counts of a Routing on the host? They are not where it was made while its stream was captured.
+enum class Counts { kOnHost, kInMemory };
+
+/// Compares everything that the Routing says.
+void expect_routing(RankContext& context, const Group& group, const Routing& routing, const PreparedCase& prepared,
+                    Counts counts = Counts::kOnHost);
+
 /// Routes; compares everything that the Routing says. Empty on failure, which is reported.
 Routing check_route(RankContext& context, Group& group, const PreparedCase& prepared);
 void check_dispatch(RankContext& context, Group& group, const Routing& routing, const PreparedCase& prepared,
-                    std::size_t dispatch_idx);
+                    std::size_t dispatch_idx, const KernelOptions& kernel = {});
 void check_combine(RankContext& context, Group& group, const Routing& routing, const PreparedCase& prepared,
-                   std::size_t combine_idx);
+                   std::size_t combine_idx, const KernelOptions& kernel = {});
 
 /// One route, then all dispatches and combines of the case with that Routing.
-void check_case(RankContext& context, Group& group, const PreparedCase& prepared);
+void check_case(RankContext& context, Group& group, const PreparedCase& prepared, const KernelOptions& kernel = {});
 
 }  // namespace ferry::test
 

@@ -128,7 +128,12 @@ reference::World make_world(const WorldSpec& spec) {
     world.ranks.push_back(std::move(tokens));
   }
 
-  if (spec.layout == Layout::kSlab) {
+  if (spec.fixed_rows > 0) {
+    if (spec.layout == Layout::kSlab)
+      world.options.slab_capacity = spec.fixed_rows;
+    else
+      world.max_recv_rows.assign(world.ranks.size(), spec.fixed_rows);
+  } else if (spec.layout == Layout::kSlab) {
     world.options.slab_capacity = std::max<std::int64_t>(busiest_expert_rows(world) + spec.spare_slab_rows, 1);
   } else if (spec.spare_recv_rows >= 0) {
     const auto routings = reference::route(world).value();

@@ -36,6 +36,7 @@ struct WorldSpec {
   std::int64_t expert_alignment = 1;
   std::int64_t spare_slab_rows = 0;   ///< kSlab: capacity beyond that of the busiest expert
   std::int64_t spare_recv_rows = -1;  ///< >= 0: max_recv_rows is this much more than needed; -1: known on the host
+  std::int64_t fixed_rows = 0;        ///< > 0: max_recv_rows or, with kSlab, the capacity is this, whatever the routing
   bool custom_placement = false;      ///< experts on ranks at random; a rank may own none
   bool weights = true;
   std::uint64_t seed = 1;

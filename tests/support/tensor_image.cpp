@@ -94,7 +94,7 @@ void TensorImage::set_rows(const void* packed) {
 }
 
 TestTensor::TestTensor(RankContext& context, Group& group, MemoryKind kind, const TensorImage& image)
-    : spec_(image.spec()) {
+    : spec_(image.spec()), on_device_(uses_device(group)) {
   const std::size_t num_bytes = image.bytes().size() + spec_.alignment_bytes;
   std::byte* base = nullptr;
   if (is_symmetric(kind, spec_, context.rank())) {
@@ -103,27 +103,33 @@ TestTensor::TestTensor(RankContext& context, Group& group, MemoryKind kind, cons
     buffer_ = std::move(*buffer);
     base = static_cast<std::byte*>(buffer_.data());
   } else {
-    plain_.resize(num_bytes + kBaseAlignmentBytes);
+    plain_ = PlainMemory(on_device_, num_bytes + kBaseAlignmentBytes);
     const auto address = reinterpret_cast<std::uintptr_t>(plain_.data());
     base = plain_.data() + (kBaseAlignmentBytes - address % kBaseAlignmentBytes) % kBaseAlignmentBytes;
   }
   data_ = base + spec_.alignment_bytes;
-  std::copy(image.bytes().begin(), image.bytes().end(), data_);
+  refill(image);
   // A view of no elements may have any pointer; null is the likeliest to be dereferenced by mistake.
   view_ = view_of(spec_, spec_.rows == 0 ? nullptr : data_);
 }
 
+void TestTensor::refill(const TensorImage& image) {
+  if (data_ != nullptr) write_memory(on_device_, data_, image.bytes().data(), image.bytes().size());
+}
+
 bool TestTensor::expect_equal(RankContext& context, const TensorImage& expected, std::string_view what) const {
   if (data_ == nullptr) return false;
-  const auto [seen, wanted] = std::mismatch(data_, data_ + expected.bytes().size(), expected.bytes().begin());
-  if (wanted == expected.bytes().end()) return true;
-  const auto offset = static_cast<std::size_t>(seen - data_);
-  const auto num_wrong = std::inner_product(data_, data_ + expected.bytes().size(), expected.bytes().begin(), 0,
-                                            std::plus<>(), [](std::byte a, std::byte b) { return a != b ? 1 : 0; });
+  const std::size_t num_bytes = expected.bytes().size();
+  const Bytes copy = on_device_ ? read_memory(true, data_, num_bytes) : Bytes();
+  const std::byte* const begin = on_device_ ? copy.data() : data_;
+  if (std::memcmp(begin, expected.bytes().data(), num_bytes) == 0) return true;
+  const auto [seen, wanted] = std::mismatch(begin, begin + num_bytes, expected.bytes().begin());
+  const auto offset = static_cast<std::size_t>(seen - begin);
+  const auto num_wrong = std::inner_product(begin, begin + num_bytes, expected.bytes().begin(), 0, std::plus<>(),
+                                            [](std::byte a, std::byte b) { return a != b ? 1 : 0; });
   context.fail(fmt::format("{}: byte {} of {} is 0x{:02x}, expected 0x{:02x} ({} of [{}, {}] {}); {} bytes differ",
-                           what, offset, expected.bytes().size(), std::to_integer<int>(*seen),
-                           std::to_integer<int>(*wanted), where(spec_, offset), spec_.rows, spec_.cols,
-                           to_string(spec_.dtype), num_wrong));
+                           what, offset, num_bytes, std::to_integer<int>(*seen), std::to_integer<int>(*wanted),
+                           where(spec_, offset), spec_.rows, spec_.cols, to_string(spec_.dtype), num_wrong));
   return false;
 }
 

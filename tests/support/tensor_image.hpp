@@ -11,11 +11,10 @@
 
 #include "ferry/group.hpp"
 #include "ferry/types.hpp"
+#include "support/group_memory.hpp"
 #include "support/rank_runner.hpp"
 
 namespace ferry::test {
-
-using Bytes = std::vector<std::byte>;
 
 /// Shape [rows, cols] and strides in elements.
 struct TensorSpec {
@@ -55,7 +54,7 @@ class TensorImage {
 /// Where tensors live: memory of the group, any other, or each tensor of each rank in one or the other.
 enum class MemoryKind { kSymmetric, kPlain, kMixed };
 
-/// A tensor in real memory.
+/// A tensor in real memory, of the kind that the group's backend takes.
 class TestTensor {
  public:
   /// Memory that holds `image`. A failed allocation is reported to `context` and gives an absent view. kMixed decides
@@ -63,13 +62,16 @@ class TestTensor {
   TestTensor(RankContext& context, Group& group, MemoryKind kind, const TensorImage& image);
 
   TensorView view() const { return view_; }
+  /// Makes the memory hold `image`, which has this tensor's spec.
+  void refill(const TensorImage& image);
   /// Reports the first difference from `expected`, which has this tensor's spec.
   bool expect_equal(RankContext& context, const TensorImage& expected, std::string_view what) const;
 
  private:
   TensorSpec spec_;
+  bool on_device_ = false;
   Buffer buffer_;
-  Bytes plain_;
+  PlainMemory plain_;
   std::byte* data_ = nullptr;
   TensorView view_;
 };

@@ -16,8 +16,9 @@ namespace {
 using nlohmann::json;
 
 std::vector<std::string> small_bench(std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"bench", "--ranks",   "4", "--tokens",     "16", "--hidden", "256", "--topk",
-                                        "2",     "--experts", "8", "--iterations", "3",  "--warmup", "1"};
+  std::vector<std::string> arguments = {"bench", "--backend",    "cpu", "--ranks",  "4", "--tokens",
+                                        "16",    "--hidden",     "256", "--topk",   "2", "--experts",
+                                        "8",     "--iterations", "3",   "--warmup", "1"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
@@ -129,8 +130,8 @@ TEST(Bench, TraceSetsExpertsAndTopk) {
       "{\"topk_ids\": [6, 0, 3], \"topk_weights\": [0.5, 0.3, 0.2]}\n"
       "{\"topk_ids\": [1, 2, 4], \"topk_weights\": [0.4, 0.3, 0.3]}\n");
   const TemporaryFile file;
-  const CommandEnd end = run_ferry({"bench", "--ranks", "3", "--tokens", "5", "--hidden", "64", "--iterations", "2",
-                                    "--routing", "trace:" + trace.path(), "--json", file.path()});
+  const CommandEnd end = run_ferry({"bench", "--backend", "cpu", "--ranks", "3", "--tokens", "5", "--hidden", "64",
+                                    "--iterations", "2", "--routing", "trace:" + trace.path(), "--json", file.path()});
   ASSERT_EQ(end.exit_code, 0) << end.standard_output << end.standard_error;
   const json result = json::parse(file.read())["results"][0];
   EXPECT_EQ(result["experts"], 7);
@@ -151,6 +152,8 @@ TEST(Bench, RefusesWrongArguments) {
       {"--nodes", "3"},
       {"--memory", "unified"},
       {"--json", "/no/such/folder/x.json"},
+      {"--num-sms", "-1"},
+      {"--copy-path", "pigeon"},
   };
   for (const auto& more : all) {
     std::vector<std::string> arguments = {"bench"};
@@ -161,8 +164,22 @@ TEST(Bench, RefusesWrongArguments) {
   }
 }
 
+TEST(Bench, KernelOptionsChangeNothingOnTheCpu) {
+  const json results = results_of({"--op", "dispatch", "--num-sms", "8", "--num-copy-sms", "2", "--chunk-tokens", "64",
+                                   "--copy-path", "load-store"});
+  ASSERT_EQ(results.size(), 1U);
+  EXPECT_FALSE(results[0].contains("host_time_us_p50"));
+}
+
+TEST(Tune, HasNothingToDoOnTheCpu) {
+  const CommandEnd end = run_ferry({"tune", "--backend", "cpu", "--ranks", "2"});
+  EXPECT_EQ(end.exit_code, 0) << end.standard_error;
+  EXPECT_NE(end.standard_output.find("nothing to tune"), std::string::npos) << end.standard_output;
+}
+
 TEST(Bench, RefusesWhatDoesNotFitTheMachine) {
-  const CommandEnd end = run_ferry({"bench", "--tokens", "4194304", "--routing", "one-hot", "--hidden", "1048576"});
+  const CommandEnd end =
+      run_ferry({"bench", "--backend", "cpu", "--tokens", "4194304", "--routing", "one-hot", "--hidden", "1048576"});
   EXPECT_EQ(end.exit_code, 1);
   EXPECT_NE(end.standard_error.find("use fewer"), std::string::npos) << end.standard_error;
 }

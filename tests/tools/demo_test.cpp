@@ -20,7 +20,7 @@ using ::testing::Values;
 
 /// Small enough for sanitizer builds.
 std::vector<std::string> small_demo(std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"demo", "--ranks", "4", "--tokens", "24", "--scale", "64"};
+  std::vector<std::string> arguments = {"demo", "--backend", "cpu", "--ranks", "4", "--tokens", "24", "--scale", "64"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
@@ -204,7 +204,7 @@ TEST(Ferry, SaysItsVersion) {
 TEST(Ferry, HelpNamesEveryCommand) {
   const CommandEnd end = run_ferry({"--help"});
   EXPECT_EQ(end.exit_code, 0);
-  for (const char* command : {"demo", "bench", "doctor"})
+  for (const char* command : {"demo", "bench", "tune", "doctor"})
     EXPECT_TRUE(contains(end.standard_output, command)) << command;
 }
 

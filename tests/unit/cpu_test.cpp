@@ -9,12 +9,15 @@
 #include <cstring>
 #include <random>
 
-#include "cpu/arena.hpp"
-#include "cpu/page_heap.hpp"
 #include "cpu/row_copy.hpp"
 #include "cpu/row_sum.hpp"
+#include "node/arena.hpp"
+#include "node/page_heap.hpp"
 
 namespace ferry::cpu {
+
+using namespace node;  // both are looked at here
+
 namespace {
 
 TEST(PageHeap, ReusesAndMergesWhatIsGivenBack) {

@@ -13,6 +13,8 @@
 #include "bench/bench_plan.hpp"
 #include "bench/bench_rank.hpp"
 #include "bench/bench_result.hpp"
+#include "bench/gpu_report.hpp"
+#include "bench/kernel_settings.hpp"
 #include "bench/report.hpp"
 #include "common/exit_code.hpp"
 #include "common/host_facts.hpp"
@@ -39,7 +41,13 @@ struct BenchOptions {
   std::string json_path;
   bool topk_given = false;
   bool experts_given = false;
+  bool iterations_given = false;
+  bool warmup_given = false;
 };
+
+/// A GPU's iterations are a hundred times shorter, so that more of them cost nothing.
+constexpr int kGpuIterations = 30;
+constexpr int kGpuWarmup = 5;
 
 Status set_routing(const BenchOptions& options, BenchPlan* plan) {
   static const std::map<std::string, RoutingKind> kinds = {
@@ -83,6 +91,7 @@ Status check_shape(const BenchPlan& plan) {
 
 /// Refuses what would end in swapping or in the system killing a rank.
 Status check_memory(const BenchPlan& plan) {
+  if (plan.on_gpu()) return {};  // the memory is the GPU's, which says so by itself
   const HostFacts host = read_host_facts();
   std::int64_t available = host.available_memory_bytes;
   if (host.memory_limit_bytes > 0) available = std::min(available, host.memory_limit_bytes);
@@ -98,10 +107,11 @@ std::string introduction(const BenchPlan& plan, const std::string& launch) {
   return fmt::format(
       "Ferry {} ({}), backend {}: {}\n{}\n"
       "{} hidden {}, top {} of {} experts, {}, routing {}, layout {}, {} memory, {} iterations after {} to warm up\n"
-      "{}\n",
+      "{}{}\n",
       version(), commit(), plan.backend, launch, describe(read_host_facts()), name_of(plan.op), plan.hidden,
       plan.num_topk, plan.num_experts, name_of(plan.dtype), plan.routing_name, name_of(plan.layout),
-      name_of(plan.memory), plan.num_iterations, plan.num_warmup, formulas(plan));
+      name_of(plan.memory), plan.num_iterations, plan.num_warmup,
+      plan.on_gpu() ? fmt::format("kernels: {}\n", describe(plan.kernels.front())) : "", formulas(plan));
 }
 
 int run_bench(const BenchOptions& options) {
@@ -116,6 +126,8 @@ int run_bench(const BenchOptions& options) {
   plan.backend = *backend;
   plan.timeout_ns = options.common.timeout_ns();
   plan.seed = options.common.seed;
+  if (plan.on_gpu() && !options.iterations_given) plan.num_iterations = kGpuIterations;
+  if (plan.on_gpu() && !options.warmup_given) plan.num_warmup = kGpuWarmup;
   if (Status status = set_routing(options, &plan); !status) return fail(status, kExitUsage);
   if (Status status = check_shape(plan); !status) return fail(status, kExitUsage);
   const bool sweeps = !options.sweep_tokens.empty();
@@ -136,7 +148,7 @@ int run_bench(const BenchOptions& options) {
     const RunOptions run_options{*launch, BenchArea::size_bytes(plan), plan.timeout_ns};
     auto outcome = run_ranks(run_options, [&](RankContext& context) { return run_bench_rank(plan, context); });
     if (!outcome) return fail(outcome.status(), kExitFailed);
-    reports.push_back({plan, summarise(plan, *outcome)});
+    reports.push_back({plan, summarise(plan, *outcome), BenchArea(plan, outcome->result(0)).device()});
   }
   if (!reports_here) return kExitOk;
   fmt::print(text_stream(options.json_path), "{}", to_text(reports));
@@ -144,16 +156,6 @@ int run_bench(const BenchOptions& options) {
   if (options.json_path.empty()) return kExitOk;
   Status status = write_json(options.json_path, to_json(reports, launch->description));
   return status ? kExitOk : fail(status, kExitFailed);
-}
-
-template <typename T>
-void add_choice(CLI::App& command, const std::string& name, T* value, const std::map<std::string, T>& choices,
-                const std::string& description) {
-  std::string names;
-  for (const auto& [choice, ignored] : choices) names += (names.empty() ? "" : ",") + choice;
-  command.add_option(name, *value, description)
-      ->transform(CLI::CheckedTransformer(choices))
-      ->option_text("{" + names + "}");
 }
 
 void add_shape_options(CLI::App& command, BenchOptions* options) {
@@ -204,17 +206,22 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   add_choice<BenchMemory>(*command, "--memory", &plan.memory,
                           {{"symmetric", BenchMemory::kSymmetric}, {"plain", BenchMemory::kPlain}},
                           "Where tokens and rows live (default symmetric: memory of the group)");
+  add_kernel_options(*command, &plan.kernels.front());
   command->add_option("--routing", options->routing, "random, zipf, one-hot or trace:FILE")->capture_default_str();
-  command->add_option("--iterations", plan.num_iterations, "Timed iterations")
+  command->add_option("--iterations", plan.num_iterations, fmt::format("Timed iterations (on GPUs {})", kGpuIterations))
       ->check(CLI::Range(1, kMaxIterations))
       ->capture_default_str();
-  command->add_option("--warmup", plan.num_warmup, "Iterations before the first timed one")
+  command
+      ->add_option("--warmup", plan.num_warmup,
+                   fmt::format("Iterations before the first timed one (on GPUs {})", kGpuWarmup))
       ->check(CLI::Range(0, kMaxIterations))
       ->capture_default_str();
   command->add_option("--json", options->json_path, "Write the results to this file as JSON (-: to stdout, alone)");
   command->callback([options, command, exit_code] {
     options->topk_given = command->count("--topk") > 0;
     options->experts_given = command->count("--experts") > 0;
+    options->iterations_given = command->count("--iterations") > 0;
+    options->warmup_given = command->count("--warmup") > 0;
     *exit_code = run_bench(*options);
   });
 }

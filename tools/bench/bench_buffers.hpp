@@ -5,11 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <vector>
 
 #include "bench/bench_plan.hpp"
+#include "common/rank_device.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::tools {
@@ -26,10 +28,10 @@ class RowPattern {
   std::vector<std::uint16_t> tile_;
 };
 
-/// A block in symmetric memory or in this process's own, every page of it touched.
+/// A block in symmetric memory or in this rank's own (on a CUDA group that of its GPU), every page of it touched.
 class BenchBlock {
  public:
-  Status allocate(Group& group, BenchMemory memory, std::int64_t size_bytes);
+  Status allocate(const RankDevice& device, Group& group, BenchMemory memory, std::int64_t size_bytes);
   std::byte* data() const { return data_; }
   std::byte* row(std::int64_t row_idx, std::int64_t row_bytes) const { return data_ + row_idx * row_bytes; }
 
@@ -42,11 +44,14 @@ class BenchBlock {
 
   Buffer symmetric_;
   std::unique_ptr<std::byte, FreePages> plain_;
+  DeviceMemory plain_on_gpu_;
   std::byte* data_ = nullptr;
 };
 
 /// All blocks of a rank. Those that the operation does not use stay empty.
 struct BenchBuffers {
+  BenchBlock ids;  ///< [T, K] i64 and weights [T, K] f32 of route, where the group cannot read the host's
+  BenchBlock weights;
   BenchBlock x;             ///< [T, H] dispatch's input
   BenchBlock scales;        ///< [T, S]
   BenchBlock recv_x;        ///< [rows, H] dispatch's output; empty where `y` is also that
@@ -59,8 +64,23 @@ struct BenchBuffers {
   std::vector<std::byte> side_out;  ///< the same of all rows sent
   std::byte* received = nullptr;    ///< dispatch's output: recv_x or y
 
-  Status allocate(const BenchPlan& plan, Group& group, std::int64_t num_rows, std::int64_t num_sent_rows);
+  Status allocate(const BenchPlan& plan, const RankDevice& device, Group& group, std::int64_t num_rows,
+                  std::int64_t num_sent_rows);
 };
+
+/// Consecutive rows of a block.
+struct RowRange {
+  std::byte* data = nullptr;
+  std::int64_t num_rows = 0;
+  std::int64_t row_bytes = 0;
+};
+
+/// `write(row, bytes)` for each row; what it leaves alone is stale. On a GPU by way of pieces in host memory.
+Status write_rows(const RankDevice& device, const RowRange& rows,
+                  const std::function<void(std::int64_t, std::byte*)>& write);
+/// `read(row, bytes)` for each row, until one fails.
+Status read_rows(const RankDevice& device, const RowRange& rows,
+                 const std::function<Status(std::int64_t, const std::byte*)>& read);
 
 }  // namespace ferry::tools
 

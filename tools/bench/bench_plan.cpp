@@ -50,6 +50,18 @@ std::string_view name_of(Layout layout) {
   return "?";
 }
 
+std::string_view name_of(CopyPath path) {
+  switch (path) {
+    case CopyPath::kAuto:
+      return "auto";
+    case CopyPath::kBulk:
+      return "bulk";
+    case CopyPath::kLoadStore:
+      return "load-store";
+  }
+  return "?";
+}
+
 std::int64_t BenchPlan::payload_bytes() const { return dtype == BenchDType::kFp8 ? hidden : hidden * kBfloat16Bytes; }
 
 std::int64_t BenchPlan::num_scales() const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/routing_source.hpp"
+#include "ferry/exchange.hpp"
 #include "ferry/routing.hpp"
 #include "ferry/types.hpp"
 
@@ -24,6 +25,7 @@ std::string_view name_of(BenchOp op);
 std::string_view name_of(BenchDType dtype);
 std::string_view name_of(BenchMemory memory);
 std::string_view name_of(Layout layout);
+std::string_view name_of(CopyPath path);
 
 struct BenchPlan {
   BenchOp op = BenchOp::kPair;
@@ -43,7 +45,10 @@ struct BenchPlan {
   std::optional<Trace> trace;  ///< in place of `routing`
   int num_iterations = 0;
   int num_warmup = 0;
+  std::vector<KernelOptions> kernels{KernelOptions{}};  ///< CUDA: each is measured, one after the other
+  bool measures_limit = true;                           ///< CUDA: also time raw exchanges
 
+  bool on_gpu() const { return backend == "cuda"; }
   bool measures_dispatch() const { return op == BenchOp::kDispatch || op == BenchOp::kPair; }
   bool measures_combine() const { return op == BenchOp::kCombine || op == BenchOp::kPair; }
   /// Bytes of one dispatched row: payload, scales, and the ids and weights that travel with it.

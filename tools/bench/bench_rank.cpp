@@ -8,6 +8,7 @@
 
 #include "bench/bench_result.hpp"
 #include "bench/copy_limit.hpp"
+#include "bench/gpu_timing.hpp"
 #include "bench/operations.hpp"
 #include "common/progress.hpp"
 #include "common/timing.hpp"
@@ -43,17 +44,8 @@ std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations)
   return all;
 }
 
-}  // namespace
-
-Status run_bench_rank(const BenchPlan& plan, RankContext& context) {
-  Progress progress("bench", context.rank() == 0);
-  progress.step(fmt::format("T = {}: set up and check", plan.num_tokens));
-  Operations operations(plan, context);
-  if (Status status = operations.set_up(); !status) return status;
-  if (Status status = operations.check(); !status) return status;
-
+Status time_on_host(const BenchPlan& plan, Operations& operations, RankContext& context, Progress* progress) {
   MutableBenchArea area(plan, context.result());
-  area.rows() = operations.rows();
   const auto all = measured_by(plan, operations);
   const int num_rounds = plan.num_warmup + plan.num_iterations;
   // Four lines in all where progress is printed line by line.
@@ -61,9 +53,9 @@ Status run_bench_rank(const BenchPlan& plan, RankContext& context) {
   for (int round = 0; round < num_rounds; ++round) {
     const int iteration = round - plan.num_warmup;
     if (round % rounds_per_step == 0) {
-      progress.step(iteration < 0 ? fmt::format("T = {}: warm-up", plan.num_tokens)
-                                  : fmt::format("T = {}: iteration {} of {}", plan.num_tokens, iteration + 1,
-                                                plan.num_iterations));
+      progress->step(iteration < 0 ? fmt::format("T = {}: warm-up", plan.num_tokens)
+                                   : fmt::format("T = {}: iteration {} of {}", plan.num_tokens, iteration + 1,
+                                                 plan.num_iterations));
     }
     for (const Measured& measured : all) {
       if (Status status = context.barrier(); !status) return status;
@@ -72,6 +64,23 @@ Status run_bench_rank(const BenchPlan& plan, RankContext& context) {
       const std::int64_t end_ns = now_ns();
       if (iteration >= 0) area.series(measured.series)[static_cast<std::size_t>(iteration)] = {start_ns, end_ns};
     }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status run_bench_rank(const BenchPlan& plan, RankContext& context) {
+  Progress progress("bench", context.rank() == 0);
+  progress.step(fmt::format("T = {}: set up and check", plan.num_tokens));
+  Operations operations(plan, context);
+  if (Status status = operations.set_up(); !status) return status;
+  MutableBenchArea(plan, context.result()).rows() = operations.rows();
+  if (plan.on_gpu()) {
+    if (Status status = time_on_gpu(plan, operations, context, &progress); !status) return status;
+  } else {
+    if (Status status = operations.check(); !status) return status;
+    if (Status status = time_on_host(plan, operations, context, &progress); !status) return status;
   }
   progress.clear();
   return operations.tear_down();

@@ -10,13 +10,24 @@
 #include <vector>
 
 #include "bench/bench_plan.hpp"
+#include "bench/device_report.hpp"
 #include "common/launcher.hpp"
 
 namespace ferry::tools {
 
-/// Series of start and end times that a rank takes, one pair per iteration.
-enum class Series { kRoute = 0, kDispatch, kDispatchLimit, kCombine, kCombineLimit };
-inline constexpr std::size_t kNumSeries = 5;
+/// Series of start and end times that a rank takes, one pair per iteration. On a CUDA group dispatch and combine start
+/// at 0 and end at the time between their events, and have a series of what their calls took on the host.
+enum class Series {
+  kRoute = 0,
+  kDispatch,
+  kDispatchLimit,
+  kCombine,
+  kCombineLimit,
+  kRouteEvents,
+  kDispatchHost,
+  kCombineHost
+};
+inline constexpr std::size_t kNumSeries = 8;
 
 struct Interval {
   std::int64_t start_ns;
@@ -31,13 +42,14 @@ struct RankRows {
   std::int64_t num_received_remote;
 };
 
-/// A rank's result area: [ rows | series by iteration ].
+/// A rank's result area: [ rows | device | series by kernel options, kind and iteration ].
 class BenchArea {
  public:
   static std::size_t size_bytes(const BenchPlan& plan);
   BenchArea(const BenchPlan& plan, std::span<const std::byte> bytes) : plan_(plan), bytes_(bytes) {}
   const RankRows& rows() const { return *reinterpret_cast<const RankRows*>(bytes_.data()); }
-  std::span<const Interval> series(Series which) const;
+  const DeviceReport& device() const;
+  std::span<const Interval> series(Series which, std::size_t kernel_idx = 0) const;
 
  private:
   const BenchPlan& plan_;
@@ -49,11 +61,20 @@ class MutableBenchArea {
  public:
   MutableBenchArea(const BenchPlan& plan, std::span<std::byte> bytes) : plan_(plan), bytes_(bytes) {}
   RankRows& rows() { return *reinterpret_cast<RankRows*>(bytes_.data()); }
-  std::span<Interval> series(Series which);
+  DeviceReport& device();
+  std::span<Interval> series(Series which, std::size_t kernel_idx = 0);
 
  private:
   const BenchPlan& plan_;
   std::span<std::byte> bytes_;
+};
+
+/// One raw exchange, over all ranks.
+struct LimitResult {
+  LimitMethod method = LimitMethod::kPush;
+  int num_sms = 0;
+  std::int64_t time_p50_ns = 0;
+  double gbps = 0.0;  ///< of one rank
 };
 
 /// One operation, over all ranks.
@@ -63,7 +84,11 @@ struct OpResult {
   std::int64_t time_p99_ns = 0;
   std::int64_t logical_bytes = 0;  ///< rows received by all ranks, own ones included, times the bytes of a row
   std::int64_t wire_bytes = 0;     ///< the same without rows that stayed on their rank
-  std::optional<std::int64_t> limit_p50_ns;  ///< plain memcpy of the same bytes; none for route
+  std::optional<std::int64_t> limit_p50_ns;   ///< of the same bytes at the limit; none for route
+  bool limit_is_wire = false;                 ///< the limit moves rows between ranks only, so the ratio compares those
+  std::optional<std::int64_t> host_p50_ns;    ///< CUDA: what the call took on the host
+  std::optional<std::int64_t> events_p50_ns;  ///< CUDA, route: between events on the stream
+  std::vector<LimitResult> limits;            ///< CUDA: all raw exchanges; the fastest is the limit
 
   /// Gigabytes per second and rank; none where there are no bytes.
   std::optional<double> logical_gbps(int num_ranks) const;
@@ -74,7 +99,7 @@ struct OpResult {
 
 /// The operations of `plan`, a pair also as a whole. An iteration takes from the first rank's start to the last one's
 /// end.
-std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome);
+std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome, std::size_t kernel_idx = 0);
 
 }  // namespace ferry::tools
 

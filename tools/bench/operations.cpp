@@ -30,28 +30,60 @@ Operations::Operations(const BenchPlan& plan, RankContext& context)
       rows_per_token_(ferry::tools::rows_per_token(table_, plan.layout, plan.num_ranks)) {}
 
 Status Operations::set_up() {
+  auto device = RankDevice::open(plan_.backend, context_.rank());
+  if (!device) return device.status();
+  device_ = std::move(*device);
   GroupOptions options;
   options.backend = plan_.backend;
   options.timeout_ns = plan_.timeout_ns;
+  options.device = device_.ordinal();
   auto group = Group::create(context_.bootstrap(), options);
   if (!group) return group.status();
   group_ = std::move(*group);
+  if (Status status = place_ids(); !status) return status;
   if (plan_.layout == Layout::kSlab) {
     if (Status status = find_slab_capacity(); !status) return status;
   }
   if (Status status = route(); !status) return status;
+  if (Status status = wait(); !status) return status;
   if (Status status = check_routing(); !status) return status;
   if (plan_.op == BenchOp::kRoute) return {};
-  if (Status status = buffers_.allocate(plan_, *group_, routing_.num_recv_rows(), rows().num_sent); !status) {
-    return status;
-  }
-  if (!plan_.measures_dispatch()) return {};
-  for (std::int64_t token = 0; token < plan_.num_tokens; ++token) {
-    const std::byte* row = pattern_.row(context_.rank(), token);
-    std::memcpy(buffers_.x.row(token, plan_.payload_bytes()), row, static_cast<std::size_t>(plan_.payload_bytes()));
-    std::memcpy(buffers_.scales.row(token, plan_.scale_bytes()), row, static_cast<std::size_t>(plan_.scale_bytes()));
-  }
-  return {};
+  Status status = buffers_.allocate(plan_, device_, *group_, routing_.num_recv_rows(), rows().num_sent);
+  if (!status || !plan_.measures_dispatch()) return status;
+  return fill_inputs();
+}
+
+/// A CUDA group reads ids and weights from its GPU.
+Status Operations::place_ids() {
+  if (!device_.on_gpu()) return {};
+  const std::size_t id_bytes = table_.topk_idx.size() * sizeof(std::int64_t);
+  const std::size_t weight_bytes = table_.topk_weights.size() * sizeof(float);
+  const auto take = [&](BenchBlock& block, const void* from, std::size_t num_bytes) {
+    Status status = block.allocate(device_, *group_, BenchMemory::kPlain, static_cast<std::int64_t>(num_bytes));
+    return status ? device_.copy(block.data(), from, num_bytes) : status;
+  };
+  if (Status status = take(buffers_.ids, table_.topk_idx.data(), id_bytes); !status) return status;
+  return take(buffers_.weights, table_.topk_weights.data(), weight_bytes);
+}
+
+Status Operations::fill_inputs() {
+  const auto fill = [&](const BenchBlock& block, std::int64_t row_bytes) {
+    return write_rows(device_, {block.data(), plan_.num_tokens, row_bytes}, [&](std::int64_t token, std::byte* to) {
+      std::memcpy(to, pattern_.row(context_.rank(), token), static_cast<std::size_t>(row_bytes));
+    });
+  };
+  if (Status status = fill(buffers_.x, plan_.payload_bytes()); !status) return status;
+  return fill(buffers_.scales, plan_.scale_bytes());
+}
+
+RouteInput Operations::route_input() const {
+  const void* ids = device_.on_gpu() ? static_cast<const void*>(buffers_.ids.data()) : table_.topk_idx.data();
+  const void* weights = device_.on_gpu() ? static_cast<const void*>(buffers_.weights.data())
+                                         : static_cast<const void*>(table_.topk_weights.data());
+  RouteInput in;
+  in.topk_idx = {ids, DType::kInt64, {plan_.num_tokens, plan_.num_topk}};
+  in.topk_weights = {weights, DType::kFloat32, {plan_.num_tokens, plan_.num_topk}};
+  return in;
 }
 
 RouteOptions Operations::route_options() const {
@@ -66,8 +98,7 @@ RouteOptions Operations::route_options() const {
 Status Operations::find_slab_capacity() {
   RouteOptions options = route_options();
   options.layout = Layout::kExperts;
-  auto routing =
-      group_->route({{table_.topk_idx.data(), DType::kInt64, {plan_.num_tokens, plan_.num_topk}}, {}}, options);
+  auto routing = group_->route({route_input().topk_idx, {}}, options, device_.stream());
   if (!routing) return routing.status();
   std::int64_t most = 1;
   for (std::int32_t count : routing->num_rows_per_local_expert()) most = std::max<std::int64_t>(most, count);
@@ -82,13 +113,16 @@ Status Operations::find_slab_capacity() {
 }
 
 Status Operations::route() {
-  RouteInput in;
-  in.topk_idx = {table_.topk_idx.data(), DType::kInt64, {plan_.num_tokens, plan_.num_topk}};
-  in.topk_weights = {table_.topk_weights.data(), DType::kFloat32, {plan_.num_tokens, plan_.num_topk}};
-  auto routing = group_->route(in, route_options());
+  auto routing = group_->route(route_input(), route_options(), device_.stream());
   if (!routing) return routing.status();
-  routing_ = std::move(*routing);
+  retired_ = std::exchange(routing_, std::move(*routing));
   return {};
+}
+
+Status Operations::wait() {
+  Status status = group_->wait(device_.stream());
+  retired_ = {};
+  return status;
 }
 
 Status Operations::dispatch() {
@@ -108,7 +142,9 @@ Status Operations::dispatch() {
   } else {
     out.topk_weights = {buffers_.recv_weights.data(), DType::kFloat32, {num_rows}};
   }
-  return group_->dispatch(routing_, in, out);
+  DispatchOptions options;
+  options.kernel = kernel_;
+  return group_->dispatch(routing_, in, out, device_.stream(), options);
 }
 
 Status Operations::combine() {
@@ -118,7 +154,8 @@ Status Operations::combine() {
   out.x = {buffers_.out.data(), DType::kBfloat16, {plan_.num_tokens, plan_.hidden}};
   CombineOptions options;
   options.weighted = plan_.layout != Layout::kTokens;
-  return group_->combine(routing_, in, out, {}, options);
+  options.kernel = kernel_;
+  return group_->combine(routing_, in, out, device_.stream(), options);
 }
 
 RankRows Operations::rows() const {
@@ -141,43 +178,73 @@ Status Operations::check_routing() const {
   return {};
 }
 
+Result<std::vector<std::int32_t>> Operations::read_source() const {
+  const ConstTensorView source = routing_.source();
+  std::vector<std::int32_t> host(static_cast<std::size_t>(source.num_elements()));
+  if (Status status = device_.copy(host.data(), source.data, host.size() * sizeof(std::int32_t)); !status) {
+    return status;
+  }
+  return host;
+}
+
 Status Operations::check() {
   if (plan_.measures_dispatch()) {
     if (Status status = dispatch(); !status) return status;
+    if (Status status = wait(); !status) return status;
     if (Status status = check_dispatch(); !status) return status;
   }
   if (!plan_.measures_combine()) return {};
-  const auto* source = static_cast<const std::int32_t*>(routing_.source().data);
-  for (std::int64_t row = 0; row < routing_.num_used_rows(); ++row) {
-    const std::int32_t* from = source + row * kSourceColumns;
-    if (from[0] < 0) continue;
-    std::memcpy(buffers_.y.row(row, plan_.combine_row_bytes()), pattern_.row(from[0], from[1]),
-                static_cast<std::size_t>(plan_.combine_row_bytes()));
-  }
+  if (Status status = fill_combine_input(); !status) return status;
   if (Status status = combine(); !status) return status;
+  if (Status status = wait(); !status) return status;
   return check_combine();
 }
 
 Status Operations::check_dispatch() {
-  const auto* source = static_cast<const std::int32_t*>(routing_.source().data);
+  auto source = read_source();
+  if (!source) return source.status();
+  const std::int64_t row_bytes = plan_.payload_bytes();
   std::int64_t num_rows = 0;
-  for (std::int64_t row = 0; row < routing_.num_used_rows(); ++row) {
-    const std::int32_t* from = source + row * kSourceColumns;
-    if (from[0] < 0) continue;
+  const auto check_row = [&](std::int64_t row, const std::byte* got) -> Status {
+    const std::int32_t* from = source->data() + row * kSourceColumns;
+    if (from[0] < 0) return {};
     ++num_rows;
-    const std::byte* expected = pattern_.row(from[0], from[1]);
-    const std::byte* got = buffers_.received + row * plan_.payload_bytes();
-    const std::byte* got_scales = buffers_.recv_scales.row(row, plan_.scale_bytes());
-    if (std::memcmp(got, expected, static_cast<std::size_t>(plan_.payload_bytes())) != 0 ||
-        std::memcmp(got_scales, expected, static_cast<std::size_t>(plan_.scale_bytes())) != 0) {
-      return wrong_result(fmt::format("dispatch: row {} is not what rank {} sent as token {}", row, from[0], from[1]));
-    }
-  }
+    if (std::memcmp(got, pattern_.row(from[0], from[1]), static_cast<std::size_t>(row_bytes)) == 0) return {};
+    return wrong_result(fmt::format("dispatch: row {} is not what rank {} sent as token {}", row, from[0], from[1]));
+  };
+  Status status = read_rows(device_, {buffers_.received, routing_.num_used_rows(), row_bytes}, check_row);
+  if (!status) return status;
   if (num_rows != rows().num_received) {
     return wrong_result(
         fmt::format("dispatch: {} rows hold tokens, route announced {}", num_rows, rows().num_received));
   }
-  return {};
+  return check_scales(*source);
+}
+
+Status Operations::check_scales(const std::vector<std::int32_t>& source) {
+  const std::int64_t row_bytes = plan_.scale_bytes();
+  const auto check_row = [&](std::int64_t row, const std::byte* got) -> Status {
+    const std::int32_t* from = source.data() + row * kSourceColumns;
+    if (from[0] < 0) return {};
+    if (std::memcmp(got, pattern_.row(from[0], from[1]), static_cast<std::size_t>(row_bytes)) == 0) return {};
+    return wrong_result(
+        fmt::format("dispatch: the scales of row {} are not those of rank {}, token {}", row, from[0], from[1]));
+  };
+  if (row_bytes == 0) return {};
+  return read_rows(device_, {buffers_.recv_scales.data(), routing_.num_used_rows(), row_bytes}, check_row);
+}
+
+/// Experts that give back what they were sent.
+Status Operations::fill_combine_input() {
+  auto source = read_source();
+  if (!source) return source.status();
+  const std::int64_t row_bytes = plan_.combine_row_bytes();
+  return write_rows(device_, {buffers_.y.data(), routing_.num_used_rows(), row_bytes},
+                    [&](std::int64_t row, std::byte* to) {
+                      const std::int32_t* from = source->data() + row * kSourceColumns;
+                      if (from[0] < 0) return;
+                      std::memcpy(to, pattern_.row(from[0], from[1]), static_cast<std::size_t>(row_bytes));
+                    });
 }
 
 float Operations::combined_factor(std::int64_t token) const {
@@ -193,9 +260,9 @@ float Operations::combined_factor(std::int64_t token) const {
 /// Every row came back as it went out, so that a token's sum is itself times a small factor: products and sums of these
 /// are exact in f32, whatever the order, and only the last rounding is left.
 Status Operations::check_combine() {
-  for (std::int64_t token = 0; token < plan_.num_tokens; ++token) {
+  const auto check_row = [&](std::int64_t token, const std::byte* bytes) -> Status {
     const auto* sent = reinterpret_cast<const std::uint16_t*>(pattern_.row(context_.rank(), token));
-    const auto* got = reinterpret_cast<const std::uint16_t*>(buffers_.out.row(token, plan_.combine_row_bytes()));
+    const auto* got = reinterpret_cast<const std::uint16_t*>(bytes);
     const float factor = combined_factor(token);
     for (std::int64_t h = 0; h < plan_.hidden; ++h) {
       const float expected = float_from_bfloat16(bfloat16_from_float(factor * float_from_bfloat16(sent[h])));
@@ -205,8 +272,9 @@ Status Operations::check_combine() {
             fmt::format("combine: token {}, channel {}: expected {}, got {}", token, h, expected, value));
       }
     }
-  }
-  return {};
+    return {};
+  };
+  return read_rows(device_, {buffers_.out.data(), plan_.num_tokens, plan_.combine_row_bytes()}, check_row);
 }
 
 }  // namespace ferry::tools

@@ -10,6 +10,7 @@
 #include "bench/bench_plan.hpp"
 #include "bench/bench_result.hpp"
 #include "common/launcher.hpp"
+#include "common/rank_device.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::tools {
@@ -24,10 +25,16 @@ class Operations {
   /// @errors kInternal naming the first row that is wrong
   Status check();
 
+  /// On a CUDA group dispatch and combine only put work on the stream, and so may route; `wait` says how that went.
   Status route();
   Status dispatch();
   Status combine();
+  Status wait();
   Status tear_down() { return group_->destroy(); }
+
+  /// For the calls that follow. CUDA only.
+  void use(const KernelOptions& kernel) { kernel_ = kernel; }
+  const RankDevice& device() const { return device_; }
 
   RankRows rows() const;
   const BenchBuffers& buffers() const { return buffers_; }
@@ -35,10 +42,17 @@ class Operations {
   const std::vector<int>& rows_per_token() const { return rows_per_token_; }
 
  private:
+  RouteInput route_input() const;
   RouteOptions route_options() const;
+  Status place_ids();
+  Status fill_inputs();
+  /// [used rows, 2] source rank and token, in host memory.
+  Result<std::vector<std::int32_t>> read_source() const;
   Status find_slab_capacity();
   Status check_routing() const;
   Status check_dispatch();
+  Status check_scales(const std::vector<std::int32_t>& source);
+  Status fill_combine_input();
   Status check_combine();
   /// Factor by which an identity expert scales token `token` of this rank.
   float combined_factor(std::int64_t token) const;
@@ -48,9 +62,12 @@ class Operations {
   RowPattern pattern_;
   RoutingTable table_;
   std::vector<int> rows_per_token_;
+  RankDevice device_;
+  KernelOptions kernel_;
   std::shared_ptr<Group> group_;
   std::int64_t slab_capacity_ = 0;
   Routing routing_;
+  Routing retired_;  ///< the one before: given back by `wait`, so that its end is in nobody's time
   BenchBuffers buffers_;
 };
 

@@ -3,8 +3,12 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include "bench/gpu_report.hpp"
 #include "common/host_facts.hpp"
 #include "common/table.hpp"
 #include "ferry/version.hpp"
@@ -27,7 +31,12 @@ std::string_view dtype_of(const BenchPlan& plan, BenchOp op) {
 }  // namespace
 
 std::string formulas(const BenchPlan& plan) {
-  if (plan.op == BenchOp::kRoute) return "route carries counts only: it has a time, and no bytes to compare\n";
+  if (plan.op == BenchOp::kRoute) {
+    return plan.on_gpu()
+               ? "route: p50 and p99 by the host's clock until it returns (counts known on the host), events\n"
+                 "by the stream; it carries counts only, so there are no bytes to compare\n"
+               : "route carries counts only: it has a time, and no bytes to compare\n";
+  }
   std::string text;
   if (plan.measures_dispatch()) {
     text += fmt::format("dispatch row   {} B = payload {} + scales {} + ids and weights {}\n",
@@ -38,6 +47,7 @@ std::string formulas(const BenchPlan& plan) {
         fmt::format("combine row    {} B, bf16{}\n", plan.combine_row_bytes(),
                     plan.dtype == BenchDType::kFp8 ? " (expert outputs return as bf16 whatever came out as fp8)" : "");
   }
+  if (plan.on_gpu()) return text + gpu_formulas();
   return text +
          "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from the own rank\n"
          "GB/s           bytes / ranks / p50 time; a time is that of an iteration's slowest rank\n"
@@ -48,19 +58,32 @@ std::string formulas(const BenchPlan& plan) {
 }
 
 std::string to_text(const std::vector<BenchReport>& reports) {
-  Table table({"op", "tokens", "p50", "p99", "logical", "wire", "GB/s logical", "GB/s wire", "GB/s limit", "ratio"});
+  std::vector<std::string> header = {"op",   "tokens",       "p50",       "p99",        "logical",
+                                     "wire", "GB/s logical", "GB/s wire", "GB/s limit", "ratio"};
+  const bool on_gpu = reports.front().plan.on_gpu();
+  if (on_gpu) header.insert(header.end(), {"host call", "events"});
+  Table table(std::move(header));
   for (const BenchReport& report : reports) {
     const int num_ranks = report.plan.num_ranks;
     for (const OpResult& result : report.results) {
-      table.add_row({std::string(name_of(result.op)), fmt::to_string(report.plan.num_tokens),
-                     format_ns(result.time_p50_ns), format_ns(result.time_p99_ns),
-                     format_bytes(static_cast<double>(result.logical_bytes)),
-                     format_bytes(static_cast<double>(result.wire_bytes)), two_decimals(result.logical_gbps(num_ranks)),
-                     two_decimals(result.wire_gbps(num_ranks)), two_decimals(result.limit_gbps(num_ranks)),
-                     two_decimals(result.ratio_to_limit())});
+      std::vector<std::string> row = {std::string(name_of(result.op)),
+                                      fmt::to_string(report.plan.num_tokens),
+                                      format_ns(result.time_p50_ns),
+                                      format_ns(result.time_p99_ns),
+                                      format_bytes(static_cast<double>(result.logical_bytes)),
+                                      format_bytes(static_cast<double>(result.wire_bytes)),
+                                      two_decimals(result.logical_gbps(num_ranks)),
+                                      two_decimals(result.wire_gbps(num_ranks)),
+                                      two_decimals(result.limit_gbps(num_ranks)),
+                                      two_decimals(result.ratio_to_limit())};
+      if (on_gpu) {
+        row.push_back(result.host_p50_ns ? format_ns(*result.host_p50_ns) : "-");
+        row.push_back(result.events_p50_ns ? format_ns(*result.events_p50_ns) : "-");
+      }
+      table.add_row(std::move(row));
     }
   }
-  return table.to_string();
+  return on_gpu ? table.to_string() + limits_to_text(reports) : table.to_string();
 }
 
 Json to_json(const std::vector<BenchReport>& reports, const std::string& launch) {
@@ -77,6 +100,7 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                  {"layout", name_of(first.layout)},
                  {"memory", name_of(first.memory)},
                  {"seed", first.seed}};
+  if (first.on_gpu()) add_gpu_run(reports.front(), &json);
   json["results"] = Json::array();
   for (const BenchReport& report : reports) {
     const BenchPlan& plan = report.plan;
@@ -101,6 +125,7 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                                  {"ratio_to_limit", nullable(result.ratio_to_limit())},
                                  {"commit", commit()},
                                  {"host", describe(host)}});
+      if (plan.on_gpu()) add_gpu_result(result, &json["results"].back());
     }
   }
   return json;

@@ -14,6 +14,7 @@ namespace ferry::tools {
 struct BenchReport {
   BenchPlan plan;
   std::vector<OpResult> results;
+  DeviceReport device;  ///< of rank 0; empty on a CPU group
 };
 
 /// How bytes, rates and the limit come about, for people.

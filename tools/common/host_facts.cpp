@@ -104,6 +104,18 @@ HostFacts read_host_facts() {
   return facts;
 }
 
+std::string read_driver_module_version() {
+  // "NVRM version: NVIDIA UNIX … Kernel Module  580.65.06  Release Build …"
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string word;
+  while (file >> word) {
+    const bool is_version = !word.empty() && word.find_first_not_of("0123456789.") == std::string::npos &&
+                            word.find('.') != std::string::npos;
+    if (is_version) return word;
+  }
+  return "";
+}
+
 std::string describe(const HostFacts& facts) {
   return fmt::format("{}: {}, {} CPUs", facts.host_name, facts.cpu_model, facts.num_cpus);
 }

@@ -21,6 +21,8 @@ struct HostFacts {
 };
 
 HostFacts read_host_facts();
+/// Version of the NVIDIA kernel driver, e.g. "580.65.06"; empty where there is none. Only reads a file.
+std::string read_driver_module_version();
 
 /// "name: CPU model, n CPUs": the `host` of a measurement.
 std::string describe(const HostFacts& facts);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/forked_ranks.hpp"
+#include "common/timing.hpp"
 
 namespace ferry::tools {
 
@@ -37,6 +38,23 @@ Status gather_results(Bootstrap& bootstrap, std::span<const std::byte> mine, std
 Status RankContext::barrier() {
   if (barrier_ != nullptr) return barrier_->wait(static_cast<std::uint32_t>(num_ranks()), timeout_ns_);
   return bootstrap_->all_gather({}, timeout_ns_).status();
+}
+
+Result<std::int64_t> RankContext::line_up() {
+  if (barrier_ != nullptr) {
+    if (Status status = barrier(); !status) return status;
+    return barrier_->released_ns();
+  }
+  const std::int64_t mine_ns = now_ns();
+  auto all = bootstrap_->all_gather(std::as_bytes(std::span(&mine_ns, 1)), timeout_ns_);
+  if (!all) return all.status();
+  std::int64_t last_ns = mine_ns;
+  for (const auto& bytes : *all) {
+    std::int64_t theirs_ns = 0;
+    std::memcpy(&theirs_ns, bytes.data(), std::min(sizeof theirs_ns, bytes.size()));
+    last_ns = std::max(last_ns, theirs_ns);
+  }
+  return last_ns;
 }
 
 Result<int> RunOutcome::share_exit_code(int reporter_exit_code) {

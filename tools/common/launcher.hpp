@@ -39,6 +39,9 @@ class RankContext {
   std::span<std::byte> result() const { return result_; }
   /// All ranks leave together; whoever waits, sleeps.
   Status barrier();
+  /// The same, and the time (now_ns) at which the last rank arrived: one that all ranks know, to start together soon
+  /// after it however long each takes to wake.
+  Result<std::int64_t> line_up();
 
  private:
   std::shared_ptr<Bootstrap> bootstrap_;

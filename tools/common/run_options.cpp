@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <map>
 
-#include "ferry/backends.hpp"
+#include "common/backend_probe.hpp"
 
 namespace ferry::tools {
 
@@ -43,7 +43,9 @@ Result<std::string> resolve_backend(const CommonOptions& options) {
   }
   std::string names;
   std::string reasons;
-  for (const BackendInfo& backend : backends()) {
+  auto infos = probe_backends();
+  if (!infos) return infos.status();
+  for (const BackendInfo& backend : *infos) {
     const bool wanted = options.backend == "auto" || options.backend == backend.name;
     if (wanted && backend.available) return backend.name;
     if (wanted) reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", backend.name, backend.reason);
@@ -51,6 +53,10 @@ Result<std::string> resolve_backend(const CommonOptions& options) {
   }
   if (!reasons.empty()) {
     return Status(ErrorCode::kUnsupported, fmt::format("--backend {} cannot run here: {}", options.backend, reasons));
+  }
+  if (options.backend == "cuda") {
+    return Status(ErrorCode::kInvalidArgument,
+                  "--backend cuda: this build has no CUDA backend; configure with -DFERRY_CUDA=ON where nvcc is found");
   }
   return Status(
       ErrorCode::kInvalidArgument,

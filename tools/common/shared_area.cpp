@@ -63,6 +63,7 @@ Status SharedBarrier::wait(std::uint32_t num_ranks, std::int64_t timeout_ns) {
   const std::uint32_t generation = generation_.load(std::memory_order_acquire);
   if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_ranks) {
     num_arrived_.store(0, std::memory_order_relaxed);
+    released_ns_.store(now_ns(), std::memory_order_relaxed);
     generation_.store(generation + 1, std::memory_order_release);
     futex_wake_all(generation_);
     return {};

@@ -38,11 +38,15 @@ class SharedBarrier {
  public:
   /// @errors kTimeout
   Status wait(std::uint32_t num_ranks, std::int64_t timeout_ns);
+  /// When the last rank arrived (now_ns), the same for all. Ask between this wait and the next.
+  std::int64_t released_ns() const { return released_ns_.load(std::memory_order_relaxed); }
 
  private:
   std::atomic<std::uint32_t> num_arrived_{0};
   std::atomic<std::uint32_t> generation_{0};
+  std::atomic<std::int64_t> released_ns_{0};  // published by generation_
 };
+static_assert(std::atomic<std::int64_t>::is_always_lock_free, "the barrier is used by several processes");
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "the barrier is used by several processes");
 
 }  // namespace ferry::tools

@@ -7,6 +7,7 @@
 
 #include "common/bfloat16.hpp"
 #include "common/progress.hpp"
+#include "common/rank_device.hpp"
 #include "common/timing.hpp"
 #include "ferry/fp8.hpp"
 #include "ferry/group.hpp"
@@ -34,9 +35,13 @@ class DemoRank {
         hidden_(plan.shape.hidden) {}
 
   Status run() {
+    auto device = RankDevice::open(plan_.backend, context_.rank());
+    if (!device) return device.status();
+    device_ = std::move(*device);
     GroupOptions options;
     options.backend = plan_.backend;
     options.timeout_ns = plan_.timeout_ns;
+    options.device = device_.ordinal();
     auto group = Group::create(context_.bootstrap(), options);
     if (!group) return group.status();
     group_ = std::move(*group);
@@ -73,13 +78,17 @@ class DemoRank {
 
   Status route() {
     const std::int64_t num_topk = plan_.shape.num_topk();
+    Status status = ids_.mirror(device_, choice_.topk_idx.data(), bytes_of<std::int64_t>(num_tokens_, num_topk));
+    if (!status) return status;
+    status = weights_.mirror(device_, choice_.topk_weights.data(), bytes_of<float>(num_tokens_, num_topk));
+    if (!status) return status;
     RouteInput in;
-    in.topk_idx = {choice_.topk_idx.data(), DType::kInt64, {num_tokens_, num_topk}};
-    in.topk_weights = {choice_.topk_weights.data(), DType::kFloat32, {num_tokens_, num_topk}};
+    in.topk_idx = {ids_.data(), DType::kInt64, {num_tokens_, num_topk}};
+    in.topk_weights = {weights_.data(), DType::kFloat32, {num_tokens_, num_topk}};
     RouteOptions options;
     options.num_experts = plan_.shape.num_experts;
     options.layout = Layout::kExperts;
-    auto routing = group_->route(in, options);
+    auto routing = group_->route(in, options, device_.stream());
     if (!routing) return routing.status();
     routing_ = std::move(*routing);
     record_routing();
@@ -102,52 +111,69 @@ class DemoRank {
     }
   }
 
-  /// Symmetric memory where there is something to hold; some ranks may receive nothing.
-  Result<Buffer> allocate(std::size_t bytes) { return group_->allocate(std::max<std::size_t>(bytes, 1)); }
-
-  Status allocate_into(std::size_t bytes, Buffer* buffer) {
-    auto allocated = allocate(bytes);
-    if (!allocated) return allocated.status();
-    *buffer = std::move(*allocated);
-    return {};
+  /// Dispatch, and the wait for it where it only puts work on a stream.
+  Status dispatch_and_wait(const DispatchInput& in, const DispatchOutput& out) {
+    if (Status status = group_->dispatch(routing_, in, out, device_.stream()); !status) return status;
+    return group_->wait(device_.stream());
   }
 
   Status dispatch() {
     const std::int64_t num_rows = routing_.num_recv_rows();
-    if (Status status = allocate_into(bytes_of<std::uint16_t>(num_rows, hidden_), &recv_x_); !status) return status;
+    Status status = recv_x_.allocate(device_, *group_, bytes_of<std::uint16_t>(num_rows, hidden_));
+    if (!status) return status;
     DispatchInput in;
     DispatchOutput out;
     if (plan_.payload == PayloadType::kBfloat16) {
-      in.x = {x_.data(), DType::kBfloat16, {num_tokens_, hidden_}};
+      MirroredBlock x;
+      if (status = x.mirror(device_, x_.data(), bytes_of<std::uint16_t>(num_tokens_, hidden_)); !status) return status;
+      in.x = {x.data(), DType::kBfloat16, {num_tokens_, hidden_}};
       out.x = {recv_x_.data(), DType::kBfloat16, {num_rows, hidden_}};
-      return group_->dispatch(routing_, in, out);
+      if (status = dispatch_and_wait(in, out); !status) return status;
+      return recv_x_.to_host(device_);
     }
+    return dispatch_quantised();
+  }
+
+  /// The group moves FP8 rows and scales; quantising and its reverse are the host's.
+  Status dispatch_quantised() {
+    const std::int64_t num_rows = routing_.num_recv_rows();
     const std::int64_t scales_per_row = num_scales(plan_.shape);
     std::vector<std::uint8_t> quantised(bytes_of<std::uint8_t>(num_tokens_, hidden_));
     std::vector<float> scales(static_cast<std::size_t>(num_tokens_ * scales_per_row));
-    const TensorView quantised_view(quantised.data(), DType::kFloat8E4M3, {num_tokens_, hidden_});
-    const TensorView scales_view(scales.data(), DType::kFloat32, {num_tokens_, scales_per_row});
-    Status status = quantize_fp8({x_.data(), DType::kBfloat16, {num_tokens_, hidden_}}, quantised_view, scales_view);
+    Status status = quantize_fp8({x_.data(), DType::kBfloat16, {num_tokens_, hidden_}},
+                                 {quantised.data(), DType::kFloat8E4M3, {num_tokens_, hidden_}},
+                                 {scales.data(), DType::kFloat32, {num_tokens_, scales_per_row}});
     if (!status) return status;
-    Buffer recv_quantised;
-    Buffer recv_scales;
-    if (status = allocate_into(bytes_of<std::uint8_t>(num_rows, hidden_), &recv_quantised); !status) return status;
-    if (status = allocate_into(bytes_of<float>(num_rows, scales_per_row), &recv_scales); !status) return status;
-    in.x = quantised_view;
-    in.scales = scales_view;
-    out.x = {recv_quantised.data(), DType::kFloat8E4M3, {num_rows, hidden_}};
-    out.scales = {recv_scales.data(), DType::kFloat32, {num_rows, scales_per_row}};
-    if (status = group_->dispatch(routing_, in, out); !status) return status;
-    return dequantize_fp8(out.x, out.scales, {recv_x_.data(), DType::kBfloat16, {num_rows, hidden_}});
+    MirroredBlock sent;
+    MirroredBlock sent_scales;
+    MirroredBlock received;
+    MirroredBlock received_scales;
+    status = sent.mirror(device_, quantised.data(), quantised.size());
+    if (status) status = sent_scales.mirror(device_, scales.data(), scales.size() * sizeof(float));
+    if (status) status = received.allocate(device_, *group_, bytes_of<std::uint8_t>(num_rows, hidden_));
+    if (status) status = received_scales.allocate(device_, *group_, bytes_of<float>(num_rows, scales_per_row));
+    if (!status) return status;
+    DispatchInput in;
+    DispatchOutput out;
+    in.x = {sent.data(), DType::kFloat8E4M3, {num_tokens_, hidden_}};
+    in.scales = {sent_scales.data(), DType::kFloat32, {num_tokens_, scales_per_row}};
+    out.x = {received.data(), DType::kFloat8E4M3, {num_rows, hidden_}};
+    out.scales = {received_scales.data(), DType::kFloat32, {num_rows, scales_per_row}};
+    status = dispatch_and_wait(in, out);
+    if (status) status = received.to_host(device_);
+    if (status) status = received_scales.to_host(device_);
+    if (!status) return status;
+    return dequantize_fp8({received.host(), DType::kFloat8E4M3, {num_rows, hidden_}},
+                          {received_scales.host(), DType::kFloat32, {num_rows, scales_per_row}},
+                          {recv_x_.host(), DType::kBfloat16, {num_rows, hidden_}});
   }
 
   Status experts() {
     const auto hidden = static_cast<std::size_t>(hidden_);
-    if (Status status = allocate_into(bytes_of<std::uint16_t>(routing_.num_recv_rows(), hidden_), &y_); !status) {
-      return status;
-    }
-    const auto* x = static_cast<const std::uint16_t*>(recv_x_.data());
-    auto* y = static_cast<std::uint16_t*>(y_.data());
+    Status status = y_.allocate(device_, *group_, bytes_of<std::uint16_t>(routing_.num_recv_rows(), hidden_));
+    if (!status) return status;
+    const auto* x = reinterpret_cast<const std::uint16_t*>(recv_x_.host());
+    auto* y = reinterpret_cast<std::uint16_t*>(y_.host());
     std::vector<float> x_rows(Expert::kChunkRows * hidden);
     std::vector<float> y_rows(Expert::kChunkRows * hidden);
     const auto ids = routing_.local_expert_ids();
@@ -169,14 +195,20 @@ class DemoRank {
   }
 
   Status combine() {
+    Status status = y_.to_group(device_);
+    if (!status) return status;
     CombineInput in;
     in.x = {y_.data(), DType::kBfloat16, {routing_.num_recv_rows(), hidden_}};
     CombineOutput out;
     std::vector<std::uint16_t> sums(static_cast<std::size_t>(num_tokens_ * hidden_));
-    out.x = {sums.data(), DType::kBfloat16, {num_tokens_, hidden_}};
+    MirroredBlock sums_block;
+    if (status = sums_block.mirror(device_, sums.data(), sums.size() * sizeof(std::uint16_t)); !status) return status;
+    out.x = {sums_block.data(), DType::kBfloat16, {num_tokens_, hidden_}};
     CombineOptions options;
     options.weighted = true;
-    Status status = group_->combine(routing_, in, out, {}, options);
+    status = group_->combine(routing_, in, out, device_.stream(), options);
+    if (status) status = group_->wait(device_.stream());
+    if (status) status = sums_block.to_host(device_);
     if (status) std::copy(sums.begin(), sums.end(), area_.output().begin());
     return status;
   }
@@ -196,12 +228,15 @@ class DemoRank {
   Progress progress_;
   std::int64_t num_tokens_;
   std::int64_t hidden_;
+  RankDevice device_;
   std::shared_ptr<Group> group_;
   std::vector<std::uint16_t> x_;
   Choice choice_;
+  MirroredBlock ids_;
+  MirroredBlock weights_;
   Routing routing_;
-  Buffer recv_x_;
-  Buffer y_;
+  MirroredBlock recv_x_;
+  MirroredBlock y_;
 };
 
 }  // namespace

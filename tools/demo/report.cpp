@@ -90,9 +90,13 @@ std::string introduction(const DemoPlan& plan, const std::string& launch) {
   return fmt::format(
       "Ferry {} ({}), backend {}: {}\n"
       "layer   {} at 1/{} size: hidden {}, intermediate {}, {} experts, router: {}\n"
-      "tokens  {} bytes of {}; payload {}, {} bytes a row\n",
+      "tokens  {} bytes of {}; payload {}, {} bytes a row\n{}",
       version(), commit(), plan.backend, launch, shape.model, shape.scale, shape.hidden, shape.intermediate,
-      shape.num_experts, router_of(plan), plan.num_tokens, plan.text.origin, payload_name(plan), plan.row_bytes());
+      shape.num_experts, router_of(plan), plan.num_tokens, plan.text.origin, payload_name(plan), plan.row_bytes(),
+      plan.backend == "cuda"
+          ? "GPUs    route, dispatch and combine run on the GPUs; router and experts run on the host, "
+            "and phases\n        include the copies between the two\n"
+          : "");
 }
 
 std::string to_text(const DemoReport& report) {

@@ -11,6 +11,7 @@
 #include "common/host_facts.hpp"
 #include "common/json_report.hpp"
 #include "doctor/finding.hpp"
+#include "ferry/backends.hpp"
 #include "ferry/version.hpp"
 
 namespace ferry::tools {
@@ -35,7 +36,7 @@ struct DoctorOptions {
 
 std::vector<Finding> examine_all() {
   std::vector<Finding> all;
-  for (const auto examine : {examine_host, examine_kernel, examine_launchers, examine_backends}) {
+  for (const auto examine : {examine_host, examine_kernel, examine_launchers, examine_backends, examine_gpus}) {
     for (Finding& finding : examine()) all.push_back(std::move(finding));
   }
   return all;
@@ -66,12 +67,19 @@ Json to_json(const std::vector<Finding>& findings, bool works) {
 
 int run_doctor(const DoctorOptions& options) {
   std::vector<Finding> findings = examine_all();
-  findings.push_back(prove_cpu_backend());
-  const bool works = findings.back().health == Health::kOk;
+  bool works = true;
+  std::string verdict;
+  for (const BackendInfo& backend : backends()) {
+    if (!backend.available) continue;
+    findings.push_back(prove_backend(backend.name));
+    const bool proven = findings.back().health == Health::kOk;
+    works = works && proven;
+    verdict += fmt::format("The {} backend {} here.\n", backend.name, proven ? "works" : "does not work");
+  }
   if (options.json_path != "-") {
     fmt::print("Ferry {} ({}) on {}\n\n", version(), commit(), read_host_facts().kernel);
     for (const Finding& finding : findings) fmt::print("{}", to_text(finding));
-    fmt::print("\n{}\n", works ? "The cpu backend works here." : "The cpu backend does not work here.");
+    fmt::print("\n{}", verdict);
     std::fflush(stdout);
   }
   if (!options.json_path.empty()) {

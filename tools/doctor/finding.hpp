@@ -25,8 +25,11 @@ std::vector<Finding> examine_host();
 std::vector<Finding> examine_kernel();
 std::vector<Finding> examine_launchers();
 std::vector<Finding> examine_backends();
-/// Routes, dispatches and combines a few tokens between two ranks of this process. Ok exactly if the sums are right.
-Finding prove_cpu_backend();
+/// Nothing in a build without the CUDA backend.
+std::vector<Finding> examine_gpus();
+/// Routes, dispatches and combines a few tokens between two ranks of this process, on GPUs 0 and 1 for the backend cuda
+/// (both on 0 where there is one). Ok exactly if the sums are right.
+Finding prove_backend(const std::string& backend);
 
 }  // namespace ferry::tools
 

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "bench/bench.hpp"
+#include "bench/tune.hpp"
 #include "common/exit_code.hpp"
 #include "demo/demo.hpp"
 #include "doctor/doctor.hpp"
@@ -22,6 +23,7 @@ int main(int argc, char** argv) {
     app.failure_message(CLI::FailureMessage::simple);
     add_demo_command(app, &exit_code);
     add_bench_command(app, &exit_code);
+    add_tune_command(app, &exit_code);
     add_doctor_command(app, &exit_code);
     try {
       app.parse(argc, argv);

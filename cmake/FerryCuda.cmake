@@ -1,0 +1,29 @@
+# Decides whether the CUDA backend is built; sets FERRY_WITH_CUDA. Only the headers, the static runtime and nvcc are needed:
+# nothing links libcuda, so what is built here also runs where there is no driver.
+set(FERRY_WITH_CUDA OFF)
+if(FERRY_CUDA STREQUAL "AUTO")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(FERRY_WITH_CUDA ON)
+  endif()
+elseif(FERRY_CUDA)
+  set(FERRY_WITH_CUDA ON)
+endif()
+if(NOT FERRY_WITH_CUDA)
+  return()
+endif()
+
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 90a CACHE STRING "GPU architectures, e.g. 80;90a;100;120")
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit 12.8 REQUIRED)
+
+# Options of every kernel. C++20 is spelled out: CMake 3.25 does not know that nvcc has it. No fused multiply-add but where
+# the source asks for it: sums are specified operation by operation. extended-lambda and fast-math stay off for that reason.
+add_library(ferry_kernel_options INTERFACE)
+target_compile_options(ferry_kernel_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-lineinfo>)
+if(FERRY_WERROR)
+  target_compile_options(ferry_kernel_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+endif()

@@ -1,0 +1,165 @@
+#include <algorithm>
+
+#include "cuda/cuda_backend.hpp"
+#include "cuda/cuda_routing.hpp"
+#include "cuda/cuda_status.hpp"
+#include "cuda/kernels/dispatch.hpp"
+#include "cuda/memory_checks.hpp"
+#include "cuda/tuning.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+
+ScaleTable scale_table(const ConstTensorView& view) {
+  if (!view.present()) return {};
+  // One type serves both directions; inputs are only read.
+  return {static_cast<std::byte*>(const_cast<void*>(view.data)), static_cast<int>(view.extent(1)),
+          static_cast<int>(size_bytes(view.dtype)), view.stride(0), view.stride(1)};
+}
+
+RecordLayout record_layout(const DispatchCall& call) {
+  const bool by_token = call.routing->layout == Layout::kTokens;
+  const bool weights = call.out_topk_weights.present();
+  RecordLayout::Parts parts;
+  if (call.scales.present()) {
+    parts.scale_bytes = call.scales.extent(1) * static_cast<std::int64_t>(size_bytes(call.scales.dtype));
+  }
+  parts.num_topk = call.routing->num_topk;
+  // Which weights are of experts here is told by the ids.
+  parts.ids = by_token && (call.out_topk_idx.present() || weights);
+  parts.weights = weights;
+  parts.rows = !by_token;
+  return RecordLayout::of(parts);
+}
+
+void set_sending(DispatchParams& params, const DispatchCall& call, const CudaRouting& routing) {
+  params.summary = routing.tables.summary;
+  params.places = routing.tables.places;
+  params.block_ranks = routing.tables.block_ranks;
+  params.ids = routing.tables.ids;
+  params.weights = static_cast<const float*>(call.topk_weights.data);
+  params.owner = routing.placement->tables.owner;
+  params.slots = routing.tables.slots;
+  params.scales = scale_table(call.scales);
+  params.x = call.x.data;
+  params.x_stride = call.x.stride_bytes;
+  params.row_bytes = call.x.row_bytes;
+  params.num_tokens = routing.num_tokens;
+  params.num_topk = routing.num_topk;
+  params.tokens_per_block = routing.tokens_per_block;
+  params.num_blocks = routing.num_blocks;
+}
+
+void set_receiving(DispatchParams& params, const DispatchCall& call, const CudaRouting& routing) {
+  params.out_x = call.out_x.data;
+  params.out_stride = call.out_x.stride_bytes;
+  params.source_base = routing.tables.source_base;
+  params.local_expert = routing.placement->tables.local_expert;
+  params.one_row_per_token = routing.layout == Layout::kTokens;
+  params.out_scales = scale_table(call.out_scales);
+  params.out_ids = call.out_topk_idx.data;
+  params.wide_ids = call.out_topk_idx.dtype == DType::kInt64;
+  params.out_weights = static_cast<float*>(call.out_topk_weights.data);
+}
+
+void set_plan(DispatchParams& params, const DispatchPlan& plan) {
+  params.bulk = plan.bulk;
+  params.num_send_blocks = plan.num_send_blocks;
+  params.num_receive_blocks = plan.num_receive_blocks;
+  // Progress is counted at the borders of route's blocks.
+  const std::int64_t per_block = params.tokens_per_block;
+  std::int64_t blocks = std::max<std::int64_t>(1, plan.chunk_tokens / per_block);
+  blocks = std::max<std::int64_t>(blocks, (params.num_blocks + kMaxChunks - 1) / kMaxChunks);
+  params.chunk_blocks = static_cast<int>(std::min<std::int64_t>(blocks, params.num_blocks));
+  params.num_chunks = (params.num_blocks + params.chunk_blocks - 1) / params.chunk_blocks;
+}
+
+PaddingParams padding_params(const DispatchParams& dispatch, const DispatchCall& call, const CudaRouting& routing) {
+  PaddingParams params;
+  params.crew = dispatch.crew;
+  params.summary = routing.tables.summary;
+  params.source = static_cast<const std::int32_t*>(routing.source.data);
+  params.num_rows = routing.num_recv_rows;
+  params.out_source = static_cast<std::int32_t*>(call.out_source.data);
+  params.out_ids = dispatch.out_ids;
+  params.wide_ids = dispatch.wide_ids;
+  params.num_topk = routing.num_topk;
+  params.zero = call.zero_padding;
+  params.out_x = call.out_x.data;
+  params.out_stride = call.out_x.stride_bytes;
+  params.row_bytes = call.out_x.row_bytes;
+  params.out_scales = dispatch.out_scales;
+  params.out_weights = dispatch.out_weights;
+  params.weights_per_row = routing.layout == Layout::kTokens ? routing.num_topk : 1;
+  return params;
+}
+
+/// Can there be rows without a token that somebody wants written? (An exact kTokens output has none.)
+bool needs_padding(const DispatchCall& call, bool exact_rows) {
+  if (call.out_source.present()) return true;
+  const bool has_padding = !exact_rows || call.routing->layout != Layout::kTokens;
+  return has_padding && (call.zero_padding || call.out_topk_idx.present());
+}
+
+}  // namespace
+
+Status CudaBackend::dispatch(const DispatchCall& call) {
+  const DeviceGuard guard(parts_.device);
+  if (!guard.status().ok()) return guard.status();
+  return run_dispatch(call);
+}
+
+Status CudaBackend::run_dispatch(const DispatchCall& call) {
+  if (call.record.code != ErrorCode::kOk) {
+    return refuse_dispatch(
+        call, Status(call.record.code, std::string(call.record.message.data(), to_size(call.record.message_bytes))));
+  }
+  if (Status status = check_dispatch_memory(call, parts_.device); !status.ok()) return refuse_dispatch(call, status);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(static_cast<cudaStream_t>(call.stream.handle), &capture);
+  const bool captured = capture != cudaStreamCaptureStatusNone;
+
+  const auto& routing = static_cast<const CudaRouting&>(*call.routing);
+  DispatchParams params;
+  params.crew = parts_.crew_params;
+  set_sending(params, call, routing);
+  set_receiving(params, call, routing);
+  params.record = record_layout(call);
+  const std::byte* base = parts_.arena->base();
+  const auto extent = to_size((call.out_x.num_rows - 1) * call.out_x.stride_bytes + call.out_x.row_bytes);
+  const bool symmetric = call.out_x.num_rows == 0 || parts_.arena->contains(call.out_x.data, extent);
+  params.entry.rows_offset = symmetric && call.out_x.num_rows > 0 ? call.out_x.data - base : 0;
+  params.entry.rows_stride = call.out_x.stride_bytes;
+  if (!symmetric) {
+    // One staged row per token, however many rows it takes in the output.
+    Result<std::byte*> rows = staging_.rows(to_size(routing.num_recv_rows * params.row_bytes), captured);
+    if (!rows.ok()) return refuse_dispatch(call, rows.status());
+    params.staged_rows = *rows;
+    params.entry.rows_offset = *rows - base;
+    params.entry.rows_stride = params.row_bytes;
+    params.entry.rows_are_staged = true;
+  }
+  if (params.record.num_words > 0 && routing.num_recv_rows > 0) {
+    Result<std::byte*> records =
+        staging_.records(to_size(routing.num_recv_rows * params.record.size_bytes()), captured);
+    if (!records.ok()) return refuse_dispatch(call, records.status());
+    params.records = *records;
+    params.entry.records_offset = *records - base;
+  }
+  const bool unpacks = params.out_scales.data != nullptr || params.out_ids != nullptr || params.out_weights != nullptr;
+  set_plan(params, plan_dispatch(call.kernel, {parts_.num_sms, parts_.has_bulk}, !symmetric, unpacks));
+
+  Result<Launch> launch = begin(call.record, call.stream);
+  if (!launch.ok()) return launch.status();
+  params.entry.agreement = launch->agreement;
+  params.entry.ticket = launch->ticket;
+  cudaError_t error = launch_dispatch(params, launch->stream);
+  if (error == cudaSuccess && needs_padding(call, routing.exact_rows)) {
+    error = launch_padding(padding_params(params, call, routing), launch->stream);
+  }
+  return end(*launch, error, "dispatch");
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,130 @@
+/// The dispatch kernel: which block does what, and how a call begins and ends.
+
+#include "cuda/kernels/dispatch/receive.cuh"
+#include "cuda/kernels/dispatch/send.cuh"
+
+namespace ferry::cuda {
+namespace {
+
+using namespace device;
+
+/// Tells the receiving blocks how the call goes. They must not read the messages themselves: a peer may write its next
+/// message as soon as the sending blocks are done with this one.
+__device__ void post_outcome(const CrewParams& crew, std::uint64_t epoch, Outcome outcome) {
+  store_release_system(&crew.control.local->outcome, epoch << 2 | static_cast<std::uint64_t>(outcome));
+}
+
+__device__ Outcome await_outcome(const CrewParams& crew, std::uint64_t epoch) {
+  __shared__ Outcome outcome;
+  if (threadIdx.x == 0) {
+    const std::uint64_t* word = &crew.control.local->outcome;
+    const bool here = wait_flag(crew, {Awaited::kOwn, crew.rank, epoch}, word, epoch << 2);
+    outcome = here ? static_cast<Outcome>(load_acquire_system(word) & 3U) : Outcome::kStop;
+  }
+  __syncthreads();
+  return outcome;
+}
+
+__device__ void send(const DispatchParams& params, std::byte* shared, std::uint64_t epoch, Outcome outcome) {
+  const int warp = static_cast<int>(blockIdx.x) * kDispatchWarps + warp_idx();
+  const int num_warps = params.num_send_blocks * kDispatchWarps;
+  const bool go = outcome == Outcome::kGo;
+  const int num_chunks = go ? params.num_chunks : 1;
+  const auto rows_after = [&params, go](int chunk, int rank) -> std::int64_t {
+    if (!go) return 0;
+    const int block = (chunk + 1) * params.chunk_blocks;
+    const int before = block < params.num_blocks ? block : params.num_blocks;
+    return params.block_ranks[before * params.crew.num_ranks + rank];
+  };
+  ChunkReporter reporter(params.crew, {num_warps, num_chunks}, epoch, rows_after, true);
+  if (go) {
+    WarpStages stages = make_stages(shared);
+    auto* receivers = reinterpret_cast<Receiver*>(shared + kStagesBytes + kBarriersBytes);
+    find_receivers(params, receivers);
+    const Sender sender(params, receivers, warp, num_warps);
+    const int chunk_tokens = params.chunk_blocks * params.tokens_per_block;
+    if (params.bulk) {
+      send_bulk(params, sender, stages, reporter, chunk_tokens);
+    } else {
+      send_by_threads(params, sender, reporter, chunk_tokens);
+    }
+  }
+  reporter.report_before(num_chunks);
+}
+
+__device__ void receive(const DispatchParams& params, std::byte* shared, std::uint64_t epoch) {
+  if (await_outcome(params.crew, epoch) == Outcome::kGo) {
+    WarpStages stages = make_stages(shared);
+    const int block = static_cast<int>(blockIdx.x) - params.num_send_blocks;
+    const int num_warps = params.num_receive_blocks * kDispatchWarps;
+    Arrivals arrivals(params, epoch, block * kDispatchWarps + warp_idx(), num_warps);
+    if (params.bulk) {
+      BulkReceiver(params, stages, arrivals).run();
+    } else {
+      receive_by_threads(params, arrivals);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    fence_system();
+    add_acq_rel_device(&params.crew.control.local->num_receivers_done, 1);
+  }
+}
+
+/// One warp of the first block, after its own sending.
+__device__ void end_call(const DispatchParams& params, std::uint64_t epoch) {
+  const CrewParams& crew = params.crew;
+  LocalState& local = *crew.control.local;
+  const bool own = wait_until(
+      crew, {Awaited::kOwn, crew.rank, epoch},
+      [&local] { return static_cast<std::uint64_t>(load_acquire_device(&local.num_receivers_done)); },
+      static_cast<std::uint64_t>(params.num_receive_blocks));
+  if (__all_sync(0xFFFFFFFFU, own) == 0) return;
+  if (lane_idx() == 0) local.num_receivers_done = 0;
+  finish_call(crew, epoch);
+}
+
+__global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __grid_constant__ DispatchParams params) {
+  extern __shared__ __align__(128) std::byte shared[];
+  const CrewParams& crew = params.crew;
+  if (is_broken(crew)) return;
+  const bool first = blockIdx.x == 0;
+  if (params.summary != nullptr && params.summary->valid == 0) {
+    if (first && threadIdx.x == 0) report_refused_route(crew, *params.summary);
+    return;
+  }
+  const std::uint64_t epoch = current_epoch(crew);
+  if (static_cast<int>(blockIdx.x) >= params.num_send_blocks) {
+    receive(params, shared, epoch);
+    return;
+  }
+  if (first && warp_idx() == 0) post_entry(crew, params.entry, epoch);
+  const Outcome outcome = await_entries(crew, params.entry, epoch);
+  if (first && threadIdx.x == 0) {
+    post_outcome(crew, epoch, outcome);
+    if (outcome == Outcome::kSkip && params.entry.agreement != 0) report_disagreement(crew, epoch);
+  }
+  if (outcome == Outcome::kStop) return;
+  send(params, shared, epoch, outcome);
+  if (first && warp_idx() == 0) end_call(params, epoch);
+}
+
+}  // namespace
+
+cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream) {
+  const std::size_t shared_bytes =
+      kStagesBytes + kBarriersBytes + static_cast<std::size_t>(params.crew.num_ranks) * sizeof(Receiver);
+  const int num_blocks = params.num_send_blocks + params.num_receive_blocks;
+  dispatch_kernel<<<num_blocks, kDispatchThreads, shared_bytes, stream>>>(params);
+  return cudaGetLastError();
+}
+
+cudaError_t load_padding_kernel();
+
+cudaError_t load_dispatch_kernels() {
+  constexpr std::size_t kMostBytes = kStagesBytes + kBarriersBytes + kMaxRanks * sizeof(Receiver);
+  if (const cudaError_t error = load_padding_kernel(); error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,42 @@
+#ifndef FERRY_CUDA_PLACEMENTS_HPP
+#define FERRY_CUDA_PLACEMENTS_HPP
+
+/// Expert placements in device memory. Programs use one or a few; each is uploaded when first seen and kept.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cuda/kernels/route.hpp"
+#include "cuda/table_memory.hpp"
+
+namespace ferry::cuda {
+
+/// One placement, on the host and on the device.
+struct Placement {
+  std::vector<std::int32_t> expert_to_rank;
+  std::vector<std::int32_t> local_expert_ids;  ///< of this rank
+  PlacementTables tables;
+  std::shared_ptr<std::byte> memory;
+};
+
+class Placements {
+ public:
+  Placements(std::shared_ptr<TableMemory> memory, int rank, int num_ranks)
+      : memory_(std::move(memory)), rank_(rank), num_ranks_(num_ranks) {}
+
+  /// Uploads on a stream of its own and waits for that when the placement is new.
+  Result<std::shared_ptr<const Placement>> find(const std::vector<std::int32_t>& expert_to_rank);
+
+ private:
+  Result<std::shared_ptr<const Placement>> upload(const std::vector<std::int32_t>& expert_to_rank);
+
+  std::shared_ptr<TableMemory> memory_;
+  int rank_;
+  int num_ranks_;
+  std::vector<std::shared_ptr<const Placement>> recent_;  // latest last
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_PLACEMENTS_HPP

@@ -1,0 +1,26 @@
+# What the CUDA backend adds to the library.
+set(ferry_cuda_sources
+    cuda/arena_exchange.cpp
+    cuda/arena_service.cpp
+    cuda/cuda_status.cpp
+    cuda/device_arena.cpp
+    cuda/driver.cpp
+    cuda/peer_mapping.cpp
+    cuda/combine.cpp
+    cuda/cuda_backend.cpp
+    cuda/cuda_routing.cpp
+    cuda/dispatch.cpp
+    cuda/faults.cpp
+    cuda/memory_checks.cpp
+    cuda/pinned_memory.cpp
+    cuda/placements.cpp
+    cuda/route.cpp
+    cuda/table_memory.cpp
+    cuda/tickets.cpp
+    cuda/tuning.cpp
+    cuda/kernels/combine/combine.cu
+    cuda/kernels/dispatch/dispatch.cu
+    cuda/kernels/dispatch/padding.cu
+    cuda/kernels/route/count.cu
+    cuda/kernels/route/exchange.cu
+    cuda/kernels/route/place.cu)

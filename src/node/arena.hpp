@@ -1,0 +1,80 @@
+#ifndef FERRY_NODE_ARENA_HPP
+#define FERRY_NODE_ARENA_HPP
+
+/// A rank's memory that peers can reach: an anonymous memory file (memfd), so nothing is left behind however a rank
+/// ends. It starts with the ControlBlock; the rest is a heap of pages, taken from the system when allocated and given
+/// back when freed. The whole file is mapped once, at its full (sparse) size, so that growth needs no word to the
+/// peers.
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+
+#include "ferry/group.hpp"
+#include "ferry/status.hpp"
+#include "node/control_block.hpp"
+#include "node/page_heap.hpp"
+#include "node/unique_fd.hpp"
+
+namespace ferry::node {
+
+/// Pages the control block takes at the start of every arena.
+inline constexpr std::size_t kControlBytes = round_up_to_page(sizeof(ControlBlock));
+
+/// A mapped arena: this rank's own, or a peer's.
+class ArenaMapping {
+ public:
+  /// Map the arena behind `fd`. Refuses a file that could shrink later (a peer could then crash this process by
+  /// truncating it), that is smaller than a control block, or that holds another layout.
+  static Result<std::shared_ptr<ArenaMapping>> map_peer(UniqueFd fd);
+
+  ArenaMapping(UniqueFd fd, std::byte* base, std::size_t size_bytes)
+      : fd_(std::move(fd)), base_(base), size_bytes_(size_bytes) {}
+  ArenaMapping(const ArenaMapping&) = delete;
+  ArenaMapping& operator=(const ArenaMapping&) = delete;
+  ~ArenaMapping();
+
+  int fd() const { return fd_.get(); }
+  std::byte* base() const { return base_; }
+  std::size_t size_bytes() const { return size_bytes_; }
+  ControlBlock& control() const { return *reinterpret_cast<ControlBlock*>(base_); }
+  /// Does [data, data + bytes) lie inside?
+  bool contains(const void* data, std::size_t bytes) const;
+
+ private:
+  UniqueFd fd_;
+  std::byte* base_;
+  std::size_t size_bytes_;
+};
+
+/// This rank's own arena: the mapping and its heap. Blocks keep it alive.
+class Arena : public std::enable_shared_from_this<Arena> {
+ public:
+  /// An arena with room for `heap_bytes`; only the control block takes memory yet.
+  static Result<std::shared_ptr<Arena>> create(std::size_t heap_bytes);
+
+  explicit Arena(std::shared_ptr<ArenaMapping> mapping);
+
+  const std::shared_ptr<ArenaMapping>& mapping() const { return mapping_; }
+
+  /// `bytes` of zeroed memory at a page boundary; freed with the Buffer. Safe from any thread, as the two below are.
+  /// @errors kCapacity: no such range is free; kSystem: the machine is out of memory
+  Result<Buffer> allocate(std::size_t bytes);
+  /// The same without an owner: `give` frees it, or the end of the last mapping does.
+  Result<std::byte*> take(std::size_t bytes);
+  void give(std::byte* data, std::size_t bytes);
+  /// Largest block that `allocate` has room for now.
+  std::size_t largest_free_bytes() const;
+  /// Bytes taken, rounded up to pages.
+  std::size_t allocated_bytes() const;
+
+ private:
+  std::shared_ptr<ArenaMapping> mapping_;
+  mutable std::mutex mutex_;
+  PageHeap heap_;                    // guarded by mutex_
+  std::size_t allocated_bytes_ = 0;  // guarded by mutex_
+};
+
+}  // namespace ferry::node
+
+#endif  // FERRY_NODE_ARENA_HPP

@@ -1,0 +1,295 @@
+#include "node/peer_link.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "ferry/bootstrap.hpp"
+#include "node/futex.hpp"
+
+namespace ferry::node {
+namespace {
+
+/// A stranger that connects and stays silent may hold up the listener for this long.
+constexpr std::int64_t kStrangerPatienceNs = 2 * kNsPerSecond;
+constexpr std::int64_t kNsPerMillisecond = 1'000'000;
+constexpr std::int64_t kNsPerMicrosecond = 1'000;
+
+struct Message {
+  std::int64_t rank = 0;
+  LinkToken token{};
+};
+
+Status system_error(std::string_view what) {
+  return Status(ErrorCode::kSystem,
+                fmt::format("linking ranks of one host: {} failed: {}", what, std::strerror(errno)));
+}
+
+/// Waits until `fd` is ready; false at the deadline.
+bool wait_ready(int fd, short events, std::int64_t deadline_ns) {
+  while (true) {
+    const std::int64_t left_ns = deadline_ns - monotonic_ns();
+    pollfd entry{fd, events, 0};
+    const int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left_ns / kNsPerMillisecond + 1, 0, 1000));
+    const int ready = poll(&entry, 1, left_ns <= 0 ? 0 : timeout_ms);
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return true;  // let the call that follows report it
+    if (left_ns <= 0) return false;
+  }
+}
+
+/// Sends one packet, with a descriptor unless `fd` is -1. A sequenced-packet socket takes all of it or nothing.
+bool send_packet(int socket, std::span<const std::byte> bytes, int fd, int flags) {
+  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};  // sendmsg only reads it
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (fd >= 0) {
+    header.msg_control = control.data();
+    header.msg_controllen = control.size();
+    cmsghdr* rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(rights), &fd, sizeof(int));
+  }
+  ssize_t sent = 0;
+  do {
+    sent = sendmsg(socket, &header, MSG_NOSIGNAL | flags);
+  } while (sent < 0 && errno == EINTR);
+  return sent == static_cast<ssize_t>(bytes.size());
+}
+
+struct Packet {
+  ssize_t bytes = 0;  // as recvmsg returns it
+  bool truncated = false;
+  UniqueFd fd;
+};
+
+/// Takes one packet, if one is there, and the descriptor that came with it. errno tells why bytes < 0.
+Packet receive_packet(int socket, std::span<std::byte> room) {
+  Packet packet;
+  iovec part{room.data(), room.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  header.msg_controllen = CMSG_LEN(sizeof(int));  // room for one descriptor: the kernel closes any more
+  do {
+    packet.bytes = recvmsg(socket, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  } while (packet.bytes < 0 && errno == EINTR);
+  if (packet.bytes < 0) return packet;
+  packet.truncated = (header.msg_flags & MSG_TRUNC) != 0;
+  if (cmsghdr* rights = CMSG_FIRSTHDR(&header); rights != nullptr && rights->cmsg_level == SOL_SOCKET &&
+                                                rights->cmsg_type == SCM_RIGHTS &&
+                                                rights->cmsg_len == CMSG_LEN(sizeof(int))) {
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(rights), sizeof(int));
+    packet.fd = UniqueFd(fd);
+  }
+  return packet;
+}
+
+Status send_hello(int socket, const LinkHello& hello, const LinkToken& token) {
+  const Message message{hello.rank, token};
+  // One small packet always fits.
+  if (!send_packet(socket, std::as_bytes(std::span(&message, 1)), hello.arena_fd, 0)) return system_error("sendmsg");
+  return {};
+}
+
+/// One hello with exactly one descriptor, or nothing (a stranger, garbage, or the deadline).
+struct ReceivedHello {
+  Message message;
+  UniqueFd arena_fd;
+};
+
+Result<ReceivedHello> receive_hello(int socket, std::int64_t deadline_ns) {
+  if (!wait_ready(socket, POLLIN, deadline_ns)) {
+    return Status(ErrorCode::kTimeout, "linking ranks of one host: a peer connected but sent nothing");
+  }
+  ReceivedHello received;
+  Packet packet = receive_packet(socket, std::as_writable_bytes(std::span(&received.message, 1)));
+  received.arena_fd = std::move(packet.fd);
+  if (packet.bytes != static_cast<ssize_t>(sizeof(Message)) || !received.arena_fd.valid()) {
+    return Status(ErrorCode::kTransport, "linking ranks of one host: a peer sent something that is no hello");
+  }
+  return received;
+}
+
+/// Process on the other side, when it belongs to this user.
+Result<ucred> same_user(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return system_error("SO_PEERCRED");
+  if (credentials.uid != geteuid()) {
+    return Status(ErrorCode::kTransport,
+                  fmt::format("linking ranks of one host: a process of user {} connected; this one "
+                              "runs as user {}",
+                              credentials.uid, geteuid()));
+  }
+  return credentials;
+}
+
+UniqueFd open_process(pid_t pid) {
+#if defined(SYS_pidfd_open)
+  if (pid > 0) return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+#endif
+  return {};
+}
+
+sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::size_t name_bytes = std::min(name.size(), sizeof(address.sun_path) - 1);
+  std::memcpy(address.sun_path + 1, name.data(), name_bytes);  // a leading zero byte: no file (unix(7))
+  *length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name_bytes);
+  return address;
+}
+
+}  // namespace
+
+Status fill_random(void* data, std::size_t bytes) {
+  auto* out = static_cast<std::byte*>(data);
+  while (bytes > 0) {
+    const ssize_t got = getrandom(out, bytes, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return system_error("getrandom");
+    out += got;
+    bytes -= static_cast<std::size_t>(got);
+  }
+  return {};
+}
+
+bool PeerLink::gone() const {
+  std::array<pollfd, 2> entries{pollfd{socket_.get(), POLLRDHUP, 0}, pollfd{process_.get(), POLLIN, 0}};
+  if (poll(entries.data(), entries.size(), 0) <= 0) return false;
+  return entries[0].revents != 0 || entries[1].revents != 0;
+}
+
+Status PeerLink::send(std::span<const std::byte> message, int fd) const {
+  if (message.empty() || message.size() > kMaxLinkMessageBytes) {
+    return Status(ErrorCode::kInternal, fmt::format("message to a peer: {} bytes, expected 1 to {}; please report this",
+                                                    message.size(), kMaxLinkMessageBytes));
+  }
+  if (send_packet(socket_.get(), message, fd, MSG_DONTWAIT)) return {};
+  if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) {
+    return Status(ErrorCode::kPeerLost, "message to a peer: it has closed its end or died");
+  }
+  if (errno == EAGAIN) {
+    return Status(ErrorCode::kTransport,
+                  "message to a peer: it has left too many messages unread; it may be stopped or overloaded");
+  }
+  return Status(
+      ErrorCode::kSystem,
+      fmt::format("message to a peer: sendmsg of {} bytes{} failed: {}; raise the open-file limit (ulimit -n) "
+                  "if descriptors ran out",
+                  message.size(), fd >= 0 ? " and a descriptor" : "", std::strerror(errno)));
+}
+
+Result<ReceivedMessage> PeerLink::receive() const {
+  std::array<std::byte, kMaxLinkMessageBytes> room;
+  Packet packet = receive_packet(socket_.get(), room);
+  ReceivedMessage received;
+  if (packet.bytes < 0) {
+    if (errno == EAGAIN) return received;
+    if (errno != ECONNRESET && errno != ENOTCONN) {
+      return Status(ErrorCode::kSystem, fmt::format("message from a peer: recvmsg failed: {}", std::strerror(errno)));
+    }
+    packet.bytes = 0;
+  }
+  if (packet.truncated) {
+    return Status(ErrorCode::kTransport,
+                  fmt::format("message from a peer: longer than the {} bytes allowed; run the same build on every rank",
+                              kMaxLinkMessageBytes));
+  }
+  // No message is empty, so nothing means the end.
+  received.kind = packet.bytes == 0 ? ReceivedMessage::Kind::kClosed : ReceivedMessage::Kind::kMessage;
+  received.bytes.assign(room.begin(), room.begin() + packet.bytes);
+  received.fd = std::move(packet.fd);
+  return received;
+}
+
+Result<LinkListener> LinkListener::create(int backlog) {
+  std::array<std::uint8_t, 16> random{};
+  if (Status status = fill_random(random.data(), random.size()); !status.ok()) return status;
+  std::string name = "ferry-";
+  for (std::uint8_t byte : random) name += fmt::format("{:02x}", byte);
+  UniqueFd socket_fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!socket_fd.valid()) return system_error("socket");
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name, &length);
+  if (bind(socket_fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return system_error("bind");
+  if (listen(socket_fd.get(), backlog) != 0) return system_error("listen");
+  return LinkListener(std::move(socket_fd), std::move(name));
+}
+
+Result<LinkedPeer> LinkListener::accept_peer(const LinkHello& hello, std::int64_t deadline_ns) const {
+  while (wait_ready(socket_.get(), POLLIN, deadline_ns)) {
+    UniqueFd connection(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!connection.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED || errno == EAGAIN) continue;
+      return system_error("accept");
+    }
+    Result<ucred> credentials = same_user(connection.get());
+    if (!credentials.ok()) continue;
+    const std::int64_t patience_ns = std::min(deadline_ns, monotonic_ns() + kStrangerPatienceNs);
+    Result<ReceivedHello> received = receive_hello(connection.get(), patience_ns);
+    if (!received.ok() || received->message.token != hello.token) continue;
+    if (Status status = send_hello(connection.get(), hello, hello.token); !status.ok()) return status;
+    return LinkedPeer{static_cast<int>(received->message.rank),
+                      std::make_unique<PeerLink>(std::move(connection), open_process(credentials->pid)),
+                      std::move(received->arena_fd)};
+  }
+  return Status(ErrorCode::kTimeout, "linking ranks of one host: not every rank connected in time");
+}
+
+Result<LinkedPeer> connect_peer(const std::string& name, int peer_rank, const LinkToken& peer_token,
+                                const LinkHello& hello, std::int64_t deadline_ns) {
+  UniqueFd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!connection.valid()) return system_error("socket");
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name, &length);
+  // Connecting waits while the peer's backlog is full.
+  const std::int64_t left_ns = std::max<std::int64_t>(deadline_ns - monotonic_ns(), kNsPerMillisecond);
+  const timeval send_timeout{left_ns / kNsPerSecond, left_ns % kNsPerSecond / kNsPerMicrosecond};
+  setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &send_timeout, sizeof(send_timeout));
+  int failed = 0;
+  do {
+    failed = connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), length);
+  } while (failed != 0 && errno == EINTR);
+  if (failed != 0 && errno == EAGAIN) {
+    return Status(ErrorCode::kTimeout,
+                  fmt::format("linking ranks of one host: rank {} did not accept in time", peer_rank), peer_rank);
+  }
+  if (failed != 0) {
+    return Status(ErrorCode::kTransport,
+                  fmt::format("linking ranks of one host: connecting to rank {} failed: {}; ranks must share a network "
+                              "namespace",
+                              peer_rank, std::strerror(errno)),
+                  peer_rank);
+  }
+  Result<ucred> credentials = same_user(connection.get());
+  if (!credentials.ok()) return credentials.status();
+  if (Status status = send_hello(connection.get(), hello, peer_token); !status.ok()) return status;
+  Result<ReceivedHello> received = receive_hello(connection.get(), deadline_ns);
+  if (!received.ok()) return Status(received.status().code(), std::string(received.status().message()), peer_rank);
+  if (received->message.rank != peer_rank) {
+    return Status(ErrorCode::kTransport, fmt::format("linking ranks of one host: rank {} answered as rank {}",
+                                                     peer_rank, received->message.rank));
+  }
+  return LinkedPeer{peer_rank, std::make_unique<PeerLink>(std::move(connection), open_process(credentials->pid)),
+                    std::move(received->arena_fd)};
+}
+
+}  // namespace ferry::node

@@ -1,0 +1,102 @@
+#ifndef FERRY_NODE_PEER_LINK_HPP
+#define FERRY_NODE_PEER_LINK_HPP
+
+/// Sockets between ranks of different processes on one host: they carry the arenas' file descriptors, then short
+/// messages of a backend, and tell when a peer is gone. Names are in the kernel's abstract namespace, so no file is
+/// left behind.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/status.hpp"
+#include "node/unique_fd.hpp"
+
+namespace ferry::node {
+
+/// Proves on a local socket that the caller got this rank's announcement through the (authenticated) bootstrap.
+using LinkToken = std::array<std::uint8_t, 16>;
+
+/// Longest message that a link carries.
+inline constexpr std::size_t kMaxLinkMessageBytes = 4096;
+
+/// What PeerLink::receive found.
+struct ReceivedMessage {
+  enum class Kind {
+    kNothing,  ///< no message is waiting
+    kMessage,
+    kClosed,  ///< the peer closed its end or died, and every message before that has been received
+  };
+  Kind kind = Kind::kNothing;
+  std::vector<std::byte> bytes;
+  UniqueFd fd;  ///< the descriptor that came with the message, if one did
+};
+
+/// A connection to one peer process. Messages arrive whole and in order.
+class PeerLink {
+ public:
+  PeerLink(UniqueFd socket, UniqueFd process) : socket_(std::move(socket)), process_(std::move(process)) {}
+
+  /// Has the peer's process ended, or closed its end? Never blocks; messages that wait unread do not matter.
+  bool gone() const;
+
+  /// Sends 1 to kMaxLinkMessageBytes bytes, and a copy of the descriptor `fd` unless it is -1. Never blocks. Safe from
+  /// any thread: the kernel keeps a message in one piece.
+  /// @errors kPeerLost: the peer is gone; kTransport: it left so many messages unread that no more fit; kSystem
+  Status send(std::span<const std::byte> message, int fd = -1) const;
+  /// The next message, if one is waiting. Never blocks. One thread at a time.
+  /// @errors kTransport: the message is longer than any that `send` sends; kSystem
+  Result<ReceivedMessage> receive() const;
+  /// For poll(2), POLLIN: `receive` has something to tell. Owned by the link.
+  int poll_fd() const { return socket_.get(); }
+
+ private:
+  UniqueFd socket_;
+  UniqueFd process_;  // pidfd: also true when a forked child of the peer still holds its socket. Invalid on old kernels
+};
+
+/// What a rank brings to each link: who it is, and its arena.
+struct LinkHello {
+  int rank = 0;
+  LinkToken token{};
+  int arena_fd = -1;
+};
+
+/// The other side of a new link.
+struct LinkedPeer {
+  int rank = 0;
+  std::unique_ptr<PeerLink> link;
+  UniqueFd arena_fd;
+};
+
+class LinkListener {
+ public:
+  /// Listens under a fresh random name.
+  static Result<LinkListener> create(int backlog);
+
+  const std::string& name() const { return name_; }
+
+  /// Wait for one peer that knows `hello.token`; strangers, and processes of other users, are dropped.
+  Result<LinkedPeer> accept_peer(const LinkHello& hello, std::int64_t deadline_ns) const;
+
+ private:
+  LinkListener(UniqueFd socket, std::string name) : socket_(std::move(socket)), name_(std::move(name)) {}
+  UniqueFd socket_;
+  std::string name_;
+};
+
+/// Connect to the listener `name` of `peer_rank`, whose token is `peer_token`.
+Result<LinkedPeer> connect_peer(const std::string& name, int peer_rank, const LinkToken& peer_token,
+                                const LinkHello& hello, std::int64_t deadline_ns);
+
+/// Fresh random bytes from the kernel.
+Status fill_random(void* data, std::size_t bytes);
+
+}  // namespace ferry::node
+
+#endif  // FERRY_NODE_PEER_LINK_HPP

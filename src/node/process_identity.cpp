@@ -1,0 +1,45 @@
+#include "node/process_identity.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace ferry::node {
+namespace {
+
+/// Field 22 of /proc/self/stat (proc(5)), counted after the parenthesised name, which may hold spaces.
+std::uint64_t read_start_time() {
+  std::ifstream file("/proc/self/stat");
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return 0;
+  std::istringstream rest(text.substr(name_end + 1));
+  constexpr int kFieldAfterName = 3;
+  constexpr int kStartTimeField = 22;
+  std::string field;
+  for (int i = kFieldAfterName; i < kStartTimeField; ++i) rest >> field;
+  std::uint64_t ticks = 0;
+  rest >> ticks;
+  return ticks;
+}
+
+}  // namespace
+
+ProcessIdentity this_process() {
+  ProcessIdentity identity;
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot_id;
+  file >> boot_id;
+  std::copy_n(boot_id.begin(), std::min(boot_id.size(), identity.boot_id.size()), identity.boot_id.begin());
+  struct stat info {};
+  if (stat("/proc/self/ns/pid", &info) == 0) identity.pid_namespace = info.st_ino;
+  identity.start_time_ticks = read_start_time();
+  identity.pid = getpid();
+  return identity;
+}
+
+}  // namespace ferry::node

@@ -1,0 +1,24 @@
+#ifndef FERRY_NODE_PROCESS_IDENTITY_HPP
+#define FERRY_NODE_PROCESS_IDENTITY_HPP
+
+#include <array>
+#include <cstdint>
+
+namespace ferry::node {
+
+/// Tells hosts and processes apart. Plain bytes, exchanged at creation.
+struct ProcessIdentity {
+  std::array<char, 40> boot_id{};      ///< of the running kernel: equal exactly on one host
+  std::uint64_t pid_namespace = 0;     ///< inode of the process-id namespace
+  std::uint64_t start_time_ticks = 0;  ///< tells a process from a later one with the same id
+  std::int64_t pid = 0;
+
+  bool same_host(const ProcessIdentity& other) const { return boot_id == other.boot_id; }
+  bool operator==(const ProcessIdentity& other) const = default;
+};
+
+ProcessIdentity this_process();
+
+}  // namespace ferry::node
+
+#endif  // FERRY_NODE_PROCESS_IDENTITY_HPP

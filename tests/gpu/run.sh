@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# Runs all tests that need GPUs, then the smallest of them under NVIDIA's memory and race checkers:
+#   tests/gpu/run.sh [--built DIR] [--filter PATTERN] [--limit SECONDS] [--no-sanitizer]
+# --built DIR       run conformance_gpu_test and gpu_test from this folder instead of building them (preset release);
+#                   shared libraries that lie beside them are found
+# --filter PATTERN  only tests that match, in GoogleTest's form, e.g. '*Graph*:-*plain*'
+# --limit SECONDS   for each call of a test program (default 150); it is ended then
+# --no-sanitizer    leave out compute-sanitizer
+# Prints GoogleTest's own output and one table at the end; exits 1 if anything failed. Meant for at most 8 minutes on
+# one H100.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+PATH+=:/usr/local/cuda/bin
+built='' filter='*' limit_s=150 sanitize=yes
+while (($# > 0)); do
+  case $1 in
+    --built) built=$(realpath "${2:?--built needs a folder}") && shift 2 ;;
+    --filter) filter=${2:?--filter needs a pattern} && shift 2 ;;
+    --limit) limit_s=${2:?--limit needs seconds} && shift 2 ;;
+    --no-sanitizer) sanitize=no && shift ;;
+    *)
+      sed -n '2,10s/^# \?//p' "$0"
+      exit 2
+      ;;
+  esac
+done
+
+if [[ -n $built ]]; then export LD_LIBRARY_PATH=$built${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; fi
+
+log_dir=$(mktemp -d)
+trap 'rm -rf "$log_dir"' EXIT
+table=()
+num_failed=0
+
+build() {
+  cmake --preset release --log-level=WARNING -DFERRY_CUDA=ON >/dev/null
+  cmake --build build/release --parallel "$(nproc)" --target conformance_gpu_test gpu_test
+}
+
+program() { # name folder: the path of a test program
+  if [[ -n $built ]]; then echo "$built/$1"; else echo "build/release/tests/$2/$1"; fi
+}
+
+fail() { # label reason
+  num_failed=$((num_failed + 1))
+  table+=("$(printf '%-34s          FAILED: %s' "$1" "$2")")
+}
+
+# Full names of a program's tests that match the filter and do, or do not, fork their ranks ("rocesses" in the name): a
+# process that has run rank threads on a GPU cannot fork any more, so the two kinds run in two calls.
+names_of() { # path forking|threaded
+  local invert=()
+  if [[ $2 == threaded ]]; then invert=(-v); fi
+  "$1" --gtest_list_tests --gtest_filter="$filter" |
+    sed 's/ *#.*//' | awk '/^[^ ].*\.$/ {suite = $1} /^  / {print suite $1}' |
+    grep "${invert[@]}" rocesses | paste -sd: || true
+}
+
+summary_of() { # log
+  grep -E '^\[  (PASSED|FAILED) +\] [0-9]+ tests?|^\[  SKIPPED \] [0-9]+ tests?' "$1" |
+    sed -E 's/^\[ +([A-Z]+) +\] ([0-9]+).*/\2 \1/' | tr '[:upper:]' '[:lower:]' | paste -sd, | sed 's/,/, /g' || true
+}
+
+run() { # label command...
+  local label=$1 log rc=0 begin_s=$SECONDS result
+  log="$log_dir/$label.log"
+  shift
+  printf '\n== %s ==\n' "$label"
+  timeout --kill-after=10 "$limit_s" "$@" 2>&1 | tee "$log" |
+    grep -vE '^\[ +(RUN|OK) +\]|^\[-+\]|^$|^Note: Google' || rc=${PIPESTATUS[0]}
+  result=$(summary_of "$log")
+  if grep -qE '^=+ ERROR SUMMARY|RACECHECK SUMMARY' "$log"; then
+    result+="; $(grep -hE 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | sed 's/^=* //' | sort | uniq -c |
+      sed 's/^ *//' | paste -sd' ')"
+  fi
+  if ((rc == 124 || rc == 137)); then result+="; stopped after $limit_s s"; fi
+  if ((rc != 0)); then
+    num_failed=$((num_failed + 1))
+    result="FAILED (exit code $rc) $result"
+  fi
+  table+=("$(printf '%-34s %5d s  %s' "$label" $((SECONDS - begin_s)) "$result")")
+}
+
+run_tests() { # program folder
+  local path names kind found=no
+  path=$(program "$1" "$2")
+  if [[ ! -x $path ]]; then
+    fail "$1" "there is no $path"
+    return
+  fi
+  for kind in threaded forking; do
+    names=$(names_of "$path" "$kind")
+    if [[ -z $names ]]; then continue; fi
+    found=yes
+    run "$1.$kind" "$path" --gtest_filter="$names"
+  done
+  if [[ $found == no && $filter == '*' ]]; then fail "$1" "lists no tests"; fi
+}
+
+# One rank: the checkers may run one kernel at a time, and several ranks in a process wait for each other.
+run_checkers() {
+  local tool
+  if ! command -v compute-sanitizer >/dev/null; then
+    table+=("$(printf '%-34s          left out: not installed (it comes with the CUDA toolkit)' compute-sanitizer)")
+    return
+  fi
+  for tool in memcheck racecheck synccheck; do
+    run "compute-sanitizer.$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$(program gpu_test gpu)" \
+      --gtest_filter='SmallExchange.OneRank*'
+  done
+}
+
+if [[ -z $built ]]; then build; fi
+run_tests conformance_gpu_test conformance
+run_tests gpu_test gpu
+if [[ $sanitize == yes ]]; then
+  run_checkers
+else
+  table+=("$(printf '%-34s          left out: --no-sanitizer' compute-sanitizer)")
+fi
+
+printf '\n== Summary (%d s) ==\n' "$SECONDS"
+nvidia-smi -L 2>/dev/null || echo "nvidia-smi finds no GPU"
+printf '%s\n' "${table[@]}"
+exit $((num_failed > 0))

@@ -1,0 +1,21 @@
+#ifndef FERRY_TESTS_GPU_RANKS_HPP
+#define FERRY_TESTS_GPU_RANKS_HPP
+
+/// Ranks that work on GPUs, several to one where there are fewer GPUs than ranks. Rank processes start CUDA after they
+/// were forked, rank threads in this process: so a test program can fork ranks only before its first rank threads, and
+/// runs the tests of the two kinds in separate calls (--gtest_filter).
+
+#include "support/rank_runner.hpp"
+
+namespace ferry::test {
+
+/// The GPU of a rank. Only where ranks run.
+int device_of_rank(int rank);
+
+/// As collect_rank_failures and run_ranks; every rank has entered its GPU when `body` begins.
+std::vector<std::string> collect_gpu_rank_failures(const RankRun& run, const RankBody& body);
+void run_gpu_ranks(const RankRun& run, const RankBody& body);
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_GPU_RANKS_HPP

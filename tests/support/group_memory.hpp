@@ -1,0 +1,51 @@
+#ifndef FERRY_TESTS_GROUP_MEMORY_HPP
+#define FERRY_TESTS_GROUP_MEMORY_HPP
+
+/// What differs between backends for whoever calls a group: where tensors lie, on which stream, and when errors are
+/// told. Tests written with these run on all of them.
+
+#include <cstddef>
+#include <vector>
+
+#include "ferry/group.hpp"
+#include "support/device_memory.hpp"
+
+namespace ferry::test {
+
+using Bytes = std::vector<std::byte>;
+
+/// Are this group's tensors in device memory?
+inline bool uses_device(const Group& group) { return group.backend() == "cuda"; }
+/// For this thread's calls on the group.
+Stream stream_of(const Group& group);
+
+/// Backends differ in when they tell of an error: at once, or when the stream is waited for. This waits and gives the
+/// first of the two, so that the next call begins with nothing left to tell. `status`: what the call returned.
+Status finish(Group& group, const Status& status, Stream stream);
+inline Status finish(Group& group, const Status& status) { return finish(group, status, stream_of(group)); }
+
+void write_memory(bool on_device, void* to, const void* from, std::size_t num_bytes);
+Bytes read_memory(bool on_device, const void* from, std::size_t num_bytes);
+void fill_memory(bool on_device, void* to, std::byte value, std::size_t num_bytes);
+
+/// Memory that calls on a group take and that is not symmetric.
+class PlainMemory {
+ public:
+  PlainMemory() = default;
+  PlainMemory(bool on_device, std::size_t num_bytes);
+  /// Holds a copy of host memory.
+  PlainMemory(bool on_device, const void* from, std::size_t num_bytes);
+  template <typename T>
+  PlainMemory(bool on_device, const std::vector<T>& values)
+      : PlainMemory(on_device, values.data(), values.size() * sizeof(T)) {}
+
+  std::byte* data() { return device_.data() != nullptr ? device_.data() : host_.data(); }
+
+ private:
+  Bytes host_;
+  DeviceMemory device_;
+};
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_GROUP_MEMORY_HPP

@@ -1,0 +1,101 @@
+#include "bench/gpu_report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "bench/kernel_settings.hpp"
+#include "common/host_facts.hpp"
+#include "common/table.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+constexpr double kNsPerUs = 1000.0;
+
+Json microseconds(const std::optional<std::int64_t>& ns) {
+  return ns ? Json(static_cast<double>(*ns) / kNsPerUs) : Json(nullptr);
+}
+
+/// 1000 * major + 10 * minor, as CUDA counts.
+std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+const LimitResult* best_of(const std::vector<LimitResult>& limits) {
+  const auto best = std::max_element(limits.begin(), limits.end(),
+                                     [](const LimitResult& a, const LimitResult& b) { return a.gbps < b.gbps; });
+  return best == limits.end() ? nullptr : &*best;
+}
+
+Json to_json(const LimitResult& limit) {
+  return {{"method", name_of(limit.method)},
+          {"num_sms", limit.num_sms},
+          {"time_us_p50", static_cast<double>(limit.time_p50_ns) / kNsPerUs},
+          {"gbps", limit.gbps}};
+}
+
+}  // namespace
+
+std::string_view name_of(LimitMethod method) { return method == LimitMethod::kPush ? "push" : "pull"; }
+
+std::string gpu_formulas() {
+  return "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from the own rank\n"
+         "GB/s           bytes / ranks / p50 time; a time lies between events around all kernels of the call, second-\n"
+         "               level caches flushed, ranks lined up, the slowest rank counts; host call: to put it on the\n"
+         "               stream\n"
+         "limit          the fastest raw exchange in the same run: rows of the same size, as many as ranks send to\n"
+         "               others on average, evenly over all ranks, pushed by bulk copies or pulled by loads;\n"
+         "               ratio = limit's time for the same wire bytes / operation's time\n";
+}
+
+std::string limits_to_text(const std::vector<BenchReport>& reports) {
+  const DeviceFacts& facts = reports.front().device.facts;
+  std::string text =
+      fmt::format("\n{} x {}, {} SMs, driver for CUDA {}, runtime {}\n", facts.num_devices, facts.name.data(),
+                  facts.num_sms, version_text(facts.driver_version), version_text(facts.runtime_version));
+  if (reports.front().device.limit_is_local) {
+    text += "all ranks share one GPU: the limit is copies inside it, and the ratio compares logical bytes\n";
+  }
+  Table table({"raw exchange", "tokens", "rows of", "SMs", "p50", "GB/s a rank", ""});
+  bool any = false;
+  for (const BenchReport& report : reports) {
+    for (const OpResult& result : report.results) {
+      const LimitResult* best = best_of(result.limits);
+      for (const LimitResult& limit : result.limits) {
+        any = true;
+        table.add_row({std::string(name_of(limit.method)), fmt::to_string(report.plan.num_tokens),
+                       std::string(name_of(result.op)), fmt::to_string(limit.num_sms), format_ns(limit.time_p50_ns),
+                       fmt::format("{:.2f}", limit.gbps), &limit == best ? "<- the limit" : ""});
+      }
+    }
+  }
+  return any ? text + table.to_string() : text;
+}
+
+void add_gpu_run(const BenchReport& report, Json* json) {
+  const DeviceFacts& facts = report.device.facts;
+  (*json)["gpu"] = {{"name", facts.name.data()},
+                    {"compute_capability", fmt::format("{}.{}", facts.compute_major, facts.compute_minor)},
+                    {"num_sms", facts.num_sms},
+                    {"memory_bytes", facts.memory_bytes},
+                    {"num_devices", facts.num_devices},
+                    {"driver_version", version_text(facts.driver_version)},
+                    {"driver_module_version", read_driver_module_version()},
+                    {"cuda_runtime", version_text(facts.runtime_version)}};
+  (*json)["run"]["kernel_options"] = to_json(report.plan.kernels.front());
+  (*json)["run"]["limit_is_local"] = report.device.limit_is_local;
+}
+
+void add_gpu_result(const OpResult& result, Json* json) {
+  (*json)["host_time_us_p50"] = microseconds(result.host_p50_ns);
+  (*json)["events_time_us_p50"] = microseconds(result.events_p50_ns);
+  Json limits = Json::array();
+  for (const LimitResult& limit : result.limits) limits.push_back(to_json(limit));
+  (*json)["limits"] = std::move(limits);
+  const LimitResult* best = best_of(result.limits);
+  (*json)["limit"] = best == nullptr ? Json(nullptr) : to_json(*best);
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,69 @@
+#include "bench/gpu_timer.hpp"
+
+#include <utility>
+
+#include "common/device_facts.hpp"
+#include "common/timing.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+/// From the last rank's arrival to the common start: longer than any rank takes to wake and to put a call of several
+/// kernels on its stream (tens of microseconds each).
+constexpr std::int64_t kStartDelayNs = 400'000;
+/// Written in front of every timed call, in sizes of the second-level cache.
+constexpr std::int64_t kFlushFactor = 2;
+
+}  // namespace
+
+Status GpuTimer::set_up(RankContext& context, const RankDevice& device) {
+  context_ = &context;
+  device_ = &device;
+  auto facts = read_device_facts(device.ordinal());
+  if (!facts) return facts.status();
+  num_flushed_bytes_ = static_cast<std::size_t>(kFlushFactor * facts->l2_bytes);
+  auto memory = allocate_device_memory(num_flushed_bytes_ + 1);
+  if (!memory) return memory.status();
+  flushed_ = std::move(*memory);
+  auto start = DeviceEvent::create();
+  if (!start) return start.status();
+  start_ = std::move(*start);
+  auto end = DeviceEvent::create();
+  if (!end) return end.status();
+  end_ = std::move(*end);
+  return {};
+}
+
+Status GpuTimer::flush() const {
+  if (Status status = fill_device_bytes(flushed_.get(), 0, num_flushed_bytes_, device_->stream()); !status) {
+    return status;
+  }
+  return device_->wait();
+}
+
+Result<GpuTimer::Times> GpuTimer::time(const Call& call) const {
+  if (Status status = flush(); !status) return status;
+  auto lined_up_ns = context_->line_up();
+  if (!lined_up_ns) return lined_up_ns.status();
+  const std::int64_t start_ns = *lined_up_ns + kStartDelayNs;
+  if (call.blocks_host) {
+    while (now_ns() < start_ns) {  // too short to sleep
+    }
+  } else if (const std::int64_t left_ns = start_ns - now_ns(); left_ns > 0) {
+    if (Status status = delay_stream(device_->stream(), left_ns); !status) return status;
+  }
+  Times times{};
+  if (Status status = start_->record(device_->stream()); !status) return status;
+  times.host.start_ns = now_ns();
+  if (Status status = call.enqueue(); !status) return status;
+  times.host.end_ns = now_ns();
+  if (Status status = end_->record(device_->stream()); !status) return status;
+  if (Status status = call.finish(); !status) return status;
+  auto elapsed_ns = end_->elapsed_ns_since(*start_);
+  if (!elapsed_ns) return elapsed_ns.status();
+  times.events_ns = *elapsed_ns;
+  return times;
+}
+
+}  // namespace ferry::tools

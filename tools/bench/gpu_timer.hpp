@@ -1,0 +1,51 @@
+#ifndef FERRY_TOOLS_BENCH_GPU_TIMER_HPP
+#define FERRY_TOOLS_BENCH_GPU_TIMER_HPP
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "bench/bench_result.hpp"
+#include "common/device_memory.hpp"
+#include "common/launcher.hpp"
+#include "common/rank_device.hpp"
+
+namespace ferry::tools {
+
+/// How long a call takes on a stream, all ranks starting it together with cold second-level caches:
+///
+///   flush | line up | delay until T0 | event | every kernel of the call | event
+///
+/// The host puts the call on the stream while that is still delayed, so that what the host needs is not in the time.
+class GpuTimer {
+ public:
+  struct Call {
+    std::function<Status()> enqueue;  ///< what is measured
+    std::function<Status()> finish;   ///< waits for the stream and says what went wrong
+    /// The call waits on the host: start by the host's clock, with nothing on the stream before it.
+    bool blocks_host = false;
+  };
+  struct Times {
+    Interval host;           ///< from before `enqueue` to after it
+    std::int64_t events_ns;  ///< between the events around it
+  };
+
+  /// `context` and `device` must outlive this.
+  Status set_up(RankContext& context, const RankDevice& device);
+  /// Collective.
+  Result<Times> time(const Call& call) const;
+
+ private:
+  Status flush() const;
+
+  RankContext* context_ = nullptr;
+  const RankDevice* device_ = nullptr;
+  DeviceMemory flushed_;
+  std::size_t num_flushed_bytes_ = 0;
+  std::optional<DeviceEvent> start_;
+  std::optional<DeviceEvent> end_;
+};
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_BENCH_GPU_TIMER_HPP

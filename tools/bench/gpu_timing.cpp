@@ -1,0 +1,97 @@
+#include "bench/gpu_timing.hpp"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <vector>
+
+#include "bench/bench_result.hpp"
+#include "bench/gpu_timer.hpp"
+#include "bench/raw_limit.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+/// A call, and where its times go.
+struct Measured {
+  GpuTimer::Call call;
+  Series events;
+  Series host;
+};
+
+std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations) {
+  const auto finish = [&] { return operations.wait(); };
+  std::vector<Measured> all;
+  if (plan.op == BenchOp::kRoute) {
+    all.push_back({{[&] { return operations.route(); }, finish, true}, Series::kRouteEvents, Series::kRoute});
+  }
+  if (plan.measures_dispatch()) {
+    all.push_back({{[&] { return operations.dispatch(); }, finish}, Series::kDispatch, Series::kDispatchHost});
+  }
+  if (plan.measures_combine()) {
+    all.push_back({{[&] { return operations.combine(); }, finish}, Series::kCombine, Series::kCombineHost});
+  }
+  return all;
+}
+
+Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& operations, const GpuTimer& timer,
+                   MutableBenchArea* area) {
+  operations.use(plan.kernels[kernel_idx]);
+  if (Status status = operations.check(); !status) return status;
+  for (int round = 0; round < plan.num_warmup + plan.num_iterations; ++round) {
+    for (const Measured& measured : measured_by(plan, operations)) {
+      auto times = timer.time(measured.call);
+      if (!times) return times.status();
+      if (round < plan.num_warmup) continue;
+      const auto iteration = static_cast<std::size_t>(round - plan.num_warmup);
+      area->series(measured.events, kernel_idx)[iteration] = {0, times->events_ns};
+      area->series(measured.host, kernel_idx)[iteration] = times->host;
+    }
+  }
+  return {};
+}
+
+Status time_limits(const BenchPlan& plan, const Operations& operations, RankContext& context, const GpuTimer& timer,
+                   DeviceReport* report) {
+  const RankRows rows = operations.rows();
+  const auto measure = [&](BenchOp op, std::int64_t row_bytes) {
+    const RawLimitInput input{op, row_bytes, rows.num_sent, rows.num_sent_remote, plan.kernels.front().num_sms};
+    return measure_raw_limit(input, context, operations.device(), timer, report);
+  };
+  if (plan.measures_dispatch()) {
+    if (Status status = measure(BenchOp::kDispatch, plan.dispatch_row_bytes()); !status) return status;
+  }
+  return plan.measures_combine() ? measure(BenchOp::kCombine, plan.combine_row_bytes()) : Status();
+}
+
+/// These settings do not go with this GPU or memory; every rank learns the same, and the group goes on.
+bool is_refusal(const Status& status) {
+  return status.code() == ErrorCode::kInvalidArgument || status.code() == ErrorCode::kUnsupported;
+}
+
+}  // namespace
+
+Status time_on_gpu(const BenchPlan& plan, Operations& operations, RankContext& context, Progress* progress) {
+  MutableBenchArea area(plan, context.result());
+  auto facts = read_device_facts(operations.device().ordinal());
+  if (!facts) return facts.status();
+  area.device().facts = *facts;
+  GpuTimer timer;
+  if (Status status = timer.set_up(context, operations.device()); !status) return status;
+  for (std::size_t kernel_idx = 0; kernel_idx < plan.kernels.size(); ++kernel_idx) {
+    // What does not fit this GPU stays without times, and so out of the tables.
+    if (plan.kernels.size() > 1 && plan.kernels[kernel_idx].num_sms > facts->num_sms) continue;
+    progress->step(plan.kernels.size() == 1 ? fmt::format("T = {}: measure", plan.num_tokens)
+                                            : fmt::format("{} {}: settings {} of {}", name_of(plan.dtype),
+                                                          name_of(plan.memory), kernel_idx + 1, plan.kernels.size()));
+    Status status = time_kernel(plan, kernel_idx, operations, timer, &area);
+    if (plan.kernels.size() > 1 && is_refusal(status)) continue;
+    if (!status) return status;
+  }
+  if (!plan.measures_limit || plan.op == BenchOp::kRoute) return {};
+  progress->step(fmt::format("T = {}: raw exchanges, the limit", plan.num_tokens));
+  return time_limits(plan, operations, context, timer, &area.device());
+}
+
+}  // namespace ferry::tools

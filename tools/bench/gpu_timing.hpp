@@ -1,0 +1,17 @@
+#ifndef FERRY_TOOLS_BENCH_GPU_TIMING_HPP
+#define FERRY_TOOLS_BENCH_GPU_TIMING_HPP
+
+#include "bench/bench_plan.hpp"
+#include "bench/operations.hpp"
+#include "common/launcher.hpp"
+#include "common/progress.hpp"
+
+namespace ferry::tools {
+
+/// The measurement of one rank of a CUDA group: for each of the plan's kernel options check the data once and time the
+/// operations, then time the raw exchanges that are their limit. Collective.
+Status time_on_gpu(const BenchPlan& plan, Operations& operations, RankContext& context, Progress* progress);
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_BENCH_GPU_TIMING_HPP

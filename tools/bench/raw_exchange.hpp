@@ -1,0 +1,37 @@
+#ifndef FERRY_TOOLS_BENCH_RAW_EXCHANGE_HPP
+#define FERRY_TOOLS_BENCH_RAW_EXCHANGE_HPP
+
+/// Kernels that move rows between GPUs and do nothing else: no routing, no flags, no waiting for each other. What they
+/// reach is the limit that dispatch and combine are measured against.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ferry/status.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry::tools {
+
+inline constexpr int kMaxRawTargets = 64;
+
+/// Rows 0 … num_rows - 1; row i concerns target i % num_targets, and is row i / num_targets of this rank's section
+/// there.
+struct RawExchangeParams {
+  std::byte* sections[kMaxRawTargets] = {};  ///< of the targets' memory, [ceil(rows / targets), row_bytes] each
+  int num_targets = 0;
+  std::byte* local = nullptr;  ///< [num_rows, row_bytes] of this rank: what is pushed, and where pulled rows end
+  std::int64_t num_rows = 0;
+  std::int64_t row_bytes = 0;  ///< a multiple of 16
+};
+
+/// Write every local row into its target's section: a warp a row, by the bulk copy engine where the GPU has one
+/// (sm_90), by 16-byte loads and stores elsewhere. Only puts work on the stream.
+Status raw_push(const RawExchangeParams& params, int num_sms, Stream stream);
+
+/// Read every row from its target's section by 16-byte loads, eight in flight per thread, exclusive-or eight rows into
+/// one and store that: as a sum does, it stores less than it loads.
+Status raw_pull(const RawExchangeParams& params, int num_sms, Stream stream);
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_BENCH_RAW_EXCHANGE_HPP

@@ -1,0 +1,13 @@
+#ifndef FERRY_TOOLS_BENCH_TUNE_HPP
+#define FERRY_TOOLS_BENCH_TUNE_HPP
+
+#include <CLI/App.hpp>
+
+namespace ferry::tools {
+
+/// Add `ferry tune`. When it is chosen, its exit code is left in `exit_code`.
+void add_tune_command(CLI::App& app, int* exit_code);
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_BENCH_TUNE_HPP

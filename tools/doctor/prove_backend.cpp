@@ -1,0 +1,120 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/bfloat16.hpp"
+#include "common/rank_device.hpp"
+#include "doctor/finding.hpp"
+#include "ferry/ferry.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+constexpr int kNumRanks = 2;
+constexpr std::int64_t kNumTokens = 3;
+constexpr std::int64_t kHidden = 8;  // one 16-byte granule of bf16
+constexpr std::int64_t kTimeoutNs = 10 * kNsPerSecond;
+
+template <typename T>
+Status mirror(const RankDevice& device, std::vector<T>& host, MirroredBlock* block) {
+  return block->mirror(device, host.data(), host.size() * sizeof(T));
+}
+
+/// Each rank sends each token to both ranks, whose experts give back what they got: every sum is twice the token.
+Status run_rank(const std::string& backend, const std::shared_ptr<Bootstrap>& bootstrap) {
+  auto device = RankDevice::open(backend, bootstrap->rank());
+  if (!device) return device.status();
+  GroupOptions options;
+  options.backend = backend;
+  options.timeout_ns = kTimeoutNs;
+  options.device = device->ordinal();
+  auto group = Group::create(bootstrap, options);
+  if (!group) return group.status();
+
+  std::vector<std::int64_t> ids(kNumTokens * kNumRanks);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i) % kNumRanks;
+  MirroredBlock ids_block;
+  if (Status status = mirror(*device, ids, &ids_block); !status) return status;
+  RouteOptions route_options;
+  route_options.num_experts = kNumRanks;
+  auto routing = (*group)->route({{ids_block.data(), DType::kInt64, {kNumTokens, kNumRanks}}, {}}, route_options,
+                                 device->stream());
+  if (!routing) return routing.status();
+
+  std::vector<std::uint16_t> x(kNumTokens * kHidden);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = bfloat16_from_float(static_cast<float>(i + 1) * (bootstrap->rank() == 0 ? 1.0F : -1.0F));
+  }
+  const std::int64_t num_rows = routing->num_recv_rows();
+  std::vector<std::uint16_t> rows(static_cast<std::size_t>(num_rows * kHidden));
+  std::vector<std::uint16_t> sums(x.size());
+  MirroredBlock x_block;
+  MirroredBlock rows_block;
+  MirroredBlock sums_block;
+  Status status = mirror(*device, x, &x_block);
+  if (status) status = mirror(*device, rows, &rows_block);
+  if (status) status = mirror(*device, sums, &sums_block);
+  if (!status) return status;
+  const TensorView rows_view(rows_block.data(), DType::kBfloat16, {num_rows, kHidden});
+  DispatchInput in;
+  in.x = {x_block.data(), DType::kBfloat16, {kNumTokens, kHidden}};
+  DispatchOutput out;
+  out.x = rows_view;
+  if (status = (*group)->dispatch(*routing, in, out, device->stream()); !status) return status;
+  CombineInput combine_in;
+  combine_in.x = rows_view;
+  CombineOutput combine_out;
+  combine_out.x = {sums_block.data(), DType::kBfloat16, {kNumTokens, kHidden}};
+  if (status = (*group)->combine(*routing, combine_in, combine_out, device->stream()); !status) return status;
+  if (status = (*group)->wait(device->stream()); !status) return status;
+  if (status = sums_block.to_host(*device); !status) return status;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (float_from_bfloat16(sums[i]) != kNumRanks * float_from_bfloat16(x[i])) {
+      return {ErrorCode::kInternal, fmt::format("element {} came back as {}, expected {}", i,
+                                                float_from_bfloat16(sums[i]), kNumRanks * float_from_bfloat16(x[i]))};
+    }
+  }
+  return (*group)->destroy();
+}
+
+std::string where(const std::string& backend) {
+  if (backend != "cuda") return "";
+  auto num_devices = count_devices();
+  return num_devices && *num_devices > 1 ? " on GPUs 0 and 1" : " on GPU 0";
+}
+
+}  // namespace
+
+Finding prove_backend(const std::string& backend) {
+  Finding finding{Health::kOk, backend == "cpu" ? "proof" : fmt::format("proof {}", backend),
+                  fmt::format("{} ranks{} routed, dispatched and combined {} tokens each, sums are right", kNumRanks,
+                              where(backend), kNumTokens),
+                  ""};
+  const auto fail = [&](const Status& status) {
+    finding.health = Health::kMissing;
+    finding.observed = status.to_string();
+    finding.advice = "see the lines above; if all of them are ok, please report this";
+    return finding;
+  };
+  auto bootstraps = create_in_process_bootstraps(kNumRanks);
+  if (!bootstraps) return fail(bootstraps.status());
+  std::array<Status, kNumRanks> statuses;
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
+      threads.emplace_back([&, rank] { statuses[rank] = run_rank(backend, (*bootstraps)[rank]); });
+    }
+  }
+  for (const Status& status : statuses) {
+    if (!status) return fail(status);
+  }
+  return finding;
+}
+
+}  // namespace ferry::tools
