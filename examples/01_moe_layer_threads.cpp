@@ -25,7 +25,8 @@ float expert(std::int64_t expert_id, float x) { return static_cast<float>(expert
 
 // The whole layer on one rank. Returns the largest difference from computing every expert right here.
 float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {
-  const std::shared_ptr<ferry::Group> group = ferry::Group::create(bootstrap).value();
+  // Where there are GPUs the best backend is "cuda", which takes GPU memory only; all tensors here are in host memory.
+  const std::shared_ptr<ferry::Group> group = ferry::Group::create(bootstrap, {.backend = "cpu"}).value();
 
   // This rank's tokens, and what its router chose for them: ids of experts all over the group, and their weights.
   std::vector<float> x(kNumTokens * kHidden);

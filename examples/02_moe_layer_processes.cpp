@@ -115,7 +115,8 @@ int main() {
   if (!options.ok()) return fail(options.status());
   const auto bootstrap = ferry::create_tcp_bootstrap(*options);
   if (!bootstrap.ok()) return fail(bootstrap.status());
-  const auto group = ferry::Group::create(*bootstrap);
+  // Where there are GPUs the best backend is "cuda", which takes GPU memory only; all tensors here are in host memory.
+  const auto group = ferry::Group::create(*bootstrap, {.backend = "cpu"});
   if (!group.ok()) return fail(group.status());
 
   float worst = 0;

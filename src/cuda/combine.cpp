@@ -72,7 +72,7 @@ Status CudaBackend::run_combine(const CombineCall& call) {
     params.staging = *rows;
     params.entry.rows_offset = *rows - base;
     params.entry.rows_stride = params.row_bytes;
-    params.entry.rows_are_staged = true;
+    params.entry.flags |= kRowsStaged;
   }
   // Returned weights are small: where peers cannot reach them, a copy in front of the call costs little.
   const std::size_t weights_bytes = to_size(call.weights.num_elements()) * sizeof(float);
@@ -85,6 +85,7 @@ Status CudaBackend::run_combine(const CombineCall& call) {
   }
   if (weights_bytes > 0) params.entry.records_offset = (staged_weights != nullptr ? staged_weights : weights) - base;
   const CombinePlan plan = plan_combine(call.kernel, {parts_.num_sms, parts_.has_bulk}, !symmetric);
+  params.bulk = plan.bulk;
   params.num_sum_blocks = plan.num_sum_blocks;
   params.num_stage_blocks = plan.num_stage_blocks;
   params.chunk_rows =

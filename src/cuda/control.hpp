@@ -35,18 +35,26 @@ inline constexpr int kMaxRanks = 128;
 /// Most parts a rank's tokens are reported in.
 inline constexpr int kMaxChunks = 1024;
 
-/// A rank's part in a call, told to every peer at its start.
-struct EntryMessage {
+/// What an EntryMessage says of its sender's memory.
+inline constexpr std::int64_t kRowsStaged = 1;    ///< dispatch: rows_offset is staging, indexed by token row
+inline constexpr std::int64_t kTablesDirect = 2;  ///< dispatch: scales, ids and weights are written where they end up
+inline constexpr std::int64_t kWideIds = 4;       ///< dispatch: ids_offset holds i64
+
+/// A rank's part in a call, told to every peer at its start. Offsets are in the sender's arena.
+struct alignas(128) EntryMessage {
   std::uint64_t epoch;
-  std::uint64_t agreement;       ///< hash of what all ranks must give alike; 0: this rank refuses the call
-  std::int64_t ticket;           ///< number of the host's record of the call
-  std::int64_t rows_offset;      ///< in the sender's arena: dispatch: where its rows go; combine: where its rows are
-  std::int64_t rows_stride;      ///< bytes
-  std::int64_t records_offset;   ///< dispatch: where its records go; combine: its weights; route: its source table
-  std::int64_t rows_are_staged;  ///< dispatch: rows_offset is staging, indexed by token row
-  std::int64_t reserved;
+  std::uint64_t agreement;      ///< hash of what all ranks must give alike; 0: this rank refuses the call
+  std::int64_t ticket;          ///< number of the host's record of the call
+  std::int64_t rows_offset;     ///< dispatch: where its rows go; combine: where its rows are
+  std::int64_t rows_stride;     ///< bytes
+  std::int64_t records_offset;  ///< dispatch: where its records go; combine: its weights; route: its source table
+  std::int64_t flags;
+  std::int64_t scales_offset;  ///< this and the next three only with kTablesDirect
+  std::int64_t scales_stride;  ///< bytes between rows; a row is contiguous
+  std::int64_t ids_offset;
+  std::int64_t weights_offset;
 };
-static_assert(sizeof(EntryMessage) == 64, "one store of a line per message");
+static_assert(sizeof(EntryMessage) == 128, "two lines per message, written by one lane");
 
 /// What precedes a rank's counts.
 struct CountsHeader {

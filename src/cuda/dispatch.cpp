@@ -27,8 +27,7 @@ RecordLayout record_layout(const DispatchCall& call) {
     parts.scale_bytes = call.scales.extent(1) * static_cast<std::int64_t>(size_bytes(call.scales.dtype));
   }
   parts.num_topk = call.routing->num_topk;
-  // Which weights are of experts here is told by the ids.
-  parts.ids = by_token && (call.out_topk_idx.present() || weights);
+  parts.ids = by_token && call.out_topk_idx.present();
   parts.weights = weights;
   parts.rows = !by_token;
   return RecordLayout::of(parts);
@@ -38,10 +37,7 @@ void set_sending(DispatchParams& params, const DispatchCall& call, const CudaRou
   params.summary = routing.tables.summary;
   params.places = routing.tables.places;
   params.block_ranks = routing.tables.block_ranks;
-  params.ids = routing.tables.ids;
   params.weights = static_cast<const float*>(call.topk_weights.data);
-  params.owner = routing.placement->tables.owner;
-  params.slots = routing.tables.slots;
   params.scales = scale_table(call.scales);
   params.x = call.x.data;
   params.x_stride = call.x.stride_bytes;
@@ -56,7 +52,6 @@ void set_receiving(DispatchParams& params, const DispatchCall& call, const CudaR
   params.out_x = call.out_x.data;
   params.out_stride = call.out_x.stride_bytes;
   params.source_base = routing.tables.source_base;
-  params.local_expert = routing.placement->tables.local_expert;
   params.one_row_per_token = routing.layout == Layout::kTokens;
   params.out_scales = scale_table(call.out_scales);
   params.out_ids = call.out_topk_idx.data;
@@ -96,6 +91,43 @@ PaddingParams padding_params(const DispatchParams& dispatch, const DispatchCall&
   return params;
 }
 
+bool has_tables(const DispatchCall& call) {
+  return call.out_scales.present() || call.out_topk_idx.present() || call.out_topk_weights.present();
+}
+
+bool is_symmetric(const DeviceArena& arena, const Rows& rows) {
+  if (rows.num_rows == 0) return true;
+  return arena.contains(rows.data, to_size((rows.num_rows - 1) * rows.stride_bytes + rows.row_bytes));
+}
+
+/// A contiguous table in the arena, or none at all.
+bool is_symmetric(const DeviceArena& arena, const TensorView& table) {
+  return table.num_elements() == 0 ||
+         arena.contains(table.data, to_size(table.num_elements()) * size_bytes(table.dtype));
+}
+
+/// Can peers write scales, ids and weights where they end up? Then `entry` says where. Scales whose elements lie apart
+/// would go over the links one by one, so those travel in records.
+bool direct_tables(const DeviceArena& arena, const DispatchCall& call, EntryParams& entry) {
+  const TensorView& scales = call.out_scales;
+  if (scales.num_elements() > 0) {
+    const std::int64_t last = (scales.extent(0) - 1) * scales.stride(0) + (scales.extent(1) - 1) * scales.stride(1);
+    const bool contiguous_rows = scales.stride(1) == 1 || scales.extent(1) == 1;
+    if (!contiguous_rows || !arena.contains(scales.data, to_size(last + 1) * size_bytes(scales.dtype))) return false;
+  }
+  if (!is_symmetric(arena, call.out_topk_idx) || !is_symmetric(arena, call.out_topk_weights)) return false;
+  const auto offset_of = [&arena](const TensorView& table) {
+    return table.num_elements() == 0 ? 0 : static_cast<const std::byte*>(table.data) - arena.base();
+  };
+  entry.flags |= kTablesDirect;
+  if (call.out_topk_idx.dtype == DType::kInt64) entry.flags |= kWideIds;
+  entry.scales_offset = offset_of(scales);
+  entry.scales_stride = scales.present() ? scales.stride(0) * static_cast<std::int64_t>(size_bytes(scales.dtype)) : 0;
+  entry.ids_offset = offset_of(call.out_topk_idx);
+  entry.weights_offset = offset_of(call.out_topk_weights);
+  return true;
+}
+
 /// Can there be rows without a token that somebody wants written? (An exact kTokens output has none.)
 bool needs_padding(const DispatchCall& call, bool exact_rows) {
   if (call.out_source.present()) return true;
@@ -127,29 +159,30 @@ Status CudaBackend::run_dispatch(const DispatchCall& call) {
   set_sending(params, call, routing);
   set_receiving(params, call, routing);
   params.record = record_layout(call);
+  const bool staged = !is_symmetric(*parts_.arena, call.out_x);
+  const bool direct = direct_tables(*parts_.arena, call, params.entry);
+  params.unpacks = !direct && params.record.num_words > 0 && has_tables(call);
   const std::byte* base = parts_.arena->base();
-  const auto extent = to_size((call.out_x.num_rows - 1) * call.out_x.stride_bytes + call.out_x.row_bytes);
-  const bool symmetric = call.out_x.num_rows == 0 || parts_.arena->contains(call.out_x.data, extent);
-  params.entry.rows_offset = symmetric && call.out_x.num_rows > 0 ? call.out_x.data - base : 0;
+  if (!staged && call.out_x.num_rows > 0) params.entry.rows_offset = call.out_x.data - base;
   params.entry.rows_stride = call.out_x.stride_bytes;
-  if (!symmetric) {
+  if (staged) {
     // One staged row per token, however many rows it takes in the output.
     Result<std::byte*> rows = staging_.rows(to_size(routing.num_recv_rows * params.row_bytes), captured);
     if (!rows.ok()) return refuse_dispatch(call, rows.status());
     params.staged_rows = *rows;
     params.entry.rows_offset = *rows - base;
     params.entry.rows_stride = params.row_bytes;
-    params.entry.rows_are_staged = true;
+    params.entry.flags |= kRowsStaged;
   }
-  if (params.record.num_words > 0 && routing.num_recv_rows > 0) {
+  const bool takes_records = params.unpacks || (staged && params.record.has_rows);
+  if (takes_records && routing.num_recv_rows > 0) {
     Result<std::byte*> records =
         staging_.records(to_size(routing.num_recv_rows * params.record.size_bytes()), captured);
     if (!records.ok()) return refuse_dispatch(call, records.status());
     params.records = *records;
     params.entry.records_offset = *records - base;
   }
-  const bool unpacks = params.out_scales.data != nullptr || params.out_ids != nullptr || params.out_weights != nullptr;
-  set_plan(params, plan_dispatch(call.kernel, {parts_.num_sms, parts_.has_bulk}, !symmetric, unpacks));
+  set_plan(params, plan_dispatch(call.kernel, {parts_.num_sms, parts_.has_bulk}, staged, params.unpacks));
 
   Result<Launch> launch = begin(call.record, call.stream);
   if (!launch.ok()) return launch.status();

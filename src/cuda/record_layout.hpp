@@ -15,7 +15,10 @@ struct RecordLayout {
   int weights_word = 0;  ///< K x f32
   int rows_word = 0;     ///< K x i32 row on the receiver, -1 where the expert is elsewhere
   int end_word = 0;
-  int num_words = 0;  ///< end_word rounded up to 16 bytes; 0: no record
+  int num_words = 0;  ///< end_word rounded up to 16 bytes; 0: nothing but payload travels
+  bool has_ids = false;
+  bool has_weights = false;
+  bool has_rows = false;
 
   struct Parts {
     std::int64_t scale_bytes = 0;
@@ -32,6 +35,9 @@ struct RecordLayout {
     layout.rows_word = layout.weights_word + (parts.weights ? parts.num_topk : 0);
     layout.end_word = layout.rows_word + (parts.rows ? parts.num_topk : 0);
     layout.num_words = (layout.end_word + 3) / 4 * 4;
+    layout.has_ids = parts.ids;
+    layout.has_weights = parts.weights;
+    layout.has_rows = parts.rows;
     return layout;
   }
   FERRY_HOST_DEVICE constexpr std::int64_t size_bytes() const { return std::int64_t{4} * num_words; }

@@ -12,12 +12,12 @@ namespace ferry::cuda {
 
 /// Where one entry of a token goes. A token's places ascend by (rank, row, topk) and fill the first of its K.
 struct alignas(16) Place {
-  std::int32_t row;        ///< in the receiver's output
-  std::int32_t token_row;  ///< index among the receiver's distinct (source, token) pairs, in that order
-  std::int16_t rank;       ///< -1: no more places
-  std::uint8_t topk;
-  std::uint8_t flags;  ///< kFirstOfRow, kFirstOfRank
-  std::int32_t padding;
+  std::int32_t row;           ///< in the receiver's output
+  std::int32_t token_row;     ///< index among the receiver's distinct (source, token) pairs, in that order
+  std::int16_t rank;          ///< -1: no more places
+  std::uint8_t topk;          ///< also where there is no place
+  std::uint8_t flags;         ///< kFirstOfRow, kFirstOfRank
+  std::int32_t local_expert;  ///< index among the rank's experts
 };
 static_assert(sizeof(Place) == 16, "one 16-byte load");
 inline constexpr std::uint8_t kFirstOfRow = 1;   ///< the place before this one is another row

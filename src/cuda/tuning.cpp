@@ -6,7 +6,7 @@ namespace ferry::cuda {
 namespace {
 
 /// Defaults for one rank per GPU, measured on H200 (docs/performance.md).
-constexpr int kSendSms = 8;
+constexpr int kSendSms = 10;
 constexpr int kUnpackSms = 4;
 constexpr int kCopySms = 12;
 constexpr int kSumSms = 16;
@@ -52,6 +52,7 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
 
 CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limits, bool staged) {
   CombinePlan plan;
+  plan.bulk = limits.has_bulk && options.copy_path != CopyPath::kLoadStore;
   plan.num_sum_blocks = kSumSms;
   plan.num_stage_blocks = staged ? kStageSms : 0;
   apply(options, plan.num_sum_blocks, plan.num_stage_blocks);

@@ -20,6 +20,7 @@ struct DispatchPlan {
 };
 
 struct CombinePlan {
+  bool bulk = true;
   int num_sum_blocks = 1;
   int num_stage_blocks = 0;
   int chunk_rows = 1;

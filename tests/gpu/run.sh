@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs all tests that need GPUs, then the smallest of them under NVIDIA's memory and race checkers:
 #   tests/gpu/run.sh [--built DIR] [--filter PATTERN] [--limit SECONDS] [--no-sanitizer]
-# --built DIR       run conformance_gpu_test and gpu_test from this folder instead of building them (preset release);
-#                   shared libraries that lie beside them are found
+# --built DIR       run litmus_test, conformance_gpu_test and gpu_test from this folder instead of building them (preset
+#                   release); shared libraries that lie beside them are found
 # --filter PATTERN  only tests that match, in GoogleTest's form, e.g. '*Graph*:-*plain*'
 # --limit SECONDS   for each call of a test program (default 150); it is ended then
 # --no-sanitizer    leave out compute-sanitizer
@@ -35,7 +35,7 @@ num_failed=0
 
 build() {
   cmake --preset release --log-level=WARNING -DFERRY_CUDA=ON >/dev/null
-  cmake --build build/release --parallel "$(nproc)" --target conformance_gpu_test gpu_test
+  cmake --build build/release --parallel "$(nproc)" --target litmus_test conformance_gpu_test gpu_test
 }
 
 program() { # name folder: the path of a test program
@@ -112,6 +112,7 @@ run_checkers() {
 }
 
 if [[ -z $built ]]; then build; fi
+run_tests litmus_test gpu
 run_tests conformance_gpu_test conformance
 run_tests gpu_test gpu
 if [[ $sanitize == yes ]]; then

@@ -82,6 +82,14 @@ __device__ inline void close_store_group() {
 #endif
 }
 
+/// Waits until at most `kOpen` of the thread's latest groups still read shared memory: all earlier stages are free.
+template <int kOpen>
+__device__ inline void wait_store_reads() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kOpen) : "memory");
+#endif
+}
+
 /// Waits until at most `kOpen` of the thread's latest groups are unfinished: all earlier writes have been made.
 template <int kOpen>
 __device__ inline void wait_store_groups() {

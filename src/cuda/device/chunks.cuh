@@ -35,6 +35,9 @@ class ChunkReporter {
     for (; next_ < end; ++next_) report(next_);
   }
 
+  /// The first chunk that this warp has not reported.
+  __device__ int next() const { return next_; }
+
  private:
   __device__ void report(int chunk) {
     LocalState& local = *crew_.control.local;
@@ -42,7 +45,6 @@ class ChunkReporter {
     __syncwarp();
     unsigned last = 0;
     if (lane_idx() == 0) {
-      fence_system();
       last = add_acq_rel_device(&local.chunk_arrivals[chunk], 1) + 1 == static_cast<std::uint32_t>(plan_.num_warps);
     }
     last = __shfl_sync(0xFFFFFFFFU, last, 0);

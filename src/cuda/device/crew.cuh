@@ -134,7 +134,11 @@ __device__ inline void post_entry(const CrewParams& crew, const EntryParams& ent
     message.rows_offset = entry.rows_offset;
     message.rows_stride = entry.rows_stride;
     message.records_offset = entry.records_offset;
-    message.rows_are_staged = entry.rows_are_staged ? 1 : 0;
+    message.flags = entry.flags;
+    message.scales_offset = entry.scales_offset;
+    message.scales_stride = entry.scales_stride;
+    message.ids_offset = entry.ids_offset;
+    message.weights_offset = entry.weights_offset;
     fence_system();
     store_release_system(&message.epoch, epoch);
   }

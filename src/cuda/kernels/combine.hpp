@@ -49,6 +49,7 @@ struct CombineParams {
   const std::int32_t* source_base = nullptr;  ///< [R + 1]
 
   // How.
+  bool bulk = true;
   int num_sum_blocks = 1;
   int num_stage_blocks = 0;  ///< 0 exactly when nothing is staged
   int chunk_rows = 1;        ///< staged rows of each source between two reports

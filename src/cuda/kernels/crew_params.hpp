@@ -27,7 +27,11 @@ struct EntryParams {
   std::int64_t rows_offset = 0;
   std::int64_t rows_stride = 0;
   std::int64_t records_offset = 0;
-  bool rows_are_staged = false;
+  std::int64_t flags = 0;
+  std::int64_t scales_offset = 0;
+  std::int64_t scales_stride = 0;
+  std::int64_t ids_offset = 0;
+  std::int64_t weights_offset = 0;
 };
 
 }  // namespace ferry::cuda

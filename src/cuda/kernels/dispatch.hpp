@@ -29,10 +29,7 @@ struct DispatchParams {
   // Sending.
   const Place* places = nullptr;              ///< [T, K]
   const std::int32_t* block_ranks = nullptr;  ///< [blocks + 1, R]
-  const std::int64_t* ids = nullptr;          ///< [T, K]
   const float* weights = nullptr;             ///< [T, K]
-  const std::int32_t* owner = nullptr;        ///< [E]
-  const std::int32_t* slots = nullptr;        ///< [T, K]
   ScaleTable scales;
   const std::byte* x = nullptr;
   std::int64_t x_stride = 0;
@@ -48,9 +45,9 @@ struct DispatchParams {
   std::int64_t out_stride = 0;
   const std::byte* staged_rows = nullptr;  ///< null: peers write into out_x themselves
   const std::byte* records = nullptr;
-  const std::int32_t* source_base = nullptr;   ///< [R + 1]
-  const std::int32_t* local_expert = nullptr;  ///< [E], of the owner
-  bool one_row_per_token = true;               ///< kTokens
+  const std::int32_t* source_base = nullptr;  ///< [R + 1]
+  bool one_row_per_token = true;              ///< kTokens
+  bool unpacks = false;  ///< scales, ids or weights come in records; else peers write them where they end up
   ScaleTable out_scales;
   void* out_ids = nullptr;
   bool wide_ids = false;

@@ -1,11 +1,20 @@
 /// The combine kernel: which block does what, and how a call begins and ends.
 
 #include "cuda/kernels/combine/stage.cuh"
+#include "cuda/kernels/combine/sum.cuh"
+#include "cuda/kernels/combine/sum_bulk.cuh"
 
 namespace ferry::cuda {
 namespace {
 
 using namespace device;
+
+/// Warps of a block that sums by loads: as many as registers allow without spilling what is in flight.
+constexpr int kThreadPathWarps = 12;
+/// Warps of a block that sums what the copy engine brings: as many as shared memory holds the sets of.
+constexpr int kBulkPathWarps = 12;
+
+FERRY_HOST_DEVICE constexpr int warps_of(bool bulk) { return bulk ? kBulkPathWarps : kThreadPathWarps; }
 
 /// Counts a block as finished with the peers' memory.
 __device__ void arrive(const CrewParams& crew) {
@@ -29,9 +38,58 @@ __device__ void end_call(const CombineParams& params, std::uint64_t epoch) {
   finish_call(crew, epoch);
 }
 
-template <bool kFloat32>
-__global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __grid_constant__ CombineParams params) {
-  extern __shared__ __align__(16) std::byte shared[];
+/// A block's shared memory, sizes and pointers from one place: holders [R], terms, barriers, sets.
+struct Shared {
+  Holder* holders;
+  Terms* terms;             ///< [warps, kSumTokens], or [warps] without sets
+  std::uint64_t* barriers;  ///< [warps, kSumSets]
+  std::byte* sets;          ///< [warps, kSumSets, kSetBytes]
+  std::size_t size_bytes;
+
+  FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
+    const auto num_warps = static_cast<std::size_t>(warps_of(bulk));
+    layout::Carver carver(base);
+    Shared shared{};
+    shared.holders = carver.take<Holder>(static_cast<std::size_t>(num_ranks));
+    shared.terms = carver.take<Terms>(bulk ? num_warps * kSumTokens : num_warps);
+    shared.barriers = carver.take<std::uint64_t>(bulk ? num_warps * kSumSets : 0);
+    shared.sets = carver.take<std::byte>(bulk ? num_warps * kSumSets * kSetBytes : 0);
+    shared.size_bytes = carver.used_bytes();
+    return shared;
+  }
+};
+
+/// This warp's part of it. All threads of the block; follow with a block barrier.
+__device__ SumStages make_stages(const Shared& shared) {
+  const auto warp = static_cast<std::size_t>(warp_idx());
+  const SumStages stages{shared.sets + warp * kSumSets * kSetBytes, shared.barriers + warp * kSumSets,
+                         shared.terms + warp * kSumTokens};
+  if (lane_idx() == 0) {
+    for (int set = 0; set < kSumSets; ++set) init_barrier(stages.barriers + set);
+    publish_barriers();
+  }
+  return stages;
+}
+
+template <bool kFloat32, bool kBulk>
+__device__ void sum_tokens(const CombineParams& params, const Shared& shared, const SumStages& stages,
+                           std::uint64_t epoch) {
+  find_holders(params, shared.holders);  // ends with a block barrier
+  fence_async_proxy();
+  const TermFinder finder(params, shared.holders, epoch);
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * warps_of(kBulk) + warp_idx();
+  const std::int64_t step = static_cast<std::int64_t>(params.num_sum_blocks) * warps_of(kBulk);
+  if constexpr (kBulk) {
+    BulkSummer<kFloat32>(params, finder, stages, first, step).run();
+  } else {
+    sum_by_threads<kFloat32>(params, finder, shared.terms[warp_idx()], first, step);
+  }
+}
+
+template <bool kFloat32, bool kBulk>
+__global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
+    combine_kernel(const __grid_constant__ CombineParams params) {
+  extern __shared__ __align__(128) std::byte memory[];
   const CrewParams& crew = params.crew;
   if (is_broken(crew)) return;
   const bool first = blockIdx.x == 0;
@@ -43,49 +101,51 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
   if (first && warp_idx() == 0) post_entry(crew, params.entry, epoch);
   const Outcome outcome = await_entries(crew, params.entry, epoch);
   if (outcome == Outcome::kStop) return;
-  if (first && threadIdx.x == 0 && outcome == Outcome::kSkip && params.entry.agreement != 0)
+  if (first && threadIdx.x == 0 && outcome == Outcome::kSkip && params.entry.agreement != 0) {
     report_disagreement(crew, epoch);
-
+  }
+  const Shared shared = Shared::at(memory, crew.num_ranks, kBulk);
+  SumStages stages{};
+  if constexpr (kBulk) stages = make_stages(shared);
+  __syncthreads();
   const int block = static_cast<int>(blockIdx.x);
   if (block >= params.num_sum_blocks) {
-    const int warp = (block - params.num_sum_blocks) * kCombineWarps + warp_idx();
-    stage_rows(params, epoch, outcome, warp, params.num_stage_blocks * kCombineWarps);
+    const int warp = (block - params.num_sum_blocks) * warps_of(kBulk) + warp_idx();
+    stage_rows<kBulk>(params, stages, epoch, outcome, warp, params.num_stage_blocks * warps_of(kBulk));
   } else if (outcome == Outcome::kGo) {
-    auto* holders = reinterpret_cast<Holder*>(shared);
-    auto* terms = reinterpret_cast<Terms*>(shared + static_cast<std::size_t>(crew.num_ranks) * sizeof(Holder));
-    find_holders(params, holders);
-    Summing<kFloat32> summing(params, holders, terms + warp_idx(), epoch);
-    const std::int64_t num_warps = static_cast<std::int64_t>(params.num_sum_blocks) * kCombineWarps;
-    for (std::int64_t token = static_cast<std::int64_t>(block) * kCombineWarps + warp_idx();
-         token < params.num_tokens && summing.sum_token(token); token += num_warps) {
-    }
+    sum_tokens<kFloat32, kBulk>(params, shared, stages, epoch);
   }
   arrive(crew);
   if (first && warp_idx() == 0) end_call(params, epoch);
 }
 
-std::size_t shared_bytes(int num_ranks) {
-  return static_cast<std::size_t>(num_ranks) * sizeof(Holder) + kCombineWarps * sizeof(Terms);
+using CombineKernel = void (*)(CombineParams);
+
+CombineKernel choose_kernel(bool float32, bool bulk) {
+  if (float32) return bulk ? combine_kernel<true, true> : combine_kernel<true, false>;
+  return bulk ? combine_kernel<false, true> : combine_kernel<false, false>;
 }
 
 }  // namespace
 
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream) {
-  const int num_blocks = params.num_sum_blocks + params.num_stage_blocks;
-  const std::size_t bytes = shared_bytes(params.crew.num_ranks);
-  if (params.float32) {
-    combine_kernel<true><<<num_blocks, kCombineThreads, bytes, stream>>>(params);
-  } else {
-    combine_kernel<false><<<num_blocks, kCombineThreads, bytes, stream>>>(params);
-  }
+  const auto num_blocks = static_cast<unsigned>(params.num_sum_blocks + params.num_stage_blocks);
+  const auto num_threads = static_cast<unsigned>(warps_of(params.bulk) * kWarpLanes);
+  const std::size_t shared_bytes = Shared::at(nullptr, params.crew.num_ranks, params.bulk).size_bytes;
+  choose_kernel(params.float32, params.bulk)<<<num_blocks, num_threads, shared_bytes, stream>>>(params);
   return cudaGetLastError();
 }
 
 cudaError_t load_combine_kernels() {
-  const auto most_bytes = static_cast<int>(shared_bytes(kMaxRanks));
-  constexpr cudaFuncAttribute kAttribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  const cudaError_t error = cudaFuncSetAttribute(combine_kernel<true>, kAttribute, most_bytes);
-  return error != cudaSuccess ? error : cudaFuncSetAttribute(combine_kernel<false>, kAttribute, most_bytes);
+  for (const bool float32 : {false, true}) {
+    for (const bool bulk : {false, true}) {
+      const auto most_bytes = static_cast<int>(Shared::at(nullptr, kMaxRanks, bulk).size_bytes);
+      const cudaError_t error =
+          cudaFuncSetAttribute(choose_kernel(float32, bulk), cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes);
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
 }
 
 }  // namespace ferry::cuda

@@ -4,39 +4,169 @@
 /// Staging warps: copy this rank's rows to memory that peers reach, each source's rows in the order in which it will
 /// want them, all sources side by side, and tell them how far it is.
 
-#include "cuda/kernels/combine/sum.cuh"
+#include "cuda/kernels/combine/sum_bulk.cuh"
 
 namespace ferry::cuda::device {
 
-__device__ inline void stage_row(const CombineParams& params, std::int64_t row) {
-  constexpr int kUnroll = 8;
-  const auto* from = reinterpret_cast<const uint4*>(params.x + row * params.x_stride);
-  auto* to = reinterpret_cast<uint4*>(params.staging + row * params.row_bytes);
-  const auto count = static_cast<int>(params.row_bytes / static_cast<std::int64_t>(sizeof(uint4)));
-  for (int first = lane_idx(); first < count; first += kUnroll * kWarpLanes) {
-    uint4 values[kUnroll];
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      if (first + i * kWarpLanes < count) values[i] = from[first + i * kWarpLanes];
+/// The rows that one warp stages, in order. Items go round the sources, so that all get theirs at the same pace.
+class StagedRows {
+ public:
+  __device__ StagedRows(const CombineParams& params, int warp, int num_warps)
+      : params_(params), item_(warp), step_(num_warps) {
+    const int num_ranks = params.crew.num_ranks;
+    if (!params.one_row_per_token) {
+      num_items_ = params.summary->num_used_rows;
+      return;
     }
+    for (int source = 0; source < num_ranks; ++source) {
+      const std::int32_t count = params.source_base[source + 1] - params.source_base[source];
+      if (source != params.crew.rank && count > most_rows_) most_rows_ = count;
+    }
+    num_items_ = static_cast<std::int64_t>(most_rows_) * num_ranks;
+  }
+
+  /// Most rows that any source gets.
+  __device__ std::int32_t most_rows() const { return most_rows_; }
+
+  struct Row {
+    std::int64_t row = -1;  ///< -1: no more
+    int chunk = 0;          ///< rows of chunks before this one are all started
+  };
+
+  __device__ Row next() {
+    const int num_ranks = params_.crew.num_ranks;
+    for (; item_ < num_items_; item_ += step_) {
+      Row row{item_, 0};
+      int source = 0;
+      if (params_.one_row_per_token) {
+        const auto idx = static_cast<std::int32_t>(item_ / num_ranks);
+        source = static_cast<int>(item_ % num_ranks);
+        row = {params_.source_base[source] + idx, idx / params_.chunk_rows};
+        if (row.row >= params_.source_base[source + 1]) continue;
+      } else {
+        // Grouped by expert: a source's first token may be anywhere, so nothing is told before everything is staged.
+        source = params_.source[2 * item_];
+      }
+      if (source < 0 || source == params_.crew.rank) continue;
+      item_ += step_;
+      return row;
+    }
+    return {};
+  }
+
+ private:
+  const CombineParams& params_;
+  std::int64_t item_;
+  std::int64_t step_;
+  std::int64_t num_items_ = 0;
+  std::int32_t most_rows_ = 0;
+};
+
+template <typename Reporter>
+__device__ inline void stage_by_threads(const CombineParams& params, StagedRows& rows, Reporter& reporter) {
+  constexpr int kUnroll = 8;
+  const auto count = static_cast<int>(params.row_bytes / static_cast<std::int64_t>(sizeof(uint4)));
+  for (StagedRows::Row row = rows.next(); row.row >= 0; row = rows.next()) {
+    reporter.report_before(row.chunk);
+    const auto* from = reinterpret_cast<const uint4*>(params.x + row.row * params.x_stride);
+    auto* to = reinterpret_cast<uint4*>(params.staging + row.row * params.row_bytes);
+    for (int first = lane_idx(); first < count; first += kUnroll * kWarpLanes) {
+      uint4 values[kUnroll];
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      if (first + i * kWarpLanes < count) to[first + i * kWarpLanes] = values[i];
+      for (int i = 0; i < kUnroll; ++i) {
+        if (first + i * kWarpLanes < count) values[i] = from[first + i * kWarpLanes];
+      }
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        if (first + i * kWarpLanes < count) to[first + i * kWarpLanes] = values[i];
+      }
     }
   }
 }
 
-__device__ inline void stage_rows(const CombineParams& params, std::uint64_t epoch, Outcome outcome, int warp,
-                                  int num_warps) {
-  const int num_ranks = params.crew.num_ranks;
-  const bool go = outcome == Outcome::kGo;
-  std::int32_t most_rows = 0;
-  for (int source = 0; go && source < num_ranks; ++source) {
-    const std::int32_t count = params.source_base[source + 1] - params.source_base[source];
-    if (source != params.crew.rank && count > most_rows) most_rows = count;
+/// By the copy engine, through the warp's sets.
+template <typename Reporter>
+class BulkStager {
+ public:
+  __device__ BulkStager(const CombineParams& params, StagedRows& rows, Reporter& reporter, const SumStages& stages)
+      : params_(params), rows_(rows), reporter_(reporter), stages_(stages) {}
+
+  __device__ void run() {
+    Piece pieces[kSumSets];
+#pragma unroll
+    for (int set = 0; set < kSumSets; ++set) pieces[set] = load(set);
+    for (bool more = true; more;) {
+#pragma unroll
+      for (int set = 0; set < kSumSets; ++set) {
+        if (pieces[set].bytes == 0) {
+          more = false;
+          break;
+        }
+        store(pieces[set], set);
+        pieces[set] = load(set);
+      }
+    }
+    if (lane_idx() == 0) wait_store_groups<0>();
+    __syncwarp();
   }
-  const int wanted = (most_rows + params.chunk_rows - 1) / params.chunk_rows;
-  const int num_chunks = !go || !params.one_row_per_token || wanted < 1 ? 1 : wanted;
+
+ private:
+  struct Piece {
+    std::int64_t row = 0;
+    std::int64_t offset = 0;
+    std::uint32_t bytes = 0;  ///< 0: no more
+    int chunk = 0;
+  };
+
+  __device__ Piece load(int set) {
+    if (offset_ == 0) row_ = rows_.next();
+    if (row_.row < 0) return {};
+    const std::int64_t left = params_.row_bytes - offset_;
+    const Piece piece{row_.row, offset_, static_cast<std::uint32_t>(left < kSetBytes ? left : kSetBytes), row_.chunk};
+    offset_ = left > kSetBytes ? offset_ + kSetBytes : 0;
+    if (lane_idx() == 0) {
+      wait_store_reads<0>();
+      expect_loads(stages_.barriers + set, piece.bytes);
+      start_load(stages_.sets + set * kSetBytes, params_.x + piece.row * params_.x_stride + piece.offset, piece.bytes,
+                 stages_.barriers + set);
+    }
+    __syncwarp();
+    return piece;
+  }
+
+  __device__ void store(const Piece& piece, int set) {
+    if (piece.chunk > reporter_.next()) {
+      if (lane_idx() == 0) wait_store_groups<0>();
+      __syncwarp();
+      reporter_.report_before(piece.chunk);
+    }
+    wait_barrier(stages_.barriers + set, parities_ >> set & 1U);
+    parities_ ^= 1U << set;
+    if (lane_idx() == 0) {
+      start_store(params_.staging + piece.row * params_.row_bytes + piece.offset, stages_.sets + set * kSetBytes,
+                  piece.bytes);
+      close_store_group();
+    }
+    __syncwarp();
+  }
+
+  const CombineParams& params_;
+  StagedRows& rows_;
+  Reporter& reporter_;
+  SumStages stages_;
+  StagedRows::Row row_;
+  std::int64_t offset_ = 0;
+  std::uint32_t parities_ = 0;
+};
+
+/// All that warp `warp` of `num_warps` stages. `stages` as for summing, where kBulk.
+template <bool kBulk>
+__device__ inline void stage_rows(const CombineParams& params, const SumStages& stages, std::uint64_t epoch,
+                                  Outcome outcome, int warp, int num_warps) {
+  const bool go = outcome == Outcome::kGo;
+  StagedRows rows(params, warp, num_warps);
+  const int wanted = go ? (rows.most_rows() + params.chunk_rows - 1) / params.chunk_rows : 0;
+  const int num_chunks = wanted < 1 ? 1 : wanted;
   const auto rows_after = [&params, num_chunks, go](int chunk, int source) -> std::int64_t {
     if (!go) return 0;
     const std::int64_t count = params.source_base[source + 1] - params.source_base[source];
@@ -44,20 +174,11 @@ __device__ inline void stage_rows(const CombineParams& params, std::uint64_t epo
     return chunk + 1 == num_chunks || count < staged ? count : staged;
   };
   ChunkReporter reporter(params.crew, {num_warps, num_chunks}, epoch, rows_after, false);
-  if (go && params.one_row_per_token) {
-    const std::int64_t num_items = static_cast<std::int64_t>(most_rows) * num_ranks;
-    for (std::int64_t item = warp; item < num_items; item += num_warps) {
-      const int source = static_cast<int>(item % num_ranks);
-      const auto idx = static_cast<std::int32_t>(item / num_ranks);
-      reporter.report_before(idx / params.chunk_rows);
-      const std::int32_t row = params.source_base[source] + idx;
-      if (source != params.crew.rank && row < params.source_base[source + 1]) stage_row(params, row);
-    }
-  } else if (go) {
-    // Rows are grouped by expert: a source's first token may be anywhere, so everything is staged before it is told.
-    for (std::int64_t row = warp; row < params.summary->num_used_rows; row += num_warps) {
-      const std::int32_t source = params.source[2 * row];
-      if (source >= 0 && source != params.crew.rank) stage_row(params, row);
+  if (go) {
+    if constexpr (kBulk) {
+      BulkStager(params, rows, reporter, stages).run();
+    } else {
+      stage_by_threads(params, rows, reporter);
     }
   }
   reporter.report_before(num_chunks);

@@ -29,24 +29,26 @@ __device__ void send(const DispatchParams& params, std::byte* shared, std::uint6
   const int warp = static_cast<int>(blockIdx.x) * kDispatchWarps + warp_idx();
   const int num_warps = params.num_send_blocks * kDispatchWarps;
   const bool go = outcome == Outcome::kGo;
-  const int num_chunks = go ? params.num_chunks : 1;
-  const auto rows_after = [&params, go](int chunk, int rank) -> std::int64_t {
+  auto* receivers = reinterpret_cast<Receiver*>(shared + kStagesBytes + kBarriersBytes);
+  const bool watched = go && find_receivers(params, receivers);
+  const int num_chunks = watched ? params.num_chunks : 1;
+  const int chunk_blocks = watched ? params.chunk_blocks : params.num_blocks;
+  const auto rows_after = [&params, go, chunk_blocks](int chunk, int rank) -> std::int64_t {
     if (!go) return 0;
-    const int block = (chunk + 1) * params.chunk_blocks;
+    const int block = (chunk + 1) * chunk_blocks;
     const int before = block < params.num_blocks ? block : params.num_blocks;
     return params.block_ranks[before * params.crew.num_ranks + rank];
   };
   ChunkReporter reporter(params.crew, {num_warps, num_chunks}, epoch, rows_after, true);
   if (go) {
     WarpStages stages = make_stages(shared);
-    auto* receivers = reinterpret_cast<Receiver*>(shared + kStagesBytes + kBarriersBytes);
-    find_receivers(params, receivers);
     const Sender sender(params, receivers, warp, num_warps);
-    const int chunk_tokens = params.chunk_blocks * params.tokens_per_block;
+    const TableSender table_sender(params, receivers);
+    const int chunk_tokens = chunk_blocks * params.tokens_per_block;
     if (params.bulk) {
-      send_bulk(params, sender, stages, reporter, chunk_tokens);
+      send_bulk(params, sender, table_sender, stages, reporter, chunk_tokens);
     } else {
-      send_by_threads(params, sender, reporter, chunk_tokens);
+      send_by_threads(params, sender, table_sender, reporter, chunk_tokens);
     }
   }
   reporter.report_before(num_chunks);

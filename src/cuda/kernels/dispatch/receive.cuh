@@ -22,24 +22,19 @@ class Arrivals {
     num_items_ = static_cast<std::int64_t>(most_rows) * params.crew.num_ranks;
   }
 
-  struct Row {
-    std::int32_t token_row = -1;  ///< -1: no more, or the group broke
-    bool own = false;             ///< sent by this rank itself
-  };
-
-  /// Waits for the next row. All lanes.
-  __device__ Row next() {
+  /// Waits for the next token row; -1: no more, or the group broke. All lanes.
+  __device__ std::int32_t next() {
     const int num_ranks = params_.crew.num_ranks;
     for (; item_ < num_items_; item_ += step_) {
       const int source = static_cast<int>((item_ + params_.crew.rank) % num_ranks);
       const auto idx = static_cast<std::int32_t>(item_ / num_ranks);
       const std::int32_t token_row = params_.source_base[source] + idx;
-      if (token_row >= params_.source_base[source + 1]) continue;
+      // What this rank sends to itself it writes where it ends up.
+      if (source == params_.crew.rank || token_row >= params_.source_base[source + 1]) continue;
       item_ += step_;
-      if (!await(source, idx)) return {};
-      return {token_row, source == params_.crew.rank};
+      return await(source, idx) ? token_row : -1;
     }
-    return {};
+    return -1;
   }
 
  private:
@@ -82,7 +77,8 @@ class BulkReceiver {
       : params_(params),
         stages_(stages),
         arrivals_(arrivals),
-        lands_record_(params.record.num_words != 0 && params.record.size_bytes() <= kStagedRecordBytes),
+        has_record_(params.unpacks || (params.record.num_words != 0 && !params.one_row_per_token)),
+        lands_record_(has_record_ && params.record.size_bytes() <= kStagedRecordBytes),
         num_pieces_(params.staged_rows != nullptr ? num_pieces(params.row_bytes) : 1) {}
 
   __device__ void run() {
@@ -92,7 +88,7 @@ class BulkReceiver {
     for (bool more = true; more;) {
 #pragma unroll
       for (int stage = 0; stage < kStages; ++stage) {
-        if (landings[stage].row.token_row < 0) {
+        if (landings[stage].token_row < 0) {
           more = false;
           break;
         }
@@ -106,21 +102,21 @@ class BulkReceiver {
 
  private:
   struct Landing {
-    Arrivals::Row row;
+    std::int32_t token_row = -1;
     int piece = 0;
   };
 
   /// Starts the next item into a stage whose last use is over.
   __device__ Landing land(int stage) {
     Landing landing;
-    if (piece_ == 0) row_ = arrivals_.next();
-    landing.row = row_;
+    if (piece_ == 0) landed_row_ = arrivals_.next();
+    landing.token_row = landed_row_;
     landing.piece = piece_;
-    if (row_.token_row < 0) return landing;
-    const bool copies = params_.staged_rows != nullptr && !row_.own;
+    if (landed_row_ < 0) return landing;
+    const bool copies = params_.staged_rows != nullptr;
     piece_ = copies && piece_ + 1 < num_pieces_ ? piece_ + 1 : 0;
     if (lane_idx() == 0) {
-      wait_store_groups<1>();
+      wait_store_reads<1>();
       const std::uint32_t bytes = copies ? piece_bytes(params_.row_bytes, landing.piece) : 0;
       const auto record_bytes =
           static_cast<std::uint32_t>(lands_record_ && landing.piece == 0 ? params_.record.size_bytes() : 0);
@@ -128,12 +124,12 @@ class BulkReceiver {
       expect_loads(barrier, bytes + record_bytes);
       if (bytes != 0) {
         start_load(stages_.stage(stage),
-                   params_.staged_rows + row_.token_row * params_.row_bytes +
+                   params_.staged_rows + landed_row_ * params_.row_bytes +
                        static_cast<std::int64_t>(landing.piece) * kPieceBytes,
                    bytes, barrier);
       }
       if (record_bytes != 0) {
-        start_load(stages_.record(stage), params_.records + row_.token_row * params_.record.size_bytes(), record_bytes,
+        start_load(stages_.record(stage), params_.records + landed_row_ * params_.record.size_bytes(), record_bytes,
                    barrier);
       }
     }
@@ -143,15 +139,14 @@ class BulkReceiver {
 
   __device__ void use(const Landing& landing, int stage) {
     stages_.wait_loaded(stage);
-    const std::int32_t token_row = landing.row.token_row;
-    const bool has_record = params_.record.num_words != 0;
+    const std::int32_t token_row = landing.token_row;
     if (landing.piece == 0) {
-      words_ = has_record && !lands_record_ ? record_in_memory(params_, token_row)
-                                            : reinterpret_cast<const std::uint32_t*>(stages_.record(stage));
+      words_ = has_record_ && !lands_record_ ? record_in_memory(params_, token_row)
+                                             : reinterpret_cast<const std::uint32_t*>(stages_.record(stage));
       rows_ = find_rows(params_, words_, token_row);
       holders_ = first_holders(rows_);
     }
-    if (params_.staged_rows != nullptr && !landing.row.own) {
+    if (params_.staged_rows != nullptr) {
       for (unsigned left = holders_; left != 0; left &= left - 1) {
         const std::int32_t row = __shfl_sync(0xFFFFFFFFU, rows_, __ffs(static_cast<int>(left)) - 1);
         if (lane_idx() == 0) {
@@ -161,16 +156,17 @@ class BulkReceiver {
       }
     }
     if (lane_idx() == 0) close_store_group();
-    if (landing.piece == 0 && has_record) unpack(params_, words_, token_row, rows_);
+    if (landing.piece == 0 && params_.unpacks) unpack(params_, words_, token_row, rows_);
     __syncwarp();
   }
 
   const DispatchParams& params_;
   WarpStages& stages_;
   Arrivals& arrivals_;
+  bool has_record_;
   bool lands_record_;
   int num_pieces_;
-  Arrivals::Row row_;  // being landed
+  std::int32_t landed_row_ = -1;
   int piece_ = 0;
   const std::uint32_t* words_ = nullptr;  // being used
   std::int32_t rows_ = -1;
@@ -179,17 +175,17 @@ class BulkReceiver {
 
 /// By loads and stores.
 __device__ inline void receive_by_threads(const DispatchParams& params, Arrivals& arrivals) {
-  for (Arrivals::Row row = arrivals.next(); row.token_row >= 0; row = arrivals.next()) {
-    const std::uint32_t* words = params.record.num_words != 0 ? record_in_memory(params, row.token_row) : nullptr;
-    const std::int32_t rows = find_rows(params, words, row.token_row);
-    if (params.staged_rows != nullptr && !row.own) {
+  for (std::int32_t row = arrivals.next(); row >= 0; row = arrivals.next()) {
+    const std::uint32_t* words = params.record.num_words != 0 ? record_in_memory(params, row) : nullptr;
+    const std::int32_t rows = find_rows(params, words, row);
+    if (params.staged_rows != nullptr) {
       for (unsigned left = first_holders(rows); left != 0; left &= left - 1) {
         const std::int32_t to = __shfl_sync(0xFFFFFFFFU, rows, __ffs(static_cast<int>(left)) - 1);
-        copy_by_warp(params.out_x + to * params.out_stride, params.staged_rows + row.token_row * params.row_bytes,
+        copy_by_warp(params.out_x + to * params.out_stride, params.staged_rows + row * params.row_bytes,
                      params.row_bytes);
       }
     }
-    if (params.record.num_words != 0) unpack(params, words, row.token_row, rows);
+    if (params.unpacks) unpack(params, words, row, rows);
   }
 }
 

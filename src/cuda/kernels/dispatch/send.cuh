@@ -3,30 +3,51 @@
 
 /// Sending warps. Each takes every n-th token: loads a row once and stores it to each receiver's final row (or staging).
 
-#include "cuda/kernels/dispatch/blocks.cuh"
+#include "cuda/kernels/dispatch/tables.cuh"
 
 namespace ferry::cuda::device {
 
-/// Where a receiver takes rows and records.
-struct Receiver {
-  std::byte* rows;
-  std::int64_t row_stride;
-  std::byte* records;
-  bool staged;
-};
-
-/// One receiver per rank, from the entry messages. All threads of the block; ends with a block barrier.
-__device__ inline void find_receivers(const DispatchParams& params, Receiver* receivers) {
+/// One receiver per rank, from the entry messages. All threads of the block; ends with a block barrier. True when some
+/// receiver watches progress.
+__device__ inline bool find_receivers(const DispatchParams& params, Receiver* receivers) {
   const CrewParams& crew = params.crew;
+  bool watched = false;
   for (int rank = static_cast<int>(threadIdx.x); rank < crew.num_ranks; rank += kDispatchThreads) {
     const volatile EntryMessage& message = crew.control.messages[rank];
     std::byte* base = crew.peer_bases[rank];
-    const bool self = rank == crew.rank;
-    receivers[rank] = {self ? params.out_x : base + message.rows_offset,
-                       self ? params.out_stride : static_cast<std::int64_t>(message.rows_stride),
-                       base + message.records_offset, !self && message.rows_are_staged != 0};
+    Receiver receiver{};
+    receiver.rows = base + message.rows_offset;
+    receiver.row_stride = message.rows_stride;
+    receiver.records = base + message.records_offset;
+    receiver.staged = (message.flags & kRowsStaged) != 0;
+    receiver.direct = (message.flags & kTablesDirect) != 0;
+    receiver.wide_ids = (message.flags & kWideIds) != 0;
+    receiver.scales = base + message.scales_offset;
+    receiver.scales_stride = message.scales_stride;
+    receiver.scales_column_stride = params.scales.element_bytes;
+    receiver.ids = base + message.ids_offset;
+    receiver.weights = reinterpret_cast<float*>(base + message.weights_offset);
+    if (rank == crew.rank) {  // whatever memory it is, this rank reaches its own
+      const ScaleTable& scales = params.out_scales;
+      receiver = {params.out_x,
+                  params.out_stride,
+                  nullptr,
+                  scales.data,
+                  scales.row_stride * scales.element_bytes,
+                  scales.column_stride * scales.element_bytes,
+                  params.out_ids,
+                  params.out_weights,
+                  false,
+                  true,
+                  params.wide_ids,
+                  false};
+    }
+    // Copying a staged row needs the rows that the token takes.
+    receiver.gets_record = !receiver.direct || (receiver.staged && params.record.has_rows);
+    watched = watched || receiver.staged || receiver.gets_record;
+    receivers[rank] = receiver;
   }
-  __syncthreads();
+  return __syncthreads_or(static_cast<int>(watched)) != 0;
 }
 
 class Sender {
@@ -39,17 +60,6 @@ class Sender {
   }
   __device__ std::int64_t token(std::int64_t idx) const { return warp_ + idx * num_warps_; }
   __device__ const std::byte* row(std::int64_t token) const { return params_.x + token * params_.x_stride; }
-
-  /// This lane's place of a token.
-  __device__ Place load_place(std::int64_t token) const {
-    Place place{};
-    place.rank = -1;
-    if (lane_idx() < params_.num_topk) {
-      const uint4 raw = reinterpret_cast<const uint4*>(params_.places)[token * params_.num_topk + lane_idx()];
-      place = *reinterpret_cast<const Place*>(&raw);
-    }
-    return place;
-  }
 
   /// Where this lane's place wants the row; null where it needs no copy of its own.
   __device__ std::byte* target(const Place& place) const {
@@ -75,73 +85,42 @@ class Sender {
     }
   }
 
-  /// Writes the token's record to every receiving rank.
-  __device__ void send_record(std::int64_t token, const Place& place) const {
-    if (params_.record.num_words == 0) return;
-    const bool first = place.rank >= 0 && (place.flags & kFirstOfRank) != 0;
-    const unsigned ranks = __ballot_sync(0xFFFFFFFFU, first);
-    for (int word = lane_idx(); word - lane_idx() < params_.record.end_word; word += kWarpLanes) {
-      const Word value = load_word(token, word);
-      for (unsigned left = ranks; left != 0; left &= left - 1) {
-        const int lane = __ffs(static_cast<int>(left)) - 1;
-        const int rank = __shfl_sync(0xFFFFFFFFU, static_cast<int>(place.rank), lane);
-        const std::int32_t token_row = __shfl_sync(0xFFFFFFFFU, place.token_row, lane);
-        if (word >= params_.record.end_word) continue;
-        auto* record =
-            reinterpret_cast<std::uint32_t*>(receivers_[rank].records + token_row * params_.record.size_bytes());
-        record[word] = value.only_for >= 0 && value.only_for != rank ? 0xFFFFFFFFU : value.bits;
-      }
-    }
-  }
-
  private:
-  /// A word of the record; `only_for`: the rank that sees it, -1 for all, others see -1.
-  struct Word {
-    std::uint32_t bits = 0;
-    int only_for = -1;
-  };
-
-  __device__ Word load_word(std::int64_t token, int word) const {
-    const RecordLayout& record = params_.record;
-    const std::int64_t entries = token * params_.num_topk;
-    Word value;
-    if (word < record.ids_word) {
-      value.bits = load_scale_word(token, word);
-    } else if (word < record.weights_word) {
-      value.bits = static_cast<std::uint32_t>(params_.ids[entries + word - record.ids_word]);
-    } else if (word < record.rows_word) {
-      value.bits = __float_as_uint(params_.weights[entries + word - record.weights_word]);
-    } else if (word < record.end_word) {
-      const std::int64_t id = params_.ids[entries + word - record.rows_word];
-      value.bits = static_cast<std::uint32_t>(params_.slots[entries + word - record.rows_word]);
-      value.only_for = id < 0 ? -1 : params_.owner[id];
-    }
-    return value;
-  }
-
-  __device__ std::uint32_t load_scale_word(std::int64_t token, int word) const {
-    const ScaleTable& scales = params_.scales;
-    const std::byte* row = scales.data + token * scales.row_stride * scales.element_bytes;
-    if (scales.element_bytes == 4) {
-      return *reinterpret_cast<const std::uint32_t*>(row + word * scales.column_stride * 4);
-    }
-    std::uint32_t bits = 0;
-    for (int i = 0; i < 4 && word * 4 + i < scales.num_scales; ++i) {
-      bits |= static_cast<std::uint32_t>(row[(word * 4 + i) * scales.column_stride]) << (8 * i);
-    }
-    return bits;
-  }
-
   const DispatchParams& params_;
   const Receiver* receivers_;
   int warp_;
   int num_warps_;
 };
 
+/// The tables of a warp's tokens in order, loaded one token ahead of their use, places two ahead.
+class TableStream {
+ public:
+  __device__ TableStream(const TableSender& tables, const Sender& sender)
+      : tables_(tables), sender_(sender), num_tokens_(sender.num_tokens()) {
+    if (num_tokens_ > 0) next_ = tables.load(sender.token(0), tables.load_place(sender.token(0)));
+    if (num_tokens_ > 1) place_after_ = tables.load_place(sender.token(1));
+  }
+
+  /// Tables of token `idx`; call once for each, in order.
+  __device__ TokenTables take(std::int64_t idx) {
+    const TokenTables taken = next_;
+    if (idx + 1 < num_tokens_) next_ = tables_.load(sender_.token(idx + 1), place_after_);
+    if (idx + 2 < num_tokens_) place_after_ = tables_.load_place(sender_.token(idx + 2));
+    return taken;
+  }
+
+ private:
+  const TableSender& tables_;
+  const Sender& sender_;
+  std::int64_t num_tokens_;
+  TokenTables next_;
+  Place place_after_{};
+};
+
 /// Sends by the bulk copy engine. Item j is piece j % pieces of this warp's token j / pieces.
 template <typename Reporter>
-__device__ inline void send_bulk(const DispatchParams& params, const Sender& sender, WarpStages& stages,
-                                 Reporter& reporter, int chunk_tokens) {
+__device__ inline void send_bulk(const DispatchParams& params, const Sender& sender, const TableSender& table_sender,
+                                 WarpStages& stages, Reporter& reporter, int chunk_tokens) {
   const int pieces = num_pieces(params.row_bytes);
   const std::int64_t num_items = sender.num_tokens() * pieces;
   const auto load = [&](std::int64_t item) {
@@ -155,31 +134,40 @@ __device__ inline void send_bulk(const DispatchParams& params, const Sender& sen
                stages.barriers + stage);
   };
   for (int item = 0; item < kStages - 1; ++item) load(item);
-  Place place{};
+  TableStream stream(table_sender, sender);
+  TokenTables tables;
   std::byte* target = nullptr;
+  std::int64_t token_before = 0;
   for (std::int64_t item = 0; item < num_items; ++item) {
     const std::int64_t token = sender.token(item / pieces);
     const int piece = static_cast<int>(item % pieces);
     if (piece == 0) {
-      place = sender.load_place(token);
-      target = sender.target(place);
-      sender.send_record(token, place);
+      tables = stream.take(item / pieces);
+      target = sender.target(tables.place);
     }
     const int stage = static_cast<int>(item % kStages);
     stages.wait_loaded(stage);
     const std::uint32_t bytes = piece_bytes(params.row_bytes, piece);
-    sender.for_each_target(place, target, [&](std::byte* row) {
+    sender.for_each_target(tables.place, target, [&](std::byte* row) {
       if (lane_idx() == 0)
         start_store(row + static_cast<std::int64_t>(piece) * kPieceBytes, stages.stage(stage), bytes);
     });
     if (lane_idx() == 0) {
       close_store_group();
-      wait_store_groups<1>();
+      wait_store_reads<1>();
     }
     __syncwarp();
-    // All items before this one are complete: their stage is free, and so may be their chunk.
     load(item + kStages - 1);
-    if (piece == 0) reporter.report_before(static_cast<int>(token / chunk_tokens));
+    if (piece != 0) continue;
+    table_sender.send(token, tables);
+    // Tokens before the last one are complete when at most this item's store and the last one's are open.
+    const auto chunk = static_cast<int>(token_before / chunk_tokens);
+    if (chunk > reporter.next()) {
+      if (lane_idx() == 0) wait_store_groups<2>();
+      __syncwarp();
+      reporter.report_before(chunk);
+    }
+    token_before = token;
   }
   if (lane_idx() == 0) wait_store_groups<0>();
   __syncwarp();
@@ -187,14 +175,15 @@ __device__ inline void send_bulk(const DispatchParams& params, const Sender& sen
 
 /// Sends by 16-byte loads and stores.
 template <typename Reporter>
-__device__ inline void send_by_threads(const DispatchParams& params, const Sender& sender, Reporter& reporter,
-                                       int chunk_tokens) {
+__device__ inline void send_by_threads(const DispatchParams& params, const Sender& sender,
+                                       const TableSender& table_sender, Reporter& reporter, int chunk_tokens) {
+  TableStream stream(table_sender, sender);
   for (std::int64_t idx = 0; idx < sender.num_tokens(); ++idx) {
     const std::int64_t token = sender.token(idx);
     reporter.report_before(static_cast<int>(token / chunk_tokens));
-    const Place place = sender.load_place(token);
-    sender.send_record(token, place);
-    sender.for_each_target(place, sender.target(place),
+    const TokenTables tables = stream.take(idx);
+    table_sender.send(token, tables);
+    sender.for_each_target(tables.place, sender.target(tables.place),
                            [&](std::byte* row) { copy_by_warp(row, sender.row(token), params.row_bytes); });
   }
 }

@@ -48,14 +48,12 @@ __device__ inline void unpack_row_weight(const DispatchParams& params, const std
   params.out_weights[row] = sum;
 }
 
-/// kTokens: ids become local, weights of experts elsewhere 0.
+/// kTokens: this lane's entry.
 __device__ inline void unpack_entries(const DispatchParams& params, const std::uint32_t* words, std::int64_t row) {
-  if (lane_idx() >= params.num_topk || (params.out_ids == nullptr && params.out_weights == nullptr)) return;
+  if (lane_idx() >= params.num_topk) return;
   const std::int64_t at = row * params.num_topk + lane_idx();
-  const auto id = static_cast<std::int32_t>(words[params.record.ids_word + lane_idx()]);
-  const bool mine = id >= 0 && params.owner[id] == params.crew.rank;
   if (params.out_ids != nullptr) {
-    const std::int32_t local = mine ? params.local_expert[id] : -1;
+    const auto local = static_cast<std::int32_t>(words[params.record.ids_word + lane_idx()]);
     if (params.wide_ids) {
       static_cast<std::int64_t*>(params.out_ids)[at] = local;
     } else {
@@ -63,7 +61,7 @@ __device__ inline void unpack_entries(const DispatchParams& params, const std::u
     }
   }
   if (params.out_weights != nullptr) {
-    params.out_weights[at] = mine ? __uint_as_float(words[params.record.weights_word + lane_idx()]) : 0.0F;
+    params.out_weights[at] = __uint_as_float(words[params.record.weights_word + lane_idx()]);
   }
 }
 

@@ -73,11 +73,12 @@ __device__ void write_places(const RouteParams& params, const Entry& entry, cons
   const std::int64_t at = entry.token * params.num_topk;
   Place place{};
   place.rank = -1;
+  place.topk = static_cast<std::uint8_t>(entry.topk);
   if (present) {
+    place.local_expert = params.placement.local_expert[entry.expert];
     place.row = rows.row;
     place.token_row = rows.token_row;
     place.rank = static_cast<std::int16_t>(entry.owner);
-    place.topk = static_cast<std::uint8_t>(entry.topk);
     place.flags = static_cast<std::uint8_t>((first_of_row ? kFirstOfRow : 0) | (first_of_rank ? kFirstOfRank : 0));
   }
   params.tables.places[at + position] = place;

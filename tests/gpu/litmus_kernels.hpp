@@ -1,0 +1,132 @@
+#ifndef FERRY_TESTS_LITMUS_KERNELS_HPP
+#define FERRY_TESTS_LITMUS_KERNELS_HPP
+
+/// Kernels that hold the device primitives (src/cuda/device) to what the protocol takes from them, one claim at a time:
+/// messages behind a flag, bulk copies behind a flag, progress of many warps, waits that expire. The host launches them
+/// and reads what they found in a LitmusReport.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/kernels/crew_params.hpp"
+#include "layout/host_device.hpp"
+
+namespace ferry::test {
+
+/// What a kernel found wrong.
+enum class Breach : std::int32_t {
+  kNone = 0,
+  kWord = 1,      ///< `seen` is not the word that was sent, `expected`
+  kFlag = 2,      ///< a flag ran ahead of its writer
+  kWentBack = 3,  ///< progress is less than it was
+  kRowCount = 4,  ///< progress counts rows that there are not, or the end came before the last row
+};
+
+/// All kernels of a test add to one; `first` and what follows are of the first breach.
+struct LitmusReport {
+  std::uint32_t num_breaches;
+  std::uint32_t num_expired;    ///< waits that ended by their deadline
+  std::uint32_t num_completed;  ///< blocks that came to their end
+  std::uint32_t num_steps;      ///< different values of progress that watchers saw
+  Breach first;
+  std::int32_t where;  ///< kWord: index in its row; otherwise a rank
+  std::uint64_t when;  ///< round or epoch
+  std::uint64_t seen;
+  std::uint64_t expected;
+};
+
+inline constexpr int kMaxRowBytes = 7168;
+inline constexpr int kUnitBytes = 16;
+
+/// How a row travels.
+enum class Transfer {
+  kStores,         ///< written with ordinary stores, read with ordinary loads
+  kBulkThenLoads,  ///< through shared memory by bulk copies, read with ordinary loads
+  kBulkThenBulk,   ///< through shared memory by bulk copies, both ways
+};
+
+/// One side of pairs of blocks that send each other rows in turn: side 1 writes round 1 into side 0's mailbox, side 0
+/// round 2 into side 1's, and so on. A row has 16 to kMaxRowBytes bytes and other contents in every round.
+struct MailboxParams {
+  int side = 0;
+  int num_pairs = 1;
+  std::uint32_t num_rounds = 0;
+  std::uint64_t timeout_ns = 0;                  ///< of every wait
+  std::byte* mailboxes[2] = {nullptr, nullptr};  ///< [side]: [pairs][kMaxRowBytes], written by the other side
+  std::uint64_t* flags[2] = {nullptr, nullptr};  ///< [side]: [pairs][kFlagStride], latest round in the mailbox
+  std::byte* sources = nullptr;                  ///< [pairs][kMaxRowBytes], what this side sends by bulk copies
+  LitmusReport* report = nullptr;
+};
+/// In words: flags of different pairs never share a line.
+inline constexpr int kFlagStride = 16;
+
+cudaError_t launch_mailbox(const MailboxParams& params, Transfer transfer, cudaStream_t stream);
+
+/// Rows of a call that many warps send and report in chunks.
+struct ChunkShape {
+  int num_blocks = 1;
+  int num_chunks = 1;
+  int rows_per_chunk = 1;  ///< for the rank that gets most
+  int row_bytes = kUnitBytes;
+  int report_every = 1;  ///< chunks between two reports of a warp
+};
+inline constexpr int kSendWarps = 8;
+inline constexpr int kMaxChunkRowBytes = 1024;
+inline constexpr int kMaxLitmusRanks = 4;
+
+/// Ranks get different numbers of rows, the last one all of them.
+FERRY_HOST_DEVICE constexpr int rows_for(const ChunkShape& shape, int rank, int num_ranks) {
+  return shape.num_chunks * shape.rows_per_chunk * (rank + 1) / num_ranks;
+}
+
+struct SendChunksParams {
+  cuda::CrewParams crew;  ///< of the sender
+  ChunkShape shape;
+  std::uint64_t epoch = 0;
+  std::byte* sources = nullptr;                 ///< [ranks][rows][row_bytes], filled by the launch
+  std::byte* rows[kMaxLitmusRanks] = {};        ///< [ranks]: [rows][row_bytes] on the receiver
+  const std::uint64_t* num_watching = nullptr;  ///< [ranks][kFlagStride] epoch that the rank's watcher has begun
+  LitmusReport* report = nullptr;
+};
+
+/// The sender's part of one epoch: fills the sources, waits for all watchers, sends and reports.
+cudaError_t launch_send_chunks(const SendChunksParams& params, cudaStream_t stream);
+
+struct WatchChunksParams {
+  cuda::CrewParams crew;  ///< of the receiver
+  ChunkShape shape;
+  int sender = 0;
+  std::uint64_t epoch = 0;
+  const std::byte* rows = nullptr;        ///< [rows][row_bytes]
+  std::uint64_t* num_watching = nullptr;  ///< this rank's
+  LitmusReport* report = nullptr;
+};
+
+/// The receiver's: looks at the sender's progress until the sender is done, and at each row once it is counted.
+cudaError_t launch_watch_chunks(const WatchChunksParams& params, cudaStream_t stream);
+
+/// A wait for `crew.control.progress[peer]`, by one thread of a block of its own.
+struct PlannedWait {
+  cuda::Awaited awaited = cuda::Awaited::kRows;
+  std::int32_t peer = 0;
+  std::uint64_t epoch = 0;
+  std::uint64_t expected = 0;
+};
+
+struct WaitOutcome {
+  std::uint32_t held;  ///< what the wait returned
+  std::uint64_t elapsed_ns;
+};
+
+/// Each wait twice, one after the other. `outcomes`: [waits][2].
+cudaError_t launch_waits(const cuda::CrewParams& crew, const PlannedWait* waits, int num_waits, WaitOutcome* outcomes,
+                         cudaStream_t stream);
+/// One warp waits until all ranks are done. `outcomes`: [lanes].
+cudaError_t launch_wait_all(const cuda::CrewParams& crew, std::uint64_t epoch, WaitOutcome* outcomes,
+                            cudaStream_t stream);
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_LITMUS_KERNELS_HPP

@@ -1,0 +1,171 @@
+/// Waits that expire: in bounded time, told once and in the right words, and nothing else of the process suffers.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+
+#include "gpu/litmus_host.hpp"
+
+namespace ferry::test {
+namespace {
+
+using cuda::Awaited;
+using cuda::DeviceReport;
+
+constexpr int kNumRanks = 4;
+constexpr std::chrono::milliseconds kTimeout{100};
+constexpr std::uint64_t kTimeoutNs = std::chrono::nanoseconds(kTimeout).count();
+/// For a wait that should not wait.
+constexpr std::uint64_t kAtOnceNs = kTimeoutNs / 10;
+/// Where `Awaited::kOwn` gives up, in timeouts (device/crew.cuh, kOwnDeadlines).
+constexpr std::uint64_t kOwnDeadlines = 4;
+
+class LitmusWait : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_GE(num_litmus_gpus(), 1) << "needs a GPU";
+    ranks_ = std::make_unique<LitmusRanks>(std::vector<int>(kNumRanks, 0), kTimeout);
+    stream_ = std::make_unique<GpuStream>(0);
+  }
+
+  std::vector<WaitOutcome> wait(const std::vector<PlannedWait>& waits) const {
+    const GpuArray<PlannedWait> planned(0, waits);
+    const GpuArray<WaitOutcome> outcomes(0, 2 * waits.size());
+    const auto num_waits = static_cast<int>(waits.size());
+    check_cuda(launch_waits(ranks_->crew(0), planned.data(), num_waits, outcomes.data(), stream_->enter()), "waits");
+    finish({stream_.get()});
+    return outcomes.read();
+  }
+
+  std::vector<WaitOutcome> wait_all(std::uint64_t epoch) const {
+    const GpuArray<WaitOutcome> outcomes(0, 32);
+    check_cuda(launch_wait_all(ranks_->crew(0), epoch, outcomes.data(), stream_->enter()), "wait_all");
+    finish({stream_.get()});
+    return outcomes.read();
+  }
+
+  static void expect_expired(const WaitOutcome& outcome, std::uint64_t timeout_ns) {
+    EXPECT_EQ(outcome.held, 0U);
+    EXPECT_GE(outcome.elapsed_ns, timeout_ns);
+    EXPECT_LE(outcome.elapsed_ns, 2 * timeout_ns);
+  }
+
+  static void expect_ended_at_once(const WaitOutcome& outcome) {
+    EXPECT_EQ(outcome.held, 0U);
+    EXPECT_LE(outcome.elapsed_ns, kAtOnceNs);
+  }
+
+  void expect_lost(const PlannedWait& wait, std::uint64_t seen) const {
+    const cuda::LostReport& lost = ranks_->report(0).lost;
+    EXPECT_EQ(lost.state, 1U);
+    EXPECT_EQ(lost.awaited, static_cast<std::int32_t>(wait.awaited));
+    EXPECT_EQ(lost.peer, wait.peer);
+    EXPECT_EQ(lost.epoch, wait.epoch);
+    EXPECT_EQ(lost.seen, seen);
+    EXPECT_EQ(lost.expected, wait.expected);
+    EXPECT_EQ(ranks_->report(0).fault.state, 0U);
+    EXPECT_EQ(ranks_->local(0).broken, 1U);
+  }
+
+  void expect_nothing_told() const {
+    EXPECT_EQ(ranks_->report(0).lost.state, 0U);
+    EXPECT_EQ(ranks_->local(0).broken, 0U);
+  }
+
+  /// A rank of its own, on the same GPU, can still wait for a flag that is there.
+  static void expect_others_go_on() {
+    const LitmusRanks others(std::vector<int>(kNumRanks, 0), kTimeout);
+    others.set_progress(0, 1, 9);
+    const GpuStream stream(0);
+    const GpuArray<PlannedWait> planned(0, {{.peer = 1, .epoch = 9, .expected = 9}});
+    const GpuArray<WaitOutcome> outcomes(0, 2);
+    check_cuda(launch_waits(others.crew(0), planned.data(), 1, outcomes.data(), stream.enter()), "later waits");
+    finish({&stream});
+    for (const WaitOutcome& outcome : outcomes.read()) EXPECT_EQ(outcome.held, 1U);
+    EXPECT_EQ(others.report(0).lost.state, 0U);
+    EXPECT_EQ(others.local(0).broken, 0U);
+  }
+
+  std::unique_ptr<LitmusRanks> ranks_;
+  std::unique_ptr<GpuStream> stream_;
+};
+
+TEST_F(LitmusWait, AFlagThatIsThereIsNotWaitedFor) {
+  ranks_->set_progress(0, 2, 7);
+  for (const WaitOutcome& outcome : wait({{.awaited = Awaited::kRows, .peer = 2, .epoch = 7, .expected = 7}})) {
+    EXPECT_EQ(outcome.held, 1U);
+    EXPECT_LE(outcome.elapsed_ns, kAtOnceNs);
+  }
+  expect_nothing_told();
+}
+
+TEST_F(LitmusWait, AnExpiredWaitTellsWhomItWaitedForAndBreaksTheGroup) {
+  const PlannedWait planned = {.awaited = Awaited::kRows, .peer = 3, .epoch = 7, .expected = (7ULL << 32) + 5};
+  const std::uint64_t seen = (7ULL << 32) + 4;
+  ranks_->set_progress(0, 3, seen);
+  const std::vector<WaitOutcome> outcomes = wait({planned});
+  expect_expired(outcomes[0], kTimeoutNs);
+  expect_ended_at_once(outcomes[1]);
+  expect_lost(planned, seen);
+  expect_others_go_on();
+}
+
+TEST_F(LitmusWait, OnceBrokenEveryOtherWaitEndsAtOnceAndTellsNothing) {
+  (void)wait({{.awaited = Awaited::kEntry, .peer = 1, .epoch = 3, .expected = 3}});
+  const DeviceReport told = ranks_->report(0);
+  const std::vector<PlannedWait> later = {{.awaited = Awaited::kDone, .peer = 2, .epoch = 4, .expected = 4},
+                                          {.awaited = Awaited::kCounts, .peer = 3, .epoch = 5, .expected = 5},
+                                          {.awaited = Awaited::kOwn, .peer = 0, .epoch = 6, .expected = 6}};
+  for (const WaitOutcome& outcome : wait(later)) expect_ended_at_once(outcome);
+  EXPECT_EQ(std::memcmp(&told, &ranks_->report(0), sizeof(told)), 0) << "the report was written again";
+  expect_others_go_on();
+}
+
+TEST_F(LitmusWait, OfManyWaitsThatExpireTogetherOneIsTold) {
+  constexpr int kNumWaits = 64;
+  std::vector<PlannedWait> waits;
+  for (int i = 0; i < kNumWaits; ++i) {
+    const auto epoch = static_cast<std::uint64_t>(100 + i);
+    waits.push_back({static_cast<Awaited>(i % 4), i / 4 % kNumRanks, epoch, 1000 + epoch});
+  }
+  const std::vector<WaitOutcome> outcomes = wait(waits);
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    EXPECT_EQ(outcomes[2 * i].held, 0U);
+    EXPECT_LE(outcomes[2 * i].elapsed_ns, 2 * kTimeoutNs);
+    expect_ended_at_once(outcomes[2 * i + 1]);
+  }
+  const std::uint64_t told = ranks_->report(0).lost.epoch;
+  ASSERT_GE(told, 100U);
+  ASSERT_LT(told, 100U + kNumWaits);
+  expect_lost(waits[static_cast<std::size_t>(told - 100)], 0);
+  expect_others_go_on();
+}
+
+TEST_F(LitmusWait, WaitsForThisRanksOwnBlocksLeaveThemTimeToTell) {
+  const PlannedWait planned = {.awaited = Awaited::kOwn, .peer = 0, .epoch = 2, .expected = 2};
+  expect_expired(wait({planned})[0], kOwnDeadlines * kTimeoutNs);
+  expect_lost(planned, 0);
+}
+
+TEST_F(LitmusWait, OneMissingRankOfAllIsNamed) {
+  constexpr std::uint64_t kEpoch = 11;
+  for (int rank = 0; rank < kNumRanks; ++rank) ranks_->set_done(0, rank, rank == 2 ? kEpoch - 1 : kEpoch);
+  for (const WaitOutcome& outcome : wait_all(kEpoch)) {
+    EXPECT_EQ(outcome.held, 0U) << "every lane gets the same answer";
+    EXPECT_LE(outcome.elapsed_ns, 2 * kTimeoutNs);
+  }
+  expect_lost({Awaited::kDone, 2, kEpoch, kEpoch}, kEpoch - 1);
+  expect_others_go_on();
+}
+
+TEST_F(LitmusWait, AllRanksThere) {
+  constexpr std::uint64_t kEpoch = 11;
+  for (int rank = 0; rank < kNumRanks; ++rank) ranks_->set_done(0, rank, kEpoch);
+  for (const WaitOutcome& outcome : wait_all(kEpoch)) EXPECT_EQ(outcome.held, 1U);
+  expect_nothing_told();
+}
+
+}  // namespace
+}  // namespace ferry::test

