@@ -52,6 +52,7 @@ struct Topology {
 
 /// Symmetric memory: a block of this rank's arena that peers of its node can reach, so that dispatch into it and
 /// combine out of it copy nothing twice. Move-only owner; memory is given back when it dies. It may outlive its Group.
+/// CUDA: it must outlive the calls that use it; they are done when Group::wait says so.
 class FERRY_API Buffer {
  public:
   Buffer() = default;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <new>
 
 #include "cuda/cuda_backend.hpp"
 #include "cuda/cuda_routing.hpp"
@@ -34,17 +35,19 @@ CombineParams make_params(const CombineCall& call, const CudaRouting& routing) {
   params.out_weights = static_cast<float*>(call.out_weights.data);
   params.x = call.x.data;
   params.x_stride = call.x.stride_bytes;
-  params.source = static_cast<const std::int32_t*>(routing.source.data);
+  params.source = routing.source_rows();
   params.source_base = routing.tables.source_base;
   return params;
 }
 
 }  // namespace
 
-Status CudaBackend::combine(const CombineCall& call) {
+Status CudaBackend::combine(const CombineCall& call) try {
   const DeviceGuard guard(parts_.device);
   if (!guard.status().ok()) return guard.status();
   return run_combine(call);
+} catch (const std::bad_alloc&) {
+  return out_of_memory(Operation::kCombine);
 }
 
 Status CudaBackend::run_combine(const CombineCall& call) {
@@ -52,10 +55,10 @@ Status CudaBackend::run_combine(const CombineCall& call) {
     return refuse_combine(
         call, Status(call.record.code, std::string(call.record.message.data(), to_size(call.record.message_bytes))));
   }
+  const Result<bool> checked = check_stream(Operation::kCombine, call.stream);
+  if (!checked.ok()) return refuse_combine(call, checked.status());
+  const bool captured = *checked;
   if (Status status = check_combine_memory(call, parts_.device); !status.ok()) return refuse_combine(call, status);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  cudaStreamIsCapturing(static_cast<cudaStream_t>(call.stream.handle), &capture);
-  const bool captured = capture != cudaStreamCaptureStatusNone;
 
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
   CombineParams params = make_params(call, routing);
@@ -91,7 +94,7 @@ Status CudaBackend::run_combine(const CombineCall& call) {
   params.chunk_rows =
       static_cast<int>(std::max<std::int64_t>(plan.chunk_rows, (num_rows + kMaxChunks - 1) / kMaxChunks));
 
-  Result<Launch> launch = begin(call.record, call.stream);
+  Result<Launch> launch = begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!launch.ok()) return launch.status();
   params.entry.agreement = launch->agreement;
   params.entry.ticket = launch->ticket;

@@ -17,8 +17,6 @@ namespace {
 /// Oldest architecture with system-scope release and acquire (PTX ISA, "Memory Consistency Model": sm_70), and with
 /// kernels in this build.
 constexpr int kMinComputeMajor = 8;
-/// The bulk copy engine came with compute capability 9.0 (PTX ISA, cp.async.bulk).
-constexpr int kBulkComputeMajor = 9;
 /// The tickets and the flags of the host's own crew; no token ever lies there.
 constexpr std::size_t kHostArenaBytes = std::size_t{1} << 20;
 
@@ -36,7 +34,7 @@ Status probe() {
 struct DeviceFacts {
   int device = 0;
   int num_sms = 0;
-  int compute_major = 0;
+  std::size_t shared_limit = 0;
   cudaUUID_t uuid{};
 };
 
@@ -67,7 +65,7 @@ Result<DeviceFacts> examine_device(int wanted) {
                               facts.device, properties.name, properties.major, properties.minor, kMinComputeMajor));
   }
   facts.num_sms = properties.multiProcessorCount;
-  facts.compute_major = properties.major;
+  facts.shared_limit = properties.sharedMemPerBlockOptin;
   facts.uuid = properties.uuid;
   return facts;
 }
@@ -85,20 +83,23 @@ Result<int> count_sharers(const BackendContext& context, const Status& my_status
   return sharers;
 }
 
-Status load_kernels(const DeviceFacts& facts) {
+Status load_kernels(const DeviceFacts& facts, bool& has_bulk) {
   const std::string operation = fmt::format("Group::create: loading kernels on GPU {}", facts.device);
   constexpr std::string_view kHint = "this build has no code for the GPU: set CMAKE_CUDA_ARCHITECTURES and build again";
-  Status status = cuda_status(load_route_kernels(), operation, kHint);
-  if (status.ok()) status = cuda_status(load_dispatch_kernels(), operation, kHint);
-  if (status.ok()) status = cuda_status(load_combine_kernels(), operation, kHint);
+  Status status = cuda_status(load_route_kernels(facts.shared_limit), operation, kHint);
+  if (status.ok()) status = cuda_status(load_dispatch_kernels(has_bulk), operation, kHint);
+  if (status.ok()) status = cuda_status(load_combine_kernels(has_bulk), operation, kHint);
   return status;
 }
 
 /// Everything of this rank that needs no peer; first what peers will write to.
 Status make_parts(const BackendContext& context, const DeviceFacts& facts, CudaParts& parts) {
   parts.device = facts.device;
-  parts.has_bulk = facts.compute_major >= kBulkComputeMajor;
-  if (Status status = load_kernels(facts); !status.ok()) return status;
+  parts.shared_limit = facts.shared_limit;
+  Result<std::shared_ptr<OwnStream>> stream = OwnStream::create();
+  if (!stream.ok()) return stream.status();
+  parts.stream = *stream;
+  if (Status status = load_kernels(facts, parts.has_bulk); !status.ok()) return status;
   Result<std::shared_ptr<DeviceArena>> arena =
       DeviceArena::create(facts.device, context.options.arena_bytes, choose_memory_path(facts.device));
   if (!arena.ok()) return arena.status();
@@ -122,7 +123,11 @@ Status make_parts(const BackendContext& context, const DeviceFacts& facts, CudaP
     return Status(ErrorCode::kInternal,
                   "Group::create: the control block is not first in its arena; please report this");
   }
-  return cuda_status(cudaMemset(control->get(), 0, control_bytes), "Group::create: clearing the control block");
+  const RelaxedCapture relaxed;
+  Status status = cuda_status(cudaMemsetAsync(control->get(), 0, control_bytes, parts.stream->get()),
+                              "Group::create: clearing the control block");
+  if (!status.ok()) return status;
+  return cuda_status(cudaStreamSynchronize(parts.stream->get()), "Group::create: clearing the control block");
 }
 
 /// After the exchange: tells kernels where everybody is.
@@ -138,8 +143,13 @@ Status introduce_peers(const BackendContext& context, CudaParts& parts) {
   for (std::size_t rank = 0; rank < num_ranks; ++rank) bases[rank] = parts.exchange->peer_base(static_cast<int>(rank));
   std::byte* table = parts.control_and_bases.get() + crew.control.size_bytes;
   crew.peer_bases = reinterpret_cast<std::byte* const*>(table);
-  return cuda_status(cudaMemcpy(table, bases.data(), num_ranks * sizeof(std::byte*), cudaMemcpyHostToDevice),
-                     "Group::create: uploading the peers' addresses");
+  const RelaxedCapture relaxed;
+  constexpr std::string_view kOperation = "Group::create: uploading the peers' addresses";
+  const std::size_t table_bytes = num_ranks * sizeof(std::byte*);
+  Status status = cuda_status(
+      cudaMemcpyAsync(table, bases.data(), table_bytes, cudaMemcpyHostToDevice, parts.stream->get()), kOperation);
+  if (!status.ok()) return status;
+  return cuda_status(cudaStreamSynchronize(parts.stream->get()), kOperation);
 }
 
 }  // namespace
@@ -154,6 +164,7 @@ CudaBackend::CudaBackend(const BackendContext& context, CudaParts parts, Tickets
 CudaBackend::~CudaBackend() {
   // Kernels of this rank end by their deadline; what they use must last until then.
   const DeviceGuard guard(parts_.device);
+  const RelaxedCapture relaxed;
   if (launched_) cudaEventSynchronize(parts_.memory->last_call());
   parts_.crew->leave();
   parts_.memory->close();
@@ -209,36 +220,38 @@ MemoryUsage CudaBackend::memory_usage() const {
   return usage;
 }
 
-Result<CudaBackend::Launch> CudaBackend::begin(const CallRecord& record, Stream stream) {
+Result<bool> CudaBackend::check_stream(Operation operation, Stream stream) {
   if (!parts_.crew->broken().ok()) return parts_.crew->broken();
   if (Status status = check_lost(); !status.ok()) return status;
-  Launch launch;
-  launch.stream = static_cast<cudaStream_t>(stream.handle);
-  const std::string_view operation = to_string(record.operation);
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (const cudaError_t error = cudaStreamIsCapturing(launch.stream, &capture); error != cudaSuccess) {
-    return cuda_status(error, fmt::format("{}: asking whether the stream is captured", operation));
+  if (const cudaError_t error = cudaStreamIsCapturing(handle, &capture); error != cudaSuccess) {
+    return cuda_status(error, fmt::format("{}: asking whether the stream is captured", to_string(operation)));
   }
-  launch.captured = capture != cudaStreamCaptureStatusNone;
-  if (!launch.captured) {  // asking a captured stream for its device ends the capture
-    if (Status status = check_stream_device(operation, launch.stream, parts_.device); !status.ok()) return status;
-  }
-  launch.agreement = agreement_word(record);
-  launch.ticket = tickets_.post(record);
+  if (capture != cudaStreamCaptureStatusNone) return true;
+  // Not of a captured stream: asking that one for its device ends the capture.
+  Status status = check_stream_device(to_string(operation), handle, parts_.device);
+  if (!status.ok()) return status;
+  return false;
+}
+
+Result<CudaBackend::Launch> CudaBackend::begin(const CallRecord& record, cudaStream_t stream, bool captured) {
+  if (!parts_.crew->broken().ok()) return parts_.crew->broken();
+  Launch launch{stream, captured, agreement_word(record), tickets_.post(record)};
   // Calls of a group follow each other, whatever their streams. A captured stream cannot wait for what is outside of
   // its graph; who replays the graph orders it.
-  if (launched_ && !launch.captured && launch.stream != last_stream_) {
-    const cudaError_t error = cudaStreamWaitEvent(launch.stream, parts_.memory->last_call(), 0);
-    if (error != cudaSuccess) return cuda_status(error, fmt::format("{}: ordering streams", operation));
+  if (launched_ && !captured) {
+    const cudaError_t error = cudaStreamWaitEvent(stream, parts_.memory->last_call(), 0);
+    if (error != cudaSuccess) return cuda_status(error, fmt::format("{}: ordering calls", to_string(record.operation)));
   }
   return launch;
 }
 
 Status CudaBackend::end(const Launch& launch, cudaError_t launched, std::string_view operation) {
-  if (launched == cudaSuccess && !launch.captured) {
-    launched = cudaEventRecord(parts_.memory->last_call(), launch.stream);
-    last_stream_ = launch.stream;
+  if (!launch.captured) {
+    const cudaError_t recorded = cudaEventRecord(parts_.memory->last_call(), launch.stream);
     launched_ = true;
+    if (launched == cudaSuccess) launched = recorded;
   }
   if (launched == cudaSuccess) return {};
   Status status = cuda_status(launched, fmt::format("{}: launching", operation),
@@ -246,22 +259,38 @@ Status CudaBackend::end(const Launch& launch, cudaError_t launched, std::string_
   return parts_.crew->fail(status.code(), parts_.crew->rank(), status.message());
 }
 
+Status CudaBackend::out_of_memory(Operation operation) {
+  return parts_.crew->fail(
+      ErrorCode::kSystem, parts_.crew->rank(),
+      fmt::format("{}: rank {} ran out of host memory", to_string(operation), parts_.crew->rank()));
+}
+
 template <typename Refuse>
-Status CudaBackend::refuse(const CallRecord& record, Stream stream, const Status& status, Refuse launch_refusal) {
+Status CudaBackend::refuse(const CallRecord& record, const Status& status, Refuse launch_refusal) {
+  if (!parts_.crew->broken().ok()) return parts_.crew->broken();
+  // Growing memory can find that a peer is gone: that is no matter of this call only.
+  if (status.code() == ErrorCode::kTimeout || status.code() == ErrorCode::kPeerLost) {
+    return parts_.crew->fail(status.code(), status.peer(), status.message());
+  }
   CallRecord refused = record;
   if (refused.code == ErrorCode::kOk) refused.set_status(status);
-  Result<Launch> launch = begin(refused, stream);
-  // A stream that cannot be used, or a broken group: nobody can be told. A captured refusal would be replayed.
-  if (!launch.ok()) return status.ok() ? launch.status() : status;
-  if (launch->captured) return status;
+  // On a stream of its own: the caller's may be what is wrong.
+  const RelaxedCapture relaxed;
+  Result<Launch> launch = begin(refused, parts_.stream->get(), false);
+  if (!launch.ok()) return launch.status();
   Status ended = end(*launch, launch_refusal(*launch), to_string(record.operation));
   if (!ended.ok()) return ended;
+  // Until the peers have heard: their hosts look this call's record up, which later calls would write over.
+  if (const cudaError_t error = cudaStreamSynchronize(launch->stream); error != cudaSuccess) {
+    return cuda_status(error, fmt::format("{}: telling the peers", to_string(record.operation)));
+  }
+  if (Status lost = check_lost(); !lost.ok()) return lost;
   // In the words that the peers will find.
   return Status(status.code(), fmt::format("rank {}: {}", parts_.crew->rank(), status.message()), parts_.crew->rank());
 }
 
 Status CudaBackend::refuse_route(const RouteCall& call, const Status& status) {
-  return refuse(call.record, call.stream, status, [&](const Launch& launch) {
+  return refuse(call.record, status, [&](const Launch& launch) {
     RouteParams params;
     params.crew = parts_.crew_params;
     params.ticket = launch.ticket;
@@ -270,7 +299,7 @@ Status CudaBackend::refuse_route(const RouteCall& call, const Status& status) {
 }
 
 Status CudaBackend::refuse_dispatch(const DispatchCall& call, const Status& status) {
-  return refuse(call.record, call.stream, status, [&](const Launch& launch) {
+  return refuse(call.record, status, [&](const Launch& launch) {
     DispatchParams params;
     params.crew = parts_.crew_params;
     params.entry.ticket = launch.ticket;
@@ -279,7 +308,7 @@ Status CudaBackend::refuse_dispatch(const DispatchCall& call, const Status& stat
 }
 
 Status CudaBackend::refuse_combine(const CombineCall& call, const Status& status) {
-  return refuse(call.record, call.stream, status, [&](const Launch& launch) {
+  return refuse(call.record, status, [&](const Launch& launch) {
     CombineParams params;
     params.crew = parts_.crew_params;
     params.entry.ticket = launch.ticket;
@@ -292,6 +321,7 @@ Status CudaBackend::wait(Stream stream) {
   if (!guard.status().ok()) return guard.status();
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   if (Status status = check_stream_device("wait", handle, parts_.device); !status.ok()) return status;
+  const RelaxedCapture relaxed;
   Status status = cuda_status(cudaStreamSynchronize(handle), "wait: synchronising the stream",
                               "a kernel on this GPU failed, perhaps not one of Ferry's");
   if (!status.ok()) return status;
@@ -303,6 +333,7 @@ Status CudaBackend::wait(Stream stream) {
 Status CudaBackend::destroy() {
   if (!parts_.crew->broken().ok()) return parts_.crew->broken();
   const DeviceGuard guard(parts_.device);
+  const RelaxedCapture relaxed;
   if (launched_) {
     Status status = cuda_status(cudaEventSynchronize(parts_.memory->last_call()), "destroy: waiting for the last call");
     if (!status.ok()) return parts_.crew->fail(status.code(), parts_.crew->rank(), status.message());

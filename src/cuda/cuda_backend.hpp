@@ -12,6 +12,7 @@
 #include "cuda/arena_exchange.hpp"
 #include "cuda/device_arena.hpp"
 #include "cuda/kernels/crew_params.hpp"
+#include "cuda/own_stream.hpp"
 #include "cuda/pinned_memory.hpp"
 #include "cuda/placements.hpp"
 #include "cuda/staging.hpp"
@@ -21,11 +22,14 @@
 
 namespace ferry::cuda {
 
+struct HostResult;  // cuda_routing.hpp
+
 /// What a group has on this rank; made step by step by CudaBackend::create.
 struct CudaParts {
   int device = 0;
-  int num_sms = 0;       ///< of the GPU, over the ranks that share it
-  bool has_bulk = true;  ///< the GPU has the bulk copy engine
+  int num_sms = 0;               ///< of the GPU, over the ranks that share it
+  bool has_bulk = true;          ///< the GPU has the bulk copy engine
+  std::size_t shared_limit = 0;  ///< most shared memory of a block
   std::unique_ptr<node::Crew> crew;
   std::shared_ptr<DeviceArena> arena;
   std::unique_ptr<ArenaExchange> exchange;  // after the crew, whose links it uses
@@ -34,6 +38,7 @@ struct CudaParts {
   DeviceReport* report = nullptr;                ///< in `pinned`
   std::shared_ptr<std::byte> control_and_bases;  ///< Control, then [R] peer bases
   CrewParams crew_params;
+  std::shared_ptr<OwnStream> stream;  ///< for what is not ordered by a caller's stream: setting up, refusals
 };
 
 class CudaBackend final : public Backend {
@@ -63,21 +68,27 @@ class CudaBackend final : public Backend {
     std::int64_t ticket = 0;
   };
 
-  /// Checks the group and the stream, shows the record to the peers, orders the stream after earlier calls.
-  Result<Launch> begin(const CallRecord& record, Stream stream);
-  /// After the call's last kernel.
+  /// Is the group whole, and the stream one of this GPU's? Says whether it is being captured.
+  Result<bool> check_stream(Operation operation, Stream stream);
+  /// Shows the record to the peers, orders the stream after earlier calls.
+  Result<Launch> begin(const CallRecord& record, cudaStream_t stream, bool captured);
+  /// After the call's last launch, whether or not it succeeded: what was launched is waited for before memory is reused.
   Status end(const Launch& launch, cudaError_t launched, std::string_view operation);
   /// This rank cannot make the call for `status`: the peers' kernels hear of it. Returns `status`.
   template <typename Refuse>
-  Status refuse(const CallRecord& record, Stream stream, const Status& status, Refuse launch_refusal);
+  Status refuse(const CallRecord& record, const Status& status, Refuse launch_refusal);
   Status refuse_route(const RouteCall& call, const Status& status);
   Status refuse_dispatch(const DispatchCall& call, const Status& status);
   Status refuse_combine(const CombineCall& call, const Status& status);
 
+  /// This rank ran out of host memory inside a call: the others must not wait for it.
+  Status out_of_memory(Operation operation);
   Result<std::shared_ptr<RoutingState>> run_route(const RouteCall& call);
   Status run_dispatch(const DispatchCall& call);
   Status run_combine(const CombineCall& call);
 
+  /// Waits until the exchange of an exact route is known.
+  Status await_counts(const Launch& launch, const HostResult& host);
   /// A wait that expired in a kernel, as a Status that breaks the group; ok if none did.
   Status check_lost();
   Status describe_fault(const FaultReport& fault, std::string_view operation) const;
@@ -89,8 +100,7 @@ class CudaBackend final : public Backend {
   Tickets tickets_;
   Placements placements_;
   Staging staging_;
-  cudaStream_t last_stream_ = nullptr;
-  bool launched_ = false;  // something was, so last_stream_ means something
+  bool launched_ = false;  // something was, so the last call's event means something
 };
 
 /// Entry of the registry.

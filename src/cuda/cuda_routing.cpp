@@ -36,13 +36,14 @@ CudaRouting::~CudaRouting() {
 
 void CudaRouting::settle() const {
   const std::lock_guard lock(settle_mutex);
-  if (pinned_data == nullptr) return;
+  if (pinned_data == nullptr || gave_up) return;
   const std::int64_t deadline_ns = node::monotonic_ns() + settle_timeout_ns;
   while (host.state() == 0 && load_acquire(&report->lost.state) == 0 && node::monotonic_ns() < deadline_ns) {
     sched_yield();
   }
+  gave_up = host.state() == 0;  // what others have read by then stays as it is
   // The object was not made const; only those who read it see it so.
-  if (host.state() != 0) const_cast<CudaRouting*>(this)->adopt_result();
+  if (!gave_up) const_cast<CudaRouting*>(this)->adopt_result();
 }
 
 void CudaRouting::adopt_result() {

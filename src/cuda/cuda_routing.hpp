@@ -37,6 +37,9 @@ struct CudaRouting final : RoutingState {
   /// Copies the counts out of pinned memory and gives that back. The result's state is not 0.
   void adopt_result();
 
+  /// [num_recv_rows, 2] in device memory.
+  const std::int32_t* source_rows() const { return reinterpret_cast<const std::int32_t*>(source_memory.get()); }
+
   RoutingTables tables;
   std::shared_ptr<std::byte> memory;
   std::shared_ptr<std::byte> source_memory;
@@ -52,6 +55,7 @@ struct CudaRouting final : RoutingState {
   std::int64_t settle_timeout_ns = 0;
   const DeviceReport* report = nullptr;  ///< in `report_memory`: a lost peer ends the waiting
   mutable std::mutex settle_mutex;
+  mutable bool gave_up = false;  ///< guarded by settle_mutex
 };
 
 }  // namespace ferry::cuda

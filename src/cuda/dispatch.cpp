@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <new>
 
 #include "cuda/cuda_backend.hpp"
 #include "cuda/cuda_routing.hpp"
@@ -75,7 +76,7 @@ PaddingParams padding_params(const DispatchParams& dispatch, const DispatchCall&
   PaddingParams params;
   params.crew = dispatch.crew;
   params.summary = routing.tables.summary;
-  params.source = static_cast<const std::int32_t*>(routing.source.data);
+  params.source = routing.source_rows();
   params.num_rows = routing.num_recv_rows;
   params.out_source = static_cast<std::int32_t*>(call.out_source.data);
   params.out_ids = dispatch.out_ids;
@@ -137,10 +138,12 @@ bool needs_padding(const DispatchCall& call, bool exact_rows) {
 
 }  // namespace
 
-Status CudaBackend::dispatch(const DispatchCall& call) {
+Status CudaBackend::dispatch(const DispatchCall& call) try {
   const DeviceGuard guard(parts_.device);
   if (!guard.status().ok()) return guard.status();
   return run_dispatch(call);
+} catch (const std::bad_alloc&) {
+  return out_of_memory(Operation::kDispatch);
 }
 
 Status CudaBackend::run_dispatch(const DispatchCall& call) {
@@ -148,10 +151,10 @@ Status CudaBackend::run_dispatch(const DispatchCall& call) {
     return refuse_dispatch(
         call, Status(call.record.code, std::string(call.record.message.data(), to_size(call.record.message_bytes))));
   }
+  const Result<bool> checked = check_stream(Operation::kDispatch, call.stream);
+  if (!checked.ok()) return refuse_dispatch(call, checked.status());
+  const bool captured = *checked;
   if (Status status = check_dispatch_memory(call, parts_.device); !status.ok()) return refuse_dispatch(call, status);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  cudaStreamIsCapturing(static_cast<cudaStream_t>(call.stream.handle), &capture);
-  const bool captured = capture != cudaStreamCaptureStatusNone;
 
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
   DispatchParams params;
@@ -184,7 +187,7 @@ Status CudaBackend::run_dispatch(const DispatchCall& call) {
   }
   set_plan(params, plan_dispatch(call.kernel, {parts_.num_sms, parts_.has_bulk}, staged, params.unpacks));
 
-  Result<Launch> launch = begin(call.record, call.stream);
+  Result<Launch> launch = begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!launch.ok()) return launch.status();
   params.entry.agreement = launch->agreement;
   params.entry.ticket = launch->ticket;

@@ -76,9 +76,13 @@ Status CudaBackend::describe_fault(const FaultReport& fault, std::string_view op
                                 "tokens before routing",
                                 fault.row, fault.rank, fault.value, fault.limit),
                     fault.rank);
+    case Fault::kNotRouted:
+      return Status(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: a Routing made during a capture was used before its graph ran; replay it first", operation));
     case Fault::kRowCapacity:
       return Status(ErrorCode::kCapacity,
-                    fmt::format("route: rank {} gets {} rows, and its max_recv_rows is {}; raise it", fault.rank,
+                    fmt::format("route: rank {} gets {} rows, and has room for {}; raise max_recv_rows", fault.rank,
                                 fault.value, fault.limit),
                     fault.rank);
   }

@@ -9,6 +9,18 @@ namespace {
 
 Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
 
+/// Sizes of a row and of a tensor that kernels can count with.
+constexpr std::int64_t kMaxRowBytes = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxTensorBytes = std::int64_t{1} << 46;
+constexpr std::int64_t kMaxScales = std::int64_t{1} << 20;
+
+Status check_extent(std::string_view what, std::int64_t num_rows, std::int64_t stride_bytes, std::int64_t row_bytes) {
+  if (row_bytes <= kMaxRowBytes && (num_rows <= 1 || stride_bytes <= kMaxTensorBytes / num_rows)) return {};
+  return invalid(
+      fmt::format("{} has {} rows of {} bytes, {} bytes apart, expected rows of at most {} and {} bytes in all", what,
+                  num_rows, row_bytes, stride_bytes, kMaxRowBytes, kMaxTensorBytes));
+}
+
 Status check_pointer(std::string_view what, const void* data, int device) {
   cudaPointerAttributes attributes{};
   const cudaError_t error = cudaPointerGetAttributes(&attributes, data);
@@ -42,7 +54,9 @@ class Checks {
   }
   template <typename RowsLike>
   void rows(std::string_view what, const RowsLike& rows) {
-    if (status_.ok() && rows.present() && rows.num_rows > 0) status_ = check_pointer(what, rows.data, device_);
+    if (!status_.ok() || !rows.present()) return;
+    status_ = check_extent(what, rows.num_rows, rows.stride_bytes, rows.row_bytes);
+    if (status_.ok() && rows.num_rows > 0) status_ = check_pointer(what, rows.data, device_);
   }
   const Status& status() const { return status_; }
 
@@ -63,6 +77,10 @@ Status check_route_memory(const RouteCall& call, int device) {
 Status check_dispatch_memory(const DispatchCall& call, int device) {
   Checks checks(device);
   checks.rows("dispatch: input x", call.x);
+  if (call.scales.present() && call.scales.extent(1) > kMaxScales) {
+    return invalid(
+        fmt::format("dispatch: scales have {} columns, expected at most {}", call.scales.extent(1), kMaxScales));
+  }
   checks.view("dispatch: input scales", call.scales);
   checks.view("dispatch: input topk_weights", call.topk_weights);
   checks.rows("dispatch: output x", call.out_x);

@@ -37,6 +37,7 @@ enum class Fault : std::int32_t {
   kBadId = 2,         ///< `value` of (token `row`, entry `column`) is no expert, on rank `rank`
   kSlabCapacity = 3,  ///< expert `row` of rank `rank` gets `value` rows
   kRowCapacity = 4,   ///< rank `rank` gets `value` rows and has room for `limit`
+  kNotRouted = 5,     ///< a captured Routing is used before its graph has run
 };
 
 /// What the exchange refused. Nothing was sent, and the group goes on.

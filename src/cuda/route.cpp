@@ -2,6 +2,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <new>
 
 #include "cuda/cuda_backend.hpp"
 #include "cuda/cuda_routing.hpp"
@@ -32,12 +33,14 @@ class Router {
       : call_(call), crew_(crew), memory_(std::move(memory)), state_(std::make_shared<CudaRouting>()) {}
 
   bool bounded() const { return call_.options.max_recv_rows > 0 || call_.options.layout == Layout::kSlab; }
-  Status prepare(Placements& placements);
+  Status prepare(Placements& placements, std::size_t shared_limit);
+  /// A captured Routing that is used before its first replay must say so.
+  Status clear_summary(cudaStream_t own_stream);
   Status prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceReport* report, bool captured,
                       std::int64_t timeout_ns);
   Status prepare_source(std::int64_t num_rows);
   cudaError_t launch_counts(cudaStream_t stream, std::uint64_t agreement, std::int64_t ticket);
-  cudaError_t launch_places(cudaStream_t stream, std::uint64_t agreement, std::int64_t ticket);
+  cudaError_t launch_places(cudaStream_t stream, std::uint64_t agreement, std::int64_t ticket, int max_blocks);
   CudaRouting& state() { return *state_; }
   std::shared_ptr<CudaRouting> finish();
 
@@ -55,10 +58,14 @@ class Router {
   std::shared_ptr<CudaRouting> state_;
 };
 
-Status Router::prepare(Placements& placements) {
-  if (call_.options.num_experts > kMaxExperts) {
-    return Status(ErrorCode::kUnsupported, fmt::format("route: num_experts is {}; the CUDA backend takes up to {}",
-                                                       call_.options.num_experts, kMaxExperts));
+Status Router::prepare(Placements& placements, std::size_t shared_limit) {
+  if (call_.options.num_experts > kMaxExperts ||
+      place_shared_bytes(crew_.num_ranks, call_.options.num_experts) > shared_limit) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("route: num_experts is {}; the CUDA backend takes up to {}, and as many as its counts of {} "
+                    "ranks and experts fit {} bytes of shared memory on this GPU",
+                    call_.options.num_experts, kMaxExperts, crew_.num_ranks, shared_limit));
   }
   Result<std::shared_ptr<const Placement>> placement = placements.find(call_.expert_to_rank);
   if (!placement.ok()) return placement.status();
@@ -89,6 +96,17 @@ Status Router::prepare(Placements& placements) {
   state.tables = RoutingTables::at(tables->get(), shape);
   if (bounded()) return prepare_source(bounded_rows());
   return {};
+}
+
+Status Router::clear_summary(cudaStream_t own_stream) {
+  const RelaxedCapture relaxed;
+  RouteSummary summary{};
+  summary.fault = static_cast<std::int32_t>(Fault::kNotRouted);
+  Status status = cuda_status(
+      cudaMemcpyAsync(state_->tables.summary, &summary, sizeof(summary), cudaMemcpyHostToDevice, own_stream),
+      "route: clearing a captured Routing");
+  if (!status.ok()) return status;
+  return cuda_status(cudaStreamSynchronize(own_stream), "route: clearing a captured Routing");
 }
 
 Status Router::prepare_source(std::int64_t num_rows) {
@@ -155,7 +173,7 @@ cudaError_t Router::launch_counts(cudaStream_t stream, std::uint64_t agreement, 
   return error;
 }
 
-cudaError_t Router::launch_places(cudaStream_t stream, std::uint64_t agreement, std::int64_t ticket) {
+cudaError_t Router::launch_places(cudaStream_t stream, std::uint64_t agreement, std::int64_t ticket, int max_blocks) {
   // Rows that nobody names hold no token: source -1.
   cudaError_t error = cudaSuccess;
   std::byte* source = state_->source_memory.get();
@@ -164,6 +182,7 @@ cudaError_t Router::launch_places(cudaStream_t stream, std::uint64_t agreement, 
   }
   PlaceParams params;
   params.route = params_;
+  params.max_blocks = max_blocks;
   params.entry.agreement = agreement;
   params.entry.ticket = ticket;
   params.entry.records_offset = source - reinterpret_cast<std::byte*>(crew_.control.messages);
@@ -188,10 +207,31 @@ std::shared_ptr<CudaRouting> Router::finish() {
 
 }  // namespace
 
-Result<std::shared_ptr<RoutingState>> CudaBackend::route(const RouteCall& call) {
+Result<std::shared_ptr<RoutingState>> CudaBackend::route(const RouteCall& call) try {
   const DeviceGuard guard(parts_.device);
   if (!guard.status().ok()) return guard.status();
   return run_route(call);
+} catch (const std::bad_alloc&) {
+  return out_of_memory(Operation::kRoute);
+}
+
+Status CudaBackend::await_counts(const Launch& launch, const HostResult& host) {
+  const RelaxedCapture relaxed;
+  const std::int64_t deadline_ns = node::monotonic_ns() + kSettleDeadlines * timeout_ns_;
+  for (int polls = 0; host.state() == 0; ++polls) {
+    if (polls < kPollsBeforeYield) continue;
+    if (Status status = check_lost(); !status.ok()) return status;
+    const cudaError_t query = cudaStreamQuery(launch.stream);
+    if (query != cudaSuccess && query != cudaErrorNotReady) {
+      Status status = cuda_status(query, "route: waiting for the counts", "a kernel on this GPU failed");
+      return parts_.crew->fail(status.code(), parts_.crew->rank(), status.message());
+    }
+    if (node::monotonic_ns() > deadline_ns) {
+      return parts_.crew->give_up_on(parts_.crew->rank(), "route: this rank's GPU did not run the exchange");
+    }
+    sched_yield();
+  }
+  return host.state() == 1 ? Status() : describe_fault(*host.fault, "route");
 }
 
 Result<std::shared_ptr<RoutingState>> CudaBackend::run_route(const RouteCall& call) {
@@ -200,53 +240,40 @@ Result<std::shared_ptr<RoutingState>> CudaBackend::run_route(const RouteCall& ca
         call, Status(call.record.code, std::string(call.record.message.data(), to_size(call.record.message_bytes))));
   }
   Router router(call, parts_.crew_params, parts_.memory);
-  Status status = check_route_memory(call, parts_.device);
-  if (status.ok()) status = router.prepare(placements_);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (status.ok()) {
-    status = cuda_status(cudaStreamIsCapturing(static_cast<cudaStream_t>(call.stream.handle), &capture),
-                         "route: asking whether the stream is captured");
+  const Result<bool> captured = check_stream(Operation::kRoute, call.stream);
+  Status status = captured.status();
+  if (status.ok() && *captured && !router.bounded()) {
+    status =
+        Status(ErrorCode::kInvalidArgument,
+               "route: the stream is being captured, and the host must wait for the counts; give max_recv_rows, or "
+               "layout kSlab, or route before the capture");
   }
-  const bool captured = capture != cudaStreamCaptureStatusNone;
-  if (status.ok() && captured && !router.bounded()) {
-    return Status(ErrorCode::kInvalidArgument,
-                  "route: the stream is being captured, and the host must wait for the counts; give max_recv_rows, or "
-                  "layout kSlab, or route before the capture");
-  }
-  if (status.ok()) status = router.prepare_host(parts_.pinned, parts_.report, captured, timeout_ns_);
+  if (status.ok()) status = check_route_memory(call, parts_.device);
+  if (status.ok()) status = router.prepare(placements_, parts_.shared_limit);
+  if (status.ok()) status = router.prepare_host(parts_.pinned, parts_.report, *captured, timeout_ns_);
+  if (status.ok() && *captured) status = router.clear_summary(parts_.stream->get());
   if (!status.ok()) return refuse_route(call, status);
 
-  Result<Launch> launch = begin(call.record, call.stream);
+  Result<Launch> launch = begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
   if (!launch.ok()) return launch.status();
-  cudaError_t error = router.launch_counts(launch->stream, launch->agreement, launch->ticket);
   CudaRouting& state = router.state();
+  cudaError_t error = router.launch_counts(launch->stream, launch->agreement, launch->ticket);
   if (error == cudaSuccess && !router.bounded()) {
-    const std::int64_t deadline_ns = node::monotonic_ns() + kSettleDeadlines * timeout_ns_;
-    for (int polls = 0; state.host.state() == 0; ++polls) {
-      if (polls < kPollsBeforeYield) continue;
-      if (status = check_lost(); !status.ok()) return status;
-      if (const cudaError_t query = cudaStreamQuery(launch->stream);
-          query != cudaSuccess && query != cudaErrorNotReady) {
-        return end(*launch, query, "route");
-      }
-      if (node::monotonic_ns() > deadline_ns) {
-        return parts_.crew->give_up_on(parts_.crew->rank(), "route: this rank's GPU did not run the exchange");
-      }
-      sched_yield();
+    status = await_counts(*launch, state.host);
+    if (status.ok()) {
+      state.adopt_result();
+      state.exact_rows = true;
+      // The exchange has taken place: a rank that cannot go on must not leave the others waiting.
+      status = router.prepare_source(state.num_used_rows);
+      if (!status.ok()) status = parts_.crew->fail(status.code(), parts_.crew->rank(), status.message());
     }
-    if (state.host.state() != 1) {
-      status = describe_fault(*state.host.fault, "route");
-      Status ended = end(*launch, cudaSuccess, "route");
-      return ended.ok() ? status : ended;
-    }
-    state.adopt_result();
-    // The exchange has taken place: a rank that cannot go on must not leave the others waiting.
-    status = router.prepare_source(state.num_used_rows);
-    state.exact_rows = true;
-    if (!status.ok()) return parts_.crew->fail(status.code(), parts_.crew->rank(), status.message());
   }
-  if (error == cudaSuccess) error = router.launch_places(launch->stream, launch->agreement, launch->ticket);
-  if (status = end(*launch, error, "route"); !status.ok()) return status;
+  if (status.ok() && error == cudaSuccess) {
+    error = router.launch_places(launch->stream, launch->agreement, launch->ticket, parts_.num_sms);
+  }
+  Status ended = end(*launch, error, "route");
+  if (!status.ok()) return status;
+  if (!ended.ok()) return ended;
   return std::shared_ptr<RoutingState>(router.finish());
 }
 

@@ -31,6 +31,7 @@ struct RouteSummary {
   std::int32_t fault;  ///< Fault, where not valid
   std::int64_t fault_rank;
   std::int64_t fault_row;
+  std::int64_t fault_column;
   std::int64_t fault_value;
   std::int64_t fault_limit;
 };

@@ -1,5 +1,7 @@
 #include "cuda/table_memory.hpp"
 
+#include <new>
+
 #include "cuda/cuda_status.hpp"
 
 namespace ferry::cuda {
@@ -52,10 +54,12 @@ void TableMemory::close() {
   reap();
 }
 
-void TableMemory::after_calls(std::function<void()> release) {
+void TableMemory::after_calls(std::function<void()> release) try {
   const std::lock_guard lock(mutex_);
   resting_.push_back(std::move(release));
   if (closed_) reap();
+} catch (const std::bad_alloc&) {
+  // Called from destructors: what cannot be remembered stays taken until the group's end.
 }
 
 void TableMemory::bury(std::byte* data, std::size_t bytes) {

@@ -12,7 +12,7 @@ constexpr int kCopySms = 12;
 constexpr int kSumSms = 16;
 constexpr int kStageSms = 8;
 constexpr int kChunkTokens = 256;
-constexpr int kChunkRows = 64;
+constexpr int kChunkRows = 128;
 
 /// Two parts that together take at most `most` blocks, and at least one each if they are wanted at all.
 void fit(int most, int& first, int& second) {
@@ -33,7 +33,10 @@ void apply(const KernelOptions& options, int& moving, int& copying) {
   if (options.num_copy_sms > 0 && copying > 0) copying = options.num_copy_sms;
   if (options.num_sms <= 0) return;
   const int total = moving + copying;
-  if (copying > 0 && options.num_copy_sms <= 0) copying = std::max(1, options.num_sms * copying / total);
+  if (copying > 0) {
+    if (options.num_copy_sms <= 0) copying = options.num_sms * copying / total;
+    copying = std::clamp(copying, 1, std::max(1, options.num_sms - 1));
+  }
   moving = std::max(1, options.num_sms - copying);
 }
 

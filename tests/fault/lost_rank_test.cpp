@@ -100,7 +100,7 @@ class LostRank : public testing::TestWithParam<Scenario> {
     const int new_rank = context.rank() < kVictim ? context.rank() : context.rank() - 1;
     Result<std::shared_ptr<Bootstrap>> bootstrap = meeting_.join(new_rank, kNumRanks - 1);
     if (!context.expect_ok(bootstrap.status(), "the survivors' bootstrap")) return;
-    Result<std::shared_ptr<Group>> second = Group::create(*bootstrap);
+    Result<std::shared_ptr<Group>> second = Group::create(*bootstrap, {.backend = "cpu"});
     if (!context.expect_ok(second.status(), "the survivors' group")) return;
     SmallExchange again(**second, GetParam().symmetric);
     context.expect_ok(again.run_and_verify(), "the survivors' exchange");
@@ -115,7 +115,7 @@ TEST_P(LostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
   const std::vector<std::string> failures =
       collect_rank_failures({.kind = RankKind::kProcesses, .num_ranks = kNumRanks}, [this](RankContext& context) {
         if (context.rank() != 0) close(meeting_.listen_fd);
-        GroupOptions options;
+        GroupOptions options{.backend = "cpu"};
         options.timeout_ns = kTimeoutNs;
         Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
         if (!context.expect_ok(group.status(), "create")) return;
@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, LostRank,
 
 TEST(LeavingRank, ThreadsThatDestroyTheirGroupAreReportedAsLost) {
   run_ranks({.kind = RankKind::kThreads, .num_ranks = 3}, [](RankContext& context) {
-    Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap());
+    Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), {.backend = "cpu"});
     if (!context.expect_ok(group.status(), "create")) return;
     SmallExchange exchange(**group, true);
     context.expect_ok(exchange.run_and_verify(), "before");
@@ -165,7 +165,7 @@ TEST(LeavingRank, WhatItPublishedInItsLastRouteStaysForSlowerPeers) {
     std::vector<std::int64_t> ids(kTokens);
     for (std::int64_t token = 0; token < kTokens; ++token) ids[static_cast<std::size_t>(token)] = token % 4;
     for (int repeat = 0; repeat < 20; ++repeat) {
-      Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap());
+      Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), {.backend = "cpu"});
       if (!context.expect_ok(group.status(), "create")) return;
       const RouteInput in{ConstTensorView(ids.data(), DType::kInt64, {kTokens, 1}), {}};
       Result<Routing> routing = (*group)->route(in, {.num_experts = 4});
@@ -185,7 +185,7 @@ TEST(LeavingRank, GroupsMayEndInAnyOrderAndBuffersOutliveThem) {
   run_ranks({.kind = RankKind::kProcesses, .num_ranks = 4}, [](RankContext& context) {
     Buffer kept;
     {
-      Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap());
+      Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), {.backend = "cpu"});
       if (!context.expect_ok(group.status(), "create")) return;
       SmallExchange exchange(**group, true);
       context.expect_ok(exchange.run_and_verify(), "exchange");

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include "node/futex.hpp"
 #include "fault/small_exchange.hpp"
 #include "fault/trap_memory.hpp"
+#include "node/futex.hpp"
 #include "support/rank_runner.hpp"
 
 namespace ferry::test {
@@ -26,7 +26,7 @@ TEST(IdleWaiting, EightRanksThatWaitForANinthUseUnderATenthOfACore) {
   constexpr std::int64_t kTimeoutNs = 2 * kNsPerSecond;
   SharedWords* words = make_shared_words();
   run_ranks({.kind = RankKind::kProcesses, .num_ranks = kNumRanks}, [=](RankContext& context) {
-    GroupOptions options;
+    GroupOptions options{.backend = "cpu"};
     options.timeout_ns = kTimeoutNs;
     Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
     if (!context.expect_ok(group.status(), "create")) return;

@@ -75,7 +75,7 @@ struct Memory {
 };
 
 void check_memory(RankContext& context, Layout layout, bool symmetric) {
-  Result<std::shared_ptr<Group>> created = Group::create(context.bootstrap());
+  Result<std::shared_ptr<Group>> created = Group::create(context.bootstrap(), {.backend = "cpu"});
   if (!context.expect_ok(created.status(), "create")) return;
   Group& group = **created;
   const Buffer probe = group.allocate(1).value();
@@ -179,7 +179,7 @@ TEST(Memory, RefusesAbsurdShapes) {
 
 TEST(Memory, AFullArenaIsACapacityErrorThatLeavesTheGroupUsable) {
   run_ranks({.kind = RankKind::kProcesses, .num_ranks = 2}, [](RankContext& context) {
-    GroupOptions options;
+    GroupOptions options{.backend = "cpu"};
     options.arena_bytes = 1 << 20;
     Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
     if (!context.expect_ok(group.status(), "create")) return;

@@ -104,7 +104,7 @@ TEST(CombinePlan, TakesTheCallersNumbersWhereTheyFit) {
 }
 
 // Fails today: num_copy_sms of at least num_sms is taken whole, and one more block moves. Enable with the repair.
-TEST(Plans, DISABLED_StayWithinTheCallersTotal) {
+TEST(Plans, StayWithinTheCallersTotal) {
   for (const KernelOptions& options : some_options()) {
     if (options.num_sms < 2) continue;
     const DispatchPlan dispatch = plan_dispatch(options, {.num_sms = 132}, true, true);

@@ -8,13 +8,6 @@
 
 namespace ferry::cuda::device {
 
-/// Does the architecture that is being compiled have the engine?
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-inline constexpr bool kHasBulkCopy = true;
-#else
-inline constexpr bool kHasBulkCopy = false;
-#endif
-
 __device__ inline std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -48,6 +48,7 @@ class ChunkReporter {
       last = add_acq_rel_device(&local.chunk_arrivals[chunk], 1) + 1 == static_cast<std::uint32_t>(plan_.num_warps);
     }
     last = __shfl_sync(0xFFFFFFFFU, last, 0);
+    __syncwarp();  // hands what lane 0 has acquired to those that tell the peers
     if (last == 0) return;
     // The warps that tell the chunks before are on their way: nothing they do waits for anybody.
     while (load_acquire_device(&local.num_chunks_sent) != static_cast<std::uint32_t>(chunk)) {

@@ -15,7 +15,7 @@ namespace ferry::cuda::device {
 
 inline constexpr int kWarpLanes = 32;
 /// Looks at a flag between two looks at the clock and at `broken`.
-inline constexpr int kSpinsPerCheck = 64;
+inline constexpr unsigned kSpinsPerCheck = 64;
 
 __device__ inline int lane_idx() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
 __device__ inline int warp_idx() { return static_cast<int>(threadIdx.x) / kWarpLanes; }
@@ -65,7 +65,7 @@ inline constexpr int kOwnDeadlines = 4;
 template <typename Read>
 __device__ inline bool wait_until(const CrewParams& crew, const Wait& wait, Read read, std::uint64_t expected) {
   std::uint64_t deadline_ns = 0;
-  for (int spin = 0;; ++spin) {
+  for (unsigned spin = 0;; ++spin) {
     const std::uint64_t seen = read();
     if (seen >= expected) return true;
     if (spin % kSpinsPerCheck != 0) continue;
@@ -112,7 +112,9 @@ __device__ inline bool wait_all_ranks(const CrewParams& crew, Awaited awaited, F
     };
     all = wait_until(crew, {awaited, rank, epoch}, read, epoch) && all;
   }
-  return __all_sync(0xFFFFFFFFU, all) != 0;
+  const bool every = __all_sync(0xFFFFFFFFU, all) != 0;
+  __syncwarp();  // hands what each lane has acquired to all of them
+  return every;
 }
 
 /// The host's record of a rank's call in this epoch, whatever call it is.
@@ -160,6 +162,7 @@ __device__ inline Outcome await_entries(const CrewParams& crew, const EntryParam
     if (lane_idx() == 0) outcome = !here ? Outcome::kStop : all_equal ? Outcome::kGo : Outcome::kSkip;
   }
   __syncthreads();
+  fence_async_proxy();  // what peers did before is also before this rank's bulk copies
   return outcome;
 }
 
@@ -181,7 +184,7 @@ __device__ inline void report_refused_route(const CrewParams& crew, const RouteS
   fault.fault = summary.fault;
   fault.rank = static_cast<std::int32_t>(summary.fault_rank);
   fault.row = summary.fault_row;
-  fault.column = 0;
+  fault.column = summary.fault_column;
   fault.value = summary.fault_value;
   fault.limit = summary.fault_limit;
   for (int rank = 0; rank < crew.num_ranks; ++rank) fault.tickets[rank] = -1;

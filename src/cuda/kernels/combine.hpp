@@ -57,7 +57,7 @@ struct CombineParams {
 };
 
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream);
-cudaError_t load_combine_kernels();
+cudaError_t load_combine_kernels(bool has_bulk);
 
 }  // namespace ferry::cuda
 

@@ -82,7 +82,8 @@ struct PaddingParams {
 cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream);
 /// Rows that hold no token, and the source table. After launch_dispatch.
 cudaError_t launch_padding(const PaddingParams& params, cudaStream_t stream);
-cudaError_t load_dispatch_kernels();
+/// `has_bulk`: were they compiled for an architecture with the bulk copy engine? (Older code also runs on newer GPUs.)
+cudaError_t load_dispatch_kernels(bool& has_bulk);
 
 }  // namespace ferry::cuda
 

@@ -54,14 +54,18 @@ struct RouteParams {
 /// Params of the last step.
 struct PlaceParams {
   RouteParams route;
-  EntryParams entry;  ///< records_offset: where this rank's source table is
+  EntryParams entry;   ///< records_offset: where this rank's source table is
+  int max_blocks = 1;  ///< all of them must fit the GPU at once: they wait for each other
 };
 
 cudaError_t launch_count(const RouteParams& params, cudaStream_t stream);
 cudaError_t launch_exchange(const RouteParams& params, cudaStream_t stream);
 cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream);
 /// Loads the kernels now: loading later would wait for kernels that run, which may be waiting for this rank.
-cudaError_t load_route_kernels();
+/// `shared_limit`: most shared memory of a block on this GPU.
+cudaError_t load_route_kernels(std::size_t shared_limit);
+/// Shared memory that a block of the last step needs.
+std::size_t place_shared_bytes(int num_ranks, std::int64_t num_experts);
 
 }  // namespace ferry::cuda
 

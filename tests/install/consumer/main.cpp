@@ -14,7 +14,7 @@ constexpr int kNumRanks = 2;
 constexpr std::int64_t kHidden = 4;  // 4 x f32: the smallest row
 
 bool run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {
-  const auto group = ferry::Group::create(bootstrap, {.arena_bytes = std::size_t{64} << 20}).value();
+  const auto group = ferry::Group::create(bootstrap, {.backend = "cpu", .arena_bytes = std::size_t{64} << 20}).value();
   const auto rank = static_cast<float>(group->rank());
 
   // One expert per rank; every token wants the other rank's.

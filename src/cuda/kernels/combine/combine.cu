@@ -3,6 +3,7 @@
 #include "cuda/kernels/combine/stage.cuh"
 #include "cuda/kernels/combine/sum.cuh"
 #include "cuda/kernels/combine/sum_bulk.cuh"
+#include "cuda/kernels/launch.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -132,13 +133,14 @@ cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream) {
   const auto num_blocks = static_cast<unsigned>(params.num_sum_blocks + params.num_stage_blocks);
   const auto num_threads = static_cast<unsigned>(warps_of(params.bulk) * kWarpLanes);
   const std::size_t shared_bytes = Shared::at(nullptr, params.crew.num_ranks, params.bulk).size_bytes;
-  choose_kernel(params.float32, params.bulk)<<<num_blocks, num_threads, shared_bytes, stream>>>(params);
-  return cudaGetLastError();
+  return launch_kernel(choose_kernel(params.float32, params.bulk), {num_blocks, num_threads, shared_bytes}, params,
+                       stream);
 }
 
-cudaError_t load_combine_kernels() {
+cudaError_t load_combine_kernels(bool has_bulk) {
   for (const bool float32 : {false, true}) {
     for (const bool bulk : {false, true}) {
+      if (bulk && !has_bulk) continue;
       const auto most_bytes = static_cast<int>(Shared::at(nullptr, kMaxRanks, bulk).size_bytes);
       const cudaError_t error =
           cudaFuncSetAttribute(choose_kernel(float32, bulk), cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes);

@@ -135,11 +135,6 @@ class BulkStager {
   }
 
   __device__ void store(const Piece& piece, int set) {
-    if (piece.chunk > reporter_.next()) {
-      if (lane_idx() == 0) wait_store_groups<0>();
-      __syncwarp();
-      reporter_.report_before(piece.chunk);
-    }
     wait_barrier(stages_.barriers + set, parities_ >> set & 1U);
     parities_ ^= 1U << set;
     if (lane_idx() == 0) {
@@ -148,6 +143,13 @@ class BulkStager {
       close_store_group();
     }
     __syncwarp();
+    // Rows of earlier chunks than the last piece's are complete when only this store and the last one are open.
+    if (chunk_before_ > reporter_.next()) {
+      if (lane_idx() == 0) wait_store_groups<2>();
+      __syncwarp();
+      reporter_.report_before(chunk_before_);
+    }
+    chunk_before_ = piece.chunk;
   }
 
   const CombineParams& params_;
@@ -157,6 +159,7 @@ class BulkStager {
   StagedRows::Row row_;
   std::int64_t offset_ = 0;
   std::uint32_t parities_ = 0;
+  int chunk_before_ = 0;
 };
 
 /// All that warp `warp` of `num_warps` stages. `stages` as for summing, where kBulk.

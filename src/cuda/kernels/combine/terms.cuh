@@ -115,8 +115,10 @@ class TermFinder {
       here = wait_flag(params_.crew, {Awaited::kRows, place.rank, epoch_}, params_.crew.control.progress + place.rank,
                        progress_value(epoch_, needed));
     }
+    const bool all = __all_sync(0xFFFFFFFFU, here) != 0;
+    __syncwarp();  // hands what each lane has acquired to all of them
     fence_async_proxy();
-    return __all_sync(0xFFFFFFFFU, here) != 0;
+    return all;
   }
 
   /// Fills `terms`; returns the number of rows.

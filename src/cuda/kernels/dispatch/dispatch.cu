@@ -2,11 +2,21 @@
 
 #include "cuda/kernels/dispatch/receive.cuh"
 #include "cuda/kernels/dispatch/send.cuh"
+#include "cuda/kernels/launch.cuh"
+#include "layout/slots.hpp"
 
 namespace ferry::cuda {
 namespace {
 
 using namespace device;
+
+/// Receivers first, then the stages that only the copy engine needs.
+FERRY_HOST_DEVICE std::size_t receivers_bytes(int num_ranks) {
+  return static_cast<std::size_t>(layout::round_up(num_ranks * static_cast<std::int64_t>(sizeof(Receiver)), 128));
+}
+std::size_t shared_bytes(int num_ranks, bool bulk) {
+  return receivers_bytes(num_ranks) + (bulk ? kStagesBytes + kBarriersBytes : 0);
+}
 
 /// Tells the receiving blocks how the call goes. They must not read the messages themselves: a peer may write its next
 /// message as soon as the sending blocks are done with this one.
@@ -29,7 +39,7 @@ __device__ void send(const DispatchParams& params, std::byte* shared, std::uint6
   const int warp = static_cast<int>(blockIdx.x) * kDispatchWarps + warp_idx();
   const int num_warps = params.num_send_blocks * kDispatchWarps;
   const bool go = outcome == Outcome::kGo;
-  auto* receivers = reinterpret_cast<Receiver*>(shared + kStagesBytes + kBarriersBytes);
+  auto* receivers = reinterpret_cast<Receiver*>(shared);
   const bool watched = go && find_receivers(params, receivers);
   const int num_chunks = watched ? params.num_chunks : 1;
   const int chunk_blocks = watched ? params.chunk_blocks : params.num_blocks;
@@ -41,7 +51,8 @@ __device__ void send(const DispatchParams& params, std::byte* shared, std::uint6
   };
   ChunkReporter reporter(params.crew, {num_warps, num_chunks}, epoch, rows_after, true);
   if (go) {
-    WarpStages stages = make_stages(shared);
+    WarpStages stages{};
+    if (params.bulk) stages = make_stages(shared + receivers_bytes(params.crew.num_ranks));
     const Sender sender(params, receivers, warp, num_warps);
     const TableSender table_sender(params, receivers);
     const int chunk_tokens = chunk_blocks * params.tokens_per_block;
@@ -56,7 +67,8 @@ __device__ void send(const DispatchParams& params, std::byte* shared, std::uint6
 
 __device__ void receive(const DispatchParams& params, std::byte* shared, std::uint64_t epoch) {
   if (await_outcome(params.crew, epoch) == Outcome::kGo) {
-    WarpStages stages = make_stages(shared);
+    WarpStages stages{};
+    if (params.bulk) stages = make_stages(shared + receivers_bytes(params.crew.num_ranks));
     const int block = static_cast<int>(blockIdx.x) - params.num_send_blocks;
     const int num_warps = params.num_receive_blocks * kDispatchWarps;
     Arrivals arrivals(params, epoch, block * kDispatchWarps + warp_idx(), num_warps);
@@ -114,19 +126,22 @@ __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __g
 }  // namespace
 
 cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream) {
-  const std::size_t shared_bytes =
-      kStagesBytes + kBarriersBytes + static_cast<std::size_t>(params.crew.num_ranks) * sizeof(Receiver);
   const int num_blocks = params.num_send_blocks + params.num_receive_blocks;
-  dispatch_kernel<<<num_blocks, kDispatchThreads, shared_bytes, stream>>>(params);
-  return cudaGetLastError();
+  const LaunchShape shape{static_cast<unsigned>(num_blocks), kDispatchThreads,
+                          shared_bytes(params.crew.num_ranks, params.bulk)};
+  return launch_kernel(dispatch_kernel, shape, params, stream);
 }
 
 cudaError_t load_padding_kernel();
 
-cudaError_t load_dispatch_kernels() {
-  constexpr std::size_t kMostBytes = kStagesBytes + kBarriersBytes + kMaxRanks * sizeof(Receiver);
+cudaError_t load_dispatch_kernels(bool& has_bulk) {
   if (const cudaError_t error = load_padding_kernel(); error != cudaSuccess) return error;
-  return cudaFuncSetAttribute(dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
+  cudaFuncAttributes attributes;
+  if (const cudaError_t error = cudaFuncGetAttributes(&attributes, dispatch_kernel); error != cudaSuccess) return error;
+  constexpr int kFirstWithBulk = 90;  // PTX ISA, cp.async.bulk: sm_90
+  has_bulk = attributes.ptxVersion >= kFirstWithBulk && attributes.binaryVersion >= kFirstWithBulk;
+  return cudaFuncSetAttribute(dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(shared_bytes(kMaxRanks, has_bulk)));
 }
 
 }  // namespace ferry::cuda

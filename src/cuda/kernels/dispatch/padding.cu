@@ -1,6 +1,7 @@
 /// Rows that hold no token: ids -1, source -1, and zeros where the caller asked for them. A warp takes a row.
 
 #include "cuda/kernels/dispatch/blocks.cuh"
+#include "cuda/kernels/launch.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -58,8 +59,7 @@ cudaError_t launch_padding(const PaddingParams& params, cudaStream_t stream) {
   const std::int64_t wanted = (params.num_rows + kWarps - 1) / kWarps;
   const auto num_blocks = static_cast<unsigned>(wanted < kMaxPaddingBlocks ? wanted : kMaxPaddingBlocks);
   if (num_blocks == 0) return cudaSuccess;
-  padding_kernel<<<num_blocks, kPaddingThreads, 0, stream>>>(params);
-  return cudaGetLastError();
+  return launch_kernel(padding_kernel, {num_blocks, kPaddingThreads, 0}, params, stream);
 }
 
 cudaError_t load_padding_kernel() {

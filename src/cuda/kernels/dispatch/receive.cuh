@@ -57,6 +57,7 @@ class Arrivals {
       known_rows_ = static_cast<std::int32_t>(seen & 0xFFFFFFFFU);
     }
     here = __shfl_sync(0xFFFFFFFFU, static_cast<int>(here), keeper) != 0;
+    __syncwarp();  // hands what the keeper has acquired to all lanes
     fence_async_proxy();
     return here;
   }

@@ -159,14 +159,15 @@ __device__ inline void send_bulk(const DispatchParams& params, const Sender& sen
     __syncwarp();
     load(item + kStages - 1);
     if (piece != 0) continue;
-    table_sender.send(token, tables);
-    // Tokens before the last one are complete when at most this item's store and the last one's are open.
+    // Tokens before the last one are complete when at most this item's store and the last one's are open. Reported before
+    // this token's tables are written, whose stores the report would wait for.
     const auto chunk = static_cast<int>(token_before / chunk_tokens);
     if (chunk > reporter.next()) {
       if (lane_idx() == 0) wait_store_groups<2>();
       __syncwarp();
       reporter.report_before(chunk);
     }
+    table_sender.send(token, tables);
     token_before = token;
   }
   if (lane_idx() == 0) wait_store_groups<0>();

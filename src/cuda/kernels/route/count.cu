@@ -1,5 +1,6 @@
 /// First step of route: each block counts, for its tokens, the distinct ranks and the distinct experts.
 
+#include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/route/entries.cuh"
 
 namespace ferry::cuda {
@@ -36,8 +37,8 @@ __global__ void __launch_bounds__(kRouteThreads) count_kernel(RouteParams params
 
 cudaError_t launch_count(const RouteParams& params, cudaStream_t stream) {
   const auto shared_bytes = static_cast<std::size_t>(params.crew.num_ranks + params.num_experts) * sizeof(std::int32_t);
-  count_kernel<<<params.num_blocks, kRouteThreads, shared_bytes, stream>>>(params);
-  return cudaGetLastError();
+  const LaunchShape shape{static_cast<unsigned>(params.num_blocks), kRouteThreads, shared_bytes};
+  return launch_kernel(count_kernel, shape, params, stream);
 }
 
 cudaError_t load_count_kernel() {

@@ -1,6 +1,7 @@
 /// Second step of route: one block adds up the counts, shows them to every rank, waits for theirs, and derives where
 /// this rank's rows begin everywhere. This is all that the host waits for.
 
+#include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/route/entries.cuh"
 #include "layout/slots.hpp"
 
@@ -20,6 +21,22 @@ struct Shared {
   unsigned long long first_fault;  // index of the expert or rank at fault, lowest first
   std::int32_t warp_sums[kExchangeThreads / kWarpLanes];
   std::int32_t carry;
+};
+
+/// Shared memory whose size depends on the call.
+struct Scratch {
+  std::int32_t* group_first;      ///< [E] first row of each group, counted over all ranks
+  unsigned long long* rank_rows;  ///< [R] rows of each rank
+  std::size_t size_bytes;
+
+  FERRY_HOST_DEVICE static Scratch at(std::byte* base, const RouteParams& params) {
+    layout::Carver carver(base);
+    Scratch scratch{};
+    scratch.group_first = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_experts));
+    scratch.rank_rows = carver.take<unsigned long long>(static_cast<std::size_t>(params.crew.num_ranks));
+    scratch.size_bytes = carver.used_bytes();
+    return scratch;
+  }
 };
 
 /// Turns the blocks' counts of one run into counts before each block; returns the total.
@@ -118,7 +135,7 @@ __device__ std::int32_t scan_block(Shared& shared, std::int32_t value) {
 
 /// Rows that each expert's group takes and where it begins, in `group_first` [E] and `rank_rows` [R] (shared memory).
 __device__ void place_groups(const RouteParams& params, const Posted& posted, Shared& shared, std::int32_t* group_first,
-                             std::int32_t* rank_rows) {
+                             unsigned long long* rank_rows) {
   const int num_ranks = params.crew.num_ranks;
   for (int first = 0; first < params.num_experts; first += kExchangeThreads) {
     const int at = first + static_cast<int>(threadIdx.x);
@@ -138,12 +155,14 @@ __device__ void place_groups(const RouteParams& params, const Posted& posted, Sh
         params.tables.rows_per_expert[params.placement.local_expert[expert]] = rows;
       }
     }
-    const std::int32_t group =
-        params.layout == Layout::kSlab
-            ? static_cast<std::int32_t>(params.slab_capacity)
-            : static_cast<std::int32_t>(layout::aligned_group_rows(rows, params.expert_alignment));
+    const std::int64_t group_rows = params.layout == Layout::kSlab
+                                        ? params.slab_capacity
+                                        : layout::aligned_group_rows(rows, params.expert_alignment);
+    const auto group = static_cast<std::int32_t>(group_rows);
     const std::int32_t end = scan_block(shared, expert >= 0 ? group : 0) + shared.carry;
     if (expert >= 0) {
+      // 64 bits: a sum that does not fit the tables must be seen, not wrap.
+      atomicAdd(&rank_rows[params.placement.owner[expert]], static_cast<unsigned long long>(group_rows));
       group_first[at] = end - group;
       params.tables.expert_base[expert] = before_me;
     }
@@ -151,16 +170,7 @@ __device__ void place_groups(const RouteParams& params, const Posted& posted, Sh
     if (threadIdx.x == kExchangeThreads - 1) shared.carry = end;
     __syncthreads();
   }
-  // Where a rank's groups end is where the next rank's begin.
   const std::int32_t* first_of_rank = params.placement.first_of_rank;
-  for (int rank = static_cast<int>(threadIdx.x); rank < num_ranks; rank += kExchangeThreads) {
-    const int begin = first_of_rank[rank];
-    const int end = first_of_rank[rank + 1];
-    const std::int32_t first_row = begin < params.num_experts ? group_first[begin] : shared.carry;
-    const std::int32_t last_row = end < params.num_experts ? group_first[end] : shared.carry;
-    rank_rows[rank] = last_row - first_row;
-  }
-  __syncthreads();
   for (int at = static_cast<int>(threadIdx.x); at < params.num_experts; at += kExchangeThreads) {
     const int expert = params.placement.by_owner[at];
     const int owner = params.placement.owner[expert];
@@ -168,22 +178,23 @@ __device__ void place_groups(const RouteParams& params, const Posted& posted, Sh
     params.tables.expert_base[expert] += first;
     if (owner == params.crew.rank) params.tables.row_offsets[params.placement.local_expert[expert]] = first;
   }
-  if (threadIdx.x == 0) params.tables.row_offsets[params.num_local_experts] = rank_rows[params.crew.rank];
+  if (threadIdx.x == 0)
+    params.tables.row_offsets[params.num_local_experts] = static_cast<std::int64_t>(rank_rows[params.crew.rank]);
 }
 
 /// Token rows of each (source, rank) pair; `rank_rows` too where those are the rows.
-__device__ void place_token_rows(const RouteParams& params, const Posted& posted, std::int32_t* rank_rows) {
+__device__ void place_token_rows(const RouteParams& params, const Posted& posted, unsigned long long* rank_rows) {
   const int num_ranks = params.crew.num_ranks;
   for (int rank = static_cast<int>(threadIdx.x); rank < num_ranks; rank += kExchangeThreads) {
     std::int32_t before_me = 0;
-    std::int32_t rows = 0;
+    std::int64_t rows = 0;
     for (int source = 0; source < num_ranks; ++source) {
       const std::int32_t count = posted.count(source, rank);
       if (source < params.crew.rank) before_me += count;
       rows += count;
     }
     params.tables.rank_base[rank] = before_me;
-    if (params.layout == Layout::kTokens) rank_rows[rank] = rows;
+    if (params.layout == Layout::kTokens) rank_rows[rank] = static_cast<unsigned long long>(rows);
   }
   if (threadIdx.x == 0) {
     std::int32_t base = 0;
@@ -195,19 +206,25 @@ __device__ void place_token_rows(const RouteParams& params, const Posted& posted
   }
 }
 
+/// Rows that a rank can take: what it made room for, or what fits the tables.
+__device__ std::int64_t row_limit(const Posted& posted, int rank) {
+  const std::int64_t limit = posted.header(rank).max_recv_rows;
+  return limit > 0 ? limit : INT32_MAX;
+}
+
 /// One thread: what refused the call, in the summary and for the host.
 __device__ void report_fault(const RouteParams& params, const Posted& posted, std::uint64_t epoch, Fault fault,
-                             std::int64_t at, const std::int32_t* rank_rows) {
+                             std::int64_t at, const unsigned long long* rank_rows) {
   RouteSummary& summary = *params.tables.summary;
   summary.valid = 0;
   summary.fault = static_cast<std::int32_t>(fault);
-  std::int64_t column = 0;
+  summary.fault_column = 0;
   const int num_ranks = params.crew.num_ranks;
   if (fault == Fault::kBadId) {
     summary.fault_rank = at;
     const std::int64_t entry = posted.header(static_cast<int>(at)).bad_entry;
     summary.fault_row = entry / params.num_topk;
-    column = entry % params.num_topk;
+    summary.fault_column = entry % params.num_topk;
     summary.fault_value = posted.header(static_cast<int>(at)).bad_id;
     summary.fault_limit = params.num_experts - 1;
   } else if (fault == Fault::kSlabCapacity) {
@@ -220,15 +237,15 @@ __device__ void report_fault(const RouteParams& params, const Posted& posted, st
     summary.fault_limit = params.slab_capacity;
   } else if (fault == Fault::kRowCapacity) {
     summary.fault_rank = at;
-    summary.fault_value = rank_rows[at];
-    summary.fault_limit = posted.header(static_cast<int>(at)).max_recv_rows;
+    summary.fault_value = static_cast<std::int64_t>(rank_rows[at]);
+    summary.fault_limit = row_limit(posted, static_cast<int>(at));
   }
   FaultReport& report = *params.host.fault;
   if (*static_cast<volatile std::uint64_t*>(&report.state) != 0) return;
   report.fault = static_cast<std::int32_t>(fault);
   report.rank = static_cast<std::int32_t>(summary.fault_rank);
   report.row = summary.fault_row;
-  report.column = column;
+  report.column = summary.fault_column;
   report.value = summary.fault_value;
   report.limit = summary.fault_limit;
   for (int rank = 0; rank < num_ranks; ++rank) report.tickets[rank] = ticket_of(params.crew, rank, epoch);
@@ -283,7 +300,7 @@ __device__ void tell_host_expert_rows(const RouteParams& params, const Posted& p
 }
 
 __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams params) {
-  extern __shared__ std::int32_t tables[];  // group_first [E], rank_rows [R]
+  extern __shared__ __align__(64) std::byte memory[];
   __shared__ Shared shared;
   const CrewParams& crew = params.crew;
   if (is_broken(crew)) return;
@@ -326,8 +343,11 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
     }
     return;
   }
-  std::int32_t* group_first = tables;
-  std::int32_t* rank_rows = tables + params.num_experts;
+  const Scratch scratch = Scratch::at(memory, params);
+  std::int32_t* group_first = scratch.group_first;
+  unsigned long long* rank_rows = scratch.rank_rows;
+  for (int rank = static_cast<int>(threadIdx.x); rank < crew.num_ranks; rank += kExchangeThreads) rank_rows[rank] = 0;
+  __syncthreads();
   place_token_rows(params, posted, rank_rows);
   if (params.layout == Layout::kTokens) {
     for (int expert = static_cast<int>(threadIdx.x); expert < params.num_experts; expert += kExchangeThreads) {
@@ -343,7 +363,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
   if (threadIdx.x == 0) {
     RouteSummary& summary = *params.tables.summary;
     summary.valid = 1;
-    summary.num_used_rows = rank_rows[crew.rank];
+    summary.num_used_rows = static_cast<std::int32_t>(rank_rows[crew.rank]);
     summary.num_token_rows = params.tables.source_base[crew.num_ranks];
     if (shared.first_fault != kNoFault) {
       report_fault(params, posted, epoch, Fault::kSlabCapacity, static_cast<std::int64_t>(shared.first_fault),
@@ -365,9 +385,8 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
 }  // namespace
 
 cudaError_t launch_exchange(const RouteParams& params, cudaStream_t stream) {
-  const auto shared_bytes = static_cast<std::size_t>(params.crew.num_ranks + params.num_experts) * sizeof(std::int32_t);
-  exchange_kernel<<<1, kExchangeThreads, shared_bytes, stream>>>(params);
-  return cudaGetLastError();
+  const std::size_t shared_bytes = Scratch::at(nullptr, params).size_bytes;
+  return launch_kernel(exchange_kernel, {1, kExchangeThreads, shared_bytes}, params, stream);
 }
 
 cudaError_t load_exchange_kernel() {

@@ -1,5 +1,8 @@
 /// Last step of route: every entry learns its row, and every receiver who its rows come from.
 
+#include <algorithm>
+
+#include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/route/entries.cuh"
 
 namespace ferry::cuda {
@@ -167,25 +170,26 @@ __global__ void __launch_bounds__(kRouteThreads) place_kernel(PlaceParams params
   finish_call(crew, epoch);
 }
 
-std::size_t shared_bytes(int num_ranks, std::int64_t num_experts) {
+}  // namespace
+
+std::size_t place_shared_bytes(int num_ranks, std::int64_t num_experts) {
   return static_cast<std::size_t>(kRouteWarps) * static_cast<std::size_t>(num_ranks + num_experts) *
          sizeof(std::int32_t);
 }
 
-}  // namespace
-
 cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream) {
   const RouteParams& route = params.route;
-  const int num_blocks = route.num_blocks < kMaxPlaceBlocks ? route.num_blocks : kMaxPlaceBlocks;
-  place_kernel<<<num_blocks, kRouteThreads, shared_bytes(route.crew.num_ranks, route.num_experts), stream>>>(params);
-  return cudaGetLastError();
+  const int most = params.max_blocks < kMaxPlaceBlocks ? params.max_blocks : kMaxPlaceBlocks;
+  const int num_blocks = route.num_blocks < most ? route.num_blocks : most;
+  const std::size_t shared_bytes = place_shared_bytes(route.crew.num_ranks, route.num_experts);
+  return launch_kernel(place_kernel, {static_cast<unsigned>(num_blocks), kRouteThreads, shared_bytes}, params, stream);
 }
 
 cudaError_t load_count_kernel();
 cudaError_t load_exchange_kernel();
 
-cudaError_t load_route_kernels() {
-  const auto most_bytes = static_cast<int>(shared_bytes(kMaxRanks, kMaxExperts));
+cudaError_t load_route_kernels(std::size_t shared_limit) {
+  const auto most_bytes = static_cast<int>(std::min(place_shared_bytes(kMaxRanks, kMaxExperts), shared_limit));
   if (const cudaError_t error = load_count_kernel(); error != cudaSuccess) return error;
   if (const cudaError_t error = load_exchange_kernel(); error != cudaSuccess) return error;
   return cudaFuncSetAttribute(place_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes);
