@@ -35,7 +35,8 @@ struct GroupOptions {
   int ranks_per_node = 0;
   std::size_t arena_bytes = kDefaultArenaBytes;  ///< most symmetric memory this rank can allocate, staging included
   std::int64_t timeout_ns = kDefaultTimeoutNs;   ///< deadline of every wait inside route, dispatch, combine, destroy
-  /// Backend "cuda": ordinal of this rank's GPU, -1 for the calling thread's current one. Several ranks may share a GPU.
+  /// Backend "cuda": ordinal of this rank's GPU, -1 for the calling thread's current one. Several ranks may share a
+  /// GPU.
   int device = kCurrentDevice;
 };
 

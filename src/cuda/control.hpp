@@ -6,16 +6,16 @@
 /// Every call has an epoch (from 1), counted on the device so that graph replays count too; all ranks make the same
 /// calls in the same order, so their epochs agree. Flags only grow and are never reset.
 ///
-///   field                writer       readers     order                               publishes
-///   messages[s].epoch    rank s       this rank   st.release.sys / ld.acquire.sys     the rest of messages[s]; that s's
-///                                                                                     outputs and staging may be written,
-///                                                                                     its inputs read
-///   progress[s]          rank s       this rank   st.release.sys / ld.acquire.sys     rows and records that s has written
-///                                                                                     here: epoch << 32 | rows so far
-///   done[s]              rank s       this rank   st.release.sys / ld.acquire.sys     s writes and reads nothing here any
-///                                                                                     more in this epoch
-///   counts_ready[s]      rank s       this rank   st.release.sys / ld.acquire.sys     counts[epoch % 2][s]
-///   local.*              this rank    this rank   device scope, see the kernels       –
+///   field             writer     order               publishes
+///   messages[s]       rank s     release / acquire   epoch publishes the rest: s's outputs and staging may be written,
+///                                                    its inputs read
+///   progress[s]       rank s     release / acquire   rows and records that s has written here, or staged for it:
+///                                                    epoch << 32 | rows so far
+///   done[s]           rank s     release / acquire   s writes and reads nothing here any more in this epoch
+///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]
+///   local             this rank  device scope        see the kernels
+///
+/// This rank reads all of them; the first four are st.release.sys and ld.acquire.sys.
 ///
 /// One place per message is enough: s writes the message of epoch e + 1 only after it saw done[this rank] >= e, which
 /// this rank sends after it has read s's message of e. Counts have no such end of call; they alternate between two

@@ -72,7 +72,8 @@ class CudaBackend final : public Backend {
   Result<bool> check_stream(Operation operation, Stream stream);
   /// Shows the record to the peers, orders the stream after earlier calls.
   Result<Launch> begin(const CallRecord& record, cudaStream_t stream, bool captured);
-  /// After the call's last launch, whether or not it succeeded: what was launched is waited for before memory is reused.
+  /// After the call's last launch, whether or not it succeeded: what was launched is waited for before memory is
+  /// reused.
   Status end(const Launch& launch, cudaError_t launched, std::string_view operation);
   /// This rank cannot make the call for `status`: the peers' kernels hear of it. Returns `status`.
   template <typename Refuse>

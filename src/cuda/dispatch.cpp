@@ -67,9 +67,8 @@ void set_plan(DispatchParams& params, const DispatchPlan& plan) {
   // Progress is counted at the borders of route's blocks.
   const std::int64_t per_block = params.tokens_per_block;
   std::int64_t blocks = std::max<std::int64_t>(1, plan.chunk_tokens / per_block);
-  blocks = std::max<std::int64_t>(blocks, (params.num_blocks + kMaxChunks - 1) / kMaxChunks);
-  params.chunk_blocks = static_cast<int>(std::min<std::int64_t>(blocks, params.num_blocks));
-  params.num_chunks = (params.num_blocks + params.chunk_blocks - 1) / params.chunk_blocks;
+  blocks = std::max<std::int64_t>(blocks, (2 * params.num_blocks + kMaxChunks - 1) / kMaxChunks);
+  params.chunks = {params.num_blocks, static_cast<int>(std::min<std::int64_t>(blocks, params.num_blocks))};
 }
 
 PaddingParams padding_params(const DispatchParams& dispatch, const DispatchCall& call, const CudaRouting& routing) {

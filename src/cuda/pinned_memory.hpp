@@ -1,7 +1,8 @@
 #ifndef FERRY_CUDA_PINNED_MEMORY_HPP
 #define FERRY_CUDA_PINNED_MEMORY_HPP
 
-/// Host memory that kernels write to: reports, and what route tells the host. Taken once per group, handed out in pages.
+/// Host memory that kernels write to: reports, and what route tells the host. Taken once per group, handed out in
+/// pages.
 
 #include <cstddef>
 #include <memory>

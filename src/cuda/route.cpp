@@ -14,8 +14,8 @@
 namespace ferry::cuda {
 namespace {
 
-/// Tokens that a block counts: enough blocks to hide latencies for T = 4096, and a bound on them for large T so that the
-/// one block that adds them up stays quick. A multiple of a block's warps.
+/// Tokens that a block counts: enough blocks to hide latencies for T = 4096, and a bound on them for large T so that
+/// the one block that adds them up stays quick. A multiple of a block's warps.
 constexpr std::int64_t kMinTokensPerBlock = 64;
 constexpr std::int64_t kMaxBlocks = 128;
 constexpr std::int64_t kBlockTokensUnit = 64;

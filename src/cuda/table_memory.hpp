@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_TABLE_MEMORY_HPP
 #define FERRY_CUDA_TABLE_MEMORY_HPP
 
-/// Device memory of Routings and of the backend's staging. Kernels that were launched earlier may still use a block when
-/// its owner dies, so blocks rest until the last call that was launched before is finished.
+/// Device memory of Routings and of the backend's staging. Kernels that were launched earlier may still use a block
+/// when its owner dies, so blocks rest until the last call that was launched before is finished.
 
 #include <cuda_runtime_api.h>
 

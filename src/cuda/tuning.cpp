@@ -8,10 +8,10 @@ namespace {
 /// Defaults for one rank per GPU, measured on H200 (docs/performance.md).
 constexpr int kSendSms = 10;
 constexpr int kUnpackSms = 4;
-constexpr int kCopySms = 12;
-constexpr int kSumSms = 16;
-constexpr int kStageSms = 8;
-constexpr int kChunkTokens = 256;
+constexpr int kCopySms = 14;
+constexpr int kSumSms = 12;
+constexpr int kStageSms = 12;
+constexpr int kChunkTokens = 512;
 constexpr int kChunkRows = 128;
 
 /// Two parts that together take at most `most` blocks, and at least one each if they are wanted at all.

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_DEVICE_CHUNKS_CUH
 #define FERRY_CUDA_DEVICE_CHUNKS_CUH
 
-/// Progress of many warps, told to the peers part by part. Warps finish their share of a chunk in any order; the last one
-/// tells the peers. Chunks are told in ascending order, because a flag may never go back.
+/// Progress of many warps, told to the peers part by part. Warps finish their share of a chunk in any order; the last
+/// one tells the peers. Chunks are told in ascending order, because a flag may never go back.
 ///
 ///   local.chunk_arrivals[c]  all sending warps   atom.add.acq_rel.gpu        what the warp wrote to the peers
 ///   local.num_chunks_sent    last warp of c      st.release.gpu / ld.acquire.gpu   progress of chunk c was stored

@@ -2,8 +2,8 @@
 #define FERRY_CUDA_KERNELS_COMBINE_HPP
 
 /// Combine: summing blocks pull the rows of this rank's tokens out of the peers' memory and sum them. Where this rank's
-/// own rows lie in memory that peers cannot reach, staging blocks copy them to where they can, and the peers sum what is
-/// there already. One kernel.
+/// own rows lie in memory that peers cannot reach, staging blocks copy them to where they can, and the peers sum what
+/// is there already. One kernel.
 
 #include <cuda_runtime_api.h>
 

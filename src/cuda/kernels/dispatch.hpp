@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/chunk_borders.hpp"
 #include "cuda/kernels/crew_params.hpp"
 #include "cuda/record_layout.hpp"
 #include "cuda/routing_tables.hpp"
@@ -57,8 +58,7 @@ struct DispatchParams {
   bool bulk = true;
   int num_send_blocks = 1;
   int num_receive_blocks = 0;
-  int chunk_blocks = 1;  ///< a chunk is this many of route's blocks
-  int num_chunks = 1;
+  ChunkBorders chunks;
 };
 
 struct PaddingParams {

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_KERNELS_COMBINE_SUM_BULK_CUH
 #define FERRY_CUDA_KERNELS_COMBINE_SUM_BULK_CUH
 
-/// Summing by the bulk copy engine: a warp's rows land in shared memory while it adds up others. A set is the same piece
-/// of up to eight rows. Few multiprocessors then hold enough bytes in flight to fill the links.
+/// Summing by the bulk copy engine: a warp's rows land in shared memory while it adds up others. A set is the same
+/// piece of up to eight rows. Few multiprocessors then hold enough bytes in flight to fill the links.
 
 #include "cuda/device/bulk_copy.cuh"
 #include "cuda/kernels/combine/terms.cuh"

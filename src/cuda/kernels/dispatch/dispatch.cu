@@ -41,13 +41,16 @@ __device__ void send(const DispatchParams& params, std::byte* shared, std::uint6
   const bool go = outcome == Outcome::kGo;
   auto* receivers = reinterpret_cast<Receiver*>(shared);
   const bool watched = go && find_receivers(params, receivers);
-  const int num_chunks = watched ? params.num_chunks : 1;
-  const int chunk_blocks = watched ? params.chunk_blocks : params.num_blocks;
-  const auto rows_after = [&params, go, chunk_blocks](int chunk, int rank) -> std::int64_t {
+  // Nobody watches: one chunk, reported at the end.
+  const ChunkBorders chunks = watched ? params.chunks : ChunkBorders{params.num_blocks, params.num_blocks};
+  const int num_chunks = watched ? chunks.num_chunks() : 1;
+  const auto rows_after = [&params, go, watched, chunks](int chunk, int rank) -> std::int64_t {
     if (!go) return 0;
-    const int block = (chunk + 1) * chunk_blocks;
-    const int before = block < params.num_blocks ? block : params.num_blocks;
-    return params.block_ranks[before * params.crew.num_ranks + rank];
+    const int blocks = watched ? chunks.end_block(chunk) : params.num_blocks;
+    return params.block_ranks[blocks * params.crew.num_ranks + rank];
+  };
+  const auto chunk_of = [&params, watched, chunks](std::int64_t token) {
+    return watched ? chunks.chunk_of(static_cast<int>(token / params.tokens_per_block)) : 0;
   };
   ChunkReporter reporter(params.crew, {num_warps, num_chunks}, epoch, rows_after, true);
   if (go) {
@@ -55,11 +58,10 @@ __device__ void send(const DispatchParams& params, std::byte* shared, std::uint6
     if (params.bulk) stages = make_stages(shared + receivers_bytes(params.crew.num_ranks));
     const Sender sender(params, receivers, warp, num_warps);
     const TableSender table_sender(params, receivers);
-    const int chunk_tokens = chunk_blocks * params.tokens_per_block;
     if (params.bulk) {
-      send_bulk(params, sender, table_sender, stages, reporter, chunk_tokens);
+      send_bulk(params, sender, table_sender, stages, reporter, chunk_of);
     } else {
-      send_by_threads(params, sender, table_sender, reporter, chunk_tokens);
+      send_by_threads(params, sender, table_sender, reporter, chunk_of);
     }
   }
   reporter.report_before(num_chunks);

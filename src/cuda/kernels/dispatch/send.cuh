@@ -1,7 +1,8 @@
 #ifndef FERRY_CUDA_KERNELS_DISPATCH_SEND_CUH
 #define FERRY_CUDA_KERNELS_DISPATCH_SEND_CUH
 
-/// Sending warps. Each takes every n-th token: loads a row once and stores it to each receiver's final row (or staging).
+/// Sending warps. Each takes every n-th token: loads a row once and stores it to each receiver's final row (or
+/// staging).
 
 #include "cuda/kernels/dispatch/tables.cuh"
 
@@ -71,8 +72,8 @@ class Sender {
     return receiver.rows + row * receiver.row_stride;
   }
 
-  /// Calls `store(pointer)` in the whole warp for each target, beginning with the ranks after this one, so that ranks do
-  /// not all write to the same peer at once.
+  /// Calls `store(pointer)` in the whole warp for each target, beginning with the ranks after this one, so that ranks
+  /// do not all write to the same peer at once.
   template <typename Store>
   __device__ void for_each_target(const Place& place, std::byte* target, Store store) const {
     const unsigned wanted = __ballot_sync(0xFFFFFFFFU, target != nullptr);
@@ -117,10 +118,11 @@ class TableStream {
   Place place_after_{};
 };
 
-/// Sends by the bulk copy engine. Item j is piece j % pieces of this warp's token j / pieces.
-template <typename Reporter>
+/// Sends by the bulk copy engine. Item j is piece j % pieces of this warp's token j / pieces. `chunk_of(token)`: the
+/// chunk that a token is reported with.
+template <typename Reporter, typename ChunkOf>
 __device__ inline void send_bulk(const DispatchParams& params, const Sender& sender, const TableSender& table_sender,
-                                 WarpStages& stages, Reporter& reporter, int chunk_tokens) {
+                                 WarpStages& stages, Reporter& reporter, ChunkOf chunk_of) {
   const int pieces = num_pieces(params.row_bytes);
   const std::int64_t num_items = sender.num_tokens() * pieces;
   const auto load = [&](std::int64_t item) {
@@ -159,9 +161,9 @@ __device__ inline void send_bulk(const DispatchParams& params, const Sender& sen
     __syncwarp();
     load(item + kStages - 1);
     if (piece != 0) continue;
-    // Tokens before the last one are complete when at most this item's store and the last one's are open. Reported before
-    // this token's tables are written, whose stores the report would wait for.
-    const auto chunk = static_cast<int>(token_before / chunk_tokens);
+    // Tokens before the last one are complete when at most this item's store and the last one's are open. Reported
+    // before this token's tables are written, whose stores the report would wait for.
+    const int chunk = chunk_of(token_before);
     if (chunk > reporter.next()) {
       if (lane_idx() == 0) wait_store_groups<2>();
       __syncwarp();
@@ -175,13 +177,13 @@ __device__ inline void send_bulk(const DispatchParams& params, const Sender& sen
 }
 
 /// Sends by 16-byte loads and stores.
-template <typename Reporter>
+template <typename Reporter, typename ChunkOf>
 __device__ inline void send_by_threads(const DispatchParams& params, const Sender& sender,
-                                       const TableSender& table_sender, Reporter& reporter, int chunk_tokens) {
+                                       const TableSender& table_sender, Reporter& reporter, ChunkOf chunk_of) {
   TableStream stream(table_sender, sender);
   for (std::int64_t idx = 0; idx < sender.num_tokens(); ++idx) {
     const std::int64_t token = sender.token(idx);
-    reporter.report_before(static_cast<int>(token / chunk_tokens));
+    reporter.report_before(chunk_of(token));
     const TokenTables tables = stream.take(idx);
     table_sender.send(token, tables);
     sender.for_each_target(tables.place, sender.target(tables.place),
