@@ -100,8 +100,9 @@ Status make_parts(const BackendContext& context, const DeviceFacts& facts, CudaP
   if (!stream.ok()) return stream.status();
   parts.stream = *stream;
   if (Status status = load_kernels(facts, parts.has_bulk); !status.ok()) return status;
-  Result<std::shared_ptr<DeviceArena>> arena =
-      DeviceArena::create(facts.device, context.options.arena_bytes, choose_memory_path(facts.device));
+  const Result<MemoryPath> path = choose_memory_path(facts.device);
+  if (!path.ok()) return path.status();
+  Result<std::shared_ptr<DeviceArena>> arena = DeviceArena::create(facts.device, context.options.arena_bytes, *path);
   if (!arena.ok()) return arena.status();
   parts.arena = *arena;
   Result<std::shared_ptr<TableMemory>> memory = TableMemory::create(parts.arena);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -69,7 +70,9 @@ bool shares_descriptors(const Driver& table, int device) {
 
 std::string_view to_string(MemoryPath path) { return path == MemoryPath::kVmm ? "vmm" : "ipc"; }
 
-MemoryPath choose_memory_path(int device) {
+namespace {
+
+MemoryPath best_memory_path(int device) {
   const DeviceGuard guard(device);
   const RelaxedCapture relaxed;
   const Result<const Driver*> table = driver();
@@ -83,6 +86,26 @@ MemoryPath choose_memory_path(int device) {
     }
   }
   return shares_descriptors(**table, device) ? MemoryPath::kVmm : MemoryPath::kIpc;
+}
+
+}  // namespace
+
+Result<MemoryPath> choose_memory_path(int device) {
+  const char* variable = std::getenv(kMemoryPathVariable);
+  const std::string_view wanted = variable == nullptr ? "" : variable;
+  if (wanted == to_string(MemoryPath::kIpc)) return MemoryPath::kIpc;
+  const MemoryPath best = best_memory_path(device);
+  if (wanted.empty() || wanted == to_string(best)) return best;
+  if (wanted == to_string(MemoryPath::kVmm)) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("Group::create: {} is \"vmm\", but GPU {} or the sandbox around this process does not let "
+                    "memory be shared as file descriptors; set it to \"ipc\", or not at all",
+                    kMemoryPathVariable, device));
+  }
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("Group::create: the environment variable {} is \"{}\", expected \"vmm\", \"ipc\" or none",
+                            kMemoryPathVariable, wanted));
 }
 
 Result<std::shared_ptr<DeviceArena>> DeviceArena::create(int device, std::size_t size_bytes, MemoryPath path) {

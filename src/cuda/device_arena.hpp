@@ -33,8 +33,13 @@ enum class MemoryPath : std::int32_t {
 /// "vmm" or "ipc".
 std::string_view to_string(MemoryPath path);
 
-/// kVmm where the device, the driver and the sandbox around this process let memory be shared as file descriptors.
-MemoryPath choose_memory_path(int device);
+/// Environment variable that forces a path by its name, for places where the choice below goes wrong.
+inline constexpr const char* kMemoryPathVariable = "FERRY_CUDA_MEMORY";
+
+/// kVmm where the device, the driver and the sandbox around this process let memory be shared as file descriptors,
+/// unless kMemoryPathVariable says otherwise.
+/// @errors kInvalidArgument: the variable names no path; kUnsupported: it names kVmm, which does not work here
+Result<MemoryPath> choose_memory_path(int device);
 
 /// Largest arena of kIpc, whose memory is taken all at once.
 inline constexpr std::size_t kMaxIpcArenaBytes = std::size_t{2} << 30;

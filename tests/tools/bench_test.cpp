@@ -100,6 +100,18 @@ TEST(Bench, EveryCombinationOfOptionsRuns) {
   }
 }
 
+TEST(Bench, DispatchCanRouteFirstEachTime) {
+  const TemporaryFile file;
+  const CommandEnd end = run_ferry(small_bench({"--op", "dispatch", "--no-cached", "--json", file.path()}));
+  ASSERT_EQ(end.exit_code, 0) << end.standard_error;
+  EXPECT_NE(end.standard_output.find("made anew by each dispatch"), std::string::npos) << end.standard_output;
+  const json fresh = json::parse(file.read());
+  EXPECT_EQ(fresh["run"]["cached"], false);
+  const json cached = results_of({"--op", "dispatch", "--cached"});
+  ASSERT_EQ(cached.size(), 1U);
+  EXPECT_EQ(fresh["results"][0]["logical_bytes"], cached[0]["logical_bytes"]);
+}
+
 TEST(Bench, RouteHasATimeAndNoLimit) {
   const json results = results_of({"--op", "route"});
   ASSERT_EQ(results.size(), 1U);

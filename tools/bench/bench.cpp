@@ -106,11 +106,12 @@ Status check_memory(const BenchPlan& plan) {
 std::string introduction(const BenchPlan& plan, const std::string& launch) {
   return fmt::format(
       "Ferry {} ({}), backend {}: {}\n{}\n"
-      "{} hidden {}, top {} of {} experts, {}, routing {}, layout {}, {} memory, {} iterations after {} to warm up\n"
+      "{} hidden {}, top {} of {} experts, {}, routing {}{}, layout {}, {} memory, {} iterations after {} to warm up\n"
       "{}{}\n",
       version(), commit(), plan.backend, launch, describe(read_host_facts()), name_of(plan.op), plan.hidden,
-      plan.num_topk, plan.num_experts, name_of(plan.dtype), plan.routing_name, name_of(plan.layout),
-      name_of(plan.memory), plan.num_iterations, plan.num_warmup,
+      plan.num_topk, plan.num_experts, name_of(plan.dtype), plan.routing_name,
+      plan.cached ? "" : " (made anew by each dispatch)", name_of(plan.layout), name_of(plan.memory),
+      plan.num_iterations, plan.num_warmup,
       plan.on_gpu() ? fmt::format("kernels: {}\n", describe(plan.kernels.front())) : "", formulas(plan));
 }
 
@@ -206,6 +207,8 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   add_choice<BenchMemory>(*command, "--memory", &plan.memory,
                           {{"symmetric", BenchMemory::kSymmetric}, {"plain", BenchMemory::kPlain}},
                           "Where tokens and rows live (default symmetric: memory of the group)");
+  command->add_flag("--cached,!--no-cached", plan.cached,
+                    "Dispatch again and again with one Routing (the default), or route first each time");
   add_kernel_options(*command, &plan.kernels.front());
   command->add_option("--routing", options->routing, "random, zipf, one-hot or trace:FILE")->capture_default_str();
   command->add_option("--iterations", plan.num_iterations, fmt::format("Timed iterations (on GPUs {})", kGpuIterations))

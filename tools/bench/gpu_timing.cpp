@@ -27,7 +27,9 @@ std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations)
     all.push_back({{[&] { return operations.route(); }, finish, true}, Series::kRouteEvents, Series::kRoute});
   }
   if (plan.measures_dispatch()) {
-    all.push_back({{[&] { return operations.dispatch(); }, finish}, Series::kDispatch, Series::kDispatchHost});
+    const bool waits_for_counts = !plan.cached && plan.layout != Layout::kSlab;
+    all.push_back(
+        {{[&] { return operations.dispatch(); }, finish, waits_for_counts}, Series::kDispatch, Series::kDispatchHost});
   }
   if (plan.measures_combine()) {
     all.push_back({{[&] { return operations.combine(); }, finish}, Series::kCombine, Series::kCombineHost});

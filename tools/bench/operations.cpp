@@ -126,6 +126,9 @@ Status Operations::wait() {
 }
 
 Status Operations::dispatch() {
+  if (!plan_.cached) {
+    if (Status status = route(); !status) return status;
+  }
   const std::int64_t num_rows = routing_.num_recv_rows();
   const DType dtype = plan_.dtype == BenchDType::kFp8 ? DType::kFloat8E4M3 : DType::kBfloat16;
   DispatchInput in;

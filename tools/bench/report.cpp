@@ -99,6 +99,7 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                  {"warmup", first.num_warmup},
                  {"layout", name_of(first.layout)},
                  {"memory", name_of(first.memory)},
+                 {"cached", first.cached},
                  {"seed", first.seed}};
   if (first.on_gpu()) add_gpu_run(reports.front(), &json);
   json["results"] = Json::array();

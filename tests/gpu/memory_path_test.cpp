@@ -1,0 +1,77 @@
+/// The ways in which ranks get at each other's memory: all give the same results, also side by side.
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <string>
+
+#include "gpu/gpu_group.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr const char* kVariable = "FERRY_CUDA_MEMORY";
+constexpr int kNumRanks = 3;
+
+/// Of this process and those it forks meanwhile.
+class MemoryPathVariable {
+ public:
+  explicit MemoryPathVariable(const std::string& value) { setenv(kVariable, value.c_str(), 1); }
+  ~MemoryPathVariable() { unsetenv(kVariable); }
+  MemoryPathVariable(const MemoryPathVariable&) = delete;
+  MemoryPathVariable& operator=(const MemoryPathVariable&) = delete;
+};
+
+std::vector<PreparedCase> cases() {
+  std::vector<PreparedCase> all;
+  for (MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain}) {
+    ExchangeCase one;
+    one.name = memory == MemoryKind::kPlain ? "plain" : "symmetric";
+    one.world = {.num_ranks = kNumRanks, .num_topk = 3, .num_experts = 12, .max_tokens = 200};
+    one.memory = memory;
+    one.dispatches = {{.hidden = 512, .num_scales = 4}};
+    one.combines = {{.hidden = 512, .num_biases = 1, .return_weights = true}};
+    all.push_back(prepare(one));
+  }
+  return all;
+}
+
+void run_cases(RankKind kind) {
+  const std::vector<PreparedCase> all = cases();
+  run_gpu_group(kind, kNumRanks, [&](RankContext& context, Group& group) {
+    for (const PreparedCase& one : all) check_case(context, group, one);
+  });
+}
+
+TEST(MemoryPath, IpcServesThreads) {
+  const MemoryPathVariable variable("ipc");
+  run_cases(RankKind::kThreads);
+}
+
+TEST(MemoryPath, IpcServesProcesses) {
+  const MemoryPathVariable variable("ipc");
+  run_cases(RankKind::kProcesses);
+}
+
+TEST(MemoryPath, RanksWithDifferentPathsMeetProcesses) {
+  const std::vector<PreparedCase> all = cases();
+  run_gpu_ranks({RankKind::kProcesses, kNumRanks}, [&](RankContext& context) {
+    const MemoryPathVariable variable(context.rank() == 1 ? "ipc" : "vmm");
+    auto group = Group::create(context.bootstrap(), gpu_group_options());
+    if (!context.expect_ok(group.status(), "Group::create")) return;
+    for (const PreparedCase& one : all) check_case(context, **group, one);
+    context.expect_ok((*group)->destroy(), "destroy");
+  });
+}
+
+TEST(MemoryPath, AnUnknownOneIsRefused) {
+  const MemoryPathVariable variable("paper");
+  run_gpu_ranks({RankKind::kThreads, 2}, [](RankContext& context) {
+    const Status status = Group::create(context.bootstrap(), gpu_group_options()).status();
+    if (!context.expect_code(status, ErrorCode::kInvalidArgument, "Group::create")) return;
+    context.expect(status.message().find("\"paper\"") != std::string_view::npos, status.message());
+  });
+}
+
+}  // namespace
+}  // namespace ferry::test
