@@ -87,8 +87,8 @@ Status load_kernels(const DeviceFacts& facts, bool& has_bulk) {
   const std::string operation = fmt::format("Group::create: loading kernels on GPU {}", facts.device);
   constexpr std::string_view kHint = "this build has no code for the GPU: set CMAKE_CUDA_ARCHITECTURES and build again";
   Status status = cuda_status(load_route_kernels(facts.shared_limit), operation, kHint);
-  if (status.ok()) status = cuda_status(load_dispatch_kernels(has_bulk), operation, kHint);
-  if (status.ok()) status = cuda_status(load_combine_kernels(has_bulk), operation, kHint);
+  if (status.ok()) status = cuda_status(load_dispatch_kernels(facts.shared_limit, has_bulk), operation, kHint);
+  if (status.ok()) status = cuda_status(load_combine_kernels(facts.shared_limit, has_bulk), operation, kHint);
   return status;
 }
 

@@ -4,15 +4,16 @@
 # --built DIR       run litmus_test, conformance_gpu_test and gpu_test from this folder instead of building them (preset
 #                   release); shared libraries that lie beside them are found
 # --filter PATTERN  only tests that match, in GoogleTest's form, e.g. '*Graph*:-*plain*'
-# --limit SECONDS   for each call of a test program (default 150); it is ended then
+# --limit SECONDS   for each call of a test program (default 600); it is ended then, and the table names the test
 # --no-sanitizer    leave out compute-sanitizer
-# Prints GoogleTest's own output and one table at the end; exits 1 if anything failed. Meant for at most 8 minutes on
-# one H100.
+# Prints GoogleTest's own output and one table at the end; exits 1 if anything failed. Ranks that are threads need about
+# a minute on one H100; ranks that are processes start CUDA anew in every test and take turns on a GPU they share, which
+# needs many minutes there and few where every rank has a GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 PATH+=:/usr/local/cuda/bin
-built='' filter='*' limit_s=150 sanitize=yes
+built='' filter='*' limit_s=600 sanitize=yes
 while (($# > 0)); do
   case $1 in
     --built) built=$(realpath "${2:?--built needs a folder}") && shift 2 ;;
@@ -20,7 +21,7 @@ while (($# > 0)); do
     --limit) limit_s=${2:?--limit needs seconds} && shift 2 ;;
     --no-sanitizer) sanitize=no && shift ;;
     *)
-      sed -n '2,10s/^# \?//p' "$0"
+      sed -n '2,11s/^# \?//p' "$0"
       exit 2
       ;;
   esac
@@ -74,7 +75,10 @@ run() { # label command...
     result+="; $(grep -hE 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | sed 's/^=* //' | sort | uniq -c |
       sed 's/^ *//' | paste -sd' ')"
   fi
-  if ((rc == 124 || rc == 137)); then result+="; stopped after $limit_s s"; fi
+  if ((rc == 124 || rc == 137)); then
+    result+="; $(grep -c '^\[       OK' "$log" || true) passed, then stopped after $limit_s s in$(
+      grep '^\[ RUN' "$log" | tail -n 1 | sed 's/^[^]]*\]//')"
+  fi
   if ((rc != 0)); then
     num_failed=$((num_failed + 1))
     result="FAILED (exit code $rc) $result"

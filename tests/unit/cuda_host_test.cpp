@@ -103,7 +103,6 @@ TEST(CombinePlan, TakesTheCallersNumbersWhereTheyFit) {
   EXPECT_EQ(plan_combine({.chunk_tokens = 17}, limits, false).chunk_rows, 17);
 }
 
-// Fails today: num_copy_sms of at least num_sms is taken whole, and one more block moves. Enable with the repair.
 TEST(Plans, StayWithinTheCallersTotal) {
   for (const KernelOptions& options : some_options()) {
     if (options.num_sms < 2) continue;

@@ -57,7 +57,8 @@ struct CombineParams {
 };
 
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream);
-cudaError_t load_combine_kernels(bool has_bulk);
+/// After load_dispatch_kernels: `has_bulk` becomes false also where the sets do not fit `shared_limit`.
+cudaError_t load_combine_kernels(std::size_t shared_limit, bool& has_bulk);
 
 }  // namespace ferry::cuda
 

@@ -82,8 +82,9 @@ struct PaddingParams {
 cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream);
 /// Rows that hold no token, and the source table. After launch_dispatch.
 cudaError_t launch_padding(const PaddingParams& params, cudaStream_t stream);
-/// `has_bulk`: were they compiled for an architecture with the bulk copy engine? (Older code also runs on newer GPUs.)
-cudaError_t load_dispatch_kernels(bool& has_bulk);
+/// `has_bulk`: were they compiled for an architecture with the bulk copy engine (older code also runs on newer GPUs),
+/// and do the stages fit `shared_limit` bytes of shared memory a block?
+cudaError_t load_dispatch_kernels(std::size_t shared_limit, bool& has_bulk);
 
 }  // namespace ferry::cuda
 

@@ -137,7 +137,8 @@ cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream) {
                        stream);
 }
 
-cudaError_t load_combine_kernels(bool has_bulk) {
+cudaError_t load_combine_kernels(std::size_t shared_limit, bool& has_bulk) {
+  has_bulk = has_bulk && Shared::at(nullptr, kMaxRanks, true).size_bytes <= shared_limit;
   for (const bool float32 : {false, true}) {
     for (const bool bulk : {false, true}) {
       if (bulk && !has_bulk) continue;

@@ -136,12 +136,13 @@ cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream) {
 
 cudaError_t load_padding_kernel();
 
-cudaError_t load_dispatch_kernels(bool& has_bulk) {
+cudaError_t load_dispatch_kernels(std::size_t shared_limit, bool& has_bulk) {
   if (const cudaError_t error = load_padding_kernel(); error != cudaSuccess) return error;
   cudaFuncAttributes attributes;
   if (const cudaError_t error = cudaFuncGetAttributes(&attributes, dispatch_kernel); error != cudaSuccess) return error;
   constexpr int kFirstWithBulk = 90;  // PTX ISA, cp.async.bulk: sm_90
-  has_bulk = attributes.ptxVersion >= kFirstWithBulk && attributes.binaryVersion >= kFirstWithBulk;
+  has_bulk = attributes.ptxVersion >= kFirstWithBulk && attributes.binaryVersion >= kFirstWithBulk &&
+             shared_bytes(kMaxRanks, true) <= shared_limit;
   return cudaFuncSetAttribute(dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(shared_bytes(kMaxRanks, has_bulk)));
 }
