@@ -303,6 +303,7 @@ Status CudaBackend::refuse_dispatch(const DispatchCall& call, const Status& stat
   return refuse(call.record, status, [&](const Launch& launch) {
     DispatchParams params;
     params.crew = parts_.crew_params;
+    params.bulk = parts_.has_bulk;
     params.entry.ticket = launch.ticket;
     return launch_dispatch(params, launch.stream);
   });
@@ -312,6 +313,7 @@ Status CudaBackend::refuse_combine(const CombineCall& call, const Status& status
   return refuse(call.record, status, [&](const Launch& launch) {
     CombineParams params;
     params.crew = parts_.crew_params;
+    params.bulk = parts_.has_bulk;
     params.entry.ticket = launch.ticket;
     return launch_combine(params, launch.stream);
   });
