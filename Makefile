@@ -26,7 +26,7 @@ bench: tool ## measure route, dispatch and combine, with the copy limit measured
 doctor: tool ## say what this machine offers, what is missing, and what to do about it
 	@'$(FERRY)' doctor $(ARGS)
 
-test: ## build and run all tests: optimised, then under the address and thread sanitizers
+test: ## build and run all tests: optimised, under the address and thread sanitizers, and of the Python package
 	@'$(ROOT)/scripts/setup.sh' test
 	@'$(ROOT)/scripts/test.sh' $(ARGS)
 
@@ -34,7 +34,7 @@ lint: ## check format, names, shell scripts and the links of the documentation
 	@'$(ROOT)/scripts/setup.sh' lint
 	@'$(ROOT)/scripts/lint.sh' check
 
-format: ## format all C++ files in place
+format: ## format all C++ and Python files in place
 	@'$(ROOT)/scripts/setup.sh' lint
 	@'$(ROOT)/scripts/lint.sh' format
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # scripts/lint.sh check    format, names, shell scripts, links of the documentation; reports all, changes nothing
-# scripts/lint.sh format   formats the C++ files in place
+# scripts/lint.sh format   formats the C++ and Python files in place
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+readonly ruff_version=0.17.5
 jobs=$(nproc)
 num_failed=0
 
@@ -68,15 +69,21 @@ check_links() {
   return $broken
 }
 
+# By number: another version would find other things. Debian has no package of it.
+find_ruff() {
+  ruff=build/lint/bin/ruff
+  if [[ "$("$ruff" --version 2>/dev/null)" != "ruff $ruff_version" ]]; then
+    rm -rf build/lint
+    python3 -m venv build/lint && build/lint/bin/python -m pip install -qq "ruff==$ruff_version"
+  fi
+}
+
 check_python() {
   local files
-  files=$(project_files '*.py')
+  files=$(project_files '*.py' '*.pyi')
   if [[ -z $files ]]; then return 0; fi
-  if ! command -v ruff >/dev/null; then
-    echo 'ruff is missing; install it with: python3 -m pip install ruff' >&2
-    return 1
-  fi
-  xargs ruff check <<<"$files" && xargs ruff format --check <<<"$files"
+  find_ruff
+  xargs "$ruff" check --quiet <<<"$files" && xargs "$ruff" format --quiet --check <<<"$files"
 }
 
 case ${1-} in
@@ -88,7 +95,11 @@ case ${1-} in
     check names check_names
     exit $((num_failed > 0))
     ;;
-  format) project_files '*.cpp' '*.hpp' '*.cu' '*.cuh' | xargs clang-format-14 -i ;;
+  format)
+    project_files '*.cpp' '*.hpp' '*.cu' '*.cuh' | xargs clang-format-14 -i
+    find_ruff
+    project_files '*.py' '*.pyi' | xargs "$ruff" format --quiet
+    ;;
   *)
     echo 'usage: scripts/lint.sh check|format' >&2
     exit 2

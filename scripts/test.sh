@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds and runs the tests: scripts/test.sh [preset...], by default release, asan and tsan. Tests that need a GPU (label
-# "gpu", in a release build with CUDA) run where there is one; tests/gpu/run.sh runs only them, and more of them.
+# Builds and runs the tests: scripts/test.sh [preset...], by default release, asan, tsan and python (the package, see
+# scripts/test_python.sh). Tests that need a GPU (label "gpu", in a release build with CUDA) run where there is one;
+# tests/gpu/run.sh runs only them, and more of them.
 # Runs every preset even if an earlier one fails, then repeats each runner's own summary.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -57,11 +58,23 @@ gpu_summary() {
   fi
 }
 
+test_python() {
+  local log=build/python-test-output.txt
+  mkdir -p build
+  if ! scripts/test_python.sh 2>&1 | tee "$log"; then num_failed=$((num_failed + 1)); fi
+  summary+=("python: $(grep -E '^=* ?[0-9]+ (passed|failed|error)' "$log" | tail -n 1 || true)")
+  if [[ ${summary[-1]} == 'python: ' ]]; then summary[-1]='python: FAILED to build'; fi
+}
+
 presets=("$@")
-if (($# == 0)); then presets=(release asan tsan); fi
+if (($# == 0)); then presets=(release asan tsan python); fi
 
 for preset in "${presets[@]}"; do
   printf '\n== %s ==\n' "$preset"
+  if [[ $preset == python ]]; then
+    test_python
+    continue
+  fi
   if ! build "$preset" all; then
     summary+=("$preset: FAILED to build")
     num_failed=$((num_failed + 1))

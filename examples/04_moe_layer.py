@@ -1,0 +1,64 @@
+"""A Mixture-of-Experts layer, its experts spread over the ranks, trained for a few steps and checked against the same
+layer on one rank:  torchrun --nproc-per-node 4 examples/04_moe_layer.py
+"""
+
+import torch
+import torch.distributed as dist
+
+import ferry
+import ferry.nn
+
+TOKENS, HIDDEN, TOPK, EXPERTS = 64, 128, 2, 8
+
+
+class MoeLayer(torch.nn.Module):
+    def __init__(self, group: ferry.Group) -> None:
+        super().__init__()
+        self.exchange = ferry.nn.ExpertParallel(group, EXPERTS)
+        torch.manual_seed(0)  # all ranks start from the same weights and keep their own experts
+        self.router = torch.nn.Linear(HIDDEN, EXPERTS)
+        experts = [torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(EXPERTS)]
+        mine = EXPERTS // group.num_ranks
+        self.experts = torch.nn.ModuleList(experts[group.rank * mine : (group.rank + 1) * mine])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, idx = self.router(x).softmax(dim=-1).topk(TOPK)
+        return self.exchange(x, idx, weights, self.run_experts)
+
+    def run_experts(self, rows: torch.Tensor, offsets: list[int]) -> torch.Tensor:
+        parts = [torch.relu(expert(rows[a:b])) for expert, a, b in zip(self.experts, offsets, offsets[1:])]
+        return torch.cat([*parts, rows[offsets[-1] :]])
+
+
+def train(group: ferry.Group, x: torch.Tensor, target: torch.Tensor) -> list[float]:
+    layer = MoeLayer(group)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = (layer(x) - target).square().mean() / group.num_ranks
+        loss.backward()
+        total = loss.detach().clone()
+        if group.num_ranks > 1:
+            dist.all_reduce(total)
+            for parameter in layer.router.parameters():  # every rank has the router; experts have one owner each
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+        losses.append(total.item())
+    return losses
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(num_ranks, TOKENS, HIDDEN, generator=generator)
+    target = torch.randn(num_ranks, TOKENS, HIDDEN, generator=generator)
+    parallel = train(ferry.Group(dist.group.WORLD), x[rank], target[rank])
+    alone_group = dist.new_group([0])
+    if rank == 0:
+        alone = train(ferry.Group(alone_group), x.flatten(0, 1), target.flatten(0, 1))
+        worst = max(abs(a - b) for a, b in zip(parallel, alone))
+        print(f"losses on {num_ranks} ranks {parallel[0]:.6f} ... {parallel[-1]:.6f}, largest difference {worst:.1e}")
+        assert worst < 1e-5 and parallel[-1] < parallel[0]
+    dist.destroy_process_group()

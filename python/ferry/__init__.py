@@ -1,0 +1,45 @@
+"""Expert-parallel dispatch and combine on torch tensors.
+
+    group = ferry.Group(torch.distributed.group.WORLD)
+    routing = group.route(topk_idx, topk_weights, num_experts=256)
+    received = group.dispatch(routing, x)
+    y = experts(received.x, received.topk_idx, received.topk_weights)
+    combined = group.combine(routing, y)
+
+:mod:`ferry.nn` has the same with gradients.
+"""
+
+from ferry import _native
+from ferry._errors import (
+    CapacityExceeded,
+    CudaError,
+    FerryError,
+    InternalError,
+    InvalidArgument,
+    PeerLost,
+    SystemFailure,
+    Timeout,
+    TransportError,
+    Unsupported,
+)
+from ferry._group import Combined, Group, Received, Routing
+
+__version__: str = _native.version()
+__commit__: str = _native.commit()
+
+__all__ = [
+    "CapacityExceeded",
+    "Combined",
+    "CudaError",
+    "FerryError",
+    "Group",
+    "InternalError",
+    "InvalidArgument",
+    "PeerLost",
+    "Received",
+    "Routing",
+    "SystemFailure",
+    "Timeout",
+    "TransportError",
+    "Unsupported",
+]

@@ -1,0 +1,40 @@
+"""How the ranks of a new group find each other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ferry import _native
+from ferry._errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+def _process_group_gather(group: dist.ProcessGroup) -> Callable[[bytes], list[bytes]]:
+    import torch.distributed as dist
+
+    def gather(mine: bytes) -> list[bytes]:
+        gathered: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, mine, group=group)
+        return gathered
+
+    return gather
+
+
+def bootstrap_for(group: dist.ProcessGroup | None, comm: Any, timeout_ns: int) -> _native.Bootstrap:
+    """From a torch process group of any backend, an mpi4py communicator, or a launcher's environment variables."""
+    if group is not None and comm is not None:
+        raise InvalidArgument("Group: give a process group or a communicator, not both")
+    if comm is not None:
+        return _native.callback_bootstrap(comm.Get_rank(), comm.Get_size(), lambda mine: comm.allgather(mine))
+    if group is None:
+        return _native.environment_bootstrap(timeout_ns)
+    if "torch.distributed" not in sys.modules or not hasattr(group, "rank") or not hasattr(group, "size"):
+        raise InvalidArgument(
+            f"Group: group is a {type(group).__name__}, expected a torch.distributed.ProcessGroup of which this "
+            "process is a member, or comm=an mpi4py communicator"
+        )
+    return _native.callback_bootstrap(group.rank(), group.size(), _process_group_gather(group))

@@ -1,0 +1,87 @@
+"""Exceptions: one class per error code of the C++ library, each also what Python users catch for such a failure."""
+
+from __future__ import annotations
+
+
+class FerryError(Exception):
+    """What all failures of Ferry have in common.
+
+    ``code`` is the name of the C++ error code, e.g. ``"kTimeout"``; ``peer`` the rank to blame, or None.
+    """
+
+    code = "kInternal"
+
+    def __init__(self, message: str, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class InvalidArgument(FerryError, ValueError):
+    """A shape, dtype, stride, id or tensor is wrong, here or on another rank. Nothing was sent, nothing was changed."""
+
+    code = "kInvalidArgument"
+
+
+class Unsupported(FerryError, NotImplementedError):
+    """Valid, but this build, backend or machine cannot do it."""
+
+    code = "kUnsupported"
+
+
+class CapacityExceeded(FerryError):
+    """More rows, tokens or bytes than there is room for. Nothing was sent."""
+
+    code = "kCapacity"
+
+
+class Timeout(FerryError, TimeoutError):
+    """A wait outlasted its deadline; ``peer`` is the rank that was waited for. The group is broken."""
+
+    code = "kTimeout"
+
+
+class PeerLost(FerryError, ConnectionError):
+    """The rank ``peer`` died or left. The group is broken."""
+
+    code = "kPeerLost"
+
+
+class TransportError(FerryError, ConnectionError):
+    """The network or the process group's own all-gather failed."""
+
+    code = "kTransport"
+
+
+class CudaError(FerryError, RuntimeError):
+    """A CUDA call failed."""
+
+    code = "kCuda"
+
+
+class SystemFailure(FerryError, OSError):
+    """A system call failed: out of memory, too many open files, …"""
+
+    code = "kSystem"
+
+
+class InternalError(FerryError, RuntimeError):
+    """A bug in Ferry; please report it."""
+
+
+_BY_NUMBER = (
+    None,
+    InvalidArgument,
+    Unsupported,
+    CapacityExceeded,
+    Timeout,
+    PeerLost,
+    TransportError,
+    CudaError,
+    SystemFailure,
+    InternalError,
+)
+
+
+def from_status(code: int, message: str, peer: int) -> FerryError:
+    """The exception for a C++ Status that is not ok. Called by the native module."""
+    return _BY_NUMBER[code](message, peer if peer >= 0 else None)

@@ -1,0 +1,406 @@
+"""Groups, routings, and the calls on torch tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+from ferry import _native
+from ferry._bootstrap import bootstrap_for
+from ferry._errors import FerryError, InvalidArgument, Unsupported
+from ferry._tensors import View, tensor_of, view_of
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+Layout = Literal["tokens", "experts", "slab"]
+
+_LAYOUTS: tuple[Layout, ...] = ("tokens", "experts", "slab")
+_NS_PER_S = 1_000_000_000
+_DEFAULT_ARENA_BYTES = 32 << 30  # kDefaultArenaBytes: address space, not memory
+_DEFAULT_KERNEL = (0, 0, 0)
+_CPU_STREAM = 0
+_MAX_BIASES = 2
+
+
+class Received(NamedTuple):
+    """What dispatch brings. N is ``Routing.num_recv_rows``; a slab's rows are [L * C]."""
+
+    x: torch.Tensor
+    """[N, H], dtype of the payload."""
+    scales: torch.Tensor | None
+    """[N, S], dtype of the scales; None if none were sent."""
+    topk_idx: torch.Tensor | None
+    """Layout "tokens": [N, K] i64, local expert ids, -1 where the expert is on another rank. Otherwise None."""
+    topk_weights: torch.Tensor | None
+    """Layout "tokens": [N, K] f32, 0 where the expert is on another rank. Otherwise [N]. None if none were routed."""
+
+
+class Combined(NamedTuple):
+    """What combine gives back to the tokens of this rank."""
+
+    x: torch.Tensor
+    """[T, H], dtype of the rows."""
+    weights: torch.Tensor | None
+    """[T, K] f32: the weights given to combine, summed back; None if none were given."""
+
+
+class Routing:
+    """Where every token goes: the outcome of :meth:`Group.route`.
+
+    A value that may be kept and used for any number of dispatches and combines of its group, also after other routes.
+    It holds all that a cached dispatch or a backward pass needs.
+    """
+
+    __slots__ = ("_native", "group", "has_weights")
+
+    def __init__(self, native: _native.Routing, group: Group, has_weights: bool) -> None:
+        self._native = native
+        self.group = group
+        self.has_weights = has_weights
+        """Were weights given to route?"""
+
+    @property
+    def num_tokens(self) -> int:
+        """T of this rank."""
+        return self._native.num_tokens
+
+    @property
+    def num_topk(self) -> int:
+        """K."""
+        return self._native.num_topk
+
+    @property
+    def num_experts(self) -> int:
+        """E, of all ranks."""
+        return self._native.num_experts
+
+    @property
+    def num_local_experts(self) -> int:
+        """L of this rank."""
+        return self._native.num_local_experts
+
+    @property
+    def layout(self) -> Layout:
+        """How received rows are arranged."""
+        return _LAYOUTS[self._native.layout]
+
+    @property
+    def num_recv_rows(self) -> int:
+        """Rows that outputs of dispatch and inputs of combine have on this rank."""
+        return self._native.num_recv_rows
+
+    @property
+    def num_used_rows(self) -> int:
+        """Rows that hold or border tokens; at most ``num_recv_rows``."""
+        return self._native.num_used_rows
+
+    @property
+    def num_rows_per_local_expert(self) -> list[int]:
+        """[L] rows of each local expert, without alignment gaps."""
+        return self._native.num_rows_per_local_expert()
+
+    @property
+    def expert_row_offsets(self) -> list[int]:
+        """[L + 1] first row of each local expert's group, then the end of the last; empty for layout "tokens"."""
+        return self._native.expert_row_offsets()
+
+    @property
+    def num_rows_from_rank(self) -> list[int]:
+        """[R] rows received from each rank."""
+        return self._native.num_rows_from_rank()
+
+    @property
+    def num_rows_to_rank(self) -> list[int]:
+        """[R] rows sent to each rank."""
+        return self._native.num_rows_to_rank()
+
+    @property
+    def local_expert_ids(self) -> list[int]:
+        """[L] global ids of this rank's experts, ascending."""
+        return self._native.local_expert_ids()
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """[T, K] i32: the row of (t, k) in the output of the rank that owns its expert; -1 where there is none.
+
+        This and the tensors below show the routing's own memory: do not write to them.
+        """
+        return tensor_of(self._native.slots())
+
+    @property
+    def source(self) -> torch.Tensor:
+        """[num_used_rows, 2] i32: source rank and source token of each received row; -1 in rows without a token."""
+        return tensor_of(self._native.source())
+
+    @property
+    def topk_idx(self) -> torch.Tensor:
+        """[T, K] i64: the ids given to route."""
+        return tensor_of(self._native.topk_idx())
+
+    @property
+    def topk_weights(self) -> torch.Tensor | None:
+        """[T, K] f32: the weights given to route; None if there were none."""
+        return tensor_of(self._native.topk_weights())
+
+    def __repr__(self) -> str:
+        return (
+            f"ferry.Routing({self.num_tokens} tokens, top {self.num_topk} of {self.num_experts} experts, "
+            f"layout {self.layout!r}, {self.num_recv_rows} rows here)"
+        )
+
+
+@contextlib.contextmanager
+def _told_to_peers(refuse: Callable[[], object]) -> Iterator[None]:
+    """Where arguments are so wrong that they cannot be handed on, the peers must not wait for this rank's call."""
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(FerryError):
+            refuse()
+        raise
+
+
+def _check_routing(routing: Routing, operation: str) -> None:
+    if not isinstance(routing, Routing):
+        raise InvalidArgument(
+            f"{operation}: routing is a {type(routing).__name__}, expected the ferry.Routing that route returned"
+        )
+
+
+def _width_of(tensor: torch.Tensor, what: str) -> int:
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() < 1:
+        raise InvalidArgument(f"{what}: expected a torch.Tensor of rows, got {type(tensor).__name__}")
+    return tensor.shape[-1]
+
+
+def _timeout_ns(timeout: float | datetime.timedelta) -> int:
+    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
+    if not 0 < seconds < 2**33:
+        raise InvalidArgument(f"Group: timeout is {seconds} s, expected more than 0 and less than 2**33")
+    return int(seconds * _NS_PER_S)
+
+
+def _device_of(device: torch.device | str | None) -> torch.device:
+    chosen = torch.device("cpu" if device is None else device)
+    if chosen.type != "cpu":
+        raise Unsupported(
+            f"Group: device is {chosen}; Python groups work on CPU tensors so far (the C++ library has GPUs)"
+        )
+    return chosen
+
+
+class Group:
+    """The ranks that exchange tokens. Making one is collective, and so are route, dispatch and combine.
+
+    Parameters
+    ----------
+    group: a ``torch.distributed`` process group of any backend: its ranks are the ranks of this group.
+    comm: an mpi4py communicator instead (only ``Get_rank``, ``Get_size`` and ``allgather`` are used).
+        With neither, the variables of torchrun, mpirun or srun say who the ranks are.
+    device: where the tensors of all calls are; CPU so far.
+    timeout: seconds (or a timedelta) that any call waits for another rank before it raises :class:`ferry.Timeout`.
+    arena_bytes: most symmetric memory that this rank can use; address space, memory is taken as it is needed.
+
+    Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is made.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        comm: Any = None,
+        device: torch.device | str | None = None,
+        timeout: float | datetime.timedelta = 50.0,
+        arena_bytes: int = _DEFAULT_ARENA_BYTES,
+    ) -> None:
+        self.device = _device_of(device)
+        timeout_ns = _timeout_ns(timeout)
+        bootstrap = bootstrap_for(group, comm, timeout_ns)
+        self._native = _native.create_group(bootstrap, "cpu", -1, timeout_ns, arena_bytes, 0)
+
+    @property
+    def rank(self) -> int:
+        """This rank, 0 to ``num_ranks - 1``."""
+        return self._native.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """R."""
+        return self._native.num_ranks
+
+    @property
+    def backend(self) -> str:
+        """Which backend moves the bytes, e.g. "cpu"."""
+        return self._native.backend
+
+    def __repr__(self) -> str:
+        return f"ferry.Group(rank {self.rank} of {self.num_ranks}, {self.device})"
+
+    def empty(self, *shape: int | Sequence[int], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """A zeroed tensor in symmetric memory, which peers reach without a copy in between. Local, not collective.
+
+        Outputs of dispatch and inputs of combine gain by it. The memory is given back when the last tensor on it dies.
+        """
+        sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        num_elements = 1
+        for size in sizes:
+            num_elements *= int(size)
+        num_bytes = num_elements * dtype.itemsize
+        if num_elements <= 0:
+            return torch.empty(sizes, dtype=dtype, device=self.device)
+        return tensor_of(self._native.allocate(num_bytes).array()).view(dtype).view(sizes)
+
+    def route(
+        self,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None = None,
+        *,
+        num_experts: int,
+        layout: Layout = "tokens",
+        expert_alignment: int = 1,
+        slab_capacity: int = 0,
+        max_recv_rows: int = 0,
+        expert_to_rank: Sequence[int] | None = None,
+    ) -> Routing:
+        """Exchange counts and fix where every token goes. Collective.
+
+        topk_idx: [T, K] i32 or i64, contiguous: global expert ids, -1 for none; duplicates are allowed.
+        topk_weights: [T, K] f32, contiguous; they travel with the tokens.
+        layout: "tokens": one row per token that picked any expert here; "experts": one per (token, local expert),
+            grouped by expert, groups starting at multiples of ``expert_alignment``; "slab": ``slab_capacity`` rows for
+            each local expert.
+        max_recv_rows: outputs have this many rows instead of as many as arrive; more is CapacityExceeded.
+        expert_to_rank: the owner of each expert; by default experts are dealt out in order, evenly.
+        """
+        with _told_to_peers(lambda: self._native.route(None, None, 1, 0, 1, 0, 0, [], _CPU_STREAM)):
+            if layout not in _LAYOUTS:
+                raise InvalidArgument(f"route: layout is {layout!r}, expected one of {', '.join(map(repr, _LAYOUTS))}")
+            arguments = (
+                view_of(topk_idx, "route: topk_idx", self.device),
+                view_of(topk_weights, "route: topk_weights", self.device),
+                int(num_experts),
+                _LAYOUTS.index(layout),
+                int(expert_alignment),
+                int(slab_capacity),
+                int(max_recv_rows),
+                [int(rank) for rank in expert_to_rank] if expert_to_rank is not None else [],
+                _CPU_STREAM,
+            )
+        return Routing(self._native.route(*arguments), self, topk_weights is not None)
+
+    def dispatch(
+        self,
+        routing: Routing,
+        x: torch.Tensor,
+        *,
+        scales: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        out_scales: torch.Tensor | None = None,
+        tables: bool = True,
+        zero_padding: bool = False,
+    ) -> Received:
+        """Carry each token to the ranks of its experts. Collective; may be called many times with one Routing.
+
+        x: [T, H] of any dtype whose rows are whole multiples of 16 bytes. scales: [T, S] f32, i32 or u8, any strides.
+        topk_weights: [T, K] f32 to send in place of those given to route.
+        out, out_scales: where to receive ([N, H] and [N, S]); by default new tensors, ``out`` in symmetric memory.
+        tables: False leaves out ids and weights, on all ranks alike.
+        zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
+        """
+        with _told_to_peers(lambda: self._refuse(self._native.dispatch, 3, 5)):
+            received = self._room_for(routing, x, scales, topk_weights, out, out_scales, tables)
+            arguments = (
+                routing._native,
+                self._views("dispatch", x=x, scales=scales, topk_weights=topk_weights),
+                (*self._views("dispatch: received", **received._asdict()), None),
+                _CPU_STREAM,
+                bool(zero_padding),
+                _DEFAULT_KERNEL,
+            )
+        self._native.dispatch(*arguments)
+        return received
+
+    def combine(
+        self,
+        routing: Routing,
+        x: torch.Tensor,
+        *,
+        weights: torch.Tensor | None = None,
+        bias: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        weighted: bool = False,
+        topk_weights: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> Combined:
+        """Bring the rows back to their tokens and sum them there, in fp32 and in a fixed order. Collective.
+
+        x: [N, H] bf16 or f32, one row per received row. weights: f32, shaped as ``Received.topk_weights``, to sum back.
+        bias: one or two [T, H] tensors of x's dtype, added to this rank's tokens.
+        weighted: False sums each row once; True sums weight * row over the token's experts, with the weights given to
+        route or, in their place, ``topk_weights`` [T, K] f32.
+        """
+        with _told_to_peers(lambda: self._refuse(self._native.combine, 5, 2)):
+            _check_routing(routing, "combine")
+            biases = [bias] if isinstance(bias, torch.Tensor) else list(bias or [])
+            if len(biases) > _MAX_BIASES:
+                raise InvalidArgument(f"combine: {len(biases)} biases, expected at most two; add them up first")
+            first, second = biases + [None] * (_MAX_BIASES - len(biases))
+            tokens = routing.num_tokens
+            if out is None:
+                out = torch.empty(tokens, _width_of(x, "combine: x"), dtype=x.dtype, device=self.device)
+            sums = None
+            if weights is not None:
+                sums = torch.empty(tokens, routing.num_topk, dtype=torch.float32, device=self.device)
+            arguments = (
+                routing._native,
+                self._views("combine", x=x, weights=weights, bias=first, second_bias=second, topk_weights=topk_weights),
+                self._views("combine", out=out, out_weights=sums),
+                _CPU_STREAM,
+                bool(weighted),
+                _DEFAULT_KERNEL,
+            )
+        self._native.combine(*arguments)
+        return Combined(out, sums)
+
+    def destroy(self) -> None:
+        """Collective and optional: wait until all ranks are done with the group. Later calls raise InvalidArgument."""
+        self._native.destroy()
+
+    def _room_for(
+        self,
+        routing: Routing,
+        x: torch.Tensor,
+        scales: torch.Tensor | None,
+        topk_weights: torch.Tensor | None,
+        out: torch.Tensor | None,
+        out_scales: torch.Tensor | None,
+        tables: bool,
+    ) -> Received:
+        """The outputs of a dispatch, made where the caller gave none."""
+        _check_routing(routing, "dispatch")
+        rows = routing.num_recv_rows
+        if out is None:
+            out = self.empty(rows, _width_of(x, "dispatch: x"), dtype=x.dtype)
+        if scales is not None and out_scales is None:
+            out_scales = torch.empty(
+                rows, _width_of(scales, "dispatch: scales"), dtype=scales.dtype, device=self.device
+            )
+        of_tokens = routing.layout == "tokens"
+        recv_idx = recv_weights = None
+        if tables and of_tokens:
+            recv_idx = torch.empty(rows, routing.num_topk, dtype=torch.int64, device=self.device)
+        if tables and (topk_weights is not None or routing.has_weights):
+            sizes = (rows, routing.num_topk) if of_tokens else (rows,)
+            recv_weights = torch.empty(sizes, dtype=torch.float32, device=self.device)
+        return Received(out, out_scales, recv_idx, recv_weights)
+
+    def _views(self, operation: str, **tensors: torch.Tensor | None) -> tuple[View | None, ...]:
+        return tuple(view_of(tensor, f"{operation}: {name}", self.device) for name, tensor in tensors.items())
+
+    def _refuse(self, call: Callable[..., None], num_inputs: int, num_outputs: int) -> None:
+        call(_native.Routing(), (None,) * num_inputs, (None,) * num_outputs, _CPU_STREAM, False, _DEFAULT_KERNEL)

@@ -1,0 +1,107 @@
+"""Dispatch and combine with gradients, and a layer made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ferry._group import Group, Routing
+
+__all__ = ["ExpertParallel", "combine", "dispatch"]
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        # Gaps are cleared: what experts make of them must not be NaN, or its gradient would be.
+        received = routing.group.dispatch(routing, x.contiguous(), topk_weights=topk_weights, zero_padding=True)
+        ctx.routing = routing
+        ctx.has_weights = received.topk_weights is not None and topk_weights is not None
+        if ctx.has_weights and received.topk_idx is not None:
+            ctx.save_for_backward(received.topk_idx)
+        if received.topk_idx is not None:
+            ctx.mark_non_differentiable(received.topk_idx)
+        return received.x, received.topk_idx, received.topk_weights
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_x: torch.Tensor, _: Any, grad_weights: torch.Tensor | None
+    ) -> tuple[None, torch.Tensor, torch.Tensor | None]:
+        weights = None
+        if ctx.has_weights:
+            weights = grad_weights.contiguous()
+            if ctx.saved_tensors:
+                # Weights of experts elsewhere were constants here, whatever the program did with them.
+                weights = weights.masked_fill(ctx.saved_tensors[0] < 0, 0.0)
+        combined = ctx.routing.group.combine(ctx.routing, grad_x.contiguous(), weights=weights)
+        return None, combined.x, combined.weights
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, routing: Routing, y: torch.Tensor) -> torch.Tensor:
+        ctx.routing = routing
+        return routing.group.combine(routing, y.contiguous()).x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
+        received = ctx.routing.group.dispatch(ctx.routing, grad.contiguous(), tables=False, zero_padding=True)
+        return None, received.x
+
+
+def dispatch(
+    routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """As :meth:`ferry.Group.dispatch`, with gradients to ``x`` (bf16 or f32) and ``topk_weights``. Collective, and so
+    is its backward.
+
+    Returns the received rows [N, H], local expert ids (layout "tokens", else None) and weights. Rows without a token
+    are zero.
+    """
+    return _Dispatch.apply(routing, x, topk_weights)
+
+
+def combine(routing: Routing, y: torch.Tensor) -> torch.Tensor:
+    """The sum of each token's rows, with a gradient to ``y``. Collective, and so is its backward."""
+    return _Combine.apply(routing, y)
+
+
+class ExpertParallel(torch.nn.Module):
+    """Sends tokens to the experts of all ranks and brings the weighted sum of what these make of them back.
+
+    group: the ranks; num_experts: E of all ranks together; expert_alignment: rows of each expert are padded (with
+    zeros) to a multiple of this, as grouped matrix products want it.
+    """
+
+    def __init__(self, group: Group, num_experts: int, *, expert_alignment: int = 1) -> None:
+        super().__init__()
+        self.group = group
+        self.num_experts = num_experts
+        self.expert_alignment = expert_alignment
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        experts: Callable[[torch.Tensor, list[int]], torch.Tensor],
+    ) -> torch.Tensor:
+        """x: [T, H] bf16 or f32; topk_idx: [T, K] i32 or i64; topk_weights: [T, K] f32.
+
+        ``experts(rows, offsets)`` gets this rank's rows [N, H], grouped by local expert: those of expert ``l`` are
+        ``rows[offsets[l]:offsets[l + 1]]``. It returns as many rows. The result is [T, H].
+        """
+        routing = self.group.route(
+            topk_idx,
+            topk_weights.detach(),
+            num_experts=self.num_experts,
+            layout="experts",
+            expert_alignment=self.expert_alignment,
+        )
+        rows, _, weights = dispatch(routing, x, topk_weights)
+        y = experts(rows, routing.expert_row_offsets)
+        return combine(routing, (y * weights.unsqueeze(-1)).to(x.dtype))

@@ -1,0 +1,230 @@
+/// ferry._native: the C++ interface for Python, without torch. The package `ferry` puts torch tensors around it.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bootstrap.hpp"
+#include "errors.hpp"
+#include "ferry/backends.hpp"
+#include "ferry/group.hpp"
+#include "ferry/version.hpp"
+#include "views.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ferry::python {
+namespace {
+
+Stream stream_of(std::uintptr_t handle) { return {reinterpret_cast<void*>(handle)}; }
+
+/// A Routing, and where the memory is that its tables are in.
+struct PlacedRouting {
+  Routing routing;
+  Place place;
+};
+
+struct PlacedBuffer {
+  Buffer buffer;
+  Place place;
+};
+
+/// A Group whose calls raise and release the GIL while they wait.
+class PyGroup {
+ public:
+  PyGroup(std::shared_ptr<Group> group, int device) : group_(std::move(group)) {
+    place_ = {group_->backend() == "cuda", group_->backend() == "cuda" ? device : 0};
+  }
+
+  static std::shared_ptr<PyGroup> create(std::shared_ptr<Bootstrap> bootstrap, const std::string& backend, int device,
+                                         std::int64_t timeout_ns, std::size_t arena_bytes, int ranks_per_node) {
+    GroupOptions options;
+    options.backend = backend;
+    options.timeout_ns = timeout_ns;
+    options.arena_bytes = arena_bytes;
+    options.ranks_per_node = ranks_per_node;
+    options.device = device;
+    Result<std::shared_ptr<Group>> group = [&] {
+      const nb::gil_scoped_release released;
+      return Group::create(std::move(bootstrap), options);
+    }();
+    return std::make_shared<PyGroup>(value_or_raise(std::move(group)), device);
+  }
+
+  int rank() const { return group_->rank(); }
+  int num_ranks() const { return group_->num_ranks(); }
+  std::string backend() const { return std::string(group_->backend()); }
+
+  PlacedBuffer allocate(std::size_t num_bytes) {
+    Result<Buffer> buffer = [&] {
+      const nb::gil_scoped_release released;
+      return group_->allocate(num_bytes);
+    }();
+    return {value_or_raise(std::move(buffer)), place_};
+  }
+
+  nb::tuple memory_usage() const {
+    const MemoryUsage usage = group_->memory_usage();
+    return nb::make_tuple(usage.control_bytes, usage.staging_bytes, usage.allocated_bytes);
+  }
+
+  PlacedRouting route(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_experts, int layout,
+                      std::int64_t expert_alignment, std::int64_t slab_capacity, std::int64_t max_recv_rows,
+                      std::vector<std::int32_t> expert_to_rank, std::uintptr_t stream) {
+    const RouteInput in{view_of(topk_idx), view_of(topk_weights)};
+    RouteOptions options;
+    options.num_experts = num_experts;
+    options.layout = static_cast<Layout>(layout);
+    options.expert_alignment = expert_alignment;
+    options.slab_capacity = slab_capacity;
+    options.max_recv_rows = max_recv_rows;
+    options.expert_to_rank = std::move(expert_to_rank);
+    Result<Routing> routing = [&] {
+      const nb::gil_scoped_release released;
+      return group_->route(in, options, stream_of(stream));
+    }();
+    return {value_or_raise(std::move(routing)), place_};
+  }
+
+  /// in: x, scales, topk_weights; out: x, scales, topk_idx, topk_weights, source.
+  void dispatch(const PlacedRouting& routing, const nb::tuple& in, const nb::tuple& out, std::uintptr_t stream,
+                bool zero_padding, const nb::tuple& kernel) {
+    const DispatchInput input{view_of(in[0]), view_of(in[1]), view_of(in[2])};
+    const DispatchOutput output{view_of(out[0]), view_of(out[1]), view_of(out[2]), view_of(out[3]), view_of(out[4])};
+    const DispatchOptions options{zero_padding, kernel_options(kernel)};
+    raise_if_error(without_gil(
+        [&] { return group_->dispatch(routing.routing, input, output, stream_of(stream), options); }));
+  }
+
+  /// in: x, weights, bias, bias, topk_weights; out: x, weights.
+  void combine(const PlacedRouting& routing, const nb::tuple& in, const nb::tuple& out, std::uintptr_t stream,
+               bool weighted, const nb::tuple& kernel) {
+    const CombineInput input{view_of(in[0]), view_of(in[1]), {view_of(in[2]), view_of(in[3])}, view_of(in[4])};
+    const CombineOutput output{view_of(out[0]), view_of(out[1])};
+    const CombineOptions options{weighted, kernel_options(kernel)};
+    raise_if_error(
+        without_gil([&] { return group_->combine(routing.routing, input, output, stream_of(stream), options); }));
+  }
+
+  void wait(std::uintptr_t stream) {
+    raise_if_error(without_gil([&] { return group_->wait(stream_of(stream)); }));
+  }
+  void destroy() {
+    raise_if_error(without_gil([&] { return group_->destroy(); }));
+  }
+
+ private:
+  template <typename Call>
+  static Status without_gil(Call call) {
+    const nb::gil_scoped_release released;
+    return call();
+  }
+
+  static KernelOptions kernel_options(const nb::tuple& kernel) {
+    KernelOptions options;
+    options.num_sms = nb::cast<int>(kernel[0]);
+    options.num_copy_sms = nb::cast<int>(kernel[1]);
+    options.chunk_tokens = nb::cast<int>(kernel[2]);
+    return options;
+  }
+
+  std::shared_ptr<Group> group_;
+  Place place_;
+};
+
+template <typename T>
+nb::list list_of(std::span<const T> values) {
+  nb::list list;
+  for (const T value : values) list.append(value);
+  return list;
+}
+
+/// Spans of counts wait for the route where rows are bounded.
+template <typename T>
+nb::list waited_list(const PlacedRouting& self, std::span<const T> (Routing::*read)() const) {
+  const std::span<const T> values = [&] {
+    const nb::gil_scoped_release released;
+    return (self.routing.*read)();
+  }();
+  return list_of(values);
+}
+
+nb::object table(const nb::handle& self, ConstTensorView (Routing::*read)() const) {
+  const auto& placed = nb::cast<const PlacedRouting&>(self);
+  const ConstTensorView view = [&] {
+    const nb::gil_scoped_release released;
+    return (placed.routing.*read)();
+  }();
+  return array_of(view, placed.place, self);
+}
+
+void define_routing(nb::module_& module) {
+  nb::class_<PlacedRouting>(module, "Routing")
+      .def(nb::init<>())  // of no group: calls refuse it
+      .def_prop_ro("num_tokens", [](const PlacedRouting& self) { return self.routing.num_tokens(); })
+      .def_prop_ro("num_topk", [](const PlacedRouting& self) { return self.routing.num_topk(); })
+      .def_prop_ro("num_experts", [](const PlacedRouting& self) { return self.routing.num_experts(); })
+      .def_prop_ro("num_local_experts", [](const PlacedRouting& self) { return self.routing.num_local_experts(); })
+      .def_prop_ro("layout", [](const PlacedRouting& self) { return static_cast<int>(self.routing.layout()); })
+      .def_prop_ro("num_recv_rows", [](const PlacedRouting& self) { return self.routing.num_recv_rows(); })
+      .def_prop_ro("num_used_rows",
+                   [](const PlacedRouting& self) {
+                     const nb::gil_scoped_release released;
+                     return self.routing.num_used_rows();
+                   })
+      .def("num_rows_per_local_expert",
+           [](const PlacedRouting& self) { return waited_list(self, &Routing::num_rows_per_local_expert); })
+      .def("expert_row_offsets",
+           [](const PlacedRouting& self) { return waited_list(self, &Routing::expert_row_offsets); })
+      .def("num_rows_from_rank",
+           [](const PlacedRouting& self) { return waited_list(self, &Routing::num_rows_from_rank); })
+      .def("num_rows_to_rank", [](const PlacedRouting& self) { return waited_list(self, &Routing::num_rows_to_rank); })
+      .def("local_expert_ids", [](const PlacedRouting& self) { return list_of(self.routing.local_expert_ids()); })
+      .def("slots", [](nb::handle self) { return table(self, &Routing::slots); })
+      .def("source", [](nb::handle self) { return table(self, &Routing::source); })
+      .def("topk_idx", [](nb::handle self) { return table(self, &Routing::topk_idx); })
+      .def("topk_weights", [](nb::handle self) { return table(self, &Routing::topk_weights); })
+      .def("num_recv_rows_view", [](nb::handle self) { return table(self, &Routing::num_recv_rows_view); })
+      .def("num_rows_per_local_expert_view",
+           [](nb::handle self) { return table(self, &Routing::num_rows_per_local_expert_view); })
+      .def("expert_row_offsets_view", [](nb::handle self) { return table(self, &Routing::expert_row_offsets_view); });
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  nb::class_<Bootstrap>(module, "Bootstrap");
+  nb::class_<PlacedBuffer>(module, "Buffer").def("array", [](nb::handle self) {
+    const auto& placed = nb::cast<const PlacedBuffer&>(self);
+    return bytes_array(placed.buffer.data(), placed.buffer.size_bytes(), placed.place, self);
+  });
+  define_routing(module);
+  nb::class_<PyGroup>(module, "Group")
+      .def_prop_ro("rank", &PyGroup::rank)
+      .def_prop_ro("num_ranks", &PyGroup::num_ranks)
+      .def_prop_ro("backend", &PyGroup::backend)
+      .def("allocate", &PyGroup::allocate)
+      .def("memory_usage", &PyGroup::memory_usage)
+      .def("route", &PyGroup::route, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a, "layout"_a,
+           "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "expert_to_rank"_a, "stream"_a)
+      .def("dispatch", &PyGroup::dispatch)
+      .def("combine", &PyGroup::combine)
+      .def("wait", &PyGroup::wait)
+      .def("destroy", &PyGroup::destroy);
+  module.def("create_group", &PyGroup::create);
+  module.def("callback_bootstrap", &callback_bootstrap);
+  module.def("environment_bootstrap", &environment_bootstrap);
+  module.def("version", [] { return std::string(version()); });
+  module.def("commit", [] { return std::string(commit()); });
+  module.def("backends", [] {
+    nb::list list;
+    for (const BackendInfo& info : backends()) {
+      list.append(nb::make_tuple(info.name, info.available, info.reason));
+    }
+    return list;
+  });
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,53 @@
+"""Runs one function on every rank of a torch process group, ranks being forked processes, and brings failures home."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+DEADLINE_S = 120
+
+
+def _rank_main(rank: int, num_ranks: int, store: str, failures: Any, body: Callable[..., None], args: tuple) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+        body(rank, *args)
+    except BaseException:
+        failures.put((rank, traceback.format_exc()))
+        raise SystemExit(1) from None
+
+
+def run_ranks(num_ranks: int, body: Callable[..., None], *args: Any, lost: tuple[int, ...] = ()) -> None:
+    """``body(rank, *args)`` in each rank; ``lost`` ranks are expected to die of their own."""
+    context = mp.get_context("fork")
+    failures = context.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        store = os.path.join(folder, "store")
+        processes = [
+            context.Process(target=_rank_main, args=(rank, num_ranks, store, failures, body, args))
+            for rank in range(num_ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(DEADLINE_S)
+        late = [rank for rank, process in enumerate(processes) if process.is_alive()]
+        for rank in late:
+            processes[rank].kill()
+            processes[rank].join()
+    texts = [f"rank {rank} did not end within {DEADLINE_S} s" for rank in late]
+    while not failures.empty():
+        rank, text = failures.get()
+        texts.append(f"rank {rank}:\n{text}")
+    for rank, process in enumerate(processes):
+        if process.exitcode != 0 and rank not in lost and not texts:
+            texts.append(f"rank {rank} ended with exit code {process.exitcode}")
+    assert not texts, "\n".join(texts)

@@ -1,0 +1,64 @@
+"""Every way for ranks to find each other."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+import ferry
+
+
+def check_group(group: ferry.Group, rank: int) -> None:
+    assert group.rank == rank
+    idx = torch.arange(group.num_ranks).view(-1, 1)
+    received = group.dispatch(group.route(idx, num_experts=group.num_ranks), torch.full((len(idx), 16), float(rank)))
+    assert received.x[:, 0].tolist() == list(range(group.num_ranks))
+    group.destroy()
+
+
+class Communicator:
+    """The part of an mpi4py communicator that counts."""
+
+    def Get_rank(self) -> int:  # noqa: N802
+        return dist.get_rank()
+
+    def Get_size(self) -> int:  # noqa: N802
+        return dist.get_world_size()
+
+    def allgather(self, value: bytes) -> list[bytes]:
+        gathered: list = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, value)
+        return gathered
+
+
+def test_communicator() -> None:
+    run_ranks(3, lambda rank: check_group(ferry.Group(comm=Communicator()), rank))
+
+
+def check_subgroup(rank: int) -> None:
+    odd = dist.new_group([1, 3])
+    even = dist.new_group([0, 2])
+    check_group(ferry.Group(odd if rank % 2 else even), rank // 2)
+
+
+def test_subgroups() -> None:
+    run_ranks(4, check_subgroup)
+
+
+def check_environment(rank: int, port: int) -> None:
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="3", MASTER_ADDR="127.0.0.1",
+        FERRY_PORT=str(port), FERRY_SECRET="a secret of this test",
+    )  # fmt: skip
+    check_group(ferry.Group(), rank)
+
+
+def test_launcher_variables() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run_ranks(3, check_environment, port)

@@ -1,0 +1,112 @@
+"""What goes wrong surfaces as the right exception on every rank, and never as a hang."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from world import World, make_world
+
+import ferry
+
+NUM_RANKS = 3
+BAD_RANK = 1
+
+
+def check_refusals(rank: int, world: World) -> None:
+    group = ferry.Group(dist.group.WORLD, timeout=60)
+    idx, x = world.topk_idx[rank], world.x[rank]
+    routing = group.route(idx, num_experts=world.num_experts)
+    rows = routing.num_recv_rows
+    bad = rank == BAD_RANK
+
+    def refused(call, match: str | None = None) -> None:
+        with pytest.raises(ferry.InvalidArgument, match=match if bad else None):
+            call()
+
+    # What the native library finds, what only Python sees, and what is no tensor at all.
+    for wrong in (idx.to(torch.float32), idx.to(torch.int16), idx.to("meta"), idx[:, :2], None, "ids"):
+        refused(lambda wrong=wrong: group.route(wrong if bad else idx, num_experts=world.num_experts))
+    refused(lambda: group.route(idx, num_experts=world.num_experts, layout="rows" if bad else "tokens"), "layout")
+    refused(lambda: group.route(idx, num_experts=world.num_experts + bad))
+    for wrong in (x.double(), x.to("meta"), x[:, :5], x[:-1], None, 7):
+        refused(lambda wrong=wrong: group.dispatch(routing, wrong if bad else x))
+    refused(lambda: group.dispatch("routing" if bad else routing, x), "routing is a str")
+    refused(lambda: group.dispatch(routing, x, out=torch.empty(rows + 1, 64, dtype=x.dtype) if bad else None))
+    y = torch.ones(rows, 64, dtype=torch.bfloat16)
+    for wrong in (y.half(), y.to("meta"), torch.ones(rows + 1, 64, dtype=y.dtype), None):
+        refused(lambda wrong=wrong: group.combine(routing, wrong if bad else y))
+    refused(lambda: group.combine(routing, y, bias=[x] * 3 if bad else None), "at most two")
+
+    # None of that did any harm.
+    assert group.dispatch(routing, x).x.shape == (rows, 64)
+    assert group.combine(routing, y).x.shape == x.shape
+    group.destroy()
+
+
+def test_bad_arguments_are_refused_on_all_ranks() -> None:
+    run_ranks(NUM_RANKS, check_refusals, make_world(NUM_RANKS, 6, [4, 5, 6]))
+
+
+def die(rank: int, world: World) -> None:
+    group = ferry.Group(dist.group.WORLD, timeout=10)
+    routing = group.route(world.topk_idx[rank], num_experts=world.num_experts)
+    group.dispatch(routing, world.x[rank])
+    if rank == BAD_RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises((ferry.PeerLost, ferry.Timeout)) as caught:
+        for _ in range(1000):
+            group.dispatch(routing, world.x[rank])
+    assert time.monotonic() - started < 20, "twice the deadline"
+    assert caught.value.peer == BAD_RANK
+    assert isinstance(caught.value, (ConnectionError, TimeoutError))
+    with pytest.raises(ferry.FerryError):
+        group.route(world.topk_idx[rank], num_experts=world.num_experts)
+
+
+def test_a_dead_rank_is_named() -> None:
+    run_ranks(NUM_RANKS, die, make_world(NUM_RANKS, 6, [4, 5, 6]), lost=(BAD_RANK,))
+
+
+def check_wrong_groups(rank: int) -> None:
+    with pytest.raises(ferry.InvalidArgument, match="not both"):
+        ferry.Group(dist.group.WORLD, comm=object())
+    with pytest.raises(ferry.InvalidArgument, match="ProcessGroup"):
+        ferry.Group("world")
+    with pytest.raises(ferry.InvalidArgument, match="timeout"):
+        ferry.Group(dist.group.WORLD, timeout=0)
+    with pytest.raises(NotImplementedError, match="CPU tensors"):
+        ferry.Group(dist.group.WORLD, device="cuda")
+    with pytest.raises(ferry.InvalidArgument, match="arena_bytes"):
+        ferry.Group(dist.group.WORLD, arena_bytes=2**62)
+    group = ferry.Group(dist.group.WORLD, arena_bytes=16 << 20)
+    with pytest.raises(ferry.CapacityExceeded, match="arena_bytes"):
+        group.empty(64 << 20, dtype=torch.uint8)
+    group.destroy()
+
+
+def test_groups_that_cannot_be_made() -> None:
+    run_ranks(2, check_wrong_groups)
+
+
+def test_exceptions_are_what_python_users_catch() -> None:
+    for error, base in (
+        (ferry.InvalidArgument, ValueError),
+        (ferry.Unsupported, NotImplementedError),
+        (ferry.Timeout, TimeoutError),
+        (ferry.PeerLost, ConnectionError),
+        (ferry.SystemFailure, OSError),
+    ):
+        raised = error("what, where", peer=3)
+        assert isinstance(raised, base)
+        assert isinstance(raised, ferry.FerryError)
+        assert str(raised) == "what, where"
+        copy = pickle.loads(pickle.dumps(raised))
+        assert (type(copy), str(copy), copy.peer) == (error, "what, where", 3)

@@ -1,0 +1,178 @@
+"""Values, order and shapes, against plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from world import World, make_world
+
+import ferry
+
+
+def stack(rows: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    return torch.stack(rows) if rows else like.new_empty(0, like.shape[-1])
+
+
+def check_tokens(rank: int, world: World) -> None:
+    group = ferry.Group(dist.group.WORLD)
+    assert (group.rank, group.num_ranks, group.backend) == (rank, world.num_ranks, "cpu")
+    idx, weights, x = world.topk_idx[rank], world.topk_weights[rank], world.x[rank]
+    routing = group.route(idx, weights, num_experts=world.num_experts)
+    rows = world.rows_of(rank)
+    assert routing.num_recv_rows == routing.num_used_rows == len(rows)
+    assert routing.source.tolist() == [list(row) for row in rows]
+    assert routing.num_rows_from_rank == [sum(s == source for s, _ in rows) for source in range(world.num_ranks)]
+    assert torch.equal(routing.topk_idx, idx)
+    assert torch.equal(routing.topk_weights, weights)
+    assert routing.local_expert_ids == [world.first_expert(rank) + i for i in range(world.num_local(rank))]
+
+    received = group.dispatch(routing, x)
+    assert torch.equal(received.x, stack([world.x[s][t] for s, t in rows], x))
+    assert received.scales is None
+    for row, (source, token) in enumerate(rows):
+        for k, expert in enumerate(world.topk_idx[source][token].tolist()):
+            here = expert >= 0 and world.owner(expert) == rank
+            assert received.topk_idx[row, k] == (expert - world.first_expert(rank) if here else -1)
+            assert received.topk_weights[row, k] == (world.topk_weights[source][token, k] if here else 0.0)
+
+    # Each rank scales its rows, so that the sum shows who took part.
+    y = (received.x.float() * (rank + 1)).to(x.dtype)
+    bias = torch.ones_like(x)
+    combined = group.combine(routing, y, weights=received.topk_weights, bias=bias)
+    for token in range(len(x)):
+        total = bias[token].float()
+        for other in world.ranks_of(rank, token):
+            total = total + (x[token].float() * (other + 1)).to(x.dtype).float()
+        assert torch.equal(combined.x[token], total.to(x.dtype)), token
+    assert torch.equal(combined.weights, torch.where(idx >= 0, weights, 0.0))
+    group.destroy()
+
+
+@pytest.mark.parametrize("num_tokens", [[5], [4, 9, 0], [0, 0], [7, 7, 7, 7]])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_by_token(num_tokens: list[int], dtype: torch.dtype) -> None:
+    world = make_world(len(num_tokens), 7, num_tokens, dtype=dtype)
+    run_ranks(len(num_tokens), check_tokens, world)
+
+
+def check_experts(rank: int, world: World, alignment: int) -> None:
+    group = ferry.Group(dist.group.WORLD)
+    x = world.x[rank]
+    routing = group.route(
+        world.topk_idx[rank],
+        world.topk_weights[rank],
+        num_experts=world.num_experts,
+        layout="experts",
+        expert_alignment=alignment,
+    )
+    received = group.dispatch(routing, x, zero_padding=True)
+    assert received.topk_idx is None
+    offsets = routing.expert_row_offsets
+    for local, expert in enumerate(routing.local_expert_ids):
+        rows = world.rows_of_expert(expert)
+        first = offsets[local]
+        assert first % alignment == 0
+        assert routing.num_rows_per_local_expert[local] == len(rows)
+        assert torch.equal(received.x[first : first + len(rows)], stack([world.x[s][t] for s, t in rows], x))
+        assert not received.x[first + len(rows) : offsets[local + 1]].any()
+    combined = group.combine(routing, received.x, weighted=True)
+    for token in range(len(x)):
+        entries = [
+            (e, w) for e, w in zip(world.topk_idx[rank][token].tolist(), world.topk_weights[rank][token]) if e >= 0
+        ]
+        total = torch.zeros(x.shape[-1], dtype=torch.float64)
+        for _, weight in entries:
+            total += weight.double() * x[token].double()
+        torch.testing.assert_close(combined.x[token].double(), total, rtol=1e-2, atol=1e-2)
+    group.destroy()
+
+
+@pytest.mark.parametrize("alignment", [1, 8])
+def test_rows_by_expert(alignment: int) -> None:
+    run_ranks(3, check_experts, make_world(3, 8, [6, 1, 11]), alignment)
+
+
+def check_slab(rank: int, world: World) -> None:
+    group = ferry.Group(dist.group.WORLD)
+    capacity = 16
+    routing = group.route(world.topk_idx[rank], num_experts=world.num_experts, layout="slab", slab_capacity=capacity)
+    received = group.dispatch(routing, world.x[rank], zero_padding=True)
+    slab = received.x.view(routing.num_local_experts, capacity, -1)
+    for local, expert in enumerate(routing.local_expert_ids):
+        rows = world.rows_of_expert(expert)
+        assert torch.equal(slab[local, : len(rows)], stack([world.x[s][t] for s, t in rows], world.x[rank]))
+    with pytest.raises(ferry.CapacityExceeded, match="slab_capacity"):
+        group.route(
+            torch.zeros(9, 1, dtype=torch.int64), num_experts=world.num_experts, layout="slab", slab_capacity=capacity
+        )
+    group.destroy()
+
+
+def test_slabs() -> None:
+    run_ranks(2, check_slab, make_world(2, 4, [8, 8], num_topk=2))
+
+
+def check_fp8(rank: int, world: World) -> None:
+    group = ferry.Group(dist.group.WORLD)
+    routing = group.route(world.topk_idx[rank], num_experts=world.num_experts)
+    count = len(world.x[rank])
+    payload = world.x[rank].float().clamp(-8, 8).to(torch.float8_e4m3fn)
+    scales = torch.arange(count * 2, dtype=torch.float32).view(2, count).t() + 100 * rank  # column by column
+    received = group.dispatch(routing, payload, scales=scales, tables=False)
+    assert received.topk_idx is None
+    assert received.topk_weights is None
+    for row, (source, token) in enumerate(world.rows_of(rank)):
+        sent = world.x[source][token].float().clamp(-8, 8).to(torch.float8_e4m3fn)
+        assert torch.equal(received.x[row].view(torch.uint8), sent.view(torch.uint8))
+        tokens_there = len(world.x[source])
+        assert received.scales[row].tolist() == [token + 100.0 * source, tokens_there + token + 100.0 * source]
+    group.destroy()
+
+
+def test_fp8_rows_with_strided_scales() -> None:
+    run_ranks(2, check_fp8, make_world(2, 6, [5, 8]))
+
+
+def check_cached(rank: int, world: World) -> None:
+    group = ferry.Group(dist.group.WORLD)
+    first = group.route(world.topk_idx[rank], num_experts=world.num_experts)
+    second = group.route(world.topk_idx[rank][:2].contiguous(), num_experts=world.num_experts)
+    rows = world.rows_of(rank)
+    for scale in (1, 2):
+        received = group.dispatch(first, world.x[rank] * scale)
+        assert torch.equal(received.x, stack([world.x[s][t] * scale for s, t in rows], world.x[rank]))
+    assert len(group.dispatch(second, world.x[rank][:2]).x) == second.num_recv_rows
+    out = group.empty(first.num_recv_rows, world.x[rank].shape[1])
+    assert group.dispatch(first, world.x[rank], out=out).x is out
+    assert torch.equal(out, stack([world.x[s][t] for s, t in rows], out))
+    group.destroy()
+
+
+def test_a_routing_is_used_many_times() -> None:
+    run_ranks(2, check_cached, make_world(2, 6, [5, 8]))
+
+
+def check_lifetimes(rank: int, world: World) -> None:
+    group = ferry.Group(dist.group.WORLD)
+    other = ferry.Group(dist.group.WORLD)
+    kept = group.empty(3, 16, dtype=torch.float32)
+    assert not kept.any()
+    routing = group.route(world.topk_idx[rank], num_experts=world.num_experts)
+    slots = routing.slots
+    expected = slots.clone()
+    group.destroy()
+    with pytest.raises(ferry.InvalidArgument, match="destroy"):
+        group.dispatch(routing, world.x[rank])
+    with pytest.raises(ferry.InvalidArgument):
+        other.dispatch(routing, world.x[rank])
+    del group, routing
+    kept.fill_(1.0)
+    assert kept.sum() == 48
+    assert torch.equal(slots, expected)
+    other.route(world.topk_idx[rank], num_experts=world.num_experts)  # and never destroyed
+
+
+def test_memory_outlives_its_group() -> None:
+    run_ranks(2, check_lifetimes, make_world(2, 4, [3, 3]))

@@ -1,0 +1,93 @@
+"""Gradients against the same layer without ranks."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from world import World, make_world
+
+import ferry
+import ferry.nn
+
+HIDDEN = 16
+
+
+def make_experts(num_experts: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(num_experts, HIDDEN, HIDDEN, generator=generator) / HIDDEN
+
+
+def dense(x: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for k in range(idx.shape[1]):
+        chosen = experts[idx[:, k].clamp(min=0)]
+        y = torch.tanh(torch.einsum("th,thg->tg", x, chosen)) * weights[:, k : k + 1]
+        out = out + torch.where(idx[:, k : k + 1] >= 0, y, torch.zeros_like(y))
+    return out
+
+
+def check_layer(rank: int, world: World, alignment: int) -> None:
+    group = ferry.Group(dist.group.WORLD)
+    layer = ferry.nn.ExpertParallel(group, world.num_experts, expert_alignment=alignment)
+    x = world.x[rank].clone().requires_grad_()
+    weights = world.topk_weights[rank].clone().requires_grad_()
+    first = world.first_expert(rank)
+    mine = make_experts(world.num_experts)[first : first + world.num_local(rank)].clone().requires_grad_()
+
+    def experts(rows: torch.Tensor, offsets: list[int]) -> torch.Tensor:
+        parts = [torch.tanh(rows[a:b] @ mine[e]) for e, (a, b) in enumerate(itertools.pairwise(offsets))]
+        return torch.cat([*parts, rows[offsets[-1] :]])
+
+    out = layer(x, world.topk_idx[rank], weights, experts)
+    grad = [torch.randn(t.shape, generator=torch.Generator().manual_seed(9 + r)) for r, t in enumerate(world.x)]
+    out.backward(grad[rank])
+
+    all_experts = make_experts(world.num_experts).requires_grad_()
+    all_x = [t.clone().requires_grad_() for t in world.x]
+    all_weights = [w.clone().requires_grad_() for w in world.topk_weights]
+    outs = [dense(all_x[r], world.topk_idx[r], all_weights[r], all_experts) for r in range(world.num_ranks)]
+    sum((o * g).sum() for o, g in zip(outs, grad)).backward()
+
+    torch.testing.assert_close(out, outs[rank])
+    torch.testing.assert_close(x.grad, all_x[rank].grad)
+    torch.testing.assert_close(weights.grad, all_weights[rank].grad)
+    torch.testing.assert_close(mine.grad, all_experts.grad[first : first + world.num_local(rank)])
+    group.destroy()
+
+
+@pytest.mark.parametrize("alignment", [1, 4])
+def test_layer_and_its_gradients(alignment: int) -> None:
+    run_ranks(3, check_layer, make_world(3, 7, [6, 0, 9], hidden=HIDDEN, dtype=torch.float32), alignment)
+
+
+def check_tokens(rank: int, world: World) -> None:
+    """Layout "tokens": the weights of experts elsewhere are constants, even if a program uses them."""
+    group = ferry.Group(dist.group.WORLD)
+    weights = world.topk_weights[rank].clone().requires_grad_()
+    x = world.x[rank].clone().requires_grad_()
+    routing = group.route(world.topk_idx[rank], weights.detach(), num_experts=world.num_experts)
+    rows, idx, received = ferry.nn.dispatch(routing, x, weights)
+    assert not idx.requires_grad
+    out = ferry.nn.combine(routing, rows * received.exp().sum(dim=1, keepdim=True))
+    out.sum().backward()
+
+    # The same by hand: a token's factor on each of its ranks.
+    y = world.x[rank].clone().requires_grad_()
+    v = world.topk_weights[rank].clone().requires_grad_()
+    total = torch.zeros(())
+    for token, ids in enumerate(world.topk_idx[rank].tolist()):
+        for there in world.ranks_of(rank, token):
+            local = torch.tensor([e >= 0 and world.owner(e) == there for e in ids])
+            total = total + (y[token] * torch.where(local, v[token], torch.zeros(())).exp().sum()).sum()
+    total.backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    torch.testing.assert_close(weights.grad, v.grad)
+    group.destroy()
+
+
+def test_gradients_of_dispatch_and_combine() -> None:
+    run_ranks(3, check_tokens, make_world(3, 7, [6, 2, 9], hidden=HIDDEN, dtype=torch.float32))

@@ -1,0 +1,68 @@
+"""Inputs of all ranks, made alike on each of them, and what they should become, in plain torch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+
+@dataclasses.dataclass
+class World:
+    num_ranks: int
+    num_experts: int
+    x: list[torch.Tensor]
+    """[R] of [T, H]"""
+    topk_idx: list[torch.Tensor]
+    topk_weights: list[torch.Tensor]
+
+    def owner(self, expert: int) -> int:
+        bounds = [rank * self.num_experts // self.num_ranks for rank in range(self.num_ranks + 1)]
+        return next(rank for rank in range(self.num_ranks) if bounds[rank] <= expert < bounds[rank + 1])
+
+    def first_expert(self, rank: int) -> int:
+        return rank * self.num_experts // self.num_ranks
+
+    def num_local(self, rank: int) -> int:
+        return self.first_expert(rank + 1) - self.first_expert(rank)
+
+    def rows_of(self, rank: int) -> list[tuple[int, int]]:
+        """Layout "tokens": (source rank, source token) of each row that ``rank`` receives."""
+        return [
+            (source, token)
+            for source in range(self.num_ranks)
+            for token in range(len(self.x[source]))
+            if any(e >= 0 and self.owner(e) == rank for e in self.topk_idx[source][token].tolist())
+        ]
+
+    def rows_of_expert(self, expert: int) -> list[tuple[int, int]]:
+        return [
+            (source, token)
+            for source in range(self.num_ranks)
+            for token in range(len(self.x[source]))
+            if expert in self.topk_idx[source][token].tolist()
+        ]
+
+    def ranks_of(self, source: int, token: int) -> list[int]:
+        return sorted({self.owner(e) for e in self.topk_idx[source][token].tolist() if e >= 0})
+
+
+def make_world(
+    num_ranks: int,
+    num_experts: int,
+    num_tokens: list[int],
+    *,
+    hidden: int = 64,
+    num_topk: int = 3,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+) -> World:
+    """Random ids, with duplicates and tokens without an expert among them."""
+    generator = torch.Generator().manual_seed(seed)
+    world = World(num_ranks, num_experts, [], [], [])
+    for rank in range(num_ranks):
+        count = num_tokens[rank]
+        world.x.append(torch.randn(count, hidden, generator=generator).to(dtype))
+        world.topk_idx.append(torch.randint(-1, num_experts, (count, num_topk), generator=generator))
+        world.topk_weights.append(torch.rand(count, num_topk, generator=generator))
+    return world

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Builds the Python package, installs it into a virtual environment of its own and runs its tests there:
+# scripts/test_python.sh [pytest arguments...]
+# Where this machine's Python has torch, nanobind, scikit-build-core, numpy and pytest, nothing is downloaded.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly environment=build/python-tests
+
+fail() {
+  printf 'test_python: %s\n' "$*" >&2
+  exit 1
+}
+
+if [[ ! -x $environment/bin/pytest && ! -e $environment/complete ]]; then
+  rm -rf "$environment"
+  if python3 -c 'import torch, nanobind, scikit_build_core, numpy, pytest' 2>/dev/null; then
+    python3 -m venv --system-site-packages "$environment"
+  else
+    python3 -m venv "$environment" ||
+      fail "python3 -m venv failed; Debian and Ubuntu have it in the package python3-venv"
+    "$environment/bin/python" -m pip install -qq --requirement python/requirements-test.txt ||
+      fail "pip could not install python/requirements-test.txt"
+  fi
+  touch "$environment/complete"
+fi
+
+# The native backends have tests of their own; CUDA code would only make this build longer where no GPU runs it.
+settings=()
+if ! nvidia-smi -L >/dev/null 2>&1; then settings=(--config-settings=cmake.define.FERRY_CUDA=OFF); fi
+"$environment/bin/python" -m pip install -qq --no-build-isolation --no-deps --force-reinstall "${settings[@]}" . ||
+  fail "pip install failed; python3-dev (Python.h) is needed to build, and what scripts/setup.sh build installs"
+"$environment/bin/python" -m pytest "$@"
