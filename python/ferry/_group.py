@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from ferry import _native
 from ferry._bootstrap import bootstrap_for
 from ferry._errors import FerryError, InvalidArgument, Unsupported
-from ferry._tensors import View, tensor_of, view_of
+from ferry._tensors import tensor_of, view_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -25,6 +25,10 @@ _DEFAULT_ARENA_BYTES = 32 << 30  # kDefaultArenaBytes: address space, not memory
 _DEFAULT_KERNEL = (0, 0, 0)
 _CPU_STREAM = 0
 _MAX_BIASES = 2
+# Of a call that is only made to be refused.
+_NO_INPUTS = (None,) * 5
+_NO_OUTPUTS = (None,) * 5
+_NO_OPTIONS = (_CPU_STREAM, False, _DEFAULT_KERNEL)
 
 
 class Received(NamedTuple):
@@ -154,17 +158,6 @@ class Routing:
         )
 
 
-@contextlib.contextmanager
-def _told_to_peers(refuse: Callable[[], object]) -> Iterator[None]:
-    """Where arguments are so wrong that they cannot be handed on, the peers must not wait for this rank's call."""
-    try:
-        yield
-    except Exception:
-        with contextlib.suppress(FerryError):
-            refuse()
-        raise
-
-
 def _check_routing(routing: Routing, operation: str) -> None:
     if not isinstance(routing, Routing):
         raise InvalidArgument(
@@ -277,12 +270,12 @@ class Group:
         max_recv_rows: outputs have this many rows instead of as many as arrive; more is CapacityExceeded.
         expert_to_rank: the owner of each expert; by default experts are dealt out in order, evenly.
         """
-        with _told_to_peers(lambda: self._native.route(None, None, 1, 0, 1, 0, 0, [], _CPU_STREAM)):
+        try:
             if layout not in _LAYOUTS:
                 raise InvalidArgument(f"route: layout is {layout!r}, expected one of {', '.join(map(repr, _LAYOUTS))}")
             arguments = (
-                view_of(topk_idx, "route: topk_idx", self.device),
-                view_of(topk_weights, "route: topk_weights", self.device),
+                view_of(topk_idx, "route", "topk_idx", self.device),
+                view_of(topk_weights, "route", "topk_weights", self.device),
                 int(num_experts),
                 _LAYOUTS.index(layout),
                 int(expert_alignment),
@@ -291,6 +284,9 @@ class Group:
                 [int(rank) for rank in expert_to_rank] if expert_to_rank is not None else [],
                 _CPU_STREAM,
             )
+        except Exception:
+            self._tell_peers(self._native.route, None, None, 1, 0, 1, 0, 0, [], _CPU_STREAM)
+            raise
         return Routing(self._native.route(*arguments), self, topk_weights is not None)
 
     def dispatch(
@@ -313,17 +309,25 @@ class Group:
         tables: False leaves out ids and weights, on all ranks alike.
         zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
         """
-        with _told_to_peers(lambda: self._refuse(self._native.dispatch, 3, 5)):
+        try:
             received = self._room_for(routing, x, scales, topk_weights, out, out_scales, tables)
-            arguments = (
-                routing._native,
-                self._views("dispatch", x=x, scales=scales, topk_weights=topk_weights),
-                (*self._views("dispatch: received", **received._asdict()), None),
-                _CPU_STREAM,
-                bool(zero_padding),
-                _DEFAULT_KERNEL,
+            device = self.device
+            inputs = (
+                view_of(x, "dispatch", "x", device),
+                view_of(scales, "dispatch", "scales", device),
+                view_of(topk_weights, "dispatch", "topk_weights", device),
             )
-        self._native.dispatch(*arguments)
+            outputs = (
+                view_of(received.x, "dispatch", "out", device),
+                view_of(received.scales, "dispatch", "out_scales", device),
+                view_of(received.topk_idx, "dispatch", "received ids", device),
+                view_of(received.topk_weights, "dispatch", "received weights", device),
+                None,
+            )
+        except Exception:
+            self._tell_peers(self._native.dispatch, _native.Routing(), _NO_INPUTS, _NO_OUTPUTS, *_NO_OPTIONS)
+            raise
+        self._native.dispatch(routing._native, inputs, outputs, _CPU_STREAM, bool(zero_padding), _DEFAULT_KERNEL)
         return received
 
     def combine(
@@ -344,7 +348,7 @@ class Group:
         weighted: False sums each row once; True sums weight * row over the token's experts, with the weights given to
         route or, in their place, ``topk_weights`` [T, K] f32.
         """
-        with _told_to_peers(lambda: self._refuse(self._native.combine, 5, 2)):
+        try:
             _check_routing(routing, "combine")
             biases = [bias] if isinstance(bias, torch.Tensor) else list(bias or [])
             if len(biases) > _MAX_BIASES:
@@ -356,15 +360,19 @@ class Group:
             sums = None
             if weights is not None:
                 sums = torch.empty(tokens, routing.num_topk, dtype=torch.float32, device=self.device)
-            arguments = (
-                routing._native,
-                self._views("combine", x=x, weights=weights, bias=first, second_bias=second, topk_weights=topk_weights),
-                self._views("combine", out=out, out_weights=sums),
-                _CPU_STREAM,
-                bool(weighted),
-                _DEFAULT_KERNEL,
+            device = self.device
+            inputs = (
+                view_of(x, "combine", "x", device),
+                view_of(weights, "combine", "weights", device),
+                view_of(first, "combine", "bias", device),
+                view_of(second, "combine", "bias", device),
+                view_of(topk_weights, "combine", "topk_weights", device),
             )
-        self._native.combine(*arguments)
+            outputs = (view_of(out, "combine", "out", device), view_of(sums, "combine", "summed weights", device))
+        except Exception:
+            self._tell_peers(self._native.combine, _native.Routing(), _NO_INPUTS, _NO_OUTPUTS, *_NO_OPTIONS)
+            raise
+        self._native.combine(routing._native, inputs, outputs, _CPU_STREAM, bool(weighted), _DEFAULT_KERNEL)
         return Combined(out, sums)
 
     def destroy(self) -> None:
@@ -399,8 +407,7 @@ class Group:
             recv_weights = torch.empty(sizes, dtype=torch.float32, device=self.device)
         return Received(out, out_scales, recv_idx, recv_weights)
 
-    def _views(self, operation: str, **tensors: torch.Tensor | None) -> tuple[View | None, ...]:
-        return tuple(view_of(tensor, f"{operation}: {name}", self.device) for name, tensor in tensors.items())
-
-    def _refuse(self, call: Callable[..., None], num_inputs: int, num_outputs: int) -> None:
-        call(_native.Routing(), (None,) * num_inputs, (None,) * num_outputs, _CPU_STREAM, False, _DEFAULT_KERNEL)
+    def _tell_peers(self, call: Callable[..., object], *arguments: object) -> None:
+        """Makes a call that all ranks refuse: arguments that cannot be handed on must not leave the peers waiting."""
+        with contextlib.suppress(FerryError):
+            call(*arguments)

@@ -18,25 +18,37 @@ _DTYPES = {
     torch.int8: 0,
 }
 
+_MAX_DIMS = 3
+
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 
-def view_of(tensor: torch.Tensor | None, what: str, device: torch.device) -> View | None:
+def view_of(tensor: torch.Tensor | None, operation: str, name: str, device: torch.device) -> View | None:
     """What the native module takes for a tensor."""
     if tensor is None:
         return None
+    # Straight through what is mostly right: this is on the way of every call, several times.
+    try:
+        shape = tensor.shape
+        if tensor.device.type == device.type and 0 < len(shape) <= _MAX_DIMS:
+            return tensor.data_ptr(), _DTYPES[tensor.dtype], shape, tensor.stride()
+    except (AttributeError, KeyError, RuntimeError):
+        pass
+    raise _wrong(tensor, f"{operation}: {name}", device)
+
+
+def _wrong(tensor: object, what: str, device: torch.device) -> InvalidArgument:
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgument(f"{what}: expected a torch.Tensor, got {type(tensor).__name__}")
+        return InvalidArgument(f"{what}: expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.device.type != device.type:
-        raise InvalidArgument(
+        return InvalidArgument(
             f"{what}: the tensor is on {tensor.device}, the group on {device}; move it with .to({str(device)!r})"
         )
-    dtype = _DTYPES.get(tensor.dtype)
-    if dtype is None:
-        raise InvalidArgument(f"{what}: dtype is {tensor.dtype}, expected one of {', '.join(map(str, _DTYPES))}")
-    if tensor.dim() not in (1, 2, 3):
-        raise InvalidArgument(f"{what}: the tensor has {tensor.dim()} dimensions, expected 1 to 3")
-    return tensor.data_ptr(), dtype, tuple(tensor.shape), tensor.stride()
+    if tensor.dtype not in _DTYPES:
+        return InvalidArgument(f"{what}: dtype is {tensor.dtype}, expected one of {', '.join(map(str, _DTYPES))}")
+    if not 0 < tensor.dim() <= _MAX_DIMS:
+        return InvalidArgument(f"{what}: the tensor has {tensor.dim()} dimensions, expected 1 to {_MAX_DIMS}")
+    return InvalidArgument(f"{what}: a {type(tensor).__name__} without memory of its own cannot be sent")
 
 
 def tensor_of(array: object) -> torch.Tensor | None:

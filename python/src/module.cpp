@@ -94,8 +94,8 @@ class PyGroup {
     const DispatchInput input{view_of(in[0]), view_of(in[1]), view_of(in[2])};
     const DispatchOutput output{view_of(out[0]), view_of(out[1]), view_of(out[2]), view_of(out[3]), view_of(out[4])};
     const DispatchOptions options{zero_padding, kernel_options(kernel)};
-    raise_if_error(without_gil(
-        [&] { return group_->dispatch(routing.routing, input, output, stream_of(stream), options); }));
+    raise_if_error(
+        without_gil([&] { return group_->dispatch(routing.routing, input, output, stream_of(stream), options); }));
   }
 
   /// in: x, weights, bias, bias, topk_weights; out: x, weights.
@@ -195,6 +195,8 @@ void define_routing(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
+  // Tensors that a program still holds when the interpreter ends are no leak.
+  nb::set_leak_warnings(false);
   nb::class_<Bootstrap>(module, "Bootstrap");
   nb::class_<PlacedBuffer>(module, "Buffer").def("array", [](nb::handle self) {
     const auto& placed = nb::cast<const PlacedBuffer&>(self);

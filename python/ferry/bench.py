@@ -1,0 +1,173 @@
+"""python -m ferry.bench: dispatch and combine beside what one would write without Ferry, on the same tensors.
+
+The other way is ``torch.distributed.all_to_all_single`` over the process group: gather each rank's rows, exchange, and
+for combine add them up again. Both know the counts beforehand; times are of the slowest rank, median of the iterations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import ferry
+
+
+class AllToAll:
+    """Dispatch and combine by permutation and all_to_all_single."""
+
+    def __init__(self, topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None:
+        experts_per_rank = num_experts // num_ranks
+        goes = torch.zeros(len(topk_idx), num_ranks, dtype=torch.bool)
+        goes.scatter_(1, topk_idx // experts_per_rank, True)
+        ranks, self.tokens = goes.t().nonzero(as_tuple=True)  # by rank, inside a rank by token
+        sent = torch.bincount(ranks, minlength=num_ranks)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        self.num_sent, self.num_received = sent.tolist(), received.tolist()
+
+    def dispatch(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x[self.tokens]
+        out = x.new_empty(sum(self.num_received), x.shape[1])
+        dist.all_to_all_single(out, rows, self.num_received, self.num_sent)
+        return out
+
+    def combine(self, y: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        rows = y.new_empty(len(self.tokens), y.shape[1])
+        dist.all_to_all_single(rows, y, self.num_sent, self.num_received)
+        sums = torch.zeros(num_tokens, y.shape[1])
+        return sums.index_add_(0, self.tokens, rows.float()).to(y.dtype)
+
+
+def slowest_ms(call: Callable[[], Any], iterations: int) -> float:
+    """Median over the iterations of the slowest rank's time. The first iteration, to warm up, does not count."""
+    times = []
+    for _ in range(iterations + 1):
+        dist.barrier()
+        start = time.perf_counter()
+        call()
+        elapsed = torch.tensor([time.perf_counter() - start])
+        dist.all_reduce(elapsed, dist.ReduceOp.MAX)
+        times.append(elapsed.item() * 1e3)
+    return statistics.median(times[1:])
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(rank)
+    scores = torch.rand(options.tokens, options.experts, generator=generator)
+    topk_idx = scores.topk(options.topk, dim=1).indices
+    x = torch.randn(options.tokens, options.hidden, generator=generator).to(torch.bfloat16)
+
+    group = ferry.Group(dist.group.WORLD)
+    routing = group.route(topk_idx, num_experts=options.experts)
+    other = AllToAll(topk_idx, options.experts, num_ranks)
+    received = group.dispatch(routing, x, tables=False).x
+    if not torch.equal(received, other.dispatch(x)):
+        raise RuntimeError("dispatch: the two ways differ; the timings of a wrong result would mean nothing")
+    y = group.empty(len(received), options.hidden).copy_(received)
+    torch.testing.assert_close(group.combine(routing, y).x, other.combine(y, len(x)))
+
+    out = torch.empty_like(x)
+    times = {
+        "dispatch": (
+            slowest_ms(lambda: group.dispatch(routing, x, out=received, tables=False), options.iterations),
+            slowest_ms(lambda: other.dispatch(x), options.iterations),
+        ),
+        "combine": (
+            slowest_ms(lambda: group.combine(routing, y, out=out), options.iterations),
+            slowest_ms(lambda: other.combine(y, len(x)), options.iterations),
+        ),
+    }
+    group.destroy()
+    return {
+        "command": "python -m ferry.bench",
+        "commit": ferry.__commit__,
+        "torch": torch.__version__,
+        "host": {"name": socket.gethostname(), "num_cpus": os.cpu_count()},
+        "shape": {
+            "ranks": num_ranks,
+            "tokens": options.tokens,
+            "hidden": options.hidden,
+            "topk": options.topk,
+            "experts": options.experts,
+            "dtype": "bf16",
+        },
+        "iterations": options.iterations,
+        "results": [
+            {"op": op, "ferry_ms": mine, "all_to_all_ms": theirs, "times_faster": theirs / mine}
+            for op, (mine, theirs) in times.items()
+        ],
+    }
+
+
+def report(result: dict[str, Any], path: str | None) -> None:
+    shape = ", ".join(f"{name} {value}" for name, value in result["shape"].items())
+    print(f"Ferry {ferry.__version__} ({result['commit']}), torch {result['torch']}, gloo: {shape}")
+    print(f"{'':10}{'ferry':>12}{'all_to_all':>14}{'ratio':>8}")
+    for line in result["results"]:
+        mine, theirs = line["ferry_ms"], line["all_to_all_ms"]
+        print(f"{line['op']:10}{mine:9.2f} ms{theirs:11.2f} ms{line['times_faster']:7.1f}x")
+    if path is not None:
+        with open(path, "w") as file:
+            json.dump(result, file, indent=2)
+            file.write("\n")
+
+
+def run_rank(rank: int, options: argparse.Namespace, port: int) -> None:
+    if port:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.ranks))
+        address = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=options.ranks)
+    else:
+        dist.init_process_group("gloo")
+    result = measure(options)
+    if dist.get_rank() == 0:
+        report(result, options.json)
+    dist.destroy_process_group()
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m ferry.bench", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--ranks", type=int, default=8, help="rank processes to start (under torchrun: its number)")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of each rank")
+    parser.add_argument("--hidden", type=int, default=7168, help="channels of a token")
+    parser.add_argument("--topk", type=int, default=8, help="experts of a token")
+    parser.add_argument("--experts", type=int, default=256, help="experts of all ranks")
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--json", help="write the result to this file, too")
+    options = parser.parse_args(arguments)
+    for name in ("ranks", "tokens", "hidden", "topk", "experts", "iterations"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}, expected at least 1")
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        options.ranks = int(os.environ["WORLD_SIZE"])
+    if options.experts % options.ranks or options.topk > options.experts:
+        parser.error(f"--experts {options.experts} must divide among {options.ranks} ranks and be at least --topk")
+    if options.hidden % 8:
+        parser.error(f"--hidden {options.hidden}: rows of bf16 are whole multiples of 16 bytes, so of 8 channels")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        run_rank(int(os.environ["RANK"]), options, 0)
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(run_rank, (options, port), options.ranks)
+
+
+if __name__ == "__main__":
+    main()

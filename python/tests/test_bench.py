@@ -1,0 +1,31 @@
+"""python -m ferry.bench as a user sees it. No timing is judged."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+SMALL = ["--ranks", "2", "--tokens", "8", "--hidden", "64", "--topk", "2", "--experts", "4", "--iterations", "2"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ferry.bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+
+
+def test_compares_both_ways(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "result.json"
+    end = run(*SMALL, "--json", str(path))
+    assert end.returncode == 0, end.stderr
+    assert "all_to_all" in end.stdout
+    result = json.loads(path.read_text())
+    assert [line["op"] for line in result["results"]] == ["dispatch", "combine"]
+    for line in result["results"]:
+        assert line["times_faster"] == line["all_to_all_ms"] / line["ferry_ms"]
+
+
+def test_refuses_shapes_that_do_not_fit() -> None:
+    for wrong in (["--experts", "3"], ["--hidden", "7"], ["--topk", "5"], ["--tokens", "0"]):
+        end = run(*SMALL, *wrong)
+        assert end.returncode == 2
+        assert wrong[0] in end.stderr
