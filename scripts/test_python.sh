@@ -12,7 +12,9 @@ fail() {
   exit 1
 }
 
-if [[ ! -x $environment/bin/pytest && ! -e $environment/complete ]]; then
+# Written last, so that an installation that was broken off, or of other requirements, starts anew.
+readonly installed=$environment/installed.txt
+if ! cmp -s python/requirements-test.txt "$installed"; then
   rm -rf "$environment"
   if python3 -c 'import torch, nanobind, scikit_build_core, numpy, pytest' 2>/dev/null; then
     python3 -m venv --system-site-packages "$environment"
@@ -22,7 +24,7 @@ if [[ ! -x $environment/bin/pytest && ! -e $environment/complete ]]; then
     "$environment/bin/python" -m pip install -qq --requirement python/requirements-test.txt ||
       fail "pip could not install python/requirements-test.txt"
   fi
-  touch "$environment/complete"
+  cp python/requirements-test.txt "$installed"
 fi
 
 # The native backends have tests of their own; CUDA code would only make this build longer where no GPU runs it.

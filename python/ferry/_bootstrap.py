@@ -25,7 +25,7 @@ def _process_group_gather(group: dist.ProcessGroup) -> Callable[[bytes], list[by
 
 
 def bootstrap_for(group: dist.ProcessGroup | None, comm: Any, timeout_ns: int) -> _native.Bootstrap:
-    """From a torch process group of any backend, an mpi4py communicator, or a launcher's environment variables."""
+    """From a torch process group, an mpi4py communicator, or a launcher's environment variables."""
     if group is not None and comm is not None:
         raise InvalidArgument("Group: give a process group or a communicator, not both")
     if comm is not None:

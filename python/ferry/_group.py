@@ -192,7 +192,7 @@ class Group:
 
     Parameters
     ----------
-    group: a ``torch.distributed`` process group of any backend: its ranks are the ranks of this group.
+    group: a ``torch.distributed`` process group: its ranks are the ranks of this group.
     comm: an mpi4py communicator instead (only ``Get_rank``, ``Get_size`` and ``allgather`` are used).
         With neither, the variables of torchrun, mpirun or srun say who the ranks are.
     device: where the tensors of all calls are; CPU so far.

@@ -8,7 +8,7 @@
 # --no-sanitizer    leave out compute-sanitizer
 # Prints GoogleTest's own output and one table at the end; exits 1 if anything failed. Ranks that are threads need about
 # a minute on one H100; ranks that are processes start CUDA anew in every test and take turns on a GPU they share, which
-# needs many minutes there and few where every rank has a GPU.
+# needs many minutes there: conformance by processes was not finished after four.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
