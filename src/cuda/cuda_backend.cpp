@@ -102,7 +102,8 @@ Status make_parts(const BackendContext& context, const DeviceFacts& facts, CudaP
   if (Status status = load_kernels(facts, parts.has_bulk); !status.ok()) return status;
   const Result<MemoryPath> path = choose_memory_path(facts.device);
   if (!path.ok()) return path.status();
-  Result<std::shared_ptr<DeviceArena>> arena = DeviceArena::create(facts.device, context.options.arena_bytes, *path);
+  Result<std::shared_ptr<DeviceArena>> arena =
+      DeviceArena::create(facts.device, context.options.arena_bytes, *path, parts.stream);
   if (!arena.ok()) return arena.status();
   parts.arena = *arena;
   Result<std::shared_ptr<TableMemory>> memory = TableMemory::create(parts.arena);
@@ -159,7 +160,7 @@ CudaBackend::CudaBackend(const BackendContext& context, CudaParts parts, Tickets
     : timeout_ns_(context.options.timeout_ns),
       parts_(std::move(parts)),
       tickets_(std::move(tickets)),
-      placements_(parts_.memory, context.topology.rank, context.topology.num_ranks),
+      placements_(parts_.memory, parts_.stream, context.topology.rank, context.topology.num_ranks),
       staging_(parts_.memory) {}
 
 CudaBackend::~CudaBackend() {

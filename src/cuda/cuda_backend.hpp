@@ -10,6 +10,7 @@
 
 #include "core/backend.hpp"
 #include "cuda/arena_exchange.hpp"
+#include "cuda/deferred_free.hpp"
 #include "cuda/device_arena.hpp"
 #include "cuda/kernels/crew_params.hpp"
 #include "cuda/own_stream.hpp"
@@ -96,6 +97,7 @@ class CudaBackend final : public Backend {
   /// Takes the pending fault away and describes it; ok if there is none.
   Status take_fault();
 
+  LiveGroup alive_;  // first, so that it goes last: memory of the parts may have to rest
   std::int64_t timeout_ns_;
   CudaParts parts_;
   Tickets tickets_;

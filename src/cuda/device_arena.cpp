@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cuda/cuda_status.hpp"
+#include "cuda/deferred_free.hpp"
 #include "node/unique_fd.hpp"
 
 namespace ferry::cuda {
@@ -108,13 +109,14 @@ Result<MemoryPath> choose_memory_path(int device) {
                             kMemoryPathVariable, wanted));
 }
 
-Result<std::shared_ptr<DeviceArena>> DeviceArena::create(int device, std::size_t size_bytes, MemoryPath path) {
+Result<std::shared_ptr<DeviceArena>> DeviceArena::create(int device, std::size_t size_bytes, MemoryPath path,
+                                                         std::shared_ptr<OwnStream> stream) {
   if (size_bytes > kMaxDeviceArenaBytes) {
     return Status(
         ErrorCode::kInvalidArgument,
         fmt::format("arena: GroupOptions::arena_bytes is {}, expected at most {}", size_bytes, kMaxDeviceArenaBytes));
   }
-  auto arena = std::make_shared<DeviceArena>(Private{}, device, path);
+  auto arena = std::make_shared<DeviceArena>(Private{}, device, path, std::move(stream));
   if (Status status = arena->reserve(size_bytes); !status.ok()) return status;
   return arena;
 }
@@ -123,11 +125,6 @@ Status DeviceArena::reserve(std::size_t size_bytes) {
   const DeviceGuard guard(device_);
   if (!guard.status().ok()) return guard.status();
   const RelaxedCapture relaxed;
-  if (Status status = cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-                                  fmt::format("arena: making a stream on GPU {}", device_));
-      !status.ok()) {
-    return status;
-  }
   Status status = path_ == MemoryPath::kVmm ? reserve_vmm(size_bytes) : reserve_ipc(size_bytes);
   if (status.ok()) heap_ = node::PageHeap(size_bytes_);
   return status;
@@ -166,16 +163,15 @@ Status DeviceArena::reserve_ipc(std::size_t size_bytes) {
 }
 
 DeviceArena::~DeviceArena() {
+  if (base_ == nullptr) return;
+  if (path_ == MemoryPath::kIpc) {
+    free_without_groups(device_, base_);
+    return;
+  }
   const DeviceGuard guard(device_);
   // Without the device there is nothing left to give back: the process is ending.
   if (!guard.status().ok()) return;
   const RelaxedCapture relaxed;
-  if (stream_ != nullptr) cudaStreamDestroy(stream_);
-  if (base_ == nullptr) return;
-  if (path_ == MemoryPath::kIpc) {
-    cudaFree(base_);
-    return;
-  }
   for (const Chunk& chunk : chunks_) unmap_chunk(chunk);
   if (const Result<const Driver*> table = driver(); table.ok())
     (*table)->mem_address_free(device_address(base_), size_bytes_);
@@ -349,8 +345,8 @@ Status DeviceArena::zero(std::byte* data, std::size_t bytes) const {
   const RelaxedCapture relaxed;
   // Waits for this stream alone: other ranks may be waiting for each other in kernels on the same GPU. It ends because
   // whatever is in its way on the GPU does; giving up earlier would hand out memory that is about to be overwritten.
-  cudaError_t error = cudaMemsetAsync(data, 0, bytes, stream_);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
+  cudaError_t error = cudaMemsetAsync(data, 0, bytes, stream_->get());
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream_->get());
   return cuda_status(error, fmt::format("allocate: zeroing {} bytes of GPU {}", bytes, device_),
                      "an earlier kernel of this process may have failed; see compute-sanitizer");
 }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cuda/driver.hpp"
+#include "cuda/own_stream.hpp"
 #include "ferry/group.hpp"
 #include "ferry/status.hpp"
 #include "node/page_heap.hpp"
@@ -61,10 +62,13 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
  public:
   /// Reserves `size_bytes` of addresses for memory of `device`, rounded up to the device's granularity. kVmm takes no
   /// memory yet. kIpc takes the smaller of that and kMaxIpcArenaBytes at once.
+  /// Memory is zeroed on `stream`, which must wait for nobody else's work.
   /// @errors kInvalidArgument: absurd size or device; kUnsupported; kSystem: device memory ran out; kCuda
-  static Result<std::shared_ptr<DeviceArena>> create(int device, std::size_t size_bytes, MemoryPath path);
+  static Result<std::shared_ptr<DeviceArena>> create(int device, std::size_t size_bytes, MemoryPath path,
+                                                     std::shared_ptr<OwnStream> stream);
 
-  DeviceArena(Private, int device, MemoryPath path) : device_(device), path_(path) {}
+  DeviceArena(Private, int device, MemoryPath path, std::shared_ptr<OwnStream> stream)
+      : device_(device), path_(path), stream_(std::move(stream)) {}
   ~DeviceArena();
   DeviceArena(const DeviceArena&) = delete;
   DeviceArena& operator=(const DeviceArena&) = delete;
@@ -121,10 +125,10 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
 
   const int device_;
   const MemoryPath path_;
+  const std::shared_ptr<OwnStream> stream_;
   std::byte* base_ = nullptr;
   std::size_t size_bytes_ = 0;
   std::size_t granularity_ = 0;
-  cudaStream_t stream_ = nullptr;  // for zeroing only: waits for nobody else's work
 
   mutable std::mutex heap_mutex_;
   node::PageHeap heap_{0};           // guarded by heap_mutex_

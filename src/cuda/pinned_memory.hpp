@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_PINNED_MEMORY_HPP
 #define FERRY_CUDA_PINNED_MEMORY_HPP
 
-/// Host memory that kernels write to: reports, and what route tells the host. Taken once per group, handed out in
-/// pages.
+/// Host memory that kernels write to: reports, and what route tells the host. One block per group, handed out in pages;
+/// a later group takes over the block of one that has ended.
 
 #include <cstddef>
 #include <memory>

@@ -74,15 +74,12 @@ Result<std::shared_ptr<const Placement>> Placements::upload(const std::vector<st
   const Parts parts = carve(memory->get());
 
   const RelaxedCapture relaxed;
-  cudaStream_t stream = nullptr;
-  Status status = cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "route: making a stream");
-  if (!status.ok()) return status;
-  status = upload_bytes(reinterpret_cast<std::byte*>(parts.owner), expert_to_rank, stream);
+  const cudaStream_t stream = stream_->get();
+  Status status = upload_bytes(reinterpret_cast<std::byte*>(parts.owner), expert_to_rank, stream);
   if (status.ok()) status = upload_bytes(reinterpret_cast<std::byte*>(parts.local_expert), local_expert, stream);
   if (status.ok()) status = upload_bytes(reinterpret_cast<std::byte*>(parts.by_owner), by_owner, stream);
   if (status.ok()) status = upload_bytes(reinterpret_cast<std::byte*>(parts.first_of_rank), first_of_rank, stream);
   if (status.ok()) status = cuda_status(cudaStreamSynchronize(stream), "route: uploading the expert placement");
-  cudaStreamDestroy(stream);
   if (!status.ok()) return status;
   placement->tables = {parts.owner, parts.local_expert, parts.by_owner, parts.first_of_rank};
   return std::shared_ptr<const Placement>(std::move(placement));

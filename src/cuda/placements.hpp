@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/kernels/route.hpp"
+#include "cuda/own_stream.hpp"
 #include "cuda/table_memory.hpp"
 
 namespace ferry::cuda {
@@ -22,16 +23,17 @@ struct Placement {
 
 class Placements {
  public:
-  Placements(std::shared_ptr<TableMemory> memory, int rank, int num_ranks)
-      : memory_(std::move(memory)), rank_(rank), num_ranks_(num_ranks) {}
+  Placements(std::shared_ptr<TableMemory> memory, std::shared_ptr<OwnStream> stream, int rank, int num_ranks)
+      : memory_(std::move(memory)), stream_(std::move(stream)), rank_(rank), num_ranks_(num_ranks) {}
 
-  /// Uploads on a stream of its own and waits for that when the placement is new.
+  /// Uploads and waits for that when the placement is new.
   Result<std::shared_ptr<const Placement>> find(const std::vector<std::int32_t>& expert_to_rank);
 
  private:
   Result<std::shared_ptr<const Placement>> upload(const std::vector<std::int32_t>& expert_to_rank);
 
   std::shared_ptr<TableMemory> memory_;
+  std::shared_ptr<OwnStream> stream_;
   int rank_;
   int num_ranks_;
   std::vector<std::shared_ptr<const Placement>> recent_;  // latest last

@@ -9,6 +9,7 @@ set(ferry_cuda_sources
     cuda/combine.cpp
     cuda/cuda_backend.cpp
     cuda/cuda_routing.cpp
+    cuda/deferred_free.cpp
     cuda/dispatch.cpp
     cuda/faults.cpp
     cuda/memory_checks.cpp

@@ -69,6 +69,20 @@ TEST_P(LifetimeConformance, GroupsComeAndGo) {
   });
 }
 
+// What a rank gives back at a group's end must not keep the others' calls in another group from beginning.
+TEST_P(LifetimeConformance, GroupsEndWhileAnotherWorks) {
+  const std::vector<PreparedCase> cases = random_cases(3, 6, 24);
+  run_with_group(3, [&](RankContext& context, Group& stays) {
+    for (const PreparedCase& one : cases) {
+      auto ends = Group::create(context.bootstrap(), group_options(context));
+      if (!context.expect_ok(ends.status(), "Group::create")) return;
+      check_case(context, **ends, one);
+      context.expect_ok((*ends)->destroy(), "destroy");
+      check_case(context, stays, one);
+    }
+  });
+}
+
 TEST_P(LifetimeConformance, RoutingAndBufferOutliveTheirGroup) {
   ExchangeCase spec;
   spec.name = "outlives";
