@@ -87,7 +87,8 @@ Status CudaBackend::run_combine(const CombineCall& call) {
     staged_weights = *room;
   }
   if (weights_bytes > 0) params.entry.records_offset = (staged_weights != nullptr ? staged_weights : weights) - base;
-  const CombinePlan plan = plan_combine(call.kernel, {parts_.num_sms, parts_.has_bulk}, !symmetric);
+  const CombinePlan plan = plan_combine(call.kernel, {parts_.num_sms, parts_.has_bulk, parts_.crew_params.num_ranks},
+                                        {.row_bytes = params.row_bytes, .staged = !symmetric});
   params.bulk = plan.bulk;
   params.num_sum_blocks = plan.num_sum_blocks;
   params.num_stage_blocks = plan.num_stage_blocks;

@@ -15,7 +15,8 @@
 ///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]
 ///   local             this rank  device scope        see the kernels
 ///
-/// This rank reads all of them; the first four are st.release.sys and ld.acquire.sys.
+/// This rank reads all of them; the first four are st.release.sys (progress: fence.acq_rel.sys and st.relaxed.sys) and
+/// ld.acquire.sys.
 ///
 /// One place per message is enough: s writes the message of epoch e + 1 only after it saw done[this rank] >= e, which
 /// this rank sends after it has read s's message of e. Counts have no such end of call; they alternate between two

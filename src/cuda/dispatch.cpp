@@ -184,7 +184,8 @@ Status CudaBackend::run_dispatch(const DispatchCall& call) {
     params.records = *records;
     params.entry.records_offset = *records - base;
   }
-  set_plan(params, plan_dispatch(call.kernel, {parts_.num_sms, parts_.has_bulk}, staged, params.unpacks));
+  set_plan(params, plan_dispatch(call.kernel, {parts_.num_sms, parts_.has_bulk, parts_.crew_params.num_ranks},
+                                 {.row_bytes = params.row_bytes, .staged = staged, .unpacks = params.unpacks}));
 
   Result<Launch> launch = begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!launch.ok()) return launch.status();

@@ -3,6 +3,8 @@
 
 /// How many multiprocessors each part of a call gets, where the caller does not say.
 
+#include <cstdint>
+
 #include "ferry/exchange.hpp"
 
 namespace ferry::cuda {
@@ -10,6 +12,7 @@ namespace ferry::cuda {
 struct DeviceLimits {
   int num_sms = 1;  ///< that this rank may use
   bool has_bulk = true;
+  int num_ranks = 8;
 };
 
 struct DispatchPlan {
@@ -26,10 +29,15 @@ struct CombinePlan {
   int chunk_rows = 1;
 };
 
-/// `staged`: peers cannot reach the output. `unpacks`: scales, ids or weights are wanted.
-DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& limits, bool staged, bool unpacks);
-/// `staged`: peers cannot reach the input.
-CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limits, bool staged);
+/// What a call moves.
+struct CallShape {
+  std::int64_t row_bytes = 14336;  ///< 7168 channels of bf16
+  bool staged = false;             ///< peers cannot reach the rows: dispatch's output, combine's input
+  bool unpacks = false;            ///< dispatch: scales, ids or weights are wanted
+};
+
+DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape);
+CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape);
 
 }  // namespace ferry::cuda
 

@@ -56,7 +56,8 @@ TEST(DispatchPlan, WantedPartsGetBlocksAndAllFit) {
     for (const KernelOptions& options : some_options())
       for (bool staged : {false, true})
         for (bool unpacks : {false, true}) {
-          const DispatchPlan plan = plan_dispatch(options, {.num_sms = num_sms}, staged, unpacks);
+          const DispatchPlan plan =
+              plan_dispatch(options, {.num_sms = num_sms}, {.staged = staged, .unpacks = unpacks});
           expect_fit(plan.num_send_blocks, plan.num_receive_blocks, staged || unpacks, num_sms,
                      describe(options, num_sms));
           EXPECT_GE(plan.chunk_tokens, 1);
@@ -67,7 +68,7 @@ TEST(CombinePlan, WantedPartsGetBlocksAndAllFit) {
   for (int num_sms : kNumSms)
     for (const KernelOptions& options : some_options())
       for (bool staged : {false, true}) {
-        const CombinePlan plan = plan_combine(options, {.num_sms = num_sms}, staged);
+        const CombinePlan plan = plan_combine(options, {.num_sms = num_sms}, {.staged = staged});
         expect_fit(plan.num_sum_blocks, plan.num_stage_blocks, staged, num_sms, describe(options, num_sms));
         EXPECT_GE(plan.chunk_rows, 1);
       }
@@ -76,39 +77,54 @@ TEST(CombinePlan, WantedPartsGetBlocksAndAllFit) {
 TEST(DispatchPlan, TakesTheCallersNumbersWhereTheyFit) {
   const DeviceLimits limits = {.num_sms = 132};
   for (bool staged : {false, true}) {
-    const DispatchPlan total = plan_dispatch({.num_sms = 24}, limits, staged, true);
+    const DispatchPlan total = plan_dispatch({.num_sms = 24}, limits, {.staged = staged, .unpacks = true});
     EXPECT_EQ(total.num_send_blocks + total.num_receive_blocks, 24);
-    const DispatchPlan both = plan_dispatch({.num_sms = 24, .num_copy_sms = 5}, limits, staged, true);
+    const DispatchPlan both =
+        plan_dispatch({.num_sms = 24, .num_copy_sms = 5}, limits, {.staged = staged, .unpacks = true});
     EXPECT_EQ(both.num_send_blocks, 19);
     EXPECT_EQ(both.num_receive_blocks, 5);
-    const DispatchPlan copying = plan_dispatch({.num_copy_sms = 7}, limits, staged, true);
+    const DispatchPlan copying = plan_dispatch({.num_copy_sms = 7}, limits, {.staged = staged, .unpacks = true});
     EXPECT_EQ(copying.num_receive_blocks, 7);
   }
-  const DispatchPlan alone = plan_dispatch({.num_sms = 24, .num_copy_sms = 5}, limits, false, false);
+  const DispatchPlan alone =
+      plan_dispatch({.num_sms = 24, .num_copy_sms = 5}, limits, {.staged = false, .unpacks = false});
   EXPECT_EQ(alone.num_send_blocks, 24) << "nothing to copy";
   EXPECT_EQ(alone.num_receive_blocks, 0);
-  EXPECT_EQ(plan_dispatch({.chunk_tokens = 17}, limits, false, false).chunk_tokens, 17);
+  EXPECT_EQ(plan_dispatch({.chunk_tokens = 17}, limits, {.staged = false, .unpacks = false}).chunk_tokens, 17);
 }
 
 TEST(CombinePlan, TakesTheCallersNumbersWhereTheyFit) {
   const DeviceLimits limits = {.num_sms = 132};
-  const CombinePlan total = plan_combine({.num_sms = 24}, limits, true);
+  const CombinePlan total = plan_combine({.num_sms = 24}, limits, {.staged = true});
   EXPECT_EQ(total.num_sum_blocks + total.num_stage_blocks, 24);
-  const CombinePlan both = plan_combine({.num_sms = 24, .num_copy_sms = 5}, limits, true);
+  const CombinePlan both = plan_combine({.num_sms = 24, .num_copy_sms = 5}, limits, {.staged = true});
   EXPECT_EQ(both.num_sum_blocks, 19);
   EXPECT_EQ(both.num_stage_blocks, 5);
-  const CombinePlan alone = plan_combine({.num_sms = 24, .num_copy_sms = 5}, limits, false);
+  const CombinePlan alone = plan_combine({.num_sms = 24, .num_copy_sms = 5}, limits, {.staged = false});
   EXPECT_EQ(alone.num_sum_blocks, 24);
   EXPECT_EQ(alone.num_stage_blocks, 0);
-  EXPECT_EQ(plan_combine({.chunk_tokens = 17}, limits, false).chunk_rows, 17);
+  EXPECT_EQ(plan_combine({.chunk_tokens = 17}, limits, {.staged = false}).chunk_rows, 17);
+}
+
+TEST(Plans, TakeFewMultiprocessorsForLongRowsOfEightRanks) {
+  const DeviceLimits limits = {.num_sms = 132, .num_ranks = 8};
+  for (std::int64_t row_bytes : {7168, 14336}) {
+    const DispatchPlan symmetric = plan_dispatch({}, limits, {.row_bytes = row_bytes});
+    EXPECT_LE(symmetric.num_send_blocks, 12);
+    const DispatchPlan plain = plan_dispatch({}, limits, {.row_bytes = row_bytes, .staged = true, .unpacks = true});
+    EXPECT_LE(plain.num_send_blocks + plain.num_receive_blocks, 24);
+    EXPECT_LE(plan_combine({}, limits, {.row_bytes = row_bytes}).num_sum_blocks, 16);
+    const CombinePlan staged = plan_combine({}, limits, {.row_bytes = row_bytes, .staged = true});
+    EXPECT_LE(staged.num_sum_blocks + staged.num_stage_blocks, 24);
+  }
 }
 
 TEST(Plans, StayWithinTheCallersTotal) {
   for (const KernelOptions& options : some_options()) {
     if (options.num_sms < 2) continue;
-    const DispatchPlan dispatch = plan_dispatch(options, {.num_sms = 132}, true, true);
+    const DispatchPlan dispatch = plan_dispatch(options, {.num_sms = 132}, {.staged = true, .unpacks = true});
     EXPECT_LE(dispatch.num_send_blocks + dispatch.num_receive_blocks, options.num_sms) << describe(options, 132);
-    const CombinePlan combine = plan_combine(options, {.num_sms = 132}, true);
+    const CombinePlan combine = plan_combine(options, {.num_sms = 132}, {.staged = true});
     EXPECT_LE(combine.num_sum_blocks + combine.num_stage_blocks, options.num_sms) << describe(options, 132);
   }
 }
@@ -119,10 +135,10 @@ TEST(Plans, CopyInBulkOnlyWhereTheGpuCanAndTheCallerDoesNotMind) {
       const KernelOptions options = {.copy_path = path};
       const DeviceLimits without = {.num_sms = 132, .has_bulk = false};
       const DeviceLimits with = {.num_sms = 132, .has_bulk = true};
-      EXPECT_FALSE(plan_dispatch(options, without, staged, true).bulk);
-      EXPECT_FALSE(plan_combine(options, without, staged).bulk);
-      EXPECT_EQ(plan_dispatch(options, with, staged, true).bulk, path != CopyPath::kLoadStore);
-      EXPECT_EQ(plan_combine(options, with, staged).bulk, path != CopyPath::kLoadStore);
+      EXPECT_FALSE(plan_dispatch(options, without, {.staged = staged, .unpacks = true}).bulk);
+      EXPECT_FALSE(plan_combine(options, without, {.staged = staged}).bulk);
+      EXPECT_EQ(plan_dispatch(options, with, {.staged = staged, .unpacks = true}).bulk, path != CopyPath::kLoadStore);
+      EXPECT_EQ(plan_combine(options, with, {.staged = staged}).bulk, path != CopyPath::kLoadStore);
     }
 }
 

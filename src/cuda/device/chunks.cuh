@@ -5,7 +5,8 @@
 /// one tells the peers. Chunks are told in ascending order, because a flag may never go back.
 ///
 ///   local.chunk_arrivals[c]  all sending warps   atom.add.acq_rel.gpu        what the warp wrote to the peers
-///   local.num_chunks_sent    last warp of c      st.release.gpu / ld.acquire.gpu   progress of chunk c was stored
+///   local.num_chunks_sent    last warp of c      st.release.gpu / ld.acquire.gpu   progress of chunk c was stored,
+///                                                                            or a later chunk's is about to be
 
 #include "cuda/device/crew.cuh"
 
@@ -50,21 +51,31 @@ class ChunkReporter {
     last = __shfl_sync(0xFFFFFFFFU, last, 0);
     __syncwarp();  // hands what lane 0 has acquired to those that tell the peers
     if (last == 0) return;
+    // All that takes long before its turn: turns follow each other, so whatever one takes bounds the pace of chunks.
+    const std::int64_t rows = lane_idx() < crew_.num_ranks ? rows_after_(chunk, lane_idx()) : 0;
+    fence_system();
     // The warps that tell the chunks before are on their way: nothing they do waits for anybody.
     while (load_acquire_device(&local.num_chunks_sent) != static_cast<std::uint32_t>(chunk)) {
     }
     const bool final_chunk = chunk + 1 == plan_.num_chunks;
-    fence_system();
-    for (int rank = lane_idx(); rank < crew_.num_ranks; rank += kWarpLanes) {
-      store_release_system(&control_of(crew_, rank).progress[crew_.rank],
-                           progress_value(epoch_, rows_after_(chunk, rank)));
-    }
+    // Whoever waits for the next turn tells more.
+    const bool overtaken = !final_chunk && load_acquire_device(&local.chunk_arrivals[chunk + 1]) ==
+                                               static_cast<std::uint32_t>(plan_.num_warps);
+    if (!overtaken) tell(chunk, rows);
     __syncwarp();
     if (lane_idx() == 0) {
       local.chunk_arrivals[chunk] = 0;
       store_release_device(&local.num_chunks_sent, final_chunk ? 0U : static_cast<std::uint32_t>(chunk) + 1U);
     }
     if (final_chunk && posts_done_) post_done(crew_, epoch_);
+  }
+
+  /// `rows`: of the rank of this lane's number.
+  __device__ void tell(int chunk, std::int64_t rows) const {
+    for (int rank = lane_idx(); rank < crew_.num_ranks; rank += kWarpLanes) {
+      if (rank >= kWarpLanes) rows = rows_after_(chunk, rank);
+      store_relaxed_system(&control_of(crew_, rank).progress[crew_.rank], progress_value(epoch_, rows));
+    }
   }
 
   const CrewParams& crew_;

@@ -20,6 +20,11 @@ __device__ inline void store_release_system(std::uint64_t* address, std::uint64_
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+/// A flag whose release is a `fence_system` before.
+__device__ inline void store_relaxed_system(std::uint64_t* address, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 __device__ inline std::uint32_t load_acquire_device(const std::uint32_t* address) {
   std::uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

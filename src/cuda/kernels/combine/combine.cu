@@ -15,6 +15,9 @@ constexpr int kThreadPathWarps = 12;
 /// Warps of a block that sums what the copy engine brings: as many as shared memory holds the sets of.
 constexpr int kBulkPathWarps = 12;
 
+/// A warp sums with one per set, or stages with one per piece.
+constexpr int kStageBarriers = kSumSets > kStagerPieces ? kSumSets : kStagerPieces;
+
 FERRY_HOST_DEVICE constexpr int warps_of(bool bulk) { return bulk ? kBulkPathWarps : kThreadPathWarps; }
 
 /// Counts a block as finished with the peers' memory.
@@ -39,22 +42,23 @@ __device__ void end_call(const CombineParams& params, std::uint64_t epoch) {
   finish_call(crew, epoch);
 }
 
-/// A block's shared memory, sizes and pointers from one place: holders [R], terms, barriers, sets.
+/// A block's shared memory, sizes and pointers from one place. Sets come first, where they are aligned to
+/// kLandingBytes.
 struct Shared {
-  Holder* holders;
-  Terms* terms;             ///< [warps, kSumTokens], or [warps] without sets
-  std::uint64_t* barriers;  ///< [warps, kSumSets]
   std::byte* sets;          ///< [warps, kSumSets, kSetBytes]
+  Holder* holders;          ///< [R]
+  Terms* terms;             ///< [warps, kSumTokens], or [warps] without sets
+  std::uint64_t* barriers;  ///< [warps, kStageBarriers]
   std::size_t size_bytes;
 
   FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
     const auto num_warps = static_cast<std::size_t>(warps_of(bulk));
     layout::Carver carver(base);
     Shared shared{};
+    shared.sets = carver.take<std::byte>(bulk ? num_warps * kSumSets * kSetBytes : 0);
     shared.holders = carver.take<Holder>(static_cast<std::size_t>(num_ranks));
     shared.terms = carver.take<Terms>(bulk ? num_warps * kSumTokens : num_warps);
-    shared.barriers = carver.take<std::uint64_t>(bulk ? num_warps * kSumSets : 0);
-    shared.sets = carver.take<std::byte>(bulk ? num_warps * kSumSets * kSetBytes : 0);
+    shared.barriers = carver.take<std::uint64_t>(bulk ? num_warps * kStageBarriers : 0);
     shared.size_bytes = carver.used_bytes();
     return shared;
   }
@@ -63,10 +67,10 @@ struct Shared {
 /// This warp's part of it. All threads of the block; follow with a block barrier.
 __device__ SumStages make_stages(const Shared& shared) {
   const auto warp = static_cast<std::size_t>(warp_idx());
-  const SumStages stages{shared.sets + warp * kSumSets * kSetBytes, shared.barriers + warp * kSumSets,
+  const SumStages stages{shared.sets + warp * kSumSets * kSetBytes, shared.barriers + warp * kStageBarriers,
                          shared.terms + warp * kSumTokens};
   if (lane_idx() == 0) {
-    for (int set = 0; set < kSumSets; ++set) init_barrier(stages.barriers + set);
+    for (int i = 0; i < kStageBarriers; ++i) init_barrier(stages.barriers + i);
     publish_barriers();
   }
   return stages;

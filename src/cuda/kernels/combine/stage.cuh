@@ -4,6 +4,7 @@
 /// Staging warps: copy this rank's rows to memory that peers reach, each source's rows in the order in which it will
 /// want them, all sources side by side, and tell them how far it is.
 
+#include "cuda/device/rank_walk.cuh"
 #include "cuda/kernels/combine/sum_bulk.cuh"
 
 namespace ferry::cuda::device {
@@ -12,17 +13,16 @@ namespace ferry::cuda::device {
 class StagedRows {
  public:
   __device__ StagedRows(const CombineParams& params, int warp, int num_warps)
-      : params_(params), item_(warp), step_(num_warps) {
-    const int num_ranks = params.crew.num_ranks;
-    if (!params.one_row_per_token) {
-      num_items_ = params.summary->num_used_rows;
-      return;
-    }
-    for (int source = 0; source < num_ranks; ++source) {
+      : params_(params),
+        walk_(params.crew.num_ranks, warp, num_warps),
+        row_(warp),
+        step_(num_warps),
+        chunk_end_(params.chunk_rows) {
+    if (!params.one_row_per_token) return;
+    for (int source = 0; source < params.crew.num_ranks; ++source) {
       const std::int32_t count = params.source_base[source + 1] - params.source_base[source];
       if (source != params.crew.rank && count > most_rows_) most_rows_ = count;
     }
-    num_items_ = static_cast<std::int64_t>(most_rows_) * num_ranks;
   }
 
   /// Most rows that any source gets.
@@ -33,33 +33,41 @@ class StagedRows {
     int chunk = 0;          ///< rows of chunks before this one are all started
   };
 
-  __device__ Row next() {
-    const int num_ranks = params_.crew.num_ranks;
-    for (; item_ < num_items_; item_ += step_) {
-      Row row{item_, 0};
-      int source = 0;
-      if (params_.one_row_per_token) {
-        const auto idx = static_cast<std::int32_t>(item_ / num_ranks);
-        source = static_cast<int>(item_ % num_ranks);
-        row = {params_.source_base[source] + idx, idx / params_.chunk_rows};
-        if (row.row >= params_.source_base[source + 1]) continue;
-      } else {
-        // Grouped by expert: a source's first token may be anywhere, so nothing is told before everything is staged.
-        source = params_.source[2 * item_];
-      }
-      if (source < 0 || source == params_.crew.rank) continue;
-      item_ += step_;
-      return row;
+  __device__ Row next() { return params_.one_row_per_token ? next_of_sources() : next_of_experts(); }
+
+ private:
+  __device__ Row next_of_sources() {
+    for (; walk_.idx() < most_rows_; walk_.advance()) {
+      const int source = walk_.rank();
+      const std::int32_t idx = walk_.idx();
+      const std::int32_t row = params_.source_base[source] + idx;
+      if (source == params_.crew.rank || row >= params_.source_base[source + 1]) continue;
+      for (; idx >= chunk_end_; chunk_end_ += params_.chunk_rows) ++chunk_;
+      walk_.advance();
+      return {row, chunk_};
     }
     return {};
   }
 
- private:
+  /// Grouped by expert: a source's first token may be anywhere, so nothing is told before everything is staged.
+  __device__ Row next_of_experts() {
+    const std::int64_t num_rows = params_.summary->num_used_rows;
+    while (row_ < num_rows) {
+      const std::int64_t row = row_;
+      row_ += step_;
+      const int source = params_.source[2 * row];
+      if (source >= 0 && source != params_.crew.rank) return {row, 0};
+    }
+    return {};
+  }
+
   const CombineParams& params_;
-  std::int64_t item_;
+  RankWalk walk_;
+  std::int64_t row_;
   std::int64_t step_;
-  std::int64_t num_items_ = 0;
   std::int32_t most_rows_ = 0;
+  int chunk_ = 0;
+  std::int32_t chunk_end_;
 };
 
 template <typename Reporter>
@@ -84,7 +92,11 @@ __device__ inline void stage_by_threads(const CombineParams& params, StagedRows&
   }
 }
 
-/// By the copy engine, through the warp's sets.
+/// The stager cuts the room of a warp's sets smaller, to have more pieces on their way.
+inline constexpr int kStagerPieces = 4;
+inline constexpr int kStagerPieceBytes = kSumSets * kSetBytes / kStagerPieces;
+
+/// By the copy engine, through the room of the warp's sets.
 template <typename Reporter>
 class BulkStager {
  public:
@@ -92,18 +104,19 @@ class BulkStager {
       : params_(params), rows_(rows), reporter_(reporter), stages_(stages) {}
 
   __device__ void run() {
-    Piece pieces[kSumSets];
+    Piece pieces[kStagerPieces];
 #pragma unroll
-    for (int set = 0; set < kSumSets; ++set) pieces[set] = load(set);
+    for (int place = 0; place + 1 < kStagerPieces; ++place) pieces[place] = load(place);
     for (bool more = true; more;) {
 #pragma unroll
-      for (int set = 0; set < kSumSets; ++set) {
-        if (pieces[set].bytes == 0) {
+      for (int place = 0; place < kStagerPieces; ++place) {
+        if (pieces[place].bytes == 0) {
           more = false;
           break;
         }
-        store(pieces[set], set);
-        pieces[set] = load(set);
+        store(pieces[place], place);
+        constexpr int kAhead = kStagerPieces - 1;
+        pieces[(place + kAhead) % kStagerPieces] = load((place + kAhead) % kStagerPieces);
       }
     }
     if (lane_idx() == 0) wait_store_groups<0>();
@@ -118,28 +131,31 @@ class BulkStager {
     int chunk = 0;
   };
 
-  __device__ Piece load(int set) {
+  __device__ std::byte* room(int place) const { return stages_.sets + place * kStagerPieceBytes; }
+
+  /// Starts the next piece into the place that the piece before the latest was stored from.
+  __device__ Piece load(int place) {
     if (offset_ == 0) row_ = rows_.next();
     if (row_.row < 0) return {};
     const std::int64_t left = params_.row_bytes - offset_;
-    const Piece piece{row_.row, offset_, static_cast<std::uint32_t>(left < kSetBytes ? left : kSetBytes), row_.chunk};
-    offset_ = left > kSetBytes ? offset_ + kSetBytes : 0;
+    const Piece piece{row_.row, offset_,
+                      static_cast<std::uint32_t>(left < kStagerPieceBytes ? left : kStagerPieceBytes), row_.chunk};
+    offset_ = left > kStagerPieceBytes ? offset_ + kStagerPieceBytes : 0;
     if (lane_idx() == 0) {
-      wait_store_reads<0>();
-      expect_loads(stages_.barriers + set, piece.bytes);
-      start_load(stages_.sets + set * kSetBytes, params_.x + piece.row * params_.x_stride + piece.offset, piece.bytes,
-                 stages_.barriers + set);
+      wait_store_reads<1>();
+      expect_loads(stages_.barriers + place, piece.bytes);
+      start_load(room(place), params_.x + piece.row * params_.x_stride + piece.offset, piece.bytes,
+                 stages_.barriers + place);
     }
     __syncwarp();
     return piece;
   }
 
-  __device__ void store(const Piece& piece, int set) {
-    wait_barrier(stages_.barriers + set, parities_ >> set & 1U);
-    parities_ ^= 1U << set;
+  __device__ void store(const Piece& piece, int place) {
+    wait_barrier(stages_.barriers + place, parities_ >> place & 1U);
+    parities_ ^= 1U << place;
     if (lane_idx() == 0) {
-      start_store(params_.staging + piece.row * params_.row_bytes + piece.offset, stages_.sets + set * kSetBytes,
-                  piece.bytes);
+      start_store(params_.staging + piece.row * params_.row_bytes + piece.offset, room(place), piece.bytes);
       close_store_group();
     }
     __syncwarp();

@@ -14,7 +14,8 @@ inline constexpr int kSumSets = 2;
 inline constexpr int kSumTokens = kSumSets + 1;
 inline constexpr int kSetBytes = 8192;
 inline constexpr std::int64_t kStepBytes = kWarpLanes * static_cast<std::int64_t>(sizeof(uint4));
-/// A set of few rows takes longer pieces of them.
+/// A set of fewer rows takes longer pieces of them.
+inline constexpr int kTwoRows = 2;
 inline constexpr int kFewRows = 4;
 inline constexpr int kManyRows = 8;
 
@@ -31,7 +32,7 @@ struct SetPlan {
     SetPlan plan;
     plan.token = token;
     plan.num_rows = num_rows;
-    plan.rows_per_set = num_rows <= kFewRows ? kFewRows : kManyRows;
+    plan.rows_per_set = num_rows <= kTwoRows ? kTwoRows : num_rows <= kFewRows ? kFewRows : kManyRows;
     plan.piece_bytes = kSetBytes / plan.rows_per_set;
     plan.num_pieces = static_cast<int>((row_bytes + plan.piece_bytes - 1) / plan.piece_bytes);
     plan.num_batches = num_rows <= plan.rows_per_set ? 1 : (num_rows + plan.rows_per_set - 1) / plan.rows_per_set;
@@ -75,7 +76,9 @@ class BulkSummer {
  public:
   __device__ BulkSummer(const CombineParams& params, const TermFinder& finder, const SumStages& stages,
                         std::int64_t first, std::int64_t step)
-      : params_(params), finder_(finder), stages_(stages), next_token_(first), step_(step) {}
+      : params_(params), finder_(finder), stages_(stages), next_token_(first), step_(step) {
+    next_place_ = finder.load_place(first);
+  }
 
   __device__ void run() {
     begin_token(loading_, loading_terms_);
@@ -95,7 +98,10 @@ class BulkSummer {
     cursor = {};
     if (next_token_ >= params_.num_tokens) return;
     Terms& terms = stages_.terms[terms_idx];
-    const int num_rows = finder_.find(next_token_, terms);
+    // Ahead of their use, so that nobody waits for them.
+    const Place place = next_place_;
+    next_place_ = finder_.load_place(next_token_ + step_);
+    const int num_rows = finder_.find(next_token_, place, terms);
     if (num_rows < 0) {
       next_token_ = params_.num_tokens;
       return;
@@ -131,7 +137,9 @@ class BulkSummer {
   __device__ void add(int set) {
     wait_barrier(stages_.barriers + set, parities_ >> set & 1U);
     parities_ ^= 1U << set;
-    if (using_.plan.rows_per_set == kFewRows) {
+    if (using_.plan.rows_per_set == kTwoRows) {
+      add_rows<kTwoRows>(set);
+    } else if (using_.plan.rows_per_set == kFewRows) {
       add_rows<kFewRows>(set);
     } else {
       add_rows<kManyRows>(set);
@@ -170,7 +178,8 @@ class BulkSummer {
           raw[row] = *reinterpret_cast<const uint4*>(base + row * (kSetBytes / kRows) + step * kStepBytes);
         }
       }
-      Vector<kFloat32>& sum = sums_[step];
+      Vector<kFloat32> own;
+      Vector<kFloat32>& sum = kRows == kManyRows ? sums_[step % kKeptSums] : own;
       if (using_.batch == 0) sum.clear();
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
@@ -198,12 +207,15 @@ class BulkSummer {
   SumStages stages_;
   std::int64_t next_token_;
   std::int64_t step_;
+  Place next_place_;
   SetCursor loading_;
   SetCursor using_;
   int loading_terms_ = 0;
   int using_terms_ = 0;
   std::uint32_t parities_ = 0;
-  Vector<kFloat32> sums_[kSetBytes / kFewRows / static_cast<int>(kStepBytes)];
+  // Only tokens of many rows take several sets for a piece.
+  static constexpr int kKeptSums = kSetBytes / kManyRows / static_cast<int>(kStepBytes);
+  Vector<kFloat32> sums_[kKeptSums];
 };
 
 }  // namespace ferry::cuda::device

@@ -89,15 +89,20 @@ class TermFinder {
   __device__ TermFinder(const CombineParams& params, const Holder* holders, std::uint64_t epoch)
       : params_(params), holders_(holders), epoch_(epoch) {}
 
-  /// Waits until the rows of `token` can be read, fills `terms` and returns the number of rows; also sums the returned
-  /// weights. -1 when the group broke. All lanes.
-  __device__ int find(std::int64_t token, Terms& terms) const {
+  /// This lane's place of `token`, for `find`: none behind the last token.
+  __device__ Place load_place(std::int64_t token) const {
     Place place{};
     place.rank = -1;
-    if (lane_idx() < params_.num_topk) {
+    if (token < params_.num_tokens && lane_idx() < params_.num_topk) {
       const uint4 raw = reinterpret_cast<const uint4*>(params_.places)[token * params_.num_topk + lane_idx()];
       place = *reinterpret_cast<const Place*>(&raw);
     }
+    return place;
+  }
+
+  /// Waits until the rows of `token` can be read, fills `terms` and returns the number of rows; also sums the returned
+  /// weights. -1 when the group broke. All lanes.
+  __device__ int find(std::int64_t token, const Place& place, Terms& terms) const {
     if (!await_rows(place)) return -1;
     const int num_rows = collect_terms(token, place, terms);
     if (params_.out_weights != nullptr) sum_weights(token, place);

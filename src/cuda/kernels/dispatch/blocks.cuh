@@ -9,14 +9,14 @@
 
 namespace ferry::cuda::device {
 
-/// Warps per block, each with its own stages: eight keep one multiprocessor's copy engine busy (design probes on H200:
-/// two warps on each of eight multiprocessors fill the links, more warps hide the latency of small batches).
-inline constexpr int kDispatchWarps = 8;
+/// Warps per block, each with its own stages. Two warps on each of eight multiprocessors fill the links of an H200 with
+/// long rows; many hide what a token costs beside its bytes, which is what short rows wait for.
+inline constexpr int kDispatchWarps = 16;
 inline constexpr int kDispatchThreads = kDispatchWarps * kWarpLanes;
 /// One being stored, one landing, one waiting.
 inline constexpr int kStages = 3;
 /// Longest piece of a row in one stage; longer rows go in pieces. Sizes from 512 B to 14 KiB copy equally fast.
-inline constexpr int kPieceBytes = 7168;
+inline constexpr int kPieceBytes = 3584;
 /// Longest record that lands in a stage beside the piece; longer ones are read where they are.
 inline constexpr int kStagedRecordBytes = 512;
 inline constexpr int kStageBytes = kPieceBytes + kStagedRecordBytes;

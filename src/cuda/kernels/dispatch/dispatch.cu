@@ -3,20 +3,31 @@
 #include "cuda/kernels/dispatch/receive.cuh"
 #include "cuda/kernels/dispatch/send.cuh"
 #include "cuda/kernels/launch.cuh"
-#include "layout/slots.hpp"
+#include "layout/carver.hpp"
 
 namespace ferry::cuda {
 namespace {
 
 using namespace device;
 
-/// Receivers first, then the stages that only the copy engine needs.
-FERRY_HOST_DEVICE std::size_t receivers_bytes(int num_ranks) {
-  return static_cast<std::size_t>(layout::round_up(num_ranks * static_cast<std::int64_t>(sizeof(Receiver)), 128));
-}
-std::size_t shared_bytes(int num_ranks, bool bulk) {
-  return receivers_bytes(num_ranks) + (bulk ? kStagesBytes + kBarriersBytes : 0);
-}
+/// A block's shared memory, sizes and pointers from one place. Stages come first, where they are aligned to
+/// kLandingBytes.
+struct Shared {
+  std::byte* stages;    ///< with the copy engine only: stages and their barriers
+  Receiver* receivers;  ///< [R]
+  std::size_t size_bytes;
+
+  FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
+    layout::Carver carver(base);
+    Shared shared{};
+    shared.stages = carver.take<std::byte>(bulk ? kStagesBytes + kBarriersBytes : 0);
+    shared.receivers = carver.take<Receiver>(static_cast<std::size_t>(num_ranks));
+    shared.size_bytes = carver.used_bytes();
+    return shared;
+  }
+};
+
+std::size_t shared_bytes(int num_ranks, bool bulk) { return Shared::at(nullptr, num_ranks, bulk).size_bytes; }
 
 /// Tells the receiving blocks how the call goes. They must not read the messages themselves: a peer may write its next
 /// message as soon as the sending blocks are done with this one.
@@ -35,12 +46,12 @@ __device__ Outcome await_outcome(const CrewParams& crew, std::uint64_t epoch) {
   return outcome;
 }
 
-__device__ void send(const DispatchParams& params, std::byte* shared, std::uint64_t epoch, Outcome outcome) {
+template <bool kBulk>
+__device__ void send(const DispatchParams& params, const Shared& shared, std::uint64_t epoch, Outcome outcome) {
   const int warp = static_cast<int>(blockIdx.x) * kDispatchWarps + warp_idx();
   const int num_warps = params.num_send_blocks * kDispatchWarps;
   const bool go = outcome == Outcome::kGo;
-  auto* receivers = reinterpret_cast<Receiver*>(shared);
-  const bool watched = go && find_receivers(params, receivers);
+  const bool watched = go && find_receivers(params, shared.receivers);
   // Nobody watches: one chunk, reported at the end.
   const ChunkBorders chunks = watched ? params.chunks : ChunkBorders{params.num_blocks, params.num_blocks};
   const int num_chunks = watched ? chunks.num_chunks() : 1;
@@ -50,15 +61,14 @@ __device__ void send(const DispatchParams& params, std::byte* shared, std::uint6
     return params.block_ranks[blocks * params.crew.num_ranks + rank];
   };
   const auto chunk_of = [&params, watched, chunks](std::int64_t token) {
-    return watched ? chunks.chunk_of(static_cast<int>(token / params.tokens_per_block)) : 0;
+    return watched ? chunks.chunk_of(static_cast<int>(token) / params.tokens_per_block) : 0;
   };
   ChunkReporter reporter(params.crew, {num_warps, num_chunks}, epoch, rows_after, true);
   if (go) {
-    WarpStages stages{};
-    if (params.bulk) stages = make_stages(shared + receivers_bytes(params.crew.num_ranks));
-    const Sender sender(params, receivers, warp, num_warps);
-    const TableSender table_sender(params, receivers);
-    if (params.bulk) {
+    const Sender sender(params, shared.receivers, warp, num_warps);
+    const TableSender table_sender(params, shared.receivers);
+    if constexpr (kBulk) {
+      WarpStages stages = make_stages(shared.stages);
       send_bulk(params, sender, table_sender, stages, reporter, chunk_of);
     } else {
       send_by_threads(params, sender, table_sender, reporter, chunk_of);
@@ -67,14 +77,14 @@ __device__ void send(const DispatchParams& params, std::byte* shared, std::uint6
   reporter.report_before(num_chunks);
 }
 
-__device__ void receive(const DispatchParams& params, std::byte* shared, std::uint64_t epoch) {
+template <bool kBulk>
+__device__ void receive(const DispatchParams& params, const Shared& shared, std::uint64_t epoch) {
   if (await_outcome(params.crew, epoch) == Outcome::kGo) {
-    WarpStages stages{};
-    if (params.bulk) stages = make_stages(shared + receivers_bytes(params.crew.num_ranks));
     const int block = static_cast<int>(blockIdx.x) - params.num_send_blocks;
     const int num_warps = params.num_receive_blocks * kDispatchWarps;
     Arrivals arrivals(params, epoch, block * kDispatchWarps + warp_idx(), num_warps);
-    if (params.bulk) {
+    if constexpr (kBulk) {
+      WarpStages stages = make_stages(shared.stages);
       BulkReceiver(params, stages, arrivals).run();
     } else {
       receive_by_threads(params, arrivals);
@@ -100,8 +110,9 @@ __device__ void end_call(const DispatchParams& params, std::uint64_t epoch) {
   finish_call(crew, epoch);
 }
 
+template <bool kBulk>
 __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __grid_constant__ DispatchParams params) {
-  extern __shared__ __align__(128) std::byte shared[];
+  extern __shared__ __align__(128) std::byte memory[];
   const CrewParams& crew = params.crew;
   if (is_broken(crew)) return;
   const bool first = blockIdx.x == 0;
@@ -110,8 +121,9 @@ __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __g
     return;
   }
   const std::uint64_t epoch = current_epoch(crew);
+  const Shared shared = Shared::at(memory, crew.num_ranks, kBulk);
   if (static_cast<int>(blockIdx.x) >= params.num_send_blocks) {
-    receive(params, shared, epoch);
+    receive<kBulk>(params, shared, epoch);
     return;
   }
   if (first && warp_idx() == 0) post_entry(crew, params.entry, epoch);
@@ -121,7 +133,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __g
     if (outcome == Outcome::kSkip && params.entry.agreement != 0) report_disagreement(crew, epoch);
   }
   if (outcome == Outcome::kStop) return;
-  send(params, shared, epoch, outcome);
+  send<kBulk>(params, shared, epoch, outcome);
   if (first && warp_idx() == 0) end_call(params, epoch);
 }
 
@@ -131,7 +143,7 @@ cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream) {
   const int num_blocks = params.num_send_blocks + params.num_receive_blocks;
   const LaunchShape shape{static_cast<unsigned>(num_blocks), kDispatchThreads,
                           shared_bytes(params.crew.num_ranks, params.bulk)};
-  return launch_kernel(dispatch_kernel, shape, params, stream);
+  return launch_kernel(params.bulk ? dispatch_kernel<true> : dispatch_kernel<false>, shape, params, stream);
 }
 
 cudaError_t load_padding_kernel();
@@ -139,12 +151,16 @@ cudaError_t load_padding_kernel();
 cudaError_t load_dispatch_kernels(std::size_t shared_limit, bool& has_bulk) {
   if (const cudaError_t error = load_padding_kernel(); error != cudaSuccess) return error;
   cudaFuncAttributes attributes;
-  if (const cudaError_t error = cudaFuncGetAttributes(&attributes, dispatch_kernel); error != cudaSuccess) return error;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, dispatch_kernel<true>);
+  if (error != cudaSuccess) return error;
   constexpr int kFirstWithBulk = 90;  // PTX ISA, cp.async.bulk: sm_90
   has_bulk = attributes.ptxVersion >= kFirstWithBulk && attributes.binaryVersion >= kFirstWithBulk &&
              shared_bytes(kMaxRanks, true) <= shared_limit;
-  return cudaFuncSetAttribute(dispatch_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(shared_bytes(kMaxRanks, has_bulk)));
+  error = cudaFuncSetAttribute(dispatch_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes(kMaxRanks, false)));
+  if (error != cudaSuccess || !has_bulk) return error;
+  return cudaFuncSetAttribute(dispatch_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(shared_bytes(kMaxRanks, true)));
 }
 
 }  // namespace ferry::cuda

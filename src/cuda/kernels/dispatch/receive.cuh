@@ -5,6 +5,7 @@
 /// rank's outputs and, where peers could not reach those, copies its payload there. Rows and records land in shared
 /// memory two items ahead of their use.
 
+#include "cuda/device/rank_walk.cuh"
 #include "cuda/kernels/dispatch/unpack.cuh"
 
 namespace ferry::cuda::device {
@@ -13,25 +14,24 @@ namespace ferry::cuda::device {
 class Arrivals {
  public:
   __device__ Arrivals(const DispatchParams& params, std::uint64_t epoch, int warp, int num_warps)
-      : params_(params), epoch_(epoch), item_(warp), step_(num_warps) {
-    std::int32_t most_rows = 0;
+      : params_(params), epoch_(epoch), walk_(params.crew.num_ranks, warp, num_warps) {
     for (int source = 0; source < params.crew.num_ranks; ++source) {
       const std::int32_t count = params.source_base[source + 1] - params.source_base[source];
-      most_rows = count > most_rows ? count : most_rows;
+      most_rows_ = count > most_rows_ ? count : most_rows_;
     }
-    num_items_ = static_cast<std::int64_t>(most_rows) * params.crew.num_ranks;
   }
 
   /// Waits for the next token row; -1: no more, or the group broke. All lanes.
   __device__ std::int32_t next() {
     const int num_ranks = params_.crew.num_ranks;
-    for (; item_ < num_items_; item_ += step_) {
-      const int source = static_cast<int>((item_ + params_.crew.rank) % num_ranks);
-      const auto idx = static_cast<std::int32_t>(item_ / num_ranks);
+    for (; walk_.idx() < most_rows_; walk_.advance()) {
+      const int behind = walk_.rank() + params_.crew.rank;
+      const int source = behind < num_ranks ? behind : behind - num_ranks;
+      const std::int32_t idx = walk_.idx();
       const std::int32_t token_row = params_.source_base[source] + idx;
       // What this rank sends to itself it writes where it ends up.
       if (source == params_.crew.rank || token_row >= params_.source_base[source + 1]) continue;
-      item_ += step_;
+      walk_.advance();
       return await(source, idx) ? token_row : -1;
     }
     return -1;
@@ -64,9 +64,8 @@ class Arrivals {
 
   const DispatchParams& params_;
   std::uint64_t epoch_;
-  std::int64_t item_;
-  std::int64_t step_;
-  std::int64_t num_items_ = 0;
+  RankWalk walk_;
+  std::int32_t most_rows_ = 0;
   int known_source_ = -1;
   std::int32_t known_rows_ = 0;
 };

@@ -56,10 +56,12 @@ class Sender {
   __device__ Sender(const DispatchParams& params, const Receiver* receivers, int warp, int num_warps)
       : params_(params), receivers_(receivers), warp_(warp), num_warps_(num_warps) {}
 
-  __device__ std::int64_t num_tokens() const {
-    return params_.num_tokens > warp_ ? (params_.num_tokens - warp_ + num_warps_ - 1) / num_warps_ : 0;
+  /// This warp's tokens: `num_tokens` of them, from `first_token` on, `token_step` apart.
+  __device__ int first_token() const { return warp_; }
+  __device__ int token_step() const { return num_warps_; }
+  __device__ int num_tokens() const {
+    return params_.num_tokens > warp_ ? static_cast<int>((params_.num_tokens - 1 - warp_) / num_warps_) + 1 : 0;
   }
-  __device__ std::int64_t token(std::int64_t idx) const { return warp_ + idx * num_warps_; }
   __device__ const std::byte* row(std::int64_t token) const { return params_.x + token * params_.x_stride; }
 
   /// Where this lane's place wants the row; null where it needs no copy of its own.
@@ -93,73 +95,105 @@ class Sender {
   int num_warps_;
 };
 
+/// A walk over the pieces of a warp's tokens, and over the stages that they go through.
+class PieceWalk {
+ public:
+  __device__ PieceWalk(const Sender& sender, int num_pieces)
+      : token_(sender.first_token()),
+        step_(sender.token_step()),
+        num_left_(sender.num_tokens()),
+        num_pieces_(num_pieces) {}
+
+  __device__ bool ended() const { return num_left_ == 0; }
+  __device__ int token() const { return token_; }
+  /// Tokens from this one on.
+  __device__ int num_left() const { return num_left_; }
+  __device__ int piece() const { return piece_; }
+  __device__ int stage() const { return stage_; }
+  __device__ void advance() {
+    stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
+    if (++piece_ < num_pieces_) return;
+    piece_ = 0;
+    if (--num_left_ > 0) token_ += step_;
+  }
+
+ private:
+  int token_;
+  int step_;
+  int num_left_;
+  int num_pieces_;
+  int piece_ = 0;
+  int stage_ = 0;
+};
+
 /// The tables of a warp's tokens in order, loaded one token ahead of their use, places two ahead.
 class TableStream {
  public:
-  __device__ TableStream(const TableSender& tables, const Sender& sender)
-      : tables_(tables), sender_(sender), num_tokens_(sender.num_tokens()) {
-    if (num_tokens_ > 0) next_ = tables.load(sender.token(0), tables.load_place(sender.token(0)));
-    if (num_tokens_ > 1) place_after_ = tables.load_place(sender.token(1));
+  __device__ TableStream(const TableSender& tables, const PieceWalk& first, int step) : tables_(tables), step_(step) {
+    if (first.num_left() > 0) next_ = tables.load(first.token(), tables.load_place(first.token()));
+    if (first.num_left() > 1) place_after_ = tables.load_place(first.token() + step);
   }
 
-  /// Tables of token `idx`; call once for each, in order.
-  __device__ TokenTables take(std::int64_t idx) {
+  /// Tables of the token at `walk`; call once for each.
+  __device__ TokenTables take(const PieceWalk& walk) {
     const TokenTables taken = next_;
-    if (idx + 1 < num_tokens_) next_ = tables_.load(sender_.token(idx + 1), place_after_);
-    if (idx + 2 < num_tokens_) place_after_ = tables_.load_place(sender_.token(idx + 2));
+    if (walk.num_left() > 1) next_ = tables_.load(walk.token() + step_, place_after_);
+    if (walk.num_left() > 2) place_after_ = tables_.load_place(walk.token() + 2 * step_);
+    if (walk.num_left() > kPrefetchTokens) tables_.prefetch(walk.token() + kPrefetchTokens * step_);
     return taken;
   }
 
  private:
+  static constexpr int kPrefetchTokens = 4;
+
   const TableSender& tables_;
-  const Sender& sender_;
-  std::int64_t num_tokens_;
+  int step_;
   TokenTables next_;
   Place place_after_{};
 };
 
-/// Sends by the bulk copy engine. Item j is piece j % pieces of this warp's token j / pieces. `chunk_of(token)`: the
-/// chunk that a token is reported with.
+/// Sends by the bulk copy engine. `chunk_of(token)`: the chunk that a token is reported with.
 template <typename Reporter, typename ChunkOf>
 __device__ inline void send_bulk(const DispatchParams& params, const Sender& sender, const TableSender& table_sender,
                                  WarpStages& stages, Reporter& reporter, ChunkOf chunk_of) {
   const int pieces = num_pieces(params.row_bytes);
-  const std::int64_t num_items = sender.num_tokens() * pieces;
-  const auto load = [&](std::int64_t item) {
-    if (item >= num_items || lane_idx() != 0) return;
-    const int piece = static_cast<int>(item % pieces);
-    const int stage = static_cast<int>(item % kStages);
-    const std::uint32_t bytes = piece_bytes(params.row_bytes, piece);
-    expect_loads(stages.barriers + stage, bytes);
-    start_load(stages.stage(stage),
-               sender.row(sender.token(item / pieces)) + static_cast<std::int64_t>(piece) * kPieceBytes, bytes,
-               stages.barriers + stage);
+  PieceWalk loading(sender, pieces);
+  const auto load_next = [&] {
+    if (loading.ended()) return;
+    if (lane_idx() == 0) {
+      const std::uint32_t bytes = piece_bytes(params.row_bytes, loading.piece());
+      std::uint64_t* barrier = stages.barriers + loading.stage();
+      expect_loads(barrier, bytes);
+      start_load(stages.stage(loading.stage()),
+                 sender.row(loading.token()) + static_cast<std::int64_t>(loading.piece()) * kPieceBytes, bytes,
+                 barrier);
+    }
+    loading.advance();
   };
-  for (int item = 0; item < kStages - 1; ++item) load(item);
-  TableStream stream(table_sender, sender);
+  for (int ahead = 0; ahead < kStages - 1; ++ahead) load_next();
+  PieceWalk sending(sender, pieces);
+  TableStream stream(table_sender, sending, sender.token_step());
   TokenTables tables;
   std::byte* target = nullptr;
-  std::int64_t token_before = 0;
-  for (std::int64_t item = 0; item < num_items; ++item) {
-    const std::int64_t token = sender.token(item / pieces);
-    const int piece = static_cast<int>(item % pieces);
+  int token_before = 0;
+  for (; !sending.ended(); sending.advance()) {
+    const int piece = sending.piece();
     if (piece == 0) {
-      tables = stream.take(item / pieces);
+      tables = stream.take(sending);
       target = sender.target(tables.place);
     }
-    const int stage = static_cast<int>(item % kStages);
-    stages.wait_loaded(stage);
+    stages.wait_loaded(sending.stage());
     const std::uint32_t bytes = piece_bytes(params.row_bytes, piece);
     sender.for_each_target(tables.place, target, [&](std::byte* row) {
       if (lane_idx() == 0)
-        start_store(row + static_cast<std::int64_t>(piece) * kPieceBytes, stages.stage(stage), bytes);
+        start_store(row + static_cast<std::int64_t>(piece) * kPieceBytes, stages.stage(sending.stage()), bytes);
     });
     if (lane_idx() == 0) {
       close_store_group();
       wait_store_reads<1>();
     }
     __syncwarp();
-    load(item + kStages - 1);
+    load_next();
     if (piece != 0) continue;
     // Tokens before the last one are complete when at most this item's store and the last one's are open. Reported
     // before this token's tables are written, whose stores the report would wait for.
@@ -169,8 +203,8 @@ __device__ inline void send_bulk(const DispatchParams& params, const Sender& sen
       __syncwarp();
       reporter.report_before(chunk);
     }
-    table_sender.send(token, tables);
-    token_before = token;
+    table_sender.send(sending.token(), tables);
+    token_before = sending.token();
   }
   if (lane_idx() == 0) wait_store_groups<0>();
   __syncwarp();
@@ -180,11 +214,12 @@ __device__ inline void send_bulk(const DispatchParams& params, const Sender& sen
 template <typename Reporter, typename ChunkOf>
 __device__ inline void send_by_threads(const DispatchParams& params, const Sender& sender,
                                        const TableSender& table_sender, Reporter& reporter, ChunkOf chunk_of) {
-  TableStream stream(table_sender, sender);
-  for (std::int64_t idx = 0; idx < sender.num_tokens(); ++idx) {
-    const std::int64_t token = sender.token(idx);
+  PieceWalk sending(sender, 1);
+  TableStream stream(table_sender, sending, sender.token_step());
+  for (; !sending.ended(); sending.advance()) {
+    const std::int64_t token = sending.token();
     reporter.report_before(chunk_of(token));
-    const TokenTables tables = stream.take(idx);
+    const TokenTables tables = stream.take(sending);
     table_sender.send(token, tables);
     sender.for_each_target(tables.place, sender.target(tables.place),
                            [&](std::byte* row) { copy_by_warp(row, sender.row(token), params.row_bytes); });

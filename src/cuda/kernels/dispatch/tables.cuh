@@ -4,6 +4,7 @@
 /// What goes with a token's payload: scales, ids, weights. Written by the sending warp straight into the receiver's
 /// outputs where it reaches them, else into a record that the receiver unpacks. Loaded a token ahead.
 
+#include "cuda/device/prefetch.cuh"
 #include "cuda/kernels/dispatch/blocks.cuh"
 
 namespace ferry::cuda::device {
@@ -66,6 +67,20 @@ class TableSender {
     return tables;
   }
 
+  /// Has what `load_place` and `load` will read come nearer.
+  __device__ void prefetch(std::int64_t token) const {
+    if (lane_idx() < params_.num_topk) {
+      prefetch_l2(params_.places + token * params_.num_topk + lane_idx());
+      if (params_.record.has_weights) prefetch_l2(params_.weights + token * params_.num_topk + lane_idx());
+    }
+    if (!holds_scales_) return;
+#pragma unroll
+    for (int i = 0; i < kHeldScaleWords; ++i) {
+      const int column = lane_idx() + i * kWarpLanes;
+      if (column < params_.scales.num_scales) prefetch_l2(scale_address(token, column));
+    }
+  }
+
   /// Writes the token's tables to every receiving rank. All lanes.
   __device__ void send(std::int64_t token, const TokenTables& tables) const {
     if (params_.record.num_words == 0) return;
@@ -86,10 +101,13 @@ class TableSender {
   }
 
  private:
-  __device__ std::uint32_t load_scale(std::int64_t token, int column) const {
+  /// Of a 4-byte scale.
+  __device__ const std::byte* scale_address(std::int64_t token, int column) const {
     const ScaleTable& scales = params_.scales;
-    return *reinterpret_cast<const std::uint32_t*>(scales.data +
-                                                   4 * (token * scales.row_stride + column * scales.column_stride));
+    return scales.data + 4 * (token * scales.row_stride + column * scales.column_stride);
+  }
+  __device__ std::uint32_t load_scale(std::int64_t token, int column) const {
+    return *reinterpret_cast<const std::uint32_t*>(scale_address(token, column));
   }
   __device__ std::byte load_scale_byte(std::int64_t token, int column) const {
     const ScaleTable& scales = params_.scales;
