@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import reference
 import torch
 from clients import device_of, inputs_of, make_elastic
 from ranks import run_ranks
-from reference import Expanded, align
 from world import World, make_world
 
 import deep_ep
+import reference
+from reference import Expanded, align
 
 
 def expected_rows(world: World, rank: int, alignment: int, wait: bool, num_topk: int) -> int:
@@ -51,7 +51,9 @@ def check_handle(handle: deep_ep.EPHandle, world: World, rank: int, alignment: i
         ids = reference.local_ids(world, rank, source, token)
         last = max(k for k, expert in enumerate(ids) if expert >= 0)
         slots = [
-            layout.row_of(source, token, expert) if handle.do_expand and expert >= 0 and expert not in ids[k + 1 :] else -1
+            layout.row_of(source, token, expert)
+            if handle.do_expand and expert >= 0 and expert not in ids[k + 1 :]
+            else -1
             for k, expert in enumerate(ids)
         ]
         assert metadata[row].tolist() == [source * 32 + token, source * num_topk + last, *slots]
@@ -152,7 +154,9 @@ def check_expanded(rank: int, world: World, device: str, alignment: int, wait: b
             gaps[row] = False
             assert torch.equal(x[row].cpu(), world.x[source][token] * scale)
             ids = torch.tensor(reference.local_ids(world, rank, source, token))
-            torch.testing.assert_close(weights[row].cpu(), (world.topk_weights[source][token] * scale)[ids == local].sum())
+            torch.testing.assert_close(
+                weights[row].cpu(), (world.topk_weights[source][token] * scale)[ids == local].sum()
+            )
         assert not x[gaps.to(x.device)].any() and not weights[gaps.to(x.device)].any()
         out, _, _ = buffer.combine(expert_rows(x / scale, layout), handle, bias=bias)
         assert torch.equal(out.cpu(), expected_combined(world, rank, bias.cpu(), single_rounding))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import reference
 import torch
 from clients import device_of, dispatch, inputs_of, layout_of, make_buffer
 from ranks import run_ranks
 from world import World, make_world
 
 import deep_ep
+import reference
 
 
 def check_layout(rank: int, world: World, device: str) -> None:

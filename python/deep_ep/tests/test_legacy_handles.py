@@ -7,7 +7,6 @@ import weakref
 from typing import Any
 
 import pytest
-import reference
 import torch
 import torch.distributed as dist
 from clients import Inputs, device_of, dispatch, inputs_of, layout_of, make_buffer
@@ -15,6 +14,7 @@ from ranks import run_ranks
 from world import World, make_world
 
 import deep_ep
+import reference
 
 
 def check_contents(rank: int, world: World, device: str, num_worst_tokens: int) -> None:
