@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import warnings
 from collections.abc import Mapping
@@ -111,21 +112,31 @@ def check_choice(topk_idx: Any, topk_weights: Any, operation: str, num_tokens: i
         check_table(topk_weights, what, device, torch.float32, (num_tokens, num_topk))
 
 
+def _whole(value: Any) -> int:
+    """An integer of any library; -1 for what is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return -1
+
+
 def check_num_experts(num_experts: Any, operation: str, num_ranks: int) -> int:
     """E, which here must divide among the ranks."""
-    if not isinstance(num_experts, int) or num_experts < 1 or num_experts % num_ranks != 0:
+    whole = _whole(num_experts)
+    if whole < 1 or whole % num_ranks != 0:
         raise InvalidArgument(
-            f"{operation}: num_experts is {num_experts}, expected a multiple of {num_ranks}, the ranks"
+            f"{operation}: num_experts is {num_experts!r}, expected a multiple of {num_ranks}, the number of ranks"
         )
-    return num_experts
+    return whole
 
 
 def check_alignment(expert_alignment: Any, operation: str) -> int:
-    if not isinstance(expert_alignment, int) or expert_alignment < 1:
+    whole = _whole(expert_alignment)
+    if whole < 1:
         raise InvalidArgument(
             f"{operation}: expert_alignment is {expert_alignment!r}, expected an integer of at least 1"
         )
-    return expert_alignment
+    return whole
 
 
 def check_biases(bias: Any, operation: str, num_tokens: int, hidden: int, device: torch.device) -> list[torch.Tensor]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+import pytest
 import torch
 
 import deep_ep
@@ -55,3 +59,89 @@ def test_nothing_to_wait_for() -> None:
     stream.wait_stream(stream)
     event.synchronize()
     assert event.query() and stream.query()
+
+
+class FakeStream:
+    """Writes down what it is told."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: object) -> None:
+        self.log.append(f"{self.name} waits for {event}")
+
+    def record_event(self) -> str:
+        self.log.append(f"event on {self.name}")
+        return "the end"
+
+
+class FakeTensor(torch.Tensor):
+    """Writes down which streams use it."""
+
+    def record_stream(self, stream: FakeStream) -> None:
+        stream.log.append(f"{self.label} is used by {stream.name}")
+
+
+def fake_tensor(name: str) -> FakeTensor:
+    tensor = torch.zeros(1).as_subclass(FakeTensor)
+    tensor.label = name
+    return tensor
+
+
+@pytest.fixture
+def lane(monkeypatch: pytest.MonkeyPatch) -> _streams.CudaLane:
+    log: list[str] = []
+    compute = FakeStream("compute", log)
+
+    @contextlib.contextmanager
+    def current(stream: FakeStream) -> Iterator[None]:
+        log.append(f"on {stream.name}")
+        yield
+        log.append(f"off {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: FakeStream("comm", log))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: compute)
+    monkeypatch.setattr(torch.cuda, "stream", current)
+    return _streams.CudaLane(torch.device("cuda", 0))
+
+
+def test_a_call_between_two_streams(lane: _streams.CudaLane) -> None:
+    with lane.call(None, False) as call:
+        call.takes((fake_tensor("in"), None))
+        call.gives([fake_tensor("out")], None)
+    assert call.event is None
+    assert lane.comm_stream.log == [
+        "comm waits for compute",
+        "on comm",
+        "off comm",
+        "compute waits for comm",
+        "out is used by compute",
+    ]
+
+
+def test_an_asynchronous_call_between_two_streams(lane: _streams.CudaLane) -> None:
+    with lane.call("what was before", True) as call:
+        call.takes(fake_tensor("in"))
+        call.gives(fake_tensor("out"))
+        lane.wait(None)
+        lane.wait("another")
+    assert call.event == "the end"
+    assert lane.comm_stream.log == [
+        "comm waits for what was before",
+        "on comm",
+        "comm waits for another",
+        "event on comm",
+        "off comm",
+        "out is used by compute",
+        "in is used by comm",
+    ]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_call_that_fails_between_two_streams(lane: _streams.CudaLane, asynchronous: bool) -> None:
+    with pytest.raises(ZeroDivisionError), lane.call(None, asynchronous):
+        raise ZeroDivisionError
+    assert lane.comm_stream.log[-1] == "compute waits for comm"

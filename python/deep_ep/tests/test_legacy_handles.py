@@ -15,6 +15,7 @@ from world import World, make_world
 
 import deep_ep
 import reference
+from deep_ep._handles import ids_of_mask
 
 
 def check_contents(rank: int, world: World, device: str, num_worst_tokens: int) -> None:
@@ -214,3 +215,14 @@ def check_many(rank: int, world: World, device: str) -> None:
 
 def test_many_handles(device: str) -> None:
     run_ranks(2, check_many, make_world(2, 6, [5, 8]), device)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 5, 32, 40])
+def test_ids_that_stand_for_ranks(num_ranks: int) -> None:
+    generator = torch.Generator().manual_seed(num_ranks)
+    mask = torch.rand(50, num_ranks, generator=generator) < 0.5
+    ids = ids_of_mask(mask)
+    assert ids.shape == (50, min(num_ranks, 32)) and ids.is_contiguous() and ids.dtype == torch.int64
+    for row, wanted in zip(ids.tolist(), mask):
+        assert sorted(rank for rank in row if rank >= 0) == wanted.nonzero().flatten().tolist()
+    assert ids_of_mask(mask[:0]).shape == (0, min(num_ranks, 32))

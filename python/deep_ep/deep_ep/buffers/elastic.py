@@ -37,7 +37,7 @@ class ElasticBuffer(AbsentFamilies):
     Shapes: T tokens of this rank, H hidden, K experts a token, E experts, L local experts, R ranks, M
     ``num_max_tokens_per_rank``, N received rows.
 
-    group: a torch process group, used only while the buffer is made.
+    group: a torch process group, used only while the buffer is made; or None and ``comm``, an mpi4py communicator.
     num_bytes: kept as an attribute; by default :meth:`get_buffer_size_hint` of the shape. Memory is taken as needed.
     num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch: the shape. M bounds later calls.
     allow_multiple_reduction: False sums what an expanded handle combines in fp32 over all ranks and rounds once; True
@@ -56,7 +56,7 @@ class ElasticBuffer(AbsentFamilies):
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
+        group: dist.ProcessGroup | None,
         num_bytes: int | None = None,
         num_cpu_bytes: int = 0,
         num_max_tokens_per_rank: int = 0,
