@@ -10,7 +10,7 @@ import ferry
 from deep_ep import _arguments as arguments
 from deep_ep._ep_handle import EPHandle
 from deep_ep._expand import Origins, aligned_ends, expand_slots, reduce_slots, slot_weights
-from deep_ep._session import Asked, Session, Turn
+from deep_ep._member import Asked, Member, Turn
 from deep_ep._streams import Call, event_of
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
@@ -48,13 +48,13 @@ def _end(call: Call) -> EventOverlap:
     return EventOverlap(EventHandle._of(call.event) if call.event is not None else None)
 
 
-def _check_new(session: Session, rows: torch.Tensor, how: DispatchOptions, to: RouteOptions) -> None:
-    what, device = "dispatch", session.device
+def _check_new(member: Member, rows: torch.Tensor, how: DispatchOptions, to: RouteOptions) -> None:
+    what, device = "dispatch", member.device
     if to.topk_idx is None:
         raise InvalidArgument(f"{what}: topk_idx and handle are None, expected one of them")
     if to.num_experts is None:
         raise InvalidArgument(f"{what}: num_experts is None, expected the number of experts of all ranks")
-    num_local = arguments.check_num_experts(to.num_experts, what, session.num_ranks) // session.num_ranks
+    num_local = arguments.check_num_experts(to.num_experts, what, member.num_ranks) // member.num_ranks
     arguments.check_choice(to.topk_idx, how.topk_weights, what, rows.shape[0], device)
     arguments.check_alignment(to.expert_alignment, what)
     most, bound = to.num_max_tokens_per_rank, to.most_tokens_per_rank
@@ -70,23 +70,23 @@ def _check_new(session: Session, rows: torch.Tensor, how: DispatchOptions, to: R
         arguments.check_table(to.expert_stats, name, device, torch.int32, (num_local,))
 
 
-def dispatch(session: Session, x: Payload, how: DispatchOptions, to: RouteOptions, asked: Asked) -> Dispatched:
+def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions, asked: Asked) -> Dispatched:
     """A new route and its first dispatch."""
     what = "dispatch"
     exact = to.wait_for_counts
-    with session.turn(what, ("route", "dispatch"), asked, exact_route=exact) as (turn, call):
-        rows, scales = arguments.check_payload(x, f"{what}: x", session.device)
-        _check_new(session, rows, how, to)
+    with member.turn(what, ("route", "dispatch"), asked, exact_route=exact) as (turn, call):
+        rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
+        _check_new(member, rows, how, to)
         epilogue_after = event_of(how.before_epilogue, f"{what}: previous_event_before_epilogue")
         call.takes(rows, scales, how.topk_weights, to.topk_idx, to.expert_stats)
-        most_rows = session.num_ranks * to.num_max_tokens_per_rank
+        most_rows = member.num_ranks * to.num_max_tokens_per_rank
         routing = turn.route(to.topk_idx, num_experts=to.num_experts, max_recv_rows=0 if exact else most_rows)
         if not to.expand:
-            session.lane.wait(epilogue_after)
-        source = session.source_table(routing)
-        received = _carry(session, turn, routing, rows, scales, how, source=source, expand=to.expand)
-        session.lane.wait(epilogue_after)
-        handle = _make_handle(session, routing, received.topk_idx, source, to)
+            member.lane.wait(epilogue_after)
+        source = member.source_table(routing)
+        received = _carry(member, turn, routing, rows, scales, how, source=source, expand=to.expand)
+        member.lane.wait(epilogue_after)
+        handle = _make_handle(member, routing, received.topk_idx, source, to)
         if to.expert_stats is not None:
             to.expert_stats.add_(routing.local_expert_counts)
         result = _finish(received, handle, how)
@@ -99,7 +99,7 @@ def _tensors_of(handle: EPHandle) -> list[torch.Tensor]:
 
 
 def _carry(
-    session: Session,
+    member: Member,
     turn: Turn,
     routing: ferry.Routing,
     rows: torch.Tensor,
@@ -133,15 +133,15 @@ def column_major(num_rows: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _make_handle(
-    session: Session, routing: ferry.Routing, local_idx: torch.Tensor, source: torch.Tensor, to: RouteOptions
+    member: Member, routing: ferry.Routing, local_idx: torch.Tensor, source: torch.Tensor, to: RouteOptions
 ) -> EPHandle:
     num_rows, num_topk = local_idx.shape
-    num_local = to.num_experts // session.num_ranks
+    num_local = to.num_experts // member.num_ranks
     counts = routing.local_expert_counts
-    lanes = torch.arange(num_topk, device=session.device)
+    lanes = torch.arange(num_topk, device=member.device)
     is_row = source[:, 0] >= 0
     last_lane = torch.where(local_idx >= 0, lanes, -1).amax(dim=1)
-    metadata = torch.full((num_rows, 2 + num_topk), -1, dtype=torch.int32, device=session.device)
+    metadata = torch.full((num_rows, 2 + num_topk), -1, dtype=torch.int32, device=member.device)
     metadata[:, 0] = torch.where(is_row, source[:, 0] * to.num_max_tokens_per_rank + source[:, 1], -1)
     metadata[:, 1] = torch.where(is_row, source[:, 0] * num_topk + last_lane, -1)
     ends = aligned_ends(counts, to.expert_alignment)
@@ -157,7 +157,7 @@ def _make_handle(
         # The start of a group is the end of the one before it.
         ends = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]]) + counts
     # Source ranks ascend; rows without a token come last.
-    ranks = torch.where(is_row, source[:, 0], session.num_ranks).contiguous()
+    ranks = torch.where(is_row, source[:, 0], member.num_ranks).contiguous()
     handle = EPHandle(
         routing,
         do_expand=to.expand,
@@ -171,7 +171,7 @@ def _make_handle(
         num_recv_tokens_per_expert_list=per_expert,
         psum_num_recv_tokens_per_scaleup_rank=torch.searchsorted(
             ranks,
-            torch.arange(session.num_ranks, dtype=torch.int32, device=session.device),
+            torch.arange(member.num_ranks, dtype=torch.int32, device=member.device),
             right=True,
             out_int32=True,
         ),
@@ -209,16 +209,16 @@ def _finish(
     return (x, scales), None, weights
 
 
-def check_handle(session: Session, handle: Any, what: str) -> None:
+def check_handle(member: Member, handle: Any, what: str) -> None:
     """A handle of such a buffer, and metadata that can be followed, whoever wrote it."""
     if not isinstance(handle, EPHandle):
         raise InvalidArgument(
             f"{what}: handle is a {type(handle).__name__}, expected the EPHandle that dispatch returned"
         )
-    arguments.check_tensor(handle.topk_idx, f"{what}: handle.topk_idx", session.device)
+    arguments.check_tensor(handle.topk_idx, f"{what}: handle.topk_idx", member.device)
     metadata, num_topk = handle.recv_src_metadata, handle.topk_idx.shape[1]
     name = f"{what}: handle.recv_src_metadata"
-    arguments.check_tensor(metadata, name, session.device)
+    arguments.check_tensor(metadata, name, member.device)
     if metadata.dtype != torch.int32 or metadata.shape != (handle.num_recv_tokens, 2 + num_topk):
         raise InvalidArgument(
             f"{name} is {list(metadata.shape)} {metadata.dtype}, expected "
@@ -226,11 +226,11 @@ def check_handle(session: Session, handle: Any, what: str) -> None:
         )
 
 
-def _needs_route(session: Session, handle: Any) -> bool:
+def _needs_route(member: Member, handle: Any) -> bool:
     """Was the handle made by another buffer, or copied without its routing? All ranks find the same."""
-    if session.is_destroyed or not isinstance(handle, EPHandle):
+    if member.is_destroyed or not isinstance(handle, EPHandle):
         return False
-    return handle._routing is None or handle._routing.group is not session.group
+    return handle._routing is None or handle._routing.group is not member.group
 
 
 def _routing_of(turn: Turn, handle: EPHandle, routes: bool) -> ferry.Routing:
@@ -242,29 +242,29 @@ def _routing_of(turn: Turn, handle: EPHandle, routes: bool) -> ferry.Routing:
 
 
 def dispatch_again(
-    session: Session, x: Payload, handle: EPHandle, how: DispatchOptions, given: dict[str, Any], asked: Asked
+    member: Member, x: Payload, handle: EPHandle, how: DispatchOptions, given: dict[str, Any], asked: Asked
 ) -> Dispatched:
     """A cached dispatch. ``given``: arguments that must be None, or what the handle says."""
     what = "dispatch"
-    routes = _needs_route(session, handle)
+    routes = _needs_route(member, handle)
     collectives = ("route", "dispatch") if routes else ("dispatch",)
-    with session.turn(what, collectives, asked, exact_route=False) as (turn, call):
-        rows, scales = arguments.check_payload(x, f"{what}: x", session.device)
-        check_handle(session, handle, what)
+    with member.turn(what, collectives, asked, exact_route=False) as (turn, call):
+        rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
+        check_handle(member, handle, what)
         _check_agrees(handle, given)
         num_tokens = handle.topk_idx.shape[0]
         if rows.shape[0] != num_tokens:
             raise InvalidArgument(f"{what}: x has {rows.shape[0]} tokens, expected the {num_tokens} of the handle")
         if how.topk_weights is not None:
             sizes = tuple(handle.topk_idx.shape)
-            arguments.check_table(how.topk_weights, f"{what}: topk_weights", session.device, torch.float32, sizes)
+            arguments.check_table(how.topk_weights, f"{what}: topk_weights", member.device, torch.float32, sizes)
         epilogue_after = event_of(how.before_epilogue, f"{what}: previous_event_before_epilogue")
         call.takes(rows, scales, how.topk_weights, _tensors_of(handle))
         routing = _routing_of(turn, handle, routes)
         if not handle.do_expand:
-            session.lane.wait(epilogue_after)
-        received = _carry(session, turn, routing, rows, scales, how, source=None, expand=handle.do_expand)
-        session.lane.wait(epilogue_after)
+            member.lane.wait(epilogue_after)
+        received = _carry(member, turn, routing, rows, scales, how, source=None, expand=handle.do_expand)
+        member.lane.wait(epilogue_after)
         result = _finish(received, handle, how)
         call.gives(result)
     return (*result, handle, _end(call))
@@ -282,7 +282,7 @@ def _check_agrees(handle: EPHandle, given: dict[str, Any]) -> None:
 
 
 def combine(
-    session: Session,
+    member: Member,
     x: torch.Tensor,
     handle: EPHandle,
     topk_weights: torch.Tensor | None,
@@ -294,14 +294,14 @@ def combine(
 ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
     """``single_rounding``: of an expanded handle, sums of this rank go out in fp32."""
     what = "combine"
-    routes = _needs_route(session, handle)
+    routes = _needs_route(member, handle)
     collectives = ("route", "combine") if routes else ("combine",)
-    with session.turn(what, collectives, asked, exact_route=False) as (turn, call):
-        arguments.check_rows(x, f"{what}: x", session.device, torch.bfloat16)
-        check_handle(session, handle, what)
-        _check_combined(session, x, handle, topk_weights)
+    with member.turn(what, collectives, asked, exact_route=False) as (turn, call):
+        arguments.check_rows(x, f"{what}: x", member.device, torch.bfloat16)
+        check_handle(member, handle, what)
+        _check_combined(member, x, handle, topk_weights)
         num_tokens = handle.topk_idx.shape[0]
-        biases = arguments.check_biases(bias, what, num_tokens, x.shape[1], session.device)
+        biases = arguments.check_biases(bias, what, num_tokens, x.shape[1], member.device)
         epilogue_after = event_of(before_epilogue, f"{what}: previous_event_before_epilogue")
         call.takes(x, topk_weights, biases, _tensors_of(handle))
         y, weights = x, topk_weights
@@ -310,7 +310,7 @@ def combine(
             y = reduce_slots(x, slots, torch.float32 if single_rounding else x.dtype)
             if topk_weights is not None:
                 weights = slot_weights(topk_weights, slots, handle._last_equal)
-        session.lane.wait(epilogue_after)
+        member.lane.wait(epilogue_after)
         combined = turn.combine(
             _routing_of(turn, handle, routes), y, weights=weights, bias=[tensor.to(y.dtype) for tensor in biases]
         )
@@ -319,17 +319,17 @@ def combine(
     return out, combined.weights, _end(call)
 
 
-def _check_combined(session: Session, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None) -> None:
+def _check_combined(member: Member, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None) -> None:
     what = "combine"
     num_rows = handle.num_recv_tokens
     if not handle.do_expand:
         if x.shape[0] != num_rows:
             raise InvalidArgument(f"{what}: x has {x.shape[0]} rows, expected the {num_rows} that were received")
-    elif session.device.type == "cpu" and handle.recv_src_metadata.numel() > 0:
+    elif member.device.type == "cpu" and handle.recv_src_metadata.numel() > 0:
         # On a GPU the host does not know; slots past the end are left out there.
         largest = int(handle.recv_src_metadata[:, 2:].max())
         if largest >= x.shape[0]:
             raise InvalidArgument(f"{what}: x has {x.shape[0]} rows, but handle.recv_src_metadata names row {largest}")
     if topk_weights is not None:
         shape = (x.shape[0],) if handle.do_expand else (num_rows, handle.topk_idx.shape[1])
-        arguments.check_table(topk_weights, f"{what}: topk_weights", session.device, torch.float32, shape)
+        arguments.check_table(topk_weights, f"{what}: topk_weights", member.device, torch.float32, shape)

@@ -9,7 +9,7 @@ import torch
 import ferry
 from deep_ep import _arguments as arguments
 from deep_ep._handles import Handle, Link, attach, attached, ids_of_mask, is_copy, unpack
-from deep_ep._session import Asked, Session, Turn
+from deep_ep._member import Asked, Member, Turn
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import InvalidArgument
 
@@ -23,21 +23,21 @@ def _end(event: Any) -> EventOverlap:
 
 
 def dispatch_layout(
-    session: Session, topk_idx: torch.Tensor, num_experts: int, asked: Asked
+    member: Member, topk_idx: torch.Tensor, num_experts: int, asked: Asked
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
     """Local: no other rank takes part."""
     what = "get_dispatch_layout"
-    num_ranks = session.num_ranks
-    with session.turn(what, (), asked) as (_, call):
-        arguments.check_table(topk_idx, f"{what}: topk_idx", session.device, torch.int64, ("T", "K"))
+    num_ranks = member.num_ranks
+    with member.turn(what, (), asked) as (_, call):
+        arguments.check_table(topk_idx, f"{what}: topk_idx", member.device, torch.int64, ("T", "K"))
         per_rank = arguments.check_num_experts(num_experts, what, num_ranks) // num_ranks
         call.takes(topk_idx)
         # One column more, for entries without an expert.
         expert = torch.where((topk_idx >= 0) & (topk_idx < num_experts), topk_idx, num_experts)
-        counts = torch.zeros(num_experts + 1, dtype=torch.int32, device=session.device)
+        counts = torch.zeros(num_experts + 1, dtype=torch.int32, device=member.device)
         flat = expert.view(-1)
         counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
-        goes = torch.zeros(len(topk_idx), num_ranks + 1, dtype=torch.bool, device=session.device)
+        goes = torch.zeros(len(topk_idx), num_ranks + 1, dtype=torch.bool, device=member.device)
         goes.scatter_(1, expert // per_rank, True)
         in_rank = goes[:, :num_ranks].contiguous()
         num_per_rank = in_rank.sum(0, dtype=torch.int32)
@@ -80,20 +80,20 @@ class _Counts(NamedTuple):
     """[L] i32: entries for each local expert, duplicates in a token counted."""
 
 
-def _exchange_counts(session: Session, turn: Turn, sent: _Sent, per_expert: torch.Tensor) -> _Counts:
+def _exchange_counts(member: Member, turn: Turn, sent: _Sent, per_expert: torch.Tensor) -> _Counts:
     num_ranks, num_channels = sent.channels.shape
-    everyone = session.gather(turn, torch.cat([sent.channels.view(-1), per_expert]))
+    everyone = member.gather(turn, torch.cat([sent.channels.view(-1), per_expert]))
     channels = everyone[:, : num_ranks * num_channels].reshape(num_ranks, num_ranks, num_channels)
     rank_prefix = channels[:, :, -1].cumsum(0, dtype=torch.int32)
-    here = channels[:, session.rank]
+    here = channels[:, member.rank]
     recv_channels = torch.cat([torch.zeros_like(here[:, :1]), here[:, :-1]], dim=1)
     num_local = per_expert.shape[0] // num_ranks
-    first = num_ranks * num_channels + session.rank * num_local
+    first = num_ranks * num_channels + member.rank * num_local
     return _Counts(rank_prefix, recv_channels, everyone[:, first : first + num_local].sum(0, dtype=torch.int32))
 
 
-def _check_new(session: Session, rows: torch.Tensor, given: dict[str, Any]) -> None:
-    what, device, num_ranks, tokens = "dispatch", session.device, session.num_ranks, rows.shape[0]
+def _check_new(member: Member, rows: torch.Tensor, given: dict[str, Any]) -> None:
+    what, device, num_ranks, tokens = "dispatch", member.device, member.num_ranks, rows.shape[0]
     for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
         if given[name] is None:
             raise InvalidArgument(f"{what}: {name} is None, expected what get_dispatch_layout returned, or a handle")
@@ -112,7 +112,7 @@ def _check_new(session: Session, rows: torch.Tensor, given: dict[str, Any]) -> N
 
 
 def dispatch(
-    session: Session,
+    member: Member,
     x: Payload,
     given: dict[str, Any],
     *,
@@ -125,9 +125,9 @@ def dispatch(
     what = "dispatch"
     exact = num_worst_tokens == 0
     collectives = ("route", "dispatch", "dispatch")
-    with session.turn(what, collectives, asked, exact_route=exact) as (turn, call):
-        rows, scales = arguments.check_payload(x, f"{what}: x", session.device)
-        _check_new(session, rows, given)
+    with member.turn(what, collectives, asked, exact_route=exact) as (turn, call):
+        rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
+        _check_new(member, rows, given)
         arguments.check_alignment(expert_alignment, what)
         num_channels = _num_channels(num_sms)
         ids, weights, in_rank = given["topk_idx"], given["topk_weights"], given["is_token_in_rank"]
@@ -139,13 +139,13 @@ def dispatch(
             )
         call.takes(rows, scales, in_rank, per_expert, ids, weights)
         if ids is None:
-            routing = turn.route(ids_of_mask(in_rank), num_experts=session.num_ranks)
+            routing = turn.route(ids_of_mask(in_rank), num_experts=member.num_ranks)
         else:
             routing = turn.route(ids, num_experts=per_expert.shape[0], max_recv_rows=num_worst_tokens)
         sent = _count_sent(in_rank, num_channels)
-        counts = _exchange_counts(session, turn, sent, per_expert)
-        read_counts = session.lane.read_later(counts.per_local_expert) if exact else None
-        source = session.source_table(routing)
+        counts = _exchange_counts(member, turn, sent, per_expert)
+        read_counts = member.lane.read_later(counts.per_local_expert) if exact else None
+        source = member.source_table(routing)
         tables = ids is not None
         received, recv_x = _carry(turn, routing, rows, scales, weights, tables=tables, source=source)
         handle = Handle(
@@ -206,38 +206,38 @@ class _Plan(NamedTuple):
         return self.link.knows_topk if self.link is not None else not self.routes
 
 
-def _plan(session: Session, handle: Any) -> _Plan:
-    if session.is_destroyed:
+def _plan(member: Member, handle: Any) -> _Plan:
+    if member.is_destroyed:
         return _Plan(None, False)
-    link = attached(handle, session.group)
-    return _Plan(link, link is None and is_copy(handle, session.device))
+    link = attached(handle, member.group)
+    return _Plan(link, link is None and is_copy(handle, member.device))
 
 
-def _routing_of(session: Session, turn: Turn, plan: _Plan, handle: Handle) -> ferry.Routing:
+def _routing_of(member: Member, turn: Turn, plan: _Plan, handle: Handle) -> ferry.Routing:
     if plan.link is not None:
         return plan.link.routing
     # The rows are known to be no more than these, so the host need not wait for the counts.
     num_rows = handle.recv_src_idx.shape[0]
     ids = ids_of_mask(handle.is_token_in_rank)
-    routing = turn.route(ids, num_experts=session.num_ranks, max_recv_rows=num_rows)
+    routing = turn.route(ids, num_experts=member.num_ranks, max_recv_rows=num_rows)
     attach(handle, Link(routing, knows_topk=False))
     return routing
 
 
-def dispatch_again(session: Session, x: Payload, handle: Any, given: dict[str, Any], asked: Asked) -> tuple:
+def dispatch_again(member: Member, x: Payload, handle: Any, given: dict[str, Any], asked: Asked) -> tuple:
     """A cached dispatch: rows and scales alone."""
     what = "dispatch"
-    plan = _plan(session, handle)
+    plan = _plan(member, handle)
     collectives = plan.collectives("dispatch")
-    with session.turn(what, collectives, asked, exact_route=False) as (turn, call):
+    with member.turn(what, collectives, asked, exact_route=False) as (turn, call):
         for name in ("topk_idx", "topk_weights"):
             if given[name] is not None:
                 raise InvalidArgument(f"{what}: {name} is given together with a handle, expected one of the two")
-        rows, scales = arguments.check_payload(x, f"{what}: x", session.device)
-        tensors = unpack(handle, what, session.num_ranks, session.device)
+        rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
+        tensors = unpack(handle, what, member.num_ranks, member.device)
         _check_tokens(what, rows, tensors)
         call.takes(rows, scales, tensors)
-        _, recv_x = _carry(turn, _routing_of(session, turn, plan, tensors), rows, scales, None, tables=False)
+        _, recv_x = _carry(turn, _routing_of(member, turn, plan, tensors), rows, scales, None, tables=False)
         call.gives(recv_x)
     return recv_x, None, None, None, None, _end(call.event)
 
@@ -250,7 +250,7 @@ def _check_tokens(what: str, rows: torch.Tensor, handle: Handle) -> None:
 
 
 def combine(
-    session: Session,
+    member: Member,
     x: torch.Tensor,
     handle: Any,
     topk_weights: torch.Tensor | None,
@@ -258,23 +258,23 @@ def combine(
     asked: Asked,
 ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
     what = "combine"
-    plan = _plan(session, handle)
+    plan = _plan(member, handle)
     # Where ferry does not know K, weights travel as rows.
     as_rows = topk_weights is not None and not plan.knows_topk
     collectives = plan.collectives("combine", "combine") if as_rows else plan.collectives("combine")
-    with session.turn(what, collectives, asked, exact_route=False) as (turn, call):
-        arguments.check_rows(x, f"{what}: x", session.device, torch.bfloat16)
-        tensors = unpack(handle, what, session.num_ranks, session.device)
+    with member.turn(what, collectives, asked, exact_route=False) as (turn, call):
+        arguments.check_rows(x, f"{what}: x", member.device, torch.bfloat16)
+        tensors = unpack(handle, what, member.num_ranks, member.device)
         num_rows, num_tokens = tensors.recv_src_idx.shape[0], tensors.is_token_in_rank.shape[0]
         if x.shape[0] != num_rows:
             raise InvalidArgument(f"{what}: x has {x.shape[0]} rows, expected the {num_rows} that were received")
         if topk_weights is not None:
             name = f"{what}: topk_weights"
             num_topk = plan.link.routing.num_topk if plan.link is not None and not as_rows else "K"
-            arguments.check_table(topk_weights, name, session.device, torch.float32, (num_rows, num_topk))
-        biases = arguments.check_biases(bias, what, num_tokens, x.shape[1], session.device)
+            arguments.check_table(topk_weights, name, member.device, torch.float32, (num_rows, num_topk))
+        biases = arguments.check_biases(bias, what, num_tokens, x.shape[1], member.device)
         call.takes(x, topk_weights, biases, tensors)
-        routing = _routing_of(session, turn, plan, tensors)
+        routing = _routing_of(member, turn, plan, tensors)
         combined = turn.combine(routing, x, weights=None if as_rows else topk_weights, bias=biases)
         weights = _sum_as_rows(turn, routing, topk_weights) if as_rows else combined.weights
         call.gives(combined.x, weights)

@@ -14,7 +14,7 @@ from deep_ep._elastic_absent import AbsentFamilies
 from deep_ep._elastic_calls import DispatchOptions, RouteOptions
 from deep_ep._elastic_sizes import elastic_bytes
 from deep_ep._ep_handle import EPHandle
-from deep_ep._session import Asked, Session
+from deep_ep._member import Asked, Member
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
@@ -84,11 +84,11 @@ class ElasticBuffer(AbsentFamilies):
                 f"{hidden}, expected num_bytes, or both of the others above 0"
             )
         timeouts = {"cpu": num_cpu_timeout_secs, "cuda": num_gpu_timeout_secs}
-        self._session = Session(group, comm, device, timeouts)
+        self._member = Member(group, comm, device, timeouts)
         self.group = group
-        self.device = self._session.device
-        self.rank_idx = self._session.rank
-        self.num_ranks = self._session.num_ranks
+        self.device = self._member.device
+        self.rank_idx = self._member.rank
+        self.num_ranks = self._member.num_ranks
         if num_bytes is None:
             num_bytes = num_cpu_bytes + elastic_bytes(
                 1,
@@ -114,7 +114,7 @@ class ElasticBuffer(AbsentFamilies):
     @property
     def runtime(self) -> ferry.Group | None:
         """The group that does the work; None once the buffer is destroyed."""
-        return None if self._session.is_destroyed else self._session.group
+        return None if self._member.is_destroyed else self._member.group
 
     def destroy(self) -> None:
         """Collective: wait until all ranks are done with the buffer, then give its memory back.
@@ -123,7 +123,7 @@ class ElasticBuffer(AbsentFamilies):
         buffers in the same order. A rank that never comes is a warning, after the deadline of every wait.
         """
         try:
-            self._session.destroy()
+            self._member.destroy()
         except FerryError as error:
             warnings.warn(f"ElasticBuffer.destroy: {error}", stacklevel=2)
 
@@ -155,7 +155,7 @@ class ElasticBuffer(AbsentFamilies):
 
     def get_comm_stream(self) -> torch.cuda.Stream:
         """The stream that calls run on, one for all buffers of a GPU. On the CPU an object that never waits."""
-        return self._session.lane.comm_stream
+        return self._member.lane.comm_stream
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """(hosts, ranks of a host that reach each other's memory)."""
@@ -177,7 +177,7 @@ class ElasticBuffer(AbsentFamilies):
         """Collective: what follows on the current stream waits until all ranks have come this far; with
         ``with_cpu_sync`` the host waits, too. The other arguments are accepted, without effect.
         """
-        self._session.wait_for_all(with_cpu_sync)
+        self._member.wait_for_all(with_cpu_sync)
 
     def dispatch(
         self,
@@ -241,7 +241,7 @@ class ElasticBuffer(AbsentFamilies):
                 "do_cpu_sync": True if do_cpu_sync else None,
                 "do_expand": True if do_expand else None,
             }
-            return _elastic_calls.dispatch_again(self._session, x, handle, how, given, asked)
+            return _elastic_calls.dispatch_again(self._member, x, handle, how, given, asked)
         most = self.num_max_tokens_per_rank
         to = RouteOptions(
             topk_idx,
@@ -255,7 +255,7 @@ class ElasticBuffer(AbsentFamilies):
             wait_for_counts=do_cpu_sync is None or do_cpu_sync,
             expand=do_expand,
         )
-        return _elastic_calls.dispatch(self._session, x, how, to, asked)
+        return _elastic_calls.dispatch(self._member, x, how, to, asked)
 
     def combine(
         self,
@@ -281,7 +281,7 @@ class ElasticBuffer(AbsentFamilies):
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
         return _elastic_calls.combine(
-            self._session,
+            self._member,
             x,
             handle,
             topk_weights,

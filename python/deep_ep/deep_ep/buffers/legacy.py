@@ -12,7 +12,7 @@ from deep_ep import _config, _throughput
 from deep_ep._arguments import ignore_unknown
 from deep_ep._config import Config
 from deep_ep._latency import LatencyCalls
-from deep_ep._session import Asked, Session
+from deep_ep._member import Asked, Member
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
@@ -71,22 +71,22 @@ class Buffer(LatencyCalls):
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if value < 0:
                 raise InvalidArgument(f"Buffer: {name} is {value}, expected at least 0")
-        self._session = Session(group, comm, device, _TIMEOUTS_S)
+        self._member = Member(group, comm, device, _TIMEOUTS_S)
         self._local_memory: dict[bool, torch.Tensor] = {}
         self.group = group
-        self.rank = self._session.rank
-        self.group_size = self._session.num_ranks
+        self.rank = self._member.rank
+        self.group_size = self._member.num_ranks
         self.num_nvl_bytes = num_nvl_bytes
         self.num_rdma_bytes = num_rdma_bytes
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
-        self.device = self._session.device
+        self.device = self._member.device
 
     @property
     def runtime(self) -> ferry.Group | None:
         """The group that does the work; None once the buffer is destroyed."""
-        return None if self._session.is_destroyed else self._session.group
+        return None if self._member.is_destroyed else self._member.group
 
     def destroy(self) -> None:
         """Collective: wait until all ranks are done with the buffer, then give its memory back.
@@ -95,7 +95,7 @@ class Buffer(LatencyCalls):
         buffers in the same order. A rank that never comes is a warning, after the deadline of every wait.
         """
         try:
-            self._session.destroy()
+            self._member.destroy()
         except FerryError as error:
             warnings.warn(f"Buffer.destroy: {error}", stacklevel=2)
         self._local_memory.clear()
@@ -136,7 +136,7 @@ class Buffer(LatencyCalls):
 
     def get_comm_stream(self) -> torch.cuda.Stream:
         """The stream that calls run on, one for all buffers of a GPU. On the CPU an object that never waits."""
-        return self._session.lane.comm_stream
+        return self._member.lane.comm_stream
 
     def get_local_buffer_tensor(
         self,
@@ -151,7 +151,7 @@ class Buffer(LatencyCalls):
         """
         num_bytes = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         what = "get_local_buffer_tensor"
-        if self._session.is_destroyed:
+        if self._member.is_destroyed:
             raise InvalidArgument(f"{what}: the buffer was destroyed; make a new one")
         if not 0 <= offset <= num_bytes or offset % dtype.itemsize != 0:
             raise InvalidArgument(
@@ -184,7 +184,7 @@ class Buffer(LatencyCalls):
         of each expert [E] i32 (a token that names an expert twice counts twice); whether a token goes to a rank
         [T, R] bool; and the event.
         """
-        return _throughput.dispatch_layout(self._session, topk_idx, num_experts, Asked(previous_event, async_finish))
+        return _throughput.dispatch_layout(self._member, topk_idx, num_experts, Asked(previous_event, async_finish))
 
     def dispatch(
         self,
@@ -233,9 +233,9 @@ class Buffer(LatencyCalls):
             "topk_weights": topk_weights,
         }
         if handle is not None:
-            return _throughput.dispatch_again(self._session, x, handle, given, asked)
+            return _throughput.dispatch_again(self._member, x, handle, given, asked)
         return _throughput.dispatch(
-            self._session,
+            self._member,
             x,
             given,
             expert_alignment=expert_alignment,
@@ -264,4 +264,4 @@ class Buffer(LatencyCalls):
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
         asked = Asked(previous_event, async_finish, unknown)
-        return _throughput.combine(self._session, x, handle, topk_weights, bias, asked)
+        return _throughput.combine(self._member, x, handle, topk_weights, bias, asked)

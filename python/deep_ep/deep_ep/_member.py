@@ -1,4 +1,4 @@
-"""What the buffers of both generations have in common: a ferry group, and calls whose failure no rank waits for."""
+"""A rank of a buffer's group: what both generations have in common, and calls whose failure no rank waits for."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Turn:
     those calls with nothing, which refuses them on every rank.
     """
 
-    def __init__(self, session: Session, collectives: Sequence[str], exact_route: bool) -> None:
-        self._group = session.group
-        self._lane = session.lane
+    def __init__(self, member: Member, collectives: Sequence[str], exact_route: bool) -> None:
+        self._group = member.group
+        self._lane = member.lane
         self._left = list(collectives)
         self._exact_route = exact_route
         self._all_know = False
@@ -82,8 +82,8 @@ class Turn:
                 break
 
 
-class Session:
-    """A buffer's ferry group. Making one is collective; so is every turn that announces collectives."""
+class Member:
+    """This rank of a buffer's ferry group. Making one is collective; so is every turn that announces collectives."""
 
     def __init__(
         self, group: Any, comm: Any, device: torch.device | str | int | None, timeouts_s: Mapping[str, float]
