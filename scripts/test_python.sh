@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds the Python package, installs it into a virtual environment of its own and runs its tests there:
+# Builds the Python packages, installs them into a virtual environment of their own and runs their tests there:
 # scripts/test_python.sh [pytest arguments...]
-# Where this machine's Python has torch, nanobind, scikit-build-core, numpy and pytest, nothing is downloaded.
+# Where this machine's Python has torch, nanobind, scikit-build-core, setuptools, numpy and pytest, nothing is
+# downloaded.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,7 +17,7 @@ fail() {
 readonly installed=$environment/installed.txt
 if ! cmp -s python/requirements-test.txt "$installed"; then
   rm -rf "$environment"
-  if python3 -c 'import torch, nanobind, scikit_build_core, numpy, pytest' 2>/dev/null; then
+  if python3 -c 'import torch, nanobind, scikit_build_core, setuptools, numpy, pytest' 2>/dev/null; then
     python3 -m venv --system-site-packages "$environment"
   else
     python3 -m venv "$environment" ||
@@ -32,4 +33,10 @@ settings=()
 if ! nvidia-smi -L >/dev/null 2>&1; then settings=(--config-settings=cmake.define.FERRY_CUDA=OFF); fi
 "$environment/bin/python" -m pip install -qq --no-build-isolation --no-deps --force-reinstall "${settings[@]}" . ||
   fail "pip install failed; python3-dev (Python.h) is needed to build, and what scripts/setup.sh build installs"
+# A build folder of an earlier version could bring back modules that are gone.
+rm -rf build/deep_ep
+mkdir -p build/deep_ep
+cp -r python/deep_ep/pyproject.toml python/deep_ep/deep_ep python/deep_ep/deep_ep_cpp.py build/deep_ep
+"$environment/bin/python" -m pip install -qq --no-build-isolation --no-deps --force-reinstall build/deep_ep ||
+  fail "pip install of python/deep_ep failed; its build needs setuptools 70.1 or newer"
 "$environment/bin/python" -m pytest "$@"

@@ -109,6 +109,14 @@ class Routing:
         return self._native.num_rows_per_local_expert()
 
     @property
+    def local_expert_counts(self) -> torch.Tensor:
+        """[L] i32 on the group's device: ``num_rows_per_local_expert`` for code that must not ask the host.
+
+        Shows the routing's own memory: do not write to it.
+        """
+        return tensor_of(self._native.num_rows_per_local_expert_view())
+
+    @property
     def expert_row_offsets(self) -> list[int]:
         """[L + 1] first row of each local expert's group, then the end of the last; empty for layout "tokens"."""
         return self._native.expert_row_offsets()
@@ -298,6 +306,7 @@ class Group:
         topk_weights: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         out_scales: torch.Tensor | None = None,
+        out_source: torch.Tensor | None = None,
         tables: bool = True,
         zero_padding: bool = False,
     ) -> Received:
@@ -306,6 +315,7 @@ class Group:
         x: [T, H] of any dtype whose rows are whole multiples of 16 bytes. scales: [T, S] f32, i32 or u8, any strides.
         topk_weights: [T, K] f32 to send in place of those given to route.
         out, out_scales: where to receive ([N, H] and [N, S]); by default new tensors, ``out`` in symmetric memory.
+        out_source: [N, 2] i32, contiguous: gets the source rank and token of each row, -1 where there is none.
         tables: False leaves out ids and weights, on all ranks alike.
         zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
         """
@@ -322,7 +332,7 @@ class Group:
                 view_of(received.scales, "dispatch", "out_scales", device),
                 view_of(received.topk_idx, "dispatch", "received ids", device),
                 view_of(received.topk_weights, "dispatch", "received weights", device),
-                None,
+                view_of(out_source, "dispatch", "out_source", device),
             )
         except Exception:
             self._tell_peers(self._native.dispatch, _native.Routing(), _NO_INPUTS, _NO_OUTPUTS, *_NO_OPTIONS)

@@ -28,8 +28,12 @@ def check_tokens(rank: int, world: World) -> None:
     assert torch.equal(routing.topk_weights, weights)
     assert routing.local_expert_ids == [world.first_expert(rank) + i for i in range(world.num_local(rank))]
 
-    received = group.dispatch(routing, x)
+    assert routing.local_expert_counts.tolist() == routing.num_rows_per_local_expert
+
+    source = torch.empty(len(rows), 2, dtype=torch.int32)
+    received = group.dispatch(routing, x, out_source=source)
     assert torch.equal(received.x, stack([world.x[s][t] for s, t in rows], x))
+    assert torch.equal(source, routing.source)
     assert received.scales is None
     for row, (source, token) in enumerate(rows):
         for k, expert in enumerate(world.topk_idx[source][token].tolist()):

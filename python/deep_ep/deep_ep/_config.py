@@ -1,0 +1,104 @@
+"""Config of the first generation: tuning knobs of other kernels, kept because clients size buffers by them."""
+
+from __future__ import annotations
+
+from deep_ep._arguments import align
+
+__all__ = ["Config", "combine_config", "dispatch_config", "low_latency_bytes"]
+
+_RANKS_PER_NODE = 8
+_BYTES_ALIGNMENT = 128
+_MAX_TOPK = 128
+_ID_BYTES = 8
+_SCALES_BYTES = 128 * 4
+_META_BYTES = 8
+_INT_BYTES = 4
+
+
+class Config:
+    """Chunk sizes and multiprocessors, as the first generation has them.
+
+    Ferry needs none of them: ``num_sms`` decides only how many columns the prefix matrices of a handle have (one per
+    two), the others only the size hints. Raises ValueError where the first generation would refuse them.
+    """
+
+    def __init__(
+        self,
+        num_sms: int = 20,
+        num_max_nvl_chunked_send_tokens: int = 6,
+        num_max_nvl_chunked_recv_tokens: int = 256,
+        num_max_rdma_chunked_send_tokens: int = 6,
+        num_max_rdma_chunked_recv_tokens: int = 256,
+    ) -> None:
+        values = {
+            "num_sms": num_sms,
+            "num_max_nvl_chunked_send_tokens": num_max_nvl_chunked_send_tokens,
+            "num_max_nvl_chunked_recv_tokens": num_max_nvl_chunked_recv_tokens,
+            "num_max_rdma_chunked_send_tokens": num_max_rdma_chunked_send_tokens,
+            "num_max_rdma_chunked_recv_tokens": num_max_rdma_chunked_recv_tokens,
+        }
+        for name, value in values.items():
+            if value <= 0:
+                raise ValueError(f"Config: {name} is {value}, expected more than 0")
+        if num_max_nvl_chunked_send_tokens >= num_max_nvl_chunked_recv_tokens:
+            raise ValueError(
+                f"Config: num_max_nvl_chunked_send_tokens is {num_max_nvl_chunked_send_tokens}, expected less than the "
+                f"{num_max_nvl_chunked_recv_tokens} to receive"
+            )
+        values["num_max_rdma_chunked_recv_tokens"] = align(
+            num_max_rdma_chunked_recv_tokens, num_max_rdma_chunked_send_tokens
+        )
+        if 2 * num_max_rdma_chunked_send_tokens > values["num_max_rdma_chunked_recv_tokens"]:
+            raise ValueError(
+                f"Config: num_max_rdma_chunked_send_tokens is {num_max_rdma_chunked_send_tokens}, expected at most "
+                f"half of the {values['num_max_rdma_chunked_recv_tokens']} to receive"
+            )
+        self.__dict__.update(values)
+
+    num_sms: int
+    num_max_nvl_chunked_send_tokens: int
+    num_max_nvl_chunked_recv_tokens: int
+    num_max_rdma_chunked_send_tokens: int
+    num_max_rdma_chunked_recv_tokens: int
+
+    def __repr__(self) -> str:
+        return f"deep_ep.Config({', '.join(str(value) for value in self.__dict__.values())})"
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes that the first generation takes inside a node for tokens of ``hidden_bytes``."""
+        num_nodes = -(-num_ranks // _RANKS_PER_NODE)
+        rings = self.num_sms // 2 * min(num_ranks, _RANKS_PER_NODE)
+        record = hidden_bytes + _META_BYTES + _MAX_TOPK * (_ID_BYTES + 4) + _SCALES_BYTES
+        flags = rings * (2 * num_nodes + 3) * _INT_BYTES
+        return align(flags + rings * self.num_max_nvl_chunked_recv_tokens * record, _BYTES_ALIGNMENT)
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes that the first generation takes between nodes; 0 for up to 8 ranks."""
+        if num_ranks <= _RANKS_PER_NODE:
+            return 0
+        rings = self.num_sms // 2 * -(-num_ranks // _RANKS_PER_NODE)
+        record = hidden_bytes + _META_BYTES + _MAX_TOPK * (_ID_BYTES + 4) + _SCALES_BYTES + 16
+        flags = rings * (2 * _RANKS_PER_NODE + 2) * 2 * _INT_BYTES
+        return align(flags + 2 * rings * self.num_max_rdma_chunked_recv_tokens * record, _BYTES_ALIGNMENT)
+
+
+def dispatch_config(num_sms: int, num_ranks: int) -> Config:
+    """For any number of ranks: Ferry has no chunks to tune, so one set serves each kind of topology."""
+    return Config(num_sms, 6, 256, 6, 128) if num_ranks <= _RANKS_PER_NODE else Config(num_sms, 8, 288, 16, 128)
+
+
+def combine_config(num_sms: int, num_ranks: int) -> Config:
+    return Config(num_sms, 4, 256, 6, 128) if num_ranks <= _RANKS_PER_NODE else Config(num_sms, 2, 288, 8, 128)
+
+
+def low_latency_bytes(num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> int:
+    """Bytes of the two sets of send, receive and signal buffers of the first generation's latency mode."""
+    scales_bytes = hidden // 128 * 4
+    dispatch_message = 16 + max(2 * hidden, hidden + scales_bytes)
+    combine_message = scales_bytes + 2 * hidden
+    per_expert = num_experts * num_max_dispatch_tokens_per_rank
+    send = max(num_max_dispatch_tokens_per_rank * dispatch_message, per_expert * combine_message)
+    receive = per_expert * max(dispatch_message, combine_message)
+    signals = align(4 * num_experts, _BYTES_ALIGNMENT)
+    total = 2 * (send + receive + signals)
+    return (total + _BYTES_ALIGNMENT) // _BYTES_ALIGNMENT * _BYTES_ALIGNMENT

@@ -1,0 +1,335 @@
+"""Dispatch and combine of the second generation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+import ferry
+from deep_ep import _arguments as arguments
+from deep_ep._ep_handle import EPHandle
+from deep_ep._expand import Origins, aligned_ends, expand_slots, reduce_slots, slot_weights
+from deep_ep._member import Asked, Member, Turn
+from deep_ep._streams import Call, event_of
+from deep_ep._throughput import Payload
+from deep_ep.utils.event import EventHandle, EventOverlap
+from ferry import InvalidArgument
+
+Dispatched = tuple[Payload, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]
+
+
+class DispatchOptions(NamedTuple):
+    """How rows are wanted, of a new dispatch or a cached one."""
+
+    topk_weights: torch.Tensor | None
+    zero_padding: bool
+    column_major_scales: bool
+    before_epilogue: Any
+
+
+class RouteOptions(NamedTuple):
+    """Where tokens go, of a new dispatch."""
+
+    topk_idx: torch.Tensor | None
+    num_experts: int | None
+    num_max_tokens_per_rank: int
+    most_tokens_per_rank: int
+    """Of the buffer; 0: any."""
+    expert_alignment: int
+    expert_stats: torch.Tensor | None
+    num_sms: int
+    copy_ids: bool
+    wait_for_counts: bool
+    expand: bool
+
+
+def _end(call: Call) -> EventOverlap:
+    return EventOverlap(EventHandle._of(call.event) if call.event is not None else None)
+
+
+def _check_new(member: Member, rows: torch.Tensor, how: DispatchOptions, to: RouteOptions) -> None:
+    what, device = "dispatch", member.device
+    if to.topk_idx is None:
+        raise InvalidArgument(f"{what}: topk_idx and handle are None, expected one of them")
+    if to.num_experts is None:
+        raise InvalidArgument(f"{what}: num_experts is None, expected the number of experts of all ranks")
+    num_local = arguments.check_num_experts(to.num_experts, what, member.num_ranks) // member.num_ranks
+    arguments.check_choice(to.topk_idx, how.topk_weights, what, rows.shape[0], device)
+    arguments.check_alignment(to.expert_alignment, what)
+    most, bound = to.num_max_tokens_per_rank, to.most_tokens_per_rank
+    if most < 1 or (bound > 0 and most > bound):
+        expected = f"1 to {bound}, the buffer's" if bound > 0 else "at least 1, here or from the buffer"
+        raise InvalidArgument(f"{what}: num_max_tokens_per_rank is {most}, expected {expected}")
+    if rows.shape[0] > most:
+        raise InvalidArgument(
+            f"{what}: x has {rows.shape[0]} tokens, expected at most {most} (num_max_tokens_per_rank)"
+        )
+    if to.expert_stats is not None:
+        name = f"{what}: cumulative_local_expert_recv_stats"
+        arguments.check_table(to.expert_stats, name, device, torch.int32, (num_local,))
+
+
+def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions, asked: Asked) -> Dispatched:
+    """A new route and its first dispatch."""
+    what = "dispatch"
+    exact = to.wait_for_counts
+    with member.turn(what, ("route", "dispatch"), asked, exact_route=exact) as (turn, call):
+        rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
+        _check_new(member, rows, how, to)
+        epilogue_after = event_of(how.before_epilogue, f"{what}: previous_event_before_epilogue")
+        call.takes(rows, scales, how.topk_weights, to.topk_idx, to.expert_stats)
+        most_rows = member.num_ranks * to.num_max_tokens_per_rank
+        routing = turn.route(to.topk_idx, num_experts=to.num_experts, max_recv_rows=0 if exact else most_rows)
+        if not to.expand:
+            member.lane.wait(epilogue_after)
+        source = member.source_table(routing)
+        received = _carry(member, turn, routing, rows, scales, how, source=source, expand=to.expand)
+        member.lane.wait(epilogue_after)
+        handle = _make_handle(member, routing, received.topk_idx, source, to)
+        if to.expert_stats is not None:
+            to.expert_stats.add_(routing.local_expert_counts)
+        result = _finish(received, handle, how)
+        call.gives(result, _tensors_of(handle))
+    return (*result, handle, _end(call))
+
+
+def _tensors_of(handle: EPHandle) -> list[torch.Tensor]:
+    return [value for value in vars(handle).values() if isinstance(value, torch.Tensor)]
+
+
+def _carry(
+    member: Member,
+    turn: Turn,
+    routing: ferry.Routing,
+    rows: torch.Tensor,
+    scales: torch.Tensor | None,
+    how: DispatchOptions,
+    *,
+    source: torch.Tensor | None,
+    expand: bool,
+) -> ferry.Received:
+    """By token. Where rows are expanded afterwards, padding and the form of scales are left to that."""
+    table = scales.unsqueeze(1) if scales is not None and scales.dim() == 1 else scales
+    out_scales = None
+    if table is not None and how.column_major_scales and not expand:
+        out_scales = column_major(routing.num_recv_rows, table)
+    return turn.dispatch(
+        routing,
+        rows,
+        scales=table,
+        topk_weights=how.topk_weights,
+        out_scales=out_scales,
+        out_source=source,
+        zero_padding=how.zero_padding and not expand,
+    )
+
+
+def column_major(num_rows: int, like: torch.Tensor) -> torch.Tensor:
+    """[rows, S] with strides (1, rows rounded up to 4): what bulk tensor copies of 16 bytes can take."""
+    stride = arguments.align(num_rows, 4)
+    memory = torch.empty(like.shape[1], stride, dtype=like.dtype, device=like.device)
+    return memory.t()[:num_rows]
+
+
+def _make_handle(
+    member: Member, routing: ferry.Routing, local_idx: torch.Tensor, source: torch.Tensor, to: RouteOptions
+) -> EPHandle:
+    num_rows, num_topk = local_idx.shape
+    num_local = to.num_experts // member.num_ranks
+    counts = routing.local_expert_counts
+    lanes = torch.arange(num_topk, device=member.device)
+    is_row = source[:, 0] >= 0
+    last_lane = torch.where(local_idx >= 0, lanes, -1).amax(dim=1)
+    metadata = torch.full((num_rows, 2 + num_topk), -1, dtype=torch.int32, device=member.device)
+    metadata[:, 0] = torch.where(is_row, source[:, 0] * to.num_max_tokens_per_rank + source[:, 1], -1)
+    metadata[:, 1] = torch.where(is_row, source[:, 0] * num_topk + last_lane, -1)
+    ends = aligned_ends(counts, to.expert_alignment)
+    num_expanded, unaligned, last_equal, per_expert = 0, None, None, []
+    if to.wait_for_counts:
+        per_expert = [arguments.align(n, to.expert_alignment) for n in routing.num_rows_per_local_expert]
+    if to.expand:
+        num_expanded = sum(per_expert) if to.wait_for_counts else _most_expanded(num_rows, num_topk, num_local, to)
+        expansion = expand_slots(local_idx, counts, to.expert_alignment)
+        metadata[:, 2:] = expansion.slots
+        last_equal = expansion.last_equal
+        unaligned = counts.clone()
+        # The start of a group is the end of the one before it.
+        ends = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]]) + counts
+    # Source ranks ascend; rows without a token come last.
+    ranks = torch.where(is_row, source[:, 0], member.num_ranks).contiguous()
+    handle = EPHandle(
+        routing,
+        do_expand=to.expand,
+        num_experts=to.num_experts,
+        expert_alignment=to.expert_alignment,
+        num_max_tokens_per_rank=to.num_max_tokens_per_rank,
+        num_sms=to.num_sms,
+        topk_idx=to.topk_idx.clone() if to.copy_ids else to.topk_idx,
+        num_recv_tokens=num_rows,
+        num_expanded_tokens=num_expanded,
+        num_recv_tokens_per_expert_list=per_expert,
+        psum_num_recv_tokens_per_scaleup_rank=torch.searchsorted(
+            ranks,
+            torch.arange(member.num_ranks, dtype=torch.int32, device=member.device),
+            right=True,
+            out_int32=True,
+        ),
+        psum_num_recv_tokens_per_expert=ends,
+        num_unaligned_recv_tokens_per_expert=unaligned,
+        recv_src_metadata=metadata,
+        dst_buffer_slot_idx=routing.slots,
+    )
+    handle._last_equal = last_equal
+    return handle
+
+
+def _most_expanded(num_rows: int, num_topk: int, num_local: int, to: RouteOptions) -> int:
+    gaps = (to.expert_alignment - 1) * num_local
+    return arguments.align(num_rows * min(num_topk, num_local) + gaps, to.expert_alignment)
+
+
+def _finish(
+    received: ferry.Received, handle: EPHandle, how: DispatchOptions
+) -> tuple[Payload, torch.Tensor | None, torch.Tensor | None]:
+    """The first three results of a dispatch."""
+    if not handle.do_expand:
+        x = received.x if received.scales is None else (received.x, received.scales)
+        return x, received.topk_idx, received.topk_weights
+    origins = Origins(handle.recv_src_metadata[:, 2:], handle.num_expanded_tokens)
+    x = origins.rows(received.x, zero_padding=how.zero_padding)
+    weights = None
+    if received.topk_weights is not None:
+        weights = origins.weights(received.topk_weights, handle._last_equal)
+    if received.scales is None:
+        return x, None, weights
+    scales = origins.rows(received.scales, zero_padding=how.zero_padding)
+    if how.column_major_scales:
+        scales = column_major(len(scales), scales).copy_(scales)
+    return (x, scales), None, weights
+
+
+def check_handle(member: Member, handle: Any, what: str) -> None:
+    """A handle of such a buffer, and metadata that can be followed, whoever wrote it."""
+    if not isinstance(handle, EPHandle):
+        raise InvalidArgument(
+            f"{what}: handle is a {type(handle).__name__}, expected the EPHandle that dispatch returned"
+        )
+    arguments.check_tensor(handle.topk_idx, f"{what}: handle.topk_idx", member.device)
+    metadata, num_topk = handle.recv_src_metadata, handle.topk_idx.shape[1]
+    name = f"{what}: handle.recv_src_metadata"
+    arguments.check_tensor(metadata, name, member.device)
+    if metadata.dtype != torch.int32 or metadata.shape != (handle.num_recv_tokens, 2 + num_topk):
+        raise InvalidArgument(
+            f"{name} is {list(metadata.shape)} {metadata.dtype}, expected "
+            f"[{handle.num_recv_tokens}, {2 + num_topk}] torch.int32"
+        )
+
+
+def _needs_route(member: Member, handle: Any) -> bool:
+    """Was the handle made by another buffer, or copied without its routing? All ranks find the same."""
+    if member.is_destroyed or not isinstance(handle, EPHandle):
+        return False
+    return handle._routing is None or handle._routing.group is not member.group
+
+
+def _routing_of(turn: Turn, handle: EPHandle, routes: bool) -> ferry.Routing:
+    if routes:
+        handle._routing = turn.route(
+            handle.topk_idx, num_experts=handle.num_experts, max_recv_rows=handle.num_recv_tokens
+        )
+    return handle._routing
+
+
+def dispatch_again(
+    member: Member, x: Payload, handle: EPHandle, how: DispatchOptions, given: dict[str, Any], asked: Asked
+) -> Dispatched:
+    """A cached dispatch. ``given``: arguments that must be None, or what the handle says."""
+    what = "dispatch"
+    routes = _needs_route(member, handle)
+    collectives = ("route", "dispatch") if routes else ("dispatch",)
+    with member.turn(what, collectives, asked, exact_route=False) as (turn, call):
+        rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
+        check_handle(member, handle, what)
+        _check_agrees(handle, given)
+        num_tokens = handle.topk_idx.shape[0]
+        if rows.shape[0] != num_tokens:
+            raise InvalidArgument(f"{what}: x has {rows.shape[0]} tokens, expected the {num_tokens} of the handle")
+        if how.topk_weights is not None:
+            sizes = tuple(handle.topk_idx.shape)
+            arguments.check_table(how.topk_weights, f"{what}: topk_weights", member.device, torch.float32, sizes)
+        epilogue_after = event_of(how.before_epilogue, f"{what}: previous_event_before_epilogue")
+        call.takes(rows, scales, how.topk_weights, _tensors_of(handle))
+        routing = _routing_of(turn, handle, routes)
+        if not handle.do_expand:
+            member.lane.wait(epilogue_after)
+        received = _carry(member, turn, routing, rows, scales, how, source=None, expand=handle.do_expand)
+        member.lane.wait(epilogue_after)
+        result = _finish(received, handle, how)
+        call.gives(result)
+    return (*result, handle, _end(call))
+
+
+def _check_agrees(handle: EPHandle, given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if value is None:
+            continue
+        of_handle = getattr(handle, name, None)
+        if of_handle is None or isinstance(value, torch.Tensor):
+            raise InvalidArgument(f"dispatch: {name} is given together with a handle, expected None")
+        if value != of_handle:
+            raise InvalidArgument(f"dispatch: {name} is {value}, expected the handle's {of_handle}, or None")
+
+
+def combine(
+    member: Member,
+    x: torch.Tensor,
+    handle: EPHandle,
+    topk_weights: torch.Tensor | None,
+    bias: Any,
+    before_epilogue: Any,
+    *,
+    single_rounding: bool,
+    asked: Asked,
+) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+    """``single_rounding``: of an expanded handle, sums of this rank go out in fp32."""
+    what = "combine"
+    routes = _needs_route(member, handle)
+    collectives = ("route", "combine") if routes else ("combine",)
+    with member.turn(what, collectives, asked, exact_route=False) as (turn, call):
+        arguments.check_rows(x, f"{what}: x", member.device, torch.bfloat16)
+        check_handle(member, handle, what)
+        _check_combined(member, x, handle, topk_weights)
+        num_tokens = handle.topk_idx.shape[0]
+        biases = arguments.check_biases(bias, what, num_tokens, x.shape[1], member.device)
+        epilogue_after = event_of(before_epilogue, f"{what}: previous_event_before_epilogue")
+        call.takes(x, topk_weights, biases, _tensors_of(handle))
+        y, weights = x, topk_weights
+        if handle.do_expand:
+            slots = handle.recv_src_metadata[:, 2:]
+            y = reduce_slots(x, slots, torch.float32 if single_rounding else x.dtype)
+            if topk_weights is not None:
+                weights = slot_weights(topk_weights, slots, handle._last_equal)
+        member.lane.wait(epilogue_after)
+        combined = turn.combine(
+            _routing_of(turn, handle, routes), y, weights=weights, bias=[tensor.to(y.dtype) for tensor in biases]
+        )
+        out = combined.x.to(x.dtype)
+        call.gives(out, combined.weights)
+    return out, combined.weights, _end(call)
+
+
+def _check_combined(member: Member, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None) -> None:
+    what = "combine"
+    num_rows = handle.num_recv_tokens
+    if not handle.do_expand:
+        if x.shape[0] != num_rows:
+            raise InvalidArgument(f"{what}: x has {x.shape[0]} rows, expected the {num_rows} that were received")
+    elif member.device.type == "cpu" and handle.recv_src_metadata.numel() > 0:
+        # On a GPU the host does not know; slots past the end are left out there.
+        largest = int(handle.recv_src_metadata[:, 2:].max())
+        if largest >= x.shape[0]:
+            raise InvalidArgument(f"{what}: x has {x.shape[0]} rows, but handle.recv_src_metadata names row {largest}")
+    if topk_weights is not None:
+        shape = (x.shape[0],) if handle.do_expand else (num_rows, handle.topk_idx.shape[1])
+        arguments.check_table(topk_weights, f"{what}: topk_weights", member.device, torch.float32, shape)

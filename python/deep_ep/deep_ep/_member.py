@@ -1,0 +1,168 @@
+"""A rank of a buffer's group: what both generations have in common, and calls whose failure no rank waits for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+import ferry
+from deep_ep._arguments import MAX_TOPK, align, ignore_unknown
+from deep_ep._device import choose_device
+from deep_ep._streams import Call, event_of, lane_of
+from ferry import FerryError, InvalidArgument
+
+_I32_PER_ROW_GRANULE = 4
+
+
+class Asked(NamedTuple):
+    """The arguments that say when a call runs, and those that this package does not know."""
+
+    previous_event: Any = None
+    asynchronous: bool = False
+    unknown: Mapping[str, Any] = {}
+
+
+class Turn:
+    """The collectives that one operation makes, in order.
+
+    Where the operation fails before it has made them all, its peers must not be left waiting in the next: it makes
+    those calls with nothing, which refuses them on every rank.
+    """
+
+    def __init__(self, member: Member, collectives: Sequence[str], exact_route: bool) -> None:
+        self._group = member.group
+        self._lane = member.lane
+        self._left = list(collectives)
+        self._exact_route = exact_route
+        self._all_know = False
+
+    def _ends_here(self, collective: str) -> bool:
+        """Do all ranks learn at once that this collective was refused, and go no further?"""
+        return self._lane.tells_at_once or (collective == "route" and self._exact_route)
+
+    @contextlib.contextmanager
+    def _making(self, collective: str) -> Iterator[None]:
+        if not self._left or self._left.pop(0) != collective:
+            raise AssertionError(f"{collective} is not what this operation announced")
+        try:
+            yield
+        except Exception:
+            self._all_know = self._ends_here(collective)
+            raise
+
+    def route(self, topk_idx: torch.Tensor, *, num_experts: int, max_recv_rows: int = 0) -> ferry.Routing:
+        """One row per token and rank; without weights, which dispatch takes anew each time."""
+        with self._making("route"):
+            return self._group.route(topk_idx, num_experts=num_experts, max_recv_rows=max_recv_rows)
+
+    def dispatch(self, routing: ferry.Routing, x: torch.Tensor, **options: Any) -> ferry.Received:
+        with self._making("dispatch"):
+            return self._group.dispatch(routing, x, **options)
+
+    def combine(self, routing: ferry.Routing, x: torch.Tensor, **options: Any) -> ferry.Combined:
+        with self._making("combine"):
+            return self._group.combine(routing, x, **options)
+
+    def give_up(self) -> None:
+        """Refuse what is left, on all ranks that would otherwise wait for it."""
+        if self._all_know:
+            return
+        for collective in self._left:
+            with contextlib.suppress(FerryError):
+                if collective == "route":
+                    self._group.route(None, num_experts=1)
+                elif collective == "dispatch":
+                    self._group.dispatch(None, None)
+                else:
+                    self._group.combine(None, None)
+            if self._ends_here(collective):
+                break
+
+
+class Member:
+    """This rank of a buffer's ferry group. Making one is collective; so is every turn that announces collectives."""
+
+    def __init__(
+        self, group: Any, comm: Any, device: torch.device | str | int | None, timeouts_s: Mapping[str, float]
+    ) -> None:
+        """timeouts_s: bounds of a wait for another rank, by type of device."""
+        if group is None and comm is None:
+            raise InvalidArgument("group is None, expected a torch process group, or comm=an mpi4py communicator")
+        self.device = choose_device(device)
+        self.lane = lane_of(self.device)
+        self._group: ferry.Group | None = ferry.Group(
+            group, comm=comm if group is None else None, device=self.device, timeout=timeouts_s[self.device.type]
+        )
+        self.rank = self._group.rank
+        self.num_ranks = self._group.num_ranks
+        # Made here, so that no later call is the first to find room or to load kernels, possibly under capture.
+        with self.turn("make a buffer", ("route",), Asked()) as (turn, _):
+            self._to_all = turn.route(self._ids_of_all(), num_experts=self.num_ranks)
+
+    @property
+    def group(self) -> ferry.Group:
+        if self._group is None:
+            raise InvalidArgument("the buffer was destroyed; make a new one")
+        return self._group
+
+    @property
+    def is_destroyed(self) -> bool:
+        return self._group is None
+
+    def _ids_of_all(self) -> torch.Tensor:
+        """Tokens that together go to each rank once."""
+        width = min(self.num_ranks, MAX_TOPK)
+        ids = torch.full((align(self.num_ranks, width),), -1, dtype=torch.int64)
+        ids[: self.num_ranks] = torch.arange(self.num_ranks)
+        return ids.view(-1, width).to(self.device)
+
+    @contextlib.contextmanager
+    def turn(
+        self,
+        operation: str,
+        collectives: Sequence[str],
+        asked: Asked,
+        *,
+        exact_route: bool = True,
+    ) -> Iterator[tuple[Turn, Call]]:
+        """Run an operation in its place among streams and ranks: everything that can fail belongs inside."""
+        try:
+            turn = Turn(self, collectives, exact_route)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{operation}: {error}") from None
+        try:
+            ignore_unknown(operation, asked.unknown)
+            previous = event_of(asked.previous_event, f"{operation}: previous_event")
+            with torch.no_grad(), self.lane.call(previous, asked.asynchronous) as call:
+                yield turn, call
+        except Exception:
+            turn.give_up()
+            raise
+
+    def gather(self, turn: Turn, row: torch.Tensor) -> torch.Tensor:
+        """[W] i32 of each rank -> [R, W] i32 on all of them. A dispatch."""
+        width = row.shape[0]
+        padded = row.new_zeros(self._to_all.num_tokens, max(align(width, _I32_PER_ROW_GRANULE), _I32_PER_ROW_GRANULE))
+        padded[:, :width] = row
+        return turn.dispatch(self._to_all, padded, tables=False).x[:, :width]
+
+    def source_table(self, routing: ferry.Routing) -> torch.Tensor:
+        """Room for ``out_source`` of a dispatch."""
+        return torch.empty(routing.num_recv_rows, 2, dtype=torch.int32, device=self.device)
+
+    def wait_for_all(self, on_host: bool) -> None:
+        """Nobody goes on before all have come: on the stream, or on the host too."""
+        with self.turn("barrier", ("dispatch",), Asked()) as (turn, _):
+            self.gather(turn, torch.zeros(1, dtype=torch.int32, device=self.device))
+        if on_host:
+            self.lane.comm_stream.synchronize()
+
+    def destroy(self) -> None:
+        """Collective, and only the first time: wait until all ranks are done, then give the memory back."""
+        group, self._group = self._group, None
+        self._to_all = None
+        if group is not None:
+            group.destroy()

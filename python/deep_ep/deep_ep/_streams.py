@@ -1,0 +1,208 @@
+"""Streams and events: all of the package that differs between CUDA and host tensors.
+
+On host tensors work is done when a call returns, so streams and events are objects with the usual methods that do
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ferry import InvalidArgument
+
+__all__ = ["Call", "HostEvent", "HostStream", "Lane", "lane_of", "record_event", "wait_event"]
+
+
+class HostEvent:
+    """An event where nothing is ever pending."""
+
+    def wait(self, stream: object = None) -> None: ...
+
+    def record(self, stream: object = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class HostStream:
+    """A stream where everything is done at once."""
+
+    def wait_stream(self, stream: object) -> None: ...
+
+    def wait_event(self, event: object) -> None: ...
+
+    def record_event(self, event: HostEvent | None = None) -> HostEvent:
+        return event if event is not None else HostEvent()
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def __enter__(self) -> HostStream:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def record_event() -> Any:
+    """An event on the current stream. A process that never used CUDA has nothing to wait for."""
+    if not torch.cuda.is_initialized():
+        return HostEvent()
+    return torch.cuda.current_stream().record_event()
+
+
+def wait_event(event: Any) -> None:
+    """The current stream waits for an event of :func:`record_event` or of a :class:`Call`."""
+    if not isinstance(event, HostEvent):
+        torch.cuda.current_stream().wait_event(event)
+
+
+def event_of(previous: Any, what: str) -> Any:
+    """The torch or host event in whatever clients pass as ``previous_event``; None if there is none to wait for."""
+    from deep_ep.utils.event import EventHandle, EventOverlap
+
+    if isinstance(previous, EventOverlap):
+        previous = previous.event
+    if isinstance(previous, EventHandle):
+        previous = previous.event
+    if previous is None or isinstance(previous, (HostEvent, torch.cuda.Event)):
+        return previous
+    raise InvalidArgument(
+        f"{what} is a {type(previous).__name__}, expected an EventHandle, an EventOverlap, a torch.cuda.Event or None"
+    )
+
+
+class Call:
+    """One call on a lane: which tensors it takes and gives, and the event at its end if it was asked for."""
+
+    def __init__(self) -> None:
+        self.event: Any = None
+        """Set when the call ends, if it is asynchronous."""
+        self.inputs: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []
+
+    def takes(self, *values: Any) -> None:
+        """Tensors (or tuples and lists of them, or None) of the caller that the call's stream reads or writes."""
+        self.inputs.extend(_tensors_in(values))
+
+    def gives(self, *values: Any) -> None:
+        """Tensors made on the call's stream that the caller's stream goes on to use."""
+        self.outputs.extend(_tensors_in(values))
+
+
+def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors_in(value)
+
+
+class Lane:
+    """Where the calls of a device's buffers run, one after the other. This one is for host tensors."""
+
+    comm_stream: Any
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.comm_stream = HostStream()
+
+    tells_at_once = True
+    """Does every refused call tell all ranks when it returns?"""
+
+    def call(self, previous: Any, asynchronous: bool) -> contextlib.AbstractContextManager[Call]:
+        """What runs inside follows ``previous`` (an event), or else the caller's stream. The caller's stream then goes
+        on after it, or if ``asynchronous`` when it waits for the call's event.
+        """
+        return _HostCall(asynchronous)
+
+    def wait(self, event: Any) -> None:
+        """Inside a call: what comes next in it follows ``event`` as well."""
+
+    def read_later(self, tensor: torch.Tensor) -> Callable[[], list[int]]:
+        """Inside a call: begin to bring a small tensor to the host. The result waits for it, not for what follows."""
+        return tensor.tolist
+
+
+class _HostCall(contextlib.AbstractContextManager):
+    def __init__(self, asynchronous: bool) -> None:
+        self.asynchronous = asynchronous
+
+    def __enter__(self) -> Call:
+        self.call = Call()
+        return self.call
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self.asynchronous:
+            self.call.event = HostEvent()
+
+
+class CudaLane(Lane):
+    """A high-priority stream, shared by all buffers of one GPU."""
+
+    tells_at_once = False
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.comm_stream = torch.cuda.Stream(device, priority=-1)
+
+    @contextlib.contextmanager
+    def call(self, previous: Any, asynchronous: bool) -> Iterator[Call]:
+        compute = torch.cuda.current_stream(self.device)
+        comm = self.comm_stream
+        if previous is None or isinstance(previous, HostEvent):
+            comm.wait_stream(compute)
+        else:
+            comm.wait_event(previous)
+        call = Call()
+        try:
+            with torch.cuda.stream(comm):
+                yield call
+                if asynchronous:
+                    call.event = comm.record_event()
+        finally:
+            # A call that failed must not leave work behind that the caller's stream knows nothing of.
+            if call.event is None:
+                compute.wait_stream(comm)
+        for tensor in call.outputs:
+            tensor.record_stream(compute)
+        if asynchronous:
+            for tensor in call.inputs:
+                tensor.record_stream(comm)
+
+    def wait(self, event: Any) -> None:
+        if event is not None and not isinstance(event, HostEvent):
+            self.comm_stream.wait_event(event)
+
+    def read_later(self, tensor: torch.Tensor) -> Callable[[], list[int]]:
+        on_host = tensor.to("cpu", non_blocking=True)  # pinned, as torch does for such copies
+        copied = self.comm_stream.record_event()
+
+        def read() -> list[int]:
+            copied.synchronize()
+            return on_host.tolist()
+
+        return read
+
+
+_lanes: dict[torch.device, Lane] = {}
+_lanes_lock = threading.Lock()
+
+
+def lane_of(device: torch.device) -> Lane:
+    """The lane of a device, which all its buffers share."""
+    with _lanes_lock:
+        if device not in _lanes:
+            _lanes[device] = CudaLane(device) if device.type == "cuda" else Lane(device)
+        return _lanes[device]

@@ -1,0 +1,289 @@
+"""The calls of the first generation's throughput mode."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+import ferry
+from deep_ep import _arguments as arguments
+from deep_ep._handles import Handle, Link, attach, attached, ids_of_mask, is_copy, unpack
+from deep_ep._member import Asked, Member, Turn
+from deep_ep.utils.event import EventHandle, EventOverlap
+from ferry import InvalidArgument
+
+_RANKS_PER_NODE = 8
+
+Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+def _end(event: Any) -> EventOverlap:
+    return EventOverlap(EventHandle._of(event) if event is not None else None)
+
+
+def dispatch_layout(
+    member: Member, topk_idx: torch.Tensor, num_experts: int, asked: Asked
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
+    """Local: no other rank takes part."""
+    what = "get_dispatch_layout"
+    num_ranks = member.num_ranks
+    with member.turn(what, (), asked) as (_, call):
+        arguments.check_table(topk_idx, f"{what}: topk_idx", member.device, torch.int64, ("T", "K"))
+        per_rank = arguments.check_num_experts(num_experts, what, num_ranks) // num_ranks
+        call.takes(topk_idx)
+        # One column more, for entries without an expert.
+        expert = torch.where((topk_idx >= 0) & (topk_idx < num_experts), topk_idx, num_experts)
+        counts = torch.zeros(num_experts + 1, dtype=torch.int32, device=member.device)
+        flat = expert.view(-1)
+        counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+        goes = torch.zeros(len(topk_idx), num_ranks + 1, dtype=torch.bool, device=member.device)
+        goes.scatter_(1, expert // per_rank, True)
+        in_rank = goes[:, :num_ranks].contiguous()
+        num_per_rank = in_rank.sum(0, dtype=torch.int32)
+        num_per_node = None
+        if num_ranks > _RANKS_PER_NODE:
+            in_node = [part.any(dim=1).sum(dtype=torch.int32) for part in in_rank.split(_RANKS_PER_NODE, dim=1)]
+            num_per_node = torch.stack(in_node)
+        num_per_expert = counts[:num_experts].clone()
+        call.gives(num_per_rank, num_per_node, num_per_expert, in_rank)
+    return num_per_rank, num_per_node, num_per_expert, in_rank, _end(call.event)
+
+
+class _Sent(NamedTuple):
+    """What this rank sends, per token and per channel."""
+
+    ordinal: torch.Tensor
+    """[T, R] i32: tokens up to and including this one that go to the rank."""
+    channels: torch.Tensor
+    """[R, C] i32: the same at the end of each channel's tokens."""
+
+
+def _count_sent(in_rank: torch.Tensor, num_channels: int) -> _Sent:
+    num_tokens, num_ranks = in_rank.shape
+    if num_tokens == 0:
+        channels = torch.zeros(num_ranks, num_channels, dtype=torch.int32, device=in_rank.device)
+        return _Sent(channels.new_zeros(0, num_ranks), channels)
+    ordinal = in_rank.cumsum(0, dtype=torch.int32)
+    per_channel = -(-num_tokens // num_channels)
+    last = torch.arange(1, num_channels + 1, device=in_rank.device) * per_channel
+    channels = ordinal[last.clamp(max=num_tokens) - 1].t().contiguous()
+    return _Sent(ordinal, channels)
+
+
+class _Counts(NamedTuple):
+    """What all ranks send, from one small exchange."""
+
+    rank_prefix: torch.Tensor
+    recv_channels: torch.Tensor
+    per_local_expert: torch.Tensor
+    """[L] i32: entries for each local expert, duplicates in a token counted."""
+
+
+def _exchange_counts(member: Member, turn: Turn, sent: _Sent, per_expert: torch.Tensor) -> _Counts:
+    num_ranks, num_channels = sent.channels.shape
+    everyone = member.gather(turn, torch.cat([sent.channels.view(-1), per_expert]))
+    channels = everyone[:, : num_ranks * num_channels].reshape(num_ranks, num_ranks, num_channels)
+    rank_prefix = channels[:, :, -1].cumsum(0, dtype=torch.int32)
+    here = channels[:, member.rank]
+    recv_channels = torch.cat([torch.zeros_like(here[:, :1]), here[:, :-1]], dim=1)
+    num_local = per_expert.shape[0] // num_ranks
+    first = num_ranks * num_channels + member.rank * num_local
+    return _Counts(rank_prefix, recv_channels, everyone[:, first : first + num_local].sum(0, dtype=torch.int32))
+
+
+def _check_new(member: Member, rows: torch.Tensor, given: dict[str, Any]) -> None:
+    what, device, num_ranks, tokens = "dispatch", member.device, member.num_ranks, rows.shape[0]
+    for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
+        if given[name] is None:
+            raise InvalidArgument(f"{what}: {name} is None, expected what get_dispatch_layout returned, or a handle")
+    for name, dtype, shape in (
+        ("num_tokens_per_rank", torch.int32, (num_ranks,)),
+        ("is_token_in_rank", torch.bool, (tokens, num_ranks)),
+        ("num_tokens_per_expert", torch.int32, ("E",)),
+    ):
+        arguments.check_table(given[name], f"{what}: {name}", device, dtype, shape)
+    arguments.check_num_experts(given["num_tokens_per_expert"].shape[0], what, num_ranks)
+    ids, weights = given["topk_idx"], given["topk_weights"]
+    if (ids is None) != (weights is None):
+        raise InvalidArgument(f"{what}: topk_idx and topk_weights: one of them is None, expected both or neither")
+    if ids is not None:
+        arguments.check_choice(ids, weights, what, tokens, device)
+
+
+def dispatch(
+    member: Member,
+    x: Payload,
+    given: dict[str, Any],
+    *,
+    expert_alignment: int,
+    num_worst_tokens: int,
+    num_sms: int,
+    asked: Asked,
+) -> tuple[Payload, torch.Tensor | None, torch.Tensor | None, list[int], tuple[torch.Tensor, ...], EventOverlap]:
+    """A new route and its first dispatch."""
+    what = "dispatch"
+    exact = num_worst_tokens == 0
+    collectives = ("route", "dispatch", "dispatch")
+    with member.turn(what, collectives, asked, exact_route=exact) as (turn, call):
+        rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
+        _check_new(member, rows, given)
+        arguments.check_alignment(expert_alignment, what)
+        num_channels = _num_channels(num_sms)
+        ids, weights, in_rank = given["topk_idx"], given["topk_weights"], given["is_token_in_rank"]
+        per_expert = given["num_tokens_per_expert"]
+        if not exact and (num_worst_tokens < 0 or ids is None):
+            raise InvalidArgument(
+                f"{what}: num_worst_tokens is {num_worst_tokens}, expected 0, or rows enough for what may come and "
+                "topk_idx with it"
+            )
+        call.takes(rows, scales, in_rank, per_expert, ids, weights)
+        if ids is None:
+            routing = turn.route(ids_of_mask(in_rank), num_experts=member.num_ranks)
+        else:
+            routing = turn.route(ids, num_experts=per_expert.shape[0], max_recv_rows=num_worst_tokens)
+        sent = _count_sent(in_rank, num_channels)
+        counts = _exchange_counts(member, turn, sent, per_expert)
+        read_counts = member.lane.read_later(counts.per_local_expert) if exact else None
+        source = member.source_table(routing)
+        tables = ids is not None
+        received, recv_x = _carry(turn, routing, rows, scales, weights, tables=tables, source=source)
+        handle = Handle(
+            counts.rank_prefix,
+            sent.channels,
+            counts.recv_channels,
+            source[:, 1].contiguous(),
+            in_rank,
+            torch.where(in_rank, sent.ordinal - 1, -1),
+        )
+        attach(handle, Link(routing, knows_topk=tables))
+        call.gives(recv_x, received.topk_idx, received.topk_weights, [t for t in handle if t is not in_rank])
+        per_local_expert: list[int] = []
+        if read_counts is not None:
+            per_local_expert = [arguments.align(count, expert_alignment) for count in read_counts()]
+    return recv_x, received.topk_idx, received.topk_weights, per_local_expert, tuple(handle), _end(call.event)
+
+
+def _num_channels(num_sms: int) -> int:
+    if num_sms < 2 or num_sms % 2 != 0:
+        raise InvalidArgument(f"dispatch: config.num_sms is {num_sms}, expected an even number of at least 2")
+    return num_sms // 2
+
+
+def _carry(
+    turn: Turn,
+    routing: ferry.Routing,
+    rows: torch.Tensor,
+    scales: torch.Tensor | None,
+    weights: torch.Tensor | None,
+    *,
+    tables: bool,
+    source: torch.Tensor | None = None,
+) -> tuple[ferry.Received, Payload]:
+    """A dispatch, and its rows in the form in which they were given."""
+    table = scales.unsqueeze(1) if scales is not None and scales.dim() == 1 else scales
+    received = turn.dispatch(routing, rows, scales=table, topk_weights=weights, tables=tables, out_source=source)
+    if scales is None:
+        return received, received.x
+    return received, (received.x, received.scales.squeeze(1) if scales.dim() == 1 else received.scales)
+
+
+class _Plan(NamedTuple):
+    """What a call with a handle is going to do.
+
+    All ranks decide alike: the tensor that carries the link has the same shape on all of them, so what copies it on one
+    rank (offloading, say) copies it on every rank. Where it does not, the ranks' calls differ, which ferry refuses.
+    """
+
+    link: Link | None
+    routes: bool
+
+    def collectives(self, *then: str) -> tuple[str, ...]:
+        return ("route", *then) if self.routes else then
+
+    @property
+    def knows_topk(self) -> bool:
+        return self.link.knows_topk if self.link is not None else not self.routes
+
+
+def _plan(member: Member, handle: Any) -> _Plan:
+    if member.is_destroyed:
+        return _Plan(None, False)
+    link = attached(handle, member.group)
+    return _Plan(link, link is None and is_copy(handle, member.device))
+
+
+def _routing_of(member: Member, turn: Turn, plan: _Plan, handle: Handle) -> ferry.Routing:
+    if plan.link is not None:
+        return plan.link.routing
+    # The rows are known to be no more than these, so the host need not wait for the counts.
+    num_rows = handle.recv_src_idx.shape[0]
+    ids = ids_of_mask(handle.is_token_in_rank)
+    routing = turn.route(ids, num_experts=member.num_ranks, max_recv_rows=num_rows)
+    attach(handle, Link(routing, knows_topk=False))
+    return routing
+
+
+def dispatch_again(member: Member, x: Payload, handle: Any, given: dict[str, Any], asked: Asked) -> tuple:
+    """A cached dispatch: rows and scales alone."""
+    what = "dispatch"
+    plan = _plan(member, handle)
+    collectives = plan.collectives("dispatch")
+    with member.turn(what, collectives, asked, exact_route=False) as (turn, call):
+        for name in ("topk_idx", "topk_weights"):
+            if given[name] is not None:
+                raise InvalidArgument(f"{what}: {name} is given together with a handle, expected one of the two")
+        rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
+        tensors = unpack(handle, what, member.num_ranks, member.device)
+        _check_tokens(what, rows, tensors)
+        call.takes(rows, scales, tensors)
+        _, recv_x = _carry(turn, _routing_of(member, turn, plan, tensors), rows, scales, None, tables=False)
+        call.gives(recv_x)
+    return recv_x, None, None, None, None, _end(call.event)
+
+
+def _check_tokens(what: str, rows: torch.Tensor, handle: Handle) -> None:
+    if rows.shape[0] != handle.is_token_in_rank.shape[0]:
+        raise InvalidArgument(
+            f"{what}: x has {rows.shape[0]} tokens, expected the {handle.is_token_in_rank.shape[0]} of the handle"
+        )
+
+
+def combine(
+    member: Member,
+    x: torch.Tensor,
+    handle: Any,
+    topk_weights: torch.Tensor | None,
+    bias: Any,
+    asked: Asked,
+) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+    what = "combine"
+    plan = _plan(member, handle)
+    # Where ferry does not know K, weights travel as rows.
+    as_rows = topk_weights is not None and not plan.knows_topk
+    collectives = plan.collectives("combine", "combine") if as_rows else plan.collectives("combine")
+    with member.turn(what, collectives, asked, exact_route=False) as (turn, call):
+        arguments.check_rows(x, f"{what}: x", member.device, torch.bfloat16)
+        tensors = unpack(handle, what, member.num_ranks, member.device)
+        num_rows, num_tokens = tensors.recv_src_idx.shape[0], tensors.is_token_in_rank.shape[0]
+        if x.shape[0] != num_rows:
+            raise InvalidArgument(f"{what}: x has {x.shape[0]} rows, expected the {num_rows} that were received")
+        if topk_weights is not None:
+            name = f"{what}: topk_weights"
+            num_topk = plan.link.routing.num_topk if plan.link is not None and not as_rows else "K"
+            arguments.check_table(topk_weights, name, member.device, torch.float32, (num_rows, num_topk))
+        biases = arguments.check_biases(bias, what, num_tokens, x.shape[1], member.device)
+        call.takes(x, topk_weights, biases, tensors)
+        routing = _routing_of(member, turn, plan, tensors)
+        combined = turn.combine(routing, x, weights=None if as_rows else topk_weights, bias=biases)
+        weights = _sum_as_rows(turn, routing, topk_weights) if as_rows else combined.weights
+        call.gives(combined.x, weights)
+    return combined.x, weights, _end(call.event)
+
+
+def _sum_as_rows(turn: Turn, routing: ferry.Routing, weights: torch.Tensor) -> torch.Tensor:
+    """The sums that ferry's own weights would be, each rank's in ascending order, for any width."""
+    num_topk = weights.shape[1]
+    padded = weights.new_zeros(weights.shape[0], arguments.align(num_topk, 4))
+    padded[:, :num_topk] = weights
+    return turn.combine(routing, padded).x[:, :num_topk].contiguous()

@@ -1,0 +1,292 @@
+"""ElasticBuffer: the second generation's class."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep_ep import _domains, _elastic_calls
+from deep_ep._arguments import ignore_unknown
+from deep_ep._elastic_absent import AbsentFamilies
+from deep_ep._elastic_calls import DispatchOptions, RouteOptions
+from deep_ep._elastic_sizes import elastic_bytes
+from deep_ep._ep_handle import EPHandle
+from deep_ep._member import Asked, Member
+from deep_ep._throughput import Payload
+from deep_ep.utils.event import EventHandle, EventOverlap
+from ferry import FerryError, InvalidArgument
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    import ferry
+
+__all__ = ["EPHandle", "ElasticBuffer"]
+
+# What clients reserve for calls; Ferry decides by itself how much of a GPU a call uses.
+_NUM_SMS = 16
+_NUM_QPS = 17
+
+
+class ElasticBuffer(AbsentFamilies):
+    """The ranks of an expert-parallel group, and dispatch and combine among them. Making one is collective.
+
+    Shapes: T tokens of this rank, H hidden, K experts a token, E experts, L local experts, R ranks, M
+    ``num_max_tokens_per_rank``, N received rows.
+
+    group: a torch process group, used only while the buffer is made; or None and ``comm``, an mpi4py communicator.
+    num_bytes: kept as an attribute; by default :meth:`get_buffer_size_hint` of the shape. Memory is taken as needed.
+    num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch: the shape. M bounds later calls.
+    allow_multiple_reduction: False sums what an expanded handle combines in fp32 over all ranks and rounds once; True
+        rounds on each rank first, and sends half the bytes.
+    num_cpu_timeout_secs, num_gpu_timeout_secs: bounds every wait for another rank, on the CPU or on GPUs.
+    num_cpu_bytes, deterministic (results always are), allow_hybrid_mode, prefer_overlap_with_compute, sl_idx,
+        num_allocated_qps: accepted, without effect.
+    explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, and need not be.
+    device: of all tensors. By default what the environment variable DEEP_EP_DEVICE says, else the current GPU, or the
+        CPU where there is none.
+    Unknown arguments are ignored with a warning; those that would change results raise NotImplementedError.
+
+    Raises :class:`ferry.FerryError` subclasses; wrong arguments are ``ferry.InvalidArgument``, a ValueError, on all
+    ranks of a call.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        num_bytes: int | None = None,
+        num_cpu_bytes: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: int = 3,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: int = 300,
+        num_gpu_timeout_secs: int = 100,
+        explicitly_destroy: bool = False,
+        *,
+        device: torch.device | str | int | None = None,
+        comm: Any = None,
+        **unknown: Any,
+    ) -> None:
+        ignore_unknown("ElasticBuffer", unknown)
+        if num_bytes is None and (num_max_tokens_per_rank < 1 or hidden < 1):
+            raise InvalidArgument(
+                f"ElasticBuffer: num_bytes is None, num_max_tokens_per_rank {num_max_tokens_per_rank} and hidden "
+                f"{hidden}, expected num_bytes, or both of the others above 0"
+            )
+        timeouts = {"cpu": num_cpu_timeout_secs, "cuda": num_gpu_timeout_secs}
+        self._member = Member(group, comm, device, timeouts)
+        self.group = group
+        self.device = self._member.device
+        self.rank_idx = self._member.rank
+        self.num_ranks = self._member.num_ranks
+        if num_bytes is None:
+            num_bytes = num_cpu_bytes + elastic_bytes(
+                1,
+                self.num_ranks,
+                num_max_tokens_per_rank,
+                hidden,
+                num_topk,
+                use_fp8_dispatch=use_fp8_dispatch,
+                allow_hybrid_mode=allow_hybrid_mode,
+                allow_multiple_reduction=allow_multiple_reduction,
+            )
+        self.num_bytes = num_bytes
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.allow_multiple_reduction = allow_multiple_reduction
+        self.explicitly_destroy = explicitly_destroy
+        self.num_scaleout_ranks = self.num_rdma_ranks = 1
+        self.num_scaleup_ranks = self.num_nvlink_ranks = self.num_ranks
+        self.scaleout_rank_idx = 0
+        self.scaleup_rank_idx = self.rank_idx
+        self.num_allocated_qps = num_allocated_qps or _NUM_QPS
+        self.nccl_comm_handle = None
+
+    @property
+    def runtime(self) -> ferry.Group | None:
+        """The group that does the work; None once the buffer is destroyed."""
+        return None if self._member.is_destroyed else self._member.group
+
+    def destroy(self) -> None:
+        """Collective: wait until all ranks are done with the buffer, then give its memory back.
+
+        Optional (a buffer that is only dropped waits for nobody), and harmless the second time. Ranks destroy several
+        buffers in the same order. A rank that never comes is a warning, after the deadline of every wait.
+        """
+        try:
+            self._member.destroy()
+        except FerryError as error:
+            warnings.warn(f"ElasticBuffer.destroy: {error}", stacklevel=2)
+
+    @staticmethod
+    def get_buffer_size_hint(
+        group: dist.ProcessGroup,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
+        """Bytes that the second generation takes on each rank, a multiple of 2 MiB. num_topk = 0: enough for 32."""
+        return elastic_bytes(
+            *_domains.get_logical_domain_size(group, allow_hybrid_mode),
+            num_max_tokens_per_rank,
+            hidden,
+            num_topk,
+            use_fp8_dispatch=use_fp8_dispatch,
+            allow_hybrid_mode=allow_hybrid_mode,
+            allow_multiple_reduction=allow_multiple_reduction,
+        )
+
+    @staticmethod
+    def capture() -> EventHandle:
+        """An event on the current stream."""
+        return EventHandle()
+
+    def get_comm_stream(self) -> torch.cuda.Stream:
+        """The stream that calls run on, one for all buffers of a GPU. On the CPU an object that never waits."""
+        return self._member.lane.comm_stream
+
+    def get_physical_domain_size(self) -> tuple[int, int]:
+        """(hosts, ranks of a host that reach each other's memory)."""
+        return 1, self.num_ranks
+
+    def get_logical_domain_size(self) -> tuple[int, int]:
+        """(scale-out ranks, scale-up ranks)."""
+        return self.num_scaleout_ranks, self.num_scaleup_ranks
+
+    def get_theoretical_num_sms(self, num_experts: int, num_topk: int, **unknown: Any) -> int:
+        """Multiprocessors to leave for calls. Ferry decides by itself what it uses."""
+        return _NUM_SMS
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """Queue pairs for so many multiprocessors; Ferry uses none on one host."""
+        return max(4, num_sms + num_sms % 2)
+
+    def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
+        """Collective: what follows on the current stream waits until all ranks have come this far; with
+        ``with_cpu_sync`` the host waits, too. The other arguments are accepted, without effect.
+        """
+        self._member.wait_for_all(with_cpu_sync)
+
+    def dispatch(
+        self,
+        x: Payload,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | EventOverlap | None = None,
+        previous_event_before_epilogue: EventHandle | EventOverlap | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+        **unknown: Any,
+    ) -> tuple[Payload, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
+        """Carry each token to the ranks of its experts, once per rank. Collective.
+
+        x: [T, H] contiguous, rows of multiples of 16 bytes, T <= M; or (FP8 rows [T, H], scales [T, S] f32 or i32 of
+            any strides).
+        topk_idx: [T, K] i64, contiguous, -1 for no expert; topk_weights: [T, K] f32, optional.
+        cumulative_local_expert_recv_stats: [L] i32, to which the tokens of each local expert are added.
+        num_experts: E, a multiple of R. num_max_tokens_per_rank: M, alike on all ranks; at most the buffer's, by
+            default that. expert_alignment: by default 1.
+        previous_event: what the call follows, instead of the current stream. previous_event_before_epilogue: what its
+            last part follows besides. async_with_compute_stream: the returned event must be waited for.
+        handle: of an earlier dispatch, whose way this payload takes again, expanded or not as it was. Only x, weights
+            and the form of the output are new; counts are not taken again.
+        do_handle_copy: False keeps ``topk_idx`` itself in the handle.
+        do_cpu_sync: by default True: outputs have as many rows as come. False: the host waits for nothing, outputs have
+            R * M rows (expanded: R * M * min(K, L), and room for the gaps), ids are -1 past the last.
+        do_expand: one row per (token, local expert), grouped by expert, each group at a multiple of expert_alignment,
+            and inside a group by source. A token that names an expert twice has one row, and its weights are added.
+        do_zero_padding: clear rows without a token.
+        use_tma_aligned_col_major_sf: scales come with strides (1, rows rounded up to 4).
+        num_sms, num_qps, allocate_on_comm_stream: accepted, without effect.
+
+        Returns the rows (with their scales, if any were given) ordered by source rank, then token; local expert ids
+        [N, K], or None if expanded; weights [N, K], 0 where the expert is elsewhere, or [rows] if expanded; the
+        handle; and the event.
+        """
+        asked = Asked(previous_event, async_with_compute_stream, unknown)
+        how = DispatchOptions(
+            topk_weights, do_zero_padding, use_tma_aligned_col_major_sf, previous_event_before_epilogue
+        )
+        if handle is not None:
+            given = {
+                "topk_idx": topk_idx,
+                "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
+                "num_experts": num_experts,
+                "num_max_tokens_per_rank": num_max_tokens_per_rank,
+                "expert_alignment": expert_alignment,
+                "do_cpu_sync": True if do_cpu_sync else None,
+                "do_expand": True if do_expand else None,
+            }
+            return _elastic_calls.dispatch_again(self._member, x, handle, how, given, asked)
+        most = self.num_max_tokens_per_rank
+        to = RouteOptions(
+            topk_idx,
+            num_experts,
+            num_max_tokens_per_rank=most if num_max_tokens_per_rank is None else num_max_tokens_per_rank,
+            most_tokens_per_rank=most,
+            expert_alignment=1 if expert_alignment is None else expert_alignment,
+            expert_stats=cumulative_local_expert_recv_stats,
+            num_sms=num_sms or _NUM_SMS,
+            copy_ids=do_handle_copy,
+            wait_for_counts=do_cpu_sync is None or do_cpu_sync,
+            expand=do_expand,
+        )
+        return _elastic_calls.dispatch(self._member, x, how, to, asked)
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None = None,
+        bias: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | EventOverlap | None = None,
+        previous_event_before_epilogue: EventHandle | EventOverlap | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        **unknown: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Bring the rows back and sum each token's, in fp32 and in a fixed order. Collective.
+
+        x: bf16, contiguous: [N, H]; of an expanded handle any number of rows, of which those are summed that
+            ``handle.recv_src_metadata[:, 2:]`` names at this moment. Other rows may hold anything.
+        topk_weights: f32, [N, K], or [rows of x] if expanded, to be summed back as well. They multiply nothing.
+        bias: one or two [T, H] bf16, added first. Events as in :meth:`dispatch`.
+
+        Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
+        """
+        return _elastic_calls.combine(
+            self._member,
+            x,
+            handle,
+            topk_weights,
+            bias,
+            previous_event_before_epilogue,
+            single_rounding=not self.allow_multiple_reduction,
+            asked=Asked(previous_event, async_with_compute_stream, unknown),
+        )

@@ -1,0 +1,267 @@
+"""Buffer: the first generation's class."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep_ep import _config, _throughput
+from deep_ep._arguments import ignore_unknown
+from deep_ep._config import Config
+from deep_ep._latency import LatencyCalls
+from deep_ep._member import Asked, Member
+from deep_ep._throughput import Payload
+from deep_ep.utils.event import EventHandle, EventOverlap
+from ferry import FerryError, InvalidArgument
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    import ferry
+
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
+
+# What the first generation gives its receivers before it calls a rank lost.
+_TIMEOUTS_S = {"cpu": 100.0, "cuda": 100.0}
+
+
+class Buffer(LatencyCalls):
+    """The ranks of an expert-parallel group, and dispatch and combine among them. Making one is collective.
+
+    Shapes: T tokens of this rank, H hidden, K experts a token, E experts, R ranks, N received rows.
+
+    group: a torch process group, used only while the buffer is made; or None and ``comm``, an mpi4py communicator.
+    num_nvl_bytes, num_rdma_bytes: kept as attributes; they only size ``get_local_buffer_tensor``.
+    low_latency_mode: kept as an attribute; see :class:`LatencyCalls`.
+    num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: accepted, without effect.
+    explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, and need not be.
+    enable_shrink: True raises NotImplementedError.
+    device: of all tensors. By default what the environment variable DEEP_EP_DEVICE says, else the current GPU, or the
+        CPU where there is none.
+    Unknown arguments are ignored with a warning; those that would change results raise NotImplementedError.
+
+    Raises :class:`ferry.FerryError` subclasses; wrong arguments are ``ferry.InvalidArgument``, a ValueError, on all
+    ranks of a call.
+    """
+
+    num_sms: int = 20
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+        *,
+        device: torch.device | str | int | None = None,
+        **unknown: Any,
+    ) -> None:
+        ignore_unknown("Buffer", unknown)
+        if enable_shrink:
+            raise NotImplementedError("Buffer: enable_shrink=True is not implemented; a lost rank is an exception here")
+        for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
+            if value < 0:
+                raise InvalidArgument(f"Buffer: {name} is {value}, expected at least 0")
+        self._member = Member(group, comm, device, _TIMEOUTS_S)
+        self._local_memory: dict[bool, torch.Tensor] = {}
+        self.group = group
+        self.rank = self._member.rank
+        self.group_size = self._member.num_ranks
+        self.num_nvl_bytes = num_nvl_bytes
+        self.num_rdma_bytes = num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+        self.enable_shrink = enable_shrink
+        self.device = self._member.device
+
+    @property
+    def runtime(self) -> ferry.Group | None:
+        """The group that does the work; None once the buffer is destroyed."""
+        return None if self._member.is_destroyed else self._member.group
+
+    def destroy(self) -> None:
+        """Collective: wait until all ranks are done with the buffer, then give its memory back.
+
+        Optional (a buffer that is only dropped waits for nobody), and harmless the second time. Ranks destroy several
+        buffers in the same order. A rank that never comes is a warning, after the deadline of every wait.
+        """
+        try:
+            self._member.destroy()
+        except FerryError as error:
+            warnings.warn(f"Buffer.destroy: {error}", stacklevel=2)
+        self._local_memory.clear()
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """True: FP8 works."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Set ``Buffer.num_sms``, for all buffers. It decides the number of channels in handles: half of it."""
+        if new_num_sms < 2 or new_num_sms % 2 != 0:
+            raise InvalidArgument(f"set_num_sms: {new_num_sms} is given, expected an even number of at least 2")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event on the current stream."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Bytes that the first generation takes for latency mode."""
+        return _config.low_latency_bytes(num_max_dispatch_tokens_per_rank, hidden, num_experts)
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """A Config for any number of ranks; of the shape of the first generation's, see :class:`Config`."""
+        return _config.dispatch_config(Buffer.num_sms, num_ranks)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """As :meth:`get_dispatch_config`."""
+        return _config.combine_config(Buffer.num_sms, num_ranks)
+
+    def get_comm_stream(self) -> torch.cuda.Stream:
+        """The stream that calls run on, one for all buffers of a GPU. On the CPU an object that never waits."""
+        return self._member.lane.comm_stream
+
+    def get_local_buffer_tensor(
+        self,
+        dtype: torch.dtype,
+        size: torch.Size | None = None,
+        offset: int = 0,
+        use_rdma_buffer: bool = False,
+    ) -> torch.Tensor:
+        """Scratch memory of ``num_nvl_bytes`` (or ``num_rdma_bytes``), zeroed when first asked for; no call uses it.
+
+        offset: bytes, a multiple of the element's. size: shape of the result; by default all there is, one dimension.
+        """
+        num_bytes = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        what = "get_local_buffer_tensor"
+        if self._member.is_destroyed:
+            raise InvalidArgument(f"{what}: the buffer was destroyed; make a new one")
+        if not 0 <= offset <= num_bytes or offset % dtype.itemsize != 0:
+            raise InvalidArgument(
+                f"{what}: offset is {offset} bytes, expected a multiple of {dtype.itemsize} from 0 to {num_bytes}"
+            )
+        if use_rdma_buffer not in self._local_memory:
+            self._local_memory[use_rdma_buffer] = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        num_elements = (num_bytes - offset) // dtype.itemsize
+        whole = self._local_memory[use_rdma_buffer][offset : offset + num_elements * dtype.itemsize].view(dtype)
+        if size is None:
+            return whole
+        wanted = torch.Size(size)
+        if wanted.numel() > num_elements:
+            raise InvalidArgument(f"{what}: size is {list(wanted)}, expected at most {num_elements} elements")
+        return whole[: wanted.numel()].view(wanted)
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: torch.Tensor,
+        num_experts: int,
+        previous_event: EventOverlap | EventHandle | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
+        """Count where tokens go. Local: no other rank takes part.
+
+        topk_idx: [T, K] i64, contiguous; -1 for no expert, duplicates allowed. num_experts: E, a multiple of R.
+
+        Returns tokens for each rank [R] i32; tokens for each node of 8 ranks [R / 8] i32, or None for R <= 8; choices
+        of each expert [E] i32 (a token that names an expert twice counts twice); whether a token goes to a rank
+        [T, R] bool; and the event.
+        """
+        return _throughput.dispatch_layout(self._member, topk_idx, num_experts, Asked(previous_event, async_finish))
+
+    def dispatch(
+        self,
+        x: Payload,
+        handle: tuple | None = None,
+        num_tokens_per_rank: torch.Tensor | None = None,
+        num_tokens_per_rdma_rank: torch.Tensor | None = None,
+        is_token_in_rank: torch.Tensor | None = None,
+        num_tokens_per_expert: torch.Tensor | None = None,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | EventHandle | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        **unknown: Any,
+    ) -> tuple[Payload, torch.Tensor | None, torch.Tensor | None, list[int] | None, tuple | None, EventOverlap]:
+        """Carry each token to the ranks of its experts, once per rank. Collective.
+
+        x: [T, H] contiguous, rows of multiples of 16 bytes, bf16 for instance; or (FP8 rows [T, H], scales [T, S] f32
+            or i32 of any strides).
+        handle: of an earlier dispatch, whose way this payload takes again; then no counts, ids or weights.
+        num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert: of
+            :meth:`get_dispatch_layout`.
+        topk_idx, topk_weights: [T, K] i64 and f32, contiguous; both or neither.
+        expert_alignment: the returned counts are rounded up to a multiple of it.
+        num_worst_tokens: outputs have this many rows, and the host waits for nothing; more is CapacityExceeded.
+        config: its ``num_sms`` takes the place of ``Buffer.num_sms``.
+        previous_event: what the call follows, instead of the current stream.
+        async_finish: the returned event must be waited for. Otherwise the current stream waits.
+        allocate_on_comm_stream: accepted; outputs always are, and may be used on the current stream.
+
+        Returns the rows [N, H] (with row-major scales, if any were given) ordered by source rank, then token; local
+        expert ids [N, K], -1 where the expert is elsewhere and in rows past the last; their weights, 0 there; [L]
+        entries for each local expert, or [] with num_worst_tokens; the handle; and the event. With ``handle`` only the
+        first and the last are not None.
+        """
+        asked = Asked(previous_event, async_finish, unknown)
+        given = {
+            "num_tokens_per_rank": num_tokens_per_rank,
+            "is_token_in_rank": is_token_in_rank,
+            "num_tokens_per_expert": num_tokens_per_expert,
+            "topk_idx": topk_idx,
+            "topk_weights": topk_weights,
+        }
+        if handle is not None:
+            return _throughput.dispatch_again(self._member, x, handle, given, asked)
+        return _throughput.dispatch(
+            self._member,
+            x,
+            given,
+            expert_alignment=expert_alignment,
+            num_worst_tokens=num_worst_tokens,
+            num_sms=config.num_sms if config is not None else Buffer.num_sms,
+            asked=asked,
+        )
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: tuple,
+        topk_weights: torch.Tensor | None = None,
+        bias: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | EventHandle | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        **unknown: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Bring the rows back and sum each token's, in fp32 and in the order of ranks, rounded once. Collective.
+
+        x: [N, H] bf16, contiguous. handle: of the dispatch. topk_weights: [N, K] f32, to be summed back as well. They
+        multiply nothing. bias: one or two [T, H] bf16, added first. Events as in :meth:`dispatch`.
+
+        Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
+        """
+        asked = Asked(previous_event, async_finish, unknown)
+        return _throughput.combine(self._member, x, handle, topk_weights, bias, asked)

@@ -1,0 +1,5 @@
+"""Where clients look for the event types."""
+
+from deep_ep.utils.event import EventHandle, EventOverlap
+
+__all__ = ["EventHandle", "EventOverlap"]

@@ -1,0 +1,78 @@
+"""Points in the order of streams: what calls return and what they can be told to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from deep_ep import _streams
+
+__all__ = ["EventHandle", "EventOverlap"]
+
+
+class EventHandle:
+    """A point on the stream that is current when it is made. On CPU buffers, where nothing is ever pending, a no-op."""
+
+    def __init__(self) -> None:
+        self.event: Any = _streams.record_event()
+        """The torch.cuda.Event, or an object with its methods where CUDA is not in use."""
+
+    @classmethod
+    def _of(cls, event: Any) -> EventHandle:
+        handle = cls.__new__(cls)
+        handle.event = event
+        return handle
+
+    def current_stream_wait(self) -> None:
+        """What is put on the current stream from now on follows this point."""
+        _streams.wait_event(self.event)
+
+
+class EventOverlap:
+    """The end of a call: wait for it, or let other work overlap with it first.
+
+        with event:              # work in the block overlaps with the call,
+            other_work()
+        use(results)             # what follows the block waits for it
+
+    event: an EventHandle, or None where there is nothing to wait for (a call that was not asynchronous).
+    extra_tensors: kept alive as long as this object.
+    """
+
+    def __init__(self, event: EventHandle | None = None, extra_tensors: Sequence[torch.Tensor] | None = None) -> None:
+        self.event = event
+        self.extra_tensors = extra_tensors
+        self._hooks: list[Callable[[], object]] = []
+        self._release_at_exit = False
+
+    def current_stream_wait(self, release_handle: bool = False) -> None:
+        """The current stream waits for the event, then the hooks run. ``release_handle``: forget the event and
+        ``extra_tensors`` afterwards. Without an event there is nothing to wait for.
+        """
+        if self.event is not None:
+            self.event.current_stream_wait()
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook()
+        if release_handle:
+            self.event = None
+            self.extra_tensors = None
+
+    def register_hook_after_wait(self, hook: Callable[[], object]) -> None:
+        """``hook()`` runs once, at the next wait, on the stream that waits."""
+        self._hooks.append(hook)
+
+    def __call__(self, release_handle: bool = False) -> EventOverlap:
+        """For ``with event(release_handle=True):``."""
+        self._release_at_exit = release_handle
+        return self
+
+    def __enter__(self) -> EventOverlap:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        release, self._release_at_exit = self._release_at_exit, False
+        if self.event is not None:
+            self.current_stream_wait(release)

@@ -1,0 +1,56 @@
+"""How a client calls the package: small steps that the tests share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from world import World
+
+import deep_ep
+
+
+def device_of(rank: int, kind: str) -> torch.device:
+    """This rank's device; a GPU becomes the current one."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    index = rank % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def make_buffer(rank: int, kind: str, **options: Any) -> deep_ep.Buffer:
+    return deep_ep.Buffer(dist.group.WORLD, device=device_of(rank, kind), **options)
+
+
+def make_elastic(rank: int, kind: str, **options: Any) -> deep_ep.ElasticBuffer:
+    shape = {"num_max_tokens_per_rank": 32, "hidden": 64} | options
+    return deep_ep.ElasticBuffer(dist.group.WORLD, device=device_of(rank, kind), **shape)
+
+
+class Inputs(NamedTuple):
+    x: torch.Tensor
+    idx: torch.Tensor
+    weights: torch.Tensor
+
+
+def inputs_of(world: World, rank: int, device: torch.device) -> Inputs:
+    return Inputs(world.x[rank].to(device), world.topk_idx[rank].to(device), world.topk_weights[rank].to(device))
+
+
+def layout_of(buffer: deep_ep.Buffer, idx: torch.Tensor, num_experts: int) -> dict[str, Any]:
+    """The arguments of dispatch that come from get_dispatch_layout."""
+    per_rank, per_node, per_expert, in_rank, event = buffer.get_dispatch_layout(idx, num_experts)
+    assert event.event is None
+    return {
+        "num_tokens_per_rank": per_rank,
+        "num_tokens_per_rdma_rank": per_node,
+        "is_token_in_rank": in_rank,
+        "num_tokens_per_expert": per_expert,
+    }
+
+
+def dispatch(buffer: deep_ep.Buffer, world: World, mine: Inputs, **options: Any) -> tuple:
+    layout = layout_of(buffer, mine.idx, world.num_experts)
+    return buffer.dispatch(mine.x, topk_idx=mine.idx, topk_weights=mine.weights, **layout, **options)

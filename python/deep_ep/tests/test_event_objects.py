@@ -1,0 +1,147 @@
+"""EventHandle and EventOverlap by themselves, and the streams of the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import deep_ep
+from deep_ep import _streams
+
+
+class Waited(deep_ep.EventHandle):
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def current_stream_wait(self) -> None:
+        self.waits += 1
+
+
+def test_overlap_waits_when_its_block_ends() -> None:
+    handle = Waited()
+    overlap = deep_ep.EventOverlap(handle, (torch.zeros(1),))
+    with overlap as inside:
+        assert inside is overlap and handle.waits == 0
+    assert handle.waits == 1
+    with overlap(release_handle=True):
+        pass
+    assert handle.waits == 2 and overlap.event is None and overlap.extra_tensors is None
+    with overlap:
+        pass
+    overlap.current_stream_wait()
+    assert handle.waits == 2
+    overlap.event = handle
+    overlap.current_stream_wait()
+    assert handle.waits == 3
+
+
+def test_hooks_run_once_after_the_wait() -> None:
+    handle, seen = Waited(), []
+    overlap = deep_ep.EventOverlap(handle)
+    overlap.register_hook_after_wait(lambda: seen.append(handle.waits))
+    overlap.current_stream_wait()
+    overlap.current_stream_wait()
+    assert seen == [1]
+
+
+def test_nothing_to_wait_for() -> None:
+    deep_ep.EventHandle().current_stream_wait()
+    assert isinstance(deep_ep.Buffer.capture(), deep_ep.EventOverlap)
+    assert isinstance(deep_ep.ElasticBuffer.capture(), deep_ep.EventHandle)
+    assert not torch.cuda.is_initialized()
+    stream = _streams.lane_of(torch.device("cpu")).comm_stream
+    with stream:
+        event = stream.record_event()
+    stream.wait_event(event)
+    stream.wait_stream(stream)
+    event.synchronize()
+    assert event.query() and stream.query()
+
+
+class FakeStream:
+    """Writes down what it is told."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: object) -> None:
+        self.log.append(f"{self.name} waits for {event}")
+
+    def record_event(self) -> str:
+        self.log.append(f"event on {self.name}")
+        return "the end"
+
+
+class FakeTensor(torch.Tensor):
+    """Writes down which streams use it."""
+
+    def record_stream(self, stream: FakeStream) -> None:
+        stream.log.append(f"{self.label} is used by {stream.name}")
+
+
+def fake_tensor(name: str) -> FakeTensor:
+    tensor = torch.zeros(1).as_subclass(FakeTensor)
+    tensor.label = name
+    return tensor
+
+
+@pytest.fixture
+def lane(monkeypatch: pytest.MonkeyPatch) -> _streams.CudaLane:
+    log: list[str] = []
+    compute = FakeStream("compute", log)
+
+    @contextlib.contextmanager
+    def current(stream: FakeStream) -> Iterator[None]:
+        log.append(f"on {stream.name}")
+        yield
+        log.append(f"off {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: FakeStream("comm", log))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: compute)
+    monkeypatch.setattr(torch.cuda, "stream", current)
+    return _streams.CudaLane(torch.device("cuda", 0))
+
+
+def test_a_call_between_two_streams(lane: _streams.CudaLane) -> None:
+    with lane.call(None, False) as call:
+        call.takes((fake_tensor("in"), None))
+        call.gives([fake_tensor("out")], None)
+    assert call.event is None
+    assert lane.comm_stream.log == [
+        "comm waits for compute",
+        "on comm",
+        "off comm",
+        "compute waits for comm",
+        "out is used by compute",
+    ]
+
+
+def test_an_asynchronous_call_between_two_streams(lane: _streams.CudaLane) -> None:
+    with lane.call("what was before", True) as call:
+        call.takes(fake_tensor("in"))
+        call.gives(fake_tensor("out"))
+        lane.wait(None)
+        lane.wait("another")
+    assert call.event == "the end"
+    assert lane.comm_stream.log == [
+        "comm waits for what was before",
+        "on comm",
+        "comm waits for another",
+        "event on comm",
+        "off comm",
+        "out is used by compute",
+        "in is used by comm",
+    ]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_call_that_fails_between_two_streams(lane: _streams.CudaLane, asynchronous: bool) -> None:
+    with pytest.raises(ZeroDivisionError), lane.call(None, asynchronous):
+        raise ZeroDivisionError
+    assert lane.comm_stream.log[-1] == "compute waits for comm"

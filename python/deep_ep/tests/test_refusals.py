@@ -1,0 +1,189 @@
+"""Wrong arguments on one rank are exceptions on every rank, and the buffer goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from clients import dispatch, inputs_of, layout_of, make_buffer, make_elastic
+from ranks import run_ranks
+from world import World, make_world
+
+import ferry
+import reference
+
+BAD_RANK = 1
+CPU = torch.device("cpu")
+
+
+class Refused:
+    """Calls that are wrong on one rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.bad = rank == BAD_RANK
+
+    def __call__(self, call: Callable[[], Any], match: str) -> None:
+        started = time.monotonic()
+        with pytest.raises(ferry.InvalidArgument, match=match if self.bad else None):
+            call()
+        assert time.monotonic() - started < 5, "nobody may wait for a rank that has given up"
+
+    def instead(self, wrong: Any, right: Any) -> Any:
+        return wrong if self.bad else right
+
+
+def check_legacy(rank: int, world: World) -> None:
+    buffer = make_buffer(rank, "cpu")
+    mine = inputs_of(world, rank, CPU)
+    refused = Refused(rank)
+    layout = layout_of(buffer, mine.idx, world.num_experts)
+    good: dict[str, Any] = {"x": mine.x, "topk_idx": mine.idx, "topk_weights": mine.weights, **layout}
+    x, _, weights, _, handle, _ = buffer.dispatch(**good)
+    wrong_arguments = [
+        ("topk_idx", mine.idx.to(torch.int32), "int64"),
+        ("topk_idx", mine.idx.float(), "int64"),
+        ("topk_idx", mine.idx[:, ::2], "shape|contiguous"),
+        ("topk_idx", mine.idx[:-1], "shape"),
+        ("topk_idx", mine.idx.to("meta"), "meta"),
+        ("topk_idx", None, "both or neither"),
+        ("topk_idx", mine.idx + world.num_experts, "expert"),
+        ("topk_weights", mine.weights.double(), "float32"),
+        ("topk_weights", mine.weights[:, :2], "shape"),
+        ("topk_weights", None, "both or neither"),
+        ("x", mine.x[:, ::2], "contiguous"),
+        ("x", mine.x[:, :5].contiguous(), "16 bytes"),
+        ("x", mine.x.to("meta"), "meta"),
+        ("x", mine.x[0], r"\[T, H\]"),
+        ("x", "x", "torch.Tensor"),
+        ("x", (mine.x,), "tuple of 1"),
+        ("x", (mine.x, mine.x), "scales"),
+        ("x", (mine.x, mine.weights[:1]), "scales"),
+        ("is_token_in_rank", None, "is_token_in_rank"),
+        ("is_token_in_rank", layout["is_token_in_rank"][:, :2], "is_token_in_rank"),
+        ("num_tokens_per_rank", None, "num_tokens_per_rank"),
+        ("num_tokens_per_expert", layout["num_tokens_per_expert"][:-1], "multiple of 3"),
+        ("expert_alignment", 0, "expert_alignment"),
+        ("num_worst_tokens", -1, "num_worst_tokens"),
+        ("previous_event", 3, "previous_event"),
+    ]
+    for name, wrong, match in wrong_arguments:
+        given = good | refused.instead({name: wrong}, {})
+        refused(lambda given=given: buffer.dispatch(**given), match)
+    for wrong, match in ((handle[:5], "5 elements"), ("handle", "str"), ((None,) * 6, "rank_prefix_matrix")):
+        given = refused.instead(wrong, handle)
+        refused(lambda given=given: buffer.dispatch(mine.x, handle=given), match)
+        refused(lambda given=given: buffer.combine(x, given), match)
+    refused(lambda: buffer.dispatch(mine.x[: len(mine.x) - refused.bad], handle=handle), "tokens")
+    refused(
+        lambda: buffer.dispatch(mine.x, handle=handle, topk_idx=refused.instead(mine.idx, None)),
+        "together with a handle",
+    )
+    for wrong, match in ((x.float(), "bfloat16"), (x[:-1], "rows"), (x.to("meta"), "meta"), (None, "NoneType")):
+        refused(lambda wrong=wrong: buffer.combine(refused.instead(wrong, x), handle), match)
+    for wrong, match in ((weights.double(), "float32"), (weights[:, :2].contiguous(), "shape")):
+        refused(lambda wrong=wrong: buffer.combine(x, handle, refused.instead(wrong, weights)), match)
+    for wrong, match in ((mine.x.float(), "bfloat16"), ([mine.x] * 3, "at most two"), (mine.x[:-1], "shape")):
+        refused(lambda wrong=wrong: buffer.combine(x, handle, bias=refused.instead(wrong, None)), match)
+
+    # Local, so nobody else hears of it.
+    with pytest.raises(ferry.InvalidArgument, match="int64"):
+        buffer.get_dispatch_layout(mine.idx.int(), world.num_experts)
+    with pytest.raises(ferry.InvalidArgument, match="multiple of 3"):
+        buffer.get_dispatch_layout(mine.idx, world.num_experts + 1)
+
+    # Too many rows for the bound; found by the library itself.
+    with pytest.raises(ferry.CapacityExceeded):
+        buffer.dispatch(**good | {"num_worst_tokens": 1})
+    out = buffer.combine(reference.scaled(x, rank), handle)[0]
+    assert torch.equal(out, reference.combined(world, rank, []))
+    buffer.destroy()
+
+
+def test_first_generation() -> None:
+    run_ranks(3, check_legacy, make_world(3, 6, [5, 4, 8]))
+
+
+def check_elastic(rank: int, world: World) -> None:
+    buffer = make_elastic(rank, "cpu")
+    mine = inputs_of(world, rank, CPU)
+    refused = Refused(rank)
+    good: dict[str, Any] = {"x": mine.x, "topk_idx": mine.idx, "num_experts": world.num_experts}
+    x, _, _, handle, _ = buffer.dispatch(**good, do_expand=True)
+    large = torch.zeros(33, 64, dtype=torch.bfloat16)
+    wrong_arguments = [
+        ({"topk_idx": mine.idx.to(torch.int32)}, "int64"),
+        ({"topk_idx": None}, "topk_idx and handle"),
+        ({"topk_weights": mine.weights.double()}, "float32"),
+        ({"num_experts": None}, "num_experts"),
+        ({"num_experts": 7}, "multiple of 3"),
+        ({"x": large, "topk_idx": torch.zeros(33, 3, dtype=torch.int64)}, "at most 32"),
+        ({"num_max_tokens_per_rank": 64}, "the buffer's"),
+        ({"num_max_tokens_per_rank": 1}, "at most 1"),
+        ({"expert_alignment": 0}, "expert_alignment"),
+        ({"cumulative_local_expert_recv_stats": torch.zeros(2)}, "int32"),
+        ({"x": mine.x.to("meta")}, "meta"),
+        ({"previous_event_before_epilogue": "now"}, "previous_event_before_epilogue"),
+    ]
+    for wrong, match in wrong_arguments:
+        refused(lambda wrong=wrong: buffer.dispatch(**good | refused.instead(wrong, {})), match)
+    again: dict[str, Any] = {"x": mine.x, "handle": handle}
+    compact = buffer.dispatch(**good)[3]
+    wrong_arguments = [
+        ({"topk_idx": mine.idx}, "topk_idx"),
+        ({"num_experts": 12}, "num_experts is 12, expected the handle's 6"),
+        ({"expert_alignment": 2}, "expert_alignment"),
+        ({"do_cpu_sync": True}, "do_cpu_sync"),
+        ({"cumulative_local_expert_recv_stats": torch.zeros(2, dtype=torch.int32)}, "stats"),
+        ({"x": mine.x[:-1]}, "tokens"),
+        ({"handle": (1, 2)}, "tuple"),
+        ({"topk_weights": mine.weights[:, :1].contiguous()}, "topk_weights"),
+    ]
+    for wrong, match in wrong_arguments:
+        refused(lambda wrong=wrong: buffer.dispatch(**again | refused.instead(wrong, {})), match)
+    with pytest.raises(ferry.InvalidArgument, match="do_expand is True, expected the handle's False"):
+        buffer.dispatch(mine.x, handle=compact, do_expand=True)
+    refused(lambda: buffer.combine(refused.instead(x.float(), x), handle), "bfloat16")
+    refused(lambda: buffer.combine(refused.instead(x[:1], x), handle), "names row")
+    refused(lambda: buffer.combine(x, refused.instead(None, handle)), "NoneType")
+    refused(lambda: buffer.combine(x, handle, refused.instead(torch.zeros(len(x), 3), None)), "topk_weights")
+    metadata = handle.recv_src_metadata
+    for wrong in (metadata.long(), metadata[:, 1:], metadata[:-1]):
+        handle.recv_src_metadata = refused.instead(wrong, metadata)
+        refused(lambda: buffer.combine(x, handle), "recv_src_metadata")
+    handle.recv_src_metadata = metadata
+    assert buffer.combine(x, handle)[0].shape == mine.x.shape
+    buffer.destroy()
+
+
+def test_second_generation() -> None:
+    run_ranks(3, check_elastic, make_world(3, 6, [5, 4, 8]))
+
+
+def check_unknown(rank: int, world: World) -> None:
+    buffer, elastic = make_buffer(rank, "cpu"), make_elastic(rank, "cpu")
+    mine = inputs_of(world, rank, CPU)
+    x, *_, handle, _ = dispatch(buffer, world, mine, use_nvfp4=False, x_global_scale=None)
+    for name, value in (("use_nvfp4", True), ("x_global_scale", mine.weights), ("use_logfmt", True)):
+        with pytest.raises((NotImplementedError, ferry.InvalidArgument), match=name if rank == BAD_RANK else None):
+            buffer.dispatch(mine.x, handle=handle, **({name: value} if rank == BAD_RANK else {}))
+    with pytest.warns(UserWarning, match="overlap is unknown") as warned:
+        for _ in range(3):
+            buffer.combine(x, handle, overlap=True)
+            elastic.dispatch(mine.x, mine.idx, num_experts=world.num_experts, overlap=True)
+    assert len(warned) == 1
+    for destroyed in (buffer, elastic):
+        destroyed.destroy()
+        assert destroyed.runtime is None
+    with pytest.raises(ferry.InvalidArgument, match="dispatch: the buffer was destroyed"):
+        buffer.dispatch(mine.x, handle=handle)
+    with pytest.raises(ferry.InvalidArgument, match="destroyed"):
+        elastic.barrier()
+    with pytest.raises(ferry.InvalidArgument, match="destroyed"):
+        buffer.get_local_buffer_tensor(torch.uint8)
+
+
+def test_unknown_arguments_and_destroyed_buffers() -> None:
+    run_ranks(3, check_unknown, make_world(3, 6, [5, 4, 8]))
