@@ -12,6 +12,7 @@ import torch
 from ferry import _native
 from ferry._bootstrap import bootstrap_for
 from ferry._errors import FerryError, InvalidArgument, Unsupported
+from ferry._memory import Wanted, memory_of
 from ferry._tensors import tensor_of, view_of
 
 if TYPE_CHECKING:
@@ -22,13 +23,11 @@ Layout = Literal["tokens", "experts", "slab"]
 _LAYOUTS: tuple[Layout, ...] = ("tokens", "experts", "slab")
 _NS_PER_S = 1_000_000_000
 _DEFAULT_ARENA_BYTES = 32 << 30  # kDefaultArenaBytes: address space, not memory
-_DEFAULT_KERNEL = (0, 0, 0)
-_CPU_STREAM = 0
 _MAX_BIASES = 2
 # Of a call that is only made to be refused.
 _NO_INPUTS = (None,) * 5
 _NO_OUTPUTS = (None,) * 5
-_NO_OPTIONS = (_CPU_STREAM, False, _DEFAULT_KERNEL)
+_NO_KERNEL = (0, 0, 0)
 
 
 class Received(NamedTuple):
@@ -186,13 +185,23 @@ def _timeout_ns(timeout: float | datetime.timedelta) -> int:
     return int(seconds * _NS_PER_S)
 
 
-def _device_of(device: torch.device | str | None) -> torch.device:
+def _device_of(device: torch.device | str | int | None) -> torch.device:
     chosen = torch.device("cpu" if device is None else device)
-    if chosen.type != "cpu":
-        raise Unsupported(
-            f"Group: device is {chosen}; Python groups work on CPU tensors so far (the C++ library has GPUs)"
-        )
-    return chosen
+    if chosen.type == "cpu":
+        return torch.device("cpu")  # tensors are on "cpu", not on "cpu:0"
+    if chosen.type != "cuda":
+        raise Unsupported(f"Group: device is {chosen}, expected cpu or cuda")
+    if not torch.cuda.is_available():
+        raise Unsupported(f"Group: device is {chosen}, but torch finds no GPU here; use device='cpu'")
+    num_devices = torch.cuda.device_count()
+    index = torch.cuda.current_device() if chosen.index is None else chosen.index
+    if index >= num_devices:
+        raise InvalidArgument(f"Group: device is {chosen}, expected cuda:0 to cuda:{num_devices - 1}")
+    return torch.device("cuda", index)
+
+
+def _kernel(num_sms: int) -> tuple[int, int, int]:
+    return int(num_sms), 0, 0
 
 
 class Group:
@@ -203,7 +212,9 @@ class Group:
     group: a ``torch.distributed`` process group: its ranks are the ranks of this group.
     comm: an mpi4py communicator instead (only ``Get_rank``, ``Get_size`` and ``allgather`` are used).
         With neither, the variables of torchrun, mpirun or srun say who the ranks are.
-    device: where the tensors of all calls are; CPU so far.
+    device: where the tensors of all calls are: the CPU (the default) or a GPU, one that only this rank uses. Calls on
+        GPU tensors put work on torch's current stream and return; only a route whose rows are not bounded waits for
+        its counts.
     timeout: seconds (or a timedelta) that any call waits for another rank before it raises :class:`ferry.Timeout`.
     arena_bytes: most symmetric memory that this rank can use; address space, memory is taken as it is needed.
 
@@ -215,14 +226,24 @@ class Group:
         group: dist.ProcessGroup | None = None,
         *,
         comm: Any = None,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
         timeout: float | datetime.timedelta = 50.0,
         arena_bytes: int = _DEFAULT_ARENA_BYTES,
     ) -> None:
         self.device = _device_of(device)
         timeout_ns = _timeout_ns(timeout)
         bootstrap = bootstrap_for(group, comm, timeout_ns)
-        self._native = _native.create_group(bootstrap, "cpu", -1, timeout_ns, arena_bytes, 0)
+        on_gpu = self.device.type == "cuda"
+        self._native = _native.create_group(
+            bootstrap, self.device.type, self.device.index if on_gpu else -1, timeout_ns, arena_bytes, 0
+        )
+        self._memory = memory_of(self._native, self.device)
+
+    def __del__(self) -> None:
+        memory = getattr(self, "_memory", None)
+        if memory is not None:
+            with contextlib.suppress(Exception):  # an exception here would be printed, and helps nobody
+                memory.close()
 
     @property
     def rank(self) -> int:
@@ -243,18 +264,14 @@ class Group:
         return f"ferry.Group(rank {self.rank} of {self.num_ranks}, {self.device})"
 
     def empty(self, *shape: int | Sequence[int], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """A zeroed tensor in symmetric memory, which peers reach without a copy in between. Local, not collective.
+        """A tensor in symmetric memory, which peers reach without a copy in between. Local, not collective.
 
-        Outputs of dispatch and inputs of combine gain by it. The memory is given back when the last tensor on it dies.
+        Outputs of dispatch and inputs of combine gain by it. It may hold anything, as torch.empty's does. The memory is
+        given back when the last tensor on it dies; on a GPU in the order of streams, by torch's own allocator, so that
+        ``record_stream`` counts.
         """
         sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        num_elements = 1
-        for size in sizes:
-            num_elements *= int(size)
-        num_bytes = num_elements * dtype.itemsize
-        if num_elements <= 0:
-            return torch.empty(sizes, dtype=dtype, device=self.device)
-        return tensor_of(self._native.allocate(num_bytes).array()).view(dtype).view(sizes)
+        return self._memory.empty(tuple(int(size) for size in sizes), dtype)
 
     def route(
         self,
@@ -290,10 +307,10 @@ class Group:
                 int(slab_capacity),
                 int(max_recv_rows),
                 [int(rank) for rank in expert_to_rank] if expert_to_rank is not None else [],
-                _CPU_STREAM,
+                self._memory.stream(),
             )
         except Exception:
-            self._tell_peers(self._native.route, None, None, 1, 0, 1, 0, 0, [], _CPU_STREAM)
+            self._tell_peers(self._native.route, None, None, 1, 0, 1, 0, 0, [], self._memory.stream())
             raise
         return Routing(self._native.route(*arguments), self, topk_weights is not None)
 
@@ -309,6 +326,7 @@ class Group:
         out_source: torch.Tensor | None = None,
         tables: bool = True,
         zero_padding: bool = False,
+        num_sms: int = 0,
     ) -> Received:
         """Carry each token to the ranks of its experts. Collective; may be called many times with one Routing.
 
@@ -318,6 +336,7 @@ class Group:
         out_source: [N, 2] i32, contiguous: gets the source rank and token of each row, -1 where there is none.
         tables: False leaves out ids and weights, on all ranks alike.
         zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
+        num_sms: on a GPU, the most multiprocessors to use; 0: as many as were measured to fill the links.
         """
         try:
             received = self._room_for(routing, x, scales, topk_weights, out, out_scales, tables)
@@ -334,10 +353,11 @@ class Group:
                 view_of(received.topk_weights, "dispatch", "received weights", device),
                 view_of(out_source, "dispatch", "out_source", device),
             )
+            stream, kernel = self._memory.stream(), _kernel(num_sms)
         except Exception:
-            self._tell_peers(self._native.dispatch, _native.Routing(), _NO_INPUTS, _NO_OUTPUTS, *_NO_OPTIONS)
+            self._refuse(self._native.dispatch)
             raise
-        self._native.dispatch(routing._native, inputs, outputs, _CPU_STREAM, bool(zero_padding), _DEFAULT_KERNEL)
+        self._native.dispatch(routing._native, inputs, outputs, stream, bool(zero_padding), kernel)
         return received
 
     def combine(
@@ -350,6 +370,7 @@ class Group:
         weighted: bool = False,
         topk_weights: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
+        num_sms: int = 0,
     ) -> Combined:
         """Bring the rows back to their tokens and sum them there, in fp32 and in a fixed order. Collective.
 
@@ -357,6 +378,7 @@ class Group:
         bias: one or two [T, H] tensors of x's dtype, added to this rank's tokens.
         weighted: False sums each row once; True sums weight * row over the token's experts, with the weights given to
         route or, in their place, ``topk_weights`` [T, K] f32.
+        num_sms: as for dispatch.
         """
         try:
             _check_routing(routing, "combine")
@@ -379,11 +401,18 @@ class Group:
                 view_of(topk_weights, "combine", "topk_weights", device),
             )
             outputs = (view_of(out, "combine", "out", device), view_of(sums, "combine", "summed weights", device))
+            stream, kernel = self._memory.stream(), _kernel(num_sms)
         except Exception:
-            self._tell_peers(self._native.combine, _native.Routing(), _NO_INPUTS, _NO_OUTPUTS, *_NO_OPTIONS)
+            self._refuse(self._native.combine)
             raise
-        self._native.combine(routing._native, inputs, outputs, _CPU_STREAM, bool(weighted), _DEFAULT_KERNEL)
+        self._native.combine(routing._native, inputs, outputs, stream, bool(weighted), kernel)
         return Combined(out, sums)
+
+    def wait(self) -> None:
+        """Wait until the current stream is idle, and raise what went wrong in its calls so far: on a GPU, a call itself
+        can only tell what this rank's arguments show. Local.
+        """
+        self._native.wait(self._memory.stream())
 
     def destroy(self) -> None:
         """Collective and optional: wait until all ranks are done with the group. Later calls raise InvalidArgument."""
@@ -402,20 +431,25 @@ class Group:
         """The outputs of a dispatch, made where the caller gave none."""
         _check_routing(routing, "dispatch")
         rows = routing.num_recv_rows
-        if out is None:
-            out = self.empty(rows, _width_of(x, "dispatch: x"), dtype=x.dtype)
-        if scales is not None and out_scales is None:
-            out_scales = torch.empty(
-                rows, _width_of(scales, "dispatch: scales"), dtype=scales.dtype, device=self.device
-            )
         of_tokens = routing.layout == "tokens"
-        recv_idx = recv_weights = None
+        wanted: dict[str, Wanted] = {}
+        if out is None:
+            wanted["x"] = Wanted((rows, _width_of(x, "dispatch: x")), x.dtype, moves=True)
+        if scales is not None and out_scales is None:
+            wanted["scales"] = Wanted((rows, _width_of(scales, "dispatch: scales")), scales.dtype)
         if tables and of_tokens:
-            recv_idx = torch.empty(rows, routing.num_topk, dtype=torch.int64, device=self.device)
+            wanted["topk_idx"] = Wanted((rows, routing.num_topk), torch.int64)
         if tables and (topk_weights is not None or routing.has_weights):
-            sizes = (rows, routing.num_topk) if of_tokens else (rows,)
-            recv_weights = torch.empty(sizes, dtype=torch.float32, device=self.device)
-        return Received(out, out_scales, recv_idx, recv_weights)
+            wanted["topk_weights"] = Wanted((rows, routing.num_topk) if of_tokens else (rows,), torch.float32)
+        made = dict(zip(wanted, self._memory.outputs(list(wanted.values())), strict=True))
+        return Received(
+            made.get("x", out), made.get("scales", out_scales), made.get("topk_idx"), made.get("topk_weights")
+        )
+
+    def _refuse(self, call: Callable[..., object]) -> None:
+        self._tell_peers(
+            call, _native.Routing(), _NO_INPUTS, _NO_OUTPUTS, self._memory.stream(), False, _NO_KERNEL
+        )
 
     def _tell_peers(self, call: Callable[..., object], *arguments: object) -> None:
         """Makes a call that all ranks refuse: arguments that cannot be handed on must not leave the peers waiting."""

@@ -30,7 +30,7 @@ def view_of(tensor: torch.Tensor | None, operation: str, name: str, device: torc
     # Straight through what is mostly right: this is on the way of every call, several times.
     try:
         shape = tensor.shape
-        if tensor.device.type == device.type and 0 < len(shape) <= _MAX_DIMS:
+        if tensor.device == device and 0 < len(shape) <= _MAX_DIMS:
             return tensor.data_ptr(), _DTYPES[tensor.dtype], shape, tensor.stride()
     except (AttributeError, KeyError, RuntimeError):
         pass
@@ -40,7 +40,7 @@ def view_of(tensor: torch.Tensor | None, operation: str, name: str, device: torc
 def _wrong(tensor: object, what: str, device: torch.device) -> InvalidArgument:
     if not isinstance(tensor, torch.Tensor):
         return InvalidArgument(f"{what}: expected a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.device.type != device.type:
+    if tensor.device != device:
         return InvalidArgument(
             f"{what}: the tensor is on {tensor.device}, the group on {device}; move it with .to({str(device)!r})"
         )

@@ -10,6 +10,7 @@
 #include "ferry/backends.hpp"
 #include "ferry/group.hpp"
 #include "ferry/version.hpp"
+#include "symmetric_pool.hpp"
 #include "views.hpp"
 
 namespace nb = nanobind;
@@ -36,6 +37,7 @@ class PyGroup {
  public:
   PyGroup(std::shared_ptr<Group> group, int device) : group_(std::move(group)) {
     place_ = {group_->backend() == "cuda", group_->backend() == "cuda" ? device : 0};
+    pool_ = std::make_shared<SymmetricPool>(group_);
   }
 
   static std::shared_ptr<PyGroup> create(std::shared_ptr<Bootstrap> bootstrap, const std::string& backend, int device,
@@ -108,6 +110,9 @@ class PyGroup {
         without_gil([&] { return group_->combine(routing.routing, input, output, stream_of(stream), options); }));
   }
 
+  SymmetricPool& pool() { return *pool_; }
+  void raise_pool_error() { raise_if_error(pool_->take_error()); }
+
   void wait(std::uintptr_t stream) {
     raise_if_error(without_gil([&] { return group_->wait(stream_of(stream)); }));
   }
@@ -131,6 +136,7 @@ class PyGroup {
   }
 
   std::shared_ptr<Group> group_;
+  std::shared_ptr<SymmetricPool> pool_;
   Place place_;
 };
 
@@ -214,6 +220,11 @@ NB_MODULE(_native, module) {
       .def("dispatch", &PyGroup::dispatch)
       .def("combine", &PyGroup::combine)
       .def("wait", &PyGroup::wait)
+      .def("enter_pool", [](PyGroup& self) { self.pool().enter(); })
+      .def("leave_pool", [](PyGroup&) { SymmetricPool::leave(); })
+      .def("raise_pool_error", &PyGroup::raise_pool_error)
+      .def("num_resting_segments", [](PyGroup& self) { return self.pool().num_resting(); })
+      .def("reclaim_segments", [](PyGroup& self) { self.pool().reclaim(); })
       .def("destroy", &PyGroup::destroy);
   module.def("create_group", &PyGroup::create);
   module.def("callback_bootstrap", &callback_bootstrap);

@@ -13,6 +13,17 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 DEADLINE_S = 120
+# By NVML: what starts CUDA here would keep the forked ranks from using it.
+DEVICES = ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
+
+
+def device_of(rank: int, kind: str) -> torch.device:
+    """This rank's device; a GPU becomes the current one. Ranks take turns on too few GPUs."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    index = rank % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def _rank_main(rank: int, num_ranks: int, store: str, failures: Any, body: Callable[..., None], args: tuple) -> None:

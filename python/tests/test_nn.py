@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import device_of, run_ranks
 from world import World, make_world
 
 import ferry
@@ -30,23 +30,26 @@ def dense(x: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor, experts: to
     return out
 
 
-def check_layer(rank: int, world: World, alignment: int) -> None:
-    group = ferry.Group(dist.group.WORLD)
+def check_layer(rank: int, world: World, alignment: int, kind: str) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
     layer = ferry.nn.ExpertParallel(group, world.num_experts, expert_alignment=alignment)
     x = world.x[rank].clone().requires_grad_()
     weights = world.topk_weights[rank].clone().requires_grad_()
     first = world.first_expert(rank)
-    mine = make_experts(world.num_experts)[first : first + world.num_local(rank)].clone().requires_grad_()
+    mine = make_experts(world.num_experts)[first : first + world.num_local(rank)].to(device).requires_grad_()
 
     def experts(rows: torch.Tensor, offsets: list[int]) -> torch.Tensor:
         parts = [torch.tanh(rows[a:b] @ mine[e]) for e, (a, b) in enumerate(itertools.pairwise(offsets))]
         return torch.cat([*parts, rows[offsets[-1] :]])
 
     out = layer(x, world.topk_idx[rank], weights, experts)
-    grad = [torch.randn(t.shape, generator=torch.Generator().manual_seed(9 + r)) for r, t in enumerate(world.x)]
+    seeds = [torch.Generator().manual_seed(9 + r) for r in range(world.num_ranks)]
+    grad = [torch.randn(t.shape, generator=seed).to(device) for t, seed in zip(world.x, seeds)]
     out.backward(grad[rank])
 
-    all_experts = make_experts(world.num_experts).requires_grad_()
+    all_experts = make_experts(world.num_experts).to(device).requires_grad_()
     all_x = [t.clone().requires_grad_() for t in world.x]
     all_weights = [w.clone().requires_grad_() for w in world.topk_weights]
     outs = [dense(all_x[r], world.topk_idx[r], all_weights[r], all_experts) for r in range(world.num_ranks)]
@@ -60,13 +63,15 @@ def check_layer(rank: int, world: World, alignment: int) -> None:
 
 
 @pytest.mark.parametrize("alignment", [1, 4])
-def test_layer_and_its_gradients(alignment: int) -> None:
-    run_ranks(3, check_layer, make_world(3, 7, [6, 0, 9], hidden=HIDDEN, dtype=torch.float32), alignment)
+def test_layer_and_its_gradients(alignment: int, device: str) -> None:
+    run_ranks(3, check_layer, make_world(3, 7, [6, 0, 9], hidden=HIDDEN, dtype=torch.float32), alignment, device)
 
 
-def check_tokens(rank: int, world: World) -> None:
+def check_tokens(rank: int, world: World, kind: str) -> None:
     """Layout "tokens": the weights of experts elsewhere are constants, even if a program uses them."""
-    group = ferry.Group(dist.group.WORLD)
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
     weights = world.topk_weights[rank].clone().requires_grad_()
     x = world.x[rank].clone().requires_grad_()
     routing = group.route(world.topk_idx[rank], weights.detach(), num_experts=world.num_experts)
@@ -78,16 +83,16 @@ def check_tokens(rank: int, world: World) -> None:
     # The same by hand: a token's factor on each of its ranks.
     y = world.x[rank].clone().requires_grad_()
     v = world.topk_weights[rank].clone().requires_grad_()
-    total = torch.zeros(())
+    total = torch.zeros((), device=device)
     for token, ids in enumerate(world.topk_idx[rank].tolist()):
         for there in world.ranks_of(rank, token):
-            local = torch.tensor([e >= 0 and world.owner(e) == there for e in ids])
-            total = total + (y[token] * torch.where(local, v[token], torch.zeros(())).exp().sum()).sum()
+            local = torch.tensor([e >= 0 and world.owner(e) == there for e in ids], device=device)
+            total = total + (y[token] * torch.where(local, v[token], torch.zeros((), device=device)).exp().sum()).sum()
     total.backward()
     torch.testing.assert_close(x.grad, y.grad)
     torch.testing.assert_close(weights.grad, v.grad)
     group.destroy()
 
 
-def test_gradients_of_dispatch_and_combine() -> None:
-    run_ranks(3, check_tokens, make_world(3, 7, [6, 2, 9], hidden=HIDDEN, dtype=torch.float32))
+def test_gradients_of_dispatch_and_combine(device: str) -> None:
+    run_ranks(3, check_tokens, make_world(3, 7, [6, 2, 9], hidden=HIDDEN, dtype=torch.float32), device)

@@ -16,6 +16,11 @@ class World:
     topk_idx: list[torch.Tensor]
     topk_weights: list[torch.Tensor]
 
+    def to(self, device: torch.device) -> World:
+        """The same with its tensors on ``device``."""
+        lists = [[one.to(device) for one in field] for field in (self.x, self.topk_idx, self.topk_weights)]
+        return World(self.num_ranks, self.num_experts, *lists)
+
     def owner(self, expert: int) -> int:
         bounds = [rank * self.num_experts // self.num_ranks for rank in range(self.num_ranks + 1)]
         return next(rank for rank in range(self.num_ranks) if bounds[rank] <= expert < bounds[rank + 1])

@@ -6,18 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from ranks import device_of
 from world import World
 
 import deep_ep
-
-
-def device_of(rank: int, kind: str) -> torch.device:
-    """This rank's device; a GPU becomes the current one."""
-    if kind == "cpu":
-        return torch.device("cpu")
-    index = rank % torch.cuda.device_count()
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
 
 
 def make_buffer(rank: int, kind: str, **options: Any) -> deep_ep.Buffer:

@@ -1,0 +1,168 @@
+"""What only GPUs show: streams, memory that is reused in their order, graphs, and errors that surface late."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import device_of, run_ranks
+from world import World, make_world
+
+import ferry
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU")
+
+NUM_RANKS = 2
+# Clock ticks of a kernel that keeps a stream busy for about half a second: long after a call has returned.
+BUSY = 800_000_000
+
+
+def make_group(rank: int, **options) -> ferry.Group:
+    return ferry.Group(dist.group.WORLD, device=device_of(rank, "cuda"), **options)
+
+
+def expected_rows(world: World, rank: int) -> torch.Tensor:
+    return torch.stack([world.x[source][token] for source, token in world.rows_of(rank)])
+
+
+def check_streams(rank: int, world: World) -> None:
+    group = make_group(rank)
+    expected = expected_rows(world, rank).to(group.device)
+    idx = world.topk_idx[rank].to(group.device)
+    source = world.x[rank].to(group.device)
+    routing = group.route(idx, num_experts=world.num_experts)
+    group.combine(routing, group.dispatch(routing, source).x)  # whatever the first calls have to prepare
+    torch.cuda.synchronize()
+    late = torch.zeros_like(source)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(BUSY)
+        busy = side.record_event()
+        late.copy_(source)
+        received = group.dispatch(routing, late)
+        combined = group.combine(routing, received.x)
+        kept = received.x.clone()
+        assert not busy.query(), "a call waited for the GPU"
+    # Memory of the side stream comes back in its order, although nobody waited.
+    del received
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            again = group.dispatch(routing, torch.zeros_like(late)).x
+    side.synchronize()
+    assert torch.equal(kept, expected)
+    assert not again.any()
+    ranks_of = [len(world.ranks_of(rank, token)) for token in range(len(source))]
+    factor = torch.tensor(ranks_of, device=group.device).unsqueeze(1)
+    assert torch.equal(combined.x.float(), source.float() * factor)
+    group.wait()
+    group.destroy()
+
+
+def test_calls_follow_the_current_stream_and_do_not_wait() -> None:
+    run_ranks(NUM_RANKS, check_streams, make_world(NUM_RANKS, 6, [40, 30]))
+
+
+def check_reuse(rank: int, world: World) -> None:
+    group = make_group(rank)
+    expected = expected_rows(world, rank).to(group.device)
+    idx, x = world.topk_idx[rank].to(group.device), world.x[rank].to(group.device)
+    routing = group.route(idx, num_experts=world.num_experts)
+    used = []
+    for step in range(50):
+        received = group.dispatch(routing, x * (step % 2))
+        assert torch.equal(received.x, expected * (step % 2))
+        used.append(group._native.memory_usage()[2])
+    assert len(set(used)) == 1, "outputs of earlier calls are reused"
+    # What torch gives back can be had again, and tensors outlive their group.
+    kept = group.empty(4, 16)
+    kept.fill_(3.0)
+    del received
+    torch.cuda.empty_cache()
+    assert torch.equal(group.dispatch(routing, x).x, expected)
+    group.destroy()
+    del group, routing
+    assert torch.equal(kept.cpu(), torch.full((4, 16), 3.0, dtype=torch.bfloat16))
+
+
+def test_outputs_are_reused() -> None:
+    run_ranks(NUM_RANKS, check_reuse, make_world(NUM_RANKS, 6, [40, 30]))
+
+
+def check_graph(rank: int, worlds: list[World]) -> None:
+    group = make_group(rank)
+    most = 2 * len(worlds[0].x[0])
+    idx = worlds[0].topk_idx[rank].to(group.device)
+    x = worlds[0].x[rank].to(group.device)
+    out = group.empty(most, x.shape[1])
+
+    def layer(given: torch.Tensor | None) -> tuple[ferry.Routing, ferry.Received, ferry.Combined]:
+        routing = group.route(idx, num_experts=worlds[0].num_experts, max_recv_rows=most)
+        received = group.dispatch(routing, x, out=given)
+        return routing, received, group.combine(routing, received.x)
+
+    for given in (out, None):
+        layer(given)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            _, received, combined = layer(given)
+        for world in worlds:
+            idx.copy_(world.topk_idx[rank])
+            x.copy_(world.x[rank])
+            graph.replay()
+            group.wait()
+            expected = expected_rows(world, rank).to(group.device)
+            assert torch.equal(received.x[: len(expected)], expected)
+            assert (received.topk_idx[len(expected) :] == -1).all()
+            factor = torch.tensor([len(world.ranks_of(rank, token)) for token in range(len(x))], device=group.device)
+            assert torch.equal(combined.x.float(), x.float() * factor.unsqueeze(1))
+    group.destroy()
+
+
+def test_graphs_route_anew() -> None:
+    worlds = [make_world(NUM_RANKS, 6, [24, 24], seed=seed) for seed in range(3)]
+    run_ranks(NUM_RANKS, check_graph, worlds)
+
+
+def check_errors(rank: int, world: World) -> None:
+    group = make_group(rank, timeout=20, arena_bytes=64 << 20)
+    idx, x = world.topk_idx[rank].to(group.device), world.x[rank].to(group.device)
+    with pytest.raises(ferry.CapacityExceeded, match="arena_bytes"):
+        group.empty(256 << 20, dtype=torch.uint8)
+    with pytest.raises(ferry.InvalidArgument, match="the tensor is on cpu" if rank == 0 else None):
+        group.route(world.topk_idx[rank] if rank == 0 else idx, num_experts=world.num_experts)
+    # Told when somebody asks: the host was never waited for.
+    group.route(idx, num_experts=world.num_experts, max_recv_rows=1)
+    with pytest.raises(ferry.CapacityExceeded):
+        group.wait()
+    routing = group.route(idx, num_experts=world.num_experts)
+    assert torch.equal(group.dispatch(routing, x).x, expected_rows(world, rank).to(group.device))
+    group.wait()
+    group.destroy()
+
+
+def test_errors_surface_on_all_ranks() -> None:
+    run_ranks(NUM_RANKS, check_errors, make_world(NUM_RANKS, 6, [8, 9]))
+
+
+def die(rank: int, world: World) -> None:
+    group = make_group(rank, timeout=5)
+    idx, x = world.topk_idx[rank].to(group.device), world.x[rank].to(group.device)
+    routing = group.route(idx, num_experts=world.num_experts)
+    group.dispatch(routing, x)
+    group.wait()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises((ferry.PeerLost, ferry.Timeout)) as caught:
+        for _ in range(1000):
+            group.dispatch(routing, x)
+            group.wait()
+    assert caught.value.peer == 1
+    assert torch.ones(4, device=group.device).sum() == 4, "the GPU goes on"
+
+
+def test_a_dead_rank_is_named() -> None:
+    run_ranks(NUM_RANKS, die, make_world(NUM_RANKS, 6, [8, 9]), lost=(1,))
