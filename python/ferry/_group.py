@@ -447,9 +447,7 @@ class Group:
         )
 
     def _refuse(self, call: Callable[..., object]) -> None:
-        self._tell_peers(
-            call, _native.Routing(), _NO_INPUTS, _NO_OUTPUTS, self._memory.stream(), False, _NO_KERNEL
-        )
+        self._tell_peers(call, _native.Routing(), _NO_INPUTS, _NO_OUTPUTS, self._memory.stream(), False, _NO_KERNEL)
 
     def _tell_peers(self, call: Callable[..., object], *arguments: object) -> None:
         """Makes a call that all ranks refuse: arguments that cannot be handed on must not leave the peers waiting."""

@@ -2,6 +2,7 @@
 
 The other way is ``torch.distributed.all_to_all_single`` over the process group: gather each rank's rows, exchange, and
 for combine add them up again. Both know the counts beforehand; times are of the slowest rank, median of the iterations.
+On GPUs the process group is nccl and times are between events on the stream.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import ferry
+from ferry._tensors import view_of
+
+_WARM_UP = 3
+_HOST_ITERATIONS = 200
+_MS_PER_S = 1e3
+_US_PER_MS = 1e3
 
 
 class AllToAll:
@@ -27,7 +34,7 @@ class AllToAll:
 
     def __init__(self, topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None:
         experts_per_rank = num_experts // num_ranks
-        goes = torch.zeros(len(topk_idx), num_ranks, dtype=torch.bool)
+        goes = torch.zeros(len(topk_idx), num_ranks, dtype=torch.bool, device=topk_idx.device)
         goes.scatter_(1, topk_idx // experts_per_rank, True)
         ranks, self.tokens = goes.t().nonzero(as_tuple=True)  # by rank, inside a rank by token
         sent = torch.bincount(ranks, minlength=num_ranks)
@@ -44,31 +51,79 @@ class AllToAll:
     def combine(self, y: torch.Tensor, num_tokens: int) -> torch.Tensor:
         rows = y.new_empty(len(self.tokens), y.shape[1])
         dist.all_to_all_single(rows, y, self.num_sent, self.num_received)
-        sums = torch.zeros(num_tokens, y.shape[1])
+        sums = torch.zeros(num_tokens, y.shape[1], device=y.device)
         return sums.index_add_(0, self.tokens, rows.float()).to(y.dtype)
 
 
-def slowest_ms(call: Callable[[], Any], iterations: int) -> float:
-    """Median over the iterations of the slowest rank's time. The first iteration, to warm up, does not count."""
+def host_ms(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * _MS_PER_S
+
+
+def stream_ms(call: Callable[[], Any]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def slowest_ms(call: Callable[[], Any], iterations: int, device: torch.device) -> float:
+    """Median over the iterations of the slowest rank's time. The first ones, to warm up, do not count."""
+    time_once = stream_ms if device.type == "cuda" else host_ms
     times = []
-    for _ in range(iterations + 1):
+    for _ in range(iterations + _WARM_UP):
         dist.barrier()
-        start = time.perf_counter()
-        call()
-        elapsed = torch.tensor([time.perf_counter() - start])
+        elapsed = torch.tensor([time_once(call)], device=device)
         dist.all_reduce(elapsed, dist.ReduceOp.MAX)
-        times.append(elapsed.item() * 1e3)
-    return statistics.median(times[1:])
+        times.append(elapsed.item())
+    return statistics.median(times[_WARM_UP:])
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def call_us(call: Callable[[], Any]) -> float:
+    """What a call takes of the host, with the GPU idle when it begins: median of many."""
+    times = []
+    for _ in range(_HOST_ITERATIONS):
+        torch.cuda.synchronize()
+        times.append(host_ms(call) * _US_PER_MS)
+    return statistics.median(times)
+
+
+def host_costs(group: ferry.Group, routing: ferry.Routing, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+    """Of each call: the native part alone, all of it, and all of it where outputs are given."""
+    native, stream, kernel = group._native, group._memory.stream(), (0, 0, 0)
+    out, sums = group.empty(*y.shape, dtype=y.dtype), torch.empty_like(x)
+
+    def view(tensor: torch.Tensor) -> Any:
+        return view_of(tensor, "bench", "tensor", group.device)
+
+    sent, given = (view(x), None, None), (view(out), None, None, None, None)
+    returned, summed = (view(y), None, None, None, None), (view(sums), None)
+    return {
+        "dispatch": {
+            "native_us": call_us(lambda: native.dispatch(routing._native, sent, given, stream, False, kernel)),
+            "outputs_given_us": call_us(lambda: group.dispatch(routing, x, out=out, tables=False)),
+            "whole_us": call_us(lambda: group.dispatch(routing, x, tables=False)),
+        },
+        "combine": {
+            "native_us": call_us(lambda: native.combine(routing._native, returned, summed, stream, False, kernel)),
+            "outputs_given_us": call_us(lambda: group.combine(routing, y, out=sums)),
+            "whole_us": call_us(lambda: group.combine(routing, y)),
+        },
+    }
+
+
+def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(rank)
     scores = torch.rand(options.tokens, options.experts, generator=generator)
-    topk_idx = scores.topk(options.topk, dim=1).indices
-    x = torch.randn(options.tokens, options.hidden, generator=generator).to(torch.bfloat16)
+    topk_idx = scores.topk(options.topk, dim=1).indices.to(device)
+    x = torch.randn(options.tokens, options.hidden, generator=generator).to(device, torch.bfloat16)
 
-    group = ferry.Group(dist.group.WORLD)
+    group = ferry.Group(dist.group.WORLD, device=device)
     routing = group.route(topk_idx, num_experts=options.experts)
     other = AllToAll(topk_idx, options.experts, num_ranks)
     received = group.dispatch(routing, x, tables=False).x
@@ -80,20 +135,23 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     out = torch.empty_like(x)
     times = {
         "dispatch": (
-            slowest_ms(lambda: group.dispatch(routing, x, out=received, tables=False), options.iterations),
-            slowest_ms(lambda: other.dispatch(x), options.iterations),
+            slowest_ms(lambda: group.dispatch(routing, x, out=received, tables=False), options.iterations, device),
+            slowest_ms(lambda: other.dispatch(x), options.iterations, device),
         ),
         "combine": (
-            slowest_ms(lambda: group.combine(routing, y, out=out), options.iterations),
-            slowest_ms(lambda: other.combine(y, len(x)), options.iterations),
+            slowest_ms(lambda: group.combine(routing, y, out=out), options.iterations, device),
+            slowest_ms(lambda: other.combine(y, len(x)), options.iterations, device),
         ),
     }
+    costs = host_costs(group, routing, x, y) if device.type == "cuda" else None
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     group.destroy()
     return {
         "command": "python -m ferry.bench",
         "commit": ferry.__commit__,
         "torch": torch.__version__,
-        "host": {"name": socket.gethostname(), "num_cpus": os.cpu_count()},
+        "host": {"name": socket.gethostname(), "num_cpus": os.cpu_count(), "gpu": gpu},
+        "process_group": dist.get_backend(),
         "shape": {
             "ranks": num_ranks,
             "tokens": options.tokens,
@@ -107,16 +165,24 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             {"op": op, "ferry_ms": mine, "all_to_all_ms": theirs, "times_faster": theirs / mine}
             for op, (mine, theirs) in times.items()
         ],
+        "host_costs": costs,
     }
 
 
 def report(result: dict[str, Any], path: str | None) -> None:
     shape = ", ".join(f"{name} {value}" for name, value in result["shape"].items())
-    print(f"Ferry {ferry.__version__} ({result['commit']}), torch {result['torch']}, gloo: {shape}")
+    print(
+        f"Ferry {ferry.__version__} ({result['commit']}), torch {result['torch']}, {result['process_group']}: {shape}"
+    )
     print(f"{'':10}{'ferry':>12}{'all_to_all':>14}{'ratio':>8}")
     for line in result["results"]:
         mine, theirs = line["ferry_ms"], line["all_to_all_ms"]
-        print(f"{line['op']:10}{mine:9.2f} ms{theirs:11.2f} ms{line['times_faster']:7.1f}x")
+        print(f"{line['op']:10}{mine:9.3f} ms{theirs:11.3f} ms{line['times_faster']:7.1f}x")
+    for op, costs in (result["host_costs"] or {}).items():
+        print(
+            f"{op} on the host: {costs['native_us']:.1f} us native, {costs['outputs_given_us']:.1f} us with outputs "
+            f"given, {costs['whole_us']:.1f} us with new ones"
+        )
     if path is not None:
         with open(path, "w") as file:
             json.dump(result, file, indent=2)
@@ -124,13 +190,20 @@ def report(result: dict[str, Any], path: str | None) -> None:
 
 
 def run_rank(rank: int, options: argparse.Namespace, port: int) -> None:
+    """``port``: where ranks of one host meet; 0: as a launcher's variables say."""
+    device = torch.device("cpu")
+    backend = "gloo"
+    if options.device == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+        torch.cuda.set_device(device)
+        backend = "nccl"
     if port:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.ranks))
         address = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=options.ranks)
+        dist.init_process_group(backend, init_method=address, rank=rank, world_size=options.ranks)
     else:
-        dist.init_process_group("gloo")
-    result = measure(options)
+        dist.init_process_group(backend)
+    result = measure(options, device)
     if dist.get_rank() == 0:
         report(result, options.json)
     dist.destroy_process_group()
@@ -139,6 +212,9 @@ def run_rank(rank: int, options: argparse.Namespace, port: int) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ferry.bench", description=__doc__.split("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=8, help="rank processes to start (under torchrun: its number)")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if each rank has one"
+    )
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of each rank")
     parser.add_argument("--hidden", type=int, default=7168, help="channels of a token")
     parser.add_argument("--topk", type=int, default=8, help="experts of a token")
@@ -151,6 +227,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             parser.error(f"--{name} is {getattr(options, name)}, expected at least 1")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         options.ranks = int(os.environ["WORLD_SIZE"])
+    num_gpus = torch.cuda.device_count()
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", options.ranks))
+    if options.device == "auto":
+        options.device = "cuda" if num_gpus >= local_ranks else "cpu"
+    if options.device == "cuda" and num_gpus < local_ranks:
+        parser.error(f"--device cuda: torch finds {num_gpus} GPUs for {local_ranks} ranks; nccl wants one for each")
     if options.experts % options.ranks or options.topk > options.experts:
         parser.error(f"--experts {options.experts} must divide among {options.ranks} ranks and be at least --topk")
     if options.hidden % 8:

@@ -131,7 +131,9 @@ def check_fp8(rank: int, world: World, kind: str) -> None:
     routing = group.route(world.topk_idx[rank], num_experts=world.num_experts)
     count = len(world.x[rank])
     payload = world.x[rank].float().clamp(-8, 8).to(torch.float8_e4m3fn)
-    scales = torch.arange(count * 2, dtype=torch.float32, device=device).view(2, count).t() + 100 * rank  # column by column
+    scales = (
+        torch.arange(count * 2, dtype=torch.float32, device=device).view(2, count).t() + 100 * rank
+    )  # column by column
     received = group.dispatch(routing, payload, scales=scales, tables=False)
     assert received.topk_idx is None
     assert received.topk_weights is None

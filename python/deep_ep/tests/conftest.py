@@ -8,7 +8,7 @@ import pytest
 # Ranks as forked processes and inputs of all of them: shared with the tests of ferry.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests"))
 
-from ranks import DEVICES  # noqa: E402
+from ranks import DEVICES
 
 
 @pytest.fixture(params=DEVICES)
