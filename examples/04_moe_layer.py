@@ -1,6 +1,8 @@
 """A Mixture-of-Experts layer, its experts spread over the ranks, trained for a few steps and checked against the same
-layer on one rank:  torchrun --nproc-per-node 4 examples/04_moe_layer.py
+layer on one rank:  torchrun --nproc-per-node 4 examples/04_moe_layer.py     (a GPU for each rank, or all on the CPU)
 """
+
+import os
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,7 @@ class MoeLayer(torch.nn.Module):
         experts = [torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(EXPERTS)]
         mine = EXPERTS // group.num_ranks
         self.experts = torch.nn.ModuleList(experts[group.rank * mine : (group.rank + 1) * mine])
+        self.to(group.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, idx = self.router(x).softmax(dim=-1).topk(TOPK)
@@ -49,15 +52,19 @@ def train(group: ferry.Group, x: torch.Tensor, target: torch.Tensor) -> list[flo
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    on_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
+    if on_gpus:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpus else "gloo")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(num_ranks, TOKENS, HIDDEN, generator=generator)
-    target = torch.randn(num_ranks, TOKENS, HIDDEN, generator=generator)
-    parallel = train(ferry.Group(dist.group.WORLD), x[rank], target[rank])
+    x = torch.randn(num_ranks, TOKENS, HIDDEN, generator=generator).to(device)
+    target = torch.randn(num_ranks, TOKENS, HIDDEN, generator=generator).to(device)
+    parallel = train(ferry.Group(dist.group.WORLD, device=device), x[rank], target[rank])
     alone_group = dist.new_group([0])
     if rank == 0:
-        alone = train(ferry.Group(alone_group), x.flatten(0, 1), target.flatten(0, 1))
+        alone = train(ferry.Group(alone_group, device=device), x.flatten(0, 1), target.flatten(0, 1))
         worst = max(abs(a - b) for a, b in zip(parallel, alone))
         print(f"losses on {num_ranks} ranks {parallel[0]:.6f} ... {parallel[-1]:.6f}, largest difference {worst:.1e}")
         assert worst < 1e-5 and parallel[-1] < parallel[0]

@@ -24,6 +24,15 @@ def _process_group_gather(group: dist.ProcessGroup) -> Callable[[bytes], list[by
     return gather
 
 
+def is_of_gpus(group: Any) -> bool:
+    """Is it a process group that can only carry GPU tensors?"""
+    if group is None or "torch.distributed" not in sys.modules:
+        return False
+    import torch.distributed as dist
+
+    return isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "nccl"
+
+
 def bootstrap_for(group: dist.ProcessGroup | None, comm: Any, timeout_ns: int) -> _native.Bootstrap:
     """From a torch process group, an mpi4py communicator, or a launcher's environment variables."""
     if group is not None and comm is not None:

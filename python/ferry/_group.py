@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from ferry import _native
-from ferry._bootstrap import bootstrap_for
+from ferry._bootstrap import bootstrap_for, is_of_gpus
+from ferry._eager import eager
 from ferry._errors import FerryError, InvalidArgument, Unsupported
 from ferry._memory import Wanted, memory_of
 from ferry._tensors import tensor_of, view_of
@@ -24,6 +27,8 @@ _LAYOUTS: tuple[Layout, ...] = ("tokens", "experts", "slab")
 _NS_PER_S = 1_000_000_000
 _DEFAULT_ARENA_BYTES = 32 << 30  # kDefaultArenaBytes: address space, not memory
 _MAX_BIASES = 2
+_keys = itertools.count(1)
+_groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
 # Of a call that is only made to be refused.
 _NO_INPUTS = (None,) * 5
 _NO_OUTPUTS = (None,) * 5
@@ -121,6 +126,14 @@ class Routing:
         return self._native.expert_row_offsets()
 
     @property
+    def expert_row_offsets_tensor(self) -> torch.Tensor | None:
+        """[L + 1] i64 on the group's device: ``expert_row_offsets`` for code that must not ask the host.
+
+        None for layout "tokens". Shows the routing's own memory: do not write to it.
+        """
+        return tensor_of(self._native.expert_row_offsets_view())
+
+    @property
     def num_rows_from_rank(self) -> list[int]:
         """[R] rows received from each rank."""
         return self._native.num_rows_from_rank()
@@ -165,6 +178,14 @@ class Routing:
         )
 
 
+def group_of(key: int) -> Group:
+    """The group with this :attr:`Group.key`."""
+    group = _groups.get(key)
+    if group is None:
+        raise InvalidArgument(f"group is {key}, expected the key of a ferry.Group of this process that still exists")
+    return group
+
+
 def _check_routing(routing: Routing, operation: str) -> None:
     if not isinstance(routing, Routing):
         raise InvalidArgument(
@@ -185,8 +206,10 @@ def _timeout_ns(timeout: float | datetime.timedelta) -> int:
     return int(seconds * _NS_PER_S)
 
 
-def _device_of(device: torch.device | str | int | None) -> torch.device:
-    chosen = torch.device("cpu" if device is None else device)
+def _device_of(device: torch.device | str | int | None, group: Any) -> torch.device:
+    if device is None:
+        device = "cuda" if is_of_gpus(group) else "cpu"
+    chosen = torch.device(device)
     if chosen.type == "cpu":
         return torch.device("cpu")  # tensors are on "cpu", not on "cpu:0"
     if chosen.type != "cuda":
@@ -212,9 +235,9 @@ class Group:
     group: a ``torch.distributed`` process group: its ranks are the ranks of this group.
     comm: an mpi4py communicator instead (only ``Get_rank``, ``Get_size`` and ``allgather`` are used).
         With neither, the variables of torchrun, mpirun or srun say who the ranks are.
-    device: where the tensors of all calls are: the CPU (the default) or a GPU, one that only this rank uses. Calls on
-        GPU tensors put work on torch's current stream and return; only a route whose rows are not bounded waits for
-        its counts.
+    device: where the tensors of all calls are: the CPU or a GPU. By default the current GPU for a process group of
+        nccl, else the CPU. Calls on GPU tensors put work on torch's current stream and return; only a route whose rows
+        are not bounded waits for its counts.
     timeout: seconds (or a timedelta) that any call waits for another rank before it raises :class:`ferry.Timeout`.
     arena_bytes: most symmetric memory that this rank can use; address space, memory is taken as it is needed.
 
@@ -230,7 +253,7 @@ class Group:
         timeout: float | datetime.timedelta = 50.0,
         arena_bytes: int = _DEFAULT_ARENA_BYTES,
     ) -> None:
-        self.device = _device_of(device)
+        self.device = _device_of(device, group)
         timeout_ns = _timeout_ns(timeout)
         bootstrap = bootstrap_for(group, comm, timeout_ns)
         on_gpu = self.device.type == "cuda"
@@ -238,6 +261,9 @@ class Group:
             bootstrap, self.device.type, self.device.index if on_gpu else -1, timeout_ns, arena_bytes, 0
         )
         self._memory = memory_of(self._native, self.device)
+        self.key = next(_keys)
+        """A number that names this group to :mod:`ferry.ops`, in this process."""
+        _groups[self.key] = self
 
     def __del__(self) -> None:
         memory = getattr(self, "_memory", None)
@@ -263,6 +289,7 @@ class Group:
     def __repr__(self) -> str:
         return f"ferry.Group(rank {self.rank} of {self.num_ranks}, {self.device})"
 
+    @eager
     def empty(self, *shape: int | Sequence[int], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """A tensor in symmetric memory, which peers reach without a copy in between. Local, not collective.
 
@@ -273,6 +300,7 @@ class Group:
         sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         return self._memory.empty(tuple(int(size) for size in sizes), dtype)
 
+    @eager
     def route(
         self,
         topk_idx: torch.Tensor,
@@ -314,6 +342,7 @@ class Group:
             raise
         return Routing(self._native.route(*arguments), self, topk_weights is not None)
 
+    @eager
     def dispatch(
         self,
         routing: Routing,
@@ -360,6 +389,7 @@ class Group:
         self._native.dispatch(routing._native, inputs, outputs, stream, bool(zero_padding), kernel)
         return received
 
+    @eager
     def combine(
         self,
         routing: Routing,
@@ -408,12 +438,14 @@ class Group:
         self._native.combine(routing._native, inputs, outputs, stream, bool(weighted), kernel)
         return Combined(out, sums)
 
+    @eager
     def wait(self) -> None:
         """Wait until the current stream is idle, and raise what went wrong in its calls so far: on a GPU, a call itself
         can only tell what this rank's arguments show. Local.
         """
         self._native.wait(self._memory.stream())
 
+    @eager
     def destroy(self) -> None:
         """Collective and optional: wait until all ranks are done with the group. Later calls raise InvalidArgument."""
         self._native.destroy()

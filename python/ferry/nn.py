@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ferry import ops
 from ferry._group import Group, Routing
 
 __all__ = ["ExpertParallel", "combine", "dispatch"]
@@ -75,33 +76,70 @@ class ExpertParallel(torch.nn.Module):
 
     group: the ranks; num_experts: E of all ranks together; expert_alignment: rows of each expert are padded (with
     zeros) to a multiple of this, as grouped matrix products want it.
+    host_offsets: ``experts`` gets Python integers; otherwise a tensor on the group's device, with which the host waits
+    for nothing that max_recv_rows does not make it wait for, and torch.compile needs no graph break.
+    max_recv_rows: see :meth:`ferry.Group.route`.
     """
 
-    def __init__(self, group: Group, num_experts: int, *, expert_alignment: int = 1) -> None:
+    def __init__(
+        self,
+        group: Group,
+        num_experts: int,
+        *,
+        expert_alignment: int = 1,
+        host_offsets: bool = True,
+        max_recv_rows: int = 0,
+    ) -> None:
         super().__init__()
         self.group = group
         self.num_experts = num_experts
         self.expert_alignment = expert_alignment
+        self.host_offsets = host_offsets
+        self.max_recv_rows = max_recv_rows
+        self._group_key = group.key
+        self._num_local_experts = (group.rank + 1) * num_experts // group.num_ranks - (
+            group.rank * num_experts // group.num_ranks
+        )
 
     def forward(
         self,
         x: torch.Tensor,
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor,
-        experts: Callable[[torch.Tensor, list[int]], torch.Tensor],
+        experts: Callable[[torch.Tensor, Any], torch.Tensor],
     ) -> torch.Tensor:
         """x: [T, H] bf16 or f32; topk_idx: [T, K] i32 or i64; topk_weights: [T, K] f32.
 
         ``experts(rows, offsets)`` gets this rank's rows [N, H], grouped by local expert: those of expert ``l`` are
         ``rows[offsets[l]:offsets[l + 1]]``. It returns as many rows. The result is [T, H].
         """
+        if torch.compiler.is_compiling():
+            return self._compiled(x, topk_idx, topk_weights, experts)
         routing = self.group.route(
             topk_idx,
             topk_weights.detach(),
             num_experts=self.num_experts,
             layout="experts",
             expert_alignment=self.expert_alignment,
+            max_recv_rows=self.max_recv_rows,
         )
         rows, _, weights = dispatch(routing, x, topk_weights)
-        y = experts(rows, routing.expert_row_offsets)
+        offsets = routing.expert_row_offsets if self.host_offsets else routing.expert_row_offsets_tensor
+        y = experts(rows, offsets)
         return combine(routing, (y * weights.unsqueeze(-1)).to(x.dtype))
+
+    def _compiled(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        experts: Callable[[torch.Tensor, Any], torch.Tensor],
+    ) -> torch.Tensor:
+        layout, most = "experts", self.max_recv_rows
+        handle = ops.route(
+            topk_idx, topk_weights.detach(), self._group_key, self.num_experts, layout, self.expert_alignment, most
+        )
+        rows, _, weights = ops.dispatch(handle, x, topk_weights, layout, most)
+        offsets = ops.expert_row_offsets(handle, self._num_local_experts)
+        y = experts(rows, offsets.tolist() if self.host_offsets else offsets)
+        return ops.combine(handle, (y * weights.unsqueeze(-1)).to(x.dtype), x.shape[0], layout, most)

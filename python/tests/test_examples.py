@@ -1,16 +1,38 @@
 """Examples run as their users would run them."""
 
+import os
 import pathlib
 import subprocess
 import sys
 
+import torch
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
-def test_moe_layer_under_torchrun() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+def run(example: str, device: str) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    num_ranks = 4
+    environment = dict(os.environ)
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        num_ranks = min(num_ranks, torch.cuda.device_count())
     end = subprocess.run(
-        [*command, str(EXAMPLES / "04_moe_layer.py")], capture_output=True, text=True, timeout=110, check=False
+        [*command, str(num_ranks), str(EXAMPLES / example)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env=environment,
     )
     assert end.returncode == 0, end.stderr
-    assert "losses on 4 ranks" in end.stdout
+    return end.stdout
+
+
+def test_moe_layer(device: str) -> None:
+    assert "largest difference" in run("04_moe_layer.py", device)
+
+
+def test_overlapped_training(device: str) -> None:
+    assert f"on {device}, overlapped differs by" in run("06_overlapped_training.py", device)

@@ -15,6 +15,9 @@ constexpr int kStageSms = 12;
 /// Copies inside the GPU wait for memory, and a short row waits as long as a long one.
 constexpr std::int64_t kShortRowBytes = 6144;
 constexpr int kShortRowCopyFactor = 2;
+/// Rows of which a token's own cost, not the links, sets the pace.
+constexpr std::int64_t kTinyRowBytes = 3072;
+constexpr int kTinyRowSendFactor = 2;
 constexpr int kChunkTokens = 512;
 /// A source's rows per chunk, and those of all sources together: each chunk costs a few microseconds however short.
 constexpr int kChunkRows = 128;
@@ -69,7 +72,8 @@ void apply(const KernelOptions& options, int& moving, int& copying) {
 DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape) {
   DispatchPlan plan;
   plan.bulk = limits.has_bulk && options.copy_path != CopyPath::kLoadStore;
-  plan.num_send_blocks = with_own_rows(kSendSms, limits.num_ranks);
+  plan.num_send_blocks =
+      with_own_rows(kSendSms, limits.num_ranks) * (shape.row_bytes < kTinyRowBytes ? kTinyRowSendFactor : 1);
   if (shape.staged) {
     plan.num_receive_blocks = copying_sms(kCopySms, limits.num_ranks, shape);
   } else if (shape.unpacks) {

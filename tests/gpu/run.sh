@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Runs all tests that need GPUs, then the smallest of them under NVIDIA's memory and race checkers:
 #   tests/gpu/run.sh [--built DIR] [--filter PATTERN] [--limit SECONDS] [--no-sanitizer]
+#                    [--no-python]
 # --built DIR       run litmus_test, conformance_gpu_test and gpu_test from this folder instead of building them (preset
 #                   release); shared libraries that lie beside them are found
 # --filter PATTERN  only tests that match, in GoogleTest's form, e.g. '*Graph*:-*plain*'
 # --limit SECONDS   for each call of a test program (default 600); it is ended then, and the table names the test
 # --no-sanitizer    leave out compute-sanitizer
+# --no-python       leave out the tests of the Python packages on GPU tensors (they are never run with --built)
 # Prints GoogleTest's own output and one table at the end; exits 1 if anything failed. Ranks that are threads need about
 # a minute on one H100; ranks that are processes start CUDA anew in every test and take turns on a GPU they share, which
 # needs many minutes there: conformance by processes was not finished after four.
@@ -13,20 +15,22 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 PATH+=:/usr/local/cuda/bin
-built='' filter='*' limit_s=600 sanitize=yes
+built='' filter='*' limit_s=600 sanitize=yes python=yes
 while (($# > 0)); do
   case $1 in
     --built) built=$(realpath "${2:?--built needs a folder}") && shift 2 ;;
     --filter) filter=${2:?--filter needs a pattern} && shift 2 ;;
     --limit) limit_s=${2:?--limit needs seconds} && shift 2 ;;
     --no-sanitizer) sanitize=no && shift ;;
+    --no-python) python=no && shift ;;
     *)
-      sed -n '2,11s/^# \?//p' "$0"
+      sed -n '2,13s/^# \?//p' "$0"
       exit 2
       ;;
   esac
 done
 
+if [[ -n $built ]]; then python=no; fi
 if [[ -n $built ]]; then export LD_LIBRARY_PATH=$built${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; fi
 
 log_dir=$(mktemp -d)
@@ -59,6 +63,7 @@ names_of() { # path forking|threaded
 }
 
 summary_of() { # log
+  grep -E '^=* ?[0-9]+ (passed|failed|error)' "$1" | tail -n 1
   grep -E '^\[  (PASSED|FAILED) +\] [0-9]+ tests?|^\[  SKIPPED \] [0-9]+ tests?' "$1" |
     sed -E 's/^\[ +([A-Z]+) +\] ([0-9]+).*/\2 \1/' | tr '[:upper:]' '[:lower:]' | paste -sd, | sed 's/,/, /g' || true
 }
@@ -123,6 +128,12 @@ if [[ $sanitize == yes ]]; then
   run_checkers
 else
   table+=("$(printf '%-34s          left out: --no-sanitizer' compute-sanitizer)")
+fi
+
+if [[ $python == yes ]]; then
+  run python scripts/test_python.sh -k cuda
+else
+  table+=("$(printf '%-34s          left out' python)")
 fi
 
 printf '\n== Summary (%d s) ==\n' "$SECONDS"
