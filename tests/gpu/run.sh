@@ -131,7 +131,7 @@ else
 fi
 
 if [[ $python == yes ]]; then
-  run python scripts/test_python.sh -k cuda
+  run python scripts/test_python.sh -k 'cuda or gpu'
 else
   table+=("$(printf '%-34s          left out' python)")
 fi

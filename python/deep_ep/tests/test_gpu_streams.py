@@ -1,0 +1,143 @@
+"""What only GPUs show: calls beside other work, tensors freed while kernels use them, and graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clients import Inputs, dispatch, inputs_of, make_buffer, make_elastic
+from ranks import DEVICES, run_ranks
+from world import World, make_world
+
+import reference
+
+pytestmark = pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
+
+NUM_RANKS = 2
+# Clock ticks of a kernel that keeps a stream busy for about half a second.
+BUSY = 800_000_000
+
+
+def check_async(rank: int, world: World) -> None:
+    buffer = make_buffer(rank, "cuda")
+    mine = inputs_of(world, rank, torch.device("cuda", torch.cuda.current_device()))
+    *_, handle, _ = dispatch(buffer, world, mine)
+    expected = reference.received_rows(world, rank)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY)
+    late = mine.x.clone()
+    busy = buffer.capture()
+    x, *_, event = buffer.dispatch(
+        late, handle=handle, previous_event=busy, async_finish=True, allocate_on_comm_stream=True
+    )
+    del late
+    trash = torch.full_like(mine.x, float("nan"))  # would take the memory that was freed too early
+    assert event.event is not None
+    assert not busy.event.event.query(), "the call waited for the GPU"
+    with event:
+        trash += 1  # beside the exchange
+    y = reference.scaled(x, rank)
+    out, _, event = buffer.combine(y, handle, async_finish=True)
+    del x, y
+    trash = torch.full((len(expected), mine.x.shape[1]), float("nan"), device=trash.device)
+    event.current_stream_wait()
+    assert torch.equal(out.cpu(), reference.combined(world, rank, []))
+    again, *_, event = buffer.dispatch(mine.x, handle=handle, async_finish=True)
+    event.current_stream_wait()
+    assert torch.equal(again.cpu(), expected)
+    buffer.destroy()
+
+
+def test_calls_run_beside_other_work() -> None:
+    run_ranks(NUM_RANKS, check_async, make_world(NUM_RANKS, 6, [40, 30]))
+
+
+def captured(body):
+    """Once to warm up, once to capture; replays run it again."""
+    body()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = body()
+    return graph, results
+
+
+def refill(mine: Inputs, world: World, rank: int) -> None:
+    mine.x.copy_(world.x[rank])
+    mine.idx.copy_(world.topk_idx[rank])
+    mine.weights.copy_(world.topk_weights[rank])
+
+
+def check_first_generation(rank: int, worlds: list[World]) -> None:
+    buffer = make_buffer(rank, "cuda")
+    mine = inputs_of(worlds[0], rank, torch.device("cuda", torch.cuda.current_device()))
+
+    def body():
+        x, idx, weights, counts, handle, _ = dispatch(buffer, worlds[0], mine, num_worst_tokens=96)
+        assert counts == []
+        out, sums, _ = buffer.combine(reference.scaled(x, rank), handle, topk_weights=weights)
+        return x, idx, out, sums
+
+    graph, (x, idx, out, sums) = captured(body)
+    for world in worlds:
+        refill(mine, world, rank)
+        graph.replay()
+        expected = reference.received_rows(world, rank)
+        count = len(expected)
+        assert torch.equal(x[:count].cpu(), expected)
+        assert idx[:count].tolist() == reference.received_ids(world, rank)
+        assert (idx[count:] == -1).all()
+        assert torch.equal(out.cpu(), reference.combined(world, rank, []))
+        assert torch.equal(sums.cpu(), torch.where(world.topk_idx[rank] >= 0, world.topk_weights[rank], 0.0))
+    torch.cuda.synchronize()
+    buffer.destroy()
+
+
+def test_graphs_of_the_first_generation() -> None:
+    worlds = [make_world(NUM_RANKS, 6, [24, 24], seed=seed) for seed in range(3)]
+    run_ranks(NUM_RANKS, check_first_generation, worlds)
+
+
+def check_second_generation(rank: int, worlds: list[World], expand: bool) -> None:
+    buffer = make_elastic(rank, "cuda")
+    mine = inputs_of(worlds[0], rank, torch.device("cuda", torch.cuda.current_device()))
+
+    def body():
+        x, _, _, handle, _ = buffer.dispatch(
+            mine.x,
+            mine.idx,
+            mine.weights,
+            num_experts=worlds[0].num_experts,
+            expert_alignment=4,
+            do_cpu_sync=False,
+            do_expand=expand,
+            do_zero_padding=expand,
+        )
+        assert handle.num_recv_tokens_per_expert_list == []
+        return x, handle, buffer.combine(x, handle)[0]
+
+    graph, (x, handle, out) = captured(body)
+    for world in worlds:
+        refill(mine, world, rank)
+        graph.replay()
+        if expand:
+            layout = reference.Expanded(world, rank, 4)
+            for row, (source, token, _) in layout.rows.items():
+                assert torch.equal(x[row].cpu(), world.x[source][token])
+            ends = [start + count for start, count in zip(layout.starts, layout.counts)]
+            assert handle.psum_num_recv_tokens_per_expert.tolist() == ends
+            times = [len({e for e in ids if e >= 0}) for ids in world.topk_idx[rank].tolist()]
+        else:
+            expected = reference.received_rows(world, rank)
+            assert torch.equal(x[: len(expected)].cpu(), expected)
+            times = [len(world.ranks_of(rank, token)) for token in range(len(mine.x))]
+        torch.testing.assert_close(
+            out.float().cpu(), world.x[rank].float() * torch.tensor(times).unsqueeze(1), rtol=1e-2, atol=1e-2
+        )
+    torch.cuda.synchronize()
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("expand", [False, True])
+def test_graphs_of_the_second_generation(expand: bool) -> None:
+    worlds = [make_world(NUM_RANKS, 6, [24, 24], seed=seed) for seed in range(3)]
+    run_ranks(NUM_RANKS, check_second_generation, worlds, expand)
