@@ -8,8 +8,8 @@
 
 namespace ferry::cuda::device {
 
-/// What a load's place in shared memory should be a multiple of. 16 is enough, but loads from a peer that landed 64 bytes
-/// beside it took a fifth longer (combine on 4 H200).
+/// What a load's place in shared memory should be a multiple of. 16 is enough, but loads from a peer that landed 64
+/// bytes beside it took a fifth longer (combine on 4 H200).
 inline constexpr int kLandingBytes = 128;
 
 __device__ inline std::uint32_t shared_address(const void* pointer) {
