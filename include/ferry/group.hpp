@@ -169,6 +169,10 @@ class FERRY_API Group {
   /// @errors those of the calls; kCuda: the stream failed
   [[nodiscard]] Status wait(Stream stream = {});
 
+  /// What `wait` would tell of calls that have run so far, without waiting for any: ok may still become an error.
+  /// @errors those of the calls
+  [[nodiscard]] Status poll();
+
   /// Collective, optional: wait until every rank is done with this group, then leave it. Never fails to leave: an error
   /// says only that a peer was lost or late. Later calls on the group return kInvalidArgument.
   Status destroy();

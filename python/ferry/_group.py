@@ -64,13 +64,15 @@ class Routing:
     It holds all that a cached dispatch or a backward pass needs.
     """
 
-    __slots__ = ("_native", "group", "has_weights")
+    __slots__ = ("_native", "group", "has_weights", "is_bounded")
 
-    def __init__(self, native: _native.Routing, group: Group, has_weights: bool) -> None:
+    def __init__(self, native: _native.Routing, group: Group, has_weights: bool, is_bounded: bool) -> None:
         self._native = native
         self.group = group
         self.has_weights = has_weights
         """Were weights given to route?"""
+        self.is_bounded = is_bounded
+        """Was ``max_recv_rows`` given to route?"""
 
     @property
     def num_tokens(self) -> int:
@@ -340,7 +342,7 @@ class Group:
         except Exception:
             self._tell_peers(self._native.route, None, None, 1, 0, 1, 0, 0, [], self._memory.stream())
             raise
-        return Routing(self._native.route(*arguments), self, topk_weights is not None)
+        return Routing(self._native.route(*arguments), self, topk_weights is not None, max_recv_rows > 0)
 
     @eager
     def dispatch(
@@ -384,7 +386,7 @@ class Group:
             )
             stream, kernel = self._memory.stream(), _kernel(num_sms)
         except Exception:
-            self._refuse(self._native.dispatch)
+            self._refuse(self._native.dispatch, routing)
             raise
         self._native.dispatch(routing._native, inputs, outputs, stream, bool(zero_padding), kernel)
         return received
@@ -433,7 +435,7 @@ class Group:
             outputs = (view_of(out, "combine", "out", device), view_of(sums, "combine", "summed weights", device))
             stream, kernel = self._memory.stream(), _kernel(num_sms)
         except Exception:
-            self._refuse(self._native.combine)
+            self._refuse(self._native.combine, routing)
             raise
         self._native.combine(routing._native, inputs, outputs, stream, bool(weighted), kernel)
         return Combined(out, sums)
@@ -446,9 +448,20 @@ class Group:
         self._native.wait(self._memory.stream())
 
     @eager
+    def poll(self) -> None:
+        """Raise what :meth:`wait` would of calls that have run by now, without waiting for any. Local."""
+        self._native.poll()
+
+    @eager
     def destroy(self) -> None:
-        """Collective and optional: wait until all ranks are done with the group. Later calls raise InvalidArgument."""
-        self._native.destroy()
+        """Collective and optional: wait until all ranks are done with the group, then give its memory back.
+
+        Tensors and routings keep what they use. Later calls raise InvalidArgument.
+        """
+        try:
+            self._native.destroy()
+        finally:
+            self._memory.close()
 
     def _room_for(
         self,
@@ -474,12 +487,15 @@ class Group:
         if tables and (topk_weights is not None or routing.has_weights):
             wanted["topk_weights"] = Wanted((rows, routing.num_topk) if of_tokens else (rows,), torch.float32)
         made = dict(zip(wanted, self._memory.outputs(list(wanted.values())), strict=True))
+        if routing.is_bounded and "topk_idx" in made:
+            made["topk_idx"].fill_(-1)  # if too many rows came, nothing is written: no garbage to index with
         return Received(
             made.get("x", out), made.get("scales", out_scales), made.get("topk_idx"), made.get("topk_weights")
         )
 
-    def _refuse(self, call: Callable[..., object]) -> None:
-        self._tell_peers(call, _native.Routing(), _NO_INPUTS, _NO_OUTPUTS, self._memory.stream(), False, _NO_KERNEL)
+    def _refuse(self, call: Callable[..., object], routing: object) -> None:
+        native = routing._native if isinstance(routing, Routing) and routing.group is self else _native.Routing()
+        self._tell_peers(call, native, _NO_INPUTS, _NO_OUTPUTS, self._memory.stream(), False, _NO_KERNEL)
 
     def _tell_peers(self, call: Callable[..., object], *arguments: object) -> None:
         """Makes a call that all ranks refuse: arguments that cannot be handed on must not leave the peers waiting."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import sys
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -66,58 +66,80 @@ class DeviceMemory:
     def __init__(self, native: _native.Group, device: torch.device) -> None:
         self._native = native
         self._device = device
-        with torch.cuda.device(device):
-            self._pool: torch.cuda.MemPool | None = torch.cuda.MemPool(_segment_allocator().allocator())
+        self._lock = threading.RLock()  # torch lets one thread at a time use a pool
+        self._pool: torch.cuda.MemPool | None = self._new_pool()
+
+    def _new_pool(self) -> torch.cuda.MemPool:
+        with torch.cuda.device(self._device):
+            return torch.cuda.MemPool(_segment_allocator().allocator())
 
     def stream(self) -> int:
         return torch.cuda.current_stream(self._device).cuda_stream
-
-    @contextlib.contextmanager
-    def _symmetric(self):
-        with torch.cuda.use_mem_pool(self._pool, self._device):
-            self._native.enter_pool()
-            try:
-                yield
-            finally:
-                self._native.leave_pool()
 
     def _make(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         return [torch.empty(one.sizes, dtype=one.dtype, device=self._device) for one in wanted]
 
     def _make_symmetric(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
-        try:
-            with self._symmetric():
+        with self._lock:
+            if self._pool is None:  # of a group that was destroyed: the call itself will say so
                 return self._make(wanted)
-        except torch.OutOfMemoryError:
-            if self._native.num_resting_segments() == 0:
-                self._native.raise_pool_error()
-                raise
-        # Segments that torch gave back may be all that is missing, but kernels may still use them.
+            with torch.cuda.use_mem_pool(self._pool, self._device):
+                self._native.enter_pool()
+                try:
+                    return self._make(wanted)
+                finally:
+                    self._native.leave_pool()
+
+    def _give_back_unused(self) -> None:
+        """Memory that torch keeps for later: of the GPU, and the group's own. Waits for the GPU.
+
+        torch gives a pool's unused segments back with the pool. Tensors on others keep theirs.
+        """
         torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        self._pool = self._new_pool()
         self._native.reclaim_segments()
+
+    def _symmetric(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         try:
-            with self._symmetric():
-                return self._make(wanted)
+            return self._make_symmetric(wanted)
         except torch.OutOfMemoryError:
-            self._native.raise_pool_error()
-            raise
+            with self._lock:
+                if self._pool is None:
+                    raise
+                self._give_back_unused()
+        return self._make_symmetric(wanted)
 
     def empty(self, sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
-        return self._make_symmetric([Wanted(sizes, dtype)])[0]
+        try:
+            return self._symmetric([Wanted(sizes, dtype)])[0]
+        except torch.OutOfMemoryError:
+            self._native.raise_pool_error()  # says more, if the arena is what is full
+            raise
 
     def outputs(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         # A graph's replays use the memory of its capture, which only torch's pool for that graph keeps for them.
         if torch.cuda.is_current_stream_capturing():
             return self._make(wanted)
-        return self._make_symmetric(wanted)
+        try:
+            return self._symmetric(wanted)
+        except torch.OutOfMemoryError:
+            return self._make(wanted)  # slower, and does as well
 
     def close(self) -> None:
-        """Before the group ends: no kernel uses its memory any more."""
+        """The group makes no calls any more. Waits for the GPU, whose kernels may use what is given back."""
         if self._pool is None or sys.is_finalizing():
             return
+        if torch.cuda.is_current_stream_capturing():
+            _kept_pools.append(self._pool)  # neither to be waited for nor to be freed now
+            return
         torch.cuda.synchronize(self._device)
-        self._pool = None
-        self._native.reclaim_segments()
+        with self._lock:
+            self._pool = None
+            self._native.reclaim_segments()
+
+
+_kept_pools: list[torch.cuda.MemPool] = []
 
 
 def memory_of(native: _native.Group, device: torch.device) -> HostMemory | DeviceMemory:

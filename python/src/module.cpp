@@ -116,6 +116,7 @@ class PyGroup {
   void wait(std::uintptr_t stream) {
     raise_if_error(without_gil([&] { return group_->wait(stream_of(stream)); }));
   }
+  void poll() { raise_if_error(group_->poll()); }
   void destroy() {
     raise_if_error(without_gil([&] { return group_->destroy(); }));
   }
@@ -220,6 +221,7 @@ NB_MODULE(_native, module) {
       .def("dispatch", &PyGroup::dispatch)
       .def("combine", &PyGroup::combine)
       .def("wait", &PyGroup::wait)
+      .def("poll", &PyGroup::poll)
       .def("enter_pool", [](PyGroup& self) { self.pool().enter(); })
       .def("leave_pool", [](PyGroup&) { SymmetricPool::leave(); })
       .def("raise_pool_error", &PyGroup::raise_pool_error)

@@ -66,7 +66,7 @@ def test_calls_follow_the_current_stream_and_do_not_wait() -> None:
 
 
 def check_reuse(rank: int, world: World) -> None:
-    group = make_group(rank)
+    group = make_group(rank, arena_bytes=256 << 20)
     expected = expected_rows(world, rank).to(group.device)
     idx, x = world.topk_idx[rank].to(group.device), world.x[rank].to(group.device)
     routing = group.route(idx, num_experts=world.num_experts)
@@ -76,6 +76,9 @@ def check_reuse(rank: int, world: World) -> None:
         assert torch.equal(received.x, expected * (step % 2))
         used.append(group._native.memory_usage()[2])
     assert len(set(used)) == 1, "outputs of earlier calls are reused"
+    # Larger and larger tensors, more than the arena holds together: what is unused comes back.
+    for mib in (60, 90, 120, 150):
+        assert group.empty(mib << 20, dtype=torch.uint8).numel() == mib << 20
     # What torch gives back can be had again, and tensors outlive their group.
     kept = group.empty(4, 16)
     kept.fill_(3.0)
@@ -138,6 +141,15 @@ def check_errors(rank: int, world: World) -> None:
     group.route(idx, num_experts=world.num_experts, max_recv_rows=1)
     with pytest.raises(ferry.CapacityExceeded):
         group.wait()
+    too_few = group.route(idx, num_experts=world.num_experts, max_recv_rows=1)
+    if rank == 0:  # one rank errs in a call that no rank takes part in
+        with pytest.raises(ferry.InvalidArgument):
+            group.dispatch(too_few, x[:-1])
+    else:
+        assert (group.dispatch(too_few, x).topk_idx == -1).all()
+    torch.cuda.synchronize()
+    with pytest.raises(ferry.CapacityExceeded):
+        group.poll()
     routing = group.route(idx, num_experts=world.num_experts)
     assert torch.equal(group.dispatch(routing, x).x, expected_rows(world, rank).to(group.device))
     group.wait()

@@ -60,7 +60,7 @@ struct RouteCall {
 struct DispatchCall {
   CallRecord record;
   Stream stream;
-  std::shared_ptr<const RoutingState> routing;
+  std::shared_ptr<const RoutingState> routing;  ///< null where the caller's is none of this group
   ConstRows x;
   ConstTensorView scales;        ///< [T, S] any strides, or absent
   ConstTensorView topk_weights;  ///< the ones to send, or absent
@@ -77,7 +77,7 @@ struct DispatchCall {
 struct CombineCall {
   CallRecord record;
   Stream stream;
-  std::shared_ptr<const RoutingState> routing;
+  std::shared_ptr<const RoutingState> routing;  ///< null where the caller's is none of this group
   ConstRows x;
   ConstTensorView weights;  ///< to be summed back, or absent
   std::array<ConstRows, 2> bias;
@@ -105,6 +105,8 @@ class Backend {
   virtual Status combine(const CombineCall& call) = 0;
   /// Wait for this rank's work on `stream`; what went wrong since the last wait.
   virtual Status wait(Stream stream) = 0;
+  /// What went wrong since the last wait, as far as it is known by now.
+  virtual Status poll() { return {}; }
   /// Wait for the peers to get here too, then leave. The destructor leaves without waiting.
   virtual Status destroy() = 0;
 };

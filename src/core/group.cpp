@@ -102,11 +102,12 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
   DispatchCall call;
   call.record.operation = Operation::kDispatch;
   call.stream = stream;
-  call.routing = routing.state_;
+  const Status belongs = check_routing("dispatch", routing);
+  if (belongs.ok()) call.routing = routing.state_;
   call.zero_padding = options.zero_padding;
   call.kernel = options.kernel;
   Status status = check_stream("dispatch", stream);
-  if (status.ok()) status = check_routing("dispatch", routing);
+  if (status.ok()) status = belongs;
   if (status.ok()) status = check_dispatch(*routing.state_, in, out, call);
   if (!status.ok()) {
     call.record.set_status(status);
@@ -130,10 +131,11 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
   CombineCall call;
   call.record.operation = Operation::kCombine;
   call.stream = stream;
-  call.routing = routing.state_;
+  const Status belongs = check_routing("combine", routing);
+  if (belongs.ok()) call.routing = routing.state_;
   call.kernel = options.kernel;
   Status status = check_stream("combine", stream);
-  if (status.ok()) status = check_routing("combine", routing);
+  if (status.ok()) status = belongs;
   if (status.ok()) status = check_combine(*routing.state_, in, out, options, call);
   if (!status.ok()) {
     call.record.set_status(status);
@@ -148,6 +150,11 @@ Status Group::wait(Stream stream) {
   if (!backend_) return destroyed("wait");
   if (Status status = check_stream("wait", stream); !status.ok()) return status;
   return backend_->wait(stream);
+}
+
+Status Group::poll() {
+  if (!backend_) return destroyed("poll");
+  return backend_->poll();
 }
 
 Status Group::destroy() {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/group_options.hpp"
+#include "cuda/cuda_routing.hpp"
 #include "cuda/cuda_status.hpp"
 #include "cuda/kernels/combine.hpp"
 #include "cuda/kernels/dispatch.hpp"
@@ -99,6 +100,9 @@ Status make_parts(const BackendContext& context, const DeviceFacts& facts, CudaP
   Result<std::shared_ptr<OwnStream>> stream = OwnStream::create();
   if (!stream.ok()) return stream.status();
   parts.stream = *stream;
+  stream = OwnStream::create();
+  if (!stream.ok()) return stream.status();
+  parts.refusals_stream = *stream;
   if (Status status = load_kernels(facts, parts.has_bulk); !status.ok()) return status;
   const Result<MemoryPath> path = choose_memory_path(facts.device);
   if (!path.ok()) return path.status();
@@ -267,18 +271,24 @@ Status CudaBackend::out_of_memory(Operation operation) {
       fmt::format("{}: rank {} ran out of host memory", to_string(operation), parts_.crew->rank()));
 }
 
-template <typename Refuse>
-Status CudaBackend::refuse(const CallRecord& record, const Status& status, Refuse launch_refusal) {
+template <typename Call, typename Refuse>
+Status CudaBackend::refuse(const Call& call, const Status& status, Refuse launch_refusal) {
+  const CallRecord& record = call.record;
   if (!parts_.crew->broken().ok()) return parts_.crew->broken();
   // Growing memory can find that a peer is gone: that is no matter of this call only.
   if (status.code() == ErrorCode::kTimeout || status.code() == ErrorCode::kPeerLost) {
     return parts_.crew->fail(status.code(), status.peer(), status.message());
   }
+  // Peers that capture the call do not make it now.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const auto caller = static_cast<cudaStream_t>(call.stream.handle);
+  if (cudaStreamIsCapturing(caller, &capture) != cudaSuccess) cudaGetLastError();
+  if (capture != cudaStreamCaptureStatusNone) return status;
   CallRecord refused = record;
   if (refused.code == ErrorCode::kOk) refused.set_status(status);
   // On a stream of its own: the caller's may be what is wrong.
   const RelaxedCapture relaxed;
-  Result<Launch> launch = begin(refused, parts_.stream->get(), false);
+  Result<Launch> launch = begin(refused, parts_.refusals_stream->get(), false);
   if (!launch.ok()) return launch.status();
   Status ended = end(*launch, launch_refusal(*launch), to_string(record.operation));
   if (!ended.ok()) return ended;
@@ -291,8 +301,17 @@ Status CudaBackend::refuse(const CallRecord& record, const Status& status, Refus
   return Status(status.code(), fmt::format("rank {}: {}", parts_.crew->rank(), status.message()), parts_.crew->rank());
 }
 
+namespace {
+
+/// Whether the peers' kernels take part at all: with a Routing that was refused they do not.
+const RouteSummary* summary_of(const std::shared_ptr<const RoutingState>& routing) {
+  return routing == nullptr ? nullptr : static_cast<const CudaRouting&>(*routing).tables.summary;
+}
+
+}  // namespace
+
 Status CudaBackend::refuse_route(const RouteCall& call, const Status& status) {
-  return refuse(call.record, status, [&](const Launch& launch) {
+  return refuse(call, status, [&](const Launch& launch) {
     RouteParams params;
     params.crew = parts_.crew_params;
     params.ticket = launch.ticket;
@@ -301,9 +320,10 @@ Status CudaBackend::refuse_route(const RouteCall& call, const Status& status) {
 }
 
 Status CudaBackend::refuse_dispatch(const DispatchCall& call, const Status& status) {
-  return refuse(call.record, status, [&](const Launch& launch) {
+  return refuse(call, status, [&](const Launch& launch) {
     DispatchParams params;
     params.crew = parts_.crew_params;
+    params.summary = summary_of(call.routing);
     params.bulk = parts_.has_bulk;
     params.entry.ticket = launch.ticket;
     return launch_dispatch(params, launch.stream);
@@ -311,9 +331,10 @@ Status CudaBackend::refuse_dispatch(const DispatchCall& call, const Status& stat
 }
 
 Status CudaBackend::refuse_combine(const CombineCall& call, const Status& status) {
-  return refuse(call.record, status, [&](const Launch& launch) {
+  return refuse(call, status, [&](const Launch& launch) {
     CombineParams params;
     params.crew = parts_.crew_params;
+    params.summary = summary_of(call.routing);
     params.bulk = parts_.has_bulk;
     params.entry.ticket = launch.ticket;
     return launch_combine(params, launch.stream);
@@ -331,6 +352,12 @@ Status CudaBackend::wait(Stream stream) {
   if (!status.ok()) return status;
   if (!parts_.crew->broken().ok()) return parts_.crew->broken();
   if (status = check_lost(); !status.ok()) return status;
+  return take_fault();
+}
+
+Status CudaBackend::poll() {
+  if (!parts_.crew->broken().ok()) return parts_.crew->broken();
+  if (Status status = check_lost(); !status.ok()) return status;
   return take_fault();
 }
 

@@ -39,7 +39,8 @@ struct CudaParts {
   DeviceReport* report = nullptr;                ///< in `pinned`
   std::shared_ptr<std::byte> control_and_bases;  ///< Control, then [R] peer bases
   CrewParams crew_params;
-  std::shared_ptr<OwnStream> stream;  ///< for what is not ordered by a caller's stream: setting up, refusals
+  std::shared_ptr<OwnStream> stream;           ///< for what waits for nobody: setting up, zeroing
+  std::shared_ptr<OwnStream> refusals_stream;  ///< where refused calls wait for the peers
 };
 
 class CudaBackend final : public Backend {
@@ -58,6 +59,7 @@ class CudaBackend final : public Backend {
   Status dispatch(const DispatchCall& call) override;
   Status combine(const CombineCall& call) override;
   Status wait(Stream stream) override;
+  Status poll() override;
   Status destroy() override;
 
  private:
@@ -77,8 +79,8 @@ class CudaBackend final : public Backend {
   /// reused.
   Status end(const Launch& launch, cudaError_t launched, std::string_view operation);
   /// This rank cannot make the call for `status`: the peers' kernels hear of it. Returns `status`.
-  template <typename Refuse>
-  Status refuse(const CallRecord& record, const Status& status, Refuse launch_refusal);
+  template <typename Call, typename Refuse>
+  Status refuse(const Call& call, const Status& status, Refuse launch_refusal);
   Status refuse_route(const RouteCall& call, const Status& status);
   Status refuse_dispatch(const DispatchCall& call, const Status& status);
   Status refuse_combine(const CombineCall& call, const Status& status);

@@ -65,7 +65,7 @@ Result<std::shared_ptr<PinnedMemory>> PinnedMemory::create() {
   if (!host.ok()) return host.status();
   void* device = nullptr;
   if (const cudaError_t mapped = cudaHostGetDevicePointer(&device, *host, 0); mapped != cudaSuccess) {
-    give_back_block(*host);
+    // Not given back: it may be what a device reset has left behind.
     return cuda_status(mapped, "Group::create: mapping host memory for the GPU", "this GPU cannot write host memory");
   }
   return std::make_shared<PinnedMemory>(static_cast<std::byte*>(*host), static_cast<std::byte*>(device));

@@ -233,11 +233,15 @@ def _needs_route(member: Member, handle: Any) -> bool:
     return handle._routing is None or handle._routing.group is not member.group
 
 
+def _knows_counts(handle: EPHandle) -> bool:
+    """Did its dispatch wait for the counts? Alike on all ranks."""
+    return len(handle.num_recv_tokens_per_expert_list) > 0
+
+
 def _routing_of(turn: Turn, handle: EPHandle, routes: bool) -> ferry.Routing:
     if routes:
-        handle._routing = turn.route(
-            handle.topk_idx, num_experts=handle.num_experts, max_recv_rows=handle.num_recv_tokens
-        )
+        most_rows = 0 if _knows_counts(handle) else handle.num_recv_tokens
+        handle._routing = turn.route(handle.topk_idx, num_experts=handle.num_experts, max_recv_rows=most_rows)
     return handle._routing
 
 
@@ -248,7 +252,8 @@ def dispatch_again(
     what = "dispatch"
     routes = _needs_route(member, handle)
     collectives = ("route", "dispatch") if routes else ("dispatch",)
-    with member.turn(what, collectives, asked, exact_route=False) as (turn, call):
+    exact = routes and _knows_counts(handle)
+    with member.turn(what, collectives, asked, exact_route=exact) as (turn, call):
         rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
         check_handle(member, handle, what)
         _check_agrees(handle, given)
@@ -296,7 +301,8 @@ def combine(
     what = "combine"
     routes = _needs_route(member, handle)
     collectives = ("route", "combine") if routes else ("combine",)
-    with member.turn(what, collectives, asked, exact_route=False) as (turn, call):
+    exact = routes and _knows_counts(handle)
+    with member.turn(what, collectives, asked, exact_route=exact) as (turn, call):
         arguments.check_rows(x, f"{what}: x", member.device, torch.bfloat16)
         check_handle(member, handle, what)
         _check_combined(member, x, handle, topk_weights)

@@ -30,6 +30,9 @@ class Turn:
 
     Where the operation fails before it has made them all, its peers must not be left waiting in the next: it makes
     those calls with nothing, which refuses them on every rank.
+
+    Collectives: "route"; "dispatch" and "combine" with the operation's own routing; "gather", a dispatch with the
+    member's, which never fails for want of a route.
     """
 
     def __init__(self, member: Member, collectives: Sequence[str], exact_route: bool) -> None:
@@ -38,6 +41,8 @@ class Turn:
         self._left = list(collectives)
         self._exact_route = exact_route
         self._all_know = False
+        self._route_failed = False
+        self._routing: ferry.Routing | None = None
 
     def _ends_here(self, collective: str) -> bool:
         """Do all ranks learn at once that this collective was refused, and go no further?"""
@@ -51,12 +56,19 @@ class Turn:
             yield
         except Exception:
             self._all_know = self._ends_here(collective)
+            self._route_failed = collective == "route"
             raise
 
     def route(self, topk_idx: torch.Tensor, *, num_experts: int, max_recv_rows: int = 0) -> ferry.Routing:
         """One row per token and rank; without weights, which dispatch takes anew each time."""
         with self._making("route"):
-            return self._group.route(topk_idx, num_experts=num_experts, max_recv_rows=max_recv_rows)
+            self._routing = self._group.route(topk_idx, num_experts=num_experts, max_recv_rows=max_recv_rows)
+            return self._routing
+
+    def gather(self, routing: ferry.Routing, x: torch.Tensor) -> torch.Tensor:
+        """``routing``: the member's own."""
+        with self._making("gather"):
+            return self._group.dispatch(routing, x, tables=False).x
 
     def dispatch(self, routing: ferry.Routing, x: torch.Tensor, **options: Any) -> ferry.Received:
         with self._making("dispatch"):
@@ -71,13 +83,16 @@ class Turn:
         if self._all_know:
             return
         for collective in self._left:
+            if self._route_failed and collective in ("dispatch", "combine"):
+                continue  # with the routing that was refused no rank takes part in these
             with contextlib.suppress(FerryError):
                 if collective == "route":
+                    self._route_failed = True
                     self._group.route(None, num_experts=1)
-                elif collective == "dispatch":
-                    self._group.dispatch(None, None)
+                elif collective == "combine":
+                    self._group.combine(self._routing, None)
                 else:
-                    self._group.combine(None, None)
+                    self._group.dispatch(self._routing if collective == "dispatch" else None, None)
             if self._ends_here(collective):
                 break
 
@@ -141,13 +156,15 @@ class Member:
         except Exception:
             turn.give_up()
             raise
+        # After this rank's part in the operation, so that all ranks stay in step.
+        self.group.poll()
 
     def gather(self, turn: Turn, row: torch.Tensor) -> torch.Tensor:
         """[W] i32 of each rank -> [R, W] i32 on all of them. A dispatch."""
         width = row.shape[0]
         padded = row.new_zeros(self._to_all.num_tokens, max(align(width, _I32_PER_ROW_GRANULE), _I32_PER_ROW_GRANULE))
         padded[:, :width] = row
-        return turn.dispatch(self._to_all, padded, tables=False).x[:, :width]
+        return turn.gather(self._to_all, padded)[:, :width]
 
     def source_table(self, routing: ferry.Routing) -> torch.Tensor:
         """Room for ``out_source`` of a dispatch."""
@@ -155,7 +172,7 @@ class Member:
 
     def wait_for_all(self, on_host: bool) -> None:
         """Nobody goes on before all have come: on the stream, or on the host too."""
-        with self.turn("barrier", ("dispatch",), Asked()) as (turn, _):
+        with self.turn("barrier", ("gather",), Asked()) as (turn, _):
             self.gather(turn, torch.zeros(1, dtype=torch.int32, device=self.device))
         if on_host:
             self.lane.comm_stream.synchronize()

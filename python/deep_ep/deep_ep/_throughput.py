@@ -124,7 +124,7 @@ def dispatch(
     """A new route and its first dispatch."""
     what = "dispatch"
     exact = num_worst_tokens == 0
-    collectives = ("route", "dispatch", "dispatch")
+    collectives = ("route", "gather", "dispatch")
     with member.turn(what, collectives, asked, exact_route=exact) as (turn, call):
         rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
         _check_new(member, rows, given)
@@ -217,7 +217,7 @@ def _routing_of(member: Member, turn: Turn, plan: _Plan, handle: Handle) -> ferr
     if plan.link is not None:
         return plan.link.routing
     # The rows are known to be no more than these, so the host need not wait for the counts.
-    num_rows = handle.recv_src_idx.shape[0]
+    num_rows = max(1, handle.recv_src_idx.shape[0])  # 0 would be: not bounded
     ids = ids_of_mask(handle.is_token_in_rank)
     routing = turn.route(ids, num_experts=member.num_ranks, max_recv_rows=num_rows)
     attach(handle, Link(routing, knows_topk=False))
@@ -238,8 +238,16 @@ def dispatch_again(member: Member, x: Payload, handle: Any, given: dict[str, Any
         _check_tokens(what, rows, tensors)
         call.takes(rows, scales, tensors)
         _, recv_x = _carry(turn, _routing_of(member, turn, plan, tensors), rows, scales, None, tables=False)
+        recv_x = _first_rows(recv_x, tensors.recv_src_idx.shape[0])
         call.gives(recv_x)
     return recv_x, None, None, None, None, _end(call.event)
+
+
+def _first_rows(payload: Payload, num_rows: int) -> Payload:
+    """Without the one row that a bounded route of no rows has."""
+    if isinstance(payload, tuple):
+        return payload[0][:num_rows], payload[1][:num_rows]
+    return payload[:num_rows]
 
 
 def _check_tokens(what: str, rows: torch.Tensor, handle: Handle) -> None:
@@ -275,6 +283,9 @@ def combine(
         biases = arguments.check_biases(bias, what, num_tokens, x.shape[1], member.device)
         call.takes(x, topk_weights, biases, tensors)
         routing = _routing_of(member, turn, plan, tensors)
+        if num_rows < routing.num_recv_rows:
+            x = x.new_zeros(routing.num_recv_rows, x.shape[1])
+            topk_weights = None if topk_weights is None else topk_weights.new_zeros(len(x), topk_weights.shape[1])
         combined = turn.combine(routing, x, weights=None if as_rows else topk_weights, bias=biases)
         weights = _sum_as_rows(turn, routing, topk_weights) if as_rows else combined.weights
         call.gives(combined.x, weights)

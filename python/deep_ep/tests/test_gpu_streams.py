@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from clients import Inputs, dispatch, inputs_of, make_buffer, make_elastic
+from clients import Inputs, dispatch, inputs_of, layout_of, make_buffer, make_elastic
 from ranks import DEVICES, run_ranks
 from world import World, make_world
 
+import ferry
 import reference
 
 pytestmark = pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
@@ -141,3 +144,38 @@ def check_second_generation(rank: int, worlds: list[World], expand: bool) -> Non
 def test_graphs_of_the_second_generation(expand: bool) -> None:
     worlds = [make_world(NUM_RANKS, 6, [24, 24], seed=seed) for seed in range(3)]
     run_ranks(NUM_RANKS, check_second_generation, worlds, expand)
+
+
+def check_late_errors(rank: int, world: World) -> None:
+    buffer = make_buffer(rank, "cuda")
+    mine = inputs_of(world, rank, torch.device("cuda", torch.cuda.current_device()))
+    layout = layout_of(buffer, mine.idx, world.num_experts)
+
+    def told_late(call: Callable[[], object]) -> type[Exception] | None:
+        """The exception of this call or of the next one, which is local."""
+        found = None
+        for attempt in (call, look, look):
+            try:
+                attempt()
+            except ferry.FerryError as error:
+                found = found or type(error)
+            torch.cuda.synchronize()
+        return found
+
+    def look() -> None:
+        buffer.get_dispatch_layout(mine.idx, world.num_experts)
+
+    options = {"topk_idx": mine.idx, "topk_weights": mine.weights, **layout}
+    assert told_late(lambda: buffer.dispatch(mine.x, num_worst_tokens=1, **options)) is ferry.CapacityExceeded
+    wrong = mine.idx.int() if rank == 1 else mine.idx
+    refused = told_late(lambda: buffer.dispatch(mine.x, num_worst_tokens=96, **{**options, "topk_idx": wrong}))
+    assert refused is ferry.InvalidArgument
+    # All ranks are in step: what comes next is as it should be.
+    x, *_ = buffer.dispatch(mine.x, num_worst_tokens=96, **options)
+    expected = reference.received_rows(world, rank)
+    assert torch.equal(x[: len(expected)].cpu(), expected)
+    buffer.destroy()
+
+
+def test_errors_that_the_exchange_shows() -> None:
+    run_ranks(NUM_RANKS, check_late_errors, make_world(NUM_RANKS, 6, [24, 20]))

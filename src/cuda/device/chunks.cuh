@@ -4,7 +4,8 @@
 /// Progress of many warps, told to the peers part by part. Warps finish their share of a chunk in any order; the last
 /// one tells the peers. Chunks are told in ascending order, because a flag may never go back.
 ///
-///   local.chunk_arrivals[c]  all sending warps   atom.add.acq_rel.gpu        what the warp wrote to the peers
+///   local.chunk_arrivals[c]  all sending warps   atom.add.acq_rel.gpu        what the warp wrote to the peers; also
+///                                                ld.acquire.gpu by the last warp of c - 1: are all there?
 ///   local.num_chunks_sent    last warp of c      st.release.gpu / ld.acquire.gpu   progress of chunk c was stored,
 ///                                                                            or a later chunk's is about to be
 

@@ -53,7 +53,6 @@ struct CombineParams {
   int num_sum_blocks = 1;
   int num_stage_blocks = 0;  ///< 0 exactly when nothing is staged
   int chunk_rows = 1;        ///< staged rows of each source between two reports
-  int max_chunks = 1;
 };
 
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream);

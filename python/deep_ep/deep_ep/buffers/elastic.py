@@ -119,8 +119,8 @@ class ElasticBuffer(AbsentFamilies):
     def destroy(self) -> None:
         """Collective: wait until all ranks are done with the buffer, then give its memory back.
 
-        Optional (a buffer that is only dropped waits for nobody), and harmless the second time. Ranks destroy several
-        buffers in the same order. A rank that never comes is a warning, after the deadline of every wait.
+        Optional (a buffer that is only dropped waits for its own GPU), and harmless the second time. Ranks destroy
+        several buffers in the same order. A rank that never comes is a warning, after the deadline of every wait.
         """
         try:
             self._member.destroy()

@@ -91,8 +91,8 @@ class Buffer(LatencyCalls):
     def destroy(self) -> None:
         """Collective: wait until all ranks are done with the buffer, then give its memory back.
 
-        Optional (a buffer that is only dropped waits for nobody), and harmless the second time. Ranks destroy several
-        buffers in the same order. A rank that never comes is a warning, after the deadline of every wait.
+        Optional (a buffer that is only dropped waits for its own GPU), and harmless the second time. Ranks destroy
+        several buffers in the same order. A rank that never comes is a warning, after the deadline of every wait.
         """
         try:
             self._member.destroy()
@@ -213,7 +213,8 @@ class Buffer(LatencyCalls):
             :meth:`get_dispatch_layout`.
         topk_idx, topk_weights: [T, K] i64 and f32, contiguous; both or neither.
         expert_alignment: the returned counts are rounded up to a multiple of it.
-        num_worst_tokens: outputs have this many rows, and the host waits for nothing; more is CapacityExceeded.
+        num_worst_tokens: outputs have this many rows, and the host waits for nothing; more is CapacityExceeded, on
+            GPUs in a later call.
         config: its ``num_sms`` takes the place of ``Buffer.num_sms``.
         previous_event: what the call follows, instead of the current stream.
         async_finish: the returned event must be waited for. Otherwise the current stream waits.

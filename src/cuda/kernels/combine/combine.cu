@@ -94,7 +94,7 @@ __device__ void sum_tokens(const CombineParams& params, const Shared& shared, co
 template <bool kFloat32, bool kBulk>
 __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
     combine_kernel(const __grid_constant__ CombineParams params) {
-  extern __shared__ __align__(128) std::byte memory[];
+  extern __shared__ __align__(kLandingBytes) std::byte memory[];
   const CrewParams& crew = params.crew;
   if (is_broken(crew)) return;
   const bool first = blockIdx.x == 0;

@@ -184,7 +184,8 @@ __device__ inline void stage_rows(const CombineParams& params, const SumStages& 
                                   Outcome outcome, int warp, int num_warps) {
   const bool go = outcome == Outcome::kGo;
   StagedRows rows(params, warp, num_warps);
-  const int wanted = go ? (rows.most_rows() + params.chunk_rows - 1) / params.chunk_rows : 0;
+  const int wanted =
+      go ? rows.most_rows() / params.chunk_rows + (rows.most_rows() % params.chunk_rows != 0 ? 1 : 0) : 0;
   const int num_chunks = wanted < 1 ? 1 : wanted;
   const auto rows_after = [&params, num_chunks, go](int chunk, int source) -> std::int64_t {
     if (!go) return 0;

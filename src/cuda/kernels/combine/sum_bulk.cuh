@@ -13,6 +13,7 @@ inline constexpr int kSumSets = 2;
 /// Tokens between being found and being summed: one per set that lands, and the next one.
 inline constexpr int kSumTokens = kSumSets + 1;
 inline constexpr int kSetBytes = 8192;
+static_assert(kSetBytes / 8 % kLandingBytes == 0, "a piece of a set of eight rows begins at a good place");
 inline constexpr std::int64_t kStepBytes = kWarpLanes * static_cast<std::int64_t>(sizeof(uint4));
 /// A set of fewer rows takes longer pieces of them.
 inline constexpr int kTwoRows = 2;

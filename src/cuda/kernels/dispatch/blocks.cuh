@@ -20,6 +20,7 @@ inline constexpr int kPieceBytes = 3584;
 /// Longest record that lands in a stage beside the piece; longer ones are read where they are.
 inline constexpr int kStagedRecordBytes = 512;
 inline constexpr int kStageBytes = kPieceBytes + kStagedRecordBytes;
+static_assert(kPieceBytes % kLandingBytes == 0 && kStageBytes % kLandingBytes == 0);
 
 struct WarpStages {
   std::byte* data;             ///< [kStages, kStageBytes]

@@ -112,7 +112,7 @@ __device__ void end_call(const DispatchParams& params, std::uint64_t epoch) {
 
 template <bool kBulk>
 __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __grid_constant__ DispatchParams params) {
-  extern __shared__ __align__(128) std::byte memory[];
+  extern __shared__ __align__(kLandingBytes) std::byte memory[];
   const CrewParams& crew = params.crew;
   if (is_broken(crew)) return;
   const bool first = blockIdx.x == 0;
