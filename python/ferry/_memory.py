@@ -60,6 +60,10 @@ def _segment_allocator() -> torch.cuda.memory.CUDAPluggableAllocator:
     return torch.cuda.memory.CUDAPluggableAllocator(_native.__file__, "ferry_segment_alloc", "ferry_segment_free")
 
 
+# What compilers of kernels use, too: an object for the stream, made anew in each call, would take longer than the rest.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
 class DeviceMemory:
     """Of a CUDA group: torch's caching allocator over segments of symmetric memory."""
 
@@ -74,6 +78,8 @@ class DeviceMemory:
             return torch.cuda.MemPool(_segment_allocator().allocator())
 
     def stream(self) -> int:
+        if _raw_stream is not None:
+            return _raw_stream(self._device.index)
         return torch.cuda.current_stream(self._device).cuda_stream
 
     def _make(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
@@ -118,6 +124,8 @@ class DeviceMemory:
             raise
 
     def outputs(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
+        if not wanted:
+            return []
         # A graph's replays use the memory of its capture, which only torch's pool for that graph keeps for them.
         if torch.cuda.is_current_stream_capturing():
             return self._make(wanted)
