@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <filesystem>
 #include <iterator>
 #include <map>
@@ -27,7 +28,12 @@ int num_device_files() {
         std::all_of(name.begin() + kPrefix.size(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
       ++count;
   }
-  return count;
+  // The driver shows no more than this variable lists.
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) return count;
+  const std::string_view list = visible;
+  const auto num_listed = list.empty() ? 0 : 1 + std::count(list.begin(), list.end(), ',');
+  return std::min(count, static_cast<int>(num_listed));
 }
 
 #ifdef FERRY_WITH_CUDA
