@@ -22,7 +22,8 @@ from ferry._errors import (
     TransportError,
     Unsupported,
 )
-from ferry._group import Combined, Group, Received, Routing
+from ferry._group import Group
+from ferry._routing import Combined, Received, Routing
 
 __version__: str = _native.version()
 __commit__: str = _native.commit()

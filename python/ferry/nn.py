@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ferry import ops
-from ferry._group import Group, Routing
+from ferry._group import Group
+from ferry._routing import Routing
 
 __all__ = ["ExpertParallel", "combine", "dispatch"]
 

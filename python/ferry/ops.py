@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 
 from ferry._errors import InvalidArgument
-from ferry._group import Routing, group_of
+from ferry._group import group_of
+from ferry._routing import Routing
 
 __all__ = ["combine", "dispatch", "expert_row_offsets", "route"]
 

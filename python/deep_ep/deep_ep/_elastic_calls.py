@@ -11,7 +11,8 @@ from deep_ep import _arguments as arguments
 from deep_ep._ep_handle import EPHandle
 from deep_ep._expand import Origins, aligned_ends, expand_slots, reduce_slots, slot_weights
 from deep_ep._member import Asked, Member, Turn
-from deep_ep._streams import Call, event_of
+from deep_ep._previous_event import event_of
+from deep_ep._streams import Call
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import InvalidArgument

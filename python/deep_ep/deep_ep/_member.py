@@ -11,7 +11,8 @@ import torch
 import ferry
 from deep_ep._arguments import MAX_TOPK, align, ignore_unknown
 from deep_ep._device import choose_device
-from deep_ep._streams import Call, event_of, lane_of
+from deep_ep._previous_event import event_of
+from deep_ep._streams import Call, lane_of
 from ferry import FerryError, InvalidArgument
 
 _I32_PER_ROW_GRANULE = 4

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from ferry import InvalidArgument
-
 __all__ = ["Call", "HostEvent", "HostStream", "Lane", "lane_of", "record_event", "wait_event"]
 
 
@@ -64,21 +62,6 @@ def wait_event(event: Any) -> None:
     """The current stream waits for an event of :func:`record_event` or of a :class:`Call`."""
     if not isinstance(event, HostEvent):
         torch.cuda.current_stream().wait_event(event)
-
-
-def event_of(previous: Any, what: str) -> Any:
-    """The torch or host event in whatever clients pass as ``previous_event``; None if there is none to wait for."""
-    from deep_ep.utils.event import EventHandle, EventOverlap
-
-    if isinstance(previous, EventOverlap):
-        previous = previous.event
-    if isinstance(previous, EventHandle):
-        previous = previous.event
-    if previous is None or isinstance(previous, (HostEvent, torch.cuda.Event)):
-        return previous
-    raise InvalidArgument(
-        f"{what} is a {type(previous).__name__}, expected an EventHandle, an EventOverlap, a torch.cuda.Event or None"
-    )
 
 
 class Call:
