@@ -9,6 +9,12 @@
 :mod:`ferry.nn` has the same with gradients.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
 from ferry import _native
 from ferry._errors import (
     CapacityExceeded,
@@ -24,6 +30,12 @@ from ferry._errors import (
 )
 from ferry._group import Group
 from ferry._routing import Combined, Received, Routing
+
+
+def empty(*shape: int | Sequence[int], group: Group, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """As :meth:`Group.empty`: a tensor in symmetric memory of ``group``, which may hold anything."""
+    return group.empty(*shape, dtype=dtype)
+
 
 __version__: str = _native.version()
 __commit__: str = _native.commit()
@@ -43,4 +55,5 @@ __all__ = [
     "Timeout",
     "TransportError",
     "Unsupported",
+    "empty",
 ]

@@ -175,7 +175,7 @@ def check_lifetimes(rank: int, world: World, kind: str) -> None:
     world = world.to(device)
     group = ferry.Group(dist.group.WORLD, device=device)
     other = ferry.Group(dist.group.WORLD, device=device)
-    kept = group.empty(3, 16, dtype=torch.float32)
+    kept = ferry.empty((3, 16), group=group, dtype=torch.float32)
     routing = group.route(world.topk_idx[rank], num_experts=world.num_experts)
     slots = routing.slots
     expected = slots.clone()
