@@ -1,0 +1,104 @@
+"""How long calls take. Where there is no GPU, by the clock of the host."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["bench", "bench_kineto"]
+
+# Larger than the last cache of any GPU.
+_FLUSH_BYTES = 256 << 20
+
+
+def _on_host(call: Callable[[], object], num_tests: int, after: Callable[[], object]) -> list[float]:
+    times = []
+    for _ in range(num_tests):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+        after()
+    return times
+
+
+def _on_gpu(call: Callable[[], object], num_tests: int, after: Callable[[], object]) -> list[float]:
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(num_tests)]
+    torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda").zero_()
+    for begin, end in marks:
+        begin.record()
+        call()
+        end.record()
+        after()
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) / 1e3 for begin, end in marks]
+
+
+def bench(
+    fn: Callable[[], object],
+    num_warmups: int = 50,
+    num_tests: int = 50,
+    post_fn: Callable[[], object] | None = None,
+) -> tuple[float, float, float]:
+    """The mean, the least and the most seconds of a call ``fn()``, from one end on the current stream to the next.
+
+    post_fn: called after each, and not counted.
+    """
+    for _ in range(num_warmups):
+        fn()
+    times = (_on_gpu if torch.cuda.is_available() else _on_host)(fn, num_tests, post_fn or (lambda: None))
+    return sum(times) / len(times), min(times), max(times)
+
+
+def bench_kineto(
+    fn: Callable[[], object],
+    kernel_names: str | tuple[str, ...],
+    num_tests: int = 30,
+    suppress_kineto_output: bool = False,
+    trace_path: str | None = None,
+    barrier_comm_profiling: bool = False,
+    num_kernels_per_period: int = 1,
+    barrier: Callable[[], object] | None = None,
+) -> float | tuple[float, ...]:
+    """Seconds on the GPU of a call ``fn()``: of the kernels with each name in theirs, per call.
+
+    Ferry's kernels are not those of another package, whose names programs pass. Where none of the names is found, the
+    first stands for the whole call (all kernels of the GPU, per call, waits for other ranks among them; without a GPU
+    the time of the call), and the others, like a name that is not found beside one that is, are NaN.
+
+    trace_path: where to write the trace. barrier_comm_profiling: ranks come together first: with ``barrier``, or else
+    with the default process group. suppress_kineto_output: of no consequence, nothing is printed.
+    num_kernels_per_period: 1; programs of several kernels by one name get them summed.
+    """
+    names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
+    fn()
+    if barrier_comm_profiling:
+        (barrier or dist.barrier)()
+    with _profile(trace_path) as per_kernel:
+        times = _on_host(fn, num_tests, lambda: None)
+    found = {name: [s for kernel, s in per_kernel.items() if name in kernel] for name in names}
+    if any(found.values()):
+        result = [sum(found[name]) / num_tests if found[name] else float("nan") for name in names]
+    else:
+        whole = sum(per_kernel.values()) if per_kernel else sum(times)
+        result = [whole / num_tests, *[float("nan")] * (len(names) - 1)]
+    return result[0] if isinstance(kernel_names, str) else tuple(result)
+
+
+@contextlib.contextmanager
+def _profile(trace_path: str | None) -> Iterator[dict[str, float]]:
+    """Filled when it ends: seconds of each kernel of the GPU, by its name."""
+    seconds: dict[str, float] = {}
+    if not torch.cuda.is_available():
+        yield seconds
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        yield seconds
+        torch.cuda.synchronize()
+    for event in profiler.key_averages():
+        seconds[event.key] = seconds.get(event.key, 0.0) + event.self_device_time_total / 1e6
+    if trace_path is not None:
+        profiler.export_chrome_trace(trace_path)
