@@ -16,6 +16,7 @@ import torch
 import deep_ep
 import ferry
 
+UTILS = ("envs", "gate", "math", "refs", "testing")
 SNAPSHOT = pathlib.Path(__file__).with_name("signatures.json")
 
 
@@ -32,6 +33,10 @@ def signatures() -> dict[str, str]:
                     found[f"{name}.{member}"] = kind + str(inspect.signature(getattr(thing, member)))
         elif inspect.isfunction(thing):
             found[name] = str(inspect.signature(thing))
+    for part in UTILS:
+        module = importlib.import_module(f"deep_ep.utils.{part}")
+        for name in module.__all__:
+            found[f"utils.{part}.{name}"] = str(inspect.signature(getattr(module, name)))
     return found
 
 

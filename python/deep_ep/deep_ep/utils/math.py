@@ -98,6 +98,8 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
         shifts = torch.arange(0, 8 * _EXPONENTS_PER_WORD, 8, dtype=torch.int32, device=x_scales.device)
         exponents = (x_scales.unsqueeze(2) >> shifts) & 0xFF
         x_scales = (exponents << _MANTISSA_BITS).flatten(1).view(torch.float32)
-    hidden = x_fp8.shape[1]
-    of_column = x_scales.repeat_interleave(_BLOCK, dim=1)[:, :hidden]
-    return (x_fp8.float() * of_column).to(torch.bfloat16)
+    values = x_fp8.float()
+    whole = x_fp8.shape[1] // _BLOCK
+    values[:, : whole * _BLOCK].unflatten(1, (whole, _BLOCK)).mul_(x_scales[:, :whole].unsqueeze(2))
+    values[:, whole * _BLOCK :].mul_(x_scales[:, whole : whole + 1])
+    return values.to(torch.bfloat16)

@@ -20,16 +20,6 @@ _NUM_VALUES = 251
 _VALUE_UNIT = 64.0
 
 
-def _all_to_all(
-    rows: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup | None
-) -> torch.Tensor:
-    """As bytes: not every backend knows every dtype."""
-    words = rows.contiguous().view(torch.uint8)
-    out = words.new_empty(sum(received), *words.shape[1:])
-    dist.all_to_all_single(out, words, received, sent, group=group)
-    return out.view(rows.dtype)
-
-
 def dispatch(
     x: Payload,
     topk_idx: torch.Tensor,
@@ -56,15 +46,20 @@ def dispatch(
     sent_counts, counts = sent.tolist(), came.tolist()
     order = torch.cat(tokens)
 
-    def carry(rows: torch.Tensor) -> torch.Tensor:
-        return _all_to_all(rows, sent_counts, counts, group)
+    def carry(table: torch.Tensor) -> torch.Tensor:
+        """As bytes: not every backend knows every dtype."""
+        words = table.contiguous().view(torch.uint8)[order]
+        out = words.new_empty(sum(counts), words.shape[1])
+        dist.all_to_all_single(out, words, counts, sent_counts, group=group)
+        return out.view(table.dtype)
 
-    local_idx = carry(topk_idx[order]) - rank * num_local
+    local_idx = carry(topk_idx) - rank * num_local
     is_local = (local_idx >= 0) & (local_idx < num_local)
     local_idx = torch.where(is_local, local_idx, -1)
-    weights = torch.where(is_local, carry(topk_weights[order]), 0.0)
-    source = carry((rank * num_max_tokens_per_rank + order).to(torch.int32).unsqueeze(1)).squeeze(1)
-    rows = tuple(carry(part[order]) for part in x) if isinstance(x, tuple) else carry(x[order])
+    weights = torch.where(is_local, carry(topk_weights), 0.0)
+    own = torch.arange(topk_idx.shape[0], dtype=torch.int32, device=topk_idx.device)
+    source = carry((rank * num_max_tokens_per_rank + own).unsqueeze(1)).squeeze(1)
+    rows = tuple(carry(part) for part in x) if isinstance(x, tuple) else carry(x)
     return rows, local_idx, weights, source, counts
 
 
