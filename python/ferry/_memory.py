@@ -48,7 +48,10 @@ class HostMemory:
     def outputs(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         """What dispatch fills. Where ranks are processes, taking symmetric memory is slow on a CPU."""
         return [
-            self.empty(one.sizes, one.dtype) if one.moves else torch.empty(one.sizes, dtype=one.dtype) for one in wanted
+            self.empty(one.sizes, one.dtype)
+            if one.moves
+            else torch.empty(one.sizes, dtype=one.dtype, device=self._device)
+            for one in wanted
         ]
 
     def close(self) -> None: ...
