@@ -77,9 +77,9 @@ class ExpertParallel(torch.nn.Module):
 
     group: the ranks; num_experts: E of all ranks together; expert_alignment: rows of each expert are padded (with
     zeros) to a multiple of this, as grouped matrix products want it.
-    host_offsets: ``experts`` gets Python integers; otherwise a tensor on the group's device, with which the host waits
-    for nothing that max_recv_rows does not make it wait for, and torch.compile needs no graph break.
-    max_recv_rows: see :meth:`ferry.Group.route`.
+    host_offsets: ``experts`` gets Python integers, for which the host waits; otherwise a tensor on the group's device,
+    and torch.compile needs no graph break.
+    max_recv_rows: see :meth:`ferry.Group.route`; with it and without host_offsets the host waits for nothing.
     """
 
     def __init__(

@@ -225,7 +225,6 @@ NB_MODULE(_native, module) {
       .def("enter_pool", [](PyGroup& self) { self.pool().enter(); })
       .def("leave_pool", [](PyGroup&) { SymmetricPool::leave(); })
       .def("raise_pool_error", &PyGroup::raise_pool_error)
-      .def("num_resting_segments", [](PyGroup& self) { return self.pool().num_resting(); })
       .def("reclaim_segments", [](PyGroup& self) { self.pool().reclaim(); })
       .def("destroy", &PyGroup::destroy);
   module.def("create_group", &PyGroup::create);

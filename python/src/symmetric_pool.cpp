@@ -59,11 +59,6 @@ void SymmetricPool::rest(Buffer segment) {
   resting_.push_back(std::move(segment));
 }
 
-std::size_t SymmetricPool::num_resting() const {
-  const std::lock_guard lock(mutex_);
-  return resting_.size();
-}
-
 void SymmetricPool::reclaim() {
   std::vector<Buffer> rested;
   const std::lock_guard lock(mutex_);

@@ -31,13 +31,12 @@ class SymmetricPool : public std::enable_shared_from_this<SymmetricPool> {
   Status take_error();
   /// Kernels may still use a segment that torch gives back, so it rests.
   void rest(Buffer segment);
-  std::size_t num_resting() const;
   /// Gives back what rests. The GPU must be idle.
   void reclaim();
 
  private:
   std::shared_ptr<Group> group_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   Status error_;                 // guarded by mutex_
   std::vector<Buffer> resting_;  // guarded by mutex_
 };

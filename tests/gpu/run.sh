@@ -63,7 +63,7 @@ names_of() { # path forking|threaded
 }
 
 summary_of() { # log
-  grep -E '^=* ?[0-9]+ (passed|failed|error)' "$1" | tail -n 1
+  grep -E '^=* ?[0-9]+ (passed|failed|error)' "$1" | tail -n 1 || true
   grep -E '^\[  (PASSED|FAILED) +\] [0-9]+ tests?|^\[  SKIPPED \] [0-9]+ tests?' "$1" |
     sed -E 's/^\[ +([A-Z]+) +\] ([0-9]+).*/\2 \1/' | tr '[:upper:]' '[:lower:]' | paste -sd, | sed 's/,/, /g' || true
 }
