@@ -19,8 +19,8 @@ constexpr std::int64_t kFirstPauseNs = 5'000'000;
 constexpr std::int64_t kLongestPauseNs = 250'000'000;
 
 /// How far a try has come. The furthest failure says most: a rank with another secret sees rank 0 hang up after the
-/// hello, and perhaps, on its last try, that rank 0 has gone.
-enum class Stage { kConnect, kChallenge, kHello };
+/// hello, and perhaps, on its last try, that rank 0 has gone or has no time left to answer.
+enum class Stage { kConnect, kChallenge, kHello, kAnswer };
 
 /// Why this try led nowhere; the next may do better.
 struct Retry {
@@ -83,9 +83,9 @@ Try<Channel> await_welcome(Channel channel, Deadline deadline) {
         continue;
       }
       case ReceiveOutcome::kClosed:
-        return Retry{Stage::kHello, "it closed the connection after the hello; does it have the same secret?"};
+        return Retry{Stage::kAnswer, "it closed the connection after the hello; does it have the same secret?"};
       case ReceiveOutcome::kBroken:
-        return Retry{Stage::kHello, std::string(channel.trouble().message())};
+        return Retry{Stage::kAnswer, std::string(channel.trouble().message())};
       case ReceiveOutcome::kFrame:
         break;
     }
@@ -94,7 +94,7 @@ Try<Channel> await_welcome(Channel channel, Deadline deadline) {
       const Result<Failure> failure = parse_failure(frame.payload);
       return failure.ok() ? failure->to_status() : failure.status();
     }
-    return Retry{Stage::kHello,
+    return Retry{Stage::kAnswer,
                  fmt::format("it answered the hello with a frame of type {}", static_cast<int>(frame.type))};
   }
 }

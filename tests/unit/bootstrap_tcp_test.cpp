@@ -5,10 +5,12 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <future>
 
+#include "bootstrap/handshake.hpp"
 #include "bootstrap/random_secret.hpp"
 #include "bootstrap/tcp_bootstrap.hpp"
 #include "support/bootstrap_ranks.hpp"
@@ -285,6 +287,26 @@ TEST(TcpBootstrap, AnotherSecretIsNamedAsTheLikelyCauseOnBothSides) {
   EXPECT_EQ(statuses[2].code(), ErrorCode::kTimeout);
   EXPECT_EQ(statuses[2].peer(), 0);
   EXPECT_THAT(std::string(statuses[2].message()), HasSubstr("same secret"));
+}
+
+TEST(TcpBootstrap, WhyRankZeroHungUpOutweighsItsSilenceAtTheEnd) {
+  const Meeting meeting = Meeting::prepare();
+  auto peer = std::async(std::launch::async,
+                         [&] { return create_tcp_bootstrap(meeting.options(1, 2, 2 * kNsPerSecond)).status(); });
+  const bootstrap::UniqueFd listener(meeting.listen_fd);
+  (void)fcntl(listener.get(), F_SETFL, 0);
+  const bootstrap::ChallengeFrame challenge = bootstrap::make_challenge({});
+  // As rank 0 does: the hello is read, found wanting and answered by hanging up. Then, to the next try, nothing.
+  bootstrap::UniqueFd connection(accept(listener.get(), nullptr, nullptr));
+  ASSERT_EQ(write(connection.get(), challenge.data(), challenge.size()), std::ssize(challenge));
+  bootstrap::HelloFrame hello{};
+  ASSERT_EQ(recv(connection.get(), hello.data(), hello.size(), MSG_WAITALL), std::ssize(hello));
+  connection = {};
+  connection = bootstrap::UniqueFd(accept(listener.get(), nullptr, nullptr));
+  ASSERT_EQ(write(connection.get(), challenge.data(), challenge.size()), std::ssize(challenge));
+  const Status status = peer.get();
+  EXPECT_EQ(status.code(), ErrorCode::kTimeout) << status.to_string();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("same secret"));
 }
 
 TEST(TcpBootstrap, RankTriesAgainUntilTheRealRankZeroListens) {
