@@ -1,0 +1,62 @@
+#ifndef FERRY_NET_PROXY_HPP
+#define FERRY_NET_PROXY_HPP
+
+/// The thread that drives an engine for one rank. The rank hands it puts and notifies and reads what arrived; neither
+/// ever waits for the other. Sleeps while nothing happens.
+///
+///   word                 writer   readers   order                            publishes
+///   received[p][c]       proxy    rank      store release / load acquire     the bytes put before that notify
+///   lost[p]              proxy    rank      store release / load acquire     why_lost(p)
+///   the queue of orders  rank     proxy     a mutex                          what lies in memory at the offsets named
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "net/engine.hpp"
+
+namespace ferry::net {
+
+/// Bytes and messages given to the network for one peer since the beginning.
+struct PeerTraffic {
+  std::uint64_t put_bytes = 0;
+  std::uint64_t num_puts = 0;
+  std::uint64_t num_notifies = 0;
+};
+
+class Proxy {
+ public:
+  /// `ring` is called by the proxy's thread, after it changed any word above: it wakes the rank. Must not block.
+  Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> ring);
+  /// Closes the engine: at most its deadline.
+  ~Proxy();
+  Proxy(const Proxy&) = delete;
+  Proxy& operator=(const Proxy&) = delete;
+
+  /// Connect and start the thread. Once.
+  Status start(std::span<const Blob> addresses);
+
+  /// As the engine's, from any one thread at a time.
+  void put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
+  void notify(int peer, int channel, std::uint64_t value);
+
+  /// Highest value that `peer` has sent on `channel`, 0 before the first.
+  std::uint64_t received(int peer, int channel) const;
+  /// Ok while the peer is there as far as the network knows.
+  Status peer_status(int peer) const;
+
+  PeerTraffic traffic(int peer) const;
+  /// Asks the engine, in its thread; blocks until answered.
+  std::vector<Route> routes();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ferry::net
+
+#endif  // FERRY_NET_PROXY_HPP
