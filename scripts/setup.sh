@@ -9,7 +9,7 @@ readonly supported="Debian 12 and Ubuntu 24.04"
 # package:tool names a command that will do in place of the package, wherever it came from;
 # package:header.h a header that the compiler must find; import:module and python:header.h are for python3.
 readonly build_packages=(g++:g++ cmake:cmake ninja-build:ninja git:git libfmt-dev:fmt/format.h libssl-dev:openssl/hmac.h
-  libcli11-dev:CLI/CLI.hpp nlohmann-json3-dev:nlohmann/json.hpp)
+  libcli11-dev:CLI/CLI.hpp nlohmann-json3-dev:nlohmann/json.hpp libucx-dev:ucp/api/ucp.h)
 readonly test_packages=(libgtest-dev:gtest/gtest.h libgmock-dev:gmock/gmock.h binutils:nm python3:python3
   python3-venv:import:ensurepip python3-dev:python:Python.h)
 # clang-format by number: another version would format some lines differently.

@@ -1,0 +1,17 @@
+# Decides whether the network engine over UCX is built; sets FERRY_WITH_UCX and, where that is on, FERRY_UCX_INCLUDE_DIR.
+# Only the headers are needed: nothing links UCX, so what is built here also runs where it is not installed.
+set(FERRY_WITH_UCX OFF)
+if(FERRY_UCX STREQUAL "AUTO" OR FERRY_UCX)
+  find_path(FERRY_UCX_INCLUDE_DIR ucp/api/ucp.h DOC "Folder that has ucp/api/ucp.h")
+  mark_as_advanced(FERRY_UCX_INCLUDE_DIR)
+  if(FERRY_UCX_INCLUDE_DIR)
+    set(FERRY_WITH_UCX ON)
+  elseif(NOT FERRY_UCX STREQUAL "AUTO")
+    message(FATAL_ERROR "FERRY_UCX is ${FERRY_UCX}, but ucp/api/ucp.h was not found: install UCX's headers (libucx-dev on "
+                        "Debian and Ubuntu), set FERRY_UCX_INCLUDE_DIR, or build with -DFERRY_UCX=OFF")
+  endif()
+endif()
+if(NOT FERRY_WITH_UCX)
+  unset(FERRY_UCX_INCLUDE_DIR CACHE)
+  set(FERRY_UCX_INCLUDE_DIR "")
+endif()

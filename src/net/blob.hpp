@@ -1,0 +1,78 @@
+#ifndef FERRY_NET_BLOB_HPP
+#define FERRY_NET_BLOB_HPP
+
+/// What every engine's blob begins with, and the one parser of blobs. Little-endian, no padding:
+///
+///   bytes  field
+///   4      magic "FNB1"
+///   8      checksum of everything after it: finds what was cut or garbled on the way, not what was forged
+///   16     engine name, zero-padded
+///   8      bytes of memory
+///   4 4 4  index of the end, number of peers, number of channels
+///   …      the engine's own part
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "ferry/status.hpp"
+#include "net/engine.hpp"
+
+namespace ferry::net {
+
+/// Names one end of one network in all the world.
+using Token = std::array<std::byte, 16>;
+
+/// @errors kSystem
+Result<Token> make_token();
+
+/// @errors kInternal: longer than kMaxBlobBytes
+Result<Blob> make_blob(std::string_view engine, const EngineOptions& options, std::span<const std::byte> own_part);
+
+/// The engine's own part of what `peer` published, a view into `blob`, once all before it fits this end: same engine,
+/// same size of memory, same numbers, and the index expected.
+/// @errors kTransport, with the peer
+Result<std::span<const std::byte>> parse_blob(std::span<const std::byte> blob, std::string_view engine,
+                                              const EngineOptions& options, int peer);
+
+/// Takes values from the front of bytes that nobody vouches for. Once something was missing, ok() stays false and
+/// everything read is zero or empty.
+class BlobReader {
+ public:
+  explicit BlobReader(std::span<const std::byte> bytes) : rest_(bytes) {}
+
+  std::uint32_t u32() { return static_cast<std::uint32_t>(integer(4)); }
+  std::uint64_t u64() { return integer(8); }
+  std::span<const std::byte> bytes(std::size_t count);
+  bool ok() const { return ok_; }
+  /// All taken, nothing missing?
+  bool finished() const { return ok_ && rest_.empty(); }
+  std::span<const std::byte> rest() const { return rest_; }
+
+ private:
+  std::uint64_t integer(std::size_t num_bytes);
+
+  std::span<const std::byte> rest_;
+  bool ok_ = true;
+};
+
+class BlobWriter {
+ public:
+  void u32(std::uint32_t value) { integer(value, 4); }
+  void u64(std::uint64_t value) { integer(value, 8); }
+  void bytes(std::span<const std::byte> bytes) { blob_.insert(blob_.end(), bytes.begin(), bytes.end()); }
+  const Blob& blob() const { return blob_; }
+
+ private:
+  void integer(std::uint64_t value, std::size_t num_bytes) {
+    for (std::size_t i = 0; i < num_bytes; ++i) blob_.push_back(static_cast<std::byte>((value >> (8 * i)) & 0xff));
+  }
+
+  Blob blob_;
+};
+
+}  // namespace ferry::net
+
+#endif  // FERRY_NET_BLOB_HPP

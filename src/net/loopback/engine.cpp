@@ -1,0 +1,285 @@
+#include "net/loopback/engine.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "net/blob.hpp"
+#include "net/loopback/faults.hpp"
+#include "net/loopback/inbox.hpp"
+
+namespace ferry::net::loopback {
+namespace {
+
+constexpr std::string_view kName = "loopback";
+
+struct Peer {
+  std::shared_ptr<Inbox> inbox;  // null before connect and for this end itself
+  bool lost = false;
+  bool told = false;
+};
+
+class LoopbackEngine final : public Engine {
+ public:
+  LoopbackEngine(const EngineOptions& options, const Token& token, std::shared_ptr<Inbox> inbox)
+      : options_(options),
+        token_(token),
+        inbox_(std::move(inbox)),
+        peers_(static_cast<std::size_t>(options.num_peers)) {
+    offer_inbox(token_, inbox_);
+  }
+  ~LoopbackEngine() override { close(); }
+
+  std::string_view name() const override { return kName; }
+  Result<Blob> address() const override { return make_blob(kName, options_, token_); }
+  Status connect(std::span<const Blob> addresses, EngineEvents events) override;
+  void put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) override;
+  void notify(int peer, int channel, std::uint64_t value) override;
+  bool poll() override;
+  // The sender's bytes are copied by put, so nothing is ever left to send.
+  bool flushed(int /*peer*/) const override { return true; }
+  int event_fd() const override { return inbox_->wake().get(); }
+  bool arm() override;
+  std::vector<Route> routes() const override;
+  void close() override;
+
+ private:
+  Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+  void post(int peer, Operation operation);
+  void lose(int peer, ErrorCode code, std::string_view why);
+  bool notice_cuts();
+  std::vector<Operation> take_due();
+  void mix_channels(std::vector<Operation>* operations);
+  void apply(const Operation& operation);
+
+  EngineOptions options_;
+  Token token_;
+  std::shared_ptr<Inbox> inbox_;
+  EngineEvents events_;
+  std::vector<Peer> peers_;
+  std::vector<Operation> waiting_;  // arrived and held back by a fault
+  std::mt19937_64 random_;
+  std::uint64_t seed_ = 0;
+  bool connected_ = false;
+  bool closed_ = false;
+};
+
+Status LoopbackEngine::connect(std::span<const Blob> addresses, EngineEvents events) {
+  if (addresses.size() != peers_.size()) {
+    return Status(ErrorCode::kTransport,
+                  fmt::format("network engine loopback: {} addresses for {} peers", addresses.size(), peers_.size()));
+  }
+  std::vector<std::shared_ptr<Inbox>> found(peers_.size());
+  for (int peer = 0; peer < options_.num_peers; ++peer) {
+    if (peer == options_.self) continue;
+    const auto index = static_cast<std::size_t>(peer);
+    Result<std::span<const std::byte>> own_part = parse_blob(addresses[index], kName, options_, peer);
+    if (!own_part.ok()) return own_part.status();
+    Token token{};
+    if (own_part->size() != token.size()) {
+      return Status(ErrorCode::kTransport,
+                    fmt::format("network engine loopback: rank {} published a token of {} bytes, expected {}; run the "
+                                "same build on every rank",
+                                peer, own_part->size(), token.size()),
+                    peer);
+    }
+    std::ranges::copy(*own_part, token.begin());
+    found[index] = find_inbox(token);
+  }
+  events_ = std::move(events);
+  for (std::size_t peer = 0; peer < peers_.size(); ++peer) peers_[peer].inbox = std::move(found[peer]);
+  connected_ = true;
+  return {};
+}
+
+void LoopbackEngine::put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset,
+                         std::size_t num_bytes) {
+  if (local_offset > options_.memory.size() || num_bytes > options_.memory.size() - local_offset) {
+    lose(peer, ErrorCode::kInternal, "a put out of bytes that are not in this end's memory; please report this");
+    return;
+  }
+  const std::span<const std::byte> source = options_.memory.subspan(local_offset, num_bytes);
+  post(peer, Operation{.kind = Operation::Kind::kPut,
+                       .channel = channel,
+                       .offset = remote_offset,
+                       .bytes = {source.begin(), source.end()}});
+}
+
+void LoopbackEngine::notify(int peer, int channel, std::uint64_t value) {
+  post(peer, Operation{.kind = Operation::Kind::kNotify, .channel = channel, .bytes = {}, .value = value});
+}
+
+void LoopbackEngine::post(int peer, Operation operation) {
+  Peer& to = at(peer);
+  if (to.lost || to.inbox == nullptr || rule_for(options_.self, peer).dropped) return;
+  operation.from = options_.self;
+  to.inbox->post(std::move(operation));
+}
+
+bool LoopbackEngine::poll() {
+  if (!connected_ || closed_) return false;
+  bool moved = notice_cuts();
+  std::vector<Operation> due = take_due();
+  if (reorder_seed() != 0) mix_channels(&due);
+  for (const Operation& operation : due) apply(operation);
+  moved |= !due.empty();
+  for (int peer = 0; peer < options_.num_peers; ++peer) {
+    if (peer != options_.self && at(peer).inbox == nullptr && !at(peer).told) {
+      lose(peer, ErrorCode::kPeerLost, "it has left this process");
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+bool LoopbackEngine::notice_cuts() {
+  bool any = false;
+  for (int peer = 0; peer < options_.num_peers; ++peer) {
+    if (peer == options_.self || at(peer).lost || !rule_for(peer, options_.self).cut) continue;
+    lose(peer, ErrorCode::kTransport, "the connection was cut");
+    any = true;
+  }
+  return any;
+}
+
+/// What may be applied now, in order of arrival. A pair's operations stay behind the first that must wait.
+std::vector<Operation> LoopbackEngine::take_due() {
+  for (Operation& operation : inbox_->take()) waiting_.push_back(std::move(operation));
+  std::vector<Operation> due;
+  std::vector<Operation> later;
+  std::vector<bool> blocked(peers_.size(), false);
+  for (Operation& operation : waiting_) {
+    const auto from = static_cast<std::size_t>(operation.from);
+    const PairRule rule = rule_for(operation.from, options_.self);
+    if (operation.polls_left < 0) operation.polls_left = rule.delay_polls;
+    if (rule.delay_polls == 0) operation.polls_left = 0;
+    if (rule.held || operation.polls_left > 0) blocked[from] = true;
+    if (operation.polls_left > 0) --operation.polls_left;
+    (blocked[from] ? later : due).push_back(std::move(operation));
+  }
+  waiting_ = std::move(later);
+  return due;
+}
+
+/// A random merge of the channels: each keeps its order, and the end of a peer stays behind all that it sent.
+void LoopbackEngine::mix_channels(std::vector<Operation>* operations) {
+  if (const std::uint64_t seed = reorder_seed(); seed != seed_) {
+    seed_ = seed;
+    random_.seed(seed);
+  }
+  std::vector<std::vector<Operation>> lanes;
+  std::vector<std::pair<int, int>> keys;
+  std::vector<Operation> gone;
+  for (Operation& operation : *operations) {
+    if (operation.kind == Operation::Kind::kGone) {
+      gone.push_back(std::move(operation));
+      continue;
+    }
+    const std::pair key{operation.from, operation.channel};
+    const auto lane = static_cast<std::size_t>(std::ranges::find(keys, key) - keys.begin());
+    if (lane == keys.size()) {
+      keys.push_back(key);
+      lanes.emplace_back();
+    }
+    lanes[lane].push_back(std::move(operation));
+  }
+  operations->clear();
+  std::vector<std::size_t> next(lanes.size(), 0);
+  std::vector<std::size_t> open(lanes.size());
+  for (std::size_t lane = 0; lane < open.size(); ++lane) open[lane] = lane;
+  while (!open.empty()) {
+    const std::size_t drawn = random_() % open.size();
+    const std::size_t lane = open[drawn];
+    operations->push_back(std::move(lanes[lane][next[lane]++]));
+    if (next[lane] == lanes[lane].size()) open.erase(open.begin() + static_cast<std::ptrdiff_t>(drawn));
+  }
+  std::ranges::move(gone, std::back_inserter(*operations));
+}
+
+void LoopbackEngine::apply(const Operation& operation) {
+  if (at(operation.from).lost) return;
+  switch (operation.kind) {
+    case Operation::Kind::kGone:
+      lose(operation.from, ErrorCode::kPeerLost, "it has closed its end");
+      return;
+    case Operation::Kind::kNotify:
+      if (operation.channel >= 0 && operation.channel < options_.num_channels && events_.notified) {
+        events_.notified(operation.from, operation.channel, operation.value);
+      }
+      return;
+    case Operation::Kind::kPut:
+      if (operation.offset > options_.memory.size() ||
+          operation.bytes.size() > options_.memory.size() - operation.offset) {
+        lose(operation.from, ErrorCode::kTransport,
+             fmt::format("it put {} bytes at offset {}, outside of the {} bytes of this end's memory; please report "
+                         "this",
+                         operation.bytes.size(), operation.offset, options_.memory.size()));
+        return;
+      }
+      std::ranges::copy(operation.bytes, options_.memory.begin() + static_cast<std::ptrdiff_t>(operation.offset));
+      return;
+  }
+}
+
+void LoopbackEngine::lose(int peer, ErrorCode code, std::string_view why) {
+  Peer& gone = at(peer);
+  gone.lost = true;
+  if (gone.told) return;
+  gone.told = true;
+  if (events_.lost) {
+    events_.lost(peer,
+                 Status(code, fmt::format("network engine loopback: the connection to rank {}: {}", peer, why), peer));
+  }
+}
+
+bool LoopbackEngine::arm() {
+  if (!connected_ || closed_) return true;
+  if (!inbox_->empty()) return false;
+  // What is delayed by polls needs polls; what is held waits for a wake-up.
+  return std::ranges::none_of(
+      waiting_, [this](const Operation& operation) { return !rule_for(operation.from, options_.self).held; });
+}
+
+std::vector<Route> LoopbackEngine::routes() const {
+  std::vector<Route> routes;
+  for (int peer = 0; peer < options_.num_peers; ++peer) {
+    if (peer != options_.self) routes.push_back({peer, "memory of this process"});
+  }
+  return routes;
+}
+
+void LoopbackEngine::close() {
+  if (closed_) return;
+  closed_ = true;
+  withdraw_inbox(token_);
+  inbox_->shut();
+  for (int peer = 0; peer < options_.num_peers; ++peer) {
+    if (peer != options_.self) post(peer, Operation{.kind = Operation::Kind::kGone, .bytes = {}});
+  }
+  for (Peer& peer : peers_) {
+    peer.lost = true;
+    peer.inbox = nullptr;
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options) {
+  Result<Token> token = make_token();
+  if (!token.ok()) return token.status();
+  auto inbox = std::make_shared<Inbox>();
+  if (inbox->wake().get() < 0) {
+    return Status(ErrorCode::kSystem,
+                  fmt::format("network engine loopback: eventfd failed: {}; raise the open-file limit (ulimit -n) if "
+                              "descriptors ran out",
+                              std::strerror(inbox->wake().error())));
+  }
+  return std::unique_ptr<Engine>(std::make_unique<LoopbackEngine>(options, *token, std::move(inbox)));
+}
+
+Status probe() { return {}; }
+
+}  // namespace ferry::net::loopback

@@ -1,0 +1,57 @@
+#ifndef FERRY_NET_LOOPBACK_INBOX_HPP
+#define FERRY_NET_LOOPBACK_INBOX_HPP
+
+/// Where the other ends of this process leave operations for one end, and how they find it.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "net/blob.hpp"
+#include "net/wake_fd.hpp"
+
+namespace ferry::net::loopback {
+
+struct Operation {
+  enum class Kind { kPut, kNotify, kGone };
+  Kind kind = Kind::kPut;
+  int from = 0;
+  int channel = 0;
+  std::size_t offset = 0;        // kPut
+  std::vector<std::byte> bytes;  // kPut: copied by the sender, so that nobody reads another end's memory
+  std::uint64_t value = 0;       // kNotify
+  int polls_left = -1;           // for the receiver: how long a fault delays it; -1: not looked at yet
+};
+
+class Inbox {
+ public:
+  /// Any thread. Dropped where the owner has shut it.
+  void post(Operation operation);
+  /// Everything after this is dropped. By the owner.
+  void shut();
+  /// By the owner: all that has arrived, in order.
+  std::vector<Operation> take();
+  bool empty() const;
+
+  const WakeFd& wake() const { return wake_; }
+
+ private:
+  WakeFd wake_;
+  mutable std::mutex mutex_;
+  std::vector<Operation> operations_;
+  bool shut_ = false;
+};
+
+/// Process-wide, by weak reference: an end that is gone is not found. Tokens are random, so networks cannot meet by
+/// mistake.
+void offer_inbox(const Token& token, const std::shared_ptr<Inbox>& inbox);
+std::shared_ptr<Inbox> find_inbox(const Token& token);
+void withdraw_inbox(const Token& token);
+/// Every end polls again: something other than an operation has changed.
+void wake_all_ends();
+
+}  // namespace ferry::net::loopback
+
+#endif  // FERRY_NET_LOOPBACK_INBOX_HPP

@@ -1,0 +1,305 @@
+#include "net/proxy.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "net/wake_fd.hpp"
+
+namespace ferry::net {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// An answer that comes this soon is met awake; more would take the processor from ranks that share it.
+constexpr std::chrono::microseconds kSpinTime{20};
+/// Sleeping ends at the latest after this, so that a wake-up that a network library loses costs no more.
+constexpr int kLongestSleepMs = 1000;
+/// Where nothing wakes the thread (an engine without a descriptor, or one that must be polled until something left):
+/// the first sleep, and how long they grow.
+constexpr std::int64_t kFirstNapNs = 50'000;
+constexpr std::int64_t kLongestNapNs = 2'000'000;
+
+struct Order {
+  enum class Kind { kPut, kNotify, kRoutes };
+  Kind kind = Kind::kPut;
+  int peer = 0;
+  int channel = 0;
+  std::size_t local_offset = 0;
+  std::size_t remote_offset = 0;
+  std::size_t num_bytes = 0;
+  std::uint64_t value = 0;
+  std::promise<std::vector<Route>>* routes = nullptr;
+};
+
+/// What the network knows about a peer. `why` is written before `gone` is set, and never again.
+struct Loss {
+  std::atomic<bool> gone{false};
+  Status why;
+};
+
+/// Written by the rank's thread; atomic because anybody may ask.
+struct TrafficCounters {
+  std::atomic<std::uint64_t> put_bytes{0};
+  std::atomic<std::uint64_t> num_puts{0};
+  std::atomic<std::uint64_t> num_notifies{0};
+};
+
+void add(std::atomic<std::uint64_t>* counter, std::uint64_t amount) {
+  counter->fetch_add(amount, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+class Proxy::Impl {
+ public:
+  Impl(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> ring)
+      : engine_(std::move(engine)),
+        num_peers_(options.num_peers),
+        num_channels_(options.num_channels),
+        ring_(std::move(ring)),
+        received_(static_cast<std::size_t>(options.num_peers) * static_cast<std::size_t>(options.num_channels)),
+        losses_(static_cast<std::size_t>(options.num_peers)),
+        traffic_(static_cast<std::size_t>(options.num_peers)) {}
+
+  ~Impl() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.signal();
+    if (thread_.joinable()) {
+      thread_.join();
+    } else if (engine_ != nullptr) {
+      engine_->close();
+    }
+  }
+
+  Status start(std::span<const Blob> addresses);
+  void push(const Order& order);
+  std::vector<Route> routes();
+
+  std::atomic<std::uint64_t>& word(int peer, int channel) {
+    return received_[static_cast<std::size_t>(peer) * static_cast<std::size_t>(num_channels_) +
+                     static_cast<std::size_t>(channel)];
+  }
+  Loss& loss(int peer) { return losses_[static_cast<std::size_t>(peer)]; }
+  TrafficCounters& traffic(int peer) { return traffic_[static_cast<std::size_t>(peer)]; }
+
+ private:
+  bool is_peer(int peer) const { return peer >= 0 && peer < num_peers_; }
+  void on_notified(int peer, int channel, std::uint64_t value);
+  void on_lost(int peer, const Status& why);
+  void run();
+  bool obey(std::vector<Order>* orders);
+  void sleep(std::int64_t* nap_ns);
+
+  std::unique_ptr<Engine> engine_;
+  const int num_peers_;
+  const int num_channels_;
+  const std::function<void()> ring_;
+  std::vector<std::atomic<std::uint64_t>> received_;
+  std::vector<Loss> losses_;
+  std::vector<TrafficCounters> traffic_;
+
+  WakeFd wake_;
+  std::mutex mutex_;
+  std::vector<Order> orders_;  // guarded by mutex_, as the next two
+  bool asleep_ = false;        // the thread is in poll(2), or about to be, and wants a signal
+  bool stop_ = false;
+  bool started_ = false;  // by the rank's thread only
+  bool changed_ = false;  // by the proxy's thread only: a word changed since the last ring
+  std::thread thread_;
+};
+
+Status Proxy::Impl::start(std::span<const Blob> addresses) {
+  if (started_) return Status(ErrorCode::kInternal, "network proxy: started twice; please report this");
+  if (wake_.get() < 0) {
+    return Status(ErrorCode::kSystem,
+                  fmt::format("network proxy: eventfd failed: {}; raise the open-file limit (ulimit -n) if descriptors "
+                              "ran out",
+                              std::strerror(wake_.error())));
+  }
+  EngineEvents events;
+  events.notified = [this](int peer, int channel, std::uint64_t value) { on_notified(peer, channel, value); };
+  events.lost = [this](int peer, const Status& why) { on_lost(peer, why); };
+  if (Status status = engine_->connect(addresses, std::move(events)); !status.ok()) return status;
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    return Status(
+        ErrorCode::kSystem,
+        fmt::format("network proxy: no thread for it: {}; raise the limit of threads (ulimit -u)", error.what()));
+  }
+  started_ = true;
+  return {};
+}
+
+void Proxy::Impl::push(const Order& order) {
+  if (!started_) return;
+  bool wake = false;
+  {
+    const std::lock_guard lock(mutex_);
+    orders_.push_back(order);
+    wake = std::exchange(asleep_, false);
+  }
+  if (wake) wake_.signal();
+}
+
+std::vector<Route> Proxy::Impl::routes() {
+  if (!started_) return {};
+  std::promise<std::vector<Route>> answer;
+  std::future<std::vector<Route>> answered = answer.get_future();
+  Order order;
+  order.kind = Order::Kind::kRoutes;
+  order.routes = &answer;
+  push(order);
+  return answered.get();
+}
+
+void Proxy::Impl::on_notified(int peer, int channel, std::uint64_t value) {
+  if (!is_peer(peer) || channel < 0 || channel >= num_channels_) return;
+  std::atomic<std::uint64_t>& highest = word(peer, channel);
+  if (value <= highest.load(std::memory_order_relaxed)) return;
+  highest.store(value, std::memory_order_release);
+  changed_ = true;
+}
+
+void Proxy::Impl::on_lost(int peer, const Status& why) {
+  if (!is_peer(peer)) return;
+  Loss& lost = loss(peer);
+  if (lost.gone.load(std::memory_order_relaxed)) return;
+  lost.why = why;
+  lost.gone.store(true, std::memory_order_release);
+  changed_ = true;
+}
+
+void Proxy::Impl::run() {
+  std::vector<Order> orders;
+  Clock::time_point last_move = Clock::now();
+  std::int64_t nap_ns = 0;
+  while (true) {
+    bool stopping = false;
+    {
+      const std::lock_guard lock(mutex_);
+      orders.swap(orders_);
+      stopping = stop_;
+    }
+    bool moved = obey(&orders);
+    moved |= engine_->poll();
+    if (std::exchange(changed_, false)) ring_();
+    if (stopping) break;
+    if (moved) {
+      last_move = Clock::now();
+      nap_ns = 0;
+    } else if (Clock::now() - last_move >= kSpinTime) {
+      sleep(&nap_ns);
+    }
+  }
+  engine_->close();
+}
+
+bool Proxy::Impl::obey(std::vector<Order>* orders) {
+  if (orders->empty()) return false;
+  for (const Order& order : *orders) {
+    if (order.kind == Order::Kind::kRoutes) {
+      order.routes->set_value(engine_->routes());
+    } else if (loss(order.peer).gone.load(std::memory_order_relaxed)) {
+      continue;
+    } else if (order.kind == Order::Kind::kPut) {
+      engine_->put(order.peer, order.channel, order.local_offset, order.remote_offset, order.num_bytes);
+    } else {
+      engine_->notify(order.peer, order.channel, order.value);
+    }
+  }
+  orders->clear();
+  return true;
+}
+
+/// Until there are orders or the engine has something to do.
+void Proxy::Impl::sleep(std::int64_t* nap_ns) {
+  const int engine_fd = engine_->event_fd();
+  const bool will_be_woken = engine_fd >= 0 && engine_->arm();
+  if (!will_be_woken && *nap_ns == 0) {
+    // Most often something has just arrived.
+    *nap_ns = kFirstNapNs;
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (!orders_.empty() || stop_) return;
+    asleep_ = true;
+  }
+  std::array<pollfd, 2> entries{pollfd{wake_.get(), POLLIN, 0}, pollfd{engine_fd, POLLIN, 0}};
+  const nfds_t num_entries = will_be_woken ? 2 : 1;
+  if (will_be_woken) {
+    ::poll(entries.data(), num_entries, kLongestSleepMs);
+    *nap_ns = 0;
+  } else {
+    const timespec nap{0, *nap_ns};
+    ppoll(entries.data(), num_entries, &nap, nullptr);
+    *nap_ns = std::min(*nap_ns * 2, kLongestNapNs);
+  }
+  const std::lock_guard lock(mutex_);
+  asleep_ = false;
+  if ((entries[0].revents & POLLIN) != 0) wake_.clear();
+}
+
+Proxy::Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> ring)
+    : impl_(std::make_unique<Impl>(std::move(engine), options, std::move(ring))) {}
+
+Proxy::~Proxy() = default;
+
+Status Proxy::start(std::span<const Blob> addresses) { return impl_->start(addresses); }
+
+void Proxy::put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
+  add(&impl_->traffic(peer).put_bytes, num_bytes);
+  add(&impl_->traffic(peer).num_puts, 1);
+  Order order;
+  order.kind = Order::Kind::kPut;
+  order.peer = peer;
+  order.channel = channel;
+  order.local_offset = local_offset;
+  order.remote_offset = remote_offset;
+  order.num_bytes = num_bytes;
+  impl_->push(order);
+}
+
+void Proxy::notify(int peer, int channel, std::uint64_t value) {
+  add(&impl_->traffic(peer).num_notifies, 1);
+  Order order;
+  order.kind = Order::Kind::kNotify;
+  order.peer = peer;
+  order.channel = channel;
+  order.value = value;
+  impl_->push(order);
+}
+
+std::uint64_t Proxy::received(int peer, int channel) const {
+  return impl_->word(peer, channel).load(std::memory_order_acquire);
+}
+
+Status Proxy::peer_status(int peer) const {
+  const Loss& loss = impl_->loss(peer);
+  return loss.gone.load(std::memory_order_acquire) ? loss.why : Status();
+}
+
+PeerTraffic Proxy::traffic(int peer) const {
+  const TrafficCounters& counters = impl_->traffic(peer);
+  return {.put_bytes = counters.put_bytes.load(std::memory_order_relaxed),
+          .num_puts = counters.num_puts.load(std::memory_order_relaxed),
+          .num_notifies = counters.num_notifies.load(std::memory_order_relaxed)};
+}
+
+std::vector<Route> Proxy::routes() { return impl_->routes(); }
+
+}  // namespace ferry::net

@@ -1,0 +1,219 @@
+#include "net/ucx/connection.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "net/ucx/routes.hpp"
+
+namespace ferry::net::ucx {
+namespace {
+
+/// UCX reads packed addresses and keys without being told their length. What parse_blob lets through is what the peer
+/// packed; the zeros are for a reader that looks a little further.
+constexpr std::size_t kTailBytes = 1024;
+
+std::vector<std::byte> with_tail(std::span<const std::byte> bytes) {
+  std::vector<std::byte> copy(bytes.size() + kTailBytes);
+  std::ranges::copy(bytes, copy.begin());
+  return copy;
+}
+
+}  // namespace
+
+Connection::Connection(const Resources& resources, int peer, int num_channels)
+    : resources_(resources),
+      library_(resources.library()),
+      peer_(peer),
+      last_put_(static_cast<std::size_t>(num_channels), 0) {}
+
+void Connection::release_key() {
+  if (remote_key_ != nullptr) library_.rkey_destroy(std::exchange(remote_key_, nullptr));
+}
+
+Status Connection::open(std::span<const std::byte> address, std::span<const std::byte> remote_key,
+                        std::uint64_t remote_base) {
+  const std::vector<std::byte> address_copy = with_tail(address);
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address_copy.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = on_failed;
+  params.err_handler.arg = this;
+  if (Status status = ucx_status(library_.ep_create(resources_.worker(), &params, &endpoint_),
+                                 fmt::format("connecting to rank {}", peer_),
+                                 "UCX_TLS and UCX_NET_DEVICES must leave a transport that reaches it and that notices "
+                                 "lost peers (tcp, or a network card's)",
+                                 peer_);
+      !status.ok()) {
+    endpoint_ = nullptr;
+    return status;
+  }
+  remote_base_ = remote_base;
+  if (remote_key.empty()) return {};
+  const std::vector<std::byte> key_copy = with_tail(remote_key);
+  return ucx_status(library_.ep_rkey_unpack(endpoint_, key_copy.data(), &remote_key_),
+                    fmt::format("reading the key to the memory of rank {}", peer_),
+                    "run the same version of UCX on every rank", peer_);
+}
+
+void Connection::put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
+  if (!usable() || stopped_ || num_bytes == 0) return;
+  const std::size_t size = resources_.memory().size();
+  if (local_offset > size || num_bytes > size - local_offset || remote_offset > size ||
+      num_bytes > size - remote_offset) {
+    fail(UCS_ERR_OUT_OF_RANGE);
+    return;
+  }
+  Operation* operation = take_operation(Kind::kPut);
+  ucp_request_param_t params = params_of(operation);
+#if UCP_API_VERSION >= UCP_VERSION(1, 13)
+  params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+  params.memh = resources_.memory_handle();
+#endif
+  last_put_[static_cast<std::size_t>(channel)] = ++num_puts_;
+  started(operation, library_.put_nbx(endpoint_, resources_.memory().data() + local_offset, num_bytes,
+                                      remote_base_ + remote_offset, remote_key_, &params));
+}
+
+void Connection::notify(int channel, const Message& message) {
+  if (!usable() || stopped_) return;
+  const std::uint64_t after_put = last_put_[static_cast<std::size_t>(channel)];
+  waiting_.push_back({message, after_put, false});
+  needed_ = std::max(needed_, after_put);
+  look_again_ = true;
+}
+
+void Connection::say_last(const Message& message) {
+  if (!usable()) return;
+  waiting_.push_back({message, num_puts_, true});
+  needed_ = num_puts_;
+  look_again_ = true;
+}
+
+void Connection::stop() {
+  stopped_ = true;
+  waiting_.clear();
+}
+
+bool Connection::advance() {
+  if (!usable()) return false;
+  bool moved = false;
+  if (needed_ > flush_started_) {
+    flush();
+    moved = true;
+  }
+  if (look_again_) {
+    look_again_ = false;
+    const auto due = [this](const Waiting& waiting) { return waiting.after_put <= flushed_; };
+    std::deque<Waiting> later;
+    for (const Waiting& waiting : waiting_) {
+      // The last message stays behind all others.
+      if (!due(waiting) || (waiting.last && !later.empty())) {
+        later.push_back(waiting);
+        continue;
+      }
+      send(waiting.message);
+      flush_wanted_ |= waiting.last;
+      moved = true;
+    }
+    waiting_ = std::move(later);
+  }
+  if (flush_wanted_ && usable()) {
+    flush_wanted_ = false;
+    flush();
+    moved = true;
+  }
+  return moved;
+}
+
+void Connection::send(const Message& message) {
+  if (!usable()) return;
+  Operation* operation = take_operation(Kind::kMessage);
+  operation->message = message;
+  ucp_request_param_t params = params_of(operation);
+  params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+  params.flags = UCP_AM_SEND_FLAG_EAGER;
+  started(operation,
+          library_.am_send_nbx(endpoint_, kMessageId, &operation->message, sizeof(Message), nullptr, 0, &params));
+}
+
+void Connection::flush() {
+  Operation* operation = take_operation(Kind::kFlush);
+  operation->covers = num_puts_;
+  flush_started_ = num_puts_;
+  const ucp_request_param_t params = params_of(operation);
+  started(operation, library_.ep_flush_nbx(endpoint_, &params));
+}
+
+void Connection::shut() {
+  stop();
+  if (endpoint_ == nullptr) return;
+  Operation* operation = take_operation(Kind::kClose);
+  ucp_request_param_t params = params_of(operation);
+  params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+  params.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  started(operation, library_.ep_close_nbx(std::exchange(endpoint_, nullptr), &params));
+}
+
+std::string Connection::describe() const {
+  return endpoint_ == nullptr ? std::string("closed") : describe_endpoint(library_, endpoint_);
+}
+
+Connection::Operation* Connection::take_operation(Kind kind) {
+  if (spare_.empty()) spare_.push_back(&operations_.emplace_back());
+  Operation* operation = spare_.back();
+  spare_.pop_back();
+  operation->connection = this;
+  operation->kind = kind;
+  ++num_under_way_;
+  return operation;
+}
+
+ucp_request_param_t Connection::params_of(Operation* operation) {
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  params.cb.send = on_completed;
+  params.user_data = operation;
+  return params;
+}
+
+/// After UCX took the operation: null where it is done already; then there is no callback.
+void Connection::started(Operation* operation, ucs_status_ptr_t request) {
+  if (request == nullptr) {
+    complete(operation, UCS_OK);
+  } else if (UCS_PTR_IS_ERR(request)) {
+    complete(operation, UCS_PTR_STATUS(request));
+  }
+}
+
+void Connection::complete(Operation* operation, ucs_status_t status) {
+  --num_under_way_;
+  spare_.push_back(operation);
+  if (operation->kind == Kind::kClose) return;
+  if (status != UCS_OK) {
+    fail(status);
+  } else if (operation->kind == Kind::kFlush && operation->covers > flushed_) {
+    flushed_ = operation->covers;
+    look_again_ = !waiting_.empty();
+  }
+}
+
+void Connection::fail(ucs_status_t status) {
+  if (failure_ == UCS_OK) failure_ = status;
+}
+
+void Connection::on_completed(void* request, ucs_status_t status, void* operation) {
+  auto* completed = static_cast<Operation*>(operation);
+  Connection* connection = completed->connection;
+  connection->complete(completed, status);
+  connection->library_.request_free(request);
+}
+
+void Connection::on_failed(void* connection, ucp_ep_h /*endpoint*/, ucs_status_t status) {
+  static_cast<Connection*>(connection)->fail(status);
+}
+
+}  // namespace ferry::net::ucx

@@ -1,0 +1,113 @@
+#ifndef FERRY_NET_UCX_CONNECTION_HPP
+#define FERRY_NET_UCX_CONNECTION_HPP
+
+/// The way to one peer: an endpoint, the key to its memory, and what is under way. All by the engine's thread.
+///
+/// Order. Puts to a peer are numbered. A message waits for a number: that of the last put before it on its channel.
+/// It is sent once a flush that began after that put has completed, which UCX reports when the bytes are in the peer's
+/// memory. One flush serves all puts before it, so there is at most one per poll; several may be under way.
+///
+/// Callbacks of UCX only take notes; everything is sent from advance().
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "net/ucx/message.hpp"
+#include "net/ucx/resources.hpp"
+
+namespace ferry::net::ucx {
+
+class Connection {
+ public:
+  Connection(const Resources& resources, int peer, int num_channels);
+  /// After the worker, which may call back as long as it lives.
+  ~Connection() = default;
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  /// `address` and `remote_key` come from UCX's own packing, at the peer; `remote_base`: where its memory begins.
+  Status open(std::span<const std::byte> address, std::span<const std::byte> remote_key, std::uint64_t remote_base);
+
+  void put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
+  /// Sent after all earlier puts on `channel`.
+  void notify(int channel, const Message& message);
+  /// Sent after all earlier puts and messages, and followed by a flush of its own.
+  void say_last(const Message& message);
+  /// No more than what has been given already. Messages that have not been sent are forgotten.
+  void stop();
+  /// Begin to see to it that all puts given so far arrive.
+  void begin_flush() { needed_ = num_puts_; }
+
+  /// Send what is due. True if anything was.
+  bool advance();
+  /// Nothing waits and nothing is under way.
+  bool quiet() const { return waiting_.empty() && num_under_way_ == 0 && needed_ <= flushed_ && !flush_wanted_; }
+  /// UCS_OK, or why the connection failed.
+  ucs_status_t failure() const { return failure_; }
+
+  /// Break off: what is under way is cancelled, which later progress of the worker completes. Idempotent.
+  void shut();
+  /// Gives the key to the peer's memory back. Before the worker is destroyed.
+  void release_key();
+  bool is_shut() const { return endpoint_ == nullptr && num_under_way_ == 0; }
+
+  /// For people: transports by lane.
+  std::string describe() const;
+
+ private:
+  enum class Kind { kPut, kFlush, kMessage, kClose };
+  struct Operation {
+    Connection* connection = nullptr;
+    Kind kind = Kind::kPut;
+    std::uint64_t covers = 0;  // kFlush: the number of the last put before it
+    Message message;           // kMessage: must stay where it is until sent
+  };
+  struct Waiting {
+    Message message;
+    std::uint64_t after_put = 0;
+    bool last = false;
+  };
+
+  static void on_completed(void* request, ucs_status_t status, void* operation);
+  static void on_failed(void* connection, ucp_ep_h endpoint, ucs_status_t status);
+
+  bool usable() const { return endpoint_ != nullptr && failure_ == UCS_OK; }
+  Operation* take_operation(Kind kind);
+  static ucp_request_param_t params_of(Operation* operation);
+  void started(Operation* operation, ucs_status_ptr_t request);
+  void complete(Operation* operation, ucs_status_t status);
+  void send(const Message& message);
+  void flush();
+  void fail(ucs_status_t status);
+
+  const Resources& resources_;  // not touched by completions, which may come while it is being destroyed
+  const Library& library_;
+  const int peer_;
+  ucp_ep_h endpoint_ = nullptr;
+  ucp_rkey_h remote_key_ = nullptr;
+  std::uint64_t remote_base_ = 0;
+  ucs_status_t failure_ = UCS_OK;
+  bool stopped_ = false;
+
+  std::uint64_t num_puts_ = 0;           // also the number of the last put
+  std::uint64_t needed_ = 0;             // some message, or the owner, needs all puts up to here to have arrived
+  std::uint64_t flush_started_ = 0;      // a flush is under way, or done, for all puts up to here
+  std::uint64_t flushed_ = 0;            // all puts up to here have arrived
+  bool flush_wanted_ = false;            // one more flush, whatever the numbers say: after the last message
+  bool look_again_ = false;              // some waiting message may be due
+  std::vector<std::uint64_t> last_put_;  // by channel
+  std::deque<Waiting> waiting_;
+
+  std::size_t num_under_way_ = 0;
+  std::deque<Operation> operations_;  // all there ever were; their addresses stay
+  std::vector<Operation*> spare_;
+};
+
+}  // namespace ferry::net::ucx
+
+#endif  // FERRY_NET_UCX_CONNECTION_HPP

@@ -1,0 +1,160 @@
+#include "net/ucx/library.hpp"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <array>
+#include <cstdlib>
+#include <string>
+
+namespace ferry::net::ucx {
+namespace {
+
+constexpr std::string_view kInstallHint =
+    "install UCX 1.11 or newer (libucx0 on Debian and Ubuntu), or see that the loader finds its libucp.so.0";
+constexpr unsigned kOldestMajor = 1;
+constexpr unsigned kOldestMinor = 11;
+
+struct LoadedLibrary {
+  Library table;
+  Status status;
+};
+
+/// UCX installs handlers for faults and for SIGHUP when it is loaded. How a program dies is not a library's business,
+/// so they are taken away again, unless UCX_HANDLE_ERRORS asks for them.
+class SignalHandlersKept {
+ public:
+  SignalHandlersKept() {
+    for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], nullptr, &before_[i]);
+  }
+  ~SignalHandlersKept() {
+    if (std::getenv("UCX_HANDLE_ERRORS") != nullptr) return;
+    for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  }
+  SignalHandlersKept(const SignalHandlersKept&) = delete;
+  SignalHandlersKept& operator=(const SignalHandlersKept&) = delete;
+
+ private:
+  static constexpr std::array<int, 6> kSignals{SIGHUP, SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGABRT};
+  std::array<struct sigaction, kSignals.size()> before_{};
+};
+
+/// A lost peer is reported as a Status; UCX would print it besides. Its log level has no place in a context's own
+/// configuration, so this is done for the whole process, and only where nobody else uses UCX and nobody set the level.
+void keep_quiet(void* ucs) {
+  if (std::getenv("UCX_LOG_LEVEL") != nullptr) return;
+  using SetValue = ucs_status_t (*)(const char* name, const char* value);
+  if (const auto set_value = reinterpret_cast<SetValue>(dlsym(ucs, "ucs_global_opts_set_value"))) {
+    set_value("LOG_LEVEL", "FATAL");
+  }
+}
+
+Status not_loaded() {
+  const char* reason = dlerror();
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("network engine ucx: {}; {}", reason != nullptr ? reason : "the library cannot be loaded",
+                            kInstallHint));
+}
+
+LoadedLibrary load_library() {
+  LoadedLibrary loaded;
+  void* others = dlopen("libucs.so.0", RTLD_NOW | RTLD_NOLOAD);
+  const bool in_use = others != nullptr;
+  if (in_use) dlclose(others);
+  void* ucp = nullptr;
+  void* ucs = nullptr;
+  {
+    const SignalHandlersKept handlers;
+    // Never unloaded: UCX has threads and hooks that outlive their users.
+    ucp = dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (ucp != nullptr) ucs = dlopen("libucs.so.0", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  }
+  if (ucp == nullptr || ucs == nullptr) {
+    loaded.status = not_loaded();
+    return loaded;
+  }
+  if (!in_use) keep_quiet(ucs);
+  const auto need = [&loaded](void* from, const char* name, auto* function) {
+    if (!loaded.status.ok()) return;
+    *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(dlsym(from, name));
+    if (*function == nullptr) loaded.status = not_loaded();
+  };
+  Library& table = loaded.table;
+  need(ucp, "ucp_get_version", &table.get_version);
+  need(ucp, "ucp_config_read", &table.config_read);
+  need(ucp, "ucp_config_modify", &table.config_modify);
+  need(ucp, "ucp_config_release", &table.config_release);
+  need(ucp, "ucp_init_version", &table.init_version);
+  need(ucp, "ucp_cleanup", &table.cleanup);
+  need(ucp, "ucp_worker_create", &table.worker_create);
+  need(ucp, "ucp_worker_destroy", &table.worker_destroy);
+  need(ucp, "ucp_worker_get_address", &table.worker_get_address);
+  need(ucp, "ucp_worker_release_address", &table.worker_release_address);
+  need(ucp, "ucp_worker_get_efd", &table.worker_get_efd);
+  need(ucp, "ucp_worker_arm", &table.worker_arm);
+  need(ucp, "ucp_worker_progress", &table.worker_progress);
+  need(ucp, "ucp_worker_set_am_recv_handler", &table.worker_set_am_recv_handler);
+  need(ucp, "ucp_mem_map", &table.mem_map);
+  need(ucp, "ucp_mem_unmap", &table.mem_unmap);
+  need(ucp, "ucp_rkey_pack", &table.rkey_pack);
+  need(ucp, "ucp_rkey_buffer_release", &table.rkey_buffer_release);
+  need(ucp, "ucp_ep_rkey_unpack", &table.ep_rkey_unpack);
+  need(ucp, "ucp_rkey_destroy", &table.rkey_destroy);
+  need(ucp, "ucp_ep_create", &table.ep_create);
+  need(ucp, "ucp_ep_close_nbx", &table.ep_close_nbx);
+  need(ucp, "ucp_ep_flush_nbx", &table.ep_flush_nbx);
+  need(ucp, "ucp_ep_print_info", &table.ep_print_info);
+  need(ucp, "ucp_put_nbx", &table.put_nbx);
+  need(ucp, "ucp_am_send_nbx", &table.am_send_nbx);
+  need(ucp, "ucp_request_free", &table.request_free);
+  need(ucs, "ucs_status_string", &table.status_string);
+  if (!loaded.status.ok()) return loaded;
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned patch = 0;
+  table.get_version(&major, &minor, &patch);
+  if (major != kOldestMajor || minor < kOldestMinor) {
+    loaded.status = Status(ErrorCode::kUnsupported, fmt::format("network engine ucx: the installed UCX is {}.{}.{}; {}",
+                                                                major, minor, patch, kInstallHint));
+  }
+  return loaded;
+}
+
+const LoadedLibrary& loaded_library() {
+  // Never destroyed: engines may be closed while the process's own statics already are.
+  static const LoadedLibrary& loaded = *new LoadedLibrary(load_library());
+  return loaded;
+}
+
+bool means_peer_lost(ucs_status_t status) {
+  switch (status) {
+    case UCS_ERR_CONNECTION_RESET:
+    case UCS_ERR_NOT_CONNECTED:
+    case UCS_ERR_REJECTED:
+    case UCS_ERR_ENDPOINT_TIMEOUT:
+    case UCS_ERR_CANCELED:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Result<const Library*> library() {
+  const LoadedLibrary& loaded = loaded_library();
+  if (!loaded.status.ok()) return loaded.status;
+  return &loaded.table;
+}
+
+Status ucx_status(ucs_status_t status, std::string_view operation, std::string_view hint, int peer) {
+  if (status == UCS_OK) return {};
+  const Result<const Library*> table = library();
+  std::string message = fmt::format("network engine ucx: {}: {}", operation,
+                                    table.ok() ? (*table)->status_string(status) : "UCX is not loaded");
+  if (!hint.empty()) message.append("; ").append(hint);
+  return Status(means_peer_lost(status) ? ErrorCode::kPeerLost : ErrorCode::kTransport, std::move(message), peer);
+}
+
+}  // namespace ferry::net::ucx

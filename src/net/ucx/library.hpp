@@ -1,0 +1,55 @@
+#ifndef FERRY_NET_UCX_LIBRARY_HPP
+#define FERRY_NET_UCX_LIBRARY_HPP
+
+/// UCX's functions, looked up when first needed: a library linked against libucp would not load on a machine without it.
+
+#include <ucp/api/ucp.h>
+
+#include <string_view>
+
+#include "ferry/status.hpp"
+
+namespace ferry::net::ucx {
+
+struct Library {
+  decltype(&ucp_get_version) get_version = nullptr;
+  decltype(&ucp_config_read) config_read = nullptr;
+  decltype(&ucp_config_modify) config_modify = nullptr;
+  decltype(&ucp_config_release) config_release = nullptr;
+  decltype(&ucp_init_version) init_version = nullptr;
+  decltype(&ucp_cleanup) cleanup = nullptr;
+  decltype(&ucp_worker_create) worker_create = nullptr;
+  decltype(&ucp_worker_destroy) worker_destroy = nullptr;
+  decltype(&ucp_worker_get_address) worker_get_address = nullptr;
+  decltype(&ucp_worker_release_address) worker_release_address = nullptr;
+  decltype(&ucp_worker_get_efd) worker_get_efd = nullptr;
+  decltype(&ucp_worker_arm) worker_arm = nullptr;
+  decltype(&ucp_worker_progress) worker_progress = nullptr;
+  decltype(&ucp_worker_set_am_recv_handler) worker_set_am_recv_handler = nullptr;
+  decltype(&ucp_mem_map) mem_map = nullptr;
+  decltype(&ucp_mem_unmap) mem_unmap = nullptr;
+  decltype(&ucp_rkey_pack) rkey_pack = nullptr;
+  decltype(&ucp_rkey_buffer_release) rkey_buffer_release = nullptr;
+  decltype(&ucp_ep_rkey_unpack) ep_rkey_unpack = nullptr;
+  decltype(&ucp_rkey_destroy) rkey_destroy = nullptr;
+  decltype(&ucp_ep_create) ep_create = nullptr;
+  decltype(&ucp_ep_close_nbx) ep_close_nbx = nullptr;
+  decltype(&ucp_ep_flush_nbx) ep_flush_nbx = nullptr;
+  decltype(&ucp_ep_print_info) ep_print_info = nullptr;
+  decltype(&ucp_put_nbx) put_nbx = nullptr;
+  decltype(&ucp_am_send_nbx) am_send_nbx = nullptr;
+  decltype(&ucp_request_free) request_free = nullptr;
+  decltype(&ucs_status_string) status_string = nullptr;
+};
+
+/// Loaded by the first call, in which nothing else of UCX runs than what it runs whenever it is loaded. Safe from any
+/// thread; lives for ever.
+/// @errors kUnsupported: not installed, or too old
+Result<const Library*> library();
+
+/// What `status` means, as `operation` met it. Ok for UCS_OK. kPeerLost where the peer is gone, kTransport otherwise.
+Status ucx_status(ucs_status_t status, std::string_view operation, std::string_view hint = {}, int peer = -1);
+
+}  // namespace ferry::net::ucx
+
+#endif  // FERRY_NET_UCX_LIBRARY_HPP

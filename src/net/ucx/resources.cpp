@@ -1,0 +1,109 @@
+#include "net/ucx/resources.hpp"
+
+#include <array>
+#include <cstdlib>
+
+namespace ferry::net::ucx {
+namespace {
+
+/// Where nobody set the variable. Shared memory notices dead peers only if told to, and UCX takes no transport that
+/// does not for endpoints that must hear of failures. UCX asks silent peers every 20 s, which is long for survivors.
+struct Setting {
+  const char* variable;
+  const char* name;
+  const char* value;
+};
+constexpr std::array<Setting, 3> kSettings{{
+    {"UCX_POSIX_ERROR_HANDLING", "POSIX_ERROR_HANDLING", "y"},
+    {"UCX_SYSV_ERROR_HANDLING", "SYSV_ERROR_HANDLING", "y"},
+    {"UCX_KEEPALIVE_INTERVAL", "KEEPALIVE_INTERVAL", "2s"},
+}};
+
+constexpr std::string_view kVariablesHint = "check the UCX_* variables (UCX_LOG_LEVEL=info makes UCX say more)";
+
+}  // namespace
+
+Result<std::unique_ptr<Resources>> Resources::create(const Library& library, std::span<std::byte> memory) {
+  std::unique_ptr<Resources> resources(new Resources(library, memory));
+  if (Status status = resources->open_context(); !status.ok()) return status;
+  if (Status status = resources->map_memory(); !status.ok()) return status;
+  if (Status status = resources->open_worker(); !status.ok()) return status;
+  return resources;
+}
+
+Resources::~Resources() {
+  if (worker_ != nullptr) library_.worker_destroy(worker_);
+  if (mapped_ != nullptr) library_.mem_unmap(context_, mapped_);
+  if (context_ != nullptr) library_.cleanup(context_);
+}
+
+Status Resources::open_context() {
+  ucp_config_t* config = nullptr;
+  if (const ucs_status_t read = library_.config_read(nullptr, nullptr, &config); read != UCS_OK) {
+    const Status reason = ucx_status(read, "reading the UCX_* variables", kVariablesHint);
+    return Status(ErrorCode::kInvalidArgument, std::string(reason.message()));
+  }
+  for (const Setting& setting : kSettings) {
+    // An older or newer UCX may not know one of them: then it is as if it had not been set.
+    if (std::getenv(setting.variable) == nullptr) library_.config_modify(config, setting.name, setting.value);
+  }
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+  params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.name = "ferry";
+  const ucs_status_t opened = library_.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
+  library_.config_release(config);
+  return ucx_status(opened, "opening a context", kVariablesHint);
+}
+
+Status Resources::map_memory() {
+  if (memory_.empty()) return {};
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+  params.address = memory_.data();
+  params.length = memory_.size();
+  if (Status status = ucx_status(library_.mem_map(context_, &params, &mapped_), "registering memory",
+                                 "a network card needs locked memory: raise its limit (ulimit -l)");
+      !status.ok()) {
+    return status;
+  }
+  void* packed = nullptr;
+  std::size_t num_bytes = 0;
+  if (Status status =
+          ucx_status(library_.rkey_pack(context_, mapped_, &packed, &num_bytes), "packing the memory's key");
+      !status.ok()) {
+    return status;
+  }
+  const auto* first = static_cast<const std::byte*>(packed);
+  remote_key_.assign(first, first + num_bytes);
+  library_.rkey_buffer_release(packed);
+  return {};
+}
+
+Status Resources::open_worker() {
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // the rank's thread sets it up, the proxy's uses it
+  if (Status status =
+          ucx_status(library_.worker_create(context_, &params, &worker_), "opening a worker", kVariablesHint);
+      !status.ok()) {
+    return status;
+  }
+  if (Status status = ucx_status(library_.worker_get_efd(worker_, &event_fd_), "asking for the worker's descriptor",
+                                 "UCX_TLS must name a transport that can wake a sleeping process");
+      !status.ok()) {
+    return status;
+  }
+  ucp_address_t* address = nullptr;
+  std::size_t num_bytes = 0;
+  if (Status status = ucx_status(library_.worker_get_address(worker_, &address, &num_bytes), "asking for the address");
+      !status.ok()) {
+    return status;
+  }
+  const auto* first = reinterpret_cast<const std::byte*>(address);
+  address_.assign(first, first + num_bytes);
+  library_.worker_release_address(worker_, address);
+  return {};
+}
+
+}  // namespace ferry::net::ucx

@@ -1,0 +1,52 @@
+#ifndef FERRY_NET_UCX_RESOURCES_HPP
+#define FERRY_NET_UCX_RESOURCES_HPP
+
+/// What one end owns of UCX: a context, its memory made reachable, a worker, and the descriptor that wakes it.
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "net/ucx/library.hpp"
+
+namespace ferry::net::ucx {
+
+class Resources {
+ public:
+  /// Configured by UCX's own variables, and where those are silent by what this engine needs (resources.cpp).
+  /// @errors kInvalidArgument: a variable has a value that UCX refuses; kTransport, kUnsupported
+  static Result<std::unique_ptr<Resources>> create(const Library& library, std::span<std::byte> memory);
+  /// After the last connection is gone.
+  ~Resources();
+  Resources(const Resources&) = delete;
+  Resources& operator=(const Resources&) = delete;
+
+  const Library& library() const { return library_; }
+  ucp_worker_h worker() const { return worker_; }
+  std::span<std::byte> memory() const { return memory_; }
+  ucp_mem_h memory_handle() const { return mapped_; }
+  int event_fd() const { return event_fd_; }
+  /// How peers reach the worker, and the key to its memory (empty where there is no memory).
+  const std::vector<std::byte>& address() const { return address_; }
+  const std::vector<std::byte>& remote_key() const { return remote_key_; }
+
+ private:
+  Resources(const Library& library, std::span<std::byte> memory) : library_(library), memory_(memory) {}
+  Status open_context();
+  Status map_memory();
+  Status open_worker();
+
+  const Library& library_;
+  std::span<std::byte> memory_;
+  ucp_context_h context_ = nullptr;
+  ucp_mem_h mapped_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int event_fd_ = -1;
+  std::vector<std::byte> address_;
+  std::vector<std::byte> remote_key_;
+};
+
+}  // namespace ferry::net::ucx
+
+#endif  // FERRY_NET_UCX_RESOURCES_HPP

@@ -1,0 +1,13 @@
+#include "net/ucx/engine.hpp"
+
+namespace ferry::net::ucx {
+
+Status probe() {
+  return Status(ErrorCode::kUnsupported,
+                "network engine ucx: this library was built without UCX's headers; install them (libucx-dev on Debian "
+                "and Ubuntu) and build again with -DFERRY_UCX=ON");
+}
+
+Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& /*options*/) { return probe(); }
+
+}  // namespace ferry::net::ucx

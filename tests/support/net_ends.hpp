@@ -1,0 +1,76 @@
+#ifndef FERRY_TESTS_NET_ENDS_HPP
+#define FERRY_TESTS_NET_ENDS_HPP
+
+/// The ends of one network in one thread, polled in turn by the test, with what each has heard.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "net/engine.hpp"
+
+namespace ferry::test {
+
+const net::EngineFactory& net_engine(std::string_view name);
+
+struct NetEnd {
+  std::vector<std::byte> memory;
+  net::EngineOptions options;
+  std::unique_ptr<net::Engine> engine;  // null once destroyed
+  /// Every value that came, in order of arrival, by (peer, channel).
+  std::map<std::pair<int, int>, std::vector<std::uint64_t>> heard;
+  std::map<int, Status> lost;
+  int num_lost_events = 0;
+  /// Called beside the notes above, to look at memory at that moment.
+  std::function<void(int peer, int channel, std::uint64_t value)> on_notified;
+
+  std::uint64_t highest(int peer, int channel) const;
+};
+
+struct NetShape {
+  int num_ends = 2;
+  int num_channels = 1;
+  std::size_t memory_bytes = 1 << 16;
+  std::int64_t timeout_ns = 10'000'000'000;
+};
+
+class NetEnds {
+ public:
+  /// Created but not connected.
+  NetEnds(std::string_view engine, const NetShape& shape);
+  /// Closes all at once, as the ranks of a group do.
+  ~NetEnds();
+  NetEnds(const NetEnds&) = delete;
+  NetEnds& operator=(const NetEnds&) = delete;
+
+  std::vector<net::Blob> addresses() const;
+  /// All ends, each with all addresses; fails the test where one refuses.
+  void connect();
+  Status connect(int end, const std::vector<net::Blob>& addresses);
+
+  NetEnd& operator[](int end) { return *ends_[static_cast<std::size_t>(end)]; }
+  int size() const { return static_cast<int>(ends_.size()); }
+
+  /// Polls every end that there is, once.
+  bool poll();
+  /// Polls until `done`; false after half a minute.
+  bool poll_until(const std::function<bool()>& done);
+  /// Closes the named ends at the same time, in threads of their own; polls the others meanwhile.
+  void close(const std::vector<int>& ends);
+
+ private:
+  std::vector<std::unique_ptr<NetEnd>> ends_;
+};
+
+/// `count` bytes that depend on the seed and on where they lie.
+std::vector<std::byte> net_pattern(std::size_t count, std::uint64_t seed);
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_NET_ENDS_HPP

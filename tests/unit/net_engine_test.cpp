@@ -1,0 +1,321 @@
+/// What every network engine promises, through the interface that the proxy uses.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "support/net_ends.hpp"
+
+namespace ferry::test {
+namespace {
+
+using testing::HasSubstr;
+
+class NetEngine : public testing::TestWithParam<const char*> {
+ protected:
+  // Where an engine is built in, it must run: a test that skips proves nothing.
+  void SetUp() override {
+    const Status status = net_engine(GetParam()).probe();
+    ASSERT_TRUE(status.ok()) << status.to_string();
+  }
+};
+
+std::string engine_name(const testing::TestParamInfo<const char*>& info) { return info.param; }
+
+void write_pattern(NetEnd* end, std::size_t offset, std::size_t count, std::uint64_t seed) {
+  std::ranges::copy(net_pattern(count, seed), end->memory.begin() + static_cast<std::ptrdiff_t>(offset));
+}
+
+bool has_pattern(const NetEnd& end, std::size_t offset, std::size_t count, std::uint64_t seed) {
+  const std::vector<std::byte> expected = net_pattern(count, seed);
+  return std::equal(expected.begin(), expected.end(), end.memory.begin() + static_cast<std::ptrdiff_t>(offset));
+}
+
+TEST_P(NetEngine, NameIsTheFactorys) {
+  NetEnds ends(GetParam(), {});
+  EXPECT_EQ(ends[0].engine->name(), GetParam());
+  ends.connect();
+}
+
+TEST_P(NetEngine, NotifyComesAfterThePutsOfItsChannel) {
+  // Each size in its own place and on its own channel, all under way at once; each notify checks its bytes on arrival.
+  constexpr std::array<std::size_t, 10> kSizes{1,        7,         64,         1000,    4096,
+                                               8 * 1024, 64 * 1024, 256 * 1024, 1 << 20, (3 << 20) + 5};
+  constexpr int kNumChannels = static_cast<int>(kSizes.size());
+  std::array<std::size_t, kSizes.size()> offsets{};
+  std::exclusive_scan(kSizes.begin(), kSizes.end(), offsets.begin(), std::size_t{0});
+  const std::size_t half = offsets.back() + kSizes.back();
+  NetEnds ends(GetParam(), {.num_channels = kNumChannels, .memory_bytes = 2 * half});
+  ends.connect();
+  constexpr std::uint64_t kRounds = 5;
+  std::set<int> arrived;
+  int num_wrong = 0;
+  ends[1].on_notified = [&](int /*peer*/, int channel, std::uint64_t value) {
+    const auto index = static_cast<std::size_t>(channel);
+    if (!has_pattern(ends[1], half + offsets[index], kSizes[index], value * 100 + index)) ++num_wrong;
+    arrived.insert(channel);
+  };
+  for (std::uint64_t round = 1; round <= kRounds; ++round) {
+    arrived.clear();
+    for (int channel = 0; channel < kNumChannels; ++channel) {
+      const auto index = static_cast<std::size_t>(channel);
+      write_pattern(&ends[0], offsets[index], kSizes[index], round * 100 + index);
+      ends[0].engine->put(1, channel, offsets[index], half + offsets[index], kSizes[index]);
+      ends[0].engine->notify(1, channel, round);
+    }
+    ASSERT_TRUE(ends.poll_until([&] { return arrived.size() == kSizes.size(); })) << "round " << round;
+  }
+  EXPECT_EQ(num_wrong, 0);
+}
+
+TEST_P(NetEngine, ManyPutsThenOneNotify) {
+  constexpr std::size_t kNumPuts = 2000;
+  constexpr std::size_t kBytes = 96;
+  NetEnds ends(GetParam(), {.memory_bytes = kNumPuts * kBytes});
+  ends.connect();
+  write_pattern(&ends[0], 0, kNumPuts * kBytes, 3);
+  for (std::size_t i = 0; i < kNumPuts; ++i) ends[0].engine->put(1, 0, i * kBytes, i * kBytes, kBytes);
+  ends[0].engine->notify(1, 0, 1);
+  bool complete = false;
+  ends[1].on_notified = [&](int, int, std::uint64_t) { complete = has_pattern(ends[1], 0, kNumPuts * kBytes, 3); };
+  ASSERT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == 1; }));
+  EXPECT_TRUE(complete);
+}
+
+TEST_P(NetEngine, AllPairsAtOnce) {
+  constexpr int kNumEnds = 4;
+  constexpr std::size_t kBytes = 20'000;
+  constexpr std::uint64_t kRounds = 20;
+  NetEnds ends(GetParam(), {.num_ends = kNumEnds, .num_channels = 2, .memory_bytes = 2 * kNumEnds * kBytes});
+  ends.connect();
+  const auto out = [](int peer) { return static_cast<std::size_t>(peer) * kBytes; };
+  const auto in = [](int peer) { return static_cast<std::size_t>(kNumEnds + peer) * kBytes; };
+  const auto seed_of = [](std::uint64_t round, int from, int to) {
+    return round * 100 + static_cast<std::uint64_t>(from * 10 + to);
+  };
+  int num_wrong = 0;
+  for (int self = 0; self < kNumEnds; ++self) {
+    ends[self].on_notified = [&, self](int peer, int, std::uint64_t value) {
+      if (!has_pattern(ends[self], in(peer), kBytes, seed_of(value, peer, self))) ++num_wrong;
+    };
+  }
+  for (std::uint64_t round = 1; round <= kRounds; ++round) {
+    for (int from = 0; from < kNumEnds; ++from) {
+      for (int to = 0; to < kNumEnds; ++to) {
+        if (from == to) continue;
+        write_pattern(&ends[from], out(to), kBytes, seed_of(round, from, to));
+        ends[from].engine->put(to, 1, out(to), in(from), kBytes);
+        ends[from].engine->notify(to, 1, round);
+      }
+    }
+    ASSERT_TRUE(ends.poll_until([&] {
+      for (int to = 0; to < kNumEnds; ++to) {
+        for (int from = 0; from < kNumEnds; ++from) {
+          if (from != to && ends[to].highest(from, 1) < round) return false;
+        }
+      }
+      return true;
+    })) << "round "
+        << round;
+  }
+  EXPECT_EQ(num_wrong, 0);
+  for (int self = 0; self < kNumEnds; ++self) EXPECT_TRUE(ends[self].lost.empty());
+}
+
+TEST_P(NetEngine, ThousandsOfNotifiesAllArrive) {
+  constexpr std::uint64_t kNumValues = 5000;
+  NetEnds ends(GetParam(), {.num_channels = 3});
+  ends.connect();
+  for (std::uint64_t value = 1; value <= kNumValues; ++value) {
+    ends[0].engine->notify(1, static_cast<int>(value % 3), value);
+    ends[1].engine->notify(0, 0, value);
+  }
+  ASSERT_TRUE(ends.poll_until([&] {
+    return ends[1].heard[{0, 0}].size() + ends[1].heard[{0, 1}].size() + ends[1].heard[{0, 2}].size() == kNumValues &&
+           ends[0].heard[{1, 0}].size() == kNumValues;
+  }));
+  EXPECT_EQ(ends[0].highest(1, 0), kNumValues);
+}
+
+TEST_P(NetEngine, LargestValuePasses) {
+  NetEnds ends(GetParam(), {});
+  ends.connect();
+  ends[0].engine->notify(1, 0, UINT64_MAX);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == UINT64_MAX; }));
+}
+
+TEST_P(NetEngine, PutsOfNothing) {
+  NetEnds ends(GetParam(), {.memory_bytes = 4096});
+  ends.connect();
+  ends[0].engine->put(1, 0, 0, 0, 0);
+  ends[0].engine->put(1, 0, 4096, 4096, 0);
+  ends[0].engine->notify(1, 0, 1);
+  EXPECT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == 1; }));
+  EXPECT_TRUE(ends[0].lost.empty());
+}
+
+TEST_P(NetEngine, MemoryOfNothing) {
+  NetEnds ends(GetParam(), {.memory_bytes = 0});
+  ends.connect();
+  ends[0].engine->put(1, 0, 0, 0, 0);
+  ends[0].engine->notify(1, 0, 1);
+  EXPECT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == 1; }));
+}
+
+TEST_P(NetEngine, PutsTouchNothingElse) {
+  NetEnds ends(GetParam(), {.memory_bytes = 4096});
+  ends.connect();
+  write_pattern(&ends[0], 0, 4096, 8);
+  ends[0].engine->put(1, 0, 100, 1000, 1);
+  ends[0].engine->put(1, 0, 200, 4095, 1);
+  ends[0].engine->notify(1, 0, 1);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == 1; }));
+  for (std::size_t i = 0; i < 4096; ++i) {
+    const std::byte expected = i == 1000 ? ends[0].memory[100] : i == 4095 ? ends[0].memory[200] : std::byte{0};
+    ASSERT_EQ(ends[1].memory[i], expected) << "byte " << i;
+  }
+}
+
+TEST_P(NetEngine, FlushedOnceTheBytesHaveLeft) {
+  NetEnds ends(GetParam(), {.memory_bytes = 2 << 20});
+  ends.connect();
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].engine->flushed(1); }));
+  ends[0].engine->put(1, 0, 0, 1 << 20, 1 << 20);
+  ends[0].engine->notify(1, 0, 1);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].engine->flushed(1); }));
+  ASSERT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == 1; }));
+}
+
+TEST_P(NetEngine, RoutesNameEveryPeer) {
+  NetEnds ends(GetParam(), {.num_ends = 3});
+  ends.connect();
+  for (int to : {0, 2}) ends[1].engine->notify(to, 0, 1);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].highest(1, 0) == 1 && ends[2].highest(1, 0) == 1; }));
+  const std::vector<net::Route> routes = ends[1].engine->routes();
+  ASSERT_EQ(routes.size(), 2U);
+  EXPECT_EQ(routes[0].peer, 0);
+  EXPECT_EQ(routes[1].peer, 2);
+  for (const net::Route& route : routes) {
+    EXPECT_FALSE(route.description.empty());
+    EXPECT_EQ(route.description.find('\n'), std::string::npos) << route.description;
+    EXPECT_EQ(route.description.find("unknown"), std::string::npos) << route.description;
+    RecordProperty("route", route.description);
+  }
+}
+
+TEST_P(NetEngine, DestroyedEndIsLostToTheOthersWhoGoOn) {
+  NetEnds ends(GetParam(), {.num_ends = 3});
+  ends.connect();
+  ends[0].engine->notify(1, 0, 1);
+  ends[0].engine->notify(2, 0, 1);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == 1 && ends[2].highest(0, 0) == 1; }));
+  ends[0].engine = nullptr;
+  ASSERT_TRUE(ends.poll_until([&] { return !ends[1].lost.empty() && !ends[2].lost.empty(); }));
+  for (int survivor : {1, 2}) {
+    ASSERT_TRUE(ends[survivor].lost.contains(0));
+    EXPECT_EQ(ends[survivor].lost[0].code(), ErrorCode::kPeerLost) << ends[survivor].lost[0].to_string();
+    EXPECT_EQ(ends[survivor].lost[0].peer(), 0);
+    // Dropped, and not told again.
+    ends[survivor].engine->put(0, 0, 0, 0, 100);
+    ends[survivor].engine->notify(0, 0, 1);
+    EXPECT_TRUE(ends[survivor].engine->flushed(0));
+  }
+  write_pattern(&ends[1], 0, 1000, 5);
+  ends[1].engine->put(2, 0, 0, 2000, 1000);
+  ends[1].engine->notify(2, 0, 9);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[2].highest(1, 0) == 9; }));
+  EXPECT_TRUE(has_pattern(ends[2], 2000, 1000, 5));
+  EXPECT_EQ(ends[1].num_lost_events, 1);
+  EXPECT_EQ(ends[2].num_lost_events, 1);
+}
+
+TEST_P(NetEngine, ClosedEndIsLostToTheOthersAfterAllItSent) {
+  NetEnds ends(GetParam(), {.num_ends = 3, .memory_bytes = 2 << 20});
+  ends.connect();
+  write_pattern(&ends[0], 0, 1 << 20, 6);
+  ends[0].engine->put(1, 0, 0, 1 << 20, 1 << 20);
+  ends[0].engine->notify(1, 0, 1);
+  ends.close({0});
+  ASSERT_TRUE(ends.poll_until([&] { return !ends[1].lost.empty() && !ends[2].lost.empty(); }));
+  EXPECT_EQ(ends[1].highest(0, 0), 1U);
+  EXPECT_TRUE(has_pattern(ends[1], 1 << 20, 1 << 20, 6));
+  EXPECT_EQ(ends[1].lost[0].code(), ErrorCode::kPeerLost);
+}
+
+TEST_P(NetEngine, ClosedEndsMemoryIsLeftAlone) {
+  // The others go on putting until they hear of it.
+  NetEnds ends(GetParam(), {.num_ends = 3, .memory_bytes = 1 << 20});
+  ends.connect();
+  for (int from : {1, 2}) {
+    write_pattern(&ends[from], 0, 1 << 20, 7);
+    for (int i = 0; i < 20; ++i) ends[from].engine->put(0, 0, 0, 0, 1 << 20);
+  }
+  ends.poll();
+  ends.close({0});
+  std::ranges::fill(ends[0].memory, std::byte{0x55});
+  for (int from : {1, 2}) ends[from].engine->put(0, 0, 0, 0, 1 << 20);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[1].lost.contains(0) && ends[2].lost.contains(0); }));
+  for (int i = 0; i < 100; ++i) ends.poll();
+  EXPECT_TRUE(std::ranges::all_of(ends[0].memory, [](std::byte byte) { return byte == std::byte{0x55}; }));
+}
+
+TEST_P(NetEngine, AllCloseWithOperationsUnderWay) {
+  NetEnds ends(GetParam(), {.num_ends = 3, .num_channels = 2, .memory_bytes = 1 << 20});
+  ends.connect();
+  for (int from = 0; from < 3; ++from) {
+    for (int to = 0; to < 3; ++to) {
+      if (to == from) continue;
+      for (int i = 0; i < 5; ++i) {
+        ends[from].engine->put(to, i % 2, 0, 1 << 19, 1 << 19);
+        ends[from].engine->notify(to, i % 2, 1);
+      }
+    }
+  }
+  ends.close({0, 1, 2});
+}
+
+TEST_P(NetEngine, CloseTwiceAndUseAfterwards) {
+  NetEnds ends(GetParam(), {.timeout_ns = 1'000'000});
+  ends.connect();
+  ends[0].engine->close();
+  ends[0].engine->close();
+  ends[0].engine->put(1, 0, 0, 0, 10);
+  ends[0].engine->notify(1, 0, 1);
+  EXPECT_FALSE(ends[0].engine->poll());
+  EXPECT_TRUE(ends[0].engine->flushed(1));
+  EXPECT_TRUE(ends.poll_until([&] { return ends[1].lost.contains(0); }));
+}
+
+TEST_P(NetEngine, CloseWithoutPeersThatListenEndsByItsDeadline) {
+  NetEnds ends(GetParam(), {.timeout_ns = 200'000'000});
+  ends.connect();
+  ends[0].engine->put(1, 0, 0, 0, 1000);
+  ends[0].engine->notify(1, 0, 1);
+  ends[0].engine->close();  // nobody polls the other end
+}
+
+TEST_P(NetEngine, NeverConnected) {
+  NetEnds ends(GetParam(), {.num_ends = 3});
+  EXPECT_FALSE(ends[0].engine->poll());
+  ends[1].engine->close();
+}
+
+TEST_P(NetEngine, SleepsUntilSomethingComes) {
+  NetEnds ends(GetParam(), {});
+  ends.connect();
+  ends[0].engine->notify(1, 0, 1);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == 1 && ends[0].engine->flushed(1); }));
+  ASSERT_GE(ends[1].engine->event_fd(), 0);
+  // Armed sooner or later, as nobody sends; then the other end's notify wakes it.
+  ASSERT_TRUE(ends.poll_until([&] { return ends[1].engine->arm(); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, NetEngine, testing::Values(FERRY_TEST_ENGINES), engine_name);
+
+}  // namespace
+}  // namespace ferry::test
