@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "ferry/bootstrap.hpp"
 #include "ferry/exchange.hpp"
@@ -38,6 +39,9 @@ struct GroupOptions {
   /// Backend "cuda": ordinal of this rank's GPU, -1 for the calling thread's current one. Several ranks may share a
   /// GPU.
   int device = kCurrentDevice;
+  /// The network between nodes, where there are several: "auto" (best that works here), "ucx", or "loopback" (between
+  /// threads of one process, for tests).
+  std::string transport = "auto";
 };
 
 /// Who is where. Ranks are node-major: rank = node_idx * ranks_per_node + index inside the node.
@@ -76,9 +80,23 @@ class FERRY_API Buffer {
 /// Symmetric memory a group holds on this rank, in bytes.
 struct MemoryUsage {
   std::size_t control_bytes = 0;    ///< flags, mailboxes, tickets
+  std::size_t network_bytes = 0;    ///< rings towards other nodes and what ranks say of their calls; 0 with one node
   std::size_t staging_bytes = 0;    ///< for rows whose pointers the peers cannot reach, and route's tables
   std::size_t allocated_bytes = 0;  ///< by `allocate`, rounded up to pages
-  std::size_t total_bytes() const { return control_bytes + staging_bytes + allocated_bytes; }
+  std::size_t total_bytes() const { return control_bytes + network_bytes + staging_bytes + allocated_bytes; }
+};
+
+/// What a rank has sent to one of its rail peers (the ranks with its index in the other nodes) since its group was made.
+struct RailUsage {
+  int rank = 0;                    ///< the rail peer
+  std::uint64_t sent_bytes = 0;    ///< payload, tables and notices as given to the network
+  std::uint64_t num_messages = 0;  ///< puts and notifications
+  std::string route;               ///< the way there as the engine names it, e.g. "tcp"
+};
+
+struct NetworkUsage {
+  std::string transport;         ///< the engine in use; empty with one node
+  std::vector<RailUsage> rails;  ///< by node, this rank's own left out
 };
 
 /// The shapes of one rank's use of a group, for `bytes_required`.
@@ -131,6 +149,9 @@ class FERRY_API Group {
 
   /// Symmetric memory in use on this rank now.
   MemoryUsage memory_usage() const;
+
+  /// What this rank has sent to other nodes so far, and how. Empty with one node.
+  NetworkUsage network_usage() const;
 
   /// Exchange counts and fix every slot.
   /// @shape  topk_idx [T, K] i32|i64, topk_weights [T, K] f32

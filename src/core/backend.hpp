@@ -99,6 +99,8 @@ class Backend {
   virtual bool memory_is_on_host() const = 0;
   virtual Result<Buffer> allocate(std::size_t bytes) = 0;
   virtual MemoryUsage memory_usage() const = 0;
+  /// Not const: the engine may have to be asked.
+  virtual NetworkUsage network_usage() { return {}; }
 
   virtual Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) = 0;
   virtual Status dispatch(const DispatchCall& call) = 0;

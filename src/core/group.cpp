@@ -58,6 +58,8 @@ Result<Buffer> Group::allocate(std::size_t bytes) {
 
 MemoryUsage Group::memory_usage() const { return backend_ ? backend_->memory_usage() : MemoryUsage(); }
 
+NetworkUsage Group::network_usage() const { return backend_ ? backend_->network_usage() : NetworkUsage(); }
+
 Status Group::check_stream(std::string_view operation, Stream stream) const {
   if (stream.handle == nullptr || backend_->takes_streams()) return {};
   return Status(ErrorCode::kInvalidArgument,

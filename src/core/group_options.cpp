@@ -59,8 +59,8 @@ Result<const BackendFactory*> choose_backend(const std::string& name) {
 
 /// What must be equal everywhere, by name. Lines "name=value", so that a message can name the first that differs.
 std::string describe_options(const GroupOptions& options, std::string_view backend) {
-  return fmt::format("library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\n", version(), backend,
-                     options.ranks_per_node, options.timeout_ns);
+  return fmt::format("library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\n", version(),
+                     backend, options.ranks_per_node, options.timeout_ns, options.transport);
 }
 
 std::vector<std::string_view> lines_of(std::string_view text) {

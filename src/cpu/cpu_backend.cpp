@@ -7,6 +7,8 @@
 #include <cstring>
 #include <new>
 
+#include "cpu/nodes/nodes_backend.hpp"
+
 namespace ferry::cpu {
 namespace {
 
@@ -21,16 +23,10 @@ Status probe() {
 }  // namespace
 
 CpuBackend::CpuBackend(const BackendContext& context, Rendezvous rendezvous)
-    : crew_(context, std::move(rendezvous)), staging_(crew_.shared_arena()) {}
+    : topology_(context.topology), crew_(context, std::move(rendezvous)), staging_(crew_.shared_arena()) {}
 
 Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& context) {
-  if (context.topology.num_nodes() > 1) {
-    return Status(
-        ErrorCode::kUnsupported,
-        fmt::format("Group::create: {} ranks with {} per node make {} nodes; this build's CPU backend connects the "
-                    "ranks of one node only; leave ranks_per_node at 0",
-                    context.topology.num_ranks, context.topology.ranks_per_node, context.topology.num_nodes()));
-  }
+  if (context.topology.num_nodes() > 1) return NodesBackend::create(context);
   Result<Rendezvous> met = node::rendezvous(context);
   if (!met.ok()) return met.status();
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(context, std::move(*met)));
@@ -74,7 +70,7 @@ Status CpuBackend::destroy() {
 }
 
 BackendFactory cpu_backend_factory() {
-  return {"cpu", "ranks of one host, as processes or threads, through shared memory", probe, CpuBackend::create};
+  return {"cpu", "ranks of one host through shared memory, of several over a network", probe, CpuBackend::create};
 }
 
 }  // namespace ferry::cpu

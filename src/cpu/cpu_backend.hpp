@@ -41,6 +41,7 @@ class CpuBackend final : public Backend {
   /// This rank ran out of memory inside a call: the others must not wait for it.
   Status out_of_memory(Operation operation);
 
+  Topology topology_;
   Crew crew_;
   Staging staging_;
 };

@@ -18,7 +18,7 @@ struct Place {
   bool first = false;  ///< false: the token's place before this one is the same row
 };
 
-struct CpuRouting final : RoutingState {
+struct CpuRouting : RoutingState {
   std::vector<std::int64_t> ids;           ///< [T, K]
   std::vector<float> weights;              ///< [T, K] or empty
   std::vector<std::int32_t> slot_table;    ///< [T, K]

@@ -176,15 +176,15 @@ Status Dispatcher::pull() {
 Status Dispatcher::receive_records() {
   const auto record_bytes = static_cast<std::int64_t>(record_format(call_).size_bytes);
   if (record_bytes > 0) {
-    std::vector<const std::byte*> records(to_size(crew_.num_ranks()), nullptr);
+    std::vector<RecordSource> sources(to_size(crew_.num_ranks()));
     for (int rank = 0; rank < crew_.num_ranks(); ++rank) {
       if (routing_.num_rows_from_rank[to_size(rank)] == 0) continue;
       const Location& location = crew_.ticket_of(rank).records;
-      records[to_size(rank)] =
-          crew_.resolve(location, rank, {routing_.num_tokens_of_rank[to_size(rank)], record_bytes});
-      if (records[to_size(rank)] == nullptr || location.row_bytes != record_bytes) return bad_peer(rank);
+      const std::byte*& records = sources[to_size(rank)].records;
+      records = crew_.resolve(location, rank, {routing_.num_tokens_of_rank[to_size(rank)], record_bytes});
+      if (records == nullptr || location.row_bytes != record_bytes) return bad_peer(rank);
     }
-    unpack_records(call_, routing_, records);
+    unpack_records(call_, routing_, sources);
   }
   fill_local_outputs(call_, routing_);
   return {};

@@ -63,7 +63,9 @@ class Unpacker {
     if (!out_ids.present() && !call_.out_topk_weights.present()) return;
     for (std::size_t topk = 0; topk < num_topk_; ++topk) {
       const std::int32_t expert = id(record, topk);
-      const std::int32_t local = expert < 0 ? -1 : routing_.local_expert[to_size(expert)];
+      // Ids come from other ranks: none may lead out of the table.
+      const bool known = expert >= 0 && expert < routing_.num_experts;
+      const std::int32_t local = known ? routing_.local_expert[to_size(expert)] : -1;
       const std::size_t place = to_size(row) * num_topk_ + topk;
       if (out_ids.present() && out_ids.dtype == DType::kInt32) {
         static_cast<std::int32_t*>(out_ids.data)[place] = local;
@@ -182,12 +184,15 @@ void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte
   }
 }
 
-void unpack_records(const DispatchCall& call, const CpuRouting& routing, std::span<const std::byte* const> records) {
+void unpack_records(const DispatchCall& call, const CpuRouting& routing, std::span<const RecordSource> sources) {
   const Unpacker unpacker(call, routing);
   const auto record_of = [&](std::int64_t row) -> const std::byte* {
     const std::int32_t source = routing.source_table[to_size(row) * 2];
     if (source < 0) return nullptr;
-    return records[to_size(source)] + to_size(routing.source_table[to_size(row) * 2 + 1]) * unpacker.record_bytes();
+    const RecordSource& from = sources[to_size(source)];
+    const std::int32_t record =
+        from.record_of_row != nullptr ? from.record_of_row[row] : routing.source_table[to_size(row) * 2 + 1];
+    return from.records + to_size(record) * unpacker.record_bytes();
   };
   if (routing.layout == Layout::kTokens) {
     for (std::int64_t row = 0; row < routing.num_used_rows; ++row) {

@@ -18,9 +18,15 @@ layout::TokenRecord record_format(const DispatchCall& call);
 /// Pack this rank's T records at `to`.
 void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte* to);
 
-/// Unpack the records of all used rows of this rank. `records` has each source rank's first record, null where it sent
-/// none.
-void unpack_records(const DispatchCall& call, const CpuRouting& routing, std::span<const std::byte* const> records);
+/// Where the records of a source rank lie.
+struct RecordSource {
+  const std::byte* records = nullptr;  ///< null where it sent none
+  /// [num_used_rows] which record is a row's; null: that of the token's number.
+  const std::int32_t* record_of_row = nullptr;
+};
+
+/// Unpack the records of all used rows of this rank. `sources` by rank.
+void unpack_records(const DispatchCall& call, const CpuRouting& routing, std::span<const RecordSource> sources);
 
 /// Fill what does not come from a peer: `source`, ids of unused rows, and, if asked, zeros in rows without a token.
 void fill_local_outputs(const DispatchCall& call, const CpuRouting& routing);

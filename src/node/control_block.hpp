@@ -14,8 +14,11 @@
 ///                                                                           (after a store fence where stores bypass
 ///                                                                           the caches), and the end of its reads of
 ///                                                                           theirs
+///   posted[kRails]     owner    all      store release / load acquire       what rail peers told the owner of this call
 ///   verdict_set        owner    all      store release / load acquire       verdict
 ///   blocked            owner    all      relaxed                            nothing; only steers whom a timeout blames
+///   moves              owner    all      relaxed                            nothing; the owner is slow, not stuck: waits
+///                                                                           for it go on
 ///   left               owner    all      store release / load acquire       nothing; the owner posts no more
 ///   doorbell           all      owner    fetch_add seq_cst / futex          nothing; wakes the owner to look at the
 ///   flags wake_at            owner    all      store seq_cst / load seq_cst       nothing; ringers skip the wake-up
@@ -39,8 +42,8 @@
 namespace ferry::node {
 
 /// Steps of a call that ranks wait for.
-enum class Phase : std::size_t { kTicket = 0, kStaged = 1, kDone = 2 };
-inline constexpr std::size_t kNumPhases = 3;
+enum class Phase : std::size_t { kTicket = 0, kRails = 1, kStaged = 2, kDone = 3 };
+inline constexpr std::size_t kNumPhases = 4;
 
 /// Where a rank's rows or records lie, as its peers should look for them.
 struct Location {
@@ -63,6 +66,7 @@ struct Ticket {
   Location output;                 ///< dispatch: payload rows to write
   Location staged;                 ///< dispatch: staged copy of `input`, for peers that cannot reach that
   Location records;                ///< route: tables; dispatch: token records; combine: weights
+  Location rails;                  ///< several nodes: what rail peers tell the owner of this call, by node
   std::int64_t max_recv_rows = 0;  ///< route
   std::int64_t num_entries = 0;    ///< route: T * K
 };
@@ -91,6 +95,7 @@ struct ControlBlock {
   std::atomic<std::uint32_t> blocked{0};
   std::atomic<std::uint32_t> left{0};
   std::atomic<std::uint32_t> verdict_set{0};
+  std::atomic<std::uint64_t> moves{0};
   std::array<std::atomic<std::uint64_t>, kNumPhases> posted{};
 
   alignas(kFlagAlignment) Verdict verdict;

@@ -23,6 +23,8 @@ std::string_view name_of(Phase phase) {
   switch (phase) {
     case Phase::kTicket:
       return "to make the same call";
+    case Phase::kRails:
+      return "to hear of the other nodes' calls";
     case Phase::kStaged:
       return "to stage its rows";
     case Phase::kDone:
@@ -41,10 +43,13 @@ void relax_core() {
 
 Crew::Crew(const BackendContext& context, Rendezvous rendezvous)
     : rank_(context.topology.rank),
+      first_rank_(context.topology.node_of(rank_) * context.topology.ranks_per_node),
+      group_size_(context.topology.num_ranks),
       timeout_ns_(context.options.timeout_ns),
       arena_(std::move(rendezvous.arena)),
       peers_(std::move(rendezvous.peers)) {
   missing_.reserve(peers_.size());
+  moves_.assign(peers_.size(), 0);
 }
 
 Crew::~Crew() { leave(); }
@@ -90,15 +95,20 @@ std::byte* Crew::resolve(const Location& location, int rank, const Extent& exten
 }
 
 Status Crew::begin(const Ticket& ticket) {
+  if (Status status = open(ticket); !status.ok()) return status;
+  if (Status status = wait(Phase::kTicket); !status.ok()) return status;
+  std::vector<const CallRecord*> records;
+  for (int rank = first_rank_; rank < end_rank(); ++rank) records.push_back(&ticket_of(rank).record);
+  return check_agreement(records);
+}
+
+Status Crew::open(const Ticket& ticket) {
   if (!broken_.ok()) return broken_;
   ++call_;
   operation_ = ticket.record.operation;
   control(rank_).tickets[call_ % 2] = ticket;
   post(Phase::kTicket);
-  if (Status status = wait(Phase::kTicket); !status.ok()) return status;
-  std::vector<const CallRecord*> records(peers_.size());
-  for (std::size_t rank = 0; rank < peers_.size(); ++rank) records[rank] = &ticket_of(static_cast<int>(rank)).record;
-  return check_agreement(records);
+  return {};
 }
 
 const Ticket& Crew::ticket_of(int rank) const { return control(rank).tickets[call_ % 2]; }
@@ -110,85 +120,176 @@ void Crew::post(Phase phase) {
   ring_all(false);
 }
 
+void Crew::ring(ControlBlock& theirs, bool force) {
+  const std::uint32_t rings = theirs.doorbell.fetch_add(1, std::memory_order_seq_cst) + 1;
+  const std::uint32_t wake_at = theirs.wake_at.load(std::memory_order_seq_cst);
+  // Ring numbers wrap around; the signed difference orders any two that are closer than 2^31.
+  if (force || static_cast<std::int32_t>(rings - wake_at) >= 0) futex_wake_all(theirs.doorbell);
+}
+
 void Crew::ring_all(bool force) {
-  for (int rank = 0; rank < num_ranks(); ++rank) {
-    if (rank == rank_) continue;
-    ControlBlock& theirs = control(rank);
-    const std::uint32_t rings = theirs.doorbell.fetch_add(1, std::memory_order_seq_cst) + 1;
-    const std::uint32_t wake_at = theirs.wake_at.load(std::memory_order_seq_cst);
-    // Ring numbers wrap around; the signed difference orders any two that are closer than 2^31.
-    if (force || static_cast<std::int32_t>(rings - wake_at) >= 0) futex_wake_all(theirs.doorbell);
+  for (int rank = first_rank_; rank < end_rank(); ++rank) {
+    if (rank != rank_) ring(control(rank), force);
   }
 }
+
+void Crew::ring_self() { ring(control(rank_), false); }
 
 bool Crew::reached(int rank, Phase phase) const {
   return control(rank).flag(phase).load(std::memory_order_acquire) >= call_;
 }
 
+/// Done when all awaited ranks have posted the phase.
+class Crew::PhaseTask final : public Task {
+ public:
+  PhaseTask(const Crew& crew, Phase phase, const std::vector<bool>* awaited)
+      : crew_(crew), phase_(phase), awaited_(awaited) {}
+
+  Step step() override {
+    for (int rank = crew_.first_rank_; rank < crew_.end_rank(); ++rank) {
+      if (lacks(rank)) return Step::kIdle;
+    }
+    return Step::kDone;
+  }
+  void list_missing(std::vector<int>* ranks) override {
+    for (int rank = crew_.first_rank_; rank < crew_.end_rank(); ++rank) {
+      if (lacks(rank)) ranks->push_back(rank);
+    }
+  }
+  std::string describe() const override {
+    return fmt::format("{} (call {}): waited for it {}", to_string(crew_.operation_), crew_.call_, name_of(phase_));
+  }
+
+ private:
+  bool lacks(int rank) const {
+    if (awaited_ != nullptr && !(*awaited_)[static_cast<std::size_t>(rank - crew_.first_rank_)]) return false;
+    return rank != crew_.rank_ && !crew_.reached(rank, phase_);
+  }
+
+  const Crew& crew_;
+  Phase phase_;
+  const std::vector<bool>* awaited_;
+};
+
 Status Crew::wait(Phase phase, const std::vector<bool>* awaited) {
+  PhaseTask task(*this, phase, awaited);
+  return run(task);
+}
+
+Status Crew::run(Task& task) {
   if (!broken_.ok()) return broken_;
   ControlBlock& mine = control(rank_);
-  const std::int64_t deadline_ns = monotonic_ns() + timeout_ns_;
+  std::int64_t deadline_ns = monotonic_ns() + timeout_ns_;
   std::int64_t next_look_ns = 0;
-  for (int spin = 0;; ++spin) {
+  bool extended = false;
+  missing_.clear();
+  for (int num_idle = 0;;) {
     const std::uint32_t rings = mine.doorbell.load(std::memory_order_seq_cst);
-    missing_.clear();
-    for (int rank = 0; rank < num_ranks(); ++rank) {
-      if (awaited != nullptr && !(*awaited)[static_cast<std::size_t>(rank)]) continue;
-      if (rank != rank_ && !reached(rank, phase)) missing_.push_back(rank);
+    const Task::Step step = task.step();
+    if (!broken_.ok()) return broken_;
+    if (step == Task::Step::kDone) break;
+    if (step == Task::Step::kMoved) {
+      mine.moves.fetch_add(1, std::memory_order_relaxed);
+      num_idle = 0;
+      deadline_ns = 0;  // set anew before the next sleep: the clock is not read while things move
+      continue;
     }
-    if (missing_.empty()) {
-      mine.blocked.store(0, std::memory_order_relaxed);
-      return {};
-    }
-    if (spin < kNumSpins) {
+    if (++num_idle <= kNumSpins) {
       relax_core();
       continue;
     }
     if (Status status = adopt_verdict(); !status.ok()) return status;
     const std::int64_t now_ns = monotonic_ns();
+    missing_.clear();
+    task.list_missing(&missing_);
+    if (deadline_ns == 0 || peers_moved()) {
+      deadline_ns = now_ns + timeout_ns_;
+      extended = false;
+    }
     if (now_ns >= next_look_ns) {
-      if (Status status = check_liveness(phase, missing_); !status.ok()) return status;
+      if (Status status = check_liveness(task); !status.ok()) return status;
       next_look_ns = now_ns + kLivenessIntervalNs;
     }
-    if (now_ns >= deadline_ns) return expire(phase, missing_);
+    if (now_ns >= deadline_ns) {
+      // Those that are waited for wait themselves, for a rank of another node perhaps: they know better whom to blame,
+      // and their deadline is near.
+      if (extended || others_ == nullptr || !all_blocked()) return expire(task);
+      extended = true;
+      deadline_ns = now_ns + timeout_ns_ / 2;
+    }
     mine.blocked.store(1, std::memory_order_relaxed);
-    mine.wake_at.store(rings + static_cast<std::uint32_t>(missing_.size()), std::memory_order_seq_cst);
+    const std::size_t num_rings = std::max<std::size_t>(missing_.size(), 1);
+    const bool all_must_ring = others_ == nullptr;  // otherwise any ring may be the network's
+    mine.wake_at.store(rings + (all_must_ring ? static_cast<std::uint32_t>(num_rings) : 1U), std::memory_order_seq_cst);
     futex_wait(mine.doorbell, rings, std::min(deadline_ns - now_ns, kLivenessIntervalNs));
   }
-}
-
-std::string Crew::describe_call(Phase phase) const {
-  return fmt::format("{} (call {}): waited for it {}", to_string(operation_), call_, name_of(phase));
-}
-
-Status Crew::adopt_verdict() {
-  for (int rank = 0; rank < num_ranks(); ++rank) {
-    ControlBlock& theirs = control(rank);
-    if (rank == rank_ || theirs.verdict_set.load(std::memory_order_acquire) == 0) continue;
-    const Verdict verdict = theirs.verdict;
-    const auto length =
-        static_cast<std::size_t>(std::clamp<std::int32_t>(verdict.message_bytes, 0, kVerdictMessageBytes));
-    const std::string_view text(verdict.message.data(), length);
-    const std::string note = verdict.culprit == rank_ ? fmt::format(" (rank {} gave up on this rank)", rank)
-                                                      : fmt::format(" (reported by rank {})", rank);
-    return fail(verdict.code, verdict.culprit, text, note);
-  }
+  mine.blocked.store(0, std::memory_order_relaxed);
   return {};
 }
 
-Status Crew::check_liveness(Phase phase, std::span<const int> missing) {
-  for (int rank : missing) {
-    const bool left = control(rank).left.load(std::memory_order_acquire) != 0;
-    const bool gone = peer(rank).link != nullptr && peer(rank).link->gone();
-    if (!left && !gone) continue;
+/// Has a peer that is waited for moved on since the last look?
+bool Crew::peers_moved() {
+  bool moved = false;
+  for (int rank : missing_) {
+    if (!includes(rank)) continue;
+    const std::uint64_t moves = control(rank).moves.load(std::memory_order_relaxed);
+    std::uint64_t& seen = moves_[static_cast<std::size_t>(rank - first_rank_)];
+    moved = moved || moves != seen;
+    seen = moves;
+  }
+  return moved;
+}
+
+bool Crew::all_blocked() const {
+  return std::all_of(missing_.begin(), missing_.end(), [this](int rank) {
+    return includes(rank) && control(rank).blocked.load(std::memory_order_relaxed) != 0;
+  });
+}
+
+Status Crew::adopt_verdict() {
+  const auto adopt = [this](int teller, const Verdict& verdict) {
+    const auto length =
+        static_cast<std::size_t>(std::clamp<std::int32_t>(verdict.message_bytes, 0, kVerdictMessageBytes));
+    const std::string_view text(verdict.message.data(), length);
+    const std::string note = verdict.culprit == rank_ ? fmt::format(" (rank {} gave up on this rank)", teller)
+                                                      : fmt::format(" (reported by rank {})", teller);
+    return fail(verdict.code, verdict.culprit, text, note);
+  };
+  for (int rank = first_rank_; rank < end_rank(); ++rank) {
+    ControlBlock& theirs = control(rank);
+    if (rank == rank_ || theirs.verdict_set.load(std::memory_order_acquire) == 0) continue;
+    const Verdict verdict = theirs.verdict;
+    return adopt(rank, verdict);
+  }
+  if (others_ == nullptr) return {};
+  const std::optional<OtherNodes::Told> told = others_->told();
+  return told ? adopt(told->teller, told->verdict) : Status();
+}
+
+Status Crew::check_liveness(Task& task) {
+  for (const int rank : std::vector<int>(missing_)) {
+    std::string what;
+    ErrorCode code = ErrorCode::kPeerLost;
+    if (includes(rank)) {
+      const bool left = control(rank).left.load(std::memory_order_acquire) != 0;
+      const bool gone = peer(rank).link != nullptr && peer(rank).link->gone();
+      if (!left && !gone) continue;
+      what = left ? "has destroyed its group" : "has died";
+    } else {
+      const Status presence = others_ != nullptr ? others_->presence(rank) : Status();
+      if (presence.ok()) continue;
+      what = presence.message();
+      code = presence.code();
+    }
     // It may have finished its part just before it went.
-    if (reached(rank, phase)) continue;
+    missing_.clear();
+    task.list_missing(&missing_);
+    if (std::find(missing_.begin(), missing_.end(), rank) == missing_.end()) continue;
     // It may also have gone because of somebody else, and said so.
     if (Status status = adopt_verdict(); !status.ok()) return status;
-    return fail(ErrorCode::kPeerLost, rank,
-                fmt::format("{}, rank {} {}; destroy this group and make a new one of the others", describe_call(phase),
-                            rank, left ? "has destroyed its group" : "has died"));
+    return fail(code, rank,
+                fmt::format("{}, rank {} {}; destroy this group and make a new one of the others", task.describe(),
+                            rank, what));
   }
   return {};
 }
@@ -197,7 +298,7 @@ Status Crew::give_up_on(int suspect, std::string_view what) {
   if (!broken_.ok()) return broken_;
   if (Status status = adopt_verdict(); !status.ok()) return status;
   constexpr std::string_view kAdvice = "destroy this group and make a new one of the others";
-  for (int rank = 0; rank < num_ranks(); ++rank) {
+  for (int rank = first_rank_; rank < end_rank(); ++rank) {
     if (rank == rank_) continue;
     const bool left = control(rank).left.load(std::memory_order_acquire) != 0;
     if (!left && !(peer(rank).link != nullptr && peer(rank).link->gone())) continue;
@@ -210,20 +311,19 @@ Status Crew::give_up_on(int suspect, std::string_view what) {
                           what, kAdvice));
 }
 
-Status Crew::expire(Phase phase, std::span<const int> missing) {
+Status Crew::expire(const Task& task) {
   // Ranks that wait themselves are not the cause; who neither arrives nor waits is.
-  const auto culprit = std::find_if(missing.begin(), missing.end(), [this](int rank) {
-    return control(rank).blocked.load(std::memory_order_relaxed) == 0;
+  const auto culprit = std::find_if(missing_.begin(), missing_.end(), [this](int rank) {
+    return !includes(rank) || control(rank).blocked.load(std::memory_order_relaxed) == 0;
   });
-  const int rank = culprit != missing.end() ? *culprit : missing.front();
+  const int rank = culprit != missing_.end() ? *culprit : missing_.empty() ? -1 : missing_.front();
   return fail(
       ErrorCode::kTimeout, rank,
       fmt::format(
           "{}, rank {} did not in {:.0f} ms ({} of {} ranks missing); it may be stopped, overloaded or never have "
           "called; destroy this group and make a new one, with a longer GroupOptions::timeout_ns if it is "
           "only slow",
-          describe_call(phase), rank, static_cast<double>(timeout_ns_) / kNsPerMillisecond, missing.size(),
-          num_ranks()));
+          task.describe(), rank, static_cast<double>(timeout_ns_) / kNsPerMillisecond, missing_.size(), group_size_));
 }
 
 Status Crew::fail(ErrorCode code, int culprit, std::string_view message, std::string_view note) {
@@ -238,6 +338,7 @@ Status Crew::fail(ErrorCode code, int culprit, std::string_view message, std::st
   verdict.message_bytes = static_cast<std::int32_t>(length);
   mine.verdict_set.store(1, std::memory_order_release);
   ring_all(true);
+  if (others_ != nullptr) others_->tell(verdict);
   return broken_;
 }
 

@@ -1,11 +1,13 @@
 #ifndef FERRY_NODE_CREW_HPP
 #define FERRY_NODE_CREW_HPP
 
-/// The ranks of a group as one of them works with them: posting steps, waiting for steps, and finding out who is to
-/// blame when a wait cannot end. See control_block.hpp for the flags and their order.
+/// The ranks of a node as one of them works with them: posting steps, waiting for steps, and finding out who is to
+/// blame when a wait cannot end. See control_block.hpp for the flags and their order. Ranks go by their numbers in the
+/// group.
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +18,43 @@
 
 namespace ferry::node {
 
+/// Work that a rank does bit by bit, as others let it.
+class Task {
+ public:
+  enum class Step {
+    kIdle,   ///< nothing could be done
+    kMoved,  ///< something was done; the deadline of the wait starts anew
+    kDone,
+  };
+  Task() = default;
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+  virtual ~Task() = default;
+
+  /// Does what can be done now. Never blocks. A task that finds fault with a peer calls Crew::fail.
+  virtual Step step() = 0;
+  /// Adds the ranks whose part this task lacks. Called after an idle step.
+  virtual void list_missing(std::vector<int>* ranks) = 0;
+  /// "dispatch (call 3): waited for it to …", for messages.
+  virtual std::string describe() const = 0;
+};
+
+/// What a crew must know of the group's other nodes. Called by the crew's own thread.
+class OtherNodes {
+ public:
+  struct Told {
+    int teller = -1;
+    Verdict verdict;
+  };
+  virtual ~OtherNodes() = default;
+  /// Tell them why this rank gave up.
+  virtual void tell(const Verdict& verdict) = 0;
+  /// Why a rank of another node gave up, if one did and said so to this rank.
+  virtual std::optional<Told> told() = 0;
+  /// Ok while `rank`, of another node, can be expected to do its part. kPeerLost, kTransport: it will not, "has died".
+  virtual Status presence(int rank) = 0;
+};
+
 class Crew {
  public:
   Crew(const BackendContext& context, Rendezvous rendezvous);
@@ -24,8 +63,14 @@ class Crew {
   Crew& operator=(const Crew&) = delete;
 
   int rank() const { return rank_; }
+  /// Of this node, which are all ranks of a group with one node.
   int num_ranks() const { return static_cast<int>(peers_.size()); }
-  const Peer& peer(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
+  int first_rank() const { return first_rank_; }
+  int end_rank() const { return first_rank_ + num_ranks(); }
+  bool includes(int rank) const { return rank >= first_rank_ && rank < end_rank(); }
+  const Peer& peer(int rank) const { return peers_[static_cast<std::size_t>(rank - first_rank_)]; }
+  /// Once, before the first call. Outlives the crew's calls.
+  void set_other_nodes(OtherNodes* others) { others_ = others; }
   Arena& arena() { return *arena_; }
   const Arena& arena() const { return *arena_; }
   const std::shared_ptr<Arena>& shared_arena() const { return arena_; }
@@ -37,6 +82,10 @@ class Crew {
   /// Afterwards ticket_of() is valid until the next call begins.
   Status begin(const Ticket& ticket);
   const Ticket& ticket_of(int rank) const;
+  /// The first half of begin: show `ticket`, wait for nobody.
+  Status open(const Ticket& ticket);
+  /// Number of the current call, from 1.
+  std::uint64_t call() const { return call_; }
   /// Add the staged rows to this rank's ticket; post(kStaged) publishes them.
   void set_staged(const Location& staged);
 
@@ -44,6 +93,10 @@ class Crew {
   void post(Phase phase);
   /// Wait until every rank that `awaited` names (all if null) reached `phase` of the current call.
   Status wait(Phase phase, const std::vector<bool>* awaited = nullptr);
+  /// Step `task` until it is done; sleep while it is idle.
+  Status run(Task& task);
+  /// Wake this rank, from another thread of its process: its task may have something to do.
+  void ring_self();
 
   /// Break the group: peers that wait hear `message` at once, and it names `culprit` (-1: nobody). `note` is added to
   /// this rank's own Status only.
@@ -71,19 +124,27 @@ class Crew {
   std::byte* resolve(const Location& location, int rank, const Extent& extent) const;
 
  private:
-  ControlBlock& control(int rank) const { return peers_[static_cast<std::size_t>(rank)].arena->control(); }
+  class PhaseTask;
+
+  ControlBlock& control(int rank) const { return peer(rank).arena->control(); }
   bool reached(int rank, Phase phase) const;
+  static void ring(ControlBlock& theirs, bool force);
   void ring_all(bool force);
   Status adopt_verdict();
-  Status check_liveness(Phase phase, std::span<const int> missing);
-  Status expire(Phase phase, std::span<const int> missing);
-  std::string describe_call(Phase phase) const;
+  Status check_liveness(Task& task);
+  bool peers_moved();
+  bool all_blocked() const;
+  Status expire(const Task& task);
 
   int rank_;
+  int first_rank_;
+  int group_size_;
   std::int64_t timeout_ns_;
   std::shared_ptr<Arena> arena_;
-  std::vector<Peer> peers_;
-  std::vector<int> missing_;  // scratch of wait()
+  std::vector<Peer> peers_;  // by rank - first_rank_
+  OtherNodes* others_ = nullptr;
+  std::vector<int> missing_;          // scratch of run()
+  std::vector<std::uint64_t> moves_;  // how far each peer was when last looked at
   std::uint64_t call_ = 0;
   Operation operation_ = Operation::kRoute;
   Status broken_;

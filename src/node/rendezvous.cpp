@@ -40,27 +40,40 @@ Result<std::vector<Announcement>> exchange(const BackendContext& context, const 
   return announcements;
 }
 
-Status check_hosts(const std::vector<Announcement>& announcements) {
-  for (std::size_t rank = 1; rank < announcements.size(); ++rank) {
-    if (announcements[rank].process.same_host(announcements[0].process)) continue;
-    return Status(
-        ErrorCode::kUnsupported,
-        fmt::format("Group::create: ranks 0 and {} run on different hosts; this build connects ranks of one host only",
-                    rank),
-        static_cast<int>(rank));
+/// The ranks of one node, by number.
+struct NodeRanks {
+  std::size_t first = 0;
+  std::size_t count = 0;
+
+  explicit NodeRanks(const Topology& topology)
+      : first(static_cast<std::size_t>(topology.node_of(topology.rank) * topology.ranks_per_node)),
+        count(static_cast<std::size_t>(topology.ranks_per_node)) {}
+};
+
+/// All nodes are looked at, so that every rank says the same.
+Status check_hosts(const std::vector<Announcement>& announcements, std::size_t ranks_per_node) {
+  for (std::size_t rank = 0; rank < announcements.size(); ++rank) {
+    const std::size_t first = rank / ranks_per_node * ranks_per_node;
+    if (announcements[rank].process.same_host(announcements[first].process)) continue;
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("Group::create: ranks {} and {} belong to one node but run on different hosts; set "
+                              "GroupOptions::ranks_per_node to the number of ranks on each host, and number the ranks "
+                              "host by host",
+                              first, rank),
+                  static_cast<int>(rank));
   }
   return {};
 }
 
-Status add_linked(LinkedPeer linked, std::vector<Peer>& peers) {
-  const auto rank = static_cast<std::size_t>(linked.rank);
-  if (linked.rank < 0 || rank >= peers.size() || peers[rank].arena != nullptr) {
+Status add_linked(LinkedPeer linked, std::size_t first_rank, std::vector<Peer>& peers) {
+  const std::size_t idx = static_cast<std::size_t>(linked.rank) - first_rank;  // huge where the rank is none of them
+  if (idx >= peers.size() || peers[idx].arena != nullptr) {
     return Status(ErrorCode::kTransport, fmt::format("Group::create: unexpected link from rank {}", linked.rank));
   }
   Result<std::shared_ptr<ArenaMapping>> mapping = ArenaMapping::map_peer(std::move(linked.arena_fd));
   if (!mapping.ok()) return mapping.status();
-  peers[rank].arena = std::move(*mapping);
-  peers[rank].link = std::move(linked.link);
+  peers[idx].arena = std::move(*mapping);
+  peers[idx].link = std::move(linked.link);
   return {};
 }
 
@@ -69,21 +82,22 @@ Status add_linked(LinkedPeer linked, std::vector<Peer>& peers) {
 Status connect_processes(const BackendContext& context, const std::vector<Announcement>& announcements,
                          const LinkListener& listener, const LinkHello& hello, std::vector<Peer>& peers) {
   const std::int64_t deadline_ns = monotonic_ns() + context.options.timeout_ns;
+  const NodeRanks node(context.topology);
   const auto my_rank = static_cast<std::size_t>(context.topology.rank);
-  for (std::size_t rank = 0; rank < my_rank; ++rank) {
-    if (peers[rank].same_process) continue;
+  for (std::size_t rank = node.first; rank < my_rank; ++rank) {
+    if (peers[rank - node.first].same_process) continue;
     const Announcement& peer = announcements[rank];
     const std::string name(peer.listener_name.data(), strnlen(peer.listener_name.data(), peer.listener_name.size()));
     Result<LinkedPeer> linked = connect_peer(name, static_cast<int>(rank), peer.token, hello, deadline_ns);
     if (!linked.ok()) return linked.status();
-    if (Status status = add_linked(std::move(*linked), peers); !status.ok()) return status;
+    if (Status status = add_linked(std::move(*linked), node.first, peers); !status.ok()) return status;
   }
-  const auto num_awaited = std::count_if(peers.begin() + static_cast<std::ptrdiff_t>(my_rank) + 1, peers.end(),
-                                         [](const Peer& peer) { return !peer.same_process; });
+  const auto num_awaited = std::count_if(peers.begin() + static_cast<std::ptrdiff_t>(my_rank - node.first) + 1,
+                                         peers.end(), [](const Peer& peer) { return !peer.same_process; });
   for (std::ptrdiff_t i = 0; i < num_awaited; ++i) {
     Result<LinkedPeer> linked = listener.accept_peer(hello, deadline_ns);
     if (!linked.ok()) return linked.status();
-    if (Status status = add_linked(std::move(*linked), peers); !status.ok()) return status;
+    if (Status status = add_linked(std::move(*linked), node.first, peers); !status.ok()) return status;
   }
   return {};
 }
@@ -107,17 +121,19 @@ Result<Rendezvous> rendezvous(const BackendContext& context) {
   if (status.ok()) offer.emplace(mine.token, (*arena)->mapping());
   Result<std::vector<Announcement>> announcements = exchange(context, status, mine);
   if (!announcements.ok()) return announcements.status();
-  if (Status hosts = check_hosts(*announcements); !hosts.ok()) return hosts;
+  if (Status hosts = check_hosts(*announcements, NodeRanks(context.topology).count); !hosts.ok()) return hosts;
 
   Rendezvous result;
   result.arena = *arena;
-  result.peers.resize(announcements->size());
-  for (std::size_t rank = 0; rank < announcements->size(); ++rank) {
+  const NodeRanks node(context.topology);
+  result.peers.resize(node.count);
+  for (std::size_t idx = 0; idx < node.count; ++idx) {
+    const std::size_t rank = node.first + idx;
     const Announcement& peer = (*announcements)[rank];
     if (!(peer.process == mine.process)) continue;
-    result.peers[rank].same_process = true;
-    result.peers[rank].arena = find_offered_mapping(peer.token);
-    if (result.peers[rank].arena == nullptr && status.ok()) {
+    result.peers[idx].same_process = true;
+    result.peers[idx].arena = find_offered_mapping(peer.token);
+    if (result.peers[idx].arena == nullptr && status.ok()) {
       status =
           Status(ErrorCode::kPeerLost, fmt::format("Group::create: rank {} gave up", rank), static_cast<int>(rank));
     }

@@ -1,7 +1,7 @@
 #ifndef FERRY_NODE_RENDEZVOUS_HPP
 #define FERRY_NODE_RENDEZVOUS_HPP
 
-/// Gives every rank every other rank's arena, at creation of a group.
+/// Gives every rank the arena of every other rank of its node, at creation of a group.
 
 #include <memory>
 #include <vector>
@@ -21,10 +21,10 @@ struct Peer {
 
 struct Rendezvous {
   std::shared_ptr<Arena> arena;  ///< this rank's own
-  std::vector<Peer> peers;       ///< by rank, this rank included
+  std::vector<Peer> peers;       ///< the ranks of this node in order, this rank included
 };
 
-/// Collective: succeeds on all ranks or fails on all.
+/// Collective over all ranks of all nodes: succeeds on all ranks or fails on all.
 Result<Rendezvous> rendezvous(const BackendContext& context);
 
 }  // namespace ferry::node

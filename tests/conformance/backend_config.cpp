@@ -19,11 +19,27 @@ void PrintTo(const BackendConfig& config, std::ostream* out) { *out << config.na
 
 std::string config_name(const ::testing::TestParamInfo<BackendConfig>& info) { return info.param.name; }
 
+int Conformance::ranks_per_node(int num_ranks) const {
+  if (!GetParam().several_nodes) return num_ranks;
+  int largest = 1;
+  for (int divisor = 1; divisor < num_ranks; ++divisor) {
+    if (num_ranks % divisor == 0) largest = divisor;
+  }
+  return largest;
+}
+
+PreparedCase Conformance::prepare(ExchangeCase spec) const {
+  spec.world.ranks_per_node = ranks_per_node(spec.world.num_ranks);
+  return test::prepare(spec);
+}
+
 GroupOptions Conformance::group_options(const RankContext& context) const {
   return {.backend = GetParam().backend,
+          .ranks_per_node = ranks_per_node(context.num_ranks()),
           .arena_bytes = kArenaBytes,
           .timeout_ns = kTimeoutNs,
-          .device = on_gpus() ? device_of_rank(context.rank()) : kCurrentDevice};
+          .device = on_gpus() ? device_of_rank(context.rank()) : kCurrentDevice,
+          .transport = GetParam().transport};
 }
 
 void Conformance::run_on_ranks(int num_ranks, const RankBody& body) const {

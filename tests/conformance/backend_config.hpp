@@ -21,6 +21,8 @@ struct BackendConfig {
   const char* name;
   const char* backend;  ///< GroupOptions::backend
   RankKind kind;
+  const char* transport = "auto";  ///< GroupOptions::transport
+  bool several_nodes = false;      ///< where the number of ranks allows it
 };
 
 /// How GoogleTest prints the parameter of a failed test.
@@ -38,6 +40,10 @@ using GroupBody = std::function<void(RankContext&, Group&)>;
 class Conformance : public ::testing::TestWithParam<BackendConfig> {
  protected:
   GroupOptions group_options(const RankContext& context) const;
+  /// Ranks of a node in a group of so many: all, or as many as make at least two nodes.
+  int ranks_per_node(int num_ranks) const;
+  /// What the oracle says of the case where these ranks are spread over nodes like that.
+  PreparedCase prepare(ExchangeCase spec) const;
   bool on_gpus() const { return std::string_view(GetParam().backend) == "cuda"; }
   /// Runs `body` on every rank.
   void run_on_ranks(int num_ranks, const RankBody& body) const;

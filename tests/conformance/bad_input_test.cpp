@@ -20,7 +20,7 @@ struct Mistake {
 
 class BadInputConformance : public Conformance {
  protected:
-  static PreparedCase good_case(Layout layout) {
+  PreparedCase good_case(Layout layout) const {
     ExchangeCase spec;
     spec.name = "good case";
     spec.world = {.num_ranks = kNumRanks, .num_topk = 2, .num_experts = 6, .max_tokens = 4, .layout = layout};
@@ -293,7 +293,7 @@ TEST_P(BadInputConformance, Combine) {
 
 TEST_P(BadInputConformance, WrongRoutingStreamOrCall) {
   const PreparedCase good = good_case(Layout::kExperts);
-  const PreparedCase unweighted = [] {
+  const PreparedCase unweighted = [this] {
     ExchangeCase spec = good_case(Layout::kTokens).spec;
     spec.world.weights = false;
     spec.combines = {{.hidden = 16}};

@@ -10,7 +10,7 @@ namespace {
 
 class LifetimeConformance : public Conformance {
  protected:
-  static std::vector<PreparedCase> random_cases(int num_ranks, int count, std::uint64_t seed) {
+  std::vector<PreparedCase> random_cases(int num_ranks, int count, std::uint64_t seed) const {
     std::mt19937_64 random(seed);
     std::vector<PreparedCase> cases;
     for (int i = 0; i < count; ++i) cases.push_back(prepare(draw_case(random, num_ranks)));

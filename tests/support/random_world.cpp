@@ -105,7 +105,8 @@ std::int64_t busiest_expert_rows(reference::World world) {
 reference::World make_world(const WorldSpec& spec) {
   Random random(spec.seed);
   reference::World world;
-  world.num_ranks = world.ranks_per_node = spec.num_ranks;
+  world.num_ranks = spec.num_ranks;
+  world.ranks_per_node = spec.ranks_per_node == 0 ? spec.num_ranks : spec.ranks_per_node;
   world.num_topk = spec.num_topk;
   world.options.num_experts = spec.num_experts;
   world.options.layout = spec.layout;

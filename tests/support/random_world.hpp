@@ -27,6 +27,7 @@ enum class TokenCounts {
 
 struct WorldSpec {
   int num_ranks = 2;
+  int ranks_per_node = 0;  ///< 0: all
   int num_topk = 2;
   std::int64_t num_experts = 8;
   std::int64_t max_tokens = 12;
@@ -42,7 +43,7 @@ struct WorldSpec {
   std::uint64_t seed = 1;
 };
 
-/// The world of `spec` on one node. Equal specs give equal worlds.
+/// The world of `spec`. Equal specs give equal worlds.
 reference::World make_world(const WorldSpec& spec);
 
 /// As above, with every field drawn at random within what a short test can run.

@@ -1,0 +1,110 @@
+#ifndef FERRY_HOP_RAILS_HPP
+#define FERRY_HOP_RAILS_HPP
+
+/// A rank's connections to its rail peers: the ranks with the same index in the other nodes. Over them travel notices
+/// (who calls what), verdicts (why a rank gave up), and chunks of payload through rings with credits. Peers go by their
+/// node's index.
+///
+///   channel     value                              published by it
+///   kCall       number of the call                 the notice of that call
+///   kVerdict    1                                  the verdict
+///   kChunks     chunks ever sent to this peer      those chunks
+///   kCredits    chunks ever used up here           nothing; their places on the sender may be filled again
+///
+/// Every value has one writer and only grows, so nothing is cleaned between calls. kLeft is set in the values of kCall
+/// and kChunks when the sender goes: what it sent before is complete by then.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/backend.hpp"
+#include "layout/rail_memory.hpp"
+#include "net/proxy.hpp"
+#include "node/crew.hpp"
+
+namespace ferry::hop {
+
+/// What a rank says of its call. Plain bytes; whoever receives it checks it.
+struct CallNotice {
+  std::uint64_t call = 0;
+  CallRecord record;
+  std::int64_t max_recv_rows = 0;  ///< route
+  std::int64_t num_entries = 0;    ///< route: T * K
+};
+
+class Rails final : public node::OtherNodes {
+ public:
+  /// Collective: succeeds on all ranks or fails on all. `crew` outlives the rails.
+  static Result<std::unique_ptr<Rails>> create(const BackendContext& context, node::Crew& crew);
+  ~Rails() override;
+
+  int node() const { return node_; }
+  int num_nodes() const { return num_nodes_; }
+  /// Rank of the rail peer in `node`.
+  int rank_of(int node) const { return topology_.rank - (node_ - node) * topology_.ranks_per_node; }
+  const Topology& topology() const { return topology_; }
+
+  /// Tell all rail peers of call number `notice.call`.
+  void announce(const CallNotice& notice);
+  /// Has the peer's notice of call number `call` arrived?
+  bool heard(int node, std::uint64_t call) const;
+  /// Where the notices of a call lie in this rank's arena, by node; this rank's own is among them.
+  node::Location notices(std::uint64_t call) const;
+
+  /// Room of one chunk towards `node`; null while the peer has not used up the one that was there.
+  std::byte* chunk_room(int node);
+  /// Send what was written there. Sets the header's chunk_idx.
+  void send_chunk(int node, layout::ChunkHeader header);
+  /// The oldest chunk from `node` that was not used up yet; null if none has come. Its header is as the peer wrote it.
+  const std::byte* front_chunk(int node) const;
+  std::uint64_t front_chunk_idx(int node) const { return ends_[static_cast<std::size_t>(node)].num_used; }
+  /// The front chunk is used up.
+  void release_chunk(int node);
+  std::size_t chunk_capacity() const { return memory_.chunk_bytes() - layout::kChunkHeaderBytes; }
+  /// Counts the exchanges with `node`, from 1: both ends make the same ones in the same order.
+  std::uint64_t next_exchange(int node) { return ++ends_[static_cast<std::size_t>(node)].num_exchanges; }
+
+  void tell(const node::Verdict& verdict) override;
+  std::optional<Told> told() override;
+  Status presence(int rank) override;
+  /// Post nothing more; peers that wait for this rank hear of it.
+  void leave();
+
+  std::size_t memory_bytes() const { return memory_.size_bytes(); }
+  std::size_t rings_bytes() const { return memory_.rings_bytes(); }
+  std::string_view engine_name() const { return engine_name_; }
+  net::PeerTraffic traffic(int node) const { return proxy_->traffic(node); }
+  std::vector<net::Route> routes() { return proxy_->routes(); }
+
+ private:
+  struct End {
+    std::uint64_t num_sent = 0;  // chunks
+    std::uint64_t num_used = 0;
+    std::uint64_t num_exchanges = 0;
+  };
+
+  Rails(const BackendContext& context, node::Crew& crew, std::byte* block);
+  /// Connects all ends and waits until each has heard from all others.
+  Status connect(const BackendContext& context, const net::EngineFactory& factory);
+  Status greet();
+  std::vector<int> peer_nodes() const;
+
+  node::Crew& crew_;
+  Topology topology_;
+  std::int64_t timeout_ns_;
+  int node_;
+  int num_nodes_;
+  layout::RailMemory memory_;
+  std::string engine_name_;
+  std::vector<End> ends_;  // by node
+  std::uint64_t num_announced_ = 0;
+  std::unique_ptr<net::Proxy> proxy_;
+};
+
+}  // namespace ferry::hop
+
+#endif  // FERRY_HOP_RAILS_HPP
