@@ -1,23 +1,15 @@
 #include "net/ucx/resources.hpp"
 
-#include <array>
 #include <cstdlib>
+#include <string>
 
 namespace ferry::net::ucx {
 namespace {
 
-/// Where nobody set the variable. Shared memory notices dead peers only if told to, and UCX takes no transport that
-/// does not for endpoints that must hear of failures. UCX asks silent peers every 20 s, which is long for survivors.
-struct Setting {
-  const char* variable;
-  const char* name;
-  const char* value;
-};
-constexpr std::array<Setting, 3> kSettings{{
-    {"UCX_POSIX_ERROR_HANDLING", "POSIX_ERROR_HANDLING", "y"},
-    {"UCX_SYSV_ERROR_HANDLING", "SYSV_ERROR_HANDLING", "y"},
-    {"UCX_KEEPALIVE_INTERVAL", "KEEPALIVE_INTERVAL", "2s"},
-}};
+/// UCX asks silent peers every 20 s whether they are there, which is long for survivors. Where nobody says otherwise:
+constexpr const char* kKeepaliveVariable = "UCX_KEEPALIVE_INTERVAL";
+constexpr const char* kKeepaliveName = "KEEPALIVE_INTERVAL";
+constexpr const char* kKeepaliveInterval = "2s";
 
 constexpr std::string_view kVariablesHint = "check the UCX_* variables (UCX_LOG_LEVEL=info makes UCX say more)";
 
@@ -43,10 +35,7 @@ Status Resources::open_context() {
     const Status reason = ucx_status(read, "reading the UCX_* variables", kVariablesHint);
     return Status(ErrorCode::kInvalidArgument, std::string(reason.message()));
   }
-  for (const Setting& setting : kSettings) {
-    // An older or newer UCX may not know one of them: then it is as if it had not been set.
-    if (std::getenv(setting.variable) == nullptr) library_.config_modify(config, setting.name, setting.value);
-  }
+  if (std::getenv(kKeepaliveVariable) == nullptr) library_.config_modify(config, kKeepaliveName, kKeepaliveInterval);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
