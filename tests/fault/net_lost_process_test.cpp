@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -107,7 +106,8 @@ TEST_P(NetLostProcess, IsHeardByTheOthersWhoGoOn) {
   }
   close(meeting.listen_fd);
   ranks[kVictim]->await_checkpoint();
-  ranks[kVictim]->send_signal(SIGKILL);
+  // Kills and reaps it. A process that nobody has reaped still counts as there where UCX asks the system (shared memory).
+  ranks[kVictim] = nullptr;
   for (int rank = 0; rank < kNumRanks; ++rank) {
     if (rank == kVictim) continue;
     const Status status = ranks[static_cast<std::size_t>(rank)]->result();
