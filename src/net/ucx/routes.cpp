@@ -28,7 +28,7 @@ std::string describe_lanes(std::string_view info) {
     std::string lane;
     std::string transport;
     words >> hash >> lane >> transport;
-    if (!lane.starts_with("lane[")) continue;
+    if (!lane.starts_with("lane[") || transport.empty()) continue;
     if (const std::size_t number_end = transport.find(':'); number_end != std::string::npos) {
       transport.erase(0, number_end + 1);
     }
