@@ -106,7 +106,7 @@ TEST_P(NetLostProcess, IsHeardByTheOthersWhoGoOn) {
   }
   close(meeting.listen_fd);
   ranks[kVictim]->await_checkpoint();
-  // Kills and reaps it. A process that nobody has reaped still counts as there where UCX asks the system (shared memory).
+  // Kills and reaps it: one that nobody has reaped still counts as there where UCX asks the system (shared memory).
   ranks[kVictim] = nullptr;
   for (int rank = 0; rank < kNumRanks; ++rank) {
     if (rank == kVictim) continue;

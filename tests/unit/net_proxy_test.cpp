@@ -6,7 +6,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 #include "net/loopback/faults.hpp"
@@ -210,6 +209,26 @@ TEST_P(NetProxy, NeverStarted) {
   EXPECT_EQ(proxy.start(std::vector<net::Blob>(2)).code(), ErrorCode::kTransport);
 }
 
+class NetProxyWithFaults : public NetProxy {};
+
+TEST_P(NetProxyWithFaults, FaultsReachThreadsThatSleep) {
+  net::LoopbackFaults faults;
+  start({.num_ends = 3, .memory_bytes = 4096});
+  faults.hold(0, 1);
+  rank(0).proxy->notify(1, 0, 1);
+  rank(0).proxy->notify(2, 0, 1);
+  ASSERT_TRUE(rank(2).await(0, 0, 1));
+  EXPECT_EQ(rank(1).proxy->received(0, 0), 0U);
+  faults.release(0, 1);
+  EXPECT_TRUE(rank(1).await(0, 0, 1));
+  faults.cut(0, 1);
+  EXPECT_TRUE(rank(0).await_loss(1));
+  EXPECT_TRUE(rank(1).await_loss(0));
+  EXPECT_EQ(rank(1).proxy->peer_status(0).code(), ErrorCode::kTransport);
+  EXPECT_TRUE(rank(2).proxy->peer_status(0).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Loopback, NetProxyWithFaults, testing::Values("loopback"), engine_name);
 INSTANTIATE_TEST_SUITE_P(Engines, NetProxy, testing::Values(FERRY_TEST_ENGINES), engine_name);
 
 /// An engine that gives no descriptor and invents events: what the proxy must cope with.
