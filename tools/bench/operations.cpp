@@ -37,6 +37,8 @@ Status Operations::set_up() {
   options.backend = plan_.backend;
   options.timeout_ns = plan_.timeout_ns;
   options.device = device_.ordinal();
+  options.ranks_per_node = plan_.ranks_per_node();
+  options.transport = plan_.transport;
   auto group = Group::create(context_.bootstrap(), options);
   if (!group) return group.status();
   group_ = std::move(*group);
@@ -44,7 +46,8 @@ Status Operations::set_up() {
   if (plan_.layout == Layout::kSlab) {
     if (Status status = find_slab_capacity(); !status) return status;
   }
-  if (Status status = route(); !status) return status;
+  wire_.names = wire_names(*group_);
+  if (Status status = metered(&wire_.route, 0, &Operations::route); !status) return status;
   if (Status status = wait(); !status) return status;
   if (Status status = check_routing(); !status) return status;
   if (plan_.op == BenchOp::kRoute) return {};
@@ -119,6 +122,14 @@ Status Operations::route() {
   return {};
 }
 
+Status Operations::metered(WireFigures* figures, std::int64_t formula_bytes, Status (Operations::*call)()) {
+  const WireMeter meter(*group_);
+  Status status = (this->*call)();
+  *figures = meter.sent();
+  figures->formula_bytes = formula_bytes;
+  return status;
+}
+
 Status Operations::wait() {
   Status status = group_->wait(device_.stream());
   retired_ = {};
@@ -156,7 +167,7 @@ Status Operations::combine() {
   in.x = {buffers_.y.data(), DType::kBfloat16, {routing_.num_recv_rows(), plan_.hidden}};
   out.x = {buffers_.out.data(), DType::kBfloat16, {plan_.num_tokens, plan_.hidden}};
   CombineOptions options;
-  options.weighted = plan_.layout != Layout::kTokens;
+  options.weighted = plan_.combine_is_weighted();
   options.kernel = kernel_;
   return group_->combine(routing_, in, out, device_.stream(), options);
 }
@@ -191,15 +202,20 @@ Result<std::vector<std::int32_t>> Operations::read_source() const {
 }
 
 Status Operations::check() {
+  const std::int64_t num_rows_out = count_rows_to_other_nodes(
+      table_.topk_idx, {plan_.num_ranks, plan_.ranks_per_node(), plan_.num_experts, plan_.num_topk}, context_.rank());
   if (plan_.measures_dispatch()) {
-    if (Status status = dispatch(); !status) return status;
-    if (Status status = wait(); !status) return status;
-    if (Status status = check_dispatch(); !status) return status;
+    Status status =
+        metered(&wire_.dispatch, num_rows_out * plan_.dispatch_wire_row_bytes(), &Operations::dispatch);
+    if (status) status = wait();
+    if (status) status = check_dispatch();
+    if (!status) return status;
   }
   if (!plan_.measures_combine()) return {};
   if (Status status = fill_combine_input(); !status) return status;
-  if (Status status = combine(); !status) return status;
-  if (Status status = wait(); !status) return status;
+  Status status = metered(&wire_.combine, num_rows_out * plan_.combine_wire_row_bytes(), &Operations::combine);
+  if (!status) return status;
+  if (status = wait(); !status) return status;
   return check_combine();
 }
 

@@ -93,6 +93,8 @@ Status judge(const RunOutcome& outcome, DemoReport* report) {
     report->ranks.push_back(area.figures());
     const auto output = area.output();
     got.insert(got.end(), output.begin(), output.end());
+    const auto rows_to_rank = area.rows_to_rank();
+    report->rows_to_rank.emplace_back(rows_to_rank.begin(), rows_to_rank.end());
     for (std::size_t i = 0; i < report->expert_rows.size(); ++i) report->expert_rows[i] += area.expert_rows()[i];
   }
 
@@ -111,7 +113,7 @@ Status judge(const RunOutcome& outcome, DemoReport* report) {
     }
   });
   report->dense_ns = now_ns() - start_ns;
-  report->comparison = compare_with_dense(got, dense, plan.shape);
+  report->comparison = compare_with_dense(got, dense, plan.shape, plan.num_nodes);
   progress.clear();
   return {};
 }
@@ -128,19 +130,23 @@ int report_outcome(const DemoOptions& options, const RunOutcome& outcome, DemoRe
 }
 
 int run_demo(const DemoOptions& options) {
-  auto backend = resolve_backend(options.common);
-  if (!backend) return report_failure("demo", backend.status(), kExitUsage);
-  if (Status status = check_writable(options.report_path); !status) return report_failure("demo", status, kExitUsage);
-  auto launch = plan_launch(options.common.launch, options.common.num_ranks, kDefaultNumRanks);
-  if (!launch) return report_failure("demo", launch.status(), kExitUsage);
+  const auto refuse = [](const Status& status) { return report_failure("demo", status, kExitUsage); };
+  auto launch = plan_launch(options.common.launch_request());
+  if (!launch) return refuse(launch.status());
+  auto backend = resolve_backend(options.common, launch->num_nodes);
+  if (!backend) return refuse(backend.status());
+  if (Status status = check_transport(options.common, launch->num_nodes); !status) return refuse(status);
+  if (Status status = check_output(options.report_path, *launch); !status) return refuse(status);
   auto plan = make_plan(options, launch->num_ranks);
-  if (!plan) return report_failure("demo", plan.status(), kExitUsage);
+  if (!plan) return refuse(plan.status());
+  plan->num_nodes = launch->num_nodes;
   plan->backend = *backend;
+  plan->transport = options.common.transport;
 
   DemoReport report;
   report.plan = &*plan;
   report.launch = launch->description;
-  if (!launch->from_environment || launch->bootstrap.rank == 0) {
+  if (launch->reports_here()) {
     fmt::print(text_stream(options.report_path), "{}", introduction(*plan, launch->description));
     std::fflush(stdout);
   }
