@@ -58,8 +58,8 @@ class Operations {
   Status check_combine();
   /// Runs `call` and notes what it gave to the network, beside `formula_bytes`.
   Status metered(WireFigures* figures, std::int64_t formula_bytes, Status (Operations::*call)());
-  /// Factor by which an identity expert scales token `token` of this rank.
-  float combined_factor(std::int64_t token) const;
+  /// For each node, the factor by which identity experts there scale token `token` of this rank in all.
+  std::vector<float> factors_by_node(std::int64_t token) const;
 
   const BenchPlan& plan_;
   RankContext& context_;
