@@ -90,8 +90,8 @@ Status check_transport(const CommonOptions& options, int num_nodes) {
           fmt::format("--transport {}: no network between {} nodes works here{}", options.transport, num_nodes, reasons)};
 }
 
-Status check_output(const std::string& path, const LaunchPlan& launch) {
-  return launch.num_hosts == 1 || launch.reports_here() ? check_writable(path) : Status();
+Status check_output(const std::string& path, const LaunchPlan& launch, std::string_view what) {
+  return launch.num_hosts == 1 || launch.reports_here() ? check_writable(path, what) : Status();
 }
 
 }  // namespace ferry::tools

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/launch_plan.hpp"
 
@@ -38,9 +39,9 @@ Result<std::string> resolve_backend(const CommonOptions& options, int num_nodes)
 /// @errors kUnsupported: says why and what to do
 Status check_transport(const CommonOptions& options, int num_nodes);
 
-/// Whether a file that is written after the run can be: asked before it, on every rank that shares the reporter's host.
+/// Whether `what`, a file that is written after the run can be: asked before it, on every rank that shares the reporter's host.
 /// @errors kSystem
-Status check_output(const std::string& path, const LaunchPlan& launch);
+Status check_output(const std::string& path, const LaunchPlan& launch, std::string_view what = "the report");
 
 }  // namespace ferry::tools
 
