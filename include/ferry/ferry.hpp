@@ -11,6 +11,7 @@
 #include "ferry/group.hpp"      // ranks, memory, the three calls
 #include "ferry/routing.hpp"    // where every token goes
 #include "ferry/status.hpp"     // errors
+#include "ferry/transports.hpp" // networks between nodes
 #include "ferry/types.hpp"      // dtypes, views, streams
 #include "ferry/version.hpp"
 

@@ -39,8 +39,8 @@ struct GroupOptions {
   /// Backend "cuda": ordinal of this rank's GPU, -1 for the calling thread's current one. Several ranks may share a
   /// GPU.
   int device = kCurrentDevice;
-  /// The network between nodes, where there are several: "auto" (best that works here), "ucx", or "loopback" (between
-  /// threads of one process, for tests).
+  /// The network between nodes, where there are several: "auto" (best that works here) or a name from
+  /// `ferry::transports()`. "loopback" joins threads of one process, for tests; "auto" never takes it.
   std::string transport = "auto";
 };
 

@@ -117,13 +117,17 @@ std::string introduction(const BenchPlan& plan, const std::string& launch) {
 
 int run_bench(const BenchOptions& options) {
   const auto fail = [](const Status& status, int exit_code) { return report_failure("bench", status, exit_code); };
-  auto backend = resolve_backend(options.common);
-  if (!backend) return fail(backend.status(), kExitUsage);
-  if (Status status = check_writable(options.json_path); !status) return fail(status, kExitUsage);
-  auto launch = plan_launch(options.common.launch, options.common.num_ranks, kDefaultNumRanks);
+  auto launch = plan_launch(options.common.launch_request());
   if (!launch) return fail(launch.status(), kExitUsage);
+  auto backend = resolve_backend(options.common, launch->num_nodes);
+  if (!backend) return fail(backend.status(), kExitUsage);
+  if (Status status = check_transport(options.common, launch->num_nodes); !status) return fail(status, kExitUsage);
+  if (Status status = check_output(options.json_path, *launch); !status) return fail(status, kExitUsage);
   BenchPlan plan = options.plan;
   plan.num_ranks = launch->num_ranks;
+  plan.num_nodes = launch->num_nodes;
+  plan.shares_clock = launch->num_hosts == 1;
+  plan.transport = options.common.transport;
   plan.backend = *backend;
   plan.timeout_ns = options.common.timeout_ns();
   plan.seed = options.common.seed;
@@ -137,8 +141,7 @@ int run_bench(const BenchOptions& options) {
                 kExitUsage);
   }
 
-  const bool reports_here = !launch->from_environment || launch->bootstrap.rank == 0;
-  if (reports_here) {
+  if (launch->reports_here()) {
     fmt::print(text_stream(options.json_path), "{}", introduction(plan, launch->description));
     std::fflush(stdout);
   }
@@ -149,9 +152,10 @@ int run_bench(const BenchOptions& options) {
     const RunOptions run_options{*launch, BenchArea::size_bytes(plan), plan.timeout_ns};
     auto outcome = run_ranks(run_options, [&](RankContext& context) { return run_bench_rank(plan, context); });
     if (!outcome) return fail(outcome.status(), kExitFailed);
-    reports.push_back({plan, summarise(plan, *outcome), BenchArea(plan, outcome->result(0)).device()});
+    reports.push_back({plan, summarise(plan, *outcome), BenchArea(plan, outcome->result(0)).device(),
+                       BenchArea(plan, outcome->result(0)).wire().names});
   }
-  if (!reports_here) return kExitOk;
+  if (!launch->reports_here()) return kExitOk;
   fmt::print(text_stream(options.json_path), "{}", to_text(reports));
   std::fflush(stdout);
   if (options.json_path.empty()) return kExitOk;

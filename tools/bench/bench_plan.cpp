@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/wire.hpp"
 #include "ferry/fp8.hpp"
 
 namespace ferry::tools {
@@ -10,13 +11,6 @@ namespace ferry::tools {
 namespace {
 
 constexpr std::int64_t kBfloat16Bytes = 2;
-
-/// Owner in the contiguous placement: rank r owns experts [r*E/R, (r+1)*E/R), rounded down.
-std::int64_t owner_of(std::int64_t expert, std::int64_t num_experts, std::int64_t num_ranks) {
-  std::int64_t rank = expert * num_ranks / num_experts;
-  while ((rank + 1) * num_experts / num_ranks <= expert) ++rank;
-  return rank;
-}
 
 }  // namespace
 
@@ -77,6 +71,14 @@ std::int64_t BenchPlan::metadata_bytes() const {
 }
 
 std::int64_t BenchPlan::combine_row_bytes() const { return hidden * kBfloat16Bytes; }
+
+std::int64_t BenchPlan::dispatch_wire_row_bytes() const {
+  return payload_bytes() + dispatch_record_bytes(scale_bytes(), num_topk, true);
+}
+
+std::int64_t BenchPlan::combine_wire_row_bytes() const {
+  return combine_row_bytes() + combine_record_bytes(num_topk, combine_is_weighted());
+}
 
 RoutingTable BenchPlan::routing_of(int rank) const {
   if (!trace) return make_routing(routing, {num_tokens, num_topk, num_experts}, seed, rank);

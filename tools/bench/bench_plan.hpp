@@ -30,7 +30,10 @@ std::string_view name_of(CopyPath path);
 struct BenchPlan {
   BenchOp op = BenchOp::kPair;
   int num_ranks = 1;
+  int num_nodes = 1;
+  bool shares_clock = true;  ///< all ranks on one host, so that times of different ranks compare
   std::string backend;
+  std::string transport;
   std::int64_t timeout_ns = 0;
   std::uint64_t seed = 0;
   std::int64_t num_tokens = 0;   ///< T, of each rank
@@ -47,9 +50,13 @@ struct BenchPlan {
   int num_iterations = 0;
   int num_warmup = 0;
   std::vector<KernelOptions> kernels{KernelOptions{}};  ///< CUDA: each is measured, one after the other
-  bool measures_limit = true;                           ///< CUDA: also time raw exchanges
+  bool measures_limit = true;                           ///< also time plain copies or raw exchanges
 
   bool on_gpu() const { return backend == "cuda"; }
+  int ranks_per_node() const { return num_ranks / num_nodes; }
+  bool combine_is_weighted() const { return layout != Layout::kTokens; }
+  /// Copies inside a machine are no limit for what crosses a network.
+  bool has_limit() const { return measures_limit && num_nodes == 1; }
   bool measures_dispatch() const { return op == BenchOp::kDispatch || op == BenchOp::kPair; }
   bool measures_combine() const { return op == BenchOp::kCombine || op == BenchOp::kPair; }
   /// Bytes of one dispatched row: payload, scales, and the ids and weights that travel with it.
@@ -59,6 +66,9 @@ struct BenchPlan {
   std::int64_t dispatch_row_bytes() const { return payload_bytes() + scale_bytes() + metadata_bytes(); }
   /// Bytes of one row on the way back, always bf16.
   std::int64_t combine_row_bytes() const;
+  /// The same as they cross the network, where ids are i32 and what travels beside a row is padded.
+  std::int64_t dispatch_wire_row_bytes() const;
+  std::int64_t combine_wire_row_bytes() const;
   /// FP8 has one scale per 128 channels.
   std::int64_t num_scales() const;
   /// The ids and weights of one rank.

@@ -28,17 +28,21 @@ std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations)
   std::vector<Measured> all;
   if (plan.op == BenchOp::kRoute) all.push_back({Series::kRoute, [&] { return operations.route(); }});
   if (plan.measures_dispatch()) {
-    all.push_back({Series::kDispatchLimit, [&] {
-                     copy_as_dispatch(plan, operations.buffers(), operations.rows_per_token());
-                     return Status();
-                   }});
+    if (plan.has_limit()) {
+      all.push_back({Series::kDispatchLimit, [&] {
+                       copy_as_dispatch(plan, operations.buffers(), operations.rows_per_token());
+                       return Status();
+                     }});
+    }
     all.push_back({Series::kDispatch, [&] { return operations.dispatch(); }});
   }
   if (plan.measures_combine()) {
-    all.push_back({Series::kCombineLimit, [&] {
-                     copy_as_combine(plan, operations.buffers(), operations.rows().num_sent);
-                     return Status();
-                   }});
+    if (plan.has_limit()) {
+      all.push_back({Series::kCombineLimit, [&] {
+                       copy_as_combine(plan, operations.buffers(), operations.rows().num_sent);
+                       return Status();
+                     }});
+    }
     all.push_back({Series::kCombine, [&] { return operations.combine(); }});
   }
   return all;
@@ -80,6 +84,7 @@ Status run_bench_rank(const BenchPlan& plan, RankContext& context) {
     if (Status status = time_on_gpu(plan, operations, context, &progress); !status) return status;
   } else {
     if (Status status = operations.check(); !status) return status;
+    MutableBenchArea(plan, context.result()).wire() = operations.wire();
     if (Status status = time_on_host(plan, operations, context, &progress); !status) return status;
   }
   progress.clear();

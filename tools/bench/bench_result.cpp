@@ -13,18 +13,33 @@ namespace {
 constexpr double kMedian = 50.0;
 constexpr double kTail = 99.0;
 
-constexpr std::size_t kDeviceOffset = sizeof(RankRows);
+constexpr std::size_t kWireOffset = sizeof(RankRows);
+constexpr std::size_t kDeviceOffset = kWireOffset + sizeof(RankWire);
 constexpr std::size_t kSeriesOffset = kDeviceOffset + sizeof(DeviceReport);
-static_assert(kDeviceOffset % alignof(DeviceReport) == 0 && kSeriesOffset % alignof(Interval) == 0);
+static_assert(kWireOffset % alignof(RankWire) == 0 && kDeviceOffset % alignof(DeviceReport) == 0 && kSeriesOffset % alignof(Interval) == 0);
 
 std::size_t series_offset(const BenchPlan& plan, Series which, std::size_t kernel_idx) {
   return kSeriesOffset + (kernel_idx * kNumSeries + static_cast<std::size_t>(which)) *
                              static_cast<std::size_t>(plan.num_iterations) * sizeof(Interval);
 }
 
-/// One time per iteration.
+/// One time per iteration, that of its slowest rank: each rank's own duration counts, not when it started.
+std::vector<std::int64_t> longest_of_ranks(const BenchPlan& plan, const RunOutcome& outcome, Series which,
+                                           std::size_t kernel_idx) {
+  std::vector<std::int64_t> times(static_cast<std::size_t>(plan.num_iterations), 0);
+  for (int rank = 0; rank < plan.num_ranks; ++rank) {
+    const auto series = BenchArea(plan, outcome.result(rank)).series(which, kernel_idx);
+    for (std::size_t i = 0; i < times.size(); ++i) {
+      times[i] = std::max(times[i], series[i].end_ns - series[i].start_ns);
+    }
+  }
+  return times;
+}
+
+/// One time per iteration, from the first rank's start to the last rank's end.
 std::vector<std::int64_t> iteration_times(const BenchPlan& plan, const RunOutcome& outcome, Series which,
                                           std::size_t kernel_idx) {
+  if (!plan.shares_clock) return longest_of_ranks(plan, outcome, which, kernel_idx);
   std::vector<std::int64_t> times;
   for (std::size_t i = 0; i < static_cast<std::size_t>(plan.num_iterations); ++i) {
     Interval whole = BenchArea(plan, outcome.result(0)).series(which, kernel_idx)[i];
@@ -34,19 +49,6 @@ std::vector<std::int64_t> iteration_times(const BenchPlan& plan, const RunOutcom
       whole.end_ns = std::max(whole.end_ns, interval.end_ns);
     }
     times.push_back(whole.end_ns - whole.start_ns);
-  }
-  return times;
-}
-
-/// The same where each rank's own duration counts, not when it started.
-std::vector<std::int64_t> longest_of_ranks(const BenchPlan& plan, const RunOutcome& outcome, Series which,
-                                           std::size_t kernel_idx) {
-  std::vector<std::int64_t> times(static_cast<std::size_t>(plan.num_iterations), 0);
-  for (int rank = 0; rank < plan.num_ranks; ++rank) {
-    const auto series = BenchArea(plan, outcome.result(rank)).series(which, kernel_idx);
-    for (std::size_t i = 0; i < times.size(); ++i) {
-      times[i] = std::max(times[i], series[i].end_ns - series[i].start_ns);
-    }
   }
   return times;
 }
@@ -88,6 +90,15 @@ std::vector<LimitResult> limits_of(const BenchPlan& plan, const RunOutcome& outc
   return limits;
 }
 
+/// One call, over all ranks; nothing with one node.
+std::optional<WireTotal> wire_of(const BenchPlan& plan, const RunOutcome& outcome, WireFigures RankWire::*which) {
+  if (plan.num_nodes == 1) return std::nullopt;
+  WireTotal total;
+  total.num_ranks = plan.num_ranks;
+  for (int rank = 0; rank < plan.num_ranks; ++rank) total.add(BenchArea(plan, outcome.result(rank)).wire().*which);
+  return total;
+}
+
 /// The fastest raw exchange says how long the bytes of this operation take at best.
 void set_gpu_limit(const BenchPlan& plan, const RunOutcome& outcome, OpResult* result) {
   result->limits = limits_of(plan, outcome, result->op);
@@ -103,6 +114,8 @@ void set_gpu_limit(const BenchPlan& plan, const RunOutcome& outcome, OpResult* r
 
 std::size_t BenchArea::size_bytes(const BenchPlan& plan) { return series_offset(plan, Series{}, plan.kernels.size()); }
 
+const RankWire& BenchArea::wire() const { return *reinterpret_cast<const RankWire*>(bytes_.data() + kWireOffset); }
+
 const DeviceReport& BenchArea::device() const {
   return *reinterpret_cast<const DeviceReport*>(bytes_.data() + kDeviceOffset);
 }
@@ -111,6 +124,8 @@ std::span<const Interval> BenchArea::series(Series which, std::size_t kernel_idx
   return {reinterpret_cast<const Interval*>(bytes_.data() + series_offset(plan_, which, kernel_idx)),
           static_cast<std::size_t>(plan_.num_iterations)};
 }
+
+RankWire& MutableBenchArea::wire() { return *reinterpret_cast<RankWire*>(bytes_.data() + kWireOffset); }
 
 DeviceReport& MutableBenchArea::device() { return *reinterpret_cast<DeviceReport*>(bytes_.data() + kDeviceOffset); }
 
@@ -123,6 +138,9 @@ std::optional<double> OpResult::logical_gbps(int num_ranks) const {
   return gbps(logical_bytes, num_ranks, time_p50_ns);
 }
 std::optional<double> OpResult::wire_gbps(int num_ranks) const { return gbps(wire_bytes, num_ranks, time_p50_ns); }
+std::optional<double> OpResult::network_gbps(int num_ranks) const {
+  return wire ? gbps(wire->sent_bytes, num_ranks, time_p50_ns) : std::nullopt;
+}
 std::optional<double> OpResult::limit_gbps(int num_ranks) const {
   return limit_p50_ns ? gbps(limit_is_wire ? wire_bytes : logical_bytes, num_ranks, *limit_p50_ns) : std::nullopt;
 }
@@ -143,6 +161,7 @@ std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome
   if (plan.op == BenchOp::kRoute) {
     OpResult& result = results.emplace_back();
     set_times(&result, times(Series::kRoute));
+    result.wire = wire_of(plan, outcome, &RankWire::route);
     if (plan.on_gpu()) result.events_p50_ns = percentile(times(Series::kRouteEvents), kMedian);
     return results;
   }
@@ -155,16 +174,18 @@ std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome
     if (plan.on_gpu()) {
       result.host_p50_ns = percentile(longest_of_ranks(plan, outcome, host, kernel_idx), kMedian);
       set_gpu_limit(plan, outcome, &result);
-    } else {
+    } else if (plan.has_limit()) {
       result.limit_p50_ns = percentile(times(limit), kMedian);
     }
   };
   if (plan.measures_dispatch()) {
     measure(BenchOp::kDispatch, Series::kDispatch, Series::kDispatchLimit, Series::kDispatchHost,
             plan.dispatch_row_bytes());
+    results.back().wire = wire_of(plan, outcome, &RankWire::dispatch);
   }
   if (plan.measures_combine()) {
     measure(BenchOp::kCombine, Series::kCombine, Series::kCombineLimit, Series::kCombineHost, plan.combine_row_bytes());
+    results.back().wire = wire_of(plan, outcome, &RankWire::combine);
   }
   if (plan.op == BenchOp::kPair) {
     OpResult pair;
@@ -172,9 +193,10 @@ std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome
     pair.logical_bytes = results[0].logical_bytes + results[1].logical_bytes;
     pair.wire_bytes = results[0].wire_bytes + results[1].wire_bytes;
     set_times(&pair, add(times(Series::kDispatch), times(Series::kCombine)));
-    if (!plan.on_gpu()) {
+    if (plan.num_nodes > 1) pair.wire = *results[0].wire + *results[1].wire;
+    if (!plan.on_gpu() && plan.has_limit()) {
       pair.limit_p50_ns = percentile(add(times(Series::kDispatchLimit), times(Series::kCombineLimit)), kMedian);
-    } else {
+    } else if (plan.on_gpu()) {
       pair.limit_is_wire = results[0].limit_is_wire;
       pair.host_p50_ns = *results[0].host_p50_ns + *results[1].host_p50_ns;
       if (results[0].limit_p50_ns && results[1].limit_p50_ns) {

@@ -12,6 +12,7 @@
 #include "bench/bench_plan.hpp"
 #include "bench/device_report.hpp"
 #include "common/launcher.hpp"
+#include "common/wire.hpp"
 
 namespace ferry::tools {
 
@@ -42,12 +43,21 @@ struct RankRows {
   std::int64_t num_received_remote;
 };
 
-/// A rank's result area: [ rows | device | series by kernel options, kind and iteration ].
+/// What crossed the network in one call of each, and which network it is. All zero with one node.
+struct RankWire {
+  WireFigures route;
+  WireFigures dispatch;
+  WireFigures combine;
+  WireNames names;
+};
+
+/// A rank's result area: [ rows | wire | device | series by kernel options, kind and iteration ].
 class BenchArea {
  public:
   static std::size_t size_bytes(const BenchPlan& plan);
   BenchArea(const BenchPlan& plan, std::span<const std::byte> bytes) : plan_(plan), bytes_(bytes) {}
   const RankRows& rows() const { return *reinterpret_cast<const RankRows*>(bytes_.data()); }
+  const RankWire& wire() const;
   const DeviceReport& device() const;
   std::span<const Interval> series(Series which, std::size_t kernel_idx = 0) const;
 
@@ -61,6 +71,7 @@ class MutableBenchArea {
  public:
   MutableBenchArea(const BenchPlan& plan, std::span<std::byte> bytes) : plan_(plan), bytes_(bytes) {}
   RankRows& rows() { return *reinterpret_cast<RankRows*>(bytes_.data()); }
+  RankWire& wire();
   DeviceReport& device();
   std::span<Interval> series(Series which, std::size_t kernel_idx = 0);
 
@@ -89,16 +100,18 @@ struct OpResult {
   std::optional<std::int64_t> host_p50_ns;    ///< CUDA: what the call took on the host
   std::optional<std::int64_t> events_p50_ns;  ///< CUDA, route: between events on the stream
   std::vector<LimitResult> limits;            ///< CUDA: all raw exchanges; the fastest is the limit
+  std::optional<WireTotal> wire;              ///< several nodes: what crossed the network in one call
 
   /// Gigabytes per second and rank; none where there are no bytes.
   std::optional<double> logical_gbps(int num_ranks) const;
   std::optional<double> wire_gbps(int num_ranks) const;
+  std::optional<double> network_gbps(int num_ranks) const;
   std::optional<double> limit_gbps(int num_ranks) const;
   std::optional<double> ratio_to_limit() const;
 };
 
 /// The operations of `plan`, a pair also as a whole. An iteration takes from the first rank's start to the last one's
-/// end.
+/// end, and on several hosts, whose clocks differ, as long as its slowest rank.
 std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome, std::size_t kernel_idx = 0);
 
 }  // namespace ferry::tools

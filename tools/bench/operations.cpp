@@ -37,6 +37,8 @@ Status Operations::set_up() {
   options.backend = plan_.backend;
   options.timeout_ns = plan_.timeout_ns;
   options.device = device_.ordinal();
+  options.ranks_per_node = plan_.ranks_per_node();
+  options.transport = plan_.transport;
   auto group = Group::create(context_.bootstrap(), options);
   if (!group) return group.status();
   group_ = std::move(*group);
@@ -44,7 +46,8 @@ Status Operations::set_up() {
   if (plan_.layout == Layout::kSlab) {
     if (Status status = find_slab_capacity(); !status) return status;
   }
-  if (Status status = route(); !status) return status;
+  wire_.names = wire_names(*group_);
+  if (Status status = metered(&wire_.route, 0, &Operations::route); !status) return status;
   if (Status status = wait(); !status) return status;
   if (Status status = check_routing(); !status) return status;
   if (plan_.op == BenchOp::kRoute) return {};
@@ -119,6 +122,14 @@ Status Operations::route() {
   return {};
 }
 
+Status Operations::metered(WireFigures* figures, std::int64_t formula_bytes, Status (Operations::*call)()) {
+  const WireMeter meter(*group_);
+  Status status = (this->*call)();
+  *figures = meter.sent();
+  figures->formula_bytes = formula_bytes;
+  return status;
+}
+
 Status Operations::wait() {
   Status status = group_->wait(device_.stream());
   retired_ = {};
@@ -156,7 +167,7 @@ Status Operations::combine() {
   in.x = {buffers_.y.data(), DType::kBfloat16, {routing_.num_recv_rows(), plan_.hidden}};
   out.x = {buffers_.out.data(), DType::kBfloat16, {plan_.num_tokens, plan_.hidden}};
   CombineOptions options;
-  options.weighted = plan_.layout != Layout::kTokens;
+  options.weighted = plan_.combine_is_weighted();
   options.kernel = kernel_;
   return group_->combine(routing_, in, out, device_.stream(), options);
 }
@@ -191,15 +202,20 @@ Result<std::vector<std::int32_t>> Operations::read_source() const {
 }
 
 Status Operations::check() {
+  const std::int64_t num_rows_out = count_rows_to_other_nodes(
+      table_.topk_idx, {plan_.num_ranks, plan_.ranks_per_node(), plan_.num_experts, plan_.num_topk}, context_.rank());
   if (plan_.measures_dispatch()) {
-    if (Status status = dispatch(); !status) return status;
-    if (Status status = wait(); !status) return status;
-    if (Status status = check_dispatch(); !status) return status;
+    Status status =
+        metered(&wire_.dispatch, num_rows_out * plan_.dispatch_wire_row_bytes(), &Operations::dispatch);
+    if (status) status = wait();
+    if (status) status = check_dispatch();
+    if (!status) return status;
   }
   if (!plan_.measures_combine()) return {};
   if (Status status = fill_combine_input(); !status) return status;
-  if (Status status = combine(); !status) return status;
-  if (Status status = wait(); !status) return status;
+  Status status = metered(&wire_.combine, num_rows_out * plan_.combine_wire_row_bytes(), &Operations::combine);
+  if (!status) return status;
+  if (status = wait(); !status) return status;
   return check_combine();
 }
 
@@ -250,25 +266,35 @@ Status Operations::fill_combine_input() {
                     });
 }
 
-float Operations::combined_factor(std::int64_t token) const {
-  if (plan_.layout == Layout::kTokens) return static_cast<float>(rows_per_token_[static_cast<std::size_t>(token)]);
-  float factor = 0.0F;
+std::vector<float> Operations::factors_by_node(std::int64_t token) const {
+  std::vector<float> factors(static_cast<std::size_t>(plan_.num_nodes), 0.0F);
+  std::vector<std::int64_t> owners;  // of rows that count: each of a token's ranks once where experts share a row
   for (std::int64_t k = 0; k < plan_.num_topk; ++k) {
     const auto entry = static_cast<std::size_t>(token * plan_.num_topk + k);
-    if (table_.topk_idx[entry] >= 0) factor += table_.topk_weights[entry];
+    if (table_.topk_idx[entry] < 0) continue;
+    const std::int64_t owner = owner_of(table_.topk_idx[entry], plan_.num_experts, plan_.num_ranks);
+    const bool shares_row =
+        plan_.layout == Layout::kTokens && std::find(owners.begin(), owners.end(), owner) != owners.end();
+    if (shares_row) continue;
+    owners.push_back(owner);
+    factors[static_cast<std::size_t>(owner / plan_.ranks_per_node())] +=
+        plan_.combine_is_weighted() ? table_.topk_weights[entry] : 1.0F;
   }
-  return factor;
+  return factors;
 }
 
-/// Every row came back as it went out, so that a token's sum is itself times a small factor: products and sums of these
-/// are exact in f32, whatever the order, and only the last rounding is left.
+/// Every row came back as it went out, so that a node's sum of a token is the token times a small factor: products and
+/// sums of these are exact in f32, whatever the order, and only the rounding of each node's sum and of their sum is left.
 Status Operations::check_combine() {
   const auto check_row = [&](std::int64_t token, const std::byte* bytes) -> Status {
     const auto* sent = reinterpret_cast<const std::uint16_t*>(pattern_.row(context_.rank(), token));
     const auto* got = reinterpret_cast<const std::uint16_t*>(bytes);
-    const float factor = combined_factor(token);
+    const std::vector<float> factors = factors_by_node(token);
     for (std::int64_t h = 0; h < plan_.hidden; ++h) {
-      const float expected = float_from_bfloat16(bfloat16_from_float(factor * float_from_bfloat16(sent[h])));
+      const float x = float_from_bfloat16(sent[h]);
+      float sum = 0.0F;
+      for (const float factor : factors) sum += float_from_bfloat16(bfloat16_from_float(factor * x));
+      const float expected = float_from_bfloat16(bfloat16_from_float(sum));
       const float value = float_from_bfloat16(got[h]);
       if (!(value == expected)) {
         return wrong_result(

@@ -37,6 +37,8 @@ class Operations {
   const RankDevice& device() const { return device_; }
 
   RankRows rows() const;
+  /// Of `check` and the route in `set_up`.
+  const RankWire& wire() const { return wire_; }
   const BenchBuffers& buffers() const { return buffers_; }
   /// Rows that each token of this rank becomes.
   const std::vector<int>& rows_per_token() const { return rows_per_token_; }
@@ -54,8 +56,10 @@ class Operations {
   Status check_scales(const std::vector<std::int32_t>& source);
   Status fill_combine_input();
   Status check_combine();
-  /// Factor by which an identity expert scales token `token` of this rank.
-  float combined_factor(std::int64_t token) const;
+  /// Runs `call` and notes what it gave to the network, beside `formula_bytes`.
+  Status metered(WireFigures* figures, std::int64_t formula_bytes, Status (Operations::*call)());
+  /// For each node, the factor by which identity experts there scale token `token` of this rank in all.
+  std::vector<float> factors_by_node(std::int64_t token) const;
 
   const BenchPlan& plan_;
   RankContext& context_;
@@ -69,6 +73,7 @@ class Operations {
   Routing routing_;
   Routing retired_;  ///< the one before: given back by `wait`, so that its end is in nobody's time
   BenchBuffers buffers_;
+  RankWire wire_{};
 };
 
 }  // namespace ferry::tools

@@ -28,6 +28,57 @@ std::string_view dtype_of(const BenchPlan& plan, BenchOp op) {
   return op == BenchOp::kCombine ? name_of(BenchDType::kBfloat16) : name_of(plan.dtype);
 }
 
+/// Beside what the same machine measures elsewhere: copies in memory say nothing about a network.
+std::string nodes_formulas(const BenchPlan& plan) {
+  std::string text =
+      fmt::format("nodes          {} of {} ranks; no limit measured for several nodes\n", plan.num_nodes,
+                  plan.ranks_per_node());
+  if (plan.measures_dispatch()) {
+    text += fmt::format("dispatch sends (tokens x other nodes that own one of their experts) x {} B = payload {} + {}\n",
+                        plan.dispatch_wire_row_bytes(), plan.payload_bytes(),
+                        plan.dispatch_wire_row_bytes() - plan.payload_bytes());
+  }
+  if (plan.measures_combine()) {
+    text += fmt::format("combine sends  as many rows x {} B{}\n", plan.combine_wire_row_bytes(),
+                        plan.combine_is_weighted() ? fmt::format(" = payload {} + weights {}", plan.combine_row_bytes(),
+                                                                 plan.combine_wire_row_bytes() -
+                                                                     plan.combine_row_bytes())
+                                                   : std::string());
+  }
+  return text +
+         "               beside chunk headers and a notice to each rail peer and call; sent: as the group counts it\n";
+}
+
+/// What crossed the network, for people; nothing with one node.
+std::string wire_to_text(const std::vector<BenchReport>& reports) {
+  const BenchReport& first = reports.front();
+  if (first.plan.num_nodes == 1) return "";
+  std::vector<std::string> header = {"one call", "tokens"};
+  const auto columns = wire_header();
+  header.insert(header.end(), columns.begin(), columns.end());
+  header.emplace_back("GB/s sent");
+  Table table(std::move(header));
+  for (const BenchReport& report : reports) {
+    for (const OpResult& result : report.results) {
+      std::vector<std::string> row = {std::string(name_of(result.op)), fmt::to_string(report.plan.num_tokens)};
+      const auto cells = wire_row(*result.wire);
+      row.insert(row.end(), cells.begin(), cells.end());
+      row.push_back(two_decimals(result.network_gbps(report.plan.num_ranks)));
+      table.add_row(std::move(row));
+    }
+  }
+  return fmt::format("\nover the network between {} nodes of {} ranks ({}{}{}); GB/s are those of one rank\n{}",
+                     first.plan.num_nodes, first.plan.ranks_per_node(), first.wire.transport.data(),
+                     first.wire.route[0] == '\0' ? "" : ": ", first.wire.route.data(), table.to_string());
+}
+
+Json network_to_json(const BenchReport& report, const OpResult& result) {
+  if (!result.wire) return nullptr;
+  Json json = to_json(*result.wire);
+  json["gbps"] = nullable(result.network_gbps(report.plan.num_ranks));
+  return json;
+}
+
 }  // namespace
 
 std::string formulas(const BenchPlan& plan) {
@@ -35,7 +86,8 @@ std::string formulas(const BenchPlan& plan) {
     return plan.on_gpu()
                ? "route: p50 and p99 by the host's clock until it returns (counts known on the host), events\n"
                  "by the stream; it carries counts only, so there are no bytes to compare\n"
-               : "route carries counts only: it has a time, and no bytes to compare\n";
+               : "route carries counts only: it has a time, and no bytes to compare\n" +
+                     (plan.num_nodes > 1 ? nodes_formulas(plan) : "");
   }
   std::string text;
   if (plan.measures_dispatch()) {
@@ -48,9 +100,11 @@ std::string formulas(const BenchPlan& plan) {
                     plan.dtype == BenchDType::kFp8 ? " (expert outputs return as bf16 whatever came out as fp8)" : "");
   }
   if (plan.on_gpu()) return text + gpu_formulas();
+  text +=
+      "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from the own rank\n"
+      "GB/s           bytes / ranks / p50 time; a time is that of an iteration's slowest rank\n";
+  if (plan.num_nodes > 1) return text + nodes_formulas(plan);
   return text +
-         "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from the own rank\n"
-         "GB/s           bytes / ranks / p50 time; a time is that of an iteration's slowest rank\n"
          "limit          all ranks at once memcpy, row by row, the bytes that the operation moves (dispatch: each "
          "token\n"
          "               written once per destination; combine: (rows + T) / 2 rows read and as many written), on the\n"
@@ -83,7 +137,7 @@ std::string to_text(const std::vector<BenchReport>& reports) {
       table.add_row(std::move(row));
     }
   }
-  return on_gpu ? table.to_string() + limits_to_text(reports) : table.to_string();
+  return on_gpu ? table.to_string() + limits_to_text(reports) : table.to_string() + wire_to_text(reports);
 }
 
 Json to_json(const std::vector<BenchReport>& reports, const std::string& launch) {
@@ -100,7 +154,8 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                  {"layout", name_of(first.layout)},
                  {"memory", name_of(first.memory)},
                  {"cached", first.cached},
-                 {"seed", first.seed}};
+                 {"seed", first.seed},
+                 {"network_route", first.num_nodes > 1 ? Json(reports.front().wire.route.data()) : Json(nullptr)}};
   if (first.on_gpu()) add_gpu_run(reports.front(), &json);
   json["results"] = Json::array();
   for (const BenchReport& report : reports) {
@@ -109,7 +164,8 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
       json["results"].push_back({{"op", name_of(result.op)},
                                  {"backend", plan.backend},
                                  {"ranks", plan.num_ranks},
-                                 {"nodes", 1},
+                                 {"nodes", plan.num_nodes},
+                                 {"transport", plan.num_nodes > 1 ? Json(report.wire.transport.data()) : Json(nullptr)},
                                  {"tokens", plan.num_tokens},
                                  {"hidden", plan.hidden},
                                  {"topk", plan.num_topk},
@@ -124,6 +180,7 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                                  {"wire_gbps", nullable(result.wire_gbps(plan.num_ranks))},
                                  {"limit_gbps", nullable(result.limit_gbps(plan.num_ranks))},
                                  {"ratio_to_limit", nullable(result.ratio_to_limit())},
+                                 {"network", network_to_json(report, result)},
                                  {"commit", commit()},
                                  {"host", describe(host)}});
       if (plan.on_gpu()) add_gpu_result(result, &json["results"].back());

@@ -15,6 +15,7 @@ struct BenchReport {
   BenchPlan plan;
   std::vector<OpResult> results;
   DeviceReport device;  ///< of rank 0; empty on a CPU group
+  WireNames wire;       ///< of rank 0; empty with one node
 };
 
 /// How bytes, rates and the limit come about, for people.

@@ -127,15 +127,15 @@ Json sweeps_to_json(const std::vector<Sweep>& sweeps) {
 
 int run_tune(const TuneOptions& options) {
   const auto fail = [](const Status& status, int exit_code) { return report_failure("tune", status, exit_code); };
-  auto backend = resolve_backend(options.common);
+  auto launch = plan_launch({LaunchMode::kFork, options.common.num_ranks, options.common.num_nodes, kDefaultNumRanks});
+  if (!launch) return fail(launch.status(), kExitUsage);
+  auto backend = resolve_backend(options.common, launch->num_nodes);
   if (!backend) return fail(backend.status(), kExitUsage);
   if (*backend != "cuda") {
     fmt::print("backend {}: there is nothing to tune; the settings of kernels are for the backend cuda\n", *backend);
     return kExitOk;
   }
   if (Status status = check_writable(options.json_path); !status) return fail(status, kExitUsage);
-  auto launch = plan_launch(LaunchMode::kFork, options.common.num_ranks, kDefaultNumRanks);
-  if (!launch) return fail(launch.status(), kExitUsage);
   BenchPlan plan = options.plan;
   plan.num_ranks = launch->num_ranks;
   plan.backend = *backend;

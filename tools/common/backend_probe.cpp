@@ -16,11 +16,10 @@ namespace ferry::tools {
 
 namespace {
 
-std::string describe_backends() {
+template <typename Info>
+std::string to_text(const std::vector<Info>& infos) {
   Json all = Json::array();
-  for (const BackendInfo& info : backends()) {
-    all.push_back({info.name, info.description, info.available, info.reason});
-  }
+  for (const Info& info : infos) all.push_back({info.name, info.description, info.available, info.reason});
   return all.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -45,13 +44,12 @@ std::string read_to_end(int fd) {
 }
 
 Status system_error(const char* what) {
-  return {ErrorCode::kSystem, fmt::format("cannot look for backends: {}: {}", what, std::strerror(errno))};
+  return {ErrorCode::kSystem, fmt::format("cannot look for backends and networks: {}: {}", what, std::strerror(errno))};
 }
 
-}  // namespace
-
-Result<std::vector<BackendInfo>> probe_backends() {
-  if (!built_with_cuda()) return backends();
+/// `look`'s infos, from a child that only looks.
+template <typename Info>
+Result<std::vector<Info>> ask_child(std::vector<Info> (*look)(), const char* advice) {
   std::array<int, 2> ends{};
   if (pipe(ends.data()) != 0) return system_error("pipe");
   const pid_t child = fork();
@@ -63,7 +61,7 @@ Result<std::vector<BackendInfo>> probe_backends() {
   }
   if (child == 0) {
     close(ends[0]);
-    write_all(ends[1], describe_backends());
+    write_all(ends[1], to_text(look()));
     _exit(0);
   }
   close(ends[1]);
@@ -72,16 +70,26 @@ Result<std::vector<BackendInfo>> probe_backends() {
   while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
   }
   const Json all = Json::parse(text, nullptr, false);
-  if (!all.is_array()) {
-    return Status(ErrorCode::kSystem,
-                  "the process that looked for backends died; run nvidia-smi to see whether the driver works");
-  }
-  std::vector<BackendInfo> infos;
+  if (!all.is_array()) return Status(ErrorCode::kSystem, advice);
+  std::vector<Info> infos;
   for (const Json& info : all) {
     infos.push_back({info.at(0).get<std::string>(), info.at(1).get<std::string>(), info.at(2).get<bool>(),
                      info.at(3).get<std::string>()});
   }
   return infos;
+}
+
+}  // namespace
+
+Result<std::vector<BackendInfo>> probe_backends() {
+  if (!built_with_cuda()) return backends();
+  return ask_child(backends,
+                   "the process that looked for backends died; run nvidia-smi to see whether the driver works");
+}
+
+Result<std::vector<TransportInfo>> probe_transports() {
+  return ask_child(transports,
+                   "the process that looked for networks died; run ucx_info -v to see whether UCX works");
 }
 
 }  // namespace ferry::tools

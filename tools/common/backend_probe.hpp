@@ -5,6 +5,7 @@
 
 #include "ferry/backends.hpp"
 #include "ferry/status.hpp"
+#include "ferry/transports.hpp"
 
 namespace ferry::tools {
 
@@ -12,6 +13,10 @@ namespace ferry::tools {
 /// fork by which this process makes its ranks. Call it while this process has one thread.
 /// @errors kSystem: no child could be made, or it died
 Result<std::vector<BackendInfo>> probe_backends();
+
+/// `ferry::transports()`, asked by such a child likewise: network libraries start threads as they please.
+/// @errors as probe_backends
+Result<std::vector<TransportInfo>> probe_transports();
 
 }  // namespace ferry::tools
 

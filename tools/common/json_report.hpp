@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "ferry/status.hpp"
 
@@ -20,8 +21,12 @@ Status write_json(const std::string& path, const Json& report);
 /// printed on standard output.
 std::FILE* text_stream(const std::string& path);
 
+/// The same for any text; `what` names it in errors, e.g. "the picture".
+/// @errors kSystem
+Status write_text(const std::string& path, std::string_view text, std::string_view what);
+
 /// Opens `path` for writing and closes it again, to refuse a bad path before a long run rather than after it.
-Status check_writable(const std::string& path);
+Status check_writable(const std::string& path, std::string_view what = "the report");
 
 }  // namespace ferry::tools
 

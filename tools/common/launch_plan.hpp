@@ -31,18 +31,32 @@ struct LauncherSeen {
 /// Launchers that set both their rank and their size variable here. Only reads the environment.
 std::vector<LauncherSeen> launchers_seen();
 
+/// What the user asks for; absent where nothing.
+struct LaunchRequest {
+  LaunchMode mode = LaunchMode::kAuto;
+  std::optional<int> num_ranks;
+  std::optional<int> num_nodes;
+  int default_num_ranks = 1;  ///< where ranks are forked
+};
+
 /// How the ranks of this run come to be.
 struct LaunchPlan {
   bool from_environment = false;
   int num_ranks = 1;
+  int num_nodes = 1;              ///< each with as many ranks as the others
+  int num_hosts = 1;              ///< fewer than nodes where several nodes are emulated on a host
   TcpBootstrapOptions bootstrap;  ///< kEnvironment only
   std::string description;        ///< one sentence for the user
+
+  int ranks_per_node() const { return num_ranks / num_nodes; }
+  /// False in a launcher's ranks other than 0, which say nothing.
+  bool reports_here() const { return !from_environment || bootstrap.rank == 0; }
 };
 
-/// Decide once, before anything is started. `num_ranks` is what the user asked for, absent if nothing.
-/// @errors kInvalidArgument: fewer than one or too many ranks, a launcher that disagrees with `num_ranks`, or variables
-///         that are missing or malformed
-Result<LaunchPlan> plan_launch(LaunchMode mode, std::optional<int> num_ranks, int default_num_ranks);
+/// Decide once, before anything is started. Without a number of nodes, each host of a launcher is one.
+/// @errors kInvalidArgument: fewer than one or too many ranks, nodes that ranks or hosts cannot be spread over evenly, a
+///         launcher that disagrees with the request, or variables that are missing or malformed
+Result<LaunchPlan> plan_launch(const LaunchRequest& request);
 
 }  // namespace ferry::tools
 

@@ -112,4 +112,10 @@ RoutingTable slice_routing(const RoutingTable& table, std::int64_t first, std::i
   return slice;
 }
 
+std::int64_t owner_of(std::int64_t expert, std::int64_t num_experts, std::int64_t num_ranks) {
+  std::int64_t rank = expert * num_ranks / num_experts;
+  while ((rank + 1) * num_experts / num_ranks <= expert) ++rank;
+  return rank;
+}
+
 }  // namespace ferry::tools

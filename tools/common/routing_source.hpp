@@ -49,6 +49,9 @@ RoutingTable make_routing(RoutingKind kind, const RoutingShape& shape, std::uint
 /// Tokens [first, first + num_tokens) of a table, starting again at its end.
 RoutingTable slice_routing(const RoutingTable& table, std::int64_t first, std::int64_t num_tokens);
 
+/// Owner in the contiguous placement: rank r owns experts [r*E/R, (r+1)*E/R), rounded down.
+std::int64_t owner_of(std::int64_t expert, std::int64_t num_experts, std::int64_t num_ranks);
+
 }  // namespace ferry::tools
 
 #endif  // FERRY_TOOLS_COMMON_ROUTING_SOURCE_HPP

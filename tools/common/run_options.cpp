@@ -5,8 +5,10 @@
 #include <CLI/Validators.hpp>
 #include <algorithm>
 #include <map>
+#include <string_view>
 
 #include "common/backend_probe.hpp"
+#include "common/json_report.hpp"
 
 namespace ferry::tools {
 
@@ -20,8 +22,12 @@ constexpr double kMinTimeoutSeconds = 0.1;
 void add_common_options(CLI::App& command, CommonOptions* options) {
   command.add_option("--ranks", options->num_ranks,
                      fmt::format("Ranks, each a process (default {}; under a launcher, its number)", kDefaultNumRanks));
-  command.add_option("--nodes", options->num_nodes, "Nodes that the ranks are spread over (only 1 so far)")
-      ->capture_default_str();
+  command.add_option("--nodes", options->num_nodes,
+                     "Nodes that the ranks are spread over evenly; ranks of different nodes share nothing but the "
+                     "network (default 1; under a launcher, its hosts)");
+  command.add_option("--transport", options->transport, "The network between nodes (default auto: the best that works)")
+      ->check(CLI::IsMember({"auto", "ucx"}))
+      ->option_text("{auto,ucx}");
   command.add_option("--backend", options->backend, "\"auto\" or a backend that `ferry doctor` lists")
       ->capture_default_str();
   command
@@ -36,20 +42,26 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
   command.add_option("--seed", options->seed, "Seed of everything that is made up")->capture_default_str();
 }
 
-Result<std::string> resolve_backend(const CommonOptions& options) {
-  if (options.num_nodes != 1) {
+LaunchRequest CommonOptions::launch_request() const { return {launch, num_ranks, num_nodes, kDefaultNumRanks}; }
+
+Result<std::string> resolve_backend(const CommonOptions& options, int num_nodes) {
+  constexpr std::string_view kBackendOverNodes = "cpu";
+  if (num_nodes > 1 && options.backend != "auto" && options.backend != kBackendOverNodes) {
     return Status(ErrorCode::kUnsupported,
-                  fmt::format("--nodes {}: only 1 works so far, all ranks share this machine", options.num_nodes));
+                  fmt::format("--backend {} with {} nodes: only CPU ranks exchange over several nodes so far; give "
+                              "--backend {}, or keep all ranks on one node",
+                              options.backend, num_nodes, kBackendOverNodes));
   }
   std::string names;
   std::string reasons;
   auto infos = probe_backends();
   if (!infos) return infos.status();
   for (const BackendInfo& backend : *infos) {
-    const bool wanted = options.backend == "auto" || options.backend == backend.name;
-    if (wanted && backend.available) return backend.name;
-    if (wanted) reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", backend.name, backend.reason);
     names += (names.empty() ? "" : ", ") + backend.name;
+    const bool wanted = options.backend == "auto" || options.backend == backend.name;
+    if (!wanted || (num_nodes > 1 && backend.name != kBackendOverNodes)) continue;
+    if (backend.available) return backend.name;
+    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", backend.name, backend.reason);
   }
   if (!reasons.empty()) {
     return Status(ErrorCode::kUnsupported, fmt::format("--backend {} cannot run here: {}", options.backend, reasons));
@@ -61,6 +73,25 @@ Result<std::string> resolve_backend(const CommonOptions& options) {
   return Status(
       ErrorCode::kInvalidArgument,
       fmt::format("--backend {}: this build has no such backend; it has {} (and auto)", options.backend, names));
+}
+
+Status check_transport(const CommonOptions& options, int num_nodes) {
+  if (num_nodes == 1) return {};
+  auto infos = probe_transports();
+  if (!infos) return infos.status();
+  std::string reasons;
+  for (const TransportInfo& transport : *infos) {
+    // The memory of one process joins no processes.
+    if (transport.name == "loopback" || (options.transport != "auto" && options.transport != transport.name)) continue;
+    if (transport.available) return {};
+    reasons += fmt::format("; {}: {}", transport.name, transport.reason);
+  }
+  return {ErrorCode::kUnsupported,
+          fmt::format("--transport {}: no network between {} nodes works here{}", options.transport, num_nodes, reasons)};
+}
+
+Status check_output(const std::string& path, const LaunchPlan& launch, std::string_view what) {
+  return launch.num_hosts == 1 || launch.reports_here() ? check_writable(path, what) : Status();
 }
 
 }  // namespace ferry::tools

@@ -17,6 +17,7 @@
 #include "demo/demo_rank.hpp"
 #include "demo/demo_run.hpp"
 #include "demo/dense_layer.hpp"
+#include "demo/picture.hpp"
 #include "demo/report.hpp"
 
 namespace ferry::tools {
@@ -38,6 +39,7 @@ struct DemoOptions {
   std::string text_path;
   std::string trace_path;
   std::string report_path;
+  std::string picture_path;
   std::int64_t spoiled_token = -1;
 };
 
@@ -93,6 +95,8 @@ Status judge(const RunOutcome& outcome, DemoReport* report) {
     report->ranks.push_back(area.figures());
     const auto output = area.output();
     got.insert(got.end(), output.begin(), output.end());
+    const auto rows_to_rank = area.rows_to_rank();
+    report->rows_to_rank.emplace_back(rows_to_rank.begin(), rows_to_rank.end());
     for (std::size_t i = 0; i < report->expert_rows.size(); ++i) report->expert_rows[i] += area.expert_rows()[i];
   }
 
@@ -111,7 +115,7 @@ Status judge(const RunOutcome& outcome, DemoReport* report) {
     }
   });
   report->dense_ns = now_ns() - start_ns;
-  report->comparison = compare_with_dense(got, dense, plan.shape);
+  report->comparison = compare_with_dense(got, dense, plan.shape, plan.num_nodes);
   progress.clear();
   return {};
 }
@@ -124,23 +128,36 @@ int report_outcome(const DemoOptions& options, const RunOutcome& outcome, DemoRe
     Status status = write_json(options.report_path, to_json(*report));
     if (!status) return report_failure("demo", status, kExitFailed);
   }
+  if (!options.picture_path.empty()) {
+    Status status = write_text(options.picture_path, draw_picture(*report), "the picture");
+    if (!status) return report_failure("demo", status, kExitFailed);
+  }
   return report->comparison.verified ? kExitOk : kExitFailed;
 }
 
 int run_demo(const DemoOptions& options) {
-  auto backend = resolve_backend(options.common);
-  if (!backend) return report_failure("demo", backend.status(), kExitUsage);
-  if (Status status = check_writable(options.report_path); !status) return report_failure("demo", status, kExitUsage);
-  auto launch = plan_launch(options.common.launch, options.common.num_ranks, kDefaultNumRanks);
-  if (!launch) return report_failure("demo", launch.status(), kExitUsage);
+  const auto refuse = [](const Status& status) { return report_failure("demo", status, kExitUsage); };
+  auto launch = plan_launch(options.common.launch_request());
+  if (!launch) return refuse(launch.status());
+  auto backend = resolve_backend(options.common, launch->num_nodes);
+  if (!backend) return refuse(backend.status());
+  if (Status status = check_transport(options.common, launch->num_nodes); !status) return refuse(status);
+  if (Status status = check_output(options.report_path, *launch); !status) return refuse(status);
+  if (options.picture_path == "-") {
+    return refuse({ErrorCode::kInvalidArgument, "--picture -: a picture goes to a file; name one that ends in .svg"});
+  }
+  Status writable = check_output(options.picture_path, *launch, "the picture");
+  if (!writable) return refuse(writable);
   auto plan = make_plan(options, launch->num_ranks);
-  if (!plan) return report_failure("demo", plan.status(), kExitUsage);
+  if (!plan) return refuse(plan.status());
+  plan->num_nodes = launch->num_nodes;
   plan->backend = *backend;
+  plan->transport = options.common.transport;
 
   DemoReport report;
   report.plan = &*plan;
   report.launch = launch->description;
-  if (!launch->from_environment || launch->bootstrap.rank == 0) {
+  if (launch->reports_here()) {
     fmt::print(text_stream(options.report_path), "{}", introduction(*plan, launch->description));
     std::fflush(stdout);
   }
@@ -191,6 +208,8 @@ void add_demo_command(CLI::App& app, int* exit_code) {
                       "Recorded router decisions in place of the router: JSON lines with topk_ids and topk_weights");
   command->add_option("--report", options->report_path,
                       "Write all that is printed to this file as JSON (-: to stdout, alone)");
+  command->add_option("--picture", options->picture_path,
+                      "Draw who sent how much to whom and the load of each expert into this file (SVG)");
   command->add_option("--spoil-token", options->spoiled_token, "Spoil this token's result, to see the check fail")
       ->check(CLI::NonNegativeNumber);
   command->callback([options, exit_code] { *exit_code = run_demo(*options); });

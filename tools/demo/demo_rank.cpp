@@ -42,11 +42,14 @@ class DemoRank {
     options.backend = plan_.backend;
     options.timeout_ns = plan_.timeout_ns;
     options.device = device_.ordinal();
+    options.ranks_per_node = plan_.ranks_per_node();
+    options.transport = plan_.transport;
     auto group = Group::create(context_.bootstrap(), options);
     if (!group) return group.status();
     group_ = std::move(*group);
 
     area_.figures().num_tokens = num_tokens_;
+    area_.figures().wire_names = wire_names(*group_);
     const std::int64_t first = plan_.first_token(context_.rank());
     x_ = embed_run_tokens(plan_, first, num_tokens_);
     const std::pair<Phase, Status (DemoRank::*)()> phases[] = {{Phase::kGate, &DemoRank::gate},
@@ -55,6 +58,7 @@ class DemoRank {
                                                                {Phase::kExperts, &DemoRank::experts},
                                                                {Phase::kCombine, &DemoRank::combine}};
     for (const auto& [phase, body] : phases) {
+      const WireMeter meter(*group_);
       // Ranks start each phase together, so that no phase is charged with the wait for the one before.
       if (Status status = context_.barrier(); !status) return status;
       const auto phase_idx = static_cast<std::size_t>(phase);
@@ -62,7 +66,9 @@ class DemoRank {
       const std::int64_t start_ns = now_ns();
       if (Status status = (this->*body)(); !status) return status;
       area_.figures().phase_ns[phase_idx] = now_ns() - start_ns;
+      area_.figures().wire[phase_idx] = meter.sent();
     }
+    note_formulas();
     progress_.clear();
     spoil();
     return group_->destroy();
@@ -95,6 +101,18 @@ class DemoRank {
     return {};
   }
 
+  /// What dispatch and combine have to send between nodes, by the ids alone.
+  void note_formulas() {
+    const std::int64_t num_rows =
+        count_rows_to_other_nodes(choice_.topk_idx,
+                                  {plan_.num_ranks, plan_.ranks_per_node(), plan_.shape.num_experts,
+                                   plan_.shape.num_topk()},
+                                  context_.rank());
+    auto& wire = area_.figures().wire;
+    wire[static_cast<std::size_t>(Phase::kDispatch)].formula_bytes = num_rows * plan_.dispatch_wire_row_bytes();
+    wire[static_cast<std::size_t>(Phase::kCombine)].formula_bytes = num_rows * plan_.combine_wire_row_bytes();
+  }
+
   void record_routing() {
     const auto rank = static_cast<std::size_t>(context_.rank());
     const auto sent = routing_.num_rows_to_rank();
@@ -103,6 +121,7 @@ class DemoRank {
     figures.num_sent_rows = std::accumulate(sent.begin(), sent.end(), std::int64_t{0});
     figures.num_received_rows = std::accumulate(received.begin(), received.end(), std::int64_t{0});
     figures.num_own_rows = sent[rank];
+    std::copy(sent.begin(), sent.end(), area_.rows_to_rank().begin());
     figures.num_experts = routing_.num_local_experts();
     const auto expert_ids = routing_.local_expert_ids();
     const auto counts = routing_.num_rows_per_local_expert();

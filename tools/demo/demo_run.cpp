@@ -11,22 +11,42 @@ struct AreaOffsets {
   explicit AreaOffsets(const DemoPlan& plan)
       : expert_rows(sizeof(RankFigures)),
         num_expert_rows(static_cast<std::size_t>(plan.shape.num_experts)),
-        output(expert_rows + num_expert_rows * sizeof(std::int32_t)),
+        rows_to_rank(expert_rows + num_expert_rows * sizeof(std::int32_t)),
+        num_ranks(static_cast<std::size_t>(plan.num_ranks)),
+        output(rows_to_rank + num_ranks * sizeof(std::int32_t)),
         num_output_values(static_cast<std::size_t>(plan.max_tokens_per_rank() * plan.shape.hidden)) {}
   std::size_t total_bytes() const { return output + num_output_values * sizeof(std::uint16_t); }
 
   std::size_t expert_rows;
   std::size_t num_expert_rows;
+  std::size_t rows_to_rank;
+  std::size_t num_ranks;
   std::size_t output;
   std::size_t num_output_values;
 };
 
+std::int64_t bfloat16_row_bytes(const LayerShape& shape) {
+  return shape.hidden * static_cast<std::int64_t>(sizeof(std::uint16_t));
+}
+
+std::int64_t scale_bytes(const LayerShape& shape) {
+  return (shape.hidden + kFp8BlockSize - 1) / kFp8BlockSize * static_cast<std::int64_t>(sizeof(float));
+}
+
 }  // namespace
 
 std::int64_t DemoPlan::row_bytes() const {
-  if (payload == PayloadType::kBfloat16) return shape.hidden * static_cast<std::int64_t>(sizeof(std::uint16_t));
-  const std::int64_t num_scales = (shape.hidden + kFp8BlockSize - 1) / kFp8BlockSize;
-  return shape.hidden + num_scales * static_cast<std::int64_t>(sizeof(float));
+  return payload == PayloadType::kBfloat16 ? bfloat16_row_bytes(shape) : shape.hidden + scale_bytes(shape);
+}
+
+std::int64_t DemoPlan::dispatch_wire_row_bytes() const {
+  // Nobody asks for ids and weights beside the rows: only scales travel.
+  if (payload == PayloadType::kBfloat16) return bfloat16_row_bytes(shape);
+  return shape.hidden + dispatch_record_bytes(scale_bytes(shape), shape.num_topk(), false);
+}
+
+std::int64_t DemoPlan::combine_wire_row_bytes() const {
+  return bfloat16_row_bytes(shape) + combine_record_bytes(shape.num_topk(), true);
 }
 
 std::size_t RankArea::size_bytes(const DemoPlan& plan) { return AreaOffsets(plan).total_bytes(); }
@@ -34,6 +54,11 @@ std::size_t RankArea::size_bytes(const DemoPlan& plan) { return AreaOffsets(plan
 std::span<const std::int32_t> RankArea::expert_rows() const {
   const AreaOffsets at(plan_);
   return {reinterpret_cast<const std::int32_t*>(bytes_.data() + at.expert_rows), at.num_expert_rows};
+}
+
+std::span<const std::int32_t> RankArea::rows_to_rank() const {
+  const AreaOffsets at(plan_);
+  return {reinterpret_cast<const std::int32_t*>(bytes_.data() + at.rows_to_rank), at.num_ranks};
 }
 
 std::span<const std::uint16_t> RankArea::output() const {
@@ -45,6 +70,11 @@ std::span<const std::uint16_t> RankArea::output() const {
 std::span<std::int32_t> MutableRankArea::expert_rows() {
   const AreaOffsets at(plan_);
   return {reinterpret_cast<std::int32_t*>(bytes_.data() + at.expert_rows), at.num_expert_rows};
+}
+
+std::span<std::int32_t> MutableRankArea::rows_to_rank() {
+  const AreaOffsets at(plan_);
+  return {reinterpret_cast<std::int32_t*>(bytes_.data() + at.rows_to_rank), at.num_ranks};
 }
 
 std::span<std::uint16_t> MutableRankArea::output() {

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "common/routing_source.hpp"
+#include "common/wire.hpp"
 #include "demo/model_presets.hpp"
 #include "demo/moe_layer.hpp"
 #include "demo/text_tokens.hpp"
@@ -24,7 +25,9 @@ enum class PayloadType { kBfloat16 = 0, kFp8 = 1 };
 /// Settled before the ranks start, the same in all of them.
 struct DemoPlan {
   int num_ranks = 1;
+  int num_nodes = 1;
   std::string backend;
+  std::string transport;
   PayloadType payload = PayloadType::kBfloat16;
   std::uint64_t seed = 0;
   std::int64_t timeout_ns = 0;
@@ -37,7 +40,11 @@ struct DemoPlan {
   std::int64_t first_token(int rank) const { return num_tokens * rank / num_ranks; }
   std::int64_t num_tokens_of(int rank) const { return first_token(rank + 1) - first_token(rank); }
   std::int64_t max_tokens_per_rank() const { return (num_tokens + num_ranks - 1) / num_ranks; }
+  int ranks_per_node() const { return num_ranks / num_nodes; }
   std::int64_t row_bytes() const;  ///< of one dispatched token, scales included
+  /// Of one row between nodes, with what travels beside it.
+  std::int64_t dispatch_wire_row_bytes() const;
+  std::int64_t combine_wire_row_bytes() const;
 };
 
 enum class Phase { kGate = 0, kRoute, kDispatch, kExperts, kCombine };
@@ -53,9 +60,11 @@ struct RankFigures {
   std::int64_t num_own_rows;       ///< that stayed on the rank
   std::int64_t num_experts;        ///< that live here
   std::array<std::int64_t, kNumPhases> phase_ns;
+  std::array<WireFigures, kNumPhases> wire;  ///< all zero with one node
+  WireNames wire_names;
 };
 
-/// A rank's result area: [ figures | rows per expert, E i32 | output, max_tokens_per_rank() x H bf16 ].
+/// A rank's result area: [ figures | rows per expert, E i32 | rows sent to each rank, R i32 | output, max_tokens_per_rank() x H bf16 ].
 class RankArea {
  public:
   static std::size_t size_bytes(const DemoPlan& plan);
@@ -63,6 +72,7 @@ class RankArea {
 
   const RankFigures& figures() const { return *reinterpret_cast<const RankFigures*>(bytes_.data()); }
   std::span<const std::int32_t> expert_rows() const;
+  std::span<const std::int32_t> rows_to_rank() const;
   std::span<const std::uint16_t> output() const;
 
  private:
@@ -76,6 +86,7 @@ class MutableRankArea {
   MutableRankArea(const DemoPlan& plan, std::span<std::byte> bytes) : plan_(plan), bytes_(bytes) {}
   RankFigures& figures() { return *reinterpret_cast<RankFigures*>(bytes_.data()); }
   std::span<std::int32_t> expert_rows();
+  std::span<std::int32_t> rows_to_rank();
   std::span<std::uint16_t> output();
 
  private:

@@ -27,13 +27,14 @@ std::vector<std::vector<Entry>> entries_by_expert(const DenseInput& in) {
   return entries;
 }
 
-double error_bound(float dense, float magnitude, int num_topk) {
+double error_bound(float dense, float magnitude, int num_topk, bool rounds_by_node) {
   constexpr double kUnit = kBfloat16UnitRoundoff;
   constexpr double kFloatUnit = std::numeric_limits<float>::epsilon() / 2;
-  const double rounding_each = kUnit * magnitude;
-  const double rounding_result = kUnit * (std::abs(double{dense}) + rounding_each);
+  double rounding_before = kUnit * magnitude;
+  if (rounds_by_node) rounding_before += kUnit * (magnitude + rounding_before);
+  const double rounding_result = kUnit * (std::abs(double{dense}) + rounding_before);
   const double summing = 2.0 * (num_topk + 1) * kFloatUnit * magnitude;
-  return rounding_each + rounding_result + summing + double{std::numeric_limits<float>::min()};
+  return rounding_before + rounding_result + summing + double{std::numeric_limits<float>::min()};
 }
 
 }  // namespace
@@ -73,7 +74,8 @@ DenseOutput compute_dense(const DenseInput& in, const std::function<void(std::in
   return out;
 }
 
-Comparison compare_with_dense(std::span<const std::uint16_t> got, const DenseOutput& dense, const LayerShape& shape) {
+Comparison compare_with_dense(std::span<const std::uint16_t> got, const DenseOutput& dense, const LayerShape& shape,
+                              int num_nodes) {
   Comparison result;
   const auto hidden = static_cast<std::size_t>(shape.hidden);
   for (std::size_t token = 0; token < got.size() / hidden; ++token) {
@@ -83,7 +85,7 @@ Comparison compare_with_dense(std::span<const std::uint16_t> got, const DenseOut
       const std::size_t i = token * hidden + h;
       const double value = float_from_bfloat16(got[i]);
       const double error = std::abs(value - double{dense.sums[i]});
-      const double bound = error_bound(dense.sums[i], dense.magnitudes[i], shape.num_topk());
+      const double bound = error_bound(dense.sums[i], dense.magnitudes[i], shape.num_topk(), num_nodes > 1);
       const bool element_bad = !(error <= bound);  // also where either is NaN
       const double share = std::isnan(error) ? std::numeric_limits<double>::infinity() : error / bound;
       if (error > result.largest_error) {
@@ -105,6 +107,12 @@ Comparison compare_with_dense(std::span<const std::uint16_t> got, const DenseOut
   }
   result.verified = result.num_bad_tokens == 0;
   return result;
+}
+
+const char* bound_formula(int num_nodes) {
+  return num_nodes > 1 ? "B + u*(|D| + B) + 2(K+1)*2^-24*S, B = u*S + u*(S + u*S) (experts' outputs, nodes' sums), u = "
+                         "2^-8 (bf16), S = sum |w*y|, D = dense sum"
+                       : "u*S + u*(|D| + u*S) + 2(K+1)*2^-24*S, u = 2^-8 (bf16), S = sum |w*y|, D = dense sum";
 }
 
 }  // namespace ferry::tools

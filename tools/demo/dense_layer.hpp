@@ -51,11 +51,14 @@ struct Comparison {
 ///   the result is rounded once:           at most u (|D| + u S) more
 ///   both ways sum K products in f32:      at most 2 (K + 1) 2^-24 S more
 ///   bound = u S + u (|D| + u S) + 2 (K + 1) 2^-24 S + the smallest normal f32 (for sums that underflow)
-Comparison compare_with_dense(std::span<const std::uint16_t> got, const DenseOutput& dense, const LayerShape& shape);
+///
+/// Over several nodes each node's sum is rounded once before these are summed: the sums of |w_k bf16(y_k)| of all nodes
+/// are at most (1 + u) S together, so that u (1 + u) S joins the u S that the result's rounding is taken of.
+Comparison compare_with_dense(std::span<const std::uint16_t> got, const DenseOutput& dense, const LayerShape& shape,
+                              int num_nodes);
 
 /// The formula above, for people.
-inline constexpr const char* kBoundFormula =
-    "u*S + u*(|D| + u*S) + 2(K+1)*2^-24*S, u = 2^-8 (bf16), S = sum |w*y|, D = dense sum";
+const char* bound_formula(int num_nodes);
 
 }  // namespace ferry::tools
 

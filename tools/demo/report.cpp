@@ -57,16 +57,61 @@ std::string load_chart(const DemoReport& report) {
                      bar_chart(bars, kBarWidth, locale_is_utf8()));
 }
 
-std::string verdict(const Comparison& comparison, std::int64_t num_tokens) {
+/// The phases in which a rank calls the group.
+constexpr Phase kCalls[] = {Phase::kRoute, Phase::kDispatch, Phase::kCombine};
+
+WireTotal wire_of(const DemoReport& report, Phase phase) {
+  WireTotal total;
+  total.num_ranks = report.plan->num_ranks;
+  for (const RankFigures& figures : report.ranks) total.add(figures.wire[static_cast<std::size_t>(phase)]);
+  return total;
+}
+
+/// What crossed the network, beside what the ids say; nothing with one node.
+std::string wire_table(const DemoReport& report) {
+  const DemoPlan& plan = *report.plan;
+  if (plan.num_nodes == 1) return "";
+  std::vector<std::string> header = {"call"};
+  const auto columns = wire_header();
+  header.insert(header.end(), columns.begin(), columns.end());
+  Table table(std::move(header));
+  for (const Phase phase : kCalls) {
+    std::vector<std::string> row = {std::string(kPhaseNames[static_cast<std::size_t>(phase)])};
+    const auto cells = wire_row(wire_of(report, phase));
+    row.insert(row.end(), cells.begin(), cells.end());
+    table.add_row(std::move(row));
+  }
+  const WireNames& names = report.ranks.front().wire_names;
+  return fmt::format(
+      "over the network between {} nodes of {} ranks ({}{}{})\n{}"
+      "  (formula: for each token, other nodes that own one of its experts, x {} B out and {} B back; the rest is chunk\n"
+      "  headers, and a notice to each rail peer and call)\n\n",
+      plan.num_nodes, plan.ranks_per_node(), names.transport.data(), names.route[0] == '\0' ? "" : ": ",
+      names.route.data(), table.to_string(), plan.dispatch_wire_row_bytes(), plan.combine_wire_row_bytes());
+}
+
+/// null with one node
+Json wire_to_json(const DemoReport& report) {
+  if (report.plan->num_nodes == 1) return nullptr;
+  const WireNames& names = report.ranks.front().wire_names;
+  Json json = {{"transport", names.transport.data()}, {"route", names.route.data()}};
+  for (const Phase phase : kCalls) {
+    json[std::string(kPhaseNames[static_cast<std::size_t>(phase)])] = to_json(wire_of(report, phase));
+  }
+  return json;
+}
+
+std::string verdict(const Comparison& comparison, const DemoPlan& plan) {
   std::string text = fmt::format(
       "largest error {:.3g} (bound there {:.3g}); at most {:.3g} of an element's bound\n"
       "bound: {}\n",
-      comparison.largest_error, comparison.bound_at_largest_error, comparison.largest_share, kBoundFormula);
-  if (comparison.verified) return text + fmt::format("verified: {} tokens agree with the dense layer\n", num_tokens);
+      comparison.largest_error, comparison.bound_at_largest_error, comparison.largest_share,
+      bound_formula(plan.num_nodes));
+  if (comparison.verified) return text + fmt::format("verified: {} tokens agree with the dense layer\n", plan.num_tokens);
   return text + fmt::format(
                     "MISMATCH: {} of {} tokens differ; the first is token {}, channel {}: expected {:.6g}, got "
                     "{:.6g}, bound {:.3g}\n",
-                    comparison.num_bad_tokens, num_tokens, comparison.first_bad_token, comparison.first_bad_channel,
+                    comparison.num_bad_tokens, plan.num_tokens, comparison.first_bad_token, comparison.first_bad_channel,
                     comparison.expected, comparison.got, comparison.bound);
 }
 
@@ -108,10 +153,10 @@ std::string to_text(const DemoReport& report) {
   }
   const double own_share = num_rows == 0 ? 0.0 : static_cast<double>(num_own_rows) / static_cast<double>(num_rows);
   return fmt::format(
-      "\n{}  (a row is one token for one of its experts; own rows, {:.0f} % of all, stay on their rank)\n\n{}\n"
+      "\n{}  (a row is one token for one of its experts; own rows, {:.0f} % of all, stay on their rank)\n\n{}{}\n"
       "ranks {}, dense layer in one process {}\n{}",
-      rank_table(report), own_share * 100.0, load_chart(report), format_ns(report.ranks_ns), format_ns(report.dense_ns),
-      verdict(report.comparison, report.plan->num_tokens));
+      rank_table(report), own_share * 100.0, wire_table(report), load_chart(report), format_ns(report.ranks_ns), format_ns(report.dense_ns),
+      verdict(report.comparison, *report.plan));
 }
 
 Json to_json(const DemoReport& report) {
@@ -124,7 +169,7 @@ Json to_json(const DemoReport& report) {
   json["launch"] = report.launch;
   json["backend"] = plan.backend;
   json["ranks"] = plan.num_ranks;
-  json["nodes"] = 1;
+  json["nodes"] = plan.num_nodes;
   json["seed"] = plan.seed;
   json["model"] = {{"name", plan.shape.model},          {"scale", plan.shape.scale},
                    {"hidden", plan.shape.hidden},       {"intermediate", plan.shape.intermediate},
@@ -144,12 +189,14 @@ Json to_json(const DemoReport& report) {
                   {"received_rows", figures.num_received_rows},
                   {"own_rows", figures.num_own_rows},
                   {"sent_bytes", figures.num_sent_rows * plan.row_bytes()},
-                  {"received_bytes", figures.num_received_rows * plan.row_bytes()}};
+                  {"received_bytes", figures.num_received_rows * plan.row_bytes()},
+                  {"rows_to_rank", report.rows_to_rank[rank]}};
     for (std::size_t phase = 0; phase < kNumPhases; ++phase) {
       entry[fmt::format("{}_ns", kPhaseNames[phase])] = figures.phase_ns[phase];
     }
     json["per_rank"].push_back(std::move(entry));
   }
+  json["network"] = wire_to_json(report);
   json["rows_per_expert"] = report.expert_rows;
   json["ranks_ns"] = report.ranks_ns;
   json["dense_ns"] = report.dense_ns;
@@ -158,7 +205,7 @@ Json to_json(const DemoReport& report) {
   json["largest_error"] = comparison.largest_error;
   json["bound_at_largest_error"] = comparison.bound_at_largest_error;
   json["largest_share_of_bound"] = comparison.largest_share;
-  json["bound_formula"] = kBoundFormula;
+  json["bound_formula"] = bound_formula(plan.num_nodes);
   json["mismatched_tokens"] = comparison.num_bad_tokens;
   if (!comparison.verified) {
     json["first_mismatch"] = {{"token", comparison.first_bad_token},
