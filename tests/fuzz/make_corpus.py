@@ -110,11 +110,41 @@ def channel_seeds() -> dict[str, bytes]:
     }
 
 
+def hop_table(items: list[tuple[int, list[tuple[int, int, int]]]], *, tokens: int = 9, topk: int = 4) -> bytes:
+    """Items are (token, places), places (row, rank of the node, entry)."""
+    places = [place for _, item in items for place in item]
+    first_place = [sum(len(item) for _, item in items[:count]) for count in range(len(items) + 1)]
+    table = b"".join(struct.pack("<i", token) for token, _ in items)
+    table += b"".join(struct.pack("<i", first) for first in first_place)
+    table += b"".join(struct.pack("<ihBB", row, rank, entry, 0) for row, rank, entry in places)
+    table += bytes(-len(table) % 16)
+    return bytes([len(items), len(places), tokens, topk, 5, 6, 7]) + table
+
+
+def hop_table_seeds() -> dict[str, bytes]:
+    good = [(0, [(0, 0, 1), (0, 0, 3), (5, 1, 0)]), (4, [(6, 2, 2)]), (8, [(4, 0, 0), (3, 1, 1)])]
+    return {
+        "empty": hop_table([]),
+        "good": hop_table(good),
+        "cut": hop_table(good)[:-16],
+        "tokens_descend": hop_table([good[1], good[0]]),
+        "no_such_token": hop_table(good, tokens=8),
+        "item_without_places": hop_table([(0, [(0, 0, 1)]), (4, [])]),
+        "no_such_rank": hop_table([(0, [(0, 3, 1)])]),
+        "no_such_row": hop_table([(0, [(5, 0, 1)])]),
+        "negative_row": hop_table([(0, [(-1, 0, 1)])]),
+        "no_such_entry": hop_table([(0, [(0, 0, 4)])]),
+        "places_descend": hop_table([(0, [(1, 0, 1), (0, 0, 2)])]),
+        "a_place_twice": hop_table([(0, [(1, 0, 1), (1, 0, 1)])]),
+    }
+
+
 def main() -> None:
     targets = {
         "bootstrap_frame": frame_seeds(),
         "bootstrap_handshake": handshake_seeds(),
         "bootstrap_channel": channel_seeds(),
+        "hop_table": hop_table_seeds(),
     }
     for target, seeds in targets.items():
         folder = CORPUS / target
