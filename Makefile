@@ -26,7 +26,7 @@ bench: tool ## measure route, dispatch and combine, with the copy limit measured
 doctor: tool ## say what this machine offers, what is missing, and what to do about it
 	@'$(FERRY)' doctor $(ARGS)
 
-test: ## build and run all tests: optimised, under the address and thread sanitizers, and of the Python package
+test: ## build and run all tests: optimised, under the sanitizers, fuzzed, and of the Python package
 	@'$(ROOT)/scripts/setup.sh' test
 	@'$(ROOT)/scripts/test.sh' $(ARGS)
 

@@ -7,11 +7,12 @@ readonly min_cmake_version=3.25 # presets version 6 and add_test working as CMak
 readonly supported="Debian 12 and Ubuntu 24.04"
 
 # package:tool names a command that will do in place of the package, wherever it came from;
-# package:header.h a header that the compiler must find; import:module and python:header.h are for python3.
+# package:header.h a header that the compiler must find; import:module and python:header.h are for python3; libfuzzer is
+# what clang++ links a fuzz target with.
 readonly build_packages=(g++:g++ cmake:cmake ninja-build:ninja git:git libfmt-dev:fmt/format.h libssl-dev:openssl/hmac.h
   libcli11-dev:CLI/CLI.hpp nlohmann-json3-dev:nlohmann/json.hpp libucx-dev:ucp/api/ucp.h)
 readonly test_packages=(libgtest-dev:gtest/gtest.h libgmock-dev:gmock/gmock.h binutils:nm python3:python3
-  python3-venv:import:ensurepip python3-dev:python:Python.h)
+  python3-venv:import:ensurepip python3-dev:python:Python.h clang:clang++ libclang-rt-dev:libfuzzer)
 # clang-format by number: another version would format some lines differently.
 readonly lint_packages=(clang-format-14:clang-format-14 clang-tidy:clang-tidy shellcheck:shellcheck)
 
@@ -32,6 +33,12 @@ has_python_header() {
   [[ -e "$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])' 2>/dev/null)/$1" ]]
 }
 
+# The package without a version follows the package clang; a clang++ from elsewhere may have brought its own.
+has_libfuzzer() {
+  printf '#include <cstddef>\nextern "C" int LLVMFuzzerTestOneInput(const unsigned char*, std::size_t) { return 0; }\n' |
+    clang++ -fsanitize=fuzzer,address,undefined -x c++ - -o /dev/null 2>/dev/null
+}
+
 # Sets missing_packages and missing_parts from "package:part" arguments.
 find_missing() {
   missing_packages=()
@@ -42,6 +49,7 @@ find_missing() {
     part=${entry#*:}
     case $part in
       import:*) python3 -c "import ${part#import:}" 2>/dev/null && continue ;;
+      libfuzzer) has_libfuzzer && continue ;;
       python:*) has_python_header "${part#python:}" && continue ;;
       *.h | *.hpp)
         if [[ $have_dpkg == yes ]]; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds and runs the tests: scripts/test.sh [preset...], by default release, asan, tsan and python (the package, see
-# scripts/test_python.sh). Tests that need a GPU (label "gpu", in a release build with CUDA) run where there is one;
-# tests/gpu/run.sh runs only them, and more of them.
+# Builds and runs the tests: scripts/test.sh [preset...], by default release, asan, fuzz (the parsers, see
+# tests/fuzz/README.md), tsan and python (the package, see scripts/test_python.sh). Tests that need a GPU (label "gpu",
+# in a release build with CUDA) run where there is one; tests/gpu/run.sh runs only them, and more of them.
 # Runs every preset even if an earlier one fails, then repeats each runner's own summary.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -24,9 +24,10 @@ exclusions() {
   esac
 }
 
-# ThreadSanitizer's fixed shadow memory clashes with kernels that randomise addresses by more than 28 bits.
+# ThreadSanitizer's fixed shadow memory clashes with kernels that randomise addresses by more than 28 bits, and so does
+# the AddressSanitizer of clang 14.
 launcher_for() {
-  if [[ $1 == tsan ]] && setarch "$(uname -m)" -R true 2>/dev/null; then echo "setarch $(uname -m) -R"; fi
+  if [[ $1 == tsan || $1 == fuzz ]] && setarch "$(uname -m)" -R true 2>/dev/null; then echo "setarch $(uname -m) -R"; fi
 }
 
 build() { # preset target
@@ -67,7 +68,7 @@ test_python() {
 }
 
 presets=("$@")
-if (($# == 0)); then presets=(release asan tsan python); fi
+if (($# == 0)); then presets=(release asan fuzz tsan python); fi
 
 for preset in "${presets[@]}"; do
   printf '\n== %s ==\n' "$preset"

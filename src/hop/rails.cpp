@@ -13,7 +13,7 @@ namespace {
 
 enum Channel : int { kHello = 0, kCall, kVerdict, kChunks, kCredits, kNumChannels };
 
-/// In values of kCall and kChunks: the sender has gone.
+/// In values of kCall, kVerdict and kChunks: the sender has gone.
 constexpr std::uint64_t kLeft = std::uint64_t{1} << 63;
 
 std::size_t to_size(int value) { return static_cast<std::size_t>(value); }
@@ -196,6 +196,7 @@ void Rails::release_chunk(int node) {
 }
 
 void Rails::tell(const node::Verdict& verdict) {
+  has_told_ = true;
   std::memcpy(memory_.at(memory_.verdict_out()), &verdict, sizeof(verdict));
   for (int node : peer_nodes()) {
     proxy_->put(node, kVerdict, memory_.verdict_out(), memory_.verdict_in(to_size(node_)), sizeof(verdict));
@@ -205,7 +206,7 @@ void Rails::tell(const node::Verdict& verdict) {
 
 std::optional<node::OtherNodes::Told> Rails::told() {
   for (int node : peer_nodes()) {
-    if (proxy_->received(node, kVerdict) == 0) continue;
+    if ((proxy_->received(node, kVerdict) & ~kLeft) == 0) continue;
     Told told{rank_of(node), {}};
     std::memcpy(&told.verdict, memory_.at(memory_.verdict_in(to_size(node))), sizeof(told.verdict));
     if (told.verdict.culprit < 0 || told.verdict.culprit >= topology_.num_ranks) told.verdict.culprit = -1;
@@ -219,8 +220,10 @@ std::optional<node::OtherNodes::Told> Rails::told() {
 
 Status Rails::presence(int rank) {
   const int node = topology_.node_of(rank);
-  // Both channels: what was put before on either has then arrived.
-  if ((proxy_->received(node, kCall) & proxy_->received(node, kChunks) & kLeft) != 0) {
+  // All channels: what was put before on any has then arrived, the reason for going above all.
+  const std::uint64_t left =
+      proxy_->received(node, kCall) & proxy_->received(node, kVerdict) & proxy_->received(node, kChunks);
+  if ((left & kLeft) != 0) {
     return Status(ErrorCode::kPeerLost, "has destroyed its group", rank);
   }
   const Status status = proxy_->peer_status(node);
@@ -232,6 +235,7 @@ void Rails::leave() {
   if (proxy_ == nullptr) return;
   for (int node : peer_nodes()) {
     proxy_->notify(node, kCall, num_announced_ | kLeft);
+    proxy_->notify(node, kVerdict, (has_told_ ? 1 : 0) | kLeft);
     proxy_->notify(node, kChunks, ends_[to_size(node)].num_sent | kLeft);
   }
 }

@@ -11,8 +11,8 @@
 ///   kChunks     chunks ever sent to this peer      those chunks
 ///   kCredits    chunks ever used up here           nothing; their places on the sender may be filled again
 ///
-/// Every value has one writer and only grows, so nothing is cleaned between calls. kLeft is set in the values of kCall
-/// and kChunks when the sender goes: what it sent before is complete by then.
+/// Every value has one writer and only grows, so nothing is cleaned between calls. kLeft is set in the values of
+/// kCall, kVerdict and kChunks when the sender goes: what it sent before is complete by then.
 
 #include <cstdint>
 #include <memory>
@@ -102,6 +102,7 @@ class Rails final : public node::OtherNodes {
   std::string engine_name_;
   std::vector<End> ends_;  // by node
   std::uint64_t num_announced_ = 0;
+  bool has_told_ = false;
   std::unique_ptr<net::Proxy> proxy_;
 };
 

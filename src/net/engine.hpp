@@ -1,15 +1,15 @@
 #ifndef FERRY_NET_ENGINE_HPP
 #define FERRY_NET_ENGINE_HPP
 
-/// The network as this library uses it: bytes put into a peer's memory, and numbers that tell the peer about them. Small
-/// on purpose, the common denominator of every fabric: no remote atomics, no ordering but the one below.
+/// The network as this library uses it: bytes put into a peer's memory, and numbers that tell the peer about them.
+/// Small on purpose, the common denominator of every fabric: no remote atomics, no ordering but the one below.
 /// docs/transport.md says how to add an engine.
 ///
 /// Words: a *peer* is another end of the same network, by index; a *channel* numbers one of several independent
 /// sequences of operations towards a peer.
 ///
-/// Ordering: `notify(peer, channel, value)` is seen by the peer only after the bytes of every earlier `put` to that peer
-/// on that channel. Nothing else is ordered: not puts among themselves, not one channel with another, and not two
+/// Ordering: `notify(peer, channel, value)` is seen by the peer only after the bytes of every earlier `put` to that
+/// peer on that channel. Nothing else is ordered: not puts among themselves, not one channel with another, and not two
 /// notifies of one channel, so a value that a peer has seen never goes back: the highest counts.
 
 #include <atomic>
@@ -29,15 +29,16 @@ namespace ferry::net {
 /// What one end publishes so that others can reach it. Carried by the (authenticated) bootstrap.
 using Blob = std::vector<std::byte>;
 
-/// The largest blob that an engine may publish: the bootstrap carries one per rank in a single message of at most 1 MiB,
-/// beside other things.
+/// The largest blob that an engine may publish: the bootstrap carries one per rank in a single message of at most 1
+/// MiB, beside other things.
 inline constexpr std::size_t kMaxBlobBytes = 64 << 10;
 
 struct EngineOptions {
   int self = 0;          ///< this end's index among the peers
   int num_peers = 1;     ///< ends of the network, this one included
   int num_channels = 1;  ///< towards each peer
-  /// Memory that peers put into, and out of which this end puts. Outlives the engine. Everything is addressed by offset.
+  /// Memory that peers put into, and out of which this end puts. Outlives the engine. Everything is addressed by
+  /// offset.
   std::span<std::byte> memory;
   std::int64_t timeout_ns = 0;  ///< deadline of `close`
 };
@@ -67,14 +68,15 @@ class Engine {
   /// What peers need for `connect`, the way to put into `memory` included.
   virtual Result<Blob> address() const = 0;
 
-  /// Begin to connect to all peers; `addresses[self]` is not read. Blobs come from the network: they are checked, and no
-  /// blob can make this end touch memory outside of what it owns. What fails later comes as `lost`.
+  /// Begin to connect to all peers; `addresses[self]` is not read. Blobs come from the network: what
+  /// was cut or garbled is refused before any of it is used (docs/transport.md: forged ones are the bootstrap's to keep
+  /// out). What fails later comes as `lost`.
   /// @errors kTransport: a blob is malformed, names another engine or a memory of another size than this end's; kSystem
   virtual Status connect(std::span<const Blob> addresses, EngineEvents events) = 0;
 
-  /// Copy memory[local_offset, + num_bytes) to the same kind of memory of `peer` at `remote_offset`. The source must not
-  /// change until the peer has answered a later notify, or `close` returned. Both ranges lie inside memory (the caller's
-  /// duty). Never blocks.
+  /// Copy memory[local_offset, + num_bytes) to the same kind of memory of `peer` at `remote_offset`. The source must
+  /// not change until the peer has answered a later notify, or `close` returned. Both ranges lie inside memory (the
+  /// caller's duty). Never blocks.
   virtual void put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset,
                    std::size_t num_bytes) = 0;
 

@@ -17,6 +17,9 @@ constexpr int kNumSpins = 100;
 /// dead peer is noticed long before any sensible deadline.
 constexpr std::int64_t kLivenessIntervalNs = 20'000'000;
 
+/// Longer than anybody who waits is awake between two sleeps.
+constexpr std::int64_t kSecondLookNs = 5'000'000;
+
 constexpr double kNsPerMillisecond = 1e6;
 
 std::string_view name_of(Phase phase) {
@@ -182,6 +185,7 @@ Status Crew::run(Task& task) {
   std::int64_t deadline_ns = monotonic_ns() + timeout_ns_;
   std::int64_t next_look_ns = 0;
   bool extended = false;
+  int num_looks_at_deadline = 0;
   missing_.clear();
   for (int num_idle = 0;;) {
     const std::uint32_t rings = mine.doorbell.load(std::memory_order_seq_cst);
@@ -211,17 +215,19 @@ Status Crew::run(Task& task) {
       next_look_ns = now_ns + kLivenessIntervalNs;
     }
     if (now_ns >= deadline_ns) {
-      // Those that are waited for wait themselves, for a rank of another node perhaps: they know better whom to blame,
-      // and their deadline is near.
-      if (extended || others_ == nullptr || !all_blocked()) return expire(task);
-      extended = true;
-      deadline_ns = now_ns + timeout_ns_ / 2;
+      const std::int64_t patience_ns = extended ? 0 : patience_with_missing_ns();
+      // Who waits looks up for a moment now and then: who seems not to is looked at twice.
+      if (patience_ns == 0 && (extended || others_ == nullptr || num_looks_at_deadline++ > 0)) return expire(task);
+      extended = patience_ns != 0;
+      deadline_ns = now_ns + std::max(patience_ns, kSecondLookNs);
     }
     mine.blocked.store(1, std::memory_order_relaxed);
     const std::size_t num_rings = std::max<std::size_t>(missing_.size(), 1);
     const bool all_must_ring = others_ == nullptr;  // otherwise any ring may be the network's
     mine.wake_at.store(rings + (all_must_ring ? static_cast<std::uint32_t>(num_rings) : 1U), std::memory_order_seq_cst);
     futex_wait(mine.doorbell, rings, std::min(deadline_ns - now_ns, kLivenessIntervalNs));
+    // Whoever was rung and falls in its next step does not wait any more.
+    if (mine.doorbell.load(std::memory_order_relaxed) != rings) mine.blocked.store(0, std::memory_order_relaxed);
   }
   mine.blocked.store(0, std::memory_order_relaxed);
   return {};
@@ -240,10 +246,17 @@ bool Crew::peers_moved() {
   return moved;
 }
 
-bool Crew::all_blocked() const {
-  return std::all_of(missing_.begin(), missing_.end(), [this](int rank) {
-    return includes(rank) && control(rank).blocked.load(std::memory_order_relaxed) != 0;
+/// How much longer to wait where somebody else may know better whom to blame. A rank of another node may itself wait for
+/// one of its node, which that node sees first; a rank of this node that waits may wait for one of another node, and so
+/// needs the most patience. All of it ends before twice the deadline.
+std::int64_t Crew::patience_with_missing_ns() const {
+  if (others_ == nullptr) return 0;
+  const bool elsewhere = std::any_of(missing_.begin(), missing_.end(), [this](int rank) { return !includes(rank); });
+  if (elsewhere) return timeout_ns_ / 2;
+  const bool all_wait = std::all_of(missing_.begin(), missing_.end(), [this](int rank) {
+    return control(rank).blocked.load(std::memory_order_relaxed) != 0;
   });
+  return all_wait ? timeout_ns_ / 4 * 3 : 0;
 }
 
 Status Crew::adopt_verdict() {

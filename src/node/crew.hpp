@@ -133,7 +133,7 @@ class Crew {
   Status adopt_verdict();
   Status check_liveness(Task& task);
   bool peers_moved();
-  bool all_blocked() const;
+  std::int64_t patience_with_missing_ns() const;
   Status expire(const Task& task);
 
   int rank_;

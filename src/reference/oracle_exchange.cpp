@@ -224,6 +224,7 @@ std::vector<RankCombined> combine(const World& world, const std::vector<RankRout
       const std::vector<Entry>& terms = inputs.weighted ? entries : rows;
       const float* weights = inputs.weighted ? topk_weights.data() + token * world.num_topk : nullptr;
 
+      const std::vector<std::vector<Entry>> terms_by_node = split_by_node(terms, world.ranks_per_node);
       for (std::int64_t h = 0; h < inputs.hidden; ++h) {
         const auto at = static_cast<std::size_t>(token * inputs.hidden + h);
         float acc = 0.0F;
@@ -233,7 +234,7 @@ std::vector<RankCombined> combine(const World& world, const std::vector<RankRout
         if (one_node) {
           acc = add_terms(inputs, terms, weights, h, acc);
         } else {
-          for (const std::vector<Entry>& node_terms : split_by_node(terms, world.ranks_per_node))
+          for (const std::vector<Entry>& node_terms : terms_by_node)
             acc = acc + round_to(inputs.dtype, add_terms(inputs, node_terms, weights, h, 0.0F));
         }
         store(out.x, inputs.dtype, at, acc);

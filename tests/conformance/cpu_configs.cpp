@@ -6,8 +6,8 @@ std::vector<BackendConfig> backend_configs() {
   return {
       {"cpu_threads", "cpu", RankKind::kThreads},
       {"cpu_processes", "cpu", RankKind::kProcesses},
-      {"cpu_nodes_loopback", "cpu", RankKind::kThreads, "loopback", true},
-      {"cpu_nodes_ucx", "cpu", RankKind::kProcesses, "ucx", true},
+      {"cpu_nodes_loopback_threads", "cpu", RankKind::kThreads, "loopback", true},
+      {"cpu_nodes_ucx_processes", "cpu", RankKind::kProcesses, "ucx", true},
   };
 }
 

@@ -55,9 +55,11 @@ allow_only src/reference "the oracle shares nothing with what it judges: standar
   "$standard" "$public" "$(in_source reference)"
 allow_only src/node "what ranks of one host share: core, layout, public headers and itself" "$outside" "$public" \
   "$(in_source node)" "$(in_source core)" "$(in_source layout)"
-allow_only src/cpu "a backend includes core, layout, numeric, public headers and itself, never another backend" \
+allow_only src/net "the network knows bytes and peers, not tokens: public headers and itself" "$outside" "$public" \
+  "$(in_source net)"
+allow_only src/cpu "a backend includes core, layout, node, net, hop, numeric, public headers and itself, never another backend" \
   "$outside" "$public" "$(in_source cpu)" "$(in_source core)" "$(in_source layout)" "$(in_source node)" \
-  "$(in_source numeric)"
+  "$(in_source net)" "$(in_source hop)" "$(in_source numeric)"
 allow_only src/cuda "a backend includes core, layout, node, public headers and itself, never another backend" \
   "$outside" "$public" "$(in_source cuda)" "$(in_source core)" "$(in_source layout)" "$(in_source node)"
 allow_only tools "tools use the library as users do: public headers and their own" "$outside" "$public" \

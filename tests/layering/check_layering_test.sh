@@ -35,6 +35,8 @@ try src/layout/a.hpp '#include "core/agreement.hpp"' 'includes "core/agreement.h
 try src/numeric/a.cpp '#include "core/agreement.hpp"' 'includes "core/agreement.hpp"'
 try src/bootstrap/a.cpp '#include "core/backend.hpp"' 'includes "core/backend.hpp"'
 try src/reference/a.cpp '#include "layout/slots.hpp"' 'includes "layout/slots.hpp"'
+try src/net/a.cpp '#include "node/arena.hpp"' 'includes "node/arena.hpp"'
+try src/net/ucx/a.cpp '#include "core/backend.hpp"' 'includes "core/backend.hpp"'
 try src/cpu/a.cpp '#include "cuda/arena.hpp"' 'includes "cuda/arena.hpp"'
 try src/cpu/a.cpp '#include "reference/oracle.hpp"' 'includes "reference/oracle.hpp"'
 try tools/demo/a.cpp '#include "layout/slots.hpp"' 'includes "layout/slots.hpp"'

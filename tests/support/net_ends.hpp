@@ -50,7 +50,7 @@ class NetEnds {
   NetEnds& operator=(const NetEnds&) = delete;
 
   std::vector<net::Blob> addresses() const;
-  /// All ends, each with all addresses; fails the test where one refuses.
+  /// All ends, each with all addresses. Throws where one refuses.
   void connect();
   Status connect(int end, const std::vector<net::Blob>& addresses);
 

@@ -44,8 +44,9 @@ Status Connection::open(std::span<const std::byte> address, std::span<const std:
   params.err_handler.arg = this;
   if (Status status = ucx_status(library_.ep_create(resources_.worker(), &params, &endpoint_),
                                  fmt::format("connecting to rank {}", peer_),
-                                 "UCX_TLS and UCX_NET_DEVICES must leave a transport that reaches it and that notices "
-                                 "lost peers (tcp, or a network card's)",
+                                 "UCX_TLS and UCX_NET_DEVICES must leave a transport that reaches it and notices that "
+                                 "it is lost: tcp, a network card's, or shared memory with UCX_POSIX_ERROR_HANDLING=y "
+                                 "and UCX_SYSV_ERROR_HANDLING=y",
                                  peer_);
       !status.ok()) {
     endpoint_ = nullptr;

@@ -72,10 +72,12 @@ class UcxEngine final : public Engine {
   template <typename Done>
   bool poll_until(Clock::time_point deadline, Done done);
   void leave(std::int64_t timeout_ns);
-  void let_go();
+  void drop_connections();
 
   EngineOptions options_;
   Token token_;
+  std::vector<std::unique_ptr<Connection>>
+      dropped_;                           // before the worker: it may still have to cancel something of theirs
   std::unique_ptr<Resources> resources_;  // null once closed
   EngineEvents events_;
   std::vector<Peer> peers_;
@@ -122,7 +124,7 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
   for (int peer = 0; peer < options_.num_peers; ++peer) {
     if (peer == options_.self) continue;
     if (Status status = connect_to(peer, own_parts[static_cast<std::size_t>(peer)]); !status.ok()) {
-      let_go();
+      drop_connections();
       return status;
     }
   }
@@ -285,12 +287,15 @@ void UcxEngine::leave(std::int64_t timeout_ns) {
     }
     poll_until(deadline, [](const Peer& peer) { return peer.left && peer.connection->quiet(); });
   }
-  let_go();
+  drop_connections();
+  resources_ = nullptr;
+  peers_.clear();
+  peers_.resize(static_cast<std::size_t>(options_.num_peers));
 }
 
-void UcxEngine::let_go() {
+/// Breaks off whatever is still under way.
+void UcxEngine::drop_connections() {
   for (Peer& peer : peers_) {
-    peer.lost = true;
     if (peer.connection != nullptr) peer.connection->shut();
   }
   const auto deadline = Clock::now() + kShutGrace;
@@ -299,12 +304,11 @@ void UcxEngine::let_go() {
         peers_, [](const Peer& peer) { return peer.connection == nullptr || peer.connection->is_shut(); });
   };
   while (!all_shut() && Clock::now() < deadline) library().worker_progress(resources_->worker());
-  // Keys need the worker; connections outlive it, should it still have to cancel something of theirs.
   for (Peer& peer : peers_) {
-    if (peer.connection != nullptr) peer.connection->release_key();
+    if (peer.connection == nullptr) continue;
+    peer.connection->release_key();
+    dropped_.push_back(std::move(peer.connection));
   }
-  resources_ = nullptr;
-  for (Peer& peer : peers_) peer.connection = nullptr;
 }
 
 Message UcxEngine::message_to(const Peer& peer, MessageKind kind) const {

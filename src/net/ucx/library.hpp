@@ -1,7 +1,8 @@
 #ifndef FERRY_NET_UCX_LIBRARY_HPP
 #define FERRY_NET_UCX_LIBRARY_HPP
 
-/// UCX's functions, looked up when first needed: a library linked against libucp would not load on a machine without it.
+/// UCX's functions, looked up when first needed: a library linked against libucp would not load on a machine without
+/// it.
 
 #include <ucp/api/ucp.h>
 

@@ -1,23 +1,37 @@
 #include "net/ucx/resources.hpp"
 
-#include <array>
 #include <cstdlib>
+#include <string>
+#include <string_view>
 
 namespace ferry::net::ucx {
 namespace {
 
-/// Where nobody set the variable. Shared memory notices dead peers only if told to, and UCX takes no transport that
-/// does not for endpoints that must hear of failures. UCX asks silent peers every 20 s, which is long for survivors.
-struct Setting {
-  const char* variable;
-  const char* name;
-  const char* value;
-};
-constexpr std::array<Setting, 3> kSettings{{
-    {"UCX_POSIX_ERROR_HANDLING", "POSIX_ERROR_HANDLING", "y"},
-    {"UCX_SYSV_ERROR_HANDLING", "SYSV_ERROR_HANDLING", "y"},
-    {"UCX_KEEPALIVE_INTERVAL", "KEEPALIVE_INTERVAL", "2s"},
-}};
+/// What this engine sets where nobody else did.
+/// UCX asks silent peers every 20 s whether they are there, which is long for survivors.
+constexpr const char* kKeepaliveInterval = "2s";
+/// TCP has no puts of its own, so UCX sends them as messages of at most a segment, usually 8 KiB. Measured on one host
+/// (docs/transport.md), segments of 256 KiB carry three times as many bytes a second. A segment must fit the receiver's
+/// room, so the two go together.
+constexpr const char* kTcpSegment = "256K";
+
+bool is_set(const char* variable) { return std::getenv(variable) != nullptr; }
+
+bool tcp_is_allowed() {
+  const char* transports = std::getenv("UCX_TLS");
+  const std::string_view list = transports != nullptr ? transports : "all";
+  return list.find("tcp") != std::string_view::npos || list.find("all") != std::string_view::npos;
+}
+
+/// What an older or newer UCX does not know has no effect.
+void fill_in(const Library& library, ucp_config_t* config) {
+  if (!is_set("UCX_KEEPALIVE_INTERVAL")) library.config_modify(config, "KEEPALIVE_INTERVAL", kKeepaliveInterval);
+  if (tcp_is_allowed() && !is_set("UCX_TCP_TX_SEG_SIZE") && !is_set("UCX_TCP_RX_SEG_SIZE")) {
+    // A transport's own settings go by their names without its name, and only tcp has these.
+    library.config_modify(config, "TX_SEG_SIZE", kTcpSegment);
+    library.config_modify(config, "RX_SEG_SIZE", kTcpSegment);
+  }
+}
 
 constexpr std::string_view kVariablesHint = "check the UCX_* variables (UCX_LOG_LEVEL=info makes UCX say more)";
 
@@ -43,10 +57,7 @@ Status Resources::open_context() {
     const Status reason = ucx_status(read, "reading the UCX_* variables", kVariablesHint);
     return Status(ErrorCode::kInvalidArgument, std::string(reason.message()));
   }
-  for (const Setting& setting : kSettings) {
-    // An older or newer UCX may not know one of them: then it is as if it had not been set.
-    if (std::getenv(setting.variable) == nullptr) library_.config_modify(config, setting.name, setting.value);
-  }
+  fill_in(library_, config);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;

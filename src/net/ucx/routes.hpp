@@ -8,8 +8,8 @@
 
 namespace ferry::net::ucx {
 
-/// The transports of an endpoint's lanes and what each is for, e.g. "tcp/eth0 (puts, messages)". UCX offers them as text
-/// for people only (ucp_ep_print_info); where that text is not as expected, this is "unknown".
+/// The transports of an endpoint's lanes and what each is for, e.g. "tcp/eth0 (puts, messages)". UCX offers them as
+/// text for people only (ucp_ep_print_info); where that text is not as expected, this is "unknown".
 std::string describe_endpoint(const Library& library, ucp_ep_h endpoint);
 
 /// The parser of that text.

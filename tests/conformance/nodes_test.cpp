@@ -1,0 +1,156 @@
+#include <fmt/format.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/exchange_check.hpp"
+#include "support/rank_runner.hpp"
+
+/// Groups of several nodes against the oracle, in every shape that a group can have: one rank per node, one node, and
+/// what lies between, over each engine.
+
+namespace ferry::test {
+namespace {
+
+struct Shape {
+  int num_nodes;
+  int ranks_per_node;
+  const char* transport;
+
+  int num_ranks() const { return num_nodes * ranks_per_node; }
+  /// Processes share nothing but the network; the loopback engine has threads only.
+  RankKind kind() const {
+    return std::string_view(transport) == "loopback" ? RankKind::kThreads : RankKind::kProcesses;
+  }
+  GroupOptions options() const {
+    return {.backend = "cpu",
+            .ranks_per_node = ranks_per_node,
+            .arena_bytes = std::size_t{1} << 30,
+            .timeout_ns = 40 * kNsPerSecond,
+            .transport = transport};
+  }
+};
+
+void PrintTo(const Shape& shape, std::ostream* out) {
+  *out << shape.num_nodes << "x" << shape.ranks_per_node << " over " << shape.transport;
+}
+
+std::string name_of(const testing::TestParamInfo<Shape>& info) {
+  return fmt::format("{}x{}_{}_{}", info.param.num_nodes, info.param.ranks_per_node, info.param.transport,
+                     info.param.kind() == RankKind::kThreads ? "threads" : "processes");
+}
+
+std::vector<Shape> shapes() {
+  std::vector<Shape> all;
+  for (const char* transport : {"loopback", "ucx"}) {
+    for (const auto& [num_nodes, ranks_per_node] :
+         std::initializer_list<std::pair<int, int>>{{1, 1}, {1, 8}, {2, 1}, {2, 2}, {2, 4}, {4, 2}, {3, 3}, {8, 1}}) {
+      all.push_back({num_nodes, ranks_per_node, transport});
+    }
+  }
+  return all;
+}
+
+class Nodes : public testing::TestWithParam<Shape> {
+ protected:
+  static PreparedCase prepare_on_nodes(ExchangeCase spec) {
+    spec.world.num_ranks = GetParam().num_ranks();
+    spec.world.ranks_per_node = GetParam().ranks_per_node;
+    return prepare(spec);
+  }
+  static void run(const std::function<void(RankContext&, Group&)>& body) {
+    run_ranks({GetParam().kind(), GetParam().num_ranks()}, [&](RankContext& context) {
+      auto group = Group::create(context.bootstrap(), GetParam().options());
+      if (!context.expect_ok(group.status(), "Group::create")) return;
+      body(context, **group);
+      context.expect_ok((*group)->destroy(), "destroy");
+    });
+  }
+};
+
+TEST_P(Nodes, RandomExchangesAreTheOracles) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(77 + GetParam().num_ranks()));
+  std::vector<PreparedCase> cases;
+  for (int i = 0; i < 25; ++i) cases.push_back(prepare_on_nodes(draw_case(random, GetParam().num_ranks())));
+  run([&](RankContext& context, Group& group) {
+    for (const PreparedCase& one : cases) check_case(context, group, one);
+  });
+}
+
+class LargeExchange : public Nodes {};
+
+/// Longer than a chunk of any ring, so that they cross in slices, with weights and scales beside them.
+TEST_P(LargeExchange, RowsLongerThanAChunk) {
+  ExchangeCase spec;
+  spec.name = "long rows";
+  spec.world = {.num_topk = 3, .num_experts = 2 * GetParam().num_ranks() + 1, .max_tokens = 3};
+  spec.dispatches = {{.hidden = 132000, .num_scales = 7}, {.hidden = 131000}};
+  spec.combines = {
+      {.dtype = DType::kFloat32, .hidden = 66000, .weighted = true, .num_biases = 2, .return_weights = true},
+      {.dtype = DType::kBfloat16, .hidden = 132000}};
+  std::vector<PreparedCase> cases;
+  for (Layout layout : {Layout::kTokens, Layout::kExperts}) {
+    spec.world.layout = layout;
+    cases.push_back(prepare_on_nodes(spec));
+  }
+  run([&](RankContext& context, Group& group) {
+    for (const PreparedCase& one : cases) check_case(context, group, one);
+  });
+}
+
+/// More rows than the rings hold, so that every chunk's place is used many times.
+TEST_P(LargeExchange, ManyTimesWhatTheRingsHold) {
+  ExchangeCase spec;
+  spec.name = "many rows";
+  spec.world = {.num_topk = 2, .num_experts = 2 * GetParam().num_ranks(), .max_tokens = 400};
+  spec.dispatches = {{.hidden = 4096}};
+  spec.combines = {{.hidden = 4096, .weighted = true}};
+  const PreparedCase prepared = prepare_on_nodes(spec);
+  run([&](RankContext& context, Group& group) { check_case(context, group, prepared); });
+}
+
+/// Node-limited routing: tokens name experts of one node only, and nodes that get none of a rank's tokens get nothing.
+TEST_P(Nodes, WhatCrossesIsOneRecordPerTokenAndNode) {
+  constexpr std::int64_t kTokens = 300;
+  constexpr std::int64_t kHidden = 2048;
+  const int num_ranks = GetParam().num_ranks();
+  const std::int64_t num_experts = 2 * num_ranks;
+  run([&](RankContext& context, Group& group) {
+    // Every token goes to all experts of the next node, and to no other.
+    const int target = (group.topology().node_of(context.rank()) + 1) % GetParam().num_nodes;
+    const int num_topk = std::min(8, 2 * GetParam().ranks_per_node);
+    std::vector<std::int64_t> ids;
+    for (std::int64_t token = 0; token < kTokens; ++token) {
+      for (int k = 0; k < num_topk; ++k) ids.push_back(target * 2 * GetParam().ranks_per_node + k);
+    }
+    const RouteInput in{ConstTensorView(ids.data(), DType::kInt64, {kTokens, num_topk}), {}};
+    const Result<Routing> routing = group.route(in, {.num_experts = num_experts});
+    if (!context.expect_ok(routing.status(), "route")) return;
+    const std::vector<std::uint16_t> x(static_cast<std::size_t>(kTokens * kHidden), 0x3F80);
+    std::vector<std::uint16_t> received(static_cast<std::size_t>(routing->num_recv_rows() * kHidden));
+    const NetworkUsage before = group.network_usage();
+    DispatchInput input;
+    input.x = ConstTensorView(x.data(), DType::kBfloat16, {kTokens, kHidden});
+    DispatchOutput output;
+    output.x = TensorView(received.data(), DType::kBfloat16, {routing->num_recv_rows(), kHidden});
+    if (!context.expect_ok(group.dispatch(*routing, input, output), "dispatch")) return;
+    const NetworkUsage after = group.network_usage();
+    for (std::size_t i = 0; i < after.rails.size(); ++i) {
+      const auto sent = static_cast<double>(after.rails[i].sent_bytes - before.rails[i].sent_bytes);
+      const bool goes_there = group.topology().node_of(after.rails[i].rank) == target;
+      const double payload = goes_there ? static_cast<double>(kTokens * kHidden * 2) : 0.0;
+      // A notice of the call, and a header per chunk.
+      context.expect(sent >= payload && sent <= payload * 1.01 + 2048,
+                     fmt::format("{} bytes to rank {}, expected about {}", sent, after.rails[i].rank, payload));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Nodes, testing::ValuesIn(shapes()), name_of);
+INSTANTIATE_TEST_SUITE_P(Shapes, LargeExchange,
+                         testing::Values(Shape{2, 2, "loopback"}, Shape{3, 1, "loopback"}, Shape{2, 2, "ucx"},
+                                         Shape{3, 1, "ucx"}),
+                         name_of);
+
+}  // namespace
+}  // namespace ferry::test

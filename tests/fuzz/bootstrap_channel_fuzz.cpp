@@ -1,0 +1,290 @@
+/// The receiver of frames over a socket. The input is a story: what a sender that knows the key sends, honest or not,
+/// and what somebody on the way does to it. The target works out by itself which frames must arrive and when.
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "bootstrap/bytes.hpp"
+#include "bootstrap/channel.hpp"
+#include "fuzz_target.hpp"
+#include "input_reader.hpp"
+
+namespace ferry::test {
+namespace {
+
+using namespace bootstrap;
+using Bytes = std::vector<std::byte>;
+
+constexpr std::size_t kMaxEvents = 16;
+// Frames may be longer than what the receiver reads at once, and two of those are a story: more would only be slow.
+constexpr std::size_t kMaxLongPayloadBytes = 80'000;
+constexpr std::size_t kEnoughBytes = 100'000;
+constexpr std::size_t kMaxChunks = 32;
+
+// The receiver's buffer may be twice what has arrived and one read (64 KiB) besides, however long a header says the
+// frame will be.
+constexpr std::size_t kReadBytes = std::size_t{64} << 10;
+std::size_t allowed_bytes(std::size_t num_arrived) { return 2 * (num_arrived + kReadBytes); }
+
+const ChannelKeys sender_keys = {.send = {std::byte{1}}, .receive = {std::byte{2}}};
+const ChannelKeys receiver_keys = {.send = sender_keys.receive, .receive = sender_keys.send};
+
+std::pair<UniqueFd, UniqueFd> connected_pair() {
+  int ends[2] = {-1, -1};
+  require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0, "socketpair works");
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+void append(Bytes* bytes, std::span<const std::byte> more) { bytes->insert(bytes->end(), more.begin(), more.end()); }
+
+/// A frame as frame.hpp describes it, whatever its header says.
+Bytes signed_frame(const HeaderBytes& header, std::span<const std::byte> payload, std::uint64_t number) {
+  Bytes bytes(header.begin(), header.end());
+  append(&bytes, payload);
+  Bytes covered = bytes;
+  covered.resize(bytes.size() + sizeof number);
+  store_little_endian(covered.data() + bytes.size(), number);
+  append(&bytes, hmac_sha256(sender_keys.send, covered).value());
+  return bytes;
+}
+
+/// What was meant to arrive, and the bytes that really come.
+struct Story {
+  std::vector<Frame> frames;
+  std::vector<std::size_t> ends;  ///< of each frame in `honest`
+  Bytes honest;
+  Bytes wire;
+
+  std::size_t num_frames_in(std::size_t num_bytes) const {
+    return static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), num_bytes) - ends.begin());
+  }
+  /// As many of them as come one after the other just as they were sent.
+  std::size_t num_untouched() const {
+    std::size_t start = 0;
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      const std::size_t num_bytes = ends[i] - start;
+      if (ends[i] > wire.size() || std::memcmp(honest.data() + start, wire.data() + start, num_bytes) != 0) return i;
+      start = ends[i];
+    }
+    return ends.size();
+  }
+};
+
+class Teller {
+ public:
+  explicit Teller(InputReader* reader) : reader_(reader), sender_(make_sender()) {}
+
+  Story tell() {
+    for (std::size_t i = 0; i < kMaxEvents && !reader_->empty() && num_told_bytes() < kEnoughBytes; ++i) add_event();
+    for (const Bytes& piece : pieces_) append(&story_.wire, piece);
+    change_wire();
+    return std::move(story_);
+  }
+
+ private:
+  enum class Event { kFrame, kLongFrame, kForgedHeader, kRepeat, kStrangeBytes, kDrop, kSwap, kNumEvents };
+
+  std::size_t num_told_bytes() const {
+    std::size_t num_bytes = 0;
+    for (const Bytes& piece : pieces_) num_bytes += piece.size();
+    return num_bytes;
+  }
+
+  Channel make_sender() {
+    auto [near, far] = connected_pair();
+    outlet_ = std::move(far);
+    return Channel(std::move(near), sender_keys);
+  }
+
+  void add_event() {
+    constexpr auto kNumEvents = static_cast<std::uint8_t>(Event::kNumEvents);
+    switch (static_cast<Event>(reader_->take<std::uint8_t>() % kNumEvents)) {
+      case Event::kFrame: {
+        const auto type = static_cast<FrameType>(reader_->take<std::uint8_t>());
+        send(type, reader_->take_at_most(reader_->take<std::uint8_t>()));
+        break;
+      }
+      case Event::kLongFrame: {
+        const std::size_t num_bytes = std::size_t{2} * reader_->take<std::uint16_t>() % kMaxLongPayloadBytes;
+        send(FrameType::kMessage, Bytes(num_bytes, static_cast<std::byte>(reader_->take<std::uint8_t>())));
+        break;
+      }
+      case Event::kForgedHeader: {
+        const HeaderBytes header = reader_->take_array<kHeaderBytes>();
+        const std::span<const std::byte> payload = reader_->take_at_most(reader_->take<std::uint8_t>());
+        forge(header, payload);
+        break;
+      }
+      case Event::kRepeat:
+        if (!pieces_.empty()) pieces_.push_back(Bytes(pieces_[reader_->take<std::uint8_t>() % pieces_.size()]));
+        break;
+      case Event::kStrangeBytes: {
+        const std::span<const std::byte> bytes = reader_->take_at_most(reader_->take<std::uint8_t>());
+        pieces_.emplace_back(bytes.begin(), bytes.end());
+        break;
+      }
+      case Event::kDrop:
+        if (!pieces_.empty()) pieces_.pop_back();
+        break;
+      case Event::kSwap:
+        if (pieces_.size() > 1) std::swap(pieces_.back(), pieces_[pieces_.size() - 2]);
+        break;
+      case Event::kNumEvents:
+        break;
+    }
+  }
+
+  /// By a channel, as ranks do.
+  void send(FrameType type, std::span<const std::byte> payload) {
+    const HeaderBytes header = encode_header({type, static_cast<std::uint32_t>(payload.size())});
+    Bytes bytes = sent_by_channel(type, payload);
+    require(same_bytes(bytes, signed_frame(header, payload, num_sent_)), "a channel sends what frame.hpp describes");
+    note_sent(header, payload, std::move(bytes));
+  }
+
+  /// By somebody who has the key and says what he likes. His frame takes a number as an honest one would.
+  void forge(const HeaderBytes& header, std::span<const std::byte> payload) {
+    (void)sent_by_channel(FrameType::kStart, {});
+    note_sent(header, payload, signed_frame(header, payload, num_sent_));
+  }
+
+  /// Of the first frame that cannot be, and of what follows it, nothing must arrive.
+  void note_sent(const HeaderBytes& header, std::span<const std::byte> payload, Bytes bytes) {
+    ++num_sent_;
+    const Result<FrameHeader> parsed = parse_header(header);
+    all_possible_ = all_possible_ && parsed.ok() && parsed->payload_bytes == payload.size();
+    if (all_possible_) {
+      append(&story_.honest, bytes);
+      story_.frames.push_back({parsed->type, Bytes(payload.begin(), payload.end())});
+      story_.ends.push_back(story_.honest.size());
+    }
+    pieces_.push_back(std::move(bytes));
+  }
+
+  Bytes sent_by_channel(FrameType type, std::span<const std::byte> payload) {
+    require(sender_.queue(type, payload).ok(), "a frame can be queued");
+    Bytes bytes;
+    while (sender_.num_queued_bytes() > 0) {
+      require(sender_.flush(), "the other end takes what is sent");
+      for (;;) {
+        const std::size_t num_bytes = read_some(outlet_.get(), scratch_).num_bytes;
+        if (num_bytes == 0) break;
+        append(&bytes, std::span(scratch_).first(num_bytes));
+      }
+    }
+    return bytes;
+  }
+
+  void change_wire() {
+    Bytes& wire = story_.wire;
+    if (wire.empty()) return;
+    wire[reader_->take<std::uint16_t>() % wire.size()] ^= static_cast<std::byte>(reader_->take<std::uint8_t>());
+    wire.resize(wire.size() - reader_->take<std::uint16_t>() % wire.size());
+  }
+
+  InputReader* reader_;
+  UniqueFd outlet_;
+  Channel sender_;
+  std::uint64_t num_sent_ = 0;
+  bool all_possible_ = true;
+  std::array<std::byte, 4096> scratch_;
+  std::vector<Bytes> pieces_;
+  Story story_;
+};
+
+class Listener {
+ public:
+  explicit Listener(const Story& story)
+      : story_(story), num_untouched_(story.num_untouched()), channel_(make_receiver()) {}
+
+  void hear(std::size_t chunk_bytes) {
+    const std::span<const std::byte> wire(story_.wire);
+    while (num_arrived_ < wire.size()) {
+      const std::span<const std::byte> rest = wire.subspan(num_arrived_);
+      const IoOutcome outcome = write_some(inlet_.get(), rest.first(std::min(chunk_bytes, rest.size())));
+      require(outcome.kind == IoOutcome::Kind::kMoved, "the receiver empties the socket");
+      num_arrived_ += outcome.num_bytes;
+      require(channel_.has_input(), "what has just come is waiting");
+      if (!take_frames()) return;
+    }
+    inlet_.reset();
+    require(receive() == ReceiveOutcome::kClosed, "the end of the stream is noticed");
+  }
+
+ private:
+  Channel make_receiver() {
+    auto [near, far] = connected_pair();
+    inlet_ = std::move(far);
+    return Channel(std::move(near), receiver_keys);
+  }
+
+  ReceiveOutcome receive() {
+    const AllocationWatch watch;
+    const ReceiveOutcome outcome = channel_.receive(&frame_);
+    require(watch.largest_bytes() <= allowed_bytes(num_arrived_), "memory follows what has arrived");
+    return outcome;
+  }
+
+  /// Where the next frame begins.
+  std::size_t num_consumed() const { return num_taken_ == 0 ? 0 : story_.ends[num_taken_ - 1]; }
+
+  /// What has to come of the bytes that have arrived.
+  ReceiveOutcome expected() const {
+    const std::span<const std::byte> waiting = std::span(story_.wire).first(num_arrived_).subspan(num_consumed());
+    if (waiting.size() < kHeaderBytes) return ReceiveOutcome::kWouldBlock;
+    const Result<FrameHeader> header = parse_header(waiting.first<kHeaderBytes>());
+    if (!header.ok()) return ReceiveOutcome::kBroken;
+    if (waiting.size() < kHeaderBytes + header->payload_bytes + kDigestBytes) return ReceiveOutcome::kWouldBlock;
+    const std::size_t num_right = std::min(story_.num_frames_in(num_arrived_), num_untouched_);
+    return num_taken_ < num_right ? ReceiveOutcome::kFrame : ReceiveOutcome::kBroken;
+  }
+
+  /// False when the channel has had enough of its other end.
+  bool take_frames() {
+    for (;;) {
+      const ReceiveOutcome outcome = receive();
+      require(outcome == expected(), "a frame arrives if it is untouched, and the channel breaks if it is not");
+      switch (outcome) {
+        case ReceiveOutcome::kFrame: {
+          const Frame& sent = story_.frames[num_taken_];
+          require(frame_.type == sent.type && same_bytes(frame_.payload, sent.payload),
+                  "a frame arrives as it was sent");
+          ++num_taken_;
+          break;
+        }
+        case ReceiveOutcome::kWouldBlock:
+          require(channel_.has_input() == (num_arrived_ > num_consumed()), "half a frame is input, none is not");
+          return true;
+        case ReceiveOutcome::kBroken:
+          require_refusal(channel_.trouble(), ErrorCode::kTransport);
+          require(receive() == ReceiveOutcome::kBroken, "a broken channel stays so");
+          return false;
+        case ReceiveOutcome::kClosed:
+          return false;
+      }
+    }
+  }
+
+  const Story& story_;
+  const std::size_t num_untouched_;
+  UniqueFd inlet_;
+  Channel channel_;
+  Frame frame_;
+  std::size_t num_arrived_ = 0;
+  std::size_t num_taken_ = 0;
+};
+
+}  // namespace
+
+void fuzz_one(std::span<const std::byte> input) {
+  InputReader reader(input);
+  const std::size_t wanted_chunk_bytes = reader.take<std::uint16_t>();
+  const Story story = Teller(&reader).tell();
+  Listener(story).hear(std::max({wanted_chunk_bytes, story.wire.size() / kMaxChunks, std::size_t{1}}));
+}
+
+}  // namespace ferry::test

@@ -1,0 +1,127 @@
+"""Writes the seeds of the binary formats: python3 tests/fuzz/make_corpus.py
+
+It shares no code with the library, so a seed that the library takes for valid says that both mean the same. Inputs that
+fuzzing found lie beside the seeds under other names; this script leaves them alone. The seeds of launcher_environment
+are text, written by hand.
+"""
+
+import hashlib
+import hmac
+import pathlib
+import struct
+
+CORPUS = pathlib.Path(__file__).parent / "corpus"
+CHALLENGE, HELLO, WELCOME, START, MESSAGE, PART, FAILURE, GIVE_UP = range(1, 9)
+
+
+def header(frame_type: int, length: int, magic: bytes = b"FRY1", zero: int = 0) -> bytes:
+    return magic + struct.pack("<HHI", frame_type, zero, length)
+
+
+def hello(secret: bytes, root_nonce: bytes, version: bytes = b"1.2.3") -> bytes:
+    unproven = bytes(range(32)) + b"I" * 16 + struct.pack("<II", 3, 8) + version.ljust(32, b"\0")
+    label = b"ferry bootstrap peer proof".ljust(32, b"\0")
+    return unproven + hmac.digest(secret, label + root_nonce + unproven, hashlib.sha256)
+
+
+def failure(code: int, peer: int, text: bytes) -> bytes:
+    return struct.pack("<Ii", code, peer) + text
+
+
+def frame_seeds() -> dict[str, bytes]:
+    seeds = {f"header_{frame_type}": header(frame_type, length) for frame_type, length in HEADERS.items()}
+    return seeds | {
+        "header_too_long": header(MESSAGE, (1 << 20) + 1),
+        "header_reserved_used": header(START, 0, zero=1),
+        "header_other_protocol": b"GET / HTTP/1.1\r\n\r\n",
+        "hello": hello(b"secret", bytes(32)),
+        "hello_longest_version": hello(b"secret", bytes(32), b"1.2.3-a-suffix-up-to-the-last-by"),
+        "hello_unpadded": hello(b"secret", bytes(32), b"1.2.3\0x"),
+        "failure": failure(5, 7, b"rank 7 left"),
+        "failure_nobody": failure(9, -1, b""),
+        "failure_clipped": failure(8, 2, b"x" * 1030),
+        "failure_no_code": failure(10, 0, b"?"),
+    }
+
+
+HEADERS = {CHALLENGE: 32, HELLO: 120, WELCOME: 0, START: 0, MESSAGE: 1 << 20, PART: 5, FAILURE: 1032, GIVE_UP: 8}
+
+
+def handshake_story(secret: bytes, version: bytes, changes: bytes) -> bytes:
+    fields = bytes(range(32)) + bytes(range(32, 64)) + b"I" * 16 + struct.pack("<II", 3, 8)
+    return bytes([len(secret)]) + secret + fields + bytes([len(version)]) + version + changes
+
+
+def handshake_seeds() -> dict[str, bytes]:
+    proven = header(HELLO, 120) + hello(b"secret", bytes(32))
+    return {
+        "challenge": header(CHALLENGE, 32) + bytes(range(32)),
+        "hello_proven": proven,
+        "hello_by_another_secret": header(HELLO, 120) + hello(b"secreT", bytes(32)),
+        "hello_as_welcome": header(WELCOME, 0) + proven[12:],
+        "changes": handshake_story(b"secret", b"1.2.3", bytes([0, 44, 1, 0, 3, 128, 0, 2, 32])),
+        "change_in_proof": handshake_story(b"s" * 100, b"0.1", bytes([1, 131, 1, 130, 255])),
+        "version_too_long": handshake_story(b"secret", b"v" * 40, b""),
+        "version_with_zero": handshake_story(b"secret", b"1\x002", b""),
+        "no_secret": handshake_story(b"", b"1.2.3", bytes([0, 12, 1])),
+    }
+
+
+# The events of bootstrap_channel_fuzz.cpp.
+FRAME, LONG_FRAME, FORGED_HEADER, REPEAT, STRANGE_BYTES, DROP, SWAP = range(7)
+
+
+def frame_event(frame_type: int, payload: bytes) -> bytes:
+    return bytes([FRAME, frame_type, len(payload)]) + payload
+
+
+def channel_seeds() -> dict[str, bytes]:
+    def story(*events: bytes, chunk: int = 0) -> bytes:
+        return struct.pack("<H", chunk) + b"".join(events)
+
+    one, two, three = (frame_event(MESSAGE, text) for text in (b"one", b"", b"three"))
+    long = struct.pack("<BHB", LONG_FRAME, 35000, 7)
+    change_byte_3 = struct.pack("<HBH", 3, 128, 0)
+    # What becomes of the wire is read after sixteen events: these fill up and change nothing.
+    rest = bytes([STRANGE_BYTES, 0])
+    return {
+        "frames_at_once": story(one, two, three, chunk=0xFFFF),
+        "frames_byte_by_byte": story(one, two, three, chunk=1),
+        "session": story(
+            frame_event(WELCOME, b""),
+            frame_event(START, b""),
+            frame_event(PART, b"part"),
+            frame_event(FAILURE, failure(5, 7, b"rank 7 left")),
+            frame_event(GIVE_UP, struct.pack("<Q", 1)),
+            chunk=100,
+        ),
+        "long_frames": story(long, one, long, chunk=9000),
+        "long_frames_at_once": story(long, one, chunk=0xFFFF),
+        "announces_too_much": story(one, bytes([FORGED_HEADER]) + header(MESSAGE, 0xFFFFFFFF) + b"\0", chunk=9),
+        "announces_a_mebibyte": story(bytes([FORGED_HEADER]) + header(MESSAGE, 1 << 20) + b"\4abcd", long, chunk=999),
+        "announces_too_little": story(bytes([FORGED_HEADER]) + header(MESSAGE, 2) + b"\4abcd", one, chunk=999),
+        "impossible_type": story(one, frame_event(9, b""), two, chunk=50),
+        "repeated": story(one, bytes([REPEAT, 0]), two, chunk=999),
+        "dropped": story(one, two, bytes([DROP]), three, chunk=999),
+        "swapped": story(one, two, bytes([SWAP]), three, chunk=999),
+        "not_a_rank": story(bytes([STRANGE_BYTES, 18]) + b"GET / HTTP/1.1\r\n\r\n", chunk=4),
+        "changed_magic": story(one, *[rest] * 15, change_byte_3, chunk=20),
+        "cut": story(one, two, *[rest] * 14, struct.pack("<HBH", 0, 0, 5), chunk=20),
+    }
+
+
+def main() -> None:
+    targets = {
+        "bootstrap_frame": frame_seeds(),
+        "bootstrap_handshake": handshake_seeds(),
+        "bootstrap_channel": channel_seeds(),
+    }
+    for target, seeds in targets.items():
+        folder = CORPUS / target
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, seed in seeds.items():
+            (folder / name).write_bytes(seed)
+
+
+if __name__ == "__main__":
+    main()

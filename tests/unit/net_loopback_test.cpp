@@ -1,0 +1,154 @@
+/// The faults that tests of the layers above command, and what the in-process engine checks.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "net/loopback/faults.hpp"
+#include "support/net_ends.hpp"
+
+namespace ferry::test {
+namespace {
+
+using net::LoopbackFaults;
+
+void poll_times(NetEnds* ends, int num_polls) {
+  for (int i = 0; i < num_polls; ++i) ends->poll();
+}
+
+TEST(LoopbackFaults, DelayLastsSoManyPolls) {
+  LoopbackFaults faults;
+  NetEnds ends("loopback", {.num_ends = 3});
+  ends.connect();
+  faults.delay(0, 1, 5);
+  ends[0].engine->notify(1, 0, 1);
+  ends[2].engine->notify(1, 0, 2);
+  poll_times(&ends, 5);
+  EXPECT_EQ(ends[1].highest(0, 0), 0U);
+  EXPECT_EQ(ends[1].highest(2, 0), 2U);
+  EXPECT_FALSE(ends[1].engine->arm());  // it must be polled to get on
+  poll_times(&ends, 1);
+  EXPECT_EQ(ends[1].highest(0, 0), 1U);
+}
+
+TEST(LoopbackFaults, HeldUntilReleasedInOrder) {
+  LoopbackFaults faults;
+  NetEnds ends("loopback", {.num_channels = 2, .memory_bytes = 64});
+  ends.connect();
+  faults.hold(0, 1);
+  ends[0].memory[0] = std::byte{7};
+  ends[0].engine->put(1, 0, 0, 8, 1);
+  ends[0].engine->notify(1, 0, 1);
+  ends[1].engine->notify(0, 0, 1);
+  poll_times(&ends, 50);
+  EXPECT_EQ(ends[1].memory[8], std::byte{0});
+  EXPECT_TRUE(ends[1].heard.empty());
+  EXPECT_EQ(ends[0].highest(1, 0), 1U) << "the other direction is not held";
+  EXPECT_TRUE(ends[1].engine->arm());
+  faults.release(0, 1);
+  poll_times(&ends, 1);
+  EXPECT_EQ(ends[1].memory[8], std::byte{7});
+  EXPECT_EQ(ends[1].highest(0, 0), 1U);
+}
+
+TEST(LoopbackFaults, EndWithTheFaults) {
+  NetEnds ends("loopback", {});
+  ends.connect();
+  {
+    LoopbackFaults faults;
+    faults.hold(0, 1);
+    ends[0].engine->notify(1, 0, 1);
+    poll_times(&ends, 5);
+    EXPECT_TRUE(ends[1].heard.empty());
+  }
+  poll_times(&ends, 1);
+  EXPECT_EQ(ends[1].highest(0, 0), 1U);
+}
+
+TEST(LoopbackFaults, ReorderMixesChannelsButNeverOne) {
+  LoopbackFaults faults;
+  faults.reorder(5);
+  constexpr int kNumChannels = 4;
+  constexpr int kRounds = 50;
+  NetEnds ends("loopback", {.num_channels = kNumChannels, .memory_bytes = 64});
+  ends.connect();
+  std::vector<int> channels;
+  int num_wrong = 0;
+  ends[1].on_notified = [&](int, int channel, std::uint64_t value) {
+    channels.push_back(channel);
+    if (std::to_integer<std::uint64_t>(ends[1].memory[static_cast<std::size_t>(channel)]) != value) ++num_wrong;
+  };
+  for (int round = 1; round <= kRounds; ++round) {
+    for (int channel = 0; channel < kNumChannels; ++channel) {
+      const auto offset = static_cast<std::size_t>(channel);
+      ends[0].memory[offset] = static_cast<std::byte>(round);
+      ends[0].engine->put(1, channel, offset, offset, 1);
+      ends[0].engine->notify(1, channel, static_cast<std::uint64_t>(round));
+    }
+  }
+  poll_times(&ends, 1);
+  EXPECT_EQ(channels.size(), static_cast<std::size_t>(kNumChannels) * kRounds);
+  EXPECT_EQ(num_wrong, 0);
+  std::vector<int> in_order;
+  for (std::size_t i = 0; i < channels.size(); ++i) in_order.push_back(static_cast<int>(i) % kNumChannels);
+  EXPECT_NE(channels, in_order);
+  for (int channel = 0; channel < kNumChannels; ++channel) {
+    EXPECT_TRUE(std::ranges::is_sorted(ends[1].heard[{0, channel}]));
+  }
+}
+
+TEST(LoopbackFaults, DropIsSilent) {
+  LoopbackFaults faults;
+  NetEnds ends("loopback", {});
+  ends.connect();
+  faults.drop(0, 1);
+  ends[0].engine->notify(1, 0, 1);
+  ends[1].engine->notify(0, 0, 1);
+  poll_times(&ends, 20);
+  EXPECT_TRUE(ends[1].heard.empty());
+  EXPECT_EQ(ends[0].highest(1, 0), 1U);
+  EXPECT_TRUE(ends[0].lost.empty());
+  EXPECT_TRUE(ends[1].lost.empty());
+}
+
+TEST(LoopbackFaults, CutIsHeardByBothAndOnlyThem) {
+  LoopbackFaults faults;
+  NetEnds ends("loopback", {.num_ends = 3});
+  ends.connect();
+  ends[0].engine->notify(1, 0, 1);
+  faults.cut(0, 1);
+  poll_times(&ends, 3);
+  EXPECT_TRUE(ends[1].heard.empty()) << "what was on its way is gone too";
+  EXPECT_EQ(ends[0].lost[1].code(), ErrorCode::kTransport);
+  EXPECT_EQ(ends[1].lost[0].code(), ErrorCode::kTransport);
+  EXPECT_EQ(ends[0].num_lost_events, 1);
+  EXPECT_TRUE(ends[2].lost.empty());
+  ends[0].engine->notify(2, 0, 5);
+  poll_times(&ends, 1);
+  EXPECT_EQ(ends[2].highest(0, 0), 5U);
+}
+
+TEST(Loopback, PutOutsideOfTheReceiversMemoryIsNotWritten) {
+  NetEnds ends("loopback", {.memory_bytes = 100});
+  ends.connect();
+  for (const std::size_t offset : {std::size_t{91}, std::size_t{100}, SIZE_MAX, SIZE_MAX - 5}) {
+    NetEnds fresh("loopback", {.memory_bytes = 100});
+    fresh.connect();
+    fresh[0].engine->put(1, 0, 0, offset, 10);
+    poll_times(&fresh, 1);
+    EXPECT_EQ(fresh[1].lost[0].code(), ErrorCode::kTransport) << "offset " << offset;
+  }
+}
+
+TEST(Loopback, PeerThatLeftBeforeConnectIsLost) {
+  NetEnds ends("loopback", {});
+  const std::vector<net::Blob> addresses = ends.addresses();
+  ends[1].engine = nullptr;
+  ASSERT_TRUE(ends.connect(0, addresses).ok());
+  EXPECT_TRUE(ends[0].engine->poll());
+  EXPECT_EQ(ends[0].lost[1].code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(ends[0].num_lost_events, 1);
+}
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,130 @@
+/// What is particular to the engine over UCX: how it treats the process it is loaded into, and UCX's variables.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <string>
+
+#include "net/ucx/routes.hpp"
+#include "support/bootstrap_ranks.hpp"
+#include "support/net_ends.hpp"
+
+namespace ferry::test {
+namespace {
+
+using testing::AnyOf;
+using testing::HasSubstr;
+
+/// In a process of its own, into which UCX has not been loaded yet.
+Status in_fresh_process(const std::function<Status()>& body) {
+  ForkedRank process([&body](const ForkedRank::Checkpoint&) { return body(); });
+  return process.result();
+}
+
+Status create_status() {
+  std::vector<std::byte> memory(4096);
+  return net_engine("ucx").create({.self = 0, .num_peers = 2, .num_channels = 1, .memory = memory}).status();
+}
+
+Status lose_a_peer() {
+  NetEnds ends("ucx", {});
+  ends.connect();
+  ends[0].engine->notify(1, 0, 1);
+  if (!ends.poll_until([&] { return ends[1].highest(0, 0) == 1; })) return Status(ErrorCode::kInternal, "no notify");
+  ends[0].engine = nullptr;
+  if (!ends.poll_until([&] { return ends[1].lost.contains(0); })) return Status(ErrorCode::kInternal, "not lost");
+  return {};
+}
+
+TEST(NetUcx, LeavesSignalHandlersAlone) {
+  const Status status = in_fresh_process([] {
+    constexpr std::array<int, 6> kSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGHUP, SIGALRM};
+    std::array<struct sigaction, kSignals.size()> before{};
+    for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], nullptr, &before[i]);
+    if (Status created = create_status(); !created.ok()) return created;
+    for (std::size_t i = 0; i < kSignals.size(); ++i) {
+      struct sigaction after {};
+      sigaction(kSignals[i], nullptr, &after);
+      if (after.sa_handler != before[i].sa_handler) {
+        return Status(ErrorCode::kInternal, "another handler for signal " + std::to_string(kSignals[i]));
+      }
+    }
+    return Status();
+  });
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(NetUcx, PrintsNothingWhenAPeerIsLost) {
+  const Status status = in_fresh_process([] {
+    unsetenv("UCX_LOG_LEVEL");
+    const int file = memfd_create("printed", 0);
+    dup2(file, STDOUT_FILENO);
+    dup2(file, STDERR_FILENO);
+    if (Status lost = lose_a_peer(); !lost.ok()) return lost;
+    std::string printed(4096, '\0');
+    const ssize_t num_bytes = pread(file, printed.data(), printed.size(), 0);
+    if (num_bytes <= 0) return Status();
+    printed.resize(static_cast<std::size_t>(num_bytes));
+    return Status(ErrorCode::kInternal, "it printed: " + printed);
+  });
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(NetUcx, VariablesThatLeaveNoTransportAreATypedError) {
+  const Status status = in_fresh_process([] {
+    setenv("UCX_TLS", "nosuchtransport", 1);
+    return create_status();
+  });
+  EXPECT_EQ(status.code(), ErrorCode::kTransport) << status.to_string();
+  EXPECT_THAT(status.message(), HasSubstr("UCX_*"));
+}
+
+TEST(NetUcx, VariablesThatUcxRefusesAreATypedError) {
+  const Status status = in_fresh_process([] {
+    setenv("UCX_KEEPALIVE_INTERVAL", "soon", 1);
+    return create_status();
+  });
+  EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << status.to_string();
+  EXPECT_THAT(status.message(), HasSubstr("UCX_*"));
+}
+
+TEST(NetUcx, TransportsThatCannotNoticeALossAreRefusedAtConnect) {
+  const Status status = in_fresh_process([] {
+    setenv("UCX_TLS", "posix,sysv,self", 1);
+    NetEnds ends("ucx", {.timeout_ns = 0});
+    return ends.connect(0, ends.addresses());
+  });
+  EXPECT_EQ(status.code(), ErrorCode::kTransport) << status.to_string();
+  EXPECT_EQ(status.peer(), 1);
+  EXPECT_THAT(status.message(), HasSubstr("UCX_POSIX_ERROR_HANDLING=y"));
+}
+
+TEST(NetUcx, SharedMemoryCarriesToo) {
+  const Status status = in_fresh_process([] {
+    setenv("UCX_TLS", "posix,sysv,cma,self", 1);
+    setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
+    setenv("UCX_SYSV_ERROR_HANDLING", "y", 1);
+    return lose_a_peer();
+  });
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(NetUcx, LanesAreDescribedByWhatTheyCarry) {
+  constexpr std::string_view kText =
+      "#\n# UCP endpoint \n#\n#               peer: <no debug data>\n"
+      "#                 lane[0]:  1:rc_mlx5/mlx5_0:1.0 md[1]    -> md[1]/ib/sysdev[255] rma am am_bw#0 wireup\n"
+      "#                 lane[1]:  2:tcp/eth0.0 md[2]    -> md[2]/tcp/sysdev[255] am keepalive\n"
+      "#                 lane[2]:  3:cma/memory md[3]    -> md[3]/cma/sysdev[255] rma_bw#0\n#\n"
+      "#                  rma_bw: mds rndv_rkey_size 9\n#\n";
+  EXPECT_EQ(net::ucx::describe_lanes(kText), "rc_mlx5/mlx5_0:1.0 (puts, messages), tcp/eth0.0 (messages), cma/memory");
+  EXPECT_EQ(net::ucx::describe_lanes(""), "unknown");
+  EXPECT_EQ(net::ucx::describe_lanes("# lane[0]:"), "unknown");
+}
+
+}  // namespace
+}  // namespace ferry::test
