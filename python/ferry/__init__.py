@@ -29,6 +29,7 @@ from ferry._errors import (
     Unsupported,
 )
 from ferry._group import Group
+from ferry._network import NetworkUsage, RailUsage
 from ferry._routing import Combined, Received, Routing
 
 
@@ -48,7 +49,9 @@ __all__ = [
     "Group",
     "InternalError",
     "InvalidArgument",
+    "NetworkUsage",
     "PeerLost",
+    "RailUsage",
     "Received",
     "Routing",
     "SystemFailure",

@@ -16,6 +16,7 @@ from ferry._bootstrap import bootstrap_for, is_of_gpus
 from ferry._eager import eager
 from ferry._errors import FerryError, InvalidArgument, Unsupported
 from ferry._memory import Wanted, memory_of
+from ferry._network import NetworkUsage, RailUsage
 from ferry._routing import LAYOUTS, Combined, Layout, Received, Routing, check_routing
 from ferry._tensors import view_of
 
@@ -88,6 +89,9 @@ class Group:
         are not bounded waits for its counts.
     timeout: seconds (or a timedelta) that any call waits for another rank before it raises :class:`ferry.Timeout`.
     arena_bytes: most symmetric memory that this rank can use; address space, memory is taken as it is needed.
+    ranks_per_node: ranks that share memory, consecutive ones; 0: all of them. CPU tensors only where there are several
+        nodes. The same on every rank.
+    transport: the network between nodes: "auto" (the best that works here) or "ucx". The same on every rank.
 
     Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is made.
     """
@@ -100,13 +104,21 @@ class Group:
         device: torch.device | str | int | None = None,
         timeout: float | datetime.timedelta = 50.0,
         arena_bytes: int = _DEFAULT_ARENA_BYTES,
+        ranks_per_node: int = 0,
+        transport: str = "auto",
     ) -> None:
         self.device = _device_of(device, group)
         timeout_ns = _timeout_ns(timeout)
         bootstrap = bootstrap_for(group, comm, timeout_ns)
         on_gpu = self.device.type == "cuda"
         self._native = _native.create_group(
-            bootstrap, self.device.type, self.device.index if on_gpu else -1, timeout_ns, arena_bytes, 0
+            bootstrap,
+            self.device.type,
+            self.device.index if on_gpu else -1,
+            timeout_ns,
+            arena_bytes,
+            ranks_per_node,
+            transport,
         )
         self._memory = memory_of(self._native, self.device)
         self.key = next(_keys)
@@ -133,6 +145,11 @@ class Group:
     def backend(self) -> str:
         """Which backend moves the bytes, e.g. "cpu"."""
         return self._native.backend
+
+    def network_usage(self) -> NetworkUsage:
+        """What this rank has sent to other nodes so far, and how. No rails with one node. Local."""
+        transport, rails = self._native.network_usage()
+        return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails))
 
     def __repr__(self) -> str:
         return f"ferry.Group(rank {self.rank} of {self.num_ranks}, {self.device})"

@@ -41,12 +41,14 @@ class PyGroup {
   }
 
   static std::shared_ptr<PyGroup> create(std::shared_ptr<Bootstrap> bootstrap, const std::string& backend, int device,
-                                         std::int64_t timeout_ns, std::size_t arena_bytes, int ranks_per_node) {
+                                         std::int64_t timeout_ns, std::size_t arena_bytes, int ranks_per_node,
+                                         const std::string& transport) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
     options.arena_bytes = arena_bytes;
     options.ranks_per_node = ranks_per_node;
+    options.transport = transport;
     options.device = device;
     Result<std::shared_ptr<Group>> group = [&] {
       const nb::gil_scoped_release released;
@@ -70,6 +72,19 @@ class PyGroup {
   nb::tuple memory_usage() const {
     const MemoryUsage usage = group_->memory_usage();
     return nb::make_tuple(usage.control_bytes, usage.staging_bytes, usage.allocated_bytes);
+  }
+
+  /// Engine, and for each rail peer its rank, bytes and messages sent, and the way there.
+  nb::tuple network_usage() const {
+    const NetworkUsage usage = [&] {
+      const nb::gil_scoped_release released;
+      return group_->network_usage();
+    }();
+    nb::list rails;
+    for (const RailUsage& rail : usage.rails) {
+      rails.append(nb::make_tuple(rail.rank, rail.sent_bytes, rail.num_messages, rail.route));
+    }
+    return nb::make_tuple(usage.transport, rails);
   }
 
   PlacedRouting route(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_experts, int layout,
@@ -216,6 +231,7 @@ NB_MODULE(_native, module) {
       .def_prop_ro("backend", &PyGroup::backend)
       .def("allocate", &PyGroup::allocate)
       .def("memory_usage", &PyGroup::memory_usage)
+      .def("network_usage", &PyGroup::network_usage)
       .def("route", &PyGroup::route, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a, "layout"_a,
            "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "expert_to_rank"_a, "stream"_a)
       .def("dispatch", &PyGroup::dispatch)

@@ -44,7 +44,8 @@ TEST(Bench, PairReportsBothOperationsAndTheirSum) {
   const std::set<std::string> expected_keys = {
       "op",           "backend",   "ranks",      "nodes",          "tokens",      "hidden",        "topk",
       "experts",      "dtype",     "routing",    "time_us_p50",    "time_us_p99", "logical_bytes", "wire_bytes",
-      "logical_gbps", "wire_gbps", "limit_gbps", "ratio_to_limit", "commit",      "host"};
+      "logical_gbps", "wire_gbps", "limit_gbps", "ratio_to_limit", "commit",      "host",          "transport",
+      "network"};
   for (const json& result : results) {
     std::set<std::string> keys;
     for (const auto& [key, value] : result.items()) keys.insert(key);
@@ -52,6 +53,9 @@ TEST(Bench, PairReportsBothOperationsAndTheirSum) {
     EXPECT_GT(result["time_us_p50"].get<double>(), 0.0);
     EXPECT_GE(result["time_us_p99"].get<double>(), result["time_us_p50"].get<double>());
     EXPECT_GT(result["limit_gbps"].get<double>(), 0.0);
+    EXPECT_EQ(result["nodes"], 1);
+    EXPECT_TRUE(result["transport"].is_null());
+    EXPECT_TRUE(result["network"].is_null());
     const double rate = result["logical_bytes"].get<double>() / 4 / (result["time_us_p50"].get<double>() * 1000.0);
     EXPECT_NEAR(result["logical_gbps"].get<double>(), rate, rate * 1e-9);
     EXPECT_NEAR(result["ratio_to_limit"].get<double>(), rate / result["limit_gbps"].get<double>(), 1e-9);

@@ -172,7 +172,7 @@ TEST(Demo, RefusesWrongArguments) {
       {"demo", "--ranks", "0"},
       {"demo", "--ranks", "eight"},
       {"demo", "--model", "gpt-2"},
-      {"demo", "--nodes", "2"},
+      {"demo", "--nodes", "3"},
       {"demo", "--backend", "abacus"},
       {"demo", "--scale", "0"},
       {"demo", "--tokens", "-1"},

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 
+#include "ferry/transports.hpp"
 #include "tools/running_command.hpp"
 
 namespace ferry::testing {
@@ -28,8 +30,22 @@ TEST(Doctor, ProvesTheCpuBackend) {
     EXPECT_TRUE(status == "ok" || finding["name"] != "proof") << finding;
   }
   for (const char* name : {"cpu", "memory", "open files", "memfd_create", "futex", "unix sockets", "loopback TCP",
-                           "launcher", "backend cpu", "inter-node", "proof"}) {
+                           "launcher", "backend cpu", "net ucx", "net loopback", "proof", "proof nodes"}) {
     EXPECT_TRUE(names.count(name)) << name;
+  }
+}
+
+TEST(Doctor, JoinsTwoNodesWhereThereIsANetwork) {
+  const CommandEnd end = run_ferry({"doctor", "--json", "-"});
+  ASSERT_EQ(end.exit_code, 0) << end.standard_error;
+  std::map<std::string, json> findings;
+  for (const json& finding : json::parse(end.standard_output)["findings"]) {
+    findings[finding["name"].get<std::string>()] = finding;
+  }
+  for (const TransportInfo& transport : transports()) {
+    const json& finding = findings["net " + transport.name];
+    EXPECT_EQ(finding["status"], transport.available ? "ok" : "missing");
+    if (transport.name == "ucx") EXPECT_EQ(findings["proof nodes"]["status"], finding["status"]);
   }
 }
 

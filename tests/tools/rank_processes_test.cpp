@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "ferry/transports.hpp"
 #include "tools/running_command.hpp"
 
 namespace ferry::testing {
@@ -117,6 +118,32 @@ TEST(RankProcesses, ALaunchersRanksRunTheBenchTogether) {
   const CommandEnd first_end = first.wait();
   EXPECT_EQ(first_end.exit_code, 0) << first_end.standard_output << first_end.standard_error;
   EXPECT_EQ(second_end.exit_code, 0) << second_end.standard_error;
+}
+
+/// Two hosts as far as the launcher says; to the ranks it makes no difference that both are this one.
+TEST(RankProcesses, ALaunchersHostsAreNodes) {
+  for (const TransportInfo& transport : transports()) {
+    if (transport.name == "ucx" && !transport.available) GTEST_SKIP() << transport.reason;
+  }
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"demo", "--tokens", "24", "--scale", "64"},
+        std::vector<std::string>{"bench", "--tokens", "16", "--hidden", "64", "--topk", "2", "--experts", "8",
+                                 "--iterations", "3"}}) {
+    const std::string port = free_port();
+    Environment environment = launcher_environment(0, port);
+    environment[2].second = "1";  // LOCAL_WORLD_SIZE
+    RunningCommand first(arguments, environment);
+    environment[0].second = "1";  // RANK
+    RunningCommand second(arguments, environment);
+    const CommandEnd second_end = second.wait();
+    const CommandEnd first_end = first.wait();
+    EXPECT_EQ(first_end.exit_code, 0) << first_end.standard_output << first_end.standard_error;
+    EXPECT_EQ(second_end.exit_code, 0) << second_end.standard_error;
+    EXPECT_NE(first_end.standard_output.find("started by torchrun on 2 hosts"), std::string::npos)
+        << first_end.standard_output;
+    EXPECT_NE(first_end.standard_output.find("between 2 nodes of 1 rank "), std::string::npos)
+        << first_end.standard_output;
+  }
 }
 
 TEST(RankProcesses, RanksOptionMustAgreeWithTheLauncher) {

@@ -16,7 +16,8 @@ constexpr double kTail = 99.0;
 constexpr std::size_t kWireOffset = sizeof(RankRows);
 constexpr std::size_t kDeviceOffset = kWireOffset + sizeof(RankWire);
 constexpr std::size_t kSeriesOffset = kDeviceOffset + sizeof(DeviceReport);
-static_assert(kWireOffset % alignof(RankWire) == 0 && kDeviceOffset % alignof(DeviceReport) == 0 && kSeriesOffset % alignof(Interval) == 0);
+static_assert(kWireOffset % alignof(RankWire) == 0 && kDeviceOffset % alignof(DeviceReport) == 0 &&
+              kSeriesOffset % alignof(Interval) == 0);
 
 std::size_t series_offset(const BenchPlan& plan, Series which, std::size_t kernel_idx) {
   return kSeriesOffset + (kernel_idx * kNumSeries + static_cast<std::size_t>(which)) *

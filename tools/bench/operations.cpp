@@ -205,8 +205,7 @@ Status Operations::check() {
   const std::int64_t num_rows_out = count_rows_to_other_nodes(
       table_.topk_idx, {plan_.num_ranks, plan_.ranks_per_node(), plan_.num_experts, plan_.num_topk}, context_.rank());
   if (plan_.measures_dispatch()) {
-    Status status =
-        metered(&wire_.dispatch, num_rows_out * plan_.dispatch_wire_row_bytes(), &Operations::dispatch);
+    Status status = metered(&wire_.dispatch, num_rows_out * plan_.dispatch_wire_row_bytes(), &Operations::dispatch);
     if (status) status = wait();
     if (status) status = check_dispatch();
     if (!status) return status;

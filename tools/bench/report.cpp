@@ -30,20 +30,19 @@ std::string_view dtype_of(const BenchPlan& plan, BenchOp op) {
 
 /// Beside what the same machine measures elsewhere: copies in memory say nothing about a network.
 std::string nodes_formulas(const BenchPlan& plan) {
-  std::string text =
-      fmt::format("nodes          {} of {} ranks; no limit measured for several nodes\n", plan.num_nodes,
-                  plan.ranks_per_node());
+  std::string text = fmt::format("nodes          {}; no limit measured for several nodes\n",
+                                 describe_nodes(plan.num_nodes, plan.ranks_per_node()));
   if (plan.measures_dispatch()) {
-    text += fmt::format("dispatch sends (tokens x other nodes that own one of their experts) x {} B = payload {} + {}\n",
-                        plan.dispatch_wire_row_bytes(), plan.payload_bytes(),
-                        plan.dispatch_wire_row_bytes() - plan.payload_bytes());
+    text += fmt::format(
+        "dispatch sends (tokens x other nodes that own one of their experts) x {} B = payload {} + {}\n",
+        plan.dispatch_wire_row_bytes(), plan.payload_bytes(), plan.dispatch_wire_row_bytes() - plan.payload_bytes());
   }
   if (plan.measures_combine()) {
-    text += fmt::format("combine sends  as many rows x {} B{}\n", plan.combine_wire_row_bytes(),
-                        plan.combine_is_weighted() ? fmt::format(" = payload {} + weights {}", plan.combine_row_bytes(),
-                                                                 plan.combine_wire_row_bytes() -
-                                                                     plan.combine_row_bytes())
-                                                   : std::string());
+    text +=
+        fmt::format("combine sends  as many rows x {} B{}\n", plan.combine_wire_row_bytes(),
+                    plan.combine_is_weighted() ? fmt::format(" = payload {} + weights {}", plan.combine_row_bytes(),
+                                                             plan.combine_wire_row_bytes() - plan.combine_row_bytes())
+                                               : std::string());
   }
   return text +
          "               beside chunk headers and a notice to each rail peer and call; sent: as the group counts it\n";
@@ -67,8 +66,8 @@ std::string wire_to_text(const std::vector<BenchReport>& reports) {
       table.add_row(std::move(row));
     }
   }
-  return fmt::format("\nover the network between {} nodes of {} ranks ({}{}{}); GB/s are those of one rank\n{}",
-                     first.plan.num_nodes, first.plan.ranks_per_node(), first.wire.transport.data(),
+  return fmt::format("\nover the network between {} ({}{}{}); GB/s are those of one rank\n{}",
+                     describe_nodes(first.plan.num_nodes, first.plan.ranks_per_node()), first.wire.transport.data(),
                      first.wire.route[0] == '\0' ? "" : ": ", first.wire.route.data(), table.to_string());
 }
 

@@ -88,8 +88,7 @@ Result<std::vector<BackendInfo>> probe_backends() {
 }
 
 Result<std::vector<TransportInfo>> probe_transports() {
-  return ask_child(transports,
-                   "the process that looked for networks died; run ucx_info -v to see whether UCX works");
+  return ask_child(transports, "the process that looked for networks died; run ucx_info -v to see whether UCX works");
 }
 
 }  // namespace ferry::tools

@@ -94,8 +94,7 @@ Status set_num_nodes(std::optional<int> wanted, LaunchPlan* plan) {
   }
   if (plan->num_nodes > plan->num_hosts) {
     plan->description += fmt::format("; {} nodes of {} are emulated{}: between them only the network", plan->num_nodes,
-                                     plan->num_ranks / plan->num_nodes,
-                                     plan->num_hosts == 1 ? " on this host" : "");
+                                     plan->num_ranks / plan->num_nodes, plan->num_hosts == 1 ? " on this host" : "");
   }
   return {};
 }
@@ -104,9 +103,10 @@ Result<LaunchPlan> plan_from_environment(const LaunchRequest& request) {
   auto options = tcp_bootstrap_options_from_environment();
   if (!options) return options.status();
   if (request.num_ranks && *request.num_ranks != options->num_ranks) {
-    return invalid(fmt::format("--ranks {} disagrees with the launcher, which started {} ranks; leave --ranks out, or "
-                               "give --launch fork to start the ranks from this process",
-                               *request.num_ranks, options->num_ranks));
+    return invalid(
+        fmt::format("--ranks {} disagrees with the launcher, which started {} ranks; leave --ranks out, or "
+                    "give --launch fork to start the ranks from this process",
+                    *request.num_ranks, options->num_ranks));
   }
   LaunchPlan plan;
   plan.from_environment = true;
@@ -116,10 +116,10 @@ Result<LaunchPlan> plan_from_environment(const LaunchRequest& request) {
   if (!num_hosts) return num_hosts.status();
   plan.num_hosts = *num_hosts;
   const LauncherVariables* launcher = launcher_seen();
-  plan.description = fmt::format(
-      "{} ranks started by {}{}; each process is one rank, this one is rank {}", plan.num_ranks,
-      launcher == nullptr ? "the environment" : launcher->name,
-      plan.num_hosts == 1 ? std::string() : fmt::format(" on {} hosts", plan.num_hosts), plan.bootstrap.rank);
+  plan.description = fmt::format("{} ranks started by {}{}; each process is one rank, this one is rank {}",
+                                 plan.num_ranks, launcher == nullptr ? "the environment" : launcher->name,
+                                 plan.num_hosts == 1 ? std::string() : fmt::format(" on {} hosts", plan.num_hosts),
+                                 plan.bootstrap.rank);
   if (Status status = set_num_nodes(request.num_nodes, &plan); !status) return status;
   return plan;
 }

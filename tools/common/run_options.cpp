@@ -25,7 +25,8 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
   command.add_option("--nodes", options->num_nodes,
                      "Nodes that the ranks are spread over evenly; ranks of different nodes share nothing but the "
                      "network (default 1; under a launcher, its hosts)");
-  command.add_option("--transport", options->transport, "The network between nodes (default auto: the best that works)")
+  command
+      .add_option("--transport", options->transport, "The network between nodes (default auto: the best that works)")
       ->check(CLI::IsMember({"auto", "ucx"}))
       ->option_text("{auto,ucx}");
   command.add_option("--backend", options->backend, "\"auto\" or a backend that `ferry doctor` lists")
@@ -86,8 +87,8 @@ Status check_transport(const CommonOptions& options, int num_nodes) {
     if (transport.available) return {};
     reasons += fmt::format("; {}: {}", transport.name, transport.reason);
   }
-  return {ErrorCode::kUnsupported,
-          fmt::format("--transport {}: no network between {} nodes works here{}", options.transport, num_nodes, reasons)};
+  return {ErrorCode::kUnsupported, fmt::format("--transport {}: no network between {} nodes works here{}",
+                                               options.transport, num_nodes, reasons)};
 }
 
 Status check_output(const std::string& path, const LaunchPlan& launch, std::string_view what) {

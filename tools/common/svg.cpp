@@ -85,7 +85,8 @@ void Svg::rect(const Box& box, const Paint& paint) {
   if (!paint.kind.empty()) attributes += fmt::format(" class=\"{}\"", xml_escape(paint.kind));
   if (paint.radius > 0.0) attributes += fmt::format(" rx=\"{}\"", number(paint.radius));
   if (paint.stroke != "none") {
-    attributes += fmt::format(" stroke=\"{}\" stroke-width=\"{}\"", xml_escape(paint.stroke), number(paint.stroke_width));
+    attributes +=
+        fmt::format(" stroke=\"{}\" stroke-width=\"{}\"", xml_escape(paint.stroke), number(paint.stroke_width));
   }
   body_ += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"{}", number(box.x), number(box.y),
                        number(box.width), number(box.height), xml_escape(paint.fill), attributes);
@@ -93,20 +94,20 @@ void Svg::rect(const Box& box, const Paint& paint) {
 }
 
 void Svg::line(double x1, double y1, double x2, double y2, std::string_view stroke, std::string_view dashes) {
-  body_ += fmt::format(
-      "<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" stroke=\"{}\"{}/>\n", number(x1), number(y1), number(x2),
-      number(y2), xml_escape(stroke),
-      dashes.empty() ? std::string() : fmt::format(" stroke-dasharray=\"{}\"", xml_escape(dashes)));
+  body_ += fmt::format("<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" stroke=\"{}\"{}/>\n", number(x1), number(y1),
+                       number(x2), number(y2), xml_escape(stroke),
+                       dashes.empty() ? std::string() : fmt::format(" stroke-dasharray=\"{}\"", xml_escape(dashes)));
 }
 
 void Svg::text(double x, double y, std::string_view text, const TextStyle& style) {
-  body_ += fmt::format(
-      "<text x=\"{0}\" y=\"{1}\" font-size=\"{2}\" fill=\"{3}\" text-anchor=\"{4}\"{5}{6}>{7}</text>\n", number(x),
-      number(y), number(style.size), xml_escape(style.fill), name_of(style.anchor),
-      style.bold ? " font-weight=\"600\"" : "",
-      style.rotation == 0.0 ? std::string()
-                            : fmt::format(" transform=\"rotate({} {} {})\"", number(style.rotation), number(x), number(y)),
-      xml_escape(text));
+  body_ +=
+      fmt::format("<text x=\"{0}\" y=\"{1}\" font-size=\"{2}\" fill=\"{3}\" text-anchor=\"{4}\"{5}{6}>{7}</text>\n",
+                  number(x), number(y), number(style.size), xml_escape(style.fill), name_of(style.anchor),
+                  style.bold ? " font-weight=\"600\"" : "",
+                  style.rotation == 0.0
+                      ? std::string()
+                      : fmt::format(" transform=\"rotate({} {} {})\"", number(style.rotation), number(x), number(y)),
+                  xml_escape(text));
 }
 
 }  // namespace ferry::tools

@@ -71,6 +71,10 @@ WireTotal operator+(WireTotal a, const WireTotal& b) {
   return a;
 }
 
+std::string describe_nodes(int num_nodes, int ranks_per_node) {
+  return fmt::format("{} nodes of {} rank{}", num_nodes, ranks_per_node, ranks_per_node == 1 ? "" : "s");
+}
+
 std::vector<std::string> wire_header() {
   return {"sent", "a rank, mean", "a rank, max", "a rail, max", "messages", "formula", "sent/formula"};
 }

@@ -56,7 +56,11 @@ struct WireTotal {
   /// Sent over formula; none where there is no formula, or it says nothing has to be sent.
   std::optional<double> ratio_to_formula() const;
 };
+/// Two calls, one after the other; their maxima are added, whichever ranks they were on.
 WireTotal operator+(WireTotal a, const WireTotal& b);
+
+/// "2 nodes of 4 ranks"
+std::string describe_nodes(int num_nodes, int ranks_per_node);
 
 /// Columns "sent" to "sent/formula", for a table whose first columns the caller fills.
 std::vector<std::string> wire_header();

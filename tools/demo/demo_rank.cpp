@@ -103,11 +103,9 @@ class DemoRank {
 
   /// What dispatch and combine have to send between nodes, by the ids alone.
   void note_formulas() {
-    const std::int64_t num_rows =
-        count_rows_to_other_nodes(choice_.topk_idx,
-                                  {plan_.num_ranks, plan_.ranks_per_node(), plan_.shape.num_experts,
-                                   plan_.shape.num_topk()},
-                                  context_.rank());
+    const std::int64_t num_rows = count_rows_to_other_nodes(
+        choice_.topk_idx, {plan_.num_ranks, plan_.ranks_per_node(), plan_.shape.num_experts, plan_.shape.num_topk()},
+        context_.rank());
     auto& wire = area_.figures().wire;
     wire[static_cast<std::size_t>(Phase::kDispatch)].formula_bytes = num_rows * plan_.dispatch_wire_row_bytes();
     wire[static_cast<std::size_t>(Phase::kCombine)].formula_bytes = num_rows * plan_.combine_wire_row_bytes();

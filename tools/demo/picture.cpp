@@ -10,6 +10,7 @@
 
 #include "common/routing_source.hpp"
 #include "common/svg.hpp"
+#include "common/table.hpp"
 
 namespace ferry::tools {
 
@@ -21,9 +22,11 @@ constexpr double kMargin = 40.0;
 constexpr double kMatrixSide = 440.0;
 constexpr double kMaxCell = 72.0;
 constexpr double kMatrixLeft = kMargin + 52.0;
-constexpr double kPanelsTop = 168.0;
+constexpr double kPanelsTop = 196.0;
 constexpr double kReceivedLeft = 640.0;
 constexpr double kLoadHeight = 210.0;
+/// Room for the mean's label beside the experts.
+constexpr double kMeanWidth = 24.0;
 /// More numbers would not be legible.
 constexpr int kMaxNumberedRanks = 16;
 
@@ -81,11 +84,10 @@ class Picture {
 
  private:
   std::string title() const {
-    return plan_.num_nodes == 1
-               ? fmt::format("Ferry demo: {} ranks on one node", num_ranks_)
-               : fmt::format("Ferry demo: {} nodes of {} ranks", plan_.num_nodes, plan_.ranks_per_node());
+    return plan_.num_nodes == 1 ? fmt::format("Ferry demo: {} ranks on one node", num_ranks_)
+                                : "Ferry demo: " + describe_nodes(plan_.num_nodes, plan_.ranks_per_node());
   }
-  double bar_pitch() const { return std::clamp(kMatrixSide / num_ranks_, 3.0, 28.0); }
+  double bar_pitch() const { return std::clamp(cell_, 3.0, 36.0); }
   bool has_numbers() const { return num_ranks_ <= kMaxNumberedRanks; }
   /// Ranks between two labels that are written out.
   int label_step() const { return (num_ranks_ + 31) / 32; }
@@ -107,6 +109,15 @@ class Picture {
                                   : fmt::format("MISMATCH: {} of {} tokens differ from the dense layer",
                                                 comparison.num_bad_tokens, plan_.num_tokens),
               {.size = 13.0, .fill = comparison.verified ? kGood : kBad, .bold = true});
+    if (plan_.num_nodes == 1) return;
+    const auto sent = [&](Phase phase) {
+      return format_bytes(static_cast<double>(wire_of(report_, phase).sent_bytes));
+    };
+    svg_.text(kMargin, 118.0,
+              fmt::format("sent over the network ({}): {} by route, {} by dispatch, {} by combine",
+                          report_.ranks.front().wire_names.transport.data(), sent(Phase::kRoute),
+                          sent(Phase::kDispatch), sent(Phase::kCombine)),
+              {.size = 13.0, .fill = kFaint});
   }
 
   void matrix() {
@@ -203,7 +214,8 @@ class Picture {
       const double size = std::min(12.0, pitch * label_step() * 0.8);
       if (rank % label_step() != 0) continue;
       const double baseline = y + height / 2 + size * 0.35;
-      svg_.text(left - 8.0, baseline, fmt::format("rank {}", rank), {.size = size, .fill = kFaint, .anchor = Anchor::kEnd});
+      svg_.text(left - 8.0, baseline, fmt::format("rank {}", rank),
+                {.size = size, .fill = kFaint, .anchor = Anchor::kEnd});
       svg_.text(x + 6.0, baseline, fmt::to_string(report_.ranks[static_cast<std::size_t>(rank)].num_received_rows),
                 {.size = size});
     }
@@ -225,7 +237,7 @@ class Picture {
     const double mean = static_cast<double>(total) / static_cast<double>(num_experts);
     const auto most = static_cast<double>(*std::max_element(report_.expert_rows.begin(), report_.expert_rows.end()));
     const double left = kMatrixLeft;
-    const double width = kWidth - kMargin - left;
+    const double width = kWidth - kMargin - left - kMeanWidth;
     const double bottom = load_top_ + kLoadHeight;
     const double scale = kLoadHeight / std::max(most, 1.0);
     svg_.text(kMargin, load_top_ - 30.0, "Expert load: rows of each expert, coloured by the rank that owns it",
@@ -242,23 +254,23 @@ class Picture {
       const std::int64_t count = report_.expert_rows[static_cast<std::size_t>(expert)];
       const auto owner = static_cast<int>(owner_of(expert, num_experts, num_ranks_));
       const double height = static_cast<double>(count) * scale;
-      svg_.rect({left + pitch * static_cast<double>(expert), bottom - height, pitch * (pitch < 2.0 ? 1.0 : 0.84), height},
-                {.fill = to_hex(color_of(owner, num_ranks_)),
-                 .kind = "bar",
-                 .hover = fmt::format("expert {} on rank {}: {} rows", expert, owner, count)});
+      svg_.rect(
+          {left + pitch * static_cast<double>(expert), bottom - height, pitch * (pitch < 2.0 ? 1.0 : 0.84), height},
+          {.fill = to_hex(color_of(owner, num_ranks_)),
+           .kind = "bar",
+           .hover = fmt::format("expert {} on rank {}: {} rows", expert, owner, count)});
     }
     svg_.line(left, bottom - mean * scale, left + width, bottom - mean * scale, kInk, "5 4");
-    svg_.text(left + width, bottom - mean * scale - 5.0, fmt::format("mean {:.1f}", mean),
-              {.size = 11.0, .anchor = Anchor::kEnd, .bold = true});
+    svg_.text(left + width + 6.0, bottom - mean * scale - 2.0, "mean", {.size = 11.0, .bold = true});
+    svg_.text(left + width + 6.0, bottom - mean * scale + 10.0, fmt::format("{:.1f}", mean),
+              {.size = 11.0, .bold = true});
     owners(left, pitch, bottom);
   }
 
   /// Under the experts: whose they are.
   void owners(double left, double pitch, double bottom) {
     const auto num_experts = static_cast<std::int64_t>(report_.expert_rows.size());
-    const auto edge = [&](int rank) {
-      return left + pitch * static_cast<double>(num_experts * rank / num_ranks_);
-    };
+    const auto edge = [&](int rank) { return left + pitch * static_cast<double>(num_experts * rank / num_ranks_); };
     for (int rank = 0; rank < num_ranks_; ++rank) {
       const double width = edge(rank + 1) - edge(rank);
       svg_.rect({edge(rank), bottom + 4.0, width, 5.0}, {.fill = to_hex(color_of(rank, num_ranks_))});

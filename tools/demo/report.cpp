@@ -60,13 +60,6 @@ std::string load_chart(const DemoReport& report) {
 /// The phases in which a rank calls the group.
 constexpr Phase kCalls[] = {Phase::kRoute, Phase::kDispatch, Phase::kCombine};
 
-WireTotal wire_of(const DemoReport& report, Phase phase) {
-  WireTotal total;
-  total.num_ranks = report.plan->num_ranks;
-  for (const RankFigures& figures : report.ranks) total.add(figures.wire[static_cast<std::size_t>(phase)]);
-  return total;
-}
-
 /// What crossed the network, beside what the ids say; nothing with one node.
 std::string wire_table(const DemoReport& report) {
   const DemoPlan& plan = *report.plan;
@@ -83,10 +76,11 @@ std::string wire_table(const DemoReport& report) {
   }
   const WireNames& names = report.ranks.front().wire_names;
   return fmt::format(
-      "over the network between {} nodes of {} ranks ({}{}{})\n{}"
-      "  (formula: for each token, other nodes that own one of its experts, x {} B out and {} B back; the rest is chunk\n"
+      "over the network between {} ({}{}{})\n{}"
+      "  (formula: for each token, other nodes that own one of its experts, x {} B out and {} B back; the rest is "
+      "chunk\n"
       "  headers, and a notice to each rail peer and call)\n\n",
-      plan.num_nodes, plan.ranks_per_node(), names.transport.data(), names.route[0] == '\0' ? "" : ": ",
+      describe_nodes(plan.num_nodes, plan.ranks_per_node()), names.transport.data(), names.route[0] == '\0' ? "" : ": ",
       names.route.data(), table.to_string(), plan.dispatch_wire_row_bytes(), plan.combine_wire_row_bytes());
 }
 
@@ -107,12 +101,13 @@ std::string verdict(const Comparison& comparison, const DemoPlan& plan) {
       "bound: {}\n",
       comparison.largest_error, comparison.bound_at_largest_error, comparison.largest_share,
       bound_formula(plan.num_nodes));
-  if (comparison.verified) return text + fmt::format("verified: {} tokens agree with the dense layer\n", plan.num_tokens);
+  if (comparison.verified)
+    return text + fmt::format("verified: {} tokens agree with the dense layer\n", plan.num_tokens);
   return text + fmt::format(
                     "MISMATCH: {} of {} tokens differ; the first is token {}, channel {}: expected {:.6g}, got "
                     "{:.6g}, bound {:.3g}\n",
-                    comparison.num_bad_tokens, plan.num_tokens, comparison.first_bad_token, comparison.first_bad_channel,
-                    comparison.expected, comparison.got, comparison.bound);
+                    comparison.num_bad_tokens, plan.num_tokens, comparison.first_bad_token,
+                    comparison.first_bad_channel, comparison.expected, comparison.got, comparison.bound);
 }
 
 std::string payload_name(const DemoPlan& plan) { return plan.payload == PayloadType::kFp8 ? "fp8" : "bf16"; }
@@ -129,6 +124,13 @@ std::string router_of(const DemoPlan& plan) {
 }
 
 }  // namespace
+
+WireTotal wire_of(const DemoReport& report, Phase phase) {
+  WireTotal total;
+  total.num_ranks = report.plan->num_ranks;
+  for (const RankFigures& figures : report.ranks) total.add(figures.wire[static_cast<std::size_t>(phase)]);
+  return total;
+}
 
 std::string introduction(const DemoPlan& plan, const std::string& launch) {
   const LayerShape& shape = plan.shape;
@@ -155,8 +157,8 @@ std::string to_text(const DemoReport& report) {
   return fmt::format(
       "\n{}  (a row is one token for one of its experts; own rows, {:.0f} % of all, stay on their rank)\n\n{}{}\n"
       "ranks {}, dense layer in one process {}\n{}",
-      rank_table(report), own_share * 100.0, wire_table(report), load_chart(report), format_ns(report.ranks_ns), format_ns(report.dense_ns),
-      verdict(report.comparison, *report.plan));
+      rank_table(report), own_share * 100.0, wire_table(report), load_chart(report), format_ns(report.ranks_ns),
+      format_ns(report.dense_ns), verdict(report.comparison, *report.plan));
 }
 
 Json to_json(const DemoReport& report) {

@@ -15,12 +15,15 @@ struct DemoReport {
   const DemoPlan* plan = nullptr;
   std::string launch;  ///< how the ranks came to be
   std::vector<RankFigures> ranks;
-  std::vector<std::int64_t> expert_rows;               ///< [E] over all ranks
+  std::vector<std::int64_t> expert_rows;                ///< [E] over all ranks
   std::vector<std::vector<std::int64_t>> rows_to_rank;  ///< [R][R] by sending, then receiving rank
   Comparison comparison;
   std::int64_t ranks_ns = 0;  ///< from the first fork to the last rank's end
   std::int64_t dense_ns = 0;
 };
+
+/// What one call gave to the network, over all ranks; nothing with one node.
+WireTotal wire_of(const DemoReport& report, Phase phase);
 
 /// What is run, before it runs.
 std::string introduction(const DemoPlan& plan, const std::string& launch);

@@ -36,7 +36,8 @@ struct DoctorOptions {
 
 std::vector<Finding> examine_all() {
   std::vector<Finding> all;
-  for (const auto examine : {examine_host, examine_kernel, examine_launchers, examine_backends, examine_gpus}) {
+  for (const auto examine :
+       {examine_host, examine_kernel, examine_launchers, examine_backends, examine_networks, examine_gpus}) {
     for (Finding& finding : examine()) all.push_back(std::move(finding));
   }
   return all;
@@ -76,6 +77,9 @@ int run_doctor(const DoctorOptions& options) {
     works = works && proven;
     verdict += fmt::format("The {} backend {} here.\n", backend.name, proven ? "works" : "does not work");
   }
+  findings.push_back(prove_nodes());
+  verdict += findings.back().health == Health::kOk ? "Ranks of several nodes exchange here (CPU ranks only so far).\n"
+                                                   : "Ranks of several nodes do not exchange here.\n";
   if (options.json_path != "-") {
     fmt::print("Ferry {} ({}) on {}\n\n", version(), commit(), read_host_facts().kernel);
     for (const Finding& finding : findings) fmt::print("{}", to_text(finding));

@@ -106,8 +106,6 @@ std::vector<Finding> examine_backends() {
          fmt::format("not in this build; {}", has_gpu ? "there are NVIDIA GPUs here" : "no NVIDIA GPU seen"),
          "ranks run on the CPU"});
   }
-  findings.push_back(
-      {Health::kMissing, "inter-node", "no network transport in this build yet", "keep all ranks on one machine"});
   return findings;
 }
 

@@ -26,16 +26,16 @@ Status mirror(const RankDevice& device, std::vector<T>& host, MirroredBlock* blo
   return block->mirror(device, host.data(), host.size() * sizeof(T));
 }
 
-/// Each rank sends each token to both ranks, whose experts give back what they got: every sum is twice the token.
-Status run_rank(const std::string& backend, const std::shared_ptr<Bootstrap>& bootstrap) {
-  auto device = RankDevice::open(backend, bootstrap->rank());
+/// Each rank sends each token to both ranks, whose experts give back what they got: every sum is twice the token, which
+/// no rounding changes. `network`, where it is asked for, is the one between the ranks.
+Status run_rank(GroupOptions options, const std::shared_ptr<Bootstrap>& bootstrap, NetworkUsage* network) {
+  auto device = RankDevice::open(options.backend, bootstrap->rank());
   if (!device) return device.status();
-  GroupOptions options;
-  options.backend = backend;
   options.timeout_ns = kTimeoutNs;
   options.device = device->ordinal();
   auto group = Group::create(bootstrap, options);
   if (!group) return group.status();
+  if (network != nullptr) *network = (*group)->network_usage();
 
   std::vector<std::int64_t> ids(kNumTokens * kNumRanks);
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i) % kNumRanks;
@@ -83,10 +83,34 @@ Status run_rank(const std::string& backend, const std::shared_ptr<Bootstrap>& bo
   return (*group)->destroy();
 }
 
+/// Both ranks, each in a thread; the first failure.
+Status run_both(const GroupOptions& options, NetworkUsage* network) {
+  auto bootstraps = create_in_process_bootstraps(kNumRanks);
+  if (!bootstraps) return bootstraps.status();
+  std::array<Status, kNumRanks> statuses;
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
+      threads.emplace_back(
+          [&, rank] { statuses[rank] = run_rank(options, (*bootstraps)[rank], rank == 0 ? network : nullptr); });
+    }
+  }
+  for (const Status& status : statuses) {
+    if (!status) return status;
+  }
+  return {};
+}
+
 std::string where(const std::string& backend) {
   if (backend != "cuda") return "";
   auto num_devices = count_devices();
   return num_devices && *num_devices > 1 ? " on GPUs 0 and 1" : " on GPU 0";
+}
+
+/// "; tcp/eth0" where the engine says in one line how the ranks reach each other.
+std::string route_of(const NetworkUsage& network) {
+  const std::string route = network.rails.empty() ? "" : network.rails.front().route;
+  return route.empty() || route.find('\n') != std::string::npos ? "" : "; way: " + route;
 }
 
 }  // namespace
@@ -96,24 +120,30 @@ Finding prove_backend(const std::string& backend) {
                   fmt::format("{} ranks{} routed, dispatched and combined {} tokens each, sums are right", kNumRanks,
                               where(backend), kNumTokens),
                   ""};
-  const auto fail = [&](const Status& status) {
+  GroupOptions options;
+  options.backend = backend;
+  if (Status status = run_both(options, nullptr); !status) {
     finding.health = Health::kMissing;
     finding.observed = status.to_string();
     finding.advice = "see the lines above; if all of them are ok, please report this";
+  }
+  return finding;
+}
+
+Finding prove_nodes() {
+  GroupOptions options;
+  options.backend = "cpu";
+  options.ranks_per_node = 1;
+  NetworkUsage network;
+  Finding finding{Health::kOk, "proof nodes", "", ""};
+  if (Status status = run_both(options, &network); !status) {
+    finding.health = Health::kMissing;
+    finding.observed = status.to_string();
+    finding.advice = "keep all ranks on one node, or see the lines on networks above (UCX_LOG_LEVEL=info says more)";
     return finding;
-  };
-  auto bootstraps = create_in_process_bootstraps(kNumRanks);
-  if (!bootstraps) return fail(bootstraps.status());
-  std::array<Status, kNumRanks> statuses;
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
-      threads.emplace_back([&, rank] { statuses[rank] = run_rank(backend, (*bootstraps)[rank]); });
-    }
   }
-  for (const Status& status : statuses) {
-    if (!status) return fail(status);
-  }
+  finding.observed = fmt::format("{} ranks as {} nodes over {} did the same, sums are right{}", kNumRanks, kNumRanks,
+                                 network.transport, route_of(network));
   return finding;
 }
 

@@ -1,0 +1,80 @@
+"""Groups of several nodes: ranks that share nothing but the network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from world import make_world
+
+import ferry
+
+NUM_TOKENS = [7, 4]
+
+
+def nodes_work_here() -> bool:
+    """Asked in a process of its own: the network's library would stay loaded in the ranks forked from this one."""
+    try:
+        run_ranks(2, lambda rank: ferry.Group(dist.group.WORLD, ranks_per_node=1).destroy())
+    except AssertionError as error:
+        if "Unsupported" in str(error):
+            return False
+        raise
+    return True
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_a_network() -> None:
+    if not nodes_work_here():
+        pytest.skip("no network between nodes works here")
+
+
+def check_exchange(rank: int) -> None:
+    world = make_world(2, 6, NUM_TOKENS)
+    group = ferry.Group(dist.group.WORLD, ranks_per_node=1, transport="auto")
+    before = group.network_usage()
+    assert before.transport == "ucx"
+    assert [rail.rank for rail in before.rails] == [1 - rank]
+
+    routing = group.route(world.topk_idx[rank], world.topk_weights[rank], num_experts=world.num_experts)
+    x = world.x[rank]
+    received = group.dispatch(routing, x)
+    rows = world.rows_of(rank)
+    expected = torch.stack([world.x[source][token] for source, token in rows])
+    assert torch.equal(received.x, expected)
+    sums = group.combine(routing, received.x).x
+    # Each node gives the token back as it came, and twice a token is exact.
+    factors = [len(world.ranks_of(rank, token)) for token in range(len(x))]
+    assert torch.equal(sums, x * torch.tensor(factors, dtype=x.dtype)[:, None])
+
+    sent = group.network_usage().sent_bytes - before.sent_bytes
+    num_rows_out = sum(1 - rank in world.ranks_of(rank, token) for token in range(len(x)))
+    num_rows_back = sum(rank in world.ranks_of(1 - rank, token) for token in range(NUM_TOKENS[1 - rank]))
+    assert sent >= (num_rows_out + num_rows_back) * x.shape[1] * x.element_size()
+    group.destroy()
+
+
+def test_two_nodes_exchange_over_the_network() -> None:
+    run_ranks(2, check_exchange)
+
+
+def check_one_node(rank: int) -> None:
+    group = ferry.Group(dist.group.WORLD)
+    assert group.network_usage() == ferry.NetworkUsage("", ())
+    group.destroy()
+
+
+def test_one_node_sends_nothing() -> None:
+    run_ranks(2, check_one_node)
+
+
+def check_refusals(rank: int) -> None:
+    with pytest.raises(ferry.InvalidArgument, match="ranks_per_node"):
+        ferry.Group(dist.group.WORLD, ranks_per_node=3)
+    with pytest.raises(ferry.InvalidArgument, match="transport"):
+        ferry.Group(dist.group.WORLD, ranks_per_node=1, transport="pigeon")
+
+
+def test_refusals() -> None:
+    run_ranks(2, check_refusals)
