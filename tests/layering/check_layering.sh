@@ -57,6 +57,8 @@ allow_only src/node "what ranks of one host share: core, layout, public headers 
   "$(in_source node)" "$(in_source core)" "$(in_source layout)"
 allow_only src/net "the network knows bytes and peers, not tokens: public headers and itself" "$outside" "$public" \
   "$(in_source net)"
+allow_only src/hop "the protocol between nodes knows no backend: core, layout, node, net, public headers and itself" \
+  "$outside" "$public" "$(in_source hop)" "$(in_source core)" "$(in_source layout)" "$(in_source node)" "$(in_source net)"
 allow_only src/cpu "a backend includes core, layout, node, net, hop, numeric, public headers and itself, never another backend" \
   "$outside" "$public" "$(in_source cpu)" "$(in_source core)" "$(in_source layout)" "$(in_source node)" \
   "$(in_source net)" "$(in_source hop)" "$(in_source numeric)"
