@@ -71,8 +71,9 @@ class NodesCombiner {
   RowSumFunction sum_row_ = nullptr;
   std::vector<std::vector<float>> topk_weights_;  // by node: [items, entries_bytes_ / 4] of the sources there
   std::vector<std::byte> own_sum_;                // of the token being finished
-  std::vector<float> entries_;
-  std::vector<const std::byte*> rows_;  // scratch of a sum
+  std::vector<float> entries_;                    // scratch of an item's returned weights
+  std::vector<float> node_weights_;               // what a node returns for the token being finished
+  std::vector<const std::byte*> rows_;            // scratch of a sum
   std::vector<float> weights_;
   std::int64_t next_token_ = 0;
   std::vector<std::int64_t> next_item_;  // by node: of its table, the first that is not finished
@@ -206,10 +207,8 @@ void NodesCombiner::write_items(const ItemSlice& slice, int node, std::int64_t f
           call_.weighted ? topk_weights_[to_size(node)].data() + to_size(item) * floats_per_item : nullptr;
       sum_item(places, weights, slice, to);
     }
-    if (slice.beside_bytes() == 0) continue;
-    std::vector<std::byte> all(entries_bytes_);
-    sum_item_weights(places, all.data());
-    std::memcpy(to + slice.row_bytes(), all.data() + slice.beside_begin, slice.beside_bytes());
+    // No slice holds a part of them: see run().
+    if (slice.beside_bytes() > 0) sum_item_weights(places, to + slice.row_bytes());
   }
 }
 
@@ -232,7 +231,6 @@ bool NodesCombiner::finish_token(const ItemSlice& slice, hop::RailExchange& exch
   for (int node = 0; node < topology_.num_nodes(); ++node) {
     if (node != my_node() && has_next(node) && exchange.front(node).empty()) return false;
   }
-  // The weights of the whole item are in one slice: it holds all of what is beside the row, or none of it.
   float* const out_weights = slice.beside_bytes() > 0
                                  ? static_cast<float*>(call_.out_weights.data) + next_token_ * routing_.num_topk
                                  : nullptr;
@@ -256,15 +254,12 @@ bool NodesCombiner::finish_token(const ItemSlice& slice, hop::RailExchange& exch
     rows_.push_back(item);
     if (out_weights == nullptr) continue;
     if (node == my_node()) {
-      std::vector<float> sums(entries_bytes_ / sizeof(float));
-      sum_item_weights(own_places, reinterpret_cast<std::byte*>(sums.data()));
-      add_token_weights(own_places, sums.data(), out_weights);
+      sum_item_weights(own_places, reinterpret_cast<std::byte*>(node_weights_.data()));
     } else {
-      std::vector<float> sums(entries_bytes_ / sizeof(float));
-      std::memcpy(sums.data(), item + slice.row_bytes(), entries_bytes_);
-      add_token_weights(routing_.outgoing[to_size(node)].places_of(next_item_[to_size(node)]), sums.data(),
-                        out_weights);
+      std::memcpy(node_weights_.data(), item + slice.row_bytes(), entries_bytes_);
     }
+    add_token_weights(routing_.outgoing[to_size(node)].places_of(next_item_[to_size(node)]), node_weights_.data(),
+                      out_weights);
   }
   if (slice.row_bytes() > 0) {
     sum_row_({rows_.data(), nullptr, rows_.size(), call_.out_x.row(next_token_) + slice.row_begin, slice.row_bytes()});
@@ -297,6 +292,7 @@ Status NodesCombiner::exchange_sums(const ItemSlice& slice) {
   next_token_ = 0;
   next_item_.assign(flows.size(), 0);
   own_sum_.resize(slice.row_bytes());
+  node_weights_.resize(entries_bytes_ / sizeof(float));
   hop::Collective::Items items;
   items.waiting_for = "to send its node's sums or make room for more";
   items.write = [&](int node, std::int64_t first, std::int64_t count, std::byte* to) {
