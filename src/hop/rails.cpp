@@ -42,6 +42,12 @@ Result<const net::EngineFactory*> choose_engine(const std::string& name) {
                 fmt::format("Group::create: transport \"{}\" cannot run on this machine{}", name, reasons));
 }
 
+/// An engine does not know what its owner is doing.
+Status while_creating(const Status& status) {
+  if (status.ok()) return status;
+  return Status(status.code(), fmt::format("Group::create: {}", status.message()), status.peer());
+}
+
 }  // namespace
 
 Rails::Rails(const BackendContext& context, node::Crew& crew, std::byte* block)
@@ -82,14 +88,15 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
                .num_peers = rails->num_nodes_,
                .num_channels = kNumChannels,
                .memory = {rails->memory_.at(0), rails->memory_.size_bytes()},
-               .timeout_ns = context.options.timeout_ns};
+               .timeout_ns = context.options.timeout_ns,
+               .ranks = rails->ranks_of_rail()};
     Result<std::unique_ptr<net::Engine>> created = (*factory)->create(options);
-    status = created.status();
+    status = while_creating(created.status());
     if (created.ok()) engine = std::move(*created);
   }
   if (status.ok()) {
     Result<net::Blob> mine = engine->address();
-    status = mine.status();
+    status = while_creating(mine.status());
     if (mine.ok()) address = std::move(*mine);
   }
   Result<std::vector<std::vector<std::byte>>> all =
@@ -99,12 +106,18 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
   std::vector<net::Blob> rail;
   for (int node = 0; node < rails->num_nodes_; ++node) rail.push_back((*all)[to_size(rails->rank_of(node))]);
   rails->proxy_ = std::make_unique<net::Proxy>(std::move(engine), options, [&crew] { crew.ring_self(); });
-  status = rails->proxy_->start(rail);
+  status = while_creating(rails->proxy_->start(rail));
   if (status.ok()) status = rails->greet();
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
   if (!ready.ok()) return ready.status();
   return rails;
+}
+
+std::vector<int> Rails::ranks_of_rail() const {
+  std::vector<int> ranks;
+  for (int node = 0; node < num_nodes_; ++node) ranks.push_back(rank_of(node));
+  return ranks;
 }
 
 std::vector<int> Rails::peer_nodes() const {

@@ -147,11 +147,11 @@ Status UcxEngine::connect_to(int peer, std::span<const std::byte> own_part) {
         ErrorCode::kTransport,
         fmt::format("network engine ucx: what rank {} published has parts of wrong length; run the same build "
                     "on every rank",
-                    peer),
-        peer);
+                    options_.rank_of(peer)),
+        options_.rank_of(peer));
   }
   std::ranges::copy(token, at(peer).token.begin());
-  auto connection = std::make_unique<Connection>(*resources_, peer, options_.num_channels);
+  auto connection = std::make_unique<Connection>(*resources_, options_.rank_of(peer), options_.num_channels);
   Status opened = connection->open(address, remote_key, base);
   at(peer).connection = std::move(connection);
   return opened;
@@ -210,9 +210,10 @@ bool UcxEngine::deliver() {
       peer.leaving = true;
       peer.connection->stop();
       peer.connection->begin_flush();
-      lose(sender,
-           Status(ErrorCode::kPeerLost,
-                  fmt::format("network engine ucx: rank {} has closed its end of the network", sender), sender));
+      lose(sender, Status(ErrorCode::kPeerLost,
+                          fmt::format("network engine ucx: rank {} has closed its end of the network",
+                                      options_.rank_of(sender)),
+                          options_.rank_of(sender)));
     } else if (message.kind == MessageKind::kFarewell) {
       peer.left = true;
     }
@@ -228,8 +229,9 @@ bool UcxEngine::notice_failures() {
     peer.connection->shut();
     peer.left = true;
     any = true;
-    lose(index, ucx_status(peer.connection->failure(), fmt::format("the connection to rank {}", index),
-                           "that process or its host has died or cannot be reached any more", index));
+    const int rank = options_.rank_of(index);
+    lose(index, ucx_status(peer.connection->failure(), fmt::format("the connection to rank {}", rank),
+                           "that process or its host has died or cannot be reached any more", rank));
   }
   return any;
 }
