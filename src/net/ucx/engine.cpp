@@ -1,6 +1,7 @@
 #include "net/ucx/engine.hpp"
 
 #include <fmt/format.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <chrono>
@@ -22,6 +23,9 @@ constexpr std::string_view kName = "ucx";
 constexpr int kMaxProgress = 32;
 /// Cancelling is local work, but UCX does it in steps.
 constexpr std::chrono::milliseconds kShutGrace{500};
+/// Naps while closing: where UCX wakes us, as late as a wake-up that it forgot may be noticed; where it does not.
+constexpr int kLongestNapMs = 5;
+constexpr int kShortestNapMs = 1;
 
 struct Peer {
   std::unique_ptr<Connection> connection;  // null for this end itself
@@ -71,6 +75,7 @@ class UcxEngine final : public Engine {
   void lose(int peer, const Status& why);
   template <typename Done>
   bool poll_until(Clock::time_point deadline, Done done);
+  void nap();
   void leave(std::int64_t timeout_ns);
   void drop_connections();
 
@@ -264,10 +269,18 @@ bool UcxEngine::poll_until(Clock::time_point deadline, Done done) {
   while (!std::ranges::all_of(peers_, [&done](Peer& peer) {
     return peer.connection == nullptr || peer.connection->failure() != UCS_OK || done(peer);
   })) {
-    if (!poll() && Clock::now() >= deadline) return false;
+    const bool moved = poll();
     if (Clock::now() >= deadline) return false;
+    if (!moved) nap();
   }
   return true;
+}
+
+/// A peer that cannot be reached is waited for as long as the deadline allows, which is no reason to burn a core.
+void UcxEngine::nap() {
+  pollfd wakes{event_fd(), POLLIN, 0};
+  const bool will_be_woken = arm();
+  (void)::poll(&wakes, will_be_woken ? 1 : 0, will_be_woken ? kLongestNapMs : kShortestNapMs);
 }
 
 /// Peers write to this end's memory as long as they think that it is there, with some transports without asking its
