@@ -260,14 +260,14 @@ start_loop() {
 }
 
 # All ranks but one that was killed ended in time, each with an error that has a type and names a call and a rank.
-expect_typed_errors() { # types, killed rank or empty
+expect_typed_errors() { # types, rank that they name (default: any), rank that was killed (default: none)
   local rank end_s=$((2 * deadline_s + slack_s)) good=yes heard=''
   # Where the call is named, then in brackets what kind of error it is, and about whom.
   local pattern="^ferry bench: (.*: )?(route|dispatch|combine|Group::create|all_gather)\\b.* \\(($1), rank (${2:-[0-9]+})\\)\$"
   await_end "$end_s"
   detail="ended after $(($(now_ms) - broken_ms)) ms"
   for ((rank = 0; rank < num_ranks; ++rank)); do
-    if [[ $rank == "${2-}" ]]; then continue; fi
+    if [[ $rank == "${3-}" ]]; then continue; fi
     if [[ ${codes[rank]} != 1 ]]; then
       good=no
       detail+="; rank $rank: exit code ${codes[rank]}"
@@ -275,7 +275,7 @@ expect_typed_errors() { # types, killed rank or empty
       heard+="; rank $rank: ${BASH_REMATCH[2]}, ${BASH_REMATCH[3]} of ${BASH_REMATCH[4]}"
     else
       good=no
-      detail+="; rank $rank has another error"
+      detail+="; rank $rank: another error"
     fi
   done
   detail+=$heard
@@ -287,7 +287,7 @@ killed_rank() {
   kill -KILL "${pids[3]}"
   # At once and silently: otherwise bash prints that a child was killed.
   wait "${pids[3]}" 2>/dev/null || true
-  expect_typed_errors 'kPeerLost|kTimeout' 3
+  expect_typed_errors 'kPeerLost|kTimeout' 3 3
 }
 
 cut() { # links
@@ -305,7 +305,8 @@ no_way() {
   broken_ms=$(now_ms)
   start_ranks bench "${small_layer[@]}" --timeout "$deadline_s"
   interface=data
-  expect_typed_errors 'kTransport|kTimeout|kPeerLost'
+  # Rank 0 is the first to find no way, to the rank of its rail.
+  expect_typed_errors 'kTransport|kTimeout|kPeerLost' 2
 }
 
 run_case() { # name
