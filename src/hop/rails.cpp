@@ -16,6 +16,10 @@ enum Channel : int { kHello = 0, kCall, kVerdict, kChunks, kCredits, kNumChannel
 /// In values of kCall, kVerdict and kChunks: the sender has gone.
 constexpr std::uint64_t kLeft = std::uint64_t{1} << 63;
 
+/// Enough to tell peers why the group is broken, over any network that works: a hundred round trips around the world and
+/// some lost packets.
+constexpr std::int64_t kLastWordsNs = 1'000'000'000;
+
 std::size_t to_size(int value) { return static_cast<std::size_t>(value); }
 
 layout::RailMemory::Shape shape_of(const Topology& topology) {
@@ -61,6 +65,8 @@ Rails::Rails(const BackendContext& context, node::Crew& crew, std::byte* block)
 
 Rails::~Rails() {
   leave();
+  // Peers that answer do so soon, and there is nothing to finish with the others.
+  if (proxy_ != nullptr && !crew_.broken().ok()) proxy_->hurry(kLastWordsNs);
   // The memory stays: ranks of this node may still read the notices of the last call. It goes with the arena.
   proxy_.reset();
 }

@@ -100,6 +100,9 @@ class Engine {
 
   virtual std::vector<Route> routes() const = 0;
 
+  /// From now on the deadline of `close` is no longer than this.
+  virtual void hurry(std::int64_t timeout_ns) = 0;
+
   /// Send what is still under way, for at most the deadline, then let go of all peers. Afterwards nobody else touches
   /// `memory`.
   virtual void close() = 0;

@@ -44,6 +44,7 @@ class LoopbackEngine final : public Engine {
   int event_fd() const override { return inbox_->wake().get(); }
   bool arm() override;
   std::vector<Route> routes() const override;
+  void hurry(std::int64_t /*timeout_ns*/) override {}  // it waits for nobody
   void close() override;
 
  private:

@@ -57,6 +57,7 @@ class UcxEngine final : public Engine {
   int event_fd() const override { return resources_->event_fd(); }
   bool arm() override;
   std::vector<Route> routes() const override;
+  void hurry(std::int64_t timeout_ns) override { options_.timeout_ns = std::min(options_.timeout_ns, timeout_ns); }
   void close() override { leave(options_.timeout_ns); }
 
  private:
