@@ -8,6 +8,7 @@
 #   namespace a: ranks 0, 1                          namespace b: ranks 2, 3
 #     control  192.0.2.1     ── veth pair ──     192.0.2.2      the bootstrap
 #     data     198.51.100.1  ── veth pair ──     198.51.100.2   tokens, by UCX
+#     bad      203.0.113.1   ── a program ──     203.0.113.2    tokens, in the cases tun-…; see bad_link.py
 #
 # Two links, so that tokens can be cut off while the bootstrap, over which `ferry bench` lines its ranks up, goes on.
 # shellcheck disable=SC2317 # functions are called by name too, through await and trap
@@ -26,14 +27,16 @@ readonly deadline_s=2 slack_s=4
 readonly poll_s=0.05
 
 readonly cases=(demo bench bench-fp8 four-nodes delay-2ms delay-20ms loss-1% reorder-25% slow-link
+  tun-delay-2ms tun-delay-20ms tun-loss-1% tun-reorder-25%
   killed-rank cut-data-link cut-both-links no-way)
 
 usage() {
-  sed -n '2,13s/^# \?//p' "$0"
+  sed -n '2,14s/^# \?//p' "$0"
   exit 2
 }
 
-ferry=$(dirname "${BASH_SOURCE[0]}")/../../build/release/tools/ferry
+here=$(dirname "${BASH_SOURCE[0]}")
+ferry=$here/../../build/release/tools/ferry
 wanted=()
 while (($# > 0)); do
   case $1 in
@@ -69,6 +72,7 @@ fi
 readonly host_a=ferry-$$-a host_b=ferry-$$-b
 work=$(mktemp -d)
 pids=()
+link_pid=
 
 end_ranks() {
   local pid
@@ -77,9 +81,17 @@ end_ranks() {
   pids=()
 }
 
+end_bad_link() {
+  if [[ -z $link_pid ]]; then return; fi
+  kill -KILL "$link_pid" 2>/dev/null || true
+  wait "$link_pid" 2>/dev/null || true
+  link_pid=
+}
+
 clean_up() {
   trap - EXIT
   end_ranks
+  end_bad_link
   # With its name and its last process a namespace ends, and with it its interfaces.
   ip netns delete "$host_a" 2>/dev/null || true
   ip netns delete "$host_b" 2>/dev/null || true
@@ -147,11 +159,11 @@ raise_links() {
   fi
 }
 
-# Bytes that have left over the data links, in both directions.
+# Bytes that have left over the link in use, in both directions.
 data_bytes() {
   local host total=0 line
   for host in "$host_a" "$host_b"; do
-    line=$(ip -n "$host" -statistics link show dev data | sed -n '/TX:/{n;p}')
+    line=$(ip -n "$host" -statistics link show dev "$interface" | sed -n '/TX:/{n;p}')
     read -r line _ <<<"$line"
     total=$((total + line))
   done
@@ -245,6 +257,41 @@ over_bad_link() { # qdisc and its options
   return "$result"
 }
 
+link_is_made() { grep -qs ready "$work/link"; }
+bad_is_up() {
+  [[ $(ip -n "$host_a" link show dev bad) == *,LOWER_UP* && $(ip -n "$host_b" link show dev bad) == *,LOWER_UP* ]]
+}
+
+# The same where the kernel has no netem: a program between two tun devices.
+over_tun() { # options of bad_link.py
+  if ! command -v python3 >/dev/null; then
+    detail="there is no command python3"
+    return 2
+  fi
+  if [[ ! -c /dev/net/tun ]]; then
+    detail="this kernel has no tun devices (/dev/net/tun)"
+    return 2
+  fi
+  python3 "$here/bad_link.py" "$host_a" "$host_b" bad "$@" >"$work/link" 2>&1 &
+  link_pid=$!
+  local result=0
+  if await 10 link_is_made; then
+    ip -n "$host_a" address add 203.0.113.1/24 dev bad
+    ip -n "$host_b" address add 203.0.113.2/24 dev bad
+    on_both ip -n %h link set bad up
+  fi
+  if await 5 bad_is_up; then
+    interface=bad
+    bench --iterations 3 || result=$?
+    interface=data
+  else
+    detail="bad_link.py made no link: $(tail -n 1 "$work/link")"
+    result=1
+  fi
+  end_bad_link
+  return "$result"
+}
+
 loop_has_begun() { grep -q 'iteration 1 of' "$work/err.0"; }
 has_moved() { (($(data_bytes) >= $1)); }
 
@@ -320,6 +367,10 @@ run_case() { # name
     loss-1%) over_bad_link netem loss 1% ;;
     reorder-25%) over_bad_link netem delay 2ms reorder 25% ;;
     slow-link) over_bad_link tbf rate 20mbit burst 32k latency 400ms ;;
+    tun-delay-2ms) over_tun --delay-ms 2 ;;
+    tun-delay-20ms) over_tun --delay-ms 20 ;;
+    tun-loss-1%) over_tun --loss 0.01 ;;
+    tun-reorder-25%) over_tun --delay-ms 2 --reorder 0.25 ;;
     killed-rank) killed_rank ;;
     cut-data-link) cut data ;;
     cut-both-links) cut data control ;;
@@ -342,7 +393,7 @@ for name in "${wanted[@]}"; do
     2) word=SKIPPED && num_skipped=$((num_skipped + 1)) ;;
     *) word=FAILED && num_failed=$((num_failed + 1)) ;;
   esac
-  printf '%-7s %-14s %5.1f %s\n' "$word" "$name" "$(($(now_ms) - begin_ms))e-3" "$detail"
+  printf '%-7s %-15s %5.1f %s\n' "$word" "$name" "$(($(now_ms) - begin_ms))e-3" "$detail"
   if [[ $word == FAILED ]]; then tail -n 5 "$work"/out.* "$work"/err.* | sed 's/^/        /'; fi
 done
 echo "$num_ok ok, $num_failed failed, $num_skipped skipped, in $SECONDS s"
