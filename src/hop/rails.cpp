@@ -16,6 +16,10 @@ enum Channel : int { kHello = 0, kCall, kVerdict, kChunks, kCredits, kNumChannel
 /// In values of kCall, kVerdict and kChunks: the sender has gone.
 constexpr std::uint64_t kLeft = std::uint64_t{1} << 63;
 
+/// Enough to tell peers why the group is broken, over any network that works: a hundred round trips around the world and
+/// some lost packets.
+constexpr std::int64_t kLastWordsNs = 1'000'000'000;
+
 std::size_t to_size(int value) { return static_cast<std::size_t>(value); }
 
 layout::RailMemory::Shape shape_of(const Topology& topology) {
@@ -42,6 +46,12 @@ Result<const net::EngineFactory*> choose_engine(const std::string& name) {
                 fmt::format("Group::create: transport \"{}\" cannot run on this machine{}", name, reasons));
 }
 
+/// An engine does not know what its owner is doing.
+Status while_creating(const Status& status) {
+  if (status.ok()) return status;
+  return Status(status.code(), fmt::format("Group::create: {}", status.message()), status.peer());
+}
+
 }  // namespace
 
 Rails::Rails(const BackendContext& context, node::Crew& crew, std::byte* block)
@@ -55,6 +65,8 @@ Rails::Rails(const BackendContext& context, node::Crew& crew, std::byte* block)
 
 Rails::~Rails() {
   leave();
+  // Peers that answer do so soon, and there is nothing to finish with the others.
+  if (proxy_ != nullptr && !crew_.broken().ok()) proxy_->hurry(kLastWordsNs);
   // The memory stays: ranks of this node may still read the notices of the last call. It goes with the arena.
   proxy_.reset();
 }
@@ -82,14 +94,15 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
                .num_peers = rails->num_nodes_,
                .num_channels = kNumChannels,
                .memory = {rails->memory_.at(0), rails->memory_.size_bytes()},
-               .timeout_ns = context.options.timeout_ns};
+               .timeout_ns = context.options.timeout_ns,
+               .ranks = rails->ranks_of_rail()};
     Result<std::unique_ptr<net::Engine>> created = (*factory)->create(options);
-    status = created.status();
+    status = while_creating(created.status());
     if (created.ok()) engine = std::move(*created);
   }
   if (status.ok()) {
     Result<net::Blob> mine = engine->address();
-    status = mine.status();
+    status = while_creating(mine.status());
     if (mine.ok()) address = std::move(*mine);
   }
   Result<std::vector<std::vector<std::byte>>> all =
@@ -99,12 +112,18 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
   std::vector<net::Blob> rail;
   for (int node = 0; node < rails->num_nodes_; ++node) rail.push_back((*all)[to_size(rails->rank_of(node))]);
   rails->proxy_ = std::make_unique<net::Proxy>(std::move(engine), options, [&crew] { crew.ring_self(); });
-  status = rails->proxy_->start(rail);
+  status = while_creating(rails->proxy_->start(rail));
   if (status.ok()) status = rails->greet();
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
   if (!ready.ok()) return ready.status();
   return rails;
+}
+
+std::vector<int> Rails::ranks_of_rail() const {
+  std::vector<int> ranks;
+  for (int node = 0; node < num_nodes_; ++node) ranks.push_back(rank_of(node));
+  return ranks;
 }
 
 std::vector<int> Rails::peer_nodes() const {

@@ -91,6 +91,7 @@ class Rails final : public node::OtherNodes {
   /// Connects all ends and waits until each has heard from all others.
   Status connect(const BackendContext& context, const net::EngineFactory& factory);
   Status greet();
+  std::vector<int> ranks_of_rail() const;  // by node
   std::vector<int> peer_nodes() const;
 
   node::Crew& crew_;

@@ -37,12 +37,12 @@ std::string readable(std::span<const std::byte> name) {
   return text;
 }
 
-Status refuse(int peer, std::string_view what) {
+Status refuse(int rank, std::string_view what) {
   return Status(ErrorCode::kTransport,
                 fmt::format("network: what rank {} published is not usable: {}; run the same build with the same "
                             "options on every rank",
-                            peer, what),
-                peer);
+                            rank, what),
+                rank);
 }
 
 }  // namespace
@@ -83,30 +83,31 @@ Result<Blob> make_blob(std::string_view engine, const EngineOptions& options, st
 
 Result<std::span<const std::byte>> parse_blob(std::span<const std::byte> blob, std::string_view engine,
                                               const EngineOptions& options, int peer) {
+  const int rank = options.rank_of(peer);
   if (blob.size() > kMaxBlobBytes) {
-    return refuse(peer, fmt::format("{} bytes, at most {} are allowed", blob.size(), kMaxBlobBytes));
+    return refuse(rank, fmt::format("{} bytes, at most {} are allowed", blob.size(), kMaxBlobBytes));
   }
   BlobReader reader(blob);
-  if (reader.u32() != kMagic) return refuse(peer, fmt::format("{} bytes without the magic \"FNB1\"", blob.size()));
+  if (reader.u32() != kMagic) return refuse(rank, fmt::format("{} bytes without the magic \"FNB1\"", blob.size()));
   const std::uint64_t expected_checksum = reader.u64();
   if (!reader.ok() || checksum(reader.rest()) != expected_checksum) {
-    return refuse(peer, fmt::format("{} bytes that were cut or garbled on the way", blob.size()));
+    return refuse(rank, fmt::format("{} bytes that were cut or garbled on the way", blob.size()));
   }
   const std::span<const std::byte> name = reader.bytes(kNameBytes);
   const std::uint64_t memory_bytes = reader.u64();
   const std::uint32_t index = reader.u32();
   const std::uint32_t num_peers = reader.u32();
   const std::uint32_t num_channels = reader.u32();
-  if (!reader.ok()) return refuse(peer, fmt::format("it ends after {} bytes", blob.size()));
+  if (!reader.ok()) return refuse(rank, fmt::format("it ends after {} bytes", blob.size()));
   if (!std::ranges::equal(name, padded(engine))) {
-    return refuse(peer, fmt::format("it speaks for the engine \"{}\", this rank for \"{}\"", readable(name), engine));
+    return refuse(rank, fmt::format("it speaks for the engine \"{}\", this rank for \"{}\"", readable(name), engine));
   }
   if (memory_bytes != options.memory.size()) {
-    return refuse(peer, fmt::format("{} bytes of memory, {} on this rank", memory_bytes, options.memory.size()));
+    return refuse(rank, fmt::format("{} bytes of memory, {} on this rank", memory_bytes, options.memory.size()));
   }
   if (index != static_cast<std::uint32_t>(peer) || num_peers != static_cast<std::uint32_t>(options.num_peers) ||
       num_channels != static_cast<std::uint32_t>(options.num_channels)) {
-    return refuse(peer, fmt::format("it is end {} of {} with {} channels, expected end {} of {} with {}", index,
+    return refuse(rank, fmt::format("it is end {} of {} with {} channels, expected end {} of {} with {}", index,
                                     num_peers, num_channels, peer, options.num_peers, options.num_channels));
   }
   return reader.rest();

@@ -41,6 +41,10 @@ struct EngineOptions {
   /// offset.
   std::span<std::byte> memory;
   std::int64_t timeout_ns = 0;  ///< deadline of `close`
+  /// What errors call the peers, by index: their ranks in the group. Empty: their indices.
+  std::vector<int> ranks;
+
+  int rank_of(int peer) const { return ranks.empty() ? peer : ranks[static_cast<std::size_t>(peer)]; }
 };
 
 /// What an engine tells its owner, from inside poll().
@@ -95,6 +99,9 @@ class Engine {
   virtual bool arm() = 0;
 
   virtual std::vector<Route> routes() const = 0;
+
+  /// From now on the deadline of `close` is no longer than this.
+  virtual void hurry(std::int64_t timeout_ns) = 0;
 
   /// Send what is still under way, for at most the deadline, then let go of all peers. Afterwards nobody else touches
   /// `memory`.

@@ -67,6 +67,7 @@ class Proxy::Impl {
         num_peers_(options.num_peers),
         num_channels_(options.num_channels),
         ring_(std::move(ring)),
+        close_timeout_ns_(options.timeout_ns),
         received_(static_cast<std::size_t>(options.num_peers) * static_cast<std::size_t>(options.num_channels)),
         losses_(static_cast<std::size_t>(options.num_peers)),
         traffic_(static_cast<std::size_t>(options.num_peers)) {}
@@ -85,6 +86,7 @@ class Proxy::Impl {
   }
 
   Status start(std::span<const Blob> addresses);
+  void hurry(std::int64_t timeout_ns);
   void push(const Order& order);
   std::vector<Route> routes();
 
@@ -107,6 +109,7 @@ class Proxy::Impl {
   const int num_peers_;
   const int num_channels_;
   const std::function<void()> ring_;
+  std::int64_t close_timeout_ns_;  // guarded by mutex_
   std::vector<std::atomic<std::uint64_t>> received_;
   std::vector<Loss> losses_;
   std::vector<TrafficCounters> traffic_;
@@ -205,7 +208,18 @@ void Proxy::Impl::run() {
       sleep(&nap_ns);
     }
   }
+  std::int64_t timeout_ns = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    timeout_ns = close_timeout_ns_;
+  }
+  engine_->hurry(timeout_ns);
   engine_->close();
+}
+
+void Proxy::Impl::hurry(std::int64_t timeout_ns) {
+  const std::lock_guard lock(mutex_);
+  close_timeout_ns_ = std::min(close_timeout_ns_, timeout_ns);
 }
 
 bool Proxy::Impl::obey(std::vector<Order>* orders) {
@@ -273,6 +287,8 @@ void Proxy::put(int peer, int channel, std::size_t local_offset, std::size_t rem
   order.num_bytes = num_bytes;
   impl_->push(order);
 }
+
+void Proxy::hurry(std::int64_t timeout_ns) { impl_->hurry(timeout_ns); }
 
 void Proxy::notify(int peer, int channel, std::uint64_t value) {
   add(&impl_->traffic(peer).num_notifies, 1);

@@ -45,6 +45,8 @@ class Proxy {
 
   /// Highest value that `peer` has sent on `channel`, 0 before the first.
   std::uint64_t received(int peer, int channel) const;
+  /// From now on the destructor takes no longer than this.
+  void hurry(std::int64_t timeout_ns);
   /// Ok while the peer is there as far as the network knows.
   Status peer_status(int peer) const;
 

@@ -258,6 +258,7 @@ class OddEngine final : public net::Engine {
   int event_fd() const override { return -1; }
   bool arm() override { return true; }
   std::vector<net::Route> routes() const override { return {}; }
+  void hurry(std::int64_t /*timeout_ns*/) override {}
   void close() override {}
 
  private:

@@ -44,6 +44,7 @@ class LoopbackEngine final : public Engine {
   int event_fd() const override { return inbox_->wake().get(); }
   bool arm() override;
   std::vector<Route> routes() const override;
+  void hurry(std::int64_t /*timeout_ns*/) override {}  // it waits for nobody
   void close() override;
 
  private:
@@ -83,8 +84,8 @@ Status LoopbackEngine::connect(std::span<const Blob> addresses, EngineEvents eve
       return Status(ErrorCode::kTransport,
                     fmt::format("network engine loopback: rank {} published a token of {} bytes, expected {}; run the "
                                 "same build on every rank",
-                                peer, own_part->size(), token.size()),
-                    peer);
+                                options_.rank_of(peer), own_part->size(), token.size()),
+                    options_.rank_of(peer));
     }
     std::ranges::copy(*own_part, token.begin());
     found[index] = find_inbox(token);
@@ -230,8 +231,9 @@ void LoopbackEngine::lose(int peer, ErrorCode code, std::string_view why) {
   if (gone.told) return;
   gone.told = true;
   if (events_.lost) {
+    const int rank = options_.rank_of(peer);
     events_.lost(peer,
-                 Status(code, fmt::format("network engine loopback: the connection to rank {}: {}", peer, why), peer));
+                 Status(code, fmt::format("network engine loopback: the connection to rank {}: {}", rank, why), rank));
   }
 }
 

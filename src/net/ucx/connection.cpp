@@ -22,10 +22,10 @@ std::vector<std::byte> with_tail(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-Connection::Connection(const Resources& resources, int peer, int num_channels)
+Connection::Connection(const Resources& resources, int rank, int num_channels)
     : resources_(resources),
       library_(resources.library()),
-      peer_(peer),
+      rank_(rank),
       last_put_(static_cast<std::size_t>(num_channels), 0) {}
 
 void Connection::release_key() {
@@ -43,11 +43,11 @@ Status Connection::open(std::span<const std::byte> address, std::span<const std:
   params.err_handler.cb = on_failed;
   params.err_handler.arg = this;
   if (Status status = ucx_status(library_.ep_create(resources_.worker(), &params, &endpoint_),
-                                 fmt::format("connecting to rank {}", peer_),
+                                 fmt::format("connecting to rank {}", rank_),
                                  "UCX_TLS and UCX_NET_DEVICES must leave a transport that reaches it and notices that "
                                  "it is lost: tcp, a network card's, or shared memory with UCX_POSIX_ERROR_HANDLING=y "
                                  "and UCX_SYSV_ERROR_HANDLING=y",
-                                 peer_);
+                                 rank_);
       !status.ok()) {
     endpoint_ = nullptr;
     return status;
@@ -56,8 +56,8 @@ Status Connection::open(std::span<const std::byte> address, std::span<const std:
   if (remote_key.empty()) return {};
   const std::vector<std::byte> key_copy = with_tail(remote_key);
   return ucx_status(library_.ep_rkey_unpack(endpoint_, key_copy.data(), &remote_key_),
-                    fmt::format("reading the key to the memory of rank {}", peer_),
-                    "run the same version of UCX on every rank", peer_);
+                    fmt::format("reading the key to the memory of rank {}", rank_),
+                    "run the same version of UCX on every rank", rank_);
 }
 
 void Connection::put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {

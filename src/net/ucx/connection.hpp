@@ -24,7 +24,7 @@ namespace ferry::net::ucx {
 
 class Connection {
  public:
-  Connection(const Resources& resources, int peer, int num_channels);
+  Connection(const Resources& resources, int rank, int num_channels);
   /// After the worker, which may call back as long as it lives.
   ~Connection() = default;
   Connection(const Connection&) = delete;
@@ -87,7 +87,7 @@ class Connection {
 
   const Resources& resources_;  // not touched by completions, which may come while it is being destroyed
   const Library& library_;
-  const int peer_;
+  const int rank_;  // of the peer
   ucp_ep_h endpoint_ = nullptr;
   ucp_rkey_h remote_key_ = nullptr;
   std::uint64_t remote_base_ = 0;

@@ -1,6 +1,7 @@
 #include "net/ucx/engine.hpp"
 
 #include <fmt/format.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <chrono>
@@ -22,6 +23,9 @@ constexpr std::string_view kName = "ucx";
 constexpr int kMaxProgress = 32;
 /// Cancelling is local work, but UCX does it in steps.
 constexpr std::chrono::milliseconds kShutGrace{500};
+/// Naps while closing: where UCX wakes us, as late as a wake-up that it forgot may be noticed; where it does not.
+constexpr int kLongestNapMs = 5;
+constexpr int kShortestNapMs = 1;
 
 struct Peer {
   std::unique_ptr<Connection> connection;  // null for this end itself
@@ -53,6 +57,7 @@ class UcxEngine final : public Engine {
   int event_fd() const override { return resources_->event_fd(); }
   bool arm() override;
   std::vector<Route> routes() const override;
+  void hurry(std::int64_t timeout_ns) override { options_.timeout_ns = std::min(options_.timeout_ns, timeout_ns); }
   void close() override { leave(options_.timeout_ns); }
 
  private:
@@ -71,6 +76,7 @@ class UcxEngine final : public Engine {
   void lose(int peer, const Status& why);
   template <typename Done>
   bool poll_until(Clock::time_point deadline, Done done);
+  void nap();
   void leave(std::int64_t timeout_ns);
   void drop_connections();
 
@@ -147,11 +153,11 @@ Status UcxEngine::connect_to(int peer, std::span<const std::byte> own_part) {
         ErrorCode::kTransport,
         fmt::format("network engine ucx: what rank {} published has parts of wrong length; run the same build "
                     "on every rank",
-                    peer),
-        peer);
+                    options_.rank_of(peer)),
+        options_.rank_of(peer));
   }
   std::ranges::copy(token, at(peer).token.begin());
-  auto connection = std::make_unique<Connection>(*resources_, peer, options_.num_channels);
+  auto connection = std::make_unique<Connection>(*resources_, options_.rank_of(peer), options_.num_channels);
   Status opened = connection->open(address, remote_key, base);
   at(peer).connection = std::move(connection);
   return opened;
@@ -210,9 +216,10 @@ bool UcxEngine::deliver() {
       peer.leaving = true;
       peer.connection->stop();
       peer.connection->begin_flush();
-      lose(sender,
-           Status(ErrorCode::kPeerLost,
-                  fmt::format("network engine ucx: rank {} has closed its end of the network", sender), sender));
+      lose(sender, Status(ErrorCode::kPeerLost,
+                          fmt::format("network engine ucx: rank {} has closed its end of the network",
+                                      options_.rank_of(sender)),
+                          options_.rank_of(sender)));
     } else if (message.kind == MessageKind::kFarewell) {
       peer.left = true;
     }
@@ -228,8 +235,9 @@ bool UcxEngine::notice_failures() {
     peer.connection->shut();
     peer.left = true;
     any = true;
-    lose(index, ucx_status(peer.connection->failure(), fmt::format("the connection to rank {}", index),
-                           "that process or its host has died or cannot be reached any more", index));
+    const int rank = options_.rank_of(index);
+    lose(index, ucx_status(peer.connection->failure(), fmt::format("the connection to rank {}", rank),
+                           "that process or its host has died or cannot be reached any more", rank));
   }
   return any;
 }
@@ -262,10 +270,18 @@ bool UcxEngine::poll_until(Clock::time_point deadline, Done done) {
   while (!std::ranges::all_of(peers_, [&done](Peer& peer) {
     return peer.connection == nullptr || peer.connection->failure() != UCS_OK || done(peer);
   })) {
-    if (!poll() && Clock::now() >= deadline) return false;
+    const bool moved = poll();
     if (Clock::now() >= deadline) return false;
+    if (!moved) nap();
   }
   return true;
+}
+
+/// A peer that cannot be reached is waited for as long as the deadline allows, which is no reason to burn a core.
+void UcxEngine::nap() {
+  pollfd wakes{event_fd(), POLLIN, 0};
+  const bool will_be_woken = arm();
+  (void)::poll(&wakes, will_be_woken ? 1 : 0, will_be_woken ? kLongestNapMs : kShortestNapMs);
 }
 
 /// Peers write to this end's memory as long as they think that it is there, with some transports without asking its
