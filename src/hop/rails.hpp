@@ -88,8 +88,7 @@ class Rails final : public node::OtherNodes {
   };
 
   Rails(const BackendContext& context, node::Crew& crew, std::byte* block);
-  /// Connects all ends and waits until each has heard from all others.
-  Status connect(const BackendContext& context, const net::EngineFactory& factory);
+  /// Waits until every rail peer has said hello.
   Status greet();
   std::vector<int> ranks_of_rail() const;  // by node
   std::vector<int> peer_nodes() const;
