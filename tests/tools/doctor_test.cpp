@@ -39,13 +39,16 @@ TEST(Doctor, JoinsTwoNodesWhereThereIsANetwork) {
   const CommandEnd end = run_ferry({"doctor", "--json", "-"});
   ASSERT_EQ(end.exit_code, 0) << end.standard_error;
   std::map<std::string, json> findings;
-  for (const json& finding : json::parse(end.standard_output)["findings"]) {
+  const json report = json::parse(end.standard_output);
+  for (const json& finding : report["findings"]) {
     findings[finding["name"].get<std::string>()] = finding;
   }
   for (const TransportInfo& transport : transports()) {
     const json& finding = findings["net " + transport.name];
     EXPECT_EQ(finding["status"], transport.available ? "ok" : "missing");
-    if (transport.name == "ucx") EXPECT_EQ(findings["proof nodes"]["status"], finding["status"]);
+    if (transport.name == "ucx") {
+      EXPECT_EQ(findings["proof nodes"]["status"], finding["status"]);
+    }
   }
 }
 
