@@ -15,12 +15,14 @@ num_failed=0
 # What to leave out of a run: ctest arguments, one a line. Tests that need a GPU run in a release build, where there is
 # one. The packaging and layering tiers build outside projects and read sources, to which the sanitizers add nothing.
 # ThreadSanitizer sees the threads of one process only: ranks that are processes would be checked against nothing,
-# slowly.
+# slowly. The network namespaces (label "netns") change the machine's network and assert deadlines: they run alone, by
+# tests/netns/run.sh.
 exclusions() {
   case $1 in
-    asan) printf '%s\n' --label-exclude '^(packaging|layering|gpu)$' ;;
-    tsan) printf '%s\n' --label-exclude '^(packaging|layering|gpu|multiproc|tools)$' --exclude-regex '[Pp]rocesses' ;;
-    *) if [[ $1 != release || $have_gpu == no ]]; then printf '%s\n' --label-exclude '^gpu$'; fi ;;
+    asan) printf '%s\n' --label-exclude '^(packaging|layering|gpu|netns)$' ;;
+    tsan) printf '%s\n' --label-exclude '^(packaging|layering|gpu|netns|multiproc|tools)$' --exclude-regex '[Pp]rocesses' ;;
+    release) printf '%s\n' --label-exclude "^($([[ $have_gpu == no ]] && echo 'gpu|')netns)\$" ;;
+    *) printf '%s\n' --label-exclude '^(gpu|netns)$' ;;
   esac
 }
 
