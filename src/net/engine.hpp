@@ -42,7 +42,7 @@ struct EngineOptions {
   std::span<std::byte> memory;
   std::int64_t timeout_ns = 0;  ///< deadline of `close`
   /// What errors call the peers, by index: their ranks in the group. Empty: their indices.
-  std::vector<int> ranks;
+  std::vector<int> ranks{};
 
   int rank_of(int peer) const { return ranks.empty() ? peer : ranks[static_cast<std::size_t>(peer)]; }
 };
