@@ -86,7 +86,8 @@ struct MemoryUsage {
   std::size_t total_bytes() const { return control_bytes + network_bytes + staging_bytes + allocated_bytes; }
 };
 
-/// What a rank has sent to one of its rail peers (the ranks with its index in the other nodes) since its group was made.
+/// What a rank has sent to one of its rail peers (the ranks with its index in the other nodes) since its group was
+/// made.
 struct RailUsage {
   int rank = 0;                    ///< the rail peer
   std::uint64_t sent_bytes = 0;    ///< payload, tables and notices as given to the network

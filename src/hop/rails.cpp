@@ -16,8 +16,8 @@ enum Channel : int { kHello = 0, kCall, kVerdict, kChunks, kCredits, kNumChannel
 /// In values of kCall, kVerdict and kChunks: the sender has gone.
 constexpr std::uint64_t kLeft = std::uint64_t{1} << 63;
 
-/// Enough to tell peers why the group is broken, over any network that works: a hundred round trips around the world and
-/// some lost packets.
+/// Enough to tell peers why the group is broken, over any network that works: a hundred round trips around the world
+/// and some lost packets.
 constexpr std::int64_t kLastWordsNs = 1'000'000'000;
 
 std::size_t to_size(int value) { return static_cast<std::size_t>(value); }
@@ -57,7 +57,6 @@ Status while_creating(const Status& status) {
 Rails::Rails(const BackendContext& context, node::Crew& crew, std::byte* block)
     : crew_(crew),
       topology_(context.topology),
-      timeout_ns_(context.options.timeout_ns),
       node_(topology_.node_of(topology_.rank)),
       num_nodes_(topology_.num_nodes()),
       memory_(block, shape_of(topology_)),

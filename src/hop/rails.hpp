@@ -95,7 +95,6 @@ class Rails final : public node::OtherNodes {
 
   node::Crew& crew_;
   Topology topology_;
-  std::int64_t timeout_ns_;
   int node_;
   int num_nodes_;
   layout::RailMemory memory_;

@@ -6,23 +6,19 @@
 /// Words that many ranks read have ONE writer, the owner, and only grow. Every collective call has a number (`call`,
 /// from 1).
 ///
-///   field              writer   readers  order                              publishes
-///   posted[kTicket]    owner    all      store release / load acquire       tickets[call % 2]; rows and records staged
-///   before posted[kStaged]    owner    all      store release / load acquire       payload rows staged after the
-///   tickets were read posted[kDone]      owner    all      store release / load acquire       rows written into peers'
-///   memory by this rank
-///                                                                           (after a store fence where stores bypass
-///                                                                           the caches), and the end of its reads of
-///                                                                           theirs
-///   posted[kRails]     owner    all      store release / load acquire       what rail peers told the owner of this call
-///   verdict_set        owner    all      store release / load acquire       verdict
-///   blocked            owner    all      relaxed                            nothing; only steers whom a timeout blames
-///   moves              owner    all      relaxed                            nothing; the owner is slow, not stuck: waits
-///                                                                           for it go on
-///   left               owner    all      store release / load acquire       nothing; the owner posts no more
-///   doorbell           all      owner    fetch_add seq_cst / futex          nothing; wakes the owner to look at the
-///   flags wake_at            owner    all      store seq_cst / load seq_cst       nothing; ringers skip the wake-up
-///   below it
+///   field             writer  readers  order                    publishes
+///   posted[kTicket]   owner   all      release / acquire        tickets[call % 2]; rows and records staged before
+///   posted[kRails]    owner   all      release / acquire        several nodes: what rail peers told the owner
+///   posted[kStaged]   owner   all      release / acquire        payload rows staged after the tickets were read
+///   posted[kDone]     owner   all      release / acquire        rows written into peers' memory by this rank (after a
+///                                                               store fence where stores bypass the caches), and the
+///                                                               end of its reads of theirs
+///   verdict_set       owner   all      release / acquire        verdict
+///   blocked           owner   all      relaxed                  nothing; only steers whom a timeout blames
+///   moves             owner   all      relaxed                  nothing; the owner is slow, not stuck
+///   left              owner   all      release / acquire        nothing; the owner posts no more
+///   doorbell          all     owner    fetch_add seq_cst, futex nothing; wakes the owner to look at the flags
+///   wake_at           owner   all      seq_cst                  nothing; ringers skip the wake-up below it
 ///
 /// Tickets alternate between two places. A rank writes ticket c + 2 only after it saw posted[kTicket] >= c + 1 of
 /// everybody, and everybody posts c + 1 only after reading the tickets of c, so nobody reads a ticket while it is

@@ -246,9 +246,9 @@ bool Crew::peers_moved() {
   return moved;
 }
 
-/// How much longer to wait where somebody else may know better whom to blame. A rank of another node may itself wait for
-/// one of its node, which that node sees first; a rank of this node that waits may wait for one of another node, and so
-/// needs the most patience. All of it ends before twice the deadline.
+/// How much longer to wait where somebody else may know better whom to blame. A rank of another node may itself wait
+/// for one of its node, which that node sees first; a rank of this node that waits may wait for one of another node,
+/// and so needs the most patience. All of it ends before twice the deadline.
 std::int64_t Crew::patience_with_missing_ns() const {
   if (others_ == nullptr) return 0;
   const bool elsewhere = std::any_of(missing_.begin(), missing_.end(), [this](int rank) { return !includes(rank); });

@@ -83,7 +83,8 @@ class LostRank : public testing::TestWithParam<Scenario> {
     status = exchange.route();
     if (status.ok()) status = exchange.dispatch();
     if (status.ok()) status = exchange.combine();
-    // A rank of another node may have got all it needs from the victim before that fell: it hears of it at its next call.
+    // A rank of another node may have got all it needs from the victim before that fell: it hears of it at its next
+    // call.
     const bool heard_later = status.ok() && GetParam().ranks_per_node != 0;
     if (heard_later) status = exchange.route();
     const std::int64_t waited_ns = node::monotonic_ns() - begin_ns;

@@ -1,5 +1,5 @@
-/// Tables of hops (hop/hop_table.hpp) come from other nodes and say where this one writes: what is accepted must keep to
-/// the limits, and mean the same when it is sent on.
+/// Tables of hops (hop/hop_table.hpp) come from other nodes and say where this one writes: what is accepted must keep
+/// to the limits, and mean the same when it is sent on.
 ///
 /// Input: items (u8), places (u8), tokens (u8), K (u8), then rows of each of three ranks (3 x u8), then the table.
 

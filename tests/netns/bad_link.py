@@ -7,6 +7,7 @@ Of all packets a share P is lost; of the others a share P overtakes those that a
 """
 
 import argparse
+import contextlib
 import ctypes
 import fcntl
 import heapq
@@ -62,10 +63,9 @@ def main():
             heapq.heappush(under_way, (time.monotonic() + delay, next(order), other_end[end], packet))
         while under_way and under_way[0][0] <= time.monotonic():
             _, _, end, packet = heapq.heappop(under_way)
-            try:
+            # The interface may not be up, or its queue full: links lose packets.
+            with contextlib.suppress(OSError):
                 os.write(end, packet)
-            except OSError:  # the interface is not up, or its queue is full: links lose packets
-                pass
 
 
 if __name__ == "__main__":

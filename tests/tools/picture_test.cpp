@@ -12,8 +12,8 @@
 namespace ferry::testing {
 namespace {
 
-/// Enough of XML's rules to catch what a program that writes it can get wrong: tags that do not nest, attributes without
-/// quotes, characters that had to be escaped. Empty if all is well, else what is not.
+/// Enough of XML's rules to catch what a program that writes it can get wrong: tags that do not nest, attributes
+/// without quotes, characters that had to be escaped. Empty if all is well, else what is not.
 class XmlCheck {
  public:
   explicit XmlCheck(std::string_view text) : text_(text) {}

@@ -283,7 +283,8 @@ std::vector<float> Operations::factors_by_node(std::int64_t token) const {
 }
 
 /// Every row came back as it went out, so that a node's sum of a token is the token times a small factor: products and
-/// sums of these are exact in f32, whatever the order, and only the rounding of each node's sum and of their sum is left.
+/// sums of these are exact in f32, whatever the order, and only the rounding of each node's sum and of their sum is
+/// left.
 Status Operations::check_combine() {
   const auto check_row = [&](std::int64_t token, const std::byte* bytes) -> Status {
     const auto* sent = reinterpret_cast<const std::uint16_t*>(pattern_.row(context_.rank(), token));

@@ -54,8 +54,8 @@ struct LaunchPlan {
 };
 
 /// Decide once, before anything is started. Without a number of nodes, each host of a launcher is one.
-/// @errors kInvalidArgument: fewer than one or too many ranks, nodes that ranks or hosts cannot be spread over evenly, a
-///         launcher that disagrees with the request, or variables that are missing or malformed
+/// @errors kInvalidArgument: fewer than one or too many ranks, nodes that ranks or hosts cannot be spread over evenly,
+///         a launcher that disagrees with the request, or variables that are missing or malformed
 Result<LaunchPlan> plan_launch(const LaunchRequest& request);
 
 }  // namespace ferry::tools

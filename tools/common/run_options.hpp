@@ -39,7 +39,8 @@ Result<std::string> resolve_backend(const CommonOptions& options, int num_nodes)
 /// @errors kUnsupported: says why and what to do
 Status check_transport(const CommonOptions& options, int num_nodes);
 
-/// Whether `what`, a file that is written after the run can be: asked before it, on every rank that shares the reporter's host.
+/// Whether `what`, a file that is written after the run can be: asked before it, on every rank that shares the
+/// reporter's host.
 /// @errors kSystem
 Status check_output(const std::string& path, const LaunchPlan& launch, std::string_view what = "the report");
 

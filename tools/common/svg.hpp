@@ -1,7 +1,8 @@
 #ifndef FERRY_TOOLS_COMMON_SVG_HPP
 #define FERRY_TOOLS_COMMON_SVG_HPP
 
-/// Pictures as SVG text that stands alone: no scripts, fonts or files from elsewhere. Units are pixels, y grows downwards.
+/// Pictures as SVG text that stands alone: no scripts, fonts or files from elsewhere. Units are pixels, y grows
+/// downwards.
 
 #include <string>
 #include <string_view>

@@ -79,8 +79,8 @@ struct WireShape {
 /// leave the node in a dispatch of this rank's tokens, and come back in a combine. `topk_idx` [T, K], -1: no expert.
 std::int64_t count_rows_to_other_nodes(std::span<const std::int64_t> topk_idx, const WireShape& shape, int rank);
 
-/// What travels beside a row: in a dispatch, scales and, where weights are received, K ids (i32) and K weights (f32), in
-/// multiples of 16 bytes; for a weighted combine, K weights on the way out.
+/// What travels beside a row: in a dispatch, scales and, where weights are received, K ids (i32) and K weights (f32),
+/// in multiples of 16 bytes; for a weighted combine, K weights on the way out.
 std::int64_t dispatch_record_bytes(std::int64_t scale_bytes, int num_topk, bool weights);
 std::int64_t combine_record_bytes(int num_topk, bool weighted);
 

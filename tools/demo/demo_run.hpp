@@ -64,7 +64,8 @@ struct RankFigures {
   WireNames wire_names;
 };
 
-/// A rank's result area: [ figures | rows per expert, E i32 | rows sent to each rank, R i32 | output, max_tokens_per_rank() x H bf16 ].
+/// A rank's result area: [ figures | rows per expert, E i32 | rows sent to each rank, R i32 | output,
+/// max_tokens_per_rank() x H bf16 ].
 class RankArea {
  public:
   static std::size_t size_bytes(const DemoPlan& plan);

@@ -14,9 +14,9 @@
 /// hands on what comes from its rail peers to the ranks of its node, it copies its tokens for its own node, and the
 /// network moves chunks meanwhile.
 ///
-/// Rows are written straight into the receiver's output where all ranks of its node reach that; otherwise into a copy in
-/// the receiver's arena, from which the receiver takes them at the end. Records (scales, ids, weights) lie in the arena
-/// of the source, or of the forwarder, and every receiver unpacks those of its rows.
+/// Rows are written straight into the receiver's output where all ranks of its node reach that; otherwise into a copy
+/// in the receiver's arena, from which the receiver takes them at the end. Records (scales, ids, weights) lie in the
+/// arena of the source, or of the forwarder, and every receiver unpacks those of its rows.
 
 namespace ferry::cpu::nodes {
 namespace {
