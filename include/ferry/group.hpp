@@ -210,9 +210,9 @@ class FERRY_API Group {
   std::int64_t num_routes_ = 0;
 };
 
-/// Symmetric memory that one rank of a CPU group holds while it routes (at least twice), dispatches and combines such a
-/// batch: control pages, staging, and where `symmetric` three payload buffers (x of dispatch, its output, combine's
-/// input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then.
+/// Symmetric memory that one rank of a CPU group of one node holds while it routes (at least twice), dispatches and
+/// combines such a batch: control pages, staging, and where `symmetric` three payload buffers (x of dispatch, its
+/// output, combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then.
 /// @errors kInvalidArgument: a negative or absurd number
 FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);
 

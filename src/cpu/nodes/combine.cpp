@@ -23,8 +23,6 @@ using hop::HopTable;
 using node::Phase;
 using node::Ticket;
 
-constexpr std::size_t kGranuleBytes = 16;
-
 std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 class NodesCombiner {

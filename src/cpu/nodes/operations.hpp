@@ -13,6 +13,9 @@
 
 namespace ferry::cpu::nodes {
 
+/// Items are multiples of this, as rows are; streams of bytes travel as items of this size.
+inline constexpr auto kGranuleBytes = static_cast<std::size_t>(kRowGranuleBytes);
+
 /// What a call works with.
 struct Means {
   node::Crew& crew;

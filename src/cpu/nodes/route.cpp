@@ -25,9 +25,6 @@ using hop::HopTableSize;
 using node::Phase;
 using node::Ticket;
 
-/// Streams of bytes travel as items of this size.
-constexpr std::size_t kGranuleBytes = 16;
-
 std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 /// One rank's counts, as they travel.
@@ -290,7 +287,6 @@ Status NodesRouter::read_tables() {
   for (int rank = 0; rank < topology_.num_ranks; ++rank) {
     state_->num_items_from_rank.push_back(table_size(rank, my_node()).num_items);
   }
-  Status status;
   for (int mate = means_.crew.first_rank(); mate < means_.crew.end_rank(); ++mate) {
     std::int64_t block_bytes = 0;
     const auto source = [&](int node) { return node * topology_.ranks_per_node + topology_.rail_of(mate); };
@@ -320,7 +316,7 @@ Status NodesRouter::read_tables() {
       block += table_bytes;
     }
   }
-  return status;
+  return {};
 }
 
 Status NodesRouter::run() {
