@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "bootstrap/auth.hpp"
 #include "bootstrap/bytes.hpp"
 #include "bootstrap/channel.hpp"
 #include "fuzz_target.hpp"
@@ -30,8 +31,11 @@ constexpr std::size_t kMaxChunks = 32;
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 std::size_t allowed_bytes(std::size_t num_arrived) { return 2 * (num_arrived + kReadBytes); }
 
-const ChannelKeys sender_keys = {.send = {std::byte{1}}, .receive = {std::byte{2}}};
-const ChannelKeys receiver_keys = {.send = sender_keys.receive, .receive = sender_keys.send};
+/// Every input has keys of its own. With the same ones always, the fuzzer would learn digests by watching them being
+/// compared, and forge with them what it has not the key for.
+ChannelKeys keys_of_sender(std::span<const std::byte> input) {
+  return {.send = hmac_sha256({}, input).value(), .receive = {}};
+}
 
 std::pair<UniqueFd, UniqueFd> connected_pair() {
   int ends[2] = {-1, -1};
@@ -42,13 +46,14 @@ std::pair<UniqueFd, UniqueFd> connected_pair() {
 void append(Bytes* bytes, std::span<const std::byte> more) { bytes->insert(bytes->end(), more.begin(), more.end()); }
 
 /// A frame as frame.hpp describes it, whatever its header says.
-Bytes signed_frame(const HeaderBytes& header, std::span<const std::byte> payload, std::uint64_t number) {
+Bytes signed_frame(const HeaderBytes& header, std::span<const std::byte> payload, std::uint64_t number,
+                   const Digest& key) {
   Bytes bytes(header.begin(), header.end());
   append(&bytes, payload);
   Bytes covered = bytes;
   covered.resize(bytes.size() + sizeof number);
   store_little_endian(covered.data() + bytes.size(), number);
-  append(&bytes, hmac_sha256(sender_keys.send, covered).value());
+  append(&bytes, hmac_sha256(key, covered).value());
   return bytes;
 }
 
@@ -76,7 +81,7 @@ struct Story {
 
 class Teller {
  public:
-  explicit Teller(InputReader* reader) : reader_(reader), sender_(make_sender()) {}
+  Teller(InputReader* reader, const ChannelKeys& keys) : reader_(reader), key_(keys.send), sender_(make_sender(keys)) {}
 
   Story tell() {
     for (std::size_t i = 0; i < kMaxEvents && !reader_->empty() && num_told_bytes() < kEnoughBytes; ++i) add_event();
@@ -94,10 +99,10 @@ class Teller {
     return num_bytes;
   }
 
-  Channel make_sender() {
+  Channel make_sender(const ChannelKeys& keys) {
     auto [near, far] = connected_pair();
     outlet_ = std::move(far);
-    return Channel(std::move(near), sender_keys);
+    return Channel(std::move(near), keys);
   }
 
   void add_event() {
@@ -142,14 +147,15 @@ class Teller {
   void send(FrameType type, std::span<const std::byte> payload) {
     const HeaderBytes header = encode_header({type, static_cast<std::uint32_t>(payload.size())});
     Bytes bytes = sent_by_channel(type, payload);
-    require(same_bytes(bytes, signed_frame(header, payload, num_sent_)), "a channel sends what frame.hpp describes");
+    require(same_bytes(bytes, signed_frame(header, payload, num_sent_, key_)),
+            "a channel sends what frame.hpp describes");
     note_sent(header, payload, std::move(bytes));
   }
 
   /// By somebody who has the key and says what he likes. His frame takes a number as an honest one would.
   void forge(const HeaderBytes& header, std::span<const std::byte> payload) {
     (void)sent_by_channel(FrameType::kStart, {});
-    note_sent(header, payload, signed_frame(header, payload, num_sent_));
+    note_sent(header, payload, signed_frame(header, payload, num_sent_, key_));
   }
 
   /// Of the first frame that cannot be, and of what follows it, nothing must arrive.
@@ -187,6 +193,7 @@ class Teller {
   }
 
   InputReader* reader_;
+  Digest key_;
   UniqueFd outlet_;
   Channel sender_;
   std::uint64_t num_sent_ = 0;
@@ -198,8 +205,8 @@ class Teller {
 
 class Listener {
  public:
-  explicit Listener(const Story& story)
-      : story_(story), num_untouched_(story.num_untouched()), channel_(make_receiver()) {}
+  Listener(const Story& story, const ChannelKeys& keys_of_sender)
+      : story_(story), num_untouched_(story.num_untouched()), channel_(make_receiver(keys_of_sender)) {}
 
   void hear(std::size_t chunk_bytes) {
     const std::span<const std::byte> wire(story_.wire);
@@ -216,10 +223,10 @@ class Listener {
   }
 
  private:
-  Channel make_receiver() {
+  Channel make_receiver(const ChannelKeys& keys_of_sender) {
     auto [near, far] = connected_pair();
     inlet_ = std::move(far);
-    return Channel(std::move(near), receiver_keys);
+    return Channel(std::move(near), {.send = keys_of_sender.receive, .receive = keys_of_sender.send});
   }
 
   ReceiveOutcome receive() {
@@ -283,8 +290,9 @@ class Listener {
 void fuzz_one(std::span<const std::byte> input) {
   InputReader reader(input);
   const std::size_t wanted_chunk_bytes = reader.take<std::uint16_t>();
-  const Story story = Teller(&reader).tell();
-  Listener(story).hear(std::max({wanted_chunk_bytes, story.wire.size() / kMaxChunks, std::size_t{1}}));
+  const ChannelKeys keys = keys_of_sender(input);
+  const Story story = Teller(&reader, keys).tell();
+  Listener(story, keys).hear(std::max({wanted_chunk_bytes, story.wire.size() / kMaxChunks, std::size_t{1}}));
 }
 
 }  // namespace ferry::test
