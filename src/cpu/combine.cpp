@@ -2,9 +2,9 @@
 
 #include <cstring>
 
+#include "cpu/combine_inputs.hpp"
 #include "cpu/cpu_backend.hpp"
 #include "cpu/cpu_routing.hpp"
-#include "cpu/row_copy.hpp"
 #include "cpu/row_sum.hpp"
 
 /// Combine on one rank: each source reads the rows of its own tokens out of the peers' memory and sums them. Rows that
@@ -45,29 +45,12 @@ class Combiner {
 };
 
 Status Combiner::prepare(Ticket& ticket) {
-  const std::size_t weights_bytes = to_size(call_.weights.num_elements()) * sizeof(float);
-  if (weights_bytes > 0) {
-    Result<std::byte*> weights = staging_.records(weights_bytes);
-    if (!weights.ok()) return weights.status();
-    std::memcpy(*weights, call_.weights.data, weights_bytes);
-    ticket.records = crew_.locate(*weights, 1, static_cast<std::int64_t>(weights_bytes), 0);
-  }
-  ticket.input = crew_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
+  const node::Location rows = crew_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
   bool reachable = true;
   for (int rank = 0; rank < crew_.num_ranks(); ++rank) {
-    if (routing_.num_rows_from_rank[to_size(rank)] > 0 && !crew_.reachable(ticket.input, rank)) reachable = false;
+    if (routing_.num_rows_from_rank[to_size(rank)] > 0 && !crew_.reachable(rows, rank)) reachable = false;
   }
-  if (reachable) return {};
-  Result<std::byte*> staged = staging_.rows(to_size(routing_.num_used_rows * call_.x.row_bytes));
-  if (!staged.ok()) return staged.status();
-  const CopyMode mode = choose_copy_mode(routing_.num_used_rows * call_.x.row_bytes);
-  for (std::int64_t row = 0; row < routing_.num_used_rows; ++row) {
-    if (routing_.source_table[to_size(row) * 2] < 0) continue;
-    copy_row(*staged + row * call_.x.row_bytes, call_.x.row(row), to_size(call_.x.row_bytes), mode);
-  }
-  finish_copies(mode);
-  ticket.input = crew_.locate(*staged, routing_.num_used_rows, call_.x.row_bytes, call_.x.row_bytes);
-  return {};
+  return publish_combine_inputs(call_, routing_, crew_, staging_, reachable, ticket);
 }
 
 Status Combiner::find_peers() {

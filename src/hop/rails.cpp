@@ -115,7 +115,11 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
   if (status.ok()) status = rails->greet();
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
-  if (!ready.ok()) return ready.status();
+  if (!ready.ok()) {
+    // All ranks leave, and none has anything that another waits for.
+    rails->proxy_->hurry(kLastWordsNs);
+    return ready.status();
+  }
   return rails;
 }
 

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <vector>
 
+#include "cpu/combine_inputs.hpp"
 #include "cpu/nodes/item_slices.hpp"
 #include "cpu/nodes/nodes_routing.hpp"
 #include "cpu/nodes/operations.hpp"
-#include "cpu/row_copy.hpp"
 #include "cpu/row_sum.hpp"
 
 /// Combine over several nodes. A forwarder sums the rows that its node has for each token of its rail peers, and sends
@@ -79,29 +79,12 @@ class NodesCombiner {
 
 Status NodesCombiner::prepare(Ticket& ticket) {
   node::Crew& crew = means_.crew;
-  const std::size_t weights_bytes = to_size(call_.weights.num_elements()) * sizeof(float);
-  if (weights_bytes > 0) {
-    Result<std::byte*> weights = means_.staging.records(weights_bytes);
-    if (!weights.ok()) return weights.status();
-    std::memcpy(*weights, call_.weights.data, weights_bytes);
-    ticket.records = crew.locate(*weights, 1, static_cast<std::int64_t>(weights_bytes), 0);
-  }
-  ticket.input = crew.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
+  const node::Location rows = crew.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
   bool reachable = true;
   for (int rank = crew.first_rank(); rank < crew.end_rank(); ++rank) {
-    reachable = reachable && crew.reachable(ticket.input, rank);
+    reachable = reachable && crew.reachable(rows, rank);
   }
-  if (reachable) return {};
-  Result<std::byte*> staged = means_.staging.rows(to_size(routing_.num_used_rows * call_.x.row_bytes));
-  if (!staged.ok()) return staged.status();
-  const CopyMode mode = choose_copy_mode(routing_.num_used_rows * call_.x.row_bytes);
-  for (std::int64_t row = 0; row < routing_.num_used_rows; ++row) {
-    if (routing_.source_table[to_size(row) * 2] < 0) continue;
-    copy_row(*staged + row * call_.x.row_bytes, call_.x.row(row), to_size(call_.x.row_bytes), mode);
-  }
-  finish_copies(mode);
-  ticket.input = crew.locate(*staged, routing_.num_used_rows, call_.x.row_bytes, call_.x.row_bytes);
-  return {};
+  return publish_combine_inputs(call_, routing_, crew, means_.staging, reachable, ticket);
 }
 
 Status NodesCombiner::find_holders() {

@@ -1,0 +1,184 @@
+/// The network stage of dispatch and combine alone: as many items of the same size go through the same rings to all
+/// rail peers, but nobody fills them and nobody reads them. What a call takes longer than this it spends on memory.
+///
+/// One process a rank, started as torchrun does it. Rank 0 prints JSON: an iteration lasts from the first rank's start
+/// to the last rank's end, by the clock that processes of one machine share.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/backend.hpp"
+#include "ferry/bootstrap.hpp"
+#include "hop/collective.hpp"
+#include "hop/rails.hpp"
+#include "node/crew.hpp"
+#include "node/rendezvous.hpp"
+
+namespace {
+
+using ferry::Bootstrap;
+using ferry::Result;
+using ferry::Status;
+
+struct Plan {
+  int num_nodes = 2;
+  std::int64_t num_items = 4096;  // to each rail peer
+  std::size_t item_bytes = 14'400;
+  int num_iterations = 5;
+  int num_warmup = 1;
+  double timeout_s = 120;
+
+  std::int64_t timeout_ns() const { return static_cast<std::int64_t>(timeout_s * ferry::kNsPerSecond); }
+};
+
+struct Span {
+  std::int64_t start_ns = 0;
+  std::int64_t end_ns = 0;
+};
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+class Stage {
+ public:
+  /// Collective, as a backend over several nodes does it.
+  static Result<std::unique_ptr<Stage>> create(const Plan& plan, Bootstrap* bootstrap) {
+    ferry::BackendContext context;
+    context.bootstrap = bootstrap;
+    context.topology = {bootstrap->rank(), bootstrap->num_ranks(), bootstrap->num_ranks() / plan.num_nodes};
+    context.options.timeout_ns = plan.timeout_ns();
+    Result<ferry::node::Rendezvous> met = ferry::node::rendezvous(context);
+    if (!met.ok()) return met.status();
+    auto stage = std::make_unique<Stage>(context, std::move(*met));
+    Result<std::unique_ptr<ferry::hop::Rails>> rails = ferry::hop::Rails::create(context, stage->crew_);
+    if (!rails.ok()) return rails.status();
+    stage->rails_ = std::move(*rails);
+    if (plan.item_bytes % 16 != 0 || plan.item_bytes > stage->rails_->chunk_capacity()) {
+      return Status(ferry::ErrorCode::kInvalidArgument,
+                    fmt::format("--item-bytes is {}, expected a multiple of 16 up to {}, which a chunk holds",
+                                plan.item_bytes, stage->rails_->chunk_capacity()));
+    }
+    return stage;
+  }
+  Stage(const ferry::BackendContext& context, ferry::node::Rendezvous met) : crew_(context, std::move(met)) {}
+
+  Status run(const Plan& plan) {
+    const ferry::hop::Flow flow{plan.num_items, plan.num_items, plan.item_bytes, plan.item_bytes};
+    ferry::hop::Collective::Items items;
+    items.waiting_for = "to send items or make room for more";
+    items.write = [](int, std::int64_t, std::int64_t, std::byte*) {};
+    items.use = [this, &plan](ferry::hop::RailExchange& exchange) {
+      bool used = false;
+      for (int node = 0; node < rails_->num_nodes(); ++node) {
+        if (node == rails_->node()) continue;
+        const std::size_t num_bytes = exchange.front(node).size();
+        if (num_bytes == 0) continue;
+        exchange.pop(node, static_cast<std::int64_t>(num_bytes / plan.item_bytes));
+        used = true;
+      }
+      return used;
+    };
+    ferry::hop::Collective collective(crew_, *rails_);
+    return collective.exchange(std::vector<ferry::hop::Flow>(static_cast<std::size_t>(plan.num_nodes), flow), items);
+  }
+
+  std::uint64_t sent_bytes() const {
+    std::uint64_t bytes = 0;
+    for (int node = 0; node < rails_->num_nodes(); ++node) {
+      if (node != rails_->node()) bytes += rails_->traffic(node).put_bytes;
+    }
+    return bytes;
+  }
+
+ private:
+  ferry::node::Crew crew_;
+  std::unique_ptr<ferry::hop::Rails> rails_;
+};
+
+/// What all ranks measured, by rank.
+template <typename Value>
+Result<std::vector<Value>> gather(Bootstrap& bootstrap, const Value& mine, const Plan& plan) {
+  Result<std::vector<std::vector<std::byte>>> all =
+      bootstrap.all_gather(std::as_bytes(std::span(&mine, 1)), plan.timeout_ns());
+  if (!all.ok()) return all.status();
+  std::vector<Value> values(all->size());
+  for (std::size_t rank = 0; rank < all->size(); ++rank) {
+    std::memcpy(&values[rank], (*all)[rank].data(), std::min(sizeof(Value), (*all)[rank].size()));
+  }
+  return values;
+}
+
+Status measure(const Plan& plan) {
+  Result<ferry::TcpBootstrapOptions> options = ferry::tcp_bootstrap_options_from_environment();
+  if (!options.ok()) return options.status();
+  Result<std::shared_ptr<Bootstrap>> bootstrap = ferry::create_tcp_bootstrap(*options);
+  if (!bootstrap.ok()) return bootstrap.status();
+  if (plan.num_nodes < 2 || (*bootstrap)->num_ranks() % plan.num_nodes != 0) {
+    return Status(ferry::ErrorCode::kInvalidArgument,
+                  fmt::format("--nodes is {}, expected at least 2 and a divisor of the number of ranks, which is {}",
+                              plan.num_nodes, (*bootstrap)->num_ranks()));
+  }
+  Result<std::unique_ptr<Stage>> stage = Stage::create(plan, bootstrap->get());
+  if (!stage.ok()) return stage.status();
+
+  std::vector<std::int64_t> times_ns;
+  std::uint64_t sent_before = 0;
+  for (int round = 0; round < plan.num_warmup + plan.num_iterations; ++round) {
+    if (round == plan.num_warmup) sent_before = (*stage)->sent_bytes();
+    if (Result<std::vector<Span>> ready = gather(**bootstrap, Span(), plan); !ready.ok()) return ready.status();
+    Span span{now_ns(), 0};
+    if (Status status = (*stage)->run(plan); !status.ok()) return status;
+    span.end_ns = now_ns();
+    Result<std::vector<Span>> spans = gather(**bootstrap, span, plan);
+    if (!spans.ok()) return spans.status();
+    const auto starts_first = [](const Span& a, const Span& b) { return a.start_ns < b.start_ns; };
+    const auto ends_first = [](const Span& a, const Span& b) { return a.end_ns < b.end_ns; };
+    if (round >= plan.num_warmup) {
+      times_ns.push_back(std::ranges::max_element(*spans, ends_first)->end_ns -
+                         std::ranges::min_element(*spans, starts_first)->start_ns);
+    }
+  }
+  Result<std::vector<std::uint64_t>> sent = gather(**bootstrap, (*stage)->sent_bytes() - sent_before, plan);
+  if (!sent.ok()) return sent.status();
+  if ((*bootstrap)->rank() != 0) return {};
+  std::uint64_t sent_bytes = 0;
+  for (std::uint64_t bytes : *sent) sent_bytes += bytes;
+  const nlohmann::json report = {{"times_ns", times_ns},
+                                 {"sent_bytes", sent_bytes / static_cast<std::uint64_t>(plan.num_iterations)}};
+  std::puts(report.dump().c_str());
+  return {};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Plan plan;
+  CLI::App app("The network stage of dispatch and combine alone; one rank, started as torchrun does it");
+  app.add_option("--nodes", plan.num_nodes, "Nodes that the ranks are spread over evenly")->capture_default_str();
+  app.add_option("--items", plan.num_items, "Items from each rank to each rail peer")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 24));
+  app.add_option("--item-bytes", plan.item_bytes, "Bytes of an item, a multiple of 16")
+      ->capture_default_str()
+      ->check(CLI::Range(16, 128 << 10));
+  app.add_option("--iterations", plan.num_iterations)->capture_default_str()->check(CLI::Range(1, 1'000'000));
+  app.add_option("--warmup", plan.num_warmup)->capture_default_str()->check(CLI::Range(0, 1'000'000));
+  app.add_option("--timeout", plan.timeout_s, "Deadline of every wait, in seconds")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  const Status status = measure(plan);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "rail_stage: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
