@@ -87,6 +87,7 @@ Status Collective::begin(node::Ticket ticket) {
   if (Status status = crew_.open(ticket); !status.ok()) return status;
   NoticesTask notices(rails_, call, operation_);
   if (Status status = crew_.run(notices); !status.ok()) return status;
+  rails_.publish_notices(call);
   crew_.post(Phase::kRails);
   if (Status status = crew_.wait(Phase::kRails); !status.ok()) return status;
   return collect();

@@ -54,19 +54,20 @@ Status while_creating(const Status& status) {
 
 }  // namespace
 
-Rails::Rails(const BackendContext& context, node::Crew& crew, std::byte* block)
+Rails::Rails(const BackendContext& context, node::Crew& crew, std::byte* notices)
     : crew_(crew),
       topology_(context.topology),
       node_(topology_.node_of(topology_.rank)),
       num_nodes_(topology_.num_nodes()),
-      memory_(block, shape_of(topology_)),
+      memory_(nullptr, shape_of(topology_)),
+      notices_(notices),
       ends_(to_size(num_nodes_)) {}
 
 Rails::~Rails() {
   leave();
   // Peers that answer do so soon, and there is nothing to finish with the others.
   if (proxy_ != nullptr && !crew_.broken().ok()) proxy_->hurry(kLastWordsNs);
-  // The memory stays: ranks of this node may still read the notices of the last call. It goes with the arena.
+  // The notices stay: ranks of this node may still read those of the last call. They go with the arena.
   proxy_.reset();
 }
 
@@ -75,12 +76,13 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
   Status status = factory.status();
   std::unique_ptr<Rails> rails;
   if (status.ok()) {
-    Result<std::byte*> block = crew.arena().take(layout::RailMemory(nullptr, shape_of(context.topology)).size_bytes());
-    if (block.ok()) {
-      rails.reset(new Rails(context, crew, *block));
+    const layout::RailMemory memory(nullptr, shape_of(context.topology));
+    Result<std::byte*> notices = crew.arena().take(2 * to_size(context.topology.num_nodes()) * memory.call_stride());
+    if (notices.ok()) {
+      rails.reset(new Rails(context, crew, *notices));
     } else {
-      status = Status(block.status().code(),
-                      fmt::format("Group::create: no room for the network's rings: {}", block.status().message()));
+      status = Status(notices.status().code(),
+                      fmt::format("Group::create: no room for what ranks say: {}", notices.status().message()));
     }
   }
   // What a rank cannot do it says in the gathers inside, so that all ranks fail together.
@@ -92,12 +94,15 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
     options = {.self = rails->node_,
                .num_peers = rails->num_nodes_,
                .num_channels = kNumChannels,
-               .memory = {rails->memory_.at(0), rails->memory_.size_bytes()},
+               .memory_bytes = rails->memory_.size_bytes(),
                .timeout_ns = context.options.timeout_ns,
                .ranks = rails->ranks_of_rail()};
     Result<std::unique_ptr<net::Engine>> created = (*factory)->create(options);
     status = while_creating(created.status());
-    if (created.ok()) engine = std::move(*created);
+    if (created.ok()) {
+      engine = std::move(*created);
+      rails->memory_ = layout::RailMemory(engine->memory().data(), shape_of(context.topology));
+    }
   }
   if (status.ok()) {
     Result<net::Blob> mine = engine->address();
@@ -182,8 +187,12 @@ bool Rails::heard(int node, std::uint64_t call) const {
 }
 
 node::Location Rails::notices(std::uint64_t call) const {
-  return crew_.locate(memory_.at(memory_.call_in(call % 2, 0)), num_nodes_, sizeof(CallNotice),
+  return crew_.locate(notices_block(call), num_nodes_, sizeof(CallNotice),
                       static_cast<std::int64_t>(memory_.call_stride()));
+}
+
+void Rails::publish_notices(std::uint64_t call) {
+  std::memcpy(notices_block(call), memory_.at(memory_.call_in(call % 2, 0)), notices_block_bytes());
 }
 
 std::byte* Rails::chunk_room(int node) {

@@ -52,8 +52,10 @@ class Rails final : public node::OtherNodes {
   void announce(const CallNotice& notice);
   /// Has the peer's notice of call number `call` arrived?
   bool heard(int node, std::uint64_t call) const;
-  /// Where the notices of a call lie in this rank's arena, by node; this rank's own is among them.
+  /// Where publish_notices() puts the notices of a call in this rank's arena, by node; this rank's own is among them.
   node::Location notices(std::uint64_t call) const;
+  /// Once all are heard: copies them there, where the node's ranks can read them and no rail peer can change them.
+  void publish_notices(std::uint64_t call);
 
   /// Room of one chunk towards `node`; null while the peer has not used up the one that was there.
   std::byte* chunk_room(int node);
@@ -74,7 +76,10 @@ class Rails final : public node::OtherNodes {
   /// Post nothing more; peers that wait for this rank hear of it.
   void leave();
 
+  /// Of the network's memory, which is the engine's.
   std::size_t memory_bytes() const { return memory_.size_bytes(); }
+  /// Of the arena.
+  std::size_t notices_bytes() const { return 2 * notices_block_bytes(); }
   std::size_t rings_bytes() const { return memory_.rings_bytes(); }
   std::string_view engine_name() const { return engine_name_; }
   net::PeerTraffic traffic(int node) const { return proxy_->traffic(node); }
@@ -87,7 +92,9 @@ class Rails final : public node::OtherNodes {
     std::uint64_t num_exchanges = 0;
   };
 
-  Rails(const BackendContext& context, node::Crew& crew, std::byte* block);
+  Rails(const BackendContext& context, node::Crew& crew, std::byte* notices);
+  std::size_t notices_block_bytes() const { return static_cast<std::size_t>(num_nodes_) * memory_.call_stride(); }
+  std::byte* notices_block(std::uint64_t call) const { return notices_ + call % 2 * notices_block_bytes(); }
   /// Waits until every rail peer has said hello.
   Status greet();
   std::vector<int> ranks_of_rail() const;  // by node
@@ -98,6 +105,7 @@ class Rails final : public node::OtherNodes {
   int node_;
   int num_nodes_;
   layout::RailMemory memory_;
+  std::byte* notices_;  // two blocks that alternate by call: slower ranks may still read those of the call before
   std::string engine_name_;
   std::vector<End> ends_;  // by node
   std::uint64_t num_announced_ = 0;

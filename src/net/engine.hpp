@@ -38,8 +38,9 @@ struct EngineOptions {
   int num_peers = 1;     ///< ends of the network, this one included
   int num_channels = 1;  ///< towards each peer
   /// Memory that peers put into, and out of which this end puts. Outlives the engine. Everything is addressed by
-  /// offset.
-  std::span<std::byte> memory;
+  /// offset. Empty: the engine allocates `memory_bytes` itself, see Engine::memory().
+  std::span<std::byte> memory{};
+  std::size_t memory_bytes = 0;
   std::int64_t timeout_ns = 0;  ///< deadline of `close`
   /// What errors call the peers, by index: their ranks in the group. Empty: their indices.
   std::vector<int> ranks{};
@@ -68,6 +69,10 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual std::string_view name() const = 0;
+
+  /// What peers put into: the owner's, or what this engine allocated, aligned to 64 bytes and as good as it can have it
+  /// (some transports store straight into a peer's memory only where they allocated it). Goes with the engine then.
+  virtual std::span<std::byte> memory() const = 0;
 
   /// What peers need for `connect`, the way to put into `memory` included.
   virtual Result<Blob> address() const = 0;

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <string>
+
 #include "support/exchange_check.hpp"
 #include "support/rank_runner.hpp"
 
@@ -16,6 +19,7 @@ struct Shape {
   int num_nodes;
   int ranks_per_node;
   const char* transport;
+  bool over_shared_memory = false;  ///< of UCX, which takes it only where it is told to
 
   int num_ranks() const { return num_nodes * ranks_per_node; }
   /// Processes share nothing but the network; the loopback engine has threads only.
@@ -32,11 +36,13 @@ struct Shape {
 };
 
 void PrintTo(const Shape& shape, std::ostream* out) {
-  *out << shape.num_nodes << "x" << shape.ranks_per_node << " over " << shape.transport;
+  *out << shape.num_nodes << "x" << shape.ranks_per_node << " over " << shape.transport
+       << (shape.over_shared_memory ? " with shared memory" : "");
 }
 
 std::string name_of(const testing::TestParamInfo<Shape>& info) {
-  return fmt::format("{}x{}_{}_{}", info.param.num_nodes, info.param.ranks_per_node, info.param.transport,
+  return fmt::format("{}x{}_{}{}_{}", info.param.num_nodes, info.param.ranks_per_node, info.param.transport,
+                     info.param.over_shared_memory ? "_shared_memory" : "",
                      info.param.kind() == RankKind::kThreads ? "threads" : "processes");
 }
 
@@ -51,6 +57,13 @@ std::vector<Shape> shapes() {
   return all;
 }
 
+/// For a rank's process, before it makes its group.
+void take_shared_memory_only() {
+  setenv("UCX_TLS", "posix,sysv,self", 1);
+  setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
+  setenv("UCX_SYSV_ERROR_HANDLING", "y", 1);
+}
+
 class Nodes : public testing::TestWithParam<Shape> {
  protected:
   static PreparedCase prepare_on_nodes(ExchangeCase spec) {
@@ -60,8 +73,14 @@ class Nodes : public testing::TestWithParam<Shape> {
   }
   static void run(const std::function<void(RankContext&, Group&)>& body) {
     run_ranks({GetParam().kind(), GetParam().num_ranks()}, [&](RankContext& context) {
+      if (GetParam().over_shared_memory) take_shared_memory_only();
       auto group = Group::create(context.bootstrap(), GetParam().options());
       if (!context.expect_ok(group.status(), "Group::create")) return;
+      if (GetParam().over_shared_memory) {
+        for (const RailUsage& rail : (*group)->network_usage().rails) {
+          context.expect(rail.route.find("memory") != std::string::npos, "the way is shared memory: " + rail.route);
+        }
+      }
       body(context, **group);
       context.expect_ok((*group)->destroy(), "destroy");
     });
@@ -147,9 +166,11 @@ TEST_P(Nodes, WhatCrossesIsOneRecordPerTokenAndNode) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Nodes, testing::ValuesIn(shapes()), name_of);
+INSTANTIATE_TEST_SUITE_P(SharedMemory, Nodes, testing::Values(Shape{2, 2, "ucx", true}, Shape{3, 1, "ucx", true}),
+                         name_of);
 INSTANTIATE_TEST_SUITE_P(Shapes, LargeExchange,
                          testing::Values(Shape{2, 2, "loopback"}, Shape{3, 1, "loopback"}, Shape{2, 2, "ucx"},
-                                         Shape{3, 1, "ucx"}),
+                                         Shape{3, 1, "ucx"}, Shape{2, 2, "ucx", true}),
                          name_of);
 
 }  // namespace

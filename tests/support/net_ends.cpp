@@ -30,13 +30,16 @@ std::uint64_t NetEnd::highest(int peer, int channel) const {
 NetEnds::NetEnds(std::string_view engine, const NetShape& shape) {
   for (int self = 0; self < shape.num_ends; ++self) {
     auto end = std::make_unique<NetEnd>();
-    end->memory.resize(shape.memory_bytes);
+    if (!shape.engine_allocates) end->owned.resize(shape.memory_bytes);
     end->options.self = self;
     end->options.num_peers = shape.num_ends;
     end->options.num_channels = shape.num_channels;
-    end->options.memory = end->memory;
+    end->options.memory = end->owned;
+    end->options.memory_bytes = shape.engine_allocates ? shape.memory_bytes : 0;
     end->options.timeout_ns = shape.timeout_ns;
     end->engine = net_engine(engine).create(end->options).value();
+    end->memory = end->engine->memory();
+    end->options.memory = end->memory;
     ends_.push_back(std::move(end));
   }
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,7 +21,8 @@ namespace ferry::test {
 const net::EngineFactory& net_engine(std::string_view name);
 
 struct NetEnd {
-  std::vector<std::byte> memory;
+  std::vector<std::byte> owned;
+  std::span<std::byte> memory;  // `owned`, or the engine's
   net::EngineOptions options;
   std::unique_ptr<net::Engine> engine;  // null once destroyed
   /// Every value that came, in order of arrival, by (peer, channel).
@@ -37,6 +39,7 @@ struct NetShape {
   int num_ends = 2;
   int num_channels = 1;
   std::size_t memory_bytes = 1 << 16;
+  bool engine_allocates = false;
   std::int64_t timeout_ns = 10'000'000'000;
 };
 

@@ -94,6 +94,40 @@ TEST_P(NetEngine, ManyPutsThenOneNotify) {
   EXPECT_TRUE(complete);
 }
 
+TEST_P(NetEngine, AllocatesMemoryWhereItsOwnerHasNone) {
+  constexpr std::size_t kBytes = 300'000;
+  NetEnds ends(GetParam(), {.num_ends = 3, .memory_bytes = 3 * kBytes, .engine_allocates = true});
+  for (int end = 0; end < ends.size(); ++end) {
+    ASSERT_EQ(ends[end].memory.size(), 3 * kBytes);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(ends[end].memory.data()) % 64, 0U);
+    write_pattern(&ends[end], static_cast<std::size_t>(end) * kBytes, kBytes, static_cast<std::uint64_t>(end));
+  }
+  ends.connect();
+  for (int from = 0; from < ends.size(); ++from) {
+    for (int to = 0; to < ends.size(); ++to) {
+      if (to == from) continue;
+      const std::size_t offset = static_cast<std::size_t>(from) * kBytes;
+      ends[from].engine->put(to, 0, offset, offset, kBytes);
+      ends[from].engine->notify(to, 0, 1);
+    }
+  }
+  ASSERT_TRUE(ends.poll_until([&] {
+    for (int end = 0; end < ends.size(); ++end) {
+      for (int peer = 0; peer < ends.size(); ++peer) {
+        if (peer != end && ends[end].highest(peer, 0) != 1) return false;
+      }
+    }
+    return true;
+  }));
+  for (int end = 0; end < ends.size(); ++end) {
+    for (int peer = 0; peer < ends.size(); ++peer) {
+      EXPECT_TRUE(
+          has_pattern(ends[end], static_cast<std::size_t>(peer) * kBytes, kBytes, static_cast<std::uint64_t>(peer)))
+          << "what end " << peer << " put at end " << end;
+    }
+  }
+}
+
 TEST_P(NetEngine, AllPairsAtOnce) {
   constexpr int kNumEnds = 4;
   constexpr std::size_t kBytes = 20'000;

@@ -236,6 +236,7 @@ class OddEngine final : public net::Engine {
  public:
   explicit OddEngine(std::atomic<std::uint64_t>* num_polls) : num_polls_(num_polls) {}
   std::string_view name() const override { return "odd"; }
+  std::span<std::byte> memory() const override { return {}; }
   Result<net::Blob> address() const override { return net::Blob{}; }
   Status connect(std::span<const net::Blob> /*addresses*/, net::EngineEvents events) override {
     events_ = std::move(events);

@@ -48,11 +48,11 @@ Status NodesBackend::out_of_memory(Operation operation) {
 
 MemoryUsage NodesBackend::memory_usage() const {
   MemoryUsage usage;
-  const std::size_t network_bytes = node::round_up_to_page(rails_->memory_bytes());
+  const std::size_t notices_bytes = node::round_up_to_page(rails_->notices_bytes());
   usage.control_bytes = node::kControlBytes;
-  usage.network_bytes = network_bytes;
+  usage.network_bytes = rails_->memory_bytes() + notices_bytes;
   usage.staging_bytes = staging_.held_bytes();
-  usage.allocated_bytes = crew_.arena().allocated_bytes() - usage.staging_bytes - network_bytes;
+  usage.allocated_bytes = crew_.arena().allocated_bytes() - usage.staging_bytes - notices_bytes;
   return usage;
 }
 

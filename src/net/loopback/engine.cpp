@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -16,6 +17,10 @@ namespace {
 
 constexpr std::string_view kName = "loopback";
 
+struct alignas(64) CacheLine {
+  std::array<std::byte, 64> bytes;
+};
+
 struct Peer {
   std::shared_ptr<Inbox> inbox;  // null before connect and for this end itself
   bool lost = false;
@@ -26,14 +31,19 @@ class LoopbackEngine final : public Engine {
  public:
   LoopbackEngine(const EngineOptions& options, const Token& token, std::shared_ptr<Inbox> inbox)
       : options_(options),
+        own_memory_(options.memory.empty() ? (options.memory_bytes + sizeof(CacheLine) - 1) / sizeof(CacheLine) : 0),
         token_(token),
         inbox_(std::move(inbox)),
         peers_(static_cast<std::size_t>(options.num_peers)) {
+    if (!own_memory_.empty()) {
+      options_.memory = {reinterpret_cast<std::byte*>(own_memory_.data()), options_.memory_bytes};
+    }
     offer_inbox(token_, inbox_);
   }
   ~LoopbackEngine() override { close(); }
 
   std::string_view name() const override { return kName; }
+  std::span<std::byte> memory() const override { return options_.memory; }
   Result<Blob> address() const override { return make_blob(kName, options_, token_); }
   Status connect(std::span<const Blob> addresses, EngineEvents events) override;
   void put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) override;
@@ -57,6 +67,7 @@ class LoopbackEngine final : public Engine {
   void apply(const Operation& operation);
 
   EngineOptions options_;
+  std::vector<CacheLine> own_memory_;
   Token token_;
   std::shared_ptr<Inbox> inbox_;
   EngineEvents events_;

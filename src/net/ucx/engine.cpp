@@ -42,12 +42,15 @@ class UcxEngine final : public Engine {
       : options_(options),
         token_(token),
         resources_(std::move(resources)),
-        peers_(static_cast<std::size_t>(options.num_peers)) {}
+        peers_(static_cast<std::size_t>(options.num_peers)) {
+    options_.memory = resources_->memory();
+  }
   ~UcxEngine() override { leave(0); }
 
   Status listen();
 
   std::string_view name() const override { return kName; }
+  std::span<std::byte> memory() const override { return options_.memory; }
   Result<Blob> address() const override;
   Status connect(std::span<const Blob> addresses, EngineEvents events) override;
   void put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) override;
@@ -361,7 +364,7 @@ Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options) {
   if (!table.ok()) return table.status();
   Result<Token> token = make_token();
   if (!token.ok()) return token.status();
-  Result<std::unique_ptr<Resources>> resources = Resources::create(**table, options.memory);
+  Result<std::unique_ptr<Resources>> resources = Resources::create(**table, options.memory, options.memory_bytes);
   if (!resources.ok()) return resources.status();
   auto engine = std::make_unique<UcxEngine>(options, *token, std::move(*resources));
   if (Status status = engine->listen(); !status.ok()) return status;

@@ -96,6 +96,7 @@ LoadedLibrary load_library() {
   need(ucp, "ucp_worker_progress", &table.worker_progress);
   need(ucp, "ucp_worker_set_am_recv_handler", &table.worker_set_am_recv_handler);
   need(ucp, "ucp_mem_map", &table.mem_map);
+  need(ucp, "ucp_mem_query", &table.mem_query);
   need(ucp, "ucp_mem_unmap", &table.mem_unmap);
   need(ucp, "ucp_rkey_pack", &table.rkey_pack);
   need(ucp, "ucp_rkey_buffer_release", &table.rkey_buffer_release);

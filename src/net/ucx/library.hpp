@@ -28,6 +28,7 @@ struct Library {
   decltype(&ucp_worker_progress) worker_progress = nullptr;
   decltype(&ucp_worker_set_am_recv_handler) worker_set_am_recv_handler = nullptr;
   decltype(&ucp_mem_map) mem_map = nullptr;
+  decltype(&ucp_mem_query) mem_query = nullptr;
   decltype(&ucp_mem_unmap) mem_unmap = nullptr;
   decltype(&ucp_rkey_pack) rkey_pack = nullptr;
   decltype(&ucp_rkey_buffer_release) rkey_buffer_release = nullptr;

@@ -37,10 +37,11 @@ constexpr std::string_view kVariablesHint = "check the UCX_* variables (UCX_LOG_
 
 }  // namespace
 
-Result<std::unique_ptr<Resources>> Resources::create(const Library& library, std::span<std::byte> memory) {
+Result<std::unique_ptr<Resources>> Resources::create(const Library& library, std::span<std::byte> memory,
+                                                     std::size_t memory_bytes) {
   std::unique_ptr<Resources> resources(new Resources(library, memory));
   if (Status status = resources->open_context(); !status.ok()) return status;
-  if (Status status = resources->map_memory(); !status.ok()) return status;
+  if (Status status = resources->map_memory(memory_bytes); !status.ok()) return status;
   if (Status status = resources->open_worker(); !status.ok()) return status;
   return resources;
 }
@@ -67,16 +68,26 @@ Status Resources::open_context() {
   return ucx_status(opened, "opening a context", kVariablesHint);
 }
 
-Status Resources::map_memory() {
-  if (memory_.empty()) return {};
+Status Resources::map_memory(std::size_t memory_bytes) {
+  if (memory_.empty() && memory_bytes == 0) return {};
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
   params.address = memory_.data();
   params.length = memory_.size();
+  if (memory_.empty()) {
+    // Shared memory carries puts as stores only into segments of its own.
+    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS;
+    params.length = memory_bytes;
+    params.flags = UCP_MEM_MAP_ALLOCATE;
+  }
   if (Status status = ucx_status(library_.mem_map(context_, &params, &mapped_), "registering memory",
                                  "a network card needs locked memory: raise its limit (ulimit -l)");
       !status.ok()) {
     return status;
+  }
+  if (memory_.empty()) {
+    if (Status status = find_allocated(); !status.ok()) return status;
+    memory_ = memory_.first(memory_bytes);
   }
   void* packed = nullptr;
   std::size_t num_bytes = 0;
@@ -89,6 +100,15 @@ Status Resources::map_memory() {
   remote_key_.assign(first, first + num_bytes);
   library_.rkey_buffer_release(packed);
   return {};
+}
+
+/// What UCX allocated may be longer than was asked for.
+Status Resources::find_allocated() {
+  ucp_mem_attr_t attributes{};
+  attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH;
+  const ucs_status_t found = library_.mem_query(mapped_, &attributes);
+  if (found == UCS_OK) memory_ = {static_cast<std::byte*>(attributes.address), attributes.length};
+  return ucx_status(found, "asking for the allocated memory");
 }
 
 Status Resources::open_worker() {

@@ -15,8 +15,10 @@ namespace ferry::net::ucx {
 class Resources {
  public:
   /// Configured by UCX's own variables, and where those are silent by what this engine needs (resources.cpp).
+  /// Registers `memory`, or allocates `memory_bytes` where that is empty.
   /// @errors kInvalidArgument: a variable has a value that UCX refuses; kTransport, kUnsupported
-  static Result<std::unique_ptr<Resources>> create(const Library& library, std::span<std::byte> memory);
+  static Result<std::unique_ptr<Resources>> create(const Library& library, std::span<std::byte> memory,
+                                                   std::size_t memory_bytes);
   /// After the last connection is gone.
   ~Resources();
   Resources(const Resources&) = delete;
@@ -34,7 +36,8 @@ class Resources {
  private:
   Resources(const Library& library, std::span<std::byte> memory) : library_(library), memory_(memory) {}
   Status open_context();
-  Status map_memory();
+  Status map_memory(std::size_t memory_bytes);
+  Status find_allocated();
   Status open_worker();
 
   const Library& library_;
