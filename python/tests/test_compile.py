@@ -21,10 +21,10 @@ def factors(offsets: torch.Tensor, num_rows: int) -> torch.Tensor:
     return torch.searchsorted(offsets[1:].contiguous(), rows, right=True) + 1.0
 
 
-def check_layer(rank: int, world: World, most: int, backend: str, kind: str) -> None:
+def check_layer(rank: int, world: World, most: int, backend: str, kind: str, ranks_per_node: int = 0) -> None:
     device = device_of(rank, kind)
     world = world.to(device)
-    group = ferry.Group(dist.group.WORLD, device=device)
+    group = ferry.Group(dist.group.WORLD, device=device, ranks_per_node=ranks_per_node)
     layer = ferry.nn.ExpertParallel(
         group, world.num_experts, expert_alignment=4, host_offsets=False, max_recv_rows=most
     )

@@ -30,10 +30,10 @@ def dense(x: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor, experts: to
     return out
 
 
-def check_layer(rank: int, world: World, alignment: int, kind: str) -> None:
+def check_layer(rank: int, world: World, alignment: int, kind: str, ranks_per_node: int = 0) -> None:
     device = device_of(rank, kind)
     world = world.to(device)
-    group = ferry.Group(dist.group.WORLD, device=device)
+    group = ferry.Group(dist.group.WORLD, device=device, ranks_per_node=ranks_per_node)
     layer = ferry.nn.ExpertParallel(group, world.num_experts, expert_alignment=alignment)
     x = world.x[rank].clone().requires_grad_()
     weights = world.topk_weights[rank].clone().requires_grad_()

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from test_compile import check_layer as check_compiled_layer
+from test_nn import HIDDEN, check_layer
 from world import make_world
 
 import ferry
@@ -57,6 +59,17 @@ def check_exchange(rank: int) -> None:
 
 def test_two_nodes_exchange_over_the_network() -> None:
     run_ranks(2, check_exchange)
+
+
+@pytest.mark.parametrize("alignment", [1, 4])
+def test_gradients_over_two_nodes(alignment: int) -> None:
+    world = make_world(4, 7, [6, 0, 9, 3], hidden=HIDDEN, dtype=torch.float32)
+    run_ranks(4, check_layer, world, alignment, "cpu", 2)
+
+
+def test_a_compiled_layer_over_two_nodes() -> None:
+    world = make_world(2, 6, [7, 5], hidden=HIDDEN, dtype=torch.float32)
+    run_ranks(2, check_compiled_layer, world, 64, "aot_eager", "cpu", 1)
 
 
 def check_one_node(rank: int) -> None:
