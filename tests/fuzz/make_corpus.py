@@ -139,12 +139,55 @@ def hop_table_seeds() -> dict[str, bytes]:
     }
 
 
+def fnv(data: bytes) -> int:
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 % (1 << 64)
+    return value
+
+
+def net_blob(body: bytes, *, memory: int = 4096, peer: int = 2) -> bytes:
+    """End 1 of 3, with 5 channels, reads what `peer` published; no byte is changed."""
+    return struct.pack("<BBBBHHB", 1, 2, 5, peer, memory, 0, 0) + body
+
+
+def net_blob_seeds() -> dict[str, bytes]:
+    def body(own_part: bytes, name: bytes = b"ucx", memory: int = 4096, numbers: tuple[int, ...] = (2, 3, 5)) -> bytes:
+        return name.ljust(16, b"\0") + struct.pack("<QIII", memory, *numbers) + own_part
+
+    def whole(body: bytes) -> bytes:
+        return b"FNB1" + struct.pack("<Q", fnv(body)) + body
+
+    own_part = bytes(range(16)) + struct.pack("<QI", 1 << 40, 7) + b"address" + struct.pack("<I", 3) + b"key"
+    good = whole(body(own_part))
+    return {
+        "good": net_blob(good),
+        "good_body": net_blob(body(own_part)),
+        "own_part": net_blob(own_part),
+        "own_part_empty": net_blob(whole(body(b""))),
+        "own_part_announces_too_much": net_blob(body(own_part[:-7] + struct.pack("<I", 0xFFFFFFFF) + b"key")),
+        "own_part_longer": net_blob(body(own_part + b"?")),
+        "one_byte_changed": struct.pack("<BBBBHHB", 1, 2, 5, 2, 4096, 40, 128) + own_part,
+        "cut": net_blob(good[:-1]),
+        "cut_in_the_numbers": net_blob(whole(body(b"")[:-1])),
+        "no_magic": net_blob(b"GET /" + good),
+        "garbled": net_blob(good[:-1] + b"?"),
+        "other_engine": net_blob(whole(body(own_part, name=b"loopback"))),
+        "engine_without_end": net_blob(whole(body(own_part, name=b"ucx\x1b[31m" + b"x" * 20))),
+        "other_memory": net_blob(good, memory=4097),
+        "other_end": net_blob(good, peer=0),
+        "other_number_of_ends": net_blob(whole(body(own_part, numbers=(2, 4, 5)))),
+        "other_channels": net_blob(whole(body(own_part, numbers=(2, 3, 4)))),
+    }
+
+
 def main() -> None:
     targets = {
         "bootstrap_frame": frame_seeds(),
         "bootstrap_handshake": handshake_seeds(),
         "bootstrap_channel": channel_seeds(),
         "hop_table": hop_table_seeds(),
+        "net_blob": net_blob_seeds(),
     }
     for target, seeds in targets.items():
         folder = CORPUS / target
