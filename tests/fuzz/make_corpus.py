@@ -139,6 +139,64 @@ def hop_table_seeds() -> dict[str, bytes]:
     }
 
 
+ROUTE, DISPATCH, COMBINE, DESTROY = range(4)
+
+
+def call_notice(
+    operation: int = ROUTE,
+    *,
+    code: int = 0,
+    text: bytes = b"",
+    text_bytes: int | None = None,
+    fields: tuple[int, ...] = (),
+    call: int = 7,
+    rows: int = 0,
+    entries: int = 0,
+) -> bytes:
+    length = len(text) if text_bytes is None else text_bytes
+    record = struct.pack("<iiii", operation, code, 0, length) + struct.pack("<10q", *fields, *[0] * (10 - len(fields)))
+    return struct.pack("<Q", call) + record + text.ljust(640, b"\0") + struct.pack("<qq", rows, entries)
+
+
+def verdict(code: int, culprit: int, text: bytes, text_bytes: int | None = None) -> bytes:
+    return struct.pack("<iii", code, culprit, len(text) if text_bytes is None else text_bytes) + text.ljust(512, b"\0")
+
+
+def call_notice_seeds() -> dict[str, bytes]:
+    def story(*notices: bytes, end: bytes = b"") -> bytes:
+        # Where an input has ended there are zeros.
+        return (bytes([7, len(notices) - 1]) + b"".join(notices) + end).rstrip(b"\0")
+
+    route = call_notice(fields=(8, 64, 0, 1, 0, 1, 12345), rows=1000, entries=80)
+    return {
+        "agreed": story(route, route),
+        "dispatch": story(call_notice(DISPATCH, fields=(0, 4096, 5, 0, 0, 0, 1, 1)), end=verdict(4, 0, b"late")),
+        "combine": story(call_notice(COMBINE, fields=(0, 4096, 5, 1, 0))),
+        "destroy": story(call_notice(DESTROY), call_notice(DESTROY)),
+        "other_field": story(route, call_notice(fields=(8, 65, 0, 1, 0, 1, 12345), entries=80)),
+        "other_operation": story(call_notice(COMBINE), call_notice(DESTROY)),
+        "own_error": story(route, call_notice(code=3, text=b"route: too much")),
+        "own_error_unreadable": story(call_notice(code=1, text=b"\x1b[2J\xff\0" * 9)),
+        "other_call": story(call_notice(call=8)),
+        "no_such_operation": story(call_notice(4)),
+        "negative_operation": story(call_notice(-1)),
+        "no_such_code": story(call_notice(code=10, text=b"?")),
+        "negative_code": story(call_notice(code=-1, text=b"?")),
+        "text_too_long": story(call_notice(code=1, text=b"x" * 640, text_bytes=641)),
+        "text_of_negative_length": story(call_notice(code=1, text=b"x", text_bytes=-1)),
+        "too_many_rows": story(call_notice(rows=1 << 31)),
+        "negative_rows": story(call_notice(rows=-1)),
+        "too_many_entries": story(call_notice(entries=1 << 31)),
+        "negative_entries": story(call_notice(entries=-8)),
+        "verdict_of_success": story(route, end=verdict(0, 0, b"all is well")),
+        "verdict_no_such_code": story(route, end=verdict(10, 0, b"?")),
+        "verdict_of_nobody": story(route, end=verdict(6, -1, b"")),
+        "verdict_no_such_culprit": story(route, end=verdict(6, 1, b"rank 1")),
+        "verdict_too_long": story(route, end=verdict(5, 0, b"x" * 512, 1 << 30)),
+        "verdict_unreadable": story(route, end=verdict(5, 0, b"\0\x7f\xff", 3)),
+    }
+
+
 def fnv(data: bytes) -> int:
     value = 0xCBF29CE484222325
     for byte in data:
@@ -187,6 +245,7 @@ def main() -> None:
         "bootstrap_handshake": handshake_seeds(),
         "bootstrap_channel": channel_seeds(),
         "hop_table": hop_table_seeds(),
+        "call_notice": call_notice_seeds(),
         "net_blob": net_blob_seeds(),
     }
     for target, seeds in targets.items():
