@@ -2,11 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "hop/call_notice.hpp"
+#include "hop/chunk_reader.hpp"
+#include "layout/rail_memory.hpp"
 
 namespace ferry::hop {
 namespace {
@@ -104,6 +109,68 @@ TEST(Verdict, IsUsableWhateverItSays) {
   EXPECT_EQ(usable.culprit, -1);
   EXPECT_EQ(std::string(usable.message.data(), static_cast<std::size_t>(usable.message_bytes)),
             std::string(node::kVerdictMessageBytes, '?'));
+}
+
+/// A chunk with room for eight items of 16 bytes.
+std::vector<std::byte> chunk_with(const layout::ChunkHeader& header) {
+  std::vector<std::byte> chunk(layout::kChunkHeaderBytes + 128);
+  std::memcpy(chunk.data(), &header, sizeof(header));
+  return chunk;
+}
+
+constexpr layout::ChunkHeader kGoodHeader{.chunk_idx = 5, .exchange_idx = 2, .num_items = 8, .item_bytes = 16};
+
+TEST(ChunkReader, GivesItemsInOrderUntilAllAreUsed) {
+  ChunkReader reader({.exchange_idx = 2, .num_items = 10, .item_bytes = 16});
+  const std::vector<std::byte> chunk = chunk_with(kGoodHeader);
+  ASSERT_TRUE(reader.open(chunk, 5).ok());
+  EXPECT_EQ(reader.front().size(), 128U);
+  EXPECT_FALSE(reader.pop(3));
+  EXPECT_EQ(reader.front().data(), chunk.data() + layout::kChunkHeaderBytes + 48);
+  EXPECT_EQ(reader.front().size(), 80U);
+  EXPECT_TRUE(reader.pop(5));
+  EXPECT_TRUE(reader.front().empty());
+  EXPECT_FALSE(reader.all_used());
+  layout::ChunkHeader last = kGoodHeader;
+  last.chunk_idx = 6;
+  last.num_items = 2;
+  const std::vector<std::byte> last_chunk = chunk_with(last);
+  ASSERT_TRUE(reader.open(last_chunk, 6).ok());
+  EXPECT_TRUE(reader.pop(2));
+  EXPECT_TRUE(reader.all_used());
+}
+
+TEST(ChunkReader, RefusesWhatWasNotAgreedOn) {
+  const auto refuses = [](auto change) {
+    layout::ChunkHeader header = kGoodHeader;
+    change(header);
+    ChunkReader reader({.exchange_idx = 2, .num_items = 10, .item_bytes = 16});
+    const std::vector<std::byte> chunk = chunk_with(header);
+    return reader.open(chunk, 5).code() == ErrorCode::kTransport && reader.front().empty();
+  };
+  EXPECT_FALSE(refuses([](layout::ChunkHeader& /*header*/) {}));
+  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.chunk_idx = 4; }));
+  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.exchange_idx = 1; }));
+  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.item_bytes = 8; }));
+  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.num_items = 0; }));
+  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.num_items = 9; })) << "more than a chunk holds";
+  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.num_items = 0xFFFFFFFF; }));
+}
+
+TEST(ChunkReader, RefusesMoreItemsThanAreLeft) {
+  ChunkReader reader({.exchange_idx = 2, .num_items = 7, .item_bytes = 16});
+  const std::vector<std::byte> chunk = chunk_with(kGoodHeader);
+  EXPECT_EQ(reader.open(chunk, 5).code(), ErrorCode::kTransport);
+}
+
+TEST(ChunkReader, AHeaderThatChangesLaterChangesNothing) {
+  ChunkReader reader({.exchange_idx = 2, .num_items = 10, .item_bytes = 16});
+  std::vector<std::byte> chunk = chunk_with(kGoodHeader);
+  ASSERT_TRUE(reader.open(chunk, 5).ok());
+  std::fill_n(chunk.begin(), layout::kChunkHeaderBytes, std::byte{0xFF});
+  EXPECT_EQ(reader.front().size(), 128U);
+  EXPECT_FALSE(reader.pop(7));
+  EXPECT_EQ(reader.front().size(), 16U);
 }
 
 }  // namespace
