@@ -197,6 +197,47 @@ def call_notice_seeds() -> dict[str, bytes]:
     }
 
 
+# The headers of rail_chunk_fuzz.cpp, and what may be changed in one.
+GOOD, CHANGED, ANY = range(3)
+CHUNK_IDX, EXCHANGE_IDX, NUM_ITEMS, ITEM_BYTES = range(4)
+
+
+def rail_chunk_seeds() -> dict[str, bytes]:
+    """Chunks have room for four granules; an item has two, so a chunk holds two items."""
+    scribble = b"\xff" * 24
+
+    def story(*events: bytes) -> bytes:
+        return bytes([3]) + b"".join(events)
+
+    def exchange(items: int, granules: int = 2) -> bytes:
+        return bytes([items, granules - 1])
+
+    def good(fewer: int = 0, *, used: bytes = b"\0") -> bytes:
+        return bytes([GOOD, fewer]) + scribble + used
+
+    def changed(field: int, change: int) -> bytes:
+        return bytes([CHANGED, 0, field]) + struct.pack("<Q", change)
+
+    def given(chunk_idx: int, exchange_idx: int, num_items: int, item_bytes: int) -> bytes:
+        return bytes([ANY]) + struct.pack("<QQII", chunk_idx, exchange_idx, num_items, item_bytes)
+
+    return {
+        "two_exchanges": story(exchange(3), good(), good(), exchange(4, 1), good()),
+        "item_by_item": story(exchange(8, 1), good(used=b"\3\2\1\0"), good(used=b"\1\1\0")),
+        "short_chunks": story(exchange(3), good(1), good(1), good(0)),
+        "an_empty_exchange": story(exchange(0), exchange(1), good()),
+        "as_it_should_be": story(exchange(2), given(0, 1, 2, 32) + scribble),
+        "number_of_another": story(exchange(3), changed(CHUNK_IDX, 1), good(), changed(CHUNK_IDX, 1 << 63), good()),
+        "of_another_exchange": story(exchange(3), changed(EXCHANGE_IDX, 1), good(), good()),
+        "no_items": story(exchange(3), given(0, 1, 0, 32), good()),
+        "too_many_items": story(exchange(3), given(0, 1, 3, 32), good(), given(1, 1, 2, 32), good()),
+        "most_items": story(exchange(3), changed(NUM_ITEMS, 0xFFFFFFFD), given(0, 1, 0xFFFFFFFF, 32), good()),
+        "shorter_items": story(exchange(3), changed(ITEM_BYTES, 0xFFFFFFF0), good()),
+        "longest_items": story(exchange(3), given(0, 1, 2, 0xFFFFFFFF), given(0, 1, 0x8000000, 32), good()),
+        "refused_again_and_again": story(exchange(3), *[given(9, 9, 9, 9)] * 8),
+    }
+
+
 def fnv(data: bytes) -> int:
     value = 0xCBF29CE484222325
     for byte in data:
@@ -247,6 +288,7 @@ def main() -> None:
         "hop_table": hop_table_seeds(),
         "call_notice": call_notice_seeds(),
         "net_blob": net_blob_seeds(),
+        "rail_chunk": rail_chunk_seeds(),
     }
     for target, seeds in targets.items():
         folder = CORPUS / target
