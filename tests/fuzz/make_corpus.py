@@ -238,6 +238,48 @@ def rail_chunk_seeds() -> dict[str, bytes]:
     }
 
 
+# The layouts and changes of route_tables_fuzz.cpp.
+TOKENS, EXPERTS, SLAB = range(3)
+RANK_COUNT, EXPERT_COUNT, TABLE_ITEMS, TABLE_PLACES, ENTRIES, TABLE_WORD = range(6)
+
+
+def route_tables_seeds() -> dict[str, bytes]:
+    """Node 1 of 2 with two ranks each reads; six experts, one or two on a rank; two entries a token."""
+
+    def story(layout: int, *changes: tuple[int, int, int, int], space: int = 15) -> bytes:
+        shape = bytes([1, 1, 1, 5, layout, space, 0])
+        # The experts of each token, plus one.
+        ranks = [[(4, 1), (3, 4)], [(4, 4)], [(0, 0), (1, 2), (4, 3)], [(3, 0)]]
+        tokens = b"".join(bytes([len(rank)]) + b"".join(map(bytes, rank)) for rank in ranks)
+        edits = b"".join(struct.pack("<BBBi", *change) for change in changes)
+        return shape + tokens + bytes([len(changes)]) + edits
+
+    return {
+        "tokens": story(TOKENS),
+        "experts": story(EXPERTS),
+        "experts_unaligned": story(EXPERTS, space=0),
+        "slab": story(SLAB),
+        "slab_full": story(SLAB, space=0),
+        "count_too_large": story(TOKENS, (0, RANK_COUNT, 2, 1 << 30)),
+        "count_negative": story(EXPERTS, (0, EXPERT_COUNT, 3, -2)),
+        "one_row_more_than_in_the_table": story(TOKENS, (0, RANK_COUNT, 2, 1), (2, RANK_COUNT, 2, 1)),
+        "one_row_less_than_in_the_table": story(TOKENS, (0, RANK_COUNT, 2, -1)),
+        "table_of_no_items": story(TOKENS, (1, TABLE_ITEMS, 1, -1), (1, TABLE_PLACES, 1, -2)),
+        "too_many_places": story(TOKENS, (2, TABLE_PLACES, 1, 7)),
+        "entries_of_no_token": story(TOKENS, (3, ENTRIES, 0, 1)),
+        "padding_taken": story(EXPERTS, (1, TABLE_WORD, 3, 1)),
+        "row_of_another": story(TOKENS, (1, TABLE_WORD, 3, 1)),
+        "row_of_a_rank_that_gets_none": story(
+            TOKENS,
+            (1, TABLE_WORD, 3, -2),
+            (1, TABLE_WORD, 4, -1),
+            (1, TABLE_WORD, 5, -2),
+            (1, TABLE_WORD, 6, -1),
+        ),
+        "token_that_does_not_exist": story(SLAB, (1, TABLE_WORD, 0, 1)),
+    }
+
+
 def fnv(data: bytes) -> int:
     value = 0xCBF29CE484222325
     for byte in data:
@@ -289,6 +331,7 @@ def main() -> None:
         "call_notice": call_notice_seeds(),
         "net_blob": net_blob_seeds(),
         "rail_chunk": rail_chunk_seeds(),
+        "route_tables": route_tables_seeds(),
     }
     for target, seeds in targets.items():
         folder = CORPUS / target
