@@ -1,8 +1,8 @@
 #ifndef FERRY_HOP_CALL_NOTICE_HPP
 #define FERRY_HOP_CALL_NOTICE_HPP
 
-/// What ranks tell their rail peers besides payload: which call they make, and why they gave up. Raw bytes in memory that
-/// a peer can write at any moment, so whoever uses them takes a copy here, once, and looks at nothing but the copy.
+/// What ranks tell their rail peers besides payload: which call they make, and why they gave up. Raw bytes in memory
+/// that a peer can write at any moment, so whoever uses them takes a copy here, once, and looks at that alone.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +26,8 @@ static_assert(std::is_trivially_copyable_v<CallNotice>, "peers read it as it lie
 
 /// Takes any bytes, even such as change meanwhile. A notice that it accepts is of call number `call`, its enumerators
 /// exist, its numbers of rows and entries fit the i32 tables of route, and its message, if the call failed, is plain
-/// text inside of its room. `*notice` is not touched where there is no message to copy, or nothing was accepted.
+/// text inside of its room. `*notice` stays as it was where a notice is refused, and so does what it has of a
+/// message beyond the new one's end.
 /// @errors kTransport, in words that follow "rank 3 …"
 Status parse_call_notice(std::span<const std::byte, sizeof(CallNotice)> bytes, std::uint64_t call, CallNotice* notice);
 

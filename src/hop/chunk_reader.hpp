@@ -2,8 +2,8 @@
 #define FERRY_HOP_CHUNK_READER_HPP
 
 /// What comes from one rail peer in one exchange: items in chunks, as many and as long as both ends know beforehand.
-/// The peer can write to a chunk at any moment, so its header is read once; nothing but the contents of items, which are
-/// the peer's business, depends on what the chunk holds later.
+/// The peer can write to a chunk at any moment, so its header is read once; nothing but the contents of items, which
+/// are the peer's business, depends on what the chunk holds later.
 
 #include <cstddef>
 #include <cstdint>

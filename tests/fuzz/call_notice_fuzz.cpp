@@ -1,8 +1,7 @@
 /// What rail peers say of their calls and of the end of a group (hop/call_notice.hpp): what is accepted must be fit for
 /// all that follows, which is agreement, route's counting, and messages for people.
 ///
-/// Input: number of the call (u8), ranks (u8), then notices and verdicts in turn as bytes: the first ranks' notices, and
-/// a verdict of what is left.
+/// Input: number of the call (u8), ranks (u8), then bytes: of the ranks' notices, and of a verdict.
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 /// What an end of the network publishes (net/blob.hpp), and how an engine takes its own part of it to pieces.
 ///
-/// Input: self, peers, channels, peer (4 x u8), bytes of memory (u16), a change (u16 position, u8 bits), then bytes that
-/// serve three times: as a blob, as what a good checksum stands in front of, and as an engine's own part.
+/// Input: self, peers, channels, peer (4 x u8), bytes of memory (u16), a change (u16 position, u8 bits), then bytes
+/// that serve three times: as a blob, as what a good checksum stands in front of, and as an engine's own part.
 
 #include <array>
 #include <vector>

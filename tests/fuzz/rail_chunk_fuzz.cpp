@@ -1,8 +1,8 @@
-/// Chunks from a rail peer (hop/chunk_reader.hpp), told as a story of exchanges: a receiver takes exactly the items that
-/// were agreed on, in order and out of the chunks, whatever the peer writes into them before and after.
+/// Chunks from a rail peer (hop/chunk_reader.hpp), told as a story of exchanges: a receiver takes exactly the items
+/// that were agreed on, in order and out of the chunks, whatever the peer writes into them before and after.
 ///
-/// Input: room of a chunk in granules (u8), then exchanges: items (u8), granules of an item (u8), then chunks: what their
-/// header is (u8: as it should be, with a field changed, any bytes) with what that takes, then how they are used.
+/// Input: room of a chunk in granules (u8), then exchanges: items (u8), granules of an item (u8), then chunks: what
+/// their header is (u8: as it should be, with a field changed, any bytes) with what that takes, then how they are used.
 
 #include <algorithm>
 #include <array>
