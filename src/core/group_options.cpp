@@ -127,8 +127,10 @@ Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap,
     bytes.erase(bytes.begin(), bytes.begin() + sizeof(theirs));
     if (theirs.code == ErrorCode::kOk) continue;
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    return Status(theirs.code, fmt::format("rank {}: {}", rank, text),
-                  theirs.peer >= 0 ? theirs.peer : static_cast<int>(rank));
+    const bool has_code = theirs.code > ErrorCode::kOk && theirs.code <= ErrorCode::kInternal;
+    const bool has_peer = theirs.peer >= 0 && theirs.peer < bootstrap.num_ranks();
+    return Status(has_code ? theirs.code : ErrorCode::kTransport, fmt::format("rank {}: {}", rank, text),
+                  has_peer ? theirs.peer : static_cast<int>(rank));
   }
   return gathered;
 }

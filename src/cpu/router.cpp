@@ -260,12 +260,12 @@ void Router::place_tokens() {
   state_->places.resize(num_places);
 }
 
-std::int64_t Router::rows_from(std::size_t source_rank) const {
+std::int64_t Router::rows_between(std::size_t source_rank, std::size_t rank) const {
   const SourceCounts& source = sources_[source_rank];
-  if (by_rank_) return source.rank_counts[my_rank_];
+  if (by_rank_) return source.rank_counts[rank];
   std::int64_t rows = 0;
   for (std::size_t expert = 0; expert < num_experts_; ++expert) {
-    if (owner(expert) == my_rank_) rows += source.expert_counts[expert];
+    if (owner(expert) == rank) rows += source.expert_counts[expert];
   }
   return rows;
 }
@@ -273,10 +273,25 @@ std::int64_t Router::rows_from(std::size_t source_rank) const {
 void Router::begin_sources() {
   for (std::size_t rank = 0; rank < num_ranks_; ++rank) {
     state_->num_rows_on_rank.push_back(rows_of(rank));
-    state_->num_rows_from_rank.push_back(rows_from(rank));
+    state_->num_rows_from_rank.push_back(rows_between(rank, my_rank_));
   }
   state_->num_used_rows = state_->num_rows_on_rank[my_rank_];
   state_->source_table.assign(to_size(state_->num_used_rows) * 2, -1);
+}
+
+void Router::name_sources() {
+  std::vector<std::int64_t> next_row(by_rank_ ? 1 : num_experts_, 0);
+  if (!by_rank_) next_row = expert_first_row_;
+  for (std::size_t source = 0; source < num_ranks_; ++source) {
+    const std::int32_t* const counts = by_rank_ ? sources_[source].rank_counts : sources_[source].expert_counts;
+    for (std::size_t run = 0; run < num_runs(); ++run) {
+      if ((by_rank_ ? run : owner(run)) != my_rank_) continue;
+      std::int64_t& row = next_row[by_rank_ ? 0 : run];
+      for (std::int32_t i = 0; i < counts[run]; ++i, ++row) {
+        state_->source_table[to_size(row) * 2] = static_cast<std::int32_t>(source);
+      }
+    }
+  }
 }
 
 void Router::finish() {

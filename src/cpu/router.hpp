@@ -41,6 +41,8 @@ class Router {
   void place_tokens();
   /// Counts rows by rank, and makes source_table with no token in any row; the caller fills it in.
   void begin_sources();
+  /// Enters into source_table which rank each row's token comes from, as far as counts tell, and -1 for the token.
+  void name_sources();
   /// Fills the rest of the state.
   void finish();
 
@@ -50,6 +52,8 @@ class Router {
   const SourceCounts& source(std::size_t rank) const { return sources_[rank]; }
   /// Rows of a destination: its tokens, or its experts' groups.
   std::int64_t rows_of(std::size_t rank) const;
+  /// Rows of a destination that come from a source.
+  std::int64_t rows_between(std::size_t source_rank, std::size_t rank) const;
   /// [E] first row of the expert's group on its owner.
   const std::vector<std::int64_t>& expert_first_row() const { return expert_first_row_; }
 
@@ -57,7 +61,6 @@ class Router {
   /// First row, on the owner, of the rows that this rank sends for each run (a rank or an expert).
   std::vector<std::int64_t> first_rows() const;
   std::int64_t local_experts_of(std::size_t rank) const;
-  std::int64_t rows_from(std::size_t source_rank) const;
 
   const RouteCall& call_;
   std::size_t num_ranks_;

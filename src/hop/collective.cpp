@@ -98,6 +98,7 @@ Status Collective::collect() {
   const auto num_ranks = static_cast<std::size_t>(topology.num_ranks);
   std::vector<const CallRecord*> records(num_ranks);
   said_.assign(num_ranks, {});
+  notices_.resize(num_ranks);
   for (int mate = crew_.first_rank(); mate < crew_.end_rank(); ++mate) {
     const node::Location& location = crew_.ticket_of(mate).rails;
     const std::byte* const notices = crew_.resolve(location, mate, {topology.num_nodes(), sizeof(CallNotice)});
@@ -107,15 +108,23 @@ Status Collective::collect() {
           fmt::format("{}: rank {} named memory outside its arena; please report this bug", operation_, mate));
     }
     for (int node = 0; node < topology.num_nodes(); ++node) {
-      const int rank = node * topology.ranks_per_node + topology.rail_of(mate);
-      const auto& notice = *reinterpret_cast<const CallNotice*>(notices + node * location.stride_bytes);
-      if (notice.call != crew_.call()) {
-        return crew_.fail(ErrorCode::kTransport, rank,
-                          fmt::format("{}: rank {} announced call {}, expected {}; do all ranks run the same build?",
-                                      operation_, rank, notice.call, crew_.call()));
+      const auto rank = static_cast<std::size_t>(node * topology.ranks_per_node + topology.rail_of(mate));
+      if (node == rails_.node()) {
+        // Out of its ticket: no peer can put anything there.
+        const node::Ticket& ticket = crew_.ticket_of(mate);
+        records[rank] = &ticket.record;
+        said_[rank] = {ticket.max_recv_rows, ticket.num_entries};
+        continue;
       }
-      records[static_cast<std::size_t>(rank)] = &notice.record;
-      said_[static_cast<std::size_t>(rank)] = {notice.max_recv_rows, notice.num_entries};
+      const std::span<const std::byte, sizeof(CallNotice)> bytes(notices + node * location.stride_bytes,
+                                                                 sizeof(CallNotice));
+      if (Status status = parse_call_notice(bytes, crew_.call(), &notices_[rank]); !status.ok()) {
+        return crew_.fail(
+            status.code(), static_cast<int>(rank),
+            fmt::format("{}: rank {} {}; do all ranks run the same build?", operation_, rank, status.message()));
+      }
+      records[rank] = &notices_[rank].record;
+      said_[rank] = {notices_[rank].max_recv_rows, notices_[rank].num_entries};
     }
   }
   return check_agreement(records);

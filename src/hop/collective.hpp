@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "hop/call_notice.hpp"
 #include "hop/rail_exchange.hpp"
 #include "hop/rails.hpp"
 #include "node/crew.hpp"
@@ -45,7 +46,8 @@ class Collective {
   node::Crew& crew_;
   Rails& rails_;
   std::string operation_;
-  std::vector<Said> said_;  // by rank
+  std::vector<CallNotice> notices_;  // by rank; of this node's own none
+  std::vector<Said> said_;           // by rank
 };
 
 }  // namespace ferry::hop

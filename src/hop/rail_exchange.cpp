@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 namespace ferry::hop {
 
@@ -12,7 +11,9 @@ RailExchange::RailExchange(Rails& rails, std::vector<Flow> flows) : rails_(rails
   for (int step = 1; step < rails.num_nodes(); ++step) {
     const int node = (rails.node() + step) % rails.num_nodes();
     order_.push_back(node);
-    states_[static_cast<std::size_t>(node)].exchange_idx = rails.next_exchange(node);
+    State& state = states_[static_cast<std::size_t>(node)];
+    state.exchange_idx = rails.next_exchange(node);
+    state.in = ChunkReader({state.exchange_idx, state.flow.num_in, state.flow.in_item_bytes});
   }
 }
 
@@ -37,49 +38,22 @@ bool RailExchange::send(const Write& write) {
   return sent;
 }
 
-/// Looks at the header of the front chunk, if there is one.
-bool RailExchange::open_chunk(int node, State& state) {
-  const std::byte* const chunk = rails_.front_chunk(node);
-  if (chunk == nullptr) return false;
-  layout::ChunkHeader header;
-  std::memcpy(&header, chunk, sizeof(header));
-  const std::int64_t left = state.flow.num_in - state.num_used;
-  const std::size_t item_bytes = state.flow.in_item_bytes;
-  const bool fits = header.num_items > 0 && static_cast<std::int64_t>(header.num_items) <= left &&
-                    header.num_items * item_bytes <= rails_.chunk_capacity();
-  if (header.chunk_idx == rails_.front_chunk_idx(node) && header.exchange_idx == state.exchange_idx &&
-      header.item_bytes == item_bytes && fits) {
-    state.chunk_items = header.num_items;
-    state.chunk_used = 0;
-    return true;
-  }
-  fault_ =
-      Status(ErrorCode::kTransport,
-             fmt::format("rank {} sent a chunk that was not agreed on: number {} of exchange {} with {} items of {} "
-                         "bytes, expected number {} of exchange {} with at most {} items of {} bytes",
-                         rails_.rank_of(node), header.chunk_idx, header.exchange_idx, header.num_items,
-                         header.item_bytes, rails_.front_chunk_idx(node), state.exchange_idx, left, item_bytes),
-             rails_.rank_of(node));
-  return false;
-}
-
 std::span<const std::byte> RailExchange::front(int node) {
-  State& state = states_[static_cast<std::size_t>(node)];
-  if (!fault_.ok() || state.num_used == state.flow.num_in) return {};
-  if (state.chunk_items == 0 && !open_chunk(node, state)) return {};
-  const std::byte* const items = rails_.front_chunk(node) + layout::kChunkHeaderBytes;
-  const std::size_t item_bytes = state.flow.in_item_bytes;
-  return {items + static_cast<std::size_t>(state.chunk_used) * item_bytes,
-          static_cast<std::size_t>(state.chunk_items - state.chunk_used) * item_bytes};
+  ChunkReader& in = states_[static_cast<std::size_t>(node)].in;
+  if (!fault_.ok() || in.all_used()) return {};
+  if (in.is_open()) return in.front();
+  const std::byte* const chunk = rails_.front_chunk(node);
+  if (chunk == nullptr) return {};
+  const std::size_t chunk_bytes = layout::kChunkHeaderBytes + rails_.chunk_capacity();
+  if (Status status = in.open({chunk, chunk_bytes}, rails_.front_chunk_idx(node)); !status.ok()) {
+    const int rank = rails_.rank_of(node);
+    fault_ = Status(status.code(), fmt::format("rank {} sent {}", rank, status.message()), rank);
+  }
+  return in.front();
 }
 
 void RailExchange::pop(int node, std::int64_t count) {
-  State& state = states_[static_cast<std::size_t>(node)];
-  state.num_used += count;
-  state.chunk_used += count;
-  if (state.chunk_used < state.chunk_items) return;
-  state.chunk_items = 0;
-  rails_.release_chunk(node);
+  if (states_[static_cast<std::size_t>(node)].in.pop(count)) rails_.release_chunk(node);
 }
 
 bool RailExchange::all_sent() const {
@@ -90,16 +64,14 @@ bool RailExchange::all_sent() const {
 }
 
 bool RailExchange::all_used() const {
-  return std::all_of(order_.begin(), order_.end(), [this](int node) {
-    const State& state = states_[static_cast<std::size_t>(node)];
-    return state.num_used == state.flow.num_in;
-  });
+  return std::all_of(order_.begin(), order_.end(),
+                     [this](int node) { return states_[static_cast<std::size_t>(node)].in.all_used(); });
 }
 
 void RailExchange::list_missing(std::vector<int>* ranks) const {
   for (const int node : order_) {
     const State& state = states_[static_cast<std::size_t>(node)];
-    if (state.num_sent < state.flow.num_out || state.num_used < state.flow.num_in) {
+    if (state.num_sent < state.flow.num_out || !state.in.all_used()) {
       ranks->push_back(rails_.rank_of(node));
     }
   }

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "hop/chunk_reader.hpp"
 #include "hop/rails.hpp"
 
 namespace ferry::hop {
@@ -53,11 +54,8 @@ class RailExchange {
     Flow flow;
     std::uint64_t exchange_idx = 0;
     std::int64_t num_sent = 0;
-    std::int64_t num_used = 0;
-    std::int64_t chunk_items = 0;  ///< of the front chunk, 0: not looked at yet
-    std::int64_t chunk_used = 0;
+    ChunkReader in;
   };
-  bool open_chunk(int node, State& state);
 
   Rails& rails_;
   std::vector<State> states_;  // by node

@@ -175,7 +175,6 @@ void Rails::announce(const CallNotice& notice) {
   const std::size_t parity = notice.call % 2;
   num_announced_ = notice.call;
   std::memcpy(memory_.at(memory_.call_out(parity)), &notice, sizeof(notice));
-  std::memcpy(memory_.at(memory_.call_in(parity, to_size(node_))), &notice, sizeof(notice));
   for (int node : peer_nodes()) {
     proxy_->put(node, kCall, memory_.call_out(parity), memory_.call_in(parity, to_size(node_)), sizeof(notice));
     proxy_->notify(node, kCall, notice.call);
@@ -238,13 +237,9 @@ void Rails::tell(const node::Verdict& verdict) {
 std::optional<node::OtherNodes::Told> Rails::told() {
   for (int node : peer_nodes()) {
     if ((proxy_->received(node, kVerdict) & ~kLeft) == 0) continue;
-    Told told{rank_of(node), {}};
-    std::memcpy(&told.verdict, memory_.at(memory_.verdict_in(to_size(node))), sizeof(told.verdict));
-    if (told.verdict.culprit < 0 || told.verdict.culprit >= topology_.num_ranks) told.verdict.culprit = -1;
-    if (told.verdict.code <= ErrorCode::kOk || told.verdict.code > ErrorCode::kInternal) {
-      told.verdict.code = ErrorCode::kTransport;
-    }
-    return told;
+    const std::span<const std::byte, sizeof(node::Verdict)> bytes(memory_.at(memory_.verdict_in(to_size(node))),
+                                                                  sizeof(node::Verdict));
+    return Told{rank_of(node), usable_verdict(bytes, topology_.num_ranks)};
   }
   return std::nullopt;
 }

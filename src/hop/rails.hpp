@@ -22,19 +22,12 @@
 #include <vector>
 
 #include "core/backend.hpp"
+#include "hop/call_notice.hpp"
 #include "layout/rail_memory.hpp"
 #include "net/proxy.hpp"
 #include "node/crew.hpp"
 
 namespace ferry::hop {
-
-/// What a rank says of its call. Plain bytes; whoever receives it checks it.
-struct CallNotice {
-  std::uint64_t call = 0;
-  CallRecord record;
-  std::int64_t max_recv_rows = 0;  ///< route
-  std::int64_t num_entries = 0;    ///< route: T * K
-};
 
 class Rails final : public node::OtherNodes {
  public:
@@ -52,7 +45,8 @@ class Rails final : public node::OtherNodes {
   void announce(const CallNotice& notice);
   /// Has the peer's notice of call number `call` arrived?
   bool heard(int node, std::uint64_t call) const;
-  /// Where publish_notices() puts the notices of a call in this rank's arena, by node; this rank's own is among them.
+  /// Where publish_notices() puts the notices of a call in this rank's arena, by node, as the peers wrote them; none of
+  /// this rank's own.
   node::Location notices(std::uint64_t call) const;
   /// Once all are heard: copies them there, where the node's ranks can read them and no rail peer can change them.
   void publish_notices(std::uint64_t call);

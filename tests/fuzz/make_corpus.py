@@ -139,12 +139,199 @@ def hop_table_seeds() -> dict[str, bytes]:
     }
 
 
+ROUTE, DISPATCH, COMBINE, DESTROY = range(4)
+
+
+def call_notice(
+    operation: int = ROUTE,
+    *,
+    code: int = 0,
+    text: bytes = b"",
+    text_bytes: int | None = None,
+    fields: tuple[int, ...] = (),
+    call: int = 7,
+    rows: int = 0,
+    entries: int = 0,
+) -> bytes:
+    length = len(text) if text_bytes is None else text_bytes
+    record = struct.pack("<iiii", operation, code, 0, length) + struct.pack("<10q", *fields, *[0] * (10 - len(fields)))
+    return struct.pack("<Q", call) + record + text.ljust(640, b"\0") + struct.pack("<qq", rows, entries)
+
+
+def verdict(code: int, culprit: int, text: bytes, text_bytes: int | None = None) -> bytes:
+    return struct.pack("<iii", code, culprit, len(text) if text_bytes is None else text_bytes) + text.ljust(512, b"\0")
+
+
+def call_notice_seeds() -> dict[str, bytes]:
+    def story(*notices: bytes, end: bytes = b"") -> bytes:
+        # Where an input has ended there are zeros.
+        return (bytes([7, len(notices) - 1]) + b"".join(notices) + end).rstrip(b"\0")
+
+    route = call_notice(fields=(8, 64, 0, 1, 0, 1, 12345), rows=1000, entries=80)
+    return {
+        "agreed": story(route, route),
+        "dispatch": story(call_notice(DISPATCH, fields=(0, 4096, 5, 0, 0, 0, 1, 1)), end=verdict(4, 0, b"late")),
+        "combine": story(call_notice(COMBINE, fields=(0, 4096, 5, 1, 0))),
+        "destroy": story(call_notice(DESTROY), call_notice(DESTROY)),
+        "other_field": story(route, call_notice(fields=(8, 65, 0, 1, 0, 1, 12345), entries=80)),
+        "other_operation": story(call_notice(COMBINE), call_notice(DESTROY)),
+        "own_error": story(route, call_notice(code=3, text=b"route: too much")),
+        "own_error_unreadable": story(call_notice(code=1, text=b"\x1b[2J\xff\0" * 9)),
+        "other_call": story(call_notice(call=8)),
+        "no_such_operation": story(call_notice(4)),
+        "negative_operation": story(call_notice(-1)),
+        "no_such_code": story(call_notice(code=10, text=b"?")),
+        "negative_code": story(call_notice(code=-1, text=b"?")),
+        "text_too_long": story(call_notice(code=1, text=b"x" * 640, text_bytes=641)),
+        "text_of_negative_length": story(call_notice(code=1, text=b"x", text_bytes=-1)),
+        "too_many_rows": story(call_notice(rows=1 << 31)),
+        "negative_rows": story(call_notice(rows=-1)),
+        "too_many_entries": story(call_notice(entries=1 << 31)),
+        "negative_entries": story(call_notice(entries=-8)),
+        "verdict_of_success": story(route, end=verdict(0, 0, b"all is well")),
+        "verdict_no_such_code": story(route, end=verdict(10, 0, b"?")),
+        "verdict_of_nobody": story(route, end=verdict(6, -1, b"")),
+        "verdict_no_such_culprit": story(route, end=verdict(6, 1, b"rank 1")),
+        "verdict_too_long": story(route, end=verdict(5, 0, b"x" * 512, 1 << 30)),
+        "verdict_unreadable": story(route, end=verdict(5, 0, b"\0\x7f\xff", 3)),
+    }
+
+
+# The headers of rail_chunk_fuzz.cpp, and what may be changed in one.
+GOOD, CHANGED, ANY = range(3)
+CHUNK_IDX, EXCHANGE_IDX, NUM_ITEMS, ITEM_BYTES = range(4)
+
+
+def rail_chunk_seeds() -> dict[str, bytes]:
+    """Chunks have room for four granules; an item has two, so a chunk holds two items."""
+    scribble = b"\xff" * 24
+
+    def story(*events: bytes) -> bytes:
+        return bytes([3]) + b"".join(events)
+
+    def exchange(items: int, granules: int = 2) -> bytes:
+        return bytes([items, granules - 1])
+
+    def good(fewer: int = 0, *, used: bytes = b"\0") -> bytes:
+        return bytes([GOOD, fewer]) + scribble + used
+
+    def changed(field: int, change: int) -> bytes:
+        return bytes([CHANGED, 0, field]) + struct.pack("<Q", change)
+
+    def given(chunk_idx: int, exchange_idx: int, num_items: int, item_bytes: int) -> bytes:
+        return bytes([ANY]) + struct.pack("<QQII", chunk_idx, exchange_idx, num_items, item_bytes)
+
+    return {
+        "two_exchanges": story(exchange(3), good(), good(), exchange(4, 1), good()),
+        "item_by_item": story(exchange(8, 1), good(used=b"\3\2\1\0"), good(used=b"\1\1\0")),
+        "short_chunks": story(exchange(3), good(1), good(1), good(0)),
+        "an_empty_exchange": story(exchange(0), exchange(1), good()),
+        "as_it_should_be": story(exchange(2), given(0, 1, 2, 32) + scribble),
+        "number_of_another": story(exchange(3), changed(CHUNK_IDX, 1), good(), changed(CHUNK_IDX, 1 << 63), good()),
+        "of_another_exchange": story(exchange(3), changed(EXCHANGE_IDX, 1), good(), good()),
+        "no_items": story(exchange(3), given(0, 1, 0, 32), good()),
+        "too_many_items": story(exchange(3), given(0, 1, 3, 32), good(), given(1, 1, 2, 32), good()),
+        "most_items": story(exchange(3), changed(NUM_ITEMS, 0xFFFFFFFD), given(0, 1, 0xFFFFFFFF, 32), good()),
+        "shorter_items": story(exchange(3), changed(ITEM_BYTES, 0xFFFFFFF0), good()),
+        "longest_items": story(exchange(3), given(0, 1, 2, 0xFFFFFFFF), given(0, 1, 0x8000000, 32), good()),
+        "refused_again_and_again": story(exchange(3), *[given(9, 9, 9, 9)] * 8),
+    }
+
+
+# The layouts and changes of route_tables_fuzz.cpp.
+TOKENS, EXPERTS, SLAB = range(3)
+RANK_COUNT, EXPERT_COUNT, TABLE_ITEMS, TABLE_PLACES, ENTRIES, TABLE_WORD = range(6)
+
+
+def route_tables_seeds() -> dict[str, bytes]:
+    """Node 1 of 2 with two ranks each reads; six experts, one or two on a rank; two entries a token."""
+
+    def story(layout: int, *changes: tuple[int, int, int, int], space: int = 15) -> bytes:
+        shape = bytes([1, 1, 1, 5, layout, space, 0])
+        # The experts of each token, plus one.
+        ranks = [[(4, 1), (3, 4)], [(4, 4)], [(0, 0), (1, 2), (4, 3)], [(3, 0)]]
+        tokens = b"".join(bytes([len(rank)]) + b"".join(map(bytes, rank)) for rank in ranks)
+        edits = b"".join(struct.pack("<BBBi", *change) for change in changes)
+        return shape + tokens + bytes([len(changes)]) + edits
+
+    return {
+        "tokens": story(TOKENS),
+        "experts": story(EXPERTS),
+        "experts_unaligned": story(EXPERTS, space=0),
+        "slab": story(SLAB),
+        "slab_full": story(SLAB, space=0),
+        "count_too_large": story(TOKENS, (0, RANK_COUNT, 2, 1 << 30)),
+        "count_negative": story(EXPERTS, (0, EXPERT_COUNT, 3, -2)),
+        "one_row_more_than_in_the_table": story(TOKENS, (0, RANK_COUNT, 2, 1), (2, RANK_COUNT, 2, 1)),
+        "one_row_less_than_in_the_table": story(TOKENS, (0, RANK_COUNT, 2, -1)),
+        "table_of_no_items": story(TOKENS, (1, TABLE_ITEMS, 1, -1), (1, TABLE_PLACES, 1, -2)),
+        "too_many_places": story(TOKENS, (2, TABLE_PLACES, 1, 7)),
+        "entries_of_no_token": story(TOKENS, (3, ENTRIES, 0, 1)),
+        "padding_taken": story(EXPERTS, (1, TABLE_WORD, 3, 1)),
+        "row_of_another": story(TOKENS, (1, TABLE_WORD, 3, 1)),
+        "row_of_a_rank_that_gets_none": story(
+            TOKENS,
+            (1, TABLE_WORD, 3, -2),
+            (1, TABLE_WORD, 4, -1),
+            (1, TABLE_WORD, 5, -2),
+            (1, TABLE_WORD, 6, -1),
+        ),
+        "token_that_does_not_exist": story(SLAB, (1, TABLE_WORD, 0, 1)),
+    }
+
+
+def fnv(data: bytes) -> int:
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 % (1 << 64)
+    return value
+
+
+def net_blob(body: bytes, *, memory: int = 4096, peer: int = 2) -> bytes:
+    """End 1 of 3, with 5 channels, reads what `peer` published; no byte is changed."""
+    return struct.pack("<BBBBHHB", 1, 2, 5, peer, memory, 0, 0) + body
+
+
+def net_blob_seeds() -> dict[str, bytes]:
+    def body(own_part: bytes, name: bytes = b"ucx", memory: int = 4096, numbers: tuple[int, ...] = (2, 3, 5)) -> bytes:
+        return name.ljust(16, b"\0") + struct.pack("<QIII", memory, *numbers) + own_part
+
+    def whole(body: bytes) -> bytes:
+        return b"FNB1" + struct.pack("<Q", fnv(body)) + body
+
+    own_part = bytes(range(16)) + struct.pack("<QI", 1 << 40, 7) + b"address" + struct.pack("<I", 3) + b"key"
+    good = whole(body(own_part))
+    return {
+        "good": net_blob(good),
+        "good_body": net_blob(body(own_part)),
+        "own_part": net_blob(own_part),
+        "own_part_empty": net_blob(whole(body(b""))),
+        "own_part_announces_too_much": net_blob(body(own_part[:-7] + struct.pack("<I", 0xFFFFFFFF) + b"key")),
+        "own_part_longer": net_blob(body(own_part + b"?")),
+        "one_byte_changed": struct.pack("<BBBBHHB", 1, 2, 5, 2, 4096, 40, 128) + own_part,
+        "cut": net_blob(good[:-1]),
+        "cut_in_the_numbers": net_blob(whole(body(b"")[:-1])),
+        "no_magic": net_blob(b"GET /" + good),
+        "garbled": net_blob(good[:-1] + b"?"),
+        "other_engine": net_blob(whole(body(own_part, name=b"loopback"))),
+        "engine_without_end": net_blob(whole(body(own_part, name=b"ucx\x1b[31m" + b"x" * 20))),
+        "other_memory": net_blob(good, memory=4097),
+        "other_end": net_blob(good, peer=0),
+        "other_number_of_ends": net_blob(whole(body(own_part, numbers=(2, 4, 5)))),
+        "other_channels": net_blob(whole(body(own_part, numbers=(2, 3, 4)))),
+    }
+
+
 def main() -> None:
     targets = {
         "bootstrap_frame": frame_seeds(),
         "bootstrap_handshake": handshake_seeds(),
         "bootstrap_channel": channel_seeds(),
         "hop_table": hop_table_seeds(),
+        "call_notice": call_notice_seeds(),
+        "net_blob": net_blob_seeds(),
+        "rail_chunk": rail_chunk_seeds(),
+        "route_tables": route_tables_seeds(),
     }
     for target, seeds in targets.items():
         folder = CORPUS / target

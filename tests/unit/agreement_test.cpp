@@ -4,8 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <limits>
 #include <string>
 #include <vector>
+
+#include "core/group_options.hpp"
+#include "ferry/bootstrap.hpp"
 
 namespace ferry {
 namespace {
@@ -56,6 +61,32 @@ TEST(Agreement, LongMessagesAreCutNotOverrun) {
   failed.set_status(Status(ErrorCode::kInvalidArgument, std::string(10 * kCallMessageBytes, 'x')));
   const Status status = check({failed});
   EXPECT_EQ(status.message().size(), kCallMessageBytes + std::string_view("rank 0: ").size());
+}
+
+/// Gathers what a test says that two ranks sent.
+class FakeBootstrap final : public Bootstrap {
+ public:
+  explicit FakeBootstrap(std::vector<std::byte> theirs) : theirs_(std::move(theirs)) {}
+  int rank() const override { return 0; }
+  int num_ranks() const override { return 2; }
+  Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
+                                                         std::int64_t /*timeout_ns*/) override {
+    return std::vector<std::vector<std::byte>>{{mine.begin(), mine.end()}, theirs_};
+  }
+
+ private:
+  std::vector<std::byte> theirs_;
+};
+
+TEST(GatherOrFail, AFailureOfAnotherRankHasACodeAndARankThatExist) {
+  for (const std::int32_t number : {-1, 10, std::numeric_limits<std::int32_t>::max()}) {
+    const std::array<std::int32_t, 2> code_and_peer{number, number};
+    const auto bytes = std::as_bytes(std::span(code_and_peer));
+    FakeBootstrap bootstrap({bytes.begin(), bytes.end()});
+    const Status status = gather_or_fail(bootstrap, Status(), {}, kNsPerSecond).status();
+    EXPECT_EQ(status.code(), ErrorCode::kTransport) << number;
+    EXPECT_EQ(status.peer(), 1) << number;
+  }
 }
 
 }  // namespace

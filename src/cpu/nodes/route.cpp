@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
-#include <numeric>
 #include <span>
 #include <vector>
 
 #include "cpu/nodes/nodes_routing.hpp"
 #include "cpu/nodes/operations.hpp"
+#include "cpu/nodes/peer_tables.hpp"
 #include "cpu/router.hpp"
 
 /// Route over several nodes, in two exchanges, each over the rails first and then inside the nodes:
@@ -26,29 +25,6 @@ using node::Phase;
 using node::Ticket;
 
 std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
-
-/// One rank's counts, as they travel.
-struct Counts {
-  std::int32_t* rank_counts = nullptr;    ///< [R]
-  std::int32_t* expert_counts = nullptr;  ///< [E]
-  HopTableSize* tables = nullptr;         ///< [nodes]
-  std::size_t wire_bytes = 0;
-
-  static Counts at(std::byte* base, const Topology& topology, std::int64_t num_experts) {
-    const auto num_ranks = to_size(topology.num_ranks);
-    const std::size_t num_words = num_ranks + to_size(num_experts);
-    Counts counts;
-    auto* const words = reinterpret_cast<std::int32_t*>(base);
-    if (base != nullptr) {
-      counts.rank_counts = words;
-      counts.expert_counts = words + num_ranks;
-      counts.tables = reinterpret_cast<HopTableSize*>(words + num_words);
-    }
-    const std::size_t bytes = num_words * sizeof(std::int32_t) + to_size(topology.num_nodes()) * sizeof(HopTableSize);
-    counts.wire_bytes = (bytes + kGranuleBytes - 1) / kGranuleBytes * kGranuleBytes;
-    return counts;
-  }
-};
 
 class NodesRouter {
  public:
@@ -184,28 +160,16 @@ Status NodesRouter::read_counts() {
     }
   }
   for (int rank = 0; rank < topology_.num_ranks; ++rank) {
-    const std::int64_t num_entries = means_.collective.said_by(rank).num_entries;
-    if (num_entries < 0 || num_entries > std::numeric_limits<std::int32_t>::max() ||
-        num_entries % call_.num_topk != 0) {
-      return bad_peer(rank, fmt::format("routes {} entries", num_entries));
-    }
     // The arena's memory, which only its owner and the owner's rail peers write, and not now.
     auto* const base =
         const_cast<std::byte*>(blocks[to_size(topology_.rail_of(rank))]) + topology_.node_of(rank) * stride;
     const Counts counts = Counts::at(base, topology_, call_.options.num_experts);
-    std::int64_t num_places = 0;
-    for (int node = 0; node < topology_.num_nodes(); ++node) {
-      const HopTableSize& size = counts.tables[node];
-      if (size.num_items < 0 || size.num_places < size.num_items || size.num_items > num_entries / call_.num_topk) {
-        return bad_peer(rank, "published counts that exceed its tokens");
-      }
-      num_places += size.num_places;
+    const hop::Collective::Said& said = means_.collective.said_by(rank);
+    if (Status status = check_counts(counts, topology_, call_.options.num_experts, call_.num_topk, said.num_entries);
+        !status.ok()) {
+      return bad_peer(rank, status.message());
     }
-    if (!router_.add_source(
-            {counts.rank_counts, counts.expert_counts, num_entries, means_.collective.said_by(rank).max_recv_rows}) ||
-        num_places > num_entries) {
-      return bad_peer(rank, "published counts that exceed its tokens");
-    }
+    (void)router_.add_source({counts.rank_counts, counts.expert_counts, said.num_entries, said.max_recv_rows});
     sizes_.push_back(counts.tables);
   }
   router_.sum_sources();
@@ -273,6 +237,13 @@ Status NodesRouter::exchange_tables() {
         hop::parse_hop_table(incoming(node), table_size(rank, my_node()),
                              {state_->num_tokens_of_rank[to_size(rank)], state_->num_topk, num_rows});
     if (!table.ok()) return bad_peer(rank, fmt::format("sent tables that cannot be: {}", table.status().message()));
+    // Mates look into those tables only that have rows for them.
+    std::vector<std::int64_t> counted;
+    for (int mate = means_.crew.first_rank(); mate < means_.crew.end_rank(); ++mate) {
+      counted.push_back(router_.rows_between(to_size(rank), to_size(mate)));
+    }
+    status = check_num_rows(*table, counted);
+    if (!status.ok()) return bad_peer(rank, status.message());
     state_->incoming[to_size(node)] = std::move(*table);
   }
   means_.crew.post(Phase::kDone);
@@ -283,6 +254,7 @@ Status NodesRouter::exchange_tables() {
 Status NodesRouter::read_tables() {
   const auto num_rows = std::span<const std::int64_t>(state_->num_rows_on_rank)
                             .subspan(to_size(means_.crew.first_rank()), to_size(topology_.ranks_per_node));
+  router_.name_sources();
   state_->item_of_row.assign(to_size(state_->num_used_rows), 0);
   for (int rank = 0; rank < topology_.num_ranks; ++rank) {
     state_->num_items_from_rank.push_back(table_size(rank, my_node()).num_items);
@@ -303,14 +275,11 @@ Status NodesRouter::read_tables() {
         const Result<HopTable> table = hop::parse_hop_table(
             {block, table_bytes}, size, {state_->num_tokens_of_rank[to_size(rank)], state_->num_topk, num_rows});
         if (!table.ok()) return bad_peer(rank, fmt::format("sent tables that cannot be: {}", table.status().message()));
-        for (std::int64_t item = 0; item < table->num_items(); ++item) {
-          for (const hop::HopPlace& place : table->places_of(item)) {
-            if (place.first == 0 || place.mate != topology_.rail_of(me())) continue;
-            std::int32_t* const entry = state_->source_table.data() + std::ptrdiff_t{place.row} * 2;
-            entry[0] = rank;
-            entry[1] = table->tokens[to_size(item)];
-            state_->item_of_row[to_size(place.row)] = static_cast<std::int32_t>(item);
-          }
+        if (Status status =
+                enter_table(*table, rank, topology_.rail_of(me()), state_->num_rows_from_rank[to_size(rank)],
+                            {state_->source_table, state_->item_of_row});
+            !status.ok()) {
+          return bad_peer(rank, status.message());
         }
       }
       block += table_bytes;
