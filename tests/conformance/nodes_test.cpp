@@ -3,11 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <string>
-
+#include "conformance/node_shape.hpp"
 #include "support/exchange_check.hpp"
-#include "support/rank_runner.hpp"
 
 /// Groups of several nodes against the oracle, in every shape that a group can have: one rank per node, one node, and
 /// what lies between, over each engine.
@@ -15,39 +12,8 @@
 namespace ferry::test {
 namespace {
 
-struct Shape {
-  int num_nodes;
-  int ranks_per_node;
-  const char* transport;
-  bool over_shared_memory = false;  ///< of UCX, which takes it only where it is told to
-
-  int num_ranks() const { return num_nodes * ranks_per_node; }
-  /// Processes share nothing but the network; the loopback engine has threads only.
-  RankKind kind() const {
-    return std::string_view(transport) == "loopback" ? RankKind::kThreads : RankKind::kProcesses;
-  }
-  GroupOptions options() const {
-    return {.backend = "cpu",
-            .ranks_per_node = ranks_per_node,
-            .arena_bytes = std::size_t{1} << 30,
-            .timeout_ns = 40 * kNsPerSecond,
-            .transport = transport};
-  }
-};
-
-void PrintTo(const Shape& shape, std::ostream* out) {
-  *out << shape.num_nodes << "x" << shape.ranks_per_node << " over " << shape.transport
-       << (shape.over_shared_memory ? " with shared memory" : "");
-}
-
-std::string name_of(const testing::TestParamInfo<Shape>& info) {
-  return fmt::format("{}x{}_{}{}_{}", info.param.num_nodes, info.param.ranks_per_node, info.param.transport,
-                     info.param.over_shared_memory ? "_shared_memory" : "",
-                     info.param.kind() == RankKind::kThreads ? "threads" : "processes");
-}
-
-std::vector<Shape> shapes() {
-  std::vector<Shape> all;
+std::vector<NodeShape> shapes() {
+  std::vector<NodeShape> all;
   for (const char* transport : {"loopback", "ucx"}) {
     for (const auto& [num_nodes, ranks_per_node] :
          std::initializer_list<std::pair<int, int>>{{1, 1}, {1, 8}, {2, 1}, {2, 2}, {2, 4}, {4, 2}, {3, 3}, {8, 1}}) {
@@ -57,34 +23,10 @@ std::vector<Shape> shapes() {
   return all;
 }
 
-/// For a rank's process, before it makes its group.
-void take_shared_memory_only() {
-  setenv("UCX_TLS", "posix,sysv,self", 1);
-  setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
-  setenv("UCX_SYSV_ERROR_HANDLING", "y", 1);
-}
-
-class Nodes : public testing::TestWithParam<Shape> {
+class Nodes : public testing::TestWithParam<NodeShape> {
  protected:
-  static PreparedCase prepare_on_nodes(ExchangeCase spec) {
-    spec.world.num_ranks = GetParam().num_ranks();
-    spec.world.ranks_per_node = GetParam().ranks_per_node;
-    return prepare(spec);
-  }
-  static void run(const std::function<void(RankContext&, Group&)>& body) {
-    run_ranks({GetParam().kind(), GetParam().num_ranks()}, [&](RankContext& context) {
-      if (GetParam().over_shared_memory) take_shared_memory_only();
-      auto group = Group::create(context.bootstrap(), GetParam().options());
-      if (!context.expect_ok(group.status(), "Group::create")) return;
-      if (GetParam().over_shared_memory) {
-        for (const RailUsage& rail : (*group)->network_usage().rails) {
-          context.expect(rail.route.find("memory") != std::string::npos, "the way is shared memory: " + rail.route);
-        }
-      }
-      body(context, **group);
-      context.expect_ok((*group)->destroy(), "destroy");
-    });
-  }
+  static PreparedCase prepare_on_nodes(const ExchangeCase& spec) { return prepare_on(GetParam(), spec); }
+  static void run(const std::function<void(RankContext&, Group&)>& body) { run_on_nodes(GetParam(), body); }
 };
 
 TEST_P(Nodes, RandomExchangesAreTheOracles) {
@@ -165,13 +107,13 @@ TEST_P(Nodes, WhatCrossesIsOneRecordPerTokenAndNode) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, Nodes, testing::ValuesIn(shapes()), name_of);
-INSTANTIATE_TEST_SUITE_P(SharedMemory, Nodes, testing::Values(Shape{2, 2, "ucx", true}, Shape{3, 1, "ucx", true}),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(Shapes, Nodes, testing::ValuesIn(shapes()), shape_name);
+INSTANTIATE_TEST_SUITE_P(SharedMemory, Nodes,
+                         testing::Values(NodeShape{2, 2, "ucx", true}, NodeShape{3, 1, "ucx", true}), shape_name);
 INSTANTIATE_TEST_SUITE_P(Shapes, LargeExchange,
-                         testing::Values(Shape{2, 2, "loopback"}, Shape{3, 1, "loopback"}, Shape{2, 2, "ucx"},
-                                         Shape{3, 1, "ucx"}, Shape{2, 2, "ucx", true}),
-                         name_of);
+                         testing::Values(NodeShape{2, 2, "loopback"}, NodeShape{3, 1, "loopback"},
+                                         NodeShape{2, 2, "ucx"}, NodeShape{3, 1, "ucx"}, NodeShape{2, 2, "ucx", true}),
+                         shape_name);
 
 }  // namespace
 }  // namespace ferry::test

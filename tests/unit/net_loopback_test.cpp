@@ -97,6 +97,73 @@ TEST(LoopbackFaults, ReorderMixesChannelsButNeverOne) {
   }
 }
 
+/// What is left of the order is the rule of engine.hpp and no more.
+TEST(LoopbackFaults, ScrambleLeavesPutsBeforeTheirNotify) {
+  LoopbackFaults faults;
+  faults.scramble(5);
+  constexpr int kNumChannels = 2;
+  constexpr std::uint64_t kRounds = 60;
+  const auto place = [](int channel, std::uint64_t round) {
+    return static_cast<std::size_t>(channel) * kRounds + static_cast<std::size_t>(round) - 1;
+  };
+  NetEnds ends("loopback", {.num_channels = kNumChannels, .memory_bytes = kNumChannels * kRounds});
+  ends.connect();
+  int num_early_notifies = 0;
+  int num_early_puts = 0;
+  ends[1].on_notified = [&](int, int channel, std::uint64_t value) {
+    for (std::uint64_t round = 1; round <= value; ++round) {
+      if (ends[1].memory[place(channel, round)] == std::byte{0}) ++num_early_notifies;
+    }
+    for (std::uint64_t round = value + 1; round <= kRounds; ++round) {
+      if (ends[1].memory[place(channel, round)] != std::byte{0}) ++num_early_puts;
+    }
+  };
+  for (std::uint64_t round = 1; round <= kRounds; ++round) {
+    for (int channel = 0; channel < kNumChannels; ++channel) {
+      ends[0].memory[place(channel, round)] = std::byte{1};
+      ends[0].engine->put(1, channel, place(channel, round), place(channel, round), 1);
+      ends[0].engine->notify(1, channel, round);
+    }
+    poll_times(&ends, 1);
+  }
+  ends[0].engine->close();
+  ASSERT_TRUE(ends.poll_until([&] { return ends[1].num_lost_events == 1; }));
+  EXPECT_EQ(num_early_notifies, 0);
+  EXPECT_GT(num_early_puts, 0) << "puts of a later round arrive before a notify";
+  for (int channel = 0; channel < kNumChannels; ++channel) {
+    const std::vector<std::uint64_t>& heard = ends[1].heard[{0, channel}];
+    EXPECT_EQ(heard.size(), kRounds) << "the end of a peer is behind all that it sent";
+    EXPECT_FALSE(std::ranges::is_sorted(heard)) << "notifies of one channel overtake each other";
+  }
+  EXPECT_GT(faults.counts().num_delayed, 0U);
+  EXPECT_GT(faults.counts().num_overtaken, faults.counts().num_stale_notifies);
+  EXPECT_GT(faults.counts().num_stale_notifies, 0U);
+}
+
+TEST(LoopbackFaults, CountsAreThoseOfWhatHappened) {
+  {
+    LoopbackFaults faults;
+    NetEnds ends("loopback", {.num_channels = 2});
+    ends.connect();
+    for (std::uint64_t value = 1; value <= 10; ++value) ends[0].engine->notify(1, static_cast<int>(value % 2), value);
+    poll_times(&ends, 1);
+    EXPECT_EQ(faults.counts().num_delayed, 0U);
+    EXPECT_EQ(faults.counts().num_overtaken, 0U);
+    faults.delay(0, 1, 3);
+    for (std::uint64_t value = 11; value <= 20; ++value) ends[0].engine->notify(1, static_cast<int>(value % 2), value);
+    poll_times(&ends, 5);
+    EXPECT_EQ(faults.counts().num_delayed, 10U);
+    faults.reorder(3);
+    for (std::uint64_t value = 21; value <= 30; ++value) ends[0].engine->notify(1, static_cast<int>(value % 2), value);
+    poll_times(&ends, 5);
+    EXPECT_GT(faults.counts().num_overtaken, 0U);
+    EXPECT_EQ(faults.counts().num_stale_notifies, 0U) << "a channel keeps its order";
+  }
+  const LoopbackFaults anew;
+  EXPECT_EQ(anew.counts().num_delayed, 0U);
+  EXPECT_EQ(anew.counts().num_overtaken, 0U);
+}
+
 TEST(LoopbackFaults, DropIsSilent) {
   LoopbackFaults faults;
   NetEnds ends("loopback", {});

@@ -25,6 +25,9 @@ struct Peer {
   std::shared_ptr<Inbox> inbox;  // null before connect and for this end itself
   bool lost = false;
   bool told = false;
+  // Latest arrivals that were applied: of anything, and of notifies by channel.
+  std::uint64_t newest = 0;
+  std::vector<std::uint64_t> newest_notify;
 };
 
 class LoopbackEngine final : public Engine {
@@ -38,6 +41,7 @@ class LoopbackEngine final : public Engine {
     if (!own_memory_.empty()) {
       options_.memory = {reinterpret_cast<std::byte*>(own_memory_.data()), options_.memory_bytes};
     }
+    for (Peer& peer : peers_) peer.newest_notify.resize(static_cast<std::size_t>(options.num_channels));
     offer_inbox(token_, inbox_);
   }
   ~LoopbackEngine() override { close(); }
@@ -62,8 +66,11 @@ class LoopbackEngine final : public Engine {
   void post(int peer, Operation operation);
   void lose(int peer, ErrorCode code, std::string_view why);
   bool notice_cuts();
-  std::vector<Operation> take_due();
+  std::vector<Operation> take_due(Mix mix);
   void mix_channels(std::vector<Operation>* operations);
+  void mix_all(std::vector<Operation>* operations);
+  int draw_wait();
+  void note_order(const Operation& operation);
   void apply(const Operation& operation);
 
   EngineOptions options_;
@@ -75,6 +82,7 @@ class LoopbackEngine final : public Engine {
   std::vector<Operation> waiting_;  // arrived and held back by a fault
   std::mt19937_64 random_;
   std::uint64_t seed_ = 0;
+  std::uint64_t num_arrived_ = 0;
   bool connected_ = false;
   bool closed_ = false;
 };
@@ -134,8 +142,14 @@ void LoopbackEngine::post(int peer, Operation operation) {
 bool LoopbackEngine::poll() {
   if (!connected_ || closed_) return false;
   bool moved = notice_cuts();
-  std::vector<Operation> due = take_due();
-  if (reorder_seed() != 0) mix_channels(&due);
+  const MixRule rule = mix_rule();
+  if (rule.seed != seed_) {
+    seed_ = rule.seed;
+    random_.seed(rule.seed + static_cast<std::uint64_t>(options_.self));
+  }
+  std::vector<Operation> due = take_due(rule.mix);
+  if (rule.mix == Mix::kChannels) mix_channels(&due);
+  if (rule.mix == Mix::kAll) mix_all(&due);
   for (const Operation& operation : due) apply(operation);
   moved |= !due.empty();
   for (int peer = 0; peer < options_.num_peers; ++peer) {
@@ -157,20 +171,49 @@ bool LoopbackEngine::notice_cuts() {
   return any;
 }
 
-/// What may be applied now, in order of arrival. A pair's operations stay behind the first that must wait.
-std::vector<Operation> LoopbackEngine::take_due() {
-  for (Operation& operation : inbox_->take()) waiting_.push_back(std::move(operation));
+/// Polls that a scrambled operation waits: most often few or none, so that calls get on, sometimes longer than others
+/// need to arrive.
+int LoopbackEngine::draw_wait() {
+  constexpr std::array<std::uint64_t, 8> kLongest = {1, 1, 1, 4, 4, 16, 16, 64};
+  return static_cast<int>(random_() % kLongest[random_() % kLongest.size()]);
+}
+
+/// Must it stay behind what waits, by the rule of order that nothing breaks?
+bool is_behind(const Operation& operation, const std::vector<Operation>& waiting) {
+  return std::ranges::any_of(waiting, [&operation](const Operation& earlier) {
+    if (earlier.from != operation.from || operation.kind == Operation::Kind::kPut) return false;
+    return operation.kind == Operation::Kind::kGone ||
+           (earlier.kind == Operation::Kind::kPut && earlier.channel == operation.channel);
+  });
+}
+
+/// What may be applied now, in order of arrival. A pair's operations stay behind the first that must wait, unless all
+/// order is to be left.
+std::vector<Operation> LoopbackEngine::take_due(Mix mix) {
+  for (Operation& operation : inbox_->take()) {
+    operation.arrival = ++num_arrived_;
+    waiting_.push_back(std::move(operation));
+  }
   std::vector<Operation> due;
   std::vector<Operation> later;
   std::vector<bool> blocked(peers_.size(), false);
   for (Operation& operation : waiting_) {
     const auto from = static_cast<std::size_t>(operation.from);
     const PairRule rule = rule_for(operation.from, options_.self);
-    if (operation.polls_left < 0) operation.polls_left = rule.delay_polls;
-    if (rule.delay_polls == 0) operation.polls_left = 0;
-    if (rule.held || operation.polls_left > 0) blocked[from] = true;
+    if (operation.polls_left < 0) {
+      operation.polls_left = rule.delay_polls + (mix == Mix::kAll ? draw_wait() : 0);
+      if (operation.polls_left > 0) count_delayed();
+    }
+    if (rule.delay_polls == 0 && mix != Mix::kAll) operation.polls_left = 0;
+    bool waits = rule.held || operation.polls_left > 0;
     if (operation.polls_left > 0) --operation.polls_left;
-    (blocked[from] ? later : due).push_back(std::move(operation));
+    if (mix == Mix::kAll) {
+      waits = waits || is_behind(operation, later);
+    } else {
+      blocked[from] = blocked[from] || waits;
+      waits = blocked[from];
+    }
+    (waits ? later : due).push_back(std::move(operation));
   }
   waiting_ = std::move(later);
   return due;
@@ -178,10 +221,6 @@ std::vector<Operation> LoopbackEngine::take_due() {
 
 /// A random merge of the channels: each keeps its order, and the end of a peer stays behind all that it sent.
 void LoopbackEngine::mix_channels(std::vector<Operation>* operations) {
-  if (const std::uint64_t seed = reorder_seed(); seed != seed_) {
-    seed_ = seed;
-    random_.seed(seed);
-  }
   std::vector<std::vector<Operation>> lanes;
   std::vector<std::pair<int, int>> keys;
   std::vector<Operation> gone;
@@ -211,6 +250,25 @@ void LoopbackEngine::mix_channels(std::vector<Operation>* operations) {
   std::ranges::move(gone, std::back_inserter(*operations));
 }
 
+/// In any order, then so that every notify is behind all puts and the end of a peer behind everything.
+void LoopbackEngine::mix_all(std::vector<Operation>* operations) {
+  std::ranges::shuffle(*operations, random_);
+  std::ranges::stable_sort(*operations, {}, &Operation::kind);
+}
+
+/// For tests that want to know whether their faults have happened.
+void LoopbackEngine::note_order(const Operation& operation) {
+  Peer& peer = at(operation.from);
+  bool stale = false;
+  if (operation.kind == Operation::Kind::kNotify) {
+    std::uint64_t& newest = peer.newest_notify[static_cast<std::size_t>(operation.channel)];
+    stale = operation.arrival < newest;
+    newest = std::max(newest, operation.arrival);
+  }
+  if (operation.arrival < peer.newest) count_overtaken(stale);
+  peer.newest = std::max(peer.newest, operation.arrival);
+}
+
 void LoopbackEngine::apply(const Operation& operation) {
   if (at(operation.from).lost) return;
   switch (operation.kind) {
@@ -218,11 +276,14 @@ void LoopbackEngine::apply(const Operation& operation) {
       lose(operation.from, ErrorCode::kPeerLost, "it has closed its end");
       return;
     case Operation::Kind::kNotify:
-      if (operation.channel >= 0 && operation.channel < options_.num_channels && events_.notified) {
+      if (operation.channel < 0 || operation.channel >= options_.num_channels) return;
+      note_order(operation);
+      if (events_.notified) {
         events_.notified(operation.from, operation.channel, operation.value);
       }
       return;
     case Operation::Kind::kPut:
+      note_order(operation);
       if (operation.offset > options_.memory.size() ||
           operation.bytes.size() > options_.memory.size() - operation.offset) {
         lose(operation.from, ErrorCode::kTransport,

@@ -15,7 +15,10 @@ struct Rules {
   /// Lets engines of programs without faults, all but tests, skip the lock.
   std::atomic<bool> any{false};
   std::map<std::pair<int, int>, loopback::PairRule> by_pair;
-  std::uint64_t seed = 0;
+  loopback::MixRule mix;
+  std::atomic<std::uint64_t> num_delayed{0};
+  std::atomic<std::uint64_t> num_overtaken{0};
+  std::atomic<std::uint64_t> num_stale_notifies{0};
 };
 
 Rules& rules() {
@@ -32,15 +35,25 @@ void change_rule(int from, int to, Change change) {
   loopback::wake_all_ends();
 }
 
+void set_mix(loopback::Mix mix, std::uint64_t seed) {
+  const std::lock_guard lock(rules().mutex);
+  rules().mix = {mix, seed};
+}
+
 }  // namespace
 
-LoopbackFaults::LoopbackFaults() { rules().any = true; }
+LoopbackFaults::LoopbackFaults() {
+  rules().num_delayed = 0;
+  rules().num_overtaken = 0;
+  rules().num_stale_notifies = 0;
+  rules().any = true;
+}
 
 LoopbackFaults::~LoopbackFaults() {
   {
     const std::lock_guard lock(rules().mutex);
     rules().by_pair.clear();
-    rules().seed = 0;
+    rules().mix = {};
     rules().any = false;
   }
   loopback::wake_all_ends();
@@ -61,10 +74,9 @@ void LoopbackFaults::release(int from, int to) {
   });
 }
 
-void LoopbackFaults::reorder(std::uint64_t seed) {
-  const std::lock_guard lock(rules().mutex);
-  rules().seed = seed == 0 ? 1 : seed;
-}
+void LoopbackFaults::reorder(std::uint64_t seed) { set_mix(loopback::Mix::kChannels, seed); }
+
+void LoopbackFaults::scramble(std::uint64_t seed) { set_mix(loopback::Mix::kAll, seed); }
 
 void LoopbackFaults::drop(int from, int to) {
   change_rule(from, to, [](loopback::PairRule& rule) { rule.dropped = true; });
@@ -75,6 +87,12 @@ void LoopbackFaults::cut(int a, int b) {
   change_rule(b, a, [](loopback::PairRule& rule) { rule.cut = true; });
 }
 
+LoopbackFaultCounts LoopbackFaults::counts() const {
+  return {.num_delayed = rules().num_delayed,
+          .num_overtaken = rules().num_overtaken,
+          .num_stale_notifies = rules().num_stale_notifies};
+}
+
 loopback::PairRule loopback::rule_for(int from, int to) {
   if (!rules().any) return {};
   const std::lock_guard lock(rules().mutex);
@@ -82,10 +100,17 @@ loopback::PairRule loopback::rule_for(int from, int to) {
   return found == rules().by_pair.end() ? PairRule{} : found->second;
 }
 
-std::uint64_t loopback::reorder_seed() {
-  if (!rules().any) return 0;
+loopback::MixRule loopback::mix_rule() {
+  if (!rules().any) return {};
   const std::lock_guard lock(rules().mutex);
-  return rules().seed;
+  return rules().mix;
+}
+
+void loopback::count_delayed() { ++rules().num_delayed; }
+
+void loopback::count_overtaken(bool stale_notify) {
+  ++rules().num_overtaken;
+  if (stale_notify) ++rules().num_stale_notifies;
 }
 
 }  // namespace ferry::net

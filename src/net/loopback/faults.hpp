@@ -4,12 +4,19 @@
 /// What a bad network does to the operations of loopback engines, on command. For tests only.
 ///
 /// Rules hold for every loopback network of this process, by the indices of the two ends, while the object lives; there
-/// is one at a time. Any thread may call any function at any time. Whatever the rules, a channel keeps its order: what
-/// was put before a notify arrives before it.
+/// is one at a time. Any thread may call any function at any time. Whatever the rules, what was put before a notify on
+/// its channel arrives before it; and all but scramble() keep the whole order of a channel.
 
 #include <cstdint>
 
 namespace ferry::net {
+
+/// What the rules have really done to operations since the LoopbackFaults was made, at all ends together.
+struct LoopbackFaultCounts {
+  std::uint64_t num_delayed = 0;         ///< had to wait for polls, by delay() or scramble()
+  std::uint64_t num_overtaken = 0;       ///< came after one that the same end had sent later
+  std::uint64_t num_stale_notifies = 0;  ///< notifies that came after a later one of their own channel
+};
 
 class LoopbackFaults {
  public:
@@ -27,11 +34,17 @@ class LoopbackFaults {
   void release(int from, int to);
   /// Every end applies what has arrived in a random order of channels, the same for the same seed and arrivals.
   void reorder(std::uint64_t seed);
+  /// As little order as engine.hpp promises: each operation waits for a number of polls of its own, drawn from the
+  /// seed, so that puts, notifies of one channel and channels overtake each other. Only a notify stays behind the puts
+  /// that came before it on its channel, and the end of a peer behind all that it sent.
+  void scramble(std::uint64_t seed);
   /// What `from` sends to `to` from now on vanishes silently.
   void drop(int from, int to);
   /// The connection between the two breaks: each hears that it lost the other (kTransport), and nothing more arrives,
   /// what is on its way included.
   void cut(int a, int b);
+
+  LoopbackFaultCounts counts() const;
 };
 
 namespace loopback {
@@ -44,8 +57,18 @@ struct PairRule {
   bool cut = false;
 };
 PairRule rule_for(int from, int to);
-/// 0: apply in order of arrival.
-std::uint64_t reorder_seed();
+
+enum class Mix { kNothing, kChannels, kAll };
+/// Which order to leave, and the seed of that.
+struct MixRule {
+  Mix mix = Mix::kNothing;
+  std::uint64_t seed = 0;
+};
+MixRule mix_rule();
+
+/// Adds to LoopbackFaults::counts.
+void count_delayed();
+void count_overtaken(bool stale_notify);
 
 }  // namespace loopback
 }  // namespace ferry::net

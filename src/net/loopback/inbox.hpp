@@ -15,6 +15,7 @@
 namespace ferry::net::loopback {
 
 struct Operation {
+  /// In an order that never breaks the rule of engine.hpp.
   enum class Kind { kPut, kNotify, kGone };
   Kind kind = Kind::kPut;
   int from = 0;
@@ -23,6 +24,7 @@ struct Operation {
   std::vector<std::byte> bytes;  // kPut: copied by the sender, so that nobody reads another end's memory
   std::uint64_t value = 0;       // kNotify
   int polls_left = -1;           // for the receiver: how long a fault delays it; -1: not looked at yet
+  std::uint64_t arrival = 0;     // for the receiver: how many came before it
 };
 
 class Inbox {

@@ -1,0 +1,46 @@
+#ifndef FERRY_TESTS_NODE_SHAPE_HPP
+#define FERRY_TESTS_NODE_SHAPE_HPP
+
+/// Groups of several nodes on CPU ranks: how many of how many ranks, over which engine.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <ostream>
+#include <string>
+#include <string_view>
+
+#include "support/exchange_case.hpp"
+#include "support/rank_runner.hpp"
+
+namespace ferry::test {
+
+struct NodeShape {
+  int num_nodes;
+  int ranks_per_node;
+  const char* transport;
+  bool over_shared_memory = false;  ///< of UCX, which takes it only where it is told to
+
+  int num_ranks() const { return num_nodes * ranks_per_node; }
+  /// Processes share nothing but the network; the loopback engine has threads only.
+  RankKind kind() const {
+    return std::string_view(transport) == "loopback" ? RankKind::kThreads : RankKind::kProcesses;
+  }
+  GroupOptions options() const;
+};
+
+/// How GoogleTest prints the parameter of a failed test.
+void PrintTo(const NodeShape& shape, std::ostream* out);
+
+/// Names the instantiations of every suite.
+std::string shape_name(const testing::TestParamInfo<NodeShape>& info);
+
+/// What the oracle says of the case on these nodes.
+PreparedCase prepare_on(const NodeShape& shape, ExchangeCase spec);
+
+/// Runs `body` on every rank with a new group, then destroys the group.
+void run_on_nodes(const NodeShape& shape, const std::function<void(RankContext&, Group&)>& body);
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_NODE_SHAPE_HPP

@@ -1,0 +1,185 @@
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "conformance/node_shape.hpp"
+#include "support/exchange_check.hpp"
+#include "support/process_usage.hpp"
+#include "support/sanitizers.hpp"
+
+/// Thousands of calls on one group of several nodes, with ranks that come late: every result is the oracle's, and the
+/// group holds no more at the end than it did when it was warm.
+
+namespace ferry::test {
+namespace {
+
+constexpr int kNumCalls = kSanitized ? 3000 : 10000;
+/// The first look is what later ones are compared with.
+constexpr int kCallsBetweenLooks = kSanitized ? 1000 : 2000;
+/// Odd: route's tables have two places that take turns, and each must have seen each case when the group is warm.
+constexpr int kNumCases = 41;
+constexpr std::size_t kNumKept = 4;
+/// One call in so many comes late on a rank, by less than so many microseconds.
+constexpr std::uint64_t kCallsPerStall = 50;
+constexpr std::uint64_t kLongestStallUs = 3000;
+
+/// By how much a process may grow between the first look and any later one; what a group says of itself, descriptors
+/// and mappings of files may not grow at all. On the heap, UCX's buffers come and go (some 110 KiB seen) and the
+/// allocator counts as used what its threads cache; one lost block a call, of the smallest that there are, would be 250
+/// KiB. Resident memory also has the fragments between blocks, of all ranks where they are threads (some 300 KiB seen);
+/// it is for what is not on the heap. Other mappings: the allocator may still begin an arena, which has two, for a
+/// thread.
+constexpr std::size_t kSpareHeapBytes = std::size_t{192} << 10;
+constexpr std::size_t kSpareResidentBytes = std::size_t{1} << 20;
+constexpr std::size_t kSpareMappings = 4;
+
+/// What one rank holds.
+struct Holdings {
+  ProcessUsage process;
+  MemoryUsage group;
+};
+
+class Soak {
+ public:
+  Soak(RankContext& context, Group& group, const std::vector<PreparedCase>& cases, RankKind kind)
+      : context_(context),
+        group_(group),
+        cases_(cases),
+        looks_at_process_(kind == RankKind::kProcesses || context.rank() == 0),
+        stalls_(1000 + static_cast<std::uint64_t>(context.rank())) {}
+
+  void run() {
+    for (int pass = 0; pass < 2; ++pass) {
+      for (const PreparedCase& one : cases_) {
+        if (!all_calls_of(one)) return;
+      }
+    }
+    const int warm = call_ / kCallsBetweenLooks + 1;
+    for (int look = warm; look * kCallsBetweenLooks <= kNumCalls; ++look) {
+      while (call_ < look * kCallsBetweenLooks) {
+        if (!next_call()) return;
+      }
+      if (!take_stock(look == warm)) return;
+    }
+  }
+
+ private:
+  struct Kept {
+    Routing routing;
+    const PreparedCase* of = nullptr;
+  };
+
+  bool all_calls_of(const PreparedCase& one) {
+    Kept kept;
+    if (!route(&kept, one)) return false;
+    for (std::size_t i = 0; i < one.dispatches.size(); ++i) {
+      if (!dispatch(kept, i)) return false;
+    }
+    for (std::size_t i = 0; i < one.combines.size(); ++i) {
+      if (!combine(kept, i)) return false;
+    }
+    return true;
+  }
+
+  /// Drawn by all ranks alike. A Routing is used again many times, between those of others.
+  bool next_call() {
+    Kept& kept = kept_[plan_() % kept_.size()];
+    const std::uint64_t drawn = plan_();
+    if (!kept.routing.present() || drawn % 5 == 0) return route(&kept, cases_[plan_() % cases_.size()]);
+    if (drawn % 5 <= 2) return dispatch(kept, plan_() % kept.of->dispatches.size());
+    return combine(kept, plan_() % kept.of->combines.size());
+  }
+
+  bool route(Kept* kept, const PreparedCase& one) {
+    stall();
+    *kept = {check_route(context_, group_, one), &one};
+    return note_call();
+  }
+  bool dispatch(const Kept& kept, std::size_t dispatch_idx) {
+    stall();
+    check_dispatch(context_, group_, kept.routing, *kept.of, dispatch_idx);
+    return note_call();
+  }
+  bool combine(const Kept& kept, std::size_t combine_idx) {
+    stall();
+    check_combine(context_, group_, kept.routing, *kept.of, combine_idx);
+    return note_call();
+  }
+
+  /// Nobody relies on how long it is: it only changes who waits for whom.
+  void stall() {
+    if (stalls_() % kCallsPerStall != 0) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(stalls_() % kLongestStallUs));
+  }
+
+  bool note_call() {
+    ++call_;
+    if (context_.failures().size() == num_growths_) return true;
+    context_.fail(fmt::format("this was call {}", call_));
+    return false;
+  }
+
+  bool meet() {
+    return context_.expect_ok(context_.bootstrap()->all_gather({}, 40 * kNsPerSecond).status(), "meeting to look");
+  }
+
+  /// All ranks stand still meanwhile, with no tensors and no Routings.
+  bool take_stock(bool warm) {
+    kept_ = {};
+    if (!meet()) return false;
+    Holdings now;
+    now.group = group_.memory_usage();
+    if (looks_at_process_) now.process = process_usage();
+    if (warm) warm_ = now;
+    expect_no_growth("bytes held by the group", now.group.total_bytes(), warm_.group.total_bytes(), 0);
+    expect_no_growth("descriptors", now.process.num_descriptors, warm_.process.num_descriptors, 0);
+    expect_no_growth("mappings of files", now.process.num_file_mappings, warm_.process.num_file_mappings, 0);
+    // A sanitizer keeps what was freed, and maps memory for notes of its own.
+    if (!kSanitized) {
+      expect_no_growth("mappings", now.process.num_mappings, warm_.process.num_mappings, kSpareMappings);
+      expect_no_growth("bytes of heap", now.process.heap_bytes, warm_.process.heap_bytes, kSpareHeapBytes);
+      expect_no_growth("resident bytes", now.process.resident_bytes, warm_.process.resident_bytes, kSpareResidentBytes);
+    }
+    // Reported once; the calls go on, so that the other ranks have nothing to say about it.
+    num_growths_ = context_.failures().size();
+    return meet();
+  }
+
+  void expect_no_growth(std::string_view what, std::size_t now, std::size_t warm, std::size_t spare) {
+    context_.expect(now <= warm + spare, fmt::format("after {} calls: {} {}, expected at most {} more than the {} when "
+                                                     "warm",
+                                                     call_, now, what, spare, warm));
+  }
+
+  RankContext& context_;
+  Group& group_;
+  const std::vector<PreparedCase>& cases_;
+  bool looks_at_process_;
+  std::mt19937_64 plan_{5};  // the same on every rank
+  std::mt19937_64 stalls_;
+  int call_ = 0;
+  std::size_t num_growths_ = 0;
+  std::array<Kept, kNumKept> kept_;
+  Holdings warm_;
+};
+
+class NodesSoak : public testing::TestWithParam<NodeShape> {};
+
+TEST_P(NodesSoak, NothingIsWrongAndNothingGrows) {
+  std::mt19937_64 random(99);
+  std::vector<PreparedCase> cases;
+  for (int i = 0; i < kNumCases; ++i)
+    cases.push_back(prepare_on(GetParam(), draw_case(random, GetParam().num_ranks())));
+  run_on_nodes(GetParam(),
+               [&](RankContext& context, Group& group) { Soak(context, group, cases, GetParam().kind()).run(); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, NodesSoak, testing::Values(NodeShape{2, 2, "loopback"}, NodeShape{2, 2, "ucx"}),
+                         shape_name);
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,16 @@
+#ifndef FERRY_TESTS_SANITIZERS_HPP
+#define FERRY_TESTS_SANITIZERS_HPP
+
+/// Whether a sanitizer watches this build, for tests that are long, or that measure what a sanitizer changes.
+
+namespace ferry::test {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_SANITIZERS_HPP
