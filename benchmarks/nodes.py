@@ -4,9 +4,9 @@
     benchmarks/nodes.py                    ranks of this host, over its loopback interface
     benchmarks/nodes.py --rate-mbit 1000   two network namespaces joined by a link of that rate each way (root)
 
-A round is: ucx_perftest with one pair of processes, ucx_perftest with as many pairs as there are rails in both
-directions at once, then `ferry bench`, then the rings of dispatch alone (benchmarks/rail_stage.cpp): what a call takes
-longer, it spends on memory. Rates count both directions together; where only one pair puts, its own. All figures are
+A round is: ucx_perftest with one pair of processes, with one pair each way at once, and with as many pairs as there are
+rails each way at once; then `ferry bench`, then the rings of dispatch alone (benchmarks/rail_stage.cpp): what a call takes
+longer, it spends on memory. Rates count all bytes of both directions together. All figures are
 medians of the rounds, and ratios are those of the medians.
 """
 
@@ -242,7 +242,8 @@ def free_port():
 def measure(options, transport):
     environment = {**os.environ, **TRANSPORTS[transport]}
     num_rails = options.ranks // options.nodes
-    one_way, both_ways, stages, times, sent = [], [], [], {"dispatch": [], "combine": []}, {}
+    puts_gbps = {"one_pair_one_way": [], "one_pair_each_way": [], "all_rails_both_ways": []}
+    stages, times, sent = [], {"dispatch": [], "combine": []}, {}
     with TwoHosts(options.rate_mbit) if options.rate_mbit else ThisHost() as hosts:
         environment.update(hosts.environment)
         puts = Puts(hosts, environment)
@@ -250,32 +251,27 @@ def measure(options, transport):
         ranks = Ranks(options, hosts, environment)
         for round_idx in range(options.rounds):
             print(f"{transport}: round {round_idx + 1} of {options.rounds}", file=sys.stderr)
-            one_way.append(puts.gbps(1, both_ways=False))
-            both_ways.append(puts.gbps(num_rails, both_ways=True))
+            puts_gbps["one_pair_one_way"].append(puts.gbps(1, both_ways=False))
+            puts_gbps["one_pair_each_way"].append(puts.gbps(1, both_ways=True))
+            puts_gbps["all_rails_both_ways"].append(puts.gbps(num_rails, both_ways=True))
             report, results = ranks.bench()
             for op, all_us in times.items():
                 all_us.append(results[op]["time_us_p50"])
                 sent[op] = results[op]["network"]
             stages.append(ranks.stage(sent["dispatch"]["formula_bytes"]))
         description = hosts.description
-    one, both = statistics.median(one_way), statistics.median(both_ways)
+    medians = {name: statistics.median(column) for name, column in puts_gbps.items()}
     stage_us, stage_gbps = (statistics.median(column) for column in zip(*stages, strict=True))
     measured = {
         "transport": transport,
         "network": description,
         "route": report["run"]["network_route"],
-        "puts": {
-            "one_pair_gbps": one,
-            "one_pair_gbps_all": one_way,
-            "both_ways_pairs": 2 * num_rails,
-            "both_ways_gbps": both,
-            "both_ways_gbps_all": both_ways,
-        },
+        "puts": {name: {"gbps": medians[name], "gbps_all": column} for name, column in puts_gbps.items()},
         "network_stage": {
             "time_us": stage_us,
             "gbps": stage_gbps,
             "gbps_all": [gbps for _, gbps in stages],
-            "ratio_to_puts_both_ways": stage_gbps / both,
+            "ratios_to_puts": {name: stage_gbps / gbps for name, gbps in medians.items()},
         },
         "calls": {},
     }
@@ -288,7 +284,7 @@ def measure(options, transport):
             "sent_bytes": sent[op]["sent_bytes"],
             "formula_bytes": sent[op]["formula_bytes"],
             "gbps": gbps,
-            "ratio_to_puts_both_ways": gbps / both,
+            "ratios_to_puts": {name: gbps / put for name, put in medians.items()},
             "time_over_network_stage": time_us / stage_us,
         }
     return {key: report[key] for key in ("version", "commit", "host")}, measured
@@ -317,20 +313,20 @@ def parse_options():
 
 
 def show(result):
-    puts, stage = result["puts"], result["network_stage"]
     print(f"{result['transport']}: {result['network']} ({result['route']})")
-    print(f"  ucx_perftest, one pair, one way            {puts['one_pair_gbps']:7.3f} GB/s")
-    print(f"  ucx_perftest, {puts['both_ways_pairs']:2} pairs, both ways at once  {puts['both_ways_gbps']:7.3f} GB/s")
-    print(
-        f"  network stage alone {stage['time_us'] / 1e3:8.1f} ms           {stage['gbps']:7.3f} GB/s, "
-        f"{stage['ratio_to_puts_both_ways']:.2f} of both ways"
-    )
+    for name, puts in result["puts"].items():
+        print(f"  ucx_perftest, {name.replace('_', ' '):20} {puts['gbps']:7.3f} GB/s")
+    stage = result["network_stage"]
+    print(f"  network stage alone {stage['time_us'] / 1e3:8.1f} ms     {stage['gbps']:7.3f} GB/s = {ratios(stage)}")
     for op, call in result["calls"].items():
         print(
-            f"  {op:9}           {call['time_us_p50'] / 1e3:8.1f} ms for {call['sent_bytes'] / 1e6:6.1f} MB "
-            f"{call['gbps']:7.3f} GB/s, {call['ratio_to_puts_both_ways']:.2f} of both ways; "
-            f"{call['time_over_network_stage']:.2f} of the stage's time"
+            f"  {op:19} {call['time_us_p50'] / 1e3:8.1f} ms     {call['gbps']:7.3f} GB/s = {ratios(call)}; "
+            f"{call['sent_bytes'] / 1e6:.1f} MB, {call['time_over_network_stage']:.2f} of the stage's time"
         )
+
+
+def ratios(measured):
+    return " / ".join(f"{ratio:.2f}" for ratio in measured["ratios_to_puts"].values()) + " of those"
 
 
 def main():

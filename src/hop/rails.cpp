@@ -115,7 +115,8 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
 
   std::vector<net::Blob> rail;
   for (int node = 0; node < rails->num_nodes_; ++node) rail.push_back((*all)[to_size(rails->rank_of(node))]);
-  rails->proxy_ = std::make_unique<net::Proxy>(std::move(engine), options, [&crew] { crew.ring_self(); });
+  rails->proxy_ = std::make_unique<net::Proxy>(
+      std::move(engine), options, [&crew] { crew.ring_self(); }, crew.waits_awake());
   status = while_creating(rails->proxy_->start(rail));
   if (status.ok()) status = rails->greet();
   Result<std::vector<std::vector<std::byte>>> ready =

@@ -30,7 +30,10 @@ struct PeerTraffic {
 class Proxy {
  public:
   /// `ring` is called by the proxy's thread, after it changed any word above: it wakes the rank. Must not block.
-  Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> ring);
+  /// `waits_awake`: the thread looks for what comes next for a moment before it sleeps. For hosts with a core for each
+  /// thread.
+  Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> ring,
+        bool waits_awake = true);
   /// Closes the engine: at most its deadline.
   ~Proxy();
   Proxy(const Proxy&) = delete;

@@ -75,6 +75,9 @@ class Crew {
   const Arena& arena() const { return *arena_; }
   const std::shared_ptr<Arena>& shared_arena() const { return arena_; }
 
+  /// Does every thread of this node have a core, so that waiting awake for a moment is cheap?
+  bool waits_awake() const { return waits_awake_; }
+
   /// Why the group is broken; ok while it is not.
   const Status& broken() const { return broken_; }
 
@@ -140,6 +143,7 @@ class Crew {
   int first_rank_;
   int group_size_;
   std::int64_t timeout_ns_;
+  bool waits_awake_;
   std::shared_ptr<Arena> arena_;
   std::vector<Peer> peers_;  // by rank - first_rank_
   OtherNodes* others_ = nullptr;
