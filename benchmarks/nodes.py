@@ -5,9 +5,9 @@
     benchmarks/nodes.py --rate-mbit 1000   two network namespaces joined by a link of that rate each way (root)
 
 A round is: ucx_perftest with one pair of processes, with one pair each way at once, and with as many pairs as there are
-rails each way at once; then `ferry bench`, then the rings of dispatch alone (benchmarks/rail_stage.cpp): what a call takes
-longer, it spends on memory. Rates count all bytes of both directions together. All figures are
-medians of the rounds, and ratios are those of the medians.
+rails each way at once; then `ferry bench`, then the rings of dispatch alone (benchmarks/rail_stage.cpp): what a call
+takes longer, it spends on memory. Rates count all bytes of both directions together. All figures are medians of the
+rounds, and ratios are those of the medians.
 """
 
 import argparse
