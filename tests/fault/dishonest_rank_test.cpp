@@ -43,6 +43,7 @@ class Liar {
   /// A notice like rank 0's, which has to come first.
   CallNotice like_rank_0() {
     while (!rails_.heard(0, 1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    rails_.publish_notices(1);
     CallNotice notice;
     std::memcpy(&notice, crew_.resolve(rails_.notices(1), 1, {1, sizeof(notice)}), sizeof(notice));
     return notice;
