@@ -1,8 +1,9 @@
 #ifndef FERRY_HOP_CALL_NOTICE_HPP
 #define FERRY_HOP_CALL_NOTICE_HPP
 
-/// What ranks tell their rail peers besides payload: which call they make, and why they gave up. Raw bytes in memory
-/// that a peer can write at any moment, so whoever uses them takes a copy here, once, and looks at that alone.
+/// What ranks tell their rail peers besides payload: which call they make, and why they gave up. Raw bytes that a peer
+/// wrote as it liked, verdicts in memory that it can write at any moment, so whoever uses them takes a copy here, once,
+/// and looks at that alone.
 
 #include <cstddef>
 #include <cstdint>

@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// An answer that comes this soon is met awake by a thread that has a core to itself. Where cores are shared there is
-/// no such wait: on 2 cores with 8 ranks the rings of two nodes carried 2.5 GB/s over TCP without and 2.0 GB/s with it
+/// no such wait: on 2 cores with 8 ranks the rings of two nodes carried 2.6 GB/s over TCP without and 2.0 GB/s with it
 /// (benchmarks/rail_stage.cpp).
 constexpr std::chrono::microseconds kAwakeTime{20};
 /// Sleeping ends at the latest after this, so that a wake-up that a network library loses costs no more.

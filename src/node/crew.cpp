@@ -12,7 +12,7 @@ namespace {
 
 /// Looks at the flags before a waiting rank sleeps, where every rank has a core. A few microseconds: enough when the
 /// peer is nearly there. Where ranks share cores each look takes from who is looked for: on 2 cores with 8 ranks the
-/// rings of two nodes carried 8.7 GB/s over shared memory without and 6.2 GB/s with it (benchmarks/rail_stage.cpp).
+/// rings of two nodes carried 9.0 GB/s over shared memory without and 6.2 GB/s with it (benchmarks/rail_stage.cpp).
 constexpr int kNumSpins = 100;
 
 int threads_of_node(const Topology& topology) {

@@ -160,7 +160,7 @@ Status NodesRouter::read_counts() {
     }
   }
   for (int rank = 0; rank < topology_.num_ranks; ++rank) {
-    // The arena's memory, which only its owner and the owner's rail peers write, and not now.
+    // The arena's memory, which only its owner writes, and not now.
     auto* const base =
         const_cast<std::byte*>(blocks[to_size(topology_.rail_of(rank))]) + topology_.node_of(rank) * stride;
     const Counts counts = Counts::at(base, topology_, call_.options.num_experts);
