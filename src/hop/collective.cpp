@@ -82,11 +82,14 @@ Status Collective::begin(node::Ticket ticket) {
   const std::uint64_t call = crew_.call() + 1;
   ticket.rails = rails_.notices(call);
   const CallNotice notice{call, ticket.record, ticket.max_recv_rows, ticket.num_entries};
-  // The network first: it is the longer way.
-  rails_.announce(notice);
-  if (Status status = crew_.open(ticket); !status.ok()) return status;
-  NoticesTask notices(rails_, call, operation_);
-  if (Status status = crew_.run(notices); !status.ok()) return status;
+  {
+    const Rails::OwnHands hands(rails_);
+    // The network first: it is the longer way.
+    rails_.announce(notice);
+    if (Status status = crew_.open(ticket); !status.ok()) return status;
+    NoticesTask notices(rails_, call, operation_);
+    if (Status status = crew_.run(notices); !status.ok()) return status;
+  }
   rails_.publish_notices(call);
   crew_.post(Phase::kRails);
   if (Status status = crew_.wait(Phase::kRails); !status.ok()) return status;
@@ -131,6 +134,7 @@ Status Collective::collect() {
 }
 
 Status Collective::exchange(std::vector<Flow> flows, const Items& items) {
+  const Rails::OwnHands hands(rails_);
   ExchangeTask task(crew_, rails_, std::move(flows), items, {operation_, crew_.call()});
   return crew_.run(task);
 }

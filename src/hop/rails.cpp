@@ -119,6 +119,10 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
       std::move(engine), options, [&crew] { crew.ring_self(); }, crew.waits_awake());
   status = while_creating(rails->proxy_->start(rail));
   if (status.ok()) status = rails->greet();
+  if (status.ok() && !crew.waits_awake()) {
+    rails->drives_itself_ =
+        std::ranges::all_of(rails->routes(), [](const net::Route& route) { return route.in_memory; });
+  }
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
   if (!ready.ok()) {

@@ -61,6 +61,8 @@ struct EngineEvents {
 struct Route {
   int peer = 0;
   std::string description;  ///< e.g. "tcp over eth0"
+  /// The processors of this host copy all bytes, in put() or poll(): no kernel and no card works beside them.
+  bool in_memory = false;
 };
 
 /// One end. Everything but `event_fd` is called by one thread at a time, its owner's (net::Proxy).

@@ -6,13 +6,16 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "ferry/bootstrap.hpp"
 #include "net/wake_fd.hpp"
 
 namespace ferry::net {
@@ -25,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 /// (benchmarks/rail_stage.cpp).
 constexpr std::chrono::microseconds kAwakeTime{20};
 /// Sleeping ends at the latest after this, so that a wake-up that a network library loses costs no more.
-constexpr int kLongestSleepMs = 1000;
+constexpr std::int64_t kLongestSleepNs = 1'000'000'000;
 /// Where nothing wakes the thread (an engine without a descriptor, or one that must be polled until something left):
 /// the first sleep, and how long they grow.
 constexpr std::int64_t kFirstNapNs = 50'000;
@@ -55,6 +58,12 @@ struct TrafficCounters {
   std::atomic<std::uint64_t> num_puts{0};
   std::atomic<std::uint64_t> num_notifies{0};
 };
+
+/// Descriptors below 0 are left out.
+void poll_for(std::span<pollfd> entries, std::int64_t timeout_ns) {
+  const timespec timeout{timeout_ns / kNsPerSecond, timeout_ns % kNsPerSecond};
+  ppoll(entries.data(), entries.size(), &timeout, nullptr);
+}
 
 void add(std::atomic<std::uint64_t>* counter, std::uint64_t amount) {
   counter->fetch_add(amount, std::memory_order_relaxed);
@@ -92,6 +101,10 @@ class Proxy::Impl {
   void hurry(std::int64_t timeout_ns);
   void push(const Order& order);
   std::vector<Route> routes();
+  void take_over();
+  void give_back();
+  bool drive();
+  bool sleep_at_most(std::int64_t timeout_ns);
 
   std::atomic<std::uint64_t>& word(int peer, int channel) {
     return received_[static_cast<std::size_t>(peer) * static_cast<std::size_t>(num_channels_) +
@@ -101,11 +114,19 @@ class Proxy::Impl {
   TrafficCounters& traffic(int peer) { return traffic_[static_cast<std::size_t>(peer)]; }
 
  private:
+  struct Sleep {
+    int engine_fd = -1;  // -1: nothing wakes the sleeper
+    std::int64_t timeout_ns = 0;
+  };
+
   bool is_peer(int peer) const { return peer >= 0 && peer < num_peers_; }
   void on_notified(int peer, int channel, std::uint64_t value);
   void on_lost(int peer, const Status& why);
   void run();
+  bool begin_turn(std::vector<Order>* orders);
   bool obey(std::vector<Order>* orders);
+  void obey(const Order& order);
+  std::optional<Sleep> plan_sleep(std::int64_t* nap_ns, std::int64_t longest_ns);
   void sleep(std::int64_t* nap_ns);
 
   std::unique_ptr<Engine> engine_;
@@ -123,8 +144,14 @@ class Proxy::Impl {
   std::vector<Order> orders_;  // guarded by mutex_, as the next two
   bool asleep_ = false;        // the thread is in poll(2), or about to be, and wants a signal
   bool stop_ = false;
-  bool started_ = false;  // by the rank's thread only
-  bool changed_ = false;  // by the proxy's thread only: a word changed since the last ring
+  bool taken_ = false;    // the rank's thread drives, or waits for the end of the thread's turn
+  bool turning_ = false;  // the thread drives
+  std::condition_variable turn_ended_;
+  std::condition_variable given_back_;
+  bool started_ = false;  // by the rank's thread only, as the next two
+  bool driving_ = false;
+  std::int64_t own_nap_ns_ = 0;
+  bool changed_ = false;  // by the one who drives: a word changed since the last ring
   std::thread thread_;
 };
 
@@ -153,6 +180,10 @@ Status Proxy::Impl::start(std::span<const Blob> addresses) {
 
 void Proxy::Impl::push(const Order& order) {
   if (!started_) return;
+  if (driving_) {
+    obey(order);
+    return;
+  }
   bool wake = false;
   {
     const std::lock_guard lock(mutex_);
@@ -190,17 +221,25 @@ void Proxy::Impl::on_lost(int peer, const Status& why) {
   changed_ = true;
 }
 
+/// Who drives: the thread, from here to the end of its turn, unless the rank's thread has taken over. False: stop.
+bool Proxy::Impl::begin_turn(std::vector<Order>* orders) {
+  std::unique_lock lock(mutex_);
+  turning_ = false;
+  if (taken_) {
+    turn_ended_.notify_one();
+    given_back_.wait(lock, [this] { return !taken_; });
+  }
+  turning_ = true;
+  orders->swap(orders_);
+  return !stop_;
+}
+
 void Proxy::Impl::run() {
   std::vector<Order> orders;
   Clock::time_point last_move = Clock::now();
   std::int64_t nap_ns = 0;
   while (true) {
-    bool stopping = false;
-    {
-      const std::lock_guard lock(mutex_);
-      orders.swap(orders_);
-      stopping = stop_;
-    }
+    const bool stopping = !begin_turn(&orders);
     bool moved = obey(&orders);
     moved |= engine_->poll();
     if (std::exchange(changed_, false)) ring_();
@@ -221,6 +260,45 @@ void Proxy::Impl::run() {
   engine_->close();
 }
 
+void Proxy::Impl::take_over() {
+  if (!started_) return;
+  std::vector<Order> orders;
+  {
+    std::unique_lock lock(mutex_);
+    taken_ = true;
+    turn_ended_.wait(lock, [this] { return !turning_; });
+    orders.swap(orders_);
+  }
+  driving_ = true;
+  own_nap_ns_ = 0;
+  obey(&orders);
+}
+
+void Proxy::Impl::give_back() {
+  if (!driving_) return;
+  driving_ = false;
+  bool wake = false;
+  {
+    const std::lock_guard lock(mutex_);
+    taken_ = false;
+    wake = std::exchange(asleep_, false);
+  }
+  // Asleep since before: what it waited for may have come and gone.
+  if (wake) {
+    wake_.signal();
+  } else {
+    given_back_.notify_one();
+  }
+}
+
+bool Proxy::Impl::drive() {
+  if (!driving_) return false;
+  const bool moved = engine_->poll();
+  changed_ = false;
+  if (moved) own_nap_ns_ = 0;
+  return moved;
+}
+
 void Proxy::Impl::hurry(std::int64_t timeout_ns) {
   const std::lock_guard lock(mutex_);
   close_timeout_ns_ = std::min(close_timeout_ns_, timeout_ns);
@@ -228,48 +306,61 @@ void Proxy::Impl::hurry(std::int64_t timeout_ns) {
 
 bool Proxy::Impl::obey(std::vector<Order>* orders) {
   if (orders->empty()) return false;
-  for (const Order& order : *orders) {
-    if (order.kind == Order::Kind::kRoutes) {
-      order.routes->set_value(engine_->routes());
-    } else if (loss(order.peer).gone.load(std::memory_order_relaxed)) {
-      continue;
-    } else if (order.kind == Order::Kind::kPut) {
-      engine_->put(order.peer, order.channel, order.local_offset, order.remote_offset, order.num_bytes);
-    } else {
-      engine_->notify(order.peer, order.channel, order.value);
-    }
-  }
+  for (const Order& order : *orders) obey(order);
   orders->clear();
   return true;
 }
 
+void Proxy::Impl::obey(const Order& order) {
+  if (order.kind == Order::Kind::kRoutes) {
+    order.routes->set_value(engine_->routes());
+  } else if (loss(order.peer).gone.load(std::memory_order_relaxed)) {
+    return;
+  } else if (order.kind == Order::Kind::kPut) {
+    engine_->put(order.peer, order.channel, order.local_offset, order.remote_offset, order.num_bytes);
+  } else {
+    engine_->notify(order.peer, order.channel, order.value);
+  }
+}
+
+/// How the driver may sleep: will the engine wake it, and for how long at most. Null: not at all, poll first.
+std::optional<Proxy::Impl::Sleep> Proxy::Impl::plan_sleep(std::int64_t* nap_ns, std::int64_t longest_ns) {
+  const int engine_fd = engine_->event_fd();
+  if (engine_fd >= 0 && engine_->arm()) {
+    *nap_ns = 0;
+    return Sleep{engine_fd, longest_ns};
+  }
+  const std::int64_t now_ns = *nap_ns;
+  // Most often something has just arrived.
+  *nap_ns = std::clamp(*nap_ns * 2, kFirstNapNs, kLongestNapNs);
+  if (now_ns == 0) return std::nullopt;
+  return Sleep{-1, std::min(now_ns, longest_ns)};
+}
+
 /// Until there are orders or the engine has something to do.
 void Proxy::Impl::sleep(std::int64_t* nap_ns) {
-  const int engine_fd = engine_->event_fd();
-  const bool will_be_woken = engine_fd >= 0 && engine_->arm();
-  if (!will_be_woken && *nap_ns == 0) {
-    // Most often something has just arrived.
-    *nap_ns = kFirstNapNs;
-    return;
-  }
+  const std::optional<Sleep> plan = plan_sleep(nap_ns, kLongestSleepNs);
+  if (!plan) return;
   {
     const std::lock_guard lock(mutex_);
-    if (!orders_.empty() || stop_) return;
+    if (!orders_.empty() || stop_ || taken_) return;
     asleep_ = true;
+    turning_ = false;
   }
-  std::array<pollfd, 2> entries{pollfd{wake_.get(), POLLIN, 0}, pollfd{engine_fd, POLLIN, 0}};
-  const nfds_t num_entries = will_be_woken ? 2 : 1;
-  if (will_be_woken) {
-    ::poll(entries.data(), num_entries, kLongestSleepMs);
-    *nap_ns = 0;
-  } else {
-    const timespec nap{0, *nap_ns};
-    ppoll(entries.data(), num_entries, &nap, nullptr);
-    *nap_ns = std::min(*nap_ns * 2, kLongestNapNs);
-  }
+  std::array<pollfd, 2> entries{pollfd{wake_.get(), POLLIN, 0}, pollfd{plan->engine_fd, POLLIN, 0}};
+  poll_for(entries, plan->timeout_ns);
   const std::lock_guard lock(mutex_);
   asleep_ = false;
   if ((entries[0].revents & POLLIN) != 0) wake_.clear();
+}
+
+bool Proxy::Impl::sleep_at_most(std::int64_t timeout_ns) {
+  if (!driving_) return false;
+  if (const std::optional<Sleep> plan = plan_sleep(&own_nap_ns_, timeout_ns); plan) {
+    std::array<pollfd, 1> entries{pollfd{plan->engine_fd, POLLIN, 0}};
+    poll_for(entries, plan->timeout_ns);
+  }
+  return true;
 }
 
 Proxy::Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> ring, bool waits_awake)
@@ -312,6 +403,14 @@ Status Proxy::peer_status(int peer) const {
   const Loss& loss = impl_->loss(peer);
   return loss.gone.load(std::memory_order_acquire) ? loss.why : Status();
 }
+
+void Proxy::take_over() { impl_->take_over(); }
+
+void Proxy::give_back() { impl_->give_back(); }
+
+bool Proxy::drive() { return impl_->drive(); }
+
+bool Proxy::sleep(std::int64_t timeout_ns) { return impl_->sleep_at_most(timeout_ns); }
 
 PeerTraffic Proxy::traffic(int peer) const {
   const TrafficCounters& counters = impl_->traffic(peer);

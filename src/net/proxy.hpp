@@ -4,10 +4,14 @@
 /// The thread that drives an engine for one rank. The rank hands it puts and notifies and reads what arrived; neither
 /// ever waits for the other. Sleeps while nothing happens.
 ///
+/// A rank that has no core to spare for a second thread takes the engine into its own hands while it waits for the
+/// network, and gives it back to the thread afterwards: a chunk then costs no switch from one to the other.
+///
 ///   word                 writer   readers   order                            publishes
-///   received[p][c]       proxy    rank      store release / load acquire     the bytes put before that notify
-///   lost[p]              proxy    rank      store release / load acquire     why_lost(p)
+///   received[p][c]       driver   rank      store release / load acquire     the bytes put before that notify
+///   lost[p]              driver   rank      store release / load acquire     why_lost(p)
 ///   the queue of orders  rank     proxy     a mutex                          what lies in memory at the offsets named
+///   who drives           rank     proxy     the same mutex                   the engine
 
 #include <atomic>
 #include <cstdint>
@@ -48,6 +52,15 @@ class Proxy {
 
   /// Highest value that `peer` has sent on `channel`, 0 before the first.
   std::uint64_t received(int peer, int channel) const;
+  /// From here to give_back() the calling thread drives the engine: put() and notify() reach it at once, and nothing
+  /// else moves but in drive(). The thread that puts and notifies; not twice.
+  void take_over();
+  void give_back();
+  /// What can be moved now. True if anything was. False, and nothing happens, where this thread does not drive.
+  bool drive();
+  /// Sleeps until drive() has something to do, for at most so long. False at once where this thread does not drive.
+  bool sleep(std::int64_t timeout_ns);
+
   /// From now on the destructor takes no longer than this.
   void hurry(std::int64_t timeout_ns);
   /// Ok while the peer is there as far as the network knows.

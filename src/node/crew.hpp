@@ -51,6 +51,11 @@ class OtherNodes {
   virtual void tell(const Verdict& verdict) = 0;
   /// Why a rank of another node gave up, if one did and said so to this rank.
   virtual std::optional<Told> told() = 0;
+  /// Lets the network move if this thread drives it. True if it did anything.
+  virtual bool drive() = 0;
+  /// Sleeps until the network has something to do, for at most so long. False at once where this thread does not drive
+  /// it: other threads ring the crew then.
+  virtual bool sleep(std::int64_t timeout_ns) = 0;
   /// Ok while `rank`, of another node, can be expected to do its part. kPeerLost, kTransport: it will not, "has died".
   virtual Status presence(int rank) = 0;
 };
@@ -137,6 +142,7 @@ class Crew {
   Status check_liveness(Task& task);
   bool peers_moved();
   std::int64_t patience_with_missing_ns() const;
+  void sleep(std::uint32_t rings, std::int64_t timeout_ns);
   Status expire(const Task& task);
 
   int rank_;

@@ -189,6 +189,90 @@ TEST_P(NetProxy, RoutesAreAnsweredByTheThread) {
   EXPECT_EQ(rank(1).proxy->routes().size(), 2U);
 }
 
+/// What a rank does that drives the engine itself: no ring comes, it looks and sleeps.
+template <typename Condition>
+bool drive_until(net::Proxy& proxy, Condition condition) {
+  constexpr std::int64_t kNapNs = 100'000'000;
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    if (!proxy.drive()) proxy.sleep(kNapNs);
+  }
+  return true;
+}
+
+TEST_P(NetProxy, RanksTakeTheEngineAndGiveItBack) {
+  constexpr std::uint64_t kRounds = 300;
+  constexpr std::size_t kBytes = 3000;
+  start({.memory_bytes = 2 * kBytes});
+  const auto play = [&](int self) {
+    ProxyRank& mine = rank(self);
+    const int peer = 1 - self;
+    int num_wrong = 0;
+    for (std::uint64_t round = 1; round <= kRounds; ++round) {
+      // All four pairs of hands and threads, in all orders; what was ordered before goes too.
+      const bool by_hand = (round >> self & 1) != 0;
+      const bool too_late = round % 3 == 0;
+      const auto arrived = [&] { return mine.proxy->received(peer, 0) >= round; };
+      const auto send = [&] {
+        std::ranges::copy(net_pattern(kBytes, round + static_cast<std::uint64_t>(self) * kRounds), mine.memory.begin());
+        mine.proxy->put(peer, 0, 0, kBytes, kBytes);
+        mine.proxy->notify(peer, 0, round);
+      };
+      const auto receive = [&] {
+        if (by_hand ? !drive_until(*mine.proxy, arrived) : !mine.bell.wait(arrived)) return false;
+        const std::uint64_t seed = round + static_cast<std::uint64_t>(peer) * kRounds;
+        if (!std::ranges::equal(net_pattern(kBytes, seed), std::span(mine.memory).subspan(kBytes))) ++num_wrong;
+        return true;
+      };
+      if (by_hand && !too_late) mine.proxy->take_over();
+      if (self == 0) send();
+      if (by_hand && too_late) mine.proxy->take_over();
+      if (!receive()) return -1;
+      if (self == 1) send();
+      if (by_hand) mine.proxy->give_back();
+    }
+    return num_wrong;
+  };
+  int other = -1;
+  std::thread second([&] { other = play(1); });
+  EXPECT_EQ(play(0), 0);
+  second.join();
+  EXPECT_EQ(other, 0);
+  EXPECT_EQ(rank(0).proxy->traffic(1).num_notifies, kRounds);
+}
+
+TEST_P(NetProxy, OnlyTheOneWhoDrivesMovesAnything) {
+  start({});
+  EXPECT_FALSE(rank(0).proxy->drive());
+  EXPECT_FALSE(rank(0).proxy->sleep(0));
+  rank(0).proxy->take_over();
+  EXPECT_EQ(rank(0).proxy->routes().size(), 1U);
+  rank(1).proxy->notify(0, 0, 1);
+  EXPECT_TRUE(drive_until(*rank(0).proxy, [&] { return rank(0).proxy->received(1, 0) == 1; }));
+  EXPECT_TRUE(rank(0).proxy->sleep(0));
+  rank(0).proxy->give_back();
+  EXPECT_FALSE(rank(0).proxy->drive());
+  // The thread is back at work, whatever it did meanwhile.
+  rank(1).proxy->notify(0, 0, 2);
+  EXPECT_TRUE(rank(0).await(1, 0, 2));
+}
+
+TEST_P(NetProxy, WhoDrivesHearsOfALoss) {
+  start({});
+  rank(0).proxy->notify(1, 0, 1);
+  rank(1).proxy->notify(0, 0, 1);
+  ASSERT_TRUE(rank(0).await(1, 0, 1));
+  ASSERT_TRUE(rank(1).await(0, 0, 1));
+  rank(0).proxy->take_over();
+  std::thread leaver([&] { rank(1).proxy = nullptr; });
+  EXPECT_TRUE(drive_until(*rank(0).proxy, [&] { return !rank(0).proxy->peer_status(1).ok(); }));
+  EXPECT_EQ(rank(0).proxy->peer_status(1).code(), ErrorCode::kPeerLost);
+  rank(0).proxy->notify(1, 0, 2);
+  rank(0).proxy->give_back();
+  leaver.join();
+}
+
 TEST_P(NetProxy, DestroyedOneAfterTheOther) {
   start({.num_ends = 3, .memory_bytes = 1 << 20});
   for (int from = 0; from < 3; ++from) {

@@ -121,9 +121,19 @@ TEST(NetUcx, LanesAreDescribedByWhatTheyCarry) {
       "#                 lane[1]:  2:tcp/eth0.0 md[2]    -> md[2]/tcp/sysdev[255] am keepalive\n"
       "#                 lane[2]:  3:cma/memory md[3]    -> md[3]/cma/sysdev[255] rma_bw#0\n#\n"
       "#                  rma_bw: mds rndv_rkey_size 9\n#\n";
-  EXPECT_EQ(net::ucx::describe_lanes(kText), "rc_mlx5/mlx5_0:1.0 (puts, messages), tcp/eth0.0 (messages), cma/memory");
-  EXPECT_EQ(net::ucx::describe_lanes(""), "unknown");
-  EXPECT_EQ(net::ucx::describe_lanes("# lane[0]:"), "unknown");
+  EXPECT_EQ(net::ucx::describe(net::ucx::parse_lanes(kText)),
+            "rc_mlx5/mlx5_0:1.0 (puts, messages), tcp/eth0.0 (messages), cma/memory");
+  EXPECT_EQ(net::ucx::describe(net::ucx::parse_lanes("")), "unknown");
+  EXPECT_EQ(net::ucx::describe(net::ucx::parse_lanes("# lane[0]:")), "unknown");
+}
+
+TEST(NetUcx, LanesAreInMemoryIfAllAre) {
+  const net::ucx::Lane posix{.transport = "posix/memory.0", .puts = true};
+  const net::ucx::Lane sysv{.transport = "sysv/memory", .messages = true};
+  const net::ucx::Lane tcp{.transport = "tcp/lo.0", .messages = true};
+  EXPECT_TRUE(net::ucx::are_in_memory({sysv, posix}));
+  EXPECT_FALSE(net::ucx::are_in_memory({sysv, tcp}));
+  EXPECT_FALSE(net::ucx::are_in_memory({}));
 }
 
 }  // namespace

@@ -320,7 +320,7 @@ bool LoopbackEngine::arm() {
 std::vector<Route> LoopbackEngine::routes() const {
   std::vector<Route> routes;
   for (int peer = 0; peer < options_.num_peers; ++peer) {
-    if (peer != options_.self) routes.push_back({peer, "memory of this process"});
+    if (peer != options_.self) routes.push_back({peer, "memory of this process", true});
   }
   return routes;
 }

@@ -159,8 +159,10 @@ void Connection::shut() {
   started(operation, library_.ep_close_nbx(std::exchange(endpoint_, nullptr), &params));
 }
 
-std::string Connection::describe() const {
-  return endpoint_ == nullptr ? std::string("closed") : describe_endpoint(library_, endpoint_);
+Route Connection::route(int peer) const {
+  if (endpoint_ == nullptr) return {.peer = peer, .description = "closed"};
+  const std::vector<Lane> lanes = lanes_of(library_, endpoint_);
+  return {.peer = peer, .description = describe(lanes), .in_memory = are_in_memory(lanes)};
 }
 
 Connection::Operation* Connection::take_operation(Kind kind) {

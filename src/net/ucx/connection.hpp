@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "net/engine.hpp"
 #include "net/ucx/message.hpp"
 #include "net/ucx/resources.hpp"
 
@@ -56,8 +57,8 @@ class Connection {
   void release_key();
   bool is_shut() const { return endpoint_ == nullptr && num_under_way_ == 0; }
 
-  /// For people: transports by lane.
-  std::string describe() const;
+  /// What UCX chose for the way to this peer, which the engine's owner knows as `peer`.
+  Route route(int peer) const;
 
  private:
   enum class Kind { kPut, kFlush, kMessage, kClose };

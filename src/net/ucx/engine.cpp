@@ -263,7 +263,7 @@ bool UcxEngine::arm() {
 std::vector<Route> UcxEngine::routes() const {
   std::vector<Route> routes;
   for (int peer = 0; peer < options_.num_peers; ++peer) {
-    if (at(peer).connection != nullptr) routes.push_back({peer, at(peer).connection->describe()});
+    if (at(peer).connection != nullptr) routes.push_back(at(peer).connection->route(peer));
   }
   return routes;
 }

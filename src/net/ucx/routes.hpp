@@ -3,17 +3,30 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "net/ucx/library.hpp"
 
 namespace ferry::net::ucx {
 
-/// The transports of an endpoint's lanes and what each is for, e.g. "tcp/eth0 (puts, messages)". UCX offers them as
-/// text for people only (ucp_ep_print_info); where that text is not as expected, this is "unknown".
-std::string describe_endpoint(const Library& library, ucp_ep_h endpoint);
+/// One of the transports by which an endpoint reaches its peer.
+struct Lane {
+  std::string transport;  ///< and device: "tcp/eth0.0", "posix/memory.0"
+  bool puts = false;
+  bool messages = false;
+};
+
+/// Of an endpoint. UCX offers them as text for people only (ucp_ep_print_info); empty where that is not as expected.
+std::vector<Lane> lanes_of(const Library& library, ucp_ep_h endpoint);
 
 /// The parser of that text.
-std::string describe_lanes(std::string_view info);
+std::vector<Lane> parse_lanes(std::string_view info);
+
+/// For people: "tcp/eth0.0 (puts, messages)", "unknown" where there are none.
+std::string describe(const std::vector<Lane>& lanes);
+
+/// Is there a lane, and does each lead through memory of this host (UCX calls that device "memory")?
+bool are_in_memory(const std::vector<Lane>& lanes);
 
 }  // namespace ferry::net::ucx
 
