@@ -203,10 +203,17 @@ class Ranks:
             )
             for rank in range(self.options.ranks)
         ]
+        # The others of a rank that failed would wait for it until their deadline.
+        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+            time.sleep(0.02)
+        failed = [idx for idx, rank in enumerate(ranks) if rank.poll()]
+        for rank in ranks:
+            if failed:
+                rank.kill()
         said = [rank.communicate() for rank in ranks]
-        for rank, (_, words) in zip(ranks, said, strict=True):
-            if rank.returncode != 0:
-                raise Failure(f"{Path(arguments[0]).name} failed: {words.strip()}")
+        if failed:
+            words = said[failed[0]][1].strip()
+            raise Failure(f"{Path(arguments[0]).name}: rank {failed[0]} failed: {words}")
         return said[0][0]
 
     def bench(self):

@@ -92,7 +92,7 @@ class DeviceMemory:
         with self._lock:
             if self._pool is None:  # of a group that was destroyed: the call itself will say so
                 return self._make(wanted)
-            with torch.cuda.use_mem_pool(self._pool, self._device):
+            with torch.cuda.use_mem_pool(self._pool, self._device.index):  # a device takes longer to look up
                 self._native.enter_pool()
                 try:
                     return self._make(wanted)
