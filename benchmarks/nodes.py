@@ -13,6 +13,7 @@ rounds, and ratios are those of the medians.
 import argparse
 import json
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -241,9 +242,12 @@ class Ranks:
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+    """Not one that the kernel hands out: connections of the round before may still have that, in TIME_WAIT."""
+    while True:
+        port = random.randrange(15000, 30000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def measure(options, transport):
