@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -204,18 +205,22 @@ class Ranks:
             )
             for rank in range(self.options.ranks)
         ]
-        # The others of a rank that failed would wait for it until their deadline.
-        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
-            time.sleep(0.02)
-        failed = [idx for idx, rank in enumerate(ranks) if rank.poll()]
-        for rank in ranks:
-            if failed:
-                rank.kill()
-        said = [rank.communicate() for rank in ranks]
-        if failed:
-            words = said[failed[0]][1].strip()
-            raise Failure(f"{Path(arguments[0]).name}: rank {failed[0]} failed: {words}")
-        return said[0][0]
+        failures = []
+
+        def finish(rank_idx):
+            printed, words = ranks[rank_idx].communicate()
+            if ranks[rank_idx].returncode != 0:
+                failures.append(f"{Path(arguments[0]).name}: rank {rank_idx} failed: {words.strip()}")
+                # The others would wait for it until their deadline.
+                for rank in ranks:
+                    rank.kill()
+            return printed
+
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            printed = list(pool.map(finish, range(len(ranks))))
+        if failures:
+            raise Failure(failures[0])
+        return printed[0]
 
     def bench(self):
         """The report of `ferry bench` and its results by operation."""

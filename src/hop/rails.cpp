@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/group_options.hpp"
+#include "node/cores.hpp"
 #include "node/futex.hpp"
 
 namespace ferry::hop {
@@ -119,7 +120,7 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
       std::move(engine), options, [&crew] { crew.ring_self(); }, crew.waits_awake());
   status = while_creating(rails->proxy_->start(rail));
   if (status.ok()) status = rails->greet();
-  if (status.ok() && !crew.waits_awake()) {
+  if (status.ok() && !node::cores_suffice_for(context.topology.num_ranks)) {
     rails->drives_itself_ =
         std::ranges::all_of(rails->routes(), [](const net::Route& route) { return route.in_memory; });
   }

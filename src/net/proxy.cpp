@@ -88,7 +88,9 @@ class Proxy::Impl {
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
+      taken_ = false;
     }
+    given_back_.notify_one();
     wake_.signal();
     if (thread_.joinable()) {
       thread_.join();
@@ -276,6 +278,8 @@ void Proxy::Impl::take_over() {
 
 void Proxy::Impl::give_back() {
   if (!driving_) return;
+  // What was given last goes out now: the thread may have to wait for a core.
+  drive();
   driving_ = false;
   bool wake = false;
   {

@@ -2,10 +2,11 @@
 #define FERRY_NET_PROXY_HPP
 
 /// The thread that drives an engine for one rank. The rank hands it puts and notifies and reads what arrived; neither
-/// ever waits for the other. Sleeps while nothing happens.
+/// waits for the other to do so. Sleeps while nothing happens.
 ///
 /// A rank that has no core to spare for a second thread takes the engine into its own hands while it waits for the
-/// network, and gives it back to the thread afterwards: a chunk then costs no switch from one to the other.
+/// network, and gives it back to the thread afterwards: a chunk then costs no switch from one to the other. It takes
+/// over between two turns of the thread, which never block.
 ///
 ///   word                 writer   readers   order                            publishes
 ///   received[p][c]       driver   rank      store release / load acquire     the bytes put before that notify
@@ -33,7 +34,8 @@ struct PeerTraffic {
 
 class Proxy {
  public:
-  /// `ring` is called by the proxy's thread, after it changed any word above: it wakes the rank. Must not block.
+  /// `ring` is called by the proxy's thread, after it changed any word above: it wakes the rank. Must not block. A rank
+  /// that drives the engine itself is not rung.
   /// `waits_awake`: the thread looks for what comes next for a moment before it sleeps. For hosts with a core for each
   /// thread.
   Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> ring,
@@ -67,7 +69,7 @@ class Proxy {
   Status peer_status(int peer) const;
 
   PeerTraffic traffic(int peer) const;
-  /// Asks the engine, in its thread; blocks until answered.
+  /// Asks the engine; blocks until answered. From the thread that puts and notifies.
   std::vector<Route> routes();
 
  private:

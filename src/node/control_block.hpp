@@ -27,7 +27,8 @@
 /// A lost wake-up cannot happen: the waiter reads `doorbell`, then the flags, then stores `wake_at = doorbell +
 /// missing`, then sleeps only if `doorbell` has not moved (the kernel compares). Each missing peer rings after it sets
 /// its flag, so the flags cannot be complete before `wake_at` rings; whoever rings that one sees `wake_at` (both
-/// seq_cst) and wakes.
+/// seq_cst) and wakes. A rank that drives the network itself waits for no flag meanwhile: it sleeps on the network's
+/// descriptor, and looks for verdicts at least every 20 ms.
 
 #include <atomic>
 #include <cstddef>

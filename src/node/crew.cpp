@@ -204,6 +204,8 @@ Status Crew::run(Task& task) {
     if (!broken_.ok()) return broken_;
     if (step == Task::Step::kDone) break;
     const bool network_moved = others_ != nullptr && others_->drive();
+    // From here on this rank has something to do, and a stall would be its own.
+    if (network_moved) mine.blocked.store(0, std::memory_order_relaxed);
     if (step == Task::Step::kMoved) {
       mine.moves.fetch_add(1, std::memory_order_relaxed);
       num_idle = 0;
@@ -247,10 +249,7 @@ void Crew::sleep(std::uint32_t rings, std::int64_t timeout_ns) {
   ControlBlock& mine = control(rank_);
   mine.blocked.store(1, std::memory_order_relaxed);
   // No step of this node is waited for then; who breaks the group is heard at the next look.
-  if (others_ != nullptr && others_->sleep(timeout_ns)) {
-    mine.blocked.store(0, std::memory_order_relaxed);
-    return;
-  }
+  if (others_ != nullptr && others_->sleep(timeout_ns)) return;
   const std::size_t num_rings = std::max<std::size_t>(missing_.size(), 1);
   const bool all_must_ring = others_ == nullptr;  // otherwise any ring may be the network's
   mine.wake_at.store(rings + (all_must_ring ? static_cast<std::uint32_t>(num_rings) : 1U), std::memory_order_seq_cst);

@@ -106,8 +106,8 @@ class Crew {
   /// Wake this rank, from another thread of its process: its task may have something to do.
   void ring_self();
 
-  /// Break the group: peers that wait hear `message` at once, and it names `culprit` (-1: nobody). `note` is added to
-  /// this rank's own Status only.
+  /// Break the group: peers that wait hear `message` at once, in 20 ms where they drive the network themselves, and it
+  /// names `culprit` (-1: nobody). `note` is added to this rank's own Status only.
   Status fail(ErrorCode code, int culprit, std::string_view message, std::string_view note = {});
 
   /// Break the group because a wait outside of this crew's flags expired. Blames whom a peer has blamed already, else a

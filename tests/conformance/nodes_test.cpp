@@ -109,7 +109,7 @@ TEST_P(Nodes, WhatCrossesIsOneRecordPerTokenAndNode) {
   });
 }
 
-/// Ranks that share cores drive the network themselves where it is memory; here on every machine.
+/// Ranks without a core each drive the network themselves where it is memory (not over TCP); here on every machine.
 class NodesOnOneCore : public Nodes {
  protected:
   void SetUp() override {

@@ -114,6 +114,24 @@ TEST(NetUcx, SharedMemoryCarriesToo) {
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
+TEST(NetUcx, RoutesSayWhetherTheyAreMemory) {
+  for (const bool in_memory : {true, false}) {
+    const Status status = in_fresh_process([in_memory] {
+      setenv("UCX_TLS", in_memory ? "posix,sysv,self" : "tcp", 1);
+      setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
+      setenv("UCX_SYSV_ERROR_HANDLING", "y", 1);
+      NetEnds ends("ucx", {});
+      ends.connect();
+      ends[0].engine->notify(1, 0, 1);
+      if (!ends.poll_until([&] { return ends[1].highest(0, 0) == 1; }))
+        return Status(ErrorCode::kTimeout, "no message");
+      const net::Route route = ends[0].engine->routes().at(0);
+      return route.in_memory == in_memory ? Status() : Status(ErrorCode::kInternal, route.description);
+    });
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
 TEST(NetUcx, LanesAreDescribedByWhatTheyCarry) {
   constexpr std::string_view kText =
       "#\n# UCP endpoint \n#\n#               peer: <no debug data>\n"

@@ -208,7 +208,7 @@ void Connection::fail(ucs_status_t status) {
   if (failure_ == UCS_OK) failure_ = status;
 }
 
-void Connection::on_completed(void* request, ucs_status_t status, void* operation) {
+void Connection::on_completed(void* request, ucs_status_t status, void* operation) noexcept {
   auto* completed = static_cast<Operation*>(operation);
   Connection* connection = completed->connection;
   connection->complete(completed, status);

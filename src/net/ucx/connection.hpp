@@ -74,7 +74,8 @@ class Connection {
     bool last = false;
   };
 
-  static void on_completed(void* request, ucs_status_t status, void* operation);
+  /// UCX, whose C code calls this, cannot be thrown through.
+  static void on_completed(void* request, ucs_status_t status, void* operation) noexcept;
   static void on_failed(void* connection, ucp_ep_h endpoint, ucs_status_t status);
 
   bool usable() const { return endpoint_ != nullptr && failure_ == UCS_OK; }

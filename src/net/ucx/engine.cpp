@@ -65,7 +65,7 @@ class UcxEngine final : public Engine {
 
  private:
   static ucs_status_t on_message(void* engine, const void* header, std::size_t header_bytes, void* data,
-                                 std::size_t num_bytes, const ucp_am_recv_param_t* param);
+                                 std::size_t num_bytes, const ucp_am_recv_param_t* param) noexcept;
 
   bool usable() const { return connected_ && resources_ != nullptr; }
   const Library& library() const { return resources_->library(); }
@@ -339,7 +339,7 @@ Message UcxEngine::message_to(const Peer& peer, MessageKind kind) const {
 }
 
 ucs_status_t UcxEngine::on_message(void* engine, const void* header, std::size_t header_bytes, void* /*data*/,
-                                   std::size_t /*num_bytes*/, const ucp_am_recv_param_t* /*param*/) {
+                                   std::size_t /*num_bytes*/, const ucp_am_recv_param_t* /*param*/) noexcept {
   auto* self = static_cast<UcxEngine*>(engine);
   Message message;
   if (header_bytes != sizeof message) return UCS_OK;

@@ -114,7 +114,7 @@ Status Resources::find_allocated() {
 Status Resources::open_worker() {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // the rank's thread sets it up, the proxy's uses it
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // the rank's thread sets it up, the proxy's and it use it in turn
   if (Status status =
           ucx_status(library_.worker_create(context_, &params, &worker_), "opening a worker", kVariablesHint);
       !status.ok()) {
