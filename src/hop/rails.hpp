@@ -124,10 +124,10 @@ class Rails final : public node::OtherNodes {
   std::uint64_t num_announced_ = 0;
   bool has_told_ = false;
   /// All nodes are on this host, which has not even a core for each rank, and puts are copies that this rank's thread
-  /// may as well make: 8 ranks of two nodes on 2 cores moved 9.1 GB/s through UCX's shared memory with a thread for each
-  /// proxy, and 11.9 GB/s so. Over TCP the kernel works beside the rank, and a proxy that feeds it all the time was
-  /// faster: 2.8 against 2.5 GB/s (benchmarks/rail_stage.cpp, medians of 5 and 3 runs in turn). Other numbers of cores
-  /// were not measured.
+  /// may as well make: 8 ranks of two nodes on 2 cores moved 9.1 GB/s through UCX's shared memory with a thread for
+  /// each proxy, and 11.9 GB/s so. Over TCP the kernel works beside the rank, and a proxy that feeds it all the time
+  /// was faster: 2.8 against 2.5 GB/s (benchmarks/rail_stage.cpp, medians of 5 and 3 runs in turn). Other numbers of
+  /// cores were not measured.
   bool drives_itself_ = false;
   std::unique_ptr<net::Proxy> proxy_;
 };
