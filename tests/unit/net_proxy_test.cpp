@@ -88,6 +88,16 @@ class NetProxy : public testing::TestWithParam<const char*> {
 
 std::string engine_name(const testing::TestParamInfo<const char*>& info) { return info.param; }
 
+/// Runs `play` as both ranks at once; it returns how many times what came was wrong.
+template <typename Play>
+void expect_both_right(Play play) {
+  int other = -1;
+  std::thread second([&] { other = play(1); });
+  EXPECT_EQ(play(0), 0);
+  second.join();
+  EXPECT_EQ(other, 0);
+}
+
 TEST_P(NetProxy, PingPongWithPayload) {
   constexpr std::uint64_t kRounds = 300;
   constexpr std::size_t kBytes = 3000;
@@ -112,11 +122,7 @@ TEST_P(NetProxy, PingPongWithPayload) {
     }
     return num_wrong;
   };
-  int other = -1;
-  std::thread second([&] { other = play(1); });
-  EXPECT_EQ(play(0), 0);
-  second.join();
-  EXPECT_EQ(other, 0);
+  expect_both_right(play);
   const net::PeerTraffic traffic = rank(0).proxy->traffic(1);
   EXPECT_EQ(traffic.num_puts, kRounds);
   EXPECT_EQ(traffic.put_bytes, kRounds * kBytes);
@@ -234,11 +240,7 @@ TEST_P(NetProxy, RanksTakeTheEngineAndGiveItBack) {
     }
     return num_wrong;
   };
-  int other = -1;
-  std::thread second([&] { other = play(1); });
-  EXPECT_EQ(play(0), 0);
-  second.join();
-  EXPECT_EQ(other, 0);
+  expect_both_right(play);
   EXPECT_EQ(rank(0).proxy->traffic(1).num_notifies, kRounds);
 }
 
