@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "core/checks.hpp"
-#include "layout/slots.hpp"
+#include "plan/slots.hpp"
 
 namespace ferry {
 namespace {
@@ -54,7 +54,7 @@ Status check_placement(const RouteOptions& options, int num_ranks, std::vector<s
     expert_to_rank.resize(static_cast<std::size_t>(num_experts));
     for (std::int64_t expert = 0; expert < num_experts; ++expert) {
       expert_to_rank[static_cast<std::size_t>(expert)] =
-          static_cast<std::int32_t>(layout::default_owner(expert, num_experts, num_ranks));
+          static_cast<std::int32_t>(plan::default_owner(expert, num_experts, num_ranks));
     }
     return {};
   }

@@ -3,9 +3,10 @@
 #include <algorithm>
 
 #include "ferry/group.hpp"
-#include "layout/route_tables.hpp"
-#include "layout/token_record.hpp"
 #include "node/arena.hpp"
+#include "plan/route_tables.hpp"
+#include "plan/to_size.hpp"
+#include "plan/token_record.hpp"
 
 namespace ferry {
 namespace {
@@ -18,8 +19,6 @@ Status check(std::string_view name, std::int64_t value, std::int64_t lowest) {
   return Status(ErrorCode::kInvalidArgument,
                 fmt::format("bytes_required: {} is {}, expected {} to {}", name, value, lowest, kMaxExtent));
 }
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 }  // namespace
 
@@ -44,10 +43,10 @@ Result<std::size_t> bytes_required(const MemoryShape& shape) {
   const auto num_topk = to_size(shape.num_topk);
 
   const std::size_t tables_bytes =
-      layout::RouteTables::at(nullptr, {to_size(shape.num_ranks), to_size(shape.num_experts), num_tokens * num_topk})
+      plan::RouteTables::at(nullptr, {to_size(shape.num_ranks), to_size(shape.num_experts), num_tokens * num_topk})
           .size_bytes;
   const std::size_t record_bytes =
-      layout::TokenRecord::of(to_size(shape.scale_row_bytes), num_topk, shape.weights, shape.weights).size_bytes;
+      plan::TokenRecord::of(to_size(shape.scale_row_bytes), num_topk, shape.weights, shape.weights).size_bytes;
   const std::size_t weights_per_row = shape.layout == Layout::kTokens ? num_topk : 1;
   const std::size_t weights_bytes = shape.weights ? num_rows * weights_per_row * sizeof(float) : 0;
   const std::size_t staged_rows_bytes = shape.symmetric ? 0 : std::max(num_tokens, num_rows) * row_bytes;

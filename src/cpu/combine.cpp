@@ -6,14 +6,13 @@
 #include "cpu/cpu_backend.hpp"
 #include "cpu/cpu_routing.hpp"
 #include "cpu/row_sum.hpp"
+#include "plan/to_size.hpp"
 
 /// Combine on one rank: each source reads the rows of its own tokens out of the peers' memory and sums them. Rows that
 /// a peer cannot reach (ordinary pointers of another process) are staged in the arena before the call begins.
 
 namespace ferry::cpu {
 namespace {
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 class Combiner {
  public:

@@ -3,14 +3,9 @@
 #include <cstring>
 
 #include "cpu/row_copy.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::cpu {
-namespace {
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
-
-}  // namespace
-
 Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing, node::Crew& crew, Staging& staging,
                               bool readers_reach_rows, node::Ticket& ticket) {
   const std::size_t weights_bytes = to_size(call.weights.num_elements()) * sizeof(float);

@@ -7,6 +7,7 @@
 #include "cpu/cpu_routing.hpp"
 #include "cpu/row_copy.hpp"
 #include "cpu/token_records.hpp"
+#include "plan/to_size.hpp"
 
 /// Dispatch on one rank. A row takes one of two ways, chosen per pair of ranks:
 ///
@@ -21,8 +22,6 @@
 
 namespace ferry::cpu {
 namespace {
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 class Dispatcher {
  public:
@@ -54,7 +53,7 @@ class Dispatcher {
 Status Dispatcher::prepare(Ticket& ticket) {
   ticket.input = crew_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
   ticket.output = crew_.locate(call_.out_x.data, call_.out_x.num_rows, call_.out_x.row_bytes, call_.out_x.stride_bytes);
-  const layout::TokenRecord format = record_format(call_);
+  const plan::TokenRecord format = record_format(call_);
   const std::size_t records_bytes = format.size_bytes * to_size(routing_.num_tokens);
   if (records_bytes > 0) {
     Result<std::byte*> records = staging_.records(records_bytes);

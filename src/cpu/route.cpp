@@ -5,16 +5,15 @@
 
 #include "cpu/cpu_backend.hpp"
 #include "cpu/router.hpp"
-#include "layout/route_tables.hpp"
+#include "plan/route_tables.hpp"
+#include "plan/to_size.hpp"
 
 /// Route on one node: each rank publishes its counts and its tokens by destination in its arena, and reads everybody's.
 
 namespace ferry::cpu {
 namespace {
 
-using layout::RouteTables;
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+using plan::RouteTables;
 
 /// Everybody's tables, by rank.
 Result<std::vector<RouteTables>> read_peers(const RouteCall& call, Crew& crew, Router& router) {

@@ -8,12 +8,11 @@
 #include <numeric>
 #include <span>
 
-#include "layout/slots.hpp"
+#include "plan/slots.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::cpu {
 namespace {
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 /// Remembers the last token that touched each of a set of runs: "has this token been here?" without clearing. Says so
 /// as a number, because routers' choices are random and a branch on them would be mispredicted every other time.
@@ -157,7 +156,7 @@ void Router::sum_sources() {
     expert_first_row_[expert] = next;
     next += call_.options.layout == Layout::kSlab
                 ? call_.options.slab_capacity
-                : layout::aligned_group_rows(expert_totals_[expert], call_.options.expert_alignment);
+                : plan::aligned_group_rows(expert_totals_[expert], call_.options.expert_alignment);
   }
 }
 
@@ -172,11 +171,11 @@ std::int64_t Router::rows_of(std::size_t rank) const {
     return rows;
   }
   if (call_.options.layout == Layout::kSlab) {
-    return layout::slab_first_row(local_experts_of(rank), call_.options.slab_capacity);
+    return plan::slab_first_row(local_experts_of(rank), call_.options.slab_capacity);
   }
   for (std::size_t expert = 0; expert < num_experts_; ++expert) {
     if (owner(expert) == rank) {
-      rows += layout::aligned_group_rows(expert_totals_[expert], call_.options.expert_alignment);
+      rows += plan::aligned_group_rows(expert_totals_[expert], call_.options.expert_alignment);
     }
   }
   return rows;

@@ -30,7 +30,7 @@ class Router {
   void copy_inputs();
   /// This rank's own counts.
   void fill_counts(std::int32_t* rank_counts, std::int32_t* expert_counts) const;
-  /// Source tokens of each run one after the other; see layout::RouteTables::tokens. Runs are counted by `counts`.
+  /// Source tokens of each run one after the other; see plan::RouteTables::tokens. Runs are counted by `counts`.
   void fill_tokens(const std::int32_t* counts, std::int32_t* tokens) const;
 
   /// Everybody's counts, by rank; what they point to outlives the router. False: they exceed that rank's entries.

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "plan/to_size.hpp"
+
 namespace ferry::cpu {
 namespace {
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 /// Copy `count` elements between places at any distance.
 template <typename Word>
@@ -103,7 +103,7 @@ class Unpacker {
 
   const DispatchCall& call_;
   const CpuRouting& routing_;
-  layout::TokenRecord format_;
+  plan::TokenRecord format_;
   std::size_t num_topk_;
 };
 
@@ -155,16 +155,16 @@ void fill_unused_ids(const TensorView& ids, std::int64_t num_used_rows) {
 
 }  // namespace
 
-layout::TokenRecord record_format(const DispatchCall& call) {
+plan::TokenRecord record_format(const DispatchCall& call) {
   const bool weights = call.out_topk_weights.present();
   const bool ids = weights || call.out_topk_idx.present();
   const std::size_t scale_row_bytes =
       call.scales.present() ? to_size(call.scales.extent(1)) * size_bytes(call.scales.dtype) : 0;
-  return layout::TokenRecord::of(scale_row_bytes, to_size(call.routing->num_topk), ids, weights);
+  return plan::TokenRecord::of(scale_row_bytes, to_size(call.routing->num_topk), ids, weights);
 }
 
 void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte* to) {
-  const layout::TokenRecord format = record_format(call);
+  const plan::TokenRecord format = record_format(call);
   const auto num_topk = to_size(routing.num_topk);
   const bool weights = call.out_topk_weights.present();
   const bool ids = weights || call.out_topk_idx.present();

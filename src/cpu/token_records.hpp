@@ -8,12 +8,12 @@
 
 #include "core/backend.hpp"
 #include "cpu/cpu_routing.hpp"
-#include "layout/token_record.hpp"
+#include "plan/token_record.hpp"
 
 namespace ferry::cpu {
 
 /// The record format that a call needs; the same on every rank, because ranks agree on what it depends on.
-layout::TokenRecord record_format(const DispatchCall& call);
+plan::TokenRecord record_format(const DispatchCall& call);
 
 /// Pack this rank's T records at `to`.
 void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte* to);

@@ -5,7 +5,7 @@
 /// count. They are equal but for the last one, which is halved again and again: receivers that copy what has been
 /// reported finish soon after the sender.
 
-#include "layout/host_device.hpp"
+#include "plan/host_device.hpp"
 
 namespace ferry::cuda {
 

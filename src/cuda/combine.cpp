@@ -7,11 +7,10 @@
 #include "cuda/kernels/combine.hpp"
 #include "cuda/memory_checks.hpp"
 #include "cuda/tuning.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::cuda {
 namespace {
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 CombineParams make_params(const CombineCall& call, const CudaRouting& routing) {
   CombineParams params;

@@ -25,7 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "layout/carver.hpp"
+#include "plan/carver.hpp"
 
 namespace ferry::cuda {
 
@@ -88,7 +88,7 @@ struct Control {
   std::size_t size_bytes = 0;
 
   FERRY_HOST_DEVICE static constexpr Control at(std::byte* base, std::size_t num_ranks) {
-    layout::Carver carver(base);
+    plan::Carver carver(base);
     Control control;
     control.messages = carver.take<EntryMessage>(num_ranks);
     control.progress = carver.take<std::uint64_t>(num_ranks);

@@ -2,8 +2,8 @@
 
 #include <sched.h>
 
-#include "layout/carver.hpp"
 #include "node/futex.hpp"
+#include "plan/carver.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -13,7 +13,7 @@ std::uint64_t load_acquire(const std::uint64_t* word) { return __atomic_load_n(w
 }  // namespace
 
 HostResult HostResult::at(std::byte* base, std::size_t num_ranks, std::size_t num_local_experts) {
-  layout::Carver carver(base);
+  plan::Carver carver(base);
   HostResult host;
   host.result = carver.take<RouteResult>(1);
   host.fault = carver.take<FaultReport>(1);

@@ -7,11 +7,10 @@
 #include "cuda/kernels/dispatch.hpp"
 #include "cuda/memory_checks.hpp"
 #include "cuda/tuning.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::cuda {
 namespace {
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 ScaleTable scale_table(const ConstTensorView& view) {
   if (!view.present()) return {};

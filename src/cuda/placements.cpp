@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "cuda/cuda_status.hpp"
-#include "layout/carver.hpp"
+#include "plan/carver.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -59,7 +59,7 @@ Result<std::shared_ptr<const Placement>> Placements::upload(const std::vector<st
     std::size_t size_bytes;
   };
   const auto carve = [&](std::byte* base) {
-    layout::Carver carver(base);
+    plan::Carver carver(base);
     Parts parts{};
     parts.owner = carver.take<std::int32_t>(num_experts);
     parts.local_expert = carver.take<std::int32_t>(num_experts);

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "layout/host_device.hpp"
+#include "plan/host_device.hpp"
 
 namespace ferry::cuda {
 

@@ -10,6 +10,7 @@
 #include "cuda/kernels/route.hpp"
 #include "cuda/memory_checks.hpp"
 #include "node/futex.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -23,8 +24,6 @@ constexpr std::int64_t kBlockTokensUnit = 64;
 constexpr int kPollsBeforeYield = 2000;
 /// The kernel's own deadline comes first; this is for a GPU that does not run it at all.
 constexpr std::int64_t kSettleDeadlines = 3;
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 /// One route on one rank, step by step.
 class Router {

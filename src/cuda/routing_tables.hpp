@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "layout/carver.hpp"
+#include "plan/carver.hpp"
 
 namespace ferry::cuda {
 
@@ -64,7 +64,7 @@ struct RoutingTables {
 
   static constexpr RoutingTables at(std::byte* base, const Shape& shape) {
     const std::size_t num_entries = shape.num_tokens * shape.num_topk;
-    layout::Carver carver(base);
+    plan::Carver carver(base);
     RoutingTables tables;
     tables.summary = carver.take<RouteSummary>(1);
     tables.places = carver.take<Place>(num_entries);

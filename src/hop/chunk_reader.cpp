@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cstring>
 
-#include "layout/rail_memory.hpp"
+#include "plan/rail_memory.hpp"
 
 namespace ferry::hop {
 
-using layout::ChunkHeader;
-using layout::kChunkHeaderBytes;
+using plan::ChunkHeader;
+using plan::kChunkHeaderBytes;
 
 Status ChunkReader::open(std::span<const std::byte> chunk, std::uint64_t chunk_idx) {
   ChunkHeader header;

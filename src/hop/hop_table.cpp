@@ -5,12 +5,12 @@
 #include <cstring>
 #include <tuple>
 
+#include "plan/to_size.hpp"
+
 namespace ferry::hop {
 namespace {
 
 constexpr std::size_t kGranuleBytes = 16;
-
-std::size_t to_size(std::int32_t value) { return static_cast<std::size_t>(value); }
 
 /// Parts of a table on its way, one after the other without gaps.
 struct Parts {

@@ -44,7 +44,7 @@ std::span<const std::byte> RailExchange::front(int node) {
   if (in.is_open()) return in.front();
   const std::byte* const chunk = rails_.front_chunk(node);
   if (chunk == nullptr) return {};
-  const std::size_t chunk_bytes = layout::kChunkHeaderBytes + rails_.chunk_capacity();
+  const std::size_t chunk_bytes = plan::kChunkHeaderBytes + rails_.chunk_capacity();
   if (Status status = in.open({chunk, chunk_bytes}, rails_.front_chunk_idx(node)); !status.ok()) {
     const int rank = rails_.rank_of(node);
     fault_ = Status(status.code(), fmt::format("rank {} sent {}", rank, status.message()), rank);

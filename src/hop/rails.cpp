@@ -8,6 +8,7 @@
 #include "core/group_options.hpp"
 #include "node/cores.hpp"
 #include "node/futex.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::hop {
 namespace {
@@ -21,9 +22,7 @@ constexpr std::uint64_t kLeft = std::uint64_t{1} << 63;
 /// and some lost packets.
 constexpr std::int64_t kLastWordsNs = 1'000'000'000;
 
-std::size_t to_size(int value) { return static_cast<std::size_t>(value); }
-
-layout::RailMemory::Shape shape_of(const Topology& topology) {
+plan::RailMemory::Shape shape_of(const Topology& topology) {
   return {to_size(topology.num_nodes()), sizeof(CallNotice), sizeof(node::Verdict)};
 }
 
@@ -77,7 +76,7 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
   Status status = factory.status();
   std::unique_ptr<Rails> rails;
   if (status.ok()) {
-    const layout::RailMemory memory(nullptr, shape_of(context.topology));
+    const plan::RailMemory memory(nullptr, shape_of(context.topology));
     Result<std::byte*> notices = crew.arena().take(2 * to_size(context.topology.num_nodes()) * memory.call_stride());
     if (notices.ok()) {
       rails.reset(new Rails(context, crew, *notices));
@@ -102,7 +101,7 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, node
     status = while_creating(created.status());
     if (created.ok()) {
       engine = std::move(*created);
-      rails->memory_ = layout::RailMemory(engine->memory().data(), shape_of(context.topology));
+      rails->memory_ = plan::RailMemory(engine->memory().data(), shape_of(context.topology));
     }
   }
   if (status.ok()) {
@@ -203,18 +202,18 @@ void Rails::publish_notices(std::uint64_t call) {
 std::byte* Rails::chunk_room(int node) {
   const End& end = ends_[to_size(node)];
   // A peer cannot have used up more than was sent; if it says so it harms nobody but itself.
-  const std::uint64_t num_free = proxy_->received(node, kCredits) + layout::kNumChunks - end.num_sent;
+  const std::uint64_t num_free = proxy_->received(node, kCredits) + plan::kNumChunks - end.num_sent;
   if (static_cast<std::int64_t>(num_free) <= 0) return nullptr;
-  return memory_.at(memory_.chunk_out(to_size(node_), to_size(node), end.num_sent)) + layout::kChunkHeaderBytes;
+  return memory_.at(memory_.chunk_out(to_size(node_), to_size(node), end.num_sent)) + plan::kChunkHeaderBytes;
 }
 
-void Rails::send_chunk(int node, layout::ChunkHeader header) {
+void Rails::send_chunk(int node, plan::ChunkHeader header) {
   End& end = ends_[to_size(node)];
   header.chunk_idx = end.num_sent;
   const std::size_t local = memory_.chunk_out(to_size(node_), to_size(node), end.num_sent);
   std::memcpy(memory_.at(local), &header, sizeof(header));
   proxy_->put(node, kChunks, local, memory_.chunk_in(to_size(node_), to_size(node), end.num_sent),
-              layout::kChunkHeaderBytes + std::size_t{header.num_items} * header.item_bytes);
+              plan::kChunkHeaderBytes + std::size_t{header.num_items} * header.item_bytes);
   ++end.num_sent;
   proxy_->notify(node, kChunks, end.num_sent);
 }

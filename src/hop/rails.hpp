@@ -23,9 +23,9 @@
 
 #include "core/backend.hpp"
 #include "hop/call_notice.hpp"
-#include "layout/rail_memory.hpp"
 #include "net/proxy.hpp"
 #include "node/crew.hpp"
+#include "plan/rail_memory.hpp"
 
 namespace ferry::hop {
 
@@ -54,13 +54,13 @@ class Rails final : public node::OtherNodes {
   /// Room of one chunk towards `node`; null while the peer has not used up the one that was there.
   std::byte* chunk_room(int node);
   /// Send what was written there. Sets the header's chunk_idx.
-  void send_chunk(int node, layout::ChunkHeader header);
+  void send_chunk(int node, plan::ChunkHeader header);
   /// The oldest chunk from `node` that was not used up yet; null if none has come. Its header is as the peer wrote it.
   const std::byte* front_chunk(int node) const;
   std::uint64_t front_chunk_idx(int node) const { return ends_[static_cast<std::size_t>(node)].num_used; }
   /// The front chunk is used up.
   void release_chunk(int node);
-  std::size_t chunk_capacity() const { return memory_.chunk_bytes() - layout::kChunkHeaderBytes; }
+  std::size_t chunk_capacity() const { return memory_.chunk_bytes() - plan::kChunkHeaderBytes; }
   /// Counts the exchanges with `node`, from 1: both ends make the same ones in the same order.
   std::uint64_t next_exchange(int node) { return ++ends_[static_cast<std::size_t>(node)].num_exchanges; }
 
@@ -117,7 +117,7 @@ class Rails final : public node::OtherNodes {
   Topology topology_;
   int node_;
   int num_nodes_;
-  layout::RailMemory memory_;
+  plan::RailMemory memory_;
   std::byte* notices_;  // two blocks that alternate by call: slower ranks may still read those of the call before
   std::string engine_name_;
   std::vector<End> ends_;  // by node

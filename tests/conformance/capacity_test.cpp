@@ -38,7 +38,7 @@ class CapacityConformance : public Conformance {
 
   /// `full` just fits; `short_by_one` has one row too few on some rank. All ranks must refuse that one and go on.
   void expect_refusal(const PreparedCase& full, const PreparedCase& short_by_one) const {
-    ASSERT_EQ(reference::route(short_by_one.world).status().code(), ErrorCode::kCapacity);
+    ASSERT_EQ(oracle::route(short_by_one.world).status().code(), ErrorCode::kCapacity);
     run_with_group(full.world.num_ranks, [&](RankContext& context, Group& group) {
       for (int round = 0; round < 2; ++round) {
         check_case(context, group, full);
@@ -78,7 +78,7 @@ TEST_P(CapacityConformance, BoundedRowsExactAndOneShortOnOneRank) {
 TEST_P(CapacityConformance, SomeRanksBoundTheirRowsAndOthersDoNot) {
   PreparedCase mixed = prepare(full_case(Layout::kTokens, RoutingPattern::kRandom));
   mixed.world.max_recv_rows = {0, 50, 0};
-  mixed.routings = reference::route(mixed.world).value();
+  mixed.routings = oracle::route(mixed.world).value();
   mixed.dispatches.clear();
   mixed.combines.clear();
   run_with_group(3, [&](RankContext& context, Group& group) { check_case(context, group, mixed); });

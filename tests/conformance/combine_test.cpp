@@ -119,7 +119,7 @@ TEST_P(CombineConformance, ReturnsEachTokenTimesItsRows) {
         float num_rows = 0;
         for (const auto& receiver : prepared.routings)
           for (const auto& source : receiver.source)
-            if (source == reference::Source{static_cast<std::int32_t>(rank), static_cast<std::int32_t>(token)})
+            if (source == oracle::Source{static_cast<std::int32_t>(rank), static_cast<std::int32_t>(token)})
               num_rows += 1;
         for (std::int64_t h = 0; h < kHidden; ++h) {
           const auto at = static_cast<std::size_t>(token * kHidden + h);

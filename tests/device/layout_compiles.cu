@@ -1,11 +1,11 @@
-// Uses every function of src/layout in a kernel.
+// Uses every function of src/plan in a kernel.
 #include <cstddef>
 #include <cstdint>
 
-#include "layout/carver.hpp"
-#include "layout/route_tables.hpp"
-#include "layout/slots.hpp"
-#include "layout/token_record.hpp"
+#include "plan/carver.hpp"
+#include "plan/route_tables.hpp"
+#include "plan/slots.hpp"
+#include "plan/token_record.hpp"
 
 namespace {
 
@@ -20,12 +20,12 @@ struct Params {
 __global__ void use_layout(const __grid_constant__ Params params) {
   namespace layout = ferry::layout;
   const std::int64_t expert = threadIdx.x;
-  const std::int64_t owner = layout::default_owner(expert, params.num_experts, params.num_ranks);
-  const std::int64_t local = expert - layout::default_first_expert(owner, params.num_experts, params.num_ranks);
+  const std::int64_t owner = plan::default_owner(expert, params.num_experts, params.num_ranks);
+  const std::int64_t local = expert - plan::default_first_expert(owner, params.num_experts, params.num_ranks);
   const std::int64_t row =
-      layout::slab_first_row(local, params.capacity) + layout::aligned_group_rows(expert, layout::round_up(expert, 16));
-  const layout::TokenRecord record = layout::TokenRecord::of(224, 8, true, true);
-  layout::Carver carver(params.arena);
+      plan::slab_first_row(local, params.capacity) + plan::aligned_group_rows(expert, plan::round_up(expert, 16));
+  const plan::TokenRecord record = plan::TokenRecord::of(224, 8, true, true);
+  plan::Carver carver(params.arena);
   std::int64_t* const rows = carver.take<std::int64_t>(blockDim.x);
   rows[expert] = row;
   params.out[expert] = static_cast<std::int64_t>(record.size_bytes + carver.used_bytes());

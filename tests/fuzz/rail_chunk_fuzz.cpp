@@ -12,14 +12,14 @@
 #include "fuzz_target.hpp"
 #include "hop/chunk_reader.hpp"
 #include "input_reader.hpp"
-#include "layout/rail_memory.hpp"
+#include "plan/rail_memory.hpp"
 
 namespace ferry::test {
 namespace {
 
 using hop::ChunkReader;
-using layout::ChunkHeader;
-using layout::kChunkHeaderBytes;
+using plan::ChunkHeader;
+using plan::kChunkHeaderBytes;
 
 constexpr std::size_t kGranuleBytes = 16;
 constexpr std::size_t kMaxGranules = 16;

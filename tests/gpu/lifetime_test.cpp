@@ -80,7 +80,7 @@ TEST_P(GpuLifetime, GroupRoutingAndBufferEndInAnyOrder) {
       Buffer held = std::move(*buffer);
       check_dispatch(context, **group, routing, prepared, 0);
       meet(context);
-      const reference::RankRouting& expected = prepared.routings[static_cast<std::size_t>(context.rank())];
+      const oracle::RankRouting& expected = prepared.routings[static_cast<std::size_t>(context.rank())];
       for (int step : order) {
         if (step == 0) group->reset();
         if (step == 1) routing = {};

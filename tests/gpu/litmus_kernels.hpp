@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/crew_params.hpp"
-#include "layout/host_device.hpp"
+#include "plan/host_device.hpp"
 
 namespace ferry::test {
 

@@ -22,7 +22,7 @@ try() { # file line-of-code pattern: that line as the third of an otherwise good
 }
 
 mkdir -p "$tree/src/core"
-printf '#include <vector>\n#include "ferry/group.hpp"\n#include "layout/slots.hpp"\n' >"$tree/src/core/good.cpp"
+printf '#include <vector>\n#include "ferry/group.hpp"\n#include "plan/slots.hpp"\n' >"$tree/src/core/good.cpp"
 expect 0 "layering holds" "a good tree"
 
 try include/ferry/a.hpp '#include <fmt/format.h>' 'includes <fmt/format.h>'
@@ -30,16 +30,16 @@ try include/ferry/a.hpp '#include <sys/mman.h>' 'includes <sys/mman.h>'
 try include/ferry/a.hpp '#include "core/backend.hpp"' 'includes "core/backend.hpp"'
 try src/core/a.cpp '#include "cpu/arena.hpp"' 'includes "cpu/arena.hpp"'
 try src/core/a.cpp '#  include "../cpu/arena.hpp"' 'includes "../cpu/arena.hpp"'
-try src/layout/a.hpp '#include <cuda_runtime.h>' 'includes <cuda_runtime.h>'
-try src/layout/a.hpp '#include "core/agreement.hpp"' 'includes "core/agreement.hpp"'
+try src/plan/a.hpp '#include <cuda_runtime.h>' 'includes <cuda_runtime.h>'
+try src/plan/a.hpp '#include "core/agreement.hpp"' 'includes "core/agreement.hpp"'
 try src/numeric/a.cpp '#include "core/agreement.hpp"' 'includes "core/agreement.hpp"'
 try src/bootstrap/a.cpp '#include "core/backend.hpp"' 'includes "core/backend.hpp"'
-try src/reference/a.cpp '#include "layout/slots.hpp"' 'includes "layout/slots.hpp"'
+try tests/oracle/a.cpp '#include "plan/slots.hpp"' 'includes "plan/slots.hpp"'
 try src/net/a.cpp '#include "node/arena.hpp"' 'includes "node/arena.hpp"'
 try src/net/ucx/a.cpp '#include "core/backend.hpp"' 'includes "core/backend.hpp"'
 try src/cpu/a.cpp '#include "cuda/arena.hpp"' 'includes "cuda/arena.hpp"'
-try src/cpu/a.cpp '#include "reference/oracle.hpp"' 'includes "reference/oracle.hpp"'
-try tools/demo/a.cpp '#include "layout/slots.hpp"' 'includes "layout/slots.hpp"'
+try src/cpu/a.cpp '#include "oracle/oracle.hpp"' 'includes "oracle/oracle.hpp"'
+try tools/demo/a.cpp '#include "plan/slots.hpp"' 'includes "plan/slots.hpp"'
 try examples/a.cpp '#include "core/backend.hpp"' 'includes "core/backend.hpp"'
 forbidden=tor
 forbidden+=ch # in two parts, so that this file passes the check it tests

@@ -10,9 +10,9 @@
 namespace ferry::test {
 namespace {
 
-using reference::RankCombined;
-using reference::RankReceived;
-using reference::RankRouting;
+using oracle::RankCombined;
+using oracle::RankReceived;
+using oracle::RankRouting;
 using Random = std::mt19937_64;
 
 std::int64_t draw(Random& random, std::int64_t low, std::int64_t high) {
@@ -60,7 +60,7 @@ Bytes random_payload(Random& random, const CombineSpec& spec, std::int64_t rows)
 /// One array of [T, K] weights per rank.
 std::vector<std::vector<float>> random_weights(Random& random, const PreparedCase& prepared) {
   std::vector<std::vector<float>> weights;
-  for (const reference::RankTokens& tokens : prepared.world.ranks)
+  for (const oracle::RankTokens& tokens : prepared.world.ranks)
     weights.push_back(random_floats(random, tokens.topk_idx.size()));
   return weights;
 }
@@ -138,18 +138,18 @@ TensorImage id_image(const TensorSpec& spec, const std::vector<std::int64_t>& id
 }
 
 std::vector<RankDispatch> prepare_dispatch(const PreparedCase& prepared, const DispatchSpec& spec, Random& random) {
-  const reference::World& world = prepared.world;
+  const oracle::World& world = prepared.world;
   const bool tokens_layout = world.options.layout == Layout::kTokens;
-  reference::DispatchInputs inputs;
+  oracle::DispatchInputs inputs;
   inputs.row_bytes = static_cast<std::size_t>(spec.hidden) * size_bytes(spec.dtype);
   inputs.scale_row_bytes = static_cast<std::size_t>(spec.num_scales) * size_bytes(spec.scale_dtype);
-  for (const reference::RankTokens& tokens : world.ranks) {
+  for (const oracle::RankTokens& tokens : world.ranks) {
     const auto num_tokens = static_cast<std::size_t>(tokens.num_tokens);
     inputs.x.push_back(random_bytes(random, num_tokens * inputs.row_bytes));
     inputs.scales.push_back(random_bytes(random, num_tokens * inputs.scale_row_bytes));
   }
   if (spec.own_weights) inputs.topk_weights = random_weights(random, prepared);
-  const std::vector<RankReceived> received = reference::dispatch(world, prepared.routings, inputs);
+  const std::vector<RankReceived> received = oracle::dispatch(world, prepared.routings, inputs);
 
   std::vector<RankDispatch> ranks;
   for (int rank = 0; rank < world.num_ranks; ++rank) {
@@ -175,8 +175,8 @@ std::vector<RankDispatch> prepare_dispatch(const PreparedCase& prepared, const D
 }
 
 std::vector<RankCombine> prepare_combine(const PreparedCase& prepared, const CombineSpec& spec, Random& random) {
-  const reference::World& world = prepared.world;
-  reference::CombineInputs inputs;
+  const oracle::World& world = prepared.world;
+  oracle::CombineInputs inputs;
   inputs.dtype = spec.dtype;
   inputs.hidden = spec.hidden;
   inputs.weighted = spec.weighted;
@@ -191,15 +191,14 @@ std::vector<RankCombine> prepare_combine(const PreparedCase& prepared, const Com
       inputs.bias[bias].push_back(random_payload(random, spec, prepared.num_tokens(rank)));
   }
   if (spec.own_weights) inputs.topk_weights = random_weights(random, prepared);
-  const std::vector<RankCombined> combined = reference::combine(world, prepared.routings, inputs);
+  const std::vector<RankCombined> combined = oracle::combine(world, prepared.routings, inputs);
 
   std::vector<RankCombine> ranks;
   for (int rank = 0; rank < world.num_ranks; ++rank) {
     const auto at = static_cast<std::size_t>(rank);
     // Rows without a token keep the pattern: whoever reads them gets sums that no oracle gives.
     RankReceived held;
-    for (const reference::Source& source : prepared.routings[at].source)
-      held.holds_token.push_back(source.holds_token());
+    for (const oracle::Source& source : prepared.routings[at].source) held.holds_token.push_back(source.holds_token());
     held.holds_token.resize(static_cast<std::size_t>(prepared.routings[at].num_recv_rows));
     const TensorSpec token_rows = token_payload_spec(prepared, rank, spec.dtype, spec.hidden);
     const auto bias_image = [&](std::size_t bias) {
@@ -227,7 +226,7 @@ PreparedCase prepare(const ExchangeCase& spec) {
   PreparedCase prepared;
   prepared.spec = spec;
   prepared.world = make_world(spec.world);
-  prepared.routings = reference::route(prepared.world).value();
+  prepared.routings = oracle::route(prepared.world).value();
   for (const DispatchSpec& dispatch : spec.dispatches)
     prepared.dispatches.push_back(prepare_dispatch(prepared, dispatch, random));
   for (const CombineSpec& combine : spec.combines)

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "reference/oracle.hpp"
+#include "oracle/oracle.hpp"
 #include "support/random_world.hpp"
 #include "support/tensor_image.hpp"
 
@@ -70,8 +70,8 @@ struct RankCombine {
 
 struct PreparedCase {
   ExchangeCase spec;
-  reference::World world;
-  std::vector<reference::RankRouting> routings;
+  oracle::World world;
+  std::vector<oracle::RankRouting> routings;
   std::vector<std::vector<RankDispatch>> dispatches;  ///< [dispatch][rank]
   std::vector<std::vector<RankCombine>> combines;     ///< [combine][rank]
 

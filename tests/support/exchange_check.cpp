@@ -70,7 +70,7 @@ TensorImage untouched(const TensorImage& image) { return TensorImage(image.spec(
 
 RouteArguments::RouteArguments(const RankContext& context, const Group& group, const PreparedCase& prepared)
     : on_device_(uses_device(group)) {
-  const reference::World& world = prepared.world;
+  const oracle::World& world = prepared.world;
   const auto rank = static_cast<std::size_t>(context.rank());
   const std::int64_t num_tokens = world.ranks[rank].num_tokens;
   const std::size_t num_entries = world.ranks[rank].topk_idx.size();
@@ -85,7 +85,7 @@ RouteArguments::RouteArguments(const RankContext& context, const Group& group, c
 }
 
 void RouteArguments::refill(const RankContext& context, const PreparedCase& prepared) {
-  const reference::RankTokens& tokens = prepared.world.ranks[static_cast<std::size_t>(context.rank())];
+  const oracle::RankTokens& tokens = prepared.world.ranks[static_cast<std::size_t>(context.rank())];
   const std::vector<std::int64_t>& ids = tokens.topk_idx;
   if (prepared.spec.id_dtype == DType::kInt64) {
     write_memory(on_device_, ids_.data(), ids.data(), ids.size() * sizeof(std::int64_t));
@@ -99,9 +99,9 @@ void RouteArguments::refill(const RankContext& context, const PreparedCase& prep
 void expect_routing(RankContext& context, const Group& group, const Routing& routing, const PreparedCase& prepared,
                     Counts counts) {
   const std::string where = prepared.spec.name + ": route: ";
-  const reference::World& world = prepared.world;
-  const reference::RankTokens& tokens = world.ranks[static_cast<std::size_t>(context.rank())];
-  const reference::RankRouting& expected = prepared.routings[static_cast<std::size_t>(context.rank())];
+  const oracle::World& world = prepared.world;
+  const oracle::RankTokens& tokens = world.ranks[static_cast<std::size_t>(context.rank())];
+  const oracle::RankRouting& expected = prepared.routings[static_cast<std::size_t>(context.rank())];
   const std::size_t num_local = expected.local_expert_ids.size();
 
   expect_number(context, where + "num_tokens", routing.num_tokens(), tokens.num_tokens);

@@ -90,21 +90,21 @@ class IdSource {
   std::vector<double> popularity_;
 };
 
-std::int64_t busiest_expert_rows(reference::World world) {
+std::int64_t busiest_expert_rows(oracle::World world) {
   world.options.layout = Layout::kTokens;
   world.options.slab_capacity = 0;
-  const std::vector<reference::RankRouting> routings = reference::route(world).value();
+  const std::vector<oracle::RankRouting> routings = oracle::route(world).value();
   std::int64_t rows = 0;
-  for (const reference::RankRouting& routing : routings)
+  for (const oracle::RankRouting& routing : routings)
     for (std::int32_t count : routing.num_rows_per_local_expert) rows = std::max<std::int64_t>(rows, count);
   return rows;
 }
 
 }  // namespace
 
-reference::World make_world(const WorldSpec& spec) {
+oracle::World make_world(const WorldSpec& spec) {
   Random random(spec.seed);
-  reference::World world;
+  oracle::World world;
   world.num_ranks = spec.num_ranks;
   world.ranks_per_node = spec.ranks_per_node == 0 ? spec.num_ranks : spec.ranks_per_node;
   world.num_topk = spec.num_topk;
@@ -118,7 +118,7 @@ reference::World make_world(const WorldSpec& spec) {
 
   IdSource ids(spec);
   for (int rank = 0; rank < spec.num_ranks; ++rank) {
-    reference::RankTokens tokens;
+    oracle::RankTokens tokens;
     tokens.num_tokens = count_tokens(spec, rank, random);
     for (std::int64_t token = 0; token < tokens.num_tokens; ++token) {
       for (std::int64_t id : ids.token(random)) {
@@ -137,8 +137,8 @@ reference::World make_world(const WorldSpec& spec) {
   } else if (spec.layout == Layout::kSlab) {
     world.options.slab_capacity = std::max<std::int64_t>(busiest_expert_rows(world) + spec.spare_slab_rows, 1);
   } else if (spec.spare_recv_rows >= 0) {
-    const auto routings = reference::route(world).value();
-    for (const reference::RankRouting& routing : routings)
+    const auto routings = oracle::route(world).value();
+    for (const oracle::RankRouting& routing : routings)
       world.max_recv_rows.push_back(routing.num_used_rows + spec.spare_recv_rows);
   }
   return world;

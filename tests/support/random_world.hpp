@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <random>
 
-#include "reference/oracle.hpp"
+#include "oracle/oracle.hpp"
 
 namespace ferry::test {
 
@@ -44,7 +44,7 @@ struct WorldSpec {
 };
 
 /// The world of `spec`. Equal specs give equal worlds.
-reference::World make_world(const WorldSpec& spec);
+oracle::World make_world(const WorldSpec& spec);
 
 /// As above, with every field drawn at random within what a short test can run.
 WorldSpec draw_world_spec(std::mt19937_64& random, int num_ranks);

@@ -11,7 +11,7 @@
 
 #include "hop/call_notice.hpp"
 #include "hop/chunk_reader.hpp"
-#include "layout/rail_memory.hpp"
+#include "plan/rail_memory.hpp"
 
 namespace ferry::hop {
 namespace {
@@ -112,13 +112,13 @@ TEST(Verdict, IsUsableWhateverItSays) {
 }
 
 /// A chunk with room for eight items of 16 bytes.
-std::vector<std::byte> chunk_with(const layout::ChunkHeader& header) {
-  std::vector<std::byte> chunk(layout::kChunkHeaderBytes + 128);
+std::vector<std::byte> chunk_with(const plan::ChunkHeader& header) {
+  std::vector<std::byte> chunk(plan::kChunkHeaderBytes + 128);
   std::memcpy(chunk.data(), &header, sizeof(header));
   return chunk;
 }
 
-constexpr layout::ChunkHeader kGoodHeader{.chunk_idx = 5, .exchange_idx = 2, .num_items = 8, .item_bytes = 16};
+constexpr plan::ChunkHeader kGoodHeader{.chunk_idx = 5, .exchange_idx = 2, .num_items = 8, .item_bytes = 16};
 
 TEST(ChunkReader, GivesItemsInOrderUntilAllAreUsed) {
   ChunkReader reader({.exchange_idx = 2, .num_items = 10, .item_bytes = 16});
@@ -126,12 +126,12 @@ TEST(ChunkReader, GivesItemsInOrderUntilAllAreUsed) {
   ASSERT_TRUE(reader.open(chunk, 5).ok());
   EXPECT_EQ(reader.front().size(), 128U);
   EXPECT_FALSE(reader.pop(3));
-  EXPECT_EQ(reader.front().data(), chunk.data() + layout::kChunkHeaderBytes + 48);
+  EXPECT_EQ(reader.front().data(), chunk.data() + plan::kChunkHeaderBytes + 48);
   EXPECT_EQ(reader.front().size(), 80U);
   EXPECT_TRUE(reader.pop(5));
   EXPECT_TRUE(reader.front().empty());
   EXPECT_FALSE(reader.all_used());
-  layout::ChunkHeader last = kGoodHeader;
+  plan::ChunkHeader last = kGoodHeader;
   last.chunk_idx = 6;
   last.num_items = 2;
   const std::vector<std::byte> last_chunk = chunk_with(last);
@@ -142,19 +142,19 @@ TEST(ChunkReader, GivesItemsInOrderUntilAllAreUsed) {
 
 TEST(ChunkReader, RefusesWhatWasNotAgreedOn) {
   const auto refuses = [](auto change) {
-    layout::ChunkHeader header = kGoodHeader;
+    plan::ChunkHeader header = kGoodHeader;
     change(header);
     ChunkReader reader({.exchange_idx = 2, .num_items = 10, .item_bytes = 16});
     const std::vector<std::byte> chunk = chunk_with(header);
     return reader.open(chunk, 5).code() == ErrorCode::kTransport && reader.front().empty();
   };
-  EXPECT_FALSE(refuses([](layout::ChunkHeader& /*header*/) {}));
-  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.chunk_idx = 4; }));
-  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.exchange_idx = 1; }));
-  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.item_bytes = 8; }));
-  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.num_items = 0; }));
-  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.num_items = 9; })) << "more than a chunk holds";
-  EXPECT_TRUE(refuses([](layout::ChunkHeader& header) { header.num_items = 0xFFFFFFFF; }));
+  EXPECT_FALSE(refuses([](plan::ChunkHeader& /*header*/) {}));
+  EXPECT_TRUE(refuses([](plan::ChunkHeader& header) { header.chunk_idx = 4; }));
+  EXPECT_TRUE(refuses([](plan::ChunkHeader& header) { header.exchange_idx = 1; }));
+  EXPECT_TRUE(refuses([](plan::ChunkHeader& header) { header.item_bytes = 8; }));
+  EXPECT_TRUE(refuses([](plan::ChunkHeader& header) { header.num_items = 0; }));
+  EXPECT_TRUE(refuses([](plan::ChunkHeader& header) { header.num_items = 9; })) << "more than a chunk holds";
+  EXPECT_TRUE(refuses([](plan::ChunkHeader& header) { header.num_items = 0xFFFFFFFF; }));
 }
 
 TEST(ChunkReader, RefusesMoreItemsThanAreLeft) {
@@ -167,7 +167,7 @@ TEST(ChunkReader, AHeaderThatChangesLaterChangesNothing) {
   ChunkReader reader({.exchange_idx = 2, .num_items = 10, .item_bytes = 16});
   std::vector<std::byte> chunk = chunk_with(kGoodHeader);
   ASSERT_TRUE(reader.open(chunk, 5).ok());
-  std::fill_n(chunk.begin(), layout::kChunkHeaderBytes, std::byte{0xFF});
+  std::fill_n(chunk.begin(), plan::kChunkHeaderBytes, std::byte{0xFF});
   EXPECT_EQ(reader.front().size(), 128U);
   EXPECT_FALSE(reader.pop(7));
   EXPECT_EQ(reader.front().size(), 16U);

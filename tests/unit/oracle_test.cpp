@@ -1,4 +1,4 @@
-#include "reference/oracle.hpp"
+#include "oracle/oracle.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 // The oracle judges everything else, so every expectation here is worked out by hand.
 
-namespace ferry::reference {
+namespace ferry::oracle {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -296,4 +296,4 @@ TEST(OracleCombine, RoundsToNearestEvenAndMakesNanCanonical) {
 }
 
 }  // namespace
-}  // namespace ferry::reference
+}  // namespace ferry::oracle

@@ -9,6 +9,7 @@
 #include "cpu/nodes/nodes_routing.hpp"
 #include "cpu/nodes/operations.hpp"
 #include "cpu/row_sum.hpp"
+#include "plan/to_size.hpp"
 
 /// Combine over several nodes. A forwarder sums the rows that its node has for each token of its rail peers, and sends
 /// one row per token back; a source sums its own node's rows, and then biases and nodes in ascending order. Weights of
@@ -22,8 +23,6 @@ using hop::HopPlace;
 using hop::HopTable;
 using node::Phase;
 using node::Ticket;
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 class NodesCombiner {
  public:

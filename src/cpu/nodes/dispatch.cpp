@@ -9,6 +9,7 @@
 #include "cpu/nodes/operations.hpp"
 #include "cpu/row_copy.hpp"
 #include "cpu/token_records.hpp"
+#include "plan/to_size.hpp"
 
 /// Dispatch over several nodes. A rank does four things at once: it packs its tokens for other nodes into the rings, it
 /// hands on what comes from its rail peers to the ranks of its node, it copies its tokens for its own node, and the
@@ -30,8 +31,6 @@ using node::Ticket;
 
 /// Tokens of the own node that are copied between two looks at the network.
 constexpr std::int64_t kTokensAtATime = 16;
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 class NodesDispatcher {
  public:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ferry/exchange.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::cpu::nodes {
 namespace {
@@ -14,8 +15,6 @@ namespace {
 using hop::HopPlace;
 using hop::HopTable;
 using hop::HopTableSize;
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 Status wrong(std::string what) { return Status(ErrorCode::kTransport, std::move(what)); }
 

@@ -9,6 +9,7 @@
 #include "cpu/nodes/operations.hpp"
 #include "cpu/nodes/peer_tables.hpp"
 #include "cpu/router.hpp"
+#include "plan/to_size.hpp"
 
 /// Route over several nodes, in two exchanges, each over the rails first and then inside the nodes:
 ///   1. counts: every rank learns what every rank sends to every rank and expert, and so fixes its own slots;
@@ -23,8 +24,6 @@ using hop::HopTable;
 using hop::HopTableSize;
 using node::Phase;
 using node::Ticket;
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 class NodesRouter {
  public:

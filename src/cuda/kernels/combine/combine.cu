@@ -53,7 +53,7 @@ struct Shared {
 
   FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
     const auto num_warps = static_cast<std::size_t>(warps_of(bulk));
-    layout::Carver carver(base);
+    plan::Carver carver(base);
     Shared shared{};
     shared.sets = carver.take<std::byte>(bulk ? num_warps * kSumSets * kSetBytes : 0);
     shared.holders = carver.take<Holder>(static_cast<std::size_t>(num_ranks));

@@ -3,7 +3,7 @@
 #include "cuda/kernels/dispatch/receive.cuh"
 #include "cuda/kernels/dispatch/send.cuh"
 #include "cuda/kernels/launch.cuh"
-#include "layout/carver.hpp"
+#include "plan/carver.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -18,7 +18,7 @@ struct Shared {
   std::size_t size_bytes;
 
   FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
-    layout::Carver carver(base);
+    plan::Carver carver(base);
     Shared shared{};
     shared.stages = carver.take<std::byte>(bulk ? kStagesBytes + kBarriersBytes : 0);
     shared.receivers = carver.take<Receiver>(static_cast<std::size_t>(num_ranks));

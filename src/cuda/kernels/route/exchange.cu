@@ -3,7 +3,7 @@
 
 #include "cuda/kernels/launch.cuh"
 #include "cuda/kernels/route/entries.cuh"
-#include "layout/slots.hpp"
+#include "plan/slots.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -30,7 +30,7 @@ struct Scratch {
   std::size_t size_bytes;
 
   FERRY_HOST_DEVICE static Scratch at(std::byte* base, const RouteParams& params) {
-    layout::Carver carver(base);
+    plan::Carver carver(base);
     Scratch scratch{};
     scratch.group_first = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_experts));
     scratch.rank_rows = carver.take<unsigned long long>(static_cast<std::size_t>(params.crew.num_ranks));
@@ -155,9 +155,8 @@ __device__ void place_groups(const RouteParams& params, const Posted& posted, Sh
         params.tables.rows_per_expert[params.placement.local_expert[expert]] = rows;
       }
     }
-    const std::int64_t group_rows = params.layout == Layout::kSlab
-                                        ? params.slab_capacity
-                                        : layout::aligned_group_rows(rows, params.expert_alignment);
+    const std::int64_t group_rows =
+        params.layout == Layout::kSlab ? params.slab_capacity : plan::aligned_group_rows(rows, params.expert_alignment);
     const auto group = static_cast<std::int32_t>(group_rows);
     const std::int32_t end = scan_block(shared, expert >= 0 ? group : 0) + shared.carry;
     if (expert >= 0) {

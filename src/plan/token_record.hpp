@@ -1,5 +1,5 @@
-#ifndef FERRY_LAYOUT_TOKEN_RECORD_HPP
-#define FERRY_LAYOUT_TOKEN_RECORD_HPP
+#ifndef FERRY_PLAN_TOKEN_RECORD_HPP
+#define FERRY_PLAN_TOKEN_RECORD_HPP
 
 /// What travels beside a token's payload: scales, global expert ids, weights, in one record of fixed size per batch.
 ///
@@ -11,9 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "layout/host_device.hpp"
+#include "plan/host_device.hpp"
 
-namespace ferry::layout {
+namespace ferry::plan {
 
 struct TokenRecord {
   std::size_t ids_offset = 0;
@@ -35,6 +35,6 @@ static_assert(TokenRecord::of(0, 8, false, false).size_bytes == 0);
 static_assert(TokenRecord::of(224, 8, true, true).size_bytes == 288);
 static_assert(TokenRecord::of(7, 1, true, true).ids_offset == 8);
 
-}  // namespace ferry::layout
+}  // namespace ferry::plan
 
-#endif  // FERRY_LAYOUT_TOKEN_RECORD_HPP
+#endif  // FERRY_PLAN_TOKEN_RECORD_HPP

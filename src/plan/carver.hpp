@@ -1,5 +1,5 @@
-#ifndef FERRY_LAYOUT_CARVER_HPP
-#define FERRY_LAYOUT_CARVER_HPP
+#ifndef FERRY_PLAN_CARVER_HPP
+#define FERRY_PLAN_CARVER_HPP
 
 /// Sizes and pointers from one piece of code: a layout takes its parts from a Carver in order; the same sequence with a
 /// null base gives the byte count, with a real base the pointers.
@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "layout/host_device.hpp"
+#include "plan/host_device.hpp"
 
-namespace ferry::layout {
+namespace ferry::plan {
 
 /// Parts start at multiples of this: a cache line, so that parts of different writers never share one.
 inline constexpr std::size_t kPartAlignment = 64;
@@ -33,6 +33,6 @@ class Carver {
   std::size_t used_bytes_ = 0;
 };
 
-}  // namespace ferry::layout
+}  // namespace ferry::plan
 
-#endif  // FERRY_LAYOUT_CARVER_HPP
+#endif  // FERRY_PLAN_CARVER_HPP

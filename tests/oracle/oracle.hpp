@@ -1,5 +1,5 @@
-#ifndef FERRY_REFERENCE_ORACLE_HPP
-#define FERRY_REFERENCE_ORACLE_HPP
+#ifndef FERRY_ORACLE_ORACLE_HPP
+#define FERRY_ORACLE_ORACLE_HPP
 
 /// The oracle: what route, dispatch and combine must produce, for all ranks at once, in one thread, in plain loops.
 /// It shares no code with the library, only the option structs and dtypes of the public headers, so that a backend and
@@ -14,7 +14,7 @@
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
 
-namespace ferry::reference {
+namespace ferry::oracle {
 
 using Bytes = std::vector<std::byte>;
 
@@ -104,6 +104,6 @@ struct RankCombined {
 std::vector<RankCombined> combine(const World& world, const std::vector<RankRouting>& routings,
                                   const CombineInputs& inputs);
 
-}  // namespace ferry::reference
+}  // namespace ferry::oracle
 
-#endif  // FERRY_REFERENCE_ORACLE_HPP
+#endif  // FERRY_ORACLE_ORACLE_HPP

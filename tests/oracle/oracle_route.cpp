@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <string>
 
-#include "reference/oracle.hpp"
+#include "oracle/oracle.hpp"
 
-namespace ferry::reference {
+namespace ferry::oracle {
 namespace {
 
 Status invalid(const std::string& what) { return {ErrorCode::kInvalidArgument, "oracle: " + what}; }
@@ -158,4 +158,4 @@ Result<std::vector<RankRouting>> route(const World& world) {
   return routings;
 }
 
-}  // namespace ferry::reference
+}  // namespace ferry::oracle

@@ -1,5 +1,5 @@
-#ifndef FERRY_LAYOUT_SLOTS_HPP
-#define FERRY_LAYOUT_SLOTS_HPP
+#ifndef FERRY_PLAN_SLOTS_HPP
+#define FERRY_PLAN_SLOTS_HPP
 
 /// Slot arithmetic: who owns an expert, and which row of the receiver's output a token takes. The one place that knows;
 /// every backend computes its slots here, on the host or in a kernel.
@@ -10,9 +10,9 @@
 
 #include <cstdint>
 
-#include "layout/host_device.hpp"
+#include "plan/host_device.hpp"
 
-namespace ferry::layout {
+namespace ferry::plan {
 
 FERRY_HOST_DEVICE constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -45,6 +45,6 @@ static_assert(default_first_expert(3, 60, 8) == 22 && default_owner(22, 60, 8) =
 static_assert(default_owner(0, 1, 8) == 7,
               "one expert on eight ranks belongs to the last: the others' ranges are empty");
 
-}  // namespace ferry::layout
+}  // namespace ferry::plan
 
-#endif  // FERRY_LAYOUT_SLOTS_HPP
+#endif  // FERRY_PLAN_SLOTS_HPP

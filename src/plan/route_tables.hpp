@@ -1,14 +1,14 @@
-#ifndef FERRY_LAYOUT_ROUTE_TABLES_HPP
-#define FERRY_LAYOUT_ROUTE_TABLES_HPP
+#ifndef FERRY_PLAN_ROUTE_TABLES_HPP
+#define FERRY_PLAN_ROUTE_TABLES_HPP
 
 /// What a source publishes at route, for every rank to read.
 
 #include <cstddef>
 #include <cstdint>
 
-#include "layout/carver.hpp"
+#include "plan/carver.hpp"
 
-namespace ferry::layout {
+namespace ferry::plan {
 
 struct RouteTables {
   struct Shape {
@@ -36,6 +36,6 @@ struct RouteTables {
   }
 };
 
-}  // namespace ferry::layout
+}  // namespace ferry::plan
 
-#endif  // FERRY_LAYOUT_ROUTE_TABLES_HPP
+#endif  // FERRY_PLAN_ROUTE_TABLES_HPP

@@ -1,5 +1,5 @@
-#ifndef FERRY_LAYOUT_HOST_DEVICE_HPP
-#define FERRY_LAYOUT_HOST_DEVICE_HPP
+#ifndef FERRY_PLAN_HOST_DEVICE_HPP
+#define FERRY_PLAN_HOST_DEVICE_HPP
 
 /// Layout code is used by the host and by kernels; plain C++ compilers see nothing of it.
 #if defined(__CUDACC__)
@@ -8,4 +8,4 @@
 #define FERRY_HOST_DEVICE
 #endif
 
-#endif  // FERRY_LAYOUT_HOST_DEVICE_HPP
+#endif  // FERRY_PLAN_HOST_DEVICE_HPP

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <tuple>
 
-#include "reference/oracle.hpp"
+#include "oracle/oracle.hpp"
 
-namespace ferry::reference {
+namespace ferry::oracle {
 namespace {
 
 constexpr std::uint16_t kBfloat16Nan = 0x7FFF;
@@ -256,4 +256,4 @@ std::vector<RankCombined> combine(const World& world, const std::vector<RankRout
   return combined;
 }
 
-}  // namespace ferry::reference
+}  // namespace ferry::oracle

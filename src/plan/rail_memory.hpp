@@ -1,5 +1,5 @@
-#ifndef FERRY_LAYOUT_RAIL_MEMORY_HPP
-#define FERRY_LAYOUT_RAIL_MEMORY_HPP
+#ifndef FERRY_PLAN_RAIL_MEMORY_HPP
+#define FERRY_PLAN_RAIL_MEMORY_HPP
 
 /// The memory of a rank that its rail peers (the ranks with its index in the other nodes) put into, and out of which it
 /// puts. All ranks of a group lay it out alike, so an offset here is an offset there.
@@ -16,9 +16,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "layout/carver.hpp"
+#include "plan/carver.hpp"
 
-namespace ferry::layout {
+namespace ferry::plan {
 
 /// What all rings of a rank take at most (up to about a thousand nodes; then every ring has its smallest size).
 inline constexpr std::size_t kRingBudgetBytes = std::size_t{64} << 20;
@@ -59,7 +59,7 @@ class RailMemory {
   };
 
   /// Pointers into `base`; with a null base only sizes and offsets.
-  RailMemory(std::byte* base, const Shape& shape) : base_(base), chunk_bytes_(layout::chunk_bytes(shape.num_nodes)) {
+  RailMemory(std::byte* base, const Shape& shape) : base_(base), chunk_bytes_(plan::chunk_bytes(shape.num_nodes)) {
     Carver carver(nullptr);
     const auto part = [&carver](std::size_t bytes) {
       const std::size_t offset = carver.used_bytes();
@@ -126,6 +126,6 @@ class RailMemory {
   std::size_t size_bytes_ = 0;
 };
 
-}  // namespace ferry::layout
+}  // namespace ferry::plan
 
-#endif  // FERRY_LAYOUT_RAIL_MEMORY_HPP
+#endif  // FERRY_PLAN_RAIL_MEMORY_HPP
