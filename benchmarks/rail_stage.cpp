@@ -17,12 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/backend.hpp"
+#include "call/exchange.hpp"
 #include "ferry/bootstrap.hpp"
-#include "hop/collective.hpp"
-#include "hop/rails.hpp"
-#include "node/crew.hpp"
-#include "node/rendezvous.hpp"
 
 namespace {
 
@@ -59,52 +55,56 @@ class Stage {
     context.bootstrap = bootstrap;
     context.topology = {bootstrap->rank(), bootstrap->num_ranks(), bootstrap->num_ranks() / plan.num_nodes};
     context.options.timeout_ns = plan.timeout_ns();
-    Result<ferry::node::Rendezvous> met = ferry::node::rendezvous(context);
-    if (!met.ok()) return met.status();
-    auto stage = std::make_unique<Stage>(context, std::move(*met));
-    Result<std::unique_ptr<ferry::hop::Rails>> rails = ferry::hop::Rails::create(context, stage->crew_);
-    if (!rails.ok()) return rails.status();
-    stage->rails_ = std::move(*rails);
-    if (plan.item_bytes % 16 != 0 || plan.item_bytes > stage->rails_->chunk_capacity()) {
+    Result<std::unique_ptr<ferry::call::CallSync>> sync = ferry::call::CallSync::create(context);
+    if (!sync.ok()) return sync.status();
+    auto stage = std::make_unique<Stage>(std::move(*sync));
+    if (plan.item_bytes % 16 != 0 || plan.item_bytes > stage->rails().chunk_capacity()) {
       return Status(ferry::ErrorCode::kInvalidArgument,
                     fmt::format("--item-bytes is {}, expected a multiple of 16 up to {}, which a chunk holds",
-                                plan.item_bytes, stage->rails_->chunk_capacity()));
+                                plan.item_bytes, stage->rails().chunk_capacity()));
     }
     return stage;
   }
-  Stage(const ferry::BackendContext& context, ferry::node::Rendezvous met) : crew_(context, std::move(met)) {}
+  explicit Stage(std::unique_ptr<ferry::call::CallSync> sync) : sync_(std::move(sync)) {}
 
   Status run(const Plan& plan) {
-    const ferry::hop::Flow flow{plan.num_items, plan.num_items, plan.item_bytes, plan.item_bytes};
-    ferry::hop::Collective::Items items;
-    items.waiting_for = "to send items or make room for more";
-    items.write = [](int, std::int64_t, std::int64_t, std::byte*) {};
-    items.use = [this, &plan](ferry::hop::RailExchange& exchange) {
-      bool used = false;
-      for (int node = 0; node < rails_->num_nodes(); ++node) {
-        if (node == rails_->node()) continue;
-        const std::size_t num_bytes = exchange.front(node).size();
-        if (num_bytes == 0) continue;
-        exchange.pop(node, static_cast<std::int64_t>(num_bytes / plan.item_bytes));
-        used = true;
+    const ferry::rail::Flow flow{plan.num_items, plan.num_items, plan.item_bytes, plan.item_bytes};
+    const std::vector<ferry::rail::Flow> flows(static_cast<std::size_t>(plan.num_nodes), flow);
+    ferry::call::Exchange exchange(*sync_, flows, "to send items or make room for more");
+    while (!exchange.finished()) {
+      exchange.begin_turn();
+      bool moved = false;
+      for (const int node : rails().peer_nodes()) {
+        ferry::rail::Ring& ring = rails().ring(node);
+        if (const ferry::rail::Ring::Batch batch = ring.reserve(); batch.num_items > 0) {
+          ring.commit(batch);
+          moved = true;
+        }
       }
-      return used;
-    };
-    ferry::hop::Collective collective(crew_, *rails_);
-    return collective.exchange(std::vector<ferry::hop::Flow>(static_cast<std::size_t>(plan.num_nodes), flow), items);
+      for (const int node : rails().peer_nodes()) {
+        ferry::rail::Ring& ring = rails().ring(node);
+        const std::size_t num_bytes = ring.front().size();
+        if (num_bytes == 0) continue;
+        ring.release(static_cast<std::int64_t>(num_bytes / plan.item_bytes));
+        moved = true;
+      }
+      if (Status status = exchange.end_turn(moved); !status.ok()) return status;
+    }
+    return {};
   }
 
-  std::uint64_t sent_bytes() const {
+  std::uint64_t sent_bytes() {
+    // What was committed before is counted once the network has answered.
+    (void)rails().paths();
     std::uint64_t bytes = 0;
-    for (int node = 0; node < rails_->num_nodes(); ++node) {
-      if (node != rails_->node()) bytes += rails_->traffic(node).put_bytes;
-    }
+    for (const int node : rails().peer_nodes()) bytes += rails().traffic(node).put_bytes;
     return bytes;
   }
 
  private:
-  ferry::node::Crew crew_;
-  std::unique_ptr<ferry::hop::Rails> rails_;
+  ferry::rail::Rails& rails() { return sync_->rails(); }
+
+  std::unique_ptr<ferry::call::CallSync> sync_;
 };
 
 /// What all ranks measured, by rank.

@@ -130,7 +130,7 @@ struct BackendFactory {
   Result<std::unique_ptr<Backend>> (*create)(const BackendContext& context);
 };
 
-/// The backends of this build, best first. Defined in src/backends.cpp, the one file that knows them all.
+/// The backends of this build, best first. Defined in src/registry.cpp.
 std::span<const BackendFactory> backend_factories();
 
 }  // namespace ferry

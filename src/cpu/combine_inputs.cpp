@@ -6,29 +6,30 @@
 #include "plan/to_size.hpp"
 
 namespace ferry::cpu {
-Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing, node::Crew& crew, Staging& staging,
-                              bool readers_reach_rows, node::Ticket& ticket) {
+Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing, const Context& context,
+                              bool readers_reach_rows, node::CallDescriptor& descriptor) {
+  node::Peers& peers = context.peers();
   const std::size_t weights_bytes = to_size(call.weights.num_elements()) * sizeof(float);
   if (weights_bytes > 0) {
-    Result<std::byte*> weights = staging.records(weights_bytes);
+    Result<std::byte*> weights = context.staging.records(weights_bytes);
     if (!weights.ok()) return weights.status();
     std::memcpy(*weights, call.weights.data, weights_bytes);
-    ticket.records = crew.locate(*weights, 1, static_cast<std::int64_t>(weights_bytes), 0);
+    descriptor.weights = peers.locate(*weights, 1, static_cast<std::int64_t>(weights_bytes), 0);
   }
   if (readers_reach_rows) {
-    ticket.input = crew.locate(call.x.data, call.x.num_rows, call.x.row_bytes, call.x.stride_bytes);
+    descriptor.input = peers.locate(call.x.data, call.x.num_rows, call.x.row_bytes, call.x.stride_bytes);
     return {};
   }
   const std::int64_t row_bytes = call.x.row_bytes;
-  Result<std::byte*> staged = staging.rows(to_size(routing.num_used_rows * row_bytes));
+  Result<std::byte*> staged = context.staging.rows(to_size(routing.num_used_rows * row_bytes));
   if (!staged.ok()) return staged.status();
   const CopyMode mode = choose_copy_mode(routing.num_used_rows * row_bytes);
   for (std::int64_t row = 0; row < routing.num_used_rows; ++row) {
-    if (routing.source_table[to_size(row) * 2] < 0) continue;
+    if (!routing.holds_token(row)) continue;
     copy_row(*staged + row * row_bytes, call.x.row(row), to_size(row_bytes), mode);
   }
   finish_copies(mode);
-  ticket.input = crew.locate(*staged, routing.num_used_rows, row_bytes, row_bytes);
+  descriptor.input = peers.locate(*staged, routing.num_used_rows, row_bytes, row_bytes);
   return {};
 }
 

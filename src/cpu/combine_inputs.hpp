@@ -2,17 +2,16 @@
 #define FERRY_CPU_COMBINE_INPUTS_HPP
 
 #include "core/backend.hpp"
-#include "cpu/cpu_routing.hpp"
-#include "cpu/staging.hpp"
-#include "node/crew.hpp"
+#include "cpu/context.hpp"
+#include "cpu/routing.hpp"
 
 namespace ferry::cpu {
 
-/// Tell the node where combine's rows and returned weights are, by the ticket. Weights are copied into the arena, and
-/// so are the rows unless `readers_reach_rows`: all ranks that will read them can do so where they are.
+/// Shows the node where combine's rows and returned weights are, by the descriptor. Weights are copied into the arena,
+/// and so are the rows unless `readers_reach_rows`: all ranks that will read them reach them where they are.
 /// @errors those of Staging, without the name of the call
-Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing, node::Crew& crew, Staging& staging,
-                              bool readers_reach_rows, node::Ticket& ticket);
+Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing, const Context& context,
+                              bool readers_reach_rows, node::CallDescriptor& descriptor);
 
 }  // namespace ferry::cpu
 

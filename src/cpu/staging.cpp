@@ -20,7 +20,9 @@ Result<std::byte*> Staging::route_tables(std::size_t bytes) {
   return tables;
 }
 
-Result<std::byte*> Staging::hop_tables(std::size_t bytes) { return ensure(hop_tables_[1 - next_tables_], bytes); }
+Result<std::byte*> Staging::forward_tables(std::size_t bytes) {
+  return ensure(forward_tables_[1 - next_tables_], bytes);
+}
 
 Result<std::byte*> Staging::records(std::size_t bytes) { return ensure(records_, bytes); }
 
@@ -42,7 +44,7 @@ Status Staging::check_room_for_rows(std::size_t bytes) {
 
 std::size_t Staging::held_bytes() const {
   std::size_t bytes = 0;
-  for (const Block& block : {tables_[0], tables_[1], hop_tables_[0], hop_tables_[1], records_, rows_})
+  for (const Block& block : {tables_[0], tables_[1], forward_tables_[0], forward_tables_[1], records_, rows_})
     bytes += round_up_to_page(block.size_bytes);
   return bytes;
 }

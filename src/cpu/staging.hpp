@@ -25,8 +25,8 @@ class Staging {
 
   /// Memory for the next route's tables.
   Result<std::byte*> route_tables(std::size_t bytes);
-  /// Memory for the tables of hops of the route that took route_tables() last; they alternate with those.
-  Result<std::byte*> hop_tables(std::size_t bytes);
+  /// Memory for the forward tables of the route that took route_tables() last; they alternate with those.
+  Result<std::byte*> forward_tables(std::size_t bytes);
   /// Memory for the token records or returned weights of one call.
   Result<std::byte*> records(std::size_t bytes);
   /// Memory for the payload rows of one call.
@@ -46,7 +46,7 @@ class Staging {
 
   std::shared_ptr<Arena> arena_;
   std::array<Block, 2> tables_;
-  std::array<Block, 2> hop_tables_;
+  std::array<Block, 2> forward_tables_;
   std::size_t next_tables_ = 0;
   Block records_;
   Block rows_;

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "core/backend.hpp"
-#include "cpu/cpu_routing.hpp"
+#include "cpu/routing.hpp"
 #include "plan/token_record.hpp"
 
 namespace ferry::cpu {

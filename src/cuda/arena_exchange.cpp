@@ -119,7 +119,7 @@ Status check_reach(int my_rank, const std::vector<ArenaAnnouncement>& announceme
 
 }  // namespace
 
-Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContext& context, node::Crew& crew,
+Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContext& context, call::CallSync& crew,
                                                              std::shared_ptr<DeviceArena> arena) {
   const std::int64_t timeout_ns = context.options.timeout_ns;
   ArenaAnnouncement mine;
@@ -149,7 +149,7 @@ Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContex
 }
 
 /// Finds the arenas of this process, makes room for those of others, and begins to listen to them.
-Status ArenaExchange::meet(const node::Crew& crew, const std::vector<ArenaAnnouncement>& announcements,
+Status ArenaExchange::meet(const call::CallSync& crew, const std::vector<ArenaAnnouncement>& announcements,
                            std::int64_t timeout_ns) {
   std::vector<ArenaService::Peer> listened;
   peers_.resize(announcements.size());
@@ -159,7 +159,7 @@ Status ArenaExchange::meet(const node::Crew& crew, const std::vector<ArenaAnnoun
     Peer& peer = peers_[i];
     if (rank == rank_) {
       peer.same_process = arena_;
-    } else if (crew.peer(rank).same_process) {
+    } else if (crew.peers().peer(rank).same_process) {
       peer.same_process = node::find_offered<DeviceArena>(theirs.token);
       if (peer.same_process == nullptr) {
         return Status(ErrorCode::kPeerLost, fmt::format("Group::create: rank {} gave up", rank), rank);
@@ -176,7 +176,7 @@ Status ArenaExchange::meet(const node::Crew& crew, const std::vector<ArenaAnnoun
                       fmt::format("Group::create: rank {}: {}", rank, mapping.status().message()), rank);
       }
       peer.mapping = std::move(*mapping);
-      listened.push_back({rank, crew.peer(rank).link.get(), peer.mapping.get()});
+      listened.push_back({rank, crew.peers().peer(rank).link.get(), peer.mapping.get()});
     }
     peer.size_bytes = peer.same_process != nullptr ? peer.same_process->size_bytes() : theirs.size_bytes;
   }

@@ -7,12 +7,12 @@
 #include <memory>
 #include <vector>
 
+#include "call/call_sync.hpp"
 #include "core/backend.hpp"
 #include "cuda/arena_service.hpp"
 #include "cuda/device_arena.hpp"
 #include "cuda/peer_mapping.hpp"
 #include "ferry/status.hpp"
-#include "node/crew.hpp"
 
 namespace ferry::cuda {
 
@@ -25,7 +25,7 @@ class ArenaExchange {
   /// Collective: succeeds on all ranks or fails on all. Ranks may share a GPU, be threads of one process, or both. Each
   /// arena serves one exchange. `crew` must outlive the exchange, whose thread reads the crew's links.
   /// @errors kUnsupported: two ranks' GPUs cannot reach each other; kTimeout, kPeerLost; kSystem, kCuda, kTransport
-  static Result<std::unique_ptr<ArenaExchange>> create(const BackendContext& context, node::Crew& crew,
+  static Result<std::unique_ptr<ArenaExchange>> create(const BackendContext& context, call::CallSync& crew,
                                                        std::shared_ptr<DeviceArena> arena);
 
   ArenaExchange(Private, int rank, std::shared_ptr<DeviceArena> arena) : rank_(rank), arena_(std::move(arena)) {}
@@ -49,7 +49,7 @@ class ArenaExchange {
     std::unique_ptr<PeerMapping> mapping;       // other processes
   };
 
-  Status meet(const node::Crew& crew, const std::vector<ArenaAnnouncement>& announcements, std::int64_t timeout_ns);
+  Status meet(const call::CallSync& crew, const std::vector<ArenaAnnouncement>& announcements, std::int64_t timeout_ns);
   Status adopt_bases();
 
   int rank_;

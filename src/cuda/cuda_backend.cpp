@@ -186,10 +186,10 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& conte
   }
   BackendContext host_context = context;
   host_context.options.arena_bytes = kHostArenaBytes;
-  Result<node::Rendezvous> met = node::rendezvous(host_context);
-  if (!met.ok()) return met.status();
+  Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(host_context);
+  if (!sync.ok()) return sync.status();
   CudaParts parts;
-  parts.crew = std::make_unique<node::Crew>(host_context, std::move(*met));
+  parts.crew = std::move(*sync);
   Result<Tickets> tickets = Tickets::create(*parts.crew);
 
   Result<DeviceFacts> facts = examine_device(context.options.device);
@@ -370,7 +370,7 @@ Status CudaBackend::destroy() {
     if (!status.ok()) return parts_.crew->fail(status.code(), parts_.crew->rank(), status.message());
   }
   if (Status status = check_lost(); !status.ok()) return status;
-  node::Ticket ticket;
+  node::CallDescriptor ticket;
   ticket.record.operation = Operation::kDestroy;
   return parts_.crew->begin(ticket);
 }

@@ -8,6 +8,7 @@
 
 #include <memory>
 
+#include "call/call_sync.hpp"
 #include "core/backend.hpp"
 #include "cuda/arena_exchange.hpp"
 #include "cuda/deferred_free.hpp"
@@ -19,7 +20,6 @@
 #include "cuda/staging.hpp"
 #include "cuda/table_memory.hpp"
 #include "cuda/tickets.hpp"
-#include "node/crew.hpp"
 
 namespace ferry::cuda {
 
@@ -31,7 +31,7 @@ struct CudaParts {
   int num_sms = 0;               ///< of the GPU, over the ranks that share it
   bool has_bulk = true;          ///< the GPU has the bulk copy engine
   std::size_t shared_limit = 0;  ///< most shared memory of a block
-  std::unique_ptr<node::Crew> crew;
+  std::unique_ptr<call::CallSync> crew;
   std::shared_ptr<DeviceArena> arena;
   std::unique_ptr<ArenaExchange> exchange;  // after the crew, whose links it uses
   std::shared_ptr<TableMemory> memory;

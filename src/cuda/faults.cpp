@@ -50,11 +50,11 @@ Status CudaBackend::describe_fault(const FaultReport& fault, std::string_view op
     case Fault::kDisagreement: {
       std::vector<CallRecord> records;
       std::vector<const CallRecord*> pointers;
-      for (int rank = 0; rank < parts_.crew->num_ranks(); ++rank) {
+      for (int rank = 0; rank < parts_.crew->topology().num_ranks; ++rank) {
         const std::optional<CallRecord> record = tickets_.find(rank, fault.tickets[rank]);
         if (record) records.push_back(*record);
       }
-      if (records.size() == static_cast<std::size_t>(parts_.crew->num_ranks())) {
+      if (records.size() == static_cast<std::size_t>(parts_.crew->topology().num_ranks)) {
         for (const CallRecord& record : records) pointers.push_back(&record);
         if (Status status = check_agreement(pointers); !status.ok()) return status;
       }

@@ -4,15 +4,15 @@
 
 namespace ferry::cuda {
 
-Result<Tickets> Tickets::create(node::Crew& crew) {
-  Result<std::byte*> data = crew.arena().take(sizeof(Ring));
+Result<Tickets> Tickets::create(call::CallSync& crew) {
+  Result<std::byte*> data = crew.peers().arena().take(sizeof(Ring));
   if (!data.ok()) return data.status();
   new (*data) Ring();
-  return Tickets(crew, static_cast<std::size_t>(*data - crew.arena().mapping()->base()));
+  return Tickets(crew, static_cast<std::size_t>(*data - crew.peers().arena().mapping()->base()));
 }
 
 Tickets::Ring& Tickets::ring(int rank) const {
-  return *reinterpret_cast<Ring*>(crew_->peer(rank).arena->base() + offset_);
+  return *reinterpret_cast<Ring*>(crew_->peers().peer(rank).arena->base() + offset_);
 }
 
 std::int64_t Tickets::post(const CallRecord& record) {

@@ -14,16 +14,16 @@
 #include <cstdint>
 #include <optional>
 
+#include "call/call_sync.hpp"
 #include "core/agreement.hpp"
 #include "ferry/status.hpp"
-#include "node/crew.hpp"
 
 namespace ferry::cuda {
 
 class Tickets {
  public:
   /// The first thing that every rank takes from its arena, so that it lies at the same place in all.
-  static Result<Tickets> create(node::Crew& crew);
+  static Result<Tickets> create(call::CallSync& crew);
 
   /// Shows `record` to the peers; its number.
   std::int64_t post(const CallRecord& record);
@@ -41,10 +41,10 @@ class Tickets {
     std::array<Slot, kNumSlots> slots;
   };
 
-  Tickets(node::Crew& crew, std::size_t offset) : crew_(&crew), offset_(offset) {}
+  Tickets(call::CallSync& crew, std::size_t offset) : crew_(&crew), offset_(offset) {}
   Ring& ring(int rank) const;
 
-  node::Crew* crew_;
+  call::CallSync* crew_;
   std::size_t offset_;
   std::int64_t last_number_ = 0;
 };

@@ -58,7 +58,7 @@ struct EngineEvents {
 };
 
 /// What an engine chose for the way to a peer, for people to read.
-struct Route {
+struct Path {
   int peer = 0;
   std::string description;  ///< e.g. "tcp over eth0"
   /// The processors of this host copy all bytes, in put() or poll(): no kernel and no card works beside them.
@@ -105,10 +105,10 @@ class Engine {
   /// Make ready to sleep on event_fd(). False: something has happened already, poll first.
   virtual bool arm() = 0;
 
-  virtual std::vector<Route> routes() const = 0;
+  virtual std::vector<Path> paths() const = 0;
 
   /// From now on the deadline of `close` is no longer than this.
-  virtual void hurry(std::int64_t timeout_ns) = 0;
+  virtual void limit_close_time(std::int64_t timeout_ns) = 0;
 
   /// Send what is still under way, for at most the deadline, then let go of all peers. Afterwards nobody else touches
   /// `memory`.
@@ -124,7 +124,7 @@ struct EngineFactory {
   Result<std::unique_ptr<Engine>> (*create)(const EngineOptions& options);
 };
 
-/// The engines of this build, best first. Defined in src/net/engines.cpp, the one file that knows them all.
+/// The engines of this build, best first. Defined in src/registry.cpp.
 std::span<const EngineFactory> engine_factories();
 
 }  // namespace ferry::net

@@ -4,29 +4,21 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <array>
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <future>
-#include <mutex>
-#include <optional>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "ferry/bootstrap.hpp"
-#include "net/wake_fd.hpp"
 
 namespace ferry::net {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// An answer that comes this soon is met awake by a thread that has a core to itself. Where cores are shared there is
+/// An answer that comes this soon finds the thread awake, where it has a core to itself. Where cores are shared there is
 /// no such wait: on 2 cores with 8 ranks the rings of two nodes carried 2.6 GB/s over TCP without and 2.0 GB/s with it
 /// (benchmarks/rail_stage.cpp).
-constexpr std::chrono::microseconds kAwakeTime{20};
+constexpr std::chrono::microseconds kSpinTime{20};
 /// Sleeping ends at the latest after this, so that a wake-up that a network library loses costs no more.
 constexpr std::int64_t kLongestSleepNs = 1'000'000'000;
 /// Where nothing wakes the thread (an engine without a descriptor, or one that must be polled until something left):
@@ -34,30 +26,10 @@ constexpr std::int64_t kLongestSleepNs = 1'000'000'000;
 constexpr std::int64_t kFirstNapNs = 50'000;
 constexpr std::int64_t kLongestNapNs = 2'000'000;
 
-struct Order {
-  enum class Kind { kPut, kNotify, kRoutes };
-  Kind kind = Kind::kPut;
-  int peer = 0;
-  int channel = 0;
-  std::size_t local_offset = 0;
-  std::size_t remote_offset = 0;
-  std::size_t num_bytes = 0;
-  std::uint64_t value = 0;
-  std::promise<std::vector<Route>>* routes = nullptr;
-};
+/// In the value that carries `filled`: no more chunks follow.
+constexpr std::uint64_t kRingClosed = std::uint64_t{1} << 63;
 
-/// What the network knows about a peer. `why` is written before `gone` is set, and never again.
-struct Loss {
-  std::atomic<bool> gone{false};
-  Status why;
-};
-
-/// Written by the rank's thread; atomic because anybody may ask.
-struct TrafficCounters {
-  std::atomic<std::uint64_t> put_bytes{0};
-  std::atomic<std::uint64_t> num_puts{0};
-  std::atomic<std::uint64_t> num_notifies{0};
-};
+using Word = std::atomic_ref<std::uint64_t>;
 
 /// Descriptors below 0 are left out.
 void poll_for(std::span<pollfd> entries, std::int64_t timeout_ns) {
@@ -69,95 +41,45 @@ void add(std::atomic<std::uint64_t>* counter, std::uint64_t amount) {
   counter->fetch_add(amount, std::memory_order_relaxed);
 }
 
+/// Raises a word that only this thread writes. False: it is as high already.
+bool raise(Word word, std::uint64_t value) {
+  if (value <= word.load(std::memory_order_relaxed)) return false;
+  word.store(value, std::memory_order_release);
+  return true;
+}
+
 }  // namespace
 
-class Proxy::Impl {
- public:
-  Impl(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> ring, bool waits_awake)
-      : engine_(std::move(engine)),
-        num_peers_(options.num_peers),
-        num_channels_(options.num_channels),
-        ring_(std::move(ring)),
-        awake_time_(waits_awake ? kAwakeTime : std::chrono::microseconds(0)),
-        close_timeout_ns_(options.timeout_ns),
-        received_(static_cast<std::size_t>(options.num_peers) * static_cast<std::size_t>(options.num_channels)),
-        losses_(static_cast<std::size_t>(options.num_peers)),
-        traffic_(static_cast<std::size_t>(options.num_peers)) {}
+Proxy::Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> wake_rank, bool spins)
+    : engine_(std::move(engine)),
+      num_peers_(options.num_peers),
+      num_channels_(options.num_channels),
+      wake_rank_(std::move(wake_rank)),
+      spin_time_(spins ? kSpinTime : std::chrono::microseconds(0)),
+      close_timeout_ns_(options.timeout_ns),
+      received_(static_cast<std::size_t>(options.num_peers) * static_cast<std::size_t>(options.num_channels)),
+      losses_(static_cast<std::size_t>(options.num_peers)),
+      traffic_(static_cast<std::size_t>(options.num_peers)),
+      rings_(static_cast<std::size_t>(options.num_peers)) {}
 
-  ~Impl() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-      taken_ = false;
-    }
-    given_back_.notify_one();
-    wake_.signal();
-    if (thread_.joinable()) {
-      thread_.join();
-    } else if (engine_ != nullptr) {
-      engine_->close();
-    }
+Proxy::~Proxy() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    taken_ = false;
   }
-
-  Status start(std::span<const Blob> addresses);
-  void hurry(std::int64_t timeout_ns);
-  void push(const Order& order);
-  std::vector<Route> routes();
-  void take_over();
-  void give_back();
-  bool drive();
-  bool sleep_at_most(std::int64_t timeout_ns);
-
-  std::atomic<std::uint64_t>& word(int peer, int channel) {
-    return received_[static_cast<std::size_t>(peer) * static_cast<std::size_t>(num_channels_) +
-                     static_cast<std::size_t>(channel)];
+  released_.notify_one();
+  wake_.signal();
+  if (thread_.joinable()) {
+    thread_.join();
+  } else if (engine_ != nullptr) {
+    engine_->close();
   }
-  Loss& loss(int peer) { return losses_[static_cast<std::size_t>(peer)]; }
-  TrafficCounters& traffic(int peer) { return traffic_[static_cast<std::size_t>(peer)]; }
+}
 
- private:
-  struct Sleep {
-    int engine_fd = -1;  // -1: nothing wakes the sleeper
-    std::int64_t timeout_ns = 0;
-  };
+void Proxy::attach_ring(int peer, const RingPort& port) { rings_[static_cast<std::size_t>(peer)].port = port; }
 
-  bool is_peer(int peer) const { return peer >= 0 && peer < num_peers_; }
-  void on_notified(int peer, int channel, std::uint64_t value);
-  void on_lost(int peer, const Status& why);
-  void run();
-  bool begin_turn(std::vector<Order>* orders);
-  bool obey(std::vector<Order>* orders);
-  void obey(const Order& order);
-  std::optional<Sleep> plan_sleep(std::int64_t* nap_ns, std::int64_t longest_ns);
-  void sleep(std::int64_t* nap_ns);
-
-  std::unique_ptr<Engine> engine_;
-  const int num_peers_;
-  const int num_channels_;
-  const std::function<void()> ring_;
-  const std::chrono::microseconds awake_time_;
-  std::int64_t close_timeout_ns_;  // guarded by mutex_
-  std::vector<std::atomic<std::uint64_t>> received_;
-  std::vector<Loss> losses_;
-  std::vector<TrafficCounters> traffic_;
-
-  WakeFd wake_;
-  std::mutex mutex_;
-  std::vector<Order> orders_;  // guarded by mutex_, as the next two
-  bool asleep_ = false;        // the thread is in poll(2), or about to be, and wants a signal
-  bool stop_ = false;
-  bool taken_ = false;    // the rank's thread drives, or waits for the end of the thread's turn
-  bool turning_ = false;  // the thread drives
-  std::condition_variable turn_ended_;
-  std::condition_variable given_back_;
-  bool started_ = false;  // by the rank's thread only, as the next two
-  bool driving_ = false;
-  std::int64_t own_nap_ns_ = 0;
-  bool changed_ = false;  // by the one who drives: a word changed since the last ring
-  std::thread thread_;
-};
-
-Status Proxy::Impl::start(std::span<const Blob> addresses) {
+Status Proxy::start(std::span<const Blob> addresses) {
   if (started_) return Status(ErrorCode::kInternal, "network proxy: started twice; please report this");
   if (wake_.get() < 0) {
     return Status(ErrorCode::kSystem,
@@ -172,49 +94,116 @@ Status Proxy::Impl::start(std::span<const Blob> addresses) {
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
-    return Status(
-        ErrorCode::kSystem,
-        fmt::format("network proxy: no thread for it: {}; raise the limit of threads (ulimit -u)", error.what()));
+    return Status(ErrorCode::kSystem,
+                  fmt::format("network proxy: cannot start its thread: {}; raise the limit of threads (ulimit -u)",
+                              error.what()));
   }
   started_ = true;
   return {};
 }
 
-void Proxy::Impl::push(const Order& order) {
+void Proxy::push(const Order& order) {
   if (!started_) return;
   if (driving_) {
-    obey(order);
+    execute(order);
     return;
   }
-  bool wake = false;
   {
     const std::lock_guard lock(mutex_);
     orders_.push_back(order);
-    wake = std::exchange(asleep_, false);
   }
-  if (wake) wake_.signal();
+  wake();
 }
 
-std::vector<Route> Proxy::Impl::routes() {
-  if (!started_) return {};
-  std::promise<std::vector<Route>> answer;
-  std::future<std::vector<Route>> answered = answer.get_future();
+void Proxy::wake() {
+  if (asleep_.exchange(false, std::memory_order_seq_cst)) wake_.signal();
+}
+
+void Proxy::keep_polling(bool polling) {
+  polling_.store(polling, std::memory_order_seq_cst);
+  if (polling) wake();
+}
+
+void Proxy::put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
+  add(&counters(peer).put_bytes, num_bytes);
+  add(&counters(peer).num_puts, 1);
   Order order;
-  order.kind = Order::Kind::kRoutes;
-  order.routes = &answer;
+  order.kind = Order::Kind::kPut;
+  order.peer = peer;
+  order.channel = channel;
+  order.local_offset = local_offset;
+  order.remote_offset = remote_offset;
+  order.num_bytes = num_bytes;
+  push(order);
+}
+
+void Proxy::notify(int peer, int channel, std::uint64_t value) {
+  add(&counters(peer).num_notifies, 1);
+  Order order;
+  order.kind = Order::Kind::kNotify;
+  order.peer = peer;
+  order.channel = channel;
+  order.value = value;
+  push(order);
+}
+
+void Proxy::close_ring(int peer) {
+  Order order;
+  order.kind = Order::Kind::kCloseRing;
+  order.peer = peer;
+  push(order);
+}
+
+std::vector<Path> Proxy::paths() {
+  if (!started_) return {};
+  std::promise<std::vector<Path>> answer;
+  std::future<std::vector<Path>> answered = answer.get_future();
+  Order order;
+  order.kind = Order::Kind::kPaths;
+  order.paths = &answer;
   push(order);
   return answered.get();
 }
 
-void Proxy::Impl::on_notified(int peer, int channel, std::uint64_t value) {
+Status Proxy::peer_status(int peer) const {
+  const Loss& lost = losses_[static_cast<std::size_t>(peer)];
+  return lost.gone.load(std::memory_order_acquire) ? lost.why : Status();
+}
+
+PeerTraffic Proxy::traffic(int peer) const {
+  const TrafficCounters& counted = traffic_[static_cast<std::size_t>(peer)];
+  return {.put_bytes = counted.put_bytes.load(std::memory_order_relaxed),
+          .num_puts = counted.num_puts.load(std::memory_order_relaxed),
+          .num_notifies = counted.num_notifies.load(std::memory_order_relaxed)};
+}
+
+void Proxy::limit_close_time(std::int64_t timeout_ns) {
+  const std::lock_guard lock(mutex_);
+  close_timeout_ns_ = std::min(close_timeout_ns_, timeout_ns);
+}
+
+void Proxy::on_notified(int peer, int channel, std::uint64_t value) {
   if (!is_peer(peer) || channel < 0 || channel >= num_channels_) return;
-  std::atomic<std::uint64_t>& highest = word(peer, channel);
+  Ring& ring = rings_[static_cast<std::size_t>(peer)];
+  if (ring.port.words != nullptr && (channel == ring.port.chunk_channel || channel == ring.port.credit_channel)) {
+    changed_ |= on_ring_notified(ring, channel, value);
+    return;
+  }
+  std::atomic<std::uint64_t>& highest = received_[static_cast<std::size_t>(peer * num_channels_ + channel)];
   if (value <= highest.load(std::memory_order_relaxed)) return;
   highest.store(value, std::memory_order_release);
   changed_ = true;
 }
 
-void Proxy::Impl::on_lost(int peer, const Status& why) {
+bool Proxy::on_ring_notified(Ring& ring, int channel, std::uint64_t value) {
+  RingWords& words = *ring.port.words;
+  if (channel == ring.port.credit_channel) return raise(Word(words.credits), value);
+  const bool arrived = raise(Word(words.arrived), value & ~kRingClosed);
+  const bool closed = (value & kRingClosed) != 0 && raise(Word(words.closed), 1);
+  return arrived || closed;
+}
+
+void Proxy::on_lost(int peer, const Status& why) {
   if (!is_peer(peer)) return;
   Loss& lost = loss(peer);
   if (lost.gone.load(std::memory_order_relaxed)) return;
@@ -223,34 +212,36 @@ void Proxy::Impl::on_lost(int peer, const Status& why) {
   changed_ = true;
 }
 
-/// Who drives: the thread, from here to the end of its turn, unless the rank's thread has taken over. False: stop.
-bool Proxy::Impl::begin_turn(std::vector<Order>* orders) {
+/// The thread drives from here to the end of its turn, unless the rank's thread has taken over. False: stop.
+bool Proxy::begin_turn(std::vector<Order>* orders) {
   std::unique_lock lock(mutex_);
   turning_ = false;
   if (taken_) {
     turn_ended_.notify_one();
-    given_back_.wait(lock, [this] { return !taken_; });
+    released_.wait(lock, [this] { return !taken_; });
   }
   turning_ = true;
   orders->swap(orders_);
   return !stop_;
 }
 
-void Proxy::Impl::run() {
+void Proxy::run() {
   std::vector<Order> orders;
   Clock::time_point last_move = Clock::now();
   std::int64_t nap_ns = 0;
   while (true) {
     const bool stopping = !begin_turn(&orders);
-    bool moved = obey(&orders);
+    // Rings before orders: close_ring and paths() are about chunks that were filled before they were called.
+    bool moved = serve_rings();
+    moved |= execute(&orders);
     moved |= engine_->poll();
-    if (std::exchange(changed_, false)) ring_();
+    if (std::exchange(changed_, false)) wake_rank_();
     if (stopping) break;
-    if (moved) {
+    if (moved || polling_.load(std::memory_order_relaxed)) {
       last_move = Clock::now();
       nap_ns = 0;
-    } else if (Clock::now() - last_move >= awake_time_) {
-      sleep(&nap_ns);
+    } else if (Clock::now() - last_move >= spin_time_) {
+      sleep_until_woken(&nap_ns);
     }
   }
   std::int64_t timeout_ns = 0;
@@ -258,11 +249,11 @@ void Proxy::Impl::run() {
     const std::lock_guard lock(mutex_);
     timeout_ns = close_timeout_ns_;
   }
-  engine_->hurry(timeout_ns);
+  engine_->limit_close_time(timeout_ns);
   engine_->close();
 }
 
-void Proxy::Impl::take_over() {
+void Proxy::acquire() {
   if (!started_) return;
   std::vector<Order> orders;
   {
@@ -273,29 +264,28 @@ void Proxy::Impl::take_over() {
   }
   driving_ = true;
   own_nap_ns_ = 0;
-  obey(&orders);
+  serve_rings();
+  execute(&orders);
 }
 
-void Proxy::Impl::give_back() {
+void Proxy::release() {
   if (!driving_) return;
   // What was given last goes out now: the thread may have to wait for a core.
-  drive();
+  progress();
   driving_ = false;
-  bool wake = false;
   {
     const std::lock_guard lock(mutex_);
     taken_ = false;
-    wake = std::exchange(asleep_, false);
   }
-  // Asleep since before: what it waited for may have come and gone.
-  if (wake) {
+  // Asleep since before acquire(): what it waited for may have come and gone.
+  if (asleep_.exchange(false, std::memory_order_seq_cst)) {
     wake_.signal();
   } else {
-    given_back_.notify_one();
+    released_.notify_one();
   }
 }
 
-bool Proxy::Impl::drive() {
+bool Proxy::progress() {
   if (!driving_) return false;
   const bool moved = engine_->poll();
   changed_ = false;
@@ -303,32 +293,73 @@ bool Proxy::Impl::drive() {
   return moved;
 }
 
-void Proxy::Impl::hurry(std::int64_t timeout_ns) {
-  const std::lock_guard lock(mutex_);
-  close_timeout_ns_ = std::min(close_timeout_ns_, timeout_ns);
-}
-
-bool Proxy::Impl::obey(std::vector<Order>* orders) {
+bool Proxy::execute(std::vector<Order>* orders) {
   if (orders->empty()) return false;
-  for (const Order& order : *orders) obey(order);
+  for (const Order& order : *orders) execute(order);
   orders->clear();
   return true;
 }
 
-void Proxy::Impl::obey(const Order& order) {
-  if (order.kind == Order::Kind::kRoutes) {
-    order.routes->set_value(engine_->routes());
+void Proxy::execute(const Order& order) {
+  if (order.kind == Order::Kind::kPaths) {
+    order.paths->set_value(engine_->paths());
   } else if (loss(order.peer).gone.load(std::memory_order_relaxed)) {
     return;
   } else if (order.kind == Order::Kind::kPut) {
     engine_->put(order.peer, order.channel, order.local_offset, order.remote_offset, order.num_bytes);
-  } else {
+  } else if (order.kind == Order::Kind::kNotify) {
     engine_->notify(order.peer, order.channel, order.value);
+  } else {
+    const Ring& ring = rings_[static_cast<std::size_t>(order.peer)];
+    engine_->notify(order.peer, ring.port.chunk_channel, ring.num_sent | kRingClosed);
   }
 }
 
+/// Sends the chunks that were filled and the credits that are due since last time.
+bool Proxy::serve_ring(int peer) {
+  Ring& ring = rings_[static_cast<std::size_t>(peer)];
+  const RingPort& port = ring.port;
+  if (port.words == nullptr || loss(peer).gone.load(std::memory_order_relaxed)) return false;
+  RingWords& words = *port.words;
+  const std::uint64_t filled = Word(words.filled).load(std::memory_order_acquire);
+  const std::uint64_t used = Word(words.used).load(std::memory_order_acquire);
+  bool moved = false;
+  for (; ring.num_sent < filled; moved = true) {
+    const std::size_t place = ring.num_sent % port.num_chunks;
+    const std::size_t offset = place * port.chunk_stride;
+    const std::size_t num_bytes = std::min<std::size_t>(words.chunk_bytes[place], port.chunk_stride);
+    engine_->put(peer, port.chunk_channel, port.send_offset + offset, port.remote_offset + offset, num_bytes);
+    engine_->notify(peer, port.chunk_channel, ++ring.num_sent);
+    add(&counters(peer).put_bytes, num_bytes);
+    add(&counters(peer).num_puts, 1);
+    add(&counters(peer).num_notifies, 1);
+  }
+  if (moved) Word(words.sent).store(ring.num_sent, std::memory_order_relaxed);
+  if (ring.num_credited != used) {
+    ring.num_credited = used;
+    engine_->notify(peer, port.credit_channel, used);
+    add(&counters(peer).num_notifies, 1);
+    moved = true;
+  }
+  return moved;
+}
+
+bool Proxy::serve_rings() {
+  bool moved = false;
+  for (int peer = 0; peer < num_peers_; ++peer) moved |= serve_ring(peer);
+  return moved;
+}
+
+bool Proxy::has_ring_work() const {
+  return std::any_of(rings_.begin(), rings_.end(), [](const Ring& ring) {
+    return ring.port.words != nullptr &&
+           (Word(ring.port.words->filled).load(std::memory_order_seq_cst) != ring.num_sent ||
+            Word(ring.port.words->used).load(std::memory_order_seq_cst) != ring.num_credited);
+  });
+}
+
 /// How the driver may sleep: will the engine wake it, and for how long at most. Null: not at all, poll first.
-std::optional<Proxy::Impl::Sleep> Proxy::Impl::plan_sleep(std::int64_t* nap_ns, std::int64_t longest_ns) {
+std::optional<Proxy::Sleep> Proxy::plan_sleep(std::int64_t* nap_ns, std::int64_t longest_ns) {
   const int engine_fd = engine_->event_fd();
   if (engine_fd >= 0 && engine_->arm()) {
     *nap_ns = 0;
@@ -341,24 +372,28 @@ std::optional<Proxy::Impl::Sleep> Proxy::Impl::plan_sleep(std::int64_t* nap_ns, 
   return Sleep{-1, std::min(now_ns, longest_ns)};
 }
 
-/// Until there are orders or the engine has something to do.
-void Proxy::Impl::sleep(std::int64_t* nap_ns) {
+/// Until there is something to send or the engine has something to do.
+void Proxy::sleep_until_woken(std::int64_t* nap_ns) {
   const std::optional<Sleep> plan = plan_sleep(nap_ns, kLongestSleepNs);
   if (!plan) return;
   {
     const std::lock_guard lock(mutex_);
-    if (!orders_.empty() || stop_ || taken_) return;
-    asleep_ = true;
+    if (stop_ || taken_) return;
+    // Whoever adds work after the checks below finds the flag and wakes this thread.
+    asleep_.store(true, std::memory_order_seq_cst);
+    if (!orders_.empty() || polling_.load(std::memory_order_seq_cst) || has_ring_work()) {
+      asleep_.store(false, std::memory_order_relaxed);
+      return;
+    }
     turning_ = false;
   }
   std::array<pollfd, 2> entries{pollfd{wake_.get(), POLLIN, 0}, pollfd{plan->engine_fd, POLLIN, 0}};
   poll_for(entries, plan->timeout_ns);
-  const std::lock_guard lock(mutex_);
-  asleep_ = false;
+  asleep_.store(false, std::memory_order_relaxed);
   if ((entries[0].revents & POLLIN) != 0) wake_.clear();
 }
 
-bool Proxy::Impl::sleep_at_most(std::int64_t timeout_ns) {
+bool Proxy::sleep(std::int64_t timeout_ns) {
   if (!driving_) return false;
   if (const std::optional<Sleep> plan = plan_sleep(&own_nap_ns_, timeout_ns); plan) {
     std::array<pollfd, 1> entries{pollfd{plan->engine_fd, POLLIN, 0}};
@@ -366,63 +401,5 @@ bool Proxy::Impl::sleep_at_most(std::int64_t timeout_ns) {
   }
   return true;
 }
-
-Proxy::Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> ring, bool waits_awake)
-    : impl_(std::make_unique<Impl>(std::move(engine), options, std::move(ring), waits_awake)) {}
-
-Proxy::~Proxy() = default;
-
-Status Proxy::start(std::span<const Blob> addresses) { return impl_->start(addresses); }
-
-void Proxy::put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
-  add(&impl_->traffic(peer).put_bytes, num_bytes);
-  add(&impl_->traffic(peer).num_puts, 1);
-  Order order;
-  order.kind = Order::Kind::kPut;
-  order.peer = peer;
-  order.channel = channel;
-  order.local_offset = local_offset;
-  order.remote_offset = remote_offset;
-  order.num_bytes = num_bytes;
-  impl_->push(order);
-}
-
-void Proxy::hurry(std::int64_t timeout_ns) { impl_->hurry(timeout_ns); }
-
-void Proxy::notify(int peer, int channel, std::uint64_t value) {
-  add(&impl_->traffic(peer).num_notifies, 1);
-  Order order;
-  order.kind = Order::Kind::kNotify;
-  order.peer = peer;
-  order.channel = channel;
-  order.value = value;
-  impl_->push(order);
-}
-
-std::uint64_t Proxy::received(int peer, int channel) const {
-  return impl_->word(peer, channel).load(std::memory_order_acquire);
-}
-
-Status Proxy::peer_status(int peer) const {
-  const Loss& loss = impl_->loss(peer);
-  return loss.gone.load(std::memory_order_acquire) ? loss.why : Status();
-}
-
-void Proxy::take_over() { impl_->take_over(); }
-
-void Proxy::give_back() { impl_->give_back(); }
-
-bool Proxy::drive() { return impl_->drive(); }
-
-bool Proxy::sleep(std::int64_t timeout_ns) { return impl_->sleep_at_most(timeout_ns); }
-
-PeerTraffic Proxy::traffic(int peer) const {
-  const TrafficCounters& counters = impl_->traffic(peer);
-  return {.put_bytes = counters.put_bytes.load(std::memory_order_relaxed),
-          .num_puts = counters.num_puts.load(std::memory_order_relaxed),
-          .num_notifies = counters.num_notifies.load(std::memory_order_relaxed)};
-}
-
-std::vector<Route> Proxy::routes() { return impl_->routes(); }
 
 }  // namespace ferry::net

@@ -1,27 +1,38 @@
 #ifndef FERRY_NET_PROXY_HPP
 #define FERRY_NET_PROXY_HPP
 
-/// The thread that drives an engine for one rank. The rank hands it puts and notifies and reads what arrived; neither
-/// waits for the other to do so. Sleeps while nothing happens.
+/// The thread that drives an engine for one rank. The rank gives it puts and notifies through a queue and chunks through
+/// rings, and reads what has arrived from words; neither waits for the other. The thread sleeps while nothing happens.
 ///
-/// A rank that has no core to spare for a second thread takes the engine into its own hands while it waits for the
-/// network, and gives it back to the thread afterwards: a chunk then costs no switch from one to the other. It takes
-/// over between two turns of the thread, which never block.
+/// A rank without a core to spare for a second thread takes over the engine while it waits for the network, and releases
+/// it afterwards: a chunk then costs no switch between threads. It takes over between two turns of the proxy's thread,
+/// which never block.
 ///
 ///   word                 writer   readers   order                            publishes
 ///   received[p][c]       driver   rank      store release / load acquire     the bytes put before that notify
 ///   lost[p]              driver   rank      store release / load acquire     why_lost(p)
-///   the queue of orders  rank     proxy     a mutex                          what lies in memory at the offsets named
+///   RingWords            see there
+///   asleep               proxy    rank      seq_cst                          nothing; see RingWords
+///   the queue of orders  rank     proxy     a mutex                          what is in memory at the offsets named
 ///   who drives           rank     proxy     the same mutex                   the engine
 
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "net/engine.hpp"
+#include "net/ring_words.hpp"
+#include "net/wake_fd.hpp"
 
 namespace ferry::net {
 
@@ -34,47 +45,142 @@ struct PeerTraffic {
 
 class Proxy {
  public:
-  /// `ring` is called by the proxy's thread, after it changed any word above: it wakes the rank. Must not block. A rank
-  /// that drives the engine itself is not rung.
-  /// `waits_awake`: the thread looks for what comes next for a moment before it sleeps. For hosts with a core for each
-  /// thread.
-  Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> ring,
-        bool waits_awake = true);
-  /// Closes the engine: at most its deadline.
+  /// `wake_rank` is called by the proxy's thread after it changed any word that the rank reads. Must not block. A rank
+  /// that drives the engine itself is not woken.
+  /// `spins`: the thread polls for a moment before it sleeps. For hosts with a core for each thread.
+  Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> wake_rank,
+        bool spins = true);
+  /// Closes the engine: takes at most its deadline.
   ~Proxy();
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
 
-  /// Connect and start the thread. Once.
+  /// The rings shared with `peer`. Before start(); the words outlive the proxy.
+  void attach_ring(int peer, const RingPort& port);
+  /// Connects and starts the thread. Once.
   Status start(std::span<const Blob> addresses);
 
   /// As the engine's, from any one thread at a time.
   void put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
   void notify(int peer, int channel, std::uint64_t value);
+  /// Sends what was filled before, then tells `peer` that no more chunks follow.
+  void close_ring(int peer);
 
-  /// Highest value that `peer` has sent on `channel`, 0 before the first.
-  std::uint64_t received(int peer, int channel) const;
-  /// From here to give_back() the calling thread drives the engine: put() and notify() reach it at once, and nothing
-  /// else moves but in drive(). The thread that puts and notifies; not twice.
-  void take_over();
-  void give_back();
-  /// What can be moved now. True if anything was. False, and nothing happens, where this thread does not drive.
-  bool drive();
-  /// Sleeps until drive() has something to do, for at most so long. False at once where this thread does not drive.
+  /// This rank's thread has stored `filled` or `used` of its ring with `peer`.
+  void post_ring(int peer) {
+    if (driving_) {
+      serve_ring(peer);
+    } else if (asleep_.load(std::memory_order_seq_cst)) {
+      wake();
+    }
+  }
+  /// While true, the thread does not sleep: kernels store `filled` and `used` and cannot wake it. Any thread.
+  void keep_polling(bool polling);
+
+  /// Highest value that `peer` has sent on `channel`, 0 before the first. Not of the channels of a ring.
+  std::uint64_t received(int peer, int channel) const {
+    return received_[static_cast<std::size_t>(peer * num_channels_ + channel)].load(std::memory_order_acquire);
+  }
+
+  /// From here to release() the calling thread drives the engine: put(), notify() and post_ring() reach it at once, and
+  /// everything else moves in progress() only. For the thread that puts and notifies; not twice.
+  void acquire();
+  void release();
+  /// Moves what can be moved now. True if anything did. False, without effect, where this thread does not drive.
+  bool progress();
+  /// Sleeps until progress() has something to do, at most that long. False at once where this thread does not drive.
   bool sleep(std::int64_t timeout_ns);
 
   /// From now on the destructor takes no longer than this.
-  void hurry(std::int64_t timeout_ns);
+  void limit_close_time(std::int64_t timeout_ns);
   /// Ok while the peer is there as far as the network knows.
   Status peer_status(int peer) const;
 
+  /// Of a ring: what has been handed to the engine by now; paths() waits for what was filled before.
   PeerTraffic traffic(int peer) const;
   /// Asks the engine; blocks until answered. From the thread that puts and notifies.
-  std::vector<Route> routes();
+  std::vector<Path> paths();
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  struct Order {
+    enum class Kind { kPut, kNotify, kCloseRing, kPaths };
+    Kind kind = Kind::kPut;
+    int peer = 0;
+    int channel = 0;
+    std::size_t local_offset = 0;
+    std::size_t remote_offset = 0;
+    std::size_t num_bytes = 0;
+    std::uint64_t value = 0;
+    std::promise<std::vector<Path>>* paths = nullptr;
+  };
+  /// A ring and how far the driver has got with it.
+  struct Ring {
+    RingPort port;
+    std::uint64_t num_sent = 0;
+    std::uint64_t num_credited = 0;
+  };
+  /// What the network knows about a peer. `why` is written before `gone` is set, and never again.
+  struct Loss {
+    std::atomic<bool> gone{false};
+    Status why;
+  };
+  /// Atomic because anybody may ask.
+  struct TrafficCounters {
+    std::atomic<std::uint64_t> put_bytes{0};
+    std::atomic<std::uint64_t> num_puts{0};
+    std::atomic<std::uint64_t> num_notifies{0};
+  };
+  struct Sleep {
+    int engine_fd = -1;  // -1: nothing wakes the sleeper
+    std::int64_t timeout_ns = 0;
+  };
+
+  bool is_peer(int peer) const { return peer >= 0 && peer < num_peers_; }
+  Loss& loss(int peer) { return losses_[static_cast<std::size_t>(peer)]; }
+  TrafficCounters& counters(int peer) { return traffic_[static_cast<std::size_t>(peer)]; }
+
+  void on_notified(int peer, int channel, std::uint64_t value);
+  bool on_ring_notified(Ring& ring, int channel, std::uint64_t value);
+  void on_lost(int peer, const Status& why);
+
+  void push(const Order& order);
+  void wake();
+  void run();
+  bool begin_turn(std::vector<Order>* orders);
+  bool execute(std::vector<Order>* orders);
+  void execute(const Order& order);
+  bool serve_ring(int peer);
+  bool serve_rings();
+  bool has_ring_work() const;
+  std::optional<Sleep> plan_sleep(std::int64_t* nap_ns, std::int64_t longest_ns);
+  void sleep_until_woken(std::int64_t* nap_ns);
+
+  std::unique_ptr<Engine> engine_;
+  const int num_peers_;
+  const int num_channels_;
+  const std::function<void()> wake_rank_;
+  const std::chrono::microseconds spin_time_;
+  std::int64_t close_timeout_ns_;  // guarded by mutex_
+  std::vector<std::atomic<std::uint64_t>> received_;
+  std::vector<Loss> losses_;
+  std::vector<TrafficCounters> traffic_;
+  std::vector<Ring> rings_;  // by peer; without words where there is none
+
+  WakeFd wake_;
+  std::atomic<bool> asleep_{false};  // the thread is in poll(2), or about to be, and wants a signal
+  std::atomic<bool> polling_{false};
+  std::mutex mutex_;
+  std::vector<Order> orders_;  // guarded by mutex_, as the next three
+  bool stop_ = false;
+  bool taken_ = false;    // the rank's thread drives, or waits for the end of the thread's turn
+  bool turning_ = false;  // the thread drives
+  std::condition_variable turn_ended_;
+  std::condition_variable released_;
+  bool started_ = false;  // by the rank's thread only, as the next two
+  bool driving_ = false;
+  std::int64_t own_nap_ns_ = 0;
+  bool changed_ = false;  // by the driver: a word changed since the rank was last woken
+  std::thread thread_;
 };
 
 }  // namespace ferry::net

@@ -1,5 +1,5 @@
-/// A rank of another node that keeps to the protocol's words and not to its meaning: the rank that listens refuses what
-/// cannot be and names who said it, before any of its memory follows from that.
+/// A rank of another node that follows the protocol's form and lies in its contents: the receiving rank refuses what is
+/// impossible and names the sender, before any of its memory follows from it.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,23 +13,21 @@
 #include <thread>
 #include <vector>
 
+#include "call/exchange.hpp"
 #include "core/group_options.hpp"
-#include "cpu/nodes/peer_tables.hpp"
-#include "hop/collective.hpp"
-#include "hop/rails.hpp"
+#include "plan/peer_counts.hpp"
 #include "support/rank_runner.hpp"
 
 namespace ferry::test {
 namespace {
 
-using cpu::nodes::Counts;
-using hop::CallNotice;
-using hop::HopTable;
+using plan::ForwardTable;
+using plan::PeerCounts;
+using rail::CallHeader;
 
 constexpr int kNumTopk = 2;
 constexpr std::int64_t kNumExperts = 4;
 constexpr std::int64_t kNumTokens = 2;
-constexpr std::size_t kGranuleBytes = 16;
 
 GroupOptions two_nodes() {
   return {.backend = "cpu", .ranks_per_node = 1, .timeout_ns = 20 * kNsPerSecond, .transport = "loopback"};
@@ -38,61 +36,47 @@ GroupOptions two_nodes() {
 /// Rank 1, built of the library's parts up to where it begins to lie.
 class Liar {
  public:
-  Liar(node::Crew& crew, hop::Rails& rails) : crew_(crew), rails_(rails), collective_(crew, rails) {}
+  explicit Liar(call::CallSync& sync) : sync_(sync), rails_(sync.rails()) {}
 
-  /// A notice like rank 0's, which has to come first.
-  CallNotice like_rank_0() {
-    while (!rails_.heard(0, 1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    rails_.publish_notices(1);
-    CallNotice notice;
-    std::memcpy(&notice, crew_.resolve(rails_.notices(1), 1, {1, sizeof(notice)}), sizeof(notice));
-    return notice;
+  /// A header like rank 0's, which has to arrive first.
+  CallHeader like_rank_0() {
+    while (!rails_.has_header(0, 1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CallHeader header;
+    std::memcpy(&header, rails_.headers(1), sizeof(header));
+    return header;
   }
-  void announce(const CallNotice& notice) { rails_.announce(notice); }
-  void leave_out_an_exchange() { rails_.next_exchange(0); }
-  void wait_for_verdict() {
-    while (!rails_.told()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  void announce(const CallHeader& header) { rails_.announce(header); }
+  void skip_an_exchange() { rails_.ring(0).begin({}); }
+  void wait_for_error() {
+    while (!rails_.reported_error()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 
-  /// Route with two tokens for rank 0, of which `table` is what it says in the end.
-  Status route(std::int32_t num_rows, const HopTable& table) {
-    node::Ticket ticket;
-    ticket.record = like_rank_0().record;
-    ticket.num_entries = kNumTokens * kNumTopk;
-    if (Status status = collective_.begin(ticket); !status.ok()) return status;
-    std::vector<std::byte> counts(Counts::at(nullptr, rails_.topology(), kNumExperts).wire_bytes);
-    const Counts mine = Counts::at(counts.data(), rails_.topology(), kNumExperts);
+  /// Route with two tokens for rank 0, for which it finally sends `table`.
+  Status route(std::int32_t num_rows, const ForwardTable& table) {
+    node::CallDescriptor descriptor;
+    descriptor.record = like_rank_0().record;
+    descriptor.num_entries = kNumTokens * kNumTopk;
+    if (Status status = sync_.begin(descriptor); !status.ok()) return status;
+    std::vector<std::byte> counts(PeerCounts::at(nullptr, sync_.topology(), kNumExperts).wire_bytes);
+    const PeerCounts mine = PeerCounts::at(counts.data(), sync_.topology(), kNumExperts);
     mine.rank_counts[0] = num_rows;
     mine.expert_counts[0] = num_rows;
     mine.tables[0] = table.size();
     if (Status status = exchange(counts, counts.size()); !status.ok()) return status;
     std::vector<std::byte> encoded(table.size().wire_bytes());
-    hop::encode(table, encoded.data());
+    plan::encode(table, encoded.data());
     // Rank 0 has no tokens for this node.
-    return exchange(encoded, hop::HopTableSize().wire_bytes());
+    return exchange(encoded, plan::ForwardTableSize().wire_bytes());
   }
 
  private:
   Status exchange(std::span<const std::byte> out, std::size_t in_bytes) {
-    hop::Collective::Items items;
-    items.waiting_for = "to listen";
-    items.write = [&](int /*node*/, std::int64_t first, std::int64_t count, std::byte* to) {
-      std::memcpy(to, out.data() + static_cast<std::size_t>(first) * kGranuleBytes,
-                  static_cast<std::size_t>(count) * kGranuleBytes);
-    };
-    items.use = [](hop::RailExchange& exchange) {
-      const auto num_items = static_cast<std::int64_t>(exchange.front(0).size() / kGranuleBytes);
-      if (num_items > 0) exchange.pop(0, num_items);
-      return num_items > 0;
-    };
-    const hop::Flow flow{static_cast<std::int64_t>(out.size() / kGranuleBytes),
-                         static_cast<std::int64_t>(in_bytes / kGranuleBytes), kGranuleBytes, kGranuleBytes};
-    return collective_.exchange({flow, hop::Flow()}, items);
+    std::vector<std::byte> in(in_bytes);
+    return call::exchange_bytes(sync_, {out, {}}, {in, {}}, "to receive");
   }
 
-  node::Crew& crew_;
-  hop::Rails& rails_;
-  hop::Collective collective_;
+  call::CallSync& sync_;
+  rail::Rails& rails_;
 };
 
 void be_a_liar(RankContext& context, const std::function<void(Liar&)>& lie) {
@@ -100,17 +84,14 @@ void be_a_liar(RankContext& context, const std::function<void(Liar&)>& lie) {
   const Result<AgreedOptions> agreed = agree_on_options(*bootstrap, two_nodes());
   if (!context.expect_ok(agreed.status(), "agree_on_options")) return;
   const BackendContext backend{bootstrap.get(), agreed->topology, two_nodes()};
-  Result<node::Rendezvous> met = node::rendezvous(backend);
-  if (!context.expect_ok(met.status(), "rendezvous")) return;
-  node::Crew crew(backend, std::move(*met));
-  Result<std::unique_ptr<hop::Rails>> rails = hop::Rails::create(backend, crew);
-  if (!context.expect_ok(rails.status(), "Rails::create")) return;
-  Liar liar(crew, **rails);
+  Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(backend);
+  if (!context.expect_ok(sync.status(), "CallSync::create")) return;
+  Liar liar(**sync);
   lie(liar);
-  liar.wait_for_verdict();
+  liar.wait_for_error();
 }
 
-/// Rank 0 routes two tokens to itself while rank 1 lies; it must say `expected` of rank 1.
+/// Rank 0 routes two tokens to itself while rank 1 lies; it must report `expected` of rank 1.
 void expect_refusal(std::string_view expected, const std::function<void(Liar&)>& lie) {
   run_ranks({RankKind::kThreads, 2}, [&](RankContext& context) {
     if (context.rank() == 1) return be_a_liar(context, lie);
@@ -127,35 +108,35 @@ void expect_refusal(std::string_view expected, const std::function<void(Liar&)>&
 }
 
 /// Rows 2 and 3 of rank 0 are rank 1's: 0 and 1 are its own tokens'.
-HopTable table_of_rows(const std::vector<std::int32_t>& rows) {
-  HopTable table;
+ForwardTable table_of_rows(const std::vector<std::int32_t>& rows) {
+  ForwardTable table;
   for (const std::int32_t row : rows) {
     table.tokens.push_back(static_cast<std::int32_t>(table.tokens.size()));
-    table.places.push_back({row, 0, 0, 1});
-    table.first_place.push_back(static_cast<std::int32_t>(table.places.size()));
+    table.destinations.push_back({row, 0, 0, 1});
+    table.first_destination.push_back(static_cast<std::int32_t>(table.destinations.size()));
   }
   return table;
 }
 
-TEST(DishonestRank, ANoticeOfAnOperationThatDoesNotExist) {
+TEST(DishonestRank, AHeaderOfAnOperationThatDoesNotExist) {
   expect_refusal("rank 1 announced operation 77", [](Liar& liar) {
-    CallNotice notice = liar.like_rank_0();
-    notice.record.operation = static_cast<Operation>(77);
-    liar.announce(notice);
+    CallHeader header = liar.like_rank_0();
+    header.record.operation = static_cast<Operation>(77);
+    liar.announce(header);
   });
 }
 
-TEST(DishonestRank, ANoticeOfMoreRowsThanTablesCanCount) {
+TEST(DishonestRank, AHeaderOfMoreRowsThanTablesCanCount) {
   expect_refusal("max_recv_rows 9223372036854775807", [](Liar& liar) {
-    CallNotice notice = liar.like_rank_0();
-    notice.max_recv_rows = std::numeric_limits<std::int64_t>::max();
-    liar.announce(notice);
+    CallHeader header = liar.like_rank_0();
+    header.max_recv_rows = std::numeric_limits<std::int64_t>::max();
+    liar.announce(header);
   });
 }
 
 TEST(DishonestRank, AChunkOfAnotherExchange) {
   expect_refusal("rank 1 sent a chunk that was not agreed on: number 0 of exchange 2", [](Liar& liar) {
-    liar.leave_out_an_exchange();
+    liar.skip_an_exchange();
     (void)liar.route(2, table_of_rows({2, 3}));
   });
 }
@@ -167,17 +148,20 @@ TEST(DishonestRank, CountsThatItsTokensCannotHave) {
 }
 
 TEST(DishonestRank, ATableThatLeavesARowWithoutAToken) {
-  expect_refusal("rank 1 sent a table with 1 rows", [](Liar& liar) { (void)liar.route(2, table_of_rows({2})); });
+  expect_refusal("rank 1 sent a forward table with 1 rows",
+                 [](Liar& liar) { (void)liar.route(2, table_of_rows({2})); });
 }
 
 TEST(DishonestRank, ATableThatTakesARowOfAnotherRank) {
-  expect_refusal("rank 1 sent a table that gives token 1 row 0", [](Liar& liar) {
+  expect_refusal("rank 1 sent a forward table that gives token 1 row 0", [](Liar& liar) {
     (void)liar.route(2, table_of_rows({2, 0}));
   });
 }
 
 TEST(DishonestRank, ATableWithARowThatDoesNotExist) {
-  expect_refusal("rank 1 sent tables that cannot be", [](Liar& liar) { (void)liar.route(2, table_of_rows({2, 4})); });
+  expect_refusal("rank 1 sent an invalid forward table", [](Liar& liar) {
+    (void)liar.route(2, table_of_rows({2, 4}));
+  });
 }
 
 }  // namespace

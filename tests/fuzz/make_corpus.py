@@ -110,7 +110,7 @@ def channel_seeds() -> dict[str, bytes]:
     }
 
 
-def hop_table(items: list[tuple[int, list[tuple[int, int, int]]]], *, tokens: int = 9, topk: int = 4) -> bytes:
+def forward_table(items: list[tuple[int, list[tuple[int, int, int]]]], *, tokens: int = 9, topk: int = 4) -> bytes:
     """Items are (token, places), places (row, rank of the node, entry)."""
     places = [place for _, item in items for place in item]
     first_place = [sum(len(item) for _, item in items[:count]) for count in range(len(items) + 1)]
@@ -121,28 +121,28 @@ def hop_table(items: list[tuple[int, list[tuple[int, int, int]]]], *, tokens: in
     return bytes([len(items), len(places), tokens, topk, 5, 6, 7]) + table
 
 
-def hop_table_seeds() -> dict[str, bytes]:
+def forward_table_seeds() -> dict[str, bytes]:
     good = [(0, [(0, 0, 1), (0, 0, 3), (5, 1, 0)]), (4, [(6, 2, 2)]), (8, [(4, 0, 0), (3, 1, 1)])]
     return {
-        "empty": hop_table([]),
-        "good": hop_table(good),
-        "cut": hop_table(good)[:-16],
-        "tokens_descend": hop_table([good[1], good[0]]),
-        "no_such_token": hop_table(good, tokens=8),
-        "item_without_places": hop_table([(0, [(0, 0, 1)]), (4, [])]),
-        "no_such_rank": hop_table([(0, [(0, 3, 1)])]),
-        "no_such_row": hop_table([(0, [(5, 0, 1)])]),
-        "negative_row": hop_table([(0, [(-1, 0, 1)])]),
-        "no_such_entry": hop_table([(0, [(0, 0, 4)])]),
-        "places_descend": hop_table([(0, [(1, 0, 1), (0, 0, 2)])]),
-        "a_place_twice": hop_table([(0, [(1, 0, 1), (1, 0, 1)])]),
+        "empty": forward_table([]),
+        "good": forward_table(good),
+        "cut": forward_table(good)[:-16],
+        "tokens_descend": forward_table([good[1], good[0]]),
+        "no_such_token": forward_table(good, tokens=8),
+        "item_without_places": forward_table([(0, [(0, 0, 1)]), (4, [])]),
+        "no_such_rank": forward_table([(0, [(0, 3, 1)])]),
+        "no_such_row": forward_table([(0, [(5, 0, 1)])]),
+        "negative_row": forward_table([(0, [(-1, 0, 1)])]),
+        "no_such_entry": forward_table([(0, [(0, 0, 4)])]),
+        "places_descend": forward_table([(0, [(1, 0, 1), (0, 0, 2)])]),
+        "a_place_twice": forward_table([(0, [(1, 0, 1), (1, 0, 1)])]),
     }
 
 
 ROUTE, DISPATCH, COMBINE, DESTROY = range(4)
 
 
-def call_notice(
+def call_header(
     operation: int = ROUTE,
     *,
     code: int = 0,
@@ -162,32 +162,32 @@ def verdict(code: int, culprit: int, text: bytes, text_bytes: int | None = None)
     return struct.pack("<iii", code, culprit, len(text) if text_bytes is None else text_bytes) + text.ljust(512, b"\0")
 
 
-def call_notice_seeds() -> dict[str, bytes]:
+def call_header_seeds() -> dict[str, bytes]:
     def story(*notices: bytes, end: bytes = b"") -> bytes:
         # Where an input has ended there are zeros.
         return (bytes([7, len(notices) - 1]) + b"".join(notices) + end).rstrip(b"\0")
 
-    route = call_notice(fields=(8, 64, 0, 1, 0, 1, 12345), rows=1000, entries=80)
+    route = call_header(fields=(8, 64, 0, 1, 0, 1, 12345), rows=1000, entries=80)
     return {
         "agreed": story(route, route),
-        "dispatch": story(call_notice(DISPATCH, fields=(0, 4096, 5, 0, 0, 0, 1, 1)), end=verdict(4, 0, b"late")),
-        "combine": story(call_notice(COMBINE, fields=(0, 4096, 5, 1, 0))),
-        "destroy": story(call_notice(DESTROY), call_notice(DESTROY)),
-        "other_field": story(route, call_notice(fields=(8, 65, 0, 1, 0, 1, 12345), entries=80)),
-        "other_operation": story(call_notice(COMBINE), call_notice(DESTROY)),
-        "own_error": story(route, call_notice(code=3, text=b"route: too much")),
-        "own_error_unreadable": story(call_notice(code=1, text=b"\x1b[2J\xff\0" * 9)),
-        "other_call": story(call_notice(call=8)),
-        "no_such_operation": story(call_notice(4)),
-        "negative_operation": story(call_notice(-1)),
-        "no_such_code": story(call_notice(code=10, text=b"?")),
-        "negative_code": story(call_notice(code=-1, text=b"?")),
-        "text_too_long": story(call_notice(code=1, text=b"x" * 640, text_bytes=641)),
-        "text_of_negative_length": story(call_notice(code=1, text=b"x", text_bytes=-1)),
-        "too_many_rows": story(call_notice(rows=1 << 31)),
-        "negative_rows": story(call_notice(rows=-1)),
-        "too_many_entries": story(call_notice(entries=1 << 31)),
-        "negative_entries": story(call_notice(entries=-8)),
+        "dispatch": story(call_header(DISPATCH, fields=(0, 4096, 5, 0, 0, 0, 1, 1)), end=verdict(4, 0, b"late")),
+        "combine": story(call_header(COMBINE, fields=(0, 4096, 5, 1, 0))),
+        "destroy": story(call_header(DESTROY), call_header(DESTROY)),
+        "other_field": story(route, call_header(fields=(8, 65, 0, 1, 0, 1, 12345), entries=80)),
+        "other_operation": story(call_header(COMBINE), call_header(DESTROY)),
+        "own_error": story(route, call_header(code=3, text=b"route: too much")),
+        "own_error_unreadable": story(call_header(code=1, text=b"\x1b[2J\xff\0" * 9)),
+        "other_call": story(call_header(call=8)),
+        "no_such_operation": story(call_header(4)),
+        "negative_operation": story(call_header(-1)),
+        "no_such_code": story(call_header(code=10, text=b"?")),
+        "negative_code": story(call_header(code=-1, text=b"?")),
+        "text_too_long": story(call_header(code=1, text=b"x" * 640, text_bytes=641)),
+        "text_of_negative_length": story(call_header(code=1, text=b"x", text_bytes=-1)),
+        "too_many_rows": story(call_header(rows=1 << 31)),
+        "negative_rows": story(call_header(rows=-1)),
+        "too_many_entries": story(call_header(entries=1 << 31)),
+        "negative_entries": story(call_header(entries=-8)),
         "verdict_of_success": story(route, end=verdict(0, 0, b"all is well")),
         "verdict_no_such_code": story(route, end=verdict(10, 0, b"?")),
         "verdict_of_nobody": story(route, end=verdict(6, -1, b"")),
@@ -327,8 +327,8 @@ def main() -> None:
         "bootstrap_frame": frame_seeds(),
         "bootstrap_handshake": handshake_seeds(),
         "bootstrap_channel": channel_seeds(),
-        "hop_table": hop_table_seeds(),
-        "call_notice": call_notice_seeds(),
+        "forward_table": forward_table_seeds(),
+        "call_header": call_header_seeds(),
         "net_blob": net_blob_seeds(),
         "rail_chunk": rail_chunk_seeds(),
         "route_tables": route_tables_seeds(),

@@ -1,7 +1,7 @@
-/// Chunks from a rail peer (hop/chunk_reader.hpp), told as a story of exchanges: a receiver takes exactly the items
+/// Chunks from a rail peer (rail/chunk_reader.hpp), as a sequence of exchanges: a receiver takes exactly the items
 /// that were agreed on, in order and out of the chunks, whatever the peer writes into them before and after.
 ///
-/// Input: room of a chunk in granules (u8), then exchanges: items (u8), granules of an item (u8), then chunks: what
+/// Input: room of a chunk in units of 16 bytes (u8), then exchanges: items (u8), units of an item (u8), then chunks: what
 /// their header is (u8: as it should be, with a field changed, any bytes) with what that takes, then how they are used.
 
 #include <algorithm>
@@ -10,19 +10,19 @@
 #include <vector>
 
 #include "fuzz_target.hpp"
-#include "hop/chunk_reader.hpp"
 #include "input_reader.hpp"
-#include "plan/rail_memory.hpp"
+#include "rail/chunk_reader.hpp"
+#include "rail/rail_memory.hpp"
 
 namespace ferry::test {
 namespace {
 
-using hop::ChunkReader;
-using plan::ChunkHeader;
-using plan::kChunkHeaderBytes;
+using rail::ChunkHeader;
+using rail::ChunkReader;
+using rail::kChunkHeaderBytes;
 
-constexpr std::size_t kGranuleBytes = 16;
-constexpr std::size_t kMaxGranules = 16;
+constexpr std::size_t kAlignmentBytes = 16;
+constexpr std::size_t kMaxUnits = 16;
 constexpr std::int64_t kMaxItems = 63;
 constexpr int kMaxExchanges = 4;
 constexpr int kMaxRefusals = 8;
@@ -46,12 +46,13 @@ struct Progress {
   std::int64_t left() const { return agreed.num_items - num_used; }
 };
 
-/// What all exchanges carry, one item after the other; no two granules are equal.
+/// What all exchanges carry, one item after the other; no two units are equal.
 std::span<const std::byte> stream() {
   static const std::vector<std::byte> bytes = [] {
-    std::vector<std::byte> all((kMaxItems + kMaxGranules) * kMaxGranules * kGranuleBytes);
+    std::vector<std::byte> all((kMaxItems + kMaxUnits) * kMaxUnits * kAlignmentBytes);
     for (std::size_t i = 0; i < all.size(); ++i) {
-      all[i] = static_cast<std::byte>(i % kGranuleBytes < 2 ? i / kGranuleBytes >> (8 * (i % kGranuleBytes)) : i * 7);
+      all[i] =
+          static_cast<std::byte>(i % kAlignmentBytes < 2 ? i / kAlignmentBytes >> (8 * (i % kAlignmentBytes)) : i * 7);
     }
     return all;
   }();
@@ -125,10 +126,10 @@ void use_chunk(Story& story, ChunkReader& in, std::vector<std::byte>& chunk, Pro
 /// False: the peer gave nothing but chunks that were refused.
 bool run_exchange(Story& story, std::uint64_t exchange_idx) {
   Progress progress;
-  const std::size_t max_granules = story.room_bytes / kGranuleBytes;
+  const std::size_t max_units = story.room_bytes / kAlignmentBytes;
   progress.agreed = {.exchange_idx = exchange_idx,
                      .num_items = story.reader.take<std::uint8_t>() % (kMaxItems + 1),
-                     .item_bytes = kGranuleBytes * (1 + story.reader.take<std::uint8_t>() % max_granules)};
+                     .item_bytes = kAlignmentBytes * (1 + story.reader.take<std::uint8_t>() % max_units)};
   ChunkReader in(progress.agreed);
   require(!in.is_open() && in.front().empty(), "nothing has come before the first chunk");
   int num_refusals = 0;
@@ -158,7 +159,7 @@ bool run_exchange(Story& story, std::uint64_t exchange_idx) {
 
 void fuzz_one(std::span<const std::byte> input) {
   InputReader reader(input);
-  const std::size_t room_bytes = kGranuleBytes * (1 + reader.take<std::uint8_t>() % kMaxGranules);
+  const std::size_t room_bytes = kAlignmentBytes * (1 + reader.take<std::uint8_t>() % kMaxUnits);
   Story story{reader, room_bytes};
   for (int exchange = 1; exchange <= kMaxExchanges && !story.reader.empty(); ++exchange) {
     if (!run_exchange(story, static_cast<std::uint64_t>(exchange))) return;

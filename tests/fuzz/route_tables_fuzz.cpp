@@ -1,5 +1,5 @@
-/// Counts and tables of hops, as route over several nodes gets them from all ranks (cpu/nodes/peer_tables.hpp and the
-/// router's arithmetic): what is accepted names one token for every row that holds one, whatever else was changed, and
+/// Counts and forward tables, as route over several nodes gets them from all ranks (plan/peer_counts.hpp,
+/// plan/forward_table.hpp and plan/route_plan.hpp): what is accepted names one token for every row that holds one, whatever else was changed, and
 /// what nobody changed is accepted.
 ///
 /// Input: shape of the group and of the call (7 x u8), tokens of each rank (u8) with their experts (u8 each), then how
@@ -12,28 +12,27 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/nodes/peer_tables.hpp"
-#include "cpu/router.hpp"
+#include "core/backend.hpp"
 #include "fuzz_target.hpp"
 #include "input_reader.hpp"
+#include "plan/peer_counts.hpp"
+#include "plan/route_plan.hpp"
 
 namespace ferry::test {
 namespace {
 
-using namespace cpu::nodes;
-using hop::HopPlace;
-using hop::HopTable;
-using hop::HopTableSize;
+using plan::Destination;
+using plan::ForwardTable;
+using plan::ForwardTableSize;
+using plan::PeerCounts;
 
 constexpr int kNumNodes = 2;
-constexpr int kMaxMates = 2;
+constexpr int kMaxRanksPerNode = 2;
 constexpr int kMaxExperts = 6;
 constexpr int kMaxTopkHere = 4;
 constexpr int kMaxTokens = 3;
 constexpr int kMaxChanges = 4;
-constexpr int kMaxRuns = std::max(kNumNodes * kMaxMates, kMaxExperts);
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+constexpr int kMaxRuns = std::max(kNumNodes * kMaxRanksPerNode, kMaxExperts);
 
 /// What one rank says of its tokens.
 struct Source {
@@ -42,8 +41,8 @@ struct Source {
   std::int64_t max_recv_rows = 0;
   std::vector<std::int32_t> rank_counts;
   std::vector<std::int32_t> expert_counts;
-  std::vector<HopTableSize> sizes;  // by node
-  std::vector<std::byte> table;     // for the node that is looked at
+  std::vector<ForwardTableSize> sizes;  // by node
+  std::vector<std::byte> table;         // for the node that is looked at
 };
 
 struct World {
@@ -58,7 +57,7 @@ struct World {
 
 World draw_world(InputReader& reader) {
   World world;
-  world.topology.ranks_per_node = 1 + reader.take<std::uint8_t>() % kMaxMates;
+  world.topology.ranks_per_node = 1 + reader.take<std::uint8_t>() % kMaxRanksPerNode;
   world.topology.num_ranks = kNumNodes * world.topology.ranks_per_node;
   world.node = reader.take<std::uint8_t>() % kNumNodes;
   RouteCall& call = world.call;
@@ -92,10 +91,10 @@ void count(World& world) {
     source.num_entries = static_cast<std::int64_t>(source.tokens.size()) * world.call.num_topk;
     source.rank_counts.assign(to_size(world.topology.num_ranks), 0);
     source.expert_counts.assign(to_size(world.call.options.num_experts), 0);
-    source.sizes.assign(kNumNodes, HopTableSize());
+    source.sizes.assign(kNumNodes, ForwardTableSize());
     for (const std::vector<int>& experts : source.tokens) {
       std::array<bool, kMaxExperts> to_expert{};
-      std::array<bool, kNumNodes * kMaxMates> to_rank{};
+      std::array<bool, kNumNodes * kMaxRanksPerNode> to_rank{};
       std::array<bool, kNumNodes> to_node{};
       for (const int expert : experts) {
         if (expert < 0) continue;
@@ -104,7 +103,7 @@ void count(World& world) {
         if (!std::exchange(to_expert[to_size(expert)], true)) ++source.expert_counts[to_size(expert)];
         if (!std::exchange(to_rank[to_size(rank)], true)) ++source.rank_counts[to_size(rank)];
         if (!std::exchange(to_node[node], true)) ++source.sizes[node].num_items;
-        ++source.sizes[node].num_places;
+        ++source.sizes[node].num_destinations;
       }
     }
   }
@@ -140,11 +139,11 @@ class NextRows {
 void make_tables(World& world) {
   NextRows rows(world);
   for (Source& source : world.sources) {
-    HopTable table;
+    ForwardTable table;
     for (std::size_t token = 0; token < source.tokens.size(); ++token) {
       std::array<std::int32_t, kMaxRuns> row_of_run;
       row_of_run.fill(-1);
-      std::vector<HopPlace> places;
+      std::vector<Destination> destinations;
       for (std::size_t topk = 0; topk < source.tokens[token].size(); ++topk) {
         const int expert = source.tokens[token][topk];
         if (expert < 0) continue;
@@ -152,17 +151,17 @@ void make_tables(World& world) {
         std::int32_t& row = row_of_run[to_size(run)];
         if (row < 0) row = rows.next(expert);
         if (world.topology.node_of(world.owner(expert)) != world.node) continue;
-        const auto mate = static_cast<std::int16_t>(world.topology.rail_of(world.owner(expert)));
-        places.push_back({row, mate, static_cast<std::uint8_t>(topk), 0});
+        const auto rank = static_cast<std::int16_t>(world.topology.rail_of(world.owner(expert)));
+        destinations.push_back({row, rank, static_cast<std::uint8_t>(topk), 0});
       }
-      if (places.empty()) continue;
-      std::ranges::sort(places, {}, [](const HopPlace& p) { return std::tuple(p.mate, p.row, p.topk); });
+      if (destinations.empty()) continue;
+      std::ranges::sort(destinations, {}, [](const Destination& p) { return std::tuple(p.rank, p.row, p.topk); });
       table.tokens.push_back(static_cast<std::int32_t>(token));
-      table.places.insert(table.places.end(), places.begin(), places.end());
-      table.first_place.push_back(static_cast<std::int32_t>(table.places.size()));
+      table.destinations.insert(table.destinations.end(), destinations.begin(), destinations.end());
+      table.first_destination.push_back(static_cast<std::int32_t>(table.destinations.size()));
     }
     source.table.resize(table.size().wire_bytes());
-    hop::encode(table, source.table.data());
+    plan::encode(table, source.table.data());
   }
 }
 
@@ -176,7 +175,7 @@ bool change(InputReader& reader, World& world) {
     number = static_cast<std::int32_t>(static_cast<std::uint32_t>(number) + static_cast<std::uint32_t>(by));
     return by != 0;
   };
-  HopTableSize& size = source.sizes[where % source.sizes.size()];
+  ForwardTableSize& size = source.sizes[where % source.sizes.size()];
   switch (what) {
     case 0:
       return add(source.rank_counts[where % source.rank_counts.size()]);
@@ -185,7 +184,7 @@ bool change(InputReader& reader, World& world) {
     case 2:
       return add(size.num_items);
     case 3:
-      return add(size.num_places);
+      return add(size.num_destinations);
     case 4:
       source.num_entries += by;
       return by != 0;
@@ -202,8 +201,8 @@ bool change(InputReader& reader, World& world) {
 }
 
 /// One rank of the node reads everything, as route does. False: it was refused, or is too much for a test.
-bool read(World& world, int mate) {
-  const int me = world.first_rank() + mate;
+bool read(World& world, int local_rank) {
+  const int me = world.first_rank() + local_rank;
   const RouteCall& call = world.call;
   const auto refuse = [](const Status& status) {
     require_refusal(status, ErrorCode::kTransport);
@@ -211,18 +210,26 @@ bool read(World& world, int mate) {
   };
   Topology topology = world.topology;
   topology.rank = me;
-  const auto state = std::make_shared<cpu::CpuRouting>();
-  cpu::Router router(call, topology, state);
+  const RouteOptions& options = call.options;
+  const plan::RouteShape shape{.layout = options.layout,
+                               .num_ranks = to_size(topology.num_ranks),
+                               .num_experts = to_size(options.num_experts),
+                               .num_topk = to_size(call.num_topk),
+                               .expert_alignment = options.expert_alignment,
+                               .slab_capacity = options.slab_capacity,
+                               .expert_to_rank = call.expert_to_rank};
+  const auto my_rank = to_size(me);
+  std::vector<plan::SourceCounts> counts;
   for (Source& source : world.sources) {
-    const Counts counts{source.rank_counts.data(), source.expert_counts.data(), source.sizes.data(), 0};
-    const Status status = check_counts(counts, topology, call.options.num_experts, call.num_topk, source.num_entries);
+    const PeerCounts peer{source.rank_counts.data(), source.expert_counts.data(), source.sizes.data(), 0};
+    const Status status = plan::check_counts(peer, shape, topology, source.num_entries);
     if (!status.ok()) return refuse(status);
-    require(router.add_source(
-                {source.rank_counts.data(), source.expert_counts.data(), source.num_entries, source.max_recv_rows}),
-            "what is possible does not exceed a rank's entries");
+    counts.push_back(
+        {source.rank_counts.data(), source.expert_counts.data(), source.num_entries, source.max_recv_rows});
+    require(plan::counts_fit(shape, counts.back()), "what is possible does not exceed a rank's entries");
   }
-  router.sum_sources();
-  if (Status status = router.check_capacity(); !status.ok()) {
+  const plan::ExpertGroups groups = plan::group_experts(shape, counts);
+  if (Status status = plan::check_capacity(shape, counts, groups); !status.ok()) {
     require_refusal(status, ErrorCode::kCapacity);
     return false;
   }
@@ -230,67 +237,72 @@ bool read(World& world, int mate) {
   constexpr std::int64_t kManyRows = 1 << 8;
   std::vector<std::int64_t> num_rows;
   for (int other = 0; other < topology.ranks_per_node; ++other) {
-    num_rows.push_back(router.rows_of(to_size(world.first_rank() + other)));
+    num_rows.push_back(plan::rows_on_rank(shape, counts, groups, to_size(world.first_rank() + other)));
     if (num_rows.back() > kManyRows) return false;
   }
   for (const Source& source : world.sources) {
-    if (source.sizes[to_size(world.node)].num_places > kManyRows) return false;
+    if (source.sizes[to_size(world.node)].num_destinations > kManyRows) return false;
   }
-  router.begin_sources();
-  router.name_sources();
-  std::vector<std::int32_t> item_of_row(to_size(state->num_used_rows), -1);
-  std::vector<bool> given(to_size(state->num_used_rows), false);
-  std::vector<HopTable> tables;
+  const auto num_used_rows = to_size(plan::rows_on_rank(shape, counts, groups, my_rank));
+  std::vector<std::int32_t> source_table(num_used_rows * 2, -1);
+  plan::for_each_received_run(
+      shape, counts, groups, my_rank,
+      [&](std::size_t /*run*/, std::size_t source, std::int64_t first_row, std::int32_t num_run_rows) {
+        for (std::int64_t row = first_row; row < first_row + num_run_rows; ++row) {
+          source_table[to_size(row) * 2] = static_cast<std::int32_t>(source);
+        }
+      });
+  std::vector<std::int32_t> item_of_row(num_used_rows, -1);
+  std::vector<bool> given(num_used_rows, false);
+  std::vector<ForwardTable> tables;
   for (std::size_t rank = 0; rank < world.sources.size(); ++rank) {
     const Source& source = world.sources[rank];
-    const HopTableSize size = source.sizes[to_size(world.node)];
+    const ForwardTableSize size = source.sizes[to_size(world.node)];
     std::vector<std::byte> bytes = source.table;
     bytes.resize(size.wire_bytes());
-    Result<HopTable> table =
-        hop::parse_hop_table(bytes, size, {state->num_tokens_of_rank[rank], call.num_topk, num_rows});
+    const std::int64_t num_tokens = source.num_entries / call.num_topk;
+    Result<ForwardTable> table = plan::parse_forward_table(bytes, size, {num_tokens, call.num_topk, num_rows});
     if (!table.ok()) return refuse(table.status());
     // As in route: rail peers check what comes from other nodes, for all ranks of the node.
     const bool from_other_node = topology.node_of(static_cast<int>(rank)) != world.node;
     if (from_other_node) {
       std::vector<std::int64_t> counted;
       for (int other = 0; other < topology.ranks_per_node; ++other) {
-        counted.push_back(router.rows_between(rank, to_size(world.first_rank() + other)));
+        counted.push_back(plan::rows_from_source(shape, counts[rank], to_size(world.first_rank() + other)));
       }
-      if (Status status = check_num_rows(*table, counted); !status.ok()) return refuse(status);
+      if (Status status = plan::check_num_rows(*table, counted); !status.ok()) return refuse(status);
     }
-    const std::int64_t expected = state->num_rows_from_rank[rank];
+    const std::int64_t expected = plan::rows_from_source(shape, counts[rank], my_rank);
     if (expected > 0) {
       const Status status =
-          enter_table(*table, static_cast<int>(rank), mate, expected, {state->source_table, item_of_row});
+          plan::enter_table(*table, static_cast<int>(rank), local_rank, expected, {source_table, item_of_row});
       if (!status.ok()) return refuse(status);
     }
-    for (const HopPlace& place : table->places) {
-      if (place.mate == mate && place.first != 0 && (from_other_node || expected > 0)) {
-        require(state->source_table[to_size(place.row) * 2] == static_cast<std::int32_t>(rank),
+    for (const Destination& destination : table->destinations) {
+      if (destination.rank == local_rank && destination.first != 0 && (from_other_node || expected > 0)) {
+        require(source_table[to_size(destination.row) * 2] == static_cast<std::int32_t>(rank),
                 "a rank gives none but its own rows");
-        require(!given[to_size(place.row)], "no row is given twice");
-        given[to_size(place.row)] = true;
+        require(!given[to_size(destination.row)], "no row is given twice");
+        given[to_size(destination.row)] = true;
       }
     }
     tables.push_back(std::move(*table));
   }
-  router.finish();
-  std::vector<bool> holds_token(to_size(state->num_used_rows), call.options.layout == Layout::kTokens);
-  for (std::size_t local = 0; call.options.layout != Layout::kTokens && local < state->local_expert_ids.size();
-       ++local) {
-    const auto begin = holds_token.begin() + state->expert_row_offsets[local];
-    std::fill_n(begin, state->num_rows_per_local_expert[local], true);
+  std::vector<bool> holds_token(num_used_rows, options.layout == Layout::kTokens);
+  for (std::size_t expert = 0; !shape.by_rank() && expert < shape.num_experts; ++expert) {
+    if (shape.owner(expert) != my_rank) continue;
+    std::fill_n(holds_token.begin() + groups.first_rows[expert], groups.num_rows[expert], true);
   }
   for (std::size_t row = 0; row < holds_token.size(); ++row) {
-    const std::int32_t rank = state->source_table[row * 2];
-    const std::int32_t token = state->source_table[row * 2 + 1];
+    const std::int32_t rank = source_table[row * 2];
+    const std::int32_t token = source_table[row * 2 + 1];
     require(holds_token[row] == (rank >= 0) && holds_token[row] == (token >= 0),
             "rows that hold a token have a source");
     if (rank < 0) continue;
-    const HopTable& table = tables[to_size(rank)];
+    const ForwardTable& table = tables[to_size(rank)];
     const std::int32_t item = item_of_row[row];
     require(item >= 0 && item < table.num_items() && table.tokens[to_size(item)] == token, "a row's item is its token");
-    require(token < state->num_tokens_of_rank[to_size(rank)], "a row's token exists");
+    require(token < counts[to_size(rank)].num_entries / call.num_topk, "a row's token exists");
   }
   return true;
 }
@@ -306,7 +318,7 @@ void fuzz_one(std::span<const std::byte> input) {
   const int num_changes = reader.take<std::uint8_t>() % (kMaxChanges + 1);
   for (int i = 0; i < num_changes; ++i) changed = change(reader, world) || changed;
   bool accepted = true;
-  for (int mate = 0; mate < world.topology.ranks_per_node && accepted; ++mate) accepted = read(world, mate);
+  for (int rank = 0; rank < world.topology.ranks_per_node && accepted; ++rank) accepted = read(world, rank);
   const bool may_be_full = world.call.options.layout == Layout::kSlab;
   require(changed || may_be_full || accepted, "what nobody changed is accepted");
 }

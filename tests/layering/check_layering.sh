@@ -45,25 +45,28 @@ readonly public='^"ferry/[a-z0-9_]+\.h(pp)?"$'
 in_source() { printf '^"%s/[a-z0-9_/]+\.(hpp|h|cuh)"$' "$1"; }
 
 allow_only include "public headers include the standard library and each other" "$standard" "$public"
-allow_only src/plan "plan is pure arithmetic for hosts and devices: standard library and itself" "$standard" "$(in_source plan)"
+allow_only src/plan "plan is pure arithmetic: public headers and itself" "$standard" '^<fmt/format.h>$' "$public" "$(in_source plan)"
 allow_only src/numeric "numeric includes public headers and itself" "$outside" "$public" "$(in_source numeric)"
-allow_only src/core "core is blind to backends: public headers, plan, numeric and itself" "$outside" "$public" \
-  "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
+allow_only src/core "core is blind to backends: public headers, plan and itself" "$outside" "$public" \
+  "$(in_source core)" "$(in_source plan)"
 allow_only src/bootstrap "a bootstrap knows ranks and bytes: public headers and itself" "$outside" "$public" \
   "$(in_source bootstrap)"
 allow_only tests/oracle "the oracle shares nothing with what it judges: standard library, public headers and itself" \
   "$standard" "$public" "$(in_source oracle)"
-allow_only src/node "what ranks of one host share: core, plan, public headers and itself" "$outside" "$public" \
-  "$(in_source node)" "$(in_source core)" "$(in_source plan)"
+allow_only src/node "what ranks of one node share; knows nothing of other nodes: core, plan, public headers and itself" \
+  "$outside" "$public" "$(in_source node)" "$(in_source core)" "$(in_source plan)"
 allow_only src/net "the network knows bytes and peers, not tokens: public headers and itself" "$outside" "$public" \
   "$(in_source net)"
-allow_only src/hop "the protocol between nodes knows no backend: core, plan, node, net, public headers and itself" \
-  "$outside" "$public" "$(in_source hop)" "$(in_source core)" "$(in_source plan)" "$(in_source node)" "$(in_source net)"
-allow_only src/cpu "a backend includes core, plan, node, net, hop, numeric, public headers and itself, never another backend" \
-  "$outside" "$public" "$(in_source cpu)" "$(in_source core)" "$(in_source plan)" "$(in_source node)" \
-  "$(in_source net)" "$(in_source hop)" "$(in_source numeric)"
-allow_only src/cuda "a backend includes core, plan, node, public headers and itself, never another backend" \
-  "$outside" "$public" "$(in_source cuda)" "$(in_source core)" "$(in_source plan)" "$(in_source node)"
+allow_only src/rail "connections to rail peers, waiting for nobody: core, plan, net, public headers and itself" \
+  "$outside" "$public" "$(in_source rail)" "$(in_source core)" "$(in_source plan)" "$(in_source net)"
+allow_only src/call "calls of all ranks together: core, plan, node, rail, net, public headers and itself" "$outside" "$public" \
+  "$(in_source call)" "$(in_source core)" "$(in_source plan)" "$(in_source node)" "$(in_source rail)" "$(in_source net)"
+backend_may_include=("$outside" "$public" "$(in_source core)" "$(in_source plan)"
+  "$(in_source node)" "$(in_source net)" "$(in_source rail)" "$(in_source call)")
+for backend in cpu cuda; do
+  allow_only "src/$backend" "a backend includes the layers below it and itself, never another backend" \
+    "${backend_may_include[@]}" "$(in_source "$backend")"
+done
 allow_only tools "tools use the library as users do: public headers and their own" "$outside" "$public" \
   '^"(common|ferry|demo|bench|doctor)/[a-z0-9_]+\.hpp"$'
 allow_only examples "examples use the library as users do: public headers only" "$outside" "$public"

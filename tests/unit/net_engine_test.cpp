@@ -237,16 +237,16 @@ TEST_P(NetEngine, RoutesNameEveryPeer) {
   ends.connect();
   for (int to : {0, 2}) ends[1].engine->notify(to, 0, 1);
   ASSERT_TRUE(ends.poll_until([&] { return ends[0].highest(1, 0) == 1 && ends[2].highest(1, 0) == 1; }));
-  const std::vector<net::Route> routes = ends[1].engine->routes();
-  ASSERT_EQ(routes.size(), 2U);
-  EXPECT_EQ(routes[0].peer, 0);
-  EXPECT_EQ(routes[1].peer, 2);
-  for (const net::Route& route : routes) {
-    EXPECT_FALSE(route.description.empty());
-    EXPECT_EQ(route.description.find('\n'), std::string::npos) << route.description;
-    EXPECT_EQ(route.description.find("unknown"), std::string::npos) << route.description;
-    RecordProperty("route", route.description);
-    EXPECT_TRUE(route.in_memory || GetParam() != std::string_view("loopback"));
+  const std::vector<net::Path> paths = ends[1].engine->paths();
+  ASSERT_EQ(paths.size(), 2U);
+  EXPECT_EQ(paths[0].peer, 0);
+  EXPECT_EQ(paths[1].peer, 2);
+  for (const net::Path& path : paths) {
+    EXPECT_FALSE(path.description.empty());
+    EXPECT_EQ(path.description.find('\n'), std::string::npos) << path.description;
+    EXPECT_EQ(path.description.find("unknown"), std::string::npos) << path.description;
+    RecordProperty("path", path.description);
+    EXPECT_TRUE(path.in_memory || GetParam() != std::string_view("loopback"));
   }
 }
 

@@ -192,7 +192,7 @@ TEST_P(NetProxy, LossWakesARankThatWaits) {
 
 TEST_P(NetProxy, RoutesAreAnsweredByTheThread) {
   start({.num_ends = 3});
-  EXPECT_EQ(rank(1).proxy->routes().size(), 2U);
+  EXPECT_EQ(rank(1).proxy->paths().size(), 2U);
 }
 
 /// What a rank does that drives the engine itself: no ring comes, it looks and sleeps.
@@ -202,7 +202,7 @@ bool drive_until(net::Proxy& proxy, Condition condition) {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
-    if (!proxy.drive()) proxy.sleep(kNapNs);
+    if (!proxy.progress()) proxy.sleep(kNapNs);
   }
   return true;
 }
@@ -231,12 +231,12 @@ TEST_P(NetProxy, RanksTakeTheEngineAndGiveItBack) {
         if (!std::ranges::equal(net_pattern(kBytes, seed), std::span(mine.memory).subspan(kBytes))) ++num_wrong;
         return true;
       };
-      if (by_hand && !too_late) mine.proxy->take_over();
+      if (by_hand && !too_late) mine.proxy->acquire();
       if (self == 0) send();
-      if (by_hand && too_late) mine.proxy->take_over();
+      if (by_hand && too_late) mine.proxy->acquire();
       if (!receive()) return -1;
       if (self == 1) send();
-      if (by_hand) mine.proxy->give_back();
+      if (by_hand) mine.proxy->release();
     }
     return num_wrong;
   };
@@ -246,15 +246,15 @@ TEST_P(NetProxy, RanksTakeTheEngineAndGiveItBack) {
 
 TEST_P(NetProxy, OnlyTheOneWhoDrivesMovesAnything) {
   start({});
-  EXPECT_FALSE(rank(0).proxy->drive());
+  EXPECT_FALSE(rank(0).proxy->progress());
   EXPECT_FALSE(rank(0).proxy->sleep(0));
-  rank(0).proxy->take_over();
-  EXPECT_EQ(rank(0).proxy->routes().size(), 1U);
+  rank(0).proxy->acquire();
+  EXPECT_EQ(rank(0).proxy->paths().size(), 1U);
   rank(1).proxy->notify(0, 0, 1);
   EXPECT_TRUE(drive_until(*rank(0).proxy, [&] { return rank(0).proxy->received(1, 0) == 1; }));
   EXPECT_TRUE(rank(0).proxy->sleep(0));
-  rank(0).proxy->give_back();
-  EXPECT_FALSE(rank(0).proxy->drive());
+  rank(0).proxy->release();
+  EXPECT_FALSE(rank(0).proxy->progress());
   // The thread is back at work, whatever it did meanwhile.
   rank(1).proxy->notify(0, 0, 2);
   EXPECT_TRUE(rank(0).await(1, 0, 2));
@@ -266,12 +266,12 @@ TEST_P(NetProxy, WhoDrivesHearsOfALoss) {
   rank(1).proxy->notify(0, 0, 1);
   ASSERT_TRUE(rank(0).await(1, 0, 1));
   ASSERT_TRUE(rank(1).await(0, 0, 1));
-  rank(0).proxy->take_over();
+  rank(0).proxy->acquire();
   std::thread leaver([&] { rank(1).proxy = nullptr; });
   EXPECT_TRUE(drive_until(*rank(0).proxy, [&] { return !rank(0).proxy->peer_status(1).ok(); }));
   EXPECT_EQ(rank(0).proxy->peer_status(1).code(), ErrorCode::kPeerLost);
   rank(0).proxy->notify(1, 0, 2);
-  rank(0).proxy->give_back();
+  rank(0).proxy->release();
   leaver.join();
 }
 
@@ -290,7 +290,7 @@ TEST_P(NetProxy, NeverStarted) {
   net::Proxy proxy(net_engine(GetParam()).create(options).value(), options, [] {});
   proxy.put(1, 0, 0, 0, 10);
   proxy.notify(1, 0, 1);
-  EXPECT_TRUE(proxy.routes().empty());
+  EXPECT_TRUE(proxy.paths().empty());
   EXPECT_EQ(proxy.received(1, 0), 0U);
   EXPECT_EQ(proxy.start(std::vector<net::Blob>(2)).code(), ErrorCode::kTransport);
 }
@@ -344,8 +344,8 @@ class OddEngine final : public net::Engine {
   bool flushed(int) const override { return true; }
   int event_fd() const override { return -1; }
   bool arm() override { return true; }
-  std::vector<net::Route> routes() const override { return {}; }
-  void hurry(std::int64_t /*timeout_ns*/) override {}
+  std::vector<net::Path> paths() const override { return {}; }
+  void limit_close_time(std::int64_t /*timeout_ns*/) override {}
   void close() override {}
 
  private:
@@ -362,7 +362,7 @@ TEST(NetProxyAlone, EventsOutOfRangeAreIgnoredAndPollingBacksOff) {
   proxy.notify(1, 0, 3);
   EXPECT_TRUE(bell.wait([&] { return proxy.received(1, 0) == 3; }));
   proxy.notify(1, 0, 2);
-  EXPECT_EQ(proxy.routes().size(), 0U);  // behind the notify, so that has been obeyed
+  EXPECT_EQ(proxy.paths().size(), 0U);  // behind the notify, so that has been obeyed
   EXPECT_EQ(proxy.received(1, 0), 3U);
   EXPECT_TRUE(proxy.peer_status(1).ok());
   const std::uint64_t before = num_polls;

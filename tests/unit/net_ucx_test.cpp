@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "net/ucx/routes.hpp"
+#include "net/ucx/paths.hpp"
 #include "support/bootstrap_ranks.hpp"
 #include "support/net_ends.hpp"
 
@@ -125,8 +125,8 @@ TEST(NetUcx, RoutesSayWhetherTheyAreMemory) {
       ends[0].engine->notify(1, 0, 1);
       if (!ends.poll_until([&] { return ends[1].highest(0, 0) == 1; }))
         return Status(ErrorCode::kTimeout, "no message");
-      const net::Route route = ends[0].engine->routes().at(0);
-      return route.in_memory == in_memory ? Status() : Status(ErrorCode::kInternal, route.description);
+      const net::Path path = ends[0].engine->paths().at(0);
+      return path.in_memory == in_memory ? Status() : Status(ErrorCode::kInternal, path.description);
     });
     EXPECT_TRUE(status.ok()) << status.to_string();
   }

@@ -57,8 +57,8 @@ class LoopbackEngine final : public Engine {
   bool flushed(int /*peer*/) const override { return true; }
   int event_fd() const override { return inbox_->wake().get(); }
   bool arm() override;
-  std::vector<Route> routes() const override;
-  void hurry(std::int64_t /*timeout_ns*/) override {}  // it waits for nobody
+  std::vector<Path> paths() const override;
+  void limit_close_time(std::int64_t /*timeout_ns*/) override {}  // it waits for nobody
   void close() override;
 
  private:
@@ -317,12 +317,12 @@ bool LoopbackEngine::arm() {
       waiting_, [this](const Operation& operation) { return !rule_for(operation.from, options_.self).held; });
 }
 
-std::vector<Route> LoopbackEngine::routes() const {
-  std::vector<Route> routes;
+std::vector<Path> LoopbackEngine::paths() const {
+  std::vector<Path> paths;
   for (int peer = 0; peer < options_.num_peers; ++peer) {
-    if (peer != options_.self) routes.push_back({peer, "memory of this process", true});
+    if (peer != options_.self) paths.push_back({peer, "memory of this process", true});
   }
-  return routes;
+  return paths;
 }
 
 void LoopbackEngine::close() {

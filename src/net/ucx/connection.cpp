@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "net/ucx/routes.hpp"
+#include "net/ucx/paths.hpp"
 
 namespace ferry::net::ucx {
 namespace {
@@ -159,7 +159,7 @@ void Connection::shut() {
   started(operation, library_.ep_close_nbx(std::exchange(endpoint_, nullptr), &params));
 }
 
-Route Connection::route(int peer) const {
+Path Connection::path(int peer) const {
   if (endpoint_ == nullptr) return {.peer = peer, .description = "closed"};
   const std::vector<Lane> lanes = lanes_of(library_, endpoint_);
   return {.peer = peer, .description = describe(lanes), .in_memory = are_in_memory(lanes)};

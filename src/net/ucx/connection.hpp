@@ -58,7 +58,7 @@ class Connection {
   bool is_shut() const { return endpoint_ == nullptr && num_under_way_ == 0; }
 
   /// What UCX chose for the way to this peer, which the engine's owner knows as `peer`.
-  Route route(int peer) const;
+  Path path(int peer) const;
 
  private:
   enum class Kind { kPut, kFlush, kMessage, kClose };

@@ -59,8 +59,10 @@ class UcxEngine final : public Engine {
   bool flushed(int peer) const override;
   int event_fd() const override { return resources_->event_fd(); }
   bool arm() override;
-  std::vector<Route> routes() const override;
-  void hurry(std::int64_t timeout_ns) override { options_.timeout_ns = std::min(options_.timeout_ns, timeout_ns); }
+  std::vector<Path> paths() const override;
+  void limit_close_time(std::int64_t timeout_ns) override {
+    options_.timeout_ns = std::min(options_.timeout_ns, timeout_ns);
+  }
   void close() override { leave(options_.timeout_ns); }
 
  private:
@@ -260,12 +262,12 @@ bool UcxEngine::arm() {
   return library().worker_arm(resources_->worker()) == UCS_OK;
 }
 
-std::vector<Route> UcxEngine::routes() const {
-  std::vector<Route> routes;
+std::vector<Path> UcxEngine::paths() const {
+  std::vector<Path> paths;
   for (int peer = 0; peer < options_.num_peers; ++peer) {
-    if (at(peer).connection != nullptr) routes.push_back(at(peer).connection->route(peer));
+    if (at(peer).connection != nullptr) paths.push_back(at(peer).connection->path(peer));
   }
-  return routes;
+  return paths;
 }
 
 template <typename Done>

@@ -1,0 +1,87 @@
+/// The one place that decides which rank a failed wait blames.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "call/call_sync.hpp"
+
+namespace ferry::call {
+namespace {
+
+constexpr double kNsPerMillisecond = 1e6;
+constexpr std::string_view kLostAdvice = "destroy this group and create a new one from the surviving ranks";
+constexpr std::string_view kTimeoutAdvice =
+    "the rank may be stopped, overloaded, or not calling; destroy this group and create a new one, with a longer "
+    "GroupOptions::timeout_ns if it is only slow";
+
+}  // namespace
+
+std::string CallSync::describe_call() const {
+  if (peers_.call() == 0) return "Group::create";
+  return fmt::format("{} (call {})", operation_, peers_.call());
+}
+
+/// Takes over the error of a rank that gave up, if one did: all ranks then blame the same one.
+Status CallSync::adopt_reported_error() {
+  std::optional<ReportedError> reported = peers_.reported_error();
+  if (!reported && rails_ != nullptr) reported = rails_->reported_error();
+  if (!reported) return {};
+  const ErrorRecord& record = reported->record;
+  const auto length = std::clamp<std::int32_t>(record.message_bytes, 0, kErrorMessageBytes);
+  const std::string_view text(record.message.data(), static_cast<std::size_t>(length));
+  const std::string note = record.culprit == rank() ? fmt::format(" (rank {} gave up on this rank)", reported->reporter)
+                                                    : fmt::format(" (reported by rank {})", reported->reporter);
+  return fail(record.code, record.culprit, text, note);
+}
+
+/// Ok while `rank` can be expected to do its part; otherwise the message is what became of it.
+Status CallSync::check_presence(int rank) const {
+  if (!peers_.includes(rank)) return rails_ != nullptr ? rails_->presence(rank) : Status();
+  const std::string_view loss = peers_.loss_of(rank);
+  return loss.empty() ? Status() : Status(ErrorCode::kPeerLost, std::string(loss), rank);
+}
+
+Status CallSync::fail_for_lost(int rank, const Status& presence, std::string_view waiting_for) {
+  return fail(presence.code(), rank,
+              fmt::format("{}: rank {} {} while this rank waited for it {}; {}", describe_call(), rank,
+                          presence.message(), waiting_for, kLostAdvice));
+}
+
+/// How much longer to wait where another rank may know better whom to blame. A rank of another node may itself wait for
+/// one of its node, which that node sees first; a rank of this node that waits may wait for one of another node, and so
+/// needs the most patience. All of it ends before twice the deadline.
+std::int64_t CallSync::patience_ns(const std::vector<int>& missing) const {
+  if (rails_ == nullptr) return 0;
+  const bool elsewhere =
+      std::any_of(missing.begin(), missing.end(), [this](int rank) { return !peers_.includes(rank); });
+  if (elsewhere) return timeout_ns_ / 2;
+  const bool all_wait =
+      std::all_of(missing.begin(), missing.end(), [this](int rank) { return peers_.is_blocked(rank); });
+  return all_wait ? timeout_ns_ / 4 * 3 : 0;
+}
+
+Status CallSync::fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for) {
+  // Ranks that wait themselves are not the cause; a rank that neither arrives nor waits is.
+  const auto culprit = std::find_if(missing.begin(), missing.end(),
+                                    [this](int rank) { return !peers_.includes(rank) || !peers_.is_blocked(rank); });
+  const int rank = culprit != missing.end() ? *culprit : missing.empty() ? -1 : missing.front();
+  return fail(ErrorCode::kTimeout, rank,
+              fmt::format("{}: timed out after {:.0f} ms waiting for rank {} {} ({} of {} ranks missing); {}",
+                          describe_call(), static_cast<double>(timeout_ns_) / kNsPerMillisecond, rank, waiting_for,
+                          missing.size(), topology_.num_ranks, kTimeoutAdvice));
+}
+
+Status CallSync::give_up_on(int suspect, std::string_view what) {
+  if (!broken_.ok()) return broken_;
+  if (Status status = adopt_reported_error(); !status.ok()) return status;
+  for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
+    if (rank == peers_.rank()) continue;
+    const std::string_view loss = peers_.loss_of(rank);
+    if (loss.empty()) continue;
+    return fail(ErrorCode::kPeerLost, rank, fmt::format("{}; rank {} {}; {}", what, rank, loss, kLostAdvice));
+  }
+  return fail(ErrorCode::kTimeout, suspect, fmt::format("{}; {}", what, kTimeoutAdvice));
+}
+
+}  // namespace ferry::call

@@ -1,0 +1,125 @@
+#include "call/wait.hpp"
+
+#include <algorithm>
+
+#include "node/futex.hpp"
+
+namespace ferry::call {
+namespace {
+
+/// Polls before a waiting rank sleeps, where every rank has a core. A few microseconds: enough when the peer is nearly
+/// there. Where ranks share cores each poll steals time from the rank being waited for: on 2 cores with 8 ranks the
+/// rings of two nodes carried 9.0 GB/s over shared memory without and 6.2 GB/s with it (benchmarks/rail_stage.cpp).
+constexpr int kNumSpins = 100;
+
+/// How often a network that moves may leave a wait idle before the rank reads the clock and checks its peers.
+constexpr int kNumNetworkTurns = 100;
+
+/// How often a waiting rank checks whether its peers still live: a few checks a second per rank cost nothing, and a
+/// dead peer is noticed long before any sensible deadline.
+constexpr std::int64_t kPresenceIntervalNs = 20'000'000;
+
+/// Longer than a waiting rank is awake between two sleeps.
+constexpr std::int64_t kSecondLookNs = 5'000'000;
+
+void relax_core() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+Wait::Wait(CallSync& sync, std::string_view waiting_for)
+    : sync_(sync),
+      waiting_for_(waiting_for),
+      deadline_ns_(node::monotonic_ns() + sync.timeout_ns_),
+      seen_progress_(static_cast<std::size_t>(sync.peers_.num_ranks()), 0) {
+  missing_.reserve(seen_progress_.size());
+}
+
+void Wait::progressed() {
+  // From here on this rank has something to do, and a stall would be its own.
+  if (sync_.rails_ != nullptr && sync_.rails_->progress()) sync_.peers_.set_blocked(false);
+  sync_.peers_.count_progress();
+  num_idle_ = 0;
+  deadline_ns_ = 0;
+}
+
+/// Is it too early to sleep?
+bool Wait::poll_again() {
+  network_moved_ = sync_.rails_ != nullptr && sync_.rails_->progress();
+  if (network_moved_) sync_.peers_.set_blocked(false);
+  if (sync_.spins_ && ++num_idle_ <= kNumSpins) {
+    relax_core();
+    return true;
+  }
+  if (network_moved_ && ++num_network_turns_ <= kNumNetworkTurns) return true;
+  num_network_turns_ = 0;
+  return false;
+}
+
+Status Wait::sleep_or_fail() {
+  if (Status status = sync_.adopt_reported_error(); !status.ok()) return status;
+  const std::int64_t now_ns = node::monotonic_ns();
+  if (peers_progressed() || deadline_ns_ == 0) {
+    deadline_ns_ = now_ns + sync_.timeout_ns_;
+    extended_ = false;
+  }
+  if (now_ns >= next_check_ns_) {
+    const int suspect = lost_rank_;
+    if (Status status = check_lost(); !status.ok()) return status;
+    // It may have finished its part just before it was lost.
+    if (lost_rank_ != suspect && lost_rank_ >= 0) return {};
+    next_check_ns_ = now_ns + kPresenceIntervalNs;
+  }
+  if (now_ns >= deadline_ns_) {
+    const std::int64_t patience_ns = extended_ ? 0 : sync_.patience_ns(missing_);
+    // A waiting rank clears `blocked` briefly on each wake-up, so sample it twice before blaming it.
+    if (patience_ns == 0 && (extended_ || sync_.rails_ == nullptr || num_looks_at_deadline_++ > 0)) {
+      return sync_.fail_for_timeout(missing_, waiting_for_);
+    }
+    extended_ = patience_ns != 0;
+    deadline_ns_ = now_ns + std::max(patience_ns, kSecondLookNs);
+  }
+  // What moved may be what is waited for.
+  if (!network_moved_) sleep(std::min(deadline_ns_ - now_ns, kPresenceIntervalNs));
+  return {};
+}
+
+/// Remembers a missing rank that is lost; fails if it was remembered before.
+Status Wait::check_lost() {
+  for (const int rank : missing_) {
+    const Status presence = sync_.check_presence(rank);
+    if (presence.ok()) continue;
+    if (rank == lost_rank_) return sync_.fail_for_lost(rank, presence, waiting_for_);
+    lost_rank_ = rank;
+    return {};
+  }
+  lost_rank_ = -1;
+  return {};
+}
+
+/// Has a peer that is waited for made progress since the last look?
+bool Wait::peers_progressed() {
+  bool progressed = false;
+  for (const int rank : missing_) {
+    if (!sync_.peers_.includes(rank)) continue;
+    const std::uint64_t progress = sync_.peers_.progress_of(rank);
+    std::uint64_t& seen = seen_progress_[static_cast<std::size_t>(rank - sync_.peers_.first_rank())];
+    progressed = progressed || progress != seen;
+    seen = progress;
+  }
+  return progressed;
+}
+
+void Wait::sleep(std::int64_t timeout_ns) {
+  sync_.peers_.set_blocked(true);
+  // While this thread drives the network only rail peers matter; errors inside the node are found at the next look.
+  if (sync_.rails_ != nullptr && sync_.rails_->sleep(timeout_ns)) return;
+  // Over several nodes any ring may be the network's.
+  const auto num_rings = sync_.rails_ == nullptr ? std::max<std::size_t>(missing_.size(), 1) : std::size_t{1};
+  sync_.peers_.sleep(rings_, static_cast<std::uint32_t>(num_rings), timeout_ns);
+}
+
+}  // namespace ferry::call

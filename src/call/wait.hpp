@@ -1,0 +1,72 @@
+#ifndef FERRY_CALL_WAIT_HPP
+#define FERRY_CALL_WAIT_HPP
+
+/// The wait loop of every call, for flags of this node's ranks and rings from other nodes alike:
+///
+///     Wait wait(sync, "to send its rows");
+///     while (true) {
+///       wait.begin_poll();                     // before flags and rings are read
+///       if (…all that is waited for is there…) return {};
+///       if (…something was done…) { wait.progressed(); continue; }
+///       if (Status status = wait.idle([&](std::vector<int>* missing) { …add ranks… }); !status.ok()) return status;
+///     }
+///
+/// It polls briefly, then sleeps until a peer rings or the network moves; looks for errors that others reported and for
+/// lost ranks; and breaks the group when nothing has moved for the group's deadline.
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "call/call_sync.hpp"
+
+namespace ferry::call {
+
+class Wait {
+ public:
+  /// `waiting_for` completes "timed out waiting for rank 3 …" and outlives the wait.
+  Wait(CallSync& sync, std::string_view waiting_for);
+  ~Wait() { sync_.peers_.set_blocked(false); }
+  Wait(const Wait&) = delete;
+  Wait& operator=(const Wait&) = delete;
+
+  /// What changes after this wakes the rank from the sleep in the next idle().
+  void begin_poll() { rings_ = sync_.peers_.doorbell(); }
+  /// Something was done since begin_poll(); the deadline starts anew.
+  void progressed();
+  /// Nothing could be done since begin_poll(). `list_missing` adds the ranks whose part is lacking; it is called only
+  /// where that matters.
+  /// @errors the group is broken
+  template <typename ListMissing>
+  Status idle(ListMissing&& list_missing) {
+    if (poll_again()) return {};
+    missing_.clear();
+    list_missing(&missing_);
+    return sleep_or_fail();
+  }
+
+ private:
+  bool poll_again();
+  Status sleep_or_fail();
+  Status check_lost();
+  bool peers_progressed();
+  void sleep(std::int64_t timeout_ns);
+
+  CallSync& sync_;
+  std::string_view waiting_for_;
+  std::int64_t deadline_ns_;  // 0: set anew before the next sleep, so that the clock is not read while things move
+  std::int64_t next_check_ns_ = 0;
+  bool extended_ = false;
+  int num_looks_at_deadline_ = 0;
+  int num_idle_ = 0;
+  int num_network_turns_ = 0;
+  bool network_moved_ = false;
+  int lost_rank_ = -1;  // seen missing and lost once: polled again before it is blamed
+  std::uint32_t rings_ = 0;
+  std::vector<int> missing_;
+  std::vector<std::uint64_t> seen_progress_;  // by rank of this node
+};
+
+}  // namespace ferry::call
+
+#endif  // FERRY_CALL_WAIT_HPP

@@ -1,0 +1,97 @@
+#include "cpu/backend.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "cpu/internode/calls.hpp"
+#include "cpu/intranode/calls.hpp"
+
+namespace ferry::cpu {
+namespace {
+
+Status probe() {
+  const node::UniqueFd fd(memfd_create("ferry-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd.valid()) return {};
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("memfd_create failed: {}; the CPU backend needs Linux 3.17 and a sandbox that allows it",
+                            std::strerror(errno)));
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(std::unique_ptr<call::CallSync> sync)
+    : sync_(std::move(sync)), staging_(sync_->peers().shared_arena()) {}
+
+Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& context) {
+  Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(context);
+  if (!sync.ok()) return sync.status();
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(std::move(*sync)));
+}
+
+Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) try {
+  const Context context{*sync_, staging_};
+  return sync_->has_rails() ? internode::route(call, context) : intranode::route(call, context);
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kRoute);
+}
+
+Status CpuBackend::dispatch(const DispatchCall& call) try {
+  const Context context{*sync_, staging_};
+  return sync_->has_rails() ? internode::dispatch(call, context) : intranode::dispatch(call, context);
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kDispatch);
+}
+
+Status CpuBackend::combine(const CombineCall& call) try {
+  const Context context{*sync_, staging_};
+  return sync_->has_rails() ? internode::combine(call, context) : intranode::combine(call, context);
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kCombine);
+}
+
+MemoryUsage CpuBackend::memory_usage() const {
+  MemoryUsage usage;
+  const std::size_t headers_bytes = node::round_up_to_page(sync_->headers_bytes());
+  usage.control_bytes = node::kControlBytes;
+  usage.network_bytes = headers_bytes + (sync_->has_rails() ? sync_->rails().memory_bytes() : 0);
+  usage.staging_bytes = staging_.held_bytes();
+  usage.allocated_bytes = sync_->peers().arena().allocated_bytes() - usage.staging_bytes - headers_bytes;
+  return usage;
+}
+
+NetworkUsage CpuBackend::network_usage() {
+  NetworkUsage usage;
+  if (!sync_->has_rails()) return usage;
+  rail::Rails& rails = sync_->rails();
+  usage.transport = rails.engine_name();
+  // First: what was given to the network before is counted afterwards.
+  const std::vector<net::Path> paths = rails.paths();
+  for (int node = 0; node < rails.num_nodes(); ++node) {
+    if (node == rails.node()) continue;
+    const net::PeerTraffic traffic = rails.traffic(node);
+    usage.rails.push_back({rails.rank_of(node), traffic.put_bytes, traffic.num_puts + traffic.num_notifies, {}});
+  }
+  for (const net::Path& path : paths) {
+    for (RailUsage& rail : usage.rails) {
+      if (rail.rank == rails.rank_of(path.peer)) rail.route = path.description;
+    }
+  }
+  return usage;
+}
+
+Status CpuBackend::destroy() {
+  if (!sync_->broken().ok()) return sync_->broken();
+  node::CallDescriptor descriptor;
+  descriptor.record.operation = Operation::kDestroy;
+  return sync_->begin(descriptor);
+}
+
+BackendFactory cpu_backend_factory() {
+  return {"cpu", "ranks of one host through shared memory, of several over a network", probe, CpuBackend::create};
+}
+
+}  // namespace ferry::cpu

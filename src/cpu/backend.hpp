@@ -1,0 +1,46 @@
+#ifndef FERRY_CPU_BACKEND_HPP
+#define FERRY_CPU_BACKEND_HPP
+
+/// The CPU backend: ranks as processes or threads. Ranks of one node copy rows straight into each other's memory
+/// (intranode/). Over several nodes a token crosses the network once per destination node, on the rail of its source,
+/// whose peer there (the forwarder) writes it into its final rows; combine walks the same way back (internode/):
+///
+///   dispatch   x ──ring──> forwarder ──copy──> out.x of each rank of its node that owns an expert
+///   combine    rows of the node's ranks ──sum──> forwarder ──ring──> source, which sums over nodes
+
+#include <memory>
+
+#include "core/backend.hpp"
+#include "cpu/context.hpp"
+
+namespace ferry::cpu {
+
+class CpuBackend final : public Backend {
+ public:
+  static Result<std::unique_ptr<Backend>> create(const BackendContext& context);
+
+  explicit CpuBackend(std::unique_ptr<call::CallSync> sync);
+
+  std::string_view name() const override { return "cpu"; }
+  bool takes_streams() const override { return false; }
+  bool memory_is_on_host() const override { return true; }
+  Result<Buffer> allocate(std::size_t bytes) override { return sync_->peers().arena().allocate(bytes); }
+  MemoryUsage memory_usage() const override;
+  NetworkUsage network_usage() override;
+  Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override;
+  Status dispatch(const DispatchCall& call) override;
+  Status combine(const CombineCall& call) override;
+  Status wait(Stream /*stream*/) override { return sync_->broken(); }
+  Status destroy() override;
+
+ private:
+  std::unique_ptr<call::CallSync> sync_;
+  Staging staging_;
+};
+
+/// Entry of the registry.
+BackendFactory cpu_backend_factory();
+
+}  // namespace ferry::cpu
+
+#endif  // FERRY_CPU_BACKEND_HPP

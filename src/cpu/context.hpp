@@ -1,0 +1,20 @@
+#ifndef FERRY_CPU_CONTEXT_HPP
+#define FERRY_CPU_CONTEXT_HPP
+
+#include "call/call_sync.hpp"
+#include "cpu/staging.hpp"
+
+namespace ferry::cpu {
+
+/// What a call works with.
+struct Context {
+  call::CallSync& sync;
+  Staging& staging;
+
+  node::Peers& peers() const { return sync.peers(); }
+  const Topology& topology() const { return sync.topology(); }
+};
+
+}  // namespace ferry::cpu
+
+#endif  // FERRY_CPU_CONTEXT_HPP

@@ -1,0 +1,323 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "call/exchange.hpp"
+#include "cpu/combine_inputs.hpp"
+#include "cpu/internode/calls.hpp"
+#include "cpu/internode/item_slices.hpp"
+#include "cpu/routing.hpp"
+#include "cpu/row_sum.hpp"
+
+/// Combine over several nodes. A forwarder sums the rows that its node has for each token of its rail peers, and sends
+/// one row per token back; a source sums its own node's rows, and then biases and nodes in ascending order. Weights of
+/// a weighted sum go to the forwarders first.
+
+namespace ferry::cpu::internode {
+namespace {
+
+using node::CallDescriptor;
+using node::Phase;
+using plan::Destination;
+using plan::ForwardTable;
+
+/// Weights travel as multiples of this, as rows do.
+constexpr auto kAlignmentBytes = static_cast<std::size_t>(kRowGranuleBytes);
+
+class Combiner {
+ public:
+  Combiner(const CombineCall& call, const Context& context)
+      : call_(call),
+        context_(context),
+        sync_(context.sync),
+        peers_(context.sync.peers()),
+        rails_(context.sync.rails()),
+        topology_(context.topology()),
+        routing_(static_cast<const CpuRouting&>(*call.routing)),
+        entries_bytes_((to_size(routing_.num_topk) * sizeof(float) + kAlignmentBytes - 1) / kAlignmentBytes *
+                       kAlignmentBytes) {}
+
+  Status prepare(CallDescriptor& descriptor);
+  Status run();
+
+ private:
+  /// Where a rank of this node has its rows and returned weights.
+  struct Holder {
+    const std::byte* rows = nullptr;
+    std::int64_t stride_bytes = 0;
+    const float* weights = nullptr;
+  };
+
+  int my_node() const { return rails_.node(); }
+  bool returns_weights() const { return call_.weights.present(); }
+  Status find_holders();
+  Status exchange_topk_weights();
+  Status exchange_sums(const ItemSlice& slice);
+  /// Sum of this node's rows of an item; `topk_weights` [K] where the sum is weighted.
+  void sum_item(std::span<const Destination> destinations, const float* topk_weights, const ItemSlice& slice,
+                std::byte* to);
+  /// The item's returned weights, summed over this node's rows.
+  void sum_item_weights(std::span<const Destination> destinations, std::byte* to);
+  bool send_sums(const ItemSlice& slice, int node);
+  bool finish_tokens(const ItemSlice& slice);
+  bool finish_token(const ItemSlice& slice);
+  void add_token_weights(std::span<const Destination> destinations, const float* node_weights, float* out) const;
+
+  const CombineCall& call_;
+  const Context& context_;
+  call::CallSync& sync_;
+  node::Peers& peers_;
+  rail::Rails& rails_;
+  const Topology& topology_;
+  const CpuRouting& routing_;
+  std::size_t entries_bytes_;    // K floats as they travel
+  std::vector<Holder> holders_;  // by index in the node
+  RowSumFunction sum_row_ = nullptr;
+  std::vector<std::vector<float>> topk_weights_;  // by node: [items, entries_bytes_ / 4] of the sources there
+  std::vector<std::byte> own_sum_;                // of the token being finished
+  std::vector<float> entries_;                    // scratch of an item's returned weights
+  std::vector<float> node_weights_;               // what a node returns for the token being finished
+  std::vector<const std::byte*> rows_;            // scratch of a sum
+  std::vector<float> weights_;
+  std::int64_t next_token_ = 0;
+  std::vector<std::int64_t> next_item_;  // by node: of its table, the first that is not finished
+};
+
+Status Combiner::prepare(CallDescriptor& descriptor) {
+  const node::Location rows = peers_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
+  bool reachable = true;
+  for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
+    reachable = reachable && peers_.reachable(rows, rank);
+  }
+  return publish_combine_inputs(call_, routing_, context_, reachable, descriptor);
+}
+
+Status Combiner::find_holders() {
+  const std::int64_t weights_per_row = routing_.layout == Layout::kTokens ? routing_.num_topk : 1;
+  for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
+    const CallDescriptor& descriptor = peers_.descriptor_of(rank);
+    const std::int64_t num_rows = routing_.num_rows_on_rank[to_size(rank)];
+    Holder holder;
+    if (num_rows > 0) {
+      holder.rows = peers_.resolve(descriptor.input, rank, {num_rows, call_.x.row_bytes});
+      holder.stride_bytes = descriptor.input.stride_bytes;
+      if (returns_weights()) {
+        const auto weights_bytes = num_rows * weights_per_row * static_cast<std::int64_t>(sizeof(float));
+        holder.weights = reinterpret_cast<const float*>(peers_.resolve(descriptor.weights, rank, {1, weights_bytes}));
+      }
+      if (holder.rows == nullptr || (returns_weights() && holder.weights == nullptr)) {
+        return sync_.bad_location(Operation::kCombine, rank);
+      }
+    }
+    holders_.push_back(holder);
+  }
+  return {};
+}
+
+Status Combiner::exchange_topk_weights() {
+  const std::size_t floats_per_item = entries_bytes_ / sizeof(float);
+  const auto num_topk = to_size(routing_.num_topk);
+  const auto* const table = static_cast<const float*>(call_.topk_weights.data);
+  std::vector<std::vector<float>> mine(to_size(topology_.num_nodes()));
+  std::vector<std::span<const std::byte>> out(mine.size());
+  std::vector<std::span<std::byte>> in(mine.size());
+  for (const int node : rails_.peer_nodes()) {
+    const auto index = to_size(node);
+    const std::vector<std::int32_t>& tokens = routing_.outgoing[index].tokens;
+    mine[index].resize(tokens.size() * floats_per_item);
+    for (std::size_t item = 0; item < tokens.size(); ++item) {
+      std::copy_n(table + to_size(tokens[item]) * num_topk, num_topk, mine[index].data() + item * floats_per_item);
+    }
+    topk_weights_[index].resize(to_size(routing_.incoming[index].num_items()) * floats_per_item);
+    out[index] = std::as_bytes(std::span(mine[index]));
+    in[index] = std::as_writable_bytes(std::span(topk_weights_[index]));
+  }
+  return call::exchange_bytes(sync_, out, in, "to send its tokens' weights");
+}
+
+void Combiner::sum_item(std::span<const Destination> destinations, const float* topk_weights, const ItemSlice& slice,
+                        std::byte* to) {
+  rows_.clear();
+  weights_.clear();
+  for (const Destination& destination : destinations) {
+    if (!call_.weighted && destination.first == 0) continue;
+    const Holder& holder = holders_[static_cast<std::size_t>(destination.rank)];
+    rows_.push_back(holder.rows + destination.row * holder.stride_bytes + slice.row_begin);
+    if (call_.weighted) weights_.push_back(topk_weights[destination.topk]);
+  }
+  sum_row_({rows_.data(), call_.weighted ? weights_.data() : nullptr, rows_.size(), to, slice.row_bytes()});
+}
+
+void Combiner::sum_item_weights(std::span<const Destination> destinations, std::byte* to) {
+  const auto num_topk = to_size(routing_.num_topk);
+  entries_.assign(entries_bytes_ / sizeof(float), 0.0F);
+  for (const Destination& destination : destinations) {
+    const float* weights = holders_[static_cast<std::size_t>(destination.rank)].weights;
+    if (routing_.layout != Layout::kTokens) {
+      entries_[destination.topk] = weights[destination.row];
+    } else if (destination.first != 0) {
+      const float* row = weights + to_size(destination.row) * num_topk;
+      for (std::size_t topk = 0; topk < num_topk; ++topk) entries_[topk] += row[topk];
+    }
+  }
+  std::memcpy(to, entries_.data(), entries_bytes_);
+}
+
+/// Sums and sends one chunk of the node's rows to `node`, if there is room and something is left.
+bool Combiner::send_sums(const ItemSlice& slice, int node) {
+  rail::Ring& ring = rails_.ring(node);
+  const rail::Ring::Batch batch = ring.reserve();
+  if (batch.num_items == 0) return false;
+  const ForwardTable& table = routing_.incoming[to_size(node)];
+  const std::size_t floats_per_item = entries_bytes_ / sizeof(float);
+  std::byte* to = batch.to;
+  for (std::int64_t item = batch.first; item < batch.first + batch.num_items; ++item, to += slice.bytes()) {
+    const std::span<const Destination> destinations = table.destinations_of(item);
+    if (slice.row_bytes() > 0) {
+      const float* const weights =
+          call_.weighted ? topk_weights_[to_size(node)].data() + to_size(item) * floats_per_item : nullptr;
+      sum_item(destinations, weights, slice, to);
+    }
+    // No slice holds a part of them: see run().
+    if (slice.record_bytes() > 0) sum_item_weights(destinations, to + slice.row_bytes());
+  }
+  ring.commit(batch);
+  return true;
+}
+
+void Combiner::add_token_weights(std::span<const Destination> destinations, const float* node_weights,
+                                 float* out) const {
+  if (routing_.layout == Layout::kTokens) {
+    for (std::size_t topk = 0; topk < to_size(routing_.num_topk); ++topk) out[topk] += node_weights[topk];
+  } else {
+    for (const Destination& destination : destinations) out[destination.topk] = node_weights[destination.topk];
+  }
+}
+
+/// Sums the next token if all nodes' rows of it are here. False: they are not, or there are no more tokens.
+bool Combiner::finish_token(const ItemSlice& slice) {
+  if (next_token_ == routing_.num_tokens) return false;
+  const auto has_next = [this](int node) {
+    const ForwardTable& table = routing_.outgoing[to_size(node)];
+    const std::int64_t item = next_item_[to_size(node)];
+    return item < table.num_items() && table.tokens[to_size(item)] == next_token_;
+  };
+  for (int node = 0; node < topology_.num_nodes(); ++node) {
+    if (node != my_node() && has_next(node) && rails_.ring(node).front().empty()) return false;
+  }
+  float* const out_weights = slice.record_bytes() > 0
+                                 ? static_cast<float*>(call_.out_weights.data) + next_token_ * routing_.num_topk
+                                 : nullptr;
+  if (out_weights != nullptr) std::fill_n(out_weights, routing_.num_topk, 0.0F);
+
+  const ForwardTable& own = routing_.outgoing[to_size(my_node())];
+  const float* const topk_weights =
+      call_.weighted ? static_cast<const float*>(call_.topk_weights.data) + next_token_ * routing_.num_topk : nullptr;
+  const bool own_node = has_next(my_node());
+  const std::span<const Destination> own_destinations =
+      own_node ? own.destinations_of(next_item_[to_size(my_node())]) : std::span<const Destination>();
+  if (own_node) sum_item(own_destinations, topk_weights, slice, own_sum_.data());
+
+  rows_.clear();
+  for (const ConstRows& bias : call_.bias) {
+    if (bias.present()) rows_.push_back(bias.row(next_token_) + slice.row_begin);
+  }
+  for (int node = 0; node < topology_.num_nodes(); ++node) {
+    if (!has_next(node)) continue;
+    const std::byte* const item = node == my_node() ? own_sum_.data() : rails_.ring(node).front().data();
+    rows_.push_back(item);
+    if (out_weights == nullptr) continue;
+    if (node == my_node()) {
+      sum_item_weights(own_destinations, reinterpret_cast<std::byte*>(node_weights_.data()));
+    } else {
+      std::memcpy(node_weights_.data(), item + slice.row_bytes(), entries_bytes_);
+    }
+    add_token_weights(routing_.outgoing[to_size(node)].destinations_of(next_item_[to_size(node)]), node_weights_.data(),
+                      out_weights);
+  }
+  if (slice.row_bytes() > 0) {
+    sum_row_({rows_.data(), nullptr, rows_.size(), call_.out_x.row(next_token_) + slice.row_begin, slice.row_bytes()});
+  }
+  for (int node = 0; node < topology_.num_nodes(); ++node) {
+    if (!has_next(node)) continue;
+    if (node != my_node()) rails_.ring(node).release(1);
+    // Last: has_next looks at it.
+    ++next_item_[to_size(node)];
+  }
+  ++next_token_;
+  return true;
+}
+
+bool Combiner::finish_tokens(const ItemSlice& slice) {
+  // Not more at a time than a chunk or two, so that the forwarding of others' sums goes on.
+  constexpr int kTokensAtATime = 16;
+  int num_finished = 0;
+  while (num_finished < kTokensAtATime && finish_token(slice)) ++num_finished;
+  return num_finished > 0;
+}
+
+Status Combiner::exchange_sums(const ItemSlice& slice) {
+  std::vector<rail::Flow> flows(to_size(topology_.num_nodes()));
+  for (const int node : rails_.peer_nodes()) {
+    flows[to_size(node)] = {routing_.incoming[to_size(node)].num_items(), routing_.outgoing[to_size(node)].num_items(),
+                            slice.bytes(), slice.bytes()};
+  }
+  next_token_ = 0;
+  next_item_.assign(flows.size(), 0);
+  own_sum_.resize(slice.row_bytes());
+  node_weights_.resize(entries_bytes_ / sizeof(float));
+  call::Exchange exchange(sync_, flows, "to send its node's sums or make room for more");
+  while (!exchange.finished()) {
+    exchange.begin_turn();
+    bool moved = false;
+    for (const int node : rails_.peer_nodes()) moved |= send_sums(slice, node);
+    moved |= finish_tokens(slice);
+    if (Status status = exchange.end_turn(moved); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status Combiner::run() {
+  if (Status status = find_holders(); !status.ok()) return status;
+  sum_row_ = choose_row_sum(call_.x.dtype);
+  topk_weights_.resize(to_size(topology_.num_nodes()));
+  if (call_.weighted) {
+    if (Status status = exchange_topk_weights(); !status.ok()) return status;
+  }
+  const auto row_bytes = to_size(call_.x.row_bytes);
+  const std::size_t record_bytes = returns_weights() ? entries_bytes_ : 0;
+  const std::size_t capacity = rails_.chunk_capacity();
+  if (row_bytes + record_bytes <= capacity) {
+    if (Status status = exchange_sums(ItemSlice::of(row_bytes, record_bytes, 0, capacity)); !status.ok()) return status;
+  } else {
+    for (std::size_t begin = 0; begin < row_bytes; begin += capacity) {
+      if (Status status = exchange_sums(ItemSlice::of(row_bytes, 0, begin, capacity)); !status.ok()) return status;
+    }
+    if (record_bytes > 0) {
+      // The weights by themselves, so that no slice holds a part of them.
+      ItemSlice slice;
+      slice.row_begin = slice.row_end = row_bytes;
+      slice.record_end = record_bytes;
+      if (Status status = exchange_sums(slice); !status.ok()) return status;
+    }
+  }
+  sync_.post(Phase::kDone);
+  return sync_.wait(Phase::kDone);
+}
+
+}  // namespace
+
+Status combine(const CombineCall& call, const Context& context) {
+  if (!context.sync.broken().ok()) return context.sync.broken();
+  CallDescriptor descriptor;
+  descriptor.record = call.record;
+  if (call.record.code != ErrorCode::kOk) return context.sync.begin(descriptor);
+  Combiner combiner(call, context);
+  if (Status status = combiner.prepare(descriptor); !status.ok()) descriptor.record.set_status(status);
+  if (Status status = context.sync.begin(descriptor); !status.ok()) return status;
+  return combiner.run();
+}
+
+}  // namespace ferry::cpu::internode

@@ -1,0 +1,147 @@
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "cpu/combine_inputs.hpp"
+#include "cpu/intranode/calls.hpp"
+#include "cpu/routing.hpp"
+#include "cpu/row_sum.hpp"
+#include "plan/to_size.hpp"
+
+/// Combine on one rank: each source reads the rows of its own tokens out of the peers' memory and sums them. Rows that
+/// a peer cannot reach (ordinary pointers of another process) are staged in the arena before the call begins.
+
+namespace ferry::cpu::intranode {
+namespace {
+
+using node::CallDescriptor;
+using node::Phase;
+
+class Combiner {
+ public:
+  Combiner(const CombineCall& call, const Context& context)
+      : call_(call),
+        routing_(static_cast<const CpuRouting&>(*call.routing)),
+        context_(context),
+        sync_(context.sync),
+        peers_(context.sync.peers()) {}
+
+  /// Stage what peers cannot reach; fills the descriptor's locations.
+  Status prepare(CallDescriptor& descriptor);
+  /// After all descriptors are in: sum, and wait until nobody reads this rank's rows any more.
+  Status run();
+
+ private:
+  Status find_peers();
+  void sum_tokens() const;
+  void sum_weights() const;
+
+  /// Where a rank's rows and returned weights are, for this rank.
+  struct Sender {
+    const std::byte* rows = nullptr;
+    std::int64_t stride_bytes = 0;
+    const float* weights = nullptr;
+  };
+
+  const CombineCall& call_;
+  const CpuRouting& routing_;
+  const Context& context_;
+  call::CallSync& sync_;
+  node::Peers& peers_;
+  std::vector<Sender> senders_;  // by rank
+};
+
+Status Combiner::prepare(CallDescriptor& descriptor) {
+  const node::Location rows = peers_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
+  bool reachable = true;
+  for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
+    if (routing_.num_rows_from_rank[to_size(rank)] > 0 && !peers_.reachable(rows, rank)) reachable = false;
+  }
+  return publish_combine_inputs(call_, routing_, context_, reachable, descriptor);
+}
+
+Status Combiner::find_peers() {
+  senders_.resize(to_size(peers_.num_ranks()));
+  for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
+    if (routing_.num_rows_to_rank[to_size(rank)] == 0) continue;
+    const CallDescriptor& descriptor = peers_.descriptor_of(rank);
+    Sender& sender = senders_[to_size(rank)];
+    const std::int64_t num_rows = routing_.num_rows_on_rank[to_size(rank)];
+    sender.rows = peers_.resolve(descriptor.input, rank, {num_rows, call_.x.row_bytes});
+    sender.stride_bytes = descriptor.input.stride_bytes;
+    if (call_.weights.present()) {
+      const std::int64_t weights_per_row = routing_.layout == Layout::kTokens ? routing_.num_topk : 1;
+      const auto weights_bytes = num_rows * weights_per_row * static_cast<std::int64_t>(sizeof(float));
+      sender.weights = reinterpret_cast<const float*>(peers_.resolve(descriptor.weights, rank, {1, weights_bytes}));
+    }
+    if (sender.rows == nullptr || (call_.weights.present() && sender.weights == nullptr)) {
+      return sync_.bad_location(Operation::kCombine, rank);
+    }
+  }
+  return {};
+}
+
+void Combiner::sum_tokens() const {
+  const RowSumFunction sum_row = choose_row_sum(call_.x.dtype);
+  const auto* weight_table = static_cast<const float*>(call_.topk_weights.data);
+  std::vector<const std::byte*> rows;
+  std::vector<float> weights;
+  for (std::int64_t token = 0; token < routing_.num_tokens; ++token) {
+    rows.clear();
+    weights.clear();
+    for (const ConstRows& bias : call_.bias) {
+      if (!bias.present()) continue;
+      rows.push_back(bias.row(token));
+      weights.push_back(1.0F);  // fma(1, b, acc) is acc + b
+    }
+    for (const plan::Destination& destination : routing_.destinations_of(token)) {
+      if (!call_.weighted && destination.first == 0) continue;
+      const Sender& sender = senders_[static_cast<std::size_t>(destination.rank)];
+      rows.push_back(sender.rows + destination.row * sender.stride_bytes);
+      if (call_.weighted) weights.push_back(weight_table[token * routing_.num_topk + destination.topk]);
+    }
+    sum_row({rows.data(), call_.weighted ? weights.data() : nullptr, rows.size(), call_.out_x.row(token),
+             to_size(call_.out_x.row_bytes)});
+  }
+}
+
+void Combiner::sum_weights() const {
+  if (!call_.weights.present()) return;
+  auto* out = static_cast<float*>(call_.out_weights.data);
+  const auto num_topk = to_size(routing_.num_topk);
+  for (std::size_t token = 0; token < to_size(routing_.num_tokens); ++token, out += num_topk) {
+    std::fill_n(out, num_topk, 0.0F);
+    for (const plan::Destination& destination : routing_.destinations_of(static_cast<std::int64_t>(token))) {
+      const float* weights = senders_[static_cast<std::size_t>(destination.rank)].weights;
+      if (routing_.layout != Layout::kTokens) {
+        out[destination.topk] = weights[destination.row];
+      } else if (destination.first != 0) {
+        const float* row = weights + to_size(destination.row) * num_topk;
+        for (std::size_t topk = 0; topk < num_topk; ++topk) out[topk] += row[topk];
+      }
+    }
+  }
+}
+
+Status Combiner::run() {
+  if (Status status = find_peers(); !status.ok()) return status;
+  sum_tokens();
+  sum_weights();
+  sync_.post(Phase::kDone);
+  return sync_.wait(Phase::kDone);
+}
+
+}  // namespace
+
+Status combine(const CombineCall& call, const Context& context) {
+  if (!context.sync.broken().ok()) return context.sync.broken();
+  CallDescriptor descriptor;
+  descriptor.record = call.record;
+  if (call.record.code != ErrorCode::kOk) return context.sync.begin(descriptor);
+  Combiner combiner(call, context);
+  if (Status status = combiner.prepare(descriptor); !status.ok()) descriptor.record.set_status(status);
+  if (Status status = context.sync.begin(descriptor); !status.ok()) return status;
+  return combiner.run();
+}
+
+}  // namespace ferry::cpu::intranode

@@ -1,0 +1,217 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/intranode/calls.hpp"
+#include "cpu/routing.hpp"
+#include "cpu/row_copy.hpp"
+#include "cpu/token_records.hpp"
+#include "plan/to_size.hpp"
+
+/// Dispatch on one rank. A row takes one of two ways, chosen per pair of ranks:
+///
+///   push   the source reaches the receiver's output (it is in an arena, or both are threads of one process):
+///          x ──copy──> out.x                                        the source copies each row once
+///   pull   it does not (an ordinary pointer in another process):
+///          x ──copy──> source's arena ──copy──> out.x               the receiver copies from what the source staged;
+///                                                                   nothing is staged if x is in the source's arena
+///
+/// Scales, ids and weights are packed beside each other in the source's arena before the call begins, and every
+/// receiver reads the records of its rows: they are small, and only the receiver knows its outputs' types and strides.
+
+namespace ferry::cpu::intranode {
+namespace {
+
+using node::CallDescriptor;
+using node::Location;
+using node::Phase;
+
+class Dispatcher {
+ public:
+  Dispatcher(const DispatchCall& call, const Context& context)
+      : call_(call),
+        routing_(static_cast<const CpuRouting&>(*call.routing)),
+        sync_(context.sync),
+        peers_(context.sync.peers()),
+        staging_(context.staging) {}
+
+  /// Pack the records; fills the descriptor's locations.
+  Status prepare(CallDescriptor& descriptor);
+  /// After all descriptors are in: move everything, and wait for everybody.
+  Status run();
+
+ private:
+  bool pushes_to(int rank) const { return peers_.reachable(peers_.descriptor_of(rank).output, rank); }
+  bool pulls_from(int rank) const;
+  int me() const { return peers_.rank(); }
+  /// Make this rank's rows readable for peers that must pull them.
+  Status stage();
+  Status push();
+  Status pull();
+  Status receive_records();
+
+  const DispatchCall& call_;
+  const CpuRouting& routing_;
+  call::CallSync& sync_;
+  node::Peers& peers_;
+  Staging& staging_;
+};
+
+Status Dispatcher::prepare(CallDescriptor& descriptor) {
+  descriptor.input = peers_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
+  descriptor.output =
+      peers_.locate(call_.out_x.data, call_.out_x.num_rows, call_.out_x.row_bytes, call_.out_x.stride_bytes);
+  const plan::TokenRecord format = record_format(call_);
+  const std::size_t records_bytes = format.size_bytes * to_size(routing_.num_tokens);
+  if (records_bytes > 0) {
+    Result<std::byte*> records = staging_.records(records_bytes);
+    if (!records.ok()) return records.status();
+    pack_records(call_, routing_, *records);
+    const auto record_bytes = static_cast<std::int64_t>(format.size_bytes);
+    descriptor.records = peers_.locate(*records, routing_.num_tokens, record_bytes, record_bytes);
+  }
+  // After the records, which take room of the same arena.
+  for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
+    if (routing_.num_rows_to_rank[to_size(rank)] == 0 || peers_.reachable(descriptor.input, rank)) continue;
+    // Whether that peer must pull is not known yet; if it must, lack of room would come too late to be refused.
+    Status room = staging_.check_room_for_rows(to_size(call_.x.num_rows * call_.x.row_bytes));
+    if (!room.ok()) return Status(room.code(), fmt::format("dispatch: {}", room.message()));
+    break;
+  }
+  return {};
+}
+
+bool Dispatcher::pulls_from(int rank) const {
+  return rank != me() && routing_.num_rows_from_rank[to_size(rank)] > 0 &&
+         !peers_.reachable(peers_.descriptor_of(me()).output, rank);
+}
+
+Status Dispatcher::stage() {
+  bool pulled = false;    // some peer pulls from this rank
+  bool reachable = true;  // and finds x where it is
+  for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
+    if (routing_.num_rows_to_rank[to_size(rank)] == 0 || pushes_to(rank)) continue;
+    pulled = true;
+    reachable = reachable && peers_.reachable(peers_.descriptor_of(me()).input, rank);
+  }
+  if (!pulled) return {};
+  if (!reachable) {
+    const auto row_bytes = to_size(call_.x.row_bytes);
+    Result<std::byte*> staged = staging_.rows(to_size(call_.x.num_rows) * row_bytes);
+    if (!staged.ok()) {
+      return sync_.fail(staged.status().code(), me(),
+                        fmt::format("dispatch: rank {} cannot stage its rows: {}", me(), staged.status().message()));
+    }
+    const CopyMode mode = choose_copy_mode(call_.x.num_rows * call_.x.row_bytes);
+    for (std::int64_t row = 0; row < call_.x.num_rows; ++row) {
+      copy_row(*staged + row * call_.x.row_bytes, call_.x.row(row), row_bytes, mode);
+    }
+    finish_copies(mode);
+    peers_.set_staged(peers_.locate(*staged, call_.x.num_rows, call_.x.row_bytes, call_.x.row_bytes));
+  }
+  sync_.post(Phase::kStaged);
+  return {};
+}
+
+Status Dispatcher::push() {
+  std::vector<std::byte*> targets(to_size(peers_.num_ranks()), nullptr);
+  std::vector<std::int64_t> strides(targets.size(), 0);
+  std::int64_t num_pushed_rows = 0;
+  for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
+    const std::int64_t num_rows = routing_.num_rows_to_rank[to_size(rank)];
+    if (num_rows == 0 || !pushes_to(rank)) continue;
+    const Location& output = peers_.descriptor_of(rank).output;
+    targets[to_size(rank)] =
+        rank == me() ? call_.out_x.data
+                     : peers_.resolve(output, rank, {routing_.num_rows_on_rank[to_size(rank)], call_.x.row_bytes});
+    strides[to_size(rank)] = output.stride_bytes;
+    if (targets[to_size(rank)] == nullptr) return sync_.bad_location(Operation::kDispatch, rank);
+    num_pushed_rows += num_rows;
+  }
+  const CopyMode mode = choose_copy_mode(num_pushed_rows * call_.x.row_bytes);
+  const auto row_bytes = to_size(call_.x.row_bytes);
+  for (std::int64_t token = 0; token < routing_.num_tokens; ++token) {
+    const std::byte* row = call_.x.row(token);
+    for (const plan::Destination& destination : routing_.destinations_of(token)) {
+      const auto rank = static_cast<std::size_t>(destination.rank);
+      if (destination.first != 0 && targets[rank] != nullptr) {
+        copy_row(targets[rank] + destination.row * strides[rank], row, row_bytes, mode);
+      }
+    }
+  }
+  finish_copies(mode);
+  return {};
+}
+
+Status Dispatcher::pull() {
+  const auto num_ranks = to_size(peers_.num_ranks());
+  std::vector<bool> awaited(num_ranks, false);
+  for (int rank = 0; rank < peers_.num_ranks(); ++rank) awaited[to_size(rank)] = pulls_from(rank);
+  if (std::find(awaited.begin(), awaited.end(), true) == awaited.end()) return {};
+  if (Status status = sync_.wait(Phase::kStaged, &awaited); !status.ok()) return status;
+
+  std::vector<const std::byte*> sources(num_ranks, nullptr);
+  std::vector<std::int64_t> strides(num_ranks, 0);
+  for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
+    if (!awaited[to_size(rank)]) continue;
+    const CallDescriptor& descriptor = peers_.descriptor_of(rank);
+    const Location& location = peers_.reachable(descriptor.input, rank) ? descriptor.input : descriptor.staged;
+    sources[to_size(rank)] =
+        peers_.resolve(location, rank, {routing_.num_tokens_of_rank[to_size(rank)], call_.out_x.row_bytes});
+    strides[to_size(rank)] = location.stride_bytes;
+    if (sources[to_size(rank)] == nullptr) return sync_.bad_location(Operation::kDispatch, rank);
+  }
+  const CopyMode mode = choose_copy_mode(routing_.num_used_rows * call_.out_x.row_bytes);
+  for (std::int64_t row = 0; row < routing_.num_used_rows; ++row) {
+    const std::int32_t source = routing_.source_table[to_size(row) * 2];
+    if (source < 0 || sources[to_size(source)] == nullptr) continue;
+    const std::int64_t token = routing_.source_table[to_size(row) * 2 + 1];
+    copy_row(call_.out_x.row(row), sources[to_size(source)] + token * strides[to_size(source)],
+             to_size(call_.out_x.row_bytes), mode);
+  }
+  finish_copies(mode);
+  return {};
+}
+
+Status Dispatcher::receive_records() {
+  const auto record_bytes = static_cast<std::int64_t>(record_format(call_).size_bytes);
+  if (record_bytes > 0) {
+    std::vector<RecordSource> sources(to_size(peers_.num_ranks()));
+    for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
+      if (routing_.num_rows_from_rank[to_size(rank)] == 0) continue;
+      const Location& location = peers_.descriptor_of(rank).records;
+      const std::byte*& records = sources[to_size(rank)].records;
+      records = peers_.resolve(location, rank, {routing_.num_tokens_of_rank[to_size(rank)], record_bytes});
+      if (records == nullptr || location.row_bytes != record_bytes)
+        return sync_.bad_location(Operation::kDispatch, rank);
+    }
+    unpack_records(call_, routing_, sources);
+  }
+  fill_local_outputs(call_, routing_);
+  return {};
+}
+
+Status Dispatcher::run() {
+  if (Status status = stage(); !status.ok()) return status;
+  if (Status status = push(); !status.ok()) return status;
+  if (Status status = pull(); !status.ok()) return status;
+  if (Status status = receive_records(); !status.ok()) return status;
+  sync_.post(Phase::kDone);
+  return sync_.wait(Phase::kDone);
+}
+
+}  // namespace
+
+Status dispatch(const DispatchCall& call, const Context& context) {
+  if (!context.sync.broken().ok()) return context.sync.broken();
+  CallDescriptor descriptor;
+  descriptor.record = call.record;
+  if (call.record.code != ErrorCode::kOk) return context.sync.begin(descriptor);
+  Dispatcher dispatcher(call, context);
+  if (Status status = dispatcher.prepare(descriptor); !status.ok()) descriptor.record.set_status(status);
+  if (Status status = context.sync.begin(descriptor); !status.ok()) return status;
+  return dispatcher.run();
+}
+
+}  // namespace ferry::cpu::intranode

@@ -1,0 +1,87 @@
+#include "cpu/routing.hpp"
+
+#include <algorithm>
+
+namespace ferry::cpu {
+namespace {
+
+template <typename Id>
+void copy_ids(const RouteCall& call, std::vector<std::int64_t>& ids) {
+  const auto* from = static_cast<const Id*>(call.topk_idx.data);
+  std::copy(from, from + ids.size(), ids.begin());
+}
+
+}  // namespace
+
+plan::RouteShape route_shape(const RouteCall& call, const Topology& topology) {
+  return {.layout = call.options.layout,
+          .num_ranks = to_size(topology.num_ranks),
+          .num_experts = to_size(call.options.num_experts),
+          .num_topk = to_size(call.num_topk),
+          .expert_alignment = call.options.expert_alignment,
+          .slab_capacity = call.options.slab_capacity,
+          .expert_to_rank = call.expert_to_rank};
+}
+
+void copy_inputs(const RouteCall& call, CpuRouting& routing) {
+  routing.num_tokens = call.num_tokens;
+  routing.num_topk = call.num_topk;
+  routing.num_experts = call.options.num_experts;
+  routing.layout = call.options.layout;
+  routing.ids.resize(to_size(call.num_tokens * call.num_topk));
+  if (call.topk_idx.dtype == DType::kInt32) {
+    copy_ids<std::int32_t>(call, routing.ids);
+  } else {
+    copy_ids<std::int64_t>(call, routing.ids);
+  }
+  if (call.topk_weights.present()) {
+    const auto* weights = static_cast<const float*>(call.topk_weights.data);
+    routing.weights.assign(weights, weights + routing.ids.size());
+  }
+}
+
+void plan_rows(const plan::RouteShape& shape, plan::AllCounts sources, const plan::ExpertGroups& groups,
+               std::size_t my_rank, CpuRouting& routing) {
+  routing.tokens = plan::place_tokens(shape, sources, groups, my_rank, routing.ids);
+  routing.num_rows_to_rank = routing.tokens.num_rows_to_rank;
+  for (std::size_t rank = 0; rank < shape.num_ranks; ++rank) {
+    routing.num_tokens_of_rank.push_back(sources[rank].num_entries / static_cast<std::int64_t>(shape.num_topk));
+    routing.num_rows_on_rank.push_back(plan::rows_on_rank(shape, sources, groups, rank));
+    routing.num_rows_from_rank.push_back(plan::rows_from_source(shape, sources[rank], my_rank));
+  }
+  routing.num_used_rows = routing.num_rows_on_rank[my_rank];
+  routing.source_table.assign(to_size(routing.num_used_rows) * 2, -1);
+}
+
+void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::ExpertGroups& groups, std::size_t my_rank,
+            CpuRouting& routing) {
+  const bool by_rank = shape.by_rank();
+  routing.local_expert.assign(shape.num_experts, -1);
+  for (std::size_t expert = 0; expert < shape.num_experts; ++expert) {
+    if (shape.owner(expert) != my_rank) continue;
+    routing.local_expert[expert] = static_cast<std::int32_t>(routing.local_expert_ids.size());
+    routing.local_expert_ids.push_back(static_cast<std::int32_t>(expert));
+    routing.num_rows_per_local_expert.push_back(static_cast<std::int32_t>(groups.num_rows[expert]));
+    if (!by_rank) routing.expert_row_offsets.push_back(groups.first_rows[expert]);
+  }
+  if (!by_rank) routing.expert_row_offsets.push_back(routing.num_used_rows);
+  routing.num_recv_rows = call.options.max_recv_rows > 0 ? call.options.max_recv_rows : routing.num_used_rows;
+  routing.num_used_rows_i32 = static_cast<std::int32_t>(routing.num_used_rows);
+
+  routing.num_used_rows_view = ConstTensorView(&routing.num_used_rows_i32, DType::kInt32, {1});
+  const auto num_local = static_cast<std::int64_t>(routing.local_expert_ids.size());
+  routing.rows_per_expert_view = ConstTensorView(routing.num_rows_per_local_expert.data(), DType::kInt32, {num_local});
+  if (!by_rank) {
+    routing.row_offsets_view = ConstTensorView(routing.expert_row_offsets.data(), DType::kInt64, {num_local + 1});
+  }
+  const std::int64_t num_tokens = routing.num_tokens;
+  const std::int64_t num_topk = routing.num_topk;
+  routing.slots = ConstTensorView(routing.tokens.slots.data(), DType::kInt32, {num_tokens, num_topk});
+  routing.source = ConstTensorView(routing.source_table.data(), DType::kInt32, {routing.num_used_rows, 2});
+  routing.topk_idx = ConstTensorView(routing.ids.data(), DType::kInt64, {num_tokens, num_topk});
+  if (call.topk_weights.present()) {
+    routing.topk_weights = ConstTensorView(routing.weights.data(), DType::kFloat32, {num_tokens, num_topk});
+  }
+}
+
+}  // namespace ferry::cpu

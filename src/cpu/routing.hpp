@@ -1,0 +1,63 @@
+#ifndef FERRY_CPU_ROUTING_HPP
+#define FERRY_CPU_ROUTING_HPP
+
+/// A Routing's tables in host memory.
+
+#include <cstdint>
+#include <vector>
+
+#include "core/backend.hpp"
+#include "core/routing_state.hpp"
+#include "plan/forward_table.hpp"
+#include "plan/route_plan.hpp"
+
+namespace ferry::cpu {
+
+struct CpuRouting : RoutingState {
+  std::vector<std::int64_t> ids;           ///< [T, K]
+  std::vector<float> weights;              ///< [T, K] or empty
+  plan::TokenPlan tokens;                  ///< where this rank's entries go
+  std::vector<std::int32_t> source_table;  ///< [num_used_rows, 2] source rank and token, -1 in rows without a token
+  std::int32_t num_used_rows_i32 = 0;
+
+  std::vector<std::int64_t> num_rows_on_rank;    ///< [R] used rows of each rank
+  std::vector<std::int64_t> num_tokens_of_rank;  ///< [R] T of each rank
+  std::vector<std::int32_t> local_expert;        ///< [E] index among this rank's experts, -1 elsewhere
+
+  /// Destinations of a token.
+  std::span<const plan::Destination> destinations_of(std::int64_t token) const {
+    const auto begin = to_size(tokens.first_destination[to_size(token)]);
+    const auto end = to_size(tokens.first_destination[to_size(token) + 1]);
+    return {tokens.destinations.data() + begin, end - begin};
+  }
+  bool holds_token(std::int64_t row) const { return source_table[to_size(row) * 2] >= 0; }
+
+  // What only groups of several nodes have.
+
+  /// By node: this rank's tokens that go there. Those of its own node move without the network.
+  std::vector<plan::ForwardTable> outgoing;
+  /// By node: tokens of the rail peer there that come to this node, for this rank to forward. Empty for its own node.
+  std::vector<plan::ForwardTable> incoming;
+  /// [R] items that each rank sends to this node (its own ranks: through memory).
+  std::vector<std::int32_t> num_items_from_rank;
+  /// [num_used_rows] item of each row's token in its source's table for this node; 0 in rows without a token.
+  std::vector<std::int32_t> item_of_row;
+};
+
+/// The options of a route on which rows depend.
+plan::RouteShape route_shape(const RouteCall& call, const Topology& topology);
+
+/// Copies the call's ids, weights and sizes.
+void copy_inputs(const RouteCall& call, CpuRouting& routing);
+
+/// Plans this rank's tokens and rows from everybody's counts. source_table has no token in any row afterwards.
+void plan_rows(const plan::RouteShape& shape, plan::AllCounts sources, const plan::ExpertGroups& groups,
+               std::size_t my_rank, CpuRouting& routing);
+
+/// Fills what the plan says of this rank's experts, and the views. Last.
+void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::ExpertGroups& groups, std::size_t my_rank,
+            CpuRouting& routing);
+
+}  // namespace ferry::cpu
+
+#endif  // FERRY_CPU_ROUTING_HPP

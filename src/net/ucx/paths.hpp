@@ -1,0 +1,33 @@
+#ifndef FERRY_NET_UCX_PATHS_HPP
+#define FERRY_NET_UCX_PATHS_HPP
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "net/ucx/library.hpp"
+
+namespace ferry::net::ucx {
+
+/// One of the transports by which an endpoint reaches its peer.
+struct Lane {
+  std::string transport;  ///< and device: "tcp/eth0.0", "posix/memory.0"
+  bool puts = false;
+  bool messages = false;
+};
+
+/// Of an endpoint. UCX offers them as text for people only (ucp_ep_print_info); empty where that is not as expected.
+std::vector<Lane> lanes_of(const Library& library, ucp_ep_h endpoint);
+
+/// The parser of that text.
+std::vector<Lane> parse_lanes(std::string_view info);
+
+/// For people: "tcp/eth0.0 (puts, messages)", "unknown" where there are none.
+std::string describe(const std::vector<Lane>& lanes);
+
+/// Is there a lane, and does each lead through memory of this host (UCX calls that device "memory")?
+bool are_in_memory(const std::vector<Lane>& lanes);
+
+}  // namespace ferry::net::ucx
+
+#endif  // FERRY_NET_UCX_PATHS_HPP

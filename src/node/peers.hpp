@@ -1,0 +1,103 @@
+#ifndef FERRY_NODE_PEERS_HPP
+#define FERRY_NODE_PEERS_HPP
+
+/// The ranks of a node as one of them works with them: flags, doorbells, error records, and addresses in each other's
+/// memory. Nothing here waits for a peer or decides what to make of its state; src/call does. See control_block.hpp for
+/// the flags and their order. Ranks go by their numbers in the group.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/backend.hpp"
+#include "core/error_record.hpp"
+#include "node/control_block.hpp"
+#include "node/rendezvous.hpp"
+
+namespace ferry::node {
+
+class Peers {
+ public:
+  Peers(int rank, int first_rank, Rendezvous rendezvous);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  int rank() const { return rank_; }
+  /// Of this node.
+  int num_ranks() const { return static_cast<int>(peers_.size()); }
+  int first_rank() const { return first_rank_; }
+  int end_rank() const { return first_rank_ + num_ranks(); }
+  bool includes(int rank) const { return rank >= first_rank_ && rank < end_rank(); }
+  const Peer& peer(int rank) const { return peers_[static_cast<std::size_t>(rank - first_rank_)]; }
+  Arena& arena() { return *arena_; }
+  const Arena& arena() const { return *arena_; }
+  const std::shared_ptr<Arena>& shared_arena() const { return arena_; }
+
+  /// Number of the current call, from 1; 0 before the first.
+  std::uint64_t call() const { return call_; }
+  /// Starts the next call: shows the peers `descriptor`.
+  void open(const CallDescriptor& descriptor);
+  /// Of the current call, valid once the rank has reached kDescribed.
+  const CallDescriptor& descriptor_of(int rank) const { return control(rank).descriptors[call_ % 2]; }
+  /// Adds a location to this rank's descriptor; post(kStaged) publishes it.
+  void set_staged(const Location& staged) { control(rank_).descriptors[call_ % 2].staged = staged; }
+  /// Announces that this rank reached `phase` of the current call.
+  void post(Phase phase);
+  bool reached(int rank, Phase phase) const {
+    return control(rank).flag(phase).load(std::memory_order_acquire) >= call_;
+  }
+
+  /// Value of this rank's doorbell, to be read before the flags that a sleep is about.
+  std::uint32_t doorbell() const { return control(rank_).doorbell.load(std::memory_order_seq_cst); }
+  /// Sleeps until `num_rings` peers have rung since the doorbell was `rings`, at most that long.
+  void sleep(std::uint32_t rings, std::uint32_t num_rings, std::int64_t timeout_ns);
+  /// Wakes this rank, from another thread of its process.
+  void ring_self() { ring(control(rank_), false); }
+
+  /// Whether this rank waits for others.
+  void set_blocked(bool blocked) { control(rank_).blocked.store(blocked ? 1 : 0, std::memory_order_relaxed); }
+  bool is_blocked(int rank) const { return control(rank).blocked.load(std::memory_order_relaxed) != 0; }
+  /// Counts work done inside of a call, so that peers see that this rank is slow, not stuck.
+  void count_progress() { control(rank_).progress.fetch_add(1, std::memory_order_relaxed); }
+  std::uint64_t progress_of(int rank) const { return control(rank).progress.load(std::memory_order_relaxed); }
+
+  /// Shows the peers why this rank gives up, and wakes them. Once.
+  void report_error(const ErrorRecord& record);
+  /// Why a peer gave up, if one did.
+  std::optional<ReportedError> reported_error() const;
+  /// Posts nothing more; peers that wait for this rank learn of it.
+  void leave();
+  /// "has destroyed its group", "has died"; empty while the rank is there.
+  std::string_view loss_of(int rank) const;
+
+  /// Location of [data, …) for the peers: in the arena, or an address of this process.
+  Location locate(const std::byte* data, std::int64_t num_rows, std::int64_t row_bytes,
+                  std::int64_t stride_bytes) const;
+  /// Can `rank` reach this location of ours? / Can we reach theirs?
+  bool reachable(const Location& location, int rank) const;
+  /// What this rank is about to touch at a peer's location.
+  struct Extent {
+    std::int64_t num_rows = 0;
+    std::int64_t row_bytes = 0;
+  };
+  /// Pointer to a peer's location, null unless it is reachable, holds `extent`, and is inside the peer's arena. Whatever
+  /// a faulty peer publishes, a pointer from here cannot make this rank touch other memory.
+  std::byte* resolve(const Location& location, int rank, const Extent& extent) const;
+
+ private:
+  ControlBlock& control(int rank) const { return peer(rank).arena->control(); }
+  static void ring(ControlBlock& theirs, bool force);
+  void ring_all(bool force);
+
+  int rank_;
+  int first_rank_;
+  std::shared_ptr<Arena> arena_;
+  std::vector<Peer> peers_;  // by rank - first_rank_
+  std::uint64_t call_ = 0;
+};
+
+}  // namespace ferry::node
+
+#endif  // FERRY_NODE_PEERS_HPP

@@ -1,0 +1,44 @@
+#ifndef FERRY_RAIL_CALL_HEADER_HPP
+#define FERRY_RAIL_CALL_HEADER_HPP
+
+/// What ranks send their rail peers besides payload: which call they make, and why they gave up. The peer wrote these
+/// bytes as it liked and may rewrite them at any moment, so readers copy them here, once, and check the copy.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "core/agreement.hpp"
+#include "core/error_record.hpp"
+#include "ferry/status.hpp"
+#include "plan/carver.hpp"
+
+namespace ferry::rail {
+
+/// One rank's call.
+struct CallHeader {
+  std::uint64_t call = 0;
+  CallRecord record;
+  std::int64_t max_recv_rows = 0;  ///< route
+  std::int64_t num_entries = 0;    ///< route: T * K
+};
+static_assert(std::is_trivially_copyable_v<CallHeader>, "peers read its bytes");
+/// Headers of several ranks in one array are this far apart.
+inline constexpr std::size_t kCallHeaderStride =
+    (sizeof(CallHeader) + plan::kPartAlignment - 1) / plan::kPartAlignment * plan::kPartAlignment;
+
+/// Accepts any bytes, even if they change meanwhile. A header that it returns is of call number `call`, its enumerators
+/// exist, its numbers of rows and entries fit the i32 tables of route, and its message, if the call failed, is plain
+/// text within its room. `*header` is unchanged where the bytes are refused, and so is its message beyond the new one's
+/// end.
+/// @errors kTransport, in words that follow "rank 3 …"
+Status parse_call_header(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t call, CallHeader* header);
+
+/// The record with a failure's code, a culprit that is one of `num_ranks` or -1, and a message that is plain text within
+/// its room, whatever the bytes are: the sender has given up in any case.
+ErrorRecord usable_error_record(std::span<const std::byte, sizeof(ErrorRecord)> bytes, int num_ranks);
+
+}  // namespace ferry::rail
+
+#endif  // FERRY_RAIL_CALL_HEADER_HPP

@@ -1,0 +1,133 @@
+#ifndef FERRY_RAIL_RAIL_MEMORY_HPP
+#define FERRY_RAIL_RAIL_MEMORY_HPP
+
+/// The memory of a rank that its rail peers (the ranks with its index in the other nodes) put into, and out of which it
+/// puts. All ranks of a group lay it out alike, so an offset here is an offset there.
+///
+///     headers in     2 x M records   what each rail peer calls; calls alternate
+///     headers out    2 records       what this rank calls
+///     errors in      M records       why a rail peer gave up on the group
+///     error out      1 record
+///     chunks in      M rings         payload on its way, by sending node
+///     chunks out     M rings         the same on the sender's side: a chunk stays until the receiver has used it
+///
+/// Chunks are few and large where there are few nodes, and shrink so that all rings together keep to a budget.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "net/ring_words.hpp"
+#include "plan/carver.hpp"
+
+namespace ferry::rail {
+
+/// Chunks of a ring, and their size, the chunk's header included.
+struct RingShape {
+  std::size_t num_chunks = 0;   ///< at most net::kMaxRingChunks
+  std::size_t chunk_bytes = 0;  ///< a multiple of plan::kPartAlignment
+};
+
+/// What all rings of a rank take at most (up to about a thousand nodes; then every ring has its smallest size).
+inline constexpr std::size_t kRingBudgetBytes = std::size_t{64} << 20;
+/// For CPUs: one being filled, one being used, two on their way.
+inline constexpr std::size_t kNumChunks = 4;
+/// Long enough that a put's fixed costs vanish, short enough that both ends of a ring fit a core's second-level cache.
+/// Through UCX's shared memory, 8 ranks on 2 cores, the rings carried 1.12 to 1.39 of what ucx_perftest did with this
+/// size and 0.85 to 0.95 with twice it (benchmarks/nodes.py, three runs of each in turn); over TCP whole calls took as
+/// long with either.
+inline constexpr std::size_t kMaxChunkBytes = std::size_t{128} << 10;
+inline constexpr std::size_t kMinChunkBytes = std::size_t{8} << 10;
+
+/// In front of each chunk. The receiver checks all of it.
+struct ChunkHeader {
+  std::uint64_t chunk_idx = 0;     ///< of the ring, from 0, never repeated
+  std::uint64_t exchange_idx = 0;  ///< which exchange of the pair of ranks, from 1
+  std::uint32_t num_items = 0;
+  std::uint32_t item_bytes = 0;
+};
+inline constexpr std::size_t kChunkHeaderBytes = 64;
+static_assert(sizeof(ChunkHeader) <= kChunkHeaderBytes);
+
+/// Rings of CPU ranks in a group of `num_nodes`.
+constexpr RingShape default_ring_shape(std::size_t num_nodes) {
+  const std::size_t num_rings = num_nodes > 1 ? 2 * (num_nodes - 1) : 1;
+  const std::size_t share = kRingBudgetBytes / (num_rings * kNumChunks) / plan::kPartAlignment * plan::kPartAlignment;
+  return {kNumChunks, share < kMinChunkBytes ? kMinChunkBytes : share > kMaxChunkBytes ? kMaxChunkBytes : share};
+}
+
+static_assert(default_ring_shape(2).chunk_bytes == kMaxChunkBytes && default_ring_shape(1000).chunk_bytes == 8384);
+
+class RailMemory {
+ public:
+  struct Shape {
+    std::size_t num_nodes = 1;
+    std::size_t header_bytes = 0;
+    std::size_t error_bytes = 0;
+    RingShape ring;
+  };
+
+  /// Pointers into `base`; with a null base only sizes and offsets.
+  RailMemory(std::byte* base, const Shape& shape) : base_(base), num_nodes_(shape.num_nodes), ring_(shape.ring) {
+    plan::Carver carver(nullptr);
+    const auto part = [&carver](std::size_t bytes) {
+      const std::size_t offset = carver.used_bytes();
+      carver.take<std::byte>(bytes);
+      return offset;
+    };
+    header_stride_ = round_up(shape.header_bytes);
+    error_stride_ = round_up(shape.error_bytes);
+    headers_in_ = part(2 * num_nodes_ * header_stride_);
+    headers_out_ = part(2 * header_stride_);
+    errors_in_ = part(num_nodes_ * error_stride_);
+    error_out_ = part(error_stride_);
+    // A node has no ring with itself.
+    chunks_in_ = part((num_nodes_ - 1) * ring_bytes());
+    chunks_out_ = part((num_nodes_ - 1) * ring_bytes());
+    size_bytes_ = carver.used_bytes();
+  }
+
+  std::size_t size_bytes() const { return size_bytes_; }
+  const RingShape& ring_shape() const { return ring_; }
+  std::size_t ring_bytes() const { return ring_.num_chunks * ring_.chunk_bytes; }
+  std::size_t rings_bytes() const { return 2 * (num_nodes_ - 1) * ring_bytes(); }
+  std::byte* at(std::size_t offset) const { return base_ + offset; }
+
+  /// Where `from`'s header of a call of this parity is on a receiver; all of a parity are next to each other, by node.
+  std::size_t header_in(std::size_t parity, std::size_t from) const {
+    return headers_in_ + (parity * num_nodes_ + from) * header_stride_;
+  }
+  std::size_t header_out(std::size_t parity) const { return headers_out_ + parity * header_stride_; }
+  std::size_t header_stride() const { return header_stride_; }
+  std::size_t error_in(std::size_t from) const { return errors_in_ + from * error_stride_; }
+  std::size_t error_out() const { return error_out_; }
+
+  /// The ring from `from` on the receiver `to`, and the ring towards `to` on the sender `from`.
+  std::size_t ring_in(std::size_t from, std::size_t to) const { return chunks_in_ + ring_idx(from, to) * ring_bytes(); }
+  std::size_t ring_out(std::size_t from, std::size_t to) const {
+    return chunks_out_ + ring_idx(to, from) * ring_bytes();
+  }
+
+ private:
+  static constexpr std::size_t round_up(std::size_t bytes) {
+    return (bytes + plan::kPartAlignment - 1) / plan::kPartAlignment * plan::kPartAlignment;
+  }
+  /// Number of the ring with `other` on `owner`, which skips the owner itself.
+  static std::size_t ring_idx(std::size_t other, std::size_t owner) { return other < owner ? other : other - 1; }
+
+  std::byte* base_;
+  std::size_t num_nodes_;
+  RingShape ring_;
+  std::size_t header_stride_ = 0;
+  std::size_t error_stride_ = 0;
+  std::size_t headers_in_ = 0;
+  std::size_t headers_out_ = 0;
+  std::size_t errors_in_ = 0;
+  std::size_t error_out_ = 0;
+  std::size_t chunks_in_ = 0;
+  std::size_t chunks_out_ = 0;
+  std::size_t size_bytes_ = 0;
+};
+
+}  // namespace ferry::rail
+
+#endif  // FERRY_RAIL_RAIL_MEMORY_HPP

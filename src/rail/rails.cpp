@@ -1,0 +1,211 @@
+#include "rail/rails.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "core/group_options.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::rail {
+namespace {
+
+enum Channel : int { kHello = 0, kCall, kError, kChunks, kCredits, kNumChannels };
+
+/// In values of kCall and kError: the sender has left.
+constexpr std::uint64_t kLeft = std::uint64_t{1} << 63;
+
+/// Enough to tell peers why the group is broken, over any network that works: a hundred round trips around the world
+/// and some lost packets.
+constexpr std::int64_t kLastWordsNs = 1'000'000'000;
+
+RailMemory::Shape shape_of(const Topology& topology, const RingShape& ring) {
+  return {to_size(topology.num_nodes()), sizeof(CallHeader), sizeof(ErrorRecord), ring};
+}
+
+Result<const net::EngineFactory*> choose_engine(const std::string& name) {
+  std::string reasons;
+  std::string names;
+  for (const net::EngineFactory& factory : net::engine_factories()) {
+    names += fmt::format(", {}", factory.name);
+    // The loopback network ends at the process: only on request.
+    if (name != factory.name && (name != "auto" || factory.name == "loopback")) continue;
+    const Status status = factory.probe();
+    if (status.ok()) return &factory;
+    reasons += fmt::format("; {}: {}", factory.name, status.message());
+  }
+  if (reasons.empty()) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("Group::create: transport is \"{}\", expected \"auto\" or one of this build's{}", name, names));
+  }
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("Group::create: transport \"{}\" cannot run on this machine{}", name, reasons));
+}
+
+/// An engine does not know what its owner is doing.
+Status while_creating(const Status& status) {
+  if (status.ok()) return status;
+  return Status(status.code(), fmt::format("Group::create: {}", status.message()), status.peer());
+}
+
+}  // namespace
+
+Rails::Rails(const BackendContext& context, const RailsOptions& options)
+    : topology_(context.topology),
+      node_(topology_.node_of(topology_.rank)),
+      memory_(nullptr, shape_of(topology_, options.ring)) {
+  for (int step = 1; step < num_nodes(); ++step) peer_nodes_.push_back((node_ + step) % num_nodes());
+}
+
+Rails::~Rails() { leave(); }
+
+Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, const RailsOptions& options,
+                                             const Status& my_status, std::function<void()> wake_rank) {
+  // A rank that fails says so in the gather below, so that all ranks fail together.
+  Status status = my_status;
+  std::unique_ptr<Rails> rails(new Rails(context, options));
+  net::Blob address;
+  net::EngineOptions engine_options{.self = rails->node_,
+                                    .num_peers = rails->num_nodes(),
+                                    .num_channels = kNumChannels,
+                                    .memory_bytes = rails->memory_.size_bytes(),
+                                    .timeout_ns = context.options.timeout_ns,
+                                    .ranks = rails->ranks_of_rail()};
+  std::unique_ptr<net::Engine> engine;
+  if (status.ok()) {
+    const Result<const net::EngineFactory*> factory = choose_engine(context.options.transport);
+    status = factory.status();
+    if (factory.ok()) {
+      rails->engine_name_ = (*factory)->name;
+      Result<std::unique_ptr<net::Engine>> created = (*factory)->create(engine_options);
+      status = while_creating(created.status());
+      if (created.ok()) engine = std::move(*created);
+    }
+  }
+  if (status.ok()) {
+    rails->memory_ = RailMemory(engine->memory().data(), shape_of(rails->topology_, options.ring));
+    Result<net::Blob> mine = engine->address();
+    status = while_creating(mine.status());
+    if (mine.ok()) address = std::move(*mine);
+  }
+  Result<std::vector<std::vector<std::byte>>> all =
+      gather_or_fail(*context.bootstrap, status, address, context.options.timeout_ns);
+  if (!all.ok()) return all.status();
+
+  std::vector<net::Blob> rail;
+  for (int node = 0; node < rails->num_nodes(); ++node) rail.push_back((*all)[to_size(rails->rank_of(node))]);
+  rails->proxy_ = std::make_unique<net::Proxy>(std::move(engine), engine_options, std::move(wake_rank), options.spins);
+  rails->make_rings();
+  rails->addresses_ = std::move(rail);
+  return rails;
+}
+
+Status Rails::start() {
+  if (Status status = while_creating(proxy_->start(addresses_)); !status.ok()) return status;
+  for (const int node : peer_nodes_) proxy_->notify(node, kHello, 1);
+  return {};
+}
+
+void Rails::make_rings() {
+  words_ = std::make_unique<net::RingWords[]>(to_size(num_nodes()));
+  rings_.resize(to_size(num_nodes()));
+  const RingShape& shape = memory_.ring_shape();
+  for (const int node : peer_nodes_) {
+    const std::size_t in = memory_.ring_in(to_size(node), to_size(node_));
+    const std::size_t out = memory_.ring_out(to_size(node_), to_size(node));
+    net::RingWords& words = words_[to_size(node)];
+    proxy_->attach_ring(node, {.words = &words,
+                               .num_chunks = shape.num_chunks,
+                               .chunk_stride = shape.chunk_bytes,
+                               .send_offset = out,
+                               .remote_offset = memory_.ring_in(to_size(node_), to_size(node)),
+                               .chunk_channel = kChunks,
+                               .credit_channel = kCredits});
+    rings_[to_size(node)] = std::make_unique<Ring>(Ring::Parts{.proxy = proxy_.get(),
+                                                               .words = &words,
+                                                               .peer = node,
+                                                               .peer_rank = rank_of(node),
+                                                               .chunks_in = memory_.at(in),
+                                                               .chunks_out = memory_.at(out),
+                                                               .shape = shape});
+  }
+}
+
+std::vector<int> Rails::ranks_of_rail() const {
+  std::vector<int> ranks;
+  for (int node = 0; node < num_nodes(); ++node) ranks.push_back(rank_of(node));
+  return ranks;
+}
+
+bool Rails::greeted(int node) const { return node == node_ || proxy_->received(node, kHello) != 0; }
+
+void Rails::allow_inline_progress(bool allowed) {
+  inline_progress_ =
+      allowed && std::ranges::all_of(proxy_->paths(), [](const net::Path& path) { return path.in_memory; });
+}
+
+void Rails::announce(const CallHeader& header) {
+  const std::size_t parity = header.call % 2;
+  num_announced_ = header.call;
+  std::memcpy(memory_.at(memory_.header_out(parity)), &header, sizeof(header));
+  for (const int node : peer_nodes_) {
+    proxy_->put(node, kCall, memory_.header_out(parity), memory_.header_in(parity, to_size(node_)), sizeof(header));
+    proxy_->notify(node, kCall, header.call);
+  }
+}
+
+bool Rails::has_header(int node, std::uint64_t call) const {
+  return node == node_ || (proxy_->received(node, kCall) & ~kLeft) >= call;
+}
+
+const std::byte* Rails::headers(std::uint64_t call) const { return memory_.at(memory_.header_in(call % 2, 0)); }
+
+void Rails::report_error(const ErrorRecord& record) {
+  has_reported_ = true;
+  std::memcpy(memory_.at(memory_.error_out()), &record, sizeof(record));
+  for (const int node : peer_nodes_) {
+    proxy_->put(node, kError, memory_.error_out(), memory_.error_in(to_size(node_)), sizeof(record));
+    proxy_->notify(node, kError, 1);
+  }
+}
+
+std::optional<ReportedError> Rails::reported_error() const {
+  for (const int node : peer_nodes_) {
+    if ((proxy_->received(node, kError) & ~kLeft) == 0) continue;
+    const std::span<const std::byte, sizeof(ErrorRecord)> bytes(memory_.at(memory_.error_in(to_size(node))),
+                                                                sizeof(ErrorRecord));
+    return ReportedError{rank_of(node), usable_error_record(bytes, topology_.num_ranks)};
+  }
+  return std::nullopt;
+}
+
+Status Rails::presence(int rank) const {
+  const int node = topology_.node_of(rank);
+  // All channels: what was put before on any has then arrived, the reason for leaving above all.
+  const bool closed = std::atomic_ref(words_[to_size(node)].closed).load(std::memory_order_acquire) != 0;
+  if (closed && (proxy_->received(node, kCall) & proxy_->received(node, kError) & kLeft) != 0) {
+    return Status(ErrorCode::kPeerLost, "has destroyed its group", rank);
+  }
+  const Status status = proxy_->peer_status(node);
+  if (status.ok()) return {};
+  return Status(status.code(), fmt::format("is gone from the network ({})", status.message()), rank);
+}
+
+void Rails::leave() {
+  if (proxy_ == nullptr) return;
+  for (const int node : peer_nodes_) {
+    proxy_->notify(node, kCall, num_announced_ | kLeft);
+    proxy_->notify(node, kError, (has_reported_ ? 1 : 0) | kLeft);
+    proxy_->close_ring(node);
+  }
+}
+
+void Rails::expect_no_answers() {
+  if (proxy_ != nullptr) proxy_->limit_close_time(kLastWordsNs);
+}
+
+}  // namespace ferry::rail

@@ -1,0 +1,148 @@
+#ifndef FERRY_RAIL_RAILS_HPP
+#define FERRY_RAIL_RAILS_HPP
+
+/// A rank's connections to its rail peers: the ranks with the same index in the other nodes. They carry call headers
+/// (which call a rank makes), error records (why it gave up), and payload through rings. Peers go by their node's index.
+/// Nothing here waits.
+///
+///   channel     value                              published by it
+///   kHello      1                                  nothing; the connection works
+///   kCall       number of the call                 the header of that call
+///   kError      1                                  the error record
+///   kChunks     chunks ever sent to this peer      those chunks
+///   kCredits    chunks ever used up here           nothing; their places on the sender may be filled again
+///
+/// Every value has one writer and only grows, so nothing is cleaned between calls. A rank that leaves sets kLeft in the
+/// values of kCall and kError and closes its rings: what it sent before is complete by then.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/backend.hpp"
+#include "core/error_record.hpp"
+#include "net/proxy.hpp"
+#include "rail/call_header.hpp"
+#include "rail/rail_memory.hpp"
+#include "rail/ring.hpp"
+
+namespace ferry::rail {
+
+struct RailsOptions {
+  RingShape ring;
+  /// The proxy's thread has a core to itself.
+  bool spins = true;
+};
+
+class Rails {
+ public:
+  /// Collective: succeeds on all ranks or fails on all, with `my_status` if that is an error. `wake_rank` is called from
+  /// another thread when something has arrived.
+  static Result<std::unique_ptr<Rails>> create(const BackendContext& context, const RailsOptions& options,
+                                               const Status& my_status, std::function<void()> wake_rank);
+  ~Rails();
+  Rails(const Rails&) = delete;
+  Rails& operator=(const Rails&) = delete;
+
+  int node() const { return node_; }
+  int num_nodes() const { return topology_.num_nodes(); }
+  /// Rank of the rail peer in `node`.
+  int rank_of(int node) const { return topology_.rank - (node_ - node) * topology_.ranks_per_node; }
+  const Topology& topology() const { return topology_; }
+  /// The other nodes, from the next one on, so that not all ranks begin with the same peer.
+  std::span<const int> peer_nodes() const { return peer_nodes_; }
+
+  /// Begins to connect and greets all peers.
+  Status start();
+  /// Has the peer's greeting arrived?
+  bool greeted(int node) const;
+  /// Once all peers are there: may this rank's thread drive the network itself, where that is faster?
+  void allow_inline_progress(bool allowed);
+
+  /// Sends all rail peers the header of call number `header.call`.
+  void announce(const CallHeader& header);
+  /// Has the peer's header of call number `call` arrived?
+  bool has_header(int node, std::uint64_t call) const;
+  /// The headers of a call as the peers wrote them, by node, `header_stride` bytes apart; none of this rank's own. A
+  /// peer may change them at any moment.
+  const std::byte* headers(std::uint64_t call) const;
+  std::size_t header_stride() const { return memory_.header_stride(); }
+
+  /// The rings shared with the peer in another node.
+  Ring& ring(int node) { return *rings_[static_cast<std::size_t>(node)]; }
+  const Ring& ring(int node) const { return *rings_[static_cast<std::size_t>(node)]; }
+  /// Bytes of items that a chunk holds.
+  std::size_t chunk_capacity() const { return memory_.ring_shape().chunk_bytes - kChunkHeaderBytes; }
+
+  /// While one lives, this rank's thread moves the network itself, where allow_inline_progress() found that faster. For
+  /// waits in which only rail peers matter: only they wake this rank then.
+  class InlineProgress {
+   public:
+    explicit InlineProgress(Rails& rails) : rails_(rails) {
+      if (rails_.inline_progress_) rails_.proxy_->acquire();
+    }
+    ~InlineProgress() {
+      if (rails_.inline_progress_) rails_.proxy_->release();
+    }
+    InlineProgress(const InlineProgress&) = delete;
+    InlineProgress& operator=(const InlineProgress&) = delete;
+
+   private:
+    Rails& rails_;
+  };
+  /// Lets the network move if this thread drives it. True if anything did.
+  bool progress() { return proxy_->progress(); }
+  /// Sleeps until the network has something to do, at most that long. False at once where this thread does not drive
+  /// it: the proxy wakes the rank then.
+  bool sleep(std::int64_t timeout_ns) { return proxy_->sleep(timeout_ns); }
+
+  /// Sends all rail peers the reason why this rank gives up.
+  void report_error(const ErrorRecord& record);
+  /// Why a rail peer gave up, if one did.
+  std::optional<ReportedError> reported_error() const;
+  /// Ok while `rank`, of another node, can be expected to do its part. kPeerLost, kTransport: what became of it.
+  Status presence(int rank) const;
+  /// Sends nothing more; peers that wait for this rank learn of it.
+  void leave();
+  /// From now on the destructor takes no longer than peers that answer need.
+  void expect_no_answers();
+
+  /// Of the network's memory, which is the engine's.
+  std::size_t memory_bytes() const { return memory_.size_bytes(); }
+  std::string_view engine_name() const { return engine_name_; }
+  net::PeerTraffic traffic(int node) const { return proxy_->traffic(node); }
+  /// By which ways the network reaches the rail peers; Path::peer is a node. Waits for the proxy.
+  std::vector<net::Path> paths() { return proxy_->paths(); }
+
+ private:
+  explicit Rails(const BackendContext& context, const RailsOptions& options);
+  void make_rings();
+  std::vector<int> ranks_of_rail() const;  // by node
+
+  Topology topology_;
+  int node_;
+  std::vector<int> peer_nodes_;
+  RailMemory memory_;
+  std::string engine_name_;
+  std::vector<net::Blob> addresses_;          // by node
+  std::unique_ptr<net::RingWords[]> words_;   // by node; outlives the proxy
+  std::vector<std::unique_ptr<Ring>> rings_;  // by node; null for the own one
+  std::uint64_t num_announced_ = 0;
+  bool has_reported_ = false;
+  /// All nodes are on this host, which has not even a core for each rank, and puts are copies that this rank's thread
+  /// may as well make: 8 ranks of two nodes on 2 cores moved 9.1 GB/s through UCX's shared memory with a thread for
+  /// each proxy, and 11.9 GB/s so. Over TCP the kernel works beside the rank, and a proxy that feeds it all the time
+  /// was faster: 2.8 against 2.5 GB/s (benchmarks/rail_stage.cpp, medians of 5 and 3 runs in turn). Other numbers of
+  /// cores were not measured.
+  bool inline_progress_ = false;
+  std::unique_ptr<net::Proxy> proxy_;
+};
+
+}  // namespace ferry::rail
+
+#endif  // FERRY_RAIL_RAILS_HPP

@@ -1,0 +1,64 @@
+#include "rail/ring.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+namespace ferry::rail {
+namespace {
+
+using Word = std::atomic_ref<std::uint64_t>;
+
+}  // namespace
+
+void Ring::begin(const Flow& flow) {
+  flow_ = flow;
+  ++exchange_idx_;
+  num_committed_ = 0;
+  reader_ = ChunkReader({exchange_idx_, flow.num_in, flow.in_item_bytes});
+}
+
+Ring::Batch Ring::reserve() const {
+  const std::int64_t left = flow_.num_out - num_committed_;
+  if (left == 0) return {};
+  // A false credit from the peer only corrupts what that peer receives.
+  const std::uint64_t credits = Word(parts_.words->credits).load(std::memory_order_acquire);
+  if (static_cast<std::int64_t>(credits + parts_.shape.num_chunks - num_filled_) <= 0) return {};
+  const auto most = static_cast<std::int64_t>(capacity_bytes() / flow_.out_item_bytes);
+  return {num_committed_, std::min(left, most), parts_.chunks_out + place(num_filled_) + kChunkHeaderBytes};
+}
+
+void Ring::commit(const Batch& batch) {
+  const ChunkHeader header{.chunk_idx = num_filled_,
+                           .exchange_idx = exchange_idx_,
+                           .num_items = static_cast<std::uint32_t>(batch.num_items),
+                           .item_bytes = static_cast<std::uint32_t>(flow_.out_item_bytes)};
+  std::memcpy(batch.to - kChunkHeaderBytes, &header, sizeof(header));
+  const std::size_t num_bytes = kChunkHeaderBytes + std::size_t{header.num_items} * header.item_bytes;
+  parts_.words->chunk_bytes[num_filled_ % parts_.shape.num_chunks] = static_cast<std::uint32_t>(num_bytes);
+  num_committed_ += batch.num_items;
+  Word(parts_.words->filled).store(++num_filled_, std::memory_order_seq_cst);
+  parts_.proxy->post_ring(parts_.peer);
+}
+
+std::span<const std::byte> Ring::front() {
+  if (!fault_.ok() || reader_.all_used()) return {};
+  if (reader_.is_open()) return reader_.front();
+  if (Word(parts_.words->arrived).load(std::memory_order_acquire) <= num_used_) return {};
+  const std::byte* const chunk = parts_.chunks_in + place(num_used_);
+  if (Status status = reader_.open({chunk, parts_.shape.chunk_bytes}, num_used_); !status.ok()) {
+    fault_ =
+        Status(status.code(), fmt::format("rank {} sent {}", parts_.peer_rank, status.message()), parts_.peer_rank);
+  }
+  return reader_.front();
+}
+
+void Ring::release(std::int64_t num_items) {
+  if (!reader_.pop(num_items)) return;
+  Word(parts_.words->used).store(++num_used_, std::memory_order_seq_cst);
+  parts_.proxy->post_ring(parts_.peer);
+}
+
+}  // namespace ferry::rail

@@ -1,0 +1,61 @@
+/// Every backend and every network engine of this build. A new one is a line here.
+
+#include <array>
+
+#include "core/backend.hpp"
+#include "cpu/backend.hpp"
+#include "ferry/backends.hpp"
+#include "ferry/transports.hpp"
+#include "net/engine.hpp"
+#include "net/loopback/engine.hpp"
+#include "net/ucx/engine.hpp"
+#if defined(FERRY_WITH_CUDA)
+#include "cuda/cuda_backend.hpp"
+#endif
+
+namespace ferry {
+
+std::span<const BackendFactory> backend_factories() {
+  static const std::array kFactories = {
+#if defined(FERRY_WITH_CUDA)
+    cuda::cuda_backend_factory(),
+#endif
+    cpu::cpu_backend_factory(),
+  };
+  return kFactories;
+}
+
+std::span<const net::EngineFactory> net::engine_factories() {
+  static constexpr std::array<EngineFactory, 2> kFactories{
+      EngineFactory{.name = "ucx",
+                    .description = "UCX: TCP, InfiniBand and RoCE, shared memory",
+                    .probe = ucx::probe,
+                    .create = ucx::create_engine},
+      EngineFactory{.name = "loopback",
+                    .description = "the memory of one process, for tests",
+                    .probe = loopback::probe,
+                    .create = loopback::create_engine},
+  };
+  return kFactories;
+}
+
+namespace {
+
+template <typename Info, typename Factories>
+std::vector<Info> describe(const Factories& factories) {
+  std::vector<Info> infos;
+  for (const auto& factory : factories) {
+    const Status status = factory.probe();
+    infos.push_back(
+        {std::string(factory.name), std::string(factory.description), status.ok(), std::string(status.message())});
+  }
+  return infos;
+}
+
+}  // namespace
+
+std::vector<BackendInfo> backends() { return describe<BackendInfo>(backend_factories()); }
+
+std::vector<TransportInfo> transports() { return describe<TransportInfo>(net::engine_factories()); }
+
+}  // namespace ferry
