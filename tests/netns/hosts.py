@@ -28,7 +28,7 @@ NAMESPACES = Path("/run/netns")
 BAD_LINK = Path(__file__).resolve().parent / "bad_link.py"
 # Administrators' programs, which are not in the PATH of an ordinary user.
 TOOL_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-# Reserved for documentation (RFC 5737), so they cannot be networks that this host uses.
+# Reserved for documentation (RFC 5737).
 SUBNETS = {"control": "192.0.2", "data": "198.51.100", "tun": "203.0.113"}
 # Below the ports that Linux gives to outgoing connections by default.
 FIRST_PORT, LAST_PORT = 15000, 32000
@@ -144,11 +144,11 @@ class TwoHosts:
         """While the context lasts, each end of the link impairs what it sends (netem)."""
         options = []
         if impairment.delay_ms:
-            options += ["delay", f"{impairment.delay_ms}ms"]
+            options += ["delay", f"{impairment.delay_ms:g}ms"]
         if impairment.loss:
-            options += ["loss", f"{100 * impairment.loss}%"]
+            options += ["loss", f"{100 * impairment.loss:g}%"]
         if impairment.reorder:
-            options += ["reorder", f"{100 * impairment.reorder}%"]
+            options += ["reorder", f"{100 * impairment.reorder:g}%"]
         return self._qdisc(link, "netem", *options)
 
     @contextlib.contextmanager
@@ -218,7 +218,7 @@ class TwoHosts:
                 try:
                     run([tc, "-n", name, "qdisc", "add", "dev", link, "root", kind, *options])
                 except Failure as failure:
-                    if re.search("qdisc kind is unknown|No such file or directory", str(failure)):
+                    if re.search("qdisc kind is unknown|RTNETLINK answers: No such file", str(failure)):
                         raise Missing(f"{kind} in this kernel (sch_{kind})") from failure
                     raise
             yield
