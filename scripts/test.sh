@@ -16,7 +16,7 @@ num_failed=0
 # one. The packaging and layering tiers build outside projects and read sources, to which the sanitizers add nothing.
 # ThreadSanitizer sees the threads of one process only: ranks that are processes would be checked against nothing,
 # slowly. The network namespaces (label "netns") change the machine's network and assert deadlines: they run alone, by
-# tests/netns/run.sh.
+# tests/netns/run.py.
 exclusions() {
   case $1 in
     asan) printf '%s\n' --label-exclude '^(packaging|layering|gpu|netns)$' ;;

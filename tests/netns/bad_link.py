@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A bad link between two network namespaces, for kernels without sch_netem: carries packets between two tun devices.
+"""A bad link between two network namespaces for kernels without sch_netem: moves packets between two tun devices.
 
 bad_link.py NAMESPACE_A NAMESPACE_B INTERFACE [--delay-ms D] [--loss P] [--reorder P]
-Makes INTERFACE in both namespaces, prints "ready", and carries packets until it is killed; the interfaces end with it.
-Of all packets a share P is lost; of the others a share P overtakes those that are delayed, as netem's "reorder" does.
+Creates INTERFACE in both namespaces, prints "ready" and moves packets until it is killed, which removes the interfaces.
+A share P of all packets is lost; of the others a share P is not delayed and so overtakes the rest, like netem's
+"reorder".
 """
 
 import argparse
@@ -26,7 +27,7 @@ MAX_PACKET_BYTES = 1 << 16
 
 
 def open_tun(namespace, name):
-    """The device stays in the namespace that this process is in when it names it."""
+    """Leaves this process in the namespace; the device belongs to the one in which it was opened."""
     with open(f"/var/run/netns/{namespace}") as network:
         if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), f"setns to {namespace}")
@@ -43,27 +44,27 @@ def main():
     parser.add_argument("--loss", type=float, default=0)
     parser.add_argument("--reorder", type=float, default=0)
     args = parser.parse_args()
-    chance = random.Random(1)
+    rng = random.Random(1)
 
     ends = [open_tun(namespace, args.interface) for namespace in args.namespaces]
     other_end = {ends[0]: ends[1], ends[1]: ends[0]}
     print("ready", flush=True)
-    under_way = []
+    in_flight = []
     order = itertools.count()
     while True:
-        patience = max(0, under_way[0][0] - time.monotonic()) if under_way else None
-        for end in select.select(ends, [], [], patience)[0]:
+        timeout_s = max(0, in_flight[0][0] - time.monotonic()) if in_flight else None
+        for end in select.select(ends, [], [], timeout_s)[0]:
             try:
                 packet = os.read(end, MAX_PACKET_BYTES)
             except BlockingIOError:
                 continue
-            if chance.random() < args.loss:
+            if rng.random() < args.loss:
                 continue
-            delay = 0 if chance.random() < args.reorder else args.delay_ms / 1e3
-            heapq.heappush(under_way, (time.monotonic() + delay, next(order), other_end[end], packet))
-        while under_way and under_way[0][0] <= time.monotonic():
-            _, _, end, packet = heapq.heappop(under_way)
-            # The interface may not be up, or its queue full: links lose packets.
+            delay = 0 if rng.random() < args.reorder else args.delay_ms / 1e3
+            heapq.heappush(in_flight, (time.monotonic() + delay, next(order), other_end[end], packet))
+        while in_flight and in_flight[0][0] <= time.monotonic():
+            _, _, end, packet = heapq.heappop(in_flight)
+            # The interface may be down or its queue full: as on any link, the packet is lost.
             with contextlib.suppress(OSError):
                 os.write(end, packet)
 

@@ -1,0 +1,222 @@
+"""The `ferry` command over two hosts that are network namespaces, with a good, a bad and a cut network.
+
+    first host: ranks 0, 1                    second host: ranks 2, 3
+      control  192.0.2.1    ── veth pair ──     192.0.2.2       bootstrap
+      data     198.51.100.1 ── veth pair ──     198.51.100.2    tokens, over UCX
+      tun      203.0.113.1  ── bad_link.py ──   203.0.113.2     tokens, in the cases tun-…
+
+Tokens have their own link, so that it can be cut while the bootstrap, over which the ranks of `ferry bench` meet
+between two calls, still works.
+"""
+
+import contextlib
+import json
+import os
+import re
+import time
+import unittest
+
+from hosts import Impairment, Missing, last_line, poll_until
+from rank_processes import RankProcesses
+
+NUM_RANKS = 4
+# Where nothing is to fail: far more than any case needs, so that only a hang exceeds it.
+PATIENT_S = 60
+# Where something is to fail: each rank must have ended after twice the deadline and the slack, which is for starting
+# processes and for a busy machine.
+DEADLINE_S, SLACK_S = 2, 5
+START_TIMEOUT_S = 10
+# `ferry bench` checks every row and every sum of it.
+SMALL_LAYER = ["--tokens", 64, "--hidden", 512, "--topk", 4, "--experts", 16]
+ANY_NETWORK_ERROR = ["kTransport", "kTimeout", "kPeerLost"]
+
+
+class Cases(unittest.TestCase):
+    """Each test appends what it saw to `details`, and leaves the last output of ranks that failed in `output`."""
+
+    hosts = None  # TwoHosts with the links control and data
+    ferry = None  # path of the command
+    longMessage = False
+
+    def setUp(self):
+        self.details = []
+        self.output = ""
+
+    # Good links.
+
+    def test_demo(self):
+        printed = self.check_exchange(["demo", "--text", __file__, "--tokens", 32, "--timeout", PATIENT_S])
+        verified = re.search(r"^verified.*$", printed, re.MULTILINE)
+        self.assertIsNotNone(verified, f"rank 0 did not print that results were verified:\n{printed}")
+        self.details.append(verified[0])
+
+    def test_bench(self):
+        self.check_bench()
+
+    def test_bench_fp8(self):
+        self.check_bench("--dtype", "fp8", "--layout", "experts")
+
+    def test_four_nodes(self):
+        self.check_bench("--nodes", NUM_RANKS)
+
+    # Bad links.
+
+    def test_delay_2ms(self):
+        self.check_netem(Impairment(delay_ms=2))
+
+    def test_delay_20ms(self):
+        self.check_netem(Impairment(delay_ms=20))
+
+    def test_loss_1_percent(self):
+        self.check_netem(Impairment(loss=0.01))
+
+    def test_reorder_25_percent(self):
+        self.check_netem(Impairment(delay_ms=2, reorder=0.25))
+
+    def test_slow_link(self):
+        self.check_bench_over(self.hosts.rate_limit("data", rate_mbit=20, burst="32k", latency="400ms"))
+
+    def test_tun_delay_2ms(self):
+        self.check_tun(Impairment(delay_ms=2))
+
+    def test_tun_delay_20ms(self):
+        self.check_tun(Impairment(delay_ms=20))
+
+    def test_tun_loss_1_percent(self):
+        self.check_tun(Impairment(loss=0.01))
+
+    def test_tun_reorder_25_percent(self):
+        self.check_tun(Impairment(delay_ms=2, reorder=0.25))
+
+    # Failures.
+
+    def test_killed_rank(self):
+        with self.endless_loop() as ranks:
+            broken_at = time.monotonic()
+            ranks.kill(3)
+            self.check_typed_errors(ranks, broken_at, ["kPeerLost", "kTimeout"], blamed=3, killed=3)
+
+    def test_cut_data_link(self):
+        self.check_cut(["data"])
+
+    def test_cut_both_links(self):
+        self.check_cut(["data", "control"])
+
+    def test_no_way(self):
+        """Interfaces that lead to no other host: each host's own loopback."""
+        broken_at = time.monotonic()
+        with self.ranks(["bench", *SMALL_LAYER, "--timeout", DEADLINE_S], interface="lo") as ranks:
+            # Rank 0 is the first to find that there is no route, to the rank of its rail.
+            self.check_typed_errors(ranks, broken_at, ANY_NETWORK_ERROR, blamed=2)
+
+    # What the tests share.
+
+    @contextlib.contextmanager
+    def ranks(self, arguments, interface="data"):
+        """Ranks of the command, whose tokens use the interface. They get nothing from this process's environment."""
+        environment = {"PATH": os.environ.get("PATH", os.defpath), "UCX_TLS": "tcp", "UCX_NET_DEVICES": interface}
+        with RankProcesses(self.hosts, NUM_RANKS, [self.ferry, *arguments], environment) as ranks:
+            try:
+                yield ranks
+            except Exception:
+                self.output = "\n".join(last_lines_of(ranks))
+                raise
+
+    def check_exchange(self, arguments, interface="data"):
+        """All ranks succeed, and what they exchange goes over the link. Returns what rank 0 prints."""
+        before = self.hosts.sent_bytes(interface)
+        with self.ranks(arguments, interface) as ranks:
+            # More than the ranks' own deadline: their error says more than that they hang.
+            codes = ranks.wait(2 * PATIENT_S)
+            moved_bytes = self.hosts.sent_bytes(interface) - before
+            self.details.append(f"exit codes {codes}, {moved_bytes // 1000} kB over the link")
+            self.assertEqual(codes, [0] * NUM_RANKS, f"the ranks ended with {codes}, not with 0 (None: still running)")
+            self.assertGreater(moved_bytes, 100_000, f"only {moved_bytes} bytes went over the link {interface}")
+            return ranks.stdout(0)
+
+    def check_bench(self, *options, interface="data"):
+        arguments = ["bench", *SMALL_LAYER, "--warmup", 1, "--timeout", PATIENT_S, "--json", "-", *options]
+        report = json.loads(self.check_exchange(arguments, interface))
+        times_us = {result["op"]: result["time_us_p50"] for result in report["results"]}
+        self.details.append(f"a pair takes {times_us['pair'] / 1e3:.3g} ms")
+
+    def check_bench_over(self, bad_link, interface="data"):
+        """`bad_link` is a context manager that makes the link of the interface bad; skipped if this machine cannot."""
+        with skipped_if_missing(), bad_link:
+            self.check_bench("--iterations", 3, interface=interface)
+
+    def check_netem(self, impairment):
+        self.check_bench_over(self.hosts.netem("data", impairment))
+
+    def check_tun(self, impairment):
+        self.check_bench_over(self.hosts.tun_link(impairment), interface="tun")
+
+    @contextlib.contextmanager
+    def endless_loop(self):
+        """Ranks that exchange without end and have been seen to do so."""
+        arguments = ["bench", *SMALL_LAYER, "--warmup", 0, "--iterations", 1000000, "--timeout", DEADLINE_S]
+        with self.ranks(arguments) as ranks:
+            started = poll_until(START_TIMEOUT_S, lambda: "iteration 1 of" in ranks.stderr(0))
+            self.assertTrue(started, f"rank 0 did not report its first iteration in {START_TIMEOUT_S} s")
+            enough_bytes = self.hosts.sent_bytes("data") + 1_000_000
+            moved = poll_until(START_TIMEOUT_S, lambda: self.hosts.sent_bytes("data") >= enough_bytes)
+            self.assertTrue(moved, f"the ranks did not move 1 MB over the link in {START_TIMEOUT_S} s")
+            yield ranks
+
+    def check_cut(self, links):
+        with self.endless_loop() as ranks:
+            broken_at = time.monotonic()
+            try:
+                self.hosts.cut(links)
+                self.check_typed_errors(ranks, broken_at, ANY_NETWORK_ERROR)
+            finally:
+                self.hosts.raise_links()
+
+    def check_typed_errors(self, ranks, broken_at, types, blamed=None, killed=None):
+        """All ranks but the killed one end in time, each with an error that has one of the types and names a call and
+        a rank; at least one error names the rank to blame, by default any."""
+        # The call comes first; the type of the error and the rank that it blames are in brackets at the end.
+        pattern = re.compile(
+            r"ferry bench: (?:.*: )?(route|dispatch|combine|Group::create|all_gather)\b.* "
+            rf"\(({'|'.join(types)}), rank (\d+)\)"
+        )
+        codes = ranks.wait(2 * DEADLINE_S + SLACK_S)
+        self.details.append(f"ended after {1e3 * (time.monotonic() - broken_at):.0f} ms")
+        survivors = [rank for rank in range(NUM_RANKS) if rank != killed]
+        problems = []
+        num_right = 0
+        for rank in survivors:
+            error = last_line(ranks.stderr(rank))
+            match = pattern.fullmatch(error)
+            if codes[rank] is None:
+                problems.append(f"rank {rank} is still running")
+            elif codes[rank] != 1:
+                problems.append(f"rank {rank} ended with {codes[rank]}, not 1")
+            elif match is None:
+                problems.append(f"rank {rank} ended with another error: {error}")
+            else:
+                call, error_type, named = match[1], match[2], int(match[3])
+                self.details.append(f"rank {rank}: {call}, {error_type} of {named}")
+                if blamed in (None, named):
+                    num_right += 1
+                elif (call, named) != ("all_gather", 0):
+                    # Between two calls the ranks meet in the bootstrap, which rank 0 leads: a rank that waits there
+                    # when rank 0 leaves because of the failure learns no more than that.
+                    problems.append(f"rank {rank} blames rank {named}, not {blamed}")
+        if num_right == 0:
+            problems.append("no rank names the rank to blame")
+        self.assertEqual(problems, [], "\n".join(problems))
+
+
+@contextlib.contextmanager
+def skipped_if_missing():
+    try:
+        yield
+    except Missing as missing:
+        raise unittest.SkipTest(f"missing: {missing}") from missing
+
+
+def last_lines_of(ranks):
+    for rank in range(NUM_RANKS):
+        for name, text in (("stdout", ranks.stdout(rank)), ("stderr", ranks.stderr(rank))):
+            yield from (f"rank {rank} {name}: {line}" for line in text.splitlines()[-5:])
