@@ -1,0 +1,97 @@
+/// The arithmetic of route against the oracle, which shares no code with it.
+
+#include "plan/route_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <tuple>
+
+#include "plan/forward_table.hpp"
+#include "support/planned_routing.hpp"
+#include "support/random_world.hpp"
+
+namespace ferry::test {
+namespace {
+
+void expect_equal(const oracle::RankRouting& planned, const oracle::RankRouting& expected) {
+  EXPECT_EQ(planned.num_recv_rows, expected.num_recv_rows);
+  EXPECT_EQ(planned.num_used_rows, expected.num_used_rows);
+  EXPECT_EQ(planned.num_rows_per_local_expert, expected.num_rows_per_local_expert);
+  EXPECT_EQ(planned.expert_row_offsets, expected.expert_row_offsets);
+  EXPECT_EQ(planned.num_rows_from_rank, expected.num_rows_from_rank);
+  EXPECT_EQ(planned.num_rows_to_rank, expected.num_rows_to_rank);
+  EXPECT_EQ(planned.local_expert_ids, expected.local_expert_ids);
+  EXPECT_EQ(planned.slots, expected.slots);
+  EXPECT_EQ(planned.source, expected.source);
+}
+
+TEST(RoutePlan, GivesTheOraclesRows) {
+  std::mt19937_64 random(7);
+  for (int num_ranks : {1, 2, 3, 5, 8}) {
+    for (int i = 0; i < 60; ++i) {
+      const oracle::World world = make_world(draw_world_spec(random, num_ranks));
+      const Result<std::vector<oracle::RankRouting>> expected = oracle::route(world);
+      if (!expected.ok()) continue;  // too many rows on purpose
+      const std::vector<oracle::RankRouting> planned = planned_routings(world);
+      for (std::size_t rank = 0; rank < planned.size(); ++rank) {
+        SCOPED_TRACE(testing::Message() << "world " << i << " of " << num_ranks << " ranks, rank " << rank);
+        expect_equal(planned[rank], (*expected)[rank]);
+      }
+      if (HasFailure()) return;
+    }
+  }
+}
+
+/// Two nodes of two ranks, an expert each; three tokens with two entries.
+struct TwoNodes {
+  std::vector<std::int32_t> owners{0, 1, 2, 3};
+  plan::RouteShape shape{.layout = Layout::kTokens,
+                         .num_ranks = 4,
+                         .num_experts = 4,
+                         .num_topk = 2,
+                         .expert_alignment = 1,
+                         .slab_capacity = 0,
+                         .expert_to_rank = owners};
+  Topology topology{.rank = 0, .num_ranks = 4, .ranks_per_node = 2};
+  std::vector<std::int64_t> ids{3, 2, -1, 1, 2, 2};
+};
+
+TEST(ForwardTables, HaveEachTokenOncePerNodeWithItsDestinationsThere) {
+  const TwoNodes nodes;
+  std::vector<std::int32_t> ranks(4);
+  std::vector<std::int32_t> experts(4);
+  plan::count_tokens(nodes.shape, nodes.ids, ranks.data(), experts.data());
+  EXPECT_EQ(ranks, (std::vector<std::int32_t>{0, 1, 2, 1}));
+  const std::vector<std::int32_t> none(4, 0);
+  const std::vector<plan::SourceCounts> sources{{ranks.data(), experts.data(), 6, 0},
+                                                {none.data(), none.data(), 0, 0},
+                                                {none.data(), none.data(), 0, 0},
+                                                {none.data(), none.data(), 0, 0}};
+  const plan::ExpertGroups groups = plan::group_experts(nodes.shape, sources);
+  const plan::TokenPlan tokens = plan::place_tokens(nodes.shape, sources, groups, 0, nodes.ids);
+  const std::vector<plan::ForwardTable> tables = plan::build_forward_tables(tokens, nodes.topology);
+  ASSERT_EQ(tables.size(), 2U);
+  EXPECT_EQ(tables[0].tokens, (std::vector<std::int32_t>{1}));
+  EXPECT_EQ(tables[1].tokens, (std::vector<std::int32_t>{0, 2}));
+  const auto key = [](const plan::Destination& d) { return std::tuple(d.rank, d.row, d.topk, d.first); };
+  const auto destinations = tables[1].destinations_of(0);
+  ASSERT_EQ(destinations.size(), 2U);
+  EXPECT_EQ(key(destinations[0]), std::tuple(0, 0, 1, 1));
+  EXPECT_EQ(key(destinations[1]), std::tuple(1, 0, 0, 1));
+  const auto duplicates = tables[1].destinations_of(1);
+  ASSERT_EQ(duplicates.size(), 2U);
+  EXPECT_EQ(key(duplicates[0]), std::tuple(0, 1, 0, 1));
+  EXPECT_EQ(key(duplicates[1]), std::tuple(0, 1, 1, 0)) << "the same row again";
+
+  std::vector<plan::ForwardTableSize> sizes(2);
+  plan::count_forward_tables(nodes.shape, nodes.topology, nodes.ids, sizes.data());
+  for (std::size_t node = 0; node < tables.size(); ++node) {
+    EXPECT_EQ(sizes[node].num_items, tables[node].size().num_items);
+    EXPECT_EQ(sizes[node].num_destinations, tables[node].size().num_destinations);
+  }
+}
+
+}  // namespace
+}  // namespace ferry::test
