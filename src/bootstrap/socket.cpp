@@ -6,13 +6,13 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <memory>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "ferry/bootstrap.hpp"
 
@@ -82,11 +82,6 @@ std::string_view listen_hint(int error) {
 }
 
 }  // namespace
-
-void UniqueFd::reset() {
-  if (fd_ >= 0) (void)close(fd_);
-  fd_ = -1;
-}
 
 std::string to_string(const Address& address) {
   char text[INET6_ADDRSTRLEN] = "?";

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 
+#include "core/unique_fd.hpp"
 #include "cpu/internode/calls.hpp"
 #include "cpu/intranode/calls.hpp"
 
@@ -14,7 +15,7 @@ namespace ferry::cpu {
 namespace {
 
 Status probe() {
-  const node::UniqueFd fd(memfd_create("ferry-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const UniqueFd fd(memfd_create("ferry-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.valid()) return {};
   return Status(ErrorCode::kUnsupported,
                 fmt::format("memfd_create failed: {}; the CPU backend needs Linux 3.17 and a sandbox that allows it",

@@ -96,7 +96,7 @@ ArenaService::~ArenaService() {
 
 Status ArenaService::start() {
   if (states_.empty()) return {};
-  stop_ = node::UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop_.valid()) {
     return Status(ErrorCode::kSystem,
                   fmt::format("sharing device memory: eventfd failed: {}; raise the open-file limit "

@@ -13,11 +13,11 @@
 #include <thread>
 #include <vector>
 
+#include "core/unique_fd.hpp"
 #include "cuda/device_arena.hpp"
 #include "cuda/peer_mapping.hpp"
 #include "ferry/status.hpp"
 #include "node/peer_link.hpp"
-#include "node/unique_fd.hpp"
 
 namespace ferry::cuda {
 
@@ -68,7 +68,7 @@ class ArenaService {
 
   const std::int64_t timeout_ns_;
   const Status out_of_memory_;  // made in advance
-  node::UniqueFd stop_;         // eventfd
+  UniqueFd stop_;               // eventfd
   std::vector<pollfd> poll_set_;
   std::thread thread_;
 

@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 
+#include "core/unique_fd.hpp"
 #include "cuda/cuda_status.hpp"
 #include "cuda/deferred_free.hpp"
-#include "node/unique_fd.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -34,7 +34,7 @@ std::string describe_memory(int device) {
   return fmt::format("GPU {}, which has {} of its {} bytes free", device, free_bytes, total_bytes);
 }
 
-Result<node::UniqueFd> export_fd(const Driver& table, CUmemGenericAllocationHandle handle) {
+Result<UniqueFd> export_fd(const Driver& table, CUmemGenericAllocationHandle handle) {
   int fd = -1;
   const CUresult result =
       table.mem_export_to_shareable_handle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
@@ -43,7 +43,7 @@ Result<node::UniqueFd> export_fd(const Driver& table, CUmemGenericAllocationHand
       !status.ok()) {
     return status;
   }
-  return node::UniqueFd(fd);
+  return UniqueFd(fd);
 }
 
 /// Containers and sandboxes may refuse what the device could do, so try.
@@ -56,7 +56,7 @@ bool shares_descriptors(const Driver& table, int device) {
   // Too little memory for a try says nothing against this path; whoever allocates will hear of it.
   if (created != CUDA_SUCCESS) return created == CUDA_ERROR_OUT_OF_MEMORY;
   bool shared = false;
-  if (Result<node::UniqueFd> fd = export_fd(table, handle); fd.ok()) {
+  if (Result<UniqueFd> fd = export_fd(table, handle); fd.ok()) {
     CUmemGenericAllocationHandle imported = 0;
     void* os_handle = reinterpret_cast<void*>(static_cast<std::uintptr_t>(fd->get()));
     shared = table.mem_import_from_shareable_handle(&imported, os_handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
@@ -232,7 +232,7 @@ Status DeviceArena::tell(const Announce& announce, const Chunk& chunk) const {
     return status.ok() ? announce(told) : status;
   }
   const Result<const Driver*> table = driver();
-  Result<node::UniqueFd> fd = export_fd(**table, chunk.handle);
+  Result<UniqueFd> fd = export_fd(**table, chunk.handle);
   if (!fd.ok()) return fd.status();
   told.fd = fd->get();
   return announce(told);

@@ -10,11 +10,11 @@
 #include <memory>
 #include <mutex>
 
+#include "core/unique_fd.hpp"
 #include "ferry/group.hpp"
 #include "ferry/status.hpp"
 #include "node/control_block.hpp"
 #include "node/page_heap.hpp"
-#include "node/unique_fd.hpp"
 
 namespace ferry::node {
 

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/unique_fd.hpp"
 #include "ferry/status.hpp"
-#include "node/unique_fd.hpp"
 
 namespace ferry::node {
 

@@ -37,7 +37,7 @@ Status meet(const TcpBootstrapOptions& options) {
 
 struct StrangerKind {
   const char* name;
-  std::function<void(const bootstrap::UniqueFd&)> behave;
+  std::function<void(const UniqueFd&)> behave;
 };
 
 std::string header_text(bootstrap::FrameType type, std::uint32_t length) {
@@ -50,7 +50,7 @@ class Stranger : public testing::TestWithParam<StrangerKind> {};
 TEST_P(Stranger, DoesNotKeepTheGroupFromForming) {
   const Meeting meeting = Meeting::prepare();
   // They are all in the queue before rank 0 first looks, and stay connected until the group has formed.
-  std::vector<bootstrap::UniqueFd> strangers;
+  std::vector<UniqueFd> strangers;
   for (int i = 0; i < 10; ++i) {
     strangers.push_back(connect_stranger(meeting.port));
     ASSERT_TRUE(strangers.back().valid());
@@ -60,7 +60,7 @@ TEST_P(Stranger, DoesNotKeepTheGroupFromForming) {
       run_threads(kNumRanks, [&](int rank) { return meet(meeting.options(rank, kNumRanks, kTimeoutNs)); });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
   // Rank 0 is gone; nothing of the strangers is left behind.
-  for (const bootstrap::UniqueFd& stranger : strangers) await_close(stranger);
+  for (const UniqueFd& stranger : strangers) await_close(stranger);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -91,7 +91,7 @@ TEST(Strangers, GarbageAndWrongProofsAreSentAwayWhileTheGroupStillForms) {
   const auto statuses = run_threads(kNumRanks, [&](int thread) {
     if (thread < kNumRanks - 1) return meet(meeting.options(thread, kNumRanks, kTimeoutNs));
     // The last rank comes only after these were refused, so rank 0 must have done it of its own accord.
-    const bootstrap::UniqueFd garbage = connect_stranger(meeting.port);
+    const UniqueFd garbage = connect_stranger(meeting.port);
     send_text(garbage, "SSH-2.0-x\r\n\r\n");
     await_close(garbage);
     TcpBootstrapOptions impostor = meeting.options(thread, kNumRanks, kNsPerSecond / 2);
@@ -108,7 +108,7 @@ TEST(Strangers, SilentOneIsSentAwayBeforeTheGroupsDeadline) {
   const auto statuses = run_threads(2, [&](int rank) {
     if (rank == 0) return meet(meeting.options(0, 2, 4 * kNsPerSecond));
     // Rank 1 comes when rank 0 has lost patience with this one, and finds the group still forming.
-    const bootstrap::UniqueFd silent = connect_stranger(meeting.port);
+    const UniqueFd silent = connect_stranger(meeting.port);
     await_close(silent);
     return meet(meeting.options(1, 2, kTimeoutNs));
   });
@@ -121,7 +121,7 @@ Status hold_connections(std::uint16_t port, std::size_t count, const ForkedRank:
   (void)getrlimit(RLIMIT_NOFILE, &limit);
   limit.rlim_cur = limit.rlim_max;
   (void)setrlimit(RLIMIT_NOFILE, &limit);
-  std::vector<bootstrap::UniqueFd> held;
+  std::vector<UniqueFd> held;
   while (held.size() < count) {
     held.push_back(connect_stranger(port));
     if (!held.back().valid()) return Status(ErrorCode::kSystem, "a stranger could not connect");
@@ -153,7 +153,7 @@ TEST(Strangers, RunningOutOfDescriptorsDoesNotKeepTheGroupFromForming) {
     (void)setrlimit(RLIMIT_NOFILE, &limit);
     return meet(meeting.options(0, kNumRanks, kTimeoutNs));
   });
-  std::vector<bootstrap::UniqueFd> strangers;
+  std::vector<UniqueFd> strangers;
   for (int i = 0; i < 50; ++i) strangers.push_back(connect_stranger(meeting.port));
   const auto statuses =
       run_threads(kNumRanks - 1, [&](int thread) { return meet(meeting.options(thread + 1, kNumRanks, kTimeoutNs)); });

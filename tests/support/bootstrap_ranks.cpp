@@ -73,8 +73,8 @@ TcpBootstrapOptions Meeting::options(int rank, int num_ranks, std::int64_t timeo
 ForkedRank::ForkedRank(const Body& body) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw Error(Status(ErrorCode::kSystem, "pipe2 failed"));
-  reports_ = bootstrap::UniqueFd(ends[0]);
-  bootstrap::UniqueFd report(ends[1]);
+  reports_ = UniqueFd(ends[0]);
+  UniqueFd report(ends[1]);
   pid_ = fork();
   if (pid_ != 0) return;
   reports_.reset();
@@ -110,8 +110,8 @@ Status ForkedRank::result() {
   return bootstrap::parse_failure(failure).value().to_status();
 }
 
-bootstrap::UniqueFd connect_stranger(std::uint16_t port) {
-  bootstrap::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+UniqueFd connect_stranger(std::uint16_t port) {
+  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
@@ -120,10 +120,10 @@ bootstrap::UniqueFd connect_stranger(std::uint16_t port) {
   return fd;
 }
 
-void send_text(const bootstrap::UniqueFd& fd, std::string_view text) {
+void send_text(const UniqueFd& fd, std::string_view text) {
   (void)send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL);
 }
 
-void await_close(const bootstrap::UniqueFd& fd) { (void)read_to_end(fd.get()); }
+void await_close(const UniqueFd& fd) { (void)read_to_end(fd.get()); }
 
 }  // namespace ferry::test

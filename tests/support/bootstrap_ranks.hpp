@@ -71,15 +71,15 @@ class ForkedRank {
   Status result();
 
  private:
-  bootstrap::UniqueFd reports_;
+  UniqueFd reports_;
   pid_t pid_ = -1;
 };
 
 /// A blocking connection to the port, as anybody could make it.
-bootstrap::UniqueFd connect_stranger(std::uint16_t port);
-void send_text(const bootstrap::UniqueFd& fd, std::string_view text);
+UniqueFd connect_stranger(std::uint16_t port);
+void send_text(const UniqueFd& fd, std::string_view text);
 /// Blocks until the other end closes the connection.
-void await_close(const bootstrap::UniqueFd& fd);
+void await_close(const UniqueFd& fd);
 
 }  // namespace ferry::test
 

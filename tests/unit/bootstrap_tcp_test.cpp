@@ -293,16 +293,16 @@ TEST(TcpBootstrap, WhyRankZeroHungUpOutweighsItsSilenceAtTheEnd) {
   const Meeting meeting = Meeting::prepare();
   auto peer = std::async(std::launch::async,
                          [&] { return create_tcp_bootstrap(meeting.options(1, 2, 2 * kNsPerSecond)).status(); });
-  const bootstrap::UniqueFd listener(meeting.listen_fd);
+  const UniqueFd listener(meeting.listen_fd);
   (void)fcntl(listener.get(), F_SETFL, 0);
   const bootstrap::ChallengeFrame challenge = bootstrap::make_challenge({});
   // As rank 0 does: the hello is read, found wanting and answered by hanging up. Then, to the next try, nothing.
-  bootstrap::UniqueFd connection(accept(listener.get(), nullptr, nullptr));
+  UniqueFd connection(accept(listener.get(), nullptr, nullptr));
   ASSERT_EQ(write(connection.get(), challenge.data(), challenge.size()), std::ssize(challenge));
   bootstrap::HelloFrame hello{};
   ASSERT_EQ(recv(connection.get(), hello.data(), hello.size(), MSG_WAITALL), std::ssize(hello));
   connection = {};
-  connection = bootstrap::UniqueFd(accept(listener.get(), nullptr, nullptr));
+  connection = UniqueFd(accept(listener.get(), nullptr, nullptr));
   ASSERT_EQ(write(connection.get(), challenge.data(), challenge.size()), std::ssize(challenge));
   const Status status = peer.get();
   EXPECT_EQ(status.code(), ErrorCode::kTimeout) << status.to_string();
@@ -314,9 +314,9 @@ TEST(TcpBootstrap, RankTriesAgainUntilTheRealRankZeroListens) {
   auto peer = std::async(std::launch::async, [&] { return create_tcp_bootstrap(meeting.options(1, 2, kLongNs)); });
   {
     // Somebody else has the port at first and hangs up on the rank; then nobody has it.
-    const bootstrap::UniqueFd impostor(meeting.listen_fd);
+    const UniqueFd impostor(meeting.listen_fd);
     (void)fcntl(impostor.get(), F_SETFL, 0);
-    const bootstrap::UniqueFd hung_up(accept(impostor.get(), nullptr, nullptr));
+    const UniqueFd hung_up(accept(impostor.get(), nullptr, nullptr));
     ASSERT_TRUE(hung_up.valid());
   }
   TcpBootstrapOptions options = meeting.options(0, 2, kLongNs);
@@ -348,7 +348,7 @@ INSTANTIATE_TEST_SUITE_P(Names, Host, testing::Values("127.0.0.1", "localhost", 
 
 TEST(TcpBootstrap, TakenPortIsReportedAtOnceWithWhatToDo) {
   const Meeting meeting = Meeting::prepare();
-  const bootstrap::UniqueFd holder(meeting.listen_fd);
+  const UniqueFd holder(meeting.listen_fd);
   TcpBootstrapOptions options = meeting.options(0, 2, kLongNs);
   options.listen_fd = -1;
   const Status status = create_tcp_bootstrap(options).status();
