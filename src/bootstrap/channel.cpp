@@ -5,16 +5,16 @@
 #include <algorithm>
 #include <array>
 
-#include "bootstrap/bytes.hpp"
+#include "bootstrap/handshake.hpp"
 
 namespace ferry::bootstrap {
 namespace {
 
-// Memory follows what has really arrived, in steps of this size, and not what a header announces.
+// The receive buffer grows by this much as data arrives, whatever length a header announces.
 constexpr std::size_t kReadChunkBytes = std::size_t{64} << 10;
 
 using FrameNumber = std::array<std::byte, sizeof(std::uint64_t)>;
-static_assert(sizeof(FrameNumber) <= kDigestBytes, "the number is laid where the digest goes, to be covered by it");
+static_assert(sizeof(FrameNumber) <= kDigestBytes, "the number is written where the digest goes");
 
 FrameNumber encode_number(std::uint64_t number) {
   FrameNumber bytes{};
@@ -66,7 +66,7 @@ void Channel::finish_sending() {
 }
 
 ReceiveOutcome Channel::broken(Status why) {
-  trouble_ = std::move(why);
+  error_ = std::move(why);
   return ReceiveOutcome::kBroken;
 }
 
@@ -85,8 +85,8 @@ ReceiveOutcome Channel::take_buffered(Frame* frame) {
   const Result<Digest> expected = hmac_sha256(keys_.receive, waiting.first(covered_bytes + number.size()));
   if (!expected.ok()) return broken(expected.status());
   if (!equal_in_constant_time(*expected, received)) {
-    return broken(Status(ErrorCode::kTransport, fmt::format("bootstrap: the digest of frame {} is wrong: somebody on "
-                                                            "the way changed it, or does not know the secret",
+    return broken(Status(ErrorCode::kTransport, fmt::format("bootstrap: frame {} has a wrong digest: it was modified "
+                                                            "on the way, or the sender has another secret",
                                                             receive_idx_)));
   }
   ++receive_idx_;
@@ -132,35 +132,35 @@ bool Channel::discard_input() {
   }
 }
 
-void part_with(std::span<Channel* const> channels, const std::vector<bool>& listening, const Status& verdict,
-               Deadline deadline) {
-  const std::vector<std::byte> failure = encode_failure(verdict);
-  struct Leaving {
+void send_failure(std::span<Channel* const> channels, const std::vector<bool>& wait_for, const Status& error,
+                  Deadline deadline) {
+  const std::vector<std::byte> failure = encode_failure(error);
+  struct Open {
     Channel* channel;
-    bool finished = false;
+    bool all_sent;
   };
-  std::vector<Leaving> leaving;
+  std::vector<Open> open;
   for (std::size_t i = 0; i < channels.size(); ++i) {
     Channel* channel = channels[i];
     if (!channel->queue(FrameType::kFailure, failure).ok() || !channel->flush()) continue;
     const bool all_sent = channel->num_queued_bytes() == 0;
     if (all_sent) channel->finish_sending();
-    if (listening[i]) leaving.push_back({channel, all_sent});
+    if (wait_for[i]) open.push_back({channel, all_sent});
   }
-  while (!leaving.empty() && !deadline.expired()) {
+  while (!open.empty() && !deadline.expired()) {
     std::vector<pollfd> entries;
-    for (const Leaving& one : leaving) entries.push_back({one.channel->fd(), one.channel->poll_events(), 0});
+    for (const Open& one : open) entries.push_back({one.channel->fd(), one.channel->poll_events(), 0});
     if (!wait_until_ready(entries, deadline).ok()) return;
-    std::vector<Leaving> still;
-    for (Leaving& one : leaving) {
-      if (!one.finished && !one.channel->flush()) continue;
-      if (!one.finished && one.channel->num_queued_bytes() == 0) {
+    std::vector<Open> still_open;
+    for (Open& one : open) {
+      if (!one.all_sent && !one.channel->flush()) continue;
+      if (!one.all_sent && one.channel->num_queued_bytes() == 0) {
         one.channel->finish_sending();
-        one.finished = true;
+        one.all_sent = true;
       }
-      if (one.channel->discard_input()) still.push_back(one);
+      if (one.channel->discard_input()) still_open.push_back(one);
     }
-    leaving = std::move(still);
+    open = std::move(still_open);
   }
 }
 

@@ -1,14 +1,14 @@
 #ifndef FERRY_BOOTSTRAP_CHANNEL_HPP
 #define FERRY_BOOTSTRAP_CHANNEL_HPP
 
-/// An authenticated connection: frames in, frames out, never blocking.
+/// An authenticated connection that sends and receives frames without blocking.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include "bootstrap/auth.hpp"
 #include "bootstrap/deadline.hpp"
 #include "bootstrap/frame.hpp"
 #include "bootstrap/socket.hpp"
@@ -27,10 +27,10 @@ struct Frame {
 };
 
 enum class ReceiveOutcome {
-  kFrame,       ///< there is one, and its digest is right
+  kFrame,       ///< received one with a correct digest
   kWouldBlock,  ///< wait for POLLIN
-  kClosed,      ///< the other end is gone, or closed its side
-  kBroken,      ///< what came is not a frame of that end: `trouble()` says why
+  kClosed,      ///< the other end closed the connection or died
+  kBroken,      ///< the received bytes are not a frame of the other end: see `error()`
 };
 
 class Channel {
@@ -39,27 +39,28 @@ class Channel {
 
   int fd() const { return fd_.get(); }
 
-  /// Append a frame to what is to be sent.
+  /// Append a frame to the send buffer.
   Status queue(FrameType type, std::span<const std::byte> payload);
   std::size_t num_queued_bytes() const { return out_.size() - num_sent_; }
-  /// Send what fits now. False when the other end takes nothing any more; what it sent before can still be read.
+  /// Send as much as the socket accepts now. False once the connection accepts no more data; data that the other end
+  /// sent before can still be received.
   bool flush();
-  /// No more will be sent: the other end reads what was and then the end of the stream.
+  /// Shut down sending: the other end receives what was sent, then the end of the stream.
   void finish_sending();
 
-  /// The next frame. Must be called until kWouldBlock before waiting for POLLIN: frames may be waiting in the buffer.
+  /// The next frame. Call it until kWouldBlock before waiting for POLLIN: the buffer may hold several frames.
   ReceiveOutcome receive(Frame* frame);
-  const Status& trouble() const { return trouble_; }
-  /// Something has come that `receive` has not handed out yet.
+  const Status& error() const { return error_; }
+  /// True if data has arrived that `receive` has not returned yet.
   bool has_input() const;
-  /// Read and drop what has come. False at the end of the stream.
+  /// Read and discard all received data. False at the end of the stream.
   bool discard_input();
 
-  /// What to wait for.
+  /// The events to poll for.
   short poll_events() const { return static_cast<short>(POLLIN | (num_queued_bytes() > 0 && can_send_ ? POLLOUT : 0)); }
 
  private:
-  /// Takes a whole frame from the front of the buffer. kWouldBlock: there is none yet.
+  /// Removes one frame from the front of the buffer. kWouldBlock: it is not complete yet.
   ReceiveOutcome take_buffered(Frame* frame);
   ReceiveOutcome broken(Status why);
 
@@ -72,13 +73,13 @@ class Channel {
   std::size_t num_sent_ = 0;
   std::vector<std::byte> in_;
   std::size_t num_taken_ = 0;
-  Status trouble_;
+  Status error_;
 };
 
-/// Tell every one of `channels` why the group ends. Waits, until `deadline` at most, for those in `listening` to have
-/// read it: closing earlier could reset the connection and take the text with it.
-void part_with(std::span<Channel* const> channels, const std::vector<bool>& listening, const Status& verdict,
-               Deadline deadline);
+/// Send `error` as a failure frame on all channels and stop sending. Waits, until `deadline` at most, until the other
+/// ends of those in `wait_for` have closed: closing this end earlier could reset the connection and lose the frame.
+void send_failure(std::span<Channel* const> channels, const std::vector<bool>& wait_for, const Status& error,
+                  Deadline deadline);
 
 }  // namespace ferry::bootstrap
 

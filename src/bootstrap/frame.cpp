@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "bootstrap/bytes.hpp"
-
 namespace ferry::bootstrap {
 namespace {
 
@@ -53,7 +51,8 @@ HeaderBytes encode_header(const FrameHeader& header) {
 
 Result<FrameHeader> parse_header(std::span<const std::byte, kHeaderBytes> bytes) {
   if (!std::equal(kMagic.begin(), kMagic.end(), bytes.begin())) {
-    return Status(ErrorCode::kTransport, "bootstrap: a frame does not begin with \"FRY1\"; that is not a Ferry rank");
+    return Status(ErrorCode::kTransport,
+                  "bootstrap: received a frame that does not begin with \"FRY1\"; the sender is not a Ferry rank");
   }
   const auto type = load_little_endian<std::uint16_t>(bytes.data() + kTypeOffset);
   const auto zero = load_little_endian<std::uint16_t>(bytes.data() + kZeroOffset);
@@ -62,13 +61,14 @@ Result<FrameHeader> parse_header(std::span<const std::byte, kHeaderBytes> bytes)
     if (static_cast<std::uint16_t>(bound.type) != type || zero != 0) continue;
     if (length < bound.min_bytes || length > bound.max_bytes) {
       return Status(ErrorCode::kTransport,
-                    fmt::format("bootstrap: a frame of type {} announces {} bytes, allowed are {} to {}", type, length,
-                                bound.min_bytes, bound.max_bytes));
+                    fmt::format("bootstrap: received a frame of type {} with length {}, expected {} to {} bytes", type,
+                                length, bound.min_bytes, bound.max_bytes));
     }
     return FrameHeader{bound.type, length};
   }
-  return Status(ErrorCode::kTransport,
-                fmt::format("bootstrap: no frame has type {} with reserved field {}", type, zero));
+  return Status(
+      ErrorCode::kTransport,
+      fmt::format("bootstrap: received a frame of unknown type {} (reserved field {}, expected 0)", type, zero));
 }
 
 std::array<std::byte, kHelloUnprovenBytes> encode_hello_unproven(const Hello& hello) {
@@ -84,7 +84,7 @@ std::array<std::byte, kHelloUnprovenBytes> encode_hello_unproven(const Hello& he
 Result<Hello> parse_hello(std::span<const std::byte> payload) {
   if (payload.size() != kHelloBytes) {
     return Status(ErrorCode::kTransport,
-                  fmt::format("bootstrap: a hello has {} bytes, expected {}", payload.size(), kHelloBytes));
+                  fmt::format("bootstrap: received a hello of {} bytes, expected {}", payload.size(), kHelloBytes));
   }
   Hello hello;
   std::copy_n(payload.begin(), kNonceBytes, hello.nonce.begin());
@@ -95,10 +95,11 @@ Result<Hello> parse_hello(std::span<const std::byte> payload) {
 
   const auto* version = reinterpret_cast<const char*>(payload.data() + kVersionOffset);
   const char* end = std::find(version, version + kVersionBytes, '\0');
-  // The version is shown to people: nothing but plain text, and one spelling only for the proof to cover.
+  // The version appears in error messages, so only printable text is accepted. The padding must be zero: a hello has
+  // exactly one encoding.
   const bool padded = std::all_of(end, version + kVersionBytes, [](char c) { return c == '\0'; });
   if (end == version || !padded || !std::all_of(version, end, is_printable)) {
-    return Status(ErrorCode::kTransport, "bootstrap: the version in a hello is not zero-padded printable text");
+    return Status(ErrorCode::kTransport, "bootstrap: received a hello whose version is not zero-padded printable text");
   }
   hello.version.assign(version, end);
   return hello;
@@ -119,17 +120,24 @@ std::vector<std::byte> encode_failure(const Status& status) {
 
 Result<Failure> parse_failure(std::span<const std::byte> payload) {
   if (payload.size() < kFailureFixedBytes) {
-    return Status(ErrorCode::kTransport, fmt::format("bootstrap: a failure frame has {} bytes, expected at least {}",
-                                                     payload.size(), kFailureFixedBytes));
+    return Status(ErrorCode::kTransport,
+                  fmt::format("bootstrap: received a failure frame of {} bytes, expected at least {}", payload.size(),
+                              kFailureFixedBytes));
   }
   const auto code = load_little_endian<std::uint32_t>(payload.data());
   if (code == static_cast<std::uint32_t>(ErrorCode::kOk) || code > static_cast<std::uint32_t>(ErrorCode::kInternal)) {
-    return Status(ErrorCode::kTransport, fmt::format("bootstrap: a failure frame has the unknown error code {}", code));
+    return Status(ErrorCode::kTransport,
+                  fmt::format("bootstrap: received a failure frame with unknown error code {}", code));
   }
   const std::span<const std::byte> text = payload.subspan(kFailureFixedBytes);
   return Failure{.code = static_cast<ErrorCode>(code),
                  .peer = static_cast<int>(load_little_endian<std::uint32_t>(payload.data() + sizeof(std::uint32_t))),
                  .text = std::string(reinterpret_cast<const char*>(text.data()), text.size())};
+}
+
+Status status_of_failure(std::span<const std::byte> payload) {
+  const Result<Failure> failure = parse_failure(payload);
+  return failure.ok() ? failure->to_status() : failure.status();
 }
 
 std::array<std::byte, kGiveUpBytes> encode_give_up(std::uint64_t gather_idx) {

@@ -1,14 +1,14 @@
 #ifndef FERRY_BOOTSTRAP_FRAME_HPP
 #define FERRY_BOOTSTRAP_FRAME_HPP
 
-/// The bytes of the TCP bootstrap: what a frame looks like, and the parsers of everything that comes from outside.
-/// The parsers take any bytes, allocate nothing before a length is known to be allowed, and return, never trap.
+/// The wire format of the TCP bootstrap: frames, their encoders and their parsers. The parsers accept any bytes and
+/// allocate nothing until a length has been checked.
 ///
 /// A frame is a header of 12 bytes, then a payload, then, on an authenticated connection, a digest of 32 bytes.
 /// Integers are little-endian.
 ///
 ///   header     magic "FRY1" (4), type (u16), zero (u16), payload length (u32)
-///   digest     HMAC-SHA-256 by the direction's session key over header, payload and the frame's number (u64). The
+///   digest     HMAC-SHA-256 with the session key of the direction over header, payload and frame number (u64). The
 ///              number counts the frames of that direction from 0 and is not sent, so a frame that is replayed,
 ///              dropped, reordered or reflected does not verify.
 ///
@@ -23,21 +23,27 @@
 /// | failure   | both | error code (i32), rank to blame (i32), text; the sender is done             | yes    |
 /// | give_up   | peer | number of the all-gather (u64, 0 = forming the group) whose deadline passed | yes    |
 ///
-/// The layout of challenge, hello, welcome and failure must never change: two versions of the library speak it to find
-/// out that they differ.
+/// The layout of challenge, hello, welcome and failure must never change: two versions of the library need it to report
+/// to each other that they differ.
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "bootstrap/auth.hpp"
 #include "ferry/bootstrap.hpp"
 #include "ferry/status.hpp"
 
 namespace ferry::bootstrap {
+
+inline constexpr std::size_t kDigestBytes = 32;  ///< SHA-256
+inline constexpr std::size_t kNonceBytes = 32;   ///< as many bits as the digest, so that neither is the weaker part
+
+using Digest = std::array<std::byte, kDigestBytes>;
+using Nonce = std::array<std::byte, kNonceBytes>;
 
 enum class FrameType : std::uint16_t {
   kChallenge = 1,
@@ -52,12 +58,12 @@ enum class FrameType : std::uint16_t {
 
 inline constexpr std::size_t kHeaderBytes = 12;
 inline constexpr std::size_t kInstanceBytes = 16;
-inline constexpr std::size_t kVersionBytes = 32;  ///< zero-padded; ample for MAJOR.MINOR.PATCH-suffix
+inline constexpr std::size_t kVersionBytes = 32;  ///< zero-padded MAJOR.MINOR.PATCH-suffix
 inline constexpr std::size_t kHelloUnprovenBytes =
     kNonceBytes + kInstanceBytes + sizeof(std::uint32_t) + sizeof(std::uint32_t) + kVersionBytes;
 inline constexpr std::size_t kHelloBytes = kHelloUnprovenBytes + kDigestBytes;
 inline constexpr std::size_t kFailureFixedBytes = sizeof(std::uint32_t) + sizeof(std::uint32_t);
-/// Room for the longest verdict, which names two addresses and two versions; longer text is cut on every rank alike.
+/// Enough for the longest error, which names two addresses and two versions. Longer text is cut, the same on all ranks.
 inline constexpr std::size_t kMaxFailureTextBytes = 1024;
 inline constexpr std::size_t kGiveUpBytes = sizeof(std::uint64_t);
 
@@ -67,7 +73,7 @@ static_assert(kHelloBytes == 120, "two versions must be able to read each other'
 static_assert(kMaxBootstrapMessageBytes <= UINT32_MAX, "a header's length field has 32 bits");
 
 using HeaderBytes = std::array<std::byte, kHeaderBytes>;
-/// Drawn anew by each process that joins: tells a rank that connects again from a second process with its number.
+/// Random, one per process: distinguishes a rank that reconnects from a second process that claims the same rank.
 using Instance = std::array<std::byte, kInstanceBytes>;
 
 struct FrameHeader {
@@ -80,7 +86,7 @@ HeaderBytes encode_header(const FrameHeader& header);
 /// @errors kTransport: wrong magic, unknown type, or a length that a frame of this type cannot have
 Result<FrameHeader> parse_header(std::span<const std::byte, kHeaderBytes> bytes);
 
-/// What a peer says of itself.
+/// How a peer introduces itself.
 struct Hello {
   Nonce nonce{};
   Instance instance{};
@@ -96,7 +102,7 @@ std::array<std::byte, kHelloUnprovenBytes> encode_hello_unproven(const Hello& he
 /// @errors kTransport: not kHelloBytes long, or a version that is empty or not printable
 Result<Hello> parse_hello(std::span<const std::byte> payload);
 
-/// A failure as it travels: Status with its text cut to what fits.
+/// The content of a failure frame: a Status whose text is cut to kMaxFailureTextBytes.
 struct Failure {
   ErrorCode code = ErrorCode::kInternal;
   int peer = -1;
@@ -105,18 +111,36 @@ struct Failure {
   Status to_status() const { return Status(code, text, peer); }
 };
 
-/// What every rank will read when `status` has travelled.
+/// `status` as the receiver of its failure frame will see it.
 Status clip_text(const Status& status);
 
 std::vector<std::byte> encode_failure(const Status& status);
 
-/// @errors kTransport: too short, or an error code that does not exist
+/// @errors kTransport: too short, or an unknown error code
 Result<Failure> parse_failure(std::span<const std::byte> payload);
+
+/// The Status in a failure frame, or the error of parse_failure.
+Status status_of_failure(std::span<const std::byte> payload);
 
 std::array<std::byte, kGiveUpBytes> encode_give_up(std::uint64_t gather_idx);
 
-/// The payload must be kGiveUpBytes long, which parse_header has checked.
+/// The payload must be kGiveUpBytes long; parse_header has checked that.
 std::uint64_t parse_give_up(std::span<const std::byte> payload);
+
+/// Integers are little-endian on the wire on every machine, at any alignment.
+template <std::unsigned_integral Integer>
+void store_little_endian(std::byte* to, Integer value) {
+  for (std::size_t i = 0; i < sizeof(Integer); ++i) to[i] = static_cast<std::byte>((value >> (8 * i)) & 0xff);
+}
+
+template <std::unsigned_integral Integer>
+Integer load_little_endian(const std::byte* from) {
+  Integer value = 0;
+  for (std::size_t i = 0; i < sizeof(Integer); ++i) {
+    value = static_cast<Integer>(value | (std::to_integer<Integer>(from[i]) << (8 * i)));
+  }
+  return value;
+}
 
 }  // namespace ferry::bootstrap
 

@@ -1,13 +1,17 @@
 #include "bootstrap/handshake.hpp"
 
-#include <algorithm>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
 
-#include "bootstrap/bytes.hpp"
+#include <algorithm>
 
 namespace ferry::bootstrap {
 namespace {
 
-// What a digest is for, so that none can stand for another. One length, so that no label continues into a nonce.
+// Every digest covers the label of its purpose, so that none can be used for another. All labels have one length, so
+// that no label can continue into the nonce after it.
 constexpr std::size_t kLabelBytes = 32;
 using Label = std::array<std::byte, kLabelBytes>;
 
@@ -34,7 +38,7 @@ Result<Digest> peer_proof(std::string_view secret, const Nonce& root_nonce, cons
 
 Status wrong_type(std::string_view expected) {
   return Status(ErrorCode::kTransport,
-                std::string("bootstrap: the first frame of a connection is not a ").append(expected));
+                std::string("bootstrap: expected the first frame of a connection to be a ").append(expected));
 }
 
 }  // namespace
@@ -77,7 +81,7 @@ Result<Hello> verify_hello(std::string_view secret, const Nonce& root_nonce,
   const Result<Digest> expected = peer_proof(secret, root_nonce, *hello);
   if (!expected.ok()) return expected.status();
   if (!equal_in_constant_time(*expected, hello->proof)) {
-    return Status(ErrorCode::kTransport, "bootstrap: a peer could not prove that it knows the secret");
+    return Status(ErrorCode::kTransport, "bootstrap: received a hello with a wrong proof: the peer has another secret");
   }
   return hello;
 }
@@ -88,6 +92,30 @@ Result<SessionKeys> derive_session_keys(std::string_view secret, const Nonce& ro
   if (!root_to_peer.ok()) return root_to_peer.status();
   if (!peer_to_root.ok()) return peer_to_root.status();
   return SessionKeys{*root_to_peer, *peer_to_root};
+}
+
+Status fill_random(std::span<std::byte> out) {
+  if (RAND_bytes(reinterpret_cast<unsigned char*>(out.data()), static_cast<int>(out.size())) == 1) return {};
+  return Status(ErrorCode::kSystem,
+                "bootstrap: libcrypto's RAND_bytes returned no random bytes; is /dev/urandom readable?");
+}
+
+Result<Digest> hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> data) {
+  Digest digest{};
+  unsigned int digest_bytes = 0;
+  const unsigned char* made =
+      HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const unsigned char*>(data.data()),
+           data.size(), reinterpret_cast<unsigned char*>(digest.data()), &digest_bytes);
+  if (made == nullptr || digest_bytes != digest.size()) {
+    return Status(
+        ErrorCode::kSystem,
+        "bootstrap: libcrypto's HMAC-SHA-256 failed; check that SHA-256 is not disabled in its configuration");
+  }
+  return digest;
+}
+
+bool equal_in_constant_time(const Digest& a, const Digest& b) {
+  return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 }  // namespace ferry::bootstrap

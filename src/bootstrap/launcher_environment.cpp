@@ -12,8 +12,7 @@
 #include <optional>
 #include <string_view>
 
-#include "bootstrap/auth.hpp"
-#include "bootstrap/bytes.hpp"
+#include "bootstrap/handshake.hpp"
 
 namespace ferry::bootstrap {
 namespace {

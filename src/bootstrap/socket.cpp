@@ -19,16 +19,17 @@
 namespace ferry::bootstrap {
 namespace {
 
-// Strangers in the backlog must not push real peers out: the most the kernel takes (it clips to net.core.somaxconn).
+// As long as the kernel allows (it clips to net.core.somaxconn), so that unauthenticated connections waiting in the
+// backlog do not push out real peers.
 constexpr int kListenBacklog = 4096;
 
-// A silent machine is noticed after 10 + 3 * 5 s. Deadlines are what callers rely on; this frees idle groups.
+// A dead machine is detected after 10 + 3 * 5 s. Callers rely on deadlines; this is for groups that are idle.
 constexpr int kKeepaliveIdleSeconds = 10;
 constexpr int kKeepaliveIntervalSeconds = 5;
 constexpr int kKeepaliveNumProbes = 3;
 
 void set_option(int fd, int level, int option, int value) {
-  // Every option set here is an improvement, none a need: a kernel that lacks one still carries the bytes.
+  // The result is ignored: every option set here is an improvement that the protocol works without.
   (void)setsockopt(fd, level, option, &value, sizeof value);
 }
 
@@ -60,7 +61,7 @@ Address any_interface(const Address& like) {
 std::pair<UniqueFd, int> try_listen(const Address& address) {
   UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return {UniqueFd(), errno};
-  // A job that restarts at once finds the port in TIME_WAIT.
+  // The port of a job that restarts at once is still in TIME_WAIT.
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   if (bind(fd.get(), address.raw(), address.size) != 0 || listen(fd.get(), kListenBacklog) != 0) {
     return {UniqueFd(), errno};
@@ -71,11 +72,11 @@ std::pair<UniqueFd, int> try_listen(const Address& address) {
 std::string_view listen_hint(int error) {
   switch (error) {
     case EADDRINUSE:
-      return "another job, or another rank 0 of this one, listens there: choose another port";
+      return "another process listens there (another job, or a second rank 0 of this one); choose another port";
     case EADDRNOTAVAIL:
-      return "that is no address of this machine: give the host that rank 0 runs on";
+      return "this is not an address of this machine; give the host that rank 0 runs on";
     case EACCES:
-      return "ports below 1024 need privileges: choose a higher one";
+      return "ports below 1024 need privileges; choose a higher port";
     default:
       return "choose another host or port";
   }
@@ -95,7 +96,7 @@ std::string to_string(const Address& address) {
     (void)inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text);
     return fmt::format("[{}]:{}", text, ntohs(v6.sin6_port));
   }
-  return "an unnamed address";
+  return "unknown address";
 }
 
 std::string describe_errno(int error) { return std::generic_category().message(error); }
@@ -110,7 +111,7 @@ Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, &freeaddrinfo);
   if (error == EAI_AGAIN || error == EAI_SYSTEM || error == EAI_MEMORY) {
     return Status(ErrorCode::kTransport,
-                  fmt::format("bootstrap: looking up host '{}' failed for now: {}", host,
+                  fmt::format("bootstrap: host '{}' cannot be resolved at the moment: {}", host,
                               error == EAI_SYSTEM ? describe_errno(errno) : gai_strerror(error)));
   }
   std::vector<Address> addresses;
@@ -123,7 +124,7 @@ Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port
   }
   if (addresses.empty()) {
     return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("bootstrap: host '{}' has no address: {}; give an address or a name that every rank can "
+                  fmt::format("bootstrap: host '{}' has no address: {}; give an address, or a name that every rank can "
                               "resolve",
                               host, error == 0 ? "no IPv4 or IPv6 entry" : gai_strerror(error)));
   }
@@ -133,14 +134,14 @@ Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port
 Result<UniqueFd> listen_on(const std::string& host, std::uint16_t port) {
   Result<std::vector<Address>> addresses = resolve(host, port);
   if (!addresses.ok()) return addresses.status();
-  const bool own_name = !is_numeric(host) && host != "localhost";
+  const bool is_name = !is_numeric(host) && host != "localhost";
   int last_error = 0;
   std::string tried;
   for (const Address& resolved : *addresses) {
-    const Address address = own_name && is_loopback(resolved) ? any_interface(resolved) : resolved;
+    const Address address = is_name && is_loopback(resolved) ? any_interface(resolved) : resolved;
     auto [fd, error] = try_listen(address);
     if (error == 0) return std::move(fd);
-    // The first failure is the telling one: a later one is often just a family this machine does not have.
+    // Report the first failure: a later one is often only an address family that this machine does not have.
     if (last_error == 0) {
       last_error = error;
       tried = to_string(address);
@@ -155,8 +156,8 @@ Status adopt_listener(int fd) {
   socklen_t size = sizeof accepts;
   if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepts, &size) != 0 || accepts == 0) {
     return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("create_tcp_bootstrap: listen_fd={} is not a listening socket; bind it, call listen() on "
-                              "it, or leave it at -1",
+                  fmt::format("create_tcp_bootstrap: listen_fd={} is not a listening socket; bind it and call listen() "
+                              "on it, or leave it at -1",
                               fd));
   }
   const int flags = fcntl(fd, F_GETFL);

@@ -1,7 +1,7 @@
 #ifndef FERRY_BOOTSTRAP_SOCKET_HPP
 #define FERRY_BOOTSTRAP_SOCKET_HPP
 
-/// TCP sockets that never block, never raise SIGPIPE and close themselves.
+/// Non-blocking TCP sockets that never raise SIGPIPE.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -28,28 +28,30 @@ struct Address {
 /// "10.0.0.1:28000", "[::1]:28000".
 std::string to_string(const Address& address);
 
-/// strerror, safe among threads.
+/// strerror, but thread-safe.
 std::string describe_errno(int error);
 
-/// The addresses `host` stands for. May block as long as the system's resolver does unless `host` is numeric.
+/// The addresses of `host`. May block as long as the system's resolver does, unless `host` is numeric.
 /// @errors kInvalidArgument: there is no such host; kTransport: the resolver has no answer now, try again
 Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port);
 
-/// A socket that listens where `host` says. Where a name other than "localhost" resolves to a loopback address (as
-/// Debian's /etc/hosts does with the machine's own name), it listens on all interfaces: the peers see another address.
-/// @errors kInvalidArgument, kTransport: see resolve; kSystem: the port is taken, or the address is not this machine's
+/// A socket that listens on `host`. A name other than "localhost" that resolves to a loopback address (Debian's
+/// /etc/hosts does this with the machine's own name) listens on all interfaces, because other machines resolve the name
+/// to another address.
+/// @errors kInvalidArgument, kTransport: see resolve; kSystem: the port is taken, or the address is not local
 Result<UniqueFd> listen_on(const std::string& host, std::uint16_t port);
 
+/// Make a caller's listening socket non-blocking and close-on-exec.
 /// @errors kInvalidArgument: `fd` is not a listening stream socket
 Status adopt_listener(int fd);
 
-/// No delay for small frames; notice within half a minute that a peer's machine is gone.
+/// No delay for small frames, and keep-alive probes that detect a dead machine within half a minute.
 void tune_connected(int fd);
 
-/// True where a connection's two ends are one socket, which connect() to a free local port can bring about.
+/// True if both ends of a connection are the same socket: connect() to a free local port can do that.
 bool is_connected_to_itself(int fd);
 
-/// What one non-blocking read or write did.
+/// Outcome of one non-blocking read or write.
 struct IoOutcome {
   enum class Kind { kMoved, kWouldBlock, kClosed, kFailed };
   Kind kind = Kind::kMoved;
@@ -59,7 +61,7 @@ struct IoOutcome {
 IoOutcome read_some(int fd, std::span<std::byte> into);
 IoOutcome write_some(int fd, std::span<const std::byte> from);
 
-/// Waits until one of `entries` is ready (revents tell) or the deadline has passed (none does).
+/// Returns when one of `entries` is ready (see revents), or at the deadline with no revents set.
 /// @errors kSystem
 Status wait_until_ready(std::span<pollfd> entries, Deadline deadline);
 

@@ -2,22 +2,20 @@
 
 #include <fmt/format.h>
 
-#include "bootstrap/socket.hpp"
-#include "bootstrap/tcp_join.hpp"
-#include "bootstrap/tcp_peer.hpp"
-#include "bootstrap/tcp_reception.hpp"
-#include "bootstrap/tcp_root.hpp"
-#include "bootstrap/verdict.hpp"
+#include "bootstrap/errors.hpp"
 #include "ferry/version.hpp"
 
 namespace ferry {
+
+Bootstrap::~Bootstrap() = default;
+
 namespace bootstrap {
 namespace {
 
-// Rank 0 holds a connection to each rank; with more ranks than this a star is the wrong shape.
+// Rank 0 holds a connection to every rank; groups larger than this need another topology.
 constexpr int kMaxRanks = 65'536;
 
-// HMAC takes any key; a longer one is more likely a mistake (a whole file) than a secret.
+// HMAC accepts any key; a longer one is more likely a mistake (a whole file) than a secret.
 constexpr std::size_t kMaxSecretBytes = 4096;
 
 Status check(const TcpBootstrapOptions& options) {
@@ -59,61 +57,31 @@ Status check(const TcpBootstrapOptions& options) {
   return {};
 }
 
-/// For a group of one there is nobody to talk to.
+/// A group of one rank needs no connections.
 class SoloBootstrap final : public Bootstrap {
  public:
   int rank() const override { return 0; }
   int num_ranks() const override { return 1; }
   Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
                                                          std::int64_t timeout_ns) override {
-    if (failure_.ok()) failure_ = check_all_gather_arguments(0, mine.size(), timeout_ns);
-    if (!failure_.ok()) return failure_;
+    if (error_.ok()) error_ = check_all_gather_arguments(0, mine.size(), timeout_ns);
+    if (!error_.ok()) return error_;
     return std::vector<std::vector<std::byte>>{{mine.begin(), mine.end()}};
   }
 
  private:
-  Status failure_;
+  Status error_;
 };
-
-Result<std::shared_ptr<Bootstrap>> create_root(const TcpBootstrapOptions& options, UniqueFd listener,
-                                               const std::string& version) {
-  if (listener.valid()) {
-    if (Status status = adopt_listener(listener.get()); !status.ok()) return status;
-  } else {
-    Result<UniqueFd> own = listen_on(options.host, options.port);
-    if (!own.ok()) return own.status();
-    listener = std::move(*own);
-  }
-  Result<std::vector<Channel>> channels = receive_ranks({.listener = std::move(listener),
-                                                         .num_ranks = options.num_ranks,
-                                                         .version = version,
-                                                         .secret = options.secret,
-                                                         .timeout_ns = options.timeout_ns});
-  if (!channels.ok()) return channels.status();
-  return std::shared_ptr<Bootstrap>(std::make_shared<TcpRoot>(std::move(*channels)));
-}
-
-Result<std::shared_ptr<Bootstrap>> create_peer(const TcpBootstrapOptions& options, const std::string& version) {
-  Result<Channel> channel = join_group({.rank = options.rank,
-                                        .num_ranks = options.num_ranks,
-                                        .host = options.host,
-                                        .port = options.port,
-                                        .version = version,
-                                        .secret = options.secret,
-                                        .timeout_ns = options.timeout_ns});
-  if (!channel.ok()) return channel.status();
-  return std::shared_ptr<Bootstrap>(std::make_shared<TcpPeer>(std::move(*channel), options.rank, options.num_ranks));
-}
 
 }  // namespace
 
 Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap_as(const TcpBootstrapOptions& options,
                                                            const std::string& version) {
-  // Rank 0 owns it from here on, whatever becomes of this call.
+  // From here on rank 0 owns the descriptor, even if this call fails.
   UniqueFd listener(options.rank == 0 ? options.listen_fd : -1);
   if (Status status = check(options); !status.ok()) return status;
   if (options.num_ranks == 1) return std::shared_ptr<Bootstrap>(std::make_shared<SoloBootstrap>());
-  return options.rank == 0 ? create_root(options, std::move(listener), version) : create_peer(options, version);
+  return options.rank == 0 ? create_tcp_root(options, std::move(listener), version) : create_tcp_peer(options, version);
 }
 
 }  // namespace bootstrap

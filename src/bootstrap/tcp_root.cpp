@@ -1,22 +1,65 @@
-#include "bootstrap/tcp_root.hpp"
+/// Rank 0: gathers the messages of all ranks and sends all of them to every rank.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "bootstrap/verdict.hpp"
+#include "bootstrap/channel.hpp"
+#include "bootstrap/errors.hpp"
+#include "bootstrap/tcp_admission.hpp"
+#include "bootstrap/tcp_bootstrap.hpp"
 
 namespace ferry::bootstrap {
 namespace {
 
-// Parts are queued a few at a time, so that rank 0 holds each message once and not once per rank.
+// Frames are queued up to this size at a time, so that rank 0 holds each message once and not once per rank.
 constexpr std::size_t kQueueAheadBytes = std::size_t{256} << 10;
 
-}  // namespace
+class TcpRoot final : public Bootstrap {
+ public:
+  /// `channels[i]` is connected to rank i + 1.
+  explicit TcpRoot(std::vector<Channel> channels);
+
+  int rank() const override { return 0; }
+  int num_ranks() const override { return num_ranks_; }
+  Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
+                                                         std::int64_t timeout_ns) override;
+
+ private:
+  struct Peer {
+    Channel channel;
+    int rank = 0;
+    bool takes_part = false;  // has sent its message of this all-gather
+    bool given_up = false;    // its deadline has passed
+    std::optional<std::vector<std::byte>> message;
+    std::size_t num_parts_queued = 0;
+  };
+
+  Status collect(Deadline deadline, std::int64_t timeout_ns);
+  Status read_from(Peer* peer);
+  Status handle(Peer* peer, Frame frame);
+  std::vector<bool> arrived() const;
+  Status distribute(const std::vector<std::vector<std::byte>>& messages, Deadline deadline, std::int64_t timeout_ns);
+  Status send_parts(Peer* peer, const std::vector<std::vector<std::byte>>& messages);
+  /// Makes `error` the result of this and every later call, on all ranks.
+  Status fail(const Status& error, std::int64_t timeout_ns);
+
+  int num_ranks_;
+  std::vector<Peer> peers_;  // empty once the group has failed
+  std::uint64_t gather_idx_ = 0;
+  Status error_;
+};
 
 TcpRoot::TcpRoot(std::vector<Channel> channels) : num_ranks_(static_cast<int>(channels.size()) + 1) {
   for (Channel& channel : channels) {
-    const std::size_t rank = peers_.size() + 1;
+    const int rank = static_cast<int>(peers_.size()) + 1;
     peers_.push_back({.channel = std::move(channel),
                       .rank = rank,
                       .takes_part = false,
@@ -28,7 +71,7 @@ TcpRoot::TcpRoot(std::vector<Channel> channels) : num_ranks_(static_cast<int>(ch
 
 Result<std::vector<std::vector<std::byte>>> TcpRoot::all_gather(std::span<const std::byte> mine,
                                                                 std::int64_t timeout_ns) {
-  if (!failure_.ok()) return failure_;
+  if (!error_.ok()) return error_;
   const Deadline deadline = Deadline::after(timeout_ns);
   ++gather_idx_;
   for (Peer& peer : peers_) {
@@ -37,29 +80,31 @@ Result<std::vector<std::vector<std::byte>>> TcpRoot::all_gather(std::span<const 
     peer.message.reset();
     peer.num_parts_queued = 0;
   }
-  if (Status bad = check_all_gather_arguments(rank(), mine.size(), timeout_ns); !bad.ok()) return fail(bad, timeout_ns);
+  if (Status status = check_all_gather_arguments(rank(), mine.size(), timeout_ns); !status.ok()) {
+    return fail(status, timeout_ns);
+  }
   if (Status status = collect(deadline, timeout_ns); !status.ok()) return fail(status, timeout_ns);
 
   std::vector<std::vector<std::byte>> messages;
   messages.reserve(peers_.size() + 1);
   messages.emplace_back(mine.begin(), mine.end());
   for (Peer& peer : peers_) messages.push_back(std::move(*peer.message));
-  // Everybody has arrived in time, so ranks that take the result slowly are given a little longer.
-  const Deadline delivered_by = deadline.extended_by(grace_ns(timeout_ns));
-  if (Status status = distribute(messages, delivered_by, timeout_ns); !status.ok()) return fail(status, timeout_ns);
+  // All ranks have arrived in time, so those that receive the result slowly get a little longer.
+  const Deadline send_deadline = deadline.extended_by(grace_ns(timeout_ns));
+  if (Status status = distribute(messages, send_deadline, timeout_ns); !status.ok()) return fail(status, timeout_ns);
   return messages;
 }
 
 std::vector<bool> TcpRoot::arrived() const {
   std::vector<bool> arrived(peers_.size() + 1, true);
-  for (const Peer& peer : peers_) arrived[peer.rank] = peer.message.has_value();
+  for (const Peer& peer : peers_) arrived[static_cast<std::size_t>(peer.rank)] = peer.message.has_value();
   return arrived;
 }
 
 Status TcpRoot::collect(Deadline deadline, std::int64_t timeout_ns) {
   std::vector<pollfd> entries;
   for (const Peer& peer : peers_) {
-    // First all of them, ready or not: frames may already wait in a channel's buffer.
+    // The first round reads all channels, ready or not: their buffers may already hold frames.
     entries.push_back({peer.channel.fd(), peer.channel.poll_events(), POLLIN});
   }
   for (;;) {
@@ -69,7 +114,7 @@ Status TcpRoot::collect(Deadline deadline, std::int64_t timeout_ns) {
     }
     const std::vector<bool> here = arrived();
     if (std::find(here.begin(), here.end(), false) == here.end()) return {};
-    // A rank that began before this one has reached its own deadline: the wait ends for all together.
+    // The deadline of a rank that started earlier has passed: the wait ends for all ranks together.
     const bool given_up = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.given_up; });
     if (given_up || deadline.expired()) return missing_ranks("all_gather", here, timeout_ns);
     for (std::size_t i = 0; i < peers_.size(); ++i) entries[i].events = peers_[i].channel.poll_events();
@@ -78,7 +123,7 @@ Status TcpRoot::collect(Deadline deadline, std::int64_t timeout_ns) {
 }
 
 Status TcpRoot::read_from(Peer* peer) {
-  if (!peer->channel.flush()) return rank_lost("all_gather", static_cast<int>(peer->rank));
+  if (!peer->channel.flush()) return rank_lost("all_gather", peer->rank);
   for (;;) {
     Frame frame;
     switch (peer->channel.receive(&frame)) {
@@ -86,48 +131,46 @@ Status TcpRoot::read_from(Peer* peer) {
         return {};
       case ReceiveOutcome::kClosed:
         if (peer->given_up) {
-          // It waited its whole deadline before this rank came: not that rank is to blame, this one is.
-          return Status(ErrorCode::kTimeout,
-                        fmt::format("all_gather: rank 0 came after rank {} had reached its deadline; call in time on "
-                                    "every rank, or allow more time",
-                                    peer->rank),
-                        0);
+          // It waited until its deadline before this rank made the call, so this rank is to blame.
+          return Status(
+              ErrorCode::kTimeout,
+              fmt::format("all_gather: rank 0 made the call after rank {} had timed out; call in time on every "
+                          "rank, or increase the timeout",
+                          peer->rank),
+              0);
         }
-        return rank_lost("all_gather", static_cast<int>(peer->rank));
+        return rank_lost("all_gather", peer->rank);
       case ReceiveOutcome::kBroken:
         return Status(ErrorCode::kTransport,
-                      fmt::format("all_gather: the connection to rank {} carries nonsense: {}", peer->rank,
-                                  peer->channel.trouble().message()),
-                      static_cast<int>(peer->rank));
+                      fmt::format("all_gather: received invalid data from rank {}: {}", peer->rank,
+                                  peer->channel.error().message()),
+                      peer->rank);
       case ReceiveOutcome::kFrame:
         break;
     }
-    if (Status status = take(peer, std::move(frame)); !status.ok()) return status;
+    if (Status status = handle(peer, std::move(frame)); !status.ok()) return status;
   }
 }
 
-Status TcpRoot::take(Peer* peer, Frame frame) {
+Status TcpRoot::handle(Peer* peer, Frame frame) {
   if (frame.type == FrameType::kMessage && !peer->message) {
     peer->takes_part = true;
     peer->message = std::move(frame.payload);
     return {};
   }
   if (frame.type == FrameType::kGiveUp) {
-    // One that crossed the result of an earlier all-gather on its way is settled by that result.
+    // Ignore one of an earlier all-gather: it crossed the result on its way.
     if (parse_give_up(frame.payload) == gather_idx_) peer->given_up = true;
     return {};
   }
-  if (frame.type == FrameType::kFailure) {
-    const Result<Failure> failure = parse_failure(frame.payload);
-    return failure.ok() ? failure->to_status() : failure.status();
-  }
+  if (frame.type == FrameType::kFailure) return status_of_failure(frame.payload);
   return Status(
       ErrorCode::kTransport,
-      fmt::format("all_gather: rank {} sent a frame of type {} out of turn", peer->rank, static_cast<int>(frame.type)),
-      static_cast<int>(peer->rank));
+      fmt::format("all_gather: rank {} sent an unexpected frame of type {}", peer->rank, static_cast<int>(frame.type)),
+      peer->rank);
 }
 
-Status TcpRoot::feed(Peer* peer, const std::vector<std::vector<std::byte>>& messages) {
+Status TcpRoot::send_parts(Peer* peer, const std::vector<std::vector<std::byte>>& messages) {
   for (;;) {
     while (peer->num_parts_queued < messages.size() && peer->channel.num_queued_bytes() < kQueueAheadBytes) {
       if (Status status = peer->channel.queue(FrameType::kPart, messages[peer->num_parts_queued]); !status.ok()) {
@@ -135,7 +178,7 @@ Status TcpRoot::feed(Peer* peer, const std::vector<std::vector<std::byte>>& mess
       }
       ++peer->num_parts_queued;
     }
-    if (!peer->channel.flush()) return rank_lost("all_gather", static_cast<int>(peer->rank));
+    if (!peer->channel.flush()) return rank_lost("all_gather", peer->rank);
     const bool socket_full = peer->channel.num_queued_bytes() > 0;
     if (socket_full || peer->num_parts_queued == messages.size()) return {};
   }
@@ -143,47 +186,64 @@ Status TcpRoot::feed(Peer* peer, const std::vector<std::vector<std::byte>>& mess
 
 Status TcpRoot::distribute(const std::vector<std::vector<std::byte>>& messages, Deadline deadline,
                            std::int64_t timeout_ns) {
-  // All ranks have arrived: one that is lost now must not keep the result from the others.
-  Status first_problem;
-  std::vector<Peer*> hungry;
-  for (Peer& peer : peers_) hungry.push_back(&peer);
-  while (!hungry.empty()) {
-    std::vector<Peer*> still;
+  // All ranks have arrived: if one is lost now, the others still receive the result.
+  Status first_error;
+  std::vector<Peer*> waiting;
+  for (Peer& peer : peers_) waiting.push_back(&peer);
+  while (!waiting.empty()) {
+    std::vector<Peer*> still_waiting;
     std::vector<pollfd> entries;
-    for (Peer* peer : hungry) {
-      if (Status status = feed(peer, messages); !status.ok()) {
-        if (first_problem.ok()) first_problem = status;
+    for (Peer* peer : waiting) {
+      if (Status status = send_parts(peer, messages); !status.ok()) {
+        if (first_error.ok()) first_error = status;
       } else if (peer->channel.num_queued_bytes() > 0) {
-        still.push_back(peer);
+        still_waiting.push_back(peer);
         entries.push_back({peer->channel.fd(), POLLOUT, 0});
       }
     }
-    hungry = std::move(still);
-    if (hungry.empty()) break;
+    waiting = std::move(still_waiting);
+    if (waiting.empty()) break;
     if (deadline.expired()) {
-      if (!first_problem.ok()) return first_problem;
-      const std::size_t rank = hungry.front()->rank;
-      return Status(ErrorCode::kTimeout,
-                    fmt::format("all_gather: rank {} has not taken the result within {}; is it stopped?", rank,
-                                format_seconds(timeout_ns)),
-                    static_cast<int>(rank));
+      if (!first_error.ok()) return first_error;
+      const int rank = waiting.front()->rank;
+      return Status(
+          ErrorCode::kTimeout,
+          fmt::format("all_gather: timed out after {} sending the result to rank {}; is that process stopped?",
+                      format_seconds(timeout_ns), rank),
+          rank);
     }
     if (Status status = wait_until_ready(entries, deadline); !status.ok()) return status;
   }
-  return first_problem;
+  return first_error;
 }
 
-Status TcpRoot::fail(const Status& verdict, std::int64_t timeout_ns) {
-  failure_ = clip_text(verdict);
+Status TcpRoot::fail(const Status& error, std::int64_t timeout_ns) {
+  error_ = clip_text(error);
   std::vector<Channel*> channels;
-  std::vector<bool> listening;
+  std::vector<bool> wait_for;
   for (Peer& peer : peers_) {
     channels.push_back(&peer.channel);
-    listening.push_back(peer.takes_part || peer.channel.has_input());
+    wait_for.push_back(peer.takes_part || peer.channel.has_input());
   }
-  part_with(channels, listening, failure_, Deadline::after(grace_ns(timeout_ns)));
+  send_failure(channels, wait_for, error_, Deadline::after(grace_ns(timeout_ns)));
   peers_.clear();
-  return failure_;
+  return error_;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Bootstrap>> create_tcp_root(const TcpBootstrapOptions& options, UniqueFd listener,
+                                                   const std::string& version) {
+  if (listener.valid()) {
+    if (Status status = adopt_listener(listener.get()); !status.ok()) return status;
+  } else {
+    Result<UniqueFd> own = listen_on(options.host, options.port);
+    if (!own.ok()) return own.status();
+    listener = std::move(*own);
+  }
+  Result<std::vector<Channel>> channels = admit_ranks(options, std::move(listener), version);
+  if (!channels.ok()) return channels.status();
+  return std::shared_ptr<Bootstrap>(std::make_shared<TcpRoot>(std::move(*channels)));
 }
 
 }  // namespace ferry::bootstrap

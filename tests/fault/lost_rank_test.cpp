@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "bootstrap/random_secret.hpp"
 #include "core/agreement.hpp"
 #include "fault/small_exchange.hpp"
 #include "fault/trap_memory.hpp"
 #include "node/futex.hpp"
+#include "support/loopback_listener.hpp"
 #include "support/rank_runner.hpp"
 
 namespace ferry::test {
@@ -37,8 +37,8 @@ struct SecondMeeting {
 
   static SecondMeeting prepare() {
     SecondMeeting meeting;
-    meeting.secret = bootstrap::make_random_secret().value();
-    meeting.listen_fd = bootstrap::listen_on_loopback(&meeting.port).value();
+    meeting.secret = make_random_secret().value();
+    meeting.listen_fd = listen_on_loopback(&meeting.port).value();
     return meeting;
   }
 

@@ -8,9 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "bootstrap/auth.hpp"
-#include "bootstrap/bytes.hpp"
 #include "bootstrap/channel.hpp"
+#include "bootstrap/handshake.hpp"
 #include "fuzz_target.hpp"
 #include "input_reader.hpp"
 
@@ -267,7 +266,7 @@ class Listener {
           require(channel_.has_input() == (num_arrived_ > num_consumed()), "half a frame is input, none is not");
           return true;
         case ReceiveOutcome::kBroken:
-          require_refusal(channel_.trouble(), ErrorCode::kTransport);
+          require_refusal(channel_.error(), ErrorCode::kTransport);
           require(receive() == ReceiveOutcome::kBroken, "a broken channel stays so");
           return false;
         case ReceiveOutcome::kClosed:

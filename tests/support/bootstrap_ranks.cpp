@@ -11,7 +11,7 @@
 #include <cerrno>
 
 #include "bootstrap/frame.hpp"
-#include "bootstrap/random_secret.hpp"
+#include "support/loopback_listener.hpp"
 
 namespace ferry::test {
 namespace {
@@ -54,8 +54,8 @@ std::string text_of(const std::vector<std::byte>& bytes) {
 
 Meeting Meeting::prepare() {
   Meeting meeting;
-  meeting.secret = bootstrap::make_random_secret().value();
-  meeting.listen_fd = bootstrap::listen_on_loopback(&meeting.port).value();
+  meeting.secret = make_random_secret().value();
+  meeting.listen_fd = listen_on_loopback(&meeting.port).value();
   return meeting;
 }
 

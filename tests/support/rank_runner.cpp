@@ -20,7 +20,7 @@
 #include <mutex>
 #include <thread>
 
-#include "bootstrap/random_secret.hpp"
+#include "support/loopback_listener.hpp"
 
 namespace ferry::test {
 namespace {
@@ -184,10 +184,10 @@ std::vector<std::string> run_processes(const RankRun& run, const RankBody& body)
   TcpBootstrapOptions options;
   options.num_ranks = run.num_ranks;
   options.timeout_ns = std::chrono::nanoseconds(run.deadline).count();
-  auto secret = bootstrap::make_random_secret();
+  auto secret = make_random_secret();
   if (!secret.ok()) return {secret.status().to_string()};
   options.secret = *secret;
-  auto listener = bootstrap::listen_on_loopback(&options.port);
+  auto listener = listen_on_loopback(&options.port);
   if (!listener.ok()) return {listener.status().to_string()};
   options.listen_fd = *listener;
 

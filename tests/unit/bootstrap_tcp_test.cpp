@@ -11,9 +11,9 @@
 #include <future>
 
 #include "bootstrap/handshake.hpp"
-#include "bootstrap/random_secret.hpp"
 #include "bootstrap/tcp_bootstrap.hpp"
 #include "support/bootstrap_ranks.hpp"
+#include "support/loopback_listener.hpp"
 
 namespace ferry::test {
 namespace {
@@ -135,7 +135,7 @@ TEST(TcpBootstrap, MissingRankIsNamedToAllWhoCame) {
   for (const Status& status : statuses) {
     EXPECT_EQ(status.code(), ErrorCode::kTimeout) << status.to_string();
     EXPECT_EQ(status.peer(), 2);
-    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("rank 2"), HasSubstr("1 others: 4")));
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("rank 2"), HasSubstr("1 more: 4")));
   }
 }
 
@@ -331,7 +331,7 @@ class Host : public testing::TestWithParam<std::string> {};
 TEST_P(Host, CanBeListenedOnAndReached) {
   // A port that was free a moment ago. Rank 0 reports it if somebody took it since.
   std::uint16_t port = 0;
-  close(bootstrap::listen_on_loopback(&port).value());
+  close(listen_on_loopback(&port).value());
   const auto created = run_threads(3, [&](int rank) {
     TcpBootstrapOptions options;
     options.rank = rank;
@@ -401,10 +401,10 @@ INSTANTIATE_TEST_SUITE_P(
     case_name<BadOption>);
 
 TEST(RandomSecret, IsSixtyFourHexDigitsAndNeverTheSame) {
-  const std::string first = bootstrap::make_random_secret().value();
+  const std::string first = make_random_secret().value();
   EXPECT_EQ(first.size(), 64U);
   EXPECT_EQ(first.find_first_not_of("0123456789abcdef"), std::string::npos);
-  EXPECT_NE(first, bootstrap::make_random_secret().value());
+  EXPECT_NE(first, make_random_secret().value());
 }
 
 }  // namespace

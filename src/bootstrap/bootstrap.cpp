@@ -1,7 +1,0 @@
-#include "ferry/bootstrap.hpp"
-
-namespace ferry {
-
-Bootstrap::~Bootstrap() = default;
-
-}  // namespace ferry

@@ -1,0 +1,81 @@
+#ifndef FERRY_BOOTSTRAP_TCP_ACCEPTOR_HPP
+#define FERRY_BOOTSTRAP_TCP_ACCEPTOR_HPP
+
+/// Rank 0's listening socket: accepts connections and authenticates them.
+///
+/// What an unauthenticated connection can consume is bounded in advance: one small Pending each, at most
+/// `kNumSparePending + num_ranks` of them, for at most `handshake_ns`. When all are in use, the oldest is closed; a rank
+/// that this hits connects again. Nothing here blocks: the caller polls.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bootstrap/channel.hpp"
+#include "bootstrap/deadline.hpp"
+#include "bootstrap/handshake.hpp"
+#include "bootstrap/socket.hpp"
+#include "core/unique_fd.hpp"
+#include "ferry/status.hpp"
+
+namespace ferry::bootstrap {
+
+/// A connection whose other end knows the secret.
+struct AuthenticatedPeer {
+  Channel channel;
+  Hello hello;
+  std::string address;
+};
+
+class TcpAcceptor {
+ public:
+  struct Params {
+    UniqueFd listener;
+    std::string secret;
+    int num_ranks = 0;
+    std::int64_t handshake_ns = kHandshakeNs;
+  };
+  explicit TcpAcceptor(Params params);
+
+  /// Appends what to poll for. Pass the same entries to `serve`, with no other call in between.
+  void add_poll_entries(std::vector<pollfd>* entries) const;
+  /// When to call `serve` even if no entry is ready; `latest` at the latest.
+  Deadline next_deadline(Deadline latest) const;
+  /// `entries` are those of add_poll_entries after the poll. Appends the peers that completed the handshake.
+  /// @errors kSystem: the listening socket or libcrypto failed
+  Status serve(std::span<const pollfd> entries, std::vector<AuthenticatedPeer>* peers);
+
+  /// Connections that sent a well-formed hello with a wrong proof: most likely ranks with another secret.
+  int num_wrong_proofs() const { return num_wrong_proofs_; }
+
+ private:
+  /// A connection before its hello is verified.
+  struct Pending {
+    UniqueFd fd;
+    Address address;
+    Nonce nonce{};
+    Deadline deadline;
+    HelloFrame received{};
+    std::size_t num_received = 0;
+  };
+  enum class Progress { kWaiting, kRefused, kProven };
+
+  Progress read_from(Pending* pending, Result<Hello>* hello);
+  Status hand_out(Pending* pending, const Hello& hello, std::vector<AuthenticatedPeer>* peers) const;
+  Status accept_some();
+  Status send_challenge(UniqueFd fd, const Address& address);
+  void drop_oldest();
+
+  Params params_;
+  std::size_t max_pending_;
+  std::vector<Pending> pending_;  // in order of arrival
+  bool accepting_ = true;
+  Deadline accept_again_;  // after running out of file descriptors
+  int num_wrong_proofs_ = 0;
+};
+
+}  // namespace ferry::bootstrap
+
+#endif  // FERRY_BOOTSTRAP_TCP_ACCEPTOR_HPP
