@@ -2,11 +2,12 @@
 #define FERRY_BOOTSTRAP_HPP
 
 /// How ranks find each other before they share memory: a small authenticated all-gather.
-/// A bootstrap carries only control data (options, arena names); tokens never pass through it.
+/// A bootstrap carries only control data (options, names of shared memory), never tokens.
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,17 +17,17 @@
 
 namespace ferry {
 
-/// Nanoseconds in a second, to write deadlines readably: `5 * kNsPerSecond`.
+/// Nanoseconds in a second, for readable timeouts: `5 * kNsPerSecond`.
 inline constexpr std::int64_t kNsPerSecond = 1'000'000'000;
 
-/// Deadline of every wait unless an option says otherwise. Long enough for a rank that loads a model or is stopped for
-/// a moment, short enough that a dead job does not hold its machine: half of the 100 s that engines of this kind use.
+/// Timeout of every wait unless an option sets another. Long enough for a rank that loads a model or is paused for a
+/// moment, short enough that a dead job does not block its machine: half of the 100 s that engines of this kind use.
 inline constexpr std::int64_t kDefaultTimeoutNs = 50 * kNsPerSecond;
 
-/// Largest message one rank may contribute to an all-gather. Receivers refuse a longer length before they allocate.
+/// Largest message of one rank in an all-gather. Receivers reject a greater length before they allocate memory.
 inline constexpr std::size_t kMaxBootstrapMessageBytes = std::size_t{1} << 20;
 
-/// Rank numbers and an all-gather. Implement it to ride on a launcher of your own (MPI, a key-value store, …).
+/// Rank numbers and an all-gather. Implement it to use a transport of your own (MPI, a key-value store, …).
 class FERRY_API Bootstrap {
  public:
   virtual ~Bootstrap();
@@ -35,19 +36,18 @@ class FERRY_API Bootstrap {
   virtual int rank() const = 0;
   virtual int num_ranks() const = 0;
 
-  /// Every rank gives `mine` (at most kMaxBootstrapMessageBytes, lengths may differ) and gets all, indexed by rank.
-  /// Collective: every rank calls it, in the same order. Waits at most `timeout_ns` nanoseconds for the
-  /// ranks, then at most as long again (never more than 4 s) to agree with them on who was missing.
+  /// Every rank passes `mine` (at most kMaxBootstrapMessageBytes, lengths may differ) and receives the messages of all
+  /// ranks, indexed by rank. Collective: every rank calls it, in the same order. Waits at most `timeout_ns` nanoseconds
+  /// for the ranks, then at most as long again (never more than 4 s) to agree with them on which rank was missing.
   /// @errors kInvalidArgument (too long), kTimeout / kPeerLost naming the rank, kTransport. After an error the
-  /// bootstrap
-  ///         is unusable and every later call returns the same error.
+  ///         bootstrap is unusable and every later call returns the same error.
   /// @thread one call at a time per object
   virtual Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
                                                                  std::int64_t timeout_ns) = 0;
 };
 
-/// One bootstrap per rank for ranks that are threads of this process: element r belongs to the thread that is rank r.
-/// A rank that destroys its object while others still gather is reported to them as kPeerLost.
+/// One bootstrap per rank for ranks that are threads of this process; element r is for the thread that is rank r.
+/// If a rank destroys its object while others still gather, they get kPeerLost.
 /// @errors kInvalidArgument: num_ranks < 1
 FERRY_API Result<std::vector<std::shared_ptr<Bootstrap>>> create_in_process_bootstraps(int num_ranks);
 
@@ -55,20 +55,20 @@ FERRY_API Result<std::vector<std::shared_ptr<Bootstrap>>> create_in_process_boot
 struct TcpBootstrapOptions {
   int rank = -1;
   int num_ranks = 0;
-  std::string host = "127.0.0.1";  ///< where rank 0 listens: an address or a name that every rank can resolve
-  std::uint16_t port = 0;          ///< where rank 0 listens; not the port that torchrun's own store uses
-  std::string secret{};            ///< shared by the group; every peer proves that it knows it, it is never sent
+  std::string host = "127.0.0.1";  ///< of rank 0: an address or a name that every rank can resolve
+  std::uint16_t port = 0;          ///< on which rank 0 listens; not the port of torchrun's own store
+  std::string secret{};            ///< the same on all ranks; each proves that it knows it, it is never sent
   std::int64_t timeout_ns = kDefaultTimeoutNs;  ///< for all ranks to arrive
-  int listen_fd = -1;  ///< rank 0 only: an already bound, listening socket to use instead of host and port (ownership
-                       ///< passes to the bootstrap); lets a parent pick a free port before it forks
+  int listen_fd = -1;  ///< rank 0 only: a bound, listening socket to use instead of host and port (the bootstrap takes
+                       ///< ownership); a parent that forks its ranks can so choose a free port first
 };
 
-/// Connects all ranks. Collective. Peers authenticate each other by HMAC-SHA-256 over fresh nonces (RFC 2104);
-/// whoever cannot, sends garbage, or stalls is dropped without effect on the group.
+/// Connects all ranks. Collective. Peers authenticate each other by HMAC-SHA-256 over new nonces (RFC 2104). A
+/// connection that cannot, sends garbage, or stalls is closed without effect on the group.
 /// @errors kInvalidArgument: rank, num_ranks, host, secret; or ranks disagree about num_ranks or library version (the
 ///         message names both values and both ranks; every rank gets it), or two peers claim one rank
-///         kTimeout: not all ranks arrived, naming the lowest that is missing
-///         kPeerLost, kTransport: the connection to rank 0 was cut after this rank had been let in; kSystem
+///         kTimeout: not all ranks arrived; names the lowest missing rank
+///         kPeerLost, kTransport: the connection to rank 0 was lost after rank 0 had accepted this rank; kSystem
 FERRY_API Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap(const TcpBootstrapOptions& options);
 
 /// Settings from the variables that launchers set: torchrun (RANK, WORLD_SIZE, MASTER_ADDR), Open MPI's mpirun
@@ -76,6 +76,26 @@ FERRY_API Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap(const TcpBoots
 /// FERRY_PORT and FERRY_SECRET override them. See docs/bootstrap.md for the full table. Only reads the environment.
 /// @errors kInvalidArgument naming the variable that is missing or malformed and what to set
 FERRY_API Result<TcpBootstrapOptions> tcp_bootstrap_options_from_environment();
+
+/// An environment variable and its unchecked text, which is not empty.
+struct EnvironmentVariable {
+  std::string name;
+  std::string value;
+};
+
+/// The variables that one launcher set in this process. Those that it does not set are absent.
+struct LauncherVariables {
+  std::string launcher;  ///< e.g. "torchrun", "srun"; "FERRY_* variables" for those that the user sets by hand
+  EnvironmentVariable rank;
+  EnvironmentVariable num_ranks;
+  std::optional<EnvironmentVariable> num_local_ranks;  ///< ranks on this host
+  std::optional<EnvironmentVariable> num_hosts;        ///< hosts that have ranks
+};
+
+/// Every launcher whose rank and number of ranks are both set here, in the order in which
+/// tcp_bootstrap_options_from_environment prefers them. Empty if no launcher started this process. Only reads the
+/// environment.
+FERRY_API std::vector<LauncherVariables> launcher_variables_from_environment();
 
 }  // namespace ferry
 

@@ -21,68 +21,70 @@ constexpr std::string_view kLoopback = "127.0.0.1";
 constexpr int kMaxPort = 65'535;
 constexpr int kFirstUnprivilegedPort = 1024;
 
-/// What one launcher calls things. Null: it does not say.
+/// The names of one launcher's variables. Null: it has no such variable.
 struct Launcher {
   const char* name;
   const char* rank;
   const char* num_ranks;
   const char* num_local_ranks;        ///< ranks on this host: equal to num_ranks means one host
-  const char* num_nodes;              ///< 1 means one host
-  bool one_host_unless_told;          ///< where neither of the two is set
-  std::array<const char*, 2> job_id;  ///< together they tell jobs of one user apart
-  const char* node_list;
-  const char* node_address;
+  const char* num_hosts;              ///< 1 means one host
+  bool one_host_by_default;           ///< if neither of the two is set
+  std::array<const char*, 2> job_id;  ///< together they distinguish the jobs of one user
+  const char* host_list;
+  const char* launch_address;
 };
 
 constexpr Launcher kByHand = {.name = "FERRY_*",
                               .rank = "FERRY_RANK",
                               .num_ranks = "FERRY_NUM_RANKS",
                               .num_local_ranks = nullptr,
-                              .num_nodes = nullptr,
-                              .one_host_unless_told = true,
+                              .num_hosts = nullptr,
+                              .one_host_by_default = true,
                               .job_id = {},
-                              .node_list = nullptr,
-                              .node_address = nullptr};
+                              .host_list = nullptr,
+                              .launch_address = nullptr};
 
-// In this order: an mpirun or torchrun started inside a Slurm job sees Slurm's variables too, and knows better.
+// In order of precedence: mpirun or torchrun inside a Slurm job passes on Slurm's variables, which then describe the
+// allocation and not the ranks. The name of a launcher is part of the derived secret (read_secret).
 constexpr Launcher kLaunchers[] = {
     {.name = "torchrun",
      .rank = "RANK",
      .num_ranks = "WORLD_SIZE",
      .num_local_ranks = "LOCAL_WORLD_SIZE",
-     .num_nodes = nullptr,
-     .one_host_unless_told = false,
+     .num_hosts = nullptr,
+     .one_host_by_default = false,
      .job_id = {"TORCHELASTIC_RUN_ID", nullptr},
-     .node_list = nullptr,
-     .node_address = nullptr},
+     .host_list = nullptr,
+     .launch_address = nullptr},
     {.name = "Open MPI's mpirun",
      .rank = "OMPI_COMM_WORLD_RANK",
      .num_ranks = "OMPI_COMM_WORLD_SIZE",
      .num_local_ranks = "OMPI_COMM_WORLD_LOCAL_SIZE",
-     .num_nodes = nullptr,
-     .one_host_unless_told = false,
+     .num_hosts = nullptr,
+     .one_host_by_default = false,
      .job_id = {"PMIX_NAMESPACE", nullptr},
-     .node_list = nullptr,
-     .node_address = nullptr},
+     .host_list = nullptr,
+     .launch_address = nullptr},
     {.name = "a PMI launcher (MPICH, Intel MPI)",
      .rank = "PMI_RANK",
      .num_ranks = "PMI_SIZE",
      .num_local_ranks = "MPI_LOCALNRANKS",
-     // `srun --mpi=pmi2` sets these beside PMI's. The step differs between ranks where mpiexec starts some itself.
-     .num_nodes = "SLURM_NNODES",
-     .one_host_unless_told = true,
+     // `srun --mpi=pmi2` sets both PMI's and these. The step is not part of the job id: it differs between ranks if
+     // mpiexec starts some of them itself.
+     .num_hosts = "SLURM_NNODES",
+     .one_host_by_default = true,
      .job_id = {"SLURM_JOB_ID", nullptr},
-     .node_list = "SLURM_STEP_NODELIST",
-     .node_address = "SLURM_LAUNCH_NODE_IPADDR"},
+     .host_list = "SLURM_STEP_NODELIST",
+     .launch_address = "SLURM_LAUNCH_NODE_IPADDR"},
     {.name = "srun",
      .rank = "SLURM_PROCID",
      .num_ranks = "SLURM_NTASKS",
      .num_local_ranks = nullptr,
-     .num_nodes = "SLURM_NNODES",
-     .one_host_unless_told = false,
+     .num_hosts = "SLURM_NNODES",
+     .one_host_by_default = false,
      .job_id = {"SLURM_JOB_ID", "SLURM_STEP_ID"},
-     .node_list = "SLURM_STEP_NODELIST",
-     .node_address = "SLURM_LAUNCH_NODE_IPADDR"},
+     .host_list = "SLURM_STEP_NODELIST",
+     .launch_address = "SLURM_LAUNCH_NODE_IPADDR"},
 };
 
 Status invalid(std::string text) {
@@ -97,7 +99,7 @@ class Reader {
 
  private:
   std::optional<std::string> text(const char* name) const;
-  /// Decimal digits and nothing else, inside [min, max].
+  /// Only decimal digits are accepted, and only a value in [min, max].
   Status number(const char* name, int min, int max, std::optional<int>* value) const;
   Status required_number(const char* name, const char* own_name, int min, int max, int* value) const;
 
@@ -184,15 +186,15 @@ Status Reader::read_ranks(TcpBootstrapOptions* options) const {
 Status Reader::is_one_host(int num_ranks, bool* one_host) const {
   constexpr int kMax = std::numeric_limits<int>::max();
   std::optional<int> num_local_ranks;
-  std::optional<int> num_nodes;
+  std::optional<int> num_hosts;
   if (Status status = number(launcher_->num_local_ranks, 1, kMax, &num_local_ranks); !status.ok()) return status;
-  if (Status status = number(launcher_->num_nodes, 1, kMax, &num_nodes); !status.ok()) return status;
+  if (Status status = number(launcher_->num_hosts, 1, kMax, &num_hosts); !status.ok()) return status;
   if (num_local_ranks) {
     *one_host = *num_local_ranks == num_ranks;
-  } else if (num_nodes) {
-    *one_host = *num_nodes == 1;
+  } else if (num_hosts) {
+    *one_host = *num_hosts == 1;
   } else {
-    *one_host = launcher_->one_host_unless_told || num_ranks == 1;
+    *one_host = launcher_->one_host_by_default || num_ranks == 1;
   }
   return {};
 }
@@ -210,16 +212,16 @@ Status Reader::read_host(int num_ranks, std::string* host) const {
     *host = kLoopback;
     return {};
   }
-  if (const std::optional<std::string> node_list = text(launcher_->node_list))
-    *host = first_host_of_node_list(*node_list);
+  if (const std::optional<std::string> host_list = text(launcher_->host_list))
+    *host = first_host_of_node_list(*host_list);
   if (!host->empty()) return {};
-  if (const std::optional<std::string> address = text(launcher_->node_address)) {
+  if (const std::optional<std::string> address = text(launcher_->launch_address)) {
     *host = *address;
     return {};
   }
   return invalid(
-      fmt::format("the ranks that {} started are not known to share one host, and nothing says where rank 0 "
-                  "runs; set FERRY_HOST to its address on every rank",
+      fmt::format("the ranks that {} started may be on several hosts, and no variable gives the host of rank 0; "
+                  "set FERRY_HOST to its address on every rank",
                   launcher_->name));
 }
 
@@ -231,7 +233,7 @@ std::string Reader::job_id() const {
   return id;
 }
 
-/// FNV-1a, 32 bits: spreads the numbers of successive jobs; nothing secret depends on it.
+/// FNV-1a, 32 bits: gives successive jobs different ports. Not for security.
 std::uint32_t hash_of(std::string_view text) {
   constexpr std::uint32_t kOffsetBasis = 2'166'136'261U;
   constexpr std::uint32_t kPrime = 16'777'619U;
@@ -274,12 +276,12 @@ Status Reader::read_secret(TcpBootstrapOptions* options) const {
   if (options->num_ranks == 1) return {};
   if (!is_loopback(options->host)) {
     return invalid(
-        fmt::format("FERRY_SECRET is not set, and rank 0 listens on '{}', where others may reach it; make a "
+        fmt::format("FERRY_SECRET is not set, and rank 0 listens on '{}', which other machines may reach; make a "
                     "secret with `openssl rand -hex 32` and set FERRY_SECRET to it on every rank",
                     options->host));
   }
-  // Everybody on this host could compute it. Where the launcher names a job, it keeps jobs from joining each other by
-  // accident, and no more.
+  // Any user of this host can compute it. If the launcher gives a job id, it prevents that jobs connect to each other
+  // by mistake, and no more.
   const std::string what = fmt::format("{}|{}|{}|{}", launcher_->name, job_id(), options->port, getuid());
   const Result<Digest> digest = hmac_sha256(as_byte_span("ferry weak secret of a job on one host"), as_byte_span(what));
   if (!digest.ok()) return digest.status();
@@ -314,7 +316,7 @@ std::string first_host_of_node_list(std::string_view node_list) {
     }
     const std::size_t end = node_list.find(']', i);
     if (end == std::string_view::npos) return {};
-    // "[03-07,9]": the digits up to the first '-' or ','.
+    // "[03-07,9]": take the digits before the first '-' or ','.
     const std::string_view numbers = node_list.substr(i + 1, end - i - 1);
     const std::string_view first = numbers.substr(0, numbers.find_first_of("-,"));
     if (first.empty() || first.find_first_not_of("0123456789") != std::string_view::npos) return {};
@@ -328,12 +330,40 @@ Result<TcpBootstrapOptions> tcp_bootstrap_options_from(const EnvironmentLookup& 
   return Reader(lookup).read();
 }
 
+std::vector<LauncherVariables> launcher_variables_from(const EnvironmentLookup& lookup) {
+  const auto read = [&](const char* name) -> std::optional<EnvironmentVariable> {
+    const char* value = name == nullptr ? nullptr : lookup(name);
+    if (value == nullptr || *value == '\0') return std::nullopt;
+    return EnvironmentVariable{name, value};
+  };
+  std::vector<LauncherVariables> found;
+  const auto add_if_set = [&](const Launcher& launcher, const char* name) {
+    auto rank = read(launcher.rank);
+    auto num_ranks = read(launcher.num_ranks);
+    if (!rank || !num_ranks) return;
+    found.push_back(
+        {name, *std::move(rank), *std::move(num_ranks), read(launcher.num_local_ranks), read(launcher.num_hosts)});
+  };
+  add_if_set(kByHand, "FERRY_* variables");
+  for (const Launcher& launcher : kLaunchers) add_if_set(launcher, launcher.name);
+  return found;
+}
+
 }  // namespace ferry::bootstrap
 
 namespace ferry {
+namespace {
+
+const char* look_up(const char* name) { return std::getenv(name); }
+
+}  // namespace
 
 Result<TcpBootstrapOptions> tcp_bootstrap_options_from_environment() {
-  return bootstrap::tcp_bootstrap_options_from([](const char* name) -> const char* { return std::getenv(name); });
+  return bootstrap::tcp_bootstrap_options_from(look_up);
+}
+
+std::vector<LauncherVariables> launcher_variables_from_environment() {
+  return bootstrap::launcher_variables_from(look_up);
 }
 
 }  // namespace ferry

@@ -1,28 +1,32 @@
 #ifndef FERRY_BOOTSTRAP_LAUNCHER_ENVIRONMENT_HPP
 #define FERRY_BOOTSTRAP_LAUNCHER_ENVIRONMENT_HPP
 
-/// The variables that launchers set, made into TcpBootstrapOptions. docs/bootstrap.md has the rules in a table.
+/// TcpBootstrapOptions from the variables that launchers set. docs/bootstrap.md lists the rules.
 
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "ferry/bootstrap.hpp"
 
 namespace ferry::bootstrap {
 
-/// getenv, or a stand-in: the value of a variable, null where it is not set. An empty value counts as not set.
+/// getenv or a substitute: the value of a variable, null if it is not set. An empty value counts as not set.
 using EnvironmentLookup = std::function<const char*(const char*)>;
 
-/// Where nothing says which port, and where a port derived from a job's number lies. Both below 32768, where Linux by
-/// default begins to number outgoing connections.
+/// The port if no variable gives one, and the range of ports derived from a job's id. All are below 32768, where the
+/// default range of ports for outgoing connections begins on Linux.
 inline constexpr std::uint16_t kDefaultPort = 28'000;
 inline constexpr std::uint16_t kFirstDerivedPort = 20'000;
 inline constexpr std::uint16_t kNumDerivedPorts = 8'000;
 
 Result<TcpBootstrapOptions> tcp_bootstrap_options_from(const EnvironmentLookup& lookup);
 
-/// First host of a Slurm node list such as "gpu[03-07,9],login1"; empty where the list is not understood.
+std::vector<LauncherVariables> launcher_variables_from(const EnvironmentLookup& lookup);
+
+/// First host of a Slurm node list such as "gpu[03-07,9],login1"; empty if the list has another form.
 std::string first_host_of_node_list(std::string_view node_list);
 
 }  // namespace ferry::bootstrap

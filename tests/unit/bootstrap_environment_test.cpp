@@ -1,10 +1,12 @@
-/// The variables that launchers set, and what becomes of them.
+/// The variables that launchers set, and the options made from them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "bootstrap/launcher_environment.hpp"
 
@@ -20,15 +22,35 @@ using bootstrap::first_host_of_node_list;
 using bootstrap::kDefaultPort;
 using bootstrap::kFirstDerivedPort;
 using bootstrap::kNumDerivedPorts;
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 using Environment = std::map<std::string, std::string>;
 
-Result<TcpBootstrapOptions> options_from(const Environment& environment) {
-  return bootstrap::tcp_bootstrap_options_from([&](const char* name) -> const char* {
+bootstrap::EnvironmentLookup lookup_in(const Environment& environment) {
+  return [&environment](const char* name) -> const char* {
     const auto found = environment.find(name);
     return found == environment.end() ? nullptr : found->second.c_str();
-  });
+  };
+}
+
+Result<TcpBootstrapOptions> options_from(const Environment& environment) {
+  return bootstrap::tcp_bootstrap_options_from(lookup_in(environment));
+}
+
+std::string text_of(const std::optional<EnvironmentVariable>& variable) {
+  return variable ? variable->name + "=" + variable->value : "absent";
+}
+
+/// One line for each launcher.
+std::vector<std::string> launchers_in(const Environment& environment) {
+  std::vector<std::string> lines;
+  for (const LauncherVariables& found : bootstrap::launcher_variables_from(lookup_in(environment))) {
+    lines.push_back(found.launcher + ": " + text_of(found.rank) + " " + text_of(found.num_ranks) + " " +
+                    text_of(found.num_local_ranks) + " " + text_of(found.num_hosts));
+  }
+  return lines;
 }
 
 Environment with(Environment environment, const Environment& more) {
@@ -144,6 +166,26 @@ TEST(LauncherSecret, IsDerivedOnLoopbackOnlyAndDiffersByJob) {
     EXPECT_TRUE(options_from(with(mpirun_variables, {{"FERRY_HOST", host}})).ok()) << host;
   }
   EXPECT_FALSE(options_from(with(mpirun_variables, {{"FERRY_HOST", "localhost.example.org"}})).ok());
+}
+
+TEST(LauncherVariablesFrom, ListsEveryLauncherInOrderOfPrecedence) {
+  EXPECT_THAT(launchers_in(torchrun_variables), ElementsAre("torchrun: RANK=3 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 absent"));
+  EXPECT_THAT(launchers_in(with(mpirun_variables, with(srun_variables, by_hand_variables))),
+              ElementsAre("FERRY_* variables: FERRY_RANK=1 FERRY_NUM_RANKS=2 absent absent",
+                          "Open MPI's mpirun: OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 "
+                          "OMPI_COMM_WORLD_LOCAL_SIZE=4 absent",
+                          "srun: SLURM_PROCID=5 SLURM_NTASKS=16 absent SLURM_NNODES=2"));
+}
+
+TEST(LauncherVariablesFrom, NeedsBothRankAndNumberOfRanks) {
+  EXPECT_THAT(launchers_in({}), IsEmpty());
+  EXPECT_THAT(launchers_in({{"RANK", "0"}, {"SLURM_NTASKS", "2"}}), IsEmpty());
+  EXPECT_THAT(launchers_in({{"RANK", "0"}, {"WORLD_SIZE", ""}}), IsEmpty());
+}
+
+TEST(LauncherVariablesFrom, LeavesTheTextUnchecked) {
+  EXPECT_THAT(launchers_in({{"RANK", "x"}, {"WORLD_SIZE", "-1"}, {"LOCAL_WORLD_SIZE", ""}}),
+              ElementsAre("torchrun: RANK=x WORLD_SIZE=-1 absent absent"));
 }
 
 TEST(NodeList, FirstHostOfWhatSlurmWrites) {

@@ -2,70 +2,38 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <charconv>
-#include <cstdlib>
 #include <string_view>
+#include <vector>
 
 namespace ferry::tools {
 
 namespace {
-
-/// Null: the launcher does not say.
-struct LauncherVariables {
-  const char* name;
-  const char* rank_variable;
-  const char* size_variable;
-  const char* local_size_variable;  ///< ranks on this host
-  const char* num_hosts_variable;
-};
-
-/// In the order in which the library's bootstrap looks: what was set by hand first.
-constexpr std::array<LauncherVariables, 5> kLaunchers = {{
-    {"FERRY_* variables", "FERRY_RANK", "FERRY_NUM_RANKS", nullptr, nullptr},
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", nullptr},
-    {"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", nullptr},
-    {"MPICH's or Intel's mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_NNODES"},
-    {"srun", "SLURM_PROCID", "SLURM_NTASKS", nullptr, "SLURM_NNODES"},
-}};
 
 /// One process per rank on one machine: beyond this the fork itself is surely a typing mistake.
 constexpr int kMaxForkedRanks = 512;
 
 Status invalid(std::string text) { return {ErrorCode::kInvalidArgument, std::move(text)}; }
 
-/// The launcher whose ranks these are.
-const LauncherVariables* launcher_seen() {
-  for (const LauncherVariables& launcher : kLaunchers) {
-    if (std::getenv(launcher.rank_variable) != nullptr && std::getenv(launcher.size_variable) != nullptr) {
-      return &launcher;
-    }
-  }
-  return nullptr;
-}
-
-/// A divisor of `num_ranks`; absent where the variable is not set.
-Result<std::optional<int>> read_divisor(const char* variable, int num_ranks) {
-  const char* text = variable == nullptr ? nullptr : std::getenv(variable);
-  if (text == nullptr || *text == '\0') return std::optional<int>();
-  const std::string_view digits(text);
+/// A divisor of `num_ranks`; absent if the variable is.
+Result<std::optional<int>> read_divisor(const std::optional<EnvironmentVariable>& variable, int num_ranks) {
+  if (!variable) return std::optional<int>();
+  const std::string_view digits(variable->value);
   int value = 0;
   const auto [stop, error] = std::from_chars(digits.begin(), digits.end(), value);
   if (error == std::errc() && stop == digits.end() && value >= 1 && num_ranks % value == 0) return std::optional(value);
   return invalid(fmt::format(
-      "{}={} for {} ranks: expected a divisor of their number, every host having as many ranks as any other; start as "
-      "many on each, or give --nodes and unset {}",
-      variable, digits, num_ranks, variable));
+      "{}={} for {} ranks: expected a divisor of their number, because all hosts have the same number of ranks; start "
+      "as many ranks on each host, or give --nodes and unset {}",
+      variable->name, digits, num_ranks, variable->name));
 }
 
-/// Hosts that the launcher spread its ranks over, 1 where it does not say.
-Result<int> count_hosts(int num_ranks) {
-  const LauncherVariables* launcher = launcher_seen();
-  if (launcher == nullptr) return 1;
-  auto local_ranks = read_divisor(launcher->local_size_variable, num_ranks);
+/// Hosts that the launcher's ranks run on, 1 if it does not say.
+Result<int> count_hosts(const LauncherVariables& launcher, int num_ranks) {
+  auto local_ranks = read_divisor(launcher.num_local_ranks, num_ranks);
   if (!local_ranks) return local_ranks.status();
   if (*local_ranks) return num_ranks / **local_ranks;
-  auto num_hosts = read_divisor(launcher->num_hosts_variable, num_ranks);
+  auto num_hosts = read_divisor(launcher.num_hosts, num_ranks);
   if (!num_hosts) return num_hosts.status();
   return num_hosts->value_or(1);
 }
@@ -112,37 +80,31 @@ Result<LaunchPlan> plan_from_environment(const LaunchRequest& request) {
   plan.from_environment = true;
   plan.num_ranks = options->num_ranks;
   plan.bootstrap = std::move(*options);
-  auto num_hosts = count_hosts(plan.num_ranks);
-  if (!num_hosts) return num_hosts.status();
-  plan.num_hosts = *num_hosts;
-  const LauncherVariables* launcher = launcher_seen();
-  plan.description = fmt::format("{} ranks started by {}{}; each process is one rank, this one is rank {}",
-                                 plan.num_ranks, launcher == nullptr ? "the environment" : launcher->name,
-                                 plan.num_hosts == 1 ? std::string() : fmt::format(" on {} hosts", plan.num_hosts),
-                                 plan.bootstrap.rank);
+  // Empty if variables of several launchers give the rank and the number of ranks.
+  const std::vector<LauncherVariables> launchers = launcher_variables_from_environment();
+  std::string started_by = "the environment";
+  if (!launchers.empty()) {
+    auto num_hosts = count_hosts(launchers.front(), plan.num_ranks);
+    if (!num_hosts) return num_hosts.status();
+    plan.num_hosts = *num_hosts;
+    started_by = launchers.front().launcher;
+  }
+  plan.description = fmt::format(
+      "{} ranks started by {}{}; each process is one rank, this one is rank {}", plan.num_ranks, started_by,
+      plan.num_hosts == 1 ? std::string() : fmt::format(" on {} hosts", plan.num_hosts), plan.bootstrap.rank);
   if (Status status = set_num_nodes(request.num_nodes, &plan); !status) return status;
   return plan;
 }
 
 }  // namespace
 
-std::vector<LauncherSeen> launchers_seen() {
-  std::vector<LauncherSeen> seen;
-  for (const LauncherVariables& launcher : kLaunchers) {
-    const char* rank = std::getenv(launcher.rank_variable);
-    const char* size = std::getenv(launcher.size_variable);
-    if (rank == nullptr || size == nullptr) continue;
-    seen.push_back({launcher.name, launcher.rank_variable, rank, launcher.size_variable, size});
-  }
-  return seen;
-}
-
 Result<LaunchPlan> plan_launch(const LaunchRequest& request) {
   LaunchMode mode = request.mode;
   if (mode == LaunchMode::kAuto) {
     // A launcher that started a single rank (an interactive shell inside an allocation, say) leaves the forking to us.
-    const auto seen = launchers_seen();
-    mode = !seen.empty() && seen.front().num_ranks != "1" ? LaunchMode::kEnvironment : LaunchMode::kFork;
+    const auto launchers = launcher_variables_from_environment();
+    const bool is_one_of_many = !launchers.empty() && launchers.front().num_ranks.value != "1";
+    mode = is_one_of_many ? LaunchMode::kEnvironment : LaunchMode::kFork;
   }
   if (mode == LaunchMode::kEnvironment) return plan_from_environment(request);
 

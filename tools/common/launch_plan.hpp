@@ -5,7 +5,6 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "ferry/bootstrap.hpp"
 #include "ferry/status.hpp"
@@ -18,18 +17,6 @@ enum class LaunchMode {
   kFork = 1,         ///< fork all ranks here, whatever the environment says
   kEnvironment = 2,  ///< this process is one rank of a launcher's
 };
-
-/// A launcher whose variables this process was given.
-struct LauncherSeen {
-  std::string name;           ///< e.g. "torchrun"
-  std::string rank_variable;  ///< e.g. "RANK"
-  std::string rank;           ///< its value, as it is
-  std::string size_variable;  ///< e.g. "WORLD_SIZE"
-  std::string num_ranks;      ///< its value, as it is
-};
-
-/// Launchers that set both their rank and their size variable here. Only reads the environment.
-std::vector<LauncherSeen> launchers_seen();
 
 /// What the user asks for; absent where nothing.
 struct LaunchRequest {

@@ -5,10 +5,10 @@
 #include <filesystem>
 
 #include "common/host_facts.hpp"
-#include "common/launch_plan.hpp"
 #include "common/table.hpp"
 #include "doctor/finding.hpp"
 #include "ferry/backends.hpp"
+#include "ferry/bootstrap.hpp"
 
 namespace ferry::tools {
 
@@ -77,11 +77,12 @@ std::vector<Finding> examine_host() {
 
 std::vector<Finding> examine_launchers() {
   std::vector<Finding> findings;
-  for (const LauncherSeen& seen : launchers_seen()) {
+  for (const LauncherVariables& seen : launcher_variables_from_environment()) {
     findings.push_back(
         {Health::kOk, "launcher",
-         fmt::format("{}: {}={}, {}={}", seen.name, seen.rank_variable, seen.rank, seen.size_variable, seen.num_ranks),
-         seen.num_ranks == "1" ? "" : "demo and bench take this process for one rank (--launch fork: not)"});
+         fmt::format("{}: {}={}, {}={}", seen.launcher, seen.rank.name, seen.rank.value, seen.num_ranks.name,
+                     seen.num_ranks.value),
+         seen.num_ranks.value == "1" ? "" : "demo and bench take this process for one rank (--launch fork: not)"});
   }
   if (findings.empty()) {
     findings.push_back({Health::kOk, "launcher", "none: demo and bench fork their ranks", ""});
