@@ -20,14 +20,14 @@ constexpr int kNumRanks = 4;
 constexpr std::int64_t kLongNs = 60 * kNsPerSecond;
 constexpr std::int64_t kShortNs = 2 * kNsPerSecond;
 
-struct Blow {
+struct Fault {
   const char* name;
   int victim;
   int signal_number;
   ErrorCode expected;
 };
 
-class LostRank : public testing::TestWithParam<Blow> {
+class LostRank : public testing::TestWithParam<Fault> {
  protected:
   static std::vector<std::unique_ptr<ForkedRank>> fork_ranks(const Meeting& meeting, int victim,
                                                              std::int64_t gather_timeout_ns) {
@@ -52,28 +52,28 @@ class LostRank : public testing::TestWithParam<Blow> {
   }
 };
 
-TEST_P(LostRank, IsNamedToEverySurvivor) {
-  const Blow& blow = GetParam();
+TEST_P(LostRank, IsBlamedOnEverySurvivor) {
+  const Fault& fault = GetParam();
   const Meeting meeting = Meeting::prepare();
-  // A killed rank is noticed by its closed connection, so the deadline plays no part; a stopped one only by it.
-  const auto ranks = fork_ranks(meeting, blow.victim, blow.signal_number == SIGKILL ? kLongNs : kShortNs);
+  // A killed rank is detected by its closed connection, long before the deadline; a stopped one only by the deadline.
+  const auto ranks = fork_ranks(meeting, fault.victim, fault.signal_number == SIGKILL ? kLongNs : kShortNs);
   close(meeting.listen_fd);
-  ranks[static_cast<std::size_t>(blow.victim)]->await_checkpoint();
-  ranks[static_cast<std::size_t>(blow.victim)]->send_signal(blow.signal_number);
+  ranks[static_cast<std::size_t>(fault.victim)]->await_checkpoint();
+  ranks[static_cast<std::size_t>(fault.victim)]->send_signal(fault.signal_number);
   for (int rank = 0; rank < kNumRanks; ++rank) {
-    if (rank == blow.victim) continue;
+    if (rank == fault.victim) continue;
     const Status status = ranks[static_cast<std::size_t>(rank)]->result();
-    EXPECT_EQ(status.code(), blow.expected) << "rank " << rank << ": " << status.to_string();
-    EXPECT_EQ(status.peer(), blow.victim) << "rank " << rank << ": " << status.to_string();
+    EXPECT_EQ(status.code(), fault.expected) << "rank " << rank << ": " << status.to_string();
+    EXPECT_EQ(status.peer(), fault.victim) << "rank " << rank << ": " << status.to_string();
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Blows, LostRank,
-                         testing::Values(Blow{"kill_a_rank", 2, SIGKILL, ErrorCode::kPeerLost},
-                                         Blow{"kill_rank_zero", 0, SIGKILL, ErrorCode::kPeerLost},
-                                         Blow{"stop_a_rank", 2, SIGSTOP, ErrorCode::kTimeout},
-                                         Blow{"stop_rank_zero", 0, SIGSTOP, ErrorCode::kTimeout}),
-                         case_name<Blow>);
+INSTANTIATE_TEST_SUITE_P(Faults, LostRank,
+                         testing::Values(Fault{"kill_a_rank", 2, SIGKILL, ErrorCode::kPeerLost},
+                                         Fault{"kill_rank_zero", 0, SIGKILL, ErrorCode::kPeerLost},
+                                         Fault{"stop_a_rank", 2, SIGSTOP, ErrorCode::kTimeout},
+                                         Fault{"stop_rank_zero", 0, SIGSTOP, ErrorCode::kTimeout}),
+                         case_name<Fault>);
 
 TEST(ForkedRanks, FormAGroupAndGather) {
   const Meeting meeting = Meeting::prepare();

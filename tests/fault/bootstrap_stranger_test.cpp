@@ -1,4 +1,4 @@
-/// Strangers on the bootstrap's port: the group forms all the same.
+/// Unauthenticated connections to the bootstrap's port (strangers) do not prevent the group from forming.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -47,9 +47,9 @@ std::string header_text(bootstrap::FrameType type, std::uint32_t length) {
 
 class Stranger : public testing::TestWithParam<StrangerKind> {};
 
-TEST_P(Stranger, DoesNotKeepTheGroupFromForming) {
+TEST_P(Stranger, DoesNotPreventTheGroupFromForming) {
   const Meeting meeting = Meeting::prepare();
-  // They are all in the queue before rank 0 first looks, and stay connected until the group has formed.
+  // All of them wait in the backlog before rank 0 starts, and stay connected until the group has formed.
   std::vector<UniqueFd> strangers;
   for (int i = 0; i < 10; ++i) {
     strangers.push_back(connect_stranger(meeting.port));
@@ -59,7 +59,7 @@ TEST_P(Stranger, DoesNotKeepTheGroupFromForming) {
   const auto statuses =
       run_threads(kNumRanks, [&](int rank) { return meet(meeting.options(rank, kNumRanks, kTimeoutNs)); });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
-  // Rank 0 is gone; nothing of the strangers is left behind.
+  // Rank 0 is gone and has closed the connections of all strangers.
   for (const UniqueFd& stranger : strangers) await_close(stranger);
 }
 
@@ -86,11 +86,11 @@ INSTANTIATE_TEST_SUITE_P(
                      }}),
     case_name<StrangerKind>);
 
-TEST(Strangers, GarbageAndWrongProofsAreSentAwayWhileTheGroupStillForms) {
+TEST(Strangers, GarbageAndWrongProofsAreRejectedWhileTheGroupForms) {
   const Meeting meeting = Meeting::prepare();
   const auto statuses = run_threads(kNumRanks, [&](int thread) {
     if (thread < kNumRanks - 1) return meet(meeting.options(thread, kNumRanks, kTimeoutNs));
-    // The last rank comes only after these were refused, so rank 0 must have done it of its own accord.
+    // The last rank connects only after these were rejected, so rank 0 does not need it to reject them.
     const UniqueFd garbage = connect_stranger(meeting.port);
     send_text(garbage, "SSH-2.0-x\r\n\r\n");
     await_close(garbage);
@@ -103,11 +103,11 @@ TEST(Strangers, GarbageAndWrongProofsAreSentAwayWhileTheGroupStillForms) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-TEST(Strangers, SilentOneIsSentAwayBeforeTheGroupsDeadline) {
+TEST(Strangers, SilentOneIsClosedBeforeTheGroupsDeadline) {
   const Meeting meeting = Meeting::prepare();
   const auto statuses = run_threads(2, [&](int rank) {
     if (rank == 0) return meet(meeting.options(0, 2, 4 * kNsPerSecond));
-    // Rank 1 comes when rank 0 has lost patience with this one, and finds the group still forming.
+    // Rank 1 connects after rank 0 has closed this connection; the group is still forming.
     const UniqueFd silent = connect_stranger(meeting.port);
     await_close(silent);
     return meet(meeting.options(1, 2, kTimeoutNs));
@@ -115,7 +115,7 @@ TEST(Strangers, SilentOneIsSentAwayBeforeTheGroupsDeadline) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-/// Holds `count` connections that say nothing until it is killed.
+/// Holds `count` silent connections until it is killed.
 Status hold_connections(std::uint16_t port, std::size_t count, const ForkedRank::Checkpoint& all_connected) {
   rlimit limit{};
   (void)getrlimit(RLIMIT_NOFILE, &limit);
@@ -130,9 +130,9 @@ Status hold_connections(std::uint16_t port, std::size_t count, const ForkedRank:
   for (;;) pause();
 }
 
-TEST(Strangers, AThousandAtOnceDoNotKeepTheGroupFromForming) {
+TEST(Strangers, AThousandAtOnceDoNotPreventTheGroupFromForming) {
   const Meeting meeting = Meeting::prepare();
-  // Accepts queue in the kernel, so they are all there before rank 0 begins.
+  // The kernel queues connections, so that all of them exist before rank 0 starts.
   ForkedRank crowd(
       [&](const ForkedRank::Checkpoint& checkpoint) { return hold_connections(meeting.port, 1000, checkpoint); });
   crowd.await_checkpoint();
@@ -141,12 +141,12 @@ TEST(Strangers, AThousandAtOnceDoNotKeepTheGroupFromForming) {
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-TEST(Strangers, RunningOutOfDescriptorsDoesNotKeepTheGroupFromForming) {
+TEST(Strangers, RunningOutOfDescriptorsDoesNotPreventTheGroupFromForming) {
   const Meeting meeting = Meeting::prepare();
   ForkedRank root([&](const ForkedRank::Checkpoint&) {
     std::size_t num_open = 0;
     for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++num_open;
-    // Room for the two other ranks and very few strangers. (The count includes the one that counted.)
+    // Enough for the two other ranks and very few strangers. (The count includes the directory that was opened.)
     rlimit limit{};
     (void)getrlimit(RLIMIT_NOFILE, &limit);
     limit.rlim_cur = num_open + 4;

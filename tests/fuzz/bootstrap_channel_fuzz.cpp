@@ -1,5 +1,5 @@
-/// The receiver of frames over a socket. The input is a story: what a sender that knows the key sends, honest or not,
-/// and what somebody on the way does to it. The target works out by itself which frames must arrive and when.
+/// The receiver of frames over a socket. The input is a script: what a sender that knows the key sends, honest or not,
+/// and how it is modified on the way. The target computes by itself which frames must arrive and when.
 
 #include <sys/socket.h>
 
@@ -20,18 +20,18 @@ using namespace bootstrap;
 using Bytes = std::vector<std::byte>;
 
 constexpr std::size_t kMaxEvents = 16;
-// Frames may be longer than what the receiver reads at once, and two of those are a story: more would only be slow.
+// A frame may be longer than one read of the receiver, and a script has up to two of those; more would only be slow.
 constexpr std::size_t kMaxLongPayloadBytes = 80'000;
 constexpr std::size_t kEnoughBytes = 100'000;
 constexpr std::size_t kMaxChunks = 32;
 
-// The receiver's buffer may be twice what has arrived and one read (64 KiB) besides, however long a header says the
-// frame will be.
+// The receiver's buffer may hold twice the bytes that have arrived plus one read (64 KiB), whatever length a header
+// announces.
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 std::size_t allowed_bytes(std::size_t num_arrived) { return 2 * (num_arrived + kReadBytes); }
 
-/// Every input has keys of its own. With the same ones always, the fuzzer would learn digests by watching them being
-/// compared, and forge with them what it has not the key for.
+/// Every input has its own keys. With constant keys the fuzzer would learn digests by watching their comparison, and
+/// could forge frames without the key.
 ChannelKeys keys_of_sender(std::span<const std::byte> input) {
   return {.send = hmac_sha256({}, input).value(), .receive = {}};
 }
@@ -44,7 +44,7 @@ std::pair<UniqueFd, UniqueFd> connected_pair() {
 
 void append(Bytes* bytes, std::span<const std::byte> more) { bytes->insert(bytes->end(), more.begin(), more.end()); }
 
-/// A frame as frame.hpp describes it, whatever its header says.
+/// A frame in the format of frame.hpp, with any header.
 Bytes signed_frame(const HeaderBytes& header, std::span<const std::byte> payload, std::uint64_t number,
                    const Digest& key) {
   Bytes bytes(header.begin(), header.end());
@@ -56,8 +56,8 @@ Bytes signed_frame(const HeaderBytes& header, std::span<const std::byte> payload
   return bytes;
 }
 
-/// What was meant to arrive, and the bytes that really come.
-struct Story {
+/// The frames that were sent, and the bytes that arrive.
+struct Script {
   std::vector<Frame> frames;
   std::vector<std::size_t> ends;  ///< of each frame in `honest`
   Bytes honest;
@@ -66,8 +66,8 @@ struct Story {
   std::size_t num_frames_in(std::size_t num_bytes) const {
     return static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), num_bytes) - ends.begin());
   }
-  /// As many of them as come one after the other just as they were sent.
-  std::size_t num_untouched() const {
+  /// The number of frames at the start that arrive as they were sent.
+  std::size_t num_unmodified() const {
     std::size_t start = 0;
     for (std::size_t i = 0; i < ends.size(); ++i) {
       const std::size_t num_bytes = ends[i] - start;
@@ -78,21 +78,22 @@ struct Story {
   }
 };
 
-class Teller {
+class ScriptReader {
  public:
-  Teller(InputReader* reader, const ChannelKeys& keys) : reader_(reader), key_(keys.send), sender_(make_sender(keys)) {}
+  ScriptReader(InputReader* reader, const ChannelKeys& keys)
+      : reader_(reader), key_(keys.send), sender_(make_sender(keys)) {}
 
-  Story tell() {
-    for (std::size_t i = 0; i < kMaxEvents && !reader_->empty() && num_told_bytes() < kEnoughBytes; ++i) add_event();
-    for (const Bytes& piece : pieces_) append(&story_.wire, piece);
+  Script read() {
+    for (std::size_t i = 0; i < kMaxEvents && !reader_->empty() && num_script_bytes() < kEnoughBytes; ++i) add_event();
+    for (const Bytes& piece : pieces_) append(&script_.wire, piece);
     change_wire();
-    return std::move(story_);
+    return std::move(script_);
   }
 
  private:
-  enum class Event { kFrame, kLongFrame, kForgedHeader, kRepeat, kStrangeBytes, kDrop, kSwap, kNumEvents };
+  enum class Event { kFrame, kLongFrame, kForgedHeader, kRepeat, kRandomBytes, kDrop, kSwap, kNumEvents };
 
-  std::size_t num_told_bytes() const {
+  std::size_t num_script_bytes() const {
     std::size_t num_bytes = 0;
     for (const Bytes& piece : pieces_) num_bytes += piece.size();
     return num_bytes;
@@ -126,7 +127,7 @@ class Teller {
       case Event::kRepeat:
         if (!pieces_.empty()) pieces_.push_back(Bytes(pieces_[reader_->take<std::uint8_t>() % pieces_.size()]));
         break;
-      case Event::kStrangeBytes: {
+      case Event::kRandomBytes: {
         const std::span<const std::byte> bytes = reader_->take_at_most(reader_->take<std::uint8_t>());
         pieces_.emplace_back(bytes.begin(), bytes.end());
         break;
@@ -142,7 +143,7 @@ class Teller {
     }
   }
 
-  /// By a channel, as ranks do.
+  /// A frame sent by a channel, as ranks do.
   void send(FrameType type, std::span<const std::byte> payload) {
     const HeaderBytes header = encode_header({type, static_cast<std::uint32_t>(payload.size())});
     Bytes bytes = sent_by_channel(type, payload);
@@ -151,21 +152,21 @@ class Teller {
     note_sent(header, payload, std::move(bytes));
   }
 
-  /// By somebody who has the key and says what he likes. His frame takes a number as an honest one would.
+  /// A frame with any header from a sender that has the key. It uses up a frame number like an honest one.
   void forge(const HeaderBytes& header, std::span<const std::byte> payload) {
     (void)sent_by_channel(FrameType::kStart, {});
     note_sent(header, payload, signed_frame(header, payload, num_sent_, key_));
   }
 
-  /// Of the first frame that cannot be, and of what follows it, nothing must arrive.
+  /// From the first invalid frame on, no frame may arrive.
   void note_sent(const HeaderBytes& header, std::span<const std::byte> payload, Bytes bytes) {
     ++num_sent_;
     const Result<FrameHeader> parsed = parse_header(header);
-    all_possible_ = all_possible_ && parsed.ok() && parsed->payload_bytes == payload.size();
-    if (all_possible_) {
-      append(&story_.honest, bytes);
-      story_.frames.push_back({parsed->type, Bytes(payload.begin(), payload.end())});
-      story_.ends.push_back(story_.honest.size());
+    all_valid_ = all_valid_ && parsed.ok() && parsed->payload_bytes == payload.size();
+    if (all_valid_) {
+      append(&script_.honest, bytes);
+      script_.frames.push_back({parsed->type, Bytes(payload.begin(), payload.end())});
+      script_.ends.push_back(script_.honest.size());
     }
     pieces_.push_back(std::move(bytes));
   }
@@ -174,7 +175,7 @@ class Teller {
     require(sender_.queue(type, payload).ok(), "a frame can be queued");
     Bytes bytes;
     while (sender_.num_queued_bytes() > 0) {
-      require(sender_.flush(), "the other end takes what is sent");
+      require(sender_.flush(), "the other end accepts what is sent");
       for (;;) {
         const std::size_t num_bytes = read_some(outlet_.get(), scratch_).num_bytes;
         if (num_bytes == 0) break;
@@ -185,7 +186,7 @@ class Teller {
   }
 
   void change_wire() {
-    Bytes& wire = story_.wire;
+    Bytes& wire = script_.wire;
     if (wire.empty()) return;
     wire[reader_->take<std::uint16_t>() % wire.size()] ^= static_cast<std::byte>(reader_->take<std::uint8_t>());
     wire.resize(wire.size() - reader_->take<std::uint16_t>() % wire.size());
@@ -196,29 +197,29 @@ class Teller {
   UniqueFd outlet_;
   Channel sender_;
   std::uint64_t num_sent_ = 0;
-  bool all_possible_ = true;
+  bool all_valid_ = true;
   std::array<std::byte, 4096> scratch_;
   std::vector<Bytes> pieces_;
-  Story story_;
+  Script script_;
 };
 
-class Listener {
+class Receiver {
  public:
-  Listener(const Story& story, const ChannelKeys& keys_of_sender)
-      : story_(story), num_untouched_(story.num_untouched()), channel_(make_receiver(keys_of_sender)) {}
+  Receiver(const Script& script, const ChannelKeys& keys_of_sender)
+      : script_(script), num_unmodified_(script.num_unmodified()), channel_(make_receiver(keys_of_sender)) {}
 
-  void hear(std::size_t chunk_bytes) {
-    const std::span<const std::byte> wire(story_.wire);
+  void receive_all(std::size_t chunk_bytes) {
+    const std::span<const std::byte> wire(script_.wire);
     while (num_arrived_ < wire.size()) {
       const std::span<const std::byte> rest = wire.subspan(num_arrived_);
       const IoOutcome outcome = write_some(inlet_.get(), rest.first(std::min(chunk_bytes, rest.size())));
       require(outcome.kind == IoOutcome::Kind::kMoved, "the receiver empties the socket");
       num_arrived_ += outcome.num_bytes;
-      require(channel_.has_input(), "what has just come is waiting");
+      require(channel_.has_input(), "data that has just arrived is reported");
       if (!take_frames()) return;
     }
     inlet_.reset();
-    require(receive() == ReceiveOutcome::kClosed, "the end of the stream is noticed");
+    require(receive() == ReceiveOutcome::kClosed, "the end of the stream is detected");
   }
 
  private:
@@ -231,43 +232,43 @@ class Listener {
   ReceiveOutcome receive() {
     const AllocationWatch watch;
     const ReceiveOutcome outcome = channel_.receive(&frame_);
-    require(watch.largest_bytes() <= allowed_bytes(num_arrived_), "memory follows what has arrived");
+    require(watch.largest_bytes() <= allowed_bytes(num_arrived_), "memory grows only as data arrives");
     return outcome;
   }
 
   /// Where the next frame begins.
-  std::size_t num_consumed() const { return num_taken_ == 0 ? 0 : story_.ends[num_taken_ - 1]; }
+  std::size_t num_consumed() const { return num_taken_ == 0 ? 0 : script_.ends[num_taken_ - 1]; }
 
-  /// What has to come of the bytes that have arrived.
+  /// The outcome that the bytes that have arrived must have.
   ReceiveOutcome expected() const {
-    const std::span<const std::byte> waiting = std::span(story_.wire).first(num_arrived_).subspan(num_consumed());
+    const std::span<const std::byte> waiting = std::span(script_.wire).first(num_arrived_).subspan(num_consumed());
     if (waiting.size() < kHeaderBytes) return ReceiveOutcome::kWouldBlock;
     const Result<FrameHeader> header = parse_header(waiting.first<kHeaderBytes>());
     if (!header.ok()) return ReceiveOutcome::kBroken;
     if (waiting.size() < kHeaderBytes + header->payload_bytes + kDigestBytes) return ReceiveOutcome::kWouldBlock;
-    const std::size_t num_right = std::min(story_.num_frames_in(num_arrived_), num_untouched_);
-    return num_taken_ < num_right ? ReceiveOutcome::kFrame : ReceiveOutcome::kBroken;
+    const std::size_t num_correct = std::min(script_.num_frames_in(num_arrived_), num_unmodified_);
+    return num_taken_ < num_correct ? ReceiveOutcome::kFrame : ReceiveOutcome::kBroken;
   }
 
-  /// False when the channel has had enough of its other end.
+  /// False once the channel is broken or closed.
   bool take_frames() {
     for (;;) {
       const ReceiveOutcome outcome = receive();
-      require(outcome == expected(), "a frame arrives if it is untouched, and the channel breaks if it is not");
+      require(outcome == expected(), "an unmodified frame arrives, and a modified one breaks the channel");
       switch (outcome) {
         case ReceiveOutcome::kFrame: {
-          const Frame& sent = story_.frames[num_taken_];
+          const Frame& sent = script_.frames[num_taken_];
           require(frame_.type == sent.type && same_bytes(frame_.payload, sent.payload),
                   "a frame arrives as it was sent");
           ++num_taken_;
           break;
         }
         case ReceiveOutcome::kWouldBlock:
-          require(channel_.has_input() == (num_arrived_ > num_consumed()), "half a frame is input, none is not");
+          require(channel_.has_input() == (num_arrived_ > num_consumed()), "part of a frame counts as input");
           return true;
         case ReceiveOutcome::kBroken:
           require_refusal(channel_.error(), ErrorCode::kTransport);
-          require(receive() == ReceiveOutcome::kBroken, "a broken channel stays so");
+          require(receive() == ReceiveOutcome::kBroken, "a broken channel stays broken");
           return false;
         case ReceiveOutcome::kClosed:
           return false;
@@ -275,8 +276,8 @@ class Listener {
     }
   }
 
-  const Story& story_;
-  const std::size_t num_untouched_;
+  const Script& script_;
+  const std::size_t num_unmodified_;
   UniqueFd inlet_;
   Channel channel_;
   Frame frame_;
@@ -290,8 +291,8 @@ void fuzz_one(std::span<const std::byte> input) {
   InputReader reader(input);
   const std::size_t wanted_chunk_bytes = reader.take<std::uint16_t>();
   const ChannelKeys keys = keys_of_sender(input);
-  const Story story = Teller(&reader, keys).tell();
-  Listener(story, keys).hear(std::max({wanted_chunk_bytes, story.wire.size() / kMaxChunks, std::size_t{1}}));
+  const Script script = ScriptReader(&reader, keys).read();
+  Receiver(script, keys).receive_all(std::max({wanted_chunk_bytes, script.wire.size() / kMaxChunks, std::size_t{1}}));
 }
 
 }  // namespace ferry::test

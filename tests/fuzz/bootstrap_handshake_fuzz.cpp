@@ -1,5 +1,5 @@
-/// Challenge and hello: once as what a stranger sends, who gets the input out as it is, and once as what a peer that
-/// knows the secret makes and somebody on the way changes.
+/// Challenge and hello: once the input as it is, as sent by an attacker, and once made by a peer that knows the secret
+/// and modified on the way.
 
 #include <algorithm>
 
@@ -21,36 +21,36 @@ void fuzz_challenge(std::span<const std::byte, kChallengeFrameBytes> frame) {
     require_refusal(nonce.status(), ErrorCode::kTransport);
     return;
   }
-  require(same_bytes(make_challenge(*nonce), frame), "a challenge has one spelling");
+  require(same_bytes(make_challenge(*nonce), frame), "a challenge has exactly one encoding");
 }
 
-/// A hello verifies where it is just what one who knows the secret would have sent, and nowhere else.
+/// A hello verifies if and only if it is what a peer that knows the secret would have sent.
 void fuzz_hello(std::string_view secret, const Nonce& nonce, std::span<const std::byte, kHelloFrameBytes> frame) {
   const AllocationWatch watch;
   const Result<Hello> verified = verify_hello(secret, nonce, frame);
-  require(watch.largest_bytes() <= kMessageRoomBytes, "a hello makes nobody allocate");
+  require(watch.largest_bytes() <= kMessageRoomBytes, "a hello causes no allocation");
   if (!verified.ok()) require_refusal(verified.status(), ErrorCode::kTransport);
 
   const Result<FrameHeader> header = parse_header(frame.first<kHeaderBytes>());
   const Result<Hello> said = parse_hello(frame.subspan<kHeaderBytes>());
   if (!header.ok() || header->type != FrameType::kHello || !said.ok()) {
-    require(!verified.ok(), "what is no hello does not verify");
+    require(!verified.ok(), "a frame that is not a hello does not verify");
     return;
   }
   const Result<HelloFrame> proven = make_hello(secret, nonce, *said);
-  require(proven.ok(), "a hello can be made of whatever parses as one");
-  require(verified.ok() == same_bytes(*proven, frame), "exactly the hello with the right proof verifies");
+  require(proven.ok(), "a hello can be made from every parsed hello");
+  require(verified.ok() == same_bytes(*proven, frame), "only the hello with the correct proof verifies");
 }
 
 std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-bool is_showable(std::string_view version) {
+bool is_printable(std::string_view version) {
   return !version.empty() && std::all_of(version.begin(), version.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
 
-/// Flips bits of `bytes` at places the input chooses. False where that left everything as it was.
+/// Flips bits of `bytes` at positions that the input chooses. False if the bytes are the same afterwards.
 bool change(InputReader* reader, std::span<std::byte> bytes) {
   const std::vector<std::byte> before(bytes.begin(), bytes.end());
   const std::size_t num_changes = 1 + reader->take<std::uint8_t>() % kMaxChanges;
@@ -62,7 +62,7 @@ bool change(InputReader* reader, std::span<std::byte> bytes) {
 }
 
 void require_other_keys(const SessionKeys& a, const SessionKeys& b) {
-  require(a.root_to_peer != b.root_to_peer && a.peer_to_root != b.peer_to_root, "another session has other keys");
+  require(a.root_to_peer != b.root_to_peer && a.peer_to_root != b.peer_to_root, "two sessions have different keys");
 }
 
 void fuzz_proven_hello(InputReader reader) {
@@ -76,20 +76,20 @@ void fuzz_proven_hello(InputReader reader) {
   hello.version = text_of(reader.take_at_most(reader.take<std::uint8_t>()));
 
   const Result<HelloFrame> made = make_hello(secret, nonce, hello);
-  require(made.ok(), "a hello can be made of anything");
+  require(made.ok(), "a hello can be made from any values");
   const Result<Hello> verified = verify_hello(secret, nonce, *made);
   const std::string_view sent_version = std::string_view(hello.version).substr(0, kVersionBytes);
-  // Zeros at the end cannot be told from padding.
+  // Zeros at the end cannot be distinguished from padding.
   const std::string_view read_version = sent_version.substr(0, sent_version.find_last_not_of('\0') + 1);
-  require(verified.ok() == is_showable(read_version), "a proven hello verifies unless its version is not plain text");
+  require(verified.ok() == is_printable(read_version), "a proven hello verifies unless its version is not printable");
   if (verified.ok()) {
     require(verified->nonce == hello.nonce && verified->instance == hello.instance && verified->rank == hello.rank &&
                 verified->num_ranks == hello.num_ranks && verified->version == read_version,
-            "the root reads what the peer said");
+            "the root reads what the peer sent");
   }
 
   const SessionKeys keys = derive_session_keys(secret, nonce, hello).value();
-  require(keys.root_to_peer != keys.peer_to_root, "a frame cannot be sent back as the other side's");
+  require(keys.root_to_peer != keys.peer_to_root, "a frame cannot be reflected to its sender");
 
   HelloFrame changed_frame = *made;
   if (change(&reader, changed_frame)) {
@@ -100,7 +100,7 @@ void fuzz_proven_hello(InputReader reader) {
     require(!verify_hello(secret, other_nonce, *made).ok(), "an answer to another challenge never verifies");
     require_other_keys(keys, derive_session_keys(secret, other_nonce, hello).value());
   }
-  // Of one length: HMAC pads short keys with zeros, so that "s" and "s\0" are one key by its definition.
+  // The lengths are equal: HMAC pads short keys with zeros, so that "s" and "s\0" are the same key.
   std::string other_secret = secret;
   if (!secret.empty() && change(&reader, std::as_writable_bytes(std::span(other_secret)))) {
     require(!verify_hello(other_secret, nonce, *made).ok(), "a hello proven by another secret never verifies");

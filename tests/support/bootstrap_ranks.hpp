@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_BOOTSTRAP_RANKS_HPP
 #define FERRY_TESTS_BOOTSTRAP_RANKS_HPP
 
-/// What tests of the bootstrap itself need: a meeting point on a free port, ranks as threads or processes that say how
-/// they fared, and raw connections as strangers make them.
+/// Helpers for tests of the bootstrap itself: a listening socket on a free port, ranks as threads or processes that
+/// report their result, and connections that do not authenticate.
 
 #include <sys/types.h>
 
@@ -30,13 +30,13 @@ std::string text_of(const std::vector<std::byte>& bytes);
 struct Meeting {
   std::string secret;
   std::uint16_t port = 0;
-  int listen_fd = -1;  // rank 0 takes it
+  int listen_fd = -1;  // rank 0 takes ownership
 
   static Meeting prepare();
   TcpBootstrapOptions options(int rank, int num_ranks, std::int64_t timeout_ns = 30 * kNsPerSecond) const;
 };
 
-/// `body(rank)` of every rank in its own thread; the answers in rank order.
+/// Runs `body(rank)` of every rank in a thread of its own; returns the results in rank order.
 template <typename Body>
 auto run_threads(int num_ranks, Body body) {
   using Answer = decltype(body(0));
@@ -51,23 +51,23 @@ auto run_threads(int num_ranks, Body body) {
   return answers;
 }
 
-/// A forked process. Must be started while the caller has a single thread.
+/// A forked process. Create it while the caller has a single thread.
 class ForkedRank {
  public:
-  /// Tells the parent that it has come this far.
+  /// The child calls it to report to the parent that it has come this far.
   using Checkpoint = std::function<void()>;
   using Body = std::function<Status(const Checkpoint&)>;
 
   explicit ForkedRank(const Body& body);
-  /// Kills it if it is still there.
+  /// Kills the process if it still runs.
   ~ForkedRank();
   ForkedRank(const ForkedRank&) = delete;
   ForkedRank& operator=(const ForkedRank&) = delete;
 
   void send_signal(int signal_number) const;
-  /// Returns when the child has called its checkpoint, or has ended.
+  /// Returns when the child has called its checkpoint, or has exited.
   void await_checkpoint();
-  /// What its body returned; kInternal where it ended without.
+  /// What its body returned; kInternal if it exited before that.
   Status result();
 
  private:
@@ -75,7 +75,7 @@ class ForkedRank {
   pid_t pid_ = -1;
 };
 
-/// A blocking connection to the port, as anybody could make it.
+/// A blocking connection to the port, without authentication.
 UniqueFd connect_stranger(std::uint16_t port);
 void send_text(const UniqueFd& fd, std::string_view text);
 /// Blocks until the other end closes the connection.

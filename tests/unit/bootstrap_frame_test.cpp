@@ -1,4 +1,4 @@
-/// The parsers of what comes from outside, the proofs of the handshake, and what a channel lets through.
+/// Parsers of received bytes, proofs of the handshake, and which frames a channel accepts.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ class Handshake : public testing::Test {
   Hello hello_;
 };
 
-TEST_F(Handshake, RootReadsWhatAPeerThatKnowsTheSecretSays) {
+TEST_F(Handshake, RootReadsTheHelloOfAPeerThatKnowsTheSecret) {
   const HelloFrame frame = make_hello("secret", root_nonce_, hello_).value();
   const Result<Hello> read = verify_hello("secret", root_nonce_, frame);
   ASSERT_TRUE(read.ok()) << read.status().to_string();
@@ -106,7 +106,7 @@ TEST_F(Handshake, VersionIsPlainText) {
   }
 }
 
-TEST(Parsers, TakeAnyBytes) {
+TEST(Parsers, AcceptAnyBytes) {
   std::minstd_rand random(1);
   for (int i = 0; i < 20'000; ++i) {
     std::vector<std::byte> bytes(random() % 200);
@@ -133,10 +133,10 @@ TEST(FailureFrame, LongTextIsCutToWhatReceiversAccept) {
   EXPECT_EQ(parse_failure(bytes)->text.size(), kMaxFailureTextBytes);
 }
 
-/// A channel whose far end is a bare socket, so that the test sees and makes the bytes on the way.
-class OnTheWay : public testing::Test {
+/// A channel connected to a plain socket, so that the test can record and modify the bytes in between.
+class Channels : public testing::Test {
  protected:
-  OnTheWay() {
+  Channels() {
     EXPECT_TRUE(fill_random(keys_.send).ok());
     EXPECT_TRUE(fill_random(keys_.receive).ok());
   }
@@ -147,7 +147,7 @@ class OnTheWay : public testing::Test {
     return {UniqueFd(ends[0]), UniqueFd(ends[1])};
   }
 
-  /// What a channel with these keys puts on the wire.
+  /// The bytes that a channel with these keys sends.
   std::vector<std::byte> record(const std::vector<std::string>& payloads) const {
     auto [near, far] = make_pair();
     Channel sender(std::move(near), keys_);
@@ -158,7 +158,7 @@ class OnTheWay : public testing::Test {
     return bytes;
   }
 
-  /// What the receiver of that makes of `bytes`.
+  /// The payloads that the receiving channel accepts from `bytes`, and how it ended.
   std::pair<std::vector<std::string>, ReceiveOutcome> replay(const std::vector<std::byte>& bytes) const {
     auto [near, far] = make_pair();
     Channel receiver(std::move(near), {.send = keys_.receive, .receive = keys_.send});
@@ -175,25 +175,25 @@ class OnTheWay : public testing::Test {
   ChannelKeys keys_;
 };
 
-TEST_F(OnTheWay, UntouchedFramesArrive) {
+TEST_F(Channels, UnmodifiedFramesArrive) {
   const auto [payloads, outcome] = replay(record({"one", "", "three"}));
   EXPECT_THAT(payloads, testing::ElementsAre("one", "", "three"));
   EXPECT_EQ(outcome, ReceiveOutcome::kWouldBlock);
 }
 
-TEST_F(OnTheWay, EveryChangedByteIsNoticed) {
+TEST_F(Channels, EveryModifiedByteIsDetected) {
   const std::vector<std::byte> bytes = record({"payload"});
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     std::vector<std::byte> changed = bytes;
     changed[i] ^= std::byte{1};
     const auto [payloads, outcome] = replay(changed);
     EXPECT_THAT(payloads, testing::IsEmpty()) << "byte " << i;
-    // A length that grew leaves the receiver waiting for the rest.
+    // If the length grew, the receiver waits for more bytes.
     EXPECT_NE(outcome, ReceiveOutcome::kFrame);
   }
 }
 
-TEST_F(OnTheWay, RepeatedFrameIsNoticed) {
+TEST_F(Channels, RepeatedFrameIsDetected) {
   const std::vector<std::byte> once = record({"pay"});
   std::vector<std::byte> twice = once;
   twice.insert(twice.end(), once.begin(), once.end());
@@ -202,7 +202,7 @@ TEST_F(OnTheWay, RepeatedFrameIsNoticed) {
   EXPECT_EQ(outcome, ReceiveOutcome::kBroken);
 }
 
-TEST_F(OnTheWay, ReflectedFrameIsNoticed) {
+TEST_F(Channels, ReflectedFrameIsDetected) {
   auto [near, far] = make_pair();
   Channel channel(std::move(near), keys_);
   const std::vector<std::byte> own = record({"mine"});
@@ -211,7 +211,7 @@ TEST_F(OnTheWay, ReflectedFrameIsNoticed) {
   EXPECT_EQ(channel.receive(&frame), ReceiveOutcome::kBroken);
 }
 
-TEST_F(OnTheWay, OverlongFrameIsRefusedByItsHeaderAlone) {
+TEST_F(Channels, OverlongFrameIsRefusedByItsHeaderAlone) {
   auto [near, far] = make_pair();
   Channel channel(std::move(near), keys_);
   const HeaderBytes header = header_of(static_cast<std::uint16_t>(FrameType::kMessage), UINT32_MAX);

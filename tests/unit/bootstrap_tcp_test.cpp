@@ -1,5 +1,4 @@
-/// What callers of the TCP bootstrap rely on, ranks as threads: who gets what, and what everybody is told when it
-/// fails.
+/// The TCP bootstrap with ranks as threads: who receives what, and which error all ranks get when it fails.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -40,7 +39,7 @@ std::vector<std::shared_ptr<Bootstrap>> form_group(int num_ranks) {
   return group;
 }
 
-/// A message that differs by rank and round, of a length that does too (0 for rank 0 in round 0).
+/// Content and length depend on rank and round (no bytes for rank 0 in round 0).
 std::vector<std::byte> message_of(int rank, int round) {
   return std::vector<std::byte>(static_cast<std::size_t>(rank * 37 + round), static_cast<std::byte>(rank * 16 + round));
 }
@@ -106,7 +105,7 @@ TEST(TcpBootstrap, OneRankNeedsNeitherPortNorSecret) {
 
 class Culprit : public testing::TestWithParam<int> {};
 
-TEST_P(Culprit, WhoseMessageIsTooLongIsNamedToAllAndTheErrorStays) {
+TEST_P(Culprit, WithATooLongMessageIsBlamedOnAllRanksForEver) {
   constexpr int kNumRanks = 4;
   const auto group = form_group(kNumRanks);
   const auto twice = run_threads(kNumRanks, [&](int rank) {
@@ -126,7 +125,7 @@ TEST_P(Culprit, WhoseMessageIsTooLongIsNamedToAllAndTheErrorStays) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Culprit, testing::Values(0, 2));
 
-TEST(TcpBootstrap, MissingRankIsNamedToAllWhoCame) {
+TEST(TcpBootstrap, MissingRankIsBlamedOnAllRanksThatArrived) {
   const Meeting meeting = Meeting::prepare();
   const auto statuses = run_threads(3, [&](int thread) {
     constexpr int kPresent[] = {0, 1, 3};
@@ -139,7 +138,7 @@ TEST(TcpBootstrap, MissingRankIsNamedToAllWhoCame) {
   }
 }
 
-TEST(TcpBootstrap, RankWithoutRankZeroSaysWhyItCouldNotConnect) {
+TEST(TcpBootstrap, RankWithoutRankZeroReportsWhyItCouldNotConnect) {
   Meeting meeting = Meeting::prepare();
   close(meeting.listen_fd);
   const Status status = create_tcp_bootstrap(meeting.options(1, 2, kShortNs)).status();
@@ -149,7 +148,7 @@ TEST(TcpBootstrap, RankWithoutRankZeroSaysWhyItCouldNotConnect) {
               AllOf(HasSubstr("refused"), HasSubstr(fmt::format("127.0.0.1:{}", meeting.port))));
 }
 
-TEST(TcpBootstrap, RankThatDoesNotCallIsNamedToAllAndToItselfLater) {
+TEST(TcpBootstrap, RankThatDoesNotCallIsBlamedOnAllRanksAndLaterOnItself) {
   constexpr int kNumRanks = 4;
   const auto group = form_group(kNumRanks);
   const auto early = run_threads(
@@ -176,7 +175,7 @@ TEST(TcpBootstrap, ShortestDeadlineEndsTheWaitForAll) {
   }
 }
 
-TEST(TcpBootstrap, SilentRankZeroIsNamed) {
+TEST(TcpBootstrap, SilentRankZeroIsBlamed) {
   const auto group = form_group(3);
   const auto statuses = run_threads(
       2, [&](int thread) { return group[static_cast<std::size_t>(thread) + 1]->all_gather({}, kShortNs).status(); });
@@ -188,7 +187,7 @@ TEST(TcpBootstrap, SilentRankZeroIsNamed) {
 
 class Leaver : public testing::TestWithParam<int> {};
 
-TEST_P(Leaver, IsNamedToAllWhoStillGather) {
+TEST_P(Leaver, IsBlamedOnAllRanksThatStillGather) {
   constexpr int kNumRanks = 4;
   auto group = form_group(kNumRanks);
   const auto statuses = run_threads(kNumRanks, [&](int rank) {
@@ -219,7 +218,7 @@ TEST(TcpBootstrap, LeavingAfterTheResultHarmsNobody) {
   for (const Status& status : gathered) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-TEST(TcpBootstrap, SizesOfTheGroupThatDifferAreToldToAll) {
+TEST(TcpBootstrap, DifferentNumbersOfRanksAreReportedToAll) {
   const Meeting meeting = Meeting::prepare();
   const auto statuses = run_threads(4, [&](int rank) {
     return create_tcp_bootstrap(meeting.options(rank, rank == 2 ? 5 : 4, 6 * kNsPerSecond)).status();
@@ -232,7 +231,7 @@ TEST(TcpBootstrap, SizesOfTheGroupThatDifferAreToldToAll) {
   }
 }
 
-TEST(TcpBootstrap, LatecomerIsToldWhyThereIsNoGroup) {
+TEST(TcpBootstrap, RankThatConnectsLateGetsTheSameError) {
   const Meeting meeting = Meeting::prepare();
   auto root = std::async(std::launch::async,
                          [&] { return create_tcp_bootstrap(meeting.options(0, 3, 6 * kNsPerSecond)).status(); });
@@ -243,7 +242,7 @@ TEST(TcpBootstrap, LatecomerIsToldWhyThereIsNoGroup) {
   EXPECT_EQ(root.get().to_string(), first.to_string());
 }
 
-TEST(TcpBootstrap, VersionsThatDifferAreToldToAll) {
+TEST(TcpBootstrap, DifferentVersionsAreReportedToAll) {
   const Meeting meeting = Meeting::prepare();
   const auto statuses = run_threads(3, [&](int rank) {
     return bootstrap::create_tcp_bootstrap_as(meeting.options(rank, 3, 6 * kNsPerSecond),
@@ -257,7 +256,7 @@ TEST(TcpBootstrap, VersionsThatDifferAreToldToAll) {
   }
 }
 
-TEST(TcpBootstrap, TwoProcessesWithOneRankAreToldToAll) {
+TEST(TcpBootstrap, TwoProcessesWithOneRankAreReportedToAll) {
   const Meeting meeting = Meeting::prepare();
   const auto statuses = run_threads(4, [&](int thread) {
     constexpr int kRanks[] = {0, 1, 1, 2};
@@ -271,7 +270,7 @@ TEST(TcpBootstrap, TwoProcessesWithOneRankAreToldToAll) {
   }
 }
 
-TEST(TcpBootstrap, AnotherSecretIsNamedAsTheLikelyCauseOnBothSides) {
+TEST(TcpBootstrap, AnotherSecretIsReportedAsTheLikelyCauseOnBothSides) {
   const Meeting meeting = Meeting::prepare();
   const auto statuses = run_threads(3, [&](int rank) {
     TcpBootstrapOptions options = meeting.options(rank, 3, 2 * kNsPerSecond);
@@ -289,14 +288,14 @@ TEST(TcpBootstrap, AnotherSecretIsNamedAsTheLikelyCauseOnBothSides) {
   EXPECT_THAT(std::string(statuses[2].message()), HasSubstr("same secret"));
 }
 
-TEST(TcpBootstrap, WhyRankZeroHungUpOutweighsItsSilenceAtTheEnd) {
+TEST(TcpBootstrap, ErrorReportsTheAttemptThatCameFurthest) {
   const Meeting meeting = Meeting::prepare();
   auto peer = std::async(std::launch::async,
                          [&] { return create_tcp_bootstrap(meeting.options(1, 2, 2 * kNsPerSecond)).status(); });
   const UniqueFd listener(meeting.listen_fd);
   (void)fcntl(listener.get(), F_SETFL, 0);
   const bootstrap::ChallengeFrame challenge = bootstrap::make_challenge({});
-  // As rank 0 does: the hello is read, found wanting and answered by hanging up. Then, to the next try, nothing.
+  // Behave as a rank 0 with another secret: close the connection after the hello. Do not answer the next attempt.
   UniqueFd connection(accept(listener.get(), nullptr, nullptr));
   ASSERT_EQ(write(connection.get(), challenge.data(), challenge.size()), std::ssize(challenge));
   bootstrap::HelloFrame hello{};
@@ -313,11 +312,11 @@ TEST(TcpBootstrap, RankTriesAgainUntilTheRealRankZeroListens) {
   const Meeting meeting = Meeting::prepare();
   auto peer = std::async(std::launch::async, [&] { return create_tcp_bootstrap(meeting.options(1, 2, kLongNs)); });
   {
-    // Somebody else has the port at first and hangs up on the rank; then nobody has it.
+    // At first another process has the port and closes the connection, then no process listens.
     const UniqueFd impostor(meeting.listen_fd);
     (void)fcntl(impostor.get(), F_SETFL, 0);
-    const UniqueFd hung_up(accept(impostor.get(), nullptr, nullptr));
-    ASSERT_TRUE(hung_up.valid());
+    const UniqueFd closed_at_once(accept(impostor.get(), nullptr, nullptr));
+    ASSERT_TRUE(closed_at_once.valid());
   }
   TcpBootstrapOptions options = meeting.options(0, 2, kLongNs);
   options.listen_fd = -1;
@@ -329,7 +328,7 @@ TEST(TcpBootstrap, RankTriesAgainUntilTheRealRankZeroListens) {
 class Host : public testing::TestWithParam<std::string> {};
 
 TEST_P(Host, CanBeListenedOnAndReached) {
-  // A port that was free a moment ago. Rank 0 reports it if somebody took it since.
+  // A port that was free a moment ago. Rank 0 reports it if another process has taken it since.
   std::uint16_t port = 0;
   close(listen_on_loopback(&port).value());
   const auto created = run_threads(3, [&](int rank) {
