@@ -19,8 +19,8 @@ Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap_as(const TcpBootstrapOpt
 Result<std::shared_ptr<Bootstrap>> create_tcp_root(const TcpBootstrapOptions& options, UniqueFd listener,
                                                    const std::string& version);
 
-/// Another rank: connects to rank 0, again and again until the deadline (rank 0 may not have started yet, or may be busy
-/// with other connections), then waits until rank 0 reports that all ranks have arrived.
+/// Another rank: tries to connect to rank 0 until the deadline (rank 0 may not have started yet, or may be busy with
+/// other connections), then waits until rank 0 reports that all ranks have arrived.
 Result<std::shared_ptr<Bootstrap>> create_tcp_peer(const TcpBootstrapOptions& options, const std::string& version);
 
 }  // namespace ferry::bootstrap
