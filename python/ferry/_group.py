@@ -177,7 +177,7 @@ class Group:
         slab_capacity: int = 0,
         max_recv_rows: int = 0,
         expert_to_rank: Sequence[int] | None = None,
-    ) -> Routing:
+    ) -> Routing[Group]:
         """Exchange counts and fix where every token goes. Collective.
 
         topk_idx: [T, K] i32 or i64, contiguous: global expert ids, -1 for none; duplicates are allowed.

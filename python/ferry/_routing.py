@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -10,8 +10,8 @@ from ferry import _native
 from ferry._errors import InvalidArgument
 from ferry._tensors import tensor_of
 
-if TYPE_CHECKING:
-    from ferry._group import Group
+# A routing keeps its group, and a group makes routings: here its type is open, so that only groups import routings.
+GroupT = TypeVar("GroupT")
 
 Layout = Literal["tokens", "experts", "slab"]
 LAYOUTS: tuple[Layout, ...] = ("tokens", "experts", "slab")
@@ -39,7 +39,7 @@ class Combined(NamedTuple):
     """[T, K] f32: the weights given to combine, summed back; None if none were given."""
 
 
-class Routing:
+class Routing(Generic[GroupT]):
     """Where every token goes: the outcome of :meth:`Group.route`.
 
     A value that may be kept and used for any number of dispatches and combines of its group, also after other routes.
@@ -48,7 +48,7 @@ class Routing:
 
     __slots__ = ("_native", "group", "has_weights", "is_bounded")
 
-    def __init__(self, native: _native.Routing, group: Group, has_weights: bool, is_bounded: bool) -> None:
+    def __init__(self, native: _native.Routing, group: GroupT, has_weights: bool, is_bounded: bool) -> None:
         self._native = native
         self.group = group
         self.has_weights = has_weights

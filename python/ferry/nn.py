@@ -17,7 +17,7 @@ __all__ = ["ExpertParallel", "combine", "dispatch"]
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None
+        ctx: Any, routing: Routing[Group], x: torch.Tensor, topk_weights: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         # Gaps are cleared: what experts make of them must not be NaN, or its gradient would be.
         received = routing.group.dispatch(routing, x.contiguous(), topk_weights=topk_weights, zero_padding=True)
@@ -45,7 +45,7 @@ class _Dispatch(torch.autograd.Function):
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, routing: Routing, y: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, routing: Routing[Group], y: torch.Tensor) -> torch.Tensor:
         ctx.routing = routing
         return routing.group.combine(routing, y.contiguous()).x
 
@@ -56,7 +56,7 @@ class _Combine(torch.autograd.Function):
 
 
 def dispatch(
-    routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None = None
+    routing: Routing[Group], x: torch.Tensor, topk_weights: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """As :meth:`ferry.Group.dispatch`, with gradients to ``x`` (bf16 or f32) and ``topk_weights``. Collective, and so
     is its backward.
@@ -67,7 +67,7 @@ def dispatch(
     return _Dispatch.apply(routing, x, topk_weights)
 
 
-def combine(routing: Routing, y: torch.Tensor) -> torch.Tensor:
+def combine(routing: Routing[Group], y: torch.Tensor) -> torch.Tensor:
     """The sum of each token's rows, with a gradient to ``y``. Collective, and so is its backward."""
     return _Combine.apply(routing, y)
 

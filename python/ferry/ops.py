@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from ferry._errors import InvalidArgument
-from ferry._group import group_of
+from ferry._group import Group, group_of
 from ferry._routing import Routing
 
 __all__ = ["combine", "dispatch", "expert_row_offsets", "route"]
@@ -21,7 +21,7 @@ __all__ = ["combine", "dispatch", "expert_row_offsets", "route"]
 _LINK = "_ferry_routing"
 
 
-def _routing_of(handle: torch.Tensor, operation: str) -> Routing:
+def _routing_of(handle: torch.Tensor, operation: str) -> Routing[Group]:
     """A handle's storage holds its routing: it lives as long as any tensor on it, those kept for backward included."""
     routing = getattr(handle.untyped_storage(), _LINK, None)
     if routing is None:
