@@ -10,7 +10,7 @@
 #include "net/loopback/engine.hpp"
 #include "net/ucx/engine.hpp"
 #if defined(FERRY_WITH_CUDA)
-#include "cuda/cuda_backend.hpp"
+#include "cuda/backend.hpp"
 #endif
 
 namespace ferry {

@@ -1,7 +1,7 @@
 /// Progress of many warps: a sender's blocks write rows and report chunks, a watcher on every rank looks on.
 
-#include "cuda/device/bulk_copy.cuh"
-#include "cuda/device/chunks.cuh"
+#include "cuda/copy/bulk_copy.cuh"
+#include "cuda/sync/chunks.cuh"
 #include "gpu/litmus_device.cuh"
 
 namespace ferry::test {

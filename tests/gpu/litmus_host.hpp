@@ -11,9 +11,9 @@
 #include <initializer_list>
 #include <vector>
 
-#include "cuda/control.hpp"
-#include "cuda/kernels/crew_params.hpp"
-#include "cuda/report.hpp"
+#include "cuda/sync/control.hpp"
+#include "cuda/sync/rank_params.hpp"
+#include "cuda/sync/report.hpp"
 #include "gpu/litmus_kernels.hpp"
 
 namespace ferry::test {

@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_LITMUS_KERNELS_HPP
 #define FERRY_TESTS_LITMUS_KERNELS_HPP
 
-/// Kernels that hold the device primitives (src/cuda/device) to what the protocol takes from them, one claim at a time:
+/// Kernels that hold the device primitives (src/cuda/sync, src/cuda/copy) to what the protocol takes from them, one claim at a time:
 /// messages behind a flag, bulk copies behind a flag, progress of many warps, waits that expire. The host launches them
 /// and reads what they found in a LitmusReport.
 
@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/kernels/crew_params.hpp"
+#include "cuda/sync/rank_params.hpp"
 #include "plan/host_device.hpp"
 
 namespace ferry::test {

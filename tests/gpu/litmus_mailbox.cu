@@ -1,6 +1,6 @@
 /// Rows behind a flag: blocks in pairs send each other a row in turn.
 
-#include "cuda/device/bulk_copy.cuh"
+#include "cuda/copy/bulk_copy.cuh"
 #include "gpu/litmus_device.cuh"
 
 namespace ferry::test {

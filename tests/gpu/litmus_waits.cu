@@ -1,6 +1,6 @@
 /// Waits of the protocol, by themselves.
 
-#include "cuda/device/crew.cuh"
+#include "cuda/sync/rank_sync.cuh"
 #include "gpu/litmus_device.cuh"
 
 namespace ferry::test {

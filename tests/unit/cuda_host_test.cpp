@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/control.hpp"
-#include "cuda/record_layout.hpp"
-#include "cuda/routing_tables.hpp"
-#include "cuda/tickets.hpp"
-#include "cuda/tuning.hpp"
+#include "cuda/intranode/record_layout.hpp"
+#include "cuda/intranode/routing_tables.hpp"
+#include "cuda/intranode/tuning.hpp"
+#include "cuda/sync/call_log.hpp"
+#include "cuda/sync/control.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -1,0 +1,67 @@
+#ifndef FERRY_CUDA_DRIVER_DRIVER_HPP
+#define FERRY_CUDA_DRIVER_DRIVER_HPP
+
+/// The CUDA driver's functions that the runtime has no counterpart for. They are looked up when first needed: a library
+/// linked against libcuda would not load on a machine without a GPU.
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "ferry/status.hpp"
+
+namespace ferry::cuda {
+
+struct Driver {
+  PFN_cuInit_v2000 init = nullptr;
+  PFN_cuGetErrorName_v6000 get_error_name = nullptr;
+  PFN_cuGetErrorString_v6000 get_error_string = nullptr;
+  PFN_cuDeviceGet_v2000 device_get = nullptr;
+  PFN_cuDeviceGetAttribute_v2000 device_get_attribute = nullptr;
+  PFN_cuDeviceGetUuid_v11040 device_get_uuid = nullptr;
+  PFN_cuDevicePrimaryCtxRetain_v7000 device_primary_ctx_retain = nullptr;
+  PFN_cuCtxGetCurrent_v4000 ctx_get_current = nullptr;
+  PFN_cuCtxPushCurrent_v4000 ctx_push_current = nullptr;
+  PFN_cuCtxPopCurrent_v4000 ctx_pop_current = nullptr;
+  PFN_cuMemGetAddressRange_v3020 mem_get_address_range = nullptr;
+  PFN_cuMemGetAllocationGranularity_v10020 mem_get_allocation_granularity = nullptr;
+  PFN_cuMemAddressReserve_v10020 mem_address_reserve = nullptr;
+  PFN_cuMemAddressFree_v10020 mem_address_free = nullptr;
+  PFN_cuMemCreate_v10020 mem_create = nullptr;
+  PFN_cuMemRelease_v10020 mem_release = nullptr;
+  PFN_cuMemMap_v10020 mem_map = nullptr;
+  PFN_cuMemUnmap_v10020 mem_unmap = nullptr;
+  PFN_cuMemSetAccess_v10020 mem_set_access = nullptr;
+  PFN_cuMemExportToShareableHandle_v10020 mem_export_to_shareable_handle = nullptr;
+  PFN_cuMemImportFromShareableHandle_v10020 mem_import_from_shareable_handle = nullptr;
+};
+
+/// The driver, loaded and initialized by the first call. Safe from any thread; lives for ever.
+/// @errors kUnsupported: no driver, no GPU, or a driver that lacks one of these functions
+Result<const Driver*> driver();
+
+/// As cuda_status, for the driver's own codes.
+Status driver_status(CUresult result, std::string_view operation, std::string_view hint = {});
+
+/// The context that the CUDA runtime uses on `device`, kept for the life of the process.
+Result<CUcontext> primary_context(int device);
+
+inline CUdeviceptr device_address(const void* data) {
+  return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(data));
+}
+
+/// Memory of `device` that other processes can map through a file descriptor.
+CUmemAllocationProp shareable_memory(int device);
+
+/// What sizes and offsets of such memory are multiples of.
+Result<std::size_t> allocation_granularity(int device);
+
+/// Read and write access from `device`.
+CUmemAccessDesc access_from(int device);
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_DRIVER_DRIVER_HPP

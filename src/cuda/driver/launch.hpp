@@ -1,0 +1,26 @@
+#ifndef FERRY_CUDA_DRIVER_LAUNCH_HPP
+#define FERRY_CUDA_DRIVER_LAUNCH_HPP
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+namespace ferry::cuda {
+
+struct LaunchShape {
+  unsigned num_blocks = 1;
+  unsigned num_threads = 1;
+  std::size_t shared_bytes = 0;
+};
+
+/// Launches a kernel that takes one struct; its own error, not one that an earlier call of the program left behind.
+template <typename Params>
+cudaError_t launch_kernel(void (*kernel)(Params), const LaunchShape& shape, const Params& params, cudaStream_t stream) {
+  void* arguments[] = {const_cast<Params*>(&params)};  // copied by the launch, never written
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(shape.num_blocks), dim3(shape.num_threads),
+                          static_cast<void**>(arguments), shape.shared_bytes, stream);
+}
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_DRIVER_LAUNCH_HPP

@@ -1,0 +1,35 @@
+#ifndef FERRY_CUDA_DRIVER_OWN_STREAM_HPP
+#define FERRY_CUDA_DRIVER_OWN_STREAM_HPP
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "cuda/driver/cuda_call.hpp"
+
+namespace ferry::cuda {
+
+/// A stream of the backend's own. It waits for no other stream of the program, the default one included.
+class OwnStream {
+ public:
+  static Result<std::shared_ptr<OwnStream>> create() {
+    cudaStream_t stream = nullptr;
+    Status status = cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+    if (!status.ok()) return status;
+    return std::make_shared<OwnStream>(stream);
+  }
+
+  explicit OwnStream(cudaStream_t stream) : stream_(stream) {}
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+  ~OwnStream() { cudaStreamDestroy(stream_); }
+
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_;
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_DRIVER_OWN_STREAM_HPP

@@ -1,0 +1,64 @@
+#ifndef FERRY_CUDA_INTRANODE_COMBINE_PARAMS_HPP
+#define FERRY_CUDA_INTRANODE_COMBINE_PARAMS_HPP
+
+/// Combine: summing blocks pull the rows of this rank's tokens out of the peers' memory and sum them. Where this rank's
+/// own rows lie in memory that peers cannot reach, staging blocks copy them to where they can, and the peers sum what
+/// is there already. One kernel.
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+
+#include "cuda/intranode/routing_tables.hpp"
+#include "cuda/sync/rank_params.hpp"
+
+namespace ferry::cuda {
+
+struct BiasRows {
+  const std::byte* data = nullptr;
+  std::int64_t stride = 0;
+};
+
+struct CombineParams {
+  CrewParams crew;
+  EntryParams entry;  ///< agreement 0: this rank refuses; then nothing below is read
+  const RouteSummary* summary = nullptr;
+
+  // Summing.
+  const Place* places = nullptr;              ///< [T, K]
+  const std::int32_t* block_ranks = nullptr;  ///< [blocks + 1, R]; the last: token rows sent to each rank
+  const std::int32_t* rank_base = nullptr;    ///< [R]
+  int num_blocks = 0;
+  std::int64_t num_tokens = 0;
+  int num_topk = 0;
+  bool one_row_per_token = true;  ///< kTokens
+  bool float32 = false;           ///< payload type, else bf16
+  bool weighted = false;
+  const float* topk_weights = nullptr;  ///< [T, K]
+  BiasRows bias[2];
+  std::byte* out_x = nullptr;
+  std::int64_t out_stride = 0;
+  std::int64_t row_bytes = 0;
+  float* out_weights = nullptr;  ///< [T, K], null: no weights return
+
+  // This rank's own rows.
+  const std::byte* x = nullptr;
+  std::int64_t x_stride = 0;
+  std::byte* staging = nullptr;               ///< null: peers reach x
+  const std::int32_t* source = nullptr;       ///< [rows, 2]
+  const std::int32_t* source_base = nullptr;  ///< [R + 1]
+
+  // How.
+  bool bulk = true;
+  int num_sum_blocks = 1;
+  int num_stage_blocks = 0;  ///< 0 exactly when nothing is staged
+  int chunk_rows = 1;        ///< staged rows of each source between two reports
+};
+
+cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream);
+/// After load_dispatch_kernels: `has_bulk` becomes false also where the sets do not fit `shared_limit`.
+cudaError_t load_combine_kernels(std::size_t shared_limit, bool& has_bulk);
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_INTRANODE_COMBINE_PARAMS_HPP

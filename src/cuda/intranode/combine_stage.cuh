@@ -1,0 +1,209 @@
+#ifndef FERRY_CUDA_INTRANODE_COMBINE_STAGE_CUH
+#define FERRY_CUDA_INTRANODE_COMBINE_STAGE_CUH
+
+/// Staging warps: copy this rank's rows to memory that peers reach, each source's rows in the order in which it will
+/// want them, all sources side by side, and tell them how far it is.
+
+#include "cuda/intranode/combine_sum_bulk.cuh"
+#include "cuda/sync/rank_walk.cuh"
+
+namespace ferry::cuda::device {
+
+/// The rows that one warp stages, in order. Items go round the sources, so that all get theirs at the same pace.
+class StagedRows {
+ public:
+  __device__ StagedRows(const CombineParams& params, int warp, int num_warps)
+      : params_(params),
+        walk_(params.crew.num_ranks, warp, num_warps),
+        row_(warp),
+        step_(num_warps),
+        chunk_end_(params.chunk_rows) {
+    if (!params.one_row_per_token) return;
+    for (int source = 0; source < params.crew.num_ranks; ++source) {
+      const std::int32_t count = params.source_base[source + 1] - params.source_base[source];
+      if (source != params.crew.rank && count > most_rows_) most_rows_ = count;
+    }
+  }
+
+  /// Most rows that any source gets.
+  __device__ std::int32_t most_rows() const { return most_rows_; }
+
+  struct Row {
+    std::int64_t row = -1;  ///< -1: no more
+    int chunk = 0;          ///< rows of chunks before this one are all started
+  };
+
+  __device__ Row next() { return params_.one_row_per_token ? next_of_sources() : next_of_experts(); }
+
+ private:
+  __device__ Row next_of_sources() {
+    for (; walk_.idx() < most_rows_; walk_.advance()) {
+      const int source = walk_.rank();
+      const std::int32_t idx = walk_.idx();
+      const std::int32_t row = params_.source_base[source] + idx;
+      if (source == params_.crew.rank || row >= params_.source_base[source + 1]) continue;
+      for (; idx >= chunk_end_; chunk_end_ += params_.chunk_rows) ++chunk_;
+      walk_.advance();
+      return {row, chunk_};
+    }
+    return {};
+  }
+
+  /// Grouped by expert: a source's first token may be anywhere, so nothing is told before everything is staged.
+  __device__ Row next_of_experts() {
+    const std::int64_t num_rows = params_.summary->num_used_rows;
+    while (row_ < num_rows) {
+      const std::int64_t row = row_;
+      row_ += step_;
+      const int source = params_.source[2 * row];
+      if (source >= 0 && source != params_.crew.rank) return {row, 0};
+    }
+    return {};
+  }
+
+  const CombineParams& params_;
+  RankWalk walk_;
+  std::int64_t row_;
+  std::int64_t step_;
+  std::int32_t most_rows_ = 0;
+  int chunk_ = 0;
+  std::int32_t chunk_end_;
+};
+
+template <typename Reporter>
+__device__ inline void stage_by_threads(const CombineParams& params, StagedRows& rows, Reporter& reporter) {
+  constexpr int kUnroll = 8;
+  const auto count = static_cast<int>(params.row_bytes / static_cast<std::int64_t>(sizeof(uint4)));
+  for (StagedRows::Row row = rows.next(); row.row >= 0; row = rows.next()) {
+    reporter.report_before(row.chunk);
+    const auto* from = reinterpret_cast<const uint4*>(params.x + row.row * params.x_stride);
+    auto* to = reinterpret_cast<uint4*>(params.staging + row.row * params.row_bytes);
+    for (int first = lane_idx(); first < count; first += kUnroll * kWarpLanes) {
+      uint4 values[kUnroll];
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        if (first + i * kWarpLanes < count) values[i] = from[first + i * kWarpLanes];
+      }
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        if (first + i * kWarpLanes < count) to[first + i * kWarpLanes] = values[i];
+      }
+    }
+  }
+}
+
+/// The stager cuts the room of a warp's sets smaller, to have more pieces on their way.
+inline constexpr int kStagerPieces = 4;
+inline constexpr int kStagerPieceBytes = kSumSets * kSetBytes / kStagerPieces;
+
+/// By the copy engine, through the room of the warp's sets.
+template <typename Reporter>
+class BulkStager {
+ public:
+  __device__ BulkStager(const CombineParams& params, StagedRows& rows, Reporter& reporter, const SumStages& stages)
+      : params_(params), rows_(rows), reporter_(reporter), stages_(stages) {}
+
+  __device__ void run() {
+    Piece pieces[kStagerPieces];
+#pragma unroll
+    for (int place = 0; place + 1 < kStagerPieces; ++place) pieces[place] = load(place);
+    for (bool more = true; more;) {
+#pragma unroll
+      for (int place = 0; place < kStagerPieces; ++place) {
+        if (pieces[place].bytes == 0) {
+          more = false;
+          break;
+        }
+        store(pieces[place], place);
+        constexpr int kAhead = kStagerPieces - 1;
+        pieces[(place + kAhead) % kStagerPieces] = load((place + kAhead) % kStagerPieces);
+      }
+    }
+    if (lane_idx() == 0) wait_store_groups<0>();
+    __syncwarp();
+  }
+
+ private:
+  struct Piece {
+    std::int64_t row = 0;
+    std::int64_t offset = 0;
+    std::uint32_t bytes = 0;  ///< 0: no more
+    int chunk = 0;
+  };
+
+  __device__ std::byte* room(int place) const { return stages_.sets + place * kStagerPieceBytes; }
+
+  /// Starts the next piece into the place that the piece before the latest was stored from.
+  __device__ Piece load(int place) {
+    if (offset_ == 0) row_ = rows_.next();
+    if (row_.row < 0) return {};
+    const std::int64_t left = params_.row_bytes - offset_;
+    const Piece piece{row_.row, offset_,
+                      static_cast<std::uint32_t>(left < kStagerPieceBytes ? left : kStagerPieceBytes), row_.chunk};
+    offset_ = left > kStagerPieceBytes ? offset_ + kStagerPieceBytes : 0;
+    if (lane_idx() == 0) {
+      wait_store_reads<1>();
+      expect_loads(stages_.barriers + place, piece.bytes);
+      start_load(room(place), params_.x + piece.row * params_.x_stride + piece.offset, piece.bytes,
+                 stages_.barriers + place);
+    }
+    __syncwarp();
+    return piece;
+  }
+
+  __device__ void store(const Piece& piece, int place) {
+    wait_barrier(stages_.barriers + place, parities_ >> place & 1U);
+    parities_ ^= 1U << place;
+    if (lane_idx() == 0) {
+      start_store(params_.staging + piece.row * params_.row_bytes + piece.offset, room(place), piece.bytes);
+      close_store_group();
+    }
+    __syncwarp();
+    // Rows of earlier chunks than the last piece's are complete when only this store and the last one are open.
+    if (chunk_before_ > reporter_.next()) {
+      if (lane_idx() == 0) wait_store_groups<2>();
+      __syncwarp();
+      reporter_.report_before(chunk_before_);
+    }
+    chunk_before_ = piece.chunk;
+  }
+
+  const CombineParams& params_;
+  StagedRows& rows_;
+  Reporter& reporter_;
+  SumStages stages_;
+  StagedRows::Row row_;
+  std::int64_t offset_ = 0;
+  std::uint32_t parities_ = 0;
+  int chunk_before_ = 0;
+};
+
+/// All that warp `warp` of `num_warps` stages. `stages` as for summing, where kBulk.
+template <bool kBulk>
+__device__ inline void stage_rows(const CombineParams& params, const SumStages& stages, std::uint64_t epoch,
+                                  Outcome outcome, int warp, int num_warps) {
+  const bool go = outcome == Outcome::kGo;
+  StagedRows rows(params, warp, num_warps);
+  const int wanted =
+      go ? rows.most_rows() / params.chunk_rows + (rows.most_rows() % params.chunk_rows != 0 ? 1 : 0) : 0;
+  const int num_chunks = wanted < 1 ? 1 : wanted;
+  const auto rows_after = [&params, num_chunks, go](int chunk, int source) -> std::int64_t {
+    if (!go) return 0;
+    const std::int64_t count = params.source_base[source + 1] - params.source_base[source];
+    const std::int64_t staged = static_cast<std::int64_t>(chunk + 1) * params.chunk_rows;
+    return chunk + 1 == num_chunks || count < staged ? count : staged;
+  };
+  ChunkReporter reporter(params.crew, {num_warps, num_chunks}, epoch, rows_after, false);
+  if (go) {
+    if constexpr (kBulk) {
+      BulkStager(params, rows, reporter, stages).run();
+    } else {
+      stage_by_threads(params, rows, reporter);
+    }
+  }
+  reporter.report_before(num_chunks);
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_INTRANODE_COMBINE_STAGE_CUH

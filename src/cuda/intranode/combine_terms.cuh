@@ -1,0 +1,196 @@
+#ifndef FERRY_CUDA_INTRANODE_COMBINE_TERMS_CUH
+#define FERRY_CUDA_INTRANODE_COMBINE_TERMS_CUH
+
+/// What a token is the sum of: its biases and its rows, in the contract's order, each with the weights it counts with.
+
+#include "cuda/intranode/combine_params.hpp"
+#include "cuda/sync/chunks.cuh"
+#include "ferry/routing.hpp"
+
+namespace ferry::cuda::device {
+
+inline constexpr int kMaxBiases = 2;
+/// Rows that one token can have: each entry's own, and the biases.
+inline constexpr int kMaxTerms = kMaxTopk + kMaxBiases;
+
+/// What a token is the sum of, in order. In shared memory, one per warp.
+struct Terms {
+  const std::byte* rows[kMaxTerms];
+  std::uint8_t first_weight[kMaxTerms + 1];  ///< where a row's weights begin in `weights`
+  float weights[kMaxTerms];
+  int num_rows;
+  int num_weights;
+  std::int64_t token;
+};
+
+/// Where a rank's rows are, for this rank. In shared memory, one per rank.
+struct Holder {
+  const std::byte* rows;
+  std::int64_t row_stride;
+  const float* weights;
+  std::int64_t staged;  ///< 1: wait for progress
+};
+
+__device__ inline void find_holders(const CombineParams& params, Holder* holders) {
+  const CrewParams& crew = params.crew;
+  for (int rank = static_cast<int>(threadIdx.x); rank < crew.num_ranks; rank += static_cast<int>(blockDim.x)) {
+    const volatile EntryMessage& message = crew.control.messages[rank];
+    const std::byte* base = crew.peer_bases[rank];
+    const bool self = rank == crew.rank;
+    holders[rank] = {self ? params.x : base + message.rows_offset,
+                     self ? params.x_stride : static_cast<std::int64_t>(message.rows_stride),
+                     reinterpret_cast<const float*>(base + message.records_offset),
+                     !self && (message.flags & kRowsStaged) != 0 ? 1 : 0};
+  }
+  __syncthreads();
+}
+
+/// 16 bytes of a row: 8 bf16 or 4 f32.
+template <bool kFloat32>
+struct Vector {
+  static constexpr int kWidth = kFloat32 ? 4 : 8;
+  float values[kWidth];
+
+  __device__ void clear() {
+#pragma unroll
+    for (float& value : values) value = 0.0F;
+  }
+  __device__ void add(const uint4& raw, float weight) {
+    const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kFloat32) {
+        values[i] = __fmaf_rn(weight, __uint_as_float(words[i]), values[i]);
+      } else {
+        values[2 * i] = __fmaf_rn(weight, __uint_as_float(words[i] << 16), values[2 * i]);
+        values[2 * i + 1] = __fmaf_rn(weight, __uint_as_float(words[i] & 0xFFFF0000U), values[2 * i + 1]);
+      }
+    }
+  }
+  /// Rounded to nearest-even; NaN becomes the canonical quiet one of either type.
+  __device__ uint4 round() const {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kFloat32) {
+        words[i] = isnan(values[i]) ? 0x7FFFFFFFU : __float_as_uint(values[i]);
+      } else {
+        // PTX ISA, cvt: NaN becomes 0x7FFF.
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(values[2 * i + 1]), "f"(values[2 * i]));
+      }
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+};
+
+/// Finds terms, one warp.
+class TermFinder {
+ public:
+  __device__ TermFinder(const CombineParams& params, const Holder* holders, std::uint64_t epoch)
+      : params_(params), holders_(holders), epoch_(epoch) {}
+
+  /// This lane's place of `token`, for `find`: none behind the last token.
+  __device__ Place load_place(std::int64_t token) const {
+    Place place{};
+    place.rank = -1;
+    if (token < params_.num_tokens && lane_idx() < params_.num_topk) {
+      const uint4 raw = reinterpret_cast<const uint4*>(params_.places)[token * params_.num_topk + lane_idx()];
+      place = *reinterpret_cast<const Place*>(&raw);
+    }
+    return place;
+  }
+
+  /// Waits until the rows of `token` can be read, fills `terms` and returns the number of rows; also sums the returned
+  /// weights. -1 when the group broke. All lanes.
+  __device__ int find(std::int64_t token, const Place& place, Terms& terms) const {
+    if (!await_rows(place)) return -1;
+    const int num_rows = collect_terms(token, place, terms);
+    if (params_.out_weights != nullptr) sum_weights(token, place);
+    return num_rows;
+  }
+
+ private:
+  /// Waits until the rows of all places are where this rank can read them.
+  __device__ bool await_rows(const Place& place) const {
+    bool here = true;
+    if (place.rank >= 0 && holders_[place.rank].staged != 0) {
+      const std::int32_t sent = params_.block_ranks[params_.num_blocks * params_.crew.num_ranks + place.rank];
+      const std::int32_t needed =
+          params_.one_row_per_token ? place.token_row - params_.rank_base[place.rank] + 1 : sent;
+      here = wait_flag(params_.crew, {Awaited::kRows, place.rank, epoch_}, params_.crew.control.progress + place.rank,
+                       progress_value(epoch_, needed));
+    }
+    const bool all = __all_sync(0xFFFFFFFFU, here) != 0;
+    __syncwarp();  // hands what each lane has acquired to all of them
+    fence_async_proxy();
+    return all;
+  }
+
+  /// Fills `terms`; returns the number of rows.
+  __device__ int collect_terms(std::int64_t token, const Place& place, Terms& terms) const {
+    int num_rows = 0;
+    for (const BiasRows& bias : params_.bias) {
+      if (bias.data == nullptr) continue;
+      if (lane_idx() == 0) {
+        terms.rows[num_rows] = bias.data + token * bias.stride;
+        terms.first_weight[num_rows] = static_cast<std::uint8_t>(num_rows);
+        terms.weights[num_rows] = 1.0F;  // fma(1, b, acc) is acc + b
+      }
+      ++num_rows;
+    }
+    const bool first = place.rank >= 0 && (place.flags & kFirstOfRow) != 0;
+    const bool counts = params_.weighted ? place.rank >= 0 : first;
+    const unsigned rows = __ballot_sync(0xFFFFFFFFU, first);
+    const unsigned weights = __ballot_sync(0xFFFFFFFFU, counts);
+    const unsigned below = (1U << lane_idx()) - 1U;
+    const int weight_idx = num_rows + __popc(weights & below);
+    if (first) {
+      const Holder& holder = holders_[place.rank];
+      const int row_idx = num_rows + __popc(rows & below);
+      terms.rows[row_idx] = holder.rows + place.row * holder.row_stride;
+      terms.first_weight[row_idx] = static_cast<std::uint8_t>(weight_idx);
+    }
+    if (counts) {
+      terms.weights[weight_idx] = params_.weighted ? params_.topk_weights[token * params_.num_topk + place.topk] : 1.0F;
+    }
+    if (lane_idx() == 0) {
+      terms.first_weight[num_rows + __popc(rows)] = static_cast<std::uint8_t>(num_rows + __popc(weights));
+      terms.num_weights = num_rows + __popc(weights);
+    }
+    __syncwarp();
+    return num_rows + __popc(rows);
+  }
+
+  /// kTokens: entry k is the sum over all ranks of what they returned at k. Else: the weight of the entry's own row.
+  __device__ void sum_weights(std::int64_t token, const Place& place) const {
+    float* out = params_.out_weights + token * params_.num_topk;
+    if (!params_.one_row_per_token) {
+      // Entries without an expert have no place: clear first.
+      if (lane_idx() < params_.num_topk) out[lane_idx()] = 0.0F;
+      __syncwarp();
+      if (place.rank >= 0) out[place.topk] = load_weight(holders_[place.rank].weights + place.row);
+      return;
+    }
+    float sum = 0.0F;
+    const unsigned rows = __ballot_sync(0xFFFFFFFFU, place.rank >= 0 && (place.flags & kFirstOfRow) != 0);
+    for (unsigned left = rows; left != 0; left &= left - 1) {
+      const int lane = __ffs(static_cast<int>(left)) - 1;
+      const int rank = __shfl_sync(0xFFFFFFFFU, static_cast<int>(place.rank), lane);
+      const std::int64_t row = __shfl_sync(0xFFFFFFFFU, place.row, lane);
+      if (lane_idx() < params_.num_topk) {
+        sum = __fadd_rn(sum, load_weight(holders_[rank].weights + row * params_.num_topk + lane_idx()));
+      }
+    }
+    if (lane_idx() < params_.num_topk) out[lane_idx()] = sum;
+  }
+
+  __device__ static float load_weight(const float* address) { return *static_cast<const volatile float*>(address); }
+
+  const CombineParams& params_;
+  const Holder* holders_;
+  std::uint64_t epoch_;
+};
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_INTRANODE_COMBINE_TERMS_CUH

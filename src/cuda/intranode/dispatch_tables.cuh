@@ -1,0 +1,221 @@
+#ifndef FERRY_CUDA_INTRANODE_DISPATCH_TABLES_CUH
+#define FERRY_CUDA_INTRANODE_DISPATCH_TABLES_CUH
+
+/// What goes with a token's payload: scales, ids, weights. Written by the sending warp straight into the receiver's
+/// outputs where it reaches them, else into a record that the receiver unpacks. Loaded a token ahead.
+
+#include "cuda/copy/warp_copy.cuh"
+#include "cuda/intranode/dispatch_stages.cuh"
+
+namespace ferry::cuda::device {
+
+/// Where a receiver takes what it gets from this rank. In shared memory, one per rank.
+struct Receiver {
+  std::byte* rows;
+  std::int64_t row_stride;
+  std::byte* records;
+  std::byte* scales;
+  std::int64_t scales_stride;         ///< bytes between rows
+  std::int64_t scales_column_stride;  ///< bytes between elements of a row
+  void* ids;
+  float* weights;
+  bool staged;    ///< rows are staged by token row
+  bool direct;    ///< scales, ids and weights go where they end up
+  bool wide_ids;  ///< i64
+  bool gets_record;
+};
+
+/// Scale words that a lane holds: rows of up to 64 words are loaded ahead.
+inline constexpr int kHeldScaleWords = 2;
+
+/// One token's, spread over the lanes of a warp.
+struct TokenTables {
+  Place place;
+  float weight = 0.0F;
+  std::uint32_t scale_words[kHeldScaleWords] = {};
+};
+
+class TableSender {
+ public:
+  __device__ TableSender(const DispatchParams& params, const Receiver* receivers)
+      : params_(params), receivers_(receivers), holds_scales_(params.scales.element_bytes == 4) {}
+
+  __device__ Place load_place(std::int64_t token) const {
+    Place place{};
+    place.rank = -1;
+    if (lane_idx() < params_.num_topk) {
+      const uint4 raw = reinterpret_cast<const uint4*>(params_.places)[token * params_.num_topk + lane_idx()];
+      place = *reinterpret_cast<const Place*>(&raw);
+    }
+    return place;
+  }
+
+  /// Starts the loads for `token`, whose places are known.
+  __device__ TokenTables load(std::int64_t token, const Place& place) const {
+    TokenTables tables;
+    tables.place = place;
+    if (params_.record.has_weights && lane_idx() < params_.num_topk) {
+      tables.weight = params_.weights[token * params_.num_topk + place.topk];
+    }
+    if (holds_scales_) {
+#pragma unroll
+      for (int i = 0; i < kHeldScaleWords; ++i) {
+        const int column = lane_idx() + i * kWarpLanes;
+        if (column < params_.scales.num_scales) tables.scale_words[i] = load_scale(token, column);
+      }
+    }
+    return tables;
+  }
+
+  /// Has what `load_place` and `load` will read come nearer.
+  __device__ void prefetch(std::int64_t token) const {
+    if (lane_idx() < params_.num_topk) {
+      prefetch_l2(params_.places + token * params_.num_topk + lane_idx());
+      if (params_.record.has_weights) prefetch_l2(params_.weights + token * params_.num_topk + lane_idx());
+    }
+    if (!holds_scales_) return;
+#pragma unroll
+    for (int i = 0; i < kHeldScaleWords; ++i) {
+      const int column = lane_idx() + i * kWarpLanes;
+      if (column < params_.scales.num_scales) prefetch_l2(scale_address(token, column));
+    }
+  }
+
+  /// Writes the token's tables to every receiving rank. All lanes.
+  __device__ void send(std::int64_t token, const TokenTables& tables) const {
+    if (params_.record.num_words == 0) return;
+    const Place& place = tables.place;
+    const bool first = place.rank >= 0 && (place.flags & kFirstOfRank) != 0;
+    for (unsigned left = __ballot_sync(0xFFFFFFFFU, first); left != 0; left &= left - 1) {
+      const int lane = __ffs(static_cast<int>(left)) - 1;
+      const int rank = __shfl_sync(0xFFFFFFFFU, static_cast<int>(place.rank), lane);
+      const std::int64_t token_row = __shfl_sync(0xFFFFFFFFU, place.token_row, lane);
+      const Receiver& receiver = receivers_[rank];
+      if (receiver.gets_record) write_record(token, tables, receiver, rank, token_row);
+      if (receiver.direct && params_.one_row_per_token) {
+        write_scales(token, tables, receiver, token_row);
+        write_entries(tables, receiver, rank, token_row);
+      }
+    }
+    if (!params_.one_row_per_token) write_expert_rows(token, tables);
+  }
+
+ private:
+  /// Of a 4-byte scale.
+  __device__ const std::byte* scale_address(std::int64_t token, int column) const {
+    const ScaleTable& scales = params_.scales;
+    return scales.data + 4 * (token * scales.row_stride + column * scales.column_stride);
+  }
+  __device__ std::uint32_t load_scale(std::int64_t token, int column) const {
+    return *reinterpret_cast<const std::uint32_t*>(scale_address(token, column));
+  }
+  __device__ std::byte load_scale_byte(std::int64_t token, int column) const {
+    const ScaleTable& scales = params_.scales;
+    return scales.data[token * scales.row_stride + column * scales.column_stride];
+  }
+
+  /// Calls `write(column, word)` for this lane's 4-byte scales.
+  template <typename Write>
+  __device__ void for_each_scale(std::int64_t token, const TokenTables& tables, Write write) const {
+#pragma unroll
+    for (int i = 0; i < kHeldScaleWords; ++i) {
+      const int column = lane_idx() + i * kWarpLanes;
+      if (column < params_.scales.num_scales) write(column, tables.scale_words[i]);
+    }
+    for (int column = lane_idx() + kHeldScaleWords * kWarpLanes; column < params_.scales.num_scales;
+         column += kWarpLanes) {
+      write(column, load_scale(token, column));
+    }
+  }
+
+  __device__ void write_scales(std::int64_t token, const TokenTables& tables, const Receiver& receiver,
+                               std::int64_t row) const {
+    std::byte* out = receiver.scales + row * receiver.scales_stride;
+    if (holds_scales_) {
+      for_each_scale(token, tables, [&](int column, std::uint32_t word) {
+        *reinterpret_cast<std::uint32_t*>(out + column * receiver.scales_column_stride) = word;
+      });
+      return;
+    }
+    for (int column = lane_idx(); column < params_.scales.num_scales; column += kWarpLanes) {
+      out[column * receiver.scales_column_stride] = load_scale_byte(token, column);
+    }
+  }
+
+  /// kTokens: ids and weights of one row; entries of other ranks' experts are -1 and 0.
+  __device__ void write_entries(const TokenTables& tables, const Receiver& receiver, int rank, std::int64_t row) const {
+    if (lane_idx() >= params_.num_topk) return;
+    const bool mine = tables.place.rank == rank;
+    const std::int64_t at = row * params_.num_topk + tables.place.topk;
+    if (params_.record.has_ids) {
+      const std::int32_t id = mine ? tables.place.local_expert : -1;
+      if (receiver.wide_ids) {
+        static_cast<std::int64_t*>(receiver.ids)[at] = id;
+      } else {
+        static_cast<std::int32_t*>(receiver.ids)[at] = id;
+      }
+    }
+    if (params_.record.has_weights) receiver.weights[at] = mine ? tables.weight : 0.0F;
+  }
+
+  /// kExperts, kSlab: scales and weight of each row that this token takes.
+  __device__ void write_expert_rows(std::int64_t token, const TokenTables& tables) const {
+    const Place& place = tables.place;
+    const float row_weight = params_.record.has_weights ? sum_duplicates(tables) : 0.0F;
+    const bool first = place.rank >= 0 && (place.flags & kFirstOfRow) != 0 && receivers_[place.rank].direct;
+    if (first && params_.record.has_weights) receivers_[place.rank].weights[place.row] = row_weight;
+    if (params_.scales.num_scales == 0) return;
+    for (unsigned left = __ballot_sync(0xFFFFFFFFU, first); left != 0; left &= left - 1) {
+      const int lane = __ffs(static_cast<int>(left)) - 1;
+      const int rank = __shfl_sync(0xFFFFFFFFU, static_cast<int>(place.rank), lane);
+      write_scales(token, tables, receivers_[rank], __shfl_sync(0xFFFFFFFFU, place.row, lane));
+    }
+  }
+
+  /// On the first place of a row: the weights of its places, in topk order. They are this lane and those that follow.
+  __device__ float sum_duplicates(const TokenTables& tables) const {
+    const Place& place = tables.place;
+    const bool first = place.rank >= 0 && (place.flags & kFirstOfRow) != 0;
+    float sum = tables.weight;
+    bool counting = first;
+    for (unsigned distance = 1; __any_sync(0xFFFFFFFFU, counting) != 0; ++distance) {
+      const float weight = __shfl_down_sync(0xFFFFFFFFU, tables.weight, distance);
+      const unsigned starts = __shfl_down_sync(0xFFFFFFFFU, static_cast<unsigned>(place.flags & kFirstOfRow), distance);
+      const int rank = __shfl_down_sync(0xFFFFFFFFU, static_cast<int>(place.rank), distance);
+      counting = counting && lane_idx() + static_cast<int>(distance) < params_.num_topk && rank >= 0 && starts == 0;
+      if (counting) sum = __fadd_rn(sum, weight);
+    }
+    return sum;
+  }
+
+  __device__ void write_record(std::int64_t token, const TokenTables& tables, const Receiver& receiver, int rank,
+                               std::int64_t token_row) const {
+    const RecordLayout& layout = params_.record;
+    auto* record = reinterpret_cast<std::uint32_t*>(receiver.records + token_row * layout.size_bytes());
+    if (holds_scales_) {
+      for_each_scale(token, tables, [record](int column, std::uint32_t word) { record[column] = word; });
+    } else {
+      for (int column = lane_idx(); column < params_.scales.num_scales; column += kWarpLanes) {
+        reinterpret_cast<std::byte*>(record)[column] = load_scale_byte(token, column);
+      }
+    }
+    if (lane_idx() >= params_.num_topk) return;
+    const bool mine = tables.place.rank == rank;
+    const int topk = tables.place.topk;
+    if (layout.has_ids) {
+      record[layout.ids_word + topk] = static_cast<std::uint32_t>(mine ? tables.place.local_expert : -1);
+    }
+    if (layout.has_weights) record[layout.weights_word + topk] = mine ? __float_as_uint(tables.weight) : 0U;
+    if (layout.has_rows) {
+      record[layout.rows_word + topk] = static_cast<std::uint32_t>(mine ? tables.place.row : -1);
+    }
+  }
+
+  const DispatchParams& params_;
+  const Receiver* receivers_;
+  bool holds_scales_;
+};
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_INTRANODE_DISPATCH_TABLES_CUH

@@ -1,0 +1,84 @@
+#ifndef FERRY_CUDA_INTRANODE_ENTRIES_CUH
+#define FERRY_CUDA_INTRANODE_ENTRIES_CUH
+
+/// A warp's view of [T, K] ids: several tokens side by side, one entry a lane, tokens in ascending order.
+
+#include <cstdint>
+
+#include "cuda/intranode/route_params.hpp"
+#include "cuda/sync/rank_sync.cuh"
+
+namespace ferry::cuda::device {
+
+inline constexpr int kRouteThreads = 256;
+inline constexpr int kRouteWarps = kRouteThreads / kWarpLanes;
+
+/// Lanes that a token takes: K rounded up to a power of two.
+__device__ inline int lanes_per_token(int num_topk) {
+  return num_topk <= 1 ? 1 : 1 << (kWarpLanes - __clz(num_topk - 1));
+}
+
+struct Entry {
+  std::int64_t token = 0;
+  int topk = 0;
+  bool exists = false;  ///< a lane beyond T or K has no entry
+  int expert = -1;      ///< -1: none
+  int owner = -1;
+  unsigned same_rank = 0;    ///< lanes of this token whose expert has the same owner
+  unsigned same_expert = 0;  ///< lanes of this token with the same expert
+  bool first_of_rank = false;
+  bool first_of_expert = false;
+};
+
+__device__ inline std::int64_t load_id(const RouteParams& params, std::int64_t at) {
+  return params.wide_ids ? static_cast<const std::int64_t*>(params.topk_idx)[at]
+                         : static_cast<const std::int32_t*>(params.topk_idx)[at];
+}
+
+/// The entry of this lane when the warp stands at `first_token`. All lanes call it.
+__device__ inline Entry load_entry(const RouteParams& params, std::int64_t first_token, std::int64_t end_token) {
+  const int width = lanes_per_token(params.num_topk);
+  Entry entry;
+  entry.token = first_token + lane_idx() / width;
+  entry.topk = lane_idx() % width;
+  entry.exists = entry.topk < params.num_topk && entry.token < end_token;
+  if (entry.exists) {
+    const std::int64_t at = entry.token * params.num_topk + entry.topk;
+    const std::int64_t id = load_id(params, at);
+    if (id >= -1 && id < params.num_experts) {
+      entry.expert = static_cast<int>(id);
+    } else {
+      atomicMin(reinterpret_cast<unsigned long long*>(params.tables.bad_entry), static_cast<unsigned long long>(at));
+    }
+    if (entry.expert >= 0) entry.owner = params.placement.owner[entry.expert];
+  }
+  // Keys name the token within the warp and the run; lanes without an expert get keys of their own.
+  const unsigned none = 0x80000000U | static_cast<unsigned>(lane_idx());
+  const auto token_key = static_cast<unsigned>(lane_idx() / width) << 16;
+  entry.same_rank =
+      __match_any_sync(0xFFFFFFFFU, entry.expert < 0 ? none : token_key | static_cast<unsigned>(entry.owner));
+  entry.same_expert =
+      __match_any_sync(0xFFFFFFFFU, entry.expert < 0 ? none : token_key | static_cast<unsigned>(entry.expert));
+  entry.first_of_rank = entry.expert >= 0 && __ffs(static_cast<int>(entry.same_rank)) - 1 == lane_idx();
+  entry.first_of_expert = entry.expert >= 0 && __ffs(static_cast<int>(entry.same_expert)) - 1 == lane_idx();
+  return entry;
+}
+
+/// Tokens of one warp of one counting block.
+struct TokenRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+__device__ inline TokenRange tokens_of_warp(const RouteParams& params, int block) {
+  const int per_warp = params.tokens_per_block / kRouteWarps;
+  TokenRange range;
+  range.begin = static_cast<std::int64_t>(block) * params.tokens_per_block + warp_idx() * per_warp;
+  range.end = range.begin + per_warp;
+  if (range.end > params.num_tokens) range.end = params.num_tokens;
+  return range;
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_INTRANODE_ENTRIES_CUH

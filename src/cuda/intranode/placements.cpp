@@ -1,0 +1,88 @@
+#include "cuda/intranode/placements.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "cuda/driver/cuda_call.hpp"
+#include "plan/carver.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+/// Placements kept for later routes: more than programs alternate between.
+constexpr std::size_t kMaxRecent = 16;
+
+Status upload_bytes(std::byte* to, const std::vector<std::int32_t>& table, cudaStream_t stream) {
+  return cuda_status(
+      cudaMemcpyAsync(to, table.data(), table.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice, stream),
+      "route: uploading the expert placement");
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Placement>> Placements::find(const std::vector<std::int32_t>& expert_to_rank) {
+  const auto found = std::find_if(recent_.rbegin(), recent_.rend(),
+                                  [&](const auto& one) { return one->expert_to_rank == expert_to_rank; });
+  if (found != recent_.rend()) return *found;
+  Result<std::shared_ptr<const Placement>> placement = upload(expert_to_rank);
+  if (!placement.ok()) return placement;
+  if (recent_.size() == kMaxRecent) recent_.erase(recent_.begin());
+  recent_.push_back(*placement);
+  return placement;
+}
+
+Result<std::shared_ptr<const Placement>> Placements::upload(const std::vector<std::int32_t>& expert_to_rank) {
+  const std::size_t num_experts = expert_to_rank.size();
+  std::vector<std::int32_t> by_owner(num_experts);
+  std::iota(by_owner.begin(), by_owner.end(), 0);
+  std::stable_sort(by_owner.begin(), by_owner.end(), [&](std::int32_t a, std::int32_t b) {
+    return expert_to_rank[static_cast<std::size_t>(a)] < expert_to_rank[static_cast<std::size_t>(b)];
+  });
+  std::vector<std::int32_t> first_of_rank(static_cast<std::size_t>(num_ranks_) + 1, 0);
+  for (std::int32_t owner : expert_to_rank) ++first_of_rank[static_cast<std::size_t>(owner) + 1];
+  std::partial_sum(first_of_rank.begin(), first_of_rank.end(), first_of_rank.begin());
+  std::vector<std::int32_t> local_expert(num_experts);
+  auto placement = std::make_shared<Placement>();
+  for (std::size_t at = 0; at < num_experts; ++at) {
+    const auto expert = static_cast<std::size_t>(by_owner[at]);
+    const std::int32_t owner = expert_to_rank[expert];
+    local_expert[expert] = static_cast<std::int32_t>(at) - first_of_rank[static_cast<std::size_t>(owner)];
+    if (owner == rank_) placement->local_expert_ids.push_back(by_owner[at]);
+  }
+  placement->expert_to_rank = expert_to_rank;
+
+  struct Parts {
+    std::int32_t* owner;
+    std::int32_t* local_expert;
+    std::int32_t* by_owner;
+    std::int32_t* first_of_rank;
+    std::size_t size_bytes;
+  };
+  const auto carve = [&](std::byte* base) {
+    plan::Carver carver(base);
+    Parts parts{};
+    parts.owner = carver.take<std::int32_t>(num_experts);
+    parts.local_expert = carver.take<std::int32_t>(num_experts);
+    parts.by_owner = carver.take<std::int32_t>(num_experts);
+    parts.first_of_rank = carver.take<std::int32_t>(first_of_rank.size());
+    parts.size_bytes = carver.used_bytes();
+    return parts;
+  };
+  Result<std::shared_ptr<std::byte>> memory = memory_->take(carve(nullptr).size_bytes);
+  if (!memory.ok()) return memory.status();
+  placement->memory = *memory;
+  const Parts parts = carve(memory->get());
+
+  const RelaxedCapture relaxed;
+  const cudaStream_t stream = stream_->get();
+  Status status = upload_bytes(reinterpret_cast<std::byte*>(parts.owner), expert_to_rank, stream);
+  if (status.ok()) status = upload_bytes(reinterpret_cast<std::byte*>(parts.local_expert), local_expert, stream);
+  if (status.ok()) status = upload_bytes(reinterpret_cast<std::byte*>(parts.by_owner), by_owner, stream);
+  if (status.ok()) status = upload_bytes(reinterpret_cast<std::byte*>(parts.first_of_rank), first_of_rank, stream);
+  if (status.ok()) status = cuda_status(cudaStreamSynchronize(stream), "route: uploading the expert placement");
+  if (!status.ok()) return status;
+  placement->tables = {parts.owner, parts.local_expert, parts.by_owner, parts.first_of_rank};
+  return std::shared_ptr<const Placement>(std::move(placement));
+}
+
+}  // namespace ferry::cuda

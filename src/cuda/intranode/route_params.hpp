@@ -1,0 +1,72 @@
+#ifndef FERRY_CUDA_INTRANODE_ROUTE_PARAMS_HPP
+#define FERRY_CUDA_INTRANODE_ROUTE_PARAMS_HPP
+
+/// Route in three kernels: count the ids, exchange the counts, give every entry its place.
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/intranode/routing_tables.hpp"
+#include "cuda/sync/rank_params.hpp"
+#include "ferry/routing.hpp"
+
+namespace ferry::cuda {
+
+/// Who owns which expert, in device memory.
+struct PlacementTables {
+  const std::int32_t* owner = nullptr;          ///< [E]
+  const std::int32_t* local_expert = nullptr;   ///< [E] index among its owner's experts
+  const std::int32_t* by_owner = nullptr;       ///< [E] experts in order of (owner, id)
+  const std::int32_t* first_of_rank = nullptr;  ///< [R + 1] where a rank's experts begin in `by_owner`
+};
+
+/// Where the host reads the outcome; device's addresses of pinned memory. Null where nobody asks.
+struct RouteResultTables {
+  RouteResult* result = nullptr;
+  FaultReport* fault = nullptr;
+  std::int64_t* from_rank = nullptr;        ///< [R]
+  std::int64_t* to_rank = nullptr;          ///< [R]
+  std::int32_t* rows_per_expert = nullptr;  ///< [L]
+  std::int64_t* row_offsets = nullptr;      ///< [L + 1]
+};
+
+struct RouteParams {
+  CrewParams crew;
+  std::uint64_t agreement = 0;  ///< 0: this rank refuses; then only the exchange runs
+  std::int64_t ticket = 0;
+  const void* topk_idx = nullptr;
+  bool wide_ids = false;  ///< i64, else i32
+  const float* weights = nullptr;
+  std::int64_t num_tokens = 0;
+  int num_topk = 0;
+  int num_experts = 0;
+  int num_local_experts = 0;
+  Layout layout = Layout::kTokens;
+  std::int64_t expert_alignment = 1;
+  std::int64_t slab_capacity = 0;
+  std::int64_t max_recv_rows = 0;
+  int tokens_per_block = 0;
+  int num_blocks = 0;
+  PlacementTables placement;
+  RoutingTables tables;
+  RouteResultTables host;
+};
+
+/// Params of the last step.
+struct PlaceParams {
+  RouteParams route;
+  EntryParams entry;   ///< records_offset: where this rank's source table is
+  int max_blocks = 1;  ///< all of them must fit the GPU at once: they wait for each other
+};
+
+cudaError_t launch_count(const RouteParams& params, cudaStream_t stream);
+cudaError_t launch_exchange(const RouteParams& params, cudaStream_t stream);
+cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream);
+/// Loads the kernels now: loading later would wait for kernels that run, which may be waiting for this rank.
+/// `shared_limit`: most shared memory of a block on this GPU.
+cudaError_t load_route_kernels(std::size_t shared_limit);
+/// Shared memory that a block of the last step needs.
+std::size_t place_shared_bytes(int num_ranks, std::int64_t num_experts);
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_INTRANODE_ROUTE_PARAMS_HPP

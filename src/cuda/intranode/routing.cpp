@@ -1,0 +1,64 @@
+#include "cuda/intranode/routing.hpp"
+
+#include <sched.h>
+
+#include "node/futex.hpp"
+#include "plan/carver.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+std::uint64_t load_acquire(const std::uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+
+}  // namespace
+
+HostResult HostResult::at(std::byte* base, std::size_t num_ranks, std::size_t num_local_experts) {
+  plan::Carver carver(base);
+  HostResult host;
+  host.result = carver.take<RouteResult>(1);
+  host.fault = carver.take<FaultReport>(1);
+  host.from_rank = carver.take<std::int64_t>(num_ranks);
+  host.to_rank = carver.take<std::int64_t>(num_ranks);
+  host.rows_per_expert = carver.take<std::int32_t>(num_local_experts);
+  host.row_offsets = carver.take<std::int64_t>(num_local_experts + 1);
+  host.size_bytes = carver.used_bytes();
+  return host;
+}
+
+std::uint64_t HostResult::state() const { return load_acquire(&result->state); }
+
+CudaRouting::~CudaRouting() {
+  if (pinned_data == nullptr) return;
+  // The kernel that writes there may not have run yet.
+  memory_owner->after_calls(
+      [memory = pinned, data = pinned_data, bytes = host.size_bytes] { memory->give(data, bytes); });
+}
+
+void CudaRouting::settle() const {
+  const std::lock_guard lock(settle_mutex);
+  if (pinned_data == nullptr || gave_up) return;
+  const std::int64_t deadline_ns = node::monotonic_ns() + settle_timeout_ns;
+  while (host.state() == 0 && load_acquire(&report->lost.state) == 0 && node::monotonic_ns() < deadline_ns) {
+    sched_yield();
+  }
+  gave_up = host.state() == 0;  // what others have read by then stays as it is
+  // The object was not made const; only those who read it see it so.
+  if (!gave_up) const_cast<CudaRouting*>(this)->adopt_result();
+}
+
+void CudaRouting::adopt_result() {
+  if (host.state() == 1) {
+    const std::size_t num_ranks = num_rows_from_rank.size();
+    const std::size_t num_local = local_expert_ids.size();
+    num_used_rows = host.result->num_used_rows;
+    num_rows_from_rank.assign(host.from_rank, host.from_rank + num_ranks);
+    num_rows_to_rank.assign(host.to_rank, host.to_rank + num_ranks);
+    num_rows_per_local_expert.assign(host.rows_per_expert, host.rows_per_expert + num_local);
+    if (layout != Layout::kTokens) expert_row_offsets.assign(host.row_offsets, host.row_offsets + num_local + 1);
+    source = ConstTensorView(source.data, DType::kInt32, {num_used_rows, 2});
+  }
+  pinned->give(pinned_data, host.size_bytes);
+  pinned_data = nullptr;
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,63 @@
+#ifndef FERRY_CUDA_INTRANODE_ROUTING_HPP
+#define FERRY_CUDA_INTRANODE_ROUTING_HPP
+
+/// A Routing's tables on the GPU, and the host's view of them, which may come later.
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "core/routing_state.hpp"
+#include "cuda/intranode/placements.hpp"
+#include "cuda/intranode/routing_tables.hpp"
+#include "cuda/memory/pinned_memory.hpp"
+#include "cuda/sync/report.hpp"
+
+namespace ferry::cuda {
+
+/// What route tells the host, in pinned memory; sizes and pointers from one place.
+struct HostResult {
+  RouteResult* result = nullptr;
+  FaultReport* fault = nullptr;
+  std::int64_t* from_rank = nullptr;
+  std::int64_t* to_rank = nullptr;
+  std::int32_t* rows_per_expert = nullptr;
+  std::int64_t* row_offsets = nullptr;
+  std::size_t size_bytes = 0;
+
+  static HostResult at(std::byte* base, std::size_t num_ranks, std::size_t num_local_experts);
+  /// 0: not known yet, 1: counts are there, 2: refused.
+  std::uint64_t state() const;
+};
+
+struct CudaRouting final : RoutingState {
+  ~CudaRouting() override;
+  /// Waits, at most `settle_timeout_ns`, for the counts; leaves them empty if they never come.
+  void settle() const override;
+  /// Copies the counts out of pinned memory and gives that back. The result's state is not 0.
+  void adopt_result();
+
+  /// [num_recv_rows, 2] in device memory.
+  const std::int32_t* source_rows() const { return reinterpret_cast<const std::int32_t*>(source_memory.get()); }
+
+  RoutingTables tables;
+  std::shared_ptr<std::byte> memory;
+  std::shared_ptr<std::byte> source_memory;
+  std::shared_ptr<const Placement> placement;
+  bool exact_rows = false;  ///< outputs have no row beyond the used ones, for certain
+  int num_blocks = 0;
+  int tokens_per_block = 0;
+
+  std::shared_ptr<TableMemory> memory_owner;
+  std::shared_ptr<PinnedMemory> pinned;
+  std::byte* pinned_data = nullptr;  ///< null: adopted, or never asked for (captured)
+  HostResult host;
+  std::int64_t settle_timeout_ns = 0;
+  const DeviceReport* report = nullptr;  ///< in `report_memory`: a lost peer ends the waiting
+  mutable std::mutex settle_mutex;
+  mutable bool gave_up = false;  ///< guarded by settle_mutex
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_INTRANODE_ROUTING_HPP

@@ -1,0 +1,89 @@
+#ifndef FERRY_CUDA_INTRANODE_ROUTING_TABLES_HPP
+#define FERRY_CUDA_INTRANODE_ROUTING_TABLES_HPP
+
+/// A Routing's tables in device memory, sizes and pointers from one place.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "plan/carver.hpp"
+
+namespace ferry::cuda {
+
+/// Where one entry of a token goes. A token's places ascend by (rank, row, topk) and fill the first of its K.
+struct alignas(16) Place {
+  std::int32_t row;           ///< in the receiver's output
+  std::int32_t token_row;     ///< index among the receiver's distinct (source, token) pairs, in that order
+  std::int16_t rank;          ///< -1: no more places
+  std::uint8_t topk;          ///< also where there is no place
+  std::uint8_t flags;         ///< kFirstOfRow, kFirstOfRank
+  std::int32_t local_expert;  ///< index among the rank's experts
+};
+static_assert(sizeof(Place) == 16, "one 16-byte load");
+inline constexpr std::uint8_t kFirstOfRow = 1;   ///< the place before this one is another row
+inline constexpr std::uint8_t kFirstOfRank = 2;  ///< the place before this one is on another rank
+
+/// Outcome of the count exchange, read by every later kernel.
+struct RouteSummary {
+  std::uint32_t valid;         ///< 0: refused; dispatch and combine move nothing
+  std::int32_t num_used_rows;  ///< also Routing::num_recv_rows_view
+  std::int32_t num_token_rows;
+  std::int32_t fault;  ///< Fault, where not valid
+  std::int64_t fault_rank;
+  std::int64_t fault_row;
+  std::int64_t fault_column;
+  std::int64_t fault_value;
+  std::int64_t fault_limit;
+};
+
+struct RoutingTables {
+  struct Shape {
+    std::size_t num_ranks = 0;
+    std::size_t num_tokens = 0;
+    std::size_t num_topk = 0;
+    std::size_t num_experts = 0;
+    std::size_t num_local_experts = 0;
+    std::size_t num_blocks = 0;  ///< parts of the tokens that route counts by themselves
+    bool weights = false;
+  };
+
+  RouteSummary* summary = nullptr;
+  Place* places = nullptr;                  ///< [T, K]
+  std::int32_t* slots = nullptr;            ///< [T, K]
+  std::int64_t* ids = nullptr;              ///< [T, K]
+  float* weights = nullptr;                 ///< [T, K]
+  std::int32_t* block_ranks = nullptr;      ///< [blocks + 1, R] this rank's token rows for each rank before a block
+  std::int32_t* block_experts = nullptr;    ///< [blocks, E] its entries for each expert before a block
+  std::int32_t* rank_base = nullptr;        ///< [R] first token row of this rank on each rank
+  std::int32_t* expert_base = nullptr;      ///< [E] first row of this rank's entries in each expert's group
+  std::int32_t* source_base = nullptr;      ///< [R + 1] first token row here of each source
+  std::int32_t* rows_per_expert = nullptr;  ///< [L]
+  std::int64_t* row_offsets = nullptr;      ///< [L + 1]
+  std::int64_t* bad_entry = nullptr;        ///< [1] first index in [T, K] whose id is no expert; T * K: none
+  std::size_t size_bytes = 0;
+
+  static constexpr RoutingTables at(std::byte* base, const Shape& shape) {
+    const std::size_t num_entries = shape.num_tokens * shape.num_topk;
+    plan::Carver carver(base);
+    RoutingTables tables;
+    tables.summary = carver.take<RouteSummary>(1);
+    tables.places = carver.take<Place>(num_entries);
+    tables.slots = carver.take<std::int32_t>(num_entries);
+    tables.ids = carver.take<std::int64_t>(num_entries);
+    tables.weights = carver.take<float>(shape.weights ? num_entries : 0);
+    tables.block_ranks = carver.take<std::int32_t>((shape.num_blocks + 1) * shape.num_ranks);
+    tables.block_experts = carver.take<std::int32_t>(shape.num_blocks * shape.num_experts);
+    tables.rank_base = carver.take<std::int32_t>(shape.num_ranks);
+    tables.expert_base = carver.take<std::int32_t>(shape.num_experts);
+    tables.source_base = carver.take<std::int32_t>(shape.num_ranks + 1);
+    tables.rows_per_expert = carver.take<std::int32_t>(shape.num_local_experts);
+    tables.row_offsets = carver.take<std::int64_t>(shape.num_local_experts + 1);
+    tables.bad_entry = carver.take<std::int64_t>(1);
+    tables.size_bytes = carver.used_bytes();
+    return tables;
+  }
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_INTRANODE_ROUTING_TABLES_HPP

@@ -1,0 +1,99 @@
+#include "cuda/intranode/tuning.hpp"
+
+#include <algorithm>
+
+namespace ferry::cuda {
+namespace {
+
+/// Defaults for one rank per GPU, measured on 2 and 4 H200 (docs/performance.md): multiprocessors that keep up with the
+/// links.
+constexpr int kSendSms = 8;
+constexpr int kUnpackSms = 4;
+constexpr int kCopySms = 13;
+constexpr int kSumSms = 9;
+constexpr int kStageSms = 12;
+/// Copies inside the GPU wait for memory, and a short row waits as long as a long one.
+constexpr std::int64_t kShortRowBytes = 6144;
+constexpr int kShortRowCopyFactor = 2;
+/// Rows of which a token's own cost, not the links, sets the pace.
+constexpr std::int64_t kTinyRowBytes = 3072;
+constexpr int kTinyRowSendFactor = 2;
+constexpr int kChunkTokens = 512;
+/// A source's rows per chunk, and those of all sources together: each chunk costs a few microseconds however short.
+constexpr int kChunkRows = 128;
+constexpr int kChunkRowsOfAll = 512;
+constexpr int kShortRowChunkFactor = 4;
+
+/// `link_sms` fill the links to the peers. One row of R stays on the GPU, which is work beside that; a rank that is
+/// alone has no links to wait for.
+int with_own_rows(int link_sms, int num_ranks) {
+  constexpr int kAlone = 4;
+  return num_ranks < 2 ? kAlone * link_sms : link_sms * num_ranks / (num_ranks - 1);
+}
+
+int copying_sms(int link_sms, int num_ranks, const CallShape& shape) {
+  if (num_ranks < 2) return 1;  // nothing arrives
+  return with_own_rows(link_sms, num_ranks) * (shape.row_bytes < kShortRowBytes ? kShortRowCopyFactor : 1);
+}
+
+int chunk_rows(int num_ranks, const CallShape& shape) {
+  const int rows = std::max(kChunkRows, kChunkRowsOfAll / std::max(1, num_ranks - 1));
+  return rows * (shape.row_bytes < kShortRowBytes ? kShortRowChunkFactor : 1);
+}
+
+/// Two parts that together take at most `most` blocks, and at least one each if they are wanted at all.
+void fit(int most, int& first, int& second) {
+  if (second == 0) {
+    first = std::clamp(first, 1, std::max(1, most));
+    return;
+  }
+  const int total = first + second;
+  if (total > most) {
+    second = std::max(1, most * second / total);
+    first = most - second;
+  }
+  first = std::max(1, first);
+}
+
+/// The caller's numbers in place of the defaults, where given.
+void apply(const KernelOptions& options, int& moving, int& copying) {
+  if (options.num_copy_sms > 0 && copying > 0) copying = options.num_copy_sms;
+  if (options.num_sms <= 0) return;
+  const int total = moving + copying;
+  if (copying > 0) {
+    if (options.num_copy_sms <= 0) copying = options.num_sms * copying / total;
+    copying = std::clamp(copying, 1, std::max(1, options.num_sms - 1));
+  }
+  moving = std::max(1, options.num_sms - copying);
+}
+
+}  // namespace
+
+DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape) {
+  DispatchPlan plan;
+  plan.bulk = limits.has_bulk && options.copy_path != CopyPath::kLoadStore;
+  plan.num_send_blocks =
+      with_own_rows(kSendSms, limits.num_ranks) * (shape.row_bytes < kTinyRowBytes ? kTinyRowSendFactor : 1);
+  if (shape.staged) {
+    plan.num_receive_blocks = copying_sms(kCopySms, limits.num_ranks, shape);
+  } else if (shape.unpacks) {
+    plan.num_receive_blocks = kUnpackSms;
+  }
+  apply(options, plan.num_send_blocks, plan.num_receive_blocks);
+  fit(limits.num_sms, plan.num_send_blocks, plan.num_receive_blocks);
+  plan.chunk_tokens = options.chunk_tokens > 0 ? options.chunk_tokens : kChunkTokens;
+  return plan;
+}
+
+CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape) {
+  CombinePlan plan;
+  plan.bulk = limits.has_bulk && options.copy_path != CopyPath::kLoadStore;
+  plan.num_sum_blocks = with_own_rows(kSumSms, limits.num_ranks);
+  plan.num_stage_blocks = shape.staged ? copying_sms(kStageSms, limits.num_ranks, shape) : 0;
+  apply(options, plan.num_sum_blocks, plan.num_stage_blocks);
+  fit(limits.num_sms, plan.num_sum_blocks, plan.num_stage_blocks);
+  plan.chunk_rows = options.chunk_tokens > 0 ? options.chunk_tokens : chunk_rows(limits.num_ranks, shape);
+  return plan;
+}
+
+}  // namespace ferry::cuda

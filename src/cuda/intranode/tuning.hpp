@@ -1,0 +1,44 @@
+#ifndef FERRY_CUDA_INTRANODE_TUNING_HPP
+#define FERRY_CUDA_INTRANODE_TUNING_HPP
+
+/// How many multiprocessors each part of a call gets, where the caller does not say.
+
+#include <cstdint>
+
+#include "ferry/exchange.hpp"
+
+namespace ferry::cuda {
+
+struct DeviceLimits {
+  int num_sms = 1;  ///< that this rank may use
+  bool has_bulk = true;
+  int num_ranks = 8;
+};
+
+struct DispatchPlan {
+  bool bulk = true;
+  int num_send_blocks = 1;
+  int num_receive_blocks = 0;
+  int chunk_tokens = 1;
+};
+
+struct CombinePlan {
+  bool bulk = true;
+  int num_sum_blocks = 1;
+  int num_stage_blocks = 0;
+  int chunk_rows = 1;
+};
+
+/// What a call moves.
+struct CallShape {
+  std::int64_t row_bytes = 14336;  ///< 7168 channels of bf16
+  bool staged = false;             ///< peers cannot reach the rows: dispatch's output, combine's input
+  bool unpacks = false;            ///< dispatch: scales, ids or weights are wanted
+};
+
+DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape);
+CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape);
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_INTRANODE_TUNING_HPP

@@ -1,0 +1,207 @@
+#include "cuda/memory/arena_exchange.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "core/group_options.hpp"
+#include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/driver.hpp"
+#include "node/same_process.hpp"
+
+namespace ferry::cuda {
+
+using GpuId = std::array<std::uint8_t, 16>;
+
+/// What a rank tells the others of its GPU and arena. Plain bytes, exchanged through the bootstrap.
+struct ArenaAnnouncement {
+  node::LinkToken token{};  ///< for ranks of the same process
+  GpuId gpu{};
+  std::uint64_t size_bytes = 0;
+  std::int32_t device = 0;  ///< ordinal in the rank's own process, for messages
+  MemoryPath path = MemoryPath::kVmm;
+};
+
+namespace {
+
+Result<GpuId> gpu_id(int device) {
+  Result<const Driver*> table = driver();
+  if (!table.ok()) return table.status();
+  CUdevice handle = 0;
+  CUuuid uuid{};
+  CUresult result = (*table)->device_get(&handle, device);
+  if (result == CUDA_SUCCESS) result = (*table)->device_get_uuid(&uuid, handle);
+  if (Status status = driver_status(result, fmt::format("Group::create: asking for the UUID of GPU {}", device));
+      !status.ok()) {
+    return status;
+  }
+  GpuId id;
+  static_assert(sizeof(uuid.bytes) == sizeof(id));
+  std::memcpy(id.data(), uuid.bytes, id.size());
+  return id;
+}
+
+/// As nvidia-smi -L prints it.
+std::string to_string(const GpuId& id) {
+  std::string text = "GPU-";
+  for (std::size_t i = 0; i < id.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += fmt::format("{:02x}", id[i]);
+  }
+  return text;
+}
+
+Result<std::vector<ArenaAnnouncement>> exchange(const BackendContext& context, const Status& my_status,
+                                                const ArenaAnnouncement& mine) {
+  Result<std::vector<std::vector<std::byte>>> all =
+      gather_or_fail(*context.bootstrap, my_status, std::as_bytes(std::span(&mine, 1)), context.options.timeout_ns);
+  if (!all.ok()) return all.status();
+  std::vector<ArenaAnnouncement> announcements(all->size());
+  for (std::size_t rank = 0; rank < all->size(); ++rank) {
+    ArenaAnnouncement& theirs = announcements[rank];
+    const std::vector<std::byte>& bytes = (*all)[rank];
+    if (bytes.size() == sizeof(theirs)) std::memcpy(&theirs, bytes.data(), sizeof(theirs));
+    if (bytes.size() == sizeof(theirs) && (theirs.path == MemoryPath::kVmm || theirs.path == MemoryPath::kIpc))
+      continue;
+    return Status(ErrorCode::kTransport,
+                  fmt::format("Group::create: rank {} announced its GPU in {} bytes and memory of kind {}, expected {} "
+                              "bytes and 0 or 1; run the same build on every rank",
+                              rank, bytes.size(), static_cast<int>(theirs.path), sizeof(theirs)),
+                  static_cast<int>(rank));
+  }
+  return announcements;
+}
+
+/// Can this rank's GPU load and store the memory of every other rank's? Asks only about GPUs that this process sees;
+/// for others, mapping will tell.
+Status check_reach(int my_rank, const std::vector<ArenaAnnouncement>& announcements) {
+  const ArenaAnnouncement& mine = announcements[static_cast<std::size_t>(my_rank)];
+  int num_devices = 0;
+  if (Status status = cuda_status(cudaGetDeviceCount(&num_devices), "Group::create: counting GPUs"); !status.ok()) {
+    return status;
+  }
+  std::vector<GpuId> visible;
+  for (int device = 0; device < num_devices; ++device) {
+    Result<GpuId> id = gpu_id(device);
+    if (!id.ok()) return id.status();
+    visible.push_back(*id);
+  }
+  for (std::size_t rank = 0; rank < announcements.size(); ++rank) {
+    const ArenaAnnouncement& theirs = announcements[rank];
+    if (theirs.gpu == mine.gpu) continue;
+    for (int device = 0; device < num_devices; ++device) {
+      if (visible[static_cast<std::size_t>(device)] != theirs.gpu) continue;
+      int reachable = 0;
+      if (Status status =
+              cuda_status(cudaDeviceCanAccessPeer(&reachable, mine.device, device),
+                          fmt::format("Group::create: asking whether GPU {} can access GPU {}", mine.device, device));
+          !status.ok()) {
+        return status;
+      }
+      if (reachable != 0) continue;
+      return Status(
+          ErrorCode::kUnsupported,
+          fmt::format("Group::create: rank {}'s GPU {} ({}) cannot access the memory of rank {}'s GPU {} ({}); "
+                      "backend \"cuda\" needs peer-to-peer access between all GPUs of a group (nvidia-smi topo "
+                      "-p2p rw): choose other GPUs, enable it, or use backend \"cpu\"",
+                      my_rank, mine.device, to_string(mine.gpu), rank, theirs.device, to_string(theirs.gpu)),
+          static_cast<int>(rank));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContext& context, call::CallSync& crew,
+                                                             std::shared_ptr<DeviceArena> arena) {
+  const std::int64_t timeout_ns = context.options.timeout_ns;
+  ArenaAnnouncement mine;
+  Status status = node::fill_random(mine.token.data(), mine.token.size());
+  Result<GpuId> id = gpu_id(arena->device());
+  if (status.ok()) status = id.status();
+  if (id.ok()) mine.gpu = *id;
+  mine.size_bytes = arena->size_bytes();
+  mine.device = arena->device();
+  mine.path = arena->path();
+  const node::Offered<DeviceArena> offer(mine.token, arena);
+  Result<std::vector<ArenaAnnouncement>> announcements = exchange(context, status, mine);
+  if (!announcements.ok()) return announcements.status();
+
+  auto result = std::make_unique<ArenaExchange>(Private{}, crew.rank(), arena);
+  status = check_reach(crew.rank(), *announcements);
+  if (status.ok()) status = result->meet(crew, *announcements, timeout_ns);
+  // Nobody announces memory before everybody listens: a rank that failed so far would not answer.
+  Result<std::vector<std::vector<std::byte>>> listening = gather_or_fail(*context.bootstrap, status, {}, timeout_ns);
+  if (!listening.ok()) return listening.status();
+  status = arena->set_announce(
+      [service = result->service_.get()](const ArenaChunk& chunk) { return service->announce(chunk); });
+  Result<std::vector<std::vector<std::byte>>> mapped = gather_or_fail(*context.bootstrap, status, {}, timeout_ns);
+  if (!mapped.ok()) return mapped.status();
+  if (status = result->adopt_bases(); !status.ok()) return status;
+  return result;
+}
+
+/// Finds the arenas of this process, makes room for those of others, and begins to listen to them.
+Status ArenaExchange::meet(const call::CallSync& crew, const std::vector<ArenaAnnouncement>& announcements,
+                           std::int64_t timeout_ns) {
+  std::vector<ArenaService::Peer> listened;
+  peers_.resize(announcements.size());
+  for (std::size_t i = 0; i < announcements.size(); ++i) {
+    const int rank = static_cast<int>(i);
+    const ArenaAnnouncement& theirs = announcements[i];
+    Peer& peer = peers_[i];
+    if (rank == rank_) {
+      peer.same_process = arena_;
+    } else if (crew.peers().peer(rank).same_process) {
+      peer.same_process = node::find_offered<DeviceArena>(theirs.token);
+      if (peer.same_process == nullptr) {
+        return Status(ErrorCode::kPeerLost, fmt::format("Group::create: rank {} gave up", rank), rank);
+      }
+      if (Status status = peer.same_process->grant_access(arena_->device()); !status.ok()) {
+        return Status(status.code(), fmt::format("Group::create: using memory of rank {}: {}", rank, status.message()),
+                      rank);
+      }
+    } else {
+      Result<std::unique_ptr<PeerMapping>> mapping =
+          PeerMapping::create(arena_->device(), theirs.path, theirs.size_bytes);
+      if (!mapping.ok()) {
+        return Status(mapping.status().code(),
+                      fmt::format("Group::create: rank {}: {}", rank, mapping.status().message()), rank);
+      }
+      peer.mapping = std::move(*mapping);
+      listened.push_back({rank, crew.peers().peer(rank).link.get(), peer.mapping.get()});
+    }
+    peer.size_bytes = peer.same_process != nullptr ? peer.same_process->size_bytes() : theirs.size_bytes;
+  }
+  service_ = std::make_unique<ArenaService>(listened, timeout_ns);
+  return service_->start();
+}
+
+Status ArenaExchange::adopt_bases() {
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    Peer& peer = peers_[rank];
+    peer.base = peer.same_process != nullptr ? peer.same_process->base() : peer.mapping->base();
+    if (peer.base != nullptr) continue;
+    return Status(
+        ErrorCode::kTransport,
+        fmt::format("Group::create: rank {} never announced its memory; run the same build on every rank", rank),
+        static_cast<int>(rank));
+  }
+  return {};
+}
+
+ArenaExchange::~ArenaExchange() {
+  if (service_ == nullptr) return;
+  service_->cancel();
+  // Waits for the growth that has just been cancelled, so that nobody is left in the service.
+  static_cast<void>(arena_->set_announce(nullptr));
+}
+
+}  // namespace ferry::cuda

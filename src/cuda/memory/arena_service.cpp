@@ -1,0 +1,284 @@
+#include "cuda/memory/arena_service.hpp"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+
+#include "node/futex.hpp"
+
+namespace ferry::cuda {
+
+/// What travels over a link, as it lies in memory: both ends run the same build on the same host.
+struct ArenaMessage {
+  static constexpr std::uint32_t kMagic = 0x4652'4152;  // "FRAR"
+  enum class Kind : std::uint32_t {
+    kAnnounce = 1,  ///< map this chunk, and reply
+    kWithdraw = 2,  ///< unmap it again; no reply
+    kReply = 3,     ///< how mapping went
+  };
+
+  std::uint32_t magic = kMagic;
+  Kind kind = Kind::kAnnounce;
+  std::uint64_t sequence = 0;  ///< counts the sender's announcements; a reply repeats it
+  std::uint64_t offset = 0;
+  std::uint64_t size_bytes = 0;
+  cudaIpcMemHandle_t ipc{};
+  ErrorCode code = ErrorCode::kOk;  ///< of a reply, as is the text
+  std::int32_t text_bytes = 0;
+  std::array<char, 1024> text{};
+};
+
+namespace {
+
+static_assert(std::is_trivially_copyable_v<ArenaMessage> && sizeof(ArenaMessage) <= node::kMaxLinkMessageBytes);
+
+/// How often a waiting rank looks whether its peers still live; see crew.cpp.
+constexpr std::int64_t kLivenessIntervalNs = 20'000'000;
+
+constexpr double kNsPerMillisecond = 1e6;
+
+std::span<const std::byte> bytes_of(const ArenaMessage& message) { return std::as_bytes(std::span(&message, 1)); }
+
+void set_outcome(ArenaMessage& reply, const Status& status) {
+  reply.code = status.code();
+  const std::size_t length = std::min(status.message().size(), reply.text.size());
+  std::copy_n(status.message().data(), length, reply.text.data());
+  reply.text_bytes = static_cast<std::int32_t>(length);
+}
+
+Status outcome(const ArenaMessage& reply, int rank) {
+  if (reply.code == ErrorCode::kOk) return {};
+  const bool known = reply.code > ErrorCode::kOk && reply.code <= ErrorCode::kInternal;
+  const auto length = static_cast<std::size_t>(std::clamp<std::int64_t>(reply.text_bytes, 0, std::ssize(reply.text)));
+  return Status(known ? reply.code : ErrorCode::kTransport,
+                fmt::format("sharing device memory: rank {} cannot map memory of this rank: {}", rank,
+                            std::string_view(reply.text.data(), length)),
+                rank);
+}
+
+Status lost_peer(int rank) {
+  return Status(ErrorCode::kPeerLost,
+                fmt::format("sharing device memory: rank {} has died or destroyed its group, and cannot map memory of "
+                            "this rank; destroy this group and make a new one of the others",
+                            rank),
+                rank);
+}
+
+}  // namespace
+
+ArenaService::ArenaService(const std::vector<Peer>& peers, std::int64_t timeout_ns)
+    : timeout_ns_(timeout_ns),
+      out_of_memory_(ErrorCode::kSystem,
+                     "sharing device memory: this process ran out of memory while it heard a peer; free some memory") {
+  for (const Peer& peer : peers) states_.push_back(PeerState{peer, false, {}, {}});
+}
+
+ArenaService::~ArenaService() {
+  if (!thread_.joinable()) return;
+  const std::uint64_t one = 1;
+  // Cannot fail: the counter is far from full. A signal cannot interrupt what does not block.
+  [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
+  thread_.join();
+}
+
+Status ArenaService::start() {
+  if (states_.empty()) return {};
+  stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!stop_.valid()) {
+    return Status(ErrorCode::kSystem,
+                  fmt::format("sharing device memory: eventfd failed: {}; raise the open-file limit "
+                              "(ulimit -n)",
+                              std::strerror(errno)));
+  }
+  poll_set_.push_back(pollfd{stop_.get(), POLLIN, 0});
+  for (const PeerState& state : states_) poll_set_.push_back(pollfd{state.peer.link->poll_fd(), POLLIN, 0});
+  // The new thread inherits the mask: signals are for the threads of the program.
+  sigset_t every_signal;
+  sigset_t former;
+  sigfillset(&every_signal);
+  pthread_sigmask(SIG_SETMASK, &every_signal, &former);
+  Status status;
+  try {
+    thread_ = std::thread([this] { serve(); });
+    pthread_setname_np(thread_.native_handle(), "ferry-arena");
+  } catch (const std::system_error& error) {
+    status = Status(ErrorCode::kSystem,
+                    fmt::format("sharing device memory: starting a thread failed: {}; raise the limit of threads "
+                                "(ulimit -u)",
+                                error.what()));
+  }
+  pthread_sigmask(SIG_SETMASK, &former, nullptr);
+  return status;
+}
+
+void ArenaService::cancel() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  changed_.notify_all();
+}
+
+Status ArenaService::announce(const ArenaChunk& chunk) {
+  const std::int64_t deadline_ns = node::monotonic_ns() + timeout_ns_;
+  ArenaMessage message;
+  message.offset = chunk.offset;
+  message.size_bytes = chunk.size_bytes;
+  message.ipc = chunk.ipc;
+  {
+    const std::lock_guard lock(mutex_);
+    message.sequence = ++sequence_;
+    for (PeerState& state : states_) {
+      state.answered = false;
+      state.answer = {};
+    }
+  }
+  std::size_t num_told = 0;
+  Status status = tell_all(message, chunk.fd, &num_told);
+  if (status.ok()) status = wait_for_answers(deadline_ns);
+  if (status.ok()) return status;
+  message.kind = ArenaMessage::Kind::kWithdraw;
+  for (std::size_t i = 0; i < num_told; ++i) {
+    // A peer that does not hear this refuses the next chunk, and its reply says why.
+    static_cast<void>(states_[i].peer.link->send(bytes_of(message)));
+  }
+  return status;
+}
+
+Status ArenaService::tell_all(const ArenaMessage& message, int fd, std::size_t* num_told) {
+  for (const PeerState& state : states_) {
+    const Status status = state.peer.link->send(bytes_of(message), fd);
+    const int rank = state.peer.rank;
+    if (status.code() == ErrorCode::kPeerLost) return lost_peer(rank);
+    if (!status.ok()) {
+      return Status(status.code(),
+                    fmt::format("sharing device memory: telling rank {} failed: {}", rank, status.message()), rank);
+    }
+    ++*num_told;
+  }
+  return {};
+}
+
+Status ArenaService::wait_for_answers(std::int64_t deadline_ns) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const PeerState* missing = nullptr;
+    for (const PeerState& state : states_) {
+      if (!state.answered && !state.lost.ok()) return state.lost;
+      if (!state.answer.ok()) return state.answer;
+      if (!state.answered && missing == nullptr) missing = &state;
+    }
+    if (missing == nullptr) return {};
+    if (cancelled_) {
+      return Status(ErrorCode::kInvalidArgument,
+                    "sharing device memory: this rank's group is being destroyed; allocate before or in another group");
+    }
+    const std::int64_t left_ns = deadline_ns - node::monotonic_ns();
+    if (left_ns <= 0) {
+      return Status(
+          ErrorCode::kTimeout,
+          fmt::format("sharing device memory: rank {} did not map memory of this rank in {:.0f} ms; it may be "
+                      "stopped or overloaded; try again, or destroy this group and make a new one with a "
+                      "longer GroupOptions::timeout_ns",
+                      missing->peer.rank, static_cast<double>(timeout_ns_) / kNsPerMillisecond),
+          missing->peer.rank);
+    }
+    const auto pause = std::chrono::nanoseconds(std::min(left_ns, kLivenessIntervalNs));
+    if (changed_.wait_for(lock, pause) == std::cv_status::no_timeout) continue;
+    // A child that a dead peer has forked may hold its socket open, so that the thread sees no end of it.
+    for (PeerState& state : states_) {
+      if (!state.answered && state.lost.ok() && state.peer.link->gone()) return lost_peer(state.peer.rank);
+    }
+  }
+}
+
+void ArenaService::serve() noexcept {
+  while (true) {
+    // No deadline: this thread waits for peers as long as the group lives, and the eventfd ends it.
+    const int ready = poll(poll_set_.data(), poll_set_.size(), -1);
+    if (ready < 0 && errno != EINTR) {
+      for (PeerState& state : states_) lose(state, out_of_memory_);  // ENOMEM is all that is left
+      return;
+    }
+    if (ready <= 0) continue;
+    if (poll_set_.front().revents != 0) return;
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      pollfd& entry = poll_set_[i + 1];
+      // poll ignores negative descriptors: a lost peer is not looked at again.
+      if (entry.revents != 0 && !serve_peer(states_[i])) entry.fd = -1;
+      entry.revents = 0;
+    }
+  }
+}
+
+bool ArenaService::serve_peer(PeerState& state) noexcept {
+  Status status = out_of_memory_;
+  try {
+    status = receive_from(state);
+  } catch (...) {  // std::bad_alloc: the peer hears nothing and times out
+  }
+  if (status.ok()) return true;
+  lose(state, std::move(status));
+  return false;
+}
+
+Status ArenaService::receive_from(PeerState& state) {
+  const int rank = state.peer.rank;
+  Result<node::ReceivedMessage> received = state.peer.link->receive();
+  if (!received.ok()) {
+    return Status(received.status().code(),
+                  fmt::format("sharing device memory: rank {}: {}", rank, received.status().message()), rank);
+  }
+  if (received->kind == node::ReceivedMessage::Kind::kNothing) return {};
+  if (received->kind == node::ReceivedMessage::Kind::kClosed) return lost_peer(rank);
+  ArenaMessage message;
+  if (received->bytes.size() == sizeof(message)) std::memcpy(&message, received->bytes.data(), sizeof(message));
+  if (received->bytes.size() != sizeof(message) || message.magic != ArenaMessage::kMagic) {
+    return Status(ErrorCode::kTransport,
+                  fmt::format("sharing device memory: rank {} sent {} bytes that are no message, expected {}; run the "
+                              "same build on every rank",
+                              rank, received->bytes.size(), sizeof(message)),
+                  rank);
+  }
+  handle(state, message, received->fd.get());
+  return {};
+}
+
+void ArenaService::handle(PeerState& state, const ArenaMessage& message, int fd) {
+  if (message.kind == ArenaMessage::Kind::kAnnounce) {
+    ArenaMessage reply;
+    reply.kind = ArenaMessage::Kind::kReply;
+    reply.sequence = message.sequence;
+    set_outcome(reply, state.peer.mapping->add(ArenaChunk{message.offset, message.size_bytes, fd, message.ipc}));
+    // If this fails the peer is gone, or reads nothing and will time out: both are its own affair.
+    static_cast<void>(state.peer.link->send(bytes_of(reply)));
+  } else if (message.kind == ArenaMessage::Kind::kWithdraw) {
+    state.peer.mapping->take_back(message.offset);
+  } else if (message.kind == ArenaMessage::Kind::kReply) {
+    Status answer = outcome(message, state.peer.rank);
+    const std::lock_guard lock(mutex_);
+    if (message.sequence != sequence_) return;  // to an announcement that was given up
+    state.answered = true;
+    state.answer = std::move(answer);
+    changed_.notify_all();
+  }
+}
+
+void ArenaService::lose(PeerState& state, Status why) noexcept {
+  const std::lock_guard lock(mutex_);
+  state.lost = std::move(why);
+  changed_.notify_all();
+}
+
+}  // namespace ferry::cuda

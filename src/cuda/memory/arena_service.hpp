@@ -1,0 +1,84 @@
+#ifndef FERRY_CUDA_MEMORY_ARENA_SERVICE_HPP
+#define FERRY_CUDA_MEMORY_ARENA_SERVICE_HPP
+
+/// Tells ranks in other processes of new memory, and maps what they tell of. One thread per rank answers its peers
+/// whatever the rank itself is doing, so ranks may grow in any order, also at the same time, without waiting for each
+/// other's calls.
+
+#include <poll.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/unique_fd.hpp"
+#include "cuda/memory/device_arena.hpp"
+#include "cuda/memory/peer_mapping.hpp"
+#include "ferry/status.hpp"
+#include "node/peer_link.hpp"
+
+namespace ferry::cuda {
+
+struct ArenaMessage;  // private
+
+class ArenaService {
+ public:
+  /// One rank in another process. Both pointers must stay valid as long as the service.
+  struct Peer {
+    int rank = 0;
+    const node::PeerLink* link = nullptr;
+    PeerMapping* mapping = nullptr;  ///< used by the service's thread only
+  };
+
+  /// `timeout_ns`: how long `announce` waits.
+  ArenaService(const std::vector<Peer>& peers, std::int64_t timeout_ns);
+  /// Ends the thread. No `announce` may be under way.
+  ~ArenaService();
+  ArenaService(const ArenaService&) = delete;
+  ArenaService& operator=(const ArenaService&) = delete;
+
+  /// Begin to answer the peers.
+  Status start();
+
+  /// Tell every peer of a chunk of this rank's arena, and wait until all have mapped it. After an error the peers that
+  /// were told are told to unmap it. One call at a time.
+  /// @errors kPeerLost, kTimeout naming the rank; what a peer reports that could not map it; kTransport, kSystem
+  Status announce(const ArenaChunk& chunk);
+
+  /// Make the `announce` under way, if there is one, fail soon, and every later one.
+  void cancel();
+
+ private:
+  struct PeerState {
+    Peer peer;
+    bool answered = false;  // guarded by mutex_: to the current announcement
+    Status answer;          // guarded by mutex_
+    Status lost;            // guarded by mutex_: why nothing more comes from this peer; ok while it may
+  };
+
+  Status tell_all(const ArenaMessage& message, int fd, std::size_t* num_told);
+  Status wait_for_answers(std::int64_t deadline_ns);
+  void serve() noexcept;
+  bool serve_peer(PeerState& state) noexcept;
+  Status receive_from(PeerState& state);
+  void handle(PeerState& state, const ArenaMessage& message, int fd);
+  void lose(PeerState& state, Status why) noexcept;
+
+  const std::int64_t timeout_ns_;
+  const Status out_of_memory_;  // made in advance
+  UniqueFd stop_;               // eventfd
+  std::vector<pollfd> poll_set_;
+  std::thread thread_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<PeerState> states_;
+  std::uint64_t sequence_ = 0;  // guarded by mutex_: of the current announcement
+  bool cancelled_ = false;      // guarded by mutex_
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_MEMORY_ARENA_SERVICE_HPP

@@ -1,0 +1,148 @@
+#ifndef FERRY_CUDA_MEMORY_DEVICE_ARENA_HPP
+#define FERRY_CUDA_MEMORY_DEVICE_ARENA_HPP
+
+/// A rank's GPU memory that peers can reach: one range of addresses, reserved once, that never moves. Physical memory
+/// backs its start, [0, backed_bytes), and grows in chunks as it is allocated. Each chunk is made known to the peers
+/// before anybody gets memory in it. Memory given back stays backed until the arena dies, because a late peer may still
+/// write to it.
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "cuda/driver/driver.hpp"
+#include "cuda/driver/own_stream.hpp"
+#include "ferry/group.hpp"
+#include "ferry/status.hpp"
+#include "node/page_heap.hpp"
+
+namespace ferry::cuda {
+
+/// How other processes get at the memory. The numbers cross process borders.
+enum class MemoryPath : std::int32_t {
+  kVmm = 0,  ///< cuMem* memory, whose handles travel as file descriptors
+  kIpc = 1,  ///< cudaMalloc memory and cudaIpc handles: one chunk, no growth
+};
+
+/// "vmm" or "ipc".
+std::string_view to_string(MemoryPath path);
+
+/// Environment variable that forces a path by its name, for places where the choice below goes wrong.
+inline constexpr const char* kMemoryPathVariable = "FERRY_CUDA_MEMORY";
+
+/// kVmm where the device, the driver and the sandbox around this process let memory be shared as file descriptors,
+/// unless kMemoryPathVariable says otherwise.
+/// @errors kInvalidArgument: the variable names no path; kUnsupported: it names kVmm, which does not work here
+Result<MemoryPath> choose_memory_path(int device);
+
+/// Largest arena of kIpc, whose memory is taken all at once.
+inline constexpr std::size_t kMaxIpcArenaBytes = std::size_t{2} << 30;
+
+/// Largest arena at all: half of x86-64's user address space.
+inline constexpr std::size_t kMaxDeviceArenaBytes = std::size_t{1} << 46;
+
+/// A piece of an arena's memory, as peers are told of it.
+struct ArenaChunk {
+  std::size_t offset = 0;  ///< from the arena's base
+  std::size_t size_bytes = 0;
+  int fd = -1;               ///< kVmm: valid during the call that brings it
+  cudaIpcMemHandle_t ipc{};  ///< kIpc
+};
+
+class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
+  struct Private {};  // lets only `create` construct
+
+ public:
+  /// Reserves `size_bytes` of addresses for memory of `device`, rounded up to the device's granularity. kVmm takes no
+  /// memory yet. kIpc takes the smaller of that and kMaxIpcArenaBytes at once.
+  /// Memory is zeroed on `stream`, which must wait for nobody else's work.
+  /// @errors kInvalidArgument: absurd size or device; kUnsupported; kSystem: device memory ran out; kCuda
+  static Result<std::shared_ptr<DeviceArena>> create(int device, std::size_t size_bytes, MemoryPath path,
+                                                     std::shared_ptr<OwnStream> stream);
+
+  DeviceArena(Private, int device, MemoryPath path, std::shared_ptr<OwnStream> stream)
+      : device_(device), path_(path), stream_(std::move(stream)) {}
+  ~DeviceArena();
+  DeviceArena(const DeviceArena&) = delete;
+  DeviceArena& operator=(const DeviceArena&) = delete;
+
+  int device() const { return device_; }
+  MemoryPath path() const { return path_; }
+  std::byte* base() const { return base_; }
+  std::size_t size_bytes() const { return size_bytes_; }
+  /// Does [data, data + bytes) lie inside?
+  bool contains(const void* data, std::size_t bytes) const;
+
+  /// Tells the peers of a chunk, and returns when all can use it. An error undoes the growth, so the callee takes back
+  /// what it told.
+  using Announce = std::function<Status(const ArenaChunk&)>;
+  /// Calls `announce` for each chunk there is, and from then on for each new one before anybody may use it; an empty
+  /// function ends that. After an error nothing is set. Waits for a growth that is under way.
+  Status set_announce(Announce announce);
+
+  /// Lets another GPU of this process use the arena, now and as it grows.
+  Status grant_access(int device);
+
+  /// `bytes` of zeroed memory at a page boundary; freed with the Buffer, which keeps the arena alive. Safe from any
+  /// thread, as the two below are, also while streams are being captured; the zeroing is not captured. Waits for the
+  /// peers when the arena grows, and for the zeroing.
+  /// @errors kCapacity: no such range is free; kSystem: device memory ran out; kCuda; those of `announce`
+  Result<Buffer> allocate(std::size_t bytes);
+  /// The same, neither zeroed nor owned: `give` frees it, or the end of the arena does.
+  Result<std::byte*> take(std::size_t bytes);
+  void give(std::byte* data, std::size_t bytes);
+
+  /// Bytes taken, rounded up to pages.
+  std::size_t allocated_bytes() const;
+  /// Largest block that the address range has room for now; the device may have less memory.
+  std::size_t largest_free_bytes() const;
+  /// Device memory this arena holds.
+  std::size_t backed_bytes() const { return backed_bytes_.load(std::memory_order_acquire); }
+
+ private:
+  struct Chunk {
+    std::size_t offset = 0;
+    std::size_t size_bytes = 0;
+    CUmemGenericAllocationHandle handle = 0;
+  };
+
+  Status reserve(std::size_t size_bytes);
+  Status reserve_vmm(std::size_t size_bytes);
+  Status reserve_ipc(std::size_t size_bytes);
+  Status back(std::size_t end);
+  Result<Chunk> map_chunk(std::size_t offset, std::size_t size_bytes) const;
+  Status open_access(const Chunk& chunk) const;
+  void unmap_chunk(const Chunk& chunk) const;
+  Status tell(const Announce& announce, const Chunk& chunk) const;
+  Status zero(std::byte* data, std::size_t bytes) const;
+
+  const int device_;
+  const MemoryPath path_;
+  const std::shared_ptr<OwnStream> stream_;
+  std::byte* base_ = nullptr;
+  std::size_t size_bytes_ = 0;
+  std::size_t granularity_ = 0;
+
+  mutable std::mutex heap_mutex_;
+  node::PageHeap heap_{0};           // guarded by heap_mutex_
+  std::size_t allocated_bytes_ = 0;  // guarded by heap_mutex_
+
+  // Held while peers map a new chunk. They do that on threads of their own which never take this lock, so ranks may
+  // grow at the same time.
+  std::mutex growth_mutex_;
+  std::vector<Chunk> chunks_;                 // guarded by growth_mutex_; back to back from offset 0
+  std::vector<int> granted_;                  // guarded by growth_mutex_: other GPUs of this process that use the arena
+  Announce announce_;                         // guarded by growth_mutex_
+  std::atomic<std::size_t> backed_bytes_{0};  // written under growth_mutex_, when every peer can use the memory
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_MEMORY_DEVICE_ARENA_HPP

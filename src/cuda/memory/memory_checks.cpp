@@ -1,0 +1,118 @@
+#include "cuda/memory/memory_checks.hpp"
+
+#include <fmt/format.h>
+
+#include "cuda/driver/cuda_call.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
+
+/// Sizes of a row and of a tensor that kernels can count with.
+constexpr std::int64_t kMaxRowBytes = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxTensorBytes = std::int64_t{1} << 46;
+constexpr std::int64_t kMaxScales = std::int64_t{1} << 20;
+
+Status check_extent(std::string_view what, std::int64_t num_rows, std::int64_t stride_bytes, std::int64_t row_bytes) {
+  if (row_bytes <= kMaxRowBytes && (num_rows <= 1 || stride_bytes <= kMaxTensorBytes / num_rows)) return {};
+  return invalid(
+      fmt::format("{} has {} rows of {} bytes, {} bytes apart, expected rows of at most {} and {} bytes in all", what,
+                  num_rows, row_bytes, stride_bytes, kMaxRowBytes, kMaxTensorBytes));
+}
+
+Status check_pointer(std::string_view what, const void* data, int device) {
+  cudaPointerAttributes attributes{};
+  const cudaError_t error = cudaPointerGetAttributes(&attributes, data);
+  if (error != cudaSuccess) return cuda_status(error, fmt::format("{}: asking whose memory {} is", what, data));
+  if (attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost) {
+    return invalid(
+        fmt::format("{} lies at {} in host memory, expected memory of GPU {}; copy it there, or use backend \"cpu\"",
+                    what, data, device));
+  }
+  if (attributes.type == cudaMemoryTypeManaged) {
+    return invalid(
+        fmt::format("{} lies at {} in managed memory, expected memory of GPU {}; use cudaMalloc or "
+                    "Group::allocate",
+                    what, data, device));
+  }
+  if (attributes.device != device) {
+    return invalid(fmt::format("{} lies at {} in memory of GPU {}, expected this rank's GPU {}", what, data,
+                               attributes.device, device));
+  }
+  return {};
+}
+
+/// The first failure of a list of checks.
+class Checks {
+ public:
+  explicit Checks(int device) : device_(device) {}
+  template <typename View>
+  void view(std::string_view what, const View& tensor) {
+    if (status_.ok() && tensor.present() && tensor.num_elements() > 0)
+      status_ = check_pointer(what, tensor.data, device_);
+  }
+  template <typename RowsLike>
+  void rows(std::string_view what, const RowsLike& rows) {
+    if (!status_.ok() || !rows.present()) return;
+    status_ = check_extent(what, rows.num_rows, rows.stride_bytes, rows.row_bytes);
+    if (status_.ok() && rows.num_rows > 0) status_ = check_pointer(what, rows.data, device_);
+  }
+  const Status& status() const { return status_; }
+
+ private:
+  int device_;
+  Status status_;
+};
+
+}  // namespace
+
+Status check_route_memory(const RouteCall& call, int device) {
+  Checks checks(device);
+  checks.view("route: topk_idx", call.topk_idx);
+  checks.view("route: topk_weights", call.topk_weights);
+  return checks.status();
+}
+
+Status check_dispatch_memory(const DispatchCall& call, int device) {
+  Checks checks(device);
+  checks.rows("dispatch: input x", call.x);
+  if (call.scales.present() && call.scales.extent(1) > kMaxScales) {
+    return invalid(
+        fmt::format("dispatch: scales have {} columns, expected at most {}", call.scales.extent(1), kMaxScales));
+  }
+  checks.view("dispatch: input scales", call.scales);
+  checks.view("dispatch: input topk_weights", call.topk_weights);
+  checks.rows("dispatch: output x", call.out_x);
+  checks.view("dispatch: output scales", call.out_scales);
+  checks.view("dispatch: output topk_idx", call.out_topk_idx);
+  checks.view("dispatch: output topk_weights", call.out_topk_weights);
+  checks.view("dispatch: output source", call.out_source);
+  return checks.status();
+}
+
+Status check_combine_memory(const CombineCall& call, int device) {
+  Checks checks(device);
+  checks.rows("combine: input x", call.x);
+  checks.view("combine: input weights", call.weights);
+  checks.rows("combine: bias[0]", call.bias[0]);
+  checks.rows("combine: bias[1]", call.bias[1]);
+  checks.view("combine: input topk_weights", call.topk_weights);
+  checks.rows("combine: output x", call.out_x);
+  checks.view("combine: output weights", call.out_weights);
+  return checks.status();
+}
+
+Status check_stream_device(std::string_view operation, cudaStream_t stream, int device) {
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return {};
+  int stream_device = -1;
+  const cudaError_t error = cudaStreamGetDevice(stream, &stream_device);
+  if (error != cudaSuccess)
+    return cuda_status(error,
+                       fmt::format("{}: asking whose stream {} is", operation, static_cast<const void*>(stream)));
+  if (stream_device == device) return {};
+  return invalid(fmt::format("{}: the stream belongs to GPU {}, expected one of this rank's GPU {}", operation,
+                             stream_device, device));
+}
+
+}  // namespace ferry::cuda

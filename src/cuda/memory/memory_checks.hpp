@@ -1,0 +1,21 @@
+#ifndef FERRY_CUDA_MEMORY_MEMORY_CHECKS_HPP
+#define FERRY_CUDA_MEMORY_MEMORY_CHECKS_HPP
+
+/// Is a caller's pointer memory of this rank's GPU, and a stream one of its streams?
+
+#include <cuda_runtime_api.h>
+
+#include <string_view>
+
+#include "core/backend.hpp"
+
+namespace ferry::cuda {
+
+Status check_route_memory(const RouteCall& call, int device);
+Status check_dispatch_memory(const DispatchCall& call, int device);
+Status check_combine_memory(const CombineCall& call, int device);
+Status check_stream_device(std::string_view operation, cudaStream_t stream, int device);
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_MEMORY_MEMORY_CHECKS_HPP

@@ -1,0 +1,61 @@
+#ifndef FERRY_CUDA_MEMORY_PEER_MAPPING_HPP
+#define FERRY_CUDA_MEMORY_PEER_MAPPING_HPP
+
+/// The device arena of a rank in another process, as this process sees it: a range of addresses that never moves, into
+/// which each chunk is mapped when the peer announces it.
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "cuda/memory/device_arena.hpp"
+#include "ferry/status.hpp"
+
+namespace ferry::cuda {
+
+/// @thread one call at a time; base() at any time
+class PeerMapping {
+  struct Private {};  // lets only `create` construct
+
+ public:
+  /// Room for an arena of `size_bytes`, to be used from `device` (this rank's GPU).
+  static Result<std::unique_ptr<PeerMapping>> create(int device, MemoryPath path, std::size_t size_bytes);
+
+  PeerMapping(Private, int device, MemoryPath path, std::size_t size_bytes)
+      : device_(device), path_(path), size_bytes_(size_bytes) {}
+  /// No work of this process may still touch the memory.
+  ~PeerMapping();
+  PeerMapping(const PeerMapping&) = delete;
+  PeerMapping& operator=(const PeerMapping&) = delete;
+
+  /// Constant once set. kVmm: from creation; kIpc: null until the arena's one chunk is there.
+  std::byte* base() const { return base_.load(std::memory_order_acquire); }
+
+  /// Map what the peer announced. Whatever a broken peer says, only the next free part of its own range is touched.
+  /// @errors kTransport: not the chunk that comes next; kSystem, kCuda: the driver refused
+  Status add(const ArenaChunk& chunk);
+  /// Unmap the newest chunk, if it starts at `offset`: its owner could not make it known to everybody.
+  void take_back(std::size_t offset);
+
+ private:
+  Status add_vmm(const ArenaChunk& chunk);
+  Status add_ipc(const ArenaChunk& chunk);
+  void unmap_newest();
+
+  struct Extent {
+    std::size_t offset = 0;
+    std::size_t size_bytes = 0;
+  };
+
+  const int device_;
+  const MemoryPath path_;
+  const std::size_t size_bytes_;
+  std::size_t granularity_ = 1;
+  std::atomic<std::byte*> base_{nullptr};
+  std::vector<Extent> chunks_;  // back to back from offset 0
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_MEMORY_PEER_MAPPING_HPP

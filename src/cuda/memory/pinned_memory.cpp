@@ -1,0 +1,94 @@
+#include "cuda/memory/pinned_memory.hpp"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "cuda/driver/cuda_call.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+/// A thousand routes of up to 4 KiB each, whose counts nobody has read yet; locked in memory, so no more than that.
+constexpr std::size_t kPinnedBytes = std::size_t{4} << 20;
+
+/// Blocks that no group uses. cudaFreeHost waits for every GPU of the process and holds the driver's lock meanwhile:
+/// where a kernel waits for another rank of this process, that rank could not launch any more. So blocks stay, as many
+/// as the process ever had groups at a time.
+struct IdleBlocks {
+  std::mutex mutex;
+  std::vector<void*> blocks;  // guarded by mutex
+};
+
+/// Never destroyed: groups may end after static objects.
+IdleBlocks& idle_blocks() {
+  static auto* const idle = new IdleBlocks;
+  return *idle;
+}
+
+Result<void*> take_block() {
+  {
+    IdleBlocks& idle = idle_blocks();
+    const std::lock_guard lock(idle.mutex);
+    if (!idle.blocks.empty()) {
+      void* const block = idle.blocks.back();
+      idle.blocks.pop_back();
+      return block;
+    }
+  }
+  void* block = nullptr;
+  const cudaError_t error = cudaHostAlloc(&block, kPinnedBytes, cudaHostAllocPortable | cudaHostAllocMapped);
+  if (error != cudaSuccess) {
+    return cuda_status(error, fmt::format("Group::create: locking {} bytes of host memory", kPinnedBytes),
+                       "free some memory or raise the limit of locked memory (ulimit -l)");
+  }
+  return block;
+}
+
+void give_back_block(void* block) try {
+  IdleBlocks& idle = idle_blocks();
+  const std::lock_guard lock(idle.mutex);
+  idle.blocks.push_back(block);
+} catch (const std::bad_alloc&) {
+  // Called from destructors: what cannot be remembered stays taken until the process ends.
+}
+
+}  // namespace
+
+Result<std::shared_ptr<PinnedMemory>> PinnedMemory::create() {
+  const RelaxedCapture relaxed;
+  const Result<void*> host = take_block();
+  if (!host.ok()) return host.status();
+  void* device = nullptr;
+  if (const cudaError_t mapped = cudaHostGetDevicePointer(&device, *host, 0); mapped != cudaSuccess) {
+    // Not given back: it may be what a device reset has left behind.
+    return cuda_status(mapped, "Group::create: mapping host memory for the GPU", "this GPU cannot write host memory");
+  }
+  return std::make_shared<PinnedMemory>(static_cast<std::byte*>(*host), static_cast<std::byte*>(device));
+}
+
+PinnedMemory::PinnedMemory(std::byte* host, std::byte* device) : host_(host), device_(device), heap_(kPinnedBytes) {}
+
+PinnedMemory::~PinnedMemory() { give_back_block(host_); }
+
+Result<std::byte*> PinnedMemory::take(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::optional<std::size_t> offset = heap_.take(bytes);
+  if (!offset) {
+    return Status(ErrorCode::kCapacity,
+                  "route: too many Routings wait for their counts; read the counts of older ones, or drop them");
+  }
+  std::memset(host_ + *offset, 0, bytes);
+  return host_ + *offset;
+}
+
+void PinnedMemory::give(std::byte* host, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  heap_.give(static_cast<std::size_t>(host - host_), bytes);
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,45 @@
+#ifndef FERRY_CUDA_MEMORY_PINNED_MEMORY_HPP
+#define FERRY_CUDA_MEMORY_PINNED_MEMORY_HPP
+
+/// Host memory that kernels write to: reports, and what route tells the host. One block per group, handed out in pages;
+/// a later group takes over the block of one that has ended.
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+
+#include "ferry/status.hpp"
+#include "node/page_heap.hpp"
+
+namespace ferry::cuda {
+
+class PinnedMemory {
+ public:
+  /// For the GPU that is current.
+  static Result<std::shared_ptr<PinnedMemory>> create();
+
+  PinnedMemory(std::byte* host, std::byte* device);
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  ~PinnedMemory();
+
+  /// Zeroed. Any thread.
+  /// @errors kCapacity: too many routes whose counts nobody has read
+  Result<std::byte*> take(std::size_t bytes);
+  void give(std::byte* host, std::size_t bytes);
+  /// Where the GPU sees it.
+  template <typename T>
+  T* on_device(T* host) const {
+    return reinterpret_cast<T*>(device_ + (reinterpret_cast<std::byte*>(host) - host_));
+  }
+
+ private:
+  std::byte* host_;
+  std::byte* device_;
+  std::mutex mutex_;
+  node::PageHeap heap_;  // guarded by mutex_
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_MEMORY_PINNED_MEMORY_HPP

@@ -1,0 +1,48 @@
+#ifndef FERRY_CUDA_MEMORY_STAGING_HPP
+#define FERRY_CUDA_MEMORY_STAGING_HPP
+
+/// Device memory that the backend itself uses during a call: records, and rows that peers cannot reach otherwise. Kept
+/// from call to call and grown when a call needs more. What a graph has captured stays: its replays use it again.
+
+#include <memory>
+#include <vector>
+
+#include "cuda/memory/table_memory.hpp"
+
+namespace ferry::cuda {
+
+class Staging {
+ public:
+  explicit Staging(std::shared_ptr<TableMemory> memory) : memory_(std::move(memory)) {}
+
+  Result<std::byte*> records(std::size_t bytes, bool captured) { return ensure(records_, bytes, captured); }
+  Result<std::byte*> rows(std::size_t bytes, bool captured) { return ensure(rows_, bytes, captured); }
+
+ private:
+  struct Block {
+    std::shared_ptr<std::byte> data;
+    std::size_t size_bytes = 0;
+    bool captured = false;
+  };
+
+  Result<std::byte*> ensure(Block& block, std::size_t bytes, bool captured) {
+    if (bytes > block.size_bytes || block.data == nullptr) {
+      if (block.captured) kept_.push_back(std::move(block.data));
+      block = {};  // before the new one is taken: the arena may not have room for both
+      Result<std::shared_ptr<std::byte>> data = memory_->take(bytes);
+      if (!data.ok()) return data.status();
+      block = {std::move(*data), bytes, false};
+    }
+    block.captured = block.captured || captured;
+    return block.data.get();
+  }
+
+  std::shared_ptr<TableMemory> memory_;
+  Block records_;
+  Block rows_;
+  std::vector<std::shared_ptr<std::byte>> kept_;
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_MEMORY_STAGING_HPP

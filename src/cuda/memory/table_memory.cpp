@@ -1,0 +1,80 @@
+#include "cuda/memory/table_memory.hpp"
+
+#include <new>
+
+#include "cuda/driver/cuda_call.hpp"
+
+namespace ferry::cuda {
+
+Result<std::shared_ptr<TableMemory>> TableMemory::create(std::shared_ptr<DeviceArena> arena) {
+  cudaEvent_t event = nullptr;
+  const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  if (error != cudaSuccess) return cuda_status(error, "Group::create: making an event");
+  return std::make_shared<TableMemory>(std::move(arena), event);
+}
+
+TableMemory::~TableMemory() {
+  for (const auto& release : resting_) release();
+  cudaEventDestroy(last_call_);
+}
+
+Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    reap();
+  }
+  Result<std::byte*> data = arena_->take(bytes);
+  if (!data.ok() && data.status().code() == ErrorCode::kCapacity) {
+    // What rests may be all that is missing. Every call ends by its deadline, so this does too.
+    const RelaxedCapture relaxed;
+    cudaEventSynchronize(last_call_);
+    {
+      const std::lock_guard lock(mutex_);
+      reap();
+    }
+    data = arena_->take(bytes);
+  }
+  if (!data.ok()) return data.status();
+  {
+    const std::lock_guard lock(mutex_);
+    held_bytes_ += node::round_up_to_page(bytes);
+  }
+  return std::shared_ptr<std::byte>(
+      *data, [memory = shared_from_this(), bytes](std::byte* block) { memory->bury(block, bytes); });
+}
+
+std::size_t TableMemory::held_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return held_bytes_;
+}
+
+void TableMemory::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  reap();
+}
+
+void TableMemory::after_calls(std::function<void()> release) try {
+  const std::lock_guard lock(mutex_);
+  resting_.push_back(std::move(release));
+  if (closed_) reap();
+} catch (const std::bad_alloc&) {
+  // Called from destructors: what cannot be remembered stays taken until the group's end.
+}
+
+void TableMemory::bury(std::byte* data, std::size_t bytes) {
+  after_calls([this, data, bytes] {
+    arena_->give(data, bytes);
+    held_bytes_ -= node::round_up_to_page(bytes);
+  });
+}
+
+void TableMemory::reap() {
+  if (resting_.empty()) return;
+  const RelaxedCapture relaxed;
+  if (!closed_ && cudaEventQuery(last_call_) != cudaSuccess) return;
+  for (const auto& release : resting_) release();
+  resting_.clear();
+}
+
+}  // namespace ferry::cuda

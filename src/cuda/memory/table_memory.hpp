@@ -1,0 +1,56 @@
+#ifndef FERRY_CUDA_MEMORY_TABLE_MEMORY_HPP
+#define FERRY_CUDA_MEMORY_TABLE_MEMORY_HPP
+
+/// Device memory of Routings and of the backend's staging. Kernels that were launched earlier may still use a block
+/// when its owner dies, so blocks rest until the last call that was launched before is finished.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cuda/memory/device_arena.hpp"
+#include "ferry/status.hpp"
+
+namespace ferry::cuda {
+
+class TableMemory : public std::enable_shared_from_this<TableMemory> {
+ public:
+  static Result<std::shared_ptr<TableMemory>> create(std::shared_ptr<DeviceArena> arena);
+
+  TableMemory(std::shared_ptr<DeviceArena> arena, cudaEvent_t last_call)
+      : arena_(std::move(arena)), last_call_(last_call) {}
+  TableMemory(const TableMemory&) = delete;
+  TableMemory& operator=(const TableMemory&) = delete;
+  ~TableMemory();
+
+  /// Freed with the last copy of the pointer, from any thread.
+  Result<std::shared_ptr<std::byte>> take(std::size_t bytes);
+  /// Runs `release` when the calls that were launched before are finished; from any thread.
+  void after_calls(std::function<void()> release);
+  /// Bytes taken and not given back to the arena yet, in pages.
+  std::size_t held_bytes() const;
+
+  /// Recorded after every call that is not captured.
+  cudaEvent_t last_call() const { return last_call_; }
+  /// No call will be launched any more and all have finished: what rests, and what dies later, is free at once.
+  void close();
+
+ private:
+  void bury(std::byte* data, std::size_t bytes);
+  void reap();
+
+  std::shared_ptr<DeviceArena> arena_;
+  cudaEvent_t last_call_;
+  mutable std::mutex mutex_;
+  std::vector<std::function<void()>> resting_;  // guarded by mutex_
+  std::size_t held_bytes_ = 0;                  // guarded by mutex_
+  bool closed_ = false;                         // guarded by mutex_
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_MEMORY_TABLE_MEMORY_HPP

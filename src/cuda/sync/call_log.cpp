@@ -1,0 +1,52 @@
+#include "cuda/sync/call_log.hpp"
+
+#include <new>
+
+namespace ferry::cuda {
+
+Result<Tickets> Tickets::create(call::CallSync& crew) {
+  Result<std::byte*> data = crew.peers().arena().take(sizeof(Ring));
+  if (!data.ok()) return data.status();
+  new (*data) Ring();
+  return Tickets(crew, static_cast<std::size_t>(*data - crew.peers().arena().mapping()->base()));
+}
+
+Tickets::Ring& Tickets::ring(int rank) const {
+  return *reinterpret_cast<Ring*>(crew_->peers().peer(rank).arena->base() + offset_);
+}
+
+std::int64_t Tickets::post(const CallRecord& record) {
+  const std::int64_t number = ++last_number_;
+  Slot& slot = ring(crew_->rank()).slots[static_cast<std::size_t>(number) % kNumSlots];
+  slot.number.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  slot.record = record;
+  slot.number.store(number, std::memory_order_release);
+  return number;
+}
+
+std::optional<CallRecord> Tickets::find(int rank, std::int64_t number) const {
+  if (number <= 0) return std::nullopt;
+  const Slot& slot = ring(rank).slots[static_cast<std::size_t>(number) % kNumSlots];
+  if (slot.number.load(std::memory_order_acquire) != number) return std::nullopt;
+  CallRecord record = slot.record;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (slot.number.load(std::memory_order_relaxed) != number) return std::nullopt;
+  return record;
+}
+
+std::uint64_t agreement_word(const CallRecord& record) {
+  if (record.code != ErrorCode::kOk) return 0;
+  // FNV-1a (Fowler, Noll, Vo; 64-bit offset basis and prime) over whole words.
+  std::uint64_t hash = 14695981039346656037ULL;
+  const auto mix = [&hash](std::uint64_t word) {
+    hash ^= word;
+    hash *= 1099511628211ULL;
+    hash ^= hash >> 32;
+  };
+  mix(static_cast<std::uint64_t>(record.operation) + 1);
+  for (std::int64_t field : record.fields) mix(static_cast<std::uint64_t>(field));
+  return hash == 0 ? 1 : hash;
+}
+
+}  // namespace ferry::cuda

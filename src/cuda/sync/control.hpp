@@ -1,0 +1,107 @@
+#ifndef FERRY_CUDA_SYNC_CONTROL_HPP
+#define FERRY_CUDA_SYNC_CONTROL_HPP
+
+/// What ranks tell each other on the device, at the start of every arena. All flags of the CUDA backend are here.
+///
+/// Every call has an epoch (from 1), counted on the device so that graph replays count too; all ranks make the same
+/// calls in the same order, so their epochs agree. Flags only grow and are never reset.
+///
+///   field             writer     order               publishes
+///   messages[s]       rank s     release / acquire   epoch publishes the rest: s's outputs and staging may be written,
+///                                                    its inputs read
+///   progress[s]       rank s     release / acquire   rows and records that s has written here, or staged for it:
+///                                                    epoch << 32 | rows so far
+///   done[s]           rank s     release / acquire   s writes and reads nothing here any more in this epoch
+///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]
+///   local             this rank  device scope        see the kernels
+///
+/// This rank reads all of them; the first four are st.release.sys (progress: fence.acq_rel.sys and st.relaxed.sys) and
+/// ld.acquire.sys.
+///
+/// One place per message is enough: s writes the message of epoch e + 1 only after it saw done[this rank] >= e, which
+/// this rank sends after it has read s's message of e. Counts have no such end of call; they alternate between two
+/// places, and s writes those of e + 2 only after it has finished e + 1, in which this rank took part after reading e.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "plan/carver.hpp"
+
+namespace ferry::cuda {
+
+/// Bound on E here: a block counts all experts in shared memory (eight warps, 4 bytes each, of 227 KiB).
+inline constexpr std::int64_t kMaxExperts = 4096;
+/// Bound on R here: tables of that many peers fit a block's shared memory many times over.
+inline constexpr int kMaxRanks = 128;
+/// Most parts a rank's tokens are reported in.
+inline constexpr int kMaxChunks = 1024;
+
+/// What an EntryMessage says of its sender's memory.
+inline constexpr std::int64_t kRowsStaged = 1;    ///< dispatch: rows_offset is staging, indexed by token row
+inline constexpr std::int64_t kTablesDirect = 2;  ///< dispatch: scales, ids and weights are written where they end up
+inline constexpr std::int64_t kWideIds = 4;       ///< dispatch: ids_offset holds i64
+
+/// A rank's part in a call, told to every peer at its start. Offsets are in the sender's arena.
+struct alignas(128) EntryMessage {
+  std::uint64_t epoch;
+  std::uint64_t agreement;      ///< hash of what all ranks must give alike; 0: this rank refuses the call
+  std::int64_t ticket;          ///< number of the host's record of the call
+  std::int64_t rows_offset;     ///< dispatch: where its rows go; combine: where its rows are
+  std::int64_t rows_stride;     ///< bytes
+  std::int64_t records_offset;  ///< dispatch: where its records go; combine: its weights; route: its source table
+  std::int64_t flags;
+  std::int64_t scales_offset;  ///< this and the next three only with kTablesDirect
+  std::int64_t scales_stride;  ///< bytes between rows; a row is contiguous
+  std::int64_t ids_offset;
+  std::int64_t weights_offset;
+};
+static_assert(sizeof(EntryMessage) == 128, "two lines per message, written by one lane");
+
+/// What precedes a rank's counts.
+struct CountsHeader {
+  std::uint64_t agreement;
+  std::int64_t ticket;
+  std::int64_t max_recv_rows;  ///< 0: not bounded
+  std::int64_t bad_entry;      ///< index in [T, K] of the first id that is no expert, -1: all are good
+  std::int64_t bad_id;
+};
+
+/// This rank's own words.
+struct LocalState {
+  std::uint64_t epoch;    ///< calls finished
+  std::uint64_t outcome;  ///< epoch << 2 | device::Outcome of the call that is being made
+  std::uint32_t broken;   ///< a wait expired: every kernel ends at once
+  std::uint32_t num_chunks_sent;
+  std::uint32_t num_blocks_done;
+  std::uint32_t num_receivers_done;
+  std::uint32_t chunk_arrivals[kMaxChunks];  ///< warps that have finished their part of a chunk
+};
+
+struct Control {
+  EntryMessage* messages = nullptr;       ///< [R]
+  std::uint64_t* progress = nullptr;      ///< [R]
+  std::uint64_t* done = nullptr;          ///< [R]
+  std::uint64_t* counts_ready = nullptr;  ///< [R]
+  CountsHeader* headers = nullptr;        ///< [2][R]
+  std::int32_t* counts = nullptr;         ///< [2][R][R + kMaxExperts]: tokens per rank, then entries per expert
+  LocalState* local = nullptr;
+  std::size_t size_bytes = 0;
+
+  FERRY_HOST_DEVICE static constexpr Control at(std::byte* base, std::size_t num_ranks) {
+    plan::Carver carver(base);
+    Control control;
+    control.messages = carver.take<EntryMessage>(num_ranks);
+    control.progress = carver.take<std::uint64_t>(num_ranks);
+    control.done = carver.take<std::uint64_t>(num_ranks);
+    control.counts_ready = carver.take<std::uint64_t>(num_ranks);
+    control.headers = carver.take<CountsHeader>(2 * num_ranks);
+    control.counts = carver.take<std::int32_t>(2 * num_ranks * (num_ranks + kMaxExperts));
+    control.local = carver.take<LocalState>(1);
+    control.size_bytes = carver.used_bytes();
+    return control;
+  }
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_SYNC_CONTROL_HPP

@@ -1,0 +1,101 @@
+/// What kernels reported, in words.
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "cuda/backend.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+constexpr double kNsPerMillisecond = 1e6;
+
+std::string_view awaited_text(Awaited awaited) {
+  switch (awaited) {
+    case Awaited::kCounts:
+      return "to show its counts";
+    case Awaited::kEntry:
+      return "to make the same call";
+    case Awaited::kRows:
+      return "to send its rows";
+    case Awaited::kDone:
+      return "to finish its part";
+    case Awaited::kOwn:
+      return "to get its own blocks on the GPU (too many kernels share it)";
+  }
+  return "";
+}
+
+}  // namespace
+
+Status CudaBackend::check_lost() {
+  const LostReport& lost = parts_.report->lost;
+  if (__atomic_load_n(&lost.state, __ATOMIC_ACQUIRE) == 0) return {};
+  const auto awaited = static_cast<Awaited>(lost.awaited);
+  // Flags count epochs; progress counts epochs and rows.
+  const std::string seen =
+      awaited == Awaited::kRows
+          ? fmt::format("{} of {} rows", lost.seen >> 32 == lost.epoch ? lost.seen & 0xFFFFFFFFU : 0,
+                        lost.expected & 0xFFFFFFFFU)
+          : fmt::format("flag {}, expected {}", lost.seen, lost.expected);
+  return parts_.crew->give_up_on(
+      lost.peer,
+      fmt::format("exchange {} on the GPU: waited {:.0f} ms for rank {} {} ({})", lost.epoch,
+                  static_cast<double>(timeout_ns_) / kNsPerMillisecond, lost.peer, awaited_text(awaited), seen));
+}
+
+Status CudaBackend::describe_fault(const FaultReport& fault, std::string_view operation) const {
+  switch (static_cast<Fault>(fault.fault)) {
+    case Fault::kDisagreement: {
+      std::vector<CallRecord> records;
+      std::vector<const CallRecord*> pointers;
+      for (int rank = 0; rank < parts_.crew->topology().num_ranks; ++rank) {
+        const std::optional<CallRecord> record = tickets_.find(rank, fault.tickets[rank]);
+        if (record) records.push_back(*record);
+      }
+      if (records.size() == static_cast<std::size_t>(parts_.crew->topology().num_ranks)) {
+        for (const CallRecord& record : records) pointers.push_back(&record);
+        if (Status status = check_agreement(pointers); !status.ok()) return status;
+      }
+      return Status(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: ranks made different calls, or one was refused, and the details are gone; call wait "
+                      "after every call to see them",
+                      operation));
+    }
+    case Fault::kBadId:
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("route: topk_idx[{}, {}] of rank {} is {}, expected -1 (no expert) or an expert from 0 "
+                                "to {}",
+                                fault.row, fault.column, fault.rank, fault.value, fault.limit),
+                    fault.rank);
+    case Fault::kSlabCapacity:
+      return Status(ErrorCode::kCapacity,
+                    fmt::format("route: expert {} of rank {} gets {} rows, and slab_capacity is {}; raise it or drop "
+                                "tokens before routing",
+                                fault.row, fault.rank, fault.value, fault.limit),
+                    fault.rank);
+    case Fault::kNotRouted:
+      return Status(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: a Routing made during a capture was used before its graph ran; replay it first", operation));
+    case Fault::kRowCapacity:
+      return Status(ErrorCode::kCapacity,
+                    fmt::format("route: rank {} gets {} rows, and has room for {}; raise max_recv_rows", fault.rank,
+                                fault.value, fault.limit),
+                    fault.rank);
+  }
+  return Status(ErrorCode::kInternal,
+                fmt::format("{}: unknown report {}; please report this bug", operation, fault.fault));
+}
+
+Status CudaBackend::take_fault() {
+  FaultReport& fault = parts_.report->fault;
+  if (__atomic_load_n(&fault.state, __ATOMIC_ACQUIRE) == 0) return {};
+  Status status = describe_fault(fault, "wait");
+  __atomic_store_n(&fault.state, 0, __ATOMIC_RELEASE);
+  return status;
+}
+
+}  // namespace ferry::cuda

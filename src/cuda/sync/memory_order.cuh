@@ -1,0 +1,69 @@
+#ifndef FERRY_CUDA_SYNC_MEMORY_ORDER_CUH
+#define FERRY_CUDA_SYNC_MEMORY_ORDER_CUH
+
+/// The loads, stores and fences that flags need, each one PTX instruction (PTX ISA, "Memory Consistency Model").
+/// System scope reaches other GPUs over NVLink and the host; device scope the blocks of one kernel.
+/// Rows are moved by the bulk copy engine too, which is another proxy: `fence_async_proxy` orders it with ordinary
+/// accesses (PTX ISA, "membar / fence", fence.proxy.async).
+
+#include <cstdint>
+
+namespace ferry::cuda::device {
+
+__device__ inline std::uint64_t load_acquire_system(const std::uint64_t* address) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline void store_release_system(std::uint64_t* address, std::uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+/// A flag whose release is a `fence_system` before.
+__device__ inline void store_relaxed_system(std::uint64_t* address, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ inline std::uint32_t load_acquire_device(const std::uint32_t* address) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline std::uint32_t load_relaxed_device(const std::uint32_t* address) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ inline void store_release_device(std::uint32_t* address, std::uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+/// Adds and returns what was there; everything this thread has seen is visible to whoever sees the sum.
+__device__ inline std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+  return before;
+}
+
+__device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+/// Between ordinary accesses to global memory and those of the bulk copy engine, either way round.
+__device__ inline void fence_async_proxy() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
+
+/// Nanoseconds of a clock that all multiprocessors share (PTX ISA, %globaltimer; coarse, good for deadlines only).
+__device__ inline std::uint64_t now_ns() {
+  std::uint64_t value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value)::"memory");
+  return value;
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_SYNC_MEMORY_ORDER_CUH

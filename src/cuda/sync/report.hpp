@@ -1,0 +1,69 @@
+#ifndef FERRY_CUDA_SYNC_REPORT_HPP
+#define FERRY_CUDA_SYNC_REPORT_HPP
+
+/// What kernels tell the host: plain words in pinned host memory that the device can write.
+///
+///   field            writer                     reader   order
+///   lost.state       the kernel whose wait      host     st.release.sys after the other fields / acquire load
+///                    expired first (once)
+///   fault.state      block 0 of a call          host     the same; the host sets it back to 0 when the stream is idle
+///   RouteResult      the count exchange         host     `state` likewise; once per route
+
+#include <cstdint>
+
+namespace ferry::cuda {
+
+/// What a kernel waits for.
+enum class Awaited : std::int32_t {
+  kCounts = 0,  ///< a peer's counts
+  kEntry = 1,   ///< a peer to make the same call
+  kRows = 2,    ///< rows from a peer
+  kDone = 3,    ///< a peer to finish its part
+  kOwn = 4,     ///< this rank's own blocks
+};
+
+/// A wait that expired.
+struct LostReport {
+  std::uint64_t state;  ///< 1: the rest is valid
+  std::int32_t awaited;
+  std::int32_t peer;
+  std::uint64_t epoch;
+  std::uint64_t seen;
+  std::uint64_t expected;
+};
+
+enum class Fault : std::int32_t {
+  kDisagreement = 1,  ///< ranks made different calls, or one refused: `tickets` says which records to compare
+  kBadId = 2,         ///< `value` of (token `row`, entry `column`) is no expert, on rank `rank`
+  kSlabCapacity = 3,  ///< expert `row` of rank `rank` gets `value` rows
+  kRowCapacity = 4,   ///< rank `rank` gets `value` rows and has room for `limit`
+  kNotRouted = 5,     ///< a captured Routing is used before its graph has run
+};
+
+/// What the exchange refused. Nothing was sent, and the group goes on.
+struct FaultReport {
+  std::uint64_t state;  ///< 1: the rest is valid
+  std::int32_t fault;
+  std::int32_t rank;
+  std::int64_t row;
+  std::int64_t column;
+  std::int64_t value;
+  std::int64_t limit;
+  std::int64_t tickets[128];  ///< [R], kMaxRanks
+};
+
+struct DeviceReport {
+  LostReport lost;
+  FaultReport fault;
+};
+
+/// What route tells the host. Arrays follow: from_rank[R], to_rank[R], rows_per_expert[L] i32, row_offsets[L + 1] i64.
+struct RouteResult {
+  std::uint64_t state;  ///< 1: valid, 2: refused
+  std::int64_t num_used_rows;
+  std::int64_t num_token_rows;  ///< distinct (source, token) pairs
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_SYNC_REPORT_HPP
