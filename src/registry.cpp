@@ -18,7 +18,7 @@ namespace ferry {
 std::span<const BackendFactory> backend_factories() {
   static const std::array kFactories = {
 #if defined(FERRY_WITH_CUDA)
-    cuda::cuda_backend_factory(),
+    cuda::backend_factory(),
 #endif
     cpu::cpu_backend_factory(),
   };

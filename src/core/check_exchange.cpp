@@ -7,6 +7,8 @@ namespace {
 
 /// Extents and strides beyond this are mistakes; the bound keeps byte arithmetic inside 64 bits.
 constexpr std::int64_t kMaxExtent = std::int64_t{1} << 40;
+/// Largest S: a token's record of scales, ids and weights then has fewer than 2^31 words (plan::TokenRecord).
+constexpr std::int64_t kMaxScales = std::int64_t{1} << 30;
 
 Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
 
@@ -75,8 +77,9 @@ Status check_rows(std::string_view what, const View& view, std::int64_t num_rows
 
 /// Scales [num_rows, S], any strides.
 Status check_scales(std::string_view what, const ConstTensorView& view, std::int64_t num_rows) {
-  if (view.num_dims != 2 || view.extent(0) != num_rows || view.extent(1) < 1 || view.extent(1) > kMaxExtent) {
-    return invalid(fmt::format("{} is {}, expected [{}, S] with S at least 1", what, describe(view), num_rows));
+  if (view.num_dims != 2 || view.extent(0) != num_rows || view.extent(1) < 1 || view.extent(1) > kMaxScales) {
+    return invalid(
+        fmt::format("{} is {}, expected [{}, S] with S from 1 to {}", what, describe(view), num_rows, kMaxScales));
   }
   if (view.dtype != DType::kFloat32 && view.dtype != DType::kInt32 && view.dtype != DType::kUint8) {
     return invalid(fmt::format("{} has dtype {}, expected f32, i32 or u8", what, to_string(view.dtype)));

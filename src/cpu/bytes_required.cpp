@@ -45,8 +45,9 @@ Result<std::size_t> bytes_required(const MemoryShape& shape) {
   const std::size_t tables_bytes =
       plan::RouteTables::at(nullptr, {to_size(shape.num_ranks), to_size(shape.num_experts), num_tokens * num_topk})
           .size_bytes;
-  const std::size_t record_bytes =
-      plan::TokenRecord::of(to_size(shape.scale_row_bytes), num_topk, shape.weights, shape.weights).size_bytes;
+  const plan::TokenRecord record = plan::TokenRecord::of(
+      {shape.scale_row_bytes, static_cast<int>(shape.num_topk), shape.weights, shape.weights, false});
+  const std::size_t record_bytes = to_size(record.size_bytes());
   const std::size_t weights_per_row = shape.layout == Layout::kTokens ? num_topk : 1;
   const std::size_t weights_bytes = shape.weights ? num_rows * weights_per_row * sizeof(float) : 0;
   const std::size_t staged_rows_bytes = shape.symmetric ? 0 : std::max(num_tokens, num_rows) * row_bytes;

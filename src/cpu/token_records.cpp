@@ -48,7 +48,7 @@ class Unpacker {
   Unpacker(const DispatchCall& call, const CpuRouting& routing)
       : call_(call), routing_(routing), format_(record_format(call)), num_topk_(to_size(routing.num_topk)) {}
 
-  std::size_t record_bytes() const { return format_.size_bytes; }
+  std::size_t record_bytes() const { return to_size(format_.size_bytes()); }
 
   void scales(const std::byte* record, std::int64_t row) const {
     const TensorView& out = call_.out_scales;
@@ -92,12 +92,12 @@ class Unpacker {
  private:
   std::int32_t id(const std::byte* record, std::size_t topk) const {
     std::int32_t value = 0;
-    std::memcpy(&value, record + format_.ids_offset + topk * sizeof(value), sizeof(value));
+    std::memcpy(&value, record + format_.ids_offset() + topk * sizeof(value), sizeof(value));
     return value;
   }
   float weight(const std::byte* record, std::size_t topk) const {
     float value = 0;
-    std::memcpy(&value, record + format_.weights_offset + topk * sizeof(value), sizeof(value));
+    std::memcpy(&value, record + format_.weights_offset() + topk * sizeof(value), sizeof(value));
     return value;
   }
 
@@ -158,18 +158,19 @@ void fill_unused_ids(const TensorView& ids, std::int64_t num_used_rows) {
 plan::TokenRecord record_format(const DispatchCall& call) {
   const bool weights = call.out_topk_weights.present();
   const bool ids = weights || call.out_topk_idx.present();
-  const std::size_t scale_row_bytes =
-      call.scales.present() ? to_size(call.scales.extent(1)) * size_bytes(call.scales.dtype) : 0;
-  return plan::TokenRecord::of(scale_row_bytes, to_size(call.routing->num_topk), ids, weights);
+  const std::int64_t scale_bytes =
+      call.scales.present() ? call.scales.extent(1) * static_cast<std::int64_t>(size_bytes(call.scales.dtype)) : 0;
+  return plan::TokenRecord::of({scale_bytes, call.routing->num_topk, ids, weights, false});
 }
 
 void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte* to) {
   const plan::TokenRecord format = record_format(call);
+  const std::size_t record_bytes = to_size(format.size_bytes());
   const auto num_topk = to_size(routing.num_topk);
   const bool weights = call.out_topk_weights.present();
   const bool ids = weights || call.out_topk_idx.present();
   const auto* weight_table = static_cast<const float*>(call.topk_weights.data);
-  for (std::size_t token = 0; token < to_size(routing.num_tokens); ++token, to += format.size_bytes) {
+  for (std::size_t token = 0; token < to_size(routing.num_tokens); ++token, to += record_bytes) {
     if (call.scales.present()) {
       const auto element_bytes = static_cast<std::int64_t>(size_bytes(call.scales.dtype));
       const auto* row = static_cast<const std::byte*>(call.scales.data) +
@@ -178,9 +179,9 @@ void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte
     }
     for (std::size_t topk = 0; ids && topk < num_topk; ++topk) {
       const auto expert = static_cast<std::int32_t>(routing.ids[token * num_topk + topk]);
-      std::memcpy(to + format.ids_offset + topk * sizeof(expert), &expert, sizeof(expert));
+      std::memcpy(to + format.ids_offset() + topk * sizeof(expert), &expert, sizeof(expert));
     }
-    if (weights) std::memcpy(to + format.weights_offset, weight_table + token * num_topk, num_topk * sizeof(float));
+    if (weights) std::memcpy(to + format.weights_offset(), weight_table + token * num_topk, num_topk * sizeof(float));
   }
 }
 

@@ -1,6 +1,7 @@
 # What the CUDA backend adds to the library.
 set(ferry_cuda_sources
     cuda/driver/cuda_call.cpp
+    cuda/driver/device_guard.cpp
     cuda/driver/driver.cpp
     cuda/memory/arena_exchange.cpp
     cuda/memory/arena_service.cpp
@@ -12,6 +13,8 @@ set(ferry_cuda_sources
     cuda/memory/table_memory.cpp
     cuda/sync/call_log.cpp
     cuda/sync/fault_text.cpp
+    cuda/context/context.cpp
+    cuda/context/parts.cpp
     cuda/intranode/combine.cpp
     cuda/intranode/dispatch.cpp
     cuda/intranode/placements.cpp

@@ -1,12 +1,13 @@
 #ifndef FERRY_PLAN_SLOTS_HPP
 #define FERRY_PLAN_SLOTS_HPP
 
-/// Slot arithmetic: who owns an expert, and which row of the receiver's output a token takes. The one place that knows;
-/// every backend computes its slots here, on the host or in a kernel.
+/// Slot arithmetic: who owns an expert, and how the groups of experts are laid out in a receiver's rows.
 ///
-/// Sources post two count vectors at route: `rank_counts[R]`, its tokens that go to each rank, and `expert_counts[E]`,
-/// its distinct (token, expert) pairs. A row is then  first row of the (source, destination) or (source, expert) run  +
-/// the token's position in that run.
+/// A source posts two count vectors at route: `rank_counts[R]`, its tokens that go to each rank, and
+/// `expert_counts[E]`, its distinct (token, expert) pairs. The row of a token is the first row of its (source, destination) or
+/// (source, expert) run plus the token's position in that run. The prefix sums that give the first rows are each
+/// backend's own, because a GPU computes them in parallel (cuda/intranode/exchange.cu and place.cu); the conformance
+/// tests hold all of them to the same oracle.
 
 #include <cstdint>
 
@@ -18,14 +19,8 @@ FERRY_HOST_DEVICE constexpr std::int64_t round_up(std::int64_t value, std::int64
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// First expert of `rank` in the default (contiguous, balanced) placement; rank R gives E.
-FERRY_HOST_DEVICE constexpr std::int64_t default_first_expert(std::int64_t rank, std::int64_t num_experts,
-                                                              std::int64_t num_ranks) {
-  return rank * num_experts / num_ranks;
-}
-
-/// Owner of `expert` in the default placement: the r with first(r) <= expert < first(r + 1).
-/// r*E/R <= e  <=>  r*E < (e+1)*R, so r is the largest integer below (e+1)*R/E.
+/// Owner of `expert` in the default (contiguous, balanced) placement, where rank r owns experts from r*E/R to
+/// (r+1)*E/R, both rounded down. r*E/R <= e  <=>  r*E < (e+1)*R, so r is the largest integer below (e+1)*R/E.
 FERRY_HOST_DEVICE constexpr std::int64_t default_owner(std::int64_t expert, std::int64_t num_experts,
                                                        std::int64_t num_ranks) {
   return ((expert + 1) * num_ranks - 1) / num_experts;
@@ -41,7 +36,7 @@ FERRY_HOST_DEVICE constexpr std::int64_t aligned_group_rows(std::int64_t num_row
   return round_up(num_rows, alignment);
 }
 
-static_assert(default_first_expert(3, 60, 8) == 22 && default_owner(22, 60, 8) == 3 && default_owner(21, 60, 8) == 2);
+static_assert(default_owner(22, 60, 8) == 3 && default_owner(21, 60, 8) == 2, "3 * 60 / 8 is 22");
 static_assert(default_owner(0, 1, 8) == 7,
               "one expert on eight ranks belongs to the last: the others' ranges are empty");
 

@@ -1,12 +1,16 @@
 #ifndef FERRY_PLAN_TOKEN_RECORD_HPP
 #define FERRY_PLAN_TOKEN_RECORD_HPP
 
-/// What travels beside a token's payload: scales, global expert ids, weights, in one record of fixed size per batch.
+/// What travels with a token's payload: scales, expert ids, weights, and, where a token may take several rows of one
+/// receiver, those rows. One record of fixed size per token, the same for all ranks of a call, in words of 4 bytes:
 ///
-///     offset 0                    scales   S elements of the caller's scale type
-///     rounded up to 4             ids      K x i32, global expert id or -1
-///     after the ids               weights  K x f32
-///     rounded up to 16            next record
+///     word 0         scales   S elements of the caller's scale type, padded to a word
+///     ids_word       ids      K x i32, -1 where there is none
+///     weights_word   weights  K x f32
+///     rows_word      rows     K x i32 row on the receiver, -1 where the expert is on another rank
+///     end_word       padding to 16 bytes
+///
+/// Parts that a call does not need take no words. Whether ids are global or local to the receiver is up to the backend.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,24 +20,45 @@
 namespace ferry::plan {
 
 struct TokenRecord {
-  std::size_t ids_offset = 0;
-  std::size_t weights_offset = 0;
-  std::size_t size_bytes = 0;  ///< 0: nothing travels beside the payload
+  int ids_word = 0;
+  int weights_word = 0;
+  int rows_word = 0;
+  int end_word = 0;
+  int num_words = 0;  ///< end_word rounded up to 16 bytes; 0: nothing travels with the payload
+  bool has_ids = false;
+  bool has_weights = false;
+  bool has_rows = false;
 
-  FERRY_HOST_DEVICE static constexpr TokenRecord of(std::size_t scale_row_bytes, std::size_t num_topk, bool ids,
-                                                    bool weights) {
+  struct Parts {
+    std::int64_t scale_bytes = 0;  ///< of a token; at most 4 GiB
+    int num_topk = 0;
+    bool ids = false;
+    bool weights = false;
+    bool rows = false;
+  };
+
+  FERRY_HOST_DEVICE static constexpr TokenRecord of(const Parts& parts) {
     TokenRecord record;
-    record.ids_offset = (scale_row_bytes + 3) / 4 * 4;
-    record.weights_offset = record.ids_offset + (ids ? num_topk * sizeof(std::int32_t) : 0);
-    const std::size_t end = record.weights_offset + (weights ? num_topk * sizeof(float) : 0);
-    record.size_bytes = (end + 15) / 16 * 16;
+    record.ids_word = static_cast<int>((parts.scale_bytes + 3) / 4);
+    record.weights_word = record.ids_word + (parts.ids ? parts.num_topk : 0);
+    record.rows_word = record.weights_word + (parts.weights ? parts.num_topk : 0);
+    record.end_word = record.rows_word + (parts.rows ? parts.num_topk : 0);
+    record.num_words = (record.end_word + 3) / 4 * 4;
+    record.has_ids = parts.ids;
+    record.has_weights = parts.weights;
+    record.has_rows = parts.rows;
     return record;
   }
+
+  FERRY_HOST_DEVICE constexpr std::int64_t ids_offset() const { return std::int64_t{4} * ids_word; }
+  FERRY_HOST_DEVICE constexpr std::int64_t weights_offset() const { return std::int64_t{4} * weights_word; }
+  FERRY_HOST_DEVICE constexpr std::int64_t size_bytes() const { return std::int64_t{4} * num_words; }
 };
 
-static_assert(TokenRecord::of(0, 8, false, false).size_bytes == 0);
-static_assert(TokenRecord::of(224, 8, true, true).size_bytes == 288);
-static_assert(TokenRecord::of(7, 1, true, true).ids_offset == 8);
+static_assert(TokenRecord::of({.num_topk = 8}).size_bytes() == 0);
+static_assert(TokenRecord::of({224, 8, true, true, false}).size_bytes() == 288);
+static_assert(TokenRecord::of({7, 1, false, true, true}).size_bytes() == 16);
+static_assert(TokenRecord::of({7, 1, true, true, false}).ids_offset() == 8);
 
 }  // namespace ferry::plan
 

@@ -31,7 +31,7 @@ __global__ void fill_sources_kernel(const __grid_constant__ SendChunksParams par
   const int rank = static_cast<int>(blockIdx.y);
   const int units_per_row = params.shape.row_bytes / kUnitBytes;
   const int most_rows = params.shape.num_chunks * params.shape.rows_per_chunk;
-  const int num_units = rows_for(params.shape, rank, params.crew.num_ranks) * units_per_row;
+  const int num_units = rows_for(params.shape, rank, params.ranks.num_ranks) * units_per_row;
   auto* const source = reinterpret_cast<uint4*>(params.sources) + std::int64_t{rank} * most_rows * units_per_row;
   const int first = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   for (int unit = first; unit < num_units; unit += static_cast<int>(gridDim.x * blockDim.x)) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kSendWarps* kWarpLanes)
   __shared__ std::uint64_t barriers[kSendWarps];
   __shared__ bool all_watch;
   const ChunkShape& shape = params.shape;
-  const int num_ranks = params.crew.num_ranks;
+  const int num_ranks = params.ranks.num_ranks;
   if (lane_idx() == 0) {
     init_barrier(&barriers[warp_idx()]);
     publish_barriers();
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kSendWarps* kWarpLanes)
     all_watch = true;
     for (int rank = 0; rank < num_ranks; ++rank) {
       const std::uint64_t* const flag = params.num_watching + rank * kFlagStride;
-      all_watch = all_watch && await_flag(flag, params.epoch, params.crew.timeout_ns, *params.report) >= params.epoch;
+      all_watch = all_watch && await_flag(flag, params.epoch, params.ranks.timeout_ns, *params.report) >= params.epoch;
     }
   }
   __syncthreads();
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kSendWarps* kWarpLanes)
   const std::int64_t units_per_row = shape.row_bytes / kUnitBytes;
   const std::int64_t most_rows = std::int64_t{shape.num_chunks} * shape.rows_per_chunk;
   const RowsAfter rows_after = {shape, num_ranks};
-  ChunkReporter reporter(params.crew, {num_warps, shape.num_chunks}, params.epoch, rows_after, true);
+  ChunkReporter reporter(params.ranks, {num_warps, shape.num_chunks}, params.epoch, rows_after, true);
   std::uint32_t parity = 0;
   for (int chunk = 0; chunk < shape.num_chunks; ++chunk) {
     for (int rank = 0; rank < num_ranks; ++rank) {
@@ -115,20 +115,20 @@ __global__ void __launch_bounds__(kWatchThreads) watch_chunks_kernel(const __gri
   };
   __shared__ Look latest;
   LitmusReport& report = *params.report;
-  const int rank = params.crew.rank;
+  const int rank = params.ranks.rank;
   const int units_per_row = params.shape.row_bytes / kUnitBytes;
-  const std::int64_t num_rows = rows_for(params.shape, rank, params.crew.num_ranks);
+  const std::int64_t num_rows = rows_for(params.shape, rank, params.ranks.num_ranks);
   const auto* const units = reinterpret_cast<const uint4*>(params.rows);
   const bool speaks = threadIdx.x == 0;
-  const std::uint64_t deadline_ns = now_ns() + params.crew.timeout_ns;
-  std::uint64_t before = load_acquire_system(&params.crew.control.progress[params.sender]);
+  const std::uint64_t deadline_ns = now_ns() + params.ranks.timeout_ns;
+  std::uint64_t before = load_acquire_system(&params.ranks.control.progress[params.sender]);
   __syncthreads();
   if (speaks) store_release_system(params.num_watching, params.epoch);
   for (std::int64_t num_checked = 0;;) {
     if (speaks) {
-      latest.done = load_acquire_system(&params.crew.control.done[params.sender]) >= params.epoch;
+      latest.done = load_acquire_system(&params.ranks.control.done[params.sender]) >= params.epoch;
       latest.expired = now_ns() >= deadline_ns;
-      latest.progress = load_acquire_system(&params.crew.control.progress[params.sender]);
+      latest.progress = load_acquire_system(&params.ranks.control.progress[params.sender]);
     }
     __syncthreads();
     const Look look = latest;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kWatchThreads) watch_chunks_kernel(const __gri
 cudaError_t launch_send_chunks(const SendChunksParams& params, cudaStream_t stream) {
   constexpr unsigned kFillBlocks = 16;
   constexpr unsigned kFillThreads = 256;
-  const dim3 fill_grid(kFillBlocks, static_cast<unsigned>(params.crew.num_ranks));
+  const dim3 fill_grid(kFillBlocks, static_cast<unsigned>(params.ranks.num_ranks));
   fill_sources_kernel<<<fill_grid, kFillThreads, 0, stream>>>(params);
   send_chunks_kernel<<<params.shape.num_blocks, kSendWarps * kWarpLanes, 0, stream>>>(params);
   return cudaGetLastError();

@@ -121,15 +121,15 @@ cuda::Control LitmusRanks::control(int rank) const {
   return cuda::Control::at(arenas_[static_cast<std::size_t>(rank)].data(), arenas_.size());
 }
 
-cuda::CrewParams LitmusRanks::crew(int rank) const {
-  cuda::CrewParams crew;
-  crew.rank = rank;
-  crew.num_ranks = static_cast<int>(arenas_.size());
-  crew.peer_bases = peer_bases_[static_cast<std::size_t>(rank)].data();
-  crew.control = control(rank);
-  crew.report = &reports_[rank];  // one address for hosts and GPUs, as everywhere with unified addressing
-  crew.timeout_ns = static_cast<std::uint64_t>(timeout_.count());
-  return crew;
+cuda::RankParams LitmusRanks::params(int rank) const {
+  cuda::RankParams ranks;
+  ranks.rank = rank;
+  ranks.num_ranks = static_cast<int>(arenas_.size());
+  ranks.peer_bases = peer_bases_[static_cast<std::size_t>(rank)].data();
+  ranks.control = control(rank);
+  ranks.report = &reports_[rank];  // one address for hosts and GPUs, as everywhere with unified addressing
+  ranks.timeout_ns = static_cast<std::uint64_t>(timeout_.count());
+  return ranks;
 }
 
 cuda::LocalState LitmusRanks::local(int rank) const {

@@ -93,7 +93,7 @@ class GpuStream {
 void finish(std::initializer_list<const GpuStream*> streams);
 void finish(const std::vector<const GpuStream*>& streams);
 
-/// Arenas of some ranks, control words only, with each rank's CrewParams.
+/// Arenas of some ranks, control words only, with each rank's RankParams.
 class LitmusRanks {
  public:
   /// Rank r is on gpus[r].
@@ -102,7 +102,7 @@ class LitmusRanks {
   LitmusRanks(const LitmusRanks&) = delete;
   LitmusRanks& operator=(const LitmusRanks&) = delete;
 
-  cuda::CrewParams crew(int rank) const;
+  cuda::RankParams params(int rank) const;
   /// What rank's kernels told the host.
   cuda::DeviceReport& report(int rank) const { return reports_[rank]; }
   cuda::LocalState local(int rank) const;

@@ -1,9 +1,9 @@
 #ifndef FERRY_TESTS_LITMUS_KERNELS_HPP
 #define FERRY_TESTS_LITMUS_KERNELS_HPP
 
-/// Kernels that hold the device primitives (src/cuda/sync, src/cuda/copy) to what the protocol takes from them, one claim at a time:
-/// messages behind a flag, bulk copies behind a flag, progress of many warps, waits that expire. The host launches them
-/// and reads what they found in a LitmusReport.
+/// Kernels that check the guarantees of the device primitives (src/cuda/sync, src/cuda/copy) one at a time: messages
+/// behind a flag, bulk copies behind a flag, progress of many warps, waits that time out. The host launches them and
+/// reads what they found in a LitmusReport.
 
 #include <cuda_runtime_api.h>
 
@@ -82,7 +82,7 @@ FERRY_HOST_DEVICE constexpr int rows_for(const ChunkShape& shape, int rank, int 
 }
 
 struct SendChunksParams {
-  cuda::CrewParams crew;  ///< of the sender
+  cuda::RankParams ranks;  ///< of the sender
   ChunkShape shape;
   std::uint64_t epoch = 0;
   std::byte* sources = nullptr;                 ///< [ranks][rows][row_bytes], filled by the launch
@@ -95,7 +95,7 @@ struct SendChunksParams {
 cudaError_t launch_send_chunks(const SendChunksParams& params, cudaStream_t stream);
 
 struct WatchChunksParams {
-  cuda::CrewParams crew;  ///< of the receiver
+  cuda::RankParams ranks;  ///< of the receiver
   ChunkShape shape;
   int sender = 0;
   std::uint64_t epoch = 0;
@@ -107,7 +107,7 @@ struct WatchChunksParams {
 /// The receiver's: looks at the sender's progress until the sender is done, and at each row once it is counted.
 cudaError_t launch_watch_chunks(const WatchChunksParams& params, cudaStream_t stream);
 
-/// A wait for `crew.control.progress[peer]`, by one thread of a block of its own.
+/// A wait for `ranks.control.progress[peer]`, by one thread of a block of its own.
 struct PlannedWait {
   cuda::Awaited awaited = cuda::Awaited::kRows;
   std::int32_t peer = 0;
@@ -121,10 +121,10 @@ struct WaitOutcome {
 };
 
 /// Each wait twice, one after the other. `outcomes`: [waits][2].
-cudaError_t launch_waits(const cuda::CrewParams& crew, const PlannedWait* waits, int num_waits, WaitOutcome* outcomes,
+cudaError_t launch_waits(const cuda::RankParams& ranks, const PlannedWait* waits, int num_waits, WaitOutcome* outcomes,
                          cudaStream_t stream);
 /// One warp waits until all ranks are done. `outcomes`: [lanes].
-cudaError_t launch_wait_all(const cuda::CrewParams& crew, std::uint64_t epoch, WaitOutcome* outcomes,
+cudaError_t launch_wait_all(const cuda::RankParams& ranks, std::uint64_t epoch, WaitOutcome* outcomes,
                             cudaStream_t stream);
 
 }  // namespace ferry::test

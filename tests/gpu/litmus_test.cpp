@@ -105,7 +105,7 @@ class LitmusChunks : public Litmus {
     std::vector<GpuBytes> rows;
     std::vector<GpuStream> watcher_streams;
     SendChunksParams send;
-    send.crew = ranks.crew(kSender);
+    send.ranks = ranks.params(kSender);
     send.shape = shape;
     send.sources = sources.data();
     send.num_watching = num_watching.data();
@@ -121,7 +121,7 @@ class LitmusChunks : public Litmus {
     for (std::uint64_t epoch = 1; epoch <= kNumEpochs && !testing::Test::HasFailure(); ++epoch) {
       for (int rank = 0; rank < num_ranks; ++rank) {
         WatchChunksParams watch;
-        watch.crew = ranks.crew(rank);
+        watch.ranks = ranks.params(rank);
         watch.shape = shape;
         watch.sender = kSender;
         watch.epoch = epoch;

@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds kTimeout{100};
 constexpr std::uint64_t kTimeoutNs = std::chrono::nanoseconds(kTimeout).count();
 /// For a wait that should not wait.
 constexpr std::uint64_t kAtOnceNs = kTimeoutNs / 10;
-/// Where `Awaited::kOwn` gives up, in timeouts (device/crew.cuh, kOwnDeadlines).
+/// Where `Awaited::kOwn` gives up, in timeouts (sync/rank_sync.cuh, kOwnDeadlines).
 constexpr std::uint64_t kOwnDeadlines = 4;
 
 class LitmusWait : public testing::Test {
@@ -34,14 +34,14 @@ class LitmusWait : public testing::Test {
     const GpuArray<PlannedWait> planned(0, waits);
     const GpuArray<WaitOutcome> outcomes(0, 2 * waits.size());
     const auto num_waits = static_cast<int>(waits.size());
-    check_cuda(launch_waits(ranks_->crew(0), planned.data(), num_waits, outcomes.data(), stream_->enter()), "waits");
+    check_cuda(launch_waits(ranks_->params(0), planned.data(), num_waits, outcomes.data(), stream_->enter()), "waits");
     finish({stream_.get()});
     return outcomes.read();
   }
 
   std::vector<WaitOutcome> wait_all(std::uint64_t epoch) const {
     const GpuArray<WaitOutcome> outcomes(0, 32);
-    check_cuda(launch_wait_all(ranks_->crew(0), epoch, outcomes.data(), stream_->enter()), "wait_all");
+    check_cuda(launch_wait_all(ranks_->params(0), epoch, outcomes.data(), stream_->enter()), "wait_all");
     finish({stream_.get()});
     return outcomes.read();
   }
@@ -81,7 +81,7 @@ class LitmusWait : public testing::Test {
     const GpuStream stream(0);
     const GpuArray<PlannedWait> planned(0, {{.peer = 1, .epoch = 9, .expected = 9}});
     const GpuArray<WaitOutcome> outcomes(0, 2);
-    check_cuda(launch_waits(others.crew(0), planned.data(), 1, outcomes.data(), stream.enter()), "later waits");
+    check_cuda(launch_waits(others.params(0), planned.data(), 1, outcomes.data(), stream.enter()), "later waits");
     finish({&stream});
     for (const WaitOutcome& outcome : outcomes.read()) EXPECT_EQ(outcome.held, 1U);
     EXPECT_EQ(others.report(0).lost.state, 0U);

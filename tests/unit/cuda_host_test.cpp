@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/intranode/record_layout.hpp"
 #include "cuda/intranode/routing_tables.hpp"
 #include "cuda/intranode/tuning.hpp"
 #include "cuda/sync/call_log.hpp"
 #include "cuda/sync/control.hpp"
+#include "plan/token_record.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -142,29 +142,29 @@ TEST(Plans, CopyInBulkOnlyWhereTheGpuCanAndTheCallerDoesNotMind) {
     }
 }
 
-// RecordLayout
+// TokenRecord
 
-TEST(RecordLayout, PartsFollowEachOtherAndTheEndIsPadded) {
+TEST(TokenRecord, PartsFollowEachOtherAndTheEndIsPadded) {
   for (std::int64_t scale_bytes : {0, 1, 3, 4, 7, 56, 224, 1000})
     for (int num_topk : {1, 2, 3, 8, 9, 32})
       for (unsigned wanted = 0; wanted < 8; ++wanted) {
-        const RecordLayout::Parts parts = {scale_bytes, num_topk, (wanted & 1) != 0, (wanted & 2) != 0,
-                                           (wanted & 4) != 0};
-        const RecordLayout layout = RecordLayout::of(parts);
+        const plan::TokenRecord::Parts parts = {scale_bytes, num_topk, (wanted & 1) != 0, (wanted & 2) != 0,
+                                                (wanted & 4) != 0};
+        const plan::TokenRecord record = plan::TokenRecord::of(parts);
         SCOPED_TRACE(fmt::format("{} bytes of scales, K = {}, parts {:#b}", scale_bytes, num_topk, wanted));
-        EXPECT_GE(4 * layout.ids_word, scale_bytes);
-        EXPECT_LT(4 * layout.ids_word, scale_bytes + 4);
-        EXPECT_EQ(layout.weights_word - layout.ids_word, parts.ids ? num_topk : 0);
-        EXPECT_EQ(layout.rows_word - layout.weights_word, parts.weights ? num_topk : 0);
-        EXPECT_EQ(layout.end_word - layout.rows_word, parts.rows ? num_topk : 0);
-        EXPECT_EQ(layout.num_words % 4, 0);
-        EXPECT_GE(layout.num_words, layout.end_word);
-        EXPECT_LT(layout.num_words, layout.end_word + 4);
-        EXPECT_EQ(layout.size_bytes(), 4 * layout.num_words);
+        EXPECT_GE(4 * record.ids_word, scale_bytes);
+        EXPECT_LT(4 * record.ids_word, scale_bytes + 4);
+        EXPECT_EQ(record.weights_word - record.ids_word, parts.ids ? num_topk : 0);
+        EXPECT_EQ(record.rows_word - record.weights_word, parts.weights ? num_topk : 0);
+        EXPECT_EQ(record.end_word - record.rows_word, parts.rows ? num_topk : 0);
+        EXPECT_EQ(record.num_words % 4, 0);
+        EXPECT_GE(record.num_words, record.end_word);
+        EXPECT_LT(record.num_words, record.end_word + 4);
+        EXPECT_EQ(record.size_bytes(), 4 * record.num_words);
       }
 }
 
-TEST(RecordLayout, NothingWantedIsNoRecord) { EXPECT_EQ(RecordLayout::of({.num_topk = 8}).size_bytes(), 0); }
+TEST(TokenRecord, NothingWantedIsNoRecord) { EXPECT_EQ(plan::TokenRecord::of({.num_topk = 8}).size_bytes(), 0); }
 
 // Control, RoutingTables
 
@@ -227,7 +227,7 @@ void expect_tables_carved(const RoutingTables::Shape& shape) {
   expect_carved(
       {
           part("summary", tables.summary, 1),
-          part("places", tables.places, num_entries),
+          part("destinations", tables.destinations, num_entries),
           part("slots", tables.slots, num_entries),
           part("ids", tables.ids, num_entries),
           part("weights", tables.weights, shape.weights ? num_entries : 0),

@@ -41,7 +41,7 @@ class Dispatcher {
         staging_(context.staging),
         topology_(context.topology()),
         routing_(static_cast<const CpuRouting&>(*call.routing)),
-        record_bytes_(record_format(call).size_bytes) {}
+        record_bytes_(to_size(record_format(call).size_bytes())) {}
 
   Status prepare(CallDescriptor& descriptor);
   Status run();

@@ -63,12 +63,12 @@ Status Dispatcher::prepare(CallDescriptor& descriptor) {
   descriptor.output =
       peers_.locate(call_.out_x.data, call_.out_x.num_rows, call_.out_x.row_bytes, call_.out_x.stride_bytes);
   const plan::TokenRecord format = record_format(call_);
-  const std::size_t records_bytes = format.size_bytes * to_size(routing_.num_tokens);
+  const std::size_t records_bytes = to_size(format.size_bytes() * routing_.num_tokens);
   if (records_bytes > 0) {
     Result<std::byte*> records = staging_.records(records_bytes);
     if (!records.ok()) return records.status();
     pack_records(call_, routing_, *records);
-    const auto record_bytes = static_cast<std::int64_t>(format.size_bytes);
+    const std::int64_t record_bytes = format.size_bytes();
     descriptor.records = peers_.locate(*records, routing_.num_tokens, record_bytes, record_bytes);
   }
   // After the records, which take room of the same arena.
@@ -175,7 +175,7 @@ Status Dispatcher::pull() {
 }
 
 Status Dispatcher::receive_records() {
-  const auto record_bytes = static_cast<std::int64_t>(record_format(call_).size_bytes);
+  const std::int64_t record_bytes = record_format(call_).size_bytes();
   if (record_bytes > 0) {
     std::vector<RecordSource> sources(to_size(peers_.num_ranks()));
     for (int rank = 0; rank < peers_.num_ranks(); ++rank) {

@@ -8,8 +8,8 @@
 
 namespace ferry::cuda::device {
 
-/// What a load's place in shared memory should be a multiple of. 16 is enough, but loads from a peer that landed 64
-/// bytes beside it took a fifth longer (combine on 4 H200).
+/// Alignment that a load's target in shared memory should have. 16 is enough, but loads from a peer to addresses that
+/// were off by 64 bytes took a fifth longer (combine on 4 H200).
 inline constexpr int kLandingBytes = 128;
 
 __device__ inline std::uint32_t shared_address(const void* pointer) {

@@ -1,9 +1,35 @@
 #ifndef FERRY_CUDA_COPY_WARP_COPY_CUH
 #define FERRY_CUDA_COPY_WARP_COPY_CUH
 
+/// Copies by the loads and stores of a warp, for devices without the bulk copy engine.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/sync/memory_order.cuh"
+
 namespace ferry::cuda::device {
 
-/// Brings what lies at `global` to the second-level cache (PTX ISA, prefetch); nothing waits for it.
+/// Copies `bytes` (a multiple of 16) with one warp's loads and stores.
+__device__ inline void copy_by_warp(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  constexpr int kUnroll = 4;
+  const auto* source = reinterpret_cast<const uint4*>(from);
+  auto* target = reinterpret_cast<uint4*>(to);
+  const std::int64_t count = bytes / static_cast<std::int64_t>(sizeof(uint4));
+  for (std::int64_t first = lane_idx(); first < count; first += kUnroll * kWarpLanes) {
+    uint4 values[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      if (first + i * kWarpLanes < count) values[i] = source[first + i * kWarpLanes];
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      if (first + i * kWarpLanes < count) target[first + i * kWarpLanes] = values[i];
+    }
+  }
+}
+
+/// Brings the line at `global` to the second-level cache (PTX ISA, prefetch); nothing waits for it.
 __device__ inline void prefetch_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 }  // namespace ferry::cuda::device

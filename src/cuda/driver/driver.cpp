@@ -14,17 +14,17 @@ namespace {
 
 constexpr std::string_view kDriverHint = "install an NVIDIA driver that supports this build's CUDA version";
 
-/// GPUs whose contexts are remembered: more than any machine has.
+/// GPUs whose contexts are cached: more than any machine has.
 constexpr std::size_t kMaxDevices = 64;
 
-/// `version`: the CUDA version whose signature of the function is meant, 1000 * major + 10 * minor.
+/// `version`: the CUDA version that has the wanted signature of the function, 1000 * major + 10 * minor.
 template <typename Function>
 Status look_up(const char* name, unsigned int version, Function* function) {
   void* address = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found);
   if (error != cudaSuccess) {
-    const Status reason = cuda_status(error, fmt::format("CUDA driver: looking up {}", name), kDriverHint);
+    const Status reason = runtime_status(error, fmt::format("CUDA driver: looking up {}", name), kDriverHint);
     return Status(ErrorCode::kUnsupported, std::string(reason.message()));
   }
   if (found != cudaDriverEntryPointSuccess || address == nullptr) {

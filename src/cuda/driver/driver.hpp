@@ -43,7 +43,7 @@ struct Driver {
 /// @errors kUnsupported: no driver, no GPU, or a driver that lacks one of these functions
 Result<const Driver*> driver();
 
-/// As cuda_status, for the driver's own codes.
+/// As runtime_status, for the driver's own codes.
 Status driver_status(CUresult result, std::string_view operation, std::string_view hint = {});
 
 /// The context that the CUDA runtime uses on `device`, kept for the life of the process.

@@ -13,7 +13,7 @@ struct LaunchShape {
   std::size_t shared_bytes = 0;
 };
 
-/// Launches a kernel that takes one struct; its own error, not one that an earlier call of the program left behind.
+/// Launches a kernel that takes one struct. Returns the error of this launch, not one left behind by an earlier call.
 template <typename Params>
 cudaError_t launch_kernel(void (*kernel)(Params), const LaunchShape& shape, const Params& params, cudaStream_t stream) {
   void* arguments[] = {const_cast<Params*>(&params)};  // copied by the launch, never written

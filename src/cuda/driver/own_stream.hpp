@@ -14,7 +14,7 @@ class OwnStream {
  public:
   static Result<std::shared_ptr<OwnStream>> create() {
     cudaStream_t stream = nullptr;
-    Status status = cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+    Status status = runtime_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
     if (!status.ok()) return status;
     return std::make_shared<OwnStream>(stream);
   }

@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <new>
 
-#include "cuda/backend.hpp"
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
+#include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/intranode/routing.hpp"
 #include "cuda/intranode/tuning.hpp"
@@ -15,7 +16,7 @@ namespace {
 CombineParams make_params(const CombineCall& call, const CudaRouting& routing) {
   CombineParams params;
   params.summary = routing.tables.summary;
-  params.places = routing.tables.places;
+  params.destinations = routing.tables.destinations;
   params.block_ranks = routing.tables.block_ranks;
   params.rank_base = routing.tables.rank_base;
   params.num_blocks = routing.num_blocks;
@@ -39,54 +40,53 @@ CombineParams make_params(const CombineCall& call, const CudaRouting& routing) {
   return params;
 }
 
-}  // namespace
-
-Status CudaBackend::combine(const CombineCall& call) try {
-  const DeviceGuard guard(parts_.device);
-  if (!guard.status().ok()) return guard.status();
-  return run_combine(call);
-} catch (const std::bad_alloc&) {
-  return out_of_memory(Operation::kCombine);
+Status refuse(Context& context, const CombineCall& call, const Status& status) {
+  return context.refuse(call.record, call.stream, status, [&context, &call](const Launch& launch) {
+    CombineParams params;
+    params.ranks = context.parts().ranks;
+    params.summary = summary_of(call.routing);
+    params.bulk = context.parts().has_bulk;
+    params.entry.record_number = launch.record_number;
+    return launch_combine(params, launch.stream);
+  });
 }
 
-Status CudaBackend::run_combine(const CombineCall& call) {
-  if (call.record.code != ErrorCode::kOk) {
-    return refuse_combine(
-        call, Status(call.record.code, std::string(call.record.message.data(), to_size(call.record.message_bytes))));
-  }
-  const Result<bool> checked = check_stream(Operation::kCombine, call.stream);
-  if (!checked.ok()) return refuse_combine(call, checked.status());
+Status run(Context& context, const CombineCall& call) {
+  if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
+  const Result<bool> checked = context.check_stream(Operation::kCombine, call.stream);
+  if (!checked.ok()) return refuse(context, call, checked.status());
   const bool captured = *checked;
-  if (Status status = check_combine_memory(call, parts_.device); !status.ok()) return refuse_combine(call, status);
+  const Parts& parts = context.parts();
+  if (Status status = check_combine_memory(call, parts.device); !status.ok()) return refuse(context, call, status);
 
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
   CombineParams params = make_params(call, routing);
-  params.crew = parts_.crew_params;
-  const std::byte* base = parts_.arena->base();
+  params.ranks = parts.ranks;
+  const std::byte* base = parts.arena->base();
   const std::int64_t num_rows = call.x.num_rows;
   const auto extent = to_size((num_rows - 1) * call.x.stride_bytes + call.x.row_bytes);
-  const bool symmetric = num_rows == 0 || parts_.arena->contains(call.x.data, extent);
+  const bool symmetric = num_rows == 0 || parts.arena->contains(call.x.data, extent);
   params.entry.rows_offset = symmetric && num_rows > 0 ? call.x.data - base : 0;
   params.entry.rows_stride = call.x.stride_bytes;
   if (!symmetric) {
-    Result<std::byte*> rows = staging_.rows(to_size(num_rows * params.row_bytes), captured);
-    if (!rows.ok()) return refuse_combine(call, rows.status());
+    Result<std::byte*> rows = context.staging().rows(to_size(num_rows * params.row_bytes), captured);
+    if (!rows.ok()) return refuse(context, call, rows.status());
     params.staging = *rows;
     params.entry.rows_offset = *rows - base;
     params.entry.rows_stride = params.row_bytes;
     params.entry.flags |= kRowsStaged;
   }
-  // Returned weights are small: where peers cannot reach them, a copy in front of the call costs little.
+  // Returned weights are small: where peers cannot reach them, a copy ahead of the call costs little.
   const std::size_t weights_bytes = to_size(call.weights.num_elements()) * sizeof(float);
   const auto* weights = static_cast<const std::byte*>(call.weights.data);
   std::byte* staged_weights = nullptr;
-  if (weights_bytes > 0 && !parts_.arena->contains(weights, weights_bytes)) {
-    Result<std::byte*> room = staging_.records(weights_bytes, captured);
-    if (!room.ok()) return refuse_combine(call, room.status());
+  if (weights_bytes > 0 && !parts.arena->contains(weights, weights_bytes)) {
+    Result<std::byte*> room = context.staging().records(weights_bytes, captured);
+    if (!room.ok()) return refuse(context, call, room.status());
     staged_weights = *room;
   }
-  if (weights_bytes > 0) params.entry.records_offset = (staged_weights != nullptr ? staged_weights : weights) - base;
-  const CombinePlan plan = plan_combine(call.kernel, {parts_.num_sms, parts_.has_bulk, parts_.crew_params.num_ranks},
+  if (weights_bytes > 0) params.entry.tables_offset = (staged_weights != nullptr ? staged_weights : weights) - base;
+  const CombinePlan plan = plan_combine(call.kernel, {parts.num_sms, parts.has_bulk, parts.ranks.num_ranks},
                                         {.row_bytes = params.row_bytes, .staged = !symmetric});
   params.bulk = plan.bulk;
   params.num_sum_blocks = plan.num_sum_blocks;
@@ -94,16 +94,26 @@ Status CudaBackend::run_combine(const CombineCall& call) {
   params.chunk_rows =
       static_cast<int>(std::max<std::int64_t>(plan.chunk_rows, (num_rows + kMaxChunks - 1) / kMaxChunks));
 
-  Result<Launch> launch = begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
+  Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!launch.ok()) return launch.status();
   params.entry.agreement = launch->agreement;
-  params.entry.ticket = launch->ticket;
+  params.entry.record_number = launch->record_number;
   cudaError_t error = cudaSuccess;
   if (staged_weights != nullptr) {
     error = cudaMemcpyAsync(staged_weights, weights, weights_bytes, cudaMemcpyDeviceToDevice, launch->stream);
   }
   if (error == cudaSuccess) error = launch_combine(params, launch->stream);
-  return end(*launch, error, "combine");
+  return context.end(*launch, error, "combine");
+}
+
+}  // namespace
+
+Status intranode::combine(Context& context, const CombineCall& call) try {
+  const DeviceGuard guard(context.parts().device);
+  if (!guard.status().ok()) return guard.status();
+  return run(context, call);
+} catch (const std::bad_alloc&) {
+  return context.out_of_memory(Operation::kCombine);
 }
 
 }  // namespace ferry::cuda

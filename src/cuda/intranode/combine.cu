@@ -21,25 +21,26 @@ constexpr int kStageBarriers = kSumSets > kStagerPieces ? kSumSets : kStagerPiec
 FERRY_HOST_DEVICE constexpr int warps_of(bool bulk) { return bulk ? kBulkPathWarps : kThreadPathWarps; }
 
 /// Counts a block as finished with the peers' memory.
-__device__ void arrive(const CrewParams& crew) {
+__device__ void arrive(const RankParams& ranks) {
   __syncthreads();
   if (threadIdx.x == 0) {
     fence_system();
-    add_acq_rel_device(&crew.control.local->num_blocks_done, 1);
+    add_acq_rel_device(&ranks.control.local->num_blocks_done, 1);
   }
 }
 
-/// One warp of the first block: when all blocks of this rank are finished, the peers hear; when all peers are, it ends.
+/// One warp of the first block: waits for all blocks of this rank, signals the peers, and ends the call when all ranks
+/// are done.
 __device__ void end_call(const CombineParams& params, std::uint64_t epoch) {
-  const CrewParams& crew = params.crew;
-  LocalState& local = *crew.control.local;
+  const RankParams& ranks = params.ranks;
+  LocalState& local = *ranks.control.local;
   const bool own = wait_until(
-      crew, {Awaited::kOwn, crew.rank, epoch},
+      ranks, {Awaited::kOwn, ranks.rank, epoch},
       [&local] { return static_cast<std::uint64_t>(load_acquire_device(&local.num_blocks_done)); }, gridDim.x);
   if (__all_sync(0xFFFFFFFFU, own) == 0) return;
   if (lane_idx() == 0) local.num_blocks_done = 0;
-  post_done(crew, epoch);
-  finish_call(crew, epoch);
+  post_done(ranks, epoch);
+  finish_call(ranks, epoch);
 }
 
 /// A block's shared memory, sizes and pointers from one place. Sets come first, where they are aligned to
@@ -95,21 +96,21 @@ template <bool kFloat32, bool kBulk>
 __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
     combine_kernel(const __grid_constant__ CombineParams params) {
   extern __shared__ __align__(kLandingBytes) std::byte memory[];
-  const CrewParams& crew = params.crew;
-  if (is_broken(crew)) return;
+  const RankParams& ranks = params.ranks;
+  if (is_broken(ranks)) return;
   const bool first = blockIdx.x == 0;
   if (params.summary != nullptr && params.summary->valid == 0) {
-    if (first && threadIdx.x == 0) report_refused_route(crew, *params.summary);
+    if (first && threadIdx.x == 0) report_refused_route(ranks, *params.summary);
     return;
   }
-  const std::uint64_t epoch = current_epoch(crew);
-  if (first && warp_idx() == 0) post_entry(crew, params.entry, epoch);
-  const Outcome outcome = await_entries(crew, params.entry, epoch);
+  const std::uint64_t epoch = current_epoch(ranks);
+  if (first && warp_idx() == 0) post_entry(ranks, params.entry, epoch);
+  const Outcome outcome = await_entries(ranks, params.entry, epoch);
   if (outcome == Outcome::kStop) return;
   if (first && threadIdx.x == 0 && outcome == Outcome::kSkip && params.entry.agreement != 0) {
-    report_disagreement(crew, epoch);
+    report_disagreement(ranks, epoch);
   }
-  const Shared shared = Shared::at(memory, crew.num_ranks, kBulk);
+  const Shared shared = Shared::at(memory, ranks.num_ranks, kBulk);
   SumStages stages{};
   if constexpr (kBulk) stages = make_stages(shared);
   __syncthreads();
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
   } else if (outcome == Outcome::kGo) {
     sum_tokens<kFloat32, kBulk>(params, shared, stages, epoch);
   }
-  arrive(crew);
+  arrive(ranks);
   if (first && warp_idx() == 0) end_call(params, epoch);
 }
 
@@ -136,7 +137,7 @@ CombineKernel choose_kernel(bool float32, bool bulk) {
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream) {
   const auto num_blocks = static_cast<unsigned>(params.num_sum_blocks + params.num_stage_blocks);
   const auto num_threads = static_cast<unsigned>(warps_of(params.bulk) * kWarpLanes);
-  const std::size_t shared_bytes = Shared::at(nullptr, params.crew.num_ranks, params.bulk).size_bytes;
+  const std::size_t shared_bytes = Shared::at(nullptr, params.ranks.num_ranks, params.bulk).size_bytes;
   return launch_kernel(choose_kernel(params.float32, params.bulk), {num_blocks, num_threads, shared_bytes}, params,
                        stream);
 }

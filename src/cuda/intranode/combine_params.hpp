@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_INTRANODE_COMBINE_PARAMS_HPP
 #define FERRY_CUDA_INTRANODE_COMBINE_PARAMS_HPP
 
-/// Combine: summing blocks pull the rows of this rank's tokens out of the peers' memory and sum them. Where this rank's
-/// own rows lie in memory that peers cannot reach, staging blocks copy them to where they can, and the peers sum what
-/// is there already. One kernel.
+/// Combine: summing blocks pull the rows of this rank's tokens out of the peers' memory and sum them. If this rank's
+/// own rows are in memory that peers cannot reach, staging blocks copy them to memory that they can, while the peers
+/// sum the rows that are already there. One kernel.
 
 #include <cuda_runtime_api.h>
 
@@ -20,12 +20,12 @@ struct BiasRows {
 };
 
 struct CombineParams {
-  CrewParams crew;
-  EntryParams entry;  ///< agreement 0: this rank refuses; then nothing below is read
+  RankParams ranks;
+  EntryMessage entry;  ///< agreement 0: this rank refuses; then nothing below is read
   const RouteSummary* summary = nullptr;
 
   // Summing.
-  const Place* places = nullptr;              ///< [T, K]
+  const Destination* destinations = nullptr;  ///< [T, K]
   const std::int32_t* block_ranks = nullptr;  ///< [blocks + 1, R]; the last: token rows sent to each rank
   const std::int32_t* rank_base = nullptr;    ///< [R]
   int num_blocks = 0;

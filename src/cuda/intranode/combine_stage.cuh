@@ -2,10 +2,9 @@
 #define FERRY_CUDA_INTRANODE_COMBINE_STAGE_CUH
 
 /// Staging warps: copy this rank's rows to memory that peers reach, each source's rows in the order in which it will
-/// want them, all sources side by side, and tell them how far it is.
+/// want them, all sources at the same pace, and report progress to them.
 
 #include "cuda/intranode/combine_sum_bulk.cuh"
-#include "cuda/sync/rank_walk.cuh"
 
 namespace ferry::cuda::device {
 
@@ -14,14 +13,14 @@ class StagedRows {
  public:
   __device__ StagedRows(const CombineParams& params, int warp, int num_warps)
       : params_(params),
-        walk_(params.crew.num_ranks, warp, num_warps),
+        walk_(params.ranks.num_ranks, warp, num_warps),
         row_(warp),
         step_(num_warps),
         chunk_end_(params.chunk_rows) {
     if (!params.one_row_per_token) return;
-    for (int source = 0; source < params.crew.num_ranks; ++source) {
+    for (int source = 0; source < params.ranks.num_ranks; ++source) {
       const std::int32_t count = params.source_base[source + 1] - params.source_base[source];
-      if (source != params.crew.rank && count > most_rows_) most_rows_ = count;
+      if (source != params.ranks.rank && count > most_rows_) most_rows_ = count;
     }
   }
 
@@ -41,7 +40,7 @@ class StagedRows {
       const int source = walk_.rank();
       const std::int32_t idx = walk_.idx();
       const std::int32_t row = params_.source_base[source] + idx;
-      if (source == params_.crew.rank || row >= params_.source_base[source + 1]) continue;
+      if (source == params_.ranks.rank || row >= params_.source_base[source + 1]) continue;
       for (; idx >= chunk_end_; chunk_end_ += params_.chunk_rows) ++chunk_;
       walk_.advance();
       return {row, chunk_};
@@ -49,14 +48,14 @@ class StagedRows {
     return {};
   }
 
-  /// Grouped by expert: a source's first token may be anywhere, so nothing is told before everything is staged.
+  /// Grouped by expert: a source's first token may be anywhere, so progress is reported only when everything is staged.
   __device__ Row next_of_experts() {
     const std::int64_t num_rows = params_.summary->num_used_rows;
     while (row_ < num_rows) {
       const std::int64_t row = row_;
       row_ += step_;
       const int source = params_.source[2 * row];
-      if (source >= 0 && source != params_.crew.rank) return {row, 0};
+      if (source >= 0 && source != params_.ranks.rank) return {row, 0};
     }
     return {};
   }
@@ -92,11 +91,11 @@ __device__ inline void stage_by_threads(const CombineParams& params, StagedRows&
   }
 }
 
-/// The stager cuts the room of a warp's sets smaller, to have more pieces on their way.
+/// The stager divides the memory of a warp's sets into smaller slots, to have more pieces in flight.
 inline constexpr int kStagerPieces = 4;
 inline constexpr int kStagerPieceBytes = kSumSets * kSetBytes / kStagerPieces;
 
-/// By the copy engine, through the room of the warp's sets.
+/// By the copy engine, through the memory of the warp's sets.
 template <typename Reporter>
 class BulkStager {
  public:
@@ -106,17 +105,17 @@ class BulkStager {
   __device__ void run() {
     Piece pieces[kStagerPieces];
 #pragma unroll
-    for (int place = 0; place + 1 < kStagerPieces; ++place) pieces[place] = load(place);
+    for (int slot = 0; slot + 1 < kStagerPieces; ++slot) pieces[slot] = load(slot);
     for (bool more = true; more;) {
 #pragma unroll
-      for (int place = 0; place < kStagerPieces; ++place) {
-        if (pieces[place].bytes == 0) {
+      for (int slot = 0; slot < kStagerPieces; ++slot) {
+        if (pieces[slot].bytes == 0) {
           more = false;
           break;
         }
-        store(pieces[place], place);
+        store(pieces[slot], slot);
         constexpr int kAhead = kStagerPieces - 1;
-        pieces[(place + kAhead) % kStagerPieces] = load((place + kAhead) % kStagerPieces);
+        pieces[(slot + kAhead) % kStagerPieces] = load((slot + kAhead) % kStagerPieces);
       }
     }
     if (lane_idx() == 0) wait_store_groups<0>();
@@ -131,10 +130,10 @@ class BulkStager {
     int chunk = 0;
   };
 
-  __device__ std::byte* room(int place) const { return stages_.sets + place * kStagerPieceBytes; }
+  __device__ std::byte* slot_data(int slot) const { return stages_.sets + slot * kStagerPieceBytes; }
 
-  /// Starts the next piece into the place that the piece before the latest was stored from.
-  __device__ Piece load(int place) {
+  /// Starts the next piece into the slot that the piece before the latest was stored from.
+  __device__ Piece load(int slot) {
     if (offset_ == 0) row_ = rows_.next();
     if (row_.row < 0) return {};
     const std::int64_t left = params_.row_bytes - offset_;
@@ -143,19 +142,19 @@ class BulkStager {
     offset_ = left > kStagerPieceBytes ? offset_ + kStagerPieceBytes : 0;
     if (lane_idx() == 0) {
       wait_store_reads<1>();
-      expect_loads(stages_.barriers + place, piece.bytes);
-      start_load(room(place), params_.x + piece.row * params_.x_stride + piece.offset, piece.bytes,
-                 stages_.barriers + place);
+      expect_loads(stages_.barriers + slot, piece.bytes);
+      start_load(slot_data(slot), params_.x + piece.row * params_.x_stride + piece.offset, piece.bytes,
+                 stages_.barriers + slot);
     }
     __syncwarp();
     return piece;
   }
 
-  __device__ void store(const Piece& piece, int place) {
-    wait_barrier(stages_.barriers + place, parities_ >> place & 1U);
-    parities_ ^= 1U << place;
+  __device__ void store(const Piece& piece, int slot) {
+    wait_barrier(stages_.barriers + slot, parities_ >> slot & 1U);
+    parities_ ^= 1U << slot;
     if (lane_idx() == 0) {
-      start_store(params_.staging + piece.row * params_.row_bytes + piece.offset, room(place), piece.bytes);
+      start_store(params_.staging + piece.row * params_.row_bytes + piece.offset, slot_data(slot), piece.bytes);
       close_store_group();
     }
     __syncwarp();
@@ -193,7 +192,7 @@ __device__ inline void stage_rows(const CombineParams& params, const SumStages& 
     const std::int64_t staged = static_cast<std::int64_t>(chunk + 1) * params.chunk_rows;
     return chunk + 1 == num_chunks || count < staged ? count : staged;
   };
-  ChunkReporter reporter(params.crew, {num_warps, num_chunks}, epoch, rows_after, false);
+  ChunkReporter reporter(params.ranks, {num_warps, num_chunks}, epoch, rows_after, false);
   if (go) {
     if constexpr (kBulk) {
       BulkStager(params, rows, reporter, stages).run();

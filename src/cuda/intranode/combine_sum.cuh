@@ -70,7 +70,7 @@ template <bool kFloat32>
 __device__ inline void sum_by_threads(const CombineParams& params, const TermFinder& finder, Terms& terms,
                                       std::int64_t first, std::int64_t step) {
   for (std::int64_t token = first; token < params.num_tokens; token += step) {
-    const int num_rows = finder.find(token, finder.load_place(token), terms);
+    const int num_rows = finder.find(token, finder.load_destination(token), terms);
     if (num_rows < 0) return;
     std::byte* out = params.out_x + token * params.out_stride;
     // As many loads at once as registers hold: two shapes, for few and for many rows.

@@ -13,7 +13,7 @@ inline constexpr int kSumSets = 2;
 /// Tokens between being found and being summed: one per set that lands, and the next one.
 inline constexpr int kSumTokens = kSumSets + 1;
 inline constexpr int kSetBytes = 8192;
-static_assert(kSetBytes / 8 % kLandingBytes == 0, "a piece of a set of eight rows begins at a good place");
+static_assert(kSetBytes / 8 % kLandingBytes == 0, "a piece of a set of eight rows begins at a good destination");
 inline constexpr std::int64_t kStepBytes = kWarpLanes * static_cast<std::int64_t>(sizeof(uint4));
 /// A set of fewer rows takes longer pieces of them.
 inline constexpr int kTwoRows = 2;
@@ -78,7 +78,7 @@ class BulkSummer {
   __device__ BulkSummer(const CombineParams& params, const TermFinder& finder, const SumStages& stages,
                         std::int64_t first, std::int64_t step)
       : params_(params), finder_(finder), stages_(stages), next_token_(first), step_(step) {
-    next_place_ = finder.load_place(first);
+    next_destination_ = finder.load_destination(first);
   }
 
   __device__ void run() {
@@ -99,10 +99,10 @@ class BulkSummer {
     cursor = {};
     if (next_token_ >= params_.num_tokens) return;
     Terms& terms = stages_.terms[terms_idx];
-    // Ahead of their use, so that nobody waits for them.
-    const Place place = next_place_;
-    next_place_ = finder_.load_place(next_token_ + step_);
-    const int num_rows = finder_.find(next_token_, place, terms);
+    // Loaded ahead of their use, so that no lane waits for them.
+    const Destination destination = next_destination_;
+    next_destination_ = finder_.load_destination(next_token_ + step_);
+    const int num_rows = finder_.find(next_token_, destination, terms);
     if (num_rows < 0) {
       next_token_ = params_.num_tokens;
       return;
@@ -208,7 +208,7 @@ class BulkSummer {
   SumStages stages_;
   std::int64_t next_token_;
   std::int64_t step_;
-  Place next_place_;
+  Destination next_destination_;
   SetCursor loading_;
   SetCursor using_;
   int loading_terms_ = 0;

@@ -32,14 +32,14 @@ struct Holder {
 };
 
 __device__ inline void find_holders(const CombineParams& params, Holder* holders) {
-  const CrewParams& crew = params.crew;
-  for (int rank = static_cast<int>(threadIdx.x); rank < crew.num_ranks; rank += static_cast<int>(blockDim.x)) {
-    const volatile EntryMessage& message = crew.control.messages[rank];
-    const std::byte* base = crew.peer_bases[rank];
-    const bool self = rank == crew.rank;
+  const RankParams& ranks = params.ranks;
+  for (int rank = static_cast<int>(threadIdx.x); rank < ranks.num_ranks; rank += static_cast<int>(blockDim.x)) {
+    const volatile EntryMessage& message = ranks.control.messages[rank];
+    const std::byte* base = ranks.peer_bases[rank];
+    const bool self = rank == ranks.rank;
     holders[rank] = {self ? params.x : base + message.rows_offset,
                      self ? params.x_stride : static_cast<std::int64_t>(message.rows_stride),
-                     reinterpret_cast<const float*>(base + message.records_offset),
+                     reinterpret_cast<const float*>(base + message.tables_offset),
                      !self && (message.flags & kRowsStaged) != 0 ? 1 : 0};
   }
   __syncthreads();
@@ -89,36 +89,36 @@ class TermFinder {
   __device__ TermFinder(const CombineParams& params, const Holder* holders, std::uint64_t epoch)
       : params_(params), holders_(holders), epoch_(epoch) {}
 
-  /// This lane's place of `token`, for `find`: none behind the last token.
-  __device__ Place load_place(std::int64_t token) const {
-    Place place{};
-    place.rank = -1;
+  /// This lane's destination of `token`, for `find`: none behind the last token.
+  __device__ Destination load_destination(std::int64_t token) const {
+    Destination destination{};
+    destination.rank = -1;
     if (token < params_.num_tokens && lane_idx() < params_.num_topk) {
-      const uint4 raw = reinterpret_cast<const uint4*>(params_.places)[token * params_.num_topk + lane_idx()];
-      place = *reinterpret_cast<const Place*>(&raw);
+      const uint4 raw = reinterpret_cast<const uint4*>(params_.destinations)[token * params_.num_topk + lane_idx()];
+      destination = *reinterpret_cast<const Destination*>(&raw);
     }
-    return place;
+    return destination;
   }
 
   /// Waits until the rows of `token` can be read, fills `terms` and returns the number of rows; also sums the returned
   /// weights. -1 when the group broke. All lanes.
-  __device__ int find(std::int64_t token, const Place& place, Terms& terms) const {
-    if (!await_rows(place)) return -1;
-    const int num_rows = collect_terms(token, place, terms);
-    if (params_.out_weights != nullptr) sum_weights(token, place);
+  __device__ int find(std::int64_t token, const Destination& destination, Terms& terms) const {
+    if (!await_rows(destination)) return -1;
+    const int num_rows = collect_terms(token, destination, terms);
+    if (params_.out_weights != nullptr) sum_weights(token, destination);
     return num_rows;
   }
 
  private:
-  /// Waits until the rows of all places are where this rank can read them.
-  __device__ bool await_rows(const Place& place) const {
+  /// Waits until the rows of all destinations are where this rank can read them.
+  __device__ bool await_rows(const Destination& destination) const {
     bool here = true;
-    if (place.rank >= 0 && holders_[place.rank].staged != 0) {
-      const std::int32_t sent = params_.block_ranks[params_.num_blocks * params_.crew.num_ranks + place.rank];
+    if (destination.rank >= 0 && holders_[destination.rank].staged != 0) {
+      const std::int32_t sent = params_.block_ranks[params_.num_blocks * params_.ranks.num_ranks + destination.rank];
       const std::int32_t needed =
-          params_.one_row_per_token ? place.token_row - params_.rank_base[place.rank] + 1 : sent;
-      here = wait_flag(params_.crew, {Awaited::kRows, place.rank, epoch_}, params_.crew.control.progress + place.rank,
-                       progress_value(epoch_, needed));
+          params_.one_row_per_token ? destination.token_row - params_.rank_base[destination.rank] + 1 : sent;
+      here = wait_flag(params_.ranks, {Awaited::kRows, destination.rank, epoch_},
+                       params_.ranks.control.progress + destination.rank, progress_value(epoch_, needed));
     }
     const bool all = __all_sync(0xFFFFFFFFU, here) != 0;
     __syncwarp();  // hands what each lane has acquired to all of them
@@ -127,7 +127,7 @@ class TermFinder {
   }
 
   /// Fills `terms`; returns the number of rows.
-  __device__ int collect_terms(std::int64_t token, const Place& place, Terms& terms) const {
+  __device__ int collect_terms(std::int64_t token, const Destination& destination, Terms& terms) const {
     int num_rows = 0;
     for (const BiasRows& bias : params_.bias) {
       if (bias.data == nullptr) continue;
@@ -138,20 +138,21 @@ class TermFinder {
       }
       ++num_rows;
     }
-    const bool first = place.rank >= 0 && (place.flags & kFirstOfRow) != 0;
-    const bool counts = params_.weighted ? place.rank >= 0 : first;
+    const bool first = destination.rank >= 0 && (destination.flags & kFirstOfRow) != 0;
+    const bool counts = params_.weighted ? destination.rank >= 0 : first;
     const unsigned rows = __ballot_sync(0xFFFFFFFFU, first);
     const unsigned weights = __ballot_sync(0xFFFFFFFFU, counts);
     const unsigned below = (1U << lane_idx()) - 1U;
     const int weight_idx = num_rows + __popc(weights & below);
     if (first) {
-      const Holder& holder = holders_[place.rank];
+      const Holder& holder = holders_[destination.rank];
       const int row_idx = num_rows + __popc(rows & below);
-      terms.rows[row_idx] = holder.rows + place.row * holder.row_stride;
+      terms.rows[row_idx] = holder.rows + destination.row * holder.row_stride;
       terms.first_weight[row_idx] = static_cast<std::uint8_t>(weight_idx);
     }
     if (counts) {
-      terms.weights[weight_idx] = params_.weighted ? params_.topk_weights[token * params_.num_topk + place.topk] : 1.0F;
+      terms.weights[weight_idx] =
+          params_.weighted ? params_.topk_weights[token * params_.num_topk + destination.topk] : 1.0F;
     }
     if (lane_idx() == 0) {
       terms.first_weight[num_rows + __popc(rows)] = static_cast<std::uint8_t>(num_rows + __popc(weights));
@@ -162,21 +163,22 @@ class TermFinder {
   }
 
   /// kTokens: entry k is the sum over all ranks of what they returned at k. Else: the weight of the entry's own row.
-  __device__ void sum_weights(std::int64_t token, const Place& place) const {
+  __device__ void sum_weights(std::int64_t token, const Destination& destination) const {
     float* out = params_.out_weights + token * params_.num_topk;
     if (!params_.one_row_per_token) {
-      // Entries without an expert have no place: clear first.
+      // Entries without an expert have no destination: clear first.
       if (lane_idx() < params_.num_topk) out[lane_idx()] = 0.0F;
       __syncwarp();
-      if (place.rank >= 0) out[place.topk] = load_weight(holders_[place.rank].weights + place.row);
+      if (destination.rank >= 0)
+        out[destination.topk] = load_weight(holders_[destination.rank].weights + destination.row);
       return;
     }
     float sum = 0.0F;
-    const unsigned rows = __ballot_sync(0xFFFFFFFFU, place.rank >= 0 && (place.flags & kFirstOfRow) != 0);
+    const unsigned rows = __ballot_sync(0xFFFFFFFFU, destination.rank >= 0 && (destination.flags & kFirstOfRow) != 0);
     for (unsigned left = rows; left != 0; left &= left - 1) {
       const int lane = __ffs(static_cast<int>(left)) - 1;
-      const int rank = __shfl_sync(0xFFFFFFFFU, static_cast<int>(place.rank), lane);
-      const std::int64_t row = __shfl_sync(0xFFFFFFFFU, place.row, lane);
+      const int rank = __shfl_sync(0xFFFFFFFFU, static_cast<int>(destination.rank), lane);
+      const std::int64_t row = __shfl_sync(0xFFFFFFFFU, destination.row, lane);
       if (lane_idx() < params_.num_topk) {
         sum = __fadd_rn(sum, load_weight(holders_[rank].weights + row * params_.num_topk + lane_idx()));
       }

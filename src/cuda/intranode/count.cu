@@ -10,8 +10,8 @@ using namespace device;
 
 __global__ void __launch_bounds__(kRouteThreads) count_kernel(RouteParams params) {
   extern __shared__ std::int32_t counts[];  // [R + E]
-  if (is_broken(params.crew)) return;
-  const int num_ranks = params.crew.num_ranks;
+  if (is_broken(params.ranks)) return;
+  const int num_ranks = params.ranks.num_ranks;
   const int num_runs = num_ranks + params.num_experts;
   for (int run = static_cast<int>(threadIdx.x); run < num_runs; run += kRouteThreads) counts[run] = 0;
   __syncthreads();
@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(kRouteThreads) count_kernel(RouteParams params
 }  // namespace
 
 cudaError_t launch_count(const RouteParams& params, cudaStream_t stream) {
-  const auto shared_bytes = static_cast<std::size_t>(params.crew.num_ranks + params.num_experts) * sizeof(std::int32_t);
+  const auto shared_bytes =
+      static_cast<std::size_t>(params.ranks.num_ranks + params.num_experts) * sizeof(std::int32_t);
   const LaunchShape shape{static_cast<unsigned>(params.num_blocks), kRouteThreads, shared_bytes};
   return launch_kernel(count_kernel, shape, params, stream);
 }

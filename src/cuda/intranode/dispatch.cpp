@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <new>
 
-#include "cuda/backend.hpp"
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
+#include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
 #include "cuda/intranode/routing.hpp"
 #include "cuda/intranode/tuning.hpp"
@@ -19,10 +20,10 @@ ScaleTable scale_table(const ConstTensorView& view) {
           static_cast<int>(size_bytes(view.dtype)), view.stride(0), view.stride(1)};
 }
 
-RecordLayout record_layout(const DispatchCall& call) {
+plan::TokenRecord token_record(const DispatchCall& call) {
   const bool by_token = call.routing->layout == Layout::kTokens;
   const bool weights = call.out_topk_weights.present();
-  RecordLayout::Parts parts;
+  plan::TokenRecord::Parts parts;
   if (call.scales.present()) {
     parts.scale_bytes = call.scales.extent(1) * static_cast<std::int64_t>(size_bytes(call.scales.dtype));
   }
@@ -30,12 +31,12 @@ RecordLayout record_layout(const DispatchCall& call) {
   parts.ids = by_token && call.out_topk_idx.present();
   parts.weights = weights;
   parts.rows = !by_token;
-  return RecordLayout::of(parts);
+  return plan::TokenRecord::of(parts);
 }
 
 void set_sending(DispatchParams& params, const DispatchCall& call, const CudaRouting& routing) {
   params.summary = routing.tables.summary;
-  params.places = routing.tables.places;
+  params.destinations = routing.tables.destinations;
   params.block_ranks = routing.tables.block_ranks;
   params.weights = static_cast<const float*>(call.topk_weights.data);
   params.scales = scale_table(call.scales);
@@ -49,14 +50,14 @@ void set_sending(DispatchParams& params, const DispatchCall& call, const CudaRou
 }
 
 void set_receiving(DispatchParams& params, const DispatchCall& call, const CudaRouting& routing) {
-  params.out_x = call.out_x.data;
-  params.out_stride = call.out_x.stride_bytes;
+  params.out.x = call.out_x.data;
+  params.out.x_stride = call.out_x.stride_bytes;
+  params.out.scales = scale_table(call.out_scales);
+  params.out.ids = call.out_topk_idx.data;
+  params.out.wide_ids = call.out_topk_idx.dtype == DType::kInt64;
+  params.out.weights = static_cast<float*>(call.out_topk_weights.data);
   params.source_base = routing.tables.source_base;
   params.one_row_per_token = routing.layout == Layout::kTokens;
-  params.out_scales = scale_table(call.out_scales);
-  params.out_ids = call.out_topk_idx.data;
-  params.wide_ids = call.out_topk_idx.dtype == DType::kInt64;
-  params.out_weights = static_cast<float*>(call.out_topk_weights.data);
 }
 
 void set_plan(DispatchParams& params, const DispatchPlan& plan) {
@@ -72,21 +73,16 @@ void set_plan(DispatchParams& params, const DispatchPlan& plan) {
 
 PaddingParams padding_params(const DispatchParams& dispatch, const DispatchCall& call, const CudaRouting& routing) {
   PaddingParams params;
-  params.crew = dispatch.crew;
+  params.ranks = dispatch.ranks;
   params.summary = routing.tables.summary;
   params.source = routing.source_rows();
   params.num_rows = routing.num_recv_rows;
   params.out_source = static_cast<std::int32_t*>(call.out_source.data);
-  params.out_ids = dispatch.out_ids;
-  params.wide_ids = dispatch.wide_ids;
-  params.num_topk = routing.num_topk;
-  params.zero = call.zero_padding;
-  params.out_x = call.out_x.data;
-  params.out_stride = call.out_x.stride_bytes;
+  params.out = dispatch.out;
   params.row_bytes = call.out_x.row_bytes;
-  params.out_scales = dispatch.out_scales;
-  params.out_weights = dispatch.out_weights;
+  params.num_topk = routing.num_topk;
   params.weights_per_row = routing.layout == Layout::kTokens ? routing.num_topk : 1;
+  params.zero = call.zero_padding;
   return params;
 }
 
@@ -105,9 +101,9 @@ bool is_symmetric(const DeviceArena& arena, const TensorView& table) {
          arena.contains(table.data, to_size(table.num_elements()) * size_bytes(table.dtype));
 }
 
-/// Can peers write scales, ids and weights where they end up? Then `entry` says where. Scales whose elements lie apart
-/// would go over the links one by one, so those travel in records.
-bool direct_tables(const DeviceArena& arena, const DispatchCall& call, EntryParams& entry) {
+/// Whether peers can write scales, ids and weights straight into the outputs; if so, `entry` says where those are.
+/// Scales whose elements are not contiguous would go over the links one by one, so they travel in records.
+bool direct_tables(const DeviceArena& arena, const DispatchCall& call, EntryMessage& entry) {
   const TensorView& scales = call.out_scales;
   if (scales.num_elements() > 0) {
     const std::int64_t last = (scales.extent(0) - 1) * scales.stride(0) + (scales.extent(1) - 1) * scales.stride(1);
@@ -127,74 +123,83 @@ bool direct_tables(const DeviceArena& arena, const DispatchCall& call, EntryPara
   return true;
 }
 
-/// Can there be rows without a token that somebody wants written? (An exact kTokens output has none.)
+/// Whether there can be rows without a token that the caller wants written. (An exact kTokens output has none.)
 bool needs_padding(const DispatchCall& call, bool exact_rows) {
   if (call.out_source.present()) return true;
   const bool has_padding = !exact_rows || call.routing->layout != Layout::kTokens;
   return has_padding && (call.zero_padding || call.out_topk_idx.present());
 }
 
-}  // namespace
-
-Status CudaBackend::dispatch(const DispatchCall& call) try {
-  const DeviceGuard guard(parts_.device);
-  if (!guard.status().ok()) return guard.status();
-  return run_dispatch(call);
-} catch (const std::bad_alloc&) {
-  return out_of_memory(Operation::kDispatch);
+Status refuse(Context& context, const DispatchCall& call, const Status& status) {
+  return context.refuse(call.record, call.stream, status, [&context, &call](const Launch& launch) {
+    DispatchParams params;
+    params.ranks = context.parts().ranks;
+    params.summary = summary_of(call.routing);
+    params.bulk = context.parts().has_bulk;
+    params.entry.record_number = launch.record_number;
+    return launch_dispatch(params, launch.stream);
+  });
 }
 
-Status CudaBackend::run_dispatch(const DispatchCall& call) {
-  if (call.record.code != ErrorCode::kOk) {
-    return refuse_dispatch(
-        call, Status(call.record.code, std::string(call.record.message.data(), to_size(call.record.message_bytes))));
-  }
-  const Result<bool> checked = check_stream(Operation::kDispatch, call.stream);
-  if (!checked.ok()) return refuse_dispatch(call, checked.status());
+Status run(Context& context, const DispatchCall& call) {
+  if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
+  const Result<bool> checked = context.check_stream(Operation::kDispatch, call.stream);
+  if (!checked.ok()) return refuse(context, call, checked.status());
   const bool captured = *checked;
-  if (Status status = check_dispatch_memory(call, parts_.device); !status.ok()) return refuse_dispatch(call, status);
+  const Parts& parts = context.parts();
+  if (Status status = check_dispatch_memory(call, parts.device); !status.ok()) return refuse(context, call, status);
 
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
+  const DeviceArena& arena = *parts.arena;
   DispatchParams params;
-  params.crew = parts_.crew_params;
+  params.ranks = parts.ranks;
   set_sending(params, call, routing);
   set_receiving(params, call, routing);
-  params.record = record_layout(call);
-  const bool staged = !is_symmetric(*parts_.arena, call.out_x);
-  const bool direct = direct_tables(*parts_.arena, call, params.entry);
+  params.record = token_record(call);
+  const bool staged = !is_symmetric(arena, call.out_x);
+  const bool direct = direct_tables(arena, call, params.entry);
   params.unpacks = !direct && params.record.num_words > 0 && has_tables(call);
-  const std::byte* base = parts_.arena->base();
-  if (!staged && call.out_x.num_rows > 0) params.entry.rows_offset = call.out_x.data - base;
+  if (!staged && call.out_x.num_rows > 0) params.entry.rows_offset = call.out_x.data - arena.base();
   params.entry.rows_stride = call.out_x.stride_bytes;
   if (staged) {
     // One staged row per token, however many rows it takes in the output.
-    Result<std::byte*> rows = staging_.rows(to_size(routing.num_recv_rows * params.row_bytes), captured);
-    if (!rows.ok()) return refuse_dispatch(call, rows.status());
+    Result<std::byte*> rows = context.staging().rows(to_size(routing.num_recv_rows * params.row_bytes), captured);
+    if (!rows.ok()) return refuse(context, call, rows.status());
     params.staged_rows = *rows;
-    params.entry.rows_offset = *rows - base;
+    params.entry.rows_offset = *rows - arena.base();
     params.entry.rows_stride = params.row_bytes;
     params.entry.flags |= kRowsStaged;
   }
   const bool takes_records = params.unpacks || (staged && params.record.has_rows);
   if (takes_records && routing.num_recv_rows > 0) {
     Result<std::byte*> records =
-        staging_.records(to_size(routing.num_recv_rows * params.record.size_bytes()), captured);
-    if (!records.ok()) return refuse_dispatch(call, records.status());
+        context.staging().records(to_size(routing.num_recv_rows * params.record.size_bytes()), captured);
+    if (!records.ok()) return refuse(context, call, records.status());
     params.records = *records;
-    params.entry.records_offset = *records - base;
+    params.entry.tables_offset = *records - arena.base();
   }
-  set_plan(params, plan_dispatch(call.kernel, {parts_.num_sms, parts_.has_bulk, parts_.crew_params.num_ranks},
+  set_plan(params, plan_dispatch(call.kernel, {parts.num_sms, parts.has_bulk, parts.ranks.num_ranks},
                                  {.row_bytes = params.row_bytes, .staged = staged, .unpacks = params.unpacks}));
 
-  Result<Launch> launch = begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
+  Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!launch.ok()) return launch.status();
   params.entry.agreement = launch->agreement;
-  params.entry.ticket = launch->ticket;
+  params.entry.record_number = launch->record_number;
   cudaError_t error = launch_dispatch(params, launch->stream);
   if (error == cudaSuccess && needs_padding(call, routing.exact_rows)) {
     error = launch_padding(padding_params(params, call, routing), launch->stream);
   }
-  return end(*launch, error, "dispatch");
+  return context.end(*launch, error, "dispatch");
+}
+
+}  // namespace
+
+Status intranode::dispatch(Context& context, const DispatchCall& call) try {
+  const DeviceGuard guard(context.parts().device);
+  if (!guard.status().ok()) return guard.status();
+  return run(context, call);
+} catch (const std::bad_alloc&) {
+  return context.out_of_memory(Operation::kDispatch);
 }
 
 }  // namespace ferry::cuda

@@ -2,14 +2,14 @@
 #define FERRY_CUDA_INTRANODE_DISPATCH_PARAMS_HPP
 
 /// Dispatch: sending blocks push this rank's rows and records to their receivers; receiving blocks unpack what arrives
-/// as it arrives. One kernel, then one that fills rows without tokens where somebody asked for that.
+/// as it arrives. One kernel, then one that fills rows without tokens if the caller asked for that.
 
 #include <cuda_runtime_api.h>
 
 #include "cuda/intranode/chunk_borders.hpp"
-#include "cuda/intranode/record_layout.hpp"
 #include "cuda/intranode/routing_tables.hpp"
 #include "cuda/sync/rank_params.hpp"
+#include "plan/token_record.hpp"
 
 namespace ferry::cuda {
 
@@ -22,13 +22,23 @@ struct ScaleTable {
   std::int64_t column_stride = 0;
 };
 
+/// This rank's output tensors.
+struct DispatchOutputs {
+  std::byte* x = nullptr;
+  std::int64_t x_stride = 0;
+  ScaleTable scales;
+  void* ids = nullptr;
+  bool wide_ids = false;
+  float* weights = nullptr;
+};
+
 struct DispatchParams {
-  CrewParams crew;
-  EntryParams entry;  ///< agreement 0: this rank refuses; then nothing below is read
+  RankParams ranks;
+  EntryMessage entry;  ///< agreement 0: this rank refuses; then nothing below is read
   const RouteSummary* summary = nullptr;
 
   // Sending.
-  const Place* places = nullptr;              ///< [T, K]
+  const Destination* destinations = nullptr;  ///< [T, K]
   const std::int32_t* block_ranks = nullptr;  ///< [blocks + 1, R]
   const float* weights = nullptr;             ///< [T, K]
   ScaleTable scales;
@@ -39,20 +49,15 @@ struct DispatchParams {
   int num_topk = 0;
   int tokens_per_block = 0;
   int num_blocks = 0;
-  RecordLayout record;
+  plan::TokenRecord record;
 
   // Receiving.
-  std::byte* out_x = nullptr;
-  std::int64_t out_stride = 0;
-  const std::byte* staged_rows = nullptr;  ///< null: peers write into out_x themselves
+  DispatchOutputs out;
+  const std::byte* staged_rows = nullptr;  ///< null: peers write into out.x themselves
   const std::byte* records = nullptr;
   const std::int32_t* source_base = nullptr;  ///< [R + 1]
   bool one_row_per_token = true;              ///< kTokens
-  bool unpacks = false;  ///< scales, ids or weights come in records; else peers write them where they end up
-  ScaleTable out_scales;
-  void* out_ids = nullptr;
-  bool wide_ids = false;
-  float* out_weights = nullptr;
+  bool unpacks = false;  ///< scales, ids or weights come in records; else peers write them straight into `out`
 
   // How.
   bool bulk = true;
@@ -62,28 +67,23 @@ struct DispatchParams {
 };
 
 struct PaddingParams {
-  CrewParams crew;
+  RankParams ranks;
   const RouteSummary* summary = nullptr;
   const std::int32_t* source = nullptr;  ///< [rows, 2]
   std::int64_t num_rows = 0;
   std::int32_t* out_source = nullptr;
-  void* out_ids = nullptr;
-  bool wide_ids = false;
-  int num_topk = 0;
-  bool zero = false;
-  std::byte* out_x = nullptr;
-  std::int64_t out_stride = 0;
+  DispatchOutputs out;
   std::int64_t row_bytes = 0;
-  ScaleTable out_scales;
-  float* out_weights = nullptr;
+  int num_topk = 0;
   int weights_per_row = 0;
+  bool zero = false;
 };
 
 cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream);
 /// Rows that hold no token, and the source table. After launch_dispatch.
 cudaError_t launch_padding(const PaddingParams& params, cudaStream_t stream);
-/// `has_bulk`: were they compiled for an architecture with the bulk copy engine (older code also runs on newer GPUs),
-/// and do the stages fit `shared_limit` bytes of shared memory a block?
+/// `has_bulk`: whether they were compiled for an architecture with the bulk copy engine (older code also runs on newer
+/// GPUs) and the stages fit `shared_limit` bytes of shared memory per block.
 cudaError_t load_dispatch_kernels(std::size_t shared_limit, bool& has_bulk);
 
 }  // namespace ferry::cuda

@@ -5,8 +5,8 @@
 /// rank's outputs and, where peers could not reach those, copies its payload there. Rows and records land in shared
 /// memory two items ahead of their use.
 
+#include "cuda/copy/warp_copy.cuh"
 #include "cuda/intranode/dispatch_unpack.cuh"
-#include "cuda/sync/rank_walk.cuh"
 
 namespace ferry::cuda::device {
 
@@ -14,8 +14,8 @@ namespace ferry::cuda::device {
 class Arrivals {
  public:
   __device__ Arrivals(const DispatchParams& params, std::uint64_t epoch, int warp, int num_warps)
-      : params_(params), epoch_(epoch), walk_(params.crew.num_ranks, warp, num_warps) {
-    for (int source = 0; source < params.crew.num_ranks; ++source) {
+      : params_(params), epoch_(epoch), walk_(params.ranks.num_ranks, warp, num_warps) {
+    for (int source = 0; source < params.ranks.num_ranks; ++source) {
       const std::int32_t count = params.source_base[source + 1] - params.source_base[source];
       most_rows_ = count > most_rows_ ? count : most_rows_;
     }
@@ -23,14 +23,14 @@ class Arrivals {
 
   /// Waits for the next token row; -1: no more, or the group broke. All lanes.
   __device__ std::int32_t next() {
-    const int num_ranks = params_.crew.num_ranks;
+    const int num_ranks = params_.ranks.num_ranks;
     for (; walk_.idx() < most_rows_; walk_.advance()) {
-      const int behind = walk_.rank() + params_.crew.rank;
+      const int behind = walk_.rank() + params_.ranks.rank;
       const int source = behind < num_ranks ? behind : behind - num_ranks;
       const std::int32_t idx = walk_.idx();
       const std::int32_t token_row = params_.source_base[source] + idx;
-      // What this rank sends to itself it writes where it ends up.
-      if (source == params_.crew.rank || token_row >= params_.source_base[source + 1]) continue;
+      // What this rank sends to itself is in its outputs already.
+      if (source == params_.ranks.rank || token_row >= params_.source_base[source + 1]) continue;
       walk_.advance();
       return await(source, idx) ? token_row : -1;
     }
@@ -44,10 +44,10 @@ class Arrivals {
     const int keeper = source % kWarpLanes;
     bool here = true;
     if (lane_idx() == keeper && !(known_source_ == source && idx < known_rows_)) {
-      const std::uint64_t* flag = params_.crew.control.progress + source;
+      const std::uint64_t* flag = params_.ranks.control.progress + source;
       std::uint64_t seen = 0;
       here = wait_until(
-          params_.crew, {Awaited::kRows, source, epoch_},
+          params_.ranks, {Awaited::kRows, source, epoch_},
           [flag, &seen] {
             seen = load_acquire_system(flag);
             return seen;
@@ -150,8 +150,9 @@ class BulkReceiver {
       for (unsigned left = holders_; left != 0; left &= left - 1) {
         const std::int32_t row = __shfl_sync(0xFFFFFFFFU, rows_, __ffs(static_cast<int>(left)) - 1);
         if (lane_idx() == 0) {
-          start_store(params_.out_x + row * params_.out_stride + static_cast<std::int64_t>(landing.piece) * kPieceBytes,
-                      stages_.stage(stage), piece_bytes(params_.row_bytes, landing.piece));
+          start_store(
+              params_.out.x + row * params_.out.x_stride + static_cast<std::int64_t>(landing.piece) * kPieceBytes,
+              stages_.stage(stage), piece_bytes(params_.row_bytes, landing.piece));
         }
       }
     }
@@ -181,7 +182,7 @@ __device__ inline void receive_by_threads(const DispatchParams& params, Arrivals
     if (params.staged_rows != nullptr) {
       for (unsigned left = first_holders(rows); left != 0; left &= left - 1) {
         const std::int32_t to = __shfl_sync(0xFFFFFFFFU, rows, __ffs(static_cast<int>(left)) - 1);
-        copy_by_warp(params.out_x + to * params.out_stride, params.staged_rows + row * params.row_bytes,
+        copy_by_warp(params.out.x + to * params.out.x_stride, params.staged_rows + row * params.row_bytes,
                      params.row_bytes);
       }
     }

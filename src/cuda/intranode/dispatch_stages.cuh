@@ -10,14 +10,14 @@
 namespace ferry::cuda::device {
 
 /// Warps per block, each with its own stages. Two warps on each of eight multiprocessors fill the links of an H200 with
-/// long rows; many hide what a token costs beside its bytes, which is what short rows wait for.
+/// long rows; many hide the fixed cost of a token, which dominates for short rows.
 inline constexpr int kDispatchWarps = 16;
 inline constexpr int kDispatchThreads = kDispatchWarps * kWarpLanes;
 /// One being stored, one landing, one waiting.
 inline constexpr int kStages = 3;
 /// Longest piece of a row in one stage; longer rows go in pieces. Sizes from 512 B to 14 KiB copy equally fast.
 inline constexpr int kPieceBytes = 3584;
-/// Longest record that lands in a stage beside the piece; longer ones are read where they are.
+/// Longest record that is loaded into a stage next to the piece; longer ones are read from memory.
 inline constexpr int kStagedRecordBytes = 512;
 inline constexpr int kStageBytes = kPieceBytes + kStagedRecordBytes;
 static_assert(kPieceBytes % kLandingBytes == 0 && kStageBytes % kLandingBytes == 0);
@@ -58,25 +58,6 @@ __device__ inline int num_pieces(std::int64_t row_bytes) {
 __device__ inline std::uint32_t piece_bytes(std::int64_t row_bytes, int piece) {
   const std::int64_t left = row_bytes - static_cast<std::int64_t>(piece) * kPieceBytes;
   return static_cast<std::uint32_t>(left < kPieceBytes ? left : kPieceBytes);
-}
-
-/// Copies `bytes` (a multiple of 16) with one warp's loads and stores.
-__device__ inline void copy_by_warp(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  constexpr int kUnroll = 4;
-  const auto* source = reinterpret_cast<const uint4*>(from);
-  auto* target = reinterpret_cast<uint4*>(to);
-  const std::int64_t count = bytes / static_cast<std::int64_t>(sizeof(uint4));
-  for (std::int64_t first = lane_idx(); first < count; first += kUnroll * kWarpLanes) {
-    uint4 values[kUnroll];
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      if (first + i * kWarpLanes < count) values[i] = source[first + i * kWarpLanes];
-    }
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      if (first + i * kWarpLanes < count) target[first + i * kWarpLanes] = values[i];
-    }
-  }
 }
 
 }  // namespace ferry::cuda::device

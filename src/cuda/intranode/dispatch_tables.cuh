@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_TABLES_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_TABLES_CUH
 
-/// What goes with a token's payload: scales, ids, weights. Written by the sending warp straight into the receiver's
+/// What travels with a token's payload: scales, ids, weights. Written by the sending warp straight into the receiver's
 /// outputs where it reaches them, else into a record that the receiver unpacks. Loaded a token ahead.
 
 #include "cuda/copy/warp_copy.cuh"
@@ -9,7 +9,7 @@
 
 namespace ferry::cuda::device {
 
-/// Where a receiver takes what it gets from this rank. In shared memory, one per rank.
+/// Addresses at a receiver for what this rank sends it. In shared memory, one per rank.
 struct Receiver {
   std::byte* rows;
   std::int64_t row_stride;
@@ -20,7 +20,7 @@ struct Receiver {
   void* ids;
   float* weights;
   bool staged;    ///< rows are staged by token row
-  bool direct;    ///< scales, ids and weights go where they end up
+  bool direct;    ///< scales, ids and weights go straight to the outputs
   bool wide_ids;  ///< i64
   bool gets_record;
 };
@@ -30,7 +30,7 @@ inline constexpr int kHeldScaleWords = 2;
 
 /// One token's, spread over the lanes of a warp.
 struct TokenTables {
-  Place place;
+  Destination destination;
   float weight = 0.0F;
   std::uint32_t scale_words[kHeldScaleWords] = {};
 };
@@ -40,22 +40,22 @@ class TableSender {
   __device__ TableSender(const DispatchParams& params, const Receiver* receivers)
       : params_(params), receivers_(receivers), holds_scales_(params.scales.element_bytes == 4) {}
 
-  __device__ Place load_place(std::int64_t token) const {
-    Place place{};
-    place.rank = -1;
+  __device__ Destination load_destination(std::int64_t token) const {
+    Destination destination{};
+    destination.rank = -1;
     if (lane_idx() < params_.num_topk) {
-      const uint4 raw = reinterpret_cast<const uint4*>(params_.places)[token * params_.num_topk + lane_idx()];
-      place = *reinterpret_cast<const Place*>(&raw);
+      const uint4 raw = reinterpret_cast<const uint4*>(params_.destinations)[token * params_.num_topk + lane_idx()];
+      destination = *reinterpret_cast<const Destination*>(&raw);
     }
-    return place;
+    return destination;
   }
 
-  /// Starts the loads for `token`, whose places are known.
-  __device__ TokenTables load(std::int64_t token, const Place& place) const {
+  /// Starts the loads for `token`, whose destinations are known.
+  __device__ TokenTables load(std::int64_t token, const Destination& destination) const {
     TokenTables tables;
-    tables.place = place;
+    tables.destination = destination;
     if (params_.record.has_weights && lane_idx() < params_.num_topk) {
-      tables.weight = params_.weights[token * params_.num_topk + place.topk];
+      tables.weight = params_.weights[token * params_.num_topk + destination.topk];
     }
     if (holds_scales_) {
 #pragma unroll
@@ -67,10 +67,10 @@ class TableSender {
     return tables;
   }
 
-  /// Has what `load_place` and `load` will read come nearer.
+  /// Prefetches what `load_destination` and `load` will read.
   __device__ void prefetch(std::int64_t token) const {
     if (lane_idx() < params_.num_topk) {
-      prefetch_l2(params_.places + token * params_.num_topk + lane_idx());
+      prefetch_l2(params_.destinations + token * params_.num_topk + lane_idx());
       if (params_.record.has_weights) prefetch_l2(params_.weights + token * params_.num_topk + lane_idx());
     }
     if (!holds_scales_) return;
@@ -84,12 +84,12 @@ class TableSender {
   /// Writes the token's tables to every receiving rank. All lanes.
   __device__ void send(std::int64_t token, const TokenTables& tables) const {
     if (params_.record.num_words == 0) return;
-    const Place& place = tables.place;
-    const bool first = place.rank >= 0 && (place.flags & kFirstOfRank) != 0;
+    const Destination& destination = tables.destination;
+    const bool first = destination.rank >= 0 && (destination.flags & kFirstOfRank) != 0;
     for (unsigned left = __ballot_sync(0xFFFFFFFFU, first); left != 0; left &= left - 1) {
       const int lane = __ffs(static_cast<int>(left)) - 1;
-      const int rank = __shfl_sync(0xFFFFFFFFU, static_cast<int>(place.rank), lane);
-      const std::int64_t token_row = __shfl_sync(0xFFFFFFFFU, place.token_row, lane);
+      const int rank = __shfl_sync(0xFFFFFFFFU, static_cast<int>(destination.rank), lane);
+      const std::int64_t token_row = __shfl_sync(0xFFFFFFFFU, destination.token_row, lane);
       const Receiver& receiver = receivers_[rank];
       if (receiver.gets_record) write_record(token, tables, receiver, rank, token_row);
       if (receiver.direct && params_.one_row_per_token) {
@@ -145,10 +145,10 @@ class TableSender {
   /// kTokens: ids and weights of one row; entries of other ranks' experts are -1 and 0.
   __device__ void write_entries(const TokenTables& tables, const Receiver& receiver, int rank, std::int64_t row) const {
     if (lane_idx() >= params_.num_topk) return;
-    const bool mine = tables.place.rank == rank;
-    const std::int64_t at = row * params_.num_topk + tables.place.topk;
+    const bool mine = tables.destination.rank == rank;
+    const std::int64_t at = row * params_.num_topk + tables.destination.topk;
     if (params_.record.has_ids) {
-      const std::int32_t id = mine ? tables.place.local_expert : -1;
+      const std::int32_t id = mine ? tables.destination.local_expert : -1;
       if (receiver.wide_ids) {
         static_cast<std::int64_t*>(receiver.ids)[at] = id;
       } else {
@@ -160,28 +160,31 @@ class TableSender {
 
   /// kExperts, kSlab: scales and weight of each row that this token takes.
   __device__ void write_expert_rows(std::int64_t token, const TokenTables& tables) const {
-    const Place& place = tables.place;
+    const Destination& destination = tables.destination;
     const float row_weight = params_.record.has_weights ? sum_duplicates(tables) : 0.0F;
-    const bool first = place.rank >= 0 && (place.flags & kFirstOfRow) != 0 && receivers_[place.rank].direct;
-    if (first && params_.record.has_weights) receivers_[place.rank].weights[place.row] = row_weight;
+    const bool first =
+        destination.rank >= 0 && (destination.flags & kFirstOfRow) != 0 && receivers_[destination.rank].direct;
+    if (first && params_.record.has_weights) receivers_[destination.rank].weights[destination.row] = row_weight;
     if (params_.scales.num_scales == 0) return;
     for (unsigned left = __ballot_sync(0xFFFFFFFFU, first); left != 0; left &= left - 1) {
       const int lane = __ffs(static_cast<int>(left)) - 1;
-      const int rank = __shfl_sync(0xFFFFFFFFU, static_cast<int>(place.rank), lane);
-      write_scales(token, tables, receivers_[rank], __shfl_sync(0xFFFFFFFFU, place.row, lane));
+      const int rank = __shfl_sync(0xFFFFFFFFU, static_cast<int>(destination.rank), lane);
+      write_scales(token, tables, receivers_[rank], __shfl_sync(0xFFFFFFFFU, destination.row, lane));
     }
   }
 
-  /// On the first place of a row: the weights of its places, in topk order. They are this lane and those that follow.
+  /// On the first destination of a row: the weights of its destinations, in topk order. Their lanes are this one and
+  /// those that follow.
   __device__ float sum_duplicates(const TokenTables& tables) const {
-    const Place& place = tables.place;
-    const bool first = place.rank >= 0 && (place.flags & kFirstOfRow) != 0;
+    const Destination& destination = tables.destination;
+    const bool first = destination.rank >= 0 && (destination.flags & kFirstOfRow) != 0;
     float sum = tables.weight;
     bool counting = first;
     for (unsigned distance = 1; __any_sync(0xFFFFFFFFU, counting) != 0; ++distance) {
       const float weight = __shfl_down_sync(0xFFFFFFFFU, tables.weight, distance);
-      const unsigned starts = __shfl_down_sync(0xFFFFFFFFU, static_cast<unsigned>(place.flags & kFirstOfRow), distance);
-      const int rank = __shfl_down_sync(0xFFFFFFFFU, static_cast<int>(place.rank), distance);
+      const unsigned starts =
+          __shfl_down_sync(0xFFFFFFFFU, static_cast<unsigned>(destination.flags & kFirstOfRow), distance);
+      const int rank = __shfl_down_sync(0xFFFFFFFFU, static_cast<int>(destination.rank), distance);
       counting = counting && lane_idx() + static_cast<int>(distance) < params_.num_topk && rank >= 0 && starts == 0;
       if (counting) sum = __fadd_rn(sum, weight);
     }
@@ -190,8 +193,8 @@ class TableSender {
 
   __device__ void write_record(std::int64_t token, const TokenTables& tables, const Receiver& receiver, int rank,
                                std::int64_t token_row) const {
-    const RecordLayout& layout = params_.record;
-    auto* record = reinterpret_cast<std::uint32_t*>(receiver.records + token_row * layout.size_bytes());
+    const plan::TokenRecord& format = params_.record;
+    auto* record = reinterpret_cast<std::uint32_t*>(receiver.records + token_row * format.size_bytes());
     if (holds_scales_) {
       for_each_scale(token, tables, [record](int column, std::uint32_t word) { record[column] = word; });
     } else {
@@ -200,14 +203,14 @@ class TableSender {
       }
     }
     if (lane_idx() >= params_.num_topk) return;
-    const bool mine = tables.place.rank == rank;
-    const int topk = tables.place.topk;
-    if (layout.has_ids) {
-      record[layout.ids_word + topk] = static_cast<std::uint32_t>(mine ? tables.place.local_expert : -1);
+    const bool mine = tables.destination.rank == rank;
+    const int topk = tables.destination.topk;
+    if (format.has_ids) {
+      record[format.ids_word + topk] = static_cast<std::uint32_t>(mine ? tables.destination.local_expert : -1);
     }
-    if (layout.has_weights) record[layout.weights_word + topk] = mine ? __float_as_uint(tables.weight) : 0U;
-    if (layout.has_rows) {
-      record[layout.rows_word + topk] = static_cast<std::uint32_t>(mine ? tables.place.row : -1);
+    if (format.has_weights) record[format.weights_word + topk] = mine ? __float_as_uint(tables.weight) : 0U;
+    if (format.has_rows) {
+      record[format.rows_word + topk] = static_cast<std::uint32_t>(mine ? tables.destination.row : -1);
     }
   }
 

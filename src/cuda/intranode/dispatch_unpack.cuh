@@ -45,23 +45,23 @@ __device__ inline void unpack_row_weight(const DispatchParams& params, const std
     const float weight = __uint_as_float(words[params.record.weights_word + __ffs(static_cast<int>(left)) - 1]);
     sum = left == holders ? weight : __fadd_rn(sum, weight);  // alone, -0 stays -0
   }
-  params.out_weights[row] = sum;
+  params.out.weights[row] = sum;
 }
 
 /// kTokens: this lane's entry.
 __device__ inline void unpack_entries(const DispatchParams& params, const std::uint32_t* words, std::int64_t row) {
   if (lane_idx() >= params.num_topk) return;
   const std::int64_t at = row * params.num_topk + lane_idx();
-  if (params.out_ids != nullptr) {
+  if (params.out.ids != nullptr) {
     const auto local = static_cast<std::int32_t>(words[params.record.ids_word + lane_idx()]);
-    if (params.wide_ids) {
-      static_cast<std::int64_t*>(params.out_ids)[at] = local;
+    if (params.out.wide_ids) {
+      static_cast<std::int64_t*>(params.out.ids)[at] = local;
     } else {
-      static_cast<std::int32_t*>(params.out_ids)[at] = local;
+      static_cast<std::int32_t*>(params.out.ids)[at] = local;
     }
   }
-  if (params.out_weights != nullptr) {
-    params.out_weights[at] = __uint_as_float(words[params.record.weights_word + lane_idx()]);
+  if (params.out.weights != nullptr) {
+    params.out.weights[at] = __uint_as_float(words[params.record.weights_word + lane_idx()]);
   }
 }
 
@@ -70,8 +70,8 @@ __device__ inline void unpack(const DispatchParams& params, const std::uint32_t*
                               std::int32_t rows) {
   for (unsigned left = first_holders(rows); left != 0; left &= left - 1) {
     const std::int32_t row = __shfl_sync(0xFFFFFFFFU, rows, __ffs(static_cast<int>(left)) - 1);
-    if (params.out_scales.data != nullptr) unpack_scales(params.out_scales, words, row);
-    if (params.out_weights != nullptr && !params.one_row_per_token) unpack_row_weight(params, words, rows, row);
+    if (params.out.scales.data != nullptr) unpack_scales(params.out.scales, words, row);
+    if (params.out.weights != nullptr && !params.one_row_per_token) unpack_row_weight(params, words, rows, row);
   }
   if (params.one_row_per_token) unpack_entries(params, words, token_row);
 }

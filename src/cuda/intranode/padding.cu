@@ -1,7 +1,8 @@
-/// Rows that hold no token: ids -1, source -1, and zeros where the caller asked for them. A warp takes a row.
+/// Rows that hold no token: ids -1, source -1, and zeros if the caller asked for them. One warp per row.
 
 #include "cuda/driver/launch.hpp"
-#include "cuda/intranode/dispatch_stages.cuh"
+#include "cuda/intranode/dispatch_params.hpp"
+#include "cuda/sync/rank_sync.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -12,10 +13,10 @@ constexpr int kPaddingThreads = 256;
 constexpr int kMaxPaddingBlocks = 132;
 
 __device__ void zero_row(const PaddingParams& params, std::int64_t row) {
-  auto* x = reinterpret_cast<uint4*>(params.out_x + row * params.out_stride);
+  auto* x = reinterpret_cast<uint4*>(params.out.x + row * params.out.x_stride);
   const std::int64_t num_vectors = params.row_bytes / static_cast<std::int64_t>(sizeof(uint4));
   for (std::int64_t i = lane_idx(); i < num_vectors; i += kWarpLanes) x[i] = make_uint4(0, 0, 0, 0);
-  const ScaleTable& scales = params.out_scales;
+  const ScaleTable& scales = params.out.scales;
   std::byte* scale_row = scales.data + row * scales.row_stride * scales.element_bytes;
   for (int i = lane_idx(); scales.data != nullptr && i < scales.num_scales; i += kWarpLanes) {
     if (scales.element_bytes == 4) {
@@ -24,15 +25,15 @@ __device__ void zero_row(const PaddingParams& params, std::int64_t row) {
       scale_row[i * scales.column_stride] = std::byte{0};
     }
   }
-  for (int i = lane_idx(); params.out_weights != nullptr && i < params.weights_per_row; i += kWarpLanes) {
-    params.out_weights[row * params.weights_per_row + i] = 0.0F;
+  for (int i = lane_idx(); params.out.weights != nullptr && i < params.weights_per_row; i += kWarpLanes) {
+    params.out.weights[row * params.weights_per_row + i] = 0.0F;
   }
 }
 
 __global__ void __launch_bounds__(kPaddingThreads) padding_kernel(PaddingParams params) {
-  const CrewParams& crew = params.crew;
-  if (is_broken(crew) || params.summary->valid == 0) return;
-  if ((crew.control.local->outcome & 3U) != static_cast<std::uint64_t>(Outcome::kGo)) return;
+  const RankParams& ranks = params.ranks;
+  if (is_broken(ranks) || params.summary->valid == 0) return;
+  if ((ranks.control.local->outcome & 3U) != static_cast<std::uint64_t>(Outcome::kGo)) return;
   const int num_warps = static_cast<int>(gridDim.x) * (kPaddingThreads / kWarpLanes);
   const int warp = static_cast<int>(blockIdx.x) * (kPaddingThreads / kWarpLanes) + warp_idx();
   for (std::int64_t row = warp; row < params.num_rows; row += num_warps) {
@@ -41,11 +42,11 @@ __global__ void __launch_bounds__(kPaddingThreads) padding_kernel(PaddingParams 
       params.out_source[2 * row + lane_idx()] = lane_idx() == 0 ? source.x : source.y;
     }
     if (source.x >= 0) continue;
-    for (int i = lane_idx(); params.out_ids != nullptr && i < params.num_topk; i += kWarpLanes) {
-      if (params.wide_ids) {
-        static_cast<std::int64_t*>(params.out_ids)[row * params.num_topk + i] = -1;
+    for (int i = lane_idx(); params.out.ids != nullptr && i < params.num_topk; i += kWarpLanes) {
+      if (params.out.wide_ids) {
+        static_cast<std::int64_t*>(params.out.ids)[row * params.num_topk + i] = -1;
       } else {
-        static_cast<std::int32_t*>(params.out_ids)[row * params.num_topk + i] = -1;
+        static_cast<std::int32_t*>(params.out.ids)[row * params.num_topk + i] = -1;
       }
     }
     if (params.zero) zero_row(params, row);

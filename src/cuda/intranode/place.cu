@@ -1,4 +1,4 @@
-/// Last step of route: every entry learns its row, and every receiver who its rows come from.
+/// Last step of route: assigns every entry its row and destination, and writes the receivers' source tables.
 
 #include <algorithm>
 
@@ -14,10 +14,10 @@ using namespace device;
 /// other.
 constexpr int kMaxPlaceBlocks = 32;
 /// Above every real key; topk added.
-constexpr std::uint64_t kNoPlace = std::uint64_t{1} << 62;
+constexpr std::uint64_t kNoDestination = std::uint64_t{1} << 62;
 
-/// A place as one number that orders as (rank, row, topk) does.
-__device__ std::uint64_t place_key(int rank, std::int32_t row, int topk) {
+/// A destination as one number that orders as (rank, row, topk) does.
+__device__ std::uint64_t destination_key(int rank, std::int32_t row, int topk) {
   return static_cast<std::uint64_t>(rank) << 40 | static_cast<std::uint64_t>(static_cast<std::uint32_t>(row)) << 6 |
          static_cast<std::uint64_t>(topk);
 }
@@ -42,7 +42,7 @@ __device__ std::int32_t take_position(std::int32_t* next, int run, bool first) {
 }
 
 __device__ Rows take_rows(const RouteParams& params, const Entry& entry, std::int32_t* next) {
-  const int num_ranks = params.crew.num_ranks;
+  const int num_ranks = params.ranks.num_ranks;
   const bool by_token = params.layout == Layout::kTokens;
   Rows rows;
   const std::int32_t token_row = take_position(next, entry.owner, entry.first_of_rank);
@@ -55,13 +55,13 @@ __device__ Rows take_rows(const RouteParams& params, const Entry& entry, std::in
   return rows;
 }
 
-/// Writes a token's places in ascending order. All lanes call it.
-__device__ void write_places(const RouteParams& params, const Entry& entry, const Rows& rows) {
+/// Writes a token's destinations in ascending order. All lanes call it.
+__device__ void write_destinations(const RouteParams& params, const Entry& entry, const Rows& rows) {
   const int width = lanes_per_token(params.num_topk);
   const int first_lane = lane_idx() / width * width;
   const bool present = entry.exists && entry.expert >= 0;
-  const std::uint64_t key =
-      present ? place_key(entry.owner, rows.row, entry.topk) : kNoPlace + static_cast<std::uint64_t>(entry.topk);
+  const std::uint64_t key = present ? destination_key(entry.owner, rows.row, entry.topk)
+                                    : kNoDestination + static_cast<std::uint64_t>(entry.topk);
   int position = 0;
   bool first_of_row = true;
   bool first_of_rank = true;
@@ -74,35 +74,36 @@ __device__ void write_places(const RouteParams& params, const Entry& entry, cons
   }
   if (!entry.exists) return;
   const std::int64_t at = entry.token * params.num_topk;
-  Place place{};
-  place.rank = -1;
-  place.topk = static_cast<std::uint8_t>(entry.topk);
+  Destination destination{};
+  destination.rank = -1;
+  destination.topk = static_cast<std::uint8_t>(entry.topk);
   if (present) {
-    place.local_expert = params.placement.local_expert[entry.expert];
-    place.row = rows.row;
-    place.token_row = rows.token_row;
-    place.rank = static_cast<std::int16_t>(entry.owner);
-    place.flags = static_cast<std::uint8_t>((first_of_row ? kFirstOfRow : 0) | (first_of_rank ? kFirstOfRank : 0));
+    destination.local_expert = params.placement.local_expert[entry.expert];
+    destination.row = rows.row;
+    destination.token_row = rows.token_row;
+    destination.rank = static_cast<std::int16_t>(entry.owner);
+    destination.flags =
+        static_cast<std::uint8_t>((first_of_row ? kFirstOfRow : 0) | (first_of_rank ? kFirstOfRank : 0));
   }
-  params.tables.places[at + position] = place;
+  params.tables.destinations[at + position] = destination;
   params.tables.slots[at + entry.topk] = present ? rows.row : -1;
   params.tables.ids[at + entry.topk] = entry.expert;
   if (params.weights != nullptr) params.tables.weights[at + entry.topk] = params.weights[at + entry.topk];
 }
 
-/// Tells the receiver whose token each new row is.
+/// Writes the source of each new row into the receiver's table.
 __device__ void write_source(const PlaceParams& params, const Entry& entry, const Rows& rows) {
   const RouteParams& route = params.route;
   const bool first = route.layout == Layout::kTokens ? entry.first_of_rank : entry.first_of_expert;
   if (!first) return;
-  const volatile EntryMessage& message = route.crew.control.messages[entry.owner];
-  auto* table = reinterpret_cast<int2*>(route.crew.peer_bases[entry.owner] + message.records_offset);
-  table[rows.row] = make_int2(route.crew.rank, static_cast<int>(entry.token));
+  const volatile EntryMessage& message = route.ranks.control.messages[entry.owner];
+  auto* table = reinterpret_cast<int2*>(route.ranks.peer_bases[entry.owner] + message.tables_offset);
+  table[rows.row] = make_int2(route.ranks.rank, static_cast<int>(entry.token));
 }
 
 /// Positions before each warp of counting block `block`, in `next` [warps, runs].
 __device__ void fill_next(const RouteParams& params, int block, std::int32_t* next) {
-  const int num_ranks = params.crew.num_ranks;
+  const int num_ranks = params.ranks.num_ranks;
   const int num_runs = num_ranks + params.num_experts;
   for (int i = static_cast<int>(threadIdx.x); i < num_runs * kRouteWarps; i += kRouteThreads) next[i] = 0;
   __syncthreads();
@@ -133,14 +134,14 @@ __device__ void fill_next(const RouteParams& params, int block, std::int32_t* ne
 __global__ void __launch_bounds__(kRouteThreads) place_kernel(PlaceParams params) {
   extern __shared__ std::int32_t next[];  // [warps, R + E]
   const RouteParams& route = params.route;
-  const CrewParams& crew = route.crew;
-  if (is_broken(crew) || route.tables.summary->valid == 0) return;
-  const std::uint64_t epoch = current_epoch(crew);
-  if (blockIdx.x == 0 && warp_idx() == 0) post_entry(crew, params.entry, epoch);
-  const Outcome outcome = await_entries(crew, params.entry, epoch);
+  const RankParams& ranks = route.ranks;
+  if (is_broken(ranks) || route.tables.summary->valid == 0) return;
+  const std::uint64_t epoch = current_epoch(ranks);
+  if (blockIdx.x == 0 && warp_idx() == 0) post_entry(ranks, params.entry, epoch);
+  const Outcome outcome = await_entries(ranks, params.entry, epoch);
   if (outcome == Outcome::kStop) return;
-  if (outcome == Outcome::kSkip && blockIdx.x == 0 && threadIdx.x == 0) report_disagreement(crew, epoch);
-  const int num_runs = crew.num_ranks + route.num_experts;
+  if (outcome == Outcome::kSkip && blockIdx.x == 0 && threadIdx.x == 0) report_disagreement(ranks, epoch);
+  const int num_runs = ranks.num_ranks + route.num_experts;
   for (int block = static_cast<int>(blockIdx.x); outcome == Outcome::kGo && block < route.num_blocks;
        block += static_cast<int>(gridDim.x)) {
     fill_next(route, block, next);
@@ -149,25 +150,25 @@ __global__ void __launch_bounds__(kRouteThreads) place_kernel(PlaceParams params
     for (std::int64_t token = range.begin; token < range.end; token += step) {
       const Entry entry = load_entry(route, token, range.end);
       const Rows rows = take_rows(route, entry, next + warp_idx() * num_runs);
-      write_places(route, entry, rows);
+      write_destinations(route, entry, rows);
       write_source(params, entry, rows);
     }
     __syncthreads();
   }
   __syncthreads();
-  LocalState& local = *crew.control.local;
+  LocalState& local = *ranks.control.local;
   if (threadIdx.x == 0) {
     fence_system();
     add_acq_rel_device(&local.num_blocks_done, 1);
   }
   if (blockIdx.x != 0 || warp_idx() != 0) return;
   const bool own = wait_until(
-      crew, {Awaited::kOwn, crew.rank, epoch},
+      ranks, {Awaited::kOwn, ranks.rank, epoch},
       [&local] { return static_cast<std::uint64_t>(load_acquire_device(&local.num_blocks_done)); }, gridDim.x);
   if (__all_sync(0xFFFFFFFFU, own) == 0) return;
   if (lane_idx() == 0) local.num_blocks_done = 0;
-  post_done(crew, epoch);
-  finish_call(crew, epoch);
+  post_done(ranks, epoch);
+  finish_call(ranks, epoch);
 }
 
 }  // namespace
@@ -181,7 +182,7 @@ cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream) {
   const RouteParams& route = params.route;
   const int most = params.max_blocks < kMaxPlaceBlocks ? params.max_blocks : kMaxPlaceBlocks;
   const int num_blocks = route.num_blocks < most ? route.num_blocks : most;
-  const std::size_t shared_bytes = place_shared_bytes(route.crew.num_ranks, route.num_experts);
+  const std::size_t shared_bytes = place_shared_bytes(route.ranks.num_ranks, route.num_experts);
   return launch_kernel(place_kernel, {static_cast<unsigned>(num_blocks), kRouteThreads, shared_bytes}, params, stream);
 }
 

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kMaxRecent = 16;
 
 Status upload_bytes(std::byte* to, const std::vector<std::int32_t>& table, cudaStream_t stream) {
-  return cuda_status(
+  return runtime_status(
       cudaMemcpyAsync(to, table.data(), table.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice, stream),
       "route: uploading the expert placement");
 }
@@ -79,7 +79,7 @@ Result<std::shared_ptr<const Placement>> Placements::upload(const std::vector<st
   if (status.ok()) status = upload_bytes(reinterpret_cast<std::byte*>(parts.local_expert), local_expert, stream);
   if (status.ok()) status = upload_bytes(reinterpret_cast<std::byte*>(parts.by_owner), by_owner, stream);
   if (status.ok()) status = upload_bytes(reinterpret_cast<std::byte*>(parts.first_of_rank), first_of_rank, stream);
-  if (status.ok()) status = cuda_status(cudaStreamSynchronize(stream), "route: uploading the expert placement");
+  if (status.ok()) status = runtime_status(cudaStreamSynchronize(stream), "route: uploading the expert placement");
   if (!status.ok()) return status;
   placement->tables = {parts.owner, parts.local_expert, parts.by_owner, parts.first_of_rank};
   return std::shared_ptr<const Placement>(std::move(placement));

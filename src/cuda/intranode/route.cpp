@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <new>
 
-#include "cuda/backend.hpp"
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
+#include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/routing.hpp"
 #include "cuda/memory/memory_checks.hpp"
@@ -20,26 +21,26 @@ namespace {
 constexpr std::int64_t kMinTokensPerBlock = 64;
 constexpr std::int64_t kMaxBlocks = 128;
 constexpr std::int64_t kBlockTokensUnit = 64;
-/// Polls of the outcome before the host gives up its core to other ranks of the machine.
+/// Polls of the outcome before the host yields its core to other ranks of the machine.
 constexpr int kPollsBeforeYield = 2000;
 /// The kernel's own deadline comes first; this is for a GPU that does not run it at all.
 constexpr std::int64_t kSettleDeadlines = 3;
 
-/// One route on one rank, step by step.
-class Router {
+/// Builds the Routing of one route on one rank. Methods in the order in which they are called.
+class RouteBuilder {
  public:
-  Router(const RouteCall& call, const CrewParams& crew, std::shared_ptr<TableMemory> memory)
-      : call_(call), crew_(crew), memory_(std::move(memory)), state_(std::make_shared<CudaRouting>()) {}
+  RouteBuilder(const RouteCall& call, const RankParams& ranks, std::shared_ptr<TableMemory> memory)
+      : call_(call), ranks_(ranks), memory_(std::move(memory)), state_(std::make_shared<CudaRouting>()) {}
 
   bool bounded() const { return call_.options.max_recv_rows > 0 || call_.options.layout == Layout::kSlab; }
   Status prepare(Placements& placements, std::size_t shared_limit);
-  /// A captured Routing that is used before its first replay must say so.
+  /// Marks the Routing as not routed yet: used before its first replay it is an error.
   Status clear_summary(cudaStream_t own_stream);
   Status prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceReport* report, bool captured,
                       std::int64_t timeout_ns);
   Status prepare_source(std::int64_t num_rows);
-  cudaError_t launch_counts(cudaStream_t stream, std::uint64_t agreement, std::int64_t ticket);
-  cudaError_t launch_places(cudaStream_t stream, std::uint64_t agreement, std::int64_t ticket, int max_blocks);
+  cudaError_t launch_count_steps(const Launch& launch);
+  cudaError_t launch_place_step(const Launch& launch, int max_blocks);
   CudaRouting& state() { return *state_; }
   std::shared_ptr<CudaRouting> finish();
 
@@ -51,20 +52,20 @@ class Router {
   }
 
   const RouteCall& call_;
-  const CrewParams& crew_;
+  const RankParams& ranks_;
   std::shared_ptr<TableMemory> memory_;
   RouteParams params_;
   std::shared_ptr<CudaRouting> state_;
 };
 
-Status Router::prepare(Placements& placements, std::size_t shared_limit) {
+Status RouteBuilder::prepare(Placements& placements, std::size_t shared_limit) {
   if (call_.options.num_experts > kMaxExperts ||
-      place_shared_bytes(crew_.num_ranks, call_.options.num_experts) > shared_limit) {
+      place_shared_bytes(ranks_.num_ranks, call_.options.num_experts) > shared_limit) {
     return Status(
         ErrorCode::kUnsupported,
         fmt::format("route: num_experts is {}; the CUDA backend takes up to {}, and as many as its counts of {} "
                     "ranks and experts fit {} bytes of shared memory on this GPU",
-                    call_.options.num_experts, kMaxExperts, crew_.num_ranks, shared_limit));
+                    call_.options.num_experts, kMaxExperts, ranks_.num_ranks, shared_limit));
   }
   Result<std::shared_ptr<const Placement>> placement = placements.find(call_.expert_to_rank);
   if (!placement.ok()) return placement.status();
@@ -82,7 +83,7 @@ Status Router::prepare(Placements& placements, std::size_t shared_limit) {
   state.layout = call_.options.layout;
   state.num_blocks = static_cast<int>(num_blocks);
   state.tokens_per_block = static_cast<int>(per_block);
-  const RoutingTables::Shape shape{.num_ranks = to_size(crew_.num_ranks),
+  const RoutingTables::Shape shape{.num_ranks = to_size(ranks_.num_ranks),
                                    .num_tokens = to_size(num_tokens),
                                    .num_topk = to_size(call_.num_topk),
                                    .num_experts = to_size(state.num_experts),
@@ -97,18 +98,18 @@ Status Router::prepare(Placements& placements, std::size_t shared_limit) {
   return {};
 }
 
-Status Router::clear_summary(cudaStream_t own_stream) {
+Status RouteBuilder::clear_summary(cudaStream_t own_stream) {
   const RelaxedCapture relaxed;
   RouteSummary summary{};
   summary.fault = static_cast<std::int32_t>(Fault::kNotRouted);
-  Status status = cuda_status(
+  Status status = runtime_status(
       cudaMemcpyAsync(state_->tables.summary, &summary, sizeof(summary), cudaMemcpyHostToDevice, own_stream),
       "route: clearing a captured Routing");
   if (!status.ok()) return status;
-  return cuda_status(cudaStreamSynchronize(own_stream), "route: clearing a captured Routing");
+  return runtime_status(cudaStreamSynchronize(own_stream), "route: clearing a captured Routing");
 }
 
-Status Router::prepare_source(std::int64_t num_rows) {
+Status RouteBuilder::prepare_source(std::int64_t num_rows) {
   state_->num_recv_rows = num_rows;
   state_->num_used_rows = num_rows;
   Result<std::shared_ptr<std::byte>> source =
@@ -119,12 +120,12 @@ Status Router::prepare_source(std::int64_t num_rows) {
   return {};
 }
 
-Status Router::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceReport* report, bool captured,
-                            std::int64_t timeout_ns) {
+Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceReport* report, bool captured,
+                                  std::int64_t timeout_ns) {
   params_.host.fault = &pinned->on_device(report)->fault;
   if (captured) return {};
   CudaRouting& state = *state_;
-  const auto num_ranks = to_size(crew_.num_ranks);
+  const auto num_ranks = to_size(ranks_.num_ranks);
   const std::size_t num_local = state.local_expert_ids.size();
   Result<std::byte*> data = pinned->take(HostResult::at(nullptr, num_ranks, num_local).size_bytes);
   if (!data.ok()) return data.status();
@@ -145,11 +146,11 @@ Status Router::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceR
   return {};
 }
 
-cudaError_t Router::launch_counts(cudaStream_t stream, std::uint64_t agreement, std::int64_t ticket) {
+cudaError_t RouteBuilder::launch_count_steps(const Launch& launch) {
   RouteParams& params = params_;
-  params.crew = crew_;
-  params.agreement = agreement;
-  params.ticket = ticket;
+  params.ranks = ranks_;
+  params.agreement = launch.agreement;
+  params.record_number = launch.record_number;
   params.topk_idx = call_.topk_idx.data;
   params.wide_ids = call_.topk_idx.dtype == DType::kInt64;
   params.weights = static_cast<const float*>(call_.topk_weights.data);
@@ -165,30 +166,30 @@ cudaError_t Router::launch_counts(cudaStream_t stream, std::uint64_t agreement, 
   params.num_blocks = state_->num_blocks;
   params.placement = state_->placement->tables;
   params.tables = state_->tables;
-  // Bytes of 0x7F: an index beyond every entry, so that the first bad one replaces it.
-  cudaError_t error = cudaMemsetAsync(params.tables.bad_entry, 0x7F, sizeof(*params.tables.bad_entry), stream);
-  if (error == cudaSuccess) error = launch_count(params, stream);
-  if (error == cudaSuccess) error = launch_exchange(params, stream);
+  // Bytes of 0x7F: an index beyond every entry, which the first bad one replaces.
+  cudaError_t error = cudaMemsetAsync(params.tables.bad_entry, 0x7F, sizeof(*params.tables.bad_entry), launch.stream);
+  if (error == cudaSuccess) error = launch_count(params, launch.stream);
+  if (error == cudaSuccess) error = launch_exchange(params, launch.stream);
   return error;
 }
 
-cudaError_t Router::launch_places(cudaStream_t stream, std::uint64_t agreement, std::int64_t ticket, int max_blocks) {
-  // Rows that nobody names hold no token: source -1.
+cudaError_t RouteBuilder::launch_place_step(const Launch& launch, int max_blocks) {
+  // Rows that no rank fills hold no token: source -1.
   cudaError_t error = cudaSuccess;
   std::byte* source = state_->source_memory.get();
   if (state_->num_recv_rows > 0) {
-    error = cudaMemsetAsync(source, 0xFF, to_size(state_->num_recv_rows) * 2 * sizeof(std::int32_t), stream);
+    error = cudaMemsetAsync(source, 0xFF, to_size(state_->num_recv_rows) * 2 * sizeof(std::int32_t), launch.stream);
   }
   PlaceParams params;
   params.route = params_;
   params.max_blocks = max_blocks;
-  params.entry.agreement = agreement;
-  params.entry.ticket = ticket;
-  params.entry.records_offset = source - reinterpret_cast<std::byte*>(crew_.control.messages);
-  return error == cudaSuccess ? launch_place(params, stream) : error;
+  params.entry.agreement = launch.agreement;
+  params.entry.record_number = launch.record_number;
+  params.entry.tables_offset = source - reinterpret_cast<std::byte*>(ranks_.control.messages);
+  return error == cudaSuccess ? launch_place(params, launch.stream) : error;
 }
 
-std::shared_ptr<CudaRouting> Router::finish() {
+std::shared_ptr<CudaRouting> RouteBuilder::finish() {
   CudaRouting& state = *state_;
   const auto num_local = static_cast<std::int64_t>(state.local_expert_ids.size());
   state.num_used_rows_view = ConstTensorView(&state.tables.summary->num_used_rows, DType::kInt32, {1});
@@ -204,76 +205,82 @@ std::shared_ptr<CudaRouting> Router::finish() {
   return std::move(state_);
 }
 
-}  // namespace
-
-Result<std::shared_ptr<RoutingState>> CudaBackend::route(const RouteCall& call) try {
-  const DeviceGuard guard(parts_.device);
-  if (!guard.status().ok()) return guard.status();
-  return run_route(call);
-} catch (const std::bad_alloc&) {
-  return out_of_memory(Operation::kRoute);
-}
-
-Status CudaBackend::await_counts(const Launch& launch, const HostResult& host) {
+/// Waits until the exchange of an exact route is known.
+Status await_counts(Context& context, const Launch& launch, const HostResult& host) {
   const RelaxedCapture relaxed;
-  const std::int64_t deadline_ns = node::monotonic_ns() + kSettleDeadlines * timeout_ns_;
+  const std::int64_t deadline_ns = node::monotonic_ns() + kSettleDeadlines * context.timeout_ns();
   for (int polls = 0; host.state() == 0; ++polls) {
     if (polls < kPollsBeforeYield) continue;
-    if (Status status = check_lost(); !status.ok()) return status;
+    if (Status status = context.check_lost(); !status.ok()) return status;
     const cudaError_t query = cudaStreamQuery(launch.stream);
     if (query != cudaSuccess && query != cudaErrorNotReady) {
-      Status status = cuda_status(query, "route: waiting for the counts", "a kernel on this GPU failed");
-      return parts_.crew->fail(status.code(), parts_.crew->rank(), status.message());
+      return context.fail(runtime_status(query, "route: waiting for the counts", "a kernel on this GPU failed"));
     }
     if (node::monotonic_ns() > deadline_ns) {
-      return parts_.crew->give_up_on(parts_.crew->rank(), "route: this rank's GPU did not run the exchange");
+      return context.give_up_on(context.parts().ranks.rank, "route: this rank's GPU did not run the exchange");
     }
     sched_yield();
   }
-  return host.state() == 1 ? Status() : describe_fault(*host.fault, "route");
+  return host.state() == 1 ? Status() : context.describe(*host.fault, "route");
 }
 
-Result<std::shared_ptr<RoutingState>> CudaBackend::run_route(const RouteCall& call) {
-  if (call.record.code != ErrorCode::kOk) {
-    return refuse_route(
-        call, Status(call.record.code, std::string(call.record.message.data(), to_size(call.record.message_bytes))));
-  }
-  Router router(call, parts_.crew_params, parts_.memory);
-  const Result<bool> captured = check_stream(Operation::kRoute, call.stream);
+Status refuse(Context& context, const RouteCall& call, const Status& status) {
+  return context.refuse(call.record, call.stream, status, [&context](const Launch& launch) {
+    RouteParams params;
+    params.ranks = context.parts().ranks;
+    params.record_number = launch.record_number;
+    return launch_exchange(params, launch.stream);
+  });
+}
+
+Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placements, const RouteCall& call) {
+  if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
+  const Parts& parts = context.parts();
+  RouteBuilder builder(call, parts.ranks, parts.memory);
+  const Result<bool> captured = context.check_stream(Operation::kRoute, call.stream);
   Status status = captured.status();
-  if (status.ok() && *captured && !router.bounded()) {
+  if (status.ok() && *captured && !builder.bounded()) {
     status =
         Status(ErrorCode::kInvalidArgument,
                "route: the stream is being captured, and the host must wait for the counts; give max_recv_rows, or "
                "layout kSlab, or route before the capture");
   }
-  if (status.ok()) status = check_route_memory(call, parts_.device);
-  if (status.ok()) status = router.prepare(placements_, parts_.shared_limit);
-  if (status.ok()) status = router.prepare_host(parts_.pinned, parts_.report, *captured, timeout_ns_);
-  if (status.ok() && *captured) status = router.clear_summary(parts_.stream->get());
-  if (!status.ok()) return refuse_route(call, status);
+  if (status.ok()) status = check_route_memory(call, parts.device);
+  if (status.ok()) status = builder.prepare(placements, parts.shared_limit);
+  if (status.ok()) status = builder.prepare_host(parts.pinned, parts.report, *captured, context.timeout_ns());
+  if (status.ok() && *captured) status = builder.clear_summary(parts.stream->get());
+  if (!status.ok()) return refuse(context, call, status);
 
-  Result<Launch> launch = begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
+  Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
   if (!launch.ok()) return launch.status();
-  CudaRouting& state = router.state();
-  cudaError_t error = router.launch_counts(launch->stream, launch->agreement, launch->ticket);
-  if (error == cudaSuccess && !router.bounded()) {
-    status = await_counts(*launch, state.host);
+  CudaRouting& state = builder.state();
+  cudaError_t error = builder.launch_count_steps(*launch);
+  if (error == cudaSuccess && !builder.bounded()) {
+    status = await_counts(context, *launch, state.host);
     if (status.ok()) {
       state.adopt_result();
       state.exact_rows = true;
       // The exchange has taken place: a rank that cannot go on must not leave the others waiting.
-      status = router.prepare_source(state.num_used_rows);
-      if (!status.ok()) status = parts_.crew->fail(status.code(), parts_.crew->rank(), status.message());
+      status = builder.prepare_source(state.num_used_rows);
+      if (!status.ok()) status = context.fail(status);
     }
   }
-  if (status.ok() && error == cudaSuccess) {
-    error = router.launch_places(launch->stream, launch->agreement, launch->ticket, parts_.num_sms);
-  }
-  Status ended = end(*launch, error, "route");
+  if (status.ok() && error == cudaSuccess) error = builder.launch_place_step(*launch, parts.num_sms);
+  Status ended = context.end(*launch, error, "route");
   if (!status.ok()) return status;
   if (!ended.ok()) return ended;
-  return std::shared_ptr<RoutingState>(router.finish());
+  return std::shared_ptr<RoutingState>(builder.finish());
+}
+
+}  // namespace
+
+Result<std::shared_ptr<RoutingState>> intranode::route(Context& context, Placements& placements,
+                                                       const RouteCall& call) try {
+  const DeviceGuard guard(context.parts().device);
+  if (!guard.status().ok()) return guard.status();
+  return run(context, placements, call);
+} catch (const std::bad_alloc&) {
+  return context.out_of_memory(Operation::kRoute);
 }
 
 }  // namespace ferry::cuda

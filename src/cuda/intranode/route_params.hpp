@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_ROUTE_PARAMS_HPP
 #define FERRY_CUDA_INTRANODE_ROUTE_PARAMS_HPP
 
-/// Route in three kernels: count the ids, exchange the counts, give every entry its place.
+/// Route in three kernels: count the ids, exchange the counts, assign every entry its destination.
 
 #include <cuda_runtime_api.h>
 
@@ -11,7 +11,7 @@
 
 namespace ferry::cuda {
 
-/// Who owns which expert, in device memory.
+/// The owner of each expert, in device memory.
 struct PlacementTables {
   const std::int32_t* owner = nullptr;          ///< [E]
   const std::int32_t* local_expert = nullptr;   ///< [E] index among its owner's experts
@@ -19,7 +19,7 @@ struct PlacementTables {
   const std::int32_t* first_of_rank = nullptr;  ///< [R + 1] where a rank's experts begin in `by_owner`
 };
 
-/// Where the host reads the outcome; device's addresses of pinned memory. Null where nobody asks.
+/// Where the host reads the outcome: the device's addresses of pinned memory. Null where the host does not ask.
 struct RouteResultTables {
   RouteResult* result = nullptr;
   FaultReport* fault = nullptr;
@@ -30,9 +30,9 @@ struct RouteResultTables {
 };
 
 struct RouteParams {
-  CrewParams crew;
+  RankParams ranks;
   std::uint64_t agreement = 0;  ///< 0: this rank refuses; then only the exchange runs
-  std::int64_t ticket = 0;
+  std::int64_t record_number = 0;
   const void* topk_idx = nullptr;
   bool wide_ids = false;  ///< i64, else i32
   const float* weights = nullptr;
@@ -54,14 +54,14 @@ struct RouteParams {
 /// Params of the last step.
 struct PlaceParams {
   RouteParams route;
-  EntryParams entry;   ///< records_offset: where this rank's source table is
-  int max_blocks = 1;  ///< all of them must fit the GPU at once: they wait for each other
+  EntryMessage entry;  ///< tables_offset: where this rank's source table is
+  int max_blocks = 1;
 };
 
 cudaError_t launch_count(const RouteParams& params, cudaStream_t stream);
 cudaError_t launch_exchange(const RouteParams& params, cudaStream_t stream);
 cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream);
-/// Loads the kernels now: loading later would wait for kernels that run, which may be waiting for this rank.
+/// Loads the kernels.
 /// `shared_limit`: most shared memory of a block on this GPU.
 cudaError_t load_route_kernels(std::size_t shared_limit);
 /// Shared memory that a block of the last step needs.

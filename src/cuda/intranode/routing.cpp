@@ -42,7 +42,7 @@ void CudaRouting::settle() const {
     sched_yield();
   }
   gave_up = host.state() == 0;  // what others have read by then stays as it is
-  // The object was not made const; only those who read it see it so.
+  // The object itself is not const; only its readers see it as const.
   if (!gave_up) const_cast<CudaRouting*>(this)->adopt_result();
 }
 

@@ -15,7 +15,7 @@
 
 namespace ferry::cuda {
 
-/// What route tells the host, in pinned memory; sizes and pointers from one place.
+/// What route reports to the host, in pinned memory: sizes and pointers.
 struct HostResult {
   RouteResult* result = nullptr;
   FaultReport* fault = nullptr;
@@ -53,10 +53,15 @@ struct CudaRouting final : RoutingState {
   std::byte* pinned_data = nullptr;  ///< null: adopted, or never asked for (captured)
   HostResult host;
   std::int64_t settle_timeout_ns = 0;
-  const DeviceReport* report = nullptr;  ///< in `report_memory`: a lost peer ends the waiting
+  const DeviceReport* report = nullptr;  ///< in `report_memory`: a lost peer ends the wait
   mutable std::mutex settle_mutex;
   mutable bool gave_up = false;  ///< guarded by settle_mutex
 };
+
+/// The summary that kernels of a call check first: a Routing that was refused moves nothing. Null without a Routing.
+inline const RouteSummary* summary_of(const std::shared_ptr<const RoutingState>& routing) {
+  return routing == nullptr ? nullptr : static_cast<const CudaRouting&>(*routing).tables.summary;
+}
 
 }  // namespace ferry::cuda
 

@@ -1,40 +1,28 @@
 #ifndef FERRY_CUDA_INTRANODE_ROUTING_TABLES_HPP
 #define FERRY_CUDA_INTRANODE_ROUTING_TABLES_HPP
 
-/// A Routing's tables in device memory, sizes and pointers from one place.
+/// A Routing's tables in device memory: sizes and pointers.
 
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/sync/report.hpp"
 #include "plan/carver.hpp"
 
 namespace ferry::cuda {
 
-/// Where one entry of a token goes. A token's places ascend by (rank, row, topk) and fill the first of its K.
-struct alignas(16) Place {
+/// Where one entry of a token goes. A token's destinations ascend by (rank, row, topk) and fill the first of its K.
+struct alignas(16) Destination {
   std::int32_t row;           ///< in the receiver's output
   std::int32_t token_row;     ///< index among the receiver's distinct (source, token) pairs, in that order
-  std::int16_t rank;          ///< -1: no more places
-  std::uint8_t topk;          ///< also where there is no place
+  std::int16_t rank;          ///< -1: no more destinations
+  std::uint8_t topk;          ///< also where there is no destination
   std::uint8_t flags;         ///< kFirstOfRow, kFirstOfRank
   std::int32_t local_expert;  ///< index among the rank's experts
 };
-static_assert(sizeof(Place) == 16, "one 16-byte load");
-inline constexpr std::uint8_t kFirstOfRow = 1;   ///< the place before this one is another row
-inline constexpr std::uint8_t kFirstOfRank = 2;  ///< the place before this one is on another rank
-
-/// Outcome of the count exchange, read by every later kernel.
-struct RouteSummary {
-  std::uint32_t valid;         ///< 0: refused; dispatch and combine move nothing
-  std::int32_t num_used_rows;  ///< also Routing::num_recv_rows_view
-  std::int32_t num_token_rows;
-  std::int32_t fault;  ///< Fault, where not valid
-  std::int64_t fault_rank;
-  std::int64_t fault_row;
-  std::int64_t fault_column;
-  std::int64_t fault_value;
-  std::int64_t fault_limit;
-};
+static_assert(sizeof(Destination) == 16, "one 16-byte load");
+inline constexpr std::uint8_t kFirstOfRow = 1;   ///< the destination before this one is another row
+inline constexpr std::uint8_t kFirstOfRank = 2;  ///< the destination before this one is on another rank
 
 struct RoutingTables {
   struct Shape {
@@ -48,7 +36,7 @@ struct RoutingTables {
   };
 
   RouteSummary* summary = nullptr;
-  Place* places = nullptr;                  ///< [T, K]
+  Destination* destinations = nullptr;      ///< [T, K]
   std::int32_t* slots = nullptr;            ///< [T, K]
   std::int64_t* ids = nullptr;              ///< [T, K]
   float* weights = nullptr;                 ///< [T, K]
@@ -67,7 +55,7 @@ struct RoutingTables {
     plan::Carver carver(base);
     RoutingTables tables;
     tables.summary = carver.take<RouteSummary>(1);
-    tables.places = carver.take<Place>(num_entries);
+    tables.destinations = carver.take<Destination>(num_entries);
     tables.slots = carver.take<std::int32_t>(num_entries);
     tables.ids = carver.take<std::int64_t>(num_entries);
     tables.weights = carver.take<float>(shape.weights ? num_entries : 0);

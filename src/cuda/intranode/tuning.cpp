@@ -24,7 +24,7 @@ constexpr int kChunkRows = 128;
 constexpr int kChunkRowsOfAll = 512;
 constexpr int kShortRowChunkFactor = 4;
 
-/// `link_sms` fill the links to the peers. One row of R stays on the GPU, which is work beside that; a rank that is
+/// `link_sms` fill the links to the peers. One row of R stays on the GPU, which is additional work; a rank that is
 /// alone has no links to wait for.
 int with_own_rows(int link_sms, int num_ranks) {
   constexpr int kAlone = 4;

@@ -19,7 +19,7 @@ namespace ferry::cuda {
 
 using GpuId = std::array<std::uint8_t, 16>;
 
-/// What a rank tells the others of its GPU and arena. Plain bytes, exchanged through the bootstrap.
+/// What a rank sends the others about its GPU and arena. Plain bytes, exchanged through the bootstrap.
 struct ArenaAnnouncement {
   node::LinkToken token{};  ///< for ranks of the same process
   GpuId gpu{};
@@ -78,12 +78,12 @@ Result<std::vector<ArenaAnnouncement>> exchange(const BackendContext& context, c
   return announcements;
 }
 
-/// Can this rank's GPU load and store the memory of every other rank's? Asks only about GPUs that this process sees;
-/// for others, mapping will tell.
+/// Whether this rank's GPU can load and store the memory of every other rank's GPU. Asks only about GPUs that this
+/// process sees; for others, mapping fails if it cannot.
 Status check_reach(int my_rank, const std::vector<ArenaAnnouncement>& announcements) {
   const ArenaAnnouncement& mine = announcements[static_cast<std::size_t>(my_rank)];
   int num_devices = 0;
-  if (Status status = cuda_status(cudaGetDeviceCount(&num_devices), "Group::create: counting GPUs"); !status.ok()) {
+  if (Status status = runtime_status(cudaGetDeviceCount(&num_devices), "Group::create: counting GPUs"); !status.ok()) {
     return status;
   }
   std::vector<GpuId> visible;
@@ -98,9 +98,9 @@ Status check_reach(int my_rank, const std::vector<ArenaAnnouncement>& announceme
     for (int device = 0; device < num_devices; ++device) {
       if (visible[static_cast<std::size_t>(device)] != theirs.gpu) continue;
       int reachable = 0;
-      if (Status status =
-              cuda_status(cudaDeviceCanAccessPeer(&reachable, mine.device, device),
-                          fmt::format("Group::create: asking whether GPU {} can access GPU {}", mine.device, device));
+      if (Status status = runtime_status(
+              cudaDeviceCanAccessPeer(&reachable, mine.device, device),
+              fmt::format("Group::create: asking whether GPU {} can access GPU {}", mine.device, device));
           !status.ok()) {
         return status;
       }
@@ -119,7 +119,7 @@ Status check_reach(int my_rank, const std::vector<ArenaAnnouncement>& announceme
 
 }  // namespace
 
-Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContext& context, call::CallSync& crew,
+Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContext& context, node::Peers& peers,
                                                              std::shared_ptr<DeviceArena> arena) {
   const std::int64_t timeout_ns = context.options.timeout_ns;
   ArenaAnnouncement mine;
@@ -134,10 +134,10 @@ Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContex
   Result<std::vector<ArenaAnnouncement>> announcements = exchange(context, status, mine);
   if (!announcements.ok()) return announcements.status();
 
-  auto result = std::make_unique<ArenaExchange>(Private{}, crew.rank(), arena);
-  status = check_reach(crew.rank(), *announcements);
-  if (status.ok()) status = result->meet(crew, *announcements, timeout_ns);
-  // Nobody announces memory before everybody listens: a rank that failed so far would not answer.
+  auto result = std::make_unique<ArenaExchange>(Private{}, peers.rank(), arena);
+  status = check_reach(peers.rank(), *announcements);
+  if (status.ok()) status = result->meet(peers, *announcements, timeout_ns);
+  // No rank announces memory before all of them listen: one that has failed would not answer.
   Result<std::vector<std::vector<std::byte>>> listening = gather_or_fail(*context.bootstrap, status, {}, timeout_ns);
   if (!listening.ok()) return listening.status();
   status = arena->set_announce(
@@ -148,8 +148,8 @@ Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContex
   return result;
 }
 
-/// Finds the arenas of this process, makes room for those of others, and begins to listen to them.
-Status ArenaExchange::meet(const call::CallSync& crew, const std::vector<ArenaAnnouncement>& announcements,
+/// Finds the arenas of this process, reserves addresses for those of others, and starts to listen to them.
+Status ArenaExchange::meet(const node::Peers& peers, const std::vector<ArenaAnnouncement>& announcements,
                            std::int64_t timeout_ns) {
   std::vector<ArenaService::Peer> listened;
   peers_.resize(announcements.size());
@@ -159,7 +159,7 @@ Status ArenaExchange::meet(const call::CallSync& crew, const std::vector<ArenaAn
     Peer& peer = peers_[i];
     if (rank == rank_) {
       peer.same_process = arena_;
-    } else if (crew.peers().peer(rank).same_process) {
+    } else if (peers.peer(rank).same_process) {
       peer.same_process = node::find_offered<DeviceArena>(theirs.token);
       if (peer.same_process == nullptr) {
         return Status(ErrorCode::kPeerLost, fmt::format("Group::create: rank {} gave up", rank), rank);
@@ -176,7 +176,7 @@ Status ArenaExchange::meet(const call::CallSync& crew, const std::vector<ArenaAn
                       fmt::format("Group::create: rank {}: {}", rank, mapping.status().message()), rank);
       }
       peer.mapping = std::move(*mapping);
-      listened.push_back({rank, crew.peers().peer(rank).link.get(), peer.mapping.get()});
+      listened.push_back({rank, peers.peer(rank).link.get(), peer.mapping.get()});
     }
     peer.size_bytes = peer.same_process != nullptr ? peer.same_process->size_bytes() : theirs.size_bytes;
   }
@@ -200,7 +200,7 @@ Status ArenaExchange::adopt_bases() {
 ArenaExchange::~ArenaExchange() {
   if (service_ == nullptr) return;
   service_->cancel();
-  // Waits for the growth that has just been cancelled, so that nobody is left in the service.
+  // Waits for the growth that has just been cancelled, so that no thread is left in the service.
   static_cast<void>(arena_->set_announce(nullptr));
 }
 

@@ -1,18 +1,18 @@
 #ifndef FERRY_CUDA_MEMORY_ARENA_EXCHANGE_HPP
 #define FERRY_CUDA_MEMORY_ARENA_EXCHANGE_HPP
 
-/// Gives a rank every other rank's device memory: at creation of a group, and as the arenas grow.
+/// Makes every rank's device memory accessible to all others: at creation of a group, and as the arenas grow.
 
 #include <cstddef>
 #include <memory>
 #include <vector>
 
-#include "call/call_sync.hpp"
 #include "core/backend.hpp"
 #include "cuda/memory/arena_service.hpp"
 #include "cuda/memory/device_arena.hpp"
 #include "cuda/memory/peer_mapping.hpp"
 #include "ferry/status.hpp"
+#include "node/peers.hpp"
 
 namespace ferry::cuda {
 
@@ -23,14 +23,14 @@ class ArenaExchange {
 
  public:
   /// Collective: succeeds on all ranks or fails on all. Ranks may share a GPU, be threads of one process, or both. Each
-  /// arena serves one exchange. `crew` must outlive the exchange, whose thread reads the crew's links.
+  /// arena serves one exchange. `peers` must outlive the exchange, whose thread reads from their links.
   /// @errors kUnsupported: two ranks' GPUs cannot reach each other; kTimeout, kPeerLost; kSystem, kCuda, kTransport
-  static Result<std::unique_ptr<ArenaExchange>> create(const BackendContext& context, call::CallSync& crew,
+  static Result<std::unique_ptr<ArenaExchange>> create(const BackendContext& context, node::Peers& peers,
                                                        std::shared_ptr<DeviceArena> arena);
 
   ArenaExchange(Private, int rank, std::shared_ptr<DeviceArena> arena) : rank_(rank), arena_(std::move(arena)) {}
   /// Ends the thread, then unmaps the peers: none of this rank's work on the GPU may still touch their memory.
-  /// Growth of the arena is not announced any more.
+  /// Growth of the arena is no longer announced.
   ~ArenaExchange();
   ArenaExchange(const ArenaExchange&) = delete;
   ArenaExchange& operator=(const ArenaExchange&) = delete;
@@ -45,11 +45,11 @@ class ArenaExchange {
   struct Peer {
     std::byte* base = nullptr;
     std::size_t size_bytes = 0;
-    std::shared_ptr<DeviceArena> same_process;  // keeps the memory as long as this rank may touch it
+    std::shared_ptr<DeviceArena> same_process;  // keeps the memory alive while this rank may touch it
     std::unique_ptr<PeerMapping> mapping;       // other processes
   };
 
-  Status meet(const call::CallSync& crew, const std::vector<ArenaAnnouncement>& announcements, std::int64_t timeout_ns);
+  Status meet(const node::Peers& peers, const std::vector<ArenaAnnouncement>& announcements, std::int64_t timeout_ns);
   Status adopt_bases();
 
   int rank_;

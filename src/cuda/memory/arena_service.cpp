@@ -21,13 +21,13 @@
 
 namespace ferry::cuda {
 
-/// What travels over a link, as it lies in memory: both ends run the same build on the same host.
+/// Sent over a link as it is in memory: both ends run the same build on the same host.
 struct ArenaMessage {
   static constexpr std::uint32_t kMagic = 0x4652'4152;  // "FRAR"
   enum class Kind : std::uint32_t {
     kAnnounce = 1,  ///< map this chunk, and reply
     kWithdraw = 2,  ///< unmap it again; no reply
-    kReply = 3,     ///< how mapping went
+    kReply = 3,     ///< the result of mapping it
   };
 
   std::uint32_t magic = kMagic;
@@ -45,7 +45,7 @@ namespace {
 
 static_assert(std::is_trivially_copyable_v<ArenaMessage> && sizeof(ArenaMessage) <= node::kMaxLinkMessageBytes);
 
-/// How often a waiting rank looks whether its peers still live; see crew.cpp.
+/// How often a waiting rank checks that its peers are alive; as often as hosts do (node/).
 constexpr std::int64_t kLivenessIntervalNs = 20'000'000;
 
 constexpr double kNsPerMillisecond = 1e6;
@@ -72,7 +72,7 @@ Status outcome(const ArenaMessage& reply, int rank) {
 Status lost_peer(int rank) {
   return Status(ErrorCode::kPeerLost,
                 fmt::format("sharing device memory: rank {} has died or destroyed its group, and cannot map memory of "
-                            "this rank; destroy this group and make a new one of the others",
+                            "this rank; destroy this group and create a new one from the surviving ranks",
                             rank),
                 rank);
 }
@@ -81,8 +81,9 @@ Status lost_peer(int rank) {
 
 ArenaService::ArenaService(const std::vector<Peer>& peers, std::int64_t timeout_ns)
     : timeout_ns_(timeout_ns),
-      out_of_memory_(ErrorCode::kSystem,
-                     "sharing device memory: this process ran out of memory while it heard a peer; free some memory") {
+      out_of_memory_(
+          ErrorCode::kSystem,
+          "sharing device memory: this process ran out of memory while receiving from a peer; free some memory") {
   for (const Peer& peer : peers) states_.push_back(PeerState{peer, false, {}, {}});
 }
 
@@ -144,28 +145,28 @@ Status ArenaService::announce(const ArenaChunk& chunk) {
       state.answer = {};
     }
   }
-  std::size_t num_told = 0;
-  Status status = tell_all(message, chunk.fd, &num_told);
+  std::size_t num_sent = 0;
+  Status status = send_to_all(message, chunk.fd, &num_sent);
   if (status.ok()) status = wait_for_answers(deadline_ns);
   if (status.ok()) return status;
   message.kind = ArenaMessage::Kind::kWithdraw;
-  for (std::size_t i = 0; i < num_told; ++i) {
-    // A peer that does not hear this refuses the next chunk, and its reply says why.
+  for (std::size_t i = 0; i < num_sent; ++i) {
+    // A peer that does not receive this refuses the next chunk, and its reply says why.
     static_cast<void>(states_[i].peer.link->send(bytes_of(message)));
   }
   return status;
 }
 
-Status ArenaService::tell_all(const ArenaMessage& message, int fd, std::size_t* num_told) {
+Status ArenaService::send_to_all(const ArenaMessage& message, int fd, std::size_t* num_sent) {
   for (const PeerState& state : states_) {
     const Status status = state.peer.link->send(bytes_of(message), fd);
     const int rank = state.peer.rank;
     if (status.code() == ErrorCode::kPeerLost) return lost_peer(rank);
     if (!status.ok()) {
       return Status(status.code(),
-                    fmt::format("sharing device memory: telling rank {} failed: {}", rank, status.message()), rank);
+                    fmt::format("sharing device memory: sending to rank {} failed: {}", rank, status.message()), rank);
     }
-    ++*num_told;
+    ++*num_sent;
   }
   return {};
 }
@@ -188,15 +189,15 @@ Status ArenaService::wait_for_answers(std::int64_t deadline_ns) {
     if (left_ns <= 0) {
       return Status(
           ErrorCode::kTimeout,
-          fmt::format("sharing device memory: rank {} did not map memory of this rank in {:.0f} ms; it may be "
-                      "stopped or overloaded; try again, or destroy this group and make a new one with a "
-                      "longer GroupOptions::timeout_ns",
-                      missing->peer.rank, static_cast<double>(timeout_ns_) / kNsPerMillisecond),
+          fmt::format("sharing device memory: timed out after {:.0f} ms waiting for rank {} to map memory of this "
+                      "rank; it may be stopped or overloaded; try again, or destroy this group and create a new one "
+                      "with a longer GroupOptions::timeout_ns",
+                      static_cast<double>(timeout_ns_) / kNsPerMillisecond, missing->peer.rank),
           missing->peer.rank);
     }
     const auto pause = std::chrono::nanoseconds(std::min(left_ns, kLivenessIntervalNs));
     if (changed_.wait_for(lock, pause) == std::cv_status::no_timeout) continue;
-    // A child that a dead peer has forked may hold its socket open, so that the thread sees no end of it.
+    // A child forked by a dead peer may hold its socket open, so that the thread sees no end of the connection.
     for (PeerState& state : states_) {
       if (!state.answered && state.lost.ok() && state.peer.link->gone()) return lost_peer(state.peer.rank);
     }
@@ -215,7 +216,7 @@ void ArenaService::serve() noexcept {
     if (poll_set_.front().revents != 0) return;
     for (std::size_t i = 0; i < states_.size(); ++i) {
       pollfd& entry = poll_set_[i + 1];
-      // poll ignores negative descriptors: a lost peer is not looked at again.
+      // poll ignores negative descriptors, so a lost peer is not polled again.
       if (entry.revents != 0 && !serve_peer(states_[i])) entry.fd = -1;
       entry.revents = 0;
     }
@@ -226,7 +227,7 @@ bool ArenaService::serve_peer(PeerState& state) noexcept {
   Status status = out_of_memory_;
   try {
     status = receive_from(state);
-  } catch (...) {  // std::bad_alloc: the peer hears nothing and times out
+  } catch (...) {  // std::bad_alloc: the peer gets no reply and times out
   }
   if (status.ok()) return true;
   lose(state, std::move(status));
@@ -261,14 +262,14 @@ void ArenaService::handle(PeerState& state, const ArenaMessage& message, int fd)
     reply.kind = ArenaMessage::Kind::kReply;
     reply.sequence = message.sequence;
     set_outcome(reply, state.peer.mapping->add(ArenaChunk{message.offset, message.size_bytes, fd, message.ipc}));
-    // If this fails the peer is gone, or reads nothing and will time out: both are its own affair.
+    // If this fails the peer is gone, or reads nothing and will time out: this rank need not care.
     static_cast<void>(state.peer.link->send(bytes_of(reply)));
   } else if (message.kind == ArenaMessage::Kind::kWithdraw) {
     state.peer.mapping->take_back(message.offset);
   } else if (message.kind == ArenaMessage::Kind::kReply) {
     Status answer = outcome(message, state.peer.rank);
     const std::lock_guard lock(mutex_);
-    if (message.sequence != sequence_) return;  // to an announcement that was given up
+    if (message.sequence != sequence_) return;  // the announcement has been abandoned
     state.answered = true;
     state.answer = std::move(answer);
     changed_.notify_all();

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_MEMORY_ARENA_SERVICE_HPP
 #define FERRY_CUDA_MEMORY_ARENA_SERVICE_HPP
 
-/// Tells ranks in other processes of new memory, and maps what they tell of. One thread per rank answers its peers
+/// Announces new memory to ranks in other processes, and maps what they announce. One thread per rank answers its peers
 /// whatever the rank itself is doing, so ranks may grow in any order, also at the same time, without waiting for each
 /// other's calls.
 
@@ -39,11 +39,11 @@ class ArenaService {
   ArenaService(const ArenaService&) = delete;
   ArenaService& operator=(const ArenaService&) = delete;
 
-  /// Begin to answer the peers.
+  /// Starts to answer the peers.
   Status start();
 
-  /// Tell every peer of a chunk of this rank's arena, and wait until all have mapped it. After an error the peers that
-  /// were told are told to unmap it. One call at a time.
+  /// Announces a chunk of this rank's arena to every peer, and waits until all have mapped it. After an error, asks the
+  /// peers that got the announcement to unmap it. One call at a time.
   /// @errors kPeerLost, kTimeout naming the rank; what a peer reports that could not map it; kTransport, kSystem
   Status announce(const ArenaChunk& chunk);
 
@@ -58,7 +58,7 @@ class ArenaService {
     Status lost;            // guarded by mutex_: why nothing more comes from this peer; ok while it may
   };
 
-  Status tell_all(const ArenaMessage& message, int fd, std::size_t* num_told);
+  Status send_to_all(const ArenaMessage& message, int fd, std::size_t* num_sent);
   Status wait_for_answers(std::int64_t deadline_ns);
   void serve() noexcept;
   bool serve_peer(PeerState& state) noexcept;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "core/unique_fd.hpp"
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
 #include "cuda/memory/deferred_free.hpp"
 #include "node/unique_fd.hpp"
 
@@ -54,7 +55,7 @@ bool shares_descriptors(const Driver& table, int device) {
   const CUmemAllocationProp properties = shareable_memory(device);
   CUmemGenericAllocationHandle handle = 0;
   const CUresult created = table.mem_create(&handle, *granularity, &properties, 0);
-  // Too little memory for a try says nothing against this path; whoever allocates will hear of it.
+  // Running out of memory here does not rule this path out; a later allocation will report it.
   if (created != CUDA_SUCCESS) return created == CUDA_ERROR_OUT_OF_MEMORY;
   bool shared = false;
   if (Result<UniqueFd> fd = export_fd(table, handle); fd.ok()) {
@@ -153,8 +154,8 @@ Status DeviceArena::reserve_ipc(std::size_t size_bytes) {
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, rounded);
   if (error != cudaSuccess) {
-    return cuda_status(error, fmt::format("arena: taking {} bytes of {}", rounded, describe_memory(device_)),
-                       "lower GroupOptions::arena_bytes or free device memory");
+    return runtime_status(error, fmt::format("arena: taking {} bytes of {}", rounded, describe_memory(device_)),
+                          "lower GroupOptions::arena_bytes or free device memory");
   }
   base_ = static_cast<std::byte*>(data);
   size_bytes_ = rounded;
@@ -170,7 +171,7 @@ DeviceArena::~DeviceArena() {
     return;
   }
   const DeviceGuard guard(device_);
-  // Without the device there is nothing left to give back: the process is ending.
+  // Without the device there is nothing left to free: the process is ending.
   if (!guard.status().ok()) return;
   const RelaxedCapture relaxed;
   for (const Chunk& chunk : chunks_) unmap_chunk(chunk);
@@ -223,20 +224,20 @@ void DeviceArena::unmap_chunk(const Chunk& chunk) const {
   (*table)->mem_release(chunk.handle);
 }
 
-Status DeviceArena::tell(const Announce& announce, const Chunk& chunk) const {
-  ArenaChunk told{chunk.offset, chunk.size_bytes, -1, {}};
+Status DeviceArena::announce_chunk(const Announce& announce, const Chunk& chunk) const {
+  ArenaChunk announced{chunk.offset, chunk.size_bytes, -1, {}};
   if (path_ == MemoryPath::kIpc) {
-    Status status = cuda_status(cudaIpcGetMemHandle(&told.ipc, base_),
-                                fmt::format("arena: exporting {} bytes of GPU {}", chunk.size_bytes, device_),
-                                "this GPU or container cannot share memory between processes; run the ranks as "
-                                "threads of one process");
-    return status.ok() ? announce(told) : status;
+    Status status = runtime_status(cudaIpcGetMemHandle(&announced.ipc, base_),
+                                   fmt::format("arena: exporting {} bytes of GPU {}", chunk.size_bytes, device_),
+                                   "this GPU or container cannot share memory between processes; run the ranks as "
+                                   "threads of one process");
+    return status.ok() ? announce(announced) : status;
   }
   const Result<const Driver*> table = driver();
   Result<UniqueFd> fd = export_fd(**table, chunk.handle);
   if (!fd.ok()) return fd.status();
-  told.fd = fd->get();
-  return announce(told);
+  announced.fd = fd->get();
+  return announce(announced);
 }
 
 Status DeviceArena::set_announce(Announce announce) {
@@ -247,7 +248,7 @@ Status DeviceArena::set_announce(Announce announce) {
   if (!guard.status().ok()) return guard.status();
   const RelaxedCapture relaxed;
   for (const Chunk& chunk : chunks_) {
-    if (Status status = tell(announce, chunk); !status.ok()) return status;
+    if (Status status = announce_chunk(announce, chunk); !status.ok()) return status;
   }
   announce_ = std::move(announce);
   return {};
@@ -264,8 +265,8 @@ Status DeviceArena::grant_access(int device) {
     if (error == cudaErrorPeerAccessAlreadyEnabled) {
       cudaGetLastError();
     } else if (error != cudaSuccess) {
-      return cuda_status(error, fmt::format("arena: giving GPU {} access to memory of GPU {}", device, device_),
-                         "the GPUs need peer-to-peer access to each other (nvidia-smi topo -p2p rw)");
+      return runtime_status(error, fmt::format("arena: giving GPU {} access to memory of GPU {}", device, device_),
+                            "the GPUs need peer-to-peer access to each other (nvidia-smi topo -p2p rw)");
     }
     granted_.push_back(device);
     return {};
@@ -295,7 +296,7 @@ Status DeviceArena::back(std::size_t end) {
   Result<Chunk> chunk = map_chunk(backed, round_up(end - backed, granularity_));
   if (!chunk.ok()) return chunk.status();
   if (announce_) {
-    if (Status status = tell(announce_, *chunk); !status.ok()) {
+    if (Status status = announce_chunk(announce_, *chunk); !status.ok()) {
       unmap_chunk(*chunk);
       return status;
     }
@@ -348,8 +349,8 @@ Status DeviceArena::zero(std::byte* data, std::size_t bytes) const {
   // whatever is in its way on the GPU does; giving up earlier would hand out memory that is about to be overwritten.
   cudaError_t error = cudaMemsetAsync(data, 0, bytes, stream_->get());
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream_->get());
-  return cuda_status(error, fmt::format("allocate: zeroing {} bytes of GPU {}", bytes, device_),
-                     "an earlier kernel of this process may have failed; see compute-sanitizer");
+  return runtime_status(error, fmt::format("allocate: zeroing {} bytes of GPU {}", bytes, device_),
+                        "an earlier kernel of this process may have failed; see compute-sanitizer");
 }
 
 Result<Buffer> DeviceArena::allocate(std::size_t bytes) {

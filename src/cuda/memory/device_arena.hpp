@@ -3,7 +3,7 @@
 
 /// A rank's GPU memory that peers can reach: one range of addresses, reserved once, that never moves. Physical memory
 /// backs its start, [0, backed_bytes), and grows in chunks as it is allocated. Each chunk is made known to the peers
-/// before anybody gets memory in it. Memory given back stays backed until the arena dies, because a late peer may still
+/// before any of it is handed out. Memory given back stays backed until the arena dies, because a late peer may still
 /// write to it.
 
 #include <cuda_runtime_api.h>
@@ -25,7 +25,7 @@
 
 namespace ferry::cuda {
 
-/// How other processes get at the memory. The numbers cross process borders.
+/// How other processes access the memory. The values are sent between processes.
 enum class MemoryPath : std::int32_t {
   kVmm = 0,  ///< cuMem* memory, whose handles travel as file descriptors
   kIpc = 1,  ///< cudaMalloc memory and cudaIpc handles: one chunk, no growth
@@ -34,7 +34,7 @@ enum class MemoryPath : std::int32_t {
 /// "vmm" or "ipc".
 std::string_view to_string(MemoryPath path);
 
-/// Environment variable that forces a path by its name, for places where the choice below goes wrong.
+/// Environment variable that forces a path by its name, for systems where the choice below is wrong.
 inline constexpr const char* kMemoryPathVariable = "FERRY_CUDA_MEMORY";
 
 /// kVmm where the device, the driver and the sandbox around this process let memory be shared as file descriptors,
@@ -48,7 +48,7 @@ inline constexpr std::size_t kMaxIpcArenaBytes = std::size_t{2} << 30;
 /// Largest arena at all: half of x86-64's user address space.
 inline constexpr std::size_t kMaxDeviceArenaBytes = std::size_t{1} << 46;
 
-/// A piece of an arena's memory, as peers are told of it.
+/// A piece of an arena's memory, as announced to the peers.
 struct ArenaChunk {
   std::size_t offset = 0;  ///< from the arena's base
   std::size_t size_bytes = 0;
@@ -62,7 +62,7 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
  public:
   /// Reserves `size_bytes` of addresses for memory of `device`, rounded up to the device's granularity. kVmm takes no
   /// memory yet. kIpc takes the smaller of that and kMaxIpcArenaBytes at once.
-  /// Memory is zeroed on `stream`, which must wait for nobody else's work.
+  /// Memory is zeroed on `stream`, which must not wait for any other work.
   /// @errors kInvalidArgument: absurd size or device; kUnsupported; kSystem: device memory ran out; kCuda
   static Result<std::shared_ptr<DeviceArena>> create(int device, std::size_t size_bytes, MemoryPath path,
                                                      std::shared_ptr<OwnStream> stream);
@@ -77,14 +77,14 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   MemoryPath path() const { return path_; }
   std::byte* base() const { return base_; }
   std::size_t size_bytes() const { return size_bytes_; }
-  /// Does [data, data + bytes) lie inside?
+  /// Whether [data, data + bytes) is inside.
   bool contains(const void* data, std::size_t bytes) const;
 
-  /// Tells the peers of a chunk, and returns when all can use it. An error undoes the growth, so the callee takes back
-  /// what it told.
+  /// Announces a chunk to the peers, and returns when all can use it. An error undoes the growth, so the callee must
+  /// withdraw what it announced.
   using Announce = std::function<Status(const ArenaChunk&)>;
-  /// Calls `announce` for each chunk there is, and from then on for each new one before anybody may use it; an empty
-  /// function ends that. After an error nothing is set. Waits for a growth that is under way.
+  /// Calls `announce` for each existing chunk, and from then on for each new one before any of it is handed out; an
+  /// empty function ends that. After an error nothing is set. Waits for a growth that is under way.
   Status set_announce(Announce announce);
 
   /// Lets another GPU of this process use the arena, now and as it grows.
@@ -120,7 +120,7 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   Result<Chunk> map_chunk(std::size_t offset, std::size_t size_bytes) const;
   Status open_access(const Chunk& chunk) const;
   void unmap_chunk(const Chunk& chunk) const;
-  Status tell(const Announce& announce, const Chunk& chunk) const;
+  Status announce_chunk(const Announce& announce, const Chunk& chunk) const;
   Status zero(std::byte* data, std::size_t bytes) const;
 
   const int device_;

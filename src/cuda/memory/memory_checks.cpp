@@ -24,20 +24,20 @@ Status check_extent(std::string_view what, std::int64_t num_rows, std::int64_t s
 Status check_pointer(std::string_view what, const void* data, int device) {
   cudaPointerAttributes attributes{};
   const cudaError_t error = cudaPointerGetAttributes(&attributes, data);
-  if (error != cudaSuccess) return cuda_status(error, fmt::format("{}: asking whose memory {} is", what, data));
+  if (error != cudaSuccess) return runtime_status(error, fmt::format("{}: asking where {} is allocated", what, data));
   if (attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost) {
     return invalid(
-        fmt::format("{} lies at {} in host memory, expected memory of GPU {}; copy it there, or use backend \"cpu\"",
+        fmt::format("{} is at {} in host memory, expected memory of GPU {}; copy it there, or use backend \"cpu\"",
                     what, data, device));
   }
   if (attributes.type == cudaMemoryTypeManaged) {
     return invalid(
-        fmt::format("{} lies at {} in managed memory, expected memory of GPU {}; use cudaMalloc or "
+        fmt::format("{} is at {} in managed memory, expected memory of GPU {}; use cudaMalloc or "
                     "Group::allocate",
                     what, data, device));
   }
   if (attributes.device != device) {
-    return invalid(fmt::format("{} lies at {} in memory of GPU {}, expected this rank's GPU {}", what, data,
+    return invalid(fmt::format("{} is at {} in memory of GPU {}, expected this rank's GPU {}", what, data,
                                attributes.device, device));
   }
   return {};
@@ -108,8 +108,8 @@ Status check_stream_device(std::string_view operation, cudaStream_t stream, int 
   int stream_device = -1;
   const cudaError_t error = cudaStreamGetDevice(stream, &stream_device);
   if (error != cudaSuccess)
-    return cuda_status(error,
-                       fmt::format("{}: asking whose stream {} is", operation, static_cast<const void*>(stream)));
+    return runtime_status(
+        error, fmt::format("{}: asking for the device of stream {}", operation, static_cast<const void*>(stream)));
   if (stream_device == device) return {};
   return invalid(fmt::format("{}: the stream belongs to GPU {}, expected one of this rank's GPU {}", operation,
                              stream_device, device));

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_MEMORY_MEMORY_CHECKS_HPP
 #define FERRY_CUDA_MEMORY_MEMORY_CHECKS_HPP
 
-/// Is a caller's pointer memory of this rank's GPU, and a stream one of its streams?
+/// Checks that a caller's tensors are in memory of this rank's GPU, and that its stream belongs to it.
 
 #include <cuda_runtime_api.h>
 

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
 
 namespace ferry::cuda {
@@ -108,8 +109,8 @@ Status PeerMapping::add_vmm(const ArenaChunk& chunk) {
 Status PeerMapping::add_ipc(const ArenaChunk& chunk) {
   const Result<const Driver*> table = driver();
   void* data = nullptr;
-  Status status = cuda_status(cudaIpcOpenMemHandle(&data, chunk.ipc, cudaIpcMemLazyEnablePeerAccess),
-                              fmt::format("opening {} bytes on GPU {}", chunk.size_bytes, device_), kReachHint);
+  Status status = runtime_status(cudaIpcOpenMemHandle(&data, chunk.ipc, cudaIpcMemLazyEnablePeerAccess),
+                                 fmt::format("opening {} bytes on GPU {}", chunk.size_bytes, device_), kReachHint);
   if (!status.ok()) return status;
   CUdeviceptr begin = 0;
   std::size_t size_bytes = 0;

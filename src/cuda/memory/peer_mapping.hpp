@@ -32,10 +32,10 @@ class PeerMapping {
   /// Constant once set. kVmm: from creation; kIpc: null until the arena's one chunk is there.
   std::byte* base() const { return base_.load(std::memory_order_acquire); }
 
-  /// Map what the peer announced. Whatever a broken peer says, only the next free part of its own range is touched.
+  /// Maps an announced chunk. Whatever a faulty peer announces, only the next free part of its own range is touched.
   /// @errors kTransport: not the chunk that comes next; kSystem, kCuda: the driver refused
   Status add(const ArenaChunk& chunk);
-  /// Unmap the newest chunk, if it starts at `offset`: its owner could not make it known to everybody.
+  /// Unmaps the newest chunk, if it starts at `offset`: its owner could not announce it to all ranks.
   void take_back(std::size_t offset);
 
  private:

@@ -13,7 +13,7 @@
 namespace ferry::cuda {
 namespace {
 
-/// A thousand routes of up to 4 KiB each, whose counts nobody has read yet; locked in memory, so no more than that.
+/// A thousand routes of up to 4 KiB each whose counts have not been read yet; locked in memory, so no more than that.
 constexpr std::size_t kPinnedBytes = std::size_t{4} << 20;
 
 /// Blocks that no group uses. cudaFreeHost waits for every GPU of the process and holds the driver's lock meanwhile:
@@ -43,8 +43,8 @@ Result<void*> take_block() {
   void* block = nullptr;
   const cudaError_t error = cudaHostAlloc(&block, kPinnedBytes, cudaHostAllocPortable | cudaHostAllocMapped);
   if (error != cudaSuccess) {
-    return cuda_status(error, fmt::format("Group::create: locking {} bytes of host memory", kPinnedBytes),
-                       "free some memory or raise the limit of locked memory (ulimit -l)");
+    return runtime_status(error, fmt::format("Group::create: locking {} bytes of host memory", kPinnedBytes),
+                          "free some memory or raise the limit of locked memory (ulimit -l)");
   }
   return block;
 }
@@ -54,7 +54,7 @@ void give_back_block(void* block) try {
   const std::lock_guard lock(idle.mutex);
   idle.blocks.push_back(block);
 } catch (const std::bad_alloc&) {
-  // Called from destructors: what cannot be remembered stays taken until the process ends.
+  // Called from destructors: what cannot be recorded stays allocated until the process ends.
 }
 
 }  // namespace
@@ -66,7 +66,8 @@ Result<std::shared_ptr<PinnedMemory>> PinnedMemory::create() {
   void* device = nullptr;
   if (const cudaError_t mapped = cudaHostGetDevicePointer(&device, *host, 0); mapped != cudaSuccess) {
     // Not given back: it may be what a device reset has left behind.
-    return cuda_status(mapped, "Group::create: mapping host memory for the GPU", "this GPU cannot write host memory");
+    return runtime_status(mapped, "Group::create: mapping host memory for the GPU",
+                          "this GPU cannot write host memory");
   }
   return std::make_shared<PinnedMemory>(static_cast<std::byte*>(*host), static_cast<std::byte*>(device));
 }

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_MEMORY_PINNED_MEMORY_HPP
 #define FERRY_CUDA_MEMORY_PINNED_MEMORY_HPP
 
-/// Host memory that kernels write to: reports, and what route tells the host. One block per group, handed out in pages;
+/// Host memory that kernels write to: reports, and the results of route. One block per group, handed out in pages;
 /// a later group takes over the block of one that has ended.
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class PinnedMemory {
   ~PinnedMemory();
 
   /// Zeroed. Any thread.
-  /// @errors kCapacity: too many routes whose counts nobody has read
+  /// @errors kCapacity: too many routes whose counts have not been read
   Result<std::byte*> take(std::size_t bytes);
   void give(std::byte* host, std::size_t bytes);
   /// Where the GPU sees it.

@@ -2,7 +2,8 @@
 #define FERRY_CUDA_MEMORY_STAGING_HPP
 
 /// Device memory that the backend itself uses during a call: records, and rows that peers cannot reach otherwise. Kept
-/// from call to call and grown when a call needs more. What a graph has captured stays: its replays use it again.
+/// from call to call and grown when a call needs more. Blocks that a graph has captured are kept: its replays
+/// use them again.
 
 #include <memory>
 #include <vector>

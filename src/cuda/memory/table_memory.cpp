@@ -9,7 +9,7 @@ namespace ferry::cuda {
 Result<std::shared_ptr<TableMemory>> TableMemory::create(std::shared_ptr<DeviceArena> arena) {
   cudaEvent_t event = nullptr;
   const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-  if (error != cudaSuccess) return cuda_status(error, "Group::create: making an event");
+  if (error != cudaSuccess) return runtime_status(error, "Group::create: making an event");
   return std::make_shared<TableMemory>(std::move(arena), event);
 }
 
@@ -59,7 +59,7 @@ void TableMemory::after_calls(std::function<void()> release) try {
   resting_.push_back(std::move(release));
   if (closed_) reap();
 } catch (const std::bad_alloc&) {
-  // Called from destructors: what cannot be remembered stays taken until the group's end.
+  // Called from destructors: what cannot be recorded stays allocated until the group ends.
 }
 
 void TableMemory::bury(std::byte* data, std::size_t bytes) {

@@ -4,20 +4,20 @@
 
 namespace ferry::cuda {
 
-Result<Tickets> Tickets::create(call::CallSync& crew) {
-  Result<std::byte*> data = crew.peers().arena().take(sizeof(Ring));
+Result<CallLog> CallLog::create(node::Peers& peers) {
+  Result<std::byte*> data = peers.arena().take(sizeof(Ring));
   if (!data.ok()) return data.status();
   new (*data) Ring();
-  return Tickets(crew, static_cast<std::size_t>(*data - crew.peers().arena().mapping()->base()));
+  return CallLog(peers, static_cast<std::size_t>(*data - peers.arena().mapping()->base()));
 }
 
-Tickets::Ring& Tickets::ring(int rank) const {
-  return *reinterpret_cast<Ring*>(crew_->peers().peer(rank).arena->base() + offset_);
+CallLog::Ring& CallLog::ring(int rank) const {
+  return *reinterpret_cast<Ring*>(peers_->peer(rank).arena->base() + offset_);
 }
 
-std::int64_t Tickets::post(const CallRecord& record) {
+std::int64_t CallLog::append(const CallRecord& record) {
   const std::int64_t number = ++last_number_;
-  Slot& slot = ring(crew_->rank()).slots[static_cast<std::size_t>(number) % kNumSlots];
+  Slot& slot = ring(peers_->rank()).slots[static_cast<std::size_t>(number) % kNumSlots];
   slot.number.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   slot.record = record;
@@ -25,7 +25,7 @@ std::int64_t Tickets::post(const CallRecord& record) {
   return number;
 }
 
-std::optional<CallRecord> Tickets::find(int rank, std::int64_t number) const {
+std::optional<CallRecord> CallLog::find(int rank, std::int64_t number) const {
   if (number <= 0) return std::nullopt;
   const Slot& slot = ring(rank).slots[static_cast<std::size_t>(number) % kNumSlots];
   if (slot.number.load(std::memory_order_acquire) != number) return std::nullopt;

@@ -1,37 +1,37 @@
 #ifndef FERRY_CUDA_SYNC_CALL_LOG_HPP
 #define FERRY_CUDA_SYNC_CALL_LOG_HPP
 
-/// What each rank's host says about its calls, where the peers' hosts can read it. Kernels compare hashes only; when
-/// those differ, the hosts look up the records and all find the same words.
+/// Each rank's latest call records, where the peers' hosts can read them. Kernels compare hashes only; when those
+/// differ, the hosts read the records and all derive the same message from them.
 ///
 ///   field    writer  readers  order                        publishes
 ///   number   owner   all      store release / load acquire  record (checked again after it was copied)
 ///
-/// Owners run ahead of readers: a record that was written over is reported in general words.
+/// Owners run ahead of readers: a record that has been overwritten is reported in general terms.
 
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
 
-#include "call/call_sync.hpp"
 #include "core/agreement.hpp"
 #include "ferry/status.hpp"
+#include "node/peers.hpp"
 
 namespace ferry::cuda {
 
-class Tickets {
+class CallLog {
  public:
-  /// The first thing that every rank takes from its arena, so that it lies at the same place in all.
-  static Result<Tickets> create(call::CallSync& crew);
+  /// Must be the first thing that every rank takes from its host arena, so that the offset is the same in all.
+  static Result<CallLog> create(node::Peers& peers);
 
-  /// Shows `record` to the peers; its number.
-  std::int64_t post(const CallRecord& record);
-  /// Record `number` of `rank`; nothing if it was written over.
+  /// Publishes `record` to the peers; returns its number.
+  std::int64_t append(const CallRecord& record);
+  /// Record `number` of `rank`; nothing if it was overwritten.
   std::optional<CallRecord> find(int rank, std::int64_t number) const;
 
  private:
-  /// Calls that a rank's host can be ahead of a peer that looks back.
+  /// Calls by which a rank's host may be ahead of a peer that looks up its record.
   static constexpr std::size_t kNumSlots = 64;
   struct Slot {
     std::atomic<std::int64_t> number{0};
@@ -41,15 +41,15 @@ class Tickets {
     std::array<Slot, kNumSlots> slots;
   };
 
-  Tickets(call::CallSync& crew, std::size_t offset) : crew_(&crew), offset_(offset) {}
+  CallLog(node::Peers& peers, std::size_t offset) : peers_(&peers), offset_(offset) {}
   Ring& ring(int rank) const;
 
-  call::CallSync* crew_;
+  node::Peers* peers_;
   std::size_t offset_;
   std::int64_t last_number_ = 0;
 };
 
-/// What all ranks must give alike, in one word that is never 0.
+/// Hash of everything that all ranks must pass alike; 0 exactly for a record of a failure.
 std::uint64_t agreement_word(const CallRecord& record);
 
 }  // namespace ferry::cuda

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_SYNC_CHUNKS_CUH
 #define FERRY_CUDA_SYNC_CHUNKS_CUH
 
-/// Progress of many warps, told to the peers part by part. Warps finish their share of a chunk in any order; the last
-/// one tells the peers. Chunks are told in ascending order, because a flag may never go back.
+/// Progress of many warps, reported to the peers chunk by chunk. Warps finish their share of a chunk in any order; the
+/// last one reports it. Chunks are reported in ascending order, because a flag may never go back.
 ///
 ///   local.chunk_arrivals[c]  all sending warps   atom.add.acq_rel.gpu        what the warp wrote to the peers; also
 ///                                                ld.acquire.gpu by the last warp of c - 1: are all there?
@@ -13,7 +13,7 @@
 
 namespace ferry::cuda::device {
 
-/// progress[] word: rows told so far in this epoch.
+/// progress[] word: rows reported so far in this epoch.
 __device__ inline std::uint64_t progress_value(std::uint64_t epoch, std::int64_t rows) {
   return epoch << 32 | static_cast<std::uint64_t>(rows);
 }
@@ -28,9 +28,9 @@ template <typename RowsAfter>
 class ChunkReporter {
  public:
   /// `posts_done`: the last chunk also ends this rank's part in the call.
-  __device__ ChunkReporter(const CrewParams& crew, const ChunkPlan& plan, std::uint64_t epoch, RowsAfter rows_after,
+  __device__ ChunkReporter(const RankParams& ranks, const ChunkPlan& plan, std::uint64_t epoch, RowsAfter rows_after,
                            bool posts_done)
-      : crew_(crew), plan_(plan), epoch_(epoch), rows_after_(rows_after), posts_done_(posts_done) {}
+      : ranks_(ranks), plan_(plan), epoch_(epoch), rows_after_(rows_after), posts_done_(posts_done) {}
 
   /// This warp's writes for all chunks before `end` are complete (every lane's own, bulk ones included). All lanes.
   __device__ void report_before(int end) {
@@ -42,7 +42,7 @@ class ChunkReporter {
 
  private:
   __device__ void report(int chunk) {
-    LocalState& local = *crew_.control.local;
+    LocalState& local = *ranks_.control.local;
     fence_async_proxy();
     __syncwarp();
     unsigned last = 0;
@@ -50,41 +50,72 @@ class ChunkReporter {
       last = add_acq_rel_device(&local.chunk_arrivals[chunk], 1) + 1 == static_cast<std::uint32_t>(plan_.num_warps);
     }
     last = __shfl_sync(0xFFFFFFFFU, last, 0);
-    __syncwarp();  // hands what lane 0 has acquired to those that tell the peers
+    __syncwarp();  // hands what lane 0 has acquired to the lanes that store the progress
     if (last == 0) return;
-    // All that takes long before its turn: turns follow each other, so whatever one takes bounds the pace of chunks.
-    const std::int64_t rows = lane_idx() < crew_.num_ranks ? rows_after_(chunk, lane_idx()) : 0;
+    // Everything slow happens before this warp's turn: turns are serial, so their length bounds the pace of chunks.
+    const std::int64_t rows = lane_idx() < ranks_.num_ranks ? rows_after_(chunk, lane_idx()) : 0;
     fence_system();
-    // The warps that tell the chunks before are on their way: nothing they do waits for anybody.
+    // Bounded: the warps that report the chunks before are running, and wait for nothing else.
     while (load_acquire_device(&local.num_chunks_sent) != static_cast<std::uint32_t>(chunk)) {
     }
     const bool final_chunk = chunk + 1 == plan_.num_chunks;
-    // Whoever waits for the next turn tells more.
+    // The warp that waits for the next turn reports more.
     const bool overtaken = !final_chunk && load_acquire_device(&local.chunk_arrivals[chunk + 1]) ==
                                                static_cast<std::uint32_t>(plan_.num_warps);
-    if (!overtaken) tell(chunk, rows);
+    if (!overtaken) store_progress(chunk, rows);
     __syncwarp();
     if (lane_idx() == 0) {
       local.chunk_arrivals[chunk] = 0;
       store_release_device(&local.num_chunks_sent, final_chunk ? 0U : static_cast<std::uint32_t>(chunk) + 1U);
     }
-    if (final_chunk && posts_done_) post_done(crew_, epoch_);
+    if (final_chunk && posts_done_) post_done(ranks_, epoch_);
   }
 
   /// `rows`: of the rank of this lane's number.
-  __device__ void tell(int chunk, std::int64_t rows) const {
-    for (int rank = lane_idx(); rank < crew_.num_ranks; rank += kWarpLanes) {
+  __device__ void store_progress(int chunk, std::int64_t rows) const {
+    for (int rank = lane_idx(); rank < ranks_.num_ranks; rank += kWarpLanes) {
       if (rank >= kWarpLanes) rows = rows_after_(chunk, rank);
-      store_relaxed_system(&control_of(crew_, rank).progress[crew_.rank], progress_value(epoch_, rows));
+      store_relaxed_system(&control_of(ranks_, rank).progress[ranks_.rank], progress_value(epoch_, rows));
     }
   }
 
-  const CrewParams& crew_;
+  const RankParams& ranks_;
   ChunkPlan plan_;
   std::uint64_t epoch_;
   RowsAfter rows_after_;
   bool posts_done_;
   int next_ = 0;
+};
+
+/// Items dealt to the ranks in turn: item i is number i / R of rank i % R, so that all ranks make progress at the same
+/// pace. A warp takes every n-th item, and divides only once.
+class RankWalk {
+ public:
+  /// Items first, first + step, …
+  __device__ RankWalk(int num_ranks, int first, int step)
+      : num_ranks_(num_ranks),
+        idx_(first / num_ranks),
+        rank_(first % num_ranks),
+        step_idx_(step / num_ranks),
+        step_rank_(step % num_ranks) {}
+
+  /// Which of its rank's items this is.
+  __device__ int idx() const { return idx_; }
+  __device__ int rank() const { return rank_; }
+  __device__ void advance() {
+    idx_ += step_idx_;
+    rank_ += step_rank_;
+    if (rank_ < num_ranks_) return;
+    rank_ -= num_ranks_;
+    ++idx_;
+  }
+
+ private:
+  int num_ranks_;
+  int idx_;
+  int rank_;
+  int step_idx_;
+  int step_rank_;
 };
 
 }  // namespace ferry::cuda::device

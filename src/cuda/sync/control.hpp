@@ -1,7 +1,8 @@
 #ifndef FERRY_CUDA_SYNC_CONTROL_HPP
 #define FERRY_CUDA_SYNC_CONTROL_HPP
 
-/// What ranks tell each other on the device, at the start of every arena. All flags of the CUDA backend are here.
+/// The control words of a rank, at the start of its arena: everything that ranks send each other on the device except
+/// rows and their tables. All flags of the CUDA backend are here.
 ///
 /// Every call has an epoch (from 1), counted on the device so that graph replays count too; all ranks make the same
 /// calls in the same order, so their epochs agree. Flags only grow and are never reset.
@@ -18,9 +19,9 @@
 /// This rank reads all of them; the first four are st.release.sys (progress: fence.acq_rel.sys and st.relaxed.sys) and
 /// ld.acquire.sys.
 ///
-/// One place per message is enough: s writes the message of epoch e + 1 only after it saw done[this rank] >= e, which
+/// One slot per message is enough: s writes the message of epoch e + 1 only after it saw done[this rank] >= e, which
 /// this rank sends after it has read s's message of e. Counts have no such end of call; they alternate between two
-/// places, and s writes those of e + 2 only after it has finished e + 1, in which this rank took part after reading e.
+/// slots, and s writes those of e + 2 only after it has finished e + 1, in which this rank took part after reading e.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,34 +34,39 @@ namespace ferry::cuda {
 inline constexpr std::int64_t kMaxExperts = 4096;
 /// Bound on R here: tables of that many peers fit a block's shared memory many times over.
 inline constexpr int kMaxRanks = 128;
-/// Most parts a rank's tokens are reported in.
+/// Maximum number of chunks in which a rank reports the progress of its tokens.
 inline constexpr int kMaxChunks = 1024;
 
-/// What an EntryMessage says of its sender's memory.
+/// Bits of EntryMessage::flags.
 inline constexpr std::int64_t kRowsStaged = 1;    ///< dispatch: rows_offset is staging, indexed by token row
-inline constexpr std::int64_t kTablesDirect = 2;  ///< dispatch: scales, ids and weights are written where they end up
+inline constexpr std::int64_t kTablesDirect = 2;  ///< dispatch: scales, ids and weights go straight to the outputs
 inline constexpr std::int64_t kWideIds = 4;       ///< dispatch: ids_offset holds i64
 
-/// A rank's part in a call, told to every peer at its start. Offsets are in the sender's arena.
+/// A rank's part in a call, as it sends it to every peer. Offsets are in its own arena. What the first two refer to:
+///
+///   call       rows_offset           tables_offset
+///   dispatch   where its rows go     where its token records go, if it gets any
+///   combine    where its rows are    where the weights of its rows are
+///   route      not used              where its source table is
 struct alignas(128) EntryMessage {
-  std::uint64_t epoch;
-  std::uint64_t agreement;      ///< hash of what all ranks must give alike; 0: this rank refuses the call
-  std::int64_t ticket;          ///< number of the host's record of the call
-  std::int64_t rows_offset;     ///< dispatch: where its rows go; combine: where its rows are
-  std::int64_t rows_stride;     ///< bytes
-  std::int64_t records_offset;  ///< dispatch: where its records go; combine: its weights; route: its source table
-  std::int64_t flags;
-  std::int64_t scales_offset;  ///< this and the next three only with kTablesDirect
-  std::int64_t scales_stride;  ///< bytes between rows; a row is contiguous
-  std::int64_t ids_offset;
-  std::int64_t weights_offset;
+  std::uint64_t epoch = 0;         ///< written last, by the kernel
+  std::uint64_t agreement = 0;     ///< hash of what all ranks must pass alike; 0: this rank refuses the call
+  std::int64_t record_number = 0;  ///< of the call in the host's CallLog
+  std::int64_t rows_offset = 0;
+  std::int64_t rows_stride = 0;  ///< bytes
+  std::int64_t tables_offset = 0;
+  std::int64_t flags = 0;
+  std::int64_t scales_offset = 0;  ///< this and the next three only with kTablesDirect
+  std::int64_t scales_stride = 0;  ///< bytes between rows; a row is contiguous
+  std::int64_t ids_offset = 0;
+  std::int64_t weights_offset = 0;
 };
 static_assert(sizeof(EntryMessage) == 128, "two lines per message, written by one lane");
 
 /// What precedes a rank's counts.
 struct CountsHeader {
   std::uint64_t agreement;
-  std::int64_t ticket;
+  std::int64_t record_number;
   std::int64_t max_recv_rows;  ///< 0: not bounded
   std::int64_t bad_entry;      ///< index in [T, K] of the first id that is no expert, -1: all are good
   std::int64_t bad_id;
@@ -69,8 +75,8 @@ struct CountsHeader {
 /// This rank's own words.
 struct LocalState {
   std::uint64_t epoch;    ///< calls finished
-  std::uint64_t outcome;  ///< epoch << 2 | device::Outcome of the call that is being made
-  std::uint32_t broken;   ///< a wait expired: every kernel ends at once
+  std::uint64_t outcome;  ///< of the current call: epoch << 2 | device::Outcome
+  std::uint32_t broken;   ///< a wait timed out: every kernel ends at once
   std::uint32_t num_chunks_sent;
   std::uint32_t num_blocks_done;
   std::uint32_t num_receivers_done;

@@ -1,10 +1,9 @@
-/// What kernels reported, in words.
+#include "cuda/sync/fault_text.hpp"
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <vector>
-
-#include "cuda/backend.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -14,7 +13,7 @@ constexpr double kNsPerMillisecond = 1e6;
 std::string_view awaited_text(Awaited awaited) {
   switch (awaited) {
     case Awaited::kCounts:
-      return "to show its counts";
+      return "to post its counts";
     case Awaited::kEntry:
       return "to make the same call";
     case Awaited::kRows:
@@ -29,9 +28,7 @@ std::string_view awaited_text(Awaited awaited) {
 
 }  // namespace
 
-Status CudaBackend::check_lost() {
-  const LostReport& lost = parts_.report->lost;
-  if (__atomic_load_n(&lost.state, __ATOMIC_ACQUIRE) == 0) return {};
+std::string describe_lost(const LostReport& lost, std::int64_t timeout_ns) {
   const auto awaited = static_cast<Awaited>(lost.awaited);
   // Flags count epochs; progress counts epochs and rows.
   const std::string seen =
@@ -39,29 +36,27 @@ Status CudaBackend::check_lost() {
           ? fmt::format("{} of {} rows", lost.seen >> 32 == lost.epoch ? lost.seen & 0xFFFFFFFFU : 0,
                         lost.expected & 0xFFFFFFFFU)
           : fmt::format("flag {}, expected {}", lost.seen, lost.expected);
-  return parts_.crew->give_up_on(
-      lost.peer,
-      fmt::format("exchange {} on the GPU: waited {:.0f} ms for rank {} {} ({})", lost.epoch,
-                  static_cast<double>(timeout_ns_) / kNsPerMillisecond, lost.peer, awaited_text(awaited), seen));
+  return fmt::format("exchange {} on the GPU: timed out after {:.0f} ms waiting for rank {} {} ({})", lost.epoch,
+                     static_cast<double>(timeout_ns) / kNsPerMillisecond, lost.peer, awaited_text(awaited), seen);
 }
 
-Status CudaBackend::describe_fault(const FaultReport& fault, std::string_view operation) const {
+Status describe_fault(const FaultReport& fault, const CallLog& call_log, int num_ranks, std::string_view operation) {
   switch (static_cast<Fault>(fault.fault)) {
     case Fault::kDisagreement: {
       std::vector<CallRecord> records;
       std::vector<const CallRecord*> pointers;
-      for (int rank = 0; rank < parts_.crew->topology().num_ranks; ++rank) {
-        const std::optional<CallRecord> record = tickets_.find(rank, fault.tickets[rank]);
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        const std::optional<CallRecord> record = call_log.find(rank, fault.record_numbers[rank]);
         if (record) records.push_back(*record);
       }
-      if (records.size() == static_cast<std::size_t>(parts_.crew->topology().num_ranks)) {
+      if (records.size() == static_cast<std::size_t>(num_ranks)) {
         for (const CallRecord& record : records) pointers.push_back(&record);
         if (Status status = check_agreement(pointers); !status.ok()) return status;
       }
       return Status(
           ErrorCode::kInvalidArgument,
-          fmt::format("{}: ranks made different calls, or one was refused, and the details are gone; call wait "
-                      "after every call to see them",
+          fmt::format("{}: ranks made different calls, or one was refused, and the details have been overwritten; "
+                      "call wait after every call to see them",
                       operation));
     }
     case Fault::kBadId:
@@ -88,14 +83,6 @@ Status CudaBackend::describe_fault(const FaultReport& fault, std::string_view op
   }
   return Status(ErrorCode::kInternal,
                 fmt::format("{}: unknown report {}; please report this bug", operation, fault.fault));
-}
-
-Status CudaBackend::take_fault() {
-  FaultReport& fault = parts_.report->fault;
-  if (__atomic_load_n(&fault.state, __ATOMIC_ACQUIRE) == 0) return {};
-  Status status = describe_fault(fault, "wait");
-  __atomic_store_n(&fault.state, 0, __ATOMIC_RELEASE);
-  return status;
 }
 
 }  // namespace ferry::cuda

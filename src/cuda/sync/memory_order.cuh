@@ -4,11 +4,17 @@
 /// The loads, stores and fences that flags need, each one PTX instruction (PTX ISA, "Memory Consistency Model").
 /// System scope reaches other GPUs over NVLink and the host; device scope the blocks of one kernel.
 /// Rows are moved by the bulk copy engine too, which is another proxy: `fence_async_proxy` orders it with ordinary
-/// accesses (PTX ISA, "membar / fence", fence.proxy.async).
+/// accesses (PTX ISA, "membar / fence", fence.proxy.async). Also here, because all device code needs them: a thread's
+/// position in its block.
 
 #include <cstdint>
 
 namespace ferry::cuda::device {
+
+inline constexpr int kWarpLanes = 32;
+
+__device__ inline int lane_idx() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
+__device__ inline int warp_idx() { return static_cast<int>(threadIdx.x) / kWarpLanes; }
 
 __device__ inline std::uint64_t load_acquire_system(const std::uint64_t* address) {
   std::uint64_t value;
@@ -41,7 +47,7 @@ __device__ inline void store_release_device(std::uint32_t* address, std::uint32_
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-/// Adds and returns what was there; everything this thread has seen is visible to whoever sees the sum.
+/// Adds and returns what was there; everything this thread has seen is visible to a thread that sees the sum.
 __device__ inline std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t value) {
   std::uint32_t before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
@@ -50,7 +56,7 @@ __device__ inline std::uint32_t add_acq_rel_device(std::uint32_t* address, std::
 
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
-/// Between ordinary accesses to global memory and those of the bulk copy engine, either way round.
+/// Orders ordinary accesses to global memory and those of the bulk copy engine, in both directions.
 __device__ inline void fence_async_proxy() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -11,27 +11,13 @@
 
 namespace ferry::cuda {
 
-struct CrewParams {
+struct RankParams {
   int rank = 0;
   int num_ranks = 1;
   std::byte* const* peer_bases = nullptr;  ///< [R] in device memory: where this GPU sees each arena, own one included
   Control control;                         ///< this rank's own
   DeviceReport* report = nullptr;          ///< device's address of pinned host memory
   std::uint64_t timeout_ns = 0;
-};
-
-/// This rank's part in a call; what its EntryMessage says.
-struct EntryParams {
-  std::uint64_t agreement = 0;  ///< 0: this rank refuses
-  std::int64_t ticket = 0;
-  std::int64_t rows_offset = 0;
-  std::int64_t rows_stride = 0;
-  std::int64_t records_offset = 0;
-  std::int64_t flags = 0;
-  std::int64_t scales_offset = 0;
-  std::int64_t scales_stride = 0;
-  std::int64_t ids_offset = 0;
-  std::int64_t weights_offset = 0;
 };
 
 }  // namespace ferry::cuda

@@ -1,11 +1,11 @@
 #ifndef FERRY_CUDA_SYNC_REPORT_HPP
 #define FERRY_CUDA_SYNC_REPORT_HPP
 
-/// What kernels tell the host: plain words in pinned host memory that the device can write.
+/// What kernels report: to the host, in words of pinned host memory that the device can write, and to later kernels.
 ///
 ///   field            writer                     reader   order
 ///   lost.state       the kernel whose wait      host     st.release.sys after the other fields / acquire load
-///                    expired first (once)
+///                    timed out first (once)
 ///   fault.state      block 0 of a call          host     the same; the host sets it back to 0 when the stream is idle
 ///   RouteResult      the count exchange         host     `state` likewise; once per route
 
@@ -22,7 +22,7 @@ enum class Awaited : std::int32_t {
   kOwn = 4,     ///< this rank's own blocks
 };
 
-/// A wait that expired.
+/// A wait that timed out.
 struct LostReport {
   std::uint64_t state;  ///< 1: the rest is valid
   std::int32_t awaited;
@@ -33,7 +33,7 @@ struct LostReport {
 };
 
 enum class Fault : std::int32_t {
-  kDisagreement = 1,  ///< ranks made different calls, or one refused: `tickets` says which records to compare
+  kDisagreement = 1,  ///< ranks made different calls, or one refused: `record_numbers` says which records to compare
   kBadId = 2,         ///< `value` of (token `row`, entry `column`) is no expert, on rank `rank`
   kSlabCapacity = 3,  ///< expert `row` of rank `rank` gets `value` rows
   kRowCapacity = 4,   ///< rank `rank` gets `value` rows and has room for `limit`
@@ -49,7 +49,7 @@ struct FaultReport {
   std::int64_t column;
   std::int64_t value;
   std::int64_t limit;
-  std::int64_t tickets[128];  ///< [R], kMaxRanks
+  std::int64_t record_numbers[128];  ///< [R], kMaxRanks
 };
 
 struct DeviceReport {
@@ -57,7 +57,21 @@ struct DeviceReport {
   FaultReport fault;
 };
 
-/// What route tells the host. Arrays follow: from_rank[R], to_rank[R], rows_per_expert[L] i32, row_offsets[L + 1] i64.
+/// Outcome of the count exchange, read by every later kernel.
+struct RouteSummary {
+  std::uint32_t valid;         ///< 0: refused; dispatch and combine move nothing
+  std::int32_t num_used_rows;  ///< also Routing::num_recv_rows_view
+  std::int32_t num_token_rows;
+  std::int32_t fault;  ///< Fault, where not valid
+  std::int64_t fault_rank;
+  std::int64_t fault_row;
+  std::int64_t fault_column;
+  std::int64_t fault_value;
+  std::int64_t fault_limit;
+};
+
+/// What route reports to the host. Arrays follow: from_rank[R], to_rank[R], rows_per_expert[L] i32, row_offsets[L + 1]
+/// i64.
 struct RouteResult {
   std::uint64_t state;  ///< 1: valid, 2: refused
   std::int64_t num_used_rows;

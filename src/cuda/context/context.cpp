@@ -1,0 +1,156 @@
+#include "cuda/context/context.hpp"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+
+#include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
+#include "cuda/memory/memory_checks.hpp"
+#include "cuda/sync/fault_text.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::cuda {
+
+Context::~Context() {
+  const DeviceGuard guard(parts_.device);
+  const RelaxedCapture relaxed;
+  if (launched_) cudaEventSynchronize(parts_.memory->last_call());
+  parts_.sync->leave();
+  parts_.memory->close();
+}
+
+Result<bool> Context::check_stream(Operation operation, Stream stream) {
+  if (!parts_.sync->broken().ok()) return parts_.sync->broken();
+  if (Status status = check_lost(); !status.ok()) return status;
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (const cudaError_t error = cudaStreamIsCapturing(handle, &capture); error != cudaSuccess) {
+    return runtime_status(error, fmt::format("{}: asking whether the stream is captured", to_string(operation)));
+  }
+  if (capture != cudaStreamCaptureStatusNone) return true;
+  // Not of a captured stream: asking that one for its device ends the capture.
+  Status status = check_stream_device(to_string(operation), handle, parts_.device);
+  if (!status.ok()) return status;
+  return false;
+}
+
+Result<Launch> Context::begin(const CallRecord& record, cudaStream_t stream, bool captured) {
+  if (!parts_.sync->broken().ok()) return parts_.sync->broken();
+  Launch launch{stream, captured, agreement_word(record), parts_.call_log->append(record)};
+  // Calls of a group follow each other, whatever their streams. A captured stream cannot wait for anything outside its
+  // graph: ordering the graph is up to the program that replays it.
+  if (launched_ && !captured) {
+    const cudaError_t error = cudaStreamWaitEvent(stream, parts_.memory->last_call(), 0);
+    if (error != cudaSuccess) {
+      return runtime_status(error, fmt::format("{}: ordering calls", to_string(record.operation)));
+    }
+  }
+  return launch;
+}
+
+Status Context::end(const Launch& launch, cudaError_t launched, std::string_view operation) {
+  if (!launch.captured) {
+    const cudaError_t recorded = cudaEventRecord(parts_.memory->last_call(), launch.stream);
+    launched_ = true;
+    if (launched == cudaSuccess) launched = recorded;
+  }
+  if (launched == cudaSuccess) return {};
+  return fail(runtime_status(launched, fmt::format("{}: launching", operation),
+                             "the GPU or its context failed earlier; see the first error"));
+}
+
+Status Context::refuse(const CallRecord& record, Stream stream, const Status& status,
+                       const std::function<cudaError_t(const Launch&)>& launch_refusal) {
+  if (!parts_.sync->broken().ok()) return parts_.sync->broken();
+  // Growing memory can find that a peer is gone: that breaks the group, not just this call.
+  if (status.code() == ErrorCode::kTimeout || status.code() == ErrorCode::kPeerLost) {
+    return parts_.sync->fail(status.code(), status.peer(), status.message());
+  }
+  // Peers that capture the call do not make it now.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const auto caller = static_cast<cudaStream_t>(stream.handle);
+  if (cudaStreamIsCapturing(caller, &capture) != cudaSuccess) cudaGetLastError();
+  if (capture != cudaStreamCaptureStatusNone) return status;
+  CallRecord refused = record;
+  if (refused.code == ErrorCode::kOk) refused.set_status(status);
+  // On a stream of its own: the caller's may be the one that is invalid.
+  const RelaxedCapture relaxed;
+  Result<Launch> launch = begin(refused, parts_.refusals_stream->get(), false);
+  if (!launch.ok()) return launch.status();
+  Status ended = end(*launch, launch_refusal(*launch), to_string(record.operation));
+  if (!ended.ok()) return ended;
+  // Until the peers have it: their hosts look up this call's record, which later calls would overwrite.
+  if (const cudaError_t error = cudaStreamSynchronize(launch->stream); error != cudaSuccess) {
+    return runtime_status(error, fmt::format("{}: reporting the refusal to the peers", to_string(record.operation)));
+  }
+  if (Status lost = check_lost(); !lost.ok()) return lost;
+  return Status(status.code(), fmt::format("rank {}: {}", parts_.sync->rank(), status.message()), parts_.sync->rank());
+}
+
+Status Context::fail(const Status& status) {
+  return parts_.sync->fail(status.code(), parts_.sync->rank(), status.message());
+}
+
+Status Context::give_up_on(int rank, std::string_view what) { return parts_.sync->give_up_on(rank, what); }
+
+Status Context::out_of_memory(Operation operation) { return parts_.sync->out_of_memory(operation); }
+
+Status Context::check_lost() {
+  const LostReport& lost = parts_.report->lost;
+  if (__atomic_load_n(&lost.state, __ATOMIC_ACQUIRE) == 0) return {};
+  return give_up_on(lost.peer, describe_lost(lost, timeout_ns_));
+}
+
+Status Context::describe(const FaultReport& fault, std::string_view operation) const {
+  return describe_fault(fault, *parts_.call_log, parts_.ranks.num_ranks, operation);
+}
+
+Status Context::take_fault() {
+  FaultReport& fault = parts_.report->fault;
+  if (__atomic_load_n(&fault.state, __ATOMIC_ACQUIRE) == 0) return {};
+  Status status = describe(fault, "wait");
+  __atomic_store_n(&fault.state, 0, __ATOMIC_RELEASE);
+  return status;
+}
+
+Status Context::wait(Stream stream) {
+  const DeviceGuard guard(parts_.device);
+  if (!guard.status().ok()) return guard.status();
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
+  if (Status status = check_stream_device("wait", handle, parts_.device); !status.ok()) return status;
+  const RelaxedCapture relaxed;
+  Status status = runtime_status(cudaStreamSynchronize(handle), "wait: synchronising the stream",
+                                 "a kernel on this GPU failed, perhaps not one of Ferry's");
+  if (!status.ok()) return status;
+  return poll();
+}
+
+Status Context::poll() {
+  if (!parts_.sync->broken().ok()) return parts_.sync->broken();
+  if (Status status = check_lost(); !status.ok()) return status;
+  return take_fault();
+}
+
+Status Context::destroy() {
+  if (!parts_.sync->broken().ok()) return parts_.sync->broken();
+  const DeviceGuard guard(parts_.device);
+  const RelaxedCapture relaxed;
+  if (launched_) {
+    Status status =
+        runtime_status(cudaEventSynchronize(parts_.memory->last_call()), "destroy: waiting for the last call");
+    if (!status.ok()) return fail(status);
+  }
+  if (Status status = check_lost(); !status.ok()) return status;
+  node::CallDescriptor descriptor;
+  descriptor.record.operation = Operation::kDestroy;
+  return parts_.sync->begin(descriptor);
+}
+
+Status status_of(const CallRecord& record) {
+  if (record.code == ErrorCode::kOk) return {};
+  return Status(record.code, std::string(record.message.data(), to_size(record.message_bytes)));
+}
+
+}  // namespace ferry::cuda

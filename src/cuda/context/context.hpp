@@ -1,0 +1,83 @@
+#ifndef FERRY_CUDA_CONTEXT_CONTEXT_HPP
+#define FERRY_CUDA_CONTEXT_CONTEXT_HPP
+
+/// An open group on this rank: its parts, and how calls begin, end and fail, whatever they move.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+
+#include "core/backend.hpp"
+#include "cuda/context/parts.hpp"
+#include "cuda/memory/deferred_free.hpp"
+#include "cuda/memory/staging.hpp"
+
+namespace ferry::cuda {
+
+/// A call that is being launched: its stream, and how peers identify it.
+struct Launch {
+  cudaStream_t stream = nullptr;
+  bool captured = false;
+  std::uint64_t agreement = 0;
+  std::int64_t record_number = 0;  ///< in the CallLog
+};
+
+class Context {
+ public:
+  Context(Parts parts, std::int64_t timeout_ns)
+      : timeout_ns_(timeout_ns), parts_(std::move(parts)), staging_(parts_.memory) {}
+  /// Waits for the last call: kernels end by their deadline, and what they use must last until then.
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  const Parts& parts() const { return parts_; }
+  std::int64_t timeout_ns() const { return timeout_ns_; }
+  Staging& staging() { return staging_; }
+
+  /// Checks that the group is whole and the stream one of this GPU's. The result: is the stream being captured?
+  Result<bool> check_stream(Operation operation, Stream stream);
+  /// Publishes the record to the peers and orders the stream after earlier calls.
+  Result<Launch> begin(const CallRecord& record, cudaStream_t stream, bool captured);
+  /// After the call's last launch, whether or not it succeeded: memory is reused only after what was launched.
+  Status end(const Launch& launch, cudaError_t launched, std::string_view operation);
+  /// This rank cannot make the call, because of `status`: launches a kernel by which the peers learn of it. Returns
+  /// `status` in the words that the peers will find.
+  Status refuse(const CallRecord& record, Stream stream, const Status& status,
+                const std::function<cudaError_t(const Launch&)>& launch_refusal);
+
+  /// Breaks the group because of an error that is this rank's own.
+  Status fail(const Status& status);
+  /// Breaks the group because `rank` did not come in time.
+  Status give_up_on(int rank, std::string_view what);
+  /// This rank ran out of host memory inside a call: the others must not wait for it.
+  Status out_of_memory(Operation operation);
+
+  /// A wait of a kernel that timed out, as a Status that breaks the group; ok if there was none.
+  Status check_lost();
+  Status describe(const FaultReport& fault, std::string_view operation) const;
+
+  /// Backend::wait, ::poll and ::destroy.
+  Status wait(Stream stream);
+  Status poll();
+  Status destroy();
+
+ private:
+  /// Clears the pending fault and describes it; ok if there is none.
+  Status take_fault();
+
+  LiveGroup alive_;  // first, so that it goes last: memory of the parts may have to rest
+  std::int64_t timeout_ns_;
+  Parts parts_;
+  Staging staging_;
+  bool launched_ = false;  // something was, so the last call's event has been recorded
+};
+
+/// Status of a call whose arguments this rank's checks refused; ok for others.
+Status status_of(const CallRecord& record);
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_CONTEXT_CONTEXT_HPP

@@ -1,0 +1,193 @@
+#include "cuda/context/parts.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/group_options.hpp"
+#include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
+#include "cuda/driver/driver.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+/// Oldest architecture with system-scope release and acquire (PTX ISA, "Memory Consistency Model": sm_70), and with
+/// kernels in this build.
+constexpr int kMinComputeMajor = 8;
+/// Memory that the hosts share: the call log and the words of CallSync. No token is ever stored there.
+constexpr std::size_t kHostArenaBytes = std::size_t{1} << 20;
+
+struct DeviceFacts {
+  int device = 0;
+  int num_sms = 0;
+  std::size_t shared_limit = 0;
+  cudaUUID_t uuid{};
+};
+
+Result<DeviceFacts> examine_device(int wanted) {
+  DeviceFacts facts;
+  int num_devices = 0;
+  Status status = runtime_status(cudaGetDeviceCount(&num_devices), "Group::create: counting GPUs");
+  if (status.ok() && wanted == kCurrentDevice) {
+    status = runtime_status(cudaGetDevice(&facts.device), "Group::create: asking for the current GPU");
+  } else {
+    facts.device = wanted;
+  }
+  if (!status.ok()) return status;
+  if (facts.device < 0 || facts.device >= num_devices) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("Group::create: GroupOptions::device is {}, expected {} (the current one) or 0 to {}: this "
+                    "process sees {} GPUs",
+                    wanted, kCurrentDevice, num_devices - 1, num_devices));
+  }
+  cudaDeviceProp properties{};
+  status = runtime_status(cudaGetDeviceProperties(&properties, facts.device), "Group::create: examining the GPU");
+  if (!status.ok()) return status;
+  if (properties.major < kMinComputeMajor) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("Group::create: GPU {} ({}) has compute capability {}.{}, expected at least {}.0; use "
+                              "backend \"cpu\"",
+                              facts.device, properties.name, properties.major, properties.minor, kMinComputeMajor));
+  }
+  facts.num_sms = properties.multiProcessorCount;
+  facts.shared_limit = properties.sharedMemPerBlockOptin;
+  facts.uuid = properties.uuid;
+  return facts;
+}
+
+/// Collective: how many ranks use this rank's GPU.
+Result<int> count_sharers(const BackendContext& context, const Status& my_status, const DeviceFacts& facts) {
+  Result<std::vector<std::vector<std::byte>>> all = gather_or_fail(
+      *context.bootstrap, my_status, std::as_bytes(std::span(&facts.uuid, 1)), context.options.timeout_ns);
+  if (!all.ok()) return all.status();
+  int sharers = 0;
+  for (const std::vector<std::byte>& uuid : *all) {
+    const bool same = uuid.size() == sizeof(facts.uuid) && std::memcmp(uuid.data(), &facts.uuid, uuid.size()) == 0;
+    sharers += same ? 1 : 0;
+  }
+  return sharers;
+}
+
+/// Makes everything that needs no peer. The control block is the first allocation in the arena.
+Status make_local_parts(const BackendContext& context, const DeviceFacts& facts, LoadKernels load_kernels,
+                        Parts& parts) {
+  parts.device = facts.device;
+  parts.shared_limit = facts.shared_limit;
+  Result<std::shared_ptr<OwnStream>> stream = OwnStream::create();
+  if (!stream.ok()) return stream.status();
+  parts.stream = *stream;
+  stream = OwnStream::create();
+  if (!stream.ok()) return stream.status();
+  parts.refusals_stream = *stream;
+  if (Status status = load_kernels(facts.device, facts.shared_limit, parts.has_bulk); !status.ok()) return status;
+  const Result<MemoryPath> path = choose_memory_path(facts.device);
+  if (!path.ok()) return path.status();
+  Result<std::shared_ptr<DeviceArena>> arena =
+      DeviceArena::create(facts.device, context.options.arena_bytes, *path, parts.stream);
+  if (!arena.ok()) return arena.status();
+  parts.arena = *arena;
+  Result<std::shared_ptr<TableMemory>> memory = TableMemory::create(parts.arena);
+  if (!memory.ok()) return memory.status();
+  parts.memory = *memory;
+  Result<std::shared_ptr<PinnedMemory>> pinned = PinnedMemory::create();
+  if (!pinned.ok()) return pinned.status();
+  parts.pinned = *pinned;
+  Result<std::byte*> report = parts.pinned->take(sizeof(DeviceReport));
+  if (!report.ok()) return report.status();
+  parts.report = reinterpret_cast<DeviceReport*>(*report);
+
+  const auto num_ranks = static_cast<std::size_t>(context.topology.num_ranks);
+  const std::size_t control_bytes = Control::at(nullptr, num_ranks).size_bytes;
+  Result<std::shared_ptr<std::byte>> control = parts.memory->take(control_bytes + num_ranks * sizeof(std::byte*));
+  if (!control.ok()) return control.status();
+  parts.control_and_bases = *control;
+  if (control->get() != parts.arena->base()) {
+    return Status(ErrorCode::kInternal,
+                  "Group::create: the control block is not first in its arena; please report this");
+  }
+  const RelaxedCapture relaxed;
+  Status status = runtime_status(cudaMemsetAsync(control->get(), 0, control_bytes, parts.stream->get()),
+                                 "Group::create: clearing the control block");
+  if (!status.ok()) return status;
+  return runtime_status(cudaStreamSynchronize(parts.stream->get()), "Group::create: clearing the control block");
+}
+
+/// After the exchange: uploads what kernels need to know about the ranks.
+Status upload_ranks(const BackendContext& context, Parts& parts) {
+  const auto num_ranks = static_cast<std::size_t>(context.topology.num_ranks);
+  RankParams& ranks = parts.ranks;
+  ranks.rank = context.topology.rank;
+  ranks.num_ranks = context.topology.num_ranks;
+  ranks.control = Control::at(parts.control_and_bases.get(), num_ranks);
+  ranks.report = parts.pinned->on_device(parts.report);
+  ranks.timeout_ns = static_cast<std::uint64_t>(context.options.timeout_ns);
+  std::vector<std::byte*> bases(num_ranks);
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) bases[rank] = parts.exchange->peer_base(static_cast<int>(rank));
+  std::byte* table = parts.control_and_bases.get() + ranks.control.size_bytes;
+  ranks.peer_bases = reinterpret_cast<std::byte* const*>(table);
+  const RelaxedCapture relaxed;
+  constexpr std::string_view kOperation = "Group::create: uploading the peers' addresses";
+  const std::size_t table_bytes = num_ranks * sizeof(std::byte*);
+  Status status = runtime_status(
+      cudaMemcpyAsync(table, bases.data(), table_bytes, cudaMemcpyHostToDevice, parts.stream->get()), kOperation);
+  if (!status.ok()) return status;
+  return runtime_status(cudaStreamSynchronize(parts.stream->get()), kOperation);
+}
+
+}  // namespace
+
+Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels) {
+  if (context.topology.num_nodes() > 1 || context.topology.num_ranks > kMaxRanks) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("Group::create: {} ranks in {} nodes; this build's CUDA backend connects up to {} ranks of "
+                    "one node; leave ranks_per_node at 0",
+                    context.topology.num_ranks, context.topology.num_nodes(), kMaxRanks));
+  }
+  BackendContext host_context = context;
+  host_context.options.arena_bytes = kHostArenaBytes;
+  Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(host_context);
+  if (!sync.ok()) return sync.status();
+  Parts parts;
+  parts.sync = std::move(*sync);
+  Result<CallLog> call_log = CallLog::create(parts.sync->peers());
+
+  Result<DeviceFacts> facts = examine_device(context.options.device);
+  Status status = facts.ok() ? call_log.status() : facts.status();
+  const DeviceGuard guard(facts.ok() ? facts->device : 0);
+  if (status.ok()) status = guard.status();
+  if (status.ok()) status = make_local_parts(context, *facts, load_kernels, parts);
+  Result<int> sharers = count_sharers(context, status, facts.ok() ? *facts : DeviceFacts{});
+  if (!sharers.ok()) return sharers.status();
+  parts.num_sms = std::max(1, facts->num_sms / *sharers);
+  Result<std::unique_ptr<ArenaExchange>> exchange = ArenaExchange::create(context, parts.sync->peers(), parts.arena);
+  if (!exchange.ok()) return exchange.status();
+  parts.exchange = std::move(*exchange);
+  status = upload_ranks(context, parts);
+  // No rank may call before the control blocks of all are cleared and known.
+  Result<std::vector<std::vector<std::byte>>> ready =
+      gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
+  if (!ready.ok()) return ready.status();
+  parts.call_log = std::move(*call_log);
+  return parts;
+}
+
+Status probe() {
+  int num_devices = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&num_devices); error != cudaSuccess) {
+    return runtime_status(error, "backend cuda: counting GPUs", "install NVIDIA's driver, or use backend \"cpu\"");
+  }
+  if (num_devices == 0) {
+    return Status(ErrorCode::kUnsupported, "backend cuda: no GPU is visible; see CUDA_VISIBLE_DEVICES, or use \"cpu\"");
+  }
+  return driver().status();
+}
+
+}  // namespace ferry::cuda

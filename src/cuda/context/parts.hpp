@@ -1,0 +1,52 @@
+#ifndef FERRY_CUDA_CONTEXT_PARTS_HPP
+#define FERRY_CUDA_CONTEXT_PARTS_HPP
+
+/// Everything that a group has on this rank, and how it is made.
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+
+#include "call/call_sync.hpp"
+#include "core/backend.hpp"
+#include "cuda/driver/own_stream.hpp"
+#include "cuda/memory/arena_exchange.hpp"
+#include "cuda/memory/device_arena.hpp"
+#include "cuda/memory/pinned_memory.hpp"
+#include "cuda/memory/table_memory.hpp"
+#include "cuda/sync/call_log.hpp"
+#include "cuda/sync/rank_params.hpp"
+
+namespace ferry::cuda {
+
+struct Parts {
+  int device = 0;
+  int num_sms = 0;               ///< of the GPU, divided by the number of ranks that share it
+  bool has_bulk = true;          ///< the GPU has the bulk copy engine
+  std::size_t shared_limit = 0;  ///< most shared memory of a block
+  std::unique_ptr<call::CallSync> sync;
+  std::optional<CallLog> call_log;
+  std::shared_ptr<DeviceArena> arena;
+  std::unique_ptr<ArenaExchange> exchange;  // after `sync`, whose links it uses
+  std::shared_ptr<TableMemory> memory;
+  std::shared_ptr<PinnedMemory> pinned;
+  DeviceReport* report = nullptr;                ///< in `pinned`
+  std::shared_ptr<std::byte> control_and_bases;  ///< Control, then [R] peer bases
+  RankParams ranks;
+  std::shared_ptr<OwnStream> stream;           ///< for work that waits for no other rank: setup, zeroing
+  std::shared_ptr<OwnStream> refusals_stream;  ///< where refused calls wait for the peers
+};
+
+/// Loads the kernels of all calls on the current GPU; `has_bulk`: whether they can use the bulk copy engine there.
+/// Loading them later would wait for running kernels, which may be waiting for this rank.
+using LoadKernels = Status (*)(int device, std::size_t shared_limit, bool& has_bulk);
+
+/// Collective: succeeds on all ranks or fails on all.
+Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels);
+
+/// Whether this process can use any GPU; ok or why not.
+Status probe();
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_CONTEXT_PARTS_HPP

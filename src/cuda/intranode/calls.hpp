@@ -1,0 +1,20 @@
+#ifndef FERRY_CUDA_INTRANODE_CALLS_HPP
+#define FERRY_CUDA_INTRANODE_CALLS_HPP
+
+/// The calls of a group whose ranks are all on one host: what Backend asks of each is in core/backend.hpp.
+
+#include <memory>
+
+#include "core/backend.hpp"
+#include "cuda/context/context.hpp"
+#include "cuda/intranode/placements.hpp"
+
+namespace ferry::cuda::intranode {
+
+Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, const RouteCall& call);
+Status dispatch(Context& context, const DispatchCall& call);
+Status combine(Context& context, const CombineCall& call);
+
+}  // namespace ferry::cuda::intranode
+
+#endif  // FERRY_CUDA_INTRANODE_CALLS_HPP
