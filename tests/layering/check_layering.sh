@@ -67,6 +67,24 @@ for backend in cpu cuda; do
   allow_only "src/$backend" "a backend includes the layers below it and itself, never another backend" \
     "${backend_may_include[@]}" "$(in_source "$backend")"
 done
+# Inside src/cuda, from the bottom up: driver, memory and sync, copy, context, intranode, and the backend on top.
+allow_cuda() { # folder reason folder-under-src...
+  local folder=$1 reason=$2 used
+  local patterns=("$outside" "$public" "$(in_source "cuda/$folder")")
+  shift 2
+  for used in "$@"; do patterns+=("$(in_source "$used")"); done
+  allow_only "src/cuda/$folder" "$reason" "${patterns[@]}"
+}
+allow_cuda driver "the driver's and the runtime's calls know nothing of Ferry: public headers and themselves"
+allow_cuda memory "memory that peers reach knows no call: core, plan, node, cuda/driver and itself" \
+  core plan node cuda/driver
+allow_cuda sync "the protocol of a call knows no memory but its own words: core, plan, node, net and itself" \
+  core plan node net
+allow_cuda copy "copies know threads and bytes: cuda/sync and itself" cuda/sync
+allow_cuda context "a group knows no kernel: core, plan, node, call, cuda/driver, cuda/memory, cuda/sync and itself" \
+  core plan node call cuda/driver cuda/memory cuda/sync
+allow_cuda intranode "a kind of call includes everything of src/cuda but other kinds of call and the backend" \
+  core plan node cuda/driver cuda/memory cuda/sync cuda/copy cuda/context
 allow_only tools "tools use the library as users do: public headers and their own" "$outside" "$public" \
   '^"(common|ferry|demo|bench|doctor)/[a-z0-9_]+\.hpp"$'
 allow_only examples "examples use the library as users do: public headers only" "$outside" "$public"
