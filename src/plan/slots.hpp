@@ -4,10 +4,10 @@
 /// Slot arithmetic: who owns an expert, and how the groups of experts are laid out in a receiver's rows.
 ///
 /// A source posts two count vectors at route: `rank_counts[R]`, its tokens that go to each rank, and
-/// `expert_counts[E]`, its distinct (token, expert) pairs. The row of a token is the first row of its (source, destination) or
-/// (source, expert) run plus the token's position in that run. The prefix sums that give the first rows are each
-/// backend's own, because a GPU computes them in parallel (cuda/intranode/exchange.cu and place.cu); the conformance
-/// tests hold all of them to the same oracle.
+/// `expert_counts[E]`, its distinct (token, expert) pairs. The row of a token is the first row of its (source,
+/// destination) or (source, expert) run plus the token's position in that run. Hosts compute the prefix sums that give
+/// the first rows in route_plan.hpp; a GPU computes them in parallel (cuda/intranode/exchange.cu and place.cu). The
+/// conformance tests hold both to the same oracle.
 
 #include <cstdint>
 

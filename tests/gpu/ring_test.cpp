@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "gpu/ring_kernels.hpp"
+#include "plan/to_size.hpp"
 #include "rail/ring.hpp"
 #include "support/net_ends.hpp"
 
@@ -80,20 +81,23 @@ class RingOnGpu : public testing::TestWithParam<RingCase> {
     ring_bytes_ = shape_.num_chunks * shape_.chunk_bytes;
     std::vector<net::Blob> addresses;
     for (int self = 0; self < 2; ++self) {
-      memory_[self] = std::make_unique<Pinned<std::byte>>(2 * ring_bytes_);
-      words_[self] = std::make_unique<Pinned<net::RingWords>>(1);
-      const net::EngineOptions options{
-          .self = self, .num_peers = 2, .num_channels = 2, .memory = memory_[self]->span(), .timeout_ns = kTimeoutNs};
+      memory_[to_size(self)] = std::make_unique<Pinned<std::byte>>(2 * ring_bytes_);
+      words_[to_size(self)] = std::make_unique<Pinned<net::RingWords>>(1);
+      const net::EngineOptions options{.self = self,
+                                       .num_peers = 2,
+                                       .num_channels = 2,
+                                       .memory = memory_[to_size(self)]->span(),
+                                       .timeout_ns = kTimeoutNs};
       auto engine = net_engine("loopback").create(options).value();
       addresses.push_back(engine->address().value());
-      proxies_[self] = std::make_unique<net::Proxy>(std::move(engine), options, [] {});
-      proxies_[self]->attach_ring(1 - self, {.words = words_[self]->get(),
-                                             .num_chunks = shape_.num_chunks,
-                                             .chunk_stride = shape_.chunk_bytes,
-                                             .send_offset = ring_bytes_,
-                                             .remote_offset = 0,
-                                             .chunk_channel = 0,
-                                             .credit_channel = 1});
+      proxies_[to_size(self)] = std::make_unique<net::Proxy>(std::move(engine), options, [] {});
+      proxies_[to_size(self)]->attach_ring(1 - self, {.words = words_[to_size(self)]->get(),
+                                                      .num_chunks = shape_.num_chunks,
+                                                      .chunk_stride = shape_.chunk_bytes,
+                                                      .send_offset = ring_bytes_,
+                                                      .remote_offset = 0,
+                                                      .chunk_channel = 0,
+                                                      .credit_channel = 1});
     }
     for (auto& proxy : proxies_) {
       throw_if_error(proxy->start(addresses));
@@ -108,7 +112,7 @@ class RingOnGpu : public testing::TestWithParam<RingCase> {
   }
 
   RingKernelParams params(int self, std::byte* chunks) const {
-    return {.words = words_[self]->get(),
+    return {.words = words_[to_size(self)]->get(),
             .chunks = chunks,
             .num_chunks = shape_.num_chunks,
             .chunk_bytes = shape_.chunk_bytes,
@@ -120,12 +124,12 @@ class RingOnGpu : public testing::TestWithParam<RingCase> {
             .num_expired = &counters_->get()[1]};
   }
   Ring ring_of(int self) const {
-    return Ring({.proxy = proxies_[self].get(),
-                 .words = words_[self]->get(),
+    return Ring({.proxy = proxies_[to_size(self)].get(),
+                 .words = words_[to_size(self)]->get(),
                  .peer = 1 - self,
                  .peer_rank = 1 - self,
-                 .chunks_in = memory_[self]->get(),
-                 .chunks_out = memory_[self]->get() + ring_bytes_,
+                 .chunks_in = memory_[to_size(self)]->get(),
+                 .chunks_out = memory_[to_size(self)]->get() + ring_bytes_,
                  .shape = shape_});
   }
   std::int64_t total_items() const { return static_cast<std::int64_t>(kNumRounds) * num_items_; }

@@ -11,7 +11,6 @@
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/memory/deferred_free.hpp"
-#include "node/unique_fd.hpp"
 
 namespace ferry::cuda {
 namespace {

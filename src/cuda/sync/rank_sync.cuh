@@ -15,7 +15,7 @@ namespace ferry::cuda::device {
 /// Polls of a flag between two checks of the clock and of `broken`.
 inline constexpr unsigned kSpinsPerCheck = 64;
 
-/// How a call ends for this rank.
+/// What the entry of all ranks means for this one.
 enum class Outcome : int {
   kGo = 0,    ///< all ranks agree: move the rows
   kSkip = 1,  ///< the call is refused by all: keep the protocol, move nothing
