@@ -7,13 +7,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
-#include "core/backend.hpp"
-#include "node/peers.hpp"
-#include "rail/rails.hpp"
+#include "call/group_state.hpp"
 
 namespace ferry::call {
 
@@ -21,25 +18,19 @@ class CallSync {
  public:
   /// Collective: succeeds on all ranks or fails on all.
   static Result<std::unique_ptr<CallSync>> create(const BackendContext& context);
-  ~CallSync();
   CallSync(const CallSync&) = delete;
   CallSync& operator=(const CallSync&) = delete;
 
-  int rank() const { return topology_.rank; }
-  const Topology& topology() const { return topology_; }
-  /// The ranks of this node.
-  node::Peers& peers() { return peers_; }
-  const node::Peers& peers() const { return peers_; }
-  /// The ranks of this rail. Only in groups of several nodes.
-  rail::Rails& rails() { return *rails_; }
-  bool has_rails() const { return rails_ != nullptr; }
+  int rank() const { return state_.rank(); }
+  const Topology& topology() const { return state_.topology(); }
+  GroupState& state() { return state_; }
+  node::Peers& peers() { return state_.peers(); }
+  const node::Peers& peers() const { return state_.peers(); }
+  /// Only in groups of several nodes.
+  rail::Rails& rails() { return state_.rails(); }
+  bool has_rails() const { return state_.has_rails(); }
   /// Of the arena, for headers from other nodes.
   std::size_t headers_bytes() const { return has_rails() ? 2 * headers_block_bytes() : 0; }
-
-  /// Name of the current call; empty before the first.
-  std::string_view operation() const { return operation_; }
-  /// Why the group is broken; ok while it is not.
-  const Status& broken() const { return broken_; }
 
   /// Starts a collective call: shows `descriptor` to all ranks, waits for theirs, and checks that all agree. Afterwards
   /// the descriptors of this node's ranks are valid until the next call.
@@ -51,28 +42,23 @@ class CallSync {
   };
   const PeerCall& call_of(int rank) const { return peer_calls_[static_cast<std::size_t>(rank)]; }
 
-  void post(node::Phase phase) { peers_.post(phase); }
+  void post(node::Phase phase) { state_.peers().post(phase); }
   /// Waits until every rank of this node that `awaited` selects (by index in the node; all if null) has reached `phase`.
   Status wait(node::Phase phase, const std::vector<bool>* awaited = nullptr);
 
-  /// Breaks the group. Ranks that wait learn of it at once (in 20 ms where they drive the network themselves) with
-  /// `message`, which names `culprit` (-1: none). `note` is added to this rank's own Status only.
-  Status fail(ErrorCode code, int culprit, std::string_view message, std::string_view note = {});
-  /// Breaks the group because a wait outside of this class expired. Blames the rank that another has blamed already,
-  /// else a rank that is lost, else `suspect`. `what` describes the wait: "dispatch: timed out after 50 ms waiting for …".
-  Status give_up_on(int suspect, std::string_view what);
+  // As GroupState's.
+  const Status& broken() const { return state_.broken(); }
+  Status fail(ErrorCode code, int culprit, std::string_view message) { return state_.fail(code, culprit, message); }
+  Status give_up_on(int suspect, std::string_view what) { return state_.give_up_on(suspect, what); }
+  void leave() { state_.leave(); }
+
   /// Breaks the group because this rank ran out of memory inside of a call.
   Status out_of_memory(Operation operation);
   /// Breaks the group because `rank` published a location outside of its memory.
   Status bad_location(Operation operation, int rank);
 
-  /// Posts nothing more; ranks that wait for this one learn of it.
-  void leave();
-
  private:
-  friend class Wait;
-
-  CallSync(const BackendContext& context, node::Rendezvous rendezvous);
+  CallSync(const BackendContext& context, node::Rendezvous rendezvous) : state_(context, std::move(rendezvous)) {}
   Status connect_rails(const BackendContext& context);
   Status await_greetings();
   Status begin_over_nodes(node::CallDescriptor descriptor);
@@ -80,29 +66,16 @@ class CallSync {
   void publish_headers();
   Status collect_headers();
   std::size_t headers_block_bytes() const {
-    return static_cast<std::size_t>(topology_.num_nodes()) * rails_->header_stride();
+    return static_cast<std::size_t>(topology().num_nodes()) * rail::kCallHeaderStride;
   }
-  std::byte* headers_block() const { return headers_ + peers_.call() % 2 * headers_block_bytes(); }
+  /// Two blocks alternate by call: slower ranks may still read those of the call before.
+  std::byte* headers_block(std::uint64_t call) const { return headers_ + call % 2 * headers_block_bytes(); }
 
-  // Whom to blame; blame.cpp.
-  std::string describe_call() const;
-  Status adopt_reported_error();
-  Status check_presence(int rank) const;
-  Status fail_for_lost(int rank, const Status& presence, std::string_view waiting_for);
-  Status fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for);
-  std::int64_t patience_ns(const std::vector<int>& missing) const;
-
-  Topology topology_;
-  std::int64_t timeout_ns_;
-  bool spins_;  // every thread of this node has a core, so that polling for a moment costs nobody
-  node::Peers peers_;
-  std::byte* headers_ =
-      nullptr;  // two blocks that alternate by call: slower ranks may still read those of the one before
-  std::unique_ptr<rail::Rails> rails_;
-  std::string operation_;                   // of the current call
+  GroupState state_;
+  /// In the arena, and it stays there when this rank leaves: ranks of this node may still read the last call's headers.
+  std::byte* headers_ = nullptr;
   std::vector<rail::CallHeader> received_;  // by rank; scratch of begin
   std::vector<PeerCall> peer_calls_;        // by rank
-  Status broken_;
 };
 
 }  // namespace ferry::call

@@ -10,7 +10,7 @@
 namespace ferry::call {
 
 Exchange::Exchange(CallSync& sync, std::span<const rail::Flow> flows, std::string_view waiting_for)
-    : sync_(sync), progress_(sync.rails()), wait_(sync, waiting_for) {
+    : sync_(sync), progress_(sync.rails()), wait_(sync.state(), waiting_for) {
   for (const int node : sync.rails().peer_nodes()) sync.rails().ring(node).begin(flows[to_size(node)]);
 }
 
@@ -19,8 +19,9 @@ Status Exchange::end_turn(bool moved) {
   for (const int node : rails.peer_nodes()) {
     const Status& fault = rails.ring(node).fault();
     if (fault.ok()) continue;
-    return sync_.fail(fault.code(), fault.peer(),
-                      fmt::format("{}: {}; do all ranks run the same build?", sync_.operation(), fault.message()));
+    return sync_.fail(
+        fault.code(), fault.peer(),
+        fmt::format("{}: {}; do all ranks run the same build?", sync_.state().operation(), fault.message()));
   }
   if (moved) {
     wait_.progressed();

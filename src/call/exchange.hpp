@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "call/call_sync.hpp"
 #include "call/wait.hpp"
 
 namespace ferry::call {

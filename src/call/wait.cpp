@@ -30,27 +30,27 @@ void relax_core() {
 
 }  // namespace
 
-Wait::Wait(CallSync& sync, std::string_view waiting_for)
-    : sync_(sync),
+Wait::Wait(GroupState& state, std::string_view waiting_for)
+    : state_(state),
       waiting_for_(waiting_for),
-      deadline_ns_(node::monotonic_ns() + sync.timeout_ns_),
-      seen_progress_(static_cast<std::size_t>(sync.peers_.num_ranks()), 0) {
+      deadline_ns_(node::monotonic_ns() + state.timeout_ns()),
+      seen_progress_(static_cast<std::size_t>(state.peers().num_ranks()), 0) {
   missing_.reserve(seen_progress_.size());
 }
 
 void Wait::progressed() {
   // From here on this rank has something to do, and a stall would be its own.
-  if (sync_.rails_ != nullptr && sync_.rails_->progress()) sync_.peers_.set_blocked(false);
-  sync_.peers_.count_progress();
+  if (state_.has_rails() && state_.rails().progress()) state_.peers().set_blocked(false);
+  state_.peers().count_progress();
   num_idle_ = 0;
   deadline_ns_ = 0;
 }
 
 /// Is it too early to sleep?
 bool Wait::poll_again() {
-  network_moved_ = sync_.rails_ != nullptr && sync_.rails_->progress();
-  if (network_moved_) sync_.peers_.set_blocked(false);
-  if (sync_.spins_ && ++num_idle_ <= kNumSpins) {
+  network_moved_ = state_.has_rails() && state_.rails().progress();
+  if (network_moved_) state_.peers().set_blocked(false);
+  if (state_.spins() && ++num_idle_ <= kNumSpins) {
     relax_core();
     return true;
   }
@@ -60,10 +60,10 @@ bool Wait::poll_again() {
 }
 
 Status Wait::sleep_or_fail() {
-  if (Status status = sync_.adopt_reported_error(); !status.ok()) return status;
+  if (Status status = state_.adopt_reported_error(); !status.ok()) return status;
   const std::int64_t now_ns = node::monotonic_ns();
   if (peers_progressed() || deadline_ns_ == 0) {
-    deadline_ns_ = now_ns + sync_.timeout_ns_;
+    deadline_ns_ = now_ns + state_.timeout_ns();
     extended_ = false;
   }
   if (now_ns >= next_check_ns_) {
@@ -74,10 +74,10 @@ Status Wait::sleep_or_fail() {
     next_check_ns_ = now_ns + kPresenceIntervalNs;
   }
   if (now_ns >= deadline_ns_) {
-    const std::int64_t patience_ns = extended_ ? 0 : sync_.patience_ns(missing_);
+    const std::int64_t patience_ns = extended_ ? 0 : state_.patience_ns(missing_);
     // A waiting rank clears `blocked` briefly on each wake-up, so sample it twice before blaming it.
-    if (patience_ns == 0 && (extended_ || sync_.rails_ == nullptr || num_looks_at_deadline_++ > 0)) {
-      return sync_.fail_for_timeout(missing_, waiting_for_);
+    if (patience_ns == 0 && (extended_ || !state_.has_rails() || num_looks_at_deadline_++ > 0)) {
+      return state_.fail_for_timeout(missing_, waiting_for_);
     }
     extended_ = patience_ns != 0;
     deadline_ns_ = now_ns + std::max(patience_ns, kSecondLookNs);
@@ -90,9 +90,9 @@ Status Wait::sleep_or_fail() {
 /// Remembers a missing rank that is lost; fails if it was remembered before.
 Status Wait::check_lost() {
   for (const int rank : missing_) {
-    const Status presence = sync_.check_presence(rank);
+    const Status presence = state_.check_presence(rank);
     if (presence.ok()) continue;
-    if (rank == lost_rank_) return sync_.fail_for_lost(rank, presence, waiting_for_);
+    if (rank == lost_rank_) return state_.fail_for_lost(rank, presence, waiting_for_);
     lost_rank_ = rank;
     return {};
   }
@@ -104,9 +104,9 @@ Status Wait::check_lost() {
 bool Wait::peers_progressed() {
   bool progressed = false;
   for (const int rank : missing_) {
-    if (!sync_.peers_.includes(rank)) continue;
-    const std::uint64_t progress = sync_.peers_.progress_of(rank);
-    std::uint64_t& seen = seen_progress_[static_cast<std::size_t>(rank - sync_.peers_.first_rank())];
+    if (!state_.peers().includes(rank)) continue;
+    const std::uint64_t progress = state_.peers().progress_of(rank);
+    std::uint64_t& seen = seen_progress_[static_cast<std::size_t>(rank - state_.peers().first_rank())];
     progressed = progressed || progress != seen;
     seen = progress;
   }
@@ -114,12 +114,12 @@ bool Wait::peers_progressed() {
 }
 
 void Wait::sleep(std::int64_t timeout_ns) {
-  sync_.peers_.set_blocked(true);
+  state_.peers().set_blocked(true);
   // While this thread drives the network only rail peers matter; errors inside the node are found at the next look.
-  if (sync_.rails_ != nullptr && sync_.rails_->sleep(timeout_ns)) return;
+  if (state_.has_rails() && state_.rails().sleep(timeout_ns)) return;
   // Over several nodes any ring may be the network's.
-  const auto num_rings = sync_.rails_ == nullptr ? std::max<std::size_t>(missing_.size(), 1) : std::size_t{1};
-  sync_.peers_.sleep(rings_, static_cast<std::uint32_t>(num_rings), timeout_ns);
+  const auto num_rings = !state_.has_rails() ? std::max<std::size_t>(missing_.size(), 1) : std::size_t{1};
+  state_.peers().sleep(rings_, static_cast<std::uint32_t>(num_rings), timeout_ns);
 }
 
 }  // namespace ferry::call

@@ -3,7 +3,7 @@
 
 /// The wait loop of every call, for flags of this node's ranks and rings from other nodes alike:
 ///
-///     Wait wait(sync, "to send its rows");
+///     Wait wait(state, "to send its rows");
 ///     while (true) {
 ///       wait.begin_poll();                     // before flags and rings are read
 ///       if (…all that is waited for is there…) return {};
@@ -18,20 +18,20 @@
 #include <string_view>
 #include <vector>
 
-#include "call/call_sync.hpp"
+#include "call/group_state.hpp"
 
 namespace ferry::call {
 
 class Wait {
  public:
   /// `waiting_for` completes "timed out waiting for rank 3 …" and outlives the wait.
-  Wait(CallSync& sync, std::string_view waiting_for);
-  ~Wait() { sync_.peers_.set_blocked(false); }
+  Wait(GroupState& state, std::string_view waiting_for);
+  ~Wait() { state_.peers().set_blocked(false); }
   Wait(const Wait&) = delete;
   Wait& operator=(const Wait&) = delete;
 
   /// What changes after this wakes the rank from the sleep in the next idle().
-  void begin_poll() { rings_ = sync_.peers_.doorbell(); }
+  void begin_poll() { rings_ = state_.peers().doorbell(); }
   /// Something was done since begin_poll(); the deadline starts anew.
   void progressed();
   /// Nothing could be done since begin_poll(). `list_missing` adds the ranks whose part is lacking; it is called only
@@ -52,7 +52,7 @@ class Wait {
   bool peers_progressed();
   void sleep(std::int64_t timeout_ns);
 
-  CallSync& sync_;
+  GroupState& state_;
   std::string_view waiting_for_;
   std::int64_t deadline_ns_;  // 0: set anew before the next sleep, so that the clock is not read while things move
   std::int64_t next_check_ns_ = 0;

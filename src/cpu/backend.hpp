@@ -11,7 +11,7 @@
 #include <memory>
 
 #include "core/backend.hpp"
-#include "cpu/context.hpp"
+#include "cpu/context/context.hpp"
 
 namespace ferry::cpu {
 

@@ -15,13 +15,6 @@ from pathlib import Path
 CODE_SUFFIXES = {".hpp", ".cpp", ".h", ".c", ".cuh", ".cu"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 PYTHON_PACKAGES = ["python/ferry", "python/deep_ep/deep_ep"]
-# Cycles of files and folders that remain to be broken. One that is gone must leave this list.
-KNOWN_CYCLES = {
-    frozenset({"src/call/call_sync", "src/call/wait"}),
-    frozenset({"src/cpu", "src/cpu/internode"}),
-    frozenset({"src/cpu", "src/cpu/intranode"}),
-}
-
 # From a node to what it uses; for each arrow the place that says so.
 Graph = dict[str, dict[str, str]]
 
@@ -117,20 +110,12 @@ def main() -> int:
     graphs = [("files", files), ("folders", folders)]
     graphs += [("modules", import_graph(root, root / package)) for package in PYTHON_PACKAGES]
     num_cycles = 0
-    known = set()
     for what, graph in graphs:
         for cycle in find_cycles(graph):
-            if frozenset(cycle) in KNOWN_CYCLES:
-                known.add(frozenset(cycle))
-                continue
             num_cycles += 1
             print(f"cycle of {what}: {' -> '.join([*cycle, cycle[0]])}")
             for user, used in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
                 print(f"  {graph[user][used]}")
-    for gone in KNOWN_CYCLES - known:
-        if gone <= files.keys() or gone <= folders.keys():
-            num_cycles += 1
-            print(f"{', '.join(sorted(gone))}: no cycle any more; remove it from KNOWN_CYCLES in {__file__}")
     print(f"{num_cycles} cycles" if num_cycles > 0 else "no cycles")
     return 1 if num_cycles > 0 else 0
 

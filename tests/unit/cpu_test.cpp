@@ -9,8 +9,8 @@
 #include <cstring>
 #include <random>
 
-#include "cpu/row_copy.hpp"
-#include "cpu/row_sum.hpp"
+#include "cpu/rows/row_copy.hpp"
+#include "cpu/rows/row_sum.hpp"
 #include "node/arena.hpp"
 #include "node/page_heap.hpp"
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "core/backend.hpp"
-#include "cpu/context.hpp"
+#include "cpu/context/context.hpp"
 
 /// The three calls between ranks of several nodes.
 namespace ferry::cpu::internode {

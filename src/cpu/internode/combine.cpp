@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "call/exchange.hpp"
-#include "cpu/combine_inputs.hpp"
+#include "cpu/context/routing.hpp"
 #include "cpu/internode/calls.hpp"
 #include "cpu/internode/item_slices.hpp"
-#include "cpu/routing.hpp"
-#include "cpu/row_sum.hpp"
+#include "cpu/rows/combine_inputs.hpp"
+#include "cpu/rows/row_sum.hpp"
 
 /// Combine over several nodes. A forwarder sums the rows that its node has for each token of its rail peers, and sends
 /// one row per token back; a source sums its own node's rows, and then biases and nodes in ascending order. Weights of

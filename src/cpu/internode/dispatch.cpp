@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "call/exchange.hpp"
+#include "cpu/context/routing.hpp"
 #include "cpu/internode/calls.hpp"
 #include "cpu/internode/item_slices.hpp"
-#include "cpu/routing.hpp"
-#include "cpu/row_copy.hpp"
-#include "cpu/token_records.hpp"
+#include "cpu/rows/row_copy.hpp"
+#include "cpu/rows/token_records.hpp"
 
 /// Dispatch over several nodes. A rank does four things at once: it packs its tokens for other nodes into the rings, it
 /// forwards what arrives from its rail peers to the ranks of its node, it copies its tokens for its own node, and the

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "call/exchange.hpp"
+#include "cpu/context/routing.hpp"
 #include "cpu/internode/calls.hpp"
-#include "cpu/routing.hpp"
 #include "plan/peer_counts.hpp"
 
 /// Route over several nodes, in two exchanges, each over the rails first and then inside the nodes:

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "core/backend.hpp"
-#include "cpu/context.hpp"
+#include "cpu/context/context.hpp"
 
 /// The three calls between ranks of one node, which copy rows straight into each other's memory.
 namespace ferry::cpu::intranode {

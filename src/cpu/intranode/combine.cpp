@@ -2,10 +2,10 @@
 
 #include <cstring>
 
-#include "cpu/combine_inputs.hpp"
+#include "cpu/context/routing.hpp"
 #include "cpu/intranode/calls.hpp"
-#include "cpu/routing.hpp"
-#include "cpu/row_sum.hpp"
+#include "cpu/rows/combine_inputs.hpp"
+#include "cpu/rows/row_sum.hpp"
 #include "plan/to_size.hpp"
 
 /// Combine on one rank: each source reads the rows of its own tokens out of the peers' memory and sums them. Rows that

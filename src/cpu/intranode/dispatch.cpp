@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "cpu/context/routing.hpp"
 #include "cpu/intranode/calls.hpp"
-#include "cpu/routing.hpp"
-#include "cpu/row_copy.hpp"
-#include "cpu/token_records.hpp"
+#include "cpu/rows/row_copy.hpp"
+#include "cpu/rows/token_records.hpp"
 #include "plan/to_size.hpp"
 
 /// Dispatch on one rank. A row takes one of two ways, chosen per pair of ranks:

@@ -3,8 +3,8 @@
 #include <limits>
 #include <vector>
 
+#include "cpu/context/routing.hpp"
 #include "cpu/intranode/calls.hpp"
-#include "cpu/routing.hpp"
 #include "plan/route_tables.hpp"
 
 /// Route on one node: each rank publishes its counts and its tokens by destination in its arena, and reads everybody's.

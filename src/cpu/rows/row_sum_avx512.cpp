@@ -1,4 +1,4 @@
-#include "cpu/row_sum_kernel.hpp"
+#include "cpu/rows/row_sum_kernel.hpp"
 
 namespace ferry::cpu {
 

@@ -1,10 +1,10 @@
-#ifndef FERRY_CPU_ROW_SUM_KERNEL_HPP
-#define FERRY_CPU_ROW_SUM_KERNEL_HPP
+#ifndef FERRY_CPU_ROWS_ROW_SUM_KERNEL_HPP
+#define FERRY_CPU_ROWS_ROW_SUM_KERNEL_HPP
 
 /// The loops behind row_sum.hpp, included by one source file per instruction set. Everything has internal linkage and
 /// uses no library code, so that the linker can never put one file's instructions into another's functions.
 
-#include "cpu/row_sum.hpp"
+#include "cpu/rows/row_sum.hpp"
 
 namespace ferry::cpu {
 namespace {
@@ -127,4 +127,4 @@ void sum_rows(const RowSum& sum) {
 }  // namespace
 }  // namespace ferry::cpu
 
-#endif  // FERRY_CPU_ROW_SUM_KERNEL_HPP
+#endif  // FERRY_CPU_ROWS_ROW_SUM_KERNEL_HPP

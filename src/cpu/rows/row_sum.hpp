@@ -1,5 +1,5 @@
-#ifndef FERRY_CPU_ROW_SUM_HPP
-#define FERRY_CPU_ROW_SUM_HPP
+#ifndef FERRY_CPU_ROWS_ROW_SUM_HPP
+#define FERRY_CPU_ROWS_ROW_SUM_HPP
 
 /// The sums of combine. Compiled once per instruction set; the widest that the machine has is chosen at run time, and
 /// all give equal bits.
@@ -39,4 +39,4 @@ const RowSumVariant* row_sum_variants(std::size_t* count);
 
 }  // namespace ferry::cpu
 
-#endif  // FERRY_CPU_ROW_SUM_HPP
+#endif  // FERRY_CPU_ROWS_ROW_SUM_HPP

@@ -1,5 +1,5 @@
-#ifndef FERRY_CPU_TOKEN_RECORDS_HPP
-#define FERRY_CPU_TOKEN_RECORDS_HPP
+#ifndef FERRY_CPU_ROWS_TOKEN_RECORDS_HPP
+#define FERRY_CPU_ROWS_TOKEN_RECORDS_HPP
 
 /// What travels beside the payload in a dispatch. The source packs one record per token into its arena; receivers read
 /// the records of their rows and unpack them into outputs of any type and stride.
@@ -7,7 +7,7 @@
 #include <span>
 
 #include "core/backend.hpp"
-#include "cpu/routing.hpp"
+#include "cpu/context/routing.hpp"
 #include "plan/token_record.hpp"
 
 namespace ferry::cpu {
@@ -33,4 +33,4 @@ void fill_local_outputs(const DispatchCall& call, const CpuRouting& routing);
 
 }  // namespace ferry::cpu
 
-#endif  // FERRY_CPU_TOKEN_RECORDS_HPP
+#endif  // FERRY_CPU_ROWS_TOKEN_RECORDS_HPP

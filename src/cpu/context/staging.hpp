@@ -1,5 +1,5 @@
-#ifndef FERRY_CPU_STAGING_HPP
-#define FERRY_CPU_STAGING_HPP
+#ifndef FERRY_CPU_CONTEXT_STAGING_HPP
+#define FERRY_CPU_CONTEXT_STAGING_HPP
 
 /// Memory of the arena that the backend itself uses: kept from call to call, grown when a call needs more.
 ///
@@ -54,4 +54,4 @@ class Staging {
 
 }  // namespace ferry::cpu
 
-#endif  // FERRY_CPU_STAGING_HPP
+#endif  // FERRY_CPU_CONTEXT_STAGING_HPP

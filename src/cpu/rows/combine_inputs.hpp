@@ -1,9 +1,9 @@
-#ifndef FERRY_CPU_COMBINE_INPUTS_HPP
-#define FERRY_CPU_COMBINE_INPUTS_HPP
+#ifndef FERRY_CPU_ROWS_COMBINE_INPUTS_HPP
+#define FERRY_CPU_ROWS_COMBINE_INPUTS_HPP
 
 #include "core/backend.hpp"
-#include "cpu/context.hpp"
-#include "cpu/routing.hpp"
+#include "cpu/context/context.hpp"
+#include "cpu/context/routing.hpp"
 
 namespace ferry::cpu {
 
@@ -15,4 +15,4 @@ Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing
 
 }  // namespace ferry::cpu
 
-#endif  // FERRY_CPU_COMBINE_INPUTS_HPP
+#endif  // FERRY_CPU_ROWS_COMBINE_INPUTS_HPP

@@ -1,4 +1,4 @@
-#include "cpu/staging.hpp"
+#include "cpu/context/staging.hpp"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "cpu/routing.hpp"
+#include "cpu/context/routing.hpp"
 
 #include <algorithm>
 

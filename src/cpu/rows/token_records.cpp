@@ -1,4 +1,4 @@
-#include "cpu/token_records.hpp"
+#include "cpu/rows/token_records.hpp"
 
 #include <algorithm>
 #include <cstring>

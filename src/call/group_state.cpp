@@ -1,10 +1,10 @@
-/// The one place that decides which rank a failed wait blames.
+#include "call/group_state.hpp"
 
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <algorithm>
-
-#include "call/call_sync.hpp"
+#include <utility>
 
 namespace ferry::call {
 namespace {
@@ -15,15 +15,43 @@ constexpr std::string_view kTimeoutAdvice =
     "the rank may be stopped, overloaded, or not calling; destroy this group and create a new one, with a longer "
     "GroupOptions::timeout_ns if it is only slow";
 
+int threads_of_node(const Topology& topology) {
+  const int threads_per_rank = topology.num_nodes() > 1 ? 2 : 1;  // the network's proxy
+  return topology.ranks_per_node * threads_per_rank;
+}
+
 }  // namespace
 
-std::string CallSync::describe_call() const {
+bool cores_suffice_for(int num_threads) {
+  cpu_set_t usable;
+  // More processors than the set has room for are enough for any node.
+  return sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) >= num_threads;
+}
+
+GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvous)
+    : topology_(context.topology),
+      timeout_ns_(context.options.timeout_ns),
+      spins_(cores_suffice_for(threads_of_node(context.topology))),
+      peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)) {}
+
+GroupState::~GroupState() {
+  leave();
+  // Peers that answer do so soon, and there is nothing to finish with the others.
+  if (rails_ != nullptr && !broken_.ok()) rails_->expect_no_answers();
+  rails_.reset();
+}
+
+void GroupState::leave() {
+  peers_.leave();
+  if (rails_ != nullptr) rails_->leave();
+}
+
+std::string GroupState::describe_call() const {
   if (peers_.call() == 0) return "Group::create";
   return fmt::format("{} (call {})", operation_, peers_.call());
 }
 
-/// Takes over the error of a rank that gave up, if one did: all ranks then blame the same one.
-Status CallSync::adopt_reported_error() {
+Status GroupState::adopt_reported_error() {
   std::optional<ReportedError> reported = peers_.reported_error();
   if (!reported && rails_ != nullptr) reported = rails_->reported_error();
   if (!reported) return {};
@@ -35,23 +63,22 @@ Status CallSync::adopt_reported_error() {
   return fail(record.code, record.culprit, text, note);
 }
 
-/// Ok while `rank` can be expected to do its part; otherwise the message is what became of it.
-Status CallSync::check_presence(int rank) const {
+Status GroupState::check_presence(int rank) const {
   if (!peers_.includes(rank)) return rails_ != nullptr ? rails_->presence(rank) : Status();
   const std::string_view loss = peers_.loss_of(rank);
   return loss.empty() ? Status() : Status(ErrorCode::kPeerLost, std::string(loss), rank);
 }
 
-Status CallSync::fail_for_lost(int rank, const Status& presence, std::string_view waiting_for) {
+Status GroupState::fail_for_lost(int rank, const Status& presence, std::string_view waiting_for) {
   return fail(presence.code(), rank,
               fmt::format("{}: rank {} {} while this rank waited for it {}; {}", describe_call(), rank,
                           presence.message(), waiting_for, kLostAdvice));
 }
 
-/// How much longer to wait where another rank may know better whom to blame. A rank of another node may itself wait for
+/// A rank of another node may itself wait for
 /// one of its node, which that node sees first; a rank of this node that waits may wait for one of another node, and so
 /// needs the most patience. All of it ends before twice the deadline.
-std::int64_t CallSync::patience_ns(const std::vector<int>& missing) const {
+std::int64_t GroupState::patience_ns(const std::vector<int>& missing) const {
   if (rails_ == nullptr) return 0;
   const bool elsewhere =
       std::any_of(missing.begin(), missing.end(), [this](int rank) { return !peers_.includes(rank); });
@@ -61,7 +88,7 @@ std::int64_t CallSync::patience_ns(const std::vector<int>& missing) const {
   return all_wait ? timeout_ns_ / 4 * 3 : 0;
 }
 
-Status CallSync::fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for) {
+Status GroupState::fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for) {
   // Ranks that wait themselves are not the cause; a rank that neither arrives nor waits is.
   const auto culprit = std::find_if(missing.begin(), missing.end(),
                                     [this](int rank) { return !peers_.includes(rank) || !peers_.is_blocked(rank); });
@@ -72,7 +99,7 @@ Status CallSync::fail_for_timeout(const std::vector<int>& missing, std::string_v
                           missing.size(), topology_.num_ranks, kTimeoutAdvice));
 }
 
-Status CallSync::give_up_on(int suspect, std::string_view what) {
+Status GroupState::give_up_on(int suspect, std::string_view what) {
   if (!broken_.ok()) return broken_;
   if (Status status = adopt_reported_error(); !status.ok()) return status;
   for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
@@ -82,6 +109,20 @@ Status CallSync::give_up_on(int suspect, std::string_view what) {
     return fail(ErrorCode::kPeerLost, rank, fmt::format("{}; rank {} {}; {}", what, rank, loss, kLostAdvice));
   }
   return fail(ErrorCode::kTimeout, suspect, fmt::format("{}; {}", what, kTimeoutAdvice));
+}
+
+Status GroupState::fail(ErrorCode code, int culprit, std::string_view message, std::string_view note) {
+  if (!broken_.ok()) return broken_;
+  broken_ = Status(code, std::string(message).append(note), culprit);
+  ErrorRecord record;
+  record.code = code;
+  record.culprit = culprit;
+  const std::size_t length = std::min(message.size(), record.message.size());
+  std::copy_n(message.data(), length, record.message.data());
+  record.message_bytes = static_cast<std::int32_t>(length);
+  peers_.report_error(record);
+  if (rails_ != nullptr) rails_->report_error(record);
+  return broken_;
 }
 
 }  // namespace ferry::call

@@ -1,8 +1,8 @@
-#ifndef FERRY_CPU_CONTEXT_HPP
-#define FERRY_CPU_CONTEXT_HPP
+#ifndef FERRY_CPU_CONTEXT_CONTEXT_HPP
+#define FERRY_CPU_CONTEXT_CONTEXT_HPP
 
 #include "call/call_sync.hpp"
-#include "cpu/staging.hpp"
+#include "cpu/context/staging.hpp"
 
 namespace ferry::cpu {
 
@@ -17,4 +17,4 @@ struct Context {
 
 }  // namespace ferry::cpu
 
-#endif  // FERRY_CPU_CONTEXT_HPP
+#endif  // FERRY_CPU_CONTEXT_CONTEXT_HPP

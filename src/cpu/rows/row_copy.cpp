@@ -1,4 +1,4 @@
-#include "cpu/row_copy.hpp"
+#include "cpu/rows/row_copy.hpp"
 
 #include <cstring>
 

@@ -1,5 +1,5 @@
-#ifndef FERRY_CPU_ROUTING_HPP
-#define FERRY_CPU_ROUTING_HPP
+#ifndef FERRY_CPU_CONTEXT_ROUTING_HPP
+#define FERRY_CPU_CONTEXT_ROUTING_HPP
 
 /// A Routing's tables in host memory.
 
@@ -60,4 +60,4 @@ void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::Ex
 
 }  // namespace ferry::cpu
 
-#endif  // FERRY_CPU_ROUTING_HPP
+#endif  // FERRY_CPU_CONTEXT_ROUTING_HPP

@@ -1,4 +1,4 @@
-#include "cpu/row_sum.hpp"
+#include "cpu/rows/row_sum.hpp"
 
 namespace ferry::cpu {
 

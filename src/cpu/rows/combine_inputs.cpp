@@ -1,8 +1,8 @@
-#include "cpu/combine_inputs.hpp"
+#include "cpu/rows/combine_inputs.hpp"
 
 #include <cstring>
 
-#include "cpu/row_copy.hpp"
+#include "cpu/rows/row_copy.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cpu {

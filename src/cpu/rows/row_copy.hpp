@@ -1,5 +1,5 @@
-#ifndef FERRY_CPU_ROW_COPY_HPP
-#define FERRY_CPU_ROW_COPY_HPP
+#ifndef FERRY_CPU_ROWS_ROW_COPY_HPP
+#define FERRY_CPU_ROWS_ROW_COPY_HPP
 
 #include <cstddef>
 #include <cstdint>
@@ -24,4 +24,4 @@ void finish_copies(CopyMode mode);
 
 }  // namespace ferry::cpu
 
-#endif  // FERRY_CPU_ROW_COPY_HPP
+#endif  // FERRY_CPU_ROWS_ROW_COPY_HPP

@@ -1,0 +1,83 @@
+#ifndef FERRY_CALL_GROUP_STATE_HPP
+#define FERRY_CALL_GROUP_STATE_HPP
+
+/// What a rank knows of its group while it makes calls: the ranks of its node and of its rail, the current call, and why
+/// the group is broken, if it is. The one place that decides which rank a failed wait blames.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/backend.hpp"
+#include "node/peers.hpp"
+#include "rail/rails.hpp"
+
+namespace ferry::call {
+
+class GroupState {
+ public:
+  GroupState(const BackendContext& context, node::Rendezvous rendezvous);
+  /// Leaves the group.
+  ~GroupState();
+  GroupState(const GroupState&) = delete;
+  GroupState& operator=(const GroupState&) = delete;
+
+  int rank() const { return topology_.rank; }
+  const Topology& topology() const { return topology_; }
+  std::int64_t timeout_ns() const { return timeout_ns_; }
+  /// Every thread of this node has a core, so that polling for a moment costs nobody.
+  bool spins() const { return spins_; }
+  /// The ranks of this node.
+  node::Peers& peers() { return peers_; }
+  const node::Peers& peers() const { return peers_; }
+  /// The ranks of this rail. Only in groups of several nodes.
+  rail::Rails& rails() { return *rails_; }
+  bool has_rails() const { return rails_ != nullptr; }
+  void set_rails(std::unique_ptr<rail::Rails> rails) { rails_ = std::move(rails); }
+
+  /// Name of the current call; empty before the first.
+  std::string_view operation() const { return operation_; }
+  void set_operation(std::string_view operation) { operation_ = operation; }
+
+  /// Why the group is broken; ok while it is not.
+  const Status& broken() const { return broken_; }
+  /// Breaks the group. Ranks that wait learn of it at once (in 20 ms where they drive the network themselves) with
+  /// `message`, which names `culprit` (-1: none). `note` is added to this rank's own Status only.
+  Status fail(ErrorCode code, int culprit, std::string_view message, std::string_view note = {});
+  /// Takes over the error of a rank that gave up, if one did: all ranks then blame the same one.
+  Status adopt_reported_error();
+  /// Breaks the group because a wait that is not a Wait timed out. Blames the rank that another has blamed already,
+  /// else a rank that is lost, else `suspect`. `what` describes the wait: "dispatch: timed out after 50 ms waiting …".
+  Status give_up_on(int suspect, std::string_view what);
+  /// Posts nothing more; ranks that wait for this one learn of it.
+  void leave();
+
+  /// Ok while `rank` can be expected to do its part; otherwise the message is what became of it: "has died".
+  Status check_presence(int rank) const;
+  /// Breaks the group because a missing rank is lost. `presence` is check_presence()'s, `waiting_for` Wait's.
+  Status fail_for_lost(int rank, const Status& presence, std::string_view waiting_for);
+  /// Breaks the group because nothing moved for the deadline.
+  Status fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for);
+  /// How much longer to wait where another rank may know better which one to blame.
+  std::int64_t patience_ns(const std::vector<int>& missing) const;
+
+ private:
+  std::string describe_call() const;
+
+  Topology topology_;
+  std::int64_t timeout_ns_;
+  bool spins_;
+  node::Peers peers_;
+  std::unique_ptr<rail::Rails> rails_;
+  std::string operation_;
+  Status broken_;
+};
+
+/// Does this process have that many cores?
+bool cores_suffice_for(int num_threads);
+
+}  // namespace ferry::call
+
+#endif  // FERRY_CALL_GROUP_STATE_HPP
