@@ -1,9 +1,10 @@
-"""Runs one function on every rank of a torch process group, ranks being forked processes, and brings failures home."""
+"""Runs one function on every rank of a torch process group, ranks being forked processes, and collects failures."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +14,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 DEADLINE_S = 120
-# By NVML: what starts CUDA here would keep the forked ranks from using it.
+# Counted by NVML: starting CUDA here would keep the forked ranks from using it.
 DEVICES = ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
 
 
 def device_of(rank: int, kind: str) -> torch.device:
-    """This rank's device; a GPU becomes the current one. Ranks take turns on too few GPUs."""
+    """This rank's device; a GPU becomes the current one. Ranks share GPUs where there are too few."""
     if kind == "cpu":
         return torch.device("cpu")
     index = rank % torch.cuda.device_count()
@@ -37,7 +38,7 @@ def _rank_main(rank: int, num_ranks: int, store: str, failures: Any, body: Calla
 
 
 def run_ranks(num_ranks: int, body: Callable[..., None], *args: Any, lost: tuple[int, ...] = ()) -> None:
-    """``body(rank, *args)`` in each rank; ``lost`` ranks are expected to die of their own."""
+    """``body(rank, *args)`` in each rank; ``lost`` ranks are expected to die."""
     context = mp.get_context("fork")
     failures = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
@@ -46,10 +47,11 @@ def run_ranks(num_ranks: int, body: Callable[..., None], *args: Any, lost: tuple
             context.Process(target=_rank_main, args=(rank, num_ranks, store, failures, body, args))
             for rank in range(num_ranks)
         ]
+        deadline = time.monotonic() + DEADLINE_S
         for process in processes:
             process.start()
         for process in processes:
-            process.join(DEADLINE_S)
+            process.join(max(0.0, deadline - time.monotonic()))
         late = [rank for rank, process in enumerate(processes) if process.is_alive()]
         for rank in late:
             processes[rank].kill()

@@ -1,4 +1,4 @@
-"""Inputs of all ranks, made alike on each of them, and what they should become, in plain torch."""
+"""Inputs of all ranks, generated identically on each rank, and the results they should give, in plain torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def make_world(
     dtype: torch.dtype = torch.bfloat16,
     seed: int = 0,
 ) -> World:
-    """Random ids, with duplicates and tokens without an expert among them."""
+    """Random ids, which include duplicates and tokens without an expert."""
     generator = torch.Generator().manual_seed(seed)
     world = World(num_ranks, num_experts, [], [], [])
     for rank in range(num_ranks):

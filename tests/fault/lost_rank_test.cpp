@@ -1,5 +1,5 @@
-/// A rank that falls inside route, dispatch or combine: every other rank hears of it in bounded time, by name, and can
-/// go on without it.
+/// A rank that fails inside route, dispatch or combine: every other rank gets an error that names it within bounded
+/// time, and can continue without it.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include "fault/small_exchange.hpp"
 #include "fault/trap_memory.hpp"
 #include "node/futex.hpp"
-#include "support/loopback_listener.hpp"
+#include "support/bootstrap_ranks.hpp"
 #include "support/rank_runner.hpp"
 
 namespace ferry::test {
@@ -28,30 +28,6 @@ struct Scenario {
 };
 
 std::string name_of(const testing::TestParamInfo<Scenario>& info) { return info.param.name; }
-
-/// Rendezvous of the survivors' new group, made before the ranks are forked.
-struct SecondMeeting {
-  std::string secret;
-  std::uint16_t port = 0;
-  int listen_fd = -1;
-
-  static SecondMeeting prepare() {
-    SecondMeeting meeting;
-    meeting.secret = make_random_secret().value();
-    meeting.listen_fd = listen_on_loopback(&meeting.port).value();
-    return meeting;
-  }
-
-  Result<std::shared_ptr<Bootstrap>> join(int rank, int num_ranks) const {
-    TcpBootstrapOptions options;
-    options.rank = rank;
-    options.num_ranks = num_ranks;
-    options.port = port;
-    options.secret = secret;
-    if (rank == 0) options.listen_fd = listen_fd;
-    return create_tcp_bootstrap(options);
-  }
-};
 
 class LostRank : public testing::TestWithParam<Scenario> {
  protected:
@@ -83,8 +59,7 @@ class LostRank : public testing::TestWithParam<Scenario> {
     status = exchange.route();
     if (status.ok()) status = exchange.dispatch();
     if (status.ok()) status = exchange.combine();
-    // A rank of another node may have got all it needs from the victim before that fell: it hears of it at its next
-    // call.
+    // A rank of another node may have received all it needs before the victim failed: its next call gets the error.
     const bool heard_later = status.ok() && GetParam().ranks_per_node != 0;
     if (heard_later) status = exchange.route();
     const std::int64_t waited_ns = node::monotonic_ns() - begin_ns;
@@ -94,7 +69,7 @@ class LostRank : public testing::TestWithParam<Scenario> {
     context.expect(status.peer() == kVictim, fmt::format("blamed rank {}: {}", status.peer(), status.to_string()));
     context.expect(status.message().find(fmt::format("rank {}", kVictim)) != std::string_view::npos, "names the rank");
     const bool names_call = status.message().find(to_string(GetParam().operation)) != std::string_view::npos;
-    // Where others hear of it later, whoever finds out first names that call.
+    // Ranks that notice it in a later call report the call of the rank that noticed it first.
     context.expect(names_call || (GetParam().ranks_per_node != 0 && GetParam().operation == Operation::kCombine),
                    fmt::format("names the call: {}", status.to_string()));
     context.expect(waited_ns <= 2 * kTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
@@ -105,7 +80,7 @@ class LostRank : public testing::TestWithParam<Scenario> {
     group.reset();
 
     const int new_rank = context.rank() < kVictim ? context.rank() : context.rank() - 1;
-    Result<std::shared_ptr<Bootstrap>> bootstrap = meeting_.join(new_rank, context.num_ranks() - 1);
+    auto bootstrap = create_tcp_bootstrap(meeting_.options(new_rank, context.num_ranks() - 1));
     if (!context.expect_ok(bootstrap.status(), "the survivors' bootstrap")) return;
     // One is missing, so nodes of equal size have one rank each.
     const int ranks_per_node = GetParam().ranks_per_node == 0 ? 0 : 1;
@@ -118,7 +93,7 @@ class LostRank : public testing::TestWithParam<Scenario> {
   }
 
   SharedWords* words_ = make_shared_words();
-  SecondMeeting meeting_ = SecondMeeting::prepare();
+  Meeting meeting_ = Meeting::prepare();  // of the survivors' new group, made before the ranks are forked
 };
 
 TEST_P(LostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {

@@ -1,16 +1,15 @@
 #include "fault/small_exchange.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <set>
+
+#include "common/bfloat16.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::test {
 namespace {
 
-// Exact for the small integers used here.
-std::uint16_t bf16_from(float value) { return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16); }
-
-std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+using tools::bfloat16_from_float;
 
 }  // namespace
 
@@ -22,7 +21,7 @@ SmallExchange::SmallExchange(Group& group, bool symmetric)
   }
   x_values_ = take(kNumTokens);
   for (std::int64_t i = 0; i < kNumTokens * kHidden; ++i) {
-    x_values_[i] = bf16_from(static_cast<float>((i + group.rank()) % 8));
+    x_values_[i] = bfloat16_from_float(static_cast<float>((i + group.rank()) % 8));
   }
   out_.resize(to_size(kNumTokens * kHidden));
   topk_idx = ConstTensorView(ids_.data(), DType::kInt64, {kNumTokens, kNumTopk});
@@ -74,7 +73,7 @@ Status SmallExchange::run_and_verify() {
     }
     for (std::int64_t h = 0; h < kHidden; ++h) {
       const auto value = static_cast<float>((token * kHidden + h + group_.rank()) % 8);
-      if (out_[to_size(token * kHidden + h)] != bf16_from(value * static_cast<float>(ranks.size()))) {
+      if (out_[to_size(token * kHidden + h)] != bfloat16_from_float(value * static_cast<float>(ranks.size()))) {
         return Status(ErrorCode::kInternal, "the combined rows are wrong");
       }
     }

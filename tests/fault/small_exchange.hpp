@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_SMALL_EXCHANGE_HPP
 #define FERRY_TESTS_SMALL_EXCHANGE_HPP
 
-/// One small batch with a result that can be foreseen: a combine of what was dispatched multiplies each token by the
+/// One small batch with a predictable result: a combine of what was dispatched multiplies each token by the
 /// number of ranks it went to.
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class SmallExchange {
   static constexpr std::int64_t kNumTopk = 4;
   static constexpr std::int64_t kRowBytes = kHidden * 2;
 
-  /// `symmetric`: x, the received rows and combine's input lie in memory from Group::allocate.
+  /// `symmetric`: x, the received rows and combine's input are in memory from Group::allocate.
   SmallExchange(Group& group, bool symmetric);
 
   Status route();
@@ -27,7 +27,7 @@ class SmallExchange {
   /// All three, then compare.
   Status run_and_verify();
 
-  // A test may point these somewhere else before a step.
+  // A test may replace these before a step.
   ConstTensorView topk_idx;
   ConstTensorView x;
   ConstTensorView bias;  // absent

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <new>
+#include <vector>
 
 #include "ferry/bootstrap.hpp"
+#include "launch/shared_area.hpp"
 #include "node/futex.hpp"
 
 namespace ferry::test {
@@ -28,8 +30,9 @@ void on_fault(int) {
 }  // namespace
 
 SharedWords* make_shared_words() {
-  void* memory = mmap(nullptr, sizeof(SharedWords), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  return new (memory) SharedWords();
+  static std::vector<launch::SharedArea> areas;
+  areas.push_back(launch::SharedArea::map(sizeof(SharedWords)).value());
+  return new (areas.back().bytes().data()) SharedWords();
 }
 
 std::byte* make_trap_memory(std::size_t size_bytes, Fate fate, SharedWords* words, unsigned num_survivors) {

@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_TRAP_MEMORY_HPP
 #define FERRY_TESTS_TRAP_MEMORY_HPP
 
-/// Makes a rank fall at an exact place: in the middle of reading its own input. The memory's second half cannot be
-/// read; the fault handler then kills the process, or stops it until it is released.
+/// Makes a rank fail at an exact place: in the middle of reading its own input. The memory's second half cannot be
+/// read; the fault handler then kills the process, or blocks it until it is released.
 
 #include <atomic>
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace ferry::test {
 
 enum class Fate {
-  kKilled,   ///< SIGKILL: no destructor runs, nothing is said to anybody
+  kKilled,   ///< SIGKILL: no destructor runs, nothing is sent to any rank
   kStalled,  ///< the process lives on but makes no progress
 };
 
@@ -21,15 +21,14 @@ struct SharedWords {
   std::atomic<std::int64_t> processor_time_ns{0};  ///< for tests that add up what ranks use
 };
 
-/// Anonymous memory that forked ranks share. Lives as long as the test process.
+/// In memory that ranks forked later share. Valid as long as the test process.
 SharedWords* make_shared_words();
 
 /// `size_bytes` zeroed bytes, a whole even number of pages, of which the second half cannot be read. From the first
-/// read of it on, this process suffers `fate`; a stalled one goes on (and exits quietly) when `num_survivors` ranks are
-/// done.
+/// read of it on, this process suffers `fate`; a stalled one exits quietly once `num_survivors` ranks are done.
 std::byte* make_trap_memory(std::size_t size_bytes, Fate fate, SharedWords* words, unsigned num_survivors);
 
-/// Called by each survivor when it has seen all it wants.
+/// Called by each survivor when it has finished its checks.
 void report_survivor_done(SharedWords* words);
 
 /// Blocks until `num_survivors` ranks are done.

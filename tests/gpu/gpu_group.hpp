@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_GPU_GROUP_HPP
 #define FERRY_TESTS_GPU_GROUP_HPP
 
-/// Groups on GPUs, and one rank's tensors for a whole round of calls that nobody waits for in between.
+/// Groups on GPUs, and one rank's tensors for a whole round of calls without a wait in between.
 
 #include <functional>
 #include <memory>
@@ -21,7 +21,7 @@ inline void PrintTo(RankKind kind, std::ostream* out) { *out << kind_name(kind);
 
 GroupOptions gpu_group_options();
 
-/// Returns when all ranks have come here.
+/// Returns when all ranks have called it.
 void meet(RankContext& context);
 
 /// Runs `body` on every rank with a new group, then destroys the group.
@@ -34,8 +34,8 @@ struct RoundDelays {
   int before_combine = 0;
 };
 
-/// Route, dispatch and combine of one case on one rank, each on the stream behind the one before. Whoever calls `start`
-/// waits for the stream before `expect_received`.
+/// Route, dispatch and combine of one case on one rank, in this order on one stream. The caller of `start` waits for
+/// the stream before it calls `expect_received`.
 class Round {
  public:
   Round(RankContext& context, Group& group, const PreparedCase& prepared);

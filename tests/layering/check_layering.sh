@@ -85,8 +85,10 @@ allow_cuda context "a group knows no kernel: core, plan, node, call, cuda/driver
   core plan node call cuda/driver cuda/memory cuda/sync
 allow_cuda intranode "a kind of call includes everything of src/cuda but other kinds of call and the backend" \
   core plan node cuda/driver cuda/memory cuda/sync cuda/copy cuda/context
+allow_only tools/launch "what forks ranks, for tools and tests alike: public headers and itself" "$outside" "$public" \
+  "$(in_source launch)"
 allow_only tools "tools use the library as users do: public headers and their own" "$outside" "$public" \
-  '^"(common|ferry|demo|bench|doctor)/[a-z0-9_]+\.hpp"$'
+  '^"(launch|run|report|device|common|ferry|demo|bench|doctor)/[a-z0-9_]+\.hpp"$'
 allow_only examples "examples use the library as users do: public headers only" "$outside" "$public"
 
 while IFS= read -r location; do

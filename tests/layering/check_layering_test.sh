@@ -49,6 +49,7 @@ try src/cuda/copy/a.cuh '#include "cuda/context/context.hpp"' 'includes "cuda/co
 try src/cuda/context/a.cpp '#include "cuda/intranode/calls.hpp"' 'includes "cuda/intranode/calls.hpp"'
 try src/cuda/intranode/a.cu '#include "cuda/backend.hpp"' 'includes "cuda/backend.hpp"'
 try tools/demo/a.cpp '#include "plan/slots.hpp"' 'includes "plan/slots.hpp"'
+try tools/launch/a.cpp '#include "run/launcher.hpp"' 'includes "run/launcher.hpp"'
 try examples/a.cpp '#include "core/backend.hpp"' 'includes "core/backend.hpp"'
 forbidden=tor
 forbidden+=ch # in two parts, so that this file passes the check it tests

@@ -1,10 +1,8 @@
 #ifndef FERRY_TESTS_BOOTSTRAP_RANKS_HPP
 #define FERRY_TESTS_BOOTSTRAP_RANKS_HPP
 
-/// Helpers for tests of the bootstrap itself: a listening socket on a free port, ranks as threads or processes that
-/// report their result, and connections that do not authenticate.
-
-#include <sys/types.h>
+/// What tests of the bootstrap itself need: ranks as threads, ranks as processes that can be killed or stopped at a
+/// checkpoint, and raw connections as strangers make them.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,9 +13,11 @@
 #include <thread>
 #include <vector>
 
-#include "bootstrap/socket.hpp"
+#include "core/unique_fd.hpp"
 #include "ferry/bootstrap.hpp"
 #include "ferry/status.hpp"
+#include "launch/child_process.hpp"
+#include "launch/meeting_point.hpp"
 
 namespace ferry::test {
 
@@ -26,14 +26,12 @@ using Messages = std::vector<std::vector<std::byte>>;
 std::vector<std::byte> bytes_of(std::string_view text);
 std::string text_of(const std::vector<std::byte>& bytes);
 
-/// A secret and a listening socket on a free loopback port.
-struct Meeting {
-  std::string secret;
-  std::uint16_t port = 0;
-  int listen_fd = -1;  // rank 0 takes ownership
-
-  static Meeting prepare();
-  TcpBootstrapOptions options(int rank, int num_ranks, std::int64_t timeout_ns = 30 * kNsPerSecond) const;
+/// See launch::MeetingPoint.
+struct Meeting : launch::MeetingPoint {
+  static Meeting prepare() { return {launch::MeetingPoint::open().value()}; }
+  TcpBootstrapOptions options(int rank, int num_ranks, std::int64_t timeout_ns = 30 * kNsPerSecond) const {
+    return launch::MeetingPoint::options(rank, num_ranks, timeout_ns);
+  }
 };
 
 /// Runs `body(rank)` of every rank in a thread of its own; returns the results in rank order.
@@ -51,31 +49,26 @@ auto run_threads(int num_ranks, Body body) {
   return answers;
 }
 
-/// A forked process. Create it while the caller has a single thread.
+/// A forked process that reports a Status. Start it while this process has a single thread. The destructor kills it.
 class ForkedRank {
  public:
-  /// The child calls it to report to the parent that it has come this far.
+  /// Reports to the parent that the rank has reached this point.
   using Checkpoint = std::function<void()>;
   using Body = std::function<Status(const Checkpoint&)>;
 
   explicit ForkedRank(const Body& body);
-  /// Kills the process if it still runs.
-  ~ForkedRank();
-  ForkedRank(const ForkedRank&) = delete;
-  ForkedRank& operator=(const ForkedRank&) = delete;
 
-  void send_signal(int signal_number) const;
-  /// Returns when the child has called its checkpoint, or has exited.
-  void await_checkpoint();
-  /// What its body returned; kInternal if it exited before that.
+  void send_signal(int signal_number) const { process_.send_signal(signal_number); }
+  /// Returns when the child has called its checkpoint, or has ended.
+  void await_checkpoint() { process_.read_report(); }
+  /// What its body returned; kInternal where it ended without.
   Status result();
 
  private:
-  UniqueFd reports_;
-  pid_t pid_ = -1;
+  launch::ChildProcess process_;
 };
 
-/// A blocking connection to the port, without authentication.
+/// A blocking connection to the port, as any process could make it.
 UniqueFd connect_stranger(std::uint16_t port);
 void send_text(const UniqueFd& fd, std::string_view text);
 /// Blocks until the other end closes the connection.

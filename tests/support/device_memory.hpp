@@ -1,12 +1,13 @@
 #ifndef FERRY_TESTS_DEVICE_MEMORY_HPP
 #define FERRY_TESTS_DEVICE_MEMORY_HPP
 
-/// All that tests ask of CUDA itself; no other file of the tests includes its headers. In a build without CUDA there
+/// All that tests use of CUDA itself; no other file of the tests includes its headers. In a build without CUDA there
 /// are no devices and every other function throws.
 ///
 /// Ranks are often threads of one process on one GPU, each waiting inside kernels for the others. So nothing here waits
-/// for a whole device, as cudaMalloc and cudaFree may: memory comes from one block that is taken before the first rank
-/// starts to work, and every thread copies on a stream of its own that waits for no other.
+/// for a whole device, as cudaMalloc and cudaFree may (and as tools/device does, with one process a rank): memory comes
+/// from one block that is taken before the first rank starts to work, and every thread copies on a stream of its own
+/// that waits for no other.
 
 #include <chrono>
 #include <cstddef>
@@ -20,7 +21,7 @@ namespace ferry::test {
 int num_device_files();
 int num_devices();
 
-/// Makes `device` the calling thread's own, before the thread works with others. The first call in a process for a
+/// Makes `device` the calling thread's device, before the thread works with others. The first call in a process for a
 /// device takes `pool_bytes` of its memory.
 void enter_device(int device, std::size_t pool_bytes);
 /// Takes that memory of another device, which the thread does not enter.
@@ -28,7 +29,7 @@ void reserve_device_memory(int device, std::size_t pool_bytes);
 /// The calling thread's device.
 int current_device();
 
-/// Memory of a device, as from cudaMalloc: nobody but this process can reach it. Holds what its last owner left in it.
+/// Memory of a device, as from cudaMalloc: only this process can reach it. Holds what its last owner left in it.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -59,7 +60,7 @@ void copy_from_device(void* to, const void* from, std::size_t num_bytes);
 void fill_device(void* to, std::byte value, std::size_t num_bytes);
 void synchronize(Stream stream);
 
-/// Holds `stream` up for this long without using the GPU.
+/// Delays `stream` for this long without using the GPU.
 void enqueue_delay(Stream stream, std::chrono::microseconds duration);
 
 /// Another stream of the calling thread's device.

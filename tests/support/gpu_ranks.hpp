@@ -1,9 +1,9 @@
 #ifndef FERRY_TESTS_GPU_RANKS_HPP
 #define FERRY_TESTS_GPU_RANKS_HPP
 
-/// Ranks that work on GPUs, several to one where there are fewer GPUs than ranks. Rank processes start CUDA after they
-/// were forked, rank threads in this process: so a test program can fork ranks only before its first rank threads, and
-/// runs the tests of the two kinds in separate calls (--gtest_filter).
+/// Ranks that work on GPUs, several on each where there are fewer GPUs than ranks. Rank processes start CUDA after the
+/// fork, rank threads start it in this process: a test program can fork ranks only before its first rank threads, so
+/// that tests of the two kinds run in separate calls (--gtest_filter).
 
 #include "support/rank_runner.hpp"
 

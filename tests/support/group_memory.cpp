@@ -10,12 +10,12 @@ namespace ferry::test {
 Stream stream_of(const Group& group) { return uses_device(group) ? thread_stream() : Stream{}; }
 
 Status finish(Group& group, const Status& status, Stream stream) {
-  const Status told = group.wait(stream);
-  if (status.ok()) return told;
-  // What the call has told already, `wait` may tell again, but nothing else.
-  if (told.ok() || told.code() == status.code()) return status;
+  const Status late = group.wait(stream);
+  if (status.ok()) return late;
+  // `wait` may repeat what the call has reported, but nothing else.
+  if (late.ok() || late.code() == status.code()) return status;
   return Status(ErrorCode::kInternal,
-                fmt::format("the call said {}, then wait {}", status.to_string(), told.to_string()));
+                fmt::format("the call said {}, then wait {}", status.to_string(), late.to_string()));
 }
 
 void write_memory(bool on_device, void* to, const void* from, std::size_t num_bytes) {

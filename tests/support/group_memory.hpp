@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_GROUP_MEMORY_HPP
 #define FERRY_TESTS_GROUP_MEMORY_HPP
 
-/// What differs between backends for whoever calls a group: where tensors lie, on which stream, and when errors are
-/// told. Tests written with these run on all of them.
+/// What differs between backends for the caller of a group: where tensors are, on which stream, and when errors are
+/// reported. Tests written with these run on all backends.
 
 #include <cstddef>
 #include <vector>
@@ -14,13 +14,13 @@ namespace ferry::test {
 
 using Bytes = std::vector<std::byte>;
 
-/// Are this group's tensors in device memory?
+/// Whether this group's tensors are in device memory.
 inline bool uses_device(const Group& group) { return group.backend() == "cuda"; }
 /// For this thread's calls on the group.
 Stream stream_of(const Group& group);
 
-/// Backends differ in when they tell of an error: at once, or when the stream is waited for. This waits and gives the
-/// first of the two, so that the next call begins with nothing left to tell. `status`: what the call returned.
+/// Backends report an error at once, or when the stream is waited for. This waits and returns the first of the two, so
+/// that no error is pending when the next call begins. `status`: what the call returned.
 Status finish(Group& group, const Status& status, Stream stream);
 inline Status finish(Group& group, const Status& status) { return finish(group, status, stream_of(group)); }
 

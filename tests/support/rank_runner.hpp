@@ -1,8 +1,9 @@
 #ifndef FERRY_TESTS_RANK_RUNNER_HPP
 #define FERRY_TESTS_RANK_RUNNER_HPP
 
-/// Runs one function on every rank of a group, ranks as threads of this process or as forked processes, and brings
-/// their failures home. A rank that hangs or dies is a failure with its number, never a hanging test.
+/// Runs one function on every rank of a group, ranks being threads of this process or forked processes, and turns what
+/// fails in them into failures of the running test. A rank that hangs or dies is a failure with its number, never a
+/// hanging test.
 
 #include <chrono>
 #include <functional>
@@ -18,7 +19,8 @@ namespace ferry::test {
 
 enum class RankKind { kThreads, kProcesses };
 
-/// What a rank's function sees. Report through it: a child's GoogleTest failures do not reach the parent.
+/// What a rank's function works with. Report failures through it: a GoogleTest failure in a forked process reaches the
+/// parent without its text.
 class RankContext {
  public:
   RankContext(int rank, int num_ranks, std::shared_ptr<Bootstrap> bootstrap)
@@ -49,14 +51,14 @@ using RankBody = std::function<void(RankContext&)>;
 struct RankRun {
   RankKind kind = RankKind::kThreads;
   int num_ranks = 1;
-  /// For the whole run. Processes that are still there are killed; threads cannot be, so the test program is ended.
+  /// For the whole run. Processes that still run then are killed; threads cannot be, so the test program is aborted.
   std::chrono::seconds deadline{120};
 };
 
 /// Failures of all ranks, each naming its rank. Processes need a single-threaded caller (fork copies only one thread).
 std::vector<std::string> collect_rank_failures(const RankRun& run, const RankBody& body);
 
-/// As above, each failure added to the running test.
+/// The same, with each failure added to the running test.
 void run_ranks(const RankRun& run, const RankBody& body);
 
 }  // namespace ferry::test

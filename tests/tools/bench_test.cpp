@@ -108,7 +108,7 @@ TEST(Bench, DispatchCanRouteFirstEachTime) {
   const TemporaryFile file;
   const CommandEnd end = run_ferry(small_bench({"--op", "dispatch", "--no-cached", "--json", file.path()}));
   ASSERT_EQ(end.exit_code, 0) << end.standard_error;
-  EXPECT_NE(end.standard_output.find("made anew by each dispatch"), std::string::npos) << end.standard_output;
+  EXPECT_NE(end.standard_output.find("rebuilt for each dispatch"), std::string::npos) << end.standard_output;
   const json fresh = json::parse(file.read());
   EXPECT_EQ(fresh["run"]["cached"], false);
   const json cached = results_of({"--op", "dispatch", "--cached"});

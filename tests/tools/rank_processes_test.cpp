@@ -1,19 +1,16 @@
 /// Ranks as processes of the `ferry` command: nothing outlives a run, whoever is killed, and a launcher's ranks work as
 /// forked ones do.
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <string>
 #include <vector>
 
 #include "ferry/transports.hpp"
+#include "launch/meeting_point.hpp"
 #include "tools/running_command.hpp"
 
 namespace ferry::testing {
@@ -73,15 +70,9 @@ TEST(RankProcesses, AnInterruptEndsEverything) {
 
 /// A port that is free now. Another process could take it before the command does; the tests on one machine do not.
 std::string free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t address_bytes = sizeof address;
-  bind(fd, reinterpret_cast<sockaddr*>(&address), address_bytes);
-  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_bytes);
-  close(fd);
-  return std::to_string(ntohs(address.sin_port));
+  const auto point = launch::MeetingPoint::open().value();
+  point.close_listener();
+  return std::to_string(point.port);
 }
 
 Environment launcher_environment(int rank, const std::string& port) {

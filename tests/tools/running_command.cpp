@@ -1,19 +1,16 @@
 #include "tools/running_command.hpp"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 namespace ferry::testing {
 
@@ -36,67 +33,47 @@ std::string read_all(int fd) {
 
 }  // namespace
 
-RunningCommand::RunningCommand(std::vector<std::string> arguments, const Environment& environment) {
+RunningCommand::RunningCommand(std::vector<std::string> arguments, const Environment& environment)
+    : output_fd_(memfd_create("stdout", MFD_CLOEXEC)), process_(start(std::move(arguments), environment)) {}
+
+RunningCommand::~RunningCommand() { close(output_fd_); }
+
+launch::ChildProcess RunningCommand::start(std::vector<std::string> arguments, const Environment& environment) const {
   arguments.insert(arguments.begin(), FERRY_COMMAND);
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  output_fd_ = memfd_create("stdout", MFD_CLOEXEC);
-  std::array<int, 2> error_pipe{};
-  if (output_fd_ < 0 || pipe2(error_pipe.data(), O_CLOEXEC) != 0) std::abort();
-  pid_ = fork();
-  if (pid_ == 0) {
-    for (const char* name : kLauncherVariables) unsetenv(name);
-    for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
-    dup2(output_fd_, STDOUT_FILENO);
-    dup2(error_pipe[1], STDERR_FILENO);
-    execv(argv.front(), argv.data());
-    _exit(127);
-  }
-  close(error_pipe[1]);
-  error_fd_ = error_pipe[0];
-}
-
-RunningCommand::~RunningCommand() {
-  if (pid_ > 0) {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  close(output_fd_);
-  close(error_fd_);
-}
-
-bool RunningCommand::read_error_once() {
-  std::array<char, 4096> part{};
-  const ssize_t num_bytes = read(error_fd_, part.data(), part.size());
-  if (num_bytes > 0) error_.append(part.data(), static_cast<std::size_t>(num_bytes));
-  return num_bytes > 0;
+  return launch::ChildProcess::start([&](const launch::ReportPipe& pipe) {
+           for (const char* name : kLauncherVariables) unsetenv(name);
+           for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+           dup2(output_fd_, STDOUT_FILENO);
+           dup2(pipe.fd(), STDERR_FILENO);
+           execv(argv.front(), argv.data());
+           return 127;
+         })
+      .value();
 }
 
 bool RunningCommand::wait_for_error_text(const std::string& text) {
-  while (error_.find(text) == std::string::npos) {
-    if (!read_error_once()) return false;
+  while (process_.report().find(text) == std::string::npos) {
+    if (!process_.read_report()) return false;
   }
   return true;
 }
 
 std::vector<pid_t> RunningCommand::children() const {
-  const std::string id = std::to_string(pid_);
+  const std::string id = std::to_string(pid());
   std::ifstream file("/proc/" + id + "/task/" + id + "/children");
   return {std::istream_iterator<pid_t>(file), std::istream_iterator<pid_t>()};
 }
 
 CommandEnd RunningCommand::wait() {
-  while (read_error_once()) {
-  }
-  int status = 0;
-  waitpid(pid_, &status, 0);
-  pid_ = -1;
+  const launch::ProcessEnd process = process_.wait();
   CommandEnd end;
-  if (WIFEXITED(status)) end.exit_code = WEXITSTATUS(status);
-  if (WIFSIGNALED(status)) end.signal = WTERMSIG(status);
+  end.exit_code = process.signal == 0 ? process.exit_code : -1;
+  end.signal = process.signal;
   end.standard_output = read_all(output_fd_);
-  end.standard_error = error_;
+  end.standard_error = process_.report();
   return end;
 }
 

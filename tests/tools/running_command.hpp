@@ -9,9 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "launch/child_process.hpp"
+
 namespace ferry::testing {
 
-/// How a process ended and what it said.
+/// How a process ended and what it printed.
 struct CommandEnd {
   int exit_code = -1;  ///< -1: killed by `signal`
   int signal = 0;
@@ -24,13 +26,13 @@ using Environment = std::vector<std::pair<std::string, std::string>>;
 /// A started command. The destructor kills what is still running.
 class RunningCommand {
  public:
-  /// Launchers' variables of the test's own surroundings are not passed on; `environment` is added.
+  /// Launchers' variables in the test's own environment are not passed on; `environment` is added.
   explicit RunningCommand(std::vector<std::string> arguments, const Environment& environment = {});
   RunningCommand(const RunningCommand&) = delete;
   RunningCommand& operator=(const RunningCommand&) = delete;
   ~RunningCommand();
 
-  pid_t pid() const { return pid_; }
+  pid_t pid() const { return process_.pid(); }
   /// Blocks until `text` was written to standard error; false if the command ended without.
   bool wait_for_error_text(const std::string& text);
   /// Processes that the command has forked and that still run.
@@ -38,12 +40,10 @@ class RunningCommand {
   CommandEnd wait();
 
  private:
-  bool read_error_once();
+  launch::ChildProcess start(std::vector<std::string> arguments, const Environment& environment) const;
 
-  pid_t pid_ = -1;
-  int output_fd_ = -1;  ///< a memory file: the command never waits for us to read it
-  int error_fd_ = -1;   ///< a pipe: we wait for what it says
-  std::string error_;
+  int output_fd_;                 ///< a memory file, so that the command never waits for it to be read
+  launch::ChildProcess process_;  ///< its report: standard error
 };
 
 /// Start and wait.

@@ -16,13 +16,13 @@
 #include "bench/gpu_report.hpp"
 #include "bench/kernel_settings.hpp"
 #include "bench/report.hpp"
-#include "common/exit_code.hpp"
-#include "common/host_facts.hpp"
-#include "common/launcher.hpp"
-#include "common/run_options.hpp"
-#include "common/table.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/version.hpp"
+#include "report/host_facts.hpp"
+#include "report/table.hpp"
+#include "run/exit_code.hpp"
+#include "run/launcher.hpp"
+#include "run/run_options.hpp"
 
 namespace ferry::tools {
 
@@ -91,7 +91,7 @@ Status check_shape(const BenchPlan& plan) {
 
 /// Refuses what would end in swapping or in the system killing a rank.
 Status check_memory(const BenchPlan& plan) {
-  if (plan.on_gpu()) return {};  // the memory is the GPU's, which says so by itself
+  if (plan.on_gpu()) return {};  // the memory is the GPU's, whose allocations report it
   const HostFacts host = read_host_facts();
   std::int64_t available = host.available_memory_bytes;
   if (host.memory_limit_bytes > 0) available = std::min(available, host.memory_limit_bytes);
@@ -110,7 +110,7 @@ std::string introduction(const BenchPlan& plan, const std::string& launch) {
       "{}{}\n",
       version(), commit(), plan.backend, launch, describe(read_host_facts()), name_of(plan.op), plan.hidden,
       plan.num_topk, plan.num_experts, name_of(plan.dtype), plan.routing_name,
-      plan.cached ? "" : " (made anew by each dispatch)", name_of(plan.layout), name_of(plan.memory),
+      plan.cached ? "" : " (rebuilt for each dispatch)", name_of(plan.layout), name_of(plan.memory),
       plan.num_iterations, plan.num_warmup,
       plan.on_gpu() ? fmt::format("kernels: {}\n", describe(plan.kernels.front())) : "", formulas(plan));
 }
@@ -194,7 +194,7 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   plan.num_iterations = 20;
   plan.num_warmup = 3;
   CLI::App* command =
-      app.add_subcommand("bench", "Time route, dispatch and combine beside what plain copies reach on this machine");
+      app.add_subcommand("bench", "Time route, dispatch and combine, next to plain copies on this machine");
   add_common_options(*command, &options->common);
   add_choice<BenchOp>(*command, "--op", &plan.op,
                       {{"route", BenchOp::kRoute},
@@ -212,7 +212,7 @@ void add_bench_command(CLI::App& app, int* exit_code) {
                           {{"symmetric", BenchMemory::kSymmetric}, {"plain", BenchMemory::kPlain}},
                           "Where tokens and rows live (default symmetric: memory of the group)");
   command->add_flag("--cached,!--no-cached", plan.cached,
-                    "Dispatch again and again with one Routing (the default), or route first each time");
+                    "Reuse one Routing for every dispatch (the default), or route before each");
   add_kernel_options(*command, &plan.kernels.front());
   command->add_option("--routing", options->routing, "random, zipf, one-hot or trace:FILE")->capture_default_str();
   command->add_option("--iterations", plan.num_iterations, fmt::format("Timed iterations (on GPUs {})", kGpuIterations))
@@ -223,7 +223,7 @@ void add_bench_command(CLI::App& app, int* exit_code) {
                    fmt::format("Iterations before the first timed one (on GPUs {})", kGpuWarmup))
       ->check(CLI::Range(0, kMaxIterations))
       ->capture_default_str();
-  command->add_option("--json", options->json_path, "Write the results to this file as JSON (-: to stdout, alone)");
+  command->add_option("--json", options->json_path, "Write the results to this file as JSON (-: only JSON, to stdout)");
   command->callback([options, command, exit_code] {
     options->topk_given = command->count("--topk") > 0;
     options->experts_given = command->count("--experts") > 0;

@@ -11,9 +11,9 @@ namespace ferry::tools {
 
 namespace {
 
-/// Windows that rows are spread over: two rows look alike once in so many.
+/// Windows that rows are spread over: one in so many pairs of rows is equal.
 constexpr std::size_t kNumWindows = 1 << 16;
-/// What untouched memory holds instead of the pattern, so that a row that nobody wrote is seen.
+/// What untouched memory holds instead of the pattern, so that a row that was never written is detected.
 constexpr int kStale = 0x5A;
 /// Of rows on their way between a GPU and the checks on the host.
 constexpr std::int64_t kPieceBytes = std::int64_t{16} << 20;

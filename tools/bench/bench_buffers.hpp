@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bench/bench_plan.hpp"
-#include "common/rank_device.hpp"
+#include "device/rank_device.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::tools {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "common/wire.hpp"
 #include "ferry/fp8.hpp"
+#include "report/wire.hpp"
 
 namespace ferry::tools {
 
@@ -83,7 +83,7 @@ std::int64_t BenchPlan::combine_wire_row_bytes() const {
 RoutingTable BenchPlan::routing_of(int rank) const {
   if (!trace) return make_routing(routing, {num_tokens, num_topk, num_experts}, seed, rank);
   RoutingTable slice = slice_routing(trace->table, rank * num_tokens, num_tokens);
-  // The ids are real; weights are made up in all cases, see make_routing.
+  // The ids may be recorded ones; weights are generated in all cases, see make_routing.
   slice.topk_weights = make_routing(RoutingKind::kOneHot, {num_tokens, num_topk, num_experts}, seed, rank).topk_weights;
   return slice;
 }

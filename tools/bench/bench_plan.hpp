@@ -66,7 +66,7 @@ struct BenchPlan {
   std::int64_t dispatch_row_bytes() const { return payload_bytes() + scale_bytes() + metadata_bytes(); }
   /// Bytes of one row on the way back, always bf16.
   std::int64_t combine_row_bytes() const;
-  /// The same as they cross the network, where ids are i32 and what travels beside a row is padded.
+  /// The same as they cross the network, where ids are i32 and the metadata of a row is padded.
   std::int64_t dispatch_wire_row_bytes() const;
   std::int64_t combine_wire_row_bytes() const;
   /// FP8 has one scale per 128 channels.
@@ -76,10 +76,10 @@ struct BenchPlan {
 };
 
 /// Rows that each token of a rank becomes: distinct destination ranks (kTokens) or distinct experts (kExperts, kSlab).
-/// Computed from the ids alone, to check what route says.
+/// Computed from the ids alone, to check what route returns.
 std::vector<int> rows_per_token(const RoutingTable& table, Layout layout, int num_ranks);
 
-/// What the run needs in all ranks together, as far as rank 0's ids tell: 10 % more is not unusual.
+/// What the run needs in all ranks together, estimated from rank 0's ids: 10 % more is not unusual.
 std::int64_t estimate_memory_bytes(const BenchPlan& plan);
 
 }  // namespace ferry::tools

@@ -10,8 +10,8 @@
 #include "bench/copy_limit.hpp"
 #include "bench/gpu_timing.hpp"
 #include "bench/operations.hpp"
-#include "common/progress.hpp"
 #include "common/timing.hpp"
+#include "report/progress.hpp"
 
 namespace ferry::tools {
 

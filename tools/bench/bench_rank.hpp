@@ -2,7 +2,7 @@
 #define FERRY_TOOLS_BENCH_BENCH_RANK_HPP
 
 #include "bench/bench_plan.hpp"
-#include "common/launcher.hpp"
+#include "run/launcher.hpp"
 
 namespace ferry::tools {
 

@@ -100,7 +100,7 @@ std::optional<WireTotal> wire_of(const BenchPlan& plan, const RunOutcome& outcom
   return total;
 }
 
-/// The fastest raw exchange says how long the bytes of this operation take at best.
+/// The fastest raw exchange gives the shortest time in which the bytes of this operation can be sent.
 void set_gpu_limit(const BenchPlan& plan, const RunOutcome& outcome, OpResult* result) {
   result->limits = limits_of(plan, outcome, result->op);
   result->limit_is_wire = !BenchArea(plan, outcome.result(0)).device().limit_is_local;

@@ -11,8 +11,8 @@
 
 #include "bench/bench_plan.hpp"
 #include "bench/device_report.hpp"
-#include "common/launcher.hpp"
-#include "common/wire.hpp"
+#include "report/wire.hpp"
+#include "run/launcher.hpp"
 
 namespace ferry::tools {
 

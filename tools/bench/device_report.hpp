@@ -1,14 +1,14 @@
 #ifndef FERRY_TOOLS_BENCH_DEVICE_REPORT_HPP
 #define FERRY_TOOLS_BENCH_DEVICE_REPORT_HPP
 
-/// What a rank of a CUDA group hands back beside its series: its GPU, and what raw exchanges reached.
+/// What a rank of a CUDA group returns in addition to its series: its GPU, and what raw exchanges reached.
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
 #include "bench/bench_plan.hpp"
-#include "common/device_facts.hpp"
+#include "device/device_facts.hpp"
 
 namespace ferry::tools {
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "bench/kernel_settings.hpp"
-#include "common/host_facts.hpp"
-#include "common/table.hpp"
+#include "report/host_facts.hpp"
+#include "report/table.hpp"
 
 namespace ferry::tools {
 

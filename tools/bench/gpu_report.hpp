@@ -1,14 +1,14 @@
 #ifndef FERRY_TOOLS_BENCH_GPU_REPORT_HPP
 #define FERRY_TOOLS_BENCH_GPU_REPORT_HPP
 
-/// What a report says about a CUDA group beyond what it says about every group.
+/// What a report has for CUDA groups only.
 
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "bench/report.hpp"
-#include "common/json_report.hpp"
+#include "report/json_report.hpp"
 
 namespace ferry::tools {
 

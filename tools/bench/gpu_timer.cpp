@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "common/device_facts.hpp"
 #include "common/timing.hpp"
+#include "device/device_facts.hpp"
 
 namespace ferry::tools {
 

@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "bench/bench_result.hpp"
-#include "common/device_memory.hpp"
-#include "common/launcher.hpp"
-#include "common/rank_device.hpp"
+#include "device/device_memory.hpp"
+#include "device/rank_device.hpp"
+#include "run/launcher.hpp"
 
 namespace ferry::tools {
 
@@ -21,7 +21,7 @@ class GpuTimer {
  public:
   struct Call {
     std::function<Status()> enqueue;  ///< what is measured
-    std::function<Status()> finish;   ///< waits for the stream and says what went wrong
+    std::function<Status()> finish;   ///< waits for the stream and returns what went wrong
     /// The call waits on the host: start by the host's clock, with nothing on the stream before it.
     bool blocks_host = false;
   };

@@ -3,8 +3,8 @@
 
 #include "bench/bench_plan.hpp"
 #include "bench/operations.hpp"
-#include "common/launcher.hpp"
-#include "common/progress.hpp"
+#include "report/progress.hpp"
+#include "run/launcher.hpp"
 
 namespace ferry::tools {
 

@@ -8,8 +8,8 @@
 #include <map>
 #include <string>
 
-#include "common/json_report.hpp"
 #include "ferry/exchange.hpp"
+#include "report/json_report.hpp"
 
 namespace ferry::tools {
 

@@ -9,9 +9,9 @@
 #include "bench/bench_buffers.hpp"
 #include "bench/bench_plan.hpp"
 #include "bench/bench_result.hpp"
-#include "common/launcher.hpp"
-#include "common/rank_device.hpp"
+#include "device/rank_device.hpp"
 #include "ferry/group.hpp"
+#include "run/launcher.hpp"
 
 namespace ferry::tools {
 
@@ -25,7 +25,7 @@ class Operations {
   /// @errors kInternal naming the first row that is wrong
   Status check();
 
-  /// On a CUDA group dispatch and combine only put work on the stream, and so may route; `wait` says how that went.
+  /// On a CUDA group dispatch and combine only put work on the stream, and so may route; `wait` returns how that went.
   Status route();
   Status dispatch();
   Status combine();
@@ -56,7 +56,7 @@ class Operations {
   Status check_scales(const std::vector<std::int32_t>& source);
   Status fill_combine_input();
   Status check_combine();
-  /// Runs `call` and notes what it gave to the network, beside `formula_bytes`.
+  /// Runs `call` and records what it gave to the network, with `formula_bytes`.
   Status metered(WireFigures* figures, std::int64_t formula_bytes, Status (Operations::*call)());
   /// For each node, the factor by which identity experts there scale token `token` of this rank in all.
   std::vector<float> factors_by_node(std::int64_t token) const;
@@ -71,7 +71,7 @@ class Operations {
   std::shared_ptr<Group> group_;
   std::int64_t slab_capacity_ = 0;
   Routing routing_;
-  Routing retired_;  ///< the one before: given back by `wait`, so that its end is in nobody's time
+  Routing retired_;  ///< the previous one: freed by `wait`, so that its destruction is not timed
   BenchBuffers buffers_;
   RankWire wire_{};
 };

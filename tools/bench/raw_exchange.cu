@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "common/cuda_status.hpp"
+#include "device/cuda_status.hpp"
 
 namespace ferry::tools {
 
@@ -73,7 +73,7 @@ __device__ void wait_for_phase(std::uint64_t* barrier, std::uint32_t parity) {
   }
 }
 
-/// PTX ISA, cp.async.bulk: global to shared memory, told to a barrier.
+/// PTX ISA, cp.async.bulk: global to shared memory, completion signalled to a barrier.
 __device__ void bulk_load(std::byte* shared, const std::byte* global, std::uint32_t num_bytes, std::uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kPushWarps* kWarpLanes) push_kernel(const __gr
   for (int stage = 0; stage < kPushStages; ++stage) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barriers[stage])) : "memory");
   }
-  // The copy engine must see the barriers before it is told to use them.
+  // The copy engine must see the barriers before it is given work that uses them.
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   push_rows(params, rows, shared + kBarrierBytes + warp * kPushStages * params.piece_bytes, barriers);
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kPushWarps* kWarpLanes) push_kernel(const __gr
 #endif
 }
 
-/// Rows of peers do not stay in the first-level cache: nobody reads them twice. PTX ISA, ld.
+/// Rows of peers do not stay in the first-level cache: they are read only once. PTX ISA, ld.
 __device__ uint4 load_once(const std::byte* pointer) {
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -22,7 +22,7 @@ constexpr std::size_t kDevicePageBytes = std::size_t{2} << 20;
 /// Numbers of multiprocessors that were measured to fill the links of 8 H200: fewer do not, more push each other back.
 constexpr std::array<int, 3> kUsualNumSms = {7, 8, 16};
 
-/// What ranks tell each other before an exchange.
+/// What ranks gather before an exchange.
 struct Offer {
   IpcHandle handle;
   std::int64_t process_id;
@@ -35,7 +35,7 @@ class RawRanks {
  public:
   Status set_up(const RawLimitInput& input, RankContext& context, const RankDevice& device, bool is_local);
   const RawExchangeParams& params() const { return params_; }
-  /// Collective: nobody frees what a peer may still use or has not closed.
+  /// Collective: no rank frees memory that a peer may still use or has not closed.
   Status tear_down(RankContext& context);
 
  private:

@@ -6,8 +6,8 @@
 #include "bench/bench_plan.hpp"
 #include "bench/device_report.hpp"
 #include "bench/gpu_timer.hpp"
-#include "common/launcher.hpp"
-#include "common/rank_device.hpp"
+#include "device/rank_device.hpp"
+#include "run/launcher.hpp"
 
 namespace ferry::tools {
 

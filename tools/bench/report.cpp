@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "bench/gpu_report.hpp"
-#include "common/host_facts.hpp"
-#include "common/table.hpp"
 #include "ferry/version.hpp"
+#include "report/host_facts.hpp"
+#include "report/table.hpp"
 
 namespace ferry::tools {
 
@@ -45,7 +45,7 @@ std::string nodes_formulas(const BenchPlan& plan) {
                                                : std::string());
   }
   return text +
-         "               beside chunk headers and a notice to each rail peer and call; sent: as the group counts it\n";
+         "               plus chunk headers and a notice to each rail peer per call; sent: as the group counts it\n";
 }
 
 /// What crossed the network, for people; nothing with one node.

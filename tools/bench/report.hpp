@@ -6,7 +6,7 @@
 
 #include "bench/bench_plan.hpp"
 #include "bench/bench_result.hpp"
-#include "common/json_report.hpp"
+#include "report/json_report.hpp"
 
 namespace ferry::tools {
 

@@ -13,10 +13,10 @@
 #include "bench/bench_rank.hpp"
 #include "bench/bench_result.hpp"
 #include "bench/kernel_settings.hpp"
-#include "common/exit_code.hpp"
-#include "common/launcher.hpp"
-#include "common/run_options.hpp"
-#include "common/table.hpp"
+#include "report/table.hpp"
+#include "run/exit_code.hpp"
+#include "run/launcher.hpp"
+#include "run/run_options.hpp"
 
 namespace ferry::tools {
 

@@ -2,17 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ctime>
-
-#include "ferry/bootstrap.hpp"
 
 namespace ferry::tools {
-
-std::int64_t now_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::int64_t>(now.tv_sec) * kNsPerSecond + now.tv_nsec;
-}
 
 std::int64_t percentile(std::vector<std::int64_t> samples, double percent) {
   if (samples.empty()) return 0;

@@ -4,10 +4,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "launch/clock.hpp"
+
 namespace ferry::tools {
 
-/// CLOCK_MONOTONIC in nanoseconds: one clock for all processes of a machine, so times of different ranks compare.
-std::int64_t now_ns();
+using launch::now_ns;
 
 /// The smallest sample that at least `percent` per cent of the samples do not exceed (nearest rank). 0 if there are
 /// none.

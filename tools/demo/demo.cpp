@@ -8,17 +8,17 @@
 #include <memory>
 #include <utility>
 
-#include "common/exit_code.hpp"
-#include "common/json_report.hpp"
-#include "common/launcher.hpp"
-#include "common/progress.hpp"
-#include "common/run_options.hpp"
 #include "common/timing.hpp"
 #include "demo/demo_rank.hpp"
 #include "demo/demo_run.hpp"
 #include "demo/dense_layer.hpp"
 #include "demo/picture.hpp"
 #include "demo/report.hpp"
+#include "report/json_report.hpp"
+#include "report/progress.hpp"
+#include "run/exit_code.hpp"
+#include "run/launcher.hpp"
+#include "run/run_options.hpp"
 
 namespace ferry::tools {
 
@@ -207,9 +207,9 @@ void add_demo_command(CLI::App& app, int* exit_code) {
   command->add_option("--trace", options->trace_path,
                       "Recorded router decisions in place of the router: JSON lines with topk_ids and topk_weights");
   command->add_option("--report", options->report_path,
-                      "Write all that is printed to this file as JSON (-: to stdout, alone)");
+                      "Write everything that is printed to this file as JSON (-: only JSON, to stdout)");
   command->add_option("--picture", options->picture_path,
-                      "Draw who sent how much to whom and the load of each expert into this file (SVG)");
+                      "Draw the rows sent between ranks and the load of each expert into this file (SVG)");
   command->add_option("--spoil-token", options->spoiled_token, "Spoil this token's result, to see the check fail")
       ->check(CLI::NonNegativeNumber);
   command->callback([options, exit_code] { *exit_code = run_demo(*options); });

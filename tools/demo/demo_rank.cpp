@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "common/bfloat16.hpp"
-#include "common/progress.hpp"
-#include "common/rank_device.hpp"
 #include "common/timing.hpp"
+#include "device/rank_device.hpp"
 #include "ferry/fp8.hpp"
 #include "ferry/group.hpp"
+#include "report/progress.hpp"
 
 namespace ferry::tools {
 

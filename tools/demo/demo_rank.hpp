@@ -1,8 +1,8 @@
 #ifndef FERRY_TOOLS_DEMO_DEMO_RANK_HPP
 #define FERRY_TOOLS_DEMO_DEMO_RANK_HPP
 
-#include "common/launcher.hpp"
 #include "demo/demo_run.hpp"
+#include "run/launcher.hpp"
 
 namespace ferry::tools {
 

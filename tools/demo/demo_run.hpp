@@ -12,10 +12,10 @@
 #include <string_view>
 
 #include "common/routing_source.hpp"
-#include "common/wire.hpp"
 #include "demo/model_presets.hpp"
 #include "demo/moe_layer.hpp"
 #include "demo/text_tokens.hpp"
+#include "report/wire.hpp"
 
 namespace ferry::tools {
 
@@ -42,7 +42,7 @@ struct DemoPlan {
   std::int64_t max_tokens_per_rank() const { return (num_tokens + num_ranks - 1) / num_ranks; }
   int ranks_per_node() const { return num_ranks / num_nodes; }
   std::int64_t row_bytes() const;  ///< of one dispatched token, scales included
-  /// Of one row between nodes, with what travels beside it.
+  /// Of one row between nodes, with its metadata.
   std::int64_t dispatch_wire_row_bytes() const;
   std::int64_t combine_wire_row_bytes() const;
 };

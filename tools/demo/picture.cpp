@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "common/routing_source.hpp"
-#include "common/svg.hpp"
-#include "common/table.hpp"
+#include "report/svg.hpp"
+#include "report/table.hpp"
 
 namespace ferry::tools {
 
@@ -25,7 +25,7 @@ constexpr double kMatrixLeft = kMargin + 52.0;
 constexpr double kPanelsTop = 196.0;
 constexpr double kReceivedLeft = 640.0;
 constexpr double kLoadHeight = 210.0;
-/// Room for the mean's label beside the experts.
+/// Room for the mean's label to the right of the experts.
 constexpr double kMeanWidth = 24.0;
 /// More numbers would not be legible.
 constexpr int kMaxNumberedRanks = 16;

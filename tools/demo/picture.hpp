@@ -7,7 +7,7 @@
 
 namespace ferry::tools {
 
-/// Who sent how many rows to whom, what each rank received, and the load of each expert, as SVG text.
+/// Rows sent by each rank to each rank, rows received by each, and the load of each expert, as SVG text.
 std::string draw_picture(const DemoReport& report);
 
 }  // namespace ferry::tools

@@ -5,15 +5,15 @@
 #include <algorithm>
 #include <numeric>
 
-#include "common/host_facts.hpp"
-#include "common/table.hpp"
 #include "ferry/version.hpp"
+#include "report/host_facts.hpp"
+#include "report/table.hpp"
 
 namespace ferry::tools {
 
 namespace {
 
-/// More bars do not fit a screen beside the table; neighbouring experts then share one.
+/// More bars do not fit a screen with the table; neighbouring experts then share one.
 constexpr std::int64_t kMaxBars = 32;
 constexpr int kBarWidth = 50;
 
@@ -60,7 +60,7 @@ std::string load_chart(const DemoReport& report) {
 /// The phases in which a rank calls the group.
 constexpr Phase kCalls[] = {Phase::kRoute, Phase::kDispatch, Phase::kCombine};
 
-/// What crossed the network, beside what the ids say; nothing with one node.
+/// What crossed the network, and what follows from the ids; nothing with one node.
 std::string wire_table(const DemoReport& report) {
   const DemoPlan& plan = *report.plan;
   if (plan.num_nodes == 1) return "";

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "common/json_report.hpp"
 #include "demo/demo_run.hpp"
 #include "demo/dense_layer.hpp"
+#include "report/json_report.hpp"
 
 namespace ferry::tools {
 

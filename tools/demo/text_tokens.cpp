@@ -18,7 +18,7 @@ namespace ferry::tools {
 
 namespace {
 
-/// Bytes that a token's embedding looks back at, itself included, and how much each earlier one counts: a quarter of
+/// Bytes that a token's embedding depends on, itself included, and how much each earlier one counts: a quarter of
 /// the whole is left after two bytes, 6 % after eight.
 constexpr std::int64_t kWindow = 8;
 constexpr float kDecay = 0.7F;

@@ -23,7 +23,7 @@ Result<Text> load_text(const std::string& path);
 
 /// The embedding of tokens [first, first + count) of `text` as [count, hidden] bf16, each row of mean square 1.
 /// A row depends on its byte and, ever less, on the few bytes before it, so that equal bytes make different tokens. It
-/// is a pure function of the text and the seed: whoever computes any part of it gets the same bits.
+/// is a pure function of the text and the seed: every rank that computes a part of it gets the same bits.
 struct EmbeddingShape {
   std::int64_t hidden = 0;
   std::uint64_t seed = 0;

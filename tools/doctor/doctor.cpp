@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "common/exit_code.hpp"
-#include "common/host_facts.hpp"
-#include "common/json_report.hpp"
 #include "doctor/finding.hpp"
 #include "ferry/backends.hpp"
 #include "ferry/version.hpp"
+#include "report/host_facts.hpp"
+#include "report/json_report.hpp"
+#include "run/exit_code.hpp"
 
 namespace ferry::tools {
 
@@ -98,8 +98,9 @@ int run_doctor(const DoctorOptions& options) {
 
 void add_doctor_command(CLI::App& app, int* exit_code) {
   auto options = std::make_shared<DoctorOptions>();
-  CLI::App* command = app.add_subcommand("doctor", "Say what this machine offers, what is missing, and what to do");
-  command->add_option("--json", options->json_path, "Write the findings to this file as JSON (-: to stdout, alone)");
+  CLI::App* command = app.add_subcommand("doctor", "Report what this machine offers, what is missing, and what to do");
+  command->add_option("--json", options->json_path,
+                      "Write the findings to this file as JSON (-: only JSON, to stdout)");
   command->callback([options, exit_code] { *exit_code = run_doctor(*options); });
 }
 

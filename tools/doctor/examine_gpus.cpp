@@ -3,11 +3,11 @@
 #include <string>
 #include <vector>
 
-#include "common/device_facts.hpp"
-#include "common/device_memory.hpp"
-#include "common/host_facts.hpp"
-#include "common/table.hpp"
+#include "device/device_facts.hpp"
+#include "device/device_memory.hpp"
 #include "doctor/finding.hpp"
+#include "report/host_facts.hpp"
+#include "report/table.hpp"
 
 namespace ferry::tools {
 
@@ -67,7 +67,7 @@ std::vector<Finding> examine_peers(int num_devices) {
 }  // namespace
 
 std::vector<Finding> examine_gpus() {
-  if (!built_with_cuda()) return {};  // examine_backends says so
+  if (!built_with_cuda()) return {};  // examine_backends reports it
   auto num_devices = count_devices();
   if (!num_devices) {
     return {{Health::kMissing, "gpus", std::string(num_devices.status().message()), "ranks run on the CPU"}};

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "common/host_facts.hpp"
-#include "common/table.hpp"
 #include "doctor/finding.hpp"
 #include "ferry/backends.hpp"
 #include "ferry/bootstrap.hpp"
+#include "report/host_facts.hpp"
+#include "report/table.hpp"
 
 namespace ferry::tools {
 

@@ -60,7 +60,7 @@ Finding try_memfd() {
 Finding try_futex() {
   constexpr const char* kName = "futex";
   std::uint32_t word = 0;
-  // The word is not 1, so a futex that works says EAGAIN at once.
+  // The word is not 1, so a futex that works returns EAGAIN at once.
   const long result = syscall(SYS_futex, &word, FUTEX_WAIT, 1U, nullptr, nullptr, 0);
   if (result == -1 && errno == EAGAIN) return worked(kName, "waiting ranks sleep");
   return refused(kName, "waiting ranks cannot sleep; allow futex in the sandbox");
@@ -69,7 +69,7 @@ Finding try_futex() {
 Finding try_pidfd() {
   constexpr const char* kName = "pidfd_open";
   const Descriptor process(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0U)));
-  if (process.ok()) return worked(kName, "a dead rank is seen at once");
+  if (process.ok()) return worked(kName, "a dead rank is detected at once");
   Finding finding = refused(kName, "a dead rank is noticed later; needs Linux 5.3 and a sandbox that allows it");
   finding.health = Health::kWarn;
   return finding;

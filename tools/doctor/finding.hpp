@@ -9,7 +9,7 @@ namespace ferry::tools {
 enum class Health {
   kOk,       ///< there, and good enough
   kWarn,     ///< works, but see the advice
-  kMissing,  ///< not there; the advice says what that costs
+  kMissing,  ///< absent; the advice says what that costs
 };
 
 /// One line of the doctor.
@@ -20,7 +20,7 @@ struct Finding {
   std::string advice;  ///< what to do; empty where there is nothing to do
 };
 
-/// Each looks at one side of the machine, and tries things rather than believe version numbers.
+/// Each examines one side of the machine by trying it out rather than by version numbers.
 std::vector<Finding> examine_host();
 std::vector<Finding> examine_kernel();
 std::vector<Finding> examine_launchers();

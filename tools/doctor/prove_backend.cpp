@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/bfloat16.hpp"
-#include "common/rank_device.hpp"
+#include "device/rank_device.hpp"
 #include "doctor/finding.hpp"
 #include "ferry/ferry.hpp"
 
@@ -107,10 +107,10 @@ std::string where(const std::string& backend) {
   return num_devices && *num_devices > 1 ? " on GPUs 0 and 1" : " on GPU 0";
 }
 
-/// "; tcp/eth0" where the engine says in one line how the ranks reach each other.
+/// "; tcp/eth0" where the engine describes in one line how the ranks reach each other.
 std::string route_of(const NetworkUsage& network) {
   const std::string route = network.rails.empty() ? "" : network.rails.front().route;
-  return route.empty() || route.find('\n') != std::string::npos ? "" : "; way: " + route;
+  return route.empty() || route.find('\n') != std::string::npos ? "" : "; path: " + route;
 }
 
 }  // namespace
@@ -139,7 +139,7 @@ Finding prove_nodes() {
   if (Status status = run_both(options, &network); !status) {
     finding.health = Health::kMissing;
     finding.observed = status.to_string();
-    finding.advice = "keep all ranks on one node, or see the lines on networks above (UCX_LOG_LEVEL=info says more)";
+    finding.advice = "keep all ranks on one node, or see the lines on networks above (UCX_LOG_LEVEL=info logs more)";
     return finding;
   }
   finding.observed = fmt::format("{} ranks as {} nodes over {} did the same, sums are right{}", kNumRanks, kNumRanks,

@@ -8,10 +8,10 @@
 
 #include "bench/bench.hpp"
 #include "bench/tune.hpp"
-#include "common/exit_code.hpp"
 #include "demo/demo.hpp"
 #include "doctor/doctor.hpp"
 #include "ferry/version.hpp"
+#include "run/exit_code.hpp"
 
 int main(int argc, char** argv) {
   using namespace ferry::tools;

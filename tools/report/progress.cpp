@@ -1,0 +1,35 @@
+#include "report/progress.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <utility>
+
+namespace ferry::tools {
+
+namespace {
+/// ANSI: back to the first column, erase to the end of the line (ECMA-48, CR and EL).
+constexpr std::string_view kRewriteLine = "\r\x1b[K";
+}  // namespace
+
+Progress::Progress(std::string command, bool enabled)
+    : command_(std::move(command)), enabled_(enabled), on_terminal_(isatty(STDERR_FILENO) == 1) {}
+
+void Progress::step(std::string_view what) {
+  if (!enabled_) return;
+  if (on_terminal_) {
+    fmt::print(stderr, "{}{}: {} …", kRewriteLine, command_, what);
+    std::fflush(stderr);
+  } else {
+    fmt::print(stderr, "{}: {}\n", command_, what);
+  }
+}
+
+void Progress::clear() {
+  if (!enabled_ || !on_terminal_) return;
+  fmt::print(stderr, "{}", kRewriteLine);
+  std::fflush(stderr);
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,23 @@
+#ifndef FERRY_TOOLS_RUN_BACKEND_PROBE_HPP
+#define FERRY_TOOLS_RUN_BACKEND_PROBE_HPP
+
+#include <vector>
+
+#include "ferry/backends.hpp"
+#include "ferry/status.hpp"
+#include "ferry/transports.hpp"
+
+namespace ferry::tools {
+
+/// `ferry::backends()`, called in a short-lived child process where it may start CUDA, which would not survive the fork
+/// that creates the ranks. Call it while this process has one thread.
+/// @errors kSystem: no child could be made, or it died
+Result<std::vector<BackendInfo>> probe_backends();
+
+/// `ferry::transports()`, called in such a child as well: network libraries may start threads.
+/// @errors as probe_backends
+Result<std::vector<TransportInfo>> probe_transports();
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_RUN_BACKEND_PROBE_HPP

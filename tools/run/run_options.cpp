@@ -1,0 +1,98 @@
+#include "run/run_options.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/Validators.hpp>
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+#include "report/json_report.hpp"
+#include "run/backend_probe.hpp"
+
+namespace ferry::tools {
+
+namespace {
+const std::map<std::string, LaunchMode> launch_names = {
+    {"auto", LaunchMode::kAuto}, {"fork", LaunchMode::kFork}, {"environment", LaunchMode::kEnvironment}};
+constexpr double kMaxTimeoutSeconds = 86400.0;
+constexpr double kMinTimeoutSeconds = 0.1;
+}  // namespace
+
+void add_common_options(CLI::App& command, CommonOptions* options) {
+  command.add_option("--ranks", options->num_ranks,
+                     fmt::format("Ranks, each a process (default {}; under a launcher, its number)", kDefaultNumRanks));
+  command.add_option("--nodes", options->num_nodes,
+                     "Nodes that the ranks are spread over evenly; ranks of different nodes share nothing but the "
+                     "network (default 1; under a launcher, its hosts)");
+  command
+      .add_option("--transport", options->transport, "The network between nodes (default auto: the best that works)")
+      ->check(CLI::IsMember({"auto", "ucx"}))
+      ->option_text("{auto,ucx}");
+  command.add_option("--backend", options->backend, "\"auto\" or a backend that `ferry doctor` lists")
+      ->capture_default_str();
+  command
+      .add_option("--launch", options->launch,
+                  "Who starts the ranks: fork (this command), environment (torchrun, mpirun, srun: this process is one "
+                  "rank), auto (environment where a launcher's variables name more than one rank)")
+      ->transform(CLI::CheckedTransformer(launch_names))
+      ->option_text("{auto,fork,environment}");
+  command.add_option("--timeout", options->timeout_s, "Deadline of every wait, in seconds")
+      ->check(CLI::Range(kMinTimeoutSeconds, kMaxTimeoutSeconds))
+      ->capture_default_str();
+  command.add_option("--seed", options->seed, "Seed of all generated data")->capture_default_str();
+}
+
+LaunchRequest CommonOptions::launch_request() const { return {launch, num_ranks, num_nodes, kDefaultNumRanks}; }
+
+Result<std::string> resolve_backend(const CommonOptions& options, int num_nodes) {
+  constexpr std::string_view kBackendOverNodes = "cpu";
+  if (num_nodes > 1 && options.backend != "auto" && options.backend != kBackendOverNodes) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("--backend {} with {} nodes: only CPU ranks exchange over several nodes so far; give "
+                              "--backend {}, or keep all ranks on one node",
+                              options.backend, num_nodes, kBackendOverNodes));
+  }
+  std::string names;
+  std::string reasons;
+  auto infos = probe_backends();
+  if (!infos) return infos.status();
+  for (const BackendInfo& backend : *infos) {
+    names += (names.empty() ? "" : ", ") + backend.name;
+    const bool wanted = options.backend == "auto" || options.backend == backend.name;
+    if (!wanted || (num_nodes > 1 && backend.name != kBackendOverNodes)) continue;
+    if (backend.available) return backend.name;
+    reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", backend.name, backend.reason);
+  }
+  if (!reasons.empty()) {
+    return Status(ErrorCode::kUnsupported, fmt::format("--backend {} cannot run here: {}", options.backend, reasons));
+  }
+  if (options.backend == "cuda") {
+    return Status(ErrorCode::kInvalidArgument,
+                  "--backend cuda: this build has no CUDA backend; configure with -DFERRY_CUDA=ON where nvcc is found");
+  }
+  return Status(
+      ErrorCode::kInvalidArgument,
+      fmt::format("--backend {}: this build has no such backend; it has {} (and auto)", options.backend, names));
+}
+
+Status check_transport(const CommonOptions& options, int num_nodes) {
+  if (num_nodes == 1) return {};
+  auto infos = probe_transports();
+  if (!infos) return infos.status();
+  std::string reasons;
+  for (const TransportInfo& transport : *infos) {
+    // The memory of one process joins no processes.
+    if (transport.name == "loopback" || (options.transport != "auto" && options.transport != transport.name)) continue;
+    if (transport.available) return {};
+    reasons += fmt::format("; {}: {}", transport.name, transport.reason);
+  }
+  return {ErrorCode::kUnsupported, fmt::format("--transport {}: no network between {} nodes works here{}",
+                                               options.transport, num_nodes, reasons)};
+}
+
+Status check_output(const std::string& path, const LaunchPlan& launch, std::string_view what) {
+  return launch.num_hosts == 1 || launch.reports_here() ? check_writable(path, what) : Status();
+}
+
+}  // namespace ferry::tools

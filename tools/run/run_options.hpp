@@ -1,0 +1,49 @@
+#ifndef FERRY_TOOLS_RUN_RUN_OPTIONS_HPP
+#define FERRY_TOOLS_RUN_RUN_OPTIONS_HPP
+
+/// Options that demo and bench share.
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "run/launch_plan.hpp"
+
+namespace ferry::tools {
+
+struct CommonOptions {
+  std::optional<int> num_ranks;
+  std::optional<int> num_nodes;
+  std::string backend = "auto";
+  std::string transport = "auto";
+  LaunchMode launch = LaunchMode::kAuto;
+  double timeout_s = 120.0;
+  std::uint64_t seed = 1;
+
+  LaunchRequest launch_request() const;
+  std::int64_t timeout_ns() const { return static_cast<std::int64_t>(timeout_s * 1e9); }
+};
+
+inline constexpr int kDefaultNumRanks = 8;
+
+void add_common_options(CLI::App& command, CommonOptions* options);
+
+/// The backend's name, "auto" being the best that works here, over so many nodes. Also refuses backends that
+/// this build does not have.
+/// @errors kUnsupported: no backend works here, or not over several nodes; kInvalidArgument: no such backend
+Result<std::string> resolve_backend(const CommonOptions& options, int num_nodes);
+
+/// Whether nodes can be joined by --transport here. Ok with one node, which needs none.
+/// @errors kUnsupported: says why and what to do
+Status check_transport(const CommonOptions& options, int num_nodes);
+
+/// Whether `what`, a file that is written after the run can be: asked before it, on every rank that shares the
+/// reporter's host.
+/// @errors kSystem
+Status check_output(const std::string& path, const LaunchPlan& launch, std::string_view what = "the report");
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_RUN_RUN_OPTIONS_HPP
