@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Checks docs/walks.md against the code: check_walks.py [root of the source tree]
+
+A walk is a heading with numbered steps. A step names a file, the function that is entered there (or "called → entered",
+where an inline function is between), and in brackets the headers by which the file before it knows that function:
+
+    4. `src/cpu/row_copy.cpp` `copy_row` (`src/cpu/row_copy.hpp`): what happens there
+
+For each step: the files exist; the file before it calls the function; a header declares it; this file defines the
+function that is entered; each of (file before it, headers…, this file) includes its neighbour or is included by it,
+also by way of other headers. Prints "page:line: what is wrong" for each breach and exits 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import pathlib
+import re
+import sys
+from dataclasses import dataclass
+
+PAGE = "docs/walks.md"
+MIN_WALKS = 3
+MAX_FILES_IN_NODE = 4
+MAX_FILES_TO_NETWORK = 7
+NETWORK_FOLDER = "src/net/"
+
+STEP = re.compile(
+    r"^(?P<number>\d+)\. `(?P<file>[^`]+)` `(?P<called>\w+)`(?: → `(?P<entered>\w+)`)? \((?P<headers>[^)]+)\):"
+)
+# What follows the parentheses of a definition.
+BODY = re.compile(r"\s*(?:const\b|noexcept\b|override\b|try\b|\s)*\{")
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+@dataclass
+class Step:
+    line: int
+    number: int
+    file: str
+    called: str
+    entered: str
+    headers: list[str]
+
+
+@dataclass
+class Walk:
+    line: int
+    title: str
+    steps: list[Step]
+
+    @property
+    def max_files(self) -> int:
+        to_network = any(step.file.startswith(NETWORK_FOLDER) for step in self.steps)
+        return MAX_FILES_TO_NETWORK if to_network else MAX_FILES_IN_NODE
+
+
+def parse(text: str) -> list[Walk]:
+    """The headings that have steps. A numbered item of another form is a walk of its own, whose step has no file."""
+    walks: list[Walk] = []
+    lines = text.splitlines()
+    for idx, line in enumerate(lines):
+        if line.startswith("## "):
+            walks.append(Walk(idx + 1, line[3:], []))
+        elif re.match(r"\d+\. ", line):
+            end = idx + 1
+            while end < len(lines) and lines[end].startswith("   "):
+                end += 1
+            item = " ".join(part.strip() for part in lines[idx:end])
+            found = STEP.match(item)
+            if not walks or not found:
+                walks.append(Walk(idx + 1, "", [Step(idx + 1, 0, "", "", "", [])]))
+                continue
+            headers = re.findall(r"`([^`]+)`", found["headers"])
+            entered = found["entered"] or found["called"]
+            walks[-1].steps.append(
+                Step(idx + 1, int(found["number"]), found["file"], found["called"], entered, headers)
+            )
+    return [walk for walk in walks if walk.steps]
+
+
+class Tree:
+    """The source files below `root`, by path relative to it. One for the whole run, so its caches may keep it."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root
+
+    @functools.cache  # noqa: B019
+    def code(self, path: str) -> str:
+        return COMMENT.sub("", (self.root / path).read_text(encoding="utf-8"))
+
+    def exists(self, path: str) -> bool:
+        return (self.root / path).is_file()
+
+    @functools.cache  # noqa: B019
+    def uses(self, path: str, function: str) -> tuple[bool, bool]:
+        """Whether `path` defines the function, and whether it calls or declares it."""
+        code = self.code(path)
+        defines = calls = False
+        for found in re.finditer(rf"\b{function}\(", code):
+            depth = 1
+            end = found.end()
+            while depth > 0 and end < len(code):
+                depth += {"(": 1, ")": -1}.get(code[end], 0)
+                end += 1
+            is_definition = BODY.match(code, end) is not None
+            defines |= is_definition
+            calls |= not is_definition
+        return defines, calls
+
+    def defines(self, path: str, function: str) -> bool:
+        return self.uses(path, function)[0]
+
+    def calls(self, path: str, function: str) -> bool:
+        return self.uses(path, function)[1]
+
+    @functools.cache  # noqa: B019
+    def includes(self, path: str) -> frozenset[str]:
+        """All files of the tree that `path` includes, itself too."""
+        seen: set[str] = set()
+        left = [path]
+        while left:
+            current = left.pop()
+            if current in seen:
+                continue
+            seen.add(current)
+            for header in INCLUDE.findall(self.code(current)):
+                left += [folder + header for folder in ("src/", "include/") if self.exists(folder + header)]
+        return frozenset(seen)
+
+    def are_linked(self, one: str, other: str) -> bool:
+        return other in self.includes(one) or one in self.includes(other)
+
+
+def check_step(tree: Tree, before: Step | None, step: Step) -> list[str]:
+    if not step.file:
+        return ["is no step: expected `file` `function` (`header`, …): text"]
+    missing = [path for path in (step.file, *step.headers) if not tree.exists(path)]
+    if missing:
+        return [f"{path} does not exist" for path in missing]
+    if before is not None and not tree.exists(before.file):
+        return []  # reported for the step before
+    breaches = []
+    if before is not None and not tree.calls(before.file, step.called):
+        breaches.append(f"{before.file} does not call {step.called}")
+    # An inline function is declared by its definition; that of the last step may be in a header itself.
+    if not any(True in tree.uses(path, step.called) for path in (*step.headers, step.file)):
+        breaches.append(f"no header in brackets declares {step.called}")
+    if not tree.defines(step.file, step.entered):
+        breaches.append(f"{step.file} does not define {step.entered}")
+    chain = [*([before.file] if before is not None else []), *step.headers, step.file]
+    for one, other in itertools.pairwise(chain):
+        if not tree.are_linked(one, other):
+            breaches.append(f"neither of {one} and {other} includes the other")
+    return breaches
+
+
+def check(root: pathlib.Path) -> list[str]:
+    tree = Tree(root)
+    walks = parse((root / PAGE).read_text(encoding="utf-8"))
+    breaches = []
+    if len(walks) < MIN_WALKS:
+        breaches.append(f"{PAGE}:1: has {len(walks)} walks, expected at least {MIN_WALKS}")
+    for walk in walks:
+        num_files = len({step.file for step in walk.steps})
+        if num_files > walk.max_files:
+            breaches.append(f"{PAGE}:{walk.line}: {walk.title}: {num_files} files, expected at most {walk.max_files}")
+        for position, step in enumerate(walk.steps):
+            before = walk.steps[position - 1] if position > 0 else None
+            found = check_step(tree, before, step)
+            if step.file and step.number != position + 1:
+                found.append(f"is number {step.number}, expected {position + 1}")
+            breaches += [f"{PAGE}:{step.line}: {what}" for what in found]
+    return breaches
+
+
+def main() -> int:
+    default_root = pathlib.Path(__file__).resolve().parents[2]
+    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default_root
+    breaches = check(root)
+    for breach in breaches:
+        print(breach)
+    if breaches:
+        return 1
+    print("the walks are as the code is")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

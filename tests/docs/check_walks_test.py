@@ -1,0 +1,102 @@
+#!/usr/bin/env -S python3 -B
+"""check_walks.py accepts a good page and finds each kind of breach, with the line of the page."""
+
+import contextlib
+import pathlib
+import tempfile
+import unittest
+
+from check_walks import PAGE, check
+
+CODE = {
+    "include/ferry/api.hpp": "Status send(int row);\n",
+    "src/core/entry.hpp": '#include "ferry/api.hpp"\nstruct Backend {\n  virtual Status move(int row) = 0;\n};\n',
+    "src/core/entry.cpp": '#include "core/entry.hpp"\nStatus send(int row) {\n  return backend->move(row);\n}\n',
+    "src/cpu/mover.hpp": (
+        '#include "core/entry.hpp"\nstruct Mover : Backend {\n  Status move(int row) override;\n};\n'
+    ),
+    "src/cpu/mover.cpp": (
+        '#include "cpu/mover.hpp"\n#include "cpu/tools.hpp"\nStatus Mover::move(int row) try {\n  ring(row);\n}\n'
+    ),
+    "src/cpu/tools.hpp": '#include "cpu/store.hpp"\n',
+    "src/cpu/store.hpp": "inline void ring(int row) { store(row); }\nvoid store(int row);\n// pack(row)\n",
+    "src/cpu/store.cpp": '#include "cpu/store.hpp"\nvoid store(int row) {}\n',
+    "src/cpu/stranger.cpp": "void store(int row) {}\n",
+}
+GOOD = """# Page
+
+## One
+
+1. `src/core/entry.cpp` `send` (`include/ferry/api.hpp`): checks
+   and more.
+2. `src/cpu/mover.cpp` `move` (`src/core/entry.hpp`, `src/cpu/mover.hpp`): moves
+3. `src/cpu/store.cpp` `ring` → `store` (`src/cpu/store.hpp`): stores
+
+## Two
+
+1. `src/core/entry.cpp` `send` (`include/ferry/api.hpp`): checks
+
+## Three
+
+1. `src/core/entry.cpp` `send` (`include/ferry/api.hpp`): checks
+"""
+STORE = "3. `src/cpu/store.cpp` `ring` → `store` (`src/cpu/store.hpp`): stores"
+
+
+class CheckWalks(unittest.TestCase):
+    def setUp(self) -> None:
+        with contextlib.ExitStack() as stack:
+            self.root = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            self.addCleanup(stack.pop_all().close)
+        for path, text in (CODE | {PAGE: GOOD}).items():
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / path).write_text(text, encoding="utf-8")
+
+    def expect(self, old: str, new: str, breach: str, line: int) -> None:
+        self.assertIn(old, GOOD)
+        (self.root / PAGE).write_text(GOOD.replace(old, new), encoding="utf-8")
+        self.assertIn(f"{PAGE}:{line}: {breach}", check(self.root))
+
+    def test_good_page(self) -> None:
+        self.assertEqual(check(self.root), [])
+
+    def test_missing_file(self) -> None:
+        self.expect("src/cpu/store.cpp", "src/cpu/shop.cpp", "src/cpu/shop.cpp does not exist", 8)
+
+    def test_missing_header(self) -> None:
+        self.expect("`src/cpu/mover.hpp`", "`src/cpu/m.hpp`", "src/cpu/m.hpp does not exist", 7)
+
+    def test_function_that_is_not_called(self) -> None:
+        self.expect("`ring` → `store`", "`store`", "src/cpu/mover.cpp does not call store", 8)
+
+    def test_function_that_is_only_in_a_comment(self) -> None:
+        self.expect("`ring` → `store`", "`pack` → `store`", "no header in brackets declares pack", 8)
+
+    def test_function_that_is_not_defined(self) -> None:
+        self.expect("`ring` → `store`", "`ring`", "src/cpu/store.cpp does not define ring", 8)
+
+    def test_file_without_connection(self) -> None:
+        what = "neither of src/cpu/store.hpp and src/cpu/stranger.cpp includes the other"
+        self.expect("src/cpu/store.cpp", "src/cpu/stranger.cpp", what, 8)
+
+    def test_left_out_file(self) -> None:
+        self.expect("2. `src/cpu/mover.cpp` `move` (`src/core/entry.hpp`, `src/cpu/mover.hpp`): moves\n3. ", "2. ",
+                    "src/core/entry.cpp does not call ring", 7)  # fmt: skip
+
+    def test_wrong_number(self) -> None:
+        self.expect(STORE, STORE.replace("3.", "4."), "is number 4, expected 3", 8)
+
+    def test_item_of_another_form(self) -> None:
+        what = "is no step: expected `file` `function` (`header`, …): text"
+        self.expect(STORE, "3. Then it is stored.", what, 8)
+
+    def test_too_many_files(self) -> None:
+        steps = [f"{i}. `src/cpu/f{i}.cpp` `f` (`src/cpu/f.hpp`): text" for i in range(4, 6)]
+        self.expect(STORE, "\n".join([STORE, *steps]), "One: 5 files, expected at most 4", 3)
+
+    def test_too_few_walks(self) -> None:
+        self.expect("## Three", "Three", "has 2 walks, expected at least 3", 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
