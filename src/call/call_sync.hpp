@@ -1,9 +1,9 @@
 #ifndef FERRY_CALL_CALL_SYNC_HPP
 #define FERRY_CALL_CALL_SYNC_HPP
 
-/// How a rank makes collective calls together with all others: agreement at the start, waiting inside, and one error for
-/// all when a rank fails. Over several nodes every rank learns what all others call by way of its rail peers and then of
-/// its node; no rank talks to more than its rail and its node.
+/// How a rank makes collective calls together with all others: agreement at the start, waiting inside, and one error
+/// for all when a rank fails. Over several nodes every rank learns the calls of all others from its rail peers and then
+/// from its node; it communicates only with the ranks of its rail and of its node.
 
 #include <cstdint>
 #include <memory>
@@ -35,7 +35,7 @@ class CallSync {
   /// Starts a collective call: shows `descriptor` to all ranks, waits for theirs, and checks that all agree. Afterwards
   /// the descriptors of this node's ranks are valid until the next call.
   Status begin(node::CallDescriptor descriptor);
-  /// What a rank of any node gave to `begin`: those fields on which a call may depend. Only in groups of several nodes.
+  /// What a rank of any node passed to `begin`, as far as a call may depend on it. Only in groups of several nodes.
   struct PeerCall {
     std::int64_t max_recv_rows = 0;
     std::int64_t num_entries = 0;
@@ -54,7 +54,7 @@ class CallSync {
 
   /// Breaks the group because this rank ran out of memory inside of a call.
   Status out_of_memory(Operation operation);
-  /// Breaks the group because `rank` published a location outside of its memory.
+  /// Breaks the group because `rank` published a location outside its memory.
   Status bad_location(Operation operation, int rank);
 
  private:

@@ -12,14 +12,15 @@ namespace {
 /// rings of two nodes carried 9.0 GB/s over shared memory without and 6.2 GB/s with it (benchmarks/rail_stage.cpp).
 constexpr int kNumSpins = 100;
 
-/// How often a network that moves may leave a wait idle before the rank reads the clock and checks its peers.
+/// How many idle polls in a row may be repeated because the network moved, before the rank reads the clock and checks
+/// its peers.
 constexpr int kNumNetworkTurns = 100;
 
-/// How often a waiting rank checks whether its peers still live: a few checks a second per rank cost nothing, and a
-/// dead peer is noticed long before any sensible deadline.
+/// How often a waiting rank checks whether its peers are still alive: a few checks a second per rank cost nothing, and
+/// a dead peer is noticed long before any sensible deadline.
 constexpr std::int64_t kPresenceIntervalNs = 20'000'000;
 
-/// Longer than a waiting rank is awake between two sleeps.
+/// Time between two samples of `blocked`: longer than a waiting rank is awake between two sleeps.
 constexpr std::int64_t kSecondLookNs = 5'000'000;
 
 void relax_core() {
@@ -46,7 +47,7 @@ void Wait::progressed() {
   deadline_ns_ = 0;
 }
 
-/// Is it too early to sleep?
+/// Whether it is too early to sleep.
 bool Wait::poll_again() {
   network_moved_ = state_.has_rails() && state_.rails().progress();
   if (network_moved_) state_.peers().set_blocked(false);
@@ -69,7 +70,7 @@ Status Wait::sleep_or_fail() {
   if (now_ns >= next_check_ns_) {
     const int suspect = lost_rank_;
     if (Status status = check_lost(); !status.ok()) return status;
-    // It may have finished its part just before it was lost.
+    // The rank may have finished its part just before it was lost: poll once more.
     if (lost_rank_ != suspect && lost_rank_ >= 0) return {};
     next_check_ns_ = now_ns + kPresenceIntervalNs;
   }
@@ -82,7 +83,7 @@ Status Wait::sleep_or_fail() {
     extended_ = patience_ns != 0;
     deadline_ns_ = now_ns + std::max(patience_ns, kSecondLookNs);
   }
-  // What moved may be what is waited for.
+  // What the network moved may be what this rank waits for: poll before sleeping.
   if (!network_moved_) sleep(std::min(deadline_ns_ - now_ns, kPresenceIntervalNs));
   return {};
 }
@@ -100,7 +101,7 @@ Status Wait::check_lost() {
   return {};
 }
 
-/// Has a peer that is waited for made progress since the last look?
+/// Whether a missing peer has made progress since the last check.
 bool Wait::peers_progressed() {
   bool progressed = false;
   for (const int rank : missing_) {

@@ -135,14 +135,14 @@ TEST(DishonestRank, AHeaderOfMoreRowsThanTablesCanCount) {
 }
 
 TEST(DishonestRank, AChunkOfAnotherExchange) {
-  expect_refusal("rank 1 sent a chunk that was not agreed on: number 0 of exchange 2", [](Liar& liar) {
+  expect_refusal("rank 1 sent an unexpected chunk: chunk 0 of exchange 2", [](Liar& liar) {
     liar.skip_an_exchange();
     (void)liar.route(2, table_of_rows({2, 3}));
   });
 }
 
 TEST(DishonestRank, CountsThatItsTokensCannotHave) {
-  expect_refusal("rank 1 published counts that its 2 tokens", [](Liar& liar) {
+  expect_refusal("rank 1 published impossible counts for its 2 tokens", [](Liar& liar) {
     (void)liar.route(3, table_of_rows({2, 3}));
   });
 }

@@ -426,7 +426,7 @@ TEST_P(NetEngine, EndsThatDoNotFitAreRefused) {
   expect_refused("carrier pigeon", ends[1].options, "carrier pigeon");
   net::EngineOptions options = ends[1].options;
   options.memory = options.memory.first(100);
-  expect_refused(GetParam(), options, "100 bytes of memory, 65536 on this rank");
+  expect_refused(GetParam(), options, "100 bytes of memory, expected 65536");
   options = ends[1].options;
   options.self = 0;
   expect_refused(GetParam(), options, "end 0 of 2");
