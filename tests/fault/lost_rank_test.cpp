@@ -75,7 +75,7 @@ class LostRank : public testing::TestWithParam<Scenario> {
     context.expect(waited_ns <= 2 * kTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
 
     const Status later = exchange.route();
-    context.expect(later.code() == status.code() && later.peer() == status.peer(), "later calls say the same");
+    context.expect(later.code() == status.code() && later.peer() == status.peer(), "later calls report the same");
     context.expect_code(group->destroy(), expected, "destroy tells, and leaves");
     group.reset();
 
@@ -153,7 +153,7 @@ TEST(LeavingRank, ThreadsThatDestroyTheirGroupAreReportedAsLost) {
     if (!context.expect_ok(group.status(), "create")) return;
     SmallExchange exchange(**group, true);
     context.expect_ok(exchange.run_and_verify(), "before");
-    if (context.rank() == 1) return;  // leaves without a word
+    if (context.rank() == 1) return;  // leaves without waiting
     const Status status = exchange.route();
     context.expect_code(status, ErrorCode::kPeerLost, "after");
     context.expect(status.peer() == 1, status.to_string());

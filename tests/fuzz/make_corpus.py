@@ -82,7 +82,7 @@ def channel_seeds() -> dict[str, bytes]:
     one, two, three = (frame_event(MESSAGE, text) for text in (b"one", b"", b"three"))
     long = struct.pack("<BHB", LONG_FRAME, 35000, 7)
     change_byte_3 = struct.pack("<HBH", 3, 128, 0)
-    # What becomes of the wire is read after sixteen events: these fill up and change nothing.
+    # The fate of the connection is read after sixteen events: these fill up and change nothing.
     rest = bytes([STRANGE_BYTES, 0])
     return {
         "frames_at_once": story(one, two, three, chunk=0xFFFF),
@@ -111,7 +111,7 @@ def channel_seeds() -> dict[str, bytes]:
 
 
 def forward_table(items: list[tuple[int, list[tuple[int, int, int]]]], *, tokens: int = 9, topk: int = 4) -> bytes:
-    """Items are (token, places), places (row, rank of the node, entry)."""
+    """Items are (token, destinations), destinations are (row, rank of the node, entry)."""
     places = [place for _, item in items for place in item]
     first_place = [sum(len(item) for _, item in items[:count]) for count in range(len(items) + 1)]
     table = b"".join(struct.pack("<i", token) for token, _ in items)
@@ -164,7 +164,7 @@ def verdict(code: int, culprit: int, text: bytes, text_bytes: int | None = None)
 
 def call_header_seeds() -> dict[str, bytes]:
     def story(*notices: bytes, end: bytes = b"") -> bytes:
-        # Where an input has ended there are zeros.
+        # Past the end of an input there are zeros.
         return (bytes([7, len(notices) - 1]) + b"".join(notices) + end).rstrip(b"\0")
 
     route = call_header(fields=(8, 64, 0, 1, 0, 1, 12345), rows=1000, entries=80)
@@ -203,7 +203,7 @@ CHUNK_IDX, EXCHANGE_IDX, NUM_ITEMS, ITEM_BYTES = range(4)
 
 
 def rail_chunk_seeds() -> dict[str, bytes]:
-    """Chunks have room for four granules; an item has two, so a chunk holds two items."""
+    """Chunks have room for four units of 16 bytes; an item has two, so a chunk holds two items."""
     scribble = b"\xff" * 24
 
     def story(*events: bytes) -> bytes:
