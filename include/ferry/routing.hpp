@@ -77,7 +77,7 @@ class FERRY_API Routing {
   std::int64_t num_used_rows() const;
   /// [1] i32 in the backend's memory: num_used_rows() for code that must not go through the host.
   ConstTensorView num_recv_rows_view() const;
-  /// [L] i32 and [L + 1] i64 in the backend's memory: the same for num_rows_per_local_expert() and expert_row_offsets().
+  /// The same for num_rows_per_local_expert() and expert_row_offsets(): [L] i32 and [L + 1] i64.
   ConstTensorView num_rows_per_local_expert_view() const;
   ConstTensorView expert_row_offsets_view() const;
 

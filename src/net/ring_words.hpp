@@ -50,8 +50,8 @@ struct RingWords {
   std::uint64_t closed;
 };
 
-/// A ring and its counterpart in the other direction, as the proxy serves them. Offsets are in the engine's memory, here
-/// and (for `remote`) the peer's.
+/// A ring and its counterpart in the other direction, as the proxy serves them. Offsets are in the engine's memory,
+/// here and (for `remote`) the peer's.
 struct RingPort {
   RingWords* words = nullptr;
   std::size_t num_chunks = 0;     ///< at most kMaxRingChunks

@@ -83,8 +83,8 @@ class Peers {
     std::int64_t num_rows = 0;
     std::int64_t row_bytes = 0;
   };
-  /// Pointer to a peer's location, null unless it is reachable, holds `extent`, and is inside the peer's arena. Whatever
-  /// a faulty peer publishes, a pointer from here cannot make this rank touch other memory.
+  /// Pointer to a peer's location, null unless it is reachable, holds `extent`, and is inside the peer's arena.
+  /// Whatever a faulty peer publishes, a pointer from here cannot make this rank touch other memory.
   std::byte* resolve(const Location& location, int rank, const Extent& extent) const;
 
  private:

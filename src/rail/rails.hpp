@@ -41,8 +41,8 @@ struct RailsOptions {
 
 class Rails {
  public:
-  /// Collective: succeeds on all ranks or fails on all, with `my_status` if that is an error. `wake_rank` is called from
-  /// another thread when something has arrived.
+  /// Collective: succeeds on all ranks or fails on all, with `my_status` if that is an error. `wake_rank` is called
+  /// from another thread when something has arrived.
   static Result<std::unique_ptr<Rails>> create(const BackendContext& context, const RailsOptions& options,
                                                const Status& my_status, std::function<void()> wake_rank);
   ~Rails();

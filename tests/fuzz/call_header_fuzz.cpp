@@ -113,12 +113,12 @@ void fuzz_error_record(std::span<const std::byte> given, int num_ranks) {
   require(record.code != ErrorCode::kOk && to_string(record.code) != "unknown", "a record is a failure with a name");
   require(record.culprit >= -1 && record.culprit < num_ranks, "a culprit is a rank or -1");
   require(record.message_bytes >= 0 && record.message_bytes <= static_cast<std::int32_t>(kErrorMessageBytes),
-          "a record is inside of its room");
+          "a message is inside its bounds");
   require(is_plain(std::span(record.message).first(static_cast<std::size_t>(record.message_bytes))),
-          "a record can be shown to people");
-  std::array<std::byte, sizeof(ErrorRecord)> told;
-  std::memcpy(told.data(), &record, sizeof(record));
-  const ErrorRecord heard = rail::usable_error_record(told, num_ranks);
+          "a message is printable");
+  std::array<std::byte, sizeof(ErrorRecord)> sent;
+  std::memcpy(sent.data(), &record, sizeof(record));
+  const ErrorRecord parsed = rail::usable_error_record(sent, num_ranks);
   require(std::memcmp(&parsed, &record, sizeof(record)) == 0, "an error record is passed on unchanged");
   ErrorRecord raw;
   std::memcpy(&raw, bytes.data(), sizeof(raw));

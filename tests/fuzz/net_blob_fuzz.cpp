@@ -57,7 +57,7 @@ void fuzz_own_part(std::span<const std::byte> own_part) {
     require(taken.size() == (reader.ok() ? announced : 0), "a range is whole or empty");
     require(taken.empty() ||
                 (taken.data() >= own_part.data() && taken.data() + taken.size() <= own_part.data() + own_part.size()),
-            "a range lies in what was read");
+            "a range is inside what was read");
     writer.u32(announced);
     writer.bytes(taken);
   }

@@ -1,8 +1,9 @@
 /// Chunks from a rail peer (rail/chunk_reader.hpp), as a sequence of exchanges: a receiver takes exactly the items
 /// that both ends agreed on, in order, whatever the peer writes into the chunks before and after.
 ///
-/// Input: room of a chunk in units of 16 bytes (u8), then exchanges: items (u8), units of an item (u8), then chunks: what
-/// their header is (u8: as it should be, with a field changed, any bytes) with what that takes, then how they are used.
+/// Input: room of a chunk in units of 16 bytes (u8), then exchanges: items (u8), units of an item (u8), then chunks:
+/// what their header is (u8: as it should be, with a field changed, any bytes) with what that takes, then how they are
+/// used.
 
 #include <algorithm>
 #include <array>
@@ -95,7 +96,7 @@ bool is_agreed(const ChunkHeader& header, const Story& story, const Progress& pr
 void require_items(std::span<const std::byte> items, const std::vector<std::byte>& chunk, const Progress& progress) {
   require(
       items.data() >= chunk.data() + kChunkHeaderBytes && items.data() + items.size() <= chunk.data() + chunk.size(),
-      "items lie in their chunk");
+      "items are inside their chunk");
   const std::size_t item_bytes = progress.agreed.item_bytes;
   require(items.size() % item_bytes == 0, "items are whole");
   require(static_cast<std::int64_t>(items.size() / item_bytes) <= progress.left(), "no more comes than was agreed on");

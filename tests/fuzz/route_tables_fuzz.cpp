@@ -1,6 +1,6 @@
 /// Counts and forward tables, as route over several nodes gets them from all ranks (plan/peer_counts.hpp,
-/// plan/forward_table.hpp and plan/route_plan.hpp): what is accepted names one token for every row that holds one, whatever else was changed, and
-/// what nobody changed is accepted.
+/// plan/forward_table.hpp and plan/route_plan.hpp): what is accepted names one token for every row that holds one,
+/// whatever else was changed, and unchanged tables are accepted.
 ///
 /// Input: shape of the group and of the call (7 x u8), tokens of each rank (u8) with their experts (u8 each), then how
 /// many changes there are (u8) and what they are.

@@ -159,9 +159,9 @@ TEST(LoopbackFaults, CountsAreThoseOfWhatHappened) {
     EXPECT_GT(faults.counts().num_overtaken, 0U);
     EXPECT_EQ(faults.counts().num_stale_notifies, 0U) << "a channel keeps its order";
   }
-  const LoopbackFaults anew;
-  EXPECT_EQ(anew.counts().num_delayed, 0U);
-  EXPECT_EQ(anew.counts().num_overtaken, 0U);
+  const LoopbackFaults fresh_faults;
+  EXPECT_EQ(fresh_faults.counts().num_delayed, 0U);
+  EXPECT_EQ(fresh_faults.counts().num_overtaken, 0U);
 }
 
 TEST(LoopbackFaults, DropIsSilent) {

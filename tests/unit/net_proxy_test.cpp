@@ -336,8 +336,8 @@ class OddEngine final : public net::Engine {
       events_.notified(2, 0, 5);
       events_.notified(1, -1, 5);
       events_.notified(1, 1, 5);
-      events_.lost(7, Status(ErrorCode::kPeerLost, "nobody", 7));
-      events_.lost(-1, Status(ErrorCode::kPeerLost, "nobody"));
+      events_.lost(7, Status(ErrorCode::kPeerLost, "no such peer", 7));
+      events_.lost(-1, Status(ErrorCode::kPeerLost, "no such peer"));
     }
     return false;
   }

@@ -29,7 +29,7 @@ class Refused:
         started = time.monotonic()
         with pytest.raises(ferry.InvalidArgument, match=match if self.bad else None):
             call()
-        assert time.monotonic() - started < 5, "nobody may wait for a rank that has given up"
+        assert time.monotonic() - started < 5, "no rank may wait for one that has given up"
 
     def instead(self, wrong: Any, right: Any) -> Any:
         return wrong if self.bad else right
