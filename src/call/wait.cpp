@@ -21,7 +21,7 @@ constexpr int kNumNetworkTurns = 100;
 constexpr std::int64_t kPresenceIntervalNs = 20'000'000;
 
 /// Time between two samples of `blocked`: longer than a waiting rank is awake between two sleeps.
-constexpr std::int64_t kSecondLookNs = 5'000'000;
+constexpr std::int64_t kSecondSampleNs = 5'000'000;
 
 void relax_core() {
 #if defined(__x86_64__)
@@ -81,7 +81,7 @@ Status Wait::sleep_or_fail() {
       return state_.fail_for_timeout(missing_, waiting_for_);
     }
     extended_ = patience_ns != 0;
-    deadline_ns_ = now_ns + std::max(patience_ns, kSecondLookNs);
+    deadline_ns_ = now_ns + std::max(patience_ns, kSecondSampleNs);
   }
   // What the network moved may be what this rank waits for: poll before sleeping.
   if (!network_moved_) sleep(std::min(deadline_ns_ - now_ns, kPresenceIntervalNs));

@@ -58,7 +58,7 @@ class Wait {
   std::int64_t deadline_ns_;
   std::int64_t next_check_ns_ = 0;
   bool extended_ = false;
-  int num_looks_at_deadline_ = 0;
+  int num_deadline_samples_ = 0;
   int num_idle_ = 0;
   int num_network_turns_ = 0;
   bool network_moved_ = false;

@@ -11,11 +11,11 @@
 ///
 ///   word                 writer   readers   order                            publishes
 ///   received[p][c]       driver   rank      store release / load acquire     the bytes put before that notify
-///   lost[p]              driver   rank      store release / load acquire     why_lost(p)
+///   losses[p].gone       driver   rank      store release / load acquire     losses[p].why
 ///   RingWords            see there
 ///   asleep               proxy    rank      seq_cst                          nothing; see RingWords
 ///   the queue of orders  rank     proxy     a mutex                          the memory at the offsets it names
-///   who drives           rank     proxy     the same mutex                   the engine
+///   driver of the engine rank     proxy     the same mutex                   the engine
 
 #include <array>
 #include <atomic>

@@ -9,12 +9,12 @@
 ///
 ///   field               writer  readers  order                    publishes
 ///   posted[kDescribed]  owner   all      release / acquire        descriptors[call % 2]; what it locates
-///   posted[kCollected]  owner   all      release / acquire        what the owner collected from other nodes for its own
+///   posted[kCollected]  owner   all      release / acquire        what the owner collected from other nodes
 ///                                                                 (CallDescriptor::collected)
 ///   posted[kStaged]     owner   all      release / acquire        what was staged after the descriptors were read
-///   posted[kDone]       owner   all      release / acquire        rows written into peers' memory by the owner (after a
-///                                                                 store fence if stores bypass the caches), and the end
-///                                                                 of its reads of theirs
+///   posted[kDone]       owner   all      release / acquire        rows the owner wrote into peers' memory (after a
+///                                                                 store fence if stores bypass the caches), and the
+///                                                                 end of its reads of theirs
 ///   error_set           owner   all      release / acquire        error
 ///   blocked             owner   all      relaxed                  nothing; only selects the rank a timeout blames
 ///   progress            owner   all      relaxed                  nothing; the owner is slow, not stuck

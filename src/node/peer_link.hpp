@@ -60,7 +60,7 @@ class PeerLink {
   UniqueFd process_;  // pidfd: also true when a forked child of the peer still holds its socket. Invalid on old kernels
 };
 
-/// What a rank brings to each link: who it is, and its arena.
+/// What a rank sends over each new link: its number, the token, and its arena.
 struct LinkHello {
   int rank = 0;
   LinkToken token{};

@@ -1,8 +1,8 @@
 #ifndef FERRY_RAIL_CALL_HEADER_HPP
 #define FERRY_RAIL_CALL_HEADER_HPP
 
-/// What ranks send their rail peers besides payload: which call they make, and why they gave up. The peer's bytes are
-/// not trusted and may change at any moment, so readers copy them once, here, and check the copy.
+/// What ranks send their rail peers in addition to payload: which call they make, and why they gave up. The peer's
+/// bytes are not trusted and may change at any moment, so readers copy them once, here, and check the copy.
 
 #include <cstddef>
 #include <cstdint>

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kNumCalls = kSanitized ? 3000 : 10000;
 /// Later measurements are compared with the first.
-constexpr int kCallsBetweenLooks = kSanitized ? 1000 : 2000;
+constexpr int kCallsBetweenSamples = kSanitized ? 1000 : 2000;
 /// Odd: route's tables alternate between two blocks, and each must have been used by each case when the group is warm.
 constexpr int kNumCases = 41;
 constexpr std::size_t kNumKept = 4;
@@ -48,7 +48,7 @@ class Soak {
       : context_(context),
         group_(group),
         cases_(cases),
-        looks_at_process_(kind == RankKind::kProcesses || context.rank() == 0),
+        measures_process_(kind == RankKind::kProcesses || context.rank() == 0),
         stalls_(1000 + static_cast<std::uint64_t>(context.rank())) {}
 
   void run() {
@@ -57,12 +57,12 @@ class Soak {
         if (!all_calls_of(one)) return;
       }
     }
-    const int warm = call_ / kCallsBetweenLooks + 1;
-    for (int look = warm; look * kCallsBetweenLooks <= kNumCalls; ++look) {
-      while (call_ < look * kCallsBetweenLooks) {
+    const int warm = call_ / kCallsBetweenSamples + 1;
+    for (int sample = warm; sample * kCallsBetweenSamples <= kNumCalls; ++sample) {
+      while (call_ < sample * kCallsBetweenSamples) {
         if (!next_call()) return;
       }
-      if (!take_stock(look == warm)) return;
+      if (!take_stock(sample == warm)) return;
     }
   }
 
@@ -123,7 +123,7 @@ class Soak {
   }
 
   bool meet() {
-    return context_.expect_ok(context_.bootstrap()->all_gather({}, 40 * kNsPerSecond).status(), "meeting to look");
+    return context_.expect_ok(context_.bootstrap()->all_gather({}, 40 * kNsPerSecond).status(), "meeting to sample");
   }
 
   /// Meanwhile all ranks are idle, with no tensors and no Routings.
@@ -132,7 +132,7 @@ class Soak {
     if (!meet()) return false;
     Holdings now;
     now.group = group_.memory_usage();
-    if (looks_at_process_) now.process = process_usage();
+    if (measures_process_) now.process = process_usage();
     if (warm) warm_ = now;
     expect_no_growth("bytes held by the group", now.group.total_bytes(), warm_.group.total_bytes(), 0);
     expect_no_growth("descriptors", now.process.num_descriptors, warm_.process.num_descriptors, 0);
@@ -157,7 +157,7 @@ class Soak {
   RankContext& context_;
   Group& group_;
   const std::vector<PreparedCase>& cases_;
-  bool looks_at_process_;
+  bool measures_process_;
   std::mt19937_64 plan_{5};  // the same on every rank
   std::mt19937_64 stalls_;
   int call_ = 0;

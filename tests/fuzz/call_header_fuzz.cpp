@@ -60,7 +60,7 @@ bool accepts(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t
   require(header->max_recv_rows >= 0 && header->max_recv_rows <= kMost, "rows fit tables of rows");
   require(header->num_entries >= 0 && header->num_entries <= kMost, "entries fit tables of entries");
   require(record.message_bytes >= 0 && record.message_bytes <= static_cast<std::int32_t>(kCallMessageBytes),
-          "a message is inside of its room");
+          "a message is inside its bounds");
   require(record.code != ErrorCode::kOk || record.message_bytes == 0, "success has no message");
   const auto text = std::span(record.message).first(static_cast<std::size_t>(record.message_bytes));
   require(is_plain(text), "a message is printable");

@@ -208,7 +208,7 @@ bool UcxEngine::advance() {
   return moved;
 }
 
-/// Runs outside of callbacks, which only collect messages: their receivers may want to send.
+/// Runs outside callbacks, which only collect messages: their receivers may want to send.
 bool UcxEngine::deliver() {
   if (arrived_.empty()) return false;
   for (const Message& message : std::exchange(arrived_, {})) {
