@@ -40,7 +40,7 @@ Wait::Wait(GroupState& state, std::string_view waiting_for)
 }
 
 void Wait::progressed() {
-  // From here on this rank has something to do, and a stall would be its own.
+  // From here on this rank has work to do and would itself be to blame for a stall.
   if (state_.has_rails() && state_.rails().progress()) state_.peers().set_blocked(false);
   state_.peers().count_progress();
   num_idle_ = 0;
@@ -116,9 +116,9 @@ bool Wait::peers_progressed() {
 
 void Wait::sleep(std::int64_t timeout_ns) {
   state_.peers().set_blocked(true);
-  // While this thread drives the network only rail peers matter; errors inside the node are found at the next look.
+  // While this thread drives the network only rail peers matter; errors inside the node are found at the next check.
   if (state_.has_rails() && state_.rails().sleep(timeout_ns)) return;
-  // Over several nodes any ring may be the network's.
+  // Over several nodes any ring of the doorbell may come from the network.
   const auto num_rings = !state_.has_rails() ? std::max<std::size_t>(missing_.size(), 1) : std::size_t{1};
   state_.peers().sleep(rings_, static_cast<std::uint32_t>(num_rings), timeout_ns);
 }

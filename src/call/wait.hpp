@@ -32,7 +32,7 @@ class Wait {
 
   /// What changes after this wakes the rank from the sleep in the next idle().
   void begin_poll() { rings_ = state_.peers().doorbell(); }
-  /// Something was done since begin_poll(); the deadline starts anew.
+  /// Something was done since begin_poll(); restarts the deadline.
   void progressed();
   /// Nothing could be done since begin_poll(). `list_missing` adds the ranks whose part is missing; it is called only
   /// if the list is needed.

@@ -60,8 +60,8 @@ class LostRank : public testing::TestWithParam<Scenario> {
     if (status.ok()) status = exchange.dispatch();
     if (status.ok()) status = exchange.combine();
     // A rank of another node may have received all it needs before the victim failed: its next call gets the error.
-    const bool heard_later = status.ok() && GetParam().ranks_per_node != 0;
-    if (heard_later) status = exchange.route();
+    const bool reported_later = status.ok() && GetParam().ranks_per_node != 0;
+    if (reported_later) status = exchange.route();
     const std::int64_t waited_ns = node::monotonic_ns() - begin_ns;
 
     const ErrorCode expected = GetParam().fate == Fate::kKilled ? ErrorCode::kPeerLost : ErrorCode::kTimeout;

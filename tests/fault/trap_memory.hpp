@@ -12,7 +12,7 @@ namespace ferry::test {
 
 enum class Fate {
   kKilled,   ///< SIGKILL: no destructor runs, nothing is sent to any rank
-  kStalled,  ///< the process lives on but makes no progress
+  kStalled,  ///< the process stays alive but makes no progress
 };
 
 /// Words shared by the rank processes of a test.
