@@ -43,7 +43,8 @@ class CallSync {
   const PeerCall& call_of(int rank) const { return peer_calls_[static_cast<std::size_t>(rank)]; }
 
   void post(node::Phase phase) { state_.peers().post(phase); }
-  /// Waits until every rank of this node that `awaited` selects (by index in the node; all if null) has reached `phase`.
+  /// Waits until every rank of this node that `awaited` selects (by index in the node; all if null) has reached
+  /// `phase`.
   Status wait(node::Phase phase, const std::vector<bool>* awaited = nullptr);
 
   // See GroupState.

@@ -75,9 +75,9 @@ Status GroupState::fail_for_lost(int rank, const Status& presence, std::string_v
                           presence.message(), waiting_for, kLostAdvice));
 }
 
-/// A missing rank of another node may itself be waiting for a rank of its node, which that node detects first. A missing
-/// rank of this node that is blocked may be waiting for another node, and so needs the most patience. In total a wait
-/// ends before twice its deadline.
+/// A missing rank of another node may itself be waiting for a rank of its node, which that node detects first. A
+/// missing rank of this node that is blocked may be waiting for another node, and so needs the most patience. In total
+/// a wait ends before twice its deadline.
 std::int64_t GroupState::patience_ns(const std::vector<int>& missing) const {
   if (rails_ == nullptr) return 0;
   const bool elsewhere =

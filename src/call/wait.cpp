@@ -77,7 +77,7 @@ Status Wait::sleep_or_fail() {
   if (now_ns >= deadline_ns_) {
     const std::int64_t patience_ns = extended_ ? 0 : state_.patience_ns(missing_);
     // A waiting rank clears `blocked` briefly on each wake-up, so sample it twice before blaming it.
-    if (patience_ns == 0 && (extended_ || !state_.has_rails() || num_looks_at_deadline_++ > 0)) {
+    if (patience_ns == 0 && (extended_ || !state_.has_rails() || num_deadline_samples_++ > 0)) {
       return state_.fail_for_timeout(missing_, waiting_for_);
     }
     extended_ = patience_ns != 0;
