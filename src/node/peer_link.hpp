@@ -81,7 +81,7 @@ class LinkListener {
 
   const std::string& name() const { return name_; }
 
-  /// Wait for one peer that knows `hello.token`; strangers, and processes of other users, are dropped.
+  /// Wait for one peer that knows `hello.token`; unknown processes and processes of other users are dropped.
   Result<LinkedPeer> accept_peer(const LinkHello& hello, std::int64_t deadline_ns) const;
 
  private:
