@@ -1,7 +1,7 @@
 // A Mixture-of-Experts layer over four ranks that are threads of this program. No launcher, no GPU, nothing to set up.
 //
-// Each rank holds 16 tokens and two of the eight experts. A token goes to its two experts wherever they live
-// (dispatch), and their outputs come back and are summed with the router's weights (combine).
+// Each rank holds 16 tokens and two of the eight experts. A token is sent to its two experts on whichever ranks own
+// them (dispatch), and their outputs are returned and summed with the router's weights (combine).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -20,15 +20,15 @@ constexpr std::int64_t kHidden = 64;     // H
 constexpr std::int64_t kNumTopk = 2;     // K
 constexpr std::int64_t kNumExperts = 8;  // E
 
-// Stands for the expert's matrix products: something each expert does differently.
+// Stands in for the expert's matrix products: each expert computes something different.
 float expert(std::int64_t expert_id, float x) { return static_cast<float>(expert_id + 1) * x; }
 
-// The whole layer on one rank. Returns the largest difference from computing every expert right here.
+// The whole layer on one rank. Returns the largest difference from computing all experts locally.
 float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {
-  // Where there are GPUs the best backend is "cuda", which takes GPU memory only; all tensors here are in host memory.
+  // With GPUs "auto" would choose backend "cuda", which takes only GPU memory; all tensors here are in host memory.
   const std::shared_ptr<ferry::Group> group = ferry::Group::create(bootstrap, {.backend = "cpu"}).value();
 
-  // This rank's tokens, and what its router chose for them: ids of experts all over the group, and their weights.
+  // This rank's tokens, and what its router chose for them: ids of experts of the whole group, and their weights.
   std::vector<float> x(kNumTokens * kHidden);
   std::vector<std::int64_t> topk_idx(kNumTokens * kNumTopk);
   std::vector<float> topk_weights(kNumTokens * kNumTopk);
@@ -38,7 +38,8 @@ float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {
     topk_weights[i] = i % 2 == 0 ? 0.75F : 0.25F;
   }
 
-  // Route: exchange counts and fix every row. kExperts groups the rows by expert, ready for a grouped matrix product.
+  // Route: exchange counts and assign every row. kExperts groups the rows by expert, ready for a grouped matrix
+  // product.
   ferry::RouteInput choice;
   choice.topk_idx = {topk_idx.data(), ferry::DType::kInt64, {kNumTokens, kNumTopk}};
   choice.topk_weights = {topk_weights.data(), ferry::DType::kFloat32, {kNumTokens, kNumTopk}};
@@ -66,13 +67,13 @@ float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {
     }
   }
 
-  // Combine: the experts' rows return to their sources and are summed there, weighted.
+  // Combine: the experts' rows are returned to their source ranks and summed there, weighted.
   std::vector<float> out(x.size());
-  ferry::CombineInput give_back;
-  give_back.x = {rows.data(), ferry::DType::kFloat32, {num_rows, kHidden}};
+  ferry::CombineInput results;
+  results.x = {rows.data(), ferry::DType::kFloat32, {num_rows, kHidden}};
   ferry::CombineOutput sums;
   sums.x = {out.data(), ferry::DType::kFloat32, {kNumTokens, kHidden}};
-  ferry::throw_if_error(group->combine(routing, give_back, sums, {}, {.weighted = true}));
+  ferry::throw_if_error(group->combine(routing, results, sums, {}, {.weighted = true}));
   ferry::throw_if_error(group->destroy());
 
   float worst = 0;

@@ -5,8 +5,8 @@
 // or let a launcher number them (torchrun, mpirun, srun):
 //   FERRY_SECRET=choose-one mpirun -np 4 ./02_moe_layer_processes
 //
-// Unlike the first example it handles errors without exceptions, keeps its buffers in symmetric memory, so that nothing
-// is copied twice, and receives every token once however many of its experts live here.
+// Unlike the first example it handles errors without exceptions, keeps its buffers in symmetric memory, so that no
+// staging copy is needed, and receives every token once, however many of its experts this rank owns.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -24,10 +24,10 @@ constexpr std::int64_t kHidden = 64;     // H
 constexpr std::int64_t kNumTopk = 2;     // K
 constexpr std::int64_t kNumExperts = 8;  // E
 
-// Stands for the expert's matrix products: something each expert does differently.
+// Stands in for the expert's matrix products: each expert computes something different.
 float expert(std::int64_t expert_id, float x) { return static_cast<float>(expert_id + 1) * x; }
 
-// Symmetric memory for `num_rows` rows, as numbers.
+// Symmetric memory for `num_rows` rows, and views of it.
 ferry::Result<ferry::Buffer> allocate_rows(ferry::Group& group, std::int64_t num_rows) {
   return group.allocate(static_cast<std::size_t>(num_rows * kHidden) * sizeof(float));
 }
@@ -60,7 +60,7 @@ ferry::Status run_rank(ferry::Group& group, float& worst) {
   if (!routing.ok()) return routing.status();
   const std::int64_t num_rows = routing->num_recv_rows();
 
-  // A token that picked two experts of this rank arrives once, with their local ids and weights beside it.
+  // A token that picked two experts of this rank arrives once, together with their local ids and weights.
   ferry::Result<ferry::Buffer> rows = allocate_rows(group, num_rows);
   if (!rows.ok()) return rows.status();
   std::vector<std::int32_t> recv_idx(static_cast<std::size_t>(num_rows * kNumTopk));
@@ -73,23 +73,23 @@ ferry::Status run_rank(ferry::Group& group, float& worst) {
   receive.topk_weights = {recv_weights.data(), ferry::DType::kFloat32, {num_rows, kNumTopk}};
   if (ferry::Status status = group.dispatch(*routing, send, receive); !status.ok()) return status;
 
-  // Each row becomes the weighted sum of its experts here; combine then adds the ranks' sums.
+  // Each row becomes the weighted sum of its local experts; combine then adds the ranks' sums.
   const auto expert_ids = routing->local_expert_ids();
   for (std::size_t i = 0; i < static_cast<std::size_t>(num_rows * kHidden); ++i) {
     float sum = 0;
     for (std::size_t entry = i / kHidden * kNumTopk; entry < (i / kHidden + 1) * kNumTopk; ++entry) {
-      if (recv_idx[entry] < 0) continue;  // that expert lives on another rank
+      if (recv_idx[entry] < 0) continue;  // that expert is on another rank
       sum += recv_weights[entry] * expert(expert_ids[static_cast<std::size_t>(recv_idx[entry])], floats(*rows)[i]);
     }
     floats(*rows)[i] = sum;
   }
 
   std::vector<float> out(kNumTokens * kHidden);
-  ferry::CombineInput give_back;
-  give_back.x = rows_view(*rows, num_rows);
+  ferry::CombineInput results;
+  results.x = rows_view(*rows, num_rows);
   ferry::CombineOutput sums;
   sums.x = {out.data(), ferry::DType::kFloat32, {kNumTokens, kHidden}};
-  if (ferry::Status status = group.combine(*routing, give_back, sums); !status.ok()) return status;
+  if (ferry::Status status = group.combine(*routing, results, sums); !status.ok()) return status;
 
   for (std::size_t i = 0; i < out.size(); ++i) {
     float expected = 0;
@@ -115,7 +115,7 @@ int main() {
   if (!options.ok()) return fail(options.status());
   const auto bootstrap = ferry::create_tcp_bootstrap(*options);
   if (!bootstrap.ok()) return fail(bootstrap.status());
-  // Where there are GPUs the best backend is "cuda", which takes GPU memory only; all tensors here are in host memory.
+  // With GPUs "auto" would choose backend "cuda", which takes only GPU memory; all tensors here are in host memory.
   const auto group = ferry::Group::create(*bootstrap, {.backend = "cpu"});
   if (!group.ok()) return fail(group.status());
 

@@ -1,7 +1,8 @@
-// The layer of the first example on GPUs: one rank a GPU, each a thread of this program; two ranks on one if there is
-// only one. Everything follows on a stream; the host waits for the counts of route and, at the end, for the result.
+// The layer of the first example on GPUs: one rank per GPU, each a thread of this program; two ranks share the GPU if
+// there is only one. All work is put on a stream; the host waits only for the counts of route and, at the end, for the
+// result.
 //
-// Without a usable GPU it says so and exits with 0.
+// Without a usable GPU it prints the reason and exits with 0.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -24,7 +25,7 @@ constexpr std::int64_t kHidden = 64;     // H
 constexpr std::int64_t kNumTopk = 2;     // K
 constexpr int kThreads = 128;
 
-// Stands for the experts' matrix products: one block an expert, in place, on that expert's group of rows.
+// Stands in for the experts' matrix products: one block per expert, in place, on that expert's group of rows.
 __global__ void run_experts(float* rows, const std::int64_t* row_offsets, int first_expert) {
   const auto factor = static_cast<float>(first_expert + static_cast<int>(blockIdx.x) + 1);
   const std::int64_t end = row_offsets[blockIdx.x + 1] * kHidden;
@@ -50,7 +51,7 @@ DeviceArray<T> upload(const std::vector<T>& values) {
   return array;
 }
 
-// The whole layer on one rank. Returns the largest difference from computing every expert right here.
+// The whole layer on one rank. Returns the largest difference from computing all experts locally.
 float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device) {
   const int rank = bootstrap->rank();
   const std::int64_t num_experts = std::int64_t{kExpertsPerRank} * bootstrap->num_ranks();
@@ -63,8 +64,8 @@ float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device) {
     topk_weights[i] = i % 2 == 0 ? 0.75F : 0.25F;
   }
 
-  // Whatever may wait for a whole GPU (cudaMalloc, a first copy, loading a kernel) comes before the group: once other
-  // ranks wait for this one inside kernels on the same GPU, it would have to wait for them.
+  // Anything that may wait for the whole GPU (cudaMalloc, a first copy, loading a kernel) is done before the group is
+  // created: once other ranks wait for this one inside kernels on the same GPU, it would wait for them.
   check(cudaSetDevice(device));
   cudaFuncAttributes loaded{};
   check(cudaFuncGetAttributes(&loaded, run_experts));
@@ -86,7 +87,7 @@ float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device) {
   const ferry::Routing routing = group->route(choice, options, stream).value();
   const std::int64_t num_rows = routing.num_recv_rows();
 
-  // Symmetric memory: peers write the rows into it, and read them out of it again. The rest is ordinary GPU memory.
+  // Symmetric memory: peers write the rows into it and later read them from it. The rest is ordinary GPU memory.
   const ferry::Buffer rows = group->allocate(static_cast<std::size_t>(num_rows * kHidden) * sizeof(float)).value();
   const ferry::TensorView rows_view(rows.data(), ferry::DType::kFloat32, {num_rows, kHidden});
   ferry::DispatchInput send;
@@ -95,18 +96,18 @@ float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device) {
   receive.x = rows_view;
   ferry::throw_if_error(group->dispatch(routing, send, receive, stream));
 
-  // The experts follow on the stream; where each one's rows begin is in GPU memory, too.
+  // The experts follow on the stream; the offsets of their rows are in GPU memory, too.
   const auto* offsets = static_cast<const std::int64_t*>(routing.expert_row_offsets_view().data);
   run_experts<<<kExpertsPerRank, kThreads, 0, cuda_stream>>>(static_cast<float*>(rows.data()), offsets,
                                                              routing.local_expert_ids()[0]);
   check(cudaGetLastError());
 
-  ferry::CombineInput give_back;
-  give_back.x = rows_view;
+  ferry::CombineInput results;
+  results.x = rows_view;
   ferry::CombineOutput sums;
   sums.x = {device_out.get(), ferry::DType::kFloat32, {kNumTokens, kHidden}};
-  ferry::throw_if_error(group->combine(routing, give_back, sums, stream, {.weighted = true}));
-  ferry::throw_if_error(group->wait(stream));  // says how all of the above went
+  ferry::throw_if_error(group->combine(routing, results, sums, stream, {.weighted = true}));
+  ferry::throw_if_error(group->wait(stream));  // reports any error of the calls above
   std::vector<float> out(x.size());
   check(cudaMemcpyAsync(out.data(), device_out.get(), out.size() * sizeof(float), cudaMemcpyDeviceToHost, cuda_stream));
   check(cudaStreamSynchronize(cuda_stream));
@@ -131,7 +132,7 @@ float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device) {
 int main() {
   for (const ferry::BackendInfo& backend : ferry::backends()) {
     if (backend.name != "cuda" || backend.available) continue;
-    std::printf("nothing to show here: %s\n", backend.reason.c_str());
+    std::printf("skipped: %s\n", backend.reason.c_str());
     return 0;
   }
   int num_gpus = 0;

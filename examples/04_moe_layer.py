@@ -1,5 +1,6 @@
-"""A Mixture-of-Experts layer, its experts spread over the ranks, trained for a few steps and checked against the same
-layer on one rank:  torchrun --nproc-per-node 4 examples/04_moe_layer.py     (a GPU for each rank, or all on the CPU)
+"""A Mixture-of-Experts layer whose experts are spread over the ranks, trained for a few steps and checked against the
+same layer on one rank:  torchrun --nproc-per-node 4 examples/04_moe_layer.py     (a GPU for each rank, or all on the
+CPU)
 """
 
 import os

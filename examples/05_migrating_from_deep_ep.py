@@ -1,5 +1,5 @@
-"""A program written for deep_ep, unchanged, on Ferry: an expert layer's two directions with both generations' classes.
-GPUs or CPUs:  torchrun --nproc-per-node 4 examples/05_migrating_from_deep_ep.py
+"""A program written for deep_ep, running unchanged on Ferry: dispatch and combine of an expert layer with the classes
+of both generations. GPUs or CPUs:  torchrun --nproc-per-node 4 examples/05_migrating_from_deep_ep.py
 """
 
 import torch
@@ -39,7 +39,7 @@ def first_generation(x: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor) 
 
 def second_generation(x: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=TOKENS, hidden=HIDDEN, num_topk=TOPK)
-    # One row per token and expert, grouped by expert, as grouped matrix products want them.
+    # One row per token and expert, grouped by expert, as grouped matrix products require.
     rows, _, row_weights, handle, _ = buffer.dispatch(
         x, idx, weights, num_experts=EXPERTS, expert_alignment=8, do_expand=True, do_zero_padding=True
     )

@@ -1,4 +1,4 @@
-"""A training step whose exchange runs beside a shared expert, on a stream of its own, forward and backward:
+"""A training step whose exchange overlaps with a shared expert on a stream of its own, forward and backward:
 torchrun --nproc-per-node 4 examples/06_overlapped_training.py      (a GPU for each rank, or all on the CPU)
 """
 
@@ -15,7 +15,7 @@ TOKENS, HIDDEN, TOPK, EXPERTS = 64, 128, 2, 8
 
 
 class Layer(torch.nn.Module):
-    """x + shared(x) + what the chosen experts make of x."""
+    """x + shared(x) + the weighted outputs of the chosen experts."""
 
     def __init__(self, group: ferry.Group, overlap: bool) -> None:
         super().__init__()
@@ -30,8 +30,8 @@ class Layer(torch.nn.Module):
         self.stream = torch.cuda.Stream(group.device) if overlap and group.device.type == "cuda" else None
 
     @contextlib.contextmanager
-    def beside(self, *tensors: torch.Tensor):
-        """What runs inside follows what is on the current stream now, not what comes later there."""
+    def on_side_stream(self, *tensors: torch.Tensor):
+        """Work inside waits for what is on the current stream now, but not for what is added to it later."""
         if self.stream is None:
             yield
             return
@@ -42,7 +42,7 @@ class Layer(torch.nn.Module):
             yield
 
     def join(self, *tensors: torch.Tensor) -> None:
-        """The current stream goes on with what was made beside it."""
+        """The current stream waits for the side stream and may then use the tensors."""
         if self.stream is None:
             return
         torch.cuda.current_stream().wait_stream(self.stream)
@@ -52,7 +52,7 @@ class Layer(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, idx = self.router(x).softmax(dim=-1).topk(TOPK)
         # Autograd runs each step's backward on the stream of its forward: the gradients' exchange overlaps as well.
-        with self.beside(x, idx, weights):
+        with self.on_side_stream(x, idx, weights):
             routing = self.group.route(idx, weights.detach(), num_experts=EXPERTS, layout="experts")
             rows, _, row_weights = ferry.nn.dispatch(routing, x, weights)
         out = x + self.shared(x)
@@ -60,7 +60,7 @@ class Layer(torch.nn.Module):
         offsets = routing.expert_row_offsets
         parts = [torch.relu(expert(rows[a:b])) for expert, a, b in zip(self.experts, offsets, offsets[1:])]
         y = torch.cat(parts) * row_weights.unsqueeze(1)
-        with self.beside(y):
+        with self.on_side_stream(y):
             routed = ferry.nn.combine(routing, y)
         self.join(routed)
         return out + routed

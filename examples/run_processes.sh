@@ -11,7 +11,7 @@ export FERRY_NUM_RANKS FERRY_SECRET
 errors=$(mktemp)
 trap 'rm -f "$errors"' EXIT
 
-# A free port cannot be reserved from a shell; if somebody takes ours, another one will do.
+# A shell cannot reserve a free port; if another process takes this one, try another.
 for _ in 1 2 3 4 5; do
   FERRY_PORT=$((20000 + RANDOM % 10000)) # below the range that Linux gives to outgoing connections
   export FERRY_PORT

@@ -1,4 +1,4 @@
-/// Every backend and every network engine of this build. A new one is a line here.
+/// Every backend and every network engine of this build. A new one is added here.
 
 #include <array>
 
@@ -32,7 +32,7 @@ std::span<const net::EngineFactory> net::engine_factories() {
                     .probe = ucx::probe,
                     .create = ucx::create_engine},
       EngineFactory{.name = "loopback",
-                    .description = "the memory of one process, for tests",
+                    .description = "memory of one process, for tests",
                     .probe = loopback::probe,
                     .create = loopback::create_engine},
   };

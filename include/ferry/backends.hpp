@@ -1,7 +1,7 @@
 #ifndef FERRY_BACKENDS_HPP
 #define FERRY_BACKENDS_HPP
 
-/// What this build can run on, and whether this machine lets it.
+/// The backends of this build, and whether each can run on this machine.
 
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@ namespace ferry {
 /// One backend of this build.
 struct BackendInfo {
   std::string name{};         ///< what GroupOptions::backend takes, e.g. "cpu"
-  std::string description{};  ///< one line for people
+  std::string description{};  ///< one-line description
   bool available = false;     ///< can run on this machine now
   std::string reason{};       ///< why not, and what to do; empty when available
 };

@@ -21,7 +21,7 @@ namespace ferry {
 inline constexpr std::int64_t kNsPerSecond = 1'000'000'000;
 
 /// Timeout of every wait unless an option sets another. Long enough for a rank that loads a model or is paused for a
-/// moment, short enough that a dead job does not block its machine: half of the 100 s that engines of this kind use.
+/// moment, short enough that a dead job does not block its machine: half of the 100 s that comparable engines use.
 inline constexpr std::int64_t kDefaultTimeoutNs = 50 * kNsPerSecond;
 
 /// Largest message of one rank in an all-gather. Receivers reject a greater length before they allocate memory.

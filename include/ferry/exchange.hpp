@@ -11,14 +11,14 @@
 
 namespace ferry {
 
-/// Every payload row is a whole number of these, and aligned to it: the widest vector load of GPUs (PTX ISA, ld.v4.b32)
-/// and the granule of their bulk copies (PTX ISA, cp.async.bulk).
+/// The size and the alignment of every payload row are multiples of this: the widest vector load of GPUs (PTX ISA,
+/// ld.v4.b32) and the unit of their bulk copies (PTX ISA, cp.async.bulk).
 inline constexpr std::int64_t kRowGranuleBytes = 16;
 
 /// What one rank sends.
 struct DispatchInput {
   ConstTensorView x{};       ///< [T, H] any dtype: rows move as bytes
-  ConstTensorView scales{};  ///< [T, S] f32 | i32 | u8, any S >= 1, any strides; absent: none travel
+  ConstTensorView scales{};  ///< [T, S] f32 | i32 | u8, any S >= 1, any strides; absent: none are sent
   /// [T, K] f32, contiguous: sent in place of the weights given to route (cached dispatch). Absent: those of route.
   ConstTensorView topk_weights{};
 };
@@ -36,7 +36,7 @@ struct DispatchOutput {
   TensorView source{};  ///< [rows, 2] i32, contiguous: source rank and source token; -1 in rows that hold no token
 };
 
-/// How kernels carry rows. CUDA only, changes no result.
+/// How kernels copy rows. CUDA only, changes no result.
 enum class CopyPath : std::int32_t {
   kAuto = 0,       ///< bulk copies where the device has them
   kBulk = 1,       ///< the bulk copy engine (PTX ISA, cp.async.bulk; sm_90 and later)
@@ -64,7 +64,7 @@ struct CombineInput {
   ConstTensorView x{};  ///< [rows, H] bf16 | f32: one output row per received row; rows that hold no token are not read
   ConstTensorView
       weights;  ///< f32, contiguous, shaped as DispatchOutput::topk_weights: summed back as the second output
-  std::array<ConstTensorView, 2> bias{};  ///< each [T, H], dtype of x: added to this rank's own tokens, first of all
+  std::array<ConstTensorView, 2> bias{};  ///< each [T, H], dtype of x: added to this rank's own tokens, before any row
   /// [T, K] f32, contiguous: weights of a weighted combine in place of those given to route. Absent: those of route.
   ConstTensorView topk_weights{};
 };

@@ -1,9 +1,9 @@
 #ifndef FERRY_FERRY_HPP
 #define FERRY_FERRY_HPP
 
-/// Everything: include this, or only the header you need.
+/// The whole public interface: include this, or only the headers you need.
 
-#include "ferry/backends.hpp"    // what this build runs on
+#include "ferry/backends.hpp"    // backends of this build
 #include "ferry/bootstrap.hpp"   // how ranks find each other
 #include "ferry/exchange.hpp"    // inputs and outputs of dispatch and combine
 #include "ferry/fp8.hpp"         // FP8 helpers

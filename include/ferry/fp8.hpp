@@ -15,7 +15,7 @@ namespace ferry {
 inline constexpr std::int64_t kFp8BlockSize = 128;
 /// Largest finite E4M3 value. (OCP 8-bit Floating Point Specification 1.0, table 2.)
 inline constexpr float kFp8E4M3Max = 448.0F;
-/// Smallest block maximum that a scale is made from, so that all-zero blocks divide by something.
+/// Smallest block maximum that a scale is made from, so that an all-zero block does not divide by zero.
 /// (The value DeepEP's kernels and DeepGEMM's casts use; kept so that scales agree bit for bit.)
 inline constexpr float kFp8AmaxFloor = 1e-4F;
 
@@ -40,7 +40,7 @@ FERRY_API Status quantize_fp8(const ConstTensorView& x, const TensorView& q, con
 /// quantize_fp8; `format` follows the scales' dtype.
 FERRY_API Status dequantize_fp8(const ConstTensorView& q, const ConstTensorView& scales, const TensorView& x);
 
-/// One value each way, round-to-nearest-even and saturating. For tests and tools.
+/// Convert one value, rounding to nearest-even and saturating. For tests and tools.
 FERRY_API std::uint8_t fp8_e4m3_from_float(float value);
 FERRY_API float float_from_fp8_e4m3(std::uint8_t bits);
 

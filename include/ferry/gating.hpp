@@ -14,7 +14,7 @@ namespace ferry {
 /// How logits become scores.
 enum class GatingScore : std::int32_t {
   kSoftmax = 0,  ///< over all E experts (Mixtral, Qwen, gpt-oss families)
-  kSigmoid = 1,  ///< each by itself (DeepSeek-V3, Kimi-K2)
+  kSigmoid = 1,  ///< each on its own (DeepSeek-V3, Kimi-K2)
 };
 
 struct GatingOptions {
@@ -31,7 +31,8 @@ struct GatingOptions {
 
 /// Choose experts for each token. Selection uses score + bias, weights use the score alone. Ties go to the lower expert
 /// id; a row's ids are in descending order of selection score.
-/// NaN scores are chosen last. Infinite largest logits share a softmax's weight. A zero sum stays zero when normalised.
+/// NaN scores are chosen last. Logits of +infinity share a softmax's weight equally. A zero sum stays zero when
+/// normalised.
 /// @shape  logits [T, E] f32 contiguous; bias [E] f32 or absent; topk_idx [T, K] i32|i64; topk_weights [T, K] f32
 /// @errors kInvalidArgument: shapes, dtypes, K > E or > experts in the selected groups, E not divisible by num_groups
 FERRY_API Status select_experts(const ConstTensorView& logits, const ConstTensorView& bias,

@@ -44,7 +44,7 @@ struct GroupOptions {
   std::string transport = "auto";
 };
 
-/// Who is where. Ranks are node-major: rank = node_idx * ranks_per_node + index inside the node.
+/// Position of a rank in the group. Ranks are node-major: rank = node_idx * ranks_per_node + index inside the node.
 struct Topology {
   int rank = 0;
   int num_ranks = 1;
@@ -56,8 +56,8 @@ struct Topology {
 };
 
 /// Symmetric memory: a block of this rank's arena that peers of its node can reach, so that dispatch into it and
-/// combine out of it copy nothing twice. Move-only owner; memory is given back when it dies. It may outlive its Group.
-/// CUDA: it must outlive the calls that use it; they are done when Group::wait says so.
+/// combine out of it need no staging copy. Move-only owner; its destructor frees the memory. It may outlive its Group.
+/// CUDA: it must outlive the calls that use it; they are done when Group::wait returns.
 class FERRY_API Buffer {
  public:
   Buffer() = default;
@@ -80,24 +80,24 @@ class FERRY_API Buffer {
 /// Symmetric memory a group holds on this rank, in bytes.
 struct MemoryUsage {
   std::size_t control_bytes = 0;    ///< flags, mailboxes, tickets
-  std::size_t network_bytes = 0;    ///< rings towards other nodes and what ranks say of their calls; 0 with one node
-  std::size_t staging_bytes = 0;    ///< for rows whose pointers the peers cannot reach, and route's tables
+  std::size_t network_bytes = 0;    ///< rings to other nodes and call headers; 0 with one node
+  std::size_t staging_bytes = 0;    ///< copies of rows that peers cannot reach in place, and route's tables
   std::size_t allocated_bytes = 0;  ///< by `allocate`, rounded up to pages
   std::size_t total_bytes() const { return control_bytes + network_bytes + staging_bytes + allocated_bytes; }
 };
 
 /// What a rank has sent to one of its rail peers (the ranks with its index in the other nodes) since its group was
-/// made.
+/// created.
 struct RailUsage {
   int rank = 0;                    ///< the rail peer
-  std::uint64_t sent_bytes = 0;    ///< payload, tables and notices as given to the network
+  std::uint64_t sent_bytes = 0;    ///< payload, tables and call headers handed to the network
   std::uint64_t num_messages = 0;  ///< puts and notifications
-  std::string route;               ///< the way there as the engine names it, e.g. "tcp"
+  std::string route;               ///< path to the peer as the engine names it, e.g. "tcp"
 };
 
 struct NetworkUsage {
   std::string transport;         ///< the engine in use; empty with one node
-  std::vector<RailUsage> rails;  ///< by node, this rank's own left out
+  std::vector<RailUsage> rails;  ///< by node, without this rank's own
 };
 
 /// The shapes of one rank's use of a group, for `bytes_required`.
@@ -108,9 +108,9 @@ struct MemoryShape {
   int num_topk = 0;                  ///< K
   std::int64_t num_recv_rows = 0;    ///< `Routing::num_recv_rows()`
   std::int64_t row_bytes = 0;        ///< bytes of one payload row
-  std::int64_t scale_row_bytes = 0;  ///< bytes of one row of scales, 0 without
+  std::int64_t scale_row_bytes = 0;  ///< bytes of one row of scales, 0 if none
   Layout layout = Layout::kTokens;
-  bool weights = false;  ///< weights travel (with ids for kTokens)
+  bool weights = false;  ///< weights are sent (with ids for kTokens)
   /// true: x of dispatch and combine's input are in memory from `allocate`, and so is dispatch's output.
   /// false: ordinary pointers, which ranks in other processes reach through staging.
   bool symmetric = true;
@@ -118,12 +118,12 @@ struct MemoryShape {
 
 /// A set of ranks that exchange tokens. Create and destroy are collective; so are route, dispatch and combine, called
 /// by every rank in the same order. On a CPU group they block until done. On a CUDA group they put work on the stream
-/// and return; `wait` says how it went.
+/// and return; `wait` reports the result.
 ///
 /// Failure: bad arguments on any rank give the same kInvalidArgument or kCapacity on every rank, nothing is sent and
 /// the group stays usable. kTimeout and kPeerLost name the rank, break the group (every later call returns the same),
-/// and leave outputs unspecified; destroy it and make a new one among the survivors. Threads: one call at a time per
-/// Group. Different Groups are independent; any number may live in a process.
+/// and leave outputs unspecified; destroy it and create a new one from the surviving ranks. Threads: one call at a time
+/// per Group. Different Groups are independent; a process may have any number of them.
 class FERRY_API Group {
  public:
   /// Collective over the ranks of `bootstrap`, which is only used during this call; one bootstrap may serve many
@@ -133,7 +133,7 @@ class FERRY_API Group {
   ///         kTimeout, kPeerLost, kTransport: as the bootstrap reports; kSystem: memory or descriptors ran out
   [[nodiscard]] static Result<std::shared_ptr<Group>> create(std::shared_ptr<Bootstrap> bootstrap,
                                                              const GroupOptions& options = {});
-  /// Calls destroy() without waiting for anybody.
+  /// Leaves the group without waiting for other ranks.
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -154,49 +154,49 @@ class FERRY_API Group {
   /// What this rank has sent to other nodes so far, and how. Empty with one node.
   NetworkUsage network_usage() const;
 
-  /// Exchange counts and fix every slot.
+  /// Exchange counts and assign every slot.
   /// @shape  topk_idx [T, K] i32|i64, topk_weights [T, K] f32
   /// @sync   CPU: blocks until all ranks have routed. CUDA: blocks until the counts are known, unless rows are bounded
   ///         (max_recv_rows or kSlab): then it never blocks and may be captured in a graph; keep the Routing as long as
-  ///         the graph, whose replays route anew what lies in the same topk_idx
+  ///         the graph; each replay routes the ids then in the same topk_idx
   /// @errors kInvalidArgument: shape, dtype, pointer, id outside [-1, E), options that differ between ranks
   ///         kCapacity: more rows than max_recv_rows or slab_capacity (names rank, expert, rows); kTimeout, kPeerLost
   [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {});
 
-  /// Carry each token to its final rows on the ranks that own its experts. Outputs are a pure function of inputs.
+  /// Copy each token to its final rows on the ranks that own its experts. Outputs are a pure function of inputs.
   /// The same Routing may be dispatched many times (cached), with any payload.
   /// @shape  in.x [T, H] -> out.x [rows, H]; see DispatchInput and DispatchOutput
   /// @post   rows that hold tokens are written; others as DispatchOptions says
-  /// @sync   CPU: blocks until this rank has received everything and its inputs may be reused. CUDA: the same is true
-  ///         of what follows on the stream; never blocks the host, may be captured in a graph
+  /// @sync   CPU: blocks until this rank has received everything and its inputs may be reused. CUDA: the same holds
+  ///         for later work on the stream; never blocks the host, may be captured in a graph
   /// @errors kInvalidArgument; kCapacity: no room in an arena to stage what peers cannot reach (both: nothing sent,
   ///         nothing changed, on every rank); kTimeout, kPeerLost; kSystem: out of memory while staging (breaks the
   ///         group)
   [[nodiscard]] Status dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out,
                                 Stream stream = {}, const DispatchOptions& options = {});
 
-  /// Bring the experts' rows back to their sources and sum them there. The gradient of an unweighted combine is a
-  /// dispatch of the gradient with the same Routing, and the other way about.
+  /// Return the experts' rows to their source ranks and sum them there. The gradient of an unweighted combine is a
+  /// dispatch of the gradient with the same Routing, and vice versa.
   /// @shape  in.x [rows, H] -> out.x [T, H]; see CombineInput and CombineOutput
   /// @sync   as dispatch: this rank's sums are done and its inputs may be reused
   /// @errors as dispatch
   [[nodiscard]] Status combine(const Routing& routing, const CombineInput& in, const CombineOutput& out,
                                Stream stream = {}, const CombineOptions& options = {});
 
-  /// Wait on the host until this rank's work on `stream` is done, and learn what went wrong in any call since the last
-  /// `wait`, on any stream. On a CPU group calls report by themselves and this returns at once. On a CUDA group a call
-  /// returns ok once its own rank's arguments are good; what only the exchange shows (a peer's bad arguments, too many
-  /// rows, a lost peer) is told here. A lost or late peer is also told by every later call.
+  /// Wait on the host until this rank's work on `stream` is done, and report what went wrong in any call since the last
+  /// `wait`, on any stream. On a CPU group each call reports its own errors and this returns at once. On a CUDA group a
+  /// call returns ok once its own rank's arguments are good; what only the exchange shows (a peer's bad arguments, too
+  /// many rows, a lost peer) is reported here. A lost or late peer is also reported by every later call.
   /// @sync   CUDA: blocks until the stream is idle; not while it is being captured
   /// @errors those of the calls; kCuda: the stream failed
   [[nodiscard]] Status wait(Stream stream = {});
 
-  /// What `wait` would tell of calls that have run so far, without waiting for any: ok may still become an error.
+  /// What `wait` would report for calls that have run so far, without waiting for any: ok may still become an error.
   /// @errors those of the calls
   [[nodiscard]] Status poll();
 
-  /// Collective, optional: wait until every rank is done with this group, then leave it. Never fails to leave: an error
-  /// says only that a peer was lost or late. Later calls on the group return kInvalidArgument.
+  /// Collective, optional: wait until every rank is done with this group, then leave it. Always leaves: an error only
+  /// reports that a peer was lost or late. Later calls on the group return kInvalidArgument.
   Status destroy();
 
  private:
@@ -206,7 +206,7 @@ class FERRY_API Group {
 
   Topology topology_;
   std::unique_ptr<Backend> backend_;
-  std::shared_ptr<const void> identity_;  // shared with every Routing made here, to recognise it
+  std::shared_ptr<const void> identity_;  // shared with every Routing of this group, to recognise it
   std::int64_t num_routes_ = 0;
 };
 

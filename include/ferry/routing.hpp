@@ -28,15 +28,14 @@ enum class Layout : std::int32_t {
   /// token); each group starts at a multiple of `expert_alignment`. N counts the gaps too.
   kExperts = 1,
   /// [L, C, H]: fixed capacity C = `slab_capacity` per local expert; inside an expert ordered as kExperts. Counts say
-  /// how
-  /// many of the C rows are valid.
+  /// how many of the C rows are valid.
   kSlab = 2,
 };
 
 /// What one rank routes.
 struct RouteInput {
   ConstTensorView topk_idx{};  ///< [T, K] i32 | i64, contiguous: global expert id, -1 = no expert; duplicates allowed
-  ConstTensorView topk_weights{};  ///< [T, K] f32, contiguous; absent when no weights travel
+  ConstTensorView topk_weights{};  ///< [T, K] f32, contiguous; absent when no weights are sent
 };
 
 /// Must be the same on every rank, except `max_recv_rows`.
@@ -54,9 +53,10 @@ struct RouteOptions {
   std::vector<std::int32_t> expert_to_rank{};
 };
 
-/// The outcome of `route`: every slot, and all that dispatch, combine, a cached dispatch or a backward pass needs.
-/// A cheap value: copies share one immutable state. Keep it as long as it is of use; it may outlive the group (the
-/// accessors then still work). Valid only with the group that made it. Safe to read from many threads.
+/// The result of `route`: every slot, and everything that dispatch, combine, a cached dispatch or a backward pass
+/// needs.
+/// A cheap value: copies share one immutable state. Keep it as long as needed; it may outlive the group (the accessors
+/// then still work). Valid only with the group that made it. Safe to read from many threads.
 /// On a CUDA group with bounded rows (max_recv_rows, kSlab) counts come to the host only when asked for: num_used_rows,
 /// source and the spans of counts then wait for the route to finish. A Routing made while its stream was captured never
 /// has them on the host (num_used_rows is num_recv_rows, the spans are empty); use the views.
@@ -73,11 +73,11 @@ class FERRY_API Routing {
   /// Rows that this rank's outputs (and combine's inputs) must have: N where counts are known on the host, L*C for
   /// kSlab, `max_recv_rows` where that was given.
   std::int64_t num_recv_rows() const;
-  /// Rows that really hold or border tokens: N (with kExperts' gaps; for kSlab L*C). At most num_recv_rows().
+  /// Rows in use, alignment gaps included: N (for kSlab L*C). At most num_recv_rows().
   std::int64_t num_used_rows() const;
-  /// [1] i32 in the backend's memory: num_used_rows() for code that must not ask the host.
+  /// [1] i32 in the backend's memory: num_used_rows() for code that must not go through the host.
   ConstTensorView num_recv_rows_view() const;
-  /// [L] i32 and [L + 1] i64 in the backend's memory: num_rows_per_local_expert() and expert_row_offsets() likewise.
+  /// The same for num_rows_per_local_expert() and expert_row_offsets(): [L] i32 and [L + 1] i64.
   ConstTensorView num_rows_per_local_expert_view() const;
   ConstTensorView expert_row_offsets_view() const;
 

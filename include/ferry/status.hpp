@@ -15,8 +15,8 @@
 
 namespace ferry {
 
-/// What kind of failure. The numbers are stable: they also cross process and language borders.
-/// docs/errors.md says for each what is still usable afterwards.
+/// What kind of failure. The numbers are stable: they also cross process and language boundaries.
+/// docs/errors.md lists for each what remains usable afterwards.
 enum class ErrorCode : std::int32_t {
   kOk = 0,               ///< no failure
   kInvalidArgument = 1,  ///< a shape, dtype, stride, id or pointer is wrong; nothing was sent, nothing was changed
@@ -33,7 +33,7 @@ enum class ErrorCode : std::int32_t {
 /// The enumerator's name, e.g. "kTimeout".
 FERRY_API std::string_view to_string(ErrorCode code);
 
-/// Outcome of a call. One pointer wide; null when all is well. Copyable, and safe to read from many threads.
+/// Result of a call. One pointer wide; null when ok. Copyable, and safe to read from many threads.
 class [[nodiscard]] Status {
  public:
   /// No failure.

@@ -1,7 +1,7 @@
 #ifndef FERRY_TRANSPORTS_HPP
 #define FERRY_TRANSPORTS_HPP
 
-/// Over which networks ranks of different nodes can exchange, and whether this machine lets them.
+/// The networks over which ranks of different nodes can exchange data, and whether each works on this machine.
 
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@ namespace ferry {
 /// One network engine of this build.
 struct TransportInfo {
   std::string name{};         ///< what GroupOptions::transport takes, e.g. "ucx"
-  std::string description{};  ///< one line for people
+  std::string description{};  ///< one-line description
   bool available = false;     ///< can run on this machine now
   std::string reason{};       ///< why not, and what to do; empty when available
 };

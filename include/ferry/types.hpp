@@ -22,7 +22,7 @@ enum class DType : std::int32_t {
   kFloat32 = 3,     ///< weights, scales, f32 payload
   kFloat16 = 4,     ///< payload (dispatch only)
   kBfloat16 = 5,    ///< payload
-  kFloat8E4M3 = 6,  ///< payload with scales beside it: OCP FP8 E4M3, finite-only ("fn"), largest value 448
+  kFloat8E4M3 = 6,  ///< payload with separate scales: OCP FP8 E4M3, finite-only ("fn"), largest value 448
 };
 
 /// Bytes per element.
@@ -49,7 +49,7 @@ FERRY_API std::string_view to_string(DType dtype);
 /// Most dimensions a tensor can have here: [L, C, H] is three.
 inline constexpr int kMaxTensorDims = 3;
 
-/// A typed, strided window on memory that somebody else owns. `Pointer` is `void*` or `const void*`.
+/// A typed, strided view of memory that it does not own. `Pointer` is `void*` or `const void*`.
 /// Strides count elements. A default-constructed view is absent: "this input or output is not used".
 template <typename Pointer>
 struct BasicTensorView {

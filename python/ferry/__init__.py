@@ -6,7 +6,7 @@
     y = experts(received.x, received.topk_idx, received.topk_weights)
     combined = group.combine(routing, y)
 
-:mod:`ferry.nn` has the same with gradients.
+:mod:`ferry.nn` provides the same with gradients.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ferry._routing import Combined, Received, Routing
 
 
 def empty(*shape: int | Sequence[int], group: Group, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """As :meth:`Group.empty`: a tensor in symmetric memory of ``group``, which may hold anything."""
+    """As :meth:`Group.empty`: an uninitialised tensor in symmetric memory of ``group``."""
     return group.empty(*shape, dtype=dtype)
 
 

@@ -25,7 +25,7 @@ def _process_group_gather(group: dist.ProcessGroup) -> Callable[[bytes], list[by
 
 
 def is_of_gpus(group: Any) -> bool:
-    """Is it a process group that can only carry GPU tensors?"""
+    """Whether it is a process group that supports only GPU tensors."""
     if group is None or "torch.distributed" not in sys.modules:
         return False
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Keeps torch.compile out of what it cannot trace."""
+"""Excludes functions that torch.compile cannot trace."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def eager(function: _Function) -> _Function:
-    """Compiled programs break their graph here and call ``function`` as it is.
+    """Makes compiled programs break their graph here and call ``function`` eagerly.
 
-    torch.compiler.disable would do, but imports the compiler, which programs that do not compile should not wait for.
+    torch.compiler.disable does the same, but imports the compiler, which slows down programs that do not compile.
     """
     disabled: Callable[..., Any] | None = None
 

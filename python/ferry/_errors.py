@@ -1,10 +1,10 @@
-"""Exceptions: one class per error code of the C++ library, each also what Python users catch for such a failure."""
+"""Exceptions: one class per error code of the C++ library, each also derived from the usual Python exception."""
 
 from __future__ import annotations
 
 
 class FerryError(Exception):
-    """What all failures of Ferry have in common.
+    """Base class of all failures of Ferry.
 
     ``code`` is the name of the C++ error code, e.g. ``"kTimeout"``; ``peer`` the rank to blame, or None.
     """

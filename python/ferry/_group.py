@@ -28,7 +28,7 @@ _DEFAULT_ARENA_BYTES = 32 << 30  # kDefaultArenaBytes: address space, not memory
 _MAX_BIASES = 2
 _keys = itertools.count(1)
 _groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
-# Of a call that is only made to be refused.
+# Arguments of a call that is made only to be refused.
 _NO_INPUTS = (None,) * 5
 _NO_OUTPUTS = (None,) * 5
 _NO_KERNEL = (0, 0, 0)
@@ -64,7 +64,7 @@ def _device_of(device: torch.device | str | int | None, group: Any) -> torch.dev
     if chosen.type != "cuda":
         raise Unsupported(f"Group: device is {chosen}, expected cpu or cuda")
     if not torch.cuda.is_available():
-        raise Unsupported(f"Group: device is {chosen}, but torch finds no GPU here; use device='cpu'")
+        raise Unsupported(f"Group: device is {chosen}, but torch finds no GPU on this machine; use device='cpu'")
     num_devices = torch.cuda.device_count()
     index = torch.cuda.current_device() if chosen.index is None else chosen.index
     if index >= num_devices:
@@ -77,23 +77,23 @@ def _kernel(num_sms: int) -> tuple[int, int, int]:
 
 
 class Group:
-    """The ranks that exchange tokens. Making one is collective, and so are route, dispatch and combine.
+    """The ranks that exchange tokens. Creating one is collective, and so are route, dispatch and combine.
 
     Parameters
     ----------
     group: a ``torch.distributed`` process group: its ranks are the ranks of this group.
     comm: an mpi4py communicator instead (only ``Get_rank``, ``Get_size`` and ``allgather`` are used).
-        With neither, the variables of torchrun, mpirun or srun say who the ranks are.
-    device: where the tensors of all calls are: the CPU or a GPU. By default the current GPU for a process group of
-        nccl, else the CPU. Calls on GPU tensors put work on torch's current stream and return; only a route whose rows
-        are not bounded waits for its counts.
+        With neither, the variables of torchrun, mpirun or srun define the ranks.
+    device: where the tensors of all calls are: the CPU or a GPU. By default the current GPU for an nccl process group,
+        else the CPU. Calls on GPU tensors put work on torch's current stream and return; only a route whose rows are
+        not bounded waits for its counts.
     timeout: seconds (or a timedelta) that any call waits for another rank before it raises :class:`ferry.Timeout`.
-    arena_bytes: most symmetric memory that this rank can use; address space, memory is taken as it is needed.
-    ranks_per_node: ranks that share memory, consecutive ones; 0: all of them. CPU tensors only where there are several
-        nodes. The same on every rank.
-    transport: the network between nodes: "auto" (the best that works here) or "ucx". The same on every rank.
+    arena_bytes: most symmetric memory that this rank can use; address space only, memory is taken as needed.
+    ranks_per_node: ranks that share memory, consecutive ones; 0: all of them. With several nodes, only CPU tensors. The
+        same on every rank.
+    transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
 
-    Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is made.
+    Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is created.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class Group:
         )
         self._memory = memory_of(self._native, self.device)
         self.key = next(_keys)
-        """A number that names this group to :mod:`ferry.ops`, in this process."""
+        """A number that identifies this group to :mod:`ferry.ops` in this process."""
         _groups[self.key] = self
 
     def __del__(self) -> None:
         memory = getattr(self, "_memory", None)
         if memory is not None:
-            with contextlib.suppress(Exception):  # an exception here would be printed, and helps nobody
+            with contextlib.suppress(Exception):  # an exception here would only be printed
                 memory.close()
 
     @property
@@ -147,7 +147,7 @@ class Group:
         return self._native.backend
 
     def network_usage(self) -> NetworkUsage:
-        """What this rank has sent to other nodes so far, and how. No rails with one node. Local."""
+        """What this rank has sent to other nodes so far, and over which network. No rails with one node. Local."""
         transport, rails = self._native.network_usage()
         return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails))
 
@@ -156,11 +156,11 @@ class Group:
 
     @eager
     def empty(self, *shape: int | Sequence[int], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """A tensor in symmetric memory, which peers reach without a copy in between. Local, not collective.
+        """An uninitialised tensor in symmetric memory, which peers access without a staging copy. Local, not
+        collective.
 
-        Outputs of dispatch and inputs of combine gain by it. It may hold anything, as torch.empty's does. The memory is
-        given back when the last tensor on it dies; on a GPU in the order of streams, by torch's own allocator, so that
-        ``record_stream`` counts.
+        Speeds up outputs of dispatch and inputs of combine. The memory is freed with the last tensor that uses it; on a
+        GPU in stream order, by torch's own allocator, which honours ``record_stream``.
         """
         sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         return self._memory.empty(tuple(int(size) for size in sizes), dtype)
@@ -178,15 +178,16 @@ class Group:
         max_recv_rows: int = 0,
         expert_to_rank: Sequence[int] | None = None,
     ) -> Routing[Group]:
-        """Exchange counts and fix where every token goes. Collective.
+        """Exchange counts and determine where every token goes. Collective.
 
         topk_idx: [T, K] i32 or i64, contiguous: global expert ids, -1 for none; duplicates are allowed.
-        topk_weights: [T, K] f32, contiguous; they travel with the tokens.
+        topk_weights: [T, K] f32, contiguous; sent with the tokens.
         layout: "tokens": one row per token that picked any expert here; "experts": one per (token, local expert),
             grouped by expert, groups starting at multiples of ``expert_alignment``; "slab": ``slab_capacity`` rows for
             each local expert.
-        max_recv_rows: outputs have this many rows instead of as many as arrive; more is CapacityExceeded.
-        expert_to_rank: the owner of each expert; by default experts are dealt out in order, evenly.
+        max_recv_rows: outputs have this many rows instead of as many as arrive; if more arrive, CapacityExceeded is
+            raised.
+        expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
         """
         try:
             if layout not in LAYOUTS:
@@ -203,7 +204,7 @@ class Group:
                 self._memory.stream(),
             )
         except Exception:
-            self._tell_peers(self._native.route, None, None, 1, 0, 1, 0, 0, [], self._memory.stream())
+            self._notify_peers(self._native.route, None, None, 1, 0, 1, 0, 0, [], self._memory.stream())
             raise
         return Routing(self._native.route(*arguments), self, topk_weights is not None, max_recv_rows > 0)
 
@@ -222,18 +223,18 @@ class Group:
         zero_padding: bool = False,
         num_sms: int = 0,
     ) -> Received:
-        """Carry each token to the ranks of its experts. Collective; may be called many times with one Routing.
+        """Send each token to the ranks of its experts. Collective; may be called many times with one Routing.
 
         x: [T, H] of any dtype whose rows are whole multiples of 16 bytes. scales: [T, S] f32, i32 or u8, any strides.
         topk_weights: [T, K] f32 to send in place of those given to route.
         out, out_scales: where to receive ([N, H] and [N, S]); by default new tensors, ``out`` in symmetric memory.
-        out_source: [N, 2] i32, contiguous: gets the source rank and token of each row, -1 where there is none.
-        tables: False leaves out ids and weights, on all ranks alike.
+        out_source: [N, 2] i32, contiguous: receives the source rank and token of each row, -1 where there is none.
+        tables: False omits ids and weights; the same on every rank.
         zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
-        num_sms: on a GPU, the most multiprocessors to use; 0: as many as were measured to fill the links.
+        num_sms: on a GPU, the most multiprocessors to use; 0: the number measured to saturate the links.
         """
         try:
-            received = self._room_for(routing, x, scales, topk_weights, out, out_scales, tables)
+            received = self._allocate_outputs(routing, x, scales, topk_weights, out, out_scales, tables)
             device = self.device
             inputs = (
                 view_of(x, "dispatch", "x", device),
@@ -267,7 +268,7 @@ class Group:
         out: torch.Tensor | None = None,
         num_sms: int = 0,
     ) -> Combined:
-        """Bring the rows back to their tokens and sum them there, in fp32 and in a fixed order. Collective.
+        """Return the rows to their source ranks and sum each token's, in fp32 and in a fixed order. Collective.
 
         x: [N, H] bf16 or f32, one row per received row. weights: f32, shaped as ``Received.topk_weights``, to sum back.
         bias: one or two [T, H] tensors of x's dtype, added to this rank's tokens.
@@ -279,7 +280,7 @@ class Group:
             check_routing(routing, "combine")
             biases = [bias] if isinstance(bias, torch.Tensor) else list(bias or [])
             if len(biases) > _MAX_BIASES:
-                raise InvalidArgument(f"combine: {len(biases)} biases, expected at most two; add them up first")
+                raise InvalidArgument(f"combine: {len(biases)} biases, expected at most two; add them first")
             first, second = biases + [None] * (_MAX_BIASES - len(biases))
             tokens = routing.num_tokens
             if out is None:
@@ -305,19 +306,19 @@ class Group:
 
     @eager
     def wait(self) -> None:
-        """Wait until the current stream is idle, and raise what went wrong in its calls so far: on a GPU, a call itself
-        can only tell what this rank's arguments show. Local.
+        """Wait until the current stream is idle, and raise what went wrong in calls so far: on a GPU, a call itself can
+        only report wrong arguments of this rank. Local.
         """
         self._native.wait(self._memory.stream())
 
     @eager
     def poll(self) -> None:
-        """Raise what :meth:`wait` would of calls that have run by now, without waiting for any. Local."""
+        """Raise what :meth:`wait` would raise for calls that have run by now, without waiting for any. Local."""
         self._native.poll()
 
     @eager
     def destroy(self) -> None:
-        """Collective and optional: wait until all ranks are done with the group, then give its memory back.
+        """Collective and optional: wait until all ranks are done with the group, then free its memory.
 
         Tensors and routings keep what they use. Later calls raise InvalidArgument.
         """
@@ -326,7 +327,7 @@ class Group:
         finally:
             self._memory.close()
 
-    def _room_for(
+    def _allocate_outputs(
         self,
         routing: Routing,
         x: torch.Tensor,
@@ -336,7 +337,7 @@ class Group:
         out_scales: torch.Tensor | None,
         tables: bool,
     ) -> Received:
-        """The outputs of a dispatch, made where the caller gave none."""
+        """The outputs of a dispatch, allocated where the caller gave none."""
         check_routing(routing, "dispatch")
         if out is not None and not tables and (scales is None or out_scales is not None):
             return Received(out, out_scales, None, None)
@@ -360,9 +361,11 @@ class Group:
 
     def _refuse(self, call: Callable[..., object], routing: object) -> None:
         native = routing._native if isinstance(routing, Routing) and routing.group is self else _native.Routing()
-        self._tell_peers(call, native, _NO_INPUTS, _NO_OUTPUTS, self._memory.stream(), False, _NO_KERNEL)
+        self._notify_peers(call, native, _NO_INPUTS, _NO_OUTPUTS, self._memory.stream(), False, _NO_KERNEL)
 
-    def _tell_peers(self, call: Callable[..., object], *arguments: object) -> None:
-        """Makes a call that all ranks refuse: arguments that cannot be handed on must not leave the peers waiting."""
+    def _notify_peers(self, call: Callable[..., object], *arguments: object) -> None:
+        """Makes a call that all ranks refuse, so that arguments that cannot be passed on do not leave the peers
+        waiting.
+        """
         with contextlib.suppress(FerryError):
             call(*arguments)

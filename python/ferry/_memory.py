@@ -17,7 +17,7 @@ Sizes = tuple[int, ...]
 
 
 class Wanted:
-    """A tensor that a call has to make. ``moves``: it is worth symmetric memory wherever that costs something."""
+    """A tensor that a call has to allocate. ``moves``: holds payload rows, which gain from symmetric memory."""
 
     __slots__ = ("dtype", "moves", "sizes")
 
@@ -28,25 +28,25 @@ class Wanted:
 
 
 class HostMemory:
-    """Of a CPU group."""
+    """Memory of a CPU group."""
 
     def __init__(self, native: _native.Group, device: torch.device) -> None:
         self._native = native
         self._device = device
 
     def stream(self) -> int:
-        """The handle of the stream that calls go to."""
+        """The handle of the stream that calls use."""
         return 0
 
     def empty(self, sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
-        """In symmetric memory."""
+        """A tensor in symmetric memory."""
         num_bytes = math.prod(sizes) * dtype.itemsize
         if num_bytes <= 0:
             return torch.empty(sizes, dtype=dtype, device=self._device)
         return tensor_of(self._native.allocate(num_bytes).array()).view(dtype).view(sizes)
 
     def outputs(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
-        """What dispatch fills. Where ranks are processes, taking symmetric memory is slow on a CPU."""
+        """The outputs of dispatch. On a CPU only payload is symmetric: allocating it is slow if ranks are processes."""
         return [
             self.empty(one.sizes, one.dtype)
             if one.moves
@@ -59,16 +59,16 @@ class HostMemory:
 
 @functools.cache
 def _segment_allocator() -> torch.cuda.memory.CUDAPluggableAllocator:
-    """Lives as long as the process: torch gives memory back through it to the end."""
+    """Lives as long as the process: torch frees memory through it until the end."""
     return torch.cuda.memory.CUDAPluggableAllocator(_native.__file__, "ferry_segment_alloc", "ferry_segment_free")
 
 
-# What compilers of kernels use, too: an object for the stream, made anew in each call, would take longer than the rest.
+# As kernel compilers use it: creating a stream object in each call would take longer than everything else.
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 class DeviceMemory:
-    """Of a CUDA group: torch's caching allocator over segments of symmetric memory."""
+    """Memory of a CUDA group: torch's caching allocator over segments of symmetric memory."""
 
     def __init__(self, native: _native.Group, device: torch.device) -> None:
         self._native = native
@@ -90,19 +90,19 @@ class DeviceMemory:
 
     def _make_symmetric(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         with self._lock:
-            if self._pool is None:  # of a group that was destroyed: the call itself will say so
+            if self._pool is None:  # the group was destroyed: the call itself reports it
                 return self._make(wanted)
-            with torch.cuda.use_mem_pool(self._pool, self._device.index):  # a device takes longer to look up
+            with torch.cuda.use_mem_pool(self._pool, self._device.index):  # an index is faster than a device object
                 self._native.enter_pool()
                 try:
                     return self._make(wanted)
                 finally:
                     self._native.leave_pool()
 
-    def _give_back_unused(self) -> None:
-        """Memory that torch keeps for later: of the GPU, and the group's own. Waits for the GPU.
+    def _free_unused(self) -> None:
+        """Frees memory that torch caches, both GPU memory and the group's own. Waits for the GPU.
 
-        torch gives a pool's unused segments back with the pool. Tensors on others keep theirs.
+        torch frees a pool's unused segments with the pool. Segments that hold tensors stay.
         """
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
@@ -116,33 +116,33 @@ class DeviceMemory:
             with self._lock:
                 if self._pool is None:
                     raise
-                self._give_back_unused()
+                self._free_unused()
         return self._make_symmetric(wanted)
 
     def empty(self, sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
         try:
             return self._symmetric([Wanted(sizes, dtype)])[0]
         except torch.OutOfMemoryError:
-            self._native.raise_pool_error()  # says more, if the arena is what is full
+            self._native.raise_pool_error()  # the more specific error if the arena is full
             raise
 
     def outputs(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         if not wanted:
             return []
-        # A graph's replays use the memory of its capture, which only torch's pool for that graph keeps for them.
+        # A graph's replays use the memory of its capture, which only torch's pool for that graph keeps alive.
         if torch.cuda.is_current_stream_capturing():
             return self._make(wanted)
         try:
             return self._symmetric(wanted)
         except torch.OutOfMemoryError:
-            return self._make(wanted)  # slower, and does as well
+            return self._make(wanted)  # slower, but correct
 
     def close(self) -> None:
-        """The group makes no calls any more. Waits for the GPU, whose kernels may use what is given back."""
+        """The group makes no more calls. Waits for the GPU, whose kernels may use what is freed."""
         if self._pool is None or sys.is_finalizing():
             return
         if torch.cuda.is_current_stream_capturing():
-            _kept_pools.append(self._pool)  # neither to be waited for nor to be freed now
+            _kept_pools.append(self._pool)  # can be neither waited for nor freed during capture
             return
         torch.cuda.synchronize(self._device)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Types of the native module. Tensors come as (address, dtype number, shape, strides) and leave as DLPack arrays."""
+"""Types of the native module. It takes tensors as (address, dtype number, shape, strides), returns DLPack arrays."""
 
 from collections.abc import Callable, Sequence
 

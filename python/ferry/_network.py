@@ -7,28 +7,28 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class RailUsage:
-    """Sent to one rail peer: the rank with this rank's index in another node."""
+    """Data sent to one rail peer: the rank with this rank's index in another node."""
 
     rank: int
     """The rail peer."""
     sent_bytes: int
-    """Payload, tables and notices as given to the network."""
+    """Payload, tables and call headers handed to the network."""
     num_messages: int
     """Puts and notifications."""
     route: str
-    """The way there as the engine names it."""
+    """Path to the peer as the engine names it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NetworkUsage:
-    """Sent since the group was made."""
+    """Data sent since the group was created."""
 
     transport: str
     """The engine in use; empty with one node."""
     rails: tuple[RailUsage, ...]
-    """By node, this rank's own left out."""
+    """By node, without this rank's own."""
 
     @property
     def sent_bytes(self) -> int:
-        """To all rail peers together."""
+        """Bytes sent to all rail peers together."""
         return sum(rail.sent_bytes for rail in self.rails)

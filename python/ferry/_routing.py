@@ -1,4 +1,4 @@
-"""Values that calls return: routings, and what dispatch and combine bring."""
+"""Values that calls return: routings, and the results of dispatch and combine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYOUTS: tuple[Layout, ...] = ("tokens", "experts", "slab")
 
 
 class Received(NamedTuple):
-    """What dispatch brings. N is ``Routing.num_recv_rows``; a slab's rows are [L * C]."""
+    """The result of dispatch. N is ``Routing.num_recv_rows``; a slab's rows are [L * C]."""
 
     x: torch.Tensor
     """[N, H], dtype of the payload."""
@@ -31,7 +31,7 @@ class Received(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """What combine gives back to the tokens of this rank."""
+    """The result of combine for the tokens of this rank."""
 
     x: torch.Tensor
     """[T, H], dtype of the rows."""
@@ -40,10 +40,10 @@ class Combined(NamedTuple):
 
 
 class Routing(Generic[GroupT]):
-    """Where every token goes: the outcome of :meth:`Group.route`.
+    """Where every token goes: the result of :meth:`Group.route`.
 
     A value that may be kept and used for any number of dispatches and combines of its group, also after other routes.
-    It holds all that a cached dispatch or a backward pass needs.
+    It holds everything that a cached dispatch or a backward pass needs.
     """
 
     __slots__ = ("_native", "group", "has_weights", "is_bounded")
@@ -52,9 +52,9 @@ class Routing(Generic[GroupT]):
         self._native = native
         self.group = group
         self.has_weights = has_weights
-        """Were weights given to route?"""
+        """Whether weights were given to route."""
         self.is_bounded = is_bounded
-        """Was ``max_recv_rows`` given to route?"""
+        """Whether ``max_recv_rows`` was given to route."""
 
     @property
     def num_tokens(self) -> int:
@@ -88,7 +88,7 @@ class Routing(Generic[GroupT]):
 
     @property
     def num_used_rows(self) -> int:
-        """Rows that hold or border tokens; at most ``num_recv_rows``."""
+        """Rows in use, alignment gaps included; at most ``num_recv_rows``."""
         return self._native.num_used_rows
 
     @property
@@ -98,9 +98,9 @@ class Routing(Generic[GroupT]):
 
     @property
     def local_expert_counts(self) -> torch.Tensor:
-        """[L] i32 on the group's device: ``num_rows_per_local_expert`` for code that must not ask the host.
+        """[L] i32 on the group's device: ``num_rows_per_local_expert`` for code that must not go through the host.
 
-        Shows the routing's own memory: do not write to it.
+        A view of the routing's own memory: do not write to it.
         """
         return tensor_of(self._native.num_rows_per_local_expert_view())
 
@@ -111,9 +111,9 @@ class Routing(Generic[GroupT]):
 
     @property
     def expert_row_offsets_tensor(self) -> torch.Tensor | None:
-        """[L + 1] i64 on the group's device: ``expert_row_offsets`` for code that must not ask the host.
+        """[L + 1] i64 on the group's device: ``expert_row_offsets`` for code that must not go through the host.
 
-        None for layout "tokens". Shows the routing's own memory: do not write to it.
+        None for layout "tokens". A view of the routing's own memory: do not write to it.
         """
         return tensor_of(self._native.expert_row_offsets_view())
 
@@ -136,7 +136,7 @@ class Routing(Generic[GroupT]):
     def slots(self) -> torch.Tensor:
         """[T, K] i32: the row of (t, k) in the output of the rank that owns its expert; -1 where there is none.
 
-        This and the tensors below show the routing's own memory: do not write to them.
+        This and the tensors below are views of the routing's own memory: do not write to them.
         """
         return tensor_of(self._native.slots())
 

@@ -6,7 +6,7 @@ import torch
 
 from ferry._errors import InvalidArgument
 
-# Numbers of ferry::DType. Rows move as bytes: other types of an element's size do as well where only bytes matter.
+# Numbers of ferry::DType. Rows move as bytes: where only bytes matter, other types of the same size work as well.
 _DTYPES = {
     torch.uint8: 0,
     torch.int32: 1,
@@ -24,10 +24,10 @@ View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 
 def view_of(tensor: torch.Tensor | None, operation: str, name: str, device: torch.device) -> View | None:
-    """What the native module takes for a tensor."""
+    """A tensor in the form that the native module takes."""
     if tensor is None:
         return None
-    # Straight through what is mostly right: this is on the way of every call, several times.
+    # Fast path for valid tensors: this runs several times in every call.
     try:
         shape = tensor.shape
         if tensor.device == device and 0 < len(shape) <= _MAX_DIMS:
@@ -48,7 +48,9 @@ def _wrong(tensor: object, what: str, device: torch.device) -> InvalidArgument:
         return InvalidArgument(f"{what}: dtype is {tensor.dtype}, expected one of {', '.join(map(str, _DTYPES))}")
     if not 0 < tensor.dim() <= _MAX_DIMS:
         return InvalidArgument(f"{what}: the tensor has {tensor.dim()} dimensions, expected 1 to {_MAX_DIMS}")
-    return InvalidArgument(f"{what}: a {type(tensor).__name__} without memory of its own cannot be sent")
+    return InvalidArgument(
+        f"{what}: a {type(tensor).__name__} has no memory of its own, expected a dense tensor; materialise it first"
+    )
 
 
 def tensor_of(array: object) -> torch.Tensor | None:

@@ -1,6 +1,6 @@
-"""python -m ferry.bench: dispatch and combine beside what one would write without Ferry, on the same tensors.
+"""python -m ferry.bench: dispatch and combine compared with all_to_all_single, on the same tensors.
 
-The other way is ``torch.distributed.all_to_all_single`` over the process group: gather each rank's rows, exchange, and
+The baseline is ``torch.distributed.all_to_all_single`` over the process group: gather each rank's rows, exchange, and
 for combine add them up again. Both know the counts beforehand; times are of the slowest rank, median of the iterations.
 On GPUs the process group is nccl and times are between events on the stream.
 """
@@ -72,7 +72,7 @@ def stream_ms(call: Callable[[], Any]) -> float:
 
 
 def slowest_ms(call: Callable[[], Any], iterations: int, device: torch.device) -> float:
-    """Median over the iterations of the slowest rank's time. The first ones, to warm up, do not count."""
+    """Median over the iterations of the slowest rank's time. The first ones are warm-up and do not count."""
     time_once = stream_ms if device.type == "cuda" else host_ms
     times = []
     for _ in range(iterations + _WARM_UP):
@@ -84,7 +84,7 @@ def slowest_ms(call: Callable[[], Any], iterations: int, device: torch.device) -
 
 
 def call_us(call: Callable[[], Any]) -> float:
-    """What a call takes of the host, with the GPU idle when it begins: median of many."""
+    """Host time of a call, with the GPU idle when it begins: median of many."""
     times = []
     for _ in range(_HOST_ITERATIONS):
         torch.cuda.synchronize()
@@ -93,7 +93,7 @@ def call_us(call: Callable[[], Any]) -> float:
 
 
 def host_costs(group: ferry.Group, routing: ferry.Routing, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
-    """Of each call: the native part alone, all of it, and all of it where outputs are given."""
+    """Host time of each call: the native part alone, the whole call, and the whole call with outputs given."""
     native, stream, kernel = group._native, group._memory.stream(), (0, 0, 0)
     out, sums = group.empty(*y.shape, dtype=y.dtype), torch.empty_like(x)
 
@@ -128,7 +128,7 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]
     other = AllToAll(topk_idx, options.experts, num_ranks)
     received = group.dispatch(routing, x, tables=False).x
     if not torch.equal(received, other.dispatch(x)):
-        raise RuntimeError("dispatch: the two ways differ; the timings of a wrong result would mean nothing")
+        raise RuntimeError("dispatch: Ferry and all_to_all_single give different results; please report this bug")
     y = group.empty(len(received), options.hidden).copy_(received)
     torch.testing.assert_close(group.combine(routing, y).x, other.combine(y, len(x)))
 
@@ -190,7 +190,7 @@ def report(result: dict[str, Any], path: str | None) -> None:
 
 
 def run_rank(rank: int, options: argparse.Namespace, port: int) -> None:
-    """``port``: where ranks of one host meet; 0: as a launcher's variables say."""
+    """``port``: where ranks of one host meet; 0: as given by a launcher's variables."""
     device = torch.device("cpu")
     backend = "gloo"
     if options.device == "cuda":
@@ -211,7 +211,7 @@ def run_rank(rank: int, options: argparse.Namespace, port: int) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ferry.bench", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--ranks", type=int, default=8, help="rank processes to start (under torchrun: its number)")
+    parser.add_argument("--ranks", type=int, default=8, help="rank processes to start (ignored under torchrun)")
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if each rank has one"
     )
@@ -232,11 +232,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.device == "auto":
         options.device = "cuda" if num_gpus >= local_ranks else "cpu"
     if options.device == "cuda" and num_gpus < local_ranks:
-        parser.error(f"--device cuda: torch finds {num_gpus} GPUs for {local_ranks} ranks; nccl wants one for each")
+        parser.error(f"--device cuda: torch finds {num_gpus} GPUs for {local_ranks} ranks; nccl needs one for each")
     if options.experts % options.ranks or options.topk > options.experts:
-        parser.error(f"--experts {options.experts} must divide among {options.ranks} ranks and be at least --topk")
+        parser.error(f"--experts {options.experts} must be a multiple of the {options.ranks} ranks and at least --topk")
     if options.hidden % 8:
-        parser.error(f"--hidden {options.hidden}: rows of bf16 are whole multiples of 16 bytes, so of 8 channels")
+        parser.error(f"--hidden {options.hidden}: expected a multiple of 8 (rows of bf16 are multiples of 16 bytes)")
     return options
 
 

@@ -1,4 +1,4 @@
-"""Dispatch and combine with gradients, and a layer made of them."""
+"""Dispatch and combine with gradients, and a layer built on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Dispatch(torch.autograd.Function):
     def forward(
         ctx: Any, routing: Routing[Group], x: torch.Tensor, topk_weights: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        # Gaps are cleared: what experts make of them must not be NaN, or its gradient would be.
+        # Gaps are cleared: if an expert's output for them were NaN, gradients would be NaN too.
         received = routing.group.dispatch(routing, x.contiguous(), topk_weights=topk_weights, zero_padding=True)
         ctx.routing = routing
         ctx.has_weights = received.topk_weights is not None and topk_weights is not None
@@ -37,7 +37,7 @@ class _Dispatch(torch.autograd.Function):
         if ctx.has_weights:
             weights = grad_weights.contiguous()
             if ctx.saved_tensors:
-                # Weights of experts elsewhere were constants here, whatever the program did with them.
+                # Weights of experts on other ranks were constants here, whatever the program did with them.
                 weights = weights.masked_fill(ctx.saved_tensors[0] < 0, 0.0)
         combined = ctx.routing.group.combine(ctx.routing, grad_x.contiguous(), weights=weights)
         return None, combined.x, combined.weights
@@ -73,13 +73,13 @@ def combine(routing: Routing[Group], y: torch.Tensor) -> torch.Tensor:
 
 
 class ExpertParallel(torch.nn.Module):
-    """Sends tokens to the experts of all ranks and brings the weighted sum of what these make of them back.
+    """Sends tokens to the experts of all ranks and returns the weighted sum of their outputs.
 
     group: the ranks; num_experts: E of all ranks together; expert_alignment: rows of each expert are padded (with
-    zeros) to a multiple of this, as grouped matrix products want it.
-    host_offsets: ``experts`` gets Python integers, for which the host waits; otherwise a tensor on the group's device,
-    and torch.compile needs no graph break.
-    max_recv_rows: see :meth:`ferry.Group.route`; with it and without host_offsets the host waits for nothing.
+    zeros) to a multiple of this, as grouped matrix products require.
+    host_offsets: ``experts`` receives Python integers, for which the host waits; otherwise a tensor on the group's
+    device, and torch.compile needs no graph break.
+    max_recv_rows: see :meth:`ferry.Group.route`; with it and without host_offsets the host never waits.
     """
 
     def __init__(

@@ -4,8 +4,8 @@
     rows, idx, weights = ferry.ops.dispatch(handle, x, topk_weights)
     out = ferry.ops.combine(handle, y, len(x))
 
-They do what the methods of :class:`ferry.Group` do, and have gradients. Eager code is better served by those methods
-and by :mod:`ferry.nn`. All ranks must make the same calls in the same order, compiled or not.
+They do what the methods of :class:`ferry.Group` do, and have gradients. Eager code should use those methods or
+:mod:`ferry.nn`. All ranks must make the same calls in the same order, compiled or not.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _LINK = "_ferry_routing"
 
 
 def _routing_of(handle: torch.Tensor, operation: str) -> Routing[Group]:
-    """A handle's storage holds its routing: it lives as long as any tensor on it, those kept for backward included."""
+    """A handle's storage holds its routing, which lives as long as any tensor on it, including those kept for
+    backward.
+    """
     routing = getattr(handle.untyped_storage(), _LINK, None)
     if routing is None:
         raise InvalidArgument(
-            f"{operation}: handle is not a tensor that ferry.ops.route returned, but perhaps a copy; pass that very one"
+            f"{operation}: handle is not a tensor that ferry.ops.route returned (a copy will not do); pass that tensor"
         )
     return routing
 
@@ -41,8 +43,8 @@ def route(
     expert_alignment: int = 1,
     max_recv_rows: int = 0,
 ) -> torch.Tensor:
-    """As :meth:`ferry.Group.route`. ``group`` is :attr:`ferry.Group.key`. Returns a handle of no meaning but to the
-    operators here: pass on the tensor itself. Collective.
+    """As :meth:`ferry.Group.route`. ``group`` is :attr:`ferry.Group.key`. Returns an opaque handle for the operators
+    here: pass the tensor itself, not a copy. Collective.
     """
     routing = group_of(group).route(
         topk_idx.contiguous(),
@@ -72,9 +74,9 @@ def dispatch(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As :meth:`ferry.Group.dispatch`, with gaps cleared. Collective, and so is its backward.
 
-    x: [T, H]. topk_weights: [T, K] f32, or None to send rows alone. layout and max_recv_rows: as given to route.
+    x: [T, H]. topk_weights: [T, K] f32, or None to send only rows. layout and max_recv_rows: as given to route.
     Returns rows [N, H]; where weights were sent, ids [N, K] i64 (layout "tokens") and weights [N, K] or [N] f32; empty
-    tensors for what there is not.
+    tensors for absent results.
     """
     what = "ferry.ops.dispatch"
     routing = _routing_of(handle, what)
@@ -177,7 +179,7 @@ def _dispatch_backward(ctx, grad_x, _, grad_weights):
     if num_topk is None:
         return None, _combine(handle, grad_x, num_tokens, None, 0, layout, max_recv_rows)[0], None, None, None
     if layout == "tokens":
-        # Weights of experts elsewhere were constants here, whatever the program did with them.
+        # Weights of experts on other ranks were constants here, whatever the program did with them.
         grad_weights = grad_weights.masked_fill(idx < 0, 0.0)
     x, weights = _combine(handle, grad_x, num_tokens, grad_weights, num_topk, layout, max_recv_rows)
     return None, x, weights, None, None

@@ -9,7 +9,7 @@
 
 namespace ferry::python {
 
-/// Raises what ferry._errors makes of a failure. Needs the GIL.
+/// Raises the exception of ferry._errors for a failure. Needs the GIL.
 [[noreturn]] void raise(const Status& status);
 
 inline void raise_if_error(const Status& status) {

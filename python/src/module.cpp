@@ -1,4 +1,4 @@
-/// ferry._native: the C++ interface for Python, without torch. The package `ferry` puts torch tensors around it.
+/// ferry._native: the C++ interface for Python, without torch. The package `ferry` wraps it for torch tensors.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -21,7 +21,7 @@ namespace {
 
 Stream stream_of(std::uintptr_t handle) { return {reinterpret_cast<void*>(handle)}; }
 
-/// A Routing, and where the memory is that its tables are in.
+/// A Routing, and the device of the memory that holds its tables.
 struct PlacedRouting {
   Routing routing;
   Place place;
@@ -74,7 +74,7 @@ class PyGroup {
     return nb::make_tuple(usage.control_bytes, usage.staging_bytes, usage.allocated_bytes);
   }
 
-  /// Engine, and for each rail peer its rank, bytes and messages sent, and the way there.
+  /// Engine, and for each rail peer its rank, the bytes and messages sent, and the path to it.
   nb::tuple network_usage() const {
     const NetworkUsage usage = [&] {
       const nb::gil_scoped_release released;
@@ -163,7 +163,7 @@ nb::list list_of(std::span<const T> values) {
   return list;
 }
 
-/// Spans of counts wait for the route where rows are bounded.
+/// If rows are bounded, reading the spans of counts waits for the route.
 template <typename T>
 nb::list waited_list(const PlacedRouting& self, std::span<const T> (Routing::*read)() const) {
   const std::span<const T> values = [&] {
@@ -184,7 +184,7 @@ nb::object table(const nb::handle& self, ConstTensorView (Routing::*read)() cons
 
 void define_routing(nb::module_& module) {
   nb::class_<PlacedRouting>(module, "Routing")
-      .def(nb::init<>())  // of no group: calls refuse it
+      .def(nb::init<>())  // belongs to no group: calls refuse it
       .def_prop_ro("num_tokens", [](const PlacedRouting& self) { return self.routing.num_tokens(); })
       .def_prop_ro("num_topk", [](const PlacedRouting& self) { return self.routing.num_topk(); })
       .def_prop_ro("num_experts", [](const PlacedRouting& self) { return self.routing.num_experts(); })
@@ -217,7 +217,7 @@ void define_routing(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
-  // Tensors that a program still holds when the interpreter ends are no leak.
+  // Tensors that a program still holds when the interpreter ends are not a leak.
   nb::set_leak_warnings(false);
   nb::class_<Bootstrap>(module, "Bootstrap");
   nb::class_<PlacedBuffer>(module, "Buffer").def("array", [](nb::handle self) {

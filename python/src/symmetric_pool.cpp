@@ -21,7 +21,7 @@ struct Segments {
   std::unordered_map<void*, Segment> by_address;  // guarded by mutex
 };
 
-/// Never destroyed: torch gives segments back when the process ends, too.
+/// Never destroyed: torch still frees segments while the process exits.
 Segments& segments() {
   static auto* const all = new Segments;
   return *all;
@@ -54,22 +54,23 @@ Status SymmetricPool::take_error() {
   return std::exchange(error_, Status());
 }
 
-void SymmetricPool::rest(Buffer segment) {
+void SymmetricPool::retire(Buffer segment) {
   const std::lock_guard lock(mutex_);
-  resting_.push_back(std::move(segment));
+  retired_.push_back(std::move(segment));
 }
 
 void SymmetricPool::reclaim() {
-  std::vector<Buffer> rested;
+  std::vector<Buffer> unused;
   const std::lock_guard lock(mutex_);
-  rested.swap(resting_);
+  unused.swap(retired_);
 }
 
 }  // namespace ferry::python
 
 extern "C" {
 
-/// Signatures of torch.cuda.memory.CUDAPluggableAllocator. Outside of SymmetricPool::enter and leave there is none.
+/// Signatures of torch.cuda.memory.CUDAPluggableAllocator. Between SymmetricPool::leave and enter every allocation
+/// fails.
 __attribute__((visibility("default"))) void* ferry_segment_alloc(ssize_t bytes, int /*device*/, void* /*stream*/) {
   return ferry::python::entered == nullptr || bytes < 0 ? nullptr
                                                         : ferry::python::entered->take(static_cast<std::size_t>(bytes));
@@ -87,6 +88,6 @@ __attribute__((visibility("default"))) void ferry_segment_free(void* data, ssize
     segment = std::move(found->second);
     all.by_address.erase(found);
   }
-  if (const std::shared_ptr<SymmetricPool> pool = segment.pool.lock()) pool->rest(std::move(segment.buffer));
+  if (const std::shared_ptr<SymmetricPool> pool = segment.pool.lock()) pool->retire(std::move(segment.buffer));
 }
 }

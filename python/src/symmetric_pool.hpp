@@ -11,8 +11,8 @@
 
 namespace ferry::python {
 
-/// Symmetric memory of a GPU group in large segments, which torch's caching allocator cuts up: tensors are then reused
-/// in stream order, as all of torch's are, without a word to the host. torch takes and gives back segments by
+/// Symmetric memory of a GPU group in large segments, which torch's caching allocator divides up: memory is then reused
+/// in stream order, as for all of torch's tensors, without involving the host. torch allocates and frees segments with
 /// `ferry_segment_alloc` and `ferry_segment_free`, two C functions of this module.
 class SymmetricPool : public std::enable_shared_from_this<SymmetricPool> {
  public:
@@ -21,24 +21,24 @@ class SymmetricPool : public std::enable_shared_from_this<SymmetricPool> {
   SymmetricPool& operator=(const SymmetricPool&) = delete;
   ~SymmetricPool() = default;
 
-  /// From now on segments that this thread takes come from here, until `leave`.
+  /// From now on segments that this thread allocates come from this pool, until `leave`.
   void enter();
   static void leave();
 
-  /// Null where there is no room; `take_error` then says why.
+  /// Null if there is no room; `take_error` then returns why.
   void* take(std::size_t bytes);
-  /// What the last `take` that failed had to say, once.
+  /// Returns and clears the error of the last failed `take`.
   Status take_error();
-  /// Kernels may still use a segment that torch gives back, so it rests.
-  void rest(Buffer segment);
-  /// Gives back what rests. The GPU must be idle.
+  /// Takes a segment that torch has freed. Kernels may still use it, so it is kept until `reclaim`.
+  void retire(Buffer segment);
+  /// Frees the retired segments. The GPU must be idle.
   void reclaim();
 
  private:
   std::shared_ptr<Group> group_;
   std::mutex mutex_;
   Status error_;                 // guarded by mutex_
-  std::vector<Buffer> resting_;  // guarded by mutex_
+  std::vector<Buffer> retired_;  // guarded by mutex_
 };
 
 }  // namespace ferry::python

@@ -40,7 +40,7 @@ TensorView view_of(nb::handle tensor) {
   view.dtype = static_cast<DType>(nb::cast<int>(parts[1]));
   view.num_dims = static_cast<int>(shape.size());
   if (shape.size() == 0 || shape.size() > kMaxTensorDims) {
-    throw nb::value_error("a tensor has no dimension or more than three");
+    throw nb::value_error("a tensor has no dimension or more than three, expected 1 to 3");
   }
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
     view.shape[dim] = nb::cast<std::int64_t>(shape[dim]);

@@ -1,8 +1,8 @@
 #ifndef FERRY_PYTHON_VIEWS_HPP
 #define FERRY_PYTHON_VIEWS_HPP
 
-/// Tensors on their way between Python and the library. From Python they come as tuples (address, dtype, shape,
-/// strides), so that this module knows nothing of torch; to Python they go by DLPack.
+/// Conversion of tensors between Python and the library. Python passes them as tuples (address, dtype, shape, strides),
+/// so that this module does not depend on torch; the library returns them through DLPack.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -15,7 +15,7 @@ namespace ferry::python {
 /// @throws nanobind::value_error: more dimensions than a view has
 TensorView view_of(nanobind::handle tensor);
 
-/// Where memory of a group is.
+/// Device of a group's memory.
 struct Place {
   bool on_gpu = false;
   int device = 0;

@@ -1,4 +1,4 @@
-"""python -m ferry.bench as a user sees it. No timing is judged."""
+"""python -m ferry.bench as a user sees it. Timings are not checked."""
 
 import json
 import pathlib

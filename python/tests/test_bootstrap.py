@@ -22,7 +22,7 @@ def check_group(group: ferry.Group, rank: int) -> None:
 
 
 class Communicator:
-    """The part of an mpi4py communicator that counts."""
+    """The part of an mpi4py communicator that is used."""
 
     def Get_rank(self) -> int:  # noqa: N802
         return dist.get_rank()

@@ -16,7 +16,7 @@ HIDDEN = 16
 
 
 def factors(offsets: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Each row's expert, counted from 1; rows behind the last group belong to nobody.
+    """Each row's expert, counted from 1; rows after the last group belong to no expert.
 
     Not by searchsorted: torch 2.11 compiles that wrongly on GPUs where the borders are a slice as offsets[1:] is.
     """

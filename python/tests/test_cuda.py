@@ -1,4 +1,6 @@
-"""What only GPUs show: streams, memory that is reused in their order, graphs, and errors that surface late."""
+"""Behaviour that only GPUs have: streams, memory that is reused in stream order, graphs, and errors that appear
+late.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def check_streams(rank: int, world: World) -> None:
     idx = world.topk_idx[rank].to(group.device)
     source = world.x[rank].to(group.device)
     routing = group.route(idx, num_experts=world.num_experts)
-    group.combine(routing, group.dispatch(routing, source).x)  # whatever the first calls have to prepare
+    group.combine(routing, group.dispatch(routing, source).x)  # one-time setup of the first calls
     torch.cuda.synchronize()
     late = torch.zeros_like(source)
     side = torch.cuda.Stream()
@@ -46,7 +48,7 @@ def check_streams(rank: int, world: World) -> None:
         combined = group.combine(routing, received.x)
         kept = received.x.clone()
         assert not busy.query(), "a call waited for the GPU"
-    # Memory of the side stream comes back in its order, although nobody waited.
+    # Memory of the side stream is reused in stream order, although the host did not wait.
     del received
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -76,10 +78,10 @@ def check_reuse(rank: int, world: World) -> None:
         assert torch.equal(received.x, expected * (step % 2))
         used.append(group._native.memory_usage()[2])
     assert len(set(used)) == 1, "outputs of earlier calls are reused"
-    # Larger and larger tensors, more than the arena holds together: what is unused comes back.
+    # Larger and larger tensors, in total more than the arena holds: unused memory is freed.
     for mib in (60, 90, 120, 150):
         assert group.empty(mib << 20, dtype=torch.uint8).numel() == mib << 20
-    # What torch gives back can be had again, and tensors outlive their group.
+    # Memory that torch frees can be allocated again, and tensors outlive their group.
     kept = group.empty(4, 16)
     kept.fill_(3.0)
     del received
@@ -137,12 +139,12 @@ def check_errors(rank: int, world: World) -> None:
         group.empty(256 << 20, dtype=torch.uint8)
     with pytest.raises(ferry.InvalidArgument, match="the tensor is on cpu" if rank == 0 else None):
         group.route(world.topk_idx[rank] if rank == 0 else idx, num_experts=world.num_experts)
-    # Told when somebody asks: the host was never waited for.
+    # Reported on request: the calls never waited for the host.
     group.route(idx, num_experts=world.num_experts, max_recv_rows=1)
     with pytest.raises(ferry.CapacityExceeded):
         group.wait()
     too_few = group.route(idx, num_experts=world.num_experts, max_recv_rows=1)
-    if rank == 0:  # one rank errs in a call that no rank takes part in
+    if rank == 0:  # one rank makes an invalid call that no rank takes part in
         with pytest.raises(ferry.InvalidArgument):
             group.dispatch(too_few, x[:-1])
     else:

@@ -1,4 +1,4 @@
-"""What goes wrong surfaces as the right exception on every rank, and never as a hang."""
+"""Every failure raises the right exception on every rank, and never hangs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_refusals(rank: int, world: World) -> None:
         with pytest.raises(ferry.InvalidArgument, match=match if bad else None):
             call()
 
-    # What the native library finds, what only Python sees, and what is no tensor at all.
+    # Errors found by the native library, errors that only Python sees, and arguments that are not tensors.
     for wrong in (idx.to(torch.float32), idx.to(torch.int16), idx.to("meta"), idx[:, :2], None, "ids"):
         refused(lambda wrong=wrong: group.route(wrong if bad else idx, num_experts=world.num_experts))
     refused(lambda: group.route(idx, num_experts=world.num_experts, layout="rows" if bad else "tokens"), "layout")
@@ -44,7 +44,7 @@ def check_refusals(rank: int, world: World) -> None:
         refused(lambda wrong=wrong: group.combine(routing, wrong if bad else y))
     refused(lambda: group.combine(routing, y, bias=[x] * 3 if bad else None), "at most two")
 
-    # None of that did any harm.
+    # The group is still usable.
     assert group.dispatch(routing, x).x.shape == (rows, 64)
     assert group.combine(routing, y).x.shape == x.shape
     group.destroy()

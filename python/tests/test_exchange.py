@@ -43,7 +43,7 @@ def check_tokens(rank: int, world: World, kind: str) -> None:
             assert received.topk_idx[row, k] == (expert - world.first_expert(rank) if here else -1)
             assert received.topk_weights[row, k] == (world.topk_weights[source][token, k] if here else 0.0)
 
-    # Each rank scales its rows, so that the sum shows who took part.
+    # Each rank scales its rows, so that the sum shows which ranks took part.
     y = (received.x.float() * (rank + 1)).to(x.dtype)
     bias = torch.ones_like(x)
     combined = group.combine(routing, y, weights=received.topk_weights, bias=bias)
@@ -116,7 +116,7 @@ def check_slab(rank: int, world: World, kind: str) -> None:
     with pytest.raises(ferry.CapacityExceeded, match="slab_capacity"):
         ids = torch.zeros(9, 1, dtype=torch.int64, device=device)
         group.route(ids, num_experts=world.num_experts, layout="slab", slab_capacity=capacity)
-        group.wait()  # rows are bounded: on a GPU nobody waits for the counts before this
+        group.wait()  # rows are bounded: on a GPU nothing waits for the counts before this
     group.destroy()
 
 
@@ -188,7 +188,7 @@ def check_lifetimes(rank: int, world: World, kind: str) -> None:
     kept.fill_(1.0)
     assert kept.sum() == 48
     assert torch.equal(slots, expected)
-    other.route(world.topk_idx[rank], num_experts=world.num_experts)  # and never destroyed
+    other.route(world.topk_idx[rank], num_experts=world.num_experts)  # never destroyed
 
 
 def test_memory_outlives_its_group(device: str) -> None:

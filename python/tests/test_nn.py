@@ -68,7 +68,7 @@ def test_layer_and_its_gradients(alignment: int, device: str) -> None:
 
 
 def check_tokens(rank: int, world: World, kind: str) -> None:
-    """Layout "tokens": the weights of experts elsewhere are constants, even if a program uses them."""
+    """Layout "tokens": the weights of experts on other ranks are constants, even if a program uses them."""
     device = device_of(rank, kind)
     world = world.to(device)
     group = ferry.Group(dist.group.WORLD, device=device)

@@ -16,7 +16,7 @@ NUM_TOKENS = [7, 4]
 
 
 def nodes_work_here() -> bool:
-    """Asked in a process of its own: the network's library would stay loaded in the ranks forked from this one."""
+    """Queried in a separate process: the network's library would stay loaded in the ranks forked from this one."""
     try:
         run_ranks(2, lambda rank: ferry.Group(dist.group.WORLD, ranks_per_node=1).destroy())
     except AssertionError as error:
@@ -46,7 +46,7 @@ def check_exchange(rank: int) -> None:
     expected = torch.stack([world.x[source][token] for source, token in rows])
     assert torch.equal(received.x, expected)
     sums = group.combine(routing, received.x).x
-    # Each node gives the token back as it came, and twice a token is exact.
+    # Each node returns the token unchanged, and twice a token is exact.
     factors = [len(world.ranks_of(rank, token)) for token in range(len(x))]
     assert torch.equal(sums, x * torch.tensor(factors, dtype=x.dtype)[:, None])
 

@@ -61,7 +61,7 @@ Status CallSync::connect_rails(const BackendContext& context) {
   if (status.ok()) rails().allow_inline_progress(!cores_suffice_for(topology().num_ranks));
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
-  // If it failed, all ranks leave, and none has anything that another waits for.
+  // On failure all ranks leave, and none waits for data from another.
   if (!ready.ok()) rails().expect_no_answers();
   return ready.status();
 }
@@ -101,7 +101,7 @@ Status CallSync::begin_over_nodes(CallDescriptor descriptor) {
                                         static_cast<std::int64_t>(rails().header_stride()));
   {
     const rail::Rails::InlineProgress progress(rails());
-    // The network first: it is the longer way.
+    // The network first: it takes longer.
     rails().announce(header);
     peers().open(descriptor);
     if (Status status = await_headers(); !status.ok()) return status;
@@ -156,7 +156,7 @@ Status CallSync::collect_headers() {
                                                                        sizeof(rail::CallHeader));
       if (Status status = rail::parse_call_header(bytes, peers().call(), &header); !status.ok()) {
         return fail(status.code(), static_cast<int>(rank),
-                    fmt::format("{}: rank {} {}; do all ranks run the same build?", state_.operation(), rank,
+                    fmt::format("{}: rank {} {}; run the same build on every rank", state_.operation(), rank,
                                 status.message()));
       }
       records[rank] = &header.record;
@@ -173,7 +173,7 @@ Status CallSync::wait(Phase phase, const std::vector<bool>* awaited) {
     return rank != peers().rank() && !peers().reached(rank, phase);
   };
   Wait wait(state_, waiting_for(phase));
-  // Flags do not go back: ranks that were seen need not be polled again.
+  // Flags only grow: a rank that was seen need not be polled again.
   int next = peers().first_rank();
   while (true) {
     wait.begin_poll();

@@ -1,9 +1,9 @@
 #ifndef FERRY_CALL_CALL_SYNC_HPP
 #define FERRY_CALL_CALL_SYNC_HPP
 
-/// How a rank makes collective calls together with all others: agreement at the start, waiting inside, and one error for
-/// all when a rank fails. Over several nodes every rank learns what all others call by way of its rail peers and then of
-/// its node; no rank talks to more than its rail and its node.
+/// How a rank makes collective calls together with all others: agreement at the start, waiting inside, and one error
+/// for all when a rank fails. Over several nodes every rank learns the calls of all others from its rail peers and then
+/// from its node; it communicates only with the ranks of its rail and of its node.
 
 #include <cstdint>
 #include <memory>
@@ -29,13 +29,13 @@ class CallSync {
   /// Only in groups of several nodes.
   rail::Rails& rails() { return state_.rails(); }
   bool has_rails() const { return state_.has_rails(); }
-  /// Of the arena, for headers from other nodes.
+  /// Bytes of the arena that hold call headers from other nodes.
   std::size_t headers_bytes() const { return has_rails() ? 2 * headers_block_bytes() : 0; }
 
-  /// Starts a collective call: shows `descriptor` to all ranks, waits for theirs, and checks that all agree. Afterwards
+  /// Starts a collective call: sends `descriptor` to all ranks, waits for theirs, and checks that all agree. Afterwards
   /// the descriptors of this node's ranks are valid until the next call.
   Status begin(node::CallDescriptor descriptor);
-  /// What a rank of any node gave to `begin`: those fields on which a call may depend. Only in groups of several nodes.
+  /// What a rank of any node passed to `begin`, as far as a call may depend on it. Only in groups of several nodes.
   struct PeerCall {
     std::int64_t max_recv_rows = 0;
     std::int64_t num_entries = 0;
@@ -43,18 +43,19 @@ class CallSync {
   const PeerCall& call_of(int rank) const { return peer_calls_[static_cast<std::size_t>(rank)]; }
 
   void post(node::Phase phase) { state_.peers().post(phase); }
-  /// Waits until every rank of this node that `awaited` selects (by index in the node; all if null) has reached `phase`.
+  /// Waits until every rank of this node that `awaited` selects (by index in the node; all if null) has reached
+  /// `phase`.
   Status wait(node::Phase phase, const std::vector<bool>* awaited = nullptr);
 
-  // As GroupState's.
+  // See GroupState.
   const Status& broken() const { return state_.broken(); }
   Status fail(ErrorCode code, int culprit, std::string_view message) { return state_.fail(code, culprit, message); }
   Status give_up_on(int suspect, std::string_view what) { return state_.give_up_on(suspect, what); }
   void leave() { state_.leave(); }
 
-  /// Breaks the group because this rank ran out of memory inside of a call.
+  /// Breaks the group because this rank ran out of memory inside a call.
   Status out_of_memory(Operation operation);
-  /// Breaks the group because `rank` published a location outside of its memory.
+  /// Breaks the group because `rank` published a location outside its memory.
   Status bad_location(Operation operation, int rank);
 
  private:
@@ -72,7 +73,7 @@ class CallSync {
   std::byte* headers_block(std::uint64_t call) const { return headers_ + call % 2 * headers_block_bytes(); }
 
   GroupState state_;
-  /// In the arena, and it stays there when this rank leaves: ranks of this node may still read the last call's headers.
+  /// In the arena, where they stay when this rank leaves: ranks of this node may still read the last call's headers.
   std::byte* headers_ = nullptr;
   std::vector<rail::CallHeader> received_;  // by rank; scratch of begin
   std::vector<PeerCall> peer_calls_;        // by rank

@@ -21,7 +21,7 @@ Status Exchange::end_turn(bool moved) {
     if (fault.ok()) continue;
     return sync_.fail(
         fault.code(), fault.peer(),
-        fmt::format("{}: {}; do all ranks run the same build?", sync_.state().operation(), fault.message()));
+        fmt::format("{}: {}; run the same build on every rank", sync_.state().operation(), fault.message()));
   }
   if (moved) {
     wait_.progressed();

@@ -23,7 +23,7 @@ namespace ferry::call {
 
 class Exchange {
  public:
-  /// `flows` by node; this node's own is not looked at. `waiting_for` as Wait's.
+  /// `flows` by node; this node's own entry is ignored. `waiting_for`: as for Wait.
   Exchange(CallSync& sync, std::span<const rail::Flow> flows, std::string_view waiting_for);
 
   void begin_turn() { wait_.begin_poll(); }

@@ -24,7 +24,7 @@ int threads_of_node(const Topology& topology) {
 
 bool cores_suffice_for(int num_threads) {
   cpu_set_t usable;
-  // More processors than the set has room for are enough for any node.
+  // The call fails if there are more processors than fit the set, which is enough for any node.
   return sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) >= num_threads;
 }
 
@@ -36,7 +36,7 @@ GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvou
 
 GroupState::~GroupState() {
   leave();
-  // Peers that answer do so soon, and there is nothing to finish with the others.
+  // In a broken group, peers that still answer do so soon; there is nothing left to finish with the others.
   if (rails_ != nullptr && !broken_.ok()) rails_->expect_no_answers();
   rails_.reset();
 }
@@ -75,9 +75,9 @@ Status GroupState::fail_for_lost(int rank, const Status& presence, std::string_v
                           presence.message(), waiting_for, kLostAdvice));
 }
 
-/// A rank of another node may itself wait for
-/// one of its node, which that node sees first; a rank of this node that waits may wait for one of another node, and so
-/// needs the most patience. All of it ends before twice the deadline.
+/// A missing rank of another node may itself be waiting for a rank of its node, which that node detects first. A
+/// missing rank of this node that is blocked may be waiting for another node, and so needs the most patience. In total
+/// a wait ends before twice its deadline.
 std::int64_t GroupState::patience_ns(const std::vector<int>& missing) const {
   if (rails_ == nullptr) return 0;
   const bool elsewhere =
@@ -89,7 +89,7 @@ std::int64_t GroupState::patience_ns(const std::vector<int>& missing) const {
 }
 
 Status GroupState::fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for) {
-  // Ranks that wait themselves are not the cause; a rank that neither arrives nor waits is.
+  // A rank that is itself waiting is not the cause; one that neither arrives nor waits is.
   const auto culprit = std::find_if(missing.begin(), missing.end(),
                                     [this](int rank) { return !peers_.includes(rank) || !peers_.is_blocked(rank); });
   const int rank = culprit != missing.end() ? *culprit : missing.empty() ? -1 : missing.front();

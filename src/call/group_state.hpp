@@ -1,8 +1,8 @@
 #ifndef FERRY_CALL_GROUP_STATE_HPP
 #define FERRY_CALL_GROUP_STATE_HPP
 
-/// What a rank knows of its group while it makes calls: the ranks of its node and of its rail, the current call, and why
-/// the group is broken, if it is. The one place that decides which rank a failed wait blames.
+/// What a rank knows of its group while it makes calls: the ranks of its node and of its rail, the current call, and
+/// why the group is broken, if it is. Decides which rank a failed wait blames; nothing else does.
 
 #include <cstdint>
 #include <memory>
@@ -27,7 +27,7 @@ class GroupState {
   int rank() const { return topology_.rank; }
   const Topology& topology() const { return topology_; }
   std::int64_t timeout_ns() const { return timeout_ns_; }
-  /// Every thread of this node has a core, so that polling for a moment costs nobody.
+  /// Whether every thread of this node has a core, so that brief polling delays no other rank.
   bool spins() const { return spins_; }
   /// The ranks of this node.
   node::Peers& peers() { return peers_; }
@@ -43,24 +43,25 @@ class GroupState {
 
   /// Why the group is broken; ok while it is not.
   const Status& broken() const { return broken_; }
-  /// Breaks the group. Ranks that wait learn of it at once (in 20 ms where they drive the network themselves) with
-  /// `message`, which names `culprit` (-1: none). `note` is added to this rank's own Status only.
+  /// Breaks the group. Waiting ranks receive `message` at once (within 20 ms if they drive the network themselves); it
+  /// names `culprit` (-1: none). `note` is added to this rank's own Status only.
   Status fail(ErrorCode code, int culprit, std::string_view message, std::string_view note = {});
   /// Takes over the error of a rank that gave up, if one did: all ranks then blame the same one.
   Status adopt_reported_error();
   /// Breaks the group because a wait that is not a Wait timed out. Blames the rank that another has blamed already,
   /// else a rank that is lost, else `suspect`. `what` describes the wait: "dispatch: timed out after 50 ms waiting …".
   Status give_up_on(int suspect, std::string_view what);
-  /// Posts nothing more; ranks that wait for this one learn of it.
+  /// Posts nothing more; ranks that wait for this one are notified.
   void leave();
 
-  /// Ok while `rank` can be expected to do its part; otherwise the message is what became of it: "has died".
+  /// Ok while `rank` can be expected to do its part; otherwise the message says what happened to it: "has died".
   Status check_presence(int rank) const;
-  /// Breaks the group because a missing rank is lost. `presence` is check_presence()'s, `waiting_for` Wait's.
+  /// Breaks the group because a missing rank is lost. `presence` comes from check_presence(), `waiting_for` is that of
+  /// the Wait.
   Status fail_for_lost(int rank, const Status& presence, std::string_view waiting_for);
-  /// Breaks the group because nothing moved for the deadline.
+  /// Breaks the group because there was no progress until the deadline.
   Status fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for);
-  /// How much longer to wait where another rank may know better which one to blame.
+  /// How much longer to wait when another rank may know better which rank to blame.
   std::int64_t patience_ns(const std::vector<int>& missing) const;
 
  private:
@@ -75,7 +76,7 @@ class GroupState {
   Status broken_;
 };
 
-/// Does this process have that many cores?
+/// Whether this process may run on that many cores.
 bool cores_suffice_for(int num_threads);
 
 }  // namespace ferry::call

@@ -12,15 +12,16 @@ namespace {
 /// rings of two nodes carried 9.0 GB/s over shared memory without and 6.2 GB/s with it (benchmarks/rail_stage.cpp).
 constexpr int kNumSpins = 100;
 
-/// How often a network that moves may leave a wait idle before the rank reads the clock and checks its peers.
+/// How many idle polls in a row may be repeated because the network moved, before the rank reads the clock and checks
+/// its peers.
 constexpr int kNumNetworkTurns = 100;
 
-/// How often a waiting rank checks whether its peers still live: a few checks a second per rank cost nothing, and a
-/// dead peer is noticed long before any sensible deadline.
+/// How often a waiting rank checks whether its peers are still alive: a few checks a second per rank cost nothing, and
+/// a dead peer is noticed long before any sensible deadline.
 constexpr std::int64_t kPresenceIntervalNs = 20'000'000;
 
-/// Longer than a waiting rank is awake between two sleeps.
-constexpr std::int64_t kSecondLookNs = 5'000'000;
+/// Time between two samples of `blocked`: longer than a waiting rank is awake between two sleeps.
+constexpr std::int64_t kSecondSampleNs = 5'000'000;
 
 void relax_core() {
 #if defined(__x86_64__)
@@ -39,14 +40,14 @@ Wait::Wait(GroupState& state, std::string_view waiting_for)
 }
 
 void Wait::progressed() {
-  // From here on this rank has something to do, and a stall would be its own.
+  // From here on this rank has work to do and would itself be to blame for a stall.
   if (state_.has_rails() && state_.rails().progress()) state_.peers().set_blocked(false);
   state_.peers().count_progress();
   num_idle_ = 0;
   deadline_ns_ = 0;
 }
 
-/// Is it too early to sleep?
+/// Whether it is too early to sleep.
 bool Wait::poll_again() {
   network_moved_ = state_.has_rails() && state_.rails().progress();
   if (network_moved_) state_.peers().set_blocked(false);
@@ -69,20 +70,20 @@ Status Wait::sleep_or_fail() {
   if (now_ns >= next_check_ns_) {
     const int suspect = lost_rank_;
     if (Status status = check_lost(); !status.ok()) return status;
-    // It may have finished its part just before it was lost.
+    // The rank may have finished its part just before it was lost: poll once more.
     if (lost_rank_ != suspect && lost_rank_ >= 0) return {};
     next_check_ns_ = now_ns + kPresenceIntervalNs;
   }
   if (now_ns >= deadline_ns_) {
     const std::int64_t patience_ns = extended_ ? 0 : state_.patience_ns(missing_);
     // A waiting rank clears `blocked` briefly on each wake-up, so sample it twice before blaming it.
-    if (patience_ns == 0 && (extended_ || !state_.has_rails() || num_looks_at_deadline_++ > 0)) {
+    if (patience_ns == 0 && (extended_ || !state_.has_rails() || num_deadline_samples_++ > 0)) {
       return state_.fail_for_timeout(missing_, waiting_for_);
     }
     extended_ = patience_ns != 0;
-    deadline_ns_ = now_ns + std::max(patience_ns, kSecondLookNs);
+    deadline_ns_ = now_ns + std::max(patience_ns, kSecondSampleNs);
   }
-  // What moved may be what is waited for.
+  // What the network moved may be what this rank waits for: poll before sleeping.
   if (!network_moved_) sleep(std::min(deadline_ns_ - now_ns, kPresenceIntervalNs));
   return {};
 }
@@ -100,7 +101,7 @@ Status Wait::check_lost() {
   return {};
 }
 
-/// Has a peer that is waited for made progress since the last look?
+/// Whether a missing peer has made progress since the last check.
 bool Wait::peers_progressed() {
   bool progressed = false;
   for (const int rank : missing_) {
@@ -115,9 +116,9 @@ bool Wait::peers_progressed() {
 
 void Wait::sleep(std::int64_t timeout_ns) {
   state_.peers().set_blocked(true);
-  // While this thread drives the network only rail peers matter; errors inside the node are found at the next look.
+  // While this thread drives the network only rail peers matter; errors inside the node are found at the next check.
   if (state_.has_rails() && state_.rails().sleep(timeout_ns)) return;
-  // Over several nodes any ring may be the network's.
+  // Over several nodes any ring of the doorbell may come from the network.
   const auto num_rings = !state_.has_rails() ? std::max<std::size_t>(missing_.size(), 1) : std::size_t{1};
   state_.peers().sleep(rings_, static_cast<std::uint32_t>(num_rings), timeout_ns);
 }

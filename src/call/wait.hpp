@@ -1,18 +1,18 @@
 #ifndef FERRY_CALL_WAIT_HPP
 #define FERRY_CALL_WAIT_HPP
 
-/// The wait loop of every call, for flags of this node's ranks and rings from other nodes alike:
+/// The wait loop of every call, both for flags of this node's ranks and for rings from other nodes:
 ///
 ///     Wait wait(state, "to send its rows");
 ///     while (true) {
 ///       wait.begin_poll();                     // before flags and rings are read
-///       if (…all that is waited for is there…) return {};
+///       if (…everything awaited has arrived…) return {};
 ///       if (…something was done…) { wait.progressed(); continue; }
 ///       if (Status status = wait.idle([&](std::vector<int>* missing) { …add ranks… }); !status.ok()) return status;
 ///     }
 ///
-/// It polls briefly, then sleeps until a peer rings or the network moves; looks for errors that others reported and for
-/// lost ranks; and breaks the group when nothing has moved for the group's deadline.
+/// It polls briefly, then sleeps until a peer rings or the network moves; checks for errors that others reported and
+/// for lost ranks; and breaks the group when nothing has moved for the group's deadline.
 
 #include <cstdint>
 #include <string_view>
@@ -32,10 +32,10 @@ class Wait {
 
   /// What changes after this wakes the rank from the sleep in the next idle().
   void begin_poll() { rings_ = state_.peers().doorbell(); }
-  /// Something was done since begin_poll(); the deadline starts anew.
+  /// Something was done since begin_poll(); restarts the deadline.
   void progressed();
-  /// Nothing could be done since begin_poll(). `list_missing` adds the ranks whose part is lacking; it is called only
-  /// where that matters.
+  /// Nothing could be done since begin_poll(). `list_missing` adds the ranks whose part is missing; it is called only
+  /// if the list is needed.
   /// @errors the group is broken
   template <typename ListMissing>
   Status idle(ListMissing&& list_missing) {
@@ -54,10 +54,11 @@ class Wait {
 
   GroupState& state_;
   std::string_view waiting_for_;
-  std::int64_t deadline_ns_;  // 0: set anew before the next sleep, so that the clock is not read while things move
+  /// 0: to be set before the next sleep, so that the clock is not read while there is progress.
+  std::int64_t deadline_ns_;
   std::int64_t next_check_ns_ = 0;
   bool extended_ = false;
-  int num_looks_at_deadline_ = 0;
+  int num_deadline_samples_ = 0;
   int num_idle_ = 0;
   int num_network_turns_ = 0;
   bool network_moved_ = false;

@@ -1,8 +1,8 @@
 #ifndef FERRY_CORE_AGREEMENT_HPP
 #define FERRY_CORE_AGREEMENT_HPP
 
-/// Do all ranks make the same call? Each rank describes its call in a CallRecord; a backend shows every rank all
-/// records and asks check_agreement, which gives every rank the same answer in the same words.
+/// Checks that all ranks make the same call. Each rank describes its call in a CallRecord; a backend gives every rank
+/// all records and calls check_agreement, which returns the same Status with the same message on every rank.
 
 #include <array>
 #include <cstdint>
@@ -22,10 +22,10 @@ inline constexpr std::size_t kMaxAgreedFields = 10;
 /// Room for the message of a call that failed its own rank's checks; longer ones are cut.
 inline constexpr std::size_t kCallMessageBytes = 640;
 
-/// One rank's call, as plain bytes that can lie in shared memory.
+/// One rank's call, as plain bytes that can be in shared memory.
 struct CallRecord {
   Operation operation = Operation::kRoute;
-  ErrorCode code = ErrorCode::kOk;  ///< what the rank's own checks said
+  ErrorCode code = ErrorCode::kOk;  ///< result of the rank's own checks
   std::int32_t num_fields = 0;
   std::int32_t message_bytes = 0;
   std::array<std::int64_t, kMaxAgreedFields> fields{};  ///< must be equal on all ranks; named by field_names()

@@ -3,7 +3,8 @@
 
 /// What a backend provides. Core checks arguments, resolves them to the plain structs below and hands them over; a
 /// backend moves bytes. Every call reaches the backend even when this rank's own checks failed (`call.record.code`),
-/// because the peers must hear of it: the backend shows all records to check_agreement before it moves anything.
+/// because the peers must learn of the failure: the backend passes all records to check_agreement before it moves
+/// anything.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,7 @@
 
 namespace ferry {
 
-/// Rows of equal length at equal distance.
+/// Equally long rows, evenly spaced.
 struct ConstRows {
   const std::byte* data = nullptr;
   std::int64_t num_rows = 0;
@@ -60,7 +61,7 @@ struct RouteCall {
 struct DispatchCall {
   CallRecord record;
   Stream stream;
-  std::shared_ptr<const RoutingState> routing;  ///< null where the caller's is none of this group
+  std::shared_ptr<const RoutingState> routing;  ///< null if the caller's belongs to another group
   ConstRows x;
   ConstTensorView scales;        ///< [T, S] any strides, or absent
   ConstTensorView topk_weights;  ///< the ones to send, or absent
@@ -77,7 +78,7 @@ struct DispatchCall {
 struct CombineCall {
   CallRecord record;
   Stream stream;
-  std::shared_ptr<const RoutingState> routing;  ///< null where the caller's is none of this group
+  std::shared_ptr<const RoutingState> routing;  ///< null if the caller's belongs to another group
   ConstRows x;
   ConstTensorView weights;  ///< to be summed back, or absent
   std::array<ConstRows, 2> bias;
@@ -93,27 +94,27 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string_view name() const = 0;
-  /// May `Stream::handle` be other than null?
+  /// Whether `Stream::handle` may be non-null.
   virtual bool takes_streams() const = 0;
-  /// Can core read what callers' views point to? Otherwise the backend checks the ids of route.
+  /// Whether core can read what callers' views point to. If not, the backend checks the ids of route.
   virtual bool memory_is_on_host() const = 0;
   virtual Result<Buffer> allocate(std::size_t bytes) = 0;
   virtual MemoryUsage memory_usage() const = 0;
-  /// Not const: the engine may have to be asked.
+  /// Not const: it may have to query the engine.
   virtual NetworkUsage network_usage() { return {}; }
 
   virtual Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) = 0;
   virtual Status dispatch(const DispatchCall& call) = 0;
   virtual Status combine(const CombineCall& call) = 0;
-  /// Wait for this rank's work on `stream`; what went wrong since the last wait.
+  /// Wait for this rank's work on `stream`, and report what went wrong since the last wait.
   virtual Status wait(Stream stream) = 0;
-  /// What went wrong since the last wait, as far as it is known by now.
+  /// Report what is known so far to have gone wrong since the last wait.
   virtual Status poll() { return {}; }
   /// Wait for the peers to get here too, then leave. The destructor leaves without waiting.
   virtual Status destroy() = 0;
 };
 
-/// What a backend is made from. All ranks have agreed on `options` and `topology` already.
+/// What a backend is created from. All ranks have agreed on `options` and `topology` already.
 struct BackendContext {
   Bootstrap* bootstrap = nullptr;
   Topology topology;
@@ -124,7 +125,7 @@ struct BackendContext {
 struct BackendFactory {
   std::string_view name;
   std::string_view description;
-  /// Can it run on this machine? No side effects; the Status says why not.
+  /// Ok if the backend can run on this machine, else why not. No side effects.
   Status (*probe)();
   /// Collective: succeeds on all ranks or fails on all.
   Result<std::unique_ptr<Backend>> (*create)(const BackendContext& context);

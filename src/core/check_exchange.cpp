@@ -12,7 +12,7 @@ constexpr std::int64_t kMaxScales = std::int64_t{1} << 30;
 
 Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
 
-/// A payload view as rows: [num_rows, H], or [L, C, H] with L*C == num_rows, rows at equal distance.
+/// A payload view as rows: [num_rows, H], or [L, C, H] with L*C == num_rows, evenly spaced.
 template <typename View, typename RowsOut>
 Status check_rows(std::string_view what, const View& view, std::int64_t num_rows, RowsOut& rows) {
   if (view.num_dims != 2 && view.num_dims != 3) {
@@ -53,10 +53,10 @@ Status check_rows(std::string_view what, const View& view, std::int64_t num_rows
     return invalid(fmt::format("{} has stride {} in its last dimension, expected 1: a row must be contiguous", what,
                                view.stride(last)));
   }
-  if (num_rows > 1) rows.stride_bytes = view.stride(last - 1) * element_bytes;  // a single row has no distance
+  if (num_rows > 1) rows.stride_bytes = view.stride(last - 1) * element_bytes;  // a single row has no stride
   if (view.num_dims == 3 && view.extent(0) > 1 && view.stride(0) != view.extent(1) * view.stride(1)) {
-    return invalid(fmt::format("{} has stride {} in dimension 0, expected {}: its rows must lie at equal distance",
-                               what, view.stride(0), view.extent(1) * view.stride(1)));
+    return invalid(fmt::format("{} has stride {} in dimension 0, expected {}: its rows must be evenly spaced", what,
+                               view.stride(0), view.extent(1) * view.stride(1)));
   }
   if (num_rows > 1 && (rows.stride_bytes < row_bytes || rows.stride_bytes % kRowGranuleBytes != 0)) {
     return invalid(
@@ -67,8 +67,8 @@ Status check_rows(std::string_view what, const View& view, std::int64_t num_rows
     return invalid(fmt::format("{} is a null pointer, expected memory of {}", what, describe(view)));
   }
   if (reinterpret_cast<std::uintptr_t>(view.data) % kRowGranuleBytes != 0) {
-    return invalid(fmt::format("{} lies at {}, expected an address that is a multiple of {} bytes", what, view.data,
-                               kRowGranuleBytes));
+    return invalid(
+        fmt::format("{} is at address {}, expected a multiple of {} bytes", what, view.data, kRowGranuleBytes));
   }
   using Byte = std::remove_pointer_t<decltype(rows.data)>;
   rows.data = static_cast<Byte*>(view.data);
@@ -89,7 +89,7 @@ Status check_scales(std::string_view what, const ConstTensorView& view, std::int
     return invalid(fmt::format("{} is a null pointer, expected memory of {}", what, describe(view)));
   }
   if (reinterpret_cast<std::uintptr_t>(view.data) % size_bytes(view.dtype) != 0) {
-    return invalid(fmt::format("{} lies at {}, which is not aligned to its {}-byte elements", what, view.data,
+    return invalid(fmt::format("{} is at address {}, which is not aligned to its {}-byte elements", what, view.data,
                                size_bytes(view.dtype)));
   }
   for (int dim = 0; dim < 2; ++dim) {
@@ -101,7 +101,7 @@ Status check_scales(std::string_view what, const ConstTensorView& view, std::int
   return {};
 }
 
-/// Two elements of an output may not share memory.
+/// Elements of an output must not share memory.
 Status check_scales_output(const ConstTensorView& view) {
   const std::int64_t rows = view.extent(0);
   const std::int64_t width = view.extent(1);
@@ -111,8 +111,8 @@ Status check_scales_output(const ConstTensorView& view) {
   const bool distinct = (rows == 1 || view.stride(0) > 0) && (width == 1 || view.stride(1) > 0);
   if (distinct && (row_major || column_major)) return {};
   return invalid(
-      fmt::format("dispatch: output scales {} have strides {} and {}: elements overlap; give each element its own "
-                  "place",
+      fmt::format("dispatch: output scales {} have strides {} and {}: elements overlap; give each element memory "
+                  "of its own",
                   describe(view), view.stride(0), view.stride(1)));
 }
 

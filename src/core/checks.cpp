@@ -34,7 +34,7 @@ Status check_table(std::string_view what, const ConstTensorView& view, std::init
   }
   if (reinterpret_cast<std::uintptr_t>(view.data) % size_bytes(view.dtype) != 0) {
     return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("{} lies at {}, which is not aligned to its {}-byte elements", what, view.data,
+                  fmt::format("{} is at address {}, which is not aligned to its {}-byte elements", what, view.data,
                               size_bytes(view.dtype)));
   }
   std::int64_t dense_stride = 1;

@@ -1,8 +1,8 @@
 #ifndef FERRY_CORE_CHECKS_HPP
 #define FERRY_CORE_CHECKS_HPP
 
-/// Checks of one rank's arguments. Each turns public views into a backend's call, or says what is wrong: what, where,
-/// observed, expected, what to do. Nothing here talks to other ranks.
+/// Checks of one rank's arguments. Each turns public views into a backend's call, or reports what is wrong: what,
+/// where, observed, expected, what to do. Nothing here communicates with other ranks.
 
 #include <memory>
 

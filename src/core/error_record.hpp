@@ -17,7 +17,7 @@ inline constexpr std::size_t kErrorMessageBytes = 512;
 
 struct ErrorRecord {
   ErrorCode code = ErrorCode::kOk;
-  std::int32_t culprit = -1;  ///< rank that is to blame, -1: none
+  std::int32_t culprit = -1;  ///< rank to blame, -1: none
   std::int32_t message_bytes = 0;
   std::array<char, kErrorMessageBytes> message{};
 };

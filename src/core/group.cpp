@@ -38,7 +38,7 @@ Group::~Group() = default;
 Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstrap, const GroupOptions& options) {
   if (bootstrap == nullptr) {
     return Status(ErrorCode::kInvalidArgument,
-                  "Group::create: the bootstrap is null; make one with create_tcp_bootstrap or "
+                  "Group::create: the bootstrap is null; create one with create_tcp_bootstrap or "
                   "create_in_process_bootstraps");
   }
   Result<AgreedOptions> agreed = agree_on_options(*bootstrap, options);
@@ -82,7 +82,7 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
                         options.slab_capacity,
                         in.topk_weights.present() ? 1 : 0,
                         hash_placement(call.expert_to_rank)};
-  // Counts calls, not successes: one rank may have failed at once while another hears of it later.
+  // Counts calls, not successes: one rank may have failed at once while another learns of the failure later.
   const std::int64_t route_number = num_routes_++;
   Result<std::shared_ptr<RoutingState>> state = backend_->route(call);
   if (!state.ok()) return state.status();
@@ -95,7 +95,7 @@ Status Group::check_routing(std::string_view operation, const Routing& routing) 
   if (routing.state_ == nullptr) return no_routing(operation);
   if (routing.state_->group_identity == identity_) return {};
   return Status(ErrorCode::kInvalidArgument,
-                fmt::format("{}: the Routing was made by another group; route on this one", operation));
+                fmt::format("{}: the Routing was made by another group; call route on this one", operation));
 }
 
 Status Group::dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out, Stream stream,

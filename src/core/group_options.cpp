@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kMinTimeoutNs = 1'000'000;
 constexpr std::int64_t kMaxTimeoutNs = 24 * 3600 * kNsPerSecond;
 
-/// Most ranks of a group: ranks are kept in 16 bits beside each slot.
+/// Most ranks of a group: a rank is stored in 16 bits next to each slot.
 constexpr int kMaxRanks = 32767;
 
 Status invalid(std::string message) {
@@ -24,7 +24,7 @@ Status invalid(std::string message) {
 
 Status check_options(const GroupOptions& options, int rank, int num_ranks) {
   if (num_ranks < 1 || num_ranks > kMaxRanks || rank < 0 || rank >= num_ranks) {
-    return invalid(fmt::format("the bootstrap says rank {} of {}, expected a rank below the count and 1 to {} ranks",
+    return invalid(fmt::format("the bootstrap reports rank {} of {}, expected a rank below the count and 1 to {} ranks",
                                rank, num_ranks, kMaxRanks));
   }
   const int ranks_per_node = options.ranks_per_node == 0 ? num_ranks : options.ranks_per_node;
@@ -95,7 +95,7 @@ Status compare_options(const std::vector<std::vector<std::byte>>& all) {
   return {};
 }
 
-/// In front of each gathered message.
+/// Precedes each gathered message.
 struct StatusPrefix {
   ErrorCode code = ErrorCode::kOk;
   std::int32_t peer = -1;
@@ -117,8 +117,8 @@ Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap,
     std::vector<std::byte>& bytes = (*gathered)[rank];
     if (bytes.size() < sizeof(StatusPrefix)) {
       return Status(ErrorCode::kTransport,
-                    fmt::format("Group::create: rank {} sent {} bytes, expected at least {}; do all ranks run the same "
-                                "version?",
+                    fmt::format("Group::create: rank {} sent {} bytes, expected at least {}; run the same version "
+                                "on every rank",
                                 rank, bytes.size(), sizeof(StatusPrefix)),
                     static_cast<int>(rank));
     }
@@ -147,7 +147,7 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
     if (factory.ok()) agreed.factory = *factory;
   }
   const std::string text = describe_options(options, agreed.factory ? agreed.factory->name : "none");
-  // A bad timeout must not keep the bad news from the peers.
+  // Peers must learn of this rank's error even if the error is its timeout.
   const std::int64_t timeout_ns = std::clamp(options.timeout_ns, kNsPerSecond, kMaxTimeoutNs);
   Result<std::vector<std::vector<std::byte>>> all =
       gather_or_fail(bootstrap, status, std::as_bytes(std::span(text)), timeout_ns);

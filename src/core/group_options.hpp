@@ -17,7 +17,7 @@ struct AgreedOptions {
   const BackendFactory* factory = nullptr;
 };
 
-/// Collective. Every rank gets the same outcome: agreed options, or the first disagreement in the same words.
+/// Collective. Every rank gets the same result: agreed options, or the first disagreement with the same message.
 Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions& options);
 
 /// All-gather `mine`, or this rank's failure: when any rank failed, every rank gets the lowest such rank's error.

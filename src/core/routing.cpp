@@ -6,7 +6,7 @@ namespace ferry {
 
 namespace {
 
-/// `state`, complete.
+/// `state`, with what is known only after the exchange filled in.
 const RoutingState& settled(const RoutingState& state) {
   state.settle();
   return state;

@@ -17,12 +17,12 @@ struct RoutingState {
   RoutingState& operator=(const RoutingState&) = delete;
   virtual ~RoutingState() = default;
 
-  /// Called before what is known only after the exchange is read: num_used_rows and all below it but local_expert_ids.
-  /// A backend that routes without the host fills those in here. Any thread.
+  /// Called before reading what is known only after the exchange: num_used_rows and everything below it except
+  /// local_expert_ids. A backend that routes without the host fills those in here. May be called from any thread.
   virtual void settle() const {}
 
-  std::shared_ptr<const void> group_identity;  ///< compared with the group's own: is this Routing from here?
-  std::int64_t route_number = 0;               ///< how often route was called on the group before; equal on all ranks
+  std::shared_ptr<const void> group_identity;  ///< identity of the group that made the Routing
+  std::int64_t route_number = 0;               ///< number of earlier route calls on the group; equal on all ranks
 
   std::int64_t num_tokens = 0;
   int num_topk = 0;

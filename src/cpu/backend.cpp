@@ -69,7 +69,7 @@ NetworkUsage CpuBackend::network_usage() {
   if (!sync_->has_rails()) return usage;
   rail::Rails& rails = sync_->rails();
   usage.transport = rails.engine_name();
-  // First: what was given to the network before is counted afterwards.
+  // First: it waits until what was given to the network before is counted.
   const std::vector<net::Path> paths = rails.paths();
   for (int node = 0; node < rails.num_nodes(); ++node) {
     if (node == rails.node()) continue;
@@ -92,7 +92,7 @@ Status CpuBackend::destroy() {
 }
 
 BackendFactory cpu_backend_factory() {
-  return {"cpu", "ranks of one host through shared memory, of several over a network", probe, CpuBackend::create};
+  return {"cpu", "ranks of one host through shared memory, of several hosts over a network", probe, CpuBackend::create};
 }
 
 }  // namespace ferry::cpu

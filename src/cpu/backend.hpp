@@ -1,9 +1,9 @@
 #ifndef FERRY_CPU_BACKEND_HPP
 #define FERRY_CPU_BACKEND_HPP
 
-/// The CPU backend: ranks as processes or threads. Ranks of one node copy rows straight into each other's memory
+/// The CPU backend: ranks as processes or threads. Ranks of one node copy rows directly into each other's memory
 /// (intranode/). Over several nodes a token crosses the network once per destination node, on the rail of its source,
-/// whose peer there (the forwarder) writes it into its final rows; combine walks the same way back (internode/):
+/// whose peer there (the forwarder) writes it into its final rows; combine takes the same path back (internode/):
 ///
 ///   dispatch   x ──ring──> forwarder ──copy──> out.x of each rank of its node that owns an expert
 ///   combine    rows of the node's ranks ──sum──> forwarder ──ring──> source, which sums over nodes

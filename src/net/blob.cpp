@@ -39,7 +39,7 @@ std::string readable(std::span<const std::byte> name) {
 
 Status refuse(int rank, std::string_view what) {
   return Status(ErrorCode::kTransport,
-                fmt::format("network: what rank {} published is not usable: {}; run the same build with the same "
+                fmt::format("network: rank {} published an unusable address: {}; run the same build with the same "
                             "options on every rank",
                             rank, what),
                 rank);
@@ -74,8 +74,8 @@ Result<Blob> make_blob(std::string_view engine, const EngineOptions& options, st
   whole.u64(checksum(body.blob()));
   whole.bytes(body.blob());
   if (whole.blob().size() > kMaxBlobBytes) {
-    return Status(ErrorCode::kInternal, fmt::format("network engine {}: its address takes {} bytes, at most {} fit; "
-                                                    "please report this",
+    return Status(ErrorCode::kInternal, fmt::format("network engine {}: its address has {} bytes, expected at most {}; "
+                                                    "please report this bug",
                                                     engine, whole.blob().size(), kMaxBlobBytes));
   }
   return whole.blob();
@@ -85,25 +85,26 @@ Result<std::span<const std::byte>> parse_blob(std::span<const std::byte> blob, s
                                               const EngineOptions& options, int peer) {
   const int rank = options.rank_of(peer);
   if (blob.size() > kMaxBlobBytes) {
-    return refuse(rank, fmt::format("{} bytes, at most {} are allowed", blob.size(), kMaxBlobBytes));
+    return refuse(rank, fmt::format("{} bytes, expected at most {}", blob.size(), kMaxBlobBytes));
   }
   BlobReader reader(blob);
   if (reader.u32() != kMagic) return refuse(rank, fmt::format("{} bytes without the magic \"FNB1\"", blob.size()));
   const std::uint64_t expected_checksum = reader.u64();
   if (!reader.ok() || checksum(reader.rest()) != expected_checksum) {
-    return refuse(rank, fmt::format("{} bytes that were cut or garbled on the way", blob.size()));
+    return refuse(rank, fmt::format("{} bytes that were truncated or corrupted in transit", blob.size()));
   }
   const std::span<const std::byte> name = reader.bytes(kNameBytes);
   const std::uint64_t memory_bytes = reader.u64();
   const std::uint32_t index = reader.u32();
   const std::uint32_t num_peers = reader.u32();
   const std::uint32_t num_channels = reader.u32();
-  if (!reader.ok()) return refuse(rank, fmt::format("it ends after {} bytes", blob.size()));
+  if (!reader.ok()) return refuse(rank, fmt::format("it is truncated after {} bytes", blob.size()));
   if (!std::ranges::equal(name, padded(engine))) {
-    return refuse(rank, fmt::format("it speaks for the engine \"{}\", this rank for \"{}\"", readable(name), engine));
+    return refuse(rank, fmt::format("it is for the engine \"{}\", expected \"{}\"", readable(name), engine));
   }
   if (memory_bytes != options.memory.size()) {
-    return refuse(rank, fmt::format("{} bytes of memory, {} on this rank", memory_bytes, options.memory.size()));
+    return refuse(rank,
+                  fmt::format("{} bytes of memory, expected {} as on this rank", memory_bytes, options.memory.size()));
   }
   if (index != static_cast<std::uint32_t>(peer) || num_peers != static_cast<std::uint32_t>(options.num_peers) ||
       num_channels != static_cast<std::uint32_t>(options.num_channels)) {

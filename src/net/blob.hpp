@@ -5,7 +5,7 @@
 ///
 ///   bytes  field
 ///   4      magic "FNB1"
-///   8      checksum of everything after it: finds what was cut or garbled on the way, not what was forged
+///   8      checksum of everything after it: detects truncation and corruption, not forgery
 ///   16     engine name, zero-padded
 ///   8      bytes of memory
 ///   4 4 4  index of the end, number of peers, number of channels
@@ -22,7 +22,7 @@
 
 namespace ferry::net {
 
-/// Names one end of one network in all the world.
+/// Globally unique name of one end of one network.
 using Token = std::array<std::byte, 16>;
 
 /// @errors kSystem
@@ -31,14 +31,14 @@ Result<Token> make_token();
 /// @errors kInternal: longer than kMaxBlobBytes
 Result<Blob> make_blob(std::string_view engine, const EngineOptions& options, std::span<const std::byte> own_part);
 
-/// The engine's own part of what `peer` published, a view into `blob`, once all before it fits this end: same engine,
-/// same size of memory, same numbers, and the index expected.
+/// Checks that what `peer` published fits this end: same engine, same size of memory, same numbers, and the expected
+/// index. Returns the engine's own part, a view into `blob`.
 /// @errors kTransport, with the peer
 Result<std::span<const std::byte>> parse_blob(std::span<const std::byte> blob, std::string_view engine,
                                               const EngineOptions& options, int peer);
 
-/// Takes values from the front of bytes that nobody vouches for. Once something was missing, ok() stays false and
-/// everything read is zero or empty.
+/// Reads values from the front of untrusted bytes. Once something was missing, ok() stays false and everything read is
+/// zero or empty.
 class BlobReader {
  public:
   explicit BlobReader(std::span<const std::byte> bytes) : rest_(bytes) {}
@@ -47,7 +47,7 @@ class BlobReader {
   std::uint64_t u64() { return integer(8); }
   std::span<const std::byte> bytes(std::size_t count);
   bool ok() const { return ok_; }
-  /// All taken, nothing missing?
+  /// Whether everything was read and nothing was missing.
   bool finished() const { return ok_ && rest_.empty(); }
   std::span<const std::byte> rest() const { return rest_; }
 

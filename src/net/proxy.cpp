@@ -15,14 +15,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// An answer that comes this soon finds the thread awake, where it has a core to itself. Where cores are shared there is
-/// no such wait: on 2 cores with 8 ranks the rings of two nodes carried 2.6 GB/s over TCP without and 2.0 GB/s with it
+/// An answer that arrives this soon finds the thread awake, if it has a core to itself. Where cores are shared it does
+/// not poll: on 2 cores with 8 ranks the rings of two nodes carried 2.6 GB/s over TCP without and 2.0 GB/s with it
 /// (benchmarks/rail_stage.cpp).
 constexpr std::chrono::microseconds kSpinTime{20};
-/// Sleeping ends at the latest after this, so that a wake-up that a network library loses costs no more.
+/// Sleeping ends at the latest after this, which bounds the cost of a wake-up lost by a network library.
 constexpr std::int64_t kLongestSleepNs = 1'000'000'000;
 /// Where nothing wakes the thread (an engine without a descriptor, or one that must be polled until something left):
-/// the first sleep, and how long they grow.
+/// the first sleep and the longest.
 constexpr std::int64_t kFirstNapNs = 50'000;
 constexpr std::int64_t kLongestNapNs = 2'000'000;
 
@@ -31,7 +31,7 @@ constexpr std::uint64_t kRingClosed = std::uint64_t{1} << 63;
 
 using Word = std::atomic_ref<std::uint64_t>;
 
-/// Descriptors below 0 are left out.
+/// Negative descriptors are ignored.
 void poll_for(std::span<pollfd> entries, std::int64_t timeout_ns) {
   const timespec timeout{timeout_ns / kNsPerSecond, timeout_ns % kNsPerSecond};
   ppoll(entries.data(), entries.size(), &timeout, nullptr);
@@ -41,7 +41,7 @@ void add(std::atomic<std::uint64_t>* counter, std::uint64_t amount) {
   counter->fetch_add(amount, std::memory_order_relaxed);
 }
 
-/// Raises a word that only this thread writes. False: it is as high already.
+/// Raises a word that only this thread writes. False if it is as high already.
 bool raise(Word word, std::uint64_t value) {
   if (value <= word.load(std::memory_order_relaxed)) return false;
   word.store(value, std::memory_order_release);
@@ -80,7 +80,7 @@ Proxy::~Proxy() {
 void Proxy::attach_ring(int peer, const RingPort& port) { rings_[static_cast<std::size_t>(peer)].port = port; }
 
 Status Proxy::start(std::span<const Blob> addresses) {
-  if (started_) return Status(ErrorCode::kInternal, "network proxy: started twice; please report this");
+  if (started_) return Status(ErrorCode::kInternal, "network proxy: started twice; please report this bug");
   if (wake_.get() < 0) {
     return Status(ErrorCode::kSystem,
                   fmt::format("network proxy: eventfd failed: {}; raise the open-file limit (ulimit -n) if descriptors "
@@ -212,7 +212,7 @@ void Proxy::on_lost(int peer, const Status& why) {
   changed_ = true;
 }
 
-/// The thread drives from here to the end of its turn, unless the rank's thread has taken over. False: stop.
+/// From here to the end of its turn the thread drives the engine, unless the rank's thread does. False: stop.
 bool Proxy::begin_turn(std::vector<Order>* orders) {
   std::unique_lock lock(mutex_);
   turning_ = false;
@@ -231,7 +231,7 @@ void Proxy::run() {
   std::int64_t nap_ns = 0;
   while (true) {
     const bool stopping = !begin_turn(&orders);
-    // Rings before orders: close_ring and paths() are about chunks that were filled before they were called.
+    // Rings before orders: close_ring() and paths() refer to chunks that were filled before the call.
     bool moved = serve_rings();
     moved |= execute(&orders);
     moved |= engine_->poll();
@@ -270,14 +270,14 @@ void Proxy::acquire() {
 
 void Proxy::release() {
   if (!driving_) return;
-  // What was given last goes out now: the thread may have to wait for a core.
+  // Send the last orders now: the proxy's thread may have to wait for a core.
   progress();
   driving_ = false;
   {
     const std::lock_guard lock(mutex_);
     taken_ = false;
   }
-  // Asleep since before acquire(): what it waited for may have come and gone.
+  // Asleep since before acquire(): this thread may have consumed the event it waits for.
   if (asleep_.exchange(false, std::memory_order_seq_cst)) {
     wake_.signal();
   } else {
@@ -315,7 +315,7 @@ void Proxy::execute(const Order& order) {
   }
 }
 
-/// Sends the chunks that were filled and the credits that are due since last time.
+/// Sends the chunks filled and the credits due since the last time.
 bool Proxy::serve_ring(int peer) {
   Ring& ring = rings_[static_cast<std::size_t>(peer)];
   const RingPort& port = ring.port;
@@ -325,9 +325,9 @@ bool Proxy::serve_ring(int peer) {
   const std::uint64_t used = Word(words.used).load(std::memory_order_acquire);
   bool moved = false;
   for (; ring.num_sent < filled; moved = true) {
-    const std::size_t place = ring.num_sent % port.num_chunks;
-    const std::size_t offset = place * port.chunk_stride;
-    const std::size_t num_bytes = std::min<std::size_t>(words.chunk_bytes[place], port.chunk_stride);
+    const std::size_t chunk_idx = ring.num_sent % port.num_chunks;
+    const std::size_t offset = chunk_idx * port.chunk_stride;
+    const std::size_t num_bytes = std::min<std::size_t>(words.chunk_bytes[chunk_idx], port.chunk_stride);
     engine_->put(peer, port.chunk_channel, port.send_offset + offset, port.remote_offset + offset, num_bytes);
     engine_->notify(peer, port.chunk_channel, ++ring.num_sent);
     add(&counters(peer).put_bytes, num_bytes);
@@ -358,7 +358,7 @@ bool Proxy::has_ring_work() const {
   });
 }
 
-/// How the driver may sleep: will the engine wake it, and for how long at most. Null: not at all, poll first.
+/// How the driver may sleep: whether the engine will wake it, and for how long at most. Null: not at all, poll first.
 std::optional<Proxy::Sleep> Proxy::plan_sleep(std::int64_t* nap_ns, std::int64_t longest_ns) {
   const int engine_fd = engine_->event_fd();
   if (engine_fd >= 0 && engine_->arm()) {
@@ -372,14 +372,14 @@ std::optional<Proxy::Sleep> Proxy::plan_sleep(std::int64_t* nap_ns, std::int64_t
   return Sleep{-1, std::min(now_ns, longest_ns)};
 }
 
-/// Until there is something to send or the engine has something to do.
+/// Sleeps until there is something to send or the engine has something to do.
 void Proxy::sleep_until_woken(std::int64_t* nap_ns) {
   const std::optional<Sleep> plan = plan_sleep(nap_ns, kLongestSleepNs);
   if (!plan) return;
   {
     const std::lock_guard lock(mutex_);
     if (stop_ || taken_) return;
-    // Whoever adds work after the checks below finds the flag and wakes this thread.
+    // A thread that adds work after the checks below sees the flag and wakes this one.
     asleep_.store(true, std::memory_order_seq_cst);
     if (!orders_.empty() || polling_.load(std::memory_order_seq_cst) || has_ring_work()) {
       asleep_.store(false, std::memory_order_relaxed);

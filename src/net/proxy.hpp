@@ -1,20 +1,21 @@
 #ifndef FERRY_NET_PROXY_HPP
 #define FERRY_NET_PROXY_HPP
 
-/// The thread that drives an engine for one rank. The rank gives it puts and notifies through a queue and chunks through
-/// rings, and reads what has arrived from words; neither waits for the other. The thread sleeps while nothing happens.
+/// The thread that drives an engine for one rank. The rank hands it puts and notifies through a queue and chunks
+/// through rings, and reads what has arrived from shared words; neither waits for the other. The thread sleeps while
+/// there is no work.
 ///
-/// A rank without a core to spare for a second thread takes over the engine while it waits for the network, and releases
-/// it afterwards: a chunk then costs no switch between threads. It takes over between two turns of the proxy's thread,
-/// which never block.
+/// A rank without a core to spare for a second thread acquires the engine while it waits for the network, and releases
+/// it afterwards: a chunk then costs no thread switch. It acquires it between two turns of the proxy's thread, which
+/// never block.
 ///
 ///   word                 writer   readers   order                            publishes
 ///   received[p][c]       driver   rank      store release / load acquire     the bytes put before that notify
-///   lost[p]              driver   rank      store release / load acquire     why_lost(p)
+///   losses[p].gone       driver   rank      store release / load acquire     losses[p].why
 ///   RingWords            see there
 ///   asleep               proxy    rank      seq_cst                          nothing; see RingWords
-///   the queue of orders  rank     proxy     a mutex                          what is in memory at the offsets named
-///   who drives           rank     proxy     the same mutex                   the engine
+///   the queue of orders  rank     proxy     a mutex                          the memory at the offsets it names
+///   driver of the engine rank     proxy     the same mutex                   the engine
 
 #include <array>
 #include <atomic>
@@ -36,7 +37,7 @@
 
 namespace ferry::net {
 
-/// Bytes and messages given to the network for one peer since the beginning.
+/// Bytes and messages handed to the network for one peer so far.
 struct PeerTraffic {
   std::uint64_t put_bytes = 0;
   std::uint64_t num_puts = 0;
@@ -45,9 +46,9 @@ struct PeerTraffic {
 
 class Proxy {
  public:
-  /// `wake_rank` is called by the proxy's thread after it changed any word that the rank reads. Must not block. A rank
-  /// that drives the engine itself is not woken.
-  /// `spins`: the thread polls for a moment before it sleeps. For hosts with a core for each thread.
+  /// `wake_rank` is called by the proxy's thread after it changed any word that the rank reads. It must not block. A
+  /// rank that drives the engine itself is not woken.
+  /// `spins`: the thread polls briefly before it sleeps. For hosts with a core for each thread.
   Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> wake_rank,
         bool spins = true);
   /// Closes the engine: takes at most its deadline.
@@ -63,7 +64,7 @@ class Proxy {
   /// As the engine's, from any one thread at a time.
   void put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
   void notify(int peer, int channel, std::uint64_t value);
-  /// Sends what was filled before, then tells `peer` that no more chunks follow.
+  /// Sends what was filled before, then notifies `peer` that no more chunks follow.
   void close_ring(int peer);
 
   /// This rank's thread has stored `filled` or `used` of its ring with `peer`.
@@ -77,28 +78,28 @@ class Proxy {
   /// While true, the thread does not sleep: kernels store `filled` and `used` and cannot wake it. Any thread.
   void keep_polling(bool polling);
 
-  /// Highest value that `peer` has sent on `channel`, 0 before the first. Not of the channels of a ring.
+  /// Highest value that `peer` has sent on `channel`, 0 before the first. Not for the channels of a ring.
   std::uint64_t received(int peer, int channel) const {
     return received_[static_cast<std::size_t>(peer * num_channels_ + channel)].load(std::memory_order_acquire);
   }
 
   /// From here to release() the calling thread drives the engine: put(), notify() and post_ring() reach it at once, and
-  /// everything else moves in progress() only. For the thread that puts and notifies; not twice.
+  /// everything else moves only in progress(). For the thread that puts and notifies; not recursive.
   void acquire();
   void release();
-  /// Moves what can be moved now. True if anything did. False, without effect, where this thread does not drive.
+  /// Polls the engine. True if anything happened. False, without effect, if this thread does not drive.
   bool progress();
-  /// Sleeps until progress() has something to do, at most that long. False at once where this thread does not drive.
+  /// Sleeps until progress() has something to do, at most `timeout_ns`. False at once if this thread does not drive.
   bool sleep(std::int64_t timeout_ns);
 
   /// From now on the destructor takes no longer than this.
   void limit_close_time(std::int64_t timeout_ns);
-  /// Ok while the peer is there as far as the network knows.
+  /// Ok while the peer is connected as far as the network knows.
   Status peer_status(int peer) const;
 
-  /// Of a ring: what has been handed to the engine by now; paths() waits for what was filled before.
+  /// Chunks of a ring count once they have been handed to the engine; paths() waits for those filled before it.
   PeerTraffic traffic(int peer) const;
-  /// Asks the engine; blocks until answered. From the thread that puts and notifies.
+  /// Queries the engine; blocks until answered. For the thread that puts and notifies.
   std::vector<Path> paths();
 
  private:
@@ -113,18 +114,18 @@ class Proxy {
     std::uint64_t value = 0;
     std::promise<std::vector<Path>>* paths = nullptr;
   };
-  /// A ring and how far the driver has got with it.
+  /// A ring and how far the driver has served it.
   struct Ring {
     RingPort port;
     std::uint64_t num_sent = 0;
     std::uint64_t num_credited = 0;
   };
-  /// What the network knows about a peer. `why` is written before `gone` is set, and never again.
+  /// Whether the network has lost a peer. `why` is written before `gone` is set, and never again.
   struct Loss {
     std::atomic<bool> gone{false};
     Status why;
   };
-  /// Atomic because anybody may ask.
+  /// Atomic because any thread may read them.
   struct TrafficCounters {
     std::atomic<std::uint64_t> put_bytes{0};
     std::atomic<std::uint64_t> num_puts{0};
@@ -164,22 +165,22 @@ class Proxy {
   std::vector<std::atomic<std::uint64_t>> received_;
   std::vector<Loss> losses_;
   std::vector<TrafficCounters> traffic_;
-  std::vector<Ring> rings_;  // by peer; without words where there is none
+  std::vector<Ring> rings_;  // by peer; without words if there is none
 
   WakeFd wake_;
   std::atomic<bool> asleep_{false};  // the thread is in poll(2), or about to be, and wants a signal
   std::atomic<bool> polling_{false};
   std::mutex mutex_;
-  std::vector<Order> orders_;  // guarded by mutex_, as the next three
+  std::vector<Order> orders_;  // guarded by mutex_, as are the next three
   bool stop_ = false;
-  bool taken_ = false;    // the rank's thread drives, or waits for the end of the thread's turn
-  bool turning_ = false;  // the thread drives
+  bool taken_ = false;    // the rank's thread drives, or waits for the end of the proxy thread's turn
+  bool turning_ = false;  // the proxy's thread drives
   std::condition_variable turn_ended_;
   std::condition_variable released_;
-  bool started_ = false;  // by the rank's thread only, as the next two
+  bool started_ = false;  // used by the rank's thread only, as are the next two
   bool driving_ = false;
   std::int64_t own_nap_ns_ = 0;
-  bool changed_ = false;  // by the driver: a word changed since the rank was last woken
+  bool changed_ = false;  // used by the driver: a word changed since the rank was last woken
   std::thread thread_;
 };
 

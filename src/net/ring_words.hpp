@@ -1,44 +1,44 @@
 #ifndef FERRY_NET_RING_WORDS_HPP
 #define FERRY_NET_RING_WORDS_HPP
 
-/// The words by which the ends of a ring and the proxy between them know how far each is. A ring carries chunks from one
-/// rank to a peer; its two ends have memory for the same number of chunks each, and chunk number i is at i modulo that
-/// number. Each word counts chunks since the beginning, has one writer and only grows, so nothing is ever reset and a
-/// producer or consumer may be a thread or a kernel: the proxy cannot see the difference.
+/// The words through which the ends of a ring and the proxy between them share their progress. A ring carries chunks
+/// from one rank to a peer; its two ends have memory for the same number of chunks each, and chunk i is stored at index
+/// i modulo that number. Each word counts chunks since creation, has one writer and only grows, so nothing is ever
+/// reset. A producer or consumer may be a thread or a kernel: to the proxy they are the same.
 ///
 ///   sender's end
 ///   word         writer    reader    order              publishes
-///   filled       producer  proxy     release / acquire  the chunks below it, and chunk_bytes of their places
+///   filled       producer  proxy     release / acquire  the chunks below it, and their chunk_bytes
 ///   sent         proxy     any       relaxed            nothing; for diagnosis
-///   credits      proxy     producer  release / acquire  nothing; chunks that the peer has used: places below
+///   credits      proxy     producer  release / acquire  nothing; chunks that the peer has used: chunks below
 ///                                                       credits + number of chunks may be filled
 ///   receiver's end
 ///   arrived      proxy     consumer  release / acquire  the chunks below it
 ///   closed       proxy     any       release / acquire  nothing; 1: the peer sends no more chunks than `arrived`
 ///   used         consumer  proxy     release / acquire  the end of all reads of the chunks below it
 ///
-/// A thread that fills or uses chunks wakes the proxy afterwards (Proxy::post_filled, Proxy::post_used); `filled` and
-/// `used` are written seq_cst for that, so that a proxy that goes to sleep and a thread that does not wake it cannot
-/// miss each other. A kernel cannot wake the proxy: while kernels use a ring, the proxy must poll
-/// (Proxy::keep_polling). Kernels write with st.release.sys, and the words are in pinned memory.
+/// A thread that fills or uses chunks wakes the proxy afterwards (Proxy::post_ring); it stores `filled` and `used` with
+/// seq_cst, so that either it sees the proxy asleep and wakes it, or the proxy sees the new value and does not sleep. A
+/// kernel cannot wake the proxy: while kernels use a ring, the proxy must poll (Proxy::keep_polling). Kernels write
+/// with st.release.sys, and the words are in pinned memory.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace ferry::net {
 
-/// Most chunks of a ring: 50 GB/s with 20 µs of latency keep 1 MB under way, which is 16 chunks of 64 KiB.
+/// Most chunks of a ring: 50 GB/s with 20 µs of latency keep 1 MB in flight, which is 16 chunks of 64 KiB.
 inline constexpr std::size_t kMaxRingChunks = 64;
 
 /// Two cache lines: neighbouring lines are fetched in pairs (Intel optimisation manual, spatial prefetcher), so that
 /// words of different writers do not share one.
 inline constexpr std::size_t kRingWordAlignment = 128;
 
-/// Words of the ring towards a peer and of the ring from it. Zero at the beginning.
+/// Words of the ring to a peer and of the ring from it. Initially zero.
 struct RingWords {
   // Written by the producer.
   alignas(kRingWordAlignment) std::uint64_t filled;
-  std::uint32_t chunk_bytes[kMaxRingChunks];  ///< bytes to send of the chunk at each place, its header included
+  std::uint32_t chunk_bytes[kMaxRingChunks];  ///< bytes to send of the chunk at each index, including its header
 
   // Written by the consumer.
   alignas(kRingWordAlignment) std::uint64_t used;
@@ -50,13 +50,13 @@ struct RingWords {
   std::uint64_t closed;
 };
 
-/// A ring and its counterpart in the other direction, as the proxy serves them. Offsets are in the engine's memory, here
-/// and (for `remote`) the peer's.
+/// A ring and its counterpart in the other direction, as the proxy serves them. Offsets are in the engine's memory,
+/// here and (for `remote`) the peer's.
 struct RingPort {
   RingWords* words = nullptr;
   std::size_t num_chunks = 0;     ///< at most kMaxRingChunks
   std::size_t chunk_stride = 0;   ///< bytes from one chunk to the next
-  std::size_t send_offset = 0;    ///< this end's chunks towards the peer
+  std::size_t send_offset = 0;    ///< this end's chunks to the peer
   std::size_t remote_offset = 0;  ///< where the peer receives them
   int chunk_channel = 0;          ///< carries `filled` to the peer's `arrived`
   int credit_channel = 0;         ///< carries `used` to the peer's `credits`

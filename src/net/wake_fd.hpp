@@ -1,7 +1,7 @@
 #ifndef FERRY_NET_WAKE_FD_HPP
 #define FERRY_NET_WAKE_FD_HPP
 
-/// A descriptor by which one thread wakes another out of poll(2).
+/// A descriptor with which one thread wakes another from poll(2).
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -20,14 +20,14 @@ class WakeFd {
     if (fd_ >= 0) close(fd_);
   }
 
-  /// -1 where there is none; error() then says why.
+  /// -1 if it could not be created; error() is then the errno.
   int get() const { return fd_; }
   int error() const { return error_; }
 
   /// Makes the descriptor readable until the next clear(). Any thread.
   void signal() const {
     const std::uint64_t one = 1;
-    // It can only fail where the counter is full: then it is readable already.
+    // This can only fail if the counter is full: then it is readable already.
     [[maybe_unused]] const ssize_t written = write(fd_, &one, sizeof one);
   }
   void clear() const {

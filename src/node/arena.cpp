@@ -18,11 +18,11 @@ Status system_error(std::string_view what, std::string_view hint) {
   return Status(ErrorCode::kSystem, fmt::format("arena: {} failed: {}; {}", what, std::strerror(errno), hint));
 }
 
-/// One step of taking memory. A signal undoes a step on some kernels, so a step must be short enough to end between
-/// two.
+/// Most bytes per fallocate call. On some kernels a signal undoes a whole call, so one must be short enough to finish
+/// between two signals.
 constexpr std::size_t kTakeStepBytes = std::size_t{16} << 20;
 
-/// Take the pages of a range now: turns "out of memory" into an error here instead of a signal at first touch.
+/// Allocate the pages of a range now: turns "out of memory" into an error here instead of a signal at first touch.
 bool take_pages(int fd, std::size_t offset, std::size_t bytes) {
   while (bytes > 0) {
     const std::size_t step = std::min(bytes, kTakeStepBytes);
@@ -37,7 +37,7 @@ bool take_pages(int fd, std::size_t offset, std::size_t bytes) {
 }
 
 Result<std::byte*> map_shared(int fd, std::size_t size_bytes) {
-  // Sparse by intent: pages count when they are allocated, so the mapping must not be charged in advance.
+  // Deliberately sparse: pages are charged when they are allocated, so the mapping must not be charged in advance.
   void* base = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (base == MAP_FAILED) {
     return system_error(fmt::format("mapping {} bytes of address space", size_bytes),
@@ -59,7 +59,8 @@ bool ArenaMapping::contains(const void* data, std::size_t bytes) const {
 Result<std::shared_ptr<ArenaMapping>> ArenaMapping::map_peer(UniqueFd fd) {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return Status(ErrorCode::kTransport, "arena: a peer sent a file that is not sealed against shrinking; refused");
+    return Status(ErrorCode::kTransport,
+                  "arena: a peer sent a file that is not sealed against shrinking; run the same build on every rank");
   }
   struct stat info {};
   if (fstat(fd.get(), &info) != 0) return system_error("fstat of a peer's arena", "this is a bug; please report it");
@@ -67,7 +68,8 @@ Result<std::shared_ptr<ArenaMapping>> ArenaMapping::map_peer(UniqueFd fd) {
   if (size_bytes < kControlBytes) {
     return Status(
         ErrorCode::kTransport,
-        fmt::format("arena: a peer sent a file of {} bytes, expected at least {}; refused", size_bytes, kControlBytes));
+        fmt::format("arena: a peer sent a file of {} bytes, expected at least {}; run the same build on every rank",
+                    size_bytes, kControlBytes));
   }
   Result<std::byte*> base = map_shared(fd.get(), size_bytes);
   if (!base.ok()) return base.status();
@@ -102,7 +104,7 @@ Result<std::shared_ptr<Arena>> Arena::create(std::size_t heap_bytes) {
     return system_error("sealing", "the kernel must support file sealing (Linux 3.17)");
   }
   if (!take_pages(fd.get(), 0, kControlBytes)) {
-    return system_error(fmt::format("taking {} bytes", kControlBytes), "free some memory");
+    return system_error(fmt::format("allocating {} bytes", kControlBytes), "free some memory");
   }
   Result<std::byte*> base = map_shared(fd.get(), size_bytes);
   if (!base.ok()) return base.status();
@@ -137,14 +139,14 @@ Result<std::byte*> Arena::take(std::size_t bytes) {
   }
   const auto offset = static_cast<std::size_t>(data - mapping_->base());
   if (take_pages(mapping_->fd(), offset, round_up_to_page(bytes))) return data;
-  Status status = system_error(fmt::format("taking {} bytes", bytes), "free some memory or use smaller batches");
+  Status status = system_error(fmt::format("allocating {} bytes", bytes), "free some memory or use smaller batches");
   give(data, bytes);
   return status;
 }
 
 void Arena::give(std::byte* data, std::size_t bytes) {
   if (bytes == 0) return;
-  // Gives the pages back at once and makes them read as zero for the next owner.
+  // Returns the pages to the system at once; they read as zero for the next owner.
   fallocate(mapping_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, data - mapping_->base(),
             static_cast<off_t>(round_up_to_page(bytes)));
   const std::lock_guard lock(mutex_);

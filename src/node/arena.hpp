@@ -2,9 +2,9 @@
 #define FERRY_NODE_ARENA_HPP
 
 /// A rank's memory that peers can reach: an anonymous memory file (memfd), so nothing is left behind however a rank
-/// ends. It starts with the ControlBlock; the rest is a heap of pages, taken from the system when allocated and given
-/// back when freed. The whole file is mapped once, at its full (sparse) size, so that growth needs no word to the
-/// peers.
+/// ends. It starts with the ControlBlock; the rest is a heap of pages, taken from the system when allocated and
+/// returned when freed. The whole file is mapped once, at its full (sparse) size, so that peers need not be notified
+/// when it grows.
 
 #include <cstddef>
 #include <memory>
@@ -38,7 +38,7 @@ class ArenaMapping {
   std::byte* base() const { return base_; }
   std::size_t size_bytes() const { return size_bytes_; }
   ControlBlock& control() const { return *reinterpret_cast<ControlBlock*>(base_); }
-  /// Does [data, data + bytes) lie inside?
+  /// Whether [data, data + bytes) is inside the mapping.
   bool contains(const void* data, std::size_t bytes) const;
 
  private:
@@ -50,14 +50,15 @@ class ArenaMapping {
 /// This rank's own arena: the mapping and its heap. Blocks keep it alive.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  /// An arena with room for `heap_bytes`; only the control block takes memory yet.
+  /// An arena with room for `heap_bytes`; at first only the control block takes memory.
   static Result<std::shared_ptr<Arena>> create(std::size_t heap_bytes);
 
   explicit Arena(std::shared_ptr<ArenaMapping> mapping);
 
   const std::shared_ptr<ArenaMapping>& mapping() const { return mapping_; }
 
-  /// `bytes` of zeroed memory at a page boundary; freed with the Buffer. Safe from any thread, as the two below are.
+  /// `bytes` of zeroed memory at a page boundary; freed with the Buffer. Callable from any thread, as are the two
+  /// below.
   /// @errors kCapacity: no such range is free; kSystem: the machine is out of memory
   Result<Buffer> allocate(std::size_t bytes);
   /// The same without an owner: `give` frees it, or the end of the last mapping does.

@@ -1,7 +1,7 @@
 #ifndef FERRY_NODE_CONTROL_BLOCK_HPP
 #define FERRY_NODE_CONTROL_BLOCK_HPP
 
-/// The first pages of a rank's arena: what the ranks of a node let each other know. The words of a ring between nodes
+/// The first pages of a rank's arena: what the ranks of a node publish to each other. The words of a ring between nodes
 /// are in net/ring_words.hpp, those of kernels in the CUDA backend.
 ///
 /// Words that many ranks read have ONE writer, the owner, and only grow. Every collective call has a number (`call`,
@@ -9,27 +9,27 @@
 ///
 ///   field               writer  readers  order                    publishes
 ///   posted[kDescribed]  owner   all      release / acquire        descriptors[call % 2]; what it locates
-///   posted[kCollected]  owner   all      release / acquire        what the owner collected from outside the node for its
-///                                                                 node (CallDescriptor::collected)
+///   posted[kCollected]  owner   all      release / acquire        what the owner collected from other nodes
+///                                                                 (CallDescriptor::collected)
 ///   posted[kStaged]     owner   all      release / acquire        what was staged after the descriptors were read
-///   posted[kDone]       owner   all      release / acquire        rows written into peers' memory by this rank (after a
-///                                                                 store fence where stores bypass the caches), and the
+///   posted[kDone]       owner   all      release / acquire        rows the owner wrote into peers' memory (after a
+///                                                                 store fence if stores bypass the caches), and the
 ///                                                                 end of its reads of theirs
 ///   error_set           owner   all      release / acquire        error
-///   blocked             owner   all      relaxed                  nothing; only steers whom a timeout blames
+///   blocked             owner   all      relaxed                  nothing; only selects the rank a timeout blames
 ///   progress            owner   all      relaxed                  nothing; the owner is slow, not stuck
 ///   left                owner   all      release / acquire        nothing; the owner posts no more
 ///   doorbell            all     owner    fetch_add seq_cst, futex nothing; wakes the owner to poll the flags
 ///   wake_at             owner   all      seq_cst                  nothing; ringers skip the wake-up below it
 ///
-/// Descriptors alternate between two places. A rank writes that of call c + 2 only after it saw posted[kDescribed] >=
+/// Descriptors alternate between two entries. A rank writes that of call c + 2 only after it saw posted[kDescribed] >=
 /// c + 1 of all ranks, and each posts c + 1 only after it has read the descriptors of c, so none is rewritten while
 /// it is read.
 ///
 /// No wake-up is lost: the waiter reads `doorbell`, then the flags, then stores `wake_at = doorbell + missing`, then
-/// sleeps only if `doorbell` has not moved (the kernel compares). Each missing peer rings after it sets its flag, so the
-/// flags cannot be complete before `wake_at` rings; the rank that rings that one sees `wake_at` (both seq_cst) and
-/// wakes. A rank that sleeps on something else than the doorbell must poll for errors on its own.
+/// sleeps only if `doorbell` has not moved (the kernel compares). Each missing peer rings after it sets its flag, so
+/// the flags cannot be complete before `wake_at` rings; the rank that rings that one sees `wake_at` (both seq_cst) and
+/// wakes. A rank that sleeps on anything other than the doorbell must poll for errors itself.
 
 #include <atomic>
 #include <cstddef>
@@ -44,7 +44,7 @@ namespace ferry::node {
 enum class Phase : std::size_t { kDescribed = 0, kCollected = 1, kStaged = 2, kDone = 3 };
 inline constexpr std::size_t kNumPhases = 4;
 
-/// Where memory of a rank is, as its peers address it.
+/// How peers address memory of a rank.
 struct Location {
   enum class Kind : std::int32_t {
     kNone = 0,     ///< nothing there
@@ -58,7 +58,7 @@ struct Location {
   std::int64_t stride_bytes = 0;
 };
 
-/// What a rank shows its peers at the start of a call.
+/// What a rank publishes to its peers at the start of a call.
 struct CallDescriptor {
   CallRecord record;
   Location input;                  ///< dispatch, combine: payload rows to read
@@ -96,7 +96,7 @@ struct ControlBlock {
   const std::atomic<std::uint64_t>& flag(Phase phase) const { return posted[static_cast<std::size_t>(phase)]; }
 };
 
-// Processes share these words, so they must be plain words.
+// Processes share these words, so the atomics must be lock-free and as large as the plain types.
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && sizeof(std::atomic<std::uint32_t>) == 4);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && sizeof(std::atomic<std::uint64_t>) == 8);
 static_assert(std::is_trivially_copyable_v<CallDescriptor>);

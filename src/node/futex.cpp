@@ -13,7 +13,7 @@ namespace ferry::node {
 
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, std::int64_t timeout_ns) {
   const timespec timeout{timeout_ns / kNsPerSecond, timeout_ns % kNsPerSecond};
-  // Not FUTEX_PRIVATE: the word is shared between processes. Errors (EAGAIN, EINTR, ETIMEDOUT) all mean "look again".
+  // Not FUTEX_PRIVATE: the word is shared between processes. Errors (EAGAIN, EINTR, ETIMEDOUT) all mean "poll again".
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &timeout, nullptr, 0);
 }
 

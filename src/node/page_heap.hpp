@@ -9,8 +9,8 @@
 
 namespace ferry::node {
 
-/// Blocks start and end at multiples of this: x86-64's and AArch64's common page size, so that each can be given back
-/// to the system by itself.
+/// Blocks start and end at multiples of this: x86-64's and AArch64's common page size, so that each can be returned to
+/// the system on its own.
 inline constexpr std::size_t kPageBytes = 4096;
 
 constexpr std::size_t round_up_to_page(std::size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
@@ -21,7 +21,7 @@ class PageHeap {
 
   /// Offset of a free range of `bytes` rounded up to pages; nothing when there is none.
   std::optional<std::size_t> take(std::size_t bytes);
-  /// Give a range back. `bytes` as taken.
+  /// Return a range. `bytes` as in take.
   void give(std::size_t offset, std::size_t bytes);
   /// Longest range that can be taken.
   std::size_t largest_free_bytes() const;

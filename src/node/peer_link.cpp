@@ -19,7 +19,7 @@
 namespace ferry::node {
 namespace {
 
-/// A stranger that connects and stays silent may hold up the listener for this long.
+/// How long an unknown process that connects and sends nothing may hold up the listener.
 constexpr std::int64_t kStrangerPatienceNs = 2 * kNsPerSecond;
 constexpr std::int64_t kNsPerMillisecond = 1'000'000;
 constexpr std::int64_t kNsPerMicrosecond = 1'000;
@@ -76,7 +76,7 @@ struct Packet {
   UniqueFd fd;
 };
 
-/// Takes one packet, if one is there, and the descriptor that came with it. errno tells why bytes < 0.
+/// Receives one packet, if one is there, and the descriptor that came with it. errno gives the reason when bytes < 0.
 Packet receive_packet(int socket, std::span<std::byte> room) {
   Packet packet;
   iovec part{room.data(), room.size()};
@@ -108,7 +108,7 @@ Status send_hello(int socket, const LinkHello& hello, const LinkToken& token) {
   return {};
 }
 
-/// One hello with exactly one descriptor, or nothing (a stranger, garbage, or the deadline).
+/// A hello message and the one descriptor that came with it.
 struct ReceivedHello {
   Message message;
   UniqueFd arena_fd;
@@ -122,20 +122,20 @@ Result<ReceivedHello> receive_hello(int socket, std::int64_t deadline_ns) {
   Packet packet = receive_packet(socket, std::as_writable_bytes(std::span(&received.message, 1)));
   received.arena_fd = std::move(packet.fd);
   if (packet.bytes != static_cast<ssize_t>(sizeof(Message)) || !received.arena_fd.valid()) {
-    return Status(ErrorCode::kTransport, "linking ranks of one host: a peer sent something that is no hello");
+    return Status(ErrorCode::kTransport, "linking ranks of one host: a peer sent something other than a hello message");
   }
   return received;
 }
 
-/// Process on the other side, when it belongs to this user.
+/// Credentials of the process at the other end, if it belongs to this user.
 Result<ucred> same_user(int socket) {
   ucred credentials{};
   socklen_t length = sizeof(credentials);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return system_error("SO_PEERCRED");
   if (credentials.uid != geteuid()) {
     return Status(ErrorCode::kTransport,
-                  fmt::format("linking ranks of one host: a process of user {} connected; this one "
-                              "runs as user {}",
+                  fmt::format("linking ranks of one host: a process of user {} connected, but this "
+                              "process runs as user {}",
                               credentials.uid, geteuid()));
   }
   return credentials;
@@ -213,7 +213,7 @@ Result<ReceivedMessage> PeerLink::receive() const {
                   fmt::format("message from a peer: longer than the {} bytes allowed; run the same build on every rank",
                               kMaxLinkMessageBytes));
   }
-  // No message is empty, so nothing means the end.
+  // Messages are never empty, so zero bytes mean that the peer closed its end.
   received.kind = packet.bytes == 0 ? ReceivedMessage::Kind::kClosed : ReceivedMessage::Kind::kMessage;
   received.bytes.assign(room.begin(), room.begin() + packet.bytes);
   received.fd = std::move(packet.fd);

@@ -2,7 +2,7 @@
 #define FERRY_NODE_PEER_LINK_HPP
 
 /// Sockets between ranks of different processes on one host: they carry the arenas' file descriptors, then short
-/// messages of a backend, and tell when a peer is gone. Names are in the kernel's abstract namespace, so no file is
+/// messages of a backend, and detect when a peer is gone. Names are in the kernel's abstract namespace, so no file is
 /// left behind.
 
 #include <array>
@@ -42,17 +42,17 @@ class PeerLink {
  public:
   PeerLink(UniqueFd socket, UniqueFd process) : socket_(std::move(socket)), process_(std::move(process)) {}
 
-  /// Has the peer's process ended, or closed its end? Never blocks; messages that wait unread do not matter.
+  /// Whether the peer's process has ended or closed its end. Never blocks; ignores unread messages.
   bool gone() const;
 
-  /// Sends 1 to kMaxLinkMessageBytes bytes, and a copy of the descriptor `fd` unless it is -1. Never blocks. Safe from
-  /// any thread: the kernel keeps a message in one piece.
+  /// Sends 1 to kMaxLinkMessageBytes bytes, and a copy of the descriptor `fd` unless it is -1. Never blocks. Callable
+  /// from any thread: the kernel keeps a message in one piece.
   /// @errors kPeerLost: the peer is gone; kTransport: it left so many messages unread that no more fit; kSystem
   Status send(std::span<const std::byte> message, int fd = -1) const;
   /// The next message, if one is waiting. Never blocks. One thread at a time.
   /// @errors kTransport: the message is longer than any that `send` sends; kSystem
   Result<ReceivedMessage> receive() const;
-  /// For poll(2), POLLIN: `receive` has something to tell. Owned by the link.
+  /// For poll(2), POLLIN: `receive` has something to return. Owned by the link.
   int poll_fd() const { return socket_.get(); }
 
  private:
@@ -60,7 +60,7 @@ class PeerLink {
   UniqueFd process_;  // pidfd: also true when a forked child of the peer still holds its socket. Invalid on old kernels
 };
 
-/// What a rank brings to each link: who it is, and its arena.
+/// What a rank sends over each new link: its number, the token, and its arena.
 struct LinkHello {
   int rank = 0;
   LinkToken token{};
@@ -81,7 +81,7 @@ class LinkListener {
 
   const std::string& name() const { return name_; }
 
-  /// Wait for one peer that knows `hello.token`; strangers, and processes of other users, are dropped.
+  /// Wait for one peer that knows `hello.token`; unknown processes and processes of other users are dropped.
   Result<LinkedPeer> accept_peer(const LinkHello& hello, std::int64_t deadline_ns) const;
 
  private:

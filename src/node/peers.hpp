@@ -1,9 +1,9 @@
 #ifndef FERRY_NODE_PEERS_HPP
 #define FERRY_NODE_PEERS_HPP
 
-/// The ranks of a node as one of them works with them: flags, doorbells, error records, and addresses in each other's
-/// memory. Nothing here waits for a peer or decides what to make of its state; src/call does. See control_block.hpp for
-/// the flags and their order. Ranks go by their numbers in the group.
+/// One rank's view of the ranks of its node: flags, doorbells, error records, and addresses in each other's memory.
+/// Nothing here waits for a peer or acts on its state; src/call does. See control_block.hpp for the flags and their
+/// order. Ranks are numbered as in the group.
 
 #include <cstdint>
 #include <memory>
@@ -37,7 +37,7 @@ class Peers {
 
   /// Number of the current call, from 1; 0 before the first.
   std::uint64_t call() const { return call_; }
-  /// Starts the next call: shows the peers `descriptor`.
+  /// Starts the next call: publishes `descriptor` to the peers.
   void open(const CallDescriptor& descriptor);
   /// Of the current call, valid once the rank has reached kDescribed.
   const CallDescriptor& descriptor_of(int rank) const { return control(rank).descriptors[call_ % 2]; }
@@ -49,9 +49,9 @@ class Peers {
     return control(rank).flag(phase).load(std::memory_order_acquire) >= call_;
   }
 
-  /// Value of this rank's doorbell, to be read before the flags that a sleep is about.
+  /// Value of this rank's doorbell. To be read before the flags whose change is to end the next sleep.
   std::uint32_t doorbell() const { return control(rank_).doorbell.load(std::memory_order_seq_cst); }
-  /// Sleeps until `num_rings` peers have rung since the doorbell was `rings`, at most that long.
+  /// Sleeps until `num_rings` peers have rung since the doorbell was `rings`, at most `timeout_ns`.
   void sleep(std::uint32_t rings, std::uint32_t num_rings, std::int64_t timeout_ns);
   /// Wakes this rank, from another thread of its process.
   void ring_self() { ring(control(rank_), false); }
@@ -59,31 +59,32 @@ class Peers {
   /// Whether this rank waits for others.
   void set_blocked(bool blocked) { control(rank_).blocked.store(blocked ? 1 : 0, std::memory_order_relaxed); }
   bool is_blocked(int rank) const { return control(rank).blocked.load(std::memory_order_relaxed) != 0; }
-  /// Counts work done inside of a call, so that peers see that this rank is slow, not stuck.
+  /// Counts work done inside a call, so that peers can tell a slow rank from a stuck one.
   void count_progress() { control(rank_).progress.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t progress_of(int rank) const { return control(rank).progress.load(std::memory_order_relaxed); }
 
-  /// Shows the peers why this rank gives up, and wakes them. Once.
+  /// Publishes why this rank gives up, and wakes the peers. At most once.
   void report_error(const ErrorRecord& record);
   /// Why a peer gave up, if one did.
   std::optional<ReportedError> reported_error() const;
-  /// Posts nothing more; peers that wait for this rank learn of it.
+  /// Posts nothing more; peers that wait for this rank are notified.
   void leave();
-  /// "has destroyed its group", "has died"; empty while the rank is there.
+  /// "has destroyed its group", "has died"; empty while the rank is present.
   std::string_view loss_of(int rank) const;
 
   /// Location of [data, …) for the peers: in the arena, or an address of this process.
   Location locate(const std::byte* data, std::int64_t num_rows, std::int64_t row_bytes,
                   std::int64_t stride_bytes) const;
-  /// Can `rank` reach this location of ours? / Can we reach theirs?
+  /// Whether `rank` can reach this location of this rank; equally, whether this rank can reach it as a location of
+  /// `rank`.
   bool reachable(const Location& location, int rank) const;
   /// What this rank is about to touch at a peer's location.
   struct Extent {
     std::int64_t num_rows = 0;
     std::int64_t row_bytes = 0;
   };
-  /// Pointer to a peer's location, null unless it is reachable, holds `extent`, and is inside the peer's arena. Whatever
-  /// a faulty peer publishes, a pointer from here cannot make this rank touch other memory.
+  /// Pointer to a peer's location, null unless it is reachable, holds `extent`, and is inside the peer's arena.
+  /// Whatever a faulty peer publishes, a pointer from here cannot make this rank touch other memory.
   std::byte* resolve(const Location& location, int rank, const Extent& extent) const;
 
  private:

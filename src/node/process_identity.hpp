@@ -6,11 +6,11 @@
 
 namespace ferry::node {
 
-/// Tells hosts and processes apart. Plain bytes, exchanged at creation.
+/// Identifies a host and a process on it. Plain bytes, exchanged at creation.
 struct ProcessIdentity {
-  std::array<char, 40> boot_id{};      ///< of the running kernel: equal exactly on one host
+  std::array<char, 40> boot_id{};      ///< of the running kernel: equal only on the same host
   std::uint64_t pid_namespace = 0;     ///< inode of the process-id namespace
-  std::uint64_t start_time_ticks = 0;  ///< tells a process from a later one with the same id
+  std::uint64_t start_time_ticks = 0;  ///< distinguishes a process from a later one with the same id
   std::int64_t pid = 0;
 
   bool same_host(const ProcessIdentity& other) const { return boot_id == other.boot_id; }

@@ -50,7 +50,7 @@ struct NodeRanks {
         count(static_cast<std::size_t>(topology.ranks_per_node)) {}
 };
 
-/// All nodes are looked at, so that every rank says the same.
+/// Checks all nodes, so that every rank reports the same error.
 Status check_hosts(const std::vector<Announcement>& announcements, std::size_t ranks_per_node) {
   for (std::size_t rank = 0; rank < announcements.size(); ++rank) {
     const std::size_t first = rank / ranks_per_node * ranks_per_node;
@@ -66,9 +66,11 @@ Status check_hosts(const std::vector<Announcement>& announcements, std::size_t r
 }
 
 Status add_linked(LinkedPeer linked, std::size_t first_rank, std::vector<Peer>& peers) {
-  const std::size_t idx = static_cast<std::size_t>(linked.rank) - first_rank;  // huge where the rank is none of them
+  const std::size_t idx = static_cast<std::size_t>(linked.rank) - first_rank;  // huge if the rank is not in this node
   if (idx >= peers.size() || peers[idx].arena != nullptr) {
-    return Status(ErrorCode::kTransport, fmt::format("Group::create: unexpected link from rank {}", linked.rank));
+    return Status(
+        ErrorCode::kTransport,
+        fmt::format("Group::create: unexpected link from rank {}; run the same build on every rank", linked.rank));
   }
   Result<std::shared_ptr<ArenaMapping>> mapping = ArenaMapping::map_peer(std::move(linked.arena_fd));
   if (!mapping.ok()) return mapping.status();
@@ -134,13 +136,14 @@ Result<Rendezvous> rendezvous(const BackendContext& context) {
     result.peers[idx].same_process = true;
     result.peers[idx].arena = find_offered_mapping(peer.token);
     if (result.peers[idx].arena == nullptr && status.ok()) {
-      status =
-          Status(ErrorCode::kPeerLost, fmt::format("Group::create: rank {} gave up", rank), static_cast<int>(rank));
+      status = Status(ErrorCode::kPeerLost,
+                      fmt::format("Group::create: rank {} failed before this rank could use its memory", rank),
+                      static_cast<int>(rank));
     }
   }
   const LinkHello hello{context.topology.rank, mine.token, (*arena)->mapping()->fd()};
   if (status.ok()) status = connect_processes(context, *announcements, *listener, hello, result.peers);
-  // Everybody has found everybody's mapping when this returns; a failure anywhere fails all.
+  // When this returns every rank has found the mappings of its node; a failure anywhere fails all ranks.
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
   if (!ready.ok()) return ready.status();

@@ -7,8 +7,8 @@
 namespace ferry::node {
 namespace {
 
-/// The one thing that ranks of a process share outside their groups, and only while those form. Tokens are random, so
-/// groups cannot meet by mistake.
+/// The only state that ranks of a process share outside their groups, and only while groups are created. Tokens are
+/// random, so groups cannot be confused.
 struct Offers {
   std::mutex mutex;
   std::map<std::pair<std::type_index, LinkToken>, std::weak_ptr<void>> by_key;

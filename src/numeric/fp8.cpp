@@ -173,7 +173,7 @@ Status check_inner_stride(const ConstTensorView& view, const MatrixRule& rule) {
                       "make the channels of a row contiguous");
 }
 
-/// The three views of both directions, `x` and `q` read or written as the direction has it.
+/// The three views of both directions; the direction decides which of `x` and `q` is read and which is written.
 struct Fp8Arguments {
   std::string_view call;
   ConstTensorView x;
@@ -216,10 +216,10 @@ Status check_format(const ConstTensorView& scales, Fp8ScaleFormat format) {
     case Fp8ScaleFormat::kFloat32:
     case Fp8ScaleFormat::kPowerOfTwo:
       if (scales.dtype == DType::kFloat32) return {};
-      return bad_argument(rule, dtype_text(scales), "f32", "or ask for kUe8m0");
+      return bad_argument(rule, dtype_text(scales), "f32", "or pass kUe8m0");
     case Fp8ScaleFormat::kUe8m0:
       if (scales.dtype == DType::kUint8) return {};
-      return bad_argument(rule, dtype_text(scales), "u8 for kUe8m0", "or ask for kPowerOfTwo");
+      return bad_argument(rule, dtype_text(scales), "u8 for kUe8m0", "or pass kPowerOfTwo");
   }
   return bad_argument({"quantize_fp8", "format"}, std::to_string(static_cast<int>(format)),
                       "kFloat32, kPowerOfTwo or kUe8m0", "pass an enumerator");

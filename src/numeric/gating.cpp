@@ -59,8 +59,8 @@ Status validate_bias(const ConstTensorView& bias, std::int64_t num_experts) {
     return bad_argument(rule, numeric::shape_text(bias), fmt::format("[{}]", num_experts), "one bias per expert");
   if (Status status = check_dtype(bias, rule, DType::kFloat32); !status.ok()) return status;
   if (bias.stride(0) != 1 && num_experts > 1)
-    return bad_argument(rule, fmt::format("of stride {}", bias.stride(0)), "contiguous", "copy it together");
-  // The pointer is checked as that of a matrix of one row.
+    return bad_argument(rule, fmt::format("of stride {}", bias.stride(0)), "contiguous", "make it contiguous");
+  // Check the pointer as for a matrix of one row.
   return check_matrix(ConstTensorView(bias.data, bias.dtype, {1, num_experts}), {kCall, "bias", 1, num_experts});
 }
 
@@ -81,7 +81,7 @@ Status validate(const ConstTensorView& logits, const ConstTensorView& bias, cons
   if (Status status = check_dtype(logits, logits_rule, DType::kFloat32); !status.ok()) return status;
   if ((num_experts > 1 && logits.stride(1) != 1) || (num_tokens > 1 && logits.stride(0) != num_experts))
     return bad_argument(logits_rule, fmt::format("of strides [{}, {}]", logits.stride(0), logits.stride(1)),
-                        fmt::format("contiguous, [{}, 1]", num_experts), "copy it together");
+                        fmt::format("contiguous, [{}, 1]", num_experts), "make it contiguous");
   if (Status status = validate_bias(bias, num_experts); !status.ok()) return status;
   if (Status status = check_output_matrix(topk_idx, idx_rule); !status.ok()) return status;
   if (topk_idx.dtype != DType::kInt32 && topk_idx.dtype != DType::kInt64)
@@ -90,8 +90,8 @@ Status validate(const ConstTensorView& logits, const ConstTensorView& bias, cons
   return check_dtype(topk_weights, weights_rule, DType::kFloat32);
 }
 
-/// Subtracts the largest logit first so that nothing overflows. An infinite largest logit shares all of the weight with
-/// its equals; a NaN makes the whole row NaN.
+/// Subtracts the largest logit first so that nothing overflows. Logits of +infinity share all of the weight equally; a
+/// NaN makes the whole row NaN.
 void softmax(std::span<const float> logits, std::span<float> scores) {
   float largest = -std::numeric_limits<float>::infinity();
   for (float logit : logits) largest = logit > largest ? logit : largest;
@@ -120,7 +120,7 @@ void best_first(std::span<const float> scores, std::vector<std::int32_t>& indice
   std::partial_sort(indices.begin(), indices.begin() + count, indices.end(), better);
 }
 
-/// Chooses the experts of one token after another; keeps its scratch memory between them.
+/// Chooses the experts of one token after another; reuses its scratch memory.
 class Selector {
  public:
   Selector(const GatingOptions& options, std::size_t num_experts)
@@ -139,7 +139,7 @@ class Selector {
     }
     for (std::size_t expert = 0; expert < scores_.size(); ++expert) {
       const float score = bias != nullptr ? scores_[expert] + bias[expert] : scores_[expert];
-      // A NaN has no place in an order: it goes last.
+      // NaN does not compare: it is chosen last.
       selection_[expert] = std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
     }
     list_candidates();

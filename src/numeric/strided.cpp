@@ -40,7 +40,7 @@ Status check_output_matrix(const ConstTensorView& view, const MatrixRule& rule) 
   if (Status status = check_matrix(view, rule); !status.ok()) return status;
   const std::int64_t row_stride = std::abs(view.stride(0));
   const std::int64_t col_stride = std::abs(view.stride(1));
-  // Row-major with gaps or column-major with gaps; other strides that happen to be one-to-one are of no use to anybody.
+  // Row-major with gaps or column-major with gaps; other strides without overlap are not supported.
   const bool row_major =
       (rule.cols <= 1 || col_stride >= 1) && (rule.rows <= 1 || row_stride > (rule.cols - 1) * col_stride);
   const bool col_major =
@@ -48,7 +48,7 @@ Status check_output_matrix(const ConstTensorView& view, const MatrixRule& rule) 
   if (view.num_elements() == 0 || row_major || col_major) return {};
   return bad_argument(rule, fmt::format("of strides [{}, {}]", view.stride(0), view.stride(1)),
                       fmt::format("strides under which the elements of [{}, {}] do not overlap", rule.rows, rule.cols),
-                      "outputs may not share memory among their own elements");
+                      "elements of an output must not share memory");
 }
 
 }  // namespace ferry::numeric

@@ -12,7 +12,7 @@
 
 namespace ferry::numeric {
 
-/// What a helper demands of one of its views.
+/// What a helper requires of one of its views.
 struct MatrixRule {
   std::string_view call;  ///< the public function, first word of every message
   std::string_view name;  ///< the argument

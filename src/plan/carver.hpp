@@ -1,8 +1,8 @@
 #ifndef FERRY_PLAN_CARVER_HPP
 #define FERRY_PLAN_CARVER_HPP
 
-/// Sizes and pointers from one piece of code: a layout takes its parts from a Carver in order; the same sequence with a
-/// null base gives the byte count, with a real base the pointers.
+/// Computes sizes and pointers with the same code: a layout takes its parts from a Carver in order. With a null base
+/// that yields the byte count, with a real base the pointers.
 
 #include <cstddef>
 #include <cstdint>

@@ -11,10 +11,10 @@
 namespace ferry::plan {
 namespace {
 
-/// The table's size on its way is a multiple of this, as rows are.
+/// The size of an encoded table is a multiple of this, as that of rows is.
 constexpr std::size_t kAlignmentBytes = 16;
 
-/// Parts of a table on its way, one after the other without gaps.
+/// Offsets of the parts of an encoded table, which follow each other without gaps.
 struct Parts {
   std::size_t first_destination_offset;
   std::size_t destinations_offset;
@@ -38,9 +38,7 @@ std::vector<T> copy_from(const std::byte* from, std::size_t count) {
   return values;
 }
 
-Status wrong(std::string what) {
-  return Status(ErrorCode::kTransport, "the forward table is wrong: " + std::move(what));
-}
+Status wrong(std::string what) { return Status(ErrorCode::kTransport, std::move(what)); }
 
 Status check_items(const ForwardTable& table, const ForwardTableLimits& limits) {
   std::int64_t previous = -1;
@@ -79,7 +77,7 @@ Status check_destinations(ForwardTable& table, const ForwardTableLimits& limits)
       }
       const auto key = [](const Destination& d) { return std::tuple(d.rank, d.row, d.topk); };
       if (previous != nullptr && !(key(*previous) < key(destination))) {
-        return wrong(fmt::format("destination {} is not in order", i));
+        return wrong(fmt::format("destination {} is out of order, expected ascending (rank, row, entry)", i));
       }
       const bool first = previous == nullptr || previous->rank != destination.rank || previous->row != destination.row;
       destination.first = first ? 1 : 0;
@@ -141,8 +139,8 @@ void encode(const ForwardTable& table, std::byte* to) {
 Result<ForwardTable> parse_forward_table(std::span<const std::byte> bytes, const ForwardTableSize& size,
                                          const ForwardTableLimits& limits) {
   if (size.num_items < 0 || size.num_destinations < 0 || bytes.size() != size.wire_bytes()) {
-    return wrong(
-        fmt::format("{} bytes for {} items and {} destinations", bytes.size(), size.num_items, size.num_destinations));
+    return wrong(fmt::format("it has {} bytes, which do not fit {} items and {} destinations", bytes.size(),
+                             size.num_items, size.num_destinations));
   }
   const Parts parts(size);
   ForwardTable table;
@@ -178,7 +176,7 @@ Status enter_table(const ForwardTable& table, int source_rank, int local_rank, s
       if (source[0] != source_rank || source[1] != -1) {
         return Status(ErrorCode::kTransport,
                       fmt::format("sent a forward table that gives token {} row {}, expected a row that its counts "
-                                  "claimed and that has no token yet",
+                                  "include and that has no token yet",
                                   token, destination.row));
       }
       source[1] = token;

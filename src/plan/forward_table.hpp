@@ -2,8 +2,8 @@
 #define FERRY_PLAN_FORWARD_TABLE_HPP
 
 /// Which tokens of one source rank go to one node, and which rows they take there. At route the source makes a table
-/// for every node and sends it to its rail peer there; both keep it in their Routing. Dispatch and combine then carry
-/// payload only: item i of a table is the i-th row on its way out or back.
+/// for every node and sends it to its rail peer there; both keep it in their Routing. Dispatch and combine then send
+/// only payload: item i of a table is the i-th row sent in either direction.
 ///
 ///     tokens             num_items x i32               source tokens, ascending
 ///     first_destination  (num_items + 1) x i32         item i has destinations [first_destination[i],
@@ -27,7 +27,7 @@ struct ForwardTableSize {
   std::int32_t num_items = 0;
   std::int32_t num_destinations = 0;
 
-  /// Bytes of the table on its way, a multiple of 16.
+  /// Bytes of the encoded table, a multiple of 16.
   std::size_t wire_bytes() const;
 };
 
@@ -65,13 +65,14 @@ struct ForwardTableLimits {
   std::span<const std::int64_t> num_rows;  ///< used rows of each rank of the node
 };
 
-/// Accepts any bytes, `size.wire_bytes()` of them. A table that it returns is within the limits, so code that follows it
-/// stays in bounds.
-/// @errors kTransport, here and below, in words that follow "rank 3 …" where a rank is concerned
+/// Accepts any bytes, `size.wire_bytes()` of them. A table that it returns is within the limits, so code that follows
+/// it stays in bounds.
+/// @errors kTransport; the message completes "rank 3 sent an invalid forward table: …", in the functions below "rank 3
+/// …"
 Result<ForwardTable> parse_forward_table(std::span<const std::byte> bytes, const ForwardTableSize& size,
                                          const ForwardTableLimits& limits);
 
-/// Does the table give each rank of the node, by its index there, as many rows as were counted?
+/// Checks that the table gives each rank of the node, by its index there, as many rows as were counted.
 Status check_num_rows(const ForwardTable& table, std::span<const std::int64_t> num_rows);
 
 /// Rows of one rank of the node, and which items fill them.
@@ -82,8 +83,8 @@ struct RowSources {
   std::span<std::int32_t> item_of_row;  ///< [rows]
 };
 
-/// Enters the rows that a rank's table gives to `local_rank`. The table is within limits by which those rows exist.
-/// Afterwards all `num_rows` rows of that source have a token, and no other row was touched.
+/// Enters the rows that a rank's table gives to `local_rank`. The table was checked against limits within which those
+/// rows exist. Afterwards all `num_rows` rows of that source have a token, and no other row was touched.
 Status enter_table(const ForwardTable& table, int source_rank, int local_rank, std::int64_t num_rows,
                    const RowSources& rows);
 

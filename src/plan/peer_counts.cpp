@@ -57,7 +57,7 @@ Status check_counts(const PeerCounts& counts, const RouteShape& shape, const Top
   }
   if (possible && num_destinations <= num_entries) return {};
   return Status(ErrorCode::kTransport,
-                fmt::format("published counts that its {} tokens of {} entries cannot have", num_tokens, num_topk));
+                fmt::format("published impossible counts for its {} tokens of {} entries", num_tokens, num_topk));
 }
 
 }  // namespace ferry::plan

@@ -1,8 +1,8 @@
 #ifndef FERRY_PLAN_PEER_COUNTS_HPP
 #define FERRY_PLAN_PEER_COUNTS_HPP
 
-/// Counts of one rank as they cross the network at route, and whether they are possible. What the later tables contain
-/// is checked against them.
+/// Counts of one rank as sent over the network at route, and the check that they are possible. The tables sent later
+/// are checked against them.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ struct PeerCounts {
 };
 
 /// Checks that the counts are possible for `num_entries` = T * K entries, so that sums over them cannot overflow i32.
-/// @errors kTransport, in words that follow "rank 3 …"
+/// @errors kTransport; the message completes "rank 3 …"
 Status check_counts(const PeerCounts& counts, const RouteShape& shape, const Topology& topology,
                     std::int64_t num_entries);
 

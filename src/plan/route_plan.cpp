@@ -13,7 +13,7 @@
 namespace ferry::plan {
 namespace {
 
-/// Remembers the last token that touched each of a set of runs, which needs no clearing between tokens. The answer is a
+/// Remembers the last token that visited each run, which needs no clearing between tokens. first_visit returns a
 /// number, because expert choices are random and a branch on them would be mispredicted every other time.
 class LastToken {
  public:
@@ -74,7 +74,7 @@ std::vector<std::int64_t> first_rows(const RouteShape& shape, AllCounts sources,
 
 void count_tokens(const RouteShape& shape, std::span<const std::int64_t> ids, std::int32_t* rank_counts_out,
                   std::int32_t* expert_counts_out) {
-  // An entry without an expert counts for a rank and an expert that do not exist.
+  // An entry without an expert is counted for an extra rank and an extra expert that are dropped below.
   std::vector<std::int32_t> owners(shape.num_experts + 1, static_cast<std::int32_t>(shape.num_ranks));
   std::copy_n(shape.expert_to_rank.begin(), shape.num_experts, owners.begin());
   std::vector<std::int32_t> rank_counts(shape.num_ranks + 1, 0);
@@ -203,7 +203,7 @@ TokenPlan place_tokens(const RouteShape& shape, AllCounts sources, const ExpertG
   plan.first_destination.assign(num_tokens + 1, 0);
   plan.destinations.resize(ids_in.size());
   plan.num_rows_to_rank.assign(shape.num_ranks, 0);
-  // Plain pointers: the compiler cannot know that the stores below leave the vectors' own fields alone.
+  // Plain pointers: the compiler cannot know that the stores below do not modify the vectors themselves.
   const std::int64_t* const ids = ids_in.data();
   const std::int32_t* const owners = shape.expert_to_rank.data();
   const bool by_rank = shape.by_rank();

@@ -2,7 +2,7 @@
 #define FERRY_PLAN_ROUTE_PLAN_HPP
 
 /// The arithmetic of route: counts from expert ids, and rows from the counts of all ranks. Pure functions over flat
-/// arrays; how the counts travel is the caller's business.
+/// arrays; exchanging the counts is the caller's task.
 ///
 /// Rows of a destination come in *runs*: one per (source, destination) in layout kTokens, one per (source, expert) in
 /// the layouts grouped by expert. A run's rows are consecutive and in the order of the source's tokens, so a row is the
@@ -29,7 +29,7 @@ struct RouteShape {
   std::int64_t slab_capacity = 0;
   std::span<const std::int32_t> expert_to_rank;  ///< [E]
 
-  /// Is a run a destination rank (kTokens), or an expert?
+  /// Whether a run is a destination rank (kTokens) rather than an expert.
   bool by_rank() const { return layout == Layout::kTokens; }
   std::size_t num_runs() const { return by_rank() ? num_ranks : num_experts; }
   std::size_t owner(std::size_t expert) const { return static_cast<std::size_t>(expert_to_rank[expert]); }
@@ -37,7 +37,7 @@ struct RouteShape {
   std::size_t rank_of_run(std::size_t run) const { return by_rank() ? run : owner(run); }
 };
 
-/// What every rank must know of one source rank.
+/// What every rank must know about one source rank.
 struct SourceCounts {
   const std::int32_t* rank_counts = nullptr;    ///< [R] its tokens for each rank
   const std::int32_t* expert_counts = nullptr;  ///< [E] its distinct (token, expert) pairs for each expert
@@ -59,7 +59,7 @@ void count_tokens(const RouteShape& shape, std::span<const std::int64_t> ids, st
 void list_run_tokens(const RouteShape& shape, std::span<const std::int64_t> ids, const std::int32_t* counts,
                      std::int32_t* tokens);
 
-/// Are the counts not negative, and their sum at most the source's entries?
+/// Whether no count is negative and their sum is at most the source's number of entries.
 bool counts_fit(const RouteShape& shape, const SourceCounts& source);
 
 /// Rows of each expert, and where they begin on its owner. Groups of one owner follow each other in ascending expert
@@ -75,7 +75,7 @@ std::int64_t rows_on_rank(const RouteShape& shape, AllCounts sources, const Expe
 /// Rows of `rank` that come from one source.
 std::int64_t rows_from_source(const RouteShape& shape, const SourceCounts& source, std::size_t rank);
 
-/// Does every rank have room for its rows? The same answer on all ranks.
+/// Checks that every rank has room for its rows. Gives the same result on all ranks.
 /// @errors kCapacity, naming the rank and the option to raise
 Status check_capacity(const RouteShape& shape, AllCounts sources, const ExpertGroups& groups);
 

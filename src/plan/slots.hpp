@@ -1,9 +1,9 @@
 #ifndef FERRY_PLAN_SLOTS_HPP
 #define FERRY_PLAN_SLOTS_HPP
 
-/// Slot arithmetic: who owns an expert, and how the groups of experts are laid out in a receiver's rows.
+/// Slot arithmetic: which rank owns an expert, and how the groups of experts are laid out in a receiver's rows.
 ///
-/// A source posts two count vectors at route: `rank_counts[R]`, its tokens that go to each rank, and
+/// A source publishes two count vectors at route: `rank_counts[R]`, its tokens that go to each rank, and
 /// `expert_counts[E]`, its distinct (token, expert) pairs. The row of a token is the first row of its (source,
 /// destination) or (source, expert) run plus the token's position in that run. Hosts compute the prefix sums that give
 /// the first rows in route_plan.hpp; a GPU computes them in parallel (cuda/intranode/exchange.cu and place.cu). The

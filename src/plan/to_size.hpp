@@ -6,7 +6,7 @@
 
 namespace ferry {
 
-/// A count or index, never negative, as the standard containers want it.
+/// A count or index, never negative, in the type that the standard containers use.
 constexpr std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 }  // namespace ferry

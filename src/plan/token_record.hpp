@@ -1,7 +1,7 @@
 #ifndef FERRY_PLAN_TOKEN_RECORD_HPP
 #define FERRY_PLAN_TOKEN_RECORD_HPP
 
-/// What travels with a token's payload: scales, expert ids, weights, and, where a token may take several rows of one
+/// What is sent with a token's payload: scales, expert ids, weights, and, where a token may take several rows of one
 /// receiver, those rows. One record of fixed size per token, the same for all ranks of a call, in words of 4 bytes:
 ///
 ///     word 0         scales   S elements of the caller's scale type, padded to a word
@@ -24,7 +24,7 @@ struct TokenRecord {
   int weights_word = 0;
   int rows_word = 0;
   int end_word = 0;
-  int num_words = 0;  ///< end_word rounded up to 16 bytes; 0: nothing travels with the payload
+  int num_words = 0;  ///< end_word rounded up to 16 bytes; 0: only the payload is sent
   bool has_ids = false;
   bool has_weights = false;
   bool has_rows = false;

@@ -1,8 +1,8 @@
 #ifndef FERRY_RAIL_CALL_HEADER_HPP
 #define FERRY_RAIL_CALL_HEADER_HPP
 
-/// What ranks send their rail peers besides payload: which call they make, and why they gave up. The peer wrote these
-/// bytes as it liked and may rewrite them at any moment, so readers copy them here, once, and check the copy.
+/// What ranks send their rail peers in addition to payload: which call they make, and why they gave up. The peer's
+/// bytes are not trusted and may change at any moment, so readers copy them once, here, and check the copy.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,13 +30,13 @@ inline constexpr std::size_t kCallHeaderStride =
 
 /// Accepts any bytes, even if they change meanwhile. A header that it returns is of call number `call`, its enumerators
 /// exist, its numbers of rows and entries fit the i32 tables of route, and its message, if the call failed, is plain
-/// text within its room. `*header` is unchanged where the bytes are refused, and so is its message beyond the new one's
+/// text within its bounds. `*header` is unchanged if the bytes are refused, and so is its message beyond the new one's
 /// end.
-/// @errors kTransport, in words that follow "rank 3 …"
+/// @errors kTransport; the message completes "rank 3 …"
 Status parse_call_header(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t call, CallHeader* header);
 
-/// The record with a failure's code, a culprit that is one of `num_ranks` or -1, and a message that is plain text within
-/// its room, whatever the bytes are: the sender has given up in any case.
+/// The record with a failure's code, a culprit that is one of `num_ranks` or -1, and a message that is plain text
+/// within its bounds, whatever the bytes are: the sender has given up in any case.
 ErrorRecord usable_error_record(std::span<const std::byte, sizeof(ErrorRecord)> bytes, int num_ranks);
 
 }  // namespace ferry::rail

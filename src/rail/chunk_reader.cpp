@@ -21,8 +21,8 @@ Status ChunkReader::open(std::span<const std::byte> chunk, std::uint64_t chunk_i
     return {};
   }
   return Status(ErrorCode::kTransport,
-                fmt::format("a chunk that was not agreed on: number {} of exchange {} with {} items of {} bytes, "
-                            "expected number {} of exchange {} with 1 to {} items of {} bytes",
+                fmt::format("an unexpected chunk: chunk {} of exchange {} with {} items of {} bytes, "
+                            "expected chunk {} of exchange {} with 1 to {} items of {} bytes",
                             header.chunk_idx, header.exchange_idx, header.num_items, header.item_bytes, chunk_idx,
                             agreed_.exchange_idx, most, agreed_.item_bytes));
 }

@@ -1,9 +1,9 @@
 #ifndef FERRY_RAIL_CHUNK_READER_HPP
 #define FERRY_RAIL_CHUNK_READER_HPP
 
-/// What arrives from one rail peer in one exchange: items in chunks, as many and as long as both ends know beforehand.
-/// The peer can write to a chunk at any moment, so its header is read once; afterwards only the contents of items, which
-/// are the caller's business, depend on the chunk's memory.
+/// What arrives from one rail peer in one exchange: items in chunks, whose number and size both ends know beforehand.
+/// The peer can write to a chunk at any moment, so its header is read once; afterwards only the contents of items,
+/// which the caller handles, depend on the chunk's memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ class ChunkReader {
   struct Agreed {
     std::uint64_t exchange_idx = 0;
     std::int64_t num_items = 0;
-    std::size_t item_bytes = 0;  ///< at least 1 where there are items
+    std::size_t item_bytes = 0;  ///< at least 1 if there are items
   };
   ChunkReader() = default;
   explicit ChunkReader(const Agreed& agreed) : agreed_(agreed) {}
@@ -26,15 +26,15 @@ class ChunkReader {
   /// Accepts any bytes, at least a header, as chunk number `chunk_idx` of the ring; they stay in place until they are
   /// used up. After a refusal it expects the same chunk.
   /// @pre  no chunk is open, and not all items are used
-  /// @errors kTransport, in words that follow "rank 3 sent …"
+  /// @errors kTransport; the message completes "rank 3 sent …"
   Status open(std::span<const std::byte> chunk, std::uint64_t chunk_idx);
   bool is_open() const { return chunk_left_ > 0; }
 
-  /// The items of the open chunk that are not used yet, whole ones; empty where none is open.
+  /// The whole items of the open chunk that are not used yet; empty if none is open.
   std::span<const std::byte> front() const {
     return {items_, static_cast<std::size_t>(chunk_left_) * agreed_.item_bytes};
   }
-  /// The first `count` items of front() are used. True: the chunk is used up.
+  /// Marks the first `count` items of front() as used. True: the chunk is used up.
   bool pop(std::int64_t count);
 
   bool all_used() const { return num_used_ == agreed_.num_items; }

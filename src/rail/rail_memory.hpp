@@ -1,17 +1,17 @@
 #ifndef FERRY_RAIL_RAIL_MEMORY_HPP
 #define FERRY_RAIL_RAIL_MEMORY_HPP
 
-/// The memory of a rank that its rail peers (the ranks with its index in the other nodes) put into, and out of which it
-/// puts. All ranks of a group lay it out alike, so an offset here is an offset there.
+/// The memory of a rank that its rail peers (the ranks with its index in the other nodes) put into, and that it puts
+/// from. All ranks of a group use the same layout, so offsets are valid on both ends.
 ///
 ///     headers in     2 x M records   what each rail peer calls; calls alternate
 ///     headers out    2 records       what this rank calls
 ///     errors in      M records       why a rail peer gave up on the group
 ///     error out      1 record
-///     chunks in      M rings         payload on its way, by sending node
+///     chunks in      M rings         received payload, by sending node
 ///     chunks out     M rings         the same on the sender's side: a chunk stays until the receiver has used it
 ///
-/// Chunks are few and large where there are few nodes, and shrink so that all rings together keep to a budget.
+/// Chunks are large with few nodes, and shrink with more so that all rings together stay within a budget.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,15 +21,15 @@
 
 namespace ferry::rail {
 
-/// Chunks of a ring, and their size, the chunk's header included.
+/// Chunks of a ring, and their size including the chunk's header.
 struct RingShape {
   std::size_t num_chunks = 0;   ///< at most net::kMaxRingChunks
   std::size_t chunk_bytes = 0;  ///< a multiple of plan::kPartAlignment
 };
 
-/// What all rings of a rank take at most (up to about a thousand nodes; then every ring has its smallest size).
+/// Most memory of all rings of a rank (up to about a thousand nodes; then every ring has its smallest size).
 inline constexpr std::size_t kRingBudgetBytes = std::size_t{64} << 20;
-/// For CPUs: one being filled, one being used, two on their way.
+/// For CPUs: one being filled, one being used, two in transit.
 inline constexpr std::size_t kNumChunks = 4;
 /// Long enough that a put's fixed costs vanish, short enough that both ends of a ring fit a core's second-level cache.
 /// Through UCX's shared memory, 8 ranks on 2 cores, the rings carried 1.12 to 1.39 of what ucx_perftest did with this
@@ -38,7 +38,7 @@ inline constexpr std::size_t kNumChunks = 4;
 inline constexpr std::size_t kMaxChunkBytes = std::size_t{128} << 10;
 inline constexpr std::size_t kMinChunkBytes = std::size_t{8} << 10;
 
-/// In front of each chunk. The receiver checks all of it.
+/// Precedes each chunk. The receiver checks every field.
 struct ChunkHeader {
   std::uint64_t chunk_idx = 0;     ///< of the ring, from 0, never repeated
   std::uint64_t exchange_idx = 0;  ///< which exchange of the pair of ranks, from 1
@@ -101,7 +101,7 @@ class RailMemory {
   std::size_t error_in(std::size_t from) const { return errors_in_ + from * error_stride_; }
   std::size_t error_out() const { return error_out_; }
 
-  /// The ring from `from` on the receiver `to`, and the ring towards `to` on the sender `from`.
+  /// The ring from `from` on the receiver `to`, and the ring to `to` on the sender `from`.
   std::size_t ring_in(std::size_t from, std::size_t to) const { return chunks_in_ + ring_idx(from, to) * ring_bytes(); }
   std::size_t ring_out(std::size_t from, std::size_t to) const {
     return chunks_out_ + ring_idx(to, from) * ring_bytes();

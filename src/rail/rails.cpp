@@ -18,7 +18,7 @@ enum Channel : int { kHello = 0, kCall, kError, kChunks, kCredits, kNumChannels 
 /// In values of kCall and kError: the sender has left.
 constexpr std::uint64_t kLeft = std::uint64_t{1} << 63;
 
-/// Enough to tell peers why the group is broken, over any network that works: a hundred round trips around the world
+/// Enough to report to peers why the group is broken, over any working network: a hundred round trips around the world
 /// and some lost packets.
 constexpr std::int64_t kLastWordsNs = 1'000'000'000;
 
@@ -31,7 +31,7 @@ Result<const net::EngineFactory*> choose_engine(const std::string& name) {
   std::string names;
   for (const net::EngineFactory& factory : net::engine_factories()) {
     names += fmt::format(", {}", factory.name);
-    // The loopback network ends at the process: only on request.
+    // The loopback network does not leave the process: only on request.
     if (name != factory.name && (name != "auto" || factory.name == "loopback")) continue;
     const Status status = factory.probe();
     if (status.ok()) return &factory;
@@ -46,7 +46,7 @@ Result<const net::EngineFactory*> choose_engine(const std::string& name) {
                 fmt::format("Group::create: transport \"{}\" cannot run on this machine{}", name, reasons));
 }
 
-/// An engine does not know what its owner is doing.
+/// Adds the name of the call, which an engine does not know.
 Status while_creating(const Status& status) {
   if (status.ok()) return status;
   return Status(status.code(), fmt::format("Group::create: {}", status.message()), status.peer());
@@ -65,7 +65,7 @@ Rails::~Rails() { leave(); }
 
 Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, const RailsOptions& options,
                                              const Status& my_status, std::function<void()> wake_rank) {
-  // A rank that fails says so in the gather below, so that all ranks fail together.
+  // A rank that fails reports it in the gather below, so that all ranks fail together.
   Status status = my_status;
   std::unique_ptr<Rails> rails(new Rails(context, options));
   net::Blob address;
@@ -185,14 +185,14 @@ std::optional<ReportedError> Rails::reported_error() const {
 
 Status Rails::presence(int rank) const {
   const int node = topology_.node_of(rank);
-  // All channels: what was put before on any has then arrived, the reason for leaving above all.
+  // All channels: everything put before on any of them has then arrived, in particular the reason for leaving.
   const bool closed = std::atomic_ref(words_[to_size(node)].closed).load(std::memory_order_acquire) != 0;
   if (closed && (proxy_->received(node, kCall) & proxy_->received(node, kError) & kLeft) != 0) {
     return Status(ErrorCode::kPeerLost, "has destroyed its group", rank);
   }
   const Status status = proxy_->peer_status(node);
   if (status.ok()) return {};
-  return Status(status.code(), fmt::format("is gone from the network ({})", status.message()), rank);
+  return Status(status.code(), fmt::format("lost its network connection ({})", status.message()), rank);
 }
 
 void Rails::leave() {

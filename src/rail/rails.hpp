@@ -2,17 +2,17 @@
 #define FERRY_RAIL_RAILS_HPP
 
 /// A rank's connections to its rail peers: the ranks with the same index in the other nodes. They carry call headers
-/// (which call a rank makes), error records (why it gave up), and payload through rings. Peers go by their node's index.
-/// Nothing here waits.
+/// (which call a rank makes), error records (why it gave up), and payload through rings. Peers are identified by their
+/// node's index. Nothing here waits.
 ///
 ///   channel     value                              published by it
 ///   kHello      1                                  nothing; the connection works
 ///   kCall       number of the call                 the header of that call
 ///   kError      1                                  the error record
 ///   kChunks     chunks ever sent to this peer      those chunks
-///   kCredits    chunks ever used up here           nothing; their places on the sender may be filled again
+///   kCredits    chunks ever used up here           nothing; the sender may fill their memory again
 ///
-/// Every value has one writer and only grows, so nothing is cleaned between calls. A rank that leaves sets kLeft in the
+/// Every value has one writer and only grows, so nothing is reset between calls. A rank that leaves sets kLeft in the
 /// values of kCall and kError and closes its rings: what it sent before is complete by then.
 
 #include <cstdint>
@@ -41,8 +41,8 @@ struct RailsOptions {
 
 class Rails {
  public:
-  /// Collective: succeeds on all ranks or fails on all, with `my_status` if that is an error. `wake_rank` is called from
-  /// another thread when something has arrived.
+  /// Collective: succeeds on all ranks or fails on all, with `my_status` if that is an error. `wake_rank` is called
+  /// from another thread when something has arrived.
   static Result<std::unique_ptr<Rails>> create(const BackendContext& context, const RailsOptions& options,
                                                const Status& my_status, std::function<void()> wake_rank);
   ~Rails();
@@ -59,14 +59,14 @@ class Rails {
 
   /// Begins to connect and greets all peers.
   Status start();
-  /// Has the peer's greeting arrived?
+  /// Whether the peer's greeting has arrived.
   bool greeted(int node) const;
-  /// Once all peers are there: may this rank's thread drive the network itself, where that is faster?
+  /// Once all peers have connected: whether this rank's thread may drive the network itself if that is faster.
   void allow_inline_progress(bool allowed);
 
   /// Sends all rail peers the header of call number `header.call`.
   void announce(const CallHeader& header);
-  /// Has the peer's header of call number `call` arrived?
+  /// Whether the peer's header of call number `call` has arrived.
   bool has_header(int node, std::uint64_t call) const;
   /// The headers of a call as the peers wrote them, by node, `header_stride` bytes apart; none of this rank's own. A
   /// peer may change them at any moment.
@@ -79,7 +79,7 @@ class Rails {
   /// Bytes of items that a chunk holds.
   std::size_t chunk_capacity() const { return memory_.ring_shape().chunk_bytes - kChunkHeaderBytes; }
 
-  /// While one lives, this rank's thread moves the network itself, where allow_inline_progress() found that faster. For
+  /// While one lives, this rank's thread drives the network itself, if allow_inline_progress() found that faster. For
   /// waits in which only rail peers matter: only they wake this rank then.
   class InlineProgress {
    public:
@@ -95,9 +95,9 @@ class Rails {
    private:
     Rails& rails_;
   };
-  /// Lets the network move if this thread drives it. True if anything did.
+  /// Polls the network if this thread drives it. True if anything happened.
   bool progress() { return proxy_->progress(); }
-  /// Sleeps until the network has something to do, at most that long. False at once where this thread does not drive
+  /// Sleeps until the network has something to do, at most `timeout_ns`. False at once if this thread does not drive
   /// it: the proxy wakes the rank then.
   bool sleep(std::int64_t timeout_ns) { return proxy_->sleep(timeout_ns); }
 
@@ -105,18 +105,18 @@ class Rails {
   void report_error(const ErrorRecord& record);
   /// Why a rail peer gave up, if one did.
   std::optional<ReportedError> reported_error() const;
-  /// Ok while `rank`, of another node, can be expected to do its part. kPeerLost, kTransport: what became of it.
+  /// Ok while `rank`, of another node, can be expected to do its part. kPeerLost, kTransport: what happened to it.
   Status presence(int rank) const;
-  /// Sends nothing more; peers that wait for this rank learn of it.
+  /// Sends nothing more; peers that wait for this rank are notified.
   void leave();
-  /// From now on the destructor takes no longer than peers that answer need.
+  /// From now on the destructor waits only as long as responsive peers need to answer.
   void expect_no_answers();
 
-  /// Of the network's memory, which is the engine's.
+  /// Bytes of the network's memory, which the engine owns.
   std::size_t memory_bytes() const { return memory_.size_bytes(); }
   std::string_view engine_name() const { return engine_name_; }
   net::PeerTraffic traffic(int node) const { return proxy_->traffic(node); }
-  /// By which ways the network reaches the rail peers; Path::peer is a node. Waits for the proxy.
+  /// How the network reaches the rail peers; Path::peer is a node. Waits for the proxy.
   std::vector<net::Path> paths() { return proxy_->paths(); }
 
  private:
@@ -131,14 +131,14 @@ class Rails {
   std::string engine_name_;
   std::vector<net::Blob> addresses_;          // by node
   std::unique_ptr<net::RingWords[]> words_;   // by node; outlives the proxy
-  std::vector<std::unique_ptr<Ring>> rings_;  // by node; null for the own one
+  std::vector<std::unique_ptr<Ring>> rings_;  // by node; null for this rank's own
   std::uint64_t num_announced_ = 0;
   bool has_reported_ = false;
-  /// All nodes are on this host, which has not even a core for each rank, and puts are copies that this rank's thread
-  /// may as well make: 8 ranks of two nodes on 2 cores moved 9.1 GB/s through UCX's shared memory with a thread for
-  /// each proxy, and 11.9 GB/s so. Over TCP the kernel works beside the rank, and a proxy that feeds it all the time
-  /// was faster: 2.8 against 2.5 GB/s (benchmarks/rail_stage.cpp, medians of 5 and 3 runs in turn). Other numbers of
-  /// cores were not measured.
+  /// True if all nodes are on this host, it has fewer cores than ranks, and puts are copies that this rank's thread can
+  /// make just as well: 8 ranks of two nodes on 2 cores moved 9.1 GB/s through UCX's shared memory with a thread for
+  /// each proxy, and 11.9 GB/s without. Over TCP the kernel works in parallel with the rank, and a proxy that feeds it
+  /// continuously was faster: 2.8 against 2.5 GB/s (benchmarks/rail_stage.cpp, medians of 5 and 3 runs in turn). Other
+  /// numbers of cores were not measured.
   bool inline_progress_ = false;
   std::unique_ptr<net::Proxy> proxy_;
 };

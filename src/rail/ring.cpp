@@ -27,7 +27,7 @@ Ring::Batch Ring::reserve() const {
   const std::uint64_t credits = Word(parts_.words->credits).load(std::memory_order_acquire);
   if (static_cast<std::int64_t>(credits + parts_.shape.num_chunks - num_filled_) <= 0) return {};
   const auto most = static_cast<std::int64_t>(capacity_bytes() / flow_.out_item_bytes);
-  return {num_committed_, std::min(left, most), parts_.chunks_out + place(num_filled_) + kChunkHeaderBytes};
+  return {num_committed_, std::min(left, most), parts_.chunks_out + chunk_offset(num_filled_) + kChunkHeaderBytes};
 }
 
 void Ring::commit(const Batch& batch) {
@@ -47,7 +47,7 @@ std::span<const std::byte> Ring::front() {
   if (!fault_.ok() || reader_.all_used()) return {};
   if (reader_.is_open()) return reader_.front();
   if (Word(parts_.words->arrived).load(std::memory_order_acquire) <= num_used_) return {};
-  const std::byte* const chunk = parts_.chunks_in + place(num_used_);
+  const std::byte* const chunk = parts_.chunks_in + chunk_offset(num_used_);
   if (Status status = reader_.open({chunk, parts_.shape.chunk_bytes}, num_used_); !status.ok()) {
     fault_ =
         Status(status.code(), fmt::format("rank {} sent {}", parts_.peer_rank, status.message()), parts_.peer_rank);

@@ -6,8 +6,8 @@
 /// checks every chunk against it.
 ///
 /// Nothing here waits. A producer reserves room in a chunk, writes items there and commits; a consumer reads the items
-/// at the front and releases them. Both are told when that is not possible now. net::RingWords says how the ends and
-/// the proxy between them keep in step.
+/// at the front and releases them. Both functions report when that is not possible yet. net::RingWords describes how
+/// the ends and the proxy between them synchronise.
 
 #include <cstdint>
 #include <span>
@@ -31,7 +31,7 @@ class Ring {
   struct Parts {
     net::Proxy* proxy = nullptr;
     net::RingWords* words = nullptr;
-    int peer = 0;       ///< of the proxy
+    int peer = 0;       ///< index of the peer in the proxy
     int peer_rank = 0;  ///< in the group, for messages
     const std::byte* chunks_in = nullptr;
     std::byte* chunks_out = nullptr;
@@ -53,22 +53,22 @@ class Ring {
   /// Sends a batch as one chunk.
   void commit(const Batch& batch);
 
-  /// The items that have arrived and were not released yet: whole items, in order, aligned to 16 bytes. Empty also when
-  /// the peer broke the rules (see fault()).
+  /// The items that have arrived and were not released yet: whole items, in order, aligned to 16 bytes. Also empty when
+  /// the peer violated the protocol (see fault()).
   std::span<const std::byte> front();
-  /// The first `num_items` items of front() are used.
+  /// Marks the first `num_items` items of front() as used.
   void release(std::int64_t num_items);
 
-  /// Is everything of this exchange committed and released?
+  /// Whether everything of this exchange is committed and released.
   bool finished() const { return num_committed_ == flow_.num_out && reader_.all_used(); }
-  /// What the peer did wrong, if it did; the exchange cannot go on then.
+  /// How the peer violated the protocol, if it did; the exchange cannot continue then.
   const Status& fault() const { return fault_; }
 
   std::size_t capacity_bytes() const { return parts_.shape.chunk_bytes - kChunkHeaderBytes; }
   int peer_rank() const { return parts_.peer_rank; }
 
  private:
-  std::size_t place(std::uint64_t chunk_idx) const {
+  std::size_t chunk_offset(std::uint64_t chunk_idx) const {
     return chunk_idx % parts_.shape.num_chunks * parts_.shape.chunk_bytes;
   }
 
@@ -77,7 +77,7 @@ class Ring {
   std::uint64_t exchange_idx_ = 0;
   std::int64_t num_committed_ = 0;  // items of this exchange
   std::uint64_t num_filled_ = 0;    // chunks since the beginning, as words.filled
-  std::uint64_t num_used_ = 0;      // likewise, as words.used
+  std::uint64_t num_used_ = 0;      // chunks since the beginning, as words.used
   ChunkReader reader_;
   Status fault_;
 };

@@ -8,9 +8,9 @@ namespace {
 
 /// A rank that waits longer than this on these small inputs has lost its peer. Long for a machine that runs other work.
 constexpr std::int64_t kTimeoutNs = 40 * kNsPerSecond;
-/// As long as a whole run where processes take turns on one GPU, thousands of times.
+/// As long as a whole test run: processes that share one GPU take turns thousands of times.
 constexpr std::chrono::seconds kGpuDeadline{300};
-/// Plenty for these inputs, and small enough that sixteen ranks fit any address space limit.
+/// Ample for these inputs, and small enough that sixteen ranks fit any address space limit.
 constexpr std::size_t kArenaBytes = std::size_t{1} << 30;
 
 }  // namespace

@@ -40,9 +40,9 @@ using GroupBody = std::function<void(RankContext&, Group&)>;
 class Conformance : public ::testing::TestWithParam<BackendConfig> {
  protected:
   GroupOptions group_options(const RankContext& context) const;
-  /// Ranks of a node in a group of so many: all, or as many as make at least two nodes.
+  /// Ranks per node in a group of `num_ranks`: all, or so few that there are at least two nodes.
   int ranks_per_node(int num_ranks) const;
-  /// What the oracle says of the case where these ranks are spread over nodes like that.
+  /// The oracle's results of the case with its ranks spread over nodes in that way.
   PreparedCase prepare(ExchangeCase spec) const;
   bool on_gpus() const { return std::string_view(GetParam().backend) == "cuda"; }
   /// Runs `body` on every rank.

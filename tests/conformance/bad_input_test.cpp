@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kNumRanks = 3;
 
-/// One way to spoil a call. One rank makes the spoiled call while the others make a good one: every rank must refuse
-/// alike, write nothing, and go on as if nothing had been.
+/// One way to make a call invalid. One rank makes the invalid call while the others make a valid one: every rank must
+/// refuse it in the same way, write nothing, and continue unaffected.
 template <typename... Arguments>
 struct Mistake {
   std::string name;
@@ -347,7 +347,7 @@ TEST_P(BadInputConformance, WrongRoutingStreamOrCall) {
   });
 }
 
-TEST_P(BadInputConformance, IsToldOnce) {
+TEST_P(BadInputConformance, IsReportedOnce) {
   const PreparedCase good = good_case(Layout::kTokens);
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
     const Routing routing = check_route(context, group, good);

@@ -20,8 +20,8 @@ class CapacityConformance : public Conformance {
     return one;
   }
 
-  /// Where route returns before the counts are known there is a Routing all the same. Whatever is done with it, no rank
-  /// writes anything, and all of them hear of it again.
+  /// If route returns before the counts are known, there is a Routing nevertheless. Whatever is done with it, no rank
+  /// writes anything, and all of them report the error again.
   static void expect_refused_use(RankContext& context, Group& group, const Routing& routing) {
     const TensorImage recv(payload_rows(DType::kBfloat16, routing.num_recv_rows(), 32, 0));
     const TensorImage own(payload_rows(DType::kBfloat16, routing.num_tokens(), 32, 0));
@@ -36,7 +36,7 @@ class CapacityConformance : public Conformance {
     own_tensor.expect_equal(context, own, "sums after a refused combine");
   }
 
-  /// `full` just fits; `short_by_one` has one row too few on some rank. All ranks must refuse that one and go on.
+  /// `full` just fits; `short_by_one` has one row too few on some rank. All ranks must refuse that one and continue.
   void expect_refusal(const PreparedCase& full, const PreparedCase& short_by_one) const {
     ASSERT_EQ(oracle::route(short_by_one.world).status().code(), ErrorCode::kCapacity);
     run_with_group(full.world.num_ranks, [&](RankContext& context, Group& group) {
@@ -84,7 +84,7 @@ TEST_P(CapacityConformance, SomeRanksBoundTheirRowsAndOthersDoNot) {
   run_with_group(3, [&](RankContext& context, Group& group) { check_case(context, group, mixed); });
 }
 
-TEST_P(CapacityConformance, AnArenaThatIsFullSaysSoAndStaysUsable) {
+TEST_P(CapacityConformance, AFullArenaIsReportedAndStaysUsable) {
   run_with_group(2, [&](RankContext& context, Group& group) {
     const std::size_t arena_bytes = group_options(context).arena_bytes;
     const auto too_much = group.allocate(arena_bytes + 1);
@@ -98,7 +98,7 @@ TEST_P(CapacityConformance, AnArenaThatIsFullSaysSoAndStaysUsable) {
       const auto another = group.allocate(arena_bytes / 2 + 1);
       context.expect_code(another.status(), ErrorCode::kCapacity, "allocate the other half and a byte");
     }
-    context.expect(group.memory_usage().allocated_bytes == allocated_before, "memory was not given back");
+    context.expect(group.memory_usage().allocated_bytes == allocated_before, "memory was not freed");
     context.expect_ok(group.allocate(arena_bytes / 2).status(), "allocate half of the arena again");
   });
 }

@@ -69,7 +69,7 @@ TEST_P(LifetimeConformance, GroupsComeAndGo) {
   });
 }
 
-// What a rank gives back at a group's end must not keep the others' calls in another group from beginning.
+// Freeing a group's memory on one rank must not keep the others' calls in another group from starting.
 TEST_P(LifetimeConformance, GroupsEndWhileAnotherWorks) {
   const std::vector<PreparedCase> cases = random_cases(3, 6, 24);
   run_with_group(3, [&](RankContext& context, Group& stays) {
@@ -127,7 +127,7 @@ TEST_P(LifetimeConformance, MemoryIsZeroedAlignedAndReused) {
   });
 }
 
-/// Each call's flags and staging must not be seen by the next one, however the shapes change.
+/// The flags and staging of a call must not affect the next one, however the shapes change.
 TEST_P(LifetimeConformance, ManyCallsBackToBack) {
   const std::vector<PreparedCase> cases = random_cases(4, 12, 24);
   run_with_group(4, [&](RankContext& context, Group& group) {

@@ -7,7 +7,7 @@
 namespace ferry::test {
 namespace {
 
-/// For a rank's process, before it makes its group.
+/// For a rank's process, before it creates its group.
 void take_shared_memory_only() {
   setenv("UCX_TLS", "posix,sysv,self", 1);
   setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);

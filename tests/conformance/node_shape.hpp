@@ -19,7 +19,7 @@ struct NodeShape {
   int num_nodes;
   int ranks_per_node;
   const char* transport;
-  bool over_shared_memory = false;  ///< of UCX, which takes it only where it is told to
+  bool over_shared_memory = false;  ///< for UCX, which uses it only if configured to
 
   int num_ranks() const { return num_nodes * ranks_per_node; }
   /// Processes share nothing but the network; the loopback engine has threads only.
@@ -35,7 +35,7 @@ void PrintTo(const NodeShape& shape, std::ostream* out);
 /// Names the instantiations of every suite.
 std::string shape_name(const testing::TestParamInfo<NodeShape>& info);
 
-/// What the oracle says of the case on these nodes.
+/// The oracle's results of the case on these nodes.
 PreparedCase prepare_on(const NodeShape& shape, ExchangeCase spec);
 
 /// Runs `body` on every rank with a new group, then destroys the group.

@@ -7,15 +7,15 @@
 #include "net/loopback/faults.hpp"
 #include "support/exchange_check.hpp"
 
-/// Groups of several nodes against the oracle over a network that is late and out of order, as far as engine.hpp allows
-/// it to be: results must not show it.
+/// Groups of several nodes against the oracle over a network that is as late and out of order as engine.hpp allows:
+/// this must not affect results.
 
 namespace ferry::test {
 namespace {
 
 using net::LoopbackFaults;
 
-/// Operations that a fault must have met for a run to mean anything; they are many times as many.
+/// Fewest operations that a fault must have affected for a run to be meaningful; actual runs have many times as many.
 constexpr std::uint64_t kEnough = 50;
 
 class NodesWithFaults : public testing::TestWithParam<NodeShape> {
@@ -27,7 +27,7 @@ class NodesWithFaults : public testing::TestWithParam<NodeShape> {
     return cases;
   }
 
-  /// Rows that make many chunks, so that values of every channel follow each other without waiting for an answer.
+  /// Enough rows for many chunks, so that values of every channel follow each other without waiting for an answer.
   static PreparedCase many_chunks() {
     ExchangeCase spec;
     spec.name = "many chunks";
@@ -38,7 +38,7 @@ class NodesWithFaults : public testing::TestWithParam<NodeShape> {
   }
 };
 
-/// What comes from each node is late by an amount of its own, another one for every case.
+/// What comes from each node is late by a delay of its own, different for every case.
 void draw_delays(LoopbackFaults& faults, const Topology& topology, std::mt19937_64& random) {
   constexpr std::array<int, 5> kPolls = {0, 1, 4, 12, 25};
   for (int from = 0; from < topology.num_nodes(); ++from) {

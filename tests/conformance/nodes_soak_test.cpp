@@ -11,28 +11,27 @@
 #include "support/process_usage.hpp"
 #include "support/sanitizers.hpp"
 
-/// Thousands of calls on one group of several nodes, with ranks that come late: every result is the oracle's, and the
-/// group holds no more at the end than it did when it was warm.
+/// Thousands of calls on one group of several nodes, with ranks that arrive late: every result is the oracle's, and the
+/// group holds no more memory at the end than after warming up.
 
 namespace ferry::test {
 namespace {
 
 constexpr int kNumCalls = kSanitized ? 3000 : 10000;
-/// The first look is what later ones are compared with.
-constexpr int kCallsBetweenLooks = kSanitized ? 1000 : 2000;
-/// Odd: route's tables have two places that take turns, and each must have seen each case when the group is warm.
+/// Later measurements are compared with the first.
+constexpr int kCallsBetweenSamples = kSanitized ? 1000 : 2000;
+/// Odd: route's tables alternate between two blocks, and each must have been used by each case when the group is warm.
 constexpr int kNumCases = 41;
 constexpr std::size_t kNumKept = 4;
-/// One call in so many comes late on a rank, by less than so many microseconds.
+/// One call in this many is late on a rank, by less than this many microseconds.
 constexpr std::uint64_t kCallsPerStall = 50;
 constexpr std::uint64_t kLongestStallUs = 3000;
 
-/// By how much a process may grow between the first look and any later one; what a group says of itself, descriptors
+/// By how much a process may grow between the first measurement and any later one; the group's own counts, descriptors
 /// and mappings of files may not grow at all. On the heap, UCX's buffers come and go (some 110 KiB seen) and the
-/// allocator counts as used what its threads cache; one lost block a call, of the smallest that there are, would be 250
-/// KiB. Resident memory also has the fragments between blocks, of all ranks where they are threads (some 300 KiB seen);
-/// it is for what is not on the heap. Other mappings: the allocator may still begin an arena, which has two, for a
-/// thread.
+/// allocator counts as used what its threads cache; a leak of the smallest block per call would be 250 KiB. Resident
+/// memory also has the fragments between blocks, of all ranks where they are threads (some 300 KiB seen); it is for
+/// what is not on the heap. Other mappings: the allocator may still begin an arena, which has two, for a thread.
 constexpr std::size_t kSpareHeapBytes = std::size_t{192} << 10;
 constexpr std::size_t kSpareResidentBytes = std::size_t{1} << 20;
 constexpr std::size_t kSpareMappings = 4;
@@ -49,7 +48,7 @@ class Soak {
       : context_(context),
         group_(group),
         cases_(cases),
-        looks_at_process_(kind == RankKind::kProcesses || context.rank() == 0),
+        measures_process_(kind == RankKind::kProcesses || context.rank() == 0),
         stalls_(1000 + static_cast<std::uint64_t>(context.rank())) {}
 
   void run() {
@@ -58,12 +57,12 @@ class Soak {
         if (!all_calls_of(one)) return;
       }
     }
-    const int warm = call_ / kCallsBetweenLooks + 1;
-    for (int look = warm; look * kCallsBetweenLooks <= kNumCalls; ++look) {
-      while (call_ < look * kCallsBetweenLooks) {
+    const int warm = call_ / kCallsBetweenSamples + 1;
+    for (int sample = warm; sample * kCallsBetweenSamples <= kNumCalls; ++sample) {
+      while (call_ < sample * kCallsBetweenSamples) {
         if (!next_call()) return;
       }
-      if (!take_stock(look == warm)) return;
+      if (!take_stock(sample == warm)) return;
     }
   }
 
@@ -85,7 +84,7 @@ class Soak {
     return true;
   }
 
-  /// Drawn by all ranks alike. A Routing is used again many times, between those of others.
+  /// All ranks draw the same. A Routing is reused many times, between those of other routes.
   bool next_call() {
     Kept& kept = kept_[plan_() % kept_.size()];
     const std::uint64_t drawn = plan_();
@@ -110,7 +109,7 @@ class Soak {
     return note_call();
   }
 
-  /// Nobody relies on how long it is: it only changes who waits for whom.
+  /// Nothing depends on how long it is: it only changes which rank waits for which.
   void stall() {
     if (stalls_() % kCallsPerStall != 0) return;
     std::this_thread::sleep_for(std::chrono::microseconds(stalls_() % kLongestStallUs));
@@ -124,27 +123,27 @@ class Soak {
   }
 
   bool meet() {
-    return context_.expect_ok(context_.bootstrap()->all_gather({}, 40 * kNsPerSecond).status(), "meeting to look");
+    return context_.expect_ok(context_.bootstrap()->all_gather({}, 40 * kNsPerSecond).status(), "meeting to sample");
   }
 
-  /// All ranks stand still meanwhile, with no tensors and no Routings.
+  /// Meanwhile all ranks are idle, with no tensors and no Routings.
   bool take_stock(bool warm) {
     kept_ = {};
     if (!meet()) return false;
     Holdings now;
     now.group = group_.memory_usage();
-    if (looks_at_process_) now.process = process_usage();
+    if (measures_process_) now.process = process_usage();
     if (warm) warm_ = now;
     expect_no_growth("bytes held by the group", now.group.total_bytes(), warm_.group.total_bytes(), 0);
     expect_no_growth("descriptors", now.process.num_descriptors, warm_.process.num_descriptors, 0);
     expect_no_growth("mappings of files", now.process.num_file_mappings, warm_.process.num_file_mappings, 0);
-    // A sanitizer keeps what was freed, and maps memory for notes of its own.
+    // A sanitizer keeps freed memory, and maps memory for its own bookkeeping.
     if (!kSanitized) {
       expect_no_growth("mappings", now.process.num_mappings, warm_.process.num_mappings, kSpareMappings);
       expect_no_growth("bytes of heap", now.process.heap_bytes, warm_.process.heap_bytes, kSpareHeapBytes);
       expect_no_growth("resident bytes", now.process.resident_bytes, warm_.process.resident_bytes, kSpareResidentBytes);
     }
-    // Reported once; the calls go on, so that the other ranks have nothing to say about it.
+    // Reported once; the calls continue, so that the other ranks report nothing.
     num_growths_ = context_.failures().size();
     return meet();
   }
@@ -158,7 +157,7 @@ class Soak {
   RankContext& context_;
   Group& group_;
   const std::vector<PreparedCase>& cases_;
-  bool looks_at_process_;
+  bool measures_process_;
   std::mt19937_64 plan_{5};  // the same on every rank
   std::mt19937_64 stalls_;
   int call_ = 0;

@@ -9,7 +9,7 @@
 #include "support/exchange_check.hpp"
 
 /// Groups of several nodes against the oracle, in every shape that a group can have: one rank per node, one node, and
-/// what lies between, over each engine.
+/// everything in between, over each engine.
 
 namespace ferry::test {
 namespace {
@@ -42,7 +42,7 @@ TEST_P(Nodes, RandomExchangesAreTheOracles) {
 
 class LargeExchange : public Nodes {};
 
-/// Longer than a chunk of any ring, so that they cross in slices, with weights and scales beside them.
+/// Longer than a chunk of any ring, so that rows are sent in slices, together with weights and scales.
 TEST_P(LargeExchange, RowsLongerThanAChunk) {
   ExchangeCase spec;
   spec.name = "long rows";
@@ -61,7 +61,7 @@ TEST_P(LargeExchange, RowsLongerThanAChunk) {
   });
 }
 
-/// More rows than the rings hold, so that every chunk's place is used many times.
+/// More rows than the rings hold, so that every chunk is reused many times.
 TEST_P(LargeExchange, ManyTimesWhatTheRingsHold) {
   ExchangeCase spec;
   spec.name = "many rows";
@@ -102,14 +102,15 @@ TEST_P(Nodes, WhatCrossesIsOneRecordPerTokenAndNode) {
       const auto sent = static_cast<double>(after.rails[i].sent_bytes - before.rails[i].sent_bytes);
       const bool goes_there = group.topology().node_of(after.rails[i].rank) == target;
       const double payload = goes_there ? static_cast<double>(kTokens * kHidden * 2) : 0.0;
-      // A notice of the call, and a header per chunk.
+      // The call header, and a header per chunk.
       context.expect(sent >= payload && sent <= payload * 1.01 + 2048,
                      fmt::format("{} bytes to rank {}, expected about {}", sent, after.rails[i].rank, payload));
     }
   });
 }
 
-/// Ranks without a core each drive the network themselves where it is memory (not over TCP); here on every machine.
+/// Ranks that do not have a core each drive the network themselves if it is memory (not over TCP); this test does so on
+/// every machine.
 class NodesOnOneCore : public Nodes {
  protected:
   void SetUp() override {

@@ -14,7 +14,7 @@ namespace {
 constexpr int kNumRanks = 2;
 constexpr std::int64_t kNumTopk = 2;
 
-/// What one rank saw: its received rows and its slots, as the document writes them.
+/// The results of one rank: its received rows and its slots, as the document writes them.
 struct Seen {
   std::string rows;
   std::vector<std::int32_t> slots;

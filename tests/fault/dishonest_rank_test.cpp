@@ -1,5 +1,5 @@
-/// A rank of another node that follows the protocol's form and lies in its contents: the receiving rank refuses what is
-/// impossible and names the sender, before any of its memory follows from it.
+/// A rank of another node that follows the form of the protocol but sends false contents: the receiving rank refuses
+/// impossible data and names the sender before it uses any of it to address memory.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ GroupOptions two_nodes() {
   return {.backend = "cpu", .ranks_per_node = 1, .timeout_ns = 20 * kNsPerSecond, .transport = "loopback"};
 }
 
-/// Rank 1, built of the library's parts up to where it begins to lie.
+/// Rank 1, built from parts of the library up to the point where it sends false data.
 class Liar {
  public:
   explicit Liar(call::CallSync& sync) : sync_(sync), rails_(sync.rails()) {}
@@ -91,7 +91,7 @@ void be_a_liar(RankContext& context, const std::function<void(Liar&)>& lie) {
   liar.wait_for_error();
 }
 
-/// Rank 0 routes two tokens to itself while rank 1 lies; it must report `expected` of rank 1.
+/// Rank 0 routes two tokens to itself while rank 1 sends false data; it must report `expected` and blame rank 1.
 void expect_refusal(std::string_view expected, const std::function<void(Liar&)>& lie) {
   run_ranks({RankKind::kThreads, 2}, [&](RankContext& context) {
     if (context.rank() == 1) return be_a_liar(context, lie);
@@ -107,7 +107,7 @@ void expect_refusal(std::string_view expected, const std::function<void(Liar&)>&
   });
 }
 
-/// Rows 2 and 3 of rank 0 are rank 1's: 0 and 1 are its own tokens'.
+/// Rows 2 and 3 of rank 0 belong to rank 1; rows 0 and 1 to its own tokens.
 ForwardTable table_of_rows(const std::vector<std::int32_t>& rows) {
   ForwardTable table;
   for (const std::int32_t row : rows) {
@@ -135,14 +135,14 @@ TEST(DishonestRank, AHeaderOfMoreRowsThanTablesCanCount) {
 }
 
 TEST(DishonestRank, AChunkOfAnotherExchange) {
-  expect_refusal("rank 1 sent a chunk that was not agreed on: number 0 of exchange 2", [](Liar& liar) {
+  expect_refusal("rank 1 sent an unexpected chunk: chunk 0 of exchange 2", [](Liar& liar) {
     liar.skip_an_exchange();
     (void)liar.route(2, table_of_rows({2, 3}));
   });
 }
 
 TEST(DishonestRank, CountsThatItsTokensCannotHave) {
-  expect_refusal("rank 1 published counts that its 2 tokens", [](Liar& liar) {
+  expect_refusal("rank 1 published impossible counts for its 2 tokens", [](Liar& liar) {
     (void)liar.route(3, table_of_rows({2, 3}));
   });
 }

@@ -60,8 +60,8 @@ class LostRank : public testing::TestWithParam<Scenario> {
     if (status.ok()) status = exchange.dispatch();
     if (status.ok()) status = exchange.combine();
     // A rank of another node may have received all it needs before the victim failed: its next call gets the error.
-    const bool heard_later = status.ok() && GetParam().ranks_per_node != 0;
-    if (heard_later) status = exchange.route();
+    const bool reported_later = status.ok() && GetParam().ranks_per_node != 0;
+    if (reported_later) status = exchange.route();
     const std::int64_t waited_ns = node::monotonic_ns() - begin_ns;
 
     const ErrorCode expected = GetParam().fate == Fate::kKilled ? ErrorCode::kPeerLost : ErrorCode::kTimeout;
@@ -75,7 +75,7 @@ class LostRank : public testing::TestWithParam<Scenario> {
     context.expect(waited_ns <= 2 * kTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
 
     const Status later = exchange.route();
-    context.expect(later.code() == status.code() && later.peer() == status.peer(), "later calls say the same");
+    context.expect(later.code() == status.code() && later.peer() == status.peer(), "later calls report the same");
     context.expect_code(group->destroy(), expected, "destroy tells, and leaves");
     group.reset();
 
@@ -153,7 +153,7 @@ TEST(LeavingRank, ThreadsThatDestroyTheirGroupAreReportedAsLost) {
     if (!context.expect_ok(group.status(), "create")) return;
     SmallExchange exchange(**group, true);
     context.expect_ok(exchange.run_and_verify(), "before");
-    if (context.rank() == 1) return;  // leaves without a word
+    if (context.rank() == 1) return;  // leaves without waiting
     const Status status = exchange.route();
     context.expect_code(status, ErrorCode::kPeerLost, "after");
     context.expect(status.peer() == 1, status.to_string());

@@ -1,4 +1,4 @@
-/// A rank process is killed: the others hear of it from the network, and go on with each other.
+/// A rank process is killed: the network reports it to the others, which continue with each other.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -76,7 +76,7 @@ Status run_rank(int rank, const Meeting& meeting, const ForkedRank::Checkpoint& 
     checkpoint();
     for (;;) pause();
   }
-  if (!wait_for(&rung, [&] { return !proxy.peer_status(kVictim).ok(); })) return failed("no word of the loss");
+  if (!wait_for(&rung, [&] { return !proxy.peer_status(kVictim).ok(); })) return failed("the loss was not reported");
   const Status loss = proxy.peer_status(kVictim);
   proxy.put(kVictim, 0, 0, 0, kBytes);
   proxy.notify(kVictim, 0, 2);
@@ -84,21 +84,21 @@ Status run_rank(int rank, const Meeting& meeting, const ForkedRank::Checkpoint& 
   proxy.put(other, 0, 0, 0, kBytes);
   proxy.notify(other, 0, 2);
   if (!wait_for(&rung, [&] { return proxy.received(other, 0) == 2; })) {
-    return failed("the survivors do not hear each other", proxy.peer_status(other));
+    return failed("the survivors do not reach each other", proxy.peer_status(other));
   }
   return loss;
 }
 
 class NetLostProcess : public testing::TestWithParam<Transports> {};
 
-TEST_P(NetLostProcess, IsHeardByTheOthersWhoGoOn) {
+TEST_P(NetLostProcess, IsReportedToTheOthersWhichContinue) {
   const Meeting meeting = Meeting::prepare();
   std::vector<std::unique_ptr<ForkedRank>> ranks;
   for (int rank = 0; rank < kNumRanks; ++rank) {
     ranks.push_back(std::make_unique<ForkedRank>([&, rank](const ForkedRank::Checkpoint& checkpoint) {
       if (rank != 0) close(meeting.listen_fd);
       if (GetParam().tls != nullptr) setenv("UCX_TLS", GetParam().tls, 1);
-      // As docs/transport.md says for those who want shared memory.
+      // As docs/transport.md describes for the use of shared memory.
       setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
       setenv("UCX_SYSV_ERROR_HANDLING", "y", 1);
       return run_rank(rank, meeting, checkpoint);
@@ -106,7 +106,7 @@ TEST_P(NetLostProcess, IsHeardByTheOthersWhoGoOn) {
   }
   close(meeting.listen_fd);
   ranks[kVictim]->await_checkpoint();
-  // Kills and reaps it: one that nobody has reaped still counts as there where UCX asks the system (shared memory).
+  // Kills and reaps it: a process that is not reaped still exists for UCX where it asks the system (shared memory).
   ranks[kVictim] = nullptr;
   for (int rank = 0; rank < kNumRanks; ++rank) {
     if (rank == kVictim) continue;

@@ -19,7 +19,7 @@ struct Trap {
   SharedWords* words = nullptr;
   unsigned num_survivors = 0;
 };
-Trap trap;  // what the handler of this process does; a signal handler can only reach globals
+Trap trap;  // state of this process's signal handler, which can only use globals
 
 void on_fault(int) {
   if (trap.fate == Fate::kKilled) kill(getpid(), SIGKILL);

@@ -12,10 +12,10 @@ namespace ferry::test {
 
 enum class Fate {
   kKilled,   ///< SIGKILL: no destructor runs, nothing is sent to any rank
-  kStalled,  ///< the process lives on but makes no progress
+  kStalled,  ///< the process stays alive but makes no progress
 };
 
-/// Words that the rank processes of a test share.
+/// Words shared by the rank processes of a test.
 struct SharedWords {
   std::atomic<unsigned> num_survivors_done{0};
   std::atomic<std::int64_t> processor_time_ns{0};  ///< for tests that add up what ranks use

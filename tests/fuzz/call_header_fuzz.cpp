@@ -1,5 +1,5 @@
-/// What rail peers send of their calls and of the end of a group (rail/call_header.hpp): what is accepted must be fit for
-/// all that follows, which is agreement, route's counting, and messages for people.
+/// Call headers and error records from rail peers (rail/call_header.hpp): what is accepted must be valid for everything
+/// that follows, which is agreement, route's counting, and readable messages.
 ///
 /// Input: number of the call (u8), ranks (u8), then bytes: of the ranks' headers, and of an error record.
 
@@ -20,7 +20,7 @@ namespace {
 using rail::CallHeader;
 
 constexpr std::size_t kMaxRanks = 4;
-// Room for a refusal with some numbers in it.
+// Room for an error message with some numbers in it.
 constexpr std::size_t kMessageRoomBytes = 512;
 
 bool is_plain(std::span<const char> text) {
@@ -46,10 +46,10 @@ bool accepts(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t
   const CallHeader before = *header;
   const AllocationWatch watch;
   const Status status = rail::parse_call_header(bytes, call, header);
-  require(watch.largest_bytes() <= kMessageRoomBytes, "a header makes nobody allocate");
+  require(watch.largest_bytes() <= kMessageRoomBytes, "parsing a header does not allocate");
   if (!status.ok()) {
     require_refusal(status, ErrorCode::kTransport);
-    require(std::memcmp(&before, header, sizeof(before)) == 0, "what is refused leaves no traces");
+    require(std::memcmp(&before, header, sizeof(before)) == 0, "a refused header changes nothing");
     return false;
   }
   const CallRecord& record = header->record;
@@ -60,10 +60,10 @@ bool accepts(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t
   require(header->max_recv_rows >= 0 && header->max_recv_rows <= kMost, "rows fit tables of rows");
   require(header->num_entries >= 0 && header->num_entries <= kMost, "entries fit tables of entries");
   require(record.message_bytes >= 0 && record.message_bytes <= static_cast<std::int32_t>(kCallMessageBytes),
-          "a message is inside of its room");
-  require(record.code != ErrorCode::kOk || record.message_bytes == 0, "success says nothing");
+          "a message is inside its bounds");
+  require(record.code != ErrorCode::kOk || record.message_bytes == 0, "success has no message");
   const auto text = std::span(record.message).first(static_cast<std::size_t>(record.message_bytes));
-  require(is_plain(text), "a message can be shown to people");
+  require(is_plain(text), "a message is printable");
 
   CallHeader raw;
   std::memcpy(&raw, bytes.data(), sizeof(raw));
@@ -73,7 +73,8 @@ bool accepts(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t
           "what is accepted is what was said");
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char letter = raw.record.message[i];
-    require(text[i] == (is_plain(std::span(&letter, 1)) ? letter : '?'), "only what cannot be shown is changed");
+    require(text[i] == (is_plain(std::span(&letter, 1)) ? letter : '?'),
+            "only characters that are not printable are changed");
   }
   const CallHeader again = say_again(*header);
   CallHeader second;
@@ -102,7 +103,7 @@ void check_agreed(std::span<const CallHeader> headers) {
   require(agreed.peer() == culprit - records.begin(), "the first that differs is named");
   require(agreed.code() == (failed != records.end() ? (*failed)->code : ErrorCode::kInvalidArgument),
           "a rank's own error comes first");
-  require(is_plain(agreed.message()), "a disagreement can be shown to people");
+  require(is_plain(agreed.message()), "the message of a disagreement is printable");
 }
 
 void fuzz_error_record(std::span<const std::byte> given, int num_ranks) {
@@ -110,15 +111,15 @@ void fuzz_error_record(std::span<const std::byte> given, int num_ranks) {
   std::copy_n(given.begin(), std::min(given.size(), bytes.size()), bytes.begin());
   const ErrorRecord record = rail::usable_error_record(bytes, num_ranks);
   require(record.code != ErrorCode::kOk && to_string(record.code) != "unknown", "a record is a failure with a name");
-  require(record.culprit >= -1 && record.culprit < num_ranks, "a culprit is a rank or nobody");
+  require(record.culprit >= -1 && record.culprit < num_ranks, "a culprit is a rank or -1");
   require(record.message_bytes >= 0 && record.message_bytes <= static_cast<std::int32_t>(kErrorMessageBytes),
-          "a record is inside of its room");
+          "a message is inside its bounds");
   require(is_plain(std::span(record.message).first(static_cast<std::size_t>(record.message_bytes))),
-          "a record can be shown to people");
-  std::array<std::byte, sizeof(ErrorRecord)> told;
-  std::memcpy(told.data(), &record, sizeof(record));
-  const ErrorRecord heard = rail::usable_error_record(told, num_ranks);
-  require(std::memcmp(&heard, &record, sizeof(record)) == 0, "an error record is passed on unchanged");
+          "a message is printable");
+  std::array<std::byte, sizeof(ErrorRecord)> sent;
+  std::memcpy(sent.data(), &record, sizeof(record));
+  const ErrorRecord parsed = rail::usable_error_record(sent, num_ranks);
+  require(std::memcmp(&parsed, &record, sizeof(record)) == 0, "an error record is passed on unchanged");
   ErrorRecord raw;
   std::memcpy(&raw, bytes.data(), sizeof(raw));
   require(raw.code == record.code || record.code == ErrorCode::kTransport, "a code that exists is kept");

@@ -1,7 +1,8 @@
-/// Forward tables (plan/forward_table.hpp) come from other nodes and decide where this one writes: what is accepted keeps
-/// to the limits, and mean the same when it is sent on.
+/// Forward tables (plan/forward_table.hpp) come from other nodes and determine where this one writes: what is accepted
+/// is within the limits, and means the same when it is sent on.
 ///
-/// Input: items (u8), destinations (u8), tokens (u8), K (u8), then rows of each of three ranks (3 x u8), then the table.
+/// Input: items (u8), destinations (u8), tokens (u8), K (u8), then rows of each of three ranks (3 x u8), then the
+/// table.
 
 #include <array>
 #include <tuple>

@@ -14,8 +14,8 @@ std::atomic<std::size_t> largest_allocation_bytes = 0;
 
 }  // namespace
 
-// All but the aligned ones and those of arrays. The sanitizers bring their own of each, and memory must go back to
-// where it came from.
+// All but the aligned ones and those of arrays. The sanitizers have their own versions of each, and memory must be
+// freed by the allocator it came from.
 void* operator new(std::size_t num_bytes, const std::nothrow_t&) noexcept {
   if (num_bytes > largest_allocation_bytes.load(std::memory_order_relaxed)) {
     largest_allocation_bytes.store(num_bytes, std::memory_order_relaxed);
@@ -43,7 +43,7 @@ void require(bool holds, std::string_view what) {
 
 void require_refusal(const Status& status, ErrorCode code) {
   require(status.code() == code, "a refusal has the documented code");
-  require(!status.message().empty(), "a refusal says why");
+  require(!status.message().empty(), "a refusal has a message");
 }
 
 bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {

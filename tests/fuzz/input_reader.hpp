@@ -1,7 +1,8 @@
 #ifndef FERRY_TESTS_FUZZ_INPUT_READER_HPP
 #define FERRY_TESTS_FUZZ_INPUT_READER_HPP
 
-/// Makes decisions out of a fuzzer's bytes, for targets whose input is a story and not what a parser gets.
+/// Turns a fuzzer's bytes into decisions, for targets whose input is a sequence of events and not the input of a
+/// parser.
 
 #include <algorithm>
 #include <array>
@@ -12,7 +13,7 @@
 
 namespace ferry::test {
 
-/// Takes from the front. Where the input has ended there are zeros, so that any input is a whole story.
+/// Reads from the front. Past the end of the input it reads zeros, so that any input is complete.
 class InputReader {
  public:
   explicit InputReader(std::span<const std::byte> input) : rest_(input) {}

@@ -1,4 +1,4 @@
-/// Where libFuzzer, which brings main() along, hands an input to the target this is linked with.
+/// Entry point through which libFuzzer, which has its own main(), passes an input to the target.
 
 #include <cstdint>
 

@@ -1,8 +1,8 @@
 """Writes the seeds of the binary formats: python3 tests/fuzz/make_corpus.py
 
-It shares no code with the library, so a seed that the library takes for valid says that both mean the same. Inputs that
-fuzzing found lie beside the seeds under other names; this script leaves them alone. The seeds of launcher_environment
-are text, written by hand.
+It shares no code with the library, so that a seed which the library accepts shows that both implement the same format.
+Inputs found by fuzzing are next to the seeds under other names; this script does not touch them. The seeds of
+launcher_environment are text, written by hand.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ def channel_seeds() -> dict[str, bytes]:
     one, two, three = (frame_event(MESSAGE, text) for text in (b"one", b"", b"three"))
     long = struct.pack("<BHB", LONG_FRAME, 35000, 7)
     change_byte_3 = struct.pack("<HBH", 3, 128, 0)
-    # What becomes of the wire is read after sixteen events: these fill up and change nothing.
+    # The fate of the connection is read after sixteen events: these fill up and change nothing.
     rest = bytes([STRANGE_BYTES, 0])
     return {
         "frames_at_once": story(one, two, three, chunk=0xFFFF),
@@ -111,14 +111,14 @@ def channel_seeds() -> dict[str, bytes]:
 
 
 def forward_table(items: list[tuple[int, list[tuple[int, int, int]]]], *, tokens: int = 9, topk: int = 4) -> bytes:
-    """Items are (token, places), places (row, rank of the node, entry)."""
-    places = [place for _, item in items for place in item]
-    first_place = [sum(len(item) for _, item in items[:count]) for count in range(len(items) + 1)]
+    """Items are (token, destinations), destinations are (row, rank of the node, entry)."""
+    destinations = [destination for _, item in items for destination in item]
+    first_destination = [sum(len(item) for _, item in items[:count]) for count in range(len(items) + 1)]
     table = b"".join(struct.pack("<i", token) for token, _ in items)
-    table += b"".join(struct.pack("<i", first) for first in first_place)
-    table += b"".join(struct.pack("<ihBB", row, rank, entry, 0) for row, rank, entry in places)
+    table += b"".join(struct.pack("<i", first) for first in first_destination)
+    table += b"".join(struct.pack("<ihBB", row, rank, entry, 0) for row, rank, entry in destinations)
     table += bytes(-len(table) % 16)
-    return bytes([len(items), len(places), tokens, topk, 5, 6, 7]) + table
+    return bytes([len(items), len(destinations), tokens, topk, 5, 6, 7]) + table
 
 
 def forward_table_seeds() -> dict[str, bytes]:
@@ -129,13 +129,13 @@ def forward_table_seeds() -> dict[str, bytes]:
         "cut": forward_table(good)[:-16],
         "tokens_descend": forward_table([good[1], good[0]]),
         "no_such_token": forward_table(good, tokens=8),
-        "item_without_places": forward_table([(0, [(0, 0, 1)]), (4, [])]),
+        "item_without_destinations": forward_table([(0, [(0, 0, 1)]), (4, [])]),
         "no_such_rank": forward_table([(0, [(0, 3, 1)])]),
         "no_such_row": forward_table([(0, [(5, 0, 1)])]),
         "negative_row": forward_table([(0, [(-1, 0, 1)])]),
         "no_such_entry": forward_table([(0, [(0, 0, 4)])]),
-        "places_descend": forward_table([(0, [(1, 0, 1), (0, 0, 2)])]),
-        "a_place_twice": forward_table([(0, [(1, 0, 1), (1, 0, 1)])]),
+        "destinations_descend": forward_table([(0, [(1, 0, 1), (0, 0, 2)])]),
+        "a_destination_twice": forward_table([(0, [(1, 0, 1), (1, 0, 1)])]),
     }
 
 
@@ -158,19 +158,19 @@ def call_header(
     return struct.pack("<Q", call) + record + text.ljust(640, b"\0") + struct.pack("<qq", rows, entries)
 
 
-def verdict(code: int, culprit: int, text: bytes, text_bytes: int | None = None) -> bytes:
+def error_record(code: int, culprit: int, text: bytes, text_bytes: int | None = None) -> bytes:
     return struct.pack("<iii", code, culprit, len(text) if text_bytes is None else text_bytes) + text.ljust(512, b"\0")
 
 
 def call_header_seeds() -> dict[str, bytes]:
-    def story(*notices: bytes, end: bytes = b"") -> bytes:
-        # Where an input has ended there are zeros.
-        return (bytes([7, len(notices) - 1]) + b"".join(notices) + end).rstrip(b"\0")
+    def story(*headers: bytes, end: bytes = b"") -> bytes:
+        # Past the end of an input there are zeros.
+        return (bytes([7, len(headers) - 1]) + b"".join(headers) + end).rstrip(b"\0")
 
     route = call_header(fields=(8, 64, 0, 1, 0, 1, 12345), rows=1000, entries=80)
     return {
         "agreed": story(route, route),
-        "dispatch": story(call_header(DISPATCH, fields=(0, 4096, 5, 0, 0, 0, 1, 1)), end=verdict(4, 0, b"late")),
+        "dispatch": story(call_header(DISPATCH, fields=(0, 4096, 5, 0, 0, 0, 1, 1)), end=error_record(4, 0, b"late")),
         "combine": story(call_header(COMBINE, fields=(0, 4096, 5, 1, 0))),
         "destroy": story(call_header(DESTROY), call_header(DESTROY)),
         "other_field": story(route, call_header(fields=(8, 65, 0, 1, 0, 1, 12345), entries=80)),
@@ -188,12 +188,12 @@ def call_header_seeds() -> dict[str, bytes]:
         "negative_rows": story(call_header(rows=-1)),
         "too_many_entries": story(call_header(entries=1 << 31)),
         "negative_entries": story(call_header(entries=-8)),
-        "verdict_of_success": story(route, end=verdict(0, 0, b"all is well")),
-        "verdict_no_such_code": story(route, end=verdict(10, 0, b"?")),
-        "verdict_of_nobody": story(route, end=verdict(6, -1, b"")),
-        "verdict_no_such_culprit": story(route, end=verdict(6, 1, b"rank 1")),
-        "verdict_too_long": story(route, end=verdict(5, 0, b"x" * 512, 1 << 30)),
-        "verdict_unreadable": story(route, end=verdict(5, 0, b"\0\x7f\xff", 3)),
+        "error_record_of_success": story(route, end=error_record(0, 0, b"all is well")),
+        "error_record_no_such_code": story(route, end=error_record(10, 0, b"?")),
+        "error_record_without_culprit": story(route, end=error_record(6, -1, b"")),
+        "error_record_no_such_culprit": story(route, end=error_record(6, 1, b"rank 1")),
+        "error_record_too_long": story(route, end=error_record(5, 0, b"x" * 512, 1 << 30)),
+        "error_record_unreadable": story(route, end=error_record(5, 0, b"\0\x7f\xff", 3)),
     }
 
 
@@ -203,7 +203,7 @@ CHUNK_IDX, EXCHANGE_IDX, NUM_ITEMS, ITEM_BYTES = range(4)
 
 
 def rail_chunk_seeds() -> dict[str, bytes]:
-    """Chunks have room for four granules; an item has two, so a chunk holds two items."""
+    """Chunks have room for four units of 16 bytes; an item has two, so a chunk holds two items."""
     scribble = b"\xff" * 24
 
     def story(*events: bytes) -> bytes:
@@ -240,7 +240,7 @@ def rail_chunk_seeds() -> dict[str, bytes]:
 
 # The layouts and changes of route_tables_fuzz.cpp.
 TOKENS, EXPERTS, SLAB = range(3)
-RANK_COUNT, EXPERT_COUNT, TABLE_ITEMS, TABLE_PLACES, ENTRIES, TABLE_WORD = range(6)
+RANK_COUNT, EXPERT_COUNT, TABLE_ITEMS, TABLE_DESTINATIONS, ENTRIES, TABLE_WORD = range(6)
 
 
 def route_tables_seeds() -> dict[str, bytes]:
@@ -264,8 +264,8 @@ def route_tables_seeds() -> dict[str, bytes]:
         "count_negative": story(EXPERTS, (0, EXPERT_COUNT, 3, -2)),
         "one_row_more_than_in_the_table": story(TOKENS, (0, RANK_COUNT, 2, 1), (2, RANK_COUNT, 2, 1)),
         "one_row_less_than_in_the_table": story(TOKENS, (0, RANK_COUNT, 2, -1)),
-        "table_of_no_items": story(TOKENS, (1, TABLE_ITEMS, 1, -1), (1, TABLE_PLACES, 1, -2)),
-        "too_many_places": story(TOKENS, (2, TABLE_PLACES, 1, 7)),
+        "table_of_no_items": story(TOKENS, (1, TABLE_ITEMS, 1, -1), (1, TABLE_DESTINATIONS, 1, -2)),
+        "too_many_destinations": story(TOKENS, (2, TABLE_DESTINATIONS, 1, 7)),
         "entries_of_no_token": story(TOKENS, (3, ENTRIES, 0, 1)),
         "padding_taken": story(EXPERTS, (1, TABLE_WORD, 3, 1)),
         "row_of_another": story(TOKENS, (1, TABLE_WORD, 3, 1)),

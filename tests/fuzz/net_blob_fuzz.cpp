@@ -1,7 +1,7 @@
-/// What an end of the network publishes (net/blob.hpp), and how an engine takes its own part of it to pieces.
+/// What an end of the network publishes (net/blob.hpp), and how an engine parses its own part of it.
 ///
 /// Input: self, peers, channels, peer (4 x u8), bytes of memory (u16), a change (u16 position, u8 bits), then bytes
-/// that serve three times: as a blob, as what a good checksum stands in front of, and as an engine's own part.
+/// that serve three times: as a blob, as the contents after a valid checksum, and as an engine's own part.
 
 #include <array>
 #include <vector>
@@ -17,12 +17,12 @@ using namespace net;
 
 constexpr std::string_view kEngine = "ucx";
 constexpr std::size_t kMaxPeers = 8;
-// Room for a refusal with some numbers in it.
+// Room for an error message with some numbers in it.
 constexpr std::size_t kMessageRoomBytes = 512;
 
 std::array<std::byte, 0x10000> memory;
 
-/// Written apart from the parser: it must find the same in what a stranger computed.
+/// Written independently of the parser, which must accept what other code computed.
 std::vector<std::byte> with_good_checksum(std::span<const std::byte> body) {
   std::uint64_t hash = 14695981039346656037ULL;
   for (const std::byte byte : body) {
@@ -57,7 +57,7 @@ void fuzz_own_part(std::span<const std::byte> own_part) {
     require(taken.size() == (reader.ok() ? announced : 0), "a range is whole or empty");
     require(taken.empty() ||
                 (taken.data() >= own_part.data() && taken.data() + taken.size() <= own_part.data() + own_part.size()),
-            "a range lies in what was read");
+            "a range is inside what was read");
     writer.u32(announced);
     writer.bytes(taken);
   }
@@ -72,13 +72,13 @@ void fuzz_own_part(std::span<const std::byte> own_part) {
 void fuzz_blob(std::span<const std::byte> blob, EngineOptions options, int peer) {
   const AllocationWatch watch;
   const Result<std::span<const std::byte>> own_part = parse_blob(blob, kEngine, options, peer);
-  require(watch.largest_bytes() <= kMessageRoomBytes, "a blob makes nobody allocate");
+  require(watch.largest_bytes() <= kMessageRoomBytes, "parsing a blob does not allocate");
   if (!own_part.ok()) {
     require_refusal(own_part.status(), ErrorCode::kTransport);
     require(own_part.status().peer() == options.rank_of(peer), "a refusal names the rank");
     return;
   }
-  require(blob.size() <= kMaxBlobBytes, "a blob has a greatest length");
+  require(blob.size() <= kMaxBlobBytes, "a blob has a maximum length");
   require(own_part->data() + own_part->size() == blob.data() + blob.size() && own_part->size() <= blob.size(),
           "the own part is the end of the blob");
   options.self = peer;

@@ -1,8 +1,9 @@
 /// Chunks from a rail peer (rail/chunk_reader.hpp), as a sequence of exchanges: a receiver takes exactly the items
-/// that were agreed on, in order and out of the chunks, whatever the peer writes into them before and after.
+/// that both ends agreed on, in order, whatever the peer writes into the chunks before and after.
 ///
-/// Input: room of a chunk in units of 16 bytes (u8), then exchanges: items (u8), units of an item (u8), then chunks: what
-/// their header is (u8: as it should be, with a field changed, any bytes) with what that takes, then how they are used.
+/// Input: room of a chunk in units of 16 bytes (u8), then exchanges: items (u8), units of an item (u8), then chunks:
+/// what their header is (u8: as it should be, with a field changed, any bytes) with what that takes, then how they are
+/// used.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +27,7 @@ constexpr std::size_t kMaxUnits = 16;
 constexpr std::int64_t kMaxItems = 63;
 constexpr int kMaxExchanges = 4;
 constexpr int kMaxRefusals = 8;
-// Room for a refusal with eight numbers in it.
+// Room for an error message with eight numbers in it.
 constexpr std::size_t kMessageRoomBytes = 1024;
 
 enum class Header : std::uint8_t { kGood = 0, kChanged = 1, kAny = 2 };
@@ -34,7 +35,7 @@ constexpr std::uint8_t kNumHeaders = 3;
 
 struct Story {
   InputReader reader;
-  std::size_t room_bytes;  // of a chunk, its header apart
+  std::size_t room_bytes;  // of a chunk, without its header
   std::uint64_t chunk_idx = 0;
 };
 
@@ -95,7 +96,7 @@ bool is_agreed(const ChunkHeader& header, const Story& story, const Progress& pr
 void require_items(std::span<const std::byte> items, const std::vector<std::byte>& chunk, const Progress& progress) {
   require(
       items.data() >= chunk.data() + kChunkHeaderBytes && items.data() + items.size() <= chunk.data() + chunk.size(),
-      "items lie in their chunk");
+      "items are inside their chunk");
   const std::size_t item_bytes = progress.agreed.item_bytes;
   require(items.size() % item_bytes == 0, "items are whole");
   require(static_cast<std::int64_t>(items.size() / item_bytes) <= progress.left(), "no more comes than was agreed on");
@@ -123,7 +124,7 @@ void use_chunk(Story& story, ChunkReader& in, std::vector<std::byte>& chunk, Pro
   ++story.chunk_idx;
 }
 
-/// False: the peer gave nothing but chunks that were refused.
+/// False: the peer sent only chunks that were refused.
 bool run_exchange(Story& story, std::uint64_t exchange_idx) {
   Progress progress;
   const std::size_t max_units = story.room_bytes / kAlignmentBytes;
@@ -141,7 +142,7 @@ bool run_exchange(Story& story, std::uint64_t exchange_idx) {
     std::copy(items.begin(), items.end(), chunk.begin() + kChunkHeaderBytes);
     const AllocationWatch watch;
     const Status status = in.open(chunk, story.chunk_idx);
-    require(watch.largest_bytes() <= kMessageRoomBytes, "a chunk makes nobody allocate");
+    require(watch.largest_bytes() <= kMessageRoomBytes, "reading a chunk does not allocate");
     require(status.ok() == is_agreed(header, story, progress), "exactly the chunks that were agreed on are taken");
     if (status.ok()) {
       require(in.front().size() == header.num_items * progress.agreed.item_bytes, "all of a chunk's items are there");
@@ -149,7 +150,7 @@ bool run_exchange(Story& story, std::uint64_t exchange_idx) {
       continue;
     }
     require_refusal(status, ErrorCode::kTransport);
-    require(!in.is_open() && in.front().empty() && !in.all_used(), "nothing is taken out of what was refused");
+    require(!in.is_open() && in.front().empty() && !in.all_used(), "nothing is read from a refused chunk");
     ++num_refusals;
   }
   return in.all_used();

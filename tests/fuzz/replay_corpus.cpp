@@ -1,5 +1,5 @@
-/// main() of a target where there is no libFuzzer: runs it over files, so that every compiler and every sanitizer sees
-/// what fuzzing has found. Usage: <target>_fuzz FILE|FOLDER…
+/// main() of a target without libFuzzer: runs it over files, so that every compiler and every sanitizer checks what
+/// fuzzing has found. Usage: <target>_fuzz FILE|FOLDER…
 
 #include <algorithm>
 #include <cstdio>
@@ -13,10 +13,10 @@
 
 namespace {
 
-std::vector<std::filesystem::path> files_in(const std::filesystem::path& place) {
-  if (!std::filesystem::is_directory(place)) return {place};
+std::vector<std::filesystem::path> files_in(const std::filesystem::path& path) {
+  if (!std::filesystem::is_directory(path)) return {path};
   std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(place)) {
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
     if (entry.is_regular_file()) files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());
@@ -30,10 +30,10 @@ bool replay(const std::filesystem::path& path) {
     std::fprintf(stderr, "cannot read %s\n", path.c_str());
     return false;
   }
-  // Before the run and at once: the last line printed names the input that ends the process.
+  // Printed and flushed before the run: the last line names the input that ended the process.
   std::printf("%s, %zu bytes\n", path.c_str(), content.size());
   std::fflush(stdout);
-  // A copy of just this size, so that a sanitizer sees the first byte read beyond the end.
+  // A copy of exactly this size, so that a sanitizer detects the first byte read past the end.
   const auto exact = std::make_unique<std::byte[]>(content.size());
   std::transform(content.begin(), content.end(), exact.get(), [](char c) { return static_cast<std::byte>(c); });
   ferry::test::fuzz_one({exact.get(), content.size()});

@@ -1,6 +1,6 @@
 /// Counts and forward tables, as route over several nodes gets them from all ranks (plan/peer_counts.hpp,
-/// plan/forward_table.hpp and plan/route_plan.hpp): what is accepted names one token for every row that holds one, whatever else was changed, and
-/// what nobody changed is accepted.
+/// plan/forward_table.hpp and plan/route_plan.hpp): what is accepted names one token for every row that holds one,
+/// whatever else was changed, and unchanged tables are accepted.
 ///
 /// Input: shape of the group and of the call (7 x u8), tokens of each rank (u8) with their experts (u8 each), then how
 /// many changes there are (u8) and what they are.
@@ -34,7 +34,7 @@ constexpr int kMaxTokens = 3;
 constexpr int kMaxChanges = 4;
 constexpr int kMaxRuns = std::max(kNumNodes * kMaxRanksPerNode, kMaxExperts);
 
-/// What one rank says of its tokens.
+/// What one rank reports about its tokens.
 struct Source {
   std::vector<std::vector<int>> tokens;  // experts of each
   std::int64_t num_entries = 0;
@@ -42,7 +42,7 @@ struct Source {
   std::vector<std::int32_t> rank_counts;
   std::vector<std::int32_t> expert_counts;
   std::vector<ForwardTableSize> sizes;  // by node
-  std::vector<std::byte> table;         // for the node that is looked at
+  std::vector<std::byte> table;         // for the node under test
 };
 
 struct World {
@@ -85,7 +85,7 @@ World draw_world(InputReader& reader) {
   return world;
 }
 
-/// Honest counts, by definition and not by the router.
+/// Correct counts, computed from the definition and not with the library's code.
 void count(World& world) {
   for (Source& source : world.sources) {
     source.num_entries = static_cast<std::int64_t>(source.tokens.size()) * world.call.num_topk;
@@ -165,7 +165,7 @@ void make_tables(World& world) {
   }
 }
 
-/// Changes what a rank says. False where that left everything as it was.
+/// Changes what a rank reports. False if nothing changed.
 bool change(InputReader& reader, World& world) {
   Source& source = world.sources[reader.take<std::uint8_t>() % world.sources.size()];
   const std::uint8_t what = reader.take<std::uint8_t>() % 8;
@@ -233,7 +233,7 @@ bool read(World& world, int local_rank) {
     require_refusal(status, ErrorCode::kCapacity);
     return false;
   }
-  // Anything larger is a matter of memory.
+  // Anything larger would only test memory.
   constexpr std::int64_t kManyRows = 1 << 8;
   std::vector<std::int64_t> num_rows;
   for (int other = 0; other < topology.ranks_per_node; ++other) {
@@ -320,7 +320,7 @@ void fuzz_one(std::span<const std::byte> input) {
   bool accepted = true;
   for (int rank = 0; rank < world.topology.ranks_per_node && accepted; ++rank) accepted = read(world, rank);
   const bool may_be_full = world.call.options.layout == Layout::kSlab;
-  require(changed || may_be_full || accepted, "what nobody changed is accepted");
+  require(changed || may_be_full || accepted, "unchanged tables are accepted");
 }
 
 }  // namespace ferry::test

@@ -4,11 +4,12 @@ set -euo pipefail
 
 symbols=$(nm --dynamic --defined-only --demangle "$1" | sed -E 's/^[0-9a-f]* [A-Za-z] //')
 
-# Names directly in ferry::, and what the language makes of its classes. Lower-case namespaces inside are private.
-strangers=$(grep -vE '^((typeinfo|typeinfo name|vtable) for )?ferry::(\(|[A-Za-z_0-9:~<>]+)' <<<"$symbols" || true)
+# Names directly in ferry::, and the type information and vtables of its classes. Lower-case namespaces inside are
+# private.
+foreign=$(grep -vE '^((typeinfo|typeinfo name|vtable) for )?ferry::(\(|[A-Za-z_0-9:~<>]+)' <<<"$symbols" || true)
 private=$(grep -E '(^|for )ferry::([a-z][a-z0-9_]*|\(anonymous namespace\))::' <<<"$symbols" || true)
-if [[ -n $strangers$private ]]; then
-  printf '%s exports what is not its public interface:\n%s\n%s\n' "$1" "$strangers" "$private"
+if [[ -n $foreign$private ]]; then
+  printf '%s exports what is not its public interface:\n%s\n%s\n' "$1" "$foreign" "$private"
   exit 1
 fi
 

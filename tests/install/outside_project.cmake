@@ -21,7 +21,7 @@ function(build_and_run_consumer build_dir)
   endif()
 endfunction()
 
-# Installs a build tree and moves the result: nothing in the package may remember where it was.
+# Installs a build tree and moves the result: nothing in the package may depend on its original location.
 function(install_and_move build_dir)
   run("${CMAKE_COMMAND}" --install "${build_dir}" --prefix "${WORK_DIR}/prefix")
   file(RENAME "${WORK_DIR}/prefix" "${WORK_DIR}/moved")

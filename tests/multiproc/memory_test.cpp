@@ -1,4 +1,4 @@
-/// bytes_required() is what a rank really holds: by its own accounts, and by the system's.
+/// bytes_required() is what a rank actually holds, by its own count and by the system's.
 
 #include <dirent.h>
 #include <fmt/format.h>
@@ -139,13 +139,13 @@ void check_memory(RankContext& context, Layout layout, bool symmetric) {
   const std::size_t required = bytes_required(shape).value();
   constexpr std::size_t kProbeBytes = 4096;
   const std::size_t held = group.memory_usage().total_bytes() - kProbeBytes;
-  context.expect(held == required, fmt::format("holds {} bytes, bytes_required() says {}", held, required));
+  context.expect(held == required, fmt::format("holds {} bytes, bytes_required() returns {}", held, required));
   const auto resident = static_cast<double>(resident_bytes_of_arena(probe.data()) - kProbeBytes);
   const double error = std::abs(resident - static_cast<double>(required)) / static_cast<double>(required);
-  context.expect(error <= 0.02, fmt::format("{} bytes are resident, bytes_required() says {}", resident, required));
+  context.expect(error <= 0.02, fmt::format("{} bytes are resident, bytes_required() returns {}", resident, required));
 
   for (Memory* memory : {&x, &received, &returned}) *memory = Memory();
-  context.expect(group.memory_usage().allocated_bytes == kProbeBytes, "freed buffers are given back");
+  context.expect(group.memory_usage().allocated_bytes == kProbeBytes, "freed buffers are returned to the arena");
   const auto left = resident_bytes_of_arena(probe.data());
   const std::size_t expected_left = group.memory_usage().total_bytes();
   context.expect(left <= expected_left,

@@ -3,7 +3,7 @@
 
 /// The oracle: what route, dispatch and combine must produce, for all ranks at once, in one thread, in plain loops.
 /// It shares no code with the library, only the option structs and dtypes of the public headers, so that a backend and
-/// its judge cannot be wrong together. Speed is no concern; the shortest path from the contract to the loop is.
+/// the oracle do not share mistakes. Speed does not matter; the loops follow the specification as directly as possible.
 
 #include <array>
 #include <cstddef>
@@ -18,11 +18,11 @@ namespace ferry::oracle {
 
 using Bytes = std::vector<std::byte>;
 
-/// What one rank gives to route.
+/// What one rank passes to route.
 struct RankTokens {
   std::int64_t num_tokens = 0;
   std::vector<std::int64_t> topk_idx;  ///< [T, K]
-  std::vector<float> topk_weights;     ///< [T, K], empty if none travel
+  std::vector<float> topk_weights;     ///< [T, K], empty if none are sent
 };
 
 /// Everything that route sees, on all ranks. `options.max_recv_rows` is not read.
@@ -42,7 +42,7 @@ struct Source {
   friend bool operator==(const Source&, const Source&) = default;
 };
 
-/// What `Routing`'s accessors must say on one rank.
+/// What `Routing`'s accessors must return on one rank.
 struct RankRouting {
   std::int64_t num_recv_rows = 0;
   std::int64_t num_used_rows = 0;
@@ -64,20 +64,20 @@ Result<std::vector<RankRouting>> route(const World& world);
 /// Inputs of dispatch, one element per rank: rows and scale rows packed without gaps.
 struct DispatchInputs {
   std::size_t row_bytes = 0;
-  std::size_t scale_row_bytes = 0;               ///< 0: no scales travel
+  std::size_t scale_row_bytes = 0;               ///< 0: no scales are sent
   std::vector<Bytes> x;                          ///< [T, row_bytes]
   std::vector<Bytes> scales;                     ///< [T, scale_row_bytes]
   std::vector<std::vector<float>> topk_weights;  ///< [T, K] in place of route's; empty: those of route
 };
 
 /// Outputs of dispatch on one rank. Of rows without a token only topk_idx and source are defined (-1 and -1, -1); the
-/// other outputs are zero here, which is what `zero_padding` must give.
+/// other outputs are zero here, as `zero_padding` must leave them.
 struct RankReceived {
   std::vector<bool> holds_token;       ///< [rows]
   Bytes x;                             ///< [rows, row_bytes]
   Bytes scales;                        ///< [rows, scale_row_bytes]
   std::vector<std::int64_t> topk_idx;  ///< kTokens: [rows, K]
-  std::vector<float> topk_weights;     ///< kTokens: [rows, K], otherwise [rows]; zeros when no weights travel
+  std::vector<float> topk_weights;     ///< kTokens: [rows, K], otherwise [rows]; zeros when no weights are sent
   std::vector<Source> source;          ///< [rows]
 };
 

@@ -56,13 +56,13 @@ void copy_row(const Bytes& from, std::size_t from_row, Bytes& to, std::size_t to
               to.begin() + static_cast<std::ptrdiff_t>(to_row * row_bytes));
 }
 
-/// Weights of rank `rank`: those of this call where given, else those of route.
+/// Weights of rank `rank`: those of this call if given, else those of route.
 const std::vector<float>& weights_of(const World& world, const std::vector<std::vector<float>>& given,
                                      std::size_t rank) {
   return given.empty() ? world.ranks[rank].topk_weights : given[rank];
 }
 
-/// Local expert `expert` of the kExperts or kSlab group that `row` lies in.
+/// Local expert `expert` of the kExperts or kSlab group that contains `row`.
 std::int32_t expert_of_row(const RankRouting& routing, std::int64_t row) {
   for (std::size_t local = 0; local < routing.local_expert_ids.size(); ++local) {
     if (row >= routing.expert_row_offsets[local] && row < routing.expert_row_offsets[local + 1])
@@ -83,7 +83,7 @@ float weight_of_expert(const std::int64_t* ids, const float* weights, int num_to
   return sum;
 }
 
-/// One entry (token, k) of a token, as combine meets it: sorted by (rank, row, k).
+/// One entry (token, k) of a token, in the order of combine: sorted by (rank, row, k).
 struct Entry {
   int rank = 0;
   std::int64_t row = 0;
@@ -115,7 +115,7 @@ std::vector<Entry> distinct_rows(const std::vector<Entry>& entries) {
   return rows;
 }
 
-/// The runs of entries whose rank lies on the same node, in ascending node order.
+/// The runs of entries whose rank is on the same node, in ascending node order.
 std::vector<std::vector<Entry>> split_by_node(const std::vector<Entry>& entries, int ranks_per_node) {
   std::vector<std::vector<Entry>> nodes;
   for (const Entry& entry : entries) {

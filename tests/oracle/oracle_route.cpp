@@ -55,7 +55,7 @@ bool names(const std::int64_t* ids, int num_topk, std::int64_t expert) {
   return std::find(ids, ids + num_topk, expert) != ids + num_topk;
 }
 
-/// Puts one token into one row of rank `dst_rank`: `is_here(k)` says which of its entries the row stands for.
+/// Puts one token into one row of rank `dst_rank`: `is_here(k)` selects the entries that the row stands for.
 template <typename IsHere>
 void place(const World& world, std::vector<RankRouting>& routings, int dst_rank, std::int64_t row, int source_rank,
            std::int64_t token, IsHere is_here) {

@@ -1,4 +1,4 @@
-/// What ranks tell each other when their calls differ.
+/// What ranks report when their calls differ.
 
 #include "core/agreement.hpp"
 
@@ -63,7 +63,7 @@ TEST(Agreement, LongMessagesAreCutNotOverrun) {
   EXPECT_EQ(status.message().size(), kCallMessageBytes + std::string_view("rank 0: ").size());
 }
 
-/// Gathers what a test says that two ranks sent.
+/// Gathers the messages that a test gives for two ranks.
 class FakeBootstrap final : public Bootstrap {
  public:
   explicit FakeBootstrap(std::vector<std::byte> theirs) : theirs_(std::move(theirs)) {}

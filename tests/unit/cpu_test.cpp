@@ -1,4 +1,4 @@
-/// The CPU backend's parts by themselves: the page heap, the arena, the sums.
+/// Parts of the CPU backend on their own: the page heap, the arena, the sums.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -16,11 +16,11 @@
 
 namespace ferry::cpu {
 
-using namespace node;  // both are looked at here
+using namespace node;  // both namespaces are tested here
 
 namespace {
 
-TEST(PageHeap, ReusesAndMergesWhatIsGivenBack) {
+TEST(PageHeap, ReusesAndMergesFreedRanges) {
   PageHeap heap(4 * kPageBytes);
   const auto a = heap.take(1);
   const auto b = heap.take(kPageBytes + 1);
@@ -62,7 +62,7 @@ TEST(Arena, RefusesAFileThatCouldShrink) {
 
 float float_from_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 
-/// Written apart from the code under test, one operation at a time.
+/// Written independently of the code under test, one operation at a time.
 std::uint16_t expected_bf16(float value) {
   if (std::isnan(value)) return 0x7FFF;
   const auto bits = std::bit_cast<std::uint32_t>(value);

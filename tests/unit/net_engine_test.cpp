@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 class NetEngine : public testing::TestWithParam<const char*> {
  protected:
-  // Where an engine is built in, it must run: a test that skips proves nothing.
+  // An engine that is built in must run: a skipped test proves nothing.
   void SetUp() override {
     const Status status = net_engine(GetParam()).probe();
     ASSERT_TRUE(status.ok()) << status.to_string();
@@ -50,7 +50,7 @@ TEST_P(NetEngine, NameIsTheFactorys) {
 }
 
 TEST_P(NetEngine, NotifyComesAfterThePutsOfItsChannel) {
-  // Each size in its own place and on its own channel, all under way at once; each notify checks its bytes on arrival.
+  // Each size at its own offset and on its own channel, all in flight at once; each notify checks its bytes on arrival.
   constexpr std::array<std::size_t, 10> kSizes{1,        7,         64,         1000,    4096,
                                                8 * 1024, 64 * 1024, 256 * 1024, 1 << 20, (3 << 20) + 5};
   constexpr int kNumChannels = static_cast<int>(kSizes.size());
@@ -232,7 +232,7 @@ TEST_P(NetEngine, FlushedOnceTheBytesHaveLeft) {
   ASSERT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == 1; }));
 }
 
-TEST_P(NetEngine, RoutesNameEveryPeer) {
+TEST_P(NetEngine, PathsNameEveryPeer) {
   NetEnds ends(GetParam(), {.num_ends = 3});
   ends.connect();
   for (int to : {0, 2}) ends[1].engine->notify(to, 0, 1);
@@ -262,7 +262,7 @@ TEST_P(NetEngine, DestroyedEndIsLostToTheOthersWhoGoOn) {
     ASSERT_TRUE(ends[survivor].lost.contains(0));
     EXPECT_EQ(ends[survivor].lost[0].code(), ErrorCode::kPeerLost) << ends[survivor].lost[0].to_string();
     EXPECT_EQ(ends[survivor].lost[0].peer(), 0);
-    // Dropped, and not told again.
+    // Dropped, and not reported again.
     ends[survivor].engine->put(0, 0, 0, 0, 100);
     ends[survivor].engine->notify(0, 0, 1);
     EXPECT_TRUE(ends[survivor].engine->flushed(0));
@@ -290,7 +290,7 @@ TEST_P(NetEngine, ClosedEndIsLostToTheOthersAfterAllItSent) {
 }
 
 TEST_P(NetEngine, ClosedEndsMemoryIsLeftAlone) {
-  // The others go on putting until they hear of it.
+  // The others continue to put until they are notified.
   NetEnds ends(GetParam(), {.num_ends = 3, .memory_bytes = 1 << 20});
   ends.connect();
   for (int from : {1, 2}) {
@@ -306,7 +306,7 @@ TEST_P(NetEngine, ClosedEndsMemoryIsLeftAlone) {
   EXPECT_TRUE(std::ranges::all_of(ends[0].memory, [](std::byte byte) { return byte == std::byte{0x55}; }));
 }
 
-TEST_P(NetEngine, AllCloseWithOperationsUnderWay) {
+TEST_P(NetEngine, AllCloseWithOperationsInFlight) {
   NetEnds ends(GetParam(), {.num_ends = 3, .num_channels = 2, .memory_bytes = 1 << 20});
   ends.connect();
   for (int from = 0; from < 3; ++from) {
@@ -335,12 +335,12 @@ TEST_P(NetEngine, CloseTwiceAndUseAfterwards) {
   EXPECT_TRUE(ends.poll_until([&] { return ends[1].lost.contains(0); }));
 }
 
-TEST_P(NetEngine, CloseWithoutPeersThatListenEndsByItsDeadline) {
+TEST_P(NetEngine, CloseWithoutResponsivePeersEndsByItsDeadline) {
   NetEnds ends(GetParam(), {.timeout_ns = 200'000'000});
   ends.connect();
   ends[0].engine->put(1, 0, 0, 0, 1000);
   ends[0].engine->notify(1, 0, 1);
-  ends[0].engine->close();  // nobody polls the other end
+  ends[0].engine->close();  // the other end is not polled
 }
 
 TEST_P(NetEngine, NeverConnected) {
@@ -355,13 +355,13 @@ TEST_P(NetEngine, SleepsUntilSomethingComes) {
   ends[0].engine->notify(1, 0, 1);
   ASSERT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == 1 && ends[0].engine->flushed(1); }));
   ASSERT_GE(ends[1].engine->event_fd(), 0);
-  // Armed sooner or later, as nobody sends; then the other end's notify wakes it.
+  // Arming succeeds eventually, as no end sends; then the other end's notify wakes it.
   ASSERT_TRUE(ends.poll_until([&] { return ends[1].engine->arm(); }));
 }
 
-// What comes from outside.
+// Untrusted input.
 
-TEST_P(NetEngine, CutBlobsAreRefused) {
+TEST_P(NetEngine, TruncatedBlobsAreRefused) {
   NetEnds ends(GetParam(), {});
   const std::vector<net::Blob> good = ends.addresses();
   EXPECT_LE(good[1].size(), net::kMaxBlobBytes);
@@ -375,7 +375,7 @@ TEST_P(NetEngine, CutBlobsAreRefused) {
   EXPECT_TRUE(ends.connect(0, good).ok());
 }
 
-TEST_P(NetEngine, GarbledBlobsAreRefused) {
+TEST_P(NetEngine, CorruptedBlobsAreRefused) {
   NetEnds ends(GetParam(), {});
   const std::vector<net::Blob> good = ends.addresses();
   for (std::size_t place = 0; place < good[1].size(); ++place) {
@@ -426,7 +426,7 @@ TEST_P(NetEngine, EndsThatDoNotFitAreRefused) {
   expect_refused("carrier pigeon", ends[1].options, "carrier pigeon");
   net::EngineOptions options = ends[1].options;
   options.memory = options.memory.first(100);
-  expect_refused(GetParam(), options, "100 bytes of memory, 65536 on this rank");
+  expect_refused(GetParam(), options, "100 bytes of memory, expected 65536");
   options = ends[1].options;
   options.self = 0;
   expect_refused(GetParam(), options, "end 0 of 2");
@@ -436,7 +436,7 @@ TEST_P(NetEngine, EndsThatDoNotFitAreRefused) {
   EXPECT_FALSE(ends.connect(0, {}).ok());
 }
 
-TEST_P(NetEngine, WrongTokenReachesNobody) {
+TEST_P(NetEngine, MessagesWithAWrongTokenAreIgnored) {
   NetEnds ends(GetParam(), {.timeout_ns = 100'000'000});
   const std::vector<net::Blob> good = ends.addresses();
   net::Blob own_part = own_part_of(ends[1], good[1]);

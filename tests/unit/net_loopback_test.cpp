@@ -1,4 +1,4 @@
-/// The faults that tests of the layers above command, and what the in-process engine checks.
+/// The faults that tests of the layers above inject, and what the in-process engine checks.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ TEST(LoopbackFaults, DelayLastsSoManyPolls) {
   poll_times(&ends, 5);
   EXPECT_EQ(ends[1].highest(0, 0), 0U);
   EXPECT_EQ(ends[1].highest(2, 0), 2U);
-  EXPECT_FALSE(ends[1].engine->arm());  // it must be polled to get on
+  EXPECT_FALSE(ends[1].engine->arm());  // it must be polled to make progress
   poll_times(&ends, 1);
   EXPECT_EQ(ends[1].highest(0, 0), 1U);
 }
@@ -97,7 +97,7 @@ TEST(LoopbackFaults, ReorderMixesChannelsButNeverOne) {
   }
 }
 
-/// What is left of the order is the rule of engine.hpp and no more.
+/// The only order that remains is the rule of engine.hpp.
 TEST(LoopbackFaults, ScrambleLeavesPutsBeforeTheirNotify) {
   LoopbackFaults faults;
   faults.scramble(5);
@@ -159,9 +159,9 @@ TEST(LoopbackFaults, CountsAreThoseOfWhatHappened) {
     EXPECT_GT(faults.counts().num_overtaken, 0U);
     EXPECT_EQ(faults.counts().num_stale_notifies, 0U) << "a channel keeps its order";
   }
-  const LoopbackFaults anew;
-  EXPECT_EQ(anew.counts().num_delayed, 0U);
-  EXPECT_EQ(anew.counts().num_overtaken, 0U);
+  const LoopbackFaults fresh_faults;
+  EXPECT_EQ(fresh_faults.counts().num_delayed, 0U);
+  EXPECT_EQ(fresh_faults.counts().num_overtaken, 0U);
 }
 
 TEST(LoopbackFaults, DropIsSilent) {
@@ -178,14 +178,14 @@ TEST(LoopbackFaults, DropIsSilent) {
   EXPECT_TRUE(ends[1].lost.empty());
 }
 
-TEST(LoopbackFaults, CutIsHeardByBothAndOnlyThem) {
+TEST(LoopbackFaults, CutIsReportedToBothAndOnlyThem) {
   LoopbackFaults faults;
   NetEnds ends("loopback", {.num_ends = 3});
   ends.connect();
   ends[0].engine->notify(1, 0, 1);
   faults.cut(0, 1);
   poll_times(&ends, 3);
-  EXPECT_TRUE(ends[1].heard.empty()) << "what was on its way is gone too";
+  EXPECT_TRUE(ends[1].heard.empty()) << "what was in transit is lost too";
   EXPECT_EQ(ends[0].lost[1].code(), ErrorCode::kTransport);
   EXPECT_EQ(ends[1].lost[0].code(), ErrorCode::kTransport);
   EXPECT_EQ(ends[0].num_lost_events, 1);

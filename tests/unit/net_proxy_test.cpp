@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{30};
 
-/// What a rank does with a proxy: sleep until it rings and the condition holds.
+/// How a rank uses a proxy: it sleeps until the proxy rings and the condition holds.
 class Bell {
  public:
   void ring() {
@@ -88,7 +88,7 @@ class NetProxy : public testing::TestWithParam<const char*> {
 
 std::string engine_name(const testing::TestParamInfo<const char*>& info) { return info.param; }
 
-/// Runs `play` as both ranks at once; it returns how many times what came was wrong.
+/// Runs `play` as both ranks at once; it returns the number of wrong values received.
 template <typename Play>
 void expect_both_right(Play play) {
   int other = -1;
@@ -130,7 +130,7 @@ TEST_P(NetProxy, PingPongWithPayload) {
   EXPECT_TRUE(rank(0).proxy->peer_status(1).ok());
 }
 
-TEST_P(NetProxy, ReceivedNeverGoesBack) {
+TEST_P(NetProxy, ReceivedNeverDecreases) {
   constexpr std::uint64_t kNumValues = 3000;
   start({.num_channels = 2, .memory_bytes = 4096});
   std::thread sender([&] {
@@ -190,12 +190,12 @@ TEST_P(NetProxy, LossWakesARankThatWaits) {
   EXPECT_TRUE(rank(0).proxy->peer_status(1).ok());
 }
 
-TEST_P(NetProxy, RoutesAreAnsweredByTheThread) {
+TEST_P(NetProxy, PathsAreAnsweredByTheThread) {
   start({.num_ends = 3});
   EXPECT_EQ(rank(1).proxy->paths().size(), 2U);
 }
 
-/// What a rank does that drives the engine itself: no ring comes, it looks and sleeps.
+/// How a rank drives the engine itself: it is not woken, it polls and sleeps.
 template <typename Condition>
 bool drive_until(net::Proxy& proxy, Condition condition) {
   constexpr std::int64_t kNapNs = 100'000'000;
@@ -207,7 +207,7 @@ bool drive_until(net::Proxy& proxy, Condition condition) {
   return true;
 }
 
-TEST_P(NetProxy, RanksTakeTheEngineAndGiveItBack) {
+TEST_P(NetProxy, RanksAcquireAndReleaseTheEngine) {
   constexpr std::uint64_t kRounds = 300;
   constexpr std::size_t kBytes = 3000;
   start({.memory_bytes = 2 * kBytes});
@@ -244,7 +244,7 @@ TEST_P(NetProxy, RanksTakeTheEngineAndGiveItBack) {
   EXPECT_EQ(rank(0).proxy->traffic(1).num_notifies, kRounds);
 }
 
-TEST_P(NetProxy, OnlyTheOneWhoDrivesMovesAnything) {
+TEST_P(NetProxy, OnlyTheDriverMovesAnything) {
   start({});
   EXPECT_FALSE(rank(0).proxy->progress());
   EXPECT_FALSE(rank(0).proxy->sleep(0));
@@ -255,12 +255,12 @@ TEST_P(NetProxy, OnlyTheOneWhoDrivesMovesAnything) {
   EXPECT_TRUE(rank(0).proxy->sleep(0));
   rank(0).proxy->release();
   EXPECT_FALSE(rank(0).proxy->progress());
-  // The thread is back at work, whatever it did meanwhile.
+  // The proxy's thread drives again, whatever it did meanwhile.
   rank(1).proxy->notify(0, 0, 2);
   EXPECT_TRUE(rank(0).await(1, 0, 2));
 }
 
-TEST_P(NetProxy, WhoDrivesHearsOfALoss) {
+TEST_P(NetProxy, TheDriverIsNotifiedOfALoss) {
   start({});
   rank(0).proxy->notify(1, 0, 1);
   rank(1).proxy->notify(0, 0, 1);
@@ -317,7 +317,7 @@ TEST_P(NetProxyWithFaults, FaultsReachThreadsThatSleep) {
 INSTANTIATE_TEST_SUITE_P(Loopback, NetProxyWithFaults, testing::Values("loopback"), engine_name);
 INSTANTIATE_TEST_SUITE_P(Engines, NetProxy, testing::Values(FERRY_TEST_ENGINES), engine_name);
 
-/// An engine that gives no descriptor and invents events: what the proxy must cope with.
+/// An engine without a descriptor that reports invalid events, which the proxy must handle.
 class OddEngine final : public net::Engine {
  public:
   explicit OddEngine(std::atomic<std::uint64_t>* num_polls) : num_polls_(num_polls) {}
@@ -336,8 +336,8 @@ class OddEngine final : public net::Engine {
       events_.notified(2, 0, 5);
       events_.notified(1, -1, 5);
       events_.notified(1, 1, 5);
-      events_.lost(7, Status(ErrorCode::kPeerLost, "nobody", 7));
-      events_.lost(-1, Status(ErrorCode::kPeerLost, "nobody"));
+      events_.lost(7, Status(ErrorCode::kPeerLost, "no such peer", 7));
+      events_.lost(-1, Status(ErrorCode::kPeerLost, "no such peer"));
     }
     return false;
   }
@@ -362,12 +362,12 @@ TEST(NetProxyAlone, EventsOutOfRangeAreIgnoredAndPollingBacksOff) {
   proxy.notify(1, 0, 3);
   EXPECT_TRUE(bell.wait([&] { return proxy.received(1, 0) == 3; }));
   proxy.notify(1, 0, 2);
-  EXPECT_EQ(proxy.paths().size(), 0U);  // behind the notify, so that has been obeyed
+  EXPECT_EQ(proxy.paths().size(), 0U);  // queued after the notify, which has therefore been executed
   EXPECT_EQ(proxy.received(1, 0), 3U);
   EXPECT_TRUE(proxy.peer_status(1).ok());
   const std::uint64_t before = num_polls;
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  EXPECT_LT(num_polls - before, 2000U);  // polled all the time it would be millions
+  EXPECT_LT(num_polls - before, 2000U);  // continuous polling would make millions
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-/// What is particular to the engine over UCX: how it treats the process it is loaded into, and UCX's variables.
+/// Properties of the UCX engine alone: its effect on the process that loads it, and UCX's variables.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -93,7 +93,7 @@ TEST(NetUcx, VariablesThatUcxRefusesAreATypedError) {
   EXPECT_THAT(status.message(), HasSubstr("UCX_*"));
 }
 
-TEST(NetUcx, TransportsThatCannotNoticeALossAreRefusedAtConnect) {
+TEST(NetUcx, TransportsThatCannotDetectALossAreRefusedAtConnect) {
   const Status status = in_fresh_process([] {
     setenv("UCX_TLS", "posix,sysv,self", 1);
     NetEnds ends("ucx", {.timeout_ns = 0});
@@ -104,7 +104,7 @@ TEST(NetUcx, TransportsThatCannotNoticeALossAreRefusedAtConnect) {
   EXPECT_THAT(status.message(), HasSubstr("UCX_POSIX_ERROR_HANDLING=y"));
 }
 
-TEST(NetUcx, SharedMemoryCarriesToo) {
+TEST(NetUcx, SharedMemoryWorksToo) {
   const Status status = in_fresh_process([] {
     setenv("UCX_TLS", "posix,sysv,cma,self", 1);
     setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
@@ -114,7 +114,7 @@ TEST(NetUcx, SharedMemoryCarriesToo) {
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-TEST(NetUcx, RoutesSayWhetherTheyAreMemory) {
+TEST(NetUcx, PathsReportWhetherTheyAreInMemory) {
   for (const bool in_memory : {true, false}) {
     const Status status = in_fresh_process([in_memory] {
       setenv("UCX_TLS", in_memory ? "posix,sysv,self" : "tcp", 1);
@@ -132,7 +132,7 @@ TEST(NetUcx, RoutesSayWhetherTheyAreMemory) {
   }
 }
 
-TEST(NetUcx, LanesAreDescribedByWhatTheyCarry) {
+TEST(NetUcx, LanesAreDescribedByWhatTheyAreUsedFor) {
   constexpr std::string_view kText =
       "#\n# UCP endpoint \n#\n#               peer: <no debug data>\n"
       "#                 lane[0]:  1:rc_mlx5/mlx5_0:1.0 md[1]    -> md[1]/ib/sysdev[255] rma am am_bw#0 wireup\n"

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-// The oracle judges everything else, so every expectation here is worked out by hand.
+// The oracle checks everything else, so every expectation here is computed by hand.
 
 namespace ferry::oracle {
 namespace {

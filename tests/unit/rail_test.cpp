@@ -79,7 +79,7 @@ TEST(CallHeader, WithNumbersThatRouteCannotCountIsRefused) {
   EXPECT_TRUE(parse(header).ok());
 }
 
-TEST(CallHeader, SaysNothingThatCannotBeShown) {
+TEST(CallHeader, HasOnlyPrintableText) {
   CallHeader header = route_header();
   header.record.set_status(Status(ErrorCode::kCapacity, "a\x1b[31m\xff\n"));
   CallHeader parsed;
@@ -87,7 +87,7 @@ TEST(CallHeader, SaysNothingThatCannotBeShown) {
   EXPECT_EQ(std::string(parsed.record.message.data(), 8), "a?[31m??");
 }
 
-TEST(CallHeader, SaysNothingBeyondItsRoom) {
+TEST(CallHeader, HasNoTextBeyondItsBounds) {
   CallHeader header = route_header();
   header.record.code = ErrorCode::kCapacity;
   header.record.message_bytes = kCallMessageBytes + 1;

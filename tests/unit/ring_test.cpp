@@ -81,7 +81,7 @@ class Rings : public testing::TestWithParam<RingConfig> {
   RingEnd& end(int self) { return ends_[self]; }
   Ring& ring(int self) { return *ends_[self].ring; }
 
-  /// Whether `condition` holds in time; lets the network move where this thread drives it.
+  /// Whether `condition` holds in time; polls the network if this thread drives it.
   bool await(int self, const std::function<bool()>& condition) {
     const auto deadline = std::chrono::steady_clock::now() + kDeadline;
     while (!condition()) {
@@ -119,7 +119,7 @@ class Rings : public testing::TestWithParam<RingConfig> {
     return true;
   }
 
-  /// One end of exchanges of several sizes, both ways. How many items were wrong, -1 where the deadline passed.
+  /// One end of exchanges of several sizes, both ways. Returns the number of wrong items, -1 if the deadline passed.
   int run_exchanges(int self) {
     int num_wrong = 0;
     for (const std::int64_t num_items : {std::int64_t{1}, std::int64_t{0}, std::int64_t{500}, std::int64_t{37}}) {

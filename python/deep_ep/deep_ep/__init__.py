@@ -31,4 +31,4 @@ EPBuffer = ElasticBuffer
 
 
 def destroy_all_managed_nccl_comm() -> None:
-    """Nothing to do: no NCCL communicator is ever made."""
+    """Does nothing: no NCCL communicator is ever created."""

@@ -1,4 +1,4 @@
-"""Checks of what clients pass, before anything is sent."""
+"""Checks of clients' arguments, before anything is sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ferry import InvalidArgument
 ROW_GRANULE_BYTES = 16
 MAX_TOPK = 32
 
-# Parts of the names of arguments that ask for other numbers than those of the plain call.
+# Parts of the names of arguments that change the numeric results of a call.
 _NUMERIC = ("fp4", "logfmt", "global_scale", "low_precision", "quant")
 
 _warned: set[str] = set()
@@ -23,17 +23,17 @@ _warned_lock = threading.Lock()
 
 
 def ignore_unknown(call: str, unknown: Mapping[str, Any]) -> None:
-    """Warn, once per name, of arguments that do not exist here; those that would change results are refused."""
+    """Warn once per name about arguments that do not exist here; refuse those that would change results."""
     for name, value in unknown.items():
         if any(part in name for part in _NUMERIC):
             if value is None or value is False:
                 continue
-            raise NotImplementedError(f"{call}: {name}={value!r} changes results and is not implemented")
+            raise NotImplementedError(f"{call}: {name}={value!r} changes results and is not implemented; leave it out")
         with _warned_lock:
             new = name not in _warned
             _warned.add(name)
         if new:
-            warnings.warn(f"{call}: argument {name} is unknown here and is ignored", stacklevel=7)
+            warnings.warn(f"{call}: argument {name} is unknown to Ferry and is ignored", stacklevel=7)
 
 
 def check_tensor(tensor: Any, what: str, device: torch.device) -> None:
@@ -42,7 +42,7 @@ def check_tensor(tensor: Any, what: str, device: torch.device) -> None:
         raise InvalidArgument(f"{what} is a {type(tensor).__name__}, expected a torch.Tensor on {device}")
     if tensor.device != device:
         raise InvalidArgument(
-            f"{what} is on {tensor.device}, expected {device}, the device of the buffer; move it with .to(), or make "
+            f"{what} is on {tensor.device}, expected {device}, the device of the buffer; move it with .to(), or create "
             "the buffer with device="
         )
 
@@ -113,7 +113,7 @@ def check_choice(topk_idx: Any, topk_weights: Any, operation: str, num_tokens: i
 
 
 def _whole(value: Any) -> int:
-    """An integer of any library; -1 for what is none."""
+    """An integer of any library; -1 for anything else."""
     try:
         return operator.index(value)
     except TypeError:
@@ -121,7 +121,7 @@ def _whole(value: Any) -> int:
 
 
 def check_num_experts(num_experts: Any, operation: str, num_ranks: int) -> int:
-    """E, which here must divide among the ranks."""
+    """E, which must be a multiple of the number of ranks."""
     whole = _whole(num_experts)
     if whole < 1 or whole % num_ranks != 0:
         raise InvalidArgument(
@@ -145,7 +145,7 @@ def check_biases(bias: Any, operation: str, num_tokens: int, hidden: int, device
         return []
     biases = [bias] if isinstance(bias, torch.Tensor) else list(bias)
     if len(biases) > 2:
-        raise InvalidArgument(f"{operation}: {len(biases)} biases, expected at most two; add them up first")
+        raise InvalidArgument(f"{operation}: {len(biases)} biases, expected at most two; add them first")
     for tensor in biases:
         check_table(tensor, f"{operation}: bias", device, torch.bfloat16, (num_tokens, hidden))
     return biases

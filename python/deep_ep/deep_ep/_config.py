@@ -1,4 +1,6 @@
-"""Config of the first generation: tuning knobs of other kernels, kept because clients size buffers by them."""
+"""Config of the first generation: tuning options of other kernels, kept because clients compute buffer sizes from
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ _INT_BYTES = 4
 
 
 class Config:
-    """Chunk sizes and multiprocessors, as the first generation has them.
+    """Chunk sizes and multiprocessors of the first generation.
 
-    Ferry needs none of them: ``num_sms`` decides only how many columns the prefix matrices of a handle have (one per
+    Ferry does not use them: ``num_sms`` decides only how many columns the prefix matrices of a handle have (one per
     two), the others only the size hints. Raises ValueError where the first generation would refuse them.
     """
 
@@ -65,7 +67,7 @@ class Config:
         return f"deep_ep.Config({', '.join(str(value) for value in self.__dict__.values())})"
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes that the first generation takes inside a node for tokens of ``hidden_bytes``."""
+        """Bytes that the first generation uses inside a node for tokens of ``hidden_bytes``."""
         num_nodes = -(-num_ranks // _RANKS_PER_NODE)
         rings = self.num_sms // 2 * min(num_ranks, _RANKS_PER_NODE)
         record = hidden_bytes + _META_BYTES + _MAX_TOPK * (_ID_BYTES + 4) + _SCALES_BYTES
@@ -73,7 +75,7 @@ class Config:
         return align(flags + rings * self.num_max_nvl_chunked_recv_tokens * record, _BYTES_ALIGNMENT)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes that the first generation takes between nodes; 0 for up to 8 ranks."""
+        """Bytes that the first generation uses between nodes; 0 for up to 8 ranks."""
         if num_ranks <= _RANKS_PER_NODE:
             return 0
         rings = self.num_sms // 2 * -(-num_ranks // _RANKS_PER_NODE)
@@ -83,7 +85,7 @@ class Config:
 
 
 def dispatch_config(num_sms: int, num_ranks: int) -> Config:
-    """For any number of ranks: Ferry has no chunks to tune, so one set serves each kind of topology."""
+    """For any number of ranks: Ferry has no chunks to tune, so one configuration serves each kind of topology."""
     return Config(num_sms, 6, 256, 6, 128) if num_ranks <= _RANKS_PER_NODE else Config(num_sms, 8, 288, 16, 128)
 
 

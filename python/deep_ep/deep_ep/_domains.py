@@ -1,4 +1,4 @@
-"""Which ranks reach each other's memory. Ferry works on one host, where all do."""
+"""Which ranks reach each other's memory. This package works on one host, where all do."""
 
 from __future__ import annotations
 

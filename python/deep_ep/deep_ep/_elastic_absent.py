@@ -27,7 +27,9 @@ _STATIC_NAMES = (
 
 def _absent(name: str) -> Any:
     def call(*arguments: Any, **options: Any) -> NoReturn:
-        raise NotImplementedError(f"{name} is not implemented; Ferry carries tokens to experts and back, no more")
+        raise NotImplementedError(
+            f"{name} is not implemented; Ferry only dispatches tokens to experts and combines their outputs"
+        )
 
     call.__name__ = name
     call.__qualname__ = f"ElasticBuffer.{name}"

@@ -21,7 +21,7 @@ Dispatched = tuple[Payload, torch.Tensor | None, torch.Tensor | None, EPHandle, 
 
 
 class DispatchOptions(NamedTuple):
-    """How rows are wanted, of a new dispatch or a cached one."""
+    """Requested form of the rows of a new or a cached dispatch."""
 
     topk_weights: torch.Tensor | None
     zero_padding: bool
@@ -30,13 +30,13 @@ class DispatchOptions(NamedTuple):
 
 
 class RouteOptions(NamedTuple):
-    """Where tokens go, of a new dispatch."""
+    """Where the tokens of a new dispatch go."""
 
     topk_idx: torch.Tensor | None
     num_experts: int | None
     num_max_tokens_per_rank: int
     most_tokens_per_rank: int
-    """Of the buffer; 0: any."""
+    """The buffer's bound; 0: none."""
     expert_alignment: int
     expert_stats: torch.Tensor | None
     num_sms: int
@@ -85,7 +85,7 @@ def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions,
         if not to.expand:
             member.lane.wait(epilogue_after)
         source = member.source_table(routing)
-        received = _carry(member, turn, routing, rows, scales, how, source=source, expand=to.expand)
+        received = _dispatch_rows(member, turn, routing, rows, scales, how, source=source, expand=to.expand)
         member.lane.wait(epilogue_after)
         handle = _make_handle(member, routing, received.topk_idx, source, to)
         if to.expert_stats is not None:
@@ -99,7 +99,7 @@ def _tensors_of(handle: EPHandle) -> list[torch.Tensor]:
     return [value for value in vars(handle).values() if isinstance(value, torch.Tensor)]
 
 
-def _carry(
+def _dispatch_rows(
     member: Member,
     turn: Turn,
     routing: ferry.Routing,
@@ -110,7 +110,7 @@ def _carry(
     source: torch.Tensor | None,
     expand: bool,
 ) -> ferry.Received:
-    """By token. Where rows are expanded afterwards, padding and the form of scales are left to that."""
+    """A dispatch by token. If rows are expanded afterwards, that step does the padding and lays out the scales."""
     table = scales.unsqueeze(1) if scales is not None and scales.dim() == 1 else scales
     out_scales = None
     if table is not None and how.column_major_scales and not expand:
@@ -127,7 +127,7 @@ def _carry(
 
 
 def column_major(num_rows: int, like: torch.Tensor) -> torch.Tensor:
-    """[rows, S] with strides (1, rows rounded up to 4): what bulk tensor copies of 16 bytes can take."""
+    """[rows, S] with strides (1, rows rounded up to 4): as bulk tensor copies of 16 bytes require."""
     stride = arguments.align(num_rows, 4)
     memory = torch.empty(like.shape[1], stride, dtype=like.dtype, device=like.device)
     return memory.t()[:num_rows]
@@ -211,7 +211,7 @@ def _finish(
 
 
 def check_handle(member: Member, handle: Any, what: str) -> None:
-    """A handle of such a buffer, and metadata that can be followed, whoever wrote it."""
+    """Checks that it is a handle of this kind of buffer, and that its metadata is valid, whatever wrote it."""
     if not isinstance(handle, EPHandle):
         raise InvalidArgument(
             f"{what}: handle is a {type(handle).__name__}, expected the EPHandle that dispatch returned"
@@ -228,14 +228,14 @@ def check_handle(member: Member, handle: Any, what: str) -> None:
 
 
 def _needs_route(member: Member, handle: Any) -> bool:
-    """Was the handle made by another buffer, or copied without its routing? All ranks find the same."""
+    """Whether the handle was made by another buffer or copied without its routing. The same on all ranks."""
     if member.is_destroyed or not isinstance(handle, EPHandle):
         return False
     return handle._routing is None or handle._routing.group is not member.group
 
 
 def _knows_counts(handle: EPHandle) -> bool:
-    """Did its dispatch wait for the counts? Alike on all ranks."""
+    """Whether its dispatch waited for the counts. The same on all ranks."""
     return len(handle.num_recv_tokens_per_expert_list) > 0
 
 
@@ -249,7 +249,7 @@ def _routing_of(turn: Turn, handle: EPHandle, routes: bool) -> ferry.Routing:
 def dispatch_again(
     member: Member, x: Payload, handle: EPHandle, how: DispatchOptions, given: dict[str, Any], asked: Asked
 ) -> Dispatched:
-    """A cached dispatch. ``given``: arguments that must be None, or what the handle says."""
+    """A cached dispatch. ``given``: arguments that must be None or equal the handle's."""
     what = "dispatch"
     routes = _needs_route(member, handle)
     collectives = ("route", "dispatch") if routes else ("dispatch",)
@@ -269,7 +269,7 @@ def dispatch_again(
         routing = _routing_of(turn, handle, routes)
         if not handle.do_expand:
             member.lane.wait(epilogue_after)
-        received = _carry(member, turn, routing, rows, scales, how, source=None, expand=handle.do_expand)
+        received = _dispatch_rows(member, turn, routing, rows, scales, how, source=None, expand=handle.do_expand)
         member.lane.wait(epilogue_after)
         result = _finish(received, handle, how)
         call.gives(result)
@@ -298,7 +298,7 @@ def combine(
     single_rounding: bool,
     asked: Asked,
 ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-    """``single_rounding``: of an expanded handle, sums of this rank go out in fp32."""
+    """``single_rounding``: with an expanded handle, this rank's sums are sent in fp32."""
     what = "combine"
     routes = _needs_route(member, handle)
     collectives = ("route", "combine") if routes else ("combine",)
@@ -333,7 +333,7 @@ def _check_combined(member: Member, x: torch.Tensor, handle: EPHandle, topk_weig
         if x.shape[0] != num_rows:
             raise InvalidArgument(f"{what}: x has {x.shape[0]} rows, expected the {num_rows} that were received")
     elif member.device.type == "cpu" and handle.recv_src_metadata.numel() > 0:
-        # On a GPU the host does not know; slots past the end are left out there.
+        # On a GPU the host cannot check this; slots past the end are ignored there.
         largest = int(handle.recv_src_metadata[:, 2:].max())
         if largest >= x.shape[0]:
             raise InvalidArgument(f"{what}: x has {x.shape[0]} rows, but handle.recv_src_metadata names row {largest}")

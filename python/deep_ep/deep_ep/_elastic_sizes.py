@@ -1,4 +1,4 @@
-"""Buffer sizes of the second generation, which clients allocate by or compare."""
+"""Buffer sizes of the second generation, which clients use to allocate or compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EPHandle: what dispatch of the second generation returns and combine takes."""
+"""EPHandle: returned by dispatch of the second generation and taken by combine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import ferry
 class EPHandle:
     """Where the tokens of a dispatch went and came from. All tensors are live: combine and cached dispatches read them.
 
-    T tokens of this rank, K experts a token, L local experts, R ranks, N received rows (where the host does not wait
-    for counts: as many as could come), M ``num_max_tokens_per_rank``.
+    T tokens of this rank, K experts per token, L local experts, R ranks, N received rows (if the host does not wait for
+    counts: as many as could arrive), M ``num_max_tokens_per_rank``.
     """
 
     do_expand: bool
-    """One row per (token, local expert), grouped by expert, instead of one per token?"""
+    """True: one row per (token, local expert), grouped by expert; False: one row per token."""
     num_experts: int
     expert_alignment: int
     num_max_tokens_per_rank: int
@@ -29,9 +29,9 @@ class EPHandle:
     num_expanded_tokens: int
     """Rows of an expanded output; 0 if not expanded."""
     num_recv_tokens_per_expert_list: list[int]
-    """[L] tokens of each local expert, rounded up to the alignment; [] where the host did not wait for them."""
+    """[L] tokens of each local expert, rounded up to the alignment; [] if the host did not wait for them."""
     psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
-    """[R] i32: rows from ranks 0 to r; the last is all that came."""
+    """[R] i32: rows from ranks 0 to r; the last is the number of all received rows."""
     psum_num_recv_tokens_per_expert: torch.Tensor
     """[L] i32. Not expanded: aligned counts of experts 0 to l. Expanded: where the rows of l end, without the gap."""
     num_unaligned_recv_tokens_per_expert: torch.Tensor | None
@@ -39,7 +39,7 @@ class EPHandle:
     recv_src_metadata: torch.Tensor
     """[N, 2 + K] i32: M * source rank + source token; K * source rank + the token's last choice here; then, for each
     choice, its expanded row or -1. -1 in rows without a token, and in all but the last of a token's equal choices.
-    Combine of an expanded handle sums the rows that columns 2.. name when it is called.
+    Combine of an expanded handle sums the rows that columns 2 and up name when it is called.
     """
     dst_buffer_slot_idx: torch.Tensor
     """[T, K] i32: the received row of (t, k) on the rank of its expert; -1 where there is none. Read only."""
@@ -57,7 +57,7 @@ class EPHandle:
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the routing, which is of this process: with a pickled or deep copy, ranks route anew."""
+        """Without the routing, which belongs to this process: with a pickled or deep copy, ranks route again."""
         return {**self.__dict__, "_routing": None}
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
 """Rows by token turned into rows by expert and back, on this rank alone.
 
-Everything here has sizes that the host knows and can be captured in a CUDA graph. n received rows, K choices a token,
+Everything here has sizes that the host knows and can be captured in a CUDA graph. n received rows, K choices per token,
 L local experts. A *slot* is the expanded row of (row, choice), -1 where there is none. Rows without a token may hold
-anything, NaN included: none of it gets anywhere else.
+anything, including NaN: none of it affects other rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-# Entries of a bag that only takes what no other bag wants; see _sum_of_bags.
+# Entries of a spare bag, which takes entries that belong to no other bag; see _sum_of_bags.
 _SPARE_BAG = 64
 
 
@@ -36,17 +36,17 @@ def expand_slots(local_idx: torch.Tensor, counts: torch.Tensor, alignment: int) 
     has_slot = last_equal == lanes
 
     # One cell for each (expert, row), and one for entries without a slot. The sum over the cells up to an entry's own
-    # is its place if there were no gaps.
+    # is its position if there were no gaps.
     num_cells = num_local * num_rows
     rows = torch.arange(num_rows, device=device).unsqueeze(1)
     cell = torch.where(has_slot, local_idx * num_rows + rows, num_cells)
     taken = torch.zeros(num_cells + 1, dtype=torch.int32, device=device)
     taken.scatter_(0, cell.view(-1), 1)
-    place = taken.cumsum(0, dtype=torch.int32) - 1
+    position = taken.cumsum(0, dtype=torch.int32) - 1
     ends = aligned_ends(counts, alignment)
     gaps_before = ends - aligned(counts, alignment) - (counts.cumsum(0, dtype=torch.int32) - counts)
     gap = torch.where(has_slot, gaps_before[local_idx.clamp(min=0)], 0)
-    slots = torch.where(has_slot, place[cell] + gap, -1)
+    slots = torch.where(has_slot, position[cell] + gap, -1)
     return Expansion(slots.to(torch.int32), last_equal)
 
 
@@ -63,7 +63,7 @@ def aligned_ends(counts: torch.Tensor, alignment: int) -> torch.Tensor:
 
 
 class Origins:
-    """Which received row each expanded row shows."""
+    """The received row that each expanded row copies."""
 
     def __init__(self, slots: torch.Tensor, num_expanded: int) -> None:
         num_rows = slots.shape[0]
@@ -96,12 +96,12 @@ class Origins:
 
 
 def _or_spare(slots: torch.Tensor, spare: int) -> torch.Tensor:
-    """i64, with ``spare`` where there is no slot below it."""
+    """[n, K] i64: the slots, with ``spare`` in place of any that is not in [0, spare)."""
     return torch.where((slots >= 0) & (slots < spare), slots, spare).to(torch.int64)
 
 
 def _as_words(x: torch.Tensor) -> torch.Tensor:
-    """The same bytes in few elements that every kernel knows."""
+    """The same bytes as fewer elements of a type that every kernel supports."""
     for dtype in (torch.int64, torch.int32):
         if x.shape[-1] * x.element_size() % dtype.itemsize == 0 and x.is_contiguous():
             return x.view(dtype)
@@ -109,7 +109,7 @@ def _as_words(x: torch.Tensor) -> torch.Tensor:
 
 
 def slot_weights(weights: torch.Tensor, slots: torch.Tensor, last_equal: torch.Tensor | None) -> torch.Tensor:
-    """[expanded] f32 -> [n, K] f32: each choice's, and equal choices alike; 0 where there is no slot."""
+    """[expanded] f32 -> [n, K] f32: each choice's weight, the same for equal choices; 0 where there is no slot."""
     num_expanded = weights.shape[0]
     padded = torch.cat([weights, weights.new_zeros(1)])
     table = padded[_or_spare(slots, num_expanded)]
@@ -126,14 +126,14 @@ def reduce_slots(x: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> to
     valid = (slots >= 0) & (slots < x.shape[0])
     if x.device.type == "cuda":
         return _sum_of_bags(x if x.dtype == dtype else x.to(dtype), slots, valid)
-    # On the host the sums of bf16 rows are not in fp32, and the number of slots may be asked for.
+    # On the host embedding_bag does not sum bf16 rows in fp32, and reading the number of slots costs nothing.
     bounds = F.pad(valid.sum(dim=1).cumsum(0), (1, 0))[:-1]
     return F.embedding_bag(slots[valid].long(), x.float(), bounds, mode="sum").to(dtype)
 
 
 def _sum_of_bags(x: torch.Tensor, slots: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """The same without asking how many slots there are: they are packed to the front, and spare bags, whose sums are
-    thrown away, take the rest of the table.
+    """The same without reading the number of slots: they are packed to the front, and spare bags, whose sums are
+    discarded, take the rest of the table.
     """
     num_rows = slots.shape[0]
     num_entries = slots.numel()
@@ -141,7 +141,7 @@ def _sum_of_bags(x: torch.Tensor, slots: torch.Tensor, valid: torch.Tensor) -> t
     counted = flat.cumsum(0)
     packed = torch.zeros(num_entries + 1, dtype=torch.int64, device=x.device)
     packed.scatter_(0, torch.where(flat, counted - 1, num_entries), slots.reshape(-1).to(torch.int64))
-    # Whatever was left over is in the last element, and some of it is -1.
+    # Invalid slots, some of them -1, were all written to the last element.
     entries = packed[:num_entries]
     per_row = valid.sum(dim=1)
     used = counted[-1]

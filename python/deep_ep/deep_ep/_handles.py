@@ -1,9 +1,9 @@
-"""Handles of the first generation: six tensors, and how a ferry Routing is found again from them.
+"""Handles of the first generation: six tensors, and how the ferry Routing is found from them.
 
 The first tensor, which is never empty and has the same shape on every rank, carries its Routing as an attribute of its
 storage. The storage is shared by every tensor object on the same memory (autograd's saved tensors are new ones), and
-the attribute lives exactly as long as it. A copy (a clone, a round trip to another device) has another storage; then
-the tensors say enough to route again.
+the attribute lives exactly as long as the storage. A copy (a clone, a round trip to another device) has another
+storage; then the tensors contain enough to route again.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ class Handle(NamedTuple):
     """Clients get these as a plain tuple."""
 
     rank_prefix_matrix: torch.Tensor
-    """[R, R] i32: [i, j] is how many tokens ranks 0 to i send to rank j."""
+    """[R, R] i32: [i, j] is the number of tokens that ranks 0 to i send to rank j."""
     channel_prefix_matrix: torch.Tensor
-    """[R, C] i32: [r, c] is how many tokens channels 0 to c of this rank send to rank r."""
+    """[R, C] i32: [r, c] is the number of tokens that channels 0 to c of this rank send to rank r."""
     recv_channel_prefix_matrix: torch.Tensor
-    """[R, C] i32: [r, c] is how many rows came from channels before c of rank r."""
+    """[R, C] i32: [r, c] is the number of rows from channels before c of rank r."""
     recv_src_idx: torch.Tensor
     """[N] i32: the token at its source; -1 in rows without a token."""
     is_token_in_rank: torch.Tensor
     """[T, R] bool."""
     send_head: torch.Tensor
-    """[T, R] i32: where the token stands among those this rank sends to rank r; -1: not sent there."""
+    """[T, R] i32: index of the token among those this rank sends to rank r; -1: not sent there."""
 
 
 class Link(NamedTuple):
-    """What a handle's first tensor carries."""
+    """Attribute of a handle's first tensor."""
 
     routing: ferry.Routing
     knows_topk: bool
-    """Was it made from the expert ids? Otherwise from the ranks of each token, and its K is not that of the weights."""
+    """Whether it was made from the expert ids. Otherwise from the ranks of each token, and its K is not that of the
+    weights.
+    """
 
 
 def attach(handle: Handle, link: Link) -> None:
@@ -58,7 +60,7 @@ def attached(handle: Any, group: ferry.Group) -> Link | None:
 
 
 def is_copy(handle: Any, device: torch.device) -> bool:
-    """Six tensors on the device: if they are not linked to a routing, that is because somebody copied them."""
+    """Six tensors on the device: if they are not linked to a routing, they are copies."""
     return (
         isinstance(handle, (tuple, list))
         and len(handle) == len(Handle._fields)
@@ -67,7 +69,7 @@ def is_copy(handle: Any, device: torch.device) -> bool:
 
 
 def unpack(handle: Any, operation: str, num_ranks: int, device: torch.device) -> Handle:
-    """Checks what can be seen of a handle."""
+    """Checks the tensors of a handle that are used."""
     if not isinstance(handle, (tuple, list)) or len(handle) != len(Handle._fields):
         shown = f"{len(handle)} elements" if isinstance(handle, (tuple, list)) else f"a {type(handle).__name__}"
         raise InvalidArgument(

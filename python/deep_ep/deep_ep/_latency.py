@@ -1,4 +1,4 @@
-"""Latency mode: the calls are there, so that programs find them, and say that they are not implemented."""
+"""Latency mode: the calls exist, so that programs find them, and raise NotImplementedError."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class LatencyCalls:
         not_implemented("get_next_low_latency_combine_buffer")
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> NoReturn:
-        not_implemented("low_latency_update_mask_buffer", "a lost rank is an exception here")
+        not_implemented("low_latency_update_mask_buffer", "a lost rank raises an exception")
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> NoReturn:
-        not_implemented("low_latency_query_mask_buffer", "a lost rank is an exception here")
+        not_implemented("low_latency_query_mask_buffer", "a lost rank raises an exception")
 
     def low_latency_clean_mask_buffer(self) -> NoReturn:
-        not_implemented("low_latency_clean_mask_buffer", "a lost rank is an exception here")
+        not_implemented("low_latency_clean_mask_buffer", "a lost rank raises an exception")

@@ -1,4 +1,4 @@
-"""A rank of a buffer's group: what both generations have in common, and calls whose failure no rank waits for."""
+"""A rank of a buffer's group: what both generations share, and calls that leave no rank waiting when they fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _I32_PER_ROW_GRANULE = 4
 
 
 class Asked(NamedTuple):
-    """The arguments that say when a call runs, and those that this package does not know."""
+    """The arguments that determine when a call runs, and those unknown to this package."""
 
     previous_event: Any = None
     asynchronous: bool = False
@@ -29,11 +29,11 @@ class Asked(NamedTuple):
 class Turn:
     """The collectives that one operation makes, in order.
 
-    Where the operation fails before it has made them all, its peers must not be left waiting in the next: it makes
-    those calls with nothing, which refuses them on every rank.
+    If the operation fails before it has made all of them, its peers must not be left waiting in the next: it makes the
+    remaining calls without arguments, which refuses them on every rank.
 
     Collectives: "route"; "dispatch" and "combine" with the operation's own routing; "gather", a dispatch with the
-    member's, which never fails for want of a route.
+    member's own, which does not depend on a route of the operation.
     """
 
     def __init__(self, member: Member, collectives: Sequence[str], exact_route: bool) -> None:
@@ -46,13 +46,13 @@ class Turn:
         self._routing: ferry.Routing | None = None
 
     def _ends_here(self, collective: str) -> bool:
-        """Do all ranks learn at once that this collective was refused, and go no further?"""
-        return self._lane.tells_at_once or (collective == "route" and self._exact_route)
+        """Whether all ranks learn at once that this collective was refused, and stop there."""
+        return self._lane.reports_at_once or (collective == "route" and self._exact_route)
 
     @contextlib.contextmanager
     def _making(self, collective: str) -> Iterator[None]:
         if not self._left or self._left.pop(0) != collective:
-            raise AssertionError(f"{collective} is not what this operation announced")
+            raise AssertionError(f"{collective} is not the collective that this operation announced next")
         try:
             yield
         except Exception:
@@ -61,7 +61,7 @@ class Turn:
             raise
 
     def route(self, topk_idx: torch.Tensor, *, num_experts: int, max_recv_rows: int = 0) -> ferry.Routing:
-        """One row per token and rank; without weights, which dispatch takes anew each time."""
+        """One row per token and rank; without weights, which each dispatch takes itself."""
         with self._making("route"):
             self._routing = self._group.route(topk_idx, num_experts=num_experts, max_recv_rows=max_recv_rows)
             return self._routing
@@ -80,12 +80,12 @@ class Turn:
             return self._group.combine(routing, x, **options)
 
     def give_up(self) -> None:
-        """Refuse what is left, on all ranks that would otherwise wait for it."""
+        """Refuse the remaining collectives on all ranks that would otherwise wait for them."""
         if self._all_know:
             return
         for collective in self._left:
             if self._route_failed and collective in ("dispatch", "combine"):
-                continue  # with the routing that was refused no rank takes part in these
+                continue  # no rank takes part in these, since their routing was refused
             with contextlib.suppress(FerryError):
                 if collective == "route":
                     self._route_failed = True
@@ -99,7 +99,7 @@ class Turn:
 
 
 class Member:
-    """This rank of a buffer's ferry group. Making one is collective; so is every turn that announces collectives."""
+    """This rank of a buffer's ferry group. Creating one is collective; so is every turn that announces collectives."""
 
     def __init__(
         self, group: Any, comm: Any, device: torch.device | str | int | None, timeouts_s: Mapping[str, float]
@@ -114,14 +114,14 @@ class Member:
         )
         self.rank = self._group.rank
         self.num_ranks = self._group.num_ranks
-        # Made here, so that no later call is the first to find room or to load kernels, possibly under capture.
-        with self.turn("make a buffer", ("route",), Asked()) as (turn, _):
+        # Done here, so that no later call is the first to allocate memory or load kernels, possibly during capture.
+        with self.turn("create a buffer", ("route",), Asked()) as (turn, _):
             self._to_all = turn.route(self._ids_of_all(), num_experts=self.num_ranks)
 
     @property
     def group(self) -> ferry.Group:
         if self._group is None:
-            raise InvalidArgument("the buffer was destroyed; make a new one")
+            raise InvalidArgument("the buffer was destroyed; create a new one")
         return self._group
 
     @property
@@ -144,7 +144,7 @@ class Member:
         *,
         exact_route: bool = True,
     ) -> Iterator[tuple[Turn, Call]]:
-        """Run an operation in its place among streams and ranks: everything that can fail belongs inside."""
+        """Run an operation in order with streams and other ranks: everything that can fail belongs inside."""
         try:
             turn = Turn(self, collectives, exact_route)
         except InvalidArgument as error:
@@ -157,7 +157,7 @@ class Member:
         except Exception:
             turn.give_up()
             raise
-        # After this rank's part in the operation, so that all ranks stay in step.
+        # Only after this rank's part in the operation, so that all ranks make the same collectives.
         self.group.poll()
 
     def gather(self, turn: Turn, row: torch.Tensor) -> torch.Tensor:
@@ -168,18 +168,18 @@ class Member:
         return turn.gather(self._to_all, padded)[:, :width]
 
     def source_table(self, routing: ferry.Routing) -> torch.Tensor:
-        """Room for ``out_source`` of a dispatch."""
+        """Memory for ``out_source`` of a dispatch."""
         return torch.empty(routing.num_recv_rows, 2, dtype=torch.int32, device=self.device)
 
     def wait_for_all(self, on_host: bool) -> None:
-        """Nobody goes on before all have come: on the stream, or on the host too."""
+        """A barrier of all ranks: on the stream, or on the host too."""
         with self.turn("barrier", ("gather",), Asked()) as (turn, _):
             self.gather(turn, torch.zeros(1, dtype=torch.int32, device=self.device))
         if on_host:
             self.lane.comm_stream.synchronize()
 
     def destroy(self) -> None:
-        """Collective, and only the first time: wait until all ranks are done, then give the memory back."""
+        """Collective, and only the first time: wait until all ranks are done, then free the memory."""
         group, self._group = self._group, None
         self._to_all = None
         if group is not None:

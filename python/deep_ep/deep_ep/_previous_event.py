@@ -1,4 +1,4 @@
-"""What clients pass as ``previous_event``."""
+"""The argument ``previous_event`` of calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ferry import InvalidArgument
 
 
 def event_of(previous: Any, what: str) -> Any:
-    """The torch or host event in whatever clients pass as ``previous_event``; None if there is none to wait for."""
+    """The torch or host event of an argument ``previous_event``; None if there is none to wait for."""
     if isinstance(previous, EventOverlap):
         previous = previous.event
     if isinstance(previous, EventHandle):

@@ -1,4 +1,4 @@
-"""Streams and events: all of the package that differs between CUDA and host tensors.
+"""Streams and events: everything in the package that differs between CUDA and host tensors.
 
 On host tensors work is done when a call returns, so streams and events are objects with the usual methods that do
 nothing.
@@ -65,7 +65,7 @@ def wait_event(event: Any) -> None:
 
 
 class Call:
-    """One call on a lane: which tensors it takes and gives, and the event at its end if it was asked for."""
+    """One call on a lane: the tensors it takes and returns, and the event at its end if one was requested."""
 
     def __init__(self) -> None:
         self.event: Any = None
@@ -99,20 +99,22 @@ class Lane:
         self.device = device
         self.comm_stream = HostStream()
 
-    tells_at_once = True
-    """Does every refused call tell all ranks when it returns?"""
+    reports_at_once = True
+    """Whether a refused call is reported on all ranks when it returns."""
 
     def call(self, previous: Any, asynchronous: bool) -> contextlib.AbstractContextManager[Call]:
-        """What runs inside follows ``previous`` (an event), or else the caller's stream. The caller's stream then goes
-        on after it, or if ``asynchronous`` when it waits for the call's event.
+        """Work inside waits for ``previous`` (an event), or else for the caller's stream. The caller's stream then
+        waits for the call, or if ``asynchronous`` only where it waits for the call's event.
         """
         return _HostCall(asynchronous)
 
     def wait(self, event: Any) -> None:
-        """Inside a call: what comes next in it follows ``event`` as well."""
+        """Inside a call: the rest of it also waits for ``event``."""
 
     def read_later(self, tensor: torch.Tensor) -> Callable[[], list[int]]:
-        """Inside a call: begin to bring a small tensor to the host. The result waits for it, not for what follows."""
+        """Inside a call: start copying a small tensor to the host. The result waits for the copy, not for later
+        work.
+        """
         return tensor.tolist
 
 
@@ -134,7 +136,7 @@ class _HostCall(contextlib.AbstractContextManager):
 class CudaLane(Lane):
     """A high-priority stream, shared by all buffers of one GPU."""
 
-    tells_at_once = False
+    reports_at_once = False
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -155,7 +157,7 @@ class CudaLane(Lane):
                 if asynchronous:
                     call.event = comm.record_event()
         finally:
-            # A call that failed must not leave work behind that the caller's stream knows nothing of.
+            # A failed call must not leave work behind that the caller's stream does not wait for.
             if call.event is None:
                 compute.wait_stream(comm)
         for tensor in call.outputs:
@@ -169,7 +171,7 @@ class CudaLane(Lane):
             self.comm_stream.wait_event(event)
 
     def read_later(self, tensor: torch.Tensor) -> Callable[[], list[int]]:
-        on_host = tensor.to("cpu", non_blocking=True)  # pinned, as torch does for such copies
+        on_host = tensor.to("cpu", non_blocking=True)  # torch pins the memory of such copies
         copied = self.comm_stream.record_event()
 
         def read() -> list[int]:

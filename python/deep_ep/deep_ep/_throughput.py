@@ -72,7 +72,7 @@ def _count_sent(in_rank: torch.Tensor, num_channels: int) -> _Sent:
 
 
 class _Counts(NamedTuple):
-    """What all ranks send, from one small exchange."""
+    """What all ranks send, gathered in one small exchange."""
 
     rank_prefix: torch.Tensor
     recv_channels: torch.Tensor
@@ -134,8 +134,8 @@ def dispatch(
         per_expert = given["num_tokens_per_expert"]
         if not exact and (num_worst_tokens < 0 or ids is None):
             raise InvalidArgument(
-                f"{what}: num_worst_tokens is {num_worst_tokens}, expected 0, or rows enough for what may come and "
-                "topk_idx with it"
+                f"{what}: num_worst_tokens is {num_worst_tokens}, expected 0, or rows for all tokens that may arrive "
+                "and topk_idx"
             )
         call.takes(rows, scales, in_rank, per_expert, ids, weights)
         if ids is None:
@@ -147,7 +147,7 @@ def dispatch(
         read_counts = member.lane.read_later(counts.per_local_expert) if exact else None
         source = member.source_table(routing)
         tables = ids is not None
-        received, recv_x = _carry(turn, routing, rows, scales, weights, tables=tables, source=source)
+        received, recv_x = _dispatch_rows(turn, routing, rows, scales, weights, tables=tables, source=source)
         handle = Handle(
             counts.rank_prefix,
             sent.channels,
@@ -170,7 +170,7 @@ def _num_channels(num_sms: int) -> int:
     return num_sms // 2
 
 
-def _carry(
+def _dispatch_rows(
     turn: Turn,
     routing: ferry.Routing,
     rows: torch.Tensor,
@@ -180,7 +180,7 @@ def _carry(
     tables: bool,
     source: torch.Tensor | None = None,
 ) -> tuple[ferry.Received, Payload]:
-    """A dispatch, and its rows in the form in which they were given."""
+    """A dispatch, and its rows in the form in which they were passed."""
     table = scales.unsqueeze(1) if scales is not None and scales.dim() == 1 else scales
     received = turn.dispatch(routing, rows, scales=table, topk_weights=weights, tables=tables, out_source=source)
     if scales is None:
@@ -189,10 +189,11 @@ def _carry(
 
 
 class _Plan(NamedTuple):
-    """What a call with a handle is going to do.
+    """What a call with a handle will do.
 
-    All ranks decide alike: the tensor that carries the link has the same shape on all of them, so what copies it on one
-    rank (offloading, say) copies it on every rank. Where it does not, the ranks' calls differ, which ferry refuses.
+    All ranks decide the same: the tensor that carries the link has the same shape on all of them, so code that copies
+    it on one rank (offloading, for example) copies it on every rank. If it does not, the ranks' calls differ, which
+    ferry refuses.
     """
 
     link: Link | None
@@ -216,8 +217,8 @@ def _plan(member: Member, handle: Any) -> _Plan:
 def _routing_of(member: Member, turn: Turn, plan: _Plan, handle: Handle) -> ferry.Routing:
     if plan.link is not None:
         return plan.link.routing
-    # The rows are known to be no more than these, so the host need not wait for the counts.
-    num_rows = max(1, handle.recv_src_idx.shape[0])  # 0 would be: not bounded
+    # There cannot be more rows than these, so the host need not wait for the counts.
+    num_rows = max(1, handle.recv_src_idx.shape[0])  # 0 would mean unbounded
     ids = ids_of_mask(handle.is_token_in_rank)
     routing = turn.route(ids, num_experts=member.num_ranks, max_recv_rows=num_rows)
     attach(handle, Link(routing, knows_topk=False))
@@ -225,7 +226,7 @@ def _routing_of(member: Member, turn: Turn, plan: _Plan, handle: Handle) -> ferr
 
 
 def dispatch_again(member: Member, x: Payload, handle: Any, given: dict[str, Any], asked: Asked) -> tuple:
-    """A cached dispatch: rows and scales alone."""
+    """A cached dispatch: only rows and scales."""
     what = "dispatch"
     plan = _plan(member, handle)
     collectives = plan.collectives("dispatch")
@@ -237,7 +238,7 @@ def dispatch_again(member: Member, x: Payload, handle: Any, given: dict[str, Any
         tensors = unpack(handle, what, member.num_ranks, member.device)
         _check_tokens(what, rows, tensors)
         call.takes(rows, scales, tensors)
-        _, recv_x = _carry(turn, _routing_of(member, turn, plan, tensors), rows, scales, None, tables=False)
+        _, recv_x = _dispatch_rows(turn, _routing_of(member, turn, plan, tensors), rows, scales, None, tables=False)
         recv_x = _first_rows(recv_x, tensors.recv_src_idx.shape[0])
         call.gives(recv_x)
     return recv_x, None, None, None, None, _end(call.event)
@@ -267,7 +268,7 @@ def combine(
 ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
     what = "combine"
     plan = _plan(member, handle)
-    # Where ferry does not know K, weights travel as rows.
+    # If ferry does not know K, weights are sent as rows.
     as_rows = topk_weights is not None and not plan.knows_topk
     collectives = plan.collectives("combine", "combine") if as_rows else plan.collectives("combine")
     with member.turn(what, collectives, asked, exact_route=False) as (turn, call):

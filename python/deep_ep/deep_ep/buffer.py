@@ -1,4 +1,4 @@
-"""The old place of the first generation."""
+"""The former module of the first generation."""
 
 from deep_ep._config import Config
 from deep_ep.buffers.legacy import Buffer

@@ -1,4 +1,4 @@
-"""What the calls should give, in plain torch and loops, from the documented meaning alone."""
+"""Expected results of the calls, in plain torch and loops, from the documentation alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rank_prefix(world: World) -> torch.Tensor:
 
 
 def scaled(rows: torch.Tensor, rank: int) -> torch.Tensor:
-    """What the experts of ``rank`` make of rows: something that shows who took part in a sum."""
+    """Outputs of the experts of ``rank``, chosen so that a sum shows which ranks took part."""
     return (rows.float() * (1.0 + 0.25 * rank)).to(rows.dtype)
 
 

@@ -106,7 +106,7 @@ def test_rows_by_token(num_tokens: list[int], alignment: int, wait: bool, device
 
 
 def expert_rows(x: torch.Tensor, layout: Expanded) -> torch.Tensor:
-    """Each expert makes something else of its rows; gaps become NaN."""
+    """Each expert computes something different; gaps become NaN."""
     y = torch.full_like(x, float("nan"))
     for row, (_, _, local) in layout.rows.items():
         y[row] = (x[row].float() * (1.0 + local)).to(x.dtype)

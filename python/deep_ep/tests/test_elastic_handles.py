@@ -1,4 +1,4 @@
-"""EPHandle: combine reads its tensors when it is called, whoever wrote them."""
+"""EPHandle: combine reads its tensors when it is called, whatever wrote them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import reference
 
 
 def dense_sums(world: World, rank: int, x: torch.Tensor, handle: deep_ep.EPHandle) -> torch.Tensor:
-    """[n, H]: what an engine makes of expanded rows by itself, one row per received token."""
+    """[n, H]: how an engine reduces expanded rows itself, one row per received token."""
     slots = handle.recv_src_metadata[: len(world.rows_of(rank)), 2:].long()
     dense = torch.zeros(len(slots), x.shape[1], device=x.device)
     for k in range(slots.shape[1]):
@@ -56,7 +56,7 @@ def check_rewritten(rank: int, world: World, device: str, wait: bool) -> None:
     # Rewritten in place, with a dense input of another size than the expanded one.
     handle.recv_src_metadata[:, 2:] = other.recv_src_metadata[:, 2:]
     assert torch.equal(buffer.combine(dense, handle)[0], out)
-    # Whatever the slots say: here all of this rank's rows show its first.
+    # Slots may name any row: here all of this rank's rows name its first.
     handle.recv_src_metadata[: len(dense), 2] = 0
     alike = buffer.combine(dense, handle)[0]
     handle.recv_src_metadata[:, 2:] = other.recv_src_metadata[:, 2:]
@@ -112,7 +112,7 @@ def test_ids_and_destinations(device: str) -> None:
 
 
 def check_interleaved(rank: int, world: World, device: str) -> None:
-    """Two batches under way at once, on a buffer of each generation."""
+    """Two batches in flight at once, on a buffer of each generation."""
     elastic = make_elastic(rank, device)
     mine = inputs_of(world, rank, device_of(rank, device))
     half = len(mine.x) // 2

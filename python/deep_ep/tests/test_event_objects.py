@@ -1,4 +1,4 @@
-"""EventHandle and EventOverlap by themselves, and the streams of the CPU."""
+"""EventHandle and EventOverlap on their own, and the streams of the CPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_nothing_to_wait_for() -> None:
 
 
 class FakeStream:
-    """Writes down what it is told."""
+    """Records the calls made on it."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
@@ -79,7 +79,7 @@ class FakeStream:
 
 
 class FakeTensor(torch.Tensor):
-    """Writes down which streams use it."""
+    """Records which streams use it."""
 
     def record_stream(self, stream: FakeStream) -> None:
         stream.log.append(f"{self.label} is used by {stream.name}")

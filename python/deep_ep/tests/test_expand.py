@@ -51,7 +51,7 @@ def test_slots(num_rows: int, num_topk: int, num_local: int, alignment: int) -> 
 
 @pytest.mark.parametrize(("num_rows", "num_topk"), [(1, 1), (40, 4), (300, 8)])
 def test_sums_by_spare_bags(num_rows: int, num_topk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of GPUs, which may not ask how many slots there are. On the host only its bags of f32 rows are exact."""
+    """The GPU implementation, which must not read the number of slots. On the host it is exact only for f32 rows."""
     num_expanded = 37
     x = torch.randn(num_expanded, 24)
     slots = choices(num_rows, num_topk, num_expanded).to(torch.int32)
@@ -83,7 +83,7 @@ def test_nothing_to_sum(num_rows: int) -> None:
 
 
 def test_weights_there_and_back() -> None:
-    """The way back is the transpose of the way there, equal choices included, so gradients are right."""
+    """Reducing is the transpose of expanding, equal choices included, so gradients are right."""
     local_idx = torch.tensor([[0, 1, 0], [-1, 1, 1], [1, -1, -1], [-1, -1, -1]])
     slots, last_equal = _expand.expand_slots(local_idx, torch.tensor([1, 3], dtype=torch.int32), 4)
     origins = _expand.Origins(slots, 8)

@@ -1,4 +1,4 @@
-"""What only GPUs show: calls beside other work, tensors freed while kernels use them, and graphs."""
+"""Behaviour that only GPUs have: calls that overlap other work, tensors freed while kernels use them, and graphs."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def check_async(rank: int, world: World) -> None:
         late, handle=handle, previous_event=busy, async_finish=True, allocate_on_comm_stream=True
     )
     del late
-    trash = torch.full_like(mine.x, float("nan"))  # would take the memory that was freed too early
+    trash = torch.full_like(mine.x, float("nan"))  # would reuse memory that was freed too early
     assert event.event is not None
     assert not busy.event.event.query(), "the call waited for the GPU"
     with event:
-        trash += 1  # beside the exchange
+        trash += 1  # overlaps the exchange
     y = reference.scaled(x, rank)
     out, _, event = buffer.combine(y, handle, async_finish=True)
     del x, y
@@ -170,7 +170,7 @@ def check_late_errors(rank: int, world: World) -> None:
     wrong = mine.idx.int() if rank == 1 else mine.idx
     refused = told_late(lambda: buffer.dispatch(mine.x, num_worst_tokens=96, **{**options, "topk_idx": wrong}))
     assert refused is ferry.InvalidArgument
-    # All ranks are in step: what comes next is as it should be.
+    # All ranks have made the same calls: the next one works.
     x, *_ = buffer.dispatch(mine.x, num_worst_tokens=96, **options)
     expected = reference.received_rows(world, rank)
     assert torch.equal(x[: len(expected)].cpu(), expected)

@@ -50,7 +50,7 @@ def check_pair(rank: int, world: World, device: str, alignment: int, num_worst_t
     assert all(type(n) is int for n in counts)
 
     y = reference.scaled(x, rank)
-    y[count:] = float("nan")  # nobody may read rows that hold no token
+    y[count:] = float("nan")  # no rank may read rows that hold no token
     bias = [torch.full_like(mine.x, 0.5), torch.full_like(mine.x, -3.0)]
     for biases in ([], bias[:1], bias):
         given = {0: None, 1: biases[0] if biases else None, 2: tuple(biases)}[len(biases)]
@@ -78,7 +78,7 @@ def test_dispatch_and_combine(num_tokens: list[int], alignment: int, num_worst_t
 
 
 def test_every_token_to_one_rank(device: str) -> None:
-    """The others receive nothing, and have nothing to say in combine."""
+    """The others receive nothing and contribute nothing to combine."""
     world = make_world(3, 6, [5, 6, 7])
     for ids in world.topk_idx:
         ids.clamp_(min=0).remainder_(2)
@@ -154,7 +154,7 @@ def check_without_ids(rank: int, world: World, device: str) -> None:
     assert idx is None and weights is None
     assert torch.equal(x.cpu(), reference.received_rows(world, rank))
     assert counts == reference.entries_per_local_expert(world, rank)
-    # Weights still come back: they are as wide as the client likes.
+    # Weights are still returned: the client chooses their width.
     out, sums, _ = buffer.combine(reference.scaled(x, rank), handle, torch.ones(len(x), 5, device=x.device))
     assert torch.equal(out.cpu(), reference.combined(world, rank, []))
     num_ranks_of = torch.tensor([float(len(world.ranks_of(rank, t))) for t in range(len(out))])

@@ -1,4 +1,4 @@
-"""Handles of the first generation: six tensors, what they say, and what they survive."""
+"""Handles of the first generation: six tensors, their contents, and their lifetimes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_contents(num_worst_tokens: int, device: str) -> None:
 
 
 class Dispatch(torch.autograd.Function):
-    """As trainers write it: the handle is saved as six tensors and comes back as a new tuple."""
+    """As in trainers: the handle is saved as six tensors and restored as a new tuple."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weights: torch.Tensor, buffer: deep_ep.Buffer, idx: torch.Tensor, e: int):
@@ -93,7 +93,7 @@ def check_layer(rank: int, world: World, device: str, offload: bool) -> None:
     all_experts = expert_weights(world.num_experts, hidden).to(buffer.device)
     experts = all_experts[first : first + world.num_local(rank)].clone().requires_grad_()
     x, weights = mine.x.clone().requires_grad_(), mine.weights.clone().requires_grad_()
-    # An offloading trainer: everything that is saved is copied away and back.
+    # An offloading trainer: everything that is saved is copied to another device and back.
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t.clone())
     with hooks if offload else torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         rows, idx, row_weights, *handle = Dispatch.apply(x, weights, buffer, mine.idx, world.num_experts)
@@ -106,7 +106,7 @@ def check_layer(rank: int, world: World, device: str, offload: bool) -> None:
     del handle
     out.float().square().sum().backward()
 
-    # The same layer on one rank, this rank's tokens for what flows back to them, all tokens for the experts.
+    # The same layer on one rank, this rank's tokens for their gradients, all tokens for the experts.
     dense_experts = all_experts.clone().requires_grad_()
     for source in range(world.num_ranks):
         theirs = inputs_of(world, source, buffer.device)
@@ -133,7 +133,7 @@ def test_layer_with_a_saved_handle(offload: bool, device: str) -> None:
 
 
 def count_routes(buffer: deep_ep.Buffer) -> list[int]:
-    """How often the buffer routes from now on."""
+    """Counts how often the buffer routes from now on."""
     routed = []
     route = buffer.runtime.route
 
@@ -167,7 +167,7 @@ def check_copies(rank: int, world: World, device: str, num_worst_tokens: int) ->
     for _ in range(2):
         check(copies)
     assert len(routed) == 1, "a copied handle is routed again once"
-    # A handle may outlive its buffer, as where a trainer makes a larger one between forward and backward.
+    # A handle may outlive its buffer, for example if a trainer creates a larger one between forward and backward.
     larger = make_buffer(rank, device)
     check(handle, larger)
     larger.destroy()
@@ -193,7 +193,7 @@ def test_a_handle_copied_on_one_rank_alone() -> None:
 
 
 def check_many(rank: int, world: World, device: str) -> None:
-    """Handles of several buffers and batches, used in another order than made, and freed with their last tensor."""
+    """Handles of several buffers and batches, used in another order than created, and freed with their last tensor."""
     buffers = [make_buffer(rank, device) for _ in range(3)]
     mine = inputs_of(world, rank, device_of(rank, device))
     few = Inputs(*(tensor[:2].contiguous() for tensor in mine))

@@ -1,4 +1,4 @@
-"""Buffers in any number, made and ended in any way; and every way to name the ranks."""
+"""Any number of buffers, created and destroyed in any order; and every way to define the ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_endings(rank: int, world: World, device: str) -> None:
     buffers[0].destroy()
     buffers[0].destroy()
     use(buffers[1], world, rank, device)
-    # Dropped by one rank early, by the others late, in another order: nobody waits.
+    # Dropped by one rank early, by the others late, in another order: no rank waits.
     started = time.monotonic()
     for index in (1, 3) if rank else (3, 1):
         buffers[index] = None
@@ -42,7 +42,7 @@ def check_endings(rank: int, world: World, device: str) -> None:
     del handles
     gc.collect()
     assert time.monotonic() - started < 10
-    # Some are left to the end of the interpreter.
+    # Some live until the interpreter exits.
     last = make_elastic(rank, device), make_buffer(rank, device)
     use(last[1], world, rank, device)
     globals()["left"] = last
@@ -72,7 +72,7 @@ def test_the_end_of_the_interpreter() -> None:
 
 
 class Communicator:
-    """The part of an mpi4py communicator that counts."""
+    """The part of an mpi4py communicator that is used."""
 
     def Get_rank(self) -> int:  # noqa: N802
         return dist.get_rank()

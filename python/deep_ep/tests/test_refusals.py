@@ -1,4 +1,4 @@
-"""Wrong arguments on one rank are exceptions on every rank, and the buffer goes on."""
+"""Wrong arguments on one rank raise exceptions on every rank, and the buffer stays usable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Refused:
         started = time.monotonic()
         with pytest.raises(ferry.InvalidArgument, match=match if self.bad else None):
             call()
-        assert time.monotonic() - started < 5, "nobody may wait for a rank that has given up"
+        assert time.monotonic() - started < 5, "no rank may wait for one that has given up"
 
     def instead(self, wrong: Any, right: Any) -> Any:
         return wrong if self.bad else right
@@ -88,7 +88,7 @@ def check_legacy(rank: int, world: World) -> None:
     for wrong, match in ((mine.x.float(), "bfloat16"), ([mine.x] * 3, "at most two"), (mine.x[:-1], "shape")):
         refused(lambda wrong=wrong: buffer.combine(x, handle, bias=refused.instead(wrong, None)), match)
 
-    # Local, so nobody else hears of it.
+    # Local, so no other rank is affected.
     with pytest.raises(ferry.InvalidArgument, match="int64"):
         buffer.get_dispatch_layout(mine.idx.int(), world.num_experts)
     with pytest.raises(ferry.InvalidArgument, match="multiple of 3"):

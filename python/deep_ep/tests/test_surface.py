@@ -1,4 +1,4 @@
-"""What programs find when they look: import paths, names, signatures."""
+"""The interface that programs import: paths, names, signatures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def signatures() -> dict[str, str]:
 
 
 def test_signatures_are_those_of_the_snapshot() -> None:
-    """A change here changes programs: look twice, then write the snapshot anew by running this file."""
+    """A change here affects programs: check it, then rewrite the snapshot by running this file."""
     assert signatures() == json.loads(SNAPSHOT.read_text())
 
 

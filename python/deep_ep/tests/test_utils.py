@@ -1,4 +1,4 @@
-"""What programs for measuring and checking import, and that it agrees with what calls give."""
+"""Utilities that measuring and checking programs import, and that they agree with the calls."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def agrees_with_refs(rank: int, kind: str, fp8: bool, multiple: bool) -> None:
     weights, idx = torch.rand(num_tokens, EXPERTS, device=device).topk(TOPK)
     idx[torch.rand(idx.shape, device=device) < 0.2] = -1
     weights[idx < 0] = 0
-    # The reference goes over the default group, of host tensors.
+    # The reference uses the default group, with host tensors.
     on_host = tuple(part.cpu() for part in x) if fp8 else x.cpu()
     rows, local_idx, recv_weights, source, counts = refs.dispatch(on_host, idx.cpu(), weights.cpu(), MOST, EXPERTS)
     num_rows = sum(counts)
@@ -189,7 +189,7 @@ def test_calls_agree_with_the_references(device: str, fp8: bool, multiple: bool)
 
 
 def test_rounding_of_the_references() -> None:
-    """Halves of the last place of 1: added one by one they are lost, together they are not."""
+    """Half units in the last place of 1: lost if added one by one, but not if added together first."""
     idx, half = torch.tensor([[0, 1, 2, 3]]), 2.0**-8
     y = torch.tensor([1.0, half, half, half]).to(torch.bfloat16).view(1, 4, 1)
 
@@ -201,7 +201,7 @@ def test_rounding_of_the_references() -> None:
 
 
 def meets(rank: int) -> None:
-    # The ranks have a group already, which programs of this kind have not.
+    # The ranks already have a group, which programs of this kind do not have.
     dist.barrier()
     dist.destroy_process_group()
     got, num_ranks, group = envs.init_dist(rank, 2, seed=3)

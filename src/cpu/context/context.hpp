@@ -6,7 +6,7 @@
 
 namespace ferry::cpu {
 
-/// What a call works with.
+/// What a call uses of its backend.
 struct Context {
   call::CallSync& sync;
   Staging& staging;

@@ -32,7 +32,7 @@ struct CpuRouting : RoutingState {
   }
   bool holds_token(std::int64_t row) const { return source_table[to_size(row) * 2] >= 0; }
 
-  // What only groups of several nodes have.
+  // Only in groups of several nodes.
 
   /// By node: this rank's tokens that go there. Those of its own node move without the network.
   std::vector<plan::ForwardTable> outgoing;
@@ -50,11 +50,11 @@ plan::RouteShape route_shape(const RouteCall& call, const Topology& topology);
 /// Copies the call's ids, weights and sizes.
 void copy_inputs(const RouteCall& call, CpuRouting& routing);
 
-/// Plans this rank's tokens and rows from everybody's counts. source_table has no token in any row afterwards.
+/// Plans this rank's tokens and rows from the counts of all ranks. Leaves source_table without tokens.
 void plan_rows(const plan::RouteShape& shape, plan::AllCounts sources, const plan::ExpertGroups& groups,
                std::size_t my_rank, CpuRouting& routing);
 
-/// Fills what the plan says of this rank's experts, and the views. Last.
+/// Fills in this rank's experts and the views. To be called last.
 void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::ExpertGroups& groups, std::size_t my_rank,
             CpuRouting& routing);
 

@@ -6,7 +6,7 @@ namespace ferry::cpu {
 
 Result<std::byte*> Staging::ensure(Block& block, std::size_t bytes) {
   if (block.size_bytes >= bytes) return block.data;
-  // The old block goes first: nobody reads it any more, and both may not fit.
+  // Free the old block first: no peer reads it any more, and both may not fit.
   arena_->give(block.data, block.size_bytes);
   block = Block();
   Result<std::byte*> grown = arena_->take(bytes);
@@ -30,7 +30,7 @@ Result<std::byte*> Staging::rows(std::size_t bytes) { return ensure(rows_, bytes
 
 Status Staging::check_room_for_rows(std::size_t bytes) {
   if (bytes <= rows_.size_bytes || bytes <= arena_->largest_free_bytes()) return {};
-  // Between calls nobody reads the block, and without it there may be a range that is long enough.
+  // Between calls no peer reads the block, and freeing it may make a large enough range.
   arena_->give(rows_.data, rows_.size_bytes);
   rows_ = Block();
   const std::size_t free_bytes = arena_->largest_free_bytes();

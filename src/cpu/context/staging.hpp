@@ -4,9 +4,9 @@
 /// Memory of the arena that the backend itself uses: kept from call to call, grown when a call needs more.
 ///
 /// Route tables alternate between two blocks by route, because a peer may still read the tables of a route that this
-/// rank has finished; it cannot be two routes behind. For the same reason nothing is given back when a rank leaves: the
-/// memory goes with the arena's last mapping, and peers keep theirs. Records and rows have a block each: every dispatch
-/// and combine ends with all ranks done.
+/// rank has finished; it cannot be two routes behind. For the same reason nothing is freed when a rank leaves: the
+/// memory is freed with the arena's last mapping, and peers keep theirs. Records and rows have a block each: every
+/// dispatch and combine ends with all ranks done.
 
 #include <array>
 #include <cstddef>
@@ -31,7 +31,7 @@ class Staging {
   Result<std::byte*> records(std::size_t bytes);
   /// Memory for the payload rows of one call.
   Result<std::byte*> rows(std::size_t bytes);
-  /// Make sure that rows(bytes) will find room, if nothing is taken in between. (The machine may still be out of
+  /// Make sure that rows(bytes) will find room if nothing is allocated in between. (The machine may still be out of
   /// memory.)
   Status check_room_for_rows(std::size_t bytes);
   /// Arena memory held now.

@@ -23,7 +23,7 @@ using node::Phase;
 using plan::Destination;
 using plan::ForwardTable;
 
-/// Weights travel as multiples of this, as rows do.
+/// Weights are sent in multiples of this, as rows are.
 constexpr auto kAlignmentBytes = static_cast<std::size_t>(kRowGranuleBytes);
 
 class Combiner {
@@ -44,7 +44,7 @@ class Combiner {
 
  private:
   /// Where a rank of this node has its rows and returned weights.
-  struct Holder {
+  struct Sender {
     const std::byte* rows = nullptr;
     std::int64_t stride_bytes = 0;
     const float* weights = nullptr;
@@ -52,10 +52,10 @@ class Combiner {
 
   int my_node() const { return rails_.node(); }
   bool returns_weights() const { return call_.weights.present(); }
-  Status find_holders();
+  Status find_senders();
   Status exchange_topk_weights();
   Status exchange_sums(const ItemSlice& slice);
-  /// Sum of this node's rows of an item; `topk_weights` [K] where the sum is weighted.
+  /// Sum of this node's rows of an item; `topk_weights` [K] if the sum is weighted.
   void sum_item(std::span<const Destination> destinations, const float* topk_weights, const ItemSlice& slice,
                 std::byte* to);
   /// The item's returned weights, summed over this node's rows.
@@ -72,8 +72,8 @@ class Combiner {
   rail::Rails& rails_;
   const Topology& topology_;
   const CpuRouting& routing_;
-  std::size_t entries_bytes_;    // K floats as they travel
-  std::vector<Holder> holders_;  // by index in the node
+  std::size_t entries_bytes_;    // bytes of K floats as they are sent
+  std::vector<Sender> senders_;  // by index in the node
   RowSumFunction sum_row_ = nullptr;
   std::vector<std::vector<float>> topk_weights_;  // by node: [items, entries_bytes_ / 4] of the sources there
   std::vector<std::byte> own_sum_;                // of the token being finished
@@ -94,24 +94,24 @@ Status Combiner::prepare(CallDescriptor& descriptor) {
   return publish_combine_inputs(call_, routing_, context_, reachable, descriptor);
 }
 
-Status Combiner::find_holders() {
+Status Combiner::find_senders() {
   const std::int64_t weights_per_row = routing_.layout == Layout::kTokens ? routing_.num_topk : 1;
   for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
     const CallDescriptor& descriptor = peers_.descriptor_of(rank);
     const std::int64_t num_rows = routing_.num_rows_on_rank[to_size(rank)];
-    Holder holder;
+    Sender sender;
     if (num_rows > 0) {
-      holder.rows = peers_.resolve(descriptor.input, rank, {num_rows, call_.x.row_bytes});
-      holder.stride_bytes = descriptor.input.stride_bytes;
+      sender.rows = peers_.resolve(descriptor.input, rank, {num_rows, call_.x.row_bytes});
+      sender.stride_bytes = descriptor.input.stride_bytes;
       if (returns_weights()) {
         const auto weights_bytes = num_rows * weights_per_row * static_cast<std::int64_t>(sizeof(float));
-        holder.weights = reinterpret_cast<const float*>(peers_.resolve(descriptor.weights, rank, {1, weights_bytes}));
+        sender.weights = reinterpret_cast<const float*>(peers_.resolve(descriptor.weights, rank, {1, weights_bytes}));
       }
-      if (holder.rows == nullptr || (returns_weights() && holder.weights == nullptr)) {
+      if (sender.rows == nullptr || (returns_weights() && sender.weights == nullptr)) {
         return sync_.bad_location(Operation::kCombine, rank);
       }
     }
-    holders_.push_back(holder);
+    senders_.push_back(sender);
   }
   return {};
 }
@@ -143,8 +143,8 @@ void Combiner::sum_item(std::span<const Destination> destinations, const float* 
   weights_.clear();
   for (const Destination& destination : destinations) {
     if (!call_.weighted && destination.first == 0) continue;
-    const Holder& holder = holders_[static_cast<std::size_t>(destination.rank)];
-    rows_.push_back(holder.rows + destination.row * holder.stride_bytes + slice.row_begin);
+    const Sender& sender = senders_[static_cast<std::size_t>(destination.rank)];
+    rows_.push_back(sender.rows + destination.row * sender.stride_bytes + slice.row_begin);
     if (call_.weighted) weights_.push_back(topk_weights[destination.topk]);
   }
   sum_row_({rows_.data(), call_.weighted ? weights_.data() : nullptr, rows_.size(), to, slice.row_bytes()});
@@ -154,7 +154,7 @@ void Combiner::sum_item_weights(std::span<const Destination> destinations, std::
   const auto num_topk = to_size(routing_.num_topk);
   entries_.assign(entries_bytes_ / sizeof(float), 0.0F);
   for (const Destination& destination : destinations) {
-    const float* weights = holders_[static_cast<std::size_t>(destination.rank)].weights;
+    const float* weights = senders_[static_cast<std::size_t>(destination.rank)].weights;
     if (routing_.layout != Layout::kTokens) {
       entries_[destination.topk] = weights[destination.row];
     } else if (destination.first != 0) {
@@ -180,7 +180,7 @@ bool Combiner::send_sums(const ItemSlice& slice, int node) {
           call_.weighted ? topk_weights_[to_size(node)].data() + to_size(item) * floats_per_item : nullptr;
       sum_item(destinations, weights, slice, to);
     }
-    // No slice holds a part of them: see run().
+    // A slice holds all of them or none: see run().
     if (slice.record_bytes() > 0) sum_item_weights(destinations, to + slice.row_bytes());
   }
   ring.commit(batch);
@@ -196,7 +196,7 @@ void Combiner::add_token_weights(std::span<const Destination> destinations, cons
   }
 }
 
-/// Sums the next token if all nodes' rows of it are here. False: they are not, or there are no more tokens.
+/// Sums the next token if all nodes' rows of it have arrived. False: they have not, or there are no more tokens.
 bool Combiner::finish_token(const ItemSlice& slice) {
   if (next_token_ == routing_.num_tokens) return false;
   const auto has_next = [this](int node) {
@@ -243,7 +243,7 @@ bool Combiner::finish_token(const ItemSlice& slice) {
   for (int node = 0; node < topology_.num_nodes(); ++node) {
     if (!has_next(node)) continue;
     if (node != my_node()) rails_.ring(node).release(1);
-    // Last: has_next looks at it.
+    // Last: has_next reads it.
     ++next_item_[to_size(node)];
   }
   ++next_token_;
@@ -251,7 +251,7 @@ bool Combiner::finish_token(const ItemSlice& slice) {
 }
 
 bool Combiner::finish_tokens(const ItemSlice& slice) {
-  // Not more at a time than a chunk or two, so that the forwarding of others' sums goes on.
+  // At most about a chunk or two at a time, so that forwarding other ranks' sums continues.
   constexpr int kTokensAtATime = 16;
   int num_finished = 0;
   while (num_finished < kTokensAtATime && finish_token(slice)) ++num_finished;
@@ -280,7 +280,7 @@ Status Combiner::exchange_sums(const ItemSlice& slice) {
 }
 
 Status Combiner::run() {
-  if (Status status = find_holders(); !status.ok()) return status;
+  if (Status status = find_senders(); !status.ok()) return status;
   sum_row_ = choose_row_sum(call_.x.dtype);
   topk_weights_.resize(to_size(topology_.num_nodes()));
   if (call_.weighted) {
@@ -296,7 +296,7 @@ Status Combiner::run() {
       if (Status status = exchange_sums(ItemSlice::of(row_bytes, 0, begin, capacity)); !status.ok()) return status;
     }
     if (record_bytes > 0) {
-      // The weights by themselves, so that no slice holds a part of them.
+      // The weights in a slice of their own, so that no slice holds only a part of them.
       ItemSlice slice;
       slice.row_begin = slice.row_end = row_bytes;
       slice.record_end = record_bytes;

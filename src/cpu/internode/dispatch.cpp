@@ -15,9 +15,9 @@
 /// forwards what arrives from its rail peers to the ranks of its node, it copies its tokens for its own node, and the
 /// network moves chunks meanwhile.
 ///
-/// Rows are written straight into the receiver's output where all ranks of its node reach that; otherwise into a copy
-/// in the receiver's arena, from which the receiver takes them at the end. Records (scales, ids, weights) are in the
-/// arena of the source, or of the forwarder, and every receiver unpacks those of its rows.
+/// Rows are written directly into the receiver's output if all ranks of its node can reach it; otherwise into the
+/// receiver's arena, from which the receiver copies them at the end. Records (scales, ids, weights) are in the arena of
+/// the source, or of the forwarder, and every receiver unpacks those of its rows.
 
 namespace ferry::cpu::internode {
 namespace {
@@ -28,7 +28,7 @@ using node::Phase;
 using plan::Destination;
 using plan::ForwardTable;
 
-/// Tokens of the own node that are copied between two looks at the network.
+/// Tokens for this node that are copied between two polls of the network.
 constexpr std::int64_t kTokensAtATime = 16;
 
 class Dispatcher {
@@ -76,7 +76,7 @@ class Dispatcher {
   std::byte* records_ = nullptr;          // of this rank's tokens
   std::vector<std::byte*> records_from_;  // by node: of the items that came from there
   std::vector<Target> targets_;           // by index in the node
-  std::byte* staged_ = nullptr;           // where rows for this rank go when its output is out of reach
+  std::byte* staged_ = nullptr;           // receives rows for this rank if peers cannot reach its output
   CopyMode mode_ = CopyMode::kCached;
   std::vector<std::int64_t> next_in_;  // by node: item that comes next
   std::int64_t next_own_ = 0;          // item of this rank's table for its own node
@@ -223,7 +223,7 @@ Status Dispatcher::exchange(const ItemSlice& slice) {
   return {};
 }
 
-/// After all ranks of the node have written: what this rank does with its own outputs.
+/// Finishes this rank's outputs after all ranks of the node have written.
 Status Dispatcher::receive() {
   if (staged_ != nullptr) {
     const CopyMode mode = choose_copy_mode(routing_.num_used_rows * call_.out_x.row_bytes);
@@ -244,21 +244,22 @@ Status Dispatcher::receive_records() {
   std::vector<RecordSource> sources(to_size(topology_.num_ranks));
   for (int rank = 0; rank < topology_.num_ranks; ++rank) {
     if (routing_.num_rows_from_rank[to_size(rank)] == 0) continue;
-    // Own ranks' records are by token, what crossed the network is by item, in the forwarder's arena.
-    const int holder = peers_.first_rank() + topology_.rail_of(rank);
-    const Location& location = peers_.descriptor_of(holder).records;
+    // Records of this node's ranks are stored by token; those that crossed the network by item, in the forwarder's
+    // arena.
+    const int forwarder = peers_.first_rank() + topology_.rail_of(rank);
+    const Location& location = peers_.descriptor_of(forwarder).records;
     const auto record_bytes = static_cast<std::int64_t>(record_bytes_);
-    const std::byte* const records = peers_.resolve(location, holder, {num_records_of(holder), record_bytes});
+    const std::byte* const records = peers_.resolve(location, forwarder, {num_records_of(forwarder), record_bytes});
     if (records == nullptr || location.stride_bytes != record_bytes) {
-      return sync_.bad_location(Operation::kDispatch, holder);
+      return sync_.bad_location(Operation::kDispatch, forwarder);
     }
     RecordSource& source = sources[to_size(rank)];
     source.records = records;
-    if (rank == holder) continue;
-    std::int64_t num_before = routing_.num_tokens_of_rank[to_size(holder)];
+    if (rank == forwarder) continue;
+    std::int64_t num_before = routing_.num_tokens_of_rank[to_size(forwarder)];
     for (int node = 0; node < topology_.node_of(rank); ++node) {
       const int other = node * topology_.ranks_per_node + topology_.rail_of(rank);
-      if (other != holder) num_before += routing_.num_items_from_rank[to_size(other)];
+      if (other != forwarder) num_before += routing_.num_items_from_rank[to_size(other)];
     }
     source.records += num_before * record_bytes;
     source.record_of_row = routing_.item_of_row.data();

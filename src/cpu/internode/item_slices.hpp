@@ -1,8 +1,8 @@
 #ifndef FERRY_CPU_INTERNODE_ITEM_SLICES_HPP
 #define FERRY_CPU_INTERNODE_ITEM_SLICES_HPP
 
-/// An item is a payload row followed by its record (what travels with a row: scales, ids, weights). One that is longer
-/// than a chunk goes in slices: an exchange for the first so many bytes of all items, one for the next, and so on. Most
+/// An item is a payload row followed by its record (what is sent with a row: scales, ids, weights). One that is longer
+/// than a chunk is sent in slices: one exchange for the first part of all items, one for the next, and so on. Most
 /// items are one slice.
 
 #include <algorithm>

@@ -8,7 +8,7 @@
 #include "plan/peer_counts.hpp"
 
 /// Route over several nodes, in two exchanges, each over the rails first and then inside the nodes:
-///   1. counts: every rank learns what every rank sends to every rank and expert, and so fixes its own slots;
+///   1. counts: every rank learns what every rank sends to every rank and expert, which determines its own slots;
 ///   2. forward tables: every rank sends its rail peers which of its tokens come to their nodes and where they go.
 /// No rank sends to more ranks than there are nodes, and every number crosses the network once per node.
 
@@ -87,7 +87,7 @@ Status Router::prepare(CallDescriptor& descriptor) {
 
 Status Router::bad_peer(int rank, std::string_view what) const {
   return sync_.fail(ErrorCode::kTransport, rank,
-                    fmt::format("route: rank {} {}; do all ranks run the same build?", rank, what));
+                    fmt::format("route: rank {} {}; run the same build on every rank", rank, what));
 }
 
 Status Router::exchange_counts() {
@@ -135,7 +135,7 @@ Status Router::exchange_tables() {
   Result<std::byte*> block = staging_.forward_tables(offsets.back());
   if (!block.ok()) {
     return sync_.fail(block.status().code(), topology_.rank,
-                      fmt::format("route: rank {} has no room for the tables of its rail: {}", topology_.rank,
+                      fmt::format("route: rank {} has no room for the forward tables of its rail: {}", topology_.rank,
                                   block.status().message()));
   }
   peers_.set_staged(peers_.locate(*block, 1, static_cast<std::int64_t>(offsets.back()), 0));
@@ -180,7 +180,7 @@ Status Router::check_incoming(int node, std::span<const std::byte> bytes) {
   return {};
 }
 
-/// Enters into source_table which rank each row's token comes from, as far as counts say.
+/// Enters the source rank of each row, which the counts determine, into source_table.
 void Router::name_source_ranks(const plan::ExpertGroups& groups) {
   plan::for_each_received_run(
       shape_, sources_, groups, to_size(topology_.rank),

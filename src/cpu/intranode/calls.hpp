@@ -6,7 +6,7 @@
 #include "core/backend.hpp"
 #include "cpu/context/context.hpp"
 
-/// The three calls between ranks of one node, which copy rows straight into each other's memory.
+/// The three calls between ranks of one node, which copy rows directly into each other's memory.
 namespace ferry::cpu::intranode {
 
 Result<std::shared_ptr<RoutingState>> route(const RouteCall& call, const Context& context);

@@ -8,8 +8,8 @@
 #include "cpu/rows/row_sum.hpp"
 #include "plan/to_size.hpp"
 
-/// Combine on one rank: each source reads the rows of its own tokens out of the peers' memory and sums them. Rows that
-/// a peer cannot reach (ordinary pointers of another process) are staged in the arena before the call begins.
+/// Combine on one node: each source rank reads the rows of its own tokens from the peers' memory and sums them. Rows
+/// that a peer cannot reach (ordinary pointers of another process) are staged in the arena before the call begins.
 
 namespace ferry::cpu::intranode {
 namespace {
@@ -28,7 +28,7 @@ class Combiner {
 
   /// Stage what peers cannot reach; fills the descriptor's locations.
   Status prepare(CallDescriptor& descriptor);
-  /// After all descriptors are in: sum, and wait until nobody reads this rank's rows any more.
+  /// After all descriptors are in: sum, and wait until no peer reads this rank's rows any more.
   Status run();
 
  private:

@@ -9,15 +9,15 @@
 #include "cpu/rows/token_records.hpp"
 #include "plan/to_size.hpp"
 
-/// Dispatch on one rank. A row takes one of two ways, chosen per pair of ranks:
+/// Dispatch on one node. A row takes one of two paths, chosen per pair of ranks:
 ///
-///   push   the source reaches the receiver's output (it is in an arena, or both are threads of one process):
+///   push   the source can reach the receiver's output (it is in an arena, or both are threads of one process):
 ///          x ──copy──> out.x                                        the source copies each row once
-///   pull   it does not (an ordinary pointer in another process):
+/// pull   it cannot (an ordinary pointer in another process):
 ///          x ──copy──> source's arena ──copy──> out.x               the receiver copies from what the source staged;
 ///                                                                   nothing is staged if x is in the source's arena
 ///
-/// Scales, ids and weights are packed beside each other in the source's arena before the call begins, and every
+/// Scales, ids and weights are packed next to each other in the source's arena before the call begins, and every
 /// receiver reads the records of its rows: they are small, and only the receiver knows its outputs' types and strides.
 
 namespace ferry::cpu::intranode {
@@ -38,7 +38,7 @@ class Dispatcher {
 
   /// Pack the records; fills the descriptor's locations.
   Status prepare(CallDescriptor& descriptor);
-  /// After all descriptors are in: move everything, and wait for everybody.
+  /// After all descriptors are in: move everything, and wait for all ranks.
   Status run();
 
  private:
@@ -71,10 +71,11 @@ Status Dispatcher::prepare(CallDescriptor& descriptor) {
     const std::int64_t record_bytes = format.size_bytes();
     descriptor.records = peers_.locate(*records, routing_.num_tokens, record_bytes, record_bytes);
   }
-  // After the records, which take room of the same arena.
+  // After the records, which use the same arena.
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
     if (routing_.num_rows_to_rank[to_size(rank)] == 0 || peers_.reachable(descriptor.input, rank)) continue;
-    // Whether that peer must pull is not known yet; if it must, lack of room would come too late to be refused.
+    // Whether that peer must pull is not known yet; if it must, a lack of room would be found too late to refuse the
+    // call.
     Status room = staging_.check_room_for_rows(to_size(call_.x.num_rows * call_.x.row_bytes));
     if (!room.ok()) return Status(room.code(), fmt::format("dispatch: {}", room.message()));
     break;
@@ -89,7 +90,7 @@ bool Dispatcher::pulls_from(int rank) const {
 
 Status Dispatcher::stage() {
   bool pulled = false;    // some peer pulls from this rank
-  bool reachable = true;  // and finds x where it is
+  bool reachable = true;  // and every such peer can reach x in place
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
     if (routing_.num_rows_to_rank[to_size(rank)] == 0 || pushes_to(rank)) continue;
     pulled = true;

@@ -7,7 +7,8 @@
 #include "cpu/intranode/calls.hpp"
 #include "plan/route_tables.hpp"
 
-/// Route on one node: each rank publishes its counts and its tokens by destination in its arena, and reads everybody's.
+/// Route on one node: each rank publishes its counts and its tokens by destination in its arena, and reads those of all
+/// ranks.
 
 namespace ferry::cpu::intranode {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 using node::CallDescriptor;
 using plan::RouteTables;
 
-/// Everybody's tables, by rank.
+/// Tables of all ranks, by rank.
 struct PeerTables {
   std::vector<RouteTables> tables;
   std::vector<plan::SourceCounts> counts;

@@ -7,8 +7,8 @@
 
 namespace ferry::cpu {
 
-/// Shows the node where combine's rows and returned weights are, by the descriptor. Weights are copied into the arena,
-/// and so are the rows unless `readers_reach_rows`: all ranks that will read them reach them where they are.
+/// Publishes the locations of combine's rows and returned weights in the descriptor. Weights are copied into the arena,
+/// and so are the rows unless `readers_reach_rows`: all ranks that will read them can reach them in place.
 /// @errors those of Staging, without the name of the call
 Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing, const Context& context,
                               bool readers_reach_rows, node::CallDescriptor& descriptor);

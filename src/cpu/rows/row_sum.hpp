@@ -1,8 +1,8 @@
 #ifndef FERRY_CPU_ROWS_ROW_SUM_HPP
 #define FERRY_CPU_ROWS_ROW_SUM_HPP
 
-/// The sums of combine. Compiled once per instruction set; the widest that the machine has is chosen at run time, and
-/// all give equal bits.
+/// The sums of combine. Compiled once per instruction set; the widest that the machine supports is chosen at run time,
+/// and all give the same bits.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace ferry::cpu {
 
 /// One token's sum: out = round(((+0 + rows[0]) + rows[1]) + …) element by element in f32, or with fma(weights[i],
-/// rows[i], acc) where weights are given. NaN becomes canonical.
+/// rows[i], acc) if weights are given. NaN becomes canonical.
 struct RowSum {
   const std::byte* const* rows = nullptr;
   const float* weights = nullptr;  ///< one per row, or null
@@ -23,13 +23,13 @@ struct RowSum {
 
 using RowSumFunction = void (*)(const RowSum&);
 
-/// The best implementation here for bf16 or f32 rows.
+/// The best implementation on this machine for bf16 or f32 rows.
 RowSumFunction choose_row_sum(DType dtype);
 
 /// Each implementation, for tests that compare them.
 struct RowSumVariant {
   const char* name = nullptr;
-  bool available = false;  ///< does this machine have the instructions?
+  bool available = false;  ///< whether this machine has the instructions
   RowSumFunction bf16 = nullptr;
   RowSumFunction f32 = nullptr;
 };

@@ -8,7 +8,7 @@
 namespace ferry::cpu {
 namespace {
 
-/// Copy `count` elements between places at any distance.
+/// Copy `count` elements with any strides.
 template <typename Word>
 void copy_strided_as(const std::byte* from, std::int64_t from_stride, std::byte* to, std::int64_t to_stride,
                      std::int64_t count) {
@@ -63,16 +63,16 @@ class Unpacker {
     if (!out_ids.present() && !call_.out_topk_weights.present()) return;
     for (std::size_t topk = 0; topk < num_topk_; ++topk) {
       const std::int32_t expert = id(record, topk);
-      // Ids come from other ranks: none may lead out of the table.
+      // Ids come from other ranks: check before indexing the table.
       const bool known = expert >= 0 && expert < routing_.num_experts;
       const std::int32_t local = known ? routing_.local_expert[to_size(expert)] : -1;
-      const std::size_t place = to_size(row) * num_topk_ + topk;
+      const std::size_t entry = to_size(row) * num_topk_ + topk;
       if (out_ids.present() && out_ids.dtype == DType::kInt32) {
-        static_cast<std::int32_t*>(out_ids.data)[place] = local;
+        static_cast<std::int32_t*>(out_ids.data)[entry] = local;
       } else if (out_ids.present()) {
-        static_cast<std::int64_t*>(out_ids.data)[place] = local;
+        static_cast<std::int64_t*>(out_ids.data)[entry] = local;
       }
-      if (out_weights != nullptr) out_weights[place] = local < 0 ? 0.0F : weight(record, topk);
+      if (out_weights != nullptr) out_weights[entry] = local < 0 ? 0.0F : weight(record, topk);
     }
   }
 

@@ -1,8 +1,8 @@
 #ifndef FERRY_CPU_ROWS_TOKEN_RECORDS_HPP
 #define FERRY_CPU_ROWS_TOKEN_RECORDS_HPP
 
-/// What travels beside the payload in a dispatch. The source packs one record per token into its arena; receivers read
-/// the records of their rows and unpack them into outputs of any type and stride.
+/// What a dispatch sends with the payload. The source packs one record per token into its arena; receivers read the
+/// records of their rows and unpack them into outputs of any type and stride.
 
 #include <span>
 
@@ -18,10 +18,10 @@ plan::TokenRecord record_format(const DispatchCall& call);
 /// Pack this rank's T records at `to`.
 void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte* to);
 
-/// Where the records of a source rank lie.
+/// Where the records of a source rank are.
 struct RecordSource {
-  const std::byte* records = nullptr;  ///< null where it sent none
-  /// [num_used_rows] which record is a row's; null: that of the token's number.
+  const std::byte* records = nullptr;  ///< null if it sent none
+  /// [num_used_rows] index of each row's record; null: the index is the token's number.
   const std::int32_t* record_of_row = nullptr;
 };
 

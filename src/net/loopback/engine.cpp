@@ -24,8 +24,8 @@ struct alignas(64) CacheLine {
 struct Peer {
   std::shared_ptr<Inbox> inbox;  // null before connect and for this end itself
   bool lost = false;
-  bool told = false;
-  // Latest arrivals that were applied: of anything, and of notifies by channel.
+  bool loss_reported = false;
+  // Latest arrival applied: of any operation, and of notifies by channel.
   std::uint64_t newest = 0;
   std::vector<std::uint64_t> newest_notify;
 };
@@ -58,7 +58,7 @@ class LoopbackEngine final : public Engine {
   int event_fd() const override { return inbox_->wake().get(); }
   bool arm() override;
   std::vector<Path> paths() const override;
-  void limit_close_time(std::int64_t /*timeout_ns*/) override {}  // it waits for nobody
+  void limit_close_time(std::int64_t /*timeout_ns*/) override {}  // close() does not wait
   void close() override;
 
  private:
@@ -90,7 +90,8 @@ class LoopbackEngine final : public Engine {
 Status LoopbackEngine::connect(std::span<const Blob> addresses, EngineEvents events) {
   if (addresses.size() != peers_.size()) {
     return Status(ErrorCode::kTransport,
-                  fmt::format("network engine loopback: {} addresses for {} peers", addresses.size(), peers_.size()));
+                  fmt::format("network engine loopback: {} addresses for {} peers; please report this bug",
+                              addresses.size(), peers_.size()));
   }
   std::vector<std::shared_ptr<Inbox>> found(peers_.size());
   for (int peer = 0; peer < options_.num_peers; ++peer) {
@@ -118,7 +119,7 @@ Status LoopbackEngine::connect(std::span<const Blob> addresses, EngineEvents eve
 void LoopbackEngine::put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset,
                          std::size_t num_bytes) {
   if (local_offset > options_.memory.size() || num_bytes > options_.memory.size() - local_offset) {
-    lose(peer, ErrorCode::kInternal, "a put out of bytes that are not in this end's memory; please report this");
+    lose(peer, ErrorCode::kInternal, "a put from outside this end's memory; please report this bug");
     return;
   }
   const std::span<const std::byte> source = options_.memory.subspan(local_offset, num_bytes);
@@ -153,7 +154,7 @@ bool LoopbackEngine::poll() {
   for (const Operation& operation : due) apply(operation);
   moved |= !due.empty();
   for (int peer = 0; peer < options_.num_peers; ++peer) {
-    if (peer != options_.self && at(peer).inbox == nullptr && !at(peer).told) {
+    if (peer != options_.self && at(peer).inbox == nullptr && !at(peer).loss_reported) {
       lose(peer, ErrorCode::kPeerLost, "it has left this process");
       moved = true;
     }
@@ -171,14 +172,14 @@ bool LoopbackEngine::notice_cuts() {
   return any;
 }
 
-/// Polls that a scrambled operation waits: most often few or none, so that calls get on, sometimes longer than others
-/// need to arrive.
+/// Polls that a scrambled operation waits: usually few or none, so that calls make progress, sometimes longer than
+/// other operations need to arrive.
 int LoopbackEngine::draw_wait() {
   constexpr std::array<std::uint64_t, 8> kLongest = {1, 1, 1, 4, 4, 16, 16, 64};
   return static_cast<int>(random_() % kLongest[random_() % kLongest.size()]);
 }
 
-/// Must it stay behind what waits, by the rule of order that nothing breaks?
+/// Whether it must stay behind what waits, by the ordering rule that no fault may break.
 bool is_behind(const Operation& operation, const std::vector<Operation>& waiting) {
   return std::ranges::any_of(waiting, [&operation](const Operation& earlier) {
     if (earlier.from != operation.from || operation.kind == Operation::Kind::kPut) return false;
@@ -188,7 +189,7 @@ bool is_behind(const Operation& operation, const std::vector<Operation>& waiting
 }
 
 /// What may be applied now, in order of arrival. A pair's operations stay behind the first that must wait, unless all
-/// order is to be left.
+/// order is to be mixed.
 std::vector<Operation> LoopbackEngine::take_due(Mix mix) {
   for (Operation& operation : inbox_->take()) {
     operation.arrival = ++num_arrived_;
@@ -250,13 +251,13 @@ void LoopbackEngine::mix_channels(std::vector<Operation>* operations) {
   std::ranges::move(gone, std::back_inserter(*operations));
 }
 
-/// In any order, then so that every notify is behind all puts and the end of a peer behind everything.
+/// In random order, but every notify behind all puts and the end of a peer behind everything.
 void LoopbackEngine::mix_all(std::vector<Operation>* operations) {
   std::ranges::shuffle(*operations, random_);
   std::ranges::stable_sort(*operations, {}, &Operation::kind);
 }
 
-/// For tests that want to know whether their faults have happened.
+/// Lets tests check that their faults have happened.
 void LoopbackEngine::note_order(const Operation& operation) {
   Peer& peer = at(operation.from);
   bool stale = false;
@@ -287,8 +288,8 @@ void LoopbackEngine::apply(const Operation& operation) {
       if (operation.offset > options_.memory.size() ||
           operation.bytes.size() > options_.memory.size() - operation.offset) {
         lose(operation.from, ErrorCode::kTransport,
-             fmt::format("it put {} bytes at offset {}, outside of the {} bytes of this end's memory; please report "
-                         "this",
+             fmt::format("it put {} bytes at offset {}, outside the {} bytes of this end's memory; please report "
+                         "this bug",
                          operation.bytes.size(), operation.offset, options_.memory.size()));
         return;
       }
@@ -300,8 +301,8 @@ void LoopbackEngine::apply(const Operation& operation) {
 void LoopbackEngine::lose(int peer, ErrorCode code, std::string_view why) {
   Peer& gone = at(peer);
   gone.lost = true;
-  if (gone.told) return;
-  gone.told = true;
+  if (gone.loss_reported) return;
+  gone.loss_reported = true;
   if (events_.lost) {
     const int rank = options_.rank_of(peer);
     events_.lost(peer,
@@ -312,7 +313,7 @@ void LoopbackEngine::lose(int peer, ErrorCode code, std::string_view why) {
 bool LoopbackEngine::arm() {
   if (!connected_ || closed_) return true;
   if (!inbox_->empty()) return false;
-  // What is delayed by polls needs polls; what is held waits for a wake-up.
+  // Operations delayed by a number of polls need polls; held ones wait for a wake-up.
   return std::ranges::none_of(
       waiting_, [this](const Operation& operation) { return !rule_for(operation.from, options_.self).held; });
 }

@@ -2,8 +2,8 @@
 #define FERRY_NET_LOOPBACK_ENGINE_HPP
 
 /// The network inside one process, for tests: ends that are threads. Every byte is written by the poll() of the end
-/// whose memory it is, so thread sanitizers see the order that the protocol above relies on and no other. Keeps the
-/// order of everything one end sends to another; LoopbackFaults takes that away.
+/// whose memory it is, so thread sanitizers see only the order that the protocol above relies on. Keeps the order of
+/// everything one end sends to another, unless LoopbackFaults changes it.
 
 #include <memory>
 

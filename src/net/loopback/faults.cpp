@@ -12,7 +12,7 @@ namespace {
 
 struct Rules {
   std::mutex mutex;
-  /// Lets engines of programs without faults, all but tests, skip the lock.
+  /// Lets engines skip the lock in programs without faults, which are all but tests.
   std::atomic<bool> any{false};
   std::map<std::pair<int, int>, loopback::PairRule> by_pair;
   loopback::MixRule mix;

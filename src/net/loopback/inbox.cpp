@@ -23,7 +23,7 @@ void Inbox::post(Operation operation) {
     const std::lock_guard lock(mutex_);
     if (shut_) return;
     operations_.push_back(std::move(operation));
-    if (operations_.size() > 1) return;  // whoever posted the first has woken the owner
+    if (operations_.size() > 1) return;  // the sender of the first has woken the owner
   }
   wake_.signal();
 }
@@ -35,7 +35,7 @@ void Inbox::shut() {
 }
 
 std::vector<Operation> Inbox::take() {
-  wake_.clear();  // before looking: what comes after the look signals again
+  wake_.clear();  // before taking: what arrives after the take signals again
   const std::lock_guard lock(mutex_);
   return std::exchange(operations_, {});
 }

@@ -1,7 +1,7 @@
 #ifndef FERRY_NET_LOOPBACK_INBOX_HPP
 #define FERRY_NET_LOOPBACK_INBOX_HPP
 
-/// Where the other ends of this process leave operations for one end, and how they find it.
+/// Queue in which the other ends of this process leave operations for one end, and how they find it.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,25 +15,25 @@
 namespace ferry::net::loopback {
 
 struct Operation {
-  /// In an order that never breaks the rule of engine.hpp.
+  /// Sorted by kind, operations never break the ordering rule of engine.hpp.
   enum class Kind { kPut, kNotify, kGone };
   Kind kind = Kind::kPut;
   int from = 0;
   int channel = 0;
   std::size_t offset = 0;        // kPut
-  std::vector<std::byte> bytes;  // kPut: copied by the sender, so that nobody reads another end's memory
+  std::vector<std::byte> bytes;  // kPut: copied by the sender, so that no end reads another's memory
   std::uint64_t value = 0;       // kNotify
-  int polls_left = -1;           // for the receiver: how long a fault delays it; -1: not looked at yet
+  int polls_left = -1;           // for the receiver: how long a fault delays it; -1: not determined yet
   std::uint64_t arrival = 0;     // for the receiver: how many came before it
 };
 
 class Inbox {
  public:
-  /// Any thread. Dropped where the owner has shut it.
+  /// Any thread. Dropped once the owner has shut it.
   void post(Operation operation);
-  /// Everything after this is dropped. By the owner.
+  /// By the owner: everything posted later is dropped.
   void shut();
-  /// By the owner: all that has arrived, in order.
+  /// By the owner: everything that has arrived, in order.
   std::vector<Operation> take();
   bool empty() const;
 
@@ -46,8 +46,8 @@ class Inbox {
   bool shut_ = false;
 };
 
-/// Process-wide, by weak reference: an end that is gone is not found. Tokens are random, so networks cannot meet by
-/// mistake.
+/// Process-wide, by weak reference: an end that is gone is not found. Tokens are random, so networks cannot be
+/// confused.
 void offer_inbox(const Token& token, const std::shared_ptr<Inbox>& inbox);
 std::shared_ptr<Inbox> find_inbox(const Token& token);
 void withdraw_inbox(const Token& token);

@@ -10,8 +10,8 @@
 namespace ferry::net::ucx {
 namespace {
 
-/// UCX reads packed addresses and keys without being told their length. What parse_blob lets through is what the peer
-/// packed; the zeros are for a reader that looks a little further.
+/// UCX reads packed addresses and keys without knowing their length. What parse_blob accepts is what the peer packed;
+/// the zeros are for a reader that reads slightly past the end.
 constexpr std::size_t kTailBytes = 1024;
 
 std::vector<std::byte> with_tail(std::span<const std::byte> bytes) {
@@ -44,7 +44,7 @@ Status Connection::open(std::span<const std::byte> address, std::span<const std:
   params.err_handler.arg = this;
   if (Status status = ucx_status(library_.ep_create(resources_.worker(), &params, &endpoint_),
                                  fmt::format("connecting to rank {}", rank_),
-                                 "UCX_TLS and UCX_NET_DEVICES must leave a transport that reaches it and notices that "
+                                 "UCX_TLS and UCX_NET_DEVICES must leave a transport that reaches it and detects that "
                                  "it is lost: tcp, a network card's, or shared memory with UCX_POSIX_ERROR_HANDLING=y "
                                  "and UCX_SYSV_ERROR_HANDLING=y",
                                  rank_);
@@ -84,14 +84,14 @@ void Connection::notify(int channel, const Message& message) {
   const std::uint64_t after_put = last_put_[static_cast<std::size_t>(channel)];
   waiting_.push_back({message, after_put, false});
   needed_ = std::max(needed_, after_put);
-  look_again_ = true;
+  recheck_waiting_ = true;
 }
 
-void Connection::say_last(const Message& message) {
+void Connection::send_last(const Message& message) {
   if (!usable()) return;
   waiting_.push_back({message, num_puts_, true});
   needed_ = num_puts_;
-  look_again_ = true;
+  recheck_waiting_ = true;
 }
 
 void Connection::stop() {
@@ -106,8 +106,8 @@ bool Connection::advance() {
     flush();
     moved = true;
   }
-  if (look_again_) {
-    look_again_ = false;
+  if (recheck_waiting_) {
+    recheck_waiting_ = false;
     const auto due = [this](const Waiting& waiting) { return waiting.after_put <= flushed_; };
     std::deque<Waiting> later;
     for (const Waiting& waiting : waiting_) {
@@ -171,7 +171,7 @@ Connection::Operation* Connection::take_operation(Kind kind) {
   spare_.pop_back();
   operation->connection = this;
   operation->kind = kind;
-  ++num_under_way_;
+  ++num_in_flight_;
   return operation;
 }
 
@@ -183,7 +183,7 @@ ucp_request_param_t Connection::params_of(Operation* operation) {
   return params;
 }
 
-/// After UCX took the operation: null where it is done already; then there is no callback.
+/// `request` is what UCX returned for the operation: null if it is done already; then there is no callback.
 void Connection::started(Operation* operation, ucs_status_ptr_t request) {
   if (request == nullptr) {
     complete(operation, UCS_OK);
@@ -193,14 +193,14 @@ void Connection::started(Operation* operation, ucs_status_ptr_t request) {
 }
 
 void Connection::complete(Operation* operation, ucs_status_t status) {
-  --num_under_way_;
+  --num_in_flight_;
   spare_.push_back(operation);
   if (operation->kind == Kind::kClose) return;
   if (status != UCS_OK) {
     fail(status);
   } else if (operation->kind == Kind::kFlush && operation->covers > flushed_) {
     flushed_ = operation->covers;
-    look_again_ = !waiting_.empty();
+    recheck_waiting_ = !waiting_.empty();
   }
 }
 

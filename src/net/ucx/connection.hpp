@@ -1,13 +1,14 @@
 #ifndef FERRY_NET_UCX_CONNECTION_HPP
 #define FERRY_NET_UCX_CONNECTION_HPP
 
-/// The way to one peer: an endpoint, the key to its memory, and what is under way. All by the engine's thread.
+/// The connection to one peer: an endpoint, the key to its memory, and the operations in flight. Used only by the
+/// engine's thread.
 ///
 /// Order. Puts to a peer are numbered. A message waits for a number: that of the last put before it on its channel.
 /// It is sent once a flush that began after that put has completed, which UCX reports when the bytes are in the peer's
-/// memory. One flush serves all puts before it, so there is at most one per poll; several may be under way.
+/// memory. One flush serves all puts before it, so there is at most one per poll; several may be in flight.
 ///
-/// Callbacks of UCX only take notes; everything is sent from advance().
+/// UCX callbacks only record what happened; everything is sent from advance().
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +27,7 @@ namespace ferry::net::ucx {
 class Connection {
  public:
   Connection(const Resources& resources, int rank, int num_channels);
-  /// After the worker, which may call back as long as it lives.
+  /// Runs after the worker's, which may call back as long as it lives.
   ~Connection() = default;
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -38,26 +39,26 @@ class Connection {
   /// Sent after all earlier puts on `channel`.
   void notify(int channel, const Message& message);
   /// Sent after all earlier puts and messages, and followed by a flush of its own.
-  void say_last(const Message& message);
-  /// No more than what has been given already. Messages that have not been sent are forgotten.
+  void send_last(const Message& message);
+  /// Accepts nothing more. Messages not sent yet are discarded.
   void stop();
-  /// Begin to see to it that all puts given so far arrive.
+  /// Starts making sure that all puts given so far arrive.
   void begin_flush() { needed_ = num_puts_; }
 
   /// Send what is due. True if anything was.
   bool advance();
-  /// Nothing waits and nothing is under way.
-  bool quiet() const { return waiting_.empty() && num_under_way_ == 0 && needed_ <= flushed_ && !flush_wanted_; }
+  /// Nothing waits and nothing is in flight.
+  bool quiet() const { return waiting_.empty() && num_in_flight_ == 0 && needed_ <= flushed_ && !flush_wanted_; }
   /// UCS_OK, or why the connection failed.
   ucs_status_t failure() const { return failure_; }
 
-  /// Break off: what is under way is cancelled, which later progress of the worker completes. Idempotent.
+  /// Cancels what is in flight and closes the endpoint; later progress of the worker completes this. Idempotent.
   void shut();
-  /// Gives the key to the peer's memory back. Before the worker is destroyed.
+  /// Releases the key to the peer's memory. Before the worker is destroyed.
   void release_key();
-  bool is_shut() const { return endpoint_ == nullptr && num_under_way_ == 0; }
+  bool is_shut() const { return endpoint_ == nullptr && num_in_flight_ == 0; }
 
-  /// What UCX chose for the way to this peer, which the engine's owner knows as `peer`.
+  /// The transports that UCX chose for this peer, which the engine's owner knows as `peer`.
   Path path(int peer) const;
 
  private:
@@ -74,7 +75,7 @@ class Connection {
     bool last = false;
   };
 
-  /// UCX, whose C code calls this, cannot be thrown through.
+  /// noexcept: UCX calls this from C code, through which no exception may pass.
   static void on_completed(void* request, ucs_status_t status, void* operation) noexcept;
   static void on_failed(void* connection, ucp_ep_h endpoint, ucs_status_t status);
 
@@ -87,7 +88,7 @@ class Connection {
   void flush();
   void fail(ucs_status_t status);
 
-  const Resources& resources_;  // not touched by completions, which may come while it is being destroyed
+  const Resources& resources_;  // not used by completions, which may run while it is being destroyed
   const Library& library_;
   const int rank_;  // of the peer
   ucp_ep_h endpoint_ = nullptr;
@@ -98,15 +99,15 @@ class Connection {
 
   std::uint64_t num_puts_ = 0;           // also the number of the last put
   std::uint64_t needed_ = 0;             // some message, or the owner, needs all puts up to here to have arrived
-  std::uint64_t flush_started_ = 0;      // a flush is under way, or done, for all puts up to here
+  std::uint64_t flush_started_ = 0;      // a flush is in flight, or done, for all puts up to here
   std::uint64_t flushed_ = 0;            // all puts up to here have arrived
-  bool flush_wanted_ = false;            // one more flush, whatever the numbers say: after the last message
-  bool look_again_ = false;              // some waiting message may be due
+  bool flush_wanted_ = false;            // one more flush regardless of the numbers: after the last message
+  bool recheck_waiting_ = false;         // some waiting message may be due
   std::vector<std::uint64_t> last_put_;  // by channel
   std::deque<Waiting> waiting_;
 
-  std::size_t num_under_way_ = 0;
-  std::deque<Operation> operations_;  // all there ever were; their addresses stay
+  std::size_t num_in_flight_ = 0;
+  std::deque<Operation> operations_;  // every operation ever used; their addresses are stable
   std::vector<Operation*> spare_;
 };
 

@@ -19,21 +19,22 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kName = "ucx";
-/// Rounds of progress in one poll: enough to take in a burst, few enough to come back to the owner's orders.
+/// Rounds of progress in one poll: enough to receive a burst, few enough to get back to the owner's orders soon.
 constexpr int kMaxProgress = 32;
 /// Cancelling is local work, but UCX does it in steps.
 constexpr std::chrono::milliseconds kShutGrace{500};
-/// Naps while closing: where UCX wakes us, as late as a wake-up that it forgot may be noticed; where it does not.
+/// Naps while closing: at most this long if UCX wakes the thread (in case it loses a wake-up), and this long if it does
+/// not.
 constexpr int kLongestNapMs = 5;
 constexpr int kShortestNapMs = 1;
 
 struct Peer {
   std::unique_ptr<Connection> connection;  // null for this end itself
   Token token{};
-  bool lost = false;      // told to the owner, or never to be told
-  bool leaving = false;   // it said goodbye, and our farewell is due or sent
+  bool lost = false;      // reported to the owner, or not to be reported
+  bool leaving = false;   // it sent a goodbye, and this end's farewell is due or sent
   bool answered = false;  // the farewell is sent
-  bool left = false;      // it puts nothing more
+  bool left = false;      // it will put nothing more
 };
 
 class UcxEngine final : public Engine {
@@ -88,7 +89,7 @@ class UcxEngine final : public Engine {
   EngineOptions options_;
   Token token_;
   std::vector<std::unique_ptr<Connection>>
-      dropped_;                           // before the worker: it may still have to cancel something of theirs
+      dropped_;                           // outlive the worker, which may still have to cancel their operations
   std::unique_ptr<Resources> resources_;  // null once closed
   EngineEvents events_;
   std::vector<Peer> peers_;
@@ -106,7 +107,7 @@ Status UcxEngine::listen() {
 }
 
 Result<Blob> UcxEngine::address() const {
-  if (resources_ == nullptr) return Status(ErrorCode::kInternal, "network engine ucx: closed; please report this");
+  if (resources_ == nullptr) return Status(ErrorCode::kInternal, "network engine ucx: closed; please report this bug");
   BlobWriter own_part;
   own_part.bytes(token_);
   own_part.u64(reinterpret_cast<std::uintptr_t>(resources_->memory().data()));
@@ -121,7 +122,7 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
   if (resources_ == nullptr || connected_ || addresses.size() != peers_.size()) {
     return Status(ErrorCode::kInternal,
                   fmt::format("network engine ucx: connect with {} addresses for {} peers, or not "
-                              "for the first time; please report this",
+                              "for the first time; please report this bug",
                               addresses.size(), peers_.size()));
   }
   std::vector<std::span<const std::byte>> own_parts(peers_.size());
@@ -156,9 +157,10 @@ Status UcxEngine::connect_to(int peer, std::span<const std::byte> own_part) {
   if (!reader.finished() || address.empty() || remote_key.empty() != options_.memory.empty()) {
     return Status(
         ErrorCode::kTransport,
-        fmt::format("network engine ucx: what rank {} published has parts of wrong length; run the same build "
-                    "on every rank",
-                    options_.rank_of(peer)),
+        fmt::format(
+            "network engine ucx: rank {} published an address with parts of the wrong length; run the same build "
+            "on every rank",
+            options_.rank_of(peer)),
         options_.rank_of(peer));
   }
   std::ranges::copy(token, at(peer).token.begin());
@@ -188,7 +190,7 @@ bool UcxEngine::poll() {
     moved = true;
   moved |= deliver();
   moved |= notice_failures();
-  // What a completed flush has made due goes out now: the owner may sleep after this.
+  // Send what a completed flush has made due now: the owner may sleep after this.
   moved |= advance();
   return moved;
 }
@@ -199,14 +201,14 @@ bool UcxEngine::advance() {
     if (peer.connection == nullptr) continue;
     if (peer.leaving && !peer.answered && peer.connection->quiet()) {
       peer.answered = true;
-      peer.connection->say_last(message_to(peer, MessageKind::kFarewell));
+      peer.connection->send_last(message_to(peer, MessageKind::kFarewell));
     }
     moved |= peer.connection->advance();
   }
   return moved;
 }
 
-/// Callbacks only collect messages: their receivers may want to send.
+/// Runs outside callbacks, which only collect messages: their receivers may want to send.
 bool UcxEngine::deliver() {
   if (arrived_.empty()) return false;
   for (const Message& message : std::exchange(arrived_, {})) {
@@ -242,7 +244,7 @@ bool UcxEngine::notice_failures() {
     any = true;
     const int rank = options_.rank_of(index);
     lose(index, ucx_status(peer.connection->failure(), fmt::format("the connection to rank {}", rank),
-                           "that process or its host has died or cannot be reached any more", rank));
+                           "that process or its host has died or is unreachable", rank));
   }
   return any;
 }
@@ -282,15 +284,15 @@ bool UcxEngine::poll_until(Clock::time_point deadline, Done done) {
   return true;
 }
 
-/// A peer that cannot be reached is waited for as long as the deadline allows, which is no reason to burn a core.
+/// The wait for an unreachable peer lasts as long as the deadline allows and should not keep a core busy.
 void UcxEngine::nap() {
   pollfd wakes{event_fd(), POLLIN, 0};
   const bool will_be_woken = arm();
   (void)::poll(&wakes, will_be_woken ? 1 : 0, will_be_woken ? kLongestNapMs : kShortestNapMs);
 }
 
-/// Peers write to this end's memory as long as they think that it is there, with some transports without asking its
-/// processor or the kernel's leave. So closing is a conversation: goodbye, and the peer's word that it has stopped.
+/// Peers write to this end's memory as long as they believe it exists, with some transports without involving this
+/// process or the kernel. So close is a handshake: a goodbye, and the peer's answer that it has stopped.
 void UcxEngine::leave(std::int64_t timeout_ns) {
   if (resources_ == nullptr) return;
   events_ = {};
@@ -303,8 +305,8 @@ void UcxEngine::leave(std::int64_t timeout_ns) {
     poll_until(deadline, [](const Peer& peer) { return peer.connection->quiet(); });
     for (Peer& peer : peers_) {
       if (peer.connection == nullptr || peer.answered) continue;
-      peer.connection->say_last(message_to(peer, MessageKind::kGoodbye));
-      peer.leaving = false;  // the goodbye says what a farewell would
+      peer.connection->send_last(message_to(peer, MessageKind::kGoodbye));
+      peer.leaving = false;  // the goodbye replaces a farewell
     }
     poll_until(deadline, [](const Peer& peer) { return peer.left && peer.connection->quiet(); });
   }
@@ -314,7 +316,7 @@ void UcxEngine::leave(std::int64_t timeout_ns) {
   peers_.resize(static_cast<std::size_t>(options_.num_peers));
 }
 
-/// Breaks off whatever is still under way.
+/// Cancels whatever is still in flight.
 void UcxEngine::drop_connections() {
   for (Peer& peer : peers_) {
     if (peer.connection != nullptr) peer.connection->shut();

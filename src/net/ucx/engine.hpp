@@ -2,9 +2,8 @@
 #define FERRY_NET_UCX_ENGINE_HPP
 
 /// The network through UCX (ucp): TCP and shared memory for tests and small clusters, InfiniBand and RoCE on large
-/// ones. UCX is loaded when first asked for; its UCX_* variables count as they do for every program that uses it. No
-/// include of UCX here: this header is also read where UCX is not installed (unavailable.cpp then stands in for the
-/// engine).
+/// ones. UCX is loaded on first use; its UCX_* variables apply as in every program that uses it. This header includes
+/// nothing of UCX: it is also used where UCX is not installed (unavailable.cpp then replaces the engine).
 
 #include <memory>
 
@@ -16,7 +15,7 @@ namespace ferry::net::ucx {
 /// kSystem
 Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options);
 
-/// Loads the library and looks at its version; nothing of it is initialized.
+/// Loads the library and checks its version; initialises nothing.
 /// @errors kUnsupported: built without UCX's headers, or the library is not installed, or too old
 Status probe();
 

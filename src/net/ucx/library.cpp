@@ -12,7 +12,7 @@ namespace ferry::net::ucx {
 namespace {
 
 constexpr std::string_view kInstallHint =
-    "install UCX 1.11 or newer (libucx0 on Debian and Ubuntu), or see that the loader finds its libucp.so.0";
+    "install UCX 1.11 or newer (libucx0 on Debian and Ubuntu), or make sure that the loader finds its libucp.so.0";
 constexpr unsigned kOldestMajor = 1;
 constexpr unsigned kOldestMinor = 11;
 
@@ -21,8 +21,8 @@ struct LoadedLibrary {
   Status status;
 };
 
-/// UCX installs handlers for faults and for SIGHUP when it is loaded. How a program dies is not a library's business,
-/// so they are taken away again, unless UCX_HANDLE_ERRORS asks for them.
+/// UCX installs handlers for faults and for SIGHUP when it is loaded. How a program reacts to signals is not a
+/// library's decision, so they are removed again, unless UCX_HANDLE_ERRORS asks for them.
 class SignalHandlersKept {
  public:
   SignalHandlersKept() {
@@ -40,8 +40,9 @@ class SignalHandlersKept {
   std::array<struct sigaction, kSignals.size()> before_{};
 };
 
-/// A lost peer is reported as a Status; UCX would print it besides. Its log level has no place in a context's own
-/// configuration, so this is done for the whole process, and only where nobody else uses UCX and nobody set the level.
+/// A lost peer is reported as a Status; UCX would print it as well. Its log level is not part of a context's
+/// configuration, so this sets it for the whole process, and only if nothing else in the process uses UCX and the level
+/// is not set.
 void keep_quiet(void* ucs) {
   if (std::getenv("UCX_LOG_LEVEL") != nullptr) return;
   using SetValue = ucs_status_t (*)(const char* name, const char* value);
@@ -66,7 +67,7 @@ LoadedLibrary load_library() {
   void* ucs = nullptr;
   {
     const SignalHandlersKept handlers;
-    // Never unloaded: UCX has threads and hooks that outlive their users.
+    // Never unloaded: UCX has threads and hooks that outlive its users.
     ucp = dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (ucp != nullptr) ucs = dlopen("libucs.so.0", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   }
@@ -123,7 +124,7 @@ LoadedLibrary load_library() {
 }
 
 const LoadedLibrary& loaded_library() {
-  // Never destroyed: engines may be closed while the process's own statics already are.
+  // Never destroyed: engines may be closed while the process's statics are being destroyed.
   static const LoadedLibrary& loaded = *new LoadedLibrary(load_library());
   return loaded;
 }

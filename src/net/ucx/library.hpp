@@ -1,8 +1,7 @@
 #ifndef FERRY_NET_UCX_LIBRARY_HPP
 #define FERRY_NET_UCX_LIBRARY_HPP
 
-/// UCX's functions, looked up when first needed: a library linked against libucp would not load on a machine without
-/// it.
+/// UCX's functions, resolved on first use: a library linked against libucp would not load on a machine without it.
 
 #include <ucp/api/ucp.h>
 
@@ -44,12 +43,12 @@ struct Library {
   decltype(&ucs_status_string) status_string = nullptr;
 };
 
-/// Loaded by the first call, in which nothing else of UCX runs than what it runs whenever it is loaded. Safe from any
-/// thread; lives for ever.
+/// The first call loads the library and runs only its load-time constructors. Callable from any thread; never
+/// destroyed.
 /// @errors kUnsupported: not installed, or too old
 Result<const Library*> library();
 
-/// What `status` means, as `operation` met it. Ok for UCS_OK. kPeerLost where the peer is gone, kTransport otherwise.
+/// `status` of `operation` as a Status. Ok for UCS_OK, kPeerLost if the peer is gone, else kTransport.
 Status ucx_status(ucs_status_t status, std::string_view operation, std::string_view hint = {}, int peer = -1);
 
 }  // namespace ferry::net::ucx

@@ -16,16 +16,16 @@ struct Lane {
   bool messages = false;
 };
 
-/// Of an endpoint. UCX offers them as text for people only (ucp_ep_print_info); empty where that is not as expected.
+/// Lanes of an endpoint. UCX offers them only as readable text (ucp_ep_print_info); empty if that is not as expected.
 std::vector<Lane> lanes_of(const Library& library, ucp_ep_h endpoint);
 
 /// The parser of that text.
 std::vector<Lane> parse_lanes(std::string_view info);
 
-/// For people: "tcp/eth0.0 (puts, messages)", "unknown" where there are none.
+/// For display: "tcp/eth0.0 (puts, messages)", "unknown" if there are none.
 std::string describe(const std::vector<Lane>& lanes);
 
-/// Is there a lane, and does each lead through memory of this host (UCX calls that device "memory")?
+/// Whether there are lanes and all go through memory of this host (UCX calls that device "memory").
 bool are_in_memory(const std::vector<Lane>& lanes);
 
 }  // namespace ferry::net::ucx

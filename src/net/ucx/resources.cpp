@@ -7,12 +7,12 @@
 namespace ferry::net::ucx {
 namespace {
 
-/// What this engine sets where nobody else did.
-/// UCX asks silent peers every 20 s whether they are there, which is long for survivors.
+/// What this engine sets unless the environment does.
+/// By default UCX probes silent peers every 20 s, which is long for survivors.
 constexpr const char* kKeepaliveInterval = "2s";
 /// TCP has no puts of its own, so UCX sends them as messages of at most a segment, usually 8 KiB. Measured on one host
 /// (docs/transport.md), segments of 256 KiB carry three times as many bytes a second. A segment must fit the receiver's
-/// room, so the two go together.
+/// buffer, so both are set together.
 constexpr const char* kTcpSegment = "256K";
 
 bool is_set(const char* variable) { return std::getenv(variable) != nullptr; }
@@ -23,17 +23,17 @@ bool tcp_is_allowed() {
   return list.find("tcp") != std::string_view::npos || list.find("all") != std::string_view::npos;
 }
 
-/// What an older or newer UCX does not know has no effect.
+/// Settings that another version of UCX does not know have no effect.
 void fill_in(const Library& library, ucp_config_t* config) {
   if (!is_set("UCX_KEEPALIVE_INTERVAL")) library.config_modify(config, "KEEPALIVE_INTERVAL", kKeepaliveInterval);
   if (tcp_is_allowed() && !is_set("UCX_TCP_TX_SEG_SIZE") && !is_set("UCX_TCP_RX_SEG_SIZE")) {
-    // A transport's own settings go by their names without its name, and only tcp has these.
+    // A transport's own settings are named without its prefix, and only tcp has these.
     library.config_modify(config, "TX_SEG_SIZE", kTcpSegment);
     library.config_modify(config, "RX_SEG_SIZE", kTcpSegment);
   }
 }
 
-constexpr std::string_view kVariablesHint = "check the UCX_* variables (UCX_LOG_LEVEL=info makes UCX say more)";
+constexpr std::string_view kVariablesHint = "check the UCX_* variables (UCX_LOG_LEVEL=info makes UCX report more)";
 
 }  // namespace
 
@@ -75,7 +75,7 @@ Status Resources::map_memory(std::size_t memory_bytes) {
   params.address = memory_.data();
   params.length = memory_.size();
   if (memory_.empty()) {
-    // Shared memory carries puts as stores only into segments of its own.
+    // Over shared memory UCX performs puts as stores only into segments it allocated.
     params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS;
     params.length = memory_bytes;
     params.flags = UCP_MEM_MAP_ALLOCATE;
@@ -102,32 +102,32 @@ Status Resources::map_memory(std::size_t memory_bytes) {
   return {};
 }
 
-/// What UCX allocated may be longer than was asked for.
+/// UCX may allocate more than requested.
 Status Resources::find_allocated() {
   ucp_mem_attr_t attributes{};
   attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH;
   const ucs_status_t found = library_.mem_query(mapped_, &attributes);
   if (found == UCS_OK) memory_ = {static_cast<std::byte*>(attributes.address), attributes.length};
-  return ucx_status(found, "asking for the allocated memory");
+  return ucx_status(found, "querying the allocated memory");
 }
 
 Status Resources::open_worker() {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // the rank's thread sets it up, the proxy's and it use it in turn
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // the rank's thread and the proxy's use it in turn
   if (Status status =
           ucx_status(library_.worker_create(context_, &params, &worker_), "opening a worker", kVariablesHint);
       !status.ok()) {
     return status;
   }
-  if (Status status = ucx_status(library_.worker_get_efd(worker_, &event_fd_), "asking for the worker's descriptor",
+  if (Status status = ucx_status(library_.worker_get_efd(worker_, &event_fd_), "querying the worker's descriptor",
                                  "UCX_TLS must name a transport that can wake a sleeping process");
       !status.ok()) {
     return status;
   }
   ucp_address_t* address = nullptr;
   std::size_t num_bytes = 0;
-  if (Status status = ucx_status(library_.worker_get_address(worker_, &address, &num_bytes), "asking for the address");
+  if (Status status = ucx_status(library_.worker_get_address(worker_, &address, &num_bytes), "querying the address");
       !status.ok()) {
     return status;
   }

@@ -1,7 +1,7 @@
 #ifndef FERRY_NET_UCX_RESOURCES_HPP
 #define FERRY_NET_UCX_RESOURCES_HPP
 
-/// What one end owns of UCX: a context, its memory made reachable, a worker, and the descriptor that wakes it.
+/// The UCX objects of one end: a context, its registered memory, a worker, and the descriptor that wakes it.
 
 #include <cstddef>
 #include <memory>
@@ -14,12 +14,12 @@ namespace ferry::net::ucx {
 
 class Resources {
  public:
-  /// Configured by UCX's own variables, and where those are silent by what this engine needs (resources.cpp).
+  /// Configured by UCX's own variables and, where those are not set, by this engine's defaults (resources.cpp).
   /// Registers `memory`, or allocates `memory_bytes` where that is empty.
   /// @errors kInvalidArgument: a variable has a value that UCX refuses; kTransport, kUnsupported
   static Result<std::unique_ptr<Resources>> create(const Library& library, std::span<std::byte> memory,
                                                    std::size_t memory_bytes);
-  /// After the last connection is gone.
+  /// Runs after the last connection is closed.
   ~Resources();
   Resources(const Resources&) = delete;
   Resources& operator=(const Resources&) = delete;
@@ -29,7 +29,7 @@ class Resources {
   std::span<std::byte> memory() const { return memory_; }
   ucp_mem_h memory_handle() const { return mapped_; }
   int event_fd() const { return event_fd_; }
-  /// How peers reach the worker, and the key to its memory (empty where there is no memory).
+  /// How peers reach the worker, and the key to its memory (empty if there is no memory).
   const std::vector<std::byte>& address() const { return address_; }
   const std::vector<std::byte>& remote_key() const { return remote_key_; }
 

@@ -1,4 +1,4 @@
-// What an outside project writes: two ranks as threads send one token each to the other's expert and back.
+// A program of an outside project: two ranks as threads send one token each to the other's expert and back.
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -17,7 +17,7 @@ bool run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {
   const auto group = ferry::Group::create(bootstrap, {.backend = "cpu", .arena_bytes = std::size_t{64} << 20}).value();
   const auto rank = static_cast<float>(group->rank());
 
-  // One expert per rank; every token wants the other rank's.
+  // One expert per rank; every token chooses the other rank's.
   const std::array<std::int64_t, 1> topk_idx{1 - group->rank()};
   ferry::RouteInput choice;
   choice.topk_idx = {topk_idx.data(), ferry::DType::kInt64, {1, 1}};
@@ -36,11 +36,11 @@ bool run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {
 
   for (float& value : recv_x) value *= 10.0F;  // the expert
   std::vector<float> out(kHidden);
-  ferry::CombineInput give_back;
-  give_back.x = {recv_x.data(), ferry::DType::kFloat32, {routing.num_recv_rows(), kHidden}};
+  ferry::CombineInput results;
+  results.x = {recv_x.data(), ferry::DType::kFloat32, {routing.num_recv_rows(), kHidden}};
   ferry::CombineOutput sums;
   sums.x = {out.data(), ferry::DType::kFloat32, {1, kHidden}};
-  ferry::throw_if_error(group->combine(routing, give_back, sums));
+  ferry::throw_if_error(group->combine(routing, results, sums));
   ferry::throw_if_error(group->destroy());
   return out == std::vector<float>(kHidden, 10.0F * (1.0F + rank));
 }

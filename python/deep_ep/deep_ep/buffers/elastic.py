@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 
 __all__ = ["EPHandle", "ElasticBuffer"]
 
-# What clients reserve for calls; Ferry decides by itself how much of a GPU a call uses.
+# What clients reserve for calls; Ferry itself decides how much of a GPU a call uses.
 _NUM_SMS = 16
 _NUM_QPS = 17
 
 
 class ElasticBuffer(AbsentFamilies):
-    """The ranks of an expert-parallel group, and dispatch and combine among them. Making one is collective.
+    """The ranks of an expert-parallel group, and dispatch and combine among them. Creating one is collective.
 
-    Shapes: T tokens of this rank, H hidden, K experts a token, E experts, L local experts, R ranks, M
+    Shapes: T tokens of this rank, H hidden, K experts per token, E experts, L local experts, R ranks, M
     ``num_max_tokens_per_rank``, N received rows.
 
-    group: a torch process group, used only while the buffer is made; or None and ``comm``, an mpi4py communicator.
+    group: a torch process group, used only while the buffer is created; or None and ``comm``, an mpi4py communicator.
     num_bytes: kept as an attribute; by default :meth:`get_buffer_size_hint` of the shape. Memory is taken as needed.
     num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch: the shape. M bounds later calls.
-    allow_multiple_reduction: False sums what an expanded handle combines in fp32 over all ranks and rounds once; True
-        rounds on each rank first, and sends half the bytes.
+    allow_multiple_reduction: False: combine of an expanded handle sums in fp32 over all ranks and rounds once; True: it
+        rounds on each rank first and sends half the bytes.
     num_cpu_timeout_secs, num_gpu_timeout_secs: bounds every wait for another rank, on the CPU or on GPUs.
     num_cpu_bytes, deterministic (results always are), allow_hybrid_mode, prefer_overlap_with_compute, sl_idx,
         num_allocated_qps: accepted, without effect.
-    explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, and need not be.
-    device: of all tensors. By default what the environment variable DEEP_EP_DEVICE says, else the current GPU, or the
-        CPU where there is none.
+    explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, but need not be.
+    device: of all tensors. By default that of the environment variable DEEP_EP_DEVICE, else the current GPU, or the CPU
+        if there is none.
     Unknown arguments are ignored with a warning; those that would change results raise NotImplementedError.
 
     Raises :class:`ferry.FerryError` subclasses; wrong arguments are ``ferry.InvalidArgument``, a ValueError, on all
@@ -117,10 +117,10 @@ class ElasticBuffer(AbsentFamilies):
         return None if self._member.is_destroyed else self._member.group
 
     def destroy(self) -> None:
-        """Collective: wait until all ranks are done with the buffer, then give its memory back.
+        """Collective: wait until all ranks are done with the buffer, then free its memory.
 
-        Optional (a buffer that is only dropped waits for its own GPU), and harmless the second time. Ranks destroy
-        several buffers in the same order. A rank that never comes is a warning, after the deadline of every wait.
+        Optional (a buffer that is only dropped waits for its own GPU), and a no-op the second time. Ranks must destroy
+        several buffers in the same order. A rank that does not take part causes a warning after the timeout.
         """
         try:
             self._member.destroy()
@@ -137,7 +137,7 @@ class ElasticBuffer(AbsentFamilies):
         allow_hybrid_mode: bool = True,
         allow_multiple_reduction: bool = True,
     ) -> int:
-        """Bytes that the second generation takes on each rank, a multiple of 2 MiB. num_topk = 0: enough for 32."""
+        """Bytes that the second generation uses on each rank, a multiple of 2 MiB. num_topk = 0: enough for 32."""
         return elastic_bytes(
             *_domains.get_logical_domain_size(group, allow_hybrid_mode),
             num_max_tokens_per_rank,
@@ -154,7 +154,7 @@ class ElasticBuffer(AbsentFamilies):
         return EventHandle()
 
     def get_comm_stream(self) -> torch.cuda.Stream:
-        """The stream that calls run on, one for all buffers of a GPU. On the CPU an object that never waits."""
+        """The stream that calls run on, shared by all buffers of a GPU. On the CPU an object that never waits."""
         return self._member.lane.comm_stream
 
     def get_physical_domain_size(self) -> tuple[int, int]:
@@ -166,15 +166,15 @@ class ElasticBuffer(AbsentFamilies):
         return self.num_scaleout_ranks, self.num_scaleup_ranks
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int, **unknown: Any) -> int:
-        """Multiprocessors to leave for calls. Ferry decides by itself what it uses."""
+        """Multiprocessors to leave for calls. Ferry itself decides how many it uses."""
         return _NUM_SMS
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """Queue pairs for so many multiprocessors; Ferry uses none on one host."""
+        """Queue pairs for this number of multiprocessors; Ferry uses none on one host."""
         return max(4, num_sms + num_sms % 2)
 
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
-        """Collective: what follows on the current stream waits until all ranks have come this far; with
+        """Collective: later work on the current stream waits until all ranks have reached this point; with
         ``with_cpu_sync`` the host waits, too. The other arguments are accepted, without effect.
         """
         self._member.wait_for_all(with_cpu_sync)
@@ -202,29 +202,29 @@ class ElasticBuffer(AbsentFamilies):
         use_tma_aligned_col_major_sf: bool = False,
         **unknown: Any,
     ) -> tuple[Payload, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
-        """Carry each token to the ranks of its experts, once per rank. Collective.
+        """Send each token to the ranks of its experts, once per rank. Collective.
 
         x: [T, H] contiguous, rows of multiples of 16 bytes, T <= M; or (FP8 rows [T, H], scales [T, S] f32 or i32 of
             any strides).
         topk_idx: [T, K] i64, contiguous, -1 for no expert; topk_weights: [T, K] f32, optional.
         cumulative_local_expert_recv_stats: [L] i32, to which the tokens of each local expert are added.
-        num_experts: E, a multiple of R. num_max_tokens_per_rank: M, alike on all ranks; at most the buffer's, by
-            default that. expert_alignment: by default 1.
-        previous_event: what the call follows, instead of the current stream. previous_event_before_epilogue: what its
-            last part follows besides. async_with_compute_stream: the returned event must be waited for.
-        handle: of an earlier dispatch, whose way this payload takes again, expanded or not as it was. Only x, weights
-            and the form of the output are new; counts are not taken again.
+        num_experts: E, a multiple of R. num_max_tokens_per_rank: M, the same on all ranks; at most the buffer's, which
+            is the default. expert_alignment: by default 1.
+        previous_event: what the call waits for instead of the current stream. previous_event_before_epilogue: what its
+            last part waits for in addition. async_with_compute_stream: the returned event must be waited for.
+        handle: of an earlier dispatch, whose routing this payload reuses, expanded or not as before. Only x, weights
+            and the form of the output are new; tokens are not counted again.
         do_handle_copy: False keeps ``topk_idx`` itself in the handle.
-        do_cpu_sync: by default True: outputs have as many rows as come. False: the host waits for nothing, outputs have
-            R * M rows (expanded: R * M * min(K, L), and room for the gaps), ids are -1 past the last.
+        do_cpu_sync: by default True: outputs have as many rows as arrive. False: the host does not wait, outputs have R
+            * M rows (expanded: R * M * min(K, L), and room for the gaps), ids are -1 past the last.
         do_expand: one row per (token, local expert), grouped by expert, each group at a multiple of expert_alignment,
             and inside a group by source. A token that names an expert twice has one row, and its weights are added.
         do_zero_padding: clear rows without a token.
-        use_tma_aligned_col_major_sf: scales come with strides (1, rows rounded up to 4).
+        use_tma_aligned_col_major_sf: scales are returned with strides (1, rows rounded up to 4).
         num_sms, num_qps, allocate_on_comm_stream: accepted, without effect.
 
         Returns the rows (with their scales, if any were given) ordered by source rank, then token; local expert ids
-        [N, K], or None if expanded; weights [N, K], 0 where the expert is elsewhere, or [rows] if expanded; the
+        [N, K], or None if expanded; weights [N, K], 0 where the expert is on another rank, or [rows] if expanded; the
         handle; and the event.
         """
         asked = Asked(previous_event, async_with_compute_stream, unknown)
@@ -271,11 +271,11 @@ class ElasticBuffer(AbsentFamilies):
         allocate_on_comm_stream: bool = False,
         **unknown: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Bring the rows back and sum each token's, in fp32 and in a fixed order. Collective.
+        """Return the rows and sum each token's, in fp32 and in a fixed order. Collective.
 
-        x: bf16, contiguous: [N, H]; of an expanded handle any number of rows, of which those are summed that
-            ``handle.recv_src_metadata[:, 2:]`` names at this moment. Other rows may hold anything.
-        topk_weights: f32, [N, K], or [rows of x] if expanded, to be summed back as well. They multiply nothing.
+        x: bf16, contiguous: [N, H]; with an expanded handle any number of rows, of which those are summed that
+            ``handle.recv_src_metadata[:, 2:]`` names at the time of the call. Other rows may hold anything.
+        topk_weights: f32, [N, K], or [rows of x] if expanded, summed in the same way. They do not scale x.
         bias: one or two [T, H] bf16, added first. Events as in :meth:`dispatch`.
 
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
 
-# What the first generation gives its receivers before it calls a rank lost.
+# How long the first generation's receivers wait before they consider a rank lost.
 _TIMEOUTS_S = {"cpu": 100.0, "cuda": 100.0}
 
 
 class Buffer(LatencyCalls):
-    """The ranks of an expert-parallel group, and dispatch and combine among them. Making one is collective.
+    """The ranks of an expert-parallel group, and dispatch and combine among them. Creating one is collective.
 
-    Shapes: T tokens of this rank, H hidden, K experts a token, E experts, R ranks, N received rows.
+    Shapes: T tokens of this rank, H hidden, K experts per token, E experts, R ranks, N received rows.
 
-    group: a torch process group, used only while the buffer is made; or None and ``comm``, an mpi4py communicator.
+    group: a torch process group, used only while the buffer is created; or None and ``comm``, an mpi4py communicator.
     num_nvl_bytes, num_rdma_bytes: kept as attributes; they only size ``get_local_buffer_tensor``.
     low_latency_mode: kept as an attribute; see :class:`LatencyCalls`.
     num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: accepted, without effect.
-    explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, and need not be.
+    explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, but need not be.
     enable_shrink: True raises NotImplementedError.
-    device: of all tensors. By default what the environment variable DEEP_EP_DEVICE says, else the current GPU, or the
-        CPU where there is none.
+    device: of all tensors. By default that of the environment variable DEEP_EP_DEVICE, else the current GPU, or the CPU
+        if there is none.
     Unknown arguments are ignored with a warning; those that would change results raise NotImplementedError.
 
     Raises :class:`ferry.FerryError` subclasses; wrong arguments are ``ferry.InvalidArgument``, a ValueError, on all
@@ -67,7 +67,7 @@ class Buffer(LatencyCalls):
     ) -> None:
         ignore_unknown("Buffer", unknown)
         if enable_shrink:
-            raise NotImplementedError("Buffer: enable_shrink=True is not implemented; a lost rank is an exception here")
+            raise NotImplementedError("Buffer: enable_shrink=True is not implemented; a lost rank raises an exception")
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if value < 0:
                 raise InvalidArgument(f"Buffer: {name} is {value}, expected at least 0")
@@ -89,10 +89,10 @@ class Buffer(LatencyCalls):
         return None if self._member.is_destroyed else self._member.group
 
     def destroy(self) -> None:
-        """Collective: wait until all ranks are done with the buffer, then give its memory back.
+        """Collective: wait until all ranks are done with the buffer, then free its memory.
 
-        Optional (a buffer that is only dropped waits for its own GPU), and harmless the second time. Ranks destroy
-        several buffers in the same order. A rank that never comes is a warning, after the deadline of every wait.
+        Optional (a buffer that is only dropped waits for its own GPU), and a no-op the second time. Ranks must destroy
+        several buffers in the same order. A rank that does not take part causes a warning after the timeout.
         """
         try:
             self._member.destroy()
@@ -102,14 +102,14 @@ class Buffer(LatencyCalls):
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """True: FP8 works."""
+        """True: FP8 is supported."""
         return True
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Set ``Buffer.num_sms``, for all buffers. It decides the number of channels in handles: half of it."""
+        """Set ``Buffer.num_sms``, for all buffers. The number of channels in handles is half of it."""
         if new_num_sms < 2 or new_num_sms % 2 != 0:
-            raise InvalidArgument(f"set_num_sms: {new_num_sms} is given, expected an even number of at least 2")
+            raise InvalidArgument(f"set_num_sms: new_num_sms is {new_num_sms}, expected an even number of at least 2")
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -121,12 +121,12 @@ class Buffer(LatencyCalls):
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Bytes that the first generation takes for latency mode."""
+        """Bytes that the first generation uses for latency mode."""
         return _config.low_latency_bytes(num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """A Config for any number of ranks; of the shape of the first generation's, see :class:`Config`."""
+        """A Config for any number of ranks, in the form of the first generation's; see :class:`Config`."""
         return _config.dispatch_config(Buffer.num_sms, num_ranks)
 
     @staticmethod
@@ -135,7 +135,7 @@ class Buffer(LatencyCalls):
         return _config.combine_config(Buffer.num_sms, num_ranks)
 
     def get_comm_stream(self) -> torch.cuda.Stream:
-        """The stream that calls run on, one for all buffers of a GPU. On the CPU an object that never waits."""
+        """The stream that calls run on, shared by all buffers of a GPU. On the CPU an object that never waits."""
         return self._member.lane.comm_stream
 
     def get_local_buffer_tensor(
@@ -145,14 +145,14 @@ class Buffer(LatencyCalls):
         offset: int = 0,
         use_rdma_buffer: bool = False,
     ) -> torch.Tensor:
-        """Scratch memory of ``num_nvl_bytes`` (or ``num_rdma_bytes``), zeroed when first asked for; no call uses it.
+        """Scratch memory of ``num_nvl_bytes`` (or ``num_rdma_bytes``), zeroed on first use; no call uses it.
 
-        offset: bytes, a multiple of the element's. size: shape of the result; by default all there is, one dimension.
+        offset: bytes, a multiple of the element's. size: shape of the result; by default all of it, in one dimension.
         """
         num_bytes = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         what = "get_local_buffer_tensor"
         if self._member.is_destroyed:
-            raise InvalidArgument(f"{what}: the buffer was destroyed; make a new one")
+            raise InvalidArgument(f"{what}: the buffer was destroyed; create a new one")
         if not 0 <= offset <= num_bytes or offset % dtype.itemsize != 0:
             raise InvalidArgument(
                 f"{what}: offset is {offset} bytes, expected a multiple of {dtype.itemsize} from 0 to {num_bytes}"
@@ -176,7 +176,7 @@ class Buffer(LatencyCalls):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
-        """Count where tokens go. Local: no other rank takes part.
+        """Count how many tokens go where. Local: no other rank takes part.
 
         topk_idx: [T, K] i64, contiguous; -1 for no expert, duplicates allowed. num_experts: E, a multiple of R.
 
@@ -204,24 +204,24 @@ class Buffer(LatencyCalls):
         allocate_on_comm_stream: bool = False,
         **unknown: Any,
     ) -> tuple[Payload, torch.Tensor | None, torch.Tensor | None, list[int] | None, tuple | None, EventOverlap]:
-        """Carry each token to the ranks of its experts, once per rank. Collective.
+        """Send each token to the ranks of its experts, once per rank. Collective.
 
         x: [T, H] contiguous, rows of multiples of 16 bytes, bf16 for instance; or (FP8 rows [T, H], scales [T, S] f32
             or i32 of any strides).
-        handle: of an earlier dispatch, whose way this payload takes again; then no counts, ids or weights.
+        handle: of an earlier dispatch, whose routing this payload reuses; then no counts, ids or weights are given.
         num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert: of
             :meth:`get_dispatch_layout`.
         topk_idx, topk_weights: [T, K] i64 and f32, contiguous; both or neither.
         expert_alignment: the returned counts are rounded up to a multiple of it.
-        num_worst_tokens: outputs have this many rows, and the host waits for nothing; more is CapacityExceeded, on
+        num_worst_tokens: outputs have this many rows, and the host does not wait; more rows raise CapacityExceeded, on
             GPUs in a later call.
-        config: its ``num_sms`` takes the place of ``Buffer.num_sms``.
-        previous_event: what the call follows, instead of the current stream.
+        config: its ``num_sms`` replaces ``Buffer.num_sms``.
+        previous_event: what the call waits for instead of the current stream.
         async_finish: the returned event must be waited for. Otherwise the current stream waits.
         allocate_on_comm_stream: accepted; outputs always are, and may be used on the current stream.
 
         Returns the rows [N, H] (with row-major scales, if any were given) ordered by source rank, then token; local
-        expert ids [N, K], -1 where the expert is elsewhere and in rows past the last; their weights, 0 there; [L]
+        expert ids [N, K], -1 where the expert is on another rank and in rows past the last; their weights, 0 there; [L]
         entries for each local expert, or [] with num_worst_tokens; the handle; and the event. With ``handle`` only the
         first and the last are not None.
         """
@@ -257,10 +257,10 @@ class Buffer(LatencyCalls):
         allocate_on_comm_stream: bool = False,
         **unknown: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Bring the rows back and sum each token's, in fp32 and in the order of ranks, rounded once. Collective.
+        """Return the rows and sum each token's, in fp32 and in the order of ranks, rounded once. Collective.
 
-        x: [N, H] bf16, contiguous. handle: of the dispatch. topk_weights: [N, K] f32, to be summed back as well. They
-        multiply nothing. bias: one or two [T, H] bf16, added first. Events as in :meth:`dispatch`.
+        x: [N, H] bf16, contiguous. handle: of the dispatch. topk_weights: [N, K] f32, summed in the same way. They do
+        not scale x. bias: one or two [T, H] bf16, added first. Events as in :meth:`dispatch`.
 
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """

@@ -1,4 +1,4 @@
-"""Where clients look for the event types."""
+"""The event types, where clients import them from."""
 
 from deep_ep.utils.event import EventHandle, EventOverlap
 

@@ -16,11 +16,11 @@ _local_rank: int | None = None
 
 
 def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int, int, dist.ProcessGroup]:
-    """Make the default process group, take GPU ``local_rank``, and seed the generators.
+    """Create the default process group, select GPU ``local_rank``, and seed the generators.
 
-    One process for each device. The environment says where the ranks meet (MASTER_ADDR, by default this host, and
-    MASTER_PORT), and how many hosts there are (WORLD_SIZE) and which this is (RANK). NCCL, or gloo where there is no
-    GPU. torch's default device and dtype stay as they are.
+    One process per device. Environment variables give the address of rank 0 (MASTER_ADDR, by default this host, and
+    MASTER_PORT), the number of hosts (WORLD_SIZE) and the index of this one (RANK). NCCL, or gloo if there is no GPU.
+    torch's default device and dtype are not changed.
 
     Returns the rank, the number of ranks, and a group of all of them.
     """
@@ -50,7 +50,9 @@ def init_seed(seed: int) -> None:
 
 
 def dist_print(*values: object, once_in_node: bool = False, **options: object) -> None:
-    """``print``, at once. ``once_in_node``: on the first rank of each host alone. Local: no rank waits for another."""
+    """``print`` with a flush. ``once_in_node``: only on the first rank of each host. Local: no rank waits for
+    another.
+    """
     local_rank = int(os.environ.get("LOCAL_RANK", "0")) if _local_rank is None else _local_rank
     if not once_in_node or local_rank == 0:
         print(*values, **{"flush": True, **options})

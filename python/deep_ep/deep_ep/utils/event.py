@@ -1,4 +1,4 @@
-"""Points in the order of streams: what calls return and what they can be told to wait for."""
+"""Points in stream order: what calls return, and what they can wait for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["EventHandle", "EventOverlap"]
 
 
 class EventHandle:
-    """A point on the stream that is current when it is made. On CPU buffers, where nothing is ever pending, a no-op."""
+    """A point on the stream that is current at creation. On CPU buffers, where nothing is ever pending, a no-op."""
 
     def __init__(self) -> None:
         self.event: Any = _streams.record_event()
-        """The torch.cuda.Event, or an object with its methods where CUDA is not in use."""
+        """The torch.cuda.Event, or an object with its methods if CUDA is not in use."""
 
     @classmethod
     def _of(cls, event: Any) -> EventHandle:
@@ -26,7 +26,7 @@ class EventHandle:
         return handle
 
     def current_stream_wait(self) -> None:
-        """What is put on the current stream from now on follows this point."""
+        """Later work on the current stream waits for this point."""
         _streams.wait_event(self.event)
 
 
@@ -37,7 +37,7 @@ class EventOverlap:
             other_work()
         use(results)             # what follows the block waits for it
 
-    event: an EventHandle, or None where there is nothing to wait for (a call that was not asynchronous).
+    event: an EventHandle, or None if there is nothing to wait for (a call that was not asynchronous).
     extra_tensors: kept alive as long as this object.
     """
 

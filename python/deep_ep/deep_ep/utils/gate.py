@@ -1,4 +1,4 @@
-"""Scores of a gate, for programs that want a load of their own making."""
+"""Scores of a gate, for programs that need a given load balance."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def get_unbalanced_scores(
 ) -> torch.Tensor:
     """[T, E] f32 in [0, 2), random: the K largest of each row are the choices of a token.
 
-    unbalanced_ratio: what the first rank's experts get, as a multiple of an even share of all choices; no more than
-        each token can give, and the rest is spread evenly. 1 and not ``precise``: nothing is arranged.
-    precise: arrange exactly that (rounded to a whole choice); otherwise on average.
+    unbalanced_ratio: the load of the first rank's experts, as a multiple of an even share of all choices; limited by
+        what each token can contribute, and the rest is spread evenly. 1 and not ``precise``: scores are left random.
+    precise: exactly that ratio (rounded to a whole choice); otherwise on average.
     """
     device = choose_device(None)
     scores = torch.rand(num_tokens, num_experts, dtype=torch.float32, device=device)
     if (unbalanced_ratio == 1.0 and not precise) or num_tokens == 0:
         return scores
     num_local = num_experts // num_ranks
-    # Where the others have too few experts, the first rank takes what is left.
+    # If the others have too few experts, the first rank takes what is left.
     least = max(0, num_topk - (num_experts - num_local))
     share = min(max(unbalanced_ratio * num_topk / num_ranks, least), num_local, num_topk)
     if precise:
@@ -37,8 +37,8 @@ def get_unbalanced_scores(
         taken[torch.randperm(num_tokens, device=device)[: total % num_tokens]] += 1
     else:
         taken = (share + torch.rand(num_tokens, dtype=torch.float32, device=device)).floor().long()
-    place = scores[:, :num_local].argsort(dim=1, descending=True).argsort(dim=1)
-    is_taken = place < taken.unsqueeze(1)
+    position = scores[:, :num_local].argsort(dim=1, descending=True).argsort(dim=1)
+    is_taken = position < taken.unsqueeze(1)
     scores[:, num_local:] += 1e-6
     scores[:, :num_local] = torch.where(is_taken, scores[:, :num_local] + 1, 0.0)
     return scores

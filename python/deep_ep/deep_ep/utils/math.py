@@ -1,4 +1,4 @@
-"""Arithmetic of programs that measure and check: sizes, differences, FP8 rows with a scale for each block."""
+"""Arithmetic for programs that measure and check: sizes, differences, FP8 rows with a scale for each block."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def count_bytes(*values: Any) -> int:
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
-    """How far two tensors of one shape are from equal: 0 is equal, small is near.
+    """Difference of two tensors of the same shape: 0 if equal, small if close.
 
     One minus twice their product over the sum of their squares, both shifted by 1 so that zeros compare as well.
     """
@@ -60,7 +60,7 @@ def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def inplace_unique(x: torch.Tensor, num_slots: int) -> None:
-    """Each row keeps one of each of its values in [0, num_slots), in descending order; the rest becomes -1.
+    """Keeps one of each value in [0, num_slots) per row, in descending order; the rest becomes -1.
 
     x: [T, K], integers.
     """
@@ -82,7 +82,7 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     padded = torch.nn.functional.pad(x, (0, num_blocks * _BLOCK - hidden))
     blocks = padded.reshape(num_tokens, num_blocks, _BLOCK).float()
     scales = blocks.abs().amax(dim=2).clamp(min=_LEAST_AMPLITUDE) / _LARGEST_FP8
-    # The division rounds, which must not lead past the largest value: that would be NaN.
+    # The division rounds and must not exceed the largest value, which would become NaN.
     scaled = (blocks / scales.unsqueeze(2)).clamp(-_LARGEST_FP8, _LARGEST_FP8)
     rows = scaled.reshape(num_tokens, num_blocks * _BLOCK)[:, :hidden]
     return rows.to(torch.float8_e4m3fn).contiguous(), scales

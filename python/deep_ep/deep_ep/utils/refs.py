@@ -1,6 +1,6 @@
-"""What dispatch and combine have to give, said with torch.distributed alone: for checking, not for speed.
+"""Reference results of dispatch and combine, computed with torch.distributed alone: for checking, not for speed.
 
-T tokens of this rank, H hidden, K choices a token, E experts, R ranks, N received rows, M the most tokens of a rank.
+T tokens of this rank, H hidden, K choices per token, E experts, R ranks, N received rows, M the most tokens of a rank.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 __all__ = ["combine", "dispatch", "generate_pre_combine_data", "ordered_accumulate"]
 
-# Values are whole numbers below this, less half of it: bf16 holds them, and fp32 their sums, exactly. It is prime, so
-# that neither tokens nor columns repeat soon.
+# Values are whole numbers below this, minus half of it: bf16 holds them, and fp32 their sums, exactly. It is prime, so
+# that the values of tokens and columns repeat late.
 _NUM_VALUES = 251
 _VALUE_UNIT = 64.0
 
@@ -28,13 +28,13 @@ def dispatch(
     num_experts: int,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Payload, torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
-    """Each token to the ranks of its experts, once per rank. Collective.
+    """Send each token to the ranks of its experts, once per rank. Collective.
 
     x: [T, H], or (rows [T, H], scales [T, S]). topk_idx: [T, K] i64, -1 for none. topk_weights: [T, K] f32.
 
-    Returns the rows as they were given, by source rank, then token; local expert ids [N, K], -1 where the expert is
-    elsewhere; weights [N, K], 0 there; where each row comes from [N] i32, M * source rank + token; and how many rows
-    came from each rank.
+    Returns the rows in the form of x, by source rank, then token; local expert ids [N, K], -1 where the expert is on
+    another rank; weights [N, K], 0 there; where each row comes from [N] i32, M * source rank + token; and the number of
+    rows from each rank.
     """
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     num_local = num_experts // num_ranks
@@ -46,20 +46,20 @@ def dispatch(
     sent_counts, counts = sent.tolist(), came.tolist()
     order = torch.cat(tokens)
 
-    def carry(table: torch.Tensor) -> torch.Tensor:
-        """As bytes: not every backend knows every dtype."""
+    def exchange(table: torch.Tensor) -> torch.Tensor:
+        """As bytes: not every backend supports every dtype."""
         words = table.contiguous().view(torch.uint8)[order]
         out = words.new_empty(sum(counts), words.shape[1])
         dist.all_to_all_single(out, words, counts, sent_counts, group=group)
         return out.view(table.dtype)
 
-    local_idx = carry(topk_idx) - rank * num_local
+    local_idx = exchange(topk_idx) - rank * num_local
     is_local = (local_idx >= 0) & (local_idx < num_local)
     local_idx = torch.where(is_local, local_idx, -1)
-    weights = torch.where(is_local, carry(topk_weights), 0.0)
+    weights = torch.where(is_local, exchange(topk_weights), 0.0)
     own = torch.arange(topk_idx.shape[0], dtype=torch.int32, device=topk_idx.device)
-    source = carry((rank * num_max_tokens_per_rank + own).unsqueeze(1)).squeeze(1)
-    rows = tuple(carry(part) for part in x) if isinstance(x, tuple) else carry(x)
+    source = exchange((rank * num_max_tokens_per_rank + own).unsqueeze(1)).squeeze(1)
+    rows = tuple(exchange(part) for part in x) if isinstance(x, tuple) else exchange(x)
     return rows, local_idx, weights, source, counts
 
 
@@ -83,7 +83,7 @@ def combine(
 ) -> torch.Tensor:
     """[T, H]: the sums of this rank's tokens, in fp32 by choice, then by rank. Local.
 
-    y: [T, K, H] bf16, what the expert of each choice gives; choices without one are left out. bias: up to two [T, H],
+    y: [T, K, H] bf16, the output of each choice's expert; choices without one are ignored. bias: up to two [T, H],
     first in the sum. round_in_rank, round_in_scaleup: what a rank, or a scale-up domain, sends is rounded to bf16.
     """
     num_tokens, num_topk, hidden = y.shape
@@ -115,10 +115,10 @@ def combine(
 def generate_pre_combine_data(
     src_token_idx: torch.Tensor, num_max_tokens_per_rank: int, num_topk: int, hidden: int
 ) -> torch.Tensor:
-    """[n] integers, M * source rank + token -> [n, K, H] bf16: what the expert of each choice of these tokens gives.
+    """[n] integers, M * source rank + token -> [n, K, H] bf16: outputs of the experts that these tokens chose.
 
-    The same on every rank for the same token, choice and column, and other values elsewhere. They lie in [-2, 2), and
-    their sums in fp32 are exact, in whatever order. M only bounds the tokens, and is not used.
+    The same on every rank for the same token, choice and column, and different otherwise. They are in [-2, 2), and
+    their sums in fp32 are exact in any order. M only bounds the tokens, and is not used.
     """
     del num_max_tokens_per_rank
     device = src_token_idx.device

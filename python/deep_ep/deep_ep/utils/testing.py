@@ -1,4 +1,4 @@
-"""How long calls take. Where there is no GPU, by the clock of the host."""
+"""Timing of calls. Without a GPU, by the clock of the host."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def bench(
     num_tests: int = 50,
     post_fn: Callable[[], object] | None = None,
 ) -> tuple[float, float, float]:
-    """The mean, the least and the most seconds of a call ``fn()``, from one end on the current stream to the next.
+    """Mean, minimum and maximum seconds of a call ``fn()``, measured on the current stream.
 
-    post_fn: called after each, and not counted.
+    post_fn: called after each, not timed.
     """
     for _ in range(num_warmups):
         fn()
@@ -63,15 +63,15 @@ def bench_kineto(
     num_kernels_per_period: int = 1,
     barrier: Callable[[], object] | None = None,
 ) -> float | tuple[float, ...]:
-    """Seconds on the GPU of a call ``fn()``: of the kernels with each name in theirs, per call.
+    """Seconds on the GPU of a call ``fn()``: of the kernels whose names contain each given name, per call.
 
-    Ferry's kernels are not those of another package, whose names programs pass. Where none of the names is found, the
-    first stands for the whole call (all kernels of the GPU, per call, waits for other ranks among them; without a GPU
-    the time of the call), and the others, like a name that is not found beside one that is, are NaN.
+    Programs may pass kernel names of another package, which Ferry does not have. If none of the names is found, the
+    first stands for the whole call (all kernels of the GPU, per call, including waits for other ranks; without a GPU
+    the time of the call), and the others are NaN. If some are found, those that are not are NaN.
 
-    trace_path: where to write the trace. barrier_comm_profiling: ranks come together first: with ``barrier``, or else
-    with the default process group. suppress_kineto_output: of no consequence, nothing is printed.
-    num_kernels_per_period: 1; programs of several kernels by one name get them summed.
+    trace_path: where to write the trace. barrier_comm_profiling: ranks synchronise first: with ``barrier``, or else
+    with the default process group. suppress_kineto_output: has no effect, nothing is printed.
+    num_kernels_per_period: has no effect, several kernels with one name are summed.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
     fn()
@@ -90,7 +90,7 @@ def bench_kineto(
 
 @contextlib.contextmanager
 def _profile(trace_path: str | None) -> Iterator[dict[str, float]]:
-    """Filled when it ends: seconds of each kernel of the GPU, by its name."""
+    """Yields a table that is filled at the end: seconds of each kernel of the GPU, by name."""
     seconds: dict[str, float] = {}
     if not torch.cuda.is_available():
         yield seconds
