@@ -32,14 +32,15 @@ function(build_and_run_with_pkg_config prefix)
   cmake_path(GET pc_file PARENT_PATH pc_dir)
   set(pkg_config "${CMAKE_COMMAND}" -E env "PKG_CONFIG_PATH=${pc_dir}" "${PKG_CONFIG}")
   run(${pkg_config} "--exact-version=${VERSION}" ferry)
-  foreach(part cflags libs variable=libdir)
+  foreach(part cflags libs)
     execute_process(COMMAND ${pkg_config} --${part} ferry OUTPUT_VARIABLE printed OUTPUT_STRIP_TRAILING_WHITESPACE
                     COMMAND_ERROR_IS_FATAL ANY)
     separate_arguments(${part} UNIX_COMMAND "${printed}")
   endforeach()
+  cmake_path(GET pc_dir PARENT_PATH lib_dir)
   set(program "${WORK_DIR}/pkg_config_consumer")
   run("${CXX_COMPILER}" -std=c++20 ${cflags} "${CMAKE_CURRENT_LIST_DIR}/consumer/main.cpp" -o "${program}" ${libs}
-      "-Wl,-rpath,${variable=libdir}")
+      "-Wl,-rpath,${lib_dir}")
   run_consumer("${program}")
 endfunction()
 
