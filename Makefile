@@ -9,7 +9,7 @@ ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
 FERRY := $(ROOT)/build/tools/tools/ferry
 ARGS ?=
 
-.PHONY: help demo bench doctor test lint format clean tool
+.PHONY: help demo bench doctor test check lint format clean tool
 
 help: ## show this list
 	@echo 'Ferry: expert-parallel dispatch and combine. Targets:'
@@ -26,9 +26,13 @@ bench: tool ## measure route, dispatch and combine, with the copy limit measured
 doctor: tool ## say what this machine offers, what is missing, and what to do about it
 	@'$(FERRY)' doctor $(ARGS)
 
-test: ## build and run all tests: optimised, under the sanitizers, fuzzed, and of the Python package
+test: ## build optimised and run all tests, and those of the Python packages (ARGS="asan": only that preset)
 	@'$(ROOT)/scripts/setup.sh' test
 	@'$(ROOT)/scripts/test.sh' $(ARGS)
+
+check: ## all that a commit must pass: lint, the tests, the sanitizers and the fuzz targets
+	@'$(ROOT)/scripts/setup.sh' lint
+	@'$(ROOT)/scripts/test.sh' lint release python asan fuzz tsan
 
 lint: ## check format, names, shell scripts and the links of the documentation
 	@'$(ROOT)/scripts/setup.sh' lint

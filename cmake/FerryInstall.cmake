@@ -1,4 +1,4 @@
-# Install rules and the package that `find_package(ferry)` finds.
+# Install rules, the package that `find_package(ferry)` finds, and ferry.pc for pkg-config.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -27,3 +27,20 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/ferry-config-version.cma
 install(EXPORT ferry_targets NAMESPACE ferry:: FILE ferry-targets.cmake DESTINATION "${ferry_package_dir}")
 install(FILES "${PROJECT_BINARY_DIR}/ferry-config.cmake" "${PROJECT_BINARY_DIR}/ferry-config-version.cmake"
         DESTINATION "${ferry_package_dir}")
+
+# As above, a static library leaves its dependencies to the program. The paths are relative, so the tree can be moved.
+set(ferry_pkgconfig_libs)
+if(ferry_library_type STREQUAL "STATIC_LIBRARY")
+  set(ferry_pkgconfig_libs "-lcrypto -pthread -ldl")
+  if(NOT FERRY_FMT_HEADER_ONLY)
+    string(APPEND ferry_pkgconfig_libs " -lfmt")
+  endif()
+  if(FERRY_WITH_CUDA)
+    string(APPEND ferry_pkgconfig_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lrt")
+  endif()
+endif()
+set(ferry_pkgconfig_dir "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+file(RELATIVE_PATH ferry_prefix_from_pkgconfig "/${ferry_pkgconfig_dir}" "/")
+string(REGEX REPLACE "/$" "" ferry_prefix_from_pkgconfig "${ferry_prefix_from_pkgconfig}")
+configure_file("${PROJECT_SOURCE_DIR}/cmake/ferry.pc.in" "${PROJECT_BINARY_DIR}/ferry.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/ferry.pc" DESTINATION "${ferry_pkgconfig_dir}")

@@ -41,13 +41,14 @@ check_format() {
   fi
 }
 
-# Names only (.clang-tidy says which), so the build need not have run, but the compile commands must be there.
+# Names only (.clang-tidy says which). Preset lint has a compile command for each file and no precompiled headers: those of
+# GCC are nothing to clang-tidy, and without them a file that does not include what it uses is an error here.
 check_names() {
-  local commands=build/release/compile_commands.json
-  cmake --preset release --log-level=WARNING >/dev/null || return 1
+  local commands=build/lint/compile_commands.json
+  cmake --preset lint --log-level=WARNING >/dev/null || return 1
   comm -12 <(project_files '*.cpp' | sort) \
     <(sed -n "s|^ *\"file\": \"$PWD/\(.*\)\",*$|\1|p" "$commands" | sort -u) |
-    xargs -P "$jobs" -n 1 clang-tidy --quiet -p build/release 2> >(grep -vE '^[0-9]+ warnings? .*(generated|treated)' >&2)
+    xargs -P "$jobs" -n 1 clang-tidy --quiet -p build/lint 2> >(grep -vE '^[0-9]+ warnings? .*(generated|treated)' >&2)
 }
 
 check_shell() {
@@ -71,10 +72,10 @@ check_links() {
 
 # By number: another version would find other things. Debian has no package of it.
 find_ruff() {
-  ruff=build/lint/bin/ruff
+  ruff=build/ruff/bin/ruff
   if [[ "$("$ruff" --version 2>/dev/null)" != "ruff $ruff_version" ]]; then
-    rm -rf build/lint
-    python3 -m venv build/lint && build/lint/bin/python -m pip install -qq "ruff==$ruff_version"
+    rm -rf build/ruff
+    python3 -m venv build/ruff && build/ruff/bin/python -m pip install -qq "ruff==$ruff_version"
   fi
 }
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Builds and runs the tests: scripts/test.sh [preset...], by default release, asan, fuzz (the parsers, see
-# tests/fuzz/README.md), tsan and python (the package, see scripts/test_python.sh). Tests that need a GPU (label "gpu",
-# in a release build with CUDA) run where there is one; tests/gpu/run.sh runs only them, and more of them.
-# Runs every preset even if an earlier one fails, then repeats each runner's own summary.
+# Builds and runs the tests: scripts/test.sh [part...], by default release and python. Parts: the presets release, debug,
+# asan, tsan and fuzz (the parsers, see tests/fuzz/README.md); python (the packages, see scripts/test_python.sh); lint
+# (scripts/lint.sh). Tests that need a GPU (label "gpu", in a release build with CUDA) run where there is one;
+# tests/gpu/run.sh runs only them, and more of them.
+# Runs every part even if an earlier one fails, then repeats each runner's own summary and says how long each part took.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,17 +11,16 @@ jobs=$(nproc)
 have_gpu=no
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then have_gpu=yes; fi
 summary=()
+times=() # "part build_s test_s"
 num_failed=0
 
 # What to leave out of a run: ctest arguments, one a line. Tests that need a GPU run in a release build, where there is
-# one. The packaging and layering tiers build outside projects and read sources, to which the sanitizers add nothing.
-# ThreadSanitizer sees the threads of one process only: ranks that are processes would be checked against nothing,
+# one. ThreadSanitizer sees the threads of one process only: ranks that are processes would be checked against nothing,
 # slowly. The network namespaces (label "netns") change the machine's network and assert deadlines: they run alone, by
-# tests/netns/run.py.
+# tests/netns/run.sh.
 exclusions() {
   case $1 in
-    asan) printf '%s\n' --label-exclude '^(packaging|layering|gpu|netns)$' ;;
-    tsan) printf '%s\n' --label-exclude '^(packaging|layering|gpu|netns|multiproc|tools)$' --exclude-regex '[Pp]rocesses' ;;
+    tsan) printf '%s\n' --label-exclude '^(gpu|netns)$' --exclude-regex '[Pp]rocesses' ;;
     release) printf '%s\n' --label-exclude "^($([[ $have_gpu == no ]] && echo 'gpu|')netns)\$" ;;
     *) printf '%s\n' --label-exclude '^(gpu|netns)$' ;;
   esac
@@ -32,22 +32,10 @@ launcher_for() {
   if [[ $1 == tsan || $1 == fuzz ]] && setarch "$(uname -m)" -R true 2>/dev/null; then echo "setarch $(uname -m) -R"; fi
 }
 
-build() { # preset target
-  cmake --preset "$1" --log-level=WARNING >/dev/null && cmake --build "build/$1" --parallel "$jobs" --target "$2"
-}
-
-run_tests() { # preset
-  local log=build/$1/test-output.txt launcher excluded
-  read -ra launcher <<<"$(launcher_for "$1")"
-  mapfile -t excluded < <(exclusions "$1")
-  "${launcher[@]}" ctest --test-dir "build/$1" --no-tests=error --output-on-failure --parallel "$jobs" \
-    "${excluded[@]}" 2>&1 | tee "$log"
-}
-
 # One line on the tests that need a GPU: how many there are and why they ran or did not.
 gpu_summary() {
   local count
-  if [[ " ${presets[*]} " != *" release "* ]]; then
+  if [[ " ${parts[*]} " != *" release "* ]]; then
     echo "not looked for: they belong to preset release"
     return
   fi
@@ -61,33 +49,65 @@ gpu_summary() {
   fi
 }
 
-test_python() {
-  local log=build/python-test-output.txt
-  mkdir -p build
-  if ! scripts/test_python.sh 2>&1 | tee "$log"; then num_failed=$((num_failed + 1)); fi
-  summary+=("python: $(grep -E '^=* ?[0-9]+ (passed|failed|error)' "$log" | tail -n 1 || true)")
-  if [[ ${summary[-1]} == 'python: ' ]]; then summary[-1]='python: FAILED to build'; fi
+build() { # part
+  case $1 in
+    lint) true ;;
+    python) scripts/test_python.sh --install ;;
+    *) cmake --preset "$1" --log-level=WARNING >/dev/null && cmake --build "build/$1" --parallel "$jobs" ;;
+  esac
 }
 
-presets=("$@")
-if (($# == 0)); then presets=(release asan fuzz tsan python); fi
+run_tests() { # part
+  local launcher excluded
+  case $1 in
+    lint) scripts/lint.sh check ;;
+    python) scripts/test_python.sh --test ;;
+    *)
+      read -ra launcher <<<"$(launcher_for "$1")"
+      mapfile -t excluded < <(exclusions "$1")
+      "${launcher[@]}" ctest --test-dir "build/$1" --no-tests=error --output-on-failure --parallel "$jobs" "${excluded[@]}"
+      ;;
+  esac
+}
 
-for preset in "${presets[@]}"; do
-  printf '\n== %s ==\n' "$preset"
-  if [[ $preset == python ]]; then
-    test_python
-    continue
-  fi
-  if ! build "$preset" all; then
-    summary+=("$preset: FAILED to build")
+# The runner's own summary, from its output: ctest's line, pytest's line, or the failed checks.
+summary_of() { # part log
+  case $1 in
+    lint) sed -nE 's/^([a-z]+) +(ok|FAILED)$/\1 \2/p' "$2" | paste -sd, | sed 's/,/, /g' ;;
+    python) grep -E '^=* ?[0-9]+ (passed|failed|error)' "$2" | tail -n 1 ;;
+    *) grep -E 'tests passed|No tests were found' "$2" ;;
+  esac
+}
+
+run_part() { # part
+  local log=build/$1-test-output.txt start built
+  printf '\n== %s ==\n' "$1"
+  start=$SECONDS
+  if ! build "$1"; then
+    summary+=("$1: FAILED to build")
+    times+=("$1 $((SECONDS - start)) 0")
     num_failed=$((num_failed + 1))
-    continue
+    return
   fi
-  if ! run_tests "$preset"; then num_failed=$((num_failed + 1)); fi
-  summary+=("$preset: $(grep -E 'tests passed|No tests were found' "build/$preset/test-output.txt" || echo 'FAILED to run')")
-done
+  built=$SECONDS
+  if ! run_tests "$1" 2>&1 | tee "$log"; then num_failed=$((num_failed + 1)); fi
+  summary+=("$1: $(summary_of "$1" "$log" || echo 'FAILED to run')")
+  times+=("$1 $((built - start)) $((SECONDS - built))")
+}
+
+parts=("$@")
+if (($# == 0)); then parts=(release python); fi
+mkdir -p build
+for part in "${parts[@]}"; do run_part "$part"; done
 
 printf '\n== Summary ==\n'
 printf '%s\n' "${summary[@]}"
-echo "Tests that need a GPU (conformance_gpu_test, gpu_test): $(gpu_summary)"
+if [[ " ${parts[*]} " != ' lint ' ]]; then
+  echo "Tests that need a GPU (conformance_gpu_test, gpu_test): $(gpu_summary)"
+fi
+echo
+printf '%s\n' "${times[@]}" | awk -v jobs="$jobs" '
+  BEGIN { printf "%-12s %8s %8s   minutes, %d jobs\n", "part", "build", "test", jobs }
+  { printf "%-12s %8.1f %8.1f\n", $1, $2 / 60, $3 / 60; build += $2; test += $3 }
+  END { printf "%-12s %8.1f %8.1f   together %.1f\n", "all", build / 60, test / 60, (build + test) / 60 }'
 exit $((num_failed > 0))

@@ -1,19 +1,34 @@
 #!/usr/bin/env bash
 # Builds the Python packages, installs them into a virtual environment of their own and runs their tests there:
-# scripts/test_python.sh [pytest arguments...]
+# scripts/test_python.sh [--install | --test] [pytest arguments...]
+# --install  only installs; --test  only runs the tests of what is installed
 # Where this machine's Python has torch, nanobind, scikit-build-core, setuptools, numpy and pytest, nothing is
 # downloaded.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly environment=build/python-tests
+install=yes test=yes
+case ${1-} in
+  --install) test=no && shift ;;
+  --test) install=no && shift ;;
+esac
 
 fail() {
   printf 'test_python: %s\n' "$*" >&2
   exit 1
 }
 
-# Written last, so that an installation that was broken off, or of other requirements, starts anew.
+run_tests() {
+  "$environment/bin/python" -m pytest "$@"
+}
+
+if [[ $install == no ]]; then
+  run_tests "$@"
+  exit
+fi
+
+# Written last, so that an installation that was interrupted, or made for other requirements, is made again.
 readonly installed=$environment/installed.txt
 if ! cmp -s python/requirements-test.txt "$installed"; then
   rm -rf "$environment"
@@ -28,15 +43,16 @@ if ! cmp -s python/requirements-test.txt "$installed"; then
   cp python/requirements-test.txt "$installed"
 fi
 
-# The native backends have tests of their own; CUDA code would only make this build longer where no GPU runs it.
-settings=()
-if ! nvidia-smi -L >/dev/null 2>&1; then settings=(--config-settings=cmake.define.FERRY_CUDA=OFF); fi
+# The native backends have tests of their own; CUDA code would only make this build longer where no GPU runs it. Linking
+# libfmt makes it three times shorter; packaging.add_subdirectory builds with {fmt} compiled in.
+settings=(--config-settings=cmake.define.FERRY_FMT_HEADER_ONLY=OFF)
+if ! nvidia-smi -L >/dev/null 2>&1; then settings+=(--config-settings=cmake.define.FERRY_CUDA=OFF); fi
 "$environment/bin/python" -m pip install -qq --no-build-isolation --no-deps --force-reinstall "${settings[@]}" . ||
   fail "pip install failed; python3-dev (Python.h) is needed to build, and what scripts/setup.sh build installs"
-# A build folder of an earlier version could bring back modules that are gone.
+# A build folder of an earlier version could bring back modules that no longer exist.
 rm -rf build/deep_ep
 mkdir -p build/deep_ep
 cp -r python/deep_ep/pyproject.toml python/deep_ep/deep_ep python/deep_ep/deep_ep_cpp.py build/deep_ep
 "$environment/bin/python" -m pip install -qq --no-build-isolation --no-deps --force-reinstall build/deep_ep ||
   fail "pip install of python/deep_ep failed; its build needs setuptools 70.1 or newer"
-"$environment/bin/python" -m pytest "$@"
+if [[ $test == yes ]]; then run_tests "$@"; fi

@@ -186,9 +186,8 @@ void add_tune_command(CLI::App& app, int* exit_code) {
   CLI::App* command =
       app.add_subcommand("tune", "Find the kernel settings with which dispatch and combine are fastest on these GPUs");
   add_common_options(*command, &options->common);
-  constexpr std::int64_t kMaxTokens = 1 << 20;
   command->add_option("--tokens", plan.num_tokens, "Tokens of each rank")
-      ->check(CLI::Range(std::int64_t{1}, kMaxTokens))
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
       ->capture_default_str();
   command->add_option("--json", options->json_path, "Write all settings and times to this file as JSON");
   command->callback([options, exit_code] { *exit_code = run_tune(*options); });
