@@ -16,13 +16,13 @@
 namespace ferry {
 
 std::span<const BackendFactory> backend_factories() {
-  static const std::array kFactories = {
+  static const std::array factories = {
 #if defined(FERRY_WITH_CUDA)
     cuda::backend_factory(),
 #endif
     cpu::cpu_backend_factory(),
   };
-  return kFactories;
+  return factories;
 }
 
 std::span<const net::EngineFactory> net::engine_factories() {

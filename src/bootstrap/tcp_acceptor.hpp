@@ -4,8 +4,8 @@
 /// Rank 0's listening socket: accepts connections and authenticates them.
 ///
 /// What unauthenticated connections can consume is bounded: one small Pending each, at most
-/// `kNumSparePending + num_ranks` of them, for at most `handshake_ns`. When all are in use, the oldest is closed; if that
-/// was a rank, it connects again. Nothing here blocks: the caller polls.
+/// `kNumSparePending + num_ranks` of them, for at most `handshake_ns`. When all are in use, the oldest is closed; if
+/// that was a rank, it connects again. Nothing here blocks: the caller polls.
 
 #include <cstddef>
 #include <cstdint>

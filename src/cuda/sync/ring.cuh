@@ -2,8 +2,8 @@
 #define FERRY_CUDA_SYNC_RING_CUH
 
 /// The ends of a ring between nodes as a kernel uses them: the device's counterpart of rail::Ring, on the same words
-/// (net/ring_words.hpp), which must be in pinned host memory. Nothing here waits; one thread calls, on behalf of a block
-/// whose other threads it is ordered with by a barrier.
+/// (net/ring_words.hpp), which must be in pinned host memory. Nothing here waits. One thread of a block calls; the
+/// block's other threads are ordered with it by a barrier.
 
 #include <cstddef>
 #include <cstdint>
