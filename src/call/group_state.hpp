@@ -16,6 +16,12 @@
 
 namespace ferry::call {
 
+/// Memory of the wait loop, kept so that waits allocate nothing.
+struct WaitScratch {
+  std::vector<int> missing;
+  std::vector<std::uint64_t> seen_progress;  ///< by rank of this node
+};
+
 class GroupState {
  public:
   GroupState(const BackendContext& context, node::Rendezvous rendezvous);
@@ -35,6 +41,8 @@ class GroupState {
   /// The ranks of this rail. Only in groups of several nodes.
   rail::Rails& rails() { return *rails_; }
   bool has_rails() const { return rails_ != nullptr; }
+  /// Of one wait at a time.
+  WaitScratch& wait_scratch() { return wait_scratch_; }
   void set_rails(std::unique_ptr<rail::Rails> rails) { rails_ = std::move(rails); }
 
   /// Name of the current call; empty before the first.
@@ -74,6 +82,7 @@ class GroupState {
   std::unique_ptr<rail::Rails> rails_;
   std::string operation_;
   Status broken_;
+  WaitScratch wait_scratch_;
 };
 
 /// Whether this process may run on that many cores.

@@ -35,8 +35,9 @@ Wait::Wait(GroupState& state, std::string_view waiting_for)
     : state_(state),
       waiting_for_(waiting_for),
       deadline_ns_(node::monotonic_ns() + state.timeout_ns()),
-      seen_progress_(static_cast<std::size_t>(state.peers().num_ranks()), 0) {
-  missing_.reserve(seen_progress_.size());
+      missing_(state.wait_scratch().missing),
+      seen_progress_(state.wait_scratch().seen_progress) {
+  seen_progress_.assign(static_cast<std::size_t>(state.peers().num_ranks()), 0);
 }
 
 void Wait::progressed() {

@@ -64,8 +64,8 @@ class Wait {
   bool network_moved_ = false;
   int lost_rank_ = -1;  // seen missing and lost once: polled again before it is blamed
   std::uint32_t rings_ = 0;
-  std::vector<int> missing_;
-  std::vector<std::uint64_t> seen_progress_;  // by rank of this node
+  std::vector<int>& missing_;
+  std::vector<std::uint64_t>& seen_progress_;  // by rank of this node
 };
 
 }  // namespace ferry::call
