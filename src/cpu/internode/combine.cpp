@@ -6,6 +6,7 @@
 
 #include "call/exchange.hpp"
 #include "cpu/context/routing.hpp"
+#include "cpu/context/run_call.hpp"
 #include "cpu/internode/calls.hpp"
 #include "cpu/internode/item_slices.hpp"
 #include "cpu/rows/combine_inputs.hpp"
@@ -43,13 +44,6 @@ class Combiner {
   Status run();
 
  private:
-  /// Where a rank of this node has its rows and returned weights.
-  struct Sender {
-    const std::byte* rows = nullptr;
-    std::int64_t stride_bytes = 0;
-    const float* weights = nullptr;
-  };
-
   int my_node() const { return rails_.node(); }
   bool returns_weights() const { return call_.weights.present(); }
   Status find_senders();
@@ -72,8 +66,8 @@ class Combiner {
   rail::Rails& rails_;
   const Topology& topology_;
   const CpuRouting& routing_;
-  std::size_t entries_bytes_;    // bytes of K floats as they are sent
-  std::vector<Sender> senders_;  // by index in the node
+  std::size_t entries_bytes_;         // bytes of K floats as they are sent
+  std::vector<CombineRows> senders_;  // by index in the node
   RowSumFunction sum_row_ = nullptr;
   std::vector<std::vector<float>> topk_weights_;  // by node: [items, entries_bytes_ / 4] of the sources there
   std::vector<std::byte> own_sum_;                // of the token being finished
@@ -95,23 +89,12 @@ Status Combiner::prepare(CallDescriptor& descriptor) {
 }
 
 Status Combiner::find_senders() {
-  const std::int64_t weights_per_row = routing_.layout == Layout::kTokens ? routing_.num_topk : 1;
   for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
-    const CallDescriptor& descriptor = peers_.descriptor_of(rank);
-    const std::int64_t num_rows = routing_.num_rows_on_rank[to_size(rank)];
-    Sender sender;
-    if (num_rows > 0) {
-      sender.rows = peers_.resolve(descriptor.input, rank, {num_rows, call_.x.row_bytes});
-      sender.stride_bytes = descriptor.input.stride_bytes;
-      if (returns_weights()) {
-        const auto weights_bytes = num_rows * weights_per_row * static_cast<std::int64_t>(sizeof(float));
-        sender.weights = reinterpret_cast<const float*>(peers_.resolve(descriptor.weights, rank, {1, weights_bytes}));
-      }
-      if (sender.rows == nullptr || (returns_weights() && sender.weights == nullptr)) {
-        return sync_.bad_location(Operation::kCombine, rank);
-      }
-    }
-    senders_.push_back(sender);
+    CombineRows& sender = senders_.emplace_back();
+    if (routing_.num_rows_on_rank[to_size(rank)] == 0) continue;
+    Result<CombineRows> rows = resolve_combine_inputs(call_, routing_, context_, rank);
+    if (!rows.ok()) return rows.status();
+    sender = *rows;
   }
   return {};
 }
@@ -143,7 +126,7 @@ void Combiner::sum_item(std::span<const Destination> destinations, const float* 
   weights_.clear();
   for (const Destination& destination : destinations) {
     if (!call_.weighted && destination.first == 0) continue;
-    const Sender& sender = senders_[static_cast<std::size_t>(destination.rank)];
+    const CombineRows& sender = senders_[static_cast<std::size_t>(destination.rank)];
     rows_.push_back(sender.rows + destination.row * sender.stride_bytes + slice.row_begin);
     if (call_.weighted) weights_.push_back(topk_weights[destination.topk]);
   }
@@ -309,15 +292,6 @@ Status Combiner::run() {
 
 }  // namespace
 
-Status combine(const CombineCall& call, const Context& context) {
-  if (!context.sync.broken().ok()) return context.sync.broken();
-  CallDescriptor descriptor;
-  descriptor.record = call.record;
-  if (call.record.code != ErrorCode::kOk) return context.sync.begin(descriptor);
-  Combiner combiner(call, context);
-  if (Status status = combiner.prepare(descriptor); !status.ok()) descriptor.record.set_status(status);
-  if (Status status = context.sync.begin(descriptor); !status.ok()) return status;
-  return combiner.run();
-}
+Status combine(const CombineCall& call, const Context& context) { return run_call<Combiner>(call, context); }
 
 }  // namespace ferry::cpu::internode

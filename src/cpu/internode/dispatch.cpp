@@ -6,6 +6,7 @@
 
 #include "call/exchange.hpp"
 #include "cpu/context/routing.hpp"
+#include "cpu/context/run_call.hpp"
 #include "cpu/internode/calls.hpp"
 #include "cpu/internode/item_slices.hpp"
 #include "cpu/rows/row_copy.hpp"
@@ -286,15 +287,6 @@ Status Dispatcher::run() {
 
 }  // namespace
 
-Status dispatch(const DispatchCall& call, const Context& context) {
-  if (!context.sync.broken().ok()) return context.sync.broken();
-  CallDescriptor descriptor;
-  descriptor.record = call.record;
-  if (call.record.code != ErrorCode::kOk) return context.sync.begin(descriptor);
-  Dispatcher dispatcher(call, context);
-  if (Status status = dispatcher.prepare(descriptor); !status.ok()) descriptor.record.set_status(status);
-  if (Status status = context.sync.begin(descriptor); !status.ok()) return status;
-  return dispatcher.run();
-}
+Status dispatch(const DispatchCall& call, const Context& context) { return run_call<Dispatcher>(call, context); }
 
 }  // namespace ferry::cpu::internode

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cpu/context/routing.hpp"
+#include "cpu/context/run_call.hpp"
 #include "cpu/intranode/calls.hpp"
 #include "cpu/rows/combine_inputs.hpp"
 #include "cpu/rows/row_sum.hpp"
@@ -32,23 +33,16 @@ class Combiner {
   Status run();
 
  private:
-  Status find_peers();
+  Status find_senders();
   void sum_tokens() const;
   void sum_weights() const;
-
-  /// Where a rank's rows and returned weights are, for this rank.
-  struct Sender {
-    const std::byte* rows = nullptr;
-    std::int64_t stride_bytes = 0;
-    const float* weights = nullptr;
-  };
 
   const CombineCall& call_;
   const CpuRouting& routing_;
   const Context& context_;
   call::CallSync& sync_;
   node::Peers& peers_;
-  std::vector<Sender> senders_;  // by rank
+  std::vector<CombineRows> senders_;  // by rank
 };
 
 Status Combiner::prepare(CallDescriptor& descriptor) {
@@ -60,23 +54,13 @@ Status Combiner::prepare(CallDescriptor& descriptor) {
   return publish_combine_inputs(call_, routing_, context_, reachable, descriptor);
 }
 
-Status Combiner::find_peers() {
+Status Combiner::find_senders() {
   senders_.resize(to_size(peers_.num_ranks()));
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
     if (routing_.num_rows_to_rank[to_size(rank)] == 0) continue;
-    const CallDescriptor& descriptor = peers_.descriptor_of(rank);
-    Sender& sender = senders_[to_size(rank)];
-    const std::int64_t num_rows = routing_.num_rows_on_rank[to_size(rank)];
-    sender.rows = peers_.resolve(descriptor.input, rank, {num_rows, call_.x.row_bytes});
-    sender.stride_bytes = descriptor.input.stride_bytes;
-    if (call_.weights.present()) {
-      const std::int64_t weights_per_row = routing_.layout == Layout::kTokens ? routing_.num_topk : 1;
-      const auto weights_bytes = num_rows * weights_per_row * static_cast<std::int64_t>(sizeof(float));
-      sender.weights = reinterpret_cast<const float*>(peers_.resolve(descriptor.weights, rank, {1, weights_bytes}));
-    }
-    if (sender.rows == nullptr || (call_.weights.present() && sender.weights == nullptr)) {
-      return sync_.bad_location(Operation::kCombine, rank);
-    }
+    Result<CombineRows> rows = resolve_combine_inputs(call_, routing_, context_, rank);
+    if (!rows.ok()) return rows.status();
+    senders_[to_size(rank)] = *rows;
   }
   return {};
 }
@@ -96,7 +80,7 @@ void Combiner::sum_tokens() const {
     }
     for (const plan::Destination& destination : routing_.destinations_of(token)) {
       if (!call_.weighted && destination.first == 0) continue;
-      const Sender& sender = senders_[static_cast<std::size_t>(destination.rank)];
+      const CombineRows& sender = senders_[static_cast<std::size_t>(destination.rank)];
       rows.push_back(sender.rows + destination.row * sender.stride_bytes);
       if (call_.weighted) weights.push_back(weight_table[token * routing_.num_topk + destination.topk]);
     }
@@ -124,7 +108,7 @@ void Combiner::sum_weights() const {
 }
 
 Status Combiner::run() {
-  if (Status status = find_peers(); !status.ok()) return status;
+  if (Status status = find_senders(); !status.ok()) return status;
   sum_tokens();
   sum_weights();
   sync_.post(Phase::kDone);
@@ -133,15 +117,6 @@ Status Combiner::run() {
 
 }  // namespace
 
-Status combine(const CombineCall& call, const Context& context) {
-  if (!context.sync.broken().ok()) return context.sync.broken();
-  CallDescriptor descriptor;
-  descriptor.record = call.record;
-  if (call.record.code != ErrorCode::kOk) return context.sync.begin(descriptor);
-  Combiner combiner(call, context);
-  if (Status status = combiner.prepare(descriptor); !status.ok()) descriptor.record.set_status(status);
-  if (Status status = context.sync.begin(descriptor); !status.ok()) return status;
-  return combiner.run();
-}
+Status combine(const CombineCall& call, const Context& context) { return run_call<Combiner>(call, context); }
 
 }  // namespace ferry::cpu::intranode

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cpu/context/routing.hpp"
+#include "cpu/context/run_call.hpp"
 #include "cpu/intranode/calls.hpp"
 #include "cpu/rows/row_copy.hpp"
 #include "cpu/rows/token_records.hpp"
@@ -204,15 +205,6 @@ Status Dispatcher::run() {
 
 }  // namespace
 
-Status dispatch(const DispatchCall& call, const Context& context) {
-  if (!context.sync.broken().ok()) return context.sync.broken();
-  CallDescriptor descriptor;
-  descriptor.record = call.record;
-  if (call.record.code != ErrorCode::kOk) return context.sync.begin(descriptor);
-  Dispatcher dispatcher(call, context);
-  if (Status status = dispatcher.prepare(descriptor); !status.ok()) descriptor.record.set_status(status);
-  if (Status status = context.sync.begin(descriptor); !status.ok()) return status;
-  return dispatcher.run();
-}
+Status dispatch(const DispatchCall& call, const Context& context) { return run_call<Dispatcher>(call, context); }
 
 }  // namespace ferry::cpu::intranode

@@ -6,6 +6,7 @@
 #include "plan/to_size.hpp"
 
 namespace ferry::cpu {
+
 Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing, const Context& context,
                               bool readers_reach_rows, node::CallDescriptor& descriptor) {
   node::Peers& peers = context.peers();
@@ -31,6 +32,25 @@ Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing
   finish_copies(mode);
   descriptor.input = peers.locate(*staged, routing.num_used_rows, row_bytes, row_bytes);
   return {};
+}
+
+Result<CombineRows> resolve_combine_inputs(const CombineCall& call, const CpuRouting& routing, const Context& context,
+                                           int rank) {
+  const node::Peers& peers = context.peers();
+  const node::CallDescriptor& descriptor = peers.descriptor_of(rank);
+  const std::int64_t num_rows = routing.num_rows_on_rank[to_size(rank)];
+  CombineRows found;
+  found.rows = peers.resolve(descriptor.input, rank, {num_rows, call.x.row_bytes});
+  found.stride_bytes = descriptor.input.stride_bytes;
+  if (call.weights.present()) {
+    const std::int64_t weights_per_row = routing.layout == Layout::kTokens ? routing.num_topk : 1;
+    const auto weights_bytes = num_rows * weights_per_row * static_cast<std::int64_t>(sizeof(float));
+    found.weights = reinterpret_cast<const float*>(peers.resolve(descriptor.weights, rank, {1, weights_bytes}));
+  }
+  if (found.rows == nullptr || (call.weights.present() && found.weights == nullptr)) {
+    return context.sync.bad_location(Operation::kCombine, rank);
+  }
+  return found;
 }
 
 }  // namespace ferry::cpu

@@ -13,6 +13,18 @@ namespace ferry::cpu {
 Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing, const Context& context,
                               bool readers_reach_rows, node::CallDescriptor& descriptor);
 
+/// A rank's rows and returned weights, as others of its node read them.
+struct CombineRows {
+  const std::byte* rows = nullptr;
+  std::int64_t stride_bytes = 0;
+  const float* weights = nullptr;  ///< null where none are summed back
+};
+
+/// What `rank`, which has rows, published for this call. Breaks the group if that is not in its memory.
+/// @errors kInternal
+Result<CombineRows> resolve_combine_inputs(const CombineCall& call, const CpuRouting& routing, const Context& context,
+                                           int rank);
+
 }  // namespace ferry::cpu
 
 #endif  // FERRY_CPU_ROWS_COMBINE_INPUTS_HPP
