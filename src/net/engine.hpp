@@ -45,6 +45,13 @@ struct EngineOptions {
   /// What errors call the peers, by index: their ranks in the group. Empty: their indices.
   std::vector<int> ranks{};
 
+  /// By peer: it runs on this host and shares its memory and its loopback interface. Such peers are never reached
+  /// through a network. Empty: none is known to.
+  std::vector<bool> on_this_host{};
+  /// Network devices that may reach peers on other hosts, separated by commas, as the engine names them ("eth0",
+  /// "mlx5_0:1"). Empty: the engine chooses.
+  std::string net_devices{};
+
   int rank_of(int peer) const { return ranks.empty() ? peer : ranks[static_cast<std::size_t>(peer)]; }
 };
 
