@@ -3,16 +3,17 @@
 
 /// The whole public interface: include this, or only the headers you need.
 
-#include "ferry/backends.hpp"    // backends of this build
-#include "ferry/bootstrap.hpp"   // how ranks find each other
-#include "ferry/exchange.hpp"    // inputs and outputs of dispatch and combine
-#include "ferry/fp8.hpp"         // FP8 helpers
-#include "ferry/gating.hpp"      // router scores to top-k experts
-#include "ferry/group.hpp"       // ranks, memory, the three calls
-#include "ferry/routing.hpp"     // where every token goes
-#include "ferry/status.hpp"      // errors
-#include "ferry/transports.hpp"  // networks between nodes
-#include "ferry/types.hpp"       // dtypes, views, streams
+#include "ferry/backends.hpp"         // backends of this build
+#include "ferry/bootstrap.hpp"        // how ranks find each other
+#include "ferry/dispatch_layout.hpp"  // counts of one rank's tokens, without a group
+#include "ferry/exchange.hpp"         // inputs and outputs of dispatch and combine
+#include "ferry/fp8.hpp"              // FP8 helpers
+#include "ferry/gating.hpp"           // router scores to top-k experts
+#include "ferry/group.hpp"            // ranks, memory, the three calls
+#include "ferry/routing.hpp"          // where every token goes
+#include "ferry/status.hpp"           // errors
+#include "ferry/transports.hpp"       // networks between nodes
+#include "ferry/types.hpp"            // dtypes, views, streams
 #include "ferry/version.hpp"
 
 #endif  // FERRY_FERRY_HPP

@@ -19,6 +19,7 @@
 #include "ferry/group.hpp"
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
+#include "plan/token_layout.hpp"
 
 namespace ferry {
 
@@ -129,6 +130,8 @@ struct BackendFactory {
   Status (*probe)();
   /// Collective: succeeds on all ranks or fails on all.
   Result<std::unique_ptr<Backend>> (*create)(const BackendContext& context);
+  /// Counts one rank's tokens, in stream order where there are streams. Needs no group.
+  Status (*count_layout)(const plan::TokenLayoutParams& params, Stream stream);
 };
 
 /// The backends of this build, best first. Defined in src/registry.cpp.

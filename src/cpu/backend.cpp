@@ -22,6 +22,16 @@ Status probe() {
                             std::strerror(errno)));
 }
 
+Status count_layout(const plan::TokenLayoutParams& params, Stream stream) {
+  if (stream.handle != nullptr) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("dispatch_layout: the stream is {}, expected null: backend \"cpu\" has no streams", stream.handle));
+  }
+  plan::count_layout(params);
+  return {};
+}
+
 }  // namespace
 
 CpuBackend::CpuBackend(std::unique_ptr<call::CallSync> sync)
@@ -92,7 +102,8 @@ Status CpuBackend::destroy() {
 }
 
 BackendFactory cpu_backend_factory() {
-  return {"cpu", "ranks of one host through shared memory, of several hosts over a network", probe, CpuBackend::create};
+  return {"cpu", "ranks of one host through shared memory, of several hosts over a network", probe, CpuBackend::create,
+          count_layout};
 }
 
 }  // namespace ferry::cpu

@@ -9,6 +9,7 @@
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
 #include "cuda/intranode/route_params.hpp"
+#include "cuda/intranode/token_layout.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -53,7 +54,8 @@ MemoryUsage CudaBackend::memory_usage() const {
 }
 
 BackendFactory backend_factory() {
-  return {"cuda", "ranks of one host with GPUs that reach each other's memory", probe, CudaBackend::create};
+  return {"cuda", "ranks of one host with GPUs that reach each other's memory", probe, CudaBackend::create,
+          count_layout};
 }
 
 }  // namespace ferry::cuda

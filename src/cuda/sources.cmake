@@ -20,6 +20,7 @@ set(ferry_cuda_sources
     cuda/intranode/placements.cpp
     cuda/intranode/route.cpp
     cuda/intranode/routing.cpp
+    cuda/intranode/token_layout.cpp
     cuda/intranode/tuning.cpp
     cuda/intranode/combine.cu
     cuda/intranode/count.cu
@@ -27,4 +28,5 @@ set(ferry_cuda_sources
     cuda/intranode/exchange.cu
     cuda/intranode/padding.cu
     cuda/intranode/place.cu
+    cuda/intranode/token_layout.cu
     cuda/backend.cpp)

@@ -1,0 +1,32 @@
+#include "cuda/intranode/token_layout.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cuda/driver/cuda_call.hpp"
+#include "cuda/sync/control.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+/// Entries that one block counts by itself. More are shared between blocks, which costs clearing the counts first.
+constexpr std::int64_t kEntriesPerBlock = 65536;
+constexpr std::int64_t kMaxBlocks = 64;
+
+}  // namespace
+
+Status count_layout(const plan::TokenLayoutParams& params, Stream stream) {
+  if (params.num_experts > kMaxExperts || params.num_ranks > kMaxRanks) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("dispatch_layout: {} experts and {} ranks, expected at most {} and {} with backend "
+                              "\"cuda\"",
+                              params.num_experts, params.num_ranks, kMaxExperts, kMaxRanks));
+  }
+  const std::int64_t num_blocks =
+      std::clamp<std::int64_t>(params.num_tokens * params.num_topk / kEntriesPerBlock, 1, kMaxBlocks);
+  return runtime_status(launch_layout(params, num_blocks, static_cast<cudaStream_t>(stream.handle)),
+                        "dispatch_layout: launching its kernel");
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,84 @@
+/// The kernel of dispatch_layout, on the cases that tests/unit/dispatch_layout_test.cpp gives the host.
+
+#include "ferry/dispatch_layout.hpp"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "support/device_memory.hpp"
+#include "support/layout_case.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr std::size_t kPoolBytes = std::size_t{64} << 20;
+
+/// A vector's copy on the GPU.
+template <typename T>
+class OnDevice {
+ public:
+  explicit OnDevice(const std::vector<T>& values) : memory_(values.size() * sizeof(T)) {
+    if (!values.empty()) copy_to_device(memory_.data(), values.data(), values.size() * sizeof(T));
+  }
+  void read(std::vector<T>& values) const {
+    if (!values.empty()) copy_from_device(values.data(), memory_.data(), values.size() * sizeof(T));
+  }
+  void* data() const { return memory_.data(); }
+
+ private:
+  DeviceMemory memory_;
+};
+
+LayoutCounts count(const LayoutCase& one, bool wide) {
+  LayoutCounts counts = one.expected();
+  for (auto* part : {&counts.per_rank, &counts.per_node, &counts.per_expert}) part->assign(part->size(), -7);
+  counts.in_rank.assign(counts.in_rank.size(), 7);
+  const OnDevice<std::int64_t> wide_ids(one.ids);
+  const OnDevice<std::int32_t> short_ids({one.ids.begin(), one.ids.end()});
+  const OnDevice<std::int32_t> owners(one.owners);
+  const OnDevice<std::int32_t> per_rank(counts.per_rank);
+  const OnDevice<std::int32_t> per_node(counts.per_node);
+  const OnDevice<std::int32_t> per_expert(counts.per_expert);
+  const OnDevice<std::uint8_t> in_rank(counts.in_rank);
+  DispatchLayoutOptions options{.num_experts = one.num_experts,
+                                .num_ranks = one.num_ranks,
+                                .ranks_per_node = one.ranks_per_node,
+                                .backend = "cuda"};
+  if (!one.owners.empty()) options.expert_to_rank = ConstTensorView(owners.data(), DType::kInt32, {one.num_experts});
+  const DispatchLayout out{TensorView(per_rank.data(), DType::kInt32, {one.num_ranks}),
+                           TensorView(per_node.data(), DType::kInt32, {one.num_nodes()}),
+                           TensorView(per_expert.data(), DType::kInt32, {one.num_experts}),
+                           TensorView(in_rank.data(), DType::kUint8, {one.num_tokens, one.num_ranks})};
+  const ConstTensorView topk_idx =
+      wide ? ConstTensorView(wide_ids.data(), DType::kInt64, {one.num_tokens, one.num_topk})
+           : ConstTensorView(short_ids.data(), DType::kInt32, {one.num_tokens, one.num_topk});
+  const Status status = dispatch_layout(topk_idx, options, out, thread_stream());
+  EXPECT_TRUE(status.ok()) << status.message();
+  per_rank.read(counts.per_rank);
+  per_node.read(counts.per_node);
+  per_expert.read(counts.per_expert);
+  in_rank.read(counts.in_rank);
+  return counts;
+}
+
+TEST(DispatchLayoutOnGpu, CountsRandomIds) {
+  enter_device(0, kPoolBytes);
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 200; ++i) {
+    const LayoutCase one = draw_layout_case(random, i % 20 == 0 ? 20000 : 400, 128);
+    EXPECT_EQ(count(one, true), one.expected()) << one.name();
+    EXPECT_EQ(count(one, false), one.expected()) << one.name();
+  }
+}
+
+TEST(DispatchLayoutOnGpu, RefusesMoreRanksThanItCounts) {
+  enter_device(0, kPoolBytes);
+  const ConstTensorView none(nullptr, DType::kInt64, {0, 1});
+  const Status status = dispatch_layout(none, {.num_experts = 1, .num_ranks = 129, .backend = "cuda"}, {});
+  EXPECT_EQ(status.code(), ErrorCode::kUnsupported) << status.message();
+}
+
+}  // namespace
+}  // namespace ferry::test
