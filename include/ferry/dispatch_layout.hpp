@@ -22,8 +22,9 @@ struct DispatchLayoutOptions {
   /// [E] i32, contiguous: the rank that owns each expert, from 0 to R - 1, where the ids are. Absent: the default
   /// placement, as for route. An expert whose entry is out of range counts for no rank.
   ConstTensorView expert_to_rank{};
-  /// "cpu": host memory, done on return. "cuda": memory of the current GPU, in stream order.
+  /// "cpu": host memory, done on return. "cuda": memory of `device`, in stream order.
   std::string_view backend = "cpu";
+  int device = -1;  ///< backend "cuda": ordinal of the GPU; -1: the calling thread's current one
 };
 
 /// Contiguous; any of them may be absent.

@@ -5,6 +5,7 @@
 
 #include "ferry/backends.hpp"         // backends of this build
 #include "ferry/bootstrap.hpp"        // how ranks find each other
+#include "ferry/channel_tables.hpp"   // a Routing as prefix counts by channel
 #include "ferry/dispatch_layout.hpp"  // counts of one rank's tokens, without a group
 #include "ferry/exchange.hpp"         // inputs and outputs of dispatch and combine
 #include "ferry/fp8.hpp"              // FP8 helpers

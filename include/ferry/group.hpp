@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ferry/bootstrap.hpp"
+#include "ferry/channel_tables.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/export.hpp"
 #include "ferry/routing.hpp"
@@ -182,6 +183,14 @@ class FERRY_API Group {
   /// @errors as dispatch
   [[nodiscard]] Status combine(const Routing& routing, const CombineInput& in, const CombineOutput& out,
                                Stream stream = {}, const CombineOptions& options = {});
+
+  /// Describe a Routing of layout kTokens by channels. Local: no other rank takes part.
+  /// @sync   as dispatch, without its waits for other ranks. Where rows are bounded and the route was refused, every
+  ///         entry is 0, or -1 in source_token and send_index
+  /// @errors kInvalidArgument: a Routing of another group or layout, num_channels outside [1, kMaxChannels], shape,
+  ///         dtype, pointer (nothing is written); kCuda: the launch failed
+  [[nodiscard]] Status channel_tables(const Routing& routing, int num_channels, const ChannelTables& out,
+                                      Stream stream = {});
 
   /// Wait on the host until this rank's work on `stream` is done, and report what went wrong in any call since the last
   /// `wait`, on any stream. On a CPU group each call reports its own errors and this returns at once. On a CUDA group a

@@ -29,6 +29,7 @@ from ferry._errors import (
     Unsupported,
 )
 from ferry._group import Group
+from ferry._layout import DispatchLayout, dispatch_layout
 from ferry._network import NetworkUsage, RailUsage
 from ferry._routing import Combined, Received, Routing
 
@@ -45,6 +46,7 @@ __all__ = [
     "CapacityExceeded",
     "Combined",
     "CudaError",
+    "DispatchLayout",
     "FerryError",
     "Group",
     "InternalError",
@@ -58,5 +60,6 @@ __all__ = [
     "Timeout",
     "TransportError",
     "Unsupported",
+    "dispatch_layout",
     "empty",
 ]

@@ -18,7 +18,7 @@ from ferry._errors import FerryError, InvalidArgument, Unsupported
 from ferry._memory import Wanted, memory_of
 from ferry._network import NetworkUsage, RailUsage
 from ferry._routing import LAYOUTS, Combined, Layout, Received, Routing, check_routing
-from ferry._tensors import view_of
+from ferry._tensors import View, view_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -192,9 +192,7 @@ class Group:
         try:
             if layout not in LAYOUTS:
                 raise InvalidArgument(f"route: layout is {layout!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
-            arguments = (
-                view_of(topk_idx, "route", "topk_idx", self.device),
-                view_of(topk_weights, "route", "topk_weights", self.device),
+            options = (
                 int(num_experts),
                 LAYOUTS.index(layout),
                 int(expert_alignment),
@@ -204,9 +202,18 @@ class Group:
                 self._memory.stream(),
             )
         except Exception:
-            self._notify_peers(self._native.route, None, None, 1, 0, 1, 0, 0, [], self._memory.stream())
+            self._refuse_route()
             raise
-        return Routing(self._native.route(*arguments), self, topk_weights is not None, max_recv_rows > 0)
+        try:
+            native = self._native.route(topk_idx, topk_weights, *options)
+        except _native.BadTensor:
+            try:
+                views = self._views("route", {"topk_idx": topk_idx, "topk_weights": topk_weights})
+            except Exception:
+                self._refuse_route()
+                raise
+            native = self._native.route(*views, *options)
+        return Routing(native, self, topk_weights is not None, max_recv_rows > 0)
 
     @eager
     def dispatch(
@@ -235,24 +242,19 @@ class Group:
         """
         try:
             received = self._allocate_outputs(routing, x, scales, topk_weights, out, out_scales, tables)
-            device = self.device
-            inputs = (
-                view_of(x, "dispatch", "x", device),
-                view_of(scales, "dispatch", "scales", device),
-                view_of(topk_weights, "dispatch", "topk_weights", device),
-            )
-            outputs = (
-                view_of(received.x, "dispatch", "out", device),
-                view_of(received.scales, "dispatch", "out_scales", device),
-                view_of(received.topk_idx, "dispatch", "received ids", device),
-                view_of(received.topk_weights, "dispatch", "received weights", device),
-                view_of(out_source, "dispatch", "out_source", device),
-            )
             stream, kernel = self._memory.stream(), _kernel(num_sms)
         except Exception:
             self._refuse(self._native.dispatch, routing)
             raise
-        self._native.dispatch(routing._native, inputs, outputs, stream, bool(zero_padding), kernel)
+        inputs = {"x": x, "scales": scales, "topk_weights": topk_weights}
+        outputs = {
+            "out": received.x,
+            "out_scales": received.scales,
+            "received ids": received.topk_idx,
+            "received weights": received.topk_weights,
+            "out_source": out_source,
+        }
+        self._exchange("dispatch", routing, inputs, outputs, (stream, bool(zero_padding), kernel))
         return received
 
     @eager
@@ -288,20 +290,13 @@ class Group:
             sums = None
             if weights is not None:
                 sums = torch.empty(tokens, routing.num_topk, dtype=torch.float32, device=self.device)
-            device = self.device
-            inputs = (
-                view_of(x, "combine", "x", device),
-                view_of(weights, "combine", "weights", device),
-                view_of(first, "combine", "bias", device),
-                view_of(second, "combine", "bias", device),
-                view_of(topk_weights, "combine", "topk_weights", device),
-            )
-            outputs = (view_of(out, "combine", "out", device), view_of(sums, "combine", "summed weights", device))
             stream, kernel = self._memory.stream(), _kernel(num_sms)
         except Exception:
             self._refuse(self._native.combine, routing)
             raise
-        self._native.combine(routing._native, inputs, outputs, stream, bool(weighted), kernel)
+        inputs = {"x": x, "weights": weights, "bias": first, "second bias": second, "topk_weights": topk_weights}
+        outputs = {"out": out, "summed weights": sums}
+        self._exchange("combine", routing, inputs, outputs, (stream, bool(weighted), kernel))
         return Combined(out, sums)
 
     @eager
@@ -358,6 +353,34 @@ class Group:
         return Received(
             made.get("x", out), made.get("scales", out_scales), made.get("topk_idx"), made.get("topk_weights")
         )
+
+    def _exchange(
+        self,
+        operation: str,
+        routing: Routing,
+        inputs: dict[str, torch.Tensor | None],
+        outputs: dict[str, torch.Tensor | None],
+        options: tuple[object, ...],
+    ) -> None:
+        """A native dispatch or combine. The module reads most tensors in place; the others as views, made here."""
+        call = getattr(self._native, operation)
+        try:
+            call(routing._native, tuple(inputs.values()), tuple(outputs.values()), *options)
+            return
+        except _native.BadTensor:
+            pass
+        try:
+            views = self._views(operation, inputs), self._views(operation, outputs)
+        except Exception:
+            self._refuse(call, routing)
+            raise
+        call(routing._native, *views, *options)
+
+    def _views(self, operation: str, tensors: dict[str, torch.Tensor | None]) -> tuple[View | None, ...]:
+        return tuple(view_of(tensor, operation, name, self.device) for name, tensor in tensors.items())
+
+    def _refuse_route(self) -> None:
+        self._notify_peers(self._native.route, None, None, 1, 0, 1, 0, 0, [], self._memory.stream())
 
     def _refuse(self, call: Callable[..., object], routing: object) -> None:
         native = routing._native if isinstance(routing, Routing) and routing.group is self else _native.Routing()

@@ -67,6 +67,13 @@ def _segment_allocator() -> torch.cuda.memory.CUDAPluggableAllocator:
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
+def current_stream_of(device: torch.device) -> int:
+    """The handle of the current stream of a GPU."""
+    if _raw_stream is not None:
+        return _raw_stream(device.index)
+    return torch.cuda.current_stream(device).cuda_stream
+
+
 class DeviceMemory:
     """Memory of a CUDA group: torch's caching allocator over segments of symmetric memory."""
 
@@ -81,9 +88,7 @@ class DeviceMemory:
             return torch.cuda.MemPool(_segment_allocator().allocator())
 
     def stream(self) -> int:
-        if _raw_stream is not None:
-            return _raw_stream(self._device.index)
-        return torch.cuda.current_stream(self._device).cuda_stream
+        return current_stream_of(self._device)
 
     def _make(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
         return [torch.empty(one.sizes, dtype=one.dtype, device=self._device) for one in wanted]

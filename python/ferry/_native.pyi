@@ -1,9 +1,14 @@
-"""Types of the native module. It takes tensors as (address, dtype number, shape, strides), returns DLPack arrays."""
+"""Types of the native module. It takes tensors, or (address, dtype number, shape, strides), and returns DLPack arrays."""
 
 from collections.abc import Callable, Sequence
 
-_View = tuple[int, int, tuple[int, ...], tuple[int, ...]] | None
+import torch
+
+_View = torch.Tensor | tuple[int, int, tuple[int, ...], tuple[int, ...]] | None
 _Kernel = tuple[int, int, int]
+
+class BadTensor(Exception):
+    """A tensor that the module cannot read in place: nothing was done. Pass a tuple, after a look at what is wrong."""
 
 class Bootstrap: ...
 
@@ -89,6 +94,16 @@ class Group:
     def reclaim_segments(self) -> None: ...
     def destroy(self) -> None: ...
 
+def dispatch_layout(
+    topk_idx: _View,
+    num_experts: int,
+    num_ranks: int,
+    ranks_per_node: int,
+    outputs: tuple[_View, _View, _View, _View],
+    device: int,
+    stream: int,
+    /,
+) -> None: ...
 def create_group(
     bootstrap: Bootstrap,
     backend: str,

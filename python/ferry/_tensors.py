@@ -16,6 +16,7 @@ _DTYPES = {
     torch.bfloat16: 5,
     torch.float8_e4m3fn: 6,
     torch.int8: 0,
+    torch.bool: 0,
 }
 
 _MAX_DIMS = 3
@@ -24,10 +25,9 @@ View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 
 def view_of(tensor: torch.Tensor | None, operation: str, name: str, device: torch.device) -> View | None:
-    """A tensor in the form that the native module takes."""
+    """A tensor in the form that the native module takes if it cannot read the tensor itself (``BadTensor``)."""
     if tensor is None:
         return None
-    # Fast path for valid tensors: this runs several times in every call.
     try:
         shape = tensor.shape
         if tensor.device == device and 0 < len(shape) <= _MAX_DIMS:

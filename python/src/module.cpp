@@ -8,6 +8,7 @@
 #include "bootstrap.hpp"
 #include "errors.hpp"
 #include "ferry/backends.hpp"
+#include "ferry/dispatch_layout.hpp"
 #include "ferry/group.hpp"
 #include "ferry/version.hpp"
 #include "symmetric_pool.hpp"
@@ -90,7 +91,7 @@ class PyGroup {
   PlacedRouting route(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_experts, int layout,
                       std::int64_t expert_alignment, std::int64_t slab_capacity, std::int64_t max_recv_rows,
                       std::vector<std::int32_t> expert_to_rank, std::uintptr_t stream) {
-    const RouteInput in{view_of(topk_idx), view_of(topk_weights)};
+    const RouteInput in{view_of(topk_idx, place_), view_of(topk_weights, place_)};
     RouteOptions options;
     options.num_experts = num_experts;
     options.layout = static_cast<Layout>(layout);
@@ -108,8 +109,9 @@ class PyGroup {
   /// in: x, scales, topk_weights; out: x, scales, topk_idx, topk_weights, source.
   void dispatch(const PlacedRouting& routing, const nb::tuple& in, const nb::tuple& out, std::uintptr_t stream,
                 bool zero_padding, const nb::tuple& kernel) {
-    const DispatchInput input{view_of(in[0]), view_of(in[1]), view_of(in[2])};
-    const DispatchOutput output{view_of(out[0]), view_of(out[1]), view_of(out[2]), view_of(out[3]), view_of(out[4])};
+    const DispatchInput input{view_of(in[0], place_), view_of(in[1], place_), view_of(in[2], place_)};
+    const DispatchOutput output{view_of(out[0], place_), view_of(out[1], place_), view_of(out[2], place_),
+                                view_of(out[3], place_), view_of(out[4], place_)};
     const DispatchOptions options{zero_padding, kernel_options(kernel)};
     raise_if_error(
         without_gil([&] { return group_->dispatch(routing.routing, input, output, stream_of(stream), options); }));
@@ -118,8 +120,11 @@ class PyGroup {
   /// in: x, weights, bias, bias, topk_weights; out: x, weights.
   void combine(const PlacedRouting& routing, const nb::tuple& in, const nb::tuple& out, std::uintptr_t stream,
                bool weighted, const nb::tuple& kernel) {
-    const CombineInput input{view_of(in[0]), view_of(in[1]), {view_of(in[2]), view_of(in[3])}, view_of(in[4])};
-    const CombineOutput output{view_of(out[0]), view_of(out[1])};
+    const CombineInput input{view_of(in[0], place_),
+                             view_of(in[1], place_),
+                             {view_of(in[2], place_), view_of(in[3], place_)},
+                             view_of(in[4], place_)};
+    const CombineOutput output{view_of(out[0], place_), view_of(out[1], place_)};
     const CombineOptions options{weighted, kernel_options(kernel)};
     raise_if_error(
         without_gil([&] { return group_->combine(routing.routing, input, output, stream_of(stream), options); }));
@@ -182,6 +187,22 @@ nb::object table(const nb::handle& self, ConstTensorView (Routing::*read)() cons
   return array_of(view, placed.place, self);
 }
 
+/// out: tokens per rank, per node, per expert, is_token_in_rank. `device`: -1 on the host.
+void count_layout(nb::handle topk_idx, std::int64_t num_experts, int num_ranks, int ranks_per_node,
+                  const nb::tuple& out, int device, std::uintptr_t stream) {
+  const Place place{device >= 0, device >= 0 ? device : 0};
+  DispatchLayoutOptions options;
+  options.num_experts = num_experts;
+  options.num_ranks = num_ranks;
+  options.ranks_per_node = ranks_per_node;
+  options.backend = place.on_gpu ? "cuda" : "cpu";
+  options.device = device;
+  raise_if_error(
+      dispatch_layout(view_of(topk_idx, place), options,
+                      {view_of(out[0], place), view_of(out[1], place), view_of(out[2], place), view_of(out[3], place)},
+                      stream_of(stream)));
+}
+
 void define_routing(nb::module_& module) {
   nb::class_<PlacedRouting>(module, "Routing")
       .def(nb::init<>())  // belongs to no group: calls refuse it
@@ -217,6 +238,7 @@ void define_routing(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
+  nb::exception<BadTensor>(module, "BadTensor");
   // Tensors that a program still holds when the interpreter ends are not a leak.
   nb::set_leak_warnings(false);
   nb::class_<Bootstrap>(module, "Bootstrap");
@@ -243,6 +265,7 @@ NB_MODULE(_native, module) {
       .def("raise_pool_error", &PyGroup::raise_pool_error)
       .def("reclaim_segments", [](PyGroup& self) { self.pool().reclaim(); })
       .def("destroy", &PyGroup::destroy);
+  module.def("dispatch_layout", &count_layout);
   module.def("create_group", &PyGroup::create);
   module.def("callback_bootstrap", &callback_bootstrap);
   module.def("environment_bootstrap", &environment_bootstrap);

@@ -30,8 +30,9 @@ nb::object export_array(void* data, std::size_t num_dims, const std::size_t* sha
 
 }  // namespace
 
-TensorView view_of(nb::handle tensor) {
+TensorView view_of(nb::handle tensor, Place place) {
   if (tensor.is_none()) return {};
+  if (!nb::isinstance<nb::tuple>(tensor)) return read_tensor(tensor, place);
   const auto parts = nb::cast<nb::tuple>(tensor);
   const auto shape = nb::cast<nb::tuple>(parts[2]);
   const auto strides = nb::cast<nb::tuple>(parts[3]);

@@ -1,25 +1,21 @@
 #ifndef FERRY_PYTHON_VIEWS_HPP
 #define FERRY_PYTHON_VIEWS_HPP
 
-/// Conversion of tensors between Python and the library. Python passes them as tuples (address, dtype, shape, strides),
-/// so that this module does not depend on torch; the library returns them through DLPack.
+/// Conversion of tensors between Python and the library. Python passes tensors, or where those cannot be read in place,
+/// tuples (address, dtype, shape, strides), so that this module does not depend on torch; the library returns them
+/// through DLPack.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
 #include "ferry/types.hpp"
+#include "tensors.hpp"
 
 namespace ferry::python {
 
 /// None is an absent view.
-/// @throws nanobind::value_error: more dimensions than a view has
-TensorView view_of(nanobind::handle tensor);
-
-/// Device of a group's memory.
-struct Place {
-  bool on_gpu = false;
-  int device = 0;
-};
+/// @throws BadTensor: see read_tensor; nanobind::value_error: a tuple with more dimensions than a view has
+TensorView view_of(nanobind::handle tensor, Place place);
 
 /// An array on memory that lives as long as `owner`; absent views are None.
 nanobind::object array_of(const ConstTensorView& view, Place place, nanobind::handle owner);

@@ -90,6 +90,18 @@ struct CombineCall {
   KernelOptions kernel;
 };
 
+/// Checked arguments of channel_tables. Pointers that are null are not written.
+struct ChannelTablesCall {
+  const RoutingState* routing = nullptr;
+  Stream stream;
+  int num_channels = 1;
+  std::int32_t* rank_prefix = nullptr;          ///< [R, R]
+  std::int32_t* send_channel_prefix = nullptr;  ///< [R, C]
+  std::int32_t* recv_channel_prefix = nullptr;  ///< [R, C]
+  std::int32_t* source_token = nullptr;         ///< [N]
+  std::int32_t* send_index = nullptr;           ///< [T, R]
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -107,6 +119,8 @@ class Backend {
   virtual Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) = 0;
   virtual Status dispatch(const DispatchCall& call) = 0;
   virtual Status combine(const CombineCall& call) = 0;
+  /// Local.
+  virtual Status channel_tables(const ChannelTablesCall& call) = 0;
   /// Wait for this rank's work on `stream`, and report what went wrong since the last wait.
   virtual Status wait(Stream stream) = 0;
   /// Report what is known so far to have gone wrong since the last wait.
@@ -130,8 +144,9 @@ struct BackendFactory {
   Status (*probe)();
   /// Collective: succeeds on all ranks or fails on all.
   Result<std::unique_ptr<Backend>> (*create)(const BackendContext& context);
-  /// Counts one rank's tokens, in stream order where there are streams. Needs no group.
-  Status (*count_layout)(const plan::TokenLayoutParams& params, Stream stream);
+  /// Counts one rank's tokens, on `device` (-1: the current one) and in stream order where there are such. Needs no
+  /// group.
+  Status (*count_layout)(const plan::TokenLayoutParams& params, int device, Stream stream);
 };
 
 /// The backends of this build, best first. Defined in src/registry.cpp.

@@ -20,6 +20,10 @@ Status check_dispatch(const RoutingState& routing, const DispatchInput& in, cons
 Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
                      const CombineOptions& options, CombineCall& call);
 
+/// Fills everything but `routing` and `stream`.
+Status check_channel_tables(const RoutingState& routing, int num_ranks, int num_channels, const ChannelTables& out,
+                            ChannelTablesCall& call);
+
 /// "[128, 8] i64" for messages.
 std::string describe(const ConstTensorView& view);
 

@@ -104,7 +104,7 @@ Status dispatch_layout(const ConstTensorView& topk_idx, const DispatchLayoutOpti
       .entries_per_expert = static_cast<std::int32_t*>(out.num_tokens_per_expert.data),
       .token_in_rank = static_cast<std::uint8_t*>(out.is_token_in_rank.data)};
   if (Status status = check_outputs(out, params); !status.ok()) return status;
-  return backend->count_layout(params, stream);
+  return backend->count_layout(params, options.device, stream);
 }
 
 }  // namespace ferry

@@ -148,6 +148,18 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
   return backend_->combine(call);
 }
 
+Status Group::channel_tables(const Routing& routing, int num_channels, const ChannelTables& out, Stream stream) {
+  if (!backend_) return destroyed("channel_tables");
+  Status status = check_stream("channel_tables", stream);
+  if (status.ok()) status = check_routing("channel_tables", routing);
+  if (!status.ok()) return status;
+  ChannelTablesCall call;
+  call.routing = routing.state_.get();
+  call.stream = stream;
+  status = check_channel_tables(*routing.state_, num_ranks(), num_channels, out, call);
+  return status.ok() ? backend_->channel_tables(call) : status;
+}
+
 Status Group::wait(Stream stream) {
   if (!backend_) return destroyed("wait");
   if (Status status = check_stream("wait", stream); !status.ok()) return status;

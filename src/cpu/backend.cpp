@@ -8,6 +8,7 @@
 #include <new>
 
 #include "core/unique_fd.hpp"
+#include "cpu/context/channel_tables.hpp"
 #include "cpu/internode/calls.hpp"
 #include "cpu/intranode/calls.hpp"
 
@@ -22,7 +23,7 @@ Status probe() {
                             std::strerror(errno)));
 }
 
-Status count_layout(const plan::TokenLayoutParams& params, Stream stream) {
+Status count_layout(const plan::TokenLayoutParams& params, int /*device*/, Stream stream) {
   if (stream.handle != nullptr) {
     return Status(
         ErrorCode::kInvalidArgument,
@@ -92,6 +93,11 @@ NetworkUsage CpuBackend::network_usage() {
     }
   }
   return usage;
+}
+
+Status CpuBackend::channel_tables(const ChannelTablesCall& call) {
+  write_channel_tables(call, static_cast<const CpuRouting&>(*call.routing));
+  return {};
 }
 
 Status CpuBackend::destroy() {

@@ -30,6 +30,7 @@ class CpuBackend final : public Backend {
   Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override;
   Status dispatch(const DispatchCall& call) override;
   Status combine(const CombineCall& call) override;
+  Status channel_tables(const ChannelTablesCall& call) override;
   Status wait(Stream /*stream*/) override { return sync_->broken(); }
   Status destroy() override;
 

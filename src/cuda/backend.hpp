@@ -31,6 +31,7 @@ class CudaBackend final : public Backend {
   }
   Status dispatch(const DispatchCall& call) override { return intranode::dispatch(context_, call); }
   Status combine(const CombineCall& call) override { return intranode::combine(context_, call); }
+  Status channel_tables(const ChannelTablesCall& call) override { return intranode::channel_tables(context_, call); }
   Status wait(Stream stream) override { return context_.wait(stream); }
   Status poll() override { return context_.poll(); }
   Status destroy() override { return context_.destroy(); }

@@ -15,6 +15,7 @@ set(ferry_cuda_sources
     cuda/sync/fault_text.cpp
     cuda/context/context.cpp
     cuda/context/parts.cpp
+    cuda/intranode/channel_tables.cpp
     cuda/intranode/combine.cpp
     cuda/intranode/dispatch.cpp
     cuda/intranode/placements.cpp
@@ -22,6 +23,7 @@ set(ferry_cuda_sources
     cuda/intranode/routing.cpp
     cuda/intranode/token_layout.cpp
     cuda/intranode/tuning.cpp
+    cuda/intranode/channel_tables.cu
     cuda/intranode/combine.cu
     cuda/intranode/count.cu
     cuda/intranode/dispatch.cu

@@ -36,6 +36,11 @@ FERRY_HOST_DEVICE constexpr std::int64_t aligned_group_rows(std::int64_t num_row
   return round_up(num_rows, alignment);
 }
 
+/// Tokens of a channel: all channels of a rank but the last few have as many.
+FERRY_HOST_DEVICE constexpr std::int64_t tokens_per_channel(std::int64_t num_tokens, std::int64_t num_channels) {
+  return (num_tokens + num_channels - 1) / num_channels;
+}
+
 static_assert(default_owner(22, 60, 8) == 3 && default_owner(21, 60, 8) == 2, "3 * 60 / 8 is 22");
 static_assert(default_owner(0, 1, 8) == 7,
               "one expert on eight ranks belongs to the last: the others' ranges are empty");

@@ -347,6 +347,31 @@ TEST_P(BadInputConformance, WrongRoutingStreamOrCall) {
   });
 }
 
+/// A call of one rank alone: it is refused at once, and the others know nothing of it.
+TEST_P(BadInputConformance, ChannelTables) {
+  const PreparedCase tokens = good_case(Layout::kTokens);
+  const PreparedCase experts = good_case(Layout::kExperts);
+  run_group(kNumRanks, [&](RankContext& context, Group& group) {
+    const Routing by_token = check_route(context, group, tokens);
+    const Routing by_expert = check_route(context, group, experts);
+    PlainMemory memory(uses_device(group), std::vector<std::int32_t>(256, 7));
+    const auto refused = [&](const Routing& routing, int num_channels, const ChannelTables& out, const char* word) {
+      const Status status = group.channel_tables(routing, num_channels, out, stream_of(group));
+      context.expect(
+          status.code() == ErrorCode::kInvalidArgument && status.message().find(word) != std::string_view::npos,
+          fmt::format("{}: {}", word, status.message()));
+    };
+    refused(by_expert, 4, {}, "kTokens");
+    refused(Routing(), 4, {}, "empty");
+    refused(by_token, 0, {}, "num_channels is 0");
+    refused(by_token, kMaxChannels + 1, {}, "num_channels is 1025");
+    refused(by_token, 4, {.rank_prefix = TensorView(memory.data(), DType::kInt32, {kNumRanks, 4})}, "rank_prefix");
+    refused(by_token, 4, {.send_channel_prefix = TensorView(memory.data(), DType::kFloat32, {kNumRanks, 4})}, "f32");
+    refused(by_token, 4, {.send_index = TensorView(nullptr, DType::kInt32, {by_token.num_tokens(), kNumRanks})},
+            by_token.num_tokens() > 0 ? "null" : "");
+  });
+}
+
 TEST_P(BadInputConformance, IsReportedOnce) {
   const PreparedCase good = good_case(Layout::kTokens);
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <span>
 
+#include "support/channel_check.hpp"
+
 namespace ferry::test {
 namespace {
 
@@ -162,6 +164,9 @@ Routing check_route(RankContext& context, Group& group, const PreparedCase& prep
   }();
   if (!context.expect_ok(status, prepared.spec.name + ": route: ")) return {};
   expect_routing(context, group, *result, prepared);
+  if (prepared.world.options.layout == Layout::kTokens) {
+    check_channel_tables(context, group, *result, prepared, static_cast<int>(prepared.spec.world.seed % 13) + 1);
+  }
   return *result;
 }
 

@@ -84,7 +84,7 @@ enum class Counts { kOnHost, kInMemory };
 void expect_routing(RankContext& context, const Group& group, const Routing& routing, const PreparedCase& prepared,
                     Counts counts = Counts::kOnHost);
 
-/// Routes; compares everything that the Routing says. Empty on failure, which is reported.
+/// Routes; compares everything that the Routing says, and its tables by channel. Empty on failure, which is reported.
 Routing check_route(RankContext& context, Group& group, const PreparedCase& prepared);
 void check_dispatch(RankContext& context, Group& group, const Routing& routing, const PreparedCase& prepared,
                     std::size_t dispatch_idx, const KernelOptions& kernel = {});

@@ -176,7 +176,7 @@ class Member:
         with self.turn("barrier", ("gather",), Asked()) as (turn, _):
             self.gather(turn, torch.zeros(1, dtype=torch.int32, device=self.device))
         if on_host:
-            self.lane.comm_stream.synchronize()
+            self.lane.synchronize()
 
     def destroy(self) -> None:
         """Collective, and only the first time: wait until all ranks are done, then free the memory."""

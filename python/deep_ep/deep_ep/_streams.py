@@ -111,6 +111,9 @@ class Lane:
     def wait(self, event: Any) -> None:
         """Inside a call: the rest of it also waits for ``event``."""
 
+    def synchronize(self) -> None:
+        """Wait on the host for synchronous calls that were made."""
+
     def read_later(self, tensor: torch.Tensor) -> Callable[[], list[int]]:
         """Inside a call: start copying a small tensor to the host. The result waits for the copy, not for later
         work.
@@ -134,7 +137,9 @@ class _HostCall(contextlib.AbstractContextManager):
 
 
 class CudaLane(Lane):
-    """A high-priority stream, shared by all buffers of one GPU."""
+    """A high-priority stream, shared by all buffers of one GPU, for asynchronous calls. A call whose results the
+    caller's stream may use at once gains nothing from another stream, and runs on the caller's.
+    """
 
     reports_at_once = False
 
@@ -145,6 +150,11 @@ class CudaLane(Lane):
     @contextlib.contextmanager
     def call(self, previous: Any, asynchronous: bool) -> Iterator[Call]:
         compute = torch.cuda.current_stream(self.device)
+        if not asynchronous:
+            if previous is not None and not isinstance(previous, HostEvent):
+                compute.wait_event(previous)
+            yield Call()
+            return
         comm = self.comm_stream
         if previous is None or isinstance(previous, HostEvent):
             comm.wait_stream(compute)
@@ -154,25 +164,26 @@ class CudaLane(Lane):
         try:
             with torch.cuda.stream(comm):
                 yield call
-                if asynchronous:
-                    call.event = comm.record_event()
+                call.event = comm.record_event()
         finally:
             # A failed call must not leave work behind that the caller's stream does not wait for.
             if call.event is None:
                 compute.wait_stream(comm)
         for tensor in call.outputs:
             tensor.record_stream(compute)
-        if asynchronous:
-            for tensor in call.inputs:
-                tensor.record_stream(comm)
+        for tensor in call.inputs:
+            tensor.record_stream(comm)
 
     def wait(self, event: Any) -> None:
         if event is not None and not isinstance(event, HostEvent):
-            self.comm_stream.wait_event(event)
+            torch.cuda.current_stream(self.device).wait_event(event)
+
+    def synchronize(self) -> None:
+        torch.cuda.current_stream(self.device).synchronize()
 
     def read_later(self, tensor: torch.Tensor) -> Callable[[], list[int]]:
         on_host = tensor.to("cpu", non_blocking=True)  # torch pins the memory of such copies
-        copied = self.comm_stream.record_event()
+        copied = torch.cuda.current_stream(self.device).record_event()
 
         def read() -> list[int]:
             copied.synchronize()

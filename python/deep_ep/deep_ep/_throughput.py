@@ -27,27 +27,16 @@ def dispatch_layout(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
     """Local: no other rank takes part."""
     what = "get_dispatch_layout"
-    num_ranks = member.num_ranks
     with member.turn(what, (), asked) as (_, call):
         arguments.check_table(topk_idx, f"{what}: topk_idx", member.device, torch.int64, ("T", "K"))
-        per_rank = arguments.check_num_experts(num_experts, what, num_ranks) // num_ranks
+        whole = arguments.check_num_experts(num_experts, what, member.num_ranks)
         call.takes(topk_idx)
-        # One column more, for entries without an expert.
-        expert = torch.where((topk_idx >= 0) & (topk_idx < num_experts), topk_idx, num_experts)
-        counts = torch.zeros(num_experts + 1, dtype=torch.int32, device=member.device)
-        flat = expert.view(-1)
-        counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
-        goes = torch.zeros(len(topk_idx), num_ranks + 1, dtype=torch.bool, device=member.device)
-        goes.scatter_(1, expert // per_rank, True)
-        in_rank = goes[:, :num_ranks].contiguous()
-        num_per_rank = in_rank.sum(0, dtype=torch.int32)
-        num_per_node = None
-        if num_ranks > _RANKS_PER_NODE:
-            in_node = [part.any(dim=1).sum(dtype=torch.int32) for part in in_rank.split(_RANKS_PER_NODE, dim=1)]
-            num_per_node = torch.stack(in_node)
-        num_per_expert = counts[:num_experts].clone()
-        call.gives(num_per_rank, num_per_node, num_per_expert, in_rank)
-    return num_per_rank, num_per_node, num_per_expert, in_rank, _end(call.event)
+        layout = ferry.dispatch_layout(
+            topk_idx, num_experts=whole, num_ranks=member.num_ranks, ranks_per_node=_RANKS_PER_NODE
+        )
+        per_rank, per_node, per_expert, in_rank = layout
+        call.gives(per_rank, per_node, per_expert, in_rank)
+    return per_rank, per_node if len(per_node) > 1 else None, per_expert, in_rank, _end(call.event)
 
 
 class _Sent(NamedTuple):

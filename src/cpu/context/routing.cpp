@@ -46,6 +46,8 @@ void plan_rows(const plan::RouteShape& shape, plan::AllCounts sources, const pla
   routing.num_rows_to_rank = routing.tokens.num_rows_to_rank;
   for (std::size_t rank = 0; rank < shape.num_ranks; ++rank) {
     routing.num_tokens_of_rank.push_back(sources[rank].num_entries / static_cast<std::int64_t>(shape.num_topk));
+    routing.rank_counts.insert(routing.rank_counts.end(), sources[rank].rank_counts,
+                               sources[rank].rank_counts + shape.num_ranks);
     routing.num_rows_on_rank.push_back(plan::rows_on_rank(shape, sources, groups, rank));
     routing.num_rows_from_rank.push_back(plan::rows_from_source(shape, sources[rank], my_rank));
   }

@@ -22,6 +22,7 @@ struct CpuRouting : RoutingState {
 
   std::vector<std::int64_t> num_rows_on_rank;    ///< [R] used rows of each rank
   std::vector<std::int64_t> num_tokens_of_rank;  ///< [R] T of each rank
+  std::vector<std::int32_t> rank_counts;         ///< [R, R] tokens that each rank sends to each
   std::vector<std::int32_t> local_expert;        ///< [E] index among this rank's experts, -1 elsewhere
 
   /// Destinations of a token.

@@ -21,17 +21,17 @@ Context::~Context() {
   parts_.memory->close();
 }
 
-Result<bool> Context::check_stream(Operation operation, Stream stream) {
+Result<bool> Context::check_stream(std::string_view operation, Stream stream) {
   if (!parts_.sync->broken().ok()) return parts_.sync->broken();
   if (Status status = check_lost(); !status.ok()) return status;
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (const cudaError_t error = cudaStreamIsCapturing(handle, &capture); error != cudaSuccess) {
-    return runtime_status(error, fmt::format("{}: asking whether the stream is captured", to_string(operation)));
+    return runtime_status(error, fmt::format("{}: asking whether the stream is captured", operation));
   }
   if (capture != cudaStreamCaptureStatusNone) return true;
   // Not of a captured stream: asking that one for its device ends the capture.
-  Status status = check_stream_device(to_string(operation), handle, parts_.device);
+  Status status = check_stream_device(operation, handle, parts_.device);
   if (!status.ok()) return status;
   return false;
 }
@@ -87,6 +87,21 @@ Status Context::refuse(const CallRecord& record, Stream stream, const Status& st
   }
   if (Status lost = check_lost(); !lost.ok()) return lost;
   return Status(status.code(), fmt::format("rank {}: {}", parts_.sync->rank(), status.message()), parts_.sync->rank());
+}
+
+Status Context::launch_local(std::string_view operation, Stream stream,
+                             const std::function<cudaError_t(cudaStream_t)>& launch) {
+  const Result<bool> captured = check_stream(operation, stream);
+  if (!captured.ok()) return captured.status();
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
+  cudaError_t error = cudaSuccess;
+  if (launched_ && !*captured) error = cudaStreamWaitEvent(handle, parts_.memory->last_call(), 0);
+  if (error == cudaSuccess) error = launch(handle);
+  if (error == cudaSuccess && !*captured) {
+    error = cudaEventRecord(parts_.memory->last_call(), handle);
+    launched_ = true;
+  }
+  return runtime_status(error, fmt::format("{}: launching", operation));
 }
 
 Status Context::fail(const Status& status) {

@@ -38,7 +38,7 @@ class Context {
   Staging& staging() { return staging_; }
 
   /// Checks that the group is whole and the stream one of this GPU's. The result: is the stream being captured?
-  Result<bool> check_stream(Operation operation, Stream stream);
+  Result<bool> check_stream(std::string_view operation, Stream stream);
   /// Publishes the record to the peers and orders the stream after earlier calls.
   Result<Launch> begin(const CallRecord& record, cudaStream_t stream, bool captured);
   /// After the call's last launch, whether or not it succeeded: memory is reused only after what was launched.
@@ -47,6 +47,10 @@ class Context {
   /// `status` in the words that the peers will find.
   Status refuse(const CallRecord& record, Stream stream, const Status& status,
                 const std::function<cudaError_t(const Launch&)>& launch_refusal);
+
+  /// Puts work of this rank alone on the stream, after its earlier calls; what they use rests until it is done.
+  Status launch_local(std::string_view operation, Stream stream,
+                      const std::function<cudaError_t(cudaStream_t)>& launch);
 
   /// Breaks the group because of an error that is this rank's own.
   Status fail(const Status& status);

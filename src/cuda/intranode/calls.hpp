@@ -14,6 +14,7 @@ namespace ferry::cuda::intranode {
 Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, const RouteCall& call);
 Status dispatch(Context& context, const DispatchCall& call);
 Status combine(Context& context, const CombineCall& call);
+Status channel_tables(Context& context, const ChannelTablesCall& call);
 
 }  // namespace ferry::cuda::intranode
 

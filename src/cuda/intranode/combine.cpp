@@ -53,7 +53,7 @@ Status refuse(Context& context, const CombineCall& call, const Status& status) {
 
 Status run(Context& context, const CombineCall& call) {
   if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
-  const Result<bool> checked = context.check_stream(Operation::kCombine, call.stream);
+  const Result<bool> checked = context.check_stream(to_string(Operation::kCombine), call.stream);
   if (!checked.ok()) return refuse(context, call, checked.status());
   const bool captured = *checked;
   const Parts& parts = context.parts();

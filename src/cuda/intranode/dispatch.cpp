@@ -143,7 +143,7 @@ Status refuse(Context& context, const DispatchCall& call, const Status& status) 
 
 Status run(Context& context, const DispatchCall& call) {
   if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
-  const Result<bool> checked = context.check_stream(Operation::kDispatch, call.stream);
+  const Result<bool> checked = context.check_stream(to_string(Operation::kDispatch), call.stream);
   if (!checked.ok()) return refuse(context, call, checked.status());
   const bool captured = *checked;
   const Parts& parts = context.parts();

@@ -118,7 +118,9 @@ __device__ void place_token_rows(const RouteParams& params, const Posted& posted
       const std::int32_t count = posted.count(source, rank);
       if (source < params.ranks.rank) before_me += count;
       rows += count;
+      params.tables.rank_counts[source * num_ranks + rank] = count;
     }
+    params.tables.tokens_of_rank[rank] = posted.header(rank).num_tokens;
     params.tables.rank_base[rank] = before_me;
     if (params.layout == Layout::kTokens) rank_rows[rank] = static_cast<unsigned long long>(rows);
   }

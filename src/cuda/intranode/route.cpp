@@ -237,7 +237,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
   if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
   const Parts& parts = context.parts();
   RouteBuilder builder(call, parts.ranks, parts.memory);
-  const Result<bool> captured = context.check_stream(Operation::kRoute, call.stream);
+  const Result<bool> captured = context.check_stream(to_string(Operation::kRoute), call.stream);
   Status status = captured.status();
   if (status.ok() && *captured && !builder.bounded()) {
     status =

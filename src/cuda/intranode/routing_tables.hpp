@@ -45,6 +45,8 @@ struct RoutingTables {
   std::int32_t* rank_base = nullptr;        ///< [R] first token row of this rank on each rank
   std::int32_t* expert_base = nullptr;      ///< [E] first row of this rank's entries in each expert's group
   std::int32_t* source_base = nullptr;      ///< [R + 1] first token row here of each source
+  std::int32_t* rank_counts = nullptr;      ///< [R, R] token rows that each rank sends to each
+  std::int64_t* tokens_of_rank = nullptr;   ///< [R] T of each rank
   std::int32_t* rows_per_expert = nullptr;  ///< [L]
   std::int64_t* row_offsets = nullptr;      ///< [L + 1]
   std::int64_t* bad_entry = nullptr;        ///< [1] first index in [T, K] whose id is no expert; T * K: none
@@ -64,6 +66,8 @@ struct RoutingTables {
     tables.rank_base = carver.take<std::int32_t>(shape.num_ranks);
     tables.expert_base = carver.take<std::int32_t>(shape.num_experts);
     tables.source_base = carver.take<std::int32_t>(shape.num_ranks + 1);
+    tables.rank_counts = carver.take<std::int32_t>(shape.num_ranks * shape.num_ranks);
+    tables.tokens_of_rank = carver.take<std::int64_t>(shape.num_ranks);
     tables.rows_per_expert = carver.take<std::int32_t>(shape.num_local_experts);
     tables.row_offsets = carver.take<std::int64_t>(shape.num_local_experts + 1);
     tables.bad_entry = carver.take<std::int64_t>(1);

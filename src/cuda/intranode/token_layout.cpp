@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
 #include "cuda/sync/control.hpp"
 
 namespace ferry::cuda {
@@ -16,7 +18,7 @@ constexpr std::int64_t kMaxBlocks = 64;
 
 }  // namespace
 
-Status count_layout(const plan::TokenLayoutParams& params, Stream stream) {
+Status count_layout(const plan::TokenLayoutParams& params, int device, Stream stream) {
   if (params.num_experts > kMaxExperts || params.num_ranks > kMaxRanks) {
     return Status(ErrorCode::kUnsupported,
                   fmt::format("dispatch_layout: {} experts and {} ranks, expected at most {} and {} with backend "
@@ -25,6 +27,11 @@ Status count_layout(const plan::TokenLayoutParams& params, Stream stream) {
   }
   const std::int64_t num_blocks =
       std::clamp<std::int64_t>(params.num_tokens * params.num_topk / kEntriesPerBlock, 1, kMaxBlocks);
+  std::optional<DeviceGuard> guard;
+  if (device >= 0) {
+    guard.emplace(device);
+    if (!guard->status().ok()) return guard->status();
+  }
   return runtime_status(launch_layout(params, num_blocks, static_cast<cudaStream_t>(stream.handle)),
                         "dispatch_layout: launching its kernel");
 }

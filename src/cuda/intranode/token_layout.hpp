@@ -11,8 +11,8 @@
 
 namespace ferry::cuda {
 
-/// Counts on the current GPU, in stream order; all pointers are memory of that GPU.
-Status count_layout(const plan::TokenLayoutParams& params, Stream stream);
+/// Counts on `device` (-1: the current one), in stream order; all pointers are memory of that GPU.
+Status count_layout(const plan::TokenLayoutParams& params, int device, Stream stream);
 
 /// With one block the counts are stored, with more they are cleared first and added up.
 cudaError_t launch_layout(const plan::TokenLayoutParams& layout, std::int64_t num_blocks, cudaStream_t stream);

@@ -68,6 +68,7 @@ struct CountsHeader {
   std::uint64_t agreement;
   std::int64_t record_number;
   std::int64_t max_recv_rows;  ///< 0: not bounded
+  std::int64_t num_tokens;     ///< T of that rank
   std::int64_t bad_entry;      ///< index in [T, K] of the first id that is no expert, -1: all are good
   std::int64_t bad_id;
 };

@@ -1,0 +1,140 @@
+#include "tensors.hpp"
+
+#include <nanobind/ndarray.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+namespace nb = nanobind;
+
+namespace ferry::python {
+namespace {
+
+/// The C interface of DLPack 1.3 as far as it is used here; the names are the specification's.
+struct DLPackVersion {
+  std::uint32_t major;
+  std::uint32_t minor;
+};
+struct DLPackExchangeAPIHeader {
+  DLPackVersion version;
+  DLPackExchangeAPIHeader* prev_api;
+};
+struct DLPackExchangeAPI {
+  DLPackExchangeAPIHeader header;
+  void* managed_tensor_allocator;
+  void* managed_tensor_from_py_object_no_sync;
+  void* managed_tensor_to_py_object_no_sync;
+  /// Fills a tensor that borrows the object's memory, shape and strides; -1 with a Python error set.
+  int (*dltensor_from_py_object_no_sync)(void* object, nb::dlpack::dltensor* out);
+  void* current_work_stream;
+};
+constexpr const char* kAttribute = "__dlpack_c_exchange_api__";
+constexpr const char* kCapsuleName = "dlpack_exchange_api";
+constexpr std::uint32_t kMajorVersion = 1;
+
+// DLDataTypeCode.
+constexpr std::uint8_t kDLInt = 0;
+constexpr std::uint8_t kDLUInt = 1;
+constexpr std::uint8_t kDLFloat = 2;
+constexpr std::uint8_t kDLBfloat = 4;
+constexpr std::uint8_t kDLBool = 6;
+constexpr std::uint8_t kDLFloat8E4M3FN = 10;
+
+/// The table of a type, null if it has none. Types live as long as the interpreter: torch's are never freed.
+const DLPackExchangeAPI* find_table(PyTypeObject* type) {
+  PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), kAttribute);
+  if (capsule == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const auto* table = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, kCapsuleName));
+  Py_DECREF(capsule);
+  if (table == nullptr) PyErr_Clear();
+  // A table of another major version may be the first of a list that has ours.
+  while (table != nullptr && table->header.version.major != kMajorVersion) {
+    table = reinterpret_cast<const DLPackExchangeAPI*>(table->header.prev_api);
+  }
+  return table != nullptr && table->dltensor_from_py_object_no_sync != nullptr ? table : nullptr;
+}
+
+/// Few types are ever passed: torch.Tensor and torch.nn.Parameter. Used with the GIL held.
+const DLPackExchangeAPI* table_of(PyTypeObject* type) {
+  struct Known {
+    PyTypeObject* type = nullptr;
+    const DLPackExchangeAPI* table = nullptr;
+  };
+  static std::array<Known, 4> known;
+  for (const Known& one : known) {
+    if (one.type == type) return one.table;
+  }
+  const DLPackExchangeAPI* table = find_table(type);
+  for (Known& one : known) {
+    if (one.type != nullptr) continue;
+    Py_INCREF(type);
+    one = {type, table};
+    break;
+  }
+  return table;
+}
+
+std::optional<DType> dtype_of(const nb::dlpack::dtype& dtype) {
+  if (dtype.lanes != 1) return std::nullopt;
+  switch (dtype.code) {
+    case kDLInt:
+      if (dtype.bits == 8) return DType::kUint8;
+      if (dtype.bits == 32) return DType::kInt32;
+      if (dtype.bits == 64) return DType::kInt64;
+      return std::nullopt;
+    case kDLUInt:
+    case kDLBool:
+      return dtype.bits == 8 ? std::optional(DType::kUint8) : std::nullopt;
+    case kDLFloat:
+      if (dtype.bits == 32) return DType::kFloat32;
+      if (dtype.bits == 16) return DType::kFloat16;
+      return std::nullopt;
+    case kDLBfloat:
+      return dtype.bits == 16 ? std::optional(DType::kBfloat16) : std::nullopt;
+    case kDLFloat8E4M3FN:
+      return DType::kFloat8E4M3;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool is_at(const nb::dlpack::dltensor& tensor, Place place) {
+  if (!place.on_gpu) return tensor.device.device_type == nb::device::cpu::value;
+  return tensor.device.device_type == nb::device::cuda::value && tensor.device.device_id == place.device;
+}
+
+}  // namespace
+
+TensorView read_tensor(nb::handle tensor, Place place) {
+  const DLPackExchangeAPI* table = table_of(Py_TYPE(tensor.ptr()));
+  if (table == nullptr) throw BadTensor("the type has no table for DLPack consumers");
+  nb::dlpack::dltensor borrowed{};
+  if (table->dltensor_from_py_object_no_sync(tensor.ptr(), &borrowed) != 0) {
+    PyErr_Clear();
+    throw BadTensor("the tensor cannot be described by DLPack");
+  }
+  const std::optional<DType> dtype = dtype_of(borrowed.dtype);
+  if (!dtype || !is_at(borrowed, place) || borrowed.ndim < 1 || borrowed.ndim > kMaxTensorDims) {
+    throw BadTensor("the tensor is on another device, or of another dtype or number of dimensions");
+  }
+  TensorView view;
+  view.data = static_cast<std::byte*>(borrowed.data) + borrowed.byte_offset;
+  view.dtype = *dtype;
+  view.num_dims = borrowed.ndim;
+  for (int dim = 0; dim < borrowed.ndim; ++dim) {
+    view.shape[static_cast<std::size_t>(dim)] = borrowed.shape[dim];
+  }
+  std::int64_t dense = 1;
+  for (int dim = borrowed.ndim - 1; dim >= 0; --dim) {
+    const auto at = static_cast<std::size_t>(dim);
+    view.strides[at] = borrowed.strides != nullptr ? borrowed.strides[dim] : dense;
+    dense *= view.shape[at];
+  }
+  return view;
+}
+
+}  // namespace ferry::python
