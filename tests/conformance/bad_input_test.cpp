@@ -351,7 +351,7 @@ TEST_P(BadInputConformance, WrongRoutingStreamOrCall) {
 TEST_P(BadInputConformance, ChannelTables) {
   const PreparedCase tokens = good_case(Layout::kTokens);
   const PreparedCase experts = good_case(Layout::kExperts);
-  run_group(kNumRanks, [&](RankContext& context, Group& group) {
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
     const Routing by_token = check_route(context, group, tokens);
     const Routing by_expert = check_route(context, group, experts);
     PlainMemory memory(uses_device(group), std::vector<std::int32_t>(256, 7));
