@@ -88,6 +88,9 @@ class FERRY_API Routing {
   /// [R] rows received from each source rank (without gaps), and [R] rows sent to each.
   std::span<const std::int64_t> num_rows_from_rank() const;
   std::span<const std::int64_t> num_rows_to_rank() const;
+  /// False if it is known that no token of any rank names an expert twice: then num_rows_per_local_expert counts
+  /// entries too. CUDA groups find out while they count; CPU groups do not, and say true.
+  bool may_repeat_experts() const;
   /// [L] global ids of this rank's experts, ascending.
   std::span<const std::int32_t> local_expert_ids() const;
 

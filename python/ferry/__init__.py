@@ -31,7 +31,7 @@ from ferry._errors import (
 from ferry._group import Group
 from ferry._layout import DispatchLayout, dispatch_layout
 from ferry._network import NetworkUsage, RailUsage
-from ferry._routing import Combined, Received, Routing
+from ferry._routing import ChannelTables, Combined, Received, Routing
 
 
 def empty(*shape: int | Sequence[int], group: Group, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -44,6 +44,7 @@ __commit__: str = _native.commit()
 
 __all__ = [
     "CapacityExceeded",
+    "ChannelTables",
     "Combined",
     "CudaError",
     "DispatchLayout",

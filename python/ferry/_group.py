@@ -17,7 +17,7 @@ from ferry._eager import eager
 from ferry._errors import FerryError, InvalidArgument, Unsupported
 from ferry._memory import Wanted, memory_of
 from ferry._network import NetworkUsage, RailUsage
-from ferry._routing import LAYOUTS, Combined, Layout, Received, Routing, check_routing
+from ferry._routing import LAYOUTS, ChannelTables, Combined, Layout, Received, Routing, check_routing
 from ferry._tensors import View, view_of
 
 if TYPE_CHECKING:
@@ -298,6 +298,26 @@ class Group:
         outputs = {"out": out, "summed weights": sums}
         self._exchange("combine", routing, inputs, outputs, (stream, bool(weighted), kernel))
         return Combined(out, sums)
+
+    @eager
+    def channel_tables(self, routing: Routing, num_channels: int) -> ChannelTables:
+        """Describe a routing of layout "tokens" by channels, as other libraries hand it to their users. Local.
+
+        num_channels: C; a channel has ceil(T / C) tokens, the last ones what is left.
+        """
+        check_routing(routing, "channel_tables")
+        channels, ranks, device = int(num_channels), self.num_ranks, self.device
+        if channels < 1:
+            raise InvalidArgument(f"channel_tables: num_channels is {channels}, expected at least 1")
+        shapes = (ranks, ranks), (ranks, channels), (ranks, channels), (routing.num_recv_rows,), (routing.num_tokens, ranks)
+        tables = ChannelTables(*(torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes))
+        stream = self._memory.stream()
+        try:
+            self._native.channel_tables(routing._native, channels, tuple(tables), stream)
+        except _native.BadTensor:
+            views = self._views("channel_tables", tables._asdict())
+            self._native.channel_tables(routing._native, channels, views, stream)
+        return tables
 
     @eager
     def wait(self) -> None:

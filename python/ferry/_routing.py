@@ -30,6 +30,21 @@ class Received(NamedTuple):
     """Layout "tokens": [N, K] f32, 0 where the expert is on another rank. Otherwise [N]. None if none were routed."""
 
 
+class ChannelTables(NamedTuple):
+    """A routing as prefix counts by channel: equal parts of a rank's tokens, in token order. All i32."""
+
+    rank_prefix: torch.Tensor
+    """[R, R]: (i, j) counts the tokens that ranks 0 to i send to rank j."""
+    send_channel_prefix: torch.Tensor
+    """[R, C]: (r, c) counts this rank's tokens of channels 0 to c that go to rank r."""
+    recv_channel_prefix: torch.Tensor
+    """[R, C]: (r, c) counts this rank's rows from channels of rank r before c."""
+    source_token: torch.Tensor
+    """[N]: the token at its source of each row; -1 in rows without a token."""
+    send_index: torch.Tensor
+    """[T, R]: which of this rank's tokens for rank r it is, from 0; -1: none."""
+
+
 class Combined(NamedTuple):
     """The result of combine for the tokens of this rank."""
 
@@ -95,6 +110,13 @@ class Routing(Generic[GroupT]):
     def num_rows_per_local_expert(self) -> list[int]:
         """[L] rows of each local expert, without alignment gaps."""
         return self._native.num_rows_per_local_expert()
+
+    @property
+    def may_repeat_experts(self) -> bool:
+        """False if it is known that no token of any rank names an expert twice: then ``num_rows_per_local_expert``
+        counts choices too. Groups on GPUs find out; groups on the CPU do not look, and say True.
+        """
+        return self._native.may_repeat_experts()
 
     @property
     def local_expert_counts(self) -> torch.Tensor:

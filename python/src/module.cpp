@@ -130,6 +130,13 @@ class PyGroup {
         without_gil([&] { return group_->combine(routing.routing, input, output, stream_of(stream), options); }));
   }
 
+  /// out: rank prefix, send and receive channel prefix, source token, send index.
+  void channel_tables(const PlacedRouting& routing, int num_channels, const nb::tuple& out, std::uintptr_t stream) {
+    const ChannelTables tables{view_of(out[0], place_), view_of(out[1], place_), view_of(out[2], place_),
+                               view_of(out[3], place_), view_of(out[4], place_)};
+    raise_if_error(group_->channel_tables(routing.routing, num_channels, tables, stream_of(stream)));
+  }
+
   SymmetricPool& pool() { return *pool_; }
   void raise_pool_error() { raise_if_error(pool_->take_error()); }
 
@@ -217,6 +224,11 @@ void define_routing(nb::module_& module) {
                      const nb::gil_scoped_release released;
                      return self.routing.num_used_rows();
                    })
+      .def("may_repeat_experts",
+           [](const PlacedRouting& self) {
+             const nb::gil_scoped_release released;
+             return self.routing.may_repeat_experts();
+           })
       .def("num_rows_per_local_expert",
            [](const PlacedRouting& self) { return waited_list(self, &Routing::num_rows_per_local_expert); })
       .def("expert_row_offsets",
@@ -258,6 +270,7 @@ NB_MODULE(_native, module) {
            "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "expert_to_rank"_a, "stream"_a)
       .def("dispatch", &PyGroup::dispatch)
       .def("combine", &PyGroup::combine)
+      .def("channel_tables", &PyGroup::channel_tables)
       .def("wait", &PyGroup::wait)
       .def("poll", &PyGroup::poll)
       .def("enter_pool", [](PyGroup& self) { self.pool().enter(); })

@@ -55,6 +55,8 @@ std::span<const std::int64_t> Routing::num_rows_to_rank() const {
   return settled(*state_).num_rows_to_rank;
 }
 
+bool Routing::may_repeat_experts() const { return !state_ || settled(*state_).may_repeat_experts; }
+
 std::span<const std::int32_t> Routing::local_expert_ids() const {
   if (!state_) return {};
   return state_->local_expert_ids;

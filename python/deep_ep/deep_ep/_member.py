@@ -45,6 +45,10 @@ class Turn:
         self._route_failed = False
         self._routing: ferry.Routing | None = None
 
+    def adds(self, collective: str) -> None:
+        """One more, next. All ranks must know that it comes."""
+        self._left.insert(0, collective)
+
     def _ends_here(self, collective: str) -> bool:
         """Whether all ranks learn at once that this collective was refused, and stop there."""
         return self._lane.reports_at_once or (collective == "route" and self._exact_route)

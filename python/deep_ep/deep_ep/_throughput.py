@@ -39,46 +39,12 @@ def dispatch_layout(
     return per_rank, per_node if len(per_node) > 1 else None, per_expert, in_rank, _end(call.event)
 
 
-class _Sent(NamedTuple):
-    """What this rank sends, per token and per channel."""
-
-    ordinal: torch.Tensor
-    """[T, R] i32: tokens up to and including this one that go to the rank."""
-    channels: torch.Tensor
-    """[R, C] i32: the same at the end of each channel's tokens."""
-
-
-def _count_sent(in_rank: torch.Tensor, num_channels: int) -> _Sent:
-    num_tokens, num_ranks = in_rank.shape
-    if num_tokens == 0:
-        channels = torch.zeros(num_ranks, num_channels, dtype=torch.int32, device=in_rank.device)
-        return _Sent(channels.new_zeros(0, num_ranks), channels)
-    ordinal = in_rank.cumsum(0, dtype=torch.int32)
-    per_channel = -(-num_tokens // num_channels)
-    last = torch.arange(1, num_channels + 1, device=in_rank.device) * per_channel
-    channels = ordinal[last.clamp(max=num_tokens) - 1].t().contiguous()
-    return _Sent(ordinal, channels)
-
-
-class _Counts(NamedTuple):
-    """What all ranks send, gathered in one small exchange."""
-
-    rank_prefix: torch.Tensor
-    recv_channels: torch.Tensor
-    per_local_expert: torch.Tensor
-    """[L] i32: entries for each local expert, duplicates in a token counted."""
-
-
-def _exchange_counts(member: Member, turn: Turn, sent: _Sent, per_expert: torch.Tensor) -> _Counts:
-    num_ranks, num_channels = sent.channels.shape
-    everyone = member.gather(turn, torch.cat([sent.channels.view(-1), per_expert]))
-    channels = everyone[:, : num_ranks * num_channels].reshape(num_ranks, num_ranks, num_channels)
-    rank_prefix = channels[:, :, -1].cumsum(0, dtype=torch.int32)
-    here = channels[:, member.rank]
-    recv_channels = torch.cat([torch.zeros_like(here[:, :1]), here[:, :-1]], dim=1)
-    num_local = per_expert.shape[0] // num_ranks
-    first = num_ranks * num_channels + member.rank * num_local
-    return _Counts(rank_prefix, recv_channels, everyone[:, first : first + num_local].sum(0, dtype=torch.int32))
+def _sum_over_ranks(member: Member, turn: Turn, per_expert: torch.Tensor) -> torch.Tensor:
+    """[L] i32: choices of each local expert on all ranks, a token's equal choices included. An exchange of its own."""
+    turn.adds("gather")
+    num_local = per_expert.shape[0] // member.num_ranks
+    first = member.rank * num_local
+    return member.gather(turn, per_expert)[:, first : first + num_local].sum(0, dtype=torch.int32)
 
 
 def _check_new(member: Member, rows: torch.Tensor, given: dict[str, Any]) -> None:
@@ -113,8 +79,7 @@ def dispatch(
     """A new route and its first dispatch."""
     what = "dispatch"
     exact = num_worst_tokens == 0
-    collectives = ("route", "gather", "dispatch")
-    with member.turn(what, collectives, asked, exact_route=exact) as (turn, call):
+    with member.turn(what, ("route", "dispatch"), asked, exact_route=exact) as (turn, call):
         rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
         _check_new(member, rows, given)
         arguments.check_alignment(expert_alignment, what)
@@ -131,25 +96,19 @@ def dispatch(
             routing = turn.route(ids_of_mask(in_rank), num_experts=member.num_ranks)
         else:
             routing = turn.route(ids, num_experts=per_expert.shape[0], max_recv_rows=num_worst_tokens)
-        sent = _count_sent(in_rank, num_channels)
-        counts = _exchange_counts(member, turn, sent, per_expert)
-        read_counts = member.lane.read_later(counts.per_local_expert) if exact else None
-        source = member.source_table(routing)
+        read_counts = None
+        if exact and (ids is None or routing.may_repeat_experts):
+            read_counts = member.lane.read_later(_sum_over_ranks(member, turn, per_expert))
         tables = ids is not None
-        received, recv_x = _dispatch_rows(turn, routing, rows, scales, weights, tables=tables, source=source)
-        handle = Handle(
-            counts.rank_prefix,
-            sent.channels,
-            counts.recv_channels,
-            source[:, 1].contiguous(),
-            in_rank,
-            torch.where(in_rank, sent.ordinal - 1, -1),
-        )
+        received, recv_x = _dispatch_rows(turn, routing, rows, scales, weights, tables=tables)
+        by_channel = member.group.channel_tables(routing, num_channels)
+        handle = Handle(*by_channel[:4], in_rank, by_channel.send_index)
         attach(handle, Link(routing, knows_topk=tables))
-        call.gives(recv_x, received.topk_idx, received.topk_weights, [t for t in handle if t is not in_rank])
+        call.gives(recv_x, received.topk_idx, received.topk_weights, *by_channel)
         per_local_expert: list[int] = []
-        if read_counts is not None:
-            per_local_expert = [arguments.align(count, expert_alignment) for count in read_counts()]
+        if exact:
+            counts = read_counts() if read_counts is not None else routing.num_rows_per_local_expert
+            per_local_expert = [arguments.align(count, expert_alignment) for count in counts]
     return recv_x, received.topk_idx, received.topk_weights, per_local_expert, tuple(handle), _end(call.event)
 
 
@@ -167,11 +126,10 @@ def _dispatch_rows(
     weights: torch.Tensor | None,
     *,
     tables: bool,
-    source: torch.Tensor | None = None,
 ) -> tuple[ferry.Received, Payload]:
     """A dispatch, and its rows in the form in which they were passed."""
     table = scales.unsqueeze(1) if scales is not None and scales.dim() == 1 else scales
-    received = turn.dispatch(routing, rows, scales=table, topk_weights=weights, tables=tables, out_source=source)
+    received = turn.dispatch(routing, rows, scales=table, topk_weights=weights, tables=tables)
     if scales is None:
         return received, received.x
     return received, (received.x, received.scales.squeeze(1) if scales.dim() == 1 else received.scales)

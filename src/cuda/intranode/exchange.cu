@@ -16,6 +16,7 @@ constexpr std::int64_t kNoFault = INT64_MAX;
 /// Scratch of the block.
 struct Shared {
   Outcome outcome;
+  bool repeats;
   unsigned long long first_fault;  // index of the expert or rank at fault, lowest first
   std::int32_t warp_sums[kExchangeThreads / kWarpLanes];
   std::int32_t carry;
@@ -147,15 +148,19 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
     const bool here = wait_all_ranks(ranks, Awaited::kCounts, count_flags(ranks), epoch, entry_flags(ranks));
     bool equal = true;
     bool good = true;
+    bool repeats = false;
     for (int rank = lane_idx(); here && rank < ranks.num_ranks; rank += kWarpLanes) {
       const std::uint64_t theirs = posted.header(rank).agreement;
       equal = equal && count_flags(ranks).load(rank) >= epoch && theirs == params.agreement && theirs != 0;
       good = good && posted.header(rank).bad_entry < 0;
+      repeats = repeats || posted.header(rank).repeats != 0;
     }
     const bool all_equal = __all_sync(0xFFFFFFFFU, equal) != 0;
     const bool all_good = __all_sync(0xFFFFFFFFU, good) != 0;
+    const bool any_repeats = __any_sync(0xFFFFFFFFU, repeats) != 0;
     if (lane_idx() == 0) {
       shared.outcome = !here ? Outcome::kStop : all_equal && all_good ? Outcome::kGo : Outcome::kSkip;
+      shared.repeats = any_repeats;
       shared.first_fault = kNoFault;
       shared.carry = 0;
       if (here && !(all_equal && all_good)) {
@@ -170,7 +175,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
   __syncthreads();
   if (shared.outcome == Outcome::kStop) return;
   if (shared.outcome == Outcome::kSkip) {
-    if (params.agreement != 0) report_result(params, false);
+    if (params.agreement != 0) report_result(params, false, false);
     // Ranks that made another call wait for `done`.
     if (warp_idx() == 0) {
       post_done(ranks, epoch);
@@ -213,7 +218,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
   __syncthreads();
   const bool valid = params.tables.summary->valid != 0;
   if (valid && params.layout != Layout::kTokens) report_expert_rows(params, posted);
-  report_result(params, valid);
+  report_result(params, valid, shared.repeats);
   if (threadIdx.x == 0) ranks.control.local->epoch = epoch;
 }
 

@@ -57,6 +57,7 @@ __device__ inline void publish_counts(const RouteParams& params, std::uint64_t e
     header.record_number = params.record_number;
     header.max_recv_rows = params.max_recv_rows;
     header.num_tokens = params.num_tokens;
+    header.repeats = counted && params.tables.bad_entry[kRepeatMark] == 0 ? 1 : 0;
     header.bad_entry = bad ? bad_entry : -1;
     header.bad_id = bad ? load_id(params, bad_entry) : 0;
   }

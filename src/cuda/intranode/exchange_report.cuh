@@ -58,7 +58,7 @@ __device__ inline void report_fault(const RouteParams& params, const Posted& pos
 }
 
 /// Reports the result to the host. All threads.
-__device__ inline void report_result(const RouteParams& params, bool valid) {
+__device__ inline void report_result(const RouteParams& params, bool valid, bool repeats) {
   if (params.host.result == nullptr) return;
   const RankParams& ranks = params.ranks;
   if (valid) {
@@ -80,6 +80,7 @@ __device__ inline void report_result(const RouteParams& params, bool valid) {
   RouteResult& result = *params.host.result;
   result.num_used_rows = params.tables.summary->num_used_rows;
   result.num_token_rows = params.tables.summary->num_token_rows;
+  result.repeats = repeats ? 1 : 0;
   fence_system();
   store_release_system(&result.state, valid ? 1 : 2);
 }

@@ -166,8 +166,8 @@ cudaError_t RouteBuilder::launch_count_steps(const Launch& launch) {
   params.num_blocks = state_->num_blocks;
   params.placement = state_->placement->tables;
   params.tables = state_->tables;
-  // Bytes of 0x7F: an index beyond every entry, which the first bad one replaces.
-  cudaError_t error = cudaMemsetAsync(params.tables.bad_entry, 0x7F, sizeof(*params.tables.bad_entry), launch.stream);
+  // Bytes of 0x7F: indices beyond every entry, which the first bad or repeated one replaces.
+  cudaError_t error = cudaMemsetAsync(params.tables.bad_entry, 0x7F, kNumMarks * sizeof(std::int64_t), launch.stream);
   if (error == cudaSuccess) error = launch_count(params, launch.stream);
   if (error == cudaSuccess) error = launch_exchange(params, launch.stream);
   return error;

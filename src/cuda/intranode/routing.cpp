@@ -51,6 +51,7 @@ void CudaRouting::adopt_result() {
     const std::size_t num_ranks = num_rows_from_rank.size();
     const std::size_t num_local = local_expert_ids.size();
     num_used_rows = host.result->num_used_rows;
+    may_repeat_experts = host.result->repeats != 0;
     num_rows_from_rank.assign(host.from_rank, host.from_rank + num_ranks);
     num_rows_to_rank.assign(host.to_rank, host.to_rank + num_ranks);
     num_rows_per_local_expert.assign(host.rows_per_expert, host.rows_per_expert + num_local);

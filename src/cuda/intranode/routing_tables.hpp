@@ -24,6 +24,10 @@ static_assert(sizeof(Destination) == 16, "one 16-byte load");
 inline constexpr std::uint8_t kFirstOfRow = 1;   ///< the destination before this one is another row
 inline constexpr std::uint8_t kFirstOfRank = 2;  ///< the destination before this one is on another rank
 
+/// Words of RoutingTables::bad_entry.
+inline constexpr std::size_t kRepeatMark = 1;
+inline constexpr std::size_t kNumMarks = 2;
+
 struct RoutingTables {
   struct Shape {
     std::size_t num_ranks = 0;
@@ -49,7 +53,8 @@ struct RoutingTables {
   std::int64_t* tokens_of_rank = nullptr;   ///< [R] T of each rank
   std::int32_t* rows_per_expert = nullptr;  ///< [L]
   std::int64_t* row_offsets = nullptr;      ///< [L + 1]
-  std::int64_t* bad_entry = nullptr;        ///< [1] first index in [T, K] whose id is no expert; T * K: none
+  /// [2] first index in [T, K] whose id is no expert, and whether a token names an expert twice (0); else beyond T * K
+  std::int64_t* bad_entry = nullptr;
   std::size_t size_bytes = 0;
 
   static constexpr RoutingTables at(std::byte* base, const Shape& shape) {
@@ -70,7 +75,7 @@ struct RoutingTables {
     tables.tokens_of_rank = carver.take<std::int64_t>(shape.num_ranks);
     tables.rows_per_expert = carver.take<std::int32_t>(shape.num_local_experts);
     tables.row_offsets = carver.take<std::int64_t>(shape.num_local_experts + 1);
-    tables.bad_entry = carver.take<std::int64_t>(1);
+    tables.bad_entry = carver.take<std::int64_t>(kNumMarks);
     tables.size_bytes = carver.used_bytes();
     return tables;
   }

@@ -71,6 +71,7 @@ struct CountsHeader {
   std::int64_t num_tokens;     ///< T of that rank
   std::int64_t bad_entry;      ///< index in [T, K] of the first id that is no expert, -1: all are good
   std::int64_t bad_id;
+  std::int64_t repeats;  ///< 1: some token names an expert twice
 };
 
 /// This rank's own words.

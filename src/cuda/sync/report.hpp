@@ -76,6 +76,7 @@ struct RouteResult {
   std::uint64_t state;  ///< 1: valid, 2: refused
   std::int64_t num_used_rows;
   std::int64_t num_token_rows;  ///< distinct (source, token) pairs
+  std::int64_t repeats;         ///< 1: some token of some rank names an expert twice
 };
 
 }  // namespace ferry::cuda
