@@ -20,6 +20,21 @@ int threads_of_node(const Topology& topology) {
   return topology.ranks_per_node * threads_per_rank;
 }
 
+ErrorRecord make_record(ErrorCode code, int culprit, std::string_view message) {
+  ErrorRecord record;
+  record.code = code;
+  record.culprit = culprit;
+  const std::size_t length = std::min(message.size(), record.message.size());
+  std::copy_n(message.data(), length, record.message.data());
+  record.message_bytes = static_cast<std::int32_t>(length);
+  return record;
+}
+
+std::string_view text_of(const ErrorRecord& record) {
+  const auto length = std::clamp<std::int32_t>(record.message_bytes, 0, kErrorMessageBytes);
+  return {record.message.data(), static_cast<std::size_t>(length)};
+}
+
 }  // namespace
 
 bool cores_suffice_for(int num_threads) {
@@ -51,16 +66,19 @@ std::string GroupState::describe_call() const {
   return fmt::format("{} (call {})", operation_, peers_.call());
 }
 
-Status GroupState::adopt_reported_error() {
+std::optional<Verdict> GroupState::reported_verdict() const {
   std::optional<ReportedError> reported = peers_.reported_error();
   if (!reported && rails_ != nullptr) reported = rails_->reported_error();
-  if (!reported) return {};
+  if (!reported) return std::nullopt;
   const ErrorRecord& record = reported->record;
-  const auto length = std::clamp<std::int32_t>(record.message_bytes, 0, kErrorMessageBytes);
-  const std::string_view text(record.message.data(), static_cast<std::size_t>(length));
   const std::string note = record.culprit == rank() ? fmt::format(" (rank {} gave up on this rank)", reported->reporter)
                                                     : fmt::format(" (reported by rank {})", reported->reporter);
-  return fail(record.code, record.culprit, text, note);
+  return Verdict{record.code, record.culprit, std::string(text_of(record)), note};
+}
+
+Status GroupState::adopt_reported_error() {
+  const std::optional<Verdict> reported = reported_verdict();
+  return reported ? fail(reported->code, reported->culprit, reported->message, reported->note) : Status();
 }
 
 Status GroupState::check_presence(int rank) const {
@@ -99,28 +117,41 @@ Status GroupState::fail_for_timeout(const std::vector<int>& missing, std::string
                           missing.size(), topology_.num_ranks, kTimeoutAdvice));
 }
 
-Status GroupState::give_up_on(int suspect, std::string_view what) {
-  if (!broken_.ok()) return broken_;
-  if (Status status = adopt_reported_error(); !status.ok()) return status;
+Verdict GroupState::judge(int suspect, std::string_view what) const {
+  std::optional<Verdict> reported = reported_verdict();
+  if (reported && reported->code != ErrorCode::kPeerLost) return *std::move(reported);
   for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
-    if (rank == peers_.rank()) continue;
+    // Of a loss that this rank sees too it need not tell who saw it first.
+    if (rank == peers_.rank() || (reported && reported->culprit != rank)) continue;
     const std::string_view loss = peers_.loss_of(rank);
     if (loss.empty()) continue;
-    return fail(ErrorCode::kPeerLost, rank, fmt::format("{}; rank {} {}; {}", what, rank, loss, kLostAdvice));
+    return {ErrorCode::kPeerLost, rank, fmt::format("{}; rank {} {}; {}", what, rank, loss, kLostAdvice), {}};
   }
-  return fail(ErrorCode::kTimeout, suspect, fmt::format("{}; {}", what, kTimeoutAdvice));
+  if (reported) return *std::move(reported);
+  return {ErrorCode::kTimeout, suspect, fmt::format("{}; {}", what, kTimeoutAdvice), {}};
+}
+
+Status GroupState::give_up_on(int suspect, std::string_view what) {
+  if (!broken_.ok()) return broken_;
+  const Verdict verdict = judge(suspect, what);
+  return fail(verdict.code, verdict.culprit, verdict.message, verdict.note);
+}
+
+void GroupState::report_lost(int suspect, std::string_view what) {
+  const Verdict verdict = judge(suspect, what);
+  peers_.report_error(make_record(verdict.code, verdict.culprit, verdict.message));
 }
 
 Status GroupState::fail(ErrorCode code, int culprit, std::string_view message, std::string_view note) {
   if (!broken_.ok()) return broken_;
   broken_ = Status(code, std::string(message).append(note), culprit);
-  ErrorRecord record;
-  record.code = code;
-  record.culprit = culprit;
-  const std::size_t length = std::min(message.size(), record.message.size());
-  std::copy_n(message.data(), length, record.message.data());
-  record.message_bytes = static_cast<std::int32_t>(length);
-  peers_.report_error(record);
+  const ErrorRecord record = make_record(code, culprit, message);
+  if (!peers_.report_error(record)) {
+    // Another thread was first (report_lost): what the peers were told is what this rank says.
+    const ErrorRecord told = peers_.own_error().value_or(record);
+    const bool same = told.code == code && told.culprit == culprit && text_of(told) == text_of(record);
+    if (!same) broken_ = Status(told.code, std::string(text_of(told)), told.culprit);
+  }
   if (rails_ != nullptr) rails_->report_error(record);
   return broken_;
 }

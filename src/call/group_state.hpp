@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,14 @@ namespace ferry::call {
 struct WaitScratch {
   std::vector<int> missing;
   std::vector<std::uint64_t> seen_progress;  ///< by rank of this node
+};
+
+/// Why a group is broken: what this rank tells its caller and the others.
+struct Verdict {
+  ErrorCode code = ErrorCode::kTimeout;
+  int culprit = -1;  ///< rank to blame, -1: none
+  std::string message;
+  std::string note;  ///< added to this rank's own Status only
 };
 
 class GroupState {
@@ -59,6 +68,9 @@ class GroupState {
   /// Breaks the group because a wait that is not a Wait timed out. Blames the rank that another has blamed already,
   /// else a rank that is lost, else `suspect`. `what` describes the wait: "dispatch: timed out after 50 ms waiting …".
   Status give_up_on(int suspect, std::string_view what);
+  /// Reports to the peers what give_up_on() would, from a thread other than the one that makes this rank's calls: those
+  /// take it over when they fail themselves. Nothing if this rank has reported an error before. One node only.
+  void report_lost(int suspect, std::string_view what);
   /// Posts nothing more; ranks that wait for this one are notified.
   void leave();
 
@@ -74,6 +86,10 @@ class GroupState {
 
  private:
   std::string describe_call() const;
+  /// What another rank has reported, with a note that says so.
+  std::optional<Verdict> reported_verdict() const;
+  /// Whom to blame for a wait that is no Wait. Reads shared words only.
+  Verdict judge(int suspect, std::string_view what) const;
 
   Topology topology_;
   std::int64_t timeout_ns_;

@@ -55,7 +55,7 @@ class Context {
   /// This rank ran out of host memory inside a call: the others must not wait for it.
   Status out_of_memory(Operation operation);
 
-  /// A wait of a kernel that timed out, as a Status that breaks the group; ok if there was none.
+  /// A wait of a kernel that timed out or was stopped, as a Status that breaks the group; ok if there was none.
   Status check_lost();
   Status describe(const FaultReport& fault, std::string_view operation) const;
 

@@ -171,6 +171,10 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   if (!exchange.ok()) return exchange.status();
   parts.exchange = std::move(*exchange);
   status = upload_ranks(context, parts);
+  if (status.ok()) {
+    parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report);
+    status = parts.watch->start();
+  }
   // No rank may call before the control blocks of all are cleared and known.
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);

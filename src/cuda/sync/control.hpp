@@ -76,7 +76,7 @@ struct CountsHeader {
 struct LocalState {
   std::uint64_t epoch;    ///< calls finished
   std::uint64_t outcome;  ///< of the current call: epoch << 2 | device::Outcome
-  std::uint32_t broken;   ///< a wait timed out: every kernel ends at once
+  std::uint32_t broken;   ///< a wait timed out or was stopped: every kernel ends at once
   std::uint32_t num_chunks_sent;
   std::uint32_t num_blocks_done;
   std::uint32_t num_receivers_done;

@@ -29,6 +29,8 @@ std::string_view awaited_text(Awaited awaited) {
 }  // namespace
 
 std::string describe_lost(const LostReport& lost, std::int64_t timeout_ns) {
+  // Which wait it was differs from rank to rank and means nothing: all are to say the same.
+  if (lost.stopped != 0) return "a call on the GPU was stopped while it waited for other ranks";
   const auto awaited = static_cast<Awaited>(lost.awaited);
   // Flags count epochs; progress counts epochs and rows.
   const std::string seen =

@@ -1,13 +1,17 @@
 #ifndef FERRY_CUDA_SYNC_REPORT_HPP
 #define FERRY_CUDA_SYNC_REPORT_HPP
 
-/// What kernels report: to the host, in words of pinned host memory that the device can write, and to later kernels.
+/// What kernels and their host tell each other, in words of pinned host memory that both can reach, and what kernels
+/// report to later kernels.
 ///
 ///   field            writer                     reader   order
 ///   lost.state       the kernel whose wait      host     st.release.sys after the other fields / acquire load
-///                    timed out first (once)
+///                    failed first (once)
 ///   fault.state      block 0 of a call          host     the same; the host sets it back to 0 when the stream is idle
 ///   RouteResult      the count exchange         host     `state` likewise; once per route
+///   stop.requested   host (PeerWatch, once)     kernels  release store, after the error record or the loss that it is
+///                                                        about is there for hosts to find / ld.acquire.sys; never
+///                                                        set back
 
 #include <cstdint>
 
@@ -22,7 +26,7 @@ enum class Awaited : std::int32_t {
   kOwn = 4,     ///< this rank's own blocks
 };
 
-/// A wait that timed out.
+/// A wait that timed out or was stopped.
 struct LostReport {
   std::uint64_t state;  ///< 1: the rest is valid
   std::int32_t awaited;
@@ -30,6 +34,7 @@ struct LostReport {
   std::uint64_t epoch;
   std::uint64_t seen;
   std::uint64_t expected;
+  std::uint64_t stopped;  ///< 1: by `StopWord`, before the deadline
 };
 
 enum class Fault : std::int32_t {
@@ -52,9 +57,15 @@ struct FaultReport {
   std::int64_t record_numbers[128];  ///< [R], kMaxRanks
 };
 
+/// The host's word to kernels that wait: nobody will come. In lines of its own: kernels poll it over PCIe.
+struct alignas(128) StopWord {
+  std::uint64_t requested;
+};
+
 struct DeviceReport {
   LostReport lost;
   FaultReport fault;
+  StopWord stop;
 };
 
 /// Outcome of the count exchange, read by every later kernel.
