@@ -148,6 +148,8 @@ int current_device() {
   return device;
 }
 
+void use_device(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
+
 DeviceMemory::DeviceMemory(std::size_t num_bytes, int device) : device_(device), num_bytes_(rounded(num_bytes)) {
   if (num_bytes == 0) return;
   const std::lock_guard lock(holdings().mutex);
@@ -203,6 +205,13 @@ void fill_device(void* to, std::byte value, std::size_t num_bytes) {
 
 void synchronize(Stream stream) { check(cudaStreamSynchronize(raw(stream)), "cudaStreamSynchronize"); }
 
+bool is_idle(Stream stream) {
+  const cudaError_t state = cudaStreamQuery(raw(stream));
+  if (state != cudaErrorNotReady) check(state, "cudaStreamQuery");
+  (void)cudaGetLastError();
+  return state == cudaSuccess;
+}
+
 void enqueue_delay(Stream stream, std::chrono::microseconds duration) {
   check(cudaLaunchHostFunc(raw(stream), spin, std::make_unique<std::chrono::microseconds>(duration).release()),
         "cudaLaunchHostFunc");
@@ -256,6 +265,7 @@ int num_devices() { return 0; }
 void enter_device(int /*device*/, std::size_t /*pool_bytes*/) { refuse(); }
 void reserve_device_memory(int /*device*/, std::size_t /*pool_bytes*/) { refuse(); }
 int current_device() { refuse(); }
+void use_device(int /*device*/) { refuse(); }
 DeviceMemory::DeviceMemory(std::size_t /*num_bytes*/, int /*device*/) { refuse(); }
 DeviceMemory::~DeviceMemory() = default;
 Stream thread_stream() { refuse(); }
@@ -263,6 +273,7 @@ void copy_to_device(void* /*to*/, const void* /*from*/, std::size_t /*num_bytes*
 void copy_from_device(void* /*to*/, const void* /*from*/, std::size_t /*num_bytes*/) { refuse(); }
 void fill_device(void* /*to*/, std::byte /*value*/, std::size_t /*num_bytes*/) { refuse(); }
 void synchronize(Stream /*stream*/) { refuse(); }
+bool is_idle(Stream /*stream*/) { refuse(); }
 void enqueue_delay(Stream /*stream*/, std::chrono::microseconds /*duration*/) { refuse(); }
 OwnedStream::OwnedStream() { refuse(); }
 OwnedStream::~OwnedStream() = default;

@@ -28,6 +28,8 @@ void enter_device(int device, std::size_t pool_bytes);
 void reserve_device_memory(int device, std::size_t pool_bytes);
 /// The calling thread's device.
 int current_device();
+/// Makes a device that the process has entered the calling thread's own, and nothing else.
+void use_device(int device);
 
 /// Memory of a device, as from cudaMalloc: only this process can reach it. Holds what its last owner left in it.
 class DeviceMemory {
@@ -59,6 +61,8 @@ void copy_to_device(void* to, const void* from, std::size_t num_bytes);
 void copy_from_device(void* to, const void* from, std::size_t num_bytes);
 void fill_device(void* to, std::byte value, std::size_t num_bytes);
 void synchronize(Stream stream);
+/// Whether everything on the stream is done. Any thread of the process.
+bool is_idle(Stream stream);
 
 /// Delays `stream` for this long without using the GPU.
 void enqueue_delay(Stream stream, std::chrono::microseconds duration);
