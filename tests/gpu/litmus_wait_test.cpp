@@ -1,9 +1,10 @@
-/// Waits that expire: in bounded time, told once and in the right words, and nothing else of the process suffers.
+/// Waits that expire or are stopped: in bounded time, told once and in the right words, and nothing else of the process suffers.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <memory>
 
 #include "gpu/litmus_host.hpp"
@@ -30,20 +31,32 @@ class LitmusWait : public testing::Test {
     stream_ = std::make_unique<GpuStream>(0);
   }
 
-  std::vector<WaitOutcome> wait(const std::vector<PlannedWait>& waits) const {
+  std::vector<WaitOutcome> wait(const std::vector<PlannedWait>& waits) const { return wait(*ranks_, waits); }
+
+  /// `meanwhile` runs when the waits have been launched.
+  std::vector<WaitOutcome> wait(
+      const LitmusRanks& ranks, const std::vector<PlannedWait>& waits,
+      const std::function<void()>& meanwhile = [] {}) const {
     const GpuArray<PlannedWait> planned(0, waits);
     const GpuArray<WaitOutcome> outcomes(0, 2 * waits.size());
     const auto num_waits = static_cast<int>(waits.size());
-    check_cuda(launch_waits(ranks_->params(0), planned.data(), num_waits, outcomes.data(), stream_->enter()), "waits");
+    check_cuda(launch_waits(ranks.params(0), planned.data(), num_waits, outcomes.data(), stream_->enter()), "waits");
+    meanwhile();
     finish({stream_.get()});
     return outcomes.read();
   }
 
-  std::vector<WaitOutcome> wait_all(std::uint64_t epoch) const {
+  std::vector<WaitOutcome> wait_all(std::uint64_t epoch) const { return wait_all(*ranks_, epoch); }
+
+  std::vector<WaitOutcome> wait_all(const LitmusRanks& ranks, std::uint64_t epoch) const {
     const GpuArray<WaitOutcome> outcomes(0, 32);
-    check_cuda(launch_wait_all(ranks_->params(0), epoch, outcomes.data(), stream_->enter()), "wait_all");
+    check_cuda(launch_wait_all(ranks.params(0), epoch, outcomes.data(), stream_->enter()), "wait_all");
     finish({stream_.get()});
     return outcomes.read();
+  }
+
+  static void request_stop(const LitmusRanks& ranks) {
+    __atomic_store_n(&ranks.report(0).stop.requested, 1, __ATOMIC_RELEASE);
   }
 
   static void expect_expired(const WaitOutcome& outcome, std::uint64_t timeout_ns) {
@@ -158,6 +171,55 @@ TEST_F(LitmusWait, OneMissingRankOfAllIsNamed) {
   }
   expect_lost({Awaited::kDone, 2, kEpoch, kEpoch}, kEpoch - 1);
   expect_others_go_on();
+}
+
+TEST_F(LitmusWait, OfMoreRanksThanLanesTheLastIsNamed) {
+  constexpr std::uint64_t kEpoch = 11;
+  constexpr int kManyRanks = 33;
+  const LitmusRanks many(std::vector<int>(kManyRanks, 0), kTimeout);
+  for (int rank = 0; rank + 1 < kManyRanks; ++rank) many.set_done(0, rank, kEpoch);
+  for (const WaitOutcome& outcome : wait_all(many, kEpoch)) EXPECT_EQ(outcome.held, 0U);
+  EXPECT_EQ(many.report(0).lost.peer, kManyRanks - 1);
+
+  const LitmusRanks all(std::vector<int>(kManyRanks, 0), kTimeout);
+  for (int rank = 0; rank < kManyRanks; ++rank) all.set_done(0, rank, kEpoch);
+  for (const WaitOutcome& outcome : wait_all(all, kEpoch)) EXPECT_EQ(outcome.held, 1U);
+}
+
+TEST_F(LitmusWait, AStopEndsWaitsLongBeforeTheirDeadline) {
+  constexpr std::chrono::seconds kFarDeadline{50};  // less than `finish` allows
+  constexpr std::uint64_t kSoonNs = 1'000'000'000;
+  const LitmusRanks patient(std::vector<int>(kNumRanks, 0), kFarDeadline);
+  constexpr int kNumWaits = 64;
+  std::vector<PlannedWait> waits;
+  for (int i = 0; i < kNumWaits; ++i) waits.push_back({static_cast<Awaited>(i % 4), i / 4 % kNumRanks, 100, 200});
+  const auto outcomes = wait(patient, waits, [&patient] { request_stop(patient); });
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    EXPECT_EQ(outcomes[2 * i].held, 0U);
+    EXPECT_LE(outcomes[2 * i].elapsed_ns, kSoonNs);
+    expect_ended_at_once(outcomes[2 * i + 1]);
+  }
+  EXPECT_EQ(patient.report(0).lost.state, 1U);
+  EXPECT_EQ(patient.report(0).lost.stopped, 1U);
+  EXPECT_EQ(patient.local(0).broken, 1U);
+  expect_others_go_on();
+}
+
+TEST_F(LitmusWait, AStopEndsNoWaitForWhatIsThere) {
+  request_stop(*ranks_);
+  ranks_->set_progress(0, 2, 7);
+  for (const WaitOutcome& outcome : wait({{.awaited = Awaited::kRows, .peer = 2, .epoch = 7, .expected = 7}})) {
+    EXPECT_EQ(outcome.held, 1U);
+  }
+  expect_nothing_told();
+}
+
+TEST_F(LitmusWait, AStopLeavesWaitsForOwnBlocksToTheirDeadline) {
+  request_stop(*ranks_);
+  const PlannedWait planned = {.awaited = Awaited::kOwn, .peer = 0, .epoch = 2, .expected = 2};
+  expect_expired(wait({planned})[0], kOwnDeadlines * kTimeoutNs);
+  expect_lost(planned, 0);
+  EXPECT_EQ(ranks_->report(0).lost.stopped, 0U);
 }
 
 TEST_F(LitmusWait, AllRanksThere) {
