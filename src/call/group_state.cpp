@@ -138,20 +138,25 @@ Status GroupState::give_up_on(int suspect, std::string_view what) {
 }
 
 void GroupState::report_lost(int suspect, std::string_view what) {
-  const Verdict verdict = judge(suspect, what);
-  peers_.report_error(make_record(verdict.code, verdict.culprit, verdict.message));
+  const std::lock_guard lock(report_mutex_);
+  if (reported_) return;
+  watched_ = judge(suspect, what);
+  peers_.report_error(make_record(watched_->code, watched_->culprit, watched_->message));
+  reported_ = true;
 }
 
 Status GroupState::fail(ErrorCode code, int culprit, std::string_view message, std::string_view note) {
   if (!broken_.ok()) return broken_;
+  const std::lock_guard lock(report_mutex_);
+  if (watched_) {
+    // What the peers were told is what this rank says.
+    broken_ = Status(watched_->code, watched_->message + watched_->note, watched_->culprit);
+    return broken_;
+  }
   broken_ = Status(code, std::string(message).append(note), culprit);
   const ErrorRecord record = make_record(code, culprit, message);
-  if (!peers_.report_error(record)) {
-    // Another thread was first (report_lost): what the peers were told is what this rank says.
-    const ErrorRecord told = peers_.own_error().value_or(record);
-    const bool same = told.code == code && told.culprit == culprit && text_of(told) == text_of(record);
-    if (!same) broken_ = Status(told.code, std::string(text_of(told)), told.culprit);
-  }
+  peers_.report_error(record);
+  reported_ = true;
   if (rails_ != nullptr) rails_->report_error(record);
   return broken_;
 }

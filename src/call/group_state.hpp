@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -99,6 +100,9 @@ class GroupState {
   std::string operation_;
   Status broken_;
   WaitScratch wait_scratch_;
+  std::mutex report_mutex_;         // between fail and report_lost
+  bool reported_ = false;           // guarded by report_mutex_: the peers have this rank's error
+  std::optional<Verdict> watched_;  // guarded by report_mutex_: what report_lost has reported
 };
 
 /// Whether this process may run on that many cores.

@@ -88,28 +88,11 @@ void Peers::sleep(std::uint32_t rings, std::uint32_t num_rings, std::int64_t tim
   if (mine.doorbell.load(std::memory_order_relaxed) != rings) set_blocked(false);
 }
 
-bool Peers::report_error(const ErrorRecord& record) {
+void Peers::report_error(const ErrorRecord& record) {
   ControlBlock& mine = control(rank_);
-  {
-    const std::lock_guard lock(report_mutex_);
-    if (mine.error_set.load(std::memory_order_relaxed) != 0) return false;
-    mine.error = record;
-    mine.error_set.store(1, std::memory_order_release);
-  }
+  mine.error = record;
+  mine.error_set.store(1, std::memory_order_release);
   ring_all(true);
-  return true;
-}
-
-std::optional<ErrorRecord> Peers::own_error() const {
-  if (control(rank_).error_set.load(std::memory_order_acquire) == 0) return std::nullopt;
-  return control(rank_).error;
-}
-
-bool Peers::anyone_gave_up() const {
-  for (int rank = first_rank_; rank < end_rank(); ++rank) {
-    if (control(rank).error_set.load(std::memory_order_acquire) != 0) return true;
-  }
-  return false;
 }
 
 std::optional<ReportedError> Peers::reported_error() const {
@@ -118,6 +101,13 @@ std::optional<ReportedError> Peers::reported_error() const {
     return ReportedError{rank, control(rank).error};
   }
   return std::nullopt;
+}
+
+bool Peers::anyone_gave_up() const {
+  for (int rank = first_rank_; rank < end_rank(); ++rank) {
+    if (control(rank).error_set.load(std::memory_order_acquire) != 0) return true;
+  }
+  return false;
 }
 
 }  // namespace ferry::node

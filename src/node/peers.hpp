@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -64,19 +63,16 @@ class Peers {
   void count_progress() { control(rank_).progress.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t progress_of(int rank) const { return control(rank).progress.load(std::memory_order_relaxed); }
 
-  /// Publishes why this rank gives up, and wakes the peers. Only the first report counts: false if this rank has made
-  /// one before. Any thread.
-  bool report_error(const ErrorRecord& record);
-  /// What this rank has reported, if it has. Any thread, as are the next three.
-  std::optional<ErrorRecord> own_error() const;
+  /// Publishes why this rank gives up, and wakes the peers. At most once.
+  void report_error(const ErrorRecord& record);
   /// Why a peer gave up, if one did.
   std::optional<ReportedError> reported_error() const;
   /// Whether any rank has given up, this one included.
   bool anyone_gave_up() const;
-  /// "has destroyed its group", "has died"; empty while the rank is present.
-  std::string_view loss_of(int rank) const;
   /// Posts nothing more; peers that wait for this rank are notified.
   void leave();
+  /// "has destroyed its group", "has died"; empty while the rank is present.
+  std::string_view loss_of(int rank) const;
 
   /// Location of [data, …) for the peers: in the arena, or an address of this process.
   Location locate(const std::byte* data, std::int64_t num_rows, std::int64_t row_bytes,
@@ -103,7 +99,6 @@ class Peers {
   std::shared_ptr<Arena> arena_;
   std::vector<Peer> peers_;  // by rank - first_rank_
   std::uint64_t call_ = 0;
-  std::mutex report_mutex_;  // held while this rank's error record is written
 };
 
 }  // namespace ferry::node
