@@ -26,6 +26,12 @@ class Backend;  // private
 /// Room for a batch of 16,384 tokens of 14 KiB in and out at K = 8 (2.1 GB in, at most 15 GB out).
 inline constexpr std::size_t kDefaultArenaBytes = std::size_t{32} << 30;
 
+/// Deadline of a group's waits unless an option sets another. A rank that dies or leaves is noticed within a fraction of
+/// a second whatever the deadline, so it is there for ranks that live and never come, and for hosts that vanish. Ten
+/// minutes are longer than a healthy rank takes from one call to the next when it loads a model, compiles kernels or
+/// captures graphs in between, and what most collective libraries allow.
+inline constexpr std::int64_t kDefaultCallTimeoutNs = 600 * kNsPerSecond;
+
 /// GroupOptions::device: the GPU that is current on the thread that calls Group::create.
 inline constexpr int kCurrentDevice = -1;
 
@@ -35,7 +41,8 @@ struct GroupOptions {
   /// Ranks that can load and store each other's memory; ranks are node-major. 0: all ranks of the group.
   int ranks_per_node = 0;
   std::size_t arena_bytes = kDefaultArenaBytes;  ///< most symmetric memory this rank can allocate, staging included
-  std::int64_t timeout_ns = kDefaultTimeoutNs;   ///< deadline of every wait inside route, dispatch, combine, destroy
+  /// Deadline of every wait inside create, route, dispatch, combine, destroy, and of allocate's for the peers.
+  std::int64_t timeout_ns = kDefaultCallTimeoutNs;
   /// Backend "cuda": ordinal of this rank's GPU, -1 for the calling thread's current one. Several ranks may share a
   /// GPU.
   int device = kCurrentDevice;

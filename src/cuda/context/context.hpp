@@ -28,7 +28,8 @@ class Context {
  public:
   Context(Parts parts, std::int64_t timeout_ns)
       : timeout_ns_(timeout_ns), parts_(std::move(parts)), staging_(parts_.memory) {}
-  /// Waits for the last call: kernels end by their deadline, and what they use must last until then.
+  /// Waits for the last call: kernels end by their deadline, or when a peer is lost, and what they use must last until
+  /// then.
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
