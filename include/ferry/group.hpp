@@ -26,8 +26,8 @@ class Backend;  // private
 /// Room for a batch of 16,384 tokens of 14 KiB in and out at K = 8 (2.1 GB in, at most 15 GB out).
 inline constexpr std::size_t kDefaultArenaBytes = std::size_t{32} << 30;
 
-/// Deadline of a group's waits unless an option sets another. A rank that dies or leaves is noticed within a fraction of
-/// a second whatever the deadline, so it is there for ranks that live and never come, and for hosts that vanish. Ten
+/// Deadline of a group's waits unless an option sets another. A rank that dies or leaves is noticed in a fraction of a
+/// second whatever the deadline, so it is there for ranks that live and never come, and for hosts that vanish. Ten
 /// minutes are longer than a healthy rank takes from one call to the next when it loads a model, compiles kernels or
 /// captures graphs in between, and what most collective libraries allow.
 inline constexpr std::int64_t kDefaultCallTimeoutNs = 600 * kNsPerSecond;

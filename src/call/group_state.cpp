@@ -118,16 +118,13 @@ Status GroupState::fail_for_timeout(const std::vector<int>& missing, std::string
 }
 
 Verdict GroupState::judge(int suspect, std::string_view what) const {
-  std::optional<Verdict> reported = reported_verdict();
-  if (reported && reported->code != ErrorCode::kPeerLost) return *std::move(reported);
+  if (std::optional<Verdict> reported = reported_verdict()) return *std::move(reported);
   for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
-    // Of a loss that this rank sees too it need not tell who saw it first.
-    if (rank == peers_.rank() || (reported && reported->culprit != rank)) continue;
+    if (rank == peers_.rank()) continue;
     const std::string_view loss = peers_.loss_of(rank);
     if (loss.empty()) continue;
     return {ErrorCode::kPeerLost, rank, fmt::format("{}; rank {} {}; {}", what, rank, loss, kLostAdvice), {}};
   }
-  if (reported) return *std::move(reported);
   return {ErrorCode::kTimeout, suspect, fmt::format("{}; {}", what, kTimeoutAdvice), {}};
 }
 

@@ -1,4 +1,5 @@
-/// Waits that expire or are stopped: in bounded time, told once and in the right words, and nothing else of the process suffers.
+/// Waits that expire or are stopped: in bounded time, told once and in the right words, and nothing else of the process
+/// suffers.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -64,8 +64,8 @@ void await(const std::function<bool()>& there, std::string_view what);
 /// Kills another process; returns when it has ended, as its parent could see.
 void kill_and_await(pid_t process);
 
-/// Calls `report` once there is work on the stream, which must be idle now, from a thread of its own: the call that puts
-/// the work there may not return before it is done.
+/// Calls `report` once there is work on the stream, which must be idle now, from a thread of its own: the call that
+/// puts the work there may not return before it is done.
 class UnderWay {
  public:
   UnderWay(Stream stream, std::function<void()> report);

@@ -73,9 +73,9 @@ __device__ inline void declare_lost(const RankParams& ranks, const Wait& wait, c
 /// This rank's own blocks may be waiting for a peer, and then it is their wait that must time out first.
 inline constexpr int kOwnDeadlines = 4;
 
-/// Waits until `read()` is at least `expected`; false when the group broke. Called by one thread. A stop ends a wait for
-/// a peer only if what it waits for is still not there: a peer may have left because it was done. Waits for this rank's
-/// own blocks end when those have found the stop in waits of their own.
+/// Waits until `read()` is at least `expected`; false when the group broke. Called by one thread. A stop ends a wait
+/// for a peer only if what it waits for is still not there: a peer may have left because it was done. Waits for this
+/// rank's own blocks end when those have found the stop in waits of their own.
 template <typename Read>
 __device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Read read, std::uint64_t expected) {
   const bool own = wait.awaited == Awaited::kOwn;
