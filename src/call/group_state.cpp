@@ -6,9 +6,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "node/futex.hpp"
+
 namespace ferry::call {
 namespace {
 
+/// How often a rank that always has something to do looks at the clock: reading it takes tens of nanoseconds, a turn
+/// microseconds.
+constexpr std::uint64_t kProgressPerClock = 64;
 constexpr double kNsPerMillisecond = 1e6;
 constexpr std::string_view kLostAdvice = "destroy this group and create a new one from the surviving ranks";
 constexpr std::string_view kTimeoutAdvice =
@@ -32,7 +37,8 @@ GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvou
     : topology_(context.topology),
       timeout_ns_(context.options.timeout_ns),
       spins_(cores_suffice_for(threads_of_node(context.topology))),
-      peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)) {}
+      peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)),
+      wait_memory_{{}, SilenceWatch(topology_.num_ranks, timeout_ns_)} {}
 
 GroupState::~GroupState() {
   leave();
@@ -75,28 +81,34 @@ Status GroupState::fail_for_lost(int rank, const Status& presence, std::string_v
                           presence.message(), waiting_for, kLostAdvice));
 }
 
-/// A missing rank of another node may itself be waiting for a rank of its node, which that node detects first. A
-/// missing rank of this node that is blocked may be waiting for another node, and so needs the most patience. In total
-/// a wait ends before twice its deadline.
-std::int64_t GroupState::patience_ns(const std::vector<int>& missing) const {
-  if (rails_ == nullptr) return 0;
-  const bool elsewhere =
-      std::any_of(missing.begin(), missing.end(), [this](int rank) { return !peers_.includes(rank); });
-  if (elsewhere) return timeout_ns_ / 2;
-  const bool all_wait =
-      std::all_of(missing.begin(), missing.end(), [this](int rank) { return peers_.is_blocked(rank); });
-  return all_wait ? timeout_ns_ / 4 * 3 : 0;
+void GroupState::count_progress() {
+  peers_.count_progress();
+  // Node peers see the progress itself. A rank that finds something to do in every turn has to tell its rail peers.
+  if (rails_ != nullptr && peers_.progress_of(rank()) % kProgressPerClock == 0) beat_if_due(node::monotonic_ns());
 }
 
-Status GroupState::fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for) {
-  // A rank that is itself waiting is not the cause; one that neither arrives nor waits is.
-  const auto culprit = std::find_if(missing.begin(), missing.end(),
-                                    [this](int rank) { return !peers_.includes(rank) || !peers_.is_blocked(rank); });
-  const int rank = culprit != missing.end() ? *culprit : missing.empty() ? -1 : missing.front();
-  return fail(ErrorCode::kTimeout, rank,
-              fmt::format("{}: timed out after {:.0f} ms waiting for rank {} {} ({} of {} ranks missing); {}",
-                          describe_call(), static_cast<double>(timeout_ns_) / kNsPerMillisecond, rank, waiting_for,
-                          missing.size(), topology_.num_ranks, kTimeoutAdvice));
+std::int64_t GroupState::beat_if_due(std::int64_t now_ns) {
+  if (now_ns >= next_beat_ns_) {
+    peers_.beat();
+    if (rails_ != nullptr) rails_->beat(peers_.progress_of(rank()));
+    next_beat_ns_ = now_ns + wait_memory_.watch.interval_ns();
+  }
+  return next_beat_ns_ - now_ns;
+}
+
+Sign GroupState::sign_of(int rank) const {
+  if (peers_.includes(rank)) return {peers_.beats_of(rank), peers_.progress_of(rank)};
+  const rail::Rails::WaitSign sign = rails_->wait_sign(topology_.node_of(rank));
+  return {sign.beats, sign.progress};
+}
+
+Status GroupState::fail_for_timeout(const SilenceWatch::Verdict& verdict, std::size_t num_missing,
+                                    std::string_view waiting_for) {
+  const std::string_view themselves = verdict.is_silent ? "" : ", all of them waiting themselves";
+  return fail(ErrorCode::kTimeout, verdict.culprit,
+              fmt::format("{}: timed out after {:.0f} ms waiting for rank {} {} ({} of {} ranks missing{}); {}",
+                          describe_call(), static_cast<double>(timeout_ns_) / kNsPerMillisecond, verdict.culprit,
+                          waiting_for, num_missing, topology_.num_ranks, themselves, kTimeoutAdvice));
 }
 
 Status GroupState::give_up_on(int suspect, std::string_view what) {

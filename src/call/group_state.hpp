@@ -10,17 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "call/silence_watch.hpp"
 #include "core/backend.hpp"
 #include "node/peers.hpp"
 #include "rail/rails.hpp"
 
 namespace ferry::call {
-
-/// Memory of the wait loop, kept so that waits allocate nothing.
-struct WaitScratch {
-  std::vector<int> missing;
-  std::vector<std::uint64_t> seen_progress;  ///< by rank of this node
-};
 
 class GroupState {
  public:
@@ -41,8 +36,12 @@ class GroupState {
   /// The ranks of this rail. Only in groups of several nodes.
   rail::Rails& rails() { return *rails_; }
   bool has_rails() const { return rails_ != nullptr; }
-  /// Of one wait at a time.
-  WaitScratch& wait_scratch() { return wait_scratch_; }
+  /// Of one wait at a time; kept so that waits allocate nothing.
+  struct WaitMemory {
+    std::vector<int> missing;
+    SilenceWatch watch;
+  };
+  WaitMemory& wait_memory() { return wait_memory_; }
   void set_rails(std::unique_ptr<rail::Rails> rails) { rails_ = std::move(rails); }
 
   /// Name of the current call; empty before the first.
@@ -67,10 +66,15 @@ class GroupState {
   /// Breaks the group because a missing rank is lost. `presence` comes from check_presence(), `waiting_for` is that of
   /// the Wait.
   Status fail_for_lost(int rank, const Status& presence, std::string_view waiting_for);
+  /// Counts work done in a call.
+  void count_progress();
+  /// To be called often while this rank waits: shows that to the ranks of its node and of its rail once an interval.
+  /// Returns the time to the next one.
+  std::int64_t beat_if_due(std::int64_t now_ns);
+  /// What `rank`, of this node or this rail, has shown last.
+  Sign sign_of(int rank) const;
   /// Breaks the group because there was no progress until the deadline.
-  Status fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for);
-  /// How much longer to wait when another rank may know better which rank to blame.
-  std::int64_t patience_ns(const std::vector<int>& missing) const;
+  Status fail_for_timeout(const SilenceWatch::Verdict& verdict, std::size_t num_missing, std::string_view waiting_for);
 
  private:
   std::string describe_call() const;
@@ -82,7 +86,8 @@ class GroupState {
   std::unique_ptr<rail::Rails> rails_;
   std::string operation_;
   Status broken_;
-  WaitScratch wait_scratch_;
+  WaitMemory wait_memory_;
+  std::int64_t next_beat_ns_ = 0;
 };
 
 /// Whether this process may run on that many cores.
