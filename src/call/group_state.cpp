@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "node/futex.hpp"
@@ -60,13 +61,24 @@ std::string GroupState::describe_call() const {
 Status GroupState::adopt_reported_error() {
   std::optional<ReportedError> reported = peers_.reported_error();
   if (!reported && rails_ != nullptr) reported = rails_->reported_error();
-  if (!reported) return {};
-  const ErrorRecord& record = reported->record;
-  const auto length = std::clamp<std::int32_t>(record.message_bytes, 0, kErrorMessageBytes);
-  const std::string_view text(record.message.data(), static_cast<std::size_t>(length));
-  const std::string note = record.culprit == rank() ? fmt::format(" (rank {} gave up on this rank)", reported->reporter)
-                                                    : fmt::format(" (reported by rank {})", reported->reporter);
-  return fail(record.code, record.culprit, text, note);
+  return reported ? adopt(*reported) : Status();
+}
+
+Status GroupState::confirm_reads() {
+  if (!broken_.ok()) return broken_;
+  // The reads happen before that of the peers' errors.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const std::optional<ReportedError> reported = peers_.reported_error();
+  return reported ? adopt(*reported) : Status();
+}
+
+Status GroupState::adopt(const ReportedError& reported) {
+  ErrorRecord record = reported.record;
+  record.message_bytes = std::clamp<std::int32_t>(record.message_bytes, 0, kErrorMessageBytes);
+  std::string message(record.message.data(), static_cast<std::size_t>(record.message_bytes));
+  message += record.culprit == rank() ? fmt::format(" (rank {} gave up on this rank)", reported.reporter)
+                                      : fmt::format(" (reported by rank {})", reported.reporter);
+  return break_group(record, std::move(message));
 }
 
 Status GroupState::check_presence(int rank) const {
@@ -123,15 +135,23 @@ Status GroupState::give_up_on(int suspect, std::string_view what) {
   return fail(ErrorCode::kTimeout, suspect, fmt::format("{}; {}", what, kTimeoutAdvice));
 }
 
-Status GroupState::fail(ErrorCode code, int culprit, std::string_view message, std::string_view note) {
+Status GroupState::fail(ErrorCode code, int culprit, std::string_view message) {
   if (!broken_.ok()) return broken_;
-  broken_ = Status(code, std::string(message).append(note), culprit);
+  if (culprit != rank()) {
+    if (Status status = adopt_reported_error(); !status.ok()) return status;
+  }
   ErrorRecord record;
   record.code = code;
   record.culprit = culprit;
   const std::size_t length = std::min(message.size(), record.message.size());
   std::copy_n(message.data(), length, record.message.data());
   record.message_bytes = static_cast<std::int32_t>(length);
+  return break_group(record, std::string(message));
+}
+
+/// `message` is this rank's own.
+Status GroupState::break_group(const ErrorRecord& record, std::string message) {
+  broken_ = Status(record.code, std::move(message), record.culprit);
   peers_.report_error(record);
   if (rails_ != nullptr) rails_->report_error(record);
   return broken_;

@@ -51,10 +51,14 @@ class GroupState {
   /// Why the group is broken; ok while it is not.
   const Status& broken() const { return broken_; }
   /// Breaks the group. Waiting ranks receive `message` at once (within 20 ms if they drive the network themselves); it
-  /// names `culprit` (-1: none). `note` is added to this rank's own Status only.
-  Status fail(ErrorCode code, int culprit, std::string_view message, std::string_view note = {});
-  /// Takes over the error of a rank that gave up, if one did: all ranks then blame the same one.
+  /// names `culprit` (-1: none). If another rank has given up already, its error counts, so that all ranks blame the
+  /// same one, unless this rank is the culprit.
+  Status fail(ErrorCode code, int culprit, std::string_view message);
+  /// Takes over the error of a rank that gave up, if one did.
   Status adopt_reported_error();
+  /// For the end of a call that read memory of this node's ranks: ok if what was read was still theirs. A rank that
+  /// gave up may free it at any time, and does so only after it has published its error.
+  Status confirm_reads();
   /// Breaks the group because a wait that is not a Wait timed out. Blames the rank that another has blamed already,
   /// else a rank that is lost, else `suspect`. `what` describes the wait: "dispatch: timed out after 50 ms waiting …".
   Status give_up_on(int suspect, std::string_view what);
@@ -78,6 +82,8 @@ class GroupState {
 
  private:
   std::string describe_call() const;
+  Status adopt(const ReportedError& reported);
+  Status break_group(const ErrorRecord& record, std::string message);
 
   Topology topology_;
   std::int64_t timeout_ns_;
