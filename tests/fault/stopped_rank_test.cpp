@@ -74,12 +74,14 @@ class StoppedRank : public testing::TestWithParam<Shape> {
   Stage* stage_ = make_stage();
 };
 
-Result<std::unique_ptr<call::CallSync>> connect(RankContext& context, const Shape& shape) {
+Result<std::unique_ptr<call::CallSync>> connect(RankContext& context, const Shape& shape,
+                                                const char* transport = "auto") {
   BackendContext backend;
   const std::shared_ptr<Bootstrap> bootstrap = context.bootstrap();
   backend.bootstrap = bootstrap.get();
   backend.topology = {context.rank(), shape.num_ranks(), shape.ranks_per_node};
   backend.options.timeout_ns = kTimeoutNs;
+  backend.options.transport = transport;
   return call::CallSync::create(backend);
 }
 
@@ -124,6 +126,26 @@ INSTANTIATE_TEST_SUITE_P(Shapes, StoppedWhileItWaits,
                          testing::Values(Shape{1, 4, 1}, Shape{2, 2, 0}, Shape{2, 2, 3}, Shape{2, 4, 2},
                                          Shape{4, 2, 5}),
                          name_of);
+
+/// Without that the others would blame a rank that only waits.
+TEST(WaitingRank, ShowsThatToItsNodeAndItsRail) {
+  const Shape shape{2, 2, 3};
+  run_ranks({RankKind::kThreads, shape.num_ranks()}, [&shape](RankContext& context) {
+    Result<std::unique_ptr<call::CallSync>> sync = connect(context, shape, "loopback");
+    if (!context.expect_ok(sync.status(), "create") || !context.expect_ok(agree(**sync), "before")) return;
+    if (context.rank() == shape.victim) {
+      for (const int other : {shape.victim - 1, shape.victim - shape.ranks_per_node}) {
+        const call::Sign before = (*sync)->state().sign_of(other);
+        const std::int64_t deadline_ns = node::monotonic_ns() + kTimeoutNs;
+        while ((*sync)->state().sign_of(other).beats < before.beats + 2 && node::monotonic_ns() < deadline_ns) {
+          sched_yield();
+        }
+        context.expect((*sync)->state().sign_of(other).beats >= before.beats + 2, fmt::format("rank {} beats", other));
+      }
+    }
+    context.expect_ok(agree(**sync), "the call that one joins late");
+  });
+}
 
 using StoppedInCombine = StoppedRank;
 
