@@ -48,6 +48,12 @@ Stage* make_stage() {
 class StoppedRank : public testing::TestWithParam<Shape> {
  protected:
   int victim() const { return GetParam().victim; }
+  /// The victim's peer in the next node: what it sends to the victim in vain is all that ranks of its own node need.
+  /// They get a call further, and there wait for ranks that wait for the victim.
+  int late_rank() const {
+    const int step = GetParam().num_nodes > 1 ? GetParam().ranks_per_node : 1;
+    return (victim() + step) % GetParam().num_ranks();
+  }
   unsigned num_survivors() const { return static_cast<unsigned>(GetParam().num_ranks() - 1); }
 
   void expect_victim_named(RankContext& context, const Status& status) const {
@@ -93,18 +99,16 @@ Status agree(call::CallSync& sync) {
 
 using StoppedWhileItWaits = StoppedRank;
 
-/// The hardest place: as far as shared words tell, the victim waits, as do all others but one.
+/// The hardest place: as far as the words of the victim tell, it waits, as do all others but one.
 TEST_P(StoppedWhileItWaits, IsNamedByAllOthers) {
   run_ranks({RankKind::kProcesses, GetParam().num_ranks()}, [this](RankContext& context) {
     Result<std::unique_ptr<call::CallSync>> sync = connect(context, GetParam());
     if (!context.expect_ok(sync.status(), "create") || !context.expect_ok(agree(**sync), "before")) return;
-    const int ranks_per_node = GetParam().ranks_per_node;
-    const int mate = victim() / ranks_per_node * ranks_per_node + (victim() + 1) % ranks_per_node;
     if (context.rank() == victim()) stage_->victim = getpid();
-    if (context.rank() == mate) {
-      const node::Peers& peers = (*sync)->peers();
-      const std::uint64_t before = peers.beats_of(victim());
-      while (peers.beats_of(victim()) < before + 2) sched_yield();
+    if (context.rank() == late_rank()) {
+      call::GroupState& state = (*sync)->state();
+      const std::uint64_t before = state.sign_of(victim()).beats;
+      while (state.sign_of(victim()).beats < before + 2) sched_yield();
       stage_->stopped_ns = node::monotonic_ns();
       kill(stage_->victim.load(), SIGSTOP);
     }
