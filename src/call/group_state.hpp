@@ -12,24 +12,17 @@
 #include <string_view>
 #include <vector>
 
+#include "call/silence_watch.hpp"
 #include "core/backend.hpp"
 #include "node/peers.hpp"
 #include "rail/rails.hpp"
 
 namespace ferry::call {
 
-/// Memory of the wait loop, kept so that waits allocate nothing.
-struct WaitScratch {
-  std::vector<int> missing;
-  std::vector<std::uint64_t> seen_progress;  ///< by rank of this node
-};
-
-/// Why a group is broken: what this rank tells its caller and the others.
+/// Why a group is broken: as the peers are told, and in words for this rank's caller.
 struct Verdict {
-  ErrorCode code = ErrorCode::kTimeout;
-  int culprit = -1;  ///< rank to blame, -1: none
+  ErrorRecord record;
   std::string message;
-  std::string note;  ///< added to this rank's own Status only
 };
 
 class GroupState {
@@ -51,8 +44,12 @@ class GroupState {
   /// The ranks of this rail. Only in groups of several nodes.
   rail::Rails& rails() { return *rails_; }
   bool has_rails() const { return rails_ != nullptr; }
-  /// Of one wait at a time.
-  WaitScratch& wait_scratch() { return wait_scratch_; }
+  /// Of one wait at a time; kept so that waits allocate nothing.
+  struct WaitMemory {
+    std::vector<int> missing;
+    SilenceWatch watch;
+  };
+  WaitMemory& wait_memory() { return wait_memory_; }
   void set_rails(std::unique_ptr<rail::Rails> rails) { rails_ = std::move(rails); }
 
   /// Name of the current call; empty before the first.
@@ -62,10 +59,14 @@ class GroupState {
   /// Why the group is broken; ok while it is not.
   const Status& broken() const { return broken_; }
   /// Breaks the group. Waiting ranks receive `message` at once (within 20 ms if they drive the network themselves); it
-  /// names `culprit` (-1: none). `note` is added to this rank's own Status only.
-  Status fail(ErrorCode code, int culprit, std::string_view message, std::string_view note = {});
-  /// Takes over the error of a rank that gave up, if one did: all ranks then blame the same one.
+  /// names `culprit` (-1: none). If another rank has given up already, its error counts, so that all ranks blame the
+  /// same one, unless this rank is the culprit.
+  Status fail(ErrorCode code, int culprit, std::string_view message);
+  /// Takes over the error of a rank that gave up, if one did.
   Status adopt_reported_error();
+  /// For the end of a call that read memory of this node's ranks: ok if what was read was still theirs. A rank that
+  /// gave up may free it at any time, and does so only after it has published its error.
+  Status confirm_reads();
   /// Breaks the group because a wait that is not a Wait timed out. Blames the rank that another has blamed already,
   /// else a rank that is lost, else `suspect`. `what` describes the wait: "dispatch: timed out after 50 ms waiting …".
   Status give_up_on(int suspect, std::string_view what);
@@ -80,17 +81,24 @@ class GroupState {
   /// Breaks the group because a missing rank is lost. `presence` comes from check_presence(), `waiting_for` is that of
   /// the Wait.
   Status fail_for_lost(int rank, const Status& presence, std::string_view waiting_for);
+  /// Counts work done in a call.
+  void count_progress();
+  /// To be called often while this rank waits: shows that to the ranks of its node and of its rail once an interval.
+  /// Returns the time to the next one.
+  std::int64_t beat_if_due(std::int64_t now_ns);
+  /// What `rank`, of this node or this rail, has shown last.
+  Sign sign_of(int rank) const;
   /// Breaks the group because there was no progress until the deadline.
-  Status fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for);
-  /// How much longer to wait when another rank may know better which rank to blame.
-  std::int64_t patience_ns(const std::vector<int>& missing) const;
+  Status fail_for_timeout(const SilenceWatch::Verdict& verdict, std::size_t num_missing, std::string_view waiting_for);
 
  private:
   std::string describe_call() const;
-  /// What another rank has reported, with a note that says so.
-  std::optional<Verdict> reported_verdict() const;
+  /// An error of another rank, with a note that says so.
+  Verdict adopted(const ReportedError& reported) const;
+  std::optional<ReportedError> find_reported_error() const;
   /// Whom to blame for a wait that is no Wait. Reads shared words only.
   Verdict judge(int suspect, std::string_view what) const;
+  Status break_group(const Verdict& verdict);
 
   Topology topology_;
   std::int64_t timeout_ns_;
@@ -99,8 +107,9 @@ class GroupState {
   std::unique_ptr<rail::Rails> rails_;
   std::string operation_;
   Status broken_;
-  WaitScratch wait_scratch_;
-  std::mutex report_mutex_;         // between fail and report_lost
+  WaitMemory wait_memory_;
+  std::int64_t next_beat_ns_ = 0;
+  std::mutex report_mutex_;         // between break_group and report_lost
   bool reported_ = false;           // guarded by report_mutex_: the peers have this rank's error
   std::optional<Verdict> watched_;  // guarded by report_mutex_: what report_lost has reported
 };
