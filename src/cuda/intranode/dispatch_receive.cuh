@@ -28,11 +28,11 @@ class Arrivals {
       const int behind = walk_.rank() + params_.ranks.rank;
       const int source = behind < num_ranks ? behind : behind - num_ranks;
       const std::int32_t idx = walk_.idx();
-      const std::int32_t token_row = params_.source_base[source] + idx;
+      const std::int32_t first_row = params_.source_base[source];
       // What this rank sends to itself is in its outputs already.
-      if (source == params_.ranks.rank || token_row >= params_.source_base[source + 1]) continue;
+      if (source == params_.ranks.rank || idx >= params_.source_base[source + 1] - first_row) continue;
       walk_.advance();
-      return await(source, idx) ? token_row : -1;
+      return await(source, idx) ? first_row + idx : -1;
     }
     return -1;
   }

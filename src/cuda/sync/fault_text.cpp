@@ -5,6 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "plan/route_plan.hpp"
+
 namespace ferry::cuda {
 namespace {
 
@@ -66,20 +68,13 @@ Status describe_fault(const FaultReport& fault, const CallLog& call_log, int num
                                 fault.row, fault.column, fault.rank, fault.value, fault.limit),
                     fault.rank);
     case Fault::kSlabCapacity:
-      return Status(ErrorCode::kCapacity,
-                    fmt::format("route: expert {} of rank {} gets {} rows, and slab_capacity is {}; raise it or drop "
-                                "tokens before routing",
-                                fault.row, fault.rank, fault.value, fault.limit),
-                    fault.rank);
+      return plan::full_slab(fault.rank, fault.row, fault.value, fault.limit);
     case Fault::kNotRouted:
       return Status(
           ErrorCode::kInvalidArgument,
           fmt::format("{}: a Routing made during a capture was used before its graph ran; replay it first", operation));
     case Fault::kRowCapacity:
-      return Status(ErrorCode::kCapacity,
-                    fmt::format("route: rank {} gets {} rows, and has room for {}; raise max_recv_rows", fault.rank,
-                                fault.value, fault.limit),
-                    fault.rank);
+      return plan::too_many_rows(fault.rank, fault.value, fault.limit);
   }
   return Status(ErrorCode::kInternal,
                 fmt::format("{}: unknown report {}; please report this bug", operation, fault.fault));

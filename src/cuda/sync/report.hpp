@@ -36,7 +36,7 @@ enum class Fault : std::int32_t {
   kDisagreement = 1,  ///< ranks made different calls, or one refused: `record_numbers` says which records to compare
   kBadId = 2,         ///< `value` of (token `row`, entry `column`) is no expert, on rank `rank`
   kSlabCapacity = 3,  ///< expert `row` of rank `rank` gets `value` rows
-  kRowCapacity = 4,   ///< rank `rank` gets `value` rows and has room for `limit`
+  kRowCapacity = 4,   ///< rank `rank` gets `value` rows, and its max_recv_rows is `limit`
   kNotRouted = 5,     ///< a captured Routing is used before its graph has run
 };
 
