@@ -160,7 +160,8 @@ class FERRY_API Group {
   ///         (max_recv_rows or kSlab): then it never blocks and may be captured in a graph; keep the Routing as long as
   ///         the graph; each replay routes the ids then in the same topk_idx
   /// @errors kInvalidArgument: shape, dtype, pointer, id outside [-1, E), options that differ between ranks
-  ///         kCapacity: more rows than max_recv_rows, slab_capacity or 2^31 - 1 (names rank, expert, rows); kTimeout, kPeerLost
+  ///         kCapacity: more rows than max_recv_rows, slab_capacity or 2^31 - 1 (names rank, expert, rows); kTimeout,
+  ///         kPeerLost
   [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {});
 
   /// Copy each token to its final rows on the ranks that own its experts. Outputs are a pure function of inputs.

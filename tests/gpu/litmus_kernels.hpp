@@ -107,7 +107,8 @@ struct WatchChunksParams {
 /// The receiver's: looks at the sender's progress until the sender is done, and at each row once it is counted.
 cudaError_t launch_watch_chunks(const WatchChunksParams& params, cudaStream_t stream);
 
-/// A wait for `ranks.control.progress[peer]`, by one thread of a block of its own.
+/// A wait for `ranks.control.progress[peer]`, by one thread of a block of its own: kRows for that many rows of the
+/// epoch, others for the word itself.
 struct PlannedWait {
   cuda::Awaited awaited = cuda::Awaited::kRows;
   std::int32_t peer = 0;
@@ -126,6 +127,9 @@ cudaError_t launch_waits(const cuda::RankParams& ranks, const PlannedWait* waits
 /// One warp waits until all ranks are done. `outcomes`: [lanes].
 cudaError_t launch_wait_all(const cuda::RankParams& ranks, std::uint64_t epoch, WaitOutcome* outcomes,
                             cudaStream_t stream);
+/// One warp ends the call. `outcomes`: [lanes].
+cudaError_t launch_finish_call(const cuda::RankParams& ranks, std::uint64_t epoch, WaitOutcome* outcomes,
+                               cudaStream_t stream);
 
 }  // namespace ferry::test
 

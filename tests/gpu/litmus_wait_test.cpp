@@ -21,6 +21,10 @@ constexpr std::uint64_t kTimeoutNs = std::chrono::nanoseconds(kTimeout).count();
 constexpr std::uint64_t kAtOnceNs = kTimeoutNs / 10;
 /// Where `Awaited::kOwn` gives up, in timeouts (sync/rank_sync.cuh, kOwnDeadlines).
 constexpr std::uint64_t kOwnDeadlines = 4;
+/// Progress words hold the lower half of an epoch.
+constexpr std::uint64_t kWrap = std::uint64_t{1} << 32;
+
+std::uint64_t word_of(std::uint64_t epoch, std::uint64_t num_rows) { return epoch << 32 | num_rows; }
 
 class LitmusWait : public testing::Test {
  protected:
@@ -39,12 +43,15 @@ class LitmusWait : public testing::Test {
     return outcomes.read();
   }
 
-  std::vector<WaitOutcome> wait_all(std::uint64_t epoch) const {
+  using LaunchWarp = cudaError_t (*)(const cuda::RankParams&, std::uint64_t, WaitOutcome*, cudaStream_t);
+  std::vector<WaitOutcome> run_warp(LaunchWarp launch, std::uint64_t epoch) const {
     const GpuArray<WaitOutcome> outcomes(0, 32);
-    check_cuda(launch_wait_all(ranks_->params(0), epoch, outcomes.data(), stream_->enter()), "wait_all");
+    check_cuda(launch(ranks_->params(0), epoch, outcomes.data(), stream_->enter()), "a warp that waits for all");
     finish({stream_.get()});
     return outcomes.read();
   }
+  std::vector<WaitOutcome> wait_all(std::uint64_t epoch) const { return run_warp(launch_wait_all, epoch); }
+  std::vector<WaitOutcome> finish_call(std::uint64_t epoch) const { return run_warp(launch_finish_call, epoch); }
 
   static void expect_expired(const WaitOutcome& outcome, std::uint64_t timeout_ns) {
     EXPECT_EQ(outcome.held, 0U);
@@ -77,9 +84,9 @@ class LitmusWait : public testing::Test {
   /// A rank of its own, on the same GPU, can still wait for a flag that is there.
   static void expect_others_go_on() {
     const LitmusRanks others(std::vector<int>(kNumRanks, 0), kTimeout);
-    others.set_progress(0, 1, 9);
+    others.set_progress(0, 1, word_of(9, 3));
     const GpuStream stream(0);
-    const GpuArray<PlannedWait> planned(0, {{.peer = 1, .epoch = 9, .expected = 9}});
+    const GpuArray<PlannedWait> planned(0, {{.peer = 1, .epoch = 9, .expected = 3}});
     const GpuArray<WaitOutcome> outcomes(0, 2);
     check_cuda(launch_waits(others.params(0), planned.data(), 1, outcomes.data(), stream.enter()), "later waits");
     finish({&stream});
@@ -93,8 +100,8 @@ class LitmusWait : public testing::Test {
 };
 
 TEST_F(LitmusWait, AFlagThatIsThereIsNotWaitedFor) {
-  ranks_->set_progress(0, 2, 7);
-  for (const WaitOutcome& outcome : wait({{.awaited = Awaited::kRows, .peer = 2, .epoch = 7, .expected = 7}})) {
+  ranks_->set_progress(0, 2, word_of(7, 4));
+  for (const WaitOutcome& outcome : wait({{.awaited = Awaited::kRows, .peer = 2, .epoch = 7, .expected = 4}})) {
     EXPECT_EQ(outcome.held, 1U);
     EXPECT_LE(outcome.elapsed_ns, kAtOnceNs);
   }
@@ -102,9 +109,9 @@ TEST_F(LitmusWait, AFlagThatIsThereIsNotWaitedFor) {
 }
 
 TEST_F(LitmusWait, AnExpiredWaitTellsWhomItWaitedForAndBreaksTheGroup) {
-  const PlannedWait planned = {.awaited = Awaited::kRows, .peer = 3, .epoch = 7, .expected = (7ULL << 32) + 5};
-  const std::uint64_t seen = (7ULL << 32) + 4;
-  ranks_->set_progress(0, 3, seen);
+  const PlannedWait planned = {.awaited = Awaited::kRows, .peer = 3, .epoch = 7, .expected = 5};
+  const std::uint64_t seen = 4;
+  ranks_->set_progress(0, 3, word_of(7, seen));
   const std::vector<WaitOutcome> outcomes = wait({planned});
   expect_expired(outcomes[0], kTimeoutNs);
   expect_ended_at_once(outcomes[1]);
@@ -165,6 +172,39 @@ TEST_F(LitmusWait, AllRanksThere) {
   for (int rank = 0; rank < kNumRanks; ++rank) ranks_->set_done(0, rank, kEpoch);
   for (const WaitOutcome& outcome : wait_all(kEpoch)) EXPECT_EQ(outcome.held, 1U);
   expect_nothing_told();
+}
+
+/// Words of other epochs count no rows, larger though they are as numbers.
+TEST_F(LitmusWait, RowsOfTheEpochsBeforeTheWrapAreNotThoseBehindIt) {
+  ranks_->set_progress(0, 1, word_of(kWrap - 1, 100));
+  const PlannedWait planned = {.awaited = Awaited::kRows, .peer = 1, .epoch = kWrap, .expected = 1};
+  expect_expired(wait({planned})[0], kTimeoutNs);
+  expect_lost(planned, 0);
+}
+
+TEST_F(LitmusWait, RowsBehindTheWrapAreThere) {
+  ranks_->set_progress(0, 1, word_of(kWrap, 100));
+  ranks_->set_progress(0, 2, word_of(kWrap + 1, 1));
+  for (const WaitOutcome& outcome :
+       wait({{.peer = 1, .epoch = kWrap, .expected = 100}, {.peer = 2, .epoch = kWrap + 1, .expected = 1}})) {
+    EXPECT_EQ(outcome.held, 1U);
+  }
+  expect_nothing_told();
+}
+
+/// Else an epoch would meet the rows of the one 2^32 epochs ago.
+TEST_F(LitmusWait, TheEpochAtTheWrapLeavesNoRowsBehind) {
+  for (const std::uint64_t epoch : {kWrap - 1, kWrap, kWrap + 1}) {
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      ranks_->set_progress(0, rank, word_of(epoch - 1, 3));
+      ranks_->set_done(0, rank, epoch);
+    }
+    for (const WaitOutcome& outcome : finish_call(epoch)) EXPECT_EQ(outcome.held, 1U);
+    EXPECT_EQ(ranks_->local(0).epoch, epoch);
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      EXPECT_EQ(ranks_->progress(0, rank), epoch == kWrap ? 0 : word_of(epoch - 1, 3));
+    }
+  }
 }
 
 }  // namespace

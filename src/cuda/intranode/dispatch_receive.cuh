@@ -44,17 +44,10 @@ class Arrivals {
     const int keeper = source % kWarpLanes;
     bool here = true;
     if (lane_idx() == keeper && !(known_source_ == source && idx < known_rows_)) {
-      const std::uint64_t* flag = params_.ranks.control.progress + source;
       std::uint64_t seen = 0;
-      here = wait_until(
-          params_.ranks, {Awaited::kRows, source, epoch_},
-          [flag, &seen] {
-            seen = load_acquire_system(flag);
-            return seen;
-          },
-          progress_value(epoch_, idx + 1));
+      here = wait_rows(params_.ranks, source, epoch_, std::int64_t{idx} + 1, seen);
       known_source_ = source;
-      known_rows_ = static_cast<std::int32_t>(seen & 0xFFFFFFFFU);
+      known_rows_ = static_cast<std::int32_t>(seen);
     }
     here = __shfl_sync(0xFFFFFFFFU, static_cast<int>(here), keeper) != 0;
     __syncwarp();  // hands what the keeper has acquired to all lanes

@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
   const bool valid = params.tables.summary->valid != 0;
   if (valid && params.layout != Layout::kTokens) report_expert_rows(params, posted);
   report_result(params, valid);
-  if (threadIdx.x == 0) ranks.control.local->epoch = epoch;
+  if (threadIdx.x == 0) end_epoch(ranks, epoch);
 }
 
 }  // namespace

@@ -32,12 +32,9 @@ std::string_view awaited_text(Awaited awaited) {
 
 std::string describe_lost(const LostReport& lost, std::int64_t timeout_ns) {
   const auto awaited = static_cast<Awaited>(lost.awaited);
-  // Flags count epochs; progress counts epochs and rows.
-  const std::string seen =
-      awaited == Awaited::kRows
-          ? fmt::format("{} of {} rows", lost.seen >> 32 == lost.epoch ? lost.seen & 0xFFFFFFFFU : 0,
-                        lost.expected & 0xFFFFFFFFU)
-          : fmt::format("flag {}, expected {}", lost.seen, lost.expected);
+  // Flags count epochs.
+  const std::string seen = awaited == Awaited::kRows ? fmt::format("{} of {} rows", lost.seen, lost.expected)
+                                                     : fmt::format("flag {}, expected {}", lost.seen, lost.expected);
   return fmt::format("exchange {} on the GPU: timed out after {:.0f} ms waiting for rank {} {} ({})", lost.epoch,
                      static_cast<double>(timeout_ns) / kNsPerMillisecond, lost.peer, awaited_text(awaited), seen);
 }
