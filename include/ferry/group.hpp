@@ -57,7 +57,8 @@ struct Topology {
 
 /// Symmetric memory: a block of this rank's arena that peers of its node can reach, so that dispatch into it and
 /// combine out of it need no staging copy. Move-only owner; its destructor frees the memory. It may outlive its Group.
-/// CUDA: it must outlive the calls that use it; they are done when Group::wait returns.
+/// CUDA: it may be dropped while calls of its Group that use it are on their way; its memory is given to others when
+/// those are done. The program's own work with it must be done before, and replays of captured calls.
 class FERRY_API Buffer {
  public:
   Buffer() = default;

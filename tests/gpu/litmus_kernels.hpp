@@ -127,6 +127,10 @@ cudaError_t launch_waits(const cuda::RankParams& ranks, const PlannedWait* waits
 /// One warp waits until all ranks are done. `outcomes`: [lanes].
 cudaError_t launch_wait_all(const cuda::RankParams& ranks, std::uint64_t epoch, WaitOutcome* outcomes,
                             cudaStream_t stream);
+/// One receiving warp asks for its next row `num_calls` times. `source_base`: [ranks + 1] rows of each source;
+/// `rows`: [num_calls] what it was told.
+cudaError_t launch_arrivals(const cuda::RankParams& ranks, std::uint64_t epoch, const std::int32_t* source_base,
+                            int num_calls, std::int32_t* rows, cudaStream_t stream);
 /// One warp ends the call. `outcomes`: [lanes].
 cudaError_t launch_finish_call(const cuda::RankParams& ranks, std::uint64_t epoch, WaitOutcome* outcomes,
                                cudaStream_t stream);

@@ -174,6 +174,25 @@ TEST_F(LitmusWait, AllRanksThere) {
   expect_nothing_told();
 }
 
+/// A receiving warp that has given up takes no more rows: nobody would wait for what it starts to load.
+TEST_F(LitmusWait, AWarpWhoseSourceIsLostGetsNoRowsOfOthers) {
+  constexpr std::uint64_t kEpoch = 5;
+  constexpr int kNumCalls = 6;
+  const GpuArray<std::int32_t> source_base(0, {0, 0, 2, 4, 6});
+  for (const bool lost : {false, true}) {
+    SetUp();
+    for (int source = 1; source < kNumRanks; ++source) {
+      if (!lost || source != 2) ranks_->set_progress(0, source, word_of(kEpoch, 2));
+    }
+    const GpuArray<std::int32_t> rows(0, kNumCalls);
+    check_cuda(launch_arrivals(ranks_->params(0), kEpoch, source_base.data(), kNumCalls, rows.data(), stream_->enter()),
+               "arrivals");
+    finish({stream_.get()});
+    const std::vector<std::int32_t> all = {0, 2, 4, 1, 3, 5};
+    EXPECT_EQ(rows.read(), lost ? (std::vector<std::int32_t>{0, -1, -1, -1, -1, -1}) : all);
+  }
+}
+
 /// Words of other epochs count no rows, larger though they are as numbers.
 TEST_F(LitmusWait, RowsOfTheEpochsBeforeTheWrapAreNotThoseBehindIt) {
   ranks_->set_progress(0, 1, word_of(kWrap - 1, 100));

@@ -1,5 +1,6 @@
 /// Waits of the protocol, by themselves.
 
+#include "cuda/intranode/dispatch_receive.cuh"
 #include "cuda/sync/chunks.cuh"
 #include "gpu/litmus_device.cuh"
 
@@ -30,6 +31,15 @@ __global__ void wait_all_kernel(const __grid_constant__ cuda::RankParams ranks, 
   outcomes[lane_idx()] = {held ? 1U : 0U, now_ns() - begin_ns};
 }
 
+__global__ void arrivals_kernel(const __grid_constant__ cuda::DispatchParams params, std::uint64_t epoch, int num_calls,
+                                std::int32_t* rows) {
+  Arrivals arrivals(params, epoch, 0, 1);
+  for (int i = 0; i < num_calls; ++i) {
+    const std::int32_t row = arrivals.next();
+    if (lane_idx() == 0) rows[i] = row;
+  }
+}
+
 __global__ void finish_call_kernel(const __grid_constant__ cuda::RankParams ranks, std::uint64_t epoch,
                                    WaitOutcome* outcomes) {
   const std::uint64_t begin_ns = now_ns();
@@ -48,6 +58,15 @@ cudaError_t launch_waits(const cuda::RankParams& ranks, const PlannedWait* waits
 cudaError_t launch_wait_all(const cuda::RankParams& ranks, std::uint64_t epoch, WaitOutcome* outcomes,
                             cudaStream_t stream) {
   wait_all_kernel<<<1, kWarpLanes, 0, stream>>>(ranks, epoch, outcomes);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_arrivals(const cuda::RankParams& ranks, std::uint64_t epoch, const std::int32_t* source_base,
+                            int num_calls, std::int32_t* rows, cudaStream_t stream) {
+  cuda::DispatchParams params;
+  params.ranks = ranks;
+  params.source_base = source_base;
+  arrivals_kernel<<<1, kWarpLanes, 0, stream>>>(params, epoch, num_calls, rows);
   return cudaGetLastError();
 }
 

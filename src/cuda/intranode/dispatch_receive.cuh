@@ -21,10 +21,10 @@ class Arrivals {
     }
   }
 
-  /// Waits for the next token row; -1: no more, or the group broke. All lanes.
+  /// Waits for the next token row; -1: no more, or the group broke, and then also from now on. All lanes.
   __device__ std::int32_t next() {
     const int num_ranks = params_.ranks.num_ranks;
-    for (; walk_.idx() < most_rows_; walk_.advance()) {
+    for (; !broken_ && walk_.idx() < most_rows_; walk_.advance()) {
       const int behind = walk_.rank() + params_.ranks.rank;
       const int source = behind < num_ranks ? behind : behind - num_ranks;
       const std::int32_t idx = walk_.idx();
@@ -32,7 +32,9 @@ class Arrivals {
       // What this rank sends to itself is in its outputs already.
       if (source == params_.ranks.rank || idx >= params_.source_base[source + 1] - first_row) continue;
       walk_.advance();
-      return await(source, idx) ? first_row + idx : -1;
+      // A row of another source that is there would be loaded by a block that ends before the load does.
+      broken_ = !await(source, idx);
+      return broken_ ? -1 : first_row + idx;
     }
     return -1;
   }
@@ -61,6 +63,7 @@ class Arrivals {
   std::int32_t most_rows_ = 0;
   int known_source_ = -1;
   std::int32_t known_rows_ = 0;
+  bool broken_ = false;
 };
 
 /// By the copy engine.

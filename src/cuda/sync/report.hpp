@@ -7,7 +7,8 @@
 ///   lost.state       the kernel whose wait      host     st.release.sys after the other fields / acquire load
 ///                    timed out first (once)
 ///   fault.state      block 0 of a call          host     the same; the host sets it back to 0 when the stream is idle
-///   RouteResult      the count exchange         host     `state` likewise; once per route
+///   RouteResult      the count exchange         host     `state` likewise; once per route. `started` publishes
+///                                                        nothing: the kernels' deadlines run from then on
 
 #include <cstdint>
 
@@ -73,7 +74,8 @@ struct RouteSummary {
 /// What route reports to the host. Arrays follow: from_rank[R], to_rank[R], rows_per_expert[L] i32, row_offsets[L + 1]
 /// i64.
 struct RouteResult {
-  std::uint64_t state;  ///< 1: valid, 2: refused
+  std::uint64_t state;    ///< 1: valid, 2: refused
+  std::uint64_t started;  ///< 1: the stream has come to the route
   std::int64_t num_used_rows;
   std::int64_t num_token_rows;  ///< distinct (source, token) pairs
 };
