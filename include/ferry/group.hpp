@@ -64,7 +64,8 @@ struct Topology {
 
 /// Symmetric memory: a block of this rank's arena that peers of its node can reach, so that dispatch into it and
 /// combine out of it need no staging copy. Move-only owner; its destructor frees the memory. It may outlive its Group.
-/// CUDA: it must outlive the calls that use it; they are done when Group::wait returns.
+/// CUDA: it may be dropped while calls of its Group that use it are on their way; its memory is given to others when
+/// those are done. The program's own work with it must be done before, and replays of captured calls.
 class FERRY_API Buffer {
  public:
   Buffer() = default;
@@ -167,7 +168,8 @@ class FERRY_API Group {
   ///         (max_recv_rows or kSlab): then it never blocks and may be captured in a graph; keep the Routing as long as
   ///         the graph; each replay routes the ids then in the same topk_idx
   /// @errors kInvalidArgument: shape, dtype, pointer, id outside [-1, E), options that differ between ranks
-  ///         kCapacity: more rows than max_recv_rows or slab_capacity (names rank, expert, rows); kTimeout, kPeerLost
+  ///         kCapacity: more rows than max_recv_rows, slab_capacity or 2^31 - 1 (names rank, expert, rows); kTimeout,
+  ///         kPeerLost
   [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {});
 
   /// Copy each token to its final rows on the ranks that own its experts. Outputs are a pure function of inputs.

@@ -217,10 +217,34 @@ void enqueue_delay(Stream stream, std::chrono::microseconds duration) {
         "cudaLaunchHostFunc");
 }
 
+std::string pending_device_error() {
+  const cudaError_t error = cudaPeekAtLastError();
+  return error == cudaSuccess ? "" : cudaGetErrorName(error);
+}
+
+void leave_device_error() { (void)cudaSetDevice(-1); }
+void clear_device_error() { (void)cudaGetLastError(); }
+
 OwnedStream::OwnedStream() {
   cudaStream_t stream = nullptr;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   stream_ = {stream};
+}
+
+OwnedStream::OwnedStream(int device) {
+  const int mine = current_device();
+  check(cudaSetDevice(device), "cudaSetDevice");
+  cudaStream_t stream = nullptr;
+  const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  check(cudaSetDevice(mine), "cudaSetDevice");
+  check(error, "cudaStreamCreate");
+  stream_ = {stream};
+}
+
+OwnedStream OwnedStream::blocking() {
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamDefault), "cudaStreamCreate");
+  return OwnedStream(Stream{stream});
 }
 
 OwnedStream::~OwnedStream() { (void)cudaStreamDestroy(raw(stream_)); }
@@ -235,10 +259,26 @@ void CapturedGraph::begin(Stream stream) {
   check(cudaStreamBeginCapture(raw(stream), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
 }
 
+void CapturedGraph::begin_relaxed(Stream stream) {
+  stream_ = stream;
+  check(cudaStreamBeginCapture(raw(stream), cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+}
+
 void CapturedGraph::end() {
   cudaGraph_t graph = nullptr;
-  check(cudaStreamEndCapture(raw(stream_), &graph), "cudaStreamEndCapture");
+  const cudaError_t error = cudaStreamEndCapture(raw(stream_), &graph);
+  if (spoilt_) {
+    clear_device_error();
+    return;
+  }
+  check(error, "cudaStreamEndCapture");
   graph_ = graph;
+}
+
+void CapturedGraph::spoil() {
+  if (cudaStreamSynchronize(raw(stream_)) == cudaSuccess) throw std::runtime_error("the stream is not captured");
+  clear_device_error();
+  spoilt_ = true;
 }
 
 void CapturedGraph::prepare() {
@@ -275,11 +315,18 @@ void fill_device(void* /*to*/, std::byte /*value*/, std::size_t /*num_bytes*/) {
 void synchronize(Stream /*stream*/) { refuse(); }
 bool is_idle(Stream /*stream*/) { refuse(); }
 void enqueue_delay(Stream /*stream*/, std::chrono::microseconds /*duration*/) { refuse(); }
+std::string pending_device_error() { refuse(); }
+void leave_device_error() { refuse(); }
+void clear_device_error() { refuse(); }
 OwnedStream::OwnedStream() { refuse(); }
+OwnedStream::OwnedStream(int /*device*/) { refuse(); }
+OwnedStream OwnedStream::blocking() { refuse(); }
 OwnedStream::~OwnedStream() = default;
 CapturedGraph::~CapturedGraph() = default;
 void CapturedGraph::begin(Stream /*stream*/) { refuse(); }
+void CapturedGraph::begin_relaxed(Stream /*stream*/) { refuse(); }
 void CapturedGraph::end() { refuse(); }
+void CapturedGraph::spoil() { refuse(); }
 void CapturedGraph::prepare() { refuse(); }
 void CapturedGraph::launch() { refuse(); }
 

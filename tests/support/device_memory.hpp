@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "ferry/types.hpp"
@@ -67,16 +68,27 @@ bool is_idle(Stream stream);
 /// Delays `stream` for this long without using the GPU.
 void enqueue_delay(Stream stream, std::chrono::microseconds duration);
 
+/// Name of the error that the calling thread's next cudaGetLastError would return; empty if there is none.
+std::string pending_device_error();
+/// Leaves one there, as a program does that made a mistake and has not looked yet.
+void leave_device_error();
+void clear_device_error();
+
 /// Another stream of the calling thread's device.
 class OwnedStream {
  public:
   OwnedStream();
+  /// Of another device, which the thread does not enter.
+  explicit OwnedStream(int device);
+  /// One that waits for the default stream, which waits for it.
+  static OwnedStream blocking();
   ~OwnedStream();
   OwnedStream(const OwnedStream&) = delete;
   OwnedStream& operator=(const OwnedStream&) = delete;
   Stream get() const { return stream_; }
 
  private:
+  explicit OwnedStream(Stream stream) : stream_(stream) {}
   Stream stream_;
 };
 
@@ -90,7 +102,12 @@ class CapturedGraph {
 
   /// What is put on `stream` between these two is recorded, not run. Other threads are not disturbed.
   void begin(Stream stream);
+  /// The same, and the thread may call whatever it likes meanwhile.
+  void begin_relaxed(Stream stream);
   void end();
+  /// Makes what was recorded worthless, as a program does that waits for a stream while it is captured; the end only
+  /// ends it then.
+  void spoil();
   /// Makes it ready to run; everything that could wait for the device happens here, not in `launch`.
   void prepare();
   void launch();
@@ -99,6 +116,7 @@ class CapturedGraph {
   Stream stream_;
   void* graph_ = nullptr;
   void* executable_ = nullptr;
+  bool spoilt_ = false;
 };
 
 }  // namespace ferry::test

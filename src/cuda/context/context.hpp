@@ -40,7 +40,8 @@ class Context {
 
   /// Checks that the group is whole and the stream one of this GPU's. The result: is the stream being captured?
   Result<bool> check_stream(Operation operation, Stream stream);
-  /// Publishes the record to the peers and orders the stream after earlier calls.
+  /// Orders the stream after earlier calls and publishes the record to the peers. An error leaves the peers waiting:
+  /// refuse the call.
   Result<Launch> begin(const CallRecord& record, cudaStream_t stream, bool captured);
   /// After the call's last launch, whether or not it succeeded: memory is reused only after what was launched.
   Status end(const Launch& launch, cudaError_t launched, std::string_view operation);

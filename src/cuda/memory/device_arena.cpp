@@ -352,17 +352,6 @@ Status DeviceArena::zero(std::byte* data, std::size_t bytes) const {
                         "an earlier kernel of this process may have failed; see compute-sanitizer");
 }
 
-Result<Buffer> DeviceArena::allocate(std::size_t bytes) {
-  Result<std::byte*> data = take(bytes);
-  if (!data.ok()) return data.status();
-  auto owner = std::shared_ptr<void>(
-      *data, [arena = shared_from_this(), bytes](void* block) { arena->give(static_cast<std::byte*>(block), bytes); });
-  if (bytes > 0) {
-    if (Status status = zero(*data, bytes); !status.ok()) return status;
-  }
-  return Buffer(std::move(owner), *data, bytes);
-}
-
 std::size_t DeviceArena::largest_free_bytes() const {
   const std::lock_guard lock(heap_mutex_);
   return heap_.largest_free_bytes();

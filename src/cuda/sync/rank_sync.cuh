@@ -226,11 +226,22 @@ __device__ inline void post_done(const RankParams& ranks, std::uint64_t epoch) {
   }
 }
 
+/// The call is over: the next kernel finds the next epoch. One thread, when no rank reports progress any more.
+///
+/// progress[] holds half of an epoch. So that no word is ever met again by the epoch 2^32 calls later, all are cleared
+/// once in that many; peers write the next ones only after they have this rank's next entry message.
+__device__ inline void end_epoch(const RankParams& ranks, std::uint64_t epoch) {
+  if ((epoch & 0xFFFFFFFFU) == 0) {
+    for (int rank = 0; rank < ranks.num_ranks; ++rank) ranks.control.progress[rank] = 0;
+  }
+  ranks.control.local->epoch = epoch;
+}
+
 /// Waits until all ranks are done and ends the call. All lanes of one warp of one block, after all other blocks of the
 /// call have read the epoch.
 __device__ inline bool finish_call(const RankParams& ranks, std::uint64_t epoch) {
   const bool all = wait_all_ranks(ranks, Awaited::kDone, done_flags(ranks), epoch, done_flags(ranks));
-  if (all && lane_idx() == 0) ranks.control.local->epoch = epoch;
+  if (all && lane_idx() == 0) end_epoch(ranks, epoch);
   return all;
 }
 

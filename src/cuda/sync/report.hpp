@@ -8,7 +8,8 @@
 ///   lost.state       the kernel whose wait      host     st.release.sys after the other fields / acquire load
 ///                    failed first (once)
 ///   fault.state      block 0 of a call          host     the same; the host sets it back to 0 when the stream is idle
-///   RouteResult      the count exchange         host     `state` likewise; once per route
+///   RouteResult      the count exchange         host     `state` likewise; once per route. `started` publishes
+///                                                        nothing: the kernels' deadlines run from then on
 ///   stop.requested   host (PeerWatch, once)     kernels  release store, after the error record or the loss that it is
 ///                                                        about is there for hosts to find / ld.acquire.sys; never
 ///                                                        set back
@@ -41,7 +42,7 @@ enum class Fault : std::int32_t {
   kDisagreement = 1,  ///< ranks made different calls, or one refused: `record_numbers` says which records to compare
   kBadId = 2,         ///< `value` of (token `row`, entry `column`) is no expert, on rank `rank`
   kSlabCapacity = 3,  ///< expert `row` of rank `rank` gets `value` rows
-  kRowCapacity = 4,   ///< rank `rank` gets `value` rows and has room for `limit`
+  kRowCapacity = 4,   ///< rank `rank` gets `value` rows, and its max_recv_rows is `limit`
   kNotRouted = 5,     ///< a captured Routing is used before its graph has run
 };
 
@@ -84,7 +85,8 @@ struct RouteSummary {
 /// What route reports to the host. Arrays follow: from_rank[R], to_rank[R], rows_per_expert[L] i32, row_offsets[L + 1]
 /// i64.
 struct RouteResult {
-  std::uint64_t state;  ///< 1: valid, 2: refused
+  std::uint64_t state;    ///< 1: valid, 2: refused
+  std::uint64_t started;  ///< 1: the stream has come to the route
   std::int64_t num_used_rows;
   std::int64_t num_token_rows;  ///< distinct (source, token) pairs
 };
