@@ -6,11 +6,12 @@
 /// If a rank stops, those that need it wait for it, others wait for those, and so on. To blame is the rank at the end
 /// of such a chain: the one that is waited for and does not itself wait. No rank sees a whole chain, and none has to:
 ///
-///   - While it waits, a rank beats: at least every interval_ns() it raises a number that the ranks of its node and of
-///     its rail can see. Those are all that ever wait for it directly. It does not beat outside waits, so it is *silent*
-///     when it is stopped, dead, computing or not calling.
+///   - While it waits, a rank beats: every interval_ns() it raises a number that the ranks of its node (in its control
+///     block) and of its rail (as a notification) can see. Others never wait for it directly. It does not beat outside
+///     waits, so it is *silent* when it is stopped, dead, computing or not calling.
 ///   - A rank whose deadline has passed blames a rank that it misses and that has been silent for most of the deadline.
-///     It tells the ranks of its node and of its rail, and each rank that takes over the verdict tells its own.
+///     It tells the ranks of its node and of its rail, and each rank that takes over the verdict tells its own. A rank
+///     that knows a verdict gives none.
 ///   - A rank that misses only ranks that beat is not at the end of a chain. It waits for the verdict of a rank that
 ///     is, at most until twice the deadline.
 ///
