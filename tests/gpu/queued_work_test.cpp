@@ -35,8 +35,8 @@ void run_alone(std::chrono::milliseconds timeout, const std::function<void(RankC
 }
 
 TEST(QueuedWork, InFrontOfARouteDoesNotCountAsItsTime) {
-  constexpr std::chrono::milliseconds kTimeout{100};
-  constexpr std::chrono::milliseconds kQueued{1000};
+  constexpr std::chrono::milliseconds kTimeout{200};
+  constexpr std::chrono::milliseconds kQueued{5 * kTimeout};
   for (const bool bounded : {false, true}) {
     const PreparedCase prepared = one_case(1, bounded);
     run_alone(kTimeout, [&](RankContext& context, Group& group) {
@@ -55,8 +55,8 @@ TEST(QueuedWork, InFrontOfARouteDoesNotCountAsItsTime) {
 }
 
 TEST(QueuedWork, ThatDoesNotEndIsNotWaitedForForEver) {
-  constexpr std::chrono::milliseconds kTimeout{5};
-  constexpr std::chrono::milliseconds kQueued{3000};
+  constexpr std::chrono::milliseconds kTimeout{20};
+  constexpr std::chrono::milliseconds kQueued{100 * kTimeout};
   const PreparedCase prepared = one_case(1, false);
   run_alone(kTimeout, [&](RankContext& context, Group& group) {
     const RouteArguments arguments(context, group, prepared);
