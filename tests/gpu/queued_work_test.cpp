@@ -80,12 +80,12 @@ TEST(QueuedWork, LeavesTheProgramsLastErrorAlone) {
     for (const bool mistaken : {false, true}) {
       clear_device_error();
       if (mistaken) leave_device_error();
-      const std::string expected = mistaken ? "cudaErrorInvalidDevice" : "";
+      const std::string expected = pending_device_error();
+      context.expect(expected.empty() != mistaken, "the error that a program has made: " + expected);
       const auto expect_record = [&](const char* what) {
         const std::string seen = pending_device_error();
         context.expect(seen == expected, fmt::format("after {}: \"{}\" for \"{}\"", what, seen, expected));
       };
-      expect_record("nothing");
       enqueue_delay(stream, kQueued);
       context.expect_ok(group.route(exact_arguments.input(), exact_arguments.options(), stream).status(),
                         "exact route");
