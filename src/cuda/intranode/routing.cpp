@@ -10,8 +10,8 @@ namespace {
 
 /// In timeouts, once the stream has come to the route. The kernels' own deadlines come first.
 constexpr std::int64_t kStartedDeadlines = 3;
-/// In timeouts, until then: 83 minutes with the default of 50 s, more than any program queues.
-constexpr std::int64_t kQueueDeadlines = 100;
+/// In timeouts, until then: far more than a program queues with the default.
+constexpr std::int64_t kQueueDeadlines = 10;
 
 std::uint64_t load_acquire(const std::uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 

@@ -166,7 +166,7 @@ Status DeviceArena::reserve_ipc(std::size_t size_bytes) {
 DeviceArena::~DeviceArena() {
   if (base_ == nullptr) return;
   if (path_ == MemoryPath::kIpc) {
-    free_without_groups(device_, base_);
+    free_without_groups(device_, base_, std::move(importers_));
     return;
   }
   const DeviceGuard guard(device_);

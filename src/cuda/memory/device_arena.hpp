@@ -19,6 +19,7 @@
 
 #include "cuda/driver/driver.hpp"
 #include "cuda/driver/own_stream.hpp"
+#include "cuda/memory/deferred_free.hpp"
 #include "ferry/status.hpp"
 #include "node/page_heap.hpp"
 
@@ -86,6 +87,9 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   /// empty function ends that. After an error nothing is set. Waits for a growth that is under way.
   Status set_announce(Announce announce);
 
+  /// kIpc: who will open the memory. It is not freed before they are gone.
+  void set_importers(Importers importers) { importers_ = std::move(importers); }
+
   /// Lets another GPU of this process use the arena, now and as it grows.
   Status grant_access(int device);
 
@@ -126,6 +130,8 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   std::byte* base_ = nullptr;
   std::size_t size_bytes_ = 0;
   std::size_t granularity_ = 0;
+
+  Importers importers_;
 
   mutable std::mutex heap_mutex_;
   node::PageHeap heap_{0};           // guarded by heap_mutex_
