@@ -26,6 +26,12 @@ class Backend;  // private
 /// Room for a batch of 16,384 tokens of 14 KiB in and out at K = 8 (2.1 GB in, at most 15 GB out).
 inline constexpr std::size_t kDefaultArenaBytes = std::size_t{32} << 30;
 
+/// Deadline of a group's waits unless an option sets another. A rank that dies or leaves is noticed in a fraction of a
+/// second whatever the deadline, so it is there for ranks that live and never come, and for hosts that vanish. Ten
+/// minutes are longer than a healthy rank takes from one call to the next when it loads a model, compiles kernels or
+/// captures graphs in between, and what most collective libraries allow.
+inline constexpr std::int64_t kDefaultCallTimeoutNs = 600 * kNsPerSecond;
+
 /// GroupOptions::device: the GPU that is current on the thread that calls Group::create.
 inline constexpr int kCurrentDevice = -1;
 
@@ -35,7 +41,8 @@ struct GroupOptions {
   /// Ranks that can load and store each other's memory; ranks are node-major. 0: all ranks of the group.
   int ranks_per_node = 0;
   std::size_t arena_bytes = kDefaultArenaBytes;  ///< most symmetric memory this rank can allocate, staging included
-  std::int64_t timeout_ns = kDefaultTimeoutNs;   ///< deadline of every wait inside route, dispatch, combine, destroy
+  /// Deadline of every wait inside create, route, dispatch, combine, destroy, and of allocate's for the peers.
+  std::int64_t timeout_ns = kDefaultCallTimeoutNs;
   /// Backend "cuda": ordinal of this rank's GPU, -1 for the calling thread's current one. Several ranks may share a
   /// GPU.
   int device = kCurrentDevice;
@@ -57,7 +64,8 @@ struct Topology {
 
 /// Symmetric memory: a block of this rank's arena that peers of its node can reach, so that dispatch into it and
 /// combine out of it need no staging copy. Move-only owner; its destructor frees the memory. It may outlive its Group.
-/// CUDA: it must outlive the calls that use it; they are done when Group::wait returns.
+/// CUDA: it may be dropped while calls of its Group that use it are on their way; its memory is given to others when
+/// those are done. The program's own work with it must be done before, and replays of captured calls.
 class FERRY_API Buffer {
  public:
   Buffer() = default;
@@ -160,7 +168,8 @@ class FERRY_API Group {
   ///         (max_recv_rows or kSlab): then it never blocks and may be captured in a graph; keep the Routing as long as
   ///         the graph; each replay routes the ids then in the same topk_idx
   /// @errors kInvalidArgument: shape, dtype, pointer, id outside [-1, E), options that differ between ranks
-  ///         kCapacity: more rows than max_recv_rows or slab_capacity (names rank, expert, rows); kTimeout, kPeerLost
+  ///         kCapacity: more rows than max_recv_rows, slab_capacity or 2^31 - 1 (names rank, expert, rows); kTimeout,
+  ///         kPeerLost
   [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {});
 
   /// Copy each token to its final rows on the ranks that own its experts. Outputs are a pure function of inputs.

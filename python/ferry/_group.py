@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NS_PER_S = 1_000_000_000
 _DEFAULT_ARENA_BYTES = 32 << 30  # kDefaultArenaBytes: address space, not memory
+_CALL_TIMEOUT_S = 600.0  # kDefaultCallTimeoutNs
+_ARRIVAL_TIMEOUT_S = 50.0  # kDefaultTimeoutNs
 _MAX_BIASES = 2
 _keys = itertools.count(1)
 _groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
@@ -87,7 +89,9 @@ class Group:
     device: where the tensors of all calls are: the CPU or a GPU. By default the current GPU for an nccl process group,
         else the CPU. Calls on GPU tensors put work on torch's current stream and return; only a route whose rows are
         not bounded waits for its counts.
-    timeout: seconds (or a timedelta) that any call waits for another rank before it raises :class:`ferry.Timeout`.
+    timeout: seconds (or a timedelta) that any call waits for another rank before it raises :class:`ferry.Timeout`, and
+        that a launcher's ranks have to arrive. By default 600 for calls and 50 to arrive. A rank that dies or leaves
+        its group is noticed within a second, whatever the timeout.
     arena_bytes: most symmetric memory that this rank can use; address space only, memory is taken as needed.
     ranks_per_node: ranks that share memory, consecutive ones; 0: all of them. With several nodes, only CPU tensors. The
         same on every rank.
@@ -102,14 +106,14 @@ class Group:
         *,
         comm: Any = None,
         device: torch.device | str | int | None = None,
-        timeout: float | datetime.timedelta = 50.0,
+        timeout: float | datetime.timedelta | None = None,
         arena_bytes: int = _DEFAULT_ARENA_BYTES,
         ranks_per_node: int = 0,
         transport: str = "auto",
     ) -> None:
         self.device = _device_of(device, group)
-        timeout_ns = _timeout_ns(timeout)
-        bootstrap = bootstrap_for(group, comm, timeout_ns)
+        timeout_ns = _timeout_ns(_CALL_TIMEOUT_S if timeout is None else timeout)
+        bootstrap = bootstrap_for(group, comm, _timeout_ns(_ARRIVAL_TIMEOUT_S if timeout is None else timeout))
         on_gpu = self.device.type == "cuda"
         self._native = _native.create_group(
             bootstrap,

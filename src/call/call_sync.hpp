@@ -51,6 +51,7 @@ class CallSync {
   const Status& broken() const { return state_.broken(); }
   Status fail(ErrorCode code, int culprit, std::string_view message) { return state_.fail(code, culprit, message); }
   Status give_up_on(int suspect, std::string_view what) { return state_.give_up_on(suspect, what); }
+  Status confirm_reads() { return state_.confirm_reads(); }
   void leave() { state_.leave(); }
 
   /// Breaks the group because this rank ran out of memory inside a call.

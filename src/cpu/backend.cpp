@@ -35,21 +35,27 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
 
 Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) try {
   const Context context{*sync_, staging_};
-  return sync_->has_rails() ? internode::route(call, context) : intranode::route(call, context);
+  Result<std::shared_ptr<RoutingState>> routing =
+      sync_->has_rails() ? internode::route(call, context) : intranode::route(call, context);
+  if (!routing.ok()) return routing;
+  if (Status status = sync_->confirm_reads(); !status.ok()) return status;
+  return routing;
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kRoute);
 }
 
 Status CpuBackend::dispatch(const DispatchCall& call) try {
   const Context context{*sync_, staging_};
-  return sync_->has_rails() ? internode::dispatch(call, context) : intranode::dispatch(call, context);
+  Status status = sync_->has_rails() ? internode::dispatch(call, context) : intranode::dispatch(call, context);
+  return status.ok() ? sync_->confirm_reads() : status;
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kDispatch);
 }
 
 Status CpuBackend::combine(const CombineCall& call) try {
   const Context context{*sync_, staging_};
-  return sync_->has_rails() ? internode::combine(call, context) : intranode::combine(call, context);
+  Status status = sync_->has_rails() ? internode::combine(call, context) : intranode::combine(call, context);
+  return status.ok() ? sync_->confirm_reads() : status;
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kCombine);
 }

@@ -39,7 +39,7 @@ Result<Buffer> CudaBackend::allocate(std::size_t bytes) {
   const Parts& parts = context_.parts();
   const DeviceGuard guard(parts.device);
   if (!guard.status().ok()) return guard.status();
-  return parts.arena->allocate(bytes);
+  return parts.memory->allocate(bytes);
 }
 
 MemoryUsage CudaBackend::memory_usage() const {

@@ -15,6 +15,7 @@ set(ferry_cuda_sources
     cuda/sync/fault_text.cpp
     cuda/context/context.cpp
     cuda/context/parts.cpp
+    cuda/context/peer_watch.cpp
     cuda/intranode/combine.cpp
     cuda/intranode/dispatch.cpp
     cuda/intranode/placements.cpp

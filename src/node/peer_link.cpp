@@ -1,5 +1,6 @@
 #include "node/peer_link.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/random.h>
@@ -175,6 +176,18 @@ bool PeerLink::gone() const {
   std::array<pollfd, 2> entries{pollfd{socket_.get(), POLLRDHUP, 0}, pollfd{process_.get(), POLLIN, 0}};
   if (poll(entries.data(), entries.size(), 0) <= 0) return false;
   return entries[0].revents != 0 || entries[1].revents != 0;
+}
+
+Result<std::unique_ptr<PeerLink>> PeerLink::share() const {
+  UniqueFd socket(fcntl(socket_.get(), F_DUPFD_CLOEXEC, 0));
+  UniqueFd process(process_.valid() ? fcntl(process_.get(), F_DUPFD_CLOEXEC, 0) : -1);
+  if (!socket.valid() || process.valid() != process_.valid()) return system_error("fcntl");
+  return std::make_unique<PeerLink>(std::move(socket), std::move(process));
+}
+
+void PeerLink::end_sending() const {
+  // Fails only where the peer is gone already.
+  static_cast<void>(shutdown(socket_.get(), SHUT_WR));
 }
 
 Status PeerLink::send(std::span<const std::byte> message, int fd) const {

@@ -42,8 +42,15 @@ class PeerLink {
  public:
   PeerLink(UniqueFd socket, UniqueFd process) : socket_(std::move(socket)), process_(std::move(process)) {}
 
-  /// Whether the peer's process has ended or closed its end. Never blocks; ignores unread messages.
+  /// Whether the peer's process has ended, or closed its end or its sending. Never blocks; ignores unread messages.
   bool gone() const;
+
+  /// The same link once more: `gone` works on it when this object no longer exists. While it lives the peer does not see
+  /// that this object was destroyed, so tell it by `end_sending`.
+  /// @errors kSystem: no file descriptor is left
+  Result<std::unique_ptr<PeerLink>> share() const;
+  /// The peer finds this side gone. Nothing can be sent any more.
+  void end_sending() const;
 
   /// Sends 1 to kMaxLinkMessageBytes bytes, and a copy of the descriptor `fd` unless it is -1. Never blocks. Callable
   /// from any thread: the kernel keeps a message in one piece.

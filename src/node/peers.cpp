@@ -84,8 +84,6 @@ void Peers::sleep(std::uint32_t rings, std::uint32_t num_rings, std::int64_t tim
   ControlBlock& mine = control(rank_);
   mine.wake_at.store(rings + num_rings, std::memory_order_seq_cst);
   futex_wait(mine.doorbell, rings, timeout_ns);
-  // A rank that was woken and dies in its next step must not still count as waiting.
-  if (mine.doorbell.load(std::memory_order_relaxed) != rings) set_blocked(false);
 }
 
 void Peers::report_error(const ErrorRecord& record) {
@@ -101,6 +99,13 @@ std::optional<ReportedError> Peers::reported_error() const {
     return ReportedError{rank, control(rank).error};
   }
   return std::nullopt;
+}
+
+bool Peers::anyone_gave_up() const {
+  for (int rank = first_rank_; rank < end_rank(); ++rank) {
+    if (control(rank).error_set.load(std::memory_order_acquire) != 0) return true;
+  }
+  return false;
 }
 
 }  // namespace ferry::node

@@ -56,9 +56,9 @@ class Peers {
   /// Wakes this rank, from another thread of its process.
   void ring_self() { ring(control(rank_), false); }
 
-  /// Whether this rank waits for others.
-  void set_blocked(bool blocked) { control(rank_).blocked.store(blocked ? 1 : 0, std::memory_order_relaxed); }
-  bool is_blocked(int rank) const { return control(rank).blocked.load(std::memory_order_relaxed) != 0; }
+  /// Shows that this rank waits for others.
+  void beat() { control(rank_).beats.fetch_add(1, std::memory_order_relaxed); }
+  std::uint64_t beats_of(int rank) const { return control(rank).beats.load(std::memory_order_relaxed); }
   /// Counts work done inside a call, so that peers can tell a slow rank from a stuck one.
   void count_progress() { control(rank_).progress.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t progress_of(int rank) const { return control(rank).progress.load(std::memory_order_relaxed); }
@@ -67,6 +67,8 @@ class Peers {
   void report_error(const ErrorRecord& record);
   /// Why a peer gave up, if one did.
   std::optional<ReportedError> reported_error() const;
+  /// Whether any rank has given up, this one included.
+  bool anyone_gave_up() const;
   /// Posts nothing more; peers that wait for this rank are notified.
   void leave();
   /// "has destroyed its group", "has died"; empty while the rank is present.

@@ -13,10 +13,15 @@
 namespace ferry::rail {
 namespace {
 
-enum Channel : int { kHello = 0, kCall, kError, kChunks, kCredits, kNumChannels };
+enum Channel : int { kHello = 0, kCall, kError, kChunks, kCredits, kBeats, kNumChannels };
 
 /// In values of kCall and kError: the sender has left.
 constexpr std::uint64_t kLeft = std::uint64_t{1} << 63;
+
+/// In values of kBeats, below the beats: progress. So many beats take longer than any group lives, and progress is only
+/// compared with what it was a moment before.
+constexpr int kProgressBits = 24;
+constexpr std::uint64_t kProgressMask = (std::uint64_t{1} << kProgressBits) - 1;
 
 /// Enough to report to peers why the group is broken, over any working network: a hundred round trips around the world
 /// and some lost packets.
@@ -163,6 +168,16 @@ bool Rails::has_header(int node, std::uint64_t call) const {
 }
 
 const std::byte* Rails::headers(std::uint64_t call) const { return memory_.at(memory_.header_in(call % 2, 0)); }
+
+void Rails::beat(std::uint64_t progress) {
+  const std::uint64_t value = ++num_beats_ << kProgressBits | (progress & kProgressMask);
+  for (const int node : peer_nodes_) proxy_->notify(node, kBeats, value);
+}
+
+Rails::WaitSign Rails::wait_sign(int node) const {
+  const std::uint64_t value = proxy_->received(node, kBeats);
+  return {value >> kProgressBits, value & kProgressMask};
+}
 
 void Rails::report_error(const ErrorRecord& record) {
   has_reported_ = true;

@@ -11,6 +11,7 @@
 ///   kError      1                                  the error record
 ///   kChunks     chunks ever sent to this peer      those chunks
 ///   kCredits    chunks ever used up here           nothing; the sender may fill their memory again
+///   kBeats      beats, and work done (WaitSign)    nothing; the sender waits for others
 ///
 /// Every value has one writer and only grows, so nothing is reset between calls. A rank that leaves sets kLeft in the
 /// values of kCall and kError and closes its rings: what it sent before is complete by then.
@@ -101,6 +102,15 @@ class Rails {
   /// it: the proxy wakes the rank then.
   bool sleep(std::int64_t timeout_ns) { return proxy_->sleep(timeout_ns); }
 
+  /// Shows all rail peers that this rank waits for others, and how much work it has done inside calls.
+  void beat(std::uint64_t progress);
+  /// What the peer has shown last.
+  struct WaitSign {
+    std::uint64_t beats = 0;
+    std::uint64_t progress = 0;  ///< its lowest bits
+  };
+  WaitSign wait_sign(int node) const;
+
   /// Sends all rail peers the reason why this rank gives up.
   void report_error(const ErrorRecord& record);
   /// Why a rail peer gave up, if one did.
@@ -133,6 +143,7 @@ class Rails {
   std::unique_ptr<net::RingWords[]> words_;   // by node; outlives the proxy
   std::vector<std::unique_ptr<Ring>> rings_;  // by node; null for this rank's own
   std::uint64_t num_announced_ = 0;
+  std::uint64_t num_beats_ = 0;
   bool has_reported_ = false;
   /// True if all nodes are on this host, it has fewer cores than ranks, and puts are copies that this rank's thread can
   /// make just as well: 8 ranks of two nodes on 2 cores moved 9.1 GB/s through UCX's shared memory with a thread for

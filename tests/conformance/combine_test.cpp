@@ -69,6 +69,38 @@ TEST_P(CombineConformance, DuplicateExperts) {
   run_combines(3, every_combine(DType::kFloat32, Values::kRandom), RoutingPattern::kDuplicates);
 }
 
+/// The most rows that a token can have, and the most entries that share one; both with all biases.
+TEST_P(CombineConformance, AsManyEntriesAsATokenCanHave) {
+  std::vector<CombineSpec> combines;
+  for (const DType dtype : {DType::kBfloat16, DType::kFloat32}) {
+    for (const bool weighted : {false, true}) {
+      combines.push_back({.dtype = dtype,
+                          .hidden = 520,
+                          .weighted = weighted,
+                          .own_weights = weighted,
+                          .num_biases = 2,
+                          .return_weights = true});
+    }
+  }
+  for (const RoutingPattern pattern : {RoutingPattern::kRandom, RoutingPattern::kDuplicates}) {
+    std::vector<ExchangeCase> cases;
+    for (const Layout layout : kLayouts) {
+      for (const MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain}) {
+        ExchangeCase one;
+        one.name = fmt::format("layout {} memory {}", static_cast<int>(layout), static_cast<int>(memory));
+        one.world = {.num_ranks = 3, .num_topk = kMaxTopk, .num_experts = 40, .pattern = pattern, .layout = layout};
+        one.world.seed = 90 + cases.size();
+        one.memory = memory;
+        one.dispatches = {{.hidden = 520, .num_scales = 3}};
+        one.combines = combines;
+        cases.push_back(one);
+      }
+    }
+    run_cases(3, cases);
+    if (on_gpus()) run_cases(3, cases, {.copy_path = CopyPath::kLoadStore});
+  }
+}
+
 TEST_P(CombineConformance, TokensWithoutExpertsGetTheirBiases) {
   run_combines(2, every_combine(DType::kFloat32, Values::kRandom), RoutingPattern::kNone);
   run_combines(2, every_combine(DType::kBfloat16, Values::kSpecial), RoutingPattern::kNone);

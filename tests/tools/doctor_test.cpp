@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "ferry/backends.hpp"
 #include "ferry/transports.hpp"
 #include "tools/running_command.hpp"
 
@@ -50,6 +51,24 @@ TEST(Doctor, JoinsTwoNodesWhereThereIsANetwork) {
       EXPECT_EQ(findings["proof nodes"]["status"], finding["status"]);
     }
   }
+}
+
+/// "absent" where it says nothing of them: a build without the CUDA backend.
+std::string health_of_connections(const char* connections) {
+  const CommandEnd end = run_ferry({"doctor", "--json", "-"}, {{"CUDA_DEVICE_MAX_CONNECTIONS", connections}});
+  EXPECT_EQ(end.exit_code, 0) << end.standard_error;
+  const json report = json::parse(end.standard_output);
+  for (const json& finding : report["findings"]) {
+    if (finding["name"] == "gpu connections") return finding["status"];
+  }
+  return "absent";
+}
+
+TEST(Doctor, WarnsOfFewConnectionsToAGpu) {
+  bool has_cuda = false;
+  for (const BackendInfo& backend : backends()) has_cuda = has_cuda || backend.name == "cuda";
+  EXPECT_EQ(health_of_connections("1"), has_cuda ? "warn" : "absent");
+  EXPECT_EQ(health_of_connections("8"), has_cuda ? "ok" : "absent");
 }
 
 TEST(Doctor, NamesTheLauncherThatItSees) {

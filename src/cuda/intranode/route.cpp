@@ -6,11 +6,11 @@
 
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
+#include "cuda/driver/driver.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/routing.hpp"
 #include "cuda/memory/memory_checks.hpp"
-#include "node/futex.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
@@ -23,8 +23,6 @@ constexpr std::int64_t kMaxBlocks = 128;
 constexpr std::int64_t kBlockTokensUnit = 64;
 /// Polls of the outcome before the host yields its core to other ranks of the machine.
 constexpr int kPollsBeforeYield = 2000;
-/// The kernel's own deadline comes first; this is for a GPU that does not run it at all.
-constexpr std::int64_t kSettleDeadlines = 3;
 
 /// Builds the Routing of one route on one rank. Methods in the order in which they are called.
 class RouteBuilder {
@@ -133,7 +131,7 @@ Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, D
   state.pinned = pinned;
   state.pinned_data = *data;
   state.host = HostResult::at(*data, num_ranks, num_local);
-  state.settle_timeout_ns = kSettleDeadlines * timeout_ns;
+  state.timeout_ns = timeout_ns;
   state.report = report;
   state.num_rows_from_rank.resize(num_ranks);
   RouteResultTables& host = params_.host;
@@ -208,15 +206,13 @@ std::shared_ptr<CudaRouting> RouteBuilder::finish() {
 /// Waits until the exchange of an exact route is known.
 Status await_counts(Context& context, const Launch& launch, const HostResult& host) {
   const RelaxedCapture relaxed;
-  const std::int64_t deadline_ns = node::monotonic_ns() + kSettleDeadlines * context.timeout_ns();
+  CountsDeadline deadline(host, context.timeout_ns());
   for (int polls = 0; host.state() == 0; ++polls) {
     if (polls < kPollsBeforeYield) continue;
     if (Status status = context.check_lost(); !status.ok()) return status;
-    const cudaError_t query = cudaStreamQuery(launch.stream);
-    if (query != cudaSuccess && query != cudaErrorNotReady) {
-      return context.fail(runtime_status(query, "route: waiting for the counts", "a kernel on this GPU failed"));
-    }
-    if (node::monotonic_ns() > deadline_ns) {
+    if (const Result<bool> idle = is_idle(launch.stream); !idle.ok()) return context.fail(idle.status());
+    // A peer that gave up will not come, whenever this rank's stream may come to the route.
+    if (deadline.expired() || (!host.started() && context.parts().sync->peers().reported_error())) {
       return context.give_up_on(context.parts().ranks.rank, "route: this rank's GPU did not run the exchange");
     }
     sched_yield();
@@ -252,7 +248,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
   if (!status.ok()) return refuse(context, call, status);
 
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
-  if (!launch.ok()) return launch.status();
+  if (!launch.ok()) return refuse(context, call, launch.status());
   CudaRouting& state = builder.state();
   cudaError_t error = builder.launch_count_steps(*launch);
   if (error == cudaSuccess && !builder.bounded()) {
@@ -277,7 +273,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
 Result<std::shared_ptr<RoutingState>> intranode::route(Context& context, Placements& placements,
                                                        const RouteCall& call) try {
   const DeviceGuard guard(context.parts().device);
-  if (!guard.status().ok()) return guard.status();
+  if (!guard.status().ok()) return context.fail(guard.status());
   return run(context, placements, call);
 } catch (const std::bad_alloc&) {
   return context.out_of_memory(Operation::kRoute);
