@@ -17,6 +17,7 @@ set(ferry_cuda_sources
     cuda/context/parts.cpp
     cuda/intranode/combine.cpp
     cuda/intranode/dispatch.cpp
+    cuda/intranode/memory_required.cpp
     cuda/intranode/placements.cpp
     cuda/intranode/route.cpp
     cuda/intranode/routing.cpp

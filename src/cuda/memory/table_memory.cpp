@@ -43,8 +43,9 @@ Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes) {
       *data, [memory = shared_from_this(), bytes](std::byte* block) { memory->bury(block, bytes); });
 }
 
-std::size_t TableMemory::held_bytes() const {
+std::size_t TableMemory::held_bytes() {
   const std::lock_guard lock(mutex_);
+  reap();
   return held_bytes_;
 }
 
