@@ -202,6 +202,25 @@ TEST(Memory, TrimGivesPagesBackToTheSystem) {
   });
 }
 
+// Peers that have not noticed may still read or write there.
+TEST(Memory, TrimLeavesABrokenGroupAlone) {
+  const PreparedCase batch = prepare(staged_batch());
+  run_ranks({.kind = RankKind::kProcesses, .num_ranks = 4}, [&](RankContext& context) {
+    Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), {.backend = "cpu"});
+    if (!context.expect_ok(group.status(), "create")) return;
+    check_case(context, **group, batch);
+    if (context.rank() == 1) return;  // leaves without a word to the others
+    const std::size_t before = (*group)->memory_usage().staging_bytes;
+    const std::vector<std::int64_t> ids(4, 0);
+    RouteOptions route;
+    route.num_experts = 16;
+    const RouteInput in{ConstTensorView(ids.data(), DType::kInt64, {1, 4}), {}};
+    context.expect_code((*group)->route(in, route).status(), ErrorCode::kPeerLost, "route");
+    context.expect_code((*group)->trim(), ErrorCode::kPeerLost, "trim");
+    context.expect((*group)->memory_usage().staging_bytes >= before, "trim gave memory back");
+  });
+}
+
 TEST(Memory, RefusesAbsurdShapes) {
   MemoryShape shape;
   shape.num_tokens = -1;
