@@ -6,9 +6,10 @@ endif()
 
 add_library(ferry_build_options INTERFACE)
 target_compile_features(ferry_build_options INTERFACE cxx_std_20)
-# -ffp-contract=off: sums are specified operation by operation, so the compiler may not fuse them.
+# Sums are specified operation by operation, so compilers may neither reorder nor fuse them, whatever CMAKE_CXX_FLAGS say:
+# these follow. A fused operation that is wanted is named in the source.
 target_compile_options(
-  ferry_build_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wsign-conversion;-ffp-contract=off>)
+  ferry_build_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wsign-conversion;-fno-fast-math;-ffp-contract=off>)
 # GCC 13 reports overflows in {fmt} 9.1's big-number code that are not there, in every file that includes it. That {fmt} is
 # a system header does not help: these warnings come after inlining.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)

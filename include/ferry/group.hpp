@@ -108,20 +108,36 @@ struct NetworkUsage {
   std::vector<RailUsage> rails;  ///< by node, without this rank's own
 };
 
-/// The shapes of one rank's use of a group, for `bytes_required`.
+/// The shapes of one rank's use of a group, for `bytes_required`. Each number may be the exact one of a batch, or the
+/// largest of any; what only some groups need is ignored by others.
 struct MemoryShape {
+  std::string backend = "cpu";  ///< a name from `ferry::backends()`
   int num_ranks = 1;
+  int ranks_per_node = 0;            ///< as GroupOptions::ranks_per_node
   std::int64_t num_experts = 0;      ///< E
   std::int64_t num_tokens = 0;       ///< T of this rank
   int num_topk = 0;                  ///< K
   std::int64_t num_recv_rows = 0;    ///< `Routing::num_recv_rows()`
+  std::int64_t num_used_rows = -1;   ///< `Routing::num_used_rows()`; -1: all of num_recv_rows
   std::int64_t row_bytes = 0;        ///< bytes of one payload row
   std::int64_t scale_row_bytes = 0;  ///< bytes of one row of scales, 0 if none
   Layout layout = Layout::kTokens;
-  bool weights = false;  ///< weights are sent (with ids for kTokens)
+  bool weights = false;  ///< route is given weights, and they are sent (with ids for kTokens) and summed back
   /// true: x of dispatch and combine's input are in memory from `allocate`, and so is dispatch's output.
-  /// false: ordinary pointers, which ranks in other processes reach through staging.
+  /// false: other memory. On a CPU group ranks in other processes reach it through staging; this counts as if there
+  /// were some, and rows went to them and came from them.
   bool symmetric = true;
+
+  // Several nodes:
+  std::int64_t num_node_tokens = 0;       ///< this rank's tokens that go to its own node; at most T
+  std::int64_t num_forwarded_tokens = 0;  ///< those of the ranks with its index in other nodes that go to its node
+  std::int64_t num_node_entries = 0;      ///< (token, k) of both whose expert is in its node; at most K times both
+
+  // Backend "cuda":
+  std::int64_t num_local_experts = -1;  ///< experts of this rank; -1: E / R, rounded up
+  int num_routings = 1;                 ///< Routings alive at a time
+  /// Scales, ids and weights that dispatch writes and combine reads are in memory from `allocate` (not counted).
+  bool symmetric_tables = false;
 };
 
 /// A set of ranks that exchange tokens. Create and destroy are collective; so are route, dispatch and combine, called
@@ -158,6 +174,16 @@ class FERRY_API Group {
 
   /// Symmetric memory in use on this rank now.
   MemoryUsage memory_usage() const;
+
+  /// Give back the staging that earlier calls grew to and that no rank can still use; later calls take what they need
+  /// again. Local, between calls: ranks need not agree on when, and no rank is waited for. Left alone are buffers from
+  /// `allocate`, Routings, what the group needs as long as it lives, and the tables of a route since which this rank
+  /// has made no dispatch or combine, as peers may be behind.
+  /// CPU: the pages go back to the system. CUDA: blocks go back to this rank's arena, for `allocate` and later calls,
+  /// as soon as the calls that use them have finished on the GPU; what a captured graph uses stays. The arena keeps its
+  /// device memory until the group ends.
+  /// @errors kInvalidArgument: the group was destroyed; on a broken group what broke it. Both: nothing is given back
+  [[nodiscard]] Status trim();
 
   /// What this rank has sent to other nodes so far, and how. Empty with one node.
   NetworkUsage network_usage() const;
@@ -219,10 +245,12 @@ class FERRY_API Group {
   std::int64_t num_routes_ = 0;
 };
 
-/// Symmetric memory that one rank of a CPU group of one node holds while it routes (at least twice), dispatches and
-/// combines such a batch: control pages, staging, and where `symmetric` three payload buffers (x of dispatch, its
-/// output, combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then.
-/// @errors kInvalidArgument: a negative or absurd number
+/// Symmetric memory that one rank of a group holds when it has routed (at least twice), dispatched and combined such a
+/// batch: control pages, the network's, staging, and where `symmetric` three payload buffers (x of dispatch, its output,
+/// combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then, on a CUDA group when
+/// the stream has been waited for and one placement of experts is used.
+/// @errors kInvalidArgument: a negative or absurd number, or numbers that contradict each other
+///         kUnsupported: this build has no such backend, or it has no groups of that many nodes
 FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);
 
 }  // namespace ferry

@@ -155,6 +155,16 @@ class Group:
         transport, rails = self._native.network_usage()
         return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails))
 
+    @eager
+    def trim(self) -> None:
+        """Give back the staging that earlier calls grew to; later calls take what they need again. Local: ranks need
+        not agree on when.
+
+        On CPUs the system gets the memory. On a GPU it goes back to this rank's arena, for ``empty`` and later calls,
+        once the calls that use it have finished. Raises ``FerryError`` if the group was destroyed or is broken.
+        """
+        self._native.trim()
+
     def __repr__(self) -> str:
         return f"ferry.Group(rank {self.rank} of {self.num_ranks}, {self.device})"
 

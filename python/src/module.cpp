@@ -74,6 +74,10 @@ class PyGroup {
     return nb::make_tuple(usage.control_bytes, usage.staging_bytes, usage.allocated_bytes);
   }
 
+  void trim() {
+    raise_if_error(without_gil([&] { return group_->trim(); }));
+  }
+
   /// Engine, and for each rail peer its rank, the bytes and messages sent, and the path to it.
   nb::tuple network_usage() const {
     const NetworkUsage usage = [&] {
@@ -231,6 +235,7 @@ NB_MODULE(_native, module) {
       .def_prop_ro("backend", &PyGroup::backend)
       .def("allocate", &PyGroup::allocate)
       .def("memory_usage", &PyGroup::memory_usage)
+      .def("trim", &PyGroup::trim)
       .def("network_usage", &PyGroup::network_usage)
       .def("route", &PyGroup::route, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a, "layout"_a,
            "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "expert_to_rank"_a, "stream"_a)

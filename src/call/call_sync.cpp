@@ -30,7 +30,14 @@ std::string_view waiting_for(Phase phase) {
   return "";
 }
 
+rail::RingShape ring_shape(const Topology& topology) { return rail::default_ring_shape(to_size(topology.num_nodes())); }
+
 }  // namespace
+
+std::size_t CallSync::network_bytes(const Topology& topology) {
+  if (topology.num_nodes() == 1) return 0;
+  return node::round_up_to_page(headers_bytes(topology)) + rail::Rails::memory_bytes(topology, ring_shape(topology));
+}
 
 Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context) {
   Result<node::Rendezvous> met = node::rendezvous(context);
@@ -43,8 +50,8 @@ Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context
 }
 
 Status CallSync::connect_rails(const BackendContext& context) {
-  const rail::RailsOptions options{rail::default_ring_shape(to_size(topology().num_nodes())), state_.spins()};
-  Result<std::byte*> headers = peers().arena().take(2 * to_size(topology().num_nodes()) * rail::kCallHeaderStride);
+  const rail::RailsOptions options{ring_shape(topology()), state_.spins()};
+  Result<std::byte*> headers = peers().arena().take(headers_bytes());
   Status status;
   if (headers.ok()) {
     headers_ = *headers;
@@ -129,7 +136,7 @@ Status CallSync::await_headers() {
 
 /// Copies the rail peers' headers to where this node's ranks can read them and no rail peer can change them.
 void CallSync::publish_headers() {
-  std::memcpy(headers_block(peers().call()), rails().headers(peers().call()), headers_block_bytes());
+  std::memcpy(headers_block(peers().call()), rails().headers(peers().call()), headers_block_bytes(topology()));
 }
 
 Status CallSync::collect_headers() {

@@ -100,6 +100,8 @@ class Backend {
   virtual bool memory_is_on_host() const = 0;
   virtual Result<Buffer> allocate(std::size_t bytes) = 0;
   virtual MemoryUsage memory_usage() const = 0;
+  /// Gives back what Group::trim says, and waits for nobody.
+  virtual Status trim() = 0;
   /// Not const: it may have to query the engine.
   virtual NetworkUsage network_usage() { return {}; }
 
@@ -129,6 +131,8 @@ struct BackendFactory {
   Status (*probe)();
   /// Collective: succeeds on all ranks or fails on all.
   Result<std::unique_ptr<Backend>> (*create)(const BackendContext& context);
+  /// ferry::bytes_required for a shape whose numbers were checked; `topology` is that of its rank 0.
+  Result<std::size_t> (*bytes_required)(const MemoryShape& shape, const Topology& topology);
 };
 
 /// The backends of this build, best first. Defined in src/registry.cpp.

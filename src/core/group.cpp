@@ -58,6 +58,11 @@ Result<Buffer> Group::allocate(std::size_t bytes) {
 
 MemoryUsage Group::memory_usage() const { return backend_ ? backend_->memory_usage() : MemoryUsage(); }
 
+Status Group::trim() {
+  if (!backend_) return destroyed("trim");
+  return backend_->trim();
+}
+
 NetworkUsage Group::network_usage() const { return backend_ ? backend_->network_usage() : NetworkUsage(); }
 
 Status Group::check_stream(std::string_view operation, Stream stream) const {

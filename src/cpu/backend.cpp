@@ -10,6 +10,7 @@
 #include "core/unique_fd.hpp"
 #include "cpu/internode/calls.hpp"
 #include "cpu/intranode/calls.hpp"
+#include "cpu/memory_required.hpp"
 
 namespace ferry::cpu {
 namespace {
@@ -47,7 +48,9 @@ Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) t
 Status CpuBackend::dispatch(const DispatchCall& call) try {
   const Context context{*sync_, staging_};
   Status status = sync_->has_rails() ? internode::dispatch(call, context) : intranode::dispatch(call, context);
-  return status.ok() ? sync_->confirm_reads() : status;
+  if (status.ok()) status = sync_->confirm_reads();
+  if (status.ok()) staging_.route_is_over();
+  return status;
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kDispatch);
 }
@@ -55,7 +58,9 @@ Status CpuBackend::dispatch(const DispatchCall& call) try {
 Status CpuBackend::combine(const CombineCall& call) try {
   const Context context{*sync_, staging_};
   Status status = sync_->has_rails() ? internode::combine(call, context) : intranode::combine(call, context);
-  return status.ok() ? sync_->confirm_reads() : status;
+  if (status.ok()) status = sync_->confirm_reads();
+  if (status.ok()) staging_.route_is_over();
+  return status;
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kCombine);
 }
@@ -68,6 +73,13 @@ MemoryUsage CpuBackend::memory_usage() const {
   usage.staging_bytes = staging_.held_bytes();
   usage.allocated_bytes = sync_->peers().arena().allocated_bytes() - usage.staging_bytes - headers_bytes;
   return usage;
+}
+
+Status CpuBackend::trim() {
+  // A peer that has not noticed yet may still be in the call that broke the group.
+  if (!sync_->broken().ok()) return sync_->broken();
+  staging_.trim();
+  return {};
 }
 
 NetworkUsage CpuBackend::network_usage() {
@@ -98,7 +110,8 @@ Status CpuBackend::destroy() {
 }
 
 BackendFactory cpu_backend_factory() {
-  return {"cpu", "ranks of one host through shared memory, of several hosts over a network", probe, CpuBackend::create};
+  return {"cpu", "ranks of one host through shared memory, of several hosts over a network", probe, CpuBackend::create,
+          bytes_required};
 }
 
 }  // namespace ferry::cpu

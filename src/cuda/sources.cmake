@@ -18,6 +18,7 @@ set(ferry_cuda_sources
     cuda/context/peer_watch.cpp
     cuda/intranode/combine.cpp
     cuda/intranode/dispatch.cpp
+    cuda/intranode/memory_required.cpp
     cuda/intranode/placements.cpp
     cuda/intranode/route.cpp
     cuda/intranode/routing.cpp

@@ -68,6 +68,10 @@ Rails::Rails(const BackendContext& context, const RailsOptions& options)
 
 Rails::~Rails() { leave(); }
 
+std::size_t Rails::memory_bytes(const Topology& topology, const RingShape& ring) {
+  return RailMemory(nullptr, shape_of(topology, ring)).size_bytes();
+}
+
 Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, const RailsOptions& options,
                                              const Status& my_status, std::function<void()> wake_rank) {
   // A rank that fails reports it in the gather below, so that all ranks fail together.

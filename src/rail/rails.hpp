@@ -124,6 +124,8 @@ class Rails {
 
   /// Bytes of the network's memory, which the engine owns.
   std::size_t memory_bytes() const { return memory_.size_bytes(); }
+  /// The same before there is a group.
+  static std::size_t memory_bytes(const Topology& topology, const RingShape& ring);
   std::string_view engine_name() const { return engine_name_; }
   net::PeerTraffic traffic(int node) const { return proxy_->traffic(node); }
   /// How the network reaches the rail peers; Path::peer is a node. Waits for the proxy.

@@ -123,6 +123,13 @@ Status Context::take_fault() {
   return status;
 }
 
+Status Context::trim() {
+  if (!parts_.sync->broken().ok()) return parts_.sync->broken();
+  if (Status status = check_lost(); !status.ok()) return status;
+  staging_.trim();
+  return {};
+}
+
 Status Context::wait(Stream stream) {
   const DeviceGuard guard(parts_.device);
   if (!guard.status().ok()) return guard.status();

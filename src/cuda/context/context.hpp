@@ -61,7 +61,8 @@ class Context {
   Status check_lost();
   Status describe(const FaultReport& fault, std::string_view operation) const;
 
-  /// Backend::wait, ::poll and ::destroy.
+  /// Backend::trim, ::wait, ::poll and ::destroy.
+  Status trim();
   Status wait(Stream stream);
   Status poll();
   Status destroy();

@@ -112,7 +112,7 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
 
   const auto num_ranks = static_cast<std::size_t>(context.topology.num_ranks);
   const std::size_t control_bytes = Control::at(nullptr, num_ranks).size_bytes;
-  Result<std::shared_ptr<std::byte>> control = parts.memory->take(control_bytes + num_ranks * sizeof(std::byte*));
+  Result<std::shared_ptr<std::byte>> control = parts.memory->take(control_and_bases_bytes(num_ranks));
   if (!control.ok()) return control.status();
   parts.control_and_bases = *control;
   if (control->get() != parts.arena->base()) {

@@ -16,11 +16,6 @@
 namespace ferry::cuda {
 namespace {
 
-/// Tokens that a block counts: enough blocks to hide latencies for T = 4096, and a bound on them for large T so that
-/// the one block that adds them up stays quick. A multiple of a block's warps.
-constexpr std::int64_t kMinTokensPerBlock = 64;
-constexpr std::int64_t kMaxBlocks = 128;
-constexpr std::int64_t kBlockTokensUnit = 64;
 /// Polls of the outcome before the host yields its core to other ranks of the machine.
 constexpr int kPollsBeforeYield = 2000;
 
@@ -68,9 +63,7 @@ Status RouteBuilder::prepare(Placements& placements, std::size_t shared_limit) {
   Result<std::shared_ptr<const Placement>> placement = placements.find(call_.expert_to_rank);
   if (!placement.ok()) return placement.status();
   const std::int64_t num_tokens = call_.num_tokens;
-  std::int64_t per_block = std::max(kMinTokensPerBlock, (num_tokens + kMaxBlocks - 1) / kMaxBlocks);
-  per_block = (per_block + kBlockTokensUnit - 1) / kBlockTokensUnit * kBlockTokensUnit;
-  const std::int64_t num_blocks = std::max<std::int64_t>(1, (num_tokens + per_block - 1) / per_block);
+  const RouteBlocks blocks = RouteBlocks::of(num_tokens);
 
   CudaRouting& state = *state_;
   state.placement = *placement;
@@ -79,14 +72,14 @@ Status RouteBuilder::prepare(Placements& placements, std::size_t shared_limit) {
   state.num_topk = call_.num_topk;
   state.num_experts = call_.options.num_experts;
   state.layout = call_.options.layout;
-  state.num_blocks = static_cast<int>(num_blocks);
-  state.tokens_per_block = static_cast<int>(per_block);
+  state.num_blocks = blocks.num_blocks;
+  state.tokens_per_block = blocks.tokens_per_block;
   const RoutingTables::Shape shape{.num_ranks = to_size(ranks_.num_ranks),
                                    .num_tokens = to_size(num_tokens),
                                    .num_topk = to_size(call_.num_topk),
                                    .num_experts = to_size(state.num_experts),
                                    .num_local_experts = state.local_expert_ids.size(),
-                                   .num_blocks = to_size(num_blocks),
+                                   .num_blocks = to_size(blocks.num_blocks),
                                    .weights = call_.topk_weights.present()};
   Result<std::shared_ptr<std::byte>> tables = memory_->take(RoutingTables::at(nullptr, shape).size_bytes);
   if (!tables.ok()) return tables.status();
@@ -110,8 +103,7 @@ Status RouteBuilder::clear_summary(cudaStream_t own_stream) {
 Status RouteBuilder::prepare_source(std::int64_t num_rows) {
   state_->num_recv_rows = num_rows;
   state_->num_used_rows = num_rows;
-  Result<std::shared_ptr<std::byte>> source =
-      memory_->take(std::max<std::size_t>(1, to_size(num_rows) * 2 * sizeof(std::int32_t)));
+  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows));
   if (!source.ok()) return source.status();
   state_->source_memory = *source;
   state_->source = ConstTensorView(source->get(), DType::kInt32, {num_rows, 2});

@@ -62,8 +62,9 @@ Result<Buffer> TableMemory::allocate(std::size_t bytes) {
   return Buffer(std::move(owner), *data, bytes);
 }
 
-std::size_t TableMemory::held_bytes() const {
+std::size_t TableMemory::held_bytes() {
   const std::lock_guard lock(mutex_);
+  reap();
   return held_bytes_;
 }
 

@@ -36,8 +36,8 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   Result<Buffer> allocate(std::size_t bytes);
   /// Runs `release` when the calls that were launched before are finished; from any thread.
   void after_calls(std::function<void()> release);
-  /// Bytes taken and not given back to the arena yet, in pages.
-  std::size_t held_bytes() const;
+  /// Bytes taken and not given back to the arena yet, in pages. Gives back first what no call uses any more.
+  std::size_t held_bytes();
 
   /// Recorded after every call that is not captured.
   cudaEvent_t last_call() const { return last_call_; }

@@ -109,6 +109,11 @@ struct Control {
   }
 };
 
+/// The first block of a rank's arena: Control, then [R] where this rank sees its peers' arenas.
+constexpr std::size_t control_and_bases_bytes(std::size_t num_ranks) {
+  return Control::at(nullptr, num_ranks).size_bytes + num_ranks * sizeof(std::byte*);
+}
+
 }  // namespace ferry::cuda
 
 #endif  // FERRY_CUDA_SYNC_CONTROL_HPP
