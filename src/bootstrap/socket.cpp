@@ -14,6 +14,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/descriptors.hpp"
 #include "ferry/bootstrap.hpp"
 
 namespace ferry::bootstrap {
@@ -69,7 +70,8 @@ std::pair<UniqueFd, int> try_listen(const Address& address) {
   return {std::move(fd), 0};
 }
 
-std::string_view listen_hint(int error) {
+std::string listen_hint(int error) {
+  if (is_out_of_descriptors(error)) return describe_descriptor_limit(error, 1);
   switch (error) {
     case EADDRINUSE:
       return "another process listens there (another job, or a second rank 0 of this one); choose another port";
@@ -108,11 +110,16 @@ Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* list = nullptr;
   const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  const int system_error = error == EAI_SYSTEM ? errno : 0;
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, &freeaddrinfo);
+  if (is_out_of_descriptors(system_error)) {
+    return Status(ErrorCode::kSystem, fmt::format("bootstrap: host '{}' cannot be resolved: {}", host,
+                                                  describe_descriptor_limit(system_error, 1)));
+  }
   if (error == EAI_AGAIN || error == EAI_SYSTEM || error == EAI_MEMORY) {
     return Status(ErrorCode::kTransport,
                   fmt::format("bootstrap: host '{}' cannot be resolved at the moment: {}", host,
-                              error == EAI_SYSTEM ? describe_errno(errno) : gai_strerror(error)));
+                              error == EAI_SYSTEM ? describe_errno(system_error) : gai_strerror(error)));
   }
   std::vector<Address> addresses;
   for (const addrinfo* entry = list; error == 0 && entry != nullptr; entry = entry->ai_next) {

@@ -19,6 +19,7 @@
 #include "bootstrap/handshake.hpp"
 #include "bootstrap/socket.hpp"
 #include "bootstrap/tcp_bootstrap.hpp"
+#include "core/descriptors.hpp"
 
 namespace ferry::bootstrap {
 namespace {
@@ -50,7 +51,10 @@ Attempt<UniqueFd> try_connect(const Address& address, Deadline deadline) {
   UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) {
     if (errno == EAFNOSUPPORT) return Retry{Stage::kConnect, "this machine does not support that address family"};
-    return Status(ErrorCode::kSystem, fmt::format("create_tcp_bootstrap: socket() failed: {}", describe_errno(errno)));
+    const int error = errno;
+    return Status(ErrorCode::kSystem, fmt::format("create_tcp_bootstrap: socket() failed: {}",
+                                                  is_out_of_descriptors(error) ? describe_descriptor_limit(error, 1)
+                                                                               : describe_errno(error)));
   }
   tune_connected(fd.get());
   int error = connect(fd.get(), address.raw(), address.size) == 0 ? 0 : errno;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 
+#include "core/descriptors.hpp"
 #include "core/unique_fd.hpp"
 #include "cpu/internode/calls.hpp"
 #include "cpu/intranode/calls.hpp"
@@ -15,12 +16,20 @@
 namespace ferry::cpu {
 namespace {
 
+/// What a rank opens for itself: arena, listener, and some for the time of creation. Its peers take more.
+constexpr int kUsualDescriptors = 4;
+
 Status probe() {
   const UniqueFd fd(memfd_create("ferry-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.valid()) return {};
+  const int error = errno;
+  if (is_out_of_descriptors(error)) {
+    return Status(ErrorCode::kSystem,
+                  fmt::format("memfd_create failed: {}", describe_descriptor_limit(error, kUsualDescriptors)));
+  }
   return Status(ErrorCode::kUnsupported,
                 fmt::format("memfd_create failed: {}; the CPU backend needs Linux 3.17 and a sandbox that allows it",
-                            std::strerror(errno)));
+                            std::strerror(error)));
 }
 
 }  // namespace

@@ -57,7 +57,8 @@ class PeerLink {
   /// @errors kPeerLost: the peer is gone; kTransport: it left so many messages unread that no more fit; kSystem
   Status send(std::span<const std::byte> message, int fd = -1) const;
   /// The next message, if one is waiting. Never blocks. One thread at a time.
-  /// @errors kTransport: the message is longer than any that `send` sends; kSystem
+  /// @errors kTransport: the message is longer than any that `send` sends; kSystem: also where the descriptor that came
+  ///         with it is one too many for this process
   Result<ReceivedMessage> receive() const;
   /// For poll(2), POLLIN: `receive` has something to return. Owned by the link.
   int poll_fd() const { return socket_.get(); }
@@ -89,6 +90,7 @@ class LinkListener {
   const std::string& name() const { return name_; }
 
   /// Wait for one peer that knows `hello.token`; unknown processes and processes of other users are dropped.
+  /// @errors kTimeout; kSystem: also where file descriptors ran out
   Result<LinkedPeer> accept_peer(const LinkHello& hello, std::int64_t deadline_ns) const;
 
  private:

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "core/descriptors.hpp"
 #include "core/group_options.hpp"
 #include "node/futex.hpp"
 #include "node/process_identity.hpp"
@@ -79,6 +80,24 @@ Status add_linked(LinkedPeer linked, std::size_t first_rank, std::vector<Peer>& 
   return {};
 }
 
+/// A timeout with the rank that it waited for.
+Status name_missing(const std::vector<Peer>& peers, std::size_t first_rank, const Status& status) {
+  const auto missing = std::ranges::find_if(peers, [](const Peer& peer) { return peer.arena == nullptr; });
+  const auto rank = first_rank + static_cast<std::size_t>(missing - peers.begin());
+  return Status(status.code(), fmt::format("{}: rank {} is missing", status.message(), rank), static_cast<int>(rank));
+}
+
+/// Descriptors that a link to another process takes: the socket, the peer's process and its arena.
+constexpr std::int64_t kDescriptorsOfLink = 3;
+
+/// Finds out whether all links fit before the first is made: a rank that fails among its links keeps the others
+/// waiting for it until their deadline.
+Result<std::vector<UniqueFd>> reserve_links(const std::vector<Peer>& peers) {
+  const auto num_links = std::ranges::count_if(peers, [](const Peer& peer) { return !peer.same_process; });
+  return reserve_descriptors(kDescriptorsOfLink * num_links,
+                             fmt::format("Group::create: links to {} other processes of this host", num_links));
+}
+
 /// Lower ranks listen, higher ranks connect, so each pair makes one link. Connecting never waits for accepting (the
 /// backlog holds all peers), so no order of ranks can deadlock; answers are awaited only from lower ranks.
 Status connect_processes(const BackendContext& context, const std::vector<Announcement>& announcements,
@@ -98,6 +117,7 @@ Status connect_processes(const BackendContext& context, const std::vector<Announ
                                          peers.end(), [](const Peer& peer) { return !peer.same_process; });
   for (std::ptrdiff_t i = 0; i < num_awaited; ++i) {
     Result<LinkedPeer> linked = listener.accept_peer(hello, deadline_ns);
+    if (linked.status().code() == ErrorCode::kTimeout) return name_missing(peers, node.first, linked.status());
     if (!linked.ok()) return linked.status();
     if (Status status = add_linked(std::move(*linked), node.first, peers); !status.ok()) return status;
   }
@@ -141,8 +161,14 @@ Result<Rendezvous> rendezvous(const BackendContext& context) {
                       static_cast<int>(rank));
     }
   }
+  Result<std::vector<UniqueFd>> reserved = reserve_links(result.peers);
+  if (status.ok()) status = reserved.status();
+  Result<std::vector<std::vector<std::byte>>> can_link =
+      gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
+  if (!can_link.ok()) return can_link.status();
+  reserved->clear();
   const LinkHello hello{context.topology.rank, mine.token, (*arena)->mapping()->fd()};
-  if (status.ok()) status = connect_processes(context, *announcements, *listener, hello, result.peers);
+  status = connect_processes(context, *announcements, *listener, hello, result.peers);
   // When this returns every rank has found the mappings of its node; a failure anywhere fails all ranks.
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);

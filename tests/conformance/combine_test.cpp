@@ -162,6 +162,50 @@ TEST_P(CombineConformance, ReturnsEachTokenTimesItsRows) {
   }
 }
 
+/// The rows of a tensor without what lies between them.
+Bytes rows_of(bool on_device, const ConstTensorView& view) {
+  Bytes rows;
+  const auto element_bytes = static_cast<std::int64_t>(size_bytes(view.dtype));
+  for (std::int64_t row = 0; row < view.extent(0); ++row) {
+    const auto* data = static_cast<const std::byte*>(view.data) + row * view.stride(0) * element_bytes;
+    const Bytes bytes = read_memory(on_device, data, static_cast<std::size_t>(view.extent(1) * element_bytes));
+    rows.insert(rows.end(), bytes.begin(), bytes.end());
+  }
+  return rows;
+}
+
+TEST_P(CombineConformance, TheSumMayReplaceABias) {
+  constexpr int kNumRanks = 4;
+  ExchangeCase spec;
+  spec.name = "sum in place of a bias";
+  spec.world = {.num_ranks = kNumRanks, .num_topk = 4, .num_experts = 8, .max_tokens = 40};
+  // Few rows and many, narrow rows and wide ones: kernels read them in different steps.
+  spec.combines = {{.hidden = 16, .num_biases = 2},
+                   {.hidden = 4096, .weighted = true, .num_biases = 2},
+                   {.dtype = DType::kFloat32, .hidden = 2056, .num_biases = 1}};
+  const PreparedCase prepared = prepare(spec);
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    const Routing routing = check_route(context, group, prepared);
+    if (!routing.present()) return;
+    for (std::size_t i = 0; i < prepared.combines.size(); ++i) {
+      CombineTensors apart(context, group, prepared, i);
+      const Stream stream = stream_of(group);
+      Status status = group.combine(routing, apart.in, apart.out, stream, apart.options);
+      if (!context.expect_ok(finish(group, status), "apart")) return;
+      for (std::size_t bias = 0; bias < static_cast<std::size_t>(prepared.spec.combines[i].num_biases); ++bias) {
+        CombineTensors in_place(context, group, prepared, i);
+        const ConstTensorView& replaced = in_place.in.bias[bias];
+        in_place.out.x.data = const_cast<void*>(replaced.data);
+        in_place.out.x.strides = replaced.strides;
+        status = group.combine(routing, in_place.in, in_place.out, stream, in_place.options);
+        if (!context.expect_ok(finish(group, status), "in place")) return;
+        context.expect(rows_of(uses_device(group), in_place.out.x) == rows_of(uses_device(group), apart.out.x),
+                       fmt::format("combine {}: the sum in place of bias {} is another", i, bias));
+      }
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, CombineConformance, ::testing::ValuesIn(backend_configs()), config_name);
 
 }  // namespace

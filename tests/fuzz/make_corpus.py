@@ -167,6 +167,13 @@ def call_header_seeds() -> dict[str, bytes]:
         # Past the end of an input there are zeros.
         return (bytes([7, len(headers) - 1]) + b"".join(headers) + end).rstrip(b"\0")
 
+    def placed(owners: tuple[int, ...], placement: int, **more: int) -> bytes:
+        fields = (8, len(owners), 0, 1, 0, 1, placement)
+        return call_header(fields=fields, text=struct.pack(f"<{len(owners)}h", *owners), **more)
+
+    def placed_many(experts: int, hashes: tuple[int, ...]) -> bytes:
+        return call_header(fields=(8, experts, 0, 1, 0, 1, hashes[0]), text=struct.pack(f"<{len(hashes)}I", *hashes))
+
     route = call_header(fields=(8, 64, 0, 1, 0, 1, 12345), rows=1000, entries=80)
     return {
         "agreed": story(route, route),
@@ -174,6 +181,13 @@ def call_header_seeds() -> dict[str, bytes]:
         "combine": story(call_header(COMBINE, fields=(0, 4096, 5, 1, 0))),
         "destroy": story(call_header(DESTROY), call_header(DESTROY)),
         "other_field": story(route, call_header(fields=(8, 65, 0, 1, 0, 1, 12345), entries=80)),
+        "other_placement": story(placed((0, 0, 1, 1), 7), placed((0, 1, 0, 1), 8)),
+        "other_placement_of_many": story(placed_many(640, (1,) * 160), placed_many(640, (2,) + (1,) * 159)),
+        "other_placement_cut": story(placed((0, 0, 1, 1), 7), placed((0, 1, 0, 1), 8, text_bytes=7)),
+        "other_placement_of_absurdly_many": story(
+            call_header(fields=(8, (1 << 63) - 1, 0, 1, 0, 1, 7), text=b"1" * 640),
+            call_header(fields=(8, (1 << 63) - 1, 0, 1, 0, 1, 8), text=b"2" * 640),
+        ),
         "other_operation": story(call_header(COMBINE), call_header(DESTROY)),
         "own_error": story(route, call_header(code=3, text=b"route: too much")),
         "own_error_unreadable": story(call_header(code=1, text=b"\x1b[2J\xff\0" * 9)),
