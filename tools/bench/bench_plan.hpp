@@ -35,6 +35,7 @@ struct BenchPlan {
   std::string backend;
   std::string transport;
   std::int64_t timeout_ns = 0;
+  std::uint64_t arena_bytes = 0;
   std::uint64_t seed = 0;
   std::int64_t num_tokens = 0;   ///< T, of each rank
   std::int64_t hidden = 0;       ///< H

@@ -41,6 +41,7 @@ class DemoRank {
     GroupOptions options;
     options.backend = plan_.backend;
     options.timeout_ns = plan_.timeout_ns;
+    options.arena_bytes = plan_.arena_bytes;
     options.device = device_.ordinal();
     options.ranks_per_node = plan_.ranks_per_node();
     options.transport = plan_.transport;

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "ferry/group.hpp"
 #include "run/launch_plan.hpp"
 
 namespace ferry::tools {
@@ -20,6 +21,7 @@ struct CommonOptions {
   std::string transport = "auto";
   LaunchMode launch = LaunchMode::kAuto;
   double timeout_s = 120.0;
+  std::uint64_t arena_bytes = kDefaultArenaBytes;
   std::uint64_t seed = 1;
 
   LaunchRequest launch_request() const;
