@@ -241,8 +241,10 @@ class Group:
 
         x: [T, H] of any dtype whose rows are whole multiples of 16 bytes. scales: [T, S] f32, i32 or u8, any strides.
         topk_weights: [T, K] f32 to send in place of those given to route.
-        out, out_scales: where to receive ([N, H] and [N, S]); by default new tensors, ``out`` in symmetric memory.
-        out_source: [N, 2] i32, contiguous: receives the source rank and token of each row, -1 where there is none.
+        out, out_scales: where to receive ([N, H] and [N, S]); by default new tensors, ``out`` in symmetric memory. They
+        share no memory with each other or with what is sent.
+        out_source: [N, 2] i32, contiguous: receives the source rank and token of each row, -1 where there is none; all
+        ranks or none.
         tables: False omits ids and weights; the same on every rank.
         zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
         num_sms: on a GPU, the most multiprocessors to use; 0: the number measured to saturate the links.
@@ -288,6 +290,8 @@ class Group:
         bias: one or two [T, H] tensors of x's dtype, added to this rank's tokens.
         weighted: False sums each row once; True sums weight * row over the token's experts, with the weights given to
         route or, in their place, ``topk_weights`` [T, K] f32.
+        out: [T, H] of x's dtype for the sums; by default a new tensor. It may be a tensor of ``bias``, else it shares no
+        memory with what is given.
         num_sms: as for dispatch.
         """
         try:

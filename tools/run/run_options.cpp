@@ -20,6 +20,12 @@ constexpr std::uint64_t kMaxArenaBytes = std::uint64_t{1} << 46;
 constexpr double kMaxTimeoutSeconds = 86400.0;
 constexpr double kMinTimeoutSeconds = 0.1;
 
+/// CLI::AsSizeValue takes a unit by itself for one of it, which is what a script gives where a variable is not set.
+std::string starts_with_digit(const std::string& given) {
+  const bool starts = !given.empty() && given.front() >= '0' && given.front() <= '9';
+  return starts ? std::string() : given + " does not begin with a number";
+}
+
 /// CLI::Range lets NaN through, which is not less than any bound.
 std::string is_number(const std::string& given) {
   return std::isnan(std::strtod(given.c_str(), nullptr)) ? given + " is not a number of seconds" : std::string();
@@ -58,6 +64,7 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
       .add_option("--arena", options->arena_bytes,
                   "Most symmetric memory of a rank, staging included, such as 8G or 512M (units of 1024; default 32G)")
       ->transform(CLI::AsSizeValue(false))
+      ->transform(starts_with_digit)
       ->check(whole_number(std::uint64_t{1}, kMaxArenaBytes))
       ->option_text("SIZE");
   command.add_option("--seed", options->seed, "Seed of all generated data")
