@@ -6,8 +6,8 @@
 /// stride that is a multiple of 16 bytes; a [L, C, H] slab may be given as three dimensions or as [L*C, H].
 ///
 /// An output may not share a byte with an input or with another output of the same call (kInvalidArgument): peers read
-/// this rank's inputs while outputs are written. Rows that alternate in memory share none. One exception: in combine the
-/// sums may replace a bias, where both have the same address and row stride.
+/// this rank's inputs while outputs are written. Rows that alternate in memory share none. One exception: in combine
+/// the sums may replace a bias, where both have the same address and row stride.
 
 #include <array>
 

@@ -290,8 +290,8 @@ class Group:
         bias: one or two [T, H] tensors of x's dtype, added to this rank's tokens.
         weighted: False sums each row once; True sums weight * row over the token's experts, with the weights given to
         route or, in their place, ``topk_weights`` [T, K] f32.
-        out: [T, H] of x's dtype for the sums; by default a new tensor. It may be a tensor of ``bias``, else it shares no
-        memory with what is given.
+        out: [T, H] of x's dtype for the sums; by default a new tensor. It may be a tensor of ``bias``, otherwise it
+        shares no memory with what is given.
         num_sms: as for dispatch.
         """
         try:

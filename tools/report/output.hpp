@@ -11,10 +11,10 @@
 
 namespace ferry::tools {
 
-/// Writes `text` to `path`, "-" being standard output; `what` names it in errors, e.g. "the picture". Symbolic links are
-/// followed. A regular file is replaced once the new one is complete, with its permissions, or written in place where
-/// it cannot be replaced (hard links, another owner, a folder that cannot be written). Anything else, such as a device,
-/// a pipe or /dev/fd/5, is written to.
+/// Writes `text` to `path`, "-" being standard output; `what` names it in errors, e.g. "the picture". Symbolic links
+/// are followed. A regular file is replaced once the new one is complete, with its permissions, or written in place
+/// where it cannot be replaced (hard links, another owner, a folder that cannot be written). Anything else, such as a
+/// device, a pipe or /dev/fd/5, is written to.
 /// @errors kSystem
 Status write_text(const std::string& path, std::string_view text, std::string_view what);
 
