@@ -26,6 +26,14 @@ constexpr std::array<std::string_view, 9> kDispatchFields = {"routing (number of
 constexpr std::array<std::string_view, 5> kCombineFields = {"routing (number of the route call)", "row bytes of x",
                                                             "dtype of x", "weighted", "input weights present"};
 
+static_assert(kPlacementDigestBytes <= kCallMessageBytes);
+
+/// The record may be in memory that its rank writes.
+std::span<const char> digest_of(const CallRecord& record) {
+  const auto length = static_cast<std::size_t>(std::clamp<std::int32_t>(record.message_bytes, 0, kCallMessageBytes));
+  return std::span<const char>(record.message).first(length);
+}
+
 }  // namespace
 
 std::string_view to_string(Operation operation) {
@@ -86,10 +94,10 @@ Status check_agreement(std::span<const CallRecord* const> records) {
     for (std::size_t field = 0; field < names.size(); ++field) {
       if (record.fields[field] == first.fields[field]) continue;
       const bool placement = first.operation == Operation::kRoute && field == kPlacementField;
-      const std::string difference =
-          placement ? describe_placement_difference(first, record, rank, first.fields[kNumExpertsField])
-                    : fmt::format("{}: rank 0 has {}, rank {} has {}", names[field], first.fields[field], rank,
-                                  record.fields[field]);
+      const std::string difference = placement ? describe_placement_difference(digest_of(first), digest_of(record),
+                                                                               rank, first.fields[kNumExpertsField])
+                                               : fmt::format("{}: rank 0 has {}, rank {} has {}", names[field],
+                                                             first.fields[field], rank, record.fields[field]);
       return Status(ErrorCode::kInvalidArgument,
                     fmt::format("{}: ranks disagree on {}; it must be the same on every rank",
                                 to_string(first.operation), difference),

@@ -70,7 +70,9 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
   Status status = check_stream("route", stream);
   if (status.ok()) status = check_route(in, options, topology_, backend_->memory_is_on_host(), call);
   if (status.ok()) {
-    write_placement_digest(call.expert_to_rank, call.record);
+    const std::size_t length =
+        write_placement_digest(call.expert_to_rank, std::span(call.record.message).first<kPlacementDigestBytes>());
+    call.record.message_bytes = static_cast<std::int32_t>(length);
   } else {
     call.record.set_status(status);
   }

@@ -23,23 +23,24 @@ std::uint64_t hash_owners(std::span<const std::int32_t> owners) {
 std::int64_t range_size(std::int64_t num_experts) { return (num_experts + kNumDigestRanges - 1) / kNumDigestRanges; }
 
 template <typename T>
-void store(CallRecord& record, T value) {
-  std::memcpy(record.message.data() + record.message_bytes, &value, sizeof(value));
-  record.message_bytes += static_cast<std::int32_t>(sizeof(value));
+void store(std::span<char> digest, std::size_t* length, T value) {
+  std::memcpy(digest.subspan(*length, sizeof(value)).data(), &value, sizeof(value));
+  *length += sizeof(value);
 }
 
 template <typename T>
-T load(const CallRecord& record, std::int64_t idx) {
+T load(std::span<const char> digest, std::int64_t idx) {
   T value;
-  std::memcpy(&value, record.message.data() + static_cast<std::size_t>(idx) * sizeof(value), sizeof(value));
+  std::memcpy(&value, digest.subspan(static_cast<std::size_t>(idx) * sizeof(value), sizeof(value)).data(),
+              sizeof(value));
   return value;
 }
 
 /// The first entry that differs; -1 if there is none, or the digests are not of `count` entries.
 template <typename T>
-std::int64_t first_difference(const CallRecord& a, const CallRecord& b, std::int64_t count) {
-  const auto bytes = count * static_cast<std::int64_t>(sizeof(T));
-  if (a.message_bytes != bytes || b.message_bytes != bytes) return -1;
+std::int64_t first_difference(std::span<const char> a, std::span<const char> b, std::int64_t count) {
+  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+  if (a.size() != bytes || b.size() != bytes) return -1;
   for (std::int64_t i = 0; i < count; ++i) {
     if (load<T>(a, i) != load<T>(b, i)) return i;
   }
@@ -52,23 +53,25 @@ std::int64_t hash_placement(const std::vector<std::int32_t>& expert_to_rank) {
   return static_cast<std::int64_t>(hash_owners(expert_to_rank));
 }
 
-void write_placement_digest(const std::vector<std::int32_t>& expert_to_rank, CallRecord& record) {
-  record.message_bytes = 0;
+std::size_t write_placement_digest(const std::vector<std::int32_t>& expert_to_rank,
+                                   std::span<char, kPlacementDigestBytes> digest) {
+  std::size_t length = 0;
   const auto num_experts = static_cast<std::int64_t>(expert_to_rank.size());
   if (num_experts <= kMaxListedExperts) {
-    for (std::int32_t owner : expert_to_rank) store(record, static_cast<std::int16_t>(owner));
-    return;
+    for (std::int32_t owner : expert_to_rank) store(digest, &length, static_cast<std::int16_t>(owner));
+    return length;
   }
   const auto size = static_cast<std::size_t>(range_size(num_experts));
   const std::span<const std::int32_t> all(expert_to_rank);
   for (std::size_t begin = 0; begin < all.size(); begin += size) {
     const std::uint64_t hash = hash_owners(all.subspan(begin, std::min(size, all.size() - begin)));
-    store(record, static_cast<std::uint32_t>(hash ^ (hash >> 32)));
+    store(digest, &length, static_cast<std::uint32_t>(hash ^ (hash >> 32)));
   }
+  return length;
 }
 
-std::string describe_placement_difference(const CallRecord& first, const CallRecord& other, std::size_t other_rank,
-                                          std::int64_t num_experts) {
+std::string describe_placement_difference(std::span<const char> first, std::span<const char> other,
+                                          std::size_t other_rank, std::int64_t num_experts) {
   if (num_experts >= 1 && num_experts <= kMaxListedExperts) {
     const std::int64_t expert = first_difference<std::int16_t>(first, other, num_experts);
     if (expert >= 0) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ struct Refusal {
   std::vector<std::string> arguments;
   const char* message;
 };
+
+/// How GoogleTest prints the parameter.
+void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.name; }
 
 class Refusals : public ::testing::TestWithParam<Refusal> {};
 

@@ -70,7 +70,8 @@ CallRecord route_of(const std::vector<std::int32_t>& expert_to_rank) {
   record.operation = Operation::kRoute;
   record.fields[1] = static_cast<std::int64_t>(expert_to_rank.size());
   record.fields[6] = hash_placement(expert_to_rank);
-  write_placement_digest(expert_to_rank, record);
+  record.message_bytes = static_cast<std::int32_t>(
+      write_placement_digest(expert_to_rank, std::span(record.message).first<kPlacementDigestBytes>()));
   return record;
 }
 

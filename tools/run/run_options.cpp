@@ -21,7 +21,7 @@ constexpr double kMaxTimeoutSeconds = 86400.0;
 constexpr double kMinTimeoutSeconds = 0.1;
 
 /// CLI::AsSizeValue takes a unit by itself for one of it, which is what a script gives where a variable is not set.
-std::string starts_with_digit(const std::string& given) {
+std::string starts_with_digit(std::string& given) {
   const bool starts = !given.empty() && given.front() >= '0' && given.front() <= '9';
   return starts ? std::string() : given + " does not begin with a number";
 }
@@ -33,17 +33,19 @@ std::string is_number(const std::string& given) {
 }  // namespace
 
 void add_common_options(CLI::App& command, CommonOptions* options) {
+  // The plan of the launch says which numbers make sense.
+  constexpr int kMinInt = std::numeric_limits<int>::min();
   constexpr int kMaxInt = std::numeric_limits<int>::max();
   command
       .add_option("--ranks", options->num_ranks,
                   fmt::format("Ranks, each a process (default {}; under a launcher, its number)", kDefaultNumRanks))
-      ->check(whole_number(1, kMaxInt))
+      ->check(whole_number(kMinInt, kMaxInt))
       ->option_text("INT");
   command
       .add_option("--nodes", options->num_nodes,
                   "Nodes that the ranks are spread over evenly; ranks of different nodes share nothing but the network "
                   "(default 1; under a launcher, its hosts)")
-      ->check(whole_number(1, kMaxInt))
+      ->check(whole_number(kMinInt, kMaxInt))
       ->option_text("INT");
   command
       .add_option("--transport", options->transport, "The network between nodes (default auto: the best that works)")
@@ -64,7 +66,7 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
       .add_option("--arena", options->arena_bytes,
                   "Most symmetric memory of a rank, staging included, such as 8G or 512M (units of 1024; default 32G)")
       ->transform(CLI::AsSizeValue(false))
-      ->transform(starts_with_digit)
+      ->transform(CLI::Validator(starts_with_digit, "", "size"))
       ->check(whole_number(std::uint64_t{1}, kMaxArenaBytes))
       ->option_text("SIZE");
   command.add_option("--seed", options->seed, "Seed of all generated data")
