@@ -1,16 +1,22 @@
 /// Properties of the UCX engine alone: its effect on the process that loads it, and UCX's variables.
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <vector>
 
 #include "net/ucx/paths.hpp"
+#include "net/ucx/setup.hpp"
 #include "support/bootstrap_ranks.hpp"
 #include "support/net_ends.hpp"
 
@@ -29,6 +35,26 @@ Status in_fresh_process(const std::function<Status()>& body) {
 Status create_status() {
   std::vector<std::byte> memory(4096);
   return net_engine("ucx").create({.self = 0, .num_peers = 2, .num_channels = 1, .memory = memory}).status();
+}
+
+/// Of the sockets of this process that listen for IPv4 connections.
+std::vector<std::string> listening_addresses_but(std::string_view allowed) {
+  std::vector<std::string> others;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    int listens = 0;
+    socklen_t num_bytes = sizeof listens;
+    sockaddr_storage address{};
+    socklen_t address_bytes = sizeof address;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &num_bytes) != 0 || listens == 0) continue;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_bytes) != 0) continue;
+    std::array<char, INET6_ADDRSTRLEN> text{};
+    if (address.ss_family == AF_INET) {
+      inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(&address)->sin_addr, text.data(), text.size());
+    }
+    if (text.data() != allowed) others.emplace_back(text.data());
+  }
+  return others;
 }
 
 Status lose_a_peer() {
@@ -130,6 +156,112 @@ TEST(NetUcx, PathsReportWhetherTheyAreInMemory) {
     });
     EXPECT_TRUE(status.ok()) << status.to_string();
   }
+}
+
+TEST(NetUcx, PeersOfThisHostStoreIntoMemoryAndListenOnTheLoopbackInterfaceAlone) {
+  const Status status = in_fresh_process([] {
+    unsetenv("UCX_TLS");
+    NetEnds ends("ucx", {.engine_allocates = true, .hosts = {7, 7}});
+    ends.connect();
+    ends[0].engine->notify(1, 0, 1);
+    if (!ends.poll_until([&] { return ends[1].highest(0, 0) == 1; })) return Status(ErrorCode::kTimeout, "no message");
+    const std::string path = ends[0].engine->paths().at(0).description;
+    if (!path.starts_with("memory (puts)")) return Status(ErrorCode::kInternal, path);
+    const std::vector<std::string> strangers = listening_addresses_but("127.0.0.1");
+    return strangers.empty() ? Status() : Status(ErrorCode::kInternal, "it listens on " + strangers.front());
+  });
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(NetUcx, EndsThatDisagreeAboutHostsAreRefused) {
+  NetEnds ends("ucx", {.num_ends = 3, .hosts = {0, 0, 1}});
+  std::vector<net::Blob> addresses = ends.addresses();
+  NetEnds others("ucx", {.num_ends = 3, .hosts = {0, 1, 2}});
+  addresses[1] = others.addresses()[1];
+  const Status status = ends.connect(0, addresses);
+  EXPECT_EQ(status.code(), ErrorCode::kTransport) << status.to_string();
+  EXPECT_EQ(status.peer(), 1);
+  EXPECT_THAT(status.message(), HasSubstr("does not expect this rank on its host"));
+}
+
+TEST(NetUcx, TooFewDescriptorsAreATypedErrorThatNamesTheLimit) {
+  // From none to as many as are enough: UCX ends the process where it finds out by itself.
+  bool created = false;
+  for (rlim_t limit = 8; !created && limit < 256; limit += 4) {
+    const Status status = in_fresh_process([limit] {
+      const rlimit descriptors{limit, limit};
+      setrlimit(RLIMIT_NOFILE, &descriptors);
+      return create_status();
+    });
+    created = status.ok();
+    if (created) break;
+    EXPECT_EQ(status.code(), ErrorCode::kSystem) << limit << ": " << status.to_string();
+    EXPECT_THAT(status.message(), HasSubstr("this process may have " + std::to_string(limit)));
+    EXPECT_THAT(status.message(), HasSubstr("ulimit -n"));
+  }
+  EXPECT_TRUE(created);
+}
+
+TEST(NetUcx, NoRoomForSharedMemoryIsATypedErrorThatNamesTheFolder) {
+  const Status status = in_fresh_process([] {
+    setenv("UCX_TLS", "posix", 1);
+    setenv("UCX_POSIX_DIR", "/proc", 1);  // a file system without room, on any machine
+    return create_status();
+  });
+  EXPECT_EQ(status.code(), ErrorCode::kSystem) << status.to_string();
+  EXPECT_THAT(status.message(), HasSubstr("/proc"));
+  EXPECT_THAT(status.message(), HasSubstr("needs"));
+}
+
+TEST(NetUcx, WithoutRoomForSharedMemoryPeersOfThisHostTalkOverTcp) {
+  const Status status = in_fresh_process([] {
+    unsetenv("UCX_TLS");
+    setenv("UCX_POSIX_DIR", "/proc", 1);
+    NetEnds ends("ucx", {.engine_allocates = true, .hosts = {7, 7}});
+    ends.connect();
+    ends[0].engine->put(1, 0, 0, 0, 1000);
+    ends[0].engine->notify(1, 0, 1);
+    if (!ends.poll_until([&] { return ends[1].highest(0, 0) == 1; })) return Status(ErrorCode::kTimeout, "no message");
+    const std::string path = ends[0].engine->paths().at(0).description;
+    return path.starts_with("tcp/") ? Status() : Status(ErrorCode::kInternal, path);
+  });
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(NetUcx, SetupsFollowTheEnvironment) {
+  using net::ucx::Scope;
+  using net::ucx::setups_for;
+  net::ucx::Surroundings surroundings{.loopback = "lo"};
+  EXPECT_EQ(setups_for(Scope::kHost, "eth1", surroundings).back().devices, "lo");
+  EXPECT_EQ(setups_for(Scope::kHost, "eth1", surroundings).back().transports, "tcp");
+  std::vector<net::ucx::Setup> network = setups_for(Scope::kNetwork, "eth1", surroundings);
+  ASSERT_EQ(network.size(), 1U);
+  EXPECT_EQ(network[0].devices, "eth1");
+  EXPECT_FALSE(network[0].remote_writes);
+  surroundings.has_infiniband = true;
+  network = setups_for(Scope::kNetwork, "", surroundings);
+  ASSERT_EQ(network.size(), 2U);
+  EXPECT_EQ(network[0].transports, "ib");
+  EXPECT_TRUE(network[0].remote_writes && network[0].optional);
+  EXPECT_FALSE(network[1].remote_writes || network[1].optional);
+  surroundings.transports = "rc,ud";
+  surroundings.devices = "mlx5_0:1";
+  network = setups_for(Scope::kNetwork, "eth1", surroundings);
+  ASSERT_EQ(network.size(), 1U);
+  EXPECT_EQ(network[0].transports, "");
+  EXPECT_EQ(network[0].devices, "");
+  EXPECT_TRUE(network[0].remote_writes);
+  EXPECT_EQ(setups_for(Scope::kHost, "", surroundings).back().transports, "tcp");
+  surroundings.transports = "rc,tcp";
+  EXPECT_FALSE(setups_for(Scope::kNetwork, "", surroundings)[0].remote_writes);
+  EXPECT_EQ(setups_for(Scope::kHost, "", surroundings)[0].transports, "");
+  EXPECT_EQ(setups_for(Scope::kHost, "", surroundings)[0].devices, "lo");
+}
+
+TEST(NetUcx, ListsOfTransportsAllowOrExclude) {
+  using net::ucx::allows;
+  EXPECT_TRUE(allows("tcp,posix", "posix") && allows("sm", "posix") && allows("all", "tcp") && allows("^tcp", "posix"));
+  EXPECT_FALSE(allows("tcp", "posix") || allows("^sm,tcp", "posix") || allows("", "tcp") || allows("tcpx", "tcp"));
 }
 
 TEST(NetUcx, LanesAreDescribedByWhatTheyAreUsedFor) {

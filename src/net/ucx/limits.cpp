@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 namespace ferry::net::ucx {
@@ -41,11 +42,9 @@ class Descriptors {
 
 std::string mib(std::size_t num_bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(num_bytes) / (1 << 20)); }
 
-Status no_shared_memory(const std::string& what) {
+Status no_shared_memory(std::string_view what, std::string_view remedy) {
   return Status(ErrorCode::kSystem,
-                fmt::format("network engine ucx: {}; give it more (docker run --shm-size, mount -o remount,size=), or "
-                            "take posix out of UCX_TLS",
-                            what));
+                fmt::format("network engine ucx: {}; {}, or take posix out of UCX_TLS", what, remedy));
 }
 
 }  // namespace
@@ -74,20 +73,21 @@ Status check_shared_memory(std::size_t bytes_needed) {
   const std::string folder = shared_memory_folder();
   struct statvfs facts {};
   if (statvfs(folder.c_str(), &facts) != 0) {
-    return no_shared_memory(
-        fmt::format("{}, where shared memory is made, cannot be examined: {}", folder, std::strerror(errno)));
+    return no_shared_memory(fmt::format("{}, for shared memory, cannot be examined: {}", folder, std::strerror(errno)),
+                            "mount a tmpfs there");
   }
   const std::size_t size = facts.f_blocks * facts.f_frsize;
   const std::size_t left = facts.f_bavail * facts.f_frsize;
-  if (access(folder.c_str(), W_OK) != 0) {
-    return no_shared_memory(fmt::format("{}, where shared memory is made, has {} but cannot be written to: {}", folder,
-                                        mib(size), std::strerror(errno)));
-  }
   if (left < bytes_needed) {
+    return no_shared_memory(fmt::format("{}, for shared memory, has {}, of which {} are left, and this rank needs {}",
+                                        folder, mib(size), mib(left), mib(bytes_needed)),
+                            "give it more (docker run --shm-size, mount -o remount,size=)");
+  }
+  if (access(folder.c_str(), W_OK) != 0) {
     return no_shared_memory(
-        fmt::format("{}, where shared memory is made, has {}, of which {} are left, and this rank "
-                    "needs {}",
-                    folder, mib(size), mib(left), mib(bytes_needed)));
+        fmt::format("{}, for shared memory, has {} but cannot be written to: {}, and this rank needs {}", folder,
+                    mib(size), std::strerror(errno), mib(bytes_needed)),
+        "make it writable");
   }
   return {};
 }

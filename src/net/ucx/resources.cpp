@@ -1,7 +1,5 @@
 #include "net/ucx/resources.hpp"
 
-#include <net/if.h>
-
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -49,18 +47,9 @@ constexpr std::size_t kDescriptorsPerPeer = 2;
 /// Queue and buffers of a worker's posix transport: 4.3 MB with UCX 1.13, 5.3 MB with 1.22.
 constexpr std::size_t kPosixBytes = std::size_t{8} << 20;
 
-std::size_t num_interfaces() {
-  struct if_nameindex* all = if_nameindex();
-  if (all == nullptr) return 1;
-  std::size_t count = 0;
-  while (all[count].if_index != 0) ++count;
-  if_freenameindex(all);
-  return count;
-}
-
 Status check_limits(const Setup& setup, const Resources::Params& params) {
-  const std::size_t num_used = params.scope == Scope::kHost ? 1 : num_interfaces();
-  if (Status status = check_descriptors(kDescriptors + kDescriptorsPerInterface * num_used +
+  const std::size_t num_interfaces = params.scope == Scope::kHost ? 1 : num_network_interfaces();
+  if (Status status = check_descriptors(kDescriptors + kDescriptorsPerInterface * num_interfaces +
                                         kDescriptorsPerPeer * params.num_peers);
       !status.ok()) {
     return status;

@@ -2,11 +2,14 @@
 
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
+#include <set>
 #include <system_error>
 
 namespace ferry::net::ucx {
@@ -54,14 +57,22 @@ bool only_remote_writers(std::string_view transports) {
          });
 }
 
-std::string loopback_interface() {
+/// Interfaces that are up, once for each address. What `visit` returns ends the visit if it is true.
+void visit_interfaces(const std::function<bool(const ifaddrs&)>& visit) {
   ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return {};
-  std::string name;
-  for (const ifaddrs* one = all; one != nullptr && name.empty(); one = one->ifa_next) {
-    if ((one->ifa_flags & IFF_LOOPBACK) != 0 && (one->ifa_flags & IFF_UP) != 0) name = one->ifa_name;
+  if (getifaddrs(&all) != 0) return;
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    if ((one->ifa_flags & IFF_UP) != 0 && visit(*one)) break;
   }
   freeifaddrs(all);
+}
+
+std::string loopback_interface() {
+  std::string name;
+  visit_interfaces([&name](const ifaddrs& one) {
+    if ((one.ifa_flags & IFF_LOOPBACK) != 0) name = one.ifa_name;
+    return !name.empty();
+  });
   return name;
 }
 
@@ -73,9 +84,7 @@ bool has_entries(const char* folder) {
 std::vector<Setup> host_setups(const Surroundings& surroundings) {
   const std::string_view own = surroundings.transports != nullptr ? surroundings.transports : "";
   if (allows(own, "posix") || allows(own, "sysv") || allows(own, "tcp")) {
-    if (surroundings.transports != nullptr) {
-      return {{.devices = allows(own, "tcp") ? surroundings.loopback : "", .shared_memory = allows(own, "posix")}};
-    }
+    return {{.devices = allows(own, "tcp") ? surroundings.loopback : "", .shared_memory = allows(own, "posix")}};
   }
   return {{.transports = std::string(kHostTransports),
            .devices = surroundings.loopback,
@@ -113,6 +122,17 @@ Surroundings Surroundings::here() {
 
 std::vector<Setup> setups_for(Scope scope, std::string_view devices, const Surroundings& surroundings) {
   return scope == Scope::kHost ? host_setups(surroundings) : network_setups(devices, surroundings);
+}
+
+std::size_t num_network_interfaces() {
+  std::set<std::string> names;
+  visit_interfaces([&names](const ifaddrs& one) {
+    if (one.ifa_addr != nullptr && (one.ifa_addr->sa_family == AF_INET || one.ifa_addr->sa_family == AF_INET6)) {
+      names.insert(one.ifa_name);
+    }
+    return false;
+  });
+  return names.size();
 }
 
 bool allows(std::string_view transports, std::string_view name) {

@@ -40,6 +40,9 @@ struct Surroundings {
 /// The setups to try, best first; never empty. `devices`: what the engine's owner allows for other hosts.
 std::vector<Setup> setups_for(Scope scope, std::string_view devices, const Surroundings& surroundings);
 
+/// Network interfaces of this host that are up and have an address: on each of them UCX may listen.
+std::size_t num_network_interfaces();
+
 /// Whether a value of UCX_TLS allows a transport of that name.
 bool allows(std::string_view transports, std::string_view name);
 
