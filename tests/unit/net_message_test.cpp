@@ -48,7 +48,7 @@ class NetMessage : public testing::Test {
   net::ucx::SealKey key_{std::byte{1}, std::byte{2}};
   Seal sending_ = Seal::make(key_).value();
   std::vector<std::byte> memory_ = std::vector<std::byte>(64);
-  Inbound inbound_{Seal::make(key_).value(), kSender, kNumChannels, memory_};
+  Inbound inbound_{Seal::make(key_).value(), {kSender, kNumChannels, memory_}};
   std::vector<std::byte> payload_ = std::vector<std::byte>(16, std::byte{0x55});
 };
 
@@ -114,7 +114,7 @@ TEST_F(NetMessage, ThatBreakTheRulesEndTheConnection) {
                                    sealed({.kind = MessageKind{0}}),
                                    sealed({.kind = MessageKind{6}})};
   for (std::size_t i = 0; i < all.size(); ++i) {
-    Inbound inbound(Seal::make(key_).value(), kSender, kNumChannels, memory_);
+    Inbound inbound(Seal::make(key_).value(), {kSender, kNumChannels, memory_});
     EXPECT_FALSE(inbound.accept(all[i], std::span(payload_).first(all[i].payload_bytes))) << i;
     EXPECT_TRUE(inbound.broken()) << i;
     EXPECT_FALSE(inbound.accept(notify(0), {})) << i;

@@ -170,8 +170,10 @@ Status UcxEngine::connect_to(int peer, std::span<const std::byte> own_part) {
       *scopes_.at(scope), std::move(*sending), static_cast<std::uint32_t>(options_.self), rank, options_.num_channels);
   Status opened = connection->open(address->at(scope).worker, address->at(scope).memory_key, address->memory_base);
   at(peer).connection = std::move(connection);
-  at(peer).inbound = std::make_unique<Inbound>(std::move(*receiving), static_cast<std::uint32_t>(peer),
-                                               static_cast<std::uint32_t>(options_.num_channels), options_.memory);
+  const Inbound::Params params{.sender = static_cast<std::uint32_t>(peer),
+                               .num_channels = static_cast<std::uint32_t>(options_.num_channels),
+                               .memory = options_.memory};
+  at(peer).inbound = std::make_unique<Inbound>(std::move(*receiving), params);
   return opened;
 }
 

@@ -16,7 +16,7 @@ std::optional<Message> parse_message(std::span<const std::byte> header) {
 
 bool Inbound::accept(const Message& message, std::span<const std::byte> payload) noexcept {
   const bool is_new = message.sequence >= next_ && !early_.contains(message.sequence);
-  if (broken_ || !is_new || message.sender != sender_ || message.payload_bytes != payload.size() ||
+  if (broken_ || !is_new || message.sender != params_.sender || message.payload_bytes != payload.size() ||
       !seal_.matches(message.sequence, message.sealed_bytes(), message.tag)) {
     return drop();
   }
@@ -24,7 +24,7 @@ bool Inbound::accept(const Message& message, std::span<const std::byte> payload)
     broken_ = true;
     return drop();
   }
-  if (!payload.empty()) std::memcpy(memory_.data() + message.value, payload.data(), payload.size());
+  if (!payload.empty()) std::memcpy(params_.memory.data() + message.value, payload.data(), payload.size());
   try {
     keep(message);
   } catch (const std::bad_alloc&) {
@@ -45,10 +45,11 @@ void Inbound::keep(const Message& message) {
 }
 
 bool Inbound::is_sound(const Message& message, std::size_t payload_bytes) const {
-  if (message.channel >= num_channels_) return false;
+  if (message.channel >= params_.num_channels) return false;
   switch (message.kind) {
     case MessageKind::kPut:
-      return payload_bytes > 0 && message.value <= memory_.size() && payload_bytes <= memory_.size() - message.value;
+      return payload_bytes > 0 && message.value <= params_.memory.size() &&
+             payload_bytes <= params_.memory.size() - message.value;
     case MessageKind::kHello:
     case MessageKind::kNotify:
     case MessageKind::kGoodbye:

@@ -26,8 +26,12 @@ class Inbound {
   /// which the sender's rings allow a few chunks per channel: far fewer.
   static constexpr std::size_t kMaxEarly = 1 << 16;
 
-  Inbound(Seal seal, std::uint32_t sender, std::uint32_t num_channels, std::span<std::byte> memory)
-      : seal_(std::move(seal)), sender_(sender), num_channels_(num_channels), memory_(memory) {}
+  struct Params {
+    std::uint32_t sender = 0;
+    std::uint32_t num_channels = 0;
+    std::span<std::byte> memory{};  ///< what the sender puts into
+  };
+  Inbound(Seal seal, const Params& params) : seal_(std::move(seal)), params_(params) {}
 
   /// A message arrived. Those that the peer did not make, or that arrived before, are dropped without effect.
   /// @return false where it was dropped
@@ -48,9 +52,7 @@ class Inbound {
   void hand_on(const Message& message);
 
   Seal seal_;
-  std::uint32_t sender_;
-  std::uint32_t num_channels_;
-  std::span<std::byte> memory_;
+  Params params_;
   std::uint64_t next_ = 0;                  // all messages before this number have arrived
   std::map<std::uint64_t, Message> early_;  // others that have
   std::vector<Message> due_;
