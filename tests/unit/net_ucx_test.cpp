@@ -202,6 +202,34 @@ TEST(NetUcx, TooFewDescriptorsAreATypedErrorThatNamesTheLimit) {
   EXPECT_TRUE(created);
 }
 
+TEST(NetUcx, DescriptorsThatRunOutWhileConnectingEndNoProcess) {
+  for (rlim_t num_left = 0; num_left <= 12; ++num_left) {
+    const Status status = in_fresh_process([num_left] {
+      NetEnds ends("ucx", {.num_ends = 3, .timeout_ns = 100'000'000});
+      const std::vector<net::Blob> addresses = ends.addresses();
+      const int next = dup(0);
+      close(next);
+      const rlim_t limit = static_cast<rlim_t>(next) + num_left;
+      const rlimit descriptors{limit, limit};
+      setrlimit(RLIMIT_NOFILE, &descriptors);
+      for (int end = 0; end < ends.size(); ++end) {
+        const Status connected = ends.connect(end, addresses);
+        if (!connected.ok() && connected.code() != ErrorCode::kSystem) return connected;
+      }
+      for (int from = 0; from < ends.size(); ++from) {
+        for (int to = 0; to < ends.size(); ++to) {
+          if (to != from) ends[from].engine->notify(to, 0, 1);
+        }
+      }
+      for (int round = 0; round < 200; ++round) {
+        if (!ends.poll()) usleep(100);
+      }
+      return Status();
+    });
+    EXPECT_TRUE(status.ok()) << num_left << ": " << status.to_string();
+  }
+}
+
 TEST(NetUcx, NoRoomForSharedMemoryIsATypedErrorThatNamesTheFolder) {
   const Status status = in_fresh_process([] {
     setenv("UCX_TLS", "posix", 1);

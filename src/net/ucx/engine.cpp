@@ -12,6 +12,7 @@
 #include "net/ucx/address.hpp"
 #include "net/ucx/connection.hpp"
 #include "net/ucx/inbound.hpp"
+#include "net/ucx/limits.hpp"
 #include "net/ucx/message.hpp"
 #include "net/ucx/scopes.hpp"
 
@@ -130,6 +131,8 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
     if (!own_part.ok()) return own_part.status();
     own_parts[index] = *own_part;
   }
+  // UCX ends the process if it finds out in the middle of a connection.
+  if (Status status = check_descriptors(descriptors_of_connections(peers_.size() - 1)); !status.ok()) return status;
   for (int peer = 0; peer < options_.num_peers; ++peer) {
     if (peer == options_.self) continue;
     if (Status status = connect_to(peer, own_parts[static_cast<std::size_t>(peer)]); !status.ok()) {

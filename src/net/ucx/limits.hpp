@@ -15,6 +15,10 @@ namespace ferry::net::ucx {
 /// @errors kSystem: names the limit, what is left and what is needed
 Status check_descriptors(std::size_t num_needed);
 
+/// Descriptors that connections to so many peers need at most: two ends that connect to each other at the same moment
+/// have two connections until they notice, and UCX opens some for a moment.
+constexpr std::size_t descriptors_of_connections(std::size_t num_peers) { return 2 * num_peers + 4; }
+
 /// Where UCX's posix transport makes its files: UCX_POSIX_DIR, else /dev/shm.
 std::string shared_memory_folder();
 

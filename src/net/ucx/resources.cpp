@@ -40,17 +40,15 @@ constexpr std::string_view kVariablesHint = "check the UCX_* variables (UCX_LOG_
 
 /// Descriptors that a context and its worker hold or open for a moment, for each network interface and beside them.
 /// Measured with UCX 1.13 and 1.22: at most 16 for one interface, 5 for each further one.
-constexpr std::size_t kDescriptors = 24;
+constexpr std::size_t kDescriptors = 20;
 constexpr std::size_t kDescriptorsPerInterface = 6;
-/// Two ends that connect to each other at the same moment have two connections until they notice.
-constexpr std::size_t kDescriptorsPerPeer = 2;
 /// Queue and buffers of a worker's posix transport: 4.3 MB with UCX 1.13, 5.3 MB with 1.22.
 constexpr std::size_t kPosixBytes = std::size_t{8} << 20;
 
 Status check_limits(const Setup& setup, const Resources::Params& params) {
   const std::size_t num_interfaces = params.scope == Scope::kHost ? 1 : num_network_interfaces();
   if (Status status = check_descriptors(kDescriptors + kDescriptorsPerInterface * num_interfaces +
-                                        kDescriptorsPerPeer * params.num_peers);
+                                        descriptors_of_connections(params.num_peers));
       !status.ok()) {
     return status;
   }

@@ -17,9 +17,8 @@ namespace {
 
 constexpr std::string_view kHostTransports = "posix,tcp";
 constexpr std::string_view kHostTransportsWithoutFiles = "tcp";
-/// Without memory of this host, which scope kHost is for, and without copies to and from devices: rails are in ordinary
-/// memory.
-constexpr std::string_view kNetworkTransports = "^posix,sysv,cma,knem,xpmem,self,cuda,rocm,ze";
+/// All but memory of this host, which scope kHost is for.
+constexpr std::string_view kNetworkTransports = "^sm,self";
 constexpr std::string_view kInfinibandTransports = "ib";
 /// Names that stand for several transports.
 constexpr std::array<std::string_view, 3> kSharedMemoryNames{"shm", "sm", "mm"};
