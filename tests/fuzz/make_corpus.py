@@ -323,7 +323,7 @@ def net_blob_seeds() -> dict[str, bytes]:
 
 
 def net_message_seeds() -> dict[str, bytes]:
-    hello, notify, put, goodbye, farewell = 1, 2, 3, 4, 5
+    hello, notify, put, goodbye, farewell, socket, settled = 1, 2, 3, 4, 5, 6, 7
 
     def fields(kind: int, sequence: int, *, value: int, announced: int, sender: int, channel: int) -> bytes:
         return struct.pack("<BBBBHB", kind, sender, channel, sequence, value, announced)
@@ -355,6 +355,7 @@ def net_message_seeds() -> dict[str, bytes]:
         "in_order": memory + sealed(hello, 0) + sealed(put, 1, data, value=48) + sealed(notify, 2, value=9, channel=2),
         "out_of_order": memory + sealed(notify, 2) + sealed(put, 1, data) + sealed(hello, 0) + sealed(notify, 3),
         "goodbye": memory + sealed(hello, 0) + sealed(goodbye, 1) + sealed(farewell, 2),
+        "settled": memory + sealed(hello, 0) + sealed(socket, 1, value=77) + sealed(settled, 2),
         "twice": memory + sealed(put, 0, data) + sealed(put, 0, data[::-1]) + sealed(notify, 2) + sealed(notify, 2),
         "forged": memory + forged(data) + sealed(hello, 0),
         "changed_offset": memory + sealed(put, 0, data, change=(24, 8)) + sealed(put, 0, data),
@@ -367,7 +368,7 @@ def net_message_seeds() -> dict[str, bytes]:
         "notify_with_payload": memory + sealed(notify, 0, data),
         "other_sender": memory + sealed(notify, 0, sender=2),
         "other_channel": memory + sealed(notify, 0, channel=3),
-        "other_kind": memory + sealed(6, 0),
+        "other_kind": memory + sealed(8, 0),
         "no_memory": b"\0" + sealed(put, 0, data) + sealed(notify, 1),
     }
 

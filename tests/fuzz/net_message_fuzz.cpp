@@ -49,7 +49,7 @@ class Model {
     const bool fits =
         is_put ? !payload.empty() && payload.size() <= memory.size() && message.value <= memory.size() - payload.size()
                : payload.empty();
-    if (kind < 1 || kind > 5 || message.channel >= kNumChannels || !fits) {
+    if (kind < 1 || kind > 7 || message.channel >= kNumChannels || !fits) {
       broken = true;
       return false;
     }

@@ -112,7 +112,7 @@ TEST_F(NetMessage, ThatBreakTheRulesEndTheConnection) {
                                    sealed({.kind = MessageKind::kNotify, .channel = kNumChannels}),
                                    sealed({.kind = MessageKind::kNotify, .payload_bytes = 16}),
                                    sealed({.kind = MessageKind{0}}),
-                                   sealed({.kind = MessageKind{6}})};
+                                   sealed({.kind = MessageKind{8}})};
   for (std::size_t i = 0; i < all.size(); ++i) {
     Inbound inbound(Seal::make(key_).value(), {kSender, kNumChannels, memory_});
     EXPECT_FALSE(inbound.accept(all[i], std::span(payload_).first(all[i].payload_bytes))) << i;

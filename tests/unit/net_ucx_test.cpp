@@ -3,16 +3,20 @@
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "net/ucx/paths.hpp"
@@ -37,9 +41,9 @@ Status create_status() {
   return net_engine("ucx").create({.self = 0, .num_peers = 2, .num_channels = 1, .memory = memory}).status();
 }
 
-/// Of the sockets of this process that listen for IPv4 connections.
-std::vector<std::string> listening_addresses_but(std::string_view allowed) {
-  std::vector<std::string> others;
+/// Where this process listens for IPv4 connections.
+std::vector<sockaddr_in> listening_addresses() {
+  std::vector<sockaddr_in> addresses;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int fd = std::stoi(entry.path().filename());
     int listens = 0;
@@ -48,13 +52,21 @@ std::vector<std::string> listening_addresses_but(std::string_view allowed) {
     socklen_t address_bytes = sizeof address;
     if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &num_bytes) != 0 || listens == 0) continue;
     if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_bytes) != 0) continue;
-    std::array<char, INET6_ADDRSTRLEN> text{};
-    if (address.ss_family == AF_INET) {
-      inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(&address)->sin_addr, text.data(), text.size());
-    }
-    if (text.data() != allowed) others.emplace_back(text.data());
+    if (address.ss_family == AF_INET) addresses.push_back(reinterpret_cast<const sockaddr_in&>(address));
   }
-  return others;
+  return addresses;
+}
+
+/// Connects as any process could. Invalid where nobody answers within the time.
+UniqueFd try_to_connect(const sockaddr_in& address, int timeout_ms) {
+  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  (void)connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  pollfd writable{fd.get(), POLLOUT, 0};
+  int error = 1;
+  socklen_t num_bytes = sizeof error;
+  const bool connected = poll(&writable, 1, timeout_ms) == 1 &&
+                         getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &num_bytes) == 0 && error == 0;
+  return connected ? std::move(fd) : UniqueFd();
 }
 
 Status lose_a_peer() {
@@ -167,10 +179,85 @@ TEST(NetUcx, PeersOfThisHostStoreIntoMemoryAndListenOnTheLoopbackInterfaceAlone)
     if (!ends.poll_until([&] { return ends[1].highest(0, 0) == 1; })) return Status(ErrorCode::kTimeout, "no message");
     const std::string path = ends[0].engine->paths().at(0).description;
     if (!path.starts_with("memory (puts)")) return Status(ErrorCode::kInternal, path);
-    const std::vector<std::string> strangers = listening_addresses_but("127.0.0.1");
-    return strangers.empty() ? Status() : Status(ErrorCode::kInternal, "it listens on " + strangers.front());
+    for (const sockaddr_in& address : listening_addresses()) {
+      if (address.sin_addr.s_addr != htonl(INADDR_LOOPBACK))
+        return Status(ErrorCode::kInternal, "it listens to others");
+    }
+    return Status();
   });
   EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(NetUcx, OnceAllPeersHaveConnectedNobodyElseIsAndCan) {
+  for (const bool of_one_host : {true, false}) {
+    const Status status = in_fresh_process([of_one_host] {
+      setenv("UCX_TLS", "tcp", 1);
+      NetEnds ends(
+          "ucx",
+          {.num_ends = 3, .memory_bytes = 4096, .hosts = of_one_host ? std::vector<int>{7, 7, 7} : std::vector<int>{}});
+      const std::vector<sockaddr_in> addresses = listening_addresses();
+      if (addresses.empty()) return Status(ErrorCode::kInternal, "it listens nowhere");
+      // In a process of its own: what this one connects counts as a peer's.
+      ForkedRank stranger([&addresses](const ForkedRank::Checkpoint& connected) {
+        std::vector<UniqueFd> held;
+        for (const sockaddr_in& address : addresses) held.push_back(try_to_connect(address, 10'000));
+        connected();
+        for (const UniqueFd& fd : held) {
+          pollfd readable{fd.get(), POLLIN, 0};
+          if (!fd.valid() || poll(&readable, 1, 20'000) != 1) return Status(ErrorCode::kInternal, "it was not ended");
+        }
+        for (const sockaddr_in& address : addresses) {
+          if (try_to_connect(address, 50).valid()) return Status(ErrorCode::kInternal, "a stranger can connect");
+        }
+        return Status();
+      });
+      stranger.await_checkpoint();
+      ends.connect();
+      std::atomic<bool> over{false};
+      Status end;
+      std::thread waiter([&] {
+        end = stranger.result();
+        over = true;
+      });
+      const bool ended = ends.poll_until([&] { return over.load(); });
+      waiter.join();
+      if (!ended || !end.ok()) return end;
+      for (int from = 0; from < ends.size(); ++from) {
+        const int to = (from + 1) % ends.size();
+        ends[from].engine->put(to, 0, 0, 0, 4096);
+        ends[from].engine->notify(to, 0, 1);
+        if (!ends.poll_until([&] { return ends[to].highest(from, 0) == 1; })) {
+          return Status(ErrorCode::kTimeout, "peers do not reach each other any more");
+        }
+      }
+      return Status();
+    });
+    EXPECT_TRUE(status.ok()) << of_one_host << ": " << status.to_string();
+  }
+}
+
+TEST(NetUcx, ImpostorsWithoutAPeersKeyAreNotHeard) {
+  NetEnds ends("ucx", {.memory_bytes = 4096});
+  NetEnds impostors("ucx", {.memory_bytes = 4096, .timeout_ns = 100'000'000});
+  std::vector<net::Blob> published = ends.addresses();
+  ends.connect();
+  published[1] = impostors.addresses()[1];
+  ASSERT_TRUE(impostors.connect(1, published).ok());
+  std::ranges::fill(impostors[1].memory, std::byte{0x55});
+  impostors[1].engine->put(0, 0, 0, 0, 4096);
+  impostors[1].engine->notify(0, 0, 7);
+  ends[1].engine->notify(0, 0, 1);
+  EXPECT_TRUE(ends.poll_until([&] {
+    impostors.poll();
+    return ends[0].highest(1, 0) == 1;
+  }));
+  for (int round = 0; round < 1000; ++round) {
+    ends.poll();
+    impostors.poll();
+  }
+  EXPECT_EQ(ends[0].highest(1, 0), 1U);
+  EXPECT_TRUE(std::ranges::all_of(ends[0].memory, [](std::byte byte) { return byte == std::byte{0}; }));
+  EXPECT_TRUE(ends[0].lost.empty());
 }
 
 TEST(NetUcx, EndsThatDisagreeAboutHostsAreRefused) {

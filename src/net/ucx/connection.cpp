@@ -252,8 +252,9 @@ void Connection::complete(Operation* operation, ucs_status_t status) {
   if (operation->kind == Kind::kClose) return;
   if (status != UCS_OK) {
     fail(status);
-  } else if (operation->kind == Kind::kFlush && operation->covers > flushed_) {
-    flushed_ = operation->covers;
+  } else if (operation->kind == Kind::kFlush) {
+    reached_ = true;
+    flushed_ = std::max(flushed_, operation->covers);
     recheck_waiting_ = !waiting_.empty();
   }
 }

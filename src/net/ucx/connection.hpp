@@ -48,6 +48,8 @@ class Connection {
   void notify(int channel, const Message& message);
   /// Sent after all earlier puts and messages, and followed by a flush of its own.
   void send_last(const Message& message);
+  /// Whether the peer has been reached: something was sent and has left this end.
+  bool reached() const { return reached_; }
   /// Accepts nothing more. Messages not sent yet are discarded.
   void stop();
   /// Starts making sure that all puts given so far arrive.
@@ -112,6 +114,7 @@ class Connection {
   std::byte* mapped_memory_ = nullptr;  // kStores: the peer's
   ucs_status_t failure_ = UCS_OK;
   bool stopped_ = false;
+  bool reached_ = false;
 
   std::uint64_t num_sent_ = 0;             // messages; also the number of the next
   std::uint64_t num_writes_ = 0;           // also the number of the last write

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "net/blob.hpp"
@@ -34,6 +35,9 @@ constexpr int kShortestNapMs = 1;
 struct Peer {
   std::unique_ptr<Connection> connection;  // null for this end itself
   std::unique_ptr<Inbound> inbound;        // likewise
+  std::vector<std::byte> address;          // of its worker
+  std::set<SocketName> sockets;            // by which it has connected to this end
+  bool settled = false;                    // it will not connect again
   bool lost = false;                       // reported to the owner, or not to be reported
   bool leaving = false;                    // it sent a goodbye, and this end's farewell is due or sent
   bool answered = false;                   // the farewell is sent
@@ -74,6 +78,8 @@ class UcxEngine final : public Engine {
   Status connect_to(int peer, std::span<const std::byte> own_part);
   void receive(std::span<const std::byte> header, std::span<const std::byte> payload);
   bool advance();
+  bool name_sockets();
+  void settle();
   bool deliver();
   void deliver(int sender, const Message& message);
   bool notice_failures();
@@ -93,6 +99,8 @@ class UcxEngine final : public Engine {
   EngineEvents events_;
   std::vector<Peer> peers_;
   bool connected_ = false;
+  bool named_sockets_ = false;
+  bool settled_ = false;  // nobody can connect any more
 };
 
 Status UcxEngine::open(const Library& library) {
@@ -143,7 +151,7 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
   events_ = std::move(events);
   connected_ = true;
   for (Peer& peer : peers_) {
-    if (peer.connection != nullptr) peer.connection->notify(0, {.kind = MessageKind::kHello});
+    if (peer.connection != nullptr) peer.connection->send_last({.kind = MessageKind::kHello});
   }
   return {};
 }
@@ -173,6 +181,7 @@ Status UcxEngine::connect_to(int peer, std::span<const std::byte> own_part) {
       *scopes_.at(scope), std::move(*sending), static_cast<std::uint32_t>(options_.self), rank, options_.num_channels);
   Status opened = connection->open(address->at(scope).worker, address->at(scope).memory_key, address->memory_base);
   at(peer).connection = std::move(connection);
+  at(peer).address.assign(address->at(scope).worker.begin(), address->at(scope).worker.end());
   const Inbound::Params params{.sender = static_cast<std::uint32_t>(peer),
                                .num_channels = static_cast<std::uint32_t>(options_.num_channels),
                                .memory = options_.memory};
@@ -197,6 +206,8 @@ bool UcxEngine::poll() {
   for (int round = 0; round < kMaxProgress && scopes_.progress(); ++round) moved = true;
   moved |= deliver();
   moved |= notice_failures();
+  moved |= name_sockets();
+  settle();
   // Send what a completed flush has made due now: the owner may sleep after this.
   moved |= advance();
   return moved;
@@ -213,6 +224,41 @@ bool UcxEngine::advance() {
     moved |= peer.connection->advance();
   }
   return moved;
+}
+
+/// Once all peers have been reached, tell each of them by which sockets.
+bool UcxEngine::name_sockets() {
+  if (named_sockets_ || !std::ranges::all_of(peers_, [](const Peer& peer) {
+        return peer.connection == nullptr || peer.lost || peer.connection->reached();
+      })) {
+    return false;
+  }
+  named_sockets_ = true;
+  const std::vector<ConnectedSocket> sockets = connected_sockets();
+  for (Peer& peer : peers_) {
+    if (peer.connection == nullptr) continue;
+    for (const ConnectedSocket& socket : sockets) {
+      if (!may_contain_port(peer.address, socket.remote_port)) continue;
+      peer.connection->notify(0, {.kind = MessageKind::kSocket, .value = socket.local_name});
+    }
+    peer.connection->notify(0, {.kind = MessageKind::kSettled});
+  }
+  return true;
+}
+
+/// Once all peers have connected, and this end to them, nobody else needs to.
+void UcxEngine::settle() {
+  if (settled_ || !named_sockets_ || !std::ranges::all_of(peers_, [](const Peer& peer) {
+        return peer.connection == nullptr || peer.lost || peer.settled;
+      })) {
+    return;
+  }
+  settled_ = true;
+  std::set<SocketName> known_ends;
+  for (const Peer& peer : peers_) known_ends.insert(peer.sockets.begin(), peer.sockets.end());
+  for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
+    if (Resources* resources = scopes_.at(scope); resources != nullptr) resources->stop_listening(known_ends);
+  }
 }
 
 /// Runs outside callbacks, which only collect messages: their receivers may want to send.
@@ -241,6 +287,10 @@ void UcxEngine::deliver(int sender, const Message& message) {
                         fmt::format("network engine ucx: rank {} has closed its end of the network", rank), rank));
   } else if (message.kind == MessageKind::kFarewell) {
     peer.left = true;
+  } else if (message.kind == MessageKind::kSocket) {
+    peer.sockets.insert(message.value);
+  } else if (message.kind == MessageKind::kSettled) {
+    peer.settled = true;
   }
 }
 

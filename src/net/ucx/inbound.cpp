@@ -54,6 +54,8 @@ bool Inbound::is_sound(const Message& message, std::size_t payload_bytes) const 
     case MessageKind::kNotify:
     case MessageKind::kGoodbye:
     case MessageKind::kFarewell:
+    case MessageKind::kSocket:
+    case MessageKind::kSettled:
       return payload_bytes == 0;
   }
   return false;

@@ -18,6 +18,8 @@ enum class MessageKind : std::uint32_t {
   kPut = 3,       ///< the payload belongs at offset `value` of the receiver's memory
   kGoodbye = 4,   ///< the sender closes: it will put nothing more, and asks the receiver to stop
   kFarewell = 5,  ///< answers a goodbye: none of the sender's puts is in flight, and no more will follow
+  kSocket = 6,    ///< `value` names a socket by which the sender has connected to the receiver (net/ucx/ports.hpp)
+  kSettled = 7,   ///< all such sockets have been named: the sender will not connect again
 };
 
 inline constexpr std::uint32_t kMessageMagic = 0x4d'42'4e'46;  // "FNBM"

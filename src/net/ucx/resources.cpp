@@ -154,6 +154,7 @@ Status Resources::find_allocated() {
 }
 
 Status Resources::open_worker() {
+  const std::set<int> listening_before = Listeners::all_of_process();
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // the rank's thread and the proxy's use it in turn
@@ -176,6 +177,7 @@ Status Resources::open_worker() {
   const auto* first = reinterpret_cast<const std::byte*>(address);
   address_.assign(first, first + num_bytes);
   library_.worker_release_address(worker_, address);
+  listeners_ = Listeners(listening_before, address_);
   return {};
 }
 

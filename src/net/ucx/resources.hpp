@@ -6,11 +6,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "net/ucx/library.hpp"
+#include "net/ucx/ports.hpp"
 #include "net/ucx/setup.hpp"
 
 namespace ferry::net::ucx {
@@ -44,6 +46,8 @@ class Resources {
   /// How peers reach the worker, and the key to its memory (empty if there is no memory).
   const std::vector<std::byte>& address() const { return address_; }
   const std::vector<std::byte>& remote_key() const { return remote_key_; }
+  /// All peers have connected, by the sockets named.
+  void stop_listening(const std::set<SocketName>& known_ends) { listeners_.close(known_ends); }
 
  private:
   Resources(const Library& library, Setup setup, std::span<std::byte> memory)
@@ -63,6 +67,7 @@ class Resources {
   int event_fd_ = -1;
   std::vector<std::byte> address_;
   std::vector<std::byte> remote_key_;
+  Listeners listeners_;
 };
 
 }  // namespace ferry::net::ucx
