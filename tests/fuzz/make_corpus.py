@@ -322,6 +322,73 @@ def net_blob_seeds() -> dict[str, bytes]:
     }
 
 
+def net_message_seeds() -> dict[str, bytes]:
+    hello, notify, put, goodbye, farewell, socket, settled = 1, 2, 3, 4, 5, 6, 7
+
+    def fields(kind: int, sequence: int, *, value: int, announced: int, sender: int, channel: int) -> bytes:
+        return struct.pack("<BBBBHB", kind, sender, channel, sequence, value, announced)
+
+    def sealed(
+        kind: int,
+        sequence: int,
+        payload: bytes = b"",
+        *,
+        value: int = 0,
+        announced: int | None = None,
+        sender: int = 1,
+        channel: int = 0,
+        change: tuple[int, int] | None = None,
+    ) -> bytes:
+        length = len(payload) if announced is None else announced
+        mode = b"\1" if change is None else b"\2"
+        changed = b"" if change is None else bytes(change)
+        numbers = fields(kind, sequence, value=value, announced=length, sender=sender, channel=channel)
+        return mode + numbers + changed + bytes([len(payload)]) + payload
+
+    def forged(payload: bytes = b"") -> bytes:
+        header = struct.pack("<4sIIIQQQ", b"FNBM", put, 1, 0, 0, 0, len(payload)) + bytes(16)
+        return b"\0" + header + bytes([len(payload)]) + payload
+
+    memory = bytes([64])
+    data = bytes(range(1, 17))
+    return {
+        "in_order": memory + sealed(hello, 0) + sealed(put, 1, data, value=48) + sealed(notify, 2, value=9, channel=2),
+        "out_of_order": memory + sealed(notify, 2) + sealed(put, 1, data) + sealed(hello, 0) + sealed(notify, 3),
+        "goodbye": memory + sealed(hello, 0) + sealed(goodbye, 1) + sealed(farewell, 2),
+        "settled": memory + sealed(hello, 0) + sealed(socket, 1, value=77) + sealed(settled, 2),
+        "twice": memory + sealed(put, 0, data) + sealed(put, 0, data[::-1]) + sealed(notify, 2) + sealed(notify, 2),
+        "forged": memory + forged(data) + sealed(hello, 0),
+        "changed_offset": memory + sealed(put, 0, data, change=(24, 8)) + sealed(put, 0, data),
+        "changed_tag": memory + sealed(notify, 0, change=(55, 1)),
+        "no_magic": memory + sealed(notify, 0, change=(0, 255)),
+        "beyond_the_end": memory + sealed(put, 0, data, value=49),
+        "beyond_all_addresses": memory + sealed(put, 0, data, value=0x8007),
+        "shorter_than_announced": memory + sealed(put, 0, data, announced=20),
+        "empty_put": memory + sealed(put, 0),
+        "notify_with_payload": memory + sealed(notify, 0, data),
+        "other_sender": memory + sealed(notify, 0, sender=2),
+        "other_channel": memory + sealed(notify, 0, channel=3),
+        "other_kind": memory + sealed(8, 0),
+        "no_memory": b"\0" + sealed(put, 0, data) + sealed(notify, 1),
+    }
+
+
+def net_address_seeds() -> dict[str, bytes]:
+    def address(*parts: bytes) -> bytes:
+        body = bytes(range(16)) + bytes(range(32)) + struct.pack("<Q", 1 << 40)
+        return body + b"".join(struct.pack("<I", len(part)) + part for part in parts)
+
+    good = address(b"host", b"key", b"network address", b"network key")
+    return {
+        "good": good,
+        "one_scope": address(b"", b"", b"network", b"key"),
+        "without_memory": address(b"host", b"", b"", b""),
+        "cut": good[:-1],
+        "longer": good + b"?",
+        "announces_too_much": good[:56] + struct.pack("<I", 0xFFFFFFFF) + good[60:],
+    }
+
+
 def main() -> None:
     targets = {
         "bootstrap_frame": frame_seeds(),
@@ -329,7 +396,9 @@ def main() -> None:
         "bootstrap_channel": channel_seeds(),
         "forward_table": forward_table_seeds(),
         "call_header": call_header_seeds(),
+        "net_address": net_address_seeds(),
         "net_blob": net_blob_seeds(),
+        "net_message": net_message_seeds(),
         "rail_chunk": rail_chunk_seeds(),
         "route_tables": route_tables_seeds(),
     }
