@@ -45,6 +45,11 @@ class FERRY_API Bootstrap {
   /// @thread one call at a time per object
   virtual Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
                                                                  std::int64_t timeout_ns) = 0;
+
+  /// Numeric IPv4 or IPv6 address of this host on the network that joins it to rank 0; on rank 0, one at which other
+  /// hosts reach it. Empty: not known. A group of several nodes uses the network interface that has this address,
+  /// unless GroupOptions::net_devices names another.
+  virtual std::string local_address() const;
 };
 
 /// One bootstrap per rank for ranks that are threads of this process; element r is for the thread that is rank r.

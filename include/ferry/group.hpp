@@ -35,7 +35,7 @@ inline constexpr std::int64_t kDefaultCallTimeoutNs = 600 * kNsPerSecond;
 /// GroupOptions::device: the GPU that is current on the thread that calls Group::create.
 inline constexpr int kCurrentDevice = -1;
 
-/// Must be the same on every rank, except `arena_bytes` and `device`.
+/// Must be the same on every rank, except `arena_bytes`, `device` and `net_devices`.
 struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
   /// Ranks that can load and store each other's memory; ranks are node-major. 0: all ranks of the group.
@@ -49,6 +49,12 @@ struct GroupOptions {
   /// The network between nodes, where there are several: "auto" (best that works here) or a name from
   /// `ferry::transports()`. "loopback" joins threads of one process, for tests; "auto" never takes it.
   std::string transport = "auto";
+  /// Devices that ranks of other hosts may reach this rank through, separated by commas: "eth0", "mlx5_0:1,mlx5_1:1";
+  /// "all": every one. With InfiniBand or RoCE name the card's ports, since an interface ("ib0") only carries TCP.
+  /// Empty: the variable FERRY_NET_DEVICES, else every active port of an RDMA card and the one interface that leads to
+  /// rank 0. The variable UCX_NET_DEVICES overrides all of them. Ranks of one host never use these devices among
+  /// themselves, but shared memory and the loopback interface.
+  std::string net_devices{};
 };
 
 /// Position of a rank in the group. Ranks are node-major: rank = node_idx * ranks_per_node + index inside the node.
@@ -106,6 +112,8 @@ struct RailUsage {
 struct NetworkUsage {
   std::string transport;         ///< the engine in use; empty with one node
   std::vector<RailUsage> rails;  ///< by node, without this rank's own
+  /// Devices that ranks of other hosts may reach this rank through; empty if all its rail peers are on its host.
+  std::string net_devices{};
 };
 
 /// The shapes of one rank's use of a group, for `bytes_required`. Each number may be the exact one of a batch, or the
@@ -152,7 +160,8 @@ class FERRY_API Group {
  public:
   /// Collective over the ranks of `bootstrap`, which is only used during this call; one bootstrap may serve many
   /// groups.
-  /// @errors kInvalidArgument: options out of range, or ranks disagree (the message names both values and both ranks)
+  /// @errors kInvalidArgument: options out of range, a network device that does not exist (the message lists those that
+  ///         do), or ranks disagree (the message names both values and both ranks)
   ///         kUnsupported: the backend cannot run here, or not across these hosts
   ///         kTimeout, kPeerLost, kTransport: as the bootstrap reports; kSystem: memory or descriptors ran out
   [[nodiscard]] static Result<std::shared_ptr<Group>> create(std::shared_ptr<Bootstrap> bootstrap,

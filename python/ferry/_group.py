@@ -96,6 +96,9 @@ class Group:
     ranks_per_node: ranks that share memory, consecutive ones; 0: all of them. With several nodes, only CPU tensors. The
         same on every rank.
     transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
+    net_devices: devices that ranks of other hosts may reach this rank through, separated by commas ("eth0",
+        "mlx5_0:1,mlx5_1:1"). By default the variable FERRY_NET_DEVICES, else every active port of an RDMA card and the
+        one interface that leads to rank 0.
 
     Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is created.
     """
@@ -110,6 +113,7 @@ class Group:
         arena_bytes: int = _DEFAULT_ARENA_BYTES,
         ranks_per_node: int = 0,
         transport: str = "auto",
+        net_devices: str = "",
     ) -> None:
         self.device = _device_of(device, group)
         timeout_ns = _timeout_ns(_CALL_TIMEOUT_S if timeout is None else timeout)
@@ -123,6 +127,7 @@ class Group:
             arena_bytes,
             ranks_per_node,
             transport,
+            net_devices,
         )
         self._memory = memory_of(self._native, self.device)
         self.key = next(_keys)
@@ -152,8 +157,8 @@ class Group:
 
     def network_usage(self) -> NetworkUsage:
         """What this rank has sent to other nodes so far, and over which network. No rails with one node. Local."""
-        transport, rails = self._native.network_usage()
-        return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails))
+        transport, rails, net_devices = self._native.network_usage()
+        return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails), net_devices)
 
     @eager
     def trim(self) -> None:

@@ -42,13 +42,14 @@ class PyGroup {
 
   static std::shared_ptr<PyGroup> create(std::shared_ptr<Bootstrap> bootstrap, const std::string& backend, int device,
                                          std::int64_t timeout_ns, std::size_t arena_bytes, int ranks_per_node,
-                                         const std::string& transport) {
+                                         const std::string& transport, const std::string& net_devices) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
     options.arena_bytes = arena_bytes;
     options.ranks_per_node = ranks_per_node;
     options.transport = transport;
+    options.net_devices = net_devices;
     options.device = device;
     Result<std::shared_ptr<Group>> group = [&] {
       const nb::gil_scoped_release released;
@@ -78,7 +79,7 @@ class PyGroup {
     raise_if_error(without_gil([&] { return group_->trim(); }));
   }
 
-  /// Engine, and for each rail peer its rank, the bytes and messages sent, and the path to it.
+  /// Engine; for each rail peer its rank, the bytes and messages sent, and the path to it; devices.
   nb::tuple network_usage() const {
     const NetworkUsage usage = [&] {
       const nb::gil_scoped_release released;
@@ -88,7 +89,7 @@ class PyGroup {
     for (const RailUsage& rail : usage.rails) {
       rails.append(nb::make_tuple(rail.rank, rail.sent_bytes, rail.num_messages, rail.route));
     }
-    return nb::make_tuple(usage.transport, rails);
+    return nb::make_tuple(usage.transport, rails, usage.net_devices);
   }
 
   PlacedRouting route(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_experts, int layout,

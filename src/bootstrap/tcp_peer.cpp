@@ -241,18 +241,20 @@ Status await_start(Channel* channel, const PeerParams& params, Deadline deadline
 class TcpPeer final : public Bootstrap {
  public:
   TcpPeer(Channel channel, int rank, int num_ranks)
-      : channel_(std::move(channel)), rank_(rank), num_ranks_(num_ranks) {}
+      : local_address_(ends_of(channel.fd()).local), channel_(std::move(channel)), rank_(rank), num_ranks_(num_ranks) {}
 
   int rank() const override { return rank_; }
   int num_ranks() const override { return num_ranks_; }
   Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
                                                          std::int64_t timeout_ns) override;
+  std::string local_address() const override { return local_address_; }
 
  private:
   Status exchange(std::int64_t timeout_ns, std::vector<std::vector<std::byte>>* parts);
   Status receive_parts(std::vector<std::vector<std::byte>>* parts);
   Status fail(Status error);
 
+  std::string local_address_;
   std::optional<Channel> channel_;  // empty once the group has failed
   int rank_;
   int num_ranks_;

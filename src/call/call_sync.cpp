@@ -9,6 +9,7 @@
 #include "call/wait.hpp"
 #include "core/group_options.hpp"
 #include "plan/to_size.hpp"
+#include "rail/net_devices.hpp"
 
 namespace ferry::call {
 namespace {
@@ -40,17 +41,21 @@ std::size_t CallSync::network_bytes(const Topology& topology) {
 }
 
 Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context) {
-  Result<node::Rendezvous> met = node::rendezvous(context);
+  const bool has_rails = context.topology.num_nodes() > 1;
+  Result<node::Rendezvous> met =
+      node::rendezvous(context, has_rails ? rail::address_to_publish(*context.bootstrap) : std::string());
   if (!met.ok()) return met.status();
+  std::vector<RankPlace> places = std::move(met->places);
   std::unique_ptr<CallSync> sync(new CallSync(context, std::move(*met)));
-  if (context.topology.num_nodes() > 1) {
-    if (Status status = sync->connect_rails(context); !status.ok()) return status;
+  if (has_rails) {
+    if (Status status = sync->connect_rails(context, std::move(places)); !status.ok()) return status;
   }
   return sync;
 }
 
-Status CallSync::connect_rails(const BackendContext& context) {
-  const rail::RailsOptions options{ring_shape(topology()), state_.spins()};
+Status CallSync::connect_rails(const BackendContext& context, std::vector<RankPlace> places) {
+  const rail::RailsOptions options{
+      .ring = ring_shape(topology()), .spins = state_.spins(), .places = std::move(places)};
   Result<std::byte*> headers = peers().arena().take(headers_bytes());
   Status status;
   if (headers.ok()) {
@@ -74,7 +79,7 @@ Status CallSync::connect_rails(const BackendContext& context) {
 }
 
 Status CallSync::await_greetings() {
-  const std::string what = fmt::format("to connect over {}", rails().engine_name());
+  const std::string what = fmt::format("to connect over {}", rails().describe_network());
   Wait wait(state_, what);
   while (true) {
     wait.begin_poll();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "call/group_state.hpp"
+#include "core/rank_place.hpp"
 
 namespace ferry::call {
 
@@ -66,7 +67,7 @@ class CallSync {
 
  private:
   CallSync(const BackendContext& context, node::Rendezvous rendezvous) : state_(context, std::move(rendezvous)) {}
-  Status connect_rails(const BackendContext& context);
+  Status connect_rails(const BackendContext& context, std::vector<RankPlace> places);
   Status await_greetings();
   Status begin_over_nodes(node::CallDescriptor descriptor);
   Status await_headers();

@@ -96,6 +96,7 @@ NetworkUsage CpuBackend::network_usage() {
   if (!sync_->has_rails()) return usage;
   rail::Rails& rails = sync_->rails();
   usage.transport = rails.engine_name();
+  usage.net_devices = rails.net_devices();
   // First: it waits until what was given to the network before is counted.
   const std::vector<net::Path> paths = rails.paths();
   for (int node = 0; node < rails.num_nodes(); ++node) {

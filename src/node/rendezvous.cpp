@@ -9,6 +9,7 @@
 #include "core/descriptors.hpp"
 #include "core/group_options.hpp"
 #include "node/futex.hpp"
+#include "node/host_identity.hpp"
 #include "node/process_identity.hpp"
 #include "node/same_process.hpp"
 
@@ -18,9 +19,16 @@ namespace {
 /// How peers reach this rank. Plain bytes, exchanged through the bootstrap.
 struct Announcement {
   ProcessIdentity process;
+  HostIdentity host;
   LinkToken token{};
   std::array<char, 64> listener_name{};
+  std::array<char, 64> network_address{};
 };
+
+template <std::size_t kBytes>
+std::string text_of(const std::array<char, kBytes>& bytes) {
+  return {bytes.data(), strnlen(bytes.data(), bytes.size())};
+}
 
 Result<std::vector<Announcement>> exchange(const BackendContext& context, const Status& my_status,
                                            const Announcement& mine) {
@@ -55,7 +63,19 @@ struct NodeRanks {
 Status check_hosts(const std::vector<Announcement>& announcements, std::size_t ranks_per_node) {
   for (std::size_t rank = 0; rank < announcements.size(); ++rank) {
     const std::size_t first = rank / ranks_per_node * ranks_per_node;
-    if (announcements[rank].process.same_host(announcements[first].process)) continue;
+    const Announcement& theirs = announcements[rank];
+    const Announcement& others = announcements[first];
+    if (theirs.process.same_host(others.process)) {
+      // Links are found by names that belong to a network namespace.
+      if (theirs.host.network_namespace == others.host.network_namespace || theirs.process == others.process) continue;
+      return Status(ErrorCode::kUnsupported,
+                    fmt::format("Group::create: ranks {} and {} belong to one node but run in containers (or network "
+                                "namespaces) that do not share a network; start ranks of one node in one container or "
+                                "with the host's network, or set GroupOptions::ranks_per_node to the number of ranks "
+                                "in each",
+                                first, rank),
+                    static_cast<int>(rank));
+    }
     return Status(ErrorCode::kUnsupported,
                   fmt::format("Group::create: ranks {} and {} belong to one node but run on different hosts; set "
                               "GroupOptions::ranks_per_node to the number of ranks on each host, and number the ranks "
@@ -64,6 +84,16 @@ Status check_hosts(const std::vector<Announcement>& announcements, std::size_t r
                   static_cast<int>(rank));
   }
   return {};
+}
+
+std::vector<RankPlace> places_of(const std::vector<Announcement>& announcements, const Announcement& mine) {
+  std::vector<RankPlace> places;
+  for (const Announcement& theirs : announcements) {
+    places.push_back({.on_this_host = theirs.host.same_host(mine.host),
+                      .in_this_network = theirs.host.same_network(mine.host),
+                      .address = text_of(theirs.network_address)});
+  }
+  return places;
 }
 
 Status add_linked(LinkedPeer linked, std::size_t first_rank, std::vector<Peer>& peers) {
@@ -108,8 +138,8 @@ Status connect_processes(const BackendContext& context, const std::vector<Announ
   for (std::size_t rank = node.first; rank < my_rank; ++rank) {
     if (peers[rank - node.first].same_process) continue;
     const Announcement& peer = announcements[rank];
-    const std::string name(peer.listener_name.data(), strnlen(peer.listener_name.data(), peer.listener_name.size()));
-    Result<LinkedPeer> linked = connect_peer(name, static_cast<int>(rank), peer.token, hello, deadline_ns);
+    Result<LinkedPeer> linked =
+        connect_peer(text_of(peer.listener_name), static_cast<int>(rank), peer.token, hello, deadline_ns);
     if (!linked.ok()) return linked.status();
     if (Status status = add_linked(std::move(*linked), node.first, peers); !status.ok()) return status;
   }
@@ -126,10 +156,14 @@ Status connect_processes(const BackendContext& context, const std::vector<Announ
 
 }  // namespace
 
-Result<Rendezvous> rendezvous(const BackendContext& context) {
+Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view network_address) {
   const int num_ranks = context.topology.num_ranks;
   Announcement mine;
   mine.process = this_process();
+  mine.host = this_host();
+  if (network_address.size() < mine.network_address.size()) {
+    std::copy(network_address.begin(), network_address.end(), mine.network_address.begin());
+  }
   Status status = fill_random(mine.token.data(), mine.token.size());
   Result<std::shared_ptr<Arena>> arena = Arena::create(context.options.arena_bytes);
   if (status.ok()) status = arena.status();
@@ -147,6 +181,7 @@ Result<Rendezvous> rendezvous(const BackendContext& context) {
 
   Rendezvous result;
   result.arena = *arena;
+  result.places = places_of(*announcements, mine);
   const NodeRanks node(context.topology);
   result.peers.resize(node.count);
   for (std::size_t idx = 0; idx < node.count; ++idx) {

@@ -9,6 +9,7 @@
 
 #include "core/group_options.hpp"
 #include "plan/to_size.hpp"
+#include "rail/net_devices.hpp"
 
 namespace ferry::rail {
 namespace {
@@ -88,8 +89,11 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
   if (status.ok()) {
     const Result<const net::EngineFactory*> factory = choose_engine(context.options.transport);
     status = factory.status();
-    if (factory.ok()) {
+    if (status.ok()) {
       rails->engine_name_ = (*factory)->name;
+      status = rails->choose_devices(context, options, **factory, &engine_options);
+    }
+    if (status.ok()) {
       Result<std::unique_ptr<net::Engine>> created = (*factory)->create(engine_options);
       status = while_creating(created.status());
       if (created.ok()) engine = std::move(*created);
@@ -113,8 +117,44 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
   return rails;
 }
 
+/// Also tells the engine which peers are on this host, where it needs none.
+Status Rails::choose_devices(const BackendContext& context, const RailsOptions& options,
+                             const net::EngineFactory& factory, net::EngineOptions* engine_options) {
+  if (*factory.devices_variable == '\0') return {};
+  bool leaves_this_host = false;
+  for (const int rank : engine_options->ranks) {
+    const bool is_here = options.places[to_size(rank)].on_this_host;
+    engine_options->on_this_host.push_back(is_here);
+    leaves_this_host = leaves_this_host || !is_here;
+  }
+  const NetDeviceRequest request{.wanted = context.options.net_devices,
+                                 .engine_variable = factory.devices_variable,
+                                 .bootstrap_address = context.bootstrap->local_address(),
+                                 .places = options.places};
+  // Also where no device is needed: a wrong name is an error everywhere.
+  Result<NetDeviceChoice> chosen = choose_net_devices(request, ferry::net_devices());
+  if (!leaves_this_host && chosen.status().code() != ErrorCode::kInvalidArgument) {
+    net_devices_.reason = "to ranks of this host only";
+    return {};
+  }
+  if (!chosen.ok()) return while_creating(chosen.status());
+  net_devices_ = std::move(*chosen);
+  engine_options->net_devices = net_devices_.devices;
+  return {};
+}
+
+std::string Rails::describe_network() const {
+  if (net_devices_.reason.empty()) return engine_name_;
+  if (net_devices_.devices.empty()) return fmt::format("{} ({})", engine_name_, net_devices_.reason);
+  return fmt::format("{} through {} ({})", engine_name_, net_devices_.devices, net_devices_.reason);
+}
+
 Status Rails::start() {
-  if (Status status = while_creating(proxy_->start(addresses_)); !status.ok()) return status;
+  if (Status status = proxy_->start(addresses_); !status.ok()) {
+    return Status(status.code(),
+                  fmt::format("Group::create: connecting over {}: {}", describe_network(), status.message()),
+                  status.peer());
+  }
   for (const int node : peer_nodes_) proxy_->notify(node, kHello, 1);
   return {};
 }
@@ -211,7 +251,8 @@ Status Rails::presence(int rank) const {
   }
   const Status status = proxy_->peer_status(node);
   if (status.ok()) return {};
-  return Status(status.code(), fmt::format("lost its network connection ({})", status.message()), rank);
+  const std::string through = net_devices_.devices.empty() ? "" : fmt::format(" through {}", net_devices_.devices);
+  return Status(status.code(), fmt::format("lost its network connection{} ({})", through, status.message()), rank);
 }
 
 void Rails::leave() {

@@ -27,6 +27,8 @@
 
 #include "core/backend.hpp"
 #include "core/error_record.hpp"
+#include "core/rank_place.hpp"
+#include "ferry/transports.hpp"
 #include "net/proxy.hpp"
 #include "rail/call_header.hpp"
 #include "rail/rail_memory.hpp"
@@ -38,6 +40,8 @@ struct RailsOptions {
   RingShape ring;
   /// The proxy's thread has a core to itself.
   bool spins = true;
+  /// Where the ranks of the group run.
+  std::vector<RankPlace> places{};
 };
 
 class Rails {
@@ -127,12 +131,18 @@ class Rails {
   /// The same before there is a group.
   static std::size_t memory_bytes(const Topology& topology, const RingShape& ring);
   std::string_view engine_name() const { return engine_name_; }
+  /// Devices through which ranks of other hosts reach this one; empty if no rail peer is on another host.
+  const std::string& net_devices() const { return net_devices_.devices; }
+  /// For errors: the engine, its devices and what decided about them.
+  std::string describe_network() const;
   net::PeerTraffic traffic(int node) const { return proxy_->traffic(node); }
   /// How the network reaches the rail peers; Path::peer is a node. Waits for the proxy.
   std::vector<net::Path> paths() { return proxy_->paths(); }
 
  private:
   explicit Rails(const BackendContext& context, const RailsOptions& options);
+  Status choose_devices(const BackendContext& context, const RailsOptions& options, const net::EngineFactory& factory,
+                        net::EngineOptions* engine_options);
   void make_rings();
   std::vector<int> ranks_of_rail() const;  // by node
 
@@ -141,6 +151,7 @@ class Rails {
   std::vector<int> peer_nodes_;
   RailMemory memory_;
   std::string engine_name_;
+  NetDeviceChoice net_devices_;
   std::vector<net::Blob> addresses_;          // by node
   std::unique_ptr<net::RingWords[]> words_;   // by node; outlives the proxy
   std::vector<std::unique_ptr<Ring>> rings_;  // by node; null for this rank's own

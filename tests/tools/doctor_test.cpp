@@ -30,8 +30,9 @@ TEST(Doctor, ProvesTheCpuBackend) {
     EXPECT_TRUE(status == "ok" || finding["advice"] != "") << finding;
     EXPECT_TRUE(status == "ok" || finding["name"] != "proof") << finding;
   }
-  for (const char* name : {"cpu", "memory", "open files", "memfd_create", "futex", "unix sockets", "loopback TCP",
-                           "launcher", "backend cpu", "net ucx", "net loopback", "proof", "proof nodes"}) {
+  for (const char* name :
+       {"cpu", "memory", "/dev/shm", "open files", "memfd_create", "futex", "unix sockets", "loopback TCP", "launcher",
+        "backend cpu", "net ucx", "net loopback", "net devices", "net choice", "proof", "proof nodes"}) {
     EXPECT_TRUE(names.count(name)) << name;
   }
 }
@@ -69,6 +70,14 @@ TEST(Doctor, WarnsOfFewConnectionsToAGpu) {
   for (const BackendInfo& backend : backends()) has_cuda = has_cuda || backend.name == "cuda";
   EXPECT_EQ(health_of_connections("1"), has_cuda ? "warn" : "absent");
   EXPECT_EQ(health_of_connections("8"), has_cuda ? "ok" : "absent");
+}
+
+TEST(Doctor, SaysWhichDevicesRanksWouldListenOn) {
+  CommandEnd end = run_ferry({"doctor"}, {{"FERRY_NET_DEVICES", "lo"}});
+  EXPECT_NE(end.standard_output.find("between hosts ranks listen on lo only (FERRY_NET_DEVICES)"), std::string::npos)
+      << end.standard_output;
+  end = run_ferry({"doctor"}, {{"FERRY_NET_DEVICES", "nonesuch0"}});
+  EXPECT_NE(end.standard_output.find("FERRY_NET_DEVICES is \"nonesuch0\""), std::string::npos) << end.standard_output;
 }
 
 TEST(Doctor, NamesTheLauncherThatItSees) {

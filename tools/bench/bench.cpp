@@ -129,6 +129,7 @@ int run_bench(const BenchOptions& options) {
   plan.num_nodes = launch->num_nodes;
   plan.shares_clock = launch->num_hosts == 1;
   plan.transport = options.common.transport;
+  plan.net_devices = options.common.net_devices;
   plan.backend = *backend;
   plan.timeout_ns = options.common.timeout_ns();
   plan.arena_bytes = options.common.arena_bytes;

@@ -34,6 +34,7 @@ struct BenchPlan {
   bool shares_clock = true;  ///< all ranks on one host, so that times of different ranks compare
   std::string backend;
   std::string transport;
+  std::string net_devices;
   std::int64_t timeout_ns = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t seed = 0;

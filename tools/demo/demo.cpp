@@ -158,6 +158,7 @@ int run_demo(const DemoOptions& options) {
   plan->num_nodes = launch->num_nodes;
   plan->backend = *backend;
   plan->transport = options.common.transport;
+  plan->net_devices = options.common.net_devices;
 
   DemoReport report;
   report.plan = &*plan;

@@ -28,6 +28,7 @@ struct DemoPlan {
   int num_nodes = 1;
   std::string backend;
   std::string transport;
+  std::string net_devices;
   PayloadType payload = PayloadType::kBfloat16;
   std::uint64_t seed = 0;
   std::int64_t timeout_ns = 0;

@@ -51,6 +51,9 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
       .add_option("--transport", options->transport, "The network between nodes (default auto: the best that works)")
       ->check(CLI::IsMember({"auto", "ucx"}))
       ->option_text("{auto,ucx}");
+  command.add_option("--net-device,--net-devices", options->net_devices,
+                     "Network devices between hosts, e.g. eth0 or mlx5_0:1,mlx5_1:1 (default: FERRY_NET_DEVICES, else "
+                     "the interface that leads to rank 0 and all RDMA cards; `ferry doctor` lists them)");
   command.add_option("--backend", options->backend, "\"auto\" or a backend that `ferry doctor` lists")
       ->capture_default_str();
   add_choice<LaunchMode>(

@@ -19,6 +19,7 @@ struct CommonOptions {
   std::optional<int> num_nodes;
   std::string backend = "auto";
   std::string transport = "auto";
+  std::string net_devices;  ///< GroupOptions::net_devices
   LaunchMode launch = LaunchMode::kAuto;
   double timeout_s = 120.0;
   std::uint64_t arena_bytes = kDefaultArenaBytes;
