@@ -86,7 +86,7 @@ Status GroupState::confirm_reads() {
   if (!broken_.ok()) return broken_;
   // The reads happen before that of the peers' errors.
   std::atomic_thread_fence(std::memory_order_acquire);
-  const std::optional<ReportedError> reported = peers_.reported_error();
+  const std::optional<ReportedError> reported = peers_.error_in_this_call();
   return reported ? break_group(adopted(*reported)) : Status();
 }
 

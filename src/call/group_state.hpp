@@ -66,7 +66,8 @@ class GroupState {
   /// Takes over the error of a rank that gave up, if one did.
   Status adopt_reported_error();
   /// For the end of a call that read memory of this node's ranks: ok if what was read was still theirs. A rank that
-  /// gave up may free it at any time, and does so only after it has published its error.
+  /// gave up in this call may free it at any time, and does so only after it has published its error. One that gave up
+  /// in a later call had waited for this rank's reads.
   Status confirm_reads();
   /// Breaks the group because a wait that is not a Wait timed out. Blames the rank that another has blamed already,
   /// else a rank that is lost, else `suspect`. `what` describes the wait: "dispatch: timed out after 50 ms waiting …".

@@ -103,7 +103,7 @@ class SilenceWatch {
   static constexpr Fraction kSilence{3, 4};
   /// Deadlines until a rank stops waiting for the verdict of another.
   static constexpr std::int64_t kPatience = 2;
-  /// Part of the deadline. A rank that continues after a stop has half a deadline to hear from the others.
+  /// Part of the deadline. A rank that continues after a stop has a third of one to hear from the others.
   static constexpr std::int64_t kLongestStep = 4;
 
   std::int64_t silence_of(int rank, const Sign& sign) {

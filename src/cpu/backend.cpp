@@ -45,11 +45,7 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
 
 Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) try {
   const Context context{*sync_, staging_};
-  Result<std::shared_ptr<RoutingState>> routing =
-      sync_->has_rails() ? internode::route(call, context) : intranode::route(call, context);
-  if (!routing.ok()) return routing;
-  if (Status status = sync_->confirm_reads(); !status.ok()) return status;
-  return routing;
+  return sync_->has_rails() ? internode::route(call, context) : intranode::route(call, context);
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kRoute);
 }

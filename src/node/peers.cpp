@@ -93,9 +93,10 @@ void Peers::report_error(const ErrorRecord& record) {
   ring_all(true);
 }
 
-std::optional<ReportedError> Peers::reported_error() const {
+std::optional<ReportedError> Peers::error_reported_by(std::uint64_t last_call) const {
   for (int rank = first_rank_; rank < end_rank(); ++rank) {
     if (rank == rank_ || control(rank).error_set.load(std::memory_order_acquire) == 0) continue;
+    if (control(rank).flag(Phase::kDescribed).load(std::memory_order_relaxed) > last_call) continue;
     return ReportedError{rank, control(rank).error};
   }
   return std::nullopt;
