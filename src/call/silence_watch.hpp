@@ -111,7 +111,7 @@ class SilenceWatch {
     if (seen.round != round_) {
       seen = {round_, sign, clock_ns_, false};
     } else if (seen.sign != sign) {
-      // A rank of another node shows its progress together with beats: its first ones may tell of work before this wait.
+      // A rank of another node shows its progress together with beats: the first may tell of work before this wait.
       if (seen.has_changed && seen.sign.progress != sign.progress) begin_ns_ = clock_ns_;
       seen = {round_, sign, clock_ns_, true};
     }
