@@ -88,7 +88,8 @@ std::vector<ConnectedSocket> connected_sockets() {
 bool may_contain_port(std::span<const std::byte> worker_address, std::uint16_t port) {
   const std::array<std::byte, 2> in_network_order{static_cast<std::byte>(port >> 8),
                                                   static_cast<std::byte>(port & 0xff)};
-  return !std::ranges::search(worker_address, in_network_order).empty();
+  return std::search(worker_address.begin(), worker_address.end(), in_network_order.begin(), in_network_order.end()) !=
+         worker_address.end();
 }
 
 std::set<int> Listeners::all_of_process() {
