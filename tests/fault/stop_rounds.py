@@ -244,6 +244,18 @@ def all_mappings():
             continue  # it has ended
 
 
+def summarise_calls(rounds):
+    """By the call in which survivors were: how many errors, and the longest time to one."""
+    calls = {}
+    for seen in rounds:
+        for event in seen["survivors"].values():
+            name = event["why"].partition(" ")[0]
+            of_call = calls.setdefault(name, {"errors": 0, "worst_return_s": 0.0})
+            of_call["errors"] += 1
+            of_call["worst_return_s"] = max(of_call["worst_return_s"], event["returned_s"])
+    return calls
+
+
 def summarise(shape, rounds, victim_of):
     codes = collections.Counter()
     kinds = collections.Counter()
@@ -278,6 +290,7 @@ def summarise(shape, rounds, victim_of):
         "ranks_differ": len(differing),
         "worst_return_s": max(returned, default=None),
         "worst_leave_s": max(left, default=None),
+        "calls": summarise_calls(rounds),
         "survivor_codes": dict(codes),
         "victim_codes": dict(
             collections.Counter(seen["victim_error"]["code"] for seen in rounds if "victim_error" in seen)
@@ -310,6 +323,11 @@ def print_table(report, out):
     for summary in report["shapes"]:
         codes = f"survivors {summary['survivor_codes']}, victims {summary['victim_codes']}"
         print(f"{summary['shape']}: {codes}", file=out)
+        calls = (
+            f"{name} {of_call['errors']} errors within {of_call['worst_return_s']} s"
+            for name, of_call in sorted(summary["calls"].items())
+        )
+        print(f"{summary['shape']}: {', '.join(calls)}", file=out)
     print(f"left in {SHARED_MEMORY}: {', '.join(report['left_in_shared_memory']) or 'nothing'}", file=out)
 
 

@@ -80,6 +80,9 @@ bool has_entries(const char* folder) {
   return std::filesystem::directory_iterator(folder, error) != std::filesystem::directory_iterator();
 }
 
+/// An empty list counts as none, as wherever devices are chosen: to UCX it would mean no device at all.
+const char* names_devices(const char* list) { return list != nullptr && *list != '\0' ? list : nullptr; }
+
 std::vector<Setup> host_setups(const Surroundings& surroundings) {
   const std::string_view own = surroundings.transports != nullptr ? surroundings.transports : "";
   if (allows(own, "posix") || allows(own, "sysv") || allows(own, "tcp")) {
@@ -114,7 +117,7 @@ std::vector<Setup> network_setups(std::string_view devices, const Surroundings& 
 
 Surroundings Surroundings::here() {
   return {.transports = std::getenv("UCX_TLS"),
-          .devices = std::getenv("UCX_NET_DEVICES"),
+          .devices = names_devices(std::getenv("UCX_NET_DEVICES")),
           .loopback = loopback_interface(),
           .has_infiniband = has_entries("/sys/class/infiniband")};
 }
