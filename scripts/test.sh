@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds and runs the tests: scripts/test.sh [part...], by default release and python. Parts: the presets release, debug,
-# asan, tsan and fuzz (the parsers, see tests/fuzz/README.md); python (the packages, see scripts/test_python.sh); lint
-# (scripts/lint.sh). Tests that need a GPU (label "gpu", in a release build with CUDA) run where there is one;
-# tests/gpu/run.sh runs only them, and more of them.
+# asan, tsan and fuzz (the parsers, see tests/fuzz/README.md); clang (a second compiler, for what may depend on it);
+# plain (what users build: no preset, the compiler that $CXX names or the system's); python (the packages, see
+# scripts/test_python.sh); lint (scripts/lint.sh). Tests that need a GPU (label "gpu", in a release build with CUDA) run
+# where there is one; tests/gpu/run.sh runs only them, and more of them.
 # Runs every part even if an earlier one fails, then repeats each runner's own summary and says how long each part took.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,13 +15,14 @@ summary=()
 times=() # "part build_s test_s"
 num_failed=0
 
-# What to leave out of a run: ctest arguments, one a line. Tests that need a GPU run in a release build, where there is
+# Which tests a run has: ctest arguments, one a line. Tests that need a GPU run in a release build, where there is
 # one. ThreadSanitizer sees the threads of one process only: ranks that are processes would be checked against nothing,
 # slowly. The network namespaces (label "netns") change the machine's network and assert deadlines: they run alone, by
-# tests/netns/run.sh.
-exclusions() {
+# tests/netns/run.sh. Bits are what may depend on the compiler: those of one process's ranks are enough.
+selection() {
   case $1 in
     tsan) printf '%s\n' --label-exclude '^(gpu|netns)$' --exclude-regex '[Pp]rocesses' ;;
+    clang) printf '%s\n' --label-regex '^(unit|conformance)$' --exclude-regex '[Pp]rocesses' ;;
     release) printf '%s\n' --label-exclude "^($([[ $have_gpu == no ]] && echo 'gpu|')netns)\$" ;;
     *) printf '%s\n' --label-exclude '^(gpu|netns)$' ;;
   esac
@@ -53,19 +55,20 @@ build() { # part
   case $1 in
     lint) true ;;
     python) scripts/test_python.sh --install ;;
-    *) cmake --preset "$1" --log-level=WARNING >/dev/null && cmake --build "build/$1" --parallel "$jobs" ;;
+    plain) cmake -S . -B build/plain --log-level=WARNING >/dev/null && cmake --build build/plain --parallel "$jobs" ;;
+    *) cmake --preset "$1" --log-level=WARNING >/dev/null && cmake --build --preset "$1" --parallel "$jobs" ;;
   esac
 }
 
 run_tests() { # part
-  local launcher excluded
+  local launcher selected
   case $1 in
     lint) scripts/lint.sh check ;;
     python) scripts/test_python.sh --test ;;
     *)
       read -ra launcher <<<"$(launcher_for "$1")"
-      mapfile -t excluded < <(exclusions "$1")
-      "${launcher[@]}" ctest --test-dir "build/$1" --no-tests=error --output-on-failure --parallel "$jobs" "${excluded[@]}"
+      mapfile -t selected < <(selection "$1")
+      "${launcher[@]}" ctest --test-dir "build/$1" --no-tests=error --output-on-failure --parallel "$jobs" "${selected[@]}"
       ;;
   esac
 }

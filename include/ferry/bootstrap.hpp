@@ -20,8 +20,9 @@ namespace ferry {
 /// Nanoseconds in a second, for readable timeouts: `5 * kNsPerSecond`.
 inline constexpr std::int64_t kNsPerSecond = 1'000'000'000;
 
-/// Timeout of every wait unless an option sets another. Long enough for a rank that loads a model or is paused for a
-/// moment, short enough that a dead job does not block its machine: half of the 100 s that comparable engines use.
+/// For all ranks to arrive at a bootstrap, unless an option sets another time. Ranks that are launched together arrive
+/// within seconds; one that never started should not block its machine for long. Calls of a group have a deadline of
+/// their own (kDefaultCallTimeoutNs).
 inline constexpr std::int64_t kDefaultTimeoutNs = 50 * kNsPerSecond;
 
 /// Largest message of one rank in an all-gather. Receivers reject a greater length before they allocate memory.
@@ -44,6 +45,11 @@ class FERRY_API Bootstrap {
   /// @thread one call at a time per object
   virtual Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
                                                                  std::int64_t timeout_ns) = 0;
+
+  /// Numeric IPv4 or IPv6 address of this host on the network that joins it to rank 0; on rank 0, one at which other
+  /// hosts reach it. Empty: not known. A group of several nodes uses the network interface that has this address,
+  /// unless GroupOptions::net_devices names another.
+  virtual std::string local_address() const;
 };
 
 /// One bootstrap per rank for ranks that are threads of this process; element r is for the thread that is rank r.

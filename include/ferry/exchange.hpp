@@ -4,6 +4,10 @@
 /// Inputs, outputs and options of `Group::dispatch` and `Group::combine`.
 /// "rows" is `Routing::num_recv_rows()`. Payload rows are whole multiples of 16 bytes, 16-byte aligned, with any row
 /// stride that is a multiple of 16 bytes; a [L, C, H] slab may be given as three dimensions or as [L*C, H].
+///
+/// An output may not share a byte with an input or with another output of the same call (kInvalidArgument): peers read
+/// this rank's inputs while outputs are written. Rows that alternate in memory share none. One exception: in combine
+/// the sums may replace a bias, where both have the same address and row stride.
 
 #include <array>
 
@@ -82,7 +86,9 @@ struct CombineOptions {
   /// false: a token is the sum of its rows, each distinct row once.
   /// true: the sum over its entries (t, k) with an expert of topk_weights[t, k] * row of that entry, by fused
   /// multiply-add. Both in fp32, from +0, biases first, then in ascending (rank, row, k), rounded once to nearest-even;
-  /// NaN becomes the canonical quiet NaN.
+  /// over several nodes each node rounds its sum in this way, then the source adds biases and the nodes' sums up. A sum
+  /// that is NaN has the bits 0x7FFF (bf16) or 0x7FFFFFFF (f32), whatever NaN or infinities it comes from: the NaN that
+  /// GPUs make (PTX ISA, cvt), not the 0x7FC0 and 0x7FC00000 that x86 CPUs do.
   bool weighted = false;
   KernelOptions kernel{};
 };

@@ -27,22 +27,35 @@ class Backend;  // private
 /// Room for a batch of 16,384 tokens of 14 KiB in and out at K = 8 (2.1 GB in, at most 15 GB out).
 inline constexpr std::size_t kDefaultArenaBytes = std::size_t{32} << 30;
 
+/// Deadline of a group's waits unless an option sets another. A rank that dies or leaves is noticed in a fraction of a
+/// second whatever the deadline, so it is there for ranks that live and never come, and for hosts that vanish. Ten
+/// minutes are longer than a healthy rank takes from one call to the next when it loads a model, compiles kernels or
+/// captures graphs in between, and what most collective libraries allow.
+inline constexpr std::int64_t kDefaultCallTimeoutNs = 600 * kNsPerSecond;
+
 /// GroupOptions::device: the GPU that is current on the thread that calls Group::create.
 inline constexpr int kCurrentDevice = -1;
 
-/// Must be the same on every rank, except `arena_bytes` and `device`.
+/// Must be the same on every rank, except `arena_bytes`, `device` and `net_devices`.
 struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
   /// Ranks that can load and store each other's memory; ranks are node-major. 0: all ranks of the group.
   int ranks_per_node = 0;
   std::size_t arena_bytes = kDefaultArenaBytes;  ///< most symmetric memory this rank can allocate, staging included
-  std::int64_t timeout_ns = kDefaultTimeoutNs;   ///< deadline of every wait inside route, dispatch, combine, destroy
+  /// Deadline of every wait inside create, route, dispatch, combine, destroy, and of allocate's for the peers.
+  std::int64_t timeout_ns = kDefaultCallTimeoutNs;
   /// Backend "cuda": ordinal of this rank's GPU, -1 for the calling thread's current one. Several ranks may share a
   /// GPU.
   int device = kCurrentDevice;
   /// The network between nodes, where there are several: "auto" (best that works here) or a name from
   /// `ferry::transports()`. "loopback" joins threads of one process, for tests; "auto" never takes it.
   std::string transport = "auto";
+  /// Devices that ranks of other hosts may reach this rank through, separated by commas: "eth0", "mlx5_0:1,mlx5_1:1";
+  /// "all": every one. With InfiniBand or RoCE name the card's ports, since an interface ("ib0") only carries TCP.
+  /// Empty: the variable FERRY_NET_DEVICES, else every active port of an RDMA card and the one interface that leads to
+  /// rank 0. The variable UCX_NET_DEVICES overrides all of them. Ranks of one host never use these devices among
+  /// themselves, but shared memory and the loopback interface.
+  std::string net_devices{};
 };
 
 /// Position of a rank in the group. Ranks are node-major: rank = node_idx * ranks_per_node + index inside the node.
@@ -58,7 +71,8 @@ struct Topology {
 
 /// Symmetric memory: a block of this rank's arena that peers of its node can reach, so that dispatch into it and
 /// combine out of it need no staging copy. Move-only owner; its destructor frees the memory. It may outlive its Group.
-/// CUDA: it must outlive the calls that use it; they are done when Group::wait returns.
+/// CUDA: it may be dropped while calls of its Group that use it are on their way; its memory is given to others when
+/// those are done. The program's own work with it must be done before, and replays of captured calls.
 class FERRY_API Buffer {
  public:
   Buffer() = default;
@@ -99,22 +113,40 @@ struct RailUsage {
 struct NetworkUsage {
   std::string transport;         ///< the engine in use; empty with one node
   std::vector<RailUsage> rails;  ///< by node, without this rank's own
+  /// Devices that ranks of other hosts may reach this rank through; empty if all its rail peers are on its host.
+  std::string net_devices{};
 };
 
-/// The shapes of one rank's use of a group, for `bytes_required`.
+/// The shapes of one rank's use of a group, for `bytes_required`. Each number may be the exact one of a batch, or the
+/// largest of any; what only some groups need is ignored by others.
 struct MemoryShape {
+  std::string backend = "cpu";  ///< a name from `ferry::backends()`
   int num_ranks = 1;
+  int ranks_per_node = 0;            ///< as GroupOptions::ranks_per_node
   std::int64_t num_experts = 0;      ///< E
   std::int64_t num_tokens = 0;       ///< T of this rank
   int num_topk = 0;                  ///< K
   std::int64_t num_recv_rows = 0;    ///< `Routing::num_recv_rows()`
+  std::int64_t num_used_rows = -1;   ///< `Routing::num_used_rows()`; -1: all of num_recv_rows
   std::int64_t row_bytes = 0;        ///< bytes of one payload row
   std::int64_t scale_row_bytes = 0;  ///< bytes of one row of scales, 0 if none
   Layout layout = Layout::kTokens;
-  bool weights = false;  ///< weights are sent (with ids for kTokens)
+  bool weights = false;  ///< route is given weights, and they are sent (with ids for kTokens) and summed back
   /// true: x of dispatch and combine's input are in memory from `allocate`, and so is dispatch's output.
-  /// false: ordinary pointers, which ranks in other processes reach through staging.
+  /// false: other memory. On a CPU group ranks in other processes reach it through staging; this counts as if there
+  /// were some, and rows went to them and came from them.
   bool symmetric = true;
+
+  // Several nodes:
+  std::int64_t num_node_tokens = 0;       ///< this rank's tokens that go to its own node; at most T
+  std::int64_t num_forwarded_tokens = 0;  ///< those of the ranks with its index in other nodes that go to its node
+  std::int64_t num_node_entries = 0;      ///< (token, k) of both whose expert is in its node; at most K times both
+
+  // Backend "cuda":
+  std::int64_t num_local_experts = -1;  ///< experts of this rank; -1: E / R, rounded up
+  int num_routings = 1;                 ///< Routings alive at a time
+  /// Scales, ids and weights that dispatch writes and combine reads are in memory from `allocate` (not counted).
+  bool symmetric_tables = false;
 };
 
 /// A set of ranks that exchange tokens. Create and destroy are collective; so are route, dispatch and combine, called
@@ -129,7 +161,8 @@ class FERRY_API Group {
  public:
   /// Collective over the ranks of `bootstrap`, which is only used during this call; one bootstrap may serve many
   /// groups.
-  /// @errors kInvalidArgument: options out of range, or ranks disagree (the message names both values and both ranks)
+  /// @errors kInvalidArgument: options out of range, a network device that does not exist (the message lists those that
+  ///         do), or ranks disagree (the message names both values and both ranks)
   ///         kUnsupported: the backend cannot run here, or not across these hosts
   ///         kTimeout, kPeerLost, kTransport: as the bootstrap reports; kSystem: memory or descriptors ran out
   [[nodiscard]] static Result<std::shared_ptr<Group>> create(std::shared_ptr<Bootstrap> bootstrap,
@@ -152,6 +185,16 @@ class FERRY_API Group {
   /// Symmetric memory in use on this rank now.
   MemoryUsage memory_usage() const;
 
+  /// Give back the staging that earlier calls grew to and that no rank can still use; later calls take what they need
+  /// again. Local, between calls: ranks need not agree on when, and no rank is waited for. Left alone are buffers from
+  /// `allocate`, Routings, what the group needs as long as it lives, and the tables of a route since which this rank
+  /// has made no dispatch or combine, as peers may be behind.
+  /// CPU: the pages go back to the system. CUDA: blocks go back to this rank's arena, for `allocate` and later calls,
+  /// as soon as the calls that use them have finished on the GPU; what a captured graph uses stays. The arena keeps its
+  /// device memory until the group ends.
+  /// @errors kInvalidArgument: the group was destroyed; on a broken group what broke it. Both: nothing is given back
+  [[nodiscard]] Status trim();
+
   /// What this rank has sent to other nodes so far, and how. Empty with one node.
   NetworkUsage network_usage() const;
 
@@ -161,7 +204,8 @@ class FERRY_API Group {
   ///         (max_recv_rows or kSlab): then it never blocks and may be captured in a graph; keep the Routing as long as
   ///         the graph; each replay routes the ids then in the same topk_idx
   /// @errors kInvalidArgument: shape, dtype, pointer, id outside [-1, E), options that differ between ranks
-  ///         kCapacity: more rows than max_recv_rows or slab_capacity (names rank, expert, rows); kTimeout, kPeerLost
+  ///         kCapacity: more rows than max_recv_rows, slab_capacity or 2^31 - 1 (names rank, expert, rows); kTimeout,
+  ///         kPeerLost
   [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {});
 
   /// Copy each token to its final rows on the ranks that own its experts. Outputs are a pure function of inputs.
@@ -219,10 +263,12 @@ class FERRY_API Group {
   std::int64_t num_routes_ = 0;
 };
 
-/// Symmetric memory that one rank of a CPU group of one node holds while it routes (at least twice), dispatches and
-/// combines such a batch: control pages, staging, and where `symmetric` three payload buffers (x of dispatch, its
-/// output, combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then.
-/// @errors kInvalidArgument: a negative or absurd number
+/// Symmetric memory that one rank of a group holds when it has routed (at least twice), dispatched and combined such a
+/// batch: control pages, the network's, staging, and where `symmetric` three payload buffers (x of dispatch, its
+/// output, combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then, on a CUDA
+/// group when the stream has been waited for and one placement of experts is used.
+/// @errors kInvalidArgument: a negative or absurd number, or numbers that contradict each other
+///         kUnsupported: this build has no such backend, or it has no groups of that many nodes
 FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);
 
 }  // namespace ferry

@@ -42,8 +42,10 @@ struct RouteInput {
 struct RouteOptions {
   std::int64_t num_experts = 0;  ///< E >= 1; need not be a multiple of R
   Layout layout = Layout::kTokens;
-  std::int64_t expert_alignment = 1;  ///< kExperts only: group starts (and N) are multiples of this
-  std::int64_t slab_capacity = 0;     ///< kSlab only: C, rows per local expert, the same on every rank
+  /// kExperts only: group starts (and N) are multiples of this, 1 to 2^31 - 1. N may be at most 2^31 - 1 too, so with
+  /// large values only few experts have room (else kCapacity).
+  std::int64_t expert_alignment = 1;
+  std::int64_t slab_capacity = 0;  ///< kSlab only: C, rows per local expert, the same on every rank
   /// 0: outputs have exactly N rows, known on the host when `route` returns. Otherwise outputs have this many rows and
   /// the counts are read from memory (`Routing::num_recv_rows_view`); more than that many rows is kCapacity. May differ
   /// by rank.

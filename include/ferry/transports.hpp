@@ -1,12 +1,14 @@
 #ifndef FERRY_TRANSPORTS_HPP
 #define FERRY_TRANSPORTS_HPP
 
-/// The networks over which ranks of different nodes can exchange data, and whether each works on this machine.
+/// The networks over which ranks of different nodes can exchange data, whether each works on this machine, and the
+/// devices that they use.
 
 #include <string>
 #include <vector>
 
 #include "ferry/export.hpp"
+#include "ferry/status.hpp"
 
 namespace ferry {
 
@@ -20,6 +22,31 @@ struct TransportInfo {
 
 /// All network engines of this build, best first. Loads their libraries, where there are any, and starts nothing.
 FERRY_API std::vector<TransportInfo> transports();
+
+/// A device that carries data between hosts: a network interface, or a port of an RDMA card.
+struct NetDeviceInfo {
+  std::string name{};                    ///< what GroupOptions::net_devices takes, e.g. "eth0", "mlx5_0:1"
+  std::vector<std::string> addresses{};  ///< of an interface, numeric
+  bool rdma = false;                     ///< a port of an RDMA card
+  bool loopback = false;                 ///< reaches this host only
+  bool usable = false;                   ///< an interface that is up and has an address, or an active port
+};
+
+/// The network devices of this host, whether usable or not. Empty if the system does not list them.
+FERRY_API std::vector<NetDeviceInfo> net_devices();
+
+/// Devices, and what decided.
+struct NetDeviceChoice {
+  std::string devices{};  ///< names separated by commas
+  std::string reason{};   ///< e.g. "GroupOptions::net_devices", "eth0 leads to rank 0 at 192.0.2.1"
+};
+
+/// What this rank would use between hosts. `wanted` stands for GroupOptions::net_devices. `rank_0` is the numeric
+/// address at which the bootstrap reaches rank 0; empty or loopback: not known, the interface of the default route is
+/// taken. Reads the environment (docs/nodes.md); sends nothing.
+/// @errors kInvalidArgument: a named device does not exist or cannot be used (the message lists those that do);
+///         kUnsupported: no interface leads to rank 0
+FERRY_API Result<NetDeviceChoice> choose_net_devices(const std::string& wanted = {}, const std::string& rank_0 = {});
 
 }  // namespace ferry
 

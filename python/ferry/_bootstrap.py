@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,22 @@ def _process_group_gather(group: dist.ProcessGroup) -> Callable[[bytes], list[by
     return gather
 
 
+def address_towards_master() -> str:
+    """This host's address on the way to MASTER_ADDR, by which torch.distributed finds rank 0. Empty if it is not set or
+    leads nowhere. Sends nothing."""
+    host = os.environ.get("MASTER_ADDR", "")
+    if not host:
+        return ""
+    try:
+        # Connecting a datagram socket only looks up the route; any port will do (discard, RFC 863).
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return probe.getsockname()[0]
+    except OSError:
+        return ""
+
+
 def is_of_gpus(group: Any) -> bool:
     """Whether it is a process group that supports only GPU tensors."""
     if group is None or "torch.distributed" not in sys.modules:
@@ -38,7 +56,7 @@ def bootstrap_for(group: dist.ProcessGroup | None, comm: Any, timeout_ns: int) -
     if group is not None and comm is not None:
         raise InvalidArgument("Group: give a process group or a communicator, not both")
     if comm is not None:
-        return _native.callback_bootstrap(comm.Get_rank(), comm.Get_size(), lambda mine: comm.allgather(mine))
+        return _native.callback_bootstrap(comm.Get_rank(), comm.Get_size(), lambda mine: comm.allgather(mine), "")
     if group is None:
         return _native.environment_bootstrap(timeout_ns)
     if "torch.distributed" not in sys.modules or not hasattr(group, "rank") or not hasattr(group, "size"):
@@ -46,4 +64,6 @@ def bootstrap_for(group: dist.ProcessGroup | None, comm: Any, timeout_ns: int) -
             f"Group: group is a {type(group).__name__}, expected a torch.distributed.ProcessGroup of which this "
             "process is a member, or comm=an mpi4py communicator"
         )
-    return _native.callback_bootstrap(group.rank(), group.size(), _process_group_gather(group))
+    return _native.callback_bootstrap(
+        group.rank(), group.size(), _process_group_gather(group), address_towards_master()
+    )

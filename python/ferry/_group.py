@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NS_PER_S = 1_000_000_000
 _DEFAULT_ARENA_BYTES = 32 << 30  # kDefaultArenaBytes: address space, not memory
+_CALL_TIMEOUT_S = 600.0  # kDefaultCallTimeoutNs
+_ARRIVAL_TIMEOUT_S = 50.0  # kDefaultTimeoutNs
 _MAX_BIASES = 2
 _keys = itertools.count(1)
 _groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
@@ -87,11 +89,16 @@ class Group:
     device: where the tensors of all calls are: the CPU or a GPU. By default the current GPU for an nccl process group,
         else the CPU. Calls on GPU tensors put work on torch's current stream and return; only a route whose rows are
         not bounded waits for its counts.
-    timeout: seconds (or a timedelta) that any call waits for another rank before it raises :class:`ferry.Timeout`.
+    timeout: seconds (or a timedelta) that any call waits for another rank before it raises :class:`ferry.Timeout`, and
+        that a launcher's ranks have to arrive. By default 600 for calls and 50 to arrive. A rank that dies or leaves
+        its group is noticed within a second, whatever the timeout.
     arena_bytes: most symmetric memory that this rank can use; address space only, memory is taken as needed.
     ranks_per_node: ranks that share memory, consecutive ones; 0: all of them. With several nodes, only CPU tensors. The
         same on every rank.
     transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
+    net_devices: devices that ranks of other hosts may reach this rank through, separated by commas ("eth0",
+        "mlx5_0:1,mlx5_1:1"). By default the variable FERRY_NET_DEVICES, else every active port of an RDMA card and the
+        one interface that leads to rank 0.
 
     Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is created.
     """
@@ -102,14 +109,15 @@ class Group:
         *,
         comm: Any = None,
         device: torch.device | str | int | None = None,
-        timeout: float | datetime.timedelta = 50.0,
+        timeout: float | datetime.timedelta | None = None,
         arena_bytes: int = _DEFAULT_ARENA_BYTES,
         ranks_per_node: int = 0,
         transport: str = "auto",
+        net_devices: str = "",
     ) -> None:
         self.device = _device_of(device, group)
-        timeout_ns = _timeout_ns(timeout)
-        bootstrap = bootstrap_for(group, comm, timeout_ns)
+        timeout_ns = _timeout_ns(_CALL_TIMEOUT_S if timeout is None else timeout)
+        bootstrap = bootstrap_for(group, comm, _timeout_ns(_ARRIVAL_TIMEOUT_S if timeout is None else timeout))
         on_gpu = self.device.type == "cuda"
         self._native = _native.create_group(
             bootstrap,
@@ -119,6 +127,7 @@ class Group:
             arena_bytes,
             ranks_per_node,
             transport,
+            net_devices,
         )
         self._memory = memory_of(self._native, self.device)
         self.key = next(_keys)
@@ -148,8 +157,18 @@ class Group:
 
     def network_usage(self) -> NetworkUsage:
         """What this rank has sent to other nodes so far, and over which network. No rails with one node. Local."""
-        transport, rails = self._native.network_usage()
-        return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails))
+        transport, rails, net_devices = self._native.network_usage()
+        return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails), net_devices)
+
+    @eager
+    def trim(self) -> None:
+        """Give back the staging that earlier calls grew to; later calls take what they need again. Local: ranks need
+        not agree on when.
+
+        On CPUs the system gets the memory. On a GPU it goes back to this rank's arena, for ``empty`` and later calls,
+        once the calls that use it have finished. Raises ``FerryError`` if the group was destroyed or is broken.
+        """
+        self._native.trim()
 
     def __repr__(self) -> str:
         return f"ferry.Group(rank {self.rank} of {self.num_ranks}, {self.device})"
@@ -234,8 +253,10 @@ class Group:
 
         x: [T, H] of any dtype whose rows are whole multiples of 16 bytes. scales: [T, S] f32, i32 or u8, any strides.
         topk_weights: [T, K] f32 to send in place of those given to route.
-        out, out_scales: where to receive ([N, H] and [N, S]); by default new tensors, ``out`` in symmetric memory.
-        out_source: [N, 2] i32, contiguous: receives the source rank and token of each row, -1 where there is none.
+        out, out_scales: where to receive ([N, H] and [N, S]); by default new tensors, ``out`` in symmetric memory. They
+        share no memory with each other or with what is sent.
+        out_source: [N, 2] i32, contiguous: receives the source rank and token of each row, -1 where there is none; all
+        ranks or none.
         tables: False omits ids and weights; the same on every rank.
         zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
         num_sms: on a GPU, the most multiprocessors to use; 0: the number measured to saturate the links.
@@ -276,6 +297,8 @@ class Group:
         bias: one or two [T, H] tensors of x's dtype, added to this rank's tokens.
         weighted: False sums each row once; True sums weight * row over the token's experts, with the weights given to
         route or, in their place, ``topk_weights`` [T, K] f32.
+        out: [T, H] of x's dtype for the sums; by default a new tensor. It may be a tensor of ``bias``, otherwise it
+        shares no memory with what is given.
         num_sms: as for dispatch.
         """
         try:

@@ -27,6 +27,8 @@ class NetworkUsage:
     """The engine in use; empty with one node."""
     rails: tuple[RailUsage, ...]
     """By node, without this rank's own."""
+    net_devices: str = ""
+    """Devices that ranks of other hosts may reach this rank through; empty if all its rail peers are on its host."""
 
     @property
     def sent_bytes(self) -> int:

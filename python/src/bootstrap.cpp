@@ -12,8 +12,8 @@ namespace {
 
 class CallbackBootstrap final : public Bootstrap {
  public:
-  CallbackBootstrap(int rank, int num_ranks, nb::callable gather)
-      : rank_(rank), num_ranks_(num_ranks), gather_(std::move(gather)) {}
+  CallbackBootstrap(int rank, int num_ranks, nb::callable gather, std::string local_address)
+      : rank_(rank), num_ranks_(num_ranks), gather_(std::move(gather)), local_address_(std::move(local_address)) {}
   ~CallbackBootstrap() override {
     const nb::gil_scoped_acquire gil;
     gather_.reset();
@@ -21,6 +21,7 @@ class CallbackBootstrap final : public Bootstrap {
 
   int rank() const override { return rank_; }
   int num_ranks() const override { return num_ranks_; }
+  std::string local_address() const override { return local_address_; }
 
   Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
                                                          std::int64_t /*timeout_ns*/) override {
@@ -53,13 +54,14 @@ class CallbackBootstrap final : public Bootstrap {
   int rank_;
   int num_ranks_;
   nb::callable gather_;
+  std::string local_address_;
   Status failed_;
 };
 
 }  // namespace
 
-std::shared_ptr<Bootstrap> callback_bootstrap(int rank, int num_ranks, nb::callable gather) {
-  return std::make_shared<CallbackBootstrap>(rank, num_ranks, std::move(gather));
+std::shared_ptr<Bootstrap> callback_bootstrap(int rank, int num_ranks, nb::callable gather, std::string local_address) {
+  return std::make_shared<CallbackBootstrap>(rank, num_ranks, std::move(gather), std::move(local_address));
 }
 
 std::shared_ptr<Bootstrap> environment_bootstrap(std::int64_t timeout_ns) {

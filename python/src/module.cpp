@@ -43,13 +43,14 @@ class PyGroup {
 
   static std::shared_ptr<PyGroup> create(std::shared_ptr<Bootstrap> bootstrap, const std::string& backend, int device,
                                          std::int64_t timeout_ns, std::size_t arena_bytes, int ranks_per_node,
-                                         const std::string& transport) {
+                                         const std::string& transport, const std::string& net_devices) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
     options.arena_bytes = arena_bytes;
     options.ranks_per_node = ranks_per_node;
     options.transport = transport;
+    options.net_devices = net_devices;
     options.device = device;
     Result<std::shared_ptr<Group>> group = [&] {
       const nb::gil_scoped_release released;
@@ -75,7 +76,11 @@ class PyGroup {
     return nb::make_tuple(usage.control_bytes, usage.staging_bytes, usage.allocated_bytes);
   }
 
-  /// Engine, and for each rail peer its rank, the bytes and messages sent, and the path to it.
+  void trim() {
+    raise_if_error(without_gil([&] { return group_->trim(); }));
+  }
+
+  /// Engine; for each rail peer its rank, the bytes and messages sent, and the path to it; devices.
   nb::tuple network_usage() const {
     const NetworkUsage usage = [&] {
       const nb::gil_scoped_release released;
@@ -85,7 +90,7 @@ class PyGroup {
     for (const RailUsage& rail : usage.rails) {
       rails.append(nb::make_tuple(rail.rank, rail.sent_bytes, rail.num_messages, rail.route));
     }
-    return nb::make_tuple(usage.transport, rails);
+    return nb::make_tuple(usage.transport, rails, usage.net_devices);
   }
 
   PlacedRouting route(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_experts, int layout,
@@ -265,6 +270,7 @@ NB_MODULE(_native, module) {
       .def_prop_ro("backend", &PyGroup::backend)
       .def("allocate", &PyGroup::allocate)
       .def("memory_usage", &PyGroup::memory_usage)
+      .def("trim", &PyGroup::trim)
       .def("network_usage", &PyGroup::network_usage)
       .def("route", &PyGroup::route, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a, "layout"_a,
            "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "expert_to_rank"_a, "stream"_a)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 
+import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
 import ferry
+from ferry._bootstrap import address_towards_master
 
 
 def check_group(group: ferry.Group, rank: int) -> None:
@@ -34,6 +36,14 @@ class Communicator:
         gathered: list = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, value)
         return gathered
+
+
+def test_network_of_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    for master, address in {"127.0.0.1": "127.0.0.1", "::1": "::1", "": "", "no address": ""}.items():
+        monkeypatch.setenv("MASTER_ADDR", master)
+        assert address_towards_master() == address
+    monkeypatch.delenv("MASTER_ADDR")
+    assert address_towards_master() == ""
 
 
 def test_communicator() -> None:

@@ -44,6 +44,19 @@ def check_refusals(rank: int, world: World) -> None:
         refused(lambda wrong=wrong: group.combine(routing, wrong if bad else y))
     refused(lambda: group.combine(routing, y, bias=[x] * 3 if bad else None), "at most two")
 
+    # Tensors that share memory: rows that were sent or are to be summed must not be written over.
+    shared = torch.zeros(max(rows, len(x)), 64, dtype=x.dtype)
+    sent = shared[: len(x)] if bad else x
+    refused(lambda: group.dispatch(routing, sent, out=shared[:rows]), "shares memory with input x")
+    returned = shared[:rows] if bad else y
+    refused(lambda: group.combine(routing, returned, out=shared[: len(x)]), "shares memory with input x")
+    table = torch.empty(rows, 2, dtype=torch.int32)
+    refused(lambda: group.dispatch(routing, x, out_source=table if bad else None), "output source present")
+    bias = torch.full_like(x, 2.0)
+    apart = group.combine(routing, y, bias=bias).x
+    assert torch.equal(group.combine(routing, y, bias=bias, out=bias).x, apart)
+    assert torch.equal(bias, apart)
+
     # The group is still usable.
     assert group.dispatch(routing, x).x.shape == (rows, 64)
     assert group.combine(routing, y).x.shape == x.shape

@@ -38,6 +38,7 @@ def check_exchange(rank: int) -> None:
     before = group.network_usage()
     assert before.transport == "ucx"
     assert [rail.rank for rail in before.rails] == [1 - rank]
+    assert before.net_devices == ""  # both ranks are on this host
 
     routing = group.route(world.topk_idx[rank], world.topk_weights[rank], num_experts=world.num_experts)
     x = world.x[rank]
@@ -87,6 +88,8 @@ def check_refusals(rank: int) -> None:
         ferry.Group(dist.group.WORLD, ranks_per_node=3)
     with pytest.raises(ferry.InvalidArgument, match="transport"):
         ferry.Group(dist.group.WORLD, ranks_per_node=1, transport="pigeon")
+    with pytest.raises(ferry.InvalidArgument, match=r"rank 0: .*net_devices is \"nonesuch0\".*this host has .*lo \("):
+        ferry.Group(dist.group.WORLD, ranks_per_node=1, net_devices="nonesuch0")
 
 
 def test_refusals() -> None:

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/descriptors.hpp"
 #include "ferry/bootstrap.hpp"
 
 namespace ferry::bootstrap {
@@ -57,6 +59,32 @@ Address any_interface(const Address& like) {
   return address;
 }
 
+bool read_ends(int fd, Address* here, Address* there) {
+  here->size = there->size = sizeof here->storage;
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&here->storage), &here->size) == 0 &&
+         getpeername(fd, reinterpret_cast<sockaddr*>(&there->storage), &there->size) == 0;
+}
+
+/// An IPv4 address that a socket for both families shows as an IPv6 one, as IPv4.
+Address unmapped(const Address& address) {
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
+  if (address.storage.ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) return address;
+  Address result;
+  auto& v4 = reinterpret_cast<sockaddr_in&>(result.storage);
+  v4.sin_family = AF_INET;
+  v4.sin_port = v6.sin6_port;
+  std::memcpy(&v4.sin_addr, &v6.sin6_addr.s6_addr[sizeof(v6.sin6_addr) - sizeof(v4.sin_addr)], sizeof(v4.sin_addr));
+  result.size = sizeof v4;
+  return result;
+}
+
+/// With the interface where the address needs one: "192.0.2.1", "fe80::1%eth0".
+std::string host_of(const Address& address) {
+  std::array<char, NI_MAXHOST> text{};
+  if (getnameinfo(address.raw(), address.size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) return {};
+  return text.data();
+}
+
 /// The listening socket, or errno.
 std::pair<UniqueFd, int> try_listen(const Address& address) {
   UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -69,7 +97,8 @@ std::pair<UniqueFd, int> try_listen(const Address& address) {
   return {std::move(fd), 0};
 }
 
-std::string_view listen_hint(int error) {
+std::string listen_hint(int error) {
+  if (is_out_of_descriptors(error)) return describe_descriptor_limit(error, 1);
   switch (error) {
     case EADDRINUSE:
       return "another process listens there (another job, or a second rank 0 of this one); choose another port";
@@ -108,11 +137,16 @@ Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* list = nullptr;
   const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+  const int system_error = error == EAI_SYSTEM ? errno : 0;
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, &freeaddrinfo);
+  if (is_out_of_descriptors(system_error)) {
+    return Status(ErrorCode::kSystem, fmt::format("bootstrap: host '{}' cannot be resolved: {}", host,
+                                                  describe_descriptor_limit(system_error, 1)));
+  }
   if (error == EAI_AGAIN || error == EAI_SYSTEM || error == EAI_MEMORY) {
     return Status(ErrorCode::kTransport,
                   fmt::format("bootstrap: host '{}' cannot be resolved at the moment: {}", host,
-                              error == EAI_SYSTEM ? describe_errno(errno) : gai_strerror(error)));
+                              error == EAI_SYSTEM ? describe_errno(system_error) : gai_strerror(error)));
   }
   std::vector<Address> addresses;
   for (const addrinfo* entry = list; error == 0 && entry != nullptr; entry = entry->ai_next) {
@@ -176,13 +210,17 @@ void tune_connected(int fd) {
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepaliveNumProbes);
 }
 
+ConnectionEnds ends_of(int fd) {
+  Address here;
+  Address there;
+  if (!read_ends(fd, &here, &there)) return {};
+  return {host_of(unmapped(here)), host_of(unmapped(there)), is_loopback(unmapped(here))};
+}
+
 bool is_connected_to_itself(int fd) {
   Address here;
   Address there;
-  here.size = there.size = sizeof here.storage;
-  return getsockname(fd, reinterpret_cast<sockaddr*>(&here.storage), &here.size) == 0 &&
-         getpeername(fd, reinterpret_cast<sockaddr*>(&there.storage), &there.size) == 0 &&
-         to_string(here) == to_string(there);
+  return read_ends(fd, &here, &there) && to_string(here) == to_string(there);
 }
 
 IoOutcome read_some(int fd, std::span<std::byte> into) {

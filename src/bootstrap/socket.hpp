@@ -48,6 +48,15 @@ Status adopt_listener(int fd);
 /// No delay for small frames, and keep-alive probes that detect a dead machine within half a minute.
 void tune_connected(int fd);
 
+/// The numeric addresses of a connection's ends, without ports; empty if it has none. IPv4 addresses in IPv6 form are
+/// given as IPv4.
+struct ConnectionEnds {
+  std::string local;
+  std::string remote;
+  bool is_loopback = false;
+};
+ConnectionEnds ends_of(int fd);
+
 /// True if both ends of a connection are the same socket: connect() to a free local port can do that.
 bool is_connected_to_itself(int fd);
 

@@ -1,10 +1,13 @@
 #include "bootstrap/tcp_acceptor.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
+
+#include "core/descriptors.hpp"
 
 namespace ferry::bootstrap {
 namespace {
@@ -19,9 +22,10 @@ constexpr int kMaxAcceptsPerCall = 32;
 // Out of file descriptors: the listener stays readable, so polling it again at once would spin.
 constexpr std::int64_t kAcceptPauseNs = 20'000'000;
 
-bool is_out_of_descriptors(int error) {
-  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
-}
+// A rank has sent its hello long before that. Where descriptors are short, a connection that has not makes room.
+constexpr std::int64_t kHelloPatienceNs = 100'000'000;
+
+bool is_out_of_memory(int error) { return error == ENOBUFS || error == ENOMEM; }
 
 // All other errors concern the new connection and not the listener (accept(2), "Error handling").
 bool is_listener_broken(int error) {
@@ -33,7 +37,8 @@ bool is_listener_broken(int error) {
 TcpAcceptor::TcpAcceptor(Params params)
     : params_(std::move(params)),
       max_pending_(kNumSparePending + static_cast<std::size_t>(params_.num_ranks)),
-      accept_again_(Deadline::after(0)) {}
+      accept_again_(Deadline::after(0)),
+      spare_(fcntl(params_.listener.get(), F_DUPFD_CLOEXEC, 0)) {}
 
 void TcpAcceptor::add_poll_entries(std::vector<pollfd>* entries) const {
   // poll() skips negative descriptors: the entry stays, so that the positions of the others do not change.
@@ -86,9 +91,10 @@ TcpAcceptor::Progress TcpAcceptor::read_from(Pending* pending, Result<Hello>* he
   return Progress::kRefused;
 }
 
-Status TcpAcceptor::hand_out(Pending* pending, const Hello& hello, std::vector<AuthenticatedPeer>* peers) const {
+Status TcpAcceptor::hand_out(Pending* pending, const Hello& hello, std::vector<AuthenticatedPeer>* peers) {
   const Result<SessionKeys> keys = derive_session_keys(params_.secret, pending->nonce, hello);
   if (!keys.ok()) return keys.status();
+  ++num_proven_;
   peers->push_back({Channel(std::move(pending->fd), {.send = keys->root_to_peer, .receive = keys->peer_to_root}), hello,
                     to_string(pending->address)});
   return {};
@@ -106,10 +112,14 @@ Status TcpAcceptor::accept_some() {
     } else if (error == EAGAIN || error == EWOULDBLOCK) {
       return {};
     } else if (is_out_of_descriptors(error)) {
-      // Other parts of this process may hold all descriptors, so closing one may not be enough: pause in any case.
+      if (pending_.empty()) return out_of_descriptors(error);
+      // Those that wait may be ranks, which become members in a moment.
+      std::erase_if(pending_, [](const Pending& pending) { return pending.room_maker.expired(); });
+      pause();
+      return {};
+    } else if (is_out_of_memory(error)) {
       drop_oldest();
-      accepting_ = false;
-      accept_again_ = Deadline::after(kAcceptPauseNs);
+      pause();
       return {};
     } else if (is_listener_broken(error)) {
       return Status(ErrorCode::kSystem,
@@ -119,6 +129,23 @@ Status TcpAcceptor::accept_some() {
   return {};
 }
 
+void TcpAcceptor::pause() {
+  accepting_ = false;
+  accept_again_ = Deadline::after(kAcceptPauseNs);
+}
+
+Status TcpAcceptor::out_of_descriptors(int error) {
+  // With this one, ranks that connect later can be told.
+  spare_.reset();
+  const int num_missing = params_.num_ranks - 1 - num_proven_;
+  return Status(
+      ErrorCode::kSystem,
+      fmt::format("create_tcp_bootstrap: rank 0 needs a connection to each of {} other ranks and cannot "
+                  "accept any more after {}: {}",
+                  params_.num_ranks - 1, num_proven_, describe_descriptor_limit(error, std::max(num_missing, 1))),
+      0);
+}
+
 Status TcpAcceptor::send_challenge(UniqueFd fd, const Address& address) {
   if (pending_.size() >= max_pending_) drop_oldest();
   tune_connected(fd.get());
@@ -126,6 +153,7 @@ Status TcpAcceptor::send_challenge(UniqueFd fd, const Address& address) {
                   .address = address,
                   .nonce = {},
                   .deadline = Deadline::after(params_.handshake_ns),
+                  .room_maker = Deadline::after(kHelloPatienceNs),
                   .received = {},
                   .num_received = 0};
   if (Status status = fill_random(pending.nonce); !status.ok()) return status;

@@ -5,7 +5,8 @@
 ///
 /// What unauthenticated connections can consume is bounded: one small Pending each, at most
 /// `kNumSparePending + num_ranks` of them, for at most `handshake_ns`. When all are in use, the oldest is closed; if
-/// that was a rank, it connects again. Nothing here blocks: the caller polls.
+/// that was a rank, it connects again. Where file descriptors run out, those that have not sent their hello within a
+/// short time make room. Nothing here blocks: the caller polls.
 
 #include <cstddef>
 #include <cstdint>
@@ -44,7 +45,8 @@ class TcpAcceptor {
   /// When to call `serve` even if no entry is ready; `latest` at the latest.
   Deadline next_deadline(Deadline latest) const;
   /// `entries` are those of add_poll_entries after the poll. Appends the peers that completed the handshake.
-  /// @errors kSystem: the listening socket or libcrypto failed
+  /// @errors kSystem: the listening socket or libcrypto failed, or file descriptors ran out though no unauthenticated
+  ///         connection holds any; the next calls then serve one connection at a time, so that ranks can be told
   Status serve(std::span<const pollfd> entries, std::vector<AuthenticatedPeer>* peers);
 
   /// Connections that sent a well-formed hello with a wrong proof: most likely ranks with another secret.
@@ -57,16 +59,19 @@ class TcpAcceptor {
     Address address;
     Nonce nonce{};
     Deadline deadline;
+    Deadline room_maker;  // from then on it makes room for others where descriptors are short
     HelloFrame received{};
     std::size_t num_received = 0;
   };
   enum class Progress { kWaiting, kRefused, kProven };
 
   Progress read_from(Pending* pending, Result<Hello>* hello);
-  Status hand_out(Pending* pending, const Hello& hello, std::vector<AuthenticatedPeer>* peers) const;
+  Status hand_out(Pending* pending, const Hello& hello, std::vector<AuthenticatedPeer>* peers);
   Status accept_some();
   Status send_challenge(UniqueFd fd, const Address& address);
   void drop_oldest();
+  void pause();
+  Status out_of_descriptors(int error);
 
   Params params_;
   std::size_t max_pending_;
@@ -74,6 +79,8 @@ class TcpAcceptor {
   bool accepting_ = true;
   Deadline accept_again_;  // after running out of file descriptors
   int num_wrong_proofs_ = 0;
+  int num_proven_ = 0;
+  UniqueFd spare_;  // given up to tell the ranks that descriptors ran out
 };
 
 }  // namespace ferry::bootstrap

@@ -23,8 +23,8 @@ class Admission {
 
   Status wait_for_all();
   Result<std::vector<Channel>> start_all();
-  /// Sends `error` to all connected ranks and, if ranks disagree, to those that connect a little later. Returns the
-  /// error as they see it.
+  /// Sends `error` to all connected ranks and, if ranks disagree or the system refused, to those that connect a little
+  /// later. Returns the error as they see it.
   Status reject_all(const Status& error);
 
  private:
@@ -213,7 +213,8 @@ Result<std::vector<Channel>> Admission::start_all() {
 
 Status Admission::reject_all(const Status& error) {
   error_ = clip_text(error);
-  const bool wait_for_latecomers = error_.code() == ErrorCode::kInvalidArgument;
+  // Not after a timeout: those that are missing then have had their time.
+  const bool wait_for_latecomers = error_.code() == ErrorCode::kInvalidArgument || error_.code() == ErrorCode::kSystem;
   const Deadline members_deadline = Deadline::after(grace_ns(options_.timeout_ns));
   const Deadline latecomers_deadline = Deadline::after(std::min(kMaxLatecomerNs, options_.timeout_ns / 2));
 

@@ -9,6 +9,8 @@ namespace ferry {
 
 Bootstrap::~Bootstrap() = default;
 
+std::string Bootstrap::local_address() const { return {}; }
+
 namespace bootstrap {
 namespace {
 

@@ -19,6 +19,7 @@
 #include "bootstrap/handshake.hpp"
 #include "bootstrap/socket.hpp"
 #include "bootstrap/tcp_bootstrap.hpp"
+#include "core/descriptors.hpp"
 
 namespace ferry::bootstrap {
 namespace {
@@ -50,7 +51,10 @@ Attempt<UniqueFd> try_connect(const Address& address, Deadline deadline) {
   UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) {
     if (errno == EAFNOSUPPORT) return Retry{Stage::kConnect, "this machine does not support that address family"};
-    return Status(ErrorCode::kSystem, fmt::format("create_tcp_bootstrap: socket() failed: {}", describe_errno(errno)));
+    const int error = errno;
+    return Status(ErrorCode::kSystem, fmt::format("create_tcp_bootstrap: socket() failed: {}",
+                                                  is_out_of_descriptors(error) ? describe_descriptor_limit(error, 1)
+                                                                               : describe_errno(error)));
   }
   tune_connected(fd.get());
   int error = connect(fd.get(), address.raw(), address.size) == 0 ? 0 : errno;
@@ -237,18 +241,20 @@ Status await_start(Channel* channel, const PeerParams& params, Deadline deadline
 class TcpPeer final : public Bootstrap {
  public:
   TcpPeer(Channel channel, int rank, int num_ranks)
-      : channel_(std::move(channel)), rank_(rank), num_ranks_(num_ranks) {}
+      : local_address_(ends_of(channel.fd()).local), channel_(std::move(channel)), rank_(rank), num_ranks_(num_ranks) {}
 
   int rank() const override { return rank_; }
   int num_ranks() const override { return num_ranks_; }
   Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
                                                          std::int64_t timeout_ns) override;
+  std::string local_address() const override { return local_address_; }
 
  private:
   Status exchange(std::int64_t timeout_ns, std::vector<std::vector<std::byte>>* parts);
   Status receive_parts(std::vector<std::vector<std::byte>>* parts);
   Status fail(Status error);
 
+  std::string local_address_;
   std::optional<Channel> channel_;  // empty once the group has failed
   int rank_;
   int num_ranks_;

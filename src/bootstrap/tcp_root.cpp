@@ -13,6 +13,7 @@
 
 #include "bootstrap/channel.hpp"
 #include "bootstrap/errors.hpp"
+#include "bootstrap/socket.hpp"
 #include "bootstrap/tcp_admission.hpp"
 #include "bootstrap/tcp_bootstrap.hpp"
 
@@ -31,6 +32,7 @@ class TcpRoot final : public Bootstrap {
   int num_ranks() const override { return num_ranks_; }
   Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
                                                          std::int64_t timeout_ns) override;
+  std::string local_address() const override { return local_address_; }
 
  private:
   struct Peer {
@@ -52,12 +54,25 @@ class TcpRoot final : public Bootstrap {
   Status fail(const Status& error, std::int64_t timeout_ns);
 
   int num_ranks_;
+  std::string local_address_;
   std::vector<Peer> peers_;  // empty once the group has failed
   std::uint64_t gather_idx_ = 0;
   Status error_;
 };
 
-TcpRoot::TcpRoot(std::vector<Channel> channels) : num_ranks_(static_cast<int>(channels.size()) + 1) {
+/// The address at which a rank on another host came in; else one at which any did.
+std::string address_for_others(const std::vector<Channel>& channels) {
+  std::string address;
+  for (const Channel& channel : channels) {
+    const ConnectionEnds ends = ends_of(channel.fd());
+    if (!ends.is_loopback && ends.local != ends.remote) return ends.local;
+    if (!ends.is_loopback || address.empty()) address = ends.local;
+  }
+  return address;
+}
+
+TcpRoot::TcpRoot(std::vector<Channel> channels)
+    : num_ranks_(static_cast<int>(channels.size()) + 1), local_address_(address_for_others(channels)) {
   for (Channel& channel : channels) {
     const int rank = static_cast<int>(peers_.size()) + 1;
     peers_.push_back({.channel = std::move(channel),

@@ -9,6 +9,7 @@
 #include "call/wait.hpp"
 #include "core/group_options.hpp"
 #include "plan/to_size.hpp"
+#include "rail/net_devices.hpp"
 
 namespace ferry::call {
 namespace {
@@ -30,21 +31,32 @@ std::string_view waiting_for(Phase phase) {
   return "";
 }
 
+rail::RingShape ring_shape(const Topology& topology) { return rail::default_ring_shape(to_size(topology.num_nodes())); }
+
 }  // namespace
 
+std::size_t CallSync::network_bytes(const Topology& topology) {
+  if (topology.num_nodes() == 1) return 0;
+  return node::round_up_to_page(headers_bytes(topology)) + rail::Rails::memory_bytes(topology, ring_shape(topology));
+}
+
 Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context) {
-  Result<node::Rendezvous> met = node::rendezvous(context);
+  const bool has_rails = context.topology.num_nodes() > 1;
+  Result<node::Rendezvous> met =
+      node::rendezvous(context, has_rails ? rail::address_to_publish(*context.bootstrap) : std::string());
   if (!met.ok()) return met.status();
+  std::vector<RankPlace> places = std::move(met->places);
   std::unique_ptr<CallSync> sync(new CallSync(context, std::move(*met)));
-  if (context.topology.num_nodes() > 1) {
-    if (Status status = sync->connect_rails(context); !status.ok()) return status;
+  if (has_rails) {
+    if (Status status = sync->connect_rails(context, std::move(places)); !status.ok()) return status;
   }
   return sync;
 }
 
-Status CallSync::connect_rails(const BackendContext& context) {
-  const rail::RailsOptions options{rail::default_ring_shape(to_size(topology().num_nodes())), state_.spins()};
-  Result<std::byte*> headers = peers().arena().take(2 * to_size(topology().num_nodes()) * rail::kCallHeaderStride);
+Status CallSync::connect_rails(const BackendContext& context, std::vector<RankPlace> places) {
+  const rail::RailsOptions options{
+      .ring = ring_shape(topology()), .spins = state_.spins(), .places = std::move(places)};
+  Result<std::byte*> headers = peers().arena().take(headers_bytes());
   Status status;
   if (headers.ok()) {
     headers_ = *headers;
@@ -67,7 +79,7 @@ Status CallSync::connect_rails(const BackendContext& context) {
 }
 
 Status CallSync::await_greetings() {
-  const std::string what = fmt::format("to connect over {}", rails().engine_name());
+  const std::string what = fmt::format("to connect over {}", rails().describe_network());
   Wait wait(state_, what);
   while (true) {
     wait.begin_poll();
@@ -129,7 +141,7 @@ Status CallSync::await_headers() {
 
 /// Copies the rail peers' headers to where this node's ranks can read them and no rail peer can change them.
 void CallSync::publish_headers() {
-  std::memcpy(headers_block(peers().call()), rails().headers(peers().call()), headers_block_bytes());
+  std::memcpy(headers_block(peers().call()), rails().headers(peers().call()), headers_block_bytes(topology()));
 }
 
 Status CallSync::collect_headers() {

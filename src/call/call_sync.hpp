@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "call/group_state.hpp"
+#include "core/rank_place.hpp"
 
 namespace ferry::call {
 
@@ -29,8 +30,13 @@ class CallSync {
   /// Only in groups of several nodes.
   rail::Rails& rails() { return state_.rails(); }
   bool has_rails() const { return state_.has_rails(); }
-  /// Bytes of the arena that hold call headers from other nodes.
-  std::size_t headers_bytes() const { return has_rails() ? 2 * headers_block_bytes() : 0; }
+  /// Bytes of the arena that hold call headers from other nodes: two blocks.
+  std::size_t headers_bytes() const { return headers_bytes(topology()); }
+  static std::size_t headers_bytes(const Topology& topology) {
+    return topology.num_nodes() > 1 ? 2 * headers_block_bytes(topology) : 0;
+  }
+  /// What MemoryUsage::network_bytes is in a group of such ranks.
+  static std::size_t network_bytes(const Topology& topology);
 
   /// Starts a collective call: sends `descriptor` to all ranks, waits for theirs, and checks that all agree. Afterwards
   /// the descriptors of this node's ranks are valid until the next call.
@@ -51,6 +57,7 @@ class CallSync {
   const Status& broken() const { return state_.broken(); }
   Status fail(ErrorCode code, int culprit, std::string_view message) { return state_.fail(code, culprit, message); }
   Status give_up_on(int suspect, std::string_view what) { return state_.give_up_on(suspect, what); }
+  Status confirm_reads() { return state_.confirm_reads(); }
   void leave() { state_.leave(); }
 
   /// Breaks the group because this rank ran out of memory inside a call.
@@ -60,17 +67,17 @@ class CallSync {
 
  private:
   CallSync(const BackendContext& context, node::Rendezvous rendezvous) : state_(context, std::move(rendezvous)) {}
-  Status connect_rails(const BackendContext& context);
+  Status connect_rails(const BackendContext& context, std::vector<RankPlace> places);
   Status await_greetings();
   Status begin_over_nodes(node::CallDescriptor descriptor);
   Status await_headers();
   void publish_headers();
   Status collect_headers();
-  std::size_t headers_block_bytes() const {
-    return static_cast<std::size_t>(topology().num_nodes()) * rail::kCallHeaderStride;
+  static std::size_t headers_block_bytes(const Topology& topology) {
+    return static_cast<std::size_t>(topology.num_nodes()) * rail::kCallHeaderStride;
   }
   /// Two blocks alternate by call: slower ranks may still read those of the call before.
-  std::byte* headers_block(std::uint64_t call) const { return headers_ + call % 2 * headers_block_bytes(); }
+  std::byte* headers_block(std::uint64_t call) const { return headers_ + call % 2 * headers_block_bytes(topology()); }
 
   GroupState state_;
   /// In the arena, where they stay when this rank leaves: ranks of this node may still read the last call's headers.

@@ -4,11 +4,17 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
+
+#include "node/futex.hpp"
 
 namespace ferry::call {
 namespace {
 
+/// How often a rank that always has something to do looks at the clock: reading it takes tens of nanoseconds, a turn
+/// microseconds.
+constexpr std::uint64_t kProgressPerClock = 64;
 constexpr double kNsPerMillisecond = 1e6;
 constexpr std::string_view kLostAdvice = "destroy this group and create a new one from the surviving ranks";
 constexpr std::string_view kTimeoutAdvice =
@@ -18,6 +24,18 @@ constexpr std::string_view kTimeoutAdvice =
 int threads_of_node(const Topology& topology) {
   const int threads_per_rank = topology.num_nodes() > 1 ? 2 : 1;  // the network's proxy
   return topology.ranks_per_node * threads_per_rank;
+}
+
+Verdict own_verdict(ErrorCode code, int culprit, std::string_view message) {
+  Verdict verdict;
+  verdict.message = message;
+  ErrorRecord& record = verdict.record;
+  record.code = code;
+  record.culprit = culprit;
+  const std::size_t length = std::min(message.size(), record.message.size());
+  std::copy_n(message.data(), length, record.message.data());
+  record.message_bytes = static_cast<std::int32_t>(length);
+  return verdict;
 }
 
 }  // namespace
@@ -32,7 +50,8 @@ GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvou
     : topology_(context.topology),
       timeout_ns_(context.options.timeout_ns),
       spins_(cores_suffice_for(threads_of_node(context.topology))),
-      peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)) {}
+      peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)),
+      wait_memory_{{}, SilenceWatch(topology_.num_ranks, timeout_ns_)} {}
 
 GroupState::~GroupState() {
   leave();
@@ -51,16 +70,34 @@ std::string GroupState::describe_call() const {
   return fmt::format("{} (call {})", operation_, peers_.call());
 }
 
-Status GroupState::adopt_reported_error() {
+std::optional<ReportedError> GroupState::find_reported_error() const {
   std::optional<ReportedError> reported = peers_.reported_error();
   if (!reported && rails_ != nullptr) reported = rails_->reported_error();
-  if (!reported) return {};
-  const ErrorRecord& record = reported->record;
-  const auto length = std::clamp<std::int32_t>(record.message_bytes, 0, kErrorMessageBytes);
-  const std::string_view text(record.message.data(), static_cast<std::size_t>(length));
-  const std::string note = record.culprit == rank() ? fmt::format(" (rank {} gave up on this rank)", reported->reporter)
-                                                    : fmt::format(" (reported by rank {})", reported->reporter);
-  return fail(record.code, record.culprit, text, note);
+  return reported;
+}
+
+Status GroupState::adopt_reported_error() {
+  if (!broken_.ok()) return broken_;
+  const std::optional<ReportedError> reported = find_reported_error();
+  return reported ? break_group(adopted(*reported)) : Status();
+}
+
+Status GroupState::confirm_reads() {
+  if (!broken_.ok()) return broken_;
+  // The reads happen before that of the peers' errors.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const std::optional<ReportedError> reported = peers_.error_in_this_call();
+  return reported ? break_group(adopted(*reported)) : Status();
+}
+
+Verdict GroupState::adopted(const ReportedError& reported) const {
+  Verdict verdict{reported.record, {}};
+  ErrorRecord& record = verdict.record;
+  record.message_bytes = std::clamp<std::int32_t>(record.message_bytes, 0, kErrorMessageBytes);
+  verdict.message.assign(record.message.data(), static_cast<std::size_t>(record.message_bytes));
+  verdict.message += record.culprit == rank() ? fmt::format(" (rank {} gave up on this rank)", reported.reporter)
+                                              : fmt::format(" (reported by rank {})", reported.reporter);
+  return verdict;
 }
 
 Status GroupState::check_presence(int rank) const {
@@ -75,53 +112,77 @@ Status GroupState::fail_for_lost(int rank, const Status& presence, std::string_v
                           presence.message(), waiting_for, kLostAdvice));
 }
 
-/// A missing rank of another node may itself be waiting for a rank of its node, which that node detects first. A
-/// missing rank of this node that is blocked may be waiting for another node, and so needs the most patience. In total
-/// a wait ends before twice its deadline.
-std::int64_t GroupState::patience_ns(const std::vector<int>& missing) const {
-  if (rails_ == nullptr) return 0;
-  const bool elsewhere =
-      std::any_of(missing.begin(), missing.end(), [this](int rank) { return !peers_.includes(rank); });
-  if (elsewhere) return timeout_ns_ / 2;
-  const bool all_wait =
-      std::all_of(missing.begin(), missing.end(), [this](int rank) { return peers_.is_blocked(rank); });
-  return all_wait ? timeout_ns_ / 4 * 3 : 0;
+void GroupState::count_progress() {
+  peers_.count_progress();
+  // Node peers see the progress itself. A rank that finds something to do in every turn has to tell its rail peers.
+  if (rails_ != nullptr && peers_.progress_of(rank()) % kProgressPerClock == 0) beat_if_due(node::monotonic_ns());
 }
 
-Status GroupState::fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for) {
-  // A rank that is itself waiting is not the cause; one that neither arrives nor waits is.
-  const auto culprit = std::find_if(missing.begin(), missing.end(),
-                                    [this](int rank) { return !peers_.includes(rank) || !peers_.is_blocked(rank); });
-  const int rank = culprit != missing.end() ? *culprit : missing.empty() ? -1 : missing.front();
-  return fail(ErrorCode::kTimeout, rank,
-              fmt::format("{}: timed out after {:.0f} ms waiting for rank {} {} ({} of {} ranks missing); {}",
-                          describe_call(), static_cast<double>(timeout_ns_) / kNsPerMillisecond, rank, waiting_for,
-                          missing.size(), topology_.num_ranks, kTimeoutAdvice));
+std::int64_t GroupState::beat_if_due(std::int64_t now_ns) {
+  if (now_ns >= next_beat_ns_) {
+    peers_.beat();
+    if (rails_ != nullptr) rails_->beat(peers_.progress_of(rank()));
+    next_beat_ns_ = now_ns + wait_memory_.watch.interval_ns();
+  }
+  return next_beat_ns_ - now_ns;
 }
 
-Status GroupState::give_up_on(int suspect, std::string_view what) {
-  if (!broken_.ok()) return broken_;
-  if (Status status = adopt_reported_error(); !status.ok()) return status;
+Sign GroupState::sign_of(int rank) const {
+  if (peers_.includes(rank)) return {peers_.beats_of(rank), peers_.progress_of(rank)};
+  const rail::Rails::WaitSign sign = rails_->wait_sign(topology_.node_of(rank));
+  return {sign.beats, sign.progress};
+}
+
+Status GroupState::fail_for_timeout(const SilenceWatch::Verdict& verdict, std::size_t num_missing,
+                                    std::string_view waiting_for) {
+  const std::string_view themselves = verdict.is_silent ? "" : ", all of them waiting themselves";
+  return fail(ErrorCode::kTimeout, verdict.culprit,
+              fmt::format("{}: timed out after {:.0f} ms waiting for rank {} {} ({} of {} ranks missing{}); {}",
+                          describe_call(), static_cast<double>(timeout_ns_) / kNsPerMillisecond, verdict.culprit,
+                          waiting_for, num_missing, topology_.num_ranks, themselves, kTimeoutAdvice));
+}
+
+Verdict GroupState::judge(int suspect, std::string_view what) const {
+  if (const std::optional<ReportedError> reported = find_reported_error()) return adopted(*reported);
   for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
     if (rank == peers_.rank()) continue;
     const std::string_view loss = peers_.loss_of(rank);
     if (loss.empty()) continue;
-    return fail(ErrorCode::kPeerLost, rank, fmt::format("{}; rank {} {}; {}", what, rank, loss, kLostAdvice));
+    return own_verdict(ErrorCode::kPeerLost, rank, fmt::format("{}; rank {} {}; {}", what, rank, loss, kLostAdvice));
   }
-  return fail(ErrorCode::kTimeout, suspect, fmt::format("{}; {}", what, kTimeoutAdvice));
+  return own_verdict(ErrorCode::kTimeout, suspect, fmt::format("{}; {}", what, kTimeoutAdvice));
 }
 
-Status GroupState::fail(ErrorCode code, int culprit, std::string_view message, std::string_view note) {
+Status GroupState::give_up_on(int suspect, std::string_view what) {
   if (!broken_.ok()) return broken_;
-  broken_ = Status(code, std::string(message).append(note), culprit);
-  ErrorRecord record;
-  record.code = code;
-  record.culprit = culprit;
-  const std::size_t length = std::min(message.size(), record.message.size());
-  std::copy_n(message.data(), length, record.message.data());
-  record.message_bytes = static_cast<std::int32_t>(length);
-  peers_.report_error(record);
-  if (rails_ != nullptr) rails_->report_error(record);
+  return break_group(judge(suspect, what));
+}
+
+void GroupState::report_lost(int suspect, std::string_view what) {
+  const std::lock_guard lock(report_mutex_);
+  if (reported_) return;
+  watched_ = judge(suspect, what);
+  peers_.report_error(watched_->record);
+  reported_ = true;
+}
+
+Status GroupState::fail(ErrorCode code, int culprit, std::string_view message) {
+  if (!broken_.ok()) return broken_;
+  if (culprit != rank()) {
+    if (Status status = adopt_reported_error(); !status.ok()) return status;
+  }
+  return break_group(own_verdict(code, culprit, message));
+}
+
+Status GroupState::break_group(const Verdict& verdict) {
+  const std::lock_guard lock(report_mutex_);
+  // What the peers were told is what this rank says.
+  const Verdict& told = watched_ ? *watched_ : verdict;
+  broken_ = Status(told.record.code, told.message, told.record.culprit);
+  if (watched_) return broken_;
+  peers_.report_error(verdict.record);
+  reported_ = true;
+  if (rails_ != nullptr) rails_->report_error(verdict.record);
   return broken_;
 }
 

@@ -2,24 +2,28 @@
 #define FERRY_CALL_GROUP_STATE_HPP
 
 /// What a rank knows of its group while it makes calls: the ranks of its node and of its rail, the current call, and
-/// why the group is broken, if it is. Decides which rank a failed wait blames; nothing else does.
+/// why the group is broken, if it is. What SilenceWatch needs to find the rank to blame passes through here. So does each
+/// error: a verdict of another rank before this rank's own.
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "call/silence_watch.hpp"
 #include "core/backend.hpp"
 #include "node/peers.hpp"
 #include "rail/rails.hpp"
 
 namespace ferry::call {
 
-/// Memory of the wait loop, kept so that waits allocate nothing.
-struct WaitScratch {
-  std::vector<int> missing;
-  std::vector<std::uint64_t> seen_progress;  ///< by rank of this node
+/// Why a group is broken: as the peers are told, and in words for this rank's caller.
+struct Verdict {
+  ErrorRecord record;
+  std::string message;
 };
 
 class GroupState {
@@ -41,8 +45,12 @@ class GroupState {
   /// The ranks of this rail. Only in groups of several nodes.
   rail::Rails& rails() { return *rails_; }
   bool has_rails() const { return rails_ != nullptr; }
-  /// Of one wait at a time.
-  WaitScratch& wait_scratch() { return wait_scratch_; }
+  /// Of one wait at a time; kept so that waits allocate nothing.
+  struct WaitMemory {
+    std::vector<int> missing;
+    SilenceWatch watch;
+  };
+  WaitMemory& wait_memory() { return wait_memory_; }
   void set_rails(std::unique_ptr<rail::Rails> rails) { rails_ = std::move(rails); }
 
   /// Name of the current call; empty before the first.
@@ -52,13 +60,21 @@ class GroupState {
   /// Why the group is broken; ok while it is not.
   const Status& broken() const { return broken_; }
   /// Breaks the group. Waiting ranks receive `message` at once (within 20 ms if they drive the network themselves); it
-  /// names `culprit` (-1: none). `note` is added to this rank's own Status only.
-  Status fail(ErrorCode code, int culprit, std::string_view message, std::string_view note = {});
-  /// Takes over the error of a rank that gave up, if one did: all ranks then blame the same one.
+  /// names `culprit` (-1: none). If another rank has given up already, its error counts, so that all ranks blame the
+  /// same one, unless this rank is the culprit.
+  Status fail(ErrorCode code, int culprit, std::string_view message);
+  /// Takes over the error of a rank that gave up, if one did.
   Status adopt_reported_error();
+  /// For the end of a call that read memory of this node's ranks: ok if what was read was still theirs. A rank that
+  /// gave up in this call may free it at any time, and does so only after it has published its error. One that gave up
+  /// in a later call had waited for this rank's reads.
+  Status confirm_reads();
   /// Breaks the group because a wait that is not a Wait timed out. Blames the rank that another has blamed already,
   /// else a rank that is lost, else `suspect`. `what` describes the wait: "dispatch: timed out after 50 ms waiting …".
   Status give_up_on(int suspect, std::string_view what);
+  /// Reports to the peers what give_up_on() would, from a thread other than the one that makes this rank's calls: those
+  /// take it over when they fail themselves. Nothing if this rank has reported an error before. One node only.
+  void report_lost(int suspect, std::string_view what);
   /// Posts nothing more; ranks that wait for this one are notified.
   void leave();
 
@@ -67,13 +83,24 @@ class GroupState {
   /// Breaks the group because a missing rank is lost. `presence` comes from check_presence(), `waiting_for` is that of
   /// the Wait.
   Status fail_for_lost(int rank, const Status& presence, std::string_view waiting_for);
+  /// Counts work done in a call.
+  void count_progress();
+  /// To be called often while this rank waits: shows that to the ranks of its node and of its rail once an interval.
+  /// Returns the time to the next one.
+  std::int64_t beat_if_due(std::int64_t now_ns);
+  /// What `rank`, of this node or this rail, has shown last.
+  Sign sign_of(int rank) const;
   /// Breaks the group because there was no progress until the deadline.
-  Status fail_for_timeout(const std::vector<int>& missing, std::string_view waiting_for);
-  /// How much longer to wait when another rank may know better which rank to blame.
-  std::int64_t patience_ns(const std::vector<int>& missing) const;
+  Status fail_for_timeout(const SilenceWatch::Verdict& verdict, std::size_t num_missing, std::string_view waiting_for);
 
  private:
   std::string describe_call() const;
+  /// An error of another rank, with a note that says so.
+  Verdict adopted(const ReportedError& reported) const;
+  std::optional<ReportedError> find_reported_error() const;
+  /// Whom to blame for a wait that is no Wait. Reads shared words only.
+  Verdict judge(int suspect, std::string_view what) const;
+  Status break_group(const Verdict& verdict);
 
   Topology topology_;
   std::int64_t timeout_ns_;
@@ -82,7 +109,11 @@ class GroupState {
   std::unique_ptr<rail::Rails> rails_;
   std::string operation_;
   Status broken_;
-  WaitScratch wait_scratch_;
+  WaitMemory wait_memory_;
+  std::int64_t next_beat_ns_ = 0;
+  std::mutex report_mutex_;         // between break_group and report_lost
+  bool reported_ = false;           // guarded by report_mutex_: the peers have this rank's error
+  std::optional<Verdict> watched_;  // guarded by report_mutex_: what report_lost has reported
 };
 
 /// Whether this process may run on that many cores.

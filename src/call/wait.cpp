@@ -20,9 +20,6 @@ constexpr int kNumNetworkTurns = 100;
 /// a dead peer is noticed long before any sensible deadline.
 constexpr std::int64_t kPresenceIntervalNs = 20'000'000;
 
-/// Time between two samples of `blocked`: longer than a waiting rank is awake between two sleeps.
-constexpr std::int64_t kSecondSampleNs = 5'000'000;
-
 void relax_core() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -34,24 +31,19 @@ void relax_core() {
 Wait::Wait(GroupState& state, std::string_view waiting_for)
     : state_(state),
       waiting_for_(waiting_for),
-      deadline_ns_(node::monotonic_ns() + state.timeout_ns()),
-      missing_(state.wait_scratch().missing),
-      seen_progress_(state.wait_scratch().seen_progress) {
-  seen_progress_.assign(static_cast<std::size_t>(state.peers().num_ranks()), 0);
-}
+      watch_(state.wait_memory().watch),
+      missing_(state.wait_memory().missing) {}
 
 void Wait::progressed() {
-  // From here on this rank has work to do and would itself be to blame for a stall.
-  if (state_.has_rails() && state_.rails().progress()) state_.peers().set_blocked(false);
-  state_.peers().count_progress();
+  if (state_.has_rails()) state_.rails().progress();
+  state_.count_progress();
   num_idle_ = 0;
-  deadline_ns_ = 0;
+  watching_ = false;
 }
 
 /// Whether it is too early to sleep.
 bool Wait::poll_again() {
   network_moved_ = state_.has_rails() && state_.rails().progress();
-  if (network_moved_) state_.peers().set_blocked(false);
   if (state_.spins() && ++num_idle_ <= kNumSpins) {
     relax_core();
     return true;
@@ -64,10 +56,9 @@ bool Wait::poll_again() {
 Status Wait::sleep_or_fail() {
   if (Status status = state_.adopt_reported_error(); !status.ok()) return status;
   const std::int64_t now_ns = node::monotonic_ns();
-  if (peers_progressed() || deadline_ns_ == 0) {
-    deadline_ns_ = now_ns + state_.timeout_ns();
-    extended_ = false;
-  }
+  const std::int64_t beat_in_ns = state_.beat_if_due(now_ns);
+  if (!watching_) watch_.restart(now_ns);
+  watching_ = true;
   if (now_ns >= next_check_ns_) {
     const int suspect = lost_rank_;
     if (Status status = check_lost(); !status.ok()) return status;
@@ -75,17 +66,14 @@ Status Wait::sleep_or_fail() {
     if (lost_rank_ != suspect && lost_rank_ >= 0) return {};
     next_check_ns_ = now_ns + kPresenceIntervalNs;
   }
-  if (now_ns >= deadline_ns_) {
-    const std::int64_t patience_ns = extended_ ? 0 : state_.patience_ns(missing_);
-    // A waiting rank clears `blocked` briefly on each wake-up, so sample it twice before blaming it.
-    if (patience_ns == 0 && (extended_ || !state_.has_rails() || num_deadline_samples_++ > 0)) {
-      return state_.fail_for_timeout(missing_, waiting_for_);
-    }
-    extended_ = patience_ns != 0;
-    deadline_ns_ = now_ns + std::max(patience_ns, kSecondSampleNs);
+  if (watch_.due(now_ns)) {
+    const auto verdict = watch_.observe(missing_, [this](int rank) { return state_.sign_of(rank); });
+    if (verdict.culprit >= 0) return state_.fail_for_timeout(verdict, missing_.size(), waiting_for_);
   }
   // What the network moved may be what this rank waits for: poll before sleeping.
-  if (!network_moved_) sleep(std::min(deadline_ns_ - now_ns, kPresenceIntervalNs));
+  if (!network_moved_) {
+    sleep(std::min({beat_in_ns, watch_.due_in_ns(), next_check_ns_ - now_ns}));
+  }
   return {};
 }
 
@@ -102,21 +90,7 @@ Status Wait::check_lost() {
   return {};
 }
 
-/// Whether a missing peer has made progress since the last check.
-bool Wait::peers_progressed() {
-  bool progressed = false;
-  for (const int rank : missing_) {
-    if (!state_.peers().includes(rank)) continue;
-    const std::uint64_t progress = state_.peers().progress_of(rank);
-    std::uint64_t& seen = seen_progress_[static_cast<std::size_t>(rank - state_.peers().first_rank())];
-    progressed = progressed || progress != seen;
-    seen = progress;
-  }
-  return progressed;
-}
-
 void Wait::sleep(std::int64_t timeout_ns) {
-  state_.peers().set_blocked(true);
   // While this thread drives the network only rail peers matter; errors inside the node are found at the next check.
   if (state_.has_rails() && state_.rails().sleep(timeout_ns)) return;
   // Over several nodes any ring of the doorbell may come from the network.

@@ -12,7 +12,8 @@
 ///     }
 ///
 /// It polls briefly, then sleeps until a peer rings or the network moves; checks for errors that others reported and
-/// for lost ranks; and breaks the group when nothing has moved for the group's deadline.
+/// for lost ranks; shows the others that this rank waits; and breaks the group when nothing has moved for the group's
+/// deadline (silence_watch.hpp).
 
 #include <cstdint>
 #include <string_view>
@@ -26,7 +27,6 @@ class Wait {
  public:
   /// `waiting_for` completes "timed out waiting for rank 3 …" and outlives the wait.
   Wait(GroupState& state, std::string_view waiting_for);
-  ~Wait() { state_.peers().set_blocked(false); }
   Wait(const Wait&) = delete;
   Wait& operator=(const Wait&) = delete;
 
@@ -49,23 +49,20 @@ class Wait {
   bool poll_again();
   Status sleep_or_fail();
   Status check_lost();
-  bool peers_progressed();
   void sleep(std::int64_t timeout_ns);
 
   GroupState& state_;
   std::string_view waiting_for_;
-  /// 0: to be set before the next sleep, so that the clock is not read while there is progress.
-  std::int64_t deadline_ns_;
+  SilenceWatch& watch_;
+  /// False: the watch is to be restarted before the next sleep, so that the clock is not read while there is progress.
+  bool watching_ = false;
   std::int64_t next_check_ns_ = 0;
-  bool extended_ = false;
-  int num_deadline_samples_ = 0;
   int num_idle_ = 0;
   int num_network_turns_ = 0;
   bool network_moved_ = false;
   int lost_rank_ = -1;  // seen missing and lost once: polled again before it is blamed
   std::uint32_t rings_ = 0;
   std::vector<int>& missing_;
-  std::vector<std::uint64_t>& seen_progress_;  // by rank of this node
 };
 
 }  // namespace ferry::call

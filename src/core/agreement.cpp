@@ -4,26 +4,35 @@
 
 #include <algorithm>
 
+#include "core/placement_digest.hpp"
+
 namespace ferry {
 namespace {
 
-constexpr std::array<std::string_view, 7> kRouteFields = {"num_topk",
-                                                          "num_experts",
-                                                          "layout",
-                                                          "expert_alignment",
-                                                          "slab_capacity",
-                                                          "presence of topk_weights",
-                                                          "hash of expert_to_rank"};
-constexpr std::array<std::string_view, 8> kDispatchFields = {"routing (number of the route call)",
+constexpr std::size_t kNumExpertsField = 1;
+constexpr std::size_t kPlacementField = 6;
+constexpr std::array<std::string_view, kPlacementField + 1> kRouteFields = {
+    "num_topk",      "num_experts", "layout", "expert_alignment", "slab_capacity", "presence of topk_weights",
+    "expert_to_rank"};
+constexpr std::array<std::string_view, 9> kDispatchFields = {"routing (number of the route call)",
                                                              "row bytes of x",
                                                              "dtype of x",
                                                              "number of scales per row",
                                                              "dtype of scales",
                                                              "scales present",
                                                              "output topk_idx present",
-                                                             "output topk_weights present"};
+                                                             "output topk_weights present",
+                                                             "output source present"};
 constexpr std::array<std::string_view, 5> kCombineFields = {"routing (number of the route call)", "row bytes of x",
                                                             "dtype of x", "weighted", "input weights present"};
+
+static_assert(kPlacementDigestBytes <= kCallMessageBytes);
+
+/// The record may be in memory that its rank writes.
+std::span<const char> digest_of(const CallRecord& record) {
+  const auto length = static_cast<std::size_t>(std::clamp<std::int32_t>(record.message_bytes, 0, kCallMessageBytes));
+  return std::span<const char>(record.message).first(length);
+}
 
 }  // namespace
 
@@ -84,11 +93,15 @@ Status check_agreement(std::span<const CallRecord* const> records) {
     const auto names = field_names(first.operation);
     for (std::size_t field = 0; field < names.size(); ++field) {
       if (record.fields[field] == first.fields[field]) continue;
-      return Status(
-          ErrorCode::kInvalidArgument,
-          fmt::format("{}: ranks disagree on {}: rank 0 has {}, rank {} has {}; it must be the same on every rank",
-                      to_string(first.operation), names[field], first.fields[field], rank, record.fields[field]),
-          static_cast<int>(rank));
+      const bool placement = first.operation == Operation::kRoute && field == kPlacementField;
+      const std::string difference = placement ? describe_placement_difference(digest_of(first), digest_of(record),
+                                                                               rank, first.fields[kNumExpertsField])
+                                               : fmt::format("{}: rank 0 has {}, rank {} has {}", names[field],
+                                                             first.fields[field], rank, record.fields[field]);
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("{}: ranks disagree on {}; it must be the same on every rank",
+                                to_string(first.operation), difference),
+                    static_cast<int>(rank));
     }
   }
   return {};

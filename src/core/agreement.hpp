@@ -29,6 +29,7 @@ struct CallRecord {
   std::int32_t num_fields = 0;
   std::int32_t message_bytes = 0;
   std::array<std::int64_t, kMaxAgreedFields> fields{};  ///< must be equal on all ranks; named by field_names()
+  /// Why the call failed its own checks; of a route that passed them, its placement digest, which no other call has.
   std::array<char, kCallMessageBytes> message{};
 
   /// Describe a call that failed its own checks.

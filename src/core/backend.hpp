@@ -113,6 +113,8 @@ class Backend {
   virtual bool memory_is_on_host() const = 0;
   virtual Result<Buffer> allocate(std::size_t bytes) = 0;
   virtual MemoryUsage memory_usage() const = 0;
+  /// Gives back what Group::trim says, and waits for nobody.
+  virtual Status trim() = 0;
   /// Not const: it may have to query the engine.
   virtual NetworkUsage network_usage() { return {}; }
 
@@ -144,6 +146,8 @@ struct BackendFactory {
   Status (*probe)();
   /// Collective: succeeds on all ranks or fails on all.
   Result<std::unique_ptr<Backend>> (*create)(const BackendContext& context);
+  /// ferry::bytes_required for a shape whose numbers were checked; `topology` is that of its rank 0.
+  Result<std::size_t> (*bytes_required)(const MemoryShape& shape, const Topology& topology);
   /// Counts one rank's tokens, on `device` (-1: the current one) and in stream order where there are such. Needs no
   /// group.
   Status (*count_layout)(const plan::TokenLayoutParams& params, int device, Stream stream);

@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 
+#include <array>
+
 #include "core/checks.hpp"
+#include "core/overlap.hpp"
 
 namespace ferry {
 namespace {
@@ -146,6 +149,65 @@ Status check_dispatch_tables(const RoutingState& routing, const DispatchOutput& 
   return {};
 }
 
+Status check_sums(const RoutingState& routing, const CombineInput& in, const CombineOutput& out, CombineCall& call) {
+  if (Status status = check_rows("combine: input x", in.x, routing.num_recv_rows, call.x); !status.ok()) return status;
+  if (call.x.dtype != DType::kBfloat16 && call.x.dtype != DType::kFloat32) {
+    return invalid(fmt::format("combine: input x has dtype {}, expected bf16 or f32", to_string(call.x.dtype)));
+  }
+  if (Status status = check_rows("combine: output x", out.x, routing.num_tokens, call.out_x); !status.ok())
+    return status;
+  if (call.x.dtype != call.out_x.dtype || call.x.row_bytes != call.out_x.row_bytes) {
+    return invalid(fmt::format("combine: output x is {} but input x is {}: dtype and H must be equal", describe(out.x),
+                               describe(in.x)));
+  }
+  for (std::size_t i = 0; i < in.bias.size(); ++i) {
+    if (!in.bias[i].present()) continue;
+    const std::string what = fmt::format("combine: bias[{}]", i);
+    if (Status status = check_rows(what, in.bias[i], routing.num_tokens, call.bias[i]); !status.ok()) return status;
+    if (call.bias[i].dtype != call.x.dtype || call.bias[i].row_bytes != call.x.row_bytes) {
+      return invalid(fmt::format("{} is {} but input x is {}: dtype and H must be equal", what, describe(in.bias[i]),
+                                 describe(in.x)));
+    }
+  }
+  if (in.weights.present() != out.weights.present()) {
+    return invalid(fmt::format("combine: input weights are {} but output weights are {}: give both or neither",
+                               describe(in.weights), describe(out.weights)));
+  }
+  if (in.weights.present()) {
+    Status status = routing.layout == Layout::kTokens
+                        ? check_table("combine: input weights", in.weights, {routing.num_recv_rows, routing.num_topk},
+                                      {DType::kFloat32})
+                        : check_table("combine: input weights", in.weights, {routing.num_recv_rows}, {DType::kFloat32});
+    if (!status.ok()) return status;
+    status =
+        check_table("combine: output weights", out.weights, {routing.num_tokens, routing.num_topk}, {DType::kFloat32});
+    if (!status.ok()) return status;
+    call.weights = in.weights;
+    call.out_weights = out.weights;
+  }
+  return {};
+}
+
+/// The weights that a weighted combine multiplies with.
+Status check_combine_weights(const RoutingState& routing, const CombineInput& in, const CombineOptions& options,
+                             CombineCall& call) {
+  call.weighted = options.weighted;
+  if (!options.weighted) return {};
+  if (in.topk_weights.present()) {
+    if (Status status = check_table("combine: input topk_weights", in.topk_weights,
+                                    {routing.num_tokens, routing.num_topk}, {DType::kFloat32});
+        !status.ok()) {
+      return status;
+    }
+    call.topk_weights = in.topk_weights;
+  } else if (routing.topk_weights.present()) {
+    call.topk_weights = routing.topk_weights;
+  } else {
+    return invalid("combine: weighted, but there are no weights; give topk_weights to route or to combine");
+  }
+  return {};
+}
+
 }  // namespace
 
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
@@ -186,61 +248,25 @@ Status check_dispatch(const RoutingState& routing, const DispatchInput& in, cons
   call.out_topk_idx = out.topk_idx;
   call.out_topk_weights = out.topk_weights;
   call.out_source = out.source;
-  return {};
+  const std::array outputs{Footprint("output x", call.out_x), Footprint("output scales", call.out_scales),
+                           Footprint("output topk_idx", call.out_topk_idx),
+                           Footprint("output topk_weights", call.out_topk_weights),
+                           Footprint("output source", call.out_source)};
+  const std::array inputs{Footprint("input x", call.x), Footprint("input scales", call.scales),
+                          Footprint("input topk_weights", in.topk_weights)};
+  return check_overlap("dispatch", outputs, inputs);
 }
 
 Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
                      const CombineOptions& options, CombineCall& call) {
-  if (Status status = check_rows("combine: input x", in.x, routing.num_recv_rows, call.x); !status.ok()) return status;
-  if (call.x.dtype != DType::kBfloat16 && call.x.dtype != DType::kFloat32) {
-    return invalid(fmt::format("combine: input x has dtype {}, expected bf16 or f32", to_string(call.x.dtype)));
-  }
-  if (Status status = check_rows("combine: output x", out.x, routing.num_tokens, call.out_x); !status.ok())
-    return status;
-  if (call.x.dtype != call.out_x.dtype || call.x.row_bytes != call.out_x.row_bytes) {
-    return invalid(fmt::format("combine: output x is {} but input x is {}: dtype and H must be equal", describe(out.x),
-                               describe(in.x)));
-  }
-  for (std::size_t i = 0; i < in.bias.size(); ++i) {
-    if (!in.bias[i].present()) continue;
-    const std::string what = fmt::format("combine: bias[{}]", i);
-    if (Status status = check_rows(what, in.bias[i], routing.num_tokens, call.bias[i]); !status.ok()) return status;
-    if (call.bias[i].dtype != call.x.dtype || call.bias[i].row_bytes != call.x.row_bytes) {
-      return invalid(fmt::format("{} is {} but input x is {}: dtype and H must be equal", what, describe(in.bias[i]),
-                                 describe(in.x)));
-    }
-  }
-  if (in.weights.present() != out.weights.present()) {
-    return invalid(fmt::format("combine: input weights are {} but output weights are {}: give both or neither",
-                               describe(in.weights), describe(out.weights)));
-  }
-  if (in.weights.present()) {
-    Status status = routing.layout == Layout::kTokens
-                        ? check_table("combine: input weights", in.weights, {routing.num_recv_rows, routing.num_topk},
-                                      {DType::kFloat32})
-                        : check_table("combine: input weights", in.weights, {routing.num_recv_rows}, {DType::kFloat32});
-    if (!status.ok()) return status;
-    status =
-        check_table("combine: output weights", out.weights, {routing.num_tokens, routing.num_topk}, {DType::kFloat32});
-    if (!status.ok()) return status;
-    call.weights = in.weights;
-    call.out_weights = out.weights;
-  }
-  call.weighted = options.weighted;
-  if (!options.weighted) return {};
-  if (in.topk_weights.present()) {
-    if (Status status = check_table("combine: input topk_weights", in.topk_weights,
-                                    {routing.num_tokens, routing.num_topk}, {DType::kFloat32});
-        !status.ok()) {
-      return status;
-    }
-    call.topk_weights = in.topk_weights;
-  } else if (routing.topk_weights.present()) {
-    call.topk_weights = routing.topk_weights;
-  } else {
-    return invalid("combine: weighted, but there are no weights; give topk_weights to route or to combine");
-  }
-  return {};
+  if (Status status = check_sums(routing, in, out, call); !status.ok()) return status;
+  if (Status status = check_combine_weights(routing, in, options, call); !status.ok()) return status;
+  const std::array outputs{Footprint("output x", call.out_x), Footprint("output weights", call.out_weights)};
+  const std::array inputs{Footprint("input x", call.x), Footprint("input weights", call.weights),
+                          Footprint("input topk_weights", call.topk_weights)};
+  // Each row of the sum is written once all that it consists of has been read.
+  const std::array biases{Footprint("bias[0]", call.bias[0]), Footprint("bias[1]", call.bias[1])};
+  return check_overlap("combine", outputs, inputs, biases);
 }
 
 }  // namespace ferry

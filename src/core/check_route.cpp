@@ -23,7 +23,7 @@ Status check_options(const RouteOptions& options) {
     return invalid(fmt::format("layout is {}, expected kTokens, kExperts or kSlab", static_cast<int>(options.layout)));
   }
   if (options.expert_alignment < 1 || options.expert_alignment > kMaxRows) {
-    return invalid(fmt::format("expert_alignment is {}, expected at least 1", options.expert_alignment));
+    return invalid(fmt::format("expert_alignment is {}, expected 1 to {}", options.expert_alignment, kMaxRows));
   }
   if (options.layout != Layout::kExperts && options.expert_alignment != 1) {
     return invalid(fmt::format("expert_alignment is {}, expected 1: only layout kExperts has groups to align",

@@ -5,6 +5,7 @@
 #include "core/backend.hpp"
 #include "core/checks.hpp"
 #include "core/group_options.hpp"
+#include "core/placement_digest.hpp"
 
 namespace ferry {
 namespace {
@@ -16,16 +17,6 @@ Status no_routing(std::string_view operation) {
 
 Status destroyed(std::string_view operation) {
   return Status(ErrorCode::kInvalidArgument, fmt::format("{}: this group was destroyed; create a new one", operation));
-}
-
-/// FNV-1a (Fowler, Noll, Vo; 64-bit offset basis and prime): equal maps give equal numbers on every rank.
-std::int64_t hash_placement(const std::vector<std::int32_t>& expert_to_rank) {
-  std::uint64_t hash = 14695981039346656037ULL;
-  for (std::int32_t owner : expert_to_rank) {
-    hash ^= static_cast<std::uint64_t>(static_cast<std::uint32_t>(owner));
-    hash *= 1099511628211ULL;
-  }
-  return static_cast<std::int64_t>(hash);
 }
 
 }  // namespace
@@ -58,6 +49,11 @@ Result<Buffer> Group::allocate(std::size_t bytes) {
 
 MemoryUsage Group::memory_usage() const { return backend_ ? backend_->memory_usage() : MemoryUsage(); }
 
+Status Group::trim() {
+  if (!backend_) return destroyed("trim");
+  return backend_->trim();
+}
+
 NetworkUsage Group::network_usage() const { return backend_ ? backend_->network_usage() : NetworkUsage(); }
 
 Status Group::check_stream(std::string_view operation, Stream stream) const {
@@ -73,7 +69,13 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
   call.record.operation = Operation::kRoute;
   Status status = check_stream("route", stream);
   if (status.ok()) status = check_route(in, options, topology_, backend_->memory_is_on_host(), call);
-  if (!status.ok()) call.record.set_status(status);
+  if (status.ok()) {
+    const std::size_t length =
+        write_placement_digest(call.expert_to_rank, std::span(call.record.message).first<kPlacementDigestBytes>());
+    call.record.message_bytes = static_cast<std::int32_t>(length);
+  } else {
+    call.record.set_status(status);
+  }
   call.stream = stream;
   call.record.fields = {call.num_topk,
                         options.num_experts,
@@ -122,7 +124,8 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
                           scales ? static_cast<std::int64_t>(in.scales.dtype) : 0,
                           scales ? 1 : 0,
                           out.topk_idx.present() ? 1 : 0,
-                          out.topk_weights.present() ? 1 : 0};
+                          out.topk_weights.present() ? 1 : 0,
+                          out.source.present() ? 1 : 0};
   }
   return backend_->dispatch(call);
 }

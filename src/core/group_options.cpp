@@ -41,15 +41,16 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
 
 Result<const BackendFactory*> choose_backend(const std::string& name) {
   std::string reasons;
+  ErrorCode code = ErrorCode::kUnsupported;
   for (const BackendFactory& factory : backend_factories()) {
     if (name != "auto" && name != factory.name) continue;
     Status status = factory.probe();
     if (status.ok()) return &factory;
+    if (status.code() == ErrorCode::kSystem) code = ErrorCode::kSystem;  // the machine could, but for the moment
     reasons += fmt::format("; {}: {}", factory.name, status.message());
   }
   if (!reasons.empty()) {
-    return Status(ErrorCode::kUnsupported,
-                  fmt::format("Group::create: backend \"{}\" cannot run on this machine{}", name, reasons));
+    return Status(code, fmt::format("Group::create: backend \"{}\" cannot run on this machine{}", name, reasons));
   }
   std::vector<std::string_view> names;
   for (const BackendFactory& factory : backend_factories()) names.push_back(factory.name);
@@ -113,6 +114,7 @@ Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap,
 
   Result<std::vector<std::vector<std::byte>>> gathered = bootstrap.all_gather(message, timeout_ns);
   if (!gathered.ok()) return gathered.status();
+  Status first_late;
   for (std::size_t rank = 0; rank < gathered->size(); ++rank) {
     std::vector<std::byte>& bytes = (*gathered)[rank];
     if (bytes.size() < sizeof(StatusPrefix)) {
@@ -129,9 +131,13 @@ Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap,
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     const bool has_code = theirs.code > ErrorCode::kOk && theirs.code <= ErrorCode::kInternal;
     const bool has_peer = theirs.peer >= 0 && theirs.peer < bootstrap.num_ranks();
-    return Status(has_code ? theirs.code : ErrorCode::kTransport, fmt::format("rank {}: {}", rank, text),
+    Status failed(has_code ? theirs.code : ErrorCode::kTransport, fmt::format("rank {}: {}", rank, text),
                   has_peer ? theirs.peer : static_cast<int>(rank));
+    // A rank that waited in vain knows less than the one that it waited for.
+    if (failed.code() != ErrorCode::kTimeout && failed.code() != ErrorCode::kPeerLost) return failed;
+    if (first_late.ok()) first_late = std::move(failed);
   }
+  if (!first_late.ok()) return first_late;
   return gathered;
 }
 

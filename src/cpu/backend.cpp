@@ -7,20 +7,30 @@
 #include <cstring>
 #include <new>
 
+#include "core/descriptors.hpp"
 #include "core/unique_fd.hpp"
 #include "cpu/context/channel_tables.hpp"
 #include "cpu/internode/calls.hpp"
 #include "cpu/intranode/calls.hpp"
+#include "cpu/memory_required.hpp"
 
 namespace ferry::cpu {
 namespace {
 
+/// What a rank opens for itself: arena, listener, and some for the time of creation. Its peers take more.
+constexpr int kUsualDescriptors = 4;
+
 Status probe() {
   const UniqueFd fd(memfd_create("ferry-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.valid()) return {};
+  const int error = errno;
+  if (is_out_of_descriptors(error)) {
+    return Status(ErrorCode::kSystem,
+                  fmt::format("memfd_create failed: {}", describe_descriptor_limit(error, kUsualDescriptors)));
+  }
   return Status(ErrorCode::kUnsupported,
                 fmt::format("memfd_create failed: {}; the CPU backend needs Linux 3.17 and a sandbox that allows it",
-                            std::strerror(errno)));
+                            std::strerror(error)));
 }
 
 Status count_layout(const plan::TokenLayoutParams& params, int /*device*/, Stream stream) {
@@ -53,14 +63,20 @@ Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) t
 
 Status CpuBackend::dispatch(const DispatchCall& call) try {
   const Context context{*sync_, staging_};
-  return sync_->has_rails() ? internode::dispatch(call, context) : intranode::dispatch(call, context);
+  Status status = sync_->has_rails() ? internode::dispatch(call, context) : intranode::dispatch(call, context);
+  if (status.ok()) status = sync_->confirm_reads();
+  if (status.ok()) staging_.route_is_over();
+  return status;
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kDispatch);
 }
 
 Status CpuBackend::combine(const CombineCall& call) try {
   const Context context{*sync_, staging_};
-  return sync_->has_rails() ? internode::combine(call, context) : intranode::combine(call, context);
+  Status status = sync_->has_rails() ? internode::combine(call, context) : intranode::combine(call, context);
+  if (status.ok()) status = sync_->confirm_reads();
+  if (status.ok()) staging_.route_is_over();
+  return status;
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kCombine);
 }
@@ -75,11 +91,19 @@ MemoryUsage CpuBackend::memory_usage() const {
   return usage;
 }
 
+Status CpuBackend::trim() {
+  // A peer that has not noticed yet may still be in the call that broke the group.
+  if (!sync_->broken().ok()) return sync_->broken();
+  staging_.trim();
+  return {};
+}
+
 NetworkUsage CpuBackend::network_usage() {
   NetworkUsage usage;
   if (!sync_->has_rails()) return usage;
   rail::Rails& rails = sync_->rails();
   usage.transport = rails.engine_name();
+  usage.net_devices = rails.net_devices();
   // First: it waits until what was given to the network before is counted.
   const std::vector<net::Path> paths = rails.paths();
   for (int node = 0; node < rails.num_nodes(); ++node) {
@@ -109,7 +133,7 @@ Status CpuBackend::destroy() {
 
 BackendFactory cpu_backend_factory() {
   return {"cpu", "ranks of one host through shared memory, of several hosts over a network", probe, CpuBackend::create,
-          count_layout};
+          bytes_required, count_layout};
 }
 
 }  // namespace ferry::cpu

@@ -26,6 +26,7 @@ class CpuBackend final : public Backend {
   bool memory_is_on_host() const override { return true; }
   Result<Buffer> allocate(std::size_t bytes) override { return sync_->peers().arena().allocate(bytes); }
   MemoryUsage memory_usage() const override;
+  Status trim() override;
   NetworkUsage network_usage() override;
   Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override;
   Status dispatch(const DispatchCall& call) override;

@@ -8,6 +8,7 @@
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
+#include "cuda/intranode/memory_required.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/token_layout.hpp"
 
@@ -40,22 +41,23 @@ Result<Buffer> CudaBackend::allocate(std::size_t bytes) {
   const Parts& parts = context_.parts();
   const DeviceGuard guard(parts.device);
   if (!guard.status().ok()) return guard.status();
-  return parts.arena->allocate(bytes);
+  return parts.memory->allocate(bytes);
 }
 
 MemoryUsage CudaBackend::memory_usage() const {
   const Parts& parts = context_.parts();
   MemoryUsage usage;
-  usage.control_bytes = node::round_up_to_page(parts.ranks.control.size_bytes +
-                                               static_cast<std::size_t>(parts.ranks.num_ranks) * sizeof(void*));
-  usage.staging_bytes = parts.memory->held_bytes() - usage.control_bytes;
-  usage.allocated_bytes = parts.arena->allocated_bytes() - parts.memory->held_bytes();
+  const std::size_t held_bytes = parts.memory->held_bytes();
+  usage.control_bytes =
+      node::round_up_to_page(control_and_bases_bytes(static_cast<std::size_t>(parts.ranks.num_ranks)));
+  usage.staging_bytes = held_bytes - usage.control_bytes;
+  usage.allocated_bytes = parts.arena->allocated_bytes() - held_bytes;
   return usage;
 }
 
 BackendFactory backend_factory() {
   return {"cuda", "ranks of one host with GPUs that reach each other's memory", probe, CudaBackend::create,
-          count_layout};
+          bytes_required, count_layout};
 }
 
 }  // namespace ferry::cuda

@@ -26,6 +26,7 @@ class CudaBackend final : public Backend {
   bool memory_is_on_host() const override { return false; }
   Result<Buffer> allocate(std::size_t bytes) override;
   MemoryUsage memory_usage() const override;
+  Status trim() override { return context_.trim(); }
   Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override {
     return intranode::route(context_, placements_, call);
   }

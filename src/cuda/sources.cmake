@@ -15,9 +15,11 @@ set(ferry_cuda_sources
     cuda/sync/fault_text.cpp
     cuda/context/context.cpp
     cuda/context/parts.cpp
+    cuda/context/peer_watch.cpp
     cuda/intranode/channel_tables.cpp
     cuda/intranode/combine.cpp
     cuda/intranode/dispatch.cpp
+    cuda/intranode/memory_required.cpp
     cuda/intranode/placements.cpp
     cuda/intranode/route.cpp
     cuda/intranode/routing.cpp

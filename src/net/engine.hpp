@@ -130,6 +130,8 @@ struct EngineFactory {
   /// Ok if the engine can run on this machine, else why not and what to do. No side effects.
   Status (*probe)();
   Result<std::unique_ptr<Engine>> (*create)(const EngineOptions& options);
+  /// The variable by which users of this network's library name its devices. Empty: the network has no devices.
+  const char* devices_variable = "";
 };
 
 /// The engines of this build, best first. Defined in src/registry.cpp.

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <new>
 
+#include "core/descriptors.hpp"
+
 namespace ferry::node {
 namespace {
 
@@ -96,7 +98,11 @@ Result<std::shared_ptr<Arena>> Arena::create(std::size_t heap_bytes) {
   }
   const std::size_t size_bytes = kControlBytes + round_up_to_page(heap_bytes);
   UniqueFd fd(memfd_create("ferry-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) return system_error("memfd_create", "raise the open-file limit (ulimit -n)");
+  if (!fd.valid()) {
+    const int error = errno;
+    return system_error("memfd_create", is_out_of_descriptors(error) ? describe_descriptor_limit(error, 1)
+                                                                     : "the kernel must have memfd (Linux 3.17)");
+  }
   if (ftruncate(fd.get(), static_cast<off_t>(size_bytes)) != 0) {
     return system_error(fmt::format("sizing an arena of {} bytes", size_bytes), "lower GroupOptions::arena_bytes");
   }

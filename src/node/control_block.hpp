@@ -16,7 +16,7 @@
 ///                                                                 store fence if stores bypass the caches), and the
 ///                                                                 end of its reads of theirs
 ///   error_set           owner   all      release / acquire        error
-///   blocked             owner   all      relaxed                  nothing; only selects the rank a timeout blames
+///   beats               owner   all      relaxed                  nothing; the owner waits (call/silence_watch.hpp)
 ///   progress            owner   all      relaxed                  nothing; the owner is slow, not stuck
 ///   left                owner   all      release / acquire        nothing; the owner posts no more
 ///   doorbell            all     owner    fetch_add seq_cst, futex nothing; wakes the owner to poll the flags
@@ -83,9 +83,9 @@ struct ControlBlock {
 
   alignas(kFlagAlignment) std::atomic<std::uint32_t> doorbell{0};
   alignas(kFlagAlignment) std::atomic<std::uint32_t> wake_at{0};
-  std::atomic<std::uint32_t> blocked{0};
   std::atomic<std::uint32_t> left{0};
   std::atomic<std::uint32_t> error_set{0};
+  std::atomic<std::uint64_t> beats{0};
   std::atomic<std::uint64_t> progress{0};
   std::array<std::atomic<std::uint64_t>, kNumPhases> posted{};
 

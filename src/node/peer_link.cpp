@@ -1,5 +1,6 @@
 #include "node/peer_link.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/random.h>
@@ -13,6 +14,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "core/descriptors.hpp"
 #include "ferry/bootstrap.hpp"
 #include "node/futex.hpp"
 
@@ -30,8 +32,17 @@ struct Message {
 };
 
 Status system_error(std::string_view what) {
+  const int error = errno;
   return Status(ErrorCode::kSystem,
-                fmt::format("linking ranks of one host: {} failed: {}", what, std::strerror(errno)));
+                fmt::format("linking ranks of one host: {} failed: {}{}", what, std::strerror(error),
+                            is_out_of_descriptors(error) ? fmt::format("; {}", describe_descriptor_limit(error, 1))
+                                                         : std::string()));
+}
+
+/// A descriptor that a peer sent was dropped by the kernel.
+Status no_descriptor_left(std::string_view what) {
+  return Status(ErrorCode::kSystem, fmt::format("{}: the descriptor that came with it was lost: {}", what,
+                                                describe_descriptor_limit(EMFILE, 1)));
 }
 
 /// Waits until `fd` is ready; false at the deadline.
@@ -73,6 +84,7 @@ bool send_packet(int socket, std::span<const std::byte> bytes, int fd, int flags
 struct Packet {
   ssize_t bytes = 0;  // as recvmsg returns it
   bool truncated = false;
+  bool rights_cut = false;  // a descriptor was sent that is not in `fd`
   UniqueFd fd;
 };
 
@@ -91,6 +103,7 @@ Packet receive_packet(int socket, std::span<std::byte> room) {
   } while (packet.bytes < 0 && errno == EINTR);
   if (packet.bytes < 0) return packet;
   packet.truncated = (header.msg_flags & MSG_TRUNC) != 0;
+  packet.rights_cut = (header.msg_flags & MSG_CTRUNC) != 0;
   if (cmsghdr* rights = CMSG_FIRSTHDR(&header); rights != nullptr && rights->cmsg_level == SOL_SOCKET &&
                                                 rights->cmsg_type == SCM_RIGHTS &&
                                                 rights->cmsg_len == CMSG_LEN(sizeof(int))) {
@@ -111,7 +124,7 @@ Status send_hello(int socket, const LinkHello& hello, const LinkToken& token) {
 /// A hello message and the one descriptor that came with it.
 struct ReceivedHello {
   Message message;
-  UniqueFd arena_fd;
+  UniqueFd arena_fd;  // invalid where this process had no room for it
 };
 
 Result<ReceivedHello> receive_hello(int socket, std::int64_t deadline_ns) {
@@ -121,7 +134,8 @@ Result<ReceivedHello> receive_hello(int socket, std::int64_t deadline_ns) {
   ReceivedHello received;
   Packet packet = receive_packet(socket, std::as_writable_bytes(std::span(&received.message, 1)));
   received.arena_fd = std::move(packet.fd);
-  if (packet.bytes != static_cast<ssize_t>(sizeof(Message)) || !received.arena_fd.valid()) {
+  const bool has_fd = received.arena_fd.valid() || packet.rights_cut;
+  if (packet.bytes != static_cast<ssize_t>(sizeof(Message)) || !has_fd) {
     return Status(ErrorCode::kTransport, "linking ranks of one host: a peer sent something other than a hello message");
   }
   return received;
@@ -177,6 +191,18 @@ bool PeerLink::gone() const {
   return entries[0].revents != 0 || entries[1].revents != 0;
 }
 
+Result<std::unique_ptr<PeerLink>> PeerLink::share() const {
+  UniqueFd socket(fcntl(socket_.get(), F_DUPFD_CLOEXEC, 0));
+  UniqueFd process(process_.valid() ? fcntl(process_.get(), F_DUPFD_CLOEXEC, 0) : -1);
+  if (!socket.valid() || process.valid() != process_.valid()) return system_error("fcntl");
+  return std::make_unique<PeerLink>(std::move(socket), std::move(process));
+}
+
+void PeerLink::end_sending() const {
+  // Fails only where the peer is gone already.
+  static_cast<void>(shutdown(socket_.get(), SHUT_WR));
+}
+
 Status PeerLink::send(std::span<const std::byte> message, int fd) const {
   if (message.empty() || message.size() > kMaxLinkMessageBytes) {
     return Status(ErrorCode::kInternal, fmt::format("message to a peer: {} bytes, expected 1 to {}; please report this",
@@ -213,6 +239,7 @@ Result<ReceivedMessage> PeerLink::receive() const {
                   fmt::format("message from a peer: longer than the {} bytes allowed; run the same build on every rank",
                               kMaxLinkMessageBytes));
   }
+  if (packet.rights_cut && !packet.fd.valid()) return no_descriptor_left("message from a peer");
   // Messages are never empty, so zero bytes mean that the peer closed its end.
   received.kind = packet.bytes == 0 ? ReceivedMessage::Kind::kClosed : ReceivedMessage::Kind::kMessage;
   received.bytes.assign(room.begin(), room.begin() + packet.bytes);
@@ -246,6 +273,7 @@ Result<LinkedPeer> LinkListener::accept_peer(const LinkHello& hello, std::int64_
     const std::int64_t patience_ns = std::min(deadline_ns, monotonic_ns() + kStrangerPatienceNs);
     Result<ReceivedHello> received = receive_hello(connection.get(), patience_ns);
     if (!received.ok() || received->message.token != hello.token) continue;
+    if (!received->arena_fd.valid()) return no_descriptor_left("linking ranks of one host: the arena of a peer");
     if (Status status = send_hello(connection.get(), hello, hello.token); !status.ok()) return status;
     return LinkedPeer{static_cast<int>(received->message.rank),
                       std::make_unique<PeerLink>(std::move(connection), open_process(credentials->pid)),
@@ -284,6 +312,7 @@ Result<LinkedPeer> connect_peer(const std::string& name, int peer_rank, const Li
   if (Status status = send_hello(connection.get(), hello, peer_token); !status.ok()) return status;
   Result<ReceivedHello> received = receive_hello(connection.get(), deadline_ns);
   if (!received.ok()) return Status(received.status().code(), std::string(received.status().message()), peer_rank);
+  if (!received->arena_fd.valid()) return no_descriptor_left("linking ranks of one host: the arena of a peer");
   if (received->message.rank != peer_rank) {
     return Status(ErrorCode::kTransport, fmt::format("linking ranks of one host: rank {} answered as rank {}",
                                                      peer_rank, received->message.rank));

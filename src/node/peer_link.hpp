@@ -42,15 +42,23 @@ class PeerLink {
  public:
   PeerLink(UniqueFd socket, UniqueFd process) : socket_(std::move(socket)), process_(std::move(process)) {}
 
-  /// Whether the peer's process has ended or closed its end. Never blocks; ignores unread messages.
+  /// Whether the peer's process has ended, or closed its end or its sending. Never blocks; ignores unread messages.
   bool gone() const;
+
+  /// The same link once more: `gone` works on it when this object no longer exists. While it lives the peer does not see
+  /// that this object was destroyed, so tell it by `end_sending`.
+  /// @errors kSystem: no file descriptor is left
+  Result<std::unique_ptr<PeerLink>> share() const;
+  /// The peer finds this side gone. Nothing can be sent any more.
+  void end_sending() const;
 
   /// Sends 1 to kMaxLinkMessageBytes bytes, and a copy of the descriptor `fd` unless it is -1. Never blocks. Callable
   /// from any thread: the kernel keeps a message in one piece.
   /// @errors kPeerLost: the peer is gone; kTransport: it left so many messages unread that no more fit; kSystem
   Status send(std::span<const std::byte> message, int fd = -1) const;
   /// The next message, if one is waiting. Never blocks. One thread at a time.
-  /// @errors kTransport: the message is longer than any that `send` sends; kSystem
+  /// @errors kTransport: the message is longer than any that `send` sends; kSystem: also where the descriptor that came
+  ///         with it is one too many for this process
   Result<ReceivedMessage> receive() const;
   /// For poll(2), POLLIN: `receive` has something to return. Owned by the link.
   int poll_fd() const { return socket_.get(); }
@@ -82,6 +90,7 @@ class LinkListener {
   const std::string& name() const { return name_; }
 
   /// Wait for one peer that knows `hello.token`; unknown processes and processes of other users are dropped.
+  /// @errors kTimeout; kSystem: also where file descriptors ran out
   Result<LinkedPeer> accept_peer(const LinkHello& hello, std::int64_t deadline_ns) const;
 
  private:

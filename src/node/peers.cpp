@@ -84,8 +84,6 @@ void Peers::sleep(std::uint32_t rings, std::uint32_t num_rings, std::int64_t tim
   ControlBlock& mine = control(rank_);
   mine.wake_at.store(rings + num_rings, std::memory_order_seq_cst);
   futex_wait(mine.doorbell, rings, timeout_ns);
-  // A rank that was woken and dies in its next step must not still count as waiting.
-  if (mine.doorbell.load(std::memory_order_relaxed) != rings) set_blocked(false);
 }
 
 void Peers::report_error(const ErrorRecord& record) {
@@ -95,12 +93,20 @@ void Peers::report_error(const ErrorRecord& record) {
   ring_all(true);
 }
 
-std::optional<ReportedError> Peers::reported_error() const {
+std::optional<ReportedError> Peers::error_reported_by(std::uint64_t last_call) const {
   for (int rank = first_rank_; rank < end_rank(); ++rank) {
     if (rank == rank_ || control(rank).error_set.load(std::memory_order_acquire) == 0) continue;
+    if (control(rank).flag(Phase::kDescribed).load(std::memory_order_relaxed) > last_call) continue;
     return ReportedError{rank, control(rank).error};
   }
   return std::nullopt;
+}
+
+bool Peers::anyone_gave_up() const {
+  for (int rank = first_rank_; rank < end_rank(); ++rank) {
+    if (control(rank).error_set.load(std::memory_order_acquire) != 0) return true;
+  }
+  return false;
 }
 
 }  // namespace ferry::node

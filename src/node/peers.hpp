@@ -6,6 +6,7 @@
 /// order. Ranks are numbered as in the group.
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -56,9 +57,9 @@ class Peers {
   /// Wakes this rank, from another thread of its process.
   void ring_self() { ring(control(rank_), false); }
 
-  /// Whether this rank waits for others.
-  void set_blocked(bool blocked) { control(rank_).blocked.store(blocked ? 1 : 0, std::memory_order_relaxed); }
-  bool is_blocked(int rank) const { return control(rank).blocked.load(std::memory_order_relaxed) != 0; }
+  /// Shows that this rank waits for others.
+  void beat() { control(rank_).beats.fetch_add(1, std::memory_order_relaxed); }
+  std::uint64_t beats_of(int rank) const { return control(rank).beats.load(std::memory_order_relaxed); }
   /// Counts work done inside a call, so that peers can tell a slow rank from a stuck one.
   void count_progress() { control(rank_).progress.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t progress_of(int rank) const { return control(rank).progress.load(std::memory_order_relaxed); }
@@ -66,7 +67,13 @@ class Peers {
   /// Publishes why this rank gives up, and wakes the peers. At most once.
   void report_error(const ErrorRecord& record);
   /// Why a peer gave up, if one did.
-  std::optional<ReportedError> reported_error() const;
+  std::optional<ReportedError> reported_error() const {
+    return error_reported_by(std::numeric_limits<std::uint64_t>::max());
+  }
+  /// Why a peer gave up in the current call or before, if one did. One that gave up later had been through this call.
+  std::optional<ReportedError> error_in_this_call() const { return error_reported_by(call_); }
+  /// Whether any rank has given up, this one included.
+  bool anyone_gave_up() const;
   /// Posts nothing more; peers that wait for this rank are notified.
   void leave();
   /// "has destroyed its group", "has died"; empty while the rank is present.
@@ -88,6 +95,7 @@ class Peers {
   std::byte* resolve(const Location& location, int rank, const Extent& extent) const;
 
  private:
+  std::optional<ReportedError> error_reported_by(std::uint64_t last_call) const;
   ControlBlock& control(int rank) const { return peer(rank).arena->control(); }
   static void ring(ControlBlock& theirs, bool force);
   void ring_all(bool force);

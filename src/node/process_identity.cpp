@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -31,10 +30,7 @@ std::uint64_t read_start_time() {
 
 ProcessIdentity this_process() {
   ProcessIdentity identity;
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot_id;
-  file >> boot_id;
-  std::copy_n(boot_id.begin(), std::min(boot_id.size(), identity.boot_id.size()), identity.boot_id.begin());
+  identity.boot_id = read_boot_id();
   struct stat info {};
   if (stat("/proc/self/ns/pid", &info) == 0) identity.pid_namespace = info.st_ino;
   identity.start_time_ticks = read_start_time();

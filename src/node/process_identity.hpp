@@ -1,14 +1,15 @@
 #ifndef FERRY_NODE_PROCESS_IDENTITY_HPP
 #define FERRY_NODE_PROCESS_IDENTITY_HPP
 
-#include <array>
 #include <cstdint>
+
+#include "node/host_identity.hpp"
 
 namespace ferry::node {
 
 /// Identifies a host and a process on it. Plain bytes, exchanged at creation.
 struct ProcessIdentity {
-  std::array<char, 40> boot_id{};      ///< of the running kernel: equal only on the same host
+  BootId boot_id{};
   std::uint64_t pid_namespace = 0;     ///< inode of the process-id namespace
   std::uint64_t start_time_ticks = 0;  ///< distinguishes a process from a later one with the same id
   std::int64_t pid = 0;

@@ -6,8 +6,10 @@
 #include <cstring>
 #include <optional>
 
+#include "core/descriptors.hpp"
 #include "core/group_options.hpp"
 #include "node/futex.hpp"
+#include "node/host_identity.hpp"
 #include "node/process_identity.hpp"
 #include "node/same_process.hpp"
 
@@ -17,9 +19,16 @@ namespace {
 /// How peers reach this rank. Plain bytes, exchanged through the bootstrap.
 struct Announcement {
   ProcessIdentity process;
+  HostIdentity host;
   LinkToken token{};
   std::array<char, 64> listener_name{};
+  std::array<char, 64> network_address{};
 };
+
+template <std::size_t kBytes>
+std::string text_of(const std::array<char, kBytes>& bytes) {
+  return {bytes.data(), strnlen(bytes.data(), bytes.size())};
+}
 
 Result<std::vector<Announcement>> exchange(const BackendContext& context, const Status& my_status,
                                            const Announcement& mine) {
@@ -54,7 +63,19 @@ struct NodeRanks {
 Status check_hosts(const std::vector<Announcement>& announcements, std::size_t ranks_per_node) {
   for (std::size_t rank = 0; rank < announcements.size(); ++rank) {
     const std::size_t first = rank / ranks_per_node * ranks_per_node;
-    if (announcements[rank].process.same_host(announcements[first].process)) continue;
+    const Announcement& theirs = announcements[rank];
+    const Announcement& others = announcements[first];
+    if (theirs.process.same_host(others.process)) {
+      // Links are found by names that belong to a network namespace.
+      if (theirs.host.network_namespace == others.host.network_namespace || theirs.process == others.process) continue;
+      return Status(ErrorCode::kUnsupported,
+                    fmt::format("Group::create: ranks {} and {} belong to one node but run in containers (or network "
+                                "namespaces) that do not share a network; start ranks of one node in one container or "
+                                "with the host's network, or set GroupOptions::ranks_per_node to the number of ranks "
+                                "in each",
+                                first, rank),
+                    static_cast<int>(rank));
+    }
     return Status(ErrorCode::kUnsupported,
                   fmt::format("Group::create: ranks {} and {} belong to one node but run on different hosts; set "
                               "GroupOptions::ranks_per_node to the number of ranks on each host, and number the ranks "
@@ -63,6 +84,16 @@ Status check_hosts(const std::vector<Announcement>& announcements, std::size_t r
                   static_cast<int>(rank));
   }
   return {};
+}
+
+std::vector<RankPlace> places_of(const std::vector<Announcement>& announcements, const Announcement& mine) {
+  std::vector<RankPlace> places;
+  for (const Announcement& theirs : announcements) {
+    places.push_back({.on_this_host = theirs.host.same_host(mine.host),
+                      .in_this_network = theirs.host.same_network(mine.host),
+                      .address = text_of(theirs.network_address)});
+  }
+  return places;
 }
 
 Status add_linked(LinkedPeer linked, std::size_t first_rank, std::vector<Peer>& peers) {
@@ -79,6 +110,24 @@ Status add_linked(LinkedPeer linked, std::size_t first_rank, std::vector<Peer>& 
   return {};
 }
 
+/// A timeout with the rank that it waited for.
+Status name_missing(const std::vector<Peer>& peers, std::size_t first_rank, const Status& status) {
+  const auto missing = std::ranges::find_if(peers, [](const Peer& peer) { return peer.arena == nullptr; });
+  const auto rank = first_rank + static_cast<std::size_t>(missing - peers.begin());
+  return Status(status.code(), fmt::format("{}: rank {} is missing", status.message(), rank), static_cast<int>(rank));
+}
+
+/// Descriptors that a link to another process takes: the socket, the peer's process and its arena.
+constexpr std::int64_t kDescriptorsOfLink = 3;
+
+/// Finds out whether all links fit before the first is made: a rank that fails among its links keeps the others
+/// waiting for it until their deadline.
+Result<std::vector<UniqueFd>> reserve_links(const std::vector<Peer>& peers) {
+  const auto num_links = std::ranges::count_if(peers, [](const Peer& peer) { return !peer.same_process; });
+  return reserve_descriptors(kDescriptorsOfLink * num_links,
+                             fmt::format("Group::create: links to {} other processes of this host", num_links));
+}
+
 /// Lower ranks listen, higher ranks connect, so each pair makes one link. Connecting never waits for accepting (the
 /// backlog holds all peers), so no order of ranks can deadlock; answers are awaited only from lower ranks.
 Status connect_processes(const BackendContext& context, const std::vector<Announcement>& announcements,
@@ -89,8 +138,8 @@ Status connect_processes(const BackendContext& context, const std::vector<Announ
   for (std::size_t rank = node.first; rank < my_rank; ++rank) {
     if (peers[rank - node.first].same_process) continue;
     const Announcement& peer = announcements[rank];
-    const std::string name(peer.listener_name.data(), strnlen(peer.listener_name.data(), peer.listener_name.size()));
-    Result<LinkedPeer> linked = connect_peer(name, static_cast<int>(rank), peer.token, hello, deadline_ns);
+    Result<LinkedPeer> linked =
+        connect_peer(text_of(peer.listener_name), static_cast<int>(rank), peer.token, hello, deadline_ns);
     if (!linked.ok()) return linked.status();
     if (Status status = add_linked(std::move(*linked), node.first, peers); !status.ok()) return status;
   }
@@ -98,6 +147,7 @@ Status connect_processes(const BackendContext& context, const std::vector<Announ
                                          peers.end(), [](const Peer& peer) { return !peer.same_process; });
   for (std::ptrdiff_t i = 0; i < num_awaited; ++i) {
     Result<LinkedPeer> linked = listener.accept_peer(hello, deadline_ns);
+    if (linked.status().code() == ErrorCode::kTimeout) return name_missing(peers, node.first, linked.status());
     if (!linked.ok()) return linked.status();
     if (Status status = add_linked(std::move(*linked), node.first, peers); !status.ok()) return status;
   }
@@ -106,10 +156,14 @@ Status connect_processes(const BackendContext& context, const std::vector<Announ
 
 }  // namespace
 
-Result<Rendezvous> rendezvous(const BackendContext& context) {
+Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view network_address) {
   const int num_ranks = context.topology.num_ranks;
   Announcement mine;
   mine.process = this_process();
+  mine.host = this_host();
+  if (network_address.size() < mine.network_address.size()) {
+    std::copy(network_address.begin(), network_address.end(), mine.network_address.begin());
+  }
   Status status = fill_random(mine.token.data(), mine.token.size());
   Result<std::shared_ptr<Arena>> arena = Arena::create(context.options.arena_bytes);
   if (status.ok()) status = arena.status();
@@ -127,6 +181,7 @@ Result<Rendezvous> rendezvous(const BackendContext& context) {
 
   Rendezvous result;
   result.arena = *arena;
+  result.places = places_of(*announcements, mine);
   const NodeRanks node(context.topology);
   result.peers.resize(node.count);
   for (std::size_t idx = 0; idx < node.count; ++idx) {
@@ -141,8 +196,14 @@ Result<Rendezvous> rendezvous(const BackendContext& context) {
                       static_cast<int>(rank));
     }
   }
+  Result<std::vector<UniqueFd>> reserved = reserve_links(result.peers);
+  if (status.ok()) status = reserved.status();
+  Result<std::vector<std::vector<std::byte>>> can_link =
+      gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
+  if (!can_link.ok()) return can_link.status();
+  reserved->clear();
   const LinkHello hello{context.topology.rank, mine.token, (*arena)->mapping()->fd()};
-  if (status.ok()) status = connect_processes(context, *announcements, *listener, hello, result.peers);
+  status = connect_processes(context, *announcements, *listener, hello, result.peers);
   // When this returns every rank has found the mappings of its node; a failure anywhere fails all ranks.
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);

@@ -4,9 +4,11 @@
 /// Gives every rank the arena of every other rank of its node, at creation of a group.
 
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "core/backend.hpp"
+#include "core/rank_place.hpp"
 #include "node/arena.hpp"
 #include "node/peer_link.hpp"
 
@@ -20,12 +22,14 @@ struct Peer {
 };
 
 struct Rendezvous {
-  std::shared_ptr<Arena> arena;  ///< this rank's own
-  std::vector<Peer> peers;       ///< the ranks of this node in order, this rank included
+  std::shared_ptr<Arena> arena;   ///< this rank's own
+  std::vector<Peer> peers;        ///< the ranks of this node in order, this rank included
+  std::vector<RankPlace> places;  ///< of all ranks of the group
 };
 
-/// Collective over all ranks of all nodes: succeeds on all ranks or fails on all.
-Result<Rendezvous> rendezvous(const BackendContext& context);
+/// Collective over all ranks of all nodes: succeeds on all ranks or fails on all. `network_address` is published to all
+/// as this rank's RankPlace::address; at most 63 characters, longer ones count as not known.
+Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view network_address);
 
 }  // namespace ferry::node
 

@@ -93,6 +93,12 @@ std::size_t ForwardTableSize::wire_bytes() const {
   return (Parts(*this).end + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
 }
 
+std::size_t forward_tables_bytes(std::size_t num_tables, const ForwardTableSum& sum) {
+  // Two numbers an item and one more a table, then destinations, then padding.
+  return to_size(sum.num_items) * 2 * sizeof(std::int32_t) + to_size(sum.num_destinations) * sizeof(Destination) +
+         num_tables * (sizeof(std::int32_t) + kAlignmentBytes - 1);
+}
+
 void count_forward_tables(const RouteShape& shape, const Topology& topology, std::span<const std::int64_t> ids,
                           ForwardTableSize* sizes) {
   std::fill_n(sizes, topology.num_nodes(), ForwardTableSize());

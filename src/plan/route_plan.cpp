@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -163,30 +162,36 @@ std::int64_t rows_from_source(const RouteShape& shape, const SourceCounts& sourc
   return rows;
 }
 
+Status too_many_rows(std::int64_t rank, std::int64_t num_rows, std::int64_t max_recv_rows) {
+  const bool given = max_recv_rows > 0;
+  return Status(ErrorCode::kCapacity,
+                fmt::format("route: rank {} would receive {} rows but {} is {}; {}", rank, num_rows,
+                            given ? "max_recv_rows" : "the most that one rank can hold", row_limit(max_recv_rows),
+                            given ? "raise it to at least that, or set 0 to size outputs after route"
+                                  : "use smaller batches or more ranks"),
+                static_cast<int>(rank));
+}
+
+Status full_slab(std::int64_t rank, std::int64_t expert, std::int64_t num_rows, std::int64_t slab_capacity) {
+  return Status(ErrorCode::kCapacity,
+                fmt::format("route: rank {} would receive {} rows for expert {} but slab_capacity is {}; raise it to "
+                            "at least {}",
+                            rank, num_rows, expert, slab_capacity, num_rows),
+                static_cast<int>(rank));
+}
+
 Status check_capacity(const RouteShape& shape, AllCounts sources, const ExpertGroups& groups) {
   if (shape.layout == Layout::kSlab) {
     for (std::size_t expert = 0; expert < shape.num_experts; ++expert) {
       if (groups.num_rows[expert] <= shape.slab_capacity) continue;
-      return Status(
-          ErrorCode::kCapacity,
-          fmt::format("route: rank {} would receive {} rows for expert {} but slab_capacity is {}; raise it to at "
-                      "least {}",
-                      shape.owner(expert), groups.num_rows[expert], expert, shape.slab_capacity,
-                      groups.num_rows[expert]),
-          static_cast<int>(shape.owner(expert)));
+      return full_slab(static_cast<std::int64_t>(shape.owner(expert)), static_cast<std::int64_t>(expert),
+                       groups.num_rows[expert], shape.slab_capacity);
     }
   }
   for (std::size_t rank = 0; rank < shape.num_ranks; ++rank) {
     const std::int64_t rows = rows_on_rank(shape, sources, groups, rank);
-    const std::int64_t given = sources[rank].max_recv_rows;
-    const std::int64_t limit = given > 0 ? given : std::numeric_limits<std::int32_t>::max();
-    if (rows <= limit) continue;
-    return Status(ErrorCode::kCapacity,
-                  fmt::format("route: rank {} would receive {} rows but {} is {}; {}", rank, rows,
-                              given > 0 ? "max_recv_rows" : "the most that one rank can hold", limit,
-                              given > 0 ? "raise it to at least that, or set 0 to size outputs after route"
-                                        : "use smaller batches or more ranks"),
-                  static_cast<int>(rank));
+    if (rows <= row_limit(sources[rank].max_recv_rows)) continue;
+    return too_many_rows(static_cast<std::int64_t>(rank), rows, sources[rank].max_recv_rows);
   }
   return {};
 }

@@ -75,6 +75,11 @@ std::int64_t rows_on_rank(const RouteShape& shape, AllCounts sources, const Expe
 /// Rows of `rank` that come from one source.
 std::int64_t rows_from_source(const RouteShape& shape, const SourceCounts& source, std::size_t rank);
 
+/// kCapacity, because `rank` would receive more rows than its row_limit (slots.hpp).
+Status too_many_rows(std::int64_t rank, std::int64_t num_rows, std::int64_t max_recv_rows);
+/// kCapacity, because an expert of `rank` would receive more rows than its part of the slab has.
+Status full_slab(std::int64_t rank, std::int64_t expert, std::int64_t num_rows, std::int64_t slab_capacity);
+
 /// Checks that every rank has room for its rows. Gives the same result on all ranks.
 /// @errors kCapacity, naming the rank and the option to raise
 Status check_capacity(const RouteShape& shape, AllCounts sources, const ExpertGroups& groups);

@@ -31,6 +31,12 @@ FERRY_HOST_DEVICE constexpr std::int64_t slab_first_row(std::int64_t local_exper
   return local_expert * capacity;
 }
 
+/// Most rows that a rank can take: its `max_recv_rows`, or where that is 0 as many as the i32 tables can count. Until a
+/// route has been checked against it, rows are summed in 64 bits.
+FERRY_HOST_DEVICE constexpr std::int64_t row_limit(std::int64_t max_recv_rows) {
+  return max_recv_rows > 0 ? max_recv_rows : INT32_MAX;
+}
+
 /// Rows that a group of `num_rows` takes when the next group must start at a multiple of `alignment`.
 FERRY_HOST_DEVICE constexpr std::int64_t aligned_group_rows(std::int64_t num_rows, std::int64_t alignment) {
   return round_up(num_rows, alignment);

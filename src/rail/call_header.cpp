@@ -28,7 +28,7 @@ void make_plain(std::span<char> text) {
 }  // namespace
 
 Status parse_call_header(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t call, CallHeader* header) {
-  // Everything but the message, which few headers have.
+  // Everything but the message, which few headers fill.
   const auto copy_numbers = [](std::byte* to, const std::byte* from) {
     std::memcpy(to, from, kMessageBegin);
     std::memcpy(to + kMessageEnd, from + kMessageEnd, sizeof(CallHeader) - kMessageEnd);
@@ -53,13 +53,12 @@ Status parse_call_header(std::span<const std::byte, sizeof(CallHeader)> bytes, s
                              sent.max_recv_rows, kMaxCount));
   }
   copy_numbers(reinterpret_cast<std::byte*>(header), reinterpret_cast<const std::byte*>(&sent));
-  if (record.code == ErrorCode::kOk) {
-    header->record.message_bytes = 0;
-  } else {
-    const auto length = static_cast<std::size_t>(record.message_bytes);
-    std::memcpy(header->record.message.data(), bytes.data() + kMessageBegin, length);
-    make_plain(std::span(header->record.message).first(length));
-  }
+  const bool failed = record.code != ErrorCode::kOk;
+  const bool has_digest = !failed && record.operation == Operation::kRoute;
+  if (!failed && !has_digest) header->record.message_bytes = 0;
+  const auto length = static_cast<std::size_t>(header->record.message_bytes);
+  std::memcpy(header->record.message.data(), bytes.data() + kMessageBegin, length);
+  if (failed) make_plain(std::span(header->record.message).first(length));
   return {};
 }
 

@@ -9,14 +9,20 @@
 
 #include "core/group_options.hpp"
 #include "plan/to_size.hpp"
+#include "rail/net_devices.hpp"
 
 namespace ferry::rail {
 namespace {
 
-enum Channel : int { kHello = 0, kCall, kError, kChunks, kCredits, kNumChannels };
+enum Channel : int { kHello = 0, kCall, kError, kChunks, kCredits, kBeats, kNumChannels };
 
 /// In values of kCall and kError: the sender has left.
 constexpr std::uint64_t kLeft = std::uint64_t{1} << 63;
+
+/// In values of kBeats, below the beats: progress. So many beats take longer than any group lives, and progress is only
+/// compared with what it was a moment before.
+constexpr int kProgressBits = 24;
+constexpr std::uint64_t kProgressMask = (std::uint64_t{1} << kProgressBits) - 1;
 
 /// Enough to report to peers why the group is broken, over any working network: a hundred round trips around the world
 /// and some lost packets.
@@ -63,6 +69,10 @@ Rails::Rails(const BackendContext& context, const RailsOptions& options)
 
 Rails::~Rails() { leave(); }
 
+std::size_t Rails::memory_bytes(const Topology& topology, const RingShape& ring) {
+  return RailMemory(nullptr, shape_of(topology, ring)).size_bytes();
+}
+
 Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, const RailsOptions& options,
                                              const Status& my_status, std::function<void()> wake_rank) {
   // A rank that fails reports it in the gather below, so that all ranks fail together.
@@ -79,8 +89,11 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
   if (status.ok()) {
     const Result<const net::EngineFactory*> factory = choose_engine(context.options.transport);
     status = factory.status();
-    if (factory.ok()) {
+    if (status.ok()) {
       rails->engine_name_ = (*factory)->name;
+      status = rails->choose_devices(context, options, **factory, &engine_options);
+    }
+    if (status.ok()) {
       Result<std::unique_ptr<net::Engine>> created = (*factory)->create(engine_options);
       status = while_creating(created.status());
       if (created.ok()) engine = std::move(*created);
@@ -104,8 +117,44 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
   return rails;
 }
 
+/// Also tells the engine which peers are on this host, where it needs none.
+Status Rails::choose_devices(const BackendContext& context, const RailsOptions& options,
+                             const net::EngineFactory& factory, net::EngineOptions* engine_options) {
+  if (*factory.devices_variable == '\0') return {};
+  bool leaves_this_host = false;
+  for (const int rank : engine_options->ranks) {
+    const bool is_here = options.places[to_size(rank)].on_this_host;
+    engine_options->on_this_host.push_back(is_here);
+    leaves_this_host = leaves_this_host || !is_here;
+  }
+  const NetDeviceRequest request{.wanted = context.options.net_devices,
+                                 .engine_variable = factory.devices_variable,
+                                 .bootstrap_address = context.bootstrap->local_address(),
+                                 .places = options.places};
+  // Also where no device is needed: a wrong name is an error everywhere.
+  Result<NetDeviceChoice> chosen = choose_net_devices(request, ferry::net_devices());
+  if (!leaves_this_host && chosen.status().code() != ErrorCode::kInvalidArgument) {
+    net_devices_.reason = "to ranks of this host only";
+    return {};
+  }
+  if (!chosen.ok()) return while_creating(chosen.status());
+  net_devices_ = std::move(*chosen);
+  engine_options->net_devices = net_devices_.devices;
+  return {};
+}
+
+std::string Rails::describe_network() const {
+  if (net_devices_.reason.empty()) return engine_name_;
+  if (net_devices_.devices.empty()) return fmt::format("{} ({})", engine_name_, net_devices_.reason);
+  return fmt::format("{} through {} ({})", engine_name_, net_devices_.devices, net_devices_.reason);
+}
+
 Status Rails::start() {
-  if (Status status = while_creating(proxy_->start(addresses_)); !status.ok()) return status;
+  if (Status status = proxy_->start(addresses_); !status.ok()) {
+    return Status(status.code(),
+                  fmt::format("Group::create: connecting over {}: {}", describe_network(), status.message()),
+                  status.peer());
+  }
   for (const int node : peer_nodes_) proxy_->notify(node, kHello, 1);
   return {};
 }
@@ -164,6 +213,16 @@ bool Rails::has_header(int node, std::uint64_t call) const {
 
 const std::byte* Rails::headers(std::uint64_t call) const { return memory_.at(memory_.header_in(call % 2, 0)); }
 
+void Rails::beat(std::uint64_t progress) {
+  const std::uint64_t value = ++num_beats_ << kProgressBits | (progress & kProgressMask);
+  for (const int node : peer_nodes_) proxy_->notify(node, kBeats, value);
+}
+
+Rails::WaitSign Rails::wait_sign(int node) const {
+  const std::uint64_t value = proxy_->received(node, kBeats);
+  return {value >> kProgressBits, value & kProgressMask};
+}
+
 void Rails::report_error(const ErrorRecord& record) {
   has_reported_ = true;
   std::memcpy(memory_.at(memory_.error_out()), &record, sizeof(record));
@@ -192,7 +251,8 @@ Status Rails::presence(int rank) const {
   }
   const Status status = proxy_->peer_status(node);
   if (status.ok()) return {};
-  return Status(status.code(), fmt::format("lost its network connection ({})", status.message()), rank);
+  const std::string through = net_devices_.devices.empty() ? "" : fmt::format(" through {}", net_devices_.devices);
+  return Status(status.code(), fmt::format("lost its network connection{} ({})", through, status.message()), rank);
 }
 
 void Rails::leave() {

@@ -11,6 +11,7 @@
 ///   kError      1                                  the error record
 ///   kChunks     chunks ever sent to this peer      those chunks
 ///   kCredits    chunks ever used up here           nothing; the sender may fill their memory again
+///   kBeats      beats, and work done (WaitSign)    nothing; the sender waits for others
 ///
 /// Every value has one writer and only grows, so nothing is reset between calls. A rank that leaves sets kLeft in the
 /// values of kCall and kError and closes its rings: what it sent before is complete by then.
@@ -26,6 +27,8 @@
 
 #include "core/backend.hpp"
 #include "core/error_record.hpp"
+#include "core/rank_place.hpp"
+#include "ferry/transports.hpp"
 #include "net/proxy.hpp"
 #include "rail/call_header.hpp"
 #include "rail/rail_memory.hpp"
@@ -37,6 +40,8 @@ struct RailsOptions {
   RingShape ring;
   /// The proxy's thread has a core to itself.
   bool spins = true;
+  /// Where the ranks of the group run.
+  std::vector<RankPlace> places{};
 };
 
 class Rails {
@@ -101,6 +106,15 @@ class Rails {
   /// it: the proxy wakes the rank then.
   bool sleep(std::int64_t timeout_ns) { return proxy_->sleep(timeout_ns); }
 
+  /// Shows all rail peers that this rank waits for others, and how much work it has done inside calls.
+  void beat(std::uint64_t progress);
+  /// What the peer has shown last.
+  struct WaitSign {
+    std::uint64_t beats = 0;
+    std::uint64_t progress = 0;  ///< its lowest bits
+  };
+  WaitSign wait_sign(int node) const;
+
   /// Sends all rail peers the reason why this rank gives up.
   void report_error(const ErrorRecord& record);
   /// Why a rail peer gave up, if one did.
@@ -114,13 +128,21 @@ class Rails {
 
   /// Bytes of the network's memory, which the engine owns.
   std::size_t memory_bytes() const { return memory_.size_bytes(); }
+  /// The same before there is a group.
+  static std::size_t memory_bytes(const Topology& topology, const RingShape& ring);
   std::string_view engine_name() const { return engine_name_; }
+  /// Devices through which ranks of other hosts reach this one; empty if no rail peer is on another host.
+  const std::string& net_devices() const { return net_devices_.devices; }
+  /// For errors: the engine, its devices and what decided about them.
+  std::string describe_network() const;
   net::PeerTraffic traffic(int node) const { return proxy_->traffic(node); }
   /// How the network reaches the rail peers; Path::peer is a node. Waits for the proxy.
   std::vector<net::Path> paths() { return proxy_->paths(); }
 
  private:
   explicit Rails(const BackendContext& context, const RailsOptions& options);
+  Status choose_devices(const BackendContext& context, const RailsOptions& options, const net::EngineFactory& factory,
+                        net::EngineOptions* engine_options);
   void make_rings();
   std::vector<int> ranks_of_rail() const;  // by node
 
@@ -129,10 +151,12 @@ class Rails {
   std::vector<int> peer_nodes_;
   RailMemory memory_;
   std::string engine_name_;
+  NetDeviceChoice net_devices_;
   std::vector<net::Blob> addresses_;          // by node
   std::unique_ptr<net::RingWords[]> words_;   // by node; outlives the proxy
   std::vector<std::unique_ptr<Ring>> rings_;  // by node; null for this rank's own
   std::uint64_t num_announced_ = 0;
+  std::uint64_t num_beats_ = 0;
   bool has_reported_ = false;
   /// True if all nodes are on this host, it has fewer cores than ranks, and puts are copies that this rank's thread can
   /// make just as well: 8 ranks of two nodes on 2 cores moved 9.1 GB/s through UCX's shared memory with a thread for

@@ -59,11 +59,11 @@ void Conformance::run_with_group(int num_ranks, const GroupBody& body) const {
   });
 }
 
-void Conformance::run_cases(int num_ranks, const std::vector<ExchangeCase>& cases) const {
+void Conformance::run_cases(int num_ranks, const std::vector<ExchangeCase>& cases, const KernelOptions& kernel) const {
   std::vector<PreparedCase> prepared;
   for (const ExchangeCase& spec : cases) prepared.push_back(prepare(spec));
   run_with_group(num_ranks, [&](RankContext& context, Group& group) {
-    for (const PreparedCase& one : prepared) check_case(context, group, one);
+    for (const PreparedCase& one : prepared) check_case(context, group, one, kernel);
   });
 }
 

@@ -50,7 +50,7 @@ class Conformance : public ::testing::TestWithParam<BackendConfig> {
   /// Runs `body` on every rank with a new group, then destroys the group.
   void run_with_group(int num_ranks, const GroupBody& body) const;
   /// Checks the cases one after the other on one group.
-  void run_cases(int num_ranks, const std::vector<ExchangeCase>& cases) const;
+  void run_cases(int num_ranks, const std::vector<ExchangeCase>& cases, const KernelOptions& kernel = {}) const;
 };
 
 }  // namespace ferry::test

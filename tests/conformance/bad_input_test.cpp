@@ -99,6 +99,11 @@ TEST_P(BadInputConformance, Route) {
       {"E differs", [](RouteInput&, RouteOptions& options) { options.num_experts = 7; }},
       {"layout 9", [](RouteInput&, RouteOptions& options) { options.layout = static_cast<Layout>(9); }},
       {"layout differs", [](RouteInput&, RouteOptions& options) { options.layout = Layout::kExperts; }},
+      {"alignment 2^31",
+       [](RouteInput&, RouteOptions& options) {
+         options.layout = Layout::kExperts;
+         options.expert_alignment = std::int64_t{1} << 31;
+       }},
       {"alignment 0", [](RouteInput&, RouteOptions& options) { options.expert_alignment = 0; }},
       {"slab without capacity", [](RouteInput&, RouteOptions& options) { options.layout = Layout::kSlab; }},
       {"max_recv_rows negative", [](RouteInput&, RouteOptions& options) { options.max_recv_rows = -1; }},
@@ -120,8 +125,12 @@ TEST_P(BadInputConformance, Route) {
         RouteInput in = arguments.input();
         RouteOptions options = arguments.options();
         if (context.rank() == bad_rank) mistake.spoil(in, options);
-        const Status status = group.route(in, options, stream_of(group)).status();
-        expect_refusal(context, finish(group, status), bad_rank, mistake.name);
+        const Status status = finish(group, group.route(in, options, stream_of(group)).status());
+        expect_refusal(context, status, bad_rank, mistake.name);
+        if (mistake.name == "placement differs") {
+          context.expect(status.message().find("expert_to_rank[0]: rank 0 has") != std::string_view::npos,
+                         fmt::format("does not name the expert: {}", status.message()));
+        }
       }
       check_case(context, group, good);
     }
@@ -206,6 +215,15 @@ TEST_P(BadInputConformance, Dispatch) {
       {"strided weights", [](DispatchInput&, DispatchOutput& out) { out.topk_weights.strides[1] = 2; }},
       {"source of i64", [](DispatchInput&, DispatchOutput& out) { out.source.dtype = DType::kInt64; }},
       {"three columns of source", [](DispatchInput&, DispatchOutput& out) { out.source.shape[1] = 3; }},
+      {"source absent on one rank", [](DispatchInput&, DispatchOutput& out) { out.source = {}; }},
+      {"output over the input",
+       [](DispatchInput& in, DispatchOutput& out) { out.x.data = const_cast<void*>(in.x.data); }},
+      {"output over the second row of the input",
+       [](DispatchInput& in, DispatchOutput& out) {
+         out.x.data = static_cast<std::byte*>(const_cast<void*>(in.x.data)) + kRowGranuleBytes;
+       }},
+      {"output scales over the output", [](DispatchInput&, DispatchOutput& out) { out.scales.data = out.x.data; }},
+      {"source over the output ids", [](DispatchInput&, DispatchOutput& out) { out.source.data = out.topk_idx.data; }},
   };
   add_view_mistakes(mistakes, "x", [](DispatchInput& in, DispatchOutput&) -> ConstTensorView& { return in.x; });
   add_view_mistakes(mistakes, "scales",
@@ -262,6 +280,16 @@ TEST_P(BadInputConformance, Combine) {
       {"topk_weights of the wrong shape",
        [](CombineInput& in, CombineOutput&, CombineOptions&) {
          in.topk_weights = ConstTensorView(in.x.data, DType::kFloat32, {1, 1});
+       }},
+      {"sums over the input",
+       [](CombineInput& in, CombineOutput& out, CombineOptions&) { out.x.data = const_cast<void*>(in.x.data); }},
+      {"sums over half of each row of a bias",
+       [](CombineInput& in, CombineOutput& out, CombineOptions&) {
+         in.bias[0].data = static_cast<const std::byte*>(out.x.data) + kRowGranuleBytes;
+       }},
+      {"returned weights over the weights",
+       [](CombineInput& in, CombineOutput& out, CombineOptions&) {
+         out.weights.data = const_cast<void*>(in.weights.data);
        }},
   };
   add_view_mistakes(mistakes, "x",

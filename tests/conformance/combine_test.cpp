@@ -69,6 +69,38 @@ TEST_P(CombineConformance, DuplicateExperts) {
   run_combines(3, every_combine(DType::kFloat32, Values::kRandom), RoutingPattern::kDuplicates);
 }
 
+/// The most rows that a token can have, and the most entries that share one; both with all biases.
+TEST_P(CombineConformance, AsManyEntriesAsATokenCanHave) {
+  std::vector<CombineSpec> combines;
+  for (const DType dtype : {DType::kBfloat16, DType::kFloat32}) {
+    for (const bool weighted : {false, true}) {
+      combines.push_back({.dtype = dtype,
+                          .hidden = 520,
+                          .weighted = weighted,
+                          .own_weights = weighted,
+                          .num_biases = 2,
+                          .return_weights = true});
+    }
+  }
+  for (const RoutingPattern pattern : {RoutingPattern::kRandom, RoutingPattern::kDuplicates}) {
+    std::vector<ExchangeCase> cases;
+    for (const Layout layout : kLayouts) {
+      for (const MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain}) {
+        ExchangeCase one;
+        one.name = fmt::format("layout {} memory {}", static_cast<int>(layout), static_cast<int>(memory));
+        one.world = {.num_ranks = 3, .num_topk = kMaxTopk, .num_experts = 40, .pattern = pattern, .layout = layout};
+        one.world.seed = 90 + cases.size();
+        one.memory = memory;
+        one.dispatches = {{.hidden = 520, .num_scales = 3}};
+        one.combines = combines;
+        cases.push_back(one);
+      }
+    }
+    run_cases(3, cases);
+    if (on_gpus()) run_cases(3, cases, {.copy_path = CopyPath::kLoadStore});
+  }
+}
+
 TEST_P(CombineConformance, TokensWithoutExpertsGetTheirBiases) {
   run_combines(2, every_combine(DType::kFloat32, Values::kRandom), RoutingPattern::kNone);
   run_combines(2, every_combine(DType::kBfloat16, Values::kSpecial), RoutingPattern::kNone);
@@ -128,6 +160,50 @@ TEST_P(CombineConformance, ReturnsEachTokenTimesItsRows) {
       }
     });
   }
+}
+
+/// The rows of a tensor without what lies between them.
+Bytes rows_of(bool on_device, const ConstTensorView& view) {
+  Bytes rows;
+  const auto element_bytes = static_cast<std::int64_t>(size_bytes(view.dtype));
+  for (std::int64_t row = 0; row < view.extent(0); ++row) {
+    const auto* data = static_cast<const std::byte*>(view.data) + row * view.stride(0) * element_bytes;
+    const Bytes bytes = read_memory(on_device, data, static_cast<std::size_t>(view.extent(1) * element_bytes));
+    rows.insert(rows.end(), bytes.begin(), bytes.end());
+  }
+  return rows;
+}
+
+TEST_P(CombineConformance, TheSumMayReplaceABias) {
+  constexpr int kNumRanks = 4;
+  ExchangeCase spec;
+  spec.name = "sum in place of a bias";
+  spec.world = {.num_ranks = kNumRanks, .num_topk = 4, .num_experts = 8, .max_tokens = 40};
+  // Few rows and many, narrow rows and wide ones: kernels read them in different steps.
+  spec.combines = {{.hidden = 16, .num_biases = 2},
+                   {.hidden = 4096, .weighted = true, .num_biases = 2},
+                   {.dtype = DType::kFloat32, .hidden = 2056, .num_biases = 1}};
+  const PreparedCase prepared = prepare(spec);
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    const Routing routing = check_route(context, group, prepared);
+    if (!routing.present()) return;
+    for (std::size_t i = 0; i < prepared.combines.size(); ++i) {
+      CombineTensors apart(context, group, prepared, i);
+      const Stream stream = stream_of(group);
+      Status status = group.combine(routing, apart.in, apart.out, stream, apart.options);
+      if (!context.expect_ok(finish(group, status), "apart")) return;
+      for (std::size_t bias = 0; bias < static_cast<std::size_t>(prepared.spec.combines[i].num_biases); ++bias) {
+        CombineTensors in_place(context, group, prepared, i);
+        const ConstTensorView& replaced = in_place.in.bias[bias];
+        in_place.out.x.data = const_cast<void*>(replaced.data);
+        in_place.out.x.strides = replaced.strides;
+        status = group.combine(routing, in_place.in, in_place.out, stream, in_place.options);
+        if (!context.expect_ok(finish(group, status), "in place")) return;
+        context.expect(rows_of(uses_device(group), in_place.out.x) == rows_of(uses_device(group), apart.out.x),
+                       fmt::format("combine {}: the sum in place of bias {} is another", i, bias));
+      }
+    }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CombineConformance, ::testing::ValuesIn(backend_configs()), config_name);

@@ -18,11 +18,18 @@ struct Trap {
   Fate fate = Fate::kKilled;
   SharedWords* words = nullptr;
   unsigned num_survivors = 0;
+  std::byte* memory = nullptr;
+  std::size_t size_bytes = 0;
 };
 Trap trap;  // state of this process's signal handler, which can only use globals
 
 void on_fault(int) {
   if (trap.fate == Fate::kKilled) kill(getpid(), SIGKILL);
+  if (trap.fate == Fate::kStopped) {
+    kill(getpid(), SIGSTOP);
+    mprotect(trap.memory, trap.size_bytes, PROT_READ | PROT_WRITE);
+    return;
+  }
   wait_for_survivors(trap.words, trap.num_survivors);
   _exit(0);
 }
@@ -36,12 +43,12 @@ SharedWords* make_shared_words() {
 }
 
 std::byte* make_trap_memory(std::size_t size_bytes, Fate fate, SharedWords* words, unsigned num_survivors) {
-  trap = {fate, words, num_survivors};
+  void* memory = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  auto* bytes = static_cast<std::byte*>(memory);
+  trap = {fate, words, num_survivors, bytes, size_bytes};
   struct sigaction action {};
   action.sa_handler = on_fault;
   sigaction(SIGSEGV, &action, nullptr);
-  void* memory = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  auto* bytes = static_cast<std::byte*>(memory);
   mprotect(bytes + size_bytes / 2, size_bytes / 2, PROT_NONE);
   return bytes;
 }

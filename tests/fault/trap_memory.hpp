@@ -2,7 +2,7 @@
 #define FERRY_TESTS_TRAP_MEMORY_HPP
 
 /// Makes a rank fail at an exact place: in the middle of reading its own input. The memory's second half cannot be
-/// read; the fault handler then kills the process, or blocks it until it is released.
+/// read; the fault handler then kills the process, stops it, or blocks it until it is released.
 
 #include <atomic>
 #include <cstddef>
@@ -13,6 +13,7 @@ namespace ferry::test {
 enum class Fate {
   kKilled,   ///< SIGKILL: no destructor runs, nothing is sent to any rank
   kStalled,  ///< the process stays alive but makes no progress
+  kStopped,  ///< SIGSTOP for all threads of the process; once continued it can read all of the memory
 };
 
 /// Words shared by the rank processes of a test.

@@ -36,8 +36,12 @@ CallHeader say_again(const CallHeader& header) {
   again.record.fields = header.record.fields;
   again.max_recv_rows = header.max_recv_rows;
   again.num_entries = header.num_entries;
-  if (header.record.code == ErrorCode::kOk) return again;
   const auto length = static_cast<std::size_t>(header.record.message_bytes);
+  if (header.record.code == ErrorCode::kOk) {
+    again.record.message_bytes = header.record.message_bytes;
+    std::copy_n(header.record.message.begin(), length, again.record.message.begin());
+    return again;
+  }
   again.record.set_status(Status(header.record.code, std::string(header.record.message.data(), length)));
   return again;
 }
@@ -61,9 +65,11 @@ bool accepts(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t
   require(header->num_entries >= 0 && header->num_entries <= kMost, "entries fit tables of entries");
   require(record.message_bytes >= 0 && record.message_bytes <= static_cast<std::int32_t>(kCallMessageBytes),
           "a message is inside its bounds");
-  require(record.code != ErrorCode::kOk || record.message_bytes == 0, "success has no message");
+  const bool failed = record.code != ErrorCode::kOk;
+  require(failed || record.operation == Operation::kRoute || record.message_bytes == 0,
+          "only a route that succeeded has something to say");
   const auto text = std::span(record.message).first(static_cast<std::size_t>(record.message_bytes));
-  require(is_plain(text), "a message is printable");
+  require(!failed || is_plain(text), "a message is printable");
 
   CallHeader raw;
   std::memcpy(&raw, bytes.data(), sizeof(raw));
@@ -73,8 +79,8 @@ bool accepts(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t
           "what is accepted is what was said");
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char letter = raw.record.message[i];
-    require(text[i] == (is_plain(std::span(&letter, 1)) ? letter : '?'),
-            "only characters that are not printable are changed");
+    require(text[i] == (!failed || is_plain(std::span(&letter, 1)) ? letter : '?'),
+            "only characters of messages that are not printable are changed");
   }
   const CallHeader again = say_again(*header);
   CallHeader second;

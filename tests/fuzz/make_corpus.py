@@ -167,6 +167,13 @@ def call_header_seeds() -> dict[str, bytes]:
         # Past the end of an input there are zeros.
         return (bytes([7, len(headers) - 1]) + b"".join(headers) + end).rstrip(b"\0")
 
+    def placed(owners: tuple[int, ...], placement: int, **more: int) -> bytes:
+        fields = (8, len(owners), 0, 1, 0, 1, placement)
+        return call_header(fields=fields, text=struct.pack(f"<{len(owners)}h", *owners), **more)
+
+    def placed_many(experts: int, hashes: tuple[int, ...]) -> bytes:
+        return call_header(fields=(8, experts, 0, 1, 0, 1, hashes[0]), text=struct.pack(f"<{len(hashes)}I", *hashes))
+
     route = call_header(fields=(8, 64, 0, 1, 0, 1, 12345), rows=1000, entries=80)
     return {
         "agreed": story(route, route),
@@ -174,6 +181,13 @@ def call_header_seeds() -> dict[str, bytes]:
         "combine": story(call_header(COMBINE, fields=(0, 4096, 5, 1, 0))),
         "destroy": story(call_header(DESTROY), call_header(DESTROY)),
         "other_field": story(route, call_header(fields=(8, 65, 0, 1, 0, 1, 12345), entries=80)),
+        "other_placement": story(placed((0, 0, 1, 1), 7), placed((0, 1, 0, 1), 8)),
+        "other_placement_of_many": story(placed_many(640, (1,) * 160), placed_many(640, (2,) + (1,) * 159)),
+        "other_placement_cut": story(placed((0, 0, 1, 1), 7), placed((0, 1, 0, 1), 8, text_bytes=7)),
+        "other_placement_of_absurdly_many": story(
+            call_header(fields=(8, (1 << 63) - 1, 0, 1, 0, 1, 7), text=b"1" * 640),
+            call_header(fields=(8, (1 << 63) - 1, 0, 1, 0, 1, 8), text=b"2" * 640),
+        ),
         "other_operation": story(call_header(COMBINE), call_header(DESTROY)),
         "own_error": story(route, call_header(code=3, text=b"route: too much")),
         "own_error_unreadable": story(call_header(code=1, text=b"\x1b[2J\xff\0" * 9)),
@@ -322,6 +336,73 @@ def net_blob_seeds() -> dict[str, bytes]:
     }
 
 
+def net_message_seeds() -> dict[str, bytes]:
+    hello, notify, put, goodbye, farewell, socket, settled = 1, 2, 3, 4, 5, 6, 7
+
+    def fields(kind: int, sequence: int, *, value: int, announced: int, sender: int, channel: int) -> bytes:
+        return struct.pack("<BBBBHB", kind, sender, channel, sequence, value, announced)
+
+    def sealed(
+        kind: int,
+        sequence: int,
+        payload: bytes = b"",
+        *,
+        value: int = 0,
+        announced: int | None = None,
+        sender: int = 1,
+        channel: int = 0,
+        change: tuple[int, int] | None = None,
+    ) -> bytes:
+        length = len(payload) if announced is None else announced
+        mode = b"\1" if change is None else b"\2"
+        changed = b"" if change is None else bytes(change)
+        numbers = fields(kind, sequence, value=value, announced=length, sender=sender, channel=channel)
+        return mode + numbers + changed + bytes([len(payload)]) + payload
+
+    def forged(payload: bytes = b"") -> bytes:
+        header = struct.pack("<4sIIIQQQ", b"FNBM", put, 1, 0, 0, 0, len(payload)) + bytes(16)
+        return b"\0" + header + bytes([len(payload)]) + payload
+
+    memory = bytes([64])
+    data = bytes(range(1, 17))
+    return {
+        "in_order": memory + sealed(hello, 0) + sealed(put, 1, data, value=48) + sealed(notify, 2, value=9, channel=2),
+        "out_of_order": memory + sealed(notify, 2) + sealed(put, 1, data) + sealed(hello, 0) + sealed(notify, 3),
+        "goodbye": memory + sealed(hello, 0) + sealed(goodbye, 1) + sealed(farewell, 2),
+        "settled": memory + sealed(hello, 0) + sealed(socket, 1, value=77) + sealed(settled, 2),
+        "twice": memory + sealed(put, 0, data) + sealed(put, 0, data[::-1]) + sealed(notify, 2) + sealed(notify, 2),
+        "forged": memory + forged(data) + sealed(hello, 0),
+        "changed_offset": memory + sealed(put, 0, data, change=(24, 8)) + sealed(put, 0, data),
+        "changed_tag": memory + sealed(notify, 0, change=(55, 1)),
+        "no_magic": memory + sealed(notify, 0, change=(0, 255)),
+        "beyond_the_end": memory + sealed(put, 0, data, value=49),
+        "beyond_all_addresses": memory + sealed(put, 0, data, value=0x8007),
+        "shorter_than_announced": memory + sealed(put, 0, data, announced=20),
+        "empty_put": memory + sealed(put, 0),
+        "notify_with_payload": memory + sealed(notify, 0, data),
+        "other_sender": memory + sealed(notify, 0, sender=2),
+        "other_channel": memory + sealed(notify, 0, channel=3),
+        "other_kind": memory + sealed(8, 0),
+        "no_memory": b"\0" + sealed(put, 0, data) + sealed(notify, 1),
+    }
+
+
+def net_address_seeds() -> dict[str, bytes]:
+    def address(*parts: bytes) -> bytes:
+        body = bytes(range(16)) + bytes(range(32)) + struct.pack("<Q", 1 << 40)
+        return body + b"".join(struct.pack("<I", len(part)) + part for part in parts)
+
+    good = address(b"host", b"key", b"network address", b"network key")
+    return {
+        "good": good,
+        "one_scope": address(b"", b"", b"network", b"key"),
+        "without_memory": address(b"host", b"", b"", b""),
+        "cut": good[:-1],
+        "longer": good + b"?",
+        "announces_too_much": good[:56] + struct.pack("<I", 0xFFFFFFFF) + good[60:],
+    }
+
+
 def main() -> None:
     targets = {
         "bootstrap_frame": frame_seeds(),
@@ -329,7 +410,9 @@ def main() -> None:
         "bootstrap_channel": channel_seeds(),
         "forward_table": forward_table_seeds(),
         "call_header": call_header_seeds(),
+        "net_address": net_address_seeds(),
         "net_blob": net_blob_seeds(),
+        "net_message": net_message_seeds(),
         "rail_chunk": rail_chunk_seeds(),
         "route_tables": route_tables_seeds(),
     }

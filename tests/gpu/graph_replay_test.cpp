@@ -86,6 +86,51 @@ TEST_P(GraphReplay, RoutesAnewWhatLiesInTheSameMemory) {
 INSTANTIATE_TEST_SUITE_P(Shapes, GraphReplay, testing::ValuesIn(scenarios()),
                          [](const auto& test) { return describe(test.param); });
 
+/// Two graphs of one group, of other shapes and options, in turns and one right behind the other.
+TEST(GraphReplayOfTwo, InTurns) {
+  for (const MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain}) {
+    constexpr int kNumRanks = 2;
+    const std::vector<PreparedCase> narrow = equal_shapes({kNumRanks, Layout::kTokens, memory});
+    std::vector<PreparedCase> wide;
+    for (const PreparedCase& one : equal_shapes({kNumRanks, Layout::kExperts, memory})) {
+      ExchangeCase spec = one.spec;
+      spec.world.seed += 100;
+      spec.dispatches = {{.dtype = DType::kFloat32, .hidden = 1024, .zero_padding = true}};
+      spec.combines = {{.dtype = DType::kFloat32, .hidden = 1024, .num_biases = 2}};
+      wide.push_back(prepare(spec));
+    }
+    run_gpu_group(RankKind::kThreads, kNumRanks, [&](RankContext& context, Group& group) {
+      const OwnedStream stream;
+      // Room for the larger of the two is found while the smaller one's graph exists already.
+      if (memory == MemoryKind::kPlain) check_case(context, group, narrow.back());
+      std::array<const std::vector<PreparedCase>*, 2> cases = {&narrow, &wide};
+      std::array<Round, 2> rounds = {Round(context, group, narrow.front()), Round(context, group, wide.front())};
+      std::array<CapturedGraph, 2> graphs;
+      for (std::size_t i = 0; i < graphs.size(); ++i) {
+        if (memory == MemoryKind::kPlain) check_case(context, group, cases[i]->back());
+        rounds[i].keep_routing = true;
+        meet(context);
+        graphs[i].begin(stream.get());
+        const bool captured = rounds[i].start(context, group, stream.get());
+        graphs[i].end();
+        if (!captured) return;
+        graphs[i].prepare();
+      }
+      for (std::size_t replay = 0; replay < kNumReplays; ++replay) {
+        for (std::size_t i = 0; i < graphs.size(); ++i) rounds[i].refill(context, (*cases[i])[replay]);
+        meet(context);
+        for (std::size_t turn = 0; turn < graphs.size(); ++turn) graphs[(replay + turn) % 2].launch();
+        if (!context.expect_ok(group.wait(stream.get()), fmt::format("replay {}", replay))) return;
+        for (std::size_t i = 0; i < graphs.size(); ++i) {
+          rounds[i].expect_received(context);
+          expect_routing(context, group, rounds[i].routing, (*cases[i])[replay], Counts::kInMemory);
+        }
+      }
+      meet(context);
+    });
+  }
+}
+
 TEST(GraphReplayOverflow, IsToldAndTheNextReplayWorks) {
   constexpr int kNumRanks = 2;
   std::vector<PreparedCase> cases;

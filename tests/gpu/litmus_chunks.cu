@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kSendWarps* kWarpLanes)
 
 __global__ void __launch_bounds__(kWatchThreads) watch_chunks_kernel(const __grid_constant__ WatchChunksParams params) {
   struct Look {
-    std::uint64_t progress;
+    std::int64_t counted;
     bool done;
     bool expired;
   };
@@ -121,28 +121,36 @@ __global__ void __launch_bounds__(kWatchThreads) watch_chunks_kernel(const __gri
   const auto* const units = reinterpret_cast<const uint4*>(params.rows);
   const bool speaks = threadIdx.x == 0;
   const std::uint64_t deadline_ns = now_ns() + params.ranks.timeout_ns;
-  std::uint64_t before = load_acquire_system(&params.ranks.control.progress[params.sender]);
+  std::int64_t before = 0;
+  if (speaks) {
+    const std::uint64_t word = load_acquire_system(&params.ranks.control.progress[params.sender]);
+    const std::uint64_t early = rows_reported(word, params.epoch);
+    if (early != 0) note(report, Breach::kFlag, rank, params.epoch, word, progress_value(params.epoch, 0));
+  }
   __syncthreads();
   if (speaks) store_release_system(params.num_watching, params.epoch);
   for (std::int64_t num_checked = 0;;) {
     if (speaks) {
       latest.done = load_acquire_system(&params.ranks.control.done[params.sender]) >= params.epoch;
       latest.expired = now_ns() >= deadline_ns;
-      latest.progress = load_acquire_system(&params.ranks.control.progress[params.sender]);
+      const std::uint64_t word = load_acquire_system(&params.ranks.control.progress[params.sender]);
+      latest.counted = static_cast<std::int64_t>(rows_reported(word, params.epoch));
     }
     __syncthreads();
     const Look look = latest;
     __syncthreads();
-    if (speaks && look.progress < before) {
-      note(report, Breach::kWentBack, rank, params.epoch, look.progress, before);
+    const std::int64_t counted = look.counted;
+    if (speaks && counted < before) {
+      note(report, Breach::kWentBack, rank, params.epoch, static_cast<std::uint64_t>(counted),
+           static_cast<std::uint64_t>(before));
     }
-    if (speaks && look.progress != before) atomicAdd_system(&report.num_steps, 1U);
-    before = look.progress;
-    const std::uint64_t none = progress_value(params.epoch, 0);
-    const auto counted = look.progress < none ? 0 : static_cast<std::int64_t>(look.progress - none);
+    if (speaks && counted != before) atomicAdd_system(&report.num_steps, 1U);
+    before = counted;
     if (counted > num_rows || (look.done && counted != num_rows)) {
-      if (speaks)
-        note(report, Breach::kRowCount, rank, params.epoch, look.progress, progress_value(params.epoch, num_rows));
+      if (speaks) {
+        note(report, Breach::kRowCount, rank, params.epoch, static_cast<std::uint64_t>(counted),
+             static_cast<std::uint64_t>(num_rows));
+      }
       return;
     }
     for (std::int64_t i = num_checked * units_per_row + threadIdx.x; i < counted * units_per_row; i += kWatchThreads) {

@@ -144,6 +144,12 @@ std::uint64_t LitmusRanks::done(int rank, int sender) const {
   return epoch;
 }
 
+std::uint64_t LitmusRanks::progress(int rank, int sender) const {
+  std::uint64_t word = 0;
+  check_cuda(cudaMemcpy(&word, control(rank).progress + sender, sizeof(word), cudaMemcpyDeviceToHost), "copy");
+  return word;
+}
+
 void LitmusRanks::set_progress(int rank, int sender, std::uint64_t value) const {
   check_cuda(cudaMemcpy(control(rank).progress + sender, &value, sizeof(value), cudaMemcpyHostToDevice), "progress");
 }

@@ -107,6 +107,7 @@ class LitmusRanks {
   cuda::DeviceReport& report(int rank) const { return reports_[rank]; }
   cuda::LocalState local(int rank) const;
   std::uint64_t done(int rank, int sender) const;
+  std::uint64_t progress(int rank, int sender) const;
   void set_progress(int rank, int sender, std::uint64_t value) const;
   void set_done(int rank, int sender, std::uint64_t epoch) const;
 

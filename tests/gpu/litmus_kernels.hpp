@@ -107,7 +107,8 @@ struct WatchChunksParams {
 /// The receiver's: looks at the sender's progress until the sender is done, and at each row once it is counted.
 cudaError_t launch_watch_chunks(const WatchChunksParams& params, cudaStream_t stream);
 
-/// A wait for `ranks.control.progress[peer]`, by one thread of a block of its own.
+/// A wait for `ranks.control.progress[peer]`, by one thread of a block of its own: kRows for that many rows of the
+/// epoch, others for the word itself.
 struct PlannedWait {
   cuda::Awaited awaited = cuda::Awaited::kRows;
   std::int32_t peer = 0;
@@ -126,6 +127,13 @@ cudaError_t launch_waits(const cuda::RankParams& ranks, const PlannedWait* waits
 /// One warp waits until all ranks are done. `outcomes`: [lanes].
 cudaError_t launch_wait_all(const cuda::RankParams& ranks, std::uint64_t epoch, WaitOutcome* outcomes,
                             cudaStream_t stream);
+/// One receiving warp asks for its next row `num_calls` times. `source_base`: [ranks + 1] rows of each source;
+/// `rows`: [num_calls] what it was told.
+cudaError_t launch_arrivals(const cuda::RankParams& ranks, std::uint64_t epoch, const std::int32_t* source_base,
+                            int num_calls, std::int32_t* rows, cudaStream_t stream);
+/// One warp ends the call. `outcomes`: [lanes].
+cudaError_t launch_finish_call(const cuda::RankParams& ranks, std::uint64_t epoch, WaitOutcome* outcomes,
+                               cudaStream_t stream);
 
 }  // namespace ferry::test
 

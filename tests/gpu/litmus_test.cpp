@@ -85,12 +85,12 @@ TEST_P(LitmusMailbox, AFlagPublishesABulkCopyToBulkLoads) { exchange(Transfer::k
 
 class LitmusChunks : public Litmus {
  protected:
-  static constexpr int kNumEpochs = 50;
+  static constexpr std::uint64_t kNumEpochs = 50;
   static constexpr int kSender = 1;
 
   /// One sender to `num_ranks` ranks, itself included; every rank has its watcher. How many new values of progress the
   /// watchers saw.
-  static std::uint32_t send_and_watch(const ChunkShape& shape, int num_ranks) {
+  static std::uint32_t send_and_watch(const ChunkShape& shape, int num_ranks, std::uint64_t first_epoch = 1) {
     const std::string what = fmt::format("{} blocks, {} chunks of {} rows of {} bytes", shape.num_blocks,
                                          shape.num_chunks, shape.rows_per_chunk, shape.row_bytes);
     std::vector<int> gpus;
@@ -118,7 +118,8 @@ class LitmusChunks : public Litmus {
     for (const GpuStream& one : watcher_streams) all_streams.push_back(&one);
 
     std::uint32_t num_steps = 0;
-    for (std::uint64_t epoch = 1; epoch <= kNumEpochs && !testing::Test::HasFailure(); ++epoch) {
+    for (std::uint64_t i = 0; i < kNumEpochs && !testing::Test::HasFailure(); ++i) {
+      const std::uint64_t epoch = first_epoch + i;
       for (int rank = 0; rank < num_ranks; ++rank) {
         WatchChunksParams watch;
         watch.ranks = ranks.params(rank);
@@ -135,7 +136,7 @@ class LitmusChunks : public Litmus {
       check_cuda(launch_send_chunks(send, sender_stream.enter()), "launch_send_chunks");
       finish(all_streams);
       const LitmusReport seen = report.read().front();
-      expect_clean(seen, static_cast<std::uint32_t>(epoch) * static_cast<std::uint32_t>(num_ranks + shape.num_blocks),
+      expect_clean(seen, static_cast<std::uint32_t>(i + 1) * static_cast<std::uint32_t>(num_ranks + shape.num_blocks),
                    fmt::format("{}, epoch {}", what, epoch));
       expect_reset(ranks.local(kSender), what);
       for (int rank = 0; rank < num_ranks; ++rank) EXPECT_EQ(ranks.done(rank, kSender), epoch) << what;
@@ -168,6 +169,14 @@ TEST_P(LitmusChunks, RowsThatProgressCountsAreThere) {
     }
     if (HasFailure()) return;
   }
+}
+
+/// Progress words hold half of an epoch, and this is where it begins again at 0.
+TEST_P(LitmusChunks, RowsThatProgressCountsAreThereAfterVeryManyEpochs) {
+  constexpr int kNumRanks = 3;
+  constexpr std::uint64_t kWrap = std::uint64_t{1} << 32;
+  (void)send_and_watch({.num_blocks = 4, .num_chunks = 20, .rows_per_chunk = 64, .row_bytes = 1024}, kNumRanks,
+                       kWrap - kNumEpochs / 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, LitmusMailbox, testing::Values(Span::kOneGpu, Span::kTwoGpus),

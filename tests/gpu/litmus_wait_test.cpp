@@ -1,9 +1,11 @@
-/// Waits that expire: in bounded time, told once and in the right words, and nothing else of the process suffers.
+/// Waits that expire or are stopped: in bounded time, told once and in the right words, and nothing else of the process
+/// suffers.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <memory>
 
 #include "gpu/litmus_host.hpp"
@@ -21,6 +23,10 @@ constexpr std::uint64_t kTimeoutNs = std::chrono::nanoseconds(kTimeout).count();
 constexpr std::uint64_t kAtOnceNs = kTimeoutNs / 10;
 /// Where `Awaited::kOwn` gives up, in timeouts (sync/rank_sync.cuh, kOwnDeadlines).
 constexpr std::uint64_t kOwnDeadlines = 4;
+/// Progress words hold the lower half of an epoch.
+constexpr std::uint64_t kWrap = std::uint64_t{1} << 32;
+
+std::uint64_t word_of(std::uint64_t epoch, std::uint64_t num_rows) { return epoch << 32 | num_rows; }
 
 class LitmusWait : public testing::Test {
  protected:
@@ -30,20 +36,35 @@ class LitmusWait : public testing::Test {
     stream_ = std::make_unique<GpuStream>(0);
   }
 
-  std::vector<WaitOutcome> wait(const std::vector<PlannedWait>& waits) const {
+  std::vector<WaitOutcome> wait(const std::vector<PlannedWait>& waits) const { return wait(*ranks_, waits); }
+
+  /// `meanwhile` runs when the waits have been launched.
+  std::vector<WaitOutcome> wait(
+      const LitmusRanks& ranks, const std::vector<PlannedWait>& waits,
+      const std::function<void()>& meanwhile = [] {}) const {
     const GpuArray<PlannedWait> planned(0, waits);
     const GpuArray<WaitOutcome> outcomes(0, 2 * waits.size());
     const auto num_waits = static_cast<int>(waits.size());
-    check_cuda(launch_waits(ranks_->params(0), planned.data(), num_waits, outcomes.data(), stream_->enter()), "waits");
+    check_cuda(launch_waits(ranks.params(0), planned.data(), num_waits, outcomes.data(), stream_->enter()), "waits");
+    meanwhile();
     finish({stream_.get()});
     return outcomes.read();
   }
 
-  std::vector<WaitOutcome> wait_all(std::uint64_t epoch) const {
+  using LaunchWarp = cudaError_t (*)(const cuda::RankParams&, std::uint64_t, WaitOutcome*, cudaStream_t);
+  std::vector<WaitOutcome> run_warp(const LitmusRanks& ranks, LaunchWarp launch, std::uint64_t epoch) const {
     const GpuArray<WaitOutcome> outcomes(0, 32);
-    check_cuda(launch_wait_all(ranks_->params(0), epoch, outcomes.data(), stream_->enter()), "wait_all");
+    check_cuda(launch(ranks.params(0), epoch, outcomes.data(), stream_->enter()), "a warp that waits for all");
     finish({stream_.get()});
     return outcomes.read();
+  }
+  std::vector<WaitOutcome> wait_all(std::uint64_t epoch) const { return run_warp(*ranks_, launch_wait_all, epoch); }
+  std::vector<WaitOutcome> finish_call(std::uint64_t epoch) const {
+    return run_warp(*ranks_, launch_finish_call, epoch);
+  }
+
+  static void request_stop(const LitmusRanks& ranks) {
+    __atomic_store_n(&ranks.report(0).stop.requested, 1, __ATOMIC_RELEASE);
   }
 
   static void expect_expired(const WaitOutcome& outcome, std::uint64_t timeout_ns) {
@@ -77,9 +98,9 @@ class LitmusWait : public testing::Test {
   /// A rank of its own, on the same GPU, can still wait for a flag that is there.
   static void expect_others_go_on() {
     const LitmusRanks others(std::vector<int>(kNumRanks, 0), kTimeout);
-    others.set_progress(0, 1, 9);
+    others.set_progress(0, 1, word_of(9, 3));
     const GpuStream stream(0);
-    const GpuArray<PlannedWait> planned(0, {{.peer = 1, .epoch = 9, .expected = 9}});
+    const GpuArray<PlannedWait> planned(0, {{.peer = 1, .epoch = 9, .expected = 3}});
     const GpuArray<WaitOutcome> outcomes(0, 2);
     check_cuda(launch_waits(others.params(0), planned.data(), 1, outcomes.data(), stream.enter()), "later waits");
     finish({&stream});
@@ -93,8 +114,8 @@ class LitmusWait : public testing::Test {
 };
 
 TEST_F(LitmusWait, AFlagThatIsThereIsNotWaitedFor) {
-  ranks_->set_progress(0, 2, 7);
-  for (const WaitOutcome& outcome : wait({{.awaited = Awaited::kRows, .peer = 2, .epoch = 7, .expected = 7}})) {
+  ranks_->set_progress(0, 2, word_of(7, 4));
+  for (const WaitOutcome& outcome : wait({{.awaited = Awaited::kRows, .peer = 2, .epoch = 7, .expected = 4}})) {
     EXPECT_EQ(outcome.held, 1U);
     EXPECT_LE(outcome.elapsed_ns, kAtOnceNs);
   }
@@ -102,9 +123,9 @@ TEST_F(LitmusWait, AFlagThatIsThereIsNotWaitedFor) {
 }
 
 TEST_F(LitmusWait, AnExpiredWaitTellsWhomItWaitedForAndBreaksTheGroup) {
-  const PlannedWait planned = {.awaited = Awaited::kRows, .peer = 3, .epoch = 7, .expected = (7ULL << 32) + 5};
-  const std::uint64_t seen = (7ULL << 32) + 4;
-  ranks_->set_progress(0, 3, seen);
+  const PlannedWait planned = {.awaited = Awaited::kRows, .peer = 3, .epoch = 7, .expected = 5};
+  const std::uint64_t seen = 4;
+  ranks_->set_progress(0, 3, word_of(7, seen));
   const std::vector<WaitOutcome> outcomes = wait({planned});
   expect_expired(outcomes[0], kTimeoutNs);
   expect_ended_at_once(outcomes[1]);
@@ -160,11 +181,112 @@ TEST_F(LitmusWait, OneMissingRankOfAllIsNamed) {
   expect_others_go_on();
 }
 
+TEST_F(LitmusWait, OfMoreRanksThanLanesTheLastIsNamed) {
+  constexpr std::uint64_t kEpoch = 11;
+  constexpr int kManyRanks = 33;
+  const LitmusRanks many(std::vector<int>(kManyRanks, 0), kTimeout);
+  for (int rank = 0; rank + 1 < kManyRanks; ++rank) many.set_done(0, rank, kEpoch);
+  for (const WaitOutcome& outcome : run_warp(many, launch_wait_all, kEpoch)) EXPECT_EQ(outcome.held, 0U);
+  EXPECT_EQ(many.report(0).lost.peer, kManyRanks - 1);
+
+  const LitmusRanks all(std::vector<int>(kManyRanks, 0), kTimeout);
+  for (int rank = 0; rank < kManyRanks; ++rank) all.set_done(0, rank, kEpoch);
+  for (const WaitOutcome& outcome : run_warp(all, launch_wait_all, kEpoch)) EXPECT_EQ(outcome.held, 1U);
+}
+
+TEST_F(LitmusWait, AStopEndsWaitsLongBeforeTheirDeadline) {
+  constexpr std::chrono::seconds kFarDeadline{50};  // less than `finish` allows
+  constexpr std::uint64_t kSoonNs = 1'000'000'000;
+  const LitmusRanks patient(std::vector<int>(kNumRanks, 0), kFarDeadline);
+  constexpr int kNumWaits = 64;
+  std::vector<PlannedWait> waits;
+  for (int i = 0; i < kNumWaits; ++i) waits.push_back({static_cast<Awaited>(i % 4), i / 4 % kNumRanks, 100, 200});
+  const auto outcomes = wait(patient, waits, [&patient] { request_stop(patient); });
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    EXPECT_EQ(outcomes[2 * i].held, 0U);
+    EXPECT_LE(outcomes[2 * i].elapsed_ns, kSoonNs);
+    expect_ended_at_once(outcomes[2 * i + 1]);
+  }
+  EXPECT_EQ(patient.report(0).lost.state, 1U);
+  EXPECT_EQ(patient.report(0).lost.stopped, 1U);
+  EXPECT_EQ(patient.local(0).broken, 1U);
+  expect_others_go_on();
+}
+
+TEST_F(LitmusWait, AStopEndsNoWaitForWhatIsThere) {
+  request_stop(*ranks_);
+  ranks_->set_progress(0, 2, word_of(7, 7));
+  for (const WaitOutcome& outcome : wait({{.awaited = Awaited::kRows, .peer = 2, .epoch = 7, .expected = 7}})) {
+    EXPECT_EQ(outcome.held, 1U);
+  }
+  expect_nothing_told();
+}
+
+TEST_F(LitmusWait, AStopLeavesWaitsForOwnBlocksToTheirDeadline) {
+  request_stop(*ranks_);
+  const PlannedWait planned = {.awaited = Awaited::kOwn, .peer = 0, .epoch = 2, .expected = 2};
+  expect_expired(wait({planned})[0], kOwnDeadlines * kTimeoutNs);
+  expect_lost(planned, 0);
+  EXPECT_EQ(ranks_->report(0).lost.stopped, 0U);
+}
+
 TEST_F(LitmusWait, AllRanksThere) {
   constexpr std::uint64_t kEpoch = 11;
   for (int rank = 0; rank < kNumRanks; ++rank) ranks_->set_done(0, rank, kEpoch);
   for (const WaitOutcome& outcome : wait_all(kEpoch)) EXPECT_EQ(outcome.held, 1U);
   expect_nothing_told();
+}
+
+/// A receiving warp that has given up takes no more rows: nobody would wait for what it starts to load.
+TEST_F(LitmusWait, AWarpWhoseSourceIsLostGetsNoRowsOfOthers) {
+  constexpr std::uint64_t kEpoch = 5;
+  constexpr int kNumCalls = 6;
+  const GpuArray<std::int32_t> source_base(0, {0, 0, 2, 4, 6});
+  for (const bool lost : {false, true}) {
+    SetUp();
+    for (int source = 1; source < kNumRanks; ++source) {
+      if (!lost || source != 2) ranks_->set_progress(0, source, word_of(kEpoch, 2));
+    }
+    const GpuArray<std::int32_t> rows(0, kNumCalls);
+    check_cuda(launch_arrivals(ranks_->params(0), kEpoch, source_base.data(), kNumCalls, rows.data(), stream_->enter()),
+               "arrivals");
+    finish({stream_.get()});
+    const std::vector<std::int32_t> all = {0, 2, 4, 1, 3, 5};
+    EXPECT_EQ(rows.read(), lost ? (std::vector<std::int32_t>{0, -1, -1, -1, -1, -1}) : all);
+  }
+}
+
+/// Words of other epochs count no rows, larger though they are as numbers.
+TEST_F(LitmusWait, RowsOfTheEpochsBeforeTheWrapAreNotThoseBehindIt) {
+  ranks_->set_progress(0, 1, word_of(kWrap - 1, 100));
+  const PlannedWait planned = {.awaited = Awaited::kRows, .peer = 1, .epoch = kWrap, .expected = 1};
+  expect_expired(wait({planned})[0], kTimeoutNs);
+  expect_lost(planned, 0);
+}
+
+TEST_F(LitmusWait, RowsBehindTheWrapAreThere) {
+  ranks_->set_progress(0, 1, word_of(kWrap, 100));
+  ranks_->set_progress(0, 2, word_of(kWrap + 1, 1));
+  for (const WaitOutcome& outcome :
+       wait({{.peer = 1, .epoch = kWrap, .expected = 100}, {.peer = 2, .epoch = kWrap + 1, .expected = 1}})) {
+    EXPECT_EQ(outcome.held, 1U);
+  }
+  expect_nothing_told();
+}
+
+/// Else an epoch would meet the rows of the one 2^32 epochs ago.
+TEST_F(LitmusWait, TheEpochAtTheWrapLeavesNoRowsBehind) {
+  for (const std::uint64_t epoch : {kWrap - 1, kWrap, kWrap + 1}) {
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      ranks_->set_progress(0, rank, word_of(epoch - 1, 3));
+      ranks_->set_done(0, rank, epoch);
+    }
+    for (const WaitOutcome& outcome : finish_call(epoch)) EXPECT_EQ(outcome.held, 1U);
+    EXPECT_EQ(ranks_->local(0).epoch, epoch);
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      EXPECT_EQ(ranks_->progress(0, rank), epoch == kWrap ? 0 : word_of(epoch - 1, 3));
+    }
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "cuda/memory/deferred_free.hpp"
 #include "gpu/gpu_group.hpp"
 
 namespace ferry::test {
@@ -61,6 +62,29 @@ TEST(MemoryPath, RanksWithDifferentPathsMeetProcesses) {
     if (!context.expect_ok(group.status(), "Group::create")) return;
     for (const PreparedCase& one : all) check_case(context, **group, one);
     context.expect_ok((*group)->destroy(), "destroy");
+  });
+}
+
+/// A rank leaves while another, which is late, has its memory open and may still write there.
+TEST(MemoryPath, IpcMemoryRestsUntilLateProcessesLetGoOfIt) {
+  const MemoryPathVariable variable("ipc");
+  run_gpu_ranks({RankKind::kProcesses, 2}, [&](RankContext& context) {
+    auto group = Group::create(context.bootstrap(), gpu_group_options());
+    if (!context.expect_ok(group.status(), "Group::create")) return;
+    meet(context);
+    if (context.rank() == 0) {
+      group->reset();
+      context.expect(cuda::num_resting_blocks() == 1, "the memory was freed under a late rank");
+      meet(context);
+      meet(context);
+    } else {
+      meet(context);
+      group->reset();  // rank 0 closed this rank's memory long ago
+      context.expect(cuda::num_resting_blocks() == 0, "memory rests that nobody has open");
+      meet(context);
+    }
+    { const cuda::LiveGroup next; }
+    context.expect(cuda::num_resting_blocks() == 0, "memory rests for ever");
   });
 }
 

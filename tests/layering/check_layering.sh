@@ -49,8 +49,8 @@ allow_only src/plan "plan is pure arithmetic: public headers and itself" "$stand
 allow_only src/numeric "numeric includes public headers and itself" "$outside" "$public" "$(in_source numeric)"
 allow_only src/core "core is blind to backends: public headers, plan and itself" "$outside" "$public" \
   "$(in_source core)" "$(in_source plan)"
-allow_only src/bootstrap "a bootstrap knows ranks and bytes: public headers, core/unique_fd.hpp and itself" "$outside" \
-  "$public" "$(in_source bootstrap)" '^"core/unique_fd\.hpp"$'
+allow_only src/bootstrap "a bootstrap knows ranks and bytes: public headers, core's file descriptors and itself" \
+  "$outside" "$public" "$(in_source bootstrap)" '^"core/(unique_fd|descriptors)\.hpp"$'
 allow_only tests/oracle "the oracle shares nothing with what it judges: standard library, public headers and itself" \
   "$standard" "$public" "$(in_source oracle)"
 allow_only src/node "what ranks of one node share; knows nothing of other nodes: core, plan, public headers and itself" \

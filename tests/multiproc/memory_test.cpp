@@ -12,6 +12,7 @@
 #include <string>
 
 #include "ferry/ferry.hpp"
+#include "support/exchange_check.hpp"
 #include "support/rank_runner.hpp"
 
 namespace ferry::test {
@@ -168,6 +169,58 @@ TEST(Memory, MatchesTheFormulaForExpertRows) {
             [](RankContext& context) { check_memory(context, Layout::kExperts, true); });
 }
 
+/// Rows of ordinary memory, which processes reach through staging, so that the arena grows to several megabytes.
+ExchangeCase staged_batch() {
+  ExchangeCase spec;
+  spec.name = "staged batch";
+  spec.world = {.num_ranks = 4, .num_topk = 4, .num_experts = 16, .max_tokens = 300};
+  spec.memory = MemoryKind::kPlain;
+  spec.dispatches = {{.hidden = 4096, .num_scales = 16}};
+  spec.combines = {{.hidden = 4096, .return_weights = true}};
+  return spec;
+}
+
+TEST(Memory, TrimGivesPagesBackToTheSystem) {
+  const PreparedCase batch = prepare(staged_batch());
+  run_ranks({.kind = RankKind::kProcesses, .num_ranks = 4}, [&](RankContext& context) {
+    Result<std::shared_ptr<Group>> created = Group::create(context.bootstrap(), {.backend = "cpu"});
+    if (!context.expect_ok(created.status(), "create")) return;
+    Group& group = **created;
+    const Buffer probe = group.allocate(1).value();
+    const std::size_t at_first = resident_bytes_of_arena(probe.data());
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      check_case(context, group, batch);
+      const std::size_t grown = resident_bytes_of_arena(probe.data());
+      context.expect(grown >= at_first + (std::size_t{2} << 20), fmt::format("only {} bytes are resident", grown));
+      // Peers may still wait to hear that this rank is done, or have trimmed already.
+      context.expect_ok(group.trim(), "trim");
+      const std::size_t trimmed = resident_bytes_of_arena(probe.data());
+      context.expect(trimmed == at_first,
+                     fmt::format("{} bytes are resident after trim, {} at first, {} before", trimmed, at_first, grown));
+    }
+    context.expect_ok(group.destroy(), "destroy");
+  });
+}
+
+// Peers that have not noticed may still read or write there.
+TEST(Memory, TrimLeavesABrokenGroupAlone) {
+  const PreparedCase batch = prepare(staged_batch());
+  run_ranks({.kind = RankKind::kProcesses, .num_ranks = 4}, [&](RankContext& context) {
+    Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), {.backend = "cpu"});
+    if (!context.expect_ok(group.status(), "create")) return;
+    check_case(context, **group, batch);
+    if (context.rank() == 1) return;  // leaves without a word to the others
+    const std::size_t before = (*group)->memory_usage().staging_bytes;
+    const std::vector<std::int64_t> ids(4, 0);
+    RouteOptions route;
+    route.num_experts = 16;
+    const RouteInput in{ConstTensorView(ids.data(), DType::kInt64, {1, 4}), {}};
+    context.expect_code((*group)->route(in, route).status(), ErrorCode::kPeerLost, "route");
+    context.expect_code((*group)->trim(), ErrorCode::kPeerLost, "trim");
+    context.expect((*group)->memory_usage().staging_bytes >= before, "trim gave memory back");
+  });
+}
+
 TEST(Memory, RefusesAbsurdShapes) {
   MemoryShape shape;
   shape.num_tokens = -1;
@@ -175,6 +228,19 @@ TEST(Memory, RefusesAbsurdShapes) {
   shape.num_tokens = 1;
   shape.num_ranks = 0;
   EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kInvalidArgument);
+  shape.num_ranks = 6;
+  shape.ranks_per_node = 4;
+  EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kInvalidArgument) << "not a divisor";
+  shape.ranks_per_node = 3;
+  EXPECT_TRUE(bytes_required(shape).ok());
+  shape.num_node_tokens = 2;
+  EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kInvalidArgument) << "more than all tokens";
+  shape.num_node_tokens = 1;
+  shape.num_used_rows = 1;
+  EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kInvalidArgument) << "more than all rows";
+  shape.num_used_rows = -1;
+  shape.backend = "tpu";
+  EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kUnsupported);
 }
 
 TEST(Memory, AFullArenaIsACapacityErrorThatLeavesTheGroupUsable) {

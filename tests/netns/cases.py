@@ -13,6 +13,8 @@ import contextlib
 import json
 import os
 import re
+import shlex
+import subprocess
 import time
 import unittest
 
@@ -88,6 +90,50 @@ class Cases(unittest.TestCase):
     def test_tun_reorder_25_percent(self):
         self.check_tun(Impairment(delay_ms=2, reorder=0.25))
 
+    # Which interface is used, and no other listens.
+
+    def test_network_of_rank_0(self):
+        """By default tokens go where the bootstrap goes."""
+        self.check_listeners("control", {})
+
+    def test_named_network(self):
+        self.check_listeners("data", {"FERRY_NET_DEVICES": "data"})
+
+    def test_named_network_of_ucx(self):
+        """UCX's own variable is stronger."""
+        self.check_listeners("data", {"FERRY_NET_DEVICES": "control", "UCX_NET_DEVICES": "data"})
+
+    def test_networks_of_four_nodes(self):
+        """Two nodes on each host: between those only loopback."""
+        self.check_listeners("data", {"FERRY_NET_DEVICES": "data"}, "--nodes", NUM_RANKS)
+
+    def test_missing_network(self):
+        with self.ranks(["bench", *SMALL_LAYER], environment={"FERRY_NET_DEVICES": "data,eth7"}) as ranks:
+            codes = ranks.wait(PATIENT_S)
+            self.assertEqual(codes, [1] * NUM_RANKS)
+            for rank in range(NUM_RANKS):
+                expected = (
+                    r'FERRY_NET_DEVICES is "data,eth7".*"eth7".*this host has .*control.*\(kInvalidArgument, rank 0'
+                )
+                self.assertRegex(last_line(ranks.stderr(rank)), expected)
+
+    def test_one_node_of_two_hosts(self):
+        """Ranks of one node need one network: the hosts are one machine, but for that."""
+        environment = {"LOCAL_WORLD_SIZE": str(NUM_RANKS)}
+        with self.ranks(["bench", *SMALL_LAYER, "--backend", "cpu"], environment=environment) as ranks:
+            self.assertEqual(ranks.wait(PATIENT_S), [1] * NUM_RANKS)
+            for rank in range(NUM_RANKS):
+                expected = r"ranks 0 and 2 belong to one node but .* do not share a network.*\(kUnsupported, rank 2\)"
+                self.assertRegex(last_line(ranks.stderr(rank)), expected)
+
+    # Several nodes on one host, where they can share little memory.
+
+    def test_small_shared_memory(self):
+        self.check_shared_memory("size=4m")
+
+    def test_read_only_shared_memory(self):
+        self.check_shared_memory("size=1g,ro")
+
     # Failures.
 
     def test_killed_rank(self):
@@ -112,9 +158,12 @@ class Cases(unittest.TestCase):
     # What the tests share.
 
     @contextlib.contextmanager
-    def ranks(self, arguments, interface="data"):
-        """Ranks of the command, whose tokens use the interface. They get nothing from this process's environment."""
-        environment = {"PATH": os.environ.get("PATH", os.defpath), "UCX_TLS": "tcp", "UCX_NET_DEVICES": interface}
+    def ranks(self, arguments, interface="data", environment=None):
+        """Ranks of the command, whose tokens use the interface, unless `environment` says otherwise. They get nothing
+        from this process's environment."""
+        if environment is None:
+            environment = {"UCX_NET_DEVICES": interface}
+        environment = {"PATH": os.environ.get("PATH", os.defpath), "UCX_TLS": "tcp", **environment}
         with RankProcesses(self.hosts, NUM_RANKS, [self.ferry, *arguments], environment) as ranks:
             try:
                 yield ranks
@@ -152,16 +201,39 @@ class Cases(unittest.TestCase):
         self.check_bench_over(self.hosts.tun_link(impairment), interface="tun")
 
     @contextlib.contextmanager
-    def endless_loop(self):
-        """Ranks that exchange without end and have been seen to do so."""
-        arguments = ["bench", *SMALL_LAYER, "--warmup", 0, "--iterations", 1000000, "--timeout", DEADLINE_S]
-        with self.ranks(arguments) as ranks:
+    def endless_loop(self, *options, interface="data", environment=None):
+        """Ranks that exchange without end and have been seen to do so over the link."""
+        arguments = ["bench", *SMALL_LAYER, "--warmup", 0, "--iterations", 1000000, "--timeout", DEADLINE_S, *options]
+        with self.ranks(arguments, interface, environment) as ranks:
             started = poll_until(START_TIMEOUT_S, lambda: "iteration 1 of" in ranks.stderr(0))
             self.assertTrue(started, f"rank 0 did not report its first iteration in {START_TIMEOUT_S} s")
-            enough_bytes = self.hosts.sent_bytes("data") + 1_000_000
-            moved = poll_until(START_TIMEOUT_S, lambda: self.hosts.sent_bytes("data") >= enough_bytes)
+            enough_bytes = self.hosts.sent_bytes(interface) + 1_000_000
+            moved = poll_until(START_TIMEOUT_S, lambda: self.hosts.sent_bytes(interface) >= enough_bytes)
             self.assertTrue(moved, f"the ranks did not move 1 MB over the link in {START_TIMEOUT_S} s")
             yield ranks
+
+    def check_shared_memory(self, mount_options):
+        """Eight ranks work with such a /dev/shm, or say what is wrong with it."""
+        bench = [self.ferry, "bench", "--launch", "fork", "--ranks", 8, "--nodes", 2, "--backend", "cpu", *SMALL_LAYER]
+        command = f"mount -t tmpfs -o {mount_options} none /dev/shm && exec {shlex.join(map(str, bench))}"
+        ended = subprocess.run(
+            self.hosts.command(0, ["unshare", "--mount", "sh", "-c", command]),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENT_S,
+        )
+        self.details.append("the ranks work" if ended.returncode == 0 else "the ranks refuse")
+        if ended.returncode != 0:
+            self.assertRegex(last_line(ended.stderr), r"/dev/shm.*\(kSystem, rank \d\)")
+
+    def check_listeners(self, interface, environment, *options):
+        """Ranks exchange over the interface, and on each host its address is the only one that accepts connections."""
+        with self.endless_loop(*options, interface=interface, environment=environment):
+            for host_idx in range(2):
+                addresses = self.hosts.listening_addresses(host_idx)
+                self.details.append(f"host {host_idx} listens on {', '.join(sorted(addresses))}")
+                self.assertEqual(addresses, {self.hosts.address(host_idx, interface)}, f"listening on {addresses}")
 
     def check_cut(self, links):
         with self.endless_loop() as ranks:

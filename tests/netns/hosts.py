@@ -173,6 +173,12 @@ class TwoHosts:
             finally:
                 program.kill()
 
+    def listening_addresses(self, host_idx):
+        """Addresses at which processes of the host accept TCP connections, loopback ones left out."""
+        lines = run(self.command(host_idx, [tool("ss"), "-H", "-ltn"])).splitlines()
+        addresses = {line.split()[3].rpartition(":")[0].strip("[]") for line in lines}
+        return {address for address in addresses if not address.startswith("127.") and address != "::1"}
+
     def _make(self):
         try:
             for name in self.names:

@@ -58,12 +58,12 @@ class RankProcesses:
     def _start(self):
         ranks_per_host = self.num_ranks // self.hosts.num_hosts
         common = {
-            **self.environment,
             "MASTER_ADDR": self.hosts.address(0),
             "MASTER_PORT": str(self.hosts.free_port()),
             "FERRY_SECRET": secrets.token_hex(32),
             "WORLD_SIZE": str(self.num_ranks),
             "LOCAL_WORLD_SIZE": str(ranks_per_host),
+            **self.environment,
         }
         for rank in range(self.num_ranks):
             host_idx, local_rank = divmod(rank, ranks_per_host)

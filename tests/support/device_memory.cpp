@@ -148,6 +148,8 @@ int current_device() {
   return device;
 }
 
+void use_device(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
+
 DeviceMemory::DeviceMemory(std::size_t num_bytes, int device) : device_(device), num_bytes_(rounded(num_bytes)) {
   if (num_bytes == 0) return;
   const std::lock_guard lock(holdings().mutex);
@@ -203,15 +205,46 @@ void fill_device(void* to, std::byte value, std::size_t num_bytes) {
 
 void synchronize(Stream stream) { check(cudaStreamSynchronize(raw(stream)), "cudaStreamSynchronize"); }
 
+bool is_idle(Stream stream) {
+  const cudaError_t state = cudaStreamQuery(raw(stream));
+  if (state != cudaErrorNotReady) check(state, "cudaStreamQuery");
+  (void)cudaGetLastError();
+  return state == cudaSuccess;
+}
+
 void enqueue_delay(Stream stream, std::chrono::microseconds duration) {
   check(cudaLaunchHostFunc(raw(stream), spin, std::make_unique<std::chrono::microseconds>(duration).release()),
         "cudaLaunchHostFunc");
 }
 
+std::string pending_device_error() {
+  const cudaError_t error = cudaPeekAtLastError();
+  return error == cudaSuccess ? "" : cudaGetErrorName(error);
+}
+
+void leave_device_error() { (void)cudaSetDevice(-1); }
+void clear_device_error() { (void)cudaGetLastError(); }
+
 OwnedStream::OwnedStream() {
   cudaStream_t stream = nullptr;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   stream_ = {stream};
+}
+
+OwnedStream::OwnedStream(int device) {
+  const int mine = current_device();
+  check(cudaSetDevice(device), "cudaSetDevice");
+  cudaStream_t stream = nullptr;
+  const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  check(cudaSetDevice(mine), "cudaSetDevice");
+  check(error, "cudaStreamCreate");
+  stream_ = {stream};
+}
+
+OwnedStream OwnedStream::blocking() {
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamDefault), "cudaStreamCreate");
+  return OwnedStream(Stream{stream});
 }
 
 OwnedStream::~OwnedStream() { (void)cudaStreamDestroy(raw(stream_)); }
@@ -226,10 +259,26 @@ void CapturedGraph::begin(Stream stream) {
   check(cudaStreamBeginCapture(raw(stream), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
 }
 
+void CapturedGraph::begin_relaxed(Stream stream) {
+  stream_ = stream;
+  check(cudaStreamBeginCapture(raw(stream), cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+}
+
 void CapturedGraph::end() {
   cudaGraph_t graph = nullptr;
-  check(cudaStreamEndCapture(raw(stream_), &graph), "cudaStreamEndCapture");
+  const cudaError_t error = cudaStreamEndCapture(raw(stream_), &graph);
+  if (spoilt_) {
+    clear_device_error();
+    return;
+  }
+  check(error, "cudaStreamEndCapture");
   graph_ = graph;
+}
+
+void CapturedGraph::spoil() {
+  if (cudaStreamSynchronize(raw(stream_)) == cudaSuccess) throw std::runtime_error("the stream is not captured");
+  clear_device_error();
+  spoilt_ = true;
 }
 
 void CapturedGraph::prepare() {
@@ -256,6 +305,7 @@ int num_devices() { return 0; }
 void enter_device(int /*device*/, std::size_t /*pool_bytes*/) { refuse(); }
 void reserve_device_memory(int /*device*/, std::size_t /*pool_bytes*/) { refuse(); }
 int current_device() { refuse(); }
+void use_device(int /*device*/) { refuse(); }
 DeviceMemory::DeviceMemory(std::size_t /*num_bytes*/, int /*device*/) { refuse(); }
 DeviceMemory::~DeviceMemory() = default;
 Stream thread_stream() { refuse(); }
@@ -263,12 +313,20 @@ void copy_to_device(void* /*to*/, const void* /*from*/, std::size_t /*num_bytes*
 void copy_from_device(void* /*to*/, const void* /*from*/, std::size_t /*num_bytes*/) { refuse(); }
 void fill_device(void* /*to*/, std::byte /*value*/, std::size_t /*num_bytes*/) { refuse(); }
 void synchronize(Stream /*stream*/) { refuse(); }
+bool is_idle(Stream /*stream*/) { refuse(); }
 void enqueue_delay(Stream /*stream*/, std::chrono::microseconds /*duration*/) { refuse(); }
+std::string pending_device_error() { refuse(); }
+void leave_device_error() { refuse(); }
+void clear_device_error() { refuse(); }
 OwnedStream::OwnedStream() { refuse(); }
+OwnedStream::OwnedStream(int /*device*/) { refuse(); }
+OwnedStream OwnedStream::blocking() { refuse(); }
 OwnedStream::~OwnedStream() = default;
 CapturedGraph::~CapturedGraph() = default;
 void CapturedGraph::begin(Stream /*stream*/) { refuse(); }
+void CapturedGraph::begin_relaxed(Stream /*stream*/) { refuse(); }
 void CapturedGraph::end() { refuse(); }
+void CapturedGraph::spoil() { refuse(); }
 void CapturedGraph::prepare() { refuse(); }
 void CapturedGraph::launch() { refuse(); }
 

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "ferry/types.hpp"
@@ -28,6 +29,8 @@ void enter_device(int device, std::size_t pool_bytes);
 void reserve_device_memory(int device, std::size_t pool_bytes);
 /// The calling thread's device.
 int current_device();
+/// Makes a device that the process has entered the calling thread's own, and nothing else.
+void use_device(int device);
 
 /// Memory of a device, as from cudaMalloc: only this process can reach it. Holds what its last owner left in it.
 class DeviceMemory {
@@ -59,20 +62,33 @@ void copy_to_device(void* to, const void* from, std::size_t num_bytes);
 void copy_from_device(void* to, const void* from, std::size_t num_bytes);
 void fill_device(void* to, std::byte value, std::size_t num_bytes);
 void synchronize(Stream stream);
+/// Whether everything on the stream is done. Any thread of the process.
+bool is_idle(Stream stream);
 
 /// Delays `stream` for this long without using the GPU.
 void enqueue_delay(Stream stream, std::chrono::microseconds duration);
+
+/// Name of the error that the calling thread's next cudaGetLastError would return; empty if there is none.
+std::string pending_device_error();
+/// Leaves one there, as a program does that made a mistake and has not looked yet.
+void leave_device_error();
+void clear_device_error();
 
 /// Another stream of the calling thread's device.
 class OwnedStream {
  public:
   OwnedStream();
+  /// Of another device, which the thread does not enter.
+  explicit OwnedStream(int device);
+  /// One that waits for the default stream, which waits for it.
+  static OwnedStream blocking();
   ~OwnedStream();
   OwnedStream(const OwnedStream&) = delete;
   OwnedStream& operator=(const OwnedStream&) = delete;
   Stream get() const { return stream_; }
 
  private:
+  explicit OwnedStream(Stream stream) : stream_(stream) {}
   Stream stream_;
 };
 
@@ -86,7 +102,12 @@ class CapturedGraph {
 
   /// What is put on `stream` between these two is recorded, not run. Other threads are not disturbed.
   void begin(Stream stream);
+  /// The same, and the thread may call whatever it likes meanwhile.
+  void begin_relaxed(Stream stream);
   void end();
+  /// Makes what was recorded worthless, as a program does that waits for a stream while it is captured; the end only
+  /// ends it then.
+  void spoil();
   /// Makes it ready to run; everything that could wait for the device happens here, not in `launch`.
   void prepare();
   void launch();
@@ -95,6 +116,7 @@ class CapturedGraph {
   Stream stream_;
   void* graph_ = nullptr;
   void* executable_ = nullptr;
+  bool spoilt_ = false;
 };
 
 }  // namespace ferry::test

@@ -37,6 +37,9 @@ NetEnds::NetEnds(std::string_view engine, const NetShape& shape) {
     end->options.memory = end->owned;
     end->options.memory_bytes = shape.engine_allocates ? shape.memory_bytes : 0;
     end->options.timeout_ns = shape.timeout_ns;
+    for (const int host : shape.hosts) {
+      end->options.on_this_host.push_back(host == shape.hosts[static_cast<std::size_t>(self)]);
+    }
     end->engine = net_engine(engine).create(end->options).value();
     end->memory = end->engine->memory();
     end->options.memory = end->memory;

@@ -41,6 +41,8 @@ struct NetShape {
   std::size_t memory_bytes = 1 << 16;
   bool engine_allocates = false;
   std::int64_t timeout_ns = 10'000'000'000;
+  /// By end: its host, as the ends believe. Empty: they know nothing of hosts.
+  std::vector<int> hosts{};
 };
 
 class NetEnds {

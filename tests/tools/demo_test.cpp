@@ -158,6 +158,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "line 2: 2 ids; the lines before have 1"},
            BadTrace{"IdTooLarge", "{\"num_experts\": 2}\n{\"topk_ids\": [2], \"topk_weights\": [1]}\n",
                     "line 2: expert id 2 is not a whole number from -1 to 1"},
+           BadTrace{"IdBeyondNumbers", "{\"topk_ids\": [18446744073709551615], \"topk_weights\": [1]}\n",
+                    "line 1: expert id 18446744073709551615 is not a whole number"},
            BadTrace{"IdNotWhole", "{\"topk_ids\": [1.5], \"topk_weights\": [1]}\n", "line 1: expert id 1.5"},
            BadTrace{"WeightNotFinite", "{\"topk_ids\": [1], \"topk_weights\": [1e60]}\n", "line 1: weight 1e+60"},
            BadTrace{"MetaTooLate", "{\"topk_ids\": [1], \"topk_weights\": [1]}\n{\"num_experts\": 4}\n",

@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "ferry/backends.hpp"
 #include "ferry/transports.hpp"
 #include "tools/running_command.hpp"
 
@@ -29,8 +30,9 @@ TEST(Doctor, ProvesTheCpuBackend) {
     EXPECT_TRUE(status == "ok" || finding["advice"] != "") << finding;
     EXPECT_TRUE(status == "ok" || finding["name"] != "proof") << finding;
   }
-  for (const char* name : {"cpu", "memory", "open files", "memfd_create", "futex", "unix sockets", "loopback TCP",
-                           "launcher", "backend cpu", "net ucx", "net loopback", "proof", "proof nodes"}) {
+  for (const char* name :
+       {"cpu", "memory", "/dev/shm", "open files", "memfd_create", "futex", "unix sockets", "loopback TCP", "launcher",
+        "backend cpu", "net ucx", "net loopback", "net devices", "net choice", "proof", "proof nodes"}) {
     EXPECT_TRUE(names.count(name)) << name;
   }
 }
@@ -50,6 +52,32 @@ TEST(Doctor, JoinsTwoNodesWhereThereIsANetwork) {
       EXPECT_EQ(findings["proof nodes"]["status"], finding["status"]);
     }
   }
+}
+
+/// "absent" where it says nothing of them: a build without the CUDA backend.
+std::string health_of_connections(const char* connections) {
+  const CommandEnd end = run_ferry({"doctor", "--json", "-"}, {{"CUDA_DEVICE_MAX_CONNECTIONS", connections}});
+  EXPECT_EQ(end.exit_code, 0) << end.standard_error;
+  const json report = json::parse(end.standard_output);
+  for (const json& finding : report["findings"]) {
+    if (finding["name"] == "gpu connections") return finding["status"];
+  }
+  return "absent";
+}
+
+TEST(Doctor, WarnsOfFewConnectionsToAGpu) {
+  bool has_cuda = false;
+  for (const BackendInfo& backend : backends()) has_cuda = has_cuda || backend.name == "cuda";
+  EXPECT_EQ(health_of_connections("1"), has_cuda ? "warn" : "absent");
+  EXPECT_EQ(health_of_connections("8"), has_cuda ? "ok" : "absent");
+}
+
+TEST(Doctor, SaysWhichDevicesRanksWouldListenOn) {
+  CommandEnd end = run_ferry({"doctor"}, {{"FERRY_NET_DEVICES", "lo"}});
+  EXPECT_NE(end.standard_output.find("between hosts ranks listen on lo only (FERRY_NET_DEVICES)"), std::string::npos)
+      << end.standard_output;
+  end = run_ferry({"doctor"}, {{"FERRY_NET_DEVICES", "nonesuch0"}});
+  EXPECT_NE(end.standard_output.find("FERRY_NET_DEVICES is \"nonesuch0\""), std::string::npos) << end.standard_output;
 }
 
 TEST(Doctor, NamesTheLauncherThatItSees) {

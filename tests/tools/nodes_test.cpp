@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ferry/transports.hpp"
+#include "launch/listening_sockets.hpp"
 #include "tools/running_command.hpp"
 
 namespace ferry::testing {
@@ -106,6 +108,34 @@ TEST_F(Nodes, RouteIsMeteredWithoutAFormula) {
   ASSERT_EQ(results.size(), 1U);
   EXPECT_GT(results[0]["network"]["sent_bytes"].get<std::int64_t>(), 0);
   EXPECT_TRUE(results[0]["network"]["formula_bytes"].is_null());
+}
+
+TEST_F(Nodes, OfOneHostListenOnLoopbackOnly) {
+  RunningCommand command({"bench", "--ranks", "4", "--nodes", "2", "--backend", "cpu", "--tokens", "16", "--hidden",
+                          "256", "--topk", "2", "--experts", "8", "--warmup", "0", "--iterations", "1000000"});
+  ASSERT_TRUE(command.wait_for_error_text("iteration 1 of"));
+  std::size_t num_sockets = 0;
+  for (const pid_t rank : command.children()) {
+    for (const launch::ListeningSocket& socket : launch::listening_sockets(rank)) {
+      EXPECT_TRUE(socket.loopback) << "process " << rank << " listens on " << socket.address << ":" << socket.port;
+      ++num_sockets;
+    }
+  }
+  EXPECT_GT(num_sockets, 0U) << "the network's own sockets were not seen";
+}
+
+TEST(NodesRefused, ADeviceThatIsNone) {
+  for (const auto& [option, environment] : std::vector<std::pair<std::vector<std::string>, Environment>>{
+           {{"--net-device", "nonesuch0"}, {}}, {{}, {{"FERRY_NET_DEVICES", "nonesuch0"}}}}) {
+    std::vector<std::string> arguments = {"bench", "--ranks", "2", "--nodes", "2", "--backend", "cpu"};
+    arguments.insert(arguments.end(), option.begin(), option.end());
+    const CommandEnd end = run_ferry(arguments, environment);
+    EXPECT_EQ(end.exit_code, 1) << end.standard_error;
+    EXPECT_TRUE(contains(end.standard_error, "is \"nonesuch0\": no network device is called")) << end.standard_error;
+    EXPECT_TRUE(contains(end.standard_error, "this host has ")) << end.standard_error;
+    EXPECT_TRUE(contains(end.standard_error, "lo (")) << end.standard_error;
+    EXPECT_TRUE(contains(end.standard_error, "kInvalidArgument")) << end.standard_error;
+  }
 }
 
 TEST(NodesRefused, WithAReason) {

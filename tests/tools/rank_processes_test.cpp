@@ -19,9 +19,9 @@ namespace {
 constexpr int kPatienceMs = 20'000;
 
 /// Runs until it is killed, or for a number of iterations that no test waits for.
-const std::vector<std::string> endless_bench = {"bench",    "--ranks",      "3",      "--tokens", "16",
-                                                "--hidden", "64",           "--topk", "2",        "--experts",
-                                                "8",        "--iterations", "1000000"};
+const std::vector<std::string> endless_bench = {"bench",    "--backend", "cpu",      "--ranks",      "3",
+                                                "--tokens", "16",        "--hidden", "64",           "--topk",
+                                                "2",        "--experts", "8",        "--iterations", "1000000"};
 
 void expect_gone(const std::vector<pid_t>& pids) {
   for (pid_t pid : pids) EXPECT_TRUE(wait_until_gone(pid, kPatienceMs)) << pid;

@@ -5,11 +5,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <system_error>
 #include <utility>
 
 namespace ferry::testing {
@@ -31,24 +34,40 @@ std::string read_all(int fd) {
   return text;
 }
 
+/// -1 if there is no such process.
+pid_t parent_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string stat(std::istreambuf_iterator<char>(file), {});
+  // "pid (name) state parent ...", where a name may hold anything.
+  const std::size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos || name_end + 4 > stat.size()) return -1;
+  return std::atoi(stat.c_str() + name_end + 4);
+}
+
+std::vector<std::string> in_front(const std::string& first, std::vector<std::string> rest) {
+  rest.insert(rest.begin(), first);
+  return rest;
+}
+
 }  // namespace
 
-RunningCommand::RunningCommand(std::vector<std::string> arguments, const Environment& environment)
-    : output_fd_(memfd_create("stdout", MFD_CLOEXEC)), process_(start(std::move(arguments), environment)) {}
+RunningCommand::RunningCommand(std::vector<std::string> arguments, const Environment& environment,
+                               const std::string& program)
+    : output_fd_(memfd_create("stdout", MFD_CLOEXEC)),
+      process_(start(in_front(program, std::move(arguments)), environment)) {}
 
 RunningCommand::~RunningCommand() { close(output_fd_); }
 
-launch::ChildProcess RunningCommand::start(std::vector<std::string> arguments, const Environment& environment) const {
-  arguments.insert(arguments.begin(), FERRY_COMMAND);
+launch::ChildProcess RunningCommand::start(std::vector<std::string> argv_text, const Environment& environment) const {
   std::vector<char*> argv;
-  for (std::string& argument : arguments) argv.push_back(argument.data());
+  for (std::string& argument : argv_text) argv.push_back(argument.data());
   argv.push_back(nullptr);
   return launch::ChildProcess::start([&](const launch::ReportPipe& pipe) {
            for (const char* name : kLauncherVariables) unsetenv(name);
            for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
            dup2(output_fd_, STDOUT_FILENO);
            dup2(pipe.fd(), STDERR_FILENO);
-           execv(argv.front(), argv.data());
+           execvp(argv.front(), argv.data());
            return 127;
          })
       .value();
@@ -61,10 +80,15 @@ bool RunningCommand::wait_for_error_text(const std::string& text) {
   return true;
 }
 
+/// From the parents of all processes: not every kernel has /proc/PID/task/TID/children.
 std::vector<pid_t> RunningCommand::children() const {
-  const std::string id = std::to_string(pid());
-  std::ifstream file("/proc/" + id + "/task/" + id + "/children");
-  return {std::istream_iterator<pid_t>(file), std::istream_iterator<pid_t>()};
+  std::vector<pid_t> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const pid_t candidate = std::atoi(entry.path().filename().c_str());
+    if (candidate > 0 && parent_of(candidate) == pid()) found.push_back(candidate);
+  }
+  std::sort(found.begin(), found.end());  // in the order of their start, unless numbers begin anew just then
+  return found;
 }
 
 CommandEnd RunningCommand::wait() {
@@ -81,6 +105,10 @@ CommandEnd run_ferry(std::vector<std::string> arguments, const Environment& envi
   return RunningCommand(std::move(arguments), environment).wait();
 }
 
+CommandEnd run_script(const std::string& script) {
+  return RunningCommand({"-c", script}, {{"FERRY", FERRY_COMMAND}}, "bash").wait();
+}
+
 bool wait_until_gone(pid_t pid, int timeout_ms) {
   const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0U));
   if (fd < 0) return errno == ESRCH;
@@ -88,6 +116,16 @@ bool wait_until_gone(pid_t pid, int timeout_ms) {
   const int num_ready = poll(&process, 1, timeout_ms);
   close(fd);
   return num_ready == 1;
+}
+
+TemporaryFolder::TemporaryFolder() {
+  path_ = (std::filesystem::temp_directory_path() / "ferry-tools-XXXXXX").string();
+  if (mkdtemp(path_.data()) == nullptr) std::abort();
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
 }
 
 TemporaryFile::TemporaryFile(const std::string& content) {

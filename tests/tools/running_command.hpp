@@ -27,7 +27,8 @@ using Environment = std::vector<std::pair<std::string, std::string>>;
 class RunningCommand {
  public:
   /// Launchers' variables in the test's own environment are not passed on; `environment` is added.
-  explicit RunningCommand(std::vector<std::string> arguments, const Environment& environment = {});
+  explicit RunningCommand(std::vector<std::string> arguments, const Environment& environment = {},
+                          const std::string& program = FERRY_COMMAND);
   RunningCommand(const RunningCommand&) = delete;
   RunningCommand& operator=(const RunningCommand&) = delete;
   ~RunningCommand();
@@ -40,7 +41,7 @@ class RunningCommand {
   CommandEnd wait();
 
  private:
-  launch::ChildProcess start(std::vector<std::string> arguments, const Environment& environment) const;
+  launch::ChildProcess start(std::vector<std::string> argv, const Environment& environment) const;
 
   int output_fd_;                 ///< a memory file, so that the command never waits for it to be read
   launch::ChildProcess process_;  ///< its report: standard error
@@ -49,8 +50,25 @@ class RunningCommand {
 /// Start and wait.
 CommandEnd run_ferry(std::vector<std::string> arguments, const Environment& environment = {});
 
+/// Runs a script with the shell, where "$FERRY" is the command: for limits, redirections and pipes. Bash, whose
+/// redirections are the richest.
+CommandEnd run_script(const std::string& script);
+
 /// True once the process has ended, false if it still runs after `timeout_ms`.
 bool wait_until_gone(pid_t pid, int timeout_ms);
+
+/// A new folder, gone with this object.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder();
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
 
 /// A file in a folder that only this object's test uses, gone with it.
 class TemporaryFile {

@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdio>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "core/group_options.hpp"
+#include "core/placement_digest.hpp"
 #include "ferry/bootstrap.hpp"
 
 namespace ferry {
@@ -63,6 +65,59 @@ TEST(Agreement, LongMessagesAreCutNotOverrun) {
   EXPECT_EQ(status.message().size(), kCallMessageBytes + std::string_view("rank 0: ").size());
 }
 
+CallRecord route_of(const std::vector<std::int32_t>& expert_to_rank) {
+  CallRecord record;
+  record.operation = Operation::kRoute;
+  record.fields[1] = static_cast<std::int64_t>(expert_to_rank.size());
+  record.fields[6] = hash_placement(expert_to_rank);
+  record.message_bytes = static_cast<std::int32_t>(
+      write_placement_digest(expert_to_rank, std::span(record.message).first<kPlacementDigestBytes>()));
+  return record;
+}
+
+TEST(Agreement, ADifferenceInPlacementNamesTheFirstExpert) {
+  std::vector<std::int32_t> owners(static_cast<std::size_t>(kMaxListedExperts), 2);
+  const CallRecord same = route_of(owners);
+  EXPECT_TRUE(check({same, same}).ok());
+  owners[17] = 32766;
+  owners[18] = 0;
+  const Status status = check({same, same, route_of(owners)});
+  EXPECT_EQ(status.peer(), 2);
+  EXPECT_EQ(status.message(),
+            "route: ranks disagree on expert_to_rank[17]: rank 0 has 2, rank 2 has 32766; it must be the same on every "
+            "rank");
+}
+
+TEST(Agreement, ADifferenceInALargePlacementNamesAFewExperts) {
+  for (const std::size_t num_experts : {321U, 1000U, 4096U, 1U << 20}) {
+    std::vector<std::int32_t> owners(num_experts, 2);
+    const CallRecord same = route_of(owners);
+    owners.back() = 3;
+    const Status status = check({same, route_of(owners)});
+    const std::string text(status.message());
+    int first = 0;
+    int last = 0;
+    const std::size_t at = text.find("an expert from ");
+    ASSERT_NE(at, std::string::npos) << text;
+    ASSERT_EQ(std::sscanf(text.c_str() + at, "an expert from %d to %d", &first, &last), 2) << text;
+    EXPECT_EQ(last, static_cast<int>(num_experts) - 1) << text;
+    EXPECT_LE(last - first, static_cast<int>(num_experts) / 160) << text;
+    EXPECT_EQ(status.peer(), 1);
+  }
+}
+
+TEST(Agreement, ADifferenceInPlacementWithoutDetailsIsStillOne) {
+  CallRecord one = route_of({0, 1});
+  CallRecord other = route_of({1, 0});
+  other.message_bytes = 3;
+  EXPECT_NE(check({one, other}).message().find("rank 0 and rank 1 have different maps"), std::string_view::npos);
+  // What a faulty peer may claim.
+  for (const std::int64_t num_experts : {std::numeric_limits<std::int64_t>::max(), std::int64_t{-1}}) {
+    one.fields[1] = other.fields[1] = num_experts;
+    EXPECT_EQ(check({one, other}).peer(), 1);
+  }
+}
+
 /// Gathers the messages that a test gives for two ranks.
 class FakeBootstrap final : public Bootstrap {
  public:
@@ -87,6 +142,17 @@ TEST(GatherOrFail, AFailureOfAnotherRankHasACodeAndARankThatExist) {
     EXPECT_EQ(status.code(), ErrorCode::kTransport) << number;
     EXPECT_EQ(status.peer(), 1) << number;
   }
+}
+
+TEST(GatherOrFail, ARankThatFailedExplainsMoreThanOneThatWaited) {
+  const std::int32_t code = static_cast<std::int32_t>(ErrorCode::kSystem);
+  const std::array<std::int32_t, 2> code_and_peer{code, -1};
+  const auto bytes = std::as_bytes(std::span(code_and_peer));
+  FakeBootstrap bootstrap({bytes.begin(), bytes.end()});
+  const Status waited(ErrorCode::kTimeout, "nobody came", 1);
+  const Status status = gather_or_fail(bootstrap, waited, {}, kNsPerSecond).status();
+  EXPECT_EQ(status.code(), ErrorCode::kSystem);
+  EXPECT_EQ(status.peer(), 1);
 }
 
 }  // namespace

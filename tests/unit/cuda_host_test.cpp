@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "cuda/intranode/tuning.hpp"
 #include "cuda/sync/call_log.hpp"
 #include "cuda/sync/control.hpp"
+#include "ferry/group.hpp"
 #include "plan/token_record.hpp"
 
 namespace ferry::cuda {
@@ -251,6 +253,62 @@ TEST(RoutingTables, PartsLieSideBySide) {
     expect_tables_carved({8, 4096, 8, 256, 32, 33, weights});
     expect_tables_carved({128, 63, 9, 4096, 32, 1, weights});
   }
+}
+
+TEST(RouteBlocks, CoverAllTokens) {
+  for (const std::int64_t num_tokens : {0, 1, 63, 64, 65, 4096, 8192, 8193, 1'000'000}) {
+    const RouteBlocks blocks = RouteBlocks::of(num_tokens);
+    EXPECT_GE(blocks.num_blocks, 1);
+    EXPECT_LE(blocks.num_blocks, 128);
+    EXPECT_EQ(blocks.tokens_per_block % 64, 0);
+    EXPECT_GE(std::int64_t{blocks.num_blocks} * blocks.tokens_per_block, num_tokens);
+    EXPECT_LT(std::int64_t{blocks.num_blocks - 1} * blocks.tokens_per_block, std::max<std::int64_t>(num_tokens, 1));
+  }
+}
+
+// bytes_required without a GPU; tests/conformance/memory_test.cpp compares it with what groups hold.
+
+MemoryShape cuda_shape() {
+  MemoryShape shape;
+  shape.backend = "cuda";
+  shape.num_ranks = 8;
+  shape.num_experts = 256;
+  shape.num_tokens = 4096;
+  shape.num_topk = 8;
+  shape.num_recv_rows = 21000;
+  shape.row_bytes = 14336;
+  shape.scale_row_bytes = 224;
+  shape.weights = true;
+  return shape;
+}
+
+std::size_t required(const MemoryShape& shape) { return bytes_required(shape).value(); }
+
+TEST(BytesRequired, OfCudaGrowsByWhatIsAdded) {
+  constexpr std::size_t kPage = 4096;
+  MemoryShape shape = cuda_shape();
+  const std::size_t with_records = required(shape);
+  shape.symmetric_tables = true;
+  const std::size_t symmetric = required(shape);
+  // Scales, K ids and K weights of each row.
+  EXPECT_EQ(with_records - symmetric, (21000U * (224 + 64) + kPage - 1) / kPage * kPage);
+  shape.num_routings = 3;
+  const std::size_t more_routings = required(shape) - symmetric;
+  EXPECT_EQ(more_routings % (2 * kPage), 0U) << "two more Routings";
+  EXPECT_GT(more_routings, 2 * 4096U * 8 * (16 + 4 + 8 + 4)) << "destinations, slots, ids and weights of each entry";
+  shape.num_routings = 1;
+  shape.symmetric = false;
+  // One staged block in place of x, the output and combine's input.
+  EXPECT_EQ(symmetric - required(shape), 4096U * 14336 + 21000U * 14336);
+}
+
+TEST(BytesRequired, OfCudaRefusesGroupsThatItDoesNotHave) {
+  MemoryShape shape = cuda_shape();
+  shape.ranks_per_node = 4;
+  EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kUnsupported) << "several nodes";
+  shape.ranks_per_node = 0;
+  shape.num_ranks = kMaxRanks + 1;
+  EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kUnsupported);
 }
 
 // agreement_word

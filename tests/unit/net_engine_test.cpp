@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <array>
@@ -166,6 +167,44 @@ TEST_P(NetEngine, AllPairsAtOnce) {
   }
   EXPECT_EQ(num_wrong, 0);
   for (int self = 0; self < kNumEnds; ++self) EXPECT_TRUE(ends[self].lost.empty());
+}
+
+TEST_P(NetEngine, PeersOfThisHostAndOfOthersAtOnce) {
+  constexpr std::size_t kBytes = 300'000;
+  NetEnds ends(GetParam(),
+               {.num_ends = 4, .memory_bytes = 5 * kBytes, .engine_allocates = true, .hosts = {0, 0, 1, 1}});
+  ends.connect();
+  for (int from = 0; from < ends.size(); ++from) {
+    write_pattern(&ends[from], 4 * kBytes, kBytes, static_cast<std::uint64_t>(from));
+    for (int to = 0; to < ends.size(); ++to) {
+      if (to == from) continue;
+      ends[from].engine->put(to, 0, 4 * kBytes, static_cast<std::size_t>(from) * kBytes, kBytes);
+      ends[from].engine->notify(to, 0, 1);
+    }
+  }
+  for (int to = 0; to < ends.size(); ++to) {
+    ASSERT_GE(ends[to].engine->event_fd(), 0);
+    for (int from = 0; from < ends.size(); ++from) {
+      if (to == from) continue;
+      ASSERT_TRUE(ends.poll_until([&] { return ends[to].highest(from, 0) == 1; })) << from << " to " << to;
+      EXPECT_TRUE(
+          has_pattern(ends[to], static_cast<std::size_t>(from) * kBytes, kBytes, static_cast<std::uint64_t>(from)));
+    }
+  }
+  // Both kinds of peers wake an end that sleeps.
+  for (const int from : {1, 2}) {
+    ASSERT_TRUE(ends.poll_until([&] { return ends[0].engine->arm(); }));
+    ends[from].engine->notify(0, 0, 2);
+    pollfd wakes{ends[0].engine->event_fd(), POLLIN, 0};
+    for (int round = 0; round < 3000 && wakes.revents == 0; ++round) {
+      ends[from].engine->poll();
+      ASSERT_GE(poll(&wakes, 1, 10), 0);
+    }
+    EXPECT_NE(wakes.revents & POLLIN, 0) << "from " << from;
+    ASSERT_TRUE(ends.poll_until([&] { return ends[0].highest(from, 0) == 2; }));
+  }
+  ends.close({1});
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].lost.contains(1) && ends[2].lost.contains(1); }));
 }
 
 TEST_P(NetEngine, ThousandsOfNotifiesAllArrive) {

@@ -1,16 +1,26 @@
 /// Properties of the UCX engine alone: its effect on the process that loads it, and UCX's variables.
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "net/ucx/paths.hpp"
+#include "net/ucx/setup.hpp"
 #include "support/bootstrap_ranks.hpp"
 #include "support/net_ends.hpp"
 
@@ -29,6 +39,34 @@ Status in_fresh_process(const std::function<Status()>& body) {
 Status create_status() {
   std::vector<std::byte> memory(4096);
   return net_engine("ucx").create({.self = 0, .num_peers = 2, .num_channels = 1, .memory = memory}).status();
+}
+
+/// Where this process listens for IPv4 connections.
+std::vector<sockaddr_in> listening_addresses() {
+  std::vector<sockaddr_in> addresses;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    int listens = 0;
+    socklen_t num_bytes = sizeof listens;
+    sockaddr_storage address{};
+    socklen_t address_bytes = sizeof address;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &num_bytes) != 0 || listens == 0) continue;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_bytes) != 0) continue;
+    if (address.ss_family == AF_INET) addresses.push_back(reinterpret_cast<const sockaddr_in&>(address));
+  }
+  return addresses;
+}
+
+/// Connects as any process could. Invalid where nobody answers within the time.
+UniqueFd try_to_connect(const sockaddr_in& address, int timeout_ms) {
+  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  (void)connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  pollfd writable{fd.get(), POLLOUT, 0};
+  int error = 1;
+  socklen_t num_bytes = sizeof error;
+  const bool connected = poll(&writable, 1, timeout_ms) == 1 &&
+                         getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &num_bytes) == 0 && error == 0;
+  return connected ? std::move(fd) : UniqueFd();
 }
 
 Status lose_a_peer() {
@@ -130,6 +168,215 @@ TEST(NetUcx, PathsReportWhetherTheyAreInMemory) {
     });
     EXPECT_TRUE(status.ok()) << status.to_string();
   }
+}
+
+TEST(NetUcx, PeersOfThisHostStoreIntoMemoryAndListenOnTheLoopbackInterfaceAlone) {
+  const Status status = in_fresh_process([] {
+    unsetenv("UCX_TLS");
+    NetEnds ends("ucx", {.engine_allocates = true, .hosts = {7, 7}});
+    ends.connect();
+    ends[0].engine->notify(1, 0, 1);
+    if (!ends.poll_until([&] { return ends[1].highest(0, 0) == 1; })) return Status(ErrorCode::kTimeout, "no message");
+    const std::string path = ends[0].engine->paths().at(0).description;
+    if (!path.starts_with("memory (puts)")) return Status(ErrorCode::kInternal, path);
+    for (const sockaddr_in& address : listening_addresses()) {
+      if (address.sin_addr.s_addr != htonl(INADDR_LOOPBACK))
+        return Status(ErrorCode::kInternal, "it listens to others");
+    }
+    return Status();
+  });
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(NetUcx, OnceAllPeersHaveConnectedNobodyElseIsAndCan) {
+  for (const bool of_one_host : {true, false}) {
+    const Status status = in_fresh_process([of_one_host] {
+      setenv("UCX_TLS", "tcp", 1);
+      NetEnds ends(
+          "ucx",
+          {.num_ends = 3, .memory_bytes = 4096, .hosts = of_one_host ? std::vector<int>{7, 7, 7} : std::vector<int>{}});
+      const std::vector<sockaddr_in> addresses = listening_addresses();
+      if (addresses.empty()) return Status(ErrorCode::kInternal, "it listens nowhere");
+      // In a process of its own: what this one connects counts as a peer's.
+      ForkedRank stranger([&addresses](const ForkedRank::Checkpoint& connected) {
+        std::vector<UniqueFd> held;
+        for (const sockaddr_in& address : addresses) held.push_back(try_to_connect(address, 10'000));
+        connected();
+        for (const UniqueFd& fd : held) {
+          pollfd readable{fd.get(), POLLIN, 0};
+          if (!fd.valid() || poll(&readable, 1, 20'000) != 1) return Status(ErrorCode::kInternal, "it was not ended");
+        }
+        for (const sockaddr_in& address : addresses) {
+          if (try_to_connect(address, 50).valid()) return Status(ErrorCode::kInternal, "a stranger can connect");
+        }
+        return Status();
+      });
+      stranger.await_checkpoint();
+      ends.connect();
+      std::atomic<bool> over{false};
+      Status end;
+      std::thread waiter([&] {
+        end = stranger.result();
+        over = true;
+      });
+      const bool ended = ends.poll_until([&] { return over.load(); });
+      waiter.join();
+      if (!ended || !end.ok()) return end;
+      for (int from = 0; from < ends.size(); ++from) {
+        const int to = (from + 1) % ends.size();
+        ends[from].engine->put(to, 0, 0, 0, 4096);
+        ends[from].engine->notify(to, 0, 1);
+        if (!ends.poll_until([&] { return ends[to].highest(from, 0) == 1; })) {
+          return Status(ErrorCode::kTimeout, "peers do not reach each other any more");
+        }
+      }
+      return Status();
+    });
+    EXPECT_TRUE(status.ok()) << of_one_host << ": " << status.to_string();
+  }
+}
+
+TEST(NetUcx, ImpostorsWithoutAPeersKeyAreNotHeard) {
+  NetEnds ends("ucx", {.memory_bytes = 4096});
+  NetEnds impostors("ucx", {.memory_bytes = 4096, .timeout_ns = 100'000'000});
+  std::vector<net::Blob> published = ends.addresses();
+  ends.connect();
+  published[1] = impostors.addresses()[1];
+  ASSERT_TRUE(impostors.connect(1, published).ok());
+  std::ranges::fill(impostors[1].memory, std::byte{0x55});
+  impostors[1].engine->put(0, 0, 0, 0, 4096);
+  impostors[1].engine->notify(0, 0, 7);
+  ends[1].engine->notify(0, 0, 1);
+  EXPECT_TRUE(ends.poll_until([&] {
+    impostors.poll();
+    return ends[0].highest(1, 0) == 1;
+  }));
+  for (int round = 0; round < 1000; ++round) {
+    ends.poll();
+    impostors.poll();
+  }
+  EXPECT_EQ(ends[0].highest(1, 0), 1U);
+  EXPECT_TRUE(std::ranges::all_of(ends[0].memory, [](std::byte byte) { return byte == std::byte{0}; }));
+  EXPECT_TRUE(ends[0].lost.empty());
+}
+
+TEST(NetUcx, EndsThatDisagreeAboutHostsAreRefused) {
+  NetEnds ends("ucx", {.num_ends = 3, .hosts = {0, 0, 1}});
+  std::vector<net::Blob> addresses = ends.addresses();
+  NetEnds others("ucx", {.num_ends = 3, .hosts = {0, 1, 2}});
+  addresses[1] = others.addresses()[1];
+  const Status status = ends.connect(0, addresses);
+  EXPECT_EQ(status.code(), ErrorCode::kTransport) << status.to_string();
+  EXPECT_EQ(status.peer(), 1);
+  EXPECT_THAT(status.message(), HasSubstr("does not expect this rank on its host"));
+}
+
+TEST(NetUcx, TooFewDescriptorsAreATypedErrorThatNamesTheLimit) {
+  // From none to as many as are enough: UCX ends the process where it finds out by itself.
+  bool created = false;
+  for (rlim_t limit = 8; !created && limit < 256; limit += 4) {
+    const Status status = in_fresh_process([limit] {
+      const rlimit descriptors{limit, limit};
+      setrlimit(RLIMIT_NOFILE, &descriptors);
+      return create_status();
+    });
+    created = status.ok();
+    if (created) break;
+    EXPECT_EQ(status.code(), ErrorCode::kSystem) << limit << ": " << status.to_string();
+    EXPECT_THAT(status.message(), HasSubstr("this process may have " + std::to_string(limit)));
+    EXPECT_THAT(status.message(), HasSubstr("ulimit -n"));
+  }
+  EXPECT_TRUE(created);
+}
+
+TEST(NetUcx, DescriptorsThatRunOutWhileConnectingEndNoProcess) {
+  for (rlim_t num_left = 0; num_left <= 12; ++num_left) {
+    const Status status = in_fresh_process([num_left] {
+      NetEnds ends("ucx", {.num_ends = 3, .timeout_ns = 100'000'000});
+      const std::vector<net::Blob> addresses = ends.addresses();
+      const int next = dup(0);
+      close(next);
+      const rlim_t limit = static_cast<rlim_t>(next) + num_left;
+      const rlimit descriptors{limit, limit};
+      setrlimit(RLIMIT_NOFILE, &descriptors);
+      for (int end = 0; end < ends.size(); ++end) {
+        const Status connected = ends.connect(end, addresses);
+        if (!connected.ok() && connected.code() != ErrorCode::kSystem) return connected;
+      }
+      for (int from = 0; from < ends.size(); ++from) {
+        for (int to = 0; to < ends.size(); ++to) {
+          if (to != from) ends[from].engine->notify(to, 0, 1);
+        }
+      }
+      for (int round = 0; round < 200; ++round) {
+        if (!ends.poll()) usleep(100);
+      }
+      return Status();
+    });
+    EXPECT_TRUE(status.ok()) << num_left << ": " << status.to_string();
+  }
+}
+
+TEST(NetUcx, NoRoomForSharedMemoryIsATypedErrorThatNamesTheFolder) {
+  const Status status = in_fresh_process([] {
+    setenv("UCX_TLS", "posix", 1);
+    setenv("UCX_POSIX_DIR", "/proc", 1);  // a file system without room, on any machine
+    return create_status();
+  });
+  EXPECT_EQ(status.code(), ErrorCode::kSystem) << status.to_string();
+  EXPECT_THAT(status.message(), HasSubstr("/proc"));
+  EXPECT_THAT(status.message(), HasSubstr("needs"));
+}
+
+TEST(NetUcx, WithoutRoomForSharedMemoryPeersOfThisHostTalkOverTcp) {
+  const Status status = in_fresh_process([] {
+    unsetenv("UCX_TLS");
+    setenv("UCX_POSIX_DIR", "/proc", 1);
+    NetEnds ends("ucx", {.engine_allocates = true, .hosts = {7, 7}});
+    ends.connect();
+    ends[0].engine->put(1, 0, 0, 0, 1000);
+    ends[0].engine->notify(1, 0, 1);
+    if (!ends.poll_until([&] { return ends[1].highest(0, 0) == 1; })) return Status(ErrorCode::kTimeout, "no message");
+    const std::string path = ends[0].engine->paths().at(0).description;
+    return path.starts_with("tcp/") ? Status() : Status(ErrorCode::kInternal, path);
+  });
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(NetUcx, SetupsFollowTheEnvironment) {
+  using net::ucx::Scope;
+  using net::ucx::setups_for;
+  net::ucx::Surroundings surroundings{.loopback = "lo"};
+  EXPECT_EQ(setups_for(Scope::kHost, "eth1", surroundings).back().devices, "lo");
+  EXPECT_EQ(setups_for(Scope::kHost, "eth1", surroundings).back().transports, "tcp");
+  std::vector<net::ucx::Setup> network = setups_for(Scope::kNetwork, "eth1", surroundings);
+  ASSERT_EQ(network.size(), 1U);
+  EXPECT_EQ(network[0].devices, "eth1");
+  EXPECT_FALSE(network[0].remote_writes);
+  surroundings.has_infiniband = true;
+  network = setups_for(Scope::kNetwork, "", surroundings);
+  ASSERT_EQ(network.size(), 2U);
+  EXPECT_EQ(network[0].transports, "ib");
+  EXPECT_TRUE(network[0].remote_writes && network[0].optional);
+  EXPECT_FALSE(network[1].remote_writes || network[1].optional);
+  surroundings.transports = "rc,ud";
+  surroundings.devices = "mlx5_0:1";
+  network = setups_for(Scope::kNetwork, "eth1", surroundings);
+  ASSERT_EQ(network.size(), 1U);
+  EXPECT_EQ(network[0].transports, "");
+  EXPECT_EQ(network[0].devices, "");
+  EXPECT_TRUE(network[0].remote_writes);
+  EXPECT_EQ(setups_for(Scope::kHost, "", surroundings).back().transports, "tcp");
+  surroundings.transports = "rc,tcp";
+  EXPECT_FALSE(setups_for(Scope::kNetwork, "", surroundings)[0].remote_writes);
+  EXPECT_EQ(setups_for(Scope::kHost, "", surroundings)[0].transports, "");
+  EXPECT_EQ(setups_for(Scope::kHost, "", surroundings)[0].devices, "lo");
+}
+
+TEST(NetUcx, ListsOfTransportsAllowOrExclude) {
+  using net::ucx::allows;
+  EXPECT_TRUE(allows("tcp,posix", "posix") && allows("sm", "posix") && allows("all", "tcp") && allows("^tcp", "posix"));
+  EXPECT_FALSE(allows("tcp", "posix") || allows("^sm,tcp", "posix") || allows("", "tcp") || allows("tcpx", "tcp"));
 }
 
 TEST(NetUcx, LanesAreDescribedByWhatTheyAreUsedFor) {

@@ -93,5 +93,25 @@ TEST(ForwardTables, HaveEachTokenOncePerNodeWithItsDestinationsThere) {
   }
 }
 
+TEST(ForwardTables, OfAnySizesHaveRoomNextToEachOther) {
+  std::mt19937 random(1);
+  for (int repeat = 0; repeat < 1000; ++repeat) {
+    const std::size_t num_tables = 1 + random() % 9;
+    std::size_t used_bytes = 0;
+    plan::ForwardTableSum sum;
+    for (std::size_t table = 0; table < num_tables; ++table) {
+      plan::ForwardTableSize size;
+      size.num_items = static_cast<std::int32_t>(random() % 5);
+      size.num_destinations = size.num_items * static_cast<std::int32_t>(1 + random() % 3);
+      used_bytes += size.wire_bytes();
+      sum.num_items += size.num_items;
+      sum.num_destinations += size.num_destinations;
+    }
+    const std::size_t room_bytes = plan::forward_tables_bytes(num_tables, sum);
+    EXPECT_GE(room_bytes, used_bytes);
+    EXPECT_LT(room_bytes, used_bytes + num_tables * 16);
+  }
+}
+
 }  // namespace
 }  // namespace ferry::test

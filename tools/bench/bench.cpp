@@ -4,7 +4,6 @@
 
 #include <CLI/Validators.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <string_view>
@@ -19,9 +18,11 @@
 #include "ferry/exchange.hpp"
 #include "ferry/version.hpp"
 #include "report/host_facts.hpp"
+#include "report/output.hpp"
 #include "report/table.hpp"
 #include "run/exit_code.hpp"
 #include "run/launcher.hpp"
+#include "run/option_types.hpp"
 #include "run/run_options.hpp"
 
 namespace ferry::tools {
@@ -128,8 +129,10 @@ int run_bench(const BenchOptions& options) {
   plan.num_nodes = launch->num_nodes;
   plan.shares_clock = launch->num_hosts == 1;
   plan.transport = options.common.transport;
+  plan.net_devices = options.common.net_devices;
   plan.backend = *backend;
   plan.timeout_ns = options.common.timeout_ns();
+  plan.arena_bytes = options.common.arena_bytes;
   plan.seed = options.common.seed;
   if (plan.on_gpu() && !options.iterations_given) plan.num_iterations = kGpuIterations;
   if (plan.on_gpu() && !options.warmup_given) plan.num_warmup = kGpuWarmup;
@@ -142,8 +145,9 @@ int run_bench(const BenchOptions& options) {
   }
 
   if (launch->reports_here()) {
-    fmt::print(text_stream(options.json_path), "{}", introduction(plan, launch->description));
-    std::fflush(stdout);
+    Status status = print(text_stream(options.json_path), introduction(plan, launch->description));
+    // A launcher's other ranks do not know: with them the run goes on, and its end reports this.
+    if (!status && !launch->from_environment) return fail(status, kExitFailed);
   }
   std::vector<BenchReport> reports;
   for (std::int64_t num_tokens : sweeps ? options.sweep_tokens : std::vector<std::int64_t>{plan.num_tokens}) {
@@ -156,8 +160,8 @@ int run_bench(const BenchOptions& options) {
                        BenchArea(plan, outcome->result(0)).wire().names});
   }
   if (!launch->reports_here()) return kExitOk;
-  fmt::print(text_stream(options.json_path), "{}", to_text(reports));
-  std::fflush(stdout);
+  if (Status status = print(text_stream(options.json_path), to_text(reports)); !status)
+    return fail(status, kExitFailed);
   if (options.json_path.empty()) return kExitOk;
   Status status = write_json(options.json_path, to_json(reports, launch->description));
   return status ? kExitOk : fail(status, kExitFailed);
@@ -170,19 +174,19 @@ void add_shape_options(CLI::App& command, BenchOptions* options) {
   plan.num_topk = 8;
   plan.num_experts = 256;
   command.add_option("--tokens", plan.num_tokens, "Tokens of each rank")
-      ->check(CLI::Range(std::int64_t{1}, kMaxTokens))
+      ->check(whole_number(std::int64_t{1}, kMaxTokens))
       ->capture_default_str();
   command.add_option("--sweep-tokens", options->sweep_tokens, "Measure several token counts, e.g. 512,1024,2048")
       ->delimiter(',')
-      ->check(CLI::Range(std::int64_t{1}, kMaxTokens));
+      ->check(whole_number(std::int64_t{1}, kMaxTokens));
   command.add_option("--hidden", plan.hidden, "Channels of a token")
-      ->check(CLI::Range(std::int64_t{1}, kMaxHidden))
+      ->check(whole_number(std::int64_t{1}, kMaxHidden))
       ->capture_default_str();
   command.add_option("--topk", plan.num_topk, "Experts of a token")
-      ->check(CLI::Range(1, kMaxTopk))
+      ->check(whole_number(1, kMaxTopk))
       ->capture_default_str();
   command.add_option("--experts", plan.num_experts, "Experts of all ranks")
-      ->check(CLI::Range(std::int64_t{1}, kMaxExperts))
+      ->check(whole_number(std::int64_t{1}, kMaxExperts))
       ->capture_default_str();
 }
 
@@ -216,14 +220,15 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   add_kernel_options(*command, &plan.kernels.front());
   command->add_option("--routing", options->routing, "random, zipf, one-hot or trace:FILE")->capture_default_str();
   command->add_option("--iterations", plan.num_iterations, fmt::format("Timed iterations (on GPUs {})", kGpuIterations))
-      ->check(CLI::Range(1, kMaxIterations))
+      ->check(whole_number(1, kMaxIterations))
       ->capture_default_str();
   command
       ->add_option("--warmup", plan.num_warmup,
                    fmt::format("Iterations before the first timed one (on GPUs {})", kGpuWarmup))
-      ->check(CLI::Range(0, kMaxIterations))
+      ->check(whole_number(0, kMaxIterations))
       ->capture_default_str();
-  command->add_option("--json", options->json_path, "Write the results to this file as JSON (-: only JSON, to stdout)");
+  command->add_option("--json", options->json_path, "Write the results to this file as JSON (-: only JSON, to stdout)")
+      ->check(path());
   command->callback([options, command, exit_code] {
     options->topk_given = command->count("--topk") > 0;
     options->experts_given = command->count("--experts") > 0;

@@ -34,7 +34,9 @@ struct BenchPlan {
   bool shares_clock = true;  ///< all ranks on one host, so that times of different ranks compare
   std::string backend;
   std::string transport;
+  std::string net_devices;
   std::int64_t timeout_ns = 0;
+  std::uint64_t arena_bytes = 0;
   std::uint64_t seed = 0;
   std::int64_t num_tokens = 0;   ///< T, of each rank
   std::int64_t hidden = 0;       ///< H

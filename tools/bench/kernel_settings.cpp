@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "bench/bench_plan.hpp"
+#include "run/option_types.hpp"
 
 namespace ferry::tools {
 
@@ -17,15 +18,15 @@ std::string or_default(int value) { return value == 0 ? "default" : fmt::to_stri
 
 void add_kernel_options(CLI::App& command, KernelOptions* kernel) {
   command.add_option("--num-sms", kernel->num_sms, "CUDA: multiprocessors of a call (default 0: as measured)")
-      ->check(CLI::Range(0, kMaxSms));
+      ->check(whole_number(0, kMaxSms));
   command
       .add_option("--num-copy-sms", kernel->num_copy_sms,
                   "CUDA: of those, the ones that only copy inside the GPU (default 0: as measured)")
-      ->check(CLI::Range(0, kMaxSms));
+      ->check(whole_number(0, kMaxSms));
   command
       .add_option("--chunk-tokens", kernel->chunk_tokens,
                   "CUDA: tokens between two reports to the receivers (default 0: as measured)")
-      ->check(CLI::Range(0, kMaxChunkTokens));
+      ->check(whole_number(0, kMaxChunkTokens));
   add_choice<CopyPath>(command, "--copy-path", &kernel->copy_path,
                        {{"auto", CopyPath::kAuto}, {"bulk", CopyPath::kBulk}, {"load-store", CopyPath::kLoadStore}},
                        "CUDA: how rows are carried (default auto)");

@@ -7,15 +7,18 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/bench_plan.hpp"
 #include "bench/bench_rank.hpp"
 #include "bench/bench_result.hpp"
 #include "bench/kernel_settings.hpp"
+#include "report/output.hpp"
 #include "report/table.hpp"
 #include "run/exit_code.hpp"
 #include "run/launcher.hpp"
+#include "run/option_types.hpp"
 #include "run/run_options.hpp"
 
 namespace ferry::tools {
@@ -132,22 +135,29 @@ int run_tune(const TuneOptions& options) {
   auto backend = resolve_backend(options.common, launch->num_nodes);
   if (!backend) return fail(backend.status(), kExitUsage);
   if (*backend != "cuda") {
-    fmt::print("backend {}: there is nothing to tune; the settings of kernels are for the backend cuda\n", *backend);
-    return kExitOk;
+    Status status =
+        print(stdout, fmt::format("backend {}: there is nothing to tune; the settings of kernels are for the "
+                                  "backend cuda\n",
+                                  *backend));
+    return status ? kExitOk : fail(status, kExitFailed);
   }
-  if (Status status = check_writable(options.json_path); !status) return fail(status, kExitUsage);
+  if (Status status = check_writable(options.json_path, "the report"); !status) return fail(status, kExitUsage);
   BenchPlan plan = options.plan;
   plan.num_ranks = launch->num_ranks;
   plan.backend = *backend;
   plan.timeout_ns = options.common.timeout_ns();
+  plan.arena_bytes = options.common.arena_bytes;
   plan.seed = options.common.seed;
   plan.measures_limit = false;
   const KernelOptions base = plan.kernels.front();
 
-  fmt::print("{} ranks, {} tokens each, hidden {}, top {} of {} experts; {} iterations after {} to warm up\n\n",
-             plan.num_ranks, plan.num_tokens, plan.hidden, plan.num_topk, plan.num_experts, plan.num_iterations,
-             plan.num_warmup);
-  std::fflush(stdout);
+  const auto show = [](std::string_view text) { return print(stdout, text); };
+  Status shown =
+      show(fmt::format("{} ranks, {} tokens each, hidden {}, top {} of {} experts; {} iterations after {} to "
+                       "warm up\n\n",
+                       plan.num_ranks, plan.num_tokens, plan.hidden, plan.num_topk, plan.num_experts,
+                       plan.num_iterations, plan.num_warmup));
+  if (!shown) return fail(shown, kExitFailed);
   std::vector<Sweep> all;
   for (const BenchMemory memory : {BenchMemory::kSymmetric, BenchMemory::kPlain}) {
     for (const BenchDType dtype : {BenchDType::kBfloat16, BenchDType::kFp8}) {
@@ -159,13 +169,16 @@ int run_tune(const TuneOptions& options) {
       auto outcome = run_ranks(run_options, [&](RankContext& context) { return run_bench_rank(plan, context); });
       if (!outcome) return fail(outcome.status(), kExitFailed);
       for (Sweep& sweep : sweeps_of(plan, *outcome)) {
-        fmt::print("{}", to_text(sweep));
-        std::fflush(stdout);
+        if (shown = show(to_text(sweep)); !shown) return fail(shown, kExitFailed);
         all.push_back(std::move(sweep));
       }
     }
   }
-  for (const Sweep& sweep : all) fmt::print("best for {}: {}\n", sweep.name, describe(sweep.kernels[sweep.best()]));
+  std::string best;
+  for (const Sweep& sweep : all) {
+    best += fmt::format("best for {}: {}\n", sweep.name, describe(sweep.kernels[sweep.best()]));
+  }
+  if (shown = show(best); !shown) return fail(shown, kExitFailed);
   if (options.json_path.empty()) return kExitOk;
   Status status = write_json(options.json_path, sweeps_to_json(all));
   return status ? kExitOk : fail(status, kExitFailed);
@@ -187,9 +200,9 @@ void add_tune_command(CLI::App& app, int* exit_code) {
       app.add_subcommand("tune", "Find the kernel settings with which dispatch and combine are fastest on these GPUs");
   add_common_options(*command, &options->common);
   command->add_option("--tokens", plan.num_tokens, "Tokens of each rank")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+      ->check(whole_number(std::int64_t{1}, std::int64_t{1} << 20))
       ->capture_default_str();
-  command->add_option("--json", options->json_path, "Write all settings and times to this file as JSON");
+  command->add_option("--json", options->json_path, "Write all settings and times to this file as JSON")->check(path());
   command->callback([options, exit_code] { *exit_code = run_tune(*options); });
 }
 

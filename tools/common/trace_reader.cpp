@@ -1,13 +1,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
+#include <utility>
 
+#include "common/read_file.hpp"
 #include "common/routing_source.hpp"
 #include "ferry/routing.hpp"
 
@@ -17,23 +17,30 @@ namespace {
 
 using nlohmann::json;
 
+/// Numbers beyond 2^63 would wrap to negative ones.
+bool is_whole(const json& value, std::int64_t low, std::int64_t high) {
+  if (!value.is_number_integer()) return false;
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(high)) return false;
+  return value.get<std::int64_t>() >= low && value.get<std::int64_t>() <= high;
+}
+
 /// Reads a trace line by line; `error_` is the first thing that is wrong.
 class TraceReader {
  public:
   explicit TraceReader(const std::string& path) : path_(path) {}
 
   Result<Trace> read() {
-    std::ifstream file(path_);
-    if (!file) {
-      return Status(ErrorCode::kSystem, fmt::format("cannot read the trace {}: {}", path_, std::strerror(errno)));
+    auto bytes = read_file(path_, "the trace", kMaxBytes + 1);
+    if (!bytes) return bytes.status();
+    if (bytes->size() > kMaxBytes) {
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("the trace {} has more than {} bytes; give a part of it", path_, kMaxBytes));
     }
-    for (std::string line; std::getline(file, line);) {
+    std::istringstream lines(std::move(*bytes));
+    for (std::string line; std::getline(lines, line);) {
       ++line_number_;
       if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
       if (Status status = take_line(line); !status) return status;
-    }
-    if (file.bad()) {
-      return Status(ErrorCode::kSystem, fmt::format("cannot read the trace {}: {}", path_, std::strerror(errno)));
     }
     return finish();
   }
@@ -67,7 +74,7 @@ class TraceReader {
   Status take_count(const json& meta, const char* key, std::int64_t largest, std::optional<std::int64_t>* count) const {
     if (!meta.contains(key)) return {};
     const json& value = meta[key];
-    if (!value.is_number_integer() || value.get<std::int64_t>() < 1 || value.get<std::int64_t>() > largest) {
+    if (!is_whole(value, 1, largest)) {
       return wrong(fmt::format("{} is {}; expected a whole number from 1 to {}", key, value.dump(), largest));
     }
     *count = value.get<std::int64_t>();
@@ -105,7 +112,7 @@ class TraceReader {
 
   Status take_entry(const json& id, const json& weight) {
     const std::int64_t end = meta_num_experts_.value_or(kMaxExperts);
-    if (!id.is_number_integer() || id.get<std::int64_t>() < -1 || id.get<std::int64_t>() >= end) {
+    if (!is_whole(id, -1, end - 1)) {
       return wrong(fmt::format("expert id {} is not a whole number from -1 to {}", id.dump(), end - 1));
     }
     if (!weight.is_number() || !std::isfinite(weight.get<float>())) {
@@ -123,6 +130,8 @@ class TraceReader {
     return std::move(trace_);
   }
 
+  /// Millions of tokens; what has more, such as a device, would only fill the memory.
+  static constexpr std::size_t kMaxBytes = std::size_t{1} << 30;
   /// More than any model has by far; a larger number in a trace is damage.
   static constexpr std::int64_t kMaxExperts = 65536;
 

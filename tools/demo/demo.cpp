@@ -3,8 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/Validators.hpp>
-#include <cstdio>
-#include <map>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -15,9 +14,11 @@
 #include "demo/picture.hpp"
 #include "demo/report.hpp"
 #include "report/json_report.hpp"
+#include "report/output.hpp"
 #include "report/progress.hpp"
 #include "run/exit_code.hpp"
 #include "run/launcher.hpp"
+#include "run/option_types.hpp"
 #include "run/run_options.hpp"
 
 namespace ferry::tools {
@@ -56,18 +57,18 @@ Result<DemoPlan> make_plan(const DemoOptions& options, int num_ranks) {
   plan.payload = options.payload;
   plan.seed = options.common.seed;
   plan.timeout_ns = options.common.timeout_ns();
+  plan.arena_bytes = options.common.arena_bytes;
   plan.spoiled_token = options.spoiled_token;
   if (!options.trace_path.empty()) {
     auto trace = read_trace(options.trace_path);
     if (!trace) return trace.status();
     plan.trace = std::move(*trace);
   }
-  auto text = load_text(options.text_path);
-  if (!text) return text.status();
-  plan.text = std::move(*text);
-
   plan.shape = scaled_shape(choose_preset(options, plan.trace), options.scale);
   const std::int64_t most_tokens = num_ranks * options.tokens_per_rank.value_or(kDefaultTokensPerRank);
+  auto text = load_text(options.text_path, plan.trace ? plan.trace->table.num_tokens : most_tokens);
+  if (!text) return text.status();
+  plan.text = std::move(*text);
   if (plan.trace) {
     const RoutingTable& table = plan.trace->table;
     plan.shape.num_experts = table.num_experts;
@@ -122,8 +123,9 @@ Status judge(const RunOutcome& outcome, DemoReport* report) {
 
 int report_outcome(const DemoOptions& options, const RunOutcome& outcome, DemoReport* report) {
   if (Status status = judge(outcome, report); !status) return report_failure("demo", status, kExitFailed);
-  fmt::print(text_stream(options.report_path), "{}", to_text(*report));
-  std::fflush(stdout);
+  if (Status status = print(text_stream(options.report_path), to_text(*report)); !status) {
+    return report_failure("demo", status, kExitFailed);
+  }
   if (!options.report_path.empty()) {
     Status status = write_json(options.report_path, to_json(*report));
     if (!status) return report_failure("demo", status, kExitFailed);
@@ -146,6 +148,9 @@ int run_demo(const DemoOptions& options) {
   if (options.picture_path == "-") {
     return refuse({ErrorCode::kInvalidArgument, "--picture -: a picture goes to a file; name one that ends in .svg"});
   }
+  if (!options.picture_path.empty() && options.picture_path == options.report_path) {
+    return refuse({ErrorCode::kInvalidArgument, "--picture and --report name the same file; give each its own"});
+  }
   Status writable = check_output(options.picture_path, *launch, "the picture");
   if (!writable) return refuse(writable);
   auto plan = make_plan(options, launch->num_ranks);
@@ -153,13 +158,15 @@ int run_demo(const DemoOptions& options) {
   plan->num_nodes = launch->num_nodes;
   plan->backend = *backend;
   plan->transport = options.common.transport;
+  plan->net_devices = options.common.net_devices;
 
   DemoReport report;
   report.plan = &*plan;
   report.launch = launch->description;
   if (launch->reports_here()) {
-    fmt::print(text_stream(options.report_path), "{}", introduction(*plan, launch->description));
-    std::fflush(stdout);
+    Status status = print(text_stream(options.report_path), introduction(*plan, launch->description));
+    // A launcher's other ranks do not know: with them the run goes on, and its end reports this.
+    if (!status && !launch->from_environment) return report_failure("demo", status, kExitFailed);
   }
   const std::int64_t start_ns = now_ns();
   const RunOptions run_options{*launch, RankArea::size_bytes(*plan), plan->timeout_ns};
@@ -191,27 +198,33 @@ void add_demo_command(CLI::App& app, int* exit_code) {
       ->add_option(
           "--tokens", options->tokens_per_rank,
           fmt::format("Most tokens per rank (default {}; with --trace, the whole trace)", kDefaultTokensPerRank))
-      ->check(CLI::Range(std::int64_t{1}, kMaxTokensPerRank));
+      ->check(whole_number(std::int64_t{1}, kMaxTokensPerRank));
   command
       ->add_option("--model", options->model,
                    "Model whose layer is computed (default: the one that the trace names, else deepseek-v3)")
       ->check(selectable_models());
   command->add_option("--scale", options->scale, "Divide the model's hidden and intermediate sizes by this")
-      ->check(CLI::Range(std::int64_t{1}, kMaxScale))
+      ->check(whole_number(std::int64_t{1}, kMaxScale))
       ->capture_default_str();
-  const std::map<std::string, PayloadType> dtypes = {{"bf16", PayloadType::kBfloat16}, {"fp8", PayloadType::kFp8}};
-  command->add_option("--dtype", options->payload, "How tokens travel to the experts (default bf16)")
-      ->transform(CLI::CheckedTransformer(dtypes))
-      ->option_text("{bf16,fp8}");
-  command->add_option("--text", options->text_path, "Text whose bytes are the tokens (default: Ferry's documents)");
-  command->add_option("--trace", options->trace_path,
-                      "Recorded router decisions in place of the router: JSON lines with topk_ids and topk_weights");
-  command->add_option("--report", options->report_path,
-                      "Write everything that is printed to this file as JSON (-: only JSON, to stdout)");
-  command->add_option("--picture", options->picture_path,
-                      "Draw the rows sent between ranks and the load of each expert into this file (SVG)");
+  add_choice<PayloadType>(*command, "--dtype", &options->payload,
+                          {{"bf16", PayloadType::kBfloat16}, {"fp8", PayloadType::kFp8}},
+                          "How tokens travel to the experts (default bf16)");
+  command->add_option("--text", options->text_path, "Text whose bytes are the tokens (default: Ferry's documents)")
+      ->check(path());
+  command
+      ->add_option("--trace", options->trace_path,
+                   "Recorded router decisions in place of the router: JSON lines with topk_ids and topk_weights")
+      ->check(path());
+  command
+      ->add_option("--report", options->report_path,
+                   "Write everything that is printed to this file as JSON (-: only JSON, to stdout)")
+      ->check(path());
+  command
+      ->add_option("--picture", options->picture_path,
+                   "Draw the rows sent between ranks and the load of each expert into this file (SVG)")
+      ->check(path());
   command->add_option("--spoil-token", options->spoiled_token, "Spoil this token's result, to see the check fail")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   command->callback([options, exit_code] { *exit_code = run_demo(*options); });
 }
 

@@ -41,9 +41,11 @@ class DemoRank {
     GroupOptions options;
     options.backend = plan_.backend;
     options.timeout_ns = plan_.timeout_ns;
+    options.arena_bytes = plan_.arena_bytes;
     options.device = device_.ordinal();
     options.ranks_per_node = plan_.ranks_per_node();
     options.transport = plan_.transport;
+    options.net_devices = plan_.net_devices;
     auto group = Group::create(context_.bootstrap(), options);
     if (!group) return group.status();
     group_ = std::move(*group);

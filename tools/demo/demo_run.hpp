@@ -28,9 +28,11 @@ struct DemoPlan {
   int num_nodes = 1;
   std::string backend;
   std::string transport;
+  std::string net_devices;
   PayloadType payload = PayloadType::kBfloat16;
   std::uint64_t seed = 0;
   std::int64_t timeout_ns = 0;
+  std::uint64_t arena_bytes = 0;
   std::int64_t num_tokens = 0;  ///< of all ranks
   LayerShape shape;
   Text text;                        ///< at least num_tokens bytes

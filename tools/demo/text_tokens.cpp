@@ -3,16 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <system_error>
 
 #include "common/bfloat16.hpp"
 #include "common/hash.hpp"
+#include "common/read_file.hpp"
 
 namespace ferry::tools {
 
@@ -37,17 +34,8 @@ constexpr const char* kEmbeddedText =
     "Nothing is sorted, nothing is sent twice, and the sums are always made in the same order, so that two runs give "
     "the same bits. This paragraph is here for the case that the documents of the project are not at hand.\n";
 
-Result<std::string> read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.is_open() || file.bad()) {
-    return Status(ErrorCode::kSystem, fmt::format("cannot read the text {}: {}", path, std::strerror(errno)));
-  }
-  return bytes;
-}
-
 /// README.md and docs/*.md of the source folder, in a fixed order.
-Text read_documents() {
+Text read_documents(std::size_t max_bytes) {
   namespace fs = std::filesystem;
   const fs::path root(FERRY_SOURCE_DIR);
   std::vector<std::string> paths;
@@ -60,7 +48,7 @@ Text read_documents() {
   Text text;
   int num_documents = 0;
   for (const std::string& path : paths) {
-    if (auto bytes = read_file(path); bytes && !bytes->empty()) {
+    if (auto bytes = read_file(path, "the text", max_bytes); bytes && !bytes->empty()) {
       text.bytes += *bytes;
       ++num_documents;
     }
@@ -77,13 +65,14 @@ float mean_square(const std::vector<float>& row) {
 
 }  // namespace
 
-Result<Text> load_text(const std::string& path) {
+Result<Text> load_text(const std::string& path, std::int64_t max_bytes) {
+  const auto most = static_cast<std::size_t>(max_bytes);
   if (path.empty()) {
-    Text text = read_documents();
+    Text text = read_documents(most);
     if (text.bytes.empty()) text = {kEmbeddedText, "the text built into this program"};
     return text;
   }
-  auto bytes = read_file(path);
+  auto bytes = read_file(path, "the text", most);
   if (!bytes) return bytes.status();
   if (bytes->empty()) {
     return Status(ErrorCode::kInvalidArgument, fmt::format("the text {} is empty; give a file with some text", path));

@@ -18,8 +18,9 @@ struct Text {
 
 /// The file at `path`; if that is empty, this project's own documents where the source folder still exists, otherwise a
 /// short text that is part of the program.
+/// Of a file, at least the first `max_bytes` if it has them.
 /// @errors kSystem: cannot be read; kInvalidArgument: empty
-Result<Text> load_text(const std::string& path);
+Result<Text> load_text(const std::string& path, std::int64_t max_bytes);
 
 /// The embedding of tokens [first, first + count) of `text` as [count, hidden] bf16, each row of mean square 1.
 /// A row depends on its byte and, ever less, on the few bytes before it, so that equal bytes make different tokens. It

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,7 +11,9 @@
 #include "ferry/version.hpp"
 #include "report/host_facts.hpp"
 #include "report/json_report.hpp"
+#include "report/output.hpp"
 #include "run/exit_code.hpp"
+#include "run/option_types.hpp"
 
 namespace ferry::tools {
 
@@ -67,6 +68,9 @@ Json to_json(const std::vector<Finding>& findings, bool works) {
 }
 
 int run_doctor(const DoctorOptions& options) {
+  if (Status status = check_writable(options.json_path, "the report"); !status) {
+    return report_failure("doctor", status, kExitUsage);
+  }
   std::vector<Finding> findings = examine_all();
   bool works = true;
   std::string verdict;
@@ -81,10 +85,11 @@ int run_doctor(const DoctorOptions& options) {
   verdict += findings.back().health == Health::kOk ? "Ranks of several nodes exchange here (CPU ranks only so far).\n"
                                                    : "Ranks of several nodes do not exchange here.\n";
   if (options.json_path != "-") {
-    fmt::print("Ferry {} ({}) on {}\n\n", version(), commit(), read_host_facts().kernel);
-    for (const Finding& finding : findings) fmt::print("{}", to_text(finding));
-    fmt::print("\n{}", verdict);
-    std::fflush(stdout);
+    std::string text = fmt::format("Ferry {} ({}) on {}\n\n", version(), commit(), read_host_facts().kernel);
+    for (const Finding& finding : findings) text += to_text(finding);
+    if (Status status = print(stdout, text + "\n" + verdict); !status) {
+      return report_failure("doctor", status, kExitFailed);
+    }
   }
   if (!options.json_path.empty()) {
     if (Status status = write_json(options.json_path, to_json(findings, works)); !status) {
@@ -99,8 +104,8 @@ int run_doctor(const DoctorOptions& options) {
 void add_doctor_command(CLI::App& app, int* exit_code) {
   auto options = std::make_shared<DoctorOptions>();
   CLI::App* command = app.add_subcommand("doctor", "Report what this machine offers, what is missing, and what to do");
-  command->add_option("--json", options->json_path,
-                      "Write the findings to this file as JSON (-: only JSON, to stdout)");
+  command->add_option("--json", options->json_path, "Write the findings to this file as JSON (-: only JSON, to stdout)")
+      ->check(path());
   command->callback([options, exit_code] { *exit_code = run_doctor(*options); });
 }
 

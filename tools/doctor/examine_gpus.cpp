@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 
+#include <charconv>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "device/device_facts.hpp"
@@ -64,13 +67,50 @@ std::vector<Finding> examine_peers(int num_devices) {
   return {{Health::kOk, "gpu peers", fmt::format("all {} GPUs reach each other: {}", num_devices, usual), ""}};
 }
 
+/// CUDA's variable for the hardware queues between a process and a GPU, and what it takes where that is not set (CUDA
+/// programming guide, environment variables).
+constexpr const char* kConnectionsVariable = "CUDA_DEVICE_MAX_CONNECTIONS";
+constexpr int kDefaultConnections = 8;
+/// Of a rank: the stream of its calls, and the library's own for zeroed memory and for refused calls.
+constexpr int kStreamsPerGroup = 3;
+/// Groups whose calls a rank makes on streams of their own, for example one for each micro-batch.
+constexpr int kUsualNumGroups = 2;
+
+/// Streams that share a connection run in the order of their launches, and so the kernels of one group can wait behind
+/// those of another that wait for a rank on which the order is the reverse.
+Finding examine_connections() {
+  const char* const variable = std::getenv(kConnectionsVariable);
+  const std::string_view text = variable == nullptr ? "" : variable;
+  int connections = kDefaultConnections;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), connections);
+  const bool is_set = error == std::errc() && end == text.data() + text.size() && connections > 0;
+  if (!is_set) connections = kDefaultConnections;
+  constexpr int kEnough = kStreamsPerGroup * kUsualNumGroups;
+  Finding finding{Health::kOk, "gpu connections",
+                  is_set ? fmt::format("{}={}", kConnectionsVariable, connections)
+                         : fmt::format("{} is not set: {}", kConnectionsVariable, connections),
+                  ""};
+  if (connections < kEnough) {
+    finding.health = Health::kWarn;
+    finding.advice = fmt::format(
+        "streams share connections and wait for each other: calls of two groups on two streams can time out, and "
+        "allocate waits for calls; unset it, or {} or more ({} for each group of a rank on the GPU)",
+        kEnough, kStreamsPerGroup);
+  }
+  return finding;
+}
+
 }  // namespace
 
 std::vector<Finding> examine_gpus() {
   if (!built_with_cuda()) return {};  // examine_backends reports it
   auto num_devices = count_devices();
   if (!num_devices) {
-    return {{Health::kMissing, "gpus", std::string(num_devices.status().message()), "ranks run on the CPU"}};
+    std::vector<Finding> findings = {
+        {Health::kMissing, "gpus", std::string(num_devices.status().message()), "ranks run on the CPU"}};
+    // The environment may be meant for other machines.
+    if (std::getenv(kConnectionsVariable) != nullptr) findings.push_back(examine_connections());
+    return findings;
   }
   std::vector<Finding> findings;
   bool all_have_descriptors = true;
@@ -84,6 +124,7 @@ std::vector<Finding> examine_gpus() {
                       all_have_descriptors ? "shared between ranks by file descriptors (cuMem)"
                                            : "no file-descriptor handles (cuMem): shared between ranks by cudaIpc",
                       ""});
+  findings.push_back(examine_connections());
   return findings;
 }
 

@@ -1,7 +1,12 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 
 #include "doctor/finding.hpp"
@@ -20,6 +25,8 @@ constexpr rlim_t kDescriptorsPerPeer = 4;
 constexpr rlim_t kDescriptorsAside = 64;
 /// The default demo with all its rank processes stays below this.
 constexpr std::int64_t kComfortableMemoryBytes = std::int64_t{2} << 30;
+/// Eight ranks of two nodes share memory if they have 48 MiB in all, but not if they have 32 MiB (UCX 1.13).
+constexpr std::uint64_t kComfortableShmBytes = std::uint64_t{64} << 20;
 
 Finding examine_cpu(const HostFacts& facts) {
   Finding finding{Health::kOk, "cpu", fmt::format("{}, {} usable CPUs", facts.cpu_model, facts.num_cpus), ""};
@@ -53,6 +60,25 @@ Finding examine_memory(const HostFacts& facts) {
   return finding;
 }
 
+/// Where ranks of several nodes on one host share memory; ranks of one node need none of it.
+Finding examine_shared_memory() {
+  constexpr const char* kFolder = "/dev/shm";
+  constexpr const char* kAdvice =
+      "several nodes on this host may not work, or only over loopback TCP, which is slower; docker run --shm-size=1g, "
+      "or "
+      "mount -o remount,size=1G /dev/shm";
+  struct statvfs info {};
+  if (statvfs(kFolder, &info) != 0) return {Health::kWarn, kFolder, std::strerror(errno), kAdvice};
+  const std::uint64_t free_bytes = std::uint64_t{info.f_bavail} * info.f_frsize;
+  const std::uint64_t size_bytes = std::uint64_t{info.f_blocks} * info.f_frsize;
+  const bool writable = (info.f_flag & ST_RDONLY) == 0 && access(kFolder, W_OK | X_OK) == 0;
+  const bool good = writable && free_bytes >= kComfortableShmBytes;
+  return {good ? Health::kOk : Health::kWarn, kFolder,
+          fmt::format("{} of {} free{}", format_bytes(static_cast<double>(free_bytes)),
+                      format_bytes(static_cast<double>(size_bytes)), writable ? "" : ", not writable"),
+          good ? "" : kAdvice};
+}
+
 Finding examine_descriptors() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -72,7 +98,8 @@ Finding examine_descriptors() {
 
 std::vector<Finding> examine_host() {
   const HostFacts facts = read_host_facts();
-  return {examine_cpu(facts), examine_simd(facts), examine_memory(facts), examine_descriptors()};
+  return {examine_cpu(facts), examine_simd(facts), examine_memory(facts), examine_shared_memory(),
+          examine_descriptors()};
 }
 
 std::vector<Finding> examine_launchers() {

@@ -1,10 +1,15 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <netdb.h>
+#include <sys/socket.h>
 
+#include <array>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "doctor/finding.hpp"
+#include "ferry/bootstrap.hpp"
 #include "ferry/transports.hpp"
 
 namespace ferry::tools {
@@ -22,6 +27,49 @@ std::string loaded_ucx_version() {
   return version;
 }
 
+std::string describe(const NetDeviceInfo& device) {
+  if (device.rdma) return fmt::format("{}{}", device.name, device.usable ? "" : " (port not active)");
+  if (device.addresses.empty()) return fmt::format("{} (no address)", device.name);
+  return fmt::format("{} ({}{})", device.name, fmt::join(device.addresses, ", "), device.usable ? "" : ", down");
+}
+
+/// The numeric address of the host that the launcher's variables give for rank 0; empty where there is no launcher or
+/// the name has no address.
+std::string address_of_rank_0() {
+  if (launcher_variables_from_environment().empty()) return "";
+  const auto options = tcp_bootstrap_options_from_environment();
+  if (!options) return "";
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (getaddrinfo(options->host.c_str(), nullptr, &hints, &list) != 0) return "";
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, &freeaddrinfo);
+  std::array<char, NI_MAXHOST> text{};
+  const int error = getnameinfo(list->ai_addr, list->ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return error == 0 ? text.data() : "";
+}
+
+std::vector<Finding> examine_net_devices() {
+  Finding devices{Health::kOk, "net devices", "", ""};
+  for (const NetDeviceInfo& device : net_devices()) {
+    devices.observed += (devices.observed.empty() ? "" : "; ") + describe(device);
+  }
+  if (devices.observed.empty()) {
+    devices = {Health::kMissing, "net devices", "none", "ranks cannot be on several hosts"};
+  }
+  const auto choice = choose_net_devices("", address_of_rank_0());
+  if (!choice) {
+    return {devices,
+            {Health::kWarn, "net choice", std::string(choice.status().message()),
+             "ranks of one host need no device; for several hosts set FERRY_NET_DEVICES"}};
+  }
+  return {devices,
+          {Health::kOk, "net choice",
+           fmt::format("between hosts ranks listen on {} only ({}), among ranks of this host on loopback only",
+                       choice->devices, choice->reason),
+           ""}};
+}
+
 }  // namespace
 
 std::vector<Finding> examine_networks() {
@@ -33,6 +81,7 @@ std::vector<Finding> examine_networks() {
       finding.observed += fmt::format("; version {}", loaded_ucx_version());
     findings.push_back(std::move(finding));
   }
+  for (Finding& finding : examine_net_devices()) findings.push_back(std::move(finding));
   return findings;
 }
 

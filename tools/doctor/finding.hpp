@@ -30,7 +30,8 @@ std::vector<Finding> examine_gpus();
 /// Routes, dispatches and combines a few tokens between two ranks of this process, on GPUs 0 and 1 for the backend cuda
 /// (both on 0 where there is one). Ok exactly if the sums are right.
 Finding prove_backend(const std::string& backend);
-/// The engines between nodes, and the version of UCX that was found.
+/// The engines between nodes, the version of UCX that was found, the devices of this host, and which of them a rank
+/// here would use between hosts.
 std::vector<Finding> examine_networks();
 /// The same proof between two ranks of this process as two nodes, over the network that "auto" takes. Ok exactly if the
 /// sums are right; missing where there is no network.

@@ -1,8 +1,10 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "device/rank_device.hpp"
 #include "doctor/finding.hpp"
 #include "ferry/ferry.hpp"
+#include "launch/listening_sockets.hpp"
 
 namespace ferry::tools {
 
@@ -26,16 +29,22 @@ Status mirror(const RankDevice& device, std::vector<T>& host, MirroredBlock* blo
   return block->mirror(device, host.data(), host.size() * sizeof(T));
 }
 
+/// The network between the ranks.
+struct SeenNetwork {
+  NetworkUsage usage;
+  std::vector<launch::ListeningSocket> sockets;  ///< of this process
+};
+
 /// Each rank sends each token to both ranks, whose experts give back what they got: every sum is twice the token, which
-/// no rounding changes. `network`, where it is asked for, is the one between the ranks.
-Status run_rank(GroupOptions options, const std::shared_ptr<Bootstrap>& bootstrap, NetworkUsage* network) {
+/// no rounding changes.
+Status run_rank(GroupOptions options, const std::shared_ptr<Bootstrap>& bootstrap, SeenNetwork* seen) {
   auto device = RankDevice::open(options.backend, bootstrap->rank());
   if (!device) return device.status();
   options.timeout_ns = kTimeoutNs;
   options.device = device->ordinal();
   auto group = Group::create(bootstrap, options);
   if (!group) return group.status();
-  if (network != nullptr) *network = (*group)->network_usage();
+  if (seen != nullptr) *seen = {(*group)->network_usage(), launch::listening_sockets(getpid())};
 
   std::vector<std::int64_t> ids(kNumTokens * kNumRanks);
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i) % kNumRanks;
@@ -84,7 +93,7 @@ Status run_rank(GroupOptions options, const std::shared_ptr<Bootstrap>& bootstra
 }
 
 /// Both ranks, each in a thread; the first failure.
-Status run_both(const GroupOptions& options, NetworkUsage* network) {
+Status run_both(const GroupOptions& options, SeenNetwork* seen) {
   auto bootstraps = create_in_process_bootstraps(kNumRanks);
   if (!bootstraps) return bootstraps.status();
   std::array<Status, kNumRanks> statuses;
@@ -92,7 +101,7 @@ Status run_both(const GroupOptions& options, NetworkUsage* network) {
     std::vector<std::jthread> threads;
     for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
       threads.emplace_back(
-          [&, rank] { statuses[rank] = run_rank(options, (*bootstraps)[rank], rank == 0 ? network : nullptr); });
+          [&, rank] { statuses[rank] = run_rank(options, (*bootstraps)[rank], rank == 0 ? seen : nullptr); });
     }
   }
   for (const Status& status : statuses) {
@@ -111,6 +120,13 @@ std::string where(const std::string& backend) {
 std::string route_of(const NetworkUsage& network) {
   const std::string route = network.rails.empty() ? "" : network.rails.front().route;
   return route.empty() || route.find('\n') != std::string::npos ? "" : "; path: " + route;
+}
+
+/// "; listens on 127.0.0.1": every address once.
+std::string listening_at(const std::vector<launch::ListeningSocket>& sockets) {
+  std::set<std::string> addresses;
+  for (const launch::ListeningSocket& socket : sockets) addresses.insert(socket.address);
+  return addresses.empty() ? "" : fmt::format("; listening on {}", fmt::join(addresses, ", "));
 }
 
 }  // namespace
@@ -134,16 +150,16 @@ Finding prove_nodes() {
   GroupOptions options;
   options.backend = "cpu";
   options.ranks_per_node = 1;
-  NetworkUsage network;
+  SeenNetwork seen;
   Finding finding{Health::kOk, "proof nodes", "", ""};
-  if (Status status = run_both(options, &network); !status) {
+  if (Status status = run_both(options, &seen); !status) {
     finding.health = Health::kMissing;
     finding.observed = status.to_string();
     finding.advice = "keep all ranks on one node, or see the lines on networks above (UCX_LOG_LEVEL=info logs more)";
     return finding;
   }
-  finding.observed = fmt::format("{} ranks as {} nodes over {} did the same, sums are right{}", kNumRanks, kNumRanks,
-                                 network.transport, route_of(network));
+  finding.observed = fmt::format("{} ranks as {} nodes over {} did the same, sums are right{}{}", kNumRanks, kNumRanks,
+                                 seen.usage.transport, route_of(seen.usage), listening_at(seen.sockets));
   return finding;
 }
 

@@ -5,16 +5,19 @@
 #include <CLI/Formatter.hpp>
 #include <exception>
 #include <new>
+#include <sstream>
 
 #include "bench/bench.hpp"
 #include "bench/tune.hpp"
 #include "demo/demo.hpp"
 #include "doctor/doctor.hpp"
 #include "ferry/version.hpp"
+#include "report/output.hpp"
 #include "run/exit_code.hpp"
 
 int main(int argc, char** argv) {
   using namespace ferry::tools;
+  hold_standard_streams();
   int exit_code = kExitOk;
   try {
     CLI::App app("Ferry: expert-parallel dispatch and combine", "ferry");
@@ -27,8 +30,18 @@ int main(int argc, char** argv) {
     add_doctor_command(app, &exit_code);
     try {
       app.parse(argc, argv);
+    } catch (const CLI::RequiredError& error) {
+      // The only thing that is required is a command.
+      print_error(fmt::format("ferry: {}; give one of demo, bench, tune, doctor, or run ferry --help\n",
+                              argc > 1 ? fmt::format("{} is not a command", argv[1]) : "no command was given"));
+      return kExitUsage;
     } catch (const CLI::ParseError& error) {
-      return app.exit(error) == 0 ? kExitOk : kExitUsage;
+      std::ostringstream help;
+      std::ostringstream complaint;
+      const bool asked_for_help = app.exit(error, help, complaint) == 0;
+      print_error(complaint.str());
+      if (ferry::Status status = print(stdout, help.str()); !status) return report_failure("", status, kExitFailed);
+      return asked_for_help ? kExitOk : kExitUsage;
     }
   } catch (const std::bad_alloc&) {
     return report_failure(

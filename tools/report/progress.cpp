@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <utility>
+
+#include "report/output.hpp"
 
 namespace ferry::tools {
 
@@ -19,17 +20,15 @@ Progress::Progress(std::string command, bool enabled)
 void Progress::step(std::string_view what) {
   if (!enabled_) return;
   if (on_terminal_) {
-    fmt::print(stderr, "{}{}: {} …", kRewriteLine, command_, what);
-    std::fflush(stderr);
+    print_error(fmt::format("{}{}: {} …", kRewriteLine, command_, what));
   } else {
-    fmt::print(stderr, "{}: {}\n", command_, what);
+    print_error(fmt::format("{}: {}\n", command_, what));
   }
 }
 
 void Progress::clear() {
   if (!enabled_ || !on_terminal_) return;
-  fmt::print(stderr, "{}", kRewriteLine);
-  std::fflush(stderr);
+  print_error(kRewriteLine);
 }
 
 }  // namespace ferry::tools

@@ -2,10 +2,36 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cstdio>
 #include <string>
+#include <string_view>
+#include <utility>
+
+#include "report/output.hpp"
 
 namespace ferry::tools {
+
+namespace {
+
+/// What the library's advice names, and the option of this command that sets it.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kOptions = {
+    {{"GroupOptions::arena_bytes", "--arena"},
+     {"GroupOptions::timeout_ns", "--timeout"},
+     {"GroupOptions::transport", "--transport"},
+     {"GroupOptions::backend", "--backend"}}};
+
+std::string in_terms_of_options(std::string_view message) {
+  std::string text(message);
+  for (const auto& [member, option] : kOptions) {
+    for (std::size_t at = text.find(member); at != std::string::npos; at = text.find(member, at + option.size())) {
+      text.replace(at, member.size(), option);
+    }
+  }
+  return text;
+}
+
+}  // namespace
 
 int report_failure(const char* command, const Status& status, int exit_code) {
   std::fflush(stdout);
@@ -14,7 +40,8 @@ int report_failure(const char* command, const Status& status, int exit_code) {
     kind = fmt::format(" ({}{})", to_string(status.code()),
                        status.peer() < 0 ? "" : fmt::format(", rank {}", status.peer()));
   }
-  fmt::print(stderr, "ferry {}: {}{}\n", command, status.message(), kind);
+  print_error(fmt::format("ferry{}{}: {}{}\n", *command == '\0' ? "" : " ", command,
+                          in_terms_of_options(status.message()), kind));
   return exit_code;
 }
 

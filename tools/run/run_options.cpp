@@ -3,44 +3,78 @@
 #include <fmt/format.h>
 
 #include <CLI/Validators.hpp>
-#include <algorithm>
-#include <map>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
 #include <string_view>
 
-#include "report/json_report.hpp"
+#include "report/output.hpp"
 #include "run/backend_probe.hpp"
+#include "run/option_types.hpp"
 
 namespace ferry::tools {
 
 namespace {
-const std::map<std::string, LaunchMode> launch_names = {
-    {"auto", LaunchMode::kAuto}, {"fork", LaunchMode::kFork}, {"environment", LaunchMode::kEnvironment}};
+/// As large as a CPU group takes (node::Arena): half of the addresses of a process on x86-64.
+constexpr std::uint64_t kMaxArenaBytes = std::uint64_t{1} << 46;
 constexpr double kMaxTimeoutSeconds = 86400.0;
 constexpr double kMinTimeoutSeconds = 0.1;
+
+/// CLI::AsSizeValue takes a unit by itself for one of it, which is what a script gives where a variable is not set.
+std::string starts_with_digit(std::string& given) {
+  const bool starts = !given.empty() && given.front() >= '0' && given.front() <= '9';
+  return starts ? std::string() : given + " does not begin with a number";
+}
+
+/// CLI::Range lets NaN through, which is not less than any bound.
+std::string is_number(const std::string& given) {
+  return std::isnan(std::strtod(given.c_str(), nullptr)) ? given + " is not a number of seconds" : std::string();
+}
 }  // namespace
 
 void add_common_options(CLI::App& command, CommonOptions* options) {
-  command.add_option("--ranks", options->num_ranks,
-                     fmt::format("Ranks, each a process (default {}; under a launcher, its number)", kDefaultNumRanks));
-  command.add_option("--nodes", options->num_nodes,
-                     "Nodes that the ranks are spread over evenly; ranks of different nodes share nothing but the "
-                     "network (default 1; under a launcher, its hosts)");
+  // The plan of the launch says which numbers make sense.
+  constexpr int kMinInt = std::numeric_limits<int>::min();
+  constexpr int kMaxInt = std::numeric_limits<int>::max();
+  command
+      .add_option("--ranks", options->num_ranks,
+                  fmt::format("Ranks, each a process (default {}; under a launcher, its number)", kDefaultNumRanks))
+      ->check(whole_number(kMinInt, kMaxInt))
+      ->option_text("INT");
+  command
+      .add_option("--nodes", options->num_nodes,
+                  "Nodes that the ranks are spread over evenly; ranks of different nodes share nothing but the network "
+                  "(default 1; under a launcher, its hosts)")
+      ->check(whole_number(kMinInt, kMaxInt))
+      ->option_text("INT");
   command
       .add_option("--transport", options->transport, "The network between nodes (default auto: the best that works)")
       ->check(CLI::IsMember({"auto", "ucx"}))
       ->option_text("{auto,ucx}");
+  command.add_option("--net-device,--net-devices", options->net_devices,
+                     "Network devices between hosts, e.g. eth0 or mlx5_0:1,mlx5_1:1 (default: FERRY_NET_DEVICES, else "
+                     "the interface that leads to rank 0 and all RDMA cards; `ferry doctor` lists them)");
   command.add_option("--backend", options->backend, "\"auto\" or a backend that `ferry doctor` lists")
       ->capture_default_str();
-  command
-      .add_option("--launch", options->launch,
-                  "Who starts the ranks: fork (this command), environment (torchrun, mpirun, srun: this process is one "
-                  "rank), auto (environment where a launcher's variables name more than one rank)")
-      ->transform(CLI::CheckedTransformer(launch_names))
-      ->option_text("{auto,fork,environment}");
+  add_choice<LaunchMode>(
+      command, "--launch", &options->launch,
+      {{"auto", LaunchMode::kAuto}, {"fork", LaunchMode::kFork}, {"environment", LaunchMode::kEnvironment}},
+      "Who starts the ranks: fork (this command), environment (torchrun, mpirun, srun: this process is one rank), auto "
+      "(environment where a launcher's variables name more than one rank)");
   command.add_option("--timeout", options->timeout_s, "Deadline of every wait, in seconds")
       ->check(CLI::Range(kMinTimeoutSeconds, kMaxTimeoutSeconds))
+      ->check(is_number)
       ->capture_default_str();
-  command.add_option("--seed", options->seed, "Seed of all generated data")->capture_default_str();
+  command
+      .add_option("--arena", options->arena_bytes,
+                  "Most symmetric memory of a rank, staging included, such as 8G or 512M (units of 1024; default 32G)")
+      ->transform(CLI::AsSizeValue(false))
+      ->transform(CLI::Validator(starts_with_digit, "", "size"))
+      ->check(whole_number(std::uint64_t{1}, kMaxArenaBytes))
+      ->option_text("SIZE");
+  command.add_option("--seed", options->seed, "Seed of all generated data")
+      ->check(whole_number(std::uint64_t{0}, std::numeric_limits<std::uint64_t>::max()))
+      ->capture_default_str();
 }
 
 LaunchRequest CommonOptions::launch_request() const { return {launch, num_ranks, num_nodes, kDefaultNumRanks}; }

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "ferry/group.hpp"
 #include "run/launch_plan.hpp"
 
 namespace ferry::tools {
@@ -18,8 +19,10 @@ struct CommonOptions {
   std::optional<int> num_nodes;
   std::string backend = "auto";
   std::string transport = "auto";
+  std::string net_devices;  ///< GroupOptions::net_devices
   LaunchMode launch = LaunchMode::kAuto;
   double timeout_s = 120.0;
+  std::uint64_t arena_bytes = kDefaultArenaBytes;
   std::uint64_t seed = 1;
 
   LaunchRequest launch_request() const;

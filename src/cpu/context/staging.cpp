@@ -7,16 +7,34 @@ namespace ferry::cpu {
 Result<std::byte*> Staging::ensure(Block& block, std::size_t bytes) {
   if (block.size_bytes >= bytes) return block.data;
   // Free the old block first: no peer reads it any more, and both may not fit.
-  arena_->give(block.data, block.size_bytes);
-  block = Block();
+  free(block);
   Result<std::byte*> grown = arena_->take(bytes);
   if (grown.ok()) block = Block{*grown, bytes};
   return grown;
 }
 
+void Staging::free(Block& block) {
+  arena_->give(block.data, block.size_bytes);
+  block = Block();
+}
+
+void Staging::trim() {
+  free(records_);
+  free(rows_);
+  for (std::size_t i = 0; i < tables_.size(); ++i) {
+    const bool latest = i != next_tables_;
+    if (latest && tables_are_read_) continue;
+    free(tables_[i]);
+    free(forward_tables_[i]);
+  }
+}
+
 Result<std::byte*> Staging::route_tables(std::size_t bytes) {
   Result<std::byte*> tables = ensure(tables_[next_tables_], bytes);
-  if (tables.ok()) next_tables_ = 1 - next_tables_;
+  if (tables.ok()) {
+    next_tables_ = 1 - next_tables_;
+    tables_are_read_ = true;
+  }
   return tables;
 }
 
@@ -31,8 +49,7 @@ Result<std::byte*> Staging::rows(std::size_t bytes) { return ensure(rows_, bytes
 Status Staging::check_room_for_rows(std::size_t bytes) {
   if (bytes <= rows_.size_bytes || bytes <= arena_->largest_free_bytes()) return {};
   // Between calls no peer reads the block, and freeing it may make a large enough range.
-  arena_->give(rows_.data, rows_.size_bytes);
-  rows_ = Block();
+  free(rows_);
   const std::size_t free_bytes = arena_->largest_free_bytes();
   if (bytes <= free_bytes) return {};
   return Status(

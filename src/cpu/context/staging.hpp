@@ -34,6 +34,11 @@ class Staging {
   /// Make sure that rows(bytes) will find room if nothing is allocated in between. (The machine may still be out of
   /// memory.)
   Status check_room_for_rows(std::size_t bytes);
+  /// All ranks have finished the latest route: a later call of theirs has begun.
+  void route_is_over() { tables_are_read_ = false; }
+  /// Frees what no peer can still use. Between calls: then only the latest route's tables can be read, until
+  /// route_is_over().
+  void trim();
   /// Arena memory held now.
   std::size_t held_bytes() const;
 
@@ -43,11 +48,13 @@ class Staging {
     std::size_t size_bytes = 0;
   };
   Result<std::byte*> ensure(Block& block, std::size_t bytes);
+  void free(Block& block);
 
   std::shared_ptr<Arena> arena_;
   std::array<Block, 2> tables_;
   std::array<Block, 2> forward_tables_;
   std::size_t next_tables_ = 0;
+  bool tables_are_read_ = false;  // perhaps those of the latest route, by peers that have not finished it
   Block records_;
   Block rows_;
 };

@@ -128,11 +128,14 @@ Status Router::read_counts() {
 Status Router::exchange_tables() {
   const int num_nodes = topology_.num_nodes();
   std::vector<std::size_t> offsets(to_size(num_nodes) + 1, 0);
+  plan::ForwardTableSum sum;
   for (int node = 0; node < num_nodes; ++node) {
     const ForwardTableSize size = table_size(rail_peer(topology_.rank, node), my_node());
     offsets[to_size(node) + 1] = offsets[to_size(node)] + size.wire_bytes();
+    sum.num_items += size.num_items;
+    sum.num_destinations += size.num_destinations;
   }
-  Result<std::byte*> block = staging_.forward_tables(offsets.back());
+  Result<std::byte*> block = staging_.forward_tables(plan::forward_tables_bytes(to_size(num_nodes), sum));
   if (!block.ok()) {
     return sync_.fail(block.status().code(), topology_.rank,
                       fmt::format("route: rank {} has no room for the forward tables of its rail: {}", topology_.rank,

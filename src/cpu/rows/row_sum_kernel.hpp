@@ -2,15 +2,28 @@
 #define FERRY_CPU_ROWS_ROW_SUM_KERNEL_HPP
 
 /// The loops behind row_sum.hpp, included by one source file per instruction set. Everything has internal linkage and
-/// uses no library code, so that the linker can never put one file's instructions into another's functions.
+/// uses no library code but intrinsics, which are always inlined, so that the linker can never put one file's
+/// instructions into another's functions.
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #include "cpu/rows/row_sum.hpp"
 
 namespace ferry::cpu {
 namespace {
 
-/// Lanes of one vector: 64 bytes of f32, split by the compiler where registers are narrower.
+/// Lanes of one vector: those of a register.
+#if defined(__AVX512F__)
 constexpr std::size_t kLanes = 16;
+#elif defined(__FMA__) && defined(__AVX2__)
+constexpr std::size_t kLanes = 8;
+#else
+constexpr std::size_t kLanes = 4;
+#endif
 /// Vectors summed together: enough independent additions to hide their latency (4 cycles, two a cycle, on current x86).
 constexpr std::size_t kVectors = 8;
 
@@ -19,14 +32,47 @@ using Words = std::uint32_t __attribute__((vector_size(kLanes * 4)));
 using Masks = std::int32_t __attribute__((vector_size(kLanes * 4)));
 using Halves = std::uint16_t __attribute__((vector_size(kLanes * 2)));
 
+/// weight * row + acc, rounded once. An instruction that is named, because compilers decide by their tuning whether they
+/// fuse what is written as a product and a sum.
 inline __attribute__((always_inline)) Floats multiply_add(float weight, const Floats& row, const Floats& acc) {
-#if defined(__FMA__) || defined(__aarch64__)
-  // These files are compiled with contraction on, so that this is one fused operation; a test compares it with fmaf.
-  return weight * row + acc;
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(_mm512_set1_ps(weight), row, acc);
+#elif defined(__FMA__) && defined(__AVX2__)
+  return _mm256_fmadd_ps(_mm256_set1_ps(weight), row, acc);
+#elif defined(__aarch64__)
+  return vfmaq_n_f32(acc, row, weight);
 #else
   Floats result = acc;
   for (std::size_t i = 0; i < kLanes; ++i) result[i] = __builtin_fmaf(weight, row[i], acc[i]);
   return result;
+#endif
+}
+
+#if defined(__AVX512F__)
+/// With it the conversions below need no undefined vector, of which GCC 12 warns in its own header.
+constexpr __mmask16 kAllLanes = 0xFFFF;
+#endif
+
+/// Named too, as GCC 12 and 13 compile __builtin_convertvector into five instructions for one.
+inline __attribute__((always_inline)) Words widen(const Halves& halves) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(kAllLanes, reinterpret_cast<__m256i>(halves)));
+#elif defined(__FMA__) && defined(__AVX2__)
+  return reinterpret_cast<Words>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(halves)));
+#else
+  return __builtin_convertvector(halves, Words);
+#endif
+}
+
+/// Of words below 2^16.
+inline __attribute__((always_inline)) Halves narrow(const Words& words) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Halves>(_mm512_maskz_cvtepi32_epi16(kAllLanes, reinterpret_cast<__m512i>(words)));
+#elif defined(__FMA__) && defined(__AVX2__)
+  const auto whole = reinterpret_cast<__m256i>(words);
+  return reinterpret_cast<Halves>(_mm_packus_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+#else
+  return __builtin_convertvector(words, Halves);
 #endif
 }
 
@@ -36,7 +82,7 @@ struct Bf16 {
   static inline __attribute__((always_inline)) Floats load(const std::byte* from) {
     Halves halves;
     __builtin_memcpy(&halves, from, sizeof(halves));
-    const Words words = __builtin_convertvector(halves, Words) << 16;
+    const Words words = widen(halves) << 16;
     Floats floats;
     __builtin_memcpy(&floats, &words, sizeof(floats));
     return floats;
@@ -49,7 +95,7 @@ struct Bf16 {
     const Words canonical_nan = Words{} + 0x7FFFU;
     const Masks is_nan = floats != floats;
     const Words chosen = is_nan ? canonical_nan : rounded;
-    const Halves halves = __builtin_convertvector(chosen, Halves);
+    const Halves halves = narrow(chosen);
     __builtin_memcpy(to, &halves, sizeof(halves));
   }
 };

@@ -38,7 +38,6 @@ Result<bool> Context::check_stream(std::string_view operation, Stream stream) {
 
 Result<Launch> Context::begin(const CallRecord& record, cudaStream_t stream, bool captured) {
   if (!parts_.sync->broken().ok()) return parts_.sync->broken();
-  Launch launch{stream, captured, agreement_word(record), parts_.call_log->append(record)};
   // Calls of a group follow each other, whatever their streams. A captured stream cannot wait for anything outside its
   // graph: ordering the graph is up to the program that replays it.
   if (launched_ && !captured) {
@@ -47,7 +46,7 @@ Result<Launch> Context::begin(const CallRecord& record, cudaStream_t stream, boo
       return runtime_status(error, fmt::format("{}: ordering calls", to_string(record.operation)));
     }
   }
-  return launch;
+  return Launch{stream, captured, agreement_word(record), parts_.call_log->append(record)};
 }
 
 Status Context::end(const Launch& launch, cudaError_t launched, std::string_view operation) {
@@ -57,6 +56,11 @@ Status Context::end(const Launch& launch, cudaError_t launched, std::string_view
     if (launched == cudaSuccess) launched = recorded;
   }
   if (launched == cudaSuccess) return {};
+  // Nothing of a graph has run, and peers do not wait for what its replays would do.
+  if (launch.captured) {
+    return runtime_status(launched, fmt::format("{}: adding to the graph that captures the stream", operation),
+                          "the capture may have been invalidated; end it and discard the graph on all ranks");
+  }
   return fail(runtime_status(launched, fmt::format("{}: launching", operation),
                              "the GPU or its context failed earlier; see the first error"));
 }
@@ -71,19 +75,23 @@ Status Context::refuse(const CallRecord& record, Stream stream, const Status& st
   // Peers that capture the call do not make it now.
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   const auto caller = static_cast<cudaStream_t>(stream.handle);
-  if (cudaStreamIsCapturing(caller, &capture) != cudaSuccess) cudaGetLastError();
+  if (cudaStreamIsCapturing(caller, &capture) != cudaSuccess) {
+    cudaGetLastError();
+    capture = cudaStreamCaptureStatusNone;  // unspecified after an error
+  }
   if (capture != cudaStreamCaptureStatusNone) return status;
   CallRecord refused = record;
   if (refused.code == ErrorCode::kOk) refused.set_status(status);
   // On a stream of its own: the caller's may be the one that is invalid.
   const RelaxedCapture relaxed;
   Result<Launch> launch = begin(refused, parts_.refusals_stream->get(), false);
-  if (!launch.ok()) return launch.status();
+  if (!launch.ok()) return parts_.sync->broken().ok() ? fail(launch.status()) : launch.status();
   Status ended = end(*launch, launch_refusal(*launch), to_string(record.operation));
   if (!ended.ok()) return ended;
   // Until the peers have it: their hosts look up this call's record, which later calls would overwrite.
   if (const cudaError_t error = cudaStreamSynchronize(launch->stream); error != cudaSuccess) {
-    return runtime_status(error, fmt::format("{}: reporting the refusal to the peers", to_string(record.operation)));
+    return fail(
+        runtime_status(error, fmt::format("{}: reporting the refusal to the peers", to_string(record.operation))));
   }
   if (Status lost = check_lost(); !lost.ok()) return lost;
   return Status(status.code(), fmt::format("rank {}: {}", parts_.sync->rank(), status.message()), parts_.sync->rank());
@@ -128,6 +136,13 @@ Status Context::take_fault() {
   Status status = describe(fault, "wait");
   __atomic_store_n(&fault.state, 0, __ATOMIC_RELEASE);
   return status;
+}
+
+Status Context::trim() {
+  if (!parts_.sync->broken().ok()) return parts_.sync->broken();
+  if (Status status = check_lost(); !status.ok()) return status;
+  staging_.trim();
+  return {};
 }
 
 Status Context::wait(Stream stream) {

@@ -28,7 +28,8 @@ class Context {
  public:
   Context(Parts parts, std::int64_t timeout_ns)
       : timeout_ns_(timeout_ns), parts_(std::move(parts)), staging_(parts_.memory) {}
-  /// Waits for the last call: kernels end by their deadline, and what they use must last until then.
+  /// Waits for the last call: kernels end by their deadline, or when a peer is lost, and what they use must last until
+  /// then.
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -39,7 +40,8 @@ class Context {
 
   /// Checks that the group is whole and the stream one of this GPU's. The result: is the stream being captured?
   Result<bool> check_stream(std::string_view operation, Stream stream);
-  /// Publishes the record to the peers and orders the stream after earlier calls.
+  /// Orders the stream after earlier calls and publishes the record to the peers. An error leaves the peers waiting:
+  /// refuse the call.
   Result<Launch> begin(const CallRecord& record, cudaStream_t stream, bool captured);
   /// After the call's last launch, whether or not it succeeded: memory is reused only after what was launched.
   Status end(const Launch& launch, cudaError_t launched, std::string_view operation);
@@ -59,11 +61,12 @@ class Context {
   /// This rank ran out of host memory inside a call: the others must not wait for it.
   Status out_of_memory(Operation operation);
 
-  /// A wait of a kernel that timed out, as a Status that breaks the group; ok if there was none.
+  /// A wait of a kernel that timed out or was stopped, as a Status that breaks the group; ok if there was none.
   Status check_lost();
   Status describe(const FaultReport& fault, std::string_view operation) const;
 
-  /// Backend::wait, ::poll and ::destroy.
+  /// Backend::trim, ::wait, ::poll and ::destroy.
+  Status trim();
   Status wait(Stream stream);
   Status poll();
   Status destroy();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "core/group_options.hpp"
+#include "cuda/context/first_epoch.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
@@ -22,6 +24,11 @@ namespace {
 constexpr int kMinComputeMajor = 8;
 /// Memory that the hosts share: the call log and the words of CallSync. No token is ever stored there.
 constexpr std::size_t kHostArenaBytes = std::size_t{1} << 20;
+
+std::atomic<std::uint64_t>& first_epoch() {
+  static std::atomic<std::uint64_t> epoch{0};
+  return epoch;
+}
 
 struct DeviceFacts {
   int device = 0;
@@ -105,7 +112,7 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
 
   const auto num_ranks = static_cast<std::size_t>(context.topology.num_ranks);
   const std::size_t control_bytes = Control::at(nullptr, num_ranks).size_bytes;
-  Result<std::shared_ptr<std::byte>> control = parts.memory->take(control_bytes + num_ranks * sizeof(std::byte*));
+  Result<std::shared_ptr<std::byte>> control = parts.memory->take(control_and_bases_bytes(num_ranks));
   if (!control.ok()) return control.status();
   parts.control_and_bases = *control;
   if (control->get() != parts.arena->base()) {
@@ -115,6 +122,12 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
   const RelaxedCapture relaxed;
   Status status = runtime_status(cudaMemsetAsync(control->get(), 0, control_bytes, parts.stream->get()),
                                  "Group::create: clearing the control block");
+  const std::uint64_t epoch = first_epoch().load();
+  if (status.ok() && epoch != 0) {
+    std::uint64_t* const word = &Control::at(control->get(), num_ranks).local->epoch;
+    status = runtime_status(cudaMemcpyAsync(word, &epoch, sizeof(epoch), cudaMemcpyHostToDevice, parts.stream->get()),
+                            "Group::create: setting the epoch");
+  }
   if (!status.ok()) return status;
   return runtime_status(cudaStreamSynchronize(parts.stream->get()), "Group::create: clearing the control block");
 }
@@ -171,6 +184,10 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   if (!exchange.ok()) return exchange.status();
   parts.exchange = std::move(*exchange);
   status = upload_ranks(context, parts);
+  if (status.ok()) {
+    parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report);
+    status = parts.watch->start();
+  }
   // No rank may call before the control blocks of all are cleared and known.
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
@@ -178,6 +195,8 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   parts.call_log = std::move(*call_log);
   return parts;
 }
+
+void count_epochs_from(std::uint64_t epoch) { first_epoch().store(epoch); }
 
 Status probe() {
   int num_devices = 0;

@@ -9,6 +9,7 @@
 
 #include "call/call_sync.hpp"
 #include "core/backend.hpp"
+#include "cuda/context/peer_watch.hpp"
 #include "cuda/driver/own_stream.hpp"
 #include "cuda/memory/arena_exchange.hpp"
 #include "cuda/memory/device_arena.hpp"
@@ -35,6 +36,7 @@ struct Parts {
   RankParams ranks;
   std::shared_ptr<OwnStream> stream;           ///< for work that waits for no other rank: setup, zeroing
   std::shared_ptr<OwnStream> refusals_stream;  ///< where refused calls wait for the peers
+  std::unique_ptr<PeerWatch> watch;            ///< last: it reads `sync` and `report` from a thread of its own
 };
 
 /// Loads the kernels of all calls on the current GPU; `has_bulk`: whether they can use the bulk copy engine there.

@@ -57,6 +57,8 @@ LoadedDriver load_driver() {
   need("cuCtxGetCurrent", 4000, &table.ctx_get_current);
   need("cuCtxPushCurrent", 4000, &table.ctx_push_current);
   need("cuCtxPopCurrent", 4000, &table.ctx_pop_current);
+  need("cuEventQuery", 2000, &table.event_query);
+  need("cuStreamQuery", 2000, &table.stream_query);
   need("cuMemGetAddressRange", 3020, &table.mem_get_address_range);
   need("cuMemGetAllocationGranularity", 10020, &table.mem_get_allocation_granularity);
   need("cuMemAddressReserve", 10020, &table.mem_address_reserve);
@@ -120,6 +122,22 @@ Status driver_status(CUresult result, std::string_view operation, std::string_vi
                                     text != nullptr ? text : fmt::format("code {}", static_cast<int>(result)).c_str());
   if (!hint.empty()) message.append("; ").append(hint);
   return Status(code_of(result), std::move(message));
+}
+
+Result<bool> is_done(CUevent event) {
+  Result<const Driver*> table = driver();
+  if (!table.ok()) return table.status();
+  const CUresult result = (*table)->event_query(event);
+  if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY) return result == CUDA_SUCCESS;
+  return driver_status(result, "asking whether a call is done", "a kernel on this GPU failed");
+}
+
+Result<bool> is_idle(CUstream stream) {
+  Result<const Driver*> table = driver();
+  if (!table.ok()) return table.status();
+  const CUresult result = (*table)->stream_query(stream);
+  if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY) return result == CUDA_SUCCESS;
+  return driver_status(result, "asking whether the stream is idle", "a kernel on this GPU failed");
 }
 
 Result<CUcontext> primary_context(int device) {

@@ -26,6 +26,8 @@ struct Driver {
   PFN_cuCtxGetCurrent_v4000 ctx_get_current = nullptr;
   PFN_cuCtxPushCurrent_v4000 ctx_push_current = nullptr;
   PFN_cuCtxPopCurrent_v4000 ctx_pop_current = nullptr;
+  PFN_cuEventQuery_v2000 event_query = nullptr;
+  PFN_cuStreamQuery_v2000 stream_query = nullptr;
   PFN_cuMemGetAddressRange_v3020 mem_get_address_range = nullptr;
   PFN_cuMemGetAllocationGranularity_v10020 mem_get_allocation_granularity = nullptr;
   PFN_cuMemAddressReserve_v10020 mem_address_reserve = nullptr;
@@ -45,6 +47,12 @@ Result<const Driver*> driver();
 
 /// As runtime_status, for the driver's own codes.
 Status driver_status(CUresult result, std::string_view operation, std::string_view hint = {});
+
+/// Whether all work before the event, or on the stream, is done. Unlike the runtime's queries these do not leave
+/// cudaErrorNotReady as the thread's last error, in place of what the program may find there.
+/// @errors kCuda: work failed
+Result<bool> is_done(CUevent event);
+Result<bool> is_idle(CUstream stream);
 
 /// The context that the CUDA runtime uses on `device`, kept for the life of the process.
 Result<CUcontext> primary_context(int device);

@@ -95,7 +95,7 @@ Status run(Context& context, const CombineCall& call) {
       static_cast<int>(std::max<std::int64_t>(plan.chunk_rows, (num_rows + kMaxChunks - 1) / kMaxChunks));
 
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
-  if (!launch.ok()) return launch.status();
+  if (!launch.ok()) return refuse(context, call, launch.status());
   params.entry.agreement = launch->agreement;
   params.entry.record_number = launch->record_number;
   cudaError_t error = cudaSuccess;
@@ -110,7 +110,7 @@ Status run(Context& context, const CombineCall& call) {
 
 Status intranode::combine(Context& context, const CombineCall& call) try {
   const DeviceGuard guard(context.parts().device);
-  if (!guard.status().ok()) return guard.status();
+  if (!guard.status().ok()) return context.fail(guard.status());
   return run(context, call);
 } catch (const std::bad_alloc&) {
   return context.out_of_memory(Operation::kCombine);

@@ -39,11 +39,11 @@ class StagedRows {
     for (; walk_.idx() < most_rows_; walk_.advance()) {
       const int source = walk_.rank();
       const std::int32_t idx = walk_.idx();
-      const std::int32_t row = params_.source_base[source] + idx;
-      if (source == params_.ranks.rank || row >= params_.source_base[source + 1]) continue;
+      const std::int64_t row = params_.source_base[source];
+      if (source == params_.ranks.rank || idx >= params_.source_base[source + 1] - row) continue;
       for (; idx >= chunk_end_; chunk_end_ += params_.chunk_rows) ++chunk_;
       walk_.advance();
-      return {row, chunk_};
+      return {row + idx, chunk_};
     }
     return {};
   }
@@ -66,7 +66,7 @@ class StagedRows {
   std::int64_t step_;
   std::int32_t most_rows_ = 0;
   int chunk_ = 0;
-  std::int32_t chunk_end_;
+  std::int64_t chunk_end_;  // may pass the last row
 };
 
 template <typename Reporter>

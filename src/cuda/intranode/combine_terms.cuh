@@ -117,8 +117,8 @@ class TermFinder {
       const std::int32_t sent = params_.block_ranks[params_.num_blocks * params_.ranks.num_ranks + destination.rank];
       const std::int32_t needed =
           params_.one_row_per_token ? destination.token_row - params_.rank_base[destination.rank] + 1 : sent;
-      here = wait_flag(params_.ranks, {Awaited::kRows, destination.rank, epoch_},
-                       params_.ranks.control.progress + destination.rank, progress_value(epoch_, needed));
+      std::uint64_t seen = 0;
+      here = wait_rows(params_.ranks, destination.rank, epoch_, needed, seen);
     }
     const bool all = __all_sync(0xFFFFFFFFU, here) != 0;
     __syncwarp();  // hands what each lane has acquired to all of them

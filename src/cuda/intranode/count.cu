@@ -10,6 +10,10 @@ using namespace device;
 
 __global__ void __launch_bounds__(kRouteThreads) count_kernel(RouteParams params) {
   extern __shared__ std::int32_t counts[];  // [R + E]
+  // Here, not in the exchange, whose fences would wait for a store to the host.
+  if (blockIdx.x == 0 && threadIdx.x == 0 && params.host.result != nullptr) {
+    store_relaxed_system(&params.host.result->started, 1);
+  }
   if (is_broken(params.ranks)) return;
   const int num_ranks = params.ranks.num_ranks;
   const int num_runs = num_ranks + params.num_experts;

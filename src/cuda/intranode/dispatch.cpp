@@ -182,7 +182,7 @@ Status run(Context& context, const DispatchCall& call) {
                                  {.row_bytes = params.row_bytes, .staged = staged, .unpacks = params.unpacks}));
 
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
-  if (!launch.ok()) return launch.status();
+  if (!launch.ok()) return refuse(context, call, launch.status());
   params.entry.agreement = launch->agreement;
   params.entry.record_number = launch->record_number;
   cudaError_t error = launch_dispatch(params, launch->stream);
@@ -196,7 +196,7 @@ Status run(Context& context, const DispatchCall& call) {
 
 Status intranode::dispatch(Context& context, const DispatchCall& call) try {
   const DeviceGuard guard(context.parts().device);
-  if (!guard.status().ok()) return guard.status();
+  if (!guard.status().ok()) return context.fail(guard.status());
   return run(context, call);
 } catch (const std::bad_alloc&) {
   return context.out_of_memory(Operation::kDispatch);

@@ -21,18 +21,20 @@ class Arrivals {
     }
   }
 
-  /// Waits for the next token row; -1: no more, or the group broke. All lanes.
+  /// Waits for the next token row; -1: no more, or the group broke, and then also from now on. All lanes.
   __device__ std::int32_t next() {
     const int num_ranks = params_.ranks.num_ranks;
-    for (; walk_.idx() < most_rows_; walk_.advance()) {
+    for (; !broken_ && walk_.idx() < most_rows_; walk_.advance()) {
       const int behind = walk_.rank() + params_.ranks.rank;
       const int source = behind < num_ranks ? behind : behind - num_ranks;
       const std::int32_t idx = walk_.idx();
-      const std::int32_t token_row = params_.source_base[source] + idx;
+      const std::int32_t first_row = params_.source_base[source];
       // What this rank sends to itself is in its outputs already.
-      if (source == params_.ranks.rank || token_row >= params_.source_base[source + 1]) continue;
+      if (source == params_.ranks.rank || idx >= params_.source_base[source + 1] - first_row) continue;
       walk_.advance();
-      return await(source, idx) ? token_row : -1;
+      // A row of another source that is there would be loaded by a block that ends before the load does.
+      broken_ = !await(source, idx);
+      return broken_ ? -1 : first_row + idx;
     }
     return -1;
   }
@@ -44,17 +46,10 @@ class Arrivals {
     const int keeper = source % kWarpLanes;
     bool here = true;
     if (lane_idx() == keeper && !(known_source_ == source && idx < known_rows_)) {
-      const std::uint64_t* flag = params_.ranks.control.progress + source;
       std::uint64_t seen = 0;
-      here = wait_until(
-          params_.ranks, {Awaited::kRows, source, epoch_},
-          [flag, &seen] {
-            seen = load_acquire_system(flag);
-            return seen;
-          },
-          progress_value(epoch_, idx + 1));
+      here = wait_rows(params_.ranks, source, epoch_, std::int64_t{idx} + 1, seen);
       known_source_ = source;
-      known_rows_ = static_cast<std::int32_t>(seen & 0xFFFFFFFFU);
+      known_rows_ = static_cast<std::int32_t>(seen);
     }
     here = __shfl_sync(0xFFFFFFFFU, static_cast<int>(here), keeper) != 0;
     __syncwarp();  // hands what the keeper has acquired to all lanes
@@ -68,6 +63,7 @@ class Arrivals {
   std::int32_t most_rows_ = 0;
   int known_source_ = -1;
   std::int32_t known_rows_ = 0;
+  bool broken_ = false;
 };
 
 /// By the copy engine.

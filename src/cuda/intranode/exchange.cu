@@ -18,20 +18,20 @@ struct Shared {
   Outcome outcome;
   bool repeats;
   unsigned long long first_fault;  // index of the expert or rank at fault, lowest first
-  std::int32_t warp_sums[kExchangeThreads / kWarpLanes];
-  std::int32_t carry;
+  std::int64_t warp_sums[kExchangeThreads / kWarpLanes];
+  std::int64_t carry;
 };
 
 /// Shared memory whose size depends on the call.
 struct Scratch {
-  std::int32_t* group_first;      ///< [E] first row of each group, counted over all ranks
+  std::int64_t* group_first;      ///< [E] first row of each group, counted over all ranks
   unsigned long long* rank_rows;  ///< [R] rows of each rank
   std::size_t size_bytes;
 
   FERRY_HOST_DEVICE static Scratch at(std::byte* base, const RouteParams& params) {
     plan::Carver carver(base);
     Scratch scratch{};
-    scratch.group_first = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_experts));
+    scratch.group_first = carver.take<std::int64_t>(static_cast<std::size_t>(params.num_experts));
     scratch.rank_rows = carver.take<unsigned long long>(static_cast<std::size_t>(params.ranks.num_ranks));
     scratch.size_bytes = carver.used_bytes();
     return scratch;
@@ -39,37 +39,38 @@ struct Scratch {
 };
 
 /// Inclusive sum over the block's threads, in thread order.
-__device__ std::int32_t scan_block(Shared& shared, std::int32_t value) {
-  std::int32_t sum = value;
+__device__ std::int64_t scan_block(Shared& shared, std::int64_t value) {
+  std::int64_t sum = value;
   for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-    const std::int32_t below = __shfl_up_sync(0xFFFFFFFFU, sum, static_cast<unsigned>(distance));
+    const std::int64_t below = __shfl_up_sync(0xFFFFFFFFU, sum, static_cast<unsigned>(distance));
     if (lane_idx() >= distance) sum += below;
   }
   if (lane_idx() == kWarpLanes - 1) shared.warp_sums[warp_idx()] = sum;
   __syncthreads();
   if (warp_idx() == 0) {
-    std::int32_t warp_sum = shared.warp_sums[lane_idx()];
+    std::int64_t warp_sum = shared.warp_sums[lane_idx()];
     for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-      const std::int32_t below = __shfl_up_sync(0xFFFFFFFFU, warp_sum, static_cast<unsigned>(distance));
+      const std::int64_t below = __shfl_up_sync(0xFFFFFFFFU, warp_sum, static_cast<unsigned>(distance));
       if (lane_idx() >= distance) warp_sum += below;
     }
     shared.warp_sums[lane_idx()] = warp_sum;
   }
   __syncthreads();
-  const std::int32_t result = sum + (warp_idx() > 0 ? shared.warp_sums[warp_idx() - 1] : 0);
+  const std::int64_t result = sum + (warp_idx() > 0 ? shared.warp_sums[warp_idx() - 1] : 0);
   __syncthreads();
   return result;
 }
 
 /// Rows that each expert's group takes and where it begins, in `group_first` [E] and `rank_rows` [R] (shared memory).
-__device__ void place_groups(const RouteParams& params, const Posted& posted, Shared& shared, std::int32_t* group_first,
+/// Sums are of 64 bits. What goes into the tables is right once every rank's rows are found to be within row_limit.
+__device__ void place_groups(const RouteParams& params, const Posted& posted, Shared& shared, std::int64_t* group_first,
                              unsigned long long* rank_rows) {
   const int num_ranks = params.ranks.num_ranks;
   for (int first = 0; first < params.num_experts; first += kExchangeThreads) {
     const int at = first + static_cast<int>(threadIdx.x);
     const int expert = at < params.num_experts ? params.placement.by_owner[at] : -1;
-    std::int32_t rows = 0;
-    std::int32_t before_me = 0;
+    std::int64_t rows = 0;
+    std::int64_t before_me = 0;
     if (expert >= 0) {
       for (int source = 0; source < num_ranks; ++source) {
         const std::int32_t count = posted.count(source, num_ranks + expert);
@@ -80,18 +81,16 @@ __device__ void place_groups(const RouteParams& params, const Posted& posted, Sh
         atomicMin(&shared.first_fault, static_cast<unsigned long long>(expert));
       }
       if (params.placement.owner[expert] == params.ranks.rank) {
-        params.tables.rows_per_expert[params.placement.local_expert[expert]] = rows;
+        params.tables.rows_per_expert[params.placement.local_expert[expert]] = static_cast<std::int32_t>(rows);
       }
     }
     const std::int64_t group_rows =
         params.layout == Layout::kSlab ? params.slab_capacity : plan::aligned_group_rows(rows, params.expert_alignment);
-    const auto group = static_cast<std::int32_t>(group_rows);
-    const std::int32_t end = scan_block(shared, expert >= 0 ? group : 0) + shared.carry;
+    const std::int64_t end = scan_block(shared, expert >= 0 ? group_rows : 0) + shared.carry;
     if (expert >= 0) {
-      // 64 bits: a sum that does not fit the tables must be seen, not wrap.
       atomicAdd(&rank_rows[params.placement.owner[expert]], static_cast<unsigned long long>(group_rows));
-      group_first[at] = end - group;
-      params.tables.expert_base[expert] = before_me;
+      group_first[at] = end - group_rows;
+      params.tables.expert_base[expert] = static_cast<std::int32_t>(before_me);
     }
     __syncthreads();
     if (threadIdx.x == kExchangeThreads - 1) shared.carry = end;
@@ -101,8 +100,8 @@ __device__ void place_groups(const RouteParams& params, const Posted& posted, Sh
   for (int at = static_cast<int>(threadIdx.x); at < params.num_experts; at += kExchangeThreads) {
     const int expert = params.placement.by_owner[at];
     const int owner = params.placement.owner[expert];
-    const std::int32_t first = group_first[at] - group_first[first_of_rank[owner]];
-    params.tables.expert_base[expert] += first;
+    const std::int64_t first = group_first[at] - group_first[first_of_rank[owner]];
+    params.tables.expert_base[expert] = static_cast<std::int32_t>(params.tables.expert_base[expert] + first);
     if (owner == params.ranks.rank) params.tables.row_offsets[params.placement.local_expert[expert]] = first;
   }
   if (threadIdx.x == 0)
@@ -113,7 +112,7 @@ __device__ void place_groups(const RouteParams& params, const Posted& posted, Sh
 __device__ void place_token_rows(const RouteParams& params, const Posted& posted, unsigned long long* rank_rows) {
   const int num_ranks = params.ranks.num_ranks;
   for (int rank = static_cast<int>(threadIdx.x); rank < num_ranks; rank += kExchangeThreads) {
-    std::int32_t before_me = 0;
+    std::int64_t before_me = 0;
     std::int64_t rows = 0;
     for (int source = 0; source < num_ranks; ++source) {
       const std::int32_t count = posted.count(source, rank);
@@ -122,16 +121,16 @@ __device__ void place_token_rows(const RouteParams& params, const Posted& posted
       params.tables.rank_counts[source * num_ranks + rank] = count;
     }
     params.tables.tokens_of_rank[rank] = posted.header(rank).num_tokens;
-    params.tables.rank_base[rank] = before_me;
+    params.tables.rank_base[rank] = static_cast<std::int32_t>(before_me);
     if (params.layout == Layout::kTokens) rank_rows[rank] = static_cast<unsigned long long>(rows);
   }
   if (threadIdx.x == 0) {
-    std::int32_t base = 0;
+    std::int64_t base = 0;
     for (int source = 0; source < num_ranks; ++source) {
-      params.tables.source_base[source] = base;
+      params.tables.source_base[source] = static_cast<std::int32_t>(base);
       base += posted.count(source, params.ranks.rank);
     }
-    params.tables.source_base[num_ranks] = base;
+    params.tables.source_base[num_ranks] = static_cast<std::int32_t>(base);
   }
 }
 
@@ -184,7 +183,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
     return;
   }
   const Scratch scratch = Scratch::at(memory, params);
-  std::int32_t* group_first = scratch.group_first;
+  std::int64_t* group_first = scratch.group_first;
   unsigned long long* rank_rows = scratch.rank_rows;
   for (int rank = static_cast<int>(threadIdx.x); rank < ranks.num_ranks; rank += kExchangeThreads) rank_rows[rank] = 0;
   __syncthreads();
@@ -192,9 +191,9 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
   if (params.layout == Layout::kTokens) {
     for (int expert = static_cast<int>(threadIdx.x); expert < params.num_experts; expert += kExchangeThreads) {
       if (params.placement.owner[expert] != ranks.rank) continue;
-      std::int32_t rows = 0;
+      std::int64_t rows = 0;
       for (int source = 0; source < ranks.num_ranks; ++source) rows += posted.count(source, ranks.num_ranks + expert);
-      params.tables.rows_per_expert[params.placement.local_expert[expert]] = rows;
+      params.tables.rows_per_expert[params.placement.local_expert[expert]] = static_cast<std::int32_t>(rows);
     }
   } else {
     place_groups(params, posted, shared, group_first, rank_rows);
@@ -210,8 +209,8 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
                    rank_rows);
     }
     for (int rank = 0; summary.valid != 0 && rank < ranks.num_ranks; ++rank) {
-      const std::int64_t limit = posted.header(rank).max_recv_rows;
-      if (limit > 0 && rank_rows[rank] > limit)
+      const std::int64_t limit = plan::row_limit(posted.header(rank).max_recv_rows);
+      if (rank_rows[rank] > static_cast<unsigned long long>(limit))
         report_fault(params, posted, epoch, Fault::kRowCapacity, rank, rank_rows);
     }
   }
@@ -219,7 +218,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
   const bool valid = params.tables.summary->valid != 0;
   if (valid && params.layout != Layout::kTokens) report_expert_rows(params, posted);
   report_result(params, valid, shared.repeats);
-  if (threadIdx.x == 0) ranks.control.local->epoch = epoch;
+  if (threadIdx.x == 0) end_epoch(ranks, epoch);
 }
 
 }  // namespace

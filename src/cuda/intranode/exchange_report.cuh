@@ -9,12 +9,6 @@
 
 namespace ferry::cuda::device {
 
-/// Rows that a rank can take: what it made room for, or what fits the tables.
-__device__ inline std::int64_t row_limit(const Posted& posted, int rank) {
-  const std::int64_t limit = posted.header(rank).max_recv_rows;
-  return limit > 0 ? limit : INT32_MAX;
-}
-
 /// Records why the call was refused, in the summary and for the host. One thread.
 __device__ inline void report_fault(const RouteParams& params, const Posted& posted, std::uint64_t epoch, Fault fault,
                                     std::int64_t at, const unsigned long long* rank_rows) {
@@ -41,7 +35,7 @@ __device__ inline void report_fault(const RouteParams& params, const Posted& pos
   } else if (fault == Fault::kRowCapacity) {
     summary.fault_rank = at;
     summary.fault_value = static_cast<std::int64_t>(rank_rows[at]);
-    summary.fault_limit = row_limit(posted, static_cast<int>(at));
+    summary.fault_limit = posted.header(static_cast<int>(at)).max_recv_rows;
   }
   FaultReport& report = *params.host.fault;
   if (*static_cast<volatile std::uint64_t*>(&report.state) != 0) return;

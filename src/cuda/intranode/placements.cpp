@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "cuda/driver/cuda_call.hpp"
-#include "plan/carver.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -51,27 +50,12 @@ Result<std::shared_ptr<const Placement>> Placements::upload(const std::vector<st
   }
   placement->expert_to_rank = expert_to_rank;
 
-  struct Parts {
-    std::int32_t* owner;
-    std::int32_t* local_expert;
-    std::int32_t* by_owner;
-    std::int32_t* first_of_rank;
-    std::size_t size_bytes;
-  };
-  const auto carve = [&](std::byte* base) {
-    plan::Carver carver(base);
-    Parts parts{};
-    parts.owner = carver.take<std::int32_t>(num_experts);
-    parts.local_expert = carver.take<std::int32_t>(num_experts);
-    parts.by_owner = carver.take<std::int32_t>(num_experts);
-    parts.first_of_rank = carver.take<std::int32_t>(first_of_rank.size());
-    parts.size_bytes = carver.used_bytes();
-    return parts;
-  };
-  Result<std::shared_ptr<std::byte>> memory = memory_->take(carve(nullptr).size_bytes);
+  const auto num_ranks = static_cast<std::size_t>(num_ranks_);
+  Result<std::shared_ptr<std::byte>> memory =
+      memory_->take(PlacementParts::at(nullptr, num_experts, num_ranks).size_bytes);
   if (!memory.ok()) return memory.status();
   placement->memory = *memory;
-  const Parts parts = carve(memory->get());
+  const auto parts = PlacementParts::at(memory->get(), num_experts, num_ranks);
 
   const RelaxedCapture relaxed;
   const cudaStream_t stream = stream_->get();

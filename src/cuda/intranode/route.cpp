@@ -6,25 +6,18 @@
 
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
+#include "cuda/driver/driver.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/routing.hpp"
 #include "cuda/memory/memory_checks.hpp"
-#include "node/futex.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
 namespace {
 
-/// Tokens that a block counts: enough blocks to hide latencies for T = 4096, and a bound on them for large T so that
-/// the one block that adds them up stays quick. A multiple of a block's warps.
-constexpr std::int64_t kMinTokensPerBlock = 64;
-constexpr std::int64_t kMaxBlocks = 128;
-constexpr std::int64_t kBlockTokensUnit = 64;
 /// Polls of the outcome before the host yields its core to other ranks of the machine.
 constexpr int kPollsBeforeYield = 2000;
-/// The kernel's own deadline comes first; this is for a GPU that does not run it at all.
-constexpr std::int64_t kSettleDeadlines = 3;
 
 /// Builds the Routing of one route on one rank. Methods in the order in which they are called.
 class RouteBuilder {
@@ -70,9 +63,7 @@ Status RouteBuilder::prepare(Placements& placements, std::size_t shared_limit) {
   Result<std::shared_ptr<const Placement>> placement = placements.find(call_.expert_to_rank);
   if (!placement.ok()) return placement.status();
   const std::int64_t num_tokens = call_.num_tokens;
-  std::int64_t per_block = std::max(kMinTokensPerBlock, (num_tokens + kMaxBlocks - 1) / kMaxBlocks);
-  per_block = (per_block + kBlockTokensUnit - 1) / kBlockTokensUnit * kBlockTokensUnit;
-  const std::int64_t num_blocks = std::max<std::int64_t>(1, (num_tokens + per_block - 1) / per_block);
+  const RouteBlocks blocks = RouteBlocks::of(num_tokens);
 
   CudaRouting& state = *state_;
   state.placement = *placement;
@@ -81,14 +72,14 @@ Status RouteBuilder::prepare(Placements& placements, std::size_t shared_limit) {
   state.num_topk = call_.num_topk;
   state.num_experts = call_.options.num_experts;
   state.layout = call_.options.layout;
-  state.num_blocks = static_cast<int>(num_blocks);
-  state.tokens_per_block = static_cast<int>(per_block);
+  state.num_blocks = blocks.num_blocks;
+  state.tokens_per_block = blocks.tokens_per_block;
   const RoutingTables::Shape shape{.num_ranks = to_size(ranks_.num_ranks),
                                    .num_tokens = to_size(num_tokens),
                                    .num_topk = to_size(call_.num_topk),
                                    .num_experts = to_size(state.num_experts),
                                    .num_local_experts = state.local_expert_ids.size(),
-                                   .num_blocks = to_size(num_blocks),
+                                   .num_blocks = to_size(blocks.num_blocks),
                                    .weights = call_.topk_weights.present()};
   Result<std::shared_ptr<std::byte>> tables = memory_->take(RoutingTables::at(nullptr, shape).size_bytes);
   if (!tables.ok()) return tables.status();
@@ -112,8 +103,7 @@ Status RouteBuilder::clear_summary(cudaStream_t own_stream) {
 Status RouteBuilder::prepare_source(std::int64_t num_rows) {
   state_->num_recv_rows = num_rows;
   state_->num_used_rows = num_rows;
-  Result<std::shared_ptr<std::byte>> source =
-      memory_->take(std::max<std::size_t>(1, to_size(num_rows) * 2 * sizeof(std::int32_t)));
+  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows));
   if (!source.ok()) return source.status();
   state_->source_memory = *source;
   state_->source = ConstTensorView(source->get(), DType::kInt32, {num_rows, 2});
@@ -133,7 +123,7 @@ Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, D
   state.pinned = pinned;
   state.pinned_data = *data;
   state.host = HostResult::at(*data, num_ranks, num_local);
-  state.settle_timeout_ns = kSettleDeadlines * timeout_ns;
+  state.timeout_ns = timeout_ns;
   state.report = report;
   state.num_rows_from_rank.resize(num_ranks);
   RouteResultTables& host = params_.host;
@@ -208,15 +198,13 @@ std::shared_ptr<CudaRouting> RouteBuilder::finish() {
 /// Waits until the exchange of an exact route is known.
 Status await_counts(Context& context, const Launch& launch, const HostResult& host) {
   const RelaxedCapture relaxed;
-  const std::int64_t deadline_ns = node::monotonic_ns() + kSettleDeadlines * context.timeout_ns();
+  CountsDeadline deadline(host, context.timeout_ns());
   for (int polls = 0; host.state() == 0; ++polls) {
     if (polls < kPollsBeforeYield) continue;
     if (Status status = context.check_lost(); !status.ok()) return status;
-    const cudaError_t query = cudaStreamQuery(launch.stream);
-    if (query != cudaSuccess && query != cudaErrorNotReady) {
-      return context.fail(runtime_status(query, "route: waiting for the counts", "a kernel on this GPU failed"));
-    }
-    if (node::monotonic_ns() > deadline_ns) {
+    if (const Result<bool> idle = is_idle(launch.stream); !idle.ok()) return context.fail(idle.status());
+    // A peer that gave up will not come, whenever this rank's stream may come to the route.
+    if (deadline.expired() || (!host.started() && context.parts().sync->peers().reported_error())) {
       return context.give_up_on(context.parts().ranks.rank, "route: this rank's GPU did not run the exchange");
     }
     sched_yield();
@@ -252,7 +240,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
   if (!status.ok()) return refuse(context, call, status);
 
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
-  if (!launch.ok()) return launch.status();
+  if (!launch.ok()) return refuse(context, call, launch.status());
   CudaRouting& state = builder.state();
   cudaError_t error = builder.launch_count_steps(*launch);
   if (error == cudaSuccess && !builder.bounded()) {
@@ -277,7 +265,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
 Result<std::shared_ptr<RoutingState>> intranode::route(Context& context, Placements& placements,
                                                        const RouteCall& call) try {
   const DeviceGuard guard(context.parts().device);
-  if (!guard.status().ok()) return guard.status();
+  if (!guard.status().ok()) return context.fail(guard.status());
   return run(context, placements, call);
 } catch (const std::bad_alloc&) {
   return context.out_of_memory(Operation::kRoute);

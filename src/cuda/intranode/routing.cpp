@@ -8,6 +8,11 @@
 namespace ferry::cuda {
 namespace {
 
+/// In timeouts, once the stream has come to the route. The kernels' own deadlines come first.
+constexpr std::int64_t kStartedDeadlines = 3;
+/// In timeouts, until then: far more than a program queues with the default.
+constexpr std::int64_t kQueueDeadlines = 10;
+
 std::uint64_t load_acquire(const std::uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
 }  // namespace
@@ -27,6 +32,20 @@ HostResult HostResult::at(std::byte* base, std::size_t num_ranks, std::size_t nu
 
 std::uint64_t HostResult::state() const { return load_acquire(&result->state); }
 
+bool HostResult::started() const { return load_acquire(&result->started) != 0; }
+
+CountsDeadline::CountsDeadline(const HostResult& host, std::int64_t timeout_ns)
+    : host_(host), timeout_ns_(timeout_ns), deadline_ns_(node::monotonic_ns() + kQueueDeadlines * timeout_ns) {}
+
+bool CountsDeadline::expired() {
+  const std::int64_t now_ns = node::monotonic_ns();
+  if (!started_ && host_.started()) {
+    started_ = true;
+    deadline_ns_ = now_ns + kStartedDeadlines * timeout_ns_;
+  }
+  return now_ns >= deadline_ns_;
+}
+
 CudaRouting::~CudaRouting() {
   if (pinned_data == nullptr) return;
   // The kernel that writes there may not have run yet.
@@ -37,10 +56,8 @@ CudaRouting::~CudaRouting() {
 void CudaRouting::settle() const {
   const std::lock_guard lock(settle_mutex);
   if (pinned_data == nullptr || gave_up) return;
-  const std::int64_t deadline_ns = node::monotonic_ns() + settle_timeout_ns;
-  while (host.state() == 0 && load_acquire(&report->lost.state) == 0 && node::monotonic_ns() < deadline_ns) {
-    sched_yield();
-  }
+  CountsDeadline deadline(host, timeout_ns);
+  while (host.state() == 0 && load_acquire(&report->lost.state) == 0 && !deadline.expired()) sched_yield();
   gave_up = host.state() == 0;  // what others have read by then stays as it is
   // The object itself is not const; only its readers see it as const.
   if (!gave_up) const_cast<CudaRouting*>(this)->adopt_result();

@@ -28,11 +28,28 @@ struct HostResult {
   static HostResult at(std::byte* base, std::size_t num_ranks, std::size_t num_local_experts);
   /// 0: not known yet, 1: counts are there, 2: refused.
   std::uint64_t state() const;
+  /// Whether the stream has come to the route.
+  bool started() const;
+};
+
+/// How long a host waits for the counts of a route. A kernel that waits for others ends by its own deadline; this is
+/// for a GPU that does not run it at all. What the program has put on the stream before takes as long as it takes, so
+/// the deadline runs from the moment when the stream comes to the route, and a far longer one until then.
+class CountsDeadline {
+ public:
+  CountsDeadline(const HostResult& host, std::int64_t timeout_ns);
+  bool expired();
+
+ private:
+  const HostResult& host_;
+  std::int64_t timeout_ns_;
+  std::int64_t deadline_ns_;
+  bool started_ = false;
 };
 
 struct CudaRouting final : RoutingState {
   ~CudaRouting() override;
-  /// Waits, at most `settle_timeout_ns`, for the counts; leaves them empty if they never come.
+  /// Waits for the counts until CountsDeadline; leaves them empty if they never come.
   void settle() const override;
   /// Copies the counts out of pinned memory and gives that back. The result's state is not 0.
   void adopt_result();
@@ -52,7 +69,7 @@ struct CudaRouting final : RoutingState {
   std::shared_ptr<PinnedMemory> pinned;
   std::byte* pinned_data = nullptr;  ///< null: adopted, or never asked for (captured)
   HostResult host;
-  std::int64_t settle_timeout_ns = 0;
+  std::int64_t timeout_ns = 0;
   const DeviceReport* report = nullptr;  ///< in `report_memory`: a lost peer ends the wait
   mutable std::mutex settle_mutex;
   mutable bool gave_up = false;  ///< guarded by settle_mutex

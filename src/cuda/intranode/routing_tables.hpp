@@ -28,6 +28,49 @@ inline constexpr std::uint8_t kFirstOfRank = 2;  ///< the destination before thi
 inline constexpr std::size_t kRepeatMark = 1;
 inline constexpr std::size_t kNumMarks = 2;
 
+/// The parts of the tokens that route counts by themselves, a block of threads each.
+struct RouteBlocks {
+  int tokens_per_block = 0;
+  int num_blocks = 0;
+
+  static constexpr RouteBlocks of(std::int64_t num_tokens) {
+    // Enough blocks to hide latencies for T = 4096, and a bound on them for large T so that the one block that adds them
+    // up stays quick. A multiple of a block's warps.
+    constexpr std::int64_t kTokensUnit = 64;
+    constexpr std::int64_t kMaxBlocks = 128;
+    const std::int64_t least = (num_tokens + kMaxBlocks - 1) / kMaxBlocks;
+    const std::int64_t per_block =
+        least <= kTokensUnit ? kTokensUnit : (least + kTokensUnit - 1) / kTokensUnit * kTokensUnit;
+    const std::int64_t num_blocks = num_tokens == 0 ? 1 : (num_tokens + per_block - 1) / per_block;
+    return {static_cast<int>(per_block), static_cast<int>(num_blocks)};
+  }
+};
+
+/// An expert placement in device memory.
+struct PlacementParts {
+  std::int32_t* owner = nullptr;          ///< [E]
+  std::int32_t* local_expert = nullptr;   ///< [E] index among its owner's experts
+  std::int32_t* by_owner = nullptr;       ///< [E] experts in order of (owner, id)
+  std::int32_t* first_of_rank = nullptr;  ///< [R + 1] where a rank's experts begin in `by_owner`
+  std::size_t size_bytes = 0;
+
+  static constexpr PlacementParts at(std::byte* base, std::size_t num_experts, std::size_t num_ranks) {
+    plan::Carver carver(base);
+    PlacementParts parts;
+    parts.owner = carver.take<std::int32_t>(num_experts);
+    parts.local_expert = carver.take<std::int32_t>(num_experts);
+    parts.by_owner = carver.take<std::int32_t>(num_experts);
+    parts.first_of_rank = carver.take<std::int32_t>(num_ranks + 1);
+    parts.size_bytes = carver.used_bytes();
+    return parts;
+  }
+};
+
+/// Bytes of a Routing's source table of `num_rows` rows; there is always one.
+constexpr std::size_t source_bytes(std::int64_t num_rows) {
+  return num_rows == 0 ? 1 : static_cast<std::size_t>(num_rows) * 2 * sizeof(std::int32_t);
+}
+
 struct RoutingTables {
   struct Shape {
     std::size_t num_ranks = 0;

@@ -180,6 +180,16 @@ Status ArenaExchange::meet(const node::Peers& peers, const std::vector<ArenaAnno
     }
     peer.size_bytes = peer.same_process != nullptr ? peer.same_process->size_bytes() : theirs.size_bytes;
   }
+  if (arena_->path() == MemoryPath::kIpc) {
+    Importers importers;
+    for (const ArenaService::Peer& peer : listened) {
+      Result<std::unique_ptr<node::PeerLink>> link = peer.link->share();
+      if (!link.ok()) return link.status();
+      importers.push_back(std::move(*link));
+      shared_links_.push_back(peer.link);
+    }
+    arena_->set_importers(std::move(importers));
+  }
   service_ = std::make_unique<ArenaService>(listened, timeout_ns);
   return service_->start();
 }
@@ -198,10 +208,15 @@ Status ArenaExchange::adopt_bases() {
 }
 
 ArenaExchange::~ArenaExchange() {
-  if (service_ == nullptr) return;
-  service_->cancel();
-  // Waits for the growth that has just been cancelled, so that no thread is left in the service.
-  static_cast<void>(arena_->set_announce(nullptr));
+  if (service_ != nullptr) {
+    service_->cancel();
+    // Waits for the growth that has just been cancelled, so that no thread is left in the service.
+    static_cast<void>(arena_->set_announce(nullptr));
+    service_.reset();
+  }
+  peers_.clear();
+  // Now nothing of the peers is open here. They would not see it from the links' end while the arena holds those too.
+  for (const node::PeerLink* link : shared_links_) link->end_sending();
 }
 
 }  // namespace ferry::cuda

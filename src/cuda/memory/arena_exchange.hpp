@@ -56,6 +56,7 @@ class ArenaExchange {
   std::shared_ptr<DeviceArena> arena_;
   std::vector<Peer> peers_;  // by rank, this rank included
   std::unique_ptr<ArenaService> service_;
+  std::vector<const node::PeerLink*> shared_links_;  // those that the arena holds too
 };
 
 }  // namespace ferry::cuda

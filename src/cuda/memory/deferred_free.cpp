@@ -2,19 +2,30 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <mutex>
 #include <new>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
+#include "node/futex.hpp"
 
 namespace ferry::cuda {
 namespace {
 
+/// For processes that end their group at about the same time. Those that take longer are late, and the memory rests on.
+constexpr std::int64_t kImporterPatienceNs = 1'000'000'000;
+constexpr std::chrono::milliseconds kPollInterval{1};
+
 struct Allocation {
   int device;
   void* data;
+  Importers importers;
 };
 
 struct Resting {
@@ -37,11 +48,29 @@ void free_now(const Allocation& allocation) {
   cudaFree(allocation.data);
 }
 
+bool is_open(const Allocation& allocation) {
+  return std::ranges::any_of(allocation.importers, [](const auto& link) { return !link->gone(); });
+}
+
+/// Frees what nobody has open any more. Under the lock.
+void free_resting(std::vector<Allocation>& allocations, std::int64_t patience_ns) {
+  const std::int64_t deadline_ns = node::monotonic_ns() + patience_ns;
+  while (std::ranges::any_of(allocations, is_open) && node::monotonic_ns() < deadline_ns) {
+    std::this_thread::sleep_for(kPollInterval);
+  }
+  std::erase_if(allocations, [](const Allocation& allocation) {
+    if (is_open(allocation)) return false;
+    free_now(allocation);
+    return true;
+  });
+}
+
 }  // namespace
 
 LiveGroup::LiveGroup() {
   Resting& all = resting();
   const std::lock_guard lock(all.mutex);
+  if (all.num_groups == 0) free_resting(all.allocations, 0);
   ++all.num_groups;
 }
 
@@ -49,20 +78,22 @@ LiveGroup::~LiveGroup() {
   Resting& all = resting();
   // Under the lock, so that no group begins meanwhile.
   const std::lock_guard lock(all.mutex);
-  if (--all.num_groups > 0) return;
-  for (const Allocation& allocation : all.allocations) free_now(allocation);
-  all.allocations.clear();
+  if (--all.num_groups == 0) free_resting(all.allocations, kImporterPatienceNs);
 }
 
-void free_without_groups(int device, void* data) try {
+void free_without_groups(int device, void* data, Importers importers) try {
   Resting& all = resting();
   const std::lock_guard lock(all.mutex);
-  if (all.num_groups > 0)
-    all.allocations.push_back({device, data});
-  else
-    free_now({device, data});
+  all.allocations.push_back({device, data, std::move(importers)});
+  if (all.num_groups == 0) free_resting(all.allocations, kImporterPatienceNs);
 } catch (const std::bad_alloc&) {
   // Called from destructors: what cannot be remembered stays taken until the process ends.
+}
+
+std::size_t num_resting_blocks() {
+  Resting& all = resting();
+  const std::lock_guard lock(all.mutex);
+  return all.allocations.size();
 }
 
 }  // namespace ferry::cuda

@@ -166,7 +166,7 @@ Status DeviceArena::reserve_ipc(std::size_t size_bytes) {
 DeviceArena::~DeviceArena() {
   if (base_ == nullptr) return;
   if (path_ == MemoryPath::kIpc) {
-    free_without_groups(device_, base_);
+    free_without_groups(device_, base_, std::move(importers_));
     return;
   }
   const DeviceGuard guard(device_);
@@ -350,17 +350,6 @@ Status DeviceArena::zero(std::byte* data, std::size_t bytes) const {
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream_->get());
   return runtime_status(error, fmt::format("allocate: zeroing {} bytes of GPU {}", bytes, device_),
                         "an earlier kernel of this process may have failed; see compute-sanitizer");
-}
-
-Result<Buffer> DeviceArena::allocate(std::size_t bytes) {
-  Result<std::byte*> data = take(bytes);
-  if (!data.ok()) return data.status();
-  auto owner = std::shared_ptr<void>(
-      *data, [arena = shared_from_this(), bytes](void* block) { arena->give(static_cast<std::byte*>(block), bytes); });
-  if (bytes > 0) {
-    if (Status status = zero(*data, bytes); !status.ok()) return status;
-  }
-  return Buffer(std::move(owner), *data, bytes);
 }
 
 std::size_t DeviceArena::largest_free_bytes() const {

@@ -19,7 +19,7 @@
 
 #include "cuda/driver/driver.hpp"
 #include "cuda/driver/own_stream.hpp"
-#include "ferry/group.hpp"
+#include "cuda/memory/deferred_free.hpp"
 #include "ferry/status.hpp"
 #include "node/page_heap.hpp"
 
@@ -87,17 +87,19 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   /// empty function ends that. After an error nothing is set. Waits for a growth that is under way.
   Status set_announce(Announce announce);
 
+  /// kIpc: who will open the memory. It is not freed before they are gone.
+  void set_importers(Importers importers) { importers_ = std::move(importers); }
+
   /// Lets another GPU of this process use the arena, now and as it grows.
   Status grant_access(int device);
 
-  /// `bytes` of zeroed memory at a page boundary; freed with the Buffer, which keeps the arena alive. Safe from any
-  /// thread, as the two below are, also while streams are being captured; the zeroing is not captured. Waits for the
-  /// peers when the arena grows, and for the zeroing.
+  /// `bytes` at a page boundary, with whatever they hold; `give` frees them, or the end of the arena does. Safe from any
+  /// thread, as the two below are, also while streams are being captured. Waits for the peers when the arena grows.
   /// @errors kCapacity: no such range is free; kSystem: device memory ran out; kCuda; those of `announce`
-  Result<Buffer> allocate(std::size_t bytes);
-  /// The same, neither zeroed nor owned: `give` frees it, or the end of the arena does.
   Result<std::byte*> take(std::size_t bytes);
   void give(std::byte* data, std::size_t bytes);
+  /// Zeroes what was taken, and waits for that. Never captured.
+  Status zero(std::byte* data, std::size_t bytes) const;
 
   /// Bytes taken, rounded up to pages.
   std::size_t allocated_bytes() const;
@@ -121,7 +123,6 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   Status open_access(const Chunk& chunk) const;
   void unmap_chunk(const Chunk& chunk) const;
   Status announce_chunk(const Announce& announce, const Chunk& chunk) const;
-  Status zero(std::byte* data, std::size_t bytes) const;
 
   const int device_;
   const MemoryPath path_;
@@ -129,6 +130,8 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   std::byte* base_ = nullptr;
   std::size_t size_bytes_ = 0;
   std::size_t granularity_ = 0;
+
+  Importers importers_;
 
   mutable std::mutex heap_mutex_;
   node::PageHeap heap_{0};           // guarded by heap_mutex_

@@ -19,6 +19,13 @@ class Staging {
   Result<std::byte*> records(std::size_t bytes, bool captured) { return ensure(records_, bytes, captured); }
   Result<std::byte*> rows(std::size_t bytes, bool captured) { return ensure(rows_, bytes, captured); }
 
+  /// Gives back what no captured graph uses, as soon as the calls that were launched have finished.
+  void trim() {
+    for (Block* block : {&records_, &rows_}) {
+      if (!block->captured) *block = {};
+    }
+  }
+
  private:
   struct Block {
     std::shared_ptr<std::byte> data;

@@ -3,6 +3,8 @@
 #include <new>
 
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
+#include "cuda/driver/driver.hpp"
 
 namespace ferry::cuda {
 
@@ -18,7 +20,7 @@ TableMemory::~TableMemory() {
   cudaEventDestroy(last_call_);
 }
 
-Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes) {
+Result<std::byte*> TableMemory::take_block(std::size_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     reap();
@@ -34,6 +36,11 @@ Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes) {
     }
     data = arena_->take(bytes);
   }
+  return data;
+}
+
+Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes) {
+  const Result<std::byte*> data = take_block(bytes);
   if (!data.ok()) return data.status();
   {
     const std::lock_guard lock(mutex_);
@@ -43,8 +50,21 @@ Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes) {
       *data, [memory = shared_from_this(), bytes](std::byte* block) { memory->bury(block, bytes); });
 }
 
-std::size_t TableMemory::held_bytes() const {
+Result<Buffer> TableMemory::allocate(std::size_t bytes) {
+  const Result<std::byte*> data = take_block(bytes);
+  if (!data.ok()) return data.status();
+  auto owner = std::shared_ptr<void>(*data, [memory = shared_from_this(), bytes](void* block) {
+    memory->bury_buffer(static_cast<std::byte*>(block), bytes);
+  });
+  if (bytes > 0) {
+    if (Status status = arena_->zero(*data, bytes); !status.ok()) return status;
+  }
+  return Buffer(std::move(owner), *data, bytes);
+}
+
+std::size_t TableMemory::held_bytes() {
   const std::lock_guard lock(mutex_);
+  reap();
   return held_bytes_;
 }
 
@@ -69,10 +89,22 @@ void TableMemory::bury(std::byte* data, std::size_t bytes) {
   });
 }
 
+void TableMemory::bury_buffer(std::byte* data, std::size_t bytes) {
+  after_calls([this, data, bytes] { arena_->give(data, bytes); });
+  // At once where no call is under way: the program sees it in memory_usage, and may drop a Buffer to make room.
+  const std::lock_guard lock(mutex_);
+  reap();
+}
+
 void TableMemory::reap() {
   if (resting_.empty()) return;
-  const RelaxedCapture relaxed;
-  if (!closed_ && cudaEventQuery(last_call_) != cudaSuccess) return;
+  if (!closed_) {
+    const DeviceGuard guard(arena_->device());
+    if (!guard.status().ok()) return;
+    const RelaxedCapture relaxed;
+    const Result<bool> done = is_done(last_call_);
+    if (!done.ok() || !*done) return;
+  }
   for (const auto& release : resting_) release();
   resting_.clear();
 }

@@ -1,8 +1,9 @@
 #ifndef FERRY_CUDA_MEMORY_TABLE_MEMORY_HPP
 #define FERRY_CUDA_MEMORY_TABLE_MEMORY_HPP
 
-/// Device memory of Routings and of the backend's staging. Kernels that were launched earlier may still use a block
-/// when its owner dies, so blocks rest until the last call that was launched before is finished.
+/// Device memory of Routings, of the backend's staging, and of the program's Buffers. Calls that were launched earlier
+/// may still use a block when its owner dies, so blocks rest until the last call that was launched before is finished:
+/// whoever gets one next, or the zeroing for him, would meet those calls in it.
 
 #include <cuda_runtime_api.h>
 
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "cuda/memory/device_arena.hpp"
+#include "ferry/group.hpp"
 #include "ferry/status.hpp"
 
 namespace ferry::cuda {
@@ -29,10 +31,13 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
 
   /// Freed with the last copy of the pointer, from any thread.
   Result<std::shared_ptr<std::byte>> take(std::size_t bytes);
+  /// A block for the program, zeroed; the Buffer keeps this object alive.
+  /// @errors those of DeviceArena::take; kCuda
+  Result<Buffer> allocate(std::size_t bytes);
   /// Runs `release` when the calls that were launched before are finished; from any thread.
   void after_calls(std::function<void()> release);
-  /// Bytes taken and not given back to the arena yet, in pages.
-  std::size_t held_bytes() const;
+  /// Bytes taken and not given back to the arena yet, in pages. Gives back first what no call uses any more.
+  std::size_t held_bytes();
 
   /// Recorded after every call that is not captured.
   cudaEvent_t last_call() const { return last_call_; }
@@ -40,7 +45,10 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   void close();
 
  private:
+  /// From the arena, once what rests has been given back as far as it can be.
+  Result<std::byte*> take_block(std::size_t bytes);
   void bury(std::byte* data, std::size_t bytes);
+  void bury_buffer(std::byte* data, std::size_t bytes);
   void reap();
 
   std::shared_ptr<DeviceArena> arena_;

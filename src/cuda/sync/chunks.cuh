@@ -13,9 +13,27 @@
 
 namespace ferry::cuda::device {
 
-/// progress[] word: rows reported so far in this epoch.
+/// progress[] word: the lower half of the epoch's number, and the rows reported so far in it.
 __device__ inline std::uint64_t progress_value(std::uint64_t epoch, std::int64_t rows) {
   return epoch << 32 | static_cast<std::uint64_t>(rows);
+}
+
+/// Rows of `epoch` that the word counts. One of another epoch counts none: it is an older one, however the halves
+/// compare, because nobody reports before this rank has taken part, and end_epoch leaves none with the same half.
+__device__ inline std::uint64_t rows_reported(std::uint64_t word, std::uint64_t epoch) {
+  return word >> 32 == (epoch & 0xFFFFFFFFU) ? word & 0xFFFFFFFFU : 0;
+}
+
+/// Waits until `source` has reported `num_rows` rows of `epoch`; false when the group broke. One thread. `seen`: how
+/// many it has reported.
+__device__ inline bool wait_rows(const RankParams& ranks, int source, std::uint64_t epoch, std::int64_t num_rows,
+                                 std::uint64_t& seen) {
+  const std::uint64_t* flag = ranks.control.progress + source;
+  const auto read = [flag, epoch, &seen] {
+    seen = rows_reported(load_acquire_system(flag), epoch);
+    return seen;
+  };
+  return wait_until(ranks, {Awaited::kRows, source, epoch}, read, static_cast<std::uint64_t>(num_rows));
 }
 
 struct ChunkPlan {

@@ -5,13 +5,14 @@
 /// rows and their tables. All flags of the CUDA backend are here.
 ///
 /// Every call has an epoch (from 1), counted on the device so that graph replays count too; all ranks make the same
-/// calls in the same order, so their epochs agree. Flags only grow and are never reset.
+/// calls in the same order, so their epochs agree. Flags only grow and are never reset; progress, which has room for
+/// half of an epoch, says whether it is of this one.
 ///
 ///   field             writer     order               publishes
 ///   messages[s]       rank s     release / acquire   epoch publishes the rest: s's outputs and staging may be written,
 ///                                                    its inputs read
 ///   progress[s]       rank s     release / acquire   rows and records that s has written here, or staged for it:
-///                                                    epoch << 32 | rows so far
+///                                                    epoch << 32 | rows so far (rows_reported in chunks.cuh)
 ///   done[s]           rank s     release / acquire   s writes and reads nothing here any more in this epoch
 ///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]
 ///   local             this rank  device scope        see the kernels
@@ -78,7 +79,7 @@ struct CountsHeader {
 struct LocalState {
   std::uint64_t epoch;    ///< calls finished
   std::uint64_t outcome;  ///< of the current call: epoch << 2 | device::Outcome
-  std::uint32_t broken;   ///< a wait timed out: every kernel ends at once
+  std::uint32_t broken;   ///< a wait timed out or was stopped: every kernel ends at once
   std::uint32_t num_chunks_sent;
   std::uint32_t num_blocks_done;
   std::uint32_t num_receivers_done;
@@ -109,6 +110,11 @@ struct Control {
     return control;
   }
 };
+
+/// The first block of a rank's arena: Control, then [R] where this rank sees its peers' arenas.
+constexpr std::size_t control_and_bases_bytes(std::size_t num_ranks) {
+  return Control::at(nullptr, num_ranks).size_bytes + num_ranks * sizeof(std::byte*);
+}
 
 }  // namespace ferry::cuda
 

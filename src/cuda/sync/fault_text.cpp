@@ -5,6 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "plan/route_plan.hpp"
+
 namespace ferry::cuda {
 namespace {
 
@@ -29,13 +31,12 @@ std::string_view awaited_text(Awaited awaited) {
 }  // namespace
 
 std::string describe_lost(const LostReport& lost, std::int64_t timeout_ns) {
+  // Which wait it was differs from rank to rank and means nothing: all are to say the same.
+  if (lost.stopped != 0) return "a call on the GPU was stopped while it waited for other ranks";
   const auto awaited = static_cast<Awaited>(lost.awaited);
-  // Flags count epochs; progress counts epochs and rows.
-  const std::string seen =
-      awaited == Awaited::kRows
-          ? fmt::format("{} of {} rows", lost.seen >> 32 == lost.epoch ? lost.seen & 0xFFFFFFFFU : 0,
-                        lost.expected & 0xFFFFFFFFU)
-          : fmt::format("flag {}, expected {}", lost.seen, lost.expected);
+  // Flags count epochs.
+  const std::string seen = awaited == Awaited::kRows ? fmt::format("{} of {} rows", lost.seen, lost.expected)
+                                                     : fmt::format("flag {}, expected {}", lost.seen, lost.expected);
   return fmt::format("exchange {} on the GPU: timed out after {:.0f} ms waiting for rank {} {} ({})", lost.epoch,
                      static_cast<double>(timeout_ns) / kNsPerMillisecond, lost.peer, awaited_text(awaited), seen);
 }
@@ -66,20 +67,13 @@ Status describe_fault(const FaultReport& fault, const CallLog& call_log, int num
                                 fault.row, fault.column, fault.rank, fault.value, fault.limit),
                     fault.rank);
     case Fault::kSlabCapacity:
-      return Status(ErrorCode::kCapacity,
-                    fmt::format("route: expert {} of rank {} gets {} rows, and slab_capacity is {}; raise it or drop "
-                                "tokens before routing",
-                                fault.row, fault.rank, fault.value, fault.limit),
-                    fault.rank);
+      return plan::full_slab(fault.rank, fault.row, fault.value, fault.limit);
     case Fault::kNotRouted:
       return Status(
           ErrorCode::kInvalidArgument,
           fmt::format("{}: a Routing made during a capture was used before its graph ran; replay it first", operation));
     case Fault::kRowCapacity:
-      return Status(ErrorCode::kCapacity,
-                    fmt::format("route: rank {} gets {} rows, and has room for {}; raise max_recv_rows", fault.rank,
-                                fault.value, fault.limit),
-                    fault.rank);
+      return plan::too_many_rows(fault.rank, fault.value, fault.limit);
   }
   return Status(ErrorCode::kInternal,
                 fmt::format("{}: unknown report {}; please report this bug", operation, fault.fault));

@@ -2,8 +2,8 @@
 #define FERRY_CUDA_SYNC_RANK_SYNC_CUH
 
 /// The protocol of a call, as blocks take part in it: entry (all ranks make the same call), waits with a deadline, and
-/// the end (all ranks are done). See control.hpp for the flags. A wait that times out sets `broken`; every other wait
-/// of this rank then ends too, and the kernel returns.
+/// the end (all ranks are done). See control.hpp for the flags. A wait that times out, or that the host stops, sets
+/// `broken`; every other wait of this rank then ends too, and the kernel returns.
 
 #include <cstdint>
 
@@ -14,6 +14,11 @@ namespace ferry::cuda::device {
 
 /// Polls of a flag between two checks of the clock and of `broken`.
 inline constexpr unsigned kSpinsPerCheck = 64;
+
+/// Polls of a flag between two looks at the host's stop word. Polls stay on the GPU (0.6 us and more each, a load from
+/// its L2 cache); the look goes over PCIe (1 to 2 us) and so takes at most a hundredth of a waiting warp's time, and
+/// nothing of a wait shorter than 150 us. The host is slower to find that somebody is lost (20 ms, PeerWatch).
+inline constexpr unsigned kSpinsPerStopCheck = 4 * kSpinsPerCheck;
 
 /// What the entry of all ranks means for this one.
 enum class Outcome : int {
@@ -30,6 +35,11 @@ __device__ inline bool is_broken(const RankParams& ranks) {
   return load_relaxed_device(&ranks.control.local->broken) != 0;
 }
 
+/// Whether the host knows that somebody this rank may be waiting for will not come.
+__device__ inline bool is_stopped(const RankParams& ranks) {
+  return load_acquire_system(&ranks.report->stop.requested) != 0;
+}
+
 /// The number of the current call. Stable until `finish_call`, which all blocks of the call precede.
 __device__ inline std::uint64_t current_epoch(const RankParams& ranks) { return ranks.control.local->epoch + 1; }
 
@@ -39,16 +49,23 @@ struct Wait {
   std::uint64_t epoch = 0;
 };
 
-/// The first wait to time out is reported; the others only end.
-__device__ inline void declare_lost(const RankParams& ranks, const Wait& wait, std::uint64_t seen,
-                                    std::uint64_t expected) {
+/// What a wait that fails saw last.
+struct LastLook {
+  std::uint64_t seen = 0;
+  std::uint64_t expected = 0;
+  bool stopped = false;
+};
+
+/// The first wait to fail is reported; the others only end.
+__device__ inline void declare_lost(const RankParams& ranks, const Wait& wait, const LastLook& look) {
   if (atomicCAS(&ranks.control.local->broken, 0U, 1U) != 0) return;
   LostReport& lost = ranks.report->lost;
   lost.awaited = static_cast<std::int32_t>(wait.awaited);
   lost.peer = wait.peer;
   lost.epoch = wait.epoch;
-  lost.seen = seen;
-  lost.expected = expected;
+  lost.seen = look.seen;
+  lost.expected = look.expected;
+  lost.stopped = look.stopped ? 1 : 0;
   fence_system();
   store_release_system(&lost.state, 1);
 }
@@ -56,20 +73,31 @@ __device__ inline void declare_lost(const RankParams& ranks, const Wait& wait, s
 /// This rank's own blocks may be waiting for a peer, and then it is their wait that must time out first.
 inline constexpr int kOwnDeadlines = 4;
 
-/// Waits until `read()` is at least `expected`; false when the group broke. Called by one thread.
+/// Waits until `read()` is at least `expected`; false when the group broke. Called by one thread. A stop ends a wait
+/// for a peer only if what it waits for is still not there: a peer may have left because it was done. Waits for this
+/// rank's own blocks end when those have found the stop in waits of their own.
 template <typename Read>
 __device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Read read, std::uint64_t expected) {
+  const bool own = wait.awaited == Awaited::kOwn;
   std::uint64_t deadline_ns = 0;
+  bool stopped = false;
   for (unsigned spin = 0;; ++spin) {
     const std::uint64_t seen = read();
     if (seen >= expected) return true;
+    if (stopped) {
+      declare_lost(ranks, wait, {seen, expected, true});
+      return false;
+    }
     if (spin % kSpinsPerCheck != 0) continue;
     if (is_broken(ranks)) return false;
     const std::uint64_t now = now_ns();
-    if (deadline_ns == 0) deadline_ns = now + ranks.timeout_ns * (wait.awaited == Awaited::kOwn ? kOwnDeadlines : 1);
-    if (now < deadline_ns) continue;
-    declare_lost(ranks, wait, seen, expected);
-    return false;
+    if (deadline_ns == 0) deadline_ns = now + ranks.timeout_ns * (own ? kOwnDeadlines : 1);
+    if (now >= deadline_ns) {
+      declare_lost(ranks, wait, {seen, expected, false});
+      return false;
+    }
+    if (own || spin == 0 || spin % kSpinsPerStopCheck != 0) continue;
+    stopped = is_stopped(ranks);  // the flag is read once more after it
   }
 }
 
@@ -198,11 +226,22 @@ __device__ inline void post_done(const RankParams& ranks, std::uint64_t epoch) {
   }
 }
 
+/// The call is over: the next kernel finds the next epoch. One thread, when no rank reports progress any more.
+///
+/// progress[] holds half of an epoch. So that no word is ever met again by the epoch 2^32 calls later, all are cleared
+/// once in that many; peers write the next ones only after they have this rank's next entry message.
+__device__ inline void end_epoch(const RankParams& ranks, std::uint64_t epoch) {
+  if ((epoch & 0xFFFFFFFFU) == 0) {
+    for (int rank = 0; rank < ranks.num_ranks; ++rank) ranks.control.progress[rank] = 0;
+  }
+  ranks.control.local->epoch = epoch;
+}
+
 /// Waits until all ranks are done and ends the call. All lanes of one warp of one block, after all other blocks of the
 /// call have read the epoch.
 __device__ inline bool finish_call(const RankParams& ranks, std::uint64_t epoch) {
   const bool all = wait_all_ranks(ranks, Awaited::kDone, done_flags(ranks), epoch, done_flags(ranks));
-  if (all && lane_idx() == 0) ranks.control.local->epoch = epoch;
+  if (all && lane_idx() == 0) end_epoch(ranks, epoch);
   return all;
 }
 

@@ -1,13 +1,18 @@
 #ifndef FERRY_CUDA_SYNC_REPORT_HPP
 #define FERRY_CUDA_SYNC_REPORT_HPP
 
-/// What kernels report: to the host, in words of pinned host memory that the device can write, and to later kernels.
+/// What kernels and their host tell each other, in words of pinned host memory that both can reach, and what kernels
+/// report to later kernels.
 ///
 ///   field            writer                     reader   order
 ///   lost.state       the kernel whose wait      host     st.release.sys after the other fields / acquire load
-///                    timed out first (once)
+///                    failed first (once)
 ///   fault.state      block 0 of a call          host     the same; the host sets it back to 0 when the stream is idle
-///   RouteResult      the count exchange         host     `state` likewise; once per route
+///   RouteResult      the count exchange         host     `state` likewise; once per route. `started` publishes
+///                                                        nothing: the kernels' deadlines run from then on
+///   stop.requested   host (PeerWatch, once)     kernels  release store, after the error record or the loss that it is
+///                                                        about is there for hosts to find / ld.acquire.sys; never
+///                                                        set back
 
 #include <cstdint>
 
@@ -22,7 +27,7 @@ enum class Awaited : std::int32_t {
   kOwn = 4,     ///< this rank's own blocks
 };
 
-/// A wait that timed out.
+/// A wait that timed out or was stopped.
 struct LostReport {
   std::uint64_t state;  ///< 1: the rest is valid
   std::int32_t awaited;
@@ -30,13 +35,14 @@ struct LostReport {
   std::uint64_t epoch;
   std::uint64_t seen;
   std::uint64_t expected;
+  std::uint64_t stopped;  ///< 1: by `StopWord`, before the deadline
 };
 
 enum class Fault : std::int32_t {
   kDisagreement = 1,  ///< ranks made different calls, or one refused: `record_numbers` says which records to compare
   kBadId = 2,         ///< `value` of (token `row`, entry `column`) is no expert, on rank `rank`
   kSlabCapacity = 3,  ///< expert `row` of rank `rank` gets `value` rows
-  kRowCapacity = 4,   ///< rank `rank` gets `value` rows and has room for `limit`
+  kRowCapacity = 4,   ///< rank `rank` gets `value` rows, and its max_recv_rows is `limit`
   kNotRouted = 5,     ///< a captured Routing is used before its graph has run
 };
 
@@ -52,9 +58,15 @@ struct FaultReport {
   std::int64_t record_numbers[128];  ///< [R], kMaxRanks
 };
 
+/// The host's word to kernels that wait: nobody will come. In lines of its own: kernels poll it over PCIe.
+struct alignas(128) StopWord {
+  std::uint64_t requested;
+};
+
 struct DeviceReport {
   LostReport lost;
   FaultReport fault;
+  StopWord stop;
 };
 
 /// Outcome of the count exchange, read by every later kernel.
@@ -73,7 +85,8 @@ struct RouteSummary {
 /// What route reports to the host. Arrays follow: from_rank[R], to_rank[R], rows_per_expert[L] i32, row_offsets[L + 1]
 /// i64.
 struct RouteResult {
-  std::uint64_t state;  ///< 1: valid, 2: refused
+  std::uint64_t state;    ///< 1: valid, 2: refused
+  std::uint64_t started;  ///< 1: the stream has come to the route
   std::int64_t num_used_rows;
   std::int64_t num_token_rows;  ///< distinct (source, token) pairs
   std::int64_t repeats;         ///< 1: some token of some rank names an expert twice

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "net/ucx/paths.hpp"
 
@@ -22,11 +24,13 @@ std::vector<std::byte> with_tail(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-Connection::Connection(const Resources& resources, int rank, int num_channels)
+Connection::Connection(const Resources& resources, Seal seal, std::uint32_t self, int rank, int num_channels)
     : resources_(resources),
       library_(resources.library()),
+      seal_(std::move(seal)),
+      self_(self),
       rank_(rank),
-      last_put_(static_cast<std::size_t>(num_channels), 0) {}
+      last_write_(static_cast<std::size_t>(num_channels), 0) {}
 
 void Connection::release_key() {
   if (remote_key_ != nullptr) library_.rkey_destroy(std::exchange(remote_key_, nullptr));
@@ -52,12 +56,28 @@ Status Connection::open(std::span<const std::byte> address, std::span<const std:
     endpoint_ = nullptr;
     return status;
   }
-  remote_base_ = remote_base;
+  return open_memory(remote_key, remote_base);
+}
+
+Status Connection::open_memory(std::span<const std::byte> remote_key, std::uint64_t remote_base) {
   if (remote_key.empty()) return {};
   const std::vector<std::byte> key_copy = with_tail(remote_key);
-  return ucx_status(library_.ep_rkey_unpack(endpoint_, key_copy.data(), &remote_key_),
-                    fmt::format("reading the key to the memory of rank {}", rank_),
-                    "run the same version of UCX on every rank", rank_);
+  if (Status status = ucx_status(library_.ep_rkey_unpack(endpoint_, key_copy.data(), &remote_key_),
+                                 fmt::format("reading the key to the memory of rank {}", rank_),
+                                 "run the same version of UCX on every rank", rank_);
+      !status.ok()) {
+    remote_key_ = nullptr;
+    return status;
+  }
+  void* mapped = nullptr;
+  if (library_.rkey_ptr(remote_key_, remote_base, &mapped) == UCS_OK) {
+    put_way_ = PutWay::kStores;
+    mapped_memory_ = static_cast<std::byte*>(mapped);
+  } else if (resources_.remote_writes() && have_remote_writes(lanes_of(library_, endpoint_))) {
+    put_way_ = PutWay::kWrites;
+    remote_base_ = remote_base;
+  }
+  return {};
 }
 
 void Connection::put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
@@ -68,29 +88,48 @@ void Connection::put(int channel, std::size_t local_offset, std::size_t remote_o
     fail(UCS_ERR_OUT_OF_RANGE);
     return;
   }
-  Operation* operation = take_operation(Kind::kPut);
+  if (put_way_ == PutWay::kWrites) {
+    write(channel, local_offset, remote_offset, num_bytes);
+    return;
+  }
+  const std::span<const std::byte> source = resources_.memory().subspan(local_offset, num_bytes);
+  if (put_way_ == PutWay::kStores) {
+    std::memcpy(mapped_memory_ + remote_offset, source.data(), source.size());
+    return;
+  }
+  for (std::size_t done = 0; done < num_bytes; done += kMaxPayloadBytes) {
+    Message message;
+    message.kind = MessageKind::kPut;
+    message.channel = static_cast<std::uint32_t>(channel);
+    message.value = remote_offset + done;
+    send(message, source.subspan(done, std::min(kMaxPayloadBytes, num_bytes - done)));
+  }
+}
+
+void Connection::write(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
+  Operation* operation = take_operation(Kind::kWrite);
   ucp_request_param_t params = params_of(operation);
 #if UCP_API_VERSION >= UCP_VERSION(1, 13)
   params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
   params.memh = resources_.memory_handle();
 #endif
-  last_put_[static_cast<std::size_t>(channel)] = ++num_puts_;
+  last_write_[static_cast<std::size_t>(channel)] = ++num_writes_;
   started(operation, library_.put_nbx(endpoint_, resources_.memory().data() + local_offset, num_bytes,
                                       remote_base_ + remote_offset, remote_key_, &params));
 }
 
 void Connection::notify(int channel, const Message& message) {
   if (!usable() || stopped_) return;
-  const std::uint64_t after_put = last_put_[static_cast<std::size_t>(channel)];
-  waiting_.push_back({message, after_put, false});
-  needed_ = std::max(needed_, after_put);
+  const std::uint64_t after_write = last_write_[static_cast<std::size_t>(channel)];
+  waiting_.push_back({message, after_write, false});
+  needed_ = std::max(needed_, after_write);
   recheck_waiting_ = true;
 }
 
 void Connection::send_last(const Message& message) {
   if (!usable()) return;
-  waiting_.push_back({message, num_puts_, true});
-  needed_ = num_puts_;
+  waiting_.push_back({message, num_writes_, true});
+  needed_ = num_writes_;
   recheck_waiting_ = true;
 }
 
@@ -108,7 +147,7 @@ bool Connection::advance() {
   }
   if (recheck_waiting_) {
     recheck_waiting_ = false;
-    const auto due = [this](const Waiting& waiting) { return waiting.after_put <= flushed_; };
+    const auto due = [this](const Waiting& waiting) { return waiting.after_write <= flushed_; };
     std::deque<Waiting> later;
     for (const Waiting& waiting : waiting_) {
       // The last message stays behind all others.
@@ -130,21 +169,31 @@ bool Connection::advance() {
   return moved;
 }
 
-void Connection::send(const Message& message) {
+void Connection::send(const Message& message, std::span<const std::byte> payload) {
   if (!usable()) return;
   Operation* operation = take_operation(Kind::kMessage);
-  operation->message = message;
+  Message& sent = operation->message;
+  sent = message;
+  sent.sender = self_;
+  sent.sequence = num_sent_++;
+  sent.payload_bytes = payload.size();
+  if (!seal_.tag(sent.sequence, sent.sealed_bytes(), &sent.tag)) {
+    complete(operation, UCS_ERR_IO_ERROR);
+    return;
+  }
+  // The peer must see what was stored before it sees the message, on any processor.
+  if (put_way_ == PutWay::kStores) std::atomic_thread_fence(std::memory_order_seq_cst);
   ucp_request_param_t params = params_of(operation);
   params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
   params.flags = UCP_AM_SEND_FLAG_EAGER;
   started(operation,
-          library_.am_send_nbx(endpoint_, kMessageId, &operation->message, sizeof(Message), nullptr, 0, &params));
+          library_.am_send_nbx(endpoint_, kMessageId, &sent, sizeof(Message), payload.data(), payload.size(), &params));
 }
 
 void Connection::flush() {
   Operation* operation = take_operation(Kind::kFlush);
-  operation->covers = num_puts_;
-  flush_started_ = num_puts_;
+  operation->covers = num_writes_;
+  flush_started_ = num_writes_;
   const ucp_request_param_t params = params_of(operation);
   started(operation, library_.ep_flush_nbx(endpoint_, &params));
 }
@@ -162,11 +211,16 @@ void Connection::shut() {
 Path Connection::path(int peer) const {
   if (endpoint_ == nullptr) return {.peer = peer, .description = "closed"};
   const std::vector<Lane> lanes = lanes_of(library_, endpoint_);
-  return {.peer = peer, .description = describe(lanes), .in_memory = are_in_memory(lanes)};
+  const std::string_view stores = put_way_ == PutWay::kStores ? "memory (puts), " : "";
+  return {.peer = peer, .description = fmt::format("{}{}", stores, describe(lanes)), .in_memory = are_in_memory(lanes)};
 }
 
 Connection::Operation* Connection::take_operation(Kind kind) {
-  if (spare_.empty()) spare_.push_back(&operations_.emplace_back());
+  if (spare_.empty()) {
+    Operation* added = &operations_.emplace_back();
+    spare_.reserve(operations_.size());  // so that completions, inside UCX, need no memory
+    spare_.push_back(added);
+  }
   Operation* operation = spare_.back();
   spare_.pop_back();
   operation->connection = this;
@@ -198,8 +252,9 @@ void Connection::complete(Operation* operation, ucs_status_t status) {
   if (operation->kind == Kind::kClose) return;
   if (status != UCS_OK) {
     fail(status);
-  } else if (operation->kind == Kind::kFlush && operation->covers > flushed_) {
-    flushed_ = operation->covers;
+  } else if (operation->kind == Kind::kFlush) {
+    reached_ = true;
+    flushed_ = std::max(flushed_, operation->covers);
     recheck_waiting_ = !waiting_.empty();
   }
 }

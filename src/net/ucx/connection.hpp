@@ -1,14 +1,21 @@
 #ifndef FERRY_NET_UCX_CONNECTION_HPP
 #define FERRY_NET_UCX_CONNECTION_HPP
 
-/// The connection to one peer: an endpoint, the key to its memory, and the operations in flight. Used only by the
+/// The connection to one peer: an endpoint, the way to its memory, and the operations in flight. Used only by the
 /// engine's thread.
 ///
-/// Order. Puts to a peer are numbered. A message waits for a number: that of the last put before it on its channel.
-/// It is sent once a flush that began after that put has completed, which UCX reports when the bytes are in the peer's
-/// memory. One flush serves all puts before it, so there is at most one per poll; several may be in flight.
+/// A put takes the first way that works:
+///   stores    memory of this host that UCX has mapped here: a copy
+///   writes    a network card that writes into the peer's memory by itself: UCX's puts
+///   messages  anything else: the peer copies the payload into its memory (net/ucx/inbound.hpp). UCX would emulate a
+///             put in the same way, but its receiver answers each, and aborts if it cannot.
 ///
-/// UCX callbacks only record what happened; everything is sent from advance().
+/// Order. Stores are done when put() returns, and messages are numbered, so a message may follow both at once. Writes
+/// are numbered too: a message waits for that of the last write before it on its channel, until a flush that began after
+/// it has completed, which UCX reports when the bytes are in the peer's memory. One flush serves all writes before it,
+/// so there is at most one per poll; several may be in flight.
+///
+/// UCX callbacks only record what happened; everything but puts is sent from advance().
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +33,8 @@ namespace ferry::net::ucx {
 
 class Connection {
  public:
-  Connection(const Resources& resources, int rank, int num_channels);
+  /// `self`: this end's index, which its messages carry.
+  Connection(const Resources& resources, Seal seal, std::uint32_t self, int rank, int num_channels);
   /// Runs after the worker's, which may call back as long as it lives.
   ~Connection() = default;
   Connection(const Connection&) = delete;
@@ -40,10 +48,12 @@ class Connection {
   void notify(int channel, const Message& message);
   /// Sent after all earlier puts and messages, and followed by a flush of its own.
   void send_last(const Message& message);
+  /// Whether the peer has been reached: something was sent and has left this end.
+  bool reached() const { return reached_; }
   /// Accepts nothing more. Messages not sent yet are discarded.
   void stop();
   /// Starts making sure that all puts given so far arrive.
-  void begin_flush() { needed_ = num_puts_; }
+  void begin_flush() { needed_ = num_writes_; }
 
   /// Send what is due. True if anything was.
   bool advance();
@@ -51,6 +61,8 @@ class Connection {
   bool quiet() const { return waiting_.empty() && num_in_flight_ == 0 && needed_ <= flushed_ && !flush_wanted_; }
   /// UCS_OK, or why the connection failed.
   ucs_status_t failure() const { return failure_; }
+  /// From now on the connection has failed, unless it had before.
+  void fail(ucs_status_t status);
 
   /// Cancels what is in flight and closes the endpoint; later progress of the worker completes this. Idempotent.
   void shut();
@@ -62,16 +74,17 @@ class Connection {
   Path path(int peer) const;
 
  private:
-  enum class Kind { kPut, kFlush, kMessage, kClose };
+  enum class PutWay { kMessages, kStores, kWrites };
+  enum class Kind { kWrite, kFlush, kMessage, kClose };
   struct Operation {
     Connection* connection = nullptr;
-    Kind kind = Kind::kPut;
-    std::uint64_t covers = 0;  // kFlush: the number of the last put before it
+    Kind kind = Kind::kWrite;
+    std::uint64_t covers = 0;  // kFlush: the number of the last write before it
     Message message;           // kMessage: must stay where it is until sent
   };
   struct Waiting {
     Message message;
-    std::uint64_t after_put = 0;
+    std::uint64_t after_write = 0;
     bool last = false;
   };
 
@@ -84,26 +97,33 @@ class Connection {
   static ucp_request_param_t params_of(Operation* operation);
   void started(Operation* operation, ucs_status_ptr_t request);
   void complete(Operation* operation, ucs_status_t status);
-  void send(const Message& message);
+  Status open_memory(std::span<const std::byte> remote_key, std::uint64_t remote_base);
+  void write(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
+  void send(const Message& message, std::span<const std::byte> payload = {});
   void flush();
-  void fail(ucs_status_t status);
 
   const Resources& resources_;  // not used by completions, which may run while it is being destroyed
   const Library& library_;
+  const Seal seal_;
+  const std::uint32_t self_;
   const int rank_;  // of the peer
   ucp_ep_h endpoint_ = nullptr;
   ucp_rkey_h remote_key_ = nullptr;
-  std::uint64_t remote_base_ = 0;
+  PutWay put_way_ = PutWay::kMessages;
+  std::uint64_t remote_base_ = 0;       // kWrites
+  std::byte* mapped_memory_ = nullptr;  // kStores: the peer's
   ucs_status_t failure_ = UCS_OK;
   bool stopped_ = false;
+  bool reached_ = false;
 
-  std::uint64_t num_puts_ = 0;           // also the number of the last put
-  std::uint64_t needed_ = 0;             // some message, or the owner, needs all puts up to here to have arrived
-  std::uint64_t flush_started_ = 0;      // a flush is in flight, or done, for all puts up to here
-  std::uint64_t flushed_ = 0;            // all puts up to here have arrived
-  bool flush_wanted_ = false;            // one more flush regardless of the numbers: after the last message
-  bool recheck_waiting_ = false;         // some waiting message may be due
-  std::vector<std::uint64_t> last_put_;  // by channel
+  std::uint64_t num_sent_ = 0;             // messages; also the number of the next
+  std::uint64_t num_writes_ = 0;           // also the number of the last write
+  std::uint64_t needed_ = 0;               // some message, or the owner, needs all writes up to here to have arrived
+  std::uint64_t flush_started_ = 0;        // a flush is in flight, or done, for all writes up to here
+  std::uint64_t flushed_ = 0;              // all writes up to here have arrived
+  bool flush_wanted_ = false;              // one more flush regardless of the numbers: after the last message
+  bool recheck_waiting_ = false;           // some waiting message may be due
+  std::vector<std::uint64_t> last_write_;  // by channel
   std::deque<Waiting> waiting_;
 
   std::size_t num_in_flight_ = 0;

@@ -6,12 +6,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "net/blob.hpp"
+#include "net/ucx/address.hpp"
 #include "net/ucx/connection.hpp"
+#include "net/ucx/inbound.hpp"
+#include "net/ucx/limits.hpp"
 #include "net/ucx/message.hpp"
-#include "net/ucx/resources.hpp"
+#include "net/ucx/scopes.hpp"
 
 namespace ferry::net::ucx {
 namespace {
@@ -30,25 +34,23 @@ constexpr int kShortestNapMs = 1;
 
 struct Peer {
   std::unique_ptr<Connection> connection;  // null for this end itself
-  Token token{};
-  bool lost = false;      // reported to the owner, or not to be reported
-  bool leaving = false;   // it sent a goodbye, and this end's farewell is due or sent
-  bool answered = false;  // the farewell is sent
-  bool left = false;      // it will put nothing more
+  std::unique_ptr<Inbound> inbound;        // likewise
+  std::vector<std::byte> address;          // of its worker
+  std::set<SocketName> sockets;            // by which it has connected to this end
+  bool settled = false;                    // it will not connect again
+  bool lost = false;                       // reported to the owner, or not to be reported
+  bool leaving = false;                    // it sent a goodbye, and this end's farewell is due or sent
+  bool answered = false;                   // the farewell is sent
+  bool left = false;                       // it will put nothing more
 };
 
 class UcxEngine final : public Engine {
  public:
-  UcxEngine(const EngineOptions& options, const Token& token, std::unique_ptr<Resources> resources)
-      : options_(options),
-        token_(token),
-        resources_(std::move(resources)),
-        peers_(static_cast<std::size_t>(options.num_peers)) {
-    options_.memory = resources_->memory();
-  }
+  UcxEngine(const EngineOptions& options, const Token& token, KeyPair keys)
+      : options_(options), token_(token), keys_(std::move(keys)), peers_(static_cast<std::size_t>(options.num_peers)) {}
   ~UcxEngine() override { leave(0); }
 
-  Status listen();
+  Status open(const Library& library);
 
   std::string_view name() const override { return kName; }
   std::span<std::byte> memory() const override { return options_.memory; }
@@ -58,8 +60,8 @@ class UcxEngine final : public Engine {
   void notify(int peer, int channel, std::uint64_t value) override;
   bool poll() override;
   bool flushed(int peer) const override;
-  int event_fd() const override { return resources_->event_fd(); }
-  bool arm() override;
+  int event_fd() const override { return scopes_.event_fd(); }
+  bool arm() override { return !usable() || scopes_.arm(); }
   std::vector<Path> paths() const override;
   void limit_close_time(std::int64_t timeout_ns) override {
     options_.timeout_ns = std::min(options_.timeout_ns, timeout_ns);
@@ -70,14 +72,16 @@ class UcxEngine final : public Engine {
   static ucs_status_t on_message(void* engine, const void* header, std::size_t header_bytes, void* data,
                                  std::size_t num_bytes, const ucp_am_recv_param_t* param) noexcept;
 
-  bool usable() const { return connected_ && resources_ != nullptr; }
-  const Library& library() const { return resources_->library(); }
+  bool usable() const { return connected_ && scopes_.is_open(); }
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   const Peer& at(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
-  Message message_to(const Peer& peer, MessageKind kind) const;
   Status connect_to(int peer, std::span<const std::byte> own_part);
+  void receive(std::span<const std::byte> header, std::span<const std::byte> payload);
   bool advance();
+  bool name_sockets();
+  void settle();
   bool deliver();
+  void deliver(int sender, const Message& message);
   bool notice_failures();
   void lose(int peer, const Status& why);
   template <typename Done>
@@ -88,38 +92,40 @@ class UcxEngine final : public Engine {
 
   EngineOptions options_;
   Token token_;
+  KeyPair keys_;
   std::vector<std::unique_ptr<Connection>>
-      dropped_;                           // outlive the worker, which may still have to cancel their operations
-  std::unique_ptr<Resources> resources_;  // null once closed
+      dropped_;  // outlive the workers, which may still have to cancel their operations
+  Scopes scopes_;
   EngineEvents events_;
   std::vector<Peer> peers_;
-  std::vector<Message> arrived_;
   bool connected_ = false;
+  bool named_sockets_ = false;
+  bool settled_ = false;  // nobody can connect any more
 };
 
-Status UcxEngine::listen() {
-  ucp_am_handler_param_t params{};
-  params.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  params.id = kMessageId;
-  params.cb = on_message;
-  params.arg = this;
-  return ucx_status(library().worker_set_am_recv_handler(resources_->worker(), &params), "listening for messages");
+Status UcxEngine::open(const Library& library) {
+  Status status = scopes_.open(library, options_, on_message, this);
+  options_.memory = scopes_.memory();
+  return status;
 }
 
 Result<Blob> UcxEngine::address() const {
-  if (resources_ == nullptr) return Status(ErrorCode::kInternal, "network engine ucx: closed; please report this bug");
-  BlobWriter own_part;
-  own_part.bytes(token_);
-  own_part.u64(reinterpret_cast<std::uintptr_t>(resources_->memory().data()));
-  own_part.u32(static_cast<std::uint32_t>(resources_->address().size()));
-  own_part.bytes(resources_->address());
-  own_part.u32(static_cast<std::uint32_t>(resources_->remote_key().size()));
-  own_part.bytes(resources_->remote_key());
-  return make_blob(kName, options_, own_part.blob());
+  if (!scopes_.is_open()) {
+    return Status(ErrorCode::kInternal, "network engine ucx: closed; please report this bug");
+  }
+  EndAddress address{.name = token_,
+                     .public_key = keys_.public_key(),
+                     .memory_base = reinterpret_cast<std::uintptr_t>(options_.memory.data())};
+  for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
+    const Resources* resources = scopes_.at(scope);
+    if (resources == nullptr) continue;
+    address.scopes[static_cast<std::size_t>(scope)] = {resources->address(), resources->remote_key()};
+  }
+  return make_blob(kName, options_, encode_address(address));
 }
 
 Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) {
-  if (resources_ == nullptr || connected_ || addresses.size() != peers_.size()) {
+  if (!scopes_.is_open() || connected_ || addresses.size() != peers_.size()) {
     return Status(ErrorCode::kInternal,
                   fmt::format("network engine ucx: connect with {} addresses for {} peers, or not "
                               "for the first time; please report this bug",
@@ -133,6 +139,8 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
     if (!own_part.ok()) return own_part.status();
     own_parts[index] = *own_part;
   }
+  // UCX ends the process if it finds out in the middle of a connection.
+  if (Status status = check_descriptors(descriptors_of_connections(peers_.size() - 1)); !status.ok()) return status;
   for (int peer = 0; peer < options_.num_peers; ++peer) {
     if (peer == options_.self) continue;
     if (Status status = connect_to(peer, own_parts[static_cast<std::size_t>(peer)]); !status.ok()) {
@@ -143,30 +151,41 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
   events_ = std::move(events);
   connected_ = true;
   for (Peer& peer : peers_) {
-    if (peer.connection != nullptr) peer.connection->notify(0, message_to(peer, MessageKind::kHello));
+    if (peer.connection != nullptr) peer.connection->send_last({.kind = MessageKind::kHello});
   }
   return {};
 }
 
 Status UcxEngine::connect_to(int peer, std::span<const std::byte> own_part) {
-  BlobReader reader(own_part);
-  const std::span<const std::byte> token = reader.bytes(token_.size());
-  const std::uint64_t base = reader.u64();
-  const std::span<const std::byte> address = reader.bytes(reader.u32());
-  const std::span<const std::byte> remote_key = reader.bytes(reader.u32());
-  if (!reader.finished() || address.empty() || remote_key.empty() != options_.memory.empty()) {
-    return Status(
-        ErrorCode::kTransport,
-        fmt::format(
-            "network engine ucx: rank {} published an address with parts of the wrong length; run the same build "
-            "on every rank",
-            options_.rank_of(peer)),
-        options_.rank_of(peer));
+  const int rank = options_.rank_of(peer);
+  const auto about_peer = [rank](const Status& status) {
+    return Status(status.code(), fmt::format("{} (rank {})", status.message(), rank), rank);
+  };
+  const Result<EndAddress> address = parse_address(own_part);
+  if (!address.ok()) return about_peer(address.status());
+  const Scope scope = Scopes::of(options_, peer);
+  if (address->at(scope).worker.empty()) {
+    return Status(ErrorCode::kTransport,
+                  fmt::format("network engine ucx: rank {} does not expect this rank {} its host; give all ranks the "
+                              "same view of which hosts they are on",
+                              rank, scope == Scope::kHost ? "on" : "outside"),
+                  rank);
   }
-  std::ranges::copy(token, at(peer).token.begin());
-  auto connection = std::make_unique<Connection>(*resources_, options_.rank_of(peer), options_.num_channels);
-  Status opened = connection->open(address, remote_key, base);
+  const Result<PairKeys> keys = keys_.agree(address->public_key, token_, address->name);
+  if (!keys.ok()) return about_peer(keys.status());
+  Result<Seal> sending = Seal::make(keys->sending);
+  if (!sending.ok()) return sending.status();
+  Result<Seal> receiving = Seal::make(keys->receiving);
+  if (!receiving.ok()) return receiving.status();
+  auto connection = std::make_unique<Connection>(
+      *scopes_.at(scope), std::move(*sending), static_cast<std::uint32_t>(options_.self), rank, options_.num_channels);
+  Status opened = connection->open(address->at(scope).worker, address->at(scope).memory_key, address->memory_base);
   at(peer).connection = std::move(connection);
+  at(peer).address.assign(address->at(scope).worker.begin(), address->at(scope).worker.end());
+  const Inbound::Params params{.sender = static_cast<std::uint32_t>(peer),
+                               .num_channels = static_cast<std::uint32_t>(options_.num_channels),
+                               .memory = options_.memory};
+  at(peer).inbound = std::make_unique<Inbound>(std::move(*receiving), params);
   return opened;
 }
 
@@ -177,19 +196,18 @@ void UcxEngine::put(int peer, int channel, std::size_t local_offset, std::size_t
 
 void UcxEngine::notify(int peer, int channel, std::uint64_t value) {
   if (!usable() || at(peer).lost || at(peer).connection == nullptr) return;
-  Message message = message_to(at(peer), MessageKind::kNotify);
-  message.channel = static_cast<std::uint32_t>(channel);
-  message.value = value;
-  at(peer).connection->notify(channel, message);
+  at(peer).connection->notify(
+      channel, {.kind = MessageKind::kNotify, .channel = static_cast<std::uint32_t>(channel), .value = value});
 }
 
 bool UcxEngine::poll() {
   if (!usable()) return false;
   bool moved = advance();
-  for (int round = 0; round < kMaxProgress && library().worker_progress(resources_->worker()) != 0; ++round)
-    moved = true;
+  for (int round = 0; round < kMaxProgress && scopes_.progress(); ++round) moved = true;
   moved |= deliver();
   moved |= notice_failures();
+  moved |= name_sockets();
+  settle();
   // Send what a completed flush has made due now: the owner may sleep after this.
   moved |= advance();
   return moved;
@@ -201,50 +219,103 @@ bool UcxEngine::advance() {
     if (peer.connection == nullptr) continue;
     if (peer.leaving && !peer.answered && peer.connection->quiet()) {
       peer.answered = true;
-      peer.connection->send_last(message_to(peer, MessageKind::kFarewell));
+      peer.connection->send_last({.kind = MessageKind::kFarewell});
     }
     moved |= peer.connection->advance();
   }
   return moved;
 }
 
-/// Runs outside callbacks, which only collect messages: their receivers may want to send.
-bool UcxEngine::deliver() {
-  if (arrived_.empty()) return false;
-  for (const Message& message : std::exchange(arrived_, {})) {
-    const int sender = static_cast<int>(message.sender);
-    Peer& peer = at(sender);
-    if (message.kind == MessageKind::kNotify) {
-      if (!peer.lost && events_.notified) {
-        events_.notified(sender, static_cast<int>(message.channel), message.value);
-      }
-    } else if (message.kind == MessageKind::kGoodbye) {
-      peer.left = true;
-      peer.leaving = true;
-      peer.connection->stop();
-      peer.connection->begin_flush();
-      lose(sender, Status(ErrorCode::kPeerLost,
-                          fmt::format("network engine ucx: rank {} has closed its end of the network",
-                                      options_.rank_of(sender)),
-                          options_.rank_of(sender)));
-    } else if (message.kind == MessageKind::kFarewell) {
-      peer.left = true;
+/// Once all peers have been reached, tell each of them by which sockets.
+bool UcxEngine::name_sockets() {
+  if (named_sockets_ || !std::ranges::all_of(peers_, [](const Peer& peer) {
+        return peer.connection == nullptr || peer.lost || peer.connection->reached();
+      })) {
+    return false;
+  }
+  named_sockets_ = true;
+  const std::vector<ConnectedSocket> sockets = connected_sockets();
+  for (Peer& peer : peers_) {
+    if (peer.connection == nullptr) continue;
+    for (const ConnectedSocket& socket : sockets) {
+      if (!may_contain_port(peer.address, socket.remote_port)) continue;
+      peer.connection->notify(0, {.kind = MessageKind::kSocket, .value = socket.local_name});
     }
+    peer.connection->notify(0, {.kind = MessageKind::kSettled});
   }
   return true;
+}
+
+/// Once all peers have connected, and this end to them, nobody else needs to.
+void UcxEngine::settle() {
+  if (settled_ || !named_sockets_ || !std::ranges::all_of(peers_, [](const Peer& peer) {
+        return peer.connection == nullptr || peer.lost || peer.settled;
+      })) {
+    return;
+  }
+  settled_ = true;
+  std::set<SocketName> known_ends;
+  for (const Peer& peer : peers_) known_ends.insert(peer.sockets.begin(), peer.sockets.end());
+  for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
+    if (Resources* resources = scopes_.at(scope); resources != nullptr) resources->stop_listening(known_ends);
+  }
+}
+
+/// Runs outside callbacks, which only collect messages: their receivers may want to send.
+bool UcxEngine::deliver() {
+  bool any = false;
+  for (int sender = 0; sender < options_.num_peers; ++sender) {
+    Inbound* inbound = at(sender).inbound.get();
+    if (inbound == nullptr || !inbound->has_due()) continue;
+    any = true;
+    for (const Message& message : inbound->take_due()) deliver(sender, message);
+  }
+  return any;
+}
+
+void UcxEngine::deliver(int sender, const Message& message) {
+  Peer& peer = at(sender);
+  if (message.kind == MessageKind::kNotify) {
+    if (!peer.lost && events_.notified) events_.notified(sender, static_cast<int>(message.channel), message.value);
+  } else if (message.kind == MessageKind::kGoodbye) {
+    peer.left = true;
+    peer.leaving = true;
+    peer.connection->stop();
+    peer.connection->begin_flush();
+    const int rank = options_.rank_of(sender);
+    lose(sender, Status(ErrorCode::kPeerLost,
+                        fmt::format("network engine ucx: rank {} has closed its end of the network", rank), rank));
+  } else if (message.kind == MessageKind::kFarewell) {
+    peer.left = true;
+  } else if (message.kind == MessageKind::kSocket) {
+    peer.sockets.insert(message.value);
+  } else if (message.kind == MessageKind::kSettled) {
+    peer.settled = true;
+  }
 }
 
 bool UcxEngine::notice_failures() {
   bool any = false;
   for (int index = 0; index < options_.num_peers; ++index) {
     Peer& peer = at(index);
-    if (peer.connection == nullptr || peer.connection->failure() == UCS_OK || peer.connection->is_shut()) continue;
+    if (peer.connection == nullptr || peer.connection->is_shut()) continue;
+    const bool broke_rules = peer.inbound->broken();
+    if (broke_rules) peer.connection->fail(UCS_ERR_REJECTED);
+    if (peer.connection->failure() == UCS_OK) continue;
     peer.connection->shut();
     peer.left = true;
     any = true;
     const int rank = options_.rank_of(index);
-    lose(index, ucx_status(peer.connection->failure(), fmt::format("the connection to rank {}", rank),
-                           "that process or its host has died or is unreachable", rank));
+    if (broke_rules) {
+      lose(index, Status(ErrorCode::kTransport,
+                         fmt::format("network engine ucx: rank {} sent a message that no rank sends; run the same "
+                                     "build on every rank",
+                                     rank),
+                         rank));
+    } else {
+      lose(index, ucx_status(peer.connection->failure(), fmt::format("the connection to rank {}", rank),
+                             "that process or its host has died or is unreachable", rank));
+    }
   }
   return any;
 }
@@ -257,11 +328,6 @@ void UcxEngine::lose(int peer, const Status& why) {
 bool UcxEngine::flushed(int peer) const {
   const Connection* connection = at(peer).connection.get();
   return connection == nullptr || at(peer).lost || connection->quiet();
-}
-
-bool UcxEngine::arm() {
-  if (!usable()) return true;
-  return library().worker_arm(resources_->worker()) == UCS_OK;
 }
 
 std::vector<Path> UcxEngine::paths() const {
@@ -294,7 +360,7 @@ void UcxEngine::nap() {
 /// Peers write to this end's memory as long as they believe it exists, with some transports without involving this
 /// process or the kernel. So close is a handshake: a goodbye, and the peer's answer that it has stopped.
 void UcxEngine::leave(std::int64_t timeout_ns) {
-  if (resources_ == nullptr) return;
+  if (!scopes_.is_open()) return;
   events_ = {};
   if (connected_) {
     const auto room = Clock::time_point::max() - Clock::now();
@@ -305,13 +371,13 @@ void UcxEngine::leave(std::int64_t timeout_ns) {
     poll_until(deadline, [](const Peer& peer) { return peer.connection->quiet(); });
     for (Peer& peer : peers_) {
       if (peer.connection == nullptr || peer.answered) continue;
-      peer.connection->send_last(message_to(peer, MessageKind::kGoodbye));
+      peer.connection->send_last({.kind = MessageKind::kGoodbye});
       peer.leaving = false;  // the goodbye replaces a farewell
     }
     poll_until(deadline, [](const Peer& peer) { return peer.left && peer.connection->quiet(); });
   }
   drop_connections();
-  resources_ = nullptr;
+  scopes_.close();
   peers_.clear();
   peers_.resize(static_cast<std::size_t>(options_.num_peers));
 }
@@ -326,7 +392,7 @@ void UcxEngine::drop_connections() {
     return std::ranges::all_of(
         peers_, [](const Peer& peer) { return peer.connection == nullptr || peer.connection->is_shut(); });
   };
-  while (!all_shut() && Clock::now() < deadline) library().worker_progress(resources_->worker());
+  while (!all_shut() && Clock::now() < deadline) scopes_.progress();
   for (Peer& peer : peers_) {
     if (peer.connection == nullptr) continue;
     peer.connection->release_key();
@@ -334,29 +400,20 @@ void UcxEngine::drop_connections() {
   }
 }
 
-Message UcxEngine::message_to(const Peer& peer, MessageKind kind) const {
-  Message message;
-  message.kind = kind;
-  message.receiver = peer.token;
-  message.sender = static_cast<std::uint32_t>(options_.self);
-  return message;
+ucs_status_t UcxEngine::on_message(void* engine, const void* header, std::size_t header_bytes, void* data,
+                                   std::size_t num_bytes, const ucp_am_recv_param_t* param) noexcept {
+  // With this flag `data` only describes what the sender would like this end to fetch. No peer sends such.
+  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return UCS_OK;
+  static_cast<UcxEngine*>(engine)->receive({static_cast<const std::byte*>(header), header_bytes},
+                                           {static_cast<const std::byte*>(data), num_bytes});
+  return UCS_OK;
 }
 
-ucs_status_t UcxEngine::on_message(void* engine, const void* header, std::size_t header_bytes, void* /*data*/,
-                                   std::size_t /*num_bytes*/, const ucp_am_recv_param_t* /*param*/) noexcept {
-  auto* self = static_cast<UcxEngine*>(engine);
-  Message message;
-  if (header_bytes != sizeof message) return UCS_OK;
-  std::memcpy(&message, header, sizeof message);
-  const EngineOptions& options = self->options_;
-  if (message.magic != kMessageMagic || message.receiver != self->token_) return UCS_OK;
-  if (message.sender >= static_cast<std::uint32_t>(options.num_peers) ||
-      message.sender == static_cast<std::uint32_t>(options.self) ||
-      message.channel >= static_cast<std::uint32_t>(options.num_channels)) {
-    return UCS_OK;
-  }
-  self->arrived_.push_back(message);
-  return UCS_OK;
+/// From anybody who reaches this end.
+void UcxEngine::receive(std::span<const std::byte> header, std::span<const std::byte> payload) {
+  const std::optional<Message> message = parse_message(header);
+  if (!message || message->sender >= peers_.size()) return;
+  if (Inbound* inbound = peers_[message->sender].inbound.get(); inbound != nullptr) inbound->accept(*message, payload);
 }
 
 }  // namespace
@@ -368,10 +425,10 @@ Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options) {
   if (!table.ok()) return table.status();
   Result<Token> token = make_token();
   if (!token.ok()) return token.status();
-  Result<std::unique_ptr<Resources>> resources = Resources::create(**table, options.memory, options.memory_bytes);
-  if (!resources.ok()) return resources.status();
-  auto engine = std::make_unique<UcxEngine>(options, *token, std::move(*resources));
-  if (Status status = engine->listen(); !status.ok()) return status;
+  Result<KeyPair> keys = KeyPair::make();
+  if (!keys.ok()) return keys.status();
+  auto engine = std::make_unique<UcxEngine>(options, *token, std::move(*keys));
+  if (Status status = engine->open(**table); !status.ok()) return status;
   return std::unique_ptr<Engine>(std::move(engine));
 }
 

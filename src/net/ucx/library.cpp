@@ -102,6 +102,7 @@ LoadedLibrary load_library() {
   need(ucp, "ucp_rkey_pack", &table.rkey_pack);
   need(ucp, "ucp_rkey_buffer_release", &table.rkey_buffer_release);
   need(ucp, "ucp_ep_rkey_unpack", &table.ep_rkey_unpack);
+  need(ucp, "ucp_rkey_ptr", &table.rkey_ptr);
   need(ucp, "ucp_rkey_destroy", &table.rkey_destroy);
   need(ucp, "ucp_ep_create", &table.ep_create);
   need(ucp, "ucp_ep_close_nbx", &table.ep_close_nbx);

@@ -32,6 +32,7 @@ struct Library {
   decltype(&ucp_rkey_pack) rkey_pack = nullptr;
   decltype(&ucp_rkey_buffer_release) rkey_buffer_release = nullptr;
   decltype(&ucp_ep_rkey_unpack) ep_rkey_unpack = nullptr;
+  decltype(&ucp_rkey_ptr) rkey_ptr = nullptr;
   decltype(&ucp_rkey_destroy) rkey_destroy = nullptr;
   decltype(&ucp_ep_create) ep_create = nullptr;
   decltype(&ucp_ep_close_nbx) ep_close_nbx = nullptr;

@@ -1,20 +1,25 @@
 #ifndef FERRY_NET_UCX_MESSAGE_HPP
 #define FERRY_NET_UCX_MESSAGE_HPP
 
-/// The header of an active message, which carries no other data.
+/// The header of an active message. Only a put has a payload behind it.
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
-#include "net/blob.hpp"
+#include "net/ucx/seal.hpp"
 
 namespace ferry::net::ucx {
 
 enum class MessageKind : std::uint32_t {
   kHello = 1,     ///< only sets up the connection, so that a peer's death is detected before the first put
   kNotify = 2,    ///< `value` on `channel`
-  kGoodbye = 3,   ///< the sender closes: it will put nothing more, and asks the receiver to stop
-  kFarewell = 4,  ///< answers a goodbye: none of the sender's puts is in flight, and no more will follow
+  kPut = 3,       ///< the payload belongs at offset `value` of the receiver's memory
+  kGoodbye = 4,   ///< the sender closes: it will put nothing more, and asks the receiver to stop
+  kFarewell = 5,  ///< answers a goodbye: none of the sender's puts is in flight, and no more will follow
+  kSocket = 6,    ///< `value` names a socket by which the sender has connected to the receiver (net/ucx/ports.hpp)
+  kSettled = 7,   ///< all such sockets have been named: the sender will not connect again
 };
 
 inline constexpr std::uint32_t kMessageMagic = 0x4d'42'4e'46;  // "FNBM"
@@ -23,13 +28,23 @@ inline constexpr unsigned kMessageId = 0;
 struct Message {
   std::uint32_t magic = kMessageMagic;
   MessageKind kind = MessageKind::kHello;
-  Token receiver{};  ///< the end it is for: only peers that received its address know it
   std::uint32_t sender = 0;
   std::uint32_t channel = 0;
+  std::uint64_t sequence = 0;  ///< from 0, of all messages of the sender to the receiver
   std::uint64_t value = 0;
+  std::uint64_t payload_bytes = 0;
+  Tag tag{};  ///< over everything before it, not over the payload: that would cost more than all else (docs/transport.md)
+
+  std::span<const std::byte> sealed_bytes() const {
+    return std::as_bytes(std::span(this, 1)).first(sizeof(Message) - sizeof(Tag));
+  }
 };
-static_assert(sizeof(Message) == 40, "peers read its bytes as they are in memory");
+static_assert(sizeof(Message) == 56, "peers read its bytes as they are in memory");
 static_assert(std::endian::native == std::endian::little, "its byte order on the wire");
+
+/// Payload of one message at most: what fits in a segment together with UCX's headers and this one
+/// (kTcpSegment in resources.cpp), so that the receiver need not put segments together. A whole chunk of a rail.
+inline constexpr std::size_t kMaxPayloadBytes = std::size_t{128} << 10;
 
 }  // namespace ferry::net::ucx
 

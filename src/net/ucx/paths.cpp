@@ -64,4 +64,10 @@ bool are_in_memory(const std::vector<Lane>& lanes) {
   });
 }
 
+bool have_remote_writes(const std::vector<Lane>& lanes) {
+  return std::ranges::any_of(lanes, [](const Lane& lane) {
+    return lane.puts && (lane.transport.starts_with("rc") || lane.transport.starts_with("dc"));
+  });
+}
+
 }  // namespace ferry::net::ucx

@@ -28,6 +28,9 @@ std::string describe(const std::vector<Lane>& lanes);
 /// Whether there are lanes and all go through memory of this host (UCX calls that device "memory").
 bool are_in_memory(const std::vector<Lane>& lanes);
 
+/// Whether a network card puts, not UCX by messages: it gives a lane to puts that it emulates, too.
+bool have_remote_writes(const std::vector<Lane>& lanes);
+
 }  // namespace ferry::net::ucx
 
 #endif  // FERRY_NET_UCX_PATHS_HPP

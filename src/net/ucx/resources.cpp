@@ -3,6 +3,9 @@
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include "net/ucx/limits.hpp"
 
 namespace ferry::net::ucx {
 namespace {
@@ -10,23 +13,23 @@ namespace {
 /// What this engine sets unless the environment does.
 /// By default UCX probes silent peers every 20 s, which is long for survivors.
 constexpr const char* kKeepaliveInterval = "2s";
-/// TCP has no puts of its own, so UCX sends them as messages of at most a segment, usually 8 KiB. Measured on one host
-/// (docs/transport.md), segments of 256 KiB carry three times as many bytes a second. A segment must fit the receiver's
-/// buffer, so both are set together.
+/// Room for a message with a whole payload (kMaxPayloadBytes) and the headers. UCX's 8 KiB carry a third as many bytes a
+/// second (docs/transport.md). A segment must fit the receiver's buffer, so both are set together.
 constexpr const char* kTcpSegment = "256K";
 
 bool is_set(const char* variable) { return std::getenv(variable) != nullptr; }
 
-bool tcp_is_allowed() {
-  const char* transports = std::getenv("UCX_TLS");
-  const std::string_view list = transports != nullptr ? transports : "all";
-  return list.find("tcp") != std::string_view::npos || list.find("all") != std::string_view::npos;
+bool may_use_tcp(const Setup& setup) {
+  const char* own = std::getenv("UCX_TLS");
+  return allows(!setup.transports.empty() ? setup.transports : own != nullptr ? own : "all", "tcp");
 }
 
 /// Settings that another version of UCX does not know have no effect.
-void fill_in(const Library& library, ucp_config_t* config) {
+void fill_in(const Library& library, const Setup& setup, ucp_config_t* config) {
+  if (!setup.transports.empty()) library.config_modify(config, "TLS", setup.transports.c_str());
+  if (!setup.devices.empty()) library.config_modify(config, "NET_DEVICES", setup.devices.c_str());
   if (!is_set("UCX_KEEPALIVE_INTERVAL")) library.config_modify(config, "KEEPALIVE_INTERVAL", kKeepaliveInterval);
-  if (tcp_is_allowed() && !is_set("UCX_TCP_TX_SEG_SIZE") && !is_set("UCX_TCP_RX_SEG_SIZE")) {
+  if (may_use_tcp(setup) && !is_set("UCX_TCP_TX_SEG_SIZE") && !is_set("UCX_TCP_RX_SEG_SIZE")) {
     // A transport's own settings are named without its prefix, and only tcp has these.
     library.config_modify(config, "TX_SEG_SIZE", kTcpSegment);
     library.config_modify(config, "RX_SEG_SIZE", kTcpSegment);
@@ -35,14 +38,51 @@ void fill_in(const Library& library, ucp_config_t* config) {
 
 constexpr std::string_view kVariablesHint = "check the UCX_* variables (UCX_LOG_LEVEL=info makes UCX report more)";
 
+/// Descriptors that a context and its worker hold or open for a moment, for each network interface and beside them.
+/// Measured with UCX 1.13 and 1.22: at most 16 for one interface, 5 for each further one.
+constexpr std::size_t kDescriptors = 20;
+constexpr std::size_t kDescriptorsPerInterface = 6;
+/// Queue and buffers of a worker's posix transport: 4.3 MB with UCX 1.13, 5.3 MB with 1.22.
+constexpr std::size_t kPosixBytes = std::size_t{8} << 20;
+
+Status check_limits(const Setup& setup, const Resources::Params& params) {
+  const std::size_t num_interfaces = params.scope == Scope::kHost ? 1 : num_network_interfaces();
+  if (Status status = check_descriptors(kDescriptors + kDescriptorsPerInterface * num_interfaces +
+                                        descriptors_of_connections(params.num_peers));
+      !status.ok()) {
+    return status;
+  }
+  return setup.shared_memory ? check_shared_memory(kPosixBytes + params.memory_bytes) : Status();
+}
+
+/// UCX says "out of memory" where a file in memory finds no room that was there when this end looked.
+Status with_cause(Status status, const Setup& setup, const Resources::Params& params) {
+  if (status.ok() || status.code() != ErrorCode::kTransport) return status;
+  Status limits = check_limits(setup, params);
+  return limits.ok() ? status : limits;
+}
+
 }  // namespace
 
-Result<std::unique_ptr<Resources>> Resources::create(const Library& library, std::span<std::byte> memory,
-                                                     std::size_t memory_bytes) {
-  std::unique_ptr<Resources> resources(new Resources(library, memory));
-  if (Status status = resources->open_context(); !status.ok()) return status;
-  if (Status status = resources->map_memory(memory_bytes); !status.ok()) return status;
-  if (Status status = resources->open_worker(); !status.ok()) return status;
+Result<std::unique_ptr<Resources>> Resources::create(const Library& library, const Params& params) {
+  const std::vector<Setup> setups = setups_for(params.scope, params.devices, Surroundings::here());
+  for (const Setup& setup : setups) {
+    Result<std::unique_ptr<Resources>> resources = create(library, params, setup);
+    if (resources.ok() || !setup.optional) return resources;
+  }
+  return Status(ErrorCode::kInternal, "network engine ucx: no setup to try; please report this bug");
+}
+
+Result<std::unique_ptr<Resources>> Resources::create(const Library& library, const Params& params, const Setup& setup) {
+  if (Status status = check_limits(setup, params); !status.ok()) return status;
+  std::unique_ptr<Resources> resources(new Resources(library, setup, params.memory));
+  Status status = resources->open_context();
+  if (status.ok()) status = resources->map_memory(params.memory_bytes);
+  if (status.ok()) status = resources->open_worker();
+  if (!status.ok()) {
+    resources = nullptr;  // so that what it holds is not missed below
+    return with_cause(std::move(status), setup, params);
+  }
   return resources;
 }
 
@@ -58,10 +98,11 @@ Status Resources::open_context() {
     const Status reason = ucx_status(read, "reading the UCX_* variables", kVariablesHint);
     return Status(ErrorCode::kInvalidArgument, std::string(reason.message()));
   }
-  fill_in(library_, config);
+  fill_in(library_, setup_, config);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
-  params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  if (setup_.remote_writes) params.features |= UCP_FEATURE_RMA;
   params.name = "ferry";
   const ucs_status_t opened = library_.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
   library_.config_release(config);
@@ -69,7 +110,8 @@ Status Resources::open_context() {
 }
 
 Status Resources::map_memory(std::size_t memory_bytes) {
-  if (memory_.empty() && memory_bytes == 0) return {};
+  // Only cards write into memory that UCX did not allocate.
+  if (memory_.empty() ? memory_bytes == 0 : !setup_.remote_writes) return {};
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
   params.address = memory_.data();
@@ -112,6 +154,7 @@ Status Resources::find_allocated() {
 }
 
 Status Resources::open_worker() {
+  const std::set<int> listening_before = Listeners::all_of_process();
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // the rank's thread and the proxy's use it in turn
@@ -134,6 +177,7 @@ Status Resources::open_worker() {
   const auto* first = reinterpret_cast<const std::byte*>(address);
   address_.assign(first, first + num_bytes);
   library_.worker_release_address(worker_, address);
+  listeners_ = Listeners(listening_before, address_);
   return {};
 }
 

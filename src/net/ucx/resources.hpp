@@ -1,24 +1,36 @@
 #ifndef FERRY_NET_UCX_RESOURCES_HPP
 #define FERRY_NET_UCX_RESOURCES_HPP
 
-/// The UCX objects of one end: a context, its registered memory, a worker, and the descriptor that wakes it.
+/// The UCX objects for one scope of an end: a context, its registered memory, a worker, and the descriptor that wakes
+/// it.
 
 #include <cstddef>
 #include <memory>
+#include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "net/ucx/library.hpp"
+#include "net/ucx/ports.hpp"
+#include "net/ucx/setup.hpp"
 
 namespace ferry::net::ucx {
 
 class Resources {
  public:
-  /// Configured by UCX's own variables and, where those are not set, by this engine's defaults (resources.cpp).
-  /// Registers `memory`, or allocates `memory_bytes` where that is empty.
-  /// @errors kInvalidArgument: a variable has a value that UCX refuses; kTransport, kUnsupported
-  static Result<std::unique_ptr<Resources>> create(const Library& library, std::span<std::byte> memory,
-                                                   std::size_t memory_bytes);
+  struct Params {
+    Scope scope = Scope::kNetwork;
+    std::string devices{};          ///< for scope kNetwork: EngineOptions::net_devices
+    std::size_t num_peers = 0;      ///< in this scope
+    std::span<std::byte> memory{};  ///< what peers put into
+    std::size_t memory_bytes = 0;   ///< if `memory` is empty: how much to allocate
+  };
+
+  /// Configured by UCX's own variables and, where those are not set, by this engine's choice (setup.hpp).
+  /// @errors kInvalidArgument: a variable has a value that UCX refuses; kSystem: too few descriptors, or too little
+  ///         shared memory; kTransport, kUnsupported
+  static Result<std::unique_ptr<Resources>> create(const Library& library, const Params& params);
   /// Runs after the last connection is closed.
   ~Resources();
   Resources(const Resources&) = delete;
@@ -29,18 +41,25 @@ class Resources {
   std::span<std::byte> memory() const { return memory_; }
   ucp_mem_h memory_handle() const { return mapped_; }
   int event_fd() const { return event_fd_; }
+  /// Setup::remote_writes.
+  bool remote_writes() const { return setup_.remote_writes; }
   /// How peers reach the worker, and the key to its memory (empty if there is no memory).
   const std::vector<std::byte>& address() const { return address_; }
   const std::vector<std::byte>& remote_key() const { return remote_key_; }
+  /// All peers have connected, by the sockets named.
+  void stop_listening(const std::set<SocketName>& known_ends) { listeners_.close(known_ends); }
 
  private:
-  Resources(const Library& library, std::span<std::byte> memory) : library_(library), memory_(memory) {}
+  Resources(const Library& library, Setup setup, std::span<std::byte> memory)
+      : library_(library), setup_(std::move(setup)), memory_(memory) {}
+  static Result<std::unique_ptr<Resources>> create(const Library& library, const Params& params, const Setup& setup);
   Status open_context();
   Status map_memory(std::size_t memory_bytes);
   Status find_allocated();
   Status open_worker();
 
   const Library& library_;
+  Setup setup_;
   std::span<std::byte> memory_;
   ucp_context_h context_ = nullptr;
   ucp_mem_h mapped_ = nullptr;
@@ -48,6 +67,7 @@ class Resources {
   int event_fd_ = -1;
   std::vector<std::byte> address_;
   std::vector<std::byte> remote_key_;
+  Listeners listeners_;
 };
 
 }  // namespace ferry::net::ucx

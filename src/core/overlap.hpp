@@ -1,0 +1,59 @@
+#ifndef FERRY_CORE_OVERLAP_HPP
+#define FERRY_CORE_OVERLAP_HPP
+
+/// Whether tensors of one call share memory. Addresses are only compared, never read, so they may be of a GPU.
+
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string_view>
+
+#include "core/backend.hpp"
+#include "ferry/status.hpp"
+
+namespace ferry {
+
+/// The bytes that a tensor of at most two dimensions occupies, for comparison with others'.
+class Footprint {
+ public:
+  Footprint() = default;  ///< of nothing
+  Footprint(std::string_view name, const ConstRows& rows);
+  Footprint(std::string_view name, const Rows& rows);
+  /// Of one or two dimensions, any strides from 0; nothing if the view is absent.
+  Footprint(std::string_view name, const ConstTensorView& view);
+
+  std::string_view name() const { return name_; }
+  std::uintptr_t begin() const { return begin_; }
+  std::uintptr_t end() const { return end_; }
+
+  /// Whether any byte belongs to both. Exact: tensors whose rows alternate in memory do not overlap.
+  bool overlaps(const Footprint& other) const;
+  /// Whether both are the same rows at the same addresses.
+  bool same_as(const Footprint& other) const;
+
+ private:
+  struct Dimension {
+    std::int64_t extent = 0;
+    std::int64_t stride_bytes = 0;
+  };
+  Footprint(std::string_view name, const void* data, Dimension rows, Dimension columns, std::int64_t element_bytes);
+
+  std::string_view name_;
+  std::uintptr_t begin_ = 0;
+  std::uintptr_t end_ = 0;
+  /// Pieces of `piece_bytes_`, evenly spaced in two dimensions; the inner one has more than one piece only where the
+  /// elements of a tensor lie apart in both dimensions.
+  std::int64_t piece_bytes_ = 0;
+  Dimension pieces_;
+  Dimension inner_;
+};
+
+/// No output may share memory with an input or another output. An input in `may_be_output` may be exactly the first
+/// output, row by row.
+/// @errors kInvalidArgument: names both tensors and where they are
+Status check_overlap(std::string_view operation, std::span<const Footprint> outputs, std::span<const Footprint> inputs,
+                     std::span<const Footprint> may_be_output = {});
+
+}  // namespace ferry
+
+#endif  // FERRY_CORE_OVERLAP_HPP

@@ -1,0 +1,62 @@
+#include "cpu/memory_required.hpp"
+
+#include <algorithm>
+
+#include "call/call_sync.hpp"
+#include "node/arena.hpp"
+#include "plan/forward_table.hpp"
+#include "plan/peer_counts.hpp"
+#include "plan/route_tables.hpp"
+#include "plan/to_size.hpp"
+#include "plan/token_record.hpp"
+
+namespace ferry::cpu {
+namespace {
+
+using node::round_up_to_page;
+
+/// Staging of route on one node: what each rank publishes, in two blocks that alternate.
+std::size_t tables_bytes(const MemoryShape& shape) {
+  const std::size_t num_entries = to_size(shape.num_tokens) * to_size(shape.num_topk);
+  return 2 * round_up_to_page(
+                 plan::RouteTables::at(nullptr, {to_size(shape.num_ranks), to_size(shape.num_experts), num_entries})
+                     .size_bytes);
+}
+
+/// The same over several nodes: counts of the ranks of the rail, and their tables for this node.
+std::size_t tables_bytes(const MemoryShape& shape, const Topology& topology) {
+  const auto num_nodes = to_size(topology.num_nodes());
+  const std::size_t counts = plan::PeerCounts::at(nullptr, topology, shape.num_experts).wire_bytes * num_nodes;
+  const std::size_t forward = plan::forward_tables_bytes(
+      num_nodes, {shape.num_node_tokens + shape.num_forwarded_tokens, shape.num_node_entries});
+  return 2 * (round_up_to_page(counts) + round_up_to_page(forward));
+}
+
+}  // namespace
+
+Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology) {
+  const bool several_nodes = topology.num_nodes() > 1;
+  const auto num_tokens = to_size(shape.num_tokens);
+  const auto num_rows = to_size(shape.num_recv_rows);
+  const std::size_t num_used_rows = shape.num_used_rows < 0 ? num_rows : to_size(shape.num_used_rows);
+  const auto row_bytes = to_size(shape.row_bytes);
+
+  const plan::TokenRecord record =
+      plan::TokenRecord::of({shape.scale_row_bytes, shape.num_topk, shape.weights, shape.weights, false});
+  const std::size_t num_records = num_tokens + (several_nodes ? to_size(shape.num_forwarded_tokens) : 0);
+  const std::size_t records_bytes = to_size(record.size_bytes()) * num_records;
+  const std::size_t weights_per_row = shape.layout == Layout::kTokens ? to_size(shape.num_topk) : 1;
+  const std::size_t weights_bytes = shape.weights ? num_rows * weights_per_row * sizeof(float) : 0;
+  // On one node the inputs of dispatch and combine are staged, on several the output of dispatch and combine's input.
+  std::size_t num_staged_rows = several_nodes ? num_used_rows : std::max(num_tokens, num_used_rows);
+  if (shape.symmetric || topology.ranks_per_node == 1) num_staged_rows = 0;
+
+  const std::size_t staging_bytes = (several_nodes ? tables_bytes(shape, topology) : tables_bytes(shape)) +
+                                    round_up_to_page(std::max(records_bytes, weights_bytes)) +
+                                    round_up_to_page(num_staged_rows * row_bytes);
+  const std::size_t buffers_bytes =
+      shape.symmetric ? round_up_to_page(num_tokens * row_bytes) + 2 * round_up_to_page(num_rows * row_bytes) : 0;
+  return node::kControlBytes + call::CallSync::network_bytes(topology) + staging_bytes + buffers_bytes;
+}
+
+}  // namespace ferry::cpu

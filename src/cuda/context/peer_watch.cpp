@@ -1,0 +1,89 @@
+#include "cuda/context/peer_watch.hpp"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+#include <new>
+#include <system_error>
+
+#include "cuda/sync/fault_text.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+/// As often as hosts that wait look at their peers (src/call): a poll(2) for each peer in another process, which is a
+/// few thousandths of a core.
+constexpr std::chrono::milliseconds kInterval{20};
+
+}  // namespace
+
+PeerWatch::~PeerWatch() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  ending_.notify_one();
+  thread_.join();
+}
+
+Status PeerWatch::start() {
+  if (group_.peers().num_ranks() == 1) return {};
+  // The new thread inherits the mask: signals are for the threads of the program.
+  sigset_t every_signal;
+  sigset_t former;
+  sigfillset(&every_signal);
+  pthread_sigmask(SIG_SETMASK, &every_signal, &former);
+  Status status;
+  try {
+    thread_ = std::thread([this] { watch(); });
+    pthread_setname_np(thread_.native_handle(), "ferry-watch");
+  } catch (const std::system_error& error) {
+    status = Status(ErrorCode::kSystem, fmt::format("Group::create: starting a thread failed: {}; raise the limit of "
+                                                    "threads (ulimit -u)",
+                                                    error.what()));
+  }
+  pthread_sigmask(SIG_SETMASK, &former, nullptr);
+  return status;
+}
+
+void PeerWatch::watch() noexcept {
+  std::unique_lock lock(mutex_);
+  // No deadline: it watches as long as the group lives, and the destructor ends it.
+  while (!ending_.wait_for(lock, kInterval, [this] { return ends_; })) {
+    try {
+      look();
+    } catch (const std::bad_alloc&) {  // no room for the words of a verdict: the next look may find some
+    }
+  }
+}
+
+void PeerWatch::look() {
+  if (!told_ && __atomic_load_n(&report_.lost.state, __ATOMIC_ACQUIRE) != 0) {
+    group_.report_lost(report_.lost.peer, describe_lost(report_.lost, group_.timeout_ns()));
+    told_ = true;
+  }
+  if (stopped_) return;
+  bool stop = group_.peers().anyone_gave_up();
+  if (!stop && someone_is_lost()) {
+    // It may have been done, and left: what it sent last has reached this GPU by the next look.
+    stop = lost_before_;
+    lost_before_ = true;
+  }
+  if (!stop) return;
+  // After what it is about: the host that finds the kernel's report finds the peer's error or loss as well.
+  __atomic_store_n(&report_.stop.requested, 1, __ATOMIC_RELEASE);
+  stopped_ = true;
+}
+
+bool PeerWatch::someone_is_lost() const {
+  const node::Peers& peers = group_.peers();
+  for (int rank = peers.first_rank(); rank < peers.end_rank(); ++rank) {
+    if (rank != peers.rank() && !peers.loss_of(rank).empty()) return true;
+  }
+  return false;
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,67 @@
+#include "cuda/intranode/memory_required.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cuda/intranode/routing_tables.hpp"
+#include "cuda/sync/control.hpp"
+#include "node/page_heap.hpp"
+#include "plan/to_size.hpp"
+#include "plan/token_record.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+using node::round_up_to_page;
+
+std::size_t routing_bytes(const MemoryShape& shape) {
+  const std::int64_t most_local_experts = (shape.num_experts + shape.num_ranks - 1) / shape.num_ranks;
+  const RoutingTables::Shape tables{
+      .num_ranks = to_size(shape.num_ranks),
+      .num_tokens = to_size(shape.num_tokens),
+      .num_topk = to_size(shape.num_topk),
+      .num_experts = to_size(shape.num_experts),
+      .num_local_experts = to_size(shape.num_local_experts < 0 ? most_local_experts : shape.num_local_experts),
+      .num_blocks = to_size(RouteBlocks::of(shape.num_tokens).num_blocks),
+      .weights = shape.weights};
+  return round_up_to_page(RoutingTables::at(nullptr, tables).size_bytes) +
+         round_up_to_page(source_bytes(shape.num_recv_rows));
+}
+
+/// Dispatch's records, or combine's weights.
+std::size_t records_bytes(const MemoryShape& shape) {
+  const bool by_token = shape.layout == Layout::kTokens;
+  const auto num_rows = to_size(shape.num_recv_rows);
+  const plan::TokenRecord record = plan::TokenRecord::of(
+      {shape.scale_row_bytes, shape.num_topk, by_token && shape.weights, shape.weights, !by_token});
+  const bool unpacks = !shape.symmetric_tables && (shape.scale_row_bytes > 0 || shape.weights);
+  const bool takes_records = unpacks || (!shape.symmetric && record.has_rows);
+  const std::size_t weights_per_row = by_token ? to_size(shape.num_topk) : 1;
+  const std::size_t weights_bytes =
+      shape.weights && !shape.symmetric_tables ? num_rows * weights_per_row * sizeof(float) : 0;
+  return std::max(takes_records ? num_rows * to_size(record.size_bytes()) : 0, weights_bytes);
+}
+
+}  // namespace
+
+Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology) {
+  if (topology.num_nodes() > 1 || topology.num_ranks > kMaxRanks) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("bytes_required: {} ranks in {} nodes; this build's CUDA backend connects up to {} ranks "
+                              "of one node; leave ranks_per_node at 0",
+                              topology.num_ranks, topology.num_nodes(), kMaxRanks));
+  }
+  const auto num_ranks = to_size(topology.num_ranks);
+  const std::size_t payload_bytes = to_size(shape.num_recv_rows) * to_size(shape.row_bytes);
+  const std::size_t x_bytes = to_size(shape.num_tokens) * to_size(shape.row_bytes);
+  const std::size_t staging_bytes =
+      round_up_to_page(PlacementParts::at(nullptr, to_size(shape.num_experts), num_ranks).size_bytes) +
+      to_size(shape.num_routings) * routing_bytes(shape) + round_up_to_page(records_bytes(shape)) +
+      round_up_to_page(shape.symmetric ? 0 : payload_bytes);
+  const std::size_t buffers_bytes =
+      shape.symmetric ? round_up_to_page(x_bytes) + 2 * round_up_to_page(payload_bytes) : 0;
+  return round_up_to_page(control_and_bases_bytes(num_ranks)) + staging_bytes + buffers_bytes;
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,47 @@
+#ifndef FERRY_NET_UCX_ADDRESS_HPP
+#define FERRY_NET_UCX_ADDRESS_HPP
+
+/// The engine's own part of what an end publishes (net/blob.hpp). Little-endian, no padding:
+///
+///   bytes      field
+///   16         name of the end: random
+///   32         its X25519 public key
+///   8          where its memory begins
+///   then for peers of its host, and for peers of other hosts:
+///   4, …       length and bytes of its worker's address, as UCX packs it; empty where it expects no such peer
+///   4, …       length and bytes of the key to its memory; empty where peers cannot write there
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "ferry/status.hpp"
+#include "net/blob.hpp"
+#include "net/ucx/seal.hpp"
+#include "net/ucx/setup.hpp"
+
+namespace ferry::net::ucx {
+
+/// Views into what was published.
+struct ScopeAddress {
+  std::span<const std::byte> worker;
+  std::span<const std::byte> memory_key;
+};
+
+struct EndAddress {
+  Token name{};
+  PublicKey public_key{};
+  std::uint64_t memory_base = 0;
+  std::array<ScopeAddress, kNumScopes> scopes{};
+
+  const ScopeAddress& at(Scope scope) const { return scopes[static_cast<std::size_t>(scope)]; }
+};
+
+Blob encode_address(const EndAddress& address);
+
+/// @errors kTransport
+Result<EndAddress> parse_address(std::span<const std::byte> own_part);
+
+}  // namespace ferry::net::ucx
+
+#endif  // FERRY_NET_UCX_ADDRESS_HPP

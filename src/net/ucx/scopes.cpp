@@ -1,0 +1,98 @@
+#include "net/ucx/scopes.hpp"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "net/ucx/message.hpp"
+
+namespace ferry::net::ucx {
+
+Scope Scopes::of(const EngineOptions& options, int peer) {
+  const auto index = static_cast<std::size_t>(peer);
+  return index < options.on_this_host.size() && options.on_this_host[index] ? Scope::kHost : Scope::kNetwork;
+}
+
+Status Scopes::open(const Library& library, const EngineOptions& options, ucp_am_recv_callback_t receive,
+                    void* receiver) {
+  memory_ = options.memory;
+  std::array<std::size_t, kNumScopes> num_peers{};
+  for (int peer = 0; peer < options.num_peers; ++peer) {
+    if (peer != options.self) ++num_peers[static_cast<std::size_t>(of(options, peer))];
+  }
+  for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
+    const std::size_t num_here = num_peers[static_cast<std::size_t>(scope)];
+    // An end without peers has memory and an address, too.
+    if (num_here == 0 && (scope == Scope::kHost || is_open())) continue;
+    const Resources::Params params{.scope = scope,
+                                   .devices = options.net_devices,
+                                   .num_peers = num_here,
+                                   .memory = memory_,
+                                   .memory_bytes = memory_.empty() ? options.memory_bytes : 0};
+    if (Status status = open_one(library, params, receive, receiver); !status.ok()) return status;
+  }
+  return open_event_fd();
+}
+
+Status Scopes::open_one(const Library& library, const Resources::Params& params, ucp_am_recv_callback_t receive,
+                        void* receiver) {
+  Result<std::unique_ptr<Resources>> created = Resources::create(library, params);
+  if (!created.ok()) return created.status();
+  memory_ = (*created)->memory();
+  ucp_am_handler_param_t handler{};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = kMessageId;
+  handler.cb = receive;
+  handler.arg = receiver;
+  const ucs_status_t listening = library.worker_set_am_recv_handler((*created)->worker(), &handler);
+  resources_[static_cast<std::size_t>(params.scope)] = std::move(*created);
+  return ucx_status(listening, "listening for messages");
+}
+
+Status Scopes::open_event_fd() {
+  std::vector<int> descriptors;
+  for (const auto& resources : resources_) {
+    if (resources != nullptr) descriptors.push_back(resources->event_fd());
+  }
+  event_fd_ = descriptors.front();
+  if (descriptors.size() == 1) return {};
+  both_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  for (const int descriptor : descriptors) {
+    epoll_event readable{.events = EPOLLIN, .data = {}};
+    if (both_fd_ < 0 || epoll_ctl(both_fd_, EPOLL_CTL_ADD, descriptor, &readable) != 0) {
+      return Status(ErrorCode::kSystem,
+                    fmt::format("network engine ucx: no descriptor to wait on: {}", std::strerror(errno)));
+    }
+  }
+  event_fd_ = both_fd_;
+  return {};
+}
+
+void Scopes::close() {
+  event_fd_ = -1;
+  if (both_fd_ >= 0) (void)::close(std::exchange(both_fd_, -1));
+  // The first has allocated the memory that the second may have registered.
+  for (const Scope scope : {Scope::kNetwork, Scope::kHost}) resources_[static_cast<std::size_t>(scope)] = nullptr;
+}
+
+bool Scopes::progress() {
+  bool moved = false;
+  for (const auto& resources : resources_) {
+    if (resources != nullptr) moved |= resources->library().worker_progress(resources->worker()) != 0;
+  }
+  return moved;
+}
+
+bool Scopes::arm() {
+  return std::ranges::all_of(resources_, [](const auto& resources) {
+    return resources == nullptr || resources->library().worker_arm(resources->worker()) == UCS_OK;
+  });
+}
+
+}  // namespace ferry::net::ucx

@@ -1,0 +1,114 @@
+#include "net/ucx/seal.hpp"
+
+#include <fmt/format.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/kdf.h>
+
+#include <cstring>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace ferry::net::ucx {
+namespace {
+
+constexpr std::string_view kPurpose = "ferry network message to ";
+constexpr std::size_t kNonceBytes = 12;  // of AES-GCM
+
+unsigned char* raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
+const unsigned char* raw(const std::byte* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }
+
+Status openssl_failed(std::string_view what) {
+  return Status(
+      ErrorCode::kSystem,
+      fmt::format("network engine ucx: OpenSSL cannot {}; its libcrypto must offer X25519, HKDF and AES-GCM", what));
+}
+
+struct ContextDeleter {
+  void operator()(EVP_PKEY_CTX* context) const { EVP_PKEY_CTX_free(context); }
+};
+using KeyContext = std::unique_ptr<EVP_PKEY_CTX, ContextDeleter>;
+
+/// The key of one direction, which the name of its receiver tells from the other.
+bool derive(std::span<const std::byte> secret, KeyPair::Name receiver, SealKey* key) {
+  std::vector<std::byte> info(kPurpose.size() + receiver.size());
+  std::memcpy(info.data(), kPurpose.data(), kPurpose.size());
+  std::memcpy(info.data() + kPurpose.size(), receiver.data(), receiver.size());
+  const KeyContext context(EVP_PKEY_CTX_new_id(EVP_PKEY_HKDF, nullptr));
+  std::size_t num_bytes = key->size();
+  return context != nullptr && EVP_PKEY_derive_init(context.get()) == 1 &&
+         EVP_PKEY_CTX_set_hkdf_md(context.get(), EVP_sha256()) == 1 &&
+         EVP_PKEY_CTX_set1_hkdf_key(context.get(), raw(secret.data()), static_cast<int>(secret.size())) == 1 &&
+         EVP_PKEY_CTX_add1_hkdf_info(context.get(), raw(info.data()), static_cast<int>(info.size())) == 1 &&
+         EVP_PKEY_derive(context.get(), raw(key->data()), &num_bytes) == 1 && num_bytes == key->size();
+}
+
+}  // namespace
+
+void OpenSslDeleter::operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
+void OpenSslDeleter::operator()(EVP_CIPHER_CTX* context) const { EVP_CIPHER_CTX_free(context); }
+
+Result<KeyPair> KeyPair::make() {
+  const KeyContext context(EVP_PKEY_CTX_new_id(EVP_PKEY_X25519, nullptr));
+  EVP_PKEY* made = nullptr;
+  if (context == nullptr || EVP_PKEY_keygen_init(context.get()) != 1 || EVP_PKEY_keygen(context.get(), &made) != 1) {
+    return openssl_failed("make a key");
+  }
+  KeyPair pair;
+  pair.key_.reset(made);
+  std::size_t num_bytes = pair.public_key_.size();
+  if (EVP_PKEY_get_raw_public_key(made, raw(pair.public_key_.data()), &num_bytes) != 1) {
+    return openssl_failed("read a key");
+  }
+  return pair;
+}
+
+Result<PairKeys> KeyPair::agree(const PublicKey& peer_key, Name own_name, Name peer_name) const {
+  const std::unique_ptr<EVP_PKEY, OpenSslDeleter> theirs(
+      EVP_PKEY_new_raw_public_key(EVP_PKEY_X25519, nullptr, raw(peer_key.data()), peer_key.size()));
+  const KeyContext context(EVP_PKEY_CTX_new(key_.get(), nullptr));
+  if (theirs == nullptr || context == nullptr || EVP_PKEY_derive_init(context.get()) != 1) {
+    return openssl_failed("use a key");
+  }
+  std::array<std::byte, 32> secret{};
+  std::size_t num_bytes = secret.size();
+  if (EVP_PKEY_derive_set_peer(context.get(), theirs.get()) != 1 ||
+      EVP_PKEY_derive(context.get(), raw(secret.data()), &num_bytes) != 1 || num_bytes != secret.size()) {
+    return Status(ErrorCode::kTransport, "network engine ucx: a peer published a key from which no secret follows");
+  }
+  PairKeys keys;
+  const bool derived = derive(secret, peer_name, &keys.sending) && derive(secret, own_name, &keys.receiving);
+  OPENSSL_cleanse(secret.data(), secret.size());
+  if (!derived) return openssl_failed("derive a key");
+  return keys;
+}
+
+Result<Seal> Seal::make(const SealKey& key) {
+  Seal seal;
+  seal.context_.reset(EVP_CIPHER_CTX_new());
+  if (seal.context_ == nullptr ||
+      EVP_EncryptInit_ex(seal.context_.get(), EVP_aes_128_gcm(), nullptr, raw(key.data()), nullptr) != 1) {
+    return openssl_failed("use AES-GCM");
+  }
+  return seal;
+}
+
+bool Seal::tag(std::uint64_t sequence, std::span<const std::byte> bytes, Tag* tag) const noexcept {
+  std::array<unsigned char, kNonceBytes> nonce{};
+  std::memcpy(nonce.data(), &sequence, sizeof sequence);
+  EVP_CIPHER_CTX* context = context_.get();
+  int num_bytes = 0;
+  std::array<unsigned char, 16> nothing{};
+  return EVP_EncryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1 &&
+         EVP_EncryptUpdate(context, nullptr, &num_bytes, raw(bytes.data()), static_cast<int>(bytes.size())) == 1 &&
+         EVP_EncryptFinal_ex(context, nothing.data(), &num_bytes) == 1 &&
+         EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, static_cast<int>(tag->size()), tag->data()) == 1;
+}
+
+bool Seal::matches(std::uint64_t sequence, std::span<const std::byte> bytes, const Tag& tag) const noexcept {
+  Tag expected{};
+  return this->tag(sequence, bytes, &expected) && CRYPTO_memcmp(expected.data(), tag.data(), tag.size()) == 0;
+}
+
+}  // namespace ferry::net::ucx

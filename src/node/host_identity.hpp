@@ -1,0 +1,35 @@
+#ifndef FERRY_NODE_HOST_IDENTITY_HPP
+#define FERRY_NODE_HOST_IDENTITY_HPP
+
+#include <array>
+#include <cstdint>
+
+namespace ferry::node {
+
+/// Of the running kernel (random(4)): equal only on one machine. All zero where /proc is not mounted.
+using BootId = std::array<char, 40>;
+BootId read_boot_id();
+
+/// What the calling thread has of its machine. Containers may share all of it, or only the machine. Plain bytes,
+/// exchanged at creation.
+struct HostIdentity {
+  BootId boot_id{};
+  std::uint64_t network_namespace = 0;  ///< inode
+  std::uint64_t shm_device = 0;         ///< of the file system at /dev/shm; 0 if there is none
+  std::uint64_t shm_inode = 0;
+
+  /// Both have the same network interfaces, loopback included. False if the machine cannot be identified.
+  bool same_network(const HostIdentity& other) const {
+    return boot_id[0] != 0 && boot_id == other.boot_id && network_namespace == other.network_namespace;
+  }
+  /// Both have the same interfaces, and find shared memory under the same names.
+  bool same_host(const HostIdentity& other) const {
+    return same_network(other) && shm_device == other.shm_device && shm_inode == other.shm_inode;
+  }
+};
+
+HostIdentity this_host();
+
+}  // namespace ferry::node
+
+#endif  // FERRY_NODE_HOST_IDENTITY_HPP

@@ -1,0 +1,111 @@
+#include "rail/net_devices.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "net/devices.hpp"
+#include "net/engine.hpp"
+
+namespace ferry::rail {
+namespace {
+
+bool is_of_network(const std::string& address) { return !address.empty() && !net::is_loopback_address(address); }
+
+/// An unset variable and an empty one are the same.
+std::string variable(const char* name) {
+  const char* value = *name == '\0' ? nullptr : std::getenv(name);
+  return value == nullptr ? std::string() : std::string(value);
+}
+
+Result<NetDeviceChoice> take_named(const std::string& list, std::string_view source,
+                                   std::span<const NetDeviceInfo> devices) {
+  Result<std::string> names = net::check_devices(list, devices);
+  if (!names.ok()) {
+    return Status(names.status().code(), fmt::format("{} is {}", source, names.status().message()));
+  }
+  return NetDeviceChoice{std::move(*names), std::string(source)};
+}
+
+/// The interface with the first of these addresses that one has, and why that one.
+class Search {
+ public:
+  explicit Search(std::span<const NetDeviceInfo> devices) : devices_(devices) {}
+
+  void try_address(const std::string& address, std::string_view reason) {
+    if (found_.devices.empty()) found_ = {net::interface_of(address, devices_), fmt::format("{} {}", address, reason)};
+  }
+  const NetDeviceChoice& found() const { return found_; }
+
+ private:
+  std::span<const NetDeviceInfo> devices_;
+  NetDeviceChoice found_;
+};
+
+NetDeviceChoice interface_towards_rank_0(const NetDeviceRequest& request, std::span<const NetDeviceInfo> devices) {
+  if (std::ranges::all_of(request.places, &RankPlace::in_this_network)) {
+    const auto loopback = std::ranges::find_if(devices, &NetDeviceInfo::loopback);
+    if (loopback != devices.end()) return {loopback->name, "all ranks share the interfaces of this host"};
+  }
+  const RankPlace& root = request.places.front();
+  Search search(devices);
+  if (is_of_network(request.bootstrap_address)) {
+    search.try_address(request.bootstrap_address, "is the bootstrap's address here");
+  }
+  if (root.in_this_network) search.try_address(root.address, "is where rank 0 is reached");
+  search.try_address(net::source_towards(root.address), "leads to rank 0");
+  search.try_address(net::default_address(devices), "is on the default route");
+  return search.found();
+}
+
+}  // namespace
+
+std::string address_to_publish(const Bootstrap& bootstrap) {
+  std::string address = bootstrap.local_address();
+  return is_of_network(address) ? address : net::default_address(net_devices());
+}
+
+Result<NetDeviceChoice> choose_net_devices(const NetDeviceRequest& request, std::span<const NetDeviceInfo> devices) {
+  // Not checked: the engine's library has its own rules for its variable.
+  if (std::string list = variable(request.engine_variable); !list.empty()) {
+    return NetDeviceChoice{std::move(list), request.engine_variable};
+  }
+  if (!request.wanted.empty()) {
+    return take_named(std::string(request.wanted), "GroupOptions::net_devices", devices);
+  }
+  if (const std::string list = variable(kNetDevicesVariable); !list.empty()) {
+    return take_named(list, kNetDevicesVariable, devices);
+  }
+  NetDeviceChoice choice = interface_towards_rank_0(request, devices);
+  if (choice.devices.empty()) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("no network interface is known to lead to the other ranks' hosts; name one in "
+                              "GroupOptions::net_devices or {}; this host has {}",
+                              kNetDevicesVariable, net::describe(devices)));
+  }
+  // What an engine offers on a card's port is no socket; without the ports a group would not use the card.
+  std::string ports;
+  for (const NetDeviceInfo& device : devices) {
+    if (device.rdma && device.usable) ports += device.name + ",";
+  }
+  choice.devices.insert(0, ports);
+  return choice;
+}
+
+}  // namespace ferry::rail
+
+namespace ferry {
+
+Result<NetDeviceChoice> choose_net_devices(const std::string& wanted, const std::string& rank_0) {
+  const std::vector<NetDeviceInfo> devices = net_devices();
+  const std::string address = rail::is_of_network(rank_0) ? rank_0 : std::string();
+  const bool is_here = !net::interface_of(address, devices).empty();
+  const std::vector<RankPlace> places{{.in_this_network = is_here, .address = address}, {}};
+  const net::EngineFactory& engine = net::engine_factories().front();
+  const rail::NetDeviceRequest request{
+      .wanted = wanted, .engine_variable = engine.devices_variable, .bootstrap_address = {}, .places = places};
+  return rail::choose_net_devices(request, devices);
+}
+
+}  // namespace ferry

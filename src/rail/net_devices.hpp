@@ -1,0 +1,37 @@
+#ifndef FERRY_RAIL_NET_DEVICES_HPP
+#define FERRY_RAIL_NET_DEVICES_HPP
+
+/// Which network devices ranks of other hosts may reach this rank through. As few as possible: an engine listens on
+/// each of them, and its protocol does not authenticate.
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/rank_place.hpp"
+#include "ferry/bootstrap.hpp"
+#include "ferry/transports.hpp"
+
+namespace ferry::rail {
+
+/// The variable that names the devices where GroupOptions does not.
+inline constexpr const char* kNetDevicesVariable = "FERRY_NET_DEVICES";
+
+struct NetDeviceRequest {
+  std::string_view wanted{};            ///< GroupOptions::net_devices
+  const char* engine_variable = "";     ///< net::EngineFactory::devices_variable
+  std::string bootstrap_address{};      ///< Bootstrap::local_address
+  std::span<const RankPlace> places{};  ///< of all ranks
+};
+
+/// The address that this rank publishes as its RankPlace::address.
+std::string address_to_publish(const Bootstrap& bootstrap);
+
+/// @errors kInvalidArgument: a named device does not exist or cannot be used
+///         kUnsupported: no interface leads to rank 0
+Result<NetDeviceChoice> choose_net_devices(const NetDeviceRequest& request, std::span<const NetDeviceInfo> devices);
+
+}  // namespace ferry::rail
+
+#endif  // FERRY_RAIL_NET_DEVICES_HPP

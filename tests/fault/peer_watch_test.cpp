@@ -1,0 +1,185 @@
+/// What a rank's watch tells its kernels and its peers, with a test in the place of the kernels: no GPU is needed.
+
+#include "cuda/context/peer_watch.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+
+#include "call/call_sync.hpp"
+#include "cuda/sync/fault_text.hpp"
+#include "fault/trap_memory.hpp"
+#include "node/futex.hpp"
+#include "support/rank_runner.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr int kNumRanks = 4;
+constexpr int kVictim = 2;
+constexpr unsigned kNumSurvivors = kNumRanks - 1;
+/// Of the group. A watch never waits for it.
+constexpr std::int64_t kFarDeadlineNs = 600 * kNsPerSecond;
+constexpr std::int64_t kSoonNs = kNsPerSecond;
+
+/// A rank of a CUDA group without the GPU.
+class WatchedRank {
+ public:
+  explicit WatchedRank(RankContext& context) {
+    BackendContext backend;
+    bootstrap_ = context.bootstrap();
+    backend.bootstrap = bootstrap_.get();
+    backend.topology = {context.rank(), context.num_ranks(), context.num_ranks()};
+    backend.options.arena_bytes = std::size_t{1} << 20;
+    backend.options.timeout_ns = kFarDeadlineNs;
+    sync_ = std::move(call::CallSync::create(backend)).value();
+    watch_ = std::make_unique<cuda::PeerWatch>(sync_->state(), *report_);
+    throw_if_error(watch_->start());
+    throw_if_error(bootstrap_->all_gather({}, kNsPerSecond * 20).status());
+  }
+
+  call::GroupState& group() { return sync_->state(); }
+
+  /// As the wait of a kernel does when it ends.
+  void end_wait(bool stopped) {
+    report_->lost.peer = kVictim;
+    report_->lost.stopped = stopped ? 1 : 0;
+    __atomic_store_n(&report_->lost.state, 1, __ATOMIC_RELEASE);
+  }
+  /// What this rank's next call returns then.
+  Status next_call() {
+    return sync_->give_up_on(report_->lost.peer, cuda::describe_lost(report_->lost, kFarDeadlineNs));
+  }
+
+  bool is_stopped() const { return __atomic_load_n(&report_->stop.requested, __ATOMIC_ACQUIRE) != 0; }
+  /// Returns whether the kernels were stopped soon.
+  bool await_stop() const {
+    return await([this] { return is_stopped(); });
+  }
+  static bool await(const std::function<bool()>& there) {
+    const std::int64_t deadline_ns = node::monotonic_ns() + kSoonNs;
+    while (!there() && node::monotonic_ns() < deadline_ns) sched_yield();
+    return there();
+  }
+
+ private:
+  std::shared_ptr<Bootstrap> bootstrap_;
+  std::unique_ptr<cuda::DeviceReport> report_ = std::make_unique<cuda::DeviceReport>();
+  std::unique_ptr<call::CallSync> sync_;
+  std::unique_ptr<cuda::PeerWatch> watch_;
+};
+
+void expect_loss(RankContext& context, const Status& status, std::string_view loss) {
+  context.expect_code(status, ErrorCode::kPeerLost, "the call");
+  context.expect(status.peer() == kVictim, status.to_string());
+  // What may follow is who saw it first.
+  context.expect(
+      status.message().starts_with(fmt::format("a call on the GPU was stopped while it waited for other ranks; rank {} "
+                                               "{}; destroy this group and create a new one from the surviving ranks",
+                                               kVictim, loss)),
+      status.to_string());
+}
+
+TEST(PeerWatch, AKilledProcessStopsTheKernelsOfAllOthersWhoSayTheSame) {
+  SharedWords* const words = make_shared_words();
+  const std::vector<std::string> failures =
+      collect_rank_failures({.kind = RankKind::kProcesses, .num_ranks = kNumRanks}, [words](RankContext& context) {
+        WatchedRank rank(context);
+        if (context.rank() == kVictim) {
+          (void)kill(getpid(), SIGKILL);
+          return;
+        }
+        context.expect(rank.await_stop(), "the kernels were not stopped");
+        rank.end_wait(true);
+        expect_loss(context, rank.next_call(), "has died");
+        report_survivor_done(words);
+        wait_for_survivors(words, kNumSurvivors);
+      });
+  EXPECT_EQ(failures, std::vector<std::string>{fmt::format("rank {}: died of signal 9", kVictim)});
+}
+
+class PeerWatchOfRanks : public testing::TestWithParam<RankKind> {};
+
+TEST_P(PeerWatchOfRanks, ARankThatLeavesStopsTheKernelsOfAllOthers) {
+  SharedWords* const words = make_shared_words();
+  run_ranks({.kind = GetParam(), .num_ranks = kNumRanks}, [words](RankContext& context) {
+    auto rank = std::make_unique<WatchedRank>(context);
+    if (context.rank() == kVictim) {
+      rank.reset();
+    } else {
+      context.expect(rank->await_stop(), "the kernels were not stopped");
+      rank->end_wait(true);
+      expect_loss(context, rank->next_call(), "has destroyed its group");
+      report_survivor_done(words);
+    }
+    wait_for_survivors(words, kNumSurvivors);
+  });
+}
+
+/// Rank 0 makes no call after its kernel has timed out: its watch tells the others.
+TEST_P(PeerWatchOfRanks, ADeadlineOfOneRankStopsTheKernelsOfAllWhoSayTheSame) {
+  SharedWords* const words = make_shared_words();
+  run_ranks({.kind = GetParam(), .num_ranks = kNumRanks}, [words](RankContext& context) {
+    WatchedRank rank(context);
+    if (context.rank() == 0) {
+      context.expect(!rank.is_stopped(), "stopped before anything happened");
+      rank.end_wait(false);
+    }
+    context.expect(rank.await_stop(), "the kernels were not stopped");
+    if (context.rank() != 0) {
+      rank.end_wait(true);
+      report_survivor_done(words);
+    }
+    wait_for_survivors(words, kNumRanks - 1);
+    const Status status = rank.next_call();
+    context.expect_code(status, ErrorCode::kTimeout, "the call");
+    context.expect(status.peer() == kVictim, status.to_string());
+    context.expect(status.message().find("timed out after 600000 ms waiting for rank 2") != std::string_view::npos,
+                   status.to_string());
+    const std::string_view note = context.rank() == 0         ? ""
+                                  : context.rank() == kVictim ? "gave up on this rank"
+                                                              : "(reported by rank 0)";
+    context.expect(status.message().find(note) != std::string_view::npos, status.to_string());
+    context.expect(context.rank() != 0 || !status.message().ends_with(')'), status.to_string());
+    report_survivor_done(words);
+    wait_for_survivors(words, 2 * kNumRanks - 1);  // nobody leaves while others still look
+  });
+}
+
+TEST_P(PeerWatchOfRanks, AnErrorOfOneRanksOwnStopsItsKernelsAndThoseOfTheOthers) {
+  SharedWords* const words = make_shared_words();
+  run_ranks({.kind = GetParam(), .num_ranks = kNumRanks}, [words](RankContext& context) {
+    WatchedRank rank(context);
+    if (context.rank() == 1) (void)rank.group().fail(ErrorCode::kCuda, 1, "dispatch: launching failed");
+    context.expect(rank.await_stop(), "the kernels were not stopped");
+    rank.end_wait(true);
+    context.expect_code(rank.next_call(), ErrorCode::kCuda, "the call");
+    report_survivor_done(words);
+    wait_for_survivors(words, kNumRanks);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, PeerWatchOfRanks, testing::Values(RankKind::kThreads, RankKind::kProcesses),
+                         [](const auto& test) { return test.param == RankKind::kThreads ? "threads" : "processes"; });
+
+/// Two threads of a rank find an error at once: the rank tells one of them, to its caller and to its peers.
+TEST(PeerWatch, TheRanksOwnCallTakesOverWhatItsWatchHasReported) {
+  run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
+    WatchedRank rank(context);
+    if (context.rank() == 0) rank.group().report_lost(1, "the watch's words");
+    context.expect(rank.await_stop(), "the kernels were not stopped");
+    const Status status = context.rank() == 0 ? rank.group().fail(ErrorCode::kCuda, 0, "the caller's words")
+                                              : rank.group().give_up_on(0, "a wait");
+    context.expect_code(status, ErrorCode::kTimeout, "the call");
+    context.expect(status.message().find("the watch's words") == 0, status.to_string());
+    throw_if_error(context.bootstrap()->all_gather({}, kNsPerSecond * 20).status());
+  });
+}
+
+}  // namespace
+}  // namespace ferry::test

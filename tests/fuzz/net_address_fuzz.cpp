@@ -1,0 +1,30 @@
+/// The part of a published address that is the UCX engine's own (net/ucx/address.hpp). Input: any bytes.
+
+#include <vector>
+
+#include "fuzz_target.hpp"
+#include "net/ucx/address.hpp"
+
+namespace ferry::test {
+
+void fuzz_one(std::span<const std::byte> input) {
+  using namespace net::ucx;
+  const std::vector<std::byte> bytes(input.begin(), input.end());  // the sanitizer sees a step beyond its end
+  const Result<EndAddress> address = parse_address(bytes);
+  if (!address.ok()) {
+    require_refusal(address.status(), ErrorCode::kTransport);
+    return;
+  }
+  for (const ScopeAddress& scope : address->scopes) {
+    for (const std::span<const std::byte> part : {scope.worker, scope.memory_key}) {
+      require(part.empty() || (part.data() >= bytes.data() && part.data() + part.size() <= bytes.data() + bytes.size()),
+              "a part is inside what was published");
+    }
+  }
+  require(same_bytes(encode_address(*address), bytes), "what parses has one spelling");
+  for (std::size_t length = 0; length < bytes.size(); ++length) {
+    require(!parse_address(std::span(bytes).first(length)).ok(), "what is cut does not parse");
+  }
+}
+
+}  // namespace ferry::test

@@ -1,0 +1,136 @@
+/// What one peer sends to the UCX engine (net/ucx/inbound.hpp): forged, changed, repeated, reordered, out of bounds.
+///
+/// Input: bytes of memory (u8), then messages to the end of the input, each with a mode (u8, modulo 3):
+///   0  a header of any bytes, and a payload (u8 length)
+///   1  a header that the peer sealed: kind, sender, channel, sequence (4 x u8), value (u16), announced payload (u8),
+///      payload (u8 length)
+///   2  as 1, with one byte changed (u8 position, u8 bits)
+/// Values with the highest bit set count from the end of the address space.
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "fuzz_target.hpp"
+#include "input_reader.hpp"
+#include "net/ucx/inbound.hpp"
+#include "net/ucx/seal.hpp"
+
+namespace ferry::test {
+namespace {
+
+using namespace net::ucx;
+
+constexpr std::uint32_t kSender = 1;
+constexpr std::uint32_t kNumChannels = 3;
+constexpr SealKey kKey{std::byte{7}};
+constexpr int kNumModes = 3;
+constexpr std::size_t kMaxMemory = 255;
+
+/// What must hold, written independently of the receiver.
+class Model {
+ public:
+  explicit Model(std::size_t memory_bytes) : memory(memory_bytes) {}
+
+  bool broken = false;
+  std::vector<std::byte> memory;
+  std::set<std::uint64_t> arrived;
+  std::vector<Message> notes;  // all that arrived but puts
+
+  bool accepts(const Message& message, std::span<const std::byte> payload) {
+    if (broken || message.sender != kSender || arrived.contains(message.sequence) ||
+        message.payload_bytes != payload.size()) {
+      return false;
+    }
+    const bool is_put = message.kind == MessageKind::kPut;
+    const auto kind = static_cast<std::uint32_t>(message.kind);
+    const bool fits =
+        is_put ? !payload.empty() && payload.size() <= memory.size() && message.value <= memory.size() - payload.size()
+               : payload.empty();
+    if (kind < 1 || kind > 7 || message.channel >= kNumChannels || !fits) {
+      broken = true;
+      return false;
+    }
+    if (is_put) {
+      std::ranges::copy(payload, memory.begin() + static_cast<std::ptrdiff_t>(message.value));
+    } else {
+      notes.push_back(message);
+    }
+    arrived.insert(message.sequence);
+    return true;
+  }
+
+  /// Those before which nothing is missing, in order.
+  std::vector<std::uint64_t> due() const {
+    std::uint64_t missing = 0;
+    while (arrived.contains(missing)) ++missing;
+    std::vector<std::uint64_t> sequences;
+    for (const Message& note : notes) {
+      if (note.sequence < missing) sequences.push_back(note.sequence);
+    }
+    std::ranges::sort(sequences);
+    return sequences;
+  }
+};
+
+Message read_message(InputReader* reader) {
+  Message message;
+  message.kind = static_cast<MessageKind>(reader->take<std::uint8_t>());
+  message.sender = reader->take<std::uint8_t>();
+  message.channel = reader->take<std::uint8_t>();
+  message.sequence = reader->take<std::uint8_t>();
+  const auto value = reader->take<std::uint16_t>();
+  message.value = (value & 0x8000) != 0 ? UINT64_MAX - (value & 0x7fff) : value;
+  message.payload_bytes = reader->take<std::uint8_t>();
+  return message;
+}
+
+}  // namespace
+
+void fuzz_one(std::span<const std::byte> input) {
+  InputReader reader(input);
+  const std::size_t memory_bytes = reader.take<std::uint8_t>() % kMaxMemory;
+  Model model(memory_bytes);
+  std::vector<std::byte> memory(memory_bytes);
+  const Seal seal = Seal::make(kKey).value();
+  Inbound inbound(Seal::make(kKey).value(), {kSender, kNumChannels, memory});
+  std::vector<std::uint64_t> handed_on;
+  while (!reader.empty()) {
+    const int mode = reader.take<std::uint8_t>() % kNumModes;
+    std::array<std::byte, sizeof(Message)> header{};
+    std::optional<Message> sealed;
+    bool genuine = false;
+    if (mode == 0) {
+      header = reader.take_array<sizeof(Message)>();
+    } else {
+      sealed = read_message(&reader);
+      require(seal.tag(sealed->sequence, sealed->sealed_bytes(), &sealed->tag), "a message can be sealed");
+      std::copy_n(reinterpret_cast<const std::byte*>(&*sealed), header.size(), header.begin());
+      std::byte bits{0};
+      if (mode == 2) {
+        const std::size_t position = reader.take<std::uint8_t>() % header.size();
+        bits = std::byte{reader.take<std::uint8_t>()};
+        header[position] ^= bits;
+      }
+      genuine = bits == std::byte{0};
+    }
+    const std::span<const std::byte> taken = reader.take_at_most(reader.take<std::uint8_t>());
+    const std::vector<std::byte> payload(taken.begin(), taken.end());  // the sanitizer sees a step beyond its end
+    const std::optional<Message> message = parse_message(header);
+    require(!genuine || message.has_value(), "a peer's message has the form of one");
+    if (!message) continue;
+    const bool expected = genuine && model.accepts(*message, payload);
+    require(inbound.accept(*message, payload) == expected, "only what the peer made, and that once");
+    require(inbound.broken() == model.broken, "only the peer itself can end the connection");
+    require(same_bytes(memory, model.memory), "only payloads inside the memory are written");
+    for (const Message& due : inbound.take_due()) handed_on.push_back(due.sequence);
+    require(handed_on == model.due(), "messages count in order, once all before them have arrived");
+  }
+  for (std::size_t length = 0; length < sizeof(Message); ++length) {
+    require(!parse_message(input.first(std::min(length, input.size()))), "a header has one length");
+  }
+}
+
+}  // namespace ferry::test

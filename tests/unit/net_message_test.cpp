@@ -1,0 +1,154 @@
+/// Messages of the UCX engine, without UCX: who can make one, where its payload may go, and in which order they count.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "net/blob.hpp"
+#include "net/ucx/inbound.hpp"
+#include "net/ucx/seal.hpp"
+
+namespace ferry::test {
+namespace {
+
+using net::ucx::Inbound;
+using net::ucx::KeyPair;
+using net::ucx::Message;
+using net::ucx::MessageKind;
+using net::ucx::PairKeys;
+using net::ucx::Seal;
+using testing::ElementsAre;
+
+constexpr std::uint32_t kSender = 3;
+constexpr std::uint32_t kNumChannels = 2;
+
+/// One peer's messages, and the end that receives them.
+class NetMessage : public testing::Test {
+ protected:
+  Message sealed(Message message) {
+    message.sender = kSender;
+    EXPECT_TRUE(sending_.tag(message.sequence, message.sealed_bytes(), &message.tag));
+    return message;
+  }
+  Message notify(std::uint64_t sequence, std::uint64_t value = 0) {
+    return sealed({.kind = MessageKind::kNotify, .channel = 1, .sequence = sequence, .value = value});
+  }
+  Message put(std::uint64_t sequence, std::uint64_t offset, std::size_t num_bytes) {
+    return sealed({.kind = MessageKind::kPut, .sequence = sequence, .value = offset, .payload_bytes = num_bytes});
+  }
+  std::vector<std::uint64_t> due_values() {
+    std::vector<std::uint64_t> values;
+    for (const Message& message : inbound_.take_due()) values.push_back(message.value);
+    return values;
+  }
+
+  net::ucx::SealKey key_{std::byte{1}, std::byte{2}};
+  Seal sending_ = Seal::make(key_).value();
+  std::vector<std::byte> memory_ = std::vector<std::byte>(64);
+  Inbound inbound_{Seal::make(key_).value(), {kSender, kNumChannels, memory_}};
+  std::vector<std::byte> payload_ = std::vector<std::byte>(16, std::byte{0x55});
+};
+
+TEST_F(NetMessage, PayloadsGoWhereTheirHeaderSays) {
+  EXPECT_TRUE(inbound_.accept(put(0, 48, 16), payload_));
+  EXPECT_TRUE(std::all_of(memory_.begin(), memory_.begin() + 48, [](std::byte byte) { return byte == std::byte{0}; }));
+  EXPECT_TRUE(std::equal(payload_.begin(), payload_.end(), memory_.begin() + 48));
+  EXPECT_FALSE(inbound_.has_due());
+}
+
+TEST_F(NetMessage, CountOnlyOnceAllBeforeThemHaveArrived) {
+  EXPECT_TRUE(inbound_.accept(notify(3, 33), {}));
+  EXPECT_TRUE(inbound_.accept(notify(1, 11), {}));
+  EXPECT_TRUE(inbound_.accept(put(2, 0, 16), payload_));
+  EXPECT_FALSE(inbound_.has_due());
+  EXPECT_TRUE(inbound_.accept(put(0, 16, 16), payload_));
+  EXPECT_THAT(due_values(), ElementsAre(11, 33));
+  EXPECT_TRUE(inbound_.accept(notify(4, 44), {}));
+  EXPECT_THAT(due_values(), ElementsAre(44));
+  EXPECT_EQ(inbound_.num_dropped(), 0U);
+}
+
+TEST_F(NetMessage, CountOnce) {
+  const Message first = notify(0, 1);
+  const Message early = notify(2, 3);
+  EXPECT_TRUE(inbound_.accept(first, {}));
+  EXPECT_TRUE(inbound_.accept(early, {}));
+  EXPECT_FALSE(inbound_.accept(first, {}));
+  EXPECT_FALSE(inbound_.accept(early, {}));
+  EXPECT_THAT(due_values(), ElementsAre(1));
+  EXPECT_EQ(inbound_.num_dropped(), 2U);
+  EXPECT_FALSE(inbound_.broken());
+}
+
+TEST_F(NetMessage, AreDroppedWhereOneBitDiffersFromWhatTheSenderMade) {
+  const Message good = put(0, 0, 16);
+  for (std::size_t bit = 0; bit < 8 * sizeof(Message); ++bit) {
+    std::array<std::byte, sizeof(Message)> bytes{};
+    std::copy_n(reinterpret_cast<const std::byte*>(&good), bytes.size(), bytes.begin());
+    bytes[bit / 8] ^= std::byte{1} << (bit % 8);
+    const auto changed = net::ucx::parse_message(bytes);
+    EXPECT_FALSE(changed && inbound_.accept(*changed, payload_)) << "bit " << bit;
+  }
+  EXPECT_TRUE(std::ranges::all_of(memory_, [](std::byte byte) { return byte == std::byte{0}; }));
+  EXPECT_FALSE(inbound_.broken());
+  EXPECT_FALSE(inbound_.accept(good, std::span(payload_).first(15)));
+  EXPECT_TRUE(inbound_.accept(good, payload_));
+}
+
+TEST_F(NetMessage, OfAnotherKeyAreDropped) {
+  const Seal other = Seal::make({std::byte{1}, std::byte{3}}).value();
+  Message message = notify(0);
+  ASSERT_TRUE(other.tag(message.sequence, message.sealed_bytes(), &message.tag));
+  EXPECT_FALSE(inbound_.accept(message, {}));
+}
+
+TEST_F(NetMessage, ThatBreakTheRulesEndTheConnection) {
+  const std::array<Message, 7> all{put(0, 49, 16),
+                                   put(0, UINT64_MAX, 16),
+                                   put(0, 65, 0),
+                                   sealed({.kind = MessageKind::kNotify, .channel = kNumChannels}),
+                                   sealed({.kind = MessageKind::kNotify, .payload_bytes = 16}),
+                                   sealed({.kind = MessageKind{0}}),
+                                   sealed({.kind = MessageKind{8}})};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    Inbound inbound(Seal::make(key_).value(), {kSender, kNumChannels, memory_});
+    EXPECT_FALSE(inbound.accept(all[i], std::span(payload_).first(all[i].payload_bytes))) << i;
+    EXPECT_TRUE(inbound.broken()) << i;
+    EXPECT_FALSE(inbound.accept(notify(0), {})) << i;
+    EXPECT_FALSE(inbound.has_due()) << i;
+  }
+  EXPECT_TRUE(std::ranges::all_of(memory_, [](std::byte byte) { return byte == std::byte{0}; }));
+}
+
+TEST_F(NetMessage, OfEndlessNumberBeforeOneThatIsMissingEndTheConnection) {
+  for (std::uint64_t sequence = 1; !inbound_.broken() && sequence <= Inbound::kMaxEarly + 1; ++sequence) {
+    inbound_.accept(notify(sequence), {});
+  }
+  EXPECT_TRUE(inbound_.broken());
+}
+
+TEST(NetSeal, BothEndsOfAPairDeriveTheSameKeysAndNobodyElse) {
+  const KeyPair one = KeyPair::make().value();
+  const KeyPair two = KeyPair::make().value();
+  const KeyPair stranger = KeyPair::make().value();
+  const net::Token first = net::make_token().value();
+  const net::Token second = net::make_token().value();
+  const PairKeys ours = one.agree(two.public_key(), first, second).value();
+  const PairKeys theirs = two.agree(one.public_key(), second, first).value();
+  EXPECT_EQ(ours.sending, theirs.receiving);
+  EXPECT_EQ(ours.receiving, theirs.sending);
+  EXPECT_NE(ours.sending, ours.receiving);
+  EXPECT_NE(stranger.agree(two.public_key(), first, second).value().sending, ours.sending);
+}
+
+TEST(NetSeal, KeysWithoutASecretAreRefused) {
+  const KeyPair own = KeyPair::make().value();
+  const net::Token token = net::make_token().value();
+  EXPECT_EQ(own.agree({}, token, token).status().code(), ErrorCode::kTransport);
+}
+
+}  // namespace
+}  // namespace ferry::test

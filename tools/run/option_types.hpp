@@ -1,0 +1,65 @@
+#ifndef FERRY_TOOLS_RUN_OPTION_TYPES_HPP
+#define FERRY_TOOLS_RUN_OPTION_TYPES_HPP
+
+/// Kinds of command-line options that the commands share.
+
+#include <fmt/format.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Validators.hpp>
+#include <charconv>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace ferry::tools {
+
+/// Refuses what is not a whole number from `low` to `high`, where CLI::Range would take what a number of that type
+/// wraps to.
+template <typename T>
+CLI::Validator whole_number(T low, T high) {
+  const std::string range = fmt::format("from {} to {}", low, high);
+  const auto check = [low, high, range](const std::string& given) {
+    T value{};
+    const char* const end = given.data() + given.size();
+    const auto [stop, error] = std::from_chars(given.data(), end, value);
+    if (error == std::errc() && stop == end && value >= low && value <= high) return std::string();
+    return fmt::format("{} is not a whole number {}", given, range);
+  };
+  return {check, "INT " + range, "whole number"};
+}
+
+/// Refuses an empty path, which a script gives where a variable is not set.
+inline CLI::Validator path() {
+  const auto check = [](const std::string& given) {
+    return std::string(given.empty() ? "the path is empty; name a file, or leave the option out" : "");
+  };
+  return {check, "FILE", "path"};
+}
+
+/// An option that takes one of some names.
+template <typename T>
+void add_choice(CLI::App& command, const std::string& name, T* value,
+                const std::vector<std::pair<std::string, T>>& choices, const std::string& description) {
+  std::string names;
+  for (const auto& [choice, ignored] : choices) names += (names.empty() ? "" : ",") + choice;
+  const auto take = [value, choices](const std::string& given) {
+    for (const auto& [choice, meaning] : choices) {
+      if (choice == given) *value = meaning;
+    }
+  };
+  const auto check = [choices, names](const std::string& given) {
+    for (const auto& [choice, ignored] : choices) {
+      if (choice == given) return std::string();
+    }
+    return given + " not in {" + names + "}";
+  };
+  command.add_option_function<std::string>(name, take, description)
+      ->check(CLI::Validator(check, "", "choice"))
+      ->option_text("{" + names + "}");
+}
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_RUN_OPTION_TYPES_HPP
