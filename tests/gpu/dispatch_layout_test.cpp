@@ -8,12 +8,11 @@
 #include <vector>
 
 #include "support/device_memory.hpp"
+#include "support/gpu_ranks.hpp"
 #include "support/layout_case.hpp"
 
 namespace ferry::test {
 namespace {
-
-constexpr std::size_t kPoolBytes = std::size_t{64} << 20;
 
 /// A vector's copy on the GPU.
 template <typename T>
@@ -31,7 +30,7 @@ class OnDevice {
   DeviceMemory memory_;
 };
 
-LayoutCounts count(const LayoutCase& one, bool wide) {
+LayoutCounts count(RankContext& context, const LayoutCase& one, bool wide) {
   LayoutCounts counts = one.expected();
   for (auto* part : {&counts.per_rank, &counts.per_node, &counts.per_expert}) part->assign(part->size(), -7);
   counts.in_rank.assign(counts.in_rank.size(), 7);
@@ -55,7 +54,7 @@ LayoutCounts count(const LayoutCase& one, bool wide) {
       wide ? ConstTensorView(wide_ids.data(), DType::kInt64, {one.num_tokens, one.num_topk})
            : ConstTensorView(short_ids.data(), DType::kInt32, {one.num_tokens, one.num_topk});
   const Status status = dispatch_layout(topk_idx, options, out, thread_stream());
-  EXPECT_TRUE(status.ok()) << status.message();
+  context.expect_ok(status, one.name());
   per_rank.read(counts.per_rank);
   per_node.read(counts.per_node);
   per_expert.read(counts.per_expert);
@@ -64,20 +63,22 @@ LayoutCounts count(const LayoutCase& one, bool wide) {
 }
 
 TEST(DispatchLayoutOnGpu, CountsRandomIds) {
-  enter_device(0, kPoolBytes);
-  std::mt19937_64 random(5);
-  for (int i = 0; i < 200; ++i) {
-    const LayoutCase one = draw_layout_case(random, i % 20 == 0 ? 20000 : 400, 128);
-    EXPECT_EQ(count(one, true), one.expected()) << one.name();
-    EXPECT_EQ(count(one, false), one.expected()) << one.name();
-  }
+  run_gpu_ranks({RankKind::kThreads, 1}, [](RankContext& context) {
+    std::mt19937_64 random(5);
+    for (int i = 0; i < 200; ++i) {
+      const LayoutCase one = draw_layout_case(random, i % 20 == 0 ? 20000 : 400, 128);
+      context.expect(count(context, one, true) == one.expected(), one.name() + " i64");
+      context.expect(count(context, one, false) == one.expected(), one.name() + " i32");
+    }
+  });
 }
 
 TEST(DispatchLayoutOnGpu, RefusesMoreRanksThanItCounts) {
-  enter_device(0, kPoolBytes);
-  const ConstTensorView none(nullptr, DType::kInt64, {0, 1});
-  const Status status = dispatch_layout(none, {.num_experts = 1, .num_ranks = 129, .backend = "cuda"}, {});
-  EXPECT_EQ(status.code(), ErrorCode::kUnsupported) << status.message();
+  run_gpu_ranks({RankKind::kThreads, 1}, [](RankContext& context) {
+    const ConstTensorView none(nullptr, DType::kInt64, {0, 1});
+    const Status status = dispatch_layout(none, {.num_experts = 1, .num_ranks = 129, .backend = "cuda"}, {});
+    context.expect_code(status, ErrorCode::kUnsupported, "129 ranks");
+  });
 }
 
 }  // namespace
