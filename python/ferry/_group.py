@@ -332,7 +332,13 @@ class Group:
         channels, ranks, device = int(num_channels), self.num_ranks, self.device
         if channels < 1:
             raise InvalidArgument(f"channel_tables: num_channels is {channels}, expected at least 1")
-        shapes = (ranks, ranks), (ranks, channels), (ranks, channels), (routing.num_recv_rows,), (routing.num_tokens, ranks)
+        shapes = (
+            (ranks, ranks),
+            (ranks, channels),
+            (ranks, channels),
+            (routing.num_recv_rows,),
+            (routing.num_tokens, ranks),
+        )
         tables = ChannelTables(*(torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes))
         stream = self._memory.stream()
         try:

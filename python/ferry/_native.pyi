@@ -1,4 +1,4 @@
-"""Types of the native module. It takes tensors, or (address, dtype number, shape, strides), and returns DLPack arrays."""
+"""Types of the native module. It takes tensors or (address, dtype number, shape, strides), returns DLPack arrays."""
 
 from collections.abc import Callable, Sequence
 

@@ -36,7 +36,7 @@ struct RoutingState {
   std::vector<std::int64_t> num_rows_from_rank;         ///< [R]
   std::vector<std::int64_t> num_rows_to_rank;           ///< [R]
   bool may_repeat_experts = true;
-  std::vector<std::int32_t> local_expert_ids;           ///< [L]
+  std::vector<std::int32_t> local_expert_ids;  ///< [L]
 
   ConstTensorView num_used_rows_view;    ///< [1] i32
   ConstTensorView rows_per_expert_view;  ///< [L] i32

@@ -132,7 +132,8 @@ Status CpuBackend::destroy() {
 }
 
 BackendFactory cpu_backend_factory() {
-  return {"cpu", "ranks of one host through shared memory, of several hosts over a network", probe, CpuBackend::create,
+  return {"cpu",          "ranks of one host through shared memory, of several hosts over a network",
+          probe,          CpuBackend::create,
           bytes_required, count_layout};
 }
 

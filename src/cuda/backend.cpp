@@ -56,7 +56,8 @@ MemoryUsage CudaBackend::memory_usage() const {
 }
 
 BackendFactory backend_factory() {
-  return {"cuda", "ranks of one host with GPUs that reach each other's memory", probe, CudaBackend::create,
+  return {"cuda",         "ranks of one host with GPUs that reach each other's memory",
+          probe,          CudaBackend::create,
           bytes_required, count_layout};
 }
 
