@@ -3,11 +3,14 @@
 The baseline is ``torch.distributed.all_to_all_single`` over the process group: gather each rank's rows, exchange, and
 for combine add them up again. Both know the counts beforehand; times are of the slowest rank, median of the iterations.
 On GPUs the process group is nccl and times are between events on the stream.
+
+With ``--layer`` the wall time of whole layers instead, called from Python with nothing cached: see ``_bench_layer``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -21,6 +24,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import ferry
+from ferry._bench_layer import APIS, DTYPES, measure_layers
 from ferry._tensors import view_of
 
 _WARM_UP = 3
@@ -116,12 +120,44 @@ def host_costs(group: ferry.Group, routing: ferry.Routing, x: torch.Tensor, y: t
     }
 
 
+def describe(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Where and of what a result is."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "command": "python -m ferry.bench",
+        "commit": ferry.__commit__,
+        "torch": torch.__version__,
+        "host": {"name": socket.gethostname(), "cpu": cpu_name(), "num_cpus": os.cpu_count(), "gpu": gpu},
+        "process_group": dist.get_backend(),
+        "shape": {
+            "ranks": dist.get_world_size(),
+            "tokens": options.tokens if options.layer else options.tokens[0],
+            "hidden": options.hidden,
+            "topk": options.topk,
+            "experts": options.experts,
+            "dtype": options.dtype,
+        },
+        "iterations": options.iterations,
+    }
+
+
+def cpu_name() -> str | None:
+    """As the kernel tells; None where it does not."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return None
+
+
 def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(rank)
-    scores = torch.rand(options.tokens, options.experts, generator=generator)
+    num_tokens = options.tokens[0]
+    scores = torch.rand(num_tokens, options.experts, generator=generator)
     topk_idx = scores.topk(options.topk, dim=1).indices.to(device)
-    x = torch.randn(options.tokens, options.hidden, generator=generator).to(device, torch.bfloat16)
+    x = torch.randn(num_tokens, options.hidden, generator=generator).to(device, torch.bfloat16)
 
     group = ferry.Group(dist.group.WORLD, device=device)
     routing = group.route(topk_idx, num_experts=options.experts)
@@ -144,23 +180,9 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]
         ),
     }
     costs = host_costs(group, routing, x, y) if device.type == "cuda" else None
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     group.destroy()
     return {
-        "command": "python -m ferry.bench",
-        "commit": ferry.__commit__,
-        "torch": torch.__version__,
-        "host": {"name": socket.gethostname(), "num_cpus": os.cpu_count(), "gpu": gpu},
-        "process_group": dist.get_backend(),
-        "shape": {
-            "ranks": num_ranks,
-            "tokens": options.tokens,
-            "hidden": options.hidden,
-            "topk": options.topk,
-            "experts": options.experts,
-            "dtype": "bf16",
-        },
-        "iterations": options.iterations,
+        **describe(options, device),
         "results": [
             {"op": op, "ferry_ms": mine, "all_to_all_ms": theirs, "times_faster": theirs / mine}
             for op, (mine, theirs) in times.items()
@@ -174,6 +196,18 @@ def report(result: dict[str, Any], path: str | None) -> None:
     print(
         f"Ferry {ferry.__version__} ({result['commit']}), torch {result['torch']}, {result['process_group']}: {shape}"
     )
+    if "api" in result:
+        for line in result["results"]:
+            print(f"a layer through {result['api']}, {line['tokens']} tokens: {line['layer_us']:.0f} us")
+    else:
+        report_comparison(result)
+    if path is not None:
+        with open(path, "w") as file:
+            json.dump(result, file, indent=2)
+            file.write("\n")
+
+
+def report_comparison(result: dict[str, Any]) -> None:
     print(f"{'':10}{'ferry':>12}{'all_to_all':>14}{'ratio':>8}")
     for line in result["results"]:
         mine, theirs = line["ferry_ms"], line["all_to_all_ms"]
@@ -183,10 +217,6 @@ def report(result: dict[str, Any], path: str | None) -> None:
             f"{op} on the host: {costs['native_us']:.1f} us native, {costs['outputs_given_us']:.1f} us with outputs "
             f"given, {costs['whole_us']:.1f} us with new ones"
         )
-    if path is not None:
-        with open(path, "w") as file:
-            json.dump(result, file, indent=2)
-            file.write("\n")
 
 
 def run_rank(rank: int, options: argparse.Namespace, port: int) -> None:
@@ -203,10 +233,17 @@ def run_rank(rank: int, options: argparse.Namespace, port: int) -> None:
         dist.init_process_group(backend, init_method=address, rank=rank, world_size=options.ranks)
     else:
         dist.init_process_group(backend)
-    result = measure(options, device)
+    if options.layer:
+        result = {**describe(options, device), "api": options.api, "results": measure_layers(options, device)}
+    else:
+        result = measure(options, device)
     if dist.get_rank() == 0:
         report(result, options.json)
     dist.destroy_process_group()
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -215,16 +252,23 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if each rank has one"
     )
-    parser.add_argument("--tokens", type=int, default=1024, help="tokens of each rank")
+    parser.add_argument("--tokens", type=numbers, default=[1024], help="tokens of each rank; with --layer also several")
     parser.add_argument("--hidden", type=int, default=7168, help="channels of a token")
     parser.add_argument("--topk", type=int, default=8, help="experts of a token")
     parser.add_argument("--experts", type=int, default=256, help="experts of all ranks")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--json", help="write the result to this file, too")
+    parser.add_argument("--layer", action="store_true", help="wall time of layers with a new route each")
+    parser.add_argument("--api", choices=APIS, default=APIS[0], help="with --layer: through which package")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the rows; fp8 only with --layer")
     options = parser.parse_args(arguments)
-    for name in ("ranks", "tokens", "hidden", "topk", "experts", "iterations"):
+    for name in ("ranks", "hidden", "topk", "experts", "iterations"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}, expected at least 1")
+    if min(options.tokens) < 1:
+        parser.error(f"--tokens: {min(options.tokens)}, expected at least 1")
+    if not options.layer and (len(options.tokens) > 1 or options.dtype != DTYPES[0] or options.api != APIS[0]):
+        parser.error("several --tokens, --dtype fp8 and --api deep_ep are for --layer")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         options.ranks = int(os.environ["WORLD_SIZE"])
     num_gpus = torch.cuda.device_count()
@@ -235,8 +279,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"--device cuda: torch finds {num_gpus} GPUs for {local_ranks} ranks; nccl needs one for each")
     if options.experts % options.ranks or options.topk > options.experts:
         parser.error(f"--experts {options.experts} must be a multiple of the {options.ranks} ranks and at least --topk")
-    if options.hidden % 8:
-        parser.error(f"--hidden {options.hidden}: expected a multiple of 8 (rows of bf16 are multiples of 16 bytes)")
+    if options.hidden % 8 or (options.dtype == "fp8" and options.hidden % 128):
+        parser.error(
+            f"--hidden {options.hidden}: expected a multiple of 8 (bf16: rows of 16 bytes) or 128 (fp8: blocks)"
+        )
     return options
 
 

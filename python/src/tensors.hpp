@@ -1,8 +1,9 @@
 #ifndef FERRY_PYTHON_TENSORS_HPP
 #define FERRY_PYTHON_TENSORS_HPP
 
-/// Tensors of Python read in place, without a Python call: through the table of C functions that a tensor type publishes
-/// for DLPack consumers (DLPack 1.3, DLPackExchangeAPI; torch from 2.10 on). This module still links nothing of torch.
+/// Tensors of Python read in place, without a Python call: through the table of C functions that a tensor type
+/// publishes for DLPack consumers (DLPack 1.3, DLPackExchangeAPI; torch from 2.10 on). This module still links nothing
+/// of torch.
 
 #include <nanobind/nanobind.h>
 

@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 SMALL = ["--ranks", "2", "--tokens", "8", "--hidden", "64", "--topk", "2", "--experts", "4", "--iterations", "2"]
 
 
@@ -24,8 +26,22 @@ def test_compares_both_ways(tmp_path: pathlib.Path) -> None:
         assert line["times_faster"] == line["all_to_all_ms"] / line["ferry_ms"]
 
 
+@pytest.mark.parametrize("api", ["ferry", "deep_ep"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_measures_layers(api: str, dtype: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "result.json"
+    layer = ["--layer", "--api", api, "--dtype", dtype, "--device", "cpu", "--tokens", "3,8", "--hidden", "128"]
+    end = run(*SMALL, *layer, "--json", str(path))
+    assert end.returncode == 0, end.stderr
+    assert f"a layer through {api}, 8 tokens" in end.stdout
+    result = json.loads(path.read_text())
+    assert (result["api"], result["shape"]["dtype"]) == (api, dtype)
+    assert [line["tokens"] for line in result["results"]] == [3, 8]
+    assert all(line["layer_us"] > 0 for line in result["results"])
+
+
 def test_refuses_shapes_that_do_not_fit() -> None:
-    for wrong in (["--experts", "3"], ["--hidden", "7"], ["--topk", "5"], ["--tokens", "0"]):
+    for wrong in (["--experts", "3"], ["--hidden", "7"], ["--topk", "5"], ["--tokens", "0"], ["--tokens", "3,8"]):
         end = run(*SMALL, *wrong)
         assert end.returncode == 2
         assert wrong[0] in end.stderr

@@ -2,8 +2,8 @@
 #define FERRY_CALL_GROUP_STATE_HPP
 
 /// What a rank knows of its group while it makes calls: the ranks of its node and of its rail, the current call, and
-/// why the group is broken, if it is. What SilenceWatch needs to find the rank to blame passes through here. So does each
-/// error: a verdict of another rank before this rank's own.
+/// why the group is broken, if it is. What SilenceWatch needs to find the rank to blame passes through here. So does
+/// each error: a verdict of another rank before this rank's own.
 
 #include <cstdint>
 #include <memory>

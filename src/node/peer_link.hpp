@@ -45,8 +45,8 @@ class PeerLink {
   /// Whether the peer's process has ended, or closed its end or its sending. Never blocks; ignores unread messages.
   bool gone() const;
 
-  /// The same link once more: `gone` works on it when this object no longer exists. While it lives the peer does not see
-  /// that this object was destroyed, so tell it by `end_sending`.
+  /// The same link once more: `gone` works on it when this object no longer exists. While it lives the peer does not
+  /// see that this object was destroyed, so tell it by `end_sending`.
   /// @errors kSystem: no file descriptor is left
   Result<std::unique_ptr<PeerLink>> share() const;
   /// The peer finds this side gone. Nothing can be sent any more.

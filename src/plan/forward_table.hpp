@@ -37,8 +37,8 @@ struct ForwardTableSum {
   std::int64_t num_destinations = 0;
 };
 
-/// Room for the encoded tables of `num_tables` sources next to each other, whose sizes are `sum` together. A little more
-/// than they take, as how much each is padded depends on its own size.
+/// Room for the encoded tables of `num_tables` sources next to each other, whose sizes are `sum` together. A little
+/// more than they take, as how much each is padded depends on its own size.
 std::size_t forward_tables_bytes(std::size_t num_tables, const ForwardTableSum& sum);
 
 struct ForwardTable {

@@ -194,7 +194,8 @@ std::vector<Scenario> scenarios() {
   constexpr RankKind kProcesses = RankKind::kProcesses;
   for (const auto& [loss, name] :
        {std::pair(Loss::kKilledBetweenCalls, "between"), std::pair(Loss::kKilledInACall, "in")}) {
-    const auto add = [&all, loss, name](std::string_view call, Operation operation, bool bounded, MemoryKind memory) {
+    const auto add = [&all, loss = loss, name = name](std::string_view call, Operation operation, bool bounded,
+                                                      MemoryKind memory) {
       all.push_back({fmt::format("killed_{}_{}", name, call), kProcesses, loss, operation, bounded, memory});
     };
     add("route", Operation::kRoute, false, MemoryKind::kSymmetric);

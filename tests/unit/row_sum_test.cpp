@@ -1,5 +1,5 @@
-/// The sums of combine on each instruction set that this machine has, against the formula computed one element at a time
-/// and without any fused operation of a compiler or a C library.
+/// The sums of combine on each instruction set that this machine has, against the formula computed one element at a
+/// time and without any fused operation of a compiler or a C library.
 
 #include <gtest/gtest.h>
 
@@ -16,9 +16,9 @@
 namespace ferry::cpu {
 namespace {
 
-/// a * b + c rounded once: the product of two f32 is exact in f64, and rounding the sum there to odd keeps what rounding
-/// to f32 needs to know (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
-/// rounding to odd", 2008).
+/// a * b + c rounded once: the product of two f32 is exact in f64, and rounding the sum there to odd keeps what
+/// rounding to f32 needs to know (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
+/// using rounding to odd", 2008).
 float exact_fma(float a, float b, float c) {
   const double product = double{a} * double{b};
   const double addend = c;
@@ -123,8 +123,8 @@ Terms<Rows> any_terms(std::size_t num_rows, std::size_t num_elements, std::mt199
 }
 
 /// Rows that come in pairs, the second with the first one's weight negated. What is left of a pair is the error of
-/// rounding its product, which a product rounded by itself loses; nothing larger hides it, not even in bf16. A row without
-/// a partner, like a bias row of weight 1, is as small as such errors.
+/// rounding its product, which a product rounded by itself loses; nothing larger hides it, not even in bf16. A row
+/// without a partner, like a bias row of weight 1, is as small as such errors.
 template <typename Rows>
 Terms<Rows> cancelling_terms(std::size_t num_rows, std::size_t num_elements, bool biased, std::mt19937_64& random) {
   std::uniform_real_distribution<float> between(0.5F, 1.5F);

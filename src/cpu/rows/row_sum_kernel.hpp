@@ -32,8 +32,8 @@ using Words = std::uint32_t __attribute__((vector_size(kLanes * 4)));
 using Masks = std::int32_t __attribute__((vector_size(kLanes * 4)));
 using Halves = std::uint16_t __attribute__((vector_size(kLanes * 2)));
 
-/// weight * row + acc, rounded once. An instruction that is named, because compilers decide by their tuning whether they
-/// fuse what is written as a product and a sum.
+/// weight * row + acc, rounded once. An instruction that is named, because compilers decide by their tuning whether
+/// they fuse what is written as a product and a sum.
 inline __attribute__((always_inline)) Floats multiply_add(float weight, const Floats& row, const Floats& acc) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(_mm512_set1_ps(weight), row, acc);

@@ -34,8 +34,8 @@ struct RouteBlocks {
   int num_blocks = 0;
 
   static constexpr RouteBlocks of(std::int64_t num_tokens) {
-    // Enough blocks to hide latencies for T = 4096, and a bound on them for large T so that the one block that adds them
-    // up stays quick. A multiple of a block's warps.
+    // Enough blocks to hide latencies for T = 4096, and a bound on them for large T so that the one block that adds
+    // them up stays quick. A multiple of a block's warps.
     constexpr std::int64_t kTokensUnit = 64;
     constexpr std::int64_t kMaxBlocks = 128;
     const std::int64_t least = (num_tokens + kMaxBlocks - 1) / kMaxBlocks;

@@ -93,8 +93,8 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   /// Lets another GPU of this process use the arena, now and as it grows.
   Status grant_access(int device);
 
-  /// `bytes` at a page boundary, with whatever they hold; `give` frees them, or the end of the arena does. Safe from any
-  /// thread, as the two below are, also while streams are being captured. Waits for the peers when the arena grows.
+  /// `bytes` at a page boundary, with whatever they hold; `give` frees them, or the end of the arena does. Safe from
+  /// any thread, as the two below are, also while streams are being captured. Waits for the peers when the arena grows.
   /// @errors kCapacity: no such range is free; kSystem: device memory ran out; kCuda; those of `announce`
   Result<std::byte*> take(std::size_t bytes);
   void give(std::byte* data, std::size_t bytes);

@@ -11,9 +11,9 @@
 ///             put in the same way, but its receiver answers each, and aborts if it cannot.
 ///
 /// Order. Stores are done when put() returns, and messages are numbered, so a message may follow both at once. Writes
-/// are numbered too: a message waits for that of the last write before it on its channel, until a flush that began after
-/// it has completed, which UCX reports when the bytes are in the peer's memory. One flush serves all writes before it,
-/// so there is at most one per poll; several may be in flight.
+/// are numbered too: a message waits for that of the last write before it on its channel, until a flush that began
+/// after it has completed, which UCX reports when the bytes are in the peer's memory. One flush serves all writes
+/// before it, so there is at most one per poll; several may be in flight.
 ///
 /// UCX callbacks only record what happened; everything but puts is sent from advance().
 

@@ -33,7 +33,8 @@ struct Message {
   std::uint64_t sequence = 0;  ///< from 0, of all messages of the sender to the receiver
   std::uint64_t value = 0;
   std::uint64_t payload_bytes = 0;
-  Tag tag{};  ///< over everything before it, not over the payload: that would cost more than all else (docs/transport.md)
+  /// Over everything before it, not over the payload: that would cost more than all else (docs/transport.md).
+  Tag tag{};
 
   std::span<const std::byte> sealed_bytes() const {
     return std::as_bytes(std::span(this, 1)).first(sizeof(Message) - sizeof(Tag));

@@ -13,8 +13,8 @@ namespace {
 /// What this engine sets unless the environment does.
 /// By default UCX probes silent peers every 20 s, which is long for survivors.
 constexpr const char* kKeepaliveInterval = "2s";
-/// Room for a message with a whole payload (kMaxPayloadBytes) and the headers. UCX's 8 KiB carry a third as many bytes a
-/// second (docs/transport.md). A segment must fit the receiver's buffer, so both are set together.
+/// Room for a message with a whole payload (kMaxPayloadBytes) and the headers. UCX's 8 KiB carry a third as many bytes
+/// a second (docs/transport.md). A segment must fit the receiver's buffer, so both are set together.
 constexpr const char* kTcpSegment = "256K";
 
 bool is_set(const char* variable) { return std::getenv(variable) != nullptr; }
