@@ -238,9 +238,11 @@ void expect_tables_carved(const RoutingTables::Shape& shape) {
           part("rank_base", tables.rank_base, shape.num_ranks),
           part("expert_base", tables.expert_base, shape.num_experts),
           part("source_base", tables.source_base, shape.num_ranks + 1),
+          part("rank_counts", tables.rank_counts, shape.num_ranks * shape.num_ranks),
+          part("tokens_of_rank", tables.tokens_of_rank, shape.num_ranks),
           part("rows_per_expert", tables.rows_per_expert, shape.num_local_experts),
           part("row_offsets", tables.row_offsets, shape.num_local_experts + 1),
-          part("bad_entry", tables.bad_entry, 1),
+          part("bad_entry", tables.bad_entry, kNumMarks),
       },
       memory.data(), size_bytes);
 }

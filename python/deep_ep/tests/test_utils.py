@@ -207,6 +207,7 @@ def meets(rank: int) -> None:
     got, num_ranks, group = envs.init_dist(rank, 2, seed=3)
     assert (got, num_ranks, group.size()) == (rank, 2, 2)
     assert torch.get_default_dtype() == torch.float32
+    dist.barrier(group)  # rank 0 has the store that rank 1 may still be reading
 
 
 def test_a_program_that_starts_its_own_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
