@@ -395,6 +395,11 @@ TEST_P(BadInputConformance, ChannelTables) {
     refused(by_token, kMaxChannels + 1, {}, "num_channels is 1025");
     refused(by_token, 4, {.rank_prefix = TensorView(memory.data(), DType::kInt32, {kNumRanks, 4})}, "rank_prefix");
     refused(by_token, 4, {.send_channel_prefix = TensorView(memory.data(), DType::kFloat32, {kNumRanks, 4})}, "f32");
+    if (on_gpus()) {
+      std::vector<std::int32_t> on_host(kNumRanks * kNumRanks);
+      refused(by_token, 4, {.rank_prefix = TensorView(on_host.data(), DType::kInt32, {kNumRanks, kNumRanks})},
+              "host memory");
+    }
     refused(by_token, 4, {.send_index = TensorView(nullptr, DType::kInt32, {by_token.num_tokens(), kNumRanks})},
             by_token.num_tokens() > 0 ? "null" : "");
   });

@@ -73,6 +73,21 @@ TEST(DispatchLayoutOnGpu, CountsRandomIds) {
   });
 }
 
+TEST(DispatchLayoutOnGpu, RefusesHostMemory) {
+  run_gpu_ranks({RankKind::kThreads, 1}, [](RankContext& context) {
+    const std::vector<std::int64_t> ids{0, 1};
+    std::vector<std::int32_t> counts{-7, -7};
+    const OnDevice<std::int64_t> ids_on_gpu(ids);
+    const DispatchLayoutOptions options{.num_experts = 2, .num_ranks = 2, .backend = "cuda"};
+    const DispatchLayout out{.num_tokens_per_rank = TensorView(counts.data(), DType::kInt32, {2})};
+    const ConstTensorView on_host(ids.data(), DType::kInt64, {2, 1});
+    const ConstTensorView on_gpu(ids_on_gpu.data(), DType::kInt64, {2, 1});
+    context.expect_code(dispatch_layout(on_host, options, {}, thread_stream()), ErrorCode::kInvalidArgument, "ids");
+    context.expect_code(dispatch_layout(on_gpu, options, out, thread_stream()), ErrorCode::kInvalidArgument, "counts");
+    context.expect(counts.front() == -7, "the counts are untouched");
+  });
+}
+
 TEST(DispatchLayoutOnGpu, RefusesMoreRanksThanItCounts) {
   run_gpu_ranks({RankKind::kThreads, 1}, [](RankContext& context) {
     const ConstTensorView none(nullptr, DType::kInt64, {0, 1});

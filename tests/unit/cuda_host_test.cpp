@@ -242,7 +242,7 @@ void expect_tables_carved(const RoutingTables::Shape& shape) {
           part("tokens_of_rank", tables.tokens_of_rank, shape.num_ranks),
           part("rows_per_expert", tables.rows_per_expert, shape.num_local_experts),
           part("row_offsets", tables.row_offsets, shape.num_local_experts + 1),
-          part("bad_entry", tables.bad_entry, kNumMarks),
+          part("id_marks", tables.id_marks, kNumIdMarks),
       },
       memory.data(), size_bytes);
 }

@@ -1,14 +1,11 @@
 #include "cuda/context/peer_watch.hpp"
 
-#include <fmt/format.h>
-#include <pthread.h>
-#include <signal.h>
-
 #include <chrono>
 #include <new>
-#include <system_error>
+#include <utility>
 
 #include "cuda/sync/fault_text.hpp"
+#include "node/service_thread.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -31,22 +28,10 @@ PeerWatch::~PeerWatch() {
 
 Status PeerWatch::start() {
   if (group_.peers().num_ranks() == 1) return {};
-  // The new thread inherits the mask: signals are for the threads of the program.
-  sigset_t every_signal;
-  sigset_t former;
-  sigfillset(&every_signal);
-  pthread_sigmask(SIG_SETMASK, &every_signal, &former);
-  Status status;
-  try {
-    thread_ = std::thread([this] { watch(); });
-    pthread_setname_np(thread_.native_handle(), "ferry-watch");
-  } catch (const std::system_error& error) {
-    status = Status(ErrorCode::kSystem, fmt::format("Group::create: starting a thread failed: {}; raise the limit of "
-                                                    "threads (ulimit -u)",
-                                                    error.what()));
-  }
-  pthread_sigmask(SIG_SETMASK, &former, nullptr);
-  return status;
+  Result<std::thread> thread = node::start_service_thread("ferry-watch", "Group::create", [this] { watch(); });
+  if (!thread.ok()) return thread.status();
+  thread_ = std::move(*thread);
+  return {};
 }
 
 void PeerWatch::watch() noexcept {

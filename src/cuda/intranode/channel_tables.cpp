@@ -3,12 +3,14 @@
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/routing.hpp"
+#include "cuda/memory/memory_checks.hpp"
 
 namespace ferry::cuda {
 
 Status intranode::channel_tables(Context& context, const ChannelTablesCall& call) {
   const DeviceGuard guard(context.parts().device);
   if (!guard.status().ok()) return guard.status();
+  if (Status status = check_channel_tables_memory(call, context.parts().device); !status.ok()) return status;
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
   ChannelTablesParams params;
   params.out = call;

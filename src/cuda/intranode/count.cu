@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kRouteThreads) count_kernel(RouteParams params
     const Entry entry = load_entry(params, token, range.end);
     if (entry.first_of_rank) atomicAdd(&counts[entry.owner], 1);
     if (entry.first_of_expert) atomicAdd(&counts[num_ranks + entry.expert], 1);
-    if (entry.expert >= 0 && !entry.first_of_expert) params.tables.bad_entry[kRepeatMark] = 0;  // all write the same
+    if (entry.expert >= 0 && !entry.first_of_expert) params.tables.id_marks[kRepeatMark] = 0;  // all write the same
   }
   __syncthreads();
   for (int run = static_cast<int>(threadIdx.x); run < num_runs; run += kRouteThreads) {

@@ -48,7 +48,8 @@ __device__ inline Entry load_entry(const RouteParams& params, std::int64_t first
     if (id >= -1 && id < params.num_experts) {
       entry.expert = static_cast<int>(id);
     } else {
-      atomicMin(reinterpret_cast<unsigned long long*>(params.tables.bad_entry), static_cast<unsigned long long>(at));
+      atomicMin(reinterpret_cast<unsigned long long*>(&params.tables.id_marks[kBadIdMark]),
+                static_cast<unsigned long long>(at));
     }
     if (entry.expert >= 0) entry.owner = params.placement.owner[entry.expert];
   }

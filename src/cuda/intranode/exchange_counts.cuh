@@ -49,7 +49,7 @@ __device__ inline void publish_counts(const RouteParams& params, std::uint64_t e
     }
   }
   const std::int64_t num_entries = params.num_tokens * params.num_topk;
-  const std::int64_t bad_entry = counted ? *params.tables.bad_entry : num_entries;
+  const std::int64_t bad_entry = counted ? params.tables.id_marks[kBadIdMark] : num_entries;
   const bool bad = counted && bad_entry < num_entries;
   for (int rank = static_cast<int>(threadIdx.x); rank < ranks.num_ranks; rank += kExchangeThreads) {
     CountsHeader& header = control_of(ranks, rank).headers[slot];
@@ -57,7 +57,7 @@ __device__ inline void publish_counts(const RouteParams& params, std::uint64_t e
     header.record_number = params.record_number;
     header.max_recv_rows = params.max_recv_rows;
     header.num_tokens = params.num_tokens;
-    header.repeats = counted && params.tables.bad_entry[kRepeatMark] == 0 ? 1 : 0;
+    header.repeats = counted && params.tables.id_marks[kRepeatMark] == 0 ? 1 : 0;
     header.bad_entry = bad ? bad_entry : -1;
     header.bad_id = bad ? load_id(params, bad_entry) : 0;
   }

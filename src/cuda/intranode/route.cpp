@@ -157,7 +157,7 @@ cudaError_t RouteBuilder::launch_count_steps(const Launch& launch) {
   params.placement = state_->placement->tables;
   params.tables = state_->tables;
   // Bytes of 0x7F: indices beyond every entry, which the first bad or repeated one replaces.
-  cudaError_t error = cudaMemsetAsync(params.tables.bad_entry, 0x7F, kNumMarks * sizeof(std::int64_t), launch.stream);
+  cudaError_t error = cudaMemsetAsync(params.tables.id_marks, 0x7F, kNumIdMarks * sizeof(std::int64_t), launch.stream);
   if (error == cudaSuccess) error = launch_count(params, launch.stream);
   if (error == cudaSuccess) error = launch_exchange(params, launch.stream);
   return error;

@@ -24,9 +24,10 @@ static_assert(sizeof(Destination) == 16, "one 16-byte load");
 inline constexpr std::uint8_t kFirstOfRow = 1;   ///< the destination before this one is another row
 inline constexpr std::uint8_t kFirstOfRank = 2;  ///< the destination before this one is on another rank
 
-/// Words of RoutingTables::bad_entry.
-inline constexpr std::size_t kRepeatMark = 1;
-inline constexpr std::size_t kNumMarks = 2;
+/// What counting the ids finds out about them all: RoutingTables::id_marks. Beyond T * K: nothing was found.
+inline constexpr std::size_t kBadIdMark = 0;   ///< first index in [T, K] whose id is no expert
+inline constexpr std::size_t kRepeatMark = 1;  ///< 0: some token names an expert twice
+inline constexpr std::size_t kNumIdMarks = 2;
 
 /// The parts of the tokens that route counts by themselves, a block of threads each.
 struct RouteBlocks {
@@ -96,8 +97,7 @@ struct RoutingTables {
   std::int64_t* tokens_of_rank = nullptr;   ///< [R] T of each rank
   std::int32_t* rows_per_expert = nullptr;  ///< [L]
   std::int64_t* row_offsets = nullptr;      ///< [L + 1]
-  /// [2] first index in [T, K] whose id is no expert, and whether a token names an expert twice (0); else beyond T * K
-  std::int64_t* bad_entry = nullptr;
+  std::int64_t* id_marks = nullptr;         ///< [kNumIdMarks]
   std::size_t size_bytes = 0;
 
   static constexpr RoutingTables at(std::byte* base, const Shape& shape) {
@@ -118,7 +118,7 @@ struct RoutingTables {
     tables.tokens_of_rank = carver.take<std::int64_t>(shape.num_ranks);
     tables.rows_per_expert = carver.take<std::int32_t>(shape.num_local_experts);
     tables.row_offsets = carver.take<std::int64_t>(shape.num_local_experts + 1);
-    tables.bad_entry = carver.take<std::int64_t>(kNumMarks);
+    tables.id_marks = carver.take<std::int64_t>(kNumIdMarks);
     tables.size_bytes = carver.used_bytes();
     return tables;
   }

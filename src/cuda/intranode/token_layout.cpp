@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
+#include "cuda/memory/memory_checks.hpp"
 #include "cuda/sync/control.hpp"
 
 namespace ferry::cuda {
@@ -27,11 +27,13 @@ Status count_layout(const plan::TokenLayoutParams& params, int device, Stream st
   }
   const std::int64_t num_blocks =
       std::clamp<std::int64_t>(params.num_tokens * params.num_topk / kEntriesPerBlock, 1, kMaxBlocks);
-  std::optional<DeviceGuard> guard;
-  if (device >= 0) {
-    guard.emplace(device);
-    if (!guard->status().ok()) return guard->status();
+  if (device < 0) {
+    const cudaError_t error = cudaGetDevice(&device);
+    if (error != cudaSuccess) return runtime_status(error, "dispatch_layout: asking for the current GPU");
   }
+  const DeviceGuard guard(device);
+  if (!guard.status().ok()) return guard.status();
+  if (Status status = check_layout_memory(params, device); !status.ok()) return status;
   return runtime_status(launch_layout(params, num_blocks, static_cast<cudaStream_t>(stream.handle)),
                         "dispatch_layout: launching its kernel");
 }

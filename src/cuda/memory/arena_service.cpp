@@ -1,8 +1,6 @@
 #include "cuda/memory/arena_service.hpp"
 
 #include <fmt/format.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -13,11 +11,11 @@
 #include <cstring>
 #include <span>
 #include <string_view>
-#include <system_error>
 #include <type_traits>
 #include <utility>
 
 #include "node/futex.hpp"
+#include "node/service_thread.hpp"
 
 namespace ferry::cuda {
 
@@ -106,23 +104,10 @@ Status ArenaService::start() {
   }
   poll_set_.push_back(pollfd{stop_.get(), POLLIN, 0});
   for (const PeerState& state : states_) poll_set_.push_back(pollfd{state.peer.link->poll_fd(), POLLIN, 0});
-  // The new thread inherits the mask: signals are for the threads of the program.
-  sigset_t every_signal;
-  sigset_t former;
-  sigfillset(&every_signal);
-  pthread_sigmask(SIG_SETMASK, &every_signal, &former);
-  Status status;
-  try {
-    thread_ = std::thread([this] { serve(); });
-    pthread_setname_np(thread_.native_handle(), "ferry-arena");
-  } catch (const std::system_error& error) {
-    status = Status(ErrorCode::kSystem,
-                    fmt::format("sharing device memory: starting a thread failed: {}; raise the limit of threads "
-                                "(ulimit -u)",
-                                error.what()));
-  }
-  pthread_sigmask(SIG_SETMASK, &former, nullptr);
-  return status;
+  Result<std::thread> thread = node::start_service_thread("ferry-arena", "sharing device memory", [this] { serve(); });
+  if (!thread.ok()) return thread.status();
+  thread_ = std::move(*thread);
+  return {};
 }
 
 void ArenaService::cancel() {

@@ -58,6 +58,10 @@ class Checks {
     status_ = check_extent(what, rows.num_rows, rows.stride_bytes, rows.row_bytes);
     if (status_.ok() && rows.num_rows > 0) status_ = check_pointer(what, rows.data, device_);
   }
+  /// Null where it is not used.
+  void pointer(std::string_view what, const void* data) {
+    if (status_.ok() && data != nullptr) status_ = check_pointer(what, data, device_);
+  }
   const Status& status() const { return status_; }
 
  private:
@@ -100,6 +104,29 @@ Status check_combine_memory(const CombineCall& call, int device) {
   checks.view("combine: input topk_weights", call.topk_weights);
   checks.rows("combine: output x", call.out_x);
   checks.view("combine: output weights", call.out_weights);
+  return checks.status();
+}
+
+Status check_channel_tables_memory(const ChannelTablesCall& call, int device) {
+  Checks checks(device);
+  checks.pointer("channel_tables: rank_prefix", call.rank_prefix);
+  checks.pointer("channel_tables: send_channel_prefix", call.send_channel_prefix);
+  checks.pointer("channel_tables: recv_channel_prefix", call.recv_channel_prefix);
+  if (call.routing->num_recv_rows > 0) checks.pointer("channel_tables: source_token", call.source_token);
+  if (call.routing->num_tokens > 0) checks.pointer("channel_tables: send_index", call.send_index);
+  return checks.status();
+}
+
+Status check_layout_memory(const plan::TokenLayoutParams& params, int device) {
+  Checks checks(device);
+  if (params.num_tokens > 0) {
+    checks.pointer("dispatch_layout: topk_idx", params.ids);
+    checks.pointer("dispatch_layout: output is_token_in_rank", params.token_in_rank);
+  }
+  checks.pointer("dispatch_layout: expert_to_rank", params.expert_to_rank);
+  checks.pointer("dispatch_layout: output num_tokens_per_rank", params.tokens_per_rank);
+  checks.pointer("dispatch_layout: output num_tokens_per_node", params.tokens_per_node);
+  checks.pointer("dispatch_layout: output num_tokens_per_expert", params.entries_per_expert);
   return checks.status();
 }
 

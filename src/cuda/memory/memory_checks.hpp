@@ -14,6 +14,8 @@ namespace ferry::cuda {
 Status check_route_memory(const RouteCall& call, int device);
 Status check_dispatch_memory(const DispatchCall& call, int device);
 Status check_combine_memory(const CombineCall& call, int device);
+Status check_channel_tables_memory(const ChannelTablesCall& call, int device);
+Status check_layout_memory(const plan::TokenLayoutParams& params, int device);
 Status check_stream_device(std::string_view operation, cudaStream_t stream, int device);
 
 }  // namespace ferry::cuda
