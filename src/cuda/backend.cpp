@@ -49,7 +49,7 @@ MemoryUsage CudaBackend::memory_usage() const {
   MemoryUsage usage;
   const std::size_t held_bytes = parts.memory->held_bytes();
   usage.control_bytes =
-      node::round_up_to_page(control_and_bases_bytes(static_cast<std::size_t>(parts.ranks.num_ranks)));
+      node::round_up_to_page(Control::at(nullptr, static_cast<std::size_t>(parts.ranks.num_ranks)).size_bytes);
   usage.staging_bytes = held_bytes - usage.control_bytes;
   usage.allocated_bytes = parts.arena->allocated_bytes() - held_bytes;
   return usage;

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kSendWarps* kWarpLanes)
   const std::int64_t units_per_row = shape.row_bytes / kUnitBytes;
   const std::int64_t most_rows = std::int64_t{shape.num_chunks} * shape.rows_per_chunk;
   const RowsAfter rows_after = {shape, num_ranks};
-  ChunkReporter reporter(params.ranks, {num_warps, shape.num_chunks}, params.epoch, rows_after, true);
+  ChunkReporter reporter(params.ranks, {num_warps, shape.num_chunks}, params.epoch, rows_after);
   std::uint32_t parity = 0;
   for (int chunk = 0; chunk < shape.num_chunks; ++chunk) {
     for (int rank = 0; rank < num_ranks; ++rank) {
@@ -103,8 +103,16 @@ __global__ void __launch_bounds__(kSendWarps* kWarpLanes)
     if ((chunk + warp) % shape.report_every == 0) reporter.report_before(chunk + 1);
   }
   reporter.report_before(shape.num_chunks);
-  __syncthreads();
+  post_block_done(params.ranks, params.epoch);
   if (threadIdx.x == 0) atomicAdd_system(&params.report->num_completed, 1U);
+}
+
+__device__ bool all_blocks_done(const WatchChunksParams& params) {
+  const std::uint64_t* words = params.ranks.control.block_done + params.sender * cuda::kMaxCallBlocks;
+  for (int block = 0; block < params.shape.num_blocks; ++block) {
+    if (load_acquire_system(words + block) < params.epoch) return false;
+  }
+  return true;
 }
 
 __global__ void __launch_bounds__(kWatchThreads) watch_chunks_kernel(const __grid_constant__ WatchChunksParams params) {
@@ -131,7 +139,7 @@ __global__ void __launch_bounds__(kWatchThreads) watch_chunks_kernel(const __gri
   if (speaks) store_release_system(params.num_watching, params.epoch);
   for (std::int64_t num_checked = 0;;) {
     if (speaks) {
-      latest.done = load_acquire_system(&params.ranks.control.done[params.sender]) >= params.epoch;
+      latest.done = all_blocks_done(params);
       latest.expired = now_ns() >= deadline_ns;
       const std::uint64_t word = load_acquire_system(&params.ranks.control.progress[params.sender]);
       latest.counted = static_cast<std::int64_t>(rows_reported(word, params.epoch));

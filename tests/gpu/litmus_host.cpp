@@ -1,7 +1,9 @@
 #include "gpu/litmus_host.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -108,7 +110,7 @@ LitmusRanks::LitmusRanks(const std::vector<int>& gpus, std::chrono::nanoseconds 
   const std::size_t num_bytes = cuda::Control::at(nullptr, gpus.size()).size_bytes;
   std::vector<std::byte*> bases;
   for (int gpu : gpus) bases.push_back(arenas_.emplace_back(gpu, num_bytes).data());
-  for (int gpu : gpus) peer_bases_.emplace_back(gpu, bases);
+  bases_ = bases;
   void* reports = nullptr;
   check_cuda(cudaHostAlloc(&reports, gpus.size() * sizeof(cuda::DeviceReport), cudaHostAllocPortable), "cudaHostAlloc");
   reports_ = static_cast<cuda::DeviceReport*>(reports);
@@ -125,7 +127,7 @@ cuda::RankParams LitmusRanks::params(int rank) const {
   cuda::RankParams ranks;
   ranks.rank = rank;
   ranks.num_ranks = static_cast<int>(arenas_.size());
-  ranks.peer_bases = peer_bases_[static_cast<std::size_t>(rank)].data();
+  std::copy(bases_.begin(), bases_.end(), std::begin(ranks.peer_bases));
   ranks.control = control(rank);
   ranks.report = &reports_[rank];  // one address for hosts and GPUs, as everywhere with unified addressing
   ranks.timeout_ns = static_cast<std::uint64_t>(timeout_.count());
@@ -136,12 +138,6 @@ cuda::LocalState LitmusRanks::local(int rank) const {
   cuda::LocalState local;
   check_cuda(cudaMemcpy(&local, control(rank).local, sizeof(local), cudaMemcpyDeviceToHost), "copy of LocalState");
   return local;
-}
-
-std::uint64_t LitmusRanks::done(int rank, int sender) const {
-  std::uint64_t epoch = 0;
-  check_cuda(cudaMemcpy(&epoch, control(rank).done + sender, sizeof(epoch), cudaMemcpyDeviceToHost), "copy of done");
-  return epoch;
 }
 
 std::uint64_t LitmusRanks::progress(int rank, int sender) const {

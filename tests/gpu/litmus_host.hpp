@@ -106,7 +106,6 @@ class LitmusRanks {
   /// What rank's kernels told the host.
   cuda::DeviceReport& report(int rank) const { return reports_[rank]; }
   cuda::LocalState local(int rank) const;
-  std::uint64_t done(int rank, int sender) const;
   std::uint64_t progress(int rank, int sender) const;
   void set_progress(int rank, int sender, std::uint64_t value) const;
   void set_done(int rank, int sender, std::uint64_t epoch) const;
@@ -115,8 +114,8 @@ class LitmusRanks {
   cuda::Control control(int rank) const;
 
   std::vector<GpuBytes> arenas_;
-  std::vector<GpuArray<std::byte*>> peer_bases_;  ///< one on each rank's GPU
-  cuda::DeviceReport* reports_ = nullptr;         ///< [ranks] pinned
+  std::vector<std::byte*> bases_;          ///< of the arenas
+  cuda::DeviceReport* reports_ = nullptr;  ///< [ranks] pinned
   std::chrono::nanoseconds timeout_;
 };
 

@@ -205,9 +205,10 @@ TEST(Control, PartsLieSideBySide) {
     EXPECT_EQ(control.size_bytes, size_bytes) << "with and without a base";
     expect_carved(
         {
-            part("messages", control.messages, num_ranks),
+            part("entries", control.entries, num_ranks * kEntrySlotWords),
             part("progress", control.progress, num_ranks),
             part("done", control.done, num_ranks),
+            part("block_done", control.block_done, num_ranks * kMaxCallBlocks),
             part("counts_ready", control.counts_ready, num_ranks),
             part("headers", control.headers, 2 * num_ranks),
             part("counts", control.counts, 2 * num_ranks * (num_ranks + static_cast<std::size_t>(kMaxExperts))),
@@ -231,6 +232,8 @@ void expect_tables_carved(const RoutingTables::Shape& shape) {
           part("summary", tables.summary, 1),
           part("destinations", tables.destinations, num_entries),
           part("slots", tables.slots, num_entries),
+          part("homes", tables.homes, num_entries),
+          part("sent_tokens", tables.sent_tokens, shape.num_ranks * shape.num_tokens),
           part("ids", tables.ids, num_entries),
           part("weights", tables.weights, shape.weights ? num_entries : 0),
           part("block_ranks", tables.block_ranks, (shape.num_blocks + 1) * shape.num_ranks),

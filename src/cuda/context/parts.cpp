@@ -112,9 +112,9 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
 
   const auto num_ranks = static_cast<std::size_t>(context.topology.num_ranks);
   const std::size_t control_bytes = Control::at(nullptr, num_ranks).size_bytes;
-  Result<std::shared_ptr<std::byte>> control = parts.memory->take(control_and_bases_bytes(num_ranks));
+  Result<std::shared_ptr<std::byte>> control = parts.memory->take(control_bytes);
   if (!control.ok()) return control.status();
-  parts.control_and_bases = *control;
+  parts.control = *control;
   if (control->get() != parts.arena->base()) {
     return Status(ErrorCode::kInternal,
                   "Group::create: the control block is not first in its arena; please report this");
@@ -132,26 +132,16 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
   return runtime_status(cudaStreamSynchronize(parts.stream->get()), "Group::create: clearing the control block");
 }
 
-/// After the exchange: uploads what kernels need to know about the ranks.
-Status upload_ranks(const BackendContext& context, Parts& parts) {
+/// After the exchange: what kernels need to know about the ranks.
+void set_ranks(const BackendContext& context, Parts& parts) {
   const auto num_ranks = static_cast<std::size_t>(context.topology.num_ranks);
   RankParams& ranks = parts.ranks;
   ranks.rank = context.topology.rank;
   ranks.num_ranks = context.topology.num_ranks;
-  ranks.control = Control::at(parts.control_and_bases.get(), num_ranks);
+  ranks.control = Control::at(parts.control.get(), num_ranks);
   ranks.report = parts.pinned->on_device(parts.report);
   ranks.timeout_ns = static_cast<std::uint64_t>(context.options.timeout_ns);
-  std::vector<std::byte*> bases(num_ranks);
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) bases[rank] = parts.exchange->peer_base(static_cast<int>(rank));
-  std::byte* table = parts.control_and_bases.get() + ranks.control.size_bytes;
-  ranks.peer_bases = reinterpret_cast<std::byte* const*>(table);
-  const RelaxedCapture relaxed;
-  constexpr std::string_view kOperation = "Group::create: uploading the peers' addresses";
-  const std::size_t table_bytes = num_ranks * sizeof(std::byte*);
-  Status status = runtime_status(
-      cudaMemcpyAsync(table, bases.data(), table_bytes, cudaMemcpyHostToDevice, parts.stream->get()), kOperation);
-  if (!status.ok()) return status;
-  return runtime_status(cudaStreamSynchronize(parts.stream->get()), kOperation);
+  for (int rank = 0; rank < ranks.num_ranks; ++rank) ranks.peer_bases[rank] = parts.exchange->peer_base(rank);
 }
 
 }  // namespace
@@ -183,11 +173,9 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   Result<std::unique_ptr<ArenaExchange>> exchange = ArenaExchange::create(context, parts.sync->peers(), parts.arena);
   if (!exchange.ok()) return exchange.status();
   parts.exchange = std::move(*exchange);
-  status = upload_ranks(context, parts);
-  if (status.ok()) {
-    parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report);
-    status = parts.watch->start();
-  }
+  set_ranks(context, parts);
+  parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report);
+  status = parts.watch->start();
   // No rank may call before the control blocks of all are cleared and known.
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);

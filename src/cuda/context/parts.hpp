@@ -31,8 +31,8 @@ struct Parts {
   std::unique_ptr<ArenaExchange> exchange;  // after `sync`, whose links it uses
   std::shared_ptr<TableMemory> memory;
   std::shared_ptr<PinnedMemory> pinned;
-  DeviceReport* report = nullptr;                ///< in `pinned`
-  std::shared_ptr<std::byte> control_and_bases;  ///< Control, then [R] peer bases
+  DeviceReport* report = nullptr;  ///< in `pinned`
+  std::shared_ptr<std::byte> control;
   RankParams ranks;
   std::shared_ptr<OwnStream> stream;           ///< for work that waits for no other rank: setup, zeroing
   std::shared_ptr<OwnStream> refusals_stream;  ///< where refused calls wait for the peers

@@ -91,6 +91,7 @@ Status run(Context& context, const CombineCall& call) {
   params.bulk = plan.bulk;
   params.num_sum_blocks = plan.num_sum_blocks;
   params.num_stage_blocks = plan.num_stage_blocks;
+  params.entry.num_blocks = plan.num_sum_blocks + plan.num_stage_blocks;
   params.chunk_rows =
       static_cast<int>(std::max<std::int64_t>(plan.chunk_rows, (num_rows + kMaxChunks - 1) / kMaxChunks));
 

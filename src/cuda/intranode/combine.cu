@@ -20,27 +20,14 @@ constexpr int kStageBarriers = kSumSets > kStagerPieces ? kSumSets : kStagerPiec
 
 FERRY_HOST_DEVICE constexpr int warps_of(bool bulk) { return bulk ? kBulkPathWarps : kThreadPathWarps; }
 
-/// Counts a block as finished with the peers' memory.
-__device__ void arrive(const RankParams& ranks) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    fence_system();
-    add_acq_rel_device(&ranks.control.local->num_blocks_done, 1);
+/// Waits for the entries and tells the host what they came to. All threads of a block.
+template <typename Take>
+__device__ Outcome enter(const CombineParams& params, std::uint64_t epoch, Take take) {
+  const Outcome outcome = await_entries(params.ranks, params.entry, epoch, take);
+  if (blockIdx.x == 0 && threadIdx.x == 0 && outcome == Outcome::kSkip && params.entry.agreement != 0) {
+    report_disagreement(params.ranks, epoch);
   }
-}
-
-/// One warp of the first block: waits for all blocks of this rank, signals the peers, and ends the call when all ranks
-/// are done.
-__device__ void end_call(const CombineParams& params, std::uint64_t epoch) {
-  const RankParams& ranks = params.ranks;
-  LocalState& local = *ranks.control.local;
-  const bool own = wait_until(
-      ranks, {Awaited::kOwn, ranks.rank, epoch},
-      [&local] { return static_cast<std::uint64_t>(load_acquire_device(&local.num_blocks_done)); }, gridDim.x);
-  if (__all_sync(0xFFFFFFFFU, own) == 0) return;
-  if (lane_idx() == 0) local.num_blocks_done = 0;
-  post_done(ranks, epoch);
-  finish_call(ranks, epoch);
+  return outcome;
 }
 
 /// A block's shared memory, sizes and pointers from one place. Sets come first, where they are aligned to
@@ -48,6 +35,7 @@ __device__ void end_call(const CombineParams& params, std::uint64_t epoch) {
 struct Shared {
   std::byte* sets;          ///< [warps, kSumSets, kSetBytes]
   Holder* holders;          ///< [R]
+  int* num_blocks;          ///< [R] of each rank's kernel
   Terms* terms;             ///< [warps, kSumTokens], or [warps] without sets
   std::uint64_t* barriers;  ///< [warps, kStageBarriers]
   std::size_t size_bytes;
@@ -58,6 +46,7 @@ struct Shared {
     Shared shared{};
     shared.sets = carver.take<std::byte>(bulk ? num_warps * kSumSets * kSetBytes : 0);
     shared.holders = carver.take<Holder>(static_cast<std::size_t>(num_ranks));
+    shared.num_blocks = carver.take<int>(static_cast<std::size_t>(num_ranks));
     shared.terms = carver.take<Terms>(bulk ? num_warps * kSumTokens : num_warps);
     shared.barriers = carver.take<std::uint64_t>(bulk ? num_warps * kStageBarriers : 0);
     shared.size_bytes = carver.used_bytes();
@@ -65,7 +54,7 @@ struct Shared {
   }
 };
 
-/// This warp's part of it. All threads of the block; follow with a block barrier.
+/// This warp's part of it. No other warp uses it.
 __device__ SumStages make_stages(const Shared& shared) {
   const auto warp = static_cast<std::size_t>(warp_idx());
   const SumStages stages{shared.sets + warp * kSumSets * kSetBytes, shared.barriers + warp * kStageBarriers,
@@ -74,21 +63,35 @@ __device__ SumStages make_stages(const Shared& shared) {
     for (int i = 0; i < kStageBarriers; ++i) init_barrier(stages.barriers + i);
     publish_barriers();
   }
+  __syncwarp();
   return stages;
 }
 
+/// Waits for the entries, and sums what is to be summed. All threads of a summing block.
 template <bool kFloat32, bool kBulk>
-__device__ void sum_tokens(const CombineParams& params, const Shared& shared, const SumStages& stages,
-                           std::uint64_t epoch) {
-  find_holders(params, shared.holders);  // ends with a block barrier
-  fence_async_proxy();
-  const TermFinder finder(params, shared.holders, epoch);
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * warps_of(kBulk) + warp_idx();
+__device__ Outcome sum(const CombineParams& params, const Shared& shared, const SumStages& stages,
+                       std::uint64_t epoch) {
+  const auto take = [&params, &shared](int rank, const ReceivedEntry& entry) {
+    const Holder holder = holder_of(params, rank, entry);
+    const int num_blocks = entry.num_blocks();
+    if (lane_idx() == 0) {
+      shared.holders[rank] = holder;
+      shared.num_blocks[rank] = num_blocks;
+    }
+  };
+  // Small batches spread over the blocks.
+  const std::int64_t first = static_cast<std::int64_t>(warp_idx()) * params.num_sum_blocks + blockIdx.x;
   const std::int64_t step = static_cast<std::int64_t>(params.num_sum_blocks) * warps_of(kBulk);
+  const TermFinder finder(params, shared.holders, epoch);
   if constexpr (kBulk) {
-    BulkSummer<kFloat32>(params, finder, stages, first, step).run();
+    BulkSummer<kFloat32> summer(params, finder, stages, first, step);
+    const Outcome outcome = enter(params, epoch, take);
+    if (outcome == Outcome::kGo) summer.run();
+    return outcome;
   } else {
-    sum_by_threads<kFloat32>(params, finder, shared.terms[warp_idx()], first, step);
+    const Outcome outcome = enter(params, epoch, take);
+    if (outcome == Outcome::kGo) sum_by_threads<kFloat32>(params, finder, shared.terms[warp_idx()], first, step);
+    return outcome;
   }
 }
 
@@ -97,32 +100,35 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
     combine_kernel(const __grid_constant__ CombineParams params) {
   extern __shared__ __align__(kLandingBytes) std::byte memory[];
   const RankParams& ranks = params.ranks;
-  if (is_broken(ranks)) return;
+  const CallStart start = start_call(ranks, params.summary);
+  if (start.broken) return;
   const bool first = blockIdx.x == 0;
-  if (params.summary != nullptr && params.summary->valid == 0) {
+  if (!start.routed) {
     if (first && threadIdx.x == 0) report_refused_route(ranks, *params.summary);
     return;
   }
-  const std::uint64_t epoch = current_epoch(ranks);
-  if (first && warp_idx() == 0) post_entry(ranks, params.entry, epoch);
-  const Outcome outcome = await_entries(ranks, params.entry, epoch);
-  if (outcome == Outcome::kStop) return;
-  if (first && threadIdx.x == 0 && outcome == Outcome::kSkip && params.entry.agreement != 0) {
-    report_disagreement(ranks, epoch);
-  }
+  if (first && warp_idx() == 0) post_entry(ranks, params.entry, start.epoch);
   const Shared shared = Shared::at(memory, ranks.num_ranks, kBulk);
   SumStages stages{};
   if constexpr (kBulk) stages = make_stages(shared);
-  __syncthreads();
-  const int block = static_cast<int>(blockIdx.x);
-  if (block >= params.num_sum_blocks) {
-    const int warp = (block - params.num_sum_blocks) * warps_of(kBulk) + warp_idx();
-    stage_rows<kBulk>(params, stages, epoch, outcome, warp, params.num_stage_blocks * warps_of(kBulk));
-  } else if (outcome == Outcome::kGo) {
-    sum_tokens<kFloat32, kBulk>(params, shared, stages, epoch);
+  Outcome outcome = Outcome::kStop;
+  if (const int block = static_cast<int>(blockIdx.x) - params.num_sum_blocks; block < 0) {
+    outcome = sum<kFloat32, kBulk>(params, shared, stages, start.epoch);
+  } else {
+    outcome = enter(params, start.epoch, [](int /*rank*/, const ReceivedEntry& /*entry*/) {});
+    if (outcome != Outcome::kStop) {
+      stage_rows<kBulk>(params, stages, start.epoch, outcome, block * warps_of(kBulk) + warp_idx(),
+                        params.num_stage_blocks * warps_of(kBulk));
+    }
   }
-  arrive(ranks);
-  if (first && warp_idx() == 0) end_call(params, epoch);
+  if (outcome == Outcome::kStop) return;
+  post_block_done(ranks, start.epoch);
+  if (!first) return;
+  if (outcome == Outcome::kGo) {
+    finish_blocks(ranks, start.epoch, shared.num_blocks);
+  } else {
+    finish_refused(ranks, start.epoch, static_cast<int>(gridDim.x));
+  }
 }
 
 using CombineKernel = void (*)(CombineParams);

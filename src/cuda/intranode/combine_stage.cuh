@@ -192,7 +192,7 @@ __device__ inline void stage_rows(const CombineParams& params, const SumStages& 
     const std::int64_t staged = static_cast<std::int64_t>(chunk + 1) * params.chunk_rows;
     return chunk + 1 == num_chunks || count < staged ? count : staged;
   };
-  ChunkReporter reporter(params.ranks, {num_warps, num_chunks}, epoch, rows_after, false);
+  ChunkReporter reporter(params.ranks, {num_warps, num_chunks}, epoch, rows_after);
   if (go) {
     if constexpr (kBulk) {
       BulkStager(params, rows, reporter, stages).run();

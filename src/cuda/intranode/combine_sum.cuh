@@ -70,8 +70,10 @@ template <bool kFloat32>
 __device__ inline void sum_by_threads(const CombineParams& params, const TermFinder& finder, Terms& terms,
                                       std::int64_t first, std::int64_t step) {
   for (std::int64_t token = first; token < params.num_tokens; token += step) {
-    const int num_rows = finder.find(token, finder.load_destination(token), terms);
+    const Destination destination = finder.load_destination(token);
+    const int num_rows = finder.find(token, destination, terms);
     if (num_rows < 0) return;
+    finder.return_weights(token, destination);
     std::byte* out = params.out_x + token * params.out_stride;
     // As many loads at once as registers hold: two shapes, for few and for many rows.
     if (num_rows <= 4) {

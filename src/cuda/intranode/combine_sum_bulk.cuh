@@ -20,38 +20,52 @@ inline constexpr int kTwoRows = 2;
 inline constexpr int kFewRows = 4;
 inline constexpr int kManyRows = 8;
 
-/// How a token's sum is cut into sets.
+/// Longest part of a row that is one warp's work: with longer ones, warps that have one less wait too long for those
+/// that have one more.
+inline constexpr std::int64_t kPartBytes = 8192;
+
+/// A warp's unit of work: part `part` of `num_parts` of a token's row.
+struct SumItem {
+  std::int64_t token = -1;  ///< -1: no more
+  int part = 0;
+};
+
+/// How an item is cut into sets.
 struct SetPlan {
   std::int64_t token = -1;  ///< -1: no more
   int num_rows = 0;
   int rows_per_set = kManyRows;
   int piece_bytes = 0;
-  int num_pieces = 0;
+  int first_piece = 0;
+  int end_piece = 0;
   int num_batches = 1;  ///< sets per piece, for tokens of more rows than a set has
 
-  __device__ static SetPlan of(std::int64_t token, int num_rows, std::int64_t row_bytes) {
+  __device__ static SetPlan of(const SumItem& item, int num_parts, int num_rows, std::int64_t row_bytes) {
     SetPlan plan;
-    plan.token = token;
+    plan.token = item.token;
     plan.num_rows = num_rows;
     plan.rows_per_set = num_rows <= kTwoRows ? kTwoRows : num_rows <= kFewRows ? kFewRows : kManyRows;
     plan.piece_bytes = kSetBytes / plan.rows_per_set;
-    plan.num_pieces = static_cast<int>((row_bytes + plan.piece_bytes - 1) / plan.piece_bytes);
+    const auto num_pieces = static_cast<int>((row_bytes + plan.piece_bytes - 1) / plan.piece_bytes);
+    plan.first_piece = num_pieces * item.part / num_parts;
+    plan.end_piece = num_pieces * (item.part + 1) / num_parts;
     plan.num_batches = num_rows <= plan.rows_per_set ? 1 : (num_rows + plan.rows_per_set - 1) / plan.rows_per_set;
     return plan;
   }
 };
 
-/// A walk over the sets of a token.
+/// A walk over the sets of an item.
 struct SetCursor {
   SetPlan plan;
   int piece = 0;
   int batch = 0;
 
+  __device__ static SetCursor of(const SetPlan& plan) { return {plan, plan.first_piece, 0}; }
   /// False behind the last set.
   __device__ bool advance() {
     if (++batch < plan.num_batches) return true;
     batch = 0;
-    return ++piece < plan.num_pieces;
+    return ++piece < plan.end_piece;
   }
   __device__ int first_row() const { return batch * plan.rows_per_set; }
   __device__ int num_rows() const {
@@ -77,12 +91,18 @@ class BulkSummer {
  public:
   __device__ BulkSummer(const CombineParams& params, const TermFinder& finder, const SumStages& stages,
                         std::int64_t first, std::int64_t step)
-      : params_(params), finder_(finder), stages_(stages), next_token_(first), step_(step) {
-    next_destination_ = finder.load_destination(first);
+      : params_(params),
+        finder_(finder),
+        stages_(stages),
+        num_parts_(static_cast<int>((params.row_bytes + kPartBytes - 1) / kPartBytes)),
+        next_item_(first),
+        step_(step) {
+    if (num_parts_ < 1) num_parts_ = 1;
+    next_destination_ = finder.load_destination(next_item_ / num_parts_);
   }
 
   __device__ void run() {
-    begin_token(loading_, loading_terms_);
+    begin_item(loading_, loading_terms_);
     using_ = loading_;
     for (int set = 0; set < kSumSets; ++set) load(set);
     while (using_.plan.token >= 0) {
@@ -94,26 +114,29 @@ class BulkSummer {
   }
 
  private:
-  /// Finds the next token's terms. All lanes.
-  __device__ void begin_token(SetCursor& cursor, int terms_idx) {
+  /// Finds the next item's terms. All lanes.
+  __device__ void begin_item(SetCursor& cursor, int terms_idx) {
     cursor = {};
-    if (next_token_ >= params_.num_tokens) return;
+    const SumItem item{next_item_ / num_parts_, static_cast<int>(next_item_ % num_parts_)};
+    if (item.token >= params_.num_tokens) return;
     Terms& terms = stages_.terms[terms_idx];
     // Loaded ahead of their use, so that no lane waits for them.
     const Destination destination = next_destination_;
-    next_destination_ = finder_.load_destination(next_token_ + step_);
-    const int num_rows = finder_.find(next_token_, destination, terms);
+    next_item_ += step_;
+    next_destination_ = finder_.load_destination(next_item_ / num_parts_);
+    const int num_rows = finder_.find(item.token, destination, terms);
     if (num_rows < 0) {
-      next_token_ = params_.num_tokens;
+      next_item_ = params_.num_tokens * num_parts_;
       return;
     }
-    cursor.plan = SetPlan::of(next_token_, num_rows, params_.row_bytes);
+    if (item.part == 0) finder_.return_weights(item.token, destination);
+    cursor = SetCursor::of(SetPlan::of(item, num_parts_, num_rows, params_.row_bytes));
     if (lane_idx() == 0) {
       terms.num_rows = num_rows;
-      terms.token = next_token_;
+      terms.token = item.token;
+      terms.part = item.part;
     }
     __syncwarp();
-    next_token_ += step_;
   }
 
   /// Starts the next set. All lanes.
@@ -131,7 +154,7 @@ class BulkSummer {
     }
     if (loading_.advance()) return;
     loading_terms_ = (loading_terms_ + 1) % kSumTokens;
-    begin_token(loading_, loading_terms_);
+    begin_item(loading_, loading_terms_);
   }
 
   /// Adds a set up; at the end of a piece, writes it. All lanes.
@@ -149,10 +172,10 @@ class BulkSummer {
     if (using_.advance()) return;
     using_terms_ = (using_terms_ + 1) % kSumTokens;
     using_ = {};
-    // The next token is being loaded already, or there is none.
+    // The next item is being loaded already, or there is none.
     if (using_terms_ == loading_terms_ && loading_.plan.token < 0) return;
     const Terms& terms = stages_.terms[using_terms_];
-    using_.plan = SetPlan::of(terms.token, terms.num_rows, params_.row_bytes);
+    using_ = SetCursor::of(SetPlan::of({terms.token, terms.part}, num_parts_, terms.num_rows, params_.row_bytes));
   }
 
   template <int kRows>
@@ -206,7 +229,8 @@ class BulkSummer {
   const CombineParams& params_;
   const TermFinder& finder_;
   SumStages stages_;
-  std::int64_t next_token_;
+  int num_parts_;
+  std::int64_t next_item_;
   std::int64_t step_;
   Destination next_destination_;
   SetCursor loading_;

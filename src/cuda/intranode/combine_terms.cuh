@@ -5,6 +5,7 @@
 
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/sync/chunks.cuh"
+#include "cuda/sync/entry.cuh"
 #include "ferry/routing.hpp"
 
 namespace ferry::cuda::device {
@@ -21,6 +22,7 @@ struct Terms {
   int num_rows;
   int num_weights;
   std::int64_t token;
+  int part;  ///< of the token's row, as BulkSummer cuts it
 };
 
 /// Where a rank's rows are, for this rank. In shared memory, one per rank.
@@ -31,18 +33,16 @@ struct Holder {
   std::int64_t staged;  ///< 1: wait for progress
 };
 
-__device__ inline void find_holders(const CombineParams& params, Holder* holders) {
+/// From a rank's entry.
+__device__ inline Holder holder_of(const CombineParams& params, int rank, const ReceivedEntry& entry) {
   const RankParams& ranks = params.ranks;
-  for (int rank = static_cast<int>(threadIdx.x); rank < ranks.num_ranks; rank += static_cast<int>(blockDim.x)) {
-    const volatile EntryMessage& message = ranks.control.messages[rank];
-    const std::byte* base = ranks.peer_bases[rank];
-    const bool self = rank == ranks.rank;
-    holders[rank] = {self ? params.x : base + message.rows_offset,
-                     self ? params.x_stride : static_cast<std::int64_t>(message.rows_stride),
-                     reinterpret_cast<const float*>(base + message.tables_offset),
-                     !self && (message.flags & kRowsStaged) != 0 ? 1 : 0};
-  }
-  __syncthreads();
+  const std::byte* base = ranks.peer_bases[rank];
+  const bool self = rank == ranks.rank;
+  const std::int64_t rows_offset = entry.rows_offset();
+  const std::int64_t rows_stride = entry.rows_stride();
+  const bool staged = (entry.flags() & kRowsStaged) != 0;
+  return {self ? params.x : base + rows_offset, self ? params.x_stride : rows_stride,
+          reinterpret_cast<const float*>(base + entry.tables_offset()), !self && staged ? 1 : 0};
 }
 
 /// 16 bytes of a row: 8 bf16 or 4 f32.
@@ -100,13 +100,16 @@ class TermFinder {
     return destination;
   }
 
-  /// Waits until the rows of `token` can be read, fills `terms` and returns the number of rows; also sums the returned
-  /// weights. -1 when the group broke. All lanes.
+  /// Waits until the rows of `token` can be read, fills `terms` and returns the number of rows. -1 when the group broke.
+  /// All lanes.
   __device__ int find(std::int64_t token, const Destination& destination, Terms& terms) const {
     if (!await_rows(destination)) return -1;
-    const int num_rows = collect_terms(token, destination, terms);
+    return collect_terms(token, destination, terms);
+  }
+
+  /// Sums the returned weights of `token`, if the caller wants them. After `find`, all lanes.
+  __device__ void return_weights(std::int64_t token, const Destination& destination) const {
     if (params_.out_weights != nullptr) sum_weights(token, destination);
-    return num_rows;
   }
 
  private:

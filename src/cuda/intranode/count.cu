@@ -8,7 +8,7 @@ namespace {
 
 using namespace device;
 
-__global__ void __launch_bounds__(kRouteThreads) count_kernel(RouteParams params) {
+__global__ void __launch_bounds__(kRouteThreads) count_kernel(const __grid_constant__ RouteParams params) {
   extern __shared__ std::int32_t counts[];  // [R + E]
   // Here, not in the exchange, whose fences would wait for a store to the host.
   if (blockIdx.x == 0 && threadIdx.x == 0 && params.host.result != nullptr) {

@@ -38,6 +38,9 @@ void set_sending(DispatchParams& params, const DispatchCall& call, const CudaRou
   params.summary = routing.tables.summary;
   params.destinations = routing.tables.destinations;
   params.block_ranks = routing.tables.block_ranks;
+  params.rank_base = routing.tables.rank_base;
+  params.sent_tokens = routing.tables.sent_tokens;
+  params.homes = routing.tables.homes;
   params.weights = static_cast<const float*>(call.topk_weights.data);
   params.scales = scale_table(call.scales);
   params.x = call.x.data;
@@ -63,6 +66,8 @@ void set_receiving(DispatchParams& params, const DispatchCall& call, const CudaR
 void set_plan(DispatchParams& params, const DispatchPlan& plan) {
   params.bulk = plan.bulk;
   params.num_send_blocks = plan.num_send_blocks;
+  params.num_own_blocks = plan.num_own_blocks;
+  params.entry.num_blocks = plan.num_send_blocks;
   params.num_receive_blocks = plan.num_receive_blocks;
   // Progress is counted at the borders of route's blocks.
   const std::int64_t per_block = params.tokens_per_block;

@@ -40,6 +40,9 @@ struct DispatchParams {
   // Sending.
   const Destination* destinations = nullptr;  ///< [T, K]
   const std::int32_t* block_ranks = nullptr;  ///< [blocks + 1, R]
+  const std::int32_t* rank_base = nullptr;    ///< [R]
+  const std::int32_t* sent_tokens = nullptr;  ///< [R, T]
+  const std::int32_t* homes = nullptr;        ///< [T, K]
   const float* weights = nullptr;             ///< [T, K]
   ScaleTable scales;
   const std::byte* x = nullptr;
@@ -62,6 +65,7 @@ struct DispatchParams {
   // How.
   bool bulk = true;
   int num_send_blocks = 1;
+  int num_own_blocks = 0;  ///< of these, that send nothing to peers; 0: all blocks send to all
   int num_receive_blocks = 0;
   ChunkBorders chunks;
 };

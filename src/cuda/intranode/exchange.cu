@@ -4,6 +4,7 @@
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/exchange_counts.cuh"
 #include "cuda/intranode/exchange_report.cuh"
+#include "cuda/sync/entry.cuh"
 #include "plan/slots.hpp"
 
 namespace ferry::cuda {
@@ -134,7 +135,7 @@ __device__ void place_token_rows(const RouteParams& params, const Posted& posted
   }
 }
 
-__global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams params) {
+__global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid_constant__ RouteParams params) {
   extern __shared__ __align__(64) std::byte memory[];
   __shared__ Shared shared;
   const RankParams& ranks = params.ranks;
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(RouteParams 
   const Posted posted(ranks, epoch);
   if (warp_idx() == 0) {
     // A rank that dispatches or combines instead posts an entry.
-    const bool here = wait_all_ranks(ranks, Awaited::kCounts, count_flags(ranks), epoch, entry_flags(ranks));
+    const bool here = wait_all_ranks(ranks, Awaited::kCounts, count_flags(ranks), epoch, entry_flags(ranks, epoch));
     bool equal = true;
     bool good = true;
     bool repeats = false;

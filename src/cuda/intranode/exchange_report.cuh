@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/intranode/exchange_counts.cuh"
+#include "cuda/sync/entry.cuh"
 
 namespace ferry::cuda::device {
 

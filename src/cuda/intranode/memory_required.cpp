@@ -61,7 +61,7 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
       round_up_to_page(shape.symmetric ? 0 : payload_bytes);
   const std::size_t buffers_bytes =
       shape.symmetric ? round_up_to_page(x_bytes) + 2 * round_up_to_page(payload_bytes) : 0;
-  return round_up_to_page(control_and_bases_bytes(num_ranks)) + staging_bytes + buffers_bytes;
+  return round_up_to_page(Control::at(nullptr, num_ranks).size_bytes) + staging_bytes + buffers_bytes;
 }
 
 }  // namespace ferry::cuda

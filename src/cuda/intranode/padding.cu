@@ -30,7 +30,7 @@ __device__ void zero_row(const PaddingParams& params, std::int64_t row) {
   }
 }
 
-__global__ void __launch_bounds__(kPaddingThreads) padding_kernel(PaddingParams params) {
+__global__ void __launch_bounds__(kPaddingThreads) padding_kernel(const __grid_constant__ PaddingParams params) {
   const RankParams& ranks = params.ranks;
   if (is_broken(ranks) || params.summary->valid == 0) return;
   if ((ranks.control.local->outcome & 3U) != static_cast<std::uint64_t>(Outcome::kGo)) return;

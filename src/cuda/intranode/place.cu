@@ -4,6 +4,7 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/entries.cuh"
+#include "cuda/sync/entry.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -87,17 +88,23 @@ __device__ void write_destinations(const RouteParams& params, const Entry& entry
   }
   params.tables.destinations[at + position] = destination;
   params.tables.slots[at + entry.topk] = present ? rows.row : -1;
+  params.tables.homes[at + entry.topk] = present ? home_of(entry.owner, destination.local_expert) : -1;
   params.tables.ids[at + entry.topk] = entry.expert;
   if (params.weights != nullptr) params.tables.weights[at + entry.topk] = params.weights[at + entry.topk];
 }
 
+/// Lists the token among those that go to its ranks.
+__device__ void write_sent_token(const RouteParams& params, const Entry& entry, const Rows& rows) {
+  if (!entry.first_of_rank) return;
+  const std::int32_t idx = rows.token_row - params.tables.rank_base[entry.owner];
+  params.tables.sent_tokens[entry.owner * params.num_tokens + idx] = static_cast<std::int32_t>(entry.token);
+}
+
 /// Writes the source of each new row into the receiver's table.
-__device__ void write_source(const PlaceParams& params, const Entry& entry, const Rows& rows) {
-  const RouteParams& route = params.route;
+__device__ void write_source(const RouteParams& route, std::byte* const* tables, const Entry& entry, const Rows& rows) {
   const bool first = route.layout == Layout::kTokens ? entry.first_of_rank : entry.first_of_expert;
   if (!first) return;
-  const volatile EntryMessage& message = route.ranks.control.messages[entry.owner];
-  auto* table = reinterpret_cast<int2*>(route.ranks.peer_bases[entry.owner] + message.tables_offset);
+  auto* table = reinterpret_cast<int2*>(tables[entry.owner]);
   table[rows.row] = make_int2(route.ranks.rank, static_cast<int>(entry.token));
 }
 
@@ -131,14 +138,18 @@ __device__ void fill_next(const RouteParams& params, int block, std::int32_t* ne
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kRouteThreads) place_kernel(PlaceParams params) {
+__global__ void __launch_bounds__(kRouteThreads) place_kernel(const __grid_constant__ PlaceParams params) {
   extern __shared__ std::int32_t next[];  // [warps, R + E]
+  __shared__ std::byte* source_tables[kMaxRanks];
   const RouteParams& route = params.route;
   const RankParams& ranks = route.ranks;
   if (is_broken(ranks) || route.tables.summary->valid == 0) return;
   const std::uint64_t epoch = current_epoch(ranks);
   if (blockIdx.x == 0 && warp_idx() == 0) post_entry(ranks, params.entry, epoch);
-  const Outcome outcome = await_entries(ranks, params.entry, epoch);
+  const Outcome outcome = await_entries(ranks, params.entry, epoch, [&ranks](int rank, const ReceivedEntry& entry) {
+    const std::int64_t offset = entry.tables_offset();
+    if (lane_idx() == 0) source_tables[rank] = ranks.peer_bases[rank] + offset;
+  });
   if (outcome == Outcome::kStop) return;
   if (outcome == Outcome::kSkip && blockIdx.x == 0 && threadIdx.x == 0) report_disagreement(ranks, epoch);
   const int num_runs = ranks.num_ranks + route.num_experts;
@@ -151,7 +162,8 @@ __global__ void __launch_bounds__(kRouteThreads) place_kernel(PlaceParams params
       const Entry entry = load_entry(route, token, range.end);
       const Rows rows = take_rows(route, entry, next + warp_idx() * num_runs);
       write_destinations(route, entry, rows);
-      write_source(params, entry, rows);
+      write_sent_token(route, entry, rows);
+      write_source(route, source_tables, entry, rows);
     }
     __syncthreads();
   }

@@ -175,7 +175,7 @@ cudaError_t RouteBuilder::launch_place_step(const Launch& launch, int max_blocks
   params.max_blocks = max_blocks;
   params.entry.agreement = launch.agreement;
   params.entry.record_number = launch.record_number;
-  params.entry.tables_offset = source - reinterpret_cast<std::byte*>(ranks_.control.messages);
+  params.entry.tables_offset = source - ranks_.peer_bases[ranks_.rank];
   return error == cudaSuccess ? launch_place(params, launch.stream) : error;
 }
 

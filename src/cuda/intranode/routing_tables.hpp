@@ -8,6 +8,7 @@
 
 #include "cuda/sync/report.hpp"
 #include "plan/carver.hpp"
+#include "plan/host_device.hpp"
 
 namespace ferry::cuda {
 
@@ -23,6 +24,14 @@ struct alignas(16) Destination {
 static_assert(sizeof(Destination) == 16, "one 16-byte load");
 inline constexpr std::uint8_t kFirstOfRow = 1;   ///< the destination before this one is another row
 inline constexpr std::uint8_t kFirstOfRank = 2;  ///< the destination before this one is on another rank
+
+/// Where one entry goes, in one word: -1, or rank << kHomeExpertBits | index among the rank's experts.
+inline constexpr int kHomeExpertBits = 16;
+FERRY_HOST_DEVICE constexpr std::int32_t home_of(int rank, int local_expert) {
+  return rank << kHomeExpertBits | local_expert;
+}
+FERRY_HOST_DEVICE constexpr int home_rank(std::int32_t home) { return home >> kHomeExpertBits; }
+FERRY_HOST_DEVICE constexpr int home_expert(std::int32_t home) { return home & ((1 << kHomeExpertBits) - 1); }
 
 /// What counting the ids finds out about them all: RoutingTables::id_marks. Beyond T * K: nothing was found.
 inline constexpr std::size_t kBadIdMark = 0;   ///< first index in [T, K] whose id is no expert
@@ -86,6 +95,8 @@ struct RoutingTables {
   RouteSummary* summary = nullptr;
   Destination* destinations = nullptr;      ///< [T, K]
   std::int32_t* slots = nullptr;            ///< [T, K]
+  std::int32_t* homes = nullptr;            ///< [T, K] home_of each entry
+  std::int32_t* sent_tokens = nullptr;      ///< [R, T] tokens that go to each rank, ascending
   std::int64_t* ids = nullptr;              ///< [T, K]
   float* weights = nullptr;                 ///< [T, K]
   std::int32_t* block_ranks = nullptr;      ///< [blocks + 1, R] this rank's token rows for each rank before a block
@@ -107,6 +118,8 @@ struct RoutingTables {
     tables.summary = carver.take<RouteSummary>(1);
     tables.destinations = carver.take<Destination>(num_entries);
     tables.slots = carver.take<std::int32_t>(num_entries);
+    tables.homes = carver.take<std::int32_t>(num_entries);
+    tables.sent_tokens = carver.take<std::int32_t>(shape.num_ranks * shape.num_tokens);
     tables.ids = carver.take<std::int64_t>(num_entries);
     tables.weights = carver.take<float>(shape.weights ? num_entries : 0);
     tables.block_ranks = carver.take<std::int32_t>((shape.num_blocks + 1) * shape.num_ranks);

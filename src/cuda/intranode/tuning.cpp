@@ -8,6 +8,8 @@ namespace {
 /// Defaults for one rank per GPU, measured on 2 and 4 H200 (docs/performance.md): multiprocessors that keep up with the
 /// links.
 constexpr int kSendSms = 8;
+/// Those that copy as many rows inside the GPU as kSendSms send to peers.
+constexpr int kOwnSms = 6;
 constexpr int kUnpackSms = 4;
 constexpr int kCopySms = 13;
 constexpr int kSumSms = 9;
@@ -29,6 +31,13 @@ constexpr int kShortRowChunkFactor = 4;
 int with_own_rows(int link_sms, int num_ranks) {
   constexpr int kAlone = 4;
   return num_ranks < 2 ? kAlone * link_sms : link_sms * num_ranks / (num_ranks - 1);
+}
+
+/// Of `send_sms`, those for the rows that stay on this GPU: one row of R.
+int own_sms(int send_sms, int num_ranks) {
+  if (num_ranks < 2) return send_sms;
+  const int own = (send_sms * kOwnSms + kSendSms) / (kSendSms * (num_ranks - 1) + kOwnSms);
+  return std::clamp(own, std::min(1, send_sms - 1), send_sms - 1);
 }
 
 int copying_sms(int link_sms, int num_ranks, const CallShape& shape) {
@@ -81,6 +90,10 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
   }
   apply(options, plan.num_send_blocks, plan.num_receive_blocks);
   fit(limits.num_sms, plan.num_send_blocks, plan.num_receive_blocks);
+  plan.num_own_blocks = own_sms(plan.num_send_blocks, limits.num_ranks);
+  if (options.num_copy_sms > 0 && plan.num_receive_blocks == 0) {
+    plan.num_own_blocks = std::min(options.num_copy_sms, plan.num_send_blocks - 1);
+  }
   plan.chunk_tokens = options.chunk_tokens > 0 ? options.chunk_tokens : kChunkTokens;
   return plan;
 }

@@ -18,6 +18,7 @@ struct DeviceLimits {
 struct DispatchPlan {
   bool bulk = true;
   int num_send_blocks = 1;
+  int num_own_blocks = 0;  ///< of these, for the rows that stay on this GPU
   int num_receive_blocks = 0;
   int chunk_tokens = 1;
 };

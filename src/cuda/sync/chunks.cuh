@@ -45,10 +45,8 @@ struct ChunkPlan {
 template <typename RowsAfter>
 class ChunkReporter {
  public:
-  /// `posts_done`: the last chunk also ends this rank's part in the call.
-  __device__ ChunkReporter(const RankParams& ranks, const ChunkPlan& plan, std::uint64_t epoch, RowsAfter rows_after,
-                           bool posts_done)
-      : ranks_(ranks), plan_(plan), epoch_(epoch), rows_after_(rows_after), posts_done_(posts_done) {}
+  __device__ ChunkReporter(const RankParams& ranks, const ChunkPlan& plan, std::uint64_t epoch, RowsAfter rows_after)
+      : ranks_(ranks), plan_(plan), epoch_(epoch), rows_after_(rows_after) {}
 
   /// This warp's writes for all chunks before `end` are complete (every lane's own, bulk ones included). All lanes.
   __device__ void report_before(int end) {
@@ -86,7 +84,6 @@ class ChunkReporter {
       local.chunk_arrivals[chunk] = 0;
       store_release_device(&local.num_chunks_sent, final_chunk ? 0U : static_cast<std::uint32_t>(chunk) + 1U);
     }
-    if (final_chunk && posts_done_) post_done(ranks_, epoch_);
   }
 
   /// `rows`: of the rank of this lane's number.
@@ -101,7 +98,6 @@ class ChunkReporter {
   ChunkPlan plan_;
   std::uint64_t epoch_;
   RowsAfter rows_after_;
-  bool posts_done_;
   int next_ = 0;
 };
 

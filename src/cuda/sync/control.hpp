@@ -5,23 +5,27 @@
 /// rows and their tables. All flags of the CUDA backend are here.
 ///
 /// Every call has an epoch (from 1), counted on the device so that graph replays count too; all ranks make the same
-/// calls in the same order, so their epochs agree. Flags only grow and are never reset; progress, which has room for
-/// half of an epoch, says whether it is of this one.
+/// calls in the same order, so their epochs agree. Flags only grow and are never reset; entries and progress, which have
+/// room for half of an epoch, say whether they are of this one.
 ///
 ///   field             writer     order               publishes
-///   messages[s]       rank s     release / acquire   epoch publishes the rest: s's outputs and staging may be written,
-///                                                    its inputs read
+///   entries[s]        rank s     relaxed / acquire   s's outputs and staging may be written, its inputs read; and the
+///                                                    words of its EntryMessage, each with the epoch's lower half
 ///   progress[s]       rank s     release / acquire   rows and records that s has written here, or staged for it:
 ///                                                    epoch << 32 | rows so far (rows_reported in chunks.cuh)
-///   done[s]           rank s     release / acquire   s writes and reads nothing here any more in this epoch
+///   done[s]           rank s     release / acquire   s writes and reads nothing here any more in this epoch: of route,
+///                                                    and of calls that are refused
+///   block_done[s][b]  rank s     relaxed / acquire   the same of block b of s's kernel, in dispatch and combine; s's
+///                                                    entry says how many blocks there are
 ///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]
 ///   local             this rank  device scope        see the kernels
 ///
-/// This rank reads all of them; the first four are st.release.sys (progress: fence.acq_rel.sys and st.relaxed.sys) and
-/// ld.acquire.sys.
+/// This rank reads all of them; all but the last are st.release.sys (relaxed: fence.acq_rel.sys and st.relaxed.sys) and
+/// ld.acquire.sys. An entry needs no flag of its own, and so no second trip over the link: each of its words is half
+/// payload, half epoch, and one 8-byte store writes both (PTX ISA, "Memory Consistency Model", scalar accesses).
 ///
-/// One slot per message is enough: s writes the message of epoch e + 1 only after it saw done[this rank] >= e, which
-/// this rank sends after it has read s's message of e. Counts have no such end of call; they alternate between two
+/// One slot per entry is enough: s writes the entry of epoch e + 1 only after it saw that this rank was done with e,
+/// which this rank sends after it has read s's entry of e. Counts have no such end of call; they alternate between two
 /// slots, and s writes those of e + 2 only after it has finished e + 1, in which this rank took part after reading e.
 
 #include <cstddef>
@@ -37,6 +41,8 @@ inline constexpr std::int64_t kMaxExperts = 4096;
 inline constexpr int kMaxRanks = 128;
 /// Maximum number of chunks in which a rank reports the progress of its tokens.
 inline constexpr int kMaxChunks = 1024;
+/// Bound on the blocks of a kernel that writes to peers or reads from them: more than any GPU has multiprocessors.
+inline constexpr int kMaxCallBlocks = 256;
 
 /// Bits of EntryMessage::flags.
 inline constexpr std::int64_t kRowsStaged = 1;    ///< dispatch: rows_offset is staging, indexed by token row
@@ -49,8 +55,7 @@ inline constexpr std::int64_t kWideIds = 4;       ///< dispatch: ids_offset hold
 ///   dispatch   where its rows go     where its token records go, if it gets any
 ///   combine    where its rows are    where the weights of its rows are
 ///   route      not used              where its source table is
-struct alignas(128) EntryMessage {
-  std::uint64_t epoch = 0;         ///< written last, by the kernel
+struct EntryMessage {
   std::uint64_t agreement = 0;     ///< hash of what all ranks must pass alike; 0: this rank refuses the call
   std::int64_t record_number = 0;  ///< of the call in the host's CallLog
   std::int64_t rows_offset = 0;
@@ -61,8 +66,12 @@ struct alignas(128) EntryMessage {
   std::int64_t scales_stride = 0;  ///< bytes between rows; a row is contiguous
   std::int64_t ids_offset = 0;
   std::int64_t weights_offset = 0;
+  std::int64_t num_blocks = 0;  ///< of the kernel: words of block_done
 };
-static_assert(sizeof(EntryMessage) == 128, "two lines per message, written by one lane");
+/// Words of 4 bytes, one a lane of a warp.
+inline constexpr int kEntryWords = sizeof(EntryMessage) / sizeof(std::uint32_t);
+inline constexpr int kEntrySlotWords = 32;
+static_assert(kEntryWords <= kEntrySlotWords);
 
 /// What precedes a rank's counts.
 struct CountsHeader {
@@ -87,9 +96,10 @@ struct LocalState {
 };
 
 struct Control {
-  EntryMessage* messages = nullptr;       ///< [R]
+  std::uint64_t* entries = nullptr;       ///< [R][kEntrySlotWords] epoch << 32 | word of the EntryMessage
   std::uint64_t* progress = nullptr;      ///< [R]
   std::uint64_t* done = nullptr;          ///< [R]
+  std::uint64_t* block_done = nullptr;    ///< [R][kMaxCallBlocks]
   std::uint64_t* counts_ready = nullptr;  ///< [R]
   CountsHeader* headers = nullptr;        ///< [2][R]
   std::int32_t* counts = nullptr;         ///< [2][R][R + kMaxExperts]: tokens per rank, then entries per expert
@@ -99,9 +109,10 @@ struct Control {
   FERRY_HOST_DEVICE static constexpr Control at(std::byte* base, std::size_t num_ranks) {
     plan::Carver carver(base);
     Control control;
-    control.messages = carver.take<EntryMessage>(num_ranks);
+    control.entries = carver.take<std::uint64_t>(num_ranks * kEntrySlotWords);
     control.progress = carver.take<std::uint64_t>(num_ranks);
     control.done = carver.take<std::uint64_t>(num_ranks);
+    control.block_done = carver.take<std::uint64_t>(num_ranks * kMaxCallBlocks);
     control.counts_ready = carver.take<std::uint64_t>(num_ranks);
     control.headers = carver.take<CountsHeader>(2 * num_ranks);
     control.counts = carver.take<std::int32_t>(2 * num_ranks * (num_ranks + kMaxExperts));
@@ -110,11 +121,6 @@ struct Control {
     return control;
   }
 };
-
-/// The first block of a rank's arena: Control, then [R] where this rank sees its peers' arenas.
-constexpr std::size_t control_and_bases_bytes(std::size_t num_ranks) {
-  return Control::at(nullptr, num_ranks).size_bytes + num_ranks * sizeof(std::byte*);
-}
 
 }  // namespace ferry::cuda
 

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_SYNC_RANK_SYNC_CUH
 #define FERRY_CUDA_SYNC_RANK_SYNC_CUH
 
-/// The protocol of a call, as blocks take part in it: entry (all ranks make the same call), waits with a deadline, and
-/// the end (all ranks are done). See control.hpp for the flags. A wait that times out, or that the host stops, sets
+/// The protocol of a call, as blocks take part in it: waits with a deadline, and the end (all ranks are done). The entry
+/// (all ranks make the same call) is in entry.cuh. See control.hpp for the flags. A wait that times out, or that the host stops, sets
 /// `broken`; every other wait of this rank then ends too, and the kernel returns.
 
 #include <cstdint>
@@ -40,8 +40,26 @@ __device__ inline bool is_stopped(const RankParams& ranks) {
   return load_acquire_system(&ranks.report->stop.requested) != 0;
 }
 
+/// What words of 64 bits that carry something else too have of an epoch: its lower half.
+__device__ inline std::uint64_t half_of(std::uint64_t epoch) { return epoch & 0xFFFFFFFFU; }
+
 /// The number of the current call. Stable until `finish_call`, which all blocks of the call precede.
 __device__ inline std::uint64_t current_epoch(const RankParams& ranks) { return ranks.control.local->epoch + 1; }
+
+/// What a kernel reads first, all at once: each of these loads may go to memory.
+struct CallStart {
+  std::uint64_t epoch;
+  bool broken;
+  bool routed;  ///< the Routing is valid, or there is none
+};
+
+__device__ inline CallStart start_call(const RankParams& ranks, const RouteSummary* summary) {
+  const volatile LocalState& local = *ranks.control.local;
+  const std::uint64_t finished = local.epoch;
+  const std::uint32_t broken = local.broken;
+  const std::uint32_t valid = summary != nullptr ? static_cast<const volatile RouteSummary*>(summary)->valid : 1;
+  return {finished + 1, broken != 0, valid != 0};
+}
 
 struct Wait {
   Awaited awaited = Awaited::kDone;
@@ -117,15 +135,13 @@ struct Flags {
   }
 };
 
-__device__ inline Flags entry_flags(const RankParams& ranks) {
-  return {&ranks.control.messages[0].epoch, sizeof(EntryMessage) / sizeof(std::uint64_t)};
-}
 __device__ inline Flags count_flags(const RankParams& ranks) { return {ranks.control.counts_ready}; }
 __device__ inline Flags done_flags(const RankParams& ranks) { return {ranks.control.done}; }
 
 /// Waits for a flag of every rank, or `instead` of it; all lanes of one warp call it and get the same answer.
-__device__ inline bool wait_all_ranks(const RankParams& ranks, Awaited awaited, Flags flags, std::uint64_t epoch,
-                                      Flags instead) {
+template <typename AllFlags, typename OtherFlags>
+__device__ inline bool wait_all_ranks(const RankParams& ranks, Awaited awaited, const AllFlags& flags,
+                                      std::uint64_t epoch, const OtherFlags& instead) {
   bool all = true;
   for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
     const auto read = [&flags, &instead, rank] {
@@ -140,82 +156,6 @@ __device__ inline bool wait_all_ranks(const RankParams& ranks, Awaited awaited, 
   return every;
 }
 
-/// The number of a rank's call record in this epoch, whatever call it makes.
-__device__ inline std::int64_t record_number_of(const RankParams& ranks, int rank, std::uint64_t epoch) {
-  if (count_flags(ranks).load(rank) >= epoch && entry_flags(ranks).load(rank) < epoch) {
-    const std::uint64_t first = epoch % 2 * static_cast<std::uint64_t>(ranks.num_ranks);
-    return static_cast<const volatile CountsHeader&>(ranks.control.headers[first + static_cast<std::uint64_t>(rank)])
-        .record_number;
-  }
-  return static_cast<const volatile EntryMessage&>(ranks.control.messages[rank]).record_number;
-}
-
-/// Sends every rank this rank's part in the call. All lanes of one warp of one block.
-__device__ inline void post_entry(const RankParams& ranks, const EntryMessage& entry, std::uint64_t epoch) {
-  for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
-    EntryMessage& message = control_of(ranks, rank).messages[ranks.rank];
-    message.agreement = entry.agreement;
-    message.record_number = entry.record_number;
-    message.rows_offset = entry.rows_offset;
-    message.rows_stride = entry.rows_stride;
-    message.tables_offset = entry.tables_offset;
-    message.flags = entry.flags;
-    message.scales_offset = entry.scales_offset;
-    message.scales_stride = entry.scales_stride;
-    message.ids_offset = entry.ids_offset;
-    message.weights_offset = entry.weights_offset;
-    fence_system();
-    store_release_system(&message.epoch, epoch);
-  }
-}
-
-/// Waits for the entries of all ranks and compares them. All threads of a block; all of them, on every rank, get the
-/// same outcome.
-__device__ inline Outcome await_entries(const RankParams& ranks, const EntryMessage& entry, std::uint64_t epoch) {
-  __shared__ Outcome outcome;
-  if (warp_idx() == 0) {
-    // A rank that routes instead posts counts.
-    const bool here = wait_all_ranks(ranks, Awaited::kEntry, entry_flags(ranks), epoch, count_flags(ranks));
-    bool equal = true;
-    for (int rank = lane_idx(); here && rank < ranks.num_ranks; rank += kWarpLanes) {
-      const volatile EntryMessage& message = ranks.control.messages[rank];
-      const bool same_kind = entry_flags(ranks).load(rank) >= epoch;
-      equal = equal && same_kind && message.agreement == entry.agreement && message.agreement != 0;
-    }
-    const bool all_equal = __all_sync(0xFFFFFFFFU, equal) != 0;
-    if (lane_idx() == 0) outcome = !here ? Outcome::kStop : all_equal ? Outcome::kGo : Outcome::kSkip;
-  }
-  __syncthreads();
-  fence_async_proxy();  // what peers did before is also before this rank's bulk copies
-  return outcome;
-}
-
-/// Reports to the host that ranks disagree. One thread of the call.
-__device__ inline void report_disagreement(const RankParams& ranks, std::uint64_t epoch) {
-  FaultReport& fault = ranks.report->fault;
-  if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;  // the first one counts
-  fault.fault = static_cast<std::int32_t>(Fault::kDisagreement);
-  fault.rank = -1;
-  for (int rank = 0; rank < ranks.num_ranks; ++rank) fault.record_numbers[rank] = record_number_of(ranks, rank, epoch);
-  fence_system();
-  store_release_system(&fault.state, 1);
-}
-
-/// Reports once more a Routing that route refused. One thread of the call.
-__device__ inline void report_refused_route(const RankParams& ranks, const RouteSummary& summary) {
-  FaultReport& fault = ranks.report->fault;
-  if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;
-  fault.fault = summary.fault;
-  fault.rank = static_cast<std::int32_t>(summary.fault_rank);
-  fault.row = summary.fault_row;
-  fault.column = summary.fault_column;
-  fault.value = summary.fault_value;
-  fault.limit = summary.fault_limit;
-  for (int rank = 0; rank < ranks.num_ranks; ++rank) fault.record_numbers[rank] = -1;
-  fence_system();
-  store_release_system(&fault.state, 1);
-}
-
 /// Signals every rank that this one is done with it. All lanes of one warp, after everything that it publishes has been
 /// made visible to this warp (block barrier or acquire).
 __device__ inline void post_done(const RankParams& ranks, std::uint64_t epoch) {
@@ -228,13 +168,36 @@ __device__ inline void post_done(const RankParams& ranks, std::uint64_t epoch) {
 
 /// The call is over: the next kernel finds the next epoch. One thread, when no rank reports progress any more.
 ///
-/// progress[] holds half of an epoch. So that no word is ever met again by the epoch 2^32 calls later, all are cleared
-/// once in that many; peers write the next ones only after they have this rank's next entry message.
+/// Words that hold half of an epoch must not be met again by the epoch 2^32 calls later. So all words of progress[] are
+/// cleared once in that many; peers write the next ones only after they have this rank's next entry. And words of
+/// entries that calls of other kinds have left standing become this epoch's, twice in that many, when nobody looks for
+/// this epoch's any more. A peer may be one call ahead: what it wrote for that stays.
 __device__ inline void end_epoch(const RankParams& ranks, std::uint64_t epoch) {
-  if ((epoch & 0xFFFFFFFFU) == 0) {
+  constexpr std::uint64_t kQuarter = 0x7FFFFFFF;
+  if (half_of(epoch) == 0) {
     for (int rank = 0; rank < ranks.num_ranks; ++rank) ranks.control.progress[rank] = 0;
   }
+  if ((epoch & kQuarter) == 0) {
+    for (int i = 0; i < ranks.num_ranks * kEntrySlotWords; ++i) {
+      auto* word = reinterpret_cast<unsigned long long*>(ranks.control.entries + i);
+      const unsigned long long seen = *static_cast<volatile unsigned long long*>(word);
+      if (seen >> 32 != half_of(epoch) && seen >> 32 != half_of(epoch + 1)) atomicCAS(word, seen, half_of(epoch) << 32);
+    }
+  }
   ranks.control.local->epoch = epoch;
+}
+
+/// One block's part in the call is over: it reads and writes nothing of the peers' any more, and its bulk stores are
+/// complete. All threads of the block.
+__device__ inline void post_block_done(const RankParams& ranks, std::uint64_t epoch) {
+  fence_async_proxy();
+  __syncthreads();
+  if (warp_idx() != 0) return;
+  fence_system();
+  for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
+    store_relaxed_system(
+        control_of(ranks, rank).block_done + static_cast<std::size_t>(ranks.rank) * kMaxCallBlocks + blockIdx.x, epoch);
+  }
 }
 
 /// Waits until all ranks are done and ends the call. All lanes of one warp of one block, after all other blocks of the
@@ -243,6 +206,38 @@ __device__ inline bool finish_call(const RankParams& ranks, std::uint64_t epoch)
   const bool all = wait_all_ranks(ranks, Awaited::kDone, done_flags(ranks), epoch, done_flags(ranks));
   if (all && lane_idx() == 0) end_epoch(ranks, epoch);
   return all;
+}
+
+/// Waits until `num_blocks` blocks of a rank are done; false when the group broke. All lanes of one warp, each of which
+/// answers for its own blocks.
+__device__ inline bool wait_blocks(const RankParams& ranks, int rank, int num_blocks, std::uint64_t epoch) {
+  const Awaited awaited = rank == ranks.rank ? Awaited::kOwn : Awaited::kDone;
+  const std::uint64_t* words = ranks.control.block_done + static_cast<std::size_t>(rank) * kMaxCallBlocks;
+  bool all = true;
+  for (int block = lane_idx(); block < num_blocks; block += kWarpLanes) {
+    all = wait_flag(ranks, {awaited, rank, epoch}, words + block, epoch) && all;
+  }
+  return all;
+}
+
+/// Waits until all blocks of all ranks are done and ends the call. All threads of one block, after post_block_done.
+/// `num_blocks`: [R] of each rank, in shared memory.
+__device__ inline void finish_blocks(const RankParams& ranks, std::uint64_t epoch, const int* num_blocks) {
+  const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
+  bool all = true;
+  for (int rank = warp_idx(); rank < ranks.num_ranks; rank += num_warps) {
+    all = wait_blocks(ranks, rank, num_blocks[rank], epoch) && all;
+  }
+  if (__syncthreads_and(static_cast<int>(all)) != 0 && threadIdx.x == 0) end_epoch(ranks, epoch);
+}
+
+/// The same of a call that is refused. Ranks that made other calls know nothing of this one's blocks.
+__device__ inline void finish_refused(const RankParams& ranks, std::uint64_t epoch, int num_own_blocks) {
+  bool own = true;
+  if (warp_idx() == 0) own = wait_blocks(ranks, ranks.rank, num_own_blocks, epoch);
+  if (__syncthreads_and(static_cast<int>(own)) == 0 || warp_idx() != 0) return;
+  post_done(ranks, epoch);
+  finish_call(ranks, epoch);
 }
 
 }  // namespace ferry::cuda::device

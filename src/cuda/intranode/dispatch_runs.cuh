@@ -1,0 +1,320 @@
+#ifndef FERRY_CUDA_INTRANODE_DISPATCH_RUNS_CUH
+#define FERRY_CUDA_INTRANODE_DISPATCH_RUNS_CUH
+
+/// Sending straight into every receiver's outputs, receiver by receiver. What one rank sends to another lies there side
+/// by side, in token order: rows, scales, ids and weights alike. So a warp takes a few such rows at once, and writes
+/// each of the four as one piece of memory. Where rows are long, it takes a piece of one.
+///
+/// Blocks that send to peers send to nobody else, so that what they offer is what the links take: this rank's own rows
+/// have blocks of their own.
+
+#include "cuda/copy/warp_copy.cuh"
+#include "cuda/intranode/dispatch_tables.cuh"
+
+namespace ferry::cuda::device {
+
+/// Warps of a block that send so; each has the stages of several others.
+inline constexpr int kRunWarps = 8;
+inline constexpr int kRunStageBytes = kDispatchWarps / kRunWarps * kStageBytes;
+static_assert(kRunStageBytes % kLandingBytes == 0);
+
+/// What this rank sends to one rank. In shared memory, one per rank.
+struct Run {
+  std::int32_t first_row;  ///< at the receiver
+  std::int32_t num_rows;
+};
+
+/// How runs are cut into units, each one stage full.
+struct UnitShape {
+  int num_rows = 1;    ///< of a unit
+  int num_pieces = 1;  ///< of a row
+  std::int64_t piece_bytes = 0;
+
+  __device__ static UnitShape of(const DispatchParams& params) {
+    UnitShape shape;
+    const auto pieces = static_cast<int>((params.row_bytes + kRunStageBytes - 1) / kRunStageBytes);
+    shape.num_pieces = pieces < 1 ? 1 : pieces;
+    const std::int64_t share = (params.row_bytes + shape.num_pieces - 1) / shape.num_pieces;
+    shape.piece_bytes = (share + kLandingBytes - 1) / kLandingBytes * kLandingBytes;
+    if (shape.piece_bytes > params.row_bytes) shape.piece_bytes = params.row_bytes;
+    // One lane per entry of a unit's rows.
+    const int most_rows = params.num_topk < kWarpLanes ? kWarpLanes / params.num_topk : 1;
+    if (shape.num_pieces == 1) {
+      const std::int64_t fit = kRunStageBytes / params.row_bytes;
+      shape.num_rows = fit < most_rows ? static_cast<int>(fit) : most_rows;
+    }
+    return shape;
+  }
+};
+
+struct Unit {
+  int rank = -1;  ///< -1: no more
+  std::int32_t row = 0;
+  int num_rows = 0;
+  int piece = 0;
+};
+
+/// The ranks that a block sends to: `num` of them from `first` on, and on past the last rank.
+struct RunTargets {
+  int first = 0;
+  int num = 1;
+};
+
+/// The units of one warp, dealt over the targets in turn, so that all of them are written to all the time.
+class UnitWalk {
+ public:
+  __device__ UnitWalk(const Run* runs, const UnitShape& shape, const RunTargets& targets, int num_ranks, int warp,
+                      int num_warps)
+      : runs_(runs), shape_(shape), targets_(targets), num_ranks_(num_ranks), walk_(targets.num, warp, num_warps) {
+    std::int32_t most_rows = 0;
+    for (int i = 0; i < targets.num; ++i) {
+      const std::int32_t num_rows = runs[rank_of(i)].num_rows;
+      most_rows = num_rows > most_rows ? num_rows : most_rows;
+    }
+    num_units_ = (most_rows + shape.num_rows - 1) / shape.num_rows * shape.num_pieces;
+  }
+
+  __device__ Unit next() {
+    for (; walk_.idx() < num_units_; walk_.advance()) {
+      Unit unit;
+      const int rank = rank_of(walk_.rank());
+      const int rows_idx = shape_.num_pieces == 1 ? walk_.idx() : walk_.idx() / shape_.num_pieces;
+      unit.row = rows_idx * shape_.num_rows;
+      unit.piece = walk_.idx() - rows_idx * shape_.num_pieces;
+      const std::int32_t left = runs_[rank].num_rows - unit.row;
+      if (left <= 0) continue;
+      unit.num_rows = left < shape_.num_rows ? left : shape_.num_rows;
+      unit.rank = rank;
+      walk_.advance();
+      return unit;
+    }
+    return {};
+  }
+
+ private:
+  __device__ int rank_of(int target) const {
+    const int rank = targets_.first + target;
+    return rank < num_ranks_ ? rank : rank - num_ranks_;
+  }
+
+  const Run* runs_;
+  const UnitShape& shape_;
+  RunTargets targets_;
+  int num_ranks_;
+  RankWalk walk_;
+  int num_units_ = 0;
+};
+
+/// Tables of a unit's rows, spread over the lanes of a warp: entry k of row r in lane r * K + k.
+struct UnitTables {
+  std::int32_t home = -1;  ///< of this lane's entry
+  float weight = 0.0F;
+  std::uint32_t scale_words[kHeldScaleWords] = {};
+};
+
+class RunSender {
+ public:
+  __device__ RunSender(const DispatchParams& params, const Receiver* receivers, const Run* runs, std::byte* stages,
+                       std::uint64_t* barriers, const RunTargets& targets, int warp, int num_warps)
+      : params_(params),
+        receivers_(receivers),
+        runs_(runs),
+        stages_(stages),
+        barriers_(barriers),
+        shape_(UnitShape::of(params)),
+        walk_(runs, shape_, targets, params.ranks.num_ranks, warp, num_warps),
+        entry_row_(lane_idx() / params.num_topk),
+        entry_topk_(lane_idx() - entry_row_ * params.num_topk),
+        num_scales_(params.scales.num_scales) {
+    if (params.scales.element_bytes != 4) return;
+#pragma unroll
+    for (int i = 0; i < kHeldScaleWords; ++i) {
+      const int word = lane_idx() + i * kWarpLanes;
+      scale_rows_[i] = word / num_scales_;
+      scale_columns_[i] = word - scale_rows_[i] * num_scales_;
+    }
+  }
+
+  /// Starts to load what is sent first. Reads only this rank's inputs.
+  __device__ void prime() {
+    now_ = walk_.next();
+    next_ = walk_.next();
+    ahead_ = walk_.next();
+    now_token_ = load_token(now_);
+    next_token_ = load_token(next_);
+    ahead_token_ = load_token(ahead_);
+    start_unit(now_, now_token_, 0);
+    start_unit(next_, next_token_, 1);
+    tables_ = load_tables(now_, now_token_);
+  }
+
+  /// Waits for what `prime` started, when nothing is to be sent.
+  __device__ void drop() {
+    if (now_.rank >= 0) wait_barrier(barriers_, 0);
+    if (next_.rank >= 0) wait_barrier(barriers_ + 1, 0);
+  }
+
+  /// Sends everything, after `prime`. What it wrote is there when it returns.
+  __device__ void run() {
+    std::uint32_t parities = 0;
+    for (int stage = 0; now_.rank >= 0;) {
+      const Unit fetched = walk_.next();
+      const std::int32_t fetched_token = load_token(fetched);
+      wait_barrier(barriers_ + stage, parities >> stage & 1U);
+      parities ^= 1U << stage;
+      store_unit(now_, stage);
+      close_store_group();
+      if (now_.piece == 0) store_tables(now_, now_token_, tables_);
+      tables_ = load_tables(next_, next_token_);
+      wait_store_reads<1>();
+      __syncwarp();
+      start_unit(ahead_, ahead_token_, stage == 0 ? kStages - 1 : stage - 1);
+      now_ = next_;
+      now_token_ = next_token_;
+      next_ = ahead_;
+      next_token_ = ahead_token_;
+      ahead_ = fetched;
+      ahead_token_ = fetched_token;
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+    wait_store_groups<0>();
+    __syncwarp();
+  }
+
+ private:
+  /// Of row `lane` of the unit.
+  __device__ std::int32_t load_token(const Unit& unit) const {
+    if (lane_idx() >= unit.num_rows) return 0;
+    return params_.sent_tokens[unit.rank * params_.num_tokens + unit.row + lane_idx()];
+  }
+
+  __device__ std::uint32_t bytes_of(const Unit& unit) const {
+    const std::int64_t left = params_.row_bytes - unit.piece * shape_.piece_bytes;
+    return static_cast<std::uint32_t>(left < shape_.piece_bytes ? left : shape_.piece_bytes);
+  }
+
+  __device__ void start_unit(const Unit& unit, std::int32_t token, int stage) const {
+    if (unit.rank < 0) return;
+    const std::uint32_t bytes = bytes_of(unit);
+    if (lane_idx() == 0) expect_loads(barriers_ + stage, bytes * static_cast<std::uint32_t>(unit.num_rows));
+    __syncwarp();
+    if (lane_idx() < unit.num_rows) {
+      start_load(stages_ + stage * kRunStageBytes + lane_idx() * static_cast<int>(bytes),
+                 params_.x + token * params_.x_stride + unit.piece * shape_.piece_bytes, bytes, barriers_ + stage);
+    }
+  }
+
+  __device__ std::int64_t receiver_row(const Unit& unit) const { return runs_[unit.rank].first_row + unit.row; }
+
+  __device__ void store_unit(const Unit& unit, int stage) const {
+    const Receiver& receiver = receivers_[unit.rank];
+    const std::uint32_t bytes = bytes_of(unit);
+    const std::byte* from = stages_ + stage * kRunStageBytes + lane_idx() * static_cast<int>(bytes);
+    std::byte* to =
+        receiver.rows + (receiver_row(unit) + lane_idx()) * receiver.row_stride + unit.piece * shape_.piece_bytes;
+    const bool side_by_side = receiver.row_stride == bytes;
+    if (side_by_side && lane_idx() == 0) start_store(to, from, bytes * static_cast<std::uint32_t>(unit.num_rows));
+    if (!side_by_side && lane_idx() < unit.num_rows) start_store(to, from, bytes);
+  }
+
+  __device__ UnitTables load_tables(const Unit& unit, std::int32_t token) const {
+    UnitTables tables;
+    if (unit.rank < 0 || unit.piece != 0) return tables;
+    const std::int64_t entry_token = __shfl_sync(0xFFFFFFFFU, token, entry_row_ % kWarpLanes);
+    if (entry_row_ < unit.num_rows) {
+      const std::int64_t at = entry_token * params_.num_topk + entry_topk_;
+      if (params_.record.has_ids || params_.record.has_weights) tables.home = params_.homes[at];
+      if (params_.record.has_weights) tables.weight = params_.weights[at];
+    }
+    if (params_.scales.element_bytes != 4) return tables;
+#pragma unroll
+    for (int i = 0; i < kHeldScaleWords; ++i) {
+      const std::int32_t scale_token = __shfl_sync(0xFFFFFFFFU, token, scale_rows_[i] % kWarpLanes);
+      if (scale_rows_[i] < unit.num_rows) tables.scale_words[i] = load_scale(scale_token, scale_columns_[i]);
+    }
+    return tables;
+  }
+
+  __device__ void store_tables(const Unit& unit, std::int32_t token, const UnitTables& tables) const {
+    const Receiver& receiver = receivers_[unit.rank];
+    const std::int64_t first_row = receiver_row(unit);
+    if (entry_row_ < unit.num_rows) {
+      const bool mine = tables.home >= 0 && home_rank(tables.home) == unit.rank;
+      const std::int64_t at = first_row * params_.num_topk + lane_idx();
+      if (params_.record.has_ids) {
+        const std::int32_t id = mine ? home_expert(tables.home) : -1;
+        if (receiver.wide_ids) {
+          static_cast<std::int64_t*>(receiver.ids)[at] = id;
+        } else {
+          static_cast<std::int32_t*>(receiver.ids)[at] = id;
+        }
+      }
+      if (params_.record.has_weights) receiver.weights[at] = mine ? tables.weight : 0.0F;
+    }
+    if (num_scales_ == 0) return;
+    if (params_.scales.element_bytes != 4) {
+      store_byte_scales(unit, token, receiver, first_row);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kHeldScaleWords; ++i) {
+      if (scale_rows_[i] >= unit.num_rows) continue;
+      store_scale(receiver, first_row + scale_rows_[i], scale_columns_[i], tables.scale_words[i]);
+    }
+    for (int first = kHeldScaleWords * kWarpLanes; first < unit.num_rows * num_scales_; first += kWarpLanes) {
+      const int word = first + lane_idx();
+      const int row = word / num_scales_;
+      const std::int32_t scale_token = __shfl_sync(0xFFFFFFFFU, token, row % kWarpLanes);
+      if (row >= unit.num_rows) continue;
+      const int column = word - row * num_scales_;
+      store_scale(receiver, first_row + row, column, load_scale(scale_token, column));
+    }
+  }
+
+  __device__ void store_byte_scales(const Unit& unit, std::int32_t token, const Receiver& receiver,
+                                    std::int64_t first_row) const {
+    const ScaleTable& scales = params_.scales;
+    for (int row = 0; row < unit.num_rows; ++row) {
+      const std::int64_t scale_token = __shfl_sync(0xFFFFFFFFU, token, row);
+      for (int column = lane_idx(); column < num_scales_; column += kWarpLanes) {
+        receiver.scales[(first_row + row) * receiver.scales_stride + column * receiver.scales_column_stride] =
+            scales.data[scale_token * scales.row_stride + column * scales.column_stride];
+      }
+    }
+  }
+
+  __device__ std::uint32_t load_scale(std::int64_t token, int column) const {
+    const ScaleTable& scales = params_.scales;
+    return *reinterpret_cast<const std::uint32_t*>(scales.data +
+                                                   4 * (token * scales.row_stride + column * scales.column_stride));
+  }
+  __device__ static void store_scale(const Receiver& receiver, std::int64_t row, int column, std::uint32_t word) {
+    *reinterpret_cast<std::uint32_t*>(receiver.scales + row * receiver.scales_stride +
+                                      column * receiver.scales_column_stride) = word;
+  }
+
+  const DispatchParams& params_;
+  const Receiver* receivers_;
+  const Run* runs_;
+  std::byte* stages_;        // [kStages, kRunStageBytes]
+  std::uint64_t* barriers_;  // [kStages]
+  UnitShape shape_;
+  UnitWalk walk_;
+  int entry_row_;
+  int entry_topk_;
+  int num_scales_;
+  int scale_rows_[kHeldScaleWords] = {};
+  int scale_columns_[kHeldScaleWords] = {};
+  // The unit that is being sent, the two whose rows are landing, and the tokens of their rows, one a lane.
+  Unit now_;
+  Unit next_;
+  Unit ahead_;
+  std::int32_t now_token_ = 0;
+  std::int32_t next_token_ = 0;
+  std::int32_t ahead_token_ = 0;
+  UnitTables tables_;
+};
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_INTRANODE_DISPATCH_RUNS_CUH

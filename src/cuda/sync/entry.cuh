@@ -1,0 +1,154 @@
+#ifndef FERRY_CUDA_SYNC_ENTRY_CUH
+#define FERRY_CUDA_SYNC_ENTRY_CUH
+
+/// The entry of a call: every rank tells every other which call it makes and where its memory is, and all find the same
+/// outcome. One trip over the link: see `entries` in control.hpp.
+
+#include "cuda/sync/rank_sync.cuh"
+
+namespace ferry::cuda::device {
+
+/// Rank by rank, whether its entry of `epoch` is there.
+struct EntryFlags {
+  const std::uint64_t* entries;
+  std::uint64_t epoch;
+
+  /// `epoch`, or 0 while the entry is not there.
+  __device__ std::uint64_t load(int rank) const {
+    const std::uint64_t word = load_acquire_system(entries + static_cast<std::size_t>(rank) * kEntrySlotWords);
+    return word >> 32 == half_of(epoch) ? epoch : 0;
+  }
+};
+
+__device__ inline EntryFlags entry_flags(const RankParams& ranks, std::uint64_t epoch) {
+  return {ranks.control.entries, epoch};
+}
+
+/// A rank's entry, as one warp holds it: lane i has word i.
+class ReceivedEntry {
+ public:
+  __device__ explicit ReceivedEntry(std::uint32_t word) : word_(word) {}
+
+  __device__ std::uint64_t agreement() const { return field(offsetof(EntryMessage, agreement)); }
+  __device__ std::int64_t rows_offset() const { return signed_field(offsetof(EntryMessage, rows_offset)); }
+  __device__ std::int64_t rows_stride() const { return signed_field(offsetof(EntryMessage, rows_stride)); }
+  __device__ std::int64_t tables_offset() const { return signed_field(offsetof(EntryMessage, tables_offset)); }
+  __device__ std::int64_t flags() const { return signed_field(offsetof(EntryMessage, flags)); }
+  __device__ std::int64_t scales_offset() const { return signed_field(offsetof(EntryMessage, scales_offset)); }
+  __device__ std::int64_t scales_stride() const { return signed_field(offsetof(EntryMessage, scales_stride)); }
+  __device__ std::int64_t ids_offset() const { return signed_field(offsetof(EntryMessage, ids_offset)); }
+  __device__ std::int64_t weights_offset() const { return signed_field(offsetof(EntryMessage, weights_offset)); }
+  __device__ int num_blocks() const { return static_cast<int>(field(offsetof(EntryMessage, num_blocks))); }
+
+ private:
+  __device__ std::uint64_t field(std::size_t offset_bytes) const {
+    const int word = static_cast<int>(offset_bytes / sizeof(word_));
+    const std::uint64_t low = __shfl_sync(0xFFFFFFFFU, word_, word);
+    return static_cast<std::uint64_t>(__shfl_sync(0xFFFFFFFFU, word_, word + 1)) << 32 | low;
+  }
+  __device__ std::int64_t signed_field(std::size_t offset_bytes) const {
+    return static_cast<std::int64_t>(field(offset_bytes));
+  }
+
+  std::uint32_t word_;
+};
+
+/// Sends every rank this rank's part in the call. All lanes of one warp of one block.
+__device__ inline void post_entry(const RankParams& ranks, const EntryMessage& entry, std::uint64_t epoch) {
+  const int lane = lane_idx();
+  std::uint32_t word = 0;
+  if (lane < kEntryWords) word = reinterpret_cast<const std::uint32_t*>(&entry)[lane];
+  fence_system();
+  for (int i = 0; i < ranks.num_ranks; ++i) {
+    const int behind = ranks.rank + i;
+    const int rank = behind < ranks.num_ranks ? behind : behind - ranks.num_ranks;
+    std::uint64_t* words = control_of(ranks, rank).entries + static_cast<std::size_t>(ranks.rank) * kEntrySlotWords;
+    if (lane < kEntryWords) store_relaxed_system(words + lane, half_of(epoch) << 32 | word);
+  }
+}
+
+/// Waits for the entries of all ranks and compares them; calls `take(rank, entry)` in a whole warp for each that is
+/// there, also of calls that are then refused. All threads of a block; all of them, on every rank, get the same
+/// outcome, and what `take` wrote to shared memory.
+template <typename Take>
+__device__ inline Outcome await_entries(const RankParams& ranks, const EntryMessage& entry, std::uint64_t epoch,
+                                        Take take) {
+  const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
+  bool here = true;
+  bool equal = true;
+  for (int rank = warp_idx(); rank < ranks.num_ranks; rank += num_warps) {
+    // Lanes without a word of their own read the first one once more.
+    const std::uint64_t* address = ranks.control.entries + static_cast<std::size_t>(rank) * kEntrySlotWords +
+                                   (lane_idx() < kEntryWords ? lane_idx() : 0);
+    std::uint64_t word = 0;
+    const auto read = [&ranks, &word, address, rank, epoch] {
+      word = load_acquire_system(address);
+      // A rank that routes instead posts counts.
+      return word >> 32 == half_of(epoch) ? epoch : count_flags(ranks).load(rank);
+    };
+    const bool came = wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch);
+    here = here && came;
+    const bool is_entry = __all_sync(0xFFFFFFFFU, static_cast<int>(came && word >> 32 == half_of(epoch))) != 0;
+    __syncwarp();  // hands what each lane has acquired to all of them
+    equal = equal && is_entry;
+    if (!is_entry) continue;
+    const ReceivedEntry received(static_cast<std::uint32_t>(word));
+    equal = equal && received.agreement() == entry.agreement && entry.agreement != 0;
+    take(rank, received);
+  }
+  const bool all_here = __syncthreads_and(static_cast<int>(here)) != 0;
+  const bool all_equal = __syncthreads_and(static_cast<int>(equal)) != 0;
+  fence_async_proxy();  // what peers did before is also before this rank's bulk copies
+  return !all_here ? Outcome::kStop : all_equal ? Outcome::kGo : Outcome::kSkip;
+}
+
+/// The number of a rank's call record in this epoch, whatever call it makes.
+__device__ inline std::int64_t record_number_of(const RankParams& ranks, int rank, std::uint64_t epoch) {
+  if (count_flags(ranks).load(rank) >= epoch && entry_flags(ranks, epoch).load(rank) < epoch) {
+    const std::uint64_t first = epoch % 2 * static_cast<std::uint64_t>(ranks.num_ranks);
+    return static_cast<const volatile CountsHeader&>(ranks.control.headers[first + static_cast<std::uint64_t>(rank)])
+        .record_number;
+  }
+  const std::uint64_t* words = ranks.control.entries + static_cast<std::size_t>(rank) * kEntrySlotWords +
+                               offsetof(EntryMessage, record_number) / sizeof(std::uint32_t);
+  // A rank that routes has not waited for all words of an entry. They were stored together.
+  constexpr int kMaxPolls = 1 << 20;
+  for (int polls = 0; polls < kMaxPolls; ++polls) {
+    const std::uint64_t low = load_acquire_system(words);
+    const std::uint64_t high = load_acquire_system(words + 1);
+    if (low >> 32 == half_of(epoch) && high >> 32 == half_of(epoch)) {
+      return static_cast<std::int64_t>(high << 32 | half_of(low));
+    }
+  }
+  return -1;
+}
+
+/// Reports to the host that ranks disagree. One thread of the call.
+__device__ inline void report_disagreement(const RankParams& ranks, std::uint64_t epoch) {
+  FaultReport& fault = ranks.report->fault;
+  if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;  // the first one counts
+  fault.fault = static_cast<std::int32_t>(Fault::kDisagreement);
+  fault.rank = -1;
+  for (int rank = 0; rank < ranks.num_ranks; ++rank) fault.record_numbers[rank] = record_number_of(ranks, rank, epoch);
+  fence_system();
+  store_release_system(&fault.state, 1);
+}
+
+/// Reports once more a Routing that route refused. One thread of the call.
+__device__ inline void report_refused_route(const RankParams& ranks, const RouteSummary& summary) {
+  FaultReport& fault = ranks.report->fault;
+  if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;
+  fault.fault = summary.fault;
+  fault.rank = static_cast<std::int32_t>(summary.fault_rank);
+  fault.row = summary.fault_row;
+  fault.column = summary.fault_column;
+  fault.value = summary.fault_value;
+  fault.limit = summary.fault_limit;
+  for (int rank = 0; rank < ranks.num_ranks; ++rank) fault.record_numbers[rank] = -1;
+  fence_system();
+  store_release_system(&fault.state, 1);
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_SYNC_ENTRY_CUH
