@@ -44,7 +44,7 @@ std::string gpu_formulas() {
   return "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from the own rank\n"
          "GB/s           bytes / ranks / p50 time; a time lies between events around all kernels of the call, second-\n"
          "               level caches flushed, ranks lined up, the slowest rank counts; host call: to put it on the\n"
-         "               stream\n"
+         "               stream after a wait; in a row: the same right after another such call, caches warm\n"
          "limit          the fastest raw exchange in the same run: rows of the same size, as many as ranks send to\n"
          "               others on average, evenly over all ranks, pushed by bulk copies or pulled by loads;\n"
          "               ratio = limit's time for the same wire bytes / operation's time\n";
@@ -90,6 +90,7 @@ void add_gpu_run(const BenchReport& report, Json* json) {
 
 void add_gpu_result(const OpResult& result, Json* json) {
   (*json)["host_time_us_p50"] = microseconds(result.host_p50_ns);
+  (*json)["in_row_host_time_us_p50"] = microseconds(result.in_row_p50_ns);
   (*json)["events_time_us_p50"] = microseconds(result.events_p50_ns);
   Json limits = Json::array();
   for (const LimitResult& limit : result.limits) limits.push_back(to_json(limit));
