@@ -123,6 +123,9 @@ void set_gpu_limit(const BenchPlan& plan, const RunOutcome& outcome, OpResult* r
   if (best == result->limits.end() || best->gbps <= 0.0) return;
   const std::int64_t bytes = result->limit_is_wire ? result->wire_bytes : result->logical_bytes;
   if (bytes > 0) result->limit_p50_ns = std::llround(static_cast<double>(bytes) / plan.num_ranks / best->gbps);
+  if (result->limit_is_wire && bytes > 0) {
+    result->busiest_limit_p50_ns = std::llround(static_cast<double>(result->busiest_rank_bytes) / best->gbps);
+  }
 }
 
 }  // namespace
@@ -164,12 +167,19 @@ std::optional<double> OpResult::ratio_to_limit() const {
   return static_cast<double>(*limit_p50_ns) / static_cast<double>(time_p50_ns);
 }
 
+std::optional<double> OpResult::ratio_to_busiest_limit() const {
+  if (!busiest_limit_p50_ns || time_p50_ns == 0) return std::nullopt;
+  return static_cast<double>(*busiest_limit_p50_ns) / static_cast<double>(time_p50_ns);
+}
+
 std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome, std::size_t kernel_idx) {
   RankRows all{};
+  std::int64_t busiest_rows = 0;
   for (int rank = 0; rank < plan.num_ranks; ++rank) {
     const RankRows& rows = BenchArea(plan, outcome.result(rank)).rows();
     all.num_received += rows.num_received;
     all.num_received_remote += rows.num_received_remote;
+    busiest_rows = std::max({busiest_rows, rows.num_sent_remote, rows.num_received_remote});
   }
   std::vector<OpResult> results;
   const auto times = [&](Series series) { return iteration_times(plan, outcome, series, kernel_idx); };
@@ -187,6 +197,7 @@ std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome
     set_times(&result, times(series));
     result.logical_bytes = all.num_received * row_bytes;
     result.wire_bytes = all.num_received_remote * row_bytes;
+    result.busiest_rank_bytes = busiest_rows * row_bytes;
     if (plan.on_gpu()) {
       result.host_p50_ns = percentile(longest_of_ranks(plan, outcome, host, kernel_idx), kMedian);
       result.in_row_p50_ns = slowest_median(plan, outcome, in_row, kernel_idx);
@@ -210,6 +221,7 @@ std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome
     pair.op = BenchOp::kPair;
     pair.logical_bytes = results[0].logical_bytes + results[1].logical_bytes;
     pair.wire_bytes = results[0].wire_bytes + results[1].wire_bytes;
+    pair.busiest_rank_bytes = results[0].busiest_rank_bytes + results[1].busiest_rank_bytes;
     set_times(&pair, add(times(Series::kDispatch), times(Series::kCombine)));
     if (plan.num_nodes > 1) pair.wire = *results[0].wire + *results[1].wire;
     if (!plan.on_gpu() && plan.has_limit()) {
@@ -222,6 +234,9 @@ std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome
       }
       if (results[0].limit_p50_ns && results[1].limit_p50_ns) {
         pair.limit_p50_ns = *results[0].limit_p50_ns + *results[1].limit_p50_ns;
+      }
+      if (results[0].busiest_limit_p50_ns && results[1].busiest_limit_p50_ns) {
+        pair.busiest_limit_p50_ns = *results[0].busiest_limit_p50_ns + *results[1].busiest_limit_p50_ns;
       }
     }
     results.push_back(pair);
