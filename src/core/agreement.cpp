@@ -64,6 +64,15 @@ std::span<const std::string_view> field_names(Operation operation) {
   return {};
 }
 
+void CallRecord::assign(const CallRecord& other) {
+  operation = other.operation;
+  code = other.code;
+  num_fields = other.num_fields;
+  message_bytes = other.message_bytes;
+  fields = other.fields;
+  std::copy_n(other.message.data(), digest_of(other).size(), message.data());
+}
+
 void CallRecord::set_status(const Status& status) {
   code = status.code();
   const std::size_t length = std::min(status.message().size(), message.size());

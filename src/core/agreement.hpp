@@ -32,6 +32,8 @@ struct CallRecord {
   /// Why the call failed its own checks; of a route that passed them, its placement digest, which no other call has.
   std::array<char, kCallMessageBytes> message{};
 
+  /// Copies all but the unused rest of the message, which is most of a record.
+  void assign(const CallRecord& other);
   /// Describe a call that failed its own checks.
   void set_status(const Status& status);
 };

@@ -110,6 +110,31 @@ TEST(QueuedWork, LeavesTheProgramsLastErrorAlone) {
   });
 }
 
+/// CUDA gives a new stream the handle of one that was destroyed, whose work goes on: it is not the same stream.
+TEST(QueuedWork, OnAStreamThatIsGoneIsFollowedByTheNextCall) {
+  constexpr std::chrono::milliseconds kQueued{100};
+  const PreparedCase prepared = one_case(1, false);
+  run_alone(std::chrono::seconds(30), [&](RankContext& context, Group& group) {
+    const Routing routing = check_route(context, group, prepared);
+    if (!routing.present()) return;
+    for (int round = 0; round < 5; ++round) {
+      const DispatchTensors first(context, group, prepared, 0);
+      const DispatchTensors next(context, group, prepared, 0);
+      {
+        const OwnedStream gone;
+        enqueue_delay(gone.get(), kQueued);
+        context.expect_ok(group.dispatch(routing, first.in, first.out, gone.get(), first.options), "dispatch");
+      }
+      const OwnedStream stream;
+      context.expect_ok(group.dispatch(routing, next.in, next.out, stream.get(), next.options), "the next dispatch");
+      context.expect_ok(group.wait(stream.get()), "wait");
+      first.expect_received(context, "on the stream that is gone: ");
+      next.expect_received(context, "on the next stream: ");
+    }
+    context.expect_ok(group.destroy(), "destroy");
+  });
+}
+
 class QueuedCalls : public testing::TestWithParam<RankKind> {};
 
 /// A Buffer is dropped while a dispatch into it and a combine out of it are on their way. Whoever gets memory next must

@@ -41,11 +41,29 @@ TEST(Bench, PairReportsBothOperationsAndTheirSum) {
   EXPECT_EQ(results[2]["op"], "pair");
   EXPECT_EQ(results[2]["logical_bytes"].get<std::int64_t>(),
             results[0]["logical_bytes"].get<std::int64_t>() + results[1]["logical_bytes"].get<std::int64_t>());
-  const std::set<std::string> expected_keys = {
-      "op",           "backend",   "ranks",      "nodes",          "tokens",      "hidden",        "topk",
-      "experts",      "dtype",     "routing",    "time_us_p50",    "time_us_p99", "logical_bytes", "wire_bytes",
-      "logical_gbps", "wire_gbps", "limit_gbps", "ratio_to_limit", "commit",      "host",          "transport",
-      "network"};
+  const std::set<std::string> expected_keys = {"op",
+                                               "backend",
+                                               "ranks",
+                                               "nodes",
+                                               "tokens",
+                                               "hidden",
+                                               "topk",
+                                               "experts",
+                                               "dtype",
+                                               "routing",
+                                               "time_us_p50",
+                                               "time_us_p99",
+                                               "logical_bytes",
+                                               "wire_bytes",
+                                               "logical_gbps",
+                                               "wire_gbps",
+                                               "limit_gbps",
+                                               "ratio_to_limit",
+                                               "commit",
+                                               "host",
+                                               "transport",
+                                               "network",
+                                               "busiest_rank_bytes"};
   for (const json& result : results) {
     std::set<std::string> keys;
     for (const auto& [key, value] : result.items()) keys.insert(key);
@@ -69,8 +87,11 @@ TEST(Bench, BytesOfOneHotRoutingFollowTheFormula) {
   constexpr std::int64_t kDispatchRow = 256 * 2 + 2 * (8 + 4);  // payload, two ids and weights
   EXPECT_EQ(results[0]["logical_bytes"], 64 * kDispatchRow);
   EXPECT_EQ(results[0]["wire_bytes"], 48 * kDispatchRow);
+  EXPECT_EQ(results[0]["busiest_rank_bytes"], 48 * kDispatchRow) << "rank 0 receives all of it, others send a third";
   EXPECT_EQ(results[1]["logical_bytes"], 64 * 512);
   EXPECT_EQ(results[1]["wire_bytes"], 48 * 512);
+  EXPECT_EQ(results[1]["busiest_rank_bytes"], 48 * 512);
+  EXPECT_EQ(results[2]["busiest_rank_bytes"], 48 * (kDispatchRow + 512));
 }
 
 TEST(Bench, Fp8RowsAreHalfTheSizeAndCarryScales) {

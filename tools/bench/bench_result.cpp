@@ -54,6 +54,20 @@ std::vector<std::int64_t> iteration_times(const BenchPlan& plan, const RunOutcom
   return times;
 }
 
+/// The median over a rank's calls, of the rank where it is longest; nothing if they were not measured.
+std::optional<std::int64_t> slowest_median(const BenchPlan& plan, const RunOutcome& outcome, Series which,
+                                           std::size_t kernel_idx) {
+  std::int64_t slowest = 0;
+  for (int rank = 0; rank < plan.num_ranks; ++rank) {
+    std::vector<std::int64_t> times;
+    for (const Interval& interval : BenchArea(plan, outcome.result(rank)).series(which, kernel_idx)) {
+      times.push_back(interval.end_ns - interval.start_ns);
+    }
+    slowest = std::max(slowest, percentile(times, kMedian));
+  }
+  return slowest == 0 ? std::nullopt : std::optional(slowest);
+}
+
 std::vector<std::int64_t> add(std::vector<std::int64_t> times, const std::vector<std::int64_t>& more) {
   std::transform(times.begin(), times.end(), more.begin(), times.begin(), std::plus<>());
   return times;
@@ -109,6 +123,9 @@ void set_gpu_limit(const BenchPlan& plan, const RunOutcome& outcome, OpResult* r
   if (best == result->limits.end() || best->gbps <= 0.0) return;
   const std::int64_t bytes = result->limit_is_wire ? result->wire_bytes : result->logical_bytes;
   if (bytes > 0) result->limit_p50_ns = std::llround(static_cast<double>(bytes) / plan.num_ranks / best->gbps);
+  if (result->limit_is_wire && bytes > 0) {
+    result->busiest_limit_p50_ns = std::llround(static_cast<double>(result->busiest_rank_bytes) / best->gbps);
+  }
 }
 
 }  // namespace
@@ -150,12 +167,19 @@ std::optional<double> OpResult::ratio_to_limit() const {
   return static_cast<double>(*limit_p50_ns) / static_cast<double>(time_p50_ns);
 }
 
+std::optional<double> OpResult::ratio_to_busiest_limit() const {
+  if (!busiest_limit_p50_ns || time_p50_ns == 0) return std::nullopt;
+  return static_cast<double>(*busiest_limit_p50_ns) / static_cast<double>(time_p50_ns);
+}
+
 std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome, std::size_t kernel_idx) {
   RankRows all{};
+  std::int64_t busiest_rows = 0;
   for (int rank = 0; rank < plan.num_ranks; ++rank) {
     const RankRows& rows = BenchArea(plan, outcome.result(rank)).rows();
     all.num_received += rows.num_received;
     all.num_received_remote += rows.num_received_remote;
+    busiest_rows = std::max({busiest_rows, rows.num_sent_remote, rows.num_received_remote});
   }
   std::vector<OpResult> results;
   const auto times = [&](Series series) { return iteration_times(plan, outcome, series, kernel_idx); };
@@ -166,14 +190,17 @@ std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome
     if (plan.on_gpu()) result.events_p50_ns = percentile(times(Series::kRouteEvents), kMedian);
     return results;
   }
-  const auto measure = [&](BenchOp op, Series series, Series limit, Series host, std::int64_t row_bytes) {
+  const auto measure = [&](BenchOp op, Series series, Series limit, Series host, Series in_row,
+                           std::int64_t row_bytes) {
     OpResult& result = results.emplace_back();
     result.op = op;
     set_times(&result, times(series));
     result.logical_bytes = all.num_received * row_bytes;
     result.wire_bytes = all.num_received_remote * row_bytes;
+    result.busiest_rank_bytes = busiest_rows * row_bytes;
     if (plan.on_gpu()) {
       result.host_p50_ns = percentile(longest_of_ranks(plan, outcome, host, kernel_idx), kMedian);
+      result.in_row_p50_ns = slowest_median(plan, outcome, in_row, kernel_idx);
       set_gpu_limit(plan, outcome, &result);
     } else if (plan.has_limit()) {
       result.limit_p50_ns = percentile(times(limit), kMedian);
@@ -181,11 +208,12 @@ std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome
   };
   if (plan.measures_dispatch()) {
     measure(BenchOp::kDispatch, Series::kDispatch, Series::kDispatchLimit, Series::kDispatchHost,
-            plan.dispatch_row_bytes());
+            Series::kDispatchInRow, plan.dispatch_row_bytes());
     results.back().wire = wire_of(plan, outcome, &RankWire::dispatch);
   }
   if (plan.measures_combine()) {
-    measure(BenchOp::kCombine, Series::kCombine, Series::kCombineLimit, Series::kCombineHost, plan.combine_row_bytes());
+    measure(BenchOp::kCombine, Series::kCombine, Series::kCombineLimit, Series::kCombineHost, Series::kCombineInRow,
+            plan.combine_row_bytes());
     results.back().wire = wire_of(plan, outcome, &RankWire::combine);
   }
   if (plan.op == BenchOp::kPair) {
@@ -193,6 +221,7 @@ std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome
     pair.op = BenchOp::kPair;
     pair.logical_bytes = results[0].logical_bytes + results[1].logical_bytes;
     pair.wire_bytes = results[0].wire_bytes + results[1].wire_bytes;
+    pair.busiest_rank_bytes = results[0].busiest_rank_bytes + results[1].busiest_rank_bytes;
     set_times(&pair, add(times(Series::kDispatch), times(Series::kCombine)));
     if (plan.num_nodes > 1) pair.wire = *results[0].wire + *results[1].wire;
     if (!plan.on_gpu() && plan.has_limit()) {
@@ -200,8 +229,14 @@ std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome
     } else if (plan.on_gpu()) {
       pair.limit_is_wire = results[0].limit_is_wire;
       pair.host_p50_ns = *results[0].host_p50_ns + *results[1].host_p50_ns;
+      if (results[0].in_row_p50_ns && results[1].in_row_p50_ns) {
+        pair.in_row_p50_ns = *results[0].in_row_p50_ns + *results[1].in_row_p50_ns;
+      }
       if (results[0].limit_p50_ns && results[1].limit_p50_ns) {
         pair.limit_p50_ns = *results[0].limit_p50_ns + *results[1].limit_p50_ns;
+      }
+      if (results[0].busiest_limit_p50_ns && results[1].busiest_limit_p50_ns) {
+        pair.busiest_limit_p50_ns = *results[0].busiest_limit_p50_ns + *results[1].busiest_limit_p50_ns;
       }
     }
     results.push_back(pair);

@@ -17,7 +17,8 @@
 namespace ferry::tools {
 
 /// Series of start and end times that a rank takes, one pair per iteration. On a CUDA group dispatch and combine start
-/// at 0 and end at the time between their events, and have a series of what their calls took on the host.
+/// at 0 and end at the time between their events, and have two series of what their calls took on the host: one call
+/// after a wait, and calls in a row.
 enum class Series {
   kRoute = 0,
   kDispatch,
@@ -26,9 +27,11 @@ enum class Series {
   kCombineLimit,
   kRouteEvents,
   kDispatchHost,
-  kCombineHost
+  kCombineHost,
+  kDispatchInRow,
+  kCombineInRow
 };
-inline constexpr std::size_t kNumSeries = 8;
+inline constexpr std::size_t kNumSeries = 10;
 
 struct Interval {
   std::int64_t start_ns;
@@ -95,9 +98,13 @@ struct OpResult {
   std::int64_t time_p99_ns = 0;
   std::int64_t logical_bytes = 0;  ///< rows received by all ranks, own ones included, times the bytes of a row
   std::int64_t wire_bytes = 0;     ///< the same without rows that stayed on their rank
-  std::optional<std::int64_t> limit_p50_ns;   ///< of the same bytes at the limit; none for route
+  /// What the rank with most traffic sends to others, or gets from them, whichever is more.
+  std::int64_t busiest_rank_bytes = 0;
+  std::optional<std::int64_t> busiest_limit_p50_ns;  ///< CUDA: of those bytes at the limit, which no order can beat
+  std::optional<std::int64_t> limit_p50_ns;          ///< of the same bytes at the limit; none for route
   bool limit_is_wire = false;                 ///< the limit moves rows between ranks only, so the ratio compares those
-  std::optional<std::int64_t> host_p50_ns;    ///< CUDA: what the call took on the host
+  std::optional<std::int64_t> host_p50_ns;    ///< CUDA: what the call took on the host, after a wait
+  std::optional<std::int64_t> in_row_p50_ns;  ///< CUDA, if cached: the same of calls in a row, on the slowest rank
   std::optional<std::int64_t> events_p50_ns;  ///< CUDA, route: between events on the stream
   std::vector<LimitResult> limits;            ///< CUDA: all raw exchanges; the fastest is the limit
   std::optional<WireTotal> wire;              ///< several nodes: what crossed the network in one call
@@ -108,6 +115,8 @@ struct OpResult {
   std::optional<double> network_gbps(int num_ranks) const;
   std::optional<double> limit_gbps(int num_ranks) const;
   std::optional<double> ratio_to_limit() const;
+  /// Of a skewed routing: the limit would need this share of the operation's time for the busiest rank alone.
+  std::optional<double> ratio_to_busiest_limit() const;
 };
 
 /// The operations of `plan`, a pair also as a whole. An iteration takes from the first rank's start to the last one's

@@ -20,6 +20,8 @@ Json microseconds(const std::optional<std::int64_t>& ns) {
   return ns ? Json(static_cast<double>(*ns) / kNsPerUs) : Json(nullptr);
 }
 
+Json nullable(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
+
 /// 1000 * major + 10 * minor, as CUDA counts.
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
@@ -44,10 +46,13 @@ std::string gpu_formulas() {
   return "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from the own rank\n"
          "GB/s           bytes / ranks / p50 time; a time lies between events around all kernels of the call, second-\n"
          "               level caches flushed, ranks lined up, the slowest rank counts; host call: to put it on the\n"
-         "               stream\n"
-         "limit          the fastest raw exchange in the same run: rows of the same size, as many as ranks send to\n"
-         "               others on average, evenly over all ranks, pushed by bulk copies or pulled by loads;\n"
-         "               ratio = limit's time for the same wire bytes / operation's time\n";
+         "               stream after a wait; in a row: the same right after another such call, caches warm\n"
+         "limit          the fastest raw exchange in the same run: as many rows as ranks send to others on average,\n"
+         "               evenly over all ranks, pushed by bulk copies or pulled by loads; a row is as long as the\n"
+         "               operation's (payload, scales, ids and weights: the bytes that count) and starts at a "
+         "multiple\n"
+         "               of 128 bytes; ratio = limit's time for the same wire bytes / operation's time; busiest: the\n"
+         "               same for what the rank with most traffic sends or receives, which bounds skewed routing\n";
 }
 
 std::string limits_to_text(const std::vector<BenchReport>& reports) {
@@ -90,7 +95,10 @@ void add_gpu_run(const BenchReport& report, Json* json) {
 
 void add_gpu_result(const OpResult& result, Json* json) {
   (*json)["host_time_us_p50"] = microseconds(result.host_p50_ns);
+  (*json)["in_row_host_time_us_p50"] = microseconds(result.in_row_p50_ns);
   (*json)["events_time_us_p50"] = microseconds(result.events_p50_ns);
+  (*json)["busiest_limit_time_us"] = microseconds(result.busiest_limit_p50_ns);
+  (*json)["ratio_to_busiest_limit"] = nullable(result.ratio_to_busiest_limit());
   Json limits = Json::array();
   for (const LimitResult& limit : result.limits) limits.push_back(to_json(limit));
   (*json)["limits"] = std::move(limits);

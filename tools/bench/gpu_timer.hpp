@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 
 #include "bench/bench_result.hpp"
 #include "device/device_memory.hpp"
@@ -34,6 +35,9 @@ class GpuTimer {
   Status set_up(RankContext& context, const RankDevice& device);
   /// Collective.
   Result<Times> time(const Call& call) const;
+  /// What `calls.size()` calls in a row take on the host, each by itself. Not for calls that wait on the host.
+  /// Collective.
+  Status time_in_row(const Call& call, std::span<Interval> calls) const;
 
  private:
   Status flush() const;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "bench/bench_result.hpp"
@@ -18,21 +19,27 @@ struct Measured {
   GpuTimer::Call call;
   Series events;
   Series host;
+  std::optional<Series> in_row;
 };
 
 std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations) {
   const auto finish = [&] { return operations.wait(); };
   std::vector<Measured> all;
   if (plan.op == BenchOp::kRoute) {
-    all.push_back({{[&] { return operations.route(); }, finish, true}, Series::kRouteEvents, Series::kRoute});
+    all.push_back({{[&] { return operations.route(); }, finish, true}, Series::kRouteEvents, Series::kRoute, {}});
   }
   if (plan.measures_dispatch()) {
     const bool waits_for_counts = !plan.cached && plan.layout != Layout::kSlab;
-    all.push_back(
-        {{[&] { return operations.dispatch(); }, finish, waits_for_counts}, Series::kDispatch, Series::kDispatchHost});
+    all.push_back({{[&] { return operations.dispatch(); }, finish, waits_for_counts},
+                   Series::kDispatch,
+                   Series::kDispatchHost,
+                   plan.cached ? std::optional(Series::kDispatchInRow) : std::nullopt});
   }
   if (plan.measures_combine()) {
-    all.push_back({{[&] { return operations.combine(); }, finish}, Series::kCombine, Series::kCombineHost});
+    all.push_back({{[&] { return operations.combine(); }, finish},
+                   Series::kCombine,
+                   Series::kCombineHost,
+                   Series::kCombineInRow});
   }
   return all;
 }
@@ -49,6 +56,12 @@ Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& op
       const auto iteration = static_cast<std::size_t>(round - plan.num_warmup);
       area->series(measured.events, kernel_idx)[iteration] = {0, times->events_ns};
       area->series(measured.host, kernel_idx)[iteration] = times->host;
+    }
+  }
+  for (const Measured& measured : measured_by(plan, operations)) {
+    if (!measured.in_row || plan.kernels.size() > 1) continue;
+    if (Status status = timer.time_in_row(measured.call, area->series(*measured.in_row, kernel_idx)); !status) {
+      return status;
     }
   }
   return {};

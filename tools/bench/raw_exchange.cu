@@ -37,7 +37,7 @@ struct PushParams {
 __device__ std::byte* target_row(const RawExchangeParams& params, std::int64_t row) {
   const auto row_idx = static_cast<std::uint32_t>(row);
   const auto num_targets = static_cast<std::uint32_t>(params.num_targets);
-  return params.sections[row_idx % num_targets] + static_cast<std::int64_t>(row_idx / num_targets) * params.row_bytes;
+  return params.sections[row_idx % num_targets] + static_cast<std::int64_t>(row_idx / num_targets) * params.row_stride;
 }
 
 /// Rows of one warp: a run, so that its consecutive rows go to different targets.
@@ -103,7 +103,7 @@ __device__ void push_rows(const PushParams& params, const WarpRows& rows, std::b
     const auto stage = static_cast<int>(step % kPushStages);
     const std::int64_t row = rows.first + step / pieces_per_row;
     expect_bytes(&barriers[stage], bytes_of(step));
-    bulk_load(pieces + stage * params.piece_bytes, exchange.local + row * exchange.row_bytes + offset_of(step),
+    bulk_load(pieces + stage * params.piece_bytes, exchange.local + row * exchange.row_stride + offset_of(step),
               bytes_of(step), &barriers[stage]);
   };
   for (std::int64_t step = 0; step < num_steps && step < kPushStages - 1; ++step) load(step);
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kPushWarps* kWarpLanes) push_kernel(const __gr
 #else
   const std::int64_t num_granules = params.exchange.row_bytes / kGranuleBytes;
   for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row) {
-    const auto* from = reinterpret_cast<const uint4*>(params.exchange.local + row * params.exchange.row_bytes);
+    const auto* from = reinterpret_cast<const uint4*>(params.exchange.local + row * params.exchange.row_stride);
     auto* to = reinterpret_cast<uint4*>(target_row(params.exchange, row));
 #pragma unroll 4
     for (std::int64_t i = lane; i < num_granules; i += kWarpLanes) to[i] = from[i];
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_cons
       const std::int64_t row = group * kPullRows + i;
       rows[i] = row < params.num_rows ? target_row(params, row) : nullptr;
     }
-    std::byte* const to = params.local + group * params.row_bytes;
+    std::byte* const to = params.local + group * params.row_stride;
     for (std::int64_t granule = first_granule + lane; granule < end_granule; granule += kWarpLanes) {
       uint4 values[kPullRows];
 #pragma unroll

@@ -14,14 +14,19 @@ namespace ferry::tools {
 
 inline constexpr int kMaxRawTargets = 64;
 
+/// What rows are this many bytes, or a multiple of it, apart: a row that starts inside a line of the memory would share
+/// that line with the row before, and each of the two would send a part of it.
+inline constexpr std::int64_t kRawLineBytes = 128;
+
 /// Rows 0 … num_rows - 1; row i concerns target i % num_targets, and is row i / num_targets of this rank's section
 /// there.
 struct RawExchangeParams {
-  std::byte* sections[kMaxRawTargets] = {};  ///< of the targets' memory, [ceil(rows / targets), row_bytes] each
+  std::byte* sections[kMaxRawTargets] = {};  ///< of the targets' memory, ceil(rows / targets) rows each
   int num_targets = 0;
-  std::byte* local = nullptr;  ///< [num_rows, row_bytes] of this rank: what is pushed, and where pulled rows end
+  std::byte* local = nullptr;  ///< num_rows rows of this rank: what is pushed, and where pulled rows end
   std::int64_t num_rows = 0;
-  std::int64_t row_bytes = 0;  ///< a multiple of 16
+  std::int64_t row_bytes = 0;   ///< a multiple of 16: what is moved of each row
+  std::int64_t row_stride = 0;  ///< bytes from row to row everywhere, a multiple of kRawLineBytes
 };
 
 /// Write every local row into its target's section: a warp a row, by the bulk copy engine where the GPU has one

@@ -18,9 +18,11 @@ namespace {
 
 constexpr std::size_t kLimitWarmup = 2;
 /// What cudaMalloc takes from the driver at once.
-constexpr std::size_t kDevicePageBytes = std::size_t{2} << 20;
+constexpr std::int64_t kDevicePageBytes = std::int64_t{2} << 20;
 /// Numbers of multiprocessors that were measured to fill the links of 8 H200: fewer do not, more push each other back.
 constexpr std::array<int, 3> kUsualNumSms = {7, 8, 16};
+
+std::int64_t round_up(std::int64_t bytes, std::int64_t granule) { return (bytes + granule - 1) / granule * granule; }
 
 /// What ranks gather before an exchange.
 struct Offer {
@@ -75,15 +77,15 @@ Status RawRanks::set_up(const RawLimitInput& input, RankContext& context, const 
   std::int64_t num_rows = 0;
   for (const Offer& offer : *counts) num_rows += offer.num_rows;
   params_.num_rows = std::max<std::int64_t>((num_rows + num_ranks - 1) / num_ranks, 1);
-  params_.row_bytes = (input.row_bytes + kRowGranuleBytes - 1) / kRowGranuleBytes * kRowGranuleBytes;
+  params_.row_bytes = round_up(input.row_bytes, kRowGranuleBytes);
+  params_.row_stride = round_up(params_.row_bytes, kRawLineBytes);
   params_.num_targets = std::min(is_local ? num_ranks : num_ranks - 1, kMaxRawTargets);
 
   const std::int64_t section_bytes =
-      (params_.num_rows + params_.num_targets - 1) / params_.num_targets * params_.row_bytes;
-  const auto local_bytes = static_cast<std::size_t>(params_.num_rows * params_.row_bytes);
+      (params_.num_rows + params_.num_targets - 1) / params_.num_targets * params_.row_stride;
+  const auto local_bytes = static_cast<std::size_t>(params_.num_rows * params_.row_stride);
   // Whole pages of the GPU: what else shared a page would be mapped by the peers too.
-  const auto received_bytes = (static_cast<std::size_t>(section_bytes * num_ranks) + kDevicePageBytes - 1) /
-                              kDevicePageBytes * kDevicePageBytes;
+  const auto received_bytes = static_cast<std::size_t>(round_up(section_bytes * num_ranks, kDevicePageBytes));
   auto local = allocate_device_memory(local_bytes);
   if (!local) return local.status();
   local_ = std::move(*local);
@@ -139,7 +141,7 @@ Status measure_raw_limit(const RawLimitInput& input, RankContext& context, const
       run.op = input.op;
       run.method = method;
       run.num_sms = num_sms;
-      run.num_bytes = ranks.params().num_rows * ranks.params().row_bytes;
+      run.num_bytes = ranks.params().num_rows * input.row_bytes;
       const auto enqueue = [&] {
         return method == LimitMethod::kPush ? raw_push(ranks.params(), num_sms, device.stream())
                                             : raw_pull(ranks.params(), num_sms, device.stream());

@@ -114,7 +114,7 @@ std::string to_text(const std::vector<BenchReport>& reports) {
   std::vector<std::string> header = {"op",   "tokens",       "p50",       "p99",        "logical",
                                      "wire", "GB/s logical", "GB/s wire", "GB/s limit", "ratio"};
   const bool on_gpu = reports.front().plan.on_gpu();
-  if (on_gpu) header.insert(header.end(), {"host call", "events"});
+  if (on_gpu) header.insert(header.end(), {"busiest", "host call", "in a row", "events"});
   Table table(std::move(header));
   for (const BenchReport& report : reports) {
     const int num_ranks = report.plan.num_ranks;
@@ -130,8 +130,10 @@ std::string to_text(const std::vector<BenchReport>& reports) {
                                       two_decimals(result.limit_gbps(num_ranks)),
                                       two_decimals(result.ratio_to_limit())};
       if (on_gpu) {
-        row.push_back(result.host_p50_ns ? format_ns(*result.host_p50_ns) : "-");
-        row.push_back(result.events_p50_ns ? format_ns(*result.events_p50_ns) : "-");
+        row.push_back(two_decimals(result.ratio_to_busiest_limit()));
+        for (const auto& ns : {result.host_p50_ns, result.in_row_p50_ns, result.events_p50_ns}) {
+          row.push_back(ns ? format_ns(*ns) : "-");
+        }
       }
       table.add_row(std::move(row));
     }
@@ -175,6 +177,7 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                                  {"time_us_p99", static_cast<double>(result.time_p99_ns) / kNsPerUs},
                                  {"logical_bytes", result.logical_bytes},
                                  {"wire_bytes", result.wire_bytes},
+                                 {"busiest_rank_bytes", result.busiest_rank_bytes},
                                  {"logical_gbps", nullable(result.logical_gbps(plan.num_ranks))},
                                  {"wire_gbps", nullable(result.wire_gbps(plan.num_ranks))},
                                  {"limit_gbps", nullable(result.limit_gbps(plan.num_ranks))},

@@ -12,6 +12,18 @@
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
+namespace {
+
+Result<StreamId> id_of(std::string_view operation, cudaStream_t stream) {
+  StreamId id = 0;
+  if (const cudaError_t error = cudaStreamGetId(stream, &id); error != cudaSuccess) {
+    return runtime_status(
+        error, fmt::format("{}: asking for the id of stream {}", operation, static_cast<const void*>(stream)));
+  }
+  return id;
+}
+
+}  // namespace
 
 Context::~Context() {
   const DeviceGuard guard(parts_.device);
@@ -31,28 +43,41 @@ Result<bool> Context::check_stream(std::string_view operation, Stream stream) {
   }
   if (capture != cudaStreamCaptureStatusNone) return true;
   // Not of a captured stream: asking that one for its device ends the capture.
+  const Result<StreamId> id = id_of(operation, handle);
+  if (!id.ok()) return id.status();
+  if (is_last_stream(*id)) return false;
   Status status = check_stream_device(operation, handle, parts_.device);
   if (!status.ok()) return status;
   return false;
+}
+
+Result<StreamId> Context::follow_last_call(std::string_view operation, cudaStream_t stream) const {
+  const Result<StreamId> id = id_of(operation, stream);
+  if (!id.ok() || !launched_ || is_last_stream(*id)) return id;
+  const cudaError_t error = cudaStreamWaitEvent(stream, parts_.memory->last_call(), 0);
+  if (error != cudaSuccess) return runtime_status(error, fmt::format("{}: ordering calls", operation));
+  return id;
+}
+
+cudaError_t Context::record_last_call(cudaStream_t stream, StreamId id) {
+  const cudaError_t error = cudaEventRecord(parts_.memory->last_call(), stream);
+  launched_ = true;
+  last_stream_id_ = id;
+  return error;
 }
 
 Result<Launch> Context::begin(const CallRecord& record, cudaStream_t stream, bool captured) {
   if (!parts_.sync->broken().ok()) return parts_.sync->broken();
   // Calls of a group follow each other, whatever their streams. A captured stream cannot wait for anything outside its
   // graph: ordering the graph is up to the program that replays it.
-  if (launched_ && !captured) {
-    const cudaError_t error = cudaStreamWaitEvent(stream, parts_.memory->last_call(), 0);
-    if (error != cudaSuccess) {
-      return runtime_status(error, fmt::format("{}: ordering calls", to_string(record.operation)));
-    }
-  }
-  return Launch{stream, captured, agreement_word(record), parts_.call_log->append(record)};
+  Result<StreamId> id = captured ? StreamId{0} : follow_last_call(to_string(record.operation), stream);
+  if (!id.ok()) return id.status();
+  return Launch{stream, captured, agreement_word(record), parts_.call_log->append(record), *id};
 }
 
 Status Context::end(const Launch& launch, cudaError_t launched, std::string_view operation) {
   if (!launch.captured) {
-    const cudaError_t recorded = cudaEventRecord(parts_.memory->last_call(), launch.stream);
-    launched_ = true;
+    const cudaError_t recorded = record_last_call(launch.stream, launch.stream_id);
     if (launched == cudaSuccess) launched = recorded;
   }
   if (launched == cudaSuccess) return {};
@@ -102,14 +127,11 @@ Status Context::launch_local(std::string_view operation, Stream stream,
   const Result<bool> captured = check_stream(operation, stream);
   if (!captured.ok()) return captured.status();
   const auto handle = static_cast<cudaStream_t>(stream.handle);
-  cudaError_t error = cudaSuccess;
-  if (launched_ && !*captured) error = cudaStreamWaitEvent(handle, parts_.memory->last_call(), 0);
-  if (error == cudaSuccess) error = launch(handle);
-  if (error == cudaSuccess && !*captured) {
-    error = cudaEventRecord(parts_.memory->last_call(), handle);
-    launched_ = true;
-  }
-  return runtime_status(error, fmt::format("{}: launching", operation));
+  const Result<StreamId> id = *captured ? StreamId{0} : follow_last_call(operation, handle);
+  if (!id.ok()) return id.status();
+  cudaError_t error = launch(handle);
+  if (error == cudaSuccess && !*captured) error = record_last_call(handle, *id);
+  return error == cudaSuccess ? Status() : runtime_status(error, fmt::format("{}: launching", operation));
 }
 
 Status Context::fail(const Status& status) {

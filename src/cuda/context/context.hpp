@@ -16,12 +16,16 @@
 
 namespace ferry::cuda {
 
+/// What CUDA numbers streams by. Unlike a handle it is never used again.
+using StreamId = unsigned long long;
+
 /// A call that is being launched: its stream, and how peers identify it.
 struct Launch {
   cudaStream_t stream = nullptr;
   bool captured = false;
   std::uint64_t agreement = 0;
   std::int64_t record_number = 0;  ///< in the CallLog
+  StreamId stream_id = 0;          ///< only if not captured
 };
 
 class Context {
@@ -72,6 +76,11 @@ class Context {
   Status destroy();
 
  private:
+  bool is_last_stream(StreamId id) const { return launched_ && id == last_stream_id_; }
+  /// Orders the stream, which is not captured, after earlier calls; returns its id.
+  Result<StreamId> follow_last_call(std::string_view operation, cudaStream_t stream) const;
+  /// After the launches of a call that is not captured.
+  cudaError_t record_last_call(cudaStream_t stream, StreamId id);
   /// Clears the pending fault and describes it; ok if there is none.
   Status take_fault();
 
@@ -79,7 +88,8 @@ class Context {
   std::int64_t timeout_ns_;
   Parts parts_;
   Staging staging_;
-  bool launched_ = false;  // something was, so the last call's event has been recorded
+  bool launched_ = false;        // something was, so the last call's event has been recorded
+  StreamId last_stream_id_ = 0;  // if launched_: one more call there needs neither checks nor ordering
 };
 
 /// Status of a call whose arguments this rank's checks refused; ok for others.

@@ -59,6 +59,7 @@ LoadedDriver load_driver() {
   need("cuCtxPopCurrent", 4000, &table.ctx_pop_current);
   need("cuEventQuery", 2000, &table.event_query);
   need("cuStreamQuery", 2000, &table.stream_query);
+  need("cuPointerGetAttributes", 7000, &table.pointer_get_attributes);
   need("cuMemGetAddressRange", 3020, &table.mem_get_address_range);
   need("cuMemGetAllocationGranularity", 10020, &table.mem_get_allocation_granularity);
   need("cuMemAddressReserve", 10020, &table.mem_address_reserve);

@@ -28,6 +28,7 @@ struct Driver {
   PFN_cuCtxPopCurrent_v4000 ctx_pop_current = nullptr;
   PFN_cuEventQuery_v2000 event_query = nullptr;
   PFN_cuStreamQuery_v2000 stream_query = nullptr;
+  PFN_cuPointerGetAttributes_v7000 pointer_get_attributes = nullptr;
   PFN_cuMemGetAddressRange_v3020 mem_get_address_range = nullptr;
   PFN_cuMemGetAllocationGranularity_v10020 mem_get_allocation_granularity = nullptr;
   PFN_cuMemAddressReserve_v10020 mem_address_reserve = nullptr;

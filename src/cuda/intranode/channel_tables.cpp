@@ -10,7 +10,7 @@ namespace ferry::cuda {
 Status intranode::channel_tables(Context& context, const ChannelTablesCall& call) {
   const DeviceGuard guard(context.parts().device);
   if (!guard.status().ok()) return guard.status();
-  if (Status status = check_channel_tables_memory(call, context.parts().device); !status.ok()) return status;
+  if (Status status = check_channel_tables_memory(call, *context.parts().arena); !status.ok()) return status;
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
   ChannelTablesParams params;
   params.out = call;

@@ -57,7 +57,7 @@ Status run(Context& context, const CombineCall& call) {
   if (!checked.ok()) return refuse(context, call, checked.status());
   const bool captured = *checked;
   const Parts& parts = context.parts();
-  if (Status status = check_combine_memory(call, parts.device); !status.ok()) return refuse(context, call, status);
+  if (Status status = check_combine_memory(call, *parts.arena); !status.ok()) return refuse(context, call, status);
 
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
   CombineParams params = make_params(call, routing);

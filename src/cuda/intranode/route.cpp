@@ -233,7 +233,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
                "route: the stream is being captured, and the host must wait for the counts; give max_recv_rows, or "
                "layout kSlab, or route before the capture");
   }
-  if (status.ok()) status = check_route_memory(call, parts.device);
+  if (status.ok()) status = check_route_memory(call, *parts.arena);
   if (status.ok()) status = builder.prepare(placements, parts.shared_limit);
   if (status.ok()) status = builder.prepare_host(parts.pinned, parts.report, *captured, context.timeout_ns());
   if (status.ok() && *captured) status = builder.clear_summary(parts.stream->get());

@@ -80,6 +80,12 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   /// Whether [data, data + bytes) is inside.
   bool contains(const void* data, std::size_t bytes) const;
 
+  /// Whether `data` points at memory of this arena, handed out or not, rather than at addresses that have none yet.
+  bool is_backed_at(const void* data) const {
+    const auto* byte = static_cast<const std::byte*>(data);
+    return byte >= base_ && byte < base_ + backed_bytes();
+  }
+
   /// Announces a chunk to the peers, and returns when all can use it. An error undoes the growth, so the callee must
   /// withdraw what it announced.
   using Announce = std::function<Status(const ArenaChunk&)>;

@@ -2,7 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <array>
+#include <string>
+
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/driver.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -21,24 +25,45 @@ Status check_extent(std::string_view what, std::int64_t num_rows, std::int64_t s
                   num_rows, row_bytes, stride_bytes, kMaxRowBytes, kMaxTensorBytes));
 }
 
+/// What the driver says of a pointer, by one call of it. Memory that CUDA does not know has type 0.
+struct PointerFacts {
+  unsigned type = 0;  ///< a CUmemorytype
+  unsigned managed = 0;
+  int device = -1;
+};
+
+Result<PointerFacts> facts_of(const void* data) {
+  const Result<const Driver*> table = driver();
+  if (!table.ok()) return table.status();
+  PointerFacts facts;
+  std::array<CUpointer_attribute, 3> wanted = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                               CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  std::array<void*, wanted.size()> values = {&facts.type, &facts.managed, &facts.device};
+  const CUresult result = (*table)->pointer_get_attributes(static_cast<unsigned>(wanted.size()), wanted.data(),
+                                                           values.data(), device_address(data));
+  if (result == CUDA_SUCCESS) return facts;
+  return driver_status(result, fmt::format("asking where {} is allocated", data));
+}
+
 Status check_pointer(std::string_view what, const void* data, int device) {
-  cudaPointerAttributes attributes{};
-  const cudaError_t error = cudaPointerGetAttributes(&attributes, data);
-  if (error != cudaSuccess) return runtime_status(error, fmt::format("{}: asking where {} is allocated", what, data));
-  if (attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost) {
-    return invalid(
-        fmt::format("{} is at {} in host memory, expected memory of GPU {}; copy it there, or use backend \"cpu\"",
-                    what, data, device));
+  const Result<PointerFacts> facts = facts_of(data);
+  if (!facts.ok()) {
+    return Status(facts.status().code(), fmt::format("{}: {}", what, facts.status().message()));
   }
-  if (attributes.type == cudaMemoryTypeManaged) {
+  if (facts->managed != 0) {
     return invalid(
         fmt::format("{} is at {} in managed memory, expected memory of GPU {}; use cudaMalloc or "
                     "Group::allocate",
                     what, data, device));
   }
-  if (attributes.device != device) {
-    return invalid(fmt::format("{} is at {} in memory of GPU {}, expected this rank's GPU {}", what, data,
-                               attributes.device, device));
+  if (facts->type != CU_MEMORYTYPE_DEVICE) {
+    return invalid(
+        fmt::format("{} is at {} in host memory, expected memory of GPU {}; copy it there, or use backend \"cpu\"",
+                    what, data, device));
+  }
+  if (facts->device != device) {
+    return invalid(
+        fmt::format("{} is at {} in memory of GPU {}, expected this rank's GPU {}", what, data, facts->device, device));
   }
   return {};
 }
@@ -46,40 +71,46 @@ Status check_pointer(std::string_view what, const void* data, int device) {
 /// The first failure of a list of checks.
 class Checks {
  public:
+  explicit Checks(const DeviceArena& arena) : device_(arena.device()), arena_(&arena) {}
+  /// Without a group.
   explicit Checks(int device) : device_(device) {}
   template <typename View>
   void view(std::string_view what, const View& tensor) {
-    if (status_.ok() && tensor.present() && tensor.num_elements() > 0)
-      status_ = check_pointer(what, tensor.data, device_);
+    if (status_.ok() && tensor.present() && tensor.num_elements() > 0) check(what, tensor.data);
   }
   template <typename RowsLike>
   void rows(std::string_view what, const RowsLike& rows) {
     if (!status_.ok() || !rows.present()) return;
     status_ = check_extent(what, rows.num_rows, rows.stride_bytes, rows.row_bytes);
-    if (status_.ok() && rows.num_rows > 0) status_ = check_pointer(what, rows.data, device_);
+    if (status_.ok() && rows.num_rows > 0) check(what, rows.data);
   }
   /// Null where it is not used.
   void pointer(std::string_view what, const void* data) {
-    if (status_.ok() && data != nullptr) status_ = check_pointer(what, data, device_);
+    if (status_.ok() && data != nullptr) check(what, data);
   }
   const Status& status() const { return status_; }
 
  private:
+  void check(std::string_view what, const void* data) {
+    if (arena_ == nullptr || !arena_->is_backed_at(data)) status_ = check_pointer(what, data, device_);
+  }
+
   int device_;
+  const DeviceArena* arena_ = nullptr;
   Status status_;
 };
 
 }  // namespace
 
-Status check_route_memory(const RouteCall& call, int device) {
-  Checks checks(device);
+Status check_route_memory(const RouteCall& call, const DeviceArena& arena) {
+  Checks checks(arena);
   checks.view("route: topk_idx", call.topk_idx);
   checks.view("route: topk_weights", call.topk_weights);
   return checks.status();
 }
 
-Status check_dispatch_memory(const DispatchCall& call, int device) {
-  Checks checks(device);
+Status check_dispatch_memory(const DispatchCall& call, const DeviceArena& arena) {
+  Checks checks(arena);
   checks.rows("dispatch: input x", call.x);
   if (call.scales.present() && call.scales.extent(1) > kMaxScales) {
     return invalid(
@@ -95,8 +126,8 @@ Status check_dispatch_memory(const DispatchCall& call, int device) {
   return checks.status();
 }
 
-Status check_combine_memory(const CombineCall& call, int device) {
-  Checks checks(device);
+Status check_combine_memory(const CombineCall& call, const DeviceArena& arena) {
+  Checks checks(arena);
   checks.rows("combine: input x", call.x);
   checks.view("combine: input weights", call.weights);
   checks.rows("combine: bias[0]", call.bias[0]);
@@ -107,8 +138,8 @@ Status check_combine_memory(const CombineCall& call, int device) {
   return checks.status();
 }
 
-Status check_channel_tables_memory(const ChannelTablesCall& call, int device) {
-  Checks checks(device);
+Status check_channel_tables_memory(const ChannelTablesCall& call, const DeviceArena& arena) {
+  Checks checks(arena);
   checks.pointer("channel_tables: rank_prefix", call.rank_prefix);
   checks.pointer("channel_tables: send_channel_prefix", call.send_channel_prefix);
   checks.pointer("channel_tables: recv_channel_prefix", call.recv_channel_prefix);

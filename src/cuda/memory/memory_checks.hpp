@@ -1,20 +1,23 @@
 #ifndef FERRY_CUDA_MEMORY_MEMORY_CHECKS_HPP
 #define FERRY_CUDA_MEMORY_MEMORY_CHECKS_HPP
 
-/// Checks that a caller's tensors are in memory of this rank's GPU, and that its stream belongs to it.
+/// Checks that a caller's tensors are in memory of this rank's GPU, and that its stream belongs to it. What is in the
+/// group's arena needs no look-up; the driver is asked about every other pointer in every call, because a freed address
+/// may have become something else since the last one.
 
 #include <cuda_runtime_api.h>
 
 #include <string_view>
 
 #include "core/backend.hpp"
+#include "cuda/memory/device_arena.hpp"
 
 namespace ferry::cuda {
 
-Status check_route_memory(const RouteCall& call, int device);
-Status check_dispatch_memory(const DispatchCall& call, int device);
-Status check_combine_memory(const CombineCall& call, int device);
-Status check_channel_tables_memory(const ChannelTablesCall& call, int device);
+Status check_route_memory(const RouteCall& call, const DeviceArena& arena);
+Status check_dispatch_memory(const DispatchCall& call, const DeviceArena& arena);
+Status check_combine_memory(const CombineCall& call, const DeviceArena& arena);
+Status check_channel_tables_memory(const ChannelTablesCall& call, const DeviceArena& arena);
 Status check_layout_memory(const plan::TokenLayoutParams& params, int device);
 Status check_stream_device(std::string_view operation, cudaStream_t stream, int device);
 

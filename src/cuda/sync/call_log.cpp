@@ -20,7 +20,7 @@ std::int64_t CallLog::append(const CallRecord& record) {
   Slot& slot = ring(peers_->rank()).slots[static_cast<std::size_t>(number) % kNumSlots];
   slot.number.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  slot.record = record;
+  slot.record.assign(record);
   slot.number.store(number, std::memory_order_release);
   return number;
 }
