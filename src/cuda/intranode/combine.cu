@@ -80,8 +80,8 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
     }
   };
   // Small batches spread over the blocks.
-  const std::int64_t first = static_cast<std::int64_t>(warp_idx()) * params.num_sum_blocks + blockIdx.x;
-  const std::int64_t step = static_cast<std::int64_t>(params.num_sum_blocks) * warps_of(kBulk);
+  const int first = warp_idx() * params.num_sum_blocks + static_cast<int>(blockIdx.x);
+  const int step = params.num_sum_blocks * warps_of(kBulk);
   const TermFinder finder(params, shared.holders, epoch);
   if constexpr (kBulk) {
     BulkSummer<kFloat32> summer(params, finder, stages, first, step);

@@ -89,16 +89,14 @@ struct SumStages {
 template <bool kFloat32>
 class BulkSummer {
  public:
-  __device__ BulkSummer(const CombineParams& params, const TermFinder& finder, const SumStages& stages,
-                        std::int64_t first, std::int64_t step)
+  __device__ BulkSummer(const CombineParams& params, const TermFinder& finder, const SumStages& stages, int first,
+                        int step)
       : params_(params),
         finder_(finder),
         stages_(stages),
-        num_parts_(static_cast<int>((params.row_bytes + kPartBytes - 1) / kPartBytes)),
-        next_item_(first),
-        step_(step) {
-    if (num_parts_ < 1) num_parts_ = 1;
-    next_destination_ = finder.load_destination(next_item_ / num_parts_);
+        num_parts_(parts_of(params)),
+        next_item_(num_parts_, first, step) {
+    next_destination_ = finder.load_destination(next_item_.idx());
   }
 
   __device__ void run() {
@@ -114,19 +112,24 @@ class BulkSummer {
   }
 
  private:
+  __device__ static int parts_of(const CombineParams& params) {
+    const auto parts = static_cast<int>((params.row_bytes + kPartBytes - 1) / kPartBytes);
+    return parts < 1 ? 1 : parts;
+  }
+
   /// Finds the next item's terms. All lanes.
   __device__ void begin_item(SetCursor& cursor, int terms_idx) {
     cursor = {};
-    const SumItem item{next_item_ / num_parts_, static_cast<int>(next_item_ % num_parts_)};
-    if (item.token >= params_.num_tokens) return;
+    const SumItem item{next_item_.idx(), next_item_.rank()};
+    if (item.token >= params_.num_tokens || broken_) return;
     Terms& terms = stages_.terms[terms_idx];
     // Loaded ahead of their use, so that no lane waits for them.
     const Destination destination = next_destination_;
-    next_item_ += step_;
-    next_destination_ = finder_.load_destination(next_item_ / num_parts_);
+    next_item_.advance();
+    next_destination_ = finder_.load_destination(next_item_.idx());
     const int num_rows = finder_.find(item.token, destination, terms);
     if (num_rows < 0) {
-      next_item_ = params_.num_tokens * num_parts_;
+      broken_ = true;
       return;
     }
     if (item.part == 0) finder_.return_weights(item.token, destination);
@@ -230,8 +233,8 @@ class BulkSummer {
   const TermFinder& finder_;
   SumStages stages_;
   int num_parts_;
-  std::int64_t next_item_;
-  std::int64_t step_;
+  RankWalk next_item_;  // of the parts of tokens, dealt as if parts were ranks
+  bool broken_ = false;
   Destination next_destination_;
   SetCursor loading_;
   SetCursor using_;

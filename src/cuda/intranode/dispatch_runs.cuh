@@ -74,6 +74,8 @@ class UnitWalk {
     num_units_ = (most_rows + shape.num_rows - 1) / shape.num_rows * shape.num_pieces;
   }
 
+  __device__ const UnitShape& shape() const { return shape_; }
+
   __device__ Unit next() {
     for (; walk_.idx() < num_units_; walk_.advance()) {
       Unit unit;
@@ -98,7 +100,7 @@ class UnitWalk {
   }
 
   const Run* runs_;
-  const UnitShape& shape_;
+  UnitShape shape_;
   RunTargets targets_;
   int num_ranks_;
   RankWalk walk_;
@@ -121,8 +123,7 @@ class RunSender {
         runs_(runs),
         stages_(stages),
         barriers_(barriers),
-        shape_(UnitShape::of(params)),
-        walk_(runs, shape_, targets, params.ranks.num_ranks, warp, num_warps),
+        walk_(runs, UnitShape::of(params), targets, params.ranks.num_ranks, warp, num_warps),
         entry_row_(lane_idx() / params.num_topk),
         entry_topk_(lane_idx() - entry_row_ * params.num_topk),
         num_scales_(params.scales.num_scales) {
@@ -189,8 +190,8 @@ class RunSender {
   }
 
   __device__ std::uint32_t bytes_of(const Unit& unit) const {
-    const std::int64_t left = params_.row_bytes - unit.piece * shape_.piece_bytes;
-    return static_cast<std::uint32_t>(left < shape_.piece_bytes ? left : shape_.piece_bytes);
+    const std::int64_t left = params_.row_bytes - unit.piece * walk_.shape().piece_bytes;
+    return static_cast<std::uint32_t>(left < walk_.shape().piece_bytes ? left : walk_.shape().piece_bytes);
   }
 
   __device__ void start_unit(const Unit& unit, std::int32_t token, int stage) const {
@@ -200,7 +201,8 @@ class RunSender {
     __syncwarp();
     if (lane_idx() < unit.num_rows) {
       start_load(stages_ + stage * kRunStageBytes + lane_idx() * static_cast<int>(bytes),
-                 params_.x + token * params_.x_stride + unit.piece * shape_.piece_bytes, bytes, barriers_ + stage);
+                 params_.x + token * params_.x_stride + unit.piece * walk_.shape().piece_bytes, bytes,
+                 barriers_ + stage);
     }
   }
 
@@ -210,8 +212,8 @@ class RunSender {
     const Receiver& receiver = receivers_[unit.rank];
     const std::uint32_t bytes = bytes_of(unit);
     const std::byte* from = stages_ + stage * kRunStageBytes + lane_idx() * static_cast<int>(bytes);
-    std::byte* to =
-        receiver.rows + (receiver_row(unit) + lane_idx()) * receiver.row_stride + unit.piece * shape_.piece_bytes;
+    std::byte* to = receiver.rows + (receiver_row(unit) + lane_idx()) * receiver.row_stride +
+                    unit.piece * walk_.shape().piece_bytes;
     const bool side_by_side = receiver.row_stride == bytes;
     if (side_by_side && lane_idx() == 0) start_store(to, from, bytes * static_cast<std::uint32_t>(unit.num_rows));
     if (!side_by_side && lane_idx() < unit.num_rows) start_store(to, from, bytes);
@@ -298,7 +300,6 @@ class RunSender {
   const Run* runs_;
   std::byte* stages_;        // [kStages, kRunStageBytes]
   std::uint64_t* barriers_;  // [kStages]
-  UnitShape shape_;
   UnitWalk walk_;
   int entry_row_;
   int entry_topk_;
