@@ -130,6 +130,7 @@ class Group:
             net_devices,
         )
         self._memory = memory_of(self._native, self.device)
+        self._calls = self._native.calls(self._memory)
         self.key = next(_keys)
         """A number that identifies this group to :mod:`ferry.ops` in this process."""
         _groups[self.key] = self
@@ -261,6 +262,12 @@ class Group:
         zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
         num_sms: on a GPU, the most multiprocessors to use; 0: the number measured to saturate the links.
         """
+        if isinstance(routing, Routing):
+            given = x, scales, topk_weights, out, out_scales, out_source
+            how = bool(tables), routing.has_weights, routing.is_bounded, bool(zero_padding), num_sms
+            made = self._calls.dispatch(routing._native, *given, *how)
+            if made is not None:
+                return Received(*made)
         try:
             received = self._allocate_outputs(routing, x, scales, topk_weights, out, out_scales, tables)
             stream, kernel = self._memory.stream(), _kernel(num_sms)
@@ -301,6 +308,10 @@ class Group:
         shares no memory with what is given.
         num_sms: as for dispatch.
         """
+        if isinstance(routing, Routing):
+            made = self._calls.combine(routing._native, x, weights, bias, bool(weighted), topk_weights, out, num_sms)
+            if made is not None:
+                return Combined(*made)
         try:
             check_routing(routing, "combine")
             biases = [bias] if isinstance(bias, torch.Tensor) else list(bias or [])

@@ -6,7 +6,8 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,12 +28,65 @@ class Wanted:
         self.moves = moves
 
 
-class HostMemory:
-    """Memory of a CPU group."""
+Function = Callable[..., Any] | None
+
+
+class TorchFunctions(NamedTuple):
+    """Functions of torch by which the native module makes tensors and finds out about streams. They cost far less than
+    ``torch.empty`` and the context managers, and where a torch has none of that name, those do the same.
+    """
+
+    empty_strided: Function = None
+    """(sizes, strides, dtype), on the current device: what torch's own compiled programs allocate with."""
+    current_device: Function = None
+    is_capturing: Function = None
+    begin_pool: Function = None
+    """(device, pool): tensors of this thread come from the pool until ``end_pool``, followed by ``release_pool``."""
+    end_pool: Function = None
+    release_pool: Function = None
+
+
+def _functions_of(device: torch.device) -> TorchFunctions:
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    empty_strided = getattr(guards, f"_empty_strided_{device.type}", None)
+    if device.type != "cuda":
+        return TorchFunctions(empty_strided)
+    return TorchFunctions(
+        empty_strided,
+        getattr(torch._C, "_cuda_getDevice", None),
+        getattr(torch._C, "_cuda_isCurrentStreamCapturing", None),
+        getattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool", None),
+        getattr(torch._C, "_cuda_endAllocateToPool", None),
+        getattr(torch._C, "_cuda_releasePool", None),
+    )
+
+
+class Memory:
+    """What the native module's calls ask of either memory."""
+
+    pool_id: tuple[int, int] | None = None
+    """Of the pool of torch's allocator that gives symmetric memory now; None: there is none."""
 
     def __init__(self, native: _native.Group, device: torch.device) -> None:
         self._native = native
         self._device = device
+
+    def torch_functions(self) -> TorchFunctions:
+        return _functions_of(self._device)
+
+    def plain(self, sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(sizes, dtype=dtype, device=self._device)
+
+    def outputs(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
+        raise NotImplementedError
+
+    def outputs_of(self, asked: Sequence[tuple[Sizes, torch.dtype, bool]]) -> list[torch.Tensor]:
+        """``outputs`` of what the tuples name: sizes, dtype, whether it moves."""
+        return self.outputs([Wanted(*one) for one in asked])
+
+
+class HostMemory(Memory):
+    """Memory of a CPU group."""
 
     def stream(self) -> int:
         """The handle of the stream that calls use."""
@@ -74,18 +128,22 @@ def current_stream_of(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-class DeviceMemory:
+class DeviceMemory(Memory):
     """Memory of a CUDA group: torch's caching allocator over segments of symmetric memory."""
 
     def __init__(self, native: _native.Group, device: torch.device) -> None:
-        self._native = native
-        self._device = device
+        super().__init__(native, device)
         self._lock = threading.RLock()  # torch lets one thread at a time use a pool
-        self._pool: torch.cuda.MemPool | None = self._new_pool()
+        self._pool: torch.cuda.MemPool | None = None
+        self._take_pool(self._new_pool())
 
     def _new_pool(self) -> torch.cuda.MemPool:
         with torch.cuda.device(self._device):
             return torch.cuda.MemPool(_segment_allocator().allocator())
+
+    def _take_pool(self, pool: torch.cuda.MemPool | None) -> None:
+        self.pool_id = None if pool is None else pool.id
+        self._pool = pool
 
     def stream(self) -> int:
         return current_stream_of(self._device)
@@ -111,7 +169,7 @@ class DeviceMemory:
         """
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
-        self._pool = self._new_pool()
+        self._take_pool(self._new_pool())
         self._native.reclaim_segments()
 
     def _symmetric(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
@@ -148,10 +206,11 @@ class DeviceMemory:
             return
         if torch.cuda.is_current_stream_capturing():
             _kept_pools.append(self._pool)  # can be neither waited for nor freed during capture
+            self.pool_id = None
             return
         torch.cuda.synchronize(self._device)
         with self._lock:
-            self._pool = None
+            self._take_pool(None)
             self._native.reclaim_segments()
 
 

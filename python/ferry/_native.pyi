@@ -6,6 +6,7 @@ import torch
 
 _View = torch.Tensor | tuple[int, int, tuple[int, ...], tuple[int, ...]] | None
 _Kernel = tuple[int, int, int]
+_Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 class BadTensor(Exception):
     """A tensor that the module cannot read in place: nothing was done. Pass a tuple, after a look at what is wrong."""
@@ -44,6 +45,36 @@ class Routing:
     def num_recv_rows_view(self) -> object: ...
     def num_rows_per_local_expert_view(self) -> object: ...
     def expert_row_offsets_view(self) -> object: ...
+
+class Calls:
+    """Whole calls of a group on tensors. None: not a common case; nothing was done."""
+
+    def dispatch(
+        self,
+        routing: Routing,
+        x: object,
+        scales: object,
+        topk_weights: object,
+        out: object,
+        out_scales: object,
+        out_source: object,
+        tables: bool,
+        has_weights: bool,
+        bounded: bool,
+        zero_padding: bool,
+        num_sms: object,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None: ...
+    def combine(
+        self,
+        routing: Routing,
+        x: object,
+        weights: object,
+        bias: object,
+        weighted: bool,
+        topk_weights: object,
+        out: object,
+        num_sms: object,
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
 
 class Group:
     @property
@@ -91,6 +122,7 @@ class Group:
     def channel_tables(
         self, routing: Routing, num_channels: int, outputs: tuple[_View, ...], stream: int, /
     ) -> None: ...
+    def calls(self, memory: object, /) -> Calls: ...
     def wait(self, stream: int, /) -> None: ...
     def poll(self) -> None: ...
     def enter_pool(self) -> None: ...
@@ -99,6 +131,21 @@ class Group:
     def reclaim_segments(self) -> None: ...
     def destroy(self) -> None: ...
 
+def throughput_layout(
+    calls: Calls, topk_idx: object, num_experts: object, ranks_per_node: int
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor] | None: ...
+def throughput_dispatch(
+    calls: Calls,
+    x: object,
+    layout: tuple[object, object, object],
+    topk_idx: object,
+    topk_weights: object,
+    numbers: tuple[object, object, object],
+) -> tuple[_Payload, torch.Tensor, torch.Tensor, list[int], tuple[torch.Tensor, ...], Routing] | Routing | None: ...
+def throughput_dispatch_again(calls: Calls, group: object, x: object, handle: object) -> _Payload | None: ...
+def throughput_combine(
+    calls: Calls, group: object, x: object, handle: object, topk_weights: object, bias: object
+) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
 def dispatch_layout(
     topk_idx: _View,
     num_experts: int,

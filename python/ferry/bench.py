@@ -198,7 +198,11 @@ def report(result: dict[str, Any], path: str | None) -> None:
     )
     if "api" in result:
         for line in result["results"]:
-            print(f"a layer through {result['api']}, {line['tokens']} tokens: {line['layer_us']:.0f} us")
+            calls = ", ".join(f"{call} {us:.1f}" for call, us in line["host_us"].items())
+            print(
+                f"a layer through {result['api']}, {line['tokens']} tokens: {line['layer_us']:.0f} us; on the host, in "
+                f"us: {calls}"
+            )
     else:
         report_comparison(result)
     if path is not None:

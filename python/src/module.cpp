@@ -6,12 +6,15 @@
 #include <nanobind/stl/vector.h>
 
 #include "bootstrap.hpp"
+#include "calls.hpp"
 #include "errors.hpp"
 #include "ferry/backends.hpp"
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/group.hpp"
 #include "ferry/version.hpp"
+#include "placed.hpp"
 #include "symmetric_pool.hpp"
+#include "throughput.hpp"
 #include "views.hpp"
 
 namespace nb = nanobind;
@@ -21,17 +24,6 @@ namespace ferry::python {
 namespace {
 
 Stream stream_of(std::uintptr_t handle) { return {reinterpret_cast<void*>(handle)}; }
-
-/// A Routing, and the device of the memory that holds its tables.
-struct PlacedRouting {
-  Routing routing;
-  Place place;
-};
-
-struct PlacedBuffer {
-  Buffer buffer;
-  Place place;
-};
 
 /// A Group whose calls raise and release the GIL while they wait.
 class PyGroup {
@@ -140,6 +132,11 @@ class PyGroup {
     const ChannelTables tables{view_of(out[0], place_), view_of(out[1], place_), view_of(out[2], place_),
                                view_of(out[3], place_), view_of(out[4], place_)};
     raise_if_error(group_->channel_tables(routing.routing, num_channels, tables, stream_of(stream)));
+  }
+
+  /// memory: a ferry._memory.HostMemory or DeviceMemory.
+  std::shared_ptr<Calls> calls(nb::object memory) const {
+    return std::make_shared<Calls>(group_, pool_, place_, std::move(memory));
   }
 
   SymmetricPool& pool() { return *pool_; }
@@ -264,6 +261,8 @@ NB_MODULE(_native, module) {
     return bytes_array(placed.buffer.data(), placed.buffer.size_bytes(), placed.place, self);
   });
   define_routing(module);
+  define_calls(module);
+  define_throughput(module);
   nb::class_<PyGroup>(module, "Group")
       .def_prop_ro("rank", &PyGroup::rank)
       .def_prop_ro("num_ranks", &PyGroup::num_ranks)
@@ -277,6 +276,7 @@ NB_MODULE(_native, module) {
       .def("dispatch", &PyGroup::dispatch)
       .def("combine", &PyGroup::combine)
       .def("channel_tables", &PyGroup::channel_tables)
+      .def("calls", &PyGroup::calls)
       .def("wait", &PyGroup::wait)
       .def("poll", &PyGroup::poll)
       .def("enter_pool", [](PyGroup& self) { self.pool().enter(); })

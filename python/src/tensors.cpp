@@ -27,7 +27,8 @@ struct DLPackExchangeAPI {
   void* managed_tensor_to_py_object_no_sync;
   /// Fills a tensor that borrows the object's memory, shape and strides; -1 with a Python error set.
   int (*dltensor_from_py_object_no_sync)(void* object, nb::dlpack::dltensor* out);
-  void* current_work_stream;
+  /// -1 with a Python error set.
+  int (*current_work_stream)(int device_type, std::int32_t device, void** out);
 };
 constexpr const char* kAttribute = "__dlpack_c_exchange_api__";
 constexpr const char* kCapsuleName = "dlpack_exchange_api";
@@ -109,19 +110,19 @@ bool is_at(const nb::dlpack::dltensor& tensor, Place place) {
 
 }  // namespace
 
-TensorView read_tensor(nb::handle tensor, Place place) {
+std::optional<ReadTensor> find_tensor(nb::handle tensor, Place place) {
   const DLPackExchangeAPI* table = table_of(Py_TYPE(tensor.ptr()));
-  if (table == nullptr) throw BadTensor("the type has no table for DLPack consumers");
+  if (table == nullptr) return std::nullopt;
   nb::dlpack::dltensor borrowed{};
   if (table->dltensor_from_py_object_no_sync(tensor.ptr(), &borrowed) != 0) {
     PyErr_Clear();
-    throw BadTensor("the tensor cannot be described by DLPack");
+    return std::nullopt;
   }
   const std::optional<DType> dtype = dtype_of(borrowed.dtype);
-  if (!dtype || !is_at(borrowed, place) || borrowed.ndim < 1 || borrowed.ndim > kMaxTensorDims) {
-    throw BadTensor("the tensor is on another device, or of another dtype or number of dimensions");
-  }
-  TensorView view;
+  if (!dtype || !is_at(borrowed, place) || borrowed.ndim < 1 || borrowed.ndim > kMaxTensorDims) return std::nullopt;
+  ReadTensor read;
+  read.is_bool = borrowed.dtype.code == kDLBool;
+  TensorView& view = read.view;
   view.data = static_cast<std::byte*>(borrowed.data) + borrowed.byte_offset;
   view.dtype = *dtype;
   view.num_dims = borrowed.ndim;
@@ -134,7 +135,39 @@ TensorView read_tensor(nb::handle tensor, Place place) {
     view.strides[at] = borrowed.strides != nullptr ? borrowed.strides[dim] : dense;
     dense *= view.shape[at];
   }
-  return view;
+  return read;
+}
+
+TensorView read_tensor(nb::handle tensor, Place place) {
+  const std::optional<ReadTensor> read = find_tensor(tensor, place);
+  if (!read) {
+    throw BadTensor("not a tensor that DLPack describes, or on another device, or of another dtype or dimensions");
+  }
+  return read->view;
+}
+
+bool is_contiguous(const TensorView& view) {
+  std::int64_t dense = 1;
+  bool in_order = true;
+  for (int dim = view.num_dims - 1; dim >= 0; --dim) {
+    const std::int64_t extent = view.extent(dim);
+    if (extent == 0) return true;
+    if (extent != 1 && view.stride(dim) != dense) in_order = false;
+    dense *= extent;
+  }
+  return in_order;
+}
+
+std::optional<Stream> work_stream(nb::handle type, Place place) {
+  if (!place.on_gpu) return Stream{};
+  const DLPackExchangeAPI* table = table_of(reinterpret_cast<PyTypeObject*>(type.ptr()));
+  if (table == nullptr || table->current_work_stream == nullptr) return std::nullopt;
+  Stream stream;
+  if (table->current_work_stream(nb::device::cuda::value, place.device, &stream.handle) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  return stream;
 }
 
 }  // namespace ferry::python

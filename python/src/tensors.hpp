@@ -7,6 +7,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <optional>
 #include <stdexcept>
 
 #include "ferry/types.hpp"
@@ -26,9 +28,25 @@ class BadTensor : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// A tensor as it was read, and what its view does not tell: `bool` is kUint8 there, as other types of one byte are.
+struct ReadTensor {
+  TensorView view{};
+  bool is_bool = false;
+};
+
+/// A tensor in memory of `place`. Empty where `read_tensor` throws; never leaves a Python error behind.
+std::optional<ReadTensor> find_tensor(nanobind::handle tensor, Place place);
+
 /// The view of a tensor in memory of `place`.
 /// @throws BadTensor
 TensorView read_tensor(nanobind::handle tensor, Place place);
+
+/// Whether the elements are in row-major order without gaps.
+bool is_contiguous(const TensorView& view);
+
+/// The stream that the library of tensors of this type works on now, on a GPU; null on the host. Empty where the type
+/// does not tell.
+std::optional<Stream> work_stream(nanobind::handle type, Place place);
 
 }  // namespace ferry::python
 

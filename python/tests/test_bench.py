@@ -38,6 +38,10 @@ def test_measures_layers(api: str, dtype: str, tmp_path: pathlib.Path) -> None:
     assert (result["api"], result["shape"]["dtype"]) == (api, dtype)
     assert [line["tokens"] for line in result["results"]] == [3, 8]
     assert all(line["layer_us"] > 0 for line in result["results"])
+    first = "route" if api == "ferry" else "layout"
+    for line in result["results"]:
+        assert list(line["host_us"]) == [first, "dispatch", "combine", "cached dispatch"]
+        assert all(us > 0 for us in line["host_us"].values())
 
 
 def test_refuses_shapes_that_do_not_fit() -> None:

@@ -64,6 +64,11 @@ class Turn:
             self._route_failed = collective == "route"
             raise
 
+    def goes_on_with(self, routing: ferry.Routing) -> ferry.Routing:
+        """The operation's own route was made before this turn."""
+        self._routing = routing
+        return routing
+
     def route(self, topk_idx: torch.Tensor, *, num_experts: int, max_recv_rows: int = 0) -> ferry.Routing:
         """One row per token and rank; without weights, which each dispatch takes itself."""
         with self._making("route"):
@@ -131,6 +136,11 @@ class Member:
     @property
     def is_destroyed(self) -> bool:
         return self._group is None
+
+    @property
+    def calls(self) -> Any:
+        """The native module's whole calls; None once destroyed."""
+        return None if self._group is None else self._group._calls
 
     def _ids_of_all(self) -> torch.Tensor:
         """Tokens that together go to each rank once."""

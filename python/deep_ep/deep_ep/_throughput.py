@@ -8,6 +8,7 @@ import torch
 
 import ferry
 from deep_ep import _arguments as arguments
+from deep_ep import _whole_calls as whole_calls
 from deep_ep._handles import Handle, Link, attach, attached, ids_of_mask, is_copy, unpack
 from deep_ep._member import Asked, Member, Turn
 from deep_ep.utils.event import EventHandle, EventOverlap
@@ -26,6 +27,9 @@ def dispatch_layout(
     member: Member, topk_idx: torch.Tensor, num_experts: int, asked: Asked
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
     """Local: no other rank takes part."""
+    counted = whole_calls.layout(member, topk_idx, num_experts, _RANKS_PER_NODE, asked)
+    if counted is not None:
+        return counted
     what = "get_dispatch_layout"
     with member.turn(what, (), asked) as (_, call):
         arguments.check_table(topk_idx, f"{what}: topk_idx", member.device, torch.int64, ("T", "K"))
@@ -77,9 +81,13 @@ def dispatch(
     asked: Asked,
 ) -> tuple[Payload, torch.Tensor | None, torch.Tensor | None, list[int], tuple[torch.Tensor, ...], EventOverlap]:
     """A new route and its first dispatch."""
+    made = whole_calls.dispatch(member, x, given, (expert_alignment, num_worst_tokens, num_sms), asked)
+    if isinstance(made, tuple):
+        return made
     what = "dispatch"
     exact = num_worst_tokens == 0
-    with member.turn(what, ("route", "dispatch"), asked, exact_route=exact) as (turn, call):
+    collectives = ("route", "dispatch") if made is None else ("dispatch",)
+    with member.turn(what, collectives, asked, exact_route=exact) as (turn, call):
         rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
         _check_new(member, rows, given)
         arguments.check_alignment(expert_alignment, what)
@@ -92,7 +100,9 @@ def dispatch(
                 "and topk_idx"
             )
         call.takes(rows, scales, in_rank, per_expert, ids, weights)
-        if ids is None:
+        if made is not None:
+            routing = turn.goes_on_with(made)
+        elif ids is None:
             routing = turn.route(ids_of_mask(in_rank), num_experts=member.num_ranks)
         else:
             routing = turn.route(ids, num_experts=per_expert.shape[0], max_recv_rows=num_worst_tokens)
@@ -174,6 +184,9 @@ def _routing_of(member: Member, turn: Turn, plan: _Plan, handle: Handle) -> ferr
 
 def dispatch_again(member: Member, x: Payload, handle: Any, given: dict[str, Any], asked: Asked) -> tuple:
     """A cached dispatch: only rows and scales."""
+    made = whole_calls.dispatch_again(member, x, handle, given, asked)
+    if made is not None:
+        return made
     what = "dispatch"
     plan = _plan(member, handle)
     collectives = plan.collectives("dispatch")
@@ -213,6 +226,9 @@ def combine(
     bias: Any,
     asked: Asked,
 ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+    made = whole_calls.combine(member, x, handle, topk_weights, bias, asked)
+    if made is not None:
+        return made
     what = "combine"
     plan = _plan(member, handle)
     # If ferry does not know K, weights are sent as rows.

@@ -1,0 +1,178 @@
+"""Calls that the native module makes as a whole give what the same calls made step by step give, and common calls are
+made as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from clients import Inputs, device_of, dispatch, inputs_of, layout_of, make_buffer
+from ranks import run_ranks
+from world import World, make_world
+
+import deep_ep
+from deep_ep import _whole_calls
+from deep_ep._member import Member
+
+
+@contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    kept = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(owner, name, value)
+
+
+def step_by_step() -> Any:
+    nothing = {name: lambda *_: None for name in ("layout", "dispatch", "dispatch_again", "combine")}
+    return replaced(_whole_calls, **nothing)
+
+
+def as_a_whole() -> Any:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the call was made step by step")
+
+    return replaced(Member, turn=refuse)
+
+
+def finished(results: Any) -> Any:
+    """Results of a call, whose event is waited for."""
+    if isinstance(results, deep_ep.EventOverlap):
+        results.current_stream_wait()
+        return None
+    if isinstance(results, (tuple, list)):
+        return [finished(one) for one in results]
+    return results
+
+
+def assert_same(left: Any, right: Any) -> None:
+    if isinstance(left, torch.Tensor):
+        assert (left.shape, left.stride(), left.dtype, left.device) == (
+            right.shape,
+            right.stride(),
+            right.dtype,
+            right.device,
+        )
+        assert left.contiguous().view(torch.uint8).equal(right.contiguous().view(torch.uint8))
+    elif isinstance(left, list):
+        assert len(left) == len(right)
+        for one, other in zip(left, right):
+            assert_same(one, other)
+    else:
+        assert left == right
+
+
+def payloads(mine: Inputs) -> list[Any]:
+    rows = mine.x.to(torch.float8_e4m3fn)
+    scales = torch.rand(3, len(rows), device=rows.device).t()
+    return [mine.x, mine.x.float(), (rows, scales), [rows, scales.contiguous()], (rows, scales[:, 0])]
+
+
+def check_same(rank: int, world: World, device: str, num_worst_tokens: int, asynchronous: bool) -> None:
+    buffer = make_buffer(rank, device)
+    mine = inputs_of(world, rank, device_of(rank, device))
+    layout = layout_of(buffer, mine.idx, world.num_experts)
+    how = {"async_finish": asynchronous, "previous_event": buffer.capture() if asynchronous else None}
+
+    def both(call: Callable[[], Any]) -> Any:
+        whole = finished(call())
+        with step_by_step():
+            assert_same(whole, finished(call()))
+        return whole
+
+    both(lambda: buffer.get_dispatch_layout(mine.idx, world.num_experts, **how))
+    new = {"num_worst_tokens": num_worst_tokens, "topk_idx": mine.idx, "topk_weights": mine.weights, **layout, **how}
+    for x in payloads(mine):
+
+        def valid_rows(x: Any = x) -> Any:
+            """What rows without a token hold is not said."""
+            rows, ids, weights, counts, handle, event = buffer.dispatch(x, expert_alignment=4, **new)
+            event.current_stream_wait()
+            count = int((handle[3] >= 0).sum())
+            rows = rows[:count] if isinstance(rows, torch.Tensor) else tuple(part[:count] for part in rows)
+            return rows, ids, weights[:count], counts, handle
+
+        both(valid_rows)
+    *_, handle, event = buffer.dispatch(mine.x, **new)
+    event.current_stream_wait()
+    count = int((handle[3] >= 0).sum())
+    for x in payloads(mine):
+
+        def again(x: Any = x) -> Any:
+            rows, *others, event = buffer.dispatch(x, handle=handle, **how)
+            event.current_stream_wait()
+            rows = (rows,) if isinstance(rows, torch.Tensor) else rows
+            return [part[:count] for part in rows], others
+
+        both(again)
+    y = torch.randn(len(handle[3]), mine.x.shape[1]).to(mine.x.device, torch.bfloat16)
+    weights = torch.rand(len(y), mine.idx.shape[1], device=y.device)
+    bias = torch.ones_like(mine.x)
+    for given in ({}, {"topk_weights": weights}, {"bias": bias}, {"bias": [bias, bias * 2]}, {"bias": ()}):
+        both(lambda given=given: buffer.combine(y, handle, **given, **how))
+    both(lambda: buffer.combine(y, list(handle), **how))
+    both(lambda: buffer.combine(torch.nn.Parameter(y), handle, topk_weights=torch.nn.Parameter(weights), **how))
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("num_worst_tokens", [0, 64])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_same_results(num_worst_tokens: int, asynchronous: bool, device: str) -> None:
+    run_ranks(3, check_same, make_world(3, 6, [7, 0, 4]), device, num_worst_tokens, asynchronous)
+
+
+def check_whole(rank: int, world: World, device: str) -> None:
+    buffer = make_buffer(rank, device)
+    mine = inputs_of(world, rank, device_of(rank, device))
+    *_, exact, _ = dispatch(buffer, world, mine)
+    with as_a_whole():
+        layout = layout_of(buffer, mine.idx, world.num_experts)
+        options = {"topk_idx": mine.idx, "topk_weights": mine.weights, **layout}
+        x, _, weights, _, handle, _ = buffer.dispatch(mine.x, num_worst_tokens=32, **options)
+        buffer.combine(x, handle, topk_weights=weights)
+        x, *_, event = buffer.dispatch(mine.x, handle=exact, async_finish=True)
+        event.current_stream_wait()
+        finished(buffer.combine(x, exact, bias=mine.x, previous_event=buffer.capture(), async_finish=True))
+        if device == "cuda":  # a CPU group does not know whether choices repeat, and counts them in a step of its own
+            unique = torch.arange(mine.idx.shape[1], device=mine.idx.device).expand_as(mine.idx).contiguous()
+            layout = layout_of(buffer, unique, world.num_experts)
+            *_, counts, _, _ = buffer.dispatch(mine.x, topk_idx=unique, topk_weights=mine.weights, **layout)
+            assert len(counts) == world.num_local(rank)
+    buffer.destroy()
+
+
+def test_common_calls_are_made_as_a_whole(device: str) -> None:
+    run_ranks(2, check_whole, make_world(2, 6, [7, 5]), device)
+
+
+def check_other_handles(rank: int, world: World, device: str) -> None:
+    """Handles that are copies, or of a buffer that is gone or another one, work as those of this buffer do."""
+    first, second = make_buffer(rank, device), make_buffer(rank, device)
+    mine = inputs_of(world, rank, device_of(rank, device))
+    x, *_, handle, _ = dispatch(first, world, mine)
+    expected = first.combine(x, handle)[0]
+    copied = tuple(tensor.clone() for tensor in handle)
+    assert_same(first.combine(x, copied)[0], expected)
+    assert_same(first.dispatch(mine.x, handle=tuple(tensor.clone() for tensor in handle))[0], x)
+    assert_same(second.combine(x, handle)[0], expected)
+    *_, other, _ = dispatch(first, world, mine)
+    first.destroy()
+    assert_same(second.dispatch(mine.x, handle=other)[0], x)
+    assert_same(second.combine(x, other)[0], expected)
+    with pytest.raises(ValueError, match="destroyed"):
+        first.combine(x, other)
+    with pytest.raises(ValueError, match="destroyed"):
+        first.get_dispatch_layout(mine.idx, world.num_experts)
+    second.destroy()
+
+
+def test_other_handles(device: str) -> None:
+    run_ranks(2, check_other_handles, make_world(2, 6, [7, 5]), device)

@@ -1,0 +1,127 @@
+#include "allocator.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace nb = nanobind;
+
+namespace ferry::python {
+namespace {
+
+nb::object call(const nb::object& function, std::span<PyObject* const> arguments) {
+  PyObject* result = PyObject_Vectorcall(function.ptr(), arguments.data(), arguments.size(), nullptr);
+  if (result == nullptr) nb::raise_python_error();
+  return nb::steal(result);
+}
+
+nb::object integer(std::int64_t value) {
+  PyObject* made = PyLong_FromLongLong(value);
+  if (made == nullptr) nb::raise_python_error();
+  return nb::steal(made);
+}
+
+/// Empty where it is missing or None.
+nb::object optional_attribute(const nb::object& owner, const char* name) {
+  nb::object value = nb::getattr(owner, name, nb::none());
+  return value.is_none() ? nb::object() : value;
+}
+
+nb::tuple shape_of(const Wanted& wanted) {
+  return wanted.num_dims == 1 ? nb::make_tuple(wanted.shape[0]) : nb::make_tuple(wanted.shape[0], wanted.shape[1]);
+}
+
+nb::tuple strides_of(const Wanted& wanted) {
+  return wanted.num_dims == 1 ? nb::make_tuple(1)
+                              : nb::make_tuple(std::max<std::int64_t>(wanted.shape[1], 1), std::int64_t{1});
+}
+
+/// While it lives, tensors that this thread makes come from a pool.
+class PoolScope {
+ public:
+  PoolScope(const nb::object& begin, const nb::object& end, const nb::object& release, const nb::object& device,
+            nb::handle id, SymmetricPool& pool)
+      : end_(end), release_(release), arguments_{device.ptr(), id.ptr()} {
+    call(begin, arguments_);
+    pool.enter();
+  }
+  PoolScope(const PoolScope&) = delete;
+  PoolScope& operator=(const PoolScope&) = delete;
+  ~PoolScope() {
+    SymmetricPool::leave();
+    // An error of the call inside is kept by its exception, so none is set here.
+    for (const nb::object& function : {end_, release_}) {
+      PyObject* result = PyObject_Vectorcall(function.ptr(), arguments_.data(), arguments_.size(), nullptr);
+      if (result == nullptr) PyErr_WriteUnraisable(function.ptr());
+      Py_XDECREF(result);
+    }
+  }
+
+ private:
+  nb::object end_;
+  nb::object release_;
+  std::array<PyObject*, 2> arguments_;
+};
+
+}  // namespace
+
+Allocator::Allocator(nb::object memory, std::shared_ptr<SymmetricPool> pool, Place place)
+    : memory_(std::move(memory)), pool_(std::move(pool)), place_(place) {
+  const nb::module_ torch = nb::module_::import_("torch");
+  tensor_type_ = torch.attr("Tensor");
+  types_ = {torch.attr("int32"), torch.attr("int64"), torch.attr("float32"), torch.attr("bool")};
+  const nb::object functions = memory_.attr("torch_functions")();
+  empty_strided_ = optional_attribute(functions, "empty_strided");
+  current_device_ = optional_attribute(functions, "current_device");
+  is_capturing_ = optional_attribute(functions, "is_capturing");
+  begin_pool_ = optional_attribute(functions, "begin_pool");
+  end_pool_ = optional_attribute(functions, "end_pool");
+  release_pool_ = optional_attribute(functions, "release_pool");
+}
+
+bool Allocator::is_current_device() const {
+  if (!place_.on_gpu) return true;
+  return current_device_.is_valid() && nb::cast<int>(call(current_device_, {})) == place_.device;
+}
+
+nb::object Allocator::make_quickly(const Wanted& wanted) const {
+  const nb::tuple shape = shape_of(wanted);
+  const nb::tuple strides = strides_of(wanted);
+  return call(empty_strided_, std::array{shape.ptr(), strides.ptr(), wanted.dtype.ptr()});
+}
+
+nb::object Allocator::make(const Wanted& wanted) const {
+  if (empty_strided_.is_valid() && is_current_device()) return make_quickly(wanted);
+  return memory_.attr("plain")(shape_of(wanted), wanted.dtype);
+}
+
+std::vector<nb::object> Allocator::make_symmetric(std::span<const Wanted> wanted, nb::handle pool_id) const {
+  const nb::object device = integer(place_.device);
+  const PoolScope scope(begin_pool_, end_pool_, release_pool_, device, pool_id, *pool_);
+  std::vector<nb::object> made;
+  made.reserve(wanted.size());
+  for (const Wanted& one : wanted) made.push_back(make_quickly(one));
+  return made;
+}
+
+std::vector<nb::object> Allocator::make_outputs(std::span<const Wanted> wanted) const {
+  if (wanted.empty()) return {};
+  if (place_.on_gpu && empty_strided_.is_valid() && is_capturing_.is_valid() && begin_pool_.is_valid() &&
+      end_pool_.is_valid() && release_pool_.is_valid() && is_current_device()) {
+    const nb::object pool_id = memory_.attr("pool_id");
+    // A graph's replays use the memory of its capture, which only torch's pool for that graph keeps alive.
+    if (!pool_id.is_none() && !nb::cast<bool>(call(is_capturing_, {}))) {
+      try {
+        return make_symmetric(wanted, pool_id);
+      } catch (nb::python_error&) {
+        // Out of memory, or another thread uses the pool: what follows frees memory or waits.
+      }
+    }
+  }
+  nb::list asked;
+  for (const Wanted& one : wanted) asked.append(nb::make_tuple(shape_of(one), one.dtype, one.moves));
+  std::vector<nb::object> made;
+  for (nb::handle tensor : memory_.attr("outputs_of")(asked)) made.push_back(nb::borrow(tensor));
+  return made;
+}
+
+}  // namespace ferry::python

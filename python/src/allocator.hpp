@@ -1,0 +1,71 @@
+#ifndef FERRY_PYTHON_ALLOCATOR_HPP
+#define FERRY_PYTHON_ALLOCATOR_HPP
+
+/// New torch tensors for the outputs of calls, made through functions of torch that Python hands over, so that this
+/// module still links nothing of torch. They are ordinary tensors of torch's own allocator: memory that was imported
+/// through DLPack would ignore `record_stream`.
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "symmetric_pool.hpp"
+#include "tensors.hpp"
+
+namespace ferry::python {
+
+/// A tensor to make: one or two dimensions, contiguous.
+struct Wanted {
+  nanobind::handle dtype{};  ///< a torch.dtype
+  std::array<std::int64_t, 2> shape{};
+  int num_dims = 2;
+  bool moves = false;  ///< holds payload rows, which gain from symmetric memory
+};
+
+/// The dtypes of tables.
+struct TableTypes {
+  nanobind::object i32, i64, f32, boolean;
+};
+
+/// All of it with the GIL held.
+class Allocator {
+ public:
+  /// memory: a ferry._memory.HostMemory or DeviceMemory.
+  Allocator(nanobind::object memory, std::shared_ptr<SymmetricPool> pool, Place place);
+
+  const TableTypes& types() const { return types_; }
+
+  /// The stream that torch works on now. Empty where torch does not tell.
+  std::optional<Stream> stream() const { return work_stream(tensor_type_, place_); }
+
+  /// An ordinary tensor.
+  /// @throws nanobind::python_error: torch's, out of memory for example
+  nanobind::object make(const Wanted& wanted) const;
+
+  /// The outputs of a dispatch: on a GPU all in symmetric memory, on the host those that hold payload.
+  /// @throws nanobind::python_error
+  std::vector<nanobind::object> make_outputs(std::span<const Wanted> wanted) const;
+
+ private:
+  bool is_current_device() const;
+  nanobind::object make_quickly(const Wanted& wanted) const;
+  std::vector<nanobind::object> make_symmetric(std::span<const Wanted> wanted, nanobind::handle pool_id) const;
+
+  nanobind::object memory_;
+  std::shared_ptr<SymmetricPool> pool_;
+  Place place_;
+  nanobind::object tensor_type_;
+  TableTypes types_;
+  /// Functions of torch, null where this torch does not have them. `empty_strided_` makes tensors on torch's current
+  /// device.
+  nanobind::object empty_strided_, current_device_, is_capturing_, begin_pool_, end_pool_, release_pool_;
+};
+
+}  // namespace ferry::python
+
+#endif  // FERRY_PYTHON_ALLOCATOR_HPP

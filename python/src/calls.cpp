@@ -1,0 +1,184 @@
+#include "calls.hpp"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "errors.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ferry::python {
+namespace {
+
+constexpr std::size_t kMaxBiases = 2;
+
+/// None is an absent view; false if it cannot be read.
+bool read_optional(nb::handle tensor, Place place, TensorView& view) {
+  if (tensor.is_none()) return true;
+  const std::optional<ReadTensor> read = find_tensor(tensor, place);
+  if (read) view = read->view;
+  return read.has_value();
+}
+
+bool read_optional(nb::handle tensor, Place place, ConstTensorView& view) {
+  TensorView read;
+  if (!read_optional(tensor, place, read)) return false;
+  view = read;
+  return true;
+}
+
+/// None, a tensor, or up to two.
+bool read_biases(nb::handle bias, Place place, std::array<ConstTensorView, kMaxBiases>& views) {
+  if (!nb::isinstance<nb::tuple>(bias) && !nb::isinstance<nb::list>(bias)) {
+    return read_optional(bias, place, views[0]);
+  }
+  const std::size_t count = nb::len(bias);
+  if (count > kMaxBiases) return false;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!read_optional(bias[i], place, views[i]) || !views[i].present()) return false;
+  }
+  return true;
+}
+
+std::optional<int> small_integer(nb::handle value) {
+  int result = 0;
+  return nb::try_cast(value, result, false) ? std::optional(result) : std::nullopt;
+}
+
+nb::object or_none(nb::object value) { return value.is_valid() ? std::move(value) : nb::none(); }
+
+/// in: x, scales, topk_weights; out: x, scales, source.
+nb::object dispatch(const Calls& calls, const PlacedRouting& routing, nb::handle x, nb::handle scales,
+                    nb::handle topk_weights, nb::handle out, nb::handle out_scales, nb::handle out_source, bool tables,
+                    bool has_weights, bool bounded, bool zero_padding, nb::handle num_sms) {
+  const Place place = calls.place();
+  const std::optional<Stream> stream = calls.allocator().stream();
+  const std::optional<int> sms = small_integer(num_sms);
+  ReadDispatch call{x, scales};
+  if (!stream || !sms || !routing.routing.present() || !read_optional(x, place, call.in.x) || !call.in.x.present() ||
+      !read_optional(scales, place, call.in.scales) || !read_optional(topk_weights, place, call.in.topk_weights) ||
+      !read_optional(out, place, call.out.x) || !read_optional(out_scales, place, call.out.scales) ||
+      !read_optional(out_source, place, call.out.source)) {
+    return nb::none();
+  }
+  call.tables = tables;
+  call.weights = has_weights || call.in.topk_weights.present();
+  call.bounded = bounded;
+  call.options.zero_padding = zero_padding;
+  call.options.kernel.num_sms = *sms;
+  Received made = calls.dispatch(routing.routing, call, *stream);
+  return nb::make_tuple(made.x.is_valid() ? made.x : nb::borrow(out),
+                        made.scales.is_valid() ? made.scales : nb::borrow(out_scales), or_none(made.topk_idx),
+                        or_none(made.topk_weights));
+}
+
+nb::object combine(const Calls& calls, const PlacedRouting& routing, nb::handle x, nb::handle weights, nb::handle bias,
+                   bool weighted, nb::handle topk_weights, nb::handle out, nb::handle num_sms) {
+  const Place place = calls.place();
+  const std::optional<Stream> stream = calls.allocator().stream();
+  const std::optional<int> sms = small_integer(num_sms);
+  CombineInput in;
+  CombineOutput output;
+  if (!stream || !sms || !routing.routing.present() || !read_optional(x, place, in.x) || !in.x.present() ||
+      !read_optional(weights, place, in.weights) || !read_biases(bias, place, in.bias) ||
+      !read_optional(topk_weights, place, in.topk_weights) || !read_optional(out, place, output.x)) {
+    return nb::none();
+  }
+  nb::object sums = nb::borrow(out);
+  nb::object weight_sums = nb::none();
+  try {
+    if (out.is_none()) {
+      sums = calls.allocator().make({x.attr("dtype"), {routing.routing.num_tokens(), in.x.extent(in.x.num_dims - 1)}});
+      output.x = read_tensor(sums, place);
+    }
+    if (in.weights.present()) {
+      weight_sums = calls.allocator().make(
+          {calls.allocator().types().f32, {routing.routing.num_tokens(), routing.routing.num_topk()}});
+      output.weights = read_tensor(weight_sums, place);
+    }
+  } catch (...) {
+    calls.refuse_combine(routing.routing, *stream);
+    throw;
+  }
+  CombineOptions options;
+  options.weighted = weighted;
+  options.kernel.num_sms = *sms;
+  const Status status = [&] {
+    const nb::gil_scoped_release released;
+    return calls.group().combine(routing.routing, in, output, *stream, options);
+  }();
+  raise_if_error(status);
+  return nb::make_tuple(sums, weight_sums);
+}
+
+}  // namespace
+
+void Calls::refuse_dispatch(const Routing& routing, Stream stream) const {
+  const nb::gil_scoped_release released;
+  static_cast<void>(group_->dispatch(routing, {}, {}, stream));
+}
+
+void Calls::refuse_combine(const Routing& routing, Stream stream) const {
+  const nb::gil_scoped_release released;
+  static_cast<void>(group_->combine(routing, {}, {}, stream));
+}
+
+Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Stream stream) const {
+  DispatchOutput out = call.out;
+  Received made;
+  try {
+    const bool of_tokens = routing.layout() == Layout::kTokens;
+    const std::int64_t rows = routing.num_recv_rows();
+    const int num_topk = routing.num_topk();
+    // The dtypes of the payload are new references, which live until the tensors are made.
+    std::array<nb::object, 2> dtypes;
+    std::array<Wanted, 4> wanted{};
+    std::array<std::pair<nb::object*, TensorView*>, 4> places{};
+    std::size_t count = 0;
+    const auto want = [&](const Wanted& one, nb::object& tensor, TensorView& view) {
+      wanted[count] = one;
+      places[count++] = {&tensor, &view};
+    };
+    if (!out.x.present()) {
+      dtypes[0] = call.x.attr("dtype");
+      want({dtypes[0], {rows, call.in.x.extent(call.in.x.num_dims - 1)}, 2, true}, made.x, out.x);
+    }
+    if (call.in.scales.present() && !out.scales.present()) {
+      dtypes[1] = call.scales.attr("dtype");
+      want({dtypes[1], {rows, call.in.scales.extent(call.in.scales.num_dims - 1)}}, made.scales, out.scales);
+    }
+    if (call.tables && of_tokens) want({allocator_.types().i64, {rows, num_topk}}, made.topk_idx, out.topk_idx);
+    if (call.tables && call.weights) {
+      want({allocator_.types().f32, {rows, num_topk}, of_tokens ? 2 : 1}, made.topk_weights, out.topk_weights);
+    }
+    std::vector<nb::object> tensors = allocator_.make_outputs(std::span(wanted).first(count));
+    for (std::size_t i = 0; i < count; ++i) {
+      *places[i].first = std::move(tensors[i]);
+      *places[i].second = read_tensor(*places[i].first, place_);
+    }
+    // If too many rows came, nothing is written: no garbage to index with.
+    if (call.bounded && made.topk_idx.is_valid()) made.topk_idx.attr("fill_")(-1);
+  } catch (...) {
+    refuse_dispatch(routing, stream);
+    throw;
+  }
+  const Status status = [&] {
+    const nb::gil_scoped_release released;
+    return group_->dispatch(routing, call.in, out, stream, call.options);
+  }();
+  raise_if_error(status);
+  return made;
+}
+
+void define_calls(nb::module_& module) {
+  nb::class_<Calls>(module, "Calls")
+      .def("dispatch", &dispatch, "routing"_a, "x"_a.none(), "scales"_a.none(), "topk_weights"_a.none(), "out"_a.none(),
+           "out_scales"_a.none(), "out_source"_a.none(), "tables"_a, "has_weights"_a, "bounded"_a, "zero_padding"_a,
+           "num_sms"_a.none())
+      .def("combine", &combine, "routing"_a, "x"_a.none(), "weights"_a.none(), "bias"_a.none(), "weighted"_a,
+           "topk_weights"_a.none(), "out"_a.none(), "num_sms"_a.none());
+}
+
+}  // namespace ferry::python

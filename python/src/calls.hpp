@@ -1,0 +1,61 @@
+#ifndef FERRY_PYTHON_CALLS_HPP
+#define FERRY_PYTHON_CALLS_HPP
+
+/// Calls of a group with everything around them that costs time in Python: reading tensors, allocating outputs, asking
+/// for the stream. They take the common, valid case; of anything else they say so by returning None before they have
+/// done anything, and the package then makes the call step by step, with a message for each thing that can be wrong.
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+
+#include "allocator.hpp"
+#include "ferry/group.hpp"
+#include "placed.hpp"
+
+namespace ferry::python {
+
+/// A dispatch whose inputs have been read.
+struct ReadDispatch {
+  nanobind::handle x{}, scales{};  ///< whose dtypes the outputs have
+  DispatchInput in{};
+  DispatchOutput out{};  ///< absent: to be made
+  bool tables = false;   ///< ids and, with `weights`, weights are received too
+  bool weights = false;
+  bool bounded = false;  ///< rows of the route were bounded
+  DispatchOptions options{};
+};
+
+/// What a dispatch made; the others are not valid.
+struct Received {
+  nanobind::object x, scales, topk_idx, topk_weights;
+};
+
+class Calls {
+ public:
+  Calls(std::shared_ptr<Group> group, std::shared_ptr<SymmetricPool> pool, Place place, nanobind::object memory)
+      : group_(std::move(group)), allocator_(std::move(memory), std::move(pool), place), place_(place) {}
+
+  Group& group() const { return *group_; }
+  const Allocator& allocator() const { return allocator_; }
+  Place place() const { return place_; }
+
+  /// Makes the outputs that are absent, and dispatches. If that fails it refuses the dispatch on all ranks.
+  Received dispatch(const Routing& routing, const ReadDispatch& call, Stream stream) const;
+
+  /// Refuses a dispatch or a combine on all ranks, so that none waits for this one.
+  void refuse_dispatch(const Routing& routing, Stream stream) const;
+  void refuse_combine(const Routing& routing, Stream stream) const;
+
+ private:
+  std::shared_ptr<Group> group_;
+  Allocator allocator_;
+  Place place_;
+};
+
+/// Group.dispatch and Group.combine of the package.
+void define_calls(nanobind::module_& module);
+
+}  // namespace ferry::python
+
+#endif  // FERRY_PYTHON_CALLS_HPP

@@ -1,0 +1,357 @@
+#include "throughput.hpp"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "calls.hpp"
+#include "errors.hpp"
+#include "ferry/dispatch_layout.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ferry::python {
+namespace {
+
+/// Stands for any size in a shape.
+constexpr std::int64_t kAny = -1;
+constexpr std::size_t kHandleSize = 6;
+constexpr std::int64_t kRowGranuleBytes = 16;
+
+/// A contiguous tensor of this dtype and shape.
+std::optional<TensorView> find_table(nb::handle tensor, Place place, DType dtype,
+                                     std::initializer_list<std::int64_t> shape, bool is_bool = false) {
+  const std::optional<ReadTensor> read = find_tensor(tensor, place);
+  if (!read || read->view.dtype != dtype || read->is_bool != is_bool ||
+      read->view.num_dims != static_cast<int>(shape.size())) {
+    return std::nullopt;
+  }
+  int dim = 0;
+  for (const std::int64_t size : shape) {
+    if (size != kAny && read->view.extent(dim) != size) return std::nullopt;
+    ++dim;
+  }
+  return is_contiguous(read->view) ? std::optional(read->view) : std::nullopt;
+}
+
+/// Rows [any, H] of a payload, contiguous.
+std::optional<TensorView> find_rows(nb::handle tensor, Place place) {
+  const std::optional<ReadTensor> read = find_tensor(tensor, place);
+  if (!read || read->view.num_dims != 2 || !is_contiguous(read->view)) return std::nullopt;
+  const std::int64_t row_bytes = read->view.extent(1) * static_cast<std::int64_t>(size_bytes(read->view.dtype));
+  return row_bytes > 0 && row_bytes % kRowGranuleBytes == 0 ? std::optional(read->view) : std::nullopt;
+}
+
+/// Rows, or (rows, scales [T, S]).
+struct Payload {
+  nb::object rows{}, scales{};
+  TensorView rows_view{}, scales_view{};
+};
+
+std::optional<Payload> find_payload(nb::handle x, Place place) {
+  const bool is_pair = nb::isinstance<nb::tuple>(x) || nb::isinstance<nb::list>(x);
+  if (is_pair && nb::len(x) != 2) return std::nullopt;
+  Payload payload;
+  payload.rows = is_pair ? nb::object(x[0]) : nb::borrow(x);
+  if (is_pair) payload.scales = x[1];
+  const std::optional<TensorView> rows = find_rows(payload.rows, place);
+  if (!rows) return std::nullopt;
+  payload.rows_view = *rows;
+  if (!is_pair) return payload;
+  const std::optional<ReadTensor> scales = find_tensor(payload.scales, place);
+  if (!scales || (scales->view.dtype != DType::kFloat32 && scales->view.dtype != DType::kInt32) ||
+      scales->view.num_dims != 2 || scales->view.extent(0) != rows->extent(0)) {
+    return std::nullopt;
+  }
+  payload.scales_view = scales->view;
+  return payload;
+}
+
+std::optional<std::int64_t> find_integer(nb::handle value) {
+  std::int64_t result = 0;
+  return PyLong_CheckExact(value.ptr()) && nb::try_cast(value, result, false) ? std::optional(result) : std::nullopt;
+}
+
+/// What a handle's tensors say, and the routing that belongs to them.
+struct FoundHandle {
+  nb::object link;  ///< keeps the routing
+  const PlacedRouting* routing = nullptr;
+  bool knows_topk = false;
+  std::int64_t num_rows = 0;    ///< N
+  std::int64_t num_tokens = 0;  ///< T
+};
+
+nb::object attribute_or_null(nb::handle owner, const char* name) {
+  PyObject* value = PyObject_GetAttrString(owner.ptr(), name);
+  if (value == nullptr) PyErr_Clear();
+  return nb::steal(value);
+}
+
+/// The link that deep_ep attached to the storage of a handle's first tensor: (ferry.Routing, knows_topk).
+nb::object link_of(nb::handle first) {
+  const nb::object storage_of = attribute_or_null(first, "untyped_storage");
+  if (!storage_of.is_valid()) return {};
+  PyObject* storage = PyObject_CallNoArgs(storage_of.ptr());
+  if (storage == nullptr) {
+    PyErr_Clear();
+    return {};
+  }
+  const nb::object kept = nb::steal(storage);
+  return attribute_or_null(kept, "_ferry_routing");
+}
+
+/// A handle that dispatch of `group` (a ferry.Group) returned.
+std::optional<FoundHandle> find_handle(const Calls& calls, nb::handle group, nb::handle handle) {
+  if (!nb::isinstance<nb::tuple>(handle) && !nb::isinstance<nb::list>(handle)) return std::nullopt;
+  if (nb::len(handle) != kHandleSize) return std::nullopt;
+  const std::int64_t num_ranks = calls.group().num_ranks();
+  const Place place = calls.place();
+  const nb::object first = handle[0];
+  const std::optional<TensorView> source = find_table(nb::object(handle[3]), place, DType::kInt32, {kAny});
+  const std::optional<TensorView> in_rank =
+      find_table(nb::object(handle[4]), place, DType::kUint8, {kAny, num_ranks}, true);
+  if (!find_table(first, place, DType::kInt32, {num_ranks, num_ranks}) || !source || !in_rank) return std::nullopt;
+  FoundHandle found;
+  found.link = link_of(first);
+  if (!found.link.is_valid() || !nb::isinstance<nb::tuple>(found.link) || nb::len(found.link) != 2) return std::nullopt;
+  const nb::object routing = found.link[0];
+  const nb::object owner = attribute_or_null(routing, "group");
+  const nb::object native = attribute_or_null(routing, "_native");
+  if (!owner.is(group) || !native.is_valid() || !nb::isinstance<PlacedRouting>(native)) return std::nullopt;
+  found.routing = nb::inst_ptr<PlacedRouting>(native);  // kept by the ferry.Routing, and that by the link
+  found.knows_topk = nb::object(found.link[1]).is(nb::handle(Py_True));
+  found.num_rows = source->extent(0);
+  found.num_tokens = in_rank->extent(0);
+  return found;
+}
+
+nb::object payload_of(Received& received) {
+  if (!received.scales.is_valid()) return std::move(received.x);
+  return nb::make_tuple(received.x, received.scales);
+}
+
+/// What calls so far went wrong with, as far as it is known.
+void poll(const Calls& calls) { raise_if_error(calls.group().poll()); }
+
+/// -> tokens per rank, per node (None for one node), per expert, is_token_in_rank
+nb::object layout(const Calls& calls, nb::handle topk_idx, nb::handle num_experts, int ranks_per_node) {
+  const Place place = calls.place();
+  const int num_ranks = calls.group().num_ranks();
+  const std::optional<Stream> stream = calls.allocator().stream();
+  const std::optional<std::int64_t> experts = find_integer(num_experts);
+  const std::optional<TensorView> ids = find_table(topk_idx, place, DType::kInt64, {kAny, kAny});
+  if (!stream || !experts || *experts < 1 || *experts % num_ranks != 0 || !ids) return nb::none();
+  const TableTypes& types = calls.allocator().types();
+  const int num_nodes = (num_ranks + ranks_per_node - 1) / ranks_per_node;
+  const nb::object per_rank = calls.allocator().make({types.i32, {num_ranks}, 1});
+  const nb::object per_node = num_nodes > 1 ? calls.allocator().make({types.i32, {num_nodes}, 1}) : nb::none();
+  const nb::object per_expert = calls.allocator().make({types.i32, {*experts}, 1});
+  const nb::object in_rank = calls.allocator().make({types.boolean, {ids->extent(0), num_ranks}});
+  DispatchLayout out;
+  out.num_tokens_per_rank = read_tensor(per_rank, place);
+  if (num_nodes > 1) out.num_tokens_per_node = read_tensor(per_node, place);
+  out.num_tokens_per_expert = read_tensor(per_expert, place);
+  out.is_token_in_rank = read_tensor(in_rank, place);
+  DispatchLayoutOptions options;
+  options.num_experts = *experts;
+  options.num_ranks = num_ranks;
+  options.ranks_per_node = ranks_per_node;
+  options.backend = place.on_gpu ? "cuda" : "cpu";
+  options.device = place.on_gpu ? place.device : -1;
+  raise_if_error(dispatch_layout(*ids, options, out, *stream));
+  poll(calls);
+  return nb::make_tuple(per_rank, per_node, per_expert, in_rank);
+}
+
+/// -> rows, or (rows, scales)
+nb::object dispatch_again(const Calls& calls, nb::handle group, nb::handle x, nb::handle handle) {
+  const std::optional<Stream> stream = calls.allocator().stream();
+  const std::optional<Payload> payload = find_payload(x, calls.place());
+  if (!stream || !payload) return nb::none();
+  const std::optional<FoundHandle> found = find_handle(calls, group, handle);
+  if (!found || payload->rows_view.extent(0) != found->num_tokens ||
+      found->routing->routing.num_recv_rows() != found->num_rows) {
+    return nb::none();
+  }
+  ReadDispatch call{payload->rows, payload->scales};
+  call.in.x = payload->rows_view;
+  call.in.scales = payload->scales_view;
+  Received received = calls.dispatch(found->routing->routing, call, *stream);
+  poll(calls);
+  return payload_of(received);
+}
+
+/// The arguments of a new dispatch that are not its payload.
+struct NewRoute {
+  TensorView ids{}, weights{};
+  std::int64_t num_experts = 0;
+  std::int64_t alignment = 1;
+  std::int64_t most_rows = 0;
+  int num_channels = 0;
+};
+
+std::optional<NewRoute> find_route(const Calls& calls, std::int64_t num_tokens, const nb::tuple& layout,
+                                   nb::handle topk_idx, nb::handle topk_weights, const nb::tuple& numbers) {
+  const Place place = calls.place();
+  const std::int64_t num_ranks = calls.group().num_ranks();
+  const std::optional<TensorView> ids = find_table(topk_idx, place, DType::kInt64, {num_tokens, kAny});
+  if (!ids || ids->extent(1) < 1 || ids->extent(1) > kMaxTopk) return std::nullopt;
+  const std::optional<TensorView> weights =
+      find_table(topk_weights, place, DType::kFloat32, {num_tokens, ids->extent(1)});
+  const std::optional<TensorView> per_expert = find_table(nb::object(layout[2]), place, DType::kInt32, {kAny});
+  if (!weights || !per_expert || !find_table(nb::object(layout[0]), place, DType::kInt32, {num_ranks}) ||
+      !find_table(nb::object(layout[1]), place, DType::kUint8, {num_tokens, num_ranks}, true)) {
+    return std::nullopt;
+  }
+  NewRoute route{*ids, *weights, per_expert->extent(0)};
+  if (route.num_experts < 1 || route.num_experts % num_ranks != 0) return std::nullopt;
+  const std::optional<std::int64_t> alignment = find_integer(nb::object(numbers[0]));
+  const std::optional<std::int64_t> most_rows = find_integer(nb::object(numbers[1]));
+  const std::optional<std::int64_t> num_sms = find_integer(nb::object(numbers[2]));
+  if (!alignment || *alignment < 1 || !most_rows || *most_rows < 0 || !num_sms || *num_sms < 2 || *num_sms % 2 != 0 ||
+      *num_sms / 2 > kMaxChannels) {
+    return std::nullopt;
+  }
+  route.alignment = *alignment;
+  route.most_rows = *most_rows;
+  route.num_channels = static_cast<int>(*num_sms / 2);
+  return route;
+}
+
+/// The five tables of a handle that are made for it.
+nb::tuple make_tables(const Calls& calls, const Routing& routing, int num_channels, Stream stream) {
+  const std::int64_t ranks = calls.group().num_ranks();
+  const nb::object& i32 = calls.allocator().types().i32;
+  const std::array<Wanted, 5> wanted{Wanted{i32, {ranks, ranks}}, Wanted{i32, {ranks, num_channels}},
+                                     Wanted{i32, {ranks, num_channels}}, Wanted{i32, {routing.num_recv_rows()}, 1},
+                                     Wanted{i32, {routing.num_tokens(), ranks}}};
+  std::array<nb::object, 5> made;
+  std::array<TensorView, 5> views;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    made[i] = calls.allocator().make(wanted[i]);
+    views[i] = read_tensor(made[i], calls.place());
+  }
+  raise_if_error(
+      calls.group().channel_tables(routing, num_channels, {views[0], views[1], views[2], views[3], views[4]}, stream));
+  return nb::make_tuple(made[0], made[1], made[2], made[3], made[4]);
+}
+
+nb::list aligned_counts(const Routing& routing, std::int64_t alignment) {
+  nb::list counts;
+  for (const std::int64_t count : routing.num_rows_per_local_expert()) {
+    counts.append((count + alignment - 1) / alignment * alignment);
+  }
+  return counts;
+}
+
+/// layout: tokens per rank, is_token_in_rank, tokens per expert; numbers: expert_alignment, num_worst_tokens, num_sms.
+/// -> payload, ids, weights, counts of local experts, tables, routing; the routing alone if choices must be counted on
+/// all ranks first: then nothing but the route was made
+nb::object dispatch_anew(const Calls& calls, nb::handle x, const nb::tuple& layout, nb::handle topk_idx,
+                         nb::handle topk_weights, const nb::tuple& numbers) {
+  const std::optional<Stream> stream = calls.allocator().stream();
+  const std::optional<Payload> payload = find_payload(x, calls.place());
+  if (!stream || !payload) return nb::none();
+  const std::optional<NewRoute> route =
+      find_route(calls, payload->rows_view.extent(0), layout, topk_idx, topk_weights, numbers);
+  if (!route) return nb::none();
+  RouteOptions options;
+  options.num_experts = route->num_experts;
+  options.max_recv_rows = route->most_rows;
+  Result<Routing> routed = [&] {
+    const nb::gil_scoped_release released;
+    return calls.group().route({route->ids, {}}, options, *stream);
+  }();
+  const PlacedRouting placed{value_or_raise(std::move(routed)), calls.place()};
+  const Routing& routing = placed.routing;
+  const bool exact = route->most_rows == 0;
+  if (exact && routing.may_repeat_experts()) return nb::cast(placed);
+  ReadDispatch call{payload->rows, payload->scales};
+  call.in = {payload->rows_view, payload->scales_view, route->weights};
+  call.tables = true;
+  call.weights = true;
+  call.bounded = !exact;
+  Received received = calls.dispatch(routing, call, *stream);
+  const nb::tuple tables = make_tables(calls, routing, route->num_channels, *stream);
+  const nb::list counts = exact ? aligned_counts(routing, route->alignment) : nb::list();
+  poll(calls);
+  return nb::make_tuple(payload_of(received), received.topk_idx, received.topk_weights, counts, tables,
+                        nb::cast(placed));
+}
+
+/// None, a tensor [T, H] bf16, or up to two. False if it is anything else.
+bool find_biases(nb::handle bias, Place place, std::int64_t num_tokens, std::int64_t hidden, CombineInput& in) {
+  if (bias.is_none()) return true;
+  const auto find = [&](nb::handle tensor, ConstTensorView& view) {
+    const std::optional<TensorView> found = find_table(tensor, place, DType::kBfloat16, {num_tokens, hidden});
+    if (found) view = *found;
+    return found.has_value();
+  };
+  if (!nb::isinstance<nb::tuple>(bias) && !nb::isinstance<nb::list>(bias)) return find(bias, in.bias[0]);
+  const std::size_t count = nb::len(bias);
+  if (count > in.bias.size()) return false;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!find(nb::object(bias[i]), in.bias[i])) return false;
+  }
+  return true;
+}
+
+/// -> sums, sums of the weights or None
+nb::object combine(const Calls& calls, nb::handle group, nb::handle x, nb::handle handle, nb::handle topk_weights,
+                   nb::handle bias) {
+  const Place place = calls.place();
+  const std::optional<Stream> stream = calls.allocator().stream();
+  const std::optional<TensorView> rows = find_rows(x, place);
+  if (!stream || !rows || rows->dtype != DType::kBfloat16) return nb::none();
+  const std::optional<FoundHandle> found = find_handle(calls, group, handle);
+  if (!found || rows->extent(0) != found->num_rows) return nb::none();
+  const Routing& routing = found->routing->routing;
+  if (routing.num_recv_rows() != found->num_rows || routing.num_tokens() != found->num_tokens) return nb::none();
+  CombineInput in;
+  in.x = *rows;
+  if (!topk_weights.is_none()) {
+    const std::optional<TensorView> weights =
+        find_table(topk_weights, place, DType::kFloat32, {found->num_rows, routing.num_topk()});
+    if (!weights || !found->knows_topk) return nb::none();
+    in.weights = *weights;
+  }
+  if (!find_biases(bias, place, found->num_tokens, rows->extent(1), in)) return nb::none();
+  nb::object sums;
+  nb::object weight_sums = nb::none();
+  CombineOutput out;
+  try {
+    sums = calls.allocator().make({x.attr("dtype"), {found->num_tokens, rows->extent(1)}});
+    out.x = read_tensor(sums, place);
+    if (in.weights.present()) {
+      weight_sums = calls.allocator().make({calls.allocator().types().f32, {found->num_tokens, routing.num_topk()}});
+      out.weights = read_tensor(weight_sums, place);
+    }
+  } catch (...) {
+    calls.refuse_combine(routing, *stream);
+    throw;
+  }
+  const Status status = [&] {
+    const nb::gil_scoped_release released;
+    return calls.group().combine(routing, in, out, *stream);
+  }();
+  raise_if_error(status);
+  poll(calls);
+  return nb::make_tuple(sums, weight_sums);
+}
+
+}  // namespace
+
+void define_throughput(nb::module_& module) {
+  module.def("throughput_layout", &layout, "calls"_a, "topk_idx"_a.none(), "num_experts"_a.none(), "ranks_per_node"_a);
+  module.def("throughput_dispatch", &dispatch_anew, "calls"_a, "x"_a.none(), "layout"_a, "topk_idx"_a.none(),
+             "topk_weights"_a.none(), "numbers"_a);
+  module.def("throughput_dispatch_again", &dispatch_again, "calls"_a, "group"_a, "x"_a.none(), "handle"_a.none());
+  module.def("throughput_combine", &combine, "calls"_a, "group"_a, "x"_a.none(), "handle"_a.none(),
+             "topk_weights"_a.none(), "bias"_a.none());
+}
+
+}  // namespace ferry::python
