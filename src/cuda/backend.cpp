@@ -28,8 +28,8 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
 
 CudaBackend::CudaBackend(const BackendContext& context, Parts parts)
     : context_(std::move(parts), context.options.timeout_ns),
-      placements_(context_.parts().memory, context_.parts().stream, context.topology.rank, context.topology.num_ranks) {
-}
+      history_{Placements(context_.parts().memory, context_.parts().stream, context.topology.rank,
+                          context.topology.num_ranks)} {}
 
 Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& context) {
   Result<Parts> parts = create_parts(context, load_kernels);

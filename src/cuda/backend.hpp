@@ -28,7 +28,7 @@ class CudaBackend final : public Backend {
   MemoryUsage memory_usage() const override;
   Status trim() override { return context_.trim(); }
   Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override {
-    return intranode::route(context_, placements_, call);
+    return intranode::route(context_, history_, call);
   }
   Status dispatch(const DispatchCall& call) override { return intranode::dispatch(context_, call); }
   Status combine(const CombineCall& call) override { return intranode::combine(context_, call); }
@@ -39,7 +39,7 @@ class CudaBackend final : public Backend {
 
  private:
   Context context_;
-  Placements placements_;
+  RouteHistory history_;
 };
 
 /// Entry of the registry.

@@ -27,7 +27,6 @@ set(ferry_cuda_sources
     cuda/intranode/tuning.cpp
     cuda/intranode/channel_tables.cu
     cuda/intranode/combine.cu
-    cuda/intranode/count.cu
     cuda/intranode/dispatch.cu
     cuda/intranode/exchange.cu
     cuda/intranode/padding.cu

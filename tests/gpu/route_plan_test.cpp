@@ -31,6 +31,33 @@ TEST_P(RoutePlanOnGpu, KernelsGiveThePlansRows) {
   });
 }
 
+// A rank without tokens expects no rows, and finds that its table is too small for those of the others; the next time
+// it knows better, until it gets more.
+TEST_P(RoutePlanOnGpu, RowsMayBeMoreThanARankExpects) {
+  const int num_ranks = GetParam();
+  std::vector<PreparedCase> cases;
+  for (const Layout layout : {Layout::kTokens, Layout::kExperts}) {
+    for (const std::int64_t max_tokens : {200, 100, 700}) {
+      ExchangeCase one;
+      one.name = fmt::format("{} tokens on every other rank", max_tokens);
+      one.world = {.num_ranks = num_ranks, .num_topk = 4, .num_experts = 16, .max_tokens = max_tokens};
+      one.world.counts = TokenCounts::kSomeZero;
+      one.world.layout = layout;
+      one.world.expert_alignment = layout == Layout::kExperts ? 16 : 1;
+      cases.push_back(prepare(one));
+      cases.back().routings = planned_routings(cases.back().world);
+    }
+  }
+  // One of them expects what comes, because it is told.
+  cases.push_back(cases.back());
+  cases.back().world.max_recv_rows.assign(static_cast<std::size_t>(num_ranks), 0);
+  cases.back().world.max_recv_rows.back() = cases.back().routings.back().num_used_rows + 3;
+  cases.back().routings = planned_routings(cases.back().world);
+  run_gpu_group(RankKind::kThreads, num_ranks, [&](RankContext& context, Group& group) {
+    for (const PreparedCase& one : cases) check_route(context, group, one);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, RoutePlanOnGpu, testing::Values(1, 2, 3, 8),
                          [](const auto& test) { return fmt::format("{}_threads", test.param); });
 

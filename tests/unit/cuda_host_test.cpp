@@ -211,7 +211,7 @@ TEST(Control, PartsLieSideBySide) {
             part("block_done", control.block_done, num_ranks * kMaxCallBlocks),
             part("counts_ready", control.counts_ready, num_ranks),
             part("headers", control.headers, 2 * num_ranks),
-            part("counts", control.counts, 2 * num_ranks * (num_ranks + static_cast<std::size_t>(kMaxExperts))),
+            part("counts", control.counts, 2 * num_ranks * Control::counts_stride(num_ranks)),
             part("local", control.local, 1),
         },
         arena.data(), size_bytes);
@@ -223,6 +223,7 @@ void expect_tables_carved(const RoutingTables::Shape& shape) {
                            shape.num_topk, shape.num_experts, shape.num_local_experts, shape.num_blocks,
                            shape.weights));
   const std::size_t num_entries = shape.num_tokens * shape.num_topk;
+  const auto columns = plan::CountColumns::of(static_cast<int>(shape.num_ranks), static_cast<int>(shape.num_experts));
   const std::size_t size_bytes = RoutingTables::at(nullptr, shape).size_bytes;
   std::vector<std::byte> memory(size_bytes);
   const RoutingTables tables = RoutingTables::at(memory.data(), shape);
@@ -237,7 +238,7 @@ void expect_tables_carved(const RoutingTables::Shape& shape) {
           part("ids", tables.ids, num_entries),
           part("weights", tables.weights, shape.weights ? num_entries : 0),
           part("block_ranks", tables.block_ranks, (shape.num_blocks + 1) * shape.num_ranks),
-          part("block_experts", tables.block_experts, shape.num_blocks * shape.num_experts),
+          part("block_counts", tables.block_counts, shape.num_blocks * static_cast<std::size_t>(columns.size)),
           part("rank_base", tables.rank_base, shape.num_ranks),
           part("expert_base", tables.expert_base, shape.num_experts),
           part("source_base", tables.source_base, shape.num_ranks + 1),
@@ -245,7 +246,8 @@ void expect_tables_carved(const RoutingTables::Shape& shape) {
           part("tokens_of_rank", tables.tokens_of_rank, shape.num_ranks),
           part("rows_per_expert", tables.rows_per_expert, shape.num_local_experts),
           part("row_offsets", tables.row_offsets, shape.num_local_experts + 1),
-          part("id_marks", tables.id_marks, kNumIdMarks),
+          part("block_marks", tables.block_marks, shape.num_blocks),
+          part("source_offsets", tables.source_offsets, shape.num_ranks),
       },
       memory.data(), size_bytes);
 }
@@ -269,6 +271,19 @@ TEST(RouteBlocks, CoverAllTokens) {
     EXPECT_GE(std::int64_t{blocks.num_blocks} * blocks.tokens_per_block, num_tokens);
     EXPECT_LT(std::int64_t{blocks.num_blocks - 1} * blocks.tokens_per_block, std::max<std::int64_t>(num_tokens, 1));
   }
+}
+
+TEST(SourceGuess, HoldsEvenRoutesAndWhatCameBefore) {
+  SourceGuess guess{.num_ranks = 8, .num_tokens = 4096, .num_topk = 8, .num_local_experts = 32};
+  EXPECT_EQ(guess.num_rows(), 8 * 4096) << "each token comes once";
+  guess.by_token = false;
+  EXPECT_EQ(guess.num_rows(), 2 * 4096 * 8) << "twice an even share";
+  guess.expert_alignment = 128;
+  EXPECT_EQ(guess.num_rows(), 2 * 4096 * 8 + 32 * 127) << "and a gap after each expert";
+  guess.num_tokens = 0;
+  guess.known_rows = 8'000'000;
+  EXPECT_EQ(guess.num_rows(), 9'000'000);
+  EXPECT_EQ(SourceGuess{}.num_rows(), 0);
 }
 
 // bytes_required without a GPU; tests/conformance/memory_test.cpp compares it with what groups hold.

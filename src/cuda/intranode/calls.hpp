@@ -9,13 +9,22 @@
 #include "cuda/context/context.hpp"
 #include "cuda/intranode/placements.hpp"
 
-namespace ferry::cuda::intranode {
+namespace ferry::cuda {
 
-Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, const RouteCall& call);
+/// What the routes of a group leave for later ones.
+struct RouteHistory {
+  Placements placements;
+  std::int64_t most_rows = 0;  ///< of an exact route
+};
+
+namespace intranode {
+
+Result<std::shared_ptr<RoutingState>> route(Context& context, RouteHistory& history, const RouteCall& call);
 Status dispatch(Context& context, const DispatchCall& call);
 Status combine(Context& context, const CombineCall& call);
 Status channel_tables(Context& context, const ChannelTablesCall& call);
 
-}  // namespace ferry::cuda::intranode
+}  // namespace intranode
+}  // namespace ferry::cuda
 
 #endif  // FERRY_CUDA_INTRANODE_CALLS_HPP

@@ -54,13 +54,13 @@ struct Shared {
   }
 };
 
-/// This warp's part of it. No other warp uses it.
-__device__ SumStages make_stages(const Shared& shared) {
+/// This warp's part of it, with barriers that complete after so many arrivals. No other warp uses it.
+__device__ SumStages make_stages(const Shared& shared, unsigned num_arrivals) {
   const auto warp = static_cast<std::size_t>(warp_idx());
   const SumStages stages{shared.sets + warp * kSumSets * kSetBytes, shared.barriers + warp * kStageBarriers,
                          shared.terms + warp * kSumTokens};
   if (lane_idx() == 0) {
-    for (int i = 0; i < kStageBarriers; ++i) init_barrier(stages.barriers + i);
+    for (int i = 0; i < kStageBarriers; ++i) init_barrier(stages.barriers + i, num_arrivals);
     publish_barriers();
   }
   __syncwarp();
@@ -107,12 +107,13 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
     if (first && threadIdx.x == 0) report_refused_route(ranks, *params.summary);
     return;
   }
-  if (first && warp_idx() == 0) post_entry(ranks, params.entry, start.epoch);
+  if (first && warp_idx() == warps_of(kBulk) - 1) post_entry(ranks, params.entry, start.epoch);
   const Shared shared = Shared::at(memory, ranks.num_ranks, kBulk);
+  const int block = static_cast<int>(blockIdx.x) - params.num_sum_blocks;
   SumStages stages{};
-  if constexpr (kBulk) stages = make_stages(shared);
+  if constexpr (kBulk) stages = make_stages(shared, block < 0 ? kSetArrivals : 1);
   Outcome outcome = Outcome::kStop;
-  if (const int block = static_cast<int>(blockIdx.x) - params.num_sum_blocks; block < 0) {
+  if (block < 0) {
     outcome = sum<kFloat32, kBulk>(params, shared, stages, start.epoch);
   } else {
     outcome = enter(params, start.epoch, [](int /*rank*/, const ReceivedEntry& /*entry*/) {});

@@ -21,8 +21,13 @@ struct Terms {
   float weights[kMaxTerms];
   int num_rows;
   int num_weights;
-  std::int64_t token;
+  int num_biases;           ///< these rows come first
+  std::uint32_t near_rows;  ///< bit i: row num_biases + i is on this GPU
+  int token;
   int part;  ///< of the token's row, as BulkSummer cuts it
+
+  __device__ int num_near() const { return num_biases + __popc(near_rows); }
+  __device__ bool is_near(int row) const { return row < num_biases || (near_rows >> (row - num_biases) & 1U) != 0; }
 };
 
 /// Where a rank's rows are, for this rank. In shared memory, one per rank.
@@ -147,9 +152,12 @@ class TermFinder {
     const unsigned weights = __ballot_sync(0xFFFFFFFFU, counts);
     const unsigned below = (1U << lane_idx()) - 1U;
     const int weight_idx = num_rows + __popc(weights & below);
+    const int own_idx = __popc(rows & below);
+    const bool near = first && destination.rank == params_.ranks.rank;
+    const unsigned near_rows = __reduce_or_sync(0xFFFFFFFFU, near ? 1U << own_idx : 0U);
     if (first) {
       const Holder& holder = holders_[destination.rank];
-      const int row_idx = num_rows + __popc(rows & below);
+      const int row_idx = num_rows + own_idx;
       terms.rows[row_idx] = holder.rows + destination.row * holder.row_stride;
       terms.first_weight[row_idx] = static_cast<std::uint8_t>(weight_idx);
     }
@@ -160,6 +168,8 @@ class TermFinder {
     if (lane_idx() == 0) {
       terms.first_weight[num_rows + __popc(rows)] = static_cast<std::uint8_t>(num_rows + __popc(weights));
       terms.num_weights = num_rows + __popc(weights);
+      terms.num_biases = num_rows;
+      terms.near_rows = near_rows;
     }
     __syncwarp();
     return num_rows + __popc(rows);

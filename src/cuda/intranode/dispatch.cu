@@ -74,13 +74,19 @@ __device__ Receiver receiver_of(const DispatchParams& params, int rank, const Re
   return receiver;
 }
 
-/// What this rank sends to each. All threads of the block; ends with a block barrier.
-__device__ void find_runs(const DispatchParams& params, Run* runs) {
+/// Whether this rank can send in runs; receivers may need their rows token by token all the same.
+template <bool kBulk>
+__device__ bool may_send_runs(const DispatchParams& params) {
+  return kBulk && params.entry.agreement != 0 && params.one_row_per_token;
+}
+
+/// What this rank sends to the rank of this thread's number.
+static_assert(kMaxRanks <= kRunWarps * kWarpLanes);
+__device__ Run load_run(const DispatchParams& params) {
   const int num_ranks = params.ranks.num_ranks;
-  for (int rank = static_cast<int>(threadIdx.x); rank < num_ranks; rank += kDispatchThreads) {
-    runs[rank] = {params.rank_base[rank], params.block_ranks[params.num_blocks * num_ranks + rank]};
-  }
-  __syncthreads();
+  const auto rank = static_cast<int>(threadIdx.x);
+  if (rank >= num_ranks) return {};
+  return {params.rank_base[rank], params.block_ranks[params.num_blocks * num_ranks + rank]};
 }
 
 /// The part in sending that one warp of a block takes.
@@ -104,13 +110,15 @@ struct RunPart {
   }
 };
 
-/// This warp's barriers for runs. All threads of the block; ends with a block barrier.
-__device__ void make_run_barriers(const Shared& shared) {
-  if (warp_idx() < kRunWarps && lane_idx() == 0) {
+/// Hands what each thread has loaded to the warps that send runs, which are those that call it, and prepares their
+/// barriers. The warp that posts the entry meanwhile is none of them.
+__device__ void share_runs(const Shared& shared, const Run& run, int num_ranks) {
+  if (static_cast<int>(threadIdx.x) < num_ranks) shared.runs[threadIdx.x] = run;
+  if (lane_idx() == 0) {
     for (int i = 0; i < kStages; ++i) init_barrier(shared.run_barriers + warp_idx() * kStages + i);
     publish_barriers();
   }
-  __syncthreads();
+  asm volatile("bar.sync 1, %0;" ::"n"(kRunWarps * kWarpLanes) : "memory");
 }
 
 /// Sends token by token.
@@ -170,7 +178,7 @@ __device__ Outcome enter(const DispatchParams& params, std::uint64_t epoch, Take
 
 /// Waits for the entries, and sends what is to be sent. All threads of a sending block.
 template <bool kBulk>
-__device__ Outcome send(const DispatchParams& params, const Shared& shared, std::uint64_t epoch) {
+__device__ Outcome send(const DispatchParams& params, const Shared& shared, const Run& run, std::uint64_t epoch) {
   bool watched = false;  // some receiver watches progress
   const auto take = [&params, &shared, &watched](int rank, const ReceivedEntry& entry) {
     const Receiver receiver = receiver_of(params, rank, entry);
@@ -183,14 +191,12 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, std:
   };
   if constexpr (kBulk) {
     // Whether it can be sent in runs is known when the receivers are; what comes first is loaded meanwhile.
-    if (params.entry.agreement != 0 && params.one_row_per_token) {
-      make_run_barriers(shared);
-      find_runs(params, shared.runs);
-      const RunPart part = RunPart::of(params);
-      const int warp = warp_idx() < kRunWarps ? warp_idx() : 0;
-      RunSender sender(params, shared.receivers, shared.runs, shared.stages + warp * kStages * kRunStageBytes,
-                       shared.run_barriers + warp * kStages, part.targets, part.warp, part.num_warps);
+    if (may_send_runs<kBulk>(params)) {
       const bool takes_part = warp_idx() < kRunWarps;
+      if (takes_part) share_runs(shared, run, params.ranks.num_ranks);
+      const RunPart part = RunPart::of(params);
+      RunSender sender(params, shared.receivers, shared.runs, shared.stages + warp_idx() * kStages * kRunStageBytes,
+                       shared.run_barriers + warp_idx() * kStages, part.targets, part.warp, part.num_warps);
       if (takes_part) sender.prime();
       const Outcome outcome = enter(params, epoch, take);
       const bool in_runs = __syncthreads_or(static_cast<int>(watched)) == 0 && outcome == Outcome::kGo;
@@ -246,6 +252,9 @@ template <bool kBulk>
 __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __grid_constant__ DispatchParams params) {
   extern __shared__ __align__(kLandingBytes) std::byte memory[];
   const RankParams& ranks = params.ranks;
+  // Loaded along with what the call starts with: each may go to memory.
+  Run run{};
+  if (may_send_runs<kBulk>(params)) run = load_run(params);
   const CallStart start = start_call(ranks, params.summary);
   if (start.broken) return;
   const bool first = blockIdx.x == 0;
@@ -258,8 +267,8 @@ __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __g
     receive<kBulk>(params, shared, start.epoch);
     return;
   }
-  if (first && warp_idx() == 0) post_entry(ranks, params.entry, start.epoch);
-  const Outcome outcome = send<kBulk>(params, shared, start.epoch);
+  if (first && warp_idx() == kDispatchWarps - 1) post_entry(ranks, params.entry, start.epoch);
+  const Outcome outcome = send<kBulk>(params, shared, run, start.epoch);
   if (outcome == Outcome::kStop) return;
   post_block_done(ranks, start.epoch);
   if (!first || !await_receivers(params, start.epoch)) return;

@@ -65,13 +65,16 @@ class UnitWalk {
  public:
   __device__ UnitWalk(const Run* runs, const UnitShape& shape, const RunTargets& targets, int num_ranks, int warp,
                       int num_warps)
-      : runs_(runs), shape_(shape), targets_(targets), num_ranks_(num_ranks), walk_(targets.num, warp, num_warps) {
+      : runs_(runs), shape_(shape), targets_(targets), num_ranks_(num_ranks), walk_(targets.num, warp, num_warps) {}
+
+  /// Once the runs are there.
+  __device__ void begin() {
     std::int32_t most_rows = 0;
-    for (int i = 0; i < targets.num; ++i) {
-      const std::int32_t num_rows = runs[rank_of(i)].num_rows;
+    for (int i = 0; i < targets_.num; ++i) {
+      const std::int32_t num_rows = runs_[rank_of(i)].num_rows;
       most_rows = num_rows > most_rows ? num_rows : most_rows;
     }
-    num_units_ = (most_rows + shape.num_rows - 1) / shape.num_rows * shape.num_pieces;
+    num_units_ = (most_rows + shape_.num_rows - 1) / shape_.num_rows * shape_.num_pieces;
   }
 
   __device__ const UnitShape& shape() const { return shape_; }
@@ -138,6 +141,7 @@ class RunSender {
 
   /// Starts to load what is sent first. Reads only this rank's inputs.
   __device__ void prime() {
+    walk_.begin();
     now_ = walk_.next();
     next_ = walk_.next();
     ahead_ = walk_.next();

@@ -10,9 +10,6 @@
 
 namespace ferry::cuda::device {
 
-inline constexpr int kRouteThreads = 256;
-inline constexpr int kRouteWarps = kRouteThreads / kWarpLanes;
-
 /// Lanes that a token takes: K rounded up to a power of two.
 __device__ inline int lanes_per_token(int num_topk) {
   return num_topk <= 1 ? 1 : 1 << (kWarpLanes - __clz(num_topk - 1));
@@ -22,6 +19,7 @@ struct Entry {
   std::int64_t token = 0;
   int topk = 0;
   bool exists = false;  ///< a lane beyond T or K has no entry
+  bool bad = false;     ///< its id is no expert
   int expert = -1;      ///< -1: none
   int owner = -1;
   unsigned same_rank = 0;    ///< lanes of this token whose expert has the same owner
@@ -48,8 +46,7 @@ __device__ inline Entry load_entry(const RouteParams& params, std::int64_t first
     if (id >= -1 && id < params.num_experts) {
       entry.expert = static_cast<int>(id);
     } else {
-      atomicMin(reinterpret_cast<unsigned long long*>(&params.tables.id_marks[kBadIdMark]),
-                static_cast<unsigned long long>(at));
+      entry.bad = true;
     }
     if (entry.expert >= 0) entry.owner = params.placement.owner[entry.expert];
   }
@@ -63,21 +60,6 @@ __device__ inline Entry load_entry(const RouteParams& params, std::int64_t first
   entry.first_of_rank = entry.expert >= 0 && __ffs(static_cast<int>(entry.same_rank)) - 1 == lane_idx();
   entry.first_of_expert = entry.expert >= 0 && __ffs(static_cast<int>(entry.same_expert)) - 1 == lane_idx();
   return entry;
-}
-
-/// Tokens of one warp of one counting block.
-struct TokenRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
-
-__device__ inline TokenRange tokens_of_warp(const RouteParams& params, int block) {
-  const int per_warp = params.tokens_per_block / kRouteWarps;
-  TokenRange range;
-  range.begin = static_cast<std::int64_t>(block) * params.tokens_per_block + warp_idx() * per_warp;
-  range.end = range.begin + per_warp;
-  if (range.end > params.num_tokens) range.end = params.num_tokens;
-  return range;
 }
 
 }  // namespace ferry::cuda::device

@@ -6,85 +6,125 @@
 #include <cstdint>
 
 #include "cuda/intranode/entries.cuh"
+#include "cuda/intranode/exchange_scratch.cuh"
 
 namespace ferry::cuda::device {
 
-inline constexpr int kExchangeThreads = 1024;
-/// Counts of this many blocks are loaded together, to overlap their latencies.
-inline constexpr int kPrefixBatch = 16;
+/// Sources whose counts a thread loads together: one latency up to 8 ranks.
+inline constexpr int kSourceBatch = 8;
 
-/// Turns the blocks' counts of one run into counts before each block; returns the total.
-__device__ inline std::int32_t sum_blocks(std::int32_t* counts, int stride, int num_blocks) {
-  std::int32_t total = 0;
-  for (int first = 0; first < num_blocks; first += kPrefixBatch) {
-    std::int32_t batch[kPrefixBatch];
-#pragma unroll
-    for (int i = 0; i < kPrefixBatch; ++i) batch[i] = first + i < num_blocks ? counts[(first + i) * stride] : 0;
-#pragma unroll
-    for (int i = 0; i < kPrefixBatch; ++i) {
-      if (first + i < num_blocks) counts[(first + i) * stride] = total;
-      total += batch[i];
-    }
-  }
-  return total;
+/// Where this rank's headers and counts of `epoch` begin, here and in every rank's memory.
+struct PostedSlot {
+  std::size_t first_rank;  ///< slots are [2][R]
+  std::size_t stride;      ///< of counts
+
+  __device__ PostedSlot(const RankParams& ranks, std::uint64_t epoch)
+      : first_rank(static_cast<std::size_t>(epoch % 2) * static_cast<std::size_t>(ranks.num_ranks)),
+        stride(Control::counts_stride(static_cast<std::size_t>(ranks.num_ranks))) {}
+};
+
+/// The same word of another rank's control block.
+template <typename T>
+__device__ inline T* on_rank(const RankParams& ranks, std::byte* base, T* own) {
+  return reinterpret_cast<T*>(base + (reinterpret_cast<std::byte*>(own) - ranks.peer_bases[ranks.rank]));
 }
 
-__device__ inline void publish_counts(const RouteParams& params, std::uint64_t epoch) {
-  const RankParams& ranks = params.ranks;
-  const int num_runs = ranks.num_ranks + params.num_experts;
-  const auto slot = static_cast<std::size_t>(epoch % 2) * static_cast<std::size_t>(ranks.num_ranks) +
-                    static_cast<std::size_t>(ranks.rank);
+/// Fills in this rank's header. One thread, after sum_blocks.
+__device__ inline void make_header(const RouteParams& params, Shared& shared, std::uint64_t epoch) {
   const bool counted = params.agreement != 0;
-  for (int run = static_cast<int>(threadIdx.x); counted && run < num_runs; run += kExchangeThreads) {
-    std::int32_t total = 0;
-    if (run < ranks.num_ranks) {
-      total = sum_blocks(params.tables.block_ranks + run, ranks.num_ranks, params.num_blocks);
-      params.tables.block_ranks[params.num_blocks * ranks.num_ranks + run] = total;
+  const bool bad = counted && shared.bad_entry != kNoEntry;
+  CountsHeader& header = shared.header;
+  header.epoch = epoch;
+  header.agreement = params.agreement;
+  header.record_number = params.record_number;
+  header.max_recv_rows = params.max_recv_rows;
+  header.num_tokens = params.num_tokens;
+  header.bad_entry = bad ? static_cast<std::int64_t>(shared.bad_entry) : -1;
+  header.bad_id = bad ? load_id(params, static_cast<std::int64_t>(shared.bad_entry)) : 0;
+  header.repeats = counted && shared.repeats != 0 ? 1 : 0;
+  header.source_offset = params.source_offset;
+  header.source_rows = params.source_rows;
+}
+
+/// Sends every rank this rank's header, and its counts unless it refuses. All threads.
+__device__ inline void publish_counts(const RouteParams& params, const Scratch& scratch, Shared& shared,
+                                      std::uint64_t epoch) {
+  const RankParams& ranks = params.ranks;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) make_header(params, shared, epoch);
+  __syncthreads();
+  const PostedSlot slot(ranks, epoch);
+  const std::size_t mine = slot.first_rank + static_cast<std::size_t>(ranks.rank);
+  auto* const headers = reinterpret_cast<int4*>(&ranks.control.headers[mine]);
+  auto* const counts = reinterpret_cast<int4*>(&ranks.control.counts[mine * slot.stride]);
+  const auto* const header = reinterpret_cast<const int4*>(&shared.header);
+  constexpr int kHeaderQuads = static_cast<int>(sizeof(CountsHeader) / sizeof(int4));
+  const int count_quads =
+      params.agreement == 0 ? 0 : plan::CountColumns::of(ranks.num_ranks, params.num_experts).num_quads();
+  const int num_quads = kHeaderQuads + count_quads;
+  for (int i = thread; i < ranks.num_ranks * num_quads; i += kExchangeThreads) {
+    const int rank = i / num_quads;
+    const int quad = i - rank * num_quads;
+    if (quad < kHeaderQuads) {
+      on_rank(ranks, shared.bases[rank], headers)[quad] = header[quad];
     } else {
-      const int expert = run - ranks.num_ranks;
-      total = sum_blocks(params.tables.block_experts + expert, params.num_experts, params.num_blocks);
+      on_rank(ranks, shared.bases[rank], counts)[quad - kHeaderQuads] = scratch.totals[quad - kHeaderQuads];
     }
-    for (int rank = 0; rank < ranks.num_ranks; ++rank) {
-      control_of(ranks, rank).counts[slot * static_cast<std::size_t>(ranks.num_ranks + kMaxExperts) + run] = total;
-    }
-  }
-  const std::int64_t num_entries = params.num_tokens * params.num_topk;
-  const std::int64_t bad_entry = counted ? params.tables.id_marks[kBadIdMark] : num_entries;
-  const bool bad = counted && bad_entry < num_entries;
-  for (int rank = static_cast<int>(threadIdx.x); rank < ranks.num_ranks; rank += kExchangeThreads) {
-    CountsHeader& header = control_of(ranks, rank).headers[slot];
-    header.agreement = params.agreement;
-    header.record_number = params.record_number;
-    header.max_recv_rows = params.max_recv_rows;
-    header.num_tokens = params.num_tokens;
-    header.repeats = counted && params.tables.id_marks[kRepeatMark] == 0 ? 1 : 0;
-    header.bad_entry = bad ? bad_entry : -1;
-    header.bad_id = bad ? load_id(params, bad_entry) : 0;
   }
   __syncthreads();
-  for (int rank = static_cast<int>(threadIdx.x); rank < ranks.num_ranks; rank += kExchangeThreads) {
-    fence_system();
-    store_release_system(&control_of(ranks, rank).counts_ready[ranks.rank], epoch);
-  }
+  if (thread >= ranks.num_ranks) return;
+  fence_system();
+  store_relaxed_system(&on_rank(ranks, shared.bases[thread], ranks.control.counts_ready)[ranks.rank], epoch);
 }
+static_assert(kMaxRanks <= kExchangeThreads, "a thread for each rank");
 
 /// What every rank posted in this epoch.
 struct Posted {
   const CountsHeader* headers;
   const std::int32_t* counts;
   std::size_t stride;
+  int num_ranks;
+  int first_expert;
 
-  __device__ Posted(const RankParams& ranks, std::uint64_t epoch)
-      : headers(ranks.control.headers + (epoch % 2) * static_cast<std::uint64_t>(ranks.num_ranks)),
-        stride(static_cast<std::size_t>(ranks.num_ranks + kMaxExperts)) {
-    counts = ranks.control.counts + (epoch % 2) * static_cast<std::uint64_t>(ranks.num_ranks) * stride;
+  __device__ Posted(const RouteParams& params, std::uint64_t epoch)
+      : num_ranks(params.ranks.num_ranks),
+        first_expert(plan::CountColumns::of(params.ranks.num_ranks, params.num_experts).first_expert) {
+    const PostedSlot slot(params.ranks, epoch);
+    headers = params.ranks.control.headers + slot.first_rank;
+    counts = params.ranks.control.counts + slot.first_rank * slot.stride;
+    stride = slot.stride;
   }
   /// Volatile: a peer wrote it while this kernel ran.
-  __device__ std::int32_t count(int source, int run) const {
-    return *static_cast<const volatile std::int32_t*>(counts + static_cast<std::size_t>(source) * stride + run);
+  __device__ std::int32_t count(int source, int column) const {
+    return *static_cast<const volatile std::int32_t*>(counts + static_cast<std::size_t>(source) * stride + column);
   }
-  __device__ const volatile CountsHeader& header(int source) const { return headers[source]; }
+  /// Calls use(source, count) for every source in order; `exists` false: with counts of 0.
+  template <typename Use>
+  __device__ void for_each_source(int column, bool exists, Use use) const {
+    for (int first = 0; first < num_ranks; first += kSourceBatch) {
+      std::int32_t batch[kSourceBatch];
+#pragma unroll
+      for (int i = 0; i < kSourceBatch; ++i) {
+        batch[i] = exists && first + i < num_ranks ? count(first + i, column) : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kSourceBatch; ++i) {
+        if (first + i < num_ranks) use(first + i, batch[i]);
+      }
+    }
+  }
 };
+
+/// Copies the headers of all ranks to shared memory. All threads.
+__device__ inline void load_headers(const Posted& posted, const Scratch& scratch) {
+  constexpr int kWords = static_cast<int>(sizeof(CountsHeader) / sizeof(std::uint64_t));
+  const auto* const from = reinterpret_cast<const volatile std::uint64_t*>(posted.headers);
+  auto* const to = reinterpret_cast<std::uint64_t*>(scratch.headers);
+  // By threads in the middle: the first and the last have loads of their own to wait for.
+  constexpr int kFirst = kExchangeThreads / 2;
+  const int thread = (static_cast<int>(threadIdx.x) + kFirst) % kExchangeThreads;
+  for (int i = thread; i < posted.num_ranks * kWords; i += kExchangeThreads) to[i] = from[i];
+}
 
 }  // namespace ferry::cuda::device
 

@@ -1,46 +1,79 @@
 #ifndef FERRY_CUDA_INTRANODE_EXCHANGE_REPORT_CUH
 #define FERRY_CUDA_INTRANODE_EXCHANGE_REPORT_CUH
 
-/// What the count exchange reports to the host: the counts, or why the call was refused.
+/// What the count exchange finds, for later kernels and for the host: the counts, or why the call was refused.
 
 #include <cstdint>
 
 #include "cuda/intranode/exchange_counts.cuh"
 #include "cuda/sync/entry.cuh"
+#include "plan/slots.hpp"
 
 namespace ferry::cuda::device {
 
+/// What the counts of all ranks mean; all of them find the same. All lanes of one warp, after the headers and rows of
+/// all ranks are known.
+__device__ inline Verdict judge(const RouteParams& params, const Scratch& scratch, const Shared& shared,
+                                std::uint64_t epoch) {
+  const unsigned num_ranks = static_cast<unsigned>(params.ranks.num_ranks);
+  bool equal = true;
+  bool repeats = false;
+  unsigned first_bad = num_ranks;
+  unsigned first_full = num_ranks;
+  for (unsigned rank = static_cast<unsigned>(lane_idx()); rank < num_ranks; rank += kWarpLanes) {
+    const CountsHeader& header = scratch.headers[rank];
+    equal = equal && header.epoch == epoch && header.agreement == params.agreement;
+    repeats = repeats || header.repeats != 0;
+    if (header.bad_entry >= 0 && rank < first_bad) first_bad = rank;
+    if (scratch.rank_rows[rank] > plan::row_limit(header.max_recv_rows) && rank < first_full) first_full = rank;
+  }
+  equal = __all_sync(0xFFFFFFFFU, equal) != 0;
+  first_bad = __reduce_min_sync(0xFFFFFFFFU, first_bad);
+  first_full = __reduce_min_sync(0xFFFFFFFFU, first_full);
+  Verdict verdict;
+  verdict.repeats = __any_sync(0xFFFFFFFFU, repeats) != 0;
+  verdict.go = equal && first_bad == num_ranks;
+  const bool slabs_fit = shared.first_full_expert == kNoExpert;
+  verdict.valid = verdict.go && slabs_fit && first_full == num_ranks;
+  verdict.fault = !equal        ? Fault::kDisagreement
+                  : !verdict.go ? Fault::kBadId
+                  : !slabs_fit  ? Fault::kSlabCapacity
+                                : Fault::kRowCapacity;
+  verdict.at = !verdict.go ? first_bad : !slabs_fit ? static_cast<std::int64_t>(shared.first_full_expert) : first_full;
+  return verdict;
+}
+
 /// Records why the call was refused, in the summary and for the host. One thread.
-__device__ inline void report_fault(const RouteParams& params, const Posted& posted, std::uint64_t epoch, Fault fault,
-                                    std::int64_t at, const unsigned long long* rank_rows) {
+__device__ inline void report_fault(const RouteParams& params, const Posted& posted, const Scratch& scratch,
+                                    const Verdict& verdict, std::uint64_t epoch) {
   RouteSummary& summary = *params.tables.summary;
-  summary.valid = 0;
-  summary.fault = static_cast<std::int32_t>(fault);
-  summary.fault_column = 0;
+  const std::int64_t at = verdict.at;
   const int num_ranks = params.ranks.num_ranks;
-  if (fault == Fault::kBadId) {
+  summary.fault = static_cast<std::int32_t>(verdict.fault);
+  summary.fault_column = 0;
+  if (verdict.fault == Fault::kBadId) {
+    const CountsHeader& header = scratch.headers[at];
     summary.fault_rank = at;
-    const std::int64_t entry = posted.header(static_cast<int>(at)).bad_entry;
-    summary.fault_row = entry / params.num_topk;
-    summary.fault_column = entry % params.num_topk;
-    summary.fault_value = posted.header(static_cast<int>(at)).bad_id;
+    summary.fault_row = header.bad_entry / params.num_topk;
+    summary.fault_column = header.bad_entry % params.num_topk;
+    summary.fault_value = header.bad_id;
     summary.fault_limit = params.num_experts - 1;
-  } else if (fault == Fault::kSlabCapacity) {
-    summary.fault_rank = params.placement.owner[at];
+  } else if (verdict.fault == Fault::kSlabCapacity) {
+    summary.fault_rank = scratch.owner[at];
     summary.fault_row = at;
     summary.fault_value = 0;
     for (int source = 0; source < num_ranks; ++source) {
-      summary.fault_value += posted.count(source, num_ranks + static_cast<int>(at));
+      summary.fault_value += posted.count(source, posted.first_expert + static_cast<int>(at));
     }
     summary.fault_limit = params.slab_capacity;
-  } else if (fault == Fault::kRowCapacity) {
+  } else if (verdict.fault == Fault::kRowCapacity) {
     summary.fault_rank = at;
-    summary.fault_value = static_cast<std::int64_t>(rank_rows[at]);
-    summary.fault_limit = posted.header(static_cast<int>(at)).max_recv_rows;
+    summary.fault_value = scratch.rank_rows[at];
+    summary.fault_limit = scratch.headers[at].max_recv_rows;
   }
   FaultReport& report = *params.host.fault;
   if (*static_cast<volatile std::uint64_t*>(&report.state) != 0) return;
-  report.fault = static_cast<std::int32_t>(fault);
+  report.fault = summary.fault;
   report.rank = static_cast<std::int32_t>(summary.fault_rank);
   report.row = summary.fault_row;
   report.column = summary.fault_column;
@@ -52,51 +85,41 @@ __device__ inline void report_fault(const RouteParams& params, const Posted& pos
   store_release_system(&report.state, 1);
 }
 
-/// Reports the result to the host. All threads.
-__device__ inline void report_result(const RouteParams& params, bool valid, bool repeats) {
-  if (params.host.result == nullptr) return;
+/// Tells later kernels the outcome, and the host if it asks. All threads.
+__device__ inline void report_verdict(const RouteParams& params, const Posted& posted, const Scratch& scratch,
+                                      const Verdict& verdict, std::int32_t num_token_rows, std::uint64_t epoch) {
   const RankParams& ranks = params.ranks;
-  if (valid) {
-    const bool by_token = params.layout == Layout::kTokens;
-    for (int rank = static_cast<int>(threadIdx.x); by_token && rank < ranks.num_ranks; rank += kExchangeThreads) {
-      params.host.from_rank[rank] = params.tables.source_base[rank + 1] - params.tables.source_base[rank];
-      params.host.to_rank[rank] = params.tables.block_ranks[params.num_blocks * ranks.num_ranks + rank];
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int rank = thread; rank < ranks.num_ranks; rank += kExchangeThreads) {
+    const CountsHeader& header = scratch.headers[rank];
+    const bool fits = scratch.rank_rows[rank] <= header.source_rows;
+    params.tables.source_offsets[rank] = fits ? header.source_offset : kAnnouncedLater;
+    params.tables.tokens_of_rank[rank] = header.num_tokens;
+    if (params.host.result == nullptr) continue;
+    params.host.from_rank[rank] = scratch.from_rank[rank];
+    params.host.to_rank[rank] = scratch.to_rank[rank];
+  }
+  const auto num_used_rows = static_cast<std::int32_t>(scratch.rank_rows[ranks.rank]);
+  if (thread == 0) {
+    RouteSummary& summary = *params.tables.summary;
+    summary.valid = verdict.valid ? 1 : 0;
+    if (verdict.go) {
+      summary.num_used_rows = num_used_rows;
+      summary.num_token_rows = num_token_rows;
     }
-    for (int expert = static_cast<int>(threadIdx.x); expert < params.num_local_experts; expert += kExchangeThreads) {
-      params.host.rows_per_expert[expert] = params.tables.rows_per_expert[expert];
-    }
-    for (int expert = static_cast<int>(threadIdx.x); !by_token && expert <= params.num_local_experts;
-         expert += kExchangeThreads) {
-      params.host.row_offsets[expert] = params.tables.row_offsets[expert];
-    }
+    if (!verdict.valid) report_fault(params, posted, scratch, verdict, epoch);
+  }
+  if (params.host.result == nullptr) return;
+  RouteResult& result = *params.host.result;
+  if (thread == 0) {
+    result.num_used_rows = num_used_rows;
+    result.num_token_rows = num_token_rows;
+    result.repeats = verdict.repeats ? 1 : 0;
   }
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  RouteResult& result = *params.host.result;
-  result.num_used_rows = params.tables.summary->num_used_rows;
-  result.num_token_rows = params.tables.summary->num_token_rows;
-  result.repeats = repeats ? 1 : 0;
+  if (thread != 0) return;
   fence_system();
-  store_release_system(&result.state, valid ? 1 : 2);
-}
-
-/// Reports from_rank and to_rank of layouts whose rows are (token, expert) pairs.
-__device__ inline void report_expert_rows(const RouteParams& params, const Posted& posted) {
-  if (params.host.result == nullptr || params.layout == Layout::kTokens) return;
-  const RankParams& ranks = params.ranks;
-  for (int rank = static_cast<int>(threadIdx.x); rank < ranks.num_ranks; rank += kExchangeThreads) {
-    std::int64_t from = 0;
-    std::int64_t to = 0;
-    const std::int32_t* first_of_rank = params.placement.first_of_rank;
-    for (int at = first_of_rank[ranks.rank]; at < first_of_rank[ranks.rank + 1]; ++at) {
-      from += posted.count(rank, ranks.num_ranks + params.placement.by_owner[at]);
-    }
-    for (int at = first_of_rank[rank]; at < first_of_rank[rank + 1]; ++at) {
-      to += posted.count(ranks.rank, ranks.num_ranks + params.placement.by_owner[at]);
-    }
-    params.host.from_rank[rank] = from;
-    params.host.to_rank[rank] = to;
-  }
+  store_relaxed_system(&result.state, verdict.valid ? 1 : 2);
 }
 
 }  // namespace ferry::cuda::device

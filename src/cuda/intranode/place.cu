@@ -1,4 +1,5 @@
-/// Last step of route: assigns every entry its row and destination, and writes the receivers' source tables.
+/// Last step of route: assigns every entry its row and destination, writes this rank's part of each receiver's source
+/// table, and ends the call.
 
 #include <algorithm>
 
@@ -11,11 +12,32 @@ namespace {
 
 using namespace device;
 
-/// Enough blocks to hide the latencies; few enough that several ranks' kernels fit one GPU while they wait for each
-/// other.
-constexpr int kMaxPlaceBlocks = 32;
+constexpr int kPlaceThreads = 256;
+constexpr int kPlaceWarps = kPlaceThreads / kWarpLanes;
+/// Rows of a bounded table for each thread to look at; more take more blocks.
+constexpr std::int64_t kRowsPerThread = 4;
 /// Above every real key; topk added.
 constexpr std::uint64_t kNoDestination = std::uint64_t{1} << 62;
+
+/// Tokens of one warp of one counting block.
+struct TokenRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+__device__ TokenRange tokens_of_warp(const RouteParams& params, int block) {
+  const int per_warp = params.tokens_per_block / kPlaceWarps;
+  TokenRange range;
+  range.begin = static_cast<std::int64_t>(block) * params.tokens_per_block + warp_idx() * per_warp;
+  range.end = range.begin + per_warp;
+  if (range.end > params.num_tokens) range.end = params.num_tokens;
+  return range;
+}
+
+/// Runs whose positions a warp keeps: token rows of each rank, then, where groups are by expert, rows of each expert.
+__host__ __device__ int num_runs_of(const RouteParams& params) {
+  return params.ranks.num_ranks + (params.layout == Layout::kTokens ? 0 : params.num_experts);
+}
 
 /// A destination as one number that orders as (rank, row, topk) does.
 __device__ std::uint64_t destination_key(int rank, std::int32_t row, int topk) {
@@ -101,18 +123,17 @@ __device__ void write_sent_token(const RouteParams& params, const Entry& entry, 
 }
 
 /// Writes the source of each new row into the receiver's table.
-__device__ void write_source(const RouteParams& route, std::byte* const* tables, const Entry& entry, const Rows& rows) {
-  const bool first = route.layout == Layout::kTokens ? entry.first_of_rank : entry.first_of_expert;
-  if (!first) return;
-  auto* table = reinterpret_cast<int2*>(tables[entry.owner]);
-  table[rows.row] = make_int2(route.ranks.rank, static_cast<int>(entry.token));
+__device__ void write_source(const RouteParams& params, int2* const* sources, const Entry& entry, const Rows& rows) {
+  const bool first = params.layout == Layout::kTokens ? entry.first_of_rank : entry.first_of_expert;
+  if (first) sources[entry.owner][rows.row] = make_int2(params.ranks.rank, static_cast<int>(entry.token));
 }
 
 /// Positions before each warp of counting block `block`, in `next` [warps, runs].
 __device__ void fill_next(const RouteParams& params, int block, std::int32_t* next) {
   const int num_ranks = params.ranks.num_ranks;
-  const int num_runs = num_ranks + params.num_experts;
-  for (int i = static_cast<int>(threadIdx.x); i < num_runs * kRouteWarps; i += kRouteThreads) next[i] = 0;
+  const int num_runs = num_runs_of(params);
+  const bool by_token = params.layout == Layout::kTokens;
+  for (int i = static_cast<int>(threadIdx.x); i < num_runs * kPlaceWarps; i += kPlaceThreads) next[i] = 0;
   __syncthreads();
   std::int32_t* mine = next + warp_idx() * num_runs;
   const TokenRange range = tokens_of_warp(params, block);
@@ -120,16 +141,16 @@ __device__ void fill_next(const RouteParams& params, int block, std::int32_t* ne
   for (std::int64_t token = range.begin; token < range.end; token += step) {
     const Entry entry = load_entry(params, token, range.end);
     if (entry.first_of_rank) atomicAdd(&mine[entry.owner], 1);
-    if (entry.first_of_expert) atomicAdd(&mine[num_ranks + entry.expert], 1);
+    if (!by_token && entry.first_of_expert) atomicAdd(&mine[num_ranks + entry.expert], 1);
   }
   __syncthreads();
-  for (int run = static_cast<int>(threadIdx.x); run < num_runs; run += kRouteThreads) {
-    const bool is_rank = run < num_ranks;
+  const auto columns = plan::CountColumns::of(num_ranks, params.num_experts);
+  const std::int32_t* const before = params.tables.block_counts + static_cast<std::int64_t>(block) * columns.size;
+  for (int run = static_cast<int>(threadIdx.x); run < num_runs; run += kPlaceThreads) {
     const int expert = run - num_ranks;
-    std::int32_t base =
-        is_rank ? params.tables.rank_base[run] + params.tables.block_ranks[block * num_ranks + run]
-                : params.tables.expert_base[expert] + params.tables.block_experts[block * params.num_experts + expert];
-    for (int warp = 0; warp < kRouteWarps; ++warp) {
+    std::int32_t base = run < num_ranks ? params.tables.rank_base[run] + before[run]
+                                        : params.tables.expert_base[expert] + before[columns.first_expert + expert];
+    for (int warp = 0; warp < kPlaceWarps; ++warp) {
       const std::int32_t count = next[warp * num_runs + run];
       next[warp * num_runs + run] = base;
       base += count;
@@ -138,23 +159,70 @@ __device__ void fill_next(const RouteParams& params, int block, std::int32_t* ne
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kRouteThreads) place_kernel(const __grid_constant__ PlaceParams params) {
-  extern __shared__ std::int32_t next[];  // [warps, R + E]
-  __shared__ std::byte* source_tables[kMaxRanks];
+/// Finds every rank's source table, in `sources` [R] (shared memory); false when the group broke. All threads of a
+/// block.
+__device__ bool find_sources(const RankParams& ranks, const std::int64_t* offsets, std::uint64_t epoch,
+                             int2** sources) {
+  bool here = true;
+  if (const int rank = static_cast<int>(threadIdx.x); rank < ranks.num_ranks) {
+    std::int64_t offset = offsets[rank];
+    if (offset == kAnnouncedLater) {
+      here = wait_entry_field(ranks, rank, epoch, offsetof(EntryMessage, tables_offset), offset);
+    }
+    sources[rank] = reinterpret_cast<int2*>(ranks.peer_bases[rank] + offset);
+  }
+  return __syncthreads_and(here ? 1 : 0) != 0;
+}
+static_assert(kMaxRanks <= kPlaceThreads, "a thread for each rank");
+
+/// Marks the rows of this rank that hold no token: source -1. Nobody else writes to them. All threads of all blocks;
+/// `memory` is the block's shared memory.
+__device__ void mark_gaps(const PlaceParams& params, bool valid, std::int32_t* memory) {
+  const RouteParams& route = params.route;
+  const std::int64_t num_used = valid ? route.tables.summary->num_used_rows : 0;
+  const bool has_gaps =
+      valid && (route.layout == Layout::kSlab || (route.layout == Layout::kExperts && route.expert_alignment > 1));
+  const int num_groups = has_gaps ? route.num_local_experts : 0;
+  std::int32_t* const offsets = memory;  // [L + 1]
+  std::int32_t* const group_rows = memory + num_groups + 1;
+  for (int i = static_cast<int>(threadIdx.x); has_gaps && i <= num_groups; i += kPlaceThreads) {
+    offsets[i] = static_cast<std::int32_t>(route.tables.row_offsets[i]);
+    if (i < num_groups) group_rows[i] = route.tables.rows_per_expert[i];
+  }
+  __syncthreads();
+  const std::int64_t first = has_gaps ? 0 : num_used;
+  const std::int64_t end = params.num_bounded_rows > num_used ? params.num_bounded_rows : num_used;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kPlaceThreads;
+  for (std::int64_t row = first + static_cast<std::int64_t>(blockIdx.x) * kPlaceThreads + threadIdx.x; row < end;
+       row += step) {
+    if (row < num_used && !plan::is_gap(offsets, group_rows, num_groups, static_cast<std::int32_t>(row))) continue;
+    reinterpret_cast<int2*>(params.source)[row] = make_int2(-1, -1);
+  }
+}
+
+/// What has the same size in every call.
+struct PlaceShared {
+  int2* sources[kMaxRanks];  ///< each rank's source table
+  bool is_last;
+};
+
+__global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_constant__ PlaceParams params) {
+  extern __shared__ std::int32_t next[];  // [warps, runs]
+  __shared__ PlaceShared shared;
   const RouteParams& route = params.route;
   const RankParams& ranks = route.ranks;
-  if (is_broken(ranks) || route.tables.summary->valid == 0) return;
   const std::uint64_t epoch = current_epoch(ranks);
-  if (blockIdx.x == 0 && warp_idx() == 0) post_entry(ranks, params.entry, epoch);
-  const Outcome outcome = await_entries(ranks, params.entry, epoch, [&ranks](int rank, const ReceivedEntry& entry) {
-    const std::int64_t offset = entry.tables_offset();
-    if (lane_idx() == 0) source_tables[rank] = ranks.peer_bases[rank] + offset;
-  });
-  if (outcome == Outcome::kStop) return;
-  if (outcome == Outcome::kSkip && blockIdx.x == 0 && threadIdx.x == 0) report_disagreement(ranks, epoch);
-  const int num_runs = ranks.num_ranks + route.num_experts;
-  for (int block = static_cast<int>(blockIdx.x); outcome == Outcome::kGo && block < route.num_blocks;
-       block += static_cast<int>(gridDim.x)) {
+  if (is_broken(ranks)) return;
+  if (route.tables.summary->valid == 0) {
+    mark_gaps(params, false, next);
+    return;
+  }
+  // The host launches this step again, with a larger table.
+  if (!params.announces && route.tables.source_offsets[ranks.rank] == kAnnouncedLater) return;
+  if (params.announces && blockIdx.x == 0 && warp_idx() == 0) post_entry(ranks, params.entry, epoch);
+  if (!find_sources(ranks, route.tables.source_offsets, epoch, shared.sources)) return;
+  const int num_runs = num_runs_of(route);
+  for (int block = static_cast<int>(blockIdx.x); block < route.num_blocks; block += static_cast<int>(gridDim.x)) {
     fill_next(route, block, next);
     const TokenRange range = tokens_of_warp(route, block);
     const int step = kWarpLanes / lanes_per_token(route.num_topk);
@@ -163,49 +231,50 @@ __global__ void __launch_bounds__(kRouteThreads) place_kernel(const __grid_const
       const Rows rows = take_rows(route, entry, next + warp_idx() * num_runs);
       write_destinations(route, entry, rows);
       write_sent_token(route, entry, rows);
-      write_source(route, source_tables, entry, rows);
+      write_source(route, shared.sources, entry, rows);
     }
     __syncthreads();
   }
+  mark_gaps(params, true, next);
   __syncthreads();
-  LocalState& local = *ranks.control.local;
   if (threadIdx.x == 0) {
-    fence_system();
-    add_acq_rel_device(&local.num_blocks_done, 1);
+    LocalState& local = *ranks.control.local;
+    shared.is_last = add_acq_rel_device(&local.num_blocks_done, 1) + 1 == gridDim.x;
+    if (shared.is_last) local.num_blocks_done = 0;
   }
-  if (blockIdx.x != 0 || warp_idx() != 0) return;
-  const bool own = wait_until(
-      ranks, {Awaited::kOwn, ranks.rank, epoch},
-      [&local] { return static_cast<std::uint64_t>(load_acquire_device(&local.num_blocks_done)); }, gridDim.x);
-  if (__all_sync(0xFFFFFFFFU, own) == 0) return;
-  if (lane_idx() == 0) local.num_blocks_done = 0;
+  __syncthreads();
+  // One release covers what all blocks have written to the peers, because releases are cumulative.
+  if (!shared.is_last || warp_idx() != 0) return;
   post_done(ranks, epoch);
   finish_call(ranks, epoch);
 }
 
+/// Shared memory whose size depends on the call.
+std::size_t next_bytes(int num_runs) {
+  return static_cast<std::size_t>(kPlaceWarps) * static_cast<std::size_t>(num_runs) * sizeof(std::int32_t);
+}
+
 }  // namespace
 
-std::size_t place_shared_bytes(int num_ranks, std::int64_t num_experts) {
-  return static_cast<std::size_t>(kRouteWarps) * static_cast<std::size_t>(num_ranks + num_experts) *
-         sizeof(std::int32_t);
+std::size_t place_shared_bytes(int num_ranks, int num_experts) {
+  return sizeof(PlaceShared) + next_bytes(num_ranks + num_experts);
 }
 
 cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream) {
   const RouteParams& route = params.route;
-  const int most = params.max_blocks < kMaxPlaceBlocks ? params.max_blocks : kMaxPlaceBlocks;
-  const int num_blocks = route.num_blocks < most ? route.num_blocks : most;
-  const std::size_t shared_bytes = place_shared_bytes(route.ranks.num_ranks, route.num_experts);
-  return launch_kernel(place_kernel, {static_cast<unsigned>(num_blocks), kRouteThreads, shared_bytes}, params, stream);
+  const std::int64_t for_rows = params.num_bounded_rows / (kPlaceThreads * kRowsPerThread);
+  const std::int64_t wanted = std::max<std::int64_t>(route.num_blocks, for_rows);
+  const auto num_blocks = static_cast<unsigned>(std::min<std::int64_t>(wanted, params.max_blocks));
+  return launch_kernel(place_kernel, {num_blocks, kPlaceThreads, next_bytes(num_runs_of(route))}, params, stream);
 }
 
-cudaError_t load_count_kernel();
-cudaError_t load_exchange_kernel();
+cudaError_t load_exchange_kernel(std::size_t shared_limit);
 
 cudaError_t load_route_kernels(std::size_t shared_limit) {
-  const auto most_bytes = static_cast<int>(std::min(place_shared_bytes(kMaxRanks, kMaxExperts), shared_limit));
-  if (const cudaError_t error = load_count_kernel(); error != cudaSuccess) return error;
-  if (const cudaError_t error = load_exchange_kernel(); error != cudaSuccess) return error;
-  return cudaFuncSetAttribute(place_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes);
+  if (const cudaError_t error = load_exchange_kernel(shared_limit); error != cudaSuccess) return error;
+  const std::size_t most_bytes = next_bytes(kMaxRanks + static_cast<int>(kMaxExperts));
+  return cudaFuncSetAttribute(place_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(std::min(most_bytes, shared_limit - sizeof(PlaceShared))));
 }
 
 }  // namespace ferry::cuda

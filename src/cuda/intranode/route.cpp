@@ -26,18 +26,31 @@ class RouteBuilder {
       : call_(call), ranks_(ranks), memory_(std::move(memory)), state_(std::make_shared<CudaRouting>()) {}
 
   bool bounded() const { return call_.options.max_recv_rows > 0 || call_.options.layout == Layout::kSlab; }
-  Status prepare(Placements& placements, std::size_t shared_limit);
+  Status prepare(RouteHistory& history, std::size_t shared_limit);
   /// Marks the Routing as not routed yet: used before its first replay it is an error.
   Status clear_summary(cudaStream_t own_stream);
   Status prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceReport* report, bool captured,
                       std::int64_t timeout_ns);
-  Status prepare_source(std::int64_t num_rows);
-  cudaError_t launch_count_steps(const Launch& launch);
-  cudaError_t launch_place_step(const Launch& launch, int max_blocks);
+  cudaError_t launch_steps(const Launch& launch, int max_blocks);
+  /// The counts of an exact route are known: its source table becomes as large as they say. False: this rank's place
+  /// step has found that its table was too small, and is to be launched again, with the one there is now.
+  Result<bool> fit_source();
+  cudaError_t launch_place_step(const Launch& launch, int max_blocks, bool announces);
   CudaRouting& state() { return *state_; }
   std::shared_ptr<CudaRouting> finish();
 
  private:
+  Status prepare_source(std::int64_t num_rows);
+  Status guess_source(std::int64_t known_rows);
+  void set_rows(std::int64_t num_rows) {
+    state_->num_recv_rows = num_rows;
+    state_->num_used_rows = num_rows;
+    state_->source = ConstTensorView(state_->source_memory.get(), DType::kInt32, {num_rows, 2});
+  }
+  std::int64_t source_offset() const {
+    if (source_rows_ < 0) return 0;
+    return state_->source_memory.get() - ranks_.peer_bases[ranks_.rank];
+  }
   std::int64_t bounded_rows() const {
     return call_.options.max_recv_rows > 0
                ? call_.options.max_recv_rows
@@ -49,18 +62,21 @@ class RouteBuilder {
   std::shared_ptr<TableMemory> memory_;
   RouteParams params_;
   std::shared_ptr<CudaRouting> state_;
+  std::int64_t source_rows_ = -1;  ///< that the source table has room for; -1: there is none yet
 };
 
-Status RouteBuilder::prepare(Placements& placements, std::size_t shared_limit) {
-  if (call_.options.num_experts > kMaxExperts ||
-      place_shared_bytes(ranks_.num_ranks, call_.options.num_experts) > shared_limit) {
+Status RouteBuilder::prepare(RouteHistory& history, std::size_t shared_limit) {
+  const auto num_experts = static_cast<int>(std::min(call_.options.num_experts, kMaxExperts));
+  const std::size_t shared_bytes =
+      std::max(exchange_shared_bytes(ranks_.num_ranks, num_experts), place_shared_bytes(ranks_.num_ranks, num_experts));
+  if (call_.options.num_experts > kMaxExperts || shared_bytes > shared_limit) {
     return Status(
         ErrorCode::kUnsupported,
         fmt::format("route: num_experts is {}; the CUDA backend takes up to {}, and as many as its counts of {} "
                     "ranks and experts fit {} bytes of shared memory on this GPU",
                     call_.options.num_experts, kMaxExperts, ranks_.num_ranks, shared_limit));
   }
-  Result<std::shared_ptr<const Placement>> placement = placements.find(call_.expert_to_rank);
+  Result<std::shared_ptr<const Placement>> placement = history.placements.find(call_.expert_to_rank);
   if (!placement.ok()) return placement.status();
   const std::int64_t num_tokens = call_.num_tokens;
   const RouteBlocks blocks = RouteBlocks::of(num_tokens);
@@ -85,8 +101,7 @@ Status RouteBuilder::prepare(Placements& placements, std::size_t shared_limit) {
   if (!tables.ok()) return tables.status();
   state.memory = *tables;
   state.tables = RoutingTables::at(tables->get(), shape);
-  if (bounded()) return prepare_source(bounded_rows());
-  return {};
+  return bounded() ? prepare_source(bounded_rows()) : guess_source(history.most_rows);
 }
 
 Status RouteBuilder::clear_summary(cudaStream_t own_stream) {
@@ -101,13 +116,43 @@ Status RouteBuilder::clear_summary(cudaStream_t own_stream) {
 }
 
 Status RouteBuilder::prepare_source(std::int64_t num_rows) {
-  state_->num_recv_rows = num_rows;
-  state_->num_used_rows = num_rows;
   Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows));
   if (!source.ok()) return source.status();
   state_->source_memory = *source;
-  state_->source = ConstTensorView(source->get(), DType::kInt32, {num_rows, 2});
+  source_rows_ = num_rows;
+  set_rows(num_rows);
   return {};
+}
+
+Status RouteBuilder::guess_source(std::int64_t known_rows) {
+  const SourceGuess guess{.num_ranks = ranks_.num_ranks,
+                          .num_tokens = call_.num_tokens,
+                          .num_topk = call_.num_topk,
+                          .num_local_experts = static_cast<std::int64_t>(state_->local_expert_ids.size()),
+                          .expert_alignment = call_.options.expert_alignment,
+                          .by_token = call_.options.layout == Layout::kTokens,
+                          .known_rows = known_rows};
+  const std::int64_t num_rows = guess.num_rows();
+  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows));
+  if (source.ok()) {
+    state_->source_memory = *source;
+    source_rows_ = num_rows;
+    return {};
+  }
+  // There may still be memory for the rows that come.
+  const ErrorCode code = source.status().code();
+  return code == ErrorCode::kCapacity || code == ErrorCode::kSystem ? Status() : source.status();
+}
+
+Result<bool> RouteBuilder::fit_source() {
+  const std::int64_t num_rows = state_->num_used_rows;
+  if (num_rows > source_rows_) {
+    if (Status status = prepare_source(num_rows); !status.ok()) return status;
+    return false;
+  }
+  memory_->shrink(state_->source_memory, source_bytes(num_rows));  // nobody writes to rows beyond
+  set_rows(num_rows);
+  return true;
 }
 
 Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceReport* report, bool captured,
@@ -136,7 +181,7 @@ Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, D
   return {};
 }
 
-cudaError_t RouteBuilder::launch_count_steps(const Launch& launch) {
+cudaError_t RouteBuilder::launch_steps(const Launch& launch, int max_blocks) {
   RouteParams& params = params_;
   params.ranks = ranks_;
   params.agreement = launch.agreement;
@@ -156,27 +201,23 @@ cudaError_t RouteBuilder::launch_count_steps(const Launch& launch) {
   params.num_blocks = state_->num_blocks;
   params.placement = state_->placement->tables;
   params.tables = state_->tables;
-  // Bytes of 0x7F: indices beyond every entry, which the first bad or repeated one replaces.
-  cudaError_t error = cudaMemsetAsync(params.tables.id_marks, 0x7F, kNumIdMarks * sizeof(std::int64_t), launch.stream);
-  if (error == cudaSuccess) error = launch_count(params, launch.stream);
-  if (error == cudaSuccess) error = launch_exchange(params, launch.stream);
-  return error;
+  params.source_offset = source_offset();
+  params.source_rows = source_rows_;
+  const cudaError_t error = launch_exchange(params, launch.stream);
+  return error == cudaSuccess ? launch_place_step(launch, max_blocks, false) : error;
 }
 
-cudaError_t RouteBuilder::launch_place_step(const Launch& launch, int max_blocks) {
-  // Rows that no rank fills hold no token: source -1.
-  cudaError_t error = cudaSuccess;
-  std::byte* source = state_->source_memory.get();
-  if (state_->num_recv_rows > 0) {
-    error = cudaMemsetAsync(source, 0xFF, to_size(state_->num_recv_rows) * 2 * sizeof(std::int32_t), launch.stream);
-  }
+cudaError_t RouteBuilder::launch_place_step(const Launch& launch, int max_blocks, bool announces) {
   PlaceParams params;
   params.route = params_;
-  params.max_blocks = max_blocks;
+  params.announces = announces;
   params.entry.agreement = launch.agreement;
   params.entry.record_number = launch.record_number;
-  params.entry.tables_offset = source - ranks_.peer_bases[ranks_.rank];
-  return error == cudaSuccess ? launch_place(params, launch.stream) : error;
+  params.entry.tables_offset = source_offset();
+  params.source = reinterpret_cast<std::int32_t*>(state_->source_memory.get());
+  params.num_bounded_rows = bounded() ? state_->num_recv_rows : 0;
+  params.max_blocks = max_blocks;
+  return launch_place(params, launch.stream);
 }
 
 std::shared_ptr<CudaRouting> RouteBuilder::finish() {
@@ -221,7 +262,7 @@ Status refuse(Context& context, const RouteCall& call, const Status& status) {
   });
 }
 
-Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placements, const RouteCall& call) {
+Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& history, const RouteCall& call) {
   if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
   const Parts& parts = context.parts();
   RouteBuilder builder(call, parts.ranks, parts.memory);
@@ -234,7 +275,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
                "layout kSlab, or route before the capture");
   }
   if (status.ok()) status = check_route_memory(call, *parts.arena);
-  if (status.ok()) status = builder.prepare(placements, parts.shared_limit);
+  if (status.ok()) status = builder.prepare(history, parts.shared_limit);
   if (status.ok()) status = builder.prepare_host(parts.pinned, parts.report, *captured, context.timeout_ns());
   if (status.ok() && *captured) status = builder.clear_summary(parts.stream->get());
   if (!status.ok()) return refuse(context, call, status);
@@ -242,18 +283,19 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
   if (!launch.ok()) return refuse(context, call, launch.status());
   CudaRouting& state = builder.state();
-  cudaError_t error = builder.launch_count_steps(*launch);
+  cudaError_t error = builder.launch_steps(*launch, parts.num_sms);
   if (error == cudaSuccess && !builder.bounded()) {
     status = await_counts(context, *launch, state.host);
     if (status.ok()) {
       state.adopt_result();
       state.exact_rows = true;
+      history.most_rows = std::max(history.most_rows, state.num_used_rows);
+      const Result<bool> fits = builder.fit_source();
       // The exchange has taken place: a rank that cannot go on must not leave the others waiting.
-      status = builder.prepare_source(state.num_used_rows);
-      if (!status.ok()) status = context.fail(status);
+      if (!fits.ok()) status = context.fail(fits.status());
+      if (fits.ok() && !*fits) error = builder.launch_place_step(*launch, parts.num_sms, true);
     }
   }
-  if (status.ok() && error == cudaSuccess) error = builder.launch_place_step(*launch, parts.num_sms);
   Status ended = context.end(*launch, error, "route");
   if (!status.ok()) return status;
   if (!ended.ok()) return ended;
@@ -262,11 +304,11 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
 
 }  // namespace
 
-Result<std::shared_ptr<RoutingState>> intranode::route(Context& context, Placements& placements,
+Result<std::shared_ptr<RoutingState>> intranode::route(Context& context, RouteHistory& history,
                                                        const RouteCall& call) try {
   const DeviceGuard guard(context.parts().device);
   if (!guard.status().ok()) return context.fail(guard.status());
-  return run(context, placements, call);
+  return run(context, history, call);
 } catch (const std::bad_alloc&) {
   return context.out_of_memory(Operation::kRoute);
 }

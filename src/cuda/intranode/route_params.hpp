@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_ROUTE_PARAMS_HPP
 #define FERRY_CUDA_INTRANODE_ROUTE_PARAMS_HPP
 
-/// Route in three kernels: count the ids, exchange the counts, assign every entry its destination.
+/// Route in two kernels: count the ids and exchange the counts, then assign every entry its destination.
 
 #include <cuda_runtime_api.h>
 
@@ -44,6 +44,8 @@ struct RouteParams {
   std::int64_t expert_alignment = 1;
   std::int64_t slab_capacity = 0;
   std::int64_t max_recv_rows = 0;
+  std::int64_t source_offset = 0;  ///< in this rank's arena: its source table
+  std::int64_t source_rows = 0;    ///< that this table has room for
   int tokens_per_block = 0;
   int num_blocks = 0;
   PlacementTables placement;
@@ -54,18 +56,23 @@ struct RouteParams {
 /// Params of the last step.
 struct PlaceParams {
   RouteParams route;
-  EntryMessage entry;  ///< tables_offset: where this rank's source table is
+  /// This rank's rows did not fit the source table that it announced: a first launch found that and did nothing, this
+  /// one announces another table in its entry message.
+  bool announces = false;
+  EntryMessage entry;                 ///< tables_offset: where that is
+  std::int32_t* source = nullptr;     ///< [rows, 2] this rank's source table
+  std::int64_t num_bounded_rows = 0;  ///< of a bounded route; 0: as many as it turns out to have
   int max_blocks = 1;
 };
 
-cudaError_t launch_count(const RouteParams& params, cudaStream_t stream);
 cudaError_t launch_exchange(const RouteParams& params, cudaStream_t stream);
 cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream);
 /// Loads the kernels.
 /// `shared_limit`: most shared memory of a block on this GPU.
 cudaError_t load_route_kernels(std::size_t shared_limit);
-/// Shared memory that a block of the last step needs.
-std::size_t place_shared_bytes(int num_ranks, std::int64_t num_experts);
+/// Shared memory that a block of each step needs, whatever the layout.
+std::size_t exchange_shared_bytes(int num_ranks, int num_experts);
+std::size_t place_shared_bytes(int num_ranks, int num_experts);
 
 }  // namespace ferry::cuda
 

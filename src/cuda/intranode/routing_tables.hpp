@@ -3,11 +3,13 @@
 
 /// A Routing's tables in device memory: sizes and pointers.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "cuda/sync/report.hpp"
 #include "plan/carver.hpp"
+#include "plan/count_columns.hpp"
 #include "plan/host_device.hpp"
 
 namespace ferry::cuda {
@@ -33,10 +35,12 @@ FERRY_HOST_DEVICE constexpr std::int32_t home_of(int rank, int local_expert) {
 FERRY_HOST_DEVICE constexpr int home_rank(std::int32_t home) { return home >> kHomeExpertBits; }
 FERRY_HOST_DEVICE constexpr int home_expert(std::int32_t home) { return home & ((1 << kHomeExpertBits) - 1); }
 
-/// What counting the ids finds out about them all: RoutingTables::id_marks. Beyond T * K: nothing was found.
-inline constexpr std::size_t kBadIdMark = 0;   ///< first index in [T, K] whose id is no expert
-inline constexpr std::size_t kRepeatMark = 1;  ///< 0: some token names an expert twice
-inline constexpr std::size_t kNumIdMarks = 2;
+/// What a block that counts ids finds out about them.
+struct alignas(16) BlockMarks {
+  std::uint64_t bad_entry;  ///< first index in [T, K] whose id is no expert; kNoEntry: all are good
+  std::uint64_t repeats;    ///< 1: some token names an expert twice
+};
+inline constexpr std::uint64_t kNoEntry = UINT64_MAX;
 
 /// The parts of the tokens that route counts by themselves, a block of threads each.
 struct RouteBlocks {
@@ -81,6 +85,32 @@ constexpr std::size_t source_bytes(std::int64_t num_rows) {
   return num_rows == 0 ? 1 : static_cast<std::size_t>(num_rows) * 2 * sizeof(std::int32_t);
 }
 
+/// An exact route takes memory for its source table before it knows its rows, so that peers can write there as soon as
+/// they know theirs. Rows are cheap here (8 bytes, thousands in an output); too few cost one exchange more.
+struct SourceGuess {
+  std::int64_t num_ranks = 1;
+  std::int64_t num_tokens = 0;
+  std::int64_t num_topk = 0;
+  std::int64_t num_local_experts = 0;
+  std::int64_t expert_alignment = 1;
+  bool by_token = true;
+  std::int64_t known_rows = 0;  ///< of an exact route before
+
+  constexpr std::int64_t num_rows() const {
+    // Room for twice the rows that come if ids are spread evenly, and for a little more than came before.
+    constexpr std::int64_t kTimesEven = 2;
+    constexpr std::int64_t kSpareShare = 8;
+    const std::int64_t rows_of_token = by_token ? 1 : std::min(num_topk, num_local_experts);
+    const std::int64_t most = num_ranks * num_tokens * rows_of_token;
+    const std::int64_t even = std::min(most, kTimesEven * num_tokens * num_topk);
+    const std::int64_t gaps = by_token ? 0 : num_local_experts * (expert_alignment - 1);
+    return std::max(even + gaps, known_rows + known_rows / kSpareShare);
+  }
+};
+
+/// In RoutingTables::source_offsets: the rank's rows did not fit its table, and its message names another.
+inline constexpr std::int64_t kAnnouncedLater = -1;
+
 struct RoutingTables {
   struct Shape {
     std::size_t num_ranks = 0;
@@ -100,7 +130,7 @@ struct RoutingTables {
   std::int64_t* ids = nullptr;              ///< [T, K]
   float* weights = nullptr;                 ///< [T, K]
   std::int32_t* block_ranks = nullptr;      ///< [blocks + 1, R] this rank's token rows for each rank before a block
-  std::int32_t* block_experts = nullptr;    ///< [blocks, E] its entries for each expert before a block
+  std::int32_t* block_counts = nullptr;     ///< [blocks, CountColumns] of each block, then of those before it
   std::int32_t* rank_base = nullptr;        ///< [R] first token row of this rank on each rank
   std::int32_t* expert_base = nullptr;      ///< [E] first row of this rank's entries in each expert's group
   std::int32_t* source_base = nullptr;      ///< [R + 1] first token row here of each source
@@ -108,7 +138,8 @@ struct RoutingTables {
   std::int64_t* tokens_of_rank = nullptr;   ///< [R] T of each rank
   std::int32_t* rows_per_expert = nullptr;  ///< [L]
   std::int64_t* row_offsets = nullptr;      ///< [L + 1]
-  std::int64_t* id_marks = nullptr;         ///< [kNumIdMarks]
+  BlockMarks* block_marks = nullptr;        ///< [blocks]
+  std::int64_t* source_offsets = nullptr;   ///< [R] each rank's source table in its arena; kAnnouncedLater
   std::size_t size_bytes = 0;
 
   static constexpr RoutingTables at(std::byte* base, const Shape& shape) {
@@ -123,7 +154,8 @@ struct RoutingTables {
     tables.ids = carver.take<std::int64_t>(num_entries);
     tables.weights = carver.take<float>(shape.weights ? num_entries : 0);
     tables.block_ranks = carver.take<std::int32_t>((shape.num_blocks + 1) * shape.num_ranks);
-    tables.block_experts = carver.take<std::int32_t>(shape.num_blocks * shape.num_experts);
+    const auto columns = plan::CountColumns::of(static_cast<int>(shape.num_ranks), static_cast<int>(shape.num_experts));
+    tables.block_counts = carver.take<std::int32_t>(shape.num_blocks * static_cast<std::size_t>(columns.size));
     tables.rank_base = carver.take<std::int32_t>(shape.num_ranks);
     tables.expert_base = carver.take<std::int32_t>(shape.num_experts);
     tables.source_base = carver.take<std::int32_t>(shape.num_ranks + 1);
@@ -131,7 +163,8 @@ struct RoutingTables {
     tables.tokens_of_rank = carver.take<std::int64_t>(shape.num_ranks);
     tables.rows_per_expert = carver.take<std::int32_t>(shape.num_local_experts);
     tables.row_offsets = carver.take<std::int64_t>(shape.num_local_experts + 1);
-    tables.id_marks = carver.take<std::int64_t>(kNumIdMarks);
+    tables.block_marks = carver.take<BlockMarks>(shape.num_blocks);
+    tables.source_offsets = carver.take<std::int64_t>(shape.num_ranks);
     tables.size_bytes = carver.used_bytes();
     return tables;
   }

@@ -46,8 +46,18 @@ Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     held_bytes_ += node::round_up_to_page(bytes);
   }
-  return std::shared_ptr<std::byte>(
-      *data, [memory = shared_from_this(), bytes](std::byte* block) { memory->bury(block, bytes); });
+  return std::shared_ptr<std::byte>(*data, Bury{shared_from_this(), bytes});
+}
+
+void TableMemory::shrink(const std::shared_ptr<std::byte>& block, std::size_t bytes) {
+  Bury& owner = *std::get_deleter<Bury>(block);
+  const std::size_t held = node::round_up_to_page(owner.bytes);
+  const std::size_t kept = node::round_up_to_page(bytes);
+  owner.bytes = bytes;
+  if (kept == held) return;
+  arena_->give(block.get() + kept, held - kept);
+  const std::lock_guard lock(mutex_);
+  held_bytes_ -= held - kept;
 }
 
 Result<Buffer> TableMemory::allocate(std::size_t bytes) {

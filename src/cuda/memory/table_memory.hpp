@@ -31,6 +31,8 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
 
   /// Freed with the last copy of the pointer, from any thread.
   Result<std::shared_ptr<std::byte>> take(std::size_t bytes);
+  /// Makes a block of `take` shorter. What is cut off must be in no call's use.
+  void shrink(const std::shared_ptr<std::byte>& block, std::size_t bytes);
   /// A block for the program, zeroed; the Buffer keeps this object alive.
   /// @errors those of DeviceArena::take; kCuda
   Result<Buffer> allocate(std::size_t bytes);
@@ -45,6 +47,13 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   void close();
 
  private:
+  /// The deleter of a block.
+  struct Bury {
+    std::shared_ptr<TableMemory> memory;
+    std::size_t bytes = 0;
+    void operator()(std::byte* block) const { memory->bury(block, bytes); }
+  };
+
   /// From the arena, once what rests has been given back as far as it can be.
   Result<std::byte*> take_block(std::size_t bytes);
   void bury(std::byte* data, std::size_t bytes);

@@ -17,21 +17,27 @@
 ///                                                    and of calls that are refused
 ///   block_done[s][b]  rank s     relaxed / acquire   the same of block b of s's kernel, in dispatch and combine; s's
 ///                                                    entry says how many blocks there are
-///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]
+///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]; s's source table may be written
 ///   local             this rank  device scope        see the kernels
 ///
-/// This rank reads all of them; all but the last are st.release.sys (relaxed: fence.acq_rel.sys and st.relaxed.sys) and
+/// This rank reads all of them; all but the last are st.release.sys, or fence.acq_rel.sys and st.relaxed.sys, and
 /// ld.acquire.sys. An entry needs no flag of its own, and so no second trip over the link: each of its words is half
 /// payload, half epoch, and one 8-byte store writes both (PTX ISA, "Memory Consistency Model", scalar accesses).
 ///
+/// A route is one epoch: counts, then every rank writes its part of each receiver's source table, then done. Where a
+/// receiver's rows do not fit the table that it announced with its counts, it announces another in its entry of the
+/// same epoch, and the others wait for that before they write there.
+///
 /// One slot per entry is enough: s writes the entry of epoch e + 1 only after it saw that this rank was done with e,
-/// which this rank sends after it has read s's entry of e. Counts have no such end of call; they alternate between two
-/// slots, and s writes those of e + 2 only after it has finished e + 1, in which this rank took part after reading e.
+/// which this rank sends after it has read s's entry of e. Routes that are refused for their rows have no such end of
+/// call; so counts alternate between two slots, and s writes those of e + 2 only after it has finished e + 1, in which
+/// this rank took part after reading e.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "plan/carver.hpp"
+#include "plan/count_columns.hpp"
 
 namespace ferry::cuda {
 
@@ -54,7 +60,7 @@ inline constexpr std::int64_t kWideIds = 4;       ///< dispatch: ids_offset hold
 ///   call       rows_offset           tables_offset
 ///   dispatch   where its rows go     where its token records go, if it gets any
 ///   combine    where its rows are    where the weights of its rows are
-///   route      not used              where its source table is
+///   route      not used              where its source table is, if its rows do not fit the one announced before
 struct EntryMessage {
   std::uint64_t agreement = 0;     ///< hash of what all ranks must pass alike; 0: this rank refuses the call
   std::int64_t record_number = 0;  ///< of the call in the host's CallLog
@@ -74,15 +80,19 @@ inline constexpr int kEntrySlotWords = 32;
 static_assert(kEntryWords <= kEntrySlotWords);
 
 /// What precedes a rank's counts.
-struct CountsHeader {
+struct alignas(16) CountsHeader {
+  std::uint64_t epoch;  ///< an older one: the rank made another call
   std::uint64_t agreement;
   std::int64_t record_number;
   std::int64_t max_recv_rows;  ///< 0: not bounded
   std::int64_t num_tokens;     ///< T of that rank
   std::int64_t bad_entry;      ///< index in [T, K] of the first id that is no expert, -1: all are good
   std::int64_t bad_id;
-  std::int64_t repeats;  ///< 1: some token names an expert twice
+  std::int64_t repeats;        ///< 1: some token names an expert twice
+  std::int64_t source_offset;  ///< in its arena: its source table
+  std::int64_t source_rows;    ///< that this table has room for
 };
+static_assert(sizeof(CountsHeader) % 16 == 0, "posted 16 bytes at a time");
 
 /// This rank's own words.
 struct LocalState {
@@ -90,7 +100,7 @@ struct LocalState {
   std::uint64_t outcome;  ///< of the current call: epoch << 2 | device::Outcome
   std::uint32_t broken;   ///< a wait timed out or was stopped: every kernel ends at once
   std::uint32_t num_chunks_sent;
-  std::uint32_t num_blocks_done;
+  std::uint32_t num_blocks_done;  ///< whose part in the kernel is over
   std::uint32_t num_receivers_done;
   std::uint32_t chunk_arrivals[kMaxChunks];  ///< warps that have finished their part of a chunk
 };
@@ -102,9 +112,15 @@ struct Control {
   std::uint64_t* block_done = nullptr;    ///< [R][kMaxCallBlocks]
   std::uint64_t* counts_ready = nullptr;  ///< [R]
   CountsHeader* headers = nullptr;        ///< [2][R]
-  std::int32_t* counts = nullptr;         ///< [2][R][R + kMaxExperts]: tokens per rank, then entries per expert
+  std::int32_t* counts = nullptr;         ///< [2][R][counts_stride(R)], each a row of plan::CountColumns
   LocalState* local = nullptr;
   std::size_t size_bytes = 0;
+
+  /// Counts from one rank's row to the next.
+  FERRY_HOST_DEVICE static constexpr std::size_t counts_stride(std::size_t num_ranks) {
+    return static_cast<std::size_t>(
+        plan::CountColumns::of(static_cast<int>(num_ranks), static_cast<int>(kMaxExperts)).size);
+  }
 
   FERRY_HOST_DEVICE static constexpr Control at(std::byte* base, std::size_t num_ranks) {
     plan::Carver carver(base);
@@ -115,7 +131,7 @@ struct Control {
     control.block_done = carver.take<std::uint64_t>(num_ranks * kMaxCallBlocks);
     control.counts_ready = carver.take<std::uint64_t>(num_ranks);
     control.headers = carver.take<CountsHeader>(2 * num_ranks);
-    control.counts = carver.take<std::int32_t>(2 * num_ranks * (num_ranks + kMaxExperts));
+    control.counts = carver.take<std::int32_t>(2 * num_ranks * counts_stride(num_ranks));
     control.local = carver.take<LocalState>(1);
     control.size_bytes = carver.used_bytes();
     return control;

@@ -102,6 +102,20 @@ __device__ inline Outcome await_entries(const RankParams& ranks, const EntryMess
   return !all_here ? Outcome::kStop : all_equal ? Outcome::kGo : Outcome::kSkip;
 }
 
+/// One thread's wait for one field of a rank's entry, its offset in EntryMessage given; false when the group broke.
+__device__ inline bool wait_entry_field(const RankParams& ranks, int rank, std::uint64_t epoch,
+                                        std::size_t offset_bytes, std::int64_t& value) {
+  const std::uint64_t* words =
+      ranks.control.entries + static_cast<std::size_t>(rank) * kEntrySlotWords + offset_bytes / sizeof(std::uint32_t);
+  const auto read = [words, epoch, &value]() -> std::uint64_t {
+    const std::uint64_t low = load_acquire_system(words);
+    const std::uint64_t high = load_acquire_system(words + 1);
+    value = static_cast<std::int64_t>(high << 32 | half_of(low));
+    return low >> 32 == half_of(epoch) && high >> 32 == half_of(epoch) ? epoch : 0;
+  };
+  return wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch);
+}
+
 /// The number of a rank's call record in this epoch, whatever call it makes.
 __device__ inline std::int64_t record_number_of(const RankParams& ranks, int rank, std::uint64_t epoch) {
   if (count_flags(ranks).load(rank) >= epoch && entry_flags(ranks, epoch).load(rank) < epoch) {

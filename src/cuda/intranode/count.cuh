@@ -1,0 +1,145 @@
+#ifndef FERRY_CUDA_INTRANODE_COUNT_CUH
+#define FERRY_CUDA_INTRANODE_COUNT_CUH
+
+/// How a block counts the distinct ranks and the distinct experts of its tokens, and how the last block to have done so
+/// adds up the counts of all.
+
+#include <cstdint>
+
+#include "cuda/intranode/entries.cuh"
+#include "cuda/intranode/exchange_scratch.cuh"
+
+namespace ferry::cuda::device {
+
+/// Rows of counts that a thread loads together, to overlap their latencies. For T = 4096 those are all of its part.
+inline constexpr int kSumBatch = 6;
+
+__device__ inline int4 add_quads(const int4& a, const int4& b) {
+  return make_int4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+/// Counts this block's tokens. True in the one block that finds the counts of all blocks in memory.
+__device__ inline bool count_tokens(const RouteParams& params, const Scratch& scratch, Shared& shared) {
+  const int block = static_cast<int>(blockIdx.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto columns = plan::CountColumns::of(params.ranks.num_ranks, params.num_experts);
+  auto* counts = reinterpret_cast<std::int32_t*>(scratch.totals);
+  for (int column = thread; column < columns.size; column += kExchangeThreads) counts[column] = 0;
+  if (thread == 0) {
+    shared.bad_entry = kNoEntry;
+    shared.repeats = 0;
+  }
+  __syncthreads();
+  const std::int64_t begin = static_cast<std::int64_t>(block) * params.tokens_per_block;
+  const std::int64_t behind = begin + params.tokens_per_block;
+  const std::int64_t end = behind < params.num_tokens ? behind : params.num_tokens;
+  const int step = kWarpLanes / lanes_per_token(params.num_topk);
+  for (std::int64_t token = begin + warp_idx() * step; token < end; token += step * kExchangeWarps) {
+    const Entry entry = load_entry(params, token, end);
+    if (entry.first_of_rank) atomicAdd(&counts[entry.owner], 1);
+    if (entry.first_of_expert) atomicAdd(&counts[columns.first_expert + entry.expert], 1);
+    if (entry.expert >= 0 && !entry.first_of_expert) shared.repeats = 1;  // all write the same
+    if (entry.bad) {
+      atomicMin(&shared.bad_entry, static_cast<unsigned long long>(entry.token * params.num_topk + entry.topk));
+    }
+  }
+  __syncthreads();
+  int4* const rows = reinterpret_cast<int4*>(params.tables.block_counts);
+  for (int quad = thread; quad < columns.num_quads(); quad += kExchangeThreads) {
+    rows[static_cast<std::int64_t>(block) * columns.num_quads() + quad] = scratch.totals[quad];
+  }
+  if (thread == 0) params.tables.block_marks[block] = {shared.bad_entry, shared.repeats};
+  __syncthreads();
+  if (thread == 0) {
+    LocalState& local = *params.ranks.control.local;
+    shared.is_last = add_acq_rel_device(&local.num_blocks_done, 1) + 1 == gridDim.x;
+    if (shared.is_last) local.num_blocks_done = 0;
+  }
+  __syncthreads();
+  return shared.is_last;
+}
+
+/// Calls use(row, quad of counts) for the rows of one part, loading several at a time.
+template <typename Use>
+__device__ inline void for_each_row(const RouteParams& params, const plan::SumShares& shares, int part, int quad,
+                                    Use use) {
+  const int4* const rows = reinterpret_cast<const int4*>(params.tables.block_counts);
+  const int end = shares.end_row(part, params.num_blocks);
+  for (int first = shares.first_row(part); first < end; first += kSumBatch) {
+    int4 batch[kSumBatch];
+#pragma unroll
+    for (int i = 0; i < kSumBatch; ++i) {
+      // From the L2 cache, where other blocks' stores are.
+      if (first + i < end) batch[i] = __ldcg(&rows[static_cast<std::int64_t>(first + i) * shares.num_quads + quad]);
+    }
+#pragma unroll
+    for (int i = 0; i < kSumBatch; ++i) {
+      if (first + i < end) use(first + i, batch[i]);
+    }
+  }
+}
+
+/// Adds up the blocks' counts and marks: `totals`, and in `part_sums` the counts before each part of the blocks.
+__device__ inline void sum_blocks(const RouteParams& params, const Scratch& scratch, Shared& shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto columns = plan::CountColumns::of(params.ranks.num_ranks, params.num_experts);
+  const auto shares = plan::SumShares::of(columns, params.num_blocks, kExchangeThreads);
+  // By the last threads first: those have no share of the sums where there are few columns.
+  for (int block = kExchangeThreads - 1 - thread; block < params.num_blocks; block += kExchangeThreads) {
+    const int4 marks = __ldcg(reinterpret_cast<const int4*>(&params.tables.block_marks[block]));
+    const auto bad_entry = static_cast<unsigned long long>(static_cast<std::uint32_t>(marks.y)) << 32 |
+                           static_cast<std::uint32_t>(marks.x);
+    if (bad_entry != kNoEntry) atomicMin(&shared.bad_entry, bad_entry);
+    if (marks.z != 0) shared.repeats = 1;
+  }
+  for (int item = thread; item < shares.num_items(); item += kExchangeThreads) {
+    const int part = item / shares.num_quads;
+    int4 sum = make_int4(0, 0, 0, 0);
+    for_each_row(params, shares, part, item - part * shares.num_quads,
+                 [&sum](int, const int4& counts) { sum = add_quads(sum, counts); });
+    scratch.part_sums[item] = sum;
+  }
+  __syncthreads();
+  for (int quad = thread; quad < shares.num_quads; quad += kExchangeThreads) {
+    int4 before = make_int4(0, 0, 0, 0);
+    for (int part = 0; part < shares.num_parts; ++part) {
+      int4& part_sum = scratch.part_sums[part * shares.num_quads + quad];
+      const int4 sum = part_sum;
+      part_sum = before;
+      before = add_quads(before, sum);
+    }
+    scratch.totals[quad] = before;
+  }
+  __syncthreads();
+}
+
+/// Turns each block's counts into the counts of the blocks before it. After sum_blocks.
+__device__ inline void write_counts_before(const RouteParams& params, const Scratch& scratch) {
+  const int num_ranks = params.ranks.num_ranks;
+  const auto columns = plan::CountColumns::of(num_ranks, params.num_experts);
+  const auto shares = plan::SumShares::of(columns, params.num_blocks, kExchangeThreads);
+  int4* const rows = reinterpret_cast<int4*>(params.tables.block_counts);
+  const auto write_ranks = [&params, num_ranks](int block, int quad, const int4& counts) {
+    const std::int32_t of_ranks[plan::kQuad] = {counts.x, counts.y, counts.z, counts.w};
+#pragma unroll
+    for (int i = 0; i < plan::kQuad; ++i) {
+      const int rank = quad * plan::kQuad + i;
+      if (rank < num_ranks) params.tables.block_ranks[block * num_ranks + rank] = of_ranks[i];
+    }
+  };
+  for (int item = static_cast<int>(threadIdx.x); item < shares.num_items(); item += kExchangeThreads) {
+    const int part = item / shares.num_quads;
+    const int quad = item - part * shares.num_quads;
+    int4 before = scratch.part_sums[item];
+    for_each_row(params, shares, part, quad, [&](int block, const int4& counts) {
+      rows[static_cast<std::int64_t>(block) * shares.num_quads + quad] = before;
+      write_ranks(block, quad, before);
+      before = add_quads(before, counts);
+    });
+    if (part == shares.num_parts - 1) write_ranks(params.num_blocks, quad, before);
+  }
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_INTRANODE_COUNT_CUH

@@ -1,0 +1,162 @@
+#ifndef FERRY_CUDA_INTRANODE_EXCHANGE_GROUPS_CUH
+#define FERRY_CUDA_INTRANODE_EXCHANGE_GROUPS_CUH
+
+/// Where rows begin, from the counts of all ranks. Each count is loaded once, and all loads of a thread together. What
+/// goes into the tables is right once every rank's rows are found to be within row_limit; sums are of 64 bits. The host
+/// gets its copies at once: it reads them only if the route is valid.
+
+#include <cstdint>
+
+#include "cuda/intranode/exchange_counts.cuh"
+#include "plan/slots.hpp"
+
+namespace ferry::cuda::device {
+
+/// Copies the placement to shared memory, and clears what is added to. All threads; a barrier follows.
+__device__ inline void load_placement(const RouteParams& params, const Scratch& scratch, Shared& shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < params.num_experts; i += kExchangeThreads) {
+    scratch.by_owner[i] = params.placement.by_owner[i];
+    scratch.owner[i] = params.placement.owner[i];
+  }
+  for (int rank = thread; rank <= params.ranks.num_ranks; rank += kExchangeThreads) {
+    scratch.first_of_rank[rank] = params.placement.first_of_rank[rank];
+    if (rank == params.ranks.num_ranks) continue;
+    scratch.rank_rows[rank] = 0;
+    scratch.from_rank[rank] = 0;
+    scratch.to_rank[rank] = 0;
+  }
+  if (thread == 0) {
+    shared.first_full_expert = kNoExpert;
+    shared.carry = 0;
+  }
+}
+
+/// Inclusive sum over the block's threads, in thread order.
+__device__ inline std::int64_t scan_block(Shared& shared, std::int64_t value) {
+  std::int64_t sum = value;
+  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+    const std::int64_t below = __shfl_up_sync(0xFFFFFFFFU, sum, static_cast<unsigned>(distance));
+    if (lane_idx() >= distance) sum += below;
+  }
+  if (lane_idx() == kWarpLanes - 1) shared.warp_sums[warp_idx()] = sum;
+  __syncthreads();
+  if (warp_idx() == 0) {
+    std::int64_t warp_sum = shared.warp_sums[lane_idx()];
+    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+      const std::int64_t below = __shfl_up_sync(0xFFFFFFFFU, warp_sum, static_cast<unsigned>(distance));
+      if (lane_idx() >= distance) warp_sum += below;
+    }
+    shared.warp_sums[lane_idx()] = warp_sum;
+  }
+  __syncthreads();
+  const std::int64_t result = sum + (warp_idx() > 0 ? shared.warp_sums[warp_idx() - 1] : 0);
+  __syncthreads();
+  return result;
+}
+static_assert(kExchangeWarps == kWarpLanes, "one warp adds up the warps' sums");
+
+/// Token rows of each (source, rank) pair; where those are the rows, also what the host asks for. All threads.
+__device__ inline void place_token_rows(const RouteParams& params, const Posted& posted, const Scratch& scratch,
+                                        Shared& shared) {
+  const int num_ranks = params.ranks.num_ranks;
+  const int me = params.ranks.rank;
+  const bool by_token = params.layout == Layout::kTokens;
+  // By the last threads first: the first ones have experts.
+  for (int rank = kExchangeThreads - 1 - static_cast<int>(threadIdx.x); rank < num_ranks; rank += kExchangeThreads) {
+    std::int64_t before_me = 0;
+    std::int64_t rows = 0;
+    posted.for_each_source(rank, true, [&](int source, std::int32_t count) {
+      if (source < me) before_me += count;
+      params.tables.rank_counts[source * num_ranks + rank] = count;
+      if (rank == me) params.tables.source_base[source] = static_cast<std::int32_t>(rows);
+      if (by_token && rank == me) scratch.from_rank[source] = count;
+      if (by_token && source == me) scratch.to_rank[rank] = count;
+      rows += count;
+    });
+    if (rank == me) {
+      params.tables.source_base[num_ranks] = static_cast<std::int32_t>(rows);
+      shared.num_token_rows = static_cast<std::int32_t>(rows);
+    }
+    params.tables.rank_base[rank] = static_cast<std::int32_t>(before_me);
+    if (by_token) scratch.rank_rows[rank] = rows;
+  }
+}
+
+__device__ inline void store_rows_of_expert(const RouteParams& params, int local_expert, std::int64_t rows) {
+  params.tables.rows_per_expert[local_expert] = static_cast<std::int32_t>(rows);
+  if (params.host.result != nullptr) params.host.rows_per_expert[local_expert] = static_cast<std::int32_t>(rows);
+}
+
+/// Layout kTokens: rows of this rank's experts. All threads.
+__device__ inline void count_expert_rows(const RouteParams& params, const Posted& posted, const Scratch& scratch) {
+  const std::int32_t* const first_of_rank = scratch.first_of_rank + params.ranks.rank;
+  const int num_local = first_of_rank[1] - first_of_rank[0];
+  for (int local = static_cast<int>(threadIdx.x); local < num_local; local += kExchangeThreads) {
+    std::int64_t rows = 0;
+    posted.for_each_source(posted.first_expert + scratch.by_owner[first_of_rank[0] + local], true,
+                           [&rows](int, std::int32_t count) { rows += count; });
+    store_rows_of_expert(params, local, rows);
+  }
+}
+
+/// Layouts grouped by expert: rows that each expert's group takes, and where it begins. All threads.
+__device__ inline void place_groups(const RouteParams& params, const Posted& posted, const Scratch& scratch,
+                                    Shared& shared) {
+  const int me = params.ranks.rank;
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool slab = params.layout == Layout::kSlab;
+  for (int first = 0; first < params.num_experts; first += kExchangeThreads) {
+    const int at = first + thread;
+    const bool exists = at < params.num_experts;
+    const int expert = exists ? scratch.by_owner[at] : 0;
+    const int owner = exists ? scratch.owner[expert] : -1;
+    std::int64_t rows = 0;
+    std::int64_t before_me = 0;
+    std::int32_t mine = 0;
+    posted.for_each_source(posted.first_expert + expert, exists, [&](int source, std::int32_t count) {
+      if (source < me) before_me += count;
+      if (source == me) mine = count;
+      rows += count;
+      const int from = __reduce_add_sync(0xFFFFFFFFU, owner == me ? count : 0);
+      if (lane_idx() == 0 && from != 0) atomicAdd(&scratch.from_rank[source], from);
+    });
+    if (mine != 0) atomicAdd(&scratch.to_rank[owner], mine);
+    if (slab && rows > params.slab_capacity) {
+      atomicMin(&shared.first_full_expert, static_cast<unsigned long long>(expert));
+    }
+    if (owner == me) store_rows_of_expert(params, at - scratch.first_of_rank[me], rows);
+    std::int64_t group_rows = 0;
+    if (exists) group_rows = slab ? params.slab_capacity : plan::aligned_group_rows(rows, params.expert_alignment);
+    const std::int64_t end = scan_block(shared, group_rows) + shared.carry;
+    if (exists) {
+      scratch.group_first[at] = end - group_rows;
+      scratch.rows_before[at] = static_cast<std::int32_t>(before_me);
+      if (at == params.num_experts - 1) scratch.group_first[params.num_experts] = end;
+    }
+    __syncthreads();
+    if (thread == kExchangeThreads - 1) shared.carry = end;
+    __syncthreads();
+  }
+  const auto store_offset = [&params](int local_expert, std::int64_t row) {
+    params.tables.row_offsets[local_expert] = row;
+    if (params.host.result != nullptr) params.host.row_offsets[local_expert] = row;
+  };
+  const std::int32_t* const first_of_rank = scratch.first_of_rank;
+  for (int at = thread; at < params.num_experts; at += kExchangeThreads) {
+    const int expert = scratch.by_owner[at];
+    const int owner = scratch.owner[expert];
+    const std::int64_t row = scratch.group_first[at] - scratch.group_first[first_of_rank[owner]];
+    params.tables.expert_base[expert] = static_cast<std::int32_t>(scratch.rows_before[at] + row);
+    if (owner == me) store_offset(at - first_of_rank[me], row);
+  }
+  for (int rank = thread; rank < params.ranks.num_ranks; rank += kExchangeThreads) {
+    const std::int64_t rows = scratch.group_first[first_of_rank[rank + 1]] - scratch.group_first[first_of_rank[rank]];
+    scratch.rank_rows[rank] = rows;
+    if (rank == me) store_offset(params.num_local_experts, rows);
+  }
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_INTRANODE_EXCHANGE_GROUPS_CUH
