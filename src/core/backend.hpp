@@ -19,6 +19,7 @@
 #include "ferry/group.hpp"
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
+#include "numeric/quantize.hpp"
 #include "plan/token_layout.hpp"
 
 namespace ferry {
@@ -151,6 +152,9 @@ struct BackendFactory {
   /// Counts one rank's tokens, on `device` (-1: the current one) and in stream order where there are such. Needs no
   /// group.
   Status (*count_layout)(const plan::TokenLayoutParams& params, int device, Stream stream);
+  /// Quantises rows, and the reverse; in the same way. `operation` is the public call, for messages.
+  Status (*quantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
+  Status (*dequantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
 };
 
 /// The backends of this build, best first. Defined in src/registry.cpp.

@@ -33,14 +33,29 @@ Status probe() {
                             std::strerror(error)));
 }
 
+Status check_no_stream(std::string_view operation, Stream stream) {
+  if (stream.handle == nullptr) return {};
+  return Status(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: the stream is {}, expected null: backend \"cpu\" has no streams", operation, stream.handle));
+}
+
 Status count_layout(const plan::TokenLayoutParams& params, int /*device*/, Stream stream) {
-  if (stream.handle != nullptr) {
-    return Status(
-        ErrorCode::kInvalidArgument,
-        fmt::format("dispatch_layout: the stream is {}, expected null: backend \"cpu\" has no streams", stream.handle));
-  }
-  plan::count_layout(params);
-  return {};
+  Status status = check_no_stream("dispatch_layout", stream);
+  if (status.ok()) plan::count_layout(params);
+  return status;
+}
+
+Status quantize(std::string_view operation, const numeric::QuantizeParams& params, int /*device*/, Stream stream) {
+  Status status = check_no_stream(operation, stream);
+  if (status.ok()) numeric::quantize_rows(params);
+  return status;
+}
+
+Status dequantize(std::string_view operation, const numeric::QuantizeParams& params, int /*device*/, Stream stream) {
+  Status status = check_no_stream(operation, stream);
+  if (status.ok()) numeric::dequantize_rows(params);
+  return status;
 }
 
 }  // namespace
@@ -134,7 +149,8 @@ Status CpuBackend::destroy() {
 BackendFactory cpu_backend_factory() {
   return {"cpu",          "ranks of one host through shared memory, of several hosts over a network",
           probe,          CpuBackend::create,
-          bytes_required, count_layout};
+          bytes_required, count_layout,
+          quantize,       dequantize};
 }
 
 }  // namespace ferry::cpu
