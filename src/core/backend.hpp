@@ -65,8 +65,9 @@ struct DispatchCall {
   Stream stream;
   std::shared_ptr<const RoutingState> routing;  ///< null if the caller's belongs to another group
   ConstRows x;
-  ConstTensorView scales;        ///< [T, S] any strides, or absent
-  ConstTensorView topk_weights;  ///< the ones to send, or absent
+  Quantization quantize = Quantization::kNone;  ///< else x is bf16 and scales are absent (core/quantized_dispatch.hpp)
+  ConstTensorView scales;                       ///< [T, S] any strides, or absent
+  ConstTensorView topk_weights;                 ///< the ones to send, or absent
   Rows out_x;
   TensorView out_scales;  ///< [rows, S] any strides, or absent
   TensorView out_topk_idx;

@@ -16,7 +16,7 @@ namespace ferry {
 Status check_route(const RouteInput& in, const RouteOptions& options, const Topology& topology, bool ids_on_host,
                    RouteCall& call);
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
-                      DispatchCall& call);
+                      Quantization quantize, DispatchCall& call);
 Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
                      const CombineOptions& options, CombineCall& call);
 
