@@ -104,7 +104,7 @@ TEST_P(QuantizeConformance, AModelsRow) {
   for (MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain}) {
     ExchangeCase one;
     one.name = "a model's row";
-    one.world = {.num_ranks = 8, .num_topk = 8, .num_experts = 256, .max_tokens = 20};
+    one.world = {.num_ranks = 8, .num_topk = 8, .num_experts = 256, .max_tokens = 6};
     one.memory = memory;
     for (const Mode& mode : kModes) {
       one.dispatches.push_back({.hidden = 7168,
@@ -163,6 +163,37 @@ TEST_P(QuantizeConformance, MistakesAreRefusedOnEveryRank) {
       tensors.expect_untouched(context, mistake.mentions);
     }
     for (std::size_t i = 0; i < good.dispatches.size(); ++i) check_dispatch(context, group, routing, good, i);
+  });
+}
+
+TEST_P(QuantizeConformance, WithoutRoomForTheQuantisedRowsEveryRankIsTold) {
+  ExchangeCase spec;
+  spec.name = "no room";
+  spec.world = {.num_ranks = 2, .num_topk = 2, .num_experts = 6, .max_tokens = 10};
+  spec.dispatches = {{.hidden = 1024, .quantize = Quantization::kFp8}};
+  const PreparedCase one = prepare(spec);
+  run_with_group(2, [&](RankContext& context, Group& group) {
+    const Routing routing = check_route(context, group, one);
+    if (!routing.present()) return;
+    {
+      DispatchTensors tensors(context, group, one, 0);
+      std::vector<Buffer> full;
+      constexpr std::size_t kSmallest = 4096;
+      for (std::size_t bytes = group_options(context).arena_bytes; context.rank() == 1 && bytes >= kSmallest;) {
+        Result<Buffer> taken = group.allocate(bytes);
+        if (taken.ok()) {
+          full.push_back(std::move(*taken));
+        } else {
+          bytes /= 2;
+        }
+      }
+      const Status status =
+          finish(group, group.dispatch(routing, tensors.in, tensors.out, stream_of(group), tensors.options));
+      context.expect_code(status, ErrorCode::kCapacity, "a full arena");
+      context.expect(status.message().find("rank 1") != std::string_view::npos, status.to_string());
+      tensors.expect_untouched(context, "a full arena");
+    }
+    check_dispatch(context, group, routing, one, 0);
   });
 }
 

@@ -4,6 +4,7 @@
 #include "cuda/numeric/quantize.hpp"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/numeric/quantize.cuh"
@@ -15,10 +16,12 @@ using namespace device;  // NOLINT(google-build-using-namespace)
 using numeric::QuantizeParams;
 
 constexpr unsigned kMaxThreads = 1024;
-/// Blocks of channels that half a warp has in registers at a time: with four, a multiprocessor's 32 warps have 64 KiB of
-/// bf16 on their way.
-constexpr int kUnroll = 4;
-constexpr int kPartBlocks = kUnroll * kBlocksPerWarp;
+/// Blocks of channels that half a warp has in registers at a time. With four of bf16, a multiprocessor's 32 warps have
+/// 64 KiB on their way.
+template <bool kIsBfloat16>
+constexpr int kUnroll = kIsBfloat16 ? 4 : 2;
+template <bool kIsBfloat16>
+constexpr int kPartBlocks = kUnroll<kIsBfloat16>* kBlocksPerWarp;
 
 struct KernelParams {
   QuantizeParams quantize;
@@ -34,35 +37,53 @@ struct Place {
   std::int64_t channel = 0;  ///< first of eight
 };
 
+template <bool kIsBfloat16>
 __device__ Place place_of(std::int64_t row, std::int64_t part, int step) {
-  const std::int64_t block = part * kPartBlocks + step * kBlocksPerWarp + lane_idx() / kBlockLanes;
+  const std::int64_t block = part * kPartBlocks<kIsBfloat16> + step * kBlocksPerWarp + lane_idx() / kBlockLanes;
   return {row, block, block * kQuantBlockSize + lane_idx() % kBlockLanes * kLaneChannels};
 }
 
+/// A lane's channels as memory holds them: unpacked they would take twice the registers.
 template <bool kIsBfloat16>
-__device__ LaneChannels load_channels(const KernelParams& params, const Place& place) {
-  const QuantizeParams& rows = params.quantize;
-  LaneChannels channels{};
-  if (place.channel >= rows.hidden) return channels;
-  const std::int64_t offset = place.row * rows.x_stride + place.channel;
-  if (kIsBfloat16) {
-    const std::uint16_t* from = static_cast<const std::uint16_t*>(rows.x) + offset;
-    if (params.aligned) return channels_of_bfloat16(*reinterpret_cast<const uint4*>(from));
-    for (int i = 0; i < kLaneChannels; ++i) {
-      if (place.channel + i < rows.hidden) channels.bits[i] = static_cast<std::uint32_t>(from[i]) << 16;
-    }
-    return channels;
-  }
-  const std::uint32_t* from = static_cast<const std::uint32_t*>(rows.x) + offset;
-  if (params.aligned) {
-    const uint4 low = reinterpret_cast<const uint4*>(from)[0];
-    const uint4 high = reinterpret_cast<const uint4*>(from)[1];
-    return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  }
+struct StoredChannels {
+  uint4 words[kIsBfloat16 ? 1 : 2];
+};
+
+__device__ LaneChannels unpack(const StoredChannels<true>& stored) { return channels_of_bfloat16(stored.words[0]); }
+
+__device__ LaneChannels unpack(const StoredChannels<false>& stored) {
+  const uint4& low = stored.words[0];
+  const uint4& high = stored.words[1];
+  return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+}
+
+/// One by one, those of the row. The others are zero.
+__device__ StoredChannels<true> gather(const std::uint16_t* from, std::int64_t num_left) {
+  std::uint32_t words[kLaneChannels / 2] = {};
+#pragma unroll
   for (int i = 0; i < kLaneChannels; ++i) {
-    if (place.channel + i < rows.hidden) channels.bits[i] = from[i];
+    if (i < num_left) words[i / 2] |= static_cast<std::uint32_t>(from[i]) << (i % 2 * 16);
   }
-  return channels;
+  return {{{words[0], words[1], words[2], words[3]}}};
+}
+
+__device__ StoredChannels<false> gather(const std::uint32_t* from, std::int64_t num_left) {
+  std::uint32_t words[kLaneChannels] = {};
+#pragma unroll
+  for (int i = 0; i < kLaneChannels; ++i) {
+    if (i < num_left) words[i] = from[i];
+  }
+  return {{{words[0], words[1], words[2], words[3]}, {words[4], words[5], words[6], words[7]}}};
+}
+
+template <bool kIsBfloat16>
+__device__ StoredChannels<kIsBfloat16> load_channels(const KernelParams& params, const Place& place) {
+  using Element = std::conditional_t<kIsBfloat16, std::uint16_t, std::uint32_t>;
+  const QuantizeParams& rows = params.quantize;
+  if (place.channel >= rows.hidden) return {};
+  const Element* from = static_cast<const Element*>(rows.x) + place.row * rows.x_stride + place.channel;
+  if (params.aligned) return *reinterpret_cast<const StoredChannels<kIsBfloat16>*>(from);
+  return gather(from, rows.hidden - place.channel);
 }
 
 __device__ void store_codes(const KernelParams& params, const Place& place, uint2 codes) {
@@ -123,17 +144,18 @@ template <bool kIsInt8, bool kIsBfloat16>
 __global__ void __launch_bounds__(kMaxThreads) quantize_kernel(KernelParams params) {
   const QuantizeParams& rows = params.quantize;
   for_each_part(params, [&](std::int64_t row, std::int64_t part) {
-    LaneChannels channels[kUnroll];
+    StoredChannels<kIsBfloat16> stored[kUnroll<kIsBfloat16>];
 #pragma unroll
-    for (int step = 0; step < kUnroll; ++step) {
-      channels[step] = load_channels<kIsBfloat16>(params, place_of(row, part, step));
+    for (int step = 0; step < kUnroll<kIsBfloat16>; ++step) {
+      stored[step] = load_channels<kIsBfloat16>(params, place_of<kIsBfloat16>(row, part, step));
     }
 #pragma unroll
-    for (int step = 0; step < kUnroll; ++step) {
-      const numeric::BlockScale scale = scale_of_block<kIsInt8>(channels[step], rows.mode);
-      const Place place = place_of(row, part, step);
+    for (int step = 0; step < kUnroll<kIsBfloat16>; ++step) {
+      const LaneChannels channels = unpack(stored[step]);
+      const numeric::BlockScale scale = scale_of_block<kIsInt8>(channels, rows.mode);
+      const Place place = place_of<kIsBfloat16>(row, part, step);
       if (place.block >= numeric::num_blocks(rows.hidden)) continue;
-      store_codes(params, place, quantize_channels<kIsInt8>(channels[step], scale));
+      store_codes(params, place, quantize_channels<kIsInt8>(channels, scale));
       store_scale(rows, place, scale);
     }
   });
@@ -192,17 +214,17 @@ template <bool kIsInt8, bool kIsBfloat16>
 __global__ void __launch_bounds__(kMaxThreads) dequantize_kernel(KernelParams params) {
   const QuantizeParams& rows = params.quantize;
   for_each_part(params, [&](std::int64_t row, std::int64_t part) {
-    uint2 codes[kUnroll];
-    float scales[kUnroll] = {};
+    uint2 codes[kUnroll<kIsBfloat16>];
+    float scales[kUnroll<kIsBfloat16>] = {};
 #pragma unroll
-    for (int step = 0; step < kUnroll; ++step) {
-      const Place place = place_of(row, part, step);
+    for (int step = 0; step < kUnroll<kIsBfloat16>; ++step) {
+      const Place place = place_of<kIsBfloat16>(row, part, step);
       codes[step] = load_codes(params, place);
       if (place.channel < rows.hidden) scales[step] = load_scale(rows, place);
     }
 #pragma unroll
-    for (int step = 0; step < kUnroll; ++step) {
-      const Place place = place_of(row, part, step);
+    for (int step = 0; step < kUnroll<kIsBfloat16>; ++step) {
+      const Place place = place_of<kIsBfloat16>(row, part, step);
       if (place.channel < rows.hidden) {
         store_values<kIsInt8, kIsBfloat16>(params, place, codes[step], scales[step]);
       }
@@ -233,7 +255,8 @@ constexpr Kernel kDequantizeKernels[2][2] = {{dequantize_kernel<false, false>, d
 cudaError_t launch(const QuantizeParams& rows, int num_sms, cudaStream_t stream, const Kernel (&kernels)[2][2]) {
   KernelParams params;
   params.quantize = rows;
-  params.parts_per_row = (numeric::num_blocks(rows.hidden) + kPartBlocks - 1) / kPartBlocks;
+  const std::int64_t part_blocks = rows.x_dtype == DType::kBfloat16 ? kPartBlocks<true> : kPartBlocks<false>;
+  params.parts_per_row = (numeric::num_blocks(rows.hidden) + part_blocks - 1) / part_blocks;
   params.aligned = is_aligned(rows);
   const std::int64_t num_parts = rows.num_rows * params.parts_per_row;
   if (num_parts == 0) return cudaSuccess;
