@@ -63,12 +63,12 @@ struct DispatchOptions {
   /// Clear the rows of `x`, `scales` and `topk_weights` that hold no token: kExperts' gaps, kSlab's unused capacity,
   /// rows past the used ones. Otherwise those are left untouched.
   bool zero_padding = false;
+  KernelOptions kernel{};
   /// Quantise bf16 rows on their way, with the bits that quantize_fp8 or quantize_int8 of x would give: one byte per
   /// channel travels instead of two. Output x is kFloat8E4M3 or kInt8. Output scales are [rows, ceil(H/128)] f32; for
   /// kFp8Ue8m0 u8, or i32 [rows, ceil(H/512)]. H is a multiple of 16. The same on every rank.
   /// Takes T * (H + bytes of a row's scales) of staging memory; on a GPU, a kernel ahead of the one that sends.
   Quantization quantize = Quantization::kNone;
-  KernelOptions kernel{};
 };
 
 /// What one rank returns to the sources.
