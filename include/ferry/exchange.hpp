@@ -11,6 +11,7 @@
 
 #include <array>
 
+#include "ferry/quantization.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry {
@@ -21,8 +22,9 @@ inline constexpr std::int64_t kRowGranuleBytes = 16;
 
 /// What one rank sends.
 struct DispatchInput {
-  ConstTensorView x{};       ///< [T, H] any dtype: rows move as bytes
-  ConstTensorView scales{};  ///< [T, S] f32 | i32 | u8, any S >= 1, any strides; absent: none are sent
+  ConstTensorView x{};  ///< [T, H] any dtype: rows move as bytes; bf16 where dispatch quantises
+  ConstTensorView
+      scales{};  ///< [T, S] f32 | i32 | u8, any S >= 1, any strides; absent: none are sent, or quantising makes them
   /// [T, K] f32, contiguous: sent in place of the weights given to route (cached dispatch). Absent: those of route.
   ConstTensorView topk_weights{};
 };
@@ -30,8 +32,9 @@ struct DispatchInput {
 /// Where one rank receives. `x` is required, the others are filled when present. All ranks give the same set of
 /// outputs.
 struct DispatchOutput {
-  TensorView x{};         ///< [rows, H], dtype of the input
-  TensorView scales{};    ///< [rows, S], dtype of the input's scales, any strides; present exactly if the input's are
+  TensorView x{};         ///< [rows, H], dtype of the input, or what DispatchOptions::quantize makes of it
+  TensorView scales{};    ///< [rows, S], dtype of the input's scales, any strides; present exactly if the input's are,
+                          ///< or if dispatch quantises
   TensorView topk_idx{};  ///< kTokens only: [rows, K] i32 | i64, contiguous: local expert id; -1 where the expert is
                           ///< not on this rank, and in all rows past the used ones
   /// f32, contiguous. kTokens: [rows, K], 0 where the expert is not on this rank. kExperts, kSlab: [rows], the weight
@@ -61,6 +64,11 @@ struct DispatchOptions {
   /// rows past the used ones. Otherwise those are left untouched.
   bool zero_padding = false;
   KernelOptions kernel{};
+  /// Quantise bf16 rows on their way, with the bits that quantize_fp8 or quantize_int8 of x would give: one byte per
+  /// channel travels instead of two. Output x is kFloat8E4M3 or kInt8. Output scales are [rows, ceil(H/128)] f32; for
+  /// kFp8Ue8m0 u8, or i32 [rows, ceil(H/512)]. H is a multiple of 16. The same on every rank.
+  /// Takes T * (H + bytes of a row's scales) of staging memory; on a GPU, a kernel ahead of the one that sends.
+  Quantization quantize = Quantization::kNone;
 };
 
 /// What one rank returns to the sources.

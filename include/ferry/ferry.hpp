@@ -8,9 +8,11 @@
 #include "ferry/channel_tables.hpp"   // a Routing as prefix counts by channel
 #include "ferry/dispatch_layout.hpp"  // counts of one rank's tokens, without a group
 #include "ferry/exchange.hpp"         // inputs and outputs of dispatch and combine
-#include "ferry/fp8.hpp"              // FP8 helpers
+#include "ferry/fp8.hpp"              // quantisation to FP8 and back
 #include "ferry/gating.hpp"           // router scores to top-k experts
 #include "ferry/group.hpp"            // ranks, memory, the three calls
+#include "ferry/int8.hpp"             // quantisation to INT8 and back
+#include "ferry/quantization.hpp"     // its modes, and where it runs
 #include "ferry/routing.hpp"          // where every token goes
 #include "ferry/status.hpp"           // errors
 #include "ferry/transports.hpp"       // networks between nodes

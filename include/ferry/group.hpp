@@ -130,6 +130,9 @@ struct MemoryShape {
   std::int64_t num_used_rows = -1;   ///< `Routing::num_used_rows()`; -1: all of num_recv_rows
   std::int64_t row_bytes = 0;        ///< bytes of one payload row
   std::int64_t scale_row_bytes = 0;  ///< bytes of one row of scales, 0 if none
+  /// Bytes of one row as dispatch quantises it (DispatchOptions::quantize), that is H; 0: it does not. Its input, and
+  /// the rows of combine, then have row_bytes, and scale_row_bytes is that of its output.
+  std::int64_t quantized_row_bytes = 0;
   Layout layout = Layout::kTokens;
   bool weights = false;  ///< route is given weights, and they are sent (with ids for kTokens) and summed back
   /// true: x of dispatch and combine's input are in memory from `allocate`, and so is dispatch's output.

@@ -14,7 +14,7 @@
 
 namespace ferry {
 
-/// Element types. Ferry moves rows as bytes; only combine (bf16, f32) and the FP8 helpers look inside.
+/// Element types. Ferry moves rows as bytes; only combine (bf16, f32) and quantisation look inside.
 enum class DType : std::int32_t {
   kUint8 = 0,       ///< opaque bytes, or packed 8-bit scales (UE8M0)
   kInt32 = 1,       ///< ids, counts, or four packed 8-bit scales
@@ -23,6 +23,7 @@ enum class DType : std::int32_t {
   kFloat16 = 4,     ///< payload (dispatch only)
   kBfloat16 = 5,    ///< payload
   kFloat8E4M3 = 6,  ///< payload with separate scales: OCP FP8 E4M3, finite-only ("fn"), largest value 448
+  kInt8 = 7,        ///< payload with separate scales
 };
 
 /// Bytes per element.
@@ -30,6 +31,7 @@ constexpr std::size_t size_bytes(DType dtype) {
   switch (dtype) {
     case DType::kUint8:
     case DType::kFloat8E4M3:
+    case DType::kInt8:
       return 1;
     case DType::kFloat16:
     case DType::kBfloat16:
@@ -43,7 +45,7 @@ constexpr std::size_t size_bytes(DType dtype) {
   return 0;
 }
 
-/// The usual short name: "u8", "i32", "i64", "f32", "f16", "bf16", "fp8_e4m3".
+/// The usual short name: "u8", "i32", "i64", "f32", "f16", "bf16", "fp8_e4m3", "i8".
 FERRY_API std::string_view to_string(DType dtype);
 
 /// Most dimensions a tensor can have here: [L, C, H] is three.

@@ -31,6 +31,7 @@ from ferry._errors import (
 from ferry._group import Group
 from ferry._layout import DispatchLayout, dispatch_layout
 from ferry._network import NetworkUsage, RailUsage
+from ferry._quantize import Quantized, dequantize, quantize
 from ferry._routing import ChannelTables, Combined, Received, Routing
 
 
@@ -54,6 +55,7 @@ __all__ = [
     "InvalidArgument",
     "NetworkUsage",
     "PeerLost",
+    "Quantized",
     "RailUsage",
     "Received",
     "Routing",
@@ -61,6 +63,8 @@ __all__ = [
     "Timeout",
     "TransportError",
     "Unsupported",
+    "dequantize",
     "dispatch_layout",
     "empty",
+    "quantize",
 ]

@@ -17,6 +17,7 @@ from ferry._eager import eager
 from ferry._errors import FerryError, InvalidArgument, Unsupported
 from ferry._memory import Wanted, memory_of
 from ferry._network import NetworkUsage, RailUsage
+from ferry._quantize import Quantization, number_of, wanted_rows
 from ferry._routing import LAYOUTS, ChannelTables, Combined, Layout, Received, Routing, check_routing
 from ferry._tensors import View, view_of
 
@@ -249,6 +250,7 @@ class Group:
         tables: bool = True,
         zero_padding: bool = False,
         num_sms: int = 0,
+        quantize: Quantization | None = None,
     ) -> Received:
         """Send each token to the ranks of its experts. Collective; may be called many times with one Routing.
 
@@ -261,15 +263,22 @@ class Group:
         tables: False omits ids and weights; the same on every rank.
         zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
         num_sms: on a GPU, the most multiprocessors to use; 0: the number measured to saturate the links.
+        quantize: turn bf16 rows into FP8 or INT8 on their way, as :func:`ferry.quantize` would; then no ``scales`` are
+        given and ``Received.scales`` has those of each row. The same on every rank.
         """
+        try:
+            mode = number_of(quantize, "dispatch")
+        except Exception:
+            self._refuse(self._native.dispatch, routing)
+            raise
         if isinstance(routing, Routing):
             given = x, scales, topk_weights, out, out_scales, out_source
-            how = bool(tables), routing.has_weights, routing.is_bounded, bool(zero_padding), num_sms
+            how = bool(tables), routing.has_weights, routing.is_bounded, bool(zero_padding), num_sms, mode
             made = self._calls.dispatch(routing._native, *given, *how)
             if made is not None:
                 return Received(*made)
         try:
-            received = self._allocate_outputs(routing, x, scales, topk_weights, out, out_scales, tables)
+            received = self._allocate_outputs(routing, x, scales, topk_weights, out, out_scales, tables, quantize)
             stream, kernel = self._memory.stream(), _kernel(num_sms)
         except Exception:
             self._refuse(self._native.dispatch, routing)
@@ -282,7 +291,7 @@ class Group:
             "received weights": received.topk_weights,
             "out_source": out_source,
         }
-        self._exchange("dispatch", routing, inputs, outputs, (stream, bool(zero_padding), kernel))
+        self._exchange("dispatch", routing, inputs, outputs, (stream, bool(zero_padding), kernel, mode))
         return received
 
     @eager
@@ -391,17 +400,25 @@ class Group:
         out: torch.Tensor | None,
         out_scales: torch.Tensor | None,
         tables: bool,
+        quantize: Quantization | None,
     ) -> Received:
         """The outputs of a dispatch, allocated where the caller gave none."""
         check_routing(routing, "dispatch")
-        if out is not None and not tables and (scales is None or out_scales is not None):
+        has_scales = scales is not None or quantize is not None
+        if out is not None and not tables and (not has_scales or out_scales is not None):
             return Received(out, out_scales, None, None)
         rows = routing.num_recv_rows
         of_tokens = routing.layout == "tokens"
         wanted: dict[str, Wanted] = {}
-        if out is None:
+        if quantize is not None:
+            of_rows, of_scales = wanted_rows(quantize, rows, _width_of(x, "dispatch: x"))
+            if out is None:
+                wanted["x"] = Wanted(*of_rows, moves=True)
+            if out_scales is None:
+                wanted["scales"] = Wanted(*of_scales)
+        elif out is None:
             wanted["x"] = Wanted((rows, _width_of(x, "dispatch: x")), x.dtype, moves=True)
-        if scales is not None and out_scales is None:
+        if scales is not None and quantize is None and out_scales is None:
             wanted["scales"] = Wanted((rows, _width_of(scales, "dispatch: scales")), scales.dtype)
         if tables and of_tokens:
             wanted["topk_idx"] = Wanted((rows, routing.num_topk), torch.int64)

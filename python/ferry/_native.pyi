@@ -63,6 +63,7 @@ class Calls:
         bounded: bool,
         zero_padding: bool,
         num_sms: object,
+        quantize: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None: ...
     def combine(
         self,
@@ -107,7 +108,7 @@ class Group:
         stream: int,
         zero_padding: bool,
         kernel: _Kernel,
-        /,
+        quantize: int = 0,
     ) -> None: ...
     def combine(
         self,
@@ -156,6 +157,8 @@ def dispatch_layout(
     stream: int,
     /,
 ) -> None: ...
+def quantize(x: _View, q: _View, scales: _View, mode: int, device: int, stream: int) -> None: ...
+def dequantize(q: _View, scales: _View, x: _View, device: int, stream: int) -> None: ...
 def create_group(
     bootstrap: Bootstrap,
     backend: str,

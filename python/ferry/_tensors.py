@@ -15,7 +15,7 @@ _DTYPES = {
     torch.float16: 4,
     torch.bfloat16: 5,
     torch.float8_e4m3fn: 6,
-    torch.int8: 0,
+    torch.int8: 7,
     torch.bool: 0,
 }
 

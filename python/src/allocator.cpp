@@ -68,7 +68,8 @@ Allocator::Allocator(nb::object memory, std::shared_ptr<SymmetricPool> pool, Pla
     : memory_(std::move(memory)), pool_(std::move(pool)), place_(place) {
   const nb::module_ torch = nb::module_::import_("torch");
   tensor_type_ = torch.attr("Tensor");
-  types_ = {torch.attr("int32"), torch.attr("int64"), torch.attr("float32"), torch.attr("bool")};
+  types_ = {torch.attr("int32"), torch.attr("int64"),         torch.attr("float32"),
+            torch.attr("bool"),  torch.attr("float8_e4m3fn"), torch.attr("int8")};
   const nb::object functions = memory_.attr("torch_functions")();
   empty_strided_ = optional_attribute(functions, "empty_strided");
   current_device_ = optional_attribute(functions, "current_device");

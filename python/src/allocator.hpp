@@ -27,9 +27,9 @@ struct Wanted {
   bool moves = false;  ///< holds payload rows, which gain from symmetric memory
 };
 
-/// The dtypes of tables.
+/// The dtypes of tables, and of quantised rows.
 struct TableTypes {
-  nanobind::object i32, i64, f32, boolean;
+  nanobind::object i32, i64, f32, boolean, e4m3, i8;
 };
 
 /// All of it with the GIL held.

@@ -13,6 +13,8 @@ namespace ferry::python {
 namespace {
 
 constexpr std::size_t kMaxBiases = 2;
+/// UE8M0 scales are made four to an i32, as matrix products on GPUs take them.
+constexpr std::int64_t kExponentsPerWord = 4;
 
 /// None is an absent view; false if it cannot be read.
 bool read_optional(nb::handle tensor, Place place, TensorView& view) {
@@ -52,7 +54,7 @@ nb::object or_none(nb::object value) { return value.is_valid() ? std::move(value
 /// in: x, scales, topk_weights; out: x, scales, source.
 nb::object dispatch(const Calls& calls, const PlacedRouting& routing, nb::handle x, nb::handle scales,
                     nb::handle topk_weights, nb::handle out, nb::handle out_scales, nb::handle out_source, bool tables,
-                    bool has_weights, bool bounded, bool zero_padding, nb::handle num_sms) {
+                    bool has_weights, bool bounded, bool zero_padding, nb::handle num_sms, int quantize) {
   const Place place = calls.place();
   const std::optional<Stream> stream = calls.allocator().stream();
   const std::optional<int> sms = small_integer(num_sms);
@@ -68,6 +70,7 @@ nb::object dispatch(const Calls& calls, const PlacedRouting& routing, nb::handle
   call.bounded = bounded;
   call.options.zero_padding = zero_padding;
   call.options.kernel.num_sms = *sms;
+  call.options.quantize = static_cast<Quantization>(quantize);
   Received made = calls.dispatch(routing.routing, call, *stream);
   return nb::make_tuple(made.x.is_valid() ? made.x : nb::borrow(out),
                         made.scales.is_valid() ? made.scales : nb::borrow(out_scales), or_none(made.topk_idx),
@@ -137,17 +140,27 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
     std::array<Wanted, 4> wanted{};
     std::array<std::pair<nb::object*, TensorView*>, 4> places{};
     std::size_t count = 0;
+    const Quantization quantize = call.options.quantize;
     const auto want = [&](const Wanted& one, nb::object& tensor, TensorView& view) {
       wanted[count] = one;
       places[count++] = {&tensor, &view};
     };
     if (!out.x.present()) {
-      dtypes[0] = call.x.attr("dtype");
+      dtypes[0] = quantize == Quantization::kNone   ? nb::object(call.x.attr("dtype"))
+                  : quantize == Quantization::kInt8 ? allocator_.types().i8
+                                                    : allocator_.types().e4m3;
       want({dtypes[0], {rows, call.in.x.extent(call.in.x.num_dims - 1)}, 2, true}, made.x, out.x);
     }
     if (call.in.scales.present() && !out.scales.present()) {
       dtypes[1] = call.scales.attr("dtype");
       want({dtypes[1], {rows, call.in.scales.extent(call.in.scales.num_dims - 1)}}, made.scales, out.scales);
+    }
+    if (quantize != Quantization::kNone && !out.scales.present()) {
+      const bool exponents = quantize == Quantization::kFp8Ue8m0;
+      const std::int64_t channels = exponents ? kQuantBlockSize * kExponentsPerWord : kQuantBlockSize;
+      const std::int64_t hidden = call.in.x.extent(call.in.x.num_dims - 1);
+      want({exponents ? allocator_.types().i32 : allocator_.types().f32, {rows, (hidden + channels - 1) / channels}},
+           made.scales, out.scales);
     }
     if (call.tables && of_tokens) want({allocator_.types().i64, {rows, num_topk}}, made.topk_idx, out.topk_idx);
     if (call.tables && call.weights) {
@@ -176,7 +189,7 @@ void define_calls(nb::module_& module) {
   nb::class_<Calls>(module, "Calls")
       .def("dispatch", &dispatch, "routing"_a, "x"_a.none(), "scales"_a.none(), "topk_weights"_a.none(), "out"_a.none(),
            "out_scales"_a.none(), "out_source"_a.none(), "tables"_a, "has_weights"_a, "bounded"_a, "zero_padding"_a,
-           "num_sms"_a.none())
+           "num_sms"_a.none(), "quantize"_a = 0)
       .def("combine", &combine, "routing"_a, "x"_a.none(), "weights"_a.none(), "bias"_a.none(), "weighted"_a,
            "topk_weights"_a.none(), "out"_a.none(), "num_sms"_a.none());
 }

@@ -10,6 +10,7 @@
 #include "errors.hpp"
 #include "ferry/backends.hpp"
 #include "ferry/dispatch_layout.hpp"
+#include "ferry/fp8.hpp"
 #include "ferry/group.hpp"
 #include "ferry/version.hpp"
 #include "placed.hpp"
@@ -105,11 +106,11 @@ class PyGroup {
 
   /// in: x, scales, topk_weights; out: x, scales, topk_idx, topk_weights, source.
   void dispatch(const PlacedRouting& routing, const nb::tuple& in, const nb::tuple& out, std::uintptr_t stream,
-                bool zero_padding, const nb::tuple& kernel) {
+                bool zero_padding, const nb::tuple& kernel, int quantize) {
     const DispatchInput input{view_of(in[0], place_), view_of(in[1], place_), view_of(in[2], place_)};
     const DispatchOutput output{view_of(out[0], place_), view_of(out[1], place_), view_of(out[2], place_),
                                 view_of(out[3], place_), view_of(out[4], place_)};
-    const DispatchOptions options{zero_padding, kernel_options(kernel)};
+    const DispatchOptions options{zero_padding, kernel_options(kernel), static_cast<Quantization>(quantize)};
     raise_if_error(
         without_gil([&] { return group_->dispatch(routing.routing, input, output, stream_of(stream), options); }));
   }
@@ -212,6 +213,32 @@ void count_layout(nb::handle topk_idx, std::int64_t num_experts, int num_ranks, 
                       stream_of(stream)));
 }
 
+ExecutionOptions execution_on(Place place) { return {place.on_gpu ? "cuda" : "cpu", place.on_gpu ? place.device : -1}; }
+
+/// `device`: -1 on the host.
+void quantize_rows(nb::handle x, nb::handle q, nb::handle scales, int mode, int device, std::uintptr_t stream) {
+  const Place place{device >= 0, device >= 0 ? device : 0};
+  const TensorView from = view_of(x, place);
+  const TensorView to = view_of(q, place);
+  const TensorView to_scales = view_of(scales, place);
+  const auto quantization = static_cast<Quantization>(mode);
+  if (quantization == Quantization::kInt8) {
+    raise_if_error(quantize_int8(from, to, to_scales, execution_on(place), stream_of(stream)));
+    return;
+  }
+  const Fp8ScaleFormat format = quantization == Quantization::kFp8             ? Fp8ScaleFormat::kFloat32
+                                : quantization == Quantization::kFp8PowerOfTwo ? Fp8ScaleFormat::kPowerOfTwo
+                                                                               : Fp8ScaleFormat::kUe8m0;
+  raise_if_error(quantize_fp8(from, to, to_scales, format, execution_on(place), stream_of(stream)));
+}
+
+void dequantize_rows(nb::handle q, nb::handle scales, nb::handle x, int device, std::uintptr_t stream) {
+  const Place place{device >= 0, device >= 0 ? device : 0};
+  const TensorView from = view_of(q, place);
+  const auto call = from.dtype == DType::kInt8 ? dequantize_int8 : dequantize_fp8;
+  raise_if_error(call(from, view_of(scales, place), view_of(x, place), execution_on(place), stream_of(stream)));
+}
+
 void define_routing(nb::module_& module) {
   nb::class_<PlacedRouting>(module, "Routing")
       .def(nb::init<>())  // belongs to no group: calls refuse it
@@ -273,7 +300,8 @@ NB_MODULE(_native, module) {
       .def("network_usage", &PyGroup::network_usage)
       .def("route", &PyGroup::route, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a, "layout"_a,
            "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "expert_to_rank"_a, "stream"_a)
-      .def("dispatch", &PyGroup::dispatch)
+      .def("dispatch", &PyGroup::dispatch, "routing"_a, "inputs"_a, "outputs"_a, "stream"_a, "zero_padding"_a,
+           "kernel"_a, "quantize"_a = 0)
       .def("combine", &PyGroup::combine)
       .def("channel_tables", &PyGroup::channel_tables)
       .def("calls", &PyGroup::calls)
@@ -285,6 +313,8 @@ NB_MODULE(_native, module) {
       .def("reclaim_segments", [](PyGroup& self) { self.pool().reclaim(); })
       .def("destroy", &PyGroup::destroy);
   module.def("dispatch_layout", &count_layout);
+  module.def("quantize", &quantize_rows, "x"_a, "q"_a, "scales"_a, "mode"_a, "device"_a, "stream"_a);
+  module.def("dequantize", &dequantize_rows, "q"_a, "scales"_a, "x"_a, "device"_a, "stream"_a);
   module.def("create_group", &PyGroup::create);
   module.def("callback_bootstrap", &callback_bootstrap);
   module.def("environment_bootstrap", &environment_bootstrap);

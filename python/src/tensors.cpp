@@ -83,7 +83,7 @@ std::optional<DType> dtype_of(const nb::dlpack::dtype& dtype) {
   if (dtype.lanes != 1) return std::nullopt;
   switch (dtype.code) {
     case kDLInt:
-      if (dtype.bits == 8) return DType::kUint8;
+      if (dtype.bits == 8) return DType::kInt8;
       if (dtype.bits == 32) return DType::kInt32;
       if (dtype.bits == 64) return DType::kInt64;
       return std::nullopt;

@@ -28,7 +28,7 @@ class BadTensor : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A tensor as it was read, and what its view does not tell: `bool` is kUint8 there, as other types of one byte are.
+/// A tensor as it was read, and what its view does not tell: `bool` is kUint8 there.
 struct ReadTensor {
   TensorView view{};
   bool is_bool = false;

@@ -14,15 +14,10 @@ constexpr std::size_t kPlacementField = 6;
 constexpr std::array<std::string_view, kPlacementField + 1> kRouteFields = {
     "num_topk",      "num_experts", "layout", "expert_alignment", "slab_capacity", "presence of topk_weights",
     "expert_to_rank"};
-constexpr std::array<std::string_view, 9> kDispatchFields = {"routing (number of the route call)",
-                                                             "row bytes of x",
-                                                             "dtype of x",
-                                                             "number of scales per row",
-                                                             "dtype of scales",
-                                                             "scales present",
-                                                             "output topk_idx present",
-                                                             "output topk_weights present",
-                                                             "output source present"};
+constexpr std::array<std::string_view, 10> kDispatchFields = {
+    "routing (number of the route call)", "row bytes of x",       "dtype of x",     "quantize",
+    "number of scales per row",           "dtype of scales",      "scales present", "output topk_idx present",
+    "output topk_weights present",        "output source present"};
 constexpr std::array<std::string_view, 5> kCombineFields = {"routing (number of the route call)", "row bytes of x",
                                                             "dtype of x", "weighted", "input weights present"};
 

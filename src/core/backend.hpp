@@ -19,6 +19,7 @@
 #include "ferry/group.hpp"
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
+#include "numeric/quantize.hpp"
 #include "plan/token_layout.hpp"
 
 namespace ferry {
@@ -64,8 +65,9 @@ struct DispatchCall {
   Stream stream;
   std::shared_ptr<const RoutingState> routing;  ///< null if the caller's belongs to another group
   ConstRows x;
-  ConstTensorView scales;        ///< [T, S] any strides, or absent
-  ConstTensorView topk_weights;  ///< the ones to send, or absent
+  Quantization quantize = Quantization::kNone;  ///< else x is bf16 and scales are absent (core/quantized_dispatch.hpp)
+  ConstTensorView scales;                       ///< [T, S] any strides, or absent
+  ConstTensorView topk_weights;                 ///< the ones to send, or absent
   Rows out_x;
   TensorView out_scales;  ///< [rows, S] any strides, or absent
   TensorView out_topk_idx;
@@ -151,6 +153,9 @@ struct BackendFactory {
   /// Counts one rank's tokens, on `device` (-1: the current one) and in stream order where there are such. Needs no
   /// group.
   Status (*count_layout)(const plan::TokenLayoutParams& params, int device, Stream stream);
+  /// Quantises rows, and the reverse; in the same way. `operation` is the public call, for messages.
+  Status (*quantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
+  Status (*dequantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
 };
 
 /// The backends of this build, best first. Defined in src/registry.cpp.

@@ -34,6 +34,7 @@ Status check_extents(const MemoryShape& shape) {
                             {"num_used_rows", shape.num_used_rows, -1, shape.num_recv_rows},
                             {"row_bytes", shape.row_bytes},
                             {"scale_row_bytes", shape.scale_row_bytes},
+                            {"quantized_row_bytes", shape.quantized_row_bytes},
                             {"num_node_tokens", shape.num_node_tokens, 0, shape.num_tokens},
                             {"num_forwarded_tokens", shape.num_forwarded_tokens},
                             {"num_node_entries", shape.num_node_entries, 0,

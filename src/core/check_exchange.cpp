@@ -119,6 +119,89 @@ Status check_scales_output(const ConstTensorView& view) {
                   describe(view), view.stride(0), view.stride(1)));
 }
 
+/// A dispatch that sends its rows as they are.
+Status check_plain_payload(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
+                           DispatchCall& call) {
+  if (call.x.dtype != call.out_x.dtype || call.x.row_bytes != call.out_x.row_bytes) {
+    return invalid(fmt::format("dispatch: output x is {} but input x is {}: dtype and H must be equal", describe(out.x),
+                               describe(in.x)));
+  }
+  if (in.scales.present() != out.scales.present()) {
+    return invalid(fmt::format("dispatch: input scales are {} but output scales are {}: give both or neither",
+                               describe(in.scales), describe(out.scales)));
+  }
+  if (!in.scales.present()) return {};
+  if (Status status = check_scales("dispatch: input scales", in.scales, routing.num_tokens); !status.ok())
+    return status;
+  if (Status status = check_scales("dispatch: output scales", out.scales, routing.num_recv_rows); !status.ok())
+    return status;
+  if (in.scales.dtype != out.scales.dtype || in.scales.extent(1) != out.scales.extent(1)) {
+    return invalid(fmt::format("dispatch: output scales are {} but input scales are {}: dtype and S must be equal",
+                               describe(out.scales), describe(in.scales)));
+  }
+  call.scales = in.scales;
+  return {};
+}
+
+std::string_view name_of(Quantization mode) {
+  switch (mode) {
+    case Quantization::kNone:
+      return "kNone";
+    case Quantization::kFp8:
+      return "kFp8";
+    case Quantization::kFp8PowerOfTwo:
+      return "kFp8PowerOfTwo";
+    case Quantization::kFp8Ue8m0:
+      return "kFp8Ue8m0";
+    case Quantization::kInt8:
+      return "kInt8";
+  }
+  return {};
+}
+
+/// A dispatch that quantises its rows.
+Status check_quantized_payload(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
+                               const DispatchCall& call) {
+  const std::string_view mode = name_of(call.quantize);
+  if (mode.empty()) {
+    return invalid(
+        fmt::format("dispatch: quantize is {}, expected kNone, kFp8, kFp8PowerOfTwo, kFp8Ue8m0 or kInt8; pass an "
+                    "enumerator",
+                    static_cast<int>(call.quantize)));
+  }
+  if (call.x.dtype != DType::kBfloat16) {
+    return invalid(
+        fmt::format("dispatch: input x is {}, expected bf16 to quantise (quantize is {}); convert it, or "
+                    "quantise it beforehand and pass kNone",
+                    describe(in.x), mode));
+  }
+  if (in.scales.present()) {
+    return invalid(
+        fmt::format("dispatch: input scales are {}, expected absent: they come of quantising (quantize is {})",
+                    describe(in.scales), mode));
+  }
+  const DType dtype = numeric::quantized_dtype(call.quantize);
+  const std::int64_t hidden = in.x.extent(in.x.num_dims - 1);
+  if (call.out_x.dtype != dtype || call.out_x.row_bytes != hidden) {
+    return invalid(fmt::format("dispatch: output x is {} but input x is {}, expected {} of the same H (quantize is {})",
+                               describe(out.x), describe(in.x), to_string(dtype), mode));
+  }
+  const bool exponents = call.quantize == Quantization::kFp8Ue8m0;
+  const DType scales = out.scales.dtype;
+  if (!out.scales.present() ||
+      (exponents ? scales != DType::kUint8 && scales != DType::kInt32 : scales != DType::kFloat32)) {
+    return invalid(fmt::format("dispatch: output scales are {}, expected {} (quantize is {})", describe(out.scales),
+                               exponents ? "u8 or i32" : "f32", mode));
+  }
+  if (Status status = check_scales("dispatch: output scales", out.scales, routing.num_recv_rows); !status.ok())
+    return status;
+  const std::int64_t num_columns = numeric::num_scale_columns(hidden, scales);
+  if (out.scales.extent(1) == num_columns) return {};
+  return invalid(fmt::format("dispatch: output scales are {}, expected [{}, {}] for an H of {}: one for {} channels",
+                             describe(out.scales), routing.num_recv_rows, num_columns, hidden,
+                             kQuantBlockSize * (scales == DType::kInt32 ? numeric::kPackedScales : 1)));
+}
+
 Status check_dispatch_tables(const RoutingState& routing, const DispatchOutput& out, const DispatchCall& call) {
   const std::int64_t rows = routing.num_recv_rows;
   if (out.topk_idx.present()) {
@@ -211,29 +294,16 @@ Status check_combine_weights(const RoutingState& routing, const CombineInput& in
 }  // namespace
 
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
-                      DispatchCall& call) {
+                      Quantization quantize, DispatchCall& call) {
+  call.quantize = quantize;
   if (Status status = check_rows("dispatch: input x", in.x, routing.num_tokens, call.x); !status.ok()) return status;
   if (Status status = check_rows("dispatch: output x", out.x, routing.num_recv_rows, call.out_x); !status.ok())
     return status;
-  if (call.x.dtype != call.out_x.dtype || call.x.row_bytes != call.out_x.row_bytes) {
-    return invalid(fmt::format("dispatch: output x is {} but input x is {}: dtype and H must be equal", describe(out.x),
-                               describe(in.x)));
-  }
-  if (in.scales.present() != out.scales.present()) {
-    return invalid(fmt::format("dispatch: input scales are {} but output scales are {}: give both or neither",
-                               describe(in.scales), describe(out.scales)));
-  }
-  if (in.scales.present()) {
-    if (Status status = check_scales("dispatch: input scales", in.scales, routing.num_tokens); !status.ok())
-      return status;
-    if (Status status = check_scales("dispatch: output scales", out.scales, routing.num_recv_rows); !status.ok())
-      return status;
-    if (in.scales.dtype != out.scales.dtype || in.scales.extent(1) != out.scales.extent(1)) {
-      return invalid(fmt::format("dispatch: output scales are {} but input scales are {}: dtype and S must be equal",
-                                 describe(out.scales), describe(in.scales)));
-    }
+  Status payload = quantize == Quantization::kNone ? check_plain_payload(routing, in, out, call)
+                                                   : check_quantized_payload(routing, in, out, call);
+  if (!payload.ok()) return payload;
+  if (out.scales.present()) {
     if (Status status = check_scales_output(out.scales); !status.ok()) return status;
-    call.scales = in.scales;
     call.out_scales = out.scales;
   }
   if (in.topk_weights.present()) {

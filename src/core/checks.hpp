@@ -16,7 +16,7 @@ namespace ferry {
 Status check_route(const RouteInput& in, const RouteOptions& options, const Topology& topology, bool ids_on_host,
                    RouteCall& call);
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
-                      DispatchCall& call);
+                      Quantization quantize, DispatchCall& call);
 Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
                      const CombineOptions& options, CombineCall& call);
 
@@ -26,6 +26,10 @@ Status check_channel_tables(const RoutingState& routing, int num_ranks, int num_
 
 /// "[128, 8] i64" for messages.
 std::string describe(const ConstTensorView& view);
+
+/// The backend of this name, for a call that needs no group.
+/// @errors kUnsupported, kInvalidArgument: this build has none, or there is none
+Result<const BackendFactory*> find_backend(std::string_view operation, std::string_view name);
 
 /// Pointer, sizes and contiguity of a small table ([T, K] ids, [rows] weights, …) with exactly this shape.
 Status check_table(std::string_view what, const ConstTensorView& view, std::initializer_list<std::int64_t> shape,

@@ -1,11 +1,9 @@
 #include "ferry/dispatch_layout.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <limits>
 #include <string>
-#include <vector>
 
 #include "core/backend.hpp"
 #include "core/checks.hpp"
@@ -67,27 +65,12 @@ Status check_outputs(const DispatchLayout& out, const plan::TokenLayoutParams& p
   return status;
 }
 
-const BackendFactory* find_backend(std::string_view name) {
-  for (const BackendFactory& factory : backend_factories()) {
-    if (factory.name == name) return &factory;
-  }
-  return nullptr;
-}
-
-Status no_backend(std::string_view name) {
-  std::vector<std::string_view> names;
-  for (const BackendFactory& factory : backend_factories()) names.push_back(factory.name);
-  return Status(name == "cuda" ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument,
-                fmt::format("dispatch_layout: backend is \"{}\", expected one of this build's: {}", name,
-                            fmt::join(names, ", ")));
-}
-
 }  // namespace
 
 Status dispatch_layout(const ConstTensorView& topk_idx, const DispatchLayoutOptions& options, const DispatchLayout& out,
                        Stream stream) {
-  const BackendFactory* backend = find_backend(options.backend);
-  if (backend == nullptr) return no_backend(options.backend);
+  const Result<const BackendFactory*> backend = find_backend("dispatch_layout", options.backend);
+  if (!backend.ok()) return backend.status();
   if (Status status = check_options(options); !status.ok()) return status;
   if (Status status = check_ids(topk_idx); !status.ok()) return status;
   const plan::TokenLayoutParams params{
@@ -104,7 +87,7 @@ Status dispatch_layout(const ConstTensorView& topk_idx, const DispatchLayoutOpti
       .entries_per_expert = static_cast<std::int32_t*>(out.num_tokens_per_expert.data),
       .token_in_rank = static_cast<std::uint8_t*>(out.is_token_in_rank.data)};
   if (Status status = check_outputs(out, params); !status.ok()) return status;
-  return backend->count_layout(params, options.device, stream);
+  return (*backend)->count_layout(params, options.device, stream);
 }
 
 }  // namespace ferry

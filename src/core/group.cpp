@@ -112,16 +112,17 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
   call.kernel = options.kernel;
   Status status = check_stream("dispatch", stream);
   if (status.ok()) status = belongs;
-  if (status.ok()) status = check_dispatch(*routing.state_, in, out, call);
+  if (status.ok()) status = check_dispatch(*routing.state_, in, out, options.quantize, call);
   if (!status.ok()) {
     call.record.set_status(status);
   } else {
-    const bool scales = in.scales.present();
+    const bool scales = out.scales.present();
     call.record.fields = {call.routing->route_number,
                           call.x.row_bytes,
                           static_cast<std::int64_t>(call.x.dtype),
-                          scales ? in.scales.extent(1) : 0,
-                          scales ? static_cast<std::int64_t>(in.scales.dtype) : 0,
+                          static_cast<std::int64_t>(call.quantize),
+                          scales ? out.scales.extent(1) : 0,
+                          scales ? static_cast<std::int64_t>(out.scales.dtype) : 0,
                           scales ? 1 : 0,
                           out.topk_idx.present() ? 1 : 0,
                           out.topk_weights.present() ? 1 : 0,

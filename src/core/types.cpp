@@ -18,6 +18,8 @@ std::string_view to_string(DType dtype) {
       return "bf16";
     case DType::kFloat8E4M3:
       return "fp8_e4m3";
+    case DType::kInt8:
+      return "i8";
   }
   return "unknown";
 }

@@ -6,8 +6,10 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "core/descriptors.hpp"
+#include "core/quantized_dispatch.hpp"
 #include "core/unique_fd.hpp"
 #include "cpu/context/channel_tables.hpp"
 #include "cpu/internode/calls.hpp"
@@ -33,14 +35,29 @@ Status probe() {
                             std::strerror(error)));
 }
 
+Status check_no_stream(std::string_view operation, Stream stream) {
+  if (stream.handle == nullptr) return {};
+  return Status(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: the stream is {}, expected null: backend \"cpu\" has no streams", operation, stream.handle));
+}
+
 Status count_layout(const plan::TokenLayoutParams& params, int /*device*/, Stream stream) {
-  if (stream.handle != nullptr) {
-    return Status(
-        ErrorCode::kInvalidArgument,
-        fmt::format("dispatch_layout: the stream is {}, expected null: backend \"cpu\" has no streams", stream.handle));
-  }
-  plan::count_layout(params);
-  return {};
+  Status status = check_no_stream("dispatch_layout", stream);
+  if (status.ok()) plan::count_layout(params);
+  return status;
+}
+
+Status quantize(std::string_view operation, const numeric::QuantizeParams& params, int /*device*/, Stream stream) {
+  Status status = check_no_stream(operation, stream);
+  if (status.ok()) numeric::quantize_rows(params);
+  return status;
+}
+
+Status dequantize(std::string_view operation, const numeric::QuantizeParams& params, int /*device*/, Stream stream) {
+  Status status = check_no_stream(operation, stream);
+  if (status.ok()) numeric::dequantize_rows(params);
+  return status;
 }
 
 }  // namespace
@@ -61,14 +78,39 @@ Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) t
   return sync_->out_of_memory(Operation::kRoute);
 }
 
+/// Quantises this rank's rows where peers of the node can reach them. What goes wrong is in the record of the result.
+DispatchCall CpuBackend::quantize_rows(const DispatchCall& call) {
+  const std::size_t bytes = quantized_bytes(call);
+  std::byte* staging = nullptr;
+  if (bytes > 0) {
+    const Result<std::byte*> taken = staging_.quantized(bytes);
+    if (!taken.ok()) {
+      DispatchCall refused = call;
+      refused.record.set_status(Status(
+          taken.status().code(), fmt::format("dispatch: no room for quantised rows: {}", taken.status().message())));
+      return refused;
+    }
+    staging = *taken;
+  }
+  QuantizedDispatch steps = split_quantized(call, staging);
+  numeric::quantize_rows(steps.quantize);
+  return std::move(steps.send);
+}
+
 Status CpuBackend::dispatch(const DispatchCall& call) try {
+  if (!sync_->broken().ok()) return sync_->broken();
+  const bool quantizes = call.record.code == ErrorCode::kOk && call.quantize != Quantization::kNone;
+  return quantizes ? send(quantize_rows(call)) : send(call);
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kDispatch);
+}
+
+Status CpuBackend::send(const DispatchCall& call) {
   const Context context{*sync_, staging_};
   Status status = sync_->has_rails() ? internode::dispatch(call, context) : intranode::dispatch(call, context);
   if (status.ok()) status = sync_->confirm_reads();
   if (status.ok()) staging_.route_is_over();
   return status;
-} catch (const std::bad_alloc&) {
-  return sync_->out_of_memory(Operation::kDispatch);
 }
 
 Status CpuBackend::combine(const CombineCall& call) try {
@@ -134,7 +176,8 @@ Status CpuBackend::destroy() {
 BackendFactory cpu_backend_factory() {
   return {"cpu",          "ranks of one host through shared memory, of several hosts over a network",
           probe,          CpuBackend::create,
-          bytes_required, count_layout};
+          bytes_required, count_layout,
+          quantize,       dequantize};
 }
 
 }  // namespace ferry::cpu

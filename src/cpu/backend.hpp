@@ -36,6 +36,9 @@ class CpuBackend final : public Backend {
   Status destroy() override;
 
  private:
+  DispatchCall quantize_rows(const DispatchCall& call);
+  Status send(const DispatchCall& call);
+
   std::unique_ptr<call::CallSync> sync_;
   Staging staging_;
 };

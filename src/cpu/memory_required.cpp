@@ -40,6 +40,8 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
   const auto num_rows = to_size(shape.num_recv_rows);
   const std::size_t num_used_rows = shape.num_used_rows < 0 ? num_rows : to_size(shape.num_used_rows);
   const auto row_bytes = to_size(shape.row_bytes);
+  const bool quantizes = shape.quantized_row_bytes > 0;
+  const std::size_t dispatched_row_bytes = quantizes ? to_size(shape.quantized_row_bytes) : row_bytes;
 
   const plan::TokenRecord record =
       plan::TokenRecord::of({shape.scale_row_bytes, shape.num_topk, shape.weights, shape.weights, false});
@@ -48,14 +50,21 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
   const std::size_t weights_per_row = shape.layout == Layout::kTokens ? to_size(shape.num_topk) : 1;
   const std::size_t weights_bytes = shape.weights ? num_rows * weights_per_row * sizeof(float) : 0;
   // On one node the inputs of dispatch and combine are staged, on several the output of dispatch and combine's input.
-  std::size_t num_staged_rows = several_nodes ? num_used_rows : std::max(num_tokens, num_used_rows);
-  if (shape.symmetric || topology.ranks_per_node == 1) num_staged_rows = 0;
+  // Quantised rows are where peers reach them.
+  const std::size_t num_sent_rows = quantizes ? 0 : num_tokens;
+  std::size_t staged_bytes = std::max(several_nodes ? num_used_rows * dispatched_row_bytes : num_sent_rows * row_bytes,
+                                      num_used_rows * row_bytes);
+  if (shape.symmetric || topology.ranks_per_node == 1) staged_bytes = 0;
+  const std::size_t quantized_bytes =
+      quantizes ? num_tokens * (dispatched_row_bytes + to_size(shape.scale_row_bytes)) : 0;
 
   const std::size_t staging_bytes = (several_nodes ? tables_bytes(shape, topology) : tables_bytes(shape)) +
                                     round_up_to_page(std::max(records_bytes, weights_bytes)) +
-                                    round_up_to_page(num_staged_rows * row_bytes);
-  const std::size_t buffers_bytes =
-      shape.symmetric ? round_up_to_page(num_tokens * row_bytes) + 2 * round_up_to_page(num_rows * row_bytes) : 0;
+                                    round_up_to_page(staged_bytes) + round_up_to_page(quantized_bytes);
+  const std::size_t buffers_bytes = shape.symmetric ? round_up_to_page(num_tokens * row_bytes) +
+                                                          round_up_to_page(num_rows * dispatched_row_bytes) +
+                                                          round_up_to_page(num_rows * row_bytes)
+                                                    : 0;
   return node::kControlBytes + call::CallSync::network_bytes(topology) + staging_bytes + buffers_bytes;
 }
 

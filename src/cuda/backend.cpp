@@ -11,6 +11,7 @@
 #include "cuda/intranode/memory_required.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/token_layout.hpp"
+#include "cuda/numeric/quantize.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -21,6 +22,7 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   Status status = runtime_status(load_route_kernels(shared_limit), operation, kHint);
   if (status.ok()) status = runtime_status(load_dispatch_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_combine_kernels(shared_limit, has_bulk), operation, kHint);
+  if (status.ok()) status = runtime_status(load_quantize_kernels(), operation, kHint);
   return status;
 }
 
@@ -58,7 +60,8 @@ MemoryUsage CudaBackend::memory_usage() const {
 BackendFactory backend_factory() {
   return {"cuda",         "ranks of one host with GPUs that reach each other's memory",
           probe,          CudaBackend::create,
-          bytes_required, count_layout};
+          bytes_required, count_layout,
+          quantize,       dequantize};
 }
 
 }  // namespace ferry::cuda

@@ -13,6 +13,7 @@ set(ferry_cuda_sources
     cuda/memory/table_memory.cpp
     cuda/sync/call_log.cpp
     cuda/sync/fault_text.cpp
+    cuda/numeric/quantize.cpp
     cuda/context/context.cpp
     cuda/context/parts.cpp
     cuda/context/peer_watch.cpp
@@ -32,4 +33,5 @@ set(ferry_cuda_sources
     cuda/intranode/padding.cu
     cuda/intranode/place.cu
     cuda/intranode/token_layout.cu
+    cuda/numeric/quantize.cu
     cuda/backend.cpp)

@@ -28,8 +28,12 @@ class MemoryConformance : public Conformance {
     const auto hidden = static_cast<std::int64_t>(8 * (1 + random() % 40));
     DispatchSpec dispatch{.hidden = hidden, .ask_tables = spec.world.weights};
     dispatch.num_scales = random() % 2 == 0 ? 0 : static_cast<std::int64_t>(1 + random() % 9);
+    if (random() % 3 == 0) {
+      dispatch.quantize = random() % 2 == 0 ? Quantization::kFp8 : Quantization::kInt8;
+      dispatch.hidden = hidden / 16 * 16 + 16;
+    }
     spec.dispatches = {dispatch};
-    spec.combines = {{.hidden = hidden, .return_weights = spec.world.weights}};
+    spec.combines = {{.hidden = dispatch.hidden, .return_weights = spec.world.weights}};
     return spec;
   }
 
@@ -47,6 +51,8 @@ class MemoryConformance : public Conformance {
     shape.num_used_rows = routing.num_used_rows();
     shape.row_bytes = spec.dispatches[0].hidden * 2;
     shape.scale_row_bytes = spec.dispatches[0].num_scales * 4;
+    const bool quantizes = spec.dispatches[0].quantize != Quantization::kNone;
+    if (quantizes) shape.quantized_row_bytes = spec.dispatches[0].hidden;
     shape.layout = routing.layout();
     shape.weights = spec.world.weights;
     // Threads reach each other's ordinary memory.
@@ -106,8 +112,11 @@ class MemoryConformance : public Conformance {
     // The tensors of the calls are freed already.
     std::size_t expected = *required;
     if (shape.symmetric) {
+      const std::int64_t received_row_bytes =
+          shape.quantized_row_bytes > 0 ? shape.quantized_row_bytes : shape.row_bytes;
       expected -= round_up_to_page(shape.num_tokens * shape.row_bytes) +
-                  2 * round_up_to_page(shape.num_recv_rows * shape.row_bytes);
+                  round_up_to_page(shape.num_recv_rows * received_row_bytes) +
+                  round_up_to_page(shape.num_recv_rows * shape.row_bytes);
     }
     const MemoryUsage usage = group.memory_usage();
     const std::string what =

@@ -7,28 +7,12 @@
 #include <random>
 #include <vector>
 
-#include "support/device_memory.hpp"
+#include "gpu/on_device.hpp"
 #include "support/gpu_ranks.hpp"
 #include "support/layout_case.hpp"
 
 namespace ferry::test {
 namespace {
-
-/// A vector's copy on the GPU.
-template <typename T>
-class OnDevice {
- public:
-  explicit OnDevice(const std::vector<T>& values) : memory_(values.size() * sizeof(T)) {
-    if (!values.empty()) copy_to_device(memory_.data(), values.data(), values.size() * sizeof(T));
-  }
-  void read(std::vector<T>& values) const {
-    if (!values.empty()) copy_from_device(values.data(), memory_.data(), values.size() * sizeof(T));
-  }
-  void* data() const { return memory_.data(); }
-
- private:
-  DeviceMemory memory_;
-};
 
 LayoutCounts count(RankContext& context, const LayoutCase& one, bool wide) {
   LayoutCounts counts = one.expected();

@@ -15,12 +15,14 @@ struct Scenario {
   int num_ranks;
   Layout layout;
   MemoryKind memory;
+  Quantization quantize = Quantization::kNone;
 };
 
 std::string describe(const Scenario& scenario) {
   constexpr std::array<const char*, 3> kLayouts = {"tokens", "experts", "slab"};
-  return fmt::format("{}_threads_{}_{}", scenario.num_ranks, kLayouts[static_cast<std::size_t>(scenario.layout)],
-                     scenario.memory == MemoryKind::kPlain ? "plain" : "symmetric");
+  return fmt::format("{}_threads_{}_{}{}", scenario.num_ranks, kLayouts[static_cast<std::size_t>(scenario.layout)],
+                     scenario.memory == MemoryKind::kPlain ? "plain" : "symmetric",
+                     scenario.quantize == Quantization::kNone ? "" : "_quantised");
 }
 void PrintTo(const Scenario& scenario, std::ostream* out) { *out << describe(scenario); }
 
@@ -29,6 +31,9 @@ std::vector<Scenario> scenarios() {
   for (int num_ranks : {1, 2, 4})
     for (Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab})
       for (MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain}) all.push_back({num_ranks, layout, memory});
+  for (Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab})
+    for (MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain})
+      all.push_back({2, layout, memory, layout == Layout::kExperts ? Quantization::kInt8 : Quantization::kFp8});
   return all;
 }
 
@@ -47,6 +52,9 @@ std::vector<PreparedCase> equal_shapes(const Scenario& scenario) {
     one.world.fixed_rows = scenario.layout == Layout::kExperts ? all_tokens * 4 + 64 : all_tokens;
     one.memory = scenario.memory;
     one.dispatches = {{.hidden = 264, .num_scales = 3, .zero_padding = true}};
+    if (scenario.quantize != Quantization::kNone) {
+      one.dispatches = {{.hidden = 272, .quantize = scenario.quantize, .zero_padding = true}};
+    }
     one.combines = {{.hidden = 264, .weighted = true, .num_biases = 1, .return_weights = true}};
     cases.push_back(prepare(one));
   }
@@ -59,8 +67,9 @@ TEST_P(GraphReplay, RoutesAnewWhatLiesInTheSameMemory) {
   const std::vector<PreparedCase> cases = equal_shapes(GetParam());
   run_gpu_group(RankKind::kThreads, GetParam().num_ranks, [&](RankContext& context, Group& group) {
     const OwnedStream stream;
-    // A call outside the graph first, as programs warm up: room to stage plain tensors is found there.
-    if (GetParam().memory == MemoryKind::kPlain) check_case(context, group, cases.back());
+    // A call outside the graph first, as programs warm up: room to stage plain tensors and quantised rows is found there.
+    const bool stages = GetParam().memory == MemoryKind::kPlain || GetParam().quantize != Quantization::kNone;
+    if (stages) check_case(context, group, cases.back());
     Round round(context, group, cases.front());
     round.keep_routing = true;
     meet(context);

@@ -46,9 +46,10 @@ in_source() { printf '^"%s/[a-z0-9_/]+\.(hpp|h|cuh)"$' "$1"; }
 
 allow_only include "public headers include the standard library and each other" "$standard" "$public"
 allow_only src/plan "plan is pure arithmetic: public headers and itself" "$standard" '^<fmt/format.h>$' "$public" "$(in_source plan)"
-allow_only src/numeric "numeric includes public headers and itself" "$outside" "$public" "$(in_source numeric)"
-allow_only src/core "core is blind to backends: public headers, plan and itself" "$outside" "$public" \
-  "$(in_source core)" "$(in_source plan)"
+allow_only src/numeric "numeric is arithmetic: public headers, plan and itself" "$outside" "$public" "$(in_source numeric)" \
+  "$(in_source plan)"
+allow_only src/core "core is blind to backends: public headers, plan, numeric and itself" "$outside" "$public" \
+  "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
 allow_only src/bootstrap "a bootstrap knows ranks and bytes: public headers, core's file descriptors and itself" \
   "$outside" "$public" "$(in_source bootstrap)" '^"core/(unique_fd|descriptors)\.hpp"$'
 allow_only tests/oracle "the oracle shares nothing with what it judges: standard library, public headers and itself" \
@@ -61,13 +62,13 @@ allow_only src/rail "connections to rail peers, waiting for nobody: core, plan, 
   "$outside" "$public" "$(in_source rail)" "$(in_source core)" "$(in_source plan)" "$(in_source net)"
 allow_only src/call "calls of all ranks together: core, plan, node, rail, net, public headers and itself" "$outside" "$public" \
   "$(in_source call)" "$(in_source core)" "$(in_source plan)" "$(in_source node)" "$(in_source rail)" "$(in_source net)"
-backend_may_include=("$outside" "$public" "$(in_source core)" "$(in_source plan)"
+backend_may_include=("$outside" "$public" "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
   "$(in_source node)" "$(in_source net)" "$(in_source rail)" "$(in_source call)")
 for backend in cpu cuda; do
   allow_only "src/$backend" "a backend includes the layers below it and itself, never another backend" \
     "${backend_may_include[@]}" "$(in_source "$backend")"
 done
-# Inside src/cuda, from the bottom up: driver, memory and sync, copy, context, intranode, and the backend on top.
+# Inside src/cuda, from the bottom up: driver, memory and sync, copy, numeric, context, intranode, and the backend on top.
 allow_cuda() { # folder reason folder-under-src...
   local folder=$1 reason=$2 used
   local patterns=("$outside" "$public" "$(in_source "cuda/$folder")")
@@ -76,15 +77,17 @@ allow_cuda() { # folder reason folder-under-src...
   allow_only "src/cuda/$folder" "$reason" "${patterns[@]}"
 }
 allow_cuda driver "the driver's and the runtime's calls know nothing of Ferry: public headers and themselves"
-allow_cuda memory "memory that peers reach knows no call: core, plan, node, cuda/driver and itself" \
-  core plan node cuda/driver
+allow_cuda memory "memory that peers reach knows no call: core, plan, numeric, node, cuda/driver and itself" \
+  core plan numeric node cuda/driver
 allow_cuda sync "the protocol of a call knows no memory but its own words: core, plan, node, net and itself" \
   core plan node net
 allow_cuda copy "copies know threads and bytes: cuda/sync and itself" cuda/sync
+allow_cuda numeric "quantising knows rows, no ranks: numeric, plan, cuda/driver, cuda/memory, cuda/sync and itself" \
+  numeric plan cuda/driver cuda/memory cuda/sync
 allow_cuda context "a group knows no kernel: core, plan, node, call, cuda/driver, cuda/memory, cuda/sync and itself" \
   core plan node call cuda/driver cuda/memory cuda/sync
 allow_cuda intranode "a kind of call includes everything of src/cuda but other kinds of call and the backend" \
-  core plan node cuda/driver cuda/memory cuda/sync cuda/copy cuda/context
+  core plan numeric node cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context
 allow_only tools/launch "what forks ranks, for tools and tests alike: public headers and itself" "$outside" "$public" \
   "$(in_source launch)"
 allow_only tools "tools use the library as users do: public headers and their own" "$outside" "$public" \

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ferry/quantization.hpp"
 #include "ferry/routing.hpp"
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
@@ -68,7 +69,19 @@ struct DispatchInputs {
   std::vector<Bytes> x;                          ///< [T, row_bytes]
   std::vector<Bytes> scales;                     ///< [T, scale_row_bytes]
   std::vector<std::vector<float>> topk_weights;  ///< [T, K] in place of route's; empty: those of route
+  /// Not kNone: x is bf16, `scales` are not read; `scale_dtype` is that of the scales that come of it.
+  Quantization quantize = Quantization::kNone;
+  DType scale_dtype = DType::kFloat32;
 };
+
+/// Rows of bf16 as dispatch quantises them, packed without gaps.
+struct QuantizedRows {
+  std::size_t scale_row_bytes = 0;
+  Bytes x;
+  Bytes scales;
+};
+
+QuantizedRows quantize(const Bytes& x, std::size_t hidden, Quantization mode, DType scale_dtype);
 
 /// Outputs of dispatch on one rank. Of rows without a token only topk_idx and source are defined (-1 and -1, -1); the
 /// other outputs are zero here, as `zero_padding` must leave them.

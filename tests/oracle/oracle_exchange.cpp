@@ -153,10 +153,24 @@ float sum_returned_weights(const World& world, const CombineInputs& in, const st
   return sum;
 }
 
+DispatchInputs quantize_inputs(const DispatchInputs& given) {
+  DispatchInputs inputs;
+  inputs.topk_weights = given.topk_weights;
+  inputs.row_bytes = given.row_bytes / size_bytes(DType::kBfloat16);
+  for (const Bytes& x : given.x) {
+    QuantizedRows rows = quantize(x, inputs.row_bytes, given.quantize, given.scale_dtype);
+    inputs.scale_row_bytes = rows.scale_row_bytes;
+    inputs.x.push_back(std::move(rows.x));
+    inputs.scales.push_back(std::move(rows.scales));
+  }
+  return inputs;
+}
+
 }  // namespace
 
 std::vector<RankReceived> dispatch(const World& world, const std::vector<RankRouting>& routings,
-                                   const DispatchInputs& inputs) {
+                                   const DispatchInputs& given) {
+  const DispatchInputs inputs = given.quantize == Quantization::kNone ? given : quantize_inputs(given);
   const std::vector<std::int32_t> owners = expert_owners(world);
   const int num_topk = world.num_topk;
   const bool tokens_layout = world.options.layout == Layout::kTokens;

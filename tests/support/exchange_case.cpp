@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -55,6 +56,37 @@ Bytes random_payload(Random& random, const CombineSpec& spec, std::int64_t rows)
     std::memcpy(bytes.data() + at, &stored, element_bytes);
   }
   return bytes;
+}
+
+/// Rows of bf16 whose blocks of 128 channels differ: of all magnitudes, zeros, with special values, of any bits.
+Bytes random_activations(Random& random, std::int64_t rows, std::int64_t hidden) {
+  constexpr std::int64_t kBlock = 128;
+  constexpr std::int64_t kNumKinds = 6;
+  std::normal_distribution<float> normal;
+  std::vector<std::uint16_t> x;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::int64_t kind = 0;
+    int exponent = 0;
+    for (std::int64_t col = 0; col < hidden; ++col) {
+      if (col % kBlock == 0) {
+        kind = draw(random, 0, kNumKinds - 1);
+        exponent = static_cast<int>(draw(random, -30, 30));
+      }
+      std::uint32_t bits = std::bit_cast<std::uint32_t>(std::ldexp(normal(random), exponent));
+      if (kind == 0) bits &= 0x80000000U;
+      if (kind == 1 && one_in(random, 64)) bits = draw_payload_bits(random, Values::kSpecial);
+      if (kind == 2) bits = static_cast<std::uint32_t>(random());
+      x.push_back(static_cast<std::uint16_t>(bits >> 16));
+    }
+  }
+  Bytes bytes(x.size() * sizeof(x[0]));
+  if (!bytes.empty()) std::memcpy(bytes.data(), x.data(), bytes.size());
+  return bytes;
+}
+
+DType dispatched_dtype(const DispatchSpec& spec) {
+  if (spec.quantize == Quantization::kNone) return spec.dtype;
+  return spec.quantize == Quantization::kInt8 ? DType::kInt8 : DType::kFloat8E4M3;
 }
 
 /// One array of [T, K] weights per rank.
@@ -142,10 +174,14 @@ std::vector<RankDispatch> prepare_dispatch(const PreparedCase& prepared, const D
   const bool tokens_layout = world.options.layout == Layout::kTokens;
   oracle::DispatchInputs inputs;
   inputs.row_bytes = static_cast<std::size_t>(spec.hidden) * size_bytes(spec.dtype);
-  inputs.scale_row_bytes = static_cast<std::size_t>(spec.num_scales) * size_bytes(spec.scale_dtype);
+  const bool quantizes = spec.quantize != Quantization::kNone;
+  inputs.quantize = spec.quantize;
+  inputs.scale_dtype = spec.scale_dtype;
+  inputs.scale_row_bytes = quantizes ? 0 : static_cast<std::size_t>(spec.num_scales) * size_bytes(spec.scale_dtype);
   for (const oracle::RankTokens& tokens : world.ranks) {
     const auto num_tokens = static_cast<std::size_t>(tokens.num_tokens);
-    inputs.x.push_back(random_bytes(random, num_tokens * inputs.row_bytes));
+    inputs.x.push_back(quantizes ? random_activations(random, tokens.num_tokens, spec.hidden)
+                                 : random_bytes(random, num_tokens * inputs.row_bytes));
     inputs.scales.push_back(random_bytes(random, num_tokens * inputs.scale_row_bytes));
   }
   if (spec.own_weights) inputs.topk_weights = random_weights(random, prepared);
@@ -160,10 +196,11 @@ std::vector<RankDispatch> prepare_dispatch(const PreparedCase& prepared, const D
     const TensorSpec ids = dense(spec.id_dtype, tokens_layout ? rows : 0, world.num_topk);
     ranks.push_back({
         .x = full_image(token_payload_spec(prepared, rank, spec.dtype, spec.hidden), inputs.x[at].data()),
-        .scales = full_image(scale_spec(spec, prepared.num_tokens(rank)), inputs.scales[at].data()),
+        .scales = quantizes ? TensorImage({})
+                            : full_image(scale_spec(spec, prepared.num_tokens(rank)), inputs.scales[at].data()),
         .topk_weights = spec.own_weights ? full_image(token_table_spec(prepared, rank), inputs.topk_weights[at].data())
                                          : TensorImage({}),
-        .out_x = padded_image(recv_payload_spec(prepared, rank, spec.dtype, spec.hidden), got, got.x.data(),
+        .out_x = padded_image(recv_payload_spec(prepared, rank, dispatched_dtype(spec), spec.hidden), got, got.x.data(),
                               spec.zero_padding),
         .out_scales = padded_image(scale_spec(spec, rows), got, got.scales.data(), spec.zero_padding),
         .out_topk_idx = id_image(ids, got.topk_idx),
@@ -227,7 +264,12 @@ PreparedCase prepare(const ExchangeCase& spec) {
   prepared.spec = spec;
   prepared.world = make_world(spec.world);
   prepared.routings = oracle::route(prepared.world).value();
-  for (const DispatchSpec& dispatch : spec.dispatches)
+  for (DispatchSpec& dispatch : prepared.spec.dispatches) {
+    if (dispatch.quantize == Quantization::kNone) continue;
+    const std::int64_t channels_per_scale = dispatch.scale_dtype == DType::kInt32 ? 512 : 128;
+    dispatch.num_scales = (dispatch.hidden + channels_per_scale - 1) / channels_per_scale;
+  }
+  for (const DispatchSpec& dispatch : prepared.spec.dispatches)
     prepared.dispatches.push_back(prepare_dispatch(prepared, dispatch, random));
   for (const CombineSpec& combine : spec.combines)
     prepared.combines.push_back(prepare_combine(prepared, combine, random));

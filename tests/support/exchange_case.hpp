@@ -20,7 +20,8 @@ enum class ScaleStrides { kDense, kRowGaps, kColumnMajor, kColumnSteps };
 struct DispatchSpec {
   DType dtype = DType::kBfloat16;
   std::int64_t hidden = 32;
-  std::int64_t num_scales = 0;  ///< 0: no scales travel
+  Quantization quantize = Quantization::kNone;
+  std::int64_t num_scales = 0;  ///< 0: no scales travel. Where dispatch quantises `prepare` fills it in
   DType scale_dtype = DType::kFloat32;
   ScaleStrides scale_strides = ScaleStrides::kDense;
   bool zero_padding = false;
@@ -76,7 +77,10 @@ struct PreparedCase {
   std::vector<std::vector<RankCombine>> combines;     ///< [combine][rank]
 
   std::int64_t num_tokens(int rank) const { return world.ranks[static_cast<std::size_t>(rank)].num_tokens; }
-  bool sends_scales(std::size_t dispatch_idx) const { return spec.dispatches[dispatch_idx].num_scales != 0; }
+  bool sends_scales(std::size_t dispatch_idx) const {
+    return receives_scales(dispatch_idx) && spec.dispatches[dispatch_idx].quantize == Quantization::kNone;
+  }
+  bool receives_scales(std::size_t dispatch_idx) const { return spec.dispatches[dispatch_idx].num_scales != 0; }
   bool receives_ids(std::size_t dispatch_idx) const {
     return spec.dispatches[dispatch_idx].ask_tables && world.options.layout == Layout::kTokens;
   }

@@ -190,7 +190,7 @@ DispatchTensors::DispatchTensors(RankContext& context, Group& group, const Prepa
       out_x_(context, group, prepared.spec.memory, untouched(data_->out_x)),
       in_scales_(context, group, prepared.spec.memory, data_->scales, prepared.sends_scales(dispatch_idx)),
       out_scales_(context, group, prepared.spec.memory, untouched(data_->out_scales),
-                  prepared.sends_scales(dispatch_idx)),
+                  prepared.receives_scales(dispatch_idx)),
       in_weights_(context, group, prepared.spec.memory, data_->topk_weights,
                   prepared.spec.dispatches[dispatch_idx].own_weights),
       out_weights_(context, group, prepared.spec.memory, untouched(data_->out_topk_weights),
@@ -202,6 +202,7 @@ DispatchTensors::DispatchTensors(RankContext& context, Group& group, const Prepa
   in = {x_.view(), in_scales_.view(), in_weights_.view()};
   out = {out_x_.view(), out_scales_.view(), out_ids_.view(), out_weights_.view(), out_source_.view()};
   options.zero_padding = prepared.spec.dispatches[dispatch_idx].zero_padding;
+  options.quantize = prepared.spec.dispatches[dispatch_idx].quantize;
 }
 
 void DispatchTensors::refill(const RankContext& context, const PreparedCase& prepared, std::size_t dispatch_idx) {

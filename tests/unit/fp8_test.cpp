@@ -275,6 +275,55 @@ TEST(Fp8, StridesAndBfloat16AreHonoured) {
   EXPECT_EQ(scales[4], -1.0F) << "gap between columns of scales was written";
 }
 
+TEST(Fp8, PackedExponentsAreThoseOfSingleBytes) {
+  constexpr std::int64_t kTokens = 3;
+  for (std::int64_t hidden : {1, 128, 512, 513, 700, 1024}) {
+    const std::vector<float> x = random_rows(static_cast<std::size_t>(kTokens * hidden), 5);
+    const Quantised expected = run(x, hidden, Fp8ScaleFormat::kUe8m0);
+    const std::int64_t num_words = (hidden + 511) / 512;
+    // Column-major, one word of every column unused.
+    constexpr std::int64_t kColumn = kTokens + 1;
+    std::vector<std::uint32_t> words(static_cast<std::size_t>(num_words * kColumn), 0xAAAAAAAAU);
+    std::vector<std::uint8_t> q(x.size(), 0xAA);
+    std::vector<float> back(x.size(), -1.0F);
+    const TensorView q_view(q.data(), DType::kFloat8E4M3, {kTokens, hidden});
+    const TensorView scales(words.data(), DType::kInt32, {kTokens, num_words}, {1, kColumn});
+    throw_if_error(quantize_fp8(ConstTensorView(x.data(), DType::kFloat32, {kTokens, hidden}), q_view, scales,
+                                Fp8ScaleFormat::kUe8m0));
+    throw_if_error(dequantize_fp8(q_view, scales, TensorView(back.data(), DType::kFloat32, {kTokens, hidden})));
+    EXPECT_EQ(q, expected.q);
+    EXPECT_EQ(back, expected.back);
+    for (std::int64_t word = 0; word < num_words; ++word) {
+      for (std::int64_t row = 0; row < kTokens; ++row) {
+        std::uint32_t packed = 0;
+        for (std::int64_t block = 4 * word; block < std::min(4 * word + 4, expected.num_scales()); ++block) {
+          packed |=
+              static_cast<std::uint32_t>(expected.ue8m0[static_cast<std::size_t>(row * expected.num_scales() + block)])
+              << (block % 4 * 8);
+        }
+        EXPECT_EQ(words[static_cast<std::size_t>(word * kColumn + row)], packed) << hidden << " " << word;
+      }
+      EXPECT_EQ(words[static_cast<std::size_t>(word * kColumn + kTokens)], 0xAAAAAAAAU);
+    }
+  }
+}
+
+TEST(Fp8, WhereItRunsIsChecked) {
+  std::vector<float> x(128, 1.0F);
+  std::vector<std::uint8_t> q(128, 0xAA);
+  float scale = -1.0F;
+  const ConstTensorView x_view(x.data(), DType::kFloat32, {1, 128});
+  const TensorView q_view(q.data(), DType::kFloat8E4M3, {1, 128});
+  const TensorView scale_view(&scale, DType::kFloat32, {1, 1});
+  const Status elsewhere = quantize_fp8(x_view, q_view, scale_view, Fp8ScaleFormat::kFloat32, {.backend = "abacus"});
+  EXPECT_EQ(elsewhere.code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(elsewhere.message().find("quantize_fp8: backend is \"abacus\""), std::string_view::npos);
+  const Status stream = quantize_fp8(x_view, q_view, scale_view, Fp8ScaleFormat::kFloat32, {}, {&scale});
+  EXPECT_EQ(stream.code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(stream.message().find("has no streams"), std::string_view::npos);
+  EXPECT_EQ(scale, -1.0F);
+}
+
 TEST(Fp8, NoTokensIsFine) {
   const Status status =
       quantize_fp8(ConstTensorView(nullptr, DType::kFloat32, {0, 128}),
@@ -306,6 +355,10 @@ TEST(Fp8, BadArgumentsAreRefusedAndNothingIsWritten) {
       {"q is u8", good_x, TensorView(q.data(), DType::kUint8, {2, 128}), good_scales},
       {"scales is [2, 2]", good_x, good_q, TensorView(scales.data(), DType::kFloat32, {2, 2})},
       {"scales is u8", good_x, good_q, TensorView(scales.data(), DType::kUint8, {2, 1})},
+      {"scales is i32", good_x, good_q, TensorView(scales.data(), DType::kInt32, {2, 1})},
+      {"scales is f16", good_x, good_q, TensorView(scales.data(), DType::kFloat16, {2, 1})},
+      {"scales is [2, 2], expected [2, 1]", good_x, good_q, TensorView(scales.data(), DType::kInt32, {2, 2}),
+       Fp8ScaleFormat::kUe8m0},
       {"scales is f32", good_x, good_q, good_scales, Fp8ScaleFormat::kUe8m0},
       {"format is 7", good_x, good_q, good_scales, static_cast<Fp8ScaleFormat>(7)},
       {"inner stride 2", ConstTensorView(x.data(), DType::kFloat32, {1, 128}, {256, 2}),

@@ -198,6 +198,38 @@ TEST(OracleCombine, SumsEachRowOnceOrEachEntryWeighted) {
   EXPECT_EQ(unpack(combine(world, routings, inputs)[1].x), (std::vector<float>{403.25F, 500.25F}));
 }
 
+TEST(OracleQuantize, ARowOfEveryMode) {
+  // The second block: one channel, of a NaN, is all of it.
+  std::vector<float> row(128, 0.0F);
+  row[0] = 896.0F;  // the multiplier of FP8 is 1/2
+  row[1] = -3.0F;   // -1.5
+  row[2] = 17.0F;   // 8.5, halfway between the codes of 8 and 9
+  row.resize(144, std::numeric_limits<float>::quiet_NaN());
+  const Bytes x = pack_bf16(row);
+  const auto byte = [](const Bytes& bytes, std::size_t at) { return std::to_integer<int>(bytes[at]); };
+
+  const QuantizedRows fp8 = quantize(x, 144, Quantization::kFp8, DType::kFloat32);
+  EXPECT_EQ(unpack(fp8.scales), (std::vector<float>{2.0F, 1e-4F / 448.0F}));
+  EXPECT_EQ(fp8.x.size(), 144U);
+  EXPECT_EQ(byte(fp8.x, 0), 0x7E);
+  EXPECT_EQ(byte(fp8.x, 1), 0xBC);
+  EXPECT_EQ(byte(fp8.x, 2), 0x50);
+  EXPECT_EQ(byte(fp8.x, 128), 0x7F);
+
+  const QuantizedRows words = quantize(x, 144, Quantization::kFp8Ue8m0, DType::kInt32);
+  EXPECT_EQ(words.scale_row_bytes, 4U);
+  EXPECT_EQ(byte(words.scales, 0), 128);       // 2 = 2^(128 - 127)
+  EXPECT_EQ(byte(words.scales, 1), 127 - 22);  // 2^-22 is above 1e-4 / 448, 2^-23 below
+  EXPECT_EQ(byte(words.scales, 2), 0);
+
+  const QuantizedRows int8 = quantize(x, 144, Quantization::kInt8, DType::kFloat32);
+  EXPECT_EQ(unpack(int8.scales)[0], 896.0F / 127.0F);
+  EXPECT_EQ(std::bit_cast<std::uint32_t>(unpack(int8.scales)[1]), 0x7FFFFFFFU);
+  EXPECT_EQ(byte(int8.x, 0), 127);
+  EXPECT_EQ(byte(int8.x, 2), 2);  // 2.41
+  EXPECT_EQ(byte(int8.x, 128), 0);
+}
+
 TEST(OracleCombine, ReturnsWeights) {
   World world = two_ranks(Layout::kTokens);
   CombineInputs inputs;

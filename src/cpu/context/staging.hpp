@@ -5,8 +5,8 @@
 ///
 /// Route tables alternate between two blocks by route, because a peer may still read the tables of a route that this
 /// rank has finished; it cannot be two routes behind. For the same reason nothing is freed when a rank leaves: the
-/// memory is freed with the arena's last mapping, and peers keep theirs. Records and rows have a block each: every
-/// dispatch and combine ends with all ranks done.
+/// memory is freed with the arena's last mapping, and peers keep theirs. Records, rows and quantised rows have a block
+/// each: every dispatch and combine ends with all ranks done.
 
 #include <array>
 #include <cstddef>
@@ -31,6 +31,8 @@ class Staging {
   Result<std::byte*> records(std::size_t bytes);
   /// Memory for the payload rows of one call.
   Result<std::byte*> rows(std::size_t bytes);
+  /// Memory for the rows that one dispatch quantises, and their scales.
+  Result<std::byte*> quantized(std::size_t bytes);
   /// Make sure that rows(bytes) will find room if nothing is allocated in between. (The machine may still be out of
   /// memory.)
   Status check_room_for_rows(std::size_t bytes);
@@ -57,6 +59,7 @@ class Staging {
   bool tables_are_read_ = false;  // perhaps those of the latest route, by peers that have not finished it
   Block records_;
   Block rows_;
+  Block quantized_;
 };
 
 }  // namespace ferry::cpu

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <new>
+#include <optional>
 
+#include "core/quantized_dispatch.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/calls.hpp"
@@ -8,6 +10,7 @@
 #include "cuda/intranode/routing.hpp"
 #include "cuda/intranode/tuning.hpp"
 #include "cuda/memory/memory_checks.hpp"
+#include "cuda/numeric/quantize.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
@@ -146,13 +149,29 @@ Status refuse(Context& context, const DispatchCall& call, const Status& status) 
   });
 }
 
-Status run(Context& context, const DispatchCall& call) {
-  if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
-  const Result<bool> checked = context.check_stream(to_string(Operation::kDispatch), call.stream);
-  if (!checked.ok()) return refuse(context, call, checked.status());
+/// The two steps of a call that quantises; none of one that does not.
+Result<std::optional<QuantizedDispatch>> split(Context& context, const DispatchCall& call, bool captured) {
+  if (call.quantize == Quantization::kNone) return std::optional<QuantizedDispatch>();
+  const std::size_t bytes = quantized_bytes(call);
+  std::byte* staging = nullptr;
+  if (bytes > 0) {
+    const Result<std::byte*> taken = context.staging().quantized(bytes, captured);
+    if (!taken.ok()) return taken.status();
+    staging = *taken;
+  }
+  return std::optional(split_quantized(call, staging));
+}
+
+Status run(Context& context, const DispatchCall& asked) {
+  if (Status status = status_of(asked.record); !status.ok()) return refuse(context, asked, status);
+  const Result<bool> checked = context.check_stream(to_string(Operation::kDispatch), asked.stream);
+  if (!checked.ok()) return refuse(context, asked, checked.status());
   const bool captured = *checked;
   const Parts& parts = context.parts();
-  if (Status status = check_dispatch_memory(call, *parts.arena); !status.ok()) return refuse(context, call, status);
+  if (Status status = check_dispatch_memory(asked, *parts.arena); !status.ok()) return refuse(context, asked, status);
+  const Result<std::optional<QuantizedDispatch>> steps = split(context, asked, captured);
+  if (!steps.ok()) return refuse(context, asked, steps.status());
+  const DispatchCall& call = steps->has_value() ? (*steps)->send : asked;
 
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
   const DeviceArena& arena = *parts.arena;
@@ -190,7 +209,12 @@ Status run(Context& context, const DispatchCall& call) {
   if (!launch.ok()) return refuse(context, call, launch.status());
   params.entry.agreement = launch->agreement;
   params.entry.record_number = launch->record_number;
-  cudaError_t error = launch_dispatch(params, launch->stream);
+  cudaError_t error = cudaSuccess;
+  if (steps->has_value()) {
+    const int num_sms = call.kernel.num_sms > 0 ? std::min(call.kernel.num_sms, parts.num_sms) : parts.num_sms;
+    error = launch_quantize((*steps)->quantize, num_sms, launch->stream);
+  }
+  if (error == cudaSuccess) error = launch_dispatch(params, launch->stream);
   if (error == cudaSuccess && needs_padding(call, routing.exact_rows)) {
     error = launch_padding(padding_params(params, call, routing), launch->stream);
   }

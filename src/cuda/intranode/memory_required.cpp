@@ -53,14 +53,21 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
                               topology.num_ranks, topology.num_nodes(), kMaxRanks));
   }
   const auto num_ranks = to_size(topology.num_ranks);
-  const std::size_t payload_bytes = to_size(shape.num_recv_rows) * to_size(shape.row_bytes);
+  const std::size_t returned_bytes = to_size(shape.num_recv_rows) * to_size(shape.row_bytes);
+  const bool quantizes = shape.quantized_row_bytes > 0;
+  const std::size_t received_bytes =
+      quantizes ? to_size(shape.num_recv_rows) * to_size(shape.quantized_row_bytes) : returned_bytes;
+  const std::size_t quantized_bytes =
+      quantizes ? to_size(shape.num_tokens) * to_size(shape.quantized_row_bytes + shape.scale_row_bytes) : 0;
   const std::size_t x_bytes = to_size(shape.num_tokens) * to_size(shape.row_bytes);
   const std::size_t staging_bytes =
       round_up_to_page(PlacementParts::at(nullptr, to_size(shape.num_experts), num_ranks).size_bytes) +
       to_size(shape.num_routings) * routing_bytes(shape) + round_up_to_page(records_bytes(shape)) +
-      round_up_to_page(shape.symmetric ? 0 : payload_bytes);
+      round_up_to_page(shape.symmetric ? 0 : std::max(received_bytes, returned_bytes)) +
+      round_up_to_page(quantized_bytes);
   const std::size_t buffers_bytes =
-      shape.symmetric ? round_up_to_page(x_bytes) + 2 * round_up_to_page(payload_bytes) : 0;
+      shape.symmetric ? round_up_to_page(x_bytes) + round_up_to_page(received_bytes) + round_up_to_page(returned_bytes)
+                      : 0;
   return round_up_to_page(Control::at(nullptr, num_ranks).size_bytes) + staging_bytes + buffers_bytes;
 }
 

@@ -161,6 +161,16 @@ Status check_layout_memory(const plan::TokenLayoutParams& params, int device) {
   return checks.status();
 }
 
+Status check_quantize_memory(std::string_view operation, const numeric::QuantizeParams& params, int device) {
+  Checks checks(device);
+  if (params.num_rows > 0) {
+    checks.pointer(fmt::format("{}: x", operation), params.x);
+    checks.pointer(fmt::format("{}: q", operation), params.q);
+    checks.pointer(fmt::format("{}: scales", operation), params.scales.data);
+  }
+  return checks.status();
+}
+
 Status check_stream_device(std::string_view operation, cudaStream_t stream, int device) {
   if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return {};
   int stream_device = -1;

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_MEMORY_STAGING_HPP
 #define FERRY_CUDA_MEMORY_STAGING_HPP
 
-/// Device memory that the backend itself uses during a call: records, and rows that peers cannot reach otherwise. Kept
-/// from call to call and grown when a call needs more. Blocks that a graph has captured are kept: its replays
+/// Device memory that the backend itself uses during a call: records, rows that peers cannot reach otherwise, and rows
+/// that dispatch quantises. Kept from call to call and grown when a call needs more. Blocks that a graph has captured are kept: its replays
 /// use them again.
 
 #include <memory>
@@ -18,10 +18,11 @@ class Staging {
 
   Result<std::byte*> records(std::size_t bytes, bool captured) { return ensure(records_, bytes, captured); }
   Result<std::byte*> rows(std::size_t bytes, bool captured) { return ensure(rows_, bytes, captured); }
+  Result<std::byte*> quantized(std::size_t bytes, bool captured) { return ensure(quantized_, bytes, captured); }
 
   /// Gives back what no captured graph uses, as soon as the calls that were launched have finished.
   void trim() {
-    for (Block* block : {&records_, &rows_}) {
+    for (Block* block : {&records_, &rows_, &quantized_}) {
       if (!block->captured) *block = {};
     }
   }
@@ -48,6 +49,7 @@ class Staging {
   std::shared_ptr<TableMemory> memory_;
   Block records_;
   Block rows_;
+  Block quantized_;
   std::vector<std::shared_ptr<std::byte>> kept_;
 };
 

@@ -1,0 +1,56 @@
+#ifndef FERRY_NUMERIC_QUANTIZE_HPP
+#define FERRY_NUMERIC_QUANTIZE_HPP
+
+/// Quantisation of rows with checked arguments: what host and kernels take, and the loops on the host.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ferry/quantization.hpp"
+#include "ferry/types.hpp"
+#include "plan/host_device.hpp"
+
+namespace ferry::numeric {
+
+/// Scales of rows: f32, u8 exponents, or i32 words of four. Strides in elements.
+struct BlockScales {
+  std::byte* data = nullptr;
+  DType dtype = DType::kFloat32;
+  std::int64_t row_stride = 0;
+  std::int64_t column_stride = 1;
+};
+
+/// One direction or the other; strides in elements, the channels of a row are contiguous.
+struct QuantizeParams {
+  Quantization mode = Quantization::kFp8;  ///< dequantising: kInt8, or any of FP8
+  std::int64_t num_rows = 0;
+  std::int64_t hidden = 0;
+  void* x = nullptr;  ///< quantising only reads it
+  DType x_dtype = DType::kBfloat16;
+  std::int64_t x_stride = 0;
+  std::uint8_t* q = nullptr;  ///< dequantising only reads it, and the scales
+  std::int64_t q_stride = 0;
+  BlockScales scales;
+};
+
+/// Blocks of a row.
+FERRY_HOST_DEVICE constexpr std::int64_t num_blocks(std::int64_t hidden) { return (hidden + kQuantBlockSize - 1) / kQuantBlockSize; }
+
+/// Exponents in an i32.
+inline constexpr std::int64_t kPackedScales = 4;
+
+/// Columns of the scales of a row.
+constexpr std::int64_t num_scale_columns(std::int64_t hidden, DType dtype) {
+  return dtype == DType::kInt32 ? (num_blocks(hidden) + kPackedScales - 1) / kPackedScales : num_blocks(hidden);
+}
+
+constexpr DType quantized_dtype(Quantization mode) {
+  return mode == Quantization::kInt8 ? DType::kInt8 : DType::kFloat8E4M3;
+}
+
+void quantize_rows(const QuantizeParams& params);
+void dequantize_rows(const QuantizeParams& params);
+
+}  // namespace ferry::numeric
+
+#endif  // FERRY_NUMERIC_QUANTIZE_HPP
