@@ -8,18 +8,11 @@ namespace {
 
 using namespace device;
 
-__global__ void __launch_bounds__(kRouteThreads) count_kernel(RouteParams params) {
-  extern __shared__ std::int32_t counts[];  // [R + E]
-  // Here, not in the exchange, whose fences would wait for a store to the host.
-  if (blockIdx.x == 0 && threadIdx.x == 0 && params.host.result != nullptr) {
-    store_relaxed_system(&params.host.result->started, 1);
-  }
-  if (is_broken(params.ranks)) return;
+__device__ void count_block(const RouteParams& params, int block, std::int32_t* counts) {
   const int num_ranks = params.ranks.num_ranks;
   const int num_runs = num_ranks + params.num_experts;
   for (int run = static_cast<int>(threadIdx.x); run < num_runs; run += kRouteThreads) counts[run] = 0;
   __syncthreads();
-  const int block = static_cast<int>(blockIdx.x);
   const TokenRange range = tokens_of_warp(params, block);
   const int step = kWarpLanes / lanes_per_token(params.num_topk);
   for (std::int64_t token = range.begin; token < range.end; token += step) {
@@ -38,12 +31,26 @@ __global__ void __launch_bounds__(kRouteThreads) count_kernel(RouteParams params
   }
 }
 
+__global__ void __launch_bounds__(kRouteThreads) count_kernel(RouteParams params) {
+  extern __shared__ std::int32_t counts[];  // [R + E]
+  // Here, not in the exchange, whose fences would wait for a store to the host.
+  if (blockIdx.x == 0 && threadIdx.x == 0 && params.host.result != nullptr) {
+    store_relaxed_system(&params.host.result->started, 1);
+  }
+  if (is_broken(params.ranks)) return;
+  for (int block = static_cast<int>(blockIdx.x); block < params.num_blocks; block += static_cast<int>(gridDim.x)) {
+    count_block(params, block, counts);
+    __syncthreads();
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_count(const RouteParams& params, cudaStream_t stream) {
   const auto shared_bytes =
       static_cast<std::size_t>(params.ranks.num_ranks + params.num_experts) * sizeof(std::int32_t);
-  const LaunchShape shape{static_cast<unsigned>(params.num_blocks), kRouteThreads, shared_bytes};
+  const int num_blocks = params.num_blocks < params.max_blocks ? params.num_blocks : params.max_blocks;
+  const LaunchShape shape{static_cast<unsigned>(num_blocks), kRouteThreads, shared_bytes};
   return launch_kernel(count_kernel, shape, params, stream);
 }
 

@@ -180,7 +180,7 @@ std::size_t place_shared_bytes(int num_ranks, std::int64_t num_experts) {
 
 cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream) {
   const RouteParams& route = params.route;
-  const int most = params.max_blocks < kMaxPlaceBlocks ? params.max_blocks : kMaxPlaceBlocks;
+  const int most = route.max_blocks < kMaxPlaceBlocks ? route.max_blocks : kMaxPlaceBlocks;
   const int num_blocks = route.num_blocks < most ? route.num_blocks : most;
   const std::size_t shared_bytes = place_shared_bytes(route.ranks.num_ranks, route.num_experts);
   return launch_kernel(place_kernel, {static_cast<unsigned>(num_blocks), kRouteThreads, shared_bytes}, params, stream);

@@ -10,6 +10,7 @@
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/routing.hpp"
+#include "cuda/intranode/tuning.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/to_size.hpp"
 
@@ -32,8 +33,8 @@ class RouteBuilder {
   Status prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceReport* report, bool captured,
                       std::int64_t timeout_ns);
   Status prepare_source(std::int64_t num_rows);
-  cudaError_t launch_count_steps(const Launch& launch);
-  cudaError_t launch_place_step(const Launch& launch, int max_blocks);
+  cudaError_t launch_count_steps(const Launch& launch, int max_blocks);
+  cudaError_t launch_place_step(const Launch& launch);
   CudaRouting& state() { return *state_; }
   std::shared_ptr<CudaRouting> finish();
 
@@ -136,7 +137,7 @@ Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, D
   return {};
 }
 
-cudaError_t RouteBuilder::launch_count_steps(const Launch& launch) {
+cudaError_t RouteBuilder::launch_count_steps(const Launch& launch, int max_blocks) {
   RouteParams& params = params_;
   params.ranks = ranks_;
   params.agreement = launch.agreement;
@@ -154,6 +155,7 @@ cudaError_t RouteBuilder::launch_count_steps(const Launch& launch) {
   params.max_recv_rows = call_.options.max_recv_rows;
   params.tokens_per_block = state_->tokens_per_block;
   params.num_blocks = state_->num_blocks;
+  params.max_blocks = max_blocks;
   params.placement = state_->placement->tables;
   params.tables = state_->tables;
   // Bytes of 0x7F: indices beyond every entry, which the first bad or repeated one replaces.
@@ -163,7 +165,7 @@ cudaError_t RouteBuilder::launch_count_steps(const Launch& launch) {
   return error;
 }
 
-cudaError_t RouteBuilder::launch_place_step(const Launch& launch, int max_blocks) {
+cudaError_t RouteBuilder::launch_place_step(const Launch& launch) {
   // Rows that no rank fills hold no token: source -1.
   cudaError_t error = cudaSuccess;
   std::byte* source = state_->source_memory.get();
@@ -172,7 +174,6 @@ cudaError_t RouteBuilder::launch_place_step(const Launch& launch, int max_blocks
   }
   PlaceParams params;
   params.route = params_;
-  params.max_blocks = max_blocks;
   params.entry.agreement = launch.agreement;
   params.entry.record_number = launch.record_number;
   params.entry.tables_offset = source - reinterpret_cast<std::byte*>(ranks_.control.messages);
@@ -242,7 +243,8 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
   if (!launch.ok()) return refuse(context, call, launch.status());
   CudaRouting& state = builder.state();
-  cudaError_t error = builder.launch_count_steps(*launch);
+  cudaError_t error = builder.launch_count_steps(
+      *launch, most_blocks(call.options.num_sms, {.num_sms = parts.num_sms, .num_ranks = parts.ranks.num_ranks}));
   if (error == cudaSuccess && !builder.bounded()) {
     status = await_counts(context, *launch, state.host);
     if (status.ok()) {
@@ -253,7 +255,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
       if (!status.ok()) status = context.fail(status);
     }
   }
-  if (status.ok() && error == cudaSuccess) error = builder.launch_place_step(*launch, parts.num_sms);
+  if (status.ok() && error == cudaSuccess) error = builder.launch_place_step(*launch);
   Status ended = context.end(*launch, error, "route");
   if (!status.ok()) return status;
   if (!ended.ok()) return ended;

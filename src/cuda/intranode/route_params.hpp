@@ -46,6 +46,7 @@ struct RouteParams {
   std::int64_t max_recv_rows = 0;
   int tokens_per_block = 0;
   int num_blocks = 0;
+  int max_blocks = 1;  ///< of a launch
   PlacementTables placement;
   RoutingTables tables;
   RouteResultTables host;
@@ -55,7 +56,6 @@ struct RouteParams {
 struct PlaceParams {
   RouteParams route;
   EntryMessage entry;  ///< tables_offset: where this rank's source table is
-  int max_blocks = 1;
 };
 
 cudaError_t launch_count(const RouteParams& params, cudaStream_t stream);
