@@ -218,6 +218,9 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   command->add_flag("--cached,!--no-cached", plan.cached,
                     "Reuse one Routing for every dispatch (the default), or route before each");
   add_kernel_options(*command, &plan.kernels.front());
+  command->add_option(
+      "--tuning-file", plan.tuning_file,
+      "CUDA: kernel settings that `ferry tune --out` wrote, or builtin (default: FERRY_TUNING, else none)");
   command->add_option("--routing", options->routing, "random, zipf, one-hot or trace:FILE")->capture_default_str();
   command->add_option("--iterations", plan.num_iterations, fmt::format("Timed iterations (on GPUs {})", kGpuIterations))
       ->check(whole_number(1, kMaxIterations))

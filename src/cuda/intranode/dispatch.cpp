@@ -179,8 +179,9 @@ Status run(Context& context, const DispatchCall& call) {
     params.entry.tables_offset = *records - arena.base();
   }
   const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-  set_plan(params, plan_dispatch(call.kernel, limits,
-                                 {.row_bytes = params.row_bytes, .staged = staged, .unpacks = params.unpacks}));
+  const KernelOptions kernel = tuned(call.kernel, parts.tuning, {Operation::kDispatch, params.row_bytes, staged});
+  set_plan(params,
+           plan_dispatch(kernel, limits, {.row_bytes = params.row_bytes, .staged = staged, .unpacks = params.unpacks}));
 
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!launch.ok()) return refuse(context, call, launch.status());
