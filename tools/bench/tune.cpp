@@ -32,8 +32,9 @@ constexpr std::array kNumSms = {2, 4, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 9
 /// Plain pointers need multiprocessors on both sides of the staging: these shares of them only copy.
 constexpr std::array kPlainNumSms = {8, 16, 24, 32, 48, 64, 96};
 constexpr int kQuartersOfCopySms = 4;
-/// Chunks matter where rows are staged.
+/// Chunks matter where rows are staged. Elsewhere some of a dispatch's multiprocessors only copy rows that stay.
 constexpr std::array kChunkTokens = {64, 128, 256, 512, 1024, 2048};
+constexpr std::array kOwnRowSms = {1, 2, 3, 4, 6, 8};
 
 struct TuneOptions {
   CommonOptions common;
@@ -142,17 +143,22 @@ Json sweeps_to_json(const std::vector<Sweep>& sweeps) {
   return json;
 }
 
-/// Settings for a second look: the default and the best of the first, now against nothing but each other and, where
-/// rows are staged, chunks of other lengths.
+/// Settings for a second look: the default and the best of the first, again, and variants of the latter.
 std::vector<KernelOptions> finalists(const std::vector<Sweep>& sweeps, const KernelOptions& base) {
   std::vector<KernelOptions> all = {base};
   for (const Sweep& sweep : sweeps) {
     const KernelOptions best = sweep.kernels[sweep.best()];
     if (sweep.best() != 0) all.push_back(best);
-    if (!sweep.staged) continue;
     for (int chunk_tokens : kChunkTokens) {
+      if (!sweep.staged) continue;
       all.push_back(best);
       all.back().chunk_tokens = chunk_tokens;
+    }
+    for (int own_row_sms : kOwnRowSms) {
+      const bool too_many = best.num_sms > 0 && own_row_sms >= best.num_sms;
+      if (sweep.staged || sweep.op != BenchOp::kDispatch || too_many) continue;
+      all.push_back(best);
+      all.back().num_copy_sms = own_row_sms;
     }
   }
   return all;
