@@ -36,7 +36,7 @@ inline constexpr std::int64_t kDefaultCallTimeoutNs = 600 * kNsPerSecond;
 /// GroupOptions::device: the GPU that is current on the thread that calls Group::create.
 inline constexpr int kCurrentDevice = -1;
 
-/// Must be the same on every rank, except `arena_bytes`, `device` and `net_devices`.
+/// Must be the same on every rank, except `arena_bytes`, `device`, `net_devices` and `tuning_file`.
 struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
   /// Ranks that can load and store each other's memory; ranks are node-major. 0: all ranks of the group.
@@ -56,6 +56,11 @@ struct GroupOptions {
   /// rank 0. The variable UCX_NET_DEVICES overrides all of them. Ranks of one host never use these devices among
   /// themselves, but shared memory and the loopback interface.
   std::string net_devices{};
+  /// Backend "cuda": a file that `ferry tune --out` wrote. Where a call's KernelOptions are 0 its settings take the
+  /// place of the built-in defaults, if it has any for this GPU, number of ranks and size of rows. They change no
+  /// result. Empty: the file that the variable FERRY_TUNING names, if it is set; "builtin": no file. Read by
+  /// Group::create on every backend; a file that is missing or wrong is kInvalidArgument.
+  std::string tuning_file{};
 };
 
 /// Position of a rank in the group. Ranks are node-major: rank = node_idx * ranks_per_node + index inside the node.

@@ -38,7 +38,7 @@ struct RouteInput {
   ConstTensorView topk_weights{};  ///< [T, K] f32, contiguous; absent when no weights are sent
 };
 
-/// Must be the same on every rank, except `max_recv_rows`.
+/// Must be the same on every rank, except `max_recv_rows` and `num_sms`.
 struct RouteOptions {
   std::int64_t num_experts = 0;  ///< E >= 1; need not be a multiple of R
   Layout layout = Layout::kTokens;
@@ -53,6 +53,8 @@ struct RouteOptions {
   /// Rank that owns each expert, E entries; empty = contiguous: rank r owns experts [r*E/R, (r+1)*E/R) (rounded down).
   /// A rank's local experts are its global ones in ascending order.
   std::vector<std::int32_t> expert_to_rank{};
+  /// CUDA only, changes no result: the most multiprocessors that route's kernels use; 0: as many as they can.
+  int num_sms = 0;
 };
 
 /// The result of `route`: every slot, and everything that dispatch, combine, a cached dispatch or a backward pass

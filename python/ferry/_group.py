@@ -100,6 +100,8 @@ class Group:
     net_devices: devices that ranks of other hosts may reach this rank through, separated by commas ("eth0",
         "mlx5_0:1,mlx5_1:1"). By default the variable FERRY_NET_DEVICES, else every active port of an RDMA card and the
         one interface that leads to rank 0.
+    tuning_file: on GPUs, kernel settings that ``ferry tune --out`` wrote; may differ by rank. By default the file that
+        the variable FERRY_TUNING names, if it is set; "builtin": none.
 
     Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is created.
     """
@@ -115,6 +117,7 @@ class Group:
         ranks_per_node: int = 0,
         transport: str = "auto",
         net_devices: str = "",
+        tuning_file: str = "",
     ) -> None:
         self.device = _device_of(device, group)
         timeout_ns = _timeout_ns(_CALL_TIMEOUT_S if timeout is None else timeout)
@@ -129,6 +132,7 @@ class Group:
             ranks_per_node,
             transport,
             net_devices,
+            tuning_file,
         )
         self._memory = memory_of(self._native, self.device)
         self._calls = self._native.calls(self._memory)

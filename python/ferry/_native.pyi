@@ -168,6 +168,7 @@ def create_group(
     ranks_per_node: int,
     transport: str,
     net_devices: str,
+    tuning_file: str,
     /,
 ) -> Group: ...
 def callback_bootstrap(

@@ -36,7 +36,8 @@ class PyGroup {
 
   static std::shared_ptr<PyGroup> create(std::shared_ptr<Bootstrap> bootstrap, const std::string& backend, int device,
                                          std::int64_t timeout_ns, std::size_t arena_bytes, int ranks_per_node,
-                                         const std::string& transport, const std::string& net_devices) {
+                                         const std::string& transport, const std::string& net_devices,
+                                         const std::string& tuning_file) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
@@ -44,6 +45,7 @@ class PyGroup {
     options.ranks_per_node = ranks_per_node;
     options.transport = transport;
     options.net_devices = net_devices;
+    options.tuning_file = tuning_file;
     options.device = device;
     Result<std::shared_ptr<Group>> group = [&] {
       const nb::gil_scoped_release released;

@@ -102,6 +102,8 @@ def check_wrong_groups(rank: int) -> None:
             ferry.Group(dist.group.WORLD, device="cuda")
     with pytest.raises(ferry.InvalidArgument, match="arena_bytes"):
         ferry.Group(dist.group.WORLD, arena_bytes=2**62)
+    with pytest.raises(ferry.InvalidArgument, match="tuning file /no/such/file: cannot be opened"):
+        ferry.Group(dist.group.WORLD, tuning_file="/no/such/file")
     group = ferry.Group(dist.group.WORLD, arena_bytes=16 << 20)
     with pytest.raises(ferry.CapacityExceeded, match="arena_bytes"):
         group.empty(64 << 20, dtype=torch.uint8)

@@ -15,6 +15,7 @@
 
 #include "core/agreement.hpp"
 #include "core/routing_state.hpp"
+#include "core/tuning.hpp"
 #include "ferry/bootstrap.hpp"
 #include "ferry/group.hpp"
 #include "ferry/status.hpp"
@@ -138,6 +139,7 @@ struct BackendContext {
   Bootstrap* bootstrap = nullptr;
   Topology topology;
   GroupOptions options;
+  std::vector<TuningTable> tuning{};  ///< this rank's
 };
 
 /// One entry of the registry.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "ferry/version.hpp"
 
@@ -151,6 +152,11 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
     Result<const BackendFactory*> factory = choose_backend(options.backend);
     status = factory.status();
     if (factory.ok()) agreed.factory = *factory;
+  }
+  if (status.ok()) {
+    Result<std::vector<TuningTable>> tuning = load_tuning(options.tuning_file);
+    status = tuning.status();
+    if (tuning.ok()) agreed.tuning = std::move(*tuning);
   }
   const std::string text = describe_options(options, agreed.factory ? agreed.factory->name : "none");
   // Peers must learn of this rank's error even if the error is its timeout.

@@ -15,6 +15,7 @@ namespace ferry {
 struct AgreedOptions {
   Topology topology;
   const BackendFactory* factory = nullptr;
+  std::vector<TuningTable> tuning;  ///< this rank's, which no other needs to know
 };
 
 /// Collective. Every rank gets the same result: agreed options, or the first disagreement with the same message.

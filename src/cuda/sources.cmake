@@ -3,6 +3,7 @@ set(ferry_cuda_sources
     cuda/driver/cuda_call.cpp
     cuda/driver/device_guard.cpp
     cuda/driver/driver.cpp
+    cuda/driver/launch.cpp
     cuda/memory/arena_exchange.cpp
     cuda/memory/arena_service.cpp
     cuda/memory/deferred_free.cpp

@@ -214,6 +214,13 @@ TEST(Tune, HasNothingToDoOnTheCpu) {
   EXPECT_NE(end.standard_output.find("nothing to tune"), std::string::npos) << end.standard_output;
 }
 
+TEST(Bench, GivesTheKernelSettingsToItsGroups) {
+  const CommandEnd end = run_ferry(small_bench({"--tuning-file", "/no/such/file"}));
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_NE(end.standard_error.find("tuning file /no/such/file"), std::string::npos) << end.standard_error;
+  EXPECT_EQ(results_of({"--op", "dispatch", "--tuning-file", "builtin"}).size(), 1U);
+}
+
 TEST(Bench, RefusesWhatDoesNotFitTheMachine) {
   const CommandEnd end =
       run_ferry({"bench", "--backend", "cpu", "--tokens", "4194304", "--routing", "one-hot", "--hidden", "1048576"});

@@ -121,6 +121,13 @@ TEST(Plans, TakeFewMultiprocessorsForLongRowsOfEightRanks) {
   }
 }
 
+TEST(MostBlocks, IsTheCallersBoundWhereTheGpuHasThatMany) {
+  EXPECT_EQ(most_blocks(0, {.num_sms = 132}), 132);
+  EXPECT_EQ(most_blocks(20, {.num_sms = 132}), 20);
+  EXPECT_EQ(most_blocks(200, {.num_sms = 132}), 132);
+  EXPECT_EQ(most_blocks(1, {.num_sms = 1}), 1);
+}
+
 TEST(Plans, StayWithinTheCallersTotal) {
   for (const KernelOptions& options : some_options()) {
     if (options.num_sms < 2) continue;

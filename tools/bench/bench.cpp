@@ -4,6 +4,7 @@
 
 #include <CLI/Validators.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string_view>
@@ -113,7 +114,10 @@ std::string introduction(const BenchPlan& plan, const std::string& launch) {
       plan.num_topk, plan.num_experts, name_of(plan.dtype), plan.routing_name,
       plan.cached ? "" : " (rebuilt for each dispatch)", name_of(plan.layout), name_of(plan.memory),
       plan.num_iterations, plan.num_warmup,
-      plan.on_gpu() ? fmt::format("kernels: {}\n", describe(plan.kernels.front())) : "", formulas(plan));
+      plan.on_gpu() ? fmt::format("kernels: {}, tuning file {}\n", describe(plan.kernels.front()),
+                                  plan.tuning_file.empty() ? "none" : plan.tuning_file)
+                    : "",
+      formulas(plan));
 }
 
 int run_bench(const BenchOptions& options) {
@@ -131,6 +135,10 @@ int run_bench(const BenchOptions& options) {
   plan.transport = options.common.transport;
   plan.net_devices = options.common.net_devices;
   plan.backend = *backend;
+  // As a group would find it, so that the report names it.
+  if (const char* const file = std::getenv("FERRY_TUNING"); plan.tuning_file.empty() && file != nullptr) {
+    plan.tuning_file = file;
+  }
   plan.timeout_ns = options.common.timeout_ns();
   plan.arena_bytes = options.common.arena_bytes;
   plan.seed = options.common.seed;
@@ -218,6 +226,9 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   command->add_flag("--cached,!--no-cached", plan.cached,
                     "Reuse one Routing for every dispatch (the default), or route before each");
   add_kernel_options(*command, &plan.kernels.front());
+  command->add_option(
+      "--tuning-file", plan.tuning_file,
+      "CUDA: kernel settings that `ferry tune --out` wrote, or builtin (default: FERRY_TUNING, else none)");
   command->add_option("--routing", options->routing, "random, zipf, one-hot or trace:FILE")->capture_default_str();
   command->add_option("--iterations", plan.num_iterations, fmt::format("Timed iterations (on GPUs {})", kGpuIterations))
       ->check(whole_number(1, kMaxIterations))

@@ -35,6 +35,7 @@ struct BenchPlan {
   std::string backend;
   std::string transport;
   std::string net_devices;
+  std::string tuning_file;  ///< as GroupOptions::tuning_file
   std::int64_t timeout_ns = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t seed = 0;

@@ -90,6 +90,7 @@ void add_gpu_run(const BenchReport& report, Json* json) {
                     {"driver_module_version", read_driver_module_version()},
                     {"cuda_runtime", version_text(facts.runtime_version)}};
   (*json)["run"]["kernel_options"] = to_json(report.plan.kernels.front());
+  (*json)["run"]["tuning_file"] = report.plan.tuning_file;
   (*json)["run"]["limit_is_local"] = report.device.limit_is_local;
 }
 

@@ -41,6 +41,7 @@ Status Operations::set_up() {
   options.ranks_per_node = plan_.ranks_per_node();
   options.transport = plan_.transport;
   options.net_devices = plan_.net_devices;
+  options.tuning_file = plan_.tuning_file;
   auto group = Group::create(context_.bootstrap(), options);
   if (!group) return group.status();
   group_ = std::move(*group);

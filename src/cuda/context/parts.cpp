@@ -34,6 +34,7 @@ struct DeviceFacts {
   int device = 0;
   int num_sms = 0;
   std::size_t shared_limit = 0;
+  std::string name;
   cudaUUID_t uuid{};
 };
 
@@ -65,6 +66,7 @@ Result<DeviceFacts> examine_device(int wanted) {
   }
   facts.num_sms = properties.multiProcessorCount;
   facts.shared_limit = properties.sharedMemPerBlockOptin;
+  facts.name = properties.name;
   facts.uuid = properties.uuid;
   return facts;
 }
@@ -170,6 +172,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   Result<int> sharers = count_sharers(context, status, facts.ok() ? *facts : DeviceFacts{});
   if (!sharers.ok()) return sharers.status();
   parts.num_sms = std::max(1, facts->num_sms / *sharers);
+  parts.tuning = tuning_for(context.tuning, facts->name, context.topology.num_ranks);
   Result<std::unique_ptr<ArenaExchange>> exchange = ArenaExchange::create(context, parts.sync->peers(), parts.arena);
   if (!exchange.ok()) return exchange.status();
   parts.exchange = std::move(*exchange);

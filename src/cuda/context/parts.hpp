@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "call/call_sync.hpp"
 #include "core/backend.hpp"
@@ -22,9 +23,10 @@ namespace ferry::cuda {
 
 struct Parts {
   int device = 0;
-  int num_sms = 0;               ///< of the GPU, divided by the number of ranks that share it
-  bool has_bulk = true;          ///< the GPU has the bulk copy engine
-  std::size_t shared_limit = 0;  ///< most shared memory of a block
+  int num_sms = 0;                  ///< of the GPU, divided by the number of ranks that share it
+  bool has_bulk = true;             ///< the GPU has the bulk copy engine
+  std::size_t shared_limit = 0;     ///< most shared memory of a block
+  std::vector<TuningEntry> tuning;  ///< for this GPU and number of ranks
   std::unique_ptr<call::CallSync> sync;
   std::optional<CallLog> call_log;
   std::shared_ptr<DeviceArena> arena;

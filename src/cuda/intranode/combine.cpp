@@ -86,7 +86,8 @@ Status run(Context& context, const CombineCall& call) {
     staged_weights = *room;
   }
   if (weights_bytes > 0) params.entry.tables_offset = (staged_weights != nullptr ? staged_weights : weights) - base;
-  const CombinePlan plan = plan_combine(call.kernel, {parts.num_sms, parts.has_bulk, parts.ranks.num_ranks},
+  const KernelOptions kernel = tuned(call.kernel, parts.tuning, {Operation::kCombine, params.row_bytes, !symmetric});
+  const CombinePlan plan = plan_combine(kernel, {parts.num_sms, parts.has_bulk, parts.ranks.num_ranks},
                                         {.row_bytes = params.row_bytes, .staged = !symmetric});
   params.bulk = plan.bulk;
   params.num_sum_blocks = plan.num_sum_blocks;

@@ -18,9 +18,8 @@ __device__ inline int4 add_quads(const int4& a, const int4& b) {
   return make_int4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-/// Counts this block's tokens. True in the one block that finds the counts of all blocks in memory.
-__device__ inline bool count_tokens(const RouteParams& params, const Scratch& scratch, Shared& shared) {
-  const int block = static_cast<int>(blockIdx.x);
+/// Counts the tokens of one part of them. All threads of a block of threads.
+__device__ inline void count_part(const RouteParams& params, int block, const Scratch& scratch, Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   const auto columns = plan::CountColumns::of(params.ranks.num_ranks, params.num_experts);
   auto* counts = reinterpret_cast<std::int32_t*>(scratch.totals);
@@ -50,7 +49,14 @@ __device__ inline bool count_tokens(const RouteParams& params, const Scratch& sc
   }
   if (thread == 0) params.tables.block_marks[block] = {shared.bad_entry, shared.repeats};
   __syncthreads();
-  if (thread == 0) {
+}
+
+/// Counts this block's parts of the tokens. True in the one block that finds the counts of all parts in memory.
+__device__ inline bool count_tokens(const RouteParams& params, const Scratch& scratch, Shared& shared) {
+  for (int block = static_cast<int>(blockIdx.x); block < params.num_blocks; block += static_cast<int>(gridDim.x)) {
+    count_part(params, block, scratch, shared);
+  }
+  if (threadIdx.x == 0) {
     LocalState& local = *params.ranks.control.local;
     shared.is_last = add_acq_rel_device(&local.num_blocks_done, 1) + 1 == gridDim.x;
     if (shared.is_last) local.num_blocks_done = 0;

@@ -202,8 +202,10 @@ Status run(Context& context, const DispatchCall& asked) {
     params.records = *records;
     params.entry.tables_offset = *records - arena.base();
   }
-  set_plan(params, plan_dispatch(call.kernel, {parts.num_sms, parts.has_bulk, parts.ranks.num_ranks},
-                                 {.row_bytes = params.row_bytes, .staged = staged, .unpacks = params.unpacks}));
+  const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
+  const KernelOptions kernel = tuned(call.kernel, parts.tuning, {Operation::kDispatch, params.row_bytes, staged});
+  set_plan(params,
+           plan_dispatch(kernel, limits, {.row_bytes = params.row_bytes, .staged = staged, .unpacks = params.unpacks}));
 
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!launch.ok()) return refuse(context, call, launch.status());
@@ -216,7 +218,9 @@ Status run(Context& context, const DispatchCall& asked) {
   }
   if (error == cudaSuccess) error = launch_dispatch(params, launch->stream);
   if (error == cudaSuccess && needs_padding(call, routing.exact_rows)) {
-    error = launch_padding(padding_params(params, call, routing), launch->stream);
+    PaddingParams padding = padding_params(params, call, routing);
+    padding.max_blocks = most_blocks(call.kernel.num_sms, limits);
+    error = launch_padding(padding, launch->stream);
   }
   return context.end(*launch, error, "dispatch");
 }

@@ -81,6 +81,7 @@ struct PaddingParams {
   int num_topk = 0;
   int weights_per_row = 0;
   bool zero = false;
+  int max_blocks = 1;
 };
 
 cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream);

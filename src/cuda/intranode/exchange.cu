@@ -92,7 +92,8 @@ std::size_t exchange_shared_bytes(int num_ranks, int num_experts) {
 
 cudaError_t launch_exchange(const RouteParams& params, cudaStream_t stream) {
   const bool counts = params.agreement != 0;
-  const LaunchShape shape{counts ? static_cast<unsigned>(params.num_blocks) : 1U, kExchangeThreads,
+  const int num_blocks = params.num_blocks < params.max_blocks ? params.num_blocks : params.max_blocks;
+  const LaunchShape shape{counts ? static_cast<unsigned>(num_blocks) : 1U, kExchangeThreads,
                           Scratch::at(nullptr, params.ranks.num_ranks, params.num_experts).size_bytes};
   return launch_kernel(exchange_kernel, shape, params, stream);
 }

@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(kPaddingThreads) padding_kernel(const __grid_c
 cudaError_t launch_padding(const PaddingParams& params, cudaStream_t stream) {
   constexpr std::int64_t kWarps = kPaddingThreads / kWarpLanes;
   const std::int64_t wanted = (params.num_rows + kWarps - 1) / kWarps;
-  const auto num_blocks = static_cast<unsigned>(wanted < kMaxPaddingBlocks ? wanted : kMaxPaddingBlocks);
+  const int most = params.max_blocks < kMaxPaddingBlocks ? params.max_blocks : kMaxPaddingBlocks;
+  const auto num_blocks = static_cast<unsigned>(wanted < most ? wanted : most);
   if (num_blocks == 0) return cudaSuccess;
   return launch_kernel(padding_kernel, {num_blocks, kPaddingThreads, 0}, params, stream);
 }

@@ -264,7 +264,7 @@ cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream) {
   const RouteParams& route = params.route;
   const std::int64_t for_rows = params.num_bounded_rows / (kPlaceThreads * kRowsPerThread);
   const std::int64_t wanted = std::max<std::int64_t>(route.num_blocks, for_rows);
-  const auto num_blocks = static_cast<unsigned>(std::min<std::int64_t>(wanted, params.max_blocks));
+  const auto num_blocks = static_cast<unsigned>(std::min<std::int64_t>(wanted, route.max_blocks));
   return launch_kernel(place_kernel, {num_blocks, kPlaceThreads, next_bytes(num_runs_of(route))}, params, stream);
 }
 

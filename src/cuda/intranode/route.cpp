@@ -10,6 +10,7 @@
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/routing.hpp"
+#include "cuda/intranode/tuning.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/to_size.hpp"
 
@@ -35,7 +36,7 @@ class RouteBuilder {
   /// The counts of an exact route are known: its source table becomes as large as they say. False: this rank's place
   /// step has found that its table was too small, and is to be launched again, with the one there is now.
   Result<bool> fit_source();
-  cudaError_t launch_place_step(const Launch& launch, int max_blocks, bool announces);
+  cudaError_t launch_place_step(const Launch& launch, bool announces);
   CudaRouting& state() { return *state_; }
   std::shared_ptr<CudaRouting> finish();
 
@@ -199,15 +200,16 @@ cudaError_t RouteBuilder::launch_steps(const Launch& launch, int max_blocks) {
   params.max_recv_rows = call_.options.max_recv_rows;
   params.tokens_per_block = state_->tokens_per_block;
   params.num_blocks = state_->num_blocks;
+  params.max_blocks = max_blocks;
   params.placement = state_->placement->tables;
   params.tables = state_->tables;
   params.source_offset = source_offset();
   params.source_rows = source_rows_;
   const cudaError_t error = launch_exchange(params, launch.stream);
-  return error == cudaSuccess ? launch_place_step(launch, max_blocks, false) : error;
+  return error == cudaSuccess ? launch_place_step(launch, false) : error;
 }
 
-cudaError_t RouteBuilder::launch_place_step(const Launch& launch, int max_blocks, bool announces) {
+cudaError_t RouteBuilder::launch_place_step(const Launch& launch, bool announces) {
   PlaceParams params;
   params.route = params_;
   params.announces = announces;
@@ -216,7 +218,6 @@ cudaError_t RouteBuilder::launch_place_step(const Launch& launch, int max_blocks
   params.entry.tables_offset = source_offset();
   params.source = reinterpret_cast<std::int32_t*>(state_->source_memory.get());
   params.num_bounded_rows = bounded() ? state_->num_recv_rows : 0;
-  params.max_blocks = max_blocks;
   return launch_place(params, launch.stream);
 }
 
@@ -283,7 +284,8 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& histor
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
   if (!launch.ok()) return refuse(context, call, launch.status());
   CudaRouting& state = builder.state();
-  cudaError_t error = builder.launch_steps(*launch, parts.num_sms);
+  cudaError_t error = builder.launch_steps(
+      *launch, most_blocks(call.options.num_sms, {.num_sms = parts.num_sms, .num_ranks = parts.ranks.num_ranks}));
   if (error == cudaSuccess && !builder.bounded()) {
     status = await_counts(context, *launch, state.host);
     if (status.ok()) {
@@ -293,7 +295,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& histor
       const Result<bool> fits = builder.fit_source();
       // The exchange has taken place: a rank that cannot go on must not leave the others waiting.
       if (!fits.ok()) status = context.fail(fits.status());
-      if (fits.ok() && !*fits) error = builder.launch_place_step(*launch, parts.num_sms, true);
+      if (fits.ok() && !*fits) error = builder.launch_place_step(*launch, true);
     }
   }
   Status ended = context.end(*launch, error, "route");

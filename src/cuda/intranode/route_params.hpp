@@ -48,6 +48,7 @@ struct RouteParams {
   std::int64_t source_rows = 0;    ///< that this table has room for
   int tokens_per_block = 0;
   int num_blocks = 0;
+  int max_blocks = 1;  ///< of a launch
   PlacementTables placement;
   RoutingTables tables;
   RouteResultTables host;
@@ -62,7 +63,6 @@ struct PlaceParams {
   EntryMessage entry;                 ///< tables_offset: where that is
   std::int32_t* source = nullptr;     ///< [rows, 2] this rank's source table
   std::int64_t num_bounded_rows = 0;  ///< of a bounded route; 0: as many as it turns out to have
-  int max_blocks = 1;
 };
 
 cudaError_t launch_exchange(const RouteParams& params, cudaStream_t stream);

@@ -109,4 +109,8 @@ CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limit
   return plan;
 }
 
+int most_blocks(int num_sms, const DeviceLimits& limits) {
+  return std::max(1, num_sms > 0 ? std::min(num_sms, limits.num_sms) : limits.num_sms);
+}
+
 }  // namespace ferry::cuda

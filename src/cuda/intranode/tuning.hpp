@@ -40,6 +40,10 @@ struct CallShape {
 DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape);
 CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape);
 
+/// Most blocks of a kernel that has no parts and is faster the more it gets: those of route, and the one that fills
+/// rows without a token. `num_sms`: the caller's bound, 0: none.
+int most_blocks(int num_sms, const DeviceLimits& limits);
+
 }  // namespace ferry::cuda
 
 #endif  // FERRY_CUDA_INTRANODE_TUNING_HPP

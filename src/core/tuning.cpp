@@ -1,0 +1,277 @@
+#include "core/tuning.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+namespace ferry {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t kVersion = 1;
+/// Far beyond what any GPU, group or row has: larger numbers are mistakes.
+constexpr std::int64_t kMaxSms = 4096;
+constexpr std::int64_t kMaxChunkTokens = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxRowBytes = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxNumRanks = 32767;
+/// Every pair of tables, and of entries in a table, is compared.
+constexpr std::size_t kMaxItems = 256;
+/// Ten times what the largest useful file has.
+constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
+constexpr std::size_t kMaxShownBytes = 60;
+constexpr std::string_view kAdvice = "write the file anew with `ferry tune --out`";
+
+/// Reads one file; remembers the first thing that is wrong.
+class Reader {
+ public:
+  explicit Reader(std::string_view path) : path_(path) {}
+
+  std::vector<TuningTable> tables(std::string_view text);
+  const Status& status() const { return status_; }
+
+ private:
+  void refuse(const std::string& field, std::string_view observed, std::string_view expected) {
+    if (!status_.ok()) return;
+    status_ =
+        Status(ErrorCode::kInvalidArgument, fmt::format("Group::create: tuning file {}: {} is {}, expected {}; {}",
+                                                        path_, field, observed, expected, kAdvice));
+  }
+  static std::string shown(const json& value) {
+    if (value.is_structured()) return std::string("an ") + value.type_name();  // printing it would recurse
+    std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+    if (text.size() > kMaxShownBytes) text = text.substr(0, kMaxShownBytes) + "...";
+    return text;
+  }
+  /// `value`'s member, null where it is missing, which is refused if `needed`.
+  const json* member(const json& value, const std::string& where, const char* name, bool needed = true);
+  bool is_object(const json& value, const std::string& where, std::initializer_list<std::string_view> names);
+  const json::array_t* array(const json& value, const std::string& where, const char* name);
+  std::int64_t number(const json& value, const std::string& where, const char* name, std::int64_t low,
+                      std::int64_t high);
+  std::string string(const json& value, const std::string& where, const char* name);
+  bool boolean(const json& value, const std::string& where, const char* name);
+  void time(const json& value, const std::string& where, const char* name);
+  TuningEntry entry(const json& value, const std::string& where);
+  TuningTable table(const json& value, const std::string& where);
+
+  std::string_view path_;
+  Status status_;
+};
+
+std::string joined(const std::string& where, std::string_view name) {
+  return where.empty() ? std::string(name) : fmt::format("{}.{}", where, name);
+}
+
+const json* Reader::member(const json& value, const std::string& where, const char* name, bool needed) {
+  const auto found = value.find(name);
+  if (found != value.end()) return &*found;
+  if (needed) refuse(joined(where, name), "missing", "a value");
+  return nullptr;
+}
+
+/// With no members but these.
+bool Reader::is_object(const json& value, const std::string& where, std::initializer_list<std::string_view> names) {
+  const std::string field = where.empty() ? "the whole" : where;
+  if (!value.is_object()) {
+    refuse(field, shown(value), "an object");
+    return false;
+  }
+  for (const auto& [name, unused] : value.items()) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    refuse(joined(where, shown(name)), "unknown", fmt::format("only {}", fmt::join(names, ", ")));
+    return false;
+  }
+  return true;
+}
+
+const json::array_t* Reader::array(const json& value, const std::string& where, const char* name) {
+  const json* found = member(value, where, name);
+  if (found == nullptr) return nullptr;
+  const auto* items = found->get_ptr<const json::array_t*>();
+  if (items != nullptr && items->size() <= kMaxItems) return items;
+  refuse(joined(where, name), items == nullptr ? shown(*found) : fmt::format("an array of {}", items->size()),
+         fmt::format("an array of at most {}", kMaxItems));
+  return nullptr;
+}
+
+std::int64_t Reader::number(const json& value, const std::string& where, const char* name, std::int64_t low,
+                            std::int64_t high) {
+  const json* found = member(value, where, name);
+  if (found == nullptr) return low;
+  const bool fits = found->is_number_unsigned() ? found->get<std::uint64_t>() <= static_cast<std::uint64_t>(high)
+                                                : found->is_number_integer() && found->get<std::int64_t>() <= high;
+  if (fits && found->get<std::int64_t>() >= low) return found->get<std::int64_t>();
+  refuse(joined(where, name), shown(*found), fmt::format("a whole number of {} to {}", low, high));
+  return low;
+}
+
+std::string Reader::string(const json& value, const std::string& where, const char* name) {
+  const json* found = member(value, where, name);
+  if (found == nullptr) return {};
+  if (const auto* text = found->get_ptr<const json::string_t*>(); text != nullptr) return *text;
+  refuse(joined(where, name), shown(*found), "a string");
+  return {};
+}
+
+bool Reader::boolean(const json& value, const std::string& where, const char* name) {
+  const json* found = member(value, where, name);
+  if (found == nullptr) return false;
+  if (found->is_boolean()) return found->get<bool>();
+  refuse(joined(where, name), shown(*found), "true or false");
+  return false;
+}
+
+/// For readers of the file.
+void Reader::time(const json& value, const std::string& where, const char* name) {
+  const json* found = member(value, where, name, false);
+  if (found != nullptr && !found->is_number()) refuse(joined(where, name), shown(*found), "a number");
+}
+
+TuningEntry Reader::entry(const json& value, const std::string& where) {
+  TuningEntry entry;
+  if (!is_object(value, where,
+                 {"operation", "staged", "min_row_bytes", "max_row_bytes", "num_sms", "num_copy_sms", "chunk_tokens",
+                  "default_time_us", "time_us"})) {
+    return entry;
+  }
+  const std::string operation = string(value, where, "operation");
+  if (operation == to_string(Operation::kCombine)) {
+    entry.operation = Operation::kCombine;
+  } else if (operation != to_string(Operation::kDispatch)) {
+    refuse(joined(where, "operation"), shown(operation), "\"dispatch\" or \"combine\"");
+  }
+  entry.staged = boolean(value, where, "staged");
+  entry.min_row_bytes = number(value, where, "min_row_bytes", 0, kMaxRowBytes);
+  entry.max_row_bytes = number(value, where, "max_row_bytes", entry.min_row_bytes, kMaxRowBytes);
+  entry.num_sms = static_cast<int>(number(value, where, "num_sms", 0, kMaxSms));
+  entry.num_copy_sms = static_cast<int>(number(value, where, "num_copy_sms", 0, kMaxSms));
+  entry.chunk_tokens = static_cast<int>(number(value, where, "chunk_tokens", 0, kMaxChunkTokens));
+  time(value, where, "default_time_us");
+  time(value, where, "time_us");
+  return entry;
+}
+
+bool serve_one_call(const TuningEntry& a, const TuningEntry& b) {
+  return a.operation == b.operation && a.staged == b.staged && a.min_row_bytes <= b.max_row_bytes &&
+         b.min_row_bytes <= a.max_row_bytes;
+}
+
+TuningTable Reader::table(const json& value, const std::string& where) {
+  TuningTable table;
+  if (!is_object(value, where, {"gpu", "driver", "num_ranks", "entries"})) return table;
+  table.gpu = string(value, where, "gpu");
+  if (member(value, where, "driver", false) != nullptr) (void)string(value, where, "driver");
+  table.num_ranks = static_cast<int>(number(value, where, "num_ranks", 1, kMaxNumRanks));
+  const json::array_t* entries = array(value, where, "entries");
+  for (std::size_t i = 0; entries != nullptr && i < entries->size() && status_.ok(); ++i) {
+    const std::string field = fmt::format("{}.entries[{}]", where, i);
+    table.entries.push_back(entry((*entries)[i], field));
+    for (std::size_t before = 0; before < i && status_.ok(); ++before) {
+      if (!serve_one_call(table.entries[before], table.entries[i])) continue;
+      refuse(field, fmt::format("for row bytes that entries[{}] is for too", before), "one entry for each call");
+    }
+  }
+  return table;
+}
+
+/// From 1.
+std::size_t line_of(std::string_view text, std::size_t position) {
+  const std::string_view before = text.substr(0, std::min(position, text.size()));
+  return 1 + static_cast<std::size_t>(std::count(before.begin(), before.end(), '\n'));
+}
+
+std::vector<TuningTable> Reader::tables(std::string_view text) {
+  std::vector<TuningTable> all;
+  json whole;
+  try {
+    whole = json::parse(text);
+  } catch (const json::parse_error& error) {
+    refuse(fmt::format("line {}", line_of(text, error.byte == 0 ? 0 : error.byte - 1)), "no JSON", "JSON");
+    return all;
+  } catch (const json::exception&) {
+    refuse("a number", "out of range", "one that a double holds");
+    return all;
+  }
+  if (!is_object(whole, "", {"ferry_tuning", "tables"})) return all;
+  number(whole, "", "ferry_tuning", kVersion, kVersion);
+  const json::array_t* tables = array(whole, "", "tables");
+  for (std::size_t i = 0; tables != nullptr && i < tables->size() && status_.ok(); ++i) {
+    const std::string field = fmt::format("tables[{}]", i);
+    all.push_back(table((*tables)[i], field));
+    for (std::size_t before = 0; before < i && status_.ok(); ++before) {
+      if (all[before].gpu != all[i].gpu || all[before].num_ranks != all[i].num_ranks) continue;
+      refuse(field, fmt::format("for the GPU and the number of ranks of tables[{}]", before), "one table for each");
+    }
+  }
+  return all;
+}
+
+Result<std::string> read_file(const std::string& path) {
+  const auto refuse = [&path](std::string_view what) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("Group::create: tuning file {}: {}; see GroupOptions::tuning_file and the variable {}",
+                              path, what, kTuningVariable));
+  };
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rbe"), std::fclose);
+  if (file == nullptr) return refuse(fmt::format("cannot be opened: {}", std::strerror(errno)));
+  std::string text(kMaxFileBytes + 1, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  if (std::ferror(file.get()) != 0) return refuse(fmt::format("cannot be read: {}", std::strerror(errno)));
+  if (text.size() > kMaxFileBytes) return refuse(fmt::format("has more than {} bytes", kMaxFileBytes));
+  return text;
+}
+
+}  // namespace
+
+Result<std::vector<TuningTable>> parse_tuning(std::string_view text, std::string_view path) {
+  Reader reader(path);
+  std::vector<TuningTable> tables = reader.tables(text);
+  if (!reader.status().ok()) return reader.status();
+  return tables;
+}
+
+Result<std::vector<TuningTable>> load_tuning(const std::string& option) {
+  std::string path = option;
+  if (path.empty()) {
+    const char* const value = std::getenv(kTuningVariable);
+    if (value != nullptr) path = value;
+  }
+  if (path.empty() || path == kBuiltinTuning) return std::vector<TuningTable>{};
+  const Result<std::string> text = read_file(path);
+  if (!text.ok()) return text.status();
+  return parse_tuning(*text, path);
+}
+
+std::vector<TuningEntry> tuning_for(std::span<const TuningTable> tables, std::string_view gpu, int num_ranks) {
+  const auto found = std::find_if(tables.begin(), tables.end(), [&](const TuningTable& table) {
+    return table.gpu == gpu && table.num_ranks == num_ranks;
+  });
+  return found == tables.end() ? std::vector<TuningEntry>() : found->entries;
+}
+
+KernelOptions tuned(const KernelOptions& options, std::span<const TuningEntry> entries, const TunedCall& call) {
+  KernelOptions result = options;
+  for (const TuningEntry& entry : entries) {
+    const bool matches = entry.operation == call.operation && entry.staged == call.staged &&
+                         entry.min_row_bytes <= call.row_bytes && call.row_bytes <= entry.max_row_bytes;
+    if (!matches) continue;
+    if (options.num_sms <= 0) {
+      result.num_sms = entry.num_sms;
+      if (options.num_copy_sms <= 0) result.num_copy_sms = entry.num_copy_sms;
+    }
+    if (options.chunk_tokens <= 0) result.chunk_tokens = entry.chunk_tokens;
+    break;
+  }
+  return result;
+}
+
+}  // namespace ferry

@@ -1,0 +1,68 @@
+/// Files of kernel settings. What is accepted serves each call at most once, with settings that a call may have; what
+/// is refused says where the fault is.
+
+#include <limits>
+
+#include "core/tuning.hpp"
+#include "fuzz_target.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr std::size_t kBytesPerInputByte = 64;
+constexpr std::size_t kSmallAllocation = 64 << 10;
+
+bool serves(const TuningEntry& entry, const TunedCall& call) {
+  return entry.operation == call.operation && entry.staged == call.staged && entry.min_row_bytes <= call.row_bytes &&
+         call.row_bytes <= entry.max_row_bytes;
+}
+
+void check_call(const TuningTable& table, const TunedCall& call) {
+  const TuningEntry* only = nullptr;
+  for (const TuningEntry& entry : table.entries) {
+    if (!serves(entry, call)) continue;
+    require(only == nullptr, "one entry for each call");
+    only = &entry;
+  }
+  const KernelOptions all = tuned({}, table.entries, call);
+  const TuningEntry none;
+  const TuningEntry& expected = only == nullptr ? none : *only;
+  require(all.num_sms == expected.num_sms && all.num_copy_sms == expected.num_copy_sms &&
+              all.chunk_tokens == expected.chunk_tokens,
+          "a call without settings of its own takes those of its entry");
+  const KernelOptions own = tuned({.num_sms = 3, .num_copy_sms = 2, .chunk_tokens = 1}, table.entries, call);
+  require(own.num_sms == 3 && own.num_copy_sms == 2 && own.chunk_tokens == 1, "a call's own settings count");
+}
+
+void check_table(const TuningTable& table, const std::vector<TuningTable>& all) {
+  require(table.num_ranks >= 1, "a table is for some ranks");
+  require(tuning_for(all, table.gpu, table.num_ranks).size() == table.entries.size(), "a table is found");
+  for (const TuningEntry& entry : table.entries) {
+    require(entry.operation == Operation::kDispatch || entry.operation == Operation::kCombine, "dispatch or combine");
+    require(entry.min_row_bytes >= 0 && entry.min_row_bytes <= entry.max_row_bytes, "a range of rows");
+    require(entry.num_sms >= 0 && entry.num_copy_sms >= 0 && entry.chunk_tokens >= 0, "no negative settings");
+    for (const std::int64_t row_bytes : {entry.min_row_bytes, entry.max_row_bytes, entry.max_row_bytes + 1}) {
+      check_call(table, {entry.operation, row_bytes, entry.staged});
+    }
+  }
+}
+
+}  // namespace
+
+void fuzz_one(std::span<const std::byte> input) {
+  const std::string_view text(reinterpret_cast<const char*>(input.data()), input.size());
+  const AllocationWatch watch;
+  const Result<std::vector<TuningTable>> tables = parse_tuning(text, "FILE");
+  require(watch.largest_bytes() <= kSmallAllocation + kBytesPerInputByte * input.size(),
+          "memory is allocated only for what has arrived");
+  if (!tables.ok()) {
+    require_refusal(tables.status(), ErrorCode::kInvalidArgument);
+    const std::string_view message = tables.status().message();
+    require(message.find("tuning file FILE: ") != std::string_view::npos, "a refusal names the file");
+    for (const char c : message) require(c >= ' ' && c <= '~', "a refusal is plain text");
+    return;
+  }
+  for (const TuningTable& table : *tables) check_table(table, *tables);
+}
+
+}  // namespace ferry::test

@@ -1,0 +1,87 @@
+/// The file that `ferry tune --out` writes: groups accept it, and what others wrote into it stays.
+
+#include "bench/tuning_file.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ferry/group.hpp"
+#include "tools/running_command.hpp"
+
+namespace ferry::testing {
+namespace {
+
+using tools::Json;
+using tools::TunedCall;
+
+constexpr std::int64_t kDefaultNs = 200'000;
+
+TunedCall call(const std::string& operation, std::int64_t row_bytes, double gain, int num_sms) {
+  TunedCall one;
+  one.operation = operation;
+  one.row_bytes = row_bytes;
+  one.best.num_sms = num_sms;
+  one.default_ns = kDefaultNs;
+  one.best_ns = static_cast<std::int64_t>(static_cast<double>(kDefaultNs) / gain);
+  return one;
+}
+
+Json empty_file() { return tools::read_tuning_file("/no/such/file").value(); }
+
+TEST(TuningFile, IsWhatGroupsRead) {
+  TunedCall staged = call("combine", 14336, 1.2, 30);
+  staged.staged = true;
+  staged.best.num_copy_sms = 12;
+  staged.best.chunk_tokens = 256;
+  const Json file = tools::with_table(empty_file(), {"NVIDIA H200", "580.1", 8},
+                                      {call("dispatch", 7168, 1.1, 11), call("dispatch", 14336, 1.1, 9), staged});
+  const TemporaryFile on_disk(file.dump(2));
+  GroupOptions options;
+  options.backend = "cpu";
+  options.tuning_file = on_disk.path();
+  const Status status = Group::create(create_in_process_bootstraps(1).value()[0], options).status();
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  const Json& entries = file["tables"][0]["entries"];
+  ASSERT_EQ(entries.size(), 3U);
+  EXPECT_EQ(entries[0]["operation"], "combine");
+  EXPECT_EQ(entries[0]["staged"], true);
+  EXPECT_EQ(entries[0]["num_copy_sms"], 12);
+  EXPECT_EQ(entries[0]["chunk_tokens"], 256);
+  EXPECT_EQ(entries[2]["num_sms"], 9);
+  EXPECT_EQ(entries[2]["default_time_us"], 200.0);
+}
+
+TEST(TuningFile, ServesRowsOfAboutTheSizesThatWereMeasured) {
+  const Json file = tools::with_table(
+      empty_file(), {"GPU", "1", 2},
+      {call("dispatch", 16000, 1.1, 9), call("dispatch", 8000, 1.001, 7), call("dispatch", 1000, 1.1, 5)});
+  const Json& entries = file["tables"][0]["entries"];
+  ASSERT_EQ(entries.size(), 2U) << "for 8000 bytes the default is as good";
+  EXPECT_EQ(entries[0]["min_row_bytes"], 707);
+  EXPECT_EQ(entries[0]["max_row_bytes"], 1414);
+  EXPECT_EQ(entries[1]["min_row_bytes"], 11314) << "half way from 8000";
+  EXPECT_EQ(entries[1]["max_row_bytes"], 22627);
+}
+
+TEST(TuningFile, KeepsTheTablesOfOtherMachines) {
+  Json file = empty_file();
+  file = tools::with_table(file, {"A", "1", 8}, {call("combine", 8000, 1.1, 1)});
+  file = tools::with_table(file, {"A", "1", 4}, {call("combine", 8000, 1.1, 2)});
+  file = tools::with_table(file, {"B", "1", 8}, {call("combine", 8000, 1.1, 3)});
+  file = tools::with_table(file, {"A", "2", 8}, {call("combine", 8000, 1.1, 4), call("combine", 8000, 1.2, 5)});
+  ASSERT_EQ(file["tables"].size(), 3U);
+  EXPECT_EQ(file["tables"][0]["entries"][0]["num_sms"], 2);
+  EXPECT_EQ(file["tables"][1]["entries"][0]["num_sms"], 3);
+  EXPECT_EQ(file["tables"][2]["driver"], "2");
+  EXPECT_EQ(file["tables"][2]["entries"].size(), 1U) << "a size that was measured twice has one entry";
+}
+
+TEST(TuningFile, IsNotWrittenOverSomethingElse) {
+  for (const char* text : {"", "some notes", "[1]", "{\"ferry_tuning\": 2, \"tables\": []}"}) {
+    const TemporaryFile file(text);
+    EXPECT_EQ(tools::read_tuning_file(file.path()).status().code(), ErrorCode::kInvalidArgument) << text;
+  }
+}
+
+}  // namespace
+}  // namespace ferry::testing

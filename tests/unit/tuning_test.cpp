@@ -1,0 +1,187 @@
+/// Files of kernel settings: what they say, what is refused, and who reads them.
+
+#include "core/tuning.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "ferry/group.hpp"
+
+namespace ferry::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kGood = R"({
+  "ferry_tuning": 1,
+  "tables": [
+    {"gpu": "NVIDIA H200", "driver": "580.159.04", "num_ranks": 8, "entries": [
+      {"operation": "dispatch", "staged": false, "min_row_bytes": 5000, "max_row_bytes": 9999,
+       "num_sms": 11, "num_copy_sms": 0, "chunk_tokens": 0, "default_time_us": 424.5, "time_us": 420},
+      {"operation": "dispatch", "staged": true, "min_row_bytes": 5000, "max_row_bytes": 9999,
+       "num_sms": 30, "num_copy_sms": 12, "chunk_tokens": 256},
+      {"operation": "combine", "staged": false, "min_row_bytes": 0, "max_row_bytes": 20000,
+       "num_sms": 0, "num_copy_sms": 0, "chunk_tokens": 64}]},
+    {"gpu": "NVIDIA H200", "num_ranks": 4, "entries": []}]})";
+
+std::vector<TuningTable> good_tables() { return parse_tuning(kGood, "FILE").value(); }
+
+/// kGood with one part replaced.
+std::string changed(std::string_view from, std::string_view to) {
+  std::string text = kGood;
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+TEST(Tuning, ServesItsGpuAndNumberOfRanksOnly) {
+  const std::vector<TuningTable> tables = good_tables();
+  EXPECT_EQ(tuning_for(tables, "NVIDIA H200", 8).size(), 3U);
+  EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 4).empty());
+  EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 2).empty());
+  EXPECT_TRUE(tuning_for(tables, "NVIDIA H100", 8).empty());
+}
+
+TEST(Tuning, TakesThePlaceOfWhatTheCallLeavesOpen) {
+  const std::vector<TuningEntry> entries = tuning_for(good_tables(), "NVIDIA H200", 8);
+  const TunedCall staged{Operation::kDispatch, 7168, true};
+  const KernelOptions all = tuned({}, entries, staged);
+  EXPECT_EQ(all.num_sms, 30);
+  EXPECT_EQ(all.num_copy_sms, 12);
+  EXPECT_EQ(all.chunk_tokens, 256);
+  const KernelOptions bounded = tuned({.num_sms = 16}, entries, staged);
+  EXPECT_EQ(bounded.num_sms, 16);
+  EXPECT_EQ(bounded.num_copy_sms, 0) << "12 of 16 was never measured: the default divides them";
+  EXPECT_EQ(bounded.chunk_tokens, 256);
+  const KernelOptions copying = tuned({.num_copy_sms = 5, .chunk_tokens = 1}, entries, staged);
+  EXPECT_EQ(copying.num_sms, 30);
+  EXPECT_EQ(copying.num_copy_sms, 5);
+  EXPECT_EQ(copying.chunk_tokens, 1);
+  EXPECT_EQ(tuned({.copy_path = CopyPath::kLoadStore}, entries, staged).copy_path, CopyPath::kLoadStore);
+}
+
+TEST(Tuning, LeavesOtherCallsAlone) {
+  const std::vector<TuningEntry> entries = tuning_for(good_tables(), "NVIDIA H200", 8);
+  for (const TunedCall& call :
+       {TunedCall{Operation::kDispatch, 4999, false}, TunedCall{Operation::kDispatch, 10000, true},
+        TunedCall{Operation::kCombine, 7168, true}}) {
+    const KernelOptions options = tuned({}, entries, call);
+    EXPECT_EQ(options.num_sms + options.num_copy_sms + options.chunk_tokens, 0) << call.row_bytes;
+  }
+  EXPECT_EQ(tuned({}, entries, {Operation::kDispatch, 5000, false}).num_sms, 11);
+  EXPECT_EQ(tuned({}, entries, {Operation::kDispatch, 9999, false}).num_sms, 11);
+  EXPECT_EQ(tuned({}, entries, {Operation::kCombine, 0, false}).chunk_tokens, 64);
+}
+
+TEST(Tuning, SaysWhichLineOrFieldIsWrong) {
+  struct Wrong {
+    std::string text;
+    const char* what;
+  };
+  const std::vector<Wrong> all = {
+      {"", "line 1 is no JSON"},
+      {changed("\"entries\": []", "\"entries\": ["), "line 11 is no JSON"},
+      {"[]", "the whole is an array, expected an object"},
+      {changed("\"ferry_tuning\": 1", "\"ferry_tuning\": 2"), "ferry_tuning is 2, expected a whole number of 1 to 1"},
+      {changed("\"tables\"", "\"table\""), "\"table\" is unknown, expected only ferry_tuning, tables"},
+      {changed("\"gpu\": \"NVIDIA H200\", \"num_ranks\": 4", "\"num_ranks\": 4"), "tables[1].gpu is missing"},
+      {changed("\"num_ranks\": 4", "\"num_ranks\": 0"), "tables[1].num_ranks is 0"},
+      {changed("\"num_ranks\": 4", "\"num_ranks\": 8"),
+       "tables[1] is for the GPU and the number of ranks of tables[0]"},
+      {changed("\"dispatch\"", "\"route\""), "tables[0].entries[0].operation is \"route\""},
+      {changed("\"staged\": true", "\"staged\": 1"), "tables[0].entries[1].staged is 1, expected true or false"},
+      {changed("\"staged\": true", "\"staged\": false"), "tables[0].entries[1] is for row bytes that entries[0]"},
+      {changed("\"num_sms\": 30", "\"num_sms\": -30"),
+       "entries[1].num_sms is -30, expected a whole number of 0 to 4096"},
+      {changed("\"num_sms\": 30", "\"num_sms\": 30.5"), "entries[1].num_sms is 30.5"},
+      {changed("\"num_sms\": 30", "\"num_sms\": \"30\""), "entries[1].num_sms is \"30\""},
+      {changed("\"max_row_bytes\": 20000", "\"max_row_bytes\": 18446744073709551616"), "entries[2].max_row_bytes is"},
+      {changed("\"max_row_bytes\": 9999", "\"max_row_bytes\": 4999"), "entries[0].max_row_bytes is 4999"},
+      {changed("\"time_us\": 420", "\"time_us\": [420]"), "entries[0].time_us is an array, expected a number"},
+      {changed("\"time_us\": 420", "\"time_us\": 1e999"), "out of range"},
+      {changed("\"num_sms\": 30", "\"num_sm\": 30"), "entries[1].\"num_sm\" is unknown"},
+  };
+  for (const Wrong& wrong : all) {
+    const Status status = parse_tuning(wrong.text, "/etc/ferry.json").status();
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << wrong.what;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(wrong.what));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("/etc/ferry.json"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("ferry tune"));
+  }
+}
+
+TEST(Tuning, NestingOfAnyDepthIsRefused) {
+  const std::string deep = "{\"ferry_tuning\": " + std::string(100'000, '[') + std::string(100'000, ']') + "}";
+  EXPECT_EQ(parse_tuning(deep, "FILE").status().code(), ErrorCode::kInvalidArgument);
+}
+
+class TuningFile : public testing::Test {
+ protected:
+  void SetUp() override { (void)unsetenv(kTuningVariable); }
+  void TearDown() override {
+    (void)unsetenv(kTuningVariable);
+    std::filesystem::remove(path_);
+  }
+  void write(std::string_view text) { std::ofstream(path_) << text; }
+  static Status create_group(const std::string& file) {
+    GroupOptions options;
+    options.backend = "cpu";
+    options.tuning_file = file;
+    return Group::create(create_in_process_bootstraps(1).value()[0], options).status();
+  }
+  const std::string path_ =
+      (std::filesystem::temp_directory_path() / fmt::format("ferry-tuning-{}.json", getpid())).string();
+};
+
+TEST_F(TuningFile, IsNamedByTheOptionOrElseTheVariable) {
+  EXPECT_TRUE(create_group("").ok()) << "neither";
+  ASSERT_EQ(setenv(kTuningVariable, path_.c_str(), 1), 0);
+  const Status missing = create_group("");
+  EXPECT_EQ(missing.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(std::string(missing.message()), HasSubstr(path_ + ": cannot be opened: No such file"));
+  EXPECT_TRUE(create_group("builtin").ok()) << "the option overrides the variable";
+  write(kGood);
+  EXPECT_TRUE(create_group("").ok());
+  EXPECT_EQ(load_tuning("").value().size(), 2U);
+  EXPECT_TRUE(load_tuning("builtin").value().empty());
+  EXPECT_EQ(create_group("/no/such/file").code(), ErrorCode::kInvalidArgument);
+  ASSERT_EQ(setenv(kTuningVariable, "/no/such/file", 1), 0);
+  EXPECT_TRUE(create_group(path_).ok());
+}
+
+TEST_F(TuningFile, ThatIsNoFileOrTooLongIsRefused) {
+  EXPECT_THAT(std::string(create_group("/").message()), HasSubstr("cannot be read: Is a directory"));
+  write(std::string((1 << 20) + 1, ' '));
+  EXPECT_THAT(std::string(create_group(path_).message()), HasSubstr("has more than 1048576 bytes"));
+}
+
+TEST_F(TuningFile, ThatOneRankCannotReadFailsAll) {
+  write(kGood);
+  const auto bootstraps = create_in_process_bootstraps(2).value();
+  std::array<Status, 2> told;
+  std::vector<std::thread> ranks;
+  for (std::size_t rank = 0; rank < told.size(); ++rank) {
+    ranks.emplace_back([&, rank] {
+      GroupOptions options;
+      options.backend = "cpu";
+      options.tuning_file = rank == 1 ? "/no/such/file" : path_;
+      told[rank] = Group::create(bootstraps[rank], options).status();
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (const Status& status : told) {
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(status.peer(), 1);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("/no/such/file"));
+  }
+}
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,103 @@
+#include "bench/tuning_file.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numbers>
+#include <tuple>
+#include <utility>
+
+#include "common/read_file.hpp"
+
+namespace ferry::tools {
+
+namespace {
+
+constexpr int kVersion = 1;
+/// What the library reads of it at most.
+constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
+constexpr double kNsPerUs = 1000.0;
+/// Medians of the same settings in one run were seen to differ by less.
+constexpr double kMinGain = 1.01;
+
+Json entry_of(const TunedCall& call, std::int64_t min_row_bytes, std::int64_t max_row_bytes) {
+  return {{"operation", call.operation},
+          {"staged", call.staged},
+          {"min_row_bytes", min_row_bytes},
+          {"max_row_bytes", max_row_bytes},
+          {"num_sms", call.best.num_sms},
+          {"num_copy_sms", call.best.num_copy_sms},
+          {"chunk_tokens", call.best.chunk_tokens},
+          {"default_time_us", static_cast<double>(call.default_ns) / kNsPerUs},
+          {"time_us", static_cast<double>(call.best_ns) / kNsPerUs}};
+}
+
+bool same_kind(const TunedCall& a, const TunedCall& b) { return a.operation == b.operation && a.staged == b.staged; }
+
+/// The longest row for which `shorter` serves rather than `longer`.
+std::int64_t border(std::int64_t shorter, std::int64_t longer) {
+  return static_cast<std::int64_t>(std::sqrt(static_cast<double>(shorter) * static_cast<double>(longer)));
+}
+
+std::int64_t scaled(std::int64_t row_bytes, double factor) {
+  return static_cast<std::int64_t>(static_cast<double>(row_bytes) * factor);
+}
+
+}  // namespace
+
+bool TunedCall::is_better() const { return best_ns > 0 && gain() >= kMinGain; }
+
+Result<Json> read_tuning_file(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return Json{{"ferry_tuning", kVersion}, {"tables", Json::array()}};
+  auto text = read_file(path, "the kernel settings", kMaxFileBytes);
+  if (!text) return text.status();
+  Json file = Json::parse(*text, nullptr, false);
+  const bool is_ours = file.is_object() && file.value("ferry_tuning", Json()) == kVersion && file.contains("tables") &&
+                       file["tables"].is_array();
+  if (is_ours) return file;
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{} holds no kernel settings of version {}, to which a table could be added; give --out "
+                            "another file, or remove this one",
+                            path, kVersion));
+}
+
+Json with_table(Json file, const TunedMachine& machine, std::vector<TunedCall> calls) {
+  std::sort(calls.begin(), calls.end(), [](const TunedCall& a, const TunedCall& b) {
+    return std::tie(a.operation, a.staged, a.row_bytes) < std::tie(b.operation, b.staged, b.row_bytes);
+  });
+  const auto same_call = [](const TunedCall& a, const TunedCall& b) {
+    return same_kind(a, b) && a.row_bytes == b.row_bytes;
+  };
+  calls.erase(std::unique(calls.begin(), calls.end(), same_call), calls.end());
+  Json entries = Json::array();
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const TunedCall& call = calls[i];
+    if (!call.is_better()) continue;
+    const bool has_shorter = i > 0 && same_kind(calls[i - 1], call);
+    const bool has_longer = i + 1 < calls.size() && same_kind(call, calls[i + 1]);
+    const std::int64_t low =
+        std::max(scaled(call.row_bytes, 1.0 / std::numbers::sqrt2),
+                 has_shorter ? border(calls[i - 1].row_bytes, call.row_bytes) + 1 : std::int64_t{0});
+    const std::int64_t high = has_longer ? std::min(scaled(call.row_bytes, std::numbers::sqrt2),
+                                                    border(call.row_bytes, calls[i + 1].row_bytes))
+                                         : scaled(call.row_bytes, std::numbers::sqrt2);
+    entries.push_back(entry_of(call, low, high));
+  }
+  Json tables = Json::array();
+  for (Json& table : file["tables"]) {
+    const bool replaced = table.is_object() && table.value("gpu", Json()) == machine.gpu &&
+                          table.value("num_ranks", Json()) == machine.num_ranks;
+    if (!replaced) tables.push_back(std::move(table));
+  }
+  tables.push_back({{"gpu", machine.gpu},
+                    {"driver", machine.driver},
+                    {"num_ranks", machine.num_ranks},
+                    {"entries", std::move(entries)}});
+  file["tables"] = std::move(tables);
+  return file;
+}
+
+}  // namespace ferry::tools
