@@ -231,3 +231,22 @@ def check_other_handles(rank: int, world: World, device: str) -> None:
 
 def test_other_handles(device: str) -> None:
     run_ranks(2, check_other_handles, make_world(2, 6, [7, 5]), device)
+
+
+def check_compiled(rank: int, world: World) -> None:
+    buffer, elastic = make_buffer(rank, "cpu"), make_elastic(rank, "cpu")
+    mine = inputs_of(world, rank, torch.device("cpu"))
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        rows, _, weights, _, handle, _ = dispatch(buffer, world, Inputs(x * 2, mine.idx, mine.weights))
+        first = buffer.combine(rows + 1, handle, topk_weights=weights)[0] * 2
+        rows, _, _, handle, _ = elastic.dispatch(first, mine.idx, mine.weights, num_experts=world.num_experts)
+        return elastic.combine(rows + 1, handle)[0] * 2
+
+    assert_same(torch.compile(layer, backend="eager")(mine.x), layer(mine.x))
+    buffer.destroy()
+    elastic.destroy()
+
+
+def test_compiled_programs() -> None:
+    run_ranks(2, check_compiled, make_world(2, 6, [7, 5]))
