@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <optional>
 #include <span>
 #include <utility>
@@ -156,23 +157,49 @@ std::optional<NewRoute> find_route(const Calls& calls, std::int64_t num_tokens, 
   return route;
 }
 
-/// The five tables of a handle that are made for it.
-nb::tuple make_tables(const Calls& calls, const Routing& routing, int num_channels, Stream stream) {
-  const std::int64_t ranks = calls.group().num_ranks();
-  const nb::object& i32 = calls.allocator().types().i32;
-  const std::array<Wanted, 5> wanted{Wanted{i32, {ranks, ranks}}, Wanted{i32, {ranks, num_channels}},
-                                     Wanted{i32, {ranks, num_channels}}, Wanted{i32, {routing.num_recv_rows()}, 1},
-                                     Wanted{i32, {routing.num_tokens(), ranks}}};
-  std::array<nb::object, 5> made;
-  std::array<TensorView, 5> views;
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    made[i] = calls.allocator().make(wanted[i]);
-    views[i] = read_tensor(made[i], calls.place());
+/// The five tables of a handle that are made for it. All but one can be made before the number of rows is known.
+class HandleTables {
+ public:
+  HandleTables(const Calls& calls, std::int64_t num_tokens, int num_channels)
+      : calls_(calls), num_channels_(num_channels) {
+    const std::int64_t ranks = calls.group().num_ranks();
+    const nb::object& i32 = calls.allocator().types().i32;
+    wanted_ = {Wanted{i32, {ranks, ranks}}, Wanted{i32, {ranks, num_channels}}, Wanted{i32, {ranks, num_channels}},
+               Wanted{i32, {0}, 1}, Wanted{i32, {num_tokens, ranks}}};
   }
-  raise_if_error(
-      calls.group().channel_tables(routing, num_channels, {views[0], views[1], views[2], views[3], views[4]}, stream));
-  return nb::make_tuple(made[0], made[1], made[2], made[3], made[4]);
-}
+
+  /// What fails here fails again, and is reported, in `fill`. Takes the GIL.
+  void make_early() noexcept {
+    const nb::gil_scoped_acquire held;
+    try {
+      for (std::size_t i = 0; i < made_.size(); ++i) {
+        if (i != kOfRows) made_[i] = calls_.allocator().make(wanted_[i]);
+      }
+    } catch (const std::exception&) {
+    }
+  }
+
+  nb::tuple fill(const Routing& routing, Stream stream) {
+    wanted_[kOfRows].shape[0] = routing.num_recv_rows();
+    std::array<TensorView, kNumTables> views;
+    for (std::size_t i = 0; i < made_.size(); ++i) {
+      if (!made_[i].is_valid()) made_[i] = calls_.allocator().make(wanted_[i]);
+      views[i] = read_tensor(made_[i], calls_.place());
+    }
+    raise_if_error(calls_.group().channel_tables(routing, num_channels_,
+                                                 {views[0], views[1], views[2], views[3], views[4]}, stream));
+    return nb::make_tuple(made_[0], made_[1], made_[2], made_[3], made_[4]);
+  }
+
+ private:
+  static constexpr std::size_t kNumTables = 5;
+  static constexpr std::size_t kOfRows = 3;
+
+  const Calls& calls_;
+  int num_channels_;
+  std::array<Wanted, kNumTables> wanted_;
+  std::array<nb::object, kNumTables> made_;
+};
 
 nb::list aligned_counts(const Routing& routing, std::int64_t alignment) {
   nb::list counts;
@@ -196,9 +223,10 @@ nb::object dispatch_anew(const Calls& calls, nb::handle x, const nb::tuple& layo
   RouteOptions options;
   options.num_experts = route->num_experts;
   options.max_recv_rows = route->most_rows;
+  HandleTables tables(calls, payload->rows_view.extent(0), route->num_channels);
   Result<Routing> routed = [&] {
     const nb::gil_scoped_release released;
-    return calls.group().route({route->ids, {}}, options, *stream);
+    return calls.group().route({route->ids, {}}, options, *stream, [&tables] { tables.make_early(); });
   }();
   const PlacedRouting placed{value_or_raise(std::move(routed)), calls.place()};
   const Routing& routing = placed.routing;
@@ -210,10 +238,10 @@ nb::object dispatch_anew(const Calls& calls, nb::handle x, const nb::tuple& layo
   call.weights = true;
   call.bounded = !exact;
   Received received = calls.dispatch(routing, call, *stream);
-  const nb::tuple tables = make_tables(calls, routing, route->num_channels, *stream);
+  const nb::tuple filled = tables.fill(routing, *stream);
   const nb::list counts = exact ? aligned_counts(routing, route->alignment) : nb::list();
   raise_known_errors(calls);
-  return nb::make_tuple(payload_of(received), received.topk_idx, received.topk_weights, counts, tables,
+  return nb::make_tuple(payload_of(received), received.topk_idx, received.topk_weights, counts, filled,
                         nb::cast(placed));
 }
 

@@ -244,6 +244,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
   CudaRouting& state = builder.state();
   cudaError_t error = builder.launch_count_steps(*launch);
   if (error == cudaSuccess && !builder.bounded()) {
+    if (call.while_waiting != nullptr) (*call.while_waiting)();
     status = await_counts(context, *launch, state.host);
     if (status.ok()) {
       state.adopt_result();
