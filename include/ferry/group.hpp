@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -214,7 +215,11 @@ class FERRY_API Group {
   /// @errors kInvalidArgument: shape, dtype, pointer, id outside [-1, E), options that differ between ranks
   ///         kCapacity: more rows than max_recv_rows, slab_capacity or 2^31 - 1 (names rank, expert, rows); kTimeout,
   ///         kPeerLost
-  [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {});
+  /// @param  while_waiting  CUDA: called at most once, on this thread, when the GPU has been given the exchange and the
+  ///         host is about to wait for the counts: time for what needs no counts. It must not throw, nor call the group.
+  ///         Other calls never wait or never call it
+  [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {},
+                                      const std::function<void()>& while_waiting = {});
 
   /// Copy each token to its final rows on the ranks that own its experts. Outputs are a pure function of inputs.
   /// The same Routing may be dispatched many times (cached), with any payload.

@@ -147,6 +147,18 @@ def throughput_dispatch_again(calls: Calls, group: object, x: object, handle: ob
 def throughput_combine(
     calls: Calls, group: object, x: object, handle: object, topk_weights: object, bias: object
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
+def elastic_dispatch_again(
+    calls: Calls,
+    routing: Routing,
+    x: object,
+    topk_weights: object,
+    tensors: tuple[object, object],
+    bounded: bool,
+    zero_padding: bool,
+) -> tuple[_Payload, torch.Tensor, torch.Tensor | None] | None: ...
+def elastic_combine(
+    calls: Calls, routing: Routing, x: object, topk_weights: object, bias: object, tensors: tuple[object, object]
+) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
 def dispatch_layout(
     topk_idx: _View,
     num_experts: int,

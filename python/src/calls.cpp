@@ -82,38 +82,16 @@ nb::object combine(const Calls& calls, const PlacedRouting& routing, nb::handle 
   const Place place = calls.place();
   const std::optional<Stream> stream = calls.allocator().stream();
   const std::optional<int> sms = small_integer(num_sms);
-  CombineInput in;
-  CombineOutput output;
-  if (!stream || !sms || !routing.routing.present() || !read_optional(x, place, in.x) || !in.x.present() ||
-      !read_optional(weights, place, in.weights) || !read_biases(bias, place, in.bias) ||
-      !read_optional(topk_weights, place, in.topk_weights) || !read_optional(out, place, output.x)) {
+  ReadCombine call{x};
+  if (!stream || !sms || !routing.routing.present() || !read_optional(x, place, call.in.x) || !call.in.x.present() ||
+      !read_optional(weights, place, call.in.weights) || !read_biases(bias, place, call.in.bias) ||
+      !read_optional(topk_weights, place, call.in.topk_weights) || !read_optional(out, place, call.out)) {
     return nb::none();
   }
-  nb::object sums = nb::borrow(out);
-  nb::object weight_sums = nb::none();
-  try {
-    if (out.is_none()) {
-      sums = calls.allocator().make({x.attr("dtype"), {routing.routing.num_tokens(), in.x.extent(in.x.num_dims - 1)}});
-      output.x = read_tensor(sums, place);
-    }
-    if (in.weights.present()) {
-      weight_sums = calls.allocator().make(
-          {calls.allocator().types().f32, {routing.routing.num_tokens(), routing.routing.num_topk()}});
-      output.weights = read_tensor(weight_sums, place);
-    }
-  } catch (...) {
-    calls.refuse_combine(routing.routing, *stream);
-    throw;
-  }
-  CombineOptions options;
-  options.weighted = weighted;
-  options.kernel.num_sms = *sms;
-  const Status status = [&] {
-    const nb::gil_scoped_release released;
-    return calls.group().combine(routing.routing, in, output, *stream, options);
-  }();
-  raise_if_error(status);
-  return nb::make_tuple(sums, weight_sums);
+  call.options.weighted = weighted;
+  call.options.kernel.num_sms = *sms;
+  Combined combined = calls.combine(routing.routing, call, *stream);
+  return nb::make_tuple(combined.x.is_valid() ? combined.x : nb::borrow(out), combined.weights);
 }
 
 }  // namespace
@@ -180,6 +158,31 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
   const Status status = [&] {
     const nb::gil_scoped_release released;
     return group_->dispatch(routing, call.in, out, stream, call.options);
+  }();
+  raise_if_error(status);
+  return made;
+}
+
+Combined Calls::combine(const Routing& routing, const ReadCombine& call, Stream stream) const {
+  Combined made{{}, nb::none()};
+  CombineOutput out{call.out, {}};
+  try {
+    const std::int64_t num_tokens = routing.num_tokens();
+    if (!out.x.present()) {
+      made.x = allocator_.make({call.x.attr("dtype"), {num_tokens, call.in.x.extent(call.in.x.num_dims - 1)}});
+      out.x = read_tensor(made.x, place_);
+    }
+    if (call.in.weights.present()) {
+      made.weights = allocator_.make({allocator_.types().f32, {num_tokens, routing.num_topk()}});
+      out.weights = read_tensor(made.weights, place_);
+    }
+  } catch (...) {
+    refuse_combine(routing, stream);
+    throw;
+  }
+  const Status status = [&] {
+    const nb::gil_scoped_release released;
+    return group_->combine(routing, call.in, out, stream, call.options);
   }();
   raise_if_error(status);
   return made;

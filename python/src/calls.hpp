@@ -31,6 +31,19 @@ struct Received {
   nanobind::object x, scales, topk_idx, topk_weights;
 };
 
+/// A combine whose inputs have been read.
+struct ReadCombine {
+  nanobind::handle x{};  ///< whose dtype the sums have
+  CombineInput in{};
+  TensorView out{};  ///< absent: to be made
+  CombineOptions options{};
+};
+
+struct Combined {
+  nanobind::object x;        ///< not valid if the output was given
+  nanobind::object weights;  ///< None without weights
+};
+
 class Calls {
  public:
   Calls(std::shared_ptr<Group> group, std::shared_ptr<SymmetricPool> pool, Place place, nanobind::object memory)
@@ -40,14 +53,16 @@ class Calls {
   const Allocator& allocator() const { return allocator_; }
   Place place() const { return place_; }
 
-  /// Makes the outputs that are absent, and dispatches. If that fails it refuses the dispatch on all ranks.
+  /// Make the outputs that are absent, and dispatch or combine. If they cannot be made, the call is refused on all
+  /// ranks, so that none waits for this one.
   Received dispatch(const Routing& routing, const ReadDispatch& call, Stream stream) const;
 
-  /// Refuses a dispatch or a combine on all ranks, so that none waits for this one.
+  Combined combine(const Routing& routing, const ReadCombine& call, Stream stream) const;
+
+ private:
   void refuse_dispatch(const Routing& routing, Stream stream) const;
   void refuse_combine(const Routing& routing, Stream stream) const;
 
- private:
   std::shared_ptr<Group> group_;
   Allocator allocator_;
   Place place_;

@@ -7,6 +7,7 @@
 
 #include "bootstrap.hpp"
 #include "calls.hpp"
+#include "elastic.hpp"
 #include "errors.hpp"
 #include "ferry/backends.hpp"
 #include "ferry/dispatch_layout.hpp"
@@ -292,6 +293,7 @@ NB_MODULE(_native, module) {
   define_routing(module);
   define_calls(module);
   define_throughput(module);
+  define_elastic(module);
   nb::class_<PyGroup>(module, "Group")
       .def_prop_ro("rank", &PyGroup::rank)
       .def_prop_ro("num_ranks", &PyGroup::num_ranks)

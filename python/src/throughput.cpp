@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "calls.hpp"
+#include "deep_ep_arguments.hpp"
 #include "errors.hpp"
 #include "ferry/dispatch_layout.hpp"
 
@@ -17,65 +18,7 @@ using namespace nb::literals;
 namespace ferry::python {
 namespace {
 
-/// Stands for any size in a shape.
-constexpr std::int64_t kAny = -1;
 constexpr std::size_t kHandleSize = 6;
-constexpr std::int64_t kRowGranuleBytes = 16;
-
-/// A contiguous tensor of this dtype and shape.
-std::optional<TensorView> find_table(nb::handle tensor, Place place, DType dtype,
-                                     std::initializer_list<std::int64_t> shape, bool is_bool = false) {
-  const std::optional<ReadTensor> read = find_tensor(tensor, place);
-  if (!read || read->view.dtype != dtype || read->is_bool != is_bool ||
-      read->view.num_dims != static_cast<int>(shape.size())) {
-    return std::nullopt;
-  }
-  int dim = 0;
-  for (const std::int64_t size : shape) {
-    if (size != kAny && read->view.extent(dim) != size) return std::nullopt;
-    ++dim;
-  }
-  return is_contiguous(read->view) ? std::optional(read->view) : std::nullopt;
-}
-
-/// Rows [any, H] of a payload, contiguous.
-std::optional<TensorView> find_rows(nb::handle tensor, Place place) {
-  const std::optional<ReadTensor> read = find_tensor(tensor, place);
-  if (!read || read->view.num_dims != 2 || !is_contiguous(read->view)) return std::nullopt;
-  const std::int64_t row_bytes = read->view.extent(1) * static_cast<std::int64_t>(size_bytes(read->view.dtype));
-  return row_bytes > 0 && row_bytes % kRowGranuleBytes == 0 ? std::optional(read->view) : std::nullopt;
-}
-
-/// Rows, or (rows, scales [T, S]).
-struct Payload {
-  nb::object rows{}, scales{};
-  TensorView rows_view{}, scales_view{};
-};
-
-std::optional<Payload> find_payload(nb::handle x, Place place) {
-  const bool is_pair = nb::isinstance<nb::tuple>(x) || nb::isinstance<nb::list>(x);
-  if (is_pair && nb::len(x) != 2) return std::nullopt;
-  Payload payload;
-  payload.rows = is_pair ? nb::object(x[0]) : nb::borrow(x);
-  if (is_pair) payload.scales = x[1];
-  const std::optional<TensorView> rows = find_rows(payload.rows, place);
-  if (!rows) return std::nullopt;
-  payload.rows_view = *rows;
-  if (!is_pair) return payload;
-  const std::optional<ReadTensor> scales = find_tensor(payload.scales, place);
-  if (!scales || (scales->view.dtype != DType::kFloat32 && scales->view.dtype != DType::kInt32) ||
-      scales->view.num_dims != 2 || scales->view.extent(0) != rows->extent(0)) {
-    return std::nullopt;
-  }
-  payload.scales_view = scales->view;
-  return payload;
-}
-
-std::optional<std::int64_t> find_integer(nb::handle value) {
-  std::int64_t result = 0;
-  return PyLong_CheckExact(value.ptr()) && nb::try_cast(value, result, false) ? std::optional(result) : std::nullopt;
-}
-
 /// What a handle's tensors say, and the routing that belongs to them.
 struct FoundHandle {
   nb::object link;  ///< keeps the routing
@@ -129,14 +72,6 @@ std::optional<FoundHandle> find_handle(const Calls& calls, nb::handle group, nb:
   return found;
 }
 
-nb::object payload_of(Received& received) {
-  if (!received.scales.is_valid()) return std::move(received.x);
-  return nb::make_tuple(received.x, received.scales);
-}
-
-/// What calls so far went wrong with, as far as it is known.
-void poll(const Calls& calls) { raise_if_error(calls.group().poll()); }
-
 /// -> tokens per rank, per node (None for one node), per expert, is_token_in_rank
 nb::object layout(const Calls& calls, nb::handle topk_idx, nb::handle num_experts, int ranks_per_node) {
   const Place place = calls.place();
@@ -163,7 +98,7 @@ nb::object layout(const Calls& calls, nb::handle topk_idx, nb::handle num_expert
   options.backend = place.on_gpu ? "cuda" : "cpu";
   options.device = place.on_gpu ? place.device : -1;
   raise_if_error(dispatch_layout(*ids, options, out, *stream));
-  poll(calls);
+  raise_known_errors(calls);
   return nb::make_tuple(per_rank, per_node, per_expert, in_rank);
 }
 
@@ -181,7 +116,7 @@ nb::object dispatch_again(const Calls& calls, nb::handle group, nb::handle x, nb
   call.in.x = payload->rows_view;
   call.in.scales = payload->scales_view;
   Received received = calls.dispatch(found->routing->routing, call, *stream);
-  poll(calls);
+  raise_known_errors(calls);
   return payload_of(received);
 }
 
@@ -222,23 +157,49 @@ std::optional<NewRoute> find_route(const Calls& calls, std::int64_t num_tokens, 
   return route;
 }
 
-/// The five tables of a handle that are made for it.
-nb::tuple make_tables(const Calls& calls, const Routing& routing, int num_channels, Stream stream) {
-  const std::int64_t ranks = calls.group().num_ranks();
-  const nb::object& i32 = calls.allocator().types().i32;
-  const std::array<Wanted, 5> wanted{Wanted{i32, {ranks, ranks}}, Wanted{i32, {ranks, num_channels}},
-                                     Wanted{i32, {ranks, num_channels}}, Wanted{i32, {routing.num_recv_rows()}, 1},
-                                     Wanted{i32, {routing.num_tokens(), ranks}}};
-  std::array<nb::object, 5> made;
-  std::array<TensorView, 5> views;
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    made[i] = calls.allocator().make(wanted[i]);
-    views[i] = read_tensor(made[i], calls.place());
+/// The five tables of a handle that are made for it. All but one can be made before the number of rows is known.
+class HandleTables {
+ public:
+  HandleTables(const Calls& calls, std::int64_t num_tokens, int num_channels)
+      : calls_(calls), num_channels_(num_channels) {
+    const std::int64_t ranks = calls.group().num_ranks();
+    const nb::object& i32 = calls.allocator().types().i32;
+    wanted_ = {Wanted{i32, {ranks, ranks}}, Wanted{i32, {ranks, num_channels}}, Wanted{i32, {ranks, num_channels}},
+               Wanted{i32, {0}, 1}, Wanted{i32, {num_tokens, ranks}}};
   }
-  raise_if_error(
-      calls.group().channel_tables(routing, num_channels, {views[0], views[1], views[2], views[3], views[4]}, stream));
-  return nb::make_tuple(made[0], made[1], made[2], made[3], made[4]);
-}
+
+  /// What fails here fails again, and is reported, in `fill`. Takes the GIL.
+  void make_early() noexcept {
+    const nb::gil_scoped_acquire held;
+    try {
+      for (std::size_t i = 0; i < made_.size(); ++i) {
+        if (i != kOfRows) made_[i] = calls_.allocator().make(wanted_[i]);
+      }
+    } catch (const std::exception&) {
+    }
+  }
+
+  nb::tuple fill(const Routing& routing, Stream stream) {
+    wanted_[kOfRows].shape[0] = routing.num_recv_rows();
+    std::array<TensorView, kNumTables> views;
+    for (std::size_t i = 0; i < made_.size(); ++i) {
+      if (!made_[i].is_valid()) made_[i] = calls_.allocator().make(wanted_[i]);
+      views[i] = read_tensor(made_[i], calls_.place());
+    }
+    raise_if_error(calls_.group().channel_tables(routing, num_channels_,
+                                                 {views[0], views[1], views[2], views[3], views[4]}, stream));
+    return nb::make_tuple(made_[0], made_[1], made_[2], made_[3], made_[4]);
+  }
+
+ private:
+  static constexpr std::size_t kNumTables = 5;
+  static constexpr std::size_t kOfRows = 3;
+
+  const Calls& calls_;
+  int num_channels_;
+  std::array<Wanted, kNumTables> wanted_;
+  std::array<nb::object, kNumTables> made_;
+};
 
 nb::list aligned_counts(const Routing& routing, std::int64_t alignment) {
   nb::list counts;
@@ -262,9 +223,10 @@ nb::object dispatch_anew(const Calls& calls, nb::handle x, const nb::tuple& layo
   RouteOptions options;
   options.num_experts = route->num_experts;
   options.max_recv_rows = route->most_rows;
+  HandleTables tables(calls, payload->rows_view.extent(0), route->num_channels);
   Result<Routing> routed = [&] {
     const nb::gil_scoped_release released;
-    return calls.group().route({route->ids, {}}, options, *stream);
+    return calls.group().route({route->ids, {}}, options, *stream, [&tables] { tables.make_early(); });
   }();
   const PlacedRouting placed{value_or_raise(std::move(routed)), calls.place()};
   const Routing& routing = placed.routing;
@@ -276,71 +238,27 @@ nb::object dispatch_anew(const Calls& calls, nb::handle x, const nb::tuple& layo
   call.weights = true;
   call.bounded = !exact;
   Received received = calls.dispatch(routing, call, *stream);
-  const nb::tuple tables = make_tables(calls, routing, route->num_channels, *stream);
+  const nb::tuple filled = tables.fill(routing, *stream);
   const nb::list counts = exact ? aligned_counts(routing, route->alignment) : nb::list();
-  poll(calls);
-  return nb::make_tuple(payload_of(received), received.topk_idx, received.topk_weights, counts, tables,
+  raise_known_errors(calls);
+  return nb::make_tuple(payload_of(received), received.topk_idx, received.topk_weights, counts, filled,
                         nb::cast(placed));
-}
-
-/// None, a tensor [T, H] bf16, or up to two. False if it is anything else.
-bool find_biases(nb::handle bias, Place place, std::int64_t num_tokens, std::int64_t hidden, CombineInput& in) {
-  if (bias.is_none()) return true;
-  const auto find = [&](nb::handle tensor, ConstTensorView& view) {
-    const std::optional<TensorView> found = find_table(tensor, place, DType::kBfloat16, {num_tokens, hidden});
-    if (found) view = *found;
-    return found.has_value();
-  };
-  if (!nb::isinstance<nb::tuple>(bias) && !nb::isinstance<nb::list>(bias)) return find(bias, in.bias[0]);
-  const std::size_t count = nb::len(bias);
-  if (count > in.bias.size()) return false;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (!find(nb::object(bias[i]), in.bias[i])) return false;
-  }
-  return true;
 }
 
 /// -> sums, sums of the weights or None
 nb::object combine(const Calls& calls, nb::handle group, nb::handle x, nb::handle handle, nb::handle topk_weights,
                    nb::handle bias) {
-  const Place place = calls.place();
   const std::optional<Stream> stream = calls.allocator().stream();
-  const std::optional<TensorView> rows = find_rows(x, place);
-  if (!stream || !rows || rows->dtype != DType::kBfloat16) return nb::none();
+  if (!stream) return nb::none();
   const std::optional<FoundHandle> found = find_handle(calls, group, handle);
-  if (!found || rows->extent(0) != found->num_rows) return nb::none();
+  if (!found || (!topk_weights.is_none() && !found->knows_topk)) return nb::none();
   const Routing& routing = found->routing->routing;
   if (routing.num_recv_rows() != found->num_rows || routing.num_tokens() != found->num_tokens) return nb::none();
-  CombineInput in;
-  in.x = *rows;
-  if (!topk_weights.is_none()) {
-    const std::optional<TensorView> weights =
-        find_table(topk_weights, place, DType::kFloat32, {found->num_rows, routing.num_topk()});
-    if (!weights || !found->knows_topk) return nb::none();
-    in.weights = *weights;
-  }
-  if (!find_biases(bias, place, found->num_tokens, rows->extent(1), in)) return nb::none();
-  nb::object sums;
-  nb::object weight_sums = nb::none();
-  CombineOutput out;
-  try {
-    sums = calls.allocator().make({x.attr("dtype"), {found->num_tokens, rows->extent(1)}});
-    out.x = read_tensor(sums, place);
-    if (in.weights.present()) {
-      weight_sums = calls.allocator().make({calls.allocator().types().f32, {found->num_tokens, routing.num_topk()}});
-      out.weights = read_tensor(weight_sums, place);
-    }
-  } catch (...) {
-    calls.refuse_combine(routing, *stream);
-    throw;
-  }
-  const Status status = [&] {
-    const nb::gil_scoped_release released;
-    return calls.group().combine(routing, in, out, *stream);
-  }();
-  raise_if_error(status);
-  poll(calls);
-  return nb::make_tuple(sums, weight_sums);
+  const std::optional<ReadCombine> call = find_combine(calls, routing, x, topk_weights, bias);
+  if (!call) return nb::none();
+  Combined combined = calls.combine(routing, *call, *stream);
+  raise_known_errors(calls);
+  return nb::make_tuple(combined.x, combined.weights);
 }
 
 }  // namespace

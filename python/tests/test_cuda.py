@@ -96,6 +96,40 @@ def test_outputs_are_reused() -> None:
     run_ranks(NUM_RANKS, check_reuse, make_world(NUM_RANKS, 6, [40, 30]))
 
 
+def check_many_at_once(rank: int, world: World) -> None:
+    """A program that queues calls ahead: memory grows in few steps, and what is held is not overwritten."""
+    group = make_group(rank)
+    idx, x = world.topk_idx[rank].to(group.device), world.x[rank].to(group.device)
+    routing = group.route(idx, num_experts=world.num_experts)
+    expected = expected_rows(world, rank).to(group.device)
+    used, held = [], []
+    for step in range(24):
+        held.append(group.dispatch(routing, x + step).x)
+        used.append(group._native.memory_usage()[2])
+    assert held[0].nbytes > 12 << 20, "each takes a segment of torch's allocator"
+    assert len(set(used)) <= 7
+    # In stream order: memory that is freed here serves the next call, whatever still runs.
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    sums = []
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(BUSY // 4)
+        while held:
+            held[-1].record_stream(side)
+            sums.append(held.pop().float().sum())
+    for _ in range(24):
+        group.dispatch(routing, torch.zeros_like(x))
+    side.synchronize()
+    for step, total in zip(reversed(range(24)), sums, strict=True):
+        assert torch.equal(total, (expected + step).float().sum())
+    group.wait()
+    group.destroy()
+
+
+def test_many_outputs_at_once() -> None:
+    run_ranks(NUM_RANKS, check_many_at_once, make_world(NUM_RANKS, 6, [600, 500], hidden=8192))
+
+
 def check_graph(rank: int, worlds: list[World]) -> None:
     group = make_group(rank)
     most = 2 * len(worlds[0].x[0])

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -57,7 +58,8 @@ struct RouteCall {
   std::int64_t num_tokens = 0;
   int num_topk = 0;
   RouteOptions options;
-  std::vector<std::int32_t> expert_to_rank;  ///< [E], always filled
+  std::vector<std::int32_t> expert_to_rank;              ///< [E], always filled
+  const std::function<void()>* while_waiting = nullptr;  ///< see Group::route; null: none
 };
 
 /// This rank's checked arguments of dispatch. Present views have the right shapes.

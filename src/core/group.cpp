@@ -63,7 +63,8 @@ Status Group::check_stream(std::string_view operation, Stream stream) const {
                             stream.handle, backend_->name()));
 }
 
-Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, Stream stream) {
+Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, Stream stream,
+                             const std::function<void()>& while_waiting) {
   if (!backend_) return destroyed("route");
   RouteCall call;
   call.record.operation = Operation::kRoute;
@@ -77,6 +78,7 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
     call.record.set_status(status);
   }
   call.stream = stream;
+  if (while_waiting) call.while_waiting = &while_waiting;
   call.record.fields = {call.num_topk,
                         options.num_experts,
                         static_cast<std::int64_t>(options.layout),

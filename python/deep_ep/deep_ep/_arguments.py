@@ -33,7 +33,7 @@ def ignore_unknown(call: str, unknown: Mapping[str, Any]) -> None:
             new = name not in _warned
             _warned.add(name)
         if new:
-            warnings.warn(f"{call}: argument {name} is unknown to Ferry and is ignored", stacklevel=7)
+            warnings.warn(f"{call}: argument {name} is unknown to Ferry and is ignored", stacklevel=8)
 
 
 def check_tensor(tensor: Any, what: str, device: torch.device) -> None:

@@ -138,6 +138,11 @@ class Member:
         return self._group is None
 
     @property
+    def runtime(self) -> ferry.Group | None:
+        """The group; None once destroyed."""
+        return self._group
+
+    @property
     def calls(self) -> Any:
         """The native module's whole calls; None once destroyed."""
         return None if self._group is None else self._group._calls

@@ -136,6 +136,64 @@ class _HostCall(contextlib.AbstractContextManager):
             self.call.event = HostEvent()
 
 
+class _InlineCall(contextlib.AbstractContextManager):
+    """A call on the caller's stream."""
+
+    def __init__(self, lane: CudaLane, previous: Any) -> None:
+        if previous is not None and not isinstance(previous, HostEvent):
+            torch.cuda.current_stream(lane.device).wait_event(previous)
+
+    def __enter__(self) -> Call:
+        return Call()
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class _BesideCall(contextlib.AbstractContextManager):
+    """A call on the lane's stream, beside the caller's."""
+
+    def __init__(self, lane: CudaLane, previous: Any) -> None:
+        self._comm = lane.comm_stream
+        self._compute = torch.cuda.current_stream(lane.device)
+        self._previous = previous
+        # Far cheaper than the context manager, but it would also change the current device.
+        self._context = None
+        if torch.cuda.current_device() != lane.device.index:
+            self._context = torch.cuda.stream(self._comm)
+
+    def __enter__(self) -> Call:
+        if self._previous is None or isinstance(self._previous, HostEvent):
+            self._comm.wait_stream(self._compute)
+        else:
+            self._comm.wait_event(self._previous)
+        self._call = Call()
+        if self._context is None:
+            torch.cuda.set_stream(self._comm)
+        else:
+            self._context.__enter__()
+        return self._call
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        call, comm, compute = self._call, self._comm, self._compute
+        try:
+            if kind is None:
+                call.event = comm.record_event()
+        finally:
+            if self._context is None:
+                torch.cuda.set_stream(compute)
+            else:
+                self._context.__exit__(kind, error, trace)
+            # A failed call must not leave work behind that the caller's stream does not wait for.
+            if call.event is None:
+                compute.wait_stream(comm)
+        for tensor in call.outputs:
+            tensor.record_stream(compute)
+        for tensor in call.inputs:
+            tensor.record_stream(comm)
+
+
 class CudaLane(Lane):
     """A high-priority stream, shared by all buffers of one GPU, for asynchronous calls. A call whose results the
     caller's stream may use at once gains nothing from another stream, and runs on the caller's.
@@ -147,32 +205,8 @@ class CudaLane(Lane):
         super().__init__(device)
         self.comm_stream = torch.cuda.Stream(device, priority=-1)
 
-    @contextlib.contextmanager
-    def call(self, previous: Any, asynchronous: bool) -> Iterator[Call]:
-        compute = torch.cuda.current_stream(self.device)
-        if not asynchronous:
-            if previous is not None and not isinstance(previous, HostEvent):
-                compute.wait_event(previous)
-            yield Call()
-            return
-        comm = self.comm_stream
-        if previous is None or isinstance(previous, HostEvent):
-            comm.wait_stream(compute)
-        else:
-            comm.wait_event(previous)
-        call = Call()
-        try:
-            with torch.cuda.stream(comm):
-                yield call
-                call.event = comm.record_event()
-        finally:
-            # A failed call must not leave work behind that the caller's stream does not wait for.
-            if call.event is None:
-                compute.wait_stream(comm)
-        for tensor in call.outputs:
-            tensor.record_stream(compute)
-        for tensor in call.inputs:
-            tensor.record_stream(comm)
+    def call(self, previous: Any, asynchronous: bool) -> contextlib.AbstractContextManager[Call]:
+        return (_BesideCall if asynchronous else _InlineCall)(self, previous)
 
     def wait(self, event: Any) -> None:
         if event is not None and not isinstance(event, HostEvent):

@@ -1,6 +1,6 @@
-"""Calls of the first generation that the native module makes as a whole: arguments are read, outputs allocated and
-ferry's calls made in one step. It takes the common, valid case; None means that nothing was done, and that
-:mod:`deep_ep._throughput` makes the call step by step, which also says what is wrong with wrong arguments.
+"""Calls that the native module makes as a whole: arguments are read, outputs allocated and ferry's calls made in one
+step. It takes the common, valid case; None means that nothing was done, and that :mod:`deep_ep._throughput` or
+:mod:`deep_ep._elastic_calls` makes the call step by step, which also says what is wrong with wrong arguments.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import ferry
+from deep_ep._ep_handle import EPHandle
 from deep_ep._handles import Handle, Link, attach
 from deep_ep._member import Asked, Member
 from deep_ep._previous_event import event_of
@@ -93,6 +94,63 @@ def combine(
         member,
         asked,
         lambda: _native.throughput_combine(calls, group, x, handle, topk_weights, bias),
+        x,
+        topk_weights,
+        bias,
+    )
+    return None if made is None else (*made, event)
+
+
+def _routing_of(member: Member, handle: Any, before_epilogue: Any, asked: Asked) -> ferry.Routing | None:
+    """That of a handle which this buffer made, not expanded, for a call that waits for nothing in its middle."""
+    if not isinstance(handle, EPHandle) or handle.do_expand or before_epilogue is not None or asked.unknown:
+        return None
+    routing = handle._routing
+    return routing if routing is not None and routing.group is member.runtime else None
+
+
+def elastic_dispatch_again(
+    member: Member,
+    x: Payload,
+    handle: Any,
+    topk_weights: torch.Tensor | None,
+    before_epilogue: Any,
+    asked: Asked,
+    *,
+    zero_padding: bool,
+) -> tuple | None:
+    routing = _routing_of(member, handle, before_epilogue, asked)
+    if routing is None:
+        return None
+    calls, tensors = member.calls, (handle.topk_idx, handle.recv_src_metadata)
+    how = routing.is_bounded, bool(zero_padding)
+    made, event = _run(
+        member,
+        asked,
+        lambda: _native.elastic_dispatch_again(calls, routing._native, x, topk_weights, tensors, *how),
+        x,
+        topk_weights,
+    )
+    return None if made is None else (*made, handle, event)
+
+
+def elastic_combine(
+    member: Member,
+    x: torch.Tensor,
+    handle: Any,
+    topk_weights: torch.Tensor | None,
+    bias: Any,
+    before_epilogue: Any,
+    asked: Asked,
+) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap] | None:
+    routing = _routing_of(member, handle, before_epilogue, asked)
+    if routing is None:
+        return None
+    calls, tensors = member.calls, (handle.topk_idx, handle.recv_src_metadata)
+    made, event = _run(
+        member,
+        asked,
+        lambda: _native.elastic_combine(calls, routing._native, x, topk_weights, bias, tensors),
         x,
         topk_weights,
         bias,

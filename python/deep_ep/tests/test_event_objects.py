@@ -91,8 +91,9 @@ def fake_tensor(name: str) -> FakeTensor:
     return tensor
 
 
-@pytest.fixture
-def lane(monkeypatch: pytest.MonkeyPatch) -> _streams.CudaLane:
+@pytest.fixture(params=[0, 1])
+def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> _streams.CudaLane:
+    """Of GPU 0; the parameter is the current GPU."""
     log: list[str] = []
     stack = [FakeStream("compute", log)]
 
@@ -106,6 +107,16 @@ def lane(monkeypatch: pytest.MonkeyPatch) -> _streams.CudaLane:
             stack.pop()
             log.append(f"off {stream.name}")
 
+    def switch(stream: FakeStream) -> None:
+        assert request.param == 0, "would change the current GPU"
+        if stream is stack[0]:
+            log.append(f"off {stack.pop().name}")
+        else:
+            stack.append(stream)
+            log.append(f"on {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: request.param)
+    monkeypatch.setattr(torch.cuda, "set_stream", switch)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: FakeStream("comm", log))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stack[-1])
     monkeypatch.setattr(torch.cuda, "stream", current)

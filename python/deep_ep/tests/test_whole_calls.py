@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from clients import Inputs, device_of, dispatch, inputs_of, layout_of, make_buffer
+from clients import Inputs, device_of, dispatch, inputs_of, layout_of, make_buffer, make_elastic
 from ranks import run_ranks
 from world import World, make_world
 
@@ -32,8 +32,8 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
 
 
 def step_by_step() -> Any:
-    nothing = {name: lambda *_: None for name in ("layout", "dispatch", "dispatch_again", "combine")}
-    return replaced(_whole_calls, **nothing)
+    names = ("layout", "dispatch", "dispatch_again", "combine", "elastic_dispatch_again", "elastic_combine")
+    return replaced(_whole_calls, **{name: lambda *_, **__: None for name in names})
 
 
 def as_a_whole() -> Any:
@@ -129,6 +129,61 @@ def test_same_results(num_worst_tokens: int, asynchronous: bool, device: str) ->
     run_ranks(3, check_same, make_world(3, 6, [7, 0, 4]), device, num_worst_tokens, asynchronous)
 
 
+def check_same_elastic(rank: int, world: World, device: str, expand: bool, cpu_sync: bool, asynchronous: bool) -> None:
+    buffer = make_elastic(rank, device)
+    mine = inputs_of(world, rank, device_of(rank, device))
+    how = {
+        "async_with_compute_stream": asynchronous,
+        "previous_event": buffer.capture() if asynchronous else None,
+    }
+    new = {"num_experts": world.num_experts, "do_cpu_sync": cpu_sync, "do_expand": expand, **how}
+    x, _, weights, handle, event = buffer.dispatch(mine.x, mine.idx, mine.weights, **new)
+    event.current_stream_wait()
+    count = int((handle.recv_src_metadata[:, 0] >= 0).sum())
+
+    def both(call: Callable[[], Any]) -> None:
+        whole = finished(call())
+        with step_by_step():
+            assert_same(whole, finished(call()))
+
+    def again(payload: Any, given: torch.Tensor | None) -> Any:
+        rows, *others, same, event = buffer.dispatch(
+            payload, handle=handle, topk_weights=given, do_zero_padding=True, **how
+        )
+        event.current_stream_wait()
+        assert same is handle
+        return rows, [None if one is None else one[:count] for one in others]
+
+    for payload in payloads(mine):
+        for given in (None, mine.weights):
+            both(lambda payload=payload, given=given: again(payload, given))
+    y = torch.randn(x.shape).to(mine.x.device, torch.bfloat16)
+    for given in ({}, {"topk_weights": torch.rand_like(weights)}, {"bias": mine.x}, {"bias": [mine.x] * 2}):
+        both(lambda given=given: buffer.combine(y, handle, **given, **how))
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("expand", [False, True])
+@pytest.mark.parametrize("cpu_sync", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_same_results_of_the_second_generation(expand: bool, cpu_sync: bool, asynchronous: bool, device: str) -> None:
+    run_ranks(2, check_same_elastic, make_world(2, 6, [7, 4]), device, expand, cpu_sync, asynchronous)
+
+
+def check_whole_elastic(rank: int, world: World, device: str) -> None:
+    buffer = make_elastic(rank, device)
+    mine = inputs_of(world, rank, device_of(rank, device))
+    x, _, _, handle, _ = buffer.dispatch(mine.x, mine.idx, mine.weights, num_experts=world.num_experts)
+    with as_a_whole():
+        x, _, weights, _, _ = buffer.dispatch(mine.x, handle=handle, topk_weights=mine.weights)
+        finished(buffer.combine(x, handle, topk_weights=weights, async_with_compute_stream=True))
+    buffer.destroy()
+
+
+def test_common_calls_of_the_second_generation_are_made_as_a_whole(device: str) -> None:
+    run_ranks(2, check_whole_elastic, make_world(2, 6, [7, 5]), device)
+
+
 def check_whole(rank: int, world: World, device: str) -> None:
     buffer = make_buffer(rank, device)
     mine = inputs_of(world, rank, device_of(rank, device))
@@ -176,3 +231,22 @@ def check_other_handles(rank: int, world: World, device: str) -> None:
 
 def test_other_handles(device: str) -> None:
     run_ranks(2, check_other_handles, make_world(2, 6, [7, 5]), device)
+
+
+def check_compiled(rank: int, world: World) -> None:
+    buffer, elastic = make_buffer(rank, "cpu"), make_elastic(rank, "cpu")
+    mine = inputs_of(world, rank, torch.device("cpu"))
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        rows, _, weights, _, handle, _ = dispatch(buffer, world, Inputs(x * 2, mine.idx, mine.weights))
+        first = buffer.combine(rows + 1, handle, topk_weights=weights)[0] * 2
+        rows, _, _, handle, _ = elastic.dispatch(first, mine.idx, mine.weights, num_experts=world.num_experts)
+        return elastic.combine(rows + 1, handle)[0] * 2
+
+    assert_same(torch.compile(layer, backend="eager")(mine.x), layer(mine.x))
+    buffer.destroy()
+    elastic.destroy()
+
+
+def test_compiled_programs() -> None:
+    run_ranks(2, check_compiled, make_world(2, 6, [7, 5]))

@@ -287,6 +287,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& histor
   cudaError_t error = builder.launch_steps(
       *launch, most_blocks(call.options.num_sms, {.num_sms = parts.num_sms, .num_ranks = parts.ranks.num_ranks}));
   if (error == cudaSuccess && !builder.bounded()) {
+    if (call.while_waiting != nullptr) (*call.while_waiting)();
     status = await_counts(context, *launch, state.host);
     if (status.ok()) {
       state.adopt_result();

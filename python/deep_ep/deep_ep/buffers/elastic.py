@@ -18,6 +18,7 @@ from deep_ep._member import Asked, Member
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
+from ferry._eager import eager
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -179,6 +180,7 @@ class ElasticBuffer(AbsentFamilies):
         """
         self._member.wait_for_all(with_cpu_sync)
 
+    @eager
     def dispatch(
         self,
         x: Payload,
@@ -257,6 +259,7 @@ class ElasticBuffer(AbsentFamilies):
         )
         return _elastic_calls.dispatch(self._member, x, how, to, asked)
 
+    @eager
     def combine(
         self,
         x: torch.Tensor,

@@ -16,6 +16,7 @@ from deep_ep._member import Asked, Member
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
+from ferry._eager import eager
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -168,6 +169,7 @@ class Buffer(LatencyCalls):
             raise InvalidArgument(f"{what}: size is {list(wanted)}, expected at most {num_elements} elements")
         return whole[: wanted.numel()].view(wanted)
 
+    @eager
     def get_dispatch_layout(
         self,
         topk_idx: torch.Tensor,
@@ -186,6 +188,7 @@ class Buffer(LatencyCalls):
         """
         return _throughput.dispatch_layout(self._member, topk_idx, num_experts, Asked(previous_event, async_finish))
 
+    @eager
     def dispatch(
         self,
         x: Payload,
@@ -245,6 +248,7 @@ class Buffer(LatencyCalls):
             asked=asked,
         )
 
+    @eager
     def combine(
         self,
         x: torch.Tensor,
