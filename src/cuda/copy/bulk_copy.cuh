@@ -16,9 +16,9 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// `num_arrivals` complete a phase of the barrier. Follow with `publish_barriers` before another thread uses it.
-__device__ inline void init_barrier(std::uint64_t* barrier, unsigned num_arrivals = 1) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_arrivals) : "memory");
+/// One arrival completes a phase of the barrier. Follow with `publish_barriers` before another thread uses it.
+__device__ inline void init_barrier(std::uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
 }
 
 /// Makes initialised barriers known to the copy engine.
@@ -43,22 +43,6 @@ __device__ inline void start_load(void* shared, const void* global, std::uint32_
                    shared_address(shared)),
                "l"(global), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
-#endif
-}
-
-/// Starts 16 bytes from global to shared memory, past the copy engine: a multiprocessor then has two ways to have loads
-/// in flight (PTX ISA, cp.async).
-__device__ inline void start_small_load(void* shared, const void* global) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
-#endif
-}
-
-/// This thread arrives at the barrier once all its small loads so far have landed; at once if there are none. The
-/// barrier counts it among its arrivals (PTX ISA, cp.async.mbarrier.arrive.noinc).
-__device__ inline void arrive_after_small_loads(std::uint64_t* barrier) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 #endif
 }
 

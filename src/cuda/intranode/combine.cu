@@ -54,13 +54,13 @@ struct Shared {
   }
 };
 
-/// This warp's part of it, with barriers that complete after so many arrivals. No other warp uses it.
-__device__ SumStages make_stages(const Shared& shared, unsigned num_arrivals) {
+/// This warp's part of it. No other warp uses it.
+__device__ SumStages make_stages(const Shared& shared) {
   const auto warp = static_cast<std::size_t>(warp_idx());
   const SumStages stages{shared.sets + warp * kSumSets * kSetBytes, shared.barriers + warp * kStageBarriers,
                          shared.terms + warp * kSumTokens};
   if (lane_idx() == 0) {
-    for (int i = 0; i < kStageBarriers; ++i) init_barrier(stages.barriers + i, num_arrivals);
+    for (int i = 0; i < kStageBarriers; ++i) init_barrier(stages.barriers + i);
     publish_barriers();
   }
   __syncwarp();
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
   const Shared shared = Shared::at(memory, ranks.num_ranks, kBulk);
   const int block = static_cast<int>(blockIdx.x) - params.num_sum_blocks;
   SumStages stages{};
-  if constexpr (kBulk) stages = make_stages(shared, block < 0 ? kSetArrivals : 1);
+  if constexpr (kBulk) stages = make_stages(shared);
   Outcome outcome = Outcome::kStop;
   if (block < 0) {
     outcome = sum<kFloat32, kBulk>(params, shared, stages, start.epoch);

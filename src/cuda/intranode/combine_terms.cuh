@@ -13,6 +13,7 @@ namespace ferry::cuda::device {
 inline constexpr int kMaxBiases = 2;
 /// Rows that one token can have: each entry's own, and the biases.
 inline constexpr int kMaxTerms = kMaxTopk + kMaxBiases;
+inline constexpr int kNoRow = 255;
 
 /// What a token is the sum of, in order. In shared memory, one per warp.
 struct Terms {
@@ -21,13 +22,9 @@ struct Terms {
   float weights[kMaxTerms];
   int num_rows;
   int num_weights;
-  int num_biases;           ///< these rows come first
-  std::uint32_t near_rows;  ///< bit i: row num_biases + i is on this GPU
+  int near_row;  ///< one that is on this GPU; kNoRow: none is
   int token;
   int part;  ///< of the token's row, as BulkSummer cuts it
-
-  __device__ int num_near() const { return num_biases + __popc(near_rows); }
-  __device__ bool is_near(int row) const { return row < num_biases || (near_rows >> (row - num_biases) & 1U) != 0; }
 };
 
 /// Where a rank's rows are, for this rank. In shared memory, one per rank.
@@ -154,7 +151,7 @@ class TermFinder {
     const int weight_idx = num_rows + __popc(weights & below);
     const int own_idx = __popc(rows & below);
     const bool near = first && destination.rank == params_.ranks.rank;
-    const unsigned near_rows = __reduce_or_sync(0xFFFFFFFFU, near ? 1U << own_idx : 0U);
+    const unsigned near_rows = __ballot_sync(0xFFFFFFFFU, near);
     if (first) {
       const Holder& holder = holders_[destination.rank];
       const int row_idx = num_rows + own_idx;
@@ -168,8 +165,8 @@ class TermFinder {
     if (lane_idx() == 0) {
       terms.first_weight[num_rows + __popc(rows)] = static_cast<std::uint8_t>(num_rows + __popc(weights));
       terms.num_weights = num_rows + __popc(weights);
-      terms.num_biases = num_rows;
-      terms.near_rows = near_rows;
+      const unsigned before_near = (near_rows & (0U - near_rows)) - 1U;
+      terms.near_row = near_rows == 0 ? kNoRow : num_rows + __popc(rows & before_near);
     }
     __syncwarp();
     return num_rows + __popc(rows);
