@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -101,7 +102,7 @@ def _check_matrix(x: object, what: str) -> None:
         raise InvalidArgument(f"{what} is {kind}, expected a tensor [T, H]")
 
 
-def _call(function, tensors: dict[str, torch.Tensor], operation: str, *options: int) -> None:
+def _call(function: Callable[..., None], tensors: dict[str, torch.Tensor], operation: str, *options: int) -> None:
     device = tensors["x"].device
     if device.type == "cuda":
         index, stream = device.index, current_stream_of(device)

@@ -129,7 +129,8 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
                                                     : allocator_.types().e4m3;
       want({dtypes[0], {rows, call.in.x.extent(call.in.x.num_dims - 1)}, 2, true}, made.x, out.x);
     }
-    if (call.in.scales.present() && !out.scales.present()) {
+    // Scales that are given to a dispatch that makes its own are refused by the call.
+    if (quantize == Quantization::kNone && call.in.scales.present() && !out.scales.present()) {
       dtypes[1] = call.scales.attr("dtype");
       want({dtypes[1], {rows, call.in.scales.extent(call.in.scales.num_dims - 1)}}, made.scales, out.scales);
     }

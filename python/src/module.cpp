@@ -13,6 +13,7 @@
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/fp8.hpp"
 #include "ferry/group.hpp"
+#include "ferry/int8.hpp"
 #include "ferry/version.hpp"
 #include "placed.hpp"
 #include "symmetric_pool.hpp"

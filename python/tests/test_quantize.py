@@ -44,7 +44,9 @@ def test_follows_the_formula_and_comes_back(kind: str, mode: str, hidden: int) -
         assert torch.equal(scales, maxima / LARGEST[mode])
     else:
         assert torch.equal(scales, torch.exp2(torch.ceil(torch.log2(maxima / LARGEST[mode]))))
-    factor = 1 / scales if mode in ("fp8_power_of_two", "fp8_ue8m0") else LARGEST[mode] / maxima
+    factor = (
+        1 / scales if mode in ("fp8_power_of_two", "fp8_ue8m0") else torch.full_like(maxima, LARGEST[mode]) / maxima
+    )
     scaled = x.float() * spread(factor, hidden)
     if mode == "int8":
         assert torch.equal(rows.x, scaled.round().clamp(-127, 127).to(torch.int8))

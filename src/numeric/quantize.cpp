@@ -21,9 +21,11 @@ constexpr std::array<float, 256> make_decode_table(bool is_int8) {
 constexpr std::array<float, 256> kFp8Table = make_decode_table(false);
 constexpr std::array<float, 256> kInt8Table = make_decode_table(true);
 
+// What a row costs is inlined into one function for each instruction set, which decides how wide its loops are.
+
 /// A block of x as the bits of f32.
-void load_block(const QuantizeParams& params, std::int64_t row, std::int64_t first, std::size_t count,
-                BlockBits& block) {
+[[gnu::always_inline]] inline void load_block(const QuantizeParams& params, std::int64_t row, std::int64_t first,
+                                              std::size_t count, BlockBits& block) {
   const std::int64_t offset = row * params.x_stride + first;
   if (params.x_dtype == DType::kFloat32) {
     const float* from = static_cast<const float*>(params.x) + offset;
@@ -36,7 +38,7 @@ void load_block(const QuantizeParams& params, std::int64_t row, std::int64_t fir
 
 /// Bits of the largest |value|, not below the floor. Positive floats order like their bits, and integers vectorise.
 template <bool kIsInt8>
-std::uint32_t block_amax(const BlockBits& block, std::size_t count) {
+[[gnu::always_inline]] inline std::uint32_t block_amax(const BlockBits& block, std::size_t count) {
   auto amax = static_cast<std::int32_t>(bits_of(kQuantAmaxFloor));
   for (std::size_t i = 0; i < count; ++i) {
     amax = std::max(amax, static_cast<std::int32_t>(amax_candidate(block[i] & kFloatMagnitude, kIsInt8)));
@@ -45,7 +47,8 @@ std::uint32_t block_amax(const BlockBits& block, std::size_t count) {
 }
 
 template <bool kIsInt8>
-void encode_block(const BlockBits& block, std::size_t count, const BlockScale& scale, std::uint8_t* q) {
+[[gnu::always_inline]] inline void encode_block(const BlockBits& block, std::size_t count, const BlockScale& scale,
+                                                std::uint8_t* q) {
   if (scale.blank) {
     std::fill_n(q, count, std::uint8_t{0});
     return;
@@ -90,7 +93,7 @@ void clear_spare_exponents(const QuantizeParams& params, std::int64_t row) {
 }
 
 template <bool kIsInt8>
-void quantize_rows_as(const QuantizeParams& params) {
+[[gnu::always_inline]] inline void quantize_rows_as(const QuantizeParams& params) {
   BlockBits block;
   for (std::int64_t row = 0; row < params.num_rows; ++row) {
     std::uint8_t* const q_row = params.q + row * params.q_stride;
@@ -105,6 +108,29 @@ void quantize_rows_as(const QuantizeParams& params) {
   }
 }
 
+template <bool kIsInt8>
+void quantize_rows_generic(const QuantizeParams& params) {
+  quantize_rows_as<kIsInt8>(params);
+}
+
+#if defined(__x86_64__)
+template <bool kIsInt8>
+[[gnu::target("avx2")]] void quantize_rows_avx2(const QuantizeParams& params) {
+  quantize_rows_as<kIsInt8>(params);
+}
+
+template <bool kIsInt8>
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]] void quantize_rows_avx512(const QuantizeParams& params) {
+  quantize_rows_as<kIsInt8>(params);
+}
+#endif
+
+/// Of quantize_variants, the first that this processor has.
+const QuantizeVariant& best_variant() {
+  const std::span<const QuantizeVariant> variants = quantize_variants();
+  return *std::find_if(variants.begin(), variants.end(), [](const QuantizeVariant& one) { return one.available; });
+}
+
 void store_value(const QuantizeParams& params, std::int64_t offset, float value) {
   if (params.x_dtype == DType::kFloat32) {
     static_cast<std::uint32_t*>(params.x)[offset] = canonical_float(value);
@@ -115,12 +141,23 @@ void store_value(const QuantizeParams& params, std::int64_t offset, float value)
 
 }  // namespace
 
+std::span<const QuantizeVariant> quantize_variants() {
+  static const QuantizeVariant variants[] = {
+#if defined(__x86_64__)
+    {"avx512",
+     __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+         __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0,
+     quantize_rows_avx512<false>, quantize_rows_avx512<true>},
+    {"avx2", __builtin_cpu_supports("avx2") != 0, quantize_rows_avx2<false>, quantize_rows_avx2<true>},
+#endif
+    {"generic", true, quantize_rows_generic<false>, quantize_rows_generic<true>},
+  };
+  return variants;
+}
+
 void quantize_rows(const QuantizeParams& params) {
-  if (params.mode == Quantization::kInt8) {
-    quantize_rows_as<true>(params);
-  } else {
-    quantize_rows_as<false>(params);
-  }
+  static const QuantizeVariant& variant = best_variant();
+  (params.mode == Quantization::kInt8 ? variant.to_int8 : variant.to_fp8)(params);
 }
 
 void dequantize_rows(const QuantizeParams& params) {

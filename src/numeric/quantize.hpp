@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "ferry/quantization.hpp"
 #include "ferry/types.hpp"
@@ -34,7 +35,9 @@ struct QuantizeParams {
 };
 
 /// Blocks of a row.
-FERRY_HOST_DEVICE constexpr std::int64_t num_blocks(std::int64_t hidden) { return (hidden + kQuantBlockSize - 1) / kQuantBlockSize; }
+FERRY_HOST_DEVICE constexpr std::int64_t num_blocks(std::int64_t hidden) {
+  return (hidden + kQuantBlockSize - 1) / kQuantBlockSize;
+}
 
 /// Exponents in an i32.
 inline constexpr std::int64_t kPackedScales = 4;
@@ -47,6 +50,17 @@ constexpr std::int64_t num_scale_columns(std::int64_t hidden, DType dtype) {
 constexpr DType quantized_dtype(Quantization mode) {
   return mode == Quantization::kInt8 ? DType::kInt8 : DType::kFloat8E4M3;
 }
+
+/// quantize_rows for one instruction set.
+struct QuantizeVariant {
+  const char* name = "";
+  bool available = false;  ///< on this processor
+  void (*to_fp8)(const QuantizeParams&) = nullptr;
+  void (*to_int8)(const QuantizeParams&) = nullptr;
+};
+
+/// All, best first; the last is always available. They give the same bits.
+std::span<const QuantizeVariant> quantize_variants();
 
 void quantize_rows(const QuantizeParams& params);
 void dequantize_rows(const QuantizeParams& params);
