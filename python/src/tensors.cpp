@@ -70,6 +70,7 @@ const DLPackExchangeAPI* table_of(PyTypeObject* type) {
     if (one.type == type) return one.table;
   }
   const DLPackExchangeAPI* table = find_table(type);
+  if (table == nullptr) return nullptr;
   for (Known& one : known) {
     if (one.type != nullptr) continue;
     Py_INCREF(type);

@@ -66,6 +66,7 @@ std::optional<FoundHandle> find_handle(const Calls& calls, nb::handle group, nb:
   const nb::object native = attribute_or_null(routing, "_native");
   if (!owner.is(group) || !native.is_valid() || !nb::isinstance<PlacedRouting>(native)) return std::nullopt;
   found.routing = nb::inst_ptr<PlacedRouting>(native);  // kept by the ferry.Routing, and that by the link
+  if (!found.routing->routing.present()) return std::nullopt;
   found.knows_topk = nb::object(found.link[1]).is(nb::handle(Py_True));
   found.num_rows = source->extent(0);
   found.num_tokens = in_rank->extent(0);

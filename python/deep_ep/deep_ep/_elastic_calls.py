@@ -140,12 +140,8 @@ def _make_handle(
     num_rows, num_topk = local_idx.shape
     num_local = to.num_experts // member.num_ranks
     counts = routing.local_expert_counts
-    lanes = torch.arange(num_topk, device=member.device)
-    is_row = source[:, 0] >= 0
-    last_lane = torch.where(local_idx >= 0, lanes, -1).amax(dim=1)
     metadata = torch.full((num_rows, 2 + num_topk), -1, dtype=torch.int32, device=member.device)
-    metadata[:, 0] = torch.where(is_row, source[:, 0] * to.num_max_tokens_per_rank + source[:, 1], -1)
-    metadata[:, 1] = torch.where(is_row, source[:, 0] * num_topk + last_lane, -1)
+    ranks = _write_origins(metadata, local_idx, source, member.num_ranks, to)
     ends = aligned_ends(counts, to.expert_alignment)
     num_expanded, unaligned, last_equal, per_expert = 0, None, None, []
     if to.wait_for_counts:
@@ -158,8 +154,6 @@ def _make_handle(
         unaligned = counts.clone()
         # The start of a group is the end of the one before it.
         ends = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]]) + counts
-    # Source ranks ascend; rows without a token come last.
-    ranks = torch.where(is_row, source[:, 0], member.num_ranks).contiguous()
     handle = EPHandle(
         routing,
         do_expand=to.expand,
@@ -184,6 +178,29 @@ def _make_handle(
     )
     handle._last_equal = last_equal
     return handle
+
+
+def _write_origins(
+    metadata: torch.Tensor, local_idx: torch.Tensor, source: torch.Tensor, num_ranks: int, to: RouteOptions
+) -> torch.Tensor:
+    """Write columns 0 and 1 of ``EPHandle.recv_src_metadata``.
+
+    Each torch operation costs about as much as a small kernel, so there are few. Returns the source rank of each row,
+    ascending; R where there is none.
+    """
+    ranks, tokens = source.unbind(1)
+    num_topk = local_idx.shape[1]
+    lanes = torch.arange(1, num_topk + 1, dtype=torch.int32, device=source.device)
+    last_lane = ((local_idx >= 0) * lanes).amax(dim=1)  # from 1; 0 for none
+    of_token, of_choice = metadata[:, 0], metadata[:, 1]
+    torch.add(tokens, ranks, alpha=to.num_max_tokens_per_rank, out=of_token)
+    torch.add(last_lane, ranks, alpha=num_topk, out=of_choice).sub_(1)
+    if to.wait_for_counts:  # as many rows as arrived
+        return ranks.contiguous()
+    is_spare = ranks < 0
+    of_token.masked_fill_(is_spare, -1)
+    of_choice.masked_fill_(is_spare, -1)
+    return ranks.masked_fill(is_spare, num_ranks)
 
 
 def _most_expanded(num_rows: int, num_topk: int, num_local: int, to: RouteOptions) -> int:

@@ -33,7 +33,8 @@ def _run(member: Member, asked: Asked, make: Callable[[], Any], *inputs: Any) ->
         made = make()
         if made is not None:
             call.takes(*inputs)
-            call.gives(made)
+            parts = made if isinstance(made, tuple) else (made,)
+            call.gives(*(part for part in parts if not isinstance(part, list)))  # lists are of counts
     return made, EventOverlap(EventHandle._of(call.event) if call.event is not None else None)
 
 

@@ -196,11 +196,17 @@ def check_whole(rank: int, world: World, device: str) -> None:
         x, *_, event = buffer.dispatch(mine.x, handle=exact, async_finish=True)
         event.current_stream_wait()
         finished(buffer.combine(x, exact, bias=mine.x, previous_event=buffer.capture(), async_finish=True))
-        if device == "cuda":  # a CPU group does not know whether choices repeat, and counts them in a step of its own
-            unique = torch.arange(mine.idx.shape[1], device=mine.idx.device).expand_as(mine.idx).contiguous()
-            layout = layout_of(buffer, unique, world.num_experts)
-            *_, counts, _, _ = buffer.dispatch(mine.x, topk_idx=unique, topk_weights=mine.weights, **layout)
-            assert len(counts) == world.num_local(rank)
+        # Whether choices repeat, a CPU group does not know: it counts them in a step of its own.
+        num_tokens, num_topk = mine.idx.shape
+        spread = torch.arange(num_tokens * num_topk, device=mine.idx.device).view(num_tokens, num_topk)
+        different = spread % world.num_experts
+        layout = layout_of(buffer, different, world.num_experts)
+        exact = {"topk_idx": different, "topk_weights": mine.weights, "expert_alignment": 4, **layout}
+        whole = finished(buffer.dispatch(mine.x, **exact)) if device == "cuda" else None
+    with step_by_step():
+        one_by_one = finished(buffer.dispatch(mine.x, **exact))
+    assert_same(whole or finished(buffer.dispatch(mine.x, **exact)), one_by_one)
+    assert len(one_by_one[3]) == world.num_local(rank) and sum(one_by_one[3]) > 0
     buffer.destroy()
 
 
