@@ -6,6 +6,7 @@ CPU)
 import os
 
 import torch
+import torch._dynamo  # optimizers load it, and if a process group exists by then, it keeps the group and its threads
 import torch.distributed as dist
 
 import ferry
@@ -69,5 +70,5 @@ if __name__ == "__main__":
         worst = max(abs(a - b) for a, b in zip(parallel, alone))
         print(f"losses on {num_ranks} ranks {parallel[0]:.6f} ... {parallel[-1]:.6f}, largest difference {worst:.1e}")
         assert worst < 1e-5 and parallel[-1] < parallel[0]
-    dist.barrier()  # gloo may still hold tensors of the last sums, which a process that ends must not free
-    dist.destroy_process_group()
+    dist.barrier()
+    dist.destroy_process_group()  # joins gloo's threads, which may still hold tensors and must not outlive Python

@@ -6,6 +6,7 @@ import contextlib
 import os
 
 import torch
+import torch._dynamo  # optimizers load it, and if a process group exists by then, it keeps the group and its threads
 import torch.distributed as dist
 
 import ferry
@@ -99,5 +100,5 @@ if __name__ == "__main__":
         worst = max(abs(a - b) for a, b in zip(plain, overlapped))
         print(f"losses {plain[0]:.6f} ... {plain[-1]:.6f} on {device.type}, overlapped differs by {worst:.1e}")
         assert worst < 1e-5 and plain[-1] < plain[0]
-    dist.barrier()  # gloo may still hold tensors of the last sums, which a process that ends must not free
-    dist.destroy_process_group()
+    dist.barrier()
+    dist.destroy_process_group()  # joins gloo's threads, which may still hold tensors and must not outlive Python

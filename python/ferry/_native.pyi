@@ -142,10 +142,13 @@ def throughput_dispatch(
     topk_idx: object,
     topk_weights: object,
     numbers: tuple[object, object, object],
+    num_sms: int,
 ) -> tuple[_Payload, torch.Tensor, torch.Tensor, list[int], tuple[torch.Tensor, ...], Routing] | Routing | None: ...
-def throughput_dispatch_again(calls: Calls, group: object, x: object, handle: object) -> _Payload | None: ...
+def throughput_dispatch_again(
+    calls: Calls, group: object, x: object, handle: object, num_sms: int
+) -> _Payload | None: ...
 def throughput_combine(
-    calls: Calls, group: object, x: object, handle: object, topk_weights: object, bias: object
+    calls: Calls, group: object, x: object, handle: object, topk_weights: object, bias: object, num_sms: int
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
 def elastic_dispatch_again(
     calls: Calls,
@@ -155,9 +158,16 @@ def elastic_dispatch_again(
     tensors: tuple[object, object],
     bounded: bool,
     zero_padding: bool,
+    num_sms: int,
 ) -> tuple[_Payload, torch.Tensor, torch.Tensor | None] | None: ...
 def elastic_combine(
-    calls: Calls, routing: Routing, x: object, topk_weights: object, bias: object, tensors: tuple[object, object]
+    calls: Calls,
+    routing: Routing,
+    x: object,
+    topk_weights: object,
+    bias: object,
+    tensors: tuple[object, object],
+    num_sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
 def dispatch_layout(
     topk_idx: _View,

@@ -17,11 +17,13 @@ __all__ = ["ExpertParallel", "combine", "dispatch"]
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, routing: Routing[Group], x: torch.Tensor, topk_weights: torch.Tensor | None
+        ctx: Any, routing: Routing[Group], x: torch.Tensor, topk_weights: torch.Tensor | None, num_sms: int
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         # Gaps are cleared: if an expert's output for them were NaN, gradients would be NaN too.
-        received = routing.group.dispatch(routing, x.contiguous(), topk_weights=topk_weights, zero_padding=True)
-        ctx.routing = routing
+        received = routing.group.dispatch(
+            routing, x.contiguous(), topk_weights=topk_weights, zero_padding=True, num_sms=num_sms
+        )
+        ctx.routing, ctx.num_sms = routing, num_sms
         ctx.has_weights = received.topk_weights is not None and topk_weights is not None
         if ctx.has_weights and received.topk_idx is not None:
             ctx.save_for_backward(received.topk_idx)
@@ -32,44 +34,48 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, grad_x: torch.Tensor, _: Any, grad_weights: torch.Tensor | None
-    ) -> tuple[None, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[None, torch.Tensor, torch.Tensor | None, None]:
         weights = None
         if ctx.has_weights:
             weights = grad_weights.contiguous()
             if ctx.saved_tensors:
                 # Weights of experts on other ranks were constants here, whatever the program did with them.
                 weights = weights.masked_fill(ctx.saved_tensors[0] < 0, 0.0)
-        combined = ctx.routing.group.combine(ctx.routing, grad_x.contiguous(), weights=weights)
-        return None, combined.x, combined.weights
+        combined = ctx.routing.group.combine(ctx.routing, grad_x.contiguous(), weights=weights, num_sms=ctx.num_sms)
+        return None, combined.x, combined.weights, None
 
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, routing: Routing[Group], y: torch.Tensor) -> torch.Tensor:
-        ctx.routing = routing
-        return routing.group.combine(routing, y.contiguous()).x
+    def forward(ctx: Any, routing: Routing[Group], y: torch.Tensor, num_sms: int) -> torch.Tensor:
+        ctx.routing, ctx.num_sms = routing, num_sms
+        return routing.group.combine(routing, y.contiguous(), num_sms=num_sms).x
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
-        received = ctx.routing.group.dispatch(ctx.routing, grad.contiguous(), tables=False, zero_padding=True)
-        return None, received.x
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
+        received = ctx.routing.group.dispatch(
+            ctx.routing, grad.contiguous(), tables=False, zero_padding=True, num_sms=ctx.num_sms
+        )
+        return None, received.x, None
 
 
 def dispatch(
-    routing: Routing[Group], x: torch.Tensor, topk_weights: torch.Tensor | None = None
+    routing: Routing[Group], x: torch.Tensor, topk_weights: torch.Tensor | None = None, *, num_sms: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """As :meth:`ferry.Group.dispatch`, with gradients to ``x`` (bf16 or f32) and ``topk_weights``. Collective, and so
-    is its backward.
+    is its backward, which has the same ``num_sms``.
 
     Returns the received rows [N, H], local expert ids (layout "tokens", else None) and weights. Rows without a token
     are zero.
     """
-    return _Dispatch.apply(routing, x, topk_weights)
+    return _Dispatch.apply(routing, x, topk_weights, num_sms)
 
 
-def combine(routing: Routing[Group], y: torch.Tensor) -> torch.Tensor:
-    """The sum of each token's rows, with a gradient to ``y``. Collective, and so is its backward."""
-    return _Combine.apply(routing, y)
+def combine(routing: Routing[Group], y: torch.Tensor, *, num_sms: int = 0) -> torch.Tensor:
+    """The sum of each token's rows, with a gradient to ``y``. Collective, and so is its backward, which has the same
+    ``num_sms``.
+    """
+    return _Combine.apply(routing, y, num_sms)
 
 
 class ExpertParallel(torch.nn.Module):

@@ -19,7 +19,8 @@ bool is_as_made(const Calls& calls, const Routing& routing, const nb::tuple& ten
 
 /// A cached dispatch, not expanded. -> payload, ids, weights
 nb::object elastic_dispatch_again(const Calls& calls, const PlacedRouting& placed, nb::handle x,
-                                  nb::handle topk_weights, const nb::tuple& tensors, bool bounded, bool zero_padding) {
+                                  nb::handle topk_weights, const nb::tuple& tensors, bool bounded, bool zero_padding,
+                                  int num_sms) {
   const Routing& routing = placed.routing;
   const std::optional<Stream> stream = calls.allocator().stream();
   const std::optional<Payload> payload = find_payload(x, calls.place());
@@ -40,6 +41,7 @@ nb::object elastic_dispatch_again(const Calls& calls, const PlacedRouting& place
   call.weights = call.in.topk_weights.present();
   call.bounded = bounded;
   call.options.zero_padding = zero_padding;
+  call.options.kernel.num_sms = num_sms;
   Received received = calls.dispatch(routing, call, *stream);
   raise_known_errors(calls);
   return nb::make_tuple(payload_of(received), received.topk_idx,
@@ -48,11 +50,12 @@ nb::object elastic_dispatch_again(const Calls& calls, const PlacedRouting& place
 
 /// A combine, not expanded. -> sums, sums of the weights or None
 nb::object elastic_combine(const Calls& calls, const PlacedRouting& placed, nb::handle x, nb::handle topk_weights,
-                           nb::handle bias, const nb::tuple& tensors) {
+                           nb::handle bias, const nb::tuple& tensors, int num_sms) {
   const std::optional<Stream> stream = calls.allocator().stream();
   if (!stream || !is_as_made(calls, placed.routing, tensors)) return nb::none();
-  const std::optional<ReadCombine> call = find_combine(calls, placed.routing, x, topk_weights, bias);
+  std::optional<ReadCombine> call = find_combine(calls, placed.routing, x, topk_weights, bias);
   if (!call) return nb::none();
+  call->options.kernel.num_sms = num_sms;
   Combined combined = calls.combine(placed.routing, *call, *stream);
   raise_known_errors(calls);
   return nb::make_tuple(combined.x, combined.weights);
@@ -62,9 +65,9 @@ nb::object elastic_combine(const Calls& calls, const PlacedRouting& placed, nb::
 
 void define_elastic(nb::module_& module) {
   module.def("elastic_dispatch_again", &elastic_dispatch_again, "calls"_a, "routing"_a, "x"_a.none(),
-             "topk_weights"_a.none(), "tensors"_a, "bounded"_a, "zero_padding"_a);
+             "topk_weights"_a.none(), "tensors"_a, "bounded"_a, "zero_padding"_a, "num_sms"_a);
   module.def("elastic_combine", &elastic_combine, "calls"_a, "routing"_a, "x"_a.none(), "topk_weights"_a.none(),
-             "bias"_a.none(), "tensors"_a);
+             "bias"_a.none(), "tensors"_a, "num_sms"_a);
 }
 
 }  // namespace ferry::python

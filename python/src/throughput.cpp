@@ -104,7 +104,7 @@ nb::object layout(const Calls& calls, nb::handle topk_idx, nb::handle num_expert
 }
 
 /// -> rows, or (rows, scales)
-nb::object dispatch_again(const Calls& calls, nb::handle group, nb::handle x, nb::handle handle) {
+nb::object dispatch_again(const Calls& calls, nb::handle group, nb::handle x, nb::handle handle, int num_sms) {
   const std::optional<Stream> stream = calls.allocator().stream();
   const std::optional<Payload> payload = find_payload(x, calls.place());
   if (!stream || !payload) return nb::none();
@@ -116,6 +116,7 @@ nb::object dispatch_again(const Calls& calls, nb::handle group, nb::handle x, nb
   ReadDispatch call{payload->rows, payload->scales};
   call.in.x = payload->rows_view;
   call.in.scales = payload->scales_view;
+  call.options.kernel.num_sms = num_sms;
   Received received = calls.dispatch(found->routing->routing, call, *stream);
   raise_known_errors(calls);
   return payload_of(received);
@@ -210,11 +211,12 @@ nb::list aligned_counts(const Routing& routing, std::int64_t alignment) {
   return counts;
 }
 
-/// layout: tokens per rank, is_token_in_rank, tokens per expert; numbers: expert_alignment, num_worst_tokens, num_sms.
+/// layout: tokens per rank, is_token_in_rank, tokens per expert; numbers: expert_alignment, num_worst_tokens, num_sms
+/// that the channels are made of; num_sms: KernelOptions::num_sms, as of the other calls.
 /// -> payload, ids, weights, counts of local experts, tables, routing; the routing alone if choices must be counted on
 /// all ranks first: then nothing but the route was made
 nb::object dispatch_anew(const Calls& calls, nb::handle x, const nb::tuple& layout, nb::handle topk_idx,
-                         nb::handle topk_weights, const nb::tuple& numbers) {
+                         nb::handle topk_weights, const nb::tuple& numbers, int num_sms) {
   const std::optional<Stream> stream = calls.allocator().stream();
   const std::optional<Payload> payload = find_payload(x, calls.place());
   if (!stream || !payload) return nb::none();
@@ -238,6 +240,7 @@ nb::object dispatch_anew(const Calls& calls, nb::handle x, const nb::tuple& layo
   call.tables = true;
   call.weights = true;
   call.bounded = !exact;
+  call.options.kernel.num_sms = num_sms;
   Received received = calls.dispatch(routing, call, *stream);
   const nb::tuple filled = tables.fill(routing, *stream);
   const nb::list counts = exact ? aligned_counts(routing, route->alignment) : nb::list();
@@ -248,15 +251,16 @@ nb::object dispatch_anew(const Calls& calls, nb::handle x, const nb::tuple& layo
 
 /// -> sums, sums of the weights or None
 nb::object combine(const Calls& calls, nb::handle group, nb::handle x, nb::handle handle, nb::handle topk_weights,
-                   nb::handle bias) {
+                   nb::handle bias, int num_sms) {
   const std::optional<Stream> stream = calls.allocator().stream();
   if (!stream) return nb::none();
   const std::optional<FoundHandle> found = find_handle(calls, group, handle);
   if (!found || (!topk_weights.is_none() && !found->knows_topk)) return nb::none();
   const Routing& routing = found->routing->routing;
   if (routing.num_recv_rows() != found->num_rows || routing.num_tokens() != found->num_tokens) return nb::none();
-  const std::optional<ReadCombine> call = find_combine(calls, routing, x, topk_weights, bias);
+  std::optional<ReadCombine> call = find_combine(calls, routing, x, topk_weights, bias);
   if (!call) return nb::none();
+  call->options.kernel.num_sms = num_sms;
   Combined combined = calls.combine(routing, *call, *stream);
   raise_known_errors(calls);
   return nb::make_tuple(combined.x, combined.weights);
@@ -267,10 +271,11 @@ nb::object combine(const Calls& calls, nb::handle group, nb::handle x, nb::handl
 void define_throughput(nb::module_& module) {
   module.def("throughput_layout", &layout, "calls"_a, "topk_idx"_a.none(), "num_experts"_a.none(), "ranks_per_node"_a);
   module.def("throughput_dispatch", &dispatch_anew, "calls"_a, "x"_a.none(), "layout"_a, "topk_idx"_a.none(),
-             "topk_weights"_a.none(), "numbers"_a);
-  module.def("throughput_dispatch_again", &dispatch_again, "calls"_a, "group"_a, "x"_a.none(), "handle"_a.none());
+             "topk_weights"_a.none(), "numbers"_a, "num_sms"_a);
+  module.def("throughput_dispatch_again", &dispatch_again, "calls"_a, "group"_a, "x"_a.none(), "handle"_a.none(),
+             "num_sms"_a);
   module.def("throughput_combine", &combine, "calls"_a, "group"_a, "x"_a.none(), "handle"_a.none(),
-             "topk_weights"_a.none(), "bias"_a.none());
+             "topk_weights"_a.none(), "bias"_a.none(), "num_sms"_a);
 }
 
 }  // namespace ferry::python

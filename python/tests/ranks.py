@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor  # assert_close loads it, for seconds; loaded here, forked ranks already have it
 import torch.multiprocessing as mp
 
 DEADLINE_S = 120

@@ -4,8 +4,12 @@ import json
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import torch.multiprocessing as mp
+
+from ferry import bench
 
 SMALL = ["--ranks", "2", "--tokens", "8", "--hidden", "64", "--topk", "2", "--experts", "4", "--iterations", "2"]
 
@@ -28,12 +32,22 @@ def test_compares_both_ways(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("api", ["ferry", "deep_ep"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
-def test_measures_layers(api: str, dtype: str, tmp_path: pathlib.Path) -> None:
+def test_measures_layers(
+    api: str,
+    dtype: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fork(body: Any, arguments: tuple, num_ranks: int) -> None:
+        """Ranks that need not load torch again."""
+        mp.start_processes(body, arguments, num_ranks, start_method="fork")
+
+    monkeypatch.setattr(bench.mp, "spawn", fork)
     path = tmp_path / "result.json"
     layer = ["--layer", "--api", api, "--dtype", dtype, "--device", "cpu", "--tokens", "3,8", "--hidden", "128"]
-    end = run(*SMALL, *layer, "--json", str(path))
-    assert end.returncode == 0, end.stderr
-    assert f"a layer through {api}, 8 tokens" in end.stdout
+    bench.main([*SMALL, *layer, "--json", str(path)])
+    assert f"a layer through {api}, 8 tokens" in capfd.readouterr().out
     result = json.loads(path.read_text())
     assert (result["api"], result["shape"]["dtype"]) == (api, dtype)
     assert [line["tokens"] for line in result["results"]] == [3, 8]
@@ -44,8 +58,8 @@ def test_measures_layers(api: str, dtype: str, tmp_path: pathlib.Path) -> None:
         assert all(us > 0 for us in line["host_us"].values())
 
 
-def test_refuses_shapes_that_do_not_fit() -> None:
+def test_refuses_shapes_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (["--experts", "3"], ["--hidden", "7"], ["--topk", "5"], ["--tokens", "0"], ["--tokens", "3,8"]):
-        end = run(*SMALL, *wrong)
-        assert end.returncode == 2
-        assert wrong[0] in end.stderr
+        with pytest.raises(SystemExit, match="2"):
+            bench.main([*SMALL, *wrong])
+        assert wrong[0] in capsys.readouterr().err

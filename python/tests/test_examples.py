@@ -10,16 +10,15 @@ import torch
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
-def run(example: str, device: str) -> str:
+def run(example: str, device: str, *arguments: str, num_ranks: int = 4) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    num_ranks = 4
     environment = dict(os.environ)
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     else:
         num_ranks = min(num_ranks, torch.cuda.device_count())
     end = subprocess.run(
-        [*command, str(num_ranks), str(EXAMPLES / example)],
+        [*command, str(num_ranks), str(EXAMPLES / example), *arguments],
         capture_output=True,
         text=True,
         timeout=110,
@@ -35,4 +34,9 @@ def test_moe_layer(device: str) -> None:
 
 
 def test_overlapped_training(device: str) -> None:
-    assert f"on {device}, overlapped differs by" in run("06_overlapped_training.py", device)
+    assert f"on {device}, overlapped differs by" in run("06_overlapped_training.py", device, num_ranks=2)
+
+
+def test_micro_batches(device: str) -> None:
+    found = run("07_micro_batches.py", device, "--tokens", "64", "--hidden", "64", "--repetitions", "1", num_ranks=2)
+    assert f"a step on {device}" in found and "same gradients" in found

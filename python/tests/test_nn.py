@@ -94,5 +94,37 @@ def check_tokens(rank: int, world: World, kind: str) -> None:
     group.destroy()
 
 
+def check_num_sms(rank: int, world: World, kind: str) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
+    found = []
+
+    def watch(name: str) -> None:
+        call = getattr(group, name)
+
+        def watched(*arguments: object, num_sms: int = 0, **options: object) -> object:
+            found.append((name, num_sms))
+            return call(*arguments, num_sms=num_sms, **options)
+
+        setattr(group, name, watched)
+
+    watch("dispatch")
+    watch("combine")
+    x = world.x[rank].clone().requires_grad_()
+    routing = group.route(world.topk_idx[rank], num_experts=world.num_experts)
+    rows, _, _ = ferry.nn.dispatch(routing, x, num_sms=2)
+    out = ferry.nn.combine(routing, rows, num_sms=4)
+    out.sum().backward()
+    assert found == [("dispatch", 2), ("combine", 4), ("dispatch", 4), ("combine", 2)]
+    num_ranks = torch.tensor([len(world.ranks_of(rank, t)) for t in range(len(x))], dtype=x.dtype, device=device)
+    torch.testing.assert_close(x.grad, num_ranks.unsqueeze(1).expand_as(x))
+    group.destroy()
+
+
+def test_backward_uses_as_many_multiprocessors(device: str) -> None:
+    run_ranks(2, check_num_sms, make_world(2, 4, [6, 9], hidden=HIDDEN, dtype=torch.float32), device)
+
+
 def test_gradients_of_dispatch_and_combine(device: str) -> None:
     run_ranks(3, check_tokens, make_world(3, 7, [6, 2, 9], hidden=HIDDEN, dtype=torch.float32), device)

@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 from deep_ep._arguments import align
+from deep_ep._num_sms import Suggested
 
 __all__ = ["Config", "combine_config", "dispatch_config", "low_latency_bytes"]
 
@@ -15,18 +16,20 @@ _ID_BYTES = 8
 _SCALES_BYTES = 128 * 4
 _META_BYTES = 8
 _INT_BYTES = 4
+DEFAULT_NUM_SMS = Suggested(20)
 
 
 class Config:
     """Chunk sizes and multiprocessors of the first generation.
 
-    Ferry does not use them: ``num_sms`` decides only how many columns the prefix matrices of a handle have (one per
-    two), the others only the size hints. Raises ValueError where the first generation would refuse them.
+    ``num_sms`` decides how many columns the prefix matrices of a handle have (one per two). If the client chose it,
+    here or by ``Buffer.set_num_sms``, it is also the most multiprocessors of a GPU that a call uses. The others decide
+    only the size hints. Raises ValueError where the first generation would refuse them.
     """
 
     def __init__(
         self,
-        num_sms: int = 20,
+        num_sms: int = DEFAULT_NUM_SMS,
         num_max_nvl_chunked_send_tokens: int = 6,
         num_max_nvl_chunked_recv_tokens: int = 256,
         num_max_rdma_chunked_send_tokens: int = 6,

@@ -22,6 +22,7 @@ class EPHandle:
     expert_alignment: int
     num_max_tokens_per_rank: int
     num_sms: int
+    """Of the dispatch, and of combines that name none."""
     topk_idx: torch.Tensor
     """[T, K] i64: the ids that were dispatched."""
     num_recv_tokens: int

@@ -11,6 +11,7 @@ import torch
 import ferry
 from deep_ep._arguments import MAX_TOPK, align, ignore_unknown
 from deep_ep._device import choose_device
+from deep_ep._num_sms import bound_of
 from deep_ep._previous_event import event_of
 from deep_ep._streams import Call, lane_of
 from ferry import FerryError, InvalidArgument
@@ -19,11 +20,12 @@ _I32_PER_ROW_GRANULE = 4
 
 
 class Asked(NamedTuple):
-    """The arguments that determine when a call runs, and those unknown to this package."""
+    """The arguments that determine when a call runs and on how much of a GPU, and those unknown to this package."""
 
     previous_event: Any = None
     asynchronous: bool = False
     unknown: Mapping[str, Any] = {}
+    num_sms: Any = 0
 
 
 class Turn:
@@ -44,6 +46,8 @@ class Turn:
         self._all_know = False
         self._route_failed = False
         self._routing: ferry.Routing | None = None
+        self.num_sms = 0
+        """The most multiprocessors of each dispatch and combine; 0: ferry's own choice."""
 
     def adds(self, collective: str) -> None:
         """One more, next. All ranks must know that it comes."""
@@ -78,15 +82,15 @@ class Turn:
     def gather(self, routing: ferry.Routing, x: torch.Tensor) -> torch.Tensor:
         """``routing``: the member's own."""
         with self._making("gather"):
-            return self._group.dispatch(routing, x, tables=False).x
+            return self._group.dispatch(routing, x, tables=False, num_sms=self.num_sms).x
 
     def dispatch(self, routing: ferry.Routing, x: torch.Tensor, **options: Any) -> ferry.Received:
         with self._making("dispatch"):
-            return self._group.dispatch(routing, x, **options)
+            return self._group.dispatch(routing, x, num_sms=self.num_sms, **options)
 
     def combine(self, routing: ferry.Routing, x: torch.Tensor, **options: Any) -> ferry.Combined:
         with self._making("combine"):
-            return self._group.combine(routing, x, **options)
+            return self._group.combine(routing, x, num_sms=self.num_sms, **options)
 
     def give_up(self) -> None:
         """Refuse the remaining collectives on all ranks that would otherwise wait for them."""
@@ -171,6 +175,7 @@ class Member:
         try:
             ignore_unknown(operation, asked.unknown)
             previous = event_of(asked.previous_event, f"{operation}: previous_event")
+            turn.num_sms = bound_of(asked.num_sms, operation)
             with torch.no_grad(), self.lane.call(previous, asked.asynchronous) as call:
                 yield turn, call
         except Exception:

@@ -14,6 +14,7 @@ import ferry
 from deep_ep._ep_handle import EPHandle
 from deep_ep._handles import Handle, Link, attach
 from deep_ep._member import Asked, Member
+from deep_ep._num_sms import Suggested, bound_of
 from deep_ep._previous_event import event_of
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import InvalidArgument, _native
@@ -21,16 +22,19 @@ from ferry import InvalidArgument, _native
 Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-def _run(member: Member, asked: Asked, make: Callable[[], Any], *inputs: Any) -> tuple[Any, EventOverlap]:
-    """What ``make`` returns and the event of the call. ``inputs``: tensors that the GPU reads or writes."""
-    if asked.previous_event is None and not asked.asynchronous:
-        return make(), EventOverlap()
+def _run(member: Member, asked: Asked, make: Callable[[int], Any], *inputs: Any) -> tuple[Any, EventOverlap]:
+    """What ``make``, given the most multiprocessors, returns, and the event of the call. ``inputs``: tensors that the
+    GPU reads or writes.
+    """
     try:
+        num_sms = bound_of(asked.num_sms, "num_sms")
         previous = event_of(asked.previous_event, "previous_event")
     except InvalidArgument:
         return None, EventOverlap()
+    if asked.previous_event is None and not asked.asynchronous:
+        return make(num_sms), EventOverlap()
     with member.lane.call(previous, asked.asynchronous) as call:
-        made = make()
+        made = make(num_sms)
         if made is not None:
             call.takes(*inputs)
             parts = made if isinstance(made, tuple) else (made,)
@@ -45,7 +49,7 @@ def layout(
     if calls is None:
         return None
     made, event = _run(
-        member, asked, lambda: _native.throughput_layout(calls, topk_idx, num_experts, ranks_per_node), topk_idx
+        member, asked, lambda _: _native.throughput_layout(calls, topk_idx, num_experts, ranks_per_node), topk_idx
     )
     return None if made is None else (*made, event)
 
@@ -55,15 +59,22 @@ def dispatch(
 ) -> tuple | ferry.Routing | None:
     """The routing alone if only the route was made: on CPUs, where choices are counted in an exchange of their own.
 
-    numbers: expert_alignment, num_worst_tokens, num_sms.
+    numbers: expert_alignment, num_worst_tokens, num_sms (of which the channels are made, whoever chose it).
     """
     calls, ids, weights = member.calls, given["topk_idx"], given["topk_weights"]
     if calls is None or ids is None or asked.unknown:
         return None
     in_rank = given["is_token_in_rank"]
     layout = given["num_tokens_per_rank"], in_rank, given["num_tokens_per_expert"]
+    if isinstance(numbers[2], Suggested):
+        numbers = *numbers[:2], int(numbers[2])  # the native module takes no subclass of int
     made, event = _run(
-        member, asked, lambda: _native.throughput_dispatch(calls, x, layout, ids, weights, numbers), x, ids, weights
+        member,
+        asked,
+        lambda num_sms: _native.throughput_dispatch(calls, x, layout, ids, weights, numbers, num_sms),
+        x,
+        ids,
+        weights,
     )
     if made is None:
         return None
@@ -80,7 +91,9 @@ def dispatch_again(member: Member, x: Payload, handle: Any, given: dict[str, Any
     if calls is None or asked.unknown or given["topk_idx"] is not None or given["topk_weights"] is not None:
         return None
     group = member.group
-    made, event = _run(member, asked, lambda: _native.throughput_dispatch_again(calls, group, x, handle), x)
+    made, event = _run(
+        member, asked, lambda num_sms: _native.throughput_dispatch_again(calls, group, x, handle, num_sms), x
+    )
     return None if made is None else (made, None, None, None, None, event)
 
 
@@ -94,7 +107,7 @@ def combine(
     made, event = _run(
         member,
         asked,
-        lambda: _native.throughput_combine(calls, group, x, handle, topk_weights, bias),
+        lambda num_sms: _native.throughput_combine(calls, group, x, handle, topk_weights, bias, num_sms),
         x,
         topk_weights,
         bias,
@@ -128,7 +141,7 @@ def elastic_dispatch_again(
     made, event = _run(
         member,
         asked,
-        lambda: _native.elastic_dispatch_again(calls, routing._native, x, topk_weights, tensors, *how),
+        lambda num_sms: _native.elastic_dispatch_again(calls, routing._native, x, topk_weights, tensors, *how, num_sms),
         x,
         topk_weights,
     )
@@ -151,7 +164,7 @@ def elastic_combine(
     made, event = _run(
         member,
         asked,
-        lambda: _native.elastic_combine(calls, routing._native, x, topk_weights, bias, tensors),
+        lambda num_sms: _native.elastic_combine(calls, routing._native, x, topk_weights, bias, tensors, num_sms),
         x,
         topk_weights,
         bias,

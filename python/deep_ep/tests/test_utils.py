@@ -21,6 +21,8 @@ from deep_ep.utils.math import (
     calc_diff,
     ceil_div,
     count_bytes,
+    hash_tensor,
+    hash_tensors,
     inplace_unique,
     per_token_cast_back,
     per_token_cast_to_fp8,
@@ -48,6 +50,33 @@ def test_bytes_of_tensors_in_tuples() -> None:
     table = torch.zeros(3, 4)
     assert count_bytes() == count_bytes(None) == 0
     assert count_bytes(table, None, (table.to(torch.bfloat16), [table])) == 48 + 24 + 48
+
+
+def test_numbers_of_equal_bytes_are_equal(device: str) -> None:
+    words = torch.tensor([1, -2, 3, 1 << 30, 1 << 30, 1 << 30], dtype=torch.int32, device=device)
+    assert hash_tensor(words) == 2 + 3 * (1 << 30), "no overflow of 32 bits"
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int64, torch.bool):
+        x = torch.randint(0, 2, (5, 7), device=device).to(dtype)
+        x[3, 4] = 1
+        number = hash_tensor(x)
+        assert type(number) is int
+        assert number == hash_tensor(x.clone()) == hash_tensor(x.t().contiguous().t())
+        changed = x.clone()
+        changed[3, 4] = 0
+        assert hash_tensor(changed) != number
+    # Rows that begin in the middle of a word, and values that compare equal but have other bits.
+    odd = torch.arange(8, device=device).to(torch.bfloat16)
+    assert hash_tensor(odd[1:]) == hash_tensor(odd[1:].clone())
+    assert hash_tensor(torch.zeros(2, device=device)) != hash_tensor(-torch.zeros(1, device=device))
+    assert hash_tensor(torch.tensor(3, dtype=torch.int16, device=device)) == 3
+    assert hash_tensor(odd[:0]) == 0
+
+
+def test_numbers_of_several_tensors() -> None:
+    x, y = torch.tensor([5], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    assert hash_tensors() == hash_tensors(None, 7, "x") == 0
+    assert hash_tensors(x, None, (y, [x, x])) == hash_tensors(y, x) == 5 ^ 3
+    assert hash_tensors((x, y), x) == hash_tensors(y)
 
 
 def test_difference() -> None:

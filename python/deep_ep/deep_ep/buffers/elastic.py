@@ -15,6 +15,7 @@ from deep_ep._elastic_calls import DispatchOptions, RouteOptions
 from deep_ep._elastic_sizes import elastic_bytes
 from deep_ep._ep_handle import EPHandle
 from deep_ep._member import Asked, Member
+from deep_ep._num_sms import Suggested
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EPHandle", "ElasticBuffer"]
 
-# What clients reserve for calls; Ferry itself decides how much of a GPU a call uses.
-_NUM_SMS = 16
+# What clients reserve for calls; as arguments they leave it to Ferry how much of a GPU a call uses.
+_NUM_SMS = Suggested(16)
 _NUM_QPS = 17
 
 
@@ -167,7 +168,7 @@ class ElasticBuffer(AbsentFamilies):
         return self.num_scaleout_ranks, self.num_scaleup_ranks
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int, **unknown: Any) -> int:
-        """Multiprocessors to leave for calls. Ferry itself decides how many it uses."""
+        """Multiprocessors to leave for calls. As ``num_sms=`` of a call it leaves the choice to Ferry."""
         return _NUM_SMS
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
@@ -223,13 +224,14 @@ class ElasticBuffer(AbsentFamilies):
             and inside a group by source. A token that names an expert twice has one row, and its weights are added.
         do_zero_padding: clear rows without a token.
         use_tma_aligned_col_major_sf: scales are returned with strides (1, rows rounded up to 4).
-        num_sms, num_qps, allocate_on_comm_stream: accepted, without effect.
+        num_sms: the most multiprocessors to use on a GPU; 0: what fills the links. num_qps, allocate_on_comm_stream:
+            accepted, without effect.
 
         Returns the rows (with their scales, if any were given) ordered by source rank, then token; local expert ids
         [N, K], or None if expanded; weights [N, K], 0 where the expert is on another rank, or [rows] if expanded; the
         handle; and the event.
         """
-        asked = Asked(previous_event, async_with_compute_stream, unknown)
+        asked = Asked(previous_event, async_with_compute_stream, unknown, num_sms)
         how = DispatchOptions(
             topk_weights, do_zero_padding, use_tma_aligned_col_major_sf, previous_event_before_epilogue
         )
@@ -279,7 +281,7 @@ class ElasticBuffer(AbsentFamilies):
         x: bf16, contiguous: [N, H]; with an expanded handle any number of rows, of which those are summed that
             ``handle.recv_src_metadata[:, 2:]`` names at the time of the call. Other rows may hold anything.
         topk_weights: f32, [N, K], or [rows of x] if expanded, summed in the same way. They do not scale x.
-        bias: one or two [T, H] bf16, added first. Events as in :meth:`dispatch`.
+        bias: one or two [T, H] bf16, added first. num_sms: as in :meth:`dispatch`; 0: the handle's. Events as there.
 
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
@@ -291,5 +293,5 @@ class ElasticBuffer(AbsentFamilies):
             bias,
             previous_event_before_epilogue,
             single_rounding=not self.allow_multiple_reduction,
-            asked=Asked(previous_event, async_with_compute_stream, unknown),
+            asked=Asked(previous_event, async_with_compute_stream, unknown, num_sms or getattr(handle, "num_sms", 0)),
         )

@@ -48,7 +48,7 @@ class Buffer(LatencyCalls):
     ranks of a call.
     """
 
-    num_sms: int = 20
+    num_sms: int = _config.DEFAULT_NUM_SMS
 
     def __init__(
         self,
@@ -108,7 +108,10 @@ class Buffer(LatencyCalls):
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Set ``Buffer.num_sms``, for all buffers. The number of channels in handles is half of it."""
+        """Set ``Buffer.num_sms``, for all buffers: the most multiprocessors that a dispatch or combine uses on a GPU.
+
+        The number of channels in handles is half of it. Until it is set, Ferry chooses what fills the links.
+        """
         if new_num_sms < 2 or new_num_sms % 2 != 0:
             raise InvalidArgument(f"set_num_sms: new_num_sms is {new_num_sms}, expected an even number of at least 2")
         Buffer.num_sms = new_num_sms
@@ -218,7 +221,7 @@ class Buffer(LatencyCalls):
         expert_alignment: the returned counts are rounded up to a multiple of it.
         num_worst_tokens: outputs have this many rows, and the host does not wait; more rows raise CapacityExceeded, on
             GPUs in a later call.
-        config: its ``num_sms`` replaces ``Buffer.num_sms``.
+        config: its ``num_sms`` replaces ``Buffer.num_sms``; see :meth:`set_num_sms`.
         previous_event: what the call waits for instead of the current stream.
         async_finish: the returned event must be waited for. Otherwise the current stream waits.
         allocate_on_comm_stream: accepted; outputs always are, and may be used on the current stream.
@@ -228,7 +231,8 @@ class Buffer(LatencyCalls):
         entries for each local expert, or [] with num_worst_tokens; the handle; and the event. With ``handle`` only the
         first and the last are not None.
         """
-        asked = Asked(previous_event, async_finish, unknown)
+        num_sms = Buffer.num_sms if config is None else config.num_sms
+        asked = Asked(previous_event, async_finish, unknown, num_sms)
         given = {
             "num_tokens_per_rank": num_tokens_per_rank,
             "is_token_in_rank": is_token_in_rank,
@@ -244,7 +248,7 @@ class Buffer(LatencyCalls):
             given,
             expert_alignment=expert_alignment,
             num_worst_tokens=num_worst_tokens,
-            num_sms=config.num_sms if config is not None else Buffer.num_sms,
+            num_sms=num_sms,
             asked=asked,
         )
 
@@ -264,9 +268,10 @@ class Buffer(LatencyCalls):
         """Return the rows and sum each token's, in fp32 and in the order of ranks, rounded once. Collective.
 
         x: [N, H] bf16, contiguous. handle: of the dispatch. topk_weights: [N, K] f32, summed in the same way. They do
-        not scale x. bias: one or two [T, H] bf16, added first. Events as in :meth:`dispatch`.
+        not scale x. bias: one or two [T, H] bf16, added first. config and events as in :meth:`dispatch`.
 
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
-        asked = Asked(previous_event, async_finish, unknown)
+        num_sms = Buffer.num_sms if config is None else config.num_sms
+        asked = Asked(previous_event, async_finish, unknown, num_sms)
         return _throughput.combine(self._member, x, handle, topk_weights, bias, asked)

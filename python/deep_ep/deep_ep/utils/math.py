@@ -13,6 +13,8 @@ __all__ = [
     "calc_diff",
     "ceil_div",
     "count_bytes",
+    "hash_tensor",
+    "hash_tensors",
     "inplace_unique",
     "per_token_cast_back",
     "per_token_cast_to_fp8",
@@ -24,6 +26,7 @@ _LARGEST_FP8 = 448.0
 _LEAST_AMPLITUDE = 1e-4
 _EXPONENTS_PER_WORD = 4
 _MANTISSA_BITS = 23
+_WORD_BYTES = 4
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
@@ -45,6 +48,34 @@ def count_bytes(*values: Any) -> int:
         elif value is not None:
             total += count_bytes(*value)
     return total
+
+
+def hash_tensor(t: torch.Tensor) -> int:
+    """A number made from the bytes of the elements, to see whether two results are the same to the bit.
+
+    It is the sum of the bytes' 32-bit words, signed, with zeros after the last byte: equal bytes have equal numbers,
+    and one changed word changes the number. Words in another order do not, nor does the shape. Any dtype and strides;
+    waits for the device.
+    """
+    octets = t.detach().reshape(-1).contiguous().view(torch.uint8)
+    num_missing = -octets.numel() % _WORD_BYTES
+    if num_missing > 0 or octets.storage_offset() % _WORD_BYTES != 0:
+        octets = torch.nn.functional.pad(octets, (0, num_missing)).clone()
+    return int(octets.view(torch.int32).sum(dtype=torch.int64))
+
+
+def hash_tensors(*values: Any) -> int:
+    """:func:`hash_tensor` of all tensors in the arguments and in the tuples and lists among them, joined by exclusive
+    or, so in any order; an even number of equal tensors leaves no trace. What is no tensor, None for instance, does not
+    count.
+    """
+    joined = 0
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            joined ^= hash_tensor(value)
+        elif isinstance(value, (tuple, list)):
+            joined ^= hash_tensors(*value)
+    return joined
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
