@@ -14,7 +14,8 @@
 ///   progress[s]       rank s     release / acquire   rows and records that s has written here, or staged for it:
 ///                                                    epoch << 32 | rows so far (rows_reported in chunks.cuh)
 ///   done[s]           rank s     release / acquire   s writes and reads nothing here any more in this epoch
-///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]; s's source table may be written
+///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]; s's source table may be
+///                                                    written
 ///   local             this rank  device scope        see the kernels
 ///
 /// This rank reads all of them; the first four are st.release.sys (progress and counts_ready: fence.acq_rel.sys and
