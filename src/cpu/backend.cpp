@@ -72,7 +72,7 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
 }
 
 Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) try {
-  const Context context{*sync_, staging_};
+  const Context context{*sync_, staging_, spare_tables_};
   return sync_->has_rails() ? internode::route(call, context) : intranode::route(call, context);
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kRoute);
@@ -106,7 +106,7 @@ Status CpuBackend::dispatch(const DispatchCall& call) try {
 }
 
 Status CpuBackend::send(const DispatchCall& call) {
-  const Context context{*sync_, staging_};
+  const Context context{*sync_, staging_, spare_tables_};
   Status status = sync_->has_rails() ? internode::dispatch(call, context) : intranode::dispatch(call, context);
   if (status.ok()) status = sync_->confirm_reads();
   if (status.ok()) staging_.route_is_over();
@@ -114,7 +114,7 @@ Status CpuBackend::send(const DispatchCall& call) {
 }
 
 Status CpuBackend::combine(const CombineCall& call) try {
-  const Context context{*sync_, staging_};
+  const Context context{*sync_, staging_, spare_tables_};
   Status status = sync_->has_rails() ? internode::combine(call, context) : intranode::combine(call, context);
   if (status.ok()) status = sync_->confirm_reads();
   if (status.ok()) staging_.route_is_over();
@@ -137,6 +137,7 @@ Status CpuBackend::trim() {
   // A peer that has not noticed yet may still be in the call that broke the group.
   if (!sync_->broken().ok()) return sync_->broken();
   staging_.trim();
+  spare_tables_->clear();
   return {};
 }
 

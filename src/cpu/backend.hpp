@@ -41,6 +41,7 @@ class CpuBackend final : public Backend {
 
   std::unique_ptr<call::CallSync> sync_;
   Staging staging_;
+  std::shared_ptr<SpareTables> spare_tables_ = std::make_shared<SpareTables>();
 };
 
 /// Entry of the registry.

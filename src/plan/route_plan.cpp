@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -28,30 +29,65 @@ class LastToken {
   std::vector<std::int32_t> last_;
 };
 
-/// A destination as one number that sorts as (rank, row, topk) does.
-std::uint64_t pack_destination(std::size_t rank, std::int32_t row, std::size_t topk) {
-  return static_cast<std::uint64_t>(rank) << 48 | static_cast<std::uint64_t>(static_cast<std::uint32_t>(row)) << 8 |
-         static_cast<std::uint64_t>(topk);
+/// Bits of a key that hold the index in [K].
+constexpr int kTopkBits = 5;
+static_assert(kMaxTopk <= 1 << kTopkBits);
+
+/// Destinations of some tokens as they are found, with keys that sort as (rank, row, topk) does.
+struct FoundDestinations {
+  /// Tokens that are found before any is sorted: their stores are over by then, and the next tokens' loads under way.
+  static constexpr std::size_t kTokens = 32;
+  struct Token {
+    std::array<std::int32_t, kMaxTopk> keys;
+    std::array<Destination, kMaxTopk> destinations;
+    std::size_t count;
+  };
+  std::array<Token, kTokens> tokens{};
+};
+
+/// Writes a token's destinations to `out` in the order of their keys, which all differ. Counts the smaller keys instead
+/// of comparing and moving, because branches on random choices are mispredicted; with a fixed number of lanes the
+/// compiler counts for many keys at once.
+template <std::size_t kLanes>
+void write_sorted(const FoundDestinations::Token& token, Destination* out) {
+  std::array<std::int32_t, kLanes> positions{};
+  for (std::size_t i = 0; i < token.count; ++i) {
+    const std::int32_t key = token.keys[i];
+    for (std::size_t lane = 0; lane < kLanes; ++lane) positions[lane] += key < token.keys[lane] ? 1 : 0;
+  }
+  for (std::size_t i = 0; i < token.count; ++i) out[positions[i]] = token.destinations[i];
 }
 
-/// Sorts a token's destinations, which all differ. Counts the smaller ones instead of comparing and moving, again to
-/// avoid branches: 8 destinations cost 64 comparisons.
-void sort_destinations(std::span<const std::uint64_t> packed, Destination* out) {
-  std::array<std::uint64_t, kMaxTopk> sorted;
-  for (const std::uint64_t destination : packed) {
-    std::size_t position = 0;
-    for (const std::uint64_t other : packed) position += other < destination ? 1U : 0U;
-    sorted[position] = destination;
+/// By expert, and last for no expert: which run its entries belong to; `no_run` for none.
+std::vector<std::int32_t> runs_of_experts(const RouteShape& shape) {
+  std::vector<std::int32_t> runs(shape.num_experts + 1);
+  if (shape.by_rank()) {
+    std::copy_n(shape.expert_to_rank.begin(), shape.num_experts, runs.begin());
+  } else {
+    std::iota(runs.begin(), runs.end(), 0);
   }
-  std::uint64_t previous_row = ~std::uint64_t{0};
-  for (std::size_t i = 0; i < packed.size(); ++i) {
-    const std::uint64_t rank_and_row = sorted[i] >> 8;
-    out[i] = {static_cast<std::int32_t>(rank_and_row & 0xFFFFFFFFU), static_cast<std::int16_t>(rank_and_row >> 40),
-              static_cast<std::uint8_t>(sorted[i] & 0xFFU),
-              static_cast<std::uint8_t>(rank_and_row != previous_row ? 1 : 0)};
-    previous_row = rank_and_row;
-  }
+  runs[shape.num_experts] = static_cast<std::int32_t>(shape.num_runs());
+  return runs;
 }
+
+/// By expert: a number by which its entries sort as they do by (rank, row). Groups of one rank follow each other in
+/// ascending expert order.
+std::vector<std::int32_t> row_order(const RouteShape& shape) {
+  std::vector<std::int32_t> order(shape.expert_to_rank.begin(),
+                                  shape.expert_to_rank.begin() + static_cast<std::ptrdiff_t>(shape.num_experts));
+  if (shape.by_rank()) return order;
+  std::vector<std::int32_t> next(shape.num_ranks + 1, 0);
+  for (std::size_t expert = 0; expert < shape.num_experts; ++expert) ++next[shape.owner(expert) + 1];
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  for (std::size_t expert = 0; expert < shape.num_experts; ++expert) order[expert] = next[shape.owner(expert)]++;
+  return order;
+}
+
+/// How far a source has come with a run.
+struct RunPosition {
+  std::int32_t last_token;  ///< that has a row there
+  std::int32_t next_row;
+};
 
 std::int32_t count_of_tokens(const RouteShape& shape, std::span<const std::int64_t> ids) {
   return static_cast<std::int32_t>(ids.size() / shape.num_topk);
@@ -93,20 +129,25 @@ void count_tokens(const RouteShape& shape, std::span<const std::int64_t> ids, st
   std::copy_n(expert_counts.begin(), shape.num_experts, expert_counts_out);
 }
 
-void list_run_tokens(const RouteShape& shape, std::span<const std::int64_t> ids, const std::int32_t* counts,
+void list_run_tokens(const RouteShape& shape, std::span<const std::int64_t> ids_in, const std::int32_t* counts,
                      std::int32_t* tokens) {
-  const std::int32_t num_tokens = count_of_tokens(shape, ids);
-  const std::size_t no_run = shape.num_runs();
-  std::vector<std::size_t> next(no_run + 1, 0);
-  for (std::size_t run = 0; run < no_run; ++run) next[run + 1] = next[run] + static_cast<std::size_t>(counts[run]);
-  LastToken visited(no_run + 1);
-  std::int32_t discarded = 0;
-  for (std::int32_t token = 0; token < num_tokens; ++token) {
-    for (std::size_t entry = to_size(token) * shape.num_topk; entry < (to_size(token) + 1) * shape.num_topk; ++entry) {
-      const std::int64_t id = ids[entry];
-      const std::size_t run = id < 0 ? no_run : shape.by_rank() ? shape.owner(to_size(id)) : to_size(id);
-      const unsigned first = visited.first_visit(run, token);
-      *(first != 0 && run != no_run ? tokens + next[run] : &discarded) = token;
+  const std::int32_t num_tokens = count_of_tokens(shape, ids_in);
+  const std::vector<std::int32_t> run_table = runs_of_experts(shape);
+  // Tokens without an expert come last, in entries that no run needs.
+  std::vector<std::int64_t> next_table(shape.num_runs() + 1, 0);
+  std::partial_sum(counts, counts + shape.num_runs(), next_table.begin() + 1, std::plus<std::int64_t>());
+  LastToken visited(shape.num_runs() + 1);
+  // Plain pointers and locals: the compiler cannot know that the stores below do not modify the vectors themselves.
+  const std::int64_t* ids = ids_in.data();
+  const std::int32_t* const runs = run_table.data();
+  std::int64_t* const next = next_table.data();
+  const std::size_t num_experts = shape.num_experts;
+  const std::size_t num_topk = shape.num_topk;
+  for (std::int32_t token = 0; token < num_tokens; ++token, ids += num_topk) {
+    for (std::size_t topk = 0; topk < num_topk; ++topk) {
+      const auto run = static_cast<std::size_t>(runs[ids[topk] < 0 ? num_experts : to_size(ids[topk])]);
+      const auto first = static_cast<std::int64_t>(visited.first_visit(run, token));
+      tokens[next[run] + first - 1] = token;  // not the first: once more where it is
       next[run] += first;
     }
   }
@@ -197,46 +238,66 @@ Status check_capacity(const RouteShape& shape, AllCounts sources, const ExpertGr
 }
 
 TokenPlan place_tokens(const RouteShape& shape, AllCounts sources, const ExpertGroups& groups, std::size_t my_rank,
-                       std::span<const std::int64_t> ids_in) {
+                       std::span<const std::int64_t> ids_in, TokenPlan plan) {
   const std::size_t num_topk = shape.num_topk;
   const std::size_t num_tokens = ids_in.size() / num_topk;
-  std::vector<std::int64_t> next_row = first_rows(shape, sources, groups, my_rank);
-  std::vector<std::int32_t> current_row(next_row.size(), -1);
-  LastToken visited(next_row.size());
-  TokenPlan plan;
-  plan.slots.assign(ids_in.size(), -1);
-  plan.first_destination.assign(num_tokens + 1, 0);
-  plan.destinations.resize(ids_in.size());
-  plan.num_rows_to_rank.assign(shape.num_ranks, 0);
-  // Plain pointers: the compiler cannot know that the stores below do not modify the vectors themselves.
-  const std::int64_t* const ids = ids_in.data();
-  const std::int32_t* const owners = shape.expert_to_rank.data();
-  const bool by_rank = shape.by_rank();
-  std::int32_t* const slots = plan.slots.data();
-  std::int64_t* const num_rows_to_rank = plan.num_rows_to_rank.data();
-  Destination* const destinations = plan.destinations.data();
-  std::array<std::uint64_t, kMaxTopk> packed;
-  std::size_t num_destinations = 0;
-  for (std::size_t token = 0; token < num_tokens; ++token) {
-    std::size_t num_packed = 0;
-    for (std::size_t topk = 0; topk < num_topk; ++topk) {
-      const std::int64_t id = ids[token * num_topk + topk];
-      if (id < 0) continue;
-      const auto rank = static_cast<std::size_t>(owners[id]);
-      const std::size_t run = by_rank ? rank : to_size(id);
-      const unsigned first = visited.first_visit(run, static_cast<std::int32_t>(token));
-      const std::int32_t row = first != 0 ? static_cast<std::int32_t>(next_row[run]) : current_row[run];
-      current_row[run] = row;
-      next_row[run] += first;
-      num_rows_to_rank[rank] += first;
-      slots[token * num_topk + topk] = row;
-      packed[num_packed++] = pack_destination(rank, row, topk);
-    }
-    sort_destinations(std::span(packed.data(), num_packed), destinations + num_destinations);
-    num_destinations += num_packed;
-    plan.first_destination[token + 1] = static_cast<std::int32_t>(num_destinations);
+  std::vector<RunPosition> position_table;
+  for (const std::int64_t row : first_rows(shape, sources, groups, my_rank)) {
+    position_table.push_back({-1, static_cast<std::int32_t>(row)});
   }
-  plan.destinations.resize(num_destinations);
+  const std::vector<std::int32_t> order_table = row_order(shape);
+  plan.slots.resize(ids_in.size());
+  plan.first_destination.resize(num_tokens + 1);
+  plan.first_destination[0] = 0;
+  plan.destinations.resize(ids_in.size());
+  // Plain pointers, for the same reason as above.
+  const std::int64_t* ids = ids_in.data();
+  const std::int32_t* const owners = shape.expert_to_rank.data();
+  const std::int32_t* const order = order_table.data();
+  const bool by_rank = shape.by_rank();
+  RunPosition* const positions = position_table.data();
+  std::int32_t* slots = plan.slots.data();
+  std::int32_t* const first_destination = plan.first_destination.data();
+  Destination* destinations = plan.destinations.data();
+  const auto write = num_topk <= 8 ? write_sorted<8> : num_topk <= 16 ? write_sorted<16> : write_sorted<kMaxTopk>;
+  FoundDestinations found;
+  for (std::size_t begin = 0; begin < num_tokens; begin += FoundDestinations::kTokens) {
+    const std::size_t end = std::min(begin + FoundDestinations::kTokens, num_tokens);
+    for (std::size_t token = begin; token < end; ++token, ids += num_topk, slots += num_topk) {
+      FoundDestinations::Token& one = found.tokens[token - begin];
+      std::size_t count = 0;
+      for (std::size_t topk = 0; topk < num_topk; ++topk) {
+        const std::int64_t id = ids[topk];
+        if (id < 0) {
+          slots[topk] = -1;
+          continue;
+        }
+        const std::int32_t rank = owners[id];
+        RunPosition& run = positions[by_rank ? rank : id];
+        const std::int32_t first = run.last_token != static_cast<std::int32_t>(token) ? 1 : 0;
+        run.last_token = static_cast<std::int32_t>(token);
+        run.next_row += first;
+        const std::int32_t row = run.next_row - 1;
+        slots[topk] = row;
+        one.keys[count] = order[id] << kTopkBits | static_cast<std::int32_t>(topk);
+        one.destinations[count] = {row, static_cast<std::int16_t>(rank), static_cast<std::uint8_t>(topk),
+                                   static_cast<std::uint8_t>(first)};
+        ++count;
+      }
+      one.count = count;
+    }
+    for (std::size_t token = begin; token < end; ++token) {
+      const FoundDestinations::Token& one = found.tokens[token - begin];
+      write(one, destinations);
+      destinations += one.count;
+      first_destination[token + 1] = static_cast<std::int32_t>(destinations - plan.destinations.data());
+    }
+  }
+  plan.destinations.resize(to_size(first_destination[num_tokens]));
+  plan.num_rows_to_rank.clear();
+  for (std::size_t rank = 0; rank < shape.num_ranks; ++rank) {
+    plan.num_rows_to_rank.push_back(rows_from_source(shape, sources[my_rank], rank));
+  }
   return plan;
 }
 

@@ -91,8 +91,9 @@ struct TokenPlan {
   std::vector<std::int32_t> first_destination;  ///< [T + 1]
   std::vector<std::int64_t> num_rows_to_rank;   ///< [R]
 };
+/// `plan`: one that is no longer needed, whose memory is used again.
 TokenPlan place_tokens(const RouteShape& shape, AllCounts sources, const ExpertGroups& groups, std::size_t my_rank,
-                       std::span<const std::int64_t> ids);
+                       std::span<const std::int64_t> ids, TokenPlan plan = {});
 
 /// Calls fn(run, source, first row, number of rows) for every run that `rank` receives, in the order of its sources.
 template <typename Function>

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <random>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "plan/forward_table.hpp"
 #include "support/planned_routing.hpp"
@@ -40,6 +42,65 @@ TEST(RoutePlan, GivesTheOraclesRows) {
         expect_equal(planned[rank], (*expected)[rank]);
       }
       if (HasFailure()) return;
+    }
+  }
+}
+
+using DestinationFields = std::tuple<int, std::int32_t, int, int>;
+
+DestinationFields fields(const plan::Destination& d) { return {d.rank, d.row, d.topk, d.first}; }
+
+/// The destinations of one token, from its slots.
+std::vector<DestinationFields> sorted_destinations(const plan::RouteShape& shape, const std::int64_t* ids,
+                                                   const std::int32_t* slots) {
+  std::vector<DestinationFields> sorted;
+  for (std::size_t topk = 0; topk < shape.num_topk; ++topk) {
+    if (ids[topk] < 0) continue;
+    sorted.emplace_back(static_cast<int>(shape.owner(to_size(ids[topk]))), slots[topk], static_cast<int>(topk), 1);
+  }
+  std::sort(sorted.begin(), sorted.end());
+  for (std::size_t i = 1; i < sorted.size(); ++i) {
+    const auto& [rank, row, topk, first] = sorted[i - 1];
+    if (std::get<0>(sorted[i]) == rank && std::get<1>(sorted[i]) == row) std::get<3>(sorted[i]) = 0;
+  }
+  return sorted;
+}
+
+// Every width of a token, experts on ranks in any order, and the memory of one plan used by the next.
+TEST(RoutePlan, DestinationsAscendByRankAndRow) {
+  std::mt19937 random(3);
+  plan::TokenPlan tokens;
+  for (std::size_t num_topk = 1; num_topk <= kMaxTopk; ++num_topk) {
+    for (const Layout layout : {Layout::kTokens, Layout::kExperts}) {
+      SCOPED_TRACE(testing::Message() << "K " << num_topk << ", layout " << static_cast<int>(layout));
+      std::vector<std::int32_t> owners(40);
+      for (std::int32_t& owner : owners) owner = static_cast<std::int32_t>(random() % 5);
+      const plan::RouteShape shape{.layout = layout,
+                                   .num_ranks = 5,
+                                   .num_experts = owners.size(),
+                                   .num_topk = num_topk,
+                                   .expert_alignment = layout == Layout::kExperts ? 4 : 1,
+                                   .slab_capacity = 0,
+                                   .expert_to_rank = owners};
+      std::vector<std::int64_t> ids(num_topk * (random() % 100));
+      for (std::int64_t& id : ids) id = static_cast<std::int64_t>(random() % (owners.size() + 1)) - 1;
+      std::vector<std::int32_t> ranks(shape.num_ranks);
+      std::vector<std::int32_t> experts(shape.num_experts);
+      plan::count_tokens(shape, ids, ranks.data(), experts.data());
+      const std::vector<plan::SourceCounts> sources(
+          shape.num_ranks, {ranks.data(), experts.data(), static_cast<std::int64_t>(ids.size()), 0});
+      const plan::ExpertGroups groups = plan::group_experts(shape, sources);
+      tokens = plan::place_tokens(shape, sources, groups, 3, ids, std::move(tokens));
+      ASSERT_EQ(tokens.first_destination.size(), ids.size() / num_topk + 1);
+      EXPECT_EQ(tokens.num_rows_to_rank.size(), shape.num_ranks);
+      for (std::size_t token = 0; token + 1 < tokens.first_destination.size(); ++token) {
+        std::vector<DestinationFields> placed;
+        for (auto i = tokens.first_destination[token]; i < tokens.first_destination[token + 1]; ++i) {
+          placed.push_back(fields(tokens.destinations[to_size(i)]));
+        }
+        EXPECT_EQ(placed, sorted_destinations(shape, &ids[token * num_topk], &tokens.slots[token * num_topk]));
+      }
+      EXPECT_EQ(tokens.destinations.size(), to_size(tokens.first_destination.back()));
     }
   }
 }

@@ -1,7 +1,10 @@
 #ifndef FERRY_CPU_CONTEXT_CONTEXT_HPP
 #define FERRY_CPU_CONTEXT_CONTEXT_HPP
 
+#include <memory>
+
 #include "call/call_sync.hpp"
+#include "cpu/context/spare_tables.hpp"
 #include "cpu/context/staging.hpp"
 
 namespace ferry::cpu {
@@ -10,6 +13,7 @@ namespace ferry::cpu {
 struct Context {
   call::CallSync& sync;
   Staging& staging;
+  const std::shared_ptr<SpareTables>& spare_tables;
 
   node::Peers& peers() const { return sync.peers(); }
   const Topology& topology() const { return sync.topology(); }

@@ -1,6 +1,7 @@
 #include "cpu/context/routing.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace ferry::cpu {
 namespace {
@@ -34,6 +35,7 @@ void copy_inputs(const RouteCall& call, CpuRouting& routing) {
   } else {
     copy_ids<std::int64_t>(call, routing.ids);
   }
+  routing.weights.clear();
   if (call.topk_weights.present()) {
     const auto* weights = static_cast<const float*>(call.topk_weights.data);
     routing.weights.assign(weights, weights + routing.ids.size());
@@ -42,7 +44,7 @@ void copy_inputs(const RouteCall& call, CpuRouting& routing) {
 
 void plan_rows(const plan::RouteShape& shape, plan::AllCounts sources, const plan::ExpertGroups& groups,
                std::size_t my_rank, CpuRouting& routing) {
-  routing.tokens = plan::place_tokens(shape, sources, groups, my_rank, routing.ids);
+  routing.tokens = plan::place_tokens(shape, sources, groups, my_rank, routing.ids, std::move(routing.tokens));
   routing.num_rows_to_rank = routing.tokens.num_rows_to_rank;
   for (std::size_t rank = 0; rank < shape.num_ranks; ++rank) {
     routing.num_tokens_of_rank.push_back(sources[rank].num_entries / static_cast<std::int64_t>(shape.num_topk));

@@ -4,20 +4,25 @@
 /// A Routing's tables in host memory.
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/backend.hpp"
 #include "core/routing_state.hpp"
+#include "cpu/context/spare_tables.hpp"
 #include "plan/forward_table.hpp"
 #include "plan/route_plan.hpp"
 
 namespace ferry::cpu {
 
-struct CpuRouting : RoutingState {
-  std::vector<std::int64_t> ids;           ///< [T, K]
-  std::vector<float> weights;              ///< [T, K] or empty
-  plan::TokenPlan tokens;                  ///< where this rank's entries go
-  std::vector<std::int32_t> source_table;  ///< [num_used_rows, 2] source rank and token, -1 in rows without a token
+struct CpuRouting : RoutingState, LargeTables {
+  explicit CpuRouting(std::shared_ptr<SpareTables> spares) : LargeTables(spares->take()), spare(std::move(spares)) {}
+  CpuRouting(const CpuRouting&) = delete;
+  CpuRouting& operator=(const CpuRouting&) = delete;
+  ~CpuRouting() override { spare->give(std::move(static_cast<LargeTables&>(*this))); }
+
+  std::shared_ptr<SpareTables> spare;
   std::int32_t num_used_rows_i32 = 0;
 
   std::vector<std::int64_t> num_rows_on_rank;    ///< [R] used rows of each rank

@@ -30,7 +30,7 @@ class Router {
         staging_(context.staging),
         topology_(context.topology()),
         shape_(route_shape(call, context.topology())),
-        routing_(std::make_shared<CpuRouting>()) {}
+        routing_(std::make_shared<CpuRouting>(context.spare_tables)) {}
 
   /// Counts this rank's own tokens; fills the descriptor.
   Status prepare(CallDescriptor& descriptor);

@@ -70,12 +70,13 @@ void read_sources(const plan::RouteShape& shape, const PeerTables& peers, const 
   }
   const auto read_run = [&](std::size_t run, std::size_t source, std::int64_t first_row, std::int32_t num_rows) {
     const std::int32_t* const tokens = peers.tables[source].tokens + run_begins[source][run];
+    const std::int64_t num_tokens = routing.num_tokens_of_rank[source];
+    std::int32_t* const rows = routing.source_table.data() + first_row * 2;
     for (std::int64_t i = 0; i < num_rows; ++i) {
       // Clamp: a faulty peer must not cause an out-of-range read.
-      const bool exists = tokens[i] >= 0 && tokens[i] < routing.num_tokens_of_rank[source];
-      std::int32_t* const entry = routing.source_table.data() + (first_row + i) * 2;
-      entry[0] = static_cast<std::int32_t>(source);
-      entry[1] = exists ? tokens[i] : 0;
+      const bool exists = tokens[i] >= 0 && tokens[i] < num_tokens;
+      rows[2 * i] = static_cast<std::int32_t>(source);
+      rows[2 * i + 1] = exists ? tokens[i] : 0;
     }
   };
   plan::for_each_received_run(shape, peers.counts, groups, my_rank, read_run);
@@ -85,7 +86,7 @@ void read_sources(const plan::RouteShape& shape, const PeerTables& peers, const 
 
 Result<std::shared_ptr<RoutingState>> route(const RouteCall& call, const Context& context) {
   if (!context.sync.broken().ok()) return context.sync.broken();
-  const auto routing = std::make_shared<CpuRouting>();
+  const auto routing = std::make_shared<CpuRouting>(context.spare_tables);
   const plan::RouteShape shape = route_shape(call, context.topology());
   const auto my_rank = to_size(context.sync.rank());
   CallDescriptor descriptor;

@@ -6,6 +6,7 @@
 #include "cuda/intranode/count.cuh"
 #include "cuda/intranode/exchange_groups.cuh"
 #include "cuda/intranode/exchange_report.cuh"
+#include "cuda/sync/kernel_order.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -55,6 +56,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   }
   __syncthreads();
   if (!shared.here) return;
+  let_next_kernel_begin();  // not before: it would hold multiprocessors while this one waits for the peers
   if (!counted) {
     end_refused(ranks, epoch);
     return;

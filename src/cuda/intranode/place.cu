@@ -6,6 +6,7 @@
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/entries.cuh"
 #include "cuda/sync/entry.cuh"
+#include "cuda/sync/kernel_order.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -128,8 +129,8 @@ __device__ void write_source(const RouteParams& params, int2* const* sources, co
   if (first) sources[entry.owner][rows.row] = make_int2(params.ranks.rank, static_cast<int>(entry.token));
 }
 
-/// Positions before each warp of counting block `block`, in `next` [warps, runs].
-__device__ void fill_next(const RouteParams& params, int block, std::int32_t* next) {
+/// Counts the runs of each warp of counting block `block`, in `next` [warps, runs]. Needs nothing of the exchange.
+__device__ void count_runs(const RouteParams& params, int block, std::int32_t* next) {
   const int num_ranks = params.ranks.num_ranks;
   const int num_runs = num_runs_of(params);
   const bool by_token = params.layout == Layout::kTokens;
@@ -143,6 +144,12 @@ __device__ void fill_next(const RouteParams& params, int block, std::int32_t* ne
     if (entry.first_of_rank) atomicAdd(&mine[entry.owner], 1);
     if (!by_token && entry.first_of_expert) atomicAdd(&mine[num_ranks + entry.expert], 1);
   }
+}
+
+/// Turns the counts of count_runs into positions before each warp.
+__device__ void fill_next(const RouteParams& params, int block, std::int32_t* next) {
+  const int num_ranks = params.ranks.num_ranks;
+  const int num_runs = num_runs_of(params);
   __syncthreads();
   const auto columns = plan::CountColumns::of(num_ranks, params.num_experts);
   const std::int32_t* const before = params.tables.block_counts + static_cast<std::int64_t>(block) * columns.size;
@@ -211,6 +218,9 @@ __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_const
   __shared__ PlaceShared shared;
   const RouteParams& route = params.route;
   const RankParams& ranks = route.ranks;
+  const auto first_block = static_cast<int>(blockIdx.x);
+  if (first_block < route.num_blocks) count_runs(route, first_block, next);
+  await_kernel_before();
   const std::uint64_t epoch = current_epoch(ranks);
   if (is_broken(ranks)) return;
   if (route.tables.summary->valid == 0) {
@@ -222,7 +232,8 @@ __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_const
   if (params.announces && blockIdx.x == 0 && warp_idx() == 0) post_entry(ranks, params.entry, epoch);
   if (!find_sources(ranks, route.tables.source_offsets, epoch, shared.sources)) return;
   const int num_runs = num_runs_of(route);
-  for (int block = static_cast<int>(blockIdx.x); block < route.num_blocks; block += static_cast<int>(gridDim.x)) {
+  for (int block = first_block; block < route.num_blocks; block += static_cast<int>(gridDim.x)) {
+    if (block != first_block) count_runs(route, block, next);
     fill_next(route, block, next);
     const TokenRange range = tokens_of_warp(route, block);
     const int step = kWarpLanes / lanes_per_token(route.num_topk);
@@ -265,7 +276,8 @@ cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream) {
   const std::int64_t for_rows = params.num_bounded_rows / (kPlaceThreads * kRowsPerThread);
   const std::int64_t wanted = std::max<std::int64_t>(route.num_blocks, for_rows);
   const auto num_blocks = static_cast<unsigned>(std::min<std::int64_t>(wanted, route.max_blocks));
-  return launch_kernel(place_kernel, {num_blocks, kPlaceThreads, next_bytes(num_runs_of(route))}, params, stream);
+  const LaunchShape shape{num_blocks, kPlaceThreads, next_bytes(num_runs_of(route)), params.overlaps};
+  return launch_kernel(place_kernel, shape, params, stream);
 }
 
 cudaError_t load_exchange_kernel(std::size_t shared_limit);

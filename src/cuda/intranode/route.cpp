@@ -32,11 +32,11 @@ class RouteBuilder {
   Status clear_summary(cudaStream_t own_stream);
   Status prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceReport* report, bool captured,
                       std::int64_t timeout_ns);
-  cudaError_t launch_steps(const Launch& launch, int max_blocks);
+  cudaError_t launch_steps(const Launch& launch, const Parts& parts);
   /// The counts of an exact route are known: its source table becomes as large as they say. False: this rank's place
   /// step has found that its table was too small, and is to be launched again, with the one there is now.
   Result<bool> fit_source();
-  cudaError_t launch_place_step(const Launch& launch, bool announces);
+  cudaError_t launch_place_step(const Launch& launch, const Parts& parts, bool announces);
   CudaRouting& state() { return *state_; }
   std::shared_ptr<CudaRouting> finish();
 
@@ -182,7 +182,7 @@ Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, D
   return {};
 }
 
-cudaError_t RouteBuilder::launch_steps(const Launch& launch, int max_blocks) {
+cudaError_t RouteBuilder::launch_steps(const Launch& launch, const Parts& parts) {
   RouteParams& params = params_;
   params.ranks = ranks_;
   params.agreement = launch.agreement;
@@ -200,16 +200,17 @@ cudaError_t RouteBuilder::launch_steps(const Launch& launch, int max_blocks) {
   params.max_recv_rows = call_.options.max_recv_rows;
   params.tokens_per_block = state_->tokens_per_block;
   params.num_blocks = state_->num_blocks;
-  params.max_blocks = max_blocks;
+  params.max_blocks =
+      most_blocks(call_.options.num_sms, {.num_sms = parts.num_sms, .num_ranks = parts.ranks.num_ranks});
   params.placement = state_->placement->tables;
   params.tables = state_->tables;
   params.source_offset = source_offset();
   params.source_rows = source_rows_;
   const cudaError_t error = launch_exchange(params, launch.stream);
-  return error == cudaSuccess ? launch_place_step(launch, false) : error;
+  return error == cudaSuccess ? launch_place_step(launch, parts, false) : error;
 }
 
-cudaError_t RouteBuilder::launch_place_step(const Launch& launch, bool announces) {
+cudaError_t RouteBuilder::launch_place_step(const Launch& launch, const Parts& parts, bool announces) {
   PlaceParams params;
   params.route = params_;
   params.announces = announces;
@@ -218,6 +219,8 @@ cudaError_t RouteBuilder::launch_place_step(const Launch& launch, bool announces
   params.entry.tables_offset = source_offset();
   params.source = reinterpret_cast<std::int32_t*>(state_->source_memory.get());
   params.num_bounded_rows = bounded() ? state_->num_recv_rows : 0;
+  // Not in a graph: its nodes may be copied or updated by programs and drivers that know no such edge.
+  params.overlaps = parts.has_bulk && !announces && !launch.captured;
   return launch_place(params, launch.stream);
 }
 
@@ -284,8 +287,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& histor
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
   if (!launch.ok()) return refuse(context, call, launch.status());
   CudaRouting& state = builder.state();
-  cudaError_t error = builder.launch_steps(
-      *launch, most_blocks(call.options.num_sms, {.num_sms = parts.num_sms, .num_ranks = parts.ranks.num_ranks}));
+  cudaError_t error = builder.launch_steps(*launch, parts);
   if (error == cudaSuccess && !builder.bounded()) {
     if (call.while_waiting != nullptr) (*call.while_waiting)();
     status = await_counts(context, *launch, state.host);
@@ -296,7 +298,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& histor
       const Result<bool> fits = builder.fit_source();
       // The exchange has taken place: a rank that cannot go on must not leave the others waiting.
       if (!fits.ok()) status = context.fail(fits.status());
-      if (fits.ok() && !*fits) error = builder.launch_place_step(*launch, true);
+      if (fits.ok() && !*fits) error = builder.launch_place_step(*launch, parts, true);
     }
   }
   Status ended = context.end(*launch, error, "route");
