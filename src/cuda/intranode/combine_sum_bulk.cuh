@@ -3,11 +3,10 @@
 
 /// Summing by the bulk copy engine: a warp's rows land in shared memory while it adds up others. A set is the same
 /// piece of the rows of a token, the shorter the more rows there are. Few multiprocessors then hold enough bytes in
-/// flight to fill the links: what comes over them waits several microseconds, so shared memory is what bounds the pace,
-/// and the row that is on this GPU takes none of it.
+/// flight to fill the links, if adding keeps up with them: its loops are short, because code that a multiprocessor's
+/// instruction cache cannot hold runs several times slower.
 
 #include "cuda/copy/bulk_copy.cuh"
-#include "cuda/copy/warp_copy.cuh"
 #include "cuda/intranode/combine_terms.cuh"
 
 namespace ferry::cuda::device {
@@ -17,11 +16,8 @@ inline constexpr int kSumSets = 2;
 inline constexpr int kSumTokens = kSumSets + 1;
 inline constexpr int kSetBytes = 8192;
 inline constexpr std::uint32_t kVectorBytes = sizeof(uint4);
-/// A line of the second-level cache.
-inline constexpr std::uint32_t kLineBytes = 128;
 inline constexpr std::uint32_t kStepBytes = kWarpLanes * kVectorBytes;
 /// Sets of up to so many rows are added with all rows of a step in registers.
-inline constexpr int kOneRow = 1;
 inline constexpr int kTwoRows = 2;
 inline constexpr int kFewRows = 4;
 inline constexpr int kManyRows = 8;
@@ -45,18 +41,16 @@ struct SumItem {
 
 /// A walk over the sets of an item.
 struct SetCursor {
-  int token = -1;    ///< -1: no more
-  int num_rows = 0;  ///< of a set: the token's but for the near one
-  int near_row = kNoRow;
-  int room = kOneRow;  ///< rows that a set of this token has room for
+  int token = -1;  ///< -1: no more
+  int num_rows = 0;
+  int room = kTwoRows;  ///< rows that a set of this token has room for
   int piece = 0;
   int end_piece = 0;
 
-  __device__ static SetCursor of(const SumItem& item, const Terms& terms, std::int64_t row_bytes) {
+  __device__ static SetCursor of(const SumItem& item, int num_rows, std::int64_t row_bytes) {
     SetCursor cursor;
     cursor.token = item.token;
-    cursor.near_row = terms.near_row;
-    cursor.num_rows = terms.num_rows - (terms.near_row != kNoRow ? 1 : 0);
+    cursor.num_rows = num_rows;
     while (cursor.room < cursor.num_rows) cursor.room *= 2;
     const int bytes = cursor.piece_bytes();
     const auto num_pieces = static_cast<int>((row_bytes + bytes - 1) / bytes);
@@ -65,8 +59,6 @@ struct SetCursor {
     return cursor;
   }
 
-  /// Which of the token's rows row `idx` of a set is.
-  __device__ int row_of(int idx) const { return idx < near_row ? idx : idx + 1; }
   __device__ int piece_bytes() const { return kSetBytes / room; }
   /// False behind the last set.
   __device__ bool advance() { return ++piece < end_piece; }
@@ -100,12 +92,12 @@ class BulkSummer {
   __device__ void run() {
     begin_item(loading_, loading_terms_);
     using_ = loading_;
+#pragma unroll 1
     for (int set = 0; set < kSumSets; ++set) load(set);
-    while (using_.token >= 0) {
-      for (int set = 0; set < kSumSets && using_.token >= 0; ++set) {
-        add(set);
-        load(set);
-      }
+#pragma unroll 1
+    for (int set = 0; using_.token >= 0; set = set + 1 == kSumSets ? 0 : set + 1) {
+      add(set);
+      load(set);
     }
   }
 
@@ -138,7 +130,7 @@ class BulkSummer {
       terms.part = item.part;
     }
     __syncwarp();
-    cursor = SetCursor::of(item, terms, params_.row_bytes);
+    cursor = SetCursor::of(item, num_rows, params_.row_bytes);
   }
 
   /// Starts the next set. All lanes.
@@ -151,14 +143,8 @@ class BulkSummer {
     const std::uint32_t bytes = loading_.bytes(params_.row_bytes);
     if (lane_idx() == 0) expect_loads(barrier, bytes * static_cast<std::uint32_t>(loading_.num_rows));
     __syncwarp();
-    for (int idx = lane_idx(); idx < loading_.num_rows; idx += kWarpLanes) {
-      start_load(to + idx * piece_bytes, terms.rows[loading_.row_of(idx)] + loading_.offset(), bytes, barrier);
-    }
-    if (loading_.near_row != kNoRow) {
-      const std::byte* near = terms.rows[loading_.near_row] + loading_.offset();
-      for (auto at = static_cast<std::uint32_t>(lane_idx()) * kLineBytes; at < bytes; at += kWarpLanes * kLineBytes) {
-        prefetch_l2(near + at);
-      }
+    for (int row = lane_idx(); row < loading_.num_rows; row += kWarpLanes) {
+      start_load(to + row * piece_bytes, terms.rows[row] + loading_.offset(), bytes, barrier);
     }
     if (loading_.advance()) return;
     loading_terms_ = (loading_terms_ + 1) % kSumTokens;
@@ -169,16 +155,16 @@ class BulkSummer {
   __device__ void add(int set) {
     wait_barrier(stages_.barriers + set, parities_ >> set & 1U);
     parities_ ^= 1U << set;
-    if (using_.room == kOneRow) {
-      add_rows<kOneRow>(set);
+    const Terms& terms = stages_.terms[using_terms_];
+    // Mostly a row counts once.
+    if (using_.room > kManyRows || terms.num_weights != terms.num_rows) {
+      add_any_rows(set);
     } else if (using_.room == kTwoRows) {
       add_rows<kTwoRows>(set);
     } else if (using_.room == kFewRows) {
       add_rows<kFewRows>(set);
-    } else if (using_.room == kManyRows) {
-      add_rows<kManyRows>(set);
     } else {
-      add_any_rows(set);
+      add_rows<kManyRows>(set);
     }
     __syncwarp();
     if (using_.advance()) return;
@@ -186,8 +172,8 @@ class BulkSummer {
     using_ = {};
     // The next item is being loaded already, or there is none.
     if (using_terms_ == loading_terms_ && loading_.token < 0) return;
-    const Terms& terms = stages_.terms[using_terms_];
-    using_ = SetCursor::of({terms.token, terms.part, num_parts_}, terms, params_.row_bytes);
+    const Terms& next = stages_.terms[using_terms_];
+    using_ = SetCursor::of({next.token, next.part, num_parts_}, next.num_rows, params_.row_bytes);
   }
 
   __device__ void write(const Vector<kFloat32>& sum, std::uint32_t at) const {
@@ -195,92 +181,50 @@ class BulkSummer {
     *reinterpret_cast<uint4*>(out) = sum.round();
   }
 
-  /// 16 bytes of the near row for this lane, `at` bytes into the piece.
-  __device__ static uint4 load_near(const std::byte* near, std::uint32_t at, std::uint32_t bytes) {
-    return near != nullptr && at < bytes ? *reinterpret_cast<const uint4*>(near + at) : uint4{};
-  }
-
-  /// Null where the token has none.
-  __device__ const std::byte* near_piece(const Terms& terms) const {
-    return using_.near_row == kNoRow ? nullptr : terms.rows[using_.near_row] + using_.offset();
-  }
-
+  /// Each of up to `kRows` rows counts with one weight.
   template <int kRows>
   __device__ void add_rows(int set) const {
-    constexpr int kSteps = kSetBytes / kRows / kStepBytes;
     const Terms& terms = stages_.terms[using_terms_];
-    const std::byte* base = stages_.sets + set * kSetBytes + lane_idx() * static_cast<int>(kVectorBytes);
+    const std::byte* base = stages_.sets + set * kSetBytes;
     const std::uint32_t bytes = using_.bytes(params_.row_bytes);
     const int num_rows = using_.num_rows;
-    const int near_row = using_.near_row;
-    const std::byte* near = near_piece(terms);
-    // Mostly a row counts once: then its weight waits in a register.
-    const bool once = terms.num_weights == terms.num_rows;
     float weights[kRows];
 #pragma unroll
-    for (int idx = 0; idx < kRows; ++idx) weights[idx] = idx < num_rows ? terms.weights[using_.row_of(idx)] : 0.0F;
-    const float near_weight = near != nullptr ? terms.weights[near_row] : 0.0F;
-    const auto add = [&terms, once](int row, const uint4& raw, float weight, Vector<kFloat32>& sum) {
-      if (once) {
-        sum.add(raw, weight);
-      } else {
-        add_weights(terms, row, raw, sum);
-      }
-    };
-    const std::uint32_t first = static_cast<std::uint32_t>(lane_idx()) * kVectorBytes;
-    // Some steps ahead of its use, as registers allow: it comes from the second-level cache.
-    constexpr int kAhead = kRows <= kTwoRows ? 4 : 1;
-    uint4 ahead[kAhead];
-#pragma unroll
-    for (int step = 0; step < kAhead; ++step) ahead[step] = load_near(near, first + step * kStepBytes, bytes);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const std::uint32_t at = step * kStepBytes + first;
-      if (at >= bytes) break;
-      const uint4 near_now = ahead[step % kAhead];
-      ahead[step % kAhead] = load_near(near, at + kAhead * kStepBytes, bytes);
+    for (int row = 0; row < kRows; ++row) weights[row] = row < num_rows ? terms.weights[row] : 0.0F;
+#pragma unroll 1
+    for (auto at = static_cast<std::uint32_t>(lane_idx()) * kVectorBytes; at < bytes; at += kStepBytes) {
       uint4 raw[kRows];
 #pragma unroll
-      for (int idx = 0; idx < kRows; ++idx) {
-        if (idx < num_rows) {
-          raw[idx] = *reinterpret_cast<const uint4*>(base + idx * (kSetBytes / kRows) + step * kStepBytes);
-        }
+      for (int row = 0; row < kRows; ++row) {
+        if (row < num_rows) raw[row] = *reinterpret_cast<const uint4*>(base + row * (kSetBytes / kRows) + at);
       }
       Vector<kFloat32> sum;
       sum.clear();
 #pragma unroll
-      for (int idx = 0; idx < kRows; ++idx) {
-        if (idx == near_row) add(near_row, near_now, near_weight, sum);
-        if (idx < num_rows) add(using_.row_of(idx), raw[idx], weights[idx], sum);
+      for (int row = 0; row < kRows; ++row) {
+        if (row < num_rows) sum.add(raw[row], weights[row]);
       }
-      if (near_row == kRows) add(near_row, near_now, near_weight, sum);
       write(sum, at);
     }
   }
 
+  /// Any number of rows, which several of the token's entries may share: such a row counts with each of their weights.
   __device__ void add_any_rows(int set) const {
     const Terms& terms = stages_.terms[using_terms_];
     const std::byte* base = stages_.sets + set * kSetBytes;
-    const std::byte* near = near_piece(terms);
     const std::uint32_t bytes = using_.bytes(params_.row_bytes);
+#pragma unroll 1
     for (auto at = static_cast<std::uint32_t>(lane_idx()) * kVectorBytes; at < bytes; at += kStepBytes) {
       Vector<kFloat32> sum;
       sum.clear();
 #pragma unroll 1
-      for (int idx = 0; idx <= using_.num_rows; ++idx) {
-        if (idx == using_.near_row) add_weights(terms, idx, load_near(near, at, bytes), sum);
-        if (idx == using_.num_rows) break;
-        add_weights(terms, using_.row_of(idx), *reinterpret_cast<const uint4*>(base + idx * using_.piece_bytes() + at),
-                    sum);
+      for (int row = 0; row < using_.num_rows; ++row) {
+        const uint4 raw = *reinterpret_cast<const uint4*>(base + row * using_.piece_bytes() + at);
+#pragma unroll 1
+        for (int i = terms.first_weight[row]; i < terms.first_weight[row + 1]; ++i) sum.add(raw, terms.weights[i]);
       }
       write(sum, at);
     }
-  }
-
-  /// A row that several of the token's entries share counts with each of their weights.
-  __device__ static void add_weights(const Terms& terms, int row, const uint4& raw, Vector<kFloat32>& sum) {
-#pragma unroll 1
-    for (int i = terms.first_weight[row]; i < terms.first_weight[row + 1]; ++i) sum.add(raw, terms.weights[i]);
   }
 
   const CombineParams& params_;

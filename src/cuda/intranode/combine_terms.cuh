@@ -13,7 +13,6 @@ namespace ferry::cuda::device {
 inline constexpr int kMaxBiases = 2;
 /// Rows that one token can have: each entry's own, and the biases.
 inline constexpr int kMaxTerms = kMaxTopk + kMaxBiases;
-inline constexpr int kNoRow = 255;
 
 /// What a token is the sum of, in order. In shared memory, one per warp.
 struct Terms {
@@ -22,7 +21,6 @@ struct Terms {
   float weights[kMaxTerms];
   int num_rows;
   int num_weights;
-  int near_row;  ///< one that is on this GPU; kNoRow: none is
   int token;
   int part;  ///< of the token's row, as BulkSummer cuts it
 };
@@ -150,8 +148,6 @@ class TermFinder {
     const unsigned below = (1U << lane_idx()) - 1U;
     const int weight_idx = num_rows + __popc(weights & below);
     const int own_idx = __popc(rows & below);
-    const bool near = first && destination.rank == params_.ranks.rank;
-    const unsigned near_rows = __ballot_sync(0xFFFFFFFFU, near);
     if (first) {
       const Holder& holder = holders_[destination.rank];
       const int row_idx = num_rows + own_idx;
@@ -165,8 +161,6 @@ class TermFinder {
     if (lane_idx() == 0) {
       terms.first_weight[num_rows + __popc(rows)] = static_cast<std::uint8_t>(num_rows + __popc(weights));
       terms.num_weights = num_rows + __popc(weights);
-      const unsigned before_near = (near_rows & (0U - near_rows)) - 1U;
-      terms.near_row = near_rows == 0 ? kNoRow : num_rows + __popc(rows & before_near);
     }
     __syncwarp();
     return num_rows + __popc(rows);

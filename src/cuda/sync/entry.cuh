@@ -54,7 +54,7 @@ class ReceivedEntry {
 };
 
 /// Sends every rank this rank's part in the call. All lanes of one warp of one block.
-__device__ inline void post_entry(const RankParams& ranks, const EntryMessage& entry, std::uint64_t epoch) {
+__device__ __noinline__ inline void post_entry(const RankParams& ranks, const EntryMessage& entry, std::uint64_t epoch) {
   const int lane = lane_idx();
   std::uint32_t word = 0;
   if (lane < kEntryWords) word = reinterpret_cast<const std::uint32_t*>(&entry)[lane];
@@ -138,7 +138,7 @@ __device__ inline std::int64_t record_number_of(const RankParams& ranks, int ran
 }
 
 /// Reports to the host that ranks disagree. One thread of the call.
-__device__ inline void report_disagreement(const RankParams& ranks, std::uint64_t epoch) {
+__device__ __noinline__ inline void report_disagreement(const RankParams& ranks, std::uint64_t epoch) {
   FaultReport& fault = ranks.report->fault;
   if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;  // the first one counts
   fault.fault = static_cast<std::int32_t>(Fault::kDisagreement);
@@ -149,7 +149,7 @@ __device__ inline void report_disagreement(const RankParams& ranks, std::uint64_
 }
 
 /// Reports once more a Routing that route refused. One thread of the call.
-__device__ inline void report_refused_route(const RankParams& ranks, const RouteSummary& summary) {
+__device__ __noinline__ inline void report_refused_route(const RankParams& ranks, const RouteSummary& summary) {
   FaultReport& fault = ranks.report->fault;
   if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;
   fault.fault = summary.fault;

@@ -74,8 +74,9 @@ struct LastLook {
   bool stopped = false;
 };
 
-/// The first wait to fail is reported; the others only end.
-__device__ inline void declare_lost(const RankParams& ranks, const Wait& wait, const LastLook& look) {
+/// The first wait to fail is reported; the others only end. Here and below, functions that a call runs once or never
+/// are not inlined: the instruction cache is for the loops.
+__device__ __noinline__ inline void declare_lost(const RankParams& ranks, const Wait& wait, const LastLook& look) {
   if (atomicCAS(&ranks.control.local->broken, 0U, 1U) != 0) return;
   LostReport& lost = ranks.report->lost;
   lost.awaited = static_cast<std::int32_t>(wait.awaited);
@@ -172,7 +173,7 @@ __device__ inline void post_done(const RankParams& ranks, std::uint64_t epoch) {
 /// cleared once in that many; peers write the next ones only after they have this rank's next entry. And words of
 /// entries that calls of other kinds have left standing become this epoch's, twice in that many, when nobody looks for
 /// this epoch's any more. A peer may be one call ahead: what it wrote for that stays.
-__device__ inline void end_epoch(const RankParams& ranks, std::uint64_t epoch) {
+__device__ __noinline__ inline void end_epoch(const RankParams& ranks, std::uint64_t epoch) {
   constexpr std::uint64_t kQuarter = 0x7FFFFFFF;
   if (half_of(epoch) == 0) {
     for (int rank = 0; rank < ranks.num_ranks; ++rank) ranks.control.progress[rank] = 0;
@@ -189,7 +190,7 @@ __device__ inline void end_epoch(const RankParams& ranks, std::uint64_t epoch) {
 
 /// One block's part in the call is over: it reads and writes nothing of the peers' any more, and its bulk stores are
 /// complete. All threads of the block.
-__device__ inline void post_block_done(const RankParams& ranks, std::uint64_t epoch) {
+__device__ __noinline__ inline void post_block_done(const RankParams& ranks, std::uint64_t epoch) {
   fence_async_proxy();
   __syncthreads();
   if (warp_idx() != 0) return;
@@ -222,7 +223,7 @@ __device__ inline bool wait_blocks(const RankParams& ranks, int rank, int num_bl
 
 /// Waits until all blocks of all ranks are done and ends the call. All threads of one block, after post_block_done.
 /// `num_blocks`: [R] of each rank, in shared memory.
-__device__ inline void finish_blocks(const RankParams& ranks, std::uint64_t epoch, const int* num_blocks) {
+__device__ __noinline__ inline void finish_blocks(const RankParams& ranks, std::uint64_t epoch, const int* num_blocks) {
   const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
   bool all = true;
   for (int rank = warp_idx(); rank < ranks.num_ranks; rank += num_warps) {
@@ -232,7 +233,7 @@ __device__ inline void finish_blocks(const RankParams& ranks, std::uint64_t epoc
 }
 
 /// The same of a call that is refused. Ranks that made other calls know nothing of this one's blocks.
-__device__ inline void finish_refused(const RankParams& ranks, std::uint64_t epoch, int num_own_blocks) {
+__device__ __noinline__ inline void finish_refused(const RankParams& ranks, std::uint64_t epoch, int num_own_blocks) {
   bool own = true;
   if (warp_idx() == 0) own = wait_blocks(ranks, ranks.rank, num_own_blocks, epoch);
   if (__syncthreads_and(static_cast<int>(own)) == 0 || warp_idx() != 0) return;
