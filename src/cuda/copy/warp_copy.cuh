@@ -10,9 +10,9 @@
 
 namespace ferry::cuda::device {
 
-/// Copies `bytes` (a multiple of 16) with one warp's loads and stores, `kUnroll` vectors of each lane in flight.
-template <int kUnroll = 4>
+/// Copies `bytes` (a multiple of 16) with one warp's loads and stores.
 __device__ inline void copy_by_warp(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  constexpr int kUnroll = 4;
   const auto* source = reinterpret_cast<const uint4*>(from);
   auto* target = reinterpret_cast<uint4*>(to);
   const std::int64_t count = bytes / static_cast<std::int64_t>(sizeof(uint4));

@@ -19,7 +19,6 @@ struct Shared {
   std::uint64_t* run_barriers;  ///< [kRunWarps, kStages]
   Receiver* receivers;          ///< [R]
   Run* runs;                    ///< [R]
-  int* num_taken;               ///< units of runs that this block's warps have taken
   int* num_blocks;              ///< [R] of each rank's kernel
   std::size_t size_bytes;
 
@@ -31,7 +30,6 @@ struct Shared {
     shared.run_barriers = carver.take<std::uint64_t>(bulk ? kRunWarps * kStages : 0);
     shared.receivers = carver.take<Receiver>(ranks);
     shared.runs = carver.take<Run>(ranks);
-    shared.num_taken = carver.take<int>(1);
     shared.num_blocks = carver.take<int>(ranks);
     shared.size_bytes = carver.used_bytes();
     return shared;
@@ -91,26 +89,31 @@ __device__ Run load_run(const DispatchParams& params) {
   return {params.rank_base[rank], params.block_ranks[params.num_blocks * num_ranks + rank]};
 }
 
-/// What this block sends.
-__device__ RunPart run_part(const DispatchParams& params) {
-  const RankParams& ranks = params.ranks;
-  const auto block = static_cast<int>(blockIdx.x);
-  const int num_link_blocks = params.num_send_blocks - params.num_own_blocks;
-  RunPart part;
-  part.own = block >= num_link_blocks;
-  part.block = part.own ? block - num_link_blocks : block;
-  part.num_blocks = part.own ? params.num_own_blocks : num_link_blocks;
-  const bool all = params.num_own_blocks == 0;
-  part.first_target = part.own || all ? ranks.rank : (ranks.rank + 1) % ranks.num_ranks;
-  part.num_targets = part.own ? 1 : all ? ranks.num_ranks : ranks.num_ranks - 1;
-  return part;
-}
+/// The part in sending that one warp of a block takes.
+struct RunPart {
+  RunTargets targets;
+  int warp;
+  int num_warps;
+
+  __device__ static RunPart of(const DispatchParams& params) {
+    const RankParams& ranks = params.ranks;
+    const auto block = static_cast<int>(blockIdx.x);
+    const int num_link_blocks = params.num_send_blocks - params.num_own_blocks;
+    const bool own = block >= num_link_blocks;
+    const int first_block = own ? num_link_blocks : 0;
+    const int num_blocks = own ? params.num_own_blocks : num_link_blocks;
+    // Small batches spread over the blocks.
+    RunPart part{{ranks.rank, 1}, warp_idx() * num_blocks + block - first_block, num_blocks * kRunWarps};
+    if (params.num_own_blocks == 0) part.targets = {ranks.rank, ranks.num_ranks};
+    if (params.num_own_blocks != 0 && !own) part.targets = {(ranks.rank + 1) % ranks.num_ranks, ranks.num_ranks - 1};
+    return part;
+  }
+};
 
 /// Hands what each thread has loaded to the warps that send runs, which are those that call it, and prepares their
 /// barriers. The warp that posts the entry meanwhile is none of them.
 __device__ void share_runs(const Shared& shared, const Run& run, int num_ranks) {
   if (static_cast<int>(threadIdx.x) < num_ranks) shared.runs[threadIdx.x] = run;
-  if (threadIdx.x == 0) *shared.num_taken = 0;
   if (lane_idx() == 0) {
     for (int i = 0; i < kStages; ++i) init_barrier(shared.run_barriers + warp_idx() * kStages + i);
     publish_barriers();
@@ -191,17 +194,14 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, cons
     if (may_send_runs<kBulk>(params)) {
       const bool takes_part = warp_idx() < kRunWarps;
       if (takes_part) share_runs(shared, run, params.ranks.num_ranks);
-      const RunPart part = run_part(params);
-      RunSender sender(params, shared.receivers, shared.runs, shared.num_taken, part,
-                       shared.stages + warp_idx() * kStages * kRunStageBytes,
-                       shared.run_barriers + warp_idx() * kStages);
+      const RunPart part = RunPart::of(params);
+      RunSender sender(params, shared.receivers, shared.runs, shared.stages + warp_idx() * kStages * kRunStageBytes,
+                       shared.run_barriers + warp_idx() * kStages, part.targets, part.warp, part.num_warps);
       if (takes_part) sender.prime();
       const Outcome outcome = enter(params, epoch, take);
       const bool in_runs = __syncthreads_or(static_cast<int>(watched)) == 0 && outcome == Outcome::kGo;
       if (takes_part && in_runs) sender.run();
       if (takes_part && !in_runs) sender.drop();
-      // What goes to peers is paced by the copy engine alone.
-      if (!takes_part && in_runs && part.own) sender.run_by_threads();
       if (in_runs || outcome != Outcome::kGo) return outcome;
       __syncthreads();  // the stages are free
       send_tokens<kBulk>(params, shared, epoch, true);

@@ -54,28 +54,23 @@ struct Unit {
   int piece = 0;
 };
 
-/// What a block sends: every `num_blocks`-th unit, from `block` on, for each of `num_targets` ranks from `first_target`
-/// on, and on past the last rank.
-struct RunPart {
-  int first_target = 0;
-  int num_targets = 1;
-  int block = 0;
-  int num_blocks = 1;
-  bool own = false;  ///< only rows that stay on this GPU
+/// The ranks that a block sends to: `num` of them from `first` on, and on past the last rank.
+struct RunTargets {
+  int first = 0;
+  int num = 1;
 };
 
-/// The units of a block, each taken by the warp that is free first. Targets take turns, so that all of them are written
-/// to all the time.
+/// The units of one warp, dealt over the targets in turn, so that all of them are written to all the time.
 class UnitWalk {
  public:
-  /// `num_taken`: units that the block has taken so far, in shared memory.
-  __device__ UnitWalk(const Run* runs, int* num_taken, const UnitShape& shape, const RunPart& part, int num_ranks)
-      : runs_(runs), num_taken_(num_taken), shape_(shape), part_(part), num_ranks_(num_ranks) {}
+  __device__ UnitWalk(const Run* runs, const UnitShape& shape, const RunTargets& targets, int num_ranks, int warp,
+                      int num_warps)
+      : runs_(runs), shape_(shape), targets_(targets), num_ranks_(num_ranks), walk_(targets.num, warp, num_warps) {}
 
   /// Once the runs are there.
   __device__ void begin() {
     std::int32_t most_rows = 0;
-    for (int i = 0; i < part_.num_targets; ++i) {
+    for (int i = 0; i < targets_.num; ++i) {
       const std::int32_t num_rows = runs_[rank_of(i)].num_rows;
       most_rows = num_rows > most_rows ? num_rows : most_rows;
     }
@@ -84,38 +79,34 @@ class UnitWalk {
 
   __device__ const UnitShape& shape() const { return shape_; }
 
-  /// The next unit that nobody has taken. All lanes.
   __device__ Unit next() {
-    for (;;) {
-      int taken = 0;
-      if (lane_idx() == 0) taken = atomicAdd(num_taken_, 1);
-      const int item = __shfl_sync(0xFFFFFFFFU, taken, 0) * part_.num_blocks + part_.block;
-      const int idx = item / part_.num_targets;
-      if (idx >= num_units_) return {};
-      const int rank = rank_of(item - idx * part_.num_targets);
-      const int rows_idx = shape_.num_pieces == 1 ? idx : idx / shape_.num_pieces;
+    for (; walk_.idx() < num_units_; walk_.advance()) {
       Unit unit;
+      const int rank = rank_of(walk_.rank());
+      const int rows_idx = shape_.num_pieces == 1 ? walk_.idx() : walk_.idx() / shape_.num_pieces;
       unit.row = rows_idx * shape_.num_rows;
-      unit.piece = idx - rows_idx * shape_.num_pieces;
+      unit.piece = walk_.idx() - rows_idx * shape_.num_pieces;
       const std::int32_t left = runs_[rank].num_rows - unit.row;
       if (left <= 0) continue;
       unit.num_rows = left < shape_.num_rows ? left : shape_.num_rows;
       unit.rank = rank;
+      walk_.advance();
       return unit;
     }
+    return {};
   }
 
  private:
   __device__ int rank_of(int target) const {
-    const int rank = part_.first_target + target;
+    const int rank = targets_.first + target;
     return rank < num_ranks_ ? rank : rank - num_ranks_;
   }
 
   const Run* runs_;
-  int* num_taken_;
   UnitShape shape_;
-  RunPart part_;
+  RunTargets targets_;
   int num_ranks_;
+  RankWalk walk_;
   int num_units_ = 0;
 };
 
@@ -128,14 +119,14 @@ struct UnitTables {
 
 class RunSender {
  public:
-  __device__ RunSender(const DispatchParams& params, const Receiver* receivers, const Run* runs, int* num_taken,
-                       const RunPart& part, std::byte* stages, std::uint64_t* barriers)
+  __device__ RunSender(const DispatchParams& params, const Receiver* receivers, const Run* runs, std::byte* stages,
+                       std::uint64_t* barriers, const RunTargets& targets, int warp, int num_warps)
       : params_(params),
         receivers_(receivers),
         runs_(runs),
         stages_(stages),
         barriers_(barriers),
-        walk_(runs, num_taken, UnitShape::of(params), part, params.ranks.num_ranks),
+        walk_(runs, UnitShape::of(params), targets, params.ranks.num_ranks, warp, num_warps),
         entry_row_(lane_idx() / params.num_topk),
         entry_topk_(lane_idx() - entry_row_ * params.num_topk),
         num_scales_(params.scales.num_scales) {
@@ -160,24 +151,6 @@ class RunSender {
     start_unit(now_, now_token_, 0);
     start_unit(next_, next_token_, 1);
     tables_ = load_tables(now_, now_token_);
-  }
-
-  /// Sends by loads and stores, beside the warps that use the copy engine: together they get more out of a
-  /// multiprocessor.
-  __device__ void run_by_threads() {
-    walk_.begin();
-    for (Unit unit = walk_.next(); unit.rank >= 0; unit = walk_.next()) {
-      const std::int32_t token = load_token(unit);
-      const UnitTables tables = load_tables(unit, token);
-      const Receiver& receiver = receivers_[unit.rank];
-      const std::int64_t offset = unit.piece * walk_.shape().piece_bytes;
-      for (int row = 0; row < unit.num_rows; ++row) {
-        const std::int64_t row_token = __shfl_sync(0xFFFFFFFFU, token, row);
-        copy_by_warp<kCopyUnroll>(receiver.rows + (receiver_row(unit) + row) * receiver.row_stride + offset,
-                                  params_.x + row_token * params_.x_stride + offset, bytes_of(unit));
-      }
-      if (unit.piece == 0) store_tables(unit, token, tables);
-    }
   }
 
   /// Waits for what `prime` started, when nothing is to be sent.
@@ -214,9 +187,6 @@ class RunSender {
   }
 
  private:
-  /// Vectors that a lane has in flight: half of a unit of full size.
-  static constexpr int kCopyUnroll = 8;
-
   /// Of row `lane` of the unit.
   __device__ std::int32_t load_token(const Unit& unit) const {
     if (lane_idx() >= unit.num_rows) return 0;
