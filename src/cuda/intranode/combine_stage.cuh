@@ -179,8 +179,8 @@ class BulkStager {
 
 /// All that warp `warp` of `num_warps` stages. `stages` as for summing, where kBulk.
 template <bool kBulk>
-__device__ __noinline__ inline void stage_rows(const CombineParams& params, const SumStages& stages,
-                                               std::uint64_t epoch, Outcome outcome, int warp, int num_warps) {
+__device__ inline void stage_rows(const CombineParams& params, const SumStages& stages, std::uint64_t epoch,
+                                  Outcome outcome, int warp, int num_warps) {
   const bool go = outcome == Outcome::kGo;
   StagedRows rows(params, warp, num_warps);
   const int wanted =

@@ -147,10 +147,9 @@ class TermFinder {
     const unsigned weights = __ballot_sync(0xFFFFFFFFU, counts);
     const unsigned below = (1U << lane_idx()) - 1U;
     const int weight_idx = num_rows + __popc(weights & below);
-    const int own_idx = __popc(rows & below);
     if (first) {
       const Holder& holder = holders_[destination.rank];
-      const int row_idx = num_rows + own_idx;
+      const int row_idx = num_rows + __popc(rows & below);
       terms.rows[row_idx] = holder.rows + destination.row * holder.row_stride;
       terms.first_weight[row_idx] = static_cast<std::uint8_t>(weight_idx);
     }

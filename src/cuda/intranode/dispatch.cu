@@ -123,8 +123,7 @@ __device__ void share_runs(const Shared& shared, const Run& run, int num_ranks) 
 
 /// Sends token by token.
 template <bool kBulk>
-__device__ __noinline__ void send_tokens(const DispatchParams& params, const Shared& shared, std::uint64_t epoch,
-                                         bool watched) {
+__device__ void send_tokens(const DispatchParams& params, const Shared& shared, std::uint64_t epoch, bool watched) {
   const int warp = static_cast<int>(blockIdx.x) * kDispatchWarps + warp_idx();
   const int num_warps = params.num_send_blocks * kDispatchWarps;
   // No receiver watches progress: one chunk, reported at the end.
@@ -216,7 +215,7 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, cons
 }
 
 template <bool kBulk>
-__device__ __noinline__ void receive(const DispatchParams& params, const Shared& shared, std::uint64_t epoch) {
+__device__ void receive(const DispatchParams& params, const Shared& shared, std::uint64_t epoch) {
   if (await_outcome(params.ranks, epoch) == Outcome::kGo) {
     const int block = static_cast<int>(blockIdx.x) - params.num_send_blocks;
     const int num_warps = params.num_receive_blocks * kDispatchWarps;

@@ -12,7 +12,7 @@ constexpr int kSendSms = 8;
 constexpr int kOwnSms = 6;
 constexpr int kUnpackSms = 4;
 constexpr int kCopySms = 13;
-constexpr int kSumSms = 9;
+constexpr int kSumSms = 8;
 constexpr int kStageSms = 12;
 /// Copies inside the GPU wait for memory, and a short row waits as long as a long one.
 constexpr std::int64_t kShortRowBytes = 6144;

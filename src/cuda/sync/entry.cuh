@@ -54,8 +54,7 @@ class ReceivedEntry {
 };
 
 /// Sends every rank this rank's part in the call. All lanes of one warp of one block.
-__device__ __noinline__ inline void post_entry(const RankParams& ranks, const EntryMessage& entry,
-                                               std::uint64_t epoch) {
+__device__ inline void post_entry(const RankParams& ranks, const EntryMessage& entry, std::uint64_t epoch) {
   const int lane = lane_idx();
   std::uint32_t word = 0;
   if (lane < kEntryWords) word = reinterpret_cast<const std::uint32_t*>(&entry)[lane];

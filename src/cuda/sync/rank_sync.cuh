@@ -74,8 +74,8 @@ struct LastLook {
   bool stopped = false;
 };
 
-/// The first wait to fail is reported; the others only end. Here and below, functions that a call runs once or never
-/// are not inlined: the instruction cache is for the loops.
+/// The first wait to fail is reported; the others only end. Functions that calls mostly do not come to are not inlined:
+/// the instruction cache is for the others.
 __device__ __noinline__ inline void declare_lost(const RankParams& ranks, const Wait& wait, const LastLook& look) {
   if (atomicCAS(&ranks.control.local->broken, 0U, 1U) != 0) return;
   LostReport& lost = ranks.report->lost;
@@ -190,7 +190,7 @@ __device__ __noinline__ inline void end_epoch(const RankParams& ranks, std::uint
 
 /// One block's part in the call is over: it reads and writes nothing of the peers' any more, and its bulk stores are
 /// complete. All threads of the block.
-__device__ __noinline__ inline void post_block_done(const RankParams& ranks, std::uint64_t epoch) {
+__device__ inline void post_block_done(const RankParams& ranks, std::uint64_t epoch) {
   fence_async_proxy();
   __syncthreads();
   if (warp_idx() != 0) return;
@@ -223,7 +223,7 @@ __device__ inline bool wait_blocks(const RankParams& ranks, int rank, int num_bl
 
 /// Waits until all blocks of all ranks are done and ends the call. All threads of one block, after post_block_done.
 /// `num_blocks`: [R] of each rank, in shared memory.
-__device__ __noinline__ inline void finish_blocks(const RankParams& ranks, std::uint64_t epoch, const int* num_blocks) {
+__device__ inline void finish_blocks(const RankParams& ranks, std::uint64_t epoch, const int* num_blocks) {
   const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
   bool all = true;
   for (int rank = warp_idx(); rank < ranks.num_ranks; rank += num_warps) {
