@@ -63,7 +63,7 @@ struct PlaceParams {
   EntryMessage entry;                 ///< tables_offset: where that is
   std::int32_t* source = nullptr;     ///< [rows, 2] this rank's source table
   std::int64_t num_bounded_rows = 0;  ///< of a bounded route; 0: as many as it turns out to have
-  bool overlaps = false;  ///< begins while the exchange ends (LaunchShape)
+  bool overlaps = false;              ///< begins while the exchange ends (LaunchShape)
 };
 
 cudaError_t launch_exchange(const RouteParams& params, cudaStream_t stream);
