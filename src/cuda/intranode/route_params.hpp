@@ -58,7 +58,7 @@ struct RouteParams {
 struct PlaceParams {
   RouteParams route;
   /// This rank's rows did not fit the source table that it announced: a first launch found that and did nothing, this
-  /// one announces another table in its entry message.
+  /// one announces another table in its entry.
   bool announces = false;
   EntryMessage entry;                 ///< tables_offset: where that is
   std::int32_t* source = nullptr;     ///< [rows, 2] this rank's source table

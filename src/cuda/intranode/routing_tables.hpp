@@ -108,7 +108,7 @@ struct SourceGuess {
   }
 };
 
-/// In RoutingTables::source_offsets: the rank's rows did not fit its table, and its message names another.
+/// In RoutingTables::source_offsets: the rank's rows did not fit its table, and its entry names another.
 inline constexpr std::int64_t kAnnouncedLater = -1;
 
 struct RoutingTables {

@@ -2,8 +2,8 @@
 #define FERRY_CUDA_SYNC_RANK_SYNC_CUH
 
 /// The protocol of a call, as blocks take part in it: waits with a deadline, and the end (all ranks are done). The entry
-/// (all ranks make the same call) is in entry.cuh. See control.hpp for the flags. A wait that times out, or that the host stops, sets
-/// `broken`; every other wait of this rank then ends too, and the kernel returns.
+/// (all ranks make the same call) is in entry.cuh. See control.hpp for the flags. A wait that times out, or that the host
+/// stops, sets `broken`; every other wait of this rank then ends too, and the kernel returns.
 
 #include <cstdint>
 
