@@ -38,8 +38,9 @@ struct DispatchLayout {
 /// Count. Local: no other rank takes part.
 /// @shape  topk_idx [T, K] i32|i64, contiguous, K from 1 to 32. Ids outside [0, E) count for nothing.
 /// @sync   "cpu": done on return. "cuda": puts one kernel on `stream`, never blocks, may be captured in a graph
-/// @errors kInvalidArgument: shape, dtype, pointer (host memory with "cuda", say), option (nothing is written); kUnsupported: this build has no such
-///         backend, or more ranks than it counts (CUDA: 128); kCuda: the launch failed
+/// @errors kInvalidArgument: shape, dtype, pointer (host memory with "cuda", say), option (nothing is written);
+///         kUnsupported: this build has no such backend, or more ranks than it counts (CUDA: 128); kCuda: the launch
+///         failed
 FERRY_API Status dispatch_layout(const ConstTensorView& topk_idx, const DispatchLayoutOptions& options,
                                  const DispatchLayout& out, Stream stream = {});
 

@@ -215,9 +215,9 @@ class FERRY_API Group {
   /// @errors kInvalidArgument: shape, dtype, pointer, id outside [-1, E), options that differ between ranks
   ///         kCapacity: more rows than max_recv_rows, slab_capacity or 2^31 - 1 (names rank, expert, rows); kTimeout,
   ///         kPeerLost
-  /// @param  while_waiting  CUDA: called at most once, on this thread, when the GPU has been given the exchange and the
-  ///         host is about to wait for the counts: time for what needs no counts. It must not throw, nor call the group.
-  ///         Other calls never wait or never call it
+  /// @param  while_waiting  CUDA: called at most once, on this thread, when the GPU has been given the exchange and
+  ///         the host is about to wait for the counts: time for what needs no counts. It must not throw, nor call the
+  ///         group. Other calls never wait or never call it
   [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {},
                                       const std::function<void()>& while_waiting = {});
 

@@ -16,8 +16,8 @@ namespace ferry::python {
 /// stream order, as for all of torch's tensors, without involving the host. torch allocates and frees segments with
 /// `ferry_segment_alloc` and `ferry_segment_free`, two C functions of this module.
 ///
-/// The group's memory is taken in steps as large as what is held already: a step costs milliseconds, since all ranks map
-/// it, and a program that queues many calls ahead needs a segment for each until the first of them is done.
+/// The group's memory is taken in steps as large as what is held already: a step costs milliseconds, since all ranks
+/// map it, and a program that queues many calls ahead needs a segment for each until the first of them is done.
 class SymmetricPool : public std::enable_shared_from_this<SymmetricPool> {
  public:
   /// Some of the group's memory, and which ranges of it are free.

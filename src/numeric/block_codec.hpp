@@ -104,8 +104,8 @@ FERRY_HOST_DEVICE constexpr BlockScale make_scale(std::uint32_t amax, Quantizati
     scale.stored = float_of(amax) / kFp8E4M3Max;
     scale.multiplier = kFp8E4M3Max / float_of(amax);
   } else {
-    // Biased exponent of the smallest power of two that is not below the quotient, which is normal or infinite. Dividing
-    // by 448 rounds no value across a power of two, so this is exact.
+    // Biased exponent of the smallest power of two that is not below the quotient, which is normal or infinite.
+    // Dividing by 448 rounds no value across a power of two, so this is exact.
     const std::uint32_t quotient = bits_of(float_of(amax) / kFp8E4M3Max);
     const std::uint32_t exponent = lesser((quotient + kFloatFraction) >> kFloatFractionBits, kFloatMaxExponent);
     scale.stored = float_of(exponent << kFloatFractionBits);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kNumRanks = 3;
 constexpr std::uint64_t kWrap = std::uint64_t{1} << 32;
-/// Of one case below: route takes two.
+/// Of one case below, and one more.
 constexpr std::uint64_t kEpochsPerCase = 6;
 constexpr int kNumCases = 3;
 /// Of many groups one after the other.

@@ -67,7 +67,8 @@ TEST_P(GraphReplay, RoutesAnewWhatLiesInTheSameMemory) {
   const std::vector<PreparedCase> cases = equal_shapes(GetParam());
   run_gpu_group(RankKind::kThreads, GetParam().num_ranks, [&](RankContext& context, Group& group) {
     const OwnedStream stream;
-    // A call outside the graph first, as programs warm up: room to stage plain tensors and quantised rows is found there.
+    // A call outside the graph first, as programs warm up: room to stage plain tensors and quantised rows is found
+    // there.
     const bool stages = GetParam().memory == MemoryKind::kPlain || GetParam().quantize != Quantization::kNone;
     if (stages) check_case(context, group, cases.back());
     Round round(context, group, cases.front());

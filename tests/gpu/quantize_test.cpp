@@ -184,7 +184,8 @@ TEST(QuantizeOnGpu, EveryBfloat16UnderMultipliersOfAllSizes) {
         const auto largest = static_cast<std::uint16_t>(0x3800 + row * 0x133);
         for (std::int64_t col = 0; col < matrix.hidden; ++col) {
           const auto bits = static_cast<std::uint16_t>(col / 128 * 127 + col % 128);
-          // Values above the maximum would replace it; they have their turn in rows of larger ones, or alone in a block.
+          // Values above the maximum would replace it; they have their turn in rows of larger ones, or alone in a
+          // block.
           const bool above = (bits & 0x7FFF) > largest && row + 1 < kNumMaxima;
           x.push_back(col % 128 == 127 ? largest : above ? static_cast<std::uint16_t>(bits & 0xBFFF) : bits);
         }

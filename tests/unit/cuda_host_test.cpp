@@ -95,6 +95,27 @@ TEST(DispatchPlan, TakesTheCallersNumbersWhereTheyFit) {
   EXPECT_EQ(plan_dispatch({.chunk_tokens = 17}, limits, {.staged = false, .unpacks = false}).chunk_tokens, 17);
 }
 
+TEST(DispatchPlan, ARankThatIsAloneSendsToNobodyElse) {
+  for (int num_copy_sms : {0, 1, 4, 1000}) {
+    const DispatchPlan plan = plan_dispatch({.num_copy_sms = num_copy_sms}, {.num_sms = 132, .num_ranks = 1}, {});
+    EXPECT_EQ(plan.num_own_blocks, plan.num_send_blocks) << num_copy_sms;
+  }
+}
+
+TEST(DispatchPlan, SomeBlocksSendToPeersAndSomeCopyOwnRows) {
+  for (int num_ranks : {2, 3, 8, 128}) {
+    for (int num_sms : {0, 1, 2, 16, 500}) {
+      for (int num_copy_sms : {0, 1, 1000}) {
+        const DispatchPlan plan = plan_dispatch({.num_sms = num_sms, .num_copy_sms = num_copy_sms},
+                                                {.num_sms = 132, .num_ranks = num_ranks}, {});
+        EXPECT_LT(plan.num_own_blocks, plan.num_send_blocks);
+        EXPECT_EQ(plan.num_own_blocks > 0, plan.num_send_blocks > 1);
+        EXPECT_LE(plan.num_send_blocks, 132);
+      }
+    }
+  }
+}
+
 TEST(CombinePlan, TakesTheCallersNumbersWhereTheyFit) {
   const DeviceLimits limits = {.num_sms = 132};
   const CombinePlan total = plan_combine({.num_sms = 24}, limits, {.staged = true});

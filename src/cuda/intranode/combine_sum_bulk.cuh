@@ -53,9 +53,9 @@ struct SetCursor {
     cursor.num_rows = num_rows;
     while (cursor.room < cursor.num_rows) cursor.room *= 2;
     const int bytes = cursor.piece_bytes();
-    const auto num_pieces = static_cast<int>((row_bytes + bytes - 1) / bytes);
-    cursor.piece = num_pieces * item.part / item.num_parts;
-    cursor.end_piece = num_pieces * (item.part + 1) / item.num_parts;
+    const std::int64_t num_pieces = (row_bytes + bytes - 1) / bytes;
+    cursor.piece = static_cast<int>(num_pieces * item.part / item.num_parts);
+    cursor.end_piece = static_cast<int>(num_pieces * (item.part + 1) / item.num_parts);
     return cursor;
   }
 

@@ -100,8 +100,8 @@ class TermFinder {
     return destination;
   }
 
-  /// Waits until the rows of `token` can be read, fills `terms` and returns the number of rows. -1 when the group broke.
-  /// All lanes.
+  /// Waits until the rows of `token` can be read, fills `terms` and returns the number of rows; -1 when the group
+  /// broke. All lanes.
   __device__ int find(std::int64_t token, const Destination& destination, Terms& terms) const {
     if (!await_rows(destination)) return -1;
     return collect_terms(token, destination, terms);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/sync/control.hpp"
+
 namespace ferry::cuda {
 namespace {
 
@@ -89,9 +91,9 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
     plan.num_receive_blocks = kUnpackSms;
   }
   apply(options, plan.num_send_blocks, plan.num_receive_blocks);
-  fit(limits.num_sms, plan.num_send_blocks, plan.num_receive_blocks);
+  fit(std::min(limits.num_sms, kMaxCallBlocks), plan.num_send_blocks, plan.num_receive_blocks);
   plan.num_own_blocks = own_sms(plan.num_send_blocks, limits.num_ranks);
-  if (options.num_copy_sms > 0 && plan.num_receive_blocks == 0) {
+  if (options.num_copy_sms > 0 && plan.num_receive_blocks == 0 && limits.num_ranks > 1) {
     plan.num_own_blocks = std::min(options.num_copy_sms, plan.num_send_blocks - 1);
   }
   plan.chunk_tokens = options.chunk_tokens > 0 ? options.chunk_tokens : kChunkTokens;
@@ -104,7 +106,7 @@ CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limit
   plan.num_sum_blocks = with_own_rows(kSumSms, limits.num_ranks);
   plan.num_stage_blocks = shape.staged ? copying_sms(kStageSms, limits.num_ranks, shape) : 0;
   apply(options, plan.num_sum_blocks, plan.num_stage_blocks);
-  fit(limits.num_sms, plan.num_sum_blocks, plan.num_stage_blocks);
+  fit(std::min(limits.num_sms, kMaxCallBlocks), plan.num_sum_blocks, plan.num_stage_blocks);
   plan.chunk_rows = options.chunk_tokens > 0 ? options.chunk_tokens : chunk_rows(limits.num_ranks, shape);
   return plan;
 }

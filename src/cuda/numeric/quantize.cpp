@@ -21,7 +21,14 @@ Status run(std::string_view operation, const numeric::QuantizeParams& params, in
   if (!guard.status().ok()) return guard.status();
   if (Status status = check_quantize_memory(operation, params, device); !status.ok()) return status;
   const auto handle = static_cast<cudaStream_t>(stream.handle);
-  if (Status status = check_stream_device(operation, handle, device); !status.ok()) return status;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (const cudaError_t error = cudaStreamIsCapturing(handle, &capture); error != cudaSuccess) {
+    return runtime_status(error, std::string(operation) + ": asking whether the stream is captured");
+  }
+  // Not of a captured stream: asking that one for its device ends the capture.
+  if (capture == cudaStreamCaptureStatusNone) {
+    if (Status status = check_stream_device(operation, handle, device); !status.ok()) return status;
+  }
   int num_sms = 0;
   const cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) {

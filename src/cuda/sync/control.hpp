@@ -5,8 +5,8 @@
 /// rows and their tables. All flags of the CUDA backend are here.
 ///
 /// Every call has an epoch (from 1), counted on the device so that graph replays count too; all ranks make the same
-/// calls in the same order, so their epochs agree. Flags only grow and are never reset; entries and progress, which have
-/// room for half of an epoch, say whether they are of this one.
+/// calls in the same order, so their epochs agree. Flags only grow and are never reset; entries and progress, which
+/// have room for half of an epoch, say whether they are of this one.
 ///
 ///   field             writer     order               publishes
 ///   entries[s]        rank s     relaxed / acquire   s's outputs and staging may be written, its inputs read; and the
@@ -17,7 +17,8 @@
 ///                                                    and of calls that are refused
 ///   block_done[s][b]  rank s     relaxed / acquire   the same of block b of s's kernel, in dispatch and combine; s's
 ///                                                    entry says how many blocks there are
-///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]; s's source table may be written
+///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]; s's source table may be
+///                                                    written
 ///   local             this rank  device scope        see the kernels
 ///
 /// This rank reads all of them; all but the last are st.release.sys, or fence.acq_rel.sys and st.relaxed.sys, and

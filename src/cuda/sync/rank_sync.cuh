@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_SYNC_RANK_SYNC_CUH
 #define FERRY_CUDA_SYNC_RANK_SYNC_CUH
 
-/// The protocol of a call, as blocks take part in it: waits with a deadline, and the end (all ranks are done). The entry
-/// (all ranks make the same call) is in entry.cuh. See control.hpp for the flags. A wait that times out, or that the host
-/// stops, sets `broken`; every other wait of this rank then ends too, and the kernel returns.
+/// The protocol of a call, as blocks take part in it: waits with a deadline, and the end (all ranks are done). The
+/// entry (all ranks make the same call) is in entry.cuh. See control.hpp for the flags. A wait that times out, or that
+/// the host stops, sets `broken`; every other wait of this rank then ends too, and the kernel returns.
 
 #include <cstdint>
 
@@ -182,7 +182,8 @@ __device__ __noinline__ inline void end_epoch(const RankParams& ranks, std::uint
     for (int i = 0; i < ranks.num_ranks * kEntrySlotWords; ++i) {
       auto* word = reinterpret_cast<unsigned long long*>(ranks.control.entries + i);
       const unsigned long long seen = *static_cast<volatile unsigned long long*>(word);
-      if (seen >> 32 != half_of(epoch) && seen >> 32 != half_of(epoch + 1)) atomicCAS(word, seen, half_of(epoch) << 32);
+      if (seen >> 32 != half_of(epoch) && seen >> 32 != half_of(epoch + 1))
+        atomicCAS_system(word, seen, half_of(epoch) << 32);
     }
   }
   ranks.control.local->epoch = epoch;
