@@ -22,7 +22,7 @@ using Bytes = std::vector<std::byte>;
 
 constexpr std::array<Quantization, 4> kModes = {Quantization::kFp8, Quantization::kFp8PowerOfTwo,
                                                 Quantization::kFp8Ue8m0, Quantization::kInt8};
-const ExecutionOptions kGpu{.backend = "cuda"};
+ExecutionOptions on_gpu() { return {.backend = "cuda"}; }
 
 /// One matrix with its codes and scales; all memory starts as a pattern.
 struct Matrix {
@@ -91,7 +91,7 @@ void compare(RankContext& context, const Matrix& matrix, Bytes x) {
   const OnDevice<std::byte> q_on_gpu(q);
   const OnDevice<std::byte> scales_on_gpu(scales);
   context.expect_ok(matrix.quantize(matrix.x(x_on_gpu.data()), matrix.q(q_on_gpu.data()),
-                                    matrix.scales(scales_on_gpu.data()), kGpu, thread_stream()),
+                                    matrix.scales(scales_on_gpu.data()), on_gpu(), thread_stream()),
                     matrix.name());
   Bytes q_from_gpu = q;
   Bytes scales_from_gpu = scales;
@@ -105,7 +105,7 @@ void compare(RankContext& context, const Matrix& matrix, Bytes x) {
   Bytes back = pattern(matrix.x_bytes());
   const OnDevice<std::byte> back_on_gpu(back);
   context.expect_ok(matrix.dequantize(matrix.q(q_on_gpu.data()), matrix.scales(scales_on_gpu.data()),
-                                      matrix.x(back_on_gpu.data()), kGpu, thread_stream()),
+                                      matrix.x(back_on_gpu.data()), on_gpu(), thread_stream()),
                     matrix.name());
   Bytes back_from_gpu = back;
   back_on_gpu.read(back_from_gpu);
@@ -218,7 +218,7 @@ TEST(QuantizeOnGpu, EveryCodeUnderEveryExponent) {
       const OnDevice<std::byte> scales_on_gpu(scales);
       const OnDevice<std::byte> back_on_gpu(back);
       context.expect_ok(matrix.dequantize(matrix.q(q_on_gpu.data()), matrix.scales(scales_on_gpu.data()),
-                                          matrix.x(back_on_gpu.data()), kGpu, thread_stream()),
+                                          matrix.x(back_on_gpu.data()), on_gpu(), thread_stream()),
                         "dequantize");
       Bytes from_gpu = back;
       back_on_gpu.read(from_gpu);
@@ -235,8 +235,8 @@ TEST(QuantizeOnGpu, RefusesHostMemory) {
     Bytes x = pattern(matrix.x_bytes());
     const OnDevice<std::byte> q(pattern(matrix.q_bytes()));
     const OnDevice<std::byte> scales(pattern(matrix.scale_bytes()));
-    const Status status =
-        matrix.quantize(matrix.x(x.data()), matrix.q(q.data()), matrix.scales(scales.data()), kGpu, thread_stream());
+    const Status status = matrix.quantize(matrix.x(x.data()), matrix.q(q.data()), matrix.scales(scales.data()),
+                                          on_gpu(), thread_stream());
     context.expect_code(status, ErrorCode::kInvalidArgument, "x in host memory");
     context.expect(status.message().find("quantize_fp8: x is at") != std::string_view::npos,
                    std::string(status.message()));
