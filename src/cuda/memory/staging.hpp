@@ -2,8 +2,8 @@
 #define FERRY_CUDA_MEMORY_STAGING_HPP
 
 /// Device memory that the backend itself uses during a call: records, rows that peers cannot reach otherwise, and rows
-/// that dispatch quantises. Kept from call to call and grown when a call needs more. Blocks that a graph has captured are
-/// kept: its replays use them again.
+/// that dispatch quantises. Kept from call to call and grown when a call needs more. Blocks that a graph has captured
+/// are kept: its replays use them again.
 
 #include <memory>
 #include <vector>
