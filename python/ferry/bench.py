@@ -260,12 +260,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=7168, help="channels of a token")
     parser.add_argument("--topk", type=int, default=8, help="experts of a token")
     parser.add_argument("--experts", type=int, default=256, help="experts of all ranks")
-    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--iterations", type=int, help="timed ones (default 10, with --layer 40)")
     parser.add_argument("--json", help="write the result to this file, too")
     parser.add_argument("--layer", action="store_true", help="wall time of layers with a new route each")
     parser.add_argument("--api", choices=APIS, default=APIS[0], help="with --layer: through which package")
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the rows; fp8 only with --layer")
     options = parser.parse_args(arguments)
+    if options.iterations is None:
+        options.iterations = 40 if options.layer else 10
     for name in ("ranks", "hidden", "topk", "experts", "iterations"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}, expected at least 1")

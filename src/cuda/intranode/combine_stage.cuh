@@ -37,7 +37,7 @@ class StagedRows {
  private:
   __device__ Row next_of_sources() {
     for (; walk_.idx() < most_rows_; walk_.advance()) {
-      const int source = walk_.rank();
+      const int source = walk_.owner();
       const std::int32_t idx = walk_.idx();
       const std::int64_t row = params_.source_base[source];
       if (source == params_.ranks.rank || idx >= params_.source_base[source + 1] - row) continue;
@@ -61,7 +61,7 @@ class StagedRows {
   }
 
   const CombineParams& params_;
-  RankWalk walk_;
+  TurnWalk walk_;
   std::int64_t row_;
   std::int64_t step_;
   std::int32_t most_rows_ = 0;

@@ -111,7 +111,7 @@ class BulkSummer {
   /// Finds the next item's terms. All lanes.
   __device__ void begin_item(SetCursor& cursor, int terms_idx) {
     cursor = {};
-    const SumItem item{next_item_.idx(), next_item_.rank(), num_parts_};
+    const SumItem item{next_item_.idx(), next_item_.owner(), num_parts_};
     if (item.token >= params_.num_tokens || broken_) return;
     Terms& terms = stages_.terms[terms_idx];
     // Loaded ahead of their use, so that no lane waits for them.
@@ -231,7 +231,7 @@ class BulkSummer {
   const TermFinder& finder_;
   SumStages stages_;
   int num_parts_;
-  RankWalk next_item_;  // of the parts of tokens, dealt as if parts were ranks
+  TurnWalk next_item_;  // the parts of a row are the owners, tokens their items
   bool broken_ = false;
   Destination next_destination_;
   SetCursor loading_;

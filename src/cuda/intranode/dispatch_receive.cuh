@@ -25,7 +25,7 @@ class Arrivals {
   __device__ std::int32_t next() {
     const int num_ranks = params_.ranks.num_ranks;
     for (; !broken_ && walk_.idx() < most_rows_; walk_.advance()) {
-      const int behind = walk_.rank() + params_.ranks.rank;
+      const int behind = walk_.owner() + params_.ranks.rank;
       const int source = behind < num_ranks ? behind : behind - num_ranks;
       const std::int32_t idx = walk_.idx();
       const std::int32_t first_row = params_.source_base[source];
@@ -59,7 +59,7 @@ class Arrivals {
 
   const DispatchParams& params_;
   std::uint64_t epoch_;
-  RankWalk walk_;
+  TurnWalk walk_;
   std::int32_t most_rows_ = 0;
   int known_source_ = -1;
   std::int32_t known_rows_ = 0;

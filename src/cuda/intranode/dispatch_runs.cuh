@@ -82,7 +82,7 @@ class UnitWalk {
   __device__ Unit next() {
     for (; walk_.idx() < num_units_; walk_.advance()) {
       Unit unit;
-      const int rank = rank_of(walk_.rank());
+      const int rank = rank_of(walk_.owner());
       const int rows_idx = shape_.num_pieces == 1 ? walk_.idx() : walk_.idx() / shape_.num_pieces;
       unit.row = rows_idx * shape_.num_rows;
       unit.piece = walk_.idx() - rows_idx * shape_.num_pieces;
@@ -106,7 +106,7 @@ class UnitWalk {
   UnitShape shape_;
   RunTargets targets_;
   int num_ranks_;
-  RankWalk walk_;
+  TurnWalk walk_;
   int num_units_ = 0;
 };
 

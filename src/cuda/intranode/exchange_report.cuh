@@ -73,12 +73,7 @@ __device__ inline void report_fault(const RouteParams& params, const Posted& pos
   }
   FaultReport& report = *params.host.fault;
   if (*static_cast<volatile std::uint64_t*>(&report.state) != 0) return;
-  report.fault = summary.fault;
-  report.rank = static_cast<std::int32_t>(summary.fault_rank);
-  report.row = summary.fault_row;
-  report.column = summary.fault_column;
-  report.value = summary.fault_value;
-  report.limit = summary.fault_limit;
+  copy_fault(report, summary);
   for (int rank = 0; rank < num_ranks; ++rank)
     report.record_numbers[rank] = record_number_of(params.ranks, rank, epoch);
   fence_system();

@@ -14,8 +14,7 @@ constexpr int kSendSms = 8;
 constexpr int kOwnSms = 6;
 constexpr int kUnpackSms = 4;
 constexpr int kCopySms = 13;
-constexpr int kSumSms = 8;
-constexpr int kShortRowSumSms = 9;
+constexpr int kSumSms = 9;
 constexpr int kStageSms = 12;
 /// Copies inside the GPU wait for memory, and a short row waits as long as a long one.
 constexpr std::int64_t kShortRowBytes = 6144;
@@ -104,7 +103,7 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
 CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape) {
   CombinePlan plan;
   plan.bulk = limits.has_bulk && options.copy_path != CopyPath::kLoadStore;
-  plan.num_sum_blocks = with_own_rows(shape.row_bytes < kShortRowBytes ? kShortRowSumSms : kSumSms, limits.num_ranks);
+  plan.num_sum_blocks = with_own_rows(kSumSms, limits.num_ranks);
   plan.num_stage_blocks = shape.staged ? copying_sms(kStageSms, limits.num_ranks, shape) : 0;
   apply(options, plan.num_sum_blocks, plan.num_stage_blocks);
   fit(std::min(limits.num_sms, kMaxCallBlocks), plan.num_sum_blocks, plan.num_stage_blocks);

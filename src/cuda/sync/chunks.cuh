@@ -101,35 +101,35 @@ class ChunkReporter {
   int next_ = 0;
 };
 
-/// Items dealt to the ranks in turn: item i is number i / R of rank i % R, so that all ranks make progress at the same
-/// pace. A warp takes every n-th item, and divides only once.
-class RankWalk {
+/// Items that several owners have in turn, ranks or the parts of a row: item i is number i / n of owner i % n, so that
+/// all owners make progress at the same pace. A warp takes every so-many-th item, and divides only once.
+class TurnWalk {
  public:
   /// Items first, first + step, …
-  __device__ RankWalk(int num_ranks, int first, int step)
-      : num_ranks_(num_ranks),
-        idx_(first / num_ranks),
-        rank_(first % num_ranks),
-        step_idx_(step / num_ranks),
-        step_rank_(step % num_ranks) {}
+  __device__ TurnWalk(int num_owners, int first, int step)
+      : num_owners_(num_owners),
+        idx_(first / num_owners),
+        owner_(first % num_owners),
+        step_idx_(step / num_owners),
+        step_owner_(step % num_owners) {}
 
-  /// Which of its rank's items this is.
+  /// Which of its owner's items this is.
   __device__ int idx() const { return idx_; }
-  __device__ int rank() const { return rank_; }
+  __device__ int owner() const { return owner_; }
   __device__ void advance() {
     idx_ += step_idx_;
-    rank_ += step_rank_;
-    if (rank_ < num_ranks_) return;
-    rank_ -= num_ranks_;
+    owner_ += step_owner_;
+    if (owner_ < num_owners_) return;
+    owner_ -= num_owners_;
     ++idx_;
   }
 
  private:
-  int num_ranks_;
+  int num_owners_;
   int idx_;
-  int rank_;
+  int owner_;
   int step_idx_;
-  int step_rank_;
+  int step_owner_;
 };
 
 }  // namespace ferry::cuda::device

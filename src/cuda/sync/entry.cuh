@@ -148,16 +148,21 @@ __device__ __noinline__ inline void report_disagreement(const RankParams& ranks,
   store_release_system(&fault.state, 1);
 }
 
+/// Copies why a route was refused from where later kernels find it to where the host does.
+__device__ inline void copy_fault(FaultReport& report, const RouteSummary& summary) {
+  report.fault = summary.fault;
+  report.rank = static_cast<std::int32_t>(summary.fault_rank);
+  report.row = summary.fault_row;
+  report.column = summary.fault_column;
+  report.value = summary.fault_value;
+  report.limit = summary.fault_limit;
+}
+
 /// Reports once more a Routing that route refused. One thread of the call.
 __device__ __noinline__ inline void report_refused_route(const RankParams& ranks, const RouteSummary& summary) {
   FaultReport& fault = ranks.report->fault;
   if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;
-  fault.fault = summary.fault;
-  fault.rank = static_cast<std::int32_t>(summary.fault_rank);
-  fault.row = summary.fault_row;
-  fault.column = summary.fault_column;
-  fault.value = summary.fault_value;
-  fault.limit = summary.fault_limit;
+  copy_fault(fault, summary);
   for (int rank = 0; rank < ranks.num_ranks; ++rank) fault.record_numbers[rank] = -1;
   fence_system();
   store_release_system(&fault.state, 1);
