@@ -82,6 +82,15 @@ summary_of() { # part log
   esac
 }
 
+# The tests that failed, by the runner's own list of them: a summary that only counts them explains nothing.
+failed_tests() { # part log
+  case $1 in
+    lint) true ;;
+    python) sed -nE 's/^(FAILED|ERROR) /  &/p' "$2" ;;
+    *) sed -nE '/^The following tests FAILED:/,$ s/^[[:space:]]+[0-9]+ - /  /p' "$2" ;;
+  esac | cut -c1-200
+}
+
 run_part() { # part
   local log=build/$1-test-output.txt start built
   printf '\n== %s ==\n' "$1"
@@ -95,6 +104,7 @@ run_part() { # part
   built=$SECONDS
   if ! run_tests "$1" 2>&1 | tee "$log"; then num_failed=$((num_failed + 1)); fi
   summary+=("$1: $(summary_of "$1" "$log" || echo 'FAILED to run')")
+  mapfile -t -O "${#summary[@]}" summary < <(failed_tests "$1" "$log")
   times+=("$1 $((built - start)) $((SECONDS - built))")
 }
 
