@@ -12,6 +12,7 @@
 #include "ferry/gating.hpp"           // router scores to top-k experts
 #include "ferry/group.hpp"            // ranks, memory, the three calls
 #include "ferry/int8.hpp"             // quantisation to INT8 and back
+#include "ferry/latency.hpp"          // inputs and outputs of latency mode
 #include "ferry/quantization.hpp"     // its modes, and where it runs
 #include "ferry/routing.hpp"          // where every token goes
 #include "ferry/status.hpp"           // errors

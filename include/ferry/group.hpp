@@ -16,13 +16,15 @@
 #include "ferry/channel_tables.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/export.hpp"
+#include "ferry/latency.hpp"
 #include "ferry/routing.hpp"
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry {
 
-class Backend;  // private
+class Backend;       // private
+class LatencyCalls;  // private
 
 /// Size of each rank's arena unless an option says otherwise. Address space only: memory is taken as it is allocated.
 /// Room for a batch of 16,384 tokens of 14 KiB in and out at K = 8 (2.1 GB in, at most 15 GB out).
@@ -62,6 +64,10 @@ struct GroupOptions {
   /// result. Empty: the file that the variable FERRY_TUNING names, if it is set; "builtin": no file. Read by
   /// Group::create on every backend; a file that is missing or wrong is kInvalidArgument.
   std::string tuning_file{};
+  /// Backend "cuda": symmetric memory that latency mode receives in, taken when the group is created; a multiple of a
+  /// page is used. `latency_bytes_required` says how much calls need; calls that need more are kCapacity. 0: the group
+  /// makes no such calls. Other backends need none.
+  std::size_t latency_bytes = 0;
 };
 
 /// Position of a rank in the group. Ranks are node-major: rank = node_idx * ranks_per_node + index inside the node.
@@ -241,6 +247,44 @@ class FERRY_API Group {
   [[nodiscard]] Status combine(const Routing& routing, const CombineInput& in, const CombineOutput& out,
                                Stream stream = {}, const CombineOptions& options = {});
 
+  /// Latency mode: route a small batch and dispatch it into a slab, without counts being exchanged beforehand and
+  /// without a wait of the host for them. The results, and the Routing, are those of `route` with layout kSlab and
+  /// `dispatch`, bit for bit.
+  /// @shape  in.x [T, H] -> out.x [L, C, H]; see LatencyDispatchInput and LatencyDispatchOutput
+  /// @post   rows that hold tokens are written, others as LatencyDispatchOptions::zero_padding says. The Routing's views
+  ///         can be taken at once; what they show, its counts and the rows are there when the call is over: when it, or
+  ///         with `split` its receive half, returns (CPU) or has run on the stream (CUDA)
+  /// @sync   Every rank makes the send halves of all calls in the same order; receive halves may come in any order, with
+  ///         any calls between them. At most kMaxLatencyCallsInFlight dispatches may be split and not received.
+  ///         CPU: blocks until done; a send half returns at once, and its inputs are read, and its outputs written,
+  ///         until its receive half or the next call that all ranks make together (of whatever kind) is over.
+  ///         CUDA: never blocks the host; may be captured in a graph, replays of which route anew the ids in the same
+  ///         topk_idx (keep the Routing as long as the graph); inputs may be reused by later work on the stream. A send
+  ///         half waits for no rows of others; between the halves no kernel of the group is resident
+  /// @errors kInvalidArgument: shape, dtype, pointer, id, options that differ between ranks; too many dispatches in
+  ///         flight, or a slab that another one is still to be received in. kCapacity: more tokens than max_tokens, more
+  ///         rows for an expert than slab_capacity (names rank, expert, rows), latency_bytes too small. Both: on every
+  ///         rank; a peer's are found by the receive half, this rank's by the call itself, which then may wait for the
+  ///         peers. kTimeout, kPeerLost as in other calls
+  [[nodiscard]] Result<Routing> latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
+                                                 const LatencyDispatchOptions& options, Stream stream = {});
+
+  /// Latency mode: return the experts' rows of a Routing of `latency_dispatch`, once that is received, and sum them,
+  /// weighted. May be called many times on one Routing, one after the other.
+  /// @shape  in.x [L, C, H] -> out.x [T, H]; see LatencyCombineInput and LatencyCombineOutput
+  /// @sync   as latency_dispatch; at most kMaxLatencyCallsInFlight combines may be split and not received
+  /// @errors as latency_dispatch; kInvalidArgument also for a Routing of another call, or one that is not received yet
+  [[nodiscard]] Status latency_combine(const Routing& routing, const LatencyCombineInput& in,
+                                       const LatencyCombineOutput& out, Stream stream = {},
+                                       const LatencyCombineOptions& options = {});
+
+  /// The receive half of the latest split call on `routing`: its dispatch, or its combine.
+  /// @sync   CPU: blocks until that call is done. CUDA: it is done for later work on the stream, which may be another
+  ///         than that of the send half; never blocks the host, may be captured
+  /// @errors kInvalidArgument: nothing is to be received on that Routing (no other rank is involved); what a peer's half
+  ///         of the call shows, see latency_dispatch
+  [[nodiscard]] Status latency_receive(const Routing& routing, Stream stream = {});
+
   /// Describe a Routing of layout kTokens by channels. Local: no other rank takes part.
   /// @sync   as dispatch, without its waits for other ranks. Where rows are bounded and the route was refused, every
   ///         entry is 0, or -1 in source_token and send_index
@@ -272,6 +316,7 @@ class FERRY_API Group {
 
   Topology topology_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<LatencyCalls> latency_calls_;
   std::shared_ptr<const void> identity_;  // shared with every Routing of this group, to recognise it
   std::int64_t num_routes_ = 0;
 };

@@ -57,8 +57,8 @@ struct RouteOptions {
   int num_sms = 0;
 };
 
-/// The result of `route`: every slot, and everything that dispatch, combine, a cached dispatch or a backward pass
-/// needs.
+/// The result of `route` or `latency_dispatch`: every slot, and everything that dispatch, combine, a cached dispatch or
+/// a backward pass needs.
 /// A cheap value: copies share one immutable state. Keep it as long as needed; it may outlive the group (the accessors
 /// then still work). Valid only with the group that made it. Safe to read from many threads.
 /// On a CUDA group with bounded rows (max_recv_rows, kSlab) counts come to the host only when asked for: num_used_rows,
@@ -102,6 +102,9 @@ class FERRY_API Routing {
   ConstTensorView slots() const;
   /// [num_used_rows(), 2] i32: source rank and source token of each row, -1 in rows that hold no token.
   ConstTensorView source() const;
+  /// [L, R, 2] i32, of a Routing from `Group::latency_dispatch` (absent otherwise): how many rows of each local expert
+  /// come from each source rank, and the first of them, counted from the start of the expert's group.
+  ConstTensorView source_ranges() const;
   /// [T, K] i64 copy of the ids and [T, K] f32 copy of the weights given to route; weights absent if none were.
   ConstTensorView topk_idx() const;
   ConstTensorView topk_weights() const;

@@ -9,17 +9,32 @@
 namespace ferry {
 namespace {
 
-constexpr std::size_t kNumExpertsField = 1;
-constexpr std::size_t kPlacementField = 6;
-constexpr std::array<std::string_view, kPlacementField + 1> kRouteFields = {
-    "num_topk",      "num_experts", "layout", "expert_alignment", "slab_capacity", "presence of topk_weights",
-    "expert_to_rank"};
+constexpr std::size_t kNumExpertsField = 1;  // where has_placement_digest
+constexpr std::string_view kPlacementField = "expert_to_rank";
+constexpr std::array<std::string_view, 7> kRouteFields = {
+    "num_topk",     "num_experts", "layout", "expert_alignment", "slab_capacity", "presence of topk_weights",
+    kPlacementField};
 constexpr std::array<std::string_view, 10> kDispatchFields = {
     "routing (number of the route call)", "row bytes of x",       "dtype of x",     "quantize",
     "number of scales per row",           "dtype of scales",      "scales present", "output topk_idx present",
     "output topk_weights present",        "output source present"};
 constexpr std::array<std::string_view, 5> kCombineFields = {"routing (number of the route call)", "row bytes of x",
                                                             "dtype of x", "weighted", "input weights present"};
+
+constexpr std::array<std::string_view, 11> kLatencyDispatchFields = {"num_topk",
+                                                                     "num_experts",
+                                                                     "max_tokens",
+                                                                     "slab_capacity",
+                                                                     "presence of topk_weights",
+                                                                     "row bytes of x",
+                                                                     "dtype of x",
+                                                                     "quantize",
+                                                                     "number of scales per row",
+                                                                     "dtype of scales",
+                                                                     kPlacementField};
+constexpr std::array<std::string_view, 5> kLatencyCombineFields = {"routing (number of the latency_dispatch call)",
+                                                                   "row bytes of x", "dtype of x", "order",
+                                                                   "presence of topk_weights"};
 
 static_assert(kPlacementDigestBytes <= kCallMessageBytes);
 
@@ -39,6 +54,10 @@ std::string_view to_string(Operation operation) {
       return "dispatch";
     case Operation::kCombine:
       return "combine";
+    case Operation::kLatencyDispatch:
+      return "latency_dispatch";
+    case Operation::kLatencyCombine:
+      return "latency_combine";
     case Operation::kDestroy:
       return "destroy";
   }
@@ -53,6 +72,10 @@ std::span<const std::string_view> field_names(Operation operation) {
       return kDispatchFields;
     case Operation::kCombine:
       return kCombineFields;
+    case Operation::kLatencyDispatch:
+      return kLatencyDispatchFields;
+    case Operation::kLatencyCombine:
+      return kLatencyCombineFields;
     case Operation::kDestroy:
       return {};
   }
@@ -97,7 +120,7 @@ Status check_agreement(std::span<const CallRecord* const> records) {
     const auto names = field_names(first.operation);
     for (std::size_t field = 0; field < names.size(); ++field) {
       if (record.fields[field] == first.fields[field]) continue;
-      const bool placement = first.operation == Operation::kRoute && field == kPlacementField;
+      const bool placement = has_placement_digest(first.operation) && names[field] == kPlacementField;
       const std::string difference = placement ? describe_placement_difference(digest_of(first), digest_of(record),
                                                                                rank, first.fields[kNumExpertsField])
                                                : fmt::format("{}: rank 0 has {}, rank {} has {}", names[field],

@@ -13,12 +13,24 @@
 
 namespace ferry {
 
-enum class Operation : std::int32_t { kRoute = 0, kDispatch = 1, kCombine = 2, kDestroy = 3 };
+enum class Operation : std::int32_t {
+  kRoute = 0,
+  kDispatch = 1,
+  kCombine = 2,
+  kLatencyDispatch = 3,
+  kLatencyCombine = 4,
+  kDestroy = 5,
+};
 
 std::string_view to_string(Operation operation);
 
+/// Whether the record of such a call, if it passed its own checks, carries a placement digest as its message.
+constexpr bool has_placement_digest(Operation operation) {
+  return operation == Operation::kRoute || operation == Operation::kLatencyDispatch;
+}
+
 /// Most values that ranks compare in one call.
-inline constexpr std::size_t kMaxAgreedFields = 10;
+inline constexpr std::size_t kMaxAgreedFields = 11;
 /// Room for the message of a call that failed its own rank's checks; longer ones are cut.
 inline constexpr std::size_t kCallMessageBytes = 640;
 
@@ -29,7 +41,7 @@ struct CallRecord {
   std::int32_t num_fields = 0;
   std::int32_t message_bytes = 0;
   std::array<std::int64_t, kMaxAgreedFields> fields{};  ///< must be equal on all ranks; named by field_names()
-  /// Why the call failed its own checks; of a route that passed them, its placement digest, which no other call has.
+  /// Why the call failed its own checks; otherwise its placement digest, where has_placement_digest(operation).
   std::array<char, kCallMessageBytes> message{};
 
   /// Copies all but the unused rest of the message, which is most of a record.

@@ -19,6 +19,7 @@
 #include "core/tuning.hpp"
 #include "ferry/bootstrap.hpp"
 #include "ferry/group.hpp"
+#include "ferry/latency.hpp"
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
 #include "numeric/quantize.hpp"
@@ -49,6 +50,9 @@ struct Rows {
   std::byte* row(std::int64_t row_idx) const { return data + row_idx * stride_bytes; }
 };
 
+/// Columns of a tensor of scales: S.
+inline std::int64_t num_scales(const ConstTensorView& scales) { return scales.extent(scales.num_dims - 1); }
+
 /// This rank's checked arguments of route. Ids are in range, options are sane.
 struct RouteCall {
   CallRecord record;
@@ -72,7 +76,7 @@ struct DispatchCall {
   ConstTensorView scales;                       ///< [T, S] any strides, or absent
   ConstTensorView topk_weights;                 ///< the ones to send, or absent
   Rows out_x;
-  TensorView out_scales;  ///< [rows, S] any strides, or absent
+  TensorView out_scales;  ///< [rows, S] any strides, in latency mode also [L, C, S]; or absent
   TensorView out_topk_idx;
   TensorView out_topk_weights;
   TensorView out_source;
@@ -90,9 +94,34 @@ struct CombineCall {
   std::array<ConstRows, 2> bias;
   ConstTensorView topk_weights;  ///< present when weighted
   bool weighted = false;
+  bool rank_sums = false;  ///< CombineOrder::kRankSums, in latency mode; weighted
   Rows out_x;
   TensorView out_weights;
   KernelOptions kernel;
+};
+
+/// This rank's checked arguments of latency_dispatch: those of a route of layout kSlab and of a dispatch. The records of
+/// the two are not used, and the dispatch has no Routing.
+struct LatencyDispatchCall {
+  CallRecord record;
+  Stream stream;
+  RouteCall route;
+  DispatchCall dispatch;
+  std::int64_t max_tokens = 0;         ///< M
+  std::int64_t num_local_experts = 0;  ///< L
+  bool split = false;
+};
+
+/// This rank's checked arguments of latency_combine.
+struct LatencyCombineCall {
+  CombineCall combine;
+  bool split = false;
+};
+
+/// The half that is to be received: the phase of `routing` says which. Never null.
+struct LatencyReceiveCall {
+  std::shared_ptr<const RoutingState> routing;
+  Stream stream;
 };
 
 /// Checked arguments of channel_tables. Pointers that are null are not written.
@@ -126,6 +155,11 @@ class Backend {
   virtual Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) = 0;
   virtual Status dispatch(const DispatchCall& call) = 0;
   virtual Status combine(const CombineCall& call) = 0;
+  /// A split call whose record is ok returns before any peer has made it, with what is known by then; what it lacks,
+  /// latency_receive adds. Core keeps track of what is in flight.
+  virtual Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) = 0;
+  virtual Status latency_combine(const LatencyCombineCall& call) = 0;
+  virtual Status latency_receive(const LatencyReceiveCall& call) = 0;
   /// Local.
   virtual Status channel_tables(const ChannelTablesCall& call) = 0;
   /// Wait for this rank's work on `stream`, and report what went wrong since the last wait.
@@ -154,6 +188,8 @@ struct BackendFactory {
   Result<std::unique_ptr<Backend>> (*create)(const BackendContext& context);
   /// ferry::bytes_required for a shape whose numbers were checked; `topology` is that of its rank 0.
   Result<std::size_t> (*bytes_required)(const MemoryShape& shape, const Topology& topology);
+  /// ferry::latency_bytes_required for a shape whose numbers were checked.
+  std::size_t (*latency_bytes_required)(const LatencyShape& shape);
   /// Counts one rank's tokens, on `device` (-1: the current one) and in stream order where there are such. Needs no
   /// group.
   Status (*count_layout)(const plan::TokenLayoutParams& params, int device, Stream stream);

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -12,9 +13,8 @@ namespace {
 constexpr std::int64_t kMaxExtent = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxRoutings = std::int64_t{1} << 16;
 
-Status invalid(std::string_view name, std::int64_t value, const std::string& expected) {
-  return Status(ErrorCode::kInvalidArgument,
-                fmt::format("bytes_required: {} is {}, expected {}", name, value, expected));
+Status invalid(std::string_view call, std::string_view name, std::int64_t value, const std::string& expected) {
+  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: {} is {}, expected {}", call, name, value, expected));
 }
 
 struct Extent {
@@ -24,7 +24,16 @@ struct Extent {
   std::int64_t highest = kMaxExtent;
 };
 
-Status check_extents(const MemoryShape& shape) {
+Status check_extents(std::string_view call, std::span<const Extent> extents) {
+  for (const Extent& extent : extents) {
+    if (extent.value < extent.lowest || extent.value > extent.highest) {
+      return invalid(call, extent.name, extent.value, fmt::format("{} to {}", extent.lowest, extent.highest));
+    }
+  }
+  return {};
+}
+
+Status check_shape(const MemoryShape& shape) {
   const Extent extents[] = {{"num_ranks", shape.num_ranks, 1},
                             {"ranks_per_node", shape.ranks_per_node},
                             {"num_experts", shape.num_experts},
@@ -41,31 +50,45 @@ Status check_extents(const MemoryShape& shape) {
                              (shape.num_node_tokens + shape.num_forwarded_tokens) * shape.num_topk},
                             {"num_local_experts", shape.num_local_experts, -1, shape.num_experts},
                             {"num_routings", shape.num_routings, 1, kMaxRoutings}};
-  for (const Extent& extent : extents) {
-    if (extent.value < extent.lowest || extent.value > extent.highest) {
-      return invalid(extent.name, extent.value, fmt::format("{} to {}", extent.lowest, extent.highest));
-    }
-  }
+  if (Status status = check_extents("bytes_required", extents); !status.ok()) return status;
   if (shape.ranks_per_node != 0 && shape.num_ranks % shape.ranks_per_node != 0) {
-    return invalid("ranks_per_node", shape.ranks_per_node,
+    return invalid("bytes_required", "ranks_per_node", shape.ranks_per_node,
                    fmt::format("0 (all) or a divisor of the {} ranks", shape.num_ranks));
   }
   return {};
 }
 
+Result<const BackendFactory*> find_factory(std::string_view call, std::string_view name) {
+  std::string names;
+  for (const BackendFactory& factory : backend_factories()) {
+    if (factory.name == name) return &factory;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", factory.name);
+  }
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("{}: backend is \"{}\", expected one of this build's: {}", call, name, names));
+}
+
 }  // namespace
 
 Result<std::size_t> bytes_required(const MemoryShape& shape) {
-  if (Status status = check_extents(shape); !status.ok()) return status;
+  if (Status status = check_shape(shape); !status.ok()) return status;
   const Topology topology{0, shape.num_ranks, shape.ranks_per_node == 0 ? shape.num_ranks : shape.ranks_per_node};
-  std::string names;
-  for (const BackendFactory& factory : backend_factories()) {
-    if (factory.name == shape.backend) return factory.bytes_required(shape, topology);
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", factory.name);
-  }
-  return Status(
-      ErrorCode::kUnsupported,
-      fmt::format("bytes_required: backend is \"{}\", expected one of this build's: {}", shape.backend, names));
+  const Result<const BackendFactory*> factory = find_factory("bytes_required", shape.backend);
+  if (!factory.ok()) return factory.status();
+  return (*factory)->bytes_required(shape, topology);
+}
+
+Result<std::size_t> latency_bytes_required(const LatencyShape& shape) {
+  constexpr std::string_view kCall = "latency_bytes_required";
+  const Extent extents[] = {{"num_ranks", shape.num_ranks, 1},
+                            {"max_tokens", shape.max_tokens},
+                            {"num_topk", shape.num_topk, 0, kMaxTopk},
+                            {"dispatch_row_bytes", shape.dispatch_row_bytes},
+                            {"combine_row_bytes", shape.combine_row_bytes}};
+  if (Status status = check_extents(kCall, extents); !status.ok()) return status;
+  const Result<const BackendFactory*> factory = find_factory(kCall, shape.backend);
+  if (!factory.ok()) return factory.status();
+  return (*factory)->latency_bytes_required(shape);
 }
 
 }  // namespace ferry

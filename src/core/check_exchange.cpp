@@ -78,11 +78,18 @@ Status check_rows(std::string_view what, const View& view, std::int64_t num_rows
   return {};
 }
 
-/// Scales [num_rows, S], any strides.
-Status check_scales(std::string_view what, const ConstTensorView& view, std::int64_t num_rows) {
-  if (view.num_dims != 2 || view.extent(0) != num_rows || view.extent(1) < 1 || view.extent(1) > kMaxScales) {
-    return invalid(
-        fmt::format("{} is {}, expected [{}, S] with S from 1 to {}", what, describe(view), num_rows, kMaxScales));
+/// Scales [num_rows, S], or for a slab [L, C, S] of as many rows; any strides.
+Status check_scales(std::string_view what, const ConstTensorView& view, std::int64_t num_rows,
+                    ScaleShapes shapes = ScaleShapes::kRows) {
+  const bool slab = shapes == ScaleShapes::kSlabs && view.num_dims == kMaxTensorDims;
+  bool fits = view.num_dims == 2 && view.extent(0) == num_rows;
+  if (slab) {
+    fits = view.extent(0) >= 0 && view.extent(1) >= 1 && num_rows % view.extent(1) == 0 &&
+           view.extent(0) == num_rows / view.extent(1);
+  }
+  if (!fits || num_scales(view) < 1 || num_scales(view) > kMaxScales) {
+    return invalid(fmt::format("{} is {}, expected {}[{}, S] with S from 1 to {}", what, describe(view),
+                               shapes == ScaleShapes::kSlabs ? "[L, C, S] or " : "", num_rows, kMaxScales));
   }
   if (view.dtype != DType::kFloat32 && view.dtype != DType::kInt32 && view.dtype != DType::kUint8) {
     return invalid(fmt::format("{} has dtype {}, expected f32, i32 or u8", what, to_string(view.dtype)));
@@ -95,7 +102,7 @@ Status check_scales(std::string_view what, const ConstTensorView& view, std::int
     return invalid(fmt::format("{} is at address {}, which is not aligned to its {}-byte elements", what, view.data,
                                size_bytes(view.dtype)));
   }
-  for (int dim = 0; dim < 2; ++dim) {
+  for (int dim = 0; dim < view.num_dims; ++dim) {
     if (view.stride(dim) < 0 || view.stride(dim) > kMaxExtent) {
       return invalid(
           fmt::format("{} has stride {} in dimension {}, expected 0 to {}", what, view.stride(dim), dim, kMaxExtent));
@@ -106,22 +113,28 @@ Status check_scales(std::string_view what, const ConstTensorView& view, std::int
 
 /// Elements of an output must not share memory.
 Status check_scales_output(const ConstTensorView& view) {
-  const std::int64_t rows = view.extent(0);
-  const std::int64_t width = view.extent(1);
-  if (rows == 0) return {};
-  const bool row_major = rows == 1 || (view.stride(0) >= (width - 1) * view.stride(1) + 1);
-  const bool column_major = width == 1 || (view.stride(1) >= (rows - 1) * view.stride(0) + 1);
-  const bool distinct = (rows == 1 || view.stride(0) > 0) && (width == 1 || view.stride(1) > 0);
-  if (distinct && (row_major || column_major)) return {};
+  const int last = view.num_dims - 1;
+  const std::int64_t rows = view.extent(last - 1);
+  const std::int64_t width = view.extent(last);
+  if (rows == 0 || view.extent(0) == 0) return {};
+  const std::int64_t row_stride = view.stride(last - 1);
+  const std::int64_t column_stride = view.stride(last);
+  const bool row_major = rows == 1 || (row_stride >= (width - 1) * column_stride + 1);
+  const bool column_major = width == 1 || (column_stride >= (rows - 1) * row_stride + 1);
+  const bool distinct = (rows == 1 || row_stride > 0) && (width == 1 || column_stride > 0);
+  const bool apart = view.num_dims == 2 || view.extent(0) == 1 ||
+                     view.stride(0) >= (rows - 1) * row_stride + (width - 1) * column_stride + 1;
+  if (distinct && apart && (row_major || column_major)) return {};
   return invalid(
-      fmt::format("dispatch: output scales {} have strides {} and {}: elements overlap; give each element memory "
+      fmt::format("dispatch: output scales {} have strides {}{} and {}: elements overlap{}; give each element memory "
                   "of its own",
-                  describe(view), view.stride(0), view.stride(1)));
+                  describe(view), view.num_dims == 2 ? "" : fmt::format("{}, ", view.stride(0)), row_stride,
+                  column_stride, apart ? "" : ", or those of one expert do not end before the next one's begin"));
 }
 
 /// A dispatch that sends its rows as they are.
 Status check_plain_payload(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
-                           DispatchCall& call) {
+                           ScaleShapes scale_shapes, DispatchCall& call) {
   if (call.x.dtype != call.out_x.dtype || call.x.row_bytes != call.out_x.row_bytes) {
     return invalid(fmt::format("dispatch: output x is {} but input x is {}: dtype and H must be equal", describe(out.x),
                                describe(in.x)));
@@ -133,9 +146,11 @@ Status check_plain_payload(const RoutingState& routing, const DispatchInput& in,
   if (!in.scales.present()) return {};
   if (Status status = check_scales("dispatch: input scales", in.scales, routing.num_tokens); !status.ok())
     return status;
-  if (Status status = check_scales("dispatch: output scales", out.scales, routing.num_recv_rows); !status.ok())
+  if (Status status = check_scales("dispatch: output scales", out.scales, routing.num_recv_rows, scale_shapes);
+      !status.ok()) {
     return status;
-  if (in.scales.dtype != out.scales.dtype || in.scales.extent(1) != out.scales.extent(1)) {
+  }
+  if (in.scales.dtype != out.scales.dtype || in.scales.extent(1) != num_scales(out.scales)) {
     return invalid(fmt::format("dispatch: output scales are {} but input scales are {}: dtype and S must be equal",
                                describe(out.scales), describe(in.scales)));
   }
@@ -161,7 +176,7 @@ std::string_view name_of(Quantization mode) {
 
 /// A dispatch that quantises its rows.
 Status check_quantized_payload(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
-                               const DispatchCall& call) {
+                               ScaleShapes scale_shapes, const DispatchCall& call) {
   const std::string_view mode = name_of(call.quantize);
   if (mode.empty()) {
     return invalid(
@@ -193,10 +208,12 @@ Status check_quantized_payload(const RoutingState& routing, const DispatchInput&
     return invalid(fmt::format("dispatch: output scales are {}, expected {} (quantize is {})", describe(out.scales),
                                exponents ? "u8 or i32" : "f32", mode));
   }
-  if (Status status = check_scales("dispatch: output scales", out.scales, routing.num_recv_rows); !status.ok())
+  if (Status status = check_scales("dispatch: output scales", out.scales, routing.num_recv_rows, scale_shapes);
+      !status.ok()) {
     return status;
+  }
   const std::int64_t num_columns = numeric::num_scale_columns(hidden, scales);
-  if (out.scales.extent(1) == num_columns) return {};
+  if (num_scales(out.scales) == num_columns) return {};
   return invalid(fmt::format("dispatch: output scales are {}, expected [{}, {}] for an H of {}: one for {} channels",
                              describe(out.scales), routing.num_recv_rows, num_columns, hidden,
                              kQuantBlockSize * (scales == DType::kInt32 ? numeric::kPackedScales : 1)));
@@ -294,13 +311,13 @@ Status check_combine_weights(const RoutingState& routing, const CombineInput& in
 }  // namespace
 
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
-                      Quantization quantize, DispatchCall& call) {
+                      Quantization quantize, DispatchCall& call, ScaleShapes scale_shapes) {
   call.quantize = quantize;
   if (Status status = check_rows("dispatch: input x", in.x, routing.num_tokens, call.x); !status.ok()) return status;
   if (Status status = check_rows("dispatch: output x", out.x, routing.num_recv_rows, call.out_x); !status.ok())
     return status;
-  Status payload = quantize == Quantization::kNone ? check_plain_payload(routing, in, out, call)
-                                                   : check_quantized_payload(routing, in, out, call);
+  Status payload = quantize == Quantization::kNone ? check_plain_payload(routing, in, out, scale_shapes, call)
+                                                   : check_quantized_payload(routing, in, out, scale_shapes, call);
   if (!payload.ok()) return payload;
   if (out.scales.present()) {
     if (Status status = check_scales_output(out.scales); !status.ok()) return status;

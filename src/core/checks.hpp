@@ -8,6 +8,7 @@
 
 #include "core/backend.hpp"
 #include "ferry/exchange.hpp"
+#include "ferry/latency.hpp"
 #include "ferry/routing.hpp"
 
 namespace ferry {
@@ -15,14 +16,31 @@ namespace ferry {
 /// Fills everything but `record` and `stream`. `ids_on_host`: the ids can be read and are checked too.
 Status check_route(const RouteInput& in, const RouteOptions& options, const Topology& topology, bool ids_on_host,
                    RouteCall& call);
+/// Shapes of the output scales that a dispatch takes.
+enum class ScaleShapes {
+  kRows,   ///< [rows, S]
+  kSlabs,  ///< also [L, C, S] for as many rows: any strides, but each expert's elements before the next one's
+};
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
-                      Quantization quantize, DispatchCall& call);
+                      Quantization quantize, DispatchCall& call, ScaleShapes scale_shapes = ScaleShapes::kRows);
 Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
                      const CombineOptions& options, CombineCall& call);
+
+/// Fills everything but `record` and `stream`.
+Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
+                              const LatencyDispatchOptions& options, const Topology& topology, bool ids_on_host,
+                              LatencyDispatchCall& call);
+/// Fills everything but `routing`, `record` and `stream`.
+Status check_latency_combine(const RoutingState& routing, const LatencyCombineInput& in,
+                             const LatencyCombineOutput& out, const LatencyCombineOptions& options,
+                             LatencyCombineCall& call);
 
 /// Fills everything but `routing` and `stream`.
 Status check_channel_tables(const RoutingState& routing, int num_ranks, int num_channels, const ChannelTables& out,
                             ChannelTablesCall& call);
+
+/// The status, and where its message begins with the name of route, dispatch or combine with `operation` in its place.
+Status as_error_of(std::string_view operation, const Status& status);
 
 /// "[128, 8] i64" for messages.
 std::string describe(const ConstTensorView& view);

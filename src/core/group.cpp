@@ -5,6 +5,7 @@
 #include "core/backend.hpp"
 #include "core/checks.hpp"
 #include "core/group_options.hpp"
+#include "core/latency_calls.hpp"
 #include "core/placement_digest.hpp"
 
 namespace ferry {
@@ -15,6 +16,11 @@ Status no_routing(std::string_view operation) {
                 fmt::format("{}: the Routing is empty; pass the one that route returned", operation));
 }
 
+Status other_group(std::string_view operation) {
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the Routing was made by another group; call route on this one", operation));
+}
+
 Status destroyed(std::string_view operation) {
   return Status(ErrorCode::kInvalidArgument, fmt::format("{}: this group was destroyed; create a new one", operation));
 }
@@ -22,7 +28,10 @@ Status destroyed(std::string_view operation) {
 }  // namespace
 
 Group::Group(Topology topology, std::unique_ptr<Backend> backend)
-    : topology_(topology), backend_(std::move(backend)), identity_(std::make_shared<const char>()) {}
+    : topology_(topology),
+      backend_(std::move(backend)),
+      latency_calls_(std::make_unique<LatencyCalls>()),
+      identity_(std::make_shared<const char>()) {}
 
 Group::~Group() = default;
 
@@ -97,9 +106,8 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
 
 Status Group::check_routing(std::string_view operation, const Routing& routing) const {
   if (routing.state_ == nullptr) return no_routing(operation);
-  if (routing.state_->group_identity == identity_) return {};
-  return Status(ErrorCode::kInvalidArgument,
-                fmt::format("{}: the Routing was made by another group; call route on this one", operation));
+  if (routing.state_->group_identity == identity_) return check_received(operation, *routing.state_);
+  return other_group(operation);
 }
 
 Status Group::dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out, Stream stream,
@@ -152,6 +160,84 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
                           options.weighted ? 1 : 0, in.weights.present() ? 1 : 0};
   }
   return backend_->combine(call);
+}
+
+Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
+                                        const LatencyDispatchOptions& options, Stream stream) {
+  constexpr std::string_view kName = "latency_dispatch";
+  if (!backend_) return destroyed(kName);
+  LatencyDispatchCall call;
+  call.record.operation = Operation::kLatencyDispatch;
+  call.stream = call.route.stream = call.dispatch.stream = stream;
+  Status status = check_stream(kName, stream);
+  if (status.ok()) {
+    status = check_latency_dispatch(in, out, options, topology_, backend_->memory_is_on_host(), call);
+  }
+  if (status.ok()) status = latency_calls_->check_dispatch(call);
+  if (status.ok()) {
+    const std::size_t length = write_placement_digest(call.route.expert_to_rank,
+                                                      std::span(call.record.message).first<kPlacementDigestBytes>());
+    call.record.message_bytes = static_cast<std::int32_t>(length);
+    const bool scales = out.scales.present();
+    call.record.fields = {call.route.num_topk,
+                          options.num_experts,
+                          options.max_tokens,
+                          options.slab_capacity,
+                          in.topk_weights.present() ? 1 : 0,
+                          call.dispatch.x.row_bytes,
+                          static_cast<std::int64_t>(call.dispatch.x.dtype),
+                          static_cast<std::int64_t>(options.quantize),
+                          scales ? num_scales(out.scales) : 0,
+                          scales ? static_cast<std::int64_t>(out.scales.dtype) : 0,
+                          hash_placement(call.route.expert_to_rank)};
+  } else {
+    call.record.set_status(status);
+  }
+  const std::int64_t route_number = num_routes_++;
+  Result<std::shared_ptr<RoutingState>> state = backend_->latency_dispatch(call);
+  if (!state.ok()) return state.status();
+  (*state)->group_identity = identity_;
+  (*state)->route_number = route_number;
+  latency_calls_->sent(call, *state);
+  return Routing(std::move(*state));
+}
+
+Status Group::latency_combine(const Routing& routing, const LatencyCombineInput& in, const LatencyCombineOutput& out,
+                              Stream stream, const LatencyCombineOptions& options) {
+  constexpr std::string_view kName = "latency_combine";
+  if (!backend_) return destroyed(kName);
+  LatencyCombineCall call;
+  CombineCall& combine = call.combine;
+  combine.record.operation = Operation::kLatencyCombine;
+  combine.stream = stream;
+  const Status belongs = check_routing(kName, routing);
+  if (belongs.ok()) combine.routing = routing.state_;
+  Status status = check_stream(kName, stream);
+  if (status.ok()) status = belongs;
+  if (status.ok()) status = latency_calls_->check_combine(*routing.state_, options.split);
+  if (status.ok()) status = check_latency_combine(*routing.state_, in, out, options, call);
+  if (!status.ok()) {
+    combine.record.set_status(status);
+  } else {
+    combine.record.fields = {combine.routing->route_number, combine.x.row_bytes,
+                             static_cast<std::int64_t>(combine.x.dtype), static_cast<std::int64_t>(options.order),
+                             in.topk_weights.present() ? 1 : 0};
+  }
+  Status sent = backend_->latency_combine(call);
+  if (sent.ok()) latency_calls_->sent(call);
+  return sent;
+}
+
+Status Group::latency_receive(const Routing& routing, Stream stream) {
+  constexpr std::string_view kName = "latency_receive";
+  if (!backend_) return destroyed(kName);
+  if (Status status = check_stream(kName, stream); !status.ok()) return status;
+  if (routing.state_ == nullptr) return no_routing(kName);
+  if (routing.state_->group_identity != identity_) return other_group(kName);
+  if (Status status = LatencyCalls::check_receive(*routing.state_); !status.ok()) return status;
+  Status status = backend_->latency_receive({routing.state_, stream});
+  latency_calls_->received(routing.state_, status);
+  return status;
 }
 
 Status Group::channel_tables(const Routing& routing, int num_channels, const ChannelTables& out, Stream stream) {

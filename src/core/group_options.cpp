@@ -61,8 +61,9 @@ Result<const BackendFactory*> choose_backend(const std::string& name) {
 
 /// What must be equal everywhere, by name. Lines "name=value", so that a message can name the first that differs.
 std::string describe_options(const GroupOptions& options, std::string_view backend) {
-  return fmt::format("library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\n", version(),
-                     backend, options.ranks_per_node, options.timeout_ns, options.transport);
+  return fmt::format(
+      "library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\nlatency_bytes={}\n", version(),
+      backend, options.ranks_per_node, options.timeout_ns, options.transport, options.latency_bytes);
 }
 
 std::vector<std::string_view> lines_of(std::string_view text) {

@@ -56,8 +56,24 @@ Footprint::Footprint(std::string_view name, const Rows& rows)
     : Footprint(name, rows.data, {rows.num_rows, rows.stride_bytes}, {1, 0}, rows.row_bytes) {}
 
 Footprint::Footprint(std::string_view name, const ConstTensorView& view) {
-  if (!view.present() || view.num_dims < 1 || view.num_dims > 2) return;
+  if (!view.present() || view.num_dims < 1 || view.num_dims > kMaxTensorDims) return;
   const auto element_bytes = static_cast<std::int64_t>(size_bytes(view.dtype));
+  if (view.num_dims == kMaxTensorDims) {
+    if (view.num_elements() == 0) return;
+    const bool evenly_spaced = view.extent(0) == 1 || view.stride(0) == view.extent(1) * view.stride(1);
+    if (evenly_spaced) {
+      *this = Footprint(name, view.data, {view.extent(0) * view.extent(1), view.stride(1) * element_bytes},
+                        {view.extent(2), view.stride(2) * element_bytes}, element_bytes);
+      return;
+    }
+    Wide bytes = element_bytes;
+    for (int dim = 0; dim < view.num_dims; ++dim) {
+      bytes += static_cast<Wide>(view.extent(dim) - 1) * view.stride(dim) * element_bytes;
+    }
+    *this = Footprint(name, view.data, {1, 0}, {1, 0},
+                      static_cast<std::int64_t>(std::min<Wide>(bytes, std::numeric_limits<std::int64_t>::max())));
+    return;
+  }
   const Dimension first{view.extent(0), view.stride(0) * element_bytes};
   const Dimension second =
       view.num_dims == 2 ? Dimension{view.extent(1), view.stride(1) * element_bytes} : Dimension{1, 0};

@@ -13,13 +13,14 @@
 
 namespace ferry {
 
-/// The bytes that a tensor of at most two dimensions occupies, for comparison with others'.
+/// The bytes that a tensor occupies, for comparison with others'.
 class Footprint {
  public:
   Footprint() = default;  ///< of nothing
   Footprint(std::string_view name, const ConstRows& rows);
   Footprint(std::string_view name, const Rows& rows);
-  /// Of one or two dimensions, any strides from 0; nothing if the view is absent.
+  /// Any strides from 0; nothing if the view is absent. Of three dimensions everything from its first byte to its last,
+  /// unless they can be written as two.
   Footprint(std::string_view name, const ConstTensorView& view);
 
   std::string_view name() const { return name_; }

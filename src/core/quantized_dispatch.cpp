@@ -4,14 +4,14 @@ namespace ferry {
 
 std::size_t quantized_bytes(const DispatchCall& call) {
   const std::int64_t scale_row_bytes =
-      call.out_scales.extent(1) * static_cast<std::int64_t>(size_bytes(call.out_scales.dtype));
+      num_scales(call.out_scales) * static_cast<std::int64_t>(size_bytes(call.out_scales.dtype));
   return static_cast<std::size_t>(call.x.num_rows * (call.out_x.row_bytes + scale_row_bytes));
 }
 
 QuantizedDispatch split_quantized(const DispatchCall& call, std::byte* staging) {
   const std::int64_t num_rows = call.x.num_rows;
   const std::int64_t hidden = call.out_x.row_bytes;
-  const std::int64_t num_columns = call.out_scales.extent(1);
+  const std::int64_t num_columns = num_scales(call.out_scales);
   std::byte* const scales = staging + num_rows * hidden;
 
   QuantizedDispatch steps{

@@ -11,6 +11,15 @@
 
 namespace ferry {
 
+/// What a Routing of latency mode waits for, and what may be done with it.
+enum class LatencyPhase {
+  kNone,            ///< it is not of latency mode
+  kDispatchSent,    ///< its dispatch is to be received
+  kReady,           ///< its rows are there, or will be in stream order
+  kCombineSent,     ///< a combine is to be received
+  kDispatchFailed,  ///< its rows will never be there
+};
+
 struct RoutingState {
   RoutingState() = default;
   RoutingState(const RoutingState&) = delete;
@@ -23,6 +32,9 @@ struct RoutingState {
 
   std::shared_ptr<const void> group_identity;  ///< identity of the group that made the Routing
   std::int64_t route_number = 0;               ///< number of earlier route calls on the group; equal on all ranks
+
+  /// Written by the group's thread alone.
+  mutable LatencyPhase latency_phase = LatencyPhase::kNone;
 
   std::int64_t num_tokens = 0;
   int num_topk = 0;
@@ -43,6 +55,7 @@ struct RoutingState {
   ConstTensorView row_offsets_view;      ///< [L + 1] i64, absent for kTokens
   ConstTensorView slots;                 ///< [T, K] i32
   ConstTensorView source;                ///< [num_used_rows, 2] i32
+  ConstTensorView source_ranges;         ///< [L, R, 2] i32, of latency mode
   ConstTensorView topk_idx;              ///< [T, K] i64
   ConstTensorView topk_weights;          ///< [T, K] f32 or absent
 };

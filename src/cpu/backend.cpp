@@ -60,6 +60,9 @@ Status dequantize(std::string_view operation, const numeric::QuantizeParams& par
   return status;
 }
 
+/// Ranks read each other's memory in place.
+std::size_t latency_bytes_required(const LatencyShape& /*shape*/) { return 0; }
+
 }  // namespace
 
 CpuBackend::CpuBackend(std::unique_ptr<call::CallSync> sync)
@@ -71,9 +74,16 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(std::move(*sync)));
 }
 
-Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) try {
+Status CpuBackend::fill_routing(const RouteCall& call, const std::shared_ptr<CpuRouting>& routing) {
   const Context context{*sync_, staging_, spare_tables_};
-  return sync_->has_rails() ? internode::route(call, context) : intranode::route(call, context);
+  return sync_->has_rails() ? internode::route(call, context, *routing) : intranode::route(call, context, *routing);
+}
+
+Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) try {
+  make_pending_calls();
+  auto routing = std::make_shared<CpuRouting>(spare_tables_);
+  if (Status status = fill_routing(call, routing); !status.ok()) return status;
+  return std::shared_ptr<RoutingState>(std::move(routing));
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kRoute);
 }
@@ -98,11 +108,16 @@ DispatchCall CpuBackend::quantize_rows(const DispatchCall& call) {
 }
 
 Status CpuBackend::dispatch(const DispatchCall& call) try {
+  make_pending_calls();
+  return make_dispatch(call);
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kDispatch);
+}
+
+Status CpuBackend::make_dispatch(const DispatchCall& call) {
   if (!sync_->broken().ok()) return sync_->broken();
   const bool quantizes = call.record.code == ErrorCode::kOk && call.quantize != Quantization::kNone;
   return quantizes ? send(quantize_rows(call)) : send(call);
-} catch (const std::bad_alloc&) {
-  return sync_->out_of_memory(Operation::kDispatch);
 }
 
 Status CpuBackend::send(const DispatchCall& call) {
@@ -114,13 +129,18 @@ Status CpuBackend::send(const DispatchCall& call) {
 }
 
 Status CpuBackend::combine(const CombineCall& call) try {
+  make_pending_calls();
+  return make_combine(call);
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kCombine);
+}
+
+Status CpuBackend::make_combine(const CombineCall& call) {
   const Context context{*sync_, staging_, spare_tables_};
   Status status = sync_->has_rails() ? internode::combine(call, context) : intranode::combine(call, context);
   if (status.ok()) status = sync_->confirm_reads();
   if (status.ok()) staging_.route_is_over();
   return status;
-} catch (const std::bad_alloc&) {
-  return sync_->out_of_memory(Operation::kCombine);
 }
 
 MemoryUsage CpuBackend::memory_usage() const {
@@ -167,18 +187,22 @@ Status CpuBackend::channel_tables(const ChannelTablesCall& call) {
   return {};
 }
 
-Status CpuBackend::destroy() {
+Status CpuBackend::destroy() try {
   if (!sync_->broken().ok()) return sync_->broken();
+  make_pending_calls();
   node::CallDescriptor descriptor;
   descriptor.record.operation = Operation::kDestroy;
   return sync_->begin(descriptor);
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kDestroy);
 }
 
 BackendFactory cpu_backend_factory() {
   return {"cpu",          "ranks of one host through shared memory, of several hosts over a network",
           probe,          CpuBackend::create,
-          bytes_required, count_layout,
-          quantize,       dequantize};
+          bytes_required, latency_bytes_required,
+          count_layout,   quantize,
+          dequantize};
 }
 
 }  // namespace ferry::cpu

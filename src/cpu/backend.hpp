@@ -12,6 +12,7 @@
 
 #include "core/backend.hpp"
 #include "cpu/context/context.hpp"
+#include "cpu/latency/pending_calls.hpp"
 
 namespace ferry::cpu {
 
@@ -31,6 +32,9 @@ class CpuBackend final : public Backend {
   Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override;
   Status dispatch(const DispatchCall& call) override;
   Status combine(const CombineCall& call) override;
+  Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override;
+  Status latency_combine(const LatencyCombineCall& call) override;
+  Status latency_receive(const LatencyReceiveCall& call) override;
   Status channel_tables(const ChannelTablesCall& call) override;
   Status wait(Stream /*stream*/) override { return sync_->broken(); }
   Status destroy() override;
@@ -38,10 +42,18 @@ class CpuBackend final : public Backend {
  private:
   DispatchCall quantize_rows(const DispatchCall& call);
   Status send(const DispatchCall& call);
+  // The calls themselves; the public ones make those of latency mode first that are pending.
+  Status fill_routing(const RouteCall& call, const std::shared_ptr<CpuRouting>& routing);
+  Status make_dispatch(const DispatchCall& call);
+  Status make_combine(const CombineCall& call);
+  Status make_latency_dispatch(const LatencyDispatchCall& call, const std::shared_ptr<CpuRouting>& routing);
+  Status make_pending(PendingCalls::Call& call);
+  void make_pending_calls();
 
   std::unique_ptr<call::CallSync> sync_;
   Staging staging_;
   std::shared_ptr<SpareTables> spare_tables_ = std::make_shared<SpareTables>();
+  PendingCalls pending_;
 };
 
 /// Entry of the registry.

@@ -26,6 +26,8 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   return status;
 }
 
+std::size_t latency_bytes_required(const LatencyShape& /*shape*/) { return 0; }
+
 }  // namespace
 
 CudaBackend::CudaBackend(const BackendContext& context, Parts parts)
@@ -57,11 +59,31 @@ MemoryUsage CudaBackend::memory_usage() const {
   return usage;
 }
 
+namespace {
+
+Status no_latency_mode(std::string_view operation) {
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("{}: backend \"cuda\" does not have latency mode yet; use route, dispatch and combine, or "
+                            "backend \"cpu\"",
+                            operation));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<RoutingState>> CudaBackend::latency_dispatch(const LatencyDispatchCall& /*call*/) {
+  return no_latency_mode("latency_dispatch");
+}
+
+Status CudaBackend::latency_combine(const LatencyCombineCall& /*call*/) { return no_latency_mode("latency_combine"); }
+
+Status CudaBackend::latency_receive(const LatencyReceiveCall& /*call*/) { return no_latency_mode("latency_receive"); }
+
 BackendFactory backend_factory() {
   return {"cuda",         "ranks of one host with GPUs that reach each other's memory",
           probe,          CudaBackend::create,
-          bytes_required, count_layout,
-          quantize,       dequantize};
+          bytes_required, latency_bytes_required,
+          count_layout,   quantize,
+          dequantize};
 }
 
 }  // namespace ferry::cuda

@@ -32,6 +32,9 @@ class CudaBackend final : public Backend {
   }
   Status dispatch(const DispatchCall& call) override { return intranode::dispatch(context_, call); }
   Status combine(const CombineCall& call) override { return intranode::combine(context_, call); }
+  Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override;
+  Status latency_combine(const LatencyCombineCall& call) override;
+  Status latency_receive(const LatencyReceiveCall& call) override;
   Status channel_tables(const ChannelTablesCall& call) override { return intranode::channel_tables(context_, call); }
   Status wait(Stream stream) override { return context_.wait(stream); }
   Status poll() override { return context_.poll(); }

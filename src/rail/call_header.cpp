@@ -54,7 +54,7 @@ Status parse_call_header(std::span<const std::byte, sizeof(CallHeader)> bytes, s
   }
   copy_numbers(reinterpret_cast<std::byte*>(header), reinterpret_cast<const std::byte*>(&sent));
   const bool failed = record.code != ErrorCode::kOk;
-  const bool has_digest = !failed && record.operation == Operation::kRoute;
+  const bool has_digest = !failed && has_placement_digest(record.operation);
   if (!failed && !has_digest) header->record.message_bytes = 0;
   const auto length = static_cast<std::size_t>(header->record.message_bytes);
   std::memcpy(header->record.message.data(), bytes.data() + kMessageBegin, length);

@@ -61,6 +61,9 @@ void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::Ex
             CpuRouting& routing) {
   const bool by_rank = shape.by_rank();
   routing.local_expert.assign(shape.num_experts, -1);
+  routing.local_expert_ids.clear();
+  routing.num_rows_per_local_expert.clear();
+  routing.expert_row_offsets.clear();
   for (std::size_t expert = 0; expert < shape.num_experts; ++expert) {
     if (shape.owner(expert) != my_rank) continue;
     routing.local_expert[expert] = static_cast<std::int32_t>(routing.local_expert_ids.size());
@@ -69,13 +72,17 @@ void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::Ex
     if (!by_rank) routing.expert_row_offsets.push_back(groups.first_rows[expert]);
   }
   if (!by_rank) routing.expert_row_offsets.push_back(routing.num_used_rows);
+  set_views(call, routing);
+}
+
+void set_views(const RouteCall& call, CpuRouting& routing) {
   routing.num_recv_rows = call.options.max_recv_rows > 0 ? call.options.max_recv_rows : routing.num_used_rows;
   routing.num_used_rows_i32 = static_cast<std::int32_t>(routing.num_used_rows);
 
   routing.num_used_rows_view = ConstTensorView(&routing.num_used_rows_i32, DType::kInt32, {1});
   const auto num_local = static_cast<std::int64_t>(routing.local_expert_ids.size());
   routing.rows_per_expert_view = ConstTensorView(routing.num_rows_per_local_expert.data(), DType::kInt32, {num_local});
-  if (!by_rank) {
+  if (routing.layout != Layout::kTokens) {
     routing.row_offsets_view = ConstTensorView(routing.expert_row_offsets.data(), DType::kInt64, {num_local + 1});
   }
   const std::int64_t num_tokens = routing.num_tokens;

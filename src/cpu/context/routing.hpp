@@ -36,6 +36,8 @@ struct CpuRouting : RoutingState, LargeTables {
     const auto end = to_size(tokens.first_destination[to_size(token) + 1]);
     return {tokens.destinations.data() + begin, end - begin};
   }
+  std::vector<std::int32_t> source_ranges_table;  ///< what source_ranges shows
+
   bool holds_token(std::int64_t row) const { return source_table[to_size(row) * 2] >= 0; }
 
   // Only in groups of several nodes.
@@ -59,6 +61,9 @@ void copy_inputs(const RouteCall& call, CpuRouting& routing);
 /// Plans this rank's tokens and rows from the counts of all ranks. Leaves source_table without tokens.
 void plan_rows(const plan::RouteShape& shape, plan::AllCounts sources, const plan::ExpertGroups& groups,
                std::size_t my_rank, CpuRouting& routing);
+
+/// Points the views to the tables, whose sizes are known.
+void set_views(const RouteCall& call, CpuRouting& routing);
 
 /// Fills in this rank's experts and the views. To be called last.
 void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::ExpertGroups& groups, std::size_t my_rank,

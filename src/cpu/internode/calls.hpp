@@ -5,11 +5,13 @@
 
 #include "core/backend.hpp"
 #include "cpu/context/context.hpp"
+#include "cpu/context/routing.hpp"
 
 /// The three calls between ranks of several nodes.
 namespace ferry::cpu::internode {
 
-Result<std::shared_ptr<RoutingState>> route(const RouteCall& call, const Context& context);
+/// Fills `routing`, a new one.
+Status route(const RouteCall& call, const Context& context, CpuRouting& routing);
 Status dispatch(const DispatchCall& call, const Context& context);
 Status combine(const CombineCall& call, const Context& context);
 

@@ -10,6 +10,7 @@
 #include "cpu/internode/calls.hpp"
 #include "cpu/internode/item_slices.hpp"
 #include "cpu/rows/combine_inputs.hpp"
+#include "cpu/rows/rank_sums.hpp"
 #include "cpu/rows/row_sum.hpp"
 
 /// Combine over several nodes. A forwarder sums the rows that its node has for each token of its rail peers, and sends
@@ -122,6 +123,16 @@ Status Combiner::exchange_topk_weights() {
 
 void Combiner::sum_item(std::span<const Destination> destinations, const float* topk_weights, const ItemSlice& slice,
                         std::byte* to) {
+  if (call_.rank_sums) {
+    RankSums sums(sum_row_, slice.row_bytes());
+    for (const Destination& destination : destinations) {
+      const CombineRows& sender = senders_[static_cast<std::size_t>(destination.rank)];
+      sums.add(destination.rank, sender.rows + destination.row * sender.stride_bytes + slice.row_begin,
+               topk_weights[destination.topk]);
+    }
+    sums.finish(to);
+    return;
+  }
   rows_.clear();
   weights_.clear();
   for (const Destination& destination : destinations) {

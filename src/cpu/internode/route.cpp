@@ -23,19 +23,19 @@ using plan::PeerCounts;
 
 class Router {
  public:
-  Router(const RouteCall& call, const Context& context)
+  Router(const RouteCall& call, const Context& context, CpuRouting& routing)
       : call_(call),
         sync_(context.sync),
         peers_(context.sync.peers()),
         staging_(context.staging),
         topology_(context.topology()),
         shape_(route_shape(call, context.topology())),
-        routing_(std::make_shared<CpuRouting>(context.spare_tables)) {}
+        routing_(routing) {}
 
   /// Counts this rank's own tokens; fills the descriptor.
   Status prepare(CallDescriptor& descriptor);
   /// After all descriptors are in.
-  Result<std::shared_ptr<RoutingState>> run();
+  Status run();
 
  private:
   int my_node() const { return topology_.node_of(topology_.rank); }
@@ -45,7 +45,7 @@ class Router {
   int rail_peer(int local, int node) const { return node * topology_.ranks_per_node + topology_.rail_of(local); }
   /// Used rows of each rank of this node.
   std::span<const std::int64_t> num_rows_of_node() const {
-    return std::span<const std::int64_t>(routing_->num_rows_on_rank)
+    return std::span<const std::int64_t>(routing_.num_rows_on_rank)
         .subspan(to_size(peers_.first_rank()), to_size(topology_.ranks_per_node));
   }
   Status bad_peer(int rank, std::string_view what) const;
@@ -62,7 +62,7 @@ class Router {
   Staging& staging_;
   const Topology& topology_;
   plan::RouteShape shape_;
-  std::shared_ptr<CpuRouting> routing_;
+  CpuRouting& routing_;
   std::byte* counts_block_ = nullptr;  // by node, in the arena: of this rank and its rail peers
   std::size_t counts_bytes_ = 0;
   std::vector<plan::SourceCounts> sources_;     // by rank
@@ -70,14 +70,14 @@ class Router {
 };
 
 Status Router::prepare(CallDescriptor& descriptor) {
-  copy_inputs(call_, *routing_);
+  copy_inputs(call_, routing_);
   counts_bytes_ = PeerCounts::at(nullptr, topology_, call_.options.num_experts).wire_bytes;
   Result<std::byte*> block = staging_.route_tables(counts_bytes_ * to_size(topology_.num_nodes()));
   if (!block.ok()) return block.status();
   counts_block_ = *block;
   const PeerCounts mine = PeerCounts::at(counts_from(my_node()), topology_, call_.options.num_experts);
-  plan::count_tokens(shape_, routing_->ids, mine.rank_counts, mine.expert_counts);
-  plan::count_forward_tables(shape_, topology_, routing_->ids, mine.tables);
+  plan::count_tokens(shape_, routing_.ids, mine.rank_counts, mine.expert_counts);
+  plan::count_forward_tables(shape_, topology_, routing_.ids, mine.tables);
   const auto stride = static_cast<std::int64_t>(counts_bytes_);
   descriptor.tables = peers_.locate(counts_block_, topology_.num_nodes(), stride, stride);
   descriptor.max_recv_rows = call_.options.max_recv_rows;
@@ -147,7 +147,7 @@ Status Router::exchange_tables() {
   std::vector<std::span<std::byte>> in(encoded.size());
   for (int node = 0; node < num_nodes; ++node) {
     const auto index = to_size(node);
-    const ForwardTable& table = routing_->outgoing[index];
+    const ForwardTable& table = routing_.outgoing[index];
     in[index] = {*block + offsets[index], offsets[index + 1] - offsets[index]};
     if (node == my_node()) {
       plan::encode(table, in[index].data());
@@ -158,7 +158,7 @@ Status Router::exchange_tables() {
     }
   }
   if (Status status = call::exchange_bytes(sync_, out, in, "to send its tables"); !status.ok()) return status;
-  routing_->incoming.resize(to_size(num_nodes));
+  routing_.incoming.resize(to_size(num_nodes));
   for (const int node : sync_.rails().peer_nodes()) {
     if (Status status = check_incoming(node, in[to_size(node)]); !status.ok()) return status;
   }
@@ -171,7 +171,7 @@ Status Router::check_incoming(int node, std::span<const std::byte> bytes) {
   const int rank = rail_peer(topology_.rank, node);
   Result<ForwardTable> table =
       plan::parse_forward_table(bytes, table_size(rank, my_node()),
-                                {routing_->num_tokens_of_rank[to_size(rank)], call_.num_topk, num_rows_of_node()});
+                                {routing_.num_tokens_of_rank[to_size(rank)], call_.num_topk, num_rows_of_node()});
   if (!table.ok()) return bad_peer(rank, fmt::format("sent an invalid forward table: {}", table.status().message()));
   // Local ranks read only the tables that contain rows for them.
   std::vector<std::int64_t> counted;
@@ -179,7 +179,7 @@ Status Router::check_incoming(int node, std::span<const std::byte> bytes) {
     counted.push_back(plan::rows_from_source(shape_, sources_[to_size(rank)], to_size(local)));
   }
   if (Status status = plan::check_num_rows(*table, counted); !status.ok()) return bad_peer(rank, status.message());
-  routing_->incoming[to_size(node)] = std::move(*table);
+  routing_.incoming[to_size(node)] = std::move(*table);
   return {};
 }
 
@@ -189,16 +189,16 @@ void Router::name_source_ranks(const plan::ExpertGroups& groups) {
       shape_, sources_, groups, to_size(topology_.rank),
       [this](std::size_t /*run*/, std::size_t source, std::int64_t first_row, std::int32_t num_rows) {
         for (std::int64_t row = first_row; row < first_row + num_rows; ++row) {
-          routing_->source_table[to_size(row) * 2] = static_cast<std::int32_t>(source);
+          routing_.source_table[to_size(row) * 2] = static_cast<std::int32_t>(source);
         }
       });
 }
 
 /// Finds this rank's rows in the tables that the ranks of its node hold.
 Status Router::read_tables() {
-  routing_->item_of_row.assign(to_size(routing_->num_used_rows), 0);
+  routing_.item_of_row.assign(to_size(routing_.num_used_rows), 0);
   for (int rank = 0; rank < topology_.num_ranks; ++rank) {
-    routing_->num_items_from_rank.push_back(table_size(rank, my_node()).num_items);
+    routing_.num_items_from_rank.push_back(table_size(rank, my_node()).num_items);
   }
   for (int local = peers_.first_rank(); local < peers_.end_rank(); ++local) {
     std::int64_t block_bytes = 0;
@@ -212,15 +212,15 @@ Status Router::read_tables() {
       const ForwardTableSize size = table_size(rank, my_node());
       const std::span<const std::byte> bytes(block, size.wire_bytes());
       block += bytes.size();
-      const std::int64_t num_rows = routing_->num_rows_from_rank[to_size(rank)];
+      const std::int64_t num_rows = routing_.num_rows_from_rank[to_size(rank)];
       if (num_rows == 0) continue;
       const Result<ForwardTable> table = plan::parse_forward_table(
-          bytes, size, {routing_->num_tokens_of_rank[to_size(rank)], call_.num_topk, num_rows_of_node()});
+          bytes, size, {routing_.num_tokens_of_rank[to_size(rank)], call_.num_topk, num_rows_of_node()});
       if (!table.ok()) {
         return bad_peer(rank, fmt::format("sent an invalid forward table: {}", table.status().message()));
       }
       if (Status status = plan::enter_table(*table, rank, topology_.rail_of(topology_.rank), num_rows,
-                                            {routing_->source_table, routing_->item_of_row});
+                                            {routing_.source_table, routing_.item_of_row});
           !status.ok()) {
         return bad_peer(rank, status.message());
       }
@@ -229,25 +229,25 @@ Status Router::read_tables() {
   return {};
 }
 
-Result<std::shared_ptr<RoutingState>> Router::run() {
+Status Router::run() {
   if (Status status = exchange_counts(); !status.ok()) return status;
   if (Status status = read_counts(); !status.ok()) return status;
   const plan::ExpertGroups groups = plan::group_experts(shape_, sources_);
   if (Status status = plan::check_capacity(shape_, sources_, groups); !status.ok()) return status;
-  plan_rows(shape_, sources_, groups, to_size(topology_.rank), *routing_);
-  routing_->outgoing = plan::build_forward_tables(routing_->tokens, topology_);
+  plan_rows(shape_, sources_, groups, to_size(topology_.rank), routing_);
+  routing_.outgoing = plan::build_forward_tables(routing_.tokens, topology_);
   if (Status status = exchange_tables(); !status.ok()) return status;
   name_source_ranks(groups);
   if (Status status = read_tables(); !status.ok()) return status;
-  finish(call_, shape_, groups, to_size(topology_.rank), *routing_);
-  return std::shared_ptr<RoutingState>(std::move(routing_));
+  finish(call_, shape_, groups, to_size(topology_.rank), routing_);
+  return {};
 }
 
 }  // namespace
 
-Result<std::shared_ptr<RoutingState>> route(const RouteCall& call, const Context& context) {
+Status route(const RouteCall& call, const Context& context, CpuRouting& routing) {
   if (!context.sync.broken().ok()) return context.sync.broken();
-  Router router(call, context);
+  Router router(call, context, routing);
   CallDescriptor descriptor;
   descriptor.record = call.record;
   if (call.record.code == ErrorCode::kOk) {

@@ -1,15 +1,15 @@
 #ifndef FERRY_CPU_INTRANODE_CALLS_HPP
 #define FERRY_CPU_INTRANODE_CALLS_HPP
 
-#include <memory>
-
 #include "core/backend.hpp"
 #include "cpu/context/context.hpp"
+#include "cpu/context/routing.hpp"
 
 /// The three calls between ranks of one node, which copy rows directly into each other's memory.
 namespace ferry::cpu::intranode {
 
-Result<std::shared_ptr<RoutingState>> route(const RouteCall& call, const Context& context);
+/// Fills `routing`, a new one.
+Status route(const RouteCall& call, const Context& context, CpuRouting& routing);
 Status dispatch(const DispatchCall& call, const Context& context);
 Status combine(const CombineCall& call, const Context& context);
 

@@ -6,6 +6,7 @@
 #include "cpu/context/run_call.hpp"
 #include "cpu/intranode/calls.hpp"
 #include "cpu/rows/combine_inputs.hpp"
+#include "cpu/rows/rank_sums.hpp"
 #include "cpu/rows/row_sum.hpp"
 #include "plan/to_size.hpp"
 
@@ -35,6 +36,7 @@ class Combiner {
  private:
   Status find_senders();
   void sum_tokens() const;
+  void sum_rank_sums() const;
   void sum_weights() const;
 
   const CombineCall& call_;
@@ -89,6 +91,20 @@ void Combiner::sum_tokens() const {
   }
 }
 
+/// sum_tokens() in the order of CombineOrder::kRankSums.
+void Combiner::sum_rank_sums() const {
+  RankSums sums(choose_row_sum(call_.x.dtype), to_size(call_.out_x.row_bytes));
+  const auto* weight_table = static_cast<const float*>(call_.topk_weights.data);
+  for (std::int64_t token = 0; token < routing_.num_tokens; ++token) {
+    for (const plan::Destination& destination : routing_.destinations_of(token)) {
+      const CombineRows& sender = senders_[static_cast<std::size_t>(destination.rank)];
+      sums.add(destination.rank, sender.rows + destination.row * sender.stride_bytes,
+               weight_table[token * routing_.num_topk + destination.topk]);
+    }
+    sums.finish(call_.out_x.row(token));
+  }
+}
+
 void Combiner::sum_weights() const {
   if (!call_.weights.present()) return;
   auto* out = static_cast<float*>(call_.out_weights.data);
@@ -109,7 +125,11 @@ void Combiner::sum_weights() const {
 
 Status Combiner::run() {
   if (Status status = find_senders(); !status.ok()) return status;
-  sum_tokens();
+  if (call_.rank_sums) {
+    sum_rank_sums();
+  } else {
+    sum_tokens();
+  }
   sum_weights();
   sync_.post(Phase::kDone);
   return sync_.wait(Phase::kDone);

@@ -84,16 +84,15 @@ void read_sources(const plan::RouteShape& shape, const PeerTables& peers, const 
 
 }  // namespace
 
-Result<std::shared_ptr<RoutingState>> route(const RouteCall& call, const Context& context) {
+Status route(const RouteCall& call, const Context& context, CpuRouting& routing) {
   if (!context.sync.broken().ok()) return context.sync.broken();
-  const auto routing = std::make_shared<CpuRouting>(context.spare_tables);
   const plan::RouteShape shape = route_shape(call, context.topology());
   const auto my_rank = to_size(context.sync.rank());
   CallDescriptor descriptor;
   descriptor.record = call.record;
   if (call.record.code == ErrorCode::kOk) {
-    copy_inputs(call, *routing);
-    if (Status status = publish(call, shape, *routing, context, descriptor); !status.ok()) {
+    copy_inputs(call, routing);
+    if (Status status = publish(call, shape, routing, context, descriptor); !status.ok()) {
       descriptor.record.set_status(status);
     }
   }
@@ -102,10 +101,10 @@ Result<std::shared_ptr<RoutingState>> route(const RouteCall& call, const Context
   if (!peers.ok()) return peers.status();
   const plan::ExpertGroups groups = plan::group_experts(shape, peers->counts);
   if (Status status = plan::check_capacity(shape, peers->counts, groups); !status.ok()) return status;
-  plan_rows(shape, peers->counts, groups, my_rank, *routing);
-  read_sources(shape, *peers, groups, my_rank, *routing);
-  finish(call, shape, groups, my_rank, *routing);
-  return std::shared_ptr<RoutingState>(routing);
+  plan_rows(shape, peers->counts, groups, my_rank, routing);
+  read_sources(shape, *peers, groups, my_rank, routing);
+  finish(call, shape, groups, my_rank, routing);
+  return {};
 }
 
 }  // namespace ferry::cpu::intranode

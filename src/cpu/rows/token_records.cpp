@@ -37,9 +37,20 @@ void copy_strided(const StridedElements& copy) {
   }
 }
 
-std::byte* scale_row(const TensorView& scales, std::int64_t row) {
-  return static_cast<std::byte*>(scales.data) +
-         row * scales.stride(0) * static_cast<std::int64_t>(size_bytes(scales.dtype));
+/// Row `row` of scales [rows, S] or [L, C, S].
+StridedElements scale_row(const TensorView& scales, std::int64_t row) {
+  const int last = scales.num_dims - 1;
+  std::int64_t element = row * scales.stride(last - 1);
+  if (scales.num_dims == kMaxTensorDims) {
+    const std::int64_t capacity = scales.extent(1);
+    element = row / capacity * scales.stride(0) + row % capacity * scales.stride(1);
+  }
+  StridedElements elements;
+  elements.element_bytes = size_bytes(scales.dtype);
+  elements.to = static_cast<std::byte*>(scales.data) + element * static_cast<std::int64_t>(elements.element_bytes);
+  elements.to_stride = scales.stride(last);
+  elements.count = scales.extent(last);
+  return elements;
 }
 
 /// Unpacks one row after another.
@@ -53,7 +64,9 @@ class Unpacker {
   void scales(const std::byte* record, std::int64_t row) const {
     const TensorView& out = call_.out_scales;
     if (!out.present()) return;
-    copy_strided({record, 1, scale_row(out, row), out.stride(1), out.extent(1), size_bytes(out.dtype)});
+    StridedElements elements = scale_row(out, row);
+    elements.from = record;
+    copy_strided(elements);
   }
 
   /// kTokens: all K entries of the token, those of other ranks blanked.
@@ -135,8 +148,10 @@ void clear_rows(const DispatchCall& call, const CpuRouting& routing, std::int64_
   for (std::int64_t row = begin; row < end; ++row) {
     std::memset(call.out_x.row(row), 0, to_size(call.out_x.row_bytes));
     if (!call.out_scales.present()) continue;
-    copy_strided({reinterpret_cast<const std::byte*>(&kZero), 0, scale_row(call.out_scales, row),
-                  call.out_scales.stride(1), call.out_scales.extent(1), size_bytes(call.out_scales.dtype)});
+    StridedElements elements = scale_row(call.out_scales, row);
+    elements.from = reinterpret_cast<const std::byte*>(&kZero);
+    elements.from_stride = 0;
+    copy_strided(elements);
   }
 }
 

@@ -1,0 +1,108 @@
+#ifndef FERRY_LATENCY_HPP
+#define FERRY_LATENCY_HPP
+
+/// Inputs, outputs and options of latency mode: `Group::latency_dispatch`, `latency_combine` and `latency_receive`, for
+/// the small batches of decoding. See docs/latency.md.
+///
+/// A dispatch routes and sends in one call, into a slab `[L, C, H]`; a combine returns the weighted sums. Either may be
+/// split: the call itself is then the *send half*, which waits for no peer, and `latency_receive` the *receive half*.
+/// Between them the program may do anything else, with this group too.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ferry/exchange.hpp"
+#include "ferry/export.hpp"
+#include "ferry/quantization.hpp"
+#include "ferry/status.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry {
+
+/// Split dispatches of a group whose receive half may be outstanding at a time, and as many split combines: two
+/// micro-batches whose exchanges and computations alternate.
+inline constexpr int kMaxLatencyCallsInFlight = 2;
+
+/// What one rank sends.
+struct LatencyDispatchInput {
+  ConstTensorView x{};  ///< [T, H] bf16 where dispatch quantises, otherwise any dtype: rows move as bytes
+  /// [T, S] f32 | i32 | u8, any strides: the scales of rows that are quantised already. Absent: none are sent, or
+  /// quantising makes them.
+  ConstTensorView scales{};
+  ConstTensorView topk_idx{};      ///< [T, K] i32 | i64, contiguous: global expert id, -1 = no expert
+  ConstTensorView topk_weights{};  ///< [T, K] f32, contiguous: kept for latency_combine, if that is to be given none
+};
+
+/// Where one rank receives.
+struct LatencyDispatchOutput {
+  TensorView x{};  ///< [L, C, H] or [L*C, H]: dtype of the input, or what LatencyDispatchOptions::quantize makes of it
+  /// [L, C, S] or [L*C, S], any strides (so row- or column-major for each expert), dtype of the input's; present exactly
+  /// if the input's scales are, or if dispatch quantises.
+  TensorView scales{};
+};
+
+/// Must be the same on every rank, except `zero_padding`, `split` and `kernel`.
+struct LatencyDispatchOptions {
+  std::int64_t num_experts = 0;    ///< E >= 1; need not be a multiple of R
+  std::int64_t max_tokens = 0;     ///< M >= 1: the most tokens of any rank in this call
+  std::int64_t slab_capacity = 0;  ///< C: rows of each local expert; R * M is always enough
+  /// As RouteOptions::expert_to_rank; empty: contiguous.
+  std::vector<std::int32_t> expert_to_rank{};
+  /// As DispatchOptions::quantize.
+  Quantization quantize = Quantization::kNone;
+  /// Clear the rows of the slab, and their scales, that hold no token. Otherwise they are left untouched.
+  bool zero_padding = false;
+  /// This call is the send half.
+  bool split = false;
+  KernelOptions kernel{};
+};
+
+/// In which order a combine adds.
+enum class CombineOrder : std::int32_t {
+  /// As a weighted `Group::combine`: the sum over a token's entries in fp32 by fused multiply-add, in ascending (rank,
+  /// row, k), rounded once (over several nodes once per node, and once at the source).
+  kExact = 0,
+  /// Each rank adds the rows that it has of a token in the same way and rounds the sum, so that one row per token and
+  /// rank travels; what those rows are added up to, in ascending rank, is rounded again (over several nodes: by each
+  /// node, and then the nodes' sums by the source). All sums in fp32, from +0, rounded to nearest-even.
+  kRankSums = 1,
+};
+
+/// What one rank returns to the sources.
+struct LatencyCombineInput {
+  ConstTensorView x{};  ///< [L, C, H] or [L*C, H] bf16 | f32: one output row per received row; other rows are not read
+  /// [T, K] f32, contiguous, of this rank's own tokens. Absent: those given to latency_dispatch.
+  ConstTensorView topk_weights{};
+};
+
+/// Where one rank receives the sums for its own tokens.
+struct LatencyCombineOutput {
+  TensorView x{};  ///< [T, H], dtype of the input; zero for a token without experts
+};
+
+struct LatencyCombineOptions {
+  CombineOrder order = CombineOrder::kExact;  ///< the same on every rank
+  bool split = false;                         ///< this call is the send half
+  KernelOptions kernel{};
+};
+
+/// The largest calls of latency mode that a group is to make.
+struct LatencyShape {
+  std::string backend = "cpu";          ///< a name from `ferry::backends()`
+  int num_ranks = 1;                    ///< R
+  std::int64_t max_tokens = 0;          ///< M
+  int num_topk = 0;                     ///< K
+  std::int64_t dispatch_row_bytes = 0;  ///< of a row as it travels: x and its scales (as quantised, if it is)
+  std::int64_t combine_row_bytes = 0;
+};
+
+/// What GroupOptions::latency_bytes must be at least for calls of this shape. 0 for backend "cpu", whose ranks read each
+/// other's memory.
+/// @errors kInvalidArgument: a negative or absurd number; kUnsupported: this build has no such backend
+FERRY_API Result<std::size_t> latency_bytes_required(const LatencyShape& shape);
+
+}  // namespace ferry
+
+#endif  // FERRY_LATENCY_HPP

@@ -1,0 +1,99 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/checks.hpp"
+
+/// Latency mode takes what a route of layout kSlab, a dispatch and a weighted combine take, so their checks are used:
+/// only the name of the call in their messages is another.
+
+namespace ferry {
+namespace {
+
+constexpr std::string_view kDispatch = "latency_dispatch";
+constexpr std::string_view kCombine = "latency_combine";
+
+}  // namespace
+
+Status as_error_of(std::string_view operation, const Status& status) {
+  if (status.ok()) return status;
+  const std::string_view message = status.message();
+  for (const std::string_view other : {"route: ", "dispatch: ", "combine: "}) {
+    if (!message.starts_with(other)) continue;
+    return Status(status.code(), fmt::format("{}: {}", operation, message.substr(other.size())), status.peer());
+  }
+  return status;
+}
+
+Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
+                              const LatencyDispatchOptions& options, const Topology& topology, bool ids_on_host,
+                              LatencyDispatchCall& call) {
+  const RouteInput route{in.topk_idx, in.topk_weights};
+  RouteOptions route_options;
+  route_options.num_experts = options.num_experts;
+  route_options.layout = Layout::kSlab;
+  route_options.slab_capacity = options.slab_capacity;
+  route_options.expert_to_rank = options.expert_to_rank;
+  route_options.num_sms = options.kernel.num_sms;
+  if (Status status = check_route(route, route_options, topology, ids_on_host, call.route); !status.ok()) {
+    return as_error_of(kDispatch, status);
+  }
+  if (options.max_tokens < 1) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: max_tokens is {}, expected the most tokens of any rank, at least 1", kDispatch,
+                              options.max_tokens));
+  }
+  if (call.route.num_tokens > options.max_tokens) {
+    return Status(ErrorCode::kCapacity,
+                  fmt::format("{}: topk_idx is {}: {} tokens, expected at most max_tokens, which is {}", kDispatch,
+                              describe(in.topk_idx), call.route.num_tokens, options.max_tokens));
+  }
+  call.num_local_experts =
+      std::count(call.route.expert_to_rank.begin(), call.route.expert_to_rank.end(), topology.rank);
+
+  RoutingState routing;  // what the dispatch's checks ask for
+  routing.num_tokens = call.route.num_tokens;
+  routing.num_topk = call.route.num_topk;
+  routing.layout = Layout::kSlab;
+  routing.num_recv_rows = call.num_local_experts * options.slab_capacity;
+  const DispatchInput dispatch_in{in.x, in.scales, {}};
+  DispatchOutput dispatch_out;
+  dispatch_out.x = out.x;
+  dispatch_out.scales = out.scales;
+  if (Status status =
+          check_dispatch(routing, dispatch_in, dispatch_out, options.quantize, call.dispatch, ScaleShapes::kSlabs);
+      !status.ok()) {
+    return as_error_of(kDispatch, status);
+  }
+  call.dispatch.zero_padding = options.zero_padding;
+  call.dispatch.kernel = options.kernel;
+  call.max_tokens = options.max_tokens;
+  call.split = options.split;
+  return {};
+}
+
+Status check_latency_combine(const RoutingState& routing, const LatencyCombineInput& in,
+                             const LatencyCombineOutput& out, const LatencyCombineOptions& options,
+                             LatencyCombineCall& call) {
+  if (options.order != CombineOrder::kExact && options.order != CombineOrder::kRankSums) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: order is {}, expected kExact or kRankSums; pass an enumerator", kCombine,
+                              static_cast<int>(options.order)));
+  }
+  CombineInput combine_in;
+  combine_in.x = in.x;
+  combine_in.topk_weights = in.topk_weights;
+  CombineOutput combine_out;
+  combine_out.x = out.x;
+  CombineOptions combine_options;
+  combine_options.weighted = true;
+  if (Status status = check_combine(routing, combine_in, combine_out, combine_options, call.combine); !status.ok()) {
+    return as_error_of(kCombine, status);
+  }
+  call.combine.rank_sums = options.order == CombineOrder::kRankSums;
+  call.combine.kernel = options.kernel;
+  call.split = options.split;
+  return {};
+}
+
+}  // namespace ferry

@@ -1,0 +1,49 @@
+#ifndef FERRY_CORE_LATENCY_CALLS_HPP
+#define FERRY_CORE_LATENCY_CALLS_HPP
+
+/// Which split calls of a group are sent and not received: at most kMaxLatencyCallsInFlight of each kind, in memory that
+/// no other call of the kind uses.
+
+#include <memory>
+#include <vector>
+
+#include "core/backend.hpp"
+#include "core/overlap.hpp"
+
+namespace ferry {
+
+class LatencyCalls {
+ public:
+  /// Whether a dispatch may be sent now.
+  /// @errors kInvalidArgument: too many are in flight (split calls only), or one of those writes to the same memory
+  Status check_dispatch(const LatencyDispatchCall& call) const;
+  /// Whether a combine may be sent now on this Routing.
+  /// @errors kInvalidArgument: too many are in flight (split calls only), or the Routing is not ready for it
+  Status check_combine(const RoutingState& routing, bool split) const;
+  /// Whether something is to be received on this Routing.
+  /// @errors kInvalidArgument
+  static Status check_receive(const RoutingState& routing);
+
+  /// These calls have been sent, and succeeded so far.
+  void sent(const LatencyDispatchCall& call, const std::shared_ptr<RoutingState>& routing);
+  void sent(const LatencyCombineCall& call);
+  /// The receive half has returned `status`.
+  void received(const std::shared_ptr<const RoutingState>& routing, const Status& status);
+
+ private:
+  struct Dispatch {
+    std::shared_ptr<const RoutingState> routing;
+    Rows x;
+    TensorView scales;
+  };
+  std::vector<Dispatch> dispatches_;  // in flight
+  int num_combines_ = 0;              // in flight
+};
+
+/// Whether route's other calls may use this Routing: one of latency mode must have been received.
+/// @errors kInvalidArgument
+Status check_received(std::string_view operation, const RoutingState& routing);
+
+}  // namespace ferry
+
+#endif  // FERRY_CORE_LATENCY_CALLS_HPP

@@ -1,0 +1,73 @@
+#include <new>
+#include <utility>
+
+#include "core/checks.hpp"
+#include "cpu/backend.hpp"
+#include "cpu/latency/slab_routing.hpp"
+
+/// Latency mode on CPU ranks: a route and a dispatch, or a combine, in one call. See PendingCalls for split ones.
+
+namespace ferry::cpu {
+
+Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const std::shared_ptr<CpuRouting>& routing) {
+  RouteCall route = call.route;
+  route.record = call.record;
+  Status status = fill_routing(route, routing);
+  if (!status.ok()) return as_error_of(to_string(call.record.operation), status);
+  write_source_ranges(*routing);
+  DispatchCall dispatch = call.dispatch;
+  dispatch.routing = routing;
+  // Route has compared everything: this record only says that there is room.
+  dispatch.record.operation = call.record.operation;
+  return as_error_of(to_string(call.record.operation), make_dispatch(dispatch));
+}
+
+Status CpuBackend::make_pending(PendingCalls::Call& call) {
+  if (const auto* combine = std::get_if<LatencyCombineCall>(&call.arguments)) {
+    return as_error_of(to_string(Operation::kLatencyCombine), make_combine(combine->combine));
+  }
+  // Core gives out Routings as const, and this one is still being made.
+  const auto routing = std::const_pointer_cast<RoutingState>(call.routing);
+  return make_latency_dispatch(std::get<LatencyDispatchCall>(call.arguments),
+                               std::static_pointer_cast<CpuRouting>(routing));
+}
+
+void CpuBackend::make_pending_calls() {
+  pending_.make_all([this](PendingCalls::Call& call) { return make_pending(call); });
+}
+
+Result<std::shared_ptr<RoutingState>> CpuBackend::latency_dispatch(const LatencyDispatchCall& call) try {
+  if (!sync_->broken().ok()) return sync_->broken();
+  const bool refused = call.record.code != ErrorCode::kOk;
+  std::shared_ptr<CpuRouting> routing = refused ? std::make_shared<CpuRouting>(spare_tables_)
+                                                : begin_slab_routing(call, sync_->topology(), spare_tables_);
+  if (call.split && !refused) {
+    pending_.add({routing, call, {}});
+    return std::shared_ptr<RoutingState>(std::move(routing));
+  }
+  make_pending_calls();
+  if (Status status = make_latency_dispatch(call, routing); !status.ok()) return status;
+  return std::shared_ptr<RoutingState>(std::move(routing));
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kLatencyDispatch);
+}
+
+Status CpuBackend::latency_combine(const LatencyCombineCall& call) try {
+  if (!sync_->broken().ok()) return sync_->broken();
+  if (call.split && call.combine.record.code == ErrorCode::kOk) {
+    pending_.add({call.combine.routing, call, {}});
+    return {};
+  }
+  make_pending_calls();
+  return as_error_of(to_string(Operation::kLatencyCombine), make_combine(call.combine));
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kLatencyCombine);
+}
+
+Status CpuBackend::latency_receive(const LatencyReceiveCall& call) try {
+  return pending_.receive(call.routing, [this](PendingCalls::Call& pending) { return make_pending(pending); });
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kLatencyDispatch);
+}
+
+}  // namespace ferry::cpu

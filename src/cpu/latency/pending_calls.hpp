@@ -1,0 +1,58 @@
+#ifndef FERRY_CPU_LATENCY_PENDING_CALLS_HPP
+#define FERRY_CPU_LATENCY_PENDING_CALLS_HPP
+
+/// Split calls of latency mode on CPU ranks. The send half of one only keeps its arguments: nothing runs beside a rank's
+/// own thread that could move rows meanwhile. The calls are made, in the order in which they were sent, by the first
+/// receive half that needs them, or before the next call of another kind, so that all ranks make all calls in one order
+/// whatever the order of their receive halves.
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "core/backend.hpp"
+#include "cpu/context/routing.hpp"
+
+namespace ferry::cpu {
+
+class PendingCalls {
+ public:
+  struct Call {
+    std::shared_ptr<const RoutingState> routing;  ///< that a dispatch fills, or of a combine
+    std::variant<LatencyDispatchCall, LatencyCombineCall> arguments;
+    std::optional<Status> outcome;  ///< once it was made
+  };
+
+  void add(Call call) { calls_.push_back(std::move(call)); }
+  bool empty() const { return calls_.empty(); }
+
+  /// Makes all calls up to the one on `routing` with `make(call)`, and returns that one's outcome, once.
+  template <typename Make>
+  Status receive(const std::shared_ptr<const RoutingState>& routing, Make&& make) {
+    for (auto call = calls_.begin(); call != calls_.end(); ++call) {
+      if (!call->outcome) call->outcome = make(*call);
+      if (call->routing != routing) continue;
+      Status outcome = *std::move(call->outcome);
+      calls_.erase(call);
+      return outcome;
+    }
+    return Status(ErrorCode::kInternal, "latency_receive: the split call was lost; please report this bug");
+  }
+
+  /// Makes all calls; their outcomes are kept for their receive halves.
+  template <typename Make>
+  void make_all(Make&& make) {
+    for (Call& call : calls_) {
+      if (!call.outcome) call.outcome = make(call);
+    }
+  }
+
+ private:
+  std::deque<Call> calls_;
+};
+
+}  // namespace ferry::cpu
+
+#endif  // FERRY_CPU_LATENCY_PENDING_CALLS_HPP

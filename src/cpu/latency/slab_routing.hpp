@@ -1,0 +1,21 @@
+#ifndef FERRY_CPU_LATENCY_SLAB_ROUTING_HPP
+#define FERRY_CPU_LATENCY_SLAB_ROUTING_HPP
+
+#include <memory>
+
+#include "core/backend.hpp"
+#include "cpu/context/routing.hpp"
+
+namespace ferry::cpu {
+
+/// A Routing whose views point to where route will write, so that programs can take them between the halves of a split
+/// dispatch. Counts are 0, and no row has a source.
+std::shared_ptr<CpuRouting> begin_slab_routing(const LatencyDispatchCall& call, const Topology& topology,
+                                               const std::shared_ptr<SpareTables>& spare_tables);
+
+/// After route: fills source_ranges.
+void write_source_ranges(CpuRouting& routing);
+
+}  // namespace ferry::cpu
+
+#endif  // FERRY_CPU_LATENCY_SLAB_ROUTING_HPP
