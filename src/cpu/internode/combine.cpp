@@ -39,7 +39,9 @@ class Combiner {
         topology_(context.topology()),
         routing_(static_cast<const CpuRouting&>(*call.routing)),
         entries_bytes_((to_size(routing_.num_topk) * sizeof(float) + kAlignmentBytes - 1) / kAlignmentBytes *
-                       kAlignmentBytes) {}
+                       kAlignmentBytes),
+        sum_row_(choose_row_sum(call.x.dtype)),
+        rank_sums_(sum_row_) {}
 
   Status prepare(CallDescriptor& descriptor);
   Status run();
@@ -69,7 +71,8 @@ class Combiner {
   const CpuRouting& routing_;
   std::size_t entries_bytes_;         // bytes of K floats as they are sent
   std::vector<CombineRows> senders_;  // by index in the node
-  RowSumFunction sum_row_ = nullptr;
+  RowSumFunction sum_row_;
+  RankSums rank_sums_;
   std::vector<std::vector<float>> topk_weights_;  // by node: [items, entries_bytes_ / 4] of the sources there
   std::vector<std::byte> own_sum_;                // of the token being finished
   std::vector<float> entries_;                    // scratch of an item's returned weights
@@ -124,13 +127,13 @@ Status Combiner::exchange_topk_weights() {
 void Combiner::sum_item(std::span<const Destination> destinations, const float* topk_weights, const ItemSlice& slice,
                         std::byte* to) {
   if (call_.rank_sums) {
-    RankSums sums(sum_row_, slice.row_bytes());
+    rank_sums_.begin(slice.row_bytes());
     for (const Destination& destination : destinations) {
       const CombineRows& sender = senders_[static_cast<std::size_t>(destination.rank)];
-      sums.add(destination.rank, sender.rows + destination.row * sender.stride_bytes + slice.row_begin,
-               topk_weights[destination.topk]);
+      rank_sums_.add(destination.rank, sender.rows + destination.row * sender.stride_bytes + slice.row_begin,
+                     topk_weights[destination.topk]);
     }
-    sums.finish(to);
+    rank_sums_.finish(to);
     return;
   }
   rows_.clear();
@@ -275,7 +278,6 @@ Status Combiner::exchange_sums(const ItemSlice& slice) {
 
 Status Combiner::run() {
   if (Status status = find_senders(); !status.ok()) return status;
-  sum_row_ = choose_row_sum(call_.x.dtype);
   topk_weights_.resize(to_size(topology_.num_nodes()));
   if (call_.weighted) {
     if (Status status = exchange_topk_weights(); !status.ok()) return status;

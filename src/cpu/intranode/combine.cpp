@@ -93,9 +93,10 @@ void Combiner::sum_tokens() const {
 
 /// sum_tokens() in the order of CombineOrder::kRankSums.
 void Combiner::sum_rank_sums() const {
-  RankSums sums(choose_row_sum(call_.x.dtype), to_size(call_.out_x.row_bytes));
+  RankSums sums(choose_row_sum(call_.x.dtype));
   const auto* weight_table = static_cast<const float*>(call_.topk_weights.data);
   for (std::int64_t token = 0; token < routing_.num_tokens; ++token) {
+    sums.begin(to_size(call_.out_x.row_bytes));
     for (const plan::Destination& destination : routing_.destinations_of(token)) {
       const CombineRows& sender = senders_[static_cast<std::size_t>(destination.rank)];
       sums.add(destination.rank, sender.rows + destination.row * sender.stride_bytes,

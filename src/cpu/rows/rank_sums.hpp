@@ -10,11 +10,19 @@
 namespace ferry::cpu {
 
 /// One token's weighted sum in two steps (CombineOrder::kRankSums): the rows of each rank are summed and rounded, then
-/// those sums. Used for one token after another.
+/// those sums. One object serves one token after another and keeps its memory.
 class RankSums {
  public:
-  RankSums(RowSumFunction sum_row, std::size_t row_bytes) : sum_row_(sum_row), row_bytes_(row_bytes) {}
+  explicit RankSums(RowSumFunction sum_row) : sum_row_(sum_row) {}
 
+  /// The next token, of which `row_bytes` of each row are summed.
+  void begin(std::size_t row_bytes) {
+    rank_ = -1;
+    rows_.clear();
+    weights_.clear();
+    num_sums_ = 0;
+    row_bytes_ = row_bytes;
+  }
   /// The next row; ranks ascend.
   void add(int rank, const std::byte* row, float weight) {
     if (rank != rank_) close_rank();
@@ -22,14 +30,11 @@ class RankSums {
     rows_.push_back(row);
     weights_.push_back(weight);
   }
-  /// Writes the token's sum to `out`, and begins the next token.
+  /// Writes the token's sum to `out`.
   void finish(std::byte* out) {
     close_rank();
-    rank_ = -1;
     for (std::size_t i = 0; i < num_sums_; ++i) rows_.push_back(sums_.data() + i * row_bytes_);
     sum_row_({rows_.data(), nullptr, rows_.size(), out, row_bytes_});
-    rows_.clear();
-    num_sums_ = 0;
   }
 
  private:
@@ -43,7 +48,7 @@ class RankSums {
   }
 
   RowSumFunction sum_row_;
-  std::size_t row_bytes_;
+  std::size_t row_bytes_ = 0;
   int rank_ = -1;
   std::vector<const std::byte*> rows_;  // of rank_
   std::vector<float> weights_;
