@@ -36,9 +36,8 @@ struct Parts {
   DeviceReport* report = nullptr;  ///< in `pinned`
   std::shared_ptr<std::byte> control;
   RankParams ranks;
-  std::shared_ptr<OwnStream> stream;           ///< for work that waits for no other rank: setup, zeroing
-  std::shared_ptr<OwnStream> refusals_stream;  ///< where refused calls wait for the peers
-  std::unique_ptr<PeerWatch> watch;            ///< last: it reads `sync` and `report` from a thread of its own
+  std::shared_ptr<OwnStream> stream;  ///< for work that waits for no other rank: setup, zeroing
+  std::unique_ptr<PeerWatch> watch;   ///< last: it reads `sync` and `report` from a thread of its own
 };
 
 /// Loads the kernels of all calls on the current GPU; `has_bulk`: whether they can use the bulk copy engine there.
