@@ -16,7 +16,6 @@ namespace ferry::test {
 namespace {
 
 constexpr int kVictim = 2;
-constexpr std::int64_t kTimeoutNs = 2 * kNsPerSecond;
 
 struct Scenario {
   const char* name;
@@ -72,7 +71,7 @@ class LostRank : public testing::TestWithParam<Scenario> {
     // Ranks that notice it in a later call report the call of the rank that noticed it first.
     context.expect(names_call || (GetParam().ranks_per_node != 0 && GetParam().operation == Operation::kCombine),
                    fmt::format("names the call: {}", status.to_string()));
-    context.expect(waited_ns <= 2 * kTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
+    context.expect(waited_ns <= 2 * kFaultTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
 
     const Status later = exchange.route();
     context.expect(later.code() == status.code() && later.peer() == status.peer(), "later calls report the same");
@@ -101,7 +100,7 @@ TEST_P(LostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
       {.kind = RankKind::kProcesses, .num_ranks = GetParam().num_ranks}, [this](RankContext& context) {
         if (context.rank() != 0) close(meeting_.listen_fd);
         GroupOptions options{.backend = "cpu", .ranks_per_node = GetParam().ranks_per_node};
-        options.timeout_ns = kTimeoutNs;
+        options.timeout_ns = kFaultTimeoutNs;
         Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
         if (!context.expect_ok(group.status(), "create")) return;
         if (context.rank() == kVictim) {

@@ -19,8 +19,6 @@
 namespace ferry::test {
 namespace {
 
-constexpr std::int64_t kTimeoutNs = 2 * kNsPerSecond;
-
 struct Shape {
   int num_nodes;
   int ranks_per_node;
@@ -86,7 +84,7 @@ Result<std::unique_ptr<call::CallSync>> connect(RankContext& context, const Shap
   const std::shared_ptr<Bootstrap> bootstrap = context.bootstrap();
   backend.bootstrap = bootstrap.get();
   backend.topology = {context.rank(), shape.num_ranks(), shape.ranks_per_node};
-  backend.options.timeout_ns = kTimeoutNs;
+  backend.options.timeout_ns = kFaultTimeoutNs;
   backend.options.transport = transport;
   return call::CallSync::create(backend);
 }
@@ -121,7 +119,7 @@ TEST_P(StoppedWhileItWaits, IsNamedByAllOthers) {
       return;
     }
     const std::int64_t waited_ns = node::monotonic_ns() - stage_->stopped_ns.load();
-    context.expect(waited_ns <= 2 * kTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
+    context.expect(waited_ns <= 2 * kFaultTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
     let_victim_go_on(context);
   });
 }
@@ -140,7 +138,7 @@ TEST(WaitingRank, ShowsThatToItsNodeAndItsRail) {
     if (context.rank() == shape.victim) {
       for (const int other : {shape.victim - 1, shape.victim - shape.ranks_per_node}) {
         const call::Sign before = (*sync)->state().sign_of(other);
-        const std::int64_t deadline_ns = node::monotonic_ns() + kTimeoutNs;
+        const std::int64_t deadline_ns = node::monotonic_ns() + kFaultTimeoutNs;
         while ((*sync)->state().sign_of(other).beats < before.beats + 2 && node::monotonic_ns() < deadline_ns) {
           sched_yield();
         }
@@ -158,7 +156,7 @@ using StoppedInCombine = StoppedRank;
 TEST_P(StoppedInCombine, GetsTheErrorAndNoSumOfFreedRows) {
   run_ranks({RankKind::kProcesses, GetParam().num_ranks()}, [this](RankContext& context) {
     GroupOptions options{.backend = "cpu", .ranks_per_node = GetParam().ranks_per_node};
-    options.timeout_ns = kTimeoutNs;
+    options.timeout_ns = kFaultTimeoutNs;
     Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
     if (!context.expect_ok(group.status(), "create")) return;
     Status status;
@@ -195,7 +193,7 @@ TEST_P(AbsentRank, IsNamedByAllOthersAndByItself) {
   std::latch others_done(num_survivors());
   run_ranks({RankKind::kThreads, GetParam().num_ranks()}, [&](RankContext& context) {
     GroupOptions options{.backend = "cpu", .ranks_per_node = GetParam().ranks_per_node, .transport = "loopback"};
-    options.timeout_ns = kTimeoutNs;
+    options.timeout_ns = kFaultTimeoutNs;
     Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
     if (!context.expect_ok(group.status(), "create")) return;
     SmallExchange exchange(**group, false);
@@ -207,7 +205,7 @@ TEST_P(AbsentRank, IsNamedByAllOthersAndByItself) {
     const std::int64_t waited_ns = node::monotonic_ns() - begin_ns;
     if (context.rank() != victim()) others_done.count_down();
     expect_victim_named(context, status);
-    context.expect(waited_ns <= 2 * kTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
+    context.expect(waited_ns <= 2 * kFaultTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
   });
 }
 
