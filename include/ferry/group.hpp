@@ -23,8 +23,9 @@
 
 namespace ferry {
 
-class Backend;       // private
-class LatencyCalls;  // private
+class Backend;           // private
+class ExpertPlacements;  // private
+class LatencyCalls;      // private
 
 /// Size of each rank's arena unless an option says otherwise. Address space only: memory is taken as it is allocated.
 /// Room for a batch of 16,384 tokens of 14 KiB in and out at K = 8 (2.1 GB in, at most 15 GB out).
@@ -278,7 +279,8 @@ class FERRY_API Group {
                                        const LatencyCombineOutput& out, Stream stream = {},
                                        const LatencyCombineOptions& options = {});
 
-  /// The receive half of the latest split call on `routing`: its dispatch, or its combine.
+  /// The receive half of the latest split call on `routing`: its dispatch, or its combine. A call whose Routing is
+  /// dropped before stays in flight.
   /// @sync   CPU: blocks until that call is done. CUDA: it is done for later work on the stream, which may be another
   ///         than that of the send half; never blocks the host, may be captured
   /// @errors kInvalidArgument: nothing is to be received on that Routing (no other rank is involved); what a peer's half
@@ -316,6 +318,7 @@ class FERRY_API Group {
 
   Topology topology_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<ExpertPlacements> placements_;
   std::unique_ptr<LatencyCalls> latency_calls_;
   std::shared_ptr<const void> identity_;  // shared with every Routing of this group, to recognise it
   std::int64_t num_routes_ = 0;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/agreement.hpp"
+#include "core/expert_placement.hpp"
 #include "core/routing_state.hpp"
 #include "core/tuning.hpp"
 #include "ferry/bootstrap.hpp"
@@ -61,8 +62,8 @@ struct RouteCall {
   ConstTensorView topk_weights;  ///< [T, K] f32 contiguous or absent
   std::int64_t num_tokens = 0;
   int num_topk = 0;
-  RouteOptions options;
-  std::vector<std::int32_t> expert_to_rank;              ///< [E], always filled
+  RouteOptions options;                                  ///< without expert_to_rank
+  std::shared_ptr<const ExpertPlacement> placement;      ///< null if the call is refused
   const std::function<void()>* while_waiting = nullptr;  ///< see Group::route; null: none
 };
 

@@ -1,7 +1,5 @@
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "core/checks.hpp"
 
 /// Latency mode takes what a route of layout kSlab, a dispatch and a weighted combine take, so their checks are used:
@@ -26,7 +24,7 @@ Status as_error_of(std::string_view operation, const Status& status) {
 }
 
 Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
-                              const LatencyDispatchOptions& options, const Topology& topology, bool ids_on_host,
+                              const LatencyDispatchOptions& options, ExpertPlacements& placements, bool ids_on_host,
                               LatencyDispatchCall& call) {
   const RouteInput route{in.topk_idx, in.topk_weights};
   RouteOptions route_options;
@@ -35,7 +33,7 @@ Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispa
   route_options.slab_capacity = options.slab_capacity;
   route_options.expert_to_rank = options.expert_to_rank;
   route_options.num_sms = options.kernel.num_sms;
-  if (Status status = check_route(route, route_options, topology, ids_on_host, call.route); !status.ok()) {
+  if (Status status = check_route(route, route_options, placements, ids_on_host, call.route); !status.ok()) {
     return as_error_of(kDispatch, status);
   }
   if (options.max_tokens < 1) {
@@ -48,8 +46,7 @@ Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispa
                   fmt::format("{}: topk_idx is {}: {} tokens, expected at most max_tokens, which is {}", kDispatch,
                               describe(in.topk_idx), call.route.num_tokens, options.max_tokens));
   }
-  call.num_local_experts =
-      std::count(call.route.expert_to_rank.begin(), call.route.expert_to_rank.end(), topology.rank);
+  call.num_local_experts = call.route.placement->num_local_experts;
 
   RoutingState routing;  // what the dispatch's checks ask for
   routing.num_tokens = call.route.num_tokens;

@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "core/checks.hpp"
-#include "plan/slots.hpp"
 
 namespace ferry {
 namespace {
@@ -48,31 +47,6 @@ Status check_options(const RouteOptions& options) {
   return {};
 }
 
-Status check_placement(const RouteOptions& options, int num_ranks, std::vector<std::int32_t>& expert_to_rank) {
-  const std::int64_t num_experts = options.num_experts;
-  if (options.expert_to_rank.empty()) {
-    expert_to_rank.resize(static_cast<std::size_t>(num_experts));
-    for (std::int64_t expert = 0; expert < num_experts; ++expert) {
-      expert_to_rank[static_cast<std::size_t>(expert)] =
-          static_cast<std::int32_t>(plan::default_owner(expert, num_experts, num_ranks));
-    }
-    return {};
-  }
-  if (options.expert_to_rank.size() != static_cast<std::size_t>(num_experts)) {
-    return invalid(fmt::format("expert_to_rank has {} entries, expected one for each of {} experts",
-                               options.expert_to_rank.size(), num_experts));
-  }
-  for (std::size_t expert = 0; expert < options.expert_to_rank.size(); ++expert) {
-    const std::int32_t owner = options.expert_to_rank[expert];
-    if (owner < 0 || owner >= num_ranks) {
-      return invalid(
-          fmt::format("expert_to_rank[{}] is {}, expected a rank from 0 to {}", expert, owner, num_ranks - 1));
-    }
-  }
-  expert_to_rank = options.expert_to_rank;
-  return {};
-}
-
 template <typename Id>
 Status check_ids(const ConstTensorView& topk_idx, std::int64_t num_experts) {
   const auto* ids = static_cast<const Id*>(topk_idx.data);
@@ -88,10 +62,12 @@ Status check_ids(const ConstTensorView& topk_idx, std::int64_t num_experts) {
 
 }  // namespace
 
-Status check_route(const RouteInput& in, const RouteOptions& options, const Topology& topology, bool ids_on_host,
+Status check_route(const RouteInput& in, const RouteOptions& options, ExpertPlacements& placements, bool ids_on_host,
                    RouteCall& call) {
   if (Status status = check_options(options); !status.ok()) return status;
-  if (Status status = check_placement(options, topology.num_ranks, call.expert_to_rank); !status.ok()) return status;
+  Result<std::shared_ptr<const ExpertPlacement>> placement =
+      placements.find("route", options.num_experts, options.expert_to_rank);
+  if (!placement.ok()) return placement.status();
 
   if (in.topk_idx.num_dims != 2) {
     return invalid(fmt::format("topk_idx is {}, expected [T, K]", describe(in.topk_idx)));
@@ -125,7 +101,13 @@ Status check_route(const RouteInput& in, const RouteOptions& options, const Topo
   call.topk_weights = in.topk_weights;
   call.num_tokens = num_tokens;
   call.num_topk = static_cast<int>(num_topk);
-  call.options = options;
+  call.options.num_experts = options.num_experts;
+  call.options.layout = options.layout;
+  call.options.expert_alignment = options.expert_alignment;
+  call.options.slab_capacity = options.slab_capacity;
+  call.options.max_recv_rows = options.max_recv_rows;
+  call.options.num_sms = options.num_sms;
+  call.placement = *std::move(placement);
   return {};
 }
 

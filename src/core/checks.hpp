@@ -14,7 +14,7 @@
 namespace ferry {
 
 /// Fills everything but `record` and `stream`. `ids_on_host`: the ids can be read and are checked too.
-Status check_route(const RouteInput& in, const RouteOptions& options, const Topology& topology, bool ids_on_host,
+Status check_route(const RouteInput& in, const RouteOptions& options, ExpertPlacements& placements, bool ids_on_host,
                    RouteCall& call);
 /// Shapes of the output scales that a dispatch takes.
 enum class ScaleShapes {
@@ -28,7 +28,7 @@ Status check_combine(const RoutingState& routing, const CombineInput& in, const 
 
 /// Fills everything but `record` and `stream`.
 Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
-                              const LatencyDispatchOptions& options, const Topology& topology, bool ids_on_host,
+                              const LatencyDispatchOptions& options, ExpertPlacements& placements, bool ids_on_host,
                               LatencyDispatchCall& call);
 /// Fills everything but `routing`, `record` and `stream`.
 Status check_latency_combine(const RoutingState& routing, const LatencyCombineInput& in,

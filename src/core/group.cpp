@@ -4,9 +4,9 @@
 
 #include "core/backend.hpp"
 #include "core/checks.hpp"
+#include "core/expert_placement.hpp"
 #include "core/group_options.hpp"
 #include "core/latency_calls.hpp"
-#include "core/placement_digest.hpp"
 
 namespace ferry {
 namespace {
@@ -30,6 +30,7 @@ Status destroyed(std::string_view operation) {
 Group::Group(Topology topology, std::unique_ptr<Backend> backend)
     : topology_(topology),
       backend_(std::move(backend)),
+      placements_(std::make_unique<ExpertPlacements>(topology.rank, topology.num_ranks)),
       latency_calls_(std::make_unique<LatencyCalls>()),
       identity_(std::make_shared<const char>()) {}
 
@@ -78,11 +79,9 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
   RouteCall call;
   call.record.operation = Operation::kRoute;
   Status status = check_stream("route", stream);
-  if (status.ok()) status = check_route(in, options, topology_, backend_->memory_is_on_host(), call);
+  if (status.ok()) status = check_route(in, options, *placements_, backend_->memory_is_on_host(), call);
   if (status.ok()) {
-    const std::size_t length =
-        write_placement_digest(call.expert_to_rank, std::span(call.record.message).first<kPlacementDigestBytes>());
-    call.record.message_bytes = static_cast<std::int32_t>(length);
+    call.placement->describe(call.record);
   } else {
     call.record.set_status(status);
   }
@@ -94,7 +93,7 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
                         options.expert_alignment,
                         options.slab_capacity,
                         in.topk_weights.present() ? 1 : 0,
-                        hash_placement(call.expert_to_rank)};
+                        status.ok() ? call.placement->hash : 0};
   // Counts calls, not successes: one rank may have failed at once while another learns of the failure later.
   const std::int64_t route_number = num_routes_++;
   Result<std::shared_ptr<RoutingState>> state = backend_->route(call);
@@ -171,13 +170,11 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   call.stream = call.route.stream = call.dispatch.stream = stream;
   Status status = check_stream(kName, stream);
   if (status.ok()) {
-    status = check_latency_dispatch(in, out, options, topology_, backend_->memory_is_on_host(), call);
+    status = check_latency_dispatch(in, out, options, *placements_, backend_->memory_is_on_host(), call);
   }
   if (status.ok()) status = latency_calls_->check_dispatch(call);
   if (status.ok()) {
-    const std::size_t length = write_placement_digest(call.route.expert_to_rank,
-                                                      std::span(call.record.message).first<kPlacementDigestBytes>());
-    call.record.message_bytes = static_cast<std::int32_t>(length);
+    call.route.placement->describe(call.record);
     const bool scales = out.scales.present();
     call.record.fields = {call.route.num_topk,
                           options.num_experts,
@@ -189,7 +186,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
                           static_cast<std::int64_t>(options.quantize),
                           scales ? num_scales(out.scales) : 0,
                           scales ? static_cast<std::int64_t>(out.scales.dtype) : 0,
-                          hash_placement(call.route.expert_to_rank)};
+                          call.route.placement->hash};
   } else {
     call.record.set_status(status);
   }

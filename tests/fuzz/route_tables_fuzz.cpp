@@ -48,11 +48,12 @@ struct Source {
 struct World {
   Topology topology;
   RouteCall call;
-  int node = 0;  // whose ranks read the tables
+  std::vector<std::int32_t> expert_to_rank;  ///< [E]
+  int node = 0;                              // whose ranks read the tables
   std::vector<Source> sources;
 
   int first_rank() const { return node * topology.ranks_per_node; }
-  int owner(int expert) const { return call.expert_to_rank[to_size(expert)]; }
+  int owner(int expert) const { return expert_to_rank[to_size(expert)]; }
 };
 
 World draw_world(InputReader& reader) {
@@ -71,7 +72,7 @@ World draw_world(InputReader& reader) {
   options.slab_capacity = options.layout == Layout::kSlab ? 1 + space % 32 : 0;
   const auto placement = reader.take<std::uint8_t>();
   for (int expert = 0; expert < options.num_experts; ++expert) {
-    call.expert_to_rank.push_back((expert * (1 + placement % 5) + placement / 5) % world.topology.num_ranks);
+    world.expert_to_rank.push_back((expert * (1 + placement % 5) + placement / 5) % world.topology.num_ranks);
   }
   for (int rank = 0; rank < world.topology.num_ranks; ++rank) {
     Source& source = world.sources.emplace_back();
@@ -217,7 +218,7 @@ bool read(World& world, int local_rank) {
                                .num_topk = to_size(call.num_topk),
                                .expert_alignment = options.expert_alignment,
                                .slab_capacity = options.slab_capacity,
-                               .expert_to_rank = call.expert_to_rank};
+                               .expert_to_rank = world.expert_to_rank};
   const auto my_rank = to_size(me);
   std::vector<plan::SourceCounts> counts;
   for (Source& source : world.sources) {

@@ -21,7 +21,8 @@ plan::RouteShape route_shape(const RouteCall& call, const Topology& topology) {
           .num_topk = to_size(call.num_topk),
           .expert_alignment = call.options.expert_alignment,
           .slab_capacity = call.options.slab_capacity,
-          .expert_to_rank = call.expert_to_rank};
+          .expert_to_rank = call.placement ? std::span<const std::int32_t>(call.placement->expert_to_rank)
+                                           : std::span<const std::int32_t>()};
 }
 
 void copy_inputs(const RouteCall& call, CpuRouting& routing) {

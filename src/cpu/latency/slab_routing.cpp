@@ -17,8 +17,9 @@ std::shared_ptr<CpuRouting> begin_slab_routing(const LatencyDispatchCall& call, 
   // Route sizes these vectors alike, and so leaves them where they are.
   const std::int64_t num_local = call.num_local_experts;
   const std::int64_t capacity = call.route.options.slab_capacity;
-  for (std::size_t expert = 0; expert < call.route.expert_to_rank.size(); ++expert) {
-    if (call.route.expert_to_rank[expert] != topology.rank) continue;
+  const std::vector<std::int32_t>& owners = call.route.placement->expert_to_rank;
+  for (std::size_t expert = 0; expert < owners.size(); ++expert) {
+    if (owners[expert] != topology.rank) continue;
     routing->local_expert_ids.push_back(static_cast<std::int32_t>(expert));
   }
   routing->num_rows_per_local_expert.assign(to_size(num_local), 0);

@@ -77,7 +77,7 @@ Status RouteBuilder::prepare(RouteHistory& history, std::size_t shared_limit) {
                     "ranks and experts fit {} bytes of shared memory on this GPU",
                     call_.options.num_experts, kMaxExperts, ranks_.num_ranks, shared_limit));
   }
-  Result<std::shared_ptr<const Placement>> placement = history.placements.find(call_.expert_to_rank);
+  Result<std::shared_ptr<const Placement>> placement = history.placements.find(call_.placement->expert_to_rank);
   if (!placement.ok()) return placement.status();
   const std::int64_t num_tokens = call_.num_tokens;
   const RouteBlocks blocks = RouteBlocks::of(num_tokens);
