@@ -55,7 +55,7 @@ TEST(CallHeader, OfAnotherCallIsRefused) {
 
 TEST(CallHeader, WithEnumeratorsThatDoNotExistIsRefused) {
   CallHeader header = route_header();
-  header.record.operation = static_cast<Operation>(4);
+  header.record.operation = static_cast<Operation>(static_cast<int>(Operation::kDestroy) + 1);
   EXPECT_EQ(parse(header).code(), ErrorCode::kTransport);
   header = route_header();
   header.record.code = static_cast<ErrorCode>(-1);
