@@ -150,12 +150,12 @@ class LatencyCalls:
         operation = "latency_dispatch"
         try:
             most = _whole(max_tokens, f"{operation}: max_tokens")
+            if slab_capacity is None:
+                slab_capacity = max(self.num_ranks * most, 1)
             options = (
                 _whole(num_experts, f"{operation}: num_experts"),
                 most,
-                self.num_ranks * most
-                if slab_capacity is None
-                else _whole(slab_capacity, f"{operation}: slab_capacity"),
+                _whole(slab_capacity, f"{operation}: slab_capacity"),
                 [] if expert_to_rank is None else [_whole(r, f"{operation}: expert_to_rank") for r in expert_to_rank],
                 number_of(quantize, operation),
                 bool(column_major_scales),
