@@ -31,7 +31,7 @@ def _whole(value: Any, what: str) -> int:
     return number
 
 
-class _Sent:
+class Sent:
     """A split call between its halves. Keeps the tensors that it reads and writes."""
 
     __slots__ = ("_group", "_kept", "_native", "_operation")
@@ -57,7 +57,7 @@ class _Sent:
 
 class _Result:
     __slots__ = ("_sent",)
-    _sent: _Sent | None
+    _sent: Sent | None
 
     def receive(self) -> None:
         """The receive half of a split call: ``x`` is complete when it returns, on a GPU for later work on the current
@@ -75,7 +75,7 @@ class LatencyDispatched(_Result):
     __slots__ = ("routing", "scales", "x")
 
     def __init__(
-        self, x: torch.Tensor, scales: torch.Tensor | None, routing: Routing[Group], sent: _Sent | None
+        self, x: torch.Tensor, scales: torch.Tensor | None, routing: Routing[Group], sent: Sent | None
     ) -> None:
         self.x = x
         """[L, C, H]: rows of each local expert, by source rank, then token; dtype of the payload, or quantised."""
@@ -91,7 +91,7 @@ class LatencyCombined(_Result):
 
     __slots__ = ("x",)
 
-    def __init__(self, x: torch.Tensor, sent: _Sent | None) -> None:
+    def __init__(self, x: torch.Tensor, sent: Sent | None) -> None:
         self.x = x
         """[T, H]: the weighted sums of this rank's tokens, dtype of the rows."""
         self._sent = sent
@@ -101,7 +101,7 @@ class LatencyCalls:
     """The calls of :class:`ferry.Group` in latency mode."""
 
     _calls: _native.Calls
-    _in_flight: set[_Sent]
+    _in_flight: set[Sent]
     device: torch.device
     num_ranks: int
 
@@ -178,7 +178,7 @@ class LatencyCalls:
                 raise
             made = _native.latency_dispatch(self._calls, x, scales, views, *options)
         native = made[2]
-        sent = _Sent(operation, self, native, tensors, made) if split else None
+        sent = Sent(operation, self, native, tensors, made) if split else None
         routing = Routing(native, self, topk_weights is not None, False)
         rows = made[0] if out is None else out
         return LatencyDispatched(rows, made[1] if out_scales is None else out_scales, routing, sent)
@@ -229,7 +229,7 @@ class LatencyCalls:
                 raise
             made = _native.latency_combine(self._calls, native, x, views, *options)
         sums = made if out is None else out
-        return LatencyCombined(sums, _Sent(operation, self, native, tensors, sums) if split else None)
+        return LatencyCombined(sums, Sent(operation, self, native, tensors, sums) if split else None)
 
     def _refuse_latency_dispatch(self) -> None:
         """Makes a call that all ranks refuse, so that arguments that cannot be passed on leave no rank waiting."""

@@ -196,6 +196,29 @@ def latency_combine(
 ) -> torch.Tensor: ...
 def latency_receive(calls: Calls, routing: Routing) -> None: ...
 def latency_slab_tables(calls: Calls, routing: Routing) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+def low_latency_dispatch(
+    calls: Calls,
+    x: object,
+    topk_idx: object,
+    max_tokens: object,
+    num_experts: object,
+    stats: tuple[object, object],
+    quantize: int,
+    split: bool,
+    num_sms: int,
+) -> tuple[_Payload, torch.Tensor, torch.Tensor, torch.Tensor, Routing] | None: ...
+def low_latency_combine(
+    calls: Calls,
+    group: object,
+    x: object,
+    topk_idx: object,
+    topk_weights: object,
+    handle: object,
+    out: object,
+    wait_stats: object,
+    split: bool,
+    num_sms: int,
+) -> tuple[torch.Tensor, object] | None: ...
 def latency_bytes_required(
     backend: str, num_ranks: int, max_tokens: int, num_topk: int, dispatch_row_bytes: int, combine_row_bytes: int
 ) -> int: ...

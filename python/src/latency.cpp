@@ -28,19 +28,6 @@ namespace {
 
 constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
 
-struct ReadLatencyDispatch {
-  nb::handle x{}, scales{};  ///< whose dtypes the outputs have
-  LatencyDispatchInput in{};
-  LatencyDispatchOutput out{};  ///< absent: to be made
-  LatencyDispatchOptions options{};
-  bool column_major_scales = false;
-};
-
-/// What was made, or given.
-struct LatencyReceived {
-  nb::object x, scales;
-};
-
 /// L, if the options are such that the call can succeed; -1: the call finds out what is wrong.
 std::int64_t find_num_local_experts(const LatencyDispatchOptions& options, const Group& group) {
   if (options.num_experts < 1 || options.num_experts > kMostRows || options.slab_capacity < 1) return -1;
@@ -119,51 +106,21 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const n
   call.options.split = split;
   call.options.kernel.num_sms = num_sms;
   call.column_major_scales = column_major_scales;
-  const Stream stream = calls.allocator().any_stream();
-  LatencyReceived received{nb::borrow(tensors[4]), nb::borrow(tensors[5])};
-  try {
-    make_outputs(calls, call, received);
-  } catch (...) {
-    const nb::gil_scoped_release released;
-    static_cast<void>(calls.group().latency_dispatch({}, {}, {}, stream));
-    throw;
-  }
-  Result<Routing> routing = [&] {
-    const nb::gil_scoped_release released;
-    return calls.group().latency_dispatch(call.in, call.out, call.options, stream);
-  }();
-  return nb::make_tuple(received.x, received.scales, PlacedRouting{value_or_raise(std::move(routing)), place});
+  LatencyReceived received = latency_dispatch(calls, call, calls.allocator().any_stream());
+  return nb::make_tuple(received.x.is_valid() ? received.x : nb::object(tensors[4]),
+                        received.scales.is_valid() ? received.scales : nb::object(tensors[5]), received.routing);
 }
 
 /// tensors: x, topk_weights, out, or views of them. -> out
 nb::object combine(const Calls& calls, const PlacedRouting& routing, nb::handle x, const nb::tuple& tensors, int order,
                    bool split, int num_sms) {
   const Place place = calls.place();
-  const LatencyCombineInput in{view_of(tensors[0], place), view_of(tensors[1], place)};
-  LatencyCombineOutput out{view_of(tensors[2], place)};
-  LatencyCombineOptions options;
-  options.order = static_cast<CombineOrder>(order);
-  options.split = split;
-  options.kernel.num_sms = num_sms;
-  const Stream stream = calls.allocator().any_stream();
-  nb::object sums = nb::borrow(tensors[2]);
-  try {
-    if (!out.x.present() && in.x.present() && routing.routing.present()) {
-      const nb::object dtype = x.attr("dtype");
-      sums = calls.allocator().make({dtype, {routing.routing.num_tokens(), in.x.extent(in.x.num_dims - 1)}});
-      out.x = read_tensor(sums, place);
-    }
-  } catch (...) {
-    const nb::gil_scoped_release released;
-    static_cast<void>(calls.group().latency_combine(routing.routing, {}, {}, stream));
-    throw;
-  }
-  const Status status = [&] {
-    const nb::gil_scoped_release released;
-    return calls.group().latency_combine(routing.routing, in, out, stream, options);
-  }();
-  raise_if_error(status);
-  return sums;
+  ReadLatencyCombine call{x, {view_of(tensors[0], place), view_of(tensors[1], place)}, view_of(tensors[2], place)};
+  call.options.order = static_cast<CombineOrder>(order);
+  call.options.split = split;
+  call.options.kernel.num_sms = num_sms;
+  nb::object sums = latency_combine(calls, routing.routing, call, calls.allocator().any_stream());
+  return sums.is_valid() ? std::move(sums) : nb::object(tensors[2]);
 }
 
 void receive(const Calls& calls, const PlacedRouting& routing) {
@@ -175,26 +132,9 @@ void receive(const Calls& calls, const PlacedRouting& routing) {
   raise_if_error(status);
 }
 
-/// The tables of a slab as programs written for deep_ep take them: [L] i32 rows of each local expert; [L, C] i32 source
-/// tokens, every other word of the table of sources; [L, R] i64, first row << 32 | rows from a rank.
-nb::object slab_tables(const Calls& calls, const PlacedRouting& placed) {
-  static_assert(std::endian::native == std::endian::little, "a range's words are read as one number");
-  const Routing& routing = placed.routing;
-  const nb::handle type = calls.allocator().tensor_type();
-  const auto owner = std::make_shared<Routing>(routing);
-  const ConstTensorView counts = routing.num_rows_per_local_expert_view();
-  const ConstTensorView source = routing.source();
-  ConstTensorView ranges = routing.source_ranges();
-  if (!ranges.present() || !source.present() || !counts.present()) {
-    throw nb::value_error("the Routing is not one of latency mode");
-  }
-  const std::int64_t num_local = ranges.extent(0);
-  const std::int64_t capacity = num_local == 0 ? 0 : source.extent(0) / num_local;
-  ranges = ConstTensorView(ranges.data, DType::kInt64, {num_local, ranges.extent(1)});
-  ConstTensorView tokens(static_cast<const std::int32_t*>(source.data) + 1, DType::kInt32, {num_local, capacity});
-  tokens.strides = {2 * capacity, 2};
-  return nb::make_tuple(tensor_on(counts, placed.place, owner, type), tensor_on(tokens, placed.place, owner, type),
-                        tensor_on(ranges, placed.place, owner, type));
+nb::object tables(const Calls& calls, const PlacedRouting& routing) {
+  SlabTables made = slab_tables(calls, routing);
+  return nb::make_tuple(made.counts, made.tokens, made.ranges);
 }
 
 std::size_t bytes_required(const std::string& backend, int num_ranks, std::int64_t max_tokens, int num_topk,
@@ -211,6 +151,64 @@ std::size_t bytes_required(const std::string& backend, int num_ranks, std::int64
 
 }  // namespace
 
+LatencyReceived latency_dispatch(const Calls& calls, ReadLatencyDispatch& call, Stream stream) {
+  LatencyReceived received;
+  try {
+    make_outputs(calls, call, received);
+  } catch (...) {
+    const nb::gil_scoped_release released;
+    static_cast<void>(calls.group().latency_dispatch({}, {}, {}, stream));
+    throw;
+  }
+  Result<Routing> routing = [&] {
+    const nb::gil_scoped_release released;
+    return calls.group().latency_dispatch(call.in, call.out, call.options, stream);
+  }();
+  received.routing = {value_or_raise(std::move(routing)), calls.place()};
+  return received;
+}
+
+nb::object latency_combine(const Calls& calls, const Routing& routing, ReadLatencyCombine& call, Stream stream) {
+  nb::object sums;
+  try {
+    if (!call.out.present() && call.in.x.present() && routing.present()) {
+      const nb::object dtype = call.x.attr("dtype");
+      sums = calls.allocator().make({dtype, {routing.num_tokens(), call.in.x.extent(call.in.x.num_dims - 1)}});
+      call.out = read_tensor(sums, calls.place());
+    }
+  } catch (...) {
+    const nb::gil_scoped_release released;
+    static_cast<void>(calls.group().latency_combine(routing, {}, {}, stream));
+    throw;
+  }
+  const Status status = [&] {
+    const nb::gil_scoped_release released;
+    return calls.group().latency_combine(routing, call.in, {call.out}, stream, call.options);
+  }();
+  raise_if_error(status);
+  return sums;
+}
+
+SlabTables slab_tables(const Calls& calls, const PlacedRouting& placed) {
+  static_assert(std::endian::native == std::endian::little, "a range's words are read as one number");
+  const Routing& routing = placed.routing;
+  const nb::handle type = calls.allocator().tensor_type();
+  const auto owner = std::make_shared<Routing>(routing);
+  const ConstTensorView counts = routing.num_rows_per_local_expert_view();
+  const ConstTensorView source = routing.source();
+  ConstTensorView ranges = routing.source_ranges();
+  if (!ranges.present() || !source.present() || !counts.present()) {
+    throw nb::value_error("the Routing is not one of latency mode");
+  }
+  const std::int64_t num_local = ranges.extent(0);
+  const std::int64_t capacity = num_local == 0 ? 0 : source.extent(0) / num_local;
+  ranges = ConstTensorView(ranges.data, DType::kInt64, {num_local, ranges.extent(1)});
+  ConstTensorView tokens(static_cast<const std::int32_t*>(source.data) + 1, DType::kInt32, {num_local, capacity});
+  tokens.strides = {2 * capacity, 2};
+  return {tensor_on(counts, placed.place, owner, type), tensor_on(tokens, placed.place, owner, type),
+          tensor_on(ranges, placed.place, owner, type)};
+}
+
 void define_latency(nb::module_& module) {
   module.def("latency_dispatch", &dispatch, "calls"_a, "x"_a.none(), "scales"_a.none(), "tensors"_a, "num_experts"_a,
              "max_tokens"_a, "slab_capacity"_a, "expert_to_rank"_a, "quantize"_a, "column_major_scales"_a,
@@ -218,7 +216,7 @@ void define_latency(nb::module_& module) {
   module.def("latency_combine", &combine, "calls"_a, "routing"_a, "x"_a.none(), "tensors"_a, "order"_a, "split"_a,
              "num_sms"_a);
   module.def("latency_receive", &receive, "calls"_a, "routing"_a);
-  module.def("latency_slab_tables", &slab_tables, "calls"_a, "routing"_a);
+  module.def("latency_slab_tables", &tables, "calls"_a, "routing"_a);
   module.def("latency_bytes_required", &bytes_required, "backend"_a, "num_ranks"_a, "max_tokens"_a, "num_topk"_a,
              "dispatch_row_bytes"_a, "combine_row_bytes"_a);
 }

@@ -16,6 +16,7 @@
 #include "ferry/int8.hpp"
 #include "ferry/version.hpp"
 #include "latency.hpp"
+#include "low_latency.hpp"
 #include "placed.hpp"
 #include "symmetric_pool.hpp"
 #include "throughput.hpp"
@@ -299,6 +300,7 @@ NB_MODULE(_native, module) {
   define_throughput(module);
   define_elastic(module);
   define_latency(module);
+  define_low_latency(module);
   nb::class_<PyGroup>(module, "Group")
       .def_prop_ro("rank", &PyGroup::rank)
       .def_prop_ro("num_ranks", &PyGroup::num_ranks)

@@ -9,12 +9,15 @@ import torch
 
 import ferry
 from deep_ep import _arguments as arguments
-from deep_ep._latency_handles import LatencyHandle, attach, link_of
+from deep_ep._latency_handles import attach, link_of
 from deep_ep._member import Asked, Member
 from deep_ep._statistics import add_expert_counts, check_expert_stats, check_wait_stats
 from deep_ep._throughput import Payload
+from deep_ep._whole_calls import run_whole
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import InvalidArgument, _native
+from ferry._latency import Sent
+from ferry._quantize import number_of
 
 Hook = Callable[[], None]
 
@@ -43,16 +46,19 @@ class CombineOptions(NamedTuple):
 class _ReceiveHook:
     """The second half of a call; raises when called twice."""
 
-    def __init__(self, member: Member, receive: Hook, *, then: Hook | None = None) -> None:
-        self._member = member
-        self._receive = receive
-        self._then = then
+    __slots__ = ("_counts", "_group", "_sent", "_stats")
+
+    def __init__(self, sent: Sent, group: ferry.Group, stats: torch.Tensor | None, counts: torch.Tensor | None) -> None:
+        self._sent = sent
+        self._group = group
+        self._stats = stats
+        self._counts = counts
 
     def __call__(self) -> None:
-        self._receive()
-        if self._then is not None:
-            self._then()
-        self._member.group.poll()
+        self._sent.receive()
+        if self._counts is not None:
+            add_expert_counts(self._stats, self._counts)
+        self._group.poll()
 
 
 def _end(event: Any) -> EventOverlap:
@@ -72,9 +78,36 @@ def _quantization(how: DispatchOptions) -> Any:
     return "fp8_ue8m0" if how.use_ue8m0 else "fp8_power_of_two" if how.round_scale else "fp8"
 
 
+def _dispatch_at_once(
+    member: Member, x: torch.Tensor, topk_idx: torch.Tensor, how: DispatchOptions, asked: Asked
+) -> tuple[Payload, torch.Tensor, tuple, EventOverlap, Hook | None] | None:
+    """The common, valid case, as :mod:`deep_ep._whole_calls` makes those of throughput mode."""
+    calls, split = member.calls, bool(how.return_recv_hook)
+    if calls is None or asked.unknown or (split and asked.asynchronous) or (how.use_ue8m0 and not how.round_scale):
+        return None
+    stats, quantize = (how.expert_stats, how.wait_stats), number_of(_quantization(how), _DISPATCH)
+    most, num_experts = how.num_max_dispatch_tokens_per_rank, how.num_experts
+    group, ends = member.group, []
+
+    def make(num_sms: int) -> Any:
+        made = _native.low_latency_dispatch(calls, x, topk_idx, most, num_experts, stats, quantize, split, num_sms)
+        if made is None:
+            return None
+        rows, *tables, native = made
+        sent = Sent(_DISPATCH, group, native, x, topk_idx, rows) if split else None
+        ends.extend(_finish(member, ferry.Routing(native, group, False, False), tables, sent, how, x.shape[1]))
+        return rows, *tables
+
+    made, event = run_whole(member, asked, make, x, topk_idx, how.expert_stats)
+    return None if made is None else (made[0], made[1], ends[0], event, ends[1])
+
+
 def dispatch(
     member: Member, x: torch.Tensor, topk_idx: torch.Tensor, how: DispatchOptions, asked: Asked
 ) -> tuple[Payload, torch.Tensor, tuple, EventOverlap, Hook | None]:
+    made = _dispatch_at_once(member, x, topk_idx, how, asked)
+    if made is not None:
+        return made
     with member.turn(_DISPATCH, ("latency_dispatch",), asked) as (turn, call):
         _check_hook(_DISPATCH, how.return_recv_hook, asked)
         device, most = member.device, how.num_max_dispatch_tokens_per_rank
@@ -93,25 +126,61 @@ def dispatch(
             column_major_scales=True,
             split=bool(how.return_recv_hook),
         )
-        counts, src_info, layout_range = _native.latency_slab_tables(member.calls, sent.routing._native)
-        handle = LatencyHandle(src_info, layout_range, most, x.shape[1], num_experts)
-        attach(handle, sent.routing)
-        member.keep_for_graph(sent.routing)
         rows = sent.x if sent.scales is None else (sent.x, sent.scales)
-        hook = None
-        if how.return_recv_hook:
-            then = None
-            if how.expert_stats is not None:
-                stats = how.expert_stats
+        tables = _native.latency_slab_tables(member.calls, sent.routing._native)
+        handle, hook = _finish(member, sent.routing, tables, sent._sent, how, x.shape[1])
+        call.gives(rows, *tables)
+    return rows, tables[0], handle, _end(call.event), hook
 
-                def then() -> None:
-                    add_expert_counts(stats, counts)
 
-            hook = _ReceiveHook(member, sent.receive, then=then)
-        else:
-            add_expert_counts(how.expert_stats, counts)
-        call.gives(rows, counts, src_info, layout_range)
-    return rows, counts, tuple(handle), _end(call.event), hook
+def _finish(
+    member: Member,
+    routing: ferry.Routing,
+    tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    sent: Sent | None,
+    how: DispatchOptions,
+    hidden: int,
+) -> tuple[tuple, Hook | None]:
+    """The handle and the hook of a dispatch. tables: counts, src_info, layout_range."""
+    counts, src_info, layout_range = tables
+    attach(src_info, routing)
+    member.keep_for_graph(routing)
+    handle = (src_info, layout_range, how.num_max_dispatch_tokens_per_rank, hidden, how.num_experts)
+    if sent is not None:
+        return handle, _ReceiveHook(sent, routing.group, how.expert_stats, counts)
+    add_expert_counts(how.expert_stats, counts)
+    return handle, None
+
+
+def _combine_at_once(
+    member: Member,
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    handle: Any,
+    how: CombineOptions,
+    asked: Asked,
+) -> tuple[torch.Tensor, EventOverlap, Hook | None] | None:
+    """As :func:`_dispatch_at_once`."""
+    calls, split = member.calls, bool(how.return_recv_hook)
+    if calls is None or asked.unknown or how.use_logfmt or how.zero_copy or (split and asked.asynchronous):
+        return None
+    group, out, waits = member.group, how.out, how.wait_stats
+    hook = None
+
+    def make(num_sms: int) -> torch.Tensor | None:
+        nonlocal hook
+        made = _native.low_latency_combine(calls, group, x, topk_idx, topk_weights, handle, out, waits, split, num_sms)
+        if made is None:
+            return None
+        sums, routing = made
+        if split:
+            sent = Sent(_COMBINE, group, routing._native, x, topk_weights, sums)
+            hook = _ReceiveHook(sent, group, None, None)
+        return sums
+
+    sums, event = run_whole(member, asked, make, x, topk_weights, out)
+    return None if sums is None else (sums, event, hook)
 
 
 def combine(
@@ -123,6 +192,9 @@ def combine(
     how: CombineOptions,
     asked: Asked,
 ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+    made = _combine_at_once(member, x, topk_idx, topk_weights, handle, how, asked)
+    if made is not None:
+        return made
     with member.turn(_COMBINE, ("latency_combine",), asked) as (turn, call):
         _check_hook(_COMBINE, how.return_recv_hook, asked)
         if how.use_logfmt:
@@ -151,7 +223,7 @@ def combine(
             rows, routing, topk_weights, order="rank_sums", split=bool(how.return_recv_hook), out=how.out
         )
         call.gives(combined.x)
-    hook = _ReceiveHook(member, combined.receive) if how.return_recv_hook else None
+    hook = _ReceiveHook(combined._sent, member.group, None, None) if how.return_recv_hook else None
     return combined.x, _end(call.event), hook
 
 

@@ -40,8 +40,8 @@ class LatencyLink:
         """Of ``get_next_low_latency_combine_buffer``, once it was called."""
 
 
-def attach(handle: LatencyHandle, routing: ferry.Routing) -> None:
-    setattr(handle.src_info.untyped_storage(), _ATTRIBUTE, LatencyLink(routing))
+def attach(src_info: torch.Tensor, routing: ferry.Routing) -> None:
+    setattr(src_info.untyped_storage(), _ATTRIBUTE, LatencyLink(routing))
 
 
 def link_of(handle: Any, operation: str, group: ferry.Group) -> LatencyLink:
