@@ -179,7 +179,7 @@ def check_micro_batches(rank: int, worlds: list[World], most: int, kind: str) ->
     def pair(second: deep_ep.Buffer = buffer) -> tuple[Batch, Batch]:
         return Batch(buffer, worlds[0], rank, most), Batch(second, worlds[1], rank, most)
 
-    for zero_copy in (False, True):
+    for zero_copy in (False, True, True):
         a, b = pair()
         for step in (a.dispatch, b.dispatch, a.receive, b.receive):
             step()
