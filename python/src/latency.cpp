@@ -201,7 +201,7 @@ SlabTables slab_tables(const Calls& calls, const PlacedRouting& placed) {
     throw nb::value_error("the Routing is not one of latency mode");
   }
   const std::int64_t num_local = ranges.extent(0);
-  const std::int64_t capacity = num_local == 0 ? 0 : source.extent(0) / num_local;
+  const std::int64_t capacity = num_local == 0 ? 0 : routing.num_recv_rows() / num_local;
   ranges = ConstTensorView(ranges.data, DType::kInt64, {num_local, ranges.extent(1)});
   ConstTensorView tokens(static_cast<const std::int32_t*>(source.data) + 1, DType::kInt32, {num_local, capacity});
   tokens.strides = {2 * capacity, 2};
