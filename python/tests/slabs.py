@@ -13,7 +13,7 @@ from world import World
 import ferry
 
 
-def make_group(rank: int, kind: str, world: World, max_tokens: int) -> ferry.Group:
+def make_group(rank: int, kind: str, world: World, max_tokens: int, **options: Any) -> ferry.Group:
     row_bytes = world.x[rank].shape[1] * 4
     num_bytes = ferry.latency_bytes_required(
         backend=kind,
@@ -23,7 +23,7 @@ def make_group(rank: int, kind: str, world: World, max_tokens: int) -> ferry.Gro
         dispatch_row_bytes=row_bytes,
         combine_row_bytes=row_bytes,
     )
-    return ferry.Group(dist.group.WORLD, device=device_of(rank, kind), latency_bytes=num_bytes)
+    return ferry.Group(dist.group.WORLD, device=device_of(rank, kind), latency_bytes=num_bytes, **options)
 
 
 def with_short_weights(world: World) -> World:

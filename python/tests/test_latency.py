@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -25,8 +27,10 @@ import ferry
 MODES: list[Any] = ["fp8", "fp8_power_of_two", "fp8_ue8m0", "int8"]
 
 
-def check_results(rank: int, world: World, most: int, kind: str) -> None:
-    group = make_group(rank, kind, world, most)
+def check_results(rank: int, world: World, most: int, kind: str, ranks_per_node: int = 0) -> None:
+    """ranks_per_node: all ranks, or 1, where a node rounds what its rank does."""
+    group = make_group(rank, kind, world, most, ranks_per_node=ranks_per_node)
+    rounds_early = ranks_per_node == 1
     world = world.to(group.device)
     x, ids, weights = world.x[rank], world.topk_idx[rank], world.topk_weights[rank]
     options = options_of(world, most)
@@ -53,15 +57,21 @@ def check_results(rank: int, world: World, most: int, kind: str) -> None:
             if split:
                 combined.receive()
                 assert combined.x is out
-            assert torch.equal(combined.x, weighted_sums(world, rank, rank_sums=order == "rank_sums"))
+            assert torch.equal(combined.x, weighted_sums(world, rank, rank_sums=rounds_early or order == "rank_sums"))
             if order == "exact":
                 assert torch.equal(combined.x, group.combine(routing, y.view(-1, shape[2]), weighted=True).x)
         other = weights.flip(1).contiguous()
         combined = group.latency_combine(y.view(-1, shape[2]), sent.routing, other)
-        assert torch.equal(combined.x, weighted_sums(world, rank, rank_sums=False, weights=other))
+        assert torch.equal(combined.x, weighted_sums(world, rank, rank_sums=rounds_early, weights=other))
         combined = group.latency_combine(y.float(), sent)
         assert torch.equal(combined.x, group.combine(routing, y.float().view(-1, shape[2]), weighted=True).x)
     check_scales(group, world, most)
+    # Parameters and activations of a model that is not in no_grad.
+    x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
+    sent = group.latency_dispatch(x, ids, weights.clone().requires_grad_(), split=True, **options)
+    sent.receive()
+    check_slab(sent.x, world, rank, world.x)
+    assert torch.equal(group.latency_combine(y, sent, weights).x, group.latency_combine(y.detach(), sent).x)
     group.destroy()
 
 
@@ -187,6 +197,25 @@ def test_placed_experts_and_small_slabs(device: str) -> None:
 
 
 BAD_RANK = 1
+
+
+def check_lost(rank: int, world: World) -> None:
+    group = make_group(rank, "cpu", world, 8, timeout=20)
+    x, ids, weights = world.x[rank], world.topk_idx[rank], world.topk_weights[rank]
+    first = group.latency_dispatch(x, ids, weights, split=True, **options_of(world, 8))
+    first.receive()
+    second = group.latency_dispatch(x, ids, weights, split=True, **options_of(world, 8))
+    combined = group.latency_combine(run_experts(first.x, world.first_expert(rank)), first, split=True)
+    if rank == BAD_RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for hook in (combined.receive, second.receive):
+        with pytest.raises((ferry.PeerLost, ferry.Timeout)) as caught:
+            hook()
+        assert caught.value.peer == BAD_RANK
+
+
+def test_a_rank_that_dies_between_the_halves_is_named() -> None:
+    run_ranks(3, check_lost, make_world(3, 6, [4, 5, 6]), lost=(BAD_RANK,))
 
 
 def check_refused(rank: int, world: World) -> None:

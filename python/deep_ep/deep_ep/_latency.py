@@ -125,12 +125,8 @@ class LatencyCalls:
         """
         what = "clean_low_latency_buffer"
         self._check_mode(what)
-        for name, value in (
-            ("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank),
-            ("hidden", hidden),
-        ):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidArgument(f"{what}: {name} is {value!r}, expected an integer of at least 1")
+        arguments.check_size(num_max_dispatch_tokens_per_rank, f"{what}: num_max_dispatch_tokens_per_rank")
+        arguments.check_size(hidden, f"{what}: hidden")
         arguments.check_num_experts(num_experts, what, self._member.num_ranks)
 
     def get_next_low_latency_combine_buffer(self, handle: tuple) -> torch.Tensor:

@@ -201,14 +201,14 @@ def combine(
             raise NotImplementedError(f"{_COMBINE}: use_logfmt=True is not implemented; rows are returned as bf16")
         device = member.device
         link = link_of(handle, _COMBINE, member.group)
-        routing, hidden = link.routing, handle[3]
+        routing = link.routing
         shape = slab_shape(member, handle, routing)
         arguments.check_table(x, f"{_COMBINE}: x", device, torch.bfloat16, shape)
         tokens, num_topk = routing.num_tokens, routing.num_topk
         arguments.check_table(topk_idx, f"{_COMBINE}: topk_idx", device, torch.int64, (tokens, num_topk))
         arguments.check_table(topk_weights, f"{_COMBINE}: topk_weights", device, torch.float32, (tokens, num_topk))
         if how.out is not None:
-            arguments.check_table(how.out, f"{_COMBINE}: out", device, torch.bfloat16, (tokens, hidden))
+            arguments.check_table(how.out, f"{_COMBINE}: out", device, torch.bfloat16, (tokens, shape[2]))
         check_wait_stats(how.wait_stats, "combine_wait_recv_cost_stats", _COMBINE, member.num_ranks, device)
         rows = x
         if how.zero_copy:
@@ -229,8 +229,6 @@ def combine(
 
 def slab_shape(member: Member, handle: Any, routing: ferry.Routing) -> tuple[int, int, int]:
     """[L, R * M, hidden]; the handle's ``hidden``, which programs replace where rows change their width in between."""
+    hidden = arguments.check_size(handle[3], "handle[3] (hidden)")
     num_local = routing.num_experts // member.num_ranks
-    hidden = handle[3]
-    if not isinstance(hidden, int):
-        raise InvalidArgument(f"handle[3] (hidden) is a {type(hidden).__name__}, expected an int")
     return num_local, routing.num_recv_rows // num_local, hidden
