@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -14,9 +14,6 @@ from ferry._errors import FerryError, InvalidArgument
 from ferry._quantize import Quantization, number_of
 from ferry._routing import Routing, check_routing
 from ferry._tensors import view_of
-
-if TYPE_CHECKING:
-    from ferry._group import Group
 
 CombineOrder = Literal["exact", "rank_sums"]
 
@@ -75,7 +72,7 @@ class LatencyDispatched(_Result):
     __slots__ = ("routing", "scales", "x")
 
     def __init__(
-        self, x: torch.Tensor, scales: torch.Tensor | None, routing: Routing[Group], sent: Sent | None
+        self, x: torch.Tensor, scales: torch.Tensor | None, routing: Routing[LatencyCalls], sent: Sent | None
     ) -> None:
         self.x = x
         """[L, C, H]: rows of each local expert, by source rank, then token; dtype of the payload, or quantised."""
