@@ -15,7 +15,7 @@ from ferry import _native
 from ferry._bootstrap import bootstrap_for, is_of_gpus
 from ferry._eager import eager
 from ferry._errors import FerryError, InvalidArgument, Unsupported
-from ferry._latency import LatencyCalls
+from ferry._latency import InFlight, LatencyCalls
 from ferry._memory import Wanted, memory_of
 from ferry._network import NetworkUsage, RailUsage
 from ferry._quantize import Quantization, number_of, wanted_rows
@@ -141,7 +141,7 @@ class Group(LatencyCalls):
             tuning_file,
             latency_bytes,
         )
-        self._in_flight = set()
+        self._in_flight = InFlight()
         self._memory = memory_of(self._native, self.device)
         self._calls = self._native.calls(self._memory)
         self.key = next(_keys)

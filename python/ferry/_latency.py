@@ -29,27 +29,71 @@ def _whole(value: Any, what: str) -> int:
 
 
 class Sent:
-    """A split call between its halves. Keeps the tensors that it reads and writes."""
+    """A split call between its halves. Until it is made, its group keeps the tensors that it reads and writes."""
 
-    __slots__ = ("_group", "_kept", "_native", "_operation")
+    __slots__ = ("_group", "_is_open", "_native", "_number", "_operation")
 
-    def __init__(self, operation: str, group: LatencyCalls, native: _native.Routing, *kept: object) -> None:
+    def __init__(self, operation: str, group: LatencyCalls, native: _native.Routing, *tensors: object) -> None:
         self._operation = operation
         self._group = group
         self._native = native
-        self._kept: tuple[object, ...] | None = kept
-        group._in_flight.add(
-            self
-        )  # even if the program drops what the call returned, its memory is used until received
+        self._is_open = True
+        self._number = group._in_flight.add(tensors)
 
     def receive(self) -> None:
-        if self._kept is None:
+        if not self._is_open:
             raise InvalidArgument(f"{self._operation}: the call was received before; receive each split call once")
         try:
             _native.latency_receive(self._group._calls, self._native)
         finally:
-            self._kept = None
-            self._group._in_flight.discard(self)
+            self._is_open = False
+            self._group._in_flight.received(self._number)
+
+    def __del__(self) -> None:
+        if self._is_open:
+            self._group._in_flight.dropped(self._number)
+
+
+class InFlight:
+    """The tensors of split calls that are sent and not received.
+
+    On CPUs rows move later than the call is made: a call that the program has dropped, for example because of an
+    exception between its halves, is made with the next one that all ranks make together, and needs its tensors then.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._tensors: dict[int, tuple[object, ...]] = {}
+        self._dropped: list[int] = []
+
+    def add(self, tensors: tuple[object, ...]) -> int:
+        number = self._next
+        self._next = number + 1
+        self._tensors[number] = tensors
+        return number
+
+    def dropped(self, number: int) -> None:
+        self._dropped.append(number)
+
+    def received(self, number: int) -> None:
+        """This call has been made, and so have those that were sent before it."""
+        self._tensors.pop(number, None)
+        if self._dropped:
+            self._forget(number)
+
+    def made_whole(self) -> None:
+        """A call that was not split has been made, and so have all that were sent before."""
+        if self._dropped:
+            self._forget(self._next)
+
+    def _forget(self, before: int) -> None:
+        made = [number for number in self._dropped if number < before]
+        for number in made:
+            self._dropped.remove(number)
+            self._tensors.pop(number, None)
+
+    def clear(self) -> None:
+        self._tensors.clear()
 
 
 class _Result:
@@ -98,7 +142,7 @@ class LatencyCalls:
     """The calls of :class:`ferry.Group` in latency mode."""
 
     _calls: _native.Calls
-    _in_flight: set[Sent]
+    _in_flight: InFlight
     device: torch.device
     num_ranks: int
 
@@ -175,7 +219,7 @@ class LatencyCalls:
                 raise
             made = _native.latency_dispatch(self._calls, x, scales, views, *options)
         native = made[2]
-        sent = Sent(operation, self, native, tensors, made) if split else None
+        sent = self._sent(operation, native, bool(split), tensors, made)
         routing = Routing(native, self, topk_weights is not None, False)
         rows = made[0] if out is None else out
         return LatencyDispatched(rows, made[1] if out_scales is None else out_scales, routing, sent)
@@ -226,7 +270,14 @@ class LatencyCalls:
                 raise
             made = _native.latency_combine(self._calls, native, x, views, *options)
         sums = made if out is None else out
-        return LatencyCombined(sums, Sent(operation, self, native, tensors, sums) if split else None)
+        return LatencyCombined(sums, self._sent(operation, native, bool(split), tensors, sums))
+
+    def _sent(self, operation: str, native: _native.Routing, split: bool, *tensors: object) -> Sent | None:
+        """What remains of a call that was just made."""
+        if split:
+            return Sent(operation, self, native, *tensors)
+        self._in_flight.made_whole()
+        return None
 
     def _refuse_latency_dispatch(self) -> None:
         """Makes a call that all ranks refuse, so that arguments that cannot be passed on leave no rank waiting."""

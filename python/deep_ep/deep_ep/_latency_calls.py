@@ -94,7 +94,7 @@ def _dispatch_at_once(
         if made is None:
             return None
         rows, *tables, native = made
-        sent = Sent(_DISPATCH, group, native, x, topk_idx, rows) if split else None
+        sent = group._sent(_DISPATCH, native, split, x, topk_idx, rows)
         ends.extend(_finish(member, ferry.Routing(native, group, False, False), tables, sent, how, x.shape[1]))
         return rows, *tables
 
@@ -174,8 +174,8 @@ def _combine_at_once(
         if made is None:
             return None
         sums, routing = made
-        if split:
-            sent = Sent(_COMBINE, group, routing._native, x, topk_weights, sums)
+        sent = group._sent(_COMBINE, routing._native, split, x, topk_weights, sums)
+        if sent is not None:
             hook = _ReceiveHook(sent, group, None, None)
         return sums
 
