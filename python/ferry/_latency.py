@@ -219,7 +219,7 @@ class LatencyCalls:
                 raise
             made = _native.latency_dispatch(self._calls, x, scales, views, *options)
         native = made[2]
-        sent = self._sent(operation, native, bool(split), tensors, made)
+        sent = self._sent(operation, native, bool(split), tensors, made[:2])
         routing = Routing(native, self, topk_weights is not None, False)
         rows = made[0] if out is None else out
         return LatencyDispatched(rows, made[1] if out_scales is None else out_scales, routing, sent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import weakref
 from typing import Any
 
 import pytest
@@ -157,14 +158,15 @@ def check_micro_batches(rank: int, worlds: list[World], most: int, kind: str) ->
     hook = next_back.receive
     hook()
     check(0, next_back)
-    # What is in flight stays in memory, also if the program forgets it; the next calls are right.
-    dispatch(1)
-    dispatch(0)
+    # What is in flight stays in memory, also if the program forgets it, until it is made with the next call.
+    forgotten = [weakref.ref(dispatch(which).x) for which in (1, 0)]
     gc.collect()
+    assert all(x() is not None for x in forgotten)
     with pytest.raises(ferry.InvalidArgument, match="2 split calls are sent and not received"):
         dispatch(1)
     whole = group.latency_dispatch(x, ids, worlds[0].topk_weights[rank], **options_of(worlds[0], most))
     check_slab(whole.x, worlds[0], rank, worlds[0].x)
+    assert all(x() is None for x in forgotten)
     group.destroy()
 
 
