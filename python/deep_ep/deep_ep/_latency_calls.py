@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -87,7 +87,7 @@ def _dispatch_at_once(
         return None
     stats, quantize = (how.expert_stats, how.wait_stats), number_of(_quantization(how), _DISPATCH)
     most, num_experts = how.num_max_dispatch_tokens_per_rank, how.num_experts
-    group, ends = member.group, []
+    group = member.group
 
     def make(num_sms: int) -> Any:
         made = _native.low_latency_dispatch(calls, x, topk_idx, most, num_experts, stats, quantize, split, num_sms)
@@ -95,11 +95,13 @@ def _dispatch_at_once(
             return None
         rows, *tables, native = made
         sent = group._sent(_DISPATCH, native, split, x, topk_idx, rows)
-        ends.extend(_finish(member, ferry.Routing(native, group, False, False), tables, sent, how, x.shape[1]))
-        return rows, *tables
+        return rows, tables[0], *_finish(member, ferry.Routing(native, group, False, False), tables, sent, how, x)
 
     made, event = run_whole(member, asked, make, x, topk_idx, how.expert_stats)
-    return None if made is None else (made[0], made[1], ends[0], event, ends[1])
+    if made is None:
+        return None
+    rows, counts, handle, hook = made
+    return rows, counts, handle, event, hook
 
 
 def dispatch(
@@ -128,7 +130,7 @@ def dispatch(
         )
         rows = sent.x if sent.scales is None else (sent.x, sent.scales)
         tables = _native.latency_slab_tables(member.calls, sent.routing._native)
-        handle, hook = _finish(member, sent.routing, tables, sent._sent, how, x.shape[1])
+        handle, hook = _finish(member, sent.routing, tables, sent._sent, how, x)
         call.gives(rows, *tables)
     return rows, tables[0], handle, _end(call.event), hook
 
@@ -136,16 +138,16 @@ def dispatch(
 def _finish(
     member: Member,
     routing: ferry.Routing,
-    tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    tables: Sequence[torch.Tensor],
     sent: Sent | None,
     how: DispatchOptions,
-    hidden: int,
+    x: torch.Tensor,
 ) -> tuple[tuple, Hook | None]:
     """The handle and the hook of a dispatch. tables: counts, src_info, layout_range."""
     counts, src_info, layout_range = tables
     attach(src_info, routing)
     member.keep_for_graph(routing)
-    handle = (src_info, layout_range, how.num_max_dispatch_tokens_per_rank, hidden, how.num_experts)
+    handle = (src_info, layout_range, how.num_max_dispatch_tokens_per_rank, x.shape[1], how.num_experts)
     if sent is not None:
         return handle, _ReceiveHook(sent, routing.group, how.expert_stats, counts)
     add_expert_counts(how.expert_stats, counts)
@@ -166,21 +168,17 @@ def _combine_at_once(
     if calls is None or asked.unknown or how.use_logfmt or how.zero_copy or (split and asked.asynchronous):
         return None
     group, out, waits = member.group, how.out, how.wait_stats
-    hook = None
 
-    def make(num_sms: int) -> torch.Tensor | None:
-        nonlocal hook
+    def make(num_sms: int) -> tuple[torch.Tensor, Hook | None] | None:
         made = _native.low_latency_combine(calls, group, x, topk_idx, topk_weights, handle, out, waits, split, num_sms)
         if made is None:
             return None
         sums, routing = made
         sent = group._sent(_COMBINE, routing._native, split, x, topk_weights, sums)
-        if sent is not None:
-            hook = _ReceiveHook(sent, group, None, None)
-        return sums
+        return sums, None if sent is None else _ReceiveHook(sent, group, None, None)
 
-    sums, event = run_whole(member, asked, make, x, topk_weights, out)
-    return None if sums is None else (sums, event, hook)
+    made, event = run_whole(member, asked, make, x, topk_weights, out)
+    return None if made is None else (made[0], event, made[1])
 
 
 def combine(

@@ -129,6 +129,18 @@ def check_calls(rank: int, world: World, most: int, kind: str) -> None:
     )
     assert buffer.combine(x, handle)[0].shape == mine.x.shape
     check_received(world, rank, most, received, count, latency_handle, None)
+    # Activations of a model that is not in no_grad, and a handle that was taken apart, with integers of another kind.
+    received, _, latency_handle, _, hook = buffer.low_latency_dispatch(
+        mine.x.clone().requires_grad_(), mine.idx, most, world.num_experts, use_fp8=False, return_recv_hook=True
+    )
+    hook()
+    src_info, layout_range, *sizes = latency_handle
+    y = run_experts(received, first).requires_grad_()
+    combined, *_ = buffer.low_latency_combine(
+        y, mine.idx, mine.weights, [src_info, layout_range, *torch.tensor(sizes).numpy()]
+    )
+    assert not combined.requires_grad
+    assert torch.equal(combined, weighted_sums(world, rank, rank_sums=True))
     buffer.destroy()
 
 
