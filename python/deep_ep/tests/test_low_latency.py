@@ -10,10 +10,12 @@ import torch
 from clients import dispatch, inputs_of, make_buffer
 from ranks import device_of, run_ranks
 from slabs import check_ranges, check_slab, rows_of_experts, run_experts, weighted_sums, with_short_weights
+from test_whole_calls import as_a_whole, replaced
 from world import World, make_world
 
 import deep_ep
 import ferry
+from deep_ep import _latency_calls
 
 MODES: list[tuple[dict[str, bool], Any]] = [
     ({"use_fp8": False}, None),
@@ -63,7 +65,13 @@ def check_received(
     return ferry.dequantize(rows.view(-1, hidden), flat).view(rows.shape)
 
 
-def check_calls(rank: int, world: World, most: int, kind: str) -> None:
+def step_by_step() -> Any:
+    """Calls are not made as a whole by the native module."""
+    return replaced(_latency_calls, _dispatch_at_once=lambda *_, **__: None, _combine_at_once=lambda *_, **__: None)
+
+
+def check_calls(rank: int, world: World, most: int, kind: str, whole: bool) -> None:
+    steps = as_a_whole if whole else step_by_step
     buffer = make_latency_buffer(rank, kind, world, most)
     world = world.to(buffer.device)
     mine = inputs_of(world, rank, buffer.device)
@@ -74,16 +82,17 @@ def check_calls(rank: int, world: World, most: int, kind: str) -> None:
     for options, mode in MODES:
         for how in ({}, {"async_finish": True}, {"return_recv_hook": True}):
             before = total.clone()
-            received, count, handle, event, hook = buffer.low_latency_dispatch(
-                mine.x,
-                mine.idx,
-                most,
-                world.num_experts,
-                cumulative_local_expert_recv_stats=total,
-                dispatch_wait_recv_cost_stats=waits,
-                **options,
-                **how,
-            )
+            with steps():
+                received, count, handle, event, hook = buffer.low_latency_dispatch(
+                    mine.x,
+                    mine.idx,
+                    most,
+                    world.num_experts,
+                    cumulative_local_expert_recv_stats=total,
+                    dispatch_wait_recv_cost_stats=waits,
+                    **options,
+                    **how,
+                )
             assert (hook is None) == ("return_recv_hook" not in how)
             assert (event.event is None) == ("async_finish" not in how)
             if hook is not None:
@@ -100,9 +109,10 @@ def check_calls(rank: int, world: World, most: int, kind: str) -> None:
             expected = weighted_sums(world, rank, rank_sums=True)
             out = torch.full_like(mine.x, 7.0)
             for out_option in ({}, {"out": out}):
-                combined, event, hook = buffer.low_latency_combine(
-                    y, mine.idx, mine.weights, handle, combine_wait_recv_cost_stats=waits, **how, **out_option
-                )
+                with steps():
+                    combined, event, hook = buffer.low_latency_combine(
+                        y, mine.idx, mine.weights, handle, combine_wait_recv_cost_stats=waits, **how, **out_option
+                    )
                 if hook is not None:
                     hook()
                 event.current_stream_wait()
@@ -144,11 +154,12 @@ def check_calls(rank: int, world: World, most: int, kind: str) -> None:
     buffer.destroy()
 
 
+@pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(("num_experts", "num_tokens"), [(5, [6]), (6, [4, 0, 9])])
-def test_calls(num_experts: int, num_tokens: list[int], device: str) -> None:
+def test_calls(num_experts: int, num_tokens: list[int], whole: bool, device: str) -> None:
     """Fewer tokens than allowed, none on a rank, ids that repeat or are -1, one rank."""
     world = with_short_weights(make_world(len(num_tokens), num_experts, num_tokens, hidden=512))
-    run_ranks(len(num_tokens), check_calls, world, max(num_tokens) + 1, device)
+    run_ranks(len(num_tokens), check_calls, world, max(num_tokens) + 1, device, whole)
 
 
 class Batch:
