@@ -29,6 +29,7 @@ from ferry._errors import (
     Unsupported,
 )
 from ferry._group import Group
+from ferry._latency import LatencyCombined, LatencyDispatched, latency_bytes_required
 from ferry._layout import DispatchLayout, dispatch_layout
 from ferry._network import NetworkUsage, RailUsage
 from ferry._quantize import Quantized, dequantize, quantize
@@ -53,6 +54,8 @@ __all__ = [
     "Group",
     "InternalError",
     "InvalidArgument",
+    "LatencyCombined",
+    "LatencyDispatched",
     "NetworkUsage",
     "PeerLost",
     "Quantized",
@@ -66,5 +69,6 @@ __all__ = [
     "dequantize",
     "dispatch_layout",
     "empty",
+    "latency_bytes_required",
     "quantize",
 ]

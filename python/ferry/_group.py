@@ -15,6 +15,7 @@ from ferry import _native
 from ferry._bootstrap import bootstrap_for, is_of_gpus
 from ferry._eager import eager
 from ferry._errors import FerryError, InvalidArgument, Unsupported
+from ferry._latency import InFlight, LatencyCalls
 from ferry._memory import Wanted, memory_of
 from ferry._network import NetworkUsage, RailUsage
 from ferry._quantize import Quantization, number_of, wanted_rows
@@ -79,7 +80,7 @@ def _kernel(num_sms: int) -> tuple[int, int, int]:
     return int(num_sms), 0, 0
 
 
-class Group:
+class Group(LatencyCalls):
     """The ranks that exchange tokens. Creating one is collective, and so are route, dispatch and combine.
 
     Parameters
@@ -102,6 +103,8 @@ class Group:
         one interface that leads to rank 0.
     tuning_file: on GPUs, kernel settings that ``ferry tune --out`` wrote; may differ by rank. By default the file that
         the variable FERRY_TUNING names, if it is set; "builtin": none.
+    latency_bytes: on GPUs, memory for :meth:`latency_dispatch` and :meth:`latency_combine`, at least
+        :func:`ferry.latency_bytes_required`; 0: the group makes no such calls. The same on every rank.
 
     Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is created.
     """
@@ -118,8 +121,11 @@ class Group:
         transport: str = "auto",
         net_devices: str = "",
         tuning_file: str = "",
+        latency_bytes: int = 0,
     ) -> None:
         self.device = _device_of(device, group)
+        if latency_bytes < 0:
+            raise InvalidArgument(f"Group: latency_bytes is {latency_bytes}, expected at least 0")
         timeout_ns = _timeout_ns(_CALL_TIMEOUT_S if timeout is None else timeout)
         bootstrap = bootstrap_for(group, comm, _timeout_ns(_ARRIVAL_TIMEOUT_S if timeout is None else timeout))
         on_gpu = self.device.type == "cuda"
@@ -133,7 +139,9 @@ class Group:
             transport,
             net_devices,
             tuning_file,
+            latency_bytes,
         )
+        self._in_flight = InFlight()
         self._memory = memory_of(self._native, self.device)
         self._calls = self._native.calls(self._memory)
         self.key = next(_keys)
@@ -393,6 +401,7 @@ class Group:
         try:
             self._native.destroy()
         finally:
+            self._in_flight.clear()
             self._memory.close()
 
     def _allocate_outputs(

@@ -38,6 +38,7 @@ class Routing:
     def num_rows_from_rank(self) -> list[int]: ...
     def num_rows_to_rank(self) -> list[int]: ...
     def local_expert_ids(self) -> list[int]: ...
+    def source_ranges(self) -> object | None: ...
     def slots(self) -> object: ...
     def source(self) -> object: ...
     def topk_idx(self) -> object: ...
@@ -169,6 +170,58 @@ def elastic_combine(
     tensors: tuple[object, object],
     num_sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
+def latency_dispatch(
+    calls: Calls,
+    x: object,
+    scales: object,
+    tensors: tuple[object, object, object, object, object, object],
+    num_experts: int,
+    max_tokens: int,
+    slab_capacity: int,
+    expert_to_rank: Sequence[int],
+    quantize: int,
+    column_major_scales: bool,
+    zero_padding: bool,
+    split: bool,
+    num_sms: int,
+) -> tuple[torch.Tensor, torch.Tensor | None, Routing]: ...
+def latency_combine(
+    calls: Calls,
+    routing: Routing,
+    x: object,
+    tensors: tuple[object, object, object],
+    order: int,
+    split: bool,
+    num_sms: int,
+) -> torch.Tensor: ...
+def latency_receive(calls: Calls, routing: Routing) -> None: ...
+def latency_slab_tables(calls: Calls, routing: Routing) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+def low_latency_dispatch(
+    calls: Calls,
+    x: object,
+    topk_idx: object,
+    max_tokens: object,
+    num_experts: object,
+    stats: tuple[object, object],
+    quantize: int,
+    split: bool,
+    num_sms: int,
+) -> tuple[_Payload, torch.Tensor, torch.Tensor, torch.Tensor, Routing] | None: ...
+def low_latency_combine(
+    calls: Calls,
+    group: object,
+    x: object,
+    topk_idx: object,
+    topk_weights: object,
+    handle: object,
+    out: object,
+    wait_stats: object,
+    split: bool,
+    num_sms: int,
+) -> tuple[torch.Tensor, object] | None: ...
+def latency_bytes_required(
+    backend: str, num_ranks: int, max_tokens: int, num_topk: int, dispatch_row_bytes: int, combine_row_bytes: int
+) -> int: ...
 def dispatch_layout(
     topk_idx: _View,
     num_experts: int,
@@ -191,6 +244,7 @@ def create_group(
     transport: str,
     net_devices: str,
     tuning_file: str,
+    latency_bytes: int,
     /,
 ) -> Group: ...
 def callback_bootstrap(

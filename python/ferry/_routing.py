@@ -55,7 +55,7 @@ class Combined(NamedTuple):
 
 
 class Routing(Generic[GroupT]):
-    """Where every token goes: the result of :meth:`Group.route`.
+    """Where every token goes: the result of :meth:`Group.route`, or part of that of :meth:`Group.latency_dispatch`.
 
     A value that may be kept and used for any number of dispatches and combines of its group, also after other routes.
     It holds everything that a cached dispatch or a backward pass needs.
@@ -153,6 +153,15 @@ class Routing(Generic[GroupT]):
     def local_expert_ids(self) -> list[int]:
         """[L] global ids of this rank's experts, ascending."""
         return self._native.local_expert_ids()
+
+    @property
+    def source_ranges(self) -> torch.Tensor | None:
+        """Of latency mode, otherwise None: [L, R, 2] i32 on the group's device, how many rows of each local expert come
+        from each source rank, and the first of them, counted from the start of the expert's rows.
+
+        A view of the routing's own memory: do not write to it.
+        """
+        return tensor_of(self._native.source_ranges())
 
     @property
     def slots(self) -> torch.Tensor:

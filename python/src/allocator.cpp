@@ -27,12 +27,29 @@ nb::object optional_attribute(const nb::object& owner, const char* name) {
 }
 
 nb::tuple shape_of(const Wanted& wanted) {
-  return wanted.num_dims == 1 ? nb::make_tuple(wanted.shape[0]) : nb::make_tuple(wanted.shape[0], wanted.shape[1]);
+  const auto& shape = wanted.shape;
+  if (wanted.num_dims == 1) return nb::make_tuple(shape[0]);
+  if (wanted.num_dims == 2) return nb::make_tuple(shape[0], shape[1]);
+  return nb::make_tuple(shape[0], shape[1], shape[2]);
 }
 
 nb::tuple strides_of(const Wanted& wanted) {
-  return wanted.num_dims == 1 ? nb::make_tuple(1)
-                              : nb::make_tuple(std::max<std::int64_t>(wanted.shape[1], 1), std::int64_t{1});
+  const std::int64_t last = std::max<std::int64_t>(wanted.shape[static_cast<std::size_t>(wanted.num_dims) - 1], 1);
+  if (wanted.num_dims == 1) return nb::make_tuple(1);
+  if (wanted.num_dims == 2) return nb::make_tuple(last, 1);
+  const std::int64_t middle = std::max<std::int64_t>(wanted.shape[1], 1);
+  if (wanted.column_major) return nb::make_tuple(middle * last, 1, middle);
+  return nb::make_tuple(middle * last, last, 1);
+}
+
+/// The shape in memory: what is made where strides cannot be given.
+nb::tuple stored_shape_of(const Wanted& wanted) {
+  if (!wanted.column_major) return shape_of(wanted);
+  return nb::make_tuple(wanted.shape[0], wanted.shape[2], wanted.shape[1]);
+}
+
+nb::object as_wanted(const Wanted& wanted, nb::object stored) {
+  return wanted.column_major ? nb::object(stored.attr("transpose")(1, 2)) : std::move(stored);
 }
 
 /// While it lives, tensors that this thread makes come from a pool.
@@ -79,6 +96,11 @@ Allocator::Allocator(nb::object memory, std::shared_ptr<SymmetricPool> pool, Pla
   release_pool_ = optional_attribute(functions, "release_pool");
 }
 
+Stream Allocator::any_stream() const {
+  if (const std::optional<Stream> found = stream()) return *found;
+  return {reinterpret_cast<void*>(nb::cast<std::uintptr_t>(memory_.attr("stream")()))};
+}
+
 bool Allocator::is_current_device() const {
   if (!place_.on_gpu) return true;
   return current_device_.is_valid() && nb::cast<int>(call(current_device_, {})) == place_.device;
@@ -92,7 +114,7 @@ nb::object Allocator::make_quickly(const Wanted& wanted) const {
 
 nb::object Allocator::make(const Wanted& wanted) const {
   if (empty_strided_.is_valid() && is_current_device()) return make_quickly(wanted);
-  return memory_.attr("plain")(shape_of(wanted), wanted.dtype);
+  return as_wanted(wanted, memory_.attr("plain")(stored_shape_of(wanted), wanted.dtype));
 }
 
 std::vector<nb::object> Allocator::make_symmetric(std::span<const Wanted> wanted, nb::handle pool_id) const {
@@ -119,9 +141,11 @@ std::vector<nb::object> Allocator::make_outputs(std::span<const Wanted> wanted) 
     }
   }
   nb::list asked;
-  for (const Wanted& one : wanted) asked.append(nb::make_tuple(shape_of(one), one.dtype, one.moves));
+  for (const Wanted& one : wanted) asked.append(nb::make_tuple(stored_shape_of(one), one.dtype, one.moves));
   std::vector<nb::object> made;
-  for (nb::handle tensor : memory_.attr("outputs_of")(asked)) made.push_back(nb::borrow(tensor));
+  for (nb::handle tensor : memory_.attr("outputs_of")(asked)) {
+    made.push_back(as_wanted(wanted[made.size()], nb::borrow(tensor)));
+  }
   return made;
 }
 

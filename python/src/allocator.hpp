@@ -19,12 +19,13 @@
 
 namespace ferry::python {
 
-/// A tensor to make: one or two dimensions, contiguous.
+/// A tensor to make: up to three dimensions, contiguous.
 struct Wanted {
   nanobind::handle dtype{};  ///< a torch.dtype
-  std::array<std::int64_t, 2> shape{};
+  std::array<std::int64_t, kMaxTensorDims> shape{};
   int num_dims = 2;
-  bool moves = false;  ///< holds payload rows, which gain from symmetric memory
+  bool moves = false;         ///< holds payload rows, which gain from symmetric memory
+  bool column_major = false;  ///< of three dimensions: the last two are transposed in memory
 };
 
 /// The dtypes of tables, and of quantised rows.
@@ -42,6 +43,12 @@ class Allocator {
 
   /// The stream that torch works on now. Empty where torch does not tell.
   std::optional<Stream> stream() const { return work_stream(tensor_type_, place_); }
+
+  /// The same, where torch's Python functions tell if nothing else does.
+  Stream any_stream() const;
+
+  /// torch.Tensor
+  nanobind::handle tensor_type() const { return tensor_type_; }
 
   /// An ordinary tensor.
   /// @throws nanobind::python_error: torch's, out of memory for example

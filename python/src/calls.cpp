@@ -96,6 +96,16 @@ nb::object combine(const Calls& calls, const PlacedRouting& routing, nb::handle 
 
 }  // namespace
 
+Wanted quantized_rows(const TableTypes& types, Quantization quantize, std::int64_t rows, std::int64_t hidden) {
+  return {quantize == Quantization::kInt8 ? types.i8 : types.e4m3, {rows, hidden}, 2, true};
+}
+
+Wanted quantized_scales(const TableTypes& types, Quantization quantize, std::int64_t rows, std::int64_t hidden) {
+  const bool exponents = quantize == Quantization::kFp8Ue8m0;
+  const std::int64_t channels = exponents ? kQuantBlockSize * kExponentsPerWord : kQuantBlockSize;
+  return {exponents ? types.i32 : types.f32, {rows, (hidden + channels - 1) / channels}};
+}
+
 void Calls::refuse_dispatch(const Routing& routing, Stream stream) const {
   const nb::gil_scoped_release released;
   static_cast<void>(group_->dispatch(routing, {}, {}, stream));
@@ -124,10 +134,13 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
       places[count++] = {&tensor, &view};
     };
     if (!out.x.present()) {
-      dtypes[0] = quantize == Quantization::kNone   ? nb::object(call.x.attr("dtype"))
-                  : quantize == Quantization::kInt8 ? allocator_.types().i8
-                                                    : allocator_.types().e4m3;
-      want({dtypes[0], {rows, call.in.x.extent(call.in.x.num_dims - 1)}, 2, true}, made.x, out.x);
+      const std::int64_t hidden = call.in.x.extent(call.in.x.num_dims - 1);
+      if (quantize != Quantization::kNone) {
+        want(quantized_rows(allocator_.types(), quantize, rows, hidden), made.x, out.x);
+      } else {
+        dtypes[0] = call.x.attr("dtype");
+        want({dtypes[0], {rows, hidden}, 2, true}, made.x, out.x);
+      }
     }
     // Scales that are given to a dispatch that makes its own are refused by the call.
     if (quantize == Quantization::kNone && call.in.scales.present() && !out.scales.present()) {
@@ -135,11 +148,8 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
       want({dtypes[1], {rows, call.in.scales.extent(call.in.scales.num_dims - 1)}}, made.scales, out.scales);
     }
     if (quantize != Quantization::kNone && !out.scales.present()) {
-      const bool exponents = quantize == Quantization::kFp8Ue8m0;
-      const std::int64_t channels = exponents ? kQuantBlockSize * kExponentsPerWord : kQuantBlockSize;
       const std::int64_t hidden = call.in.x.extent(call.in.x.num_dims - 1);
-      want({exponents ? allocator_.types().i32 : allocator_.types().f32, {rows, (hidden + channels - 1) / channels}},
-           made.scales, out.scales);
+      want(quantized_scales(allocator_.types(), quantize, rows, hidden), made.scales, out.scales);
     }
     if (call.tables && of_tokens) want({allocator_.types().i64, {rows, num_topk}}, made.topk_idx, out.topk_idx);
     if (call.tables && call.weights) {

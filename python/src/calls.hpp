@@ -68,6 +68,11 @@ class Calls {
   Place place_;
 };
 
+/// Rows that quantising makes, [rows, hidden].
+Wanted quantized_rows(const TableTypes& types, Quantization quantize, std::int64_t rows, std::int64_t hidden);
+/// Their scales, [rows, S].
+Wanted quantized_scales(const TableTypes& types, Quantization quantize, std::int64_t rows, std::int64_t hidden);
+
 /// Group.dispatch and Group.combine of the package.
 void define_calls(nanobind::module_& module);
 

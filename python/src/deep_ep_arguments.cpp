@@ -9,14 +9,6 @@ namespace {
 
 constexpr std::int64_t kRowGranuleBytes = 16;
 
-/// Rows [any, H] of a payload, contiguous.
-std::optional<TensorView> find_rows(nb::handle tensor, Place place) {
-  const std::optional<ReadTensor> read = find_tensor(tensor, place);
-  if (!read || read->view.num_dims != 2 || !is_contiguous(read->view)) return std::nullopt;
-  const std::int64_t row_bytes = read->view.extent(1) * static_cast<std::int64_t>(size_bytes(read->view.dtype));
-  return row_bytes > 0 && row_bytes % kRowGranuleBytes == 0 ? std::optional(read->view) : std::nullopt;
-}
-
 /// None, a tensor [T, H] bf16, or up to two. False if it is anything else.
 bool find_biases(nb::handle bias, Place place, std::int64_t num_tokens, std::int64_t hidden, CombineInput& in) {
   if (bias.is_none()) return true;
@@ -51,6 +43,13 @@ std::optional<TensorView> find_table(nb::handle tensor, Place place, DType dtype
   return is_contiguous(read->view) ? std::optional(read->view) : std::nullopt;
 }
 
+std::optional<TensorView> find_rows(nb::handle tensor, Place place) {
+  const std::optional<ReadTensor> read = find_tensor(tensor, place);
+  if (!read || read->view.num_dims != 2 || !is_contiguous(read->view)) return std::nullopt;
+  const std::int64_t row_bytes = read->view.extent(1) * static_cast<std::int64_t>(size_bytes(read->view.dtype));
+  return row_bytes > 0 && row_bytes % kRowGranuleBytes == 0 ? std::optional(read->view) : std::nullopt;
+}
+
 std::optional<Payload> find_payload(nb::handle x, Place place) {
   const bool is_pair = nb::isinstance<nb::tuple>(x) || nb::isinstance<nb::list>(x);
   if (is_pair && nb::len(x) != 2) return std::nullopt;
@@ -73,6 +72,32 @@ std::optional<Payload> find_payload(nb::handle x, Place place) {
 std::optional<std::int64_t> find_integer(nb::handle value) {
   std::int64_t result = 0;
   return PyLong_CheckExact(value.ptr()) && nb::try_cast(value, result, false) ? std::optional(result) : std::nullopt;
+}
+
+nb::object find_attribute(nb::handle owner, const char* name) {
+  PyObject* value = PyObject_GetAttrString(owner.ptr(), name);
+  if (value == nullptr) PyErr_Clear();
+  return nb::steal(value);
+}
+
+nb::object find_link(nb::handle tensor, const char* name) {
+  const nb::object storage_of = find_attribute(tensor, "untyped_storage");
+  if (!storage_of.is_valid()) return {};
+  PyObject* storage = PyObject_CallNoArgs(storage_of.ptr());
+  if (storage == nullptr) {
+    PyErr_Clear();
+    return {};
+  }
+  const nb::object kept = nb::steal(storage);
+  return find_attribute(kept, name);
+}
+
+const PlacedRouting* find_routing(nb::handle routing, nb::handle group) {
+  const nb::object owner = find_attribute(routing, "group");
+  const nb::object native = find_attribute(routing, "_native");
+  if (!owner.is(group) || !native.is_valid() || !nb::isinstance<PlacedRouting>(native)) return nullptr;
+  const PlacedRouting* placed = nb::inst_ptr<PlacedRouting>(native);
+  return placed->routing.present() ? placed : nullptr;
 }
 
 nb::object payload_of(Received& received) {

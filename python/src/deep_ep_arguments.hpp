@@ -20,6 +20,9 @@ constexpr std::int64_t kAny = -1;
 std::optional<TensorView> find_table(nanobind::handle tensor, Place place, DType dtype,
                                      std::initializer_list<std::int64_t> shape, bool is_bool = false);
 
+/// Contiguous rows [any, H] of multiples of 16 bytes.
+std::optional<TensorView> find_rows(nanobind::handle tensor, Place place);
+
 /// Rows, or (rows, scales [T, S]).
 struct Payload {
   nanobind::object rows{}, scales{};
@@ -33,6 +36,15 @@ std::optional<Payload> find_payload(nanobind::handle x, Place place);
 nanobind::object payload_of(Received& received);
 
 std::optional<std::int64_t> find_integer(nanobind::handle value);
+
+/// Empty where there is none: no error is left behind.
+nanobind::object find_attribute(nanobind::handle owner, const char* name);
+
+/// What deep_ep attached to the storage of a tensor under this name, empty if nothing.
+nanobind::object find_link(nanobind::handle tensor, const char* name);
+
+/// The native routing of a ferry.Routing of `group` (a ferry.Group), which keeps it; null if it is none.
+const PlacedRouting* find_routing(nanobind::handle routing, nanobind::handle group);
 
 /// A combine of bf16 rows with `routing`: x [N, H], weights [N, K] or None, bias None, [T, H], or up to two of them.
 std::optional<ReadCombine> find_combine(const Calls& calls, const Routing& routing, nanobind::handle x,

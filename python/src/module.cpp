@@ -15,6 +15,8 @@
 #include "ferry/group.hpp"
 #include "ferry/int8.hpp"
 #include "ferry/version.hpp"
+#include "latency.hpp"
+#include "low_latency.hpp"
 #include "placed.hpp"
 #include "symmetric_pool.hpp"
 #include "throughput.hpp"
@@ -39,7 +41,7 @@ class PyGroup {
   static std::shared_ptr<PyGroup> create(std::shared_ptr<Bootstrap> bootstrap, const std::string& backend, int device,
                                          std::int64_t timeout_ns, std::size_t arena_bytes, int ranks_per_node,
                                          const std::string& transport, const std::string& net_devices,
-                                         const std::string& tuning_file) {
+                                         const std::string& tuning_file, std::size_t latency_bytes) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
@@ -49,6 +51,7 @@ class PyGroup {
     options.net_devices = net_devices;
     options.tuning_file = tuning_file;
     options.device = device;
+    options.latency_bytes = latency_bytes;
     Result<std::shared_ptr<Group>> group = [&] {
       const nb::gil_scoped_release released;
       return Group::create(std::move(bootstrap), options);
@@ -270,6 +273,7 @@ void define_routing(nb::module_& module) {
            [](const PlacedRouting& self) { return waited_list(self, &Routing::num_rows_from_rank); })
       .def("num_rows_to_rank", [](const PlacedRouting& self) { return waited_list(self, &Routing::num_rows_to_rank); })
       .def("local_expert_ids", [](const PlacedRouting& self) { return list_of(self.routing.local_expert_ids()); })
+      .def("source_ranges", [](nb::handle self) { return table(self, &Routing::source_ranges); })
       .def("slots", [](nb::handle self) { return table(self, &Routing::slots); })
       .def("source", [](nb::handle self) { return table(self, &Routing::source); })
       .def("topk_idx", [](nb::handle self) { return table(self, &Routing::topk_idx); })
@@ -295,6 +299,8 @@ NB_MODULE(_native, module) {
   define_calls(module);
   define_throughput(module);
   define_elastic(module);
+  define_latency(module);
+  define_low_latency(module);
   nb::class_<PyGroup>(module, "Group")
       .def_prop_ro("rank", &PyGroup::rank)
       .def_prop_ro("num_ranks", &PyGroup::num_ranks)

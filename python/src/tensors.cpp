@@ -5,6 +5,9 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <utility>
+
+#include "views.hpp"
 
 namespace nb = nanobind;
 
@@ -20,11 +23,19 @@ struct DLPackExchangeAPIHeader {
   DLPackVersion version;
   DLPackExchangeAPIHeader* prev_api;
 };
+struct DLManagedTensorVersioned {
+  DLPackVersion version;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensorVersioned* self);
+  std::uint64_t flags;
+  nb::dlpack::dltensor dl_tensor;
+};
 struct DLPackExchangeAPI {
   DLPackExchangeAPIHeader header;
   void* managed_tensor_allocator;
   void* managed_tensor_from_py_object_no_sync;
-  void* managed_tensor_to_py_object_no_sync;
+  /// Takes the tensor over, also where it fails: -1 with a Python error set.
+  int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned* tensor, void** out);
   /// Fills a tensor that borrows the object's memory, shape and strides; -1 with a Python error set.
   int (*dltensor_from_py_object_no_sync)(void* object, nb::dlpack::dltensor* out);
   /// -1 with a Python error set.
@@ -79,6 +90,14 @@ const DLPackExchangeAPI* table_of(PyTypeObject* type) {
   }
   return table;
 }
+
+/// A tensor that another library uses: deletes itself when that is done with it.
+struct SharedTensor {
+  DLManagedTensorVersioned managed{};
+  std::shared_ptr<const void> owner;
+  std::array<std::int64_t, kMaxTensorDims> shape{};
+  std::array<std::int64_t, kMaxTensorDims> strides{};
+};
 
 std::optional<DType> dtype_of(const nb::dlpack::dtype& dtype) {
   if (dtype.lanes != 1) return std::nullopt;
@@ -137,6 +156,34 @@ std::optional<ReadTensor> find_tensor(nb::handle tensor, Place place) {
     dense *= view.shape[at];
   }
   return read;
+}
+
+nb::object tensor_on(const ConstTensorView& view, Place place, std::shared_ptr<const void> owner, nb::handle type) {
+  const DLPackExchangeAPI* export_api = table_of(reinterpret_cast<PyTypeObject*>(type.ptr()));
+  if (export_api == nullptr || export_api->managed_tensor_to_py_object_no_sync == nullptr) {
+    const nb::capsule keeper(new std::shared_ptr<const void>(std::move(owner)),
+                             [](void* kept) noexcept { delete static_cast<std::shared_ptr<const void>*>(kept); });
+    return nb::module_::import_("torch").attr("from_dlpack")(array_of(view, place, keeper));
+  }
+  auto shared = std::make_unique<SharedTensor>();
+  shared->owner = std::move(owner);
+  shared->shape = view.shape;
+  shared->strides = view.strides;
+  nb::dlpack::dltensor& tensor = shared->managed.dl_tensor;
+  tensor.data = const_cast<void*>(view.data);
+  tensor.device = {place.on_gpu ? nb::device::cuda::value : nb::device::cpu::value, place.device};
+  tensor.ndim = view.num_dims;
+  tensor.dtype = dlpack_dtype(view.dtype);
+  tensor.shape = shared->shape.data();
+  tensor.strides = shared->strides.data();
+  shared->managed.version = {kMajorVersion, 0};
+  shared->managed.manager_ctx = shared.get();
+  shared->managed.deleter = [](DLManagedTensorVersioned* self) {
+    delete static_cast<SharedTensor*>(self->manager_ctx);
+  };
+  void* made = nullptr;
+  if (export_api->managed_tensor_to_py_object_no_sync(&shared.release()->managed, &made) != 0) nb::raise_python_error();
+  return nb::steal(static_cast<PyObject*>(made));
 }
 
 TensorView read_tensor(nb::handle tensor, Place place) {

@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 
@@ -40,6 +41,11 @@ std::optional<ReadTensor> find_tensor(nanobind::handle tensor, Place place);
 /// The view of a tensor in memory of `place`.
 /// @throws BadTensor
 TensorView read_tensor(nanobind::handle tensor, Place place);
+
+/// A tensor of `type` (torch.Tensor) on memory that `owner` keeps.
+/// @throws nanobind::python_error
+nanobind::object tensor_on(const ConstTensorView& view, Place place, std::shared_ptr<const void> owner,
+                           nanobind::handle type);
 
 /// Whether the elements are in row-major order without gaps.
 bool is_contiguous(const TensorView& view);

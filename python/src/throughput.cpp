@@ -28,25 +28,6 @@ struct FoundHandle {
   std::int64_t num_tokens = 0;  ///< T
 };
 
-nb::object attribute_or_null(nb::handle owner, const char* name) {
-  PyObject* value = PyObject_GetAttrString(owner.ptr(), name);
-  if (value == nullptr) PyErr_Clear();
-  return nb::steal(value);
-}
-
-/// The link that deep_ep attached to the storage of a handle's first tensor: (ferry.Routing, knows_topk).
-nb::object link_of(nb::handle first) {
-  const nb::object storage_of = attribute_or_null(first, "untyped_storage");
-  if (!storage_of.is_valid()) return {};
-  PyObject* storage = PyObject_CallNoArgs(storage_of.ptr());
-  if (storage == nullptr) {
-    PyErr_Clear();
-    return {};
-  }
-  const nb::object kept = nb::steal(storage);
-  return attribute_or_null(kept, "_ferry_routing");
-}
-
 /// A handle that dispatch of `group` (a ferry.Group) returned.
 std::optional<FoundHandle> find_handle(const Calls& calls, nb::handle group, nb::handle handle) {
   if (!nb::isinstance<nb::tuple>(handle) && !nb::isinstance<nb::list>(handle)) return std::nullopt;
@@ -59,14 +40,10 @@ std::optional<FoundHandle> find_handle(const Calls& calls, nb::handle group, nb:
       find_table(nb::object(handle[4]), place, DType::kUint8, {kAny, num_ranks}, true);
   if (!find_table(first, place, DType::kInt32, {num_ranks, num_ranks}) || !source || !in_rank) return std::nullopt;
   FoundHandle found;
-  found.link = link_of(first);
+  found.link = find_link(first, "_ferry_routing");  // (ferry.Routing, knows_topk)
   if (!found.link.is_valid() || !nb::isinstance<nb::tuple>(found.link) || nb::len(found.link) != 2) return std::nullopt;
-  const nb::object routing = found.link[0];
-  const nb::object owner = attribute_or_null(routing, "group");
-  const nb::object native = attribute_or_null(routing, "_native");
-  if (!owner.is(group) || !native.is_valid() || !nb::isinstance<PlacedRouting>(native)) return std::nullopt;
-  found.routing = nb::inst_ptr<PlacedRouting>(native);  // kept by the ferry.Routing, and that by the link
-  if (!found.routing->routing.present()) return std::nullopt;
+  found.routing = find_routing(nb::object(found.link[0]), group);
+  if (found.routing == nullptr) return std::nullopt;
   found.knows_topk = nb::object(found.link[1]).is(nb::handle(Py_True));
   found.num_rows = source->extent(0);
   found.num_tokens = in_rank->extent(0);

@@ -8,6 +8,15 @@ namespace nb = nanobind;
 namespace ferry::python {
 namespace {
 
+nb::object export_array(void* data, std::size_t num_dims, const std::size_t* shape, const std::int64_t* strides,
+                        nb::dlpack::dtype dtype, Place place, nb::handle owner) {
+  const int device_type = place.on_gpu ? nb::device::cuda::value : nb::device::cpu::value;
+  nb::ndarray<> array(data, num_dims, shape, owner, strides, dtype, device_type, place.device);
+  return nb::cast(array, nb::rv_policy::reference);
+}
+
+}  // namespace
+
 nb::dlpack::dtype dlpack_dtype(DType dtype) {
   switch (dtype) {
     case DType::kInt32:
@@ -20,15 +29,6 @@ nb::dlpack::dtype dlpack_dtype(DType dtype) {
       return nb::dtype<std::uint8_t>();
   }
 }
-
-nb::object export_array(void* data, std::size_t num_dims, const std::size_t* shape, const std::int64_t* strides,
-                        nb::dlpack::dtype dtype, Place place, nb::handle owner) {
-  const int device_type = place.on_gpu ? nb::device::cuda::value : nb::device::cpu::value;
-  nb::ndarray<> array(data, num_dims, shape, owner, strides, dtype, device_type, place.device);
-  return nb::cast(array, nb::rv_policy::reference);
-}
-
-}  // namespace
 
 TensorView view_of(nb::handle tensor, Place place) {
   if (tensor.is_none()) return {};

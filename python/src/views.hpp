@@ -17,6 +17,9 @@ namespace ferry::python {
 /// @throws BadTensor: see read_tensor; nanobind::value_error: a tuple with more dimensions than a view has
 TensorView view_of(nanobind::handle tensor, Place place);
 
+/// Of the tables of a Routing; bytes for any other dtype.
+nanobind::dlpack::dtype dlpack_dtype(DType dtype);
+
 /// An array on memory that lives as long as `owner`; absent views are None.
 nanobind::object array_of(const ConstTensorView& view, Place place, nanobind::handle owner);
 nanobind::object bytes_array(void* data, std::size_t num_bytes, Place place, nanobind::handle owner);

@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from slabs import with_short_weights
 from test_compile import check_layer as check_compiled_layer
+from test_latency import check_results as check_latency
 from test_nn import HIDDEN, check_layer
 from world import make_world
 
@@ -94,3 +96,8 @@ def check_refusals(rank: int) -> None:
 
 def test_refusals() -> None:
     run_ranks(2, check_refusals)
+
+
+def test_latency_mode() -> None:
+    world = with_short_weights(make_world(3, 7, [5, 0, 9], hidden=272))
+    run_ranks(3, check_latency, world, 9, "cpu", 1)

@@ -63,7 +63,12 @@ std::span<const std::int32_t> Routing::local_expert_ids() const {
 }
 
 ConstTensorView Routing::slots() const { return state_ ? state_->slots : ConstTensorView(); }
-ConstTensorView Routing::source() const { return state_ ? settled(*state_).source : ConstTensorView(); }
+ConstTensorView Routing::source() const {
+  if (!state_) return {};
+  // A slab of latency mode has all its rows from the start: nothing is to be waited for.
+  return state_->source_ranges.present() ? state_->source : settled(*state_).source;
+}
+
 ConstTensorView Routing::source_ranges() const { return state_ ? state_->source_ranges : ConstTensorView(); }
 ConstTensorView Routing::topk_idx() const { return state_ ? state_->topk_idx : ConstTensorView(); }
 ConstTensorView Routing::topk_weights() const { return state_ ? state_->topk_weights : ConstTensorView(); }

@@ -130,6 +130,13 @@ def check_num_experts(num_experts: Any, operation: str, num_ranks: int) -> int:
     return whole
 
 
+def check_size(value: Any, what: str) -> int:
+    whole = _whole(value)
+    if whole < 1:
+        raise InvalidArgument(f"{what} is {value!r}, expected an integer of at least 1")
+    return whole
+
+
 def check_alignment(expert_alignment: Any, operation: str) -> int:
     whole = _whole(expert_alignment)
     if whole < 1:

@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import ferry
 from deep_ep._arguments import align
 from deep_ep._num_sms import Suggested
 
@@ -15,6 +16,7 @@ _MAX_TOPK = 128
 _ID_BYTES = 8
 _SCALES_BYTES = 128 * 4
 _META_BYTES = 8
+_MAX_LATENCY_TOPK = 11  # more the first generation's latency mode refuses
 _INT_BYTES = 4
 DEFAULT_NUM_SMS = Suggested(20)
 
@@ -96,14 +98,18 @@ def combine_config(num_sms: int, num_ranks: int) -> Config:
     return Config(num_sms, 4, 256, 6, 128) if num_ranks <= _RANKS_PER_NODE else Config(num_sms, 2, 288, 8, 128)
 
 
-def low_latency_bytes(num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> int:
-    """Bytes of the two sets of send, receive and signal buffers of the first generation's latency mode."""
-    scales_bytes = hidden // 128 * 4
-    dispatch_message = 16 + max(2 * hidden, hidden + scales_bytes)
-    combine_message = scales_bytes + 2 * hidden
-    per_expert = num_experts * num_max_dispatch_tokens_per_rank
-    send = max(num_max_dispatch_tokens_per_rank * dispatch_message, per_expert * combine_message)
-    receive = per_expert * max(dispatch_message, combine_message)
-    signals = align(4 * num_experts, _BYTES_ALIGNMENT)
-    total = 2 * (send + receive + signals)
-    return (total + _BYTES_ALIGNMENT) // _BYTES_ALIGNMENT * _BYTES_ALIGNMENT
+def low_latency_bytes(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+    """What ferry's latency mode needs, at least the rows that a rank can be sent in bf16, each once."""
+    row_bytes = hidden * 2  # bf16: more than FP8 with its scales
+    received = num_ranks * num_max_dispatch_tokens_per_rank * row_bytes
+    try:
+        needed = ferry.latency_bytes_required(
+            num_ranks=num_ranks,
+            max_tokens=num_max_dispatch_tokens_per_rank,
+            num_topk=min(num_experts, _MAX_LATENCY_TOPK),
+            dispatch_row_bytes=row_bytes,
+            combine_row_bytes=row_bytes,
+        )
+    except ferry.Unsupported:  # this build works on CPUs only, where none is needed
+        needed = 0
+    return align(max(needed, received, 1), _BYTES_ALIGNMENT)

@@ -13,6 +13,7 @@ from deep_ep._ep_handle import EPHandle
 from deep_ep._expand import Origins, aligned_ends, expand_slots, reduce_slots, slot_weights
 from deep_ep._member import Asked, Member, Turn
 from deep_ep._previous_event import event_of
+from deep_ep._statistics import add_expert_counts, check_expert_stats
 from deep_ep._streams import Call
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
@@ -67,9 +68,7 @@ def _check_new(member: Member, rows: torch.Tensor, how: DispatchOptions, to: Rou
         raise InvalidArgument(
             f"{what}: x has {rows.shape[0]} tokens, expected at most {most} (num_max_tokens_per_rank)"
         )
-    if to.expert_stats is not None:
-        name = f"{what}: cumulative_local_expert_recv_stats"
-        arguments.check_table(to.expert_stats, name, device, torch.int32, (num_local,))
+    check_expert_stats(to.expert_stats, what, num_local, device)
 
 
 def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions, asked: Asked) -> Dispatched:
@@ -90,7 +89,7 @@ def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions,
         member.lane.wait(epilogue_after)
         handle = _make_handle(member, routing, received.topk_idx, source, to)
         if to.expert_stats is not None:
-            to.expert_stats.add_(routing.local_expert_counts)
+            add_expert_counts(to.expert_stats, routing.local_expert_counts)
         result = _finish(received, handle, how)
         call.gives(result, _tensors_of(handle))
     return (*result, handle, _end(call))

@@ -1,4 +1,4 @@
-"""Latency mode: the calls exist, so that programs find them, and raise NotImplementedError."""
+"""The first generation's latency mode."""
 
 from __future__ import annotations
 
@@ -6,14 +6,34 @@ from typing import Any, NoReturn
 
 import torch
 
+from deep_ep import _arguments as arguments
+from deep_ep import _latency_calls as calls
+from deep_ep._latency_calls import CombineOptions, DispatchOptions, Hook, slab_shape
+from deep_ep._latency_handles import CombineMemory, link_of
+from deep_ep._member import Asked, Member
+from deep_ep._throughput import Payload
+from deep_ep.utils.event import EventOverlap
+from ferry import InvalidArgument
+from ferry._eager import eager
 
-def not_implemented(call: str, instead: str = "use dispatch and combine") -> NoReturn:
-    raise NotImplementedError(f"{call} is not implemented; {instead}")
+SHRINK_IS_MISSING = "not implemented yet: lost ranks are not skipped; a lost rank raises ferry.PeerLost"
+
+
+def _refuse_mask(call: str) -> NoReturn:
+    raise NotImplementedError(f"{call} needs a Buffer with enable_shrink=True, which is {SHRINK_IS_MISSING}")
 
 
 class LatencyCalls:
-    """The first generation's latency mode. Every call raises NotImplementedError with its name."""
+    """Calls of latency mode, of a buffer that was made with ``low_latency_mode=True``.
 
+    Shapes: T tokens of this rank, M = num_max_dispatch_tokens_per_rank, R ranks, L = E / R local experts, K choices.
+    """
+
+    _member: Member
+    _combine_memory: CombineMemory
+    low_latency_mode: bool
+
+    @eager
     def low_latency_dispatch(
         self,
         x: torch.Tensor,
@@ -28,9 +48,43 @@ class LatencyCalls:
         async_finish: bool = False,
         return_recv_hook: bool = False,
         **unknown: Any,
-    ) -> NoReturn:
-        not_implemented("low_latency_dispatch")
+    ) -> tuple[Payload, torch.Tensor, tuple, EventOverlap, Hook | None]:
+        """Send each token to its experts, into a slab of R * M rows for each. Collective.
 
+        x: [T, H] bf16, contiguous, T <= M; rows of multiples of 16 bytes. topk_idx: [T, K] i64, contiguous; -1 for no
+            expert. A token that names an expert twice is one row there.
+        num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0: the same on every rank.
+        cumulative_local_expert_recv_stats: [L] i32: the rows that each local expert received are added, by the hook if
+            there is one.
+        dispatch_wait_recv_cost_stats: [R] i64: checked; nothing is added, since waits are not measured by rank.
+        use_fp8: rows become FP8 on their way, with a f32 scale for 128 channels (amax / 448). round_scale: the scales
+            are powers of two. use_ue8m0, with round_scale: their exponents, four in an i32.
+        async_finish: the returned event must be waited for. Otherwise the current stream waits.
+        return_recv_hook: only send; the rows, counts and the handle's tensors are there when ``hook()`` has returned,
+            on a GPU for later work on the stream that was current then. It must be called once, and raises if it is
+            called again. Until then x must not be changed. At most two dispatches may be between the two.
+
+        Returns the rows [L, R * M, H], bf16, or (FP8 rows, scales [L, R * M, ceil(H / 128)] f32 or ceil(H / 512) i32,
+        whose rows of an expert lie one after another in memory); rows of each local expert [L] i32; the handle; the
+        event; and the hook or None. The first rows of each expert hold tokens, by source rank, then token; what is in
+        the others is unspecified. The handle is (src_info [L, R * M] i32, the token at its source of each row;
+        layout_range [L, R] i64, first row << 32 | number of rows from a rank; M; H; E). Its tensors and the counts are
+        views of memory that the calls go on to use: do not write to them. src_info is not contiguous.
+        """
+        asked = self._asked("low_latency_dispatch", async_finish, unknown)
+        how = DispatchOptions(
+            num_max_dispatch_tokens_per_rank,
+            num_experts,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            use_fp8,
+            round_scale,
+            use_ue8m0,
+            return_recv_hook,
+        )
+        return calls.dispatch(self._member, x, topk_idx, how, asked)
+
+    @eager
     def low_latency_combine(
         self,
         x: torch.Tensor,
@@ -44,22 +98,71 @@ class LatencyCalls:
         out: torch.Tensor | None = None,
         combine_wait_recv_cost_stats: torch.Tensor | None = None,
         **unknown: Any,
-    ) -> NoReturn:
-        not_implemented("low_latency_combine")
+    ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+        """Return the experts' rows and sum each token's, each times its weight. Collective.
 
-    def clean_low_latency_buffer(
-        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
-    ) -> NoReturn:
-        not_implemented("clean_low_latency_buffer")
+        x: [L, R * M, H] bf16, contiguous. handle: of the dispatch, once received; H may be another than its rows'
+            if the handle's fourth value is too.
+        topk_idx: [T, K] i64: checked; the experts are those of the dispatch. topk_weights: [T, K] f32, contiguous.
+        use_logfmt: True raises NotImplementedError.
+        zero_copy: the rows are read from what :meth:`get_next_low_latency_combine_buffer` returned for this handle, not
+            from ``x``.
+        out: [T, H] bf16, contiguous, for the sums; by default a new tensor.
+        combine_wait_recv_cost_stats: [R] i64: checked; nothing is added.
+        async_finish, return_recv_hook: as in :meth:`low_latency_dispatch`; until the hook has returned, the rows must
+            not be changed.
 
-    def get_next_low_latency_combine_buffer(self, handle: tuple) -> NoReturn:
-        not_implemented("get_next_low_latency_combine_buffer")
+        Each rank sums its rows of a token in fp32, by ascending row, and rounds to bf16; the token's source adds those
+        in fp32, by ascending rank, and rounds. Returns the sums [T, H] bf16, the event, and the hook or None.
+        """
+        asked = self._asked("low_latency_combine", async_finish, unknown)
+        how = CombineOptions(use_logfmt, zero_copy, return_recv_hook, out, combine_wait_recv_cost_stats)
+        return calls.combine(self._member, x, topk_idx, topk_weights, handle, how, asked)
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Checks its arguments and does nothing else, without waiting for other ranks: calls of both modes and of any
+        shapes may follow each other.
+        """
+        what = "clean_low_latency_buffer"
+        self._check_mode(what)
+        arguments.check_size(num_max_dispatch_tokens_per_rank, f"{what}: num_max_dispatch_tokens_per_rank")
+        arguments.check_size(hidden, f"{what}: hidden")
+        arguments.check_num_experts(num_experts, what, self._member.num_ranks)
+
+    def get_next_low_latency_combine_buffer(self, handle: tuple) -> torch.Tensor:
+        """Memory [L, R * M, H] bf16 for the rows that :meth:`low_latency_combine` with ``zero_copy=True`` returns.
+
+        Always the same for one handle. Two handles have memory of their own; a third gets that of the first, whose
+        combine must be over by then. It is symmetric memory, taken when first asked for, and kept with the buffer.
+        """
+        what = "get_next_low_latency_combine_buffer"
+        self._check_mode(what)
+        link = link_of(handle, what, self._member.group)
+        shape = slab_shape(self._member, handle, link.routing)
+        if link.combine_memory is None or tuple(link.combine_memory.shape) != shape:
+            link.combine_memory = self._combine_memory.next(self._member.group, shape)
+        return link.combine_memory
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> NoReturn:
-        not_implemented("low_latency_update_mask_buffer", "a lost rank raises an exception")
+        """Raises NotImplementedError."""
+        _refuse_mask("low_latency_update_mask_buffer")
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> NoReturn:
-        not_implemented("low_latency_query_mask_buffer", "a lost rank raises an exception")
+        """Raises NotImplementedError."""
+        _refuse_mask("low_latency_query_mask_buffer")
 
     def low_latency_clean_mask_buffer(self) -> NoReturn:
-        not_implemented("low_latency_clean_mask_buffer", "a lost rank raises an exception")
+        """Raises NotImplementedError."""
+        _refuse_mask("low_latency_clean_mask_buffer")
+
+    def _asked(self, what: str, asynchronous: bool, unknown: dict[str, Any]) -> Asked:
+        # All ranks have made their buffers alike: none is left waiting.
+        if not self.low_latency_mode:
+            self._check_mode(what)
+        return Asked(None, asynchronous, unknown)
+
+    def _check_mode(self, what: str) -> None:
+        if self._member.is_destroyed:
+            raise InvalidArgument(f"{what}: the buffer was destroyed; create a new one")
+        if not self.low_latency_mode:
+            raise InvalidArgument(f"{what}: the buffer was created with low_latency_mode=False, expected True")

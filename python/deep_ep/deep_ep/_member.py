@@ -35,7 +35,7 @@ class Turn:
     remaining calls without arguments, which refuses them on every rank.
 
     Collectives: "route"; "dispatch" and "combine" with the operation's own routing; "gather", a dispatch with the
-    member's own, which does not depend on a route of the operation.
+    member's own, which does not depend on a route of the operation; "latency_dispatch" and "latency_combine".
     """
 
     def __init__(self, member: Member, collectives: Sequence[str], exact_route: bool) -> None:
@@ -92,6 +92,16 @@ class Turn:
         with self._making("combine"):
             return self._group.combine(routing, x, num_sms=self.num_sms, **options)
 
+    def latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, **options: Any) -> ferry.LatencyDispatched:
+        with self._making("latency_dispatch"):
+            return self._group.latency_dispatch(x, topk_idx, num_sms=self.num_sms, **options)
+
+    def latency_combine(
+        self, x: torch.Tensor, routing: ferry.Routing, topk_weights: torch.Tensor, **options: Any
+    ) -> ferry.LatencyCombined:
+        with self._making("latency_combine"):
+            return self._group.latency_combine(x, routing, topk_weights, num_sms=self.num_sms, **options)
+
     def give_up(self) -> None:
         """Refuse the remaining collectives on all ranks that would otherwise wait for them."""
         if self._all_know:
@@ -105,6 +115,10 @@ class Turn:
                     self._group.route(None, num_experts=1)
                 elif collective == "combine":
                     self._group.combine(self._routing, None)
+                elif collective == "latency_dispatch":
+                    self._group.latency_dispatch(None, None, num_experts=1, max_tokens=1)
+                elif collective == "latency_combine":
+                    self._group.latency_combine(None, None)
                 else:
                     self._group.dispatch(self._routing if collective == "dispatch" else None, None)
             if self._ends_here(collective):
@@ -115,16 +129,26 @@ class Member:
     """This rank of a buffer's ferry group. Creating one is collective; so is every turn that announces collectives."""
 
     def __init__(
-        self, group: Any, comm: Any, device: torch.device | str | int | None, timeouts_s: Mapping[str, float]
+        self,
+        group: Any,
+        comm: Any,
+        device: torch.device | str | int | None,
+        timeouts_s: Mapping[str, float],
+        latency_bytes: int = 0,
     ) -> None:
-        """timeouts_s: bounds of a wait for another rank, by type of device."""
+        """timeouts_s: bounds of a wait for another rank, by type of device. latency_bytes: as of ferry.Group."""
         if group is None and comm is None:
             raise InvalidArgument("group is None, expected a torch process group, or comm=an mpi4py communicator")
         self.device = choose_device(device)
         self.lane = lane_of(self.device)
         self._group: ferry.Group | None = ferry.Group(
-            group, comm=comm if group is None else None, device=self.device, timeout=timeouts_s[self.device.type]
+            group,
+            comm=comm if group is None else None,
+            device=self.device,
+            timeout=timeouts_s[self.device.type],
+            latency_bytes=latency_bytes,
         )
+        self._captured: list[ferry.Routing] = []
         self.rank = self._group.rank
         self.num_ranks = self._group.num_ranks
         # Done here, so that no later call is the first to allocate memory or load kernels, possibly during capture.
@@ -195,6 +219,11 @@ class Member:
         """Memory for ``out_source`` of a dispatch."""
         return torch.empty(routing.num_recv_rows, 2, dtype=torch.int32, device=self.device)
 
+    def keep_for_graph(self, routing: ferry.Routing) -> None:
+        """Replays of a graph use the routings of its capture, and nobody tells when the last one was."""
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._captured.append(routing)
+
     def wait_for_all(self, on_host: bool) -> None:
         """A barrier of all ranks: on the stream, or on the host too."""
         with self.turn("barrier", ("gather",), Asked()) as (turn, _):
@@ -206,5 +235,6 @@ class Member:
         """Collective, and only the first time: wait until all ranks are done, then free the memory."""
         group, self._group = self._group, None
         self._to_all = None
+        self._captured.clear()
         if group is not None:
             group.destroy()

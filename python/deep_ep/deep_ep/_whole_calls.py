@@ -22,7 +22,7 @@ from ferry import InvalidArgument, _native
 Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-def _run(member: Member, asked: Asked, make: Callable[[int], Any], *inputs: Any) -> tuple[Any, EventOverlap]:
+def run_whole(member: Member, asked: Asked, make: Callable[[int], Any], *inputs: Any) -> tuple[Any, EventOverlap]:
     """What ``make``, given the most multiprocessors, returns, and the event of the call. ``inputs``: tensors that the
     GPU reads or writes.
     """
@@ -48,7 +48,7 @@ def layout(
     calls = member.calls
     if calls is None:
         return None
-    made, event = _run(
+    made, event = run_whole(
         member, asked, lambda _: _native.throughput_layout(calls, topk_idx, num_experts, ranks_per_node), topk_idx
     )
     return None if made is None else (*made, event)
@@ -68,7 +68,7 @@ def dispatch(
     layout = given["num_tokens_per_rank"], in_rank, given["num_tokens_per_expert"]
     if isinstance(numbers[2], Suggested):
         numbers = *numbers[:2], int(numbers[2])  # the native module takes no subclass of int
-    made, event = _run(
+    made, event = run_whole(
         member,
         asked,
         lambda num_sms: _native.throughput_dispatch(calls, x, layout, ids, weights, numbers, num_sms),
@@ -91,7 +91,7 @@ def dispatch_again(member: Member, x: Payload, handle: Any, given: dict[str, Any
     if calls is None or asked.unknown or given["topk_idx"] is not None or given["topk_weights"] is not None:
         return None
     group = member.group
-    made, event = _run(
+    made, event = run_whole(
         member, asked, lambda num_sms: _native.throughput_dispatch_again(calls, group, x, handle, num_sms), x
     )
     return None if made is None else (made, None, None, None, None, event)
@@ -104,7 +104,7 @@ def combine(
     if calls is None or asked.unknown:
         return None
     group = member.group
-    made, event = _run(
+    made, event = run_whole(
         member,
         asked,
         lambda num_sms: _native.throughput_combine(calls, group, x, handle, topk_weights, bias, num_sms),
@@ -138,7 +138,7 @@ def elastic_dispatch_again(
         return None
     calls, tensors = member.calls, (handle.topk_idx, handle.recv_src_metadata)
     how = routing.is_bounded, bool(zero_padding)
-    made, event = _run(
+    made, event = run_whole(
         member,
         asked,
         lambda num_sms: _native.elastic_dispatch_again(calls, routing._native, x, topk_weights, tensors, *how, num_sms),
@@ -161,7 +161,7 @@ def elastic_combine(
     if routing is None:
         return None
     calls, tensors = member.calls, (handle.topk_idx, handle.recv_src_metadata)
-    made, event = _run(
+    made, event = run_whole(
         member,
         asked,
         lambda num_sms: _native.elastic_combine(calls, routing._native, x, topk_weights, bias, tensors, num_sms),

@@ -11,7 +11,8 @@ import torch
 from deep_ep import _config, _throughput
 from deep_ep._arguments import ignore_unknown
 from deep_ep._config import Config
-from deep_ep._latency import LatencyCalls
+from deep_ep._latency import SHRINK_IS_MISSING, LatencyCalls
+from deep_ep._latency_handles import CombineMemory
 from deep_ep._member import Asked, Member
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
@@ -35,8 +36,9 @@ class Buffer(LatencyCalls):
     Shapes: T tokens of this rank, H hidden, K experts per token, E experts, R ranks, N received rows.
 
     group: a torch process group, used only while the buffer is created; or None and ``comm``, an mpi4py communicator.
-    num_nvl_bytes, num_rdma_bytes: kept as attributes; they only size ``get_local_buffer_tensor``.
-    low_latency_mode: kept as an attribute; see :class:`LatencyCalls`.
+    num_nvl_bytes, num_rdma_bytes: kept as attributes; they size ``get_local_buffer_tensor``.
+    low_latency_mode: whether calls of latency mode may be made; on GPUs they get ``num_rdma_bytes`` of memory, of which
+        :meth:`get_low_latency_rdma_size_hint` says how many they need. The same on every rank.
     num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: accepted, without effect.
     explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, but need not be.
     enable_shrink: True raises NotImplementedError.
@@ -68,11 +70,13 @@ class Buffer(LatencyCalls):
     ) -> None:
         ignore_unknown("Buffer", unknown)
         if enable_shrink:
-            raise NotImplementedError("Buffer: enable_shrink=True is not implemented; a lost rank raises an exception")
+            raise NotImplementedError(f"Buffer: enable_shrink=True is {SHRINK_IS_MISSING}")
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if value < 0:
                 raise InvalidArgument(f"Buffer: {name} is {value}, expected at least 0")
-        self._member = Member(group, comm, device, _TIMEOUTS_S)
+        latency_bytes = num_rdma_bytes if low_latency_mode else 0
+        self._member = Member(group, comm, device, _TIMEOUTS_S, latency_bytes)
+        self._combine_memory = CombineMemory()
         self._local_memory: dict[bool, torch.Tensor] = {}
         self.group = group
         self.rank = self._member.rank
@@ -100,6 +104,7 @@ class Buffer(LatencyCalls):
         except FerryError as error:
             warnings.warn(f"Buffer.destroy: {error}", stacklevel=2)
         self._local_memory.clear()
+        self._combine_memory.clear()
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -125,8 +130,10 @@ class Buffer(LatencyCalls):
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Bytes that the first generation uses for latency mode."""
-        return _config.low_latency_bytes(num_max_dispatch_tokens_per_rank, hidden, num_experts)
+        """``num_rdma_bytes`` for latency mode on GPUs: what Ferry needs, far less than the first generation; on the CPU
+        it needs none. For more than 11 choices a token ask :func:`ferry.latency_bytes_required`.
+        """
+        return _config.low_latency_bytes(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:

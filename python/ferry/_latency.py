@@ -1,0 +1,313 @@
+"""Latency mode: dispatch and combine of the small batches of decoding, whole or in two halves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from ferry import _native
+from ferry._eager import eager
+from ferry._errors import FerryError, InvalidArgument
+from ferry._quantize import Quantization, number_of
+from ferry._routing import Routing, check_routing
+from ferry._tensors import view_of
+
+CombineOrder = Literal["exact", "rank_sums"]
+
+_ORDERS: tuple[CombineOrder, ...] = ("exact", "rank_sums")  # of ferry::CombineOrder
+_MOST = (1 << 31) - 1  # counts are 32-bit numbers
+
+
+def _whole(value: Any, what: str) -> int:
+    number = int(value)
+    if not -_MOST <= number <= _MOST:
+        raise InvalidArgument(f"{what} is {number}, expected less than 2**31")
+    return number
+
+
+class Sent:
+    """A split call between its halves. Until it is made, its group keeps the tensors that it reads and writes."""
+
+    __slots__ = ("_group", "_is_open", "_native", "_number", "_operation")
+
+    def __init__(self, operation: str, group: LatencyCalls, native: _native.Routing, *tensors: object) -> None:
+        self._operation = operation
+        self._group = group
+        self._native = native
+        self._is_open = True
+        self._number = group._in_flight.add(tensors)
+
+    def receive(self) -> None:
+        if not self._is_open:
+            raise InvalidArgument(f"{self._operation}: the call was received before; receive each split call once")
+        try:
+            _native.latency_receive(self._group._calls, self._native)
+        finally:
+            self._is_open = False
+            self._group._in_flight.received(self._number)
+
+    def __del__(self) -> None:
+        if self._is_open:
+            self._group._in_flight.dropped(self._number)
+
+
+class InFlight:
+    """The tensors of split calls that are sent and not received.
+
+    On CPUs rows move later than the call is made: a call that the program has dropped, for example because of an
+    exception between its halves, is made with the next one that all ranks make together, and needs its tensors then.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._tensors: dict[int, tuple[object, ...]] = {}
+        self._dropped: list[int] = []
+
+    def add(self, tensors: tuple[object, ...]) -> int:
+        number = self._next
+        self._next = number + 1
+        self._tensors[number] = tensors
+        return number
+
+    def dropped(self, number: int) -> None:
+        self._dropped.append(number)
+
+    def received(self, number: int) -> None:
+        """This call has been made, and so have those that were sent before it."""
+        self._tensors.pop(number, None)
+        if self._dropped:
+            self._forget(number)
+
+    def made_whole(self) -> None:
+        """A call that was not split has been made, and so have all that were sent before."""
+        if self._dropped:
+            self._forget(self._next)
+
+    def _forget(self, before: int) -> None:
+        made = [number for number in self._dropped if number < before]
+        for number in made:
+            self._dropped.remove(number)
+            self._tensors.pop(number, None)
+
+    def clear(self) -> None:
+        self._tensors.clear()
+
+
+class _Result:
+    __slots__ = ("_sent",)
+    _sent: Sent | None
+
+    def receive(self) -> None:
+        """The receive half of a split call: ``x`` is complete when it returns, on a GPU for later work on the current
+        stream, which may be another than the call's. Raises InvalidArgument unless the call was split, and the second
+        time. The bound method may be passed on as a hook.
+        """
+        if self._sent is None:
+            raise InvalidArgument("receive: the call was not split, so it has received; pass split=True to the call")
+        self._sent.receive()
+
+
+class LatencyDispatched(_Result):
+    """The result of :meth:`Group.latency_dispatch`. Of a split call it is complete when received."""
+
+    __slots__ = ("routing", "scales", "x")
+
+    def __init__(
+        self, x: torch.Tensor, scales: torch.Tensor | None, routing: Routing[LatencyCalls], sent: Sent | None
+    ) -> None:
+        self.x = x
+        """[L, C, H]: rows of each local expert, by source rank, then token; dtype of the payload, or quantised."""
+        self.scales = scales
+        """[L, C, S]; None if none were sent or made."""
+        self.routing = routing
+        """What combine needs; its ``local_expert_counts``, ``source_ranges`` and ``source`` say what the rows are."""
+        self._sent = sent
+
+
+class LatencyCombined(_Result):
+    """The result of :meth:`Group.latency_combine`. Of a split call it is complete when received."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: torch.Tensor, sent: Sent | None) -> None:
+        self.x = x
+        """[T, H]: the weighted sums of this rank's tokens, dtype of the rows."""
+        self._sent = sent
+
+
+class LatencyCalls:
+    """The calls of :class:`ferry.Group` in latency mode."""
+
+    _calls: _native.Calls
+    _in_flight: InFlight
+    device: torch.device
+    num_ranks: int
+
+    @eager
+    def latency_dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None = None,
+        *,
+        num_experts: int,
+        max_tokens: int,
+        slab_capacity: int | None = None,
+        scales: torch.Tensor | None = None,
+        quantize: Quantization | None = None,
+        column_major_scales: bool = False,
+        zero_padding: bool = False,
+        split: bool = False,
+        out: torch.Tensor | None = None,
+        out_scales: torch.Tensor | None = None,
+        expert_to_rank: Sequence[int] | None = None,
+        num_sms: int = 0,
+    ) -> LatencyDispatched:
+        """Route a small batch and send it in one call, into C rows for each local expert. Collective.
+
+        The rows are those of a route with layout "slab" and a dispatch, bit for bit, but no rank waits for counts.
+
+        x: [T, H] of any dtype whose rows are whole multiples of 16 bytes; bf16 with ``quantize``.
+        topk_idx: [T, K] i32 or i64, contiguous: global expert ids, -1 for none; duplicates are allowed.
+        topk_weights: [T, K] f32, contiguous: what :meth:`latency_combine` multiplies by, unless it is given others.
+        max_tokens: M, the most tokens of any rank in this call. The same on every rank, as ``num_experts``,
+            ``slab_capacity``, ``quantize`` and ``expert_to_rank``.
+        slab_capacity: C; by default R * M, which is always enough. More rows for one expert raise CapacityExceeded.
+        scales: [T, S] f32, i32 or u8, any strides, of rows that are quantised already.
+        quantize: turn bf16 rows into FP8 or INT8 on their way, as :func:`ferry.quantize` would.
+        column_major_scales: the scales that are made lie in memory by column, the rows of an expert one after another.
+        zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
+        split: only send, and return at once; ``receive`` of the result is the other half. All ranks make calls in one
+            order, but may receive in any, with other calls between. At most two dispatches may be in flight, and two
+            combines. What is sent must not be changed until it is received (on a GPU: by other streams, until sent).
+        out, out_scales: where to receive, [L, C, H] or [L * C, H], and [L, C, S] or [L * C, S] with any strides; by
+            default new tensors, ``out`` in symmetric memory.
+        expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
+        num_sms: on a GPU, the most multiprocessors to use; 0: as many as were measured to be fastest.
+        """
+        operation = "latency_dispatch"
+        try:
+            most = _whole(max_tokens, f"{operation}: max_tokens")
+            if slab_capacity is None:
+                slab_capacity = max(self.num_ranks * most, 1)
+            options = (
+                _whole(num_experts, f"{operation}: num_experts"),
+                most,
+                _whole(slab_capacity, f"{operation}: slab_capacity"),
+                [] if expert_to_rank is None else [_whole(r, f"{operation}: expert_to_rank") for r in expert_to_rank],
+                number_of(quantize, operation),
+                bool(column_major_scales),
+                bool(zero_padding),
+                bool(split),
+                _whole(num_sms, f"{operation}: num_sms"),
+            )
+        except Exception:
+            self._refuse_latency_dispatch()
+            raise
+        tensors = (x, scales, topk_idx, topk_weights, out, out_scales)
+        try:
+            made = _native.latency_dispatch(self._calls, x, scales, tensors, *options)
+        except _native.BadTensor:
+            names = ("x", "scales", "topk_idx", "topk_weights", "out", "out_scales")
+            try:
+                views = tuple(view_of(t, operation, name, self.device) for t, name in zip(tensors, names, strict=True))
+            except Exception:
+                self._refuse_latency_dispatch()
+                raise
+            made = _native.latency_dispatch(self._calls, x, scales, views, *options)
+        native = made[2]
+        sent = self._sent(operation, native, bool(split), tensors, made[:2])
+        routing = Routing(native, self, topk_weights is not None, False)
+        rows = made[0] if out is None else out
+        return LatencyDispatched(rows, made[1] if out_scales is None else out_scales, routing, sent)
+
+    @eager
+    def latency_combine(
+        self,
+        x: torch.Tensor,
+        dispatched: LatencyDispatched | Routing,
+        topk_weights: torch.Tensor | None = None,
+        *,
+        order: CombineOrder = "exact",
+        split: bool = False,
+        out: torch.Tensor | None = None,
+        num_sms: int = 0,
+    ) -> LatencyCombined:
+        """Return the experts' rows to their source ranks and sum each token's, weighted, in fp32. Collective.
+
+        x: [L, C, H] or [L * C, H] bf16 or f32, one row per received row; rows without a token are not read.
+        dispatched: what :meth:`latency_dispatch` returned, once received, or its routing.
+        topk_weights: [T, K] f32, contiguous; by default those given to the dispatch.
+        order: "exact": as a weighted :meth:`combine`, rounded once; "rank_sums": each rank rounds the sum of its rows
+            of a token, so that a token has one row from each rank, and the sum of those is rounded again. The same on
+            every rank.
+        split, num_sms: as in :meth:`latency_dispatch`. out: [T, H] of x's dtype; by default a new tensor.
+        """
+        operation = "latency_combine"
+        routing = dispatched.routing if isinstance(dispatched, LatencyDispatched) else dispatched
+        try:
+            check_routing(routing, operation)
+            if order not in _ORDERS:
+                raise InvalidArgument(
+                    f"{operation}: order is {order!r}, expected one of {', '.join(map(repr, _ORDERS))}"
+                )
+            options = _ORDERS.index(order), bool(split), _whole(num_sms, f"{operation}: num_sms")
+        except Exception:
+            self._refuse_latency_combine(routing)
+            raise
+        native, tensors = routing._native, (x, topk_weights, out)
+        try:
+            made = _native.latency_combine(self._calls, native, x, tensors, *options)
+        except _native.BadTensor:
+            names = ("x", "topk_weights", "out")
+            try:
+                views = tuple(view_of(t, operation, name, self.device) for t, name in zip(tensors, names, strict=True))
+            except Exception:
+                self._refuse_latency_combine(routing)
+                raise
+            made = _native.latency_combine(self._calls, native, x, views, *options)
+        sums = made if out is None else out
+        return LatencyCombined(sums, self._sent(operation, native, bool(split), tensors, sums))
+
+    def _sent(self, operation: str, native: _native.Routing, split: bool, *tensors: object) -> Sent | None:
+        """What remains of a call that was just made."""
+        if split:
+            return Sent(operation, self, native, *tensors)
+        self._in_flight.made_whole()
+        return None
+
+    def _refuse_latency_dispatch(self) -> None:
+        """Makes a call that all ranks refuse, so that arguments that cannot be passed on leave no rank waiting."""
+        with contextlib.suppress(FerryError):
+            _native.latency_dispatch(self._calls, None, None, (None,) * 6, 1, 1, 1, [], 0, False, False, False, 0)
+
+    def _refuse_latency_combine(self, routing: object) -> None:
+        own = isinstance(routing, Routing) and routing.group is self
+        native = routing._native if own else _native.Routing()
+        with contextlib.suppress(FerryError):
+            _native.latency_combine(self._calls, native, None, (None,) * 3, 0, False, 0)
+
+
+def latency_bytes_required(
+    *,
+    num_ranks: int,
+    max_tokens: int,
+    num_topk: int,
+    dispatch_row_bytes: int,
+    combine_row_bytes: int,
+    backend: str = "cuda",
+) -> int:
+    """What ``latency_bytes`` of :class:`ferry.Group` must be at least for calls of latency mode. 0 for backend "cpu".
+
+    num_ranks: R. max_tokens: M, the most tokens of any rank. num_topk: K. dispatch_row_bytes: a row as it travels, with
+    its scales (as quantised, if it is). combine_row_bytes: a row of the experts' output.
+
+    Raises InvalidArgument for a negative number, Unsupported if this build has no such backend.
+    """
+    shape = (num_ranks, max_tokens, num_topk, dispatch_row_bytes, combine_row_bytes)
+    return _native.latency_bytes_required(
+        str(backend), *(_whole(number, "latency_bytes_required: a number of the shape") for number in shape)
+    )

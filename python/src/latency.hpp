@@ -1,0 +1,55 @@
+#ifndef FERRY_PYTHON_LATENCY_HPP
+#define FERRY_PYTHON_LATENCY_HPP
+
+/// Calls of latency mode on tensors, each in one step: reading tensors, allocating outputs, asking for the stream.
+/// BadTensor, like a TypeError of arguments, means that nothing was done; any other exception is known to all ranks.
+
+#include <nanobind/nanobind.h>
+
+#include "calls.hpp"
+#include "ferry/latency.hpp"
+
+namespace ferry::python {
+
+/// A dispatch whose inputs have been read.
+struct ReadLatencyDispatch {
+  nanobind::handle x{}, scales{};  ///< whose dtypes the outputs have
+  LatencyDispatchInput in{};
+  LatencyDispatchOutput out{};  ///< absent: to be made
+  LatencyDispatchOptions options{};
+  bool column_major_scales = false;
+};
+
+/// What a dispatch made; outputs that were given are not valid.
+struct LatencyReceived {
+  nanobind::object x, scales;
+  PlacedRouting routing{};
+};
+
+/// A combine whose inputs have been read.
+struct ReadLatencyCombine {
+  nanobind::handle x{};  ///< whose dtype the sums have
+  LatencyCombineInput in{};
+  TensorView out{};  ///< absent: to be made
+  LatencyCombineOptions options{};
+};
+
+/// Make the outputs that are absent, and dispatch or combine. If they cannot be made, the call is refused on all ranks,
+/// so that none waits for this one.
+LatencyReceived latency_dispatch(const Calls& calls, ReadLatencyDispatch& call, Stream stream);
+/// -> the sums; not valid if the output was given
+nanobind::object latency_combine(const Calls& calls, const Routing& routing, ReadLatencyCombine& call, Stream stream);
+
+/// The tables of a slab as programs written for deep_ep take them.
+struct SlabTables {
+  nanobind::object counts;  ///< [L] i32 rows of each local expert
+  nanobind::object tokens;  ///< [L, C] i32 tokens at their sources: every other word of the table of sources
+  nanobind::object ranges;  ///< [L, R] i64 first row << 32 | rows of an expert from a rank
+};
+SlabTables slab_tables(const Calls& calls, const PlacedRouting& routing);
+
+void define_latency(nanobind::module_& module);
+
+}  // namespace ferry::python
+
+#endif  // FERRY_PYTHON_LATENCY_HPP
