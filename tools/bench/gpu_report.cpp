@@ -43,8 +43,7 @@ Json to_json(const LimitResult& limit) {
 std::string_view name_of(LimitMethod method) { return method == LimitMethod::kPush ? "push" : "pull"; }
 
 std::string gpu_formulas() {
-  return "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from the own rank\n"
-         "GB/s           bytes / ranks / p50 time; a time lies between events around all kernels of the call, second-\n"
+  return "GB/s           bytes / ranks / p50 time; a time lies between events around all kernels of the call, second-\n"
          "               level caches flushed, ranks lined up, the slowest rank counts; host call: to put it on the\n"
          "               stream after a wait; in a row: the same right after another such call, caches warm\n"
          "limit          the fastest raw exchange in the same run: as many rows as ranks send to others on average,\n"

@@ -22,8 +22,33 @@ struct Measured {
   std::optional<Series> in_row;
 };
 
+/// No call of latency mode waits on the host, and neither does a route into a slab.
+std::vector<Measured> measured_by_latency(const BenchPlan& plan, Operations& operations) {
+  const auto finish = [&] { return operations.wait(); };
+  std::vector<Measured> all;
+  if (plan.measures_dispatch()) {
+    all.push_back({{[&] { return operations.latency_dispatch(); }, finish},
+                   Series::kDispatch,
+                   Series::kDispatchHost,
+                   Series::kDispatchInRow});
+  }
+  if (plan.measures_combine()) {
+    all.push_back({{[&] { return operations.latency_combine(); }, finish},
+                   Series::kCombine,
+                   Series::kCombineHost,
+                   Series::kCombineInRow});
+  }
+  if (plan.op == BenchOp::kLatencyPair) {
+    all.push_back(
+        {{[&] { return operations.latency_pair(); }, finish}, Series::kPair, Series::kPairHost, Series::kPairInRow});
+  }
+  all.push_back({{[&] { return operations.reference(); }, finish}, Series::kReference, Series::kReferenceHost, {}});
+  return all;
+}
+
 std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations) {
   const auto finish = [&] { return operations.wait(); };
+  if (plan.latency()) return measured_by_latency(plan, operations);
   std::vector<Measured> all;
   if (plan.op == BenchOp::kRoute) {
     all.push_back({{[&] { return operations.route(); }, finish, true}, Series::kRouteEvents, Series::kRoute, {}});
@@ -70,14 +95,19 @@ Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& op
 Status time_limits(const BenchPlan& plan, const Operations& operations, RankContext& context, const GpuTimer& timer,
                    DeviceReport* report) {
   const RankRows rows = operations.rows();
+  const std::int64_t num_fewest =
+      plan.latency() ? count_crossing_rows(plan)[static_cast<std::size_t>(context.rank())].num_sent : 0;
   const auto measure = [&](BenchOp op, std::int64_t row_bytes) {
-    const RawLimitInput input{op, row_bytes, rows.num_sent, rows.num_sent_remote, plan.kernels.front().num_sms};
+    // As many rows as have to cross: see summarise.
+    const bool all_cross = !plan.latency() || (op == BenchOp::kLatencyCombine && plan.order == CombineOrder::kExact);
+    const RawLimitInput input{op, row_bytes, rows.num_sent, all_cross ? rows.num_sent_remote : num_fewest,
+                              plan.kernels.front().num_sms};
     return measure_raw_limit(input, context, operations.device(), timer, report);
   };
   if (plan.measures_dispatch()) {
-    if (Status status = measure(BenchOp::kDispatch, plan.dispatch_row_bytes()); !status) return status;
+    if (Status status = measure(plan.dispatch_op(), plan.dispatch_row_bytes()); !status) return status;
   }
-  return plan.measures_combine() ? measure(BenchOp::kCombine, plan.combine_row_bytes()) : Status();
+  return plan.measures_combine() ? measure(plan.combine_op(), plan.combine_row_bytes()) : Status();
 }
 
 /// These settings do not go with this GPU or memory; every rank learns the same, and the group goes on.
