@@ -14,19 +14,19 @@ namespace {
 
 using nlohmann::json;
 
-std::vector<std::string> small_bench(std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"bench", "--backend",    "cpu", "--ranks",  "4", "--tokens",
-                                        "16",    "--hidden",     "256", "--topk",   "2", "--experts",
+std::vector<std::string> small_bench(std::vector<std::string> more, const char* topk = "2") {
+  std::vector<std::string> arguments = {"bench", "--backend",    "cpu", "--ranks",  "4",  "--tokens",
+                                        "16",    "--hidden",     "256", "--topk",   topk, "--experts",
                                         "8",     "--iterations", "2",   "--warmup", "1"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
 
 /// The "results" of a run that must succeed.
-json results_of(std::vector<std::string> more) {
+json results_of(std::vector<std::string> more, const char* topk = "2") {
   const TemporaryFile file;
   more.insert(more.end(), {"--json", file.path()});
-  const CommandEnd end = run_ferry(small_bench(more));
+  const CommandEnd end = run_ferry(small_bench(more, topk));
   EXPECT_EQ(end.exit_code, 0) << ::testing::PrintToString(more) << end.standard_output << end.standard_error;
   if (end.exit_code != 0) return json::array();
   return json::parse(file.read())["results"];
@@ -101,11 +101,14 @@ TEST(LatencyBench, SplitCallsSayHowLongTheSendHalfTakes) {
 }
 
 TEST(LatencyBench, EveryQuantisationAndOrderIsRightOnOneNodeAndOnSeveral) {
+  // With so many experts of a token on a rank the two orders round to different sums, and bench compares each.
+  constexpr const char* kTopk = "6";
   for (const char* nodes : {"1", "2"}) {
     for (const char* quantize : {"none", "fp8", "fp8-pow2", "fp8-ue8m0", "int8"}) {
       const bool sums = std::string(quantize) == "fp8" || std::string(quantize) == "none";
       const json results = results_of(
-          {"--op", "latency-pair", "--nodes", nodes, "--quantize", quantize, "--order", sums ? "rank_sums" : "exact"});
+          {"--op", "latency-pair", "--nodes", nodes, "--quantize", quantize, "--order", sums ? "rank_sums" : "exact"},
+          kTopk);
       ASSERT_EQ(results.size(), 4U);
       EXPECT_EQ(results[0]["quantize"], quantize);
       EXPECT_EQ(results[1]["network"].is_null(), std::string(nodes) == "1");

@@ -115,7 +115,8 @@ struct BenchPlan {
 /// Computed from the ids alone, to check what route returns.
 std::vector<int> rows_per_token(const RoutingTable& table, Layout layout, int num_ranks);
 
-/// Rows between one rank and the others, at the least: each token once to every other rank that owns one of its experts.
+/// Rows between one rank and the others, at the least: each token once to every other rank that owns one of its
+/// experts.
 struct CrossingRows {
   std::int64_t num_sent = 0;
   std::int64_t num_received = 0;

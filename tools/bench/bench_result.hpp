@@ -132,8 +132,9 @@ struct OpResult {
   std::optional<double> ratio_to_busiest_limit() const;
 };
 
-/// The operations of `plan`, a pair also as a whole, and in latency mode at last what they are compared with. An iteration takes from the first rank's start to the last one's
-/// end, and on several hosts, whose clocks differ, as long as its slowest rank.
+/// The operations of `plan`, a pair also as a whole, and in latency mode at last what they are compared with. An
+/// iteration takes from the first rank's start to the last one's end, and on several hosts, whose clocks differ, as
+/// long as its slowest rank.
 std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome, std::size_t kernel_idx = 0);
 
 }  // namespace ferry::tools
