@@ -19,7 +19,8 @@ namespace ferry::tools {
 /// Series of start and end times that a rank takes, one pair per iteration. On a CUDA group dispatch and combine start
 /// at 0 and end at the time between their events, and have two series of what their calls took on the host: one call
 /// after a wait, and calls in a row. Those of latency mode use the series of dispatch and combine; a pair of them and
-/// the calls they are compared with have their own, and so has what passes until a send half returns (CPU).
+/// the calls they are compared with have their own, and so have what passes until a send half
+/// returns (CPU) and a replayed graph of many pairs (CUDA).
 enum class Series {
   kRoute = 0,
   kDispatch,
@@ -37,9 +38,13 @@ enum class Series {
   kReference,
   kReferenceHost,
   kDispatchSend,
-  kCombineSend
+  kCombineSend,
+  kPairInGraph
 };
-inline constexpr std::size_t kNumSeries = 17;
+inline constexpr std::size_t kNumSeries = 18;
+
+/// Pairs of one graph: many, so that starting it does not count.
+inline constexpr int kGraphPairs = 100;
 
 struct Interval {
   std::int64_t start_ns;
@@ -116,6 +121,8 @@ struct OpResult {
   std::optional<std::int64_t> in_row_p50_ns;  ///< CUDA, if cached: the same of calls in a row, on the slowest rank
   std::optional<std::int64_t> events_p50_ns;  ///< CUDA, route: between events on the stream
   std::optional<std::int64_t> send_p50_ns;    ///< latency mode, CPU, split: until the send half returned
+  std::optional<std::int64_t> graph_p50_ns;   ///< latency mode, CUDA: of a pair in a replayed graph of many
+  std::optional<std::int64_t> graph_p99_ns;
   std::optional<std::int64_t> reference_p50_ns;  ///< latency mode: of the calls that it is compared with
   std::vector<LimitResult> limits;               ///< CUDA: all raw exchanges; the fastest is the limit
   std::optional<WireTotal> wire;                 ///< several nodes: what crossed the network in one call

@@ -4,11 +4,13 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "bench/bench_result.hpp"
 #include "bench/gpu_timer.hpp"
 #include "bench/raw_limit.hpp"
+#include "device/device_graph.hpp"
 
 namespace ferry::tools {
 
@@ -69,6 +71,20 @@ std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations)
   return all;
 }
 
+Status time_pairs_in_graph(const BenchPlan& plan, Operations& operations, const GpuTimer& timer,
+                           std::span<Interval> times) {
+  const Stream stream = operations.device().stream();
+  auto graph = DeviceGraph::capture(stream, [&] { return operations.latency_pairs_to_capture(kGraphPairs); });
+  if (!graph) return graph.status();
+  const GpuTimer::Call call{[&] { return graph->launch(stream); }, [&] { return operations.wait(); }};
+  for (int round = 0; round < plan.num_warmup + plan.num_iterations; ++round) {
+    auto elapsed = timer.time(call);
+    if (!elapsed) return elapsed.status();
+    if (round >= plan.num_warmup) times[static_cast<std::size_t>(round - plan.num_warmup)] = {0, elapsed->events_ns};
+  }
+  return {};
+}
+
 Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& operations, const GpuTimer& timer,
                    MutableBenchArea* area) {
   operations.use(plan.kernels[kernel_idx]);
@@ -89,7 +105,8 @@ Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& op
       return status;
     }
   }
-  return {};
+  if (plan.op != BenchOp::kLatencyPair || plan.kernels.size() > 1) return {};
+  return time_pairs_in_graph(plan, operations, timer, area->series(Series::kPairInGraph, kernel_idx));
 }
 
 Status time_limits(const BenchPlan& plan, const Operations& operations, RankContext& context, const GpuTimer& timer,

@@ -37,6 +37,8 @@ class Operations {
   Status latency_combine();
   Status latency_pair();
   Status reference();
+  /// So many pairs; every Routing is kept, as replays of a graph need them.
+  Status latency_pairs_to_capture(int num_pairs);
   /// When the send half of the latest call of latency mode returned (now_ns).
   std::int64_t sent_ns() const { return sent_ns_; }
   Status tear_down() { return group_->destroy(); }
@@ -91,7 +93,8 @@ class Operations {
   std::int64_t slab_capacity_ = 0;
   Routing routing_;
   Routing latency_routing_;
-  std::vector<Routing> retired_;  ///< CUDA: earlier ones, freed by `wait`
+  std::vector<Routing> retired_;   ///< CUDA: earlier ones, freed by `wait`
+  std::vector<Routing> captured_;  ///< CUDA: those of graphs
   std::int64_t sent_ns_ = 0;
   BenchBuffers buffers_;
   RankWire wire_{};

@@ -66,6 +66,14 @@ Status Operations::latency_pair() {
   return status ? latency_combine() : status;
 }
 
+Status Operations::latency_pairs_to_capture(int num_pairs) {
+  for (int i = 0; i < num_pairs; ++i) {
+    if (Status status = latency_pair(); !status) return status;
+    captured_.push_back(latency_routing_);
+  }
+  return {};
+}
+
 Status Operations::reference() {
   if (plan_.measures_dispatch()) {
     Status status = route();

@@ -89,6 +89,10 @@ void add_latency_result(const BenchPlan& plan, const OpResult& result, Json* jso
   (*json)["order"] = name_of(plan.order);
   (*json)["split"] = plan.split;
   (*json)["send_time_us_p50"] = microseconds(result.send_p50_ns);
+  if (plan.on_gpu()) {
+    (*json)["graph_time_us_p50"] = microseconds(result.graph_p50_ns);
+    (*json)["graph_time_us_p99"] = microseconds(result.graph_p99_ns);
+  }
   (*json)["reference_time_us_p50"] = microseconds(result.reference_p50_ns);
   (*json)["ratio_to_reference"] = nullable(result.ratio_to_reference());
 }
@@ -143,7 +147,7 @@ std::string to_text(const std::vector<BenchReport>& reports) {
   const bool on_gpu = reports.front().plan.on_gpu();
   const bool latency = reports.front().plan.latency();
   if (latency) header.insert(header.end(), {"send half", "vs. calls"});
-  if (on_gpu) header.insert(header.end(), {"busiest", "host call", "in a row", "events"});
+  if (on_gpu) header.insert(header.end(), {"busiest", "host call", "in a row", latency ? "in a graph" : "events"});
   Table table(std::move(header));
   for (const BenchReport& report : reports) {
     const int num_ranks = report.plan.num_ranks;
@@ -164,7 +168,8 @@ std::string to_text(const std::vector<BenchReport>& reports) {
       }
       if (on_gpu) {
         row.push_back(two_decimals(result.ratio_to_busiest_limit()));
-        for (const auto& ns : {result.host_p50_ns, result.in_row_p50_ns, result.events_p50_ns}) {
+        const auto& last = latency ? result.graph_p50_ns : result.events_p50_ns;
+        for (const auto& ns : {result.host_p50_ns, result.in_row_p50_ns, last}) {
           row.push_back(ns ? format_ns(*ns) : "-");
         }
       }
