@@ -62,6 +62,10 @@ std::string limits_to_text(const std::vector<BenchReport>& reports) {
   if (reports.front().device.limit_is_local) {
     text += "all ranks share one GPU: the limit is copies inside it, and the ratio compares logical bytes\n";
   }
+  if (const std::int64_t ns = reports.front().device.flag_round_trip_ns; ns > 0) {
+    text +=
+        fmt::format("a flag to another GPU and back takes {}, which the limit of each call includes\n", format_ns(ns));
+  }
   Table table({"raw exchange", "tokens", "rows of", "SMs", "p50", "GB/s a rank", ""});
   bool any = false;
   for (const BenchReport& report : reports) {
@@ -91,6 +95,10 @@ void add_gpu_run(const BenchReport& report, Json* json) {
   (*json)["run"]["kernel_options"] = to_json(report.plan.kernels.front());
   (*json)["run"]["tuning_file"] = report.plan.tuning_file;
   (*json)["run"]["limit_is_local"] = report.device.limit_is_local;
+  if (report.plan.latency()) {
+    const std::int64_t ns = report.device.flag_round_trip_ns;
+    (*json)["run"]["flag_round_trip_us"] = microseconds(ns > 0 ? std::optional(ns) : std::nullopt);
+  }
 }
 
 void add_gpu_result(const OpResult& result, Json* json) {

@@ -117,8 +117,12 @@ Status time_limits(const BenchPlan& plan, const Operations& operations, RankCont
   const auto measure = [&](BenchOp op, std::int64_t row_bytes) {
     // As many rows as have to cross: see summarise.
     const bool all_cross = !plan.latency() || (op == BenchOp::kLatencyCombine && plan.order == CombineOrder::kExact);
-    const RawLimitInput input{op, row_bytes, rows.num_sent, all_cross ? rows.num_sent_remote : num_fewest,
-                              plan.kernels.front().num_sms};
+    const RawLimitInput input{op,
+                              row_bytes,
+                              rows.num_sent,
+                              all_cross ? rows.num_sent_remote : num_fewest,
+                              plan.kernels.front().num_sms,
+                              plan.latency()};
     return measure_raw_limit(input, context, operations.device(), timer, report);
   };
   if (plan.measures_dispatch()) {
