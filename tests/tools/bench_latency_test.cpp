@@ -118,6 +118,16 @@ TEST(LatencyBench, EveryQuantisationAndOrderIsRightOnOneNodeAndOnSeveral) {
   EXPECT_EQ(results_of({"--op", "latency-pair", "--dtype", "fp8", "--memory", "plain"}).size(), 4U);
 }
 
+TEST(LatencyBench, SumsPerRankAreRightInLongRowsToo) {
+  // 2000 bytes: several of the pieces that rows are summed in, the last one shorter.
+  const CommandEnd end = run_ferry({"bench",     "--backend", "cpu",          "--op",   "latency-combine",
+                                    "--order",   "rank_sums", "--ranks",      "4",      "--tokens",
+                                    "8",         "--hidden",  "1000",         "--topk", "7",
+                                    "--experts", "16",        "--iterations", "1",      "--warmup",
+                                    "0"});
+  EXPECT_EQ(end.exit_code, 0) << end.standard_error;
+}
+
 TEST(LatencyBench, RefusesWhatDoesNotGoTogether) {
   struct Refusal {
     std::vector<std::string> arguments;
