@@ -5,6 +5,7 @@ for combine add them up again. Both know the counts beforehand; times are of the
 On GPUs the process group is nccl and times are between events on the stream.
 
 With ``--layer`` the wall time of whole layers instead, called from Python with nothing cached: see ``_bench_layer``.
+With ``--latency`` that of the calls of latency mode: see ``_bench_latency``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import ferry
+from ferry._bench_latency import ORDERS, measure_latency
 from ferry._bench_layer import APIS, DTYPES, measure_layers
 from ferry._tensors import view_of
 
@@ -131,7 +133,7 @@ def describe(options: argparse.Namespace, device: torch.device) -> dict[str, Any
         "process_group": dist.get_backend(),
         "shape": {
             "ranks": dist.get_world_size(),
-            "tokens": options.tokens if options.layer else options.tokens[0],
+            "tokens": options.tokens if options.layer or options.latency else options.tokens[0],
             "hidden": options.hidden,
             "topk": options.topk,
             "experts": options.experts,
@@ -196,7 +198,9 @@ def report(result: dict[str, Any], path: str | None) -> None:
     print(
         f"Ferry {ferry.__version__} ({result['commit']}), torch {result['torch']}, {result['process_group']}: {shape}"
     )
-    if "api" in result:
+    if "order" in result:
+        report_latency(result)
+    elif "api" in result:
         for line in result["results"]:
             calls = ", ".join(f"{call} {us:.1f}" for call, us in line["host_us"].items())
             print(
@@ -209,6 +213,17 @@ def report(result: dict[str, Any], path: str | None) -> None:
         with open(path, "w") as file:
             json.dump(result, file, indent=2)
             file.write("\n")
+
+
+def report_latency(result: dict[str, Any]) -> None:
+    how = f"{result['api']}, {'split' if result['split'] else 'whole'} calls, sums {result['order']}"
+    for line in result["results"]:
+        in_graph = "" if line["graph_pair_us"] is None else f" ({line['graph_pair_us']:.1f} in a graph)"
+        print(
+            f"latency mode through {how}, {line['tokens']} tokens, in us: dispatch {line['dispatch_us']:.1f}, combine "
+            f"{line['combine_us']:.1f}, pair {line['pair_us']:.1f}{in_graph}; on the host: dispatch "
+            f"{line['host_us']['dispatch']:.1f}, combine {line['host_us']['combine']:.1f}"
+        )
 
 
 def report_comparison(result: dict[str, Any]) -> None:
@@ -239,6 +254,9 @@ def run_rank(rank: int, options: argparse.Namespace, port: int) -> None:
         dist.init_process_group(backend)
     if options.layer:
         result = {**describe(options, device), "api": options.api, "results": measure_layers(options, device)}
+    elif options.latency:
+        how = {"api": options.api, "order": options.order, "split": options.split}
+        result = {**describe(options, device), **how, "results": measure_latency(options, device)}
     else:
         result = measure(options, device)
     if dist.get_rank() == 0:
@@ -256,25 +274,46 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if each rank has one"
     )
-    parser.add_argument("--tokens", type=numbers, default=[1024], help="tokens of each rank; with --layer also several")
+    parser.add_argument(
+        "--tokens", type=numbers, default=[1024], help="tokens of each rank; with --layer and --latency also several"
+    )
     parser.add_argument("--hidden", type=int, default=7168, help="channels of a token")
     parser.add_argument("--topk", type=int, default=8, help="experts of a token")
     parser.add_argument("--experts", type=int, default=256, help="experts of all ranks")
-    parser.add_argument("--iterations", type=int, help="timed ones (default 10, with --layer 40)")
+    parser.add_argument("--iterations", type=int, help="timed ones (default 10, with --layer and --latency 40)")
     parser.add_argument("--json", help="write the result to this file, too")
     parser.add_argument("--layer", action="store_true", help="wall time of layers with a new route each")
-    parser.add_argument("--api", choices=APIS, default=APIS[0], help="with --layer: through which package")
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the rows; fp8 only with --layer")
+    parser.add_argument("--latency", action="store_true", help="wall time of the calls of latency mode")
+    parser.add_argument(
+        "--api", choices=APIS, default=APIS[0], help="with --layer and --latency: through which package"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        help="of the rows; fp8 only with --layer (given) and --latency (made on the way)",
+    )
+    parser.add_argument("--order", choices=ORDERS, help="with --latency: of sums (deep_ep has rank_sums only)")
+    parser.add_argument("--split", action="store_true", help="with --latency: calls as their two halves")
     options = parser.parse_args(arguments)
     if options.iterations is None:
-        options.iterations = 40 if options.layer else 10
+        options.iterations = 40 if options.layer or options.latency else 10
     for name in ("ranks", "hidden", "topk", "experts", "iterations"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}, expected at least 1")
     if min(options.tokens) < 1:
         parser.error(f"--tokens: {min(options.tokens)}, expected at least 1")
-    if not options.layer and (len(options.tokens) > 1 or options.dtype != DTYPES[0] or options.api != APIS[0]):
-        parser.error("several --tokens, --dtype fp8 and --api deep_ep are for --layer")
+    if options.layer and options.latency:
+        parser.error("--layer and --latency measure different things; give one of them")
+    measures_calls = options.layer or options.latency
+    if not measures_calls and (len(options.tokens) > 1 or options.dtype != DTYPES[0] or options.api != APIS[0]):
+        parser.error("several --tokens, --dtype fp8 and --api deep_ep are for --layer and --latency")
+    if not options.latency and (options.order is not None or options.split):
+        parser.error("--order and --split are for --latency")
+    if options.api == "deep_ep" and options.order == "exact":
+        parser.error("--order exact: deep_ep combines in the order rank_sums")
+    if options.order is None:
+        options.order = "rank_sums" if options.api == "deep_ep" else "exact"
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         options.ranks = int(os.environ["WORLD_SIZE"])
     num_gpus = torch.cuda.device_count()

@@ -19,6 +19,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
 
+def fork(body: Any, arguments: tuple, num_ranks: int) -> None:
+    """Ranks that need not load torch again."""
+    mp.start_processes(body, arguments, num_ranks, start_method="fork")
+
+
 def test_compares_both_ways(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "result.json"
     end = run(*SMALL, "--json", str(path))
@@ -39,10 +44,6 @@ def test_measures_layers(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def fork(body: Any, arguments: tuple, num_ranks: int) -> None:
-        """Ranks that need not load torch again."""
-        mp.start_processes(body, arguments, num_ranks, start_method="fork")
-
     monkeypatch.setattr(bench.mp, "spawn", fork)
     path = tmp_path / "result.json"
     layer = ["--layer", "--api", api, "--dtype", dtype, "--device", "cpu", "--tokens", "3,8", "--hidden", "128"]
@@ -56,6 +57,44 @@ def test_measures_layers(
     for line in result["results"]:
         assert list(line["host_us"]) == [first, "dispatch", "combine", "cached dispatch"]
         assert all(us > 0 for us in line["host_us"].values())
+
+
+@pytest.mark.parametrize("api", ["ferry", "deep_ep"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_measures_latency_mode(
+    api: str,
+    dtype: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(bench.mp, "spawn", fork)
+    path = tmp_path / "result.json"
+    latency = ["--latency", "--api", api, "--dtype", dtype, "--device", "cpu", "--tokens", "1,3", "--hidden", "128"]
+    split = ["--split"] if dtype == "fp8" else []
+    bench.main([*SMALL, *latency, *split, "--json", str(path)])
+    assert f"latency mode through {api}, {'split' if split else 'whole'} calls" in capfd.readouterr().out
+    result = json.loads(path.read_text())
+    assert (result["api"], result["shape"]["dtype"], result["split"]) == (api, dtype, bool(split))
+    assert result["order"] == ("exact" if api == "ferry" else "rank_sums")
+    assert [line["tokens"] for line in result["results"]] == [1, 3]
+    for line in result["results"]:
+        assert all(line[time] > 0 for time in ("dispatch_us", "combine_us", "pair_us"))
+        assert line["graph_pair_us"] is None, "CPUs have no graphs"
+        assert all(us > 0 for us in line["host_us"].values())
+
+
+def test_refuses_options_of_another_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong, message in (
+        (["--layer", "--latency"], "give one of them"),
+        (["--split"], "are for --latency"),
+        (["--order", "exact"], "are for --latency"),
+        (["--latency", "--api", "deep_ep", "--order", "exact"], "rank_sums"),
+        (["--api", "deep_ep"], "are for --layer and --latency"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            bench.main([*SMALL, *wrong])
+        assert message in capsys.readouterr().err
 
 
 def test_refuses_shapes_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:

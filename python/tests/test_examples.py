@@ -40,3 +40,8 @@ def test_overlapped_training(device: str) -> None:
 def test_micro_batches(device: str) -> None:
     found = run("07_micro_batches.py", device, "--tokens", "64", "--hidden", "64", "--repetitions", "1", num_ranks=2)
     assert f"a step on {device}" in found and "same gradients" in found
+
+
+def test_decode_micro_batches() -> None:
+    # CPUs only: GPUs have no latency mode yet.
+    assert "on cpu, each beside the other: same results" in run("09_decode_micro_batches.py", "cpu", num_ranks=2)

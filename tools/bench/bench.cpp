@@ -15,6 +15,7 @@
 #include "bench/bench_result.hpp"
 #include "bench/gpu_report.hpp"
 #include "bench/kernel_settings.hpp"
+#include "bench/latency_options.hpp"
 #include "bench/report.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/version.hpp"
@@ -109,11 +110,14 @@ std::string introduction(const BenchPlan& plan, const std::string& launch) {
   return fmt::format(
       "Ferry {} ({}), backend {}: {}\n{}\n"
       "{} hidden {}, top {} of {} experts, {}, routing {}{}, layout {}, {} memory, {} iterations after {} to warm up\n"
-      "{}{}\n",
+      "{}{}{}\n",
       version(), commit(), plan.backend, launch, describe(read_host_facts()), name_of(plan.op), plan.hidden,
       plan.num_topk, plan.num_experts, name_of(plan.dtype), plan.routing_name,
-      plan.cached ? "" : " (rebuilt for each dispatch)", name_of(plan.layout), name_of(plan.memory),
+      plan.cached && !plan.latency() ? "" : " (rebuilt for each dispatch)", name_of(plan.layout), name_of(plan.memory),
       plan.num_iterations, plan.num_warmup,
+      plan.latency() ? fmt::format("latency mode: quantize {}, combine order {}, {}\n", name_of(plan.quantize),
+                                   name_of(plan.order), plan.split ? "split calls" : "whole calls")
+                     : "",
       plan.on_gpu() ? fmt::format("kernels: {}, tuning file {}\n", describe(plan.kernels.front()),
                                   plan.tuning_file.empty() ? "none" : plan.tuning_file)
                     : "",
@@ -212,7 +216,10 @@ void add_bench_command(CLI::App& app, int* exit_code) {
                       {{"route", BenchOp::kRoute},
                        {"dispatch", BenchOp::kDispatch},
                        {"combine", BenchOp::kCombine},
-                       {"pair", BenchOp::kPair}},
+                       {"pair", BenchOp::kPair},
+                       {"latency-dispatch", BenchOp::kLatencyDispatch},
+                       {"latency-combine", BenchOp::kLatencyCombine},
+                       {"latency-pair", BenchOp::kLatencyPair}},
                       "What to time (default pair: dispatch and combine)");
   add_shape_options(*command, options.get());
   add_choice<BenchDType>(*command, "--dtype", &plan.dtype, {{"bf16", BenchDType::kBfloat16}, {"fp8", BenchDType::kFp8}},
@@ -225,6 +232,7 @@ void add_bench_command(CLI::App& app, int* exit_code) {
                           "Where tokens and rows live (default symmetric: memory of the group)");
   command->add_flag("--cached,!--no-cached", plan.cached,
                     "Reuse one Routing for every dispatch (the default), or route before each");
+  add_latency_options(*command, &plan);
   add_kernel_options(*command, &plan.kernels.front());
   command->add_option(
       "--tuning-file", plan.tuning_file,
@@ -245,7 +253,8 @@ void add_bench_command(CLI::App& app, int* exit_code) {
     options->experts_given = command->count("--experts") > 0;
     options->iterations_given = command->count("--iterations") > 0;
     options->warmup_given = command->count("--warmup") > 0;
-    *exit_code = run_bench(*options);
+    Status status = settle_latency_options(*command, &options->plan);
+    *exit_code = status ? run_bench(*options) : report_failure("bench", status, kExitUsage);
   });
 }
 

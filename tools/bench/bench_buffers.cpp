@@ -98,20 +98,20 @@ Status BenchBuffers::allocate(const BenchPlan& plan, const RankDevice& device, G
     return block.allocate(device, group, memory, size_bytes);
   };
   const std::int64_t num_tokens = plan.num_tokens;
-  const bool shares_rows = plan.dtype == BenchDType::kBfloat16;
+  const bool shares_rows = plan.receives_bfloat16();
   // On a GPU the limit is measured between buffers of its own.
   if (device.on_gpu()) num_sent_rows = 0;
   Status status;
-  if (plan.measures_dispatch()) {
+  if (plan.needs_dispatch_buffers()) {
     const std::int64_t num_limit_rows = std::max(num_rows, num_sent_rows);
-    status = take(x, plan.memory, num_tokens * plan.payload_bytes());
-    if (status) status = take(scales, plan.memory, num_tokens * plan.scale_bytes());
+    status = take(x, plan.memory, num_tokens * plan.input_bytes());
+    if (status) status = take(scales, plan.memory, num_tokens * plan.input_scale_bytes());
     if (status && !shares_rows) status = take(recv_x, plan.memory, num_limit_rows * plan.payload_bytes());
     if (status) status = take(recv_scales, plan.memory, num_rows * plan.scale_bytes());
     const bool with_ids = plan.layout == Layout::kTokens;
     if (status && with_ids)
       status = take(recv_idx, plan.memory, num_rows * plan.num_topk * std::int64_t{sizeof(std::int64_t)});
-    if (status) {
+    if (status && plan.metadata_bytes() > 0) {
       status = take(recv_weights, plan.memory, num_rows * (with_ids ? plan.num_topk : 1) * std::int64_t{sizeof(float)});
     }
     const auto side_bytes = static_cast<std::size_t>(plan.scale_bytes() + plan.metadata_bytes());

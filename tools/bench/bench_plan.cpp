@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "ferry/fp8.hpp"
 #include "report/wire.hpp"
 
 namespace ferry::tools {
@@ -24,6 +23,16 @@ std::string_view name_of(BenchOp op) {
       return "combine";
     case BenchOp::kPair:
       return "pair";
+    case BenchOp::kLatencyDispatch:
+      return "latency-dispatch";
+    case BenchOp::kLatencyCombine:
+      return "latency-combine";
+    case BenchOp::kLatencyPair:
+      return "latency-pair";
+    case BenchOp::kRouteDispatch:
+      return "route+dispatch";
+    case BenchOp::kRouteDispatchCombine:
+      return "route+dispatch+combine";
   }
   return "?";
 }
@@ -44,6 +53,24 @@ std::string_view name_of(Layout layout) {
   return "?";
 }
 
+std::string_view name_of(Quantization quantize) {
+  switch (quantize) {
+    case Quantization::kNone:
+      return "none";
+    case Quantization::kFp8:
+      return "fp8";
+    case Quantization::kFp8PowerOfTwo:
+      return "fp8-pow2";
+    case Quantization::kFp8Ue8m0:
+      return "fp8-ue8m0";
+    case Quantization::kInt8:
+      return "int8";
+  }
+  return "?";
+}
+
+std::string_view name_of(CombineOrder order) { return order == CombineOrder::kRankSums ? "rank_sums" : "exact"; }
+
 std::string_view name_of(CopyPath path) {
   switch (path) {
     case CopyPath::kAuto:
@@ -56,24 +83,43 @@ std::string_view name_of(CopyPath path) {
   return "?";
 }
 
-std::int64_t BenchPlan::payload_bytes() const { return dtype == BenchDType::kFp8 ? hidden : hidden * kBfloat16Bytes; }
-
-std::int64_t BenchPlan::num_scales() const {
-  return dtype == BenchDType::kFp8 ? (hidden + kFp8BlockSize - 1) / kFp8BlockSize : 0;
+BenchOp BenchPlan::reference_op() const {
+  if (op == BenchOp::kLatencyPair) return BenchOp::kRouteDispatchCombine;
+  return op == BenchOp::kLatencyDispatch ? BenchOp::kRouteDispatch : BenchOp::kCombine;
 }
 
-std::int64_t BenchPlan::scale_bytes() const { return num_scales() * static_cast<std::int64_t>(sizeof(float)); }
+DType BenchPlan::received_dtype() const {
+  if (quantize == Quantization::kInt8) return DType::kInt8;
+  return receives_bfloat16() ? DType::kBfloat16 : DType::kFloat8E4M3;
+}
+
+DType BenchPlan::scale_dtype() const { return quantize == Quantization::kFp8Ue8m0 ? DType::kUint8 : DType::kFloat32; }
+
+std::int64_t BenchPlan::input_bytes() const { return dtype == BenchDType::kFp8 ? hidden : hidden * kBfloat16Bytes; }
+
+std::int64_t BenchPlan::input_scale_bytes() const { return dtype == BenchDType::kFp8 ? scale_bytes() : 0; }
+
+std::int64_t BenchPlan::payload_bytes() const { return receives_bfloat16() ? hidden * kBfloat16Bytes : hidden; }
+
+std::int64_t BenchPlan::num_scales() const {
+  return receives_bfloat16() ? 0 : (hidden + kQuantBlockSize - 1) / kQuantBlockSize;
+}
+
+std::int64_t BenchPlan::scale_bytes() const {
+  return num_scales() * static_cast<std::int64_t>(scale_dtype() == DType::kUint8 ? 1 : sizeof(float));
+}
 
 std::int64_t BenchPlan::metadata_bytes() const {
   constexpr auto kIdBytes = static_cast<std::int64_t>(sizeof(std::int64_t));
   constexpr auto kWeightBytes = static_cast<std::int64_t>(sizeof(float));
+  if (latency()) return 0;  // weights stay with their tokens
   return layout == Layout::kTokens ? num_topk * (kIdBytes + kWeightBytes) : kWeightBytes;
 }
 
 std::int64_t BenchPlan::combine_row_bytes() const { return hidden * kBfloat16Bytes; }
 
 std::int64_t BenchPlan::dispatch_wire_row_bytes() const {
-  return payload_bytes() + dispatch_record_bytes(scale_bytes(), num_topk, true);
+  return payload_bytes() + dispatch_record_bytes(scale_bytes(), num_topk, !latency());
 }
 
 std::int64_t BenchPlan::combine_wire_row_bytes() const {
@@ -105,6 +151,30 @@ std::vector<int> rows_per_token(const RoutingTable& table, Layout layout, int nu
   return rows;
 }
 
+std::vector<CrossingRows> count_crossing_rows(const BenchPlan& plan) {
+  std::vector<CrossingRows> rows(static_cast<std::size_t>(plan.num_ranks));
+  const auto num_topk = static_cast<std::size_t>(plan.num_topk);
+  std::vector<std::int64_t> owners;
+  for (int rank = 0; rank < plan.num_ranks; ++rank) {
+    const RoutingTable table = plan.routing_of(rank);
+    for (std::size_t first = 0; first < table.topk_idx.size(); first += num_topk) {
+      owners.clear();
+      for (std::size_t k = 0; k < num_topk; ++k) {
+        const std::int64_t expert = table.topk_idx[first + k];
+        if (expert >= 0) owners.push_back(owner_of(expert, table.num_experts, plan.num_ranks));
+      }
+      std::sort(owners.begin(), owners.end());
+      owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
+      for (const std::int64_t owner : owners) {
+        if (owner == rank) continue;
+        ++rows[static_cast<std::size_t>(rank)].num_sent;
+        ++rows[static_cast<std::size_t>(owner)].num_received;
+      }
+    }
+  }
+  return rows;
+}
+
 std::int64_t estimate_memory_bytes(const BenchPlan& plan) {
   const auto rows = rows_per_token(plan.routing_of(0), plan.layout, plan.num_ranks);
   const std::int64_t num_rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
@@ -112,8 +182,9 @@ std::int64_t estimate_memory_bytes(const BenchPlan& plan) {
   if (plan.op != BenchOp::kRoute) {
     // Buffers of dispatch, then of combine, whose input doubles as dispatch's output where both are bf16. The rows of
     // the limit's copies lie behind those of combine's input.
-    if (plan.measures_dispatch()) bytes += plan.num_tokens * plan.dispatch_row_bytes();
-    if (plan.measures_dispatch() && plan.dtype == BenchDType::kFp8) bytes += num_rows * plan.payload_bytes();
+    if (plan.needs_dispatch_buffers())
+      bytes += plan.num_tokens * (plan.input_bytes() + plan.scale_bytes() + plan.metadata_bytes());
+    if (plan.needs_dispatch_buffers() && !plan.receives_bfloat16()) bytes += num_rows * plan.payload_bytes();
     bytes += (num_rows + plan.num_tokens) * plan.combine_row_bytes();
     bytes += 2 * num_rows * (plan.scale_bytes() + plan.metadata_bytes());
     if (plan.measures_combine()) bytes += plan.num_tokens * plan.combine_row_bytes();

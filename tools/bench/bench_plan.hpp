@@ -12,12 +12,24 @@
 
 #include "common/routing_source.hpp"
 #include "ferry/exchange.hpp"
+#include "ferry/latency.hpp"
 #include "ferry/routing.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry::tools {
 
-enum class BenchOp { kRoute = 0, kDispatch = 1, kCombine = 2, kPair = 3 };
+enum class BenchOp {
+  kRoute = 0,
+  kDispatch = 1,
+  kCombine = 2,
+  kPair = 3,
+  kLatencyDispatch = 4,
+  kLatencyCombine = 5,
+  kLatencyPair = 6,
+  // What the calls of latency mode are compared with; not operations that can be asked for.
+  kRouteDispatch = 7,
+  kRouteDispatchCombine = 8,
+};
 enum class BenchDType { kBfloat16 = 0, kFp8 = 1 };
 enum class BenchMemory { kSymmetric = 0, kPlain = 1 };
 
@@ -25,6 +37,8 @@ std::string_view name_of(BenchOp op);
 std::string_view name_of(BenchDType dtype);
 std::string_view name_of(BenchMemory memory);
 std::string_view name_of(Layout layout);
+std::string_view name_of(Quantization quantize);
+std::string_view name_of(CombineOrder order);
 std::string_view name_of(CopyPath path);
 
 struct BenchPlan {
@@ -50,6 +64,10 @@ struct BenchPlan {
   std::string routing_name;  ///< as the user gave it
   RoutingKind routing = RoutingKind::kRandom;
   std::optional<Trace> trace;  ///< in place of `routing`
+  // Latency mode:
+  Quantization quantize = Quantization::kNone;
+  CombineOrder order = CombineOrder::kExact;
+  bool split = false;  ///< each call as send half and receive half, one right after the other
   int num_iterations = 0;
   int num_warmup = 0;
   std::vector<KernelOptions> kernels{KernelOptions{}};  ///< CUDA: each is measured, one after the other
@@ -60,8 +78,23 @@ struct BenchPlan {
   bool combine_is_weighted() const { return layout != Layout::kTokens; }
   /// Copies inside a machine are no limit for what crosses a network.
   bool has_limit() const { return measures_limit && num_nodes == 1; }
-  bool measures_dispatch() const { return op == BenchOp::kDispatch || op == BenchOp::kPair; }
-  bool measures_combine() const { return op == BenchOp::kCombine || op == BenchOp::kPair; }
+  bool latency() const { return op >= BenchOp::kLatencyDispatch && op <= BenchOp::kLatencyPair; }
+  bool measures_dispatch() const { return is_pair() || op == dispatch_op(); }
+  bool measures_combine() const { return is_pair() || op == combine_op(); }
+  bool is_pair() const { return op == BenchOp::kPair || op == BenchOp::kLatencyPair; }
+  BenchOp dispatch_op() const { return latency() ? BenchOp::kLatencyDispatch : BenchOp::kDispatch; }
+  BenchOp combine_op() const { return latency() ? BenchOp::kLatencyCombine : BenchOp::kCombine; }
+  /// The calls that do the same without latency mode.
+  BenchOp reference_op() const;
+  /// Latency mode combines rows of a dispatch of its own.
+  bool needs_dispatch_buffers() const { return latency() || measures_dispatch(); }
+  /// Rows come as they go back, so that one block is both dispatch's output and combine's input.
+  bool receives_bfloat16() const { return dtype == BenchDType::kBfloat16 && quantize == Quantization::kNone; }
+  DType received_dtype() const;
+  DType scale_dtype() const;
+  /// Bytes of one row that dispatch is given, and of its scales.
+  std::int64_t input_bytes() const;
+  std::int64_t input_scale_bytes() const;
   /// Bytes of one dispatched row: payload, scales, and the ids and weights that travel with it.
   std::int64_t payload_bytes() const;
   std::int64_t scale_bytes() const;
@@ -72,7 +105,7 @@ struct BenchPlan {
   /// The same as they cross the network, where ids are i32 and the metadata of a row is padded.
   std::int64_t dispatch_wire_row_bytes() const;
   std::int64_t combine_wire_row_bytes() const;
-  /// FP8 has one scale per 128 channels.
+  /// FP8 and INT8 have one scale per 128 channels.
   std::int64_t num_scales() const;
   /// The ids and weights of one rank.
   RoutingTable routing_of(int rank) const;
@@ -81,6 +114,15 @@ struct BenchPlan {
 /// Rows that each token of a rank becomes: distinct destination ranks (kTokens) or distinct experts (kExperts, kSlab).
 /// Computed from the ids alone, to check what route returns.
 std::vector<int> rows_per_token(const RoutingTable& table, Layout layout, int num_ranks);
+
+/// Rows between one rank and the others, at the least: each token once to every other rank that owns one of its
+/// experts.
+struct CrossingRows {
+  std::int64_t num_sent = 0;
+  std::int64_t num_received = 0;
+};
+/// By rank, computed from the ids of all ranks.
+std::vector<CrossingRows> count_crossing_rows(const BenchPlan& plan);
 
 /// What the run needs in all ranks together, estimated from rank 0's ids: 10 % more is not unusual.
 std::int64_t estimate_memory_bytes(const BenchPlan& plan);

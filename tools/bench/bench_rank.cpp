@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "bench/bench_result.hpp"
@@ -21,11 +22,13 @@ namespace {
 struct Measured {
   Series series;
   std::function<Status()> run;
+  std::optional<Series> send = std::nullopt;  ///< until the send half returned
 };
 
 /// The operation next to its limit, so that a machine that grows slower or faster meanwhile does so for both.
 std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations) {
   std::vector<Measured> all;
+  const bool latency = plan.latency();
   if (plan.op == BenchOp::kRoute) all.push_back({Series::kRoute, [&] { return operations.route(); }});
   if (plan.measures_dispatch()) {
     if (plan.has_limit()) {
@@ -34,7 +37,9 @@ std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations)
                        return Status();
                      }});
     }
-    all.push_back({Series::kDispatch, [&] { return operations.dispatch(); }});
+    all.push_back(
+        latency ? Measured{Series::kDispatch, [&] { return operations.latency_dispatch(); }, Series::kDispatchSend}
+                : Measured{Series::kDispatch, [&] { return operations.dispatch(); }});
   }
   if (plan.measures_combine()) {
     if (plan.has_limit()) {
@@ -43,8 +48,12 @@ std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations)
                        return Status();
                      }});
     }
-    all.push_back({Series::kCombine, [&] { return operations.combine(); }});
+    all.push_back(latency
+                      ? Measured{Series::kCombine, [&] { return operations.latency_combine(); }, Series::kCombineSend}
+                      : Measured{Series::kCombine, [&] { return operations.combine(); }});
   }
+  if (plan.op == BenchOp::kLatencyPair) all.push_back({Series::kPair, [&] { return operations.latency_pair(); }});
+  if (latency) all.push_back({Series::kReference, [&] { return operations.reference(); }});
   return all;
 }
 
@@ -66,7 +75,10 @@ Status time_on_host(const BenchPlan& plan, Operations& operations, RankContext& 
       const std::int64_t start_ns = now_ns();
       if (Status status = measured.run(); !status) return status;
       const std::int64_t end_ns = now_ns();
-      if (iteration >= 0) area.series(measured.series)[static_cast<std::size_t>(iteration)] = {start_ns, end_ns};
+      if (iteration < 0) continue;
+      const auto index = static_cast<std::size_t>(iteration);
+      area.series(measured.series)[index] = {start_ns, end_ns};
+      if (measured.send) area.series(*measured.send)[index] = {start_ns, operations.sent_ns()};
     }
   }
   return {};

@@ -121,10 +121,15 @@ void set_gpu_limit(const BenchPlan& plan, const RunOutcome& outcome, OpResult* r
   const auto best = std::max_element(result->limits.begin(), result->limits.end(),
                                      [](const LimitResult& a, const LimitResult& b) { return a.gbps < b.gbps; });
   if (best == result->limits.end() || best->gbps <= 0.0) return;
+  std::int64_t flag_ns = 0;  // a call of latency mode also needs each rank to learn that the others' rows are there
+  for (int rank = 0; rank < plan.num_ranks; ++rank) {
+    flag_ns = std::max(flag_ns, BenchArea(plan, outcome.result(rank)).device().flag_round_trip_ns);
+  }
   const std::int64_t bytes = result->limit_is_wire ? result->wire_bytes : result->logical_bytes;
-  if (bytes > 0) result->limit_p50_ns = std::llround(static_cast<double>(bytes) / plan.num_ranks / best->gbps);
+  if (bytes > 0)
+    result->limit_p50_ns = flag_ns + std::llround(static_cast<double>(bytes) / plan.num_ranks / best->gbps);
   if (result->limit_is_wire && bytes > 0) {
-    result->busiest_limit_p50_ns = std::llround(static_cast<double>(result->busiest_rank_bytes) / best->gbps);
+    result->busiest_limit_p50_ns = flag_ns + std::llround(static_cast<double>(result->busiest_rank_bytes) / best->gbps);
   }
 }
 
@@ -167,79 +172,186 @@ std::optional<double> OpResult::ratio_to_limit() const {
   return static_cast<double>(*limit_p50_ns) / static_cast<double>(time_p50_ns);
 }
 
+std::optional<double> OpResult::ratio_to_reference() const {
+  if (!reference_p50_ns || *reference_p50_ns == 0) return std::nullopt;
+  return static_cast<double>(time_p50_ns) / static_cast<double>(*reference_p50_ns);
+}
+
 std::optional<double> OpResult::ratio_to_busiest_limit() const {
   if (!busiest_limit_p50_ns || time_p50_ns == 0) return std::nullopt;
   return static_cast<double>(*busiest_limit_p50_ns) / static_cast<double>(time_p50_ns);
 }
 
-std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome, std::size_t kernel_idx) {
-  RankRows all{};
-  std::int64_t busiest_rows = 0;
+namespace {
+
+/// What the ranks moved in one call of each.
+struct MovedRows {
+  std::int64_t logical = 0;
+  std::int64_t remote = 0;
+  std::int64_t busiest = 0;  ///< sent to others or got from them, of the rank with most
+};
+
+MovedRows rows_of_results(const BenchPlan& plan, const RunOutcome& outcome) {
+  MovedRows moved;
   for (int rank = 0; rank < plan.num_ranks; ++rank) {
     const RankRows& rows = BenchArea(plan, outcome.result(rank)).rows();
-    all.num_received += rows.num_received;
-    all.num_received_remote += rows.num_received_remote;
-    busiest_rows = std::max({busiest_rows, rows.num_sent_remote, rows.num_received_remote});
+    moved.logical += rows.num_received;
+    moved.remote += rows.num_received_remote;
+    moved.busiest = std::max({moved.busiest, rows.num_sent_remote, rows.num_received_remote});
   }
-  std::vector<OpResult> results;
-  const auto times = [&](Series series) { return iteration_times(plan, outcome, series, kernel_idx); };
-  if (plan.op == BenchOp::kRoute) {
-    OpResult& result = results.emplace_back();
+  return moved;
+}
+
+/// As few rows as can cross: a token once to each rank, and as many sums back if ranks sum.
+MovedRows fewest_rows(const BenchPlan& plan, const MovedRows& moved) {
+  MovedRows fewest;
+  fewest.logical = moved.logical;
+  for (const CrossingRows& rows : count_crossing_rows(plan)) {
+    fewest.remote += rows.num_sent;
+    fewest.busiest = std::max({fewest.busiest, rows.num_sent, rows.num_received});
+  }
+  return fewest;
+}
+
+/// Makes the results of one measurement.
+class Summary {
+ public:
+  Summary(const BenchPlan& plan, const RunOutcome& outcome, std::size_t kernel_idx)
+      : plan_(plan), outcome_(outcome), kernel_idx_(kernel_idx) {}
+
+  std::vector<std::int64_t> times(Series series) const { return iteration_times(plan_, outcome_, series, kernel_idx_); }
+  std::int64_t host_p50(Series series) const {
+    return percentile(longest_of_ranks(plan_, outcome_, series, kernel_idx_), kMedian);
+  }
+  std::optional<std::int64_t> in_row_p50(Series series) const {
+    return slowest_median(plan_, outcome_, series, kernel_idx_);
+  }
+
+  OpResult route() const {
+    OpResult result;
     set_times(&result, times(Series::kRoute));
-    result.wire = wire_of(plan, outcome, &RankWire::route);
-    if (plan.on_gpu()) result.events_p50_ns = percentile(times(Series::kRouteEvents), kMedian);
-    return results;
+    result.wire = wire_of(plan_, outcome_, &RankWire::route);
+    if (plan_.on_gpu()) result.events_p50_ns = percentile(times(Series::kRouteEvents), kMedian);
+    return result;
   }
-  const auto measure = [&](BenchOp op, Series series, Series limit, Series host, Series in_row,
-                           std::int64_t row_bytes) {
-    OpResult& result = results.emplace_back();
-    result.op = op;
-    set_times(&result, times(series));
-    result.logical_bytes = all.num_received * row_bytes;
-    result.wire_bytes = all.num_received_remote * row_bytes;
-    result.busiest_rank_bytes = busiest_rows * row_bytes;
-    if (plan.on_gpu()) {
-      result.host_p50_ns = percentile(longest_of_ranks(plan, outcome, host, kernel_idx), kMedian);
-      result.in_row_p50_ns = slowest_median(plan, outcome, in_row, kernel_idx);
-      set_gpu_limit(plan, outcome, &result);
-    } else if (plan.has_limit()) {
-      result.limit_p50_ns = percentile(times(limit), kMedian);
-    }
+
+  OpResult dispatch(const MovedRows& moved) const {
+    OpResult result = operation(plan_.dispatch_op(), moved, plan_.dispatch_row_bytes(),
+                                {Series::kDispatch, Series::kDispatchLimit, Series::kDispatchHost,
+                                 Series::kDispatchInRow, Series::kDispatchSend});
+    result.wire = wire_of(plan_, outcome_, &RankWire::dispatch);
+    return result;
+  }
+
+  OpResult combine(const MovedRows& moved) const {
+    OpResult result = operation(
+        plan_.combine_op(), moved, plan_.combine_row_bytes(),
+        {Series::kCombine, Series::kCombineLimit, Series::kCombineHost, Series::kCombineInRow, Series::kCombineSend});
+    result.wire = wire_of(plan_, outcome_, &RankWire::combine);
+    return result;
+  }
+
+  OpResult pair(const OpResult& dispatch, const OpResult& combine) const;
+  OpResult reference(const MovedRows& moved) const;
+
+ private:
+  struct Names {
+    Series time;
+    Series limit;
+    Series host;
+    Series in_row;
+    Series send;
   };
-  if (plan.measures_dispatch()) {
-    measure(BenchOp::kDispatch, Series::kDispatch, Series::kDispatchLimit, Series::kDispatchHost,
-            Series::kDispatchInRow, plan.dispatch_row_bytes());
-    results.back().wire = wire_of(plan, outcome, &RankWire::dispatch);
+  OpResult operation(BenchOp op, const MovedRows& moved, std::int64_t row_bytes, const Names& series) const;
+
+  const BenchPlan& plan_;
+  const RunOutcome& outcome_;
+  std::size_t kernel_idx_;
+};
+
+OpResult Summary::operation(BenchOp op, const MovedRows& moved, std::int64_t row_bytes, const Names& series) const {
+  OpResult result;
+  result.op = op;
+  set_times(&result, times(series.time));
+  result.logical_bytes = moved.logical * row_bytes;
+  result.wire_bytes = moved.remote * row_bytes;
+  result.busiest_rank_bytes = moved.busiest * row_bytes;
+  if (plan_.on_gpu()) {
+    result.host_p50_ns = host_p50(series.host);
+    result.in_row_p50_ns = in_row_p50(series.in_row);
+    set_gpu_limit(plan_, outcome_, &result);
+  } else if (plan_.has_limit()) {
+    result.limit_p50_ns = percentile(times(series.limit), kMedian);
   }
-  if (plan.measures_combine()) {
-    measure(BenchOp::kCombine, Series::kCombine, Series::kCombineLimit, Series::kCombineHost, Series::kCombineInRow,
-            plan.combine_row_bytes());
-    results.back().wire = wire_of(plan, outcome, &RankWire::combine);
-  }
-  if (plan.op == BenchOp::kPair) {
-    OpResult pair;
-    pair.op = BenchOp::kPair;
-    pair.logical_bytes = results[0].logical_bytes + results[1].logical_bytes;
-    pair.wire_bytes = results[0].wire_bytes + results[1].wire_bytes;
-    pair.busiest_rank_bytes = results[0].busiest_rank_bytes + results[1].busiest_rank_bytes;
-    set_times(&pair, add(times(Series::kDispatch), times(Series::kCombine)));
-    if (plan.num_nodes > 1) pair.wire = *results[0].wire + *results[1].wire;
-    if (!plan.on_gpu() && plan.has_limit()) {
-      pair.limit_p50_ns = percentile(add(times(Series::kDispatchLimit), times(Series::kCombineLimit)), kMedian);
-    } else if (plan.on_gpu()) {
-      pair.limit_is_wire = results[0].limit_is_wire;
-      pair.host_p50_ns = *results[0].host_p50_ns + *results[1].host_p50_ns;
-      if (results[0].in_row_p50_ns && results[1].in_row_p50_ns) {
-        pair.in_row_p50_ns = *results[0].in_row_p50_ns + *results[1].in_row_p50_ns;
-      }
-      if (results[0].limit_p50_ns && results[1].limit_p50_ns) {
-        pair.limit_p50_ns = *results[0].limit_p50_ns + *results[1].limit_p50_ns;
-      }
-      if (results[0].busiest_limit_p50_ns && results[1].busiest_limit_p50_ns) {
-        pair.busiest_limit_p50_ns = *results[0].busiest_limit_p50_ns + *results[1].busiest_limit_p50_ns;
-      }
+  if (plan_.split && !plan_.on_gpu()) result.send_p50_ns = host_p50(series.send);
+  return result;
+}
+
+/// The sum of both; in latency mode one call right after the other, with the limits of both.
+OpResult Summary::pair(const OpResult& dispatch, const OpResult& combine) const {
+  OpResult pair;
+  pair.op = plan_.op;
+  pair.logical_bytes = dispatch.logical_bytes + combine.logical_bytes;
+  pair.wire_bytes = dispatch.wire_bytes + combine.wire_bytes;
+  pair.busiest_rank_bytes = dispatch.busiest_rank_bytes + combine.busiest_rank_bytes;
+  const bool latency = plan_.latency();
+  set_times(&pair, latency ? times(Series::kPair) : add(times(Series::kDispatch), times(Series::kCombine)));
+  if (plan_.num_nodes > 1) pair.wire = *dispatch.wire + *combine.wire;
+  if (!plan_.on_gpu() && plan_.has_limit()) {
+    pair.limit_p50_ns = percentile(add(times(Series::kDispatchLimit), times(Series::kCombineLimit)), kMedian);
+  } else if (plan_.on_gpu()) {
+    pair.limit_is_wire = dispatch.limit_is_wire;
+    pair.host_p50_ns = latency ? host_p50(Series::kPairHost) : *dispatch.host_p50_ns + *combine.host_p50_ns;
+    if (latency) {
+      pair.in_row_p50_ns = in_row_p50(Series::kPairInRow);
+      const auto in_graph = longest_of_ranks(plan_, outcome_, Series::kPairInGraph, kernel_idx_);
+      pair.graph_p50_ns = percentile(in_graph, kMedian) / kGraphPairs;
+      pair.graph_p99_ns = percentile(in_graph, kTail) / kGraphPairs;
+    } else if (dispatch.in_row_p50_ns && combine.in_row_p50_ns) {
+      pair.in_row_p50_ns = *dispatch.in_row_p50_ns + *combine.in_row_p50_ns;
     }
-    results.push_back(pair);
+    if (dispatch.limit_p50_ns && combine.limit_p50_ns) {
+      pair.limit_p50_ns = *dispatch.limit_p50_ns + *combine.limit_p50_ns;
+    }
+    if (dispatch.busiest_limit_p50_ns && combine.busiest_limit_p50_ns) {
+      pair.busiest_limit_p50_ns = *dispatch.busiest_limit_p50_ns + *combine.busiest_limit_p50_ns;
+    }
+  }
+  return pair;
+}
+
+/// Each row crosses by itself. Limits are those of the calls of latency mode.
+OpResult Summary::reference(const MovedRows& moved) const {
+  OpResult reference;
+  reference.op = plan_.reference_op();
+  const std::int64_t row_bytes = (plan_.measures_dispatch() ? plan_.dispatch_row_bytes() : 0) +
+                                 (plan_.measures_combine() ? plan_.combine_row_bytes() : 0);
+  reference.logical_bytes = moved.logical * row_bytes;
+  reference.wire_bytes = moved.remote * row_bytes;
+  reference.busiest_rank_bytes = moved.busiest * row_bytes;
+  set_times(&reference, times(Series::kReference));
+  if (plan_.on_gpu()) reference.host_p50_ns = host_p50(Series::kReferenceHost);
+  return reference;
+}
+
+}  // namespace
+
+std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome, std::size_t kernel_idx) {
+  const Summary summary(plan, outcome, kernel_idx);
+  if (plan.op == BenchOp::kRoute) return {summary.route()};
+  const MovedRows moved = rows_of_results(plan, outcome);
+  const MovedRows fewest = plan.latency() ? fewest_rows(plan, moved) : moved;
+  std::vector<OpResult> results;
+  if (plan.measures_dispatch()) results.push_back(summary.dispatch(fewest));
+  if (plan.measures_combine()) {
+    // Rows that are to be added up one by one have to come back one by one.
+    results.push_back(summary.combine(plan.order == CombineOrder::kRankSums ? fewest : moved));
+  }
+  if (plan.is_pair()) results.push_back(summary.pair(results[0], results[1]));
+  if (plan.latency()) {
+    const OpResult reference = summary.reference(moved);
+    results.back().reference_p50_ns = reference.time_p50_ns;
+    results.push_back(reference);
   }
   return results;
 }

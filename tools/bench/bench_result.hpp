@@ -18,7 +18,9 @@ namespace ferry::tools {
 
 /// Series of start and end times that a rank takes, one pair per iteration. On a CUDA group dispatch and combine start
 /// at 0 and end at the time between their events, and have two series of what their calls took on the host: one call
-/// after a wait, and calls in a row.
+/// after a wait, and calls in a row. Those of latency mode use the series of dispatch and combine; a pair of them and
+/// the calls they are compared with have their own, and so have what passes until a send half
+/// returns (CPU) and a replayed graph of many pairs (CUDA).
 enum class Series {
   kRoute = 0,
   kDispatch,
@@ -29,9 +31,20 @@ enum class Series {
   kDispatchHost,
   kCombineHost,
   kDispatchInRow,
-  kCombineInRow
+  kCombineInRow,
+  kPair,
+  kPairHost,
+  kPairInRow,
+  kReference,
+  kReferenceHost,
+  kDispatchSend,
+  kCombineSend,
+  kPairInGraph
 };
-inline constexpr std::size_t kNumSeries = 10;
+inline constexpr std::size_t kNumSeries = 18;
+
+/// Pairs of one graph: many, so that starting it does not count.
+inline constexpr int kGraphPairs = 100;
 
 struct Interval {
   std::int64_t start_ns;
@@ -97,7 +110,8 @@ struct OpResult {
   std::int64_t time_p50_ns = 0;
   std::int64_t time_p99_ns = 0;
   std::int64_t logical_bytes = 0;  ///< rows received by all ranks, own ones included, times the bytes of a row
-  std::int64_t wire_bytes = 0;     ///< the same without rows that stayed on their rank
+  /// The same without rows that stayed on their rank. Latency mode: what has to cross between ranks at the least.
+  std::int64_t wire_bytes = 0;
   /// What the rank with most traffic sends to others, or gets from them, whichever is more.
   std::int64_t busiest_rank_bytes = 0;
   std::optional<std::int64_t> busiest_limit_p50_ns;  ///< CUDA: of those bytes at the limit, which no order can beat
@@ -106,8 +120,12 @@ struct OpResult {
   std::optional<std::int64_t> host_p50_ns;    ///< CUDA: what the call took on the host, after a wait
   std::optional<std::int64_t> in_row_p50_ns;  ///< CUDA, if cached: the same of calls in a row, on the slowest rank
   std::optional<std::int64_t> events_p50_ns;  ///< CUDA, route: between events on the stream
-  std::vector<LimitResult> limits;            ///< CUDA: all raw exchanges; the fastest is the limit
-  std::optional<WireTotal> wire;              ///< several nodes: what crossed the network in one call
+  std::optional<std::int64_t> send_p50_ns;    ///< latency mode, CPU, split: until the send half returned
+  std::optional<std::int64_t> graph_p50_ns;   ///< latency mode, CUDA: of a pair in a replayed graph of many
+  std::optional<std::int64_t> graph_p99_ns;
+  std::optional<std::int64_t> reference_p50_ns;  ///< latency mode: of the calls that it is compared with
+  std::vector<LimitResult> limits;               ///< CUDA: all raw exchanges; the fastest is the limit
+  std::optional<WireTotal> wire;                 ///< several nodes: what crossed the network in one call
 
   /// Gigabytes per second and rank; none where there are no bytes.
   std::optional<double> logical_gbps(int num_ranks) const;
@@ -115,12 +133,15 @@ struct OpResult {
   std::optional<double> network_gbps(int num_ranks) const;
   std::optional<double> limit_gbps(int num_ranks) const;
   std::optional<double> ratio_to_limit() const;
+  /// How much longer this takes than the calls that it is compared with.
+  std::optional<double> ratio_to_reference() const;
   /// Of a skewed routing: the limit would need this share of the operation's time for the busiest rank alone.
   std::optional<double> ratio_to_busiest_limit() const;
 };
 
-/// The operations of `plan`, a pair also as a whole. An iteration takes from the first rank's start to the last one's
-/// end, and on several hosts, whose clocks differ, as long as its slowest rank.
+/// The operations of `plan`, a pair also as a whole, and in latency mode at last what they are compared with. An
+/// iteration takes from the first rank's start to the last one's end, and on several hosts, whose clocks differ, as
+/// long as its slowest rank.
 std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome, std::size_t kernel_idx = 0);
 
 }  // namespace ferry::tools

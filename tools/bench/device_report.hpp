@@ -35,6 +35,8 @@ struct LimitRun {
 struct DeviceReport {
   DeviceFacts facts;
   bool limit_is_local = false;  ///< all ranks share one GPU: the limit is copies inside it, own rows included
+  /// A flag's way to another rank and back; 0: not measured, as where all ranks share one GPU.
+  std::int64_t flag_round_trip_ns = 0;
   std::uint32_t num_limit_runs = 0;
   std::array<LimitRun, kMaxLimitRuns> limit_runs{};
 };

@@ -43,8 +43,7 @@ Json to_json(const LimitResult& limit) {
 std::string_view name_of(LimitMethod method) { return method == LimitMethod::kPush ? "push" : "pull"; }
 
 std::string gpu_formulas() {
-  return "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from the own rank\n"
-         "GB/s           bytes / ranks / p50 time; a time lies between events around all kernels of the call, second-\n"
+  return "GB/s           bytes / ranks / p50 time; a time lies between events around all kernels of the call, second-\n"
          "               level caches flushed, ranks lined up, the slowest rank counts; host call: to put it on the\n"
          "               stream after a wait; in a row: the same right after another such call, caches warm\n"
          "limit          the fastest raw exchange in the same run: as many rows as ranks send to others on average,\n"
@@ -62,6 +61,10 @@ std::string limits_to_text(const std::vector<BenchReport>& reports) {
                   facts.num_sms, version_text(facts.driver_version), version_text(facts.runtime_version));
   if (reports.front().device.limit_is_local) {
     text += "all ranks share one GPU: the limit is copies inside it, and the ratio compares logical bytes\n";
+  }
+  if (const std::int64_t ns = reports.front().device.flag_round_trip_ns; ns > 0) {
+    text +=
+        fmt::format("a flag to another GPU and back takes {}, which the limit of each call includes\n", format_ns(ns));
   }
   Table table({"raw exchange", "tokens", "rows of", "SMs", "p50", "GB/s a rank", ""});
   bool any = false;
@@ -92,6 +95,10 @@ void add_gpu_run(const BenchReport& report, Json* json) {
   (*json)["run"]["kernel_options"] = to_json(report.plan.kernels.front());
   (*json)["run"]["tuning_file"] = report.plan.tuning_file;
   (*json)["run"]["limit_is_local"] = report.device.limit_is_local;
+  if (report.plan.latency()) {
+    const std::int64_t ns = report.device.flag_round_trip_ns;
+    (*json)["run"]["flag_round_trip_us"] = microseconds(ns > 0 ? std::optional(ns) : std::nullopt);
+  }
 }
 
 void add_gpu_result(const OpResult& result, Json* json) {

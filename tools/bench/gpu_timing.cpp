@@ -4,11 +4,13 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "bench/bench_result.hpp"
 #include "bench/gpu_timer.hpp"
 #include "bench/raw_limit.hpp"
+#include "device/device_graph.hpp"
 
 namespace ferry::tools {
 
@@ -22,8 +24,33 @@ struct Measured {
   std::optional<Series> in_row;
 };
 
+/// No call of latency mode waits on the host, and neither does a route into a slab.
+std::vector<Measured> measured_by_latency(const BenchPlan& plan, Operations& operations) {
+  const auto finish = [&] { return operations.wait(); };
+  std::vector<Measured> all;
+  if (plan.measures_dispatch()) {
+    all.push_back({{[&] { return operations.latency_dispatch(); }, finish},
+                   Series::kDispatch,
+                   Series::kDispatchHost,
+                   Series::kDispatchInRow});
+  }
+  if (plan.measures_combine()) {
+    all.push_back({{[&] { return operations.latency_combine(); }, finish},
+                   Series::kCombine,
+                   Series::kCombineHost,
+                   Series::kCombineInRow});
+  }
+  if (plan.op == BenchOp::kLatencyPair) {
+    all.push_back(
+        {{[&] { return operations.latency_pair(); }, finish}, Series::kPair, Series::kPairHost, Series::kPairInRow});
+  }
+  all.push_back({{[&] { return operations.reference(); }, finish}, Series::kReference, Series::kReferenceHost, {}});
+  return all;
+}
+
 std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations) {
   const auto finish = [&] { return operations.wait(); };
+  if (plan.latency()) return measured_by_latency(plan, operations);
   std::vector<Measured> all;
   if (plan.op == BenchOp::kRoute) {
     all.push_back({{[&] { return operations.route(); }, finish, true}, Series::kRouteEvents, Series::kRoute, {}});
@@ -42,6 +69,20 @@ std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations)
                    Series::kCombineInRow});
   }
   return all;
+}
+
+Status time_pairs_in_graph(const BenchPlan& plan, Operations& operations, const GpuTimer& timer,
+                           std::span<Interval> times) {
+  const Stream stream = operations.device().stream();
+  auto graph = DeviceGraph::capture(stream, [&] { return operations.latency_pairs_to_capture(kGraphPairs); });
+  if (!graph) return graph.status();
+  const GpuTimer::Call call{[&] { return graph->launch(stream); }, [&] { return operations.wait(); }};
+  for (int round = 0; round < plan.num_warmup + plan.num_iterations; ++round) {
+    auto elapsed = timer.time(call);
+    if (!elapsed) return elapsed.status();
+    if (round >= plan.num_warmup) times[static_cast<std::size_t>(round - plan.num_warmup)] = {0, elapsed->events_ns};
+  }
+  return {};
 }
 
 Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& operations, const GpuTimer& timer,
@@ -64,20 +105,30 @@ Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& op
       return status;
     }
   }
-  return {};
+  if (plan.op != BenchOp::kLatencyPair || plan.kernels.size() > 1) return {};
+  return time_pairs_in_graph(plan, operations, timer, area->series(Series::kPairInGraph, kernel_idx));
 }
 
 Status time_limits(const BenchPlan& plan, const Operations& operations, RankContext& context, const GpuTimer& timer,
                    DeviceReport* report) {
   const RankRows rows = operations.rows();
+  const std::int64_t num_fewest =
+      plan.latency() ? count_crossing_rows(plan)[static_cast<std::size_t>(context.rank())].num_sent : 0;
   const auto measure = [&](BenchOp op, std::int64_t row_bytes) {
-    const RawLimitInput input{op, row_bytes, rows.num_sent, rows.num_sent_remote, plan.kernels.front().num_sms};
+    // As many rows as have to cross: see summarise.
+    const bool all_cross = !plan.latency() || (op == BenchOp::kLatencyCombine && plan.order == CombineOrder::kExact);
+    const RawLimitInput input{op,
+                              row_bytes,
+                              rows.num_sent,
+                              all_cross ? rows.num_sent_remote : num_fewest,
+                              plan.kernels.front().num_sms,
+                              plan.latency()};
     return measure_raw_limit(input, context, operations.device(), timer, report);
   };
   if (plan.measures_dispatch()) {
-    if (Status status = measure(BenchOp::kDispatch, plan.dispatch_row_bytes()); !status) return status;
+    if (Status status = measure(plan.dispatch_op(), plan.dispatch_row_bytes()); !status) return status;
   }
-  return plan.measures_combine() ? measure(BenchOp::kCombine, plan.combine_row_bytes()) : Status();
+  return plan.measures_combine() ? measure(plan.combine_op(), plan.combine_row_bytes()) : Status();
 }
 
 /// These settings do not go with this GPU or memory; every rank learns the same, and the group goes on.

@@ -8,19 +8,9 @@
 #include <span>
 #include <utility>
 
-#include "common/bfloat16.hpp"
+#include "bench/wrong_result.hpp"
 
 namespace ferry::tools {
-
-namespace {
-
-constexpr std::int64_t kSourceColumns = 2;
-
-Status wrong_result(const std::string& what) {
-  return {ErrorCode::kInternal, what + "; the timings of a wrong result would mean nothing"};
-}
-
-}  // namespace
 
 Operations::Operations(const BenchPlan& plan, RankContext& context)
     : plan_(plan),
@@ -42,6 +32,11 @@ Status Operations::set_up() {
   options.transport = plan_.transport;
   options.net_devices = plan_.net_devices;
   options.tuning_file = plan_.tuning_file;
+  if (plan_.latency()) {
+    auto latency_bytes = latency_bytes_required(latency_shape());
+    if (!latency_bytes) return latency_bytes.status();
+    options.latency_bytes = *latency_bytes;
+  }
   auto group = Group::create(context_.bootstrap(), options);
   if (!group) return group.status();
   group_ = std::move(*group);
@@ -55,7 +50,7 @@ Status Operations::set_up() {
   if (Status status = check_routing(); !status) return status;
   if (plan_.op == BenchOp::kRoute) return {};
   Status status = buffers_.allocate(plan_, device_, *group_, routing_.num_recv_rows(), rows().num_sent);
-  if (!status || !plan_.measures_dispatch()) return status;
+  if (!status || !plan_.needs_dispatch_buffers()) return status;
   return fill_inputs();
 }
 
@@ -78,8 +73,8 @@ Status Operations::fill_inputs() {
       std::memcpy(to, pattern_.row(context_.rank(), token), static_cast<std::size_t>(row_bytes));
     });
   };
-  if (Status status = fill(buffers_.x, plan_.payload_bytes()); !status) return status;
-  return fill(buffers_.scales, plan_.scale_bytes());
+  if (Status status = fill(buffers_.x, plan_.input_bytes()); !status) return status;
+  return fill(buffers_.scales, plan_.input_scale_bytes());
 }
 
 RouteInput Operations::route_input() const {
@@ -121,7 +116,7 @@ Status Operations::find_slab_capacity() {
 Status Operations::route() {
   auto routing = group_->route(route_input(), route_options(), device_.stream());
   if (!routing) return routing.status();
-  retired_ = std::exchange(routing_, std::move(*routing));
+  retire(std::exchange(routing_, std::move(*routing)));
   return {};
 }
 
@@ -133,9 +128,14 @@ Status Operations::metered(WireFigures* figures, std::int64_t formula_bytes, Sta
   return status;
 }
 
+/// A GPU may still work with it, and its destruction would be timed.
+void Operations::retire(Routing routing) {
+  if (device_.on_gpu()) retired_.push_back(std::move(routing));
+}
+
 Status Operations::wait() {
   Status status = group_->wait(device_.stream());
-  retired_ = {};
+  retired_.clear();
   return status;
 }
 
@@ -144,24 +144,30 @@ Status Operations::dispatch() {
     if (Status status = route(); !status) return status;
   }
   const std::int64_t num_rows = routing_.num_recv_rows();
-  const DType dtype = plan_.dtype == BenchDType::kFp8 ? DType::kFloat8E4M3 : DType::kBfloat16;
   DispatchInput in;
   DispatchOutput out;
-  in.x = {buffers_.x.data(), dtype, {plan_.num_tokens, plan_.hidden}};
-  out.x = {buffers_.received, dtype, {num_rows, plan_.hidden}};
+  in.x = {buffers_.x.data(), input_dtype(), {plan_.num_tokens, plan_.hidden}};
+  out.x = {buffers_.received, plan_.received_dtype(), {num_rows, plan_.hidden}};
+  if (plan_.input_scale_bytes() > 0) {
+    in.scales = {buffers_.scales.data(), plan_.scale_dtype(), {plan_.num_tokens, plan_.num_scales()}};
+  }
   if (plan_.num_scales() > 0) {
-    in.scales = {buffers_.scales.data(), DType::kFloat32, {plan_.num_tokens, plan_.num_scales()}};
-    out.scales = {buffers_.recv_scales.data(), DType::kFloat32, {num_rows, plan_.num_scales()}};
+    out.scales = {buffers_.recv_scales.data(), plan_.scale_dtype(), {num_rows, plan_.num_scales()}};
   }
   if (plan_.layout == Layout::kTokens) {
     out.topk_idx = {buffers_.recv_idx.data(), DType::kInt64, {num_rows, plan_.num_topk}};
     out.topk_weights = {buffers_.recv_weights.data(), DType::kFloat32, {num_rows, plan_.num_topk}};
-  } else {
+  } else if (plan_.metadata_bytes() > 0) {
     out.topk_weights = {buffers_.recv_weights.data(), DType::kFloat32, {num_rows}};
   }
   DispatchOptions options;
   options.kernel = kernel_;
+  options.quantize = plan_.quantize;
   return group_->dispatch(routing_, in, out, device_.stream(), options);
+}
+
+DType Operations::input_dtype() const {
+  return plan_.dtype == BenchDType::kFp8 ? DType::kFloat8E4M3 : DType::kBfloat16;
 }
 
 Status Operations::combine() {
@@ -193,120 +199,6 @@ Status Operations::check_routing() const {
     return wrong_result(fmt::format("route: {} rows leave this rank, its ids say {}", rows().num_sent, expected));
   }
   return {};
-}
-
-Result<std::vector<std::int32_t>> Operations::read_source() const {
-  const ConstTensorView source = routing_.source();
-  std::vector<std::int32_t> host(static_cast<std::size_t>(source.num_elements()));
-  if (Status status = device_.copy(host.data(), source.data, host.size() * sizeof(std::int32_t)); !status) {
-    return status;
-  }
-  return host;
-}
-
-Status Operations::check() {
-  const std::int64_t num_rows_out = count_rows_to_other_nodes(
-      table_.topk_idx, {plan_.num_ranks, plan_.ranks_per_node(), plan_.num_experts, plan_.num_topk}, context_.rank());
-  if (plan_.measures_dispatch()) {
-    Status status = metered(&wire_.dispatch, num_rows_out * plan_.dispatch_wire_row_bytes(), &Operations::dispatch);
-    if (status) status = wait();
-    if (status) status = check_dispatch();
-    if (!status) return status;
-  }
-  if (!plan_.measures_combine()) return {};
-  if (Status status = fill_combine_input(); !status) return status;
-  Status status = metered(&wire_.combine, num_rows_out * plan_.combine_wire_row_bytes(), &Operations::combine);
-  if (!status) return status;
-  if (status = wait(); !status) return status;
-  return check_combine();
-}
-
-Status Operations::check_dispatch() {
-  auto source = read_source();
-  if (!source) return source.status();
-  const std::int64_t row_bytes = plan_.payload_bytes();
-  std::int64_t num_rows = 0;
-  const auto check_row = [&](std::int64_t row, const std::byte* got) -> Status {
-    const std::int32_t* from = source->data() + row * kSourceColumns;
-    if (from[0] < 0) return {};
-    ++num_rows;
-    if (std::memcmp(got, pattern_.row(from[0], from[1]), static_cast<std::size_t>(row_bytes)) == 0) return {};
-    return wrong_result(fmt::format("dispatch: row {} is not what rank {} sent as token {}", row, from[0], from[1]));
-  };
-  Status status = read_rows(device_, {buffers_.received, routing_.num_used_rows(), row_bytes}, check_row);
-  if (!status) return status;
-  if (num_rows != rows().num_received) {
-    return wrong_result(
-        fmt::format("dispatch: {} rows hold tokens, route announced {}", num_rows, rows().num_received));
-  }
-  return check_scales(*source);
-}
-
-Status Operations::check_scales(const std::vector<std::int32_t>& source) {
-  const std::int64_t row_bytes = plan_.scale_bytes();
-  const auto check_row = [&](std::int64_t row, const std::byte* got) -> Status {
-    const std::int32_t* from = source.data() + row * kSourceColumns;
-    if (from[0] < 0) return {};
-    if (std::memcmp(got, pattern_.row(from[0], from[1]), static_cast<std::size_t>(row_bytes)) == 0) return {};
-    return wrong_result(
-        fmt::format("dispatch: the scales of row {} are not those of rank {}, token {}", row, from[0], from[1]));
-  };
-  if (row_bytes == 0) return {};
-  return read_rows(device_, {buffers_.recv_scales.data(), routing_.num_used_rows(), row_bytes}, check_row);
-}
-
-/// Experts that give back what they were sent.
-Status Operations::fill_combine_input() {
-  auto source = read_source();
-  if (!source) return source.status();
-  const std::int64_t row_bytes = plan_.combine_row_bytes();
-  return write_rows(device_, {buffers_.y.data(), routing_.num_used_rows(), row_bytes},
-                    [&](std::int64_t row, std::byte* to) {
-                      const std::int32_t* from = source->data() + row * kSourceColumns;
-                      if (from[0] < 0) return;
-                      std::memcpy(to, pattern_.row(from[0], from[1]), static_cast<std::size_t>(row_bytes));
-                    });
-}
-
-std::vector<float> Operations::factors_by_node(std::int64_t token) const {
-  std::vector<float> factors(static_cast<std::size_t>(plan_.num_nodes), 0.0F);
-  std::vector<std::int64_t> owners;  // of rows that count: each of a token's ranks once where experts share a row
-  for (std::int64_t k = 0; k < plan_.num_topk; ++k) {
-    const auto entry = static_cast<std::size_t>(token * plan_.num_topk + k);
-    if (table_.topk_idx[entry] < 0) continue;
-    const std::int64_t owner = owner_of(table_.topk_idx[entry], plan_.num_experts, plan_.num_ranks);
-    const bool shares_row =
-        plan_.layout == Layout::kTokens && std::find(owners.begin(), owners.end(), owner) != owners.end();
-    if (shares_row) continue;
-    owners.push_back(owner);
-    factors[static_cast<std::size_t>(owner / plan_.ranks_per_node())] +=
-        plan_.combine_is_weighted() ? table_.topk_weights[entry] : 1.0F;
-  }
-  return factors;
-}
-
-/// Every row came back as it went out, so that a node's sum of a token is the token times a small factor: products and
-/// sums of these are exact in f32, whatever the order, and only the rounding of each node's sum and of their sum is
-/// left.
-Status Operations::check_combine() {
-  const auto check_row = [&](std::int64_t token, const std::byte* bytes) -> Status {
-    const auto* sent = reinterpret_cast<const std::uint16_t*>(pattern_.row(context_.rank(), token));
-    const auto* got = reinterpret_cast<const std::uint16_t*>(bytes);
-    const std::vector<float> factors = factors_by_node(token);
-    for (std::int64_t h = 0; h < plan_.hidden; ++h) {
-      const float x = float_from_bfloat16(sent[h]);
-      float sum = 0.0F;
-      for (const float factor : factors) sum += float_from_bfloat16(bfloat16_from_float(factor * x));
-      const float expected = float_from_bfloat16(bfloat16_from_float(sum));
-      const float value = float_from_bfloat16(got[h]);
-      if (!(value == expected)) {
-        return wrong_result(
-            fmt::format("combine: token {}, channel {}: expected {}, got {}", token, h, expected, value));
-      }
-    }
-    return {};
-  };
-  return read_rows(device_, {buffers_.out.data(), plan_.num_tokens, plan_.combine_row_bytes()}, check_row);
 }
 
 }  // namespace ferry::tools

@@ -3,6 +3,7 @@
 
 /// The measured calls of one rank, on its buffers, and the check that they move the right bytes.
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -30,6 +31,16 @@ class Operations {
   Status dispatch();
   Status combine();
   Status wait();
+
+  /// Latency mode, and what it is compared with: route, dispatch and combine, as far as the operation has them.
+  Status latency_dispatch();
+  Status latency_combine();
+  Status latency_pair();
+  Status reference();
+  /// So many pairs; every Routing is kept, as replays of a graph need them.
+  Status latency_pairs_to_capture(int num_pairs);
+  /// When the send half of the latest call of latency mode returned (now_ns).
+  std::int64_t sent_ns() const { return sent_ns_; }
   Status tear_down() { return group_->destroy(); }
 
   /// For the calls that follow. CUDA only.
@@ -46,6 +57,11 @@ class Operations {
  private:
   RouteInput route_input() const;
   RouteOptions route_options() const;
+  LatencyShape latency_shape() const;
+  DType input_dtype() const;
+  /// The Routing of the calls that are checked.
+  const Routing& checked_routing() const { return plan_.latency() ? latency_routing_ : routing_; }
+  void retire(Routing routing);
   Status place_ids();
   Status fill_inputs();
   /// [used rows, 2] source rank and token, in host memory.
@@ -58,8 +74,13 @@ class Operations {
   Status check_combine();
   /// Runs `call` and records what it gave to the network, with `formula_bytes`.
   Status metered(WireFigures* figures, std::int64_t formula_bytes, Status (Operations::*call)());
-  /// For each node, the factor by which identity experts there scale token `token` of this rank in all.
-  std::vector<float> factors_by_node(std::int64_t token) const;
+  struct ExpectedRow;
+  /// By source rank and token, what dispatch makes of that token.
+  std::function<ExpectedRow(int, std::int64_t)> expected_rows() const;
+  /// For each rank, the factor by which identity experts there scale token `token` of this rank in all.
+  std::vector<float> factors_by_rank(std::int64_t token) const;
+  /// What combine makes of a value that comes back times each of these factors.
+  float expected_sum(float x, const std::vector<float>& factors) const;
 
   const BenchPlan& plan_;
   RankContext& context_;
@@ -71,7 +92,10 @@ class Operations {
   std::shared_ptr<Group> group_;
   std::int64_t slab_capacity_ = 0;
   Routing routing_;
-  Routing retired_;  ///< the previous one: freed by `wait`, so that its destruction is not timed
+  Routing latency_routing_;
+  std::vector<Routing> retired_;   ///< CUDA: earlier ones, freed by `wait`
+  std::vector<Routing> captured_;  ///< CUDA: those of graphs
+  std::int64_t sent_ns_ = 0;
   BenchBuffers buffers_;
   RankWire wire_{};
 };

@@ -2,7 +2,7 @@
 #define FERRY_TOOLS_BENCH_RAW_EXCHANGE_HPP
 
 /// Kernels that move rows between GPUs and do nothing else: no routing, no flags, no waiting for each other. What they
-/// reach is the limit that dispatch and combine are measured against.
+/// reach is the limit that dispatch and combine are measured against; to that of latency mode a flag's way belongs too.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +36,21 @@ Status raw_push(const RawExchangeParams& params, int num_sms, Stream stream);
 /// Read every row from its target's section by 16-byte loads, eight in flight per thread, exclusive-or eight rows into
 /// one and store that: as a sum does, it stores less than it loads.
 Status raw_pull(const RawExchangeParams& params, int num_sms, Stream stream);
+
+/// Flags between this rank and others, each in a line of its own.
+struct RawFlagParams {
+  std::uint64_t* theirs[kMaxRawTargets] = {};  ///< this rank's flag in the target's memory
+  std::uint64_t* mine[kMaxRawTargets] = {};    ///< the target's flag in this rank's memory
+  int num_targets = 0;
+  std::uint64_t first = 1;  ///< above all values that were stored before
+  int num_rounds = 0;
+  std::int64_t timeout_ns = 0;      ///< of all rounds together
+  std::uint64_t* failed = nullptr;  ///< of this rank: becomes 1 if a target does not answer
+};
+
+/// In each round store a number in every target's memory, and wait until each has stored it here: a round takes a
+/// flag's way to one other rank. Every rank must run it at the same time. Only puts work on the stream.
+Status raw_flag_rounds(const RawFlagParams& params, Stream stream);
 
 }  // namespace ferry::tools
 

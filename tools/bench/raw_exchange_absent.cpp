@@ -12,5 +12,6 @@ Status absent() { return {ErrorCode::kUnsupported, "this build has no CUDA backe
 
 Status raw_push(const RawExchangeParams&, int, Stream) { return absent(); }
 Status raw_pull(const RawExchangeParams&, int, Stream) { return absent(); }
+Status raw_flag_rounds(const RawFlagParams&, Stream) { return absent(); }
 
 }  // namespace ferry::tools

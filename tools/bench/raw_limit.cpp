@@ -1,5 +1,6 @@
 #include "bench/raw_limit.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "bench/raw_exchange.hpp"
+#include "common/timing.hpp"
 #include "ferry/exchange.hpp"
 
 namespace ferry::tools {
@@ -17,12 +19,16 @@ namespace ferry::tools {
 namespace {
 
 constexpr std::size_t kLimitWarmup = 2;
+constexpr double kMedian = 50.0;
 /// What cudaMalloc takes from the driver at once.
 constexpr std::int64_t kDevicePageBytes = std::int64_t{2} << 20;
 /// Numbers of multiprocessors that were measured to fill the links of 8 H200: fewer do not, more push each other back.
 constexpr std::array<int, 3> kUsualNumSms = {7, 8, 16};
 
 std::int64_t round_up(std::int64_t bytes, std::int64_t granule) { return (bytes + granule - 1) / granule * granule; }
+
+/// Rounds of flags in one kernel: enough that its start does not count.
+constexpr int kFlagRounds = 1000;
 
 /// What ranks gather before an exchange.
 struct Offer {
@@ -37,6 +43,8 @@ class RawRanks {
  public:
   Status set_up(const RawLimitInput& input, RankContext& context, const RankDevice& device, bool is_local);
   const RawExchangeParams& params() const { return params_; }
+  /// The median of several runs of a flag's round trip.
+  Result<std::int64_t> measure_flags(const RankContext& context, const RankDevice& device, const GpuTimer& timer);
   /// Collective: no rank frees memory that a peer may still use or has not closed.
   Status tear_down(RankContext& context);
 
@@ -48,6 +56,7 @@ class RawRanks {
   DeviceMemory received_;
   std::vector<IpcMemory> opened_;
   RawExchangeParams params_;
+  RawFlagParams flags_;
 };
 
 Result<std::vector<Offer>> RawRanks::exchange_offers(const Offer& mine, RankContext& context) const {
@@ -84,8 +93,11 @@ Status RawRanks::set_up(const RawLimitInput& input, RankContext& context, const 
   const std::int64_t section_bytes =
       (params_.num_rows + params_.num_targets - 1) / params_.num_targets * params_.row_stride;
   const auto local_bytes = static_cast<std::size_t>(params_.num_rows * params_.row_stride);
-  // Whole pages of the GPU: what else shared a page would be mapped by the peers too.
-  const auto received_bytes = static_cast<std::size_t>(round_up(section_bytes * num_ranks, kDevicePageBytes));
+  // Behind the rows a flag of each rank, and this rank's word for a failure. Whole pages of the GPU: what else shared a
+  // page would be mapped by the peers too.
+  const std::int64_t rows_bytes = section_bytes * num_ranks;
+  const std::int64_t flags_bytes = (num_ranks + 1) * kRawLineBytes;
+  const auto received_bytes = static_cast<std::size_t>(round_up(rows_bytes + flags_bytes, kDevicePageBytes));
   auto local = allocate_device_memory(local_bytes);
   if (!local) return local.status();
   local_ = std::move(*local);
@@ -94,7 +106,13 @@ Status RawRanks::set_up(const RawLimitInput& input, RankContext& context, const 
   received_ = std::move(*received);
   Status status = device.fill(local_.get(), 1, local_bytes);
   if (status) status = device.fill(received_.get(), 2, received_bytes);
+  if (status) status = device.fill(received_.get() + rows_bytes, 0, static_cast<std::size_t>(flags_bytes));
   if (!status) return status;
+  const auto flag_of = [&](std::byte* memory, std::int64_t flag_idx) {
+    return reinterpret_cast<std::uint64_t*>(memory + rows_bytes + flag_idx * kRawLineBytes);
+  };
+  flags_.failed = flag_of(received_.get(), num_ranks);
+  flags_.num_targets = params_.num_targets;
   params_.local = local_.get();
 
   auto handle = export_device_memory(received_);
@@ -109,8 +127,33 @@ Status RawRanks::set_up(const RawLimitInput& input, RankContext& context, const 
     auto memory = open((*offers)[static_cast<std::size_t>(target)]);
     if (!memory) return memory.status();
     params_.sections[static_cast<std::size_t>(i)] = *memory + section_bytes * context.rank();
+    flags_.theirs[static_cast<std::size_t>(i)] = flag_of(*memory, context.rank());
+    flags_.mine[static_cast<std::size_t>(i)] = flag_of(received_.get(), target);
   }
   return {};
+}
+
+Result<std::int64_t> RawRanks::measure_flags(const RankContext& context, const RankDevice& device,
+                                             const GpuTimer& timer) {
+  flags_.num_rounds = kFlagRounds;
+  flags_.timeout_ns = context.timeout_ns();
+  const auto enqueue = [&] { return raw_flag_rounds(flags_, device.stream()); };
+  const auto finish = [&] { return device.wait(); };
+  std::vector<std::int64_t> round_trips_ns;
+  for (std::size_t repetition = 0; repetition < kLimitWarmup + kLimitIterations; ++repetition) {
+    auto times = timer.time({enqueue, finish});
+    if (!times) return times.status();
+    flags_.first += kFlagRounds;
+    if (repetition >= kLimitWarmup) round_trips_ns.push_back(2 * times->events_ns / kFlagRounds);
+  }
+  std::uint64_t failed = 0;
+  if (Status status = device.copy(&failed, flags_.failed, sizeof failed); !status) return status;
+  if (failed != 0) {
+    return Status(ErrorCode::kTimeout, fmt::format("raw flags: another rank did not answer within {} ns; see whether "
+                                                   "its GPU is busy, or set --timeout",
+                                                   flags_.timeout_ns));
+  }
+  return percentile(round_trips_ns, kMedian);
 }
 
 Status RawRanks::tear_down(RankContext& context) {
@@ -133,6 +176,11 @@ Status measure_raw_limit(const RawLimitInput& input, RankContext& context, const
   report->limit_is_local = std::min(report->facts.num_devices, context.num_ranks()) == 1;
   RawRanks ranks;
   if (Status status = ranks.set_up(input, context, device, report->limit_is_local); !status) return status;
+  if (input.with_flags && !report->limit_is_local && report->flag_round_trip_ns == 0) {
+    auto round_trip_ns = ranks.measure_flags(context, device, timer);
+    if (!round_trip_ns) return round_trip_ns.status();
+    report->flag_round_trip_ns = *round_trip_ns;
+  }
   const auto finish = [&] { return device.wait(); };
   for (const LimitMethod method : {LimitMethod::kPush, LimitMethod::kPull}) {
     for (const int num_sms : numbers_of_sms(input.call_num_sms, report->facts.num_sms)) {

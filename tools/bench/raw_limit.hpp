@@ -17,6 +17,7 @@ struct RawLimitInput {
   std::int64_t num_sent_rows = 0;         ///< of this rank, own included
   std::int64_t num_sent_remote_rows = 0;  ///< of this rank
   int call_num_sms = 0;                   ///< what the operation was given, 0 for its default
+  bool with_flags = false;                ///< also measure a flag's round trip, once in a report
 };
 
 /// Every rank exchanges as many rows as ranks send on average to others, evenly over all of these (where all ranks

@@ -25,7 +25,7 @@ Json nullable(const std::optional<double>& value) { return value ? Json(*value) 
 
 /// What carries the rows of this operation: the way back is always bf16.
 std::string_view dtype_of(const BenchPlan& plan, BenchOp op) {
-  return op == BenchOp::kCombine ? name_of(BenchDType::kBfloat16) : name_of(plan.dtype);
+  return op == plan.combine_op() || op == BenchOp::kCombine ? name_of(BenchDType::kBfloat16) : name_of(plan.dtype);
 }
 
 /// Beside what the same machine measures elsewhere: copies in memory say nothing about a network.
@@ -59,6 +59,7 @@ std::string wire_to_text(const std::vector<BenchReport>& reports) {
   Table table(std::move(header));
   for (const BenchReport& report : reports) {
     for (const OpResult& result : report.results) {
+      if (!result.wire) continue;
       std::vector<std::string> row = {std::string(name_of(result.op)), fmt::to_string(report.plan.num_tokens)};
       const auto cells = wire_row(*result.wire);
       row.insert(row.end(), cells.begin(), cells.end());
@@ -76,6 +77,35 @@ Json network_to_json(const BenchReport& report, const OpResult& result) {
   Json json = to_json(*result.wire);
   json["gbps"] = nullable(result.network_gbps(report.plan.num_ranks));
   return json;
+}
+
+Json microseconds(const std::optional<std::int64_t>& ns) {
+  return ns ? Json(static_cast<double>(*ns) / kNsPerUs) : Json(nullptr);
+}
+
+/// What latency mode adds to a result.
+void add_latency_result(const BenchPlan& plan, const OpResult& result, Json* json) {
+  (*json)["quantize"] = name_of(plan.quantize);
+  (*json)["order"] = name_of(plan.order);
+  (*json)["split"] = plan.split;
+  (*json)["send_time_us_p50"] = microseconds(result.send_p50_ns);
+  if (plan.on_gpu()) {
+    (*json)["graph_time_us_p50"] = microseconds(result.graph_p50_ns);
+    (*json)["graph_time_us_p99"] = microseconds(result.graph_p99_ns);
+  }
+  (*json)["reference_time_us_p50"] = microseconds(result.reference_p50_ns);
+  (*json)["ratio_to_reference"] = nullable(result.ratio_to_reference());
+}
+
+std::string latency_formulas(const BenchPlan& plan) {
+  return fmt::format(
+      "logical bytes  rows received by all ranks x bytes of a row; wire bytes: what has to cross between ranks at the\n"
+      "               least, a token once to each other rank that owns one of its experts{}\n"
+      "vs. calls      time / that of {} of the same batch, in turn with it\n",
+      plan.measures_combine() && plan.order == CombineOrder::kExact
+          ? ",\n               and every row back: they are added one by one"
+          : "",
+      name_of(plan.reference_op()));
 }
 
 }  // namespace
@@ -98,10 +128,11 @@ std::string formulas(const BenchPlan& plan) {
         fmt::format("combine row    {} B, bf16{}\n", plan.combine_row_bytes(),
                     plan.dtype == BenchDType::kFp8 ? " (expert outputs return as bf16 whatever came out as fp8)" : "");
   }
+  text += plan.latency() ? latency_formulas(plan)
+                         : "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from "
+                           "the own rank\n";
   if (plan.on_gpu()) return text + gpu_formulas();
-  text +=
-      "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from the own rank\n"
-      "GB/s           bytes / ranks / p50 time; a time is that of an iteration's slowest rank\n";
+  text += "GB/s           bytes / ranks / p50 time; a time is that of an iteration's slowest rank\n";
   if (plan.num_nodes > 1) return text + nodes_formulas(plan);
   return text +
          "limit          all ranks at once memcpy, row by row, the bytes that the operation moves (dispatch: each "
@@ -114,7 +145,9 @@ std::string to_text(const std::vector<BenchReport>& reports) {
   std::vector<std::string> header = {"op",   "tokens",       "p50",       "p99",        "logical",
                                      "wire", "GB/s logical", "GB/s wire", "GB/s limit", "ratio"};
   const bool on_gpu = reports.front().plan.on_gpu();
-  if (on_gpu) header.insert(header.end(), {"busiest", "host call", "in a row", "events"});
+  const bool latency = reports.front().plan.latency();
+  if (latency) header.insert(header.end(), {"send half", "vs. calls"});
+  if (on_gpu) header.insert(header.end(), {"busiest", "host call", "in a row", latency ? "in a graph" : "events"});
   Table table(std::move(header));
   for (const BenchReport& report : reports) {
     const int num_ranks = report.plan.num_ranks;
@@ -129,9 +162,14 @@ std::string to_text(const std::vector<BenchReport>& reports) {
                                       two_decimals(result.wire_gbps(num_ranks)),
                                       two_decimals(result.limit_gbps(num_ranks)),
                                       two_decimals(result.ratio_to_limit())};
+      if (latency) {
+        row.push_back(result.send_p50_ns ? format_ns(*result.send_p50_ns) : "-");
+        row.push_back(two_decimals(result.ratio_to_reference()));
+      }
       if (on_gpu) {
         row.push_back(two_decimals(result.ratio_to_busiest_limit()));
-        for (const auto& ns : {result.host_p50_ns, result.in_row_p50_ns, result.events_p50_ns}) {
+        const auto& last = latency ? result.graph_p50_ns : result.events_p50_ns;
+        for (const auto& ns : {result.host_p50_ns, result.in_row_p50_ns, last}) {
           row.push_back(ns ? format_ns(*ns) : "-");
         }
       }
@@ -185,6 +223,7 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                                  {"network", network_to_json(report, result)},
                                  {"commit", commit()},
                                  {"host", describe(host)}});
+      if (plan.latency()) add_latency_result(plan, result, &json["results"].back());
       if (plan.on_gpu()) add_gpu_result(result, &json["results"].back());
     }
   }

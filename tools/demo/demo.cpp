@@ -30,9 +30,17 @@ constexpr std::int64_t kDefaultTokensPerRank = 512;
 constexpr std::int64_t kDefaultScale = 16;
 constexpr std::int64_t kMaxTokensPerRank = 1 << 20;
 constexpr std::int64_t kMaxScale = 1024;
+/// Decode batches: as many tokens as a rank has requests.
+constexpr std::int64_t kDefaultTokensPerStep = 16;
+/// More are what `route` and `dispatch` are for; slabs for the worst case would fill the memory.
+constexpr std::int64_t kMaxTokensPerStep = 1024;
+constexpr int kDefaultSteps = 8;
+constexpr int kMaxSteps = 10'000;
 
 struct DemoOptions {
   CommonOptions common;
+  DemoMode mode = DemoMode::kThroughput;
+  std::optional<int> num_steps;
   std::optional<std::int64_t> tokens_per_rank;
   std::optional<std::string> model;
   std::int64_t scale = kDefaultScale;
@@ -51,8 +59,25 @@ const ModelPreset& choose_preset(const DemoOptions& options, const std::optional
   return recorded != nullptr ? *recorded : model_presets().front();
 }
 
+Status check_mode(const DemoOptions& options) {
+  if (options.mode == DemoMode::kThroughput) {
+    if (!options.num_steps) return {};
+    return {ErrorCode::kInvalidArgument, "--steps is for --mode latency; the other mode has one step"};
+  }
+  const std::int64_t num_tokens = options.tokens_per_rank.value_or(kDefaultTokensPerStep);
+  if (num_tokens <= kMaxTokensPerStep) return {};
+  return {ErrorCode::kInvalidArgument,
+          fmt::format("--tokens {} with --mode latency: expected at most {} for each step; leave --mode out for large "
+                      "batches",
+                      num_tokens, kMaxTokensPerStep)};
+}
+
 Result<DemoPlan> make_plan(const DemoOptions& options, int num_ranks) {
+  if (Status status = check_mode(options); !status) return status;
   DemoPlan plan;
+  plan.mode = options.mode;
+  const bool latency = plan.latency();
+  if (latency) plan.num_steps = options.num_steps.value_or(kDefaultSteps);
   plan.num_ranks = num_ranks;
   plan.payload = options.payload;
   plan.seed = options.common.seed;
@@ -65,7 +90,9 @@ Result<DemoPlan> make_plan(const DemoOptions& options, int num_ranks) {
     plan.trace = std::move(*trace);
   }
   plan.shape = scaled_shape(choose_preset(options, plan.trace), options.scale);
-  const std::int64_t most_tokens = num_ranks * options.tokens_per_rank.value_or(kDefaultTokensPerRank);
+  const std::int64_t most_tokens =
+      num_ranks * plan.num_steps *
+      options.tokens_per_rank.value_or(latency ? kDefaultTokensPerStep : kDefaultTokensPerRank);
   auto text = load_text(options.text_path, plan.trace ? plan.trace->table.num_tokens : most_tokens);
   if (!text) return text.status();
   plan.text = std::move(*text);
@@ -73,7 +100,7 @@ Result<DemoPlan> make_plan(const DemoOptions& options, int num_ranks) {
     const RoutingTable& table = plan.trace->table;
     plan.shape.num_experts = table.num_experts;
     plan.shape.gating.num_topk = table.num_topk;
-    plan.num_tokens = options.tokens_per_rank ? std::min(most_tokens, table.num_tokens) : table.num_tokens;
+    plan.num_tokens = options.tokens_per_rank || latency ? std::min(most_tokens, table.num_tokens) : table.num_tokens;
     while (static_cast<std::int64_t>(plan.text.bytes.size()) < plan.num_tokens) plan.text.bytes += plan.text.bytes;
   } else {
     plan.num_tokens = std::min(most_tokens, static_cast<std::int64_t>(plan.text.bytes.size()));
@@ -194,10 +221,16 @@ void add_demo_command(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand(
       "demo", "Run a Mixture-of-Experts layer over several ranks on real text and check it against one process");
   add_common_options(*command, &options->common);
+  add_choice<DemoMode>(*command, "--mode", &options->mode,
+                       {{"throughput", DemoMode::kThroughput}, {"latency", DemoMode::kLatency}},
+                       "All tokens at once, or a few per step as in decoding (default throughput)");
+  command->add_option("--steps", options->num_steps, fmt::format("Latency mode: steps (default {})", kDefaultSteps))
+      ->check(whole_number(1, kMaxSteps));
   command
-      ->add_option(
-          "--tokens", options->tokens_per_rank,
-          fmt::format("Most tokens per rank (default {}; with --trace, the whole trace)", kDefaultTokensPerRank))
+      ->add_option("--tokens", options->tokens_per_rank,
+                   fmt::format("Most tokens per rank (default {}; with --trace, the whole trace), in latency mode per "
+                               "rank and step (default {})",
+                               kDefaultTokensPerRank, kDefaultTokensPerStep))
       ->check(whole_number(std::int64_t{1}, kMaxTokensPerRank));
   command
       ->add_option("--model", options->model,

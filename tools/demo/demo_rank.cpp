@@ -1,12 +1,12 @@
 #include "demo/demo_rank.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 #include <vector>
 
-#include "common/bfloat16.hpp"
 #include "common/timing.hpp"
+#include "demo/latency_rank.hpp"
+#include "demo/rank_steps.hpp"
 #include "device/rank_device.hpp"
 #include "ferry/fp8.hpp"
 #include "ferry/group.hpp"
@@ -15,13 +15,6 @@
 namespace ferry::tools {
 
 namespace {
-
-std::int64_t num_scales(const LayerShape& shape) { return (shape.hidden + kFp8BlockSize - 1) / kFp8BlockSize; }
-
-template <typename T>
-std::size_t bytes_of(std::int64_t rows, std::int64_t columns) {
-  return static_cast<std::size_t>(rows * columns) * sizeof(T);
-}
 
 /// Everything that the phases of one rank share.
 class DemoRank {
@@ -38,15 +31,7 @@ class DemoRank {
     auto device = RankDevice::open(plan_.backend, context_.rank());
     if (!device) return device.status();
     device_ = std::move(*device);
-    GroupOptions options;
-    options.backend = plan_.backend;
-    options.timeout_ns = plan_.timeout_ns;
-    options.arena_bytes = plan_.arena_bytes;
-    options.device = device_.ordinal();
-    options.ranks_per_node = plan_.ranks_per_node();
-    options.transport = plan_.transport;
-    options.net_devices = plan_.net_devices;
-    auto group = Group::create(context_.bootstrap(), options);
+    auto group = create_group(plan_, context_, device_);
     if (!group) return group.status();
     group_ = std::move(*group);
 
@@ -70,9 +55,9 @@ class DemoRank {
       area_.figures().phase_ns[phase_idx] = now_ns() - start_ns;
       area_.figures().wire[phase_idx] = meter.sent();
     }
-    note_formulas();
+    add_formulas(plan_, context_.rank(), choice_, &area_);
     progress_.clear();
-    spoil();
+    spoil(plan_, context_.rank(), &area_);
     return group_->destroy();
   }
 
@@ -99,35 +84,8 @@ class DemoRank {
     auto routing = group_->route(in, options, device_.stream());
     if (!routing) return routing.status();
     routing_ = std::move(*routing);
-    record_routing();
+    add_routing(routing_, context_.rank(), &area_);
     return {};
-  }
-
-  /// What dispatch and combine have to send between nodes, by the ids alone.
-  void note_formulas() {
-    const std::int64_t num_rows = count_rows_to_other_nodes(
-        choice_.topk_idx, {plan_.num_ranks, plan_.ranks_per_node(), plan_.shape.num_experts, plan_.shape.num_topk()},
-        context_.rank());
-    auto& wire = area_.figures().wire;
-    wire[static_cast<std::size_t>(Phase::kDispatch)].formula_bytes = num_rows * plan_.dispatch_wire_row_bytes();
-    wire[static_cast<std::size_t>(Phase::kCombine)].formula_bytes = num_rows * plan_.combine_wire_row_bytes();
-  }
-
-  void record_routing() {
-    const auto rank = static_cast<std::size_t>(context_.rank());
-    const auto sent = routing_.num_rows_to_rank();
-    const auto received = routing_.num_rows_from_rank();
-    RankFigures& figures = area_.figures();
-    figures.num_sent_rows = std::accumulate(sent.begin(), sent.end(), std::int64_t{0});
-    figures.num_received_rows = std::accumulate(received.begin(), received.end(), std::int64_t{0});
-    figures.num_own_rows = sent[rank];
-    std::copy(sent.begin(), sent.end(), area_.rows_to_rank().begin());
-    figures.num_experts = routing_.num_local_experts();
-    const auto expert_ids = routing_.local_expert_ids();
-    const auto counts = routing_.num_rows_per_local_expert();
-    for (std::size_t i = 0; i < expert_ids.size(); ++i) {
-      area_.expert_rows()[static_cast<std::size_t>(expert_ids[i])] = counts[i];
-    }
   }
 
   /// Dispatch, and the wait for it where it only puts work on a stream.
@@ -188,29 +146,9 @@ class DemoRank {
   }
 
   Status experts() {
-    const auto hidden = static_cast<std::size_t>(hidden_);
     Status status = y_.allocate(device_, *group_, bytes_of<std::uint16_t>(routing_.num_recv_rows(), hidden_));
-    if (!status) return status;
-    const auto* x = reinterpret_cast<const std::uint16_t*>(recv_x_.host());
-    auto* y = reinterpret_cast<std::uint16_t*>(y_.host());
-    std::vector<float> x_rows(Expert::kChunkRows * hidden);
-    std::vector<float> y_rows(Expert::kChunkRows * hidden);
-    const auto ids = routing_.local_expert_ids();
-    const auto counts = routing_.num_rows_per_local_expert();
-    const auto offsets = routing_.expert_row_offsets();
-    Expert expert(plan_.shape);
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (counts[i] == 0) continue;
-      expert.load(LayerSeeds(plan_.seed).experts, ids[i]);
-      const auto end = static_cast<std::size_t>(offsets[i] + counts[i]);
-      for (auto first = static_cast<std::size_t>(offsets[i]); first < end; first += Expert::kChunkRows) {
-        const std::size_t num_rows = std::min(Expert::kChunkRows, end - first);
-        std::transform(x + first * hidden, x + (first + num_rows) * hidden, x_rows.begin(), float_from_bfloat16);
-        expert.forward(x_rows.data(), num_rows, y_rows.data());
-        std::transform(y_rows.data(), y_rows.data() + num_rows * hidden, y + first * hidden, bfloat16_from_float);
-      }
-    }
-    return {};
+    if (status) run_experts(plan_, routing_, as_bfloat16(recv_x_), as_bfloat16(y_));
+    return status;
   }
 
   Status combine() {
@@ -232,15 +170,6 @@ class DemoRank {
     return status;
   }
 
-  /// So that a user can see the comparison fail.
-  void spoil() {
-    const std::int64_t token = plan_.spoiled_token - plan_.first_token(context_.rank());
-    if (plan_.spoiled_token < 0 || token < 0 || token >= num_tokens_) return;
-    constexpr float kSpoil = 100.0F;  // far outside any bound: results are of the order of 1
-    std::uint16_t& value = area_.output()[static_cast<std::size_t>(token * hidden_)];
-    value = bfloat16_from_float(float_from_bfloat16(value) + kSpoil);
-  }
-
   const DemoPlan& plan_;
   RankContext& context_;
   MutableRankArea area_;
@@ -260,7 +189,9 @@ class DemoRank {
 
 }  // namespace
 
-Status run_demo_rank(const DemoPlan& plan, RankContext& context) { return DemoRank(plan, context).run(); }
+Status run_demo_rank(const DemoPlan& plan, RankContext& context) {
+  return plan.latency() ? run_latency_demo_rank(plan, context) : DemoRank(plan, context).run();
+}
 
 Result<std::vector<std::uint16_t>> round_as_payload(const DemoPlan& plan, std::vector<std::uint16_t> x) {
   if (plan.payload == PayloadType::kBfloat16) return x;

@@ -22,8 +22,15 @@ namespace ferry::tools {
 /// How the payload travels to the experts. It always returns as bf16.
 enum class PayloadType { kBfloat16 = 0, kFp8 = 1 };
 
+enum class DemoMode {
+  kThroughput = 0,  ///< all tokens at once: route, dispatch, combine
+  kLatency = 1,     ///< a few tokens per step, by the calls of latency mode
+};
+
 /// Settled before the ranks start, the same in all of them.
 struct DemoPlan {
+  DemoMode mode = DemoMode::kThroughput;
+  int num_steps = 1;  ///< that the tokens of a rank are spread over, one after another
   int num_ranks = 1;
   int num_nodes = 1;
   std::string backend;
@@ -42,6 +49,10 @@ struct DemoPlan {
   std::int64_t first_token(int rank) const { return num_tokens * rank / num_ranks; }
   std::int64_t num_tokens_of(int rank) const { return first_token(rank + 1) - first_token(rank); }
   std::int64_t max_tokens_per_rank() const { return (num_tokens + num_ranks - 1) / num_ranks; }
+  bool latency() const { return mode == DemoMode::kLatency; }
+  /// First of a rank's tokens, counted from its own first one, that belongs to a step.
+  std::int64_t first_of_step(int rank, int step) const { return num_tokens_of(rank) * step / num_steps; }
+  std::int64_t max_tokens_per_step() const { return (max_tokens_per_rank() + num_steps - 1) / num_steps; }
   int ranks_per_node() const { return num_ranks / num_nodes; }
   std::int64_t row_bytes() const;  ///< of one dispatched token, scales included
   /// Of one row between nodes, with its metadata.
@@ -53,6 +64,10 @@ enum class Phase { kGate = 0, kRoute, kDispatch, kExperts, kCombine };
 inline constexpr std::size_t kNumPhases = 5;
 inline constexpr std::array<std::string_view, kNumPhases> kPhaseNames = {"gate", "route", "dispatch", "experts",
                                                                          "combine"};
+/// Those that a run has: latency mode routes with its dispatch.
+inline bool has_phase(const DemoPlan& plan, std::size_t phase_idx) {
+  return !plan.latency() || phase_idx != static_cast<std::size_t>(Phase::kRoute);
+}
 
 /// What a rank measured. Rows are (token, expert) pairs: a token goes once to each expert it picked.
 struct RankFigures {

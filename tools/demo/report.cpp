@@ -20,7 +20,9 @@ constexpr int kBarWidth = 50;
 std::string rank_table(const DemoReport& report) {
   std::vector<std::string> header = {"rank",      "experts",  "tokens", "sent rows",
                                      "recv rows", "own rows", "sent",   "received"};
-  header.insert(header.end(), kPhaseNames.begin(), kPhaseNames.end());
+  for (std::size_t phase = 0; phase < kNumPhases; ++phase) {
+    if (has_phase(*report.plan, phase)) header.emplace_back(kPhaseNames[phase]);
+  }
   Table table(std::move(header));
   const std::int64_t row_bytes = report.plan->row_bytes();
   for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
@@ -33,7 +35,9 @@ std::string rank_table(const DemoReport& report) {
                                     fmt::to_string(figures.num_own_rows),
                                     format_bytes(static_cast<double>(figures.num_sent_rows * row_bytes)),
                                     format_bytes(static_cast<double>(figures.num_received_rows * row_bytes))};
-    for (std::int64_t ns : figures.phase_ns) row.push_back(format_ns(ns));
+    for (std::size_t phase = 0; phase < kNumPhases; ++phase) {
+      if (has_phase(*report.plan, phase)) row.push_back(format_ns(figures.phase_ns[phase]));
+    }
     table.add_row(std::move(row));
   }
   return table.to_string();
@@ -69,6 +73,7 @@ std::string wire_table(const DemoReport& report) {
   header.insert(header.end(), columns.begin(), columns.end());
   Table table(std::move(header));
   for (const Phase phase : kCalls) {
+    if (!has_phase(plan, static_cast<std::size_t>(phase))) continue;
     std::vector<std::string> row = {std::string(kPhaseNames[static_cast<std::size_t>(phase)])};
     const auto cells = wire_row(wire_of(report, phase));
     row.insert(row.end(), cells.begin(), cells.end());
@@ -90,6 +95,7 @@ Json wire_to_json(const DemoReport& report) {
   const WireNames& names = report.ranks.front().wire_names;
   Json json = {{"transport", names.transport.data()}, {"route", names.route.data()}};
   for (const Phase phase : kCalls) {
+    if (!has_phase(*report.plan, static_cast<std::size_t>(phase))) continue;
     json[std::string(kPhaseNames[static_cast<std::size_t>(phase)])] = to_json(wire_of(report, phase));
   }
   return json;
@@ -102,7 +108,8 @@ std::string verdict(const Comparison& comparison, const DemoPlan& plan) {
       comparison.largest_error, comparison.bound_at_largest_error, comparison.largest_share,
       bound_formula(plan.num_nodes));
   if (comparison.verified)
-    return text + fmt::format("verified: {} tokens agree with the dense layer\n", plan.num_tokens);
+    return text + fmt::format("verified: {} tokens{} agree with the dense layer\n", plan.num_tokens,
+                              plan.latency() ? fmt::format(" of {} steps", plan.num_steps) : "");
   return text + fmt::format(
                     "MISMATCH: {} of {} tokens differ; the first is token {}, channel {}: expected {:.6g}, got "
                     "{:.6g}, bound {:.3g}\n",
@@ -137,9 +144,15 @@ std::string introduction(const DemoPlan& plan, const std::string& launch) {
   return fmt::format(
       "Ferry {} ({}), backend {}: {}\n"
       "layer   {} at 1/{} size: hidden {}, intermediate {}, {} experts, router: {}\n"
-      "tokens  {} bytes of {}; payload {}, {} bytes a row\n{}",
+      "tokens  {} bytes of {}; payload {}, {} bytes a row\n{}{}",
       version(), commit(), plan.backend, launch, shape.model, shape.scale, shape.hidden, shape.intermediate,
       shape.num_experts, router_of(plan), plan.num_tokens, plan.text.origin, payload_name(plan), plan.row_bytes(),
+      plan.latency()
+          ? fmt::format("mode    latency: {} steps of up to {} tokens a rank, each dispatched into slabs and combined "
+                        "by split calls;\n        the router decides about the next step between the halves of a "
+                        "dispatch\n",
+                        plan.num_steps, plan.max_tokens_per_step())
+          : "",
       plan.backend == "cuda"
           ? "GPUs    route, dispatch and combine run on the GPUs; router and experts run on the host, "
             "and phases\n        include the copies between the two\n"
@@ -177,6 +190,8 @@ Json to_json(const DemoReport& report) {
                    {"hidden", plan.shape.hidden},       {"intermediate", plan.shape.intermediate},
                    {"experts", plan.shape.num_experts}, {"topk", plan.shape.num_topk()},
                    {"router", router_of(plan)}};
+  json["mode"] = plan.latency() ? "latency" : "throughput";
+  json["steps"] = plan.num_steps;
   json["tokens"] = plan.num_tokens;
   json["text"] = plan.text.origin;
   json["dtype"] = payload_name(plan);
@@ -194,7 +209,7 @@ Json to_json(const DemoReport& report) {
                   {"received_bytes", figures.num_received_rows * plan.row_bytes()},
                   {"rows_to_rank", report.rows_to_rank[rank]}};
     for (std::size_t phase = 0; phase < kNumPhases; ++phase) {
-      entry[fmt::format("{}_ns", kPhaseNames[phase])] = figures.phase_ns[phase];
+      if (has_phase(plan, phase)) entry[fmt::format("{}_ns", kPhaseNames[phase])] = figures.phase_ns[phase];
     }
     json["per_rank"].push_back(std::move(entry));
   }

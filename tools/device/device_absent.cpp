@@ -1,6 +1,8 @@
-/// Replaces device_memory.cpp, device_delay.cu and device_facts.cpp in a build without the CUDA backend.
+/// Replaces device_memory.cpp, device_graph.cpp, device_delay.cu and device_facts.cpp in a build without the CUDA
+/// backend.
 
 #include "device/device_facts.hpp"
+#include "device/device_graph.hpp"
 #include "device/device_memory.hpp"
 
 namespace ferry::tools {
@@ -23,6 +25,7 @@ void FreeDeviceMemory::operator()(std::byte*) const {}
 void DestroyDeviceStream::operator()(void*) const {}
 void DestroyDeviceEvent::operator()(void*) const {}
 void CloseIpcMemory::operator()(std::byte*) const {}
+void DestroyDeviceGraph::operator()(void*) const {}
 
 Result<DeviceMemory> allocate_device_memory(std::size_t) { return absent(); }
 Status copy_device_bytes(void*, const void*, std::size_t, Stream) { return absent(); }
@@ -33,6 +36,8 @@ Result<DeviceEvent> DeviceEvent::create() { return absent(); }
 Status DeviceEvent::record(Stream) const { return absent(); }
 Result<std::int64_t> DeviceEvent::elapsed_ns_since(const DeviceEvent&) const { return absent(); }
 Status delay_stream(Stream, std::int64_t) { return absent(); }
+Result<DeviceGraph> DeviceGraph::capture(Stream, const std::function<Status()>&) { return absent(); }
+Status DeviceGraph::launch(Stream) const { return absent(); }
 Result<IpcHandle> export_device_memory(const DeviceMemory&) { return absent(); }
 Result<IpcMemory> open_device_memory(const IpcHandle&) { return absent(); }
 

@@ -10,7 +10,7 @@
 namespace ferry::cpu {
 
 /// One token's weighted sum in two steps (CombineOrder::kRankSums): the rows of each rank are summed and rounded, then
-/// those sums. One object serves one token after another and keeps its memory.
+/// those sums, a piece of all rows after another. One object serves one token after another and keeps its memory.
 class RankSums {
  public:
   explicit RankSums(RowSumFunction sum_row) : sum_row_(sum_row) {}
@@ -20,40 +20,48 @@ class RankSums {
     rank_ = -1;
     rows_.clear();
     weights_.clear();
-    num_sums_ = 0;
+    first_rows_.clear();
     row_bytes_ = row_bytes;
   }
   /// The next row; ranks ascend.
   void add(int rank, const std::byte* row, float weight) {
-    if (rank != rank_) close_rank();
+    if (rank != rank_) first_rows_.push_back(rows_.size());
     rank_ = rank;
     rows_.push_back(row);
     weights_.push_back(weight);
   }
   /// Writes the token's sum to `out`.
   void finish(std::byte* out) {
-    close_rank();
-    for (std::size_t i = 0; i < num_sums_; ++i) rows_.push_back(sums_.data() + i * row_bytes_);
-    sum_row_({rows_.data(), nullptr, rows_.size(), out, row_bytes_});
+    first_rows_.push_back(rows_.size());
+    const std::size_t num_ranks = first_rows_.size() - 1;
+    sums_.resize(std::max(sums_.size(), num_ranks * kPieceBytes));
+    sum_rows_.clear();
+    for (std::size_t i = 0; i < num_ranks; ++i) sum_rows_.push_back(sums_.data() + i * kPieceBytes);
+    for (std::size_t offset = 0; offset < row_bytes_; offset += kPieceBytes) {
+      const std::size_t piece_bytes = std::min(kPieceBytes, row_bytes_ - offset);
+      for (std::size_t i = 0; i < num_ranks; ++i) {
+        const std::size_t first = first_rows_[i];
+        sum_row_({rows_.data() + first, weights_.data() + first, first_rows_[i + 1] - first,
+                  sums_.data() + i * kPieceBytes, piece_bytes});
+      }
+      sum_row_({sum_rows_.data(), nullptr, num_ranks, out + offset, piece_bytes});
+      for (const std::byte*& row : rows_) row += piece_bytes;
+    }
   }
 
  private:
-  void close_rank() {
-    if (rows_.empty()) return;
-    sums_.resize(std::max(sums_.size(), (num_sums_ + 1) * row_bytes_));
-    sum_row_({rows_.data(), weights_.data(), rows_.size(), sums_.data() + num_sums_ * row_bytes_, row_bytes_});
-    ++num_sums_;
-    rows_.clear();
-    weights_.clear();
-  }
+  /// Of a row, at a time: the sums of up to 32 ranks then fit the first-level cache, and all of a token's rows are read
+  /// side by side. Measured with rows of 14 KiB: from 256 to 512 bytes take two thirds of the time of whole rows.
+  static constexpr std::size_t kPieceBytes = 512;
 
   RowSumFunction sum_row_;
   std::size_t row_bytes_ = 0;
   int rank_ = -1;
-  std::vector<const std::byte*> rows_;  // of rank_
+  std::vector<const std::byte*> rows_;
   std::vector<float> weights_;
-  std::vector<std::byte> sums_;  // [num_sums_, row_bytes_] of the ranks before it
-  std::size_t num_sums_ = 0;
+  std::vector<std::size_t> first_rows_;     // of each rank that has any, and the end
+  std::vector<std::byte> sums_;             // one piece by rank
+  std::vector<const std::byte*> sum_rows_;  // those pieces
 };
 
 }  // namespace ferry::cpu

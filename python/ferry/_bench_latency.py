@@ -1,0 +1,230 @@
+"""The wall time of latency mode as programs call it: a dispatch, a combine, and a pair of them.
+
+Through ``ferry`` those are ``latency_dispatch`` and ``latency_combine``, through ``deep_ep`` ``low_latency_dispatch``
+and ``low_latency_combine``. Each iteration has other ids. Slabs are of the worst case, as in programs: R * tokens rows
+for each expert. Wall times are means of calls in a row on the slowest rank, until the GPU is done with the last one;
+the time of a call on the host is with an idle GPU before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import ferry
+
+ORDERS = ("exact", "rank_sums")
+_WARM_UP = 20
+_US_PER_S = 1e6
+_GRAPH_PAIRS = 100
+_BLOCK = 128
+_F32_BYTES = 4
+_BF16_BYTES = 2
+
+
+class Batch(NamedTuple):
+    """What one rank sends. ``ids`` are of one iteration each."""
+
+    rows: torch.Tensor
+    ids: list[torch.Tensor]
+    weights: torch.Tensor
+
+
+class Calls(NamedTuple):
+    """The calls of one number of tokens. A dispatch returns what its combine needs."""
+
+    dispatch: Callable[[int], Any]
+    combine: Callable[[int, Any], torch.Tensor]
+    destroy: Callable[[], None]
+
+
+def _draw(options: argparse.Namespace, num_tokens: int, device: torch.device) -> Batch:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    ids = []
+    for _ in range(options.iterations):
+        scores = torch.rand(num_tokens, options.experts, generator=generator)
+        ids.append(scores.topk(options.topk, dim=1).indices.to(device))
+    rows = torch.randn(num_tokens, options.hidden, generator=generator).to(device, torch.bfloat16)
+    weights = torch.rand(num_tokens, options.topk, generator=generator).to(device)
+    return Batch(rows, ids, weights)
+
+
+def _slab_shape(options: argparse.Namespace, num_tokens: int) -> tuple[int, int, int]:
+    num_ranks = dist.get_world_size()
+    return options.experts // num_ranks, num_ranks * num_tokens, options.hidden
+
+
+def _ferry_calls(options: argparse.Namespace, batch: Batch, device: torch.device) -> Calls:
+    num_tokens, quantise = len(batch.rows), options.dtype == "fp8"
+    scale_bytes = options.hidden // _BLOCK * _F32_BYTES
+    latency_bytes = 0
+    if device.type == "cuda":
+        latency_bytes = ferry.latency_bytes_required(
+            num_ranks=dist.get_world_size(),
+            max_tokens=num_tokens,
+            num_topk=options.topk,
+            dispatch_row_bytes=options.hidden + scale_bytes if quantise else options.hidden * _BF16_BYTES,
+            combine_row_bytes=options.hidden * _BF16_BYTES,
+        )
+    group = ferry.Group(dist.group.WORLD, device=device, latency_bytes=latency_bytes)
+    shape = _slab_shape(options, num_tokens)
+    slab = group.empty(shape, dtype=torch.float8_e4m3fn if quantise else torch.bfloat16)
+    outputs = group.empty(shape)
+
+    def dispatch(iteration: int) -> ferry.LatencyDispatched:
+        sent = group.latency_dispatch(
+            batch.rows,
+            batch.ids[iteration],
+            batch.weights,
+            num_experts=options.experts,
+            max_tokens=num_tokens,
+            quantize="fp8" if quantise else None,
+            split=options.split,
+            out=slab,
+        )
+        if options.split:
+            sent.receive()
+        return sent
+
+    def combine(iteration: int, dispatched: ferry.LatencyDispatched) -> torch.Tensor:
+        combined = group.latency_combine(outputs, dispatched, order=options.order, split=options.split)
+        if options.split:
+            combined.receive()
+        return combined.x
+
+    return Calls(dispatch, combine, group.destroy)
+
+
+def _deep_ep_calls(options: argparse.Namespace, batch: Batch, device: torch.device) -> Calls:
+    import deep_ep  # not needed for anything else here
+
+    num_tokens, num_ranks, on_gpu = len(batch.rows), dist.get_world_size(), device.type == "cuda"
+    num_bytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(num_tokens, options.hidden, num_ranks, options.experts)
+    buffer = deep_ep.Buffer(
+        dist.group.WORLD,
+        0,
+        num_bytes,
+        low_latency_mode=True,
+        num_qps_per_rank=options.experts // num_ranks,
+        **({} if on_gpu else {"device": device}),
+    )
+    outputs = torch.zeros(_slab_shape(options, num_tokens), dtype=torch.bfloat16, device=device)
+
+    def dispatch(iteration: int) -> tuple:
+        _, _, handle, _, hook = buffer.low_latency_dispatch(
+            batch.rows,
+            batch.ids[iteration],
+            num_tokens,
+            options.experts,
+            use_fp8=options.dtype == "fp8",
+            return_recv_hook=options.split,
+        )
+        if hook is not None:
+            hook()
+        return handle
+
+    def combine(iteration: int, handle: tuple) -> torch.Tensor:
+        combined, _, hook = buffer.low_latency_combine(
+            outputs, batch.ids[iteration], batch.weights, handle, return_recv_hook=options.split
+        )
+        if hook is not None:
+            hook()
+        return combined
+
+    return Calls(dispatch, combine, getattr(buffer, "destroy", lambda: None))
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _slowest(us: list[float], device: torch.device) -> list[float]:
+    slowest = torch.tensor(us, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.tolist()
+
+
+def _wall_us(call: Callable[[int], Any], iterations: int, device: torch.device) -> float:
+    for iteration in range(min(_WARM_UP, iterations)):
+        call(iteration)
+    _finish(device)
+    dist.barrier()
+    begin = time.perf_counter()
+    for iteration in range(iterations):
+        call(iteration)
+    _finish(device)
+    return (time.perf_counter() - begin) / iterations * _US_PER_S
+
+
+def _host_us(calls: Calls, iterations: int, device: torch.device) -> list[float]:
+    """Median host time of a dispatch and of a combine."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for iteration in range(iterations):
+        _finish(device)
+        begin = time.perf_counter()
+        dispatched = calls.dispatch(iteration)
+        times[0].append((time.perf_counter() - begin) * _US_PER_S)
+        _finish(device)
+        begin = time.perf_counter()
+        calls.combine(iteration, dispatched)
+        times[1].append((time.perf_counter() - begin) * _US_PER_S)
+    _finish(device)
+    return [statistics.median(of_call) for of_call in times]
+
+
+def _graph_pair_us(pair: Callable[[int], Any], iterations: int, device: torch.device) -> float:
+    """A pair in a replayed graph of many. Only for GPUs."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [pair(number % iterations) for number in range(_GRAPH_PAIRS)]
+    graph.replay()
+    _finish(device)
+    dist.barrier()
+    begin = time.perf_counter()
+    graph.replay()
+    _finish(device)
+    elapsed_us = (time.perf_counter() - begin) / _GRAPH_PAIRS * _US_PER_S
+    del kept
+    return elapsed_us
+
+
+def measure_latency(options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    """Collective. One result for each number of tokens."""
+    results = []
+    for num_tokens in options.tokens:
+        batch = _draw(options, num_tokens, device)
+        calls = (_ferry_calls if options.api == "ferry" else _deep_ep_calls)(options, batch, device)
+
+        def pair(iteration: int, calls: Calls = calls) -> torch.Tensor:
+            return calls.combine(iteration, calls.dispatch(iteration))
+
+        dispatched = calls.dispatch(0)
+        wall_us = [
+            _wall_us(calls.dispatch, options.iterations, device),
+            _wall_us(lambda _, calls=calls, of=dispatched: calls.combine(0, of), options.iterations, device),
+            _wall_us(pair, options.iterations, device),
+        ]
+        dispatch_us, combine_us, pair_us = _slowest(wall_us, device)
+        host_us = _slowest(_host_us(calls, options.iterations, device), device)
+        graph_us = None
+        if device.type == "cuda":
+            (graph_us,) = _slowest([_graph_pair_us(pair, options.iterations, device)], device)
+        results.append(
+            {
+                "tokens": num_tokens,
+                "dispatch_us": dispatch_us,
+                "combine_us": combine_us,
+                "pair_us": pair_us,
+                "graph_pair_us": graph_us,
+                "host_us": dict(zip(("dispatch", "combine"), host_us, strict=True)),
+            }
+        )
+        calls.destroy()
+    return results

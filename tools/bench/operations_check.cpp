@@ -1,0 +1,196 @@
+#include <fmt/format.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "bench/operations.hpp"
+#include "bench/wrong_result.hpp"
+#include "common/bfloat16.hpp"
+#include "ferry/fp8.hpp"
+#include "ferry/int8.hpp"
+
+/// What Operations compares before anything is timed.
+
+namespace ferry::tools {
+
+namespace {
+
+constexpr std::int64_t kSourceColumns = 2;
+
+Status quantize_row(Quantization quantize, const ConstTensorView& x, const TensorView& q, const TensorView& scales) {
+  switch (quantize) {
+    case Quantization::kFp8:
+      return quantize_fp8(x, q, scales);
+    case Quantization::kFp8PowerOfTwo:
+      return quantize_fp8(x, q, scales, Fp8ScaleFormat::kPowerOfTwo);
+    case Quantization::kFp8Ue8m0:
+      return quantize_fp8(x, q, scales, Fp8ScaleFormat::kUe8m0);
+    case Quantization::kInt8:
+      return quantize_int8(x, q, scales);
+    case Quantization::kNone:
+      break;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<std::int32_t>> Operations::read_source() const {
+  const ConstTensorView source = checked_routing().source();
+  std::vector<std::int32_t> host(static_cast<std::size_t>(source.num_elements()));
+  if (Status status = device_.copy(host.data(), source.data, host.size() * sizeof(std::int32_t)); !status) {
+    return status;
+  }
+  return host;
+}
+
+Status Operations::check() {
+  const std::int64_t num_rows_out = count_rows_to_other_nodes(
+      table_.topk_idx, {plan_.num_ranks, plan_.ranks_per_node(), plan_.num_experts, plan_.num_topk}, context_.rank());
+  const bool latency = plan_.latency();
+  if (plan_.needs_dispatch_buffers()) {
+    Status status = metered(&wire_.dispatch, num_rows_out * plan_.dispatch_wire_row_bytes(),
+                            latency ? &Operations::latency_dispatch : &Operations::dispatch);
+    if (status) status = wait();
+    if (status) status = check_dispatch();
+    if (!status) return status;
+  }
+  if (!plan_.measures_combine()) return {};
+  if (Status status = fill_combine_input(); !status) return status;
+  Status status = metered(&wire_.combine, num_rows_out * plan_.combine_wire_row_bytes(),
+                          latency ? &Operations::latency_combine : &Operations::combine);
+  if (!status) return status;
+  if (status = wait(); !status) return status;
+  return check_combine();
+}
+
+/// A row as it must arrive; valid until the next one is asked for.
+struct Operations::ExpectedRow {
+  const std::byte* payload = nullptr;
+  const std::byte* scales = nullptr;
+};
+
+std::function<Operations::ExpectedRow(int, std::int64_t)> Operations::expected_rows() const {
+  if (plan_.quantize == Quantization::kNone) {
+    return [this](int rank, std::int64_t token) -> ExpectedRow {
+      const std::byte* const bytes = pattern_.row(rank, token);
+      return {bytes, bytes};
+    };
+  }
+  auto row = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(plan_.payload_bytes()));
+  auto scales = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(plan_.scale_bytes()));
+  return [this, row, scales](int rank, std::int64_t token) -> ExpectedRow {
+    const ConstTensorView x(pattern_.row(rank, token), DType::kBfloat16, {1, plan_.hidden});
+    const TensorView q(row->data(), plan_.received_dtype(), {1, plan_.hidden});
+    const TensorView s(scales->data(), plan_.scale_dtype(), {1, plan_.num_scales()});
+    throw_if_error(quantize_row(plan_.quantize, x, q, s));  // shapes that this file has chosen
+    return {row->data(), scales->data()};
+  };
+}
+
+Status Operations::check_dispatch() {
+  auto source = read_source();
+  if (!source) return source.status();
+  const auto expected = expected_rows();
+  const std::int64_t row_bytes = plan_.payload_bytes();
+  std::int64_t num_rows = 0;
+  const auto check_row = [&](std::int64_t row, const std::byte* got) -> Status {
+    const std::int32_t* from = source->data() + row * kSourceColumns;
+    if (from[0] < 0) return {};
+    ++num_rows;
+    const ExpectedRow row_of_source = expected(from[0], from[1]);
+    if (std::memcmp(got, row_of_source.payload, static_cast<std::size_t>(row_bytes)) == 0) return {};
+    return wrong_result(fmt::format("dispatch: row {} is not what rank {} sent as token {}", row, from[0], from[1]));
+  };
+  Status status = read_rows(device_, {buffers_.received, checked_routing().num_used_rows(), row_bytes}, check_row);
+  if (!status) return status;
+  if (num_rows != rows().num_received) {
+    return wrong_result(
+        fmt::format("dispatch: {} rows hold tokens, route announced {}", num_rows, rows().num_received));
+  }
+  return check_scales(*source);
+}
+
+Status Operations::check_scales(const std::vector<std::int32_t>& source) {
+  const auto expected = expected_rows();
+  const std::int64_t row_bytes = plan_.scale_bytes();
+  const auto check_row = [&](std::int64_t row, const std::byte* got) -> Status {
+    const std::int32_t* from = source.data() + row * kSourceColumns;
+    if (from[0] < 0) return {};
+    const ExpectedRow row_of_source = expected(from[0], from[1]);
+    if (std::memcmp(got, row_of_source.scales, static_cast<std::size_t>(row_bytes)) == 0) return {};
+    return wrong_result(
+        fmt::format("dispatch: the scales of row {} are not those of rank {}, token {}", row, from[0], from[1]));
+  };
+  if (row_bytes == 0) return {};
+  return read_rows(device_, {buffers_.recv_scales.data(), checked_routing().num_used_rows(), row_bytes}, check_row);
+}
+
+/// Experts that give back what they were sent.
+Status Operations::fill_combine_input() {
+  auto source = read_source();
+  if (!source) return source.status();
+  const std::int64_t row_bytes = plan_.combine_row_bytes();
+  return write_rows(device_, {buffers_.y.data(), checked_routing().num_used_rows(), row_bytes},
+                    [&](std::int64_t row, std::byte* to) {
+                      const std::int32_t* from = source->data() + row * kSourceColumns;
+                      if (from[0] < 0) return;
+                      std::memcpy(to, pattern_.row(from[0], from[1]), static_cast<std::size_t>(row_bytes));
+                    });
+}
+
+std::vector<float> Operations::factors_by_rank(std::int64_t token) const {
+  std::vector<float> factors(static_cast<std::size_t>(plan_.num_ranks), 0.0F);
+  for (std::int64_t k = 0; k < plan_.num_topk; ++k) {
+    const auto entry = static_cast<std::size_t>(token * plan_.num_topk + k);
+    if (table_.topk_idx[entry] < 0) continue;
+    const std::int64_t owner = owner_of(table_.topk_idx[entry], plan_.num_experts, plan_.num_ranks);
+    float& factor = factors[static_cast<std::size_t>(owner)];
+    if (plan_.combine_is_weighted()) {
+      factor += table_.topk_weights[entry];
+    } else {
+      factor = 1.0F;  // kTokens: experts of a rank share a row
+    }
+  }
+  return factors;
+}
+
+float Operations::expected_sum(float x, const std::vector<float>& factors) const {
+  const auto rounded = [](float value) { return float_from_bfloat16(bfloat16_from_float(value)); };
+  const bool rank_sums = plan_.order == CombineOrder::kRankSums;
+  const auto ranks_per_node = static_cast<std::size_t>(plan_.ranks_per_node());
+  float sum = 0.0F;
+  for (std::size_t first = 0; first < factors.size(); first += ranks_per_node) {
+    float node_sum = 0.0F;
+    for (std::size_t rank = first; rank < first + ranks_per_node; ++rank) {
+      node_sum += rank_sums ? rounded(factors[rank] * x) : factors[rank] * x;
+    }
+    sum += rounded(node_sum);
+  }
+  return rounded(sum);
+}
+
+/// Every row came back as it went out, so that a sum of some of a token's rows is the token times a small factor:
+/// products and sums of these are exact in f32, whatever the order, and only the roundings are left: of each rank's sum
+/// (CombineOrder::kRankSums), of each node's and of theirs.
+Status Operations::check_combine() {
+  const auto check_row = [&](std::int64_t token, const std::byte* bytes) -> Status {
+    const auto* sent = reinterpret_cast<const std::uint16_t*>(pattern_.row(context_.rank(), token));
+    const auto* got = reinterpret_cast<const std::uint16_t*>(bytes);
+    const std::vector<float> factors = factors_by_rank(token);
+    for (std::int64_t h = 0; h < plan_.hidden; ++h) {
+      const float expected = expected_sum(float_from_bfloat16(sent[h]), factors);
+      const float value = float_from_bfloat16(got[h]);
+      if (!(value == expected)) {
+        return wrong_result(
+            fmt::format("combine: token {}, channel {}: expected {}, got {}", token, h, expected, value));
+      }
+    }
+    return {};
+  };
+  return read_rows(device_, {buffers_.out.data(), plan_.num_tokens, plan_.combine_row_bytes()}, check_row);
+}
+
+}  // namespace ferry::tools
