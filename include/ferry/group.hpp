@@ -258,7 +258,8 @@ class FERRY_API Group {
   /// @sync   Every rank makes the send halves of all calls in the same order; receive halves may come in any order, with
   ///         any calls between them. At most kMaxLatencyCallsInFlight dispatches may be split and not received.
   ///         CPU: blocks until done; a send half returns at once, and its inputs are read, and its outputs written,
-  ///         until its receive half or the next call that all ranks make together (of whatever kind) is over.
+  ///         until its receive half or the next call that all ranks make together (of whatever kind) is over; a call
+  ///         whose Routing was dropped meanwhile ends with that.
   ///         CUDA: never blocks the host; may be captured in a graph, replays of which route anew the ids in the same
   ///         topk_idx (keep the Routing as long as the graph); inputs may be reused by later work on the stream. A send
   ///         half waits for no rows of others; between the halves no kernel of the group is resident
