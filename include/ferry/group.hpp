@@ -322,7 +322,9 @@ class FERRY_API Group {
   std::unique_ptr<ExpertPlacements> placements_;
   std::unique_ptr<LatencyCalls> latency_calls_;
   std::shared_ptr<const void> identity_;  // shared with every Routing of this group, to recognise it
-  std::int64_t num_routes_ = 0;
+  /// Calls that all ranks make, of whatever kind and however they ended: equal on all ranks even where they were told
+  /// that they made different ones.
+  std::int64_t num_calls_ = 0;
 };
 
 /// Symmetric memory that one rank of a group holds when it has routed (at least twice), dispatched and combined such a
