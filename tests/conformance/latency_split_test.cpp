@@ -117,7 +117,7 @@ TEST_P(LatencySplit, ASendHalfReturnsBeforeAnyPeerHasMadeTheCall) {
   });
 }
 
-/// Calls of every kind may be made while others are in flight. On the first rank the halves are far apart, on the others
+/// Calls of every kind may be made while others are in flight. On the first rank halves are far apart, on the others
 /// each call is received at once.
 TEST_P(LatencySplit, OtherCallsBetweenTheHalves) {
   constexpr int kNumRanks = 3;

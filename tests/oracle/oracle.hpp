@@ -71,7 +71,7 @@ struct SourceRange {
   friend bool operator==(const SourceRange&, const SourceRange&) = default;
 };
 
-/// What `Routing::source_ranges` must show on the rank of `routing`, [L, R]. Of no rows, `first` is where they would be.
+/// What `Routing::source_ranges` must show on the rank of `routing`, [L, R]. Of none, `first` is where they would be.
 std::vector<SourceRange> source_ranges(const World& world, const RankRouting& routing);
 
 /// Inputs of dispatch, one element per rank: rows and scale rows packed without gaps.

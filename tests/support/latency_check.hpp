@@ -12,7 +12,7 @@
 
 namespace ferry::test {
 
-/// The tensors of one rank's latency_dispatch, outputs filled with a pattern. Tests may spoil `in`, `out` and `options`.
+/// The tensors of one rank's latency_dispatch, outputs filled with a pattern. Tests may spoil what is public.
 class LatencyDispatchTensors {
  public:
   LatencyDispatchTensors(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t dispatch_idx);
