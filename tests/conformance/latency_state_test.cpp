@@ -265,7 +265,10 @@ TEST_P(LatencyState, DifferentCalls) {
                               : call_dispatch(group, dispatch);
     expect_same_refusal(context, status, ErrorCode::kInvalidArgument, "different calls", "rank 1 called route");
     if (!a.combine(0)) return;
-    check_case(context, group, good);
+    const Routing routed = check_route(context, group, good);
+    if (!routed.present()) return;
+    check_dispatch(context, group, routed, good, 0);
+    check_combine(context, group, routed, good, 0);
     check_latency_case(context, group, good, Halves::kTogether);
     check_latency_case(context, group, good, Halves::kSplit);
   });
