@@ -258,8 +258,7 @@ class FERRY_API Group {
   /// @sync   Every rank makes the send halves of all calls in the same order; receive halves may come in any order, with
   ///         any calls between them. At most kMaxLatencyCallsInFlight dispatches may be split and not received.
   ///         CPU: blocks until done; a send half returns at once, and its inputs are read, and its outputs written,
-  ///         until its receive half or the next call that all ranks make together (of whatever kind) is over; a call
-  ///         whose Routing was dropped meanwhile ends with that.
+  ///         until its receive half or the next call that all ranks make together (of whatever kind) is over.
   ///         CUDA: never blocks the host; may be captured in a graph, replays of which route anew the ids in the same
   ///         topk_idx (keep the Routing as long as the graph); inputs may be reused by later work on the stream. A send
   ///         half waits for no rows of others; between the halves no kernel of the group is resident
@@ -281,7 +280,7 @@ class FERRY_API Group {
                                        const LatencyCombineOptions& options = {});
 
   /// The receive half of the latest split call on `routing`: its dispatch, or its combine. A call whose Routing is
-  /// dropped before stays in flight.
+  /// dropped before stays in flight; on a CPU group until the next call that all ranks make together.
   /// @sync   CPU: blocks until that call is done. CUDA: it is done for later work on the stream, which may be another
   ///         than that of the send half; never blocks the host, may be captured
   /// @errors kInvalidArgument: nothing is to be received on that Routing (no other rank is involved); what a peer's half
