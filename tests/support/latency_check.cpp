@@ -24,8 +24,10 @@ View slab_view(const RankContext& context, const PreparedCase& prepared, const V
   return View(nullptr, rows.dtype, {0, prepared.world.options.slab_capacity, rows.extent(1)});
 }
 
-std::vector<ConstTensorView> views_of(const Routing& routing) {
-  return {routing.num_recv_rows_view(),
+/// The views that can be had without waiting for the GPU.
+std::vector<ConstTensorView> views_of(const Routing& routing, bool on_device) {
+  return {on_device ? ConstTensorView() : routing.source(),
+          routing.num_recv_rows_view(),
           routing.num_rows_per_local_expert_view(),
           routing.expert_row_offsets_view(),
           routing.slots(),
@@ -209,12 +211,12 @@ void LatencyExchange::note_views() {
   context_->expect(routing_.num_recv_rows() == expected.num_recv_rows, call + "num_recv_rows");
   context_->expect(std::ranges::equal(routing_.local_expert_ids(), expected.local_expert_ids),
                    call + "local_expert_ids");
-  views_ = views_of(routing_);
+  views_ = views_of(routing_, uses_device(*group_));
 }
 
 void LatencyExchange::expect_same_views() const {
   if (views_.empty()) return;
-  const std::vector<ConstTensorView> now = views_of(routing_);
+  const std::vector<ConstTensorView> now = views_of(routing_, uses_device(*group_));
   for (std::size_t i = 0; i < now.size(); ++i) {
     context_->expect(same_view(views_[i], now[i]),
                      fmt::format("{}view {} of the Routing was another before it was received",
