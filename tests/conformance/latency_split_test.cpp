@@ -66,6 +66,18 @@ bool follow(std::string_view steps, LatencyExchange& a, LatencyExchange& b) {
   return true;
 }
 
+/// Each half of a pair by itself, so that a receive half that did nothing is told apart from a wrong exchange.
+TEST_P(LatencySplit, TheReceiveHalfBringsRowsAndSums) {
+  constexpr int kNumRanks = 2;
+  const std::vector<PreparedCase> batches = two_batches(kNumRanks);
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    LatencyExchange dispatched(context, group, batches[0]);
+    if (dispatched.send_dispatch()) dispatched.receive();
+    LatencyExchange combined(context, group, batches[1]);
+    if (combined.dispatch() && combined.send_combine(0)) combined.receive();
+  });
+}
+
 TEST_P(LatencySplit, InterleavingsOfTwoMicroBatches) {
   for (const int num_ranks : {1, 2, 4}) {
     const std::vector<PreparedCase> batches = two_batches(num_ranks);
@@ -184,11 +196,16 @@ TEST_P(LatencySplit, ARoutingThatIsDroppedBeforeItIsReceivedHarmsNobody) {
       const auto sent = group.latency_dispatch(tensors.in, tensors.out, tensors.options, stream_of(group));
       return context.expect_ok(sent.status(), "a dispatch whose Routing is dropped");
     };
-    if (on_gpus()) {
-      // It stays in flight, beside one more.
+    {
+      // By one rank, while the others receive theirs.
       LatencyDispatchTensors tensors(context, group, batches[0], 0);
-      if (!drop_one(tensors)) return;
+      LatencyExchange exchange(context, group, batches[0]);
+      const bool drops = context.rank() == 1;
+      if (drops ? !drop_one(tensors) : !(exchange.send_dispatch() && exchange.receive())) return;
       check_latency_case(context, group, batches[1], Halves::kTogether);
+    }
+    if (on_gpus()) {
+      // It stays in flight, and leaves room for one more.
       check_latency_case(context, group, batches[1], Halves::kSplit);
       return;
     }
