@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
-#include <deque>
+#include <array>
 #include <functional>
+#include <optional>
+#include <string_view>
 
 #include "conformance/latency_conformance.hpp"
 
@@ -66,15 +68,16 @@ bool follow(std::string_view steps, LatencyExchange& a, LatencyExchange& b) {
   return true;
 }
 
-/// Each half of a pair by itself, so that a receive half that did nothing is told apart from a wrong exchange.
-TEST_P(LatencySplit, TheReceiveHalfBringsRowsAndSums) {
+/// By itself, so that a receive half that did nothing is told apart from a wrong exchange.
+TEST_P(LatencySplit, TheReceiveHalfBringsTheRows) {
   constexpr int kNumRanks = 2;
   const std::vector<PreparedCase> batches = two_batches(kNumRanks);
+  // Outlives the group: what is not received now may be written when that ends.
+  std::array<std::optional<LatencyExchange>, kNumRanks> exchanges;
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
-    LatencyExchange dispatched(context, group, batches[0]);
-    if (dispatched.send_dispatch()) dispatched.receive();
-    LatencyExchange combined(context, group, batches[1]);
-    if (combined.dispatch() && combined.send_combine(0)) combined.receive();
+    auto& exchange = exchanges[static_cast<std::size_t>(context.rank())];
+    exchange.emplace(context, group, batches[0]);
+    if (exchange->send_dispatch()) exchange->receive();
   });
 }
 

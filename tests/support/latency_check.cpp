@@ -188,8 +188,8 @@ bool LatencyExchange::finish_dispatch(const Status& status) {
   expect_routing(*context_, *group_, routing_, *prepared_);
   expect_source_ranges(*context_, *group_, routing_, *prepared_);
   expect_same_views();
-  // Now the slab is the program's, and what it was given from is its own too.
-  dispatch_.reset();
+  // Where something is wrong the call may still be at work.
+  if (context_->failures().empty()) dispatch_.reset();
   return true;
 }
 
