@@ -329,8 +329,8 @@ class FERRY_API Group {
 /// Symmetric memory that one rank of a group holds when it has routed (at least twice), dispatched and combined such a
 /// batch: control pages, the network's, staging, and where `symmetric` three payload buffers (x of dispatch, its
 /// output, combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then, on a CUDA
-/// group when the stream has been waited for and one placement of experts is used. Calls of latency mode hold as much as
-/// those three with layout kSlab and without `weights`, and GroupOptions::latency_bytes.
+/// group when the stream has been waited for and one placement of experts is used. Calls of latency mode hold what
+/// those three do with layout kSlab and without `weights`, and GroupOptions::latency_bytes.
 /// @errors kInvalidArgument: a negative or absurd number, or numbers that contradict each other
 ///         kUnsupported: this build has no such backend, or it has no groups of that many nodes
 FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);

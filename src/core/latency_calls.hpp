@@ -1,9 +1,9 @@
 #ifndef FERRY_CORE_LATENCY_CALLS_HPP
 #define FERRY_CORE_LATENCY_CALLS_HPP
 
-/// Which split calls of a group are sent and not received: at most kMaxLatencyCallsInFlight of each kind, in memory that
-/// no other call of the kind uses. A Routing that the program has dropped can never be received: its call counts until
-/// the backend lets go of it too.
+/// Which split calls of a group are sent and not received: at most kMaxLatencyCallsInFlight of each kind, in memory
+/// that no other call of the kind uses. A Routing that the program has dropped can never be received: its call counts
+/// until the backend lets go of it too.
 
 #include <memory>
 #include <vector>
