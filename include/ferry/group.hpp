@@ -280,7 +280,7 @@ class FERRY_API Group {
                                        const LatencyCombineOptions& options = {});
 
   /// The receive half of the latest split call on `routing`: its dispatch, or its combine. A call whose Routing is
-  /// dropped before stays in flight.
+  /// dropped before stays in flight; on a CPU group until the next call that all ranks make together.
   /// @sync   CPU: blocks until that call is done. CUDA: it is done for later work on the stream, which may be another
   ///         than that of the send half; never blocks the host, may be captured
   /// @errors kInvalidArgument: nothing is to be received on that Routing (no other rank is involved); what a peer's half
@@ -321,13 +321,16 @@ class FERRY_API Group {
   std::unique_ptr<ExpertPlacements> placements_;
   std::unique_ptr<LatencyCalls> latency_calls_;
   std::shared_ptr<const void> identity_;  // shared with every Routing of this group, to recognise it
-  std::int64_t num_routes_ = 0;
+  /// Calls that all ranks make, of whatever kind and however they ended: equal on all ranks even where they were told
+  /// that they made different ones.
+  std::int64_t num_calls_ = 0;
 };
 
 /// Symmetric memory that one rank of a group holds when it has routed (at least twice), dispatched and combined such a
 /// batch: control pages, the network's, staging, and where `symmetric` three payload buffers (x of dispatch, its
 /// output, combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then, on a CUDA
-/// group when the stream has been waited for and one placement of experts is used.
+/// group when the stream has been waited for and one placement of experts is used. Calls of latency mode hold what
+/// those three do with layout kSlab and without `weights`, and GroupOptions::latency_bytes.
 /// @errors kInvalidArgument: a negative or absurd number, or numbers that contradict each other
 ///         kUnsupported: this build has no such backend, or it has no groups of that many nodes
 FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);

@@ -104,7 +104,8 @@ class FERRY_API Routing {
   /// [num_used_rows(), 2] i32: source rank and source token of each row, -1 in rows that hold no token.
   ConstTensorView source() const;
   /// [L, R, 2] i32, of a Routing from `Group::latency_dispatch` (absent otherwise): how many rows of each local expert
-  /// come from each source rank, and the first of them, counted from the start of the expert's group.
+  /// come from each source rank, and the first of them, counted from the start of the expert's group; of none, where
+  /// they would be.
   ConstTensorView source_ranges() const;
   /// [T, K] i64 copy of the ids and [T, K] f32 copy of the weights given to route; weights absent if none were.
   ConstTensorView topk_idx() const;

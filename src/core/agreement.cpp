@@ -14,12 +14,18 @@ constexpr std::string_view kPlacementField = "expert_to_rank";
 constexpr std::array<std::string_view, 7> kRouteFields = {
     "num_topk",     "num_experts", "layout", "expert_alignment", "slab_capacity", "presence of topk_weights",
     kPlacementField};
-constexpr std::array<std::string_view, 10> kDispatchFields = {
-    "routing (number of the route call)", "row bytes of x",       "dtype of x",     "quantize",
-    "number of scales per row",           "dtype of scales",      "scales present", "output topk_idx present",
-    "output topk_weights present",        "output source present"};
-constexpr std::array<std::string_view, 5> kCombineFields = {"routing (number of the route call)", "row bytes of x",
-                                                            "dtype of x", "weighted", "input weights present"};
+constexpr std::array<std::string_view, 10> kDispatchFields = {"routing (number of the call that made it)",
+                                                              "row bytes of x",
+                                                              "dtype of x",
+                                                              "quantize",
+                                                              "number of scales per row",
+                                                              "dtype of scales",
+                                                              "scales present",
+                                                              "output topk_idx present",
+                                                              "output topk_weights present",
+                                                              "output source present"};
+constexpr std::array<std::string_view, 5> kCombineFields = {
+    "routing (number of the call that made it)", "row bytes of x", "dtype of x", "weighted", "input weights present"};
 
 constexpr std::array<std::string_view, 11> kLatencyDispatchFields = {"num_topk",
                                                                      "num_experts",
@@ -32,9 +38,8 @@ constexpr std::array<std::string_view, 11> kLatencyDispatchFields = {"num_topk",
                                                                      "number of scales per row",
                                                                      "dtype of scales",
                                                                      kPlacementField};
-constexpr std::array<std::string_view, 5> kLatencyCombineFields = {"routing (number of the latency_dispatch call)",
-                                                                   "row bytes of x", "dtype of x", "order",
-                                                                   "presence of topk_weights"};
+constexpr std::array<std::string_view, 5> kLatencyCombineFields = {
+    "routing (number of the call that made it)", "row bytes of x", "dtype of x", "order", "presence of topk_weights"};
 
 static_assert(kPlacementDigestBytes <= kCallMessageBytes);
 

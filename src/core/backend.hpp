@@ -157,7 +157,8 @@ class Backend {
   virtual Status dispatch(const DispatchCall& call) = 0;
   virtual Status combine(const CombineCall& call) = 0;
   /// A split call whose record is ok returns before any peer has made it, with what is known by then; what it lacks,
-  /// latency_receive adds. Core keeps track of what is in flight.
+  /// latency_receive adds. Core keeps track of what is in flight: a call is until it is received, or nobody holds its
+  /// RoutingState any more; so a backend holds it as long as it works for the call.
   virtual Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) = 0;
   virtual Status latency_combine(const LatencyCombineCall& call) = 0;
   virtual Status latency_receive(const LatencyReceiveCall& call) = 0;

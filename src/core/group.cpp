@@ -76,6 +76,7 @@ Status Group::check_stream(std::string_view operation, Stream stream) const {
 Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, Stream stream,
                              const std::function<void()>& while_waiting) {
   if (!backend_) return destroyed("route");
+  const std::int64_t call_number = num_calls_++;
   RouteCall call;
   call.record.operation = Operation::kRoute;
   Status status = check_stream("route", stream);
@@ -94,12 +95,10 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
                         options.slab_capacity,
                         in.topk_weights.present() ? 1 : 0,
                         status.ok() ? call.placement->hash : 0};
-  // Counts calls, not successes: one rank may have failed at once while another learns of the failure later.
-  const std::int64_t route_number = num_routes_++;
   Result<std::shared_ptr<RoutingState>> state = backend_->route(call);
   if (!state.ok()) return state.status();
   (*state)->group_identity = identity_;
-  (*state)->route_number = route_number;
+  (*state)->call_number = call_number;
   return Routing(std::move(*state));
 }
 
@@ -112,6 +111,7 @@ Status Group::check_routing(std::string_view operation, const Routing& routing) 
 Status Group::dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out, Stream stream,
                        const DispatchOptions& options) {
   if (!backend_) return destroyed("dispatch");
+  ++num_calls_;
   DispatchCall call;
   call.record.operation = Operation::kDispatch;
   call.stream = stream;
@@ -126,7 +126,7 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
     call.record.set_status(status);
   } else {
     const bool scales = out.scales.present();
-    call.record.fields = {call.routing->route_number,
+    call.record.fields = {call.routing->call_number,
                           call.x.row_bytes,
                           static_cast<std::int64_t>(call.x.dtype),
                           static_cast<std::int64_t>(call.quantize),
@@ -143,6 +143,7 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
 Status Group::combine(const Routing& routing, const CombineInput& in, const CombineOutput& out, Stream stream,
                       const CombineOptions& options) {
   if (!backend_) return destroyed("combine");
+  ++num_calls_;
   CombineCall call;
   call.record.operation = Operation::kCombine;
   call.stream = stream;
@@ -155,7 +156,7 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
   if (!status.ok()) {
     call.record.set_status(status);
   } else {
-    call.record.fields = {call.routing->route_number, call.x.row_bytes, static_cast<std::int64_t>(call.x.dtype),
+    call.record.fields = {call.routing->call_number, call.x.row_bytes, static_cast<std::int64_t>(call.x.dtype),
                           options.weighted ? 1 : 0, in.weights.present() ? 1 : 0};
   }
   return backend_->combine(call);
@@ -165,6 +166,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
                                         const LatencyDispatchOptions& options, Stream stream) {
   constexpr std::string_view kName = "latency_dispatch";
   if (!backend_) return destroyed(kName);
+  const std::int64_t call_number = num_calls_++;
   LatencyDispatchCall call;
   call.record.operation = Operation::kLatencyDispatch;
   call.stream = call.route.stream = call.dispatch.stream = stream;
@@ -190,11 +192,10 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   } else {
     call.record.set_status(status);
   }
-  const std::int64_t route_number = num_routes_++;
   Result<std::shared_ptr<RoutingState>> state = backend_->latency_dispatch(call);
   if (!state.ok()) return state.status();
   (*state)->group_identity = identity_;
-  (*state)->route_number = route_number;
+  (*state)->call_number = call_number;
   latency_calls_->sent(call, *state);
   return Routing(std::move(*state));
 }
@@ -203,6 +204,7 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
                               Stream stream, const LatencyCombineOptions& options) {
   constexpr std::string_view kName = "latency_combine";
   if (!backend_) return destroyed(kName);
+  ++num_calls_;
   LatencyCombineCall call;
   CombineCall& combine = call.combine;
   combine.record.operation = Operation::kLatencyCombine;
@@ -216,7 +218,7 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
   if (!status.ok()) {
     combine.record.set_status(status);
   } else {
-    combine.record.fields = {combine.routing->route_number, combine.x.row_bytes,
+    combine.record.fields = {combine.routing->call_number, combine.x.row_bytes,
                              static_cast<std::int64_t>(combine.x.dtype), static_cast<std::int64_t>(options.order),
                              in.topk_weights.present() ? 1 : 0};
   }

@@ -19,7 +19,8 @@ Status too_many_in_flight(std::string_view operation) {
 
 }  // namespace
 
-Status LatencyCalls::check_dispatch(const LatencyDispatchCall& call) const {
+Status LatencyCalls::check_dispatch(const LatencyDispatchCall& call) {
+  std::erase_if(dispatches_, [](const Dispatch& dispatch) { return dispatch.routing.expired(); });
   if (call.split && dispatches_.size() == kMaxLatencyCallsInFlight) return too_many_in_flight("latency_dispatch");
   const std::array mine{Footprint("output x", call.dispatch.out_x),
                         Footprint("output scales", call.dispatch.out_scales)};
@@ -31,7 +32,7 @@ Status LatencyCalls::check_dispatch(const LatencyDispatchCall& call) const {
   return {};
 }
 
-Status LatencyCalls::check_combine(const RoutingState& routing, bool split) const {
+Status LatencyCalls::check_combine(const RoutingState& routing, bool split) {
   switch (routing.latency_phase) {
     case LatencyPhase::kNone:
       return invalid(
@@ -45,7 +46,8 @@ Status LatencyCalls::check_combine(const RoutingState& routing, bool split) cons
     case LatencyPhase::kReady:
       break;
   }
-  if (split && num_combines_ == kMaxLatencyCallsInFlight) return too_many_in_flight("latency_combine");
+  std::erase_if(combines_, [](const auto& combine) { return combine.expired(); });
+  if (split && combines_.size() == kMaxLatencyCallsInFlight) return too_many_in_flight("latency_combine");
   return {};
 }
 
@@ -74,16 +76,16 @@ void LatencyCalls::sent(const LatencyDispatchCall& call, const std::shared_ptr<R
 void LatencyCalls::sent(const LatencyCombineCall& call) {
   if (!call.split) return;
   call.combine.routing->latency_phase = LatencyPhase::kCombineSent;
-  ++num_combines_;
+  combines_.push_back(call.combine.routing);
 }
 
 void LatencyCalls::received(const std::shared_ptr<const RoutingState>& routing, const Status& status) {
   if (routing->latency_phase == LatencyPhase::kCombineSent) {
-    --num_combines_;
+    std::erase_if(combines_, [&routing](const auto& combine) { return combine.lock() == routing; });
     routing->latency_phase = LatencyPhase::kReady;
     return;
   }
-  std::erase_if(dispatches_, [&routing](const Dispatch& dispatch) { return dispatch.routing == routing; });
+  std::erase_if(dispatches_, [&routing](const Dispatch& dispatch) { return dispatch.routing.lock() == routing; });
   routing->latency_phase = status.ok() ? LatencyPhase::kReady : LatencyPhase::kDispatchFailed;
 }
 

@@ -1,8 +1,9 @@
 #ifndef FERRY_CORE_LATENCY_CALLS_HPP
 #define FERRY_CORE_LATENCY_CALLS_HPP
 
-/// Which split calls of a group are sent and not received: at most kMaxLatencyCallsInFlight of each kind, in memory that
-/// no other call of the kind uses.
+/// Which split calls of a group are sent and not received: at most kMaxLatencyCallsInFlight of each kind, in memory
+/// that no other call of the kind uses. A Routing that the program has dropped can never be received: its call counts
+/// until the backend lets go of it too.
 
 #include <memory>
 #include <vector>
@@ -16,10 +17,10 @@ class LatencyCalls {
  public:
   /// Whether a dispatch may be sent now.
   /// @errors kInvalidArgument: too many are in flight (split calls only), or one of those writes to the same memory
-  Status check_dispatch(const LatencyDispatchCall& call) const;
+  Status check_dispatch(const LatencyDispatchCall& call);
   /// Whether a combine may be sent now on this Routing.
   /// @errors kInvalidArgument: too many are in flight (split calls only), or the Routing is not ready for it
-  Status check_combine(const RoutingState& routing, bool split) const;
+  Status check_combine(const RoutingState& routing, bool split);
   /// Whether something is to be received on this Routing.
   /// @errors kInvalidArgument
   static Status check_receive(const RoutingState& routing);
@@ -32,12 +33,13 @@ class LatencyCalls {
 
  private:
   struct Dispatch {
-    std::shared_ptr<const RoutingState> routing;
+    std::weak_ptr<const RoutingState> routing;
     Rows x;
     TensorView scales;
   };
-  std::vector<Dispatch> dispatches_;  // in flight
-  int num_combines_ = 0;              // in flight
+  // In flight, and what was dropped since the last check.
+  std::vector<Dispatch> dispatches_;
+  std::vector<std::weak_ptr<const RoutingState>> combines_;
 };
 
 /// Whether route's other calls may use this Routing: one of latency mode must have been received.

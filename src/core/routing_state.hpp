@@ -31,7 +31,7 @@ struct RoutingState {
   virtual void settle() const {}
 
   std::shared_ptr<const void> group_identity;  ///< identity of the group that made the Routing
-  std::int64_t route_number = 0;               ///< number of earlier route calls on the group; equal on all ranks
+  std::int64_t call_number = 0;                ///< number of earlier calls on the group; equal on all ranks
 
   /// Written by the group's thread alone.
   mutable LatencyPhase latency_phase = LatencyPhase::kNone;

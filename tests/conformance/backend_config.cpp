@@ -39,7 +39,8 @@ GroupOptions Conformance::group_options(const RankContext& context) const {
           .arena_bytes = kArenaBytes,
           .timeout_ns = kTimeoutNs,
           .device = on_gpus() ? device_of_rank(context.rank()) : kCurrentDevice,
-          .transport = GetParam().transport};
+          .transport = GetParam().transport,
+          .latency_bytes = latency_bytes_};
 }
 
 void Conformance::run_on_ranks(int num_ranks, const RankBody& body) const {

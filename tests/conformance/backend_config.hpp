@@ -51,6 +51,9 @@ class Conformance : public ::testing::TestWithParam<BackendConfig> {
   void run_with_group(int num_ranks, const GroupBody& body) const;
   /// Checks the cases one after the other on one group.
   void run_cases(int num_ranks, const std::vector<ExchangeCase>& cases, const KernelOptions& kernel = {}) const;
+
+  /// GroupOptions::latency_bytes of the groups of this test.
+  std::size_t latency_bytes_ = 0;
 };
 
 }  // namespace ferry::test

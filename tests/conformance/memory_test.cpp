@@ -4,6 +4,7 @@
 
 #include "conformance/backend_config.hpp"
 #include "support/exchange_check.hpp"
+#include "support/latency_check.hpp"
 
 /// What a group holds: as much as bytes_required says, and no more than it needs after trim.
 
@@ -106,11 +107,32 @@ class MemoryConformance : public Conformance {
     }
     check_dispatch(context, group, routing, prepared, 0);
     check_combine(context, group, routing, prepared, 0);
-    const MemoryShape shape = shape_of(context, prepared, routing);
+    expect_required(context, group, prepared, routing, shape_of(context, prepared, routing));
+  }
+
+  /// Calls of latency mode hold as much as a route, a dispatch and a combine, which neither send nor return weights.
+  void check_latency_required(RankContext& context, Group& group, const PreparedCase& prepared) const {
+    Routing routing;
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      LatencyExchange exchange(context, group, prepared);
+      const bool split = repeat == 1;
+      if (split ? !(exchange.send_dispatch() && exchange.receive()) : !exchange.dispatch()) return;
+      for (std::size_t i = 0; i < prepared.combines.size(); ++i) {
+        if (split ? !(exchange.send_combine(i) && exchange.receive()) : !exchange.combine(i)) return;
+      }
+      routing = exchange.routing();
+    }
+    MemoryShape shape = shape_of(context, prepared, routing);
+    shape.weights = false;
+    expect_required(context, group, prepared, routing, shape);
+  }
+
+  void expect_required(RankContext& context, const Group& group, const PreparedCase& prepared, const Routing& routing,
+                       const MemoryShape& shape) const {
     const Result<std::size_t> required = bytes_required(shape);
     if (!context.expect_ok(required.status(), "bytes_required")) return;
     // The tensors of the calls are freed already.
-    std::size_t expected = *required;
+    std::size_t expected = *required + latency_bytes_;
     if (shape.symmetric) {
       const std::int64_t received_row_bytes =
           shape.quantized_row_bytes > 0 ? shape.quantized_row_bytes : shape.row_bytes;
@@ -139,6 +161,33 @@ TEST_P(MemoryConformance, BytesRequiredIsWhatIsHeld) {
         auto group = Group::create(context.bootstrap(), group_options(context));
         if (!context.expect_ok(group.status(), "Group::create")) return;
         check_required(context, **group, one);
+        context.expect_ok((*group)->destroy(), "destroy");
+      }
+    });
+  }
+}
+
+TEST_P(MemoryConformance, LatencyModeHoldsWhatBytesRequiredSays) {
+  constexpr int kNumCases = 6;
+  for (const int num_ranks : {1, 2, 4}) {
+    std::mt19937_64 random(static_cast<std::uint64_t>(50 + num_ranks));
+    std::vector<PreparedCase> cases;
+    for (int i = 0; i < kNumCases; ++i) {
+      ExchangeCase spec = draw_batch(random, num_ranks);
+      spec.world.layout = Layout::kSlab;
+      spec.combines = {{.hidden = spec.dispatches[0].hidden, .weighted = true, .own_weights = !spec.world.weights},
+                       {.hidden = spec.dispatches[0].hidden,
+                        .weighted = true,
+                        .order = CombineOrder::kRankSums,
+                        .own_weights = true}};
+      cases.push_back(prepare(spec));
+    }
+    latency_bytes_ = latency_bytes_of(GetParam().backend, cases);
+    run_on_ranks(num_ranks, [&](RankContext& context) {
+      for (const PreparedCase& one : cases) {
+        auto group = Group::create(context.bootstrap(), group_options(context));
+        if (!context.expect_ok(group.status(), "Group::create")) return;
+        check_latency_required(context, **group, one);
         context.expect_ok((*group)->destroy(), "destroy");
       }
     });

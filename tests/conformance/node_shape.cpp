@@ -24,6 +24,17 @@ GroupOptions NodeShape::options() const {
           .transport = transport};
 }
 
+std::vector<NodeShape> node_shapes() {
+  std::vector<NodeShape> all;
+  for (const char* transport : {"loopback", "ucx"}) {
+    for (const auto& [num_nodes, ranks_per_node] :
+         std::initializer_list<std::pair<int, int>>{{1, 1}, {1, 8}, {2, 1}, {2, 2}, {2, 4}, {4, 2}, {3, 3}, {8, 1}}) {
+      all.push_back({num_nodes, ranks_per_node, transport});
+    }
+  }
+  return all;
+}
+
 void PrintTo(const NodeShape& shape, std::ostream* out) {
   *out << shape.num_nodes << "x" << shape.ranks_per_node << " over " << shape.transport
        << (shape.over_shared_memory ? " with shared memory" : "");

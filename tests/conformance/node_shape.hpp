@@ -9,6 +9,7 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "support/exchange_case.hpp"
 #include "support/rank_runner.hpp"
@@ -28,6 +29,9 @@ struct NodeShape {
   }
   GroupOptions options() const;
 };
+
+/// One rank per node, one node, and everything in between, over each engine.
+std::vector<NodeShape> node_shapes();
 
 /// How GoogleTest prints the parameter of a failed test.
 void PrintTo(const NodeShape& shape, std::ostream* out);

@@ -8,7 +8,7 @@
 
 #include "conformance/node_shape.hpp"
 #include "support/exchange_check.hpp"
-#include "support/process_usage.hpp"
+#include "support/growth_watch.hpp"
 #include "support/sanitizers.hpp"
 
 /// Thousands of calls on one group of several nodes, with ranks that arrive late: every result is the oracle's, and the
@@ -27,28 +27,13 @@ constexpr std::size_t kNumKept = 4;
 constexpr std::uint64_t kCallsPerStall = 50;
 constexpr std::uint64_t kLongestStallUs = 3000;
 
-/// By how much a process may grow between the first measurement and any later one; the group's own counts, descriptors
-/// and mappings of files may not grow at all. On the heap, UCX's buffers come and go (some 110 KiB seen) and the
-/// allocator counts as used what its threads cache; a leak of the smallest block per call would be 250 KiB. Resident
-/// memory also has the fragments between blocks, of all ranks where they are threads (some 300 KiB seen); it is for
-/// what is not on the heap. Other mappings: the allocator may still begin an arena, which has two, for a thread.
-constexpr std::size_t kSpareHeapBytes = std::size_t{192} << 10;
-constexpr std::size_t kSpareResidentBytes = std::size_t{1} << 20;
-constexpr std::size_t kSpareMappings = 4;
-
-/// What one rank holds.
-struct Holdings {
-  ProcessUsage process;
-  MemoryUsage group;
-};
-
 class Soak {
  public:
   Soak(RankContext& context, Group& group, const std::vector<PreparedCase>& cases, RankKind kind)
       : context_(context),
         group_(group),
         cases_(cases),
-        measures_process_(kind == RankKind::kProcesses || context.rank() == 0),
+        growth_(context, group, kind),
         stalls_(1000 + static_cast<std::uint64_t>(context.rank())) {}
 
   void run() {
@@ -62,7 +47,7 @@ class Soak {
       while (call_ < sample * kCallsBetweenSamples) {
         if (!next_call()) return;
       }
-      if (!take_stock(sample == warm)) return;
+      if (!take_stock()) return;
     }
   }
 
@@ -122,48 +107,23 @@ class Soak {
     return false;
   }
 
-  bool meet() {
-    return context_.expect_ok(context_.bootstrap()->all_gather({}, 40 * kNsPerSecond).status(), "meeting to sample");
-  }
-
-  /// Meanwhile all ranks are idle, with no tensors and no Routings.
-  bool take_stock(bool warm) {
+  bool take_stock() {
     kept_ = {};
-    if (!meet()) return false;
-    Holdings now;
-    now.group = group_.memory_usage();
-    if (measures_process_) now.process = process_usage();
-    if (warm) warm_ = now;
-    expect_no_growth("bytes held by the group", now.group.total_bytes(), warm_.group.total_bytes(), 0);
-    expect_no_growth("descriptors", now.process.num_descriptors, warm_.process.num_descriptors, 0);
-    expect_no_growth("mappings of files", now.process.num_file_mappings, warm_.process.num_file_mappings, 0);
-    // A sanitizer keeps freed memory, and maps memory for its own bookkeeping.
-    if (!kSanitized) {
-      expect_no_growth("mappings", now.process.num_mappings, warm_.process.num_mappings, kSpareMappings);
-      expect_no_growth("bytes of heap", now.process.heap_bytes, warm_.process.heap_bytes, kSpareHeapBytes);
-      expect_no_growth("resident bytes", now.process.resident_bytes, warm_.process.resident_bytes, kSpareResidentBytes);
-    }
+    const bool met = growth_.take_stock(call_);
     // Reported once; the calls continue, so that the other ranks report nothing.
     num_growths_ = context_.failures().size();
-    return meet();
-  }
-
-  void expect_no_growth(std::string_view what, std::size_t now, std::size_t warm, std::size_t spare) {
-    context_.expect(now <= warm + spare, fmt::format("after {} calls: {} {}, expected at most {} more than the {} when "
-                                                     "warm",
-                                                     call_, now, what, spare, warm));
+    return met;
   }
 
   RankContext& context_;
   Group& group_;
   const std::vector<PreparedCase>& cases_;
-  bool measures_process_;
+  GrowthWatch growth_;
   std::mt19937_64 plan_{5};  // the same on every rank
   std::mt19937_64 stalls_;
   int call_ = 0;
   std::size_t num_growths_ = 0;
   std::array<Kept, kNumKept> kept_;
-  Holdings warm_;
 };
 
 class NodesSoak : public testing::TestWithParam<NodeShape> {};

@@ -14,17 +14,6 @@
 namespace ferry::test {
 namespace {
 
-std::vector<NodeShape> shapes() {
-  std::vector<NodeShape> all;
-  for (const char* transport : {"loopback", "ucx"}) {
-    for (const auto& [num_nodes, ranks_per_node] :
-         std::initializer_list<std::pair<int, int>>{{1, 1}, {1, 8}, {2, 1}, {2, 2}, {2, 4}, {4, 2}, {3, 3}, {8, 1}}) {
-      all.push_back({num_nodes, ranks_per_node, transport});
-    }
-  }
-  return all;
-}
-
 class Nodes : public testing::TestWithParam<NodeShape> {
  protected:
   static PreparedCase prepare_on_nodes(const ExchangeCase& spec) { return prepare_on(GetParam(), spec); }
@@ -141,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NodesOnOneCore,
                          testing::Values(NodeShape{2, 1, "loopback"}, NodeShape{3, 2, "loopback"},
                                          NodeShape{2, 1, "ucx"}, NodeShape{2, 2, "ucx", true}),
                          shape_name);
-INSTANTIATE_TEST_SUITE_P(Shapes, Nodes, testing::ValuesIn(shapes()), shape_name);
+INSTANTIATE_TEST_SUITE_P(Shapes, Nodes, testing::ValuesIn(node_shapes()), shape_name);
 INSTANTIATE_TEST_SUITE_P(SharedMemory, Nodes,
                          testing::Values(NodeShape{2, 2, "ucx", true}, NodeShape{3, 1, "ucx", true}), shape_name);
 INSTANTIATE_TEST_SUITE_P(Shapes, LargeExchange,

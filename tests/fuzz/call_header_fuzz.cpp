@@ -66,8 +66,8 @@ bool accepts(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t
   require(record.message_bytes >= 0 && record.message_bytes <= static_cast<std::int32_t>(kCallMessageBytes),
           "a message is inside its bounds");
   const bool failed = record.code != ErrorCode::kOk;
-  require(failed || record.operation == Operation::kRoute || record.message_bytes == 0,
-          "only a route that succeeded has something to say");
+  require(failed || has_placement_digest(record.operation) || record.message_bytes == 0,
+          "of calls that succeeded only those with a placement have something to say");
   const auto text = std::span(record.message).first(static_cast<std::size_t>(record.message_bytes));
   require(!failed || is_plain(text), "a message is printable");
 

@@ -140,7 +140,8 @@ def forward_table_seeds() -> dict[str, bytes]:
     }
 
 
-ROUTE, DISPATCH, COMBINE, DESTROY = range(4)
+ROUTE, DISPATCH, COMBINE, LATENCY_DISPATCH, LATENCY_COMBINE, DESTROY = range(6)
+NUM_FIELDS = 11
 
 
 def call_header(
@@ -155,7 +156,8 @@ def call_header(
     entries: int = 0,
 ) -> bytes:
     length = len(text) if text_bytes is None else text_bytes
-    record = struct.pack("<iiii", operation, code, 0, length) + struct.pack("<10q", *fields, *[0] * (10 - len(fields)))
+    values = fields + (0,) * (NUM_FIELDS - len(fields))
+    record = struct.pack("<iiii", operation, code, 0, length) + struct.pack(f"<{NUM_FIELDS}q", *values)
     return struct.pack("<Q", call) + record + text.ljust(640, b"\0") + struct.pack("<qq", rows, entries)
 
 
@@ -175,11 +177,18 @@ def call_header_seeds() -> dict[str, bytes]:
     def placed_many(experts: int, hashes: tuple[int, ...]) -> bytes:
         return call_header(fields=(8, experts, 0, 1, 0, 1, hashes[0]), text=struct.pack(f"<{len(hashes)}I", *hashes))
 
+    def latency(owners: tuple[int, ...], placement: int) -> bytes:
+        fields = (8, len(owners), 128, 256, 1, 4096, 5, 1, 32, 0, placement)
+        return call_header(LATENCY_DISPATCH, fields=fields, text=struct.pack(f"<{len(owners)}h", *owners), entries=80)
+
     route = call_header(fields=(8, 64, 0, 1, 0, 1, 12345), rows=1000, entries=80)
     return {
         "agreed": story(route, route),
         "dispatch": story(call_header(DISPATCH, fields=(0, 4096, 5, 0, 0, 0, 1, 1)), end=error_record(4, 0, b"late")),
         "combine": story(call_header(COMBINE, fields=(0, 4096, 5, 1, 0))),
+        "latency_dispatch": story(latency((0, 0, 1, 1), 7), latency((0, 0, 1, 1), 7)),
+        "latency_dispatch_other_placement": story(latency((0, 0, 1, 1), 7), latency((0, 1, 0, 1), 8)),
+        "latency_combine": story(call_header(LATENCY_COMBINE, fields=(3, 4096, 5, 1, 0)), route),
         "destroy": story(call_header(DESTROY), call_header(DESTROY)),
         "other_field": story(route, call_header(fields=(8, 65, 0, 1, 0, 1, 12345), entries=80)),
         "other_placement": story(placed((0, 0, 1, 1), 7), placed((0, 1, 0, 1), 8)),
@@ -193,7 +202,7 @@ def call_header_seeds() -> dict[str, bytes]:
         "own_error": story(route, call_header(code=3, text=b"route: too much")),
         "own_error_unreadable": story(call_header(code=1, text=b"\x1b[2J\xff\0" * 9)),
         "other_call": story(call_header(call=8)),
-        "no_such_operation": story(call_header(4)),
+        "no_such_operation": story(call_header(DESTROY + 1)),
         "negative_operation": story(call_header(-1)),
         "no_such_code": story(call_header(code=10, text=b"?")),
         "negative_code": story(call_header(code=-1, text=b"?")),

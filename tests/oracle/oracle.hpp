@@ -2,6 +2,7 @@
 #define FERRY_ORACLE_ORACLE_HPP
 
 /// The oracle: what route, dispatch and combine must produce, for all ranks at once, in one thread, in plain loops.
+/// latency_dispatch is a route of layout kSlab and a dispatch, so only its source ranges are its own.
 /// It shares no code with the library, only the option structs and dtypes of the public headers, so that a backend and
 /// the oracle do not share mistakes. Speed does not matter; the loops follow the specification as directly as possible.
 
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ferry/latency.hpp"
 #include "ferry/quantization.hpp"
 #include "ferry/routing.hpp"
 #include "ferry/status.hpp"
@@ -62,6 +64,16 @@ std::vector<std::int32_t> expert_owners(const World& world);
 /// @errors kInvalidArgument, kCapacity: the code that every rank must report
 Result<std::vector<RankRouting>> route(const World& world);
 
+/// Rows of one local expert that come from one source rank; `first` is counted from the start of the expert's group.
+struct SourceRange {
+  std::int32_t num_rows = 0;
+  std::int32_t first = 0;
+  friend bool operator==(const SourceRange&, const SourceRange&) = default;
+};
+
+/// What `Routing::source_ranges` must show on the rank of `routing`, [L, R]. Of none, `first` is where they would be.
+std::vector<SourceRange> source_ranges(const World& world, const RankRouting& routing);
+
 /// Inputs of dispatch, one element per rank: rows and scale rows packed without gaps.
 struct DispatchInputs {
   std::size_t row_bytes = 0;
@@ -102,6 +114,7 @@ struct CombineInputs {
   DType dtype = DType::kBfloat16;  ///< kBfloat16 or kFloat32
   std::int64_t hidden = 0;
   bool weighted = false;
+  CombineOrder order = CombineOrder::kExact;     ///< not kExact: weighted, without biases and returned weights
   std::vector<Bytes> x;                          ///< [rows, H]
   std::vector<std::vector<float>> weights;       ///< shaped as RankReceived::topk_weights; empty: none are returned
   std::array<std::vector<Bytes>, 2> bias;        ///< [T, H]; empty: no such bias

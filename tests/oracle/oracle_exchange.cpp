@@ -137,6 +137,29 @@ float add_terms(const CombineInputs& in, const std::vector<Entry>& terms, const 
   return acc;
 }
 
+/// Channel `h` of the token whose entries are `entries`, as CombineOrder::kRankSums adds them: each rank its own, then
+/// each node its ranks, then the source its nodes, rounded every time.
+float add_rank_sums(const World& world, const CombineInputs& in, const std::vector<Entry>& entries,
+                    const float* weights, std::int64_t h) {
+  float token_sum = 0.0F;
+  for (int first_rank = 0; first_rank < world.num_ranks; first_rank += world.ranks_per_node) {
+    bool node_has_entries = false;
+    float node_sum = 0.0F;
+    for (int rank = first_rank; rank < first_rank + world.ranks_per_node; ++rank) {
+      std::vector<Entry> of_rank;
+      for (const Entry& entry : entries) {
+        if (entry.rank == rank) of_rank.push_back(entry);
+      }
+      if (of_rank.empty()) continue;
+      node_has_entries = true;
+      node_sum = node_sum + round_to(in.dtype, add_terms(in, of_rank, weights, h, 0.0F));
+    }
+    if (world.ranks_per_node == world.num_ranks) return node_sum;
+    if (node_has_entries) token_sum = token_sum + round_to(in.dtype, node_sum);
+  }
+  return token_sum;
+}
+
 /// Returned weight of entry (token, k) for kTokens: over all rows of the token, whether or not they are k's, inside
 /// nodes first.
 float sum_returned_weights(const World& world, const CombineInputs& in, const std::vector<std::vector<Entry>>& nodes,
@@ -241,6 +264,10 @@ std::vector<RankCombined> combine(const World& world, const std::vector<RankRout
       const std::vector<std::vector<Entry>> terms_by_node = split_by_node(terms, world.ranks_per_node);
       for (std::int64_t h = 0; h < inputs.hidden; ++h) {
         const auto at = static_cast<std::size_t>(token * inputs.hidden + h);
+        if (inputs.order == CombineOrder::kRankSums) {
+          store(out.x, inputs.dtype, at, add_rank_sums(world, inputs, entries, weights, h));
+          continue;
+        }
         float acc = 0.0F;
         for (const std::vector<Bytes>& bias : inputs.bias) {
           if (!bias.empty()) acc = acc + load(bias[rank], inputs.dtype, at);

@@ -158,4 +158,20 @@ Result<std::vector<RankRouting>> route(const World& world) {
   return routings;
 }
 
+std::vector<SourceRange> source_ranges(const World& world, const RankRouting& routing) {
+  std::vector<SourceRange> ranges;
+  for (std::size_t local = 0; local < routing.local_expert_ids.size(); ++local) {
+    std::int32_t next = 0;
+    for (int rank = 0; rank < world.num_ranks; ++rank) {
+      SourceRange range{0, next};
+      for (std::int64_t row = routing.expert_row_offsets[local]; row < routing.expert_row_offsets[local + 1]; ++row) {
+        if (routing.source[static_cast<std::size_t>(row)].rank == rank) ++range.num_rows;
+      }
+      next += range.num_rows;
+      ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
 }  // namespace ferry::oracle

@@ -97,8 +97,10 @@ std::vector<std::vector<float>> random_weights(Random& random, const PreparedCas
   return weights;
 }
 
-TensorSpec scale_spec(const DispatchSpec& spec, std::int64_t rows) {
+/// `slabs`: L where the rows are those of a slab.
+TensorSpec scale_spec(const DispatchSpec& spec, std::int64_t rows, std::int64_t slabs = 0) {
   TensorSpec scales = dense(spec.scale_dtype, rows, spec.num_scales);
+  const std::int64_t slab_rows = slabs > 0 ? rows / slabs : rows;
   switch (spec.scale_strides) {
     case ScaleStrides::kDense:
       break;
@@ -113,6 +115,21 @@ TensorSpec scale_spec(const DispatchSpec& spec, std::int64_t rows) {
       scales.row_stride = 2 * spec.num_scales + 1;
       scales.col_stride = 2;
       break;
+    case ScaleStrides::kSlabRows:
+      if (slabs == 0) break;
+      scales.row_stride = spec.num_scales + 1;
+      scales.slab_stride = slab_rows * scales.row_stride + 5;
+      break;
+    case ScaleStrides::kSlabColumns:
+      if (slabs == 0) break;
+      scales.row_stride = 1;
+      scales.col_stride = slab_rows + 3;
+      scales.slab_stride = spec.num_scales * scales.col_stride + 7;
+      break;
+  }
+  if (scales.slab_stride != 0) {
+    scales.num_dims = 3;
+    scales.slabs = slabs;
   }
   return scales;
 }
@@ -192,6 +209,8 @@ std::vector<RankDispatch> prepare_dispatch(const PreparedCase& prepared, const D
     const auto at = static_cast<std::size_t>(rank);
     const RankReceived& got = received[at];
     const std::int64_t rows = prepared.routings[at].num_recv_rows;
+    const bool by_slab = world.options.layout == Layout::kSlab;
+    const auto slabs = static_cast<std::int64_t>(by_slab ? prepared.routings[at].local_expert_ids.size() : 0);
     const TensorSpec recv_weights = recv_weights_spec(prepared, rank);
     const TensorSpec ids = dense(spec.id_dtype, tokens_layout ? rows : 0, world.num_topk);
     ranks.push_back({
@@ -202,7 +221,7 @@ std::vector<RankDispatch> prepare_dispatch(const PreparedCase& prepared, const D
                                          : TensorImage({}),
         .out_x = padded_image(recv_payload_spec(prepared, rank, dispatched_dtype(spec), spec.hidden), got, got.x.data(),
                               spec.zero_padding),
-        .out_scales = padded_image(scale_spec(spec, rows), got, got.scales.data(), spec.zero_padding),
+        .out_scales = padded_image(scale_spec(spec, rows, slabs), got, got.scales.data(), spec.zero_padding),
         .out_topk_idx = id_image(ids, got.topk_idx),
         .out_topk_weights = padded_image(recv_weights, got, got.topk_weights.data(), spec.zero_padding),
         .out_source = full_image(dense(DType::kInt32, rows, 2), got.source.data()),
@@ -217,6 +236,7 @@ std::vector<RankCombine> prepare_combine(const PreparedCase& prepared, const Com
   inputs.dtype = spec.dtype;
   inputs.hidden = spec.hidden;
   inputs.weighted = spec.weighted;
+  inputs.order = spec.order;
   for (int rank = 0; rank < world.num_ranks; ++rank) {
     const std::int64_t rows = prepared.routings[static_cast<std::size_t>(rank)].num_recv_rows;
     inputs.x.push_back(random_payload(random, spec, rows));

@@ -15,7 +15,15 @@
 
 namespace ferry::test {
 
-enum class ScaleStrides { kDense, kRowGaps, kColumnMajor, kColumnSteps };
+enum class ScaleStrides {
+  kDense,
+  kRowGaps,
+  kColumnMajor,
+  kColumnSteps,
+  // Of a slab's output, as [L, C, S] with gaps between experts; inputs are kDense.
+  kSlabRows,     ///< each expert's row-major
+  kSlabColumns,  ///< each expert's column-major
+};
 
 struct DispatchSpec {
   DType dtype = DType::kBfloat16;
@@ -40,7 +48,8 @@ struct CombineSpec {
   DType dtype = DType::kBfloat16;
   std::int64_t hidden = 32;
   bool weighted = false;
-  bool own_weights = false;  ///< weigh with others than those of route
+  CombineOrder order = CombineOrder::kExact;  ///< of latency mode, where a combine is weighted
+  bool own_weights = false;                   ///< weigh with others than those of route
   int num_biases = 0;
   bool return_weights = false;
   Values values = Values::kRandom;
@@ -51,8 +60,9 @@ struct ExchangeCase {
   WorldSpec world;
   DType id_dtype = DType::kInt64;  ///< of route's topk_idx
   MemoryKind memory = MemoryKind::kSymmetric;
-  std::int64_t gap_granules = 0;  ///< between payload rows, in units of 16 bytes
-  bool slab_view = false;         ///< kSlab: give payload outputs and inputs as [L, C, H]
+  std::int64_t gap_granules = 0;      ///< between payload rows, in units of 16 bytes
+  bool slab_view = false;             ///< kSlab: give payload outputs and inputs as [L, C, H]
+  std::int64_t spare_max_tokens = 0;  ///< latency mode: max_tokens beyond the most of any rank
   std::vector<DispatchSpec> dispatches;
   std::vector<CombineSpec> combines;
 };

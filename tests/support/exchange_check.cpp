@@ -153,6 +153,26 @@ void expect_routing(RankContext& context, const Group& group, const Routing& rou
   }
 }
 
+void expect_source_ranges(RankContext& context, const Group& group, const Routing& routing,
+                          const PreparedCase& prepared) {
+  const std::string where = prepared.spec.name + ": latency_dispatch: source_ranges";
+  const oracle::RankRouting& expected = prepared.routings[static_cast<std::size_t>(context.rank())];
+  const std::vector<oracle::SourceRange> ranges = oracle::source_ranges(prepared.world, expected);
+  const auto num_local = static_cast<std::int64_t>(expected.local_expert_ids.size());
+  const std::int64_t num_ranks = prepared.world.num_ranks;
+  ConstTensorView seen = routing.source_ranges();
+  if (!context.expect(seen.num_dims == 3 && seen.extent(1) == num_ranks && seen.extent(2) == 2 &&
+                          (num_local <= 1 || seen.stride(0) == 2 * num_ranks),
+                      where + " has not shape [L, R, 2], contiguous")) {
+    return;
+  }
+  // As a table of L rows.
+  seen = ConstTensorView(seen.data, seen.dtype, {seen.extent(0), 2 * num_ranks},
+                         {2 * num_ranks, num_ranks > 1 && seen.stride(1) != 2 ? 0 : seen.stride(2)});
+  ViewCheck(context, uses_device(group))
+      .table(where, seen, dense(DType::kInt32, num_local, 2 * num_ranks), ranges.data());
+}
+
 Routing check_route(RankContext& context, Group& group, const PreparedCase& prepared) {
   Status status;
   Result<Routing> result = [&] {
@@ -164,6 +184,7 @@ Routing check_route(RankContext& context, Group& group, const PreparedCase& prep
   }();
   if (!context.expect_ok(status, prepared.spec.name + ": route: ")) return {};
   expect_routing(context, group, *result, prepared);
+  context.expect(!result->source_ranges().present(), prepared.spec.name + ": route: source_ranges are present");
   if (prepared.world.options.layout == Layout::kTokens) {
     check_channel_tables(context, group, *result, prepared, static_cast<int>(prepared.spec.world.seed % 13) + 1);
   }

@@ -84,6 +84,10 @@ enum class Counts { kOnHost, kInMemory };
 void expect_routing(RankContext& context, const Group& group, const Routing& routing, const PreparedCase& prepared,
                     Counts counts = Counts::kOnHost);
 
+/// The one view that only Routings of latency_dispatch have.
+void expect_source_ranges(RankContext& context, const Group& group, const Routing& routing,
+                          const PreparedCase& prepared);
+
 /// Routes; compares everything that the Routing says, and its tables by channel. Empty on failure, which is reported.
 Routing check_route(RankContext& context, Group& group, const PreparedCase& prepared);
 void check_dispatch(RankContext& context, Group& group, const Routing& routing, const PreparedCase& prepared,

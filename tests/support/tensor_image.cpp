@@ -18,10 +18,19 @@ constexpr std::size_t kBaseAlignmentBytes = 64;
 /// Differs from byte to byte, so that untouched memory cannot be mistaken for memory copied from elsewhere.
 std::byte pattern(std::size_t offset) { return static_cast<std::byte>((offset * 37 + 0xA5) & 0xFF); }
 
+std::int64_t slab_stride(const TensorSpec& spec) {
+  return spec.slab_stride != 0 ? spec.slab_stride : spec.rows / spec.slabs * spec.row_stride;
+}
+
+/// Element [row, col] of the tensor, counted from its first.
+std::int64_t place_of(const TensorSpec& spec, std::int64_t row, std::int64_t col) {
+  const std::int64_t slab_rows = spec.rows / spec.slabs;
+  return row / slab_rows * slab_stride(spec) + row % slab_rows * spec.row_stride + col * spec.col_stride;
+}
+
 std::size_t extent_bytes(const TensorSpec& spec) {
   if (spec.rows == 0 || spec.cols == 0) return 0;
-  const std::int64_t last = (spec.rows - 1) * spec.row_stride + (spec.cols - 1) * spec.col_stride;
-  return static_cast<std::size_t>(last + 1) * size_bytes(spec.dtype);
+  return static_cast<std::size_t>(place_of(spec, spec.rows - 1, spec.cols - 1) + 1) * size_bytes(spec.dtype);
 }
 
 TensorView view_of(const TensorSpec& spec, void* data) {
@@ -30,7 +39,7 @@ TensorView view_of(const TensorSpec& spec, void* data) {
     return TensorView(data, spec.dtype, {spec.rows, spec.cols}, {spec.row_stride, spec.col_stride});
   const std::int64_t slab_rows = spec.rows / spec.slabs;
   return TensorView(data, spec.dtype, {spec.slabs, slab_rows, spec.cols},
-                    {slab_rows * spec.row_stride, spec.row_stride, spec.col_stride});
+                    {slab_stride(spec), spec.row_stride, spec.col_stride});
 }
 
 /// Rows and widths differ between the tensors of a call, so that inputs and outputs are decided apart from each other.
@@ -43,7 +52,7 @@ std::string where(const TensorSpec& spec, std::size_t offset) {
   const std::size_t element_bytes = size_bytes(spec.dtype);
   for (std::int64_t row = 0; row < spec.rows; ++row) {
     for (std::int64_t col = 0; col < spec.cols; ++col) {
-      const auto first = static_cast<std::size_t>(row * spec.row_stride + col * spec.col_stride) * element_bytes;
+      const auto first = static_cast<std::size_t>(place_of(spec, row, col)) * element_bytes;
       if (offset >= first && offset < first + element_bytes) return fmt::format("element [{}, {}]", row, col);
     }
   }
@@ -70,7 +79,7 @@ TensorImage::TensorImage(const TensorSpec& spec) : spec_(spec), bytes_(extent_by
 void TensorImage::set_row(std::int64_t row, const std::byte* packed) {
   if (spec_.cols == 0) return;  // nothing to copy, perhaps from nowhere
   const std::size_t element_bytes = size_bytes(spec_.dtype);
-  std::byte* first = bytes_.data() + static_cast<std::size_t>(row * spec_.row_stride) * element_bytes;
+  std::byte* first = bytes_.data() + static_cast<std::size_t>(place_of(spec_, row, 0)) * element_bytes;
   if (spec_.col_stride == 1) {
     std::memcpy(first, packed, static_cast<std::size_t>(spec_.cols) * element_bytes);
     return;

@@ -25,6 +25,7 @@ struct TensorSpec {
   std::int64_t col_stride = 1;
   std::int64_t num_dims = 2;  ///< 1: the view is [rows] (cols is 1); 3: [slabs, rows / slabs, cols]
   std::int64_t slabs = 1;
+  std::int64_t slab_stride = 0;  ///< 3 dimensions: from one slab to the next; 0: as from a slab's last row to one more
   std::size_t alignment_bytes = 1;  ///< the memory is aligned to this and to no more
 };
 

@@ -7,35 +7,14 @@
 #include <cstring>
 #include <limits>
 
+#include "unit/oracle_worlds.hpp"
+
 // The oracle checks everything else, so every expectation here is computed by hand.
 
 namespace ferry::oracle {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-Bytes pack(const std::vector<float>& values) {
-  Bytes bytes(values.size() * sizeof(float));
-  std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-
-std::vector<float> unpack(const Bytes& bytes) {
-  std::vector<float> values(bytes.size() / sizeof(float));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
-/// Values that bf16 holds exactly.
-Bytes pack_bf16(const std::vector<float>& values) {
-  Bytes bytes;
-  for (float value : values) {
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-    bytes.push_back(static_cast<std::byte>(bits >> 16));
-    bytes.push_back(static_cast<std::byte>(bits >> 24));
-  }
-  return bytes;
-}
 
 std::vector<std::uint16_t> unpack_u16(const Bytes& bytes) {
   std::vector<std::uint16_t> values(bytes.size() / 2);
@@ -47,19 +26,6 @@ std::vector<Source> sources(std::initializer_list<std::pair<int, int>> pairs) {
   std::vector<Source> out;
   for (const auto& [rank, token] : pairs) out.push_back({rank, token});
   return out;
-}
-
-/// Two ranks of two experts each. Token 1 of rank 0 names an expert twice, token 1 of rank 1 names none.
-World two_ranks(Layout layout) {
-  World world;
-  world.num_ranks = 2;
-  world.ranks_per_node = 2;
-  world.num_topk = 2;
-  world.options.num_experts = 4;
-  world.options.layout = layout;
-  world.ranks = {{3, {0, 2, 3, 3, -1, 1}, {0.5F, 0.25F, 0.125F, 1.0F, 9.0F, 2.0F}},
-                 {2, {0, 1, -1, -1}, {3.0F, 4.0F, 7.0F, 8.0F}}};
-  return world;
 }
 
 TEST(OracleRoute, Tokens) {

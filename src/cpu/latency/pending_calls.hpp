@@ -21,21 +21,21 @@ class PendingCalls {
  public:
   struct Call {
     std::shared_ptr<const RoutingState> routing;  ///< that a dispatch fills, or of a combine
-    std::variant<LatencyDispatchCall, LatencyCombineCall> arguments;
-    std::optional<Status> outcome;  ///< once it was made
+    std::variant<std::monostate, LatencyDispatchCall, LatencyCombineCall> arguments;  ///< until it is made
+    std::optional<Status> outcome{};                                                  ///< once it was made
   };
 
   void add(Call call) { calls_.push_back(std::move(call)); }
-  bool empty() const { return calls_.empty(); }
 
   /// Makes all calls up to the one on `routing` with `make(call)`, and returns that one's outcome, once.
   template <typename Make>
   Status receive(const std::shared_ptr<const RoutingState>& routing, Make&& make) {
     for (auto call = calls_.begin(); call != calls_.end(); ++call) {
-      if (!call->outcome) call->outcome = make(*call);
+      make_one(*call, make);
       if (call->routing != routing) continue;
       Status outcome = *std::move(call->outcome);
       calls_.erase(call);
+      forget_dropped();
       return outcome;
     }
     return Status(ErrorCode::kInternal, "latency_receive: the split call was lost; please report this bug");
@@ -44,12 +44,22 @@ class PendingCalls {
   /// Makes all calls; their outcomes are kept for their receive halves.
   template <typename Make>
   void make_all(Make&& make) {
-    for (Call& call : calls_) {
-      if (!call.outcome) call.outcome = make(call);
-    }
+    for (Call& call : calls_) make_one(call, make);
+    forget_dropped();
   }
 
  private:
+  template <typename Make>
+  static void make_one(Call& call, Make&& make) {
+    if (call.outcome) return;
+    call.outcome = make(call);
+    call.arguments = std::monostate();
+  }
+  /// Of calls that were made, those that nobody can receive because the program has dropped their Routings.
+  void forget_dropped() {
+    std::erase_if(calls_, [](const Call& call) { return call.outcome && call.routing.use_count() == 1; });
+  }
+
   std::deque<Call> calls_;
 };
 

@@ -1,0 +1,196 @@
+/// A rank that fails in latency mode, before, between or inside the halves of a call: every other rank gets an error
+/// that names it within bounded time, and can continue without it.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "core/agreement.hpp"
+#include "fault/small_exchange.hpp"
+#include "fault/small_latency_exchange.hpp"
+#include "fault/trap_memory.hpp"
+#include "node/futex.hpp"
+#include "support/bootstrap_ranks.hpp"
+#include "support/rank_runner.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr int kVictim = 2;
+
+/// Where the victim fails in the call.
+enum class Moment {
+  kBeforeSending,   ///< it never makes the call
+  kBetweenHalves,   ///< its send half has returned
+  kWhileReceiving,  ///< in the middle of reading its own input
+};
+
+struct Scenario {
+  const char* name;
+  Operation operation;
+  Moment moment;
+  Fate fate;
+  int num_ranks = 5;
+  int ranks_per_node = 0;  // 0: all
+};
+
+std::string name_of(const testing::TestParamInfo<Scenario>& info) { return info.param.name; }
+
+class LatencyLostRank : public testing::TestWithParam<Scenario> {
+ protected:
+  bool symmetric() const { return GetParam().moment != Moment::kWhileReceiving; }
+
+  /// Returns only where the victim is to go on.
+  void suffer(Moment moment, Operation operation) const {
+    if (moment != GetParam().moment || operation != GetParam().operation) return;
+    if (GetParam().fate == Fate::kKilled) kill(getpid(), SIGKILL);
+    wait_for_survivors(words_, static_cast<unsigned>(GetParam().num_ranks - 1));
+    _exit(0);
+  }
+
+  /// The memory to read from in `operation`, if the victim is to fail there.
+  const void* trap_or(const void* memory, Operation operation, std::size_t bytes) const {
+    if (GetParam().moment != Moment::kWhileReceiving || operation != GetParam().operation) return memory;
+    return make_trap_memory(bytes, GetParam().fate, words_, static_cast<unsigned>(GetParam().num_ranks - 1));
+  }
+
+  void run_victim(RankContext& context, Group& group) const {
+    // One more in flight, which is received first.
+    SmallLatencyExchange before(group, symmetric());
+    SmallLatencyExchange exchange(group, symmetric());
+    exchange.x = trap_or(exchange.x, Operation::kLatencyDispatch,
+                         SmallLatencyExchange::kNumTokens * SmallLatencyExchange::kRowBytes);
+    context.expect_ok(before.send_dispatch(), "the dispatch before");
+    suffer(Moment::kBeforeSending, Operation::kLatencyDispatch);
+    context.expect_ok(exchange.send_dispatch(), "the send half of the dispatch");
+    context.expect_ok(before.receive(), "the receive half of the dispatch before");
+    suffer(Moment::kBetweenHalves, Operation::kLatencyDispatch);
+    context.expect_ok(exchange.receive(), "the receive half of the dispatch");
+    exchange.y = trap_or(exchange.y, Operation::kLatencyCombine, exchange.slab_bytes());
+    suffer(Moment::kBeforeSending, Operation::kLatencyCombine);
+    context.expect_ok(exchange.send_combine(), "the send half of the combine");
+    suffer(Moment::kBetweenHalves, Operation::kLatencyCombine);
+    (void)exchange.receive();
+    context.fail("the victim survived");
+  }
+
+  void expect_named(RankContext& context, const Status& status, const char* what) const {
+    const ErrorCode expected = GetParam().fate == Fate::kKilled ? ErrorCode::kPeerLost : ErrorCode::kTimeout;
+    context.expect_code(status, expected, what);
+    context.expect(status.peer() == kVictim,
+                   fmt::format("{}: blamed rank {}: {}", what, status.peer(), status.to_string()));
+    context.expect(status.message().find(fmt::format("rank {}", kVictim)) != std::string_view::npos, "names the rank");
+  }
+
+  void run_survivor(RankContext& context, std::shared_ptr<Group> group) const {
+    SmallLatencyExchange before(*group, symmetric());
+    SmallLatencyExchange exchange(*group, symmetric());
+    // What waits for no peer cannot know of the victim yet, or already does.
+    const auto sent = [&](const Status& status, const char* what) {
+      if (!status.ok()) expect_named(context, status, what);
+      return status;
+    };
+    context.expect_ok(before.send_dispatch(), "the first send half");
+    const std::int64_t begin_ns = node::monotonic_ns();
+    Status status = sent(exchange.send_dispatch(), "the send half of the dispatch");
+    const Status first = before.receive();
+    if (GetParam().moment == Moment::kBeforeSending && GetParam().operation == Operation::kLatencyDispatch) {
+      expect_named(context, first, "a call that the victim has sent, and never received");
+      status = first;
+    } else {
+      context.expect_ok(first, "the dispatch that all ranks received");
+    }
+    if (status.ok()) status = exchange.receive();
+    if (status.ok()) status = sent(exchange.send_combine(), "the send half of the combine");
+    if (status.ok()) status = exchange.receive();
+    // A rank of another node may have received all it needs before the victim failed: its next call gets the error.
+    if (status.ok() && GetParam().ranks_per_node != 0) {
+      status = before.send_combine();
+      if (status.ok()) status = before.receive();
+    }
+    const std::int64_t waited_ns = node::monotonic_ns() - begin_ns;
+    expect_named(context, status, "the interrupted call");
+    const bool names_call = status.message().find(to_string(GetParam().operation)) != std::string_view::npos;
+    // Ranks that notice it in a later call report the call of the rank that noticed it first.
+    context.expect(names_call || (GetParam().ranks_per_node != 0 && GetParam().operation == Operation::kLatencyCombine),
+                   fmt::format("names the call: {}", status.to_string()));
+    context.expect(waited_ns <= 2 * kFaultTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
+
+    const Status later = SmallLatencyExchange(*group, false).send_dispatch();
+    context.expect(later.code() == status.code() && later.peer() == status.peer(), "later calls report the same");
+    context.expect_code(group->destroy(), status.code(), "destroy tells, and leaves");
+    group.reset();
+    go_on_without_it(context);
+  }
+
+  void go_on_without_it(RankContext& context) const {
+    const int new_rank = context.rank() < kVictim ? context.rank() : context.rank() - 1;
+    auto bootstrap = create_tcp_bootstrap(meeting_.options(new_rank, context.num_ranks() - 1));
+    if (!context.expect_ok(bootstrap.status(), "the survivors' bootstrap")) return;
+    // One is missing, so nodes of equal size have one rank each.
+    const int ranks_per_node = GetParam().ranks_per_node == 0 ? 0 : 1;
+    Result<std::shared_ptr<Group>> second =
+        Group::create(*bootstrap, {.backend = "cpu", .ranks_per_node = ranks_per_node});
+    if (!context.expect_ok(second.status(), "the survivors' group")) return;
+    SmallLatencyExchange again(**second, symmetric());
+    context.expect_ok(again.run_and_verify(), "the survivors' exchange");
+    context.expect_ok((*second)->destroy(), "the end");
+  }
+
+  SharedWords* words_ = make_shared_words();
+  Meeting meeting_ = Meeting::prepare();  // of the survivors' new group, made before the ranks are forked
+};
+
+TEST_P(LatencyLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
+  const std::vector<std::string> failures = collect_rank_failures(
+      {.kind = RankKind::kProcesses, .num_ranks = GetParam().num_ranks}, [this](RankContext& context) {
+        if (context.rank() != 0) close(meeting_.listen_fd);
+        GroupOptions options{.backend = "cpu", .ranks_per_node = GetParam().ranks_per_node};
+        options.timeout_ns = kFaultTimeoutNs;
+        Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
+        if (!context.expect_ok(group.status(), "create")) return;
+        if (context.rank() == kVictim) {
+          run_victim(context, **group);
+        } else {
+          run_survivor(context, std::move(*group));
+          report_survivor_done(words_);
+        }
+      });
+  close(meeting_.listen_fd);
+  std::vector<std::string> expected;
+  if (GetParam().fate == Fate::kKilled) expected.push_back(fmt::format("rank {}: died of signal 9", kVictim));
+  EXPECT_EQ(failures, expected);
+}
+
+constexpr Operation kDispatch = Operation::kLatencyDispatch;
+constexpr Operation kCombine = Operation::kLatencyCombine;
+
+INSTANTIATE_TEST_SUITE_P(
+    OneNode, LatencyLostRank,
+    testing::Values(Scenario{"KilledBeforeDispatch", kDispatch, Moment::kBeforeSending, Fate::kKilled},
+                    Scenario{"KilledBetweenDispatchHalves", kDispatch, Moment::kBetweenHalves, Fate::kKilled},
+                    Scenario{"KilledReceivingDispatch", kDispatch, Moment::kWhileReceiving, Fate::kKilled},
+                    Scenario{"KilledBeforeCombine", kCombine, Moment::kBeforeSending, Fate::kKilled},
+                    Scenario{"KilledBetweenCombineHalves", kCombine, Moment::kBetweenHalves, Fate::kKilled},
+                    Scenario{"KilledReceivingCombine", kCombine, Moment::kWhileReceiving, Fate::kKilled},
+                    Scenario{"StalledBeforeDispatch", kDispatch, Moment::kBeforeSending, Fate::kStalled},
+                    Scenario{"StalledBetweenDispatchHalves", kDispatch, Moment::kBetweenHalves, Fate::kStalled},
+                    Scenario{"StalledReceivingDispatch", kDispatch, Moment::kWhileReceiving, Fate::kStalled},
+                    Scenario{"StalledBetweenCombineHalves", kCombine, Moment::kBetweenHalves, Fate::kStalled},
+                    Scenario{"StalledReceivingCombine", kCombine, Moment::kWhileReceiving, Fate::kStalled}),
+    name_of);
+
+INSTANTIATE_TEST_SUITE_P(
+    SeveralNodes, LatencyLostRank,
+    testing::Values(Scenario{"KilledBetweenDispatchHalves2x3", kDispatch, Moment::kBetweenHalves, Fate::kKilled, 6, 3},
+                    Scenario{"KilledReceivingDispatch2x3", kDispatch, Moment::kWhileReceiving, Fate::kKilled, 6, 3},
+                    Scenario{"KilledBetweenCombineHalves3x2", kCombine, Moment::kBetweenHalves, Fate::kKilled, 6, 2},
+                    Scenario{"KilledReceivingCombine2x3", kCombine, Moment::kWhileReceiving, Fate::kKilled, 6, 3},
+                    Scenario{"StalledBetweenDispatchHalves4x1", kDispatch, Moment::kBetweenHalves, Fate::kStalled, 4,
+                             1},
+                    Scenario{"StalledBetweenCombineHalves2x3", kCombine, Moment::kBetweenHalves, Fate::kStalled, 6, 3}),
+    name_of);
+
+}  // namespace
+}  // namespace ferry::test

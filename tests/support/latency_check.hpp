@@ -1,0 +1,107 @@
+#ifndef FERRY_TESTS_LATENCY_CHECK_HPP
+#define FERRY_TESTS_LATENCY_CHECK_HPP
+
+/// Runs calls of latency mode on one rank, whole or in halves, and compares every byte of every output with the
+/// oracle's. Cases are those of support/exchange_case with layout kSlab; each dispatch of a case makes a Routing, and
+/// its combines use that. Works as written on every backend: what differs is in `finish` and the memory of tensors.
+
+#include <optional>
+#include <string>
+
+#include "support/exchange_check.hpp"
+
+namespace ferry::test {
+
+/// The tensors of one rank's latency_dispatch, outputs filled with a pattern. Tests may spoil what is public.
+class LatencyDispatchTensors {
+ public:
+  LatencyDispatchTensors(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t dispatch_idx);
+  /// The inputs of another case of equal shapes in the same memory, and outputs as they were at first.
+  void refill(const RankContext& context, const PreparedCase& prepared, std::size_t dispatch_idx);
+  void expect_received(RankContext& context, const std::string& where) const;
+  void expect_untouched(RankContext& context, const std::string& where) const;
+
+  LatencyDispatchInput in;
+  LatencyDispatchOutput out;
+  LatencyDispatchOptions options;
+
+ private:
+  RouteArguments route_;
+  const RankDispatch* data_;
+  TestTensor x_, out_x_;
+  OptionalTensor in_scales_, out_scales_;
+};
+
+/// The same for a latency_combine.
+class LatencyCombineTensors {
+ public:
+  LatencyCombineTensors(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t combine_idx);
+  void refill(const RankContext& context, const PreparedCase& prepared, std::size_t combine_idx);
+  void expect_received(RankContext& context, const std::string& where) const;
+  void expect_untouched(RankContext& context, const std::string& where) const;
+
+  LatencyCombineInput in;
+  LatencyCombineOutput out;
+  LatencyCombineOptions options;
+
+ private:
+  const RankCombine* data_;
+  TestTensor x_, out_x_;
+  OptionalTensor topk_weights_;
+};
+
+/// What GroupOptions::latency_bytes must be for these cases on a group of this backend. 0 where it has no latency mode.
+std::size_t latency_bytes_of(const char* backend, const std::vector<PreparedCase>& cases);
+
+/// One dispatch of a case and the combines on its Routing. Each step makes a call or a half of one, compares what is
+/// known then, and reports what is wrong; false after an error of the call.
+class LatencyExchange {
+ public:
+  LatencyExchange(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t dispatch_idx = 0,
+                  const KernelOptions& kernel = {});
+
+  bool dispatch();
+  bool combine(std::size_t combine_idx);
+
+  bool send_dispatch();
+  bool send_combine(std::size_t combine_idx);
+  /// Of what was sent last.
+  bool receive();
+
+  const PreparedCase& prepared() const { return *prepared_; }
+  const Routing& routing() const { return routing_; }
+  LatencyDispatchTensors& dispatch_tensors() { return *dispatch_; }
+
+ private:
+  bool call_dispatch(bool split);
+  bool call_combine(std::size_t combine_idx, bool split);
+  bool finish_dispatch(const Status& status);
+  bool finish_combine(const Status& status);
+  void note_views();
+  void expect_same_views() const;
+  std::string where(const char* call, std::size_t idx) const;
+
+  RankContext* context_;
+  Group* group_;
+  const PreparedCase* prepared_;
+  std::size_t dispatch_idx_;
+  std::size_t combine_idx_ = 0;
+  KernelOptions kernel_;
+  std::optional<LatencyDispatchTensors> dispatch_;
+  std::optional<LatencyCombineTensors> combine_;
+  Routing routing_;
+  std::vector<ConstTensorView> views_;  // of routing_, taken when its dispatch was sent
+};
+
+enum class Halves { kTogether, kSplit };
+
+/// All dispatches of the case, and on the Routing of each all combines.
+void check_latency_case(RankContext& context, Group& group, const PreparedCase& prepared, Halves halves,
+                        const KernelOptions& kernel = {});
+
+/// A case of layout kSlab drawn at random, with several dispatches and combines of both orders.
+ExchangeCase draw_latency_case(std::mt19937_64& random, int num_ranks);
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_LATENCY_CHECK_HPP

@@ -1,0 +1,56 @@
+#ifndef FERRY_TESTS_LATENCY_SEQUENCE_HPP
+#define FERRY_TESTS_LATENCY_SEQUENCE_HPP
+
+/// Endless random calls of latency mode on one rank. All ranks draw the same calls; when a rank receives what is split
+/// it draws by itself, so that the ranks' halves interleave in ever new ways.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "support/latency_check.hpp"
+
+namespace ferry::test {
+
+class LatencySequence {
+ public:
+  /// `cases` are for latency mode; `others`, if there are any, are routed, dispatched and combined between them.
+  LatencySequence(RankContext& context, Group& group, const std::vector<PreparedCase>& cases,
+                  const std::vector<PreparedCase>& others, std::uint64_t seed);
+
+  /// One call that all ranks make, and perhaps receive halves of this rank. False after an error.
+  bool step();
+  /// Receives everything, and drops all Routings.
+  bool finish_all();
+  /// Calls of latency mode so far; a split one counts once.
+  int num_calls() const { return num_calls_; }
+
+ private:
+  enum class Phase { kDispatchSent, kReady, kCombineSent };
+  struct Open {
+    LatencyExchange exchange;
+    Phase phase = Phase::kReady;
+  };
+
+  bool begin(std::optional<Open>& slot, std::uint64_t drawn);
+  bool combine(Open& open, std::uint64_t drawn);
+  bool receive(Open& open);
+  bool receive_any(std::optional<Phase> phase);
+  bool make_room(Phase phase);
+
+  RankContext& context_;
+  Group& group_;
+  const std::vector<PreparedCase>& cases_;
+  const std::vector<PreparedCase>& others_;
+  std::mt19937_64 plan_;  // the same on every rank
+  std::mt19937_64 mine_;
+  int num_calls_ = 0;
+  /// More than may be in flight, so that Routings also rest.
+  std::array<std::optional<Open>, 2 * kMaxLatencyCallsInFlight + 1> open_;
+};
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_LATENCY_SEQUENCE_HPP
