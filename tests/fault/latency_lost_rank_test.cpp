@@ -98,6 +98,9 @@ class LatencyLostRank : public testing::TestWithParam<Scenario> {
     if (GetParam().moment == Moment::kBeforeSending && GetParam().operation == Operation::kLatencyDispatch) {
       expect_named(context, first, "a call that the victim has sent, and never received");
       status = first;
+    } else if (GetParam().ranks_per_node != 0 && !first.ok()) {
+      // The victim had all it needed, but a rank of another node may still have been receiving from it.
+      status = sent(first, "the dispatch before, of which the victim has received its part");
     } else {
       context.expect_ok(first, "the dispatch that all ranks received");
     }
