@@ -252,21 +252,21 @@ class FERRY_API Group {
   /// without a wait of the host for them. The results, and the Routing, are those of `route` with layout kSlab and
   /// `dispatch`, bit for bit.
   /// @shape  in.x [T, H] -> out.x [L, C, H]; see LatencyDispatchInput and LatencyDispatchOutput
-  /// @post   rows that hold tokens are written, others as LatencyDispatchOptions::zero_padding says. The Routing's views
-  ///         can be taken at once; what they show, its counts and the rows are there when the call is over: when it, or
-  ///         with `split` its receive half, returns (CPU) or has run on the stream (CUDA)
-  /// @sync   Every rank makes the send halves of all calls in the same order; receive halves may come in any order, with
-  ///         any calls between them. At most kMaxLatencyCallsInFlight dispatches may be split and not received.
+  /// @post   rows that hold tokens are written, others as LatencyDispatchOptions::zero_padding says. The Routing's
+  ///         views can be taken at once; what they show, its counts and the rows are there when the call is over: when
+  ///         it, or with `split` its receive half, returns (CPU) or has run on the stream (CUDA)
+  /// @sync   Every rank makes the send halves of all calls in the same order; receive halves may come in any order,
+  ///         with any calls between them. At most kMaxLatencyCallsInFlight dispatches may be split and not received.
   ///         CPU: blocks until done; a send half returns at once, and its inputs are read, and its outputs written,
   ///         until its receive half or the next call that all ranks make together (of whatever kind) is over.
   ///         CUDA: never blocks the host; may be captured in a graph, replays of which route anew the ids in the same
   ///         topk_idx (keep the Routing as long as the graph); inputs may be reused by later work on the stream. A send
   ///         half waits for no rows of others; between the halves no kernel of the group is resident
   /// @errors kInvalidArgument: shape, dtype, pointer, id, options that differ between ranks; too many dispatches in
-  ///         flight, or a slab that another one is still to be received in. kCapacity: more tokens than max_tokens, more
-  ///         rows for an expert than slab_capacity (names rank, expert, rows), latency_bytes too small. Both: on every
-  ///         rank; a peer's are found by the receive half, this rank's by the call itself, which then may wait for the
-  ///         peers. kTimeout, kPeerLost as in other calls
+  ///         flight, or a slab that another one is still to be received in. kCapacity: more tokens than max_tokens,
+  ///         more rows for an expert than slab_capacity (names rank, expert, rows), latency_bytes too small. Both: on
+  ///         every rank; a peer's are found by the receive half, this rank's by the call itself, which then may wait
+  ///         for the peers. kTimeout, kPeerLost as in other calls
   [[nodiscard]] Result<Routing> latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
                                                  const LatencyDispatchOptions& options, Stream stream = {});
 
@@ -283,8 +283,8 @@ class FERRY_API Group {
   /// dropped before stays in flight; on a CPU group until the next call that all ranks make together.
   /// @sync   CPU: blocks until that call is done. CUDA: it is done for later work on the stream, which may be another
   ///         than that of the send half; never blocks the host, may be captured
-  /// @errors kInvalidArgument: nothing is to be received on that Routing (no other rank is involved); what a peer's half
-  ///         of the call shows, see latency_dispatch
+  /// @errors kInvalidArgument: nothing is to be received on that Routing (no other rank is involved); what a peer's
+  ///         half of the call shows, see latency_dispatch
   [[nodiscard]] Status latency_receive(const Routing& routing, Stream stream = {});
 
   /// Describe a Routing of layout kTokens by channels. Local: no other rank takes part.

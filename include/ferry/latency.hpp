@@ -38,8 +38,8 @@ struct LatencyDispatchInput {
 /// Where one rank receives.
 struct LatencyDispatchOutput {
   TensorView x{};  ///< [L, C, H] or [L*C, H]: dtype of the input, or what LatencyDispatchOptions::quantize makes of it
-  /// [L, C, S] or [L*C, S], any strides (so row- or column-major for each expert), dtype of the input's; present exactly
-  /// if the input's scales are, or if dispatch quantises.
+  /// [L, C, S] or [L*C, S], any strides (so row- or column-major for each expert), dtype of the input's; present
+  /// exactly if the input's scales are, or if dispatch quantises.
   TensorView scales{};
 };
 
@@ -98,8 +98,8 @@ struct LatencyShape {
   std::int64_t combine_row_bytes = 0;
 };
 
-/// What GroupOptions::latency_bytes must be at least for calls of this shape. 0 for backend "cpu", whose ranks read each
-/// other's memory.
+/// What GroupOptions::latency_bytes must be at least for calls of this shape. 0 for backend "cpu", whose ranks read
+/// each other's memory.
 /// @errors kInvalidArgument: a negative or absurd number; kUnsupported: this build has no such backend
 FERRY_API Result<std::size_t> latency_bytes_required(const LatencyShape& shape);
 

@@ -62,9 +62,9 @@ struct RouteOptions {
 /// A cheap value: copies share one immutable state. Keep it as long as needed; it may outlive the group (the accessors
 /// then still work). Valid only with the group that made it. Safe to read from many threads.
 /// On a CUDA group with bounded rows (max_recv_rows, kSlab) counts come to the host only when asked for: num_used_rows,
-/// source (but that of latency_dispatch) and the spans of counts then wait for the route to finish. A Routing made while
-/// its stream was captured never has them on the host (num_used_rows is num_recv_rows, the spans are empty); use the
-/// views.
+/// source (but that of latency_dispatch) and the spans of counts then wait for the route to finish. A Routing made
+/// while its stream was captured never has them on the host (num_used_rows is num_recv_rows, the spans are empty); use
+/// the views.
 class FERRY_API Routing {
  public:
   Routing() = default;  ///< empty; using it in a call is kInvalidArgument

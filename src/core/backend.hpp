@@ -101,8 +101,8 @@ struct CombineCall {
   KernelOptions kernel;
 };
 
-/// This rank's checked arguments of latency_dispatch: those of a route of layout kSlab and of a dispatch. The records of
-/// the two are not used, and the dispatch has no Routing.
+/// This rank's checked arguments of latency_dispatch: those of a route of layout kSlab and of a dispatch. The records
+/// of the two are not used, and the dispatch has no Routing.
 struct LatencyDispatchCall {
   CallRecord record;
   Stream stream;

@@ -1,8 +1,9 @@
 #ifndef FERRY_CORE_EXPERT_PLACEMENT_HPP
 #define FERRY_CORE_EXPERT_PLACEMENT_HPP
 
-/// Which rank owns each expert, as calls take it from their options, and what every call needs to know about it. Programs
-/// use one placement for a long time, so the latest is kept: checking and hashing it would be a tenth of a call's time.
+/// Which rank owns each expert, as calls take it from their options, and what every call needs to know about it.
+/// Programs use one placement for a long time, so the latest is kept: checking and hashing it would be a tenth of a
+/// call's time.
 
 #include <cstdint>
 #include <memory>

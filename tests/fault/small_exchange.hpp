@@ -12,8 +12,8 @@
 
 namespace ferry::test {
 
-/// Deadline of calls in tests in which a rank fails: as short as a busy machine allows, since such a test waits for it. A
-/// sanitizer's build is several times as slow, and so are the signs of life that ranks give each other.
+/// Deadline of calls in tests in which a rank fails: as short as a busy machine allows, since such a test waits for it.
+/// A sanitizer's build is several times as slow, and so are the signs of life that ranks give each other.
 inline constexpr std::int64_t kFaultTimeoutNs = (kSanitized ? 6 : 2) * kNsPerSecond;
 
 class SmallExchange {

@@ -1,10 +1,10 @@
 #ifndef FERRY_CPU_LATENCY_PENDING_CALLS_HPP
 #define FERRY_CPU_LATENCY_PENDING_CALLS_HPP
 
-/// Split calls of latency mode on CPU ranks. The send half of one only keeps its arguments: nothing runs beside a rank's
-/// own thread that could move rows meanwhile. The calls are made, in the order in which they were sent, by the first
-/// receive half that needs them, or before the next call of another kind, so that all ranks make all calls in one order
-/// whatever the order of their receive halves.
+/// Split calls of latency mode on CPU ranks. The send half of one only keeps its arguments: nothing runs beside a
+/// rank's own thread that could move rows meanwhile. The calls are made, in the order in which they were sent, by the
+/// first receive half that needs them, or before the next call of another kind, so that all ranks make all calls in one
+/// order whatever the order of their receive halves.
 
 #include <deque>
 #include <memory>

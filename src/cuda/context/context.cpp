@@ -107,7 +107,8 @@ Status Context::refuse(const CallRecord& record, Stream stream, const Status& st
   if (capture != cudaStreamCaptureStatusNone) return status;
   CallRecord refused = record;
   if (refused.code == ErrorCode::kOk) refused.set_status(status);
-  // On a stream of its own: the caller's may be the one that is invalid. It waits for the peers, so nothing else is there.
+  // On a stream of its own: the caller's may be the one that is invalid. It waits for the peers, so nothing else is
+  // there.
   const RelaxedCapture relaxed;
   const Result<std::shared_ptr<OwnStream>> own = OwnStream::create();
   if (!own.ok()) return fail(own.status());

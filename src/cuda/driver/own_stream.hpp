@@ -15,8 +15,8 @@ class OwnStream {
   /// On the current device.
   static Result<std::shared_ptr<OwnStream>> create();
   /// The one that this process's groups on `device`, the current one, share. For work that waits for no rank: streams
-  /// that share one of a GPU's at most 32 hardware queues (CUDA C++ Programming Guide, CUDA_DEVICE_MAX_CONNECTIONS) wait
-  /// for each other, and with a few per rank as many threads of a process as there are ranks would need more.
+  /// that share one of a GPU's at most 32 hardware queues (CUDA C++ Programming Guide, CUDA_DEVICE_MAX_CONNECTIONS)
+  /// wait for each other, and with a few per rank as many threads of a process as there are ranks would need more.
   static Result<std::shared_ptr<OwnStream>> shared(int device);
 
   explicit OwnStream(cudaStream_t stream) : stream_(stream) {}
