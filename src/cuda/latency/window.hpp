@@ -1,0 +1,225 @@
+#ifndef FERRY_CUDA_LATENCY_WINDOW_HPP
+#define FERRY_CUDA_LATENCY_WINDOW_HPP
+
+/// The memory that a rank receives calls of latency mode in: GroupOptions::latency_bytes of its arena, right behind the
+/// control words, so that it has the same place and the same parts on every rank.
+///
+/// There are two kinds of calls, dispatch and combine. Each counts its calls on the device from 1, apart from the epochs
+/// of other calls and from each other, so that graph replays count too: the *number* of a call. A call's words and rows
+/// are received in one of kSets *sets* of its kind. Everything that is not a row travels as 8-byte words, half payload,
+/// half the lower half of the call's number, so that the word is its own flag (as `entries` in sync/control.hpp): one
+/// trip, no fence.
+///
+///   field                    writer     order              says
+///   grants[kind][r][n % 2]   rank r     relaxed / acquire  r's set for call n; r has read what was in it before
+///   headers[kind][set][s]    rank s     relaxed / acquire  LatencyHeader: s has come to the call
+///   counts[set][s][e]        rank s     relaxed / acquire  dispatch: s's distinct tokens for expert e
+///   done[set][s][b]          rank s     relaxed / acquire  combine: block b of s's send half stores nothing any more
+///   set words, rows          see below
+///   local                    this rank  device scope       see LatencyLocal
+///
+/// All but the rows' own flags need no fence. A rank has granted kSets calls more than it has received; it grants the
+/// set that it frees to the next number, since ranks may receive in different orders, and no order of the sends tells
+/// which set is free. Slot n % 2 may be written again when n + 2 is granted: kSets + received numbers are granted, so
+/// the rank has received a number >= n, and every peer has read the grant of n before it sent that.
+///
+/// What of a set is words and what is rows is the same for calls of all shapes: otherwise bytes of a row could pass for
+/// a word. So are the parts of the sources in both, except of combine's rows. Within those a sender's stores are in the
+/// order of its own kernels, so that a set can be granted again without waiting for stores that nobody reads.
+///
+///   words of a set, for each source s (its slot)         rows of a set
+///   dispatch  row_flags[M] entries[M][K] weights[M][K]   [s][M] row stride: x, then its scales; each s has R-th part
+///   combine   row_flags[M][K] weights[M][K]              [M][K], or [M][ranks of a token], by all sources
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/sync/control.hpp"
+#include "ferry/latency.hpp"
+#include "plan/carver.hpp"
+#include "plan/host_device.hpp"
+
+namespace ferry::cuda {
+
+enum class LatencyKind : int { kDispatch = 0, kCombine = 1 };
+inline constexpr int kLatencyKinds = 2;
+
+/// Sets of each kind: a rank has that many calls of the kind in flight, the one that it is making included.
+inline constexpr int kSets = kMaxLatencyCallsInFlight;
+
+/// Bound on M: an entry's ordinal has 20 bits (pack_entry).
+inline constexpr std::int64_t kMaxLatencyTokens = (std::int64_t{1} << 20) - 1;
+
+/// A rank's part in a call, as it sends it to every peer.
+struct LatencyHeader {
+  std::uint64_t agreement = 0;     ///< hash of what all ranks must pass alike; 0: this rank refuses the call
+  std::int64_t record_number = 0;  ///< of the call in the host's CallLog
+  std::int64_t num_tokens = 0;     ///< T of that rank
+  std::int64_t num_blocks = 0;     ///< of the send half: words of `done`; 0 if it refuses
+  std::int64_t bad_entry = -1;     ///< dispatch: index in [T, K] of the first id that is no expert, -1: all are good
+  std::int64_t bad_id = 0;
+};
+/// Words of 4 bytes, one a lane of a warp.
+inline constexpr int kLatencyHeaderWords = sizeof(LatencyHeader) / sizeof(std::uint32_t);
+inline constexpr int kLatencyHeaderSlotWords = 16;
+static_assert(kLatencyHeaderWords <= kLatencyHeaderSlotWords);
+
+/// This rank's own words. By kind.
+struct LatencyLocal {
+  std::uint64_t sent[kLatencyKinds];            ///< calls whose send half has begun
+  std::uint64_t granted[kLatencyKinds];         ///< the last number that this rank has granted a set to
+  std::uint64_t cleared[kLatencyKinds][kSets];  ///< in which era (see era_of) the set's words were cleared
+  std::uint32_t send_arrivals[kLatencyKinds];   ///< blocks of a send half that know the call's number
+};
+
+/// The part whose size depends on R alone.
+struct LatencyControl {
+  std::uint64_t* grants = nullptr;   ///< [kinds][R][kSets]
+  std::uint64_t* headers = nullptr;  ///< [kinds][kSets][R][kLatencyHeaderSlotWords]
+  std::uint64_t* counts = nullptr;   ///< [kSets][R][kMaxExperts]
+  std::uint64_t* done = nullptr;     ///< [kSets][R][kMaxCallBlocks]
+  LatencyLocal* local = nullptr;
+  std::size_t size_bytes = 0;
+
+  FERRY_HOST_DEVICE static constexpr LatencyControl at(std::byte* base, std::size_t num_ranks) {
+    plan::Carver carver(base);
+    LatencyControl control;
+    control.grants = carver.take<std::uint64_t>(kLatencyKinds * num_ranks * kSets);
+    control.headers = carver.take<std::uint64_t>(kLatencyKinds * kSets * num_ranks * kLatencyHeaderSlotWords);
+    control.counts = carver.take<std::uint64_t>(kSets * num_ranks * kMaxExperts);
+    control.done = carver.take<std::uint64_t>(kSets * num_ranks * kMaxCallBlocks);
+    control.local = carver.take<LatencyLocal>(1);
+    control.size_bytes = carver.used_bytes();
+    return control;
+  }
+};
+
+/// Rows begin at multiples of this: a line of the GPU's caches.
+inline constexpr std::int64_t kRowAlignment = 128;
+/// The share of a set that is words. A token with K = 8 has 136 bytes of them; rows mostly have several thousand.
+inline constexpr std::int64_t kWordsShare = 16;
+
+FERRY_HOST_DEVICE constexpr std::int64_t round_up_row(std::int64_t bytes) {
+  return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+}
+
+/// What a call needs of a set.
+struct SetNeed {
+  std::int64_t slot_words = 0;  ///< of each source
+  std::int64_t rows_bytes = 0;
+
+  static constexpr SetNeed of_dispatch(std::int64_t num_ranks, std::int64_t max_tokens, std::int64_t num_topk,
+                                       std::int64_t row_bytes) {
+    return {max_tokens * (1 + 2 * num_topk), num_ranks * max_tokens * round_up_row(row_bytes)};
+  }
+  static constexpr SetNeed of_combine(std::int64_t max_tokens, std::int64_t num_topk, std::int64_t row_bytes) {
+    return {max_tokens * 2 * num_topk, max_tokens * num_topk * round_up_row(row_bytes)};
+  }
+};
+
+/// Where everything is, as offsets: the same on every rank. Trivial, so that kernels take it by value.
+struct LatencyLayout {
+  std::int64_t offset = 0;  ///< of the memory in every rank's arena
+  std::int64_t control_bytes = 0;
+  std::int64_t set_bytes = 0;     ///< the sets follow: [kinds][kSets]
+  std::int64_t slot_bytes = 0;    ///< words of one source, at the start of a set: [R]
+  std::int64_t words_bytes = 0;   ///< of a set; its rows follow
+  std::int64_t source_bytes = 0;  ///< rows of one source of dispatch
+
+  /// A group that has `bytes` of it; all sizes are 0 if that is too little for anything.
+  static constexpr LatencyLayout of(std::int64_t offset, std::int64_t bytes, std::int64_t num_ranks) {
+    LatencyLayout layout;
+    layout.offset = offset;
+    layout.control_bytes =
+        static_cast<std::int64_t>(LatencyControl::at(nullptr, static_cast<std::size_t>(num_ranks)).size_bytes);
+    constexpr std::int64_t kNumSets = std::int64_t{kLatencyKinds} * kSets;
+    if (bytes <= layout.control_bytes) return layout;
+    layout.set_bytes = round_down((bytes - layout.control_bytes) / kNumSets);
+    layout.slot_bytes = round_down(layout.set_bytes / kWordsShare / num_ranks);
+    layout.words_bytes = layout.slot_bytes * num_ranks;
+    layout.source_bytes = round_down((layout.set_bytes - layout.words_bytes) / num_ranks);
+    return layout;
+  }
+
+  constexpr std::int64_t rows_bytes() const { return set_bytes - words_bytes; }
+  constexpr bool holds(const SetNeed& need, std::int64_t num_ranks) const {
+    return need.slot_words * kWordBytes <= slot_bytes && need.rows_bytes <= source_bytes * num_ranks;
+  }
+
+  /// Bytes of a group whose calls need at most this.
+  static constexpr std::int64_t bytes_for(const SetNeed& need, std::int64_t num_ranks) {
+    // Everything is rounded down to kRowAlignment by each source, once in the words and once in the rows.
+    const std::int64_t slot_bytes = (need.slot_words * kWordBytes + kRowAlignment);
+    const std::int64_t of_words = slot_bytes * num_ranks * kWordsShare;
+    const std::int64_t rows = need.rows_bytes + num_ranks * kRowAlignment;
+    const std::int64_t of_rows = (rows * kWordsShare + kWordsShare - 2) / (kWordsShare - 1);
+    const std::int64_t set_bytes = (of_words > of_rows ? of_words : of_rows) + kRowAlignment;
+    return static_cast<std::int64_t>(LatencyControl::at(nullptr, static_cast<std::size_t>(num_ranks)).size_bytes) +
+           std::int64_t{kLatencyKinds} * kSets * set_bytes;
+  }
+
+  static constexpr std::int64_t kWordBytes = sizeof(std::uint64_t);
+  static constexpr std::int64_t round_down(std::int64_t bytes) { return bytes / kRowAlignment * kRowAlignment; }
+};
+
+/// The same as addresses on one rank.
+struct LatencyWindow {
+  LatencyControl control;
+  std::byte* sets = nullptr;
+
+  FERRY_HOST_DEVICE static constexpr LatencyWindow at(std::byte* arena_base, const LatencyLayout& layout,
+                                                      int num_ranks) {
+    std::byte* const base = arena_base + layout.offset;
+    return {LatencyControl::at(base, static_cast<std::size_t>(num_ranks)), base + layout.control_bytes};
+  }
+
+  FERRY_HOST_DEVICE constexpr std::byte* set(const LatencyLayout& layout, LatencyKind kind, int set_idx) const {
+    return sets + (static_cast<int>(kind) * kSets + set_idx) * layout.set_bytes;
+  }
+  /// Words that `source` writes.
+  FERRY_HOST_DEVICE std::uint64_t* slot(const LatencyLayout& layout, LatencyKind kind, int set_idx, int source) const {
+    return reinterpret_cast<std::uint64_t*>(set(layout, kind, set_idx) + source * layout.slot_bytes);
+  }
+  FERRY_HOST_DEVICE constexpr std::byte* rows(const LatencyLayout& layout, LatencyKind kind, int set_idx) const {
+    return set(layout, kind, set_idx) + layout.words_bytes;
+  }
+};
+
+/// Parts of a dispatch's slot.
+struct DispatchSlot {
+  std::uint64_t* row_flags = nullptr;  ///< [M] the row is there
+  std::uint64_t* entries = nullptr;    ///< [M][K] pack_entry
+  std::uint64_t* weights = nullptr;    ///< [M][K] bits of f32, if the call has weights
+
+  FERRY_HOST_DEVICE static constexpr DispatchSlot at(std::uint64_t* slot, std::int64_t max_tokens, int num_topk) {
+    return {slot, slot + max_tokens, slot + max_tokens * (1 + num_topk)};
+  }
+};
+
+/// Parts of a combine's slot. M and K are those of the Routing.
+struct CombineSlot {
+  std::uint64_t* row_flags = nullptr;  ///< [M][K] the row is there; kRankSums uses [M] of them
+  std::uint64_t* weights = nullptr;    ///< [M][K] bits of f32, if this combine was given weights
+
+  FERRY_HOST_DEVICE static constexpr CombineSlot at(std::uint64_t* slot, std::int64_t max_tokens, int num_topk) {
+    return {slot, slot + max_tokens * num_topk};
+  }
+};
+
+/// Payload of an entry's word: the expert, and the ordinal of the token among its source's tokens for that expert.
+inline constexpr int kEntryExpertBits = 12;
+static_assert(kMaxExperts <= 1 << kEntryExpertBits);
+inline constexpr std::uint32_t kNoExpert = 0xFFFFFFFFU;
+FERRY_HOST_DEVICE constexpr std::uint32_t pack_entry(int expert, int ordinal) {
+  return static_cast<std::uint32_t>(ordinal) << kEntryExpertBits | static_cast<std::uint32_t>(expert);
+}
+FERRY_HOST_DEVICE constexpr int entry_expert(std::uint32_t payload) {
+  return static_cast<int>(payload & ((1U << kEntryExpertBits) - 1));
+}
+FERRY_HOST_DEVICE constexpr int entry_ordinal(std::uint32_t payload) {
+  return static_cast<int>(payload >> kEntryExpertBits);
+}
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_LATENCY_WINDOW_HPP
