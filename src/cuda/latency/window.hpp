@@ -4,24 +4,26 @@
 /// The memory that a rank receives calls of latency mode in: GroupOptions::latency_bytes of its arena, right behind the
 /// control words, so that it has the same place and the same parts on every rank.
 ///
-/// There are two kinds of calls, dispatch and combine. Each counts its calls on the device from 1, apart from the epochs
-/// of other calls and from each other, so that graph replays count too: the *number* of a call. A call's words and rows
-/// are received in one of kSets *sets* of its kind. Everything that is not a row travels as 8-byte words, half payload,
-/// half the lower half of the call's number, so that the word is its own flag (as `entries` in sync/control.hpp): one
-/// trip, no fence.
+/// There are two kinds of calls, dispatch and combine. Each counts its calls on the device from 1, apart from the
+/// epochs of other calls and from each other, so that graph replays count too: the *number* of a call. What a rank gets
+/// of a call lies in one of kSets *sets* of its kind. Everything that is not a row travels as 8-byte words, half
+/// payload, half the lower half of the call's number, so that the word is its own flag (as `entries` in
+/// sync/control.hpp): one trip, no fence.
 ///
-///   field                    writer     order              says
-///   grants[kind][r][n % 2]   rank r     relaxed / acquire  r's set for call n; r has read what was in it before
-///   headers[kind][set][s]    rank s     relaxed / acquire  LatencyHeader: s has come to the call
-///   counts[set][s][e]        rank s     relaxed / acquire  dispatch: s's distinct tokens for expert e
-///   done[set][s][b]          rank s     relaxed / acquire  combine: block b of s's send half stores nothing any more
-///   set words, rows          see below
-///   local                    this rank  device scope       see LatencyLocal
+///   field                     writer     order              says
+///   grants[kind][r][n % 4]    rank r     relaxed / acquire  r's set for call n; r has read what was in it before
+///   headers[kind][set][s]     rank s     relaxed / acquire  LatencyHeader: s has come to the call
+///   counts[set][s][e]         rank s     relaxed / relaxed  dispatch: s's distinct tokens for expert e
+///   done[set][s][b]           rank s     relaxed / acquire  combine: block b of s's send half stores nothing any more
+///   words and rows of a set   rank s     see below          relaxed; flags of rows acquire, after a fence of the writer
+///   local                     this rank  device scope       see LatencyLocal
 ///
-/// All but the rows' own flags need no fence. A rank has granted kSets calls more than it has received; it grants the
-/// set that it frees to the next number, since ranks may receive in different orders, and no order of the sends tells
-/// which set is free. Slot n % 2 may be written again when n + 2 is granted: kSets + received numbers are granted, so
-/// the rank has received a number >= n, and every peer has read the grant of n before it sent that.
+/// Ranks may receive in different orders, so nothing that all know tells which set of a rank is free: each grants its
+/// sets itself. At the start those of calls 1 and 2; then, when it has received a call, that call's set to the next
+/// number that has none yet. A rank with both sets in flight that is to make a third call refuses it, and grants that
+/// number kNoSet: its peers send it a header then, in a place of its own, and nothing else. Slot n % kGrantSlots is
+/// free again: at most the last two numbers that a rank has sent are in flight without a later one being over, so every
+/// peer has read the grants of all numbers before those.
 ///
 /// What of a set is words and what is rows is the same for calls of all shapes: otherwise bytes of a row could pass for
 /// a word. So are the parts of the sources in both, except of combine's rows. Within those a sender's stores are in the
@@ -46,6 +48,10 @@ inline constexpr int kLatencyKinds = 2;
 
 /// Sets of each kind: a rank has that many calls of the kind in flight, the one that it is making included.
 inline constexpr int kSets = kMaxLatencyCallsInFlight;
+/// In place of a set: the rank refuses the call. Also the index of the headers that it gets all the same.
+inline constexpr int kNoSet = kSets;
+inline constexpr int kHeaderSets = kSets + 1;
+inline constexpr int kGrantSlots = 4;
 
 /// Bound on M: an entry's ordinal has 20 bits (pack_entry).
 inline constexpr std::int64_t kMaxLatencyTokens = (std::int64_t{1} << 20) - 1;
@@ -74,8 +80,8 @@ struct LatencyLocal {
 
 /// The part whose size depends on R alone.
 struct LatencyControl {
-  std::uint64_t* grants = nullptr;   ///< [kinds][R][kSets]
-  std::uint64_t* headers = nullptr;  ///< [kinds][kSets][R][kLatencyHeaderSlotWords]
+  std::uint64_t* grants = nullptr;   ///< [kinds][R][kGrantSlots]
+  std::uint64_t* headers = nullptr;  ///< [kinds][kHeaderSets][R][kLatencyHeaderSlotWords]
   std::uint64_t* counts = nullptr;   ///< [kSets][R][kMaxExperts]
   std::uint64_t* done = nullptr;     ///< [kSets][R][kMaxCallBlocks]
   LatencyLocal* local = nullptr;
@@ -84,8 +90,8 @@ struct LatencyControl {
   FERRY_HOST_DEVICE static constexpr LatencyControl at(std::byte* base, std::size_t num_ranks) {
     plan::Carver carver(base);
     LatencyControl control;
-    control.grants = carver.take<std::uint64_t>(kLatencyKinds * num_ranks * kSets);
-    control.headers = carver.take<std::uint64_t>(kLatencyKinds * kSets * num_ranks * kLatencyHeaderSlotWords);
+    control.grants = carver.take<std::uint64_t>(kLatencyKinds * num_ranks * kGrantSlots);
+    control.headers = carver.take<std::uint64_t>(kLatencyKinds * kHeaderSets * num_ranks * kLatencyHeaderSlotWords);
     control.counts = carver.take<std::uint64_t>(kSets * num_ranks * kMaxExperts);
     control.done = carver.take<std::uint64_t>(kSets * num_ranks * kMaxCallBlocks);
     control.local = carver.take<LatencyLocal>(1);

@@ -32,6 +32,19 @@ __device__ inline void post_word(std::uint64_t* address, std::uint64_t number, s
   store_relaxed_system(address, make_word(number, payload));
 }
 
+/// One thread's wait for a word of call `number` that says everything itself; false when the group broke.
+__device__ inline bool wait_payload(const RankParams& ranks, Awaited awaited, int peer, const std::uint64_t* address,
+                                    std::uint64_t number, std::uint32_t& payload) {
+  std::uint64_t word = 0;
+  const auto read = [&word, address, number] {
+    word = load_relaxed_system(address);
+    return is_word_of(word, number) ? number : 0;
+  };
+  const bool came = wait_until(ranks, {awaited, peer, number}, read, number);
+  payload = payload_of(word);
+  return came;
+}
+
 /// One thread's wait for a word of call `number`, and all that its sender wrote before; false when the group broke.
 __device__ inline bool wait_word(const RankParams& ranks, Awaited awaited, int peer, const std::uint64_t* address,
                                  std::uint64_t number, std::uint32_t& payload) {
@@ -47,7 +60,7 @@ __device__ inline bool wait_word(const RankParams& ranks, Awaited awaited, int p
 
 __device__ inline std::uint64_t* header_words(const LatencyParams& call, int at_rank, LatencyKind kind, int set,
                                               int source) {
-  const std::size_t index = (static_cast<std::size_t>(kind) * kSets + static_cast<std::size_t>(set)) *
+  const std::size_t index = (static_cast<std::size_t>(kind) * kHeaderSets + static_cast<std::size_t>(set)) *
                                 static_cast<std::size_t>(call.ranks.num_ranks) +
                             static_cast<std::size_t>(source);
   return window_of(call, at_rank).control.headers + index * kLatencyHeaderSlotWords;
@@ -57,7 +70,7 @@ __device__ inline std::uint64_t* grant_word(const LatencyParams& call, int at_ra
                                             std::uint64_t number) {
   const std::size_t index = static_cast<std::size_t>(kind) * static_cast<std::size_t>(call.ranks.num_ranks) +
                             static_cast<std::size_t>(receiver);
-  return window_of(call, at_rank).control.grants + index * kSets + number % kSets;
+  return window_of(call, at_rank).control.grants + index * kGrantSlots + number % kGrantSlots;
 }
 
 /// Words of one source for dispatch's counts, or for combine's done.
@@ -73,36 +86,41 @@ __device__ inline std::uint64_t* done_words(const LatencyParams& call, int at_ra
   return window_of(call, at_rank).control.done + index * kMaxCallBlocks;
 }
 
-/// The number of the call whose send half this is, in all threads of the block; all blocks must call it, once. The last
-/// one counts the call, when all know its number.
+/// The number of the call whose send half this is; all blocks must call it, once. The last one counts the call, when
+/// all know its number. One thread of each block.
 __device__ inline std::uint64_t begin_send(const LatencyParams& call, LatencyKind kind) {
-  __shared__ std::uint64_t number;
-  if (threadIdx.x == 0) {
-    LatencyLocal& local = *own_window(call).control.local;
-    const int index = static_cast<int>(kind);
-    number = static_cast<volatile LatencyLocal&>(local).sent[index] + 1;
-    const std::uint32_t before = add_acq_rel_device(&local.send_arrivals[index], 1);
-    if (before + 1 == gridDim.x) {
-      local.send_arrivals[index] = 0;
-      local.sent[index] = number;
-    }
+  LatencyLocal& local = *own_window(call).control.local;
+  const int index = static_cast<int>(kind);
+  const std::uint64_t number = static_cast<volatile LatencyLocal&>(local).sent[index] + 1;
+  if (add_acq_rel_device(&local.send_arrivals[index], 1) + 1 == gridDim.x) {
+    local.send_arrivals[index] = 0;
+    local.sent[index] = number;
   }
-  __syncthreads();
   return number;
 }
 
-/// Waits for the sets in which the ranks receive this call. All threads of a block; `sets` [R] is in shared memory.
-/// False in all of them when the group broke.
+/// Waits for the sets in which the ranks receive this call: `sets` [R] in shared memory. All lanes of one warp; false in
+/// all of them when the group broke. A rank with kNoSet gets a header and nothing else.
 __device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int* sets) {
   bool all = true;
-  for (int rank = static_cast<int>(threadIdx.x); rank < call.ranks.num_ranks; rank += static_cast<int>(blockDim.x)) {
+  for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
     std::uint32_t set = 0;
     all = wait_word(call.ranks, Awaited::kDone, rank, grant_word(call, call.ranks.rank, kind, rank, number), number,
                     set) &&
           all;
     sets[rank] = static_cast<int>(set);
   }
-  return __syncthreads_and(static_cast<int>(all)) != 0;
+  const bool every = __all_sync(kAllLanes, static_cast<int>(all)) != 0;
+  __syncwarp();
+  return every;
+}
+
+/// Both in one: all lanes of one warp of each block, as first thing; the number, or 0 when the group broke.
+__device__ inline std::uint64_t begin_send_and_wait(const LatencyParams& call, LatencyKind kind, int* sets) {
+  std::uint64_t number = 0;
+  if (lane_idx() == 0) number = begin_send(call, kind);
+  number = __shfl_sync(kAllLanes, number, 0);
+  return wait_grants(call, kind, number, sets) ? number : 0;
 }
 
 /// Sends every rank this rank's header. All lanes of one warp of one block; `sets` [R].
@@ -218,6 +236,13 @@ __device__ __noinline__ inline void clear_words(const LatencyParams& call, Laten
   if (threadIdx.x == 0) own_window(call).control.local->cleared[static_cast<int>(kind)][set] = era_of(number);
 }
 
+/// Tells every rank where this one receives call `number`. All lanes of one warp.
+__device__ inline void post_grant(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int set) {
+  for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
+    post_word(grant_word(call, rank, kind, call.ranks.rank, number), number, static_cast<std::uint32_t>(set));
+  }
+}
+
 /// This rank has read all of call `number` that it will read, and nobody stores to where another rank's stores of a
 /// later call may go: its set is the peers' again. All threads of the last block, after is_last_block.
 __device__ inline void finish_receive(const LatencyParams& call, LatencyKind kind, const SentCall& sent) {
@@ -236,9 +261,7 @@ __device__ inline void finish_receive(const LatencyParams& call, LatencyKind kin
   }
   granted = __shfl_sync(kAllLanes, granted, 0);
   fence_system();
-  for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
-    post_word(grant_word(call, rank, kind, call.ranks.rank, granted), granted, static_cast<std::uint32_t>(set));
-  }
+  post_grant(call, kind, granted, set);
 }
 
 }  // namespace ferry::cuda::device

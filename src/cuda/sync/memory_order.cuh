@@ -22,6 +22,13 @@ __device__ inline std::uint64_t load_acquire_system(const std::uint64_t* address
   return value;
 }
 
+/// A word that is all there is to know; other loads need not wait for it.
+__device__ inline std::uint64_t load_relaxed_system(const std::uint64_t* address) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
 __device__ inline void store_release_system(std::uint64_t* address, std::uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
