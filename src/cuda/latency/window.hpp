@@ -15,7 +15,7 @@
 ///   headers[kind][set][s]     rank s     relaxed / acquire  LatencyHeader: s has come to the call
 ///   counts[set][s][e]         rank s     relaxed / relaxed  dispatch: s's distinct tokens for expert e
 ///   done[set][s][b]           rank s     relaxed / acquire  combine: block b of s's send half stores nothing any more
-///   words and rows of a set   rank s     see below          relaxed; flags of rows acquire, after a fence of the writer
+///   words and rows of a set   rank s     relaxed; flags of rows acquire, after a fence of the writer
 ///   local                     this rank  device scope       see LatencyLocal
 ///
 /// Ranks may receive in different orders, so nothing that all know tells which set of a rank is free: each grants its

@@ -32,30 +32,42 @@ __device__ inline void post_word(std::uint64_t* address, std::uint64_t number, s
   store_relaxed_system(address, make_word(number, payload));
 }
 
-/// One thread's wait for a word of call `number` that says everything itself; false when the group broke.
-__device__ inline bool wait_payload(const RankParams& ranks, Awaited awaited, int peer, const std::uint64_t* address,
-                                    std::uint64_t number, std::uint32_t& payload) {
+/// Waits for a word of call `number`; 0 when the group broke. Not inlined: what waits is in no hurry, and the instruction
+/// cache is for the others.
+__device__ __noinline__ inline std::uint64_t poll_word(const RankParams& ranks, const Wait& wait,
+                                                       const std::uint64_t* address) {
   std::uint64_t word = 0;
-  const auto read = [&word, address, number] {
-    word = load_relaxed_system(address);
-    return is_word_of(word, number) ? number : 0;
-  };
-  const bool came = wait_until(ranks, {awaited, peer, number}, read, number);
-  payload = payload_of(word);
-  return came;
-}
-
-/// One thread's wait for a word of call `number`, and all that its sender wrote before; false when the group broke.
-__device__ inline bool wait_word(const RankParams& ranks, Awaited awaited, int peer, const std::uint64_t* address,
-                                 std::uint64_t number, std::uint32_t& payload) {
-  std::uint64_t word = 0;
+  const std::uint64_t number = wait.epoch;
   const auto read = [&word, address, number] {
     word = load_acquire_system(address);
     return is_word_of(word, number) ? number : 0;
   };
-  const bool came = wait_until(ranks, {awaited, peer, number}, read, number);
-  payload = payload_of(word);
-  return came;
+  return wait_until(ranks, wait, read, number) ? word : 0;
+}
+
+/// The payload of a word, and whether it came: not when the group broke.
+struct Payload {
+  std::uint32_t value = 0;
+  bool came = false;
+};
+
+/// One thread's wait for a word of a call that says everything itself, of which `seen` is what a look found.
+__device__ inline Payload wait_payload(const RankParams& ranks, const Wait& wait, const std::uint64_t* address,
+                                       std::uint64_t seen) {
+  if (!is_word_of(seen, wait.epoch)) {
+    seen = poll_word(ranks, wait, address);
+    if (!is_word_of(seen, wait.epoch)) return {};
+  }
+  return {payload_of(seen), true};
+}
+
+__device__ inline Payload wait_payload(const RankParams& ranks, const Wait& wait, const std::uint64_t* address) {
+  return wait_payload(ranks, wait, address, load_relaxed_system(address));
+}
+
+/// The same for a word before which its sender wrote something else, which is visible then.
+__device__ inline Payload wait_word(const RankParams& ranks, const Wait& wait, const std::uint64_t* address) {
+  return wait_payload(ranks, wait, address, load_acquire_system(address));
 }
 
 __device__ inline std::uint64_t* header_words(const LatencyParams& call, int at_rank, LatencyKind kind, int set,
@@ -99,23 +111,22 @@ __device__ inline std::uint64_t begin_send(const LatencyParams& call, LatencyKin
   return number;
 }
 
-/// Waits for the sets in which the ranks receive this call: `sets` [R] in shared memory. All lanes of one warp; false in
-/// all of them when the group broke. A rank with kNoSet gets a header and nothing else.
+/// Waits for the sets in which the ranks receive this call: `sets` [R] in shared memory. All lanes of one warp; false
+/// in all of them when the group broke. A rank with kNoSet gets a header and nothing else.
 __device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int* sets) {
   bool all = true;
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
-    std::uint32_t set = 0;
-    all = wait_word(call.ranks, Awaited::kDone, rank, grant_word(call, call.ranks.rank, kind, rank, number), number,
-                    set) &&
-          all;
-    sets[rank] = static_cast<int>(set);
+    const Payload set =
+        wait_word(call.ranks, {Awaited::kDone, rank, number}, grant_word(call, call.ranks.rank, kind, rank, number));
+    all = all && set.came;
+    sets[rank] = static_cast<int>(set.value);
   }
   const bool every = __all_sync(kAllLanes, static_cast<int>(all)) != 0;
   __syncwarp();
   return every;
 }
 
-/// Both in one: all lanes of one warp of each block, as first thing; the number, or 0 when the group broke.
+/// Both in one: all lanes of one warp of each block, first of all; the number, or 0 when the group broke.
 __device__ inline std::uint64_t begin_send_and_wait(const LatencyParams& call, LatencyKind kind, int* sets) {
   std::uint64_t number = 0;
   if (lane_idx() == 0) number = begin_send(call, kind);
@@ -171,14 +182,13 @@ __device__ inline Outcome await_headers(const LatencyParams& call, LatencyKind k
   for (int rank = warp_idx(); rank < call.ranks.num_ranks; rank += num_warps) {
     // Lanes without a word of their own read the first one once more.
     const int word = lane_idx() < kLatencyHeaderWords ? lane_idx() : 0;
-    std::uint32_t payload = 0;
-    const bool came = wait_word(call.ranks, Awaited::kEntry, rank,
-                                header_words(call, call.ranks.rank, kind, set, rank) + word, number, payload);
-    const bool all_came = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
+    const Payload payload = wait_word(call.ranks, {Awaited::kEntry, rank, number},
+                                      header_words(call, call.ranks.rank, kind, set, rank) + word);
+    const bool all_came = __all_sync(kAllLanes, static_cast<int>(payload.came)) != 0;
     __syncwarp();  // hands what each lane has acquired to all of them
     here = here && all_came;
     if (!all_came) continue;
-    const ReceivedHeader received(payload);
+    const ReceivedHeader received(payload.value);
     equal = equal && received.agreement() == call.agreement && call.agreement != 0;
     take(rank, received);
   }

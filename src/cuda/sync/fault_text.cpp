@@ -19,6 +19,7 @@ std::string_view awaited_text(Awaited awaited) {
     case Awaited::kEntry:
       return "to make the same call";
     case Awaited::kRows:
+    case Awaited::kRow:
       return "to send its rows";
     case Awaited::kDone:
       return "to finish its part";

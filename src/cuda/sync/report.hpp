@@ -25,6 +25,7 @@ enum class Awaited : std::int32_t {
   kRows = 2,    ///< rows from a peer
   kDone = 3,    ///< a peer to finish its part
   kOwn = 4,     ///< this rank's own blocks
+  kRow = 5,     ///< latency mode: one row, or its place
 };
 
 /// A wait that timed out or was stopped.
