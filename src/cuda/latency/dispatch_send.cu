@@ -49,20 +49,19 @@ __device__ void keep_entry(const DispatchSendParams& params, Shared& shared, std
 }
 
 /// Adds the tokens before `end` to `tokens_of_expert` [E], each once for an expert. All warps but the first.
-__device__ void count_tokens(const DispatchSendParams& params, Shared& shared, std::int64_t end,
-                             unsigned* tokens_of_expert) {
+__device__ void count_tokens(const DispatchSendParams& params, Shared& shared, int end, unsigned* tokens_of_expert) {
   const int num_topk = params.call.num_topk;
   // A token has as many lanes as K rounded up to a power of two.
   const int width = num_topk <= 1 ? 1 : 1 << (kWarpLanes - __clz(num_topk - 1));
   const int tokens_per_warp = kWarpLanes / width;
   constexpr int kWarps = kSendThreads / kWarpLanes - 1;
-  for (std::int64_t first = std::int64_t{warp_idx() - 1} * tokens_per_warp; first < end;
-       first += std::int64_t{kWarps} * tokens_per_warp) {
-    const std::int64_t token = first + lane_idx() / width;
+#pragma unroll 1
+  for (int first = (warp_idx() - 1) * tokens_per_warp; first < end; first += kWarps * tokens_per_warp) {
+    const int token = first + lane_idx() / width;
     const int topk = lane_idx() % width;
     int expert = -1;
     if (topk < num_topk && token < end) {
-      const std::int64_t at = token * num_topk + topk;
+      const std::int64_t at = std::int64_t{token} * num_topk + topk;
       const std::int64_t id = load_id(params, at);
       expert = expert_of(params, id);
       if (blockIdx.x == 0) keep_entry(params, shared, at, id);
@@ -91,9 +90,11 @@ __device__ void post_counts(const DispatchSendParams& params, const Shared& shar
     }
     post_header(call, kKind, shared.number, header, shared.sets);
   }
+#pragma unroll 1
   for (int rank = 0; rank < call.ranks.num_ranks; ++rank) {
     if (shared.sets[rank] == kNoSet) continue;
     std::uint64_t* words = count_words(call, rank, shared.sets[rank], call.ranks.rank);
+#pragma unroll 1
     for (int expert = thread; expert < call.num_experts; expert += kSendThreads) {
       post_word(words + expert, shared.number, tokens_of_expert[expert]);
     }
@@ -144,6 +145,7 @@ __device__ DispatchSlot slot_at(const LatencyParams& call, const Shared& shared,
 __device__ void post_entries(const DispatchSendParams& params, const Shared& shared, std::int64_t token) {
   const LatencyParams& call = params.call;
   const int num_words = call.ranks.num_ranks * call.num_topk;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < num_words; i += kSendThreads) {
     const int rank = i / call.num_topk;
     const int topk = i - rank * call.num_topk;
@@ -165,18 +167,21 @@ __global__ void __launch_bounds__(kSendThreads)
   const LatencyParams& call = params.call;
   const auto thread = static_cast<int>(threadIdx.x);
   const bool counts = blockIdx.x == 0;
-  const std::int64_t num_row_blocks = gridDim.x > 1 ? gridDim.x - 1 : 1;
-  const std::int64_t per_block = (call.num_tokens + num_row_blocks - 1) / num_row_blocks;
-  const std::int64_t first = counts ? call.num_tokens : per_block * (blockIdx.x - 1);
-  const std::int64_t end = first + per_block < call.num_tokens ? first + per_block : call.num_tokens;
+  const auto num_tokens = static_cast<int>(call.num_tokens);  // at most kMaxLatencyTokens
+  const int num_row_blocks = gridDim.x > 1 ? static_cast<int>(gridDim.x) - 1 : 1;
+  const int per_block = (num_tokens + num_row_blocks - 1) / num_row_blocks;
+  const int first = counts ? num_tokens : per_block * (static_cast<int>(blockIdx.x) - 1);
+  const int end = first + per_block < num_tokens ? first + per_block : num_tokens;
   if (!counts && first < end) {  // its first row is on its way while tokens are counted
     constexpr int kLine = kRowAlignment;
     const std::byte* const row = params.x + first * params.x_stride;
     const std::int64_t row_bytes = kCodec == Codec::kPlain ? params.row.x_bytes : params.hidden * 2;
+#pragma unroll 1
     for (std::int64_t at = std::int64_t{thread} * kLine; at < row_bytes; at += kSendThreads * kLine) {
       prefetch_l2(row + at);
     }
   }
+#pragma unroll 1
   for (int expert = thread; expert < call.num_experts; expert += kSendThreads) tokens_of_expert[expert] = 0;
   if (thread == 0) shared.bad_entry = kNoBadEntry;
   __syncthreads();
@@ -184,7 +189,7 @@ __global__ void __launch_bounds__(kSendThreads)
     const std::uint64_t number = begin_send_and_wait(call, kKind, shared.sets);
     if (lane_idx() == 0) shared.number = number;
   } else {
-    count_tokens(params, shared, counts ? call.num_tokens : first, tokens_of_expert);
+    count_tokens(params, shared, counts ? num_tokens : first, tokens_of_expert);
   }
   __syncthreads();
   let_next_kernel_begin();
@@ -193,7 +198,8 @@ __global__ void __launch_bounds__(kSendThreads)
     post_counts(params, shared, tokens_of_expert);
     return;
   }
-  for (std::int64_t token = first; token < end; ++token) {
+#pragma unroll 1
+  for (int token = first; token < end; ++token) {
     if (warp_idx() == 0) place_token(params, shared, token, tokens_of_expert);
     __syncthreads();
     post_entries(params, shared, token);

@@ -76,6 +76,9 @@ struct DispatchSendParams {
   LatencyRow row;      ///< as it travels
 };
 
+inline constexpr int kMaxWarpsPerRow = 8;
+
+/// call.num_blocks: at least 2, since the last one copies no rows.
 struct DispatchReceiveParams {
   LatencyParams call;
   PlacementTables placement;
@@ -84,7 +87,8 @@ struct DispatchReceiveParams {
   SlabScales scales;          ///< data is null: none
   LatencyRow row;
   bool zero_padding = false;
-  int warps_per_row = 1;  ///< that share the copy of one row; a power of two
+  int warps_per_row = 1;  ///< that share the copy of one row; a power of two, at most kMaxWarpsPerRow
+  bool overlaps = false;  ///< begins while the send half ends (LaunchShape)
   RouteResultTables host;
 };
 
@@ -98,8 +102,10 @@ struct LatencyRefusalParams {
 };
 cudaError_t launch_latency_refusal(const LatencyRefusalParams& params, cudaStream_t stream);
 
-/// Loads the kernels.
-cudaError_t load_latency_kernels(std::size_t shared_limit);
+/// Loads the kernels. The first two are parts of the third.
+cudaError_t load_dispatch_send_kernels();
+cudaError_t load_dispatch_receive_kernel();
+cudaError_t load_latency_kernels();
 
 }  // namespace ferry::cuda
 

@@ -27,6 +27,7 @@ struct RowTargets {
 
 template <typename Word>
 __device__ inline void store_to_all(const RowTargets& targets, std::int64_t offset, const Word& word) {
+#pragma unroll 1
   for (int i = 0; i < targets.num; ++i) *reinterpret_cast<Word*>(targets.rows[i] + offset) = word;
 }
 
@@ -36,6 +37,7 @@ __device__ inline void send_plain_row(const DispatchSendParams& params, std::int
   const auto thread = static_cast<int>(threadIdx.x);
   const auto* from = reinterpret_cast<const uint4*>(params.x + token * params.x_stride);
   const std::int64_t count = params.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4));
+#pragma unroll 1
   for (std::int64_t first = thread; first < count; first += kSendUnroll * num_threads) {
     uint4 values[kSendUnroll];
 #pragma unroll
@@ -49,6 +51,7 @@ __device__ inline void send_plain_row(const DispatchSendParams& params, std::int
     }
   }
   const ConstScales& scales = params.scales;
+#pragma unroll 1
   for (int column = thread; column < params.row.num_scales; column += num_threads) {
     const std::int64_t at = token * scales.row_stride + column * scales.column_stride;
     const std::int64_t to = params.row.scales_offset() + std::int64_t{column} * params.row.scale_bytes;
@@ -69,14 +72,17 @@ __device__ inline void send_quantized_row(const DispatchSendParams& params, std:
   const bool exponents = params.quantize == Quantization::kFp8Ue8m0;
   const std::byte* const from = params.x + token * params.x_stride;
   const std::int64_t num_blocks = numeric::num_blocks(params.hidden);
+#pragma unroll 1
   for (std::int64_t tile = 0; tile < num_blocks; tile += kTileBlocks) {
     const int tile_blocks = static_cast<int>(num_blocks - tile < kTileBlocks ? num_blocks - tile : kTileBlocks);
     constexpr int kExponents = sizeof(std::uint32_t);
     const int num_words = exponents ? (tile_blocks + kExponents - 1) / kExponents : tile_blocks;
     // Exponents of no block are 0.
+#pragma unroll 1
     for (int word = thread; word < num_words; word += static_cast<int>(blockDim.x)) scale_words[word] = 0;
     __syncthreads();
     const int num_steps = (tile_blocks + kBlocksPerWarp - 1) / kBlocksPerWarp;
+#pragma unroll 1
     for (int first = warp_idx(); first < num_steps; first += kSendUnroll * num_warps) {
       uint4 stored[kSendUnroll];
 #pragma unroll
@@ -105,6 +111,7 @@ __device__ inline void send_quantized_row(const DispatchSendParams& params, std:
     __syncthreads();
     const std::int64_t scale_bytes = exponents ? 1 : static_cast<std::int64_t>(sizeof(std::uint32_t));
     const std::int64_t to = params.row.scales_offset() + tile * scale_bytes;
+#pragma unroll 1
     for (int word = thread; word < num_words; word += static_cast<int>(blockDim.x)) {
       store_to_all(targets, to + word * static_cast<int>(sizeof(std::uint32_t)), scale_words[word]);
     }

@@ -32,8 +32,8 @@ __device__ inline void post_word(std::uint64_t* address, std::uint64_t number, s
   store_relaxed_system(address, make_word(number, payload));
 }
 
-/// Waits for a word of call `number`; 0 when the group broke. Not inlined: what waits is in no hurry, and the instruction
-/// cache is for the others.
+/// Waits for a word of call `number`; 0 when the group broke. Not inlined: what waits is in no hurry, and the
+/// instruction cache is for the others.
 __device__ __noinline__ inline std::uint64_t poll_word(const RankParams& ranks, const Wait& wait,
                                                        const std::uint64_t* address) {
   std::uint64_t word = 0;
@@ -115,6 +115,7 @@ __device__ inline std::uint64_t begin_send(const LatencyParams& call, LatencyKin
 /// in all of them when the group broke. A rank with kNoSet gets a header and nothing else.
 __device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int* sets) {
   bool all = true;
+#pragma unroll 1
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
     const Payload set =
         wait_word(call.ranks, {Awaited::kDone, rank, number}, grant_word(call, call.ranks.rank, kind, rank, number));
@@ -140,6 +141,7 @@ __device__ inline void post_header(const LatencyParams& call, LatencyKind kind, 
   const int lane = lane_idx();
   if (lane >= kLatencyHeaderWords) return;
   const std::uint32_t payload = reinterpret_cast<const std::uint32_t*>(&header)[lane];
+#pragma unroll 1
   for (int rank = 0; rank < call.ranks.num_ranks; ++rank) {
     post_word(header_words(call, rank, kind, sets[rank], call.ranks.rank) + lane, number, payload);
   }
@@ -179,6 +181,7 @@ __device__ inline Outcome await_headers(const LatencyParams& call, LatencyKind k
   const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
   bool here = true;
   bool equal = true;
+#pragma unroll 1
   for (int rank = warp_idx(); rank < call.ranks.num_ranks; rank += num_warps) {
     // Lanes without a word of their own read the first one once more.
     const int word = lane_idx() < kLatencyHeaderWords ? lane_idx() : 0;
@@ -204,6 +207,7 @@ __device__ __noinline__ inline void report_latency_disagreement(const LatencyPar
   fault.fault = static_cast<std::int32_t>(Fault::kDisagreement);
   fault.rank = -1;
   constexpr std::size_t kWord = offsetof(LatencyHeader, record_number) / sizeof(std::uint32_t);
+#pragma unroll 1
   for (int rank = 0; rank < call.ranks.num_ranks; ++rank) {
     const std::uint64_t* words = header_words(call, call.ranks.rank, kind, set, rank) + kWord;
     const std::uint64_t low = payload_of(load_acquire_system(words));
@@ -233,14 +237,17 @@ __device__ __noinline__ inline void clear_words(const LatencyParams& call, Laten
                                                 std::uint64_t number) {
   std::uint64_t* words = own_window(call).slot(call.layout, kind, set, 0);
   const std::int64_t num_words = call.layout.words_bytes / LatencyLayout::kWordBytes;
+#pragma unroll 1
   for (std::int64_t i = threadIdx.x; i < num_words; i += blockDim.x) words[i] = make_word(number, 0);
   if (kind == LatencyKind::kDispatch) {
     words = count_words(call, call.ranks.rank, set, 0);
     const std::int64_t num_counts = call.ranks.num_ranks * kMaxExperts;
+#pragma unroll 1
     for (std::int64_t i = threadIdx.x; i < num_counts; i += blockDim.x) words[i] = make_word(number, 0);
   } else {
     words = done_words(call, call.ranks.rank, set, 0);
     const std::int64_t num_done = std::int64_t{call.ranks.num_ranks} * kMaxCallBlocks;
+#pragma unroll 1
     for (std::int64_t i = threadIdx.x; i < num_done; i += blockDim.x) words[i] = make_word(number, 0);
   }
   if (threadIdx.x == 0) own_window(call).control.local->cleared[static_cast<int>(kind)][set] = era_of(number);
@@ -248,6 +255,7 @@ __device__ __noinline__ inline void clear_words(const LatencyParams& call, Laten
 
 /// Tells every rank where this one receives call `number`. All lanes of one warp.
 __device__ inline void post_grant(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int set) {
+#pragma unroll 1
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
     post_word(grant_word(call, rank, kind, call.ranks.rank, number), number, static_cast<std::uint32_t>(set));
   }
