@@ -15,7 +15,7 @@ constexpr int kRefusalThreads = 256;
 /// one warp.
 __device__ int own_set(const LatencyRefusalParams& params, std::uint64_t number) {
   const LatencyParams& call = params.call;
-  std::uint64_t& granted = own_window(call).control.local->granted[static_cast<int>(params.kind)];
+  std::uint64_t& granted = local_of(call).granted[static_cast<int>(params.kind)];
   const bool has_set = static_cast<volatile std::uint64_t&>(granted) >= number;
   __syncwarp();  // all lanes have read it
   if (!has_set) {

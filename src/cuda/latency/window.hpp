@@ -78,24 +78,30 @@ struct LatencyLocal {
   std::uint32_t send_arrivals[kLatencyKinds];   ///< blocks of a send half that know the call's number
 };
 
-/// The part whose size depends on R alone.
+/// The part whose size depends on R alone: where its parts are, from its start.
 struct LatencyControl {
-  std::uint64_t* grants = nullptr;   ///< [kinds][R][kGrantSlots]
-  std::uint64_t* headers = nullptr;  ///< [kinds][kHeaderSets][R][kLatencyHeaderSlotWords]
-  std::uint64_t* counts = nullptr;   ///< [kSets][R][kMaxExperts]
-  std::uint64_t* done = nullptr;     ///< [kSets][R][kMaxCallBlocks]
-  LatencyLocal* local = nullptr;
-  std::size_t size_bytes = 0;
+  std::int64_t grants = 0;   ///< [kinds][R][kGrantSlots]
+  std::int64_t headers = 0;  ///< [kinds][kHeaderSets][R][kLatencyHeaderSlotWords]
+  std::int64_t counts = 0;   ///< [kSets][R][kMaxExperts]
+  std::int64_t done = 0;     ///< [kSets][R][kMaxCallBlocks]
+  std::int64_t local = 0;    ///< LatencyLocal
+  std::int64_t size_bytes = 0;
 
-  FERRY_HOST_DEVICE static constexpr LatencyControl at(std::byte* base, std::size_t num_ranks) {
-    plan::Carver carver(base);
+  static constexpr LatencyControl of(std::size_t num_ranks) {
+    plan::Carver carver(nullptr);
+    const auto take = [&carver](std::size_t num_words) {
+      const auto at = static_cast<std::int64_t>(carver.used_bytes());
+      carver.take<std::uint64_t>(num_words);
+      return at;
+    };
     LatencyControl control;
-    control.grants = carver.take<std::uint64_t>(kLatencyKinds * num_ranks * kGrantSlots);
-    control.headers = carver.take<std::uint64_t>(kLatencyKinds * kHeaderSets * num_ranks * kLatencyHeaderSlotWords);
-    control.counts = carver.take<std::uint64_t>(kSets * num_ranks * kMaxExperts);
-    control.done = carver.take<std::uint64_t>(kSets * num_ranks * kMaxCallBlocks);
-    control.local = carver.take<LatencyLocal>(1);
-    control.size_bytes = carver.used_bytes();
+    control.grants = take(kLatencyKinds * num_ranks * kGrantSlots);
+    control.headers = take(kLatencyKinds * kHeaderSets * num_ranks * kLatencyHeaderSlotWords);
+    control.counts = take(kSets * num_ranks * kMaxExperts);
+    control.done = take(kSets * num_ranks * kMaxCallBlocks);
+    static_assert(sizeof(LatencyLocal) % sizeof(std::uint64_t) == 0);
+    control.local = take(sizeof(LatencyLocal) / sizeof(std::uint64_t));
+    control.size_bytes = static_cast<std::int64_t>(carver.used_bytes());
     return control;
   }
 };
@@ -125,9 +131,9 @@ struct SetNeed {
 
 /// Where everything is, as offsets: the same on every rank. Trivial, so that kernels take it by value.
 struct LatencyLayout {
-  std::int64_t offset = 0;  ///< of the memory in every rank's arena
-  std::int64_t control_bytes = 0;
-  std::int64_t set_bytes = 0;     ///< the sets follow: [kinds][kSets]
+  std::int64_t offset = 0;        ///< of the memory in every rank's arena
+  LatencyControl control;         ///< at its start
+  std::int64_t set_bytes = 0;     ///< of each set: [kinds][kSets] follow
   std::int64_t slot_bytes = 0;    ///< words of one source, at the start of a set: [R]
   std::int64_t words_bytes = 0;   ///< of a set; its rows follow
   std::int64_t source_bytes = 0;  ///< rows of one source of dispatch
@@ -136,11 +142,10 @@ struct LatencyLayout {
   static constexpr LatencyLayout of(std::int64_t offset, std::int64_t bytes, std::int64_t num_ranks) {
     LatencyLayout layout;
     layout.offset = offset;
-    layout.control_bytes =
-        static_cast<std::int64_t>(LatencyControl::at(nullptr, static_cast<std::size_t>(num_ranks)).size_bytes);
+    layout.control = LatencyControl::of(static_cast<std::size_t>(num_ranks));
     constexpr std::int64_t kNumSets = std::int64_t{kLatencyKinds} * kSets;
-    if (bytes <= layout.control_bytes) return layout;
-    layout.set_bytes = round_down((bytes - layout.control_bytes) / kNumSets);
+    if (bytes <= layout.control.size_bytes) return layout;
+    layout.set_bytes = round_down((bytes - layout.control.size_bytes) / kNumSets);
     layout.slot_bytes = round_down(layout.set_bytes / kWordsShare / num_ranks);
     layout.words_bytes = layout.slot_bytes * num_ranks;
     layout.source_bytes = round_down((layout.set_bytes - layout.words_bytes) / num_ranks);
@@ -160,7 +165,7 @@ struct LatencyLayout {
     const std::int64_t rows = need.rows_bytes + num_ranks * kRowAlignment;
     const std::int64_t of_rows = (rows * kWordsShare + kWordsShare - 2) / (kWordsShare - 1);
     const std::int64_t set_bytes = (of_words > of_rows ? of_words : of_rows) + kRowAlignment;
-    return static_cast<std::int64_t>(LatencyControl::at(nullptr, static_cast<std::size_t>(num_ranks)).size_bytes) +
+    return LatencyControl::of(static_cast<std::size_t>(num_ranks)).size_bytes +
            std::int64_t{kLatencyKinds} * kSets * set_bytes;
   }
 
@@ -170,17 +175,17 @@ struct LatencyLayout {
 
 /// The same as addresses on one rank.
 struct LatencyWindow {
-  LatencyControl control;
-  std::byte* sets = nullptr;
+  std::byte* base = nullptr;
 
-  FERRY_HOST_DEVICE static constexpr LatencyWindow at(std::byte* arena_base, const LatencyLayout& layout,
-                                                      int num_ranks) {
-    std::byte* const base = arena_base + layout.offset;
-    return {LatencyControl::at(base, static_cast<std::size_t>(num_ranks)), base + layout.control_bytes};
+  FERRY_HOST_DEVICE static constexpr LatencyWindow at(std::byte* arena_base, const LatencyLayout& layout) {
+    return {arena_base + layout.offset};
   }
 
+  FERRY_HOST_DEVICE std::uint64_t* words(std::int64_t offset) const {
+    return reinterpret_cast<std::uint64_t*>(base + offset);
+  }
   FERRY_HOST_DEVICE constexpr std::byte* set(const LatencyLayout& layout, LatencyKind kind, int set_idx) const {
-    return sets + (static_cast<int>(kind) * kSets + set_idx) * layout.set_bytes;
+    return base + layout.control.size_bytes + (static_cast<int>(kind) * kSets + set_idx) * layout.set_bytes;
   }
   /// Words that `source` writes.
   FERRY_HOST_DEVICE std::uint64_t* slot(const LatencyLayout& layout, LatencyKind kind, int set_idx, int source) const {

@@ -14,10 +14,14 @@ namespace ferry::cuda::device {
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 __device__ inline LatencyWindow window_of(const LatencyParams& call, int rank) {
-  return LatencyWindow::at(call.ranks.peer_bases[rank], call.layout, call.ranks.num_ranks);
+  return LatencyWindow::at(call.ranks.peer_bases[rank], call.layout);
 }
 
 __device__ inline LatencyWindow own_window(const LatencyParams& call) { return window_of(call, call.ranks.rank); }
+
+__device__ inline LatencyLocal& local_of(const LatencyParams& call) {
+  return *reinterpret_cast<LatencyLocal*>(own_window(call).base + call.layout.control.local);
+}
 
 __device__ inline std::uint64_t make_word(std::uint64_t number, std::uint32_t payload) {
   return half_of(number) << 32 | payload;
@@ -72,36 +76,32 @@ __device__ inline Payload wait_word(const RankParams& ranks, const Wait& wait, c
 
 __device__ inline std::uint64_t* header_words(const LatencyParams& call, int at_rank, LatencyKind kind, int set,
                                               int source) {
-  const std::size_t index = (static_cast<std::size_t>(kind) * kHeaderSets + static_cast<std::size_t>(set)) *
-                                static_cast<std::size_t>(call.ranks.num_ranks) +
-                            static_cast<std::size_t>(source);
-  return window_of(call, at_rank).control.headers + index * kLatencyHeaderSlotWords;
+  const int index = (static_cast<int>(kind) * kHeaderSets + set) * call.ranks.num_ranks + source;
+  return window_of(call, at_rank).words(call.layout.control.headers) + index * kLatencyHeaderSlotWords;
 }
 
 __device__ inline std::uint64_t* grant_word(const LatencyParams& call, int at_rank, LatencyKind kind, int receiver,
                                             std::uint64_t number) {
-  const std::size_t index = static_cast<std::size_t>(kind) * static_cast<std::size_t>(call.ranks.num_ranks) +
-                            static_cast<std::size_t>(receiver);
-  return window_of(call, at_rank).control.grants + index * kGrantSlots + number % kGrantSlots;
+  const int index = static_cast<int>(kind) * call.ranks.num_ranks + receiver;
+  return window_of(call, at_rank).words(call.layout.control.grants) + index * kGrantSlots +
+         static_cast<int>(number % kGrantSlots);
 }
 
-/// Words of one source for dispatch's counts, or for combine's done.
+/// Words of one source: dispatch's counts, and combine's done.
 __device__ inline std::uint64_t* count_words(const LatencyParams& call, int at_rank, int set, int source) {
-  const std::size_t index =
-      static_cast<std::size_t>(set) * static_cast<std::size_t>(call.ranks.num_ranks) + static_cast<std::size_t>(source);
-  return window_of(call, at_rank).control.counts + index * kMaxExperts;
+  constexpr auto kStride = static_cast<int>(kMaxExperts);
+  return window_of(call, at_rank).words(call.layout.control.counts) + (set * call.ranks.num_ranks + source) * kStride;
 }
 
 __device__ inline std::uint64_t* done_words(const LatencyParams& call, int at_rank, int set, int source) {
-  const std::size_t index =
-      static_cast<std::size_t>(set) * static_cast<std::size_t>(call.ranks.num_ranks) + static_cast<std::size_t>(source);
-  return window_of(call, at_rank).control.done + index * kMaxCallBlocks;
+  return window_of(call, at_rank).words(call.layout.control.done) +
+         (set * call.ranks.num_ranks + source) * kMaxCallBlocks;
 }
 
 /// The number of the call whose send half this is; all blocks must call it, once. The last one counts the call, when
 /// all know its number. One thread of each block.
 __device__ inline std::uint64_t begin_send(const LatencyParams& call, LatencyKind kind) {
-  LatencyLocal& local = *own_window(call).control.local;
+  LatencyLocal& local = local_of(call);
   const int index = static_cast<int>(kind);
   const std::uint64_t number = static_cast<volatile LatencyLocal&>(local).sent[index] + 1;
   if (add_acq_rel_device(&local.send_arrivals[index], 1) + 1 == gridDim.x) {
@@ -250,7 +250,7 @@ __device__ __noinline__ inline void clear_words(const LatencyParams& call, Laten
 #pragma unroll 1
     for (std::int64_t i = threadIdx.x; i < num_done; i += blockDim.x) words[i] = make_word(number, 0);
   }
-  if (threadIdx.x == 0) own_window(call).control.local->cleared[static_cast<int>(kind)][set] = era_of(number);
+  if (threadIdx.x == 0) local_of(call).cleared[static_cast<int>(kind)][set] = era_of(number);
 }
 
 /// Tells every rank where this one receives call `number`. All lanes of one warp.
@@ -266,7 +266,7 @@ __device__ inline void post_grant(const LatencyParams& call, LatencyKind kind, s
 __device__ inline void finish_receive(const LatencyParams& call, LatencyKind kind, const SentCall& sent) {
   const std::uint64_t number = sent.number;
   const auto set = static_cast<int>(sent.set);
-  LatencyLocal& local = *own_window(call).control.local;
+  LatencyLocal& local = local_of(call);
   const std::uint64_t cleared = static_cast<volatile LatencyLocal&>(local).cleared[static_cast<int>(kind)][set];
   __syncthreads();  // all threads have read it
   if (cleared != era_of(number)) clear_words(call, kind, set, number);
