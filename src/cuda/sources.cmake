@@ -35,5 +35,7 @@ set(ferry_cuda_sources
     cuda/intranode/padding.cu
     cuda/intranode/place.cu
     cuda/intranode/token_layout.cu
+    cuda/latency/combine_receive.cu
+    cuda/latency/combine_send.cu
     cuda/numeric/quantize.cu
     cuda/backend.cpp)

@@ -12,6 +12,7 @@
 #include "cuda/latency/tables.hpp"
 #include "cuda/latency/window.hpp"
 #include "cuda/sync/rank_params.hpp"
+#include "ferry/latency.hpp"
 #include "ferry/quantization.hpp"
 #include "ferry/types.hpp"
 
@@ -95,6 +96,36 @@ struct DispatchReceiveParams {
 cudaError_t launch_dispatch_send(const DispatchSendParams& params, cudaStream_t stream);
 cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, cudaStream_t stream);
 
+/// Rows of a combine.
+struct CombineRows {
+  std::int64_t row_bytes = 0;  ///< a multiple of 16
+  bool float32 = false;        ///< else bf16
+  CombineOrder order = CombineOrder::kExact;
+};
+
+/// Refused dispatches: both halves then only report that (Fault::kNotRouted or what it was refused for).
+struct CombineSendParams {
+  LatencyParams call;
+  CombineRows rows;
+  const std::byte* x = nullptr;  ///< [L * C] rows
+  std::int64_t x_stride = 0;     ///< bytes
+  /// [T, K], those that this combine was given: with kRankSums their ranks wait for them. Null: those of the dispatch.
+  const float* weights = nullptr;
+};
+
+struct CombineReceiveParams {
+  LatencyParams call;
+  CombineRows rows;
+  std::byte* out = nullptr;        ///< [T] rows
+  std::int64_t out_stride = 0;     ///< bytes
+  const float* weights = nullptr;  ///< [T, K], given to this combine or to the dispatch; read with kExact
+};
+
+/// Blocks of either half: enough for the largest call of this shape to use all of `num_sms`.
+int combine_blocks(const LatencyParams& call, const CombineRows& rows, int num_sms);
+cudaError_t launch_combine_send(const CombineSendParams& params, cudaStream_t stream);
+cudaError_t launch_combine_receive(const CombineReceiveParams& params, cudaStream_t stream);
+
 /// This rank cannot make the call: its peers learn of it, and the call's number and set go by. One block.
 struct LatencyRefusalParams {
   LatencyParams call;  ///< agreement 0
@@ -102,10 +133,12 @@ struct LatencyRefusalParams {
 };
 cudaError_t launch_latency_refusal(const LatencyRefusalParams& params, cudaStream_t stream);
 
-/// Loads the kernels. The first two are parts of the third.
+/// Loads the kernels. The others are parts of the first.
+cudaError_t load_latency_kernels();
 cudaError_t load_dispatch_send_kernels();
 cudaError_t load_dispatch_receive_kernel();
-cudaError_t load_latency_kernels();
+cudaError_t load_combine_send_kernels();
+cudaError_t load_combine_receive_kernels();
 
 }  // namespace ferry::cuda
 

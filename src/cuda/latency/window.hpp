@@ -31,7 +31,7 @@
 ///
 ///   words of a set, for each source s (its slot)         rows of a set
 ///   dispatch  row_flags[M] entries[M][K] weights[M][K]   [s][M] row stride: x, then its scales; each s has R-th part
-///   combine   row_flags[M][K] weights[M][K]              [M][K], or [M][ranks of a token], by all sources
+///   combine   weights[M][K]                              [M][K], or [M][ranks of a token], by all; flags are done[][]
 
 #include <cstddef>
 #include <cstdint>
@@ -125,7 +125,7 @@ struct SetNeed {
     return {max_tokens * (1 + 2 * num_topk), num_ranks * max_tokens * round_up_row(row_bytes)};
   }
   static constexpr SetNeed of_combine(std::int64_t max_tokens, std::int64_t num_topk, std::int64_t row_bytes) {
-    return {max_tokens * 2 * num_topk, max_tokens * num_topk * round_up_row(row_bytes)};
+    return {max_tokens * num_topk, max_tokens * num_topk * round_up_row(row_bytes)};
   }
 };
 
@@ -209,12 +209,9 @@ struct DispatchSlot {
 
 /// Parts of a combine's slot. M and K are those of the Routing.
 struct CombineSlot {
-  std::uint64_t* row_flags = nullptr;  ///< [M][K] the row is there; kRankSums uses [M] of them
-  std::uint64_t* weights = nullptr;    ///< [M][K] bits of f32, if this combine was given weights
+  std::uint64_t* weights = nullptr;  ///< [M][K] bits of f32, if this combine was given weights
 
-  FERRY_HOST_DEVICE static constexpr CombineSlot at(std::uint64_t* slot, std::int64_t max_tokens, int num_topk) {
-    return {slot, slot + max_tokens * num_topk};
-  }
+  FERRY_HOST_DEVICE static constexpr CombineSlot at(std::uint64_t* slot) { return {slot}; }
 };
 
 /// Payload of an entry's word: the expert, and the ordinal of the token among its source's tokens for that expert.
