@@ -28,6 +28,9 @@ set(ferry_cuda_sources
     cuda/intranode/routing.cpp
     cuda/intranode/token_layout.cpp
     cuda/intranode/tuning.cpp
+    cuda/latency/calls.cpp
+    cuda/latency/dispatch.cpp
+    cuda/latency/memory.cpp
     cuda/intranode/channel_tables.cu
     cuda/intranode/combine.cu
     cuda/intranode/dispatch.cu

@@ -17,6 +17,7 @@ __device__ __noinline__ inline void report_refused(const DispatchReceiveParams& 
   const auto set = static_cast<int>(sent.set);
   RouteSummary& summary = *call.tables.summary;
   summary.valid = 0;
+  summary.latency = 1;
   summary.fault_column = 0;
   if (outcome == Outcome::kSkip) {
     summary.fault = static_cast<std::int32_t>(Fault::kDisagreement);
@@ -59,6 +60,7 @@ __device__ __noinline__ inline void report_refused(const DispatchReceiveParams& 
 __device__ __noinline__ inline void report_not_sent(const LatencyParams& call) {
   RouteSummary& summary = *call.tables.summary;
   summary.valid = 0;
+  summary.latency = 1;
   summary.fault = static_cast<std::int32_t>(Fault::kNotRouted);
   report_refused_route(call.ranks, summary);
 }

@@ -19,11 +19,11 @@
 ///   local                     this rank  device scope       see LatencyLocal
 ///
 /// Ranks may receive in different orders, so nothing that all know tells which set of a rank is free: each grants its
-/// sets itself. At the start those of calls 1 and 2; then, when it has received a call, that call's set to the next
-/// number that has none yet. A rank with both sets in flight that is to make a third call refuses it, and grants that
-/// number kNoSet: its peers send it a header then, in a place of its own, and nothing else. Slot n % kGrantSlots is
-/// free again: at most the last two numbers that a rank has sent are in flight without a later one being over, so every
-/// peer has read the grants of all numbers before those.
+/// sets itself. At the start those of the first kSets calls; then, when it has received a call, that call's set to the
+/// next number that has none yet. So the call that a rank is about to make has one, whatever it has in flight. Should it
+/// have none, since graphs were replayed that send without receiving, and refuse that call, it grants the number kNoSet:
+/// its peers send it a header then, in a place of its own, and nothing else. Slot n % kGrantSlots is free again: of the
+/// numbers whose grants a peer has not read yet, there are kSets at most.
 ///
 /// What of a set is words and what is rows is the same for calls of all shapes: otherwise bytes of a row could pass for
 /// a word. So are the parts of the sources in both, except of combine's rows. Within those a sender's stores are in the
@@ -46,8 +46,8 @@ namespace ferry::cuda {
 enum class LatencyKind : int { kDispatch = 0, kCombine = 1 };
 inline constexpr int kLatencyKinds = 2;
 
-/// Sets of each kind: a rank has that many calls of the kind in flight, the one that it is making included.
-inline constexpr int kSets = kMaxLatencyCallsInFlight;
+/// Sets of each kind: for the calls that a rank has in flight, and the one that it is making.
+inline constexpr int kSets = kMaxLatencyCallsInFlight + 1;
 /// In place of a set: the rank refuses the call. Also the index of the headers that it gets all the same.
 inline constexpr int kNoSet = kSets;
 inline constexpr int kHeaderSets = kSets + 1;
