@@ -5,6 +5,7 @@
 #include "cuda/driver/launch.hpp"
 #include "cuda/latency/receive_report.cuh"
 #include "cuda/sync/kernel_order.cuh"
+#include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -14,6 +15,9 @@ using namespace device;
 constexpr int kReceiveThreads = 512;
 constexpr int kReceiveWarps = kReceiveThreads / kWarpLanes;
 constexpr LatencyKind kKind = LatencyKind::kDispatch;
+/// Of ReceiveShared; the tables of experts follow.
+constexpr std::size_t kSharedBytes =
+    (sizeof(ReceiveShared) + plan::kPartAlignment - 1) / plan::kPartAlignment * plan::kPartAlignment;
 /// Loads of a lane that are on their way together.
 constexpr int kReceiveUnroll = 4;
 
@@ -240,11 +244,11 @@ __device__ bool receive(const DispatchReceiveParams& params, const SentCall& sen
 
 __global__ void __launch_bounds__(kReceiveThreads)
     dispatch_receive_kernel(const __grid_constant__ DispatchReceiveParams params) {
-  extern __shared__ __align__(64) std::byte memory[];
-  __shared__ ReceiveShared shared;
+  auto& shared = *reinterpret_cast<ReceiveShared*>(dynamic_shared());
   const LatencyParams& call = params.call;
   const auto thread = static_cast<int>(threadIdx.x);
-  const ExpertTables experts = ExpertTables::at(memory, call.num_experts, call.num_local_experts);
+  const ExpertTables experts =
+      ExpertTables::at(dynamic_shared() + kSharedBytes, call.num_experts, call.num_local_experts);
 #pragma unroll 1
   for (int expert = thread; expert < call.num_experts; expert += kReceiveThreads) {
     experts.homes[expert] = home_of(params.placement.owner[expert], params.placement.local_expert[expert]);
@@ -264,7 +268,7 @@ __global__ void __launch_bounds__(kReceiveThreads)
     if (reports && thread == 0) report_not_sent(call);
     return;
   }
-  const auto take = [](int rank, const ReceivedHeader& header) {
+  const auto take = [&shared](int rank, const ReceivedHeader& header) {
     const std::int64_t num_tokens = header.num_tokens();
     const std::int64_t bad_entry = header.bad_entry();
     if (lane_idx() != 0) return;
@@ -287,7 +291,7 @@ __global__ void __launch_bounds__(kReceiveThreads)
 }
 
 std::size_t shared_bytes_of(int num_experts, int num_local_experts) {
-  return ExpertTables::at(nullptr, num_experts, num_local_experts).size_bytes;
+  return kSharedBytes + ExpertTables::at(nullptr, num_experts, num_local_experts).size_bytes;
 }
 
 }  // namespace
@@ -302,7 +306,8 @@ cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, cudaStr
 
 cudaError_t load_dispatch_receive_kernel() {
   constexpr int kExperts = static_cast<int>(kMaxExperts);
-  return cudaFuncSetAttribute(dispatch_receive_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(dispatch_receive_kernel),
+                              cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(shared_bytes_of(kExperts, kExperts)));
 }
 

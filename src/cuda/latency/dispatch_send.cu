@@ -2,10 +2,11 @@
 /// of the tokens each, tell every rank where their entries go, and send their rows. No block waits for another, nor for
 /// a peer once its set is granted.
 
-#include "cuda/copy/warp_copy.cuh"
+#include "cuda/copy/prefetch.cuh"
 #include "cuda/driver/launch.hpp"
 #include "cuda/latency/send_rows.cuh"
 #include "cuda/sync/kernel_order.cuh"
+#include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -15,6 +16,7 @@ using namespace device;
 constexpr int kSendThreads = 512;
 constexpr LatencyKind kKind = LatencyKind::kDispatch;
 
+/// Followed by the experts' counts.
 struct Shared {
   std::uint64_t number;
   unsigned long long bad_entry;
@@ -162,8 +164,8 @@ enum class Codec { kPlain, kFp8, kInt8 };
 template <Codec kCodec>
 __global__ void __launch_bounds__(kSendThreads)
     dispatch_send_kernel(const __grid_constant__ DispatchSendParams params) {
-  extern __shared__ unsigned tokens_of_expert[];  // [E]
-  __shared__ Shared shared;
+  auto& shared = *reinterpret_cast<Shared*>(dynamic_shared());
+  auto* const tokens_of_expert = reinterpret_cast<unsigned*>(dynamic_shared() + sizeof(Shared));  // [E]
   const LatencyParams& call = params.call;
   const auto thread = static_cast<int>(threadIdx.x);
   const bool counts = blockIdx.x == 0;
@@ -237,7 +239,8 @@ Kernel kernel_for(Quantization mode) {
 }  // namespace
 
 cudaError_t launch_dispatch_send(const DispatchSendParams& params, cudaStream_t stream) {
-  const std::size_t shared_bytes = static_cast<std::size_t>(params.call.num_experts) * sizeof(unsigned);
+  const std::size_t shared_bytes =
+      sizeof(Shared) + static_cast<std::size_t>(params.call.num_experts) * sizeof(unsigned);
   return launch_kernel(kernel_for(params.quantize),
                        {static_cast<unsigned>(params.call.num_blocks), kSendThreads, shared_bytes}, params, stream);
 }
@@ -246,7 +249,8 @@ cudaError_t load_dispatch_send_kernels() {
   cudaError_t error = cudaSuccess;
   for (const Quantization mode : {Quantization::kNone, Quantization::kFp8, Quantization::kInt8}) {
     cudaFuncAttributes attributes;
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel_for(mode));
+    if (error == cudaSuccess)
+      error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel_for(mode)));
   }
   return error;
 }

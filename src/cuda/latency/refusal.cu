@@ -3,6 +3,7 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/latency/words.cuh"
+#include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -10,6 +11,13 @@ namespace {
 using namespace device;
 
 constexpr int kRefusalThreads = 256;
+
+struct Shared {
+  std::uint64_t number;  ///< 0: the group broke
+  int set;
+  int sets[kMaxRanks];
+  int num_blocks[kMaxRanks];
+};
 
 /// The set of this call on this rank: the one that it has granted, or else kNoSet, which it grants now. All lanes of
 /// one warp.
@@ -43,10 +51,7 @@ __device__ bool wait_senders(const LatencyParams& call, std::uint64_t number, in
 }
 
 __global__ void __launch_bounds__(kRefusalThreads) refusal_kernel(const __grid_constant__ LatencyRefusalParams params) {
-  __shared__ int sets[kMaxRanks];
-  __shared__ int num_blocks[kMaxRanks];
-  __shared__ std::uint64_t shared_number;
-  __shared__ int shared_set;
+  auto& shared = *reinterpret_cast<Shared*>(dynamic_shared());
   const LatencyParams& call = params.call;
   if (warp_idx() == 0) {
     std::uint64_t number = 0;
@@ -55,37 +60,37 @@ __global__ void __launch_bounds__(kRefusalThreads) refusal_kernel(const __grid_c
     const int set = own_set(params, number);
     LatencyHeader header;
     header.record_number = call.record_number;
-    const bool whole = wait_grants(call, params.kind, number, sets);
-    if (whole) post_header(call, params.kind, number, header, sets);
+    const bool whole = wait_grants(call, params.kind, number, shared.sets);
+    if (whole) post_header(call, params.kind, number, header, shared.sets);
     if (lane_idx() == 0) {
-      shared_number = whole ? number : 0;
-      shared_set = set;
+      shared.number = whole ? number : 0;
+      shared.set = set;
     }
   }
   __syncthreads();
-  const std::uint64_t number = shared_number;
-  const int set = shared_set;
+  const std::uint64_t number = shared.number;
+  const int set = shared.set;
   if (number == 0) return;
-  const auto take = [](int rank, const ReceivedHeader& header) {
+  const auto take = [&shared](int rank, const ReceivedHeader& header) {
     const std::int64_t blocks = header.num_blocks();
-    if (lane_idx() == 0) num_blocks[rank] = static_cast<int>(blocks);
+    if (lane_idx() == 0) shared.num_blocks[rank] = static_cast<int>(blocks);
   };
   if (await_headers(call, params.kind, set, number, take) == Outcome::kStop) return;
   if (threadIdx.x == 0) report_latency_disagreement(call, params.kind, set);
   if (set == kNoSet) return;
-  if (params.kind == LatencyKind::kCombine && !wait_senders(call, number, set, num_blocks)) return;
+  if (params.kind == LatencyKind::kCombine && !wait_senders(call, number, set, shared.num_blocks)) return;
   finish_receive(call, params.kind, {number, static_cast<std::uint32_t>(set), 1, 0});
 }
 
 }  // namespace
 
 cudaError_t launch_latency_refusal(const LatencyRefusalParams& params, cudaStream_t stream) {
-  return launch_kernel(refusal_kernel, {1, kRefusalThreads, 0}, params, stream);
+  return launch_kernel(refusal_kernel, {1, kRefusalThreads, sizeof(Shared)}, params, stream);
 }
 
 cudaError_t load_latency_kernels() {
   cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, refusal_kernel);
+  cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(refusal_kernel));
   if (error == cudaSuccess) error = load_dispatch_send_kernels();
   if (error == cudaSuccess) error = load_dispatch_receive_kernel();
   return error;

@@ -11,8 +11,6 @@
 
 namespace ferry::cuda::device {
 
-inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
-
 __device__ inline LatencyWindow window_of(const LatencyParams& call, int rank) {
   return LatencyWindow::at(call.ranks.peer_bases[rank], call.layout);
 }

@@ -12,6 +12,7 @@
 namespace ferry::cuda::device {
 
 inline constexpr int kWarpLanes = 32;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;  ///< masks of a warp
 
 __device__ inline int lane_idx() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
 __device__ inline int warp_idx() { return static_cast<int>(threadIdx.x) / kWarpLanes; }
