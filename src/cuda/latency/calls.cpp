@@ -78,9 +78,8 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   send.x = rows.x.data;
   send.x_stride = rows.x.stride_bytes;
   const auto* weights = static_cast<const float*>(rows.topk_weights.data);
-  // A rank without tokens has no weights, but must know that the others' are on their way.
-  const auto* const no_weights = reinterpret_cast<const float*>(routing.latency.summary);
-  if (call.own_weights) send.weights = weights != nullptr ? weights : no_weights;
+  send.own_weights = call.own_weights;
+  send.weights = weights;
   const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
   send.call.num_blocks =
       std::min(combine_blocks(send.call, send.rows, most_blocks(rows.kernel.num_sms, limits)), kMaxCallBlocks);

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kNumThreads)
   const CallStart start = start_call(call.ranks, call.tables.summary);
   const volatile SentCall& pending = *call.tables.combine;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};
-  if (start.broken || !start.routed || sent.pending == 0) return;
+  if (start.broken || sent.pending == 0) return;
   const ReceiveShared shared = ReceiveShared::at(dynamic_shared(), call.ranks.num_ranks);
   const int max_tokens = max_tokens_of(call);
   const auto take = [&params, &shared, max_tokens](int rank, const ReceivedHeader& header) {
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kNumThreads)
   if (outcome == Outcome::kGo) {
     Receiver<kFloat32> receiver(params, shared, sent);
     good = receiver.receive_all();
-  } else if (blockIdx.x == 0 && threadIdx.x == 0) {
+  } else if (start.routed && blockIdx.x == 0 && threadIdx.x == 0) {  // else the send half has reported it
     report_latency_disagreement(call, LatencyKind::kCombine, static_cast<int>(sent.set));
   }
   if (__syncthreads_and(static_cast<int>(good)) == 0) return;

@@ -121,7 +121,7 @@ class Sender {
 
   /// The weight of this lane's entry, if it has a row here; false when the group broke.
   __device__ bool load_weight(int source, std::int64_t token, std::int64_t entry, std::int32_t row, float& weight) {
-    if (params_.weights == nullptr) {
+    if (!params_.own_weights) {
       if (row >= 0) weight = call_.tables.item_weights[entry];
       return true;
     }
@@ -164,9 +164,9 @@ class Sender {
 };
 
 /// Tells the peers that this rank has come to the call, and its receive half what to receive. Warp 0 of block 0.
-__device__ void announce(const LatencyParams& call, std::uint64_t number, const int* sets) {
+__device__ void announce(const LatencyParams& call, bool routed, std::uint64_t number, const int* sets) {
   LatencyHeader header;
-  header.agreement = call.agreement;
+  header.agreement = routed ? call.agreement : 0;
   header.record_number = call.record_number;
   header.num_tokens = call.num_tokens;
   header.num_blocks = gridDim.x;
@@ -180,23 +180,24 @@ __global__ void __launch_bounds__(kNumThreads) combine_send_kernel(const __grid_
   const LatencyParams& call = params.call;
   const CallStart start = start_call(call.ranks, call.tables.summary);
   if (start.broken) return;
-  if (!start.routed) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) report_refused_route(call.ranks, *call.tables.summary);
-    return;
-  }
+  // Refused by every rank, but the call's number and set go by, as where a host refuses it.
+  if (!start.routed && blockIdx.x == 0 && threadIdx.x == 0) report_refused_route(call.ranks, *call.tables.summary);
   const SendShared shared = SendShared::at(dynamic_shared(), call.ranks.num_ranks);
   if (warp_idx() == 0) {
     const std::uint64_t number = begin_send_and_wait(call, LatencyKind::kCombine, shared.sets);
-    if (number != 0 && blockIdx.x == 0) announce(call, number, shared.sets);
+    if (number != 0 && blockIdx.x == 0) announce(call, start.routed, number, shared.sets);
     if (lane_idx() == 0) *shared.number = number;
   }
   __syncthreads();
   if (*shared.number == 0) return;
-  if (params.weights != nullptr && params.rows.order == CombineOrder::kRankSums) {
-    send_weights(params, *shared.number, shared.sets);
+  bool good = true;
+  if (start.routed) {
+    if (params.own_weights && params.rows.order == CombineOrder::kRankSums) {
+      send_weights(params, *shared.number, shared.sets);
+    }
+    Sender<kFloat32> sender(params, shared);
+    good = sender.send_all();
   }
-  Sender<kFloat32> sender(params, shared);
-  const bool good = sender.send_all();
   if (__syncthreads_and(static_cast<int>(good)) == 0 || warp_idx() != 0) return;
   fence_system();
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {

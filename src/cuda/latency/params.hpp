@@ -103,14 +103,15 @@ struct CombineRows {
   CombineOrder order = CombineOrder::kExact;
 };
 
-/// Refused dispatches: both halves then only report that (Fault::kNotRouted or what it was refused for).
+/// Of a dispatch that was refused: no rank sends rows, and the send half reports why.
 struct CombineSendParams {
   LatencyParams call;
   CombineRows rows;
   const std::byte* x = nullptr;  ///< [L * C] rows
   std::int64_t x_stride = 0;     ///< bytes
-  /// [T, K], those that this combine was given: with kRankSums their ranks wait for them. Null: those of the dispatch.
-  const float* weights = nullptr;
+  /// Weights are this combine's, else the dispatch's. The same on every rank: with kRankSums they are sent ahead.
+  bool own_weights = false;
+  const float* weights = nullptr;  ///< [T, K], read if they are its own
 };
 
 struct CombineReceiveParams {

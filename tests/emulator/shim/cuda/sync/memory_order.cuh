@@ -11,6 +11,7 @@
 namespace ferry::cuda::device {
 
 inline constexpr int kWarpLanes = 32;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;  ///< masks of a warp
 
 inline int lane_idx() { return static_cast<int>(emulator::place().thread.x) % kWarpLanes; }
 inline int warp_idx() { return static_cast<int>(emulator::place().thread.x) / kWarpLanes; }
@@ -30,6 +31,7 @@ void flag_store(Word* address, Word value) {
 inline std::uint64_t load_acquire_system(const std::uint64_t* address) { return polled_load(address); }
 inline void store_release_system(std::uint64_t* address, std::uint64_t value) { flag_store(address, value); }
 inline void store_relaxed_system(std::uint64_t* address, std::uint64_t value) { flag_store(address, value); }
+inline std::uint64_t load_relaxed_system(const std::uint64_t* address) { return polled_load(address); }
 inline std::uint32_t load_acquire_device(const std::uint32_t* address) { return polled_load(address); }
 inline std::uint32_t load_relaxed_device(const std::uint32_t* address) { return polled_load(address); }
 inline void store_release_device(std::uint32_t* address, std::uint32_t value) { flag_store(address, value); }
