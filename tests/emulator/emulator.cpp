@@ -14,6 +14,9 @@ namespace {
 
 constexpr int kWarpLanes = 32;
 constexpr std::size_t kStackBytes = std::size_t{64} << 10;
+/// Stacks begin at so many different places, or all would lie in the same few sets of the processor's caches.
+constexpr std::size_t kStackColours = 32;
+constexpr std::size_t kStackStepBytes = 448;
 /// Kernels find this in shared memory that nobody has written, and it must still follow what they have asked for.
 constexpr std::byte kPoison{0xA5};
 constexpr std::size_t kGuardBytes = 128;
@@ -93,7 +96,7 @@ Machine::State* machine = nullptr;
 }  // namespace
 
 struct Machine::State {
-  std::mt19937_64 random;
+  std::minstd_rand random;
   std::deque<Stream> streams;
   std::vector<Thread*> ready;    ///< have something to do
   std::vector<Thread*> polling;  ///< can only look again
@@ -104,6 +107,7 @@ struct Machine::State {
   std::uint64_t clock_ns = kClockStepNs;
   std::uint64_t still_turns = 0;
   int clock_steps = 0;
+  std::size_t num_started = 0;
 
   bool one_in(unsigned n) { return n <= 1 || random() % n == 0; }
 
@@ -192,7 +196,7 @@ struct Machine::State {
     ucontext_t context{};
     getcontext(&context);
     context.uc_stack.ss_sp = thread.stack.get();
-    context.uc_stack.ss_size = kStackBytes;
+    context.uc_stack.ss_size = kStackBytes - num_started++ % kStackColours * kStackStepBytes;
     context.uc_link = nullptr;
     makecontext(&context, enter_thread, 0);
     setcontext(&context);
@@ -310,7 +314,7 @@ struct Machine::State {
 };
 
 Machine::Machine(std::uint64_t seed) : state_(std::make_unique<State>()) {
-  state_->random.seed(seed);
+  state_->random.seed(static_cast<std::uint_fast32_t>(seed ^ seed >> 32));
   machine = state_.get();
 }
 

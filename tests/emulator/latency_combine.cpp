@@ -65,7 +65,7 @@ cuda::LatencyParams LatencyCombine::call(int rank, std::uint64_t agreement) cons
   cuda::LatencyParams call = routing_.params(ranks_, rank);
   call.agreement = agreement;
   call.record_number = 100 + rank;
-  call.num_blocks = spec_.num_blocks + rank;
+  call.num_blocks = spec_.num_blocks + rank % 2;
   return call;
 }
 
@@ -88,6 +88,15 @@ void LatencyCombine::receive_other(int rank, std::uint64_t other_agreement) {
   params.out_stride = stride();
   params.weights = weights_of(rank);
   cuda::launch_combine_receive(params, ranks_.stream(rank));
+}
+
+void LatencyCombine::refuse(int rank) {
+  cuda::LatencyRefusalParams params;
+  params.call.ranks = ranks_.params(rank);
+  params.call.layout = ranks_.layout();
+  params.call.record_number = 100 + rank;
+  params.kind = cuda::LatencyKind::kCombine;
+  cuda::launch_latency_refusal(params, ranks_.stream(rank));
 }
 
 void LatencyCombine::send(int rank) { send_other(rank, spec_.agreement); }

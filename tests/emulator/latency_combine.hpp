@@ -14,7 +14,7 @@ struct LatencyCombineSpec {
   CombineOrder order = CombineOrder::kExact;
   bool own_weights = false;    ///< given to the combine
   std::int64_t gap_bytes = 0;  ///< between rows, inputs and outputs
-  int num_blocks = 2;          ///< of a rank's halves, and one more with every rank
+  int num_blocks = 2;          ///< of a rank's halves, and one more of every other's
   std::uint64_t agreement = 77;
   std::uint64_t seed = 1;
 };
@@ -27,6 +27,8 @@ class LatencyCombine {
   /// Queue a half on the rank's stream.
   void send(int rank);
   void receive(int rank);
+  /// In place of the call.
+  void refuse(int rank);
   /// `other_agreement`: as a rank that passes something else.
   void send_other(int rank, std::uint64_t other_agreement);
   void receive_other(int rank, std::uint64_t other_agreement);

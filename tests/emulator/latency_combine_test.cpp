@@ -51,7 +51,7 @@ LatencyCombineSpec draw_combine(std::mt19937_64& random) {
 }
 
 TEST(EmulatedLatencyCombine, ManyCallsGiveTheBitsOfTheOracle) {
-  constexpr int kWorlds = 24;
+  constexpr int kWorlds = 12;
   constexpr int kCalls = 4;
   std::mt19937_64 random(14);
   for (int i = 0; i < kWorlds; ++i) {
@@ -84,7 +84,7 @@ TEST(EmulatedLatencyCombine, ManyCallsGiveTheBitsOfTheOracle) {
 }
 
 TEST(EmulatedLatencyCombine, TwoInFlightAreReceivedInAnyOrder) {
-  constexpr int kWorlds = 12;
+  constexpr int kWorlds = 6;
   constexpr int kRounds = 3;
   std::mt19937_64 random(15);
   for (int i = 0; i < kWorlds; ++i) {

@@ -68,8 +68,8 @@ void expect_no_report(LatencyRanks& ranks, int rank) {
 }
 
 TEST(EmulatedLatencyDispatch, ManyCallsGiveTheBytesOfTheOracle) {
-  constexpr int kWorlds = 10;
-  constexpr std::size_t kCalls = 5;
+  constexpr int kWorlds = 6;
+  constexpr std::size_t kCalls = 4;
   std::mt19937_64 random(24);
   for (int i = 0; i < kWorlds; ++i) {
     test::WorldSpec world = draw_world(random);
@@ -102,8 +102,8 @@ TEST(EmulatedLatencyDispatch, ManyCallsGiveTheBytesOfTheOracle) {
 
 /// Each rank receives in an order of its own, and makes whole calls while others are in flight.
 TEST(EmulatedLatencyDispatch, CallsInFlightAreReceivedInAnyOrder) {
-  constexpr int kWorlds = 8;
-  constexpr std::size_t kRounds = 3;
+  constexpr int kWorlds = 4;
+  constexpr std::size_t kRounds = 2;
   constexpr std::size_t kPerRound = 3;
   std::mt19937_64 random(25);
   for (int i = 0; i < kWorlds; ++i) {
