@@ -40,5 +40,8 @@ set(ferry_cuda_sources
     cuda/intranode/token_layout.cu
     cuda/latency/combine_receive.cu
     cuda/latency/combine_send.cu
+    cuda/latency/dispatch_receive.cu
+    cuda/latency/dispatch_send.cu
+    cuda/latency/refusal.cu
     cuda/numeric/quantize.cu
     cuda/backend.cpp)

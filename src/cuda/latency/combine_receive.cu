@@ -86,9 +86,9 @@ class Receiver {
     const std::int64_t last = (part.begin + part.bytes - 1) / units.parts.part_bytes;
     bool came = true;
     for (std::int64_t i = part.begin / units.parts.part_bytes; i <= last && came; ++i) {
-      std::uint32_t payload = 0;
-      came = wait_word(call_.ranks, Awaited::kRows, sender, words + units.block_of(sender, call_.ranks.rank, token, i),
-                       number_, payload);
+      came = wait_word(call_.ranks, {Awaited::kRow, sender, number_},
+                       words + units.block_of(sender, call_.ranks.rank, token, i))
+                 .came;
     }
     return came;
   }
@@ -120,8 +120,7 @@ __device__ bool await_senders(const LatencyParams& call, const SentCall& sent, c
   for (int rank = warp_idx(); rank < call.ranks.num_ranks; rank += kCombineWarps) {
     const std::uint64_t* words = done_words(call, call.ranks.rank, static_cast<int>(sent.set), rank);
     for (int block = lane_idx(); block < senders[rank].num_blocks; block += kWarpLanes) {
-      std::uint32_t payload = 0;
-      all = wait_word(call.ranks, Awaited::kDone, rank, words + block, sent.number, payload) && all;
+      all = wait_word(call.ranks, {Awaited::kDone, rank, sent.number}, words + block).came && all;
     }
   }
   return __syncthreads_and(static_cast<int>(all)) != 0;

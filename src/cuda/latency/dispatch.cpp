@@ -144,7 +144,7 @@ Status LatencyMode::check_dispatch(const LatencyDispatchCall& call) const {
 Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const LatencyDispatchCall& call, bool captured) {
   const Parts& parts = context_.parts();
   const RouteCall& route = call.route;
-  Result<std::shared_ptr<const Placement>> placement = placements_.find(route.expert_to_rank);
+  Result<std::shared_ptr<const Placement>> placement = placements_.find(route.placement->expert_to_rank);
   if (!placement.ok()) return placement.status();
   auto routing = std::make_shared<LatencyRouting>();
   routing->placement = *placement;
