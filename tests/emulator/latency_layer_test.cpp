@@ -79,6 +79,37 @@ TEST(EmulatedLatencyLayer, TwoMicroBatchesInFlight) {
   }
 }
 
+TEST(EmulatedLatencyLayer, WordsOfCallsLongPastAreNotTakenForNewOnes) {
+  constexpr int kNumRanks = 2;
+  constexpr std::uint64_t kAhead = 5;
+  LatencyRanks ranks({.num_ranks = kNumRanks,
+                      .latency_bytes = kLatencyBytes,
+                      .seed = 8,
+                      .calls_before = std::uint64_t{1} << 33,
+                      .words_ahead = kAhead});
+  std::vector<std::unique_ptr<Layer>> layers;
+  for (std::uint64_t call = 0; call < kAhead; ++call) {
+    // Only the last call uses all of these words.
+    const bool last = call + 1 == kAhead;
+    const test::WorldSpec world{.num_ranks = kNumRanks, .max_tokens = last ? 6 : 1, .layout = Layout::kSlab};
+    const LatencyCombineSpec combine{.order = CombineOrder::kRankSums, .own_weights = true, .num_blocks = last ? 5 : 1};
+    layers.push_back(std::make_unique<Layer>(ranks, world, LatencyDispatchSpec{}, combine));
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      layers.back()->dispatch.send(rank);
+      layers.back()->dispatch.receive(rank);
+      layers.back()->combine.send(rank);
+      layers.back()->combine.receive(rank);
+    }
+  }
+  ASSERT_EQ(ranks.machine().run(), "");
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    for (const auto& layer : layers) {
+      EXPECT_EQ(layer->dispatch.compare(rank), "");
+      EXPECT_EQ(layer->combine.compare(rank), "");
+    }
+  }
+}
+
 TEST(EmulatedLatencyLayer, CombineOfARefusedDispatchIsRefusedWhoeverKnows) {
   constexpr int kNumRanks = 3;
   const test::WorldSpec world{.num_ranks = kNumRanks, .max_tokens = 6, .layout = Layout::kSlab};

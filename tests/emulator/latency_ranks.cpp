@@ -41,15 +41,17 @@ LatencyRanks::LatencyRanks(const Options& options)
 void LatencyRanks::age_words(int rank) {
   if (options_.calls_before == 0) return;
   // Sets have been received in and their words been cleared, so none is of a call that is long past.
-  const auto age = [this](std::byte* begin, std::int64_t bytes) {
+  const auto age = [](std::byte* begin, std::int64_t bytes, std::uint64_t number) {
     auto* words = reinterpret_cast<std::uint64_t*>(begin);
-    std::fill_n(words, bytes / cuda::LatencyLayout::kWordBytes, options_.calls_before << 32);
+    std::fill_n(words, bytes / cuda::LatencyLayout::kWordBytes, number << 32);
   };
+  const std::uint64_t number = options_.calls_before + options_.words_ahead;
   std::byte* const base = arenas_[static_cast<std::size_t>(rank)].data() + layout_.offset;
-  age(base + layout_.control.headers, layout_.control.local - layout_.control.headers);
+  age(base + layout_.control.headers, layout_.control.counts - layout_.control.headers, options_.calls_before);
+  age(base + layout_.control.counts, layout_.control.local - layout_.control.counts, number);
   std::byte* const sets = base + layout_.control.size_bytes;
   for (int set = 0; set < cuda::kLatencyKinds * cuda::kSets; ++set) {
-    age(sets + set * layout_.set_bytes, layout_.words_bytes);
+    age(sets + set * layout_.set_bytes, layout_.words_bytes, number);
   }
 }
 

@@ -47,6 +47,7 @@ class LatencyRanks {
     std::int64_t latency_bytes = 0;
     std::uint64_t seed = 1;
     std::uint64_t calls_before = 0;  ///< number of calls of either kind that were made before the first
+    std::uint64_t words_ahead = 0;   ///< words of sets are what calls this much later wrote, 2^32 calls ago
   };
   static constexpr std::uint64_t kTimeoutNs = 30'000'000'000;
 
