@@ -107,9 +107,10 @@ class FERRY_API Buffer {
 
 /// Symmetric memory a group holds on this rank, in bytes.
 struct MemoryUsage {
-  std::size_t control_bytes = 0;    ///< flags, mailboxes, tickets
-  std::size_t network_bytes = 0;    ///< rings to other nodes and call headers; 0 with one node
-  std::size_t staging_bytes = 0;    ///< copies of rows that peers cannot reach in place, and route's tables
+  std::size_t control_bytes = 0;  ///< flags, mailboxes, tickets
+  std::size_t network_bytes = 0;  ///< rings to other nodes and call headers; 0 with one node
+  /// Copies of rows that peers cannot reach in place, route's tables, and on CUDA GroupOptions::latency_bytes.
+  std::size_t staging_bytes = 0;
   std::size_t allocated_bytes = 0;  ///< by `allocate`, rounded up to pages
   std::size_t total_bytes() const { return control_bytes + network_bytes + staging_bytes + allocated_bytes; }
 };
@@ -161,6 +162,7 @@ struct MemoryShape {
   // Backend "cuda":
   std::int64_t num_local_experts = -1;  ///< experts of this rank; -1: E / R, rounded up
   int num_routings = 1;                 ///< Routings alive at a time
+  std::size_t latency_bytes = 0;        ///< GroupOptions::latency_bytes
   /// Scales, ids and weights that dispatch writes and combine reads are in memory from `allocate` (not counted).
   bool symmetric_tables = false;
 };

@@ -116,6 +116,7 @@ struct LatencyDispatchCall {
 /// This rank's checked arguments of latency_combine.
 struct LatencyCombineCall {
   CombineCall combine;
+  bool own_weights = false;  ///< combine.topk_weights are this call's, not those of the dispatch
   bool split = false;
 };
 

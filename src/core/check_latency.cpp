@@ -87,6 +87,7 @@ Status check_latency_combine(const RoutingState& routing, const LatencyCombineIn
   if (Status status = check_combine(routing, combine_in, combine_out, combine_options, call.combine); !status.ok()) {
     return as_error_of(kCombine, status);
   }
+  call.own_weights = in.topk_weights.present();
   call.combine.rank_sums = options.order == CombineOrder::kRankSums;
   call.combine.kernel = options.kernel;
   call.split = options.split;

@@ -11,6 +11,7 @@
 #include "cuda/intranode/memory_required.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/token_layout.hpp"
+#include "cuda/latency/memory.hpp"
 #include "cuda/numeric/quantize.hpp"
 
 namespace ferry::cuda {
@@ -23,20 +24,20 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   if (status.ok()) status = runtime_status(load_dispatch_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_combine_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_quantize_kernels(), operation, kHint);
+  if (status.ok()) status = runtime_status(load_latency_kernels(), operation, kHint);
   return status;
 }
-
-std::size_t latency_bytes_required(const LatencyShape& /*shape*/) { return 0; }
 
 }  // namespace
 
 CudaBackend::CudaBackend(const BackendContext& context, Parts parts)
     : context_(std::move(parts), context.options.timeout_ns),
       history_{Placements(context_.parts().memory, context_.parts().stream, context.topology.rank,
-                          context.topology.num_ranks)} {}
+                          context.topology.num_ranks)},
+      latency_(context_, history_.placements) {}
 
 Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& context) {
-  Result<Parts> parts = create_parts(context, load_kernels);
+  Result<Parts> parts = create_parts(context, load_kernels, start_latency);
   if (!parts.ok()) return parts.status();
   return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(context, std::move(*parts)));
 }
@@ -58,25 +59,6 @@ MemoryUsage CudaBackend::memory_usage() const {
   usage.allocated_bytes = parts.arena->allocated_bytes() - held_bytes;
   return usage;
 }
-
-namespace {
-
-Status no_latency_mode(std::string_view operation) {
-  return Status(ErrorCode::kUnsupported,
-                fmt::format("{}: backend \"cuda\" does not have latency mode yet; use route, dispatch and combine, or "
-                            "backend \"cpu\"",
-                            operation));
-}
-
-}  // namespace
-
-Result<std::shared_ptr<RoutingState>> CudaBackend::latency_dispatch(const LatencyDispatchCall& /*call*/) {
-  return no_latency_mode("latency_dispatch");
-}
-
-Status CudaBackend::latency_combine(const LatencyCombineCall& /*call*/) { return no_latency_mode("latency_combine"); }
-
-Status CudaBackend::latency_receive(const LatencyReceiveCall& /*call*/) { return no_latency_mode("latency_receive"); }
 
 BackendFactory backend_factory() {
   return {"cuda",         "ranks of one host with GPUs that reach each other's memory",

@@ -12,6 +12,7 @@
 #include "cuda/context/context.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/placements.hpp"
+#include "cuda/latency/calls.hpp"
 
 namespace ferry::cuda {
 
@@ -32,9 +33,11 @@ class CudaBackend final : public Backend {
   }
   Status dispatch(const DispatchCall& call) override { return intranode::dispatch(context_, call); }
   Status combine(const CombineCall& call) override { return intranode::combine(context_, call); }
-  Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override;
-  Status latency_combine(const LatencyCombineCall& call) override;
-  Status latency_receive(const LatencyReceiveCall& call) override;
+  Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override {
+    return latency_.dispatch(call);
+  }
+  Status latency_combine(const LatencyCombineCall& call) override { return latency_.combine(call); }
+  Status latency_receive(const LatencyReceiveCall& call) override { return latency_.receive(call); }
   Status channel_tables(const ChannelTablesCall& call) override { return intranode::channel_tables(context_, call); }
   Status wait(Stream stream) override { return context_.wait(stream); }
   Status poll() override { return context_.poll(); }
@@ -43,6 +46,7 @@ class CudaBackend final : public Backend {
  private:
   Context context_;
   RouteHistory history_;
+  LatencyMode latency_;  // after the two that it uses
 };
 
 /// Entry of the registry.

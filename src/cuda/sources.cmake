@@ -28,6 +28,9 @@ set(ferry_cuda_sources
     cuda/intranode/routing.cpp
     cuda/intranode/token_layout.cpp
     cuda/intranode/tuning.cpp
+    cuda/latency/calls.cpp
+    cuda/latency/dispatch.cpp
+    cuda/latency/memory.cpp
     cuda/intranode/channel_tables.cu
     cuda/intranode/combine.cu
     cuda/intranode/dispatch.cu
@@ -35,5 +38,10 @@ set(ferry_cuda_sources
     cuda/intranode/padding.cu
     cuda/intranode/place.cu
     cuda/intranode/token_layout.cu
+    cuda/latency/combine_receive.cu
+    cuda/latency/combine_send.cu
+    cuda/latency/dispatch_receive.cu
+    cuda/latency/dispatch_send.cu
+    cuda/latency/refusal.cu
     cuda/numeric/quantize.cu
     cuda/backend.cpp)

@@ -84,6 +84,28 @@ Result<int> count_sharers(const BackendContext& context, const Status& my_status
   return sharers;
 }
 
+/// Memory of latency mode: at the same place of every rank's arena, since all ranks have agreed on its size.
+Status make_latency_memory(const BackendContext& context, StartLatency start_latency, Parts& parts) {
+  if (context.options.latency_bytes == 0) return {};
+  constexpr std::string_view kClearing = "Group::create: clearing the memory of latency mode";
+  const auto num_ranks = static_cast<std::size_t>(context.topology.num_ranks);
+  const std::size_t offset = node::round_up_to_page(Control::at(nullptr, num_ranks).size_bytes);
+  parts.latency_bytes = node::round_up_to_page(context.options.latency_bytes);
+  Result<std::shared_ptr<std::byte>> latency = parts.memory->take(parts.latency_bytes);
+  if (!latency.ok()) return latency.status();
+  parts.latency = *latency;
+  if (latency->get() != parts.arena->base() + offset) {
+    return Status(ErrorCode::kInternal,
+                  "Group::create: the memory of latency mode is not second in its arena; please report this");
+  }
+  const RelaxedCapture relaxed;
+  const cudaStream_t stream = parts.stream->get();
+  Status status = runtime_status(cudaMemsetAsync(latency->get(), 0, parts.latency_bytes, stream), kClearing);
+  if (status.ok()) status = start_latency(parts, context.topology.num_ranks, stream);
+  if (!status.ok()) return status;
+  return runtime_status(cudaStreamSynchronize(stream), kClearing);
+}
+
 /// Makes everything that needs no peer. The control block is the first allocation in the arena.
 Status make_local_parts(const BackendContext& context, const DeviceFacts& facts, LoadKernels load_kernels,
                         Parts& parts) {
@@ -145,7 +167,7 @@ void set_ranks(const BackendContext& context, Parts& parts) {
 
 }  // namespace
 
-Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels) {
+Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels, StartLatency start_latency) {
   if (context.topology.num_nodes() > 1 || context.topology.num_ranks > kMaxRanks) {
     return Status(
         ErrorCode::kUnsupported,
@@ -166,6 +188,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   const DeviceGuard guard(facts.ok() ? facts->device : 0);
   if (status.ok()) status = guard.status();
   if (status.ok()) status = make_local_parts(context, *facts, load_kernels, parts);
+  if (status.ok()) status = make_latency_memory(context, start_latency, parts);
   Result<int> sharers = count_sharers(context, status, facts.ok() ? *facts : DeviceFacts{});
   if (!sharers.ok()) return sharers.status();
   parts.num_sms = std::max(1, facts->num_sms / *sharers);

@@ -35,6 +35,8 @@ struct Parts {
   std::shared_ptr<PinnedMemory> pinned;
   DeviceReport* report = nullptr;  ///< in `pinned`
   std::shared_ptr<std::byte> control;
+  std::shared_ptr<std::byte> latency;  ///< GroupOptions::latency_bytes in pages, right behind `control`; or null
+  std::size_t latency_bytes = 0;
   RankParams ranks;
   std::shared_ptr<OwnStream> stream;  ///< for work that waits for no other rank: setup, zeroing
   std::unique_ptr<PeerWatch> watch;   ///< last: it reads `sync` and `report` from a thread of its own
@@ -44,8 +46,11 @@ struct Parts {
 /// Loading them later would wait for running kernels, which may be waiting for this rank.
 using LoadKernels = Status (*)(int device, std::size_t shared_limit, bool& has_bulk);
 
+/// Prepares the memory of latency mode, which is zeroed, by work on the stream.
+using StartLatency = Status (*)(const Parts& parts, int num_ranks, cudaStream_t stream);
+
 /// Collective: succeeds on all ranks or fails on all.
-Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels);
+Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels, StartLatency start_latency);
 
 /// Whether this process can use any GPU; ok or why not.
 Status probe();

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/copy/prefetch.cuh"
 #include "cuda/sync/memory_order.cuh"
 
 namespace ferry::cuda::device {
@@ -28,9 +29,6 @@ __device__ inline void copy_by_warp(std::byte* to, const std::byte* from, std::i
     }
   }
 }
-
-/// Brings the line at `global` to the second-level cache (PTX ISA, prefetch); nothing waits for it.
-__device__ inline void prefetch_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 }  // namespace ferry::cuda::device
 

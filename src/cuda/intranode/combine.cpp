@@ -53,6 +53,9 @@ Status refuse(Context& context, const CombineCall& call, const Status& status) {
 
 Status run(Context& context, const CombineCall& call) {
   if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
+  if (Status status = check_not_latency(*call.routing, to_string(Operation::kCombine)); !status.ok()) {
+    return refuse(context, call, status);
+  }
   const Result<bool> checked = context.check_stream(to_string(Operation::kCombine), call.stream);
   if (!checked.ok()) return refuse(context, call, checked.status());
   const bool captured = *checked;

@@ -4,26 +4,11 @@
 /// What a token is the sum of: its biases and its rows, in the contract's order, each with the weights it counts with.
 
 #include "cuda/intranode/combine_params.hpp"
+#include "cuda/numeric/row_sum.cuh"
 #include "cuda/sync/chunks.cuh"
 #include "cuda/sync/entry.cuh"
-#include "ferry/routing.hpp"
 
 namespace ferry::cuda::device {
-
-inline constexpr int kMaxBiases = 2;
-/// Rows that one token can have: each entry's own, and the biases.
-inline constexpr int kMaxTerms = kMaxTopk + kMaxBiases;
-
-/// What a token is the sum of, in order. In shared memory, one per warp.
-struct Terms {
-  const std::byte* rows[kMaxTerms];
-  std::uint8_t first_weight[kMaxTerms + 1];  ///< where a row's weights begin in `weights`
-  float weights[kMaxTerms];
-  int num_rows;
-  int num_weights;
-  int token;
-  int part;  ///< of the token's row, as BulkSummer cuts it
-};
 
 /// Where a rank's rows are, for this rank. In shared memory, one per rank.
 struct Holder {
@@ -44,44 +29,6 @@ __device__ inline Holder holder_of(const CombineParams& params, int rank, const 
   return {self ? params.x : base + rows_offset, self ? params.x_stride : rows_stride,
           reinterpret_cast<const float*>(base + entry.tables_offset()), !self && staged ? 1 : 0};
 }
-
-/// 16 bytes of a row: 8 bf16 or 4 f32.
-template <bool kFloat32>
-struct Vector {
-  static constexpr int kWidth = kFloat32 ? 4 : 8;
-  float values[kWidth];
-
-  __device__ void clear() {
-#pragma unroll
-    for (float& value : values) value = 0.0F;
-  }
-  __device__ void add(const uint4& raw, float weight) {
-    const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kFloat32) {
-        values[i] = __fmaf_rn(weight, __uint_as_float(words[i]), values[i]);
-      } else {
-        values[2 * i] = __fmaf_rn(weight, __uint_as_float(words[i] << 16), values[2 * i]);
-        values[2 * i + 1] = __fmaf_rn(weight, __uint_as_float(words[i] & 0xFFFF0000U), values[2 * i + 1]);
-      }
-    }
-  }
-  /// Rounded to nearest-even; NaN becomes the canonical quiet one of either type.
-  __device__ uint4 round() const {
-    std::uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kFloat32) {
-        words[i] = isnan(values[i]) ? 0x7FFFFFFFU : __float_as_uint(values[i]);
-      } else {
-        // PTX ISA, cvt: NaN becomes 0x7FFF.
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(values[2 * i + 1]), "f"(values[2 * i]));
-      }
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-  }
-};
 
 /// Finds terms, one warp.
 class TermFinder {

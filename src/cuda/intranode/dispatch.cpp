@@ -164,6 +164,9 @@ Result<std::optional<QuantizedDispatch>> split(Context& context, const DispatchC
 
 Status run(Context& context, const DispatchCall& asked) {
   if (Status status = status_of(asked.record); !status.ok()) return refuse(context, asked, status);
+  if (Status status = check_not_latency(*asked.routing, to_string(Operation::kDispatch)); !status.ok()) {
+    return refuse(context, asked, status);
+  }
   const Result<bool> checked = context.check_stream(to_string(Operation::kDispatch), asked.stream);
   if (!checked.ok()) return refuse(context, asked, checked.status());
   const bool captured = *checked;

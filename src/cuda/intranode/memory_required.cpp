@@ -61,6 +61,7 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
       quantizes ? to_size(shape.num_tokens) * to_size(shape.quantized_row_bytes + shape.scale_row_bytes) : 0;
   const std::size_t x_bytes = to_size(shape.num_tokens) * to_size(shape.row_bytes);
   const std::size_t staging_bytes =
+      round_up_to_page(shape.latency_bytes) +
       round_up_to_page(PlacementParts::at(nullptr, to_size(shape.num_experts), num_ranks).size_bytes) +
       to_size(shape.num_routings) * routing_bytes(shape) + round_up_to_page(records_bytes(shape)) +
       round_up_to_page(shape.symmetric ? 0 : std::max(received_bytes, returned_bytes)) +

@@ -1,5 +1,6 @@
 #include "cuda/intranode/routing.hpp"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include "node/futex.hpp"
@@ -44,6 +45,15 @@ bool CountsDeadline::expired() {
     deadline_ns_ = now_ns + kStartedDeadlines * timeout_ns_;
   }
   return now_ns >= deadline_ns_;
+}
+
+Status check_not_latency(const RoutingState& routing, std::string_view operation) {
+  if (routing.latency_phase == LatencyPhase::kNone) return {};
+  return Status(
+      ErrorCode::kUnsupported,
+      fmt::format("{}: the Routing was made by latency_dispatch, expected one of route; backend \"cuda\" does "
+                  "not use one for both; call latency_combine on it, or route",
+                  operation));
 }
 
 CudaRouting::~CudaRouting() {

@@ -47,7 +47,7 @@ class CountsDeadline {
   bool started_ = false;
 };
 
-struct CudaRouting final : RoutingState {
+struct CudaRouting : RoutingState {
   ~CudaRouting() override;
   /// Waits for the counts until CountsDeadline; leaves them empty if they never come.
   void settle() const override;
@@ -74,6 +74,10 @@ struct CudaRouting final : RoutingState {
   mutable std::mutex settle_mutex;
   mutable bool gave_up = false;  ///< guarded by settle_mutex
 };
+
+/// Routings of latency mode lack what dispatch and combine need.
+/// @errors kUnsupported
+Status check_not_latency(const RoutingState& routing, std::string_view operation);
 
 /// The summary that kernels of a call check first: a Routing that was refused moves nothing. Null without a Routing.
 inline const RouteSummary* summary_of(const std::shared_ptr<const RoutingState>& routing) {

@@ -37,7 +37,6 @@ __device__ inline LaneChannels channels_of_bfloat16(uint4 packed) {
 /// end of a row give zeros.
 template <bool kIsInt8>
 __device__ numeric::BlockScale scale_of_block(const LaneChannels& channels, Quantization mode) {
-  constexpr unsigned kAllLanes = 0xFFFFFFFFU;
   std::uint32_t amax = numeric::bits_of(kQuantAmaxFloor);
 #pragma unroll
   for (int i = 0; i < kLaneChannels; ++i) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/checks.hpp"
 #include "plan/route_plan.hpp"
 
 namespace ferry::cuda {
@@ -19,6 +20,7 @@ std::string_view awaited_text(Awaited awaited) {
     case Awaited::kEntry:
       return "to make the same call";
     case Awaited::kRows:
+    case Awaited::kRow:
       return "to send its rows";
     case Awaited::kDone:
       return "to finish its part";
@@ -41,7 +43,10 @@ std::string describe_lost(const LostReport& lost, std::int64_t timeout_ns) {
                      static_cast<double>(timeout_ns) / kNsPerMillisecond, lost.peer, awaited_text(awaited), seen);
 }
 
-Status describe_fault(const FaultReport& fault, const CallLog& call_log, int num_ranks, std::string_view operation) {
+namespace {
+
+Status describe_fault_of_route(const FaultReport& fault, const CallLog& call_log, int num_ranks,
+                               std::string_view operation) {
   switch (static_cast<Fault>(fault.fault)) {
     case Fault::kDisagreement: {
       std::vector<CallRecord> records;
@@ -77,6 +82,13 @@ Status describe_fault(const FaultReport& fault, const CallLog& call_log, int num
   }
   return Status(ErrorCode::kInternal,
                 fmt::format("{}: unknown report {}; please report this bug", operation, fault.fault));
+}
+
+}  // namespace
+
+Status describe_fault(const FaultReport& fault, const CallLog& call_log, int num_ranks, std::string_view operation) {
+  Status status = describe_fault_of_route(fault, call_log, num_ranks, operation);
+  return fault.latency != 0 ? as_error_of(to_string(Operation::kLatencyDispatch), status) : status;
 }
 
 }  // namespace ferry::cuda

@@ -12,6 +12,7 @@
 namespace ferry::cuda::device {
 
 inline constexpr int kWarpLanes = 32;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;  ///< masks of a warp
 
 __device__ inline int lane_idx() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
 __device__ inline int warp_idx() { return static_cast<int>(threadIdx.x) / kWarpLanes; }
@@ -19,6 +20,13 @@ __device__ inline int warp_idx() { return static_cast<int>(threadIdx.x) / kWarpL
 __device__ inline std::uint64_t load_acquire_system(const std::uint64_t* address) {
   std::uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+/// A word that is all there is to know; other loads need not wait for it.
+__device__ inline std::uint64_t load_relaxed_system(const std::uint64_t* address) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
   return value;
 }
 

@@ -25,6 +25,7 @@ enum class Awaited : std::int32_t {
   kRows = 2,    ///< rows from a peer
   kDone = 3,    ///< a peer to finish its part
   kOwn = 4,     ///< this rank's own blocks
+  kRow = 5,     ///< latency mode: one row, or its place
 };
 
 /// A wait that timed out or was stopped.
@@ -51,6 +52,7 @@ struct FaultReport {
   std::uint64_t state;  ///< 1: the rest is valid
   std::int32_t fault;
   std::int32_t rank;
+  std::int64_t latency;  ///< as in RouteSummary
   std::int64_t row;
   std::int64_t column;
   std::int64_t value;
@@ -74,7 +76,8 @@ struct RouteSummary {
   std::uint32_t valid;         ///< 0: refused; dispatch and combine move nothing
   std::int32_t num_used_rows;  ///< also Routing::num_recv_rows_view
   std::int32_t num_token_rows;
-  std::int32_t fault;  ///< Fault, where not valid
+  std::int32_t fault;    ///< Fault, where not valid
+  std::int64_t latency;  ///< 1: of latency_dispatch; 0: of route
   std::int64_t fault_rank;
   std::int64_t fault_row;
   std::int64_t fault_column;

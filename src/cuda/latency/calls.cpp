@@ -1,0 +1,142 @@
+#include "cuda/latency/calls.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+
+#include "core/checks.hpp"
+#include "cuda/driver/device_guard.hpp"
+#include "cuda/intranode/tuning.hpp"
+#include "cuda/latency/memory.hpp"
+#include "cuda/memory/memory_checks.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::cuda {
+
+LatencyMode::LatencyMode(Context& context, Placements& placements)
+    : context_(context),
+      placements_(placements),
+      layout_(latency_layout(context.parts(), context.parts().ranks.num_ranks)) {}
+
+Status LatencyMode::check_room(std::string_view operation, const SetNeed& need) const {
+  const std::int64_t num_ranks = context_.parts().ranks.num_ranks;
+  if (has_memory() && layout_.holds(need, num_ranks)) return {};
+  return Status(ErrorCode::kCapacity,
+                fmt::format("{}: the group has {} bytes to receive in, expected at least {} for a call of this shape; "
+                            "create it with GroupOptions::latency_bytes of latency_bytes_required",
+                            operation, context_.parts().latency_bytes, LatencyLayout::bytes_for(need, num_ranks)));
+}
+
+Status LatencyMode::refuse(LatencyKind kind, const CallRecord& record, Stream stream, const Status& status) {
+  return context_.refuse(record, stream, status, [this, kind](const Launch& launch) {
+    LatencyRefusalParams params;
+    params.call.ranks = context_.parts().ranks;
+    params.call.layout = layout_;
+    params.call.record_number = launch.record_number;
+    params.kind = kind;
+    return launch_latency_refusal(params, launch.stream);
+  });
+}
+
+LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
+  LatencyParams params;
+  params.ranks = context_.parts().ranks;
+  params.layout = layout_;
+  params.num_tokens = routing.num_tokens;
+  params.max_tokens = routing.max_tokens;
+  params.num_topk = routing.num_topk;
+  params.num_experts = static_cast<int>(routing.num_experts);
+  params.num_local_experts = static_cast<int>(routing.local_expert_ids.size());
+  params.slab_capacity = routing.slab_capacity;
+  params.tables = routing.latency;
+  return params;
+}
+
+Status LatencyMode::make_combine(const LatencyCombineCall& call) {
+  constexpr std::string_view kName = "latency_combine";
+  const CombineCall& rows = call.combine;
+  const auto refused = [this, &rows](const Status& status) {
+    return refuse(LatencyKind::kCombine, rows.record, rows.stream, status);
+  };
+  // As in a dispatch, of which there was none.
+  if (!has_memory()) return rows.record.code == ErrorCode::kOk ? check_room(kName, {}) : status_of(rows.record);
+  if (Status status = status_of(rows.record); !status.ok()) return refused(status);
+  const Parts& parts = context_.parts();
+  // Core hands out Routings as const; what its receive half needs is kept in this one.
+  auto& routing = static_cast<LatencyRouting&>(const_cast<RoutingState&>(*rows.routing));
+  const Result<bool> captured = context_.check_stream(kName, rows.stream);
+  if (!captured.ok()) return refused(captured.status());
+  Status status = check_room(kName, SetNeed::of_combine(routing.max_tokens, routing.num_topk, rows.x.row_bytes));
+  if (status.ok()) status = as_error_of(kName, check_combine_memory(rows, *parts.arena));
+  if (!status.ok()) return refused(status);
+
+  CombineSendParams send;
+  send.call = params_of(routing);
+  send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32,
+               rows.rank_sums ? CombineOrder::kRankSums : CombineOrder::kExact};
+  send.x = rows.x.data;
+  send.x_stride = rows.x.stride_bytes;
+  const auto* weights = static_cast<const float*>(rows.topk_weights.data);
+  send.own_weights = call.own_weights;
+  send.weights = weights;
+  const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
+  send.call.num_blocks =
+      std::min(combine_blocks(send.call, send.rows, most_blocks(rows.kernel.num_sms, limits)), kMaxCallBlocks);
+
+  CombineReceiveParams& receive = routing.combine_receive;
+  receive.call = send.call;
+  receive.rows = send.rows;
+  receive.out = rows.out_x.data;
+  receive.out_stride = rows.out_x.stride_bytes;
+  receive.weights = weights;
+
+  Result<Launch> launch = context_.begin(rows.record, static_cast<cudaStream_t>(rows.stream.handle), *captured);
+  if (!launch.ok()) return refused(launch.status());
+  send.call.agreement = receive.call.agreement = launch->agreement;
+  send.call.record_number = receive.call.record_number = launch->record_number;
+  cudaError_t error = launch_combine_send(send, launch->stream);
+  if (error == cudaSuccess && !call.split) error = launch_combine_receive(receive, launch->stream);
+  Status ended = context_.end(*launch, error, kName);
+  if (ended.ok() && call.split) in_flight_.push_back(rows.routing);
+  return ended;
+}
+
+Status LatencyMode::combine(const LatencyCombineCall& call) try {
+  const DeviceGuard guard(context_.parts().device);
+  if (!guard.status().ok()) return context_.fail(guard.status());
+  return make_combine(call);
+} catch (const std::bad_alloc&) {
+  return context_.out_of_memory(Operation::kLatencyCombine);
+}
+
+Status LatencyMode::make_receive(const LatencyReceiveCall& call) {
+  constexpr std::string_view kName = "latency_receive";
+  auto& routing = static_cast<LatencyRouting&>(const_cast<RoutingState&>(*call.routing));
+  const bool of_combine = routing.latency_phase == LatencyPhase::kCombineSent;
+  const Result<bool> captured = context_.check_stream(kName, call.stream);
+  if (!captured.ok()) return captured.status();
+  // A graph is replayed after the host has read the counts, and given their memory to others.
+  if (*captured) routing.dispatch_receive.host = {};
+  const bool reports = routing.dispatch_receive.host.result != nullptr;
+  const auto launch = [&routing, of_combine](cudaStream_t stream) {
+    return of_combine ? launch_combine_receive(routing.combine_receive, stream)
+                      : launch_dispatch_receive(routing.dispatch_receive, stream);
+  };
+  Status status = context_.launch_local(kName, call.stream, launch);
+  // The peers have sent, and wait for the set to be free again.
+  if (!status.ok()) return *captured ? status : context_.fail(status);
+  if (!of_combine) routing.received.store(reports, std::memory_order_release);
+  std::erase(in_flight_, call.routing);
+  return {};
+}
+
+Status LatencyMode::receive(const LatencyReceiveCall& call) try {
+  const DeviceGuard guard(context_.parts().device);
+  if (!guard.status().ok()) return context_.fail(guard.status());
+  return make_receive(call);
+} catch (const std::bad_alloc&) {
+  return context_.out_of_memory(Operation::kLatencyDispatch);
+}
+
+}  // namespace ferry::cuda

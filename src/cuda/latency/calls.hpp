@@ -1,0 +1,47 @@
+#ifndef FERRY_CUDA_LATENCY_CALLS_HPP
+#define FERRY_CUDA_LATENCY_CALLS_HPP
+
+/// Latency mode on GPUs of one host: what Backend asks of each call is in core/backend.hpp.
+
+#include <memory>
+#include <vector>
+
+#include "core/backend.hpp"
+#include "cuda/context/context.hpp"
+#include "cuda/intranode/placements.hpp"
+#include "cuda/latency/routing.hpp"
+
+namespace ferry::cuda {
+
+class LatencyMode {
+ public:
+  /// Both must outlive it.
+  LatencyMode(Context& context, Placements& placements);
+
+  Result<std::shared_ptr<RoutingState>> dispatch(const LatencyDispatchCall& call);
+  Status combine(const LatencyCombineCall& call);
+  Status receive(const LatencyReceiveCall& call);
+
+ private:
+  Result<std::shared_ptr<RoutingState>> make_dispatch(const LatencyDispatchCall& call);
+  Status make_combine(const LatencyCombineCall& call);
+  Status make_receive(const LatencyReceiveCall& call);
+
+  bool has_memory() const { return layout_.set_bytes > 0; }
+  /// kCapacity unless the group has memory for this.
+  Status check_room(std::string_view operation, const SetNeed& need) const;
+  Status refuse(LatencyKind kind, const CallRecord& record, Stream stream, const Status& status);
+  Status check_dispatch(const LatencyDispatchCall& call) const;
+  /// The Routing of a call, with memory for its tables.
+  Result<std::shared_ptr<LatencyRouting>> begin_routing(const LatencyDispatchCall& call, bool captured);
+  LatencyParams params_of(const LatencyRouting& routing) const;
+
+  Context& context_;
+  Placements& placements_;
+  LatencyLayout layout_;
+  std::vector<std::shared_ptr<const RoutingState>> in_flight_;  // sent and not received
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_LATENCY_CALLS_HPP

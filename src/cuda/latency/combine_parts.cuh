@@ -1,0 +1,94 @@
+#ifndef FERRY_CUDA_LATENCY_COMBINE_PARTS_CUH
+#define FERRY_CUDA_LATENCY_COMBINE_PARTS_CUH
+
+/// How the halves of a combine divide their work among warps. Both know it of each other, so that a receiver knows
+/// which block of a sender stores what: the blocks' `done` words are all the flags that rows have.
+
+#include <cstdint>
+
+#include "cuda/latency/words.cuh"
+
+namespace ferry::cuda::device {
+
+/// Warps of a block, of either half.
+inline constexpr int kCombineWarps = 8;
+
+/// Rows are cut so that all warps have something to do in small batches, into parts of full steps of a warp.
+struct RowParts {
+  static constexpr std::int64_t kStepBytes = std::int64_t{kWarpLanes} * sizeof(uint4);
+
+  int num_parts = 1;
+  std::int64_t part_bytes = kStepBytes;
+
+  FERRY_HOST_DEVICE static constexpr RowParts of(std::int64_t row_bytes, std::int64_t num_rows, int num_warps) {
+    const std::int64_t num_steps = (row_bytes + kStepBytes - 1) / kStepBytes;
+    const std::int64_t fair = num_rows == 0 ? 1 : num_warps / num_rows;
+    const std::int64_t wanted = fair < 1 ? 1 : fair > num_steps ? num_steps : fair;
+    const std::int64_t steps_per_part = (num_steps + wanted - 1) / wanted;
+    return {static_cast<int>((num_steps + steps_per_part - 1) / steps_per_part), steps_per_part * kStepBytes};
+  }
+};
+
+/// One warp's share at a time.
+struct RowPart {
+  std::int64_t begin = 0;
+  std::int64_t bytes = 0;
+
+  FERRY_HOST_DEVICE static constexpr RowPart of(const RowParts& parts, std::int64_t row_bytes, std::int64_t part) {
+    const std::int64_t begin = part * parts.part_bytes;
+    const std::int64_t left = row_bytes - begin;
+    return {begin, left < parts.part_bytes ? left : parts.part_bytes};
+  }
+};
+
+/// Units of a send half: (token of its source, source, part of the row). Sources count from the sender itself, so that
+/// not all senders begin with the same one. Unit u is for block u % num_blocks.
+struct SendUnits {
+  int num_ranks = 1;
+  int num_blocks = 1;
+  RowParts parts;
+  std::int64_t num_units = 0;
+
+  /// `max_tokens`: the largest T of any rank in this call.
+  FERRY_HOST_DEVICE static constexpr SendUnits of(std::int64_t row_bytes, std::int64_t max_tokens, int num_ranks,
+                                                  int num_blocks) {
+    const std::int64_t num_rows = max_tokens * num_ranks;
+    const RowParts parts = RowParts::of(row_bytes, num_rows, num_blocks * kCombineWarps);
+    return {num_ranks, num_blocks, parts, num_rows * parts.num_parts};
+  }
+
+  /// The block of `sender` that stores the part of `source`'s `token`.
+  FERRY_HOST_DEVICE constexpr int block_of(int sender, int source, std::int64_t token, std::int64_t part) const {
+    const int turn = source >= sender ? source - sender : source - sender + num_ranks;
+    return static_cast<int>(((token * num_ranks + turn) * parts.num_parts + part) % num_blocks);
+  }
+};
+
+/// The largest T of any rank. All lanes of a warp.
+__device__ inline int max_tokens_of(const LatencyParams& call) {
+  int most = 0;
+  for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
+    most = max(most, call.tables.tokens_of_rank[rank]);
+  }
+  return __reduce_max_sync(kAllLanes, most);
+}
+
+/// Rows of one combine in a set: what rank number `ordinal` of the token's ranks returns, or the row of entry `topk`.
+struct CombineWindow {
+  std::byte* rows = nullptr;
+  std::int64_t row_stride = 0;
+  int rows_per_token = 1;
+
+  __device__ static CombineWindow at(const LatencyParams& call, const CombineRows& rows, int rank, int set) {
+    const int per_token = rows.order == CombineOrder::kExact ? call.num_topk : min(call.num_topk, call.ranks.num_ranks);
+    return {window_of(call, rank).rows(call.layout, LatencyKind::kCombine, set), round_up_row(rows.row_bytes),
+            per_token};
+  }
+  __device__ std::byte* row(std::int64_t token, int idx) const {
+    return rows + (token * rows_per_token + idx) * row_stride;
+  }
+};
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_COMBINE_PARTS_CUH

@@ -1,0 +1,247 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <new>
+
+#include "core/checks.hpp"
+#include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
+#include "cuda/intranode/tuning.hpp"
+#include "cuda/latency/calls.hpp"
+#include "cuda/latency/memory.hpp"
+#include "cuda/memory/memory_checks.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+constexpr std::string_view kName = "latency_dispatch";
+/// Warps of a block of the receive half, and bytes that a warp of it copies at a time.
+constexpr std::int64_t kReceiveWarps = 16;
+constexpr std::int64_t kReceiveStepBytes = 2048;
+
+LatencyRow row_of(const DispatchCall& call) {
+  LatencyRow row;
+  row.x_bytes = call.out_x.row_bytes;
+  if (call.out_scales.present()) {
+    row.num_scales = static_cast<int>(num_scales(call.out_scales));
+    row.scale_bytes = static_cast<int>(size_bytes(call.out_scales.dtype));
+  }
+  return row;
+}
+
+SetNeed need_of(const LatencyDispatchCall& call, int num_ranks) {
+  return SetNeed::of_dispatch(num_ranks, call.max_tokens, call.route.num_topk, row_of(call.dispatch).used_bytes());
+}
+
+SlabScales slab_scales(const TensorView& scales, std::int64_t slab_capacity) {
+  if (!scales.present()) return {};
+  const int last = scales.num_dims - 1;
+  const std::int64_t row_stride = scales.stride(last - 1);
+  return {static_cast<std::byte*>(scales.data), last == 2 ? scales.stride(0) : slab_capacity * row_stride, row_stride,
+          scales.stride(last)};
+}
+
+ConstScales const_scales(const ConstTensorView& scales) {
+  if (!scales.present()) return {};
+  return {static_cast<const std::byte*>(scales.data), scales.stride(0), scales.stride(1)};
+}
+
+/// The source table, where the Routing keeps it, is what all other views come from.
+void set_views(LatencyRouting& routing, bool weights, int num_ranks) {
+  const LatencyTables& tables = routing.latency;
+  const auto num_local = static_cast<std::int64_t>(routing.local_expert_ids.size());
+  routing.num_used_rows_view = ConstTensorView(&tables.summary->num_used_rows, DType::kInt32, {1});
+  routing.rows_per_expert_view = ConstTensorView(tables.rows_per_expert, DType::kInt32, {num_local});
+  routing.row_offsets_view = ConstTensorView(tables.row_offsets, DType::kInt64, {num_local + 1});
+  routing.source = ConstTensorView(tables.source, DType::kInt32, {routing.num_recv_rows, 2});
+  routing.source_ranges = ConstTensorView(tables.source_ranges, DType::kInt32, {num_local, num_ranks, 2});
+  routing.slots = ConstTensorView(tables.slots, DType::kInt32, {routing.num_tokens, routing.num_topk});
+  routing.topk_idx = ConstTensorView(tables.ids, DType::kInt64, {routing.num_tokens, routing.num_topk});
+  if (weights) {
+    routing.topk_weights = ConstTensorView(tables.weights, DType::kFloat32, {routing.num_tokens, routing.num_topk});
+  }
+}
+
+/// Marks a captured Routing as one that no graph has filled yet.
+Status clear_calls(const LatencyTables& tables, cudaStream_t own_stream) {
+  constexpr std::string_view kClearing = "latency_dispatch: clearing a captured Routing";
+  const RelaxedCapture relaxed;
+  RouteSummary summary{};
+  summary.fault = static_cast<std::int32_t>(Fault::kNotRouted);
+  summary.latency = 1;
+  Status status = runtime_status(
+      cudaMemcpyAsync(tables.summary, &summary, sizeof(summary), cudaMemcpyHostToDevice, own_stream), kClearing);
+  for (SentCall* sent : {tables.dispatch, tables.combine}) {
+    if (status.ok()) status = runtime_status(cudaMemsetAsync(sent, 0, sizeof(*sent), own_stream), kClearing);
+  }
+  if (!status.ok()) return status;
+  return runtime_status(cudaStreamSynchronize(own_stream), kClearing);
+}
+
+/// Where the receive half tells the host the counts.
+Status prepare_host(const Parts& parts, std::int64_t timeout_ns, LatencyRouting& routing) {
+  const auto num_ranks = to_size(parts.ranks.num_ranks);
+  const std::size_t num_local = routing.local_expert_ids.size();
+  Result<std::byte*> data = parts.pinned->take(HostResult::at(nullptr, num_ranks, num_local).size_bytes);
+  if (!data.ok()) return data.status();
+  routing.memory_owner = parts.memory;
+  routing.pinned = parts.pinned;
+  routing.pinned_data = *data;
+  routing.host = HostResult::at(*data, num_ranks, num_local);
+  routing.timeout_ns = timeout_ns;
+  routing.report = parts.report;
+  routing.num_rows_from_rank.resize(num_ranks);
+  RouteResultTables& host = routing.dispatch_receive.host;
+  host.result = parts.pinned->on_device(routing.host.result);
+  host.from_rank = parts.pinned->on_device(routing.host.from_rank);
+  host.to_rank = parts.pinned->on_device(routing.host.to_rank);
+  host.rows_per_expert = parts.pinned->on_device(routing.host.rows_per_expert);
+  host.row_offsets = parts.pinned->on_device(routing.host.row_offsets);
+  return {};
+}
+
+/// As many warps to a row as there are, and blocks for all of them.
+void share_receive(DispatchReceiveParams& params, int most_blocks) {
+  const std::int64_t most_rows = params.call.ranks.num_ranks * params.call.max_tokens;
+  const std::int64_t num_warps = (most_blocks - 1) * kReceiveWarps;
+  while (params.warps_per_row < kMaxWarpsPerRow && 2 * params.warps_per_row * most_rows <= num_warps &&
+         params.warps_per_row * kReceiveStepBytes < params.row.x_bytes) {
+    params.warps_per_row *= 2;
+  }
+  const std::int64_t rows_per_block = kReceiveWarps / params.warps_per_row;
+  const std::int64_t per_source = (params.call.max_tokens + rows_per_block - 1) / rows_per_block;
+  const std::int64_t wanted = 1 + params.call.ranks.num_ranks * per_source;
+  // Clearing the rest of a slab takes all that there are.
+  params.call.num_blocks =
+      params.zero_padding ? most_blocks : static_cast<int>(std::min<std::int64_t>(most_blocks, wanted));
+}
+
+}  // namespace
+
+Status LatencyMode::check_dispatch(const LatencyDispatchCall& call) const {
+  const Parts& parts = context_.parts();
+  Status status = check_room(kName, need_of(call, parts.ranks.num_ranks));
+  if (!status.ok()) return status;
+  if (call.route.options.num_experts > kMaxExperts || call.max_tokens > kMaxLatencyTokens) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("{}: num_experts is {} and max_tokens is {}; the CUDA backend takes up to {} and {}",
+                              kName, call.route.options.num_experts, call.max_tokens, kMaxExperts, kMaxLatencyTokens));
+  }
+  const std::int64_t num_rows = call.num_local_experts * call.route.options.slab_capacity;
+  if (num_rows > std::numeric_limits<std::int32_t>::max()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: slab_capacity is {}: {} experts have {} rows, expected at most {}", kName,
+                              call.route.options.slab_capacity, call.num_local_experts, num_rows,
+                              std::numeric_limits<std::int32_t>::max()));
+  }
+  status = check_route_memory(call.route, *parts.arena);
+  if (status.ok()) status = check_dispatch_memory(call.dispatch, *parts.arena);
+  return as_error_of(kName, status);
+}
+
+Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const LatencyDispatchCall& call, bool captured) {
+  const Parts& parts = context_.parts();
+  const RouteCall& route = call.route;
+  Result<std::shared_ptr<const Placement>> placement = placements_.find(route.placement->expert_to_rank);
+  if (!placement.ok()) return placement.status();
+  auto routing = std::make_shared<LatencyRouting>();
+  routing->placement = *placement;
+  routing->local_expert_ids = (*placement)->local_expert_ids;
+  routing->num_tokens = route.num_tokens;
+  routing->num_topk = route.num_topk;
+  routing->num_experts = route.options.num_experts;
+  routing->layout = Layout::kSlab;
+  routing->max_tokens = call.max_tokens;
+  routing->slab_capacity = route.options.slab_capacity;
+  routing->num_recv_rows = call.num_local_experts * route.options.slab_capacity;
+  routing->num_used_rows = routing->num_recv_rows;
+  const LatencyTables::Shape shape{.num_ranks = to_size(parts.ranks.num_ranks),
+                                   .num_tokens = to_size(route.num_tokens),
+                                   .max_tokens = to_size(call.max_tokens),
+                                   .num_topk = to_size(route.num_topk),
+                                   .num_local_experts = routing->local_expert_ids.size(),
+                                   .slab_capacity = to_size(route.options.slab_capacity),
+                                   .weights = route.topk_weights.present()};
+  Result<std::shared_ptr<std::byte>> tables = parts.memory->take(LatencyTables::at(nullptr, shape).size_bytes);
+  if (!tables.ok()) return tables.status();
+  routing->memory = *tables;
+  routing->latency = LatencyTables::at(tables->get(), shape);
+  routing->tables.summary = routing->latency.summary;
+  set_views(*routing, route.topk_weights.present(), parts.ranks.num_ranks);
+  Status status = captured ? clear_calls(routing->latency, parts.stream->get())
+                           : prepare_host(parts, context_.timeout_ns(), *routing);
+  if (!status.ok()) return status;
+  return routing;
+}
+
+Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDispatchCall& call) {
+  // Without memory nobody can tell anybody anything; every rank has the same.
+  if (!has_memory()) return check_room(kName, need_of(call, context_.parts().ranks.num_ranks));
+  const auto refused = [this, &call](const Status& status) {
+    return refuse(LatencyKind::kDispatch, call.record, call.stream, status);
+  };
+  if (Status status = status_of(call.record); !status.ok()) return refused(status);
+  const Result<bool> captured = context_.check_stream(kName, call.stream);
+  if (!captured.ok()) return refused(captured.status());
+  if (Status status = check_dispatch(call); !status.ok()) return refused(status);
+  Result<std::shared_ptr<LatencyRouting>> made = begin_routing(call, *captured);
+  if (!made.ok()) return refused(as_error_of(kName, made.status()));
+  LatencyRouting& routing = **made;
+  const Parts& parts = context_.parts();
+  const DispatchCall& rows = call.dispatch;
+
+  DispatchSendParams send;
+  send.call = params_of(routing);
+  send.placement = routing.placement->tables;
+  send.topk_idx = call.route.topk_idx.data;
+  send.wide_ids = call.route.topk_idx.dtype == DType::kInt64;
+  send.weights = static_cast<const float*>(call.route.topk_weights.data);
+  send.x = rows.x.data;
+  send.x_stride = rows.x.stride_bytes;
+  send.quantize = rows.quantize;
+  send.hidden = rows.quantize == Quantization::kNone ? 0 : rows.out_x.row_bytes;
+  send.scales = const_scales(rows.scales);
+  send.row = row_of(rows);
+  const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
+  // One block counts, or reports; the others move rows.
+  const int most = std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks);
+  send.call.num_blocks = 1 + static_cast<int>(std::min<std::int64_t>(routing.num_tokens, most - 1));
+
+  DispatchReceiveParams& receive = routing.dispatch_receive;
+  receive.call = send.call;
+  receive.placement = send.placement;
+  receive.x = rows.out_x.data;
+  receive.x_stride = rows.out_x.stride_bytes;
+  receive.scales = slab_scales(rows.out_scales, routing.slab_capacity);
+  receive.row = send.row;
+  receive.zero_padding = rows.zero_padding;
+  share_receive(receive, most);
+  // Not in a graph: see the same of route.
+  receive.overlaps = parts.has_bulk && !call.split && !*captured;
+
+  Result<Launch> launch = context_.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
+  if (!launch.ok()) return refused(launch.status());
+  send.call.agreement = receive.call.agreement = launch->agreement;
+  send.call.record_number = receive.call.record_number = launch->record_number;
+  cudaError_t error = launch_dispatch_send(send, launch->stream);
+  if (error == cudaSuccess && !call.split) error = launch_dispatch_receive(receive, launch->stream);
+  if (Status ended = context_.end(*launch, error, kName); !ended.ok()) return ended;
+  if (call.split) {
+    in_flight_.push_back(*made);
+  } else {
+    routing.received.store(!*captured, std::memory_order_release);
+  }
+  return std::shared_ptr<RoutingState>(std::move(*made));
+}
+
+Result<std::shared_ptr<RoutingState>> LatencyMode::dispatch(const LatencyDispatchCall& call) try {
+  const DeviceGuard guard(context_.parts().device);
+  if (!guard.status().ok()) return context_.fail(guard.status());
+  return make_dispatch(call);
+} catch (const std::bad_alloc&) {
+  return context_.out_of_memory(Operation::kLatencyDispatch);
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,52 @@
+#include "cuda/latency/memory.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cuda/driver/cuda_call.hpp"
+#include "node/page_heap.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::cuda {
+
+std::size_t latency_bytes_required(const LatencyShape& shape) {
+  const std::int64_t num_ranks = shape.num_ranks;
+  const auto dispatch = SetNeed::of_dispatch(num_ranks, shape.max_tokens, shape.num_topk, shape.dispatch_row_bytes);
+  const auto combine = SetNeed::of_combine(shape.max_tokens, shape.num_topk, shape.combine_row_bytes);
+  return node::round_up_to_page(
+      to_size(std::max(LatencyLayout::bytes_for(dispatch, num_ranks), LatencyLayout::bytes_for(combine, num_ranks))));
+}
+
+LatencyLayout latency_layout(const Parts& parts, int num_ranks) {
+  const std::size_t offset = node::round_up_to_page(Control::at(nullptr, to_size(num_ranks)).size_bytes);
+  return LatencyLayout::of(static_cast<std::int64_t>(offset), static_cast<std::int64_t>(parts.latency_bytes),
+                           num_ranks);
+}
+
+Status start_latency(const Parts& parts, int num_ranks, cudaStream_t stream) {
+  const LatencyLayout layout = latency_layout(parts, num_ranks);
+  if (layout.set_bytes == 0) return {};
+  LatencyLocal local{};
+  std::vector<std::uint64_t> grants(to_size(kLatencyKinds) * to_size(num_ranks) * to_size(kGrantSlots));
+  for (int kind = 0; kind < kLatencyKinds; ++kind) {
+    local.granted[kind] = kSets;
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      for (std::uint64_t number = 1; number <= kSets; ++number) {
+        const std::size_t slot = (to_size(kind) * to_size(num_ranks) + to_size(rank)) * kGrantSlots;
+        grants[slot + number % kGrantSlots] = number << 32 | (number - 1);
+      }
+    }
+  }
+  std::byte* const base = parts.latency.get();
+  Status status = runtime_status(cudaMemcpyAsync(base + layout.control.grants, grants.data(),
+                                                 grants.size() * sizeof(grants[0]), cudaMemcpyHostToDevice, stream),
+                                 "Group::create: granting the sets of latency mode");
+  if (!status.ok()) return status;
+  // The copy of pageable memory has taken what it needs when the calls return.
+  return runtime_status(
+      cudaMemcpyAsync(base + layout.control.local, &local, sizeof(local), cudaMemcpyHostToDevice, stream),
+      "Group::create: granting the sets of latency mode");
+}
+
+}  // namespace ferry::cuda

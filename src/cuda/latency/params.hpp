@@ -1,0 +1,146 @@
+#ifndef FERRY_CUDA_LATENCY_PARAMS_HPP
+#define FERRY_CUDA_LATENCY_PARAMS_HPP
+
+/// What the kernels of latency mode take.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/intranode/route_params.hpp"
+#include "cuda/latency/tables.hpp"
+#include "cuda/latency/window.hpp"
+#include "cuda/sync/rank_params.hpp"
+#include "ferry/latency.hpp"
+#include "ferry/quantization.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry::cuda {
+
+/// Of every half of every call.
+struct LatencyParams {
+  RankParams ranks;
+  LatencyLayout layout;
+  std::uint64_t agreement = 0;  ///< of the call; send halves only send it, receive halves compare it
+  std::int64_t record_number = 0;
+  // Shape of the dispatch.
+  std::int64_t num_tokens = 0;  ///< T
+  std::int64_t max_tokens = 0;  ///< M
+  int num_topk = 0;
+  int num_experts = 0;
+  int num_local_experts = 0;
+  std::int64_t slab_capacity = 0;
+  LatencyTables tables;
+  int num_blocks = 1;  ///< of this launch
+};
+
+/// A row as dispatch moves it: bytes of x, then those of its scales, packed; both begin at multiples of 16.
+struct LatencyRow {
+  std::int64_t x_bytes = 0;
+  int num_scales = 0;   ///< S
+  int scale_bytes = 0;  ///< of one
+
+  FERRY_HOST_DEVICE constexpr std::int64_t scales_offset() const { return (x_bytes + 15) / 16 * 16; }
+  FERRY_HOST_DEVICE constexpr std::int64_t used_bytes() const {
+    return scales_offset() + std::int64_t{num_scales} * scale_bytes;
+  }
+  FERRY_HOST_DEVICE constexpr std::int64_t stride() const { return round_up_row(used_bytes()); }
+};
+
+/// [rows, S], strides in elements of scale_bytes.
+struct ConstScales {
+  const std::byte* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t column_stride = 1;
+};
+
+/// [L, C, S], likewise.
+struct SlabScales {
+  std::byte* data = nullptr;
+  std::int64_t expert_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t column_stride = 1;
+};
+
+struct DispatchSendParams {
+  LatencyParams call;
+  PlacementTables placement;
+  const void* topk_idx = nullptr;
+  bool wide_ids = false;           ///< i64, else i32
+  const float* weights = nullptr;  ///< [T, K] or null
+  const std::byte* x = nullptr;    ///< [T] rows; bf16 [T, H] if they are quantised
+  std::int64_t x_stride = 0;       ///< bytes
+  std::int64_t hidden = 0;         ///< H, only where rows are quantised
+  Quantization quantize = Quantization::kNone;
+  ConstScales scales;  ///< of the input; data is null: none
+  LatencyRow row;      ///< as it travels
+};
+
+inline constexpr int kMaxWarpsPerRow = 8;
+
+/// call.num_blocks: at least 2, since the last one copies no rows.
+struct DispatchReceiveParams {
+  LatencyParams call;
+  PlacementTables placement;
+  std::byte* x = nullptr;     ///< [L * C] rows
+  std::int64_t x_stride = 0;  ///< bytes
+  SlabScales scales;          ///< data is null: none
+  LatencyRow row;
+  bool zero_padding = false;
+  int warps_per_row = 1;  ///< that share the copy of one row; a power of two, at most kMaxWarpsPerRow
+  bool overlaps = false;  ///< begins while the send half ends (LaunchShape)
+  RouteResultTables host;
+};
+
+cudaError_t launch_dispatch_send(const DispatchSendParams& params, cudaStream_t stream);
+cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, cudaStream_t stream);
+
+/// Rows of a combine.
+struct CombineRows {
+  std::int64_t row_bytes = 0;  ///< a multiple of 16
+  bool float32 = false;        ///< else bf16
+  CombineOrder order = CombineOrder::kExact;
+};
+
+/// Of a dispatch that was refused: no rank sends rows, and the send half reports why.
+struct CombineSendParams {
+  LatencyParams call;
+  CombineRows rows;
+  const std::byte* x = nullptr;  ///< [L * C] rows
+  std::int64_t x_stride = 0;     ///< bytes
+  /// Weights are this combine's, else the dispatch's. The same on every rank: with kRankSums they are sent ahead.
+  bool own_weights = false;
+  const float* weights = nullptr;  ///< [T, K], read if they are its own
+};
+
+struct CombineReceiveParams {
+  LatencyParams call;
+  CombineRows rows;
+  std::byte* out = nullptr;        ///< [T] rows
+  std::int64_t out_stride = 0;     ///< bytes
+  const float* weights = nullptr;  ///< [T, K], given to this combine or to the dispatch; read with kExact
+};
+
+/// Blocks of either half: enough for the largest call of this shape to use all of `num_sms`.
+int combine_blocks(const LatencyParams& call, const CombineRows& rows, int num_sms);
+cudaError_t launch_combine_send(const CombineSendParams& params, cudaStream_t stream);
+cudaError_t launch_combine_receive(const CombineReceiveParams& params, cudaStream_t stream);
+
+/// This rank cannot make the call: its peers learn of it, and the call's number and set go by. One block.
+struct LatencyRefusalParams {
+  LatencyParams call;  ///< agreement 0
+  LatencyKind kind = LatencyKind::kDispatch;
+};
+cudaError_t launch_latency_refusal(const LatencyRefusalParams& params, cudaStream_t stream);
+
+/// Loads the kernels. The others are parts of the first.
+cudaError_t load_latency_kernels();
+cudaError_t load_dispatch_send_kernels();
+cudaError_t load_dispatch_receive_kernel();
+cudaError_t load_combine_send_kernels();
+cudaError_t load_combine_receive_kernels();
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_LATENCY_PARAMS_HPP

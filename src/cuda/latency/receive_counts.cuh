@@ -1,0 +1,101 @@
+#ifndef FERRY_CUDA_LATENCY_RECEIVE_COUNTS_CUH
+#define FERRY_CUDA_LATENCY_RECEIVE_COUNTS_CUH
+
+/// Where rows begin in the slabs, from the counts of all ranks: rows of an expert are in order of (source, token).
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/latency/words.cuh"
+
+namespace ferry::cuda::device {
+
+inline constexpr unsigned kNone = 0xFFFFFFFFU;
+
+/// What a block of the receive half knows of the experts. In dynamic shared memory.
+struct ExpertTables {
+  std::int32_t* homes = nullptr;       ///< [E] home_of each
+  std::int32_t* bases = nullptr;       ///< [E] rows before those of one source
+  std::int32_t* local_rows = nullptr;  ///< [L] rows of this rank's experts
+  std::size_t size_bytes = 0;
+
+  FERRY_HOST_DEVICE static constexpr ExpertTables at(std::byte* base, int num_experts, int num_local_experts) {
+    plan::Carver carver(base);
+    ExpertTables tables;
+    tables.homes = carver.take<std::int32_t>(static_cast<std::size_t>(num_experts));
+    tables.bases = carver.take<std::int32_t>(static_cast<std::size_t>(num_experts));
+    tables.local_rows = carver.take<std::int32_t>(static_cast<std::size_t>(num_local_experts));
+    tables.size_bytes = carver.used_bytes();
+    return tables;
+  }
+};
+
+/// What the ranks say, in shared memory.
+struct ReceiveShared {
+  std::int32_t tokens[kMaxRanks];  ///< T of each
+  unsigned first_bad_rank;         ///< with an id that is no expert; kNone: none
+  unsigned first_full_expert;      ///< that gets more rows than its slab has; kNone: none
+  unsigned from_rank[kMaxRanks];   ///< rows here from each source; of the block that reports
+  unsigned to_rank[kMaxRanks];     ///< rows from here on each rank; of the block that reports
+};
+
+/// What is done with the counts as they are added up.
+struct CountsUse {
+  int source = -1;                 ///< whose first rows go to ExpertTables::bases
+  std::int32_t* ranges = nullptr;  ///< [L, R, 2] of the block that reports, which also sums up by rank; else null
+};
+
+/// What the block that reports does with the count of one source for one expert, `before` being the rows of the sources
+/// before it.
+__device__ __noinline__ inline void note_count(const RankParams& ranks, ReceiveShared& shared, std::int32_t* ranges,
+                                               int home, int source, std::uint32_t count, std::int32_t before) {
+  if (source == ranks.rank) atomicAdd(&shared.to_rank[home_rank(home)], count);
+  if (home_rank(home) != ranks.rank) return;
+  atomicAdd(&shared.from_rank[source], count);
+  std::int32_t* range = ranges + (std::int64_t{home_expert(home)} * ranks.num_ranks + source) * 2;
+  range[0] = static_cast<std::int32_t>(count);
+  range[1] = before;
+}
+
+/// Waits for the counts of all ranks and adds them up. All threads of a block; false in all of them when the group
+/// broke.
+__device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sent, const ExpertTables& experts,
+                                  ReceiveShared& shared, const CountsUse& use) {
+  constexpr int kLoads = 4;  // on their way together
+  constexpr auto kStride = static_cast<int>(kMaxExperts);
+  const int num_ranks = call.ranks.num_ranks;
+  const std::uint64_t* const words = count_words(call, call.ranks.rank, static_cast<int>(sent.set), 0);
+  bool came = true;
+#pragma unroll 1
+  for (int expert = static_cast<int>(threadIdx.x); expert < call.num_experts && came;
+       expert += static_cast<int>(blockDim.x)) {
+    const std::int32_t home = experts.homes[expert];
+    std::int32_t rows = 0;
+#pragma unroll 1
+    for (int first = 0; first < num_ranks && came; first += kLoads) {
+      std::uint64_t seen[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        if (first + i < num_ranks) seen[i] = load_relaxed_system(words + (first + i) * kStride + expert);
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int source = first + i;
+        if (source >= num_ranks) continue;
+        const Payload count = wait_payload(call.ranks, {Awaited::kCounts, source, sent.number},
+                                           words + source * kStride + expert, seen[i]);
+        came = came && count.came;
+        if (source == use.source) experts.bases[expert] = rows;
+        if (use.ranges != nullptr) note_count(call.ranks, shared, use.ranges, home, source, count.value, rows);
+        rows += static_cast<std::int32_t>(count.value);
+      }
+    }
+    if (home_rank(home) == call.ranks.rank) experts.local_rows[home_expert(home)] = rows;
+    if (rows > call.slab_capacity) atomicMin(&shared.first_full_expert, static_cast<unsigned>(expert));
+  }
+  return __syncthreads_and(static_cast<int>(came)) != 0;
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_RECEIVE_COUNTS_CUH

@@ -1,0 +1,121 @@
+#ifndef FERRY_CUDA_LATENCY_RECEIVE_REPORT_CUH
+#define FERRY_CUDA_LATENCY_RECEIVE_REPORT_CUH
+
+/// The tables of the Routing that say how many rows came, and what the host is told: by one block of the receive half.
+
+#include <cstdint>
+
+#include "cuda/latency/receive_counts.cuh"
+#include "cuda/sync/entry.cuh"
+
+namespace ferry::cuda::device {
+
+/// Records why the call was refused, in the summary and for the host. One thread.
+__device__ __noinline__ inline void report_refused(const DispatchReceiveParams& params, const SentCall& sent,
+                                                   const ReceiveShared& shared, Outcome outcome) {
+  const LatencyParams& call = params.call;
+  const auto set = static_cast<int>(sent.set);
+  RouteSummary& summary = *call.tables.summary;
+  summary.valid = 0;
+  summary.latency = 1;
+  summary.fault_column = 0;
+  if (outcome == Outcome::kSkip) {
+    summary.fault = static_cast<std::int32_t>(Fault::kDisagreement);
+    report_latency_disagreement(call, LatencyKind::kDispatch, set);
+    if (params.host.result != nullptr) store_release_system(&params.host.result->state, 2);
+    return;
+  }
+  if (shared.first_bad_rank != kNone) {
+    const auto rank = static_cast<int>(shared.first_bad_rank);
+    const std::uint64_t* words = header_words(call, call.ranks.rank, LatencyKind::kDispatch, set, rank);
+    const auto field = [words](std::size_t offset_bytes) {
+      const std::uint64_t* word = words + offset_bytes / sizeof(std::uint32_t);
+      const std::uint64_t low = payload_of(load_relaxed_system(word));
+      return static_cast<std::int64_t>(std::uint64_t{payload_of(load_relaxed_system(word + 1))} << 32 | low);
+    };
+    const std::int64_t bad_entry = field(offsetof(LatencyHeader, bad_entry));
+    summary.fault = static_cast<std::int32_t>(Fault::kBadId);
+    summary.fault_rank = rank;
+    summary.fault_row = bad_entry / call.num_topk;
+    summary.fault_column = bad_entry % call.num_topk;
+    summary.fault_value = field(offsetof(LatencyHeader, bad_id));
+    summary.fault_limit = call.num_experts - 1;
+  } else {
+    const unsigned expert = shared.first_full_expert;
+    summary.fault = static_cast<std::int32_t>(Fault::kSlabCapacity);
+    summary.fault_rank = params.placement.owner[expert];
+    summary.fault_row = expert;
+    summary.fault_value = 0;
+#pragma unroll 1
+    for (int source = 0; source < call.ranks.num_ranks; ++source) {
+      summary.fault_value += payload_of(load_relaxed_system(count_words(call, call.ranks.rank, set, source) + expert));
+    }
+    summary.fault_limit = call.slab_capacity;
+  }
+  report_refused_route(call.ranks, summary);
+  if (params.host.result != nullptr) store_release_system(&params.host.result->state, 2);
+}
+
+/// The receive half is launched before its send half has run: a graph's, whose send half is not in it. One thread.
+__device__ __noinline__ inline void report_not_sent(const LatencyParams& call) {
+  RouteSummary& summary = *call.tables.summary;
+  summary.valid = 0;
+  summary.latency = 1;
+  summary.fault = static_cast<std::int32_t>(Fault::kNotRouted);
+  report_refused_route(call.ranks, summary);
+}
+
+/// Before the counts are added up. All threads of the block that reports.
+__device__ inline void begin_report(const LatencyParams& call, ReceiveShared& shared) {
+#pragma unroll 1
+  for (int rank = static_cast<int>(threadIdx.x); rank < call.ranks.num_ranks; rank += static_cast<int>(blockDim.x)) {
+    shared.from_rank[rank] = 0;
+    shared.to_rank[rank] = 0;
+    call.tables.tokens_of_rank[rank] = shared.tokens[rank];
+  }
+  __syncthreads();
+}
+
+/// Writes what the counts say. All threads of the block that reports.
+__device__ __noinline__ inline void report_counts(const DispatchReceiveParams& params, const ExpertTables& experts,
+                                                  const ReceiveShared& shared) {
+  const LatencyParams& call = params.call;
+  const LatencyTables& tables = call.tables;
+  const int num_ranks = call.ranks.num_ranks;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto num_threads = static_cast<int>(blockDim.x);
+  const RouteResultTables& host = params.host;
+#pragma unroll 1
+  for (int local = thread; local <= call.num_local_experts; local += num_threads) {
+    const std::int64_t offset = local * call.slab_capacity;
+    tables.row_offsets[local] = offset;
+    if (host.result != nullptr) host.row_offsets[local] = offset;
+    if (local == call.num_local_experts) continue;
+    tables.rows_per_expert[local] = experts.local_rows[local];
+    if (host.result != nullptr) host.rows_per_expert[local] = experts.local_rows[local];
+  }
+  const std::int64_t num_rows = call.num_local_experts * call.slab_capacity;
+  if (thread == 0) {
+    tables.summary->num_used_rows = static_cast<std::int32_t>(num_rows);
+    tables.summary->valid = 1;
+  }
+  if (host.result == nullptr) return;
+#pragma unroll 1
+  for (int rank = thread; rank < num_ranks; rank += num_threads) {
+    host.from_rank[rank] = shared.from_rank[rank];
+    host.to_rank[rank] = shared.to_rank[rank];
+  }
+  if (thread == 0) {
+    host.result->num_used_rows = num_rows;
+    host.result->repeats = 1;  // nobody asks
+  }
+  __syncthreads();
+  if (thread == 0) {
+    fence_system();
+    store_release_system(&host.result->state, 1);
+  }
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_RECEIVE_REPORT_CUH

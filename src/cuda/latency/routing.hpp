@@ -1,0 +1,29 @@
+#ifndef FERRY_CUDA_LATENCY_ROUTING_HPP
+#define FERRY_CUDA_LATENCY_ROUTING_HPP
+
+/// A Routing of latency mode on the host.
+
+#include <atomic>
+
+#include "cuda/intranode/routing.hpp"
+#include "cuda/latency/params.hpp"
+
+namespace ferry::cuda {
+
+struct LatencyRouting final : CudaRouting {
+  /// Before the receive half is launched nothing will come.
+  void settle() const override {
+    if (received.load(std::memory_order_acquire)) CudaRouting::settle();
+  }
+
+  LatencyTables latency;  ///< in `memory`
+  std::int64_t max_tokens = 0;
+  std::int64_t slab_capacity = 0;
+  DispatchReceiveParams dispatch_receive;  ///< of the dispatch
+  CombineReceiveParams combine_receive;    ///< of the latest combine
+  std::atomic<bool> received{false};       ///< the dispatch's receive half is launched, and tells the host the counts
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_LATENCY_ROUTING_HPP

@@ -1,0 +1,83 @@
+#ifndef FERRY_CUDA_LATENCY_TABLES_HPP
+#define FERRY_CUDA_LATENCY_TABLES_HPP
+
+/// A Routing of latency mode in device memory: sizes and pointers. The send half of the dispatch writes what it knows
+/// of this rank's tokens, the receive half the rest.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/intranode/routing_tables.hpp"
+#include "cuda/sync/report.hpp"
+#include "plan/carver.hpp"
+#include "plan/host_device.hpp"
+
+namespace ferry::cuda {
+
+/// What a send half leaves for its receive half.
+struct alignas(16) SentCall {
+  std::uint64_t number;    ///< of the call
+  std::uint32_t set;       ///< in which this rank receives it
+  std::uint32_t pending;   ///< 1: sent and not received
+  std::uint32_t arrivals;  ///< blocks of the receive half that are done
+};
+
+struct LatencyTables {
+  struct Shape {
+    std::size_t num_ranks = 0;
+    std::size_t num_tokens = 0;  ///< T
+    std::size_t max_tokens = 0;  ///< M
+    std::size_t num_topk = 0;
+    std::size_t num_local_experts = 0;
+    std::size_t slab_capacity = 0;
+    bool weights = false;
+  };
+
+  RouteSummary* summary = nullptr;
+  SentCall* dispatch = nullptr;
+  SentCall* combine = nullptr;
+  // Of this rank's tokens. By the send half:
+  std::int64_t* ids = nullptr;    ///< [T, K]
+  float* weights = nullptr;       ///< [T, K], null if the dispatch was given none
+  std::int32_t* homes = nullptr;  ///< [T, K] home_of the entry (intranode/routing_tables.hpp), -1: no expert
+  std::int32_t* slots = nullptr;  ///< [T, K] row in the slab of the entry's rank, -1: none. By the receive half
+  // Of the rows here, by the receive half:
+  std::int32_t* rows_per_expert = nullptr;  ///< [L]
+  std::int64_t* row_offsets = nullptr;      ///< [L + 1] multiples of C
+  std::int32_t* source_ranges = nullptr;    ///< [L, R, 2] number of rows, first row
+  std::int32_t* source = nullptr;           ///< [L * C, 2]
+  std::int32_t* tokens_of_rank = nullptr;   ///< [R] T of each
+  // What combine sends back, by the receive half. Entries of one token for one expert have the same row.
+  std::int32_t* items = nullptr;          ///< [R, M, K] row in this rank's slab; -1: the entry is none of this rank's
+  float* item_weights = nullptr;          ///< [R, M, K], null if the dispatch was given none; valid where items is >= 0
+  std::int32_t* rank_ordinals = nullptr;  ///< [R, M] how many ranks below this one the token goes to; -1: not here
+  std::size_t size_bytes = 0;
+
+  static constexpr LatencyTables at(std::byte* base, const Shape& shape) {
+    const std::size_t num_entries = shape.num_tokens * shape.num_topk;
+    const std::size_t num_items = shape.num_ranks * shape.max_tokens * shape.num_topk;
+    plan::Carver carver(base);
+    LatencyTables tables;
+    tables.summary = carver.take<RouteSummary>(1);
+    tables.dispatch = carver.take<SentCall>(1);
+    tables.combine = carver.take<SentCall>(1);
+    tables.ids = carver.take<std::int64_t>(num_entries);
+    if (shape.weights) tables.weights = carver.take<float>(num_entries);
+    tables.homes = carver.take<std::int32_t>(num_entries);
+    tables.slots = carver.take<std::int32_t>(num_entries);
+    tables.rows_per_expert = carver.take<std::int32_t>(shape.num_local_experts);
+    tables.row_offsets = carver.take<std::int64_t>(shape.num_local_experts + 1);
+    tables.source_ranges = carver.take<std::int32_t>(shape.num_local_experts * shape.num_ranks * 2);
+    tables.source = carver.take<std::int32_t>(shape.num_local_experts * shape.slab_capacity * 2);
+    tables.tokens_of_rank = carver.take<std::int32_t>(shape.num_ranks);
+    tables.items = carver.take<std::int32_t>(num_items);
+    if (shape.weights) tables.item_weights = carver.take<float>(num_items);
+    tables.rank_ordinals = carver.take<std::int32_t>(shape.num_ranks * shape.max_tokens);
+    tables.size_bytes = carver.used_bytes();
+    return tables;
+  }
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_LATENCY_TABLES_HPP

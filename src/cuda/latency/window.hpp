@@ -1,0 +1,233 @@
+#ifndef FERRY_CUDA_LATENCY_WINDOW_HPP
+#define FERRY_CUDA_LATENCY_WINDOW_HPP
+
+/// The memory that a rank receives calls of latency mode in: GroupOptions::latency_bytes of its arena, right behind the
+/// control words, so that it has the same place and the same parts on every rank.
+///
+/// There are two kinds of calls, dispatch and combine. Each counts its calls on the device from 1, apart from the
+/// epochs of other calls and from each other, so that graph replays count too: the *number* of a call. What a rank gets
+/// of a call lies in one of kSets *sets* of its kind. Everything that is not a row travels as 8-byte words, half
+/// payload, half the lower half of the call's number, so that the word is its own flag (as `entries` in
+/// sync/control.hpp): one trip, no fence.
+///
+///   field                     writer     order              says
+///   grants[kind][r][n % 4]    rank r     relaxed / acquire  r's set for call n; r has read what was in it before
+///   headers[kind][set][s]     rank s     relaxed / acquire  LatencyHeader: s has come to the call
+///   counts[set][s][e]         rank s     relaxed / relaxed  dispatch: s's distinct tokens for expert e
+///   done[set][s][b]           rank s     relaxed / acquire  combine: block b of s's send half stores nothing any more
+///   words and rows of a set   rank s     relaxed; flags of rows acquire, after a fence of the writer
+///   local                     this rank  device scope       see LatencyLocal
+///
+/// Ranks may receive in different orders, so nothing that all know tells which set of a rank is free: each grants its
+/// sets itself. At the start those of the first kSets calls; then, when it has received a call, that call's set to the
+/// next number that has none yet. So the call that a rank is about to make has one, whatever it has in flight. Should it
+/// have none, since graphs were replayed that send without receiving, and refuse that call, it grants the number kNoSet:
+/// its peers send it a header then, in a place of its own, and nothing else. Slot n % kGrantSlots is free again: of the
+/// numbers whose grants a peer has not read yet, there are kSets at most.
+///
+/// What of a set is words and what is rows is the same for calls of all shapes: otherwise bytes of a row could pass for
+/// a word. So are the parts of the sources in both, except of combine's rows. Within those a sender's stores are in the
+/// order of its own kernels, so that a set can be granted again without waiting for stores that nobody reads.
+///
+///   words of a set, for each source s (its slot)         rows of a set
+///   dispatch  row_flags[M] entries[M][K] weights[M][K]   [s][M] row stride: x, then its scales; each s has R-th part
+///   combine   weights[M][K]                              [M][K], or [M][ranks of a token], by all; flags are done[][]
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/sync/control.hpp"
+#include "ferry/latency.hpp"
+#include "plan/carver.hpp"
+#include "plan/host_device.hpp"
+
+namespace ferry::cuda {
+
+enum class LatencyKind : int { kDispatch = 0, kCombine = 1 };
+inline constexpr int kLatencyKinds = 2;
+
+/// Sets of each kind: for the calls that a rank has in flight, and the one that it is making.
+inline constexpr int kSets = kMaxLatencyCallsInFlight + 1;
+/// In place of a set: the rank refuses the call. Also the index of the headers that it gets all the same.
+inline constexpr int kNoSet = kSets;
+inline constexpr int kHeaderSets = kSets + 1;
+inline constexpr int kGrantSlots = 4;
+
+/// Bound on M: an entry's ordinal has 20 bits (pack_entry).
+inline constexpr std::int64_t kMaxLatencyTokens = (std::int64_t{1} << 20) - 1;
+
+/// A rank's part in a call, as it sends it to every peer.
+struct LatencyHeader {
+  std::uint64_t agreement = 0;     ///< hash of what all ranks must pass alike; 0: this rank refuses the call
+  std::int64_t record_number = 0;  ///< of the call in the host's CallLog
+  std::int64_t num_tokens = 0;     ///< T of that rank
+  std::int64_t num_blocks = 0;     ///< of the send half: words of `done`; 0 if it refuses
+  std::int64_t bad_entry = -1;     ///< dispatch: index in [T, K] of the first id that is no expert, -1: all are good
+  std::int64_t bad_id = 0;
+};
+/// Words of 4 bytes, one a lane of a warp.
+inline constexpr int kLatencyHeaderWords = sizeof(LatencyHeader) / sizeof(std::uint32_t);
+inline constexpr int kLatencyHeaderSlotWords = 16;
+static_assert(kLatencyHeaderWords <= kLatencyHeaderSlotWords);
+
+/// This rank's own words. By kind.
+struct LatencyLocal {
+  std::uint64_t sent[kLatencyKinds];            ///< calls whose send half has begun
+  std::uint64_t granted[kLatencyKinds];         ///< the last number that this rank has granted a set to
+  std::uint64_t cleared[kLatencyKinds][kSets];  ///< in which era (see era_of) the set's words were cleared
+  std::uint32_t send_arrivals[kLatencyKinds];   ///< blocks of a send half that know the call's number
+};
+
+/// The part whose size depends on R alone: where its parts are, from its start.
+struct LatencyControl {
+  std::int64_t grants = 0;   ///< [kinds][R][kGrantSlots]
+  std::int64_t headers = 0;  ///< [kinds][kHeaderSets][R][kLatencyHeaderSlotWords]
+  std::int64_t counts = 0;   ///< [kSets][R][kMaxExperts]
+  std::int64_t done = 0;     ///< [kSets][R][kMaxCallBlocks]
+  std::int64_t local = 0;    ///< LatencyLocal
+  std::int64_t size_bytes = 0;
+
+  static constexpr LatencyControl of(std::size_t num_ranks) {
+    plan::Carver carver(nullptr);
+    const auto take = [&carver](std::size_t num_words) {
+      const auto at = static_cast<std::int64_t>(carver.used_bytes());
+      carver.take<std::uint64_t>(num_words);
+      return at;
+    };
+    LatencyControl control;
+    control.grants = take(kLatencyKinds * num_ranks * kGrantSlots);
+    control.headers = take(kLatencyKinds * kHeaderSets * num_ranks * kLatencyHeaderSlotWords);
+    control.counts = take(kSets * num_ranks * kMaxExperts);
+    control.done = take(kSets * num_ranks * kMaxCallBlocks);
+    static_assert(sizeof(LatencyLocal) % sizeof(std::uint64_t) == 0);
+    control.local = take(sizeof(LatencyLocal) / sizeof(std::uint64_t));
+    control.size_bytes = static_cast<std::int64_t>(carver.used_bytes());
+    return control;
+  }
+};
+
+/// Rows begin at multiples of this: a line of the GPU's caches.
+inline constexpr std::int64_t kRowAlignment = 128;
+/// The share of a set that is words. A token with K = 8 has 136 bytes of them; rows mostly have several thousand.
+inline constexpr std::int64_t kWordsShare = 16;
+
+FERRY_HOST_DEVICE constexpr std::int64_t round_up_row(std::int64_t bytes) {
+  return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+}
+
+/// What a call needs of a set.
+struct SetNeed {
+  std::int64_t slot_words = 0;  ///< of each source
+  std::int64_t rows_bytes = 0;
+
+  static constexpr SetNeed of_dispatch(std::int64_t num_ranks, std::int64_t max_tokens, std::int64_t num_topk,
+                                       std::int64_t row_bytes) {
+    return {max_tokens * (1 + 2 * num_topk), num_ranks * max_tokens * round_up_row(row_bytes)};
+  }
+  static constexpr SetNeed of_combine(std::int64_t max_tokens, std::int64_t num_topk, std::int64_t row_bytes) {
+    return {max_tokens * num_topk, max_tokens * num_topk * round_up_row(row_bytes)};
+  }
+};
+
+/// Where everything is, as offsets: the same on every rank. Trivial, so that kernels take it by value.
+struct LatencyLayout {
+  std::int64_t offset = 0;        ///< of the memory in every rank's arena
+  LatencyControl control;         ///< at its start
+  std::int64_t set_bytes = 0;     ///< of each set: [kinds][kSets] follow
+  std::int64_t slot_bytes = 0;    ///< words of one source, at the start of a set: [R]
+  std::int64_t words_bytes = 0;   ///< of a set; its rows follow
+  std::int64_t source_bytes = 0;  ///< rows of one source of dispatch
+
+  /// A group that has `bytes` of it; all sizes are 0 if that is too little for anything.
+  static constexpr LatencyLayout of(std::int64_t offset, std::int64_t bytes, std::int64_t num_ranks) {
+    LatencyLayout layout;
+    layout.offset = offset;
+    layout.control = LatencyControl::of(static_cast<std::size_t>(num_ranks));
+    constexpr std::int64_t kNumSets = std::int64_t{kLatencyKinds} * kSets;
+    if (bytes <= layout.control.size_bytes) return layout;
+    layout.set_bytes = round_down((bytes - layout.control.size_bytes) / kNumSets);
+    layout.slot_bytes = round_down(layout.set_bytes / kWordsShare / num_ranks);
+    layout.words_bytes = layout.slot_bytes * num_ranks;
+    layout.source_bytes = round_down((layout.set_bytes - layout.words_bytes) / num_ranks);
+    return layout;
+  }
+
+  constexpr std::int64_t rows_bytes() const { return set_bytes - words_bytes; }
+  constexpr bool holds(const SetNeed& need, std::int64_t num_ranks) const {
+    return need.slot_words * kWordBytes <= slot_bytes && need.rows_bytes <= source_bytes * num_ranks;
+  }
+
+  /// Bytes of a group whose calls need at most this.
+  static constexpr std::int64_t bytes_for(const SetNeed& need, std::int64_t num_ranks) {
+    // Everything is rounded down to kRowAlignment by each source, once in the words and once in the rows.
+    const std::int64_t slot_bytes = (need.slot_words * kWordBytes + kRowAlignment);
+    const std::int64_t of_words = slot_bytes * num_ranks * kWordsShare;
+    const std::int64_t rows = need.rows_bytes + num_ranks * kRowAlignment;
+    const std::int64_t of_rows = (rows * kWordsShare + kWordsShare - 2) / (kWordsShare - 1);
+    const std::int64_t set_bytes = (of_words > of_rows ? of_words : of_rows) + kRowAlignment;
+    return LatencyControl::of(static_cast<std::size_t>(num_ranks)).size_bytes +
+           std::int64_t{kLatencyKinds} * kSets * set_bytes;
+  }
+
+  static constexpr std::int64_t kWordBytes = sizeof(std::uint64_t);
+  static constexpr std::int64_t round_down(std::int64_t bytes) { return bytes / kRowAlignment * kRowAlignment; }
+};
+
+/// The same as addresses on one rank.
+struct LatencyWindow {
+  std::byte* base = nullptr;
+
+  FERRY_HOST_DEVICE static constexpr LatencyWindow at(std::byte* arena_base, const LatencyLayout& layout) {
+    return {arena_base + layout.offset};
+  }
+
+  FERRY_HOST_DEVICE std::uint64_t* words(std::int64_t offset) const {
+    return reinterpret_cast<std::uint64_t*>(base + offset);
+  }
+  FERRY_HOST_DEVICE constexpr std::byte* set(const LatencyLayout& layout, LatencyKind kind, int set_idx) const {
+    return base + layout.control.size_bytes + (static_cast<int>(kind) * kSets + set_idx) * layout.set_bytes;
+  }
+  /// Words that `source` writes.
+  FERRY_HOST_DEVICE std::uint64_t* slot(const LatencyLayout& layout, LatencyKind kind, int set_idx, int source) const {
+    return reinterpret_cast<std::uint64_t*>(set(layout, kind, set_idx) + source * layout.slot_bytes);
+  }
+  FERRY_HOST_DEVICE constexpr std::byte* rows(const LatencyLayout& layout, LatencyKind kind, int set_idx) const {
+    return set(layout, kind, set_idx) + layout.words_bytes;
+  }
+};
+
+/// Parts of a dispatch's slot.
+struct DispatchSlot {
+  std::uint64_t* row_flags = nullptr;  ///< [M] the row is there
+  std::uint64_t* entries = nullptr;    ///< [M][K] pack_entry
+  std::uint64_t* weights = nullptr;    ///< [M][K] bits of f32, if the call has weights
+
+  FERRY_HOST_DEVICE static constexpr DispatchSlot at(std::uint64_t* slot, std::int64_t max_tokens, int num_topk) {
+    return {slot, slot + max_tokens, slot + max_tokens * (1 + num_topk)};
+  }
+};
+
+/// Parts of a combine's slot. M and K are those of the Routing.
+struct CombineSlot {
+  std::uint64_t* weights = nullptr;  ///< [M][K] bits of f32, if this combine was given weights
+
+  FERRY_HOST_DEVICE static constexpr CombineSlot at(std::uint64_t* slot) { return {slot}; }
+};
+
+/// Payload of an entry's word: the expert, and the ordinal of the token among its source's tokens for that expert.
+inline constexpr int kEntryExpertBits = 12;
+static_assert(kMaxExperts <= 1 << kEntryExpertBits);
+inline constexpr std::uint32_t kNoExpert = 0xFFFFFFFFU;
+FERRY_HOST_DEVICE constexpr std::uint32_t pack_entry(int expert, int ordinal) {
+  return static_cast<std::uint32_t>(ordinal) << kEntryExpertBits | static_cast<std::uint32_t>(expert);
+}
+FERRY_HOST_DEVICE constexpr int entry_expert(std::uint32_t payload) {
+  return static_cast<int>(payload & ((1U << kEntryExpertBits) - 1));
+}
+FERRY_HOST_DEVICE constexpr int entry_ordinal(std::uint32_t payload) {
+  return static_cast<int>(payload >> kEntryExpertBits);
+}
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_LATENCY_WINDOW_HPP

@@ -1,0 +1,285 @@
+#ifndef FERRY_CUDA_LATENCY_WORDS_CUH
+#define FERRY_CUDA_LATENCY_WORDS_CUH
+
+/// How the halves of a call of latency mode tell each other things: see window.hpp for the words.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/latency/params.hpp"
+#include "cuda/sync/rank_sync.cuh"
+
+namespace ferry::cuda::device {
+
+__device__ inline LatencyWindow window_of(const LatencyParams& call, int rank) {
+  return LatencyWindow::at(call.ranks.peer_bases[rank], call.layout);
+}
+
+__device__ inline LatencyWindow own_window(const LatencyParams& call) { return window_of(call, call.ranks.rank); }
+
+__device__ inline LatencyLocal& local_of(const LatencyParams& call) {
+  return *reinterpret_cast<LatencyLocal*>(own_window(call).base + call.layout.control.local);
+}
+
+__device__ inline std::uint64_t make_word(std::uint64_t number, std::uint32_t payload) {
+  return half_of(number) << 32 | payload;
+}
+
+__device__ inline bool is_word_of(std::uint64_t word, std::uint64_t number) { return word >> 32 == half_of(number); }
+
+__device__ inline std::uint32_t payload_of(std::uint64_t word) { return static_cast<std::uint32_t>(word); }
+
+/// Sends one word. Rows that it announces need a fence_system before.
+__device__ inline void post_word(std::uint64_t* address, std::uint64_t number, std::uint32_t payload) {
+  store_relaxed_system(address, make_word(number, payload));
+}
+
+/// Waits for a word of call `number`; 0 when the group broke. Not inlined: what waits is in no hurry, and the
+/// instruction cache is for the others.
+__device__ __noinline__ inline std::uint64_t poll_word(const RankParams& ranks, const Wait& wait,
+                                                       const std::uint64_t* address) {
+  std::uint64_t word = 0;
+  const std::uint64_t number = wait.epoch;
+  const auto read = [&word, address, number] {
+    word = load_acquire_system(address);
+    return is_word_of(word, number) ? number : 0;
+  };
+  return wait_until(ranks, wait, read, number) ? word : 0;
+}
+
+/// The payload of a word, and whether it came: not when the group broke.
+struct Payload {
+  std::uint32_t value = 0;
+  bool came = false;
+};
+
+/// One thread's wait for a word of a call that says everything itself, of which `seen` is what a look found.
+__device__ inline Payload wait_payload(const RankParams& ranks, const Wait& wait, const std::uint64_t* address,
+                                       std::uint64_t seen) {
+  if (!is_word_of(seen, wait.epoch)) {
+    seen = poll_word(ranks, wait, address);
+    if (!is_word_of(seen, wait.epoch)) return {};
+  }
+  return {payload_of(seen), true};
+}
+
+__device__ inline Payload wait_payload(const RankParams& ranks, const Wait& wait, const std::uint64_t* address) {
+  return wait_payload(ranks, wait, address, load_relaxed_system(address));
+}
+
+/// The same for a word before which its sender wrote something else, which is visible then.
+__device__ inline Payload wait_word(const RankParams& ranks, const Wait& wait, const std::uint64_t* address) {
+  return wait_payload(ranks, wait, address, load_acquire_system(address));
+}
+
+__device__ inline std::uint64_t* header_words(const LatencyParams& call, int at_rank, LatencyKind kind, int set,
+                                              int source) {
+  const int index = (static_cast<int>(kind) * kHeaderSets + set) * call.ranks.num_ranks + source;
+  return window_of(call, at_rank).words(call.layout.control.headers) + index * kLatencyHeaderSlotWords;
+}
+
+__device__ inline std::uint64_t* grant_word(const LatencyParams& call, int at_rank, LatencyKind kind, int receiver,
+                                            std::uint64_t number) {
+  const int index = static_cast<int>(kind) * call.ranks.num_ranks + receiver;
+  return window_of(call, at_rank).words(call.layout.control.grants) + index * kGrantSlots +
+         static_cast<int>(number % kGrantSlots);
+}
+
+/// Words of one source: dispatch's counts, and combine's done.
+__device__ inline std::uint64_t* count_words(const LatencyParams& call, int at_rank, int set, int source) {
+  constexpr auto kStride = static_cast<int>(kMaxExperts);
+  return window_of(call, at_rank).words(call.layout.control.counts) + (set * call.ranks.num_ranks + source) * kStride;
+}
+
+__device__ inline std::uint64_t* done_words(const LatencyParams& call, int at_rank, int set, int source) {
+  return window_of(call, at_rank).words(call.layout.control.done) +
+         (set * call.ranks.num_ranks + source) * kMaxCallBlocks;
+}
+
+/// The number of the call whose send half this is; all blocks must call it, once. The last one counts the call, when
+/// all know its number. One thread of each block.
+__device__ inline std::uint64_t begin_send(const LatencyParams& call, LatencyKind kind) {
+  LatencyLocal& local = local_of(call);
+  const int index = static_cast<int>(kind);
+  const std::uint64_t number = static_cast<volatile LatencyLocal&>(local).sent[index] + 1;
+  if (add_acq_rel_device(&local.send_arrivals[index], 1) + 1 == gridDim.x) {
+    local.send_arrivals[index] = 0;
+    local.sent[index] = number;
+  }
+  return number;
+}
+
+/// Waits for the sets in which the ranks receive this call: `sets` [R] in shared memory. All lanes of one warp; false
+/// in all of them when the group broke. A rank with kNoSet gets a header and nothing else.
+__device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int* sets) {
+  bool all = true;
+#pragma unroll 1
+  for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
+    const Payload set =
+        wait_word(call.ranks, {Awaited::kDone, rank, number}, grant_word(call, call.ranks.rank, kind, rank, number));
+    all = all && set.came;
+    sets[rank] = static_cast<int>(set.value);
+  }
+  const bool every = __all_sync(kAllLanes, static_cast<int>(all)) != 0;
+  __syncwarp();
+  return every;
+}
+
+/// Both in one: all lanes of one warp of each block, first of all; the number, or 0 when the group broke.
+__device__ inline std::uint64_t begin_send_and_wait(const LatencyParams& call, LatencyKind kind, int* sets) {
+  std::uint64_t number = 0;
+  if (lane_idx() == 0) number = begin_send(call, kind);
+  number = __shfl_sync(kAllLanes, number, 0);
+  return wait_grants(call, kind, number, sets) ? number : 0;
+}
+
+/// Sends every rank this rank's header. All lanes of one warp of one block; `sets` [R].
+__device__ inline void post_header(const LatencyParams& call, LatencyKind kind, std::uint64_t number,
+                                   const LatencyHeader& header, const int* sets) {
+  const int lane = lane_idx();
+  if (lane >= kLatencyHeaderWords) return;
+  const std::uint32_t payload = reinterpret_cast<const std::uint32_t*>(&header)[lane];
+#pragma unroll 1
+  for (int rank = 0; rank < call.ranks.num_ranks; ++rank) {
+    post_word(header_words(call, rank, kind, sets[rank], call.ranks.rank) + lane, number, payload);
+  }
+}
+
+/// A rank's header, as one warp holds it: lane i has word i.
+class ReceivedHeader {
+ public:
+  __device__ explicit ReceivedHeader(std::uint32_t word) : word_(word) {}
+
+  __device__ std::uint64_t agreement() const { return field(offsetof(LatencyHeader, agreement)); }
+  __device__ std::int64_t record_number() const { return signed_field(offsetof(LatencyHeader, record_number)); }
+  __device__ std::int64_t num_tokens() const { return signed_field(offsetof(LatencyHeader, num_tokens)); }
+  __device__ std::int64_t num_blocks() const { return signed_field(offsetof(LatencyHeader, num_blocks)); }
+  __device__ std::int64_t bad_entry() const { return signed_field(offsetof(LatencyHeader, bad_entry)); }
+  __device__ std::int64_t bad_id() const { return signed_field(offsetof(LatencyHeader, bad_id)); }
+
+ private:
+  __device__ std::uint64_t field(std::size_t offset_bytes) const {
+    const int word = static_cast<int>(offset_bytes / sizeof(word_));
+    const std::uint64_t low = __shfl_sync(kAllLanes, word_, word);
+    return static_cast<std::uint64_t>(__shfl_sync(kAllLanes, word_, word + 1)) << 32 | low;
+  }
+  __device__ std::int64_t signed_field(std::size_t offset_bytes) const {
+    return static_cast<std::int64_t>(field(offset_bytes));
+  }
+
+  std::uint32_t word_;
+};
+
+/// Waits for the headers of all ranks in this rank's `set`, and compares them; calls `take(rank, header)` in a whole
+/// warp for each, also of calls that are then refused. All threads of a block; all of them, on every rank, get the same
+/// outcome, and what `take` wrote to shared memory.
+template <typename Take>
+__device__ inline Outcome await_headers(const LatencyParams& call, LatencyKind kind, int set, std::uint64_t number,
+                                        Take take) {
+  const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
+  bool here = true;
+  bool equal = true;
+#pragma unroll 1
+  for (int rank = warp_idx(); rank < call.ranks.num_ranks; rank += num_warps) {
+    // Lanes without a word of their own read the first one once more.
+    const int word = lane_idx() < kLatencyHeaderWords ? lane_idx() : 0;
+    const Payload payload = wait_word(call.ranks, {Awaited::kEntry, rank, number},
+                                      header_words(call, call.ranks.rank, kind, set, rank) + word);
+    const bool all_came = __all_sync(kAllLanes, static_cast<int>(payload.came)) != 0;
+    __syncwarp();  // hands what each lane has acquired to all of them
+    here = here && all_came;
+    if (!all_came) continue;
+    const ReceivedHeader received(payload.value);
+    equal = equal && received.agreement() == call.agreement && call.agreement != 0;
+    take(rank, received);
+  }
+  const bool all_here = __syncthreads_and(static_cast<int>(here)) != 0;
+  const bool all_equal = __syncthreads_and(static_cast<int>(equal)) != 0;
+  return !all_here ? Outcome::kStop : all_equal ? Outcome::kGo : Outcome::kSkip;
+}
+
+/// Reports to the host that ranks disagree, or that one refused. One thread of the call, after await_headers.
+__device__ __noinline__ inline void report_latency_disagreement(const LatencyParams& call, LatencyKind kind, int set) {
+  FaultReport& fault = call.ranks.report->fault;
+  if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;  // the first one counts
+  fault.fault = static_cast<std::int32_t>(Fault::kDisagreement);
+  fault.rank = -1;
+  constexpr std::size_t kWord = offsetof(LatencyHeader, record_number) / sizeof(std::uint32_t);
+#pragma unroll 1
+  for (int rank = 0; rank < call.ranks.num_ranks; ++rank) {
+    const std::uint64_t* words = header_words(call, call.ranks.rank, kind, set, rank) + kWord;
+    const std::uint64_t low = payload_of(load_acquire_system(words));
+    const std::uint64_t high = payload_of(load_acquire_system(words + 1));
+    fault.record_numbers[rank] = static_cast<std::int64_t>(high << 32 | low);
+  }
+  fence_system();
+  store_release_system(&fault.state, 1);
+}
+
+/// Whether this is the last block of the receive half to get here; its threads then see what all blocks have done. All
+/// threads of each block call it once.
+__device__ inline bool is_last_block(SentCall& sent) {
+  __syncthreads();
+  std::uint32_t before = 0;
+  if (threadIdx.x == 0) before = add_acq_rel_device(&sent.arrivals, 1);
+  const bool last = __syncthreads_or(static_cast<int>(threadIdx.x == 0 && before + 1 == gridDim.x)) != 0;
+  return last;
+}
+
+/// Words say half of a number, so none may be met again 2^32 calls later. Each set is cleared once in as many calls as
+/// an era has, by whoever has just received a call in it: its words become words of that call, which nobody reads any
+/// more, and a word of it that is still on its way changes nothing. A set rests for a few calls at most.
+__device__ inline std::uint64_t era_of(std::uint64_t number) { return number >> 30; }
+
+__device__ __noinline__ inline void clear_words(const LatencyParams& call, LatencyKind kind, int set,
+                                                std::uint64_t number) {
+  std::uint64_t* words = own_window(call).slot(call.layout, kind, set, 0);
+  const std::int64_t num_words = call.layout.words_bytes / LatencyLayout::kWordBytes;
+#pragma unroll 1
+  for (std::int64_t i = threadIdx.x; i < num_words; i += blockDim.x) words[i] = make_word(number, 0);
+  if (kind == LatencyKind::kDispatch) {
+    words = count_words(call, call.ranks.rank, set, 0);
+    const std::int64_t num_counts = call.ranks.num_ranks * kMaxExperts;
+#pragma unroll 1
+    for (std::int64_t i = threadIdx.x; i < num_counts; i += blockDim.x) words[i] = make_word(number, 0);
+  } else {
+    words = done_words(call, call.ranks.rank, set, 0);
+    const std::int64_t num_done = std::int64_t{call.ranks.num_ranks} * kMaxCallBlocks;
+#pragma unroll 1
+    for (std::int64_t i = threadIdx.x; i < num_done; i += blockDim.x) words[i] = make_word(number, 0);
+  }
+  if (threadIdx.x == 0) local_of(call).cleared[static_cast<int>(kind)][set] = era_of(number);
+}
+
+/// Tells every rank where this one receives call `number`. All lanes of one warp.
+__device__ inline void post_grant(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int set) {
+#pragma unroll 1
+  for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
+    post_word(grant_word(call, rank, kind, call.ranks.rank, number), number, static_cast<std::uint32_t>(set));
+  }
+}
+
+/// This rank has read all of call `number` that it will read, and nobody stores to where another rank's stores of a
+/// later call may go: its set is the peers' again. All threads of the last block, after is_last_block.
+__device__ inline void finish_receive(const LatencyParams& call, LatencyKind kind, const SentCall& sent) {
+  const std::uint64_t number = sent.number;
+  const auto set = static_cast<int>(sent.set);
+  LatencyLocal& local = local_of(call);
+  const std::uint64_t cleared = static_cast<volatile LatencyLocal&>(local).cleared[static_cast<int>(kind)][set];
+  __syncthreads();  // all threads have read it
+  if (cleared != era_of(number)) clear_words(call, kind, set, number);
+  __syncthreads();
+  if (warp_idx() != 0) return;
+  std::uint64_t granted = 0;
+  if (lane_idx() == 0) {
+    auto* counter = reinterpret_cast<unsigned long long*>(&local.granted[static_cast<int>(kind)]);
+    granted = atomicAdd(counter, 1ULL) + 1;
+  }
+  granted = __shfl_sync(kAllLanes, granted, 0);
+  fence_system();
+  post_grant(call, kind, granted, set);
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_WORDS_CUH

@@ -1,0 +1,58 @@
+#ifndef FERRY_TESTS_EMULATOR_LATENCY_COMBINE_HPP
+#define FERRY_TESTS_EMULATOR_LATENCY_COMBINE_HPP
+
+#include <string>
+#include <vector>
+
+#include "emulator/latency_routing.hpp"
+
+namespace ferry::emulator {
+
+struct LatencyCombineSpec {
+  std::int64_t hidden = 16;
+  bool float32 = false;
+  CombineOrder order = CombineOrder::kExact;
+  bool own_weights = false;    ///< given to the combine
+  std::int64_t gap_bytes = 0;  ///< between rows, inputs and outputs
+  int num_blocks = 2;          ///< of a rank's halves, and one more of every other's
+  std::uint64_t agreement = 77;
+  std::uint64_t seed = 1;
+};
+
+/// One combine on all ranks, and what the oracle says of it.
+class LatencyCombine {
+ public:
+  LatencyCombine(LatencyRanks& ranks, const LatencyRouting& routing, const LatencyCombineSpec& spec);
+
+  /// Queue a half on the rank's stream.
+  void send(int rank);
+  void receive(int rank);
+  /// In place of the call.
+  void refuse(int rank);
+  /// `other_agreement`: as a rank that passes something else.
+  void send_other(int rank, std::uint64_t other_agreement);
+  void receive_other(int rank, std::uint64_t other_agreement);
+
+  /// What is wrong with what the rank has received; "" if nothing is.
+  std::string compare(int rank) const;
+  /// Whether nothing was written.
+  bool is_untouched(int rank) const;
+
+ private:
+  std::int64_t row_bytes() const { return spec_.hidden * (spec_.float32 ? 4 : 2); }
+  std::int64_t stride() const { return row_bytes() + spec_.gap_bytes; }
+  const float* weights_of(int rank) const;
+  cuda::LatencyParams call(int rank, std::uint64_t agreement) const;
+
+  LatencyRanks& ranks_;
+  const LatencyRouting& routing_;
+  LatencyCombineSpec spec_;
+  oracle::CombineInputs inputs_;
+  std::vector<oracle::RankCombined> expected_;
+  std::vector<DeviceMemory> x_;
+  std::vector<DeviceMemory> out_;
+};
+
+}  // namespace ferry::emulator
+
+#endif  // FERRY_TESTS_EMULATOR_LATENCY_COMBINE_HPP

@@ -1,0 +1,176 @@
+/// Combine of latency mode on emulated GPUs gives the oracle's bits, whatever the order in which blocks and ranks come.
+
+#include "emulator/latency_combine.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <vector>
+
+namespace ferry::emulator {
+namespace {
+
+using cuda::LatencyKind;
+
+constexpr std::int64_t kLatencyBytes = std::int64_t{24} << 20;
+
+test::WorldSpec draw_world(std::mt19937_64& random) {
+  constexpr int kRanks[] = {1, 2, 3, 4, 8};
+  constexpr test::RoutingPattern kPatterns[] = {test::RoutingPattern::kRandom,     test::RoutingPattern::kRandom,
+                                                test::RoutingPattern::kDuplicates, test::RoutingPattern::kZipf,
+                                                test::RoutingPattern::kOneHot,     test::RoutingPattern::kNone};
+  constexpr test::TokenCounts kCounts[] = {test::TokenCounts::kEven, test::TokenCounts::kUneven,
+                                           test::TokenCounts::kSomeZero, test::TokenCounts::kAllZero};
+  test::WorldSpec spec;
+  spec.num_ranks = kRanks[random() % std::size(kRanks)];
+  spec.num_topk = 1 + static_cast<int>(random() % (random() % 6 == 0 ? 32 : 8));
+  spec.num_experts = 1 + static_cast<std::int64_t>(random() % 24);
+  spec.max_tokens = 1 + static_cast<std::int64_t>(random() % 9);
+  spec.pattern = kPatterns[random() % std::size(kPatterns)];
+  spec.counts = kCounts[random() % (random() % 8 == 0 ? 4 : 3)];
+  spec.layout = Layout::kSlab;
+  spec.spare_slab_rows = static_cast<std::int64_t>(random() % 3);
+  spec.custom_placement = random() % 2 == 0;
+  spec.seed = random();
+  return spec;
+}
+
+LatencyCombineSpec draw_combine(std::mt19937_64& random) {
+  constexpr std::int64_t kHidden[] = {8, 24, 256, 600, 1544};
+  LatencyCombineSpec spec;
+  spec.hidden = kHidden[random() % std::size(kHidden)];
+  spec.float32 = random() % 3 == 0;
+  spec.order = random() % 2 == 0 ? CombineOrder::kExact : CombineOrder::kRankSums;
+  spec.own_weights = random() % 3 == 0;
+  spec.gap_bytes = static_cast<std::int64_t>(random() % 2) * 16;
+  spec.num_blocks = 1 + static_cast<int>(random() % 3);
+  spec.seed = random();
+  return spec;
+}
+
+TEST(EmulatedLatencyCombine, ManyCallsGiveTheBitsOfTheOracle) {
+  constexpr int kWorlds = 12;
+  constexpr int kCalls = 4;
+  std::mt19937_64 random(14);
+  for (int i = 0; i < kWorlds; ++i) {
+    const test::WorldSpec world = draw_world(random);
+    // Also where half of the calls' number begins anew.
+    LatencyRanks ranks({.num_ranks = world.num_ranks,
+                        .latency_bytes = kLatencyBytes,
+                        .seed = random(),
+                        .calls_before = i % 4 == 0 ? (std::uint64_t{1} << 32) - 3 : 0});
+    const LatencyRouting routing(ranks, test::make_world(world), world.max_tokens + i % 2);
+    std::vector<std::unique_ptr<LatencyCombine>> calls;
+    for (int rank = 0; rank < world.num_ranks; ++rank) routing.fill(rank);
+    for (int call = 0; call < kCalls; ++call) {
+      calls.push_back(std::make_unique<LatencyCombine>(ranks, routing, draw_combine(random)));
+      for (int rank = 0; rank < world.num_ranks; ++rank) {
+        calls.back()->send(rank);
+        calls.back()->receive(rank);
+      }
+    }
+    ASSERT_EQ(ranks.machine().run(), "") << "world " << i;
+    for (int rank = 0; rank < world.num_ranks; ++rank) {
+      EXPECT_EQ(ranks.report(rank).lost.state, 0U) << "world " << i << " rank " << rank;
+      EXPECT_EQ(ranks.report(rank).fault.state, 0U) << "world " << i << " rank " << rank;
+      EXPECT_EQ(ranks.num_sent(rank, LatencyKind::kCombine), static_cast<std::uint64_t>(kCalls));
+      for (int call = 0; call < kCalls; ++call) {
+        EXPECT_EQ(calls[static_cast<std::size_t>(call)]->compare(rank), "") << "world " << i << " call " << call;
+      }
+    }
+  }
+}
+
+TEST(EmulatedLatencyCombine, TwoInFlightAreReceivedInAnyOrder) {
+  constexpr int kWorlds = 6;
+  constexpr int kRounds = 3;
+  std::mt19937_64 random(15);
+  for (int i = 0; i < kWorlds; ++i) {
+    const test::WorldSpec world = draw_world(random);
+    LatencyRanks ranks({.num_ranks = world.num_ranks, .latency_bytes = kLatencyBytes, .seed = random()});
+    test::WorldSpec other = world;
+    other.seed = random();
+    const LatencyRouting routings[] = {LatencyRouting(ranks, test::make_world(world), world.max_tokens),
+                                       LatencyRouting(ranks, test::make_world(other), world.max_tokens)};
+    std::vector<std::unique_ptr<LatencyCombine>> calls;
+    for (const LatencyRouting& routing : routings) {
+      for (int rank = 0; rank < world.num_ranks; ++rank) routing.fill(rank);
+    }
+    for (std::size_t round = 0; round < kRounds; ++round) {
+      for (const LatencyRouting& routing : routings) {
+        calls.push_back(std::make_unique<LatencyCombine>(ranks, routing, draw_combine(random)));
+      }
+      for (int rank = 0; rank < world.num_ranks; ++rank) {
+        calls[2 * round]->send(rank);
+        calls[2 * round + 1]->send(rank);
+        const std::size_t first = random() % 2;
+        calls[2 * round + first]->receive(rank);
+        calls[2 * round + 1 - first]->receive(rank);
+      }
+    }
+    ASSERT_EQ(ranks.machine().run(), "") << "world " << i;
+    for (int rank = 0; rank < world.num_ranks; ++rank) {
+      EXPECT_EQ(ranks.report(rank).lost.state, 0U) << "world " << i << " rank " << rank;
+      for (const auto& call : calls) EXPECT_EQ(call->compare(rank), "") << "world " << i;
+    }
+  }
+}
+
+TEST(EmulatedLatencyCombine, DisagreementsAreSeenByAllAndTheNextCallIsGood) {
+  for (const CombineOrder order : {CombineOrder::kExact, CombineOrder::kRankSums}) {
+    for (const bool own_weights : {false, true}) {
+      constexpr int kNumRanks = 3;
+      LatencyRanks ranks({.num_ranks = kNumRanks, .latency_bytes = kLatencyBytes, .seed = 5});
+      const LatencyRouting routing(
+          ranks, test::make_world({.num_ranks = kNumRanks, .max_tokens = 5, .layout = Layout::kSlab}), 5);
+      LatencyCombineSpec spec{.order = order, .own_weights = own_weights};
+      LatencyCombine refused(ranks, routing, spec);
+      LatencyCombine good(ranks, routing, spec);
+      // Rank 1 sends sums of other weights: no words of its own for the others' sums.
+      spec.own_weights = false;
+      LatencyCombine other(ranks, routing, spec);
+      for (int rank = 0; rank < kNumRanks; ++rank) {
+        routing.fill(rank);
+        if (rank == 1) {
+          other.send_other(rank, 5);
+          other.receive_other(rank, 5);
+        } else {
+          refused.send(rank);
+          refused.receive(rank);
+        }
+        good.send(rank);
+        good.receive(rank);
+      }
+      ASSERT_EQ(ranks.machine().run(), "");
+      for (int rank = 0; rank < kNumRanks; ++rank) {
+        const cuda::FaultReport& fault = ranks.report(rank).fault;
+        EXPECT_EQ(ranks.report(rank).lost.state, 0U);
+        ASSERT_EQ(fault.state, 1U);
+        EXPECT_EQ(fault.fault, static_cast<std::int32_t>(cuda::Fault::kDisagreement));
+        for (int peer = 0; peer < kNumRanks; ++peer) EXPECT_EQ(fault.record_numbers[peer], 100 + peer);
+        EXPECT_TRUE(refused.is_untouched(rank));
+        EXPECT_TRUE(other.is_untouched(rank));
+        EXPECT_EQ(good.compare(rank), "");
+      }
+    }
+  }
+}
+
+TEST(EmulatedLatencyCombine, LostRankIsReportedByEachHalf) {
+  // Rank 1 never comes; or comes to the send half only, which is enough for the first two calls.
+  LatencyRanks ranks({.num_ranks = 2, .latency_bytes = kLatencyBytes, .seed = 9});
+  const LatencyRouting routing(ranks, test::make_world({.num_ranks = 2, .max_tokens = 3, .layout = Layout::kSlab}), 3);
+  for (int rank = 0; rank < 2; ++rank) routing.fill(rank);
+  LatencyCombine call(ranks, routing, {});
+  call.send(0);
+  call.receive(0);
+  ASSERT_EQ(ranks.machine().run(), "");
+  EXPECT_EQ(ranks.report(0).lost.state, 1U);
+  EXPECT_EQ(ranks.report(0).lost.peer, 1);
+  EXPECT_TRUE(call.is_untouched(0));
+}
+
+}  // namespace
+}  // namespace ferry::emulator

@@ -1,0 +1,169 @@
+#include "emulator/latency_dispatch.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "numeric/quantize.hpp"
+
+namespace ferry::emulator {
+namespace {
+
+std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+
+oracle::Bytes random_bytes(std::size_t count, std::mt19937_64& random) {
+  oracle::Bytes bytes(count);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+}  // namespace
+
+LatencyDispatch::LatencyDispatch(LatencyRanks& ranks, const LatencyRouting& routing, const LatencyDispatchSpec& spec)
+    : ranks_(ranks), routing_(routing), spec_(spec) {
+  std::mt19937_64 random(spec.seed);
+  inputs_.row_bytes = to_size(in_row_bytes());
+  inputs_.quantize = spec.quantize;
+  inputs_.scale_dtype = spec.scale_dtype;
+  if (spec.quantize == Quantization::kNone) {
+    inputs_.scale_row_bytes = to_size(spec.num_scales) * size_bytes(spec.scale_dtype);
+  }
+  for (int rank = 0; rank < ranks.num_ranks(); ++rank) {
+    const std::int64_t num_tokens = routing.num_tokens(rank);
+    const oracle::Bytes& x = inputs_.x.emplace_back(random_bytes(to_size(num_tokens * in_row_bytes()), random));
+    inputs_.scales.push_back(random_bytes(to_size(num_tokens) * inputs_.scale_row_bytes, random));
+    x_.emplace_back(to_size(num_tokens * in_stride()));
+    for (std::int64_t token = 0; token < num_tokens; ++token) {
+      std::memcpy(x_.back().data() + token * in_stride(), x.data() + token * in_row_bytes(), to_size(in_row_bytes()));
+    }
+    out_x_.emplace_back(to_size(routing.num_rows(rank) * out_stride()));
+    out_scales_.emplace_back(to_size(routing.num_rows(rank) * row().num_scales * row().scale_bytes));
+    const auto& tokens = routing.world().ranks[static_cast<std::size_t>(rank)].topk_idx;
+    ids_.emplace_back(tokens.begin(), tokens.end());
+    narrow_ids_.emplace_back(tokens.begin(), tokens.end());
+  }
+  for (std::size_t expert = 0; expert < routing.owners().size(); ++expert) {
+    const std::int32_t owner = routing.owners()[expert];
+    const auto before = routing.owners().begin() + static_cast<std::ptrdiff_t>(expert);
+    local_experts_.push_back(static_cast<std::int32_t>(std::count(routing.owners().begin(), before, owner)));
+  }
+  expected_ = oracle::dispatch(routing.world(), routing.routings(), inputs_);
+}
+
+cuda::LatencyRow LatencyDispatch::row() const {
+  cuda::LatencyRow row;
+  row.x_bytes = spec_.quantize == Quantization::kNone ? in_row_bytes() : spec_.hidden;
+  row.num_scales = spec_.quantize == Quantization::kNone
+                       ? spec_.num_scales
+                       : static_cast<int>(numeric::num_scale_columns(spec_.hidden, spec_.scale_dtype));
+  row.scale_bytes = row.num_scales == 0 ? 0 : static_cast<int>(size_bytes(spec_.scale_dtype));
+  return row;
+}
+
+cuda::LatencyParams LatencyDispatch::call(int rank, std::uint64_t agreement) const {
+  cuda::LatencyParams call = routing_.params(ranks_, rank);
+  if (told_capacity_ > 0) call.slab_capacity = told_capacity_;
+  call.agreement = agreement;
+  call.record_number = 100 + rank;
+  call.num_blocks = spec_.num_blocks + rank % 2;
+  return call;
+}
+
+cuda::PlacementTables LatencyDispatch::placement() const {
+  cuda::PlacementTables tables;
+  tables.owner = routing_.owners().data();
+  tables.local_expert = local_experts_.data();
+  return tables;
+}
+
+cuda::SlabScales LatencyDispatch::scales(int rank) const {
+  if (row().num_scales == 0) return {};
+  const std::int64_t columns = row().num_scales;
+  std::byte* const data = out_scales_[static_cast<std::size_t>(rank)].data();
+  if (spec_.column_major) return {data, capacity() * columns, 1, capacity()};
+  return {data, capacity() * columns, columns, 1};
+}
+
+void LatencyDispatch::send_other(int rank, std::uint64_t agreement) {
+  const auto at = static_cast<std::size_t>(rank);
+  cuda::DispatchSendParams params;
+  params.call = call(rank, agreement);
+  params.placement = placement();
+  params.topk_idx = spec_.wide_ids ? static_cast<const void*>(ids_[at].data()) : narrow_ids_[at].data();
+  params.wide_ids = spec_.wide_ids;
+  if (routing_.has_weights()) params.weights = routing_.world().ranks[at].topk_weights.data();
+  params.x = x_[at].data();
+  params.x_stride = in_stride();
+  params.hidden = spec_.hidden;
+  params.quantize = spec_.quantize;
+  if (spec_.quantize == Quantization::kNone && spec_.num_scales > 0) {
+    params.scales = {inputs_.scales[at].data(), spec_.num_scales, 1};
+  }
+  params.row = row();
+  cuda::launch_dispatch_send(params, ranks_.stream(rank));
+}
+
+void LatencyDispatch::receive_other(int rank, std::uint64_t agreement) {
+  cuda::DispatchReceiveParams params;
+  params.call = call(rank, agreement);
+  params.placement = placement();
+  params.x = out_x_[static_cast<std::size_t>(rank)].data();
+  params.x_stride = out_stride();
+  params.scales = scales(rank);
+  params.row = row();
+  params.zero_padding = spec_.zero_padding;
+  params.warps_per_row = spec_.warps_per_row;
+  cuda::launch_dispatch_receive(params, ranks_.stream(rank));
+}
+
+void LatencyDispatch::refuse(int rank) {
+  cuda::LatencyRefusalParams params;
+  params.call.ranks = ranks_.params(rank);
+  params.call.layout = ranks_.layout();
+  params.call.record_number = 100 + rank;
+  params.kind = cuda::LatencyKind::kDispatch;
+  cuda::launch_latency_refusal(params, ranks_.stream(rank));
+}
+
+std::string LatencyDispatch::compare(int rank) const {
+  const auto at = static_cast<std::size_t>(rank);
+  const oracle::RankReceived& expected = expected_[at];
+  const cuda::LatencyRow shape = row();
+  const cuda::SlabScales to = scales(rank);
+  const auto text = [rank](const char* what, std::int64_t row, std::int64_t index) {
+    return "rank " + std::to_string(rank) + ", row " + std::to_string(row) + ": " + what + " at " +
+           std::to_string(index);
+  };
+  for (std::int64_t row = 0; row < routing_.num_rows(rank); ++row) {
+    const bool holds = expected.holds_token[to_size(row)];
+    const bool written = holds || spec_.zero_padding;
+    const std::byte* x = out_x_[at].data() + row * out_stride();
+    for (std::int64_t i = 0; i < out_stride(); ++i) {
+      std::byte byte = DeviceMemory::kPattern;
+      if (written && i < shape.x_bytes) byte = holds ? expected.x[to_size(row * shape.x_bytes + i)] : std::byte{0};
+      if (x[i] != byte) return text("another byte of x", row, i);
+    }
+    for (std::int64_t column = 0; column < shape.num_scales; ++column) {
+      const std::int64_t index =
+          row / capacity() * to.expert_stride + row % capacity() * to.row_stride + column * to.column_stride;
+      for (std::int64_t i = 0; i < shape.scale_bytes; ++i) {
+        const std::int64_t from = (row * shape.num_scales + column) * shape.scale_bytes + i;
+        const std::byte byte = holds ? expected.scales[to_size(from)] : written ? std::byte{0} : DeviceMemory::kPattern;
+        if (to.data[index * shape.scale_bytes + i] != byte) return text("another byte of a scale", row, column);
+      }
+    }
+  }
+  if (!out_x_[at].is_guarded() || !out_scales_[at].is_guarded()) return text("a write behind the rows", 0, 0);
+  return routing_.compare(rank);
+}
+
+bool LatencyDispatch::is_untouched(int rank) const {
+  const auto at = static_cast<std::size_t>(rank);
+  const auto untouched = [](const DeviceMemory& memory) {
+    return std::all_of(memory.data(), memory.data() + memory.size(),
+                       [](std::byte byte) { return byte == DeviceMemory::kPattern; });
+  };
+  return untouched(out_x_[at]) && untouched(out_scales_[at]);
+}
+
+}  // namespace ferry::emulator

@@ -1,0 +1,81 @@
+#ifndef FERRY_TESTS_EMULATOR_LATENCY_DISPATCH_HPP
+#define FERRY_TESTS_EMULATOR_LATENCY_DISPATCH_HPP
+
+/// One dispatch of latency mode on emulated GPUs, and what the oracle says must come of it.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "emulator/latency_routing.hpp"
+
+namespace ferry::emulator {
+
+struct LatencyDispatchSpec {
+  std::int64_t hidden = 256;                    ///< of bf16
+  Quantization quantize = Quantization::kNone;  ///< kNone: rows move as bytes
+  DType scale_dtype = DType::kFloat32;
+  int num_scales = 0;         ///< kNone: S of the input's scales, 0: none
+  bool column_major = false;  ///< scales of each expert
+  bool zero_padding = false;
+  bool wide_ids = true;
+  std::int64_t gap_bytes = 0;  ///< between rows
+  int num_blocks = 3;          ///< at least 2
+  int warps_per_row = 1;
+  std::uint64_t agreement = 77;
+  std::uint64_t seed = 1;
+};
+
+class LatencyDispatch {
+ public:
+  LatencyDispatch(LatencyRanks& ranks, const LatencyRouting& routing, const LatencyDispatchSpec& spec);
+
+  /// Queue this rank's halves on its stream.
+  void send(int rank) { send_other(rank, spec_.agreement); }
+  void receive(int rank) { receive_other(rank, spec_.agreement); }
+  /// With arguments that the others do not have.
+  void send_other(int rank, std::uint64_t agreement);
+  void receive_other(int rank, std::uint64_t agreement);
+  /// In place of the call.
+  void refuse(int rank);
+  /// Gives a rank an id that is no expert.
+  void spoil_id(int rank, std::size_t entry, std::int64_t id) {
+    ids_[static_cast<std::size_t>(rank)][entry] = id;
+    narrow_ids_[static_cast<std::size_t>(rank)][entry] = static_cast<std::int32_t>(id);
+  }
+
+  /// Slabs of fewer rows than the world has.
+  void set_capacity(std::int64_t capacity) { told_capacity_ = capacity; }
+
+  /// The first difference from what must be there, in the outputs or the Routing; "" if there is none.
+  std::string compare(int rank) const;
+  bool is_untouched(int rank) const;
+
+ private:
+  cuda::LatencyParams call(int rank, std::uint64_t agreement) const;
+  cuda::LatencyRow row() const;
+  std::int64_t in_row_bytes() const { return spec_.hidden * 2; }
+  std::int64_t in_stride() const { return in_row_bytes() + spec_.gap_bytes; }
+  std::int64_t out_stride() const { return row().x_bytes + spec_.gap_bytes; }
+  std::int64_t capacity() const { return routing_.world().options.slab_capacity; }
+  cuda::SlabScales scales(int rank) const;
+  cuda::PlacementTables placement() const;
+
+  LatencyRanks& ranks_;
+  const LatencyRouting& routing_;
+  LatencyDispatchSpec spec_;
+  std::int64_t told_capacity_ = 0;  ///< to the kernels; 0: the world's
+  oracle::DispatchInputs inputs_;
+  std::vector<oracle::RankReceived> expected_;
+  std::vector<std::int32_t> local_experts_;
+  // By rank.
+  std::vector<std::vector<std::int64_t>> ids_;
+  std::vector<std::vector<std::int32_t>> narrow_ids_;
+  std::vector<DeviceMemory> x_;
+  std::vector<DeviceMemory> out_x_;
+  std::vector<DeviceMemory> out_scales_;
+};
+
+}  // namespace ferry::emulator
+
+#endif  // FERRY_TESTS_EMULATOR_LATENCY_DISPATCH_HPP

@@ -1,0 +1,269 @@
+/// Dispatch of latency mode on emulated GPUs gives the oracle's bytes and Routings, whatever the order in which blocks
+/// and ranks come.
+
+#include "emulator/latency_dispatch.hpp"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <vector>
+
+namespace ferry::emulator {
+namespace {
+
+using cuda::Fault;
+using cuda::LatencyKind;
+
+constexpr std::int64_t kLatencyBytes = std::int64_t{24} << 20;
+
+test::WorldSpec draw_world(std::mt19937_64& random) {
+  constexpr int kRanks[] = {1, 2, 3, 4, 8};
+  constexpr test::RoutingPattern kPatterns[] = {test::RoutingPattern::kRandom,     test::RoutingPattern::kRandom,
+                                                test::RoutingPattern::kDuplicates, test::RoutingPattern::kZipf,
+                                                test::RoutingPattern::kOneHot,     test::RoutingPattern::kNone};
+  constexpr test::TokenCounts kCounts[] = {test::TokenCounts::kEven, test::TokenCounts::kUneven,
+                                           test::TokenCounts::kSomeZero, test::TokenCounts::kAllZero};
+  test::WorldSpec spec;
+  spec.num_ranks = kRanks[random() % std::size(kRanks)];
+  spec.num_topk = 1 + static_cast<int>(random() % (random() % 6 == 0 ? 32 : 8));
+  spec.num_experts = 1 + static_cast<std::int64_t>(random() % 24);
+  spec.max_tokens = 1 + static_cast<std::int64_t>(random() % 9);
+  spec.pattern = kPatterns[random() % std::size(kPatterns)];
+  spec.counts = kCounts[random() % (random() % 8 == 0 ? 4 : 3)];
+  spec.layout = Layout::kSlab;
+  spec.spare_slab_rows = static_cast<std::int64_t>(random() % 3);
+  spec.custom_placement = random() % 2 == 0;
+  spec.weights = random() % 2 == 0;
+  spec.seed = random();
+  return spec;
+}
+
+LatencyDispatchSpec draw_dispatch(std::mt19937_64& random) {
+  constexpr std::int64_t kHidden[] = {16, 128, 144, 1040, 2048};
+  constexpr Quantization kModes[] = {Quantization::kNone, Quantization::kFp8, Quantization::kFp8PowerOfTwo,
+                                     Quantization::kFp8Ue8m0, Quantization::kInt8};
+  LatencyDispatchSpec spec;
+  spec.hidden = kHidden[random() % std::size(kHidden)];
+  spec.quantize = kModes[random() % std::size(kModes)];
+  const bool narrow = random() % 2 == 0;
+  if (spec.quantize == Quantization::kFp8Ue8m0) spec.scale_dtype = narrow ? DType::kUint8 : DType::kInt32;
+  if (spec.quantize == Quantization::kNone) {
+    spec.scale_dtype = narrow ? DType::kUint8 : DType::kFloat32;
+    spec.num_scales = static_cast<int>(random() % 2 * (1 + random() % 70));
+  }
+  spec.column_major = random() % 2 == 0;
+  spec.zero_padding = random() % 3 == 0;
+  spec.wide_ids = random() % 2 == 0;
+  spec.gap_bytes = static_cast<std::int64_t>(random() % 2) * 16;
+  spec.num_blocks = 2 + static_cast<int>(random() % 9);
+  spec.warps_per_row = 1 << random() % 4;
+  spec.seed = random();
+  return spec;
+}
+
+void expect_no_report(LatencyRanks& ranks, int rank) {
+  EXPECT_EQ(ranks.report(rank).lost.state, 0U) << "rank " << rank;
+  EXPECT_EQ(ranks.report(rank).fault.state, 0U) << "rank " << rank << " fault " << ranks.report(rank).fault.fault;
+}
+
+TEST(EmulatedLatencyDispatch, ManyCallsGiveTheBytesOfTheOracle) {
+  constexpr int kWorlds = 6;
+  constexpr std::size_t kCalls = 4;
+  std::mt19937_64 random(24);
+  for (int i = 0; i < kWorlds; ++i) {
+    test::WorldSpec world = draw_world(random);
+    // Also where half of the calls' number begins anew.
+    LatencyRanks ranks({.num_ranks = world.num_ranks,
+                        .latency_bytes = kLatencyBytes,
+                        .seed = random(),
+                        .calls_before = i % 4 == 0 ? (std::uint64_t{1} << 32) - 3 : 0});
+    std::vector<std::unique_ptr<LatencyRouting>> routings;
+    std::vector<std::unique_ptr<LatencyDispatch>> calls;
+    for (std::size_t call = 0; call < kCalls; ++call) {
+      world.seed = random();
+      routings.push_back(std::make_unique<LatencyRouting>(ranks, test::make_world(world), world.max_tokens + i % 2));
+      calls.push_back(std::make_unique<LatencyDispatch>(ranks, *routings.back(), draw_dispatch(random)));
+      for (int rank = 0; rank < world.num_ranks; ++rank) {
+        calls.back()->send(rank);
+        calls.back()->receive(rank);
+      }
+    }
+    ASSERT_EQ(ranks.machine().run(), "") << "world " << i;
+    for (int rank = 0; rank < world.num_ranks; ++rank) {
+      expect_no_report(ranks, rank);
+      EXPECT_EQ(ranks.num_sent(rank, LatencyKind::kDispatch), kCalls);
+      for (std::size_t call = 0; call < kCalls; ++call) {
+        EXPECT_EQ(calls[call]->compare(rank), "") << "world " << i << " call " << call << " rank " << rank;
+      }
+    }
+  }
+}
+
+/// Each rank receives in an order of its own, and makes whole calls while others are in flight.
+TEST(EmulatedLatencyDispatch, CallsInFlightAreReceivedInAnyOrder) {
+  constexpr int kWorlds = 4;
+  constexpr std::size_t kRounds = 2;
+  constexpr std::size_t kPerRound = 3;
+  std::mt19937_64 random(25);
+  for (int i = 0; i < kWorlds; ++i) {
+    test::WorldSpec world = draw_world(random);
+    LatencyRanks ranks({.num_ranks = world.num_ranks, .latency_bytes = kLatencyBytes, .seed = random()});
+    std::vector<std::unique_ptr<LatencyRouting>> routings;
+    std::vector<std::unique_ptr<LatencyDispatch>> calls;
+    for (std::size_t call = 0; call < kRounds * kPerRound; ++call) {
+      world.seed = random();
+      routings.push_back(std::make_unique<LatencyRouting>(ranks, test::make_world(world), world.max_tokens));
+      calls.push_back(std::make_unique<LatencyDispatch>(ranks, *routings.back(), draw_dispatch(random)));
+    }
+    for (std::size_t round = 0; round < kRounds; ++round) {
+      LatencyDispatch& a = *calls[round * kPerRound];
+      LatencyDispatch& b = *calls[round * kPerRound + 1];
+      LatencyDispatch& whole = *calls[round * kPerRound + 2];
+      for (int rank = 0; rank < world.num_ranks; ++rank) {
+        const std::uint64_t order = random();
+        a.send(rank);
+        if (order % 2 == 0) a.receive(rank);
+        b.send(rank);
+        if (order % 4 == 1) b.receive(rank);
+        whole.send(rank);
+        whole.receive(rank);
+        if (order % 4 != 1) b.receive(rank);
+        if (order % 2 != 0) a.receive(rank);
+      }
+    }
+    ASSERT_EQ(ranks.machine().run(), "") << "world " << i;
+    for (int rank = 0; rank < world.num_ranks; ++rank) {
+      expect_no_report(ranks, rank);
+      for (const auto& call : calls) EXPECT_EQ(call->compare(rank), "") << "world " << i;
+    }
+  }
+}
+
+class EmulatedLatencyFaults : public ::testing::Test {
+ protected:
+  static constexpr int kNumRanks = 3;
+  EmulatedLatencyFaults()
+      : ranks_({.num_ranks = kNumRanks, .latency_bytes = kLatencyBytes, .seed = 5}),
+        refused_routing_(ranks_, world(), 5),
+        routing_(ranks_, world(), 5) {}
+
+  static oracle::World world() {
+    return test::make_world({.num_ranks = kNumRanks, .max_tokens = 5, .layout = Layout::kSlab});
+  }
+  /// Runs what is queued, a good call last.
+  void run_to(LatencyDispatch& good) {
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      good.send(rank);
+      good.receive(rank);
+    }
+    ASSERT_EQ(ranks_.machine().run(), "");
+  }
+  void expect_fault(Fault fault, const LatencyDispatch& refused, const LatencyDispatch& good) {
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      const cuda::FaultReport& report = ranks_.report(rank).fault;
+      EXPECT_EQ(ranks_.report(rank).lost.state, 0U);
+      ASSERT_EQ(report.state, 1U) << "rank " << rank;
+      EXPECT_EQ(report.fault, static_cast<std::int32_t>(fault));
+      EXPECT_TRUE(refused.is_untouched(rank));
+      EXPECT_EQ(good.compare(rank), "");
+    }
+  }
+
+  LatencyRanks ranks_;
+  LatencyRouting refused_routing_;
+  LatencyRouting routing_;
+};
+
+TEST_F(EmulatedLatencyFaults, RefusalsAndDisagreementsAreSeenByAll) {
+  for (const bool refuses : {true, false}) {
+    LatencyDispatch refused(ranks_, refused_routing_, {});
+    LatencyDispatch good(ranks_, routing_, {});
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      ranks_.report(rank) = {};
+      if (rank == 1 && refuses) {
+        refused.refuse(rank);
+      } else {
+        refused.send_other(rank, rank == 1 ? 5 : 77);
+        refused.receive_other(rank, rank == 1 ? 5 : 77);
+      }
+    }
+    run_to(good);
+    expect_fault(Fault::kDisagreement, refused, good);
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      for (int peer = 0; peer < kNumRanks; ++peer) {
+        EXPECT_EQ(ranks_.report(rank).fault.record_numbers[peer], 100 + peer);
+      }
+      EXPECT_EQ(refused_routing_.tables(rank).summary->valid, 0U);
+    }
+  }
+}
+
+TEST_F(EmulatedLatencyFaults, AnIdThatIsNoExpertIsSeenByAll) {
+  LatencyDispatch refused(ranks_, refused_routing_, {});
+  LatencyDispatch good(ranks_, routing_, {});
+  constexpr std::size_t kEntry = 7;  // token 3 of K = 2
+  refused.spoil_id(1, kEntry, 1000);
+  refused.spoil_id(1, kEntry + 1, -2);
+  refused.spoil_id(2, 0, -5);
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    refused.send(rank);
+    refused.receive(rank);
+  }
+  run_to(good);
+  expect_fault(Fault::kBadId, refused, good);
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    const cuda::FaultReport& report = ranks_.report(rank).fault;
+    EXPECT_EQ(report.rank, 1);
+    EXPECT_EQ(report.row, 3);
+    EXPECT_EQ(report.column, 1);
+    EXPECT_EQ(report.value, 1000);
+  }
+}
+
+TEST_F(EmulatedLatencyFaults, AFullSlabIsSeenByAll) {
+  oracle::World full = world();
+  LatencyDispatch good(ranks_, routing_, {});
+  const std::int64_t capacity = full.options.slab_capacity;
+  LatencyDispatch refused(ranks_, refused_routing_, {});
+  refused.set_capacity(capacity - 1);
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    refused.send(rank);
+    refused.receive(rank);
+  }
+  run_to(good);
+  expect_fault(Fault::kSlabCapacity, refused, good);
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    EXPECT_EQ(ranks_.report(rank).fault.value, capacity);
+    EXPECT_EQ(ranks_.report(rank).fault.limit, capacity - 1);
+    EXPECT_EQ(ranks_.report(rank).fault.latency, 1);
+  }
+}
+
+TEST_F(EmulatedLatencyFaults, AReceiveWithoutItsSendIsReported) {
+  *routing_.tables(0).dispatch = {};
+  LatencyDispatch call(ranks_, routing_, {});
+  call.receive(0);
+  ASSERT_EQ(ranks_.machine().run(), "");
+  EXPECT_EQ(ranks_.report(0).lost.state, 0U);
+  ASSERT_EQ(ranks_.report(0).fault.state, 1U);
+  EXPECT_EQ(ranks_.report(0).fault.fault, static_cast<std::int32_t>(Fault::kNotRouted));
+}
+
+TEST_F(EmulatedLatencyFaults, ALostRankIsReportedByTheReceiveHalf) {
+  LatencyDispatch call(ranks_, routing_, {});
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    if (rank == 2) continue;  // never comes
+    call.send(rank);
+    call.receive(rank);
+  }
+  ASSERT_EQ(ranks_.machine().run(), "");
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(ranks_.report(rank).lost.state, 1U);
+    EXPECT_EQ(ranks_.report(rank).lost.peer, 2);
+    EXPECT_TRUE(call.is_untouched(rank));
+  }
+}
+
+}  // namespace
+}  // namespace ferry::emulator

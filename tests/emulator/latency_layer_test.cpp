@@ -1,0 +1,146 @@
+/// Dispatches and the combines that follow them, of two micro-batches in flight, on emulated GPUs.
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "emulator/latency_combine.hpp"
+#include "emulator/latency_dispatch.hpp"
+
+namespace ferry::emulator {
+namespace {
+
+constexpr std::int64_t kLatencyBytes = std::int64_t{24} << 20;
+
+/// One micro-batch of one layer.
+struct Layer {
+  Layer(LatencyRanks& ranks, const test::WorldSpec& world, const LatencyDispatchSpec& dispatched,
+        const LatencyCombineSpec& combined)
+      : routing(ranks, test::make_world(world), world.max_tokens),
+        dispatch(ranks, routing, dispatched),
+        combine(ranks, routing, combined) {}
+
+  LatencyRouting routing;
+  LatencyDispatch dispatch;
+  LatencyCombine combine;
+};
+
+TEST(EmulatedLatencyLayer, TwoMicroBatchesInFlight) {
+  constexpr int kWorlds = 5;
+  constexpr std::size_t kRounds = 2;
+  std::mt19937_64 random(31);
+  for (int i = 0; i < kWorlds; ++i) {
+    test::WorldSpec world{.num_ranks = 1 + i,
+                          .num_topk = 1 + static_cast<int>(random() % 8),
+                          .num_experts = 12,
+                          .max_tokens = 1 + static_cast<std::int64_t>(random() % 6),
+                          .pattern = i % 2 == 0 ? test::RoutingPattern::kDuplicates : test::RoutingPattern::kRandom,
+                          .counts = test::TokenCounts::kUneven,
+                          .layout = Layout::kSlab,
+                          .custom_placement = true};
+    LatencyRanks ranks({.num_ranks = world.num_ranks, .latency_bytes = kLatencyBytes, .seed = random()});
+    std::vector<std::unique_ptr<Layer>> layers;
+    for (std::size_t layer = 0; layer < 2 * kRounds; ++layer) {
+      world.seed = random();
+      LatencyDispatchSpec dispatch{.quantize = random() % 2 == 0 ? Quantization::kFp8 : Quantization::kNone};
+      LatencyCombineSpec combine{.hidden = 264,
+                                 .order = random() % 2 == 0 ? CombineOrder::kExact : CombineOrder::kRankSums,
+                                 .own_weights = random() % 2 == 0,
+                                 .seed = random()};
+      layers.push_back(std::make_unique<Layer>(ranks, world, dispatch, combine));
+    }
+    for (std::size_t round = 0; round < kRounds; ++round) {
+      Layer& a = *layers[2 * round];
+      Layer& b = *layers[2 * round + 1];
+      for (int rank = 0; rank < world.num_ranks; ++rank) {
+        const bool in_order = random() % 2 == 0;
+        a.dispatch.send(rank);
+        b.dispatch.send(rank);
+        a.dispatch.receive(rank);
+        a.combine.send(rank);
+        b.dispatch.receive(rank);
+        if (in_order) a.combine.receive(rank);
+        b.combine.send(rank);
+        b.combine.receive(rank);
+        if (!in_order) a.combine.receive(rank);
+      }
+    }
+    ASSERT_EQ(ranks.machine().run(), "") << "world " << i;
+    for (int rank = 0; rank < world.num_ranks; ++rank) {
+      EXPECT_EQ(ranks.report(rank).lost.state, 0U);
+      EXPECT_EQ(ranks.report(rank).fault.state, 0U);
+      for (const auto& layer : layers) {
+        EXPECT_EQ(layer->dispatch.compare(rank), "") << "world " << i;
+        EXPECT_EQ(layer->combine.compare(rank), "") << "world " << i;
+      }
+    }
+  }
+}
+
+TEST(EmulatedLatencyLayer, WordsOfCallsLongPastAreNotTakenForNewOnes) {
+  constexpr int kNumRanks = 2;
+  constexpr std::uint64_t kAhead = 5;
+  LatencyRanks ranks({.num_ranks = kNumRanks,
+                      .latency_bytes = kLatencyBytes,
+                      .seed = 8,
+                      .calls_before = std::uint64_t{1} << 33,
+                      .words_ahead = kAhead});
+  std::vector<std::unique_ptr<Layer>> layers;
+  for (std::uint64_t call = 0; call < kAhead; ++call) {
+    // Only the last call uses all of these words.
+    const bool last = call + 1 == kAhead;
+    const test::WorldSpec world{.num_ranks = kNumRanks, .max_tokens = last ? 6 : 1, .layout = Layout::kSlab};
+    const LatencyCombineSpec combine{.order = CombineOrder::kRankSums, .own_weights = true, .num_blocks = last ? 5 : 1};
+    layers.push_back(std::make_unique<Layer>(ranks, world, LatencyDispatchSpec{}, combine));
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      layers.back()->dispatch.send(rank);
+      layers.back()->dispatch.receive(rank);
+      layers.back()->combine.send(rank);
+      layers.back()->combine.receive(rank);
+    }
+  }
+  ASSERT_EQ(ranks.machine().run(), "");
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    for (const auto& layer : layers) {
+      EXPECT_EQ(layer->dispatch.compare(rank), "");
+      EXPECT_EQ(layer->combine.compare(rank), "");
+    }
+  }
+}
+
+TEST(EmulatedLatencyLayer, CombineOfARefusedDispatchIsRefusedWhoeverKnows) {
+  constexpr int kNumRanks = 3;
+  const test::WorldSpec world{.num_ranks = kNumRanks, .max_tokens = 6, .layout = Layout::kSlab};
+  LatencyRanks ranks({.num_ranks = kNumRanks, .latency_bytes = kLatencyBytes, .seed = 3});
+  Layer refused(ranks, world, {}, {});
+  Layer good(ranks, world, {}, {});
+  refused.dispatch.set_capacity(1);
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    refused.dispatch.send(rank);
+    refused.dispatch.receive(rank);
+    // Rank 0's host has seen why; the others' kernels find out.
+    if (rank == 0) {
+      refused.combine.refuse(rank);
+    } else {
+      refused.combine.send(rank);
+      refused.combine.receive(rank);
+    }
+    good.dispatch.send(rank);
+    good.dispatch.receive(rank);
+    good.combine.send(rank);
+    good.combine.receive(rank);
+  }
+  ASSERT_EQ(ranks.machine().run(), "");
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    EXPECT_EQ(ranks.report(rank).lost.state, 0U);
+    EXPECT_EQ(ranks.report(rank).fault.fault, static_cast<std::int32_t>(cuda::Fault::kSlabCapacity));
+    EXPECT_TRUE(refused.combine.is_untouched(rank));
+    EXPECT_EQ(good.dispatch.compare(rank), "");
+    EXPECT_EQ(good.combine.compare(rank), "");
+  }
+}
+
+}  // namespace
+}  // namespace ferry::emulator

@@ -1,0 +1,93 @@
+#include "emulator/latency_ranks.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ferry::emulator {
+namespace {
+
+constexpr std::size_t kGuardBytes = 256;
+
+}  // namespace
+
+DeviceMemory::DeviceMemory(std::size_t bytes, std::byte fill)
+    : memory_(bytes + kGuardBytes + kAlignment, kPattern), bytes_(bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
+  data_ = memory_.data() + (kAlignment - address % kAlignment) % kAlignment;
+  std::fill_n(data_, bytes, fill);
+}
+
+bool DeviceMemory::is_guarded() const {
+  if (data_ == nullptr) return true;
+  return std::all_of(data_ + bytes_, data_ + bytes_ + kGuardBytes, [](std::byte byte) { return byte == kPattern; });
+}
+
+LatencyRanks::LatencyRanks(const Options& options)
+    : options_(options), machine_(options.seed), reports_(static_cast<std::size_t>(options.num_ranks)) {
+  const std::size_t control = cuda::Control::at(nullptr, static_cast<std::size_t>(options.num_ranks)).size_bytes;
+  const std::size_t offset =
+      (control + DeviceMemory::kAlignment - 1) / DeviceMemory::kAlignment * DeviceMemory::kAlignment;
+  layout_ = cuda::LatencyLayout::of(static_cast<std::int64_t>(offset), options.latency_bytes, options.num_ranks);
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    streams_.push_back(machine_.add_stream());
+    arenas_.emplace_back(offset + static_cast<std::size_t>(options.latency_bytes), std::byte{0});
+  }
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    age_words(rank);
+    grant_first_sets(rank);
+  }
+}
+
+void LatencyRanks::age_words(int rank) {
+  if (options_.calls_before == 0) return;
+  // Sets have been received in and their words been cleared, so none is of a call that is long past.
+  const auto age = [](std::byte* begin, std::int64_t bytes, std::uint64_t number) {
+    auto* words = reinterpret_cast<std::uint64_t*>(begin);
+    std::fill_n(words, bytes / cuda::LatencyLayout::kWordBytes, number << 32);
+  };
+  const std::uint64_t number = options_.calls_before + options_.words_ahead;
+  std::byte* const base = arenas_[static_cast<std::size_t>(rank)].data() + layout_.offset;
+  age(base + layout_.control.headers, layout_.control.counts - layout_.control.headers, options_.calls_before);
+  age(base + layout_.control.counts, layout_.control.local - layout_.control.counts, number);
+  std::byte* const sets = base + layout_.control.size_bytes;
+  for (int set = 0; set < cuda::kLatencyKinds * cuda::kSets; ++set) {
+    age(sets + set * layout_.set_bytes, layout_.words_bytes, number);
+  }
+}
+
+cuda::RankParams LatencyRanks::params(int rank) {
+  cuda::RankParams params;
+  params.rank = rank;
+  params.num_ranks = options_.num_ranks;
+  for (std::size_t peer = 0; peer < arenas_.size(); ++peer) params.peer_bases[peer] = arenas_[peer].data();
+  params.control =
+      cuda::Control::at(arenas_[static_cast<std::size_t>(rank)].data(), static_cast<std::size_t>(options_.num_ranks));
+  params.report = &report(rank);
+  params.timeout_ns = kTimeoutNs;
+  return params;
+}
+
+std::uint64_t LatencyRanks::num_sent(int rank, cuda::LatencyKind kind) {
+  const std::byte* base = arenas_[static_cast<std::size_t>(rank)].data() + layout_.offset;
+  const auto& local = *reinterpret_cast<const cuda::LatencyLocal*>(base + layout_.control.local);
+  return local.sent[static_cast<int>(kind)] - options_.calls_before;
+}
+
+void LatencyRanks::grant_first_sets(int rank) {
+  const auto base = [this](int at) { return arenas_[static_cast<std::size_t>(at)].data() + layout_.offset; };
+  cuda::LatencyLocal& local = *reinterpret_cast<cuda::LatencyLocal*>(base(rank) + layout_.control.local);
+  for (int kind = 0; kind < cuda::kLatencyKinds; ++kind) {
+    local.sent[kind] = options_.calls_before;
+    local.granted[kind] = options_.calls_before + cuda::kSets;
+    for (int peer = 0; peer < options_.num_ranks; ++peer) {
+      auto* grants = reinterpret_cast<std::uint64_t*>(base(peer) + layout_.control.grants);
+      for (int set = 0; set < cuda::kSets; ++set) {
+        const std::uint64_t number = options_.calls_before + 1 + static_cast<std::uint64_t>(set);
+        const auto slot = static_cast<std::size_t>(kind * options_.num_ranks + rank) * cuda::kGrantSlots;
+        grants[slot + number % cuda::kGrantSlots] = number << 32 | static_cast<std::uint64_t>(set);
+      }
+    }
+  }
+}
+
+}  // namespace ferry::emulator

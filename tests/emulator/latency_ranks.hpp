@@ -1,0 +1,79 @@
+#ifndef FERRY_TESTS_EMULATOR_LATENCY_RANKS_HPP
+#define FERRY_TESTS_EMULATOR_LATENCY_RANKS_HPP
+
+/// Ranks that make calls of latency mode on emulated GPUs: what the host's side of the library gives to the kernels.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/latency/params.hpp"
+#include "emulator/emulator.hpp"
+#include "oracle/oracle.hpp"
+
+namespace ferry::emulator {
+
+/// Memory aligned as GPU memory is, with a guard behind it. Filled with a pattern.
+class DeviceMemory {
+ public:
+  static constexpr std::size_t kAlignment = 4096;
+  static constexpr std::byte kPattern{0xEE};
+
+  DeviceMemory() = default;
+  explicit DeviceMemory(std::size_t bytes, std::byte fill = kPattern);
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return bytes_; }
+  template <typename T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+  /// Whether nothing was written behind it.
+  bool is_guarded() const;
+
+ private:
+  std::vector<std::byte> memory_;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+/// Arenas, reports and a stream for each rank.
+class LatencyRanks {
+ public:
+  struct Options {
+    int num_ranks = 1;
+    std::int64_t latency_bytes = 0;
+    std::uint64_t seed = 1;
+    std::uint64_t calls_before = 0;  ///< number of calls of either kind that were made before the first
+    std::uint64_t words_ahead = 0;   ///< words of sets are what calls this much later wrote, 2^32 calls ago
+  };
+  static constexpr std::uint64_t kTimeoutNs = 30'000'000'000;
+
+  explicit LatencyRanks(const Options& options);
+
+  int num_ranks() const { return options_.num_ranks; }
+  Machine& machine() { return machine_; }
+  cudaStream_t stream(int rank) const { return streams_[static_cast<std::size_t>(rank)]; }
+  const cuda::LatencyLayout& layout() const { return layout_; }
+  cuda::RankParams params(int rank);
+  cuda::DeviceReport& report(int rank) { return reports_[static_cast<std::size_t>(rank)]; }
+  /// Calls that the rank has sent.
+  std::uint64_t num_sent(int rank, cuda::LatencyKind kind);
+
+ private:
+  void age_words(int rank);
+  void grant_first_sets(int rank);
+
+  Options options_;
+  Machine machine_;
+  cuda::LatencyLayout layout_;
+  std::vector<cudaStream_t> streams_;
+  std::vector<DeviceMemory> arenas_;
+  std::vector<cuda::DeviceReport> reports_;
+};
+
+}  // namespace ferry::emulator
+
+#endif  // FERRY_TESTS_EMULATOR_LATENCY_RANKS_HPP

@@ -1,0 +1,59 @@
+#ifndef FERRY_TESTS_EMULATOR_LATENCY_ROUTING_HPP
+#define FERRY_TESTS_EMULATOR_LATENCY_ROUTING_HPP
+
+/// The tables of a Routing of latency mode on all ranks, and what the oracle says must be in them.
+
+#include <cstdint>
+#include <vector>
+
+#include "emulator/latency_ranks.hpp"
+#include "support/random_world.hpp"
+
+namespace ferry::emulator {
+
+/// A world of layout kSlab that all ranks route, and the tables of each.
+class LatencyRouting {
+ public:
+  LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens);
+
+  const oracle::World& world() const { return world_; }
+  const std::vector<oracle::RankRouting>& routings() const { return routings_; }
+  const std::vector<std::int32_t>& owners() const { return owners_; }
+  std::int64_t max_tokens() const { return max_tokens_; }
+  std::int64_t num_tokens(int rank) const { return world_.ranks[static_cast<std::size_t>(rank)].num_tokens; }
+  std::int64_t num_local_experts(int rank) const {
+    return static_cast<std::int64_t>(routings_[static_cast<std::size_t>(rank)].local_expert_ids.size());
+  }
+  /// Rows of the slab.
+  std::int64_t num_rows(int rank) const { return num_local_experts(rank) * world_.options.slab_capacity; }
+  bool has_weights() const { return has_weights_; }
+
+  const cuda::LatencyTables& tables(int rank) const { return tables_[static_cast<std::size_t>(rank)]; }
+  /// What all calls on this Routing have alike. `num_blocks` and `agreement` are the caller's.
+  cuda::LatencyParams params(LatencyRanks& ranks, int rank) const;
+
+  /// Writes what dispatch would.
+  void fill(int rank) const;
+  /// The first of the tables in which what dispatch has written is not what it must be; "" if all are.
+  std::string compare(int rank) const;
+
+ private:
+  cuda::LatencyTables::Shape shape_of(int rank) const;
+  void fill_tokens(int rank, const cuda::LatencyTables& tables) const;
+  void fill_rows(int rank, const cuda::LatencyTables& tables) const;
+  void fill_items(int rank, const cuda::LatencyTables& tables) const;
+  /// An expert's index among those of its rank.
+  std::int32_t local_index(std::int64_t expert) const;
+
+  oracle::World world_;
+  std::vector<oracle::RankRouting> routings_;
+  std::vector<std::int32_t> owners_;
+  std::int64_t max_tokens_ = 0;
+  bool has_weights_ = false;
+  std::vector<DeviceMemory> memory_;
+  std::vector<cuda::LatencyTables> tables_;
+};
+
+}  // namespace ferry::emulator
+
+#endif  // FERRY_TESTS_EMULATOR_LATENCY_ROUTING_HPP

@@ -1,0 +1,26 @@
+#ifndef FERRY_CUDA_DRIVER_LAUNCH_HPP
+#define FERRY_CUDA_DRIVER_LAUNCH_HPP
+
+/// In place of src/cuda/driver/launch.hpp where kernels are emulated.
+
+#include "emulator/emulator.hpp"
+
+namespace ferry::cuda {
+
+struct LaunchShape {
+  unsigned num_blocks = 1;
+  unsigned num_threads = 1;
+  std::size_t shared_bytes = 0;
+  bool overlaps = false;  ///< never: kernels of a stream run one after the other
+};
+
+template <typename Params>
+cudaError_t launch_kernel(void (*kernel)(Params), const LaunchShape& shape, const Params& params, cudaStream_t stream) {
+  emulator::launch_grid(stream, {shape.num_blocks, shape.num_threads, shape.shared_bytes},
+                        [kernel, params] { kernel(params); });
+  return cudaSuccess;
+}
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_DRIVER_LAUNCH_HPP

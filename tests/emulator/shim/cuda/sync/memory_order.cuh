@@ -1,0 +1,50 @@
+#ifndef FERRY_CUDA_SYNC_MEMORY_ORDER_CUH
+#define FERRY_CUDA_SYNC_MEMORY_ORDER_CUH
+
+/// In place of src/cuda/sync/memory_order.cuh where kernels are emulated: every look at a flag is a turn for others, and
+/// so may be every store of one. One thread runs at a time, so plain accesses do.
+
+#include <cstdint>
+
+#include "emulator/emulator.hpp"
+
+namespace ferry::cuda::device {
+
+inline constexpr int kWarpLanes = 32;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;  ///< masks of a warp
+
+inline int lane_idx() { return static_cast<int>(emulator::place().thread.x) % kWarpLanes; }
+inline int warp_idx() { return static_cast<int>(emulator::place().thread.x) / kWarpLanes; }
+
+template <typename Word>
+Word polled_load(const Word* address) {
+  emulator::poll();
+  return *static_cast<const volatile Word*>(address);
+}
+
+template <typename Word>
+void flag_store(Word* address, Word value) {
+  emulator::about_to_store();
+  *static_cast<volatile Word*>(address) = value;
+}
+
+inline std::uint64_t load_acquire_system(const std::uint64_t* address) { return polled_load(address); }
+inline void store_release_system(std::uint64_t* address, std::uint64_t value) { flag_store(address, value); }
+inline void store_relaxed_system(std::uint64_t* address, std::uint64_t value) { flag_store(address, value); }
+inline std::uint64_t load_relaxed_system(const std::uint64_t* address) { return polled_load(address); }
+inline std::uint32_t load_acquire_device(const std::uint32_t* address) { return polled_load(address); }
+inline std::uint32_t load_relaxed_device(const std::uint32_t* address) { return polled_load(address); }
+inline void store_release_device(std::uint32_t* address, std::uint32_t value) { flag_store(address, value); }
+inline std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t value) {
+  emulator::about_to_store();
+  const std::uint32_t before = *address;
+  *address = before + value;
+  return before;
+}
+inline void fence_system() {}
+inline void fence_async_proxy() {}
+inline std::uint64_t now_ns() { return emulator::now_ns(); }
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_SYNC_MEMORY_ORDER_CUH

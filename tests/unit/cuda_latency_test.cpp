@@ -1,0 +1,104 @@
+/// What the CUDA backend's host lays out for latency mode. Needs no GPU.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "cuda/latency/params.hpp"
+#include "ferry/group.hpp"
+#include "ferry/latency.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+constexpr std::int64_t kMib = std::int64_t{1} << 20;
+
+TEST(LatencyLayout, PartsFollowEachOtherAndEndInside) {
+  for (const std::int64_t num_ranks : {1, 2, 3, 8, 128}) {
+    for (const std::int64_t bytes : {20 * kMib + 12288, 100 * kMib, 900 * kMib}) {
+      const LatencyLayout layout = LatencyLayout::of(4096, bytes, num_ranks);
+      ASSERT_GT(layout.set_bytes, 0);
+      EXPECT_LE(layout.control.size_bytes + kLatencyKinds * kSets * layout.set_bytes, bytes);
+      EXPECT_GT(layout.control.headers, layout.control.grants);
+      EXPECT_GT(layout.control.local, layout.control.done);
+      EXPECT_LT(layout.control.local, layout.control.size_bytes);
+      EXPECT_LE(layout.slot_bytes * num_ranks, layout.words_bytes);
+      EXPECT_LE(layout.words_bytes + layout.source_bytes * num_ranks, layout.set_bytes);
+      for (const std::int64_t part : {layout.set_bytes, layout.words_bytes, layout.slot_bytes, layout.source_bytes}) {
+        EXPECT_EQ(part % kRowAlignment, 0) << "every row begins at a cache line";
+      }
+    }
+  }
+}
+
+TEST(LatencyLayout, HoldsWhatItsBytesAreFor) {
+  for (const std::int64_t num_ranks : {1, 2, 5, 8, 64}) {
+    for (const std::int64_t max_tokens : {1, 7, 128, 1000}) {
+      for (const std::int64_t num_topk : {0, 1, 8, 32}) {
+        for (const std::int64_t row_bytes : {16, 7168 + 224, 14336}) {
+          for (const SetNeed& need : {SetNeed::of_dispatch(num_ranks, max_tokens, num_topk, row_bytes),
+                                      SetNeed::of_combine(max_tokens, num_topk, row_bytes)}) {
+            const std::int64_t bytes = LatencyLayout::bytes_for(need, num_ranks);
+            EXPECT_TRUE(LatencyLayout::of(0, bytes, num_ranks).holds(need, num_ranks))
+                << num_ranks << " ranks, M " << max_tokens << ", K " << num_topk << ", rows of " << row_bytes;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LatencyLayout, OfTooFewBytesHoldsNothing) {
+  const SetNeed need = SetNeed::of_dispatch(2, 1, 1, 16);
+  for (const std::int64_t bytes : {0, 4096}) {
+    EXPECT_EQ(LatencyLayout::of(0, bytes, 2).set_bytes, 0);
+    EXPECT_FALSE(LatencyLayout::of(0, bytes, 2).holds(need, 2));
+  }
+}
+
+LatencyShape decoding_shape() {
+  return {.backend = "cuda",
+          .num_ranks = 8,
+          .max_tokens = 128,
+          .num_topk = 8,
+          .dispatch_row_bytes = 7168 + 224,
+          .combine_row_bytes = 14336};
+}
+
+TEST(LatencyBytesRequired, OfADecodingBatchIsLessThanATenthOfAGib) {
+  LatencyShape shape = decoding_shape();
+  EXPECT_LT(*latency_bytes_required(shape), std::size_t{107374182});
+  shape.dispatch_row_bytes = 14336;
+  EXPECT_LT(*latency_bytes_required(shape), std::size_t{107374182}) << "rows that are not quantised";
+}
+
+TEST(LatencyBytesRequired, CoversBothKindsOfCalls) {
+  const LatencyShape shape = decoding_shape();
+  const auto layout = LatencyLayout::of(0, static_cast<std::int64_t>(*latency_bytes_required(shape)), 8);
+  EXPECT_TRUE(layout.holds(SetNeed::of_dispatch(8, 128, 8, shape.dispatch_row_bytes), 8));
+  EXPECT_TRUE(layout.holds(SetNeed::of_combine(128, 8, shape.combine_row_bytes), 8));
+  EXPECT_FALSE(layout.holds(SetNeed::of_combine(256, 8, shape.combine_row_bytes), 8));
+}
+
+TEST(BytesRequired, OfCudaCountsTheMemoryOfLatencyMode) {
+  MemoryShape shape;
+  shape.backend = "cuda";
+  shape.num_ranks = 8;
+  const std::size_t without = *bytes_required(shape);
+  shape.latency_bytes = 4097;
+  EXPECT_EQ(*bytes_required(shape) - without, 8192U) << "whole pages";
+}
+
+TEST(PackEntry, KeepsExpertAndOrdinalApart) {
+  for (const int expert : {0, 1, static_cast<int>(kMaxExperts) - 1}) {
+    for (const int ordinal : {0, 1, static_cast<int>(kMaxLatencyTokens) - 1}) {
+      const std::uint32_t payload = pack_entry(expert, ordinal);
+      EXPECT_NE(payload, kNoExpert);
+      EXPECT_EQ(entry_expert(payload), expert);
+      EXPECT_EQ(entry_ordinal(payload), ordinal);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ferry::cuda
