@@ -21,8 +21,8 @@ constexpr std::size_t kStackStepBytes = 448;
 constexpr std::byte kPoison{0xA5};
 constexpr std::size_t kGuardBytes = 128;
 constexpr std::size_t kSharedAlignment = 128;
-/// Turns of each thread, where all only poll and nothing moves, before the clock goes on. Kernels look at the clock every
-/// 64 polls.
+/// Turns of each thread, where all only poll and nothing moves, before the clock goes on. Kernels look at the clock
+/// every 64 polls.
 constexpr std::uint64_t kStillTurns = 300;
 constexpr std::uint64_t kClockStepNs = 10'000'000'000;
 /// Steps of the clock, more than any deadline, in which nothing moves.

@@ -1,9 +1,9 @@
 #ifndef FERRY_TESTS_EMULATOR_EMULATOR_HPP
 #define FERRY_TESTS_EMULATOR_EMULATOR_HPP
 
-/// Runs CUDA kernels on the CPU: their own source, compiled as C++ (cuda_emulated.hpp), every thread a fiber. All blocks
-/// of all kernels that have begun, on all streams, are alive together and take turns in an order drawn from a seed, so
-/// that blocks and ranks may wait for each other, and every run can be repeated.
+/// Runs CUDA kernels on the CPU: their own source, compiled as C++ (cuda_emulated.hpp), every thread a fiber. All
+/// blocks of all kernels that have begun, on all streams, are alive together and take turns in an order drawn from a
+/// seed, so that blocks and ranks may wait for each other, and every run can be repeated.
 ///
 /// It finds what depends on the order in which threads come to each other: a missing wait, barrier or count, words
 /// used again too early, lanes that part. Memory itself is the CPU's and stores are seen at once: it finds no missing
@@ -33,7 +33,7 @@ class Machine {
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
 
-  /// A queue of work, as in CUDA. Work of different streams runs together, at paces that are drawn anew for each kernel.
+  /// A queue of work, as in CUDA. Work of different streams runs together, at paces drawn for each kernel.
   cudaStream_t add_stream();
 
   /// Queues a call on the host.

@@ -68,7 +68,7 @@ void expect_no_report(LatencyRanks& ranks, int rank) {
 }
 
 TEST(EmulatedLatencyDispatch, ManyCallsGiveTheBytesOfTheOracle) {
-  constexpr int kWorlds = 6;
+  constexpr int kWorlds = 4;
   constexpr std::size_t kCalls = 4;
   std::mt19937_64 random(24);
   for (int i = 0; i < kWorlds; ++i) {

@@ -13,30 +13,32 @@ namespace ferry::cuda::device {
 /// Warps of a block, of either half.
 inline constexpr int kCombineWarps = 8;
 
-/// Rows are cut so that all warps have something to do in small batches, into parts of full steps of a warp.
+/// Rows are cut so that all warps have something to do in small batches, into parts of full steps of a warp. There are
+/// more parts than rows only if there are more warps, so units of work are counted in 32 bits, in which divisions are
+/// quick; and a row has fewer bytes than that.
 struct RowParts {
-  static constexpr std::int64_t kStepBytes = std::int64_t{kWarpLanes} * sizeof(uint4);
+  static constexpr int kStepBytes = kWarpLanes * static_cast<int>(sizeof(uint4));
 
   int num_parts = 1;
-  std::int64_t part_bytes = kStepBytes;
+  int part_bytes = kStepBytes;
 
-  FERRY_HOST_DEVICE static constexpr RowParts of(std::int64_t row_bytes, std::int64_t num_rows, int num_warps) {
-    const std::int64_t num_steps = (row_bytes + kStepBytes - 1) / kStepBytes;
-    const std::int64_t fair = num_rows == 0 ? 1 : num_warps / num_rows;
-    const std::int64_t wanted = fair < 1 ? 1 : fair > num_steps ? num_steps : fair;
-    const std::int64_t steps_per_part = (num_steps + wanted - 1) / wanted;
-    return {static_cast<int>((num_steps + steps_per_part - 1) / steps_per_part), steps_per_part * kStepBytes};
+  FERRY_HOST_DEVICE static constexpr RowParts of(std::int64_t row_bytes, int num_rows, int num_warps) {
+    const int num_steps = static_cast<int>((row_bytes + kStepBytes - 1) / kStepBytes);
+    const int fair = num_rows == 0 ? 1 : num_warps / num_rows;
+    const int wanted = fair < 1 ? 1 : fair > num_steps ? num_steps : fair;
+    const int steps_per_part = (num_steps + wanted - 1) / wanted;
+    return {(num_steps + steps_per_part - 1) / steps_per_part, steps_per_part * kStepBytes};
   }
 };
 
 /// One warp's share at a time.
 struct RowPart {
-  std::int64_t begin = 0;
-  std::int64_t bytes = 0;
+  int begin = 0;
+  int bytes = 0;
 
-  FERRY_HOST_DEVICE static constexpr RowPart of(const RowParts& parts, std::int64_t row_bytes, std::int64_t part) {
-    const std::int64_t begin = part * parts.part_bytes;
-    const std::int64_t left = row_bytes - begin;
+  FERRY_HOST_DEVICE static constexpr RowPart of(const RowParts& parts, std::int64_t row_bytes, int part) {
+    const int begin = part * parts.part_bytes;
+    const int left = static_cast<int>(row_bytes) - begin;
     return {begin, left < parts.part_bytes ? left : parts.part_bytes};
   }
 };
@@ -47,26 +49,27 @@ struct SendUnits {
   int num_ranks = 1;
   int num_blocks = 1;
   RowParts parts;
-  std::int64_t num_units = 0;
+  int num_units = 0;
 
   /// `max_tokens`: the largest T of any rank in this call.
-  FERRY_HOST_DEVICE static constexpr SendUnits of(std::int64_t row_bytes, std::int64_t max_tokens, int num_ranks,
+  FERRY_HOST_DEVICE static constexpr SendUnits of(std::int64_t row_bytes, int max_tokens, int num_ranks,
                                                   int num_blocks) {
-    const std::int64_t num_rows = max_tokens * num_ranks;
+    const int num_rows = max_tokens * num_ranks;  // less than 2^20 * 128
     const RowParts parts = RowParts::of(row_bytes, num_rows, num_blocks * kCombineWarps);
     return {num_ranks, num_blocks, parts, num_rows * parts.num_parts};
   }
 
   /// The block of `sender` that stores the part of `source`'s `token`.
-  FERRY_HOST_DEVICE constexpr int block_of(int sender, int source, std::int64_t token, std::int64_t part) const {
+  FERRY_HOST_DEVICE constexpr int block_of(int sender, int source, int token, int part) const {
     const int turn = source >= sender ? source - sender : source - sender + num_ranks;
-    return static_cast<int>(((token * num_ranks + turn) * parts.num_parts + part) % num_blocks);
+    return ((token * num_ranks + turn) * parts.num_parts + part) % num_blocks;
   }
 };
 
 /// The largest T of any rank. All lanes of a warp.
 __device__ inline int max_tokens_of(const LatencyParams& call) {
   int most = 0;
+#pragma unroll 1
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
     most = max(most, call.tables.tokens_of_rank[rank]);
   }

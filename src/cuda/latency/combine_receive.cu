@@ -47,20 +47,21 @@ class Receiver {
     const auto num_blocks = static_cast<int>(gridDim.x);
     const int step = num_blocks * kCombineWarps;
     const std::int64_t row_bytes = params_.rows.row_bytes;
-    const RowParts parts = RowParts::of(row_bytes, call_.num_tokens, step);
-    const std::int64_t num_units = call_.num_tokens * parts.num_parts;
+    const auto num_tokens = static_cast<int>(call_.num_tokens);
+    const RowParts parts = RowParts::of(row_bytes, num_tokens, step);
+    const int num_units = num_tokens * parts.num_parts;
     bool good = true;
-    for (std::int64_t unit = warp_idx() * num_blocks + static_cast<int>(blockIdx.x); unit < num_units && good;
-         unit += step) {
+#pragma unroll 1
+    for (int unit = warp_idx() * num_blocks + static_cast<int>(blockIdx.x); unit < num_units && good; unit += step) {
       good = receive(unit / parts.num_parts, RowPart::of(parts, row_bytes, unit % parts.num_parts));
     }
     return good;
   }
 
  private:
-  __device__ bool receive(std::int64_t token, const RowPart& part) {
+  __device__ bool receive(int token, const RowPart& part) {
     const bool is_entry = lane_idx() < call_.num_topk;
-    const std::int64_t entry = token * call_.num_topk + (is_entry ? lane_idx() : 0);
+    const std::int64_t entry = std::int64_t{token} * call_.num_topk + (is_entry ? lane_idx() : 0);
     const std::int32_t home = is_entry ? call_.tables.homes[entry] : -1;
     const bool exact = params_.rows.order == CombineOrder::kExact;
     const std::int32_t slot = exact ? call_.tables.slots[entry] : 0;
@@ -79,13 +80,15 @@ class Receiver {
     return true;
   }
 
-  /// Waits until `sender` has stored this part of what it returns for the token. One thread; false when the group broke.
-  __device__ bool await_part(int sender, std::int64_t token, const RowPart& part) const {
+  /// Waits until `sender` has stored this part of what it returns for the token. One thread; false when the group
+  /// broke.
+  __device__ __noinline__ bool await_part(int sender, int token, const RowPart& part) const {
     const SendUnits units = senders_[sender];
     const std::uint64_t* words = done_words(call_, call_.ranks.rank, set_, sender);
-    const std::int64_t last = (part.begin + part.bytes - 1) / units.parts.part_bytes;
+    const int last = (part.begin + part.bytes - 1) / units.parts.part_bytes;
     bool came = true;
-    for (std::int64_t i = part.begin / units.parts.part_bytes; i <= last && came; ++i) {
+#pragma unroll 1
+    for (int i = part.begin / units.parts.part_bytes; i <= last && came; ++i) {
       came = wait_word(call_.ranks, {Awaited::kRow, sender, number_},
                        words + units.block_of(sender, call_.ranks.rank, token, i))
                  .came;
@@ -99,6 +102,7 @@ class Receiver {
     const unsigned same = __match_any_sync(kAllLanes, rank);
     const bool first = rank >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx();
     int below = 0;
+#pragma unroll 1
     for (unsigned left = __ballot_sync(kAllLanes, static_cast<int>(first)); left != 0; left &= left - 1) {
       below += static_cast<int>(__shfl_sync(kAllLanes, rank, __ffs(static_cast<int>(left)) - 1) < rank);
     }
@@ -117,8 +121,10 @@ class Receiver {
 /// Waits until no rank stores anything of this call any more. All threads of a block; false when the group broke.
 __device__ bool await_senders(const LatencyParams& call, const SentCall& sent, const SendUnits* senders) {
   bool all = true;
+#pragma unroll 1
   for (int rank = warp_idx(); rank < call.ranks.num_ranks; rank += kCombineWarps) {
     const std::uint64_t* words = done_words(call, call.ranks.rank, static_cast<int>(sent.set), rank);
+#pragma unroll 1
     for (int block = lane_idx(); block < senders[rank].num_blocks; block += kWarpLanes) {
       all = wait_word(call.ranks, {Awaited::kDone, rank, sent.number}, words + block).came && all;
     }

@@ -1,5 +1,5 @@
-/// The send half of a combine: what this rank's experts made of each token goes back to the token's source, into the set
-/// in which that rank receives this call. Waits for no rows.
+/// The send half of a combine: what this rank's experts made of each token goes back to the token's source, into the
+/// set in which that rank receives this call. Waits for no rows.
 
 #include <algorithm>
 
@@ -46,6 +46,7 @@ __device__ void send_weights(const CombineSendParams& params, std::uint64_t numb
   const LatencyParams& call = params.call;
   const std::int64_t num_entries = call.num_tokens * call.num_topk;
   const std::int64_t step = std::int64_t{gridDim.x} * kNumThreads;
+#pragma unroll 1
   for (std::int64_t i = std::int64_t{blockIdx.x} * kNumThreads + threadIdx.x; i < num_entries; i += step) {
     const std::int32_t home = call.tables.homes[i];
     if (home < 0 || sets[home_rank(home)] == kNoSet) continue;
@@ -72,11 +73,12 @@ class Sender {
     const SendUnits units = SendUnits::of(params_.rows.row_bytes, max_tokens_of(call_), num_ranks, num_blocks);
     const int step = num_blocks * kCombineWarps;
     bool good = true;
-    for (std::int64_t unit = warp_idx() * num_blocks + static_cast<int>(blockIdx.x); unit < units.num_units && good;
+#pragma unroll 1
+    for (int unit = warp_idx() * num_blocks + static_cast<int>(blockIdx.x); unit < units.num_units && good;
          unit += step) {
-      const std::int64_t row = unit / units.parts.num_parts;
+      const int row = unit / units.parts.num_parts;
       const RowPart part = RowPart::of(units.parts, params_.rows.row_bytes, unit % units.parts.num_parts);
-      const int turn = static_cast<int>(row % num_ranks);
+      const int turn = row % num_ranks;
       const int source =
           call_.ranks.rank + turn < num_ranks ? call_.ranks.rank + turn : call_.ranks.rank + turn - num_ranks;
       good = send(source, row / num_ranks, part);
@@ -85,7 +87,7 @@ class Sender {
   }
 
  private:
-  __device__ bool send(int source, std::int64_t token, const RowPart& part) {
+  __device__ bool send(int source, int token, const RowPart& part) {
     if (token >= call_.tables.tokens_of_rank[source] || sets_[source] == kNoSet) return true;
     const std::int64_t item = source * call_.max_tokens + token;
     const std::int32_t ordinal = call_.tables.rank_ordinals[item];
@@ -103,7 +105,7 @@ class Sender {
     Term term;
     if (row >= 0) term = {static_cast<std::uint64_t>(row), row_at(row) + part.begin, weight};
     const int num_rows = order_terms(term, call_.num_topk, true, terms_);
-    sum_terms<kFloat32>(terms_, num_rows, window.row(token, ordinal) + part.begin, part.bytes);
+    sum_few_terms<kFloat32>(terms_, num_rows, window.row(token, ordinal) + part.begin, part.bytes);
     return true;
   }
 
@@ -112,6 +114,7 @@ class Sender {
                             const RowPart& part) const {
     const unsigned same = __match_any_sync(kAllLanes, row);
     const bool first = row >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx();
+#pragma unroll 1
     for (unsigned left = __ballot_sync(kAllLanes, static_cast<int>(first)); left != 0; left &= left - 1) {
       const int topk = __ffs(static_cast<int>(left)) - 1;
       const std::int32_t from = __shfl_sync(kAllLanes, row, topk);
@@ -120,20 +123,20 @@ class Sender {
   }
 
   /// The weight of this lane's entry, if it has a row here; false when the group broke.
-  __device__ bool load_weight(int source, std::int64_t token, std::int64_t entry, std::int32_t row, float& weight) {
+  __device__ bool load_weight(int source, int token, std::int64_t entry, std::int32_t row, float& weight) {
     if (!params_.own_weights) {
       if (row >= 0) weight = call_.tables.item_weights[entry];
       return true;
     }
     bool came = true;
-    if (row >= 0) came = await_weight(source, token * call_.num_topk + lane_idx(), weight);
+    if (row >= 0) came = await_weight(source, std::int64_t{token} * call_.num_topk + lane_idx(), weight);
     const bool all = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
     __syncwarp();
     return all;
   }
 
   /// Waits until `source` has sent the weight, or is found to make another call: then nobody will read the sum.
-  __device__ bool await_weight(int source, std::int64_t entry, float& weight) const {
+  __device__ __noinline__ bool await_weight(int source, std::int64_t entry, float& weight) const {
     const int set = sets_[call_.ranks.rank];
     const std::uint64_t* address = weight_words(call_, call_.ranks.rank, set, source) + entry;
     constexpr std::size_t kAgreementWord = offsetof(LatencyHeader, agreement) / sizeof(std::uint32_t);
@@ -200,6 +203,7 @@ __global__ void __launch_bounds__(kNumThreads) combine_send_kernel(const __grid_
   }
   if (__syncthreads_and(static_cast<int>(good)) == 0 || warp_idx() != 0) return;
   fence_system();
+#pragma unroll 1
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
     if (shared.sets[rank] == kNoSet) continue;
     post_word(done_words(call, rank, shared.sets[rank], call.ranks.rank) + blockIdx.x, *shared.number, 0);

@@ -20,14 +20,15 @@ struct Term {
   float weight = 1.0F;
 };
 
-/// Fills `terms` in ascending order of (key, lane), each row once; with `weighted` it counts with the weights of all its
-/// entries in turn, else once with 1. Only the first `num_entries` lanes have one. Returns the number of rows. All
+/// Fills `terms` in ascending order of (key, lane), each row once; with `weighted` it counts with the weights of all
+/// its entries in turn, else once with 1. Only the first `num_entries` lanes have one. Returns the number of rows. All
 /// lanes of a warp.
 __device__ inline int order_terms(const Term& term, int num_entries, bool weighted, Terms& terms) {
   constexpr unsigned kLanes = 0xFFFFFFFFU;
   const int lane = lane_idx();
   int position = 0;
   bool first = true;
+#pragma unroll 1
   for (int other = 0; other < num_entries; ++other) {
     const std::uint64_t key = __shfl_sync(kLanes, term.key, other);
     const bool before = other < lane && key == term.key;
@@ -51,15 +52,23 @@ __device__ inline int order_terms(const Term& term, int num_entries, bool weight
   return num_rows;
 }
 
-/// out[0, bytes) = the sum of the terms. All lanes of a warp, after which `terms` may be filled again.
+/// out[0, bytes) = the sum of the terms. All lanes of a warp, after which `terms` may be filled again. As many loads at
+/// once as registers hold.
+template <bool kFloat32>
+__device__ inline void sum_few_terms(const Terms& terms, int num_rows, std::byte* out, std::int64_t bytes) {
+  sum_row<kFloat32, 4, 2>(terms, num_rows, out, bytes);
+  __syncwarp();
+}
+
+/// The same where there may be many.
 template <bool kFloat32>
 __device__ inline void sum_terms(const Terms& terms, int num_rows, std::byte* out, std::int64_t bytes) {
-  // As many loads at once as registers hold: two shapes, for few and for many rows.
-  if (num_rows <= 4) {
-    sum_row<kFloat32, 4, 2>(terms, num_rows, out, bytes);
-  } else {
-    sum_row<kFloat32, 8, 2>(terms, num_rows, out, bytes);
+  constexpr int kFew = 4;
+  if (num_rows <= kFew) {
+    sum_few_terms<kFloat32>(terms, num_rows, out, bytes);
+    return;
   }
+  sum_row<kFloat32, 8, 1>(terms, num_rows, out, bytes);
   __syncwarp();
 }
 

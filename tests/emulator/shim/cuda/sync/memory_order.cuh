@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_SYNC_MEMORY_ORDER_CUH
 #define FERRY_CUDA_SYNC_MEMORY_ORDER_CUH
 
-/// In place of src/cuda/sync/memory_order.cuh where kernels are emulated: every look at a flag is a turn for others, and
-/// so may be every store of one. One thread runs at a time, so plain accesses do.
+/// In place of src/cuda/sync/memory_order.cuh where kernels are emulated: every look at a flag is a turn for others,
+/// and every store of one may be. One thread runs at a time, so plain accesses do.
 
 #include <cstdint>
 
