@@ -20,10 +20,10 @@
 ///
 /// Ranks may receive in different orders, so nothing that all know tells which set of a rank is free: each grants its
 /// sets itself. At the start those of the first kSets calls; then, when it has received a call, that call's set to the
-/// next number that has none yet. So the call that a rank is about to make has one, whatever it has in flight. Should it
-/// have none, since graphs were replayed that send without receiving, and refuse that call, it grants the number kNoSet:
-/// its peers send it a header then, in a place of its own, and nothing else. Slot n % kGrantSlots is free again: of the
-/// numbers whose grants a peer has not read yet, there are kSets at most.
+/// next number that has none yet. So the call that a rank is about to make has one, whatever it has in flight. Should
+/// it have none, since graphs were replayed that send without receiving, and refuse that call, it grants the number
+/// kNoSet: its peers send it a header then, in a place of its own, and nothing else. Slot n % kGrantSlots is free
+/// again: of the numbers whose grants a peer has not read yet, there are kSets at most.
 ///
 /// What of a set is words and what is rows is the same for calls of all shapes: otherwise bytes of a row could pass for
 /// a word. So are the parts of the sources in both, except of combine's rows. Within those a sender's stores are in the
