@@ -268,7 +268,8 @@ class FERRY_API Group {
   ///         flight, or a slab that another one is still to be received in. kCapacity: more tokens than max_tokens,
   ///         more rows for an expert than slab_capacity (names rank, expert, rows), latency_bytes too small. Both: on
   ///         every rank; a peer's are found by the receive half, this rank's by the call itself, which then may wait
-  ///         for the peers. kTimeout, kPeerLost as in other calls
+  ///         for the peers. kTimeout, kPeerLost as in other calls. kUnsupported: more experts or tokens than a backend
+  ///         counts
   [[nodiscard]] Result<Routing> latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
                                                  const LatencyDispatchOptions& options, Stream stream = {});
 
@@ -331,8 +332,9 @@ class FERRY_API Group {
 /// Symmetric memory that one rank of a group holds when it has routed (at least twice), dispatched and combined such a
 /// batch: control pages, the network's, staging, and where `symmetric` three payload buffers (x of dispatch, its
 /// output, combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then, on a CUDA
-/// group when the stream has been waited for and one placement of experts is used. Calls of latency mode hold what
-/// those three do with layout kSlab and without `weights`, and GroupOptions::latency_bytes.
+/// group when the stream has been waited for and one placement of experts is used. On a CPU group calls of
+/// latency mode hold what those three do with layout kSlab and without `weights`; on a CUDA group they hold
+/// GroupOptions::latency_bytes, which is counted, and the tables of their Routings, which are not.
 /// @errors kInvalidArgument: a negative or absurd number, or numbers that contradict each other
 ///         kUnsupported: this build has no such backend, or it has no groups of that many nodes
 FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);

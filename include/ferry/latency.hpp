@@ -5,7 +5,7 @@
 /// the small batches of decoding. See docs/latency.md.
 ///
 /// A dispatch routes and sends in one call, into a slab `[L, C, H]`; a combine returns the weighted sums. Either may be
-/// split: the call itself is then the *send half*, which waits for no peer, and `latency_receive` the *receive half*.
+/// split: the call itself is then the *send half*, which waits for no rows, and `latency_receive` the *receive half*.
 /// Between them the program may do anything else, with this group too.
 
 #include <cstddef>
@@ -73,7 +73,9 @@ enum class CombineOrder : std::int32_t {
 /// What one rank returns to the sources.
 struct LatencyCombineInput {
   ConstTensorView x{};  ///< [L, C, H] or [L*C, H] bf16 | f32: one output row per received row; other rows are not read
-  /// [T, K] f32, contiguous, of this rank's own tokens. Absent: those given to latency_dispatch.
+  /// [T, K] f32, contiguous, of this rank's own tokens. Absent: those given to latency_dispatch. A split call may read
+  /// them until it is received, on GPUs too; there, with kRankSums, its send half also waits for the weights that the
+  /// other ranks give here.
   ConstTensorView topk_weights{};
 };
 

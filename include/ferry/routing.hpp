@@ -58,7 +58,7 @@ struct RouteOptions {
 };
 
 /// The result of `route` or `latency_dispatch`: every slot, and everything that dispatch, combine, a cached dispatch or
-/// a backward pass needs.
+/// a backward pass needs. (On a CUDA group those calls do not take one of latency_dispatch: kUnsupported.)
 /// A cheap value: copies share one immutable state. Keep it as long as needed; it may outlive the group (the accessors
 /// then still work). Valid only with the group that made it. Safe to read from many threads.
 /// On a CUDA group with bounded rows (max_recv_rows, kSlab) counts come to the host only when asked for: num_used_rows,

@@ -53,9 +53,11 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle topk_idx, nb::h
   call.options.split = split;
   call.options.kernel.num_sms = num_sms;
   call.column_major_scales = true;
+  // Before a split call: what is raised after it takes away the Routing that it is to be received by.
+  if (split) raise_known_errors(calls);
   LatencyReceived received = latency_dispatch(calls, call, *stream);
   const SlabTables tables = slab_tables(calls, received.routing);
-  raise_known_errors(calls);
+  if (!split) raise_known_errors(calls);
   const nb::object payload =
       received.scales.is_valid() ? nb::object(nb::make_tuple(received.x, received.scales)) : received.x;
   return nb::make_tuple(payload, tables.counts, tables.tokens, tables.ranges, nb::cast(std::move(received.routing)));
@@ -96,8 +98,9 @@ nb::object combine(const Calls& calls, nb::handle group, nb::handle x, nb::handl
   call.options.order = CombineOrder::kRankSums;
   call.options.split = split;
   call.options.kernel.num_sms = num_sms;
+  if (split) raise_known_errors(calls);
   nb::object sums = latency_combine(calls, routing, call, *stream);
-  raise_known_errors(calls);
+  if (!split) raise_known_errors(calls);
   return sums.is_valid() ? nb::make_tuple(sums, kept) : nb::make_tuple(nb::borrow(out), kept);
 }
 

@@ -162,7 +162,8 @@ class Backend {
   /// RoutingState any more; so a backend holds it as long as it works for the call.
   virtual Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) = 0;
   virtual Status latency_combine(const LatencyCombineCall& call) = 0;
-  virtual Status latency_receive(const LatencyReceiveCall& call) = 0;
+  /// `made` becomes true unless the half is still to be received.
+  virtual Status latency_receive(const LatencyReceiveCall& call, bool& made) = 0;
   /// Local.
   virtual Status channel_tables(const ChannelTablesCall& call) = 0;
   /// Wait for this rank's work on `stream`, and report what went wrong since the last wait.

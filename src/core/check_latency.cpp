@@ -11,6 +11,16 @@ namespace {
 constexpr std::string_view kDispatch = "latency_dispatch";
 constexpr std::string_view kCombine = "latency_combine";
 
+/// A view of three dimensions is [L, C, …], not just as many rows.
+Status check_slab(std::string_view what, const ConstTensorView& view, std::int64_t num_local_experts,
+                  std::int64_t slab_capacity) {
+  if (view.num_dims != kMaxTensorDims) return {};
+  if (view.extent(0) == num_local_experts && view.extent(1) == slab_capacity) return {};
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{} is {}, expected [{}, {}, {}]: this rank's experts and slab_capacity, or two dimensions",
+                            what, describe(view), num_local_experts, slab_capacity, view.extent(2)));
+}
+
 }  // namespace
 
 Status as_error_of(std::string_view operation, const Status& status) {
@@ -61,6 +71,13 @@ Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispa
           check_dispatch(routing, dispatch_in, dispatch_out, options.quantize, call.dispatch, ScaleShapes::kSlabs);
       !status.ok()) {
     return as_error_of(kDispatch, status);
+  }
+  for (const auto& [what, view] :
+       {std::pair<std::string_view, ConstTensorView>("latency_dispatch: output x", out.x),
+        std::pair<std::string_view, ConstTensorView>("latency_dispatch: output scales", out.scales)}) {
+    if (Status status = check_slab(what, view, call.num_local_experts, options.slab_capacity); !status.ok()) {
+      return status;
+    }
   }
   call.dispatch.zero_padding = options.zero_padding;
   call.dispatch.kernel = options.kernel;

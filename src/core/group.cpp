@@ -234,8 +234,9 @@ Status Group::latency_receive(const Routing& routing, Stream stream) {
   if (routing.state_ == nullptr) return no_routing(kName);
   if (routing.state_->group_identity != identity_) return other_group(kName);
   if (Status status = LatencyCalls::check_receive(*routing.state_); !status.ok()) return status;
-  Status status = backend_->latency_receive({routing.state_, stream});
-  latency_calls_->received(routing.state_, status);
+  bool made = false;
+  Status status = backend_->latency_receive({routing.state_, stream}, made);
+  if (made) latency_calls_->received(routing.state_, status);
   return status;
 }
 

@@ -66,6 +66,13 @@ Footprint::Footprint(std::string_view name, const ConstTensorView& view) {
                         {view.extent(2), view.stride(2) * element_bytes}, element_bytes);
       return;
     }
+    const bool rows_touch = view.stride(2) == 1 && view.stride(1) == view.extent(2);
+    const bool columns_touch = view.stride(1) == 1 && view.stride(2) == view.extent(1);
+    if (rows_touch || columns_touch) {
+      *this = Footprint(name, view.data, {view.extent(0), view.stride(0) * element_bytes}, {1, 0},
+                        view.extent(1) * view.extent(2) * element_bytes);
+      return;
+    }
     Wide bytes = element_bytes;
     for (int dim = 0; dim < view.num_dims; ++dim) {
       bytes += static_cast<Wide>(view.extent(dim) - 1) * view.stride(dim) * element_bytes;

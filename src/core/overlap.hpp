@@ -20,7 +20,7 @@ class Footprint {
   Footprint(std::string_view name, const ConstRows& rows);
   Footprint(std::string_view name, const Rows& rows);
   /// Any strides from 0; nothing if the view is absent. Of three dimensions everything from its first byte to its last,
-  /// unless they can be written as two.
+  /// unless they can be written as two, or the last two of them have no gaps.
   Footprint(std::string_view name, const ConstTensorView& view);
 
   std::string_view name() const { return name_; }

@@ -34,7 +34,7 @@ class CpuBackend final : public Backend {
   Status combine(const CombineCall& call) override;
   Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override;
   Status latency_combine(const LatencyCombineCall& call) override;
-  Status latency_receive(const LatencyReceiveCall& call) override;
+  Status latency_receive(const LatencyReceiveCall& call, bool& made) override;
   Status channel_tables(const ChannelTablesCall& call) override;
   Status wait(Stream /*stream*/) override { return sync_->broken(); }
   Status destroy() override;

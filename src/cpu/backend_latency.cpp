@@ -64,7 +64,8 @@ Status CpuBackend::latency_combine(const LatencyCombineCall& call) try {
   return sync_->out_of_memory(Operation::kLatencyCombine);
 }
 
-Status CpuBackend::latency_receive(const LatencyReceiveCall& call) try {
+Status CpuBackend::latency_receive(const LatencyReceiveCall& call, bool& made) try {
+  made = true;
   return pending_.receive(call.routing, [this](PendingCalls::Call& pending) { return make_pending(pending); });
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kLatencyDispatch);

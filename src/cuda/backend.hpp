@@ -37,7 +37,7 @@ class CudaBackend final : public Backend {
     return latency_.dispatch(call);
   }
   Status latency_combine(const LatencyCombineCall& call) override { return latency_.combine(call); }
-  Status latency_receive(const LatencyReceiveCall& call) override { return latency_.receive(call); }
+  Status latency_receive(const LatencyReceiveCall& call, bool& made) override { return latency_.receive(call, made); }
   Status channel_tables(const ChannelTablesCall& call) override { return intranode::channel_tables(context_, call); }
   Status wait(Stream stream) override { return context_.wait(stream); }
   Status poll() override { return context_.poll(); }

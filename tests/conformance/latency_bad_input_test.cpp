@@ -71,6 +71,17 @@ std::vector<DispatchMistake> dispatch_mistakes() {
          t.out.scales = TensorView(t.out.scales.data, DType::kFloat32, {t.out.x.extent(0) / capacity, capacity, 3},
                                    {3 * capacity - 1, 3, 1});
        }},
+      // As many rows, but kernels would look for a row where there is none.
+      {"output scales of C experts with L rows",
+       [](Tensors& t) {
+         const std::int64_t capacity = t.options.slab_capacity;
+         t.out.scales = TensorView(t.out.scales.data, DType::kFloat32, {capacity, t.out.x.extent(0) / capacity, 3});
+       }},
+      {"output x of C experts with L rows",
+       [](Tensors& t) {
+         const std::int64_t capacity = t.options.slab_capacity;
+         t.out.x = TensorView(t.out.x.data, t.out.x.dtype, {capacity, t.out.x.extent(0) / capacity, t.out.x.extent(1)});
+       }},
       {"quantised scales given", [](Tensors& t) { t.options.quantize = Quantization::kFp8; }},
       {"quantisation 99", [](Tensors& t) { t.options.quantize = static_cast<Quantization>(99); }},
       {"ids absent", [](Tensors& t) { t.in.topk_idx = {}; }},

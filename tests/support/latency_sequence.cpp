@@ -4,8 +4,8 @@
 
 namespace ferry::test {
 
-LatencySequence::LatencySequence(RankContext& context, Group& group, const std::vector<PreparedCase>& cases,
-                                 const std::vector<PreparedCase>& others, std::uint64_t seed)
+LatencySequence::LatencySequence(RankContext& context, Group& group, std::span<const PreparedCase> cases,
+                                 std::span<const PreparedCase> others, std::uint64_t seed)
     : context_(context),
       group_(group),
       cases_(cases),

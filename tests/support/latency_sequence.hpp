@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <random>
-#include <vector>
+#include <span>
 
 #include "support/latency_check.hpp"
 
@@ -17,8 +17,8 @@ namespace ferry::test {
 class LatencySequence {
  public:
   /// `cases` are for latency mode; `others`, if there are any, are routed, dispatched and combined between them.
-  LatencySequence(RankContext& context, Group& group, const std::vector<PreparedCase>& cases,
-                  const std::vector<PreparedCase>& others, std::uint64_t seed);
+  LatencySequence(RankContext& context, Group& group, std::span<const PreparedCase> cases,
+                  std::span<const PreparedCase> others, std::uint64_t seed);
 
   /// One call that all ranks make, and perhaps receive halves of this rank. False after an error.
   bool step();
@@ -42,8 +42,8 @@ class LatencySequence {
 
   RankContext& context_;
   Group& group_;
-  const std::vector<PreparedCase>& cases_;
-  const std::vector<PreparedCase>& others_;
+  std::span<const PreparedCase> cases_;
+  std::span<const PreparedCase> others_;
   std::mt19937_64 plan_;  // the same on every rank
   std::mt19937_64 mine_;
   int num_calls_ = 0;

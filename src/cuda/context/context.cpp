@@ -107,12 +107,9 @@ Status Context::refuse(const CallRecord& record, Stream stream, const Status& st
   if (capture != cudaStreamCaptureStatusNone) return status;
   CallRecord refused = record;
   if (refused.code == ErrorCode::kOk) refused.set_status(status);
-  // On a stream of its own: the caller's may be the one that is invalid. It waits for the peers, so nothing else is
-  // there.
+  // On a stream of its own: the caller's may be the one that is invalid.
   const RelaxedCapture relaxed;
-  const Result<std::shared_ptr<OwnStream>> own = OwnStream::create();
-  if (!own.ok()) return fail(own.status());
-  Result<Launch> launch = begin(refused, (*own)->get(), false);
+  Result<Launch> launch = begin(refused, parts_.refusals_stream->get(), false);
   if (!launch.ok()) return parts_.sync->broken().ok() ? fail(launch.status()) : launch.status();
   Status ended = end(*launch, launch_refusal(*launch), to_string(record.operation));
   if (!ended.ok()) return ended;

@@ -114,6 +114,9 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
   Result<std::shared_ptr<OwnStream>> stream = OwnStream::shared(facts.device);
   if (!stream.ok()) return stream.status();
   parts.stream = *stream;
+  stream = OwnStream::create();
+  if (!stream.ok()) return stream.status();
+  parts.refusals_stream = *stream;
   if (Status status = load_kernels(facts.device, facts.shared_limit, parts.has_bulk); !status.ok()) return status;
   const Result<MemoryPath> path = choose_memory_path(facts.device);
   if (!path.ok()) return path.status();

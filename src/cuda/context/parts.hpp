@@ -38,8 +38,9 @@ struct Parts {
   std::shared_ptr<std::byte> latency;  ///< GroupOptions::latency_bytes in pages, right behind `control`; or null
   std::size_t latency_bytes = 0;
   RankParams ranks;
-  std::shared_ptr<OwnStream> stream;  ///< for work that waits for no other rank: setup, zeroing
-  std::unique_ptr<PeerWatch> watch;   ///< last: it reads `sync` and `report` from a thread of its own
+  std::shared_ptr<OwnStream> stream;           ///< for work that waits for no other rank: setup, zeroing
+  std::shared_ptr<OwnStream> refusals_stream;  ///< where refused calls wait for the peers
+  std::unique_ptr<PeerWatch> watch;            ///< last: it reads `sync` and `report` from a thread of its own
 };
 
 /// Loads the kernels of all calls on the current GPU; `has_bulk`: whether they can use the bulk copy engine there.

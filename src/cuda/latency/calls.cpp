@@ -110,7 +110,7 @@ Status LatencyMode::combine(const LatencyCombineCall& call) try {
   return context_.out_of_memory(Operation::kLatencyCombine);
 }
 
-Status LatencyMode::make_receive(const LatencyReceiveCall& call) {
+Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
   constexpr std::string_view kName = "latency_receive";
   auto& routing = static_cast<LatencyRouting&>(const_cast<RoutingState&>(*call.routing));
   const bool of_combine = routing.latency_phase == LatencyPhase::kCombineSent;
@@ -128,13 +128,14 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call) {
   if (!status.ok()) return *captured ? status : context_.fail(status);
   if (!of_combine) routing.received.store(reports, std::memory_order_release);
   std::erase(in_flight_, call.routing);
+  made = true;
   return {};
 }
 
-Status LatencyMode::receive(const LatencyReceiveCall& call) try {
+Status LatencyMode::receive(const LatencyReceiveCall& call, bool& made) try {
   const DeviceGuard guard(context_.parts().device);
   if (!guard.status().ok()) return context_.fail(guard.status());
-  return make_receive(call);
+  return make_receive(call, made);
 } catch (const std::bad_alloc&) {
   return context_.out_of_memory(Operation::kLatencyDispatch);
 }

@@ -20,12 +20,12 @@ class LatencyMode {
 
   Result<std::shared_ptr<RoutingState>> dispatch(const LatencyDispatchCall& call);
   Status combine(const LatencyCombineCall& call);
-  Status receive(const LatencyReceiveCall& call);
+  Status receive(const LatencyReceiveCall& call, bool& made);
 
  private:
   Result<std::shared_ptr<RoutingState>> make_dispatch(const LatencyDispatchCall& call);
   Status make_combine(const LatencyCombineCall& call);
-  Status make_receive(const LatencyReceiveCall& call);
+  Status make_receive(const LatencyReceiveCall& call, bool& made);
 
   bool has_memory() const { return layout_.set_bytes > 0; }
   /// kCapacity unless the group has memory for this.

@@ -122,13 +122,13 @@ void share_receive(DispatchReceiveParams& params, int most_blocks) {
 
 Status LatencyMode::check_dispatch(const LatencyDispatchCall& call) const {
   const Parts& parts = context_.parts();
-  Status status = check_room(kName, need_of(call, parts.ranks.num_ranks));
-  if (!status.ok()) return status;
   if (call.route.options.num_experts > kMaxExperts || call.max_tokens > kMaxLatencyTokens) {
     return Status(ErrorCode::kUnsupported,
                   fmt::format("{}: num_experts is {} and max_tokens is {}; the CUDA backend takes up to {} and {}",
                               kName, call.route.options.num_experts, call.max_tokens, kMaxExperts, kMaxLatencyTokens));
   }
+  Status status = check_room(kName, need_of(call, parts.ranks.num_ranks));
+  if (!status.ok()) return status;
   const std::int64_t num_rows = call.num_local_experts * call.route.options.slab_capacity;
   if (num_rows > std::numeric_limits<std::int32_t>::max()) {
     return Status(ErrorCode::kInvalidArgument,

@@ -259,6 +259,8 @@ __global__ void __launch_bounds__(kReceiveThreads)
   }
   __syncthreads();
   await_kernel_before();  // the send half, where the two are one call
+  // A send half that found the group broken has not written what follows.
+  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
   const bool reports = blockIdx.x + 1 == gridDim.x;
   if (reports && thread == 0 && params.host.result != nullptr) store_relaxed_system(&params.host.result->started, 1);
   SentCall& words = *call.tables.dispatch;
