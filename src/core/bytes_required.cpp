@@ -86,6 +86,18 @@ Result<std::size_t> latency_bytes_required(const LatencyShape& shape) {
                             {"dispatch_row_bytes", shape.dispatch_row_bytes},
                             {"combine_row_bytes", shape.combine_row_bytes}};
   if (Status status = check_extents(kCall, extents); !status.ok()) return status;
+  // Far above any machine's memory, far below what overflows a backend's arithmetic.
+  constexpr double kMostBytes = 1e15;
+  const auto num_rows = static_cast<double>(shape.num_ranks + shape.num_topk) * static_cast<double>(shape.max_tokens);
+  const double num_bytes = num_rows * static_cast<double>(shape.dispatch_row_bytes + shape.combine_row_bytes);
+  if (num_bytes > kMostBytes) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: {} ranks, {} tokens and rows of {} and {} bytes are some {:.0e} bytes, expected less "
+                    "than {:.0e}; give the sizes of one batch of decoding",
+                    kCall, shape.num_ranks, shape.max_tokens, shape.dispatch_row_bytes, shape.combine_row_bytes,
+                    num_bytes, kMostBytes));
+  }
   const Result<const BackendFactory*> factory = find_factory(kCall, shape.backend);
   if (!factory.ok()) return factory.status();
   return (*factory)->latency_bytes_required(shape);

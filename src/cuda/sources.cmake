@@ -4,7 +4,6 @@ set(ferry_cuda_sources
     cuda/driver/device_guard.cpp
     cuda/driver/driver.cpp
     cuda/driver/launch.cpp
-    cuda/driver/own_stream.cpp
     cuda/memory/arena_exchange.cpp
     cuda/memory/arena_service.cpp
     cuda/memory/deferred_free.cpp

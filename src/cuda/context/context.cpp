@@ -156,6 +156,7 @@ Status Context::take_fault() {
   FaultReport& fault = parts_.report->fault;
   if (__atomic_load_n(&fault.state, __ATOMIC_ACQUIRE) == 0) return {};
   Status status = describe(fault, "wait");
+  fault.latency = 0;
   __atomic_store_n(&fault.state, 0, __ATOMIC_RELEASE);
   return status;
 }

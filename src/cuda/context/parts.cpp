@@ -111,7 +111,7 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
                         Parts& parts) {
   parts.device = facts.device;
   parts.shared_limit = facts.shared_limit;
-  Result<std::shared_ptr<OwnStream>> stream = OwnStream::shared(facts.device);
+  Result<std::shared_ptr<OwnStream>> stream = OwnStream::create();
   if (!stream.ok()) return stream.status();
   parts.stream = *stream;
   stream = OwnStream::create();

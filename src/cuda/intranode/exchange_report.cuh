@@ -50,7 +50,6 @@ __device__ inline void report_fault(const RouteParams& params, const Posted& pos
   const std::int64_t at = verdict.at;
   const int num_ranks = params.ranks.num_ranks;
   summary.fault = static_cast<std::int32_t>(verdict.fault);
-  summary.latency = 0;
   summary.fault_column = 0;
   if (verdict.fault == Fault::kBadId) {
     const CountsHeader& header = scratch.headers[at];

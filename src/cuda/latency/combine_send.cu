@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kNumThreads) combine_send_kernel(const __grid_
   const CallStart start = start_call(call.ranks, call.tables.summary);
   if (start.broken) return;
   // Refused by every rank, but the call's number and set go by, as where a host refuses it.
-  if (!start.routed && blockIdx.x == 0 && threadIdx.x == 0) report_refused_route(call.ranks, *call.tables.summary);
+  if (!start.routed && blockIdx.x == 0 && threadIdx.x == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
   const SendShared shared = SendShared::at(dynamic_shared(), call.ranks.num_ranks);
   if (warp_idx() == 0) {
     const std::uint64_t number = begin_send_and_wait(call, LatencyKind::kCombine, shared.sets);

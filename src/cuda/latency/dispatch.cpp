@@ -70,7 +70,6 @@ Status clear_calls(const LatencyTables& tables, cudaStream_t own_stream) {
   const RelaxedCapture relaxed;
   RouteSummary summary{};
   summary.fault = static_cast<std::int32_t>(Fault::kNotRouted);
-  summary.latency = 1;
   Status status = runtime_status(
       cudaMemcpyAsync(tables.summary, &summary, sizeof(summary), cudaMemcpyHostToDevice, own_stream), kClearing);
   for (SentCall* sent : {tables.dispatch, tables.combine}) {

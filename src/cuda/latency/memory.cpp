@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/latency/params.hpp"
 #include "node/page_heap.hpp"
 #include "plan/to_size.hpp"
 
@@ -27,6 +28,10 @@ LatencyLayout latency_layout(const Parts& parts, int num_ranks) {
 Status start_latency(const Parts& parts, int num_ranks, cudaStream_t stream) {
   const LatencyLayout layout = latency_layout(parts, num_ranks);
   if (layout.set_bytes == 0) return {};
+  // Later, loading could wait for kernels of other ranks that wait for this one's.
+  Status status = runtime_status(load_latency_kernels(), "Group::create: loading the kernels of latency mode",
+                                 "this build has no code for the GPU: set CMAKE_CUDA_ARCHITECTURES and build again");
+  if (!status.ok()) return status;
   LatencyLocal local{};
   std::vector<std::uint64_t> grants(to_size(kLatencyKinds) * to_size(num_ranks) * to_size(kGrantSlots));
   for (int kind = 0; kind < kLatencyKinds; ++kind) {
@@ -39,9 +44,9 @@ Status start_latency(const Parts& parts, int num_ranks, cudaStream_t stream) {
     }
   }
   std::byte* const base = parts.latency.get();
-  Status status = runtime_status(cudaMemcpyAsync(base + layout.control.grants, grants.data(),
-                                                 grants.size() * sizeof(grants[0]), cudaMemcpyHostToDevice, stream),
-                                 "Group::create: granting the sets of latency mode");
+  status = runtime_status(cudaMemcpyAsync(base + layout.control.grants, grants.data(),
+                                          grants.size() * sizeof(grants[0]), cudaMemcpyHostToDevice, stream),
+                          "Group::create: granting the sets of latency mode");
   if (!status.ok()) return status;
   // The copy of pageable memory has taken what it needs when the calls return.
   return runtime_status(

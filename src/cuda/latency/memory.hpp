@@ -17,7 +17,7 @@ std::size_t latency_bytes_required(const LatencyShape& shape);
 /// Where a group has it; all sizes are 0 if it has none.
 LatencyLayout latency_layout(const Parts& parts, int num_ranks);
 
-/// StartLatency: no call has been made, and every rank has granted its sets to the first ones.
+/// StartLatency: the kernels are loaded, no call has been made, and every rank has granted its sets to the first ones.
 Status start_latency(const Parts& parts, int num_ranks, cudaStream_t stream);
 
 }  // namespace ferry::cuda

@@ -17,7 +17,6 @@ __device__ __noinline__ inline void report_refused(const DispatchReceiveParams& 
   const auto set = static_cast<int>(sent.set);
   RouteSummary& summary = *call.tables.summary;
   summary.valid = 0;
-  summary.latency = 1;
   summary.fault_column = 0;
   if (outcome == Outcome::kSkip) {
     summary.fault = static_cast<std::int32_t>(Fault::kDisagreement);
@@ -52,7 +51,7 @@ __device__ __noinline__ inline void report_refused(const DispatchReceiveParams& 
     }
     summary.fault_limit = call.slab_capacity;
   }
-  report_refused_route(call.ranks, summary);
+  report_refused_dispatch(call.ranks, summary);
   if (params.host.result != nullptr) store_release_system(&params.host.result->state, 2);
 }
 
@@ -60,9 +59,8 @@ __device__ __noinline__ inline void report_refused(const DispatchReceiveParams& 
 __device__ __noinline__ inline void report_not_sent(const LatencyParams& call) {
   RouteSummary& summary = *call.tables.summary;
   summary.valid = 0;
-  summary.latency = 1;
   summary.fault = static_cast<std::int32_t>(Fault::kNotRouted);
-  report_refused_route(call.ranks, summary);
+  report_refused_dispatch(call.ranks, summary);
 }
 
 /// Before the counts are added up. All threads of the block that reports.

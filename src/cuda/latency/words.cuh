@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "cuda/latency/params.hpp"
-#include "cuda/sync/rank_sync.cuh"
+#include "cuda/sync/entry.cuh"
 
 namespace ferry::cuda::device {
 
@@ -214,6 +214,13 @@ __device__ __noinline__ inline void report_latency_disagreement(const LatencyPar
   }
   fence_system();
   store_release_system(&fault.state, 1);
+}
+
+/// Reports, perhaps once more, why a dispatch of latency mode was refused. One thread of the call.
+__device__ __noinline__ inline void report_refused_dispatch(const RankParams& ranks, const RouteSummary& summary) {
+  FaultReport& fault = ranks.report->fault;
+  if (*static_cast<volatile std::uint64_t*>(&fault.state) == 0) fault.latency = 1;  // else the first one counts
+  report_refused_route(ranks, summary);
 }
 
 /// Whether this is the last block of the receive half to get here; its threads then see what all blocks have done. All

@@ -107,7 +107,6 @@ __device__ inline void add_rows(const Terms& terms, int first, int num_rows, std
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
     if (first + row >= num_rows) break;
-#pragma unroll 1
     for (int i = terms.first_weight[first + row]; i < terms.first_weight[first + row + 1]; ++i) {
       const float weight = terms.weights[i];
 #pragma unroll
@@ -122,13 +121,11 @@ __device__ inline void add_rows(const Terms& terms, int first, int num_rows, std
 template <bool kFloat32, int kRows, int kSteps>
 __device__ inline void sum_row(const Terms& terms, int num_rows, std::byte* out, std::int64_t row_bytes) {
   constexpr std::int64_t kStepBytes = kWarpLanes * sizeof(uint4);
-#pragma unroll 1
   for (std::int64_t offset = lane_idx() * static_cast<std::int64_t>(sizeof(uint4)); offset < row_bytes;
        offset += kSteps * kStepBytes) {
     Vector<kFloat32> sums[kSteps];
 #pragma unroll
     for (Vector<kFloat32>& sum : sums) sum.clear();
-#pragma unroll 1
     for (int first = 0; first < num_rows; first += kRows) {
       add_rows<kFloat32, kRows, kSteps>(terms, first, num_rows, offset, row_bytes, sums);
     }

@@ -152,7 +152,6 @@ __device__ __noinline__ inline void report_disagreement(const RankParams& ranks,
 __device__ inline void copy_fault(FaultReport& report, const RouteSummary& summary) {
   report.fault = summary.fault;
   report.rank = static_cast<std::int32_t>(summary.fault_rank);
-  report.latency = summary.latency;
   report.row = summary.fault_row;
   report.column = summary.fault_column;
   report.value = summary.fault_value;

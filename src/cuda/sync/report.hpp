@@ -52,12 +52,12 @@ struct FaultReport {
   std::uint64_t state;  ///< 1: the rest is valid
   std::int32_t fault;
   std::int32_t rank;
-  std::int64_t latency;  ///< as in RouteSummary
   std::int64_t row;
   std::int64_t column;
   std::int64_t value;
   std::int64_t limit;
   std::int64_t record_numbers[128];  ///< [R], kMaxRanks
+  std::int64_t latency;              ///< 1: of latency_dispatch, 0: of route; the host sets it back to 0 with `state`
 };
 
 /// The host's word to kernels that wait: nobody will come. In lines of its own: kernels poll it over PCIe.
@@ -76,8 +76,7 @@ struct RouteSummary {
   std::uint32_t valid;         ///< 0: refused; dispatch and combine move nothing
   std::int32_t num_used_rows;  ///< also Routing::num_recv_rows_view
   std::int32_t num_token_rows;
-  std::int32_t fault;    ///< Fault, where not valid
-  std::int64_t latency;  ///< 1: of latency_dispatch; 0: of route
+  std::int32_t fault;  ///< Fault, where not valid
   std::int64_t fault_rank;
   std::int64_t fault_row;
   std::int64_t fault_column;
