@@ -39,8 +39,10 @@ set(ferry_cuda_sources
     cuda/intranode/token_layout.cu
     cuda/latency/combine_receive.cu
     cuda/latency/combine_send.cu
+    cuda/latency/combine_whole.cu
     cuda/latency/dispatch_receive.cu
     cuda/latency/dispatch_send.cu
+    cuda/latency/dispatch_whole.cu
     cuda/latency/refusal.cu
     cuda/numeric/quantize.cu
     cuda/backend.cpp)

@@ -69,25 +69,38 @@ cuda::LatencyParams LatencyCombine::call(int rank, std::uint64_t agreement) cons
   return call;
 }
 
-void LatencyCombine::send_other(int rank, std::uint64_t other_agreement) {
+cuda::CombineSendParams LatencyCombine::send_params(int rank, std::uint64_t agreement) const {
   cuda::CombineSendParams params;
-  params.call = call(rank, other_agreement);
+  params.call = call(rank, agreement);
   params.rows = {row_bytes(), spec_.float32, spec_.order};
   params.x = x_[static_cast<std::size_t>(rank)].data();
   params.x_stride = stride();
   params.own_weights = spec_.own_weights;
   params.weights = spec_.own_weights ? weights_of(rank) : nullptr;
-  cuda::launch_combine_send(params, ranks_.stream(rank));
+  return params;
 }
 
-void LatencyCombine::receive_other(int rank, std::uint64_t other_agreement) {
+cuda::CombineReceiveParams LatencyCombine::receive_params(int rank, std::uint64_t agreement) {
   cuda::CombineReceiveParams params;
-  params.call = call(rank, other_agreement);
+  params.call = call(rank, agreement);
   params.rows = {row_bytes(), spec_.float32, spec_.order};
   params.out = out_[static_cast<std::size_t>(rank)].data();
   params.out_stride = stride();
   params.weights = weights_of(rank);
-  cuda::launch_combine_receive(params, ranks_.stream(rank));
+  return params;
+}
+
+void LatencyCombine::send_other(int rank, std::uint64_t other_agreement) {
+  cuda::launch_combine_send(send_params(rank, other_agreement), ranks_.stream(rank));
+}
+
+void LatencyCombine::receive_other(int rank, std::uint64_t other_agreement) {
+  cuda::launch_combine_receive(receive_params(rank, other_agreement), ranks_.stream(rank));
+}
+
+void LatencyCombine::run_whole(int rank) {
+  cuda::launch_latency_combine({send_params(rank, spec_.agreement), receive_params(rank, spec_.agreement)},
+                               ranks_.stream(rank));
 }
 
 void LatencyCombine::refuse(int rank) {

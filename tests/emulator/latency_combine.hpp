@@ -27,6 +27,14 @@ class LatencyCombine {
   /// Queue a half on the rank's stream.
   void send(int rank);
   void receive(int rank);
+  /// Queues the call, in one kernel.
+  void run_whole(int rank);
+  /// Queues the call: on some ranks in one kernel, on others as its halves.
+  void run(int rank) {
+    if ((spec_.seed + static_cast<std::uint64_t>(rank)) % 3 != 0) return run_whole(rank);
+    send(rank);
+    receive(rank);
+  }
   /// In place of the call.
   void refuse(int rank);
   /// `other_agreement`: as a rank that passes something else.
@@ -43,6 +51,8 @@ class LatencyCombine {
   std::int64_t stride() const { return row_bytes() + spec_.gap_bytes; }
   const float* weights_of(int rank) const;
   cuda::LatencyParams call(int rank, std::uint64_t agreement) const;
+  cuda::CombineSendParams send_params(int rank, std::uint64_t agreement) const;
+  cuda::CombineReceiveParams receive_params(int rank, std::uint64_t agreement);
 
   LatencyRanks& ranks_;
   const LatencyRouting& routing_;

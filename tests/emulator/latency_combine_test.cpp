@@ -67,8 +67,7 @@ TEST(EmulatedLatencyCombine, ManyCallsGiveTheBitsOfTheOracle) {
     for (int call = 0; call < kCalls; ++call) {
       calls.push_back(std::make_unique<LatencyCombine>(ranks, routing, draw_combine(random)));
       for (int rank = 0; rank < world.num_ranks; ++rank) {
-        calls.back()->send(rank);
-        calls.back()->receive(rank);
+        calls.back()->run(rank);
       }
     }
     ASSERT_EQ(ranks.machine().run(), "") << "world " << i;
@@ -137,11 +136,9 @@ TEST(EmulatedLatencyCombine, DisagreementsAreSeenByAllAndTheNextCallIsGood) {
           other.send_other(rank, 5);
           other.receive_other(rank, 5);
         } else {
-          refused.send(rank);
-          refused.receive(rank);
+          refused.run(rank);
         }
-        good.send(rank);
-        good.receive(rank);
+        good.run(rank);
       }
       ASSERT_EQ(ranks.machine().run(), "");
       for (int rank = 0; rank < kNumRanks; ++rank) {

@@ -84,7 +84,7 @@ cuda::SlabScales LatencyDispatch::scales(int rank) const {
   return {data, capacity() * columns, columns, 1};
 }
 
-void LatencyDispatch::send_other(int rank, std::uint64_t agreement) {
+cuda::DispatchSendParams LatencyDispatch::send_params(int rank, std::uint64_t agreement) const {
   const auto at = static_cast<std::size_t>(rank);
   cuda::DispatchSendParams params;
   params.call = call(rank, agreement);
@@ -100,10 +100,11 @@ void LatencyDispatch::send_other(int rank, std::uint64_t agreement) {
     params.scales = {inputs_.scales[at].data(), spec_.num_scales, 1};
   }
   params.row = row();
-  cuda::launch_dispatch_send(params, ranks_.stream(rank));
+  params.num_senders = params.call.num_blocks - 1;
+  return params;
 }
 
-void LatencyDispatch::receive_other(int rank, std::uint64_t agreement) {
+cuda::DispatchReceiveParams LatencyDispatch::receive_params(int rank, std::uint64_t agreement) {
   cuda::DispatchReceiveParams params;
   params.call = call(rank, agreement);
   params.placement = placement();
@@ -113,7 +114,25 @@ void LatencyDispatch::receive_other(int rank, std::uint64_t agreement) {
   params.row = row();
   params.zero_padding = spec_.zero_padding;
   params.warps_per_row = spec_.warps_per_row;
-  cuda::launch_dispatch_receive(params, ranks_.stream(rank));
+  return params;
+}
+
+void LatencyDispatch::send_other(int rank, std::uint64_t agreement) {
+  cuda::launch_dispatch_send(send_params(rank, agreement), ranks_.stream(rank));
+}
+
+void LatencyDispatch::receive_other(int rank, std::uint64_t agreement) {
+  cuda::launch_dispatch_receive(receive_params(rank, agreement), ranks_.stream(rank));
+}
+
+void LatencyDispatch::run_whole(int rank) {
+  cuda::LatencyDispatchParams params{send_params(rank, spec_.agreement), receive_params(rank, spec_.agreement)};
+  // Every other rank has blocks that send, and others that receive.
+  if (rank % 2 == 0) {
+    params.receive.first_receiver = params.send.call.num_blocks;
+    params.send.call.num_blocks = params.receive.call.num_blocks = params.send.call.num_blocks + 2;
+  }
+  cuda::launch_latency_dispatch(params, ranks_.stream(rank));
 }
 
 void LatencyDispatch::refuse(int rank) {

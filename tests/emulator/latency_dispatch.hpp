@@ -33,6 +33,14 @@ class LatencyDispatch {
   /// Queue this rank's halves on its stream.
   void send(int rank) { send_other(rank, spec_.agreement); }
   void receive(int rank) { receive_other(rank, spec_.agreement); }
+  /// Queues the call, in one kernel.
+  void run_whole(int rank);
+  /// Queues the call: on some ranks in one kernel, on others as its halves.
+  void run(int rank) {
+    if ((spec_.seed + static_cast<std::uint64_t>(rank)) % 3 != 0) return run_whole(rank);
+    send(rank);
+    receive(rank);
+  }
   /// With arguments that the others do not have.
   void send_other(int rank, std::uint64_t agreement);
   void receive_other(int rank, std::uint64_t agreement);
@@ -53,6 +61,8 @@ class LatencyDispatch {
 
  private:
   cuda::LatencyParams call(int rank, std::uint64_t agreement) const;
+  cuda::DispatchSendParams send_params(int rank, std::uint64_t agreement) const;
+  cuda::DispatchReceiveParams receive_params(int rank, std::uint64_t agreement);
   cuda::LatencyRow row() const;
   std::int64_t in_row_bytes() const { return spec_.hidden * 2; }
   std::int64_t in_stride() const { return in_row_bytes() + spec_.gap_bytes; }

@@ -85,8 +85,7 @@ TEST(EmulatedLatencyDispatch, ManyCallsGiveTheBytesOfTheOracle) {
       routings.push_back(std::make_unique<LatencyRouting>(ranks, test::make_world(world), world.max_tokens + i % 2));
       calls.push_back(std::make_unique<LatencyDispatch>(ranks, *routings.back(), draw_dispatch(random)));
       for (int rank = 0; rank < world.num_ranks; ++rank) {
-        calls.back()->send(rank);
-        calls.back()->receive(rank);
+        calls.back()->run(rank);
       }
     }
     ASSERT_EQ(ranks.machine().run(), "") << "world " << i;
@@ -126,8 +125,7 @@ TEST(EmulatedLatencyDispatch, CallsInFlightAreReceivedInAnyOrder) {
         if (order % 2 == 0) a.receive(rank);
         b.send(rank);
         if (order % 4 == 1) b.receive(rank);
-        whole.send(rank);
-        whole.receive(rank);
+        whole.run(rank);
         if (order % 4 != 1) b.receive(rank);
         if (order % 2 != 0) a.receive(rank);
       }
@@ -154,8 +152,7 @@ class EmulatedLatencyFaults : public ::testing::Test {
   /// Runs what is queued, a good call last.
   void run_to(LatencyDispatch& good) {
     for (int rank = 0; rank < kNumRanks; ++rank) {
-      good.send(rank);
-      good.receive(rank);
+      good.run(rank);
     }
     ASSERT_EQ(ranks_.machine().run(), "");
   }
@@ -207,8 +204,7 @@ TEST_F(EmulatedLatencyFaults, AnIdThatIsNoExpertIsSeenByAll) {
   refused.spoil_id(1, kEntry + 1, -2);
   refused.spoil_id(2, 0, -5);
   for (int rank = 0; rank < kNumRanks; ++rank) {
-    refused.send(rank);
-    refused.receive(rank);
+    refused.run(rank);
   }
   run_to(good);
   expect_fault(Fault::kBadId, refused, good);
@@ -228,8 +224,7 @@ TEST_F(EmulatedLatencyFaults, AFullSlabIsSeenByAll) {
   LatencyDispatch refused(ranks_, refused_routing_, {});
   refused.set_capacity(capacity - 1);
   for (int rank = 0; rank < kNumRanks; ++rank) {
-    refused.send(rank);
-    refused.receive(rank);
+    refused.run(rank);
   }
   run_to(good);
   expect_fault(Fault::kSlabCapacity, refused, good);
@@ -254,8 +249,7 @@ TEST_F(EmulatedLatencyFaults, ALostRankIsReportedByTheReceiveHalf) {
   LatencyDispatch call(ranks_, routing_, {});
   for (int rank = 0; rank < kNumRanks; ++rank) {
     if (rank == 2) continue;  // never comes
-    call.send(rank);
-    call.receive(rank);
+    call.run(rank);
   }
   ASSERT_EQ(ranks_.machine().run(), "");
   for (int rank = 0; rank < 2; ++rank) {

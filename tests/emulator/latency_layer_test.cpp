@@ -62,8 +62,7 @@ TEST(EmulatedLatencyLayer, TwoMicroBatchesInFlight) {
         a.combine.send(rank);
         b.dispatch.receive(rank);
         if (in_order) a.combine.receive(rank);
-        b.combine.send(rank);
-        b.combine.receive(rank);
+        b.combine.run(rank);
         if (!in_order) a.combine.receive(rank);
       }
     }
@@ -95,10 +94,8 @@ TEST(EmulatedLatencyLayer, WordsOfCallsLongPastAreNotTakenForNewOnes) {
     const LatencyCombineSpec combine{.order = CombineOrder::kRankSums, .own_weights = true, .num_blocks = last ? 5 : 1};
     layers.push_back(std::make_unique<Layer>(ranks, world, LatencyDispatchSpec{}, combine));
     for (int rank = 0; rank < kNumRanks; ++rank) {
-      layers.back()->dispatch.send(rank);
-      layers.back()->dispatch.receive(rank);
-      layers.back()->combine.send(rank);
-      layers.back()->combine.receive(rank);
+      layers.back()->dispatch.run(rank);
+      layers.back()->combine.run(rank);
     }
   }
   ASSERT_EQ(ranks.machine().run(), "");
@@ -118,19 +115,15 @@ TEST(EmulatedLatencyLayer, CombineOfARefusedDispatchIsRefusedWhoeverKnows) {
   Layer good(ranks, world, {}, {});
   refused.dispatch.set_capacity(1);
   for (int rank = 0; rank < kNumRanks; ++rank) {
-    refused.dispatch.send(rank);
-    refused.dispatch.receive(rank);
+    refused.dispatch.run(rank);
     // Rank 0's host has seen why; the others' kernels find out.
     if (rank == 0) {
       refused.combine.refuse(rank);
     } else {
-      refused.combine.send(rank);
-      refused.combine.receive(rank);
+      refused.combine.run(rank);
     }
-    good.dispatch.send(rank);
-    good.dispatch.receive(rank);
-    good.combine.send(rank);
-    good.combine.receive(rank);
+    good.dispatch.run(rank);
+    good.combine.run(rank);
   }
   ASSERT_EQ(ranks.machine().run(), "");
   for (int rank = 0; rank < kNumRanks; ++rank) {

@@ -83,6 +83,7 @@ void LatencyRouting::fill_rows(int rank, const cuda::LatencyTables& tables) cons
   }
   for (std::size_t source = 0; source < world_.ranks.size(); ++source) {
     tables.tokens_of_rank[source] = static_cast<std::int32_t>(world_.ranks[source].num_tokens);
+    *tables.most_tokens = std::max(source == 0 ? 0 : *tables.most_tokens, tables.tokens_of_rank[source]);
   }
 }
 
@@ -145,6 +146,7 @@ std::string LatencyRouting::compare(int rank) const {
   }
   if (!equal(own.source, expected.source, shape.num_local_experts * shape.slab_capacity * 2)) return "source";
   if (!equal(own.tokens_of_rank, expected.tokens_of_rank, shape.num_ranks)) return "tokens_of_rank";
+  if (*own.most_tokens != *expected.most_tokens) return "most_tokens";
   for (std::size_t source = 0; source < shape.num_ranks; ++source) {
     const std::size_t first = source * shape.max_tokens;
     const auto count = to_size(num_tokens(static_cast<int>(source)));

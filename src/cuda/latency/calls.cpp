@@ -71,7 +71,8 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   if (status.ok()) status = as_error_of(kName, check_combine_memory(rows, *parts.arena));
   if (!status.ok()) return refused(status);
 
-  CombineSendParams send;
+  LatencyCombineParams whole;
+  CombineSendParams& send = whole.send;
   send.call = params_of(routing);
   send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32,
                rows.rank_sums ? CombineOrder::kRankSums : CombineOrder::kExact};
@@ -95,8 +96,13 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   if (!launch.ok()) return refused(launch.status());
   send.call.agreement = receive.call.agreement = launch->agreement;
   send.call.record_number = receive.call.record_number = launch->record_number;
-  cudaError_t error = launch_combine_send(send, launch->stream);
-  if (error == cudaSuccess && !call.split) error = launch_combine_receive(receive, launch->stream);
+  cudaError_t error = cudaSuccess;
+  if (call.split) {
+    error = launch_combine_send(send, launch->stream);
+  } else {
+    whole.receive = receive;
+    error = launch_latency_combine(whole, launch->stream);
+  }
   Status ended = context_.end(*launch, error, kName);
   if (ended.ok() && call.split) in_flight_.push_back(rows.routing);
   return ended;

@@ -1,8 +1,7 @@
 #ifndef FERRY_CUDA_LATENCY_COMBINE_PARTS_CUH
 #define FERRY_CUDA_LATENCY_COMBINE_PARTS_CUH
 
-/// How the halves of a combine divide their work among warps. Both know it of each other, so that a receiver knows
-/// which block of a sender stores what: the blocks' `done` words are all the flags that rows have.
+/// How the halves of a combine divide their work among warps.
 
 #include <cstdint>
 
@@ -10,8 +9,31 @@
 
 namespace ferry::cuda::device {
 
-/// Warps of a block, of either half.
-inline constexpr int kCombineWarps = 8;
+/// Warps of a block that add up rows, of either half. One more, the first, waits for the call's turn meanwhile, and tells
+/// the peers when all is sent.
+inline constexpr int kCombineWarps = 15;
+inline constexpr int kCombineThreads = (kCombineWarps + 1) * kWarpLanes;
+
+/// What a kernel of a combine reads first, all at once. Through the first-level cache: all warps of all blocks read it,
+/// and the second-level cache serves one place slowly.
+struct CombineStart {
+  bool broken = false;
+  bool routed = false;  ///< the dispatch was not refused
+  int most_tokens = 0;  ///< of any rank, if routed
+
+  __device__ static CombineStart of(const LatencyParams& call) {
+    const std::uint32_t broken = call.ranks.control.local->broken;
+    const std::uint32_t valid = call.tables.summary->valid;
+    const std::int32_t most_tokens = *call.tables.most_tokens;
+    return {broken != 0, valid != 0, most_tokens};
+  }
+};
+
+/// The first unit of work of a warp, of those that all blocks share; others follow all_combine_warps() apart.
+__device__ inline int all_combine_warps() { return static_cast<int>(gridDim.x) * kCombineWarps; }
+__device__ inline int first_combine_unit() {
+  return (warp_idx() - 1) * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+}
 
 /// Rows are cut so that all warps have something to do in small batches, into parts of full steps of a warp. There are
 /// more parts than rows only if there are more warps, so units of work are counted in 32 bits, in which divisions are
@@ -46,8 +68,6 @@ struct RowPart {
 /// Units of a send half: (token of its source, source, part of the row). Sources count from the sender itself, so that
 /// not all senders begin with the same one. Unit u is for block u % num_blocks.
 struct SendUnits {
-  int num_ranks = 1;
-  int num_blocks = 1;
   RowParts parts;
   int num_units = 0;
 
@@ -56,25 +76,9 @@ struct SendUnits {
                                                   int num_blocks) {
     const int num_rows = max_tokens * num_ranks;  // less than 2^20 * 128
     const RowParts parts = RowParts::of(row_bytes, num_rows, num_blocks * kCombineWarps);
-    return {num_ranks, num_blocks, parts, num_rows * parts.num_parts};
-  }
-
-  /// The block of `sender` that stores the part of `source`'s `token`.
-  FERRY_HOST_DEVICE constexpr int block_of(int sender, int source, int token, int part) const {
-    const int turn = source >= sender ? source - sender : source - sender + num_ranks;
-    return ((token * num_ranks + turn) * parts.num_parts + part) % num_blocks;
+    return {parts, num_rows * parts.num_parts};
   }
 };
-
-/// The largest T of any rank. All lanes of a warp.
-__device__ inline int max_tokens_of(const LatencyParams& call) {
-  int most = 0;
-#pragma unroll 1
-  for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
-    most = max(most, call.tables.tokens_of_rank[rank]);
-  }
-  return __reduce_max_sync(kAllLanes, most);
-}
 
 /// Rows of one combine in a set: what rank number `ordinal` of the token's ranks returns, or the row of entry `topk`.
 struct CombineWindow {

@@ -9,6 +9,7 @@
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/tuning.hpp"
 #include "cuda/latency/calls.hpp"
+#include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/memory.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/to_size.hpp"
@@ -17,9 +18,7 @@ namespace ferry::cuda {
 namespace {
 
 constexpr std::string_view kName = "latency_dispatch";
-/// Warps of a block of the receive half, and bytes that a warp of it copies at a time.
-constexpr std::int64_t kReceiveWarps = 16;
-constexpr std::int64_t kReceiveStepBytes = 2048;
+constexpr std::int64_t kWarpsPerBlock = kDispatchThreads / 32;
 
 LatencyRow row_of(const DispatchCall& call) {
   LatencyRow row;
@@ -92,7 +91,7 @@ Status prepare_host(const Parts& parts, std::int64_t timeout_ns, LatencyRouting&
   routing.timeout_ns = timeout_ns;
   routing.report = parts.report;
   routing.num_rows_from_rank.resize(num_ranks);
-  RouteResultTables& host = routing.dispatch_receive.host;
+  RouteResultTables& host = routing.host_tables;
   host.result = parts.pinned->on_device(routing.host.result);
   host.from_rank = parts.pinned->on_device(routing.host.from_rank);
   host.to_rank = parts.pinned->on_device(routing.host.to_rank);
@@ -104,17 +103,34 @@ Status prepare_host(const Parts& parts, std::int64_t timeout_ns, LatencyRouting&
 /// As many warps to a row as there are, and blocks for all of them.
 void share_receive(DispatchReceiveParams& params, int most_blocks) {
   const std::int64_t most_rows = params.call.ranks.num_ranks * params.call.max_tokens;
-  const std::int64_t num_warps = (most_blocks - 1) * kReceiveWarps;
+  const std::int64_t most_receivers = most_blocks - params.first_receiver;
+  const std::int64_t num_warps = most_receivers * kWarpsPerBlock;
   while (params.warps_per_row < kMaxWarpsPerRow && 2 * params.warps_per_row * most_rows <= num_warps &&
          params.warps_per_row * kReceiveStepBytes < params.row.x_bytes) {
     params.warps_per_row *= 2;
   }
-  const std::int64_t rows_per_block = kReceiveWarps / params.warps_per_row;
+  const std::int64_t rows_per_block = kWarpsPerBlock / params.warps_per_row;
   const std::int64_t per_source = (params.call.max_tokens + rows_per_block - 1) / rows_per_block;
-  const std::int64_t wanted = 1 + params.call.ranks.num_ranks * per_source;
+  const std::int64_t wanted = params.call.ranks.num_ranks * per_source;
   // Clearing the rest of a slab takes all that there are.
   params.call.num_blocks =
-      params.zero_padding ? most_blocks : static_cast<int>(std::min<std::int64_t>(most_blocks, wanted));
+      params.first_receiver +
+      static_cast<int>(params.zero_padding ? most_receivers : std::min<std::int64_t>(most_receivers, wanted));
+}
+
+/// Which blocks do what. Those that receive and do not send have everything ready when rows come; so, where they are
+/// not much fewer, the others only send.
+void share_blocks(LatencyDispatchParams& params, bool split, int most_blocks) {
+  DispatchSendParams& send = params.send;
+  DispatchReceiveParams& receive = params.receive;
+  // One block counts, and reports.
+  send.num_senders = static_cast<int>(std::clamp<std::int64_t>(send.call.num_tokens, 1, most_blocks - 1));
+  send.call.num_blocks = 1 + send.num_senders;
+  const int others = most_blocks - send.call.num_blocks;
+  if (!split && 2 * others >= most_blocks - 1) receive.first_receiver = send.call.num_blocks;
+  share_receive(receive, most_blocks);
+  if (split) return;
+  send.call.num_blocks = receive.call.num_blocks = std::max(send.call.num_blocks, receive.call.num_blocks);
 }
 
 }  // namespace
@@ -191,7 +207,8 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   const Parts& parts = context_.parts();
   const DispatchCall& rows = call.dispatch;
 
-  DispatchSendParams send;
+  LatencyDispatchParams whole;
+  DispatchSendParams& send = whole.send;
   send.call = params_of(routing);
   send.placement = routing.placement->tables;
   send.topk_idx = call.route.topk_idx.data;
@@ -203,12 +220,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   send.hidden = rows.quantize == Quantization::kNone ? 0 : rows.out_x.row_bytes;
   send.scales = const_scales(rows.scales);
   send.row = row_of(rows);
-  const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-  // One block counts, or reports; the others move rows.
-  const int most = std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks);
-  send.call.num_blocks = 1 + static_cast<int>(std::min<std::int64_t>(routing.num_tokens, most - 1));
-
-  DispatchReceiveParams& receive = routing.dispatch_receive;
+  DispatchReceiveParams& receive = whole.receive;
   receive.call = send.call;
   receive.placement = send.placement;
   receive.x = rows.out_x.data;
@@ -216,16 +228,21 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   receive.scales = slab_scales(rows.out_scales, routing.slab_capacity);
   receive.row = send.row;
   receive.zero_padding = rows.zero_padding;
-  share_receive(receive, most);
-  // Not in a graph: see the same of route.
-  receive.overlaps = parts.has_bulk && !call.split && !*captured;
+  receive.host = routing.host_tables;
+  const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
+  share_blocks(whole, call.split, std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
 
   Result<Launch> launch = context_.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
   if (!launch.ok()) return refused(launch.status());
   send.call.agreement = receive.call.agreement = launch->agreement;
   send.call.record_number = receive.call.record_number = launch->record_number;
-  cudaError_t error = launch_dispatch_send(send, launch->stream);
-  if (error == cudaSuccess && !call.split) error = launch_dispatch_receive(receive, launch->stream);
+  cudaError_t error = cudaSuccess;
+  if (call.split) {
+    error = launch_dispatch_send(send, launch->stream);
+    routing.dispatch_receive = receive;
+  } else {
+    error = launch_latency_dispatch(whole, launch->stream);
+  }
   if (Status ended = context_.end(*launch, error, kName); !ended.ok()) return ended;
   if (call.split) {
     in_flight_.push_back(*made);

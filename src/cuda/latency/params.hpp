@@ -73,13 +73,14 @@ struct DispatchSendParams {
   std::int64_t x_stride = 0;       ///< bytes
   std::int64_t hidden = 0;         ///< H, only where rows are quantised
   Quantization quantize = Quantization::kNone;
-  ConstScales scales;  ///< of the input; data is null: none
-  LatencyRow row;      ///< as it travels
+  ConstScales scales;   ///< of the input; data is null: none
+  LatencyRow row;       ///< as it travels
+  int num_senders = 1;  ///< blocks that send rows: those behind the first one
 };
 
 inline constexpr int kMaxWarpsPerRow = 8;
 
-/// call.num_blocks: at least 2, since the last one copies no rows.
+/// call.num_blocks: at least 2, since the first one copies no rows, and more than first_receiver.
 struct DispatchReceiveParams {
   LatencyParams call;
   PlacementTables placement;
@@ -88,11 +89,18 @@ struct DispatchReceiveParams {
   SlabScales scales;          ///< data is null: none
   LatencyRow row;
   bool zero_padding = false;
-  int warps_per_row = 1;  ///< that share the copy of one row; a power of two, at most kMaxWarpsPerRow
-  bool overlaps = false;  ///< begins while the send half ends (LaunchShape)
+  int first_receiver = 1;  ///< the first block that copies rows
+  int warps_per_row = 1;   ///< that share the copy of one row; a power of two, at most kMaxWarpsPerRow
   RouteResultTables host;
 };
 
+/// A call that is not split. Both halves have the same `call`.
+struct LatencyDispatchParams {
+  DispatchSendParams send;
+  DispatchReceiveParams receive;
+};
+
+cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, cudaStream_t stream);
 cudaError_t launch_dispatch_send(const DispatchSendParams& params, cudaStream_t stream);
 cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, cudaStream_t stream);
 
@@ -124,6 +132,13 @@ struct CombineReceiveParams {
 
 /// Blocks of either half: enough for the largest call of this shape to use all of `num_sms`.
 int combine_blocks(const LatencyParams& call, const CombineRows& rows, int num_sms);
+/// As LatencyDispatchParams.
+struct LatencyCombineParams {
+  CombineSendParams send;
+  CombineReceiveParams receive;
+};
+
+cudaError_t launch_latency_combine(const LatencyCombineParams& params, cudaStream_t stream);
 cudaError_t launch_combine_send(const CombineSendParams& params, cudaStream_t stream);
 cudaError_t launch_combine_receive(const CombineReceiveParams& params, cudaStream_t stream);
 
@@ -136,8 +151,10 @@ cudaError_t launch_latency_refusal(const LatencyRefusalParams& params, cudaStrea
 
 /// Loads the kernels. The others are parts of the first.
 cudaError_t load_latency_kernels();
+cudaError_t load_latency_dispatch_kernels();
 cudaError_t load_dispatch_send_kernels();
 cudaError_t load_dispatch_receive_kernel();
+cudaError_t load_latency_combine_kernels();
 cudaError_t load_combine_send_kernels();
 cudaError_t load_combine_receive_kernels();
 

@@ -12,7 +12,7 @@ namespace ferry::cuda::device {
 
 inline constexpr unsigned kNone = 0xFFFFFFFFU;
 
-/// What a block of the receive half knows of the experts. In dynamic shared memory.
+/// What a block of the receive half knows of the experts.
 struct ExpertTables {
   std::int32_t* homes = nullptr;       ///< [E] home_of each
   std::int32_t* bases = nullptr;       ///< [E] rows before those of one source
@@ -30,13 +30,30 @@ struct ExpertTables {
   }
 };
 
-/// What the ranks say, in shared memory.
+/// What the ranks say.
 struct ReceiveShared {
   std::int32_t tokens[kMaxRanks];  ///< T of each
   unsigned first_bad_rank;         ///< with an id that is no expert; kNone: none
   unsigned first_full_expert;      ///< that gets more rows than its slab has; kNone: none
   unsigned from_rank[kMaxRanks];   ///< rows here from each source; of the block that reports
   unsigned to_rank[kMaxRanks];     ///< rows from here on each rank; of the block that reports
+};
+
+/// Both, in dynamic shared memory from `base`.
+struct ReceiveMemory {
+  ReceiveShared* shared = nullptr;
+  ExpertTables experts;
+  std::size_t size_bytes = 0;
+
+  FERRY_HOST_DEVICE static constexpr ReceiveMemory at(std::byte* base, int num_experts, int num_local_experts) {
+    plan::Carver carver(base);
+    ReceiveMemory memory;
+    memory.shared = carver.take<ReceiveShared>(1);
+    const std::size_t used_bytes = carver.used_bytes();
+    memory.experts = ExpertTables::at(base == nullptr ? nullptr : base + used_bytes, num_experts, num_local_experts);
+    memory.size_bytes = used_bytes + memory.experts.size_bytes;
+    return memory;
+  }
 };
 
 /// What is done with the counts as they are added up.
@@ -57,11 +74,28 @@ __device__ __noinline__ inline void note_count(const RankParams& ranks, ReceiveS
   range[1] = before;
 }
 
-/// Waits for the counts of all ranks and adds them up. All threads of a block; false in all of them when the group
+/// Counts of one expert that a thread has looked at before it knew whether there will be any: mostly they are there.
+struct CountsLook {
+  static constexpr int kLoads = 4;  // on their way together
+  std::uint64_t words[kLoads] = {};
+
+  /// `first`: the first of the sources.
+  __device__ void load(const LatencyParams& call, const std::uint64_t* counts, int expert, int first) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (first + i < call.ranks.num_ranks) {
+        words[i] = load_relaxed_system(counts + (first + i) * static_cast<int>(kMaxExperts) + expert);
+      }
+    }
+  }
+};
+
+/// Waits for the counts of all ranks and adds them up. `look`: at those of the first sources for the expert with the
+/// index of this thread. All threads of a block; false in all of them when the group
 /// broke.
 __device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sent, const ExpertTables& experts,
-                                  ReceiveShared& shared, const CountsUse& use) {
-  constexpr int kLoads = 4;  // on their way together
+                                  ReceiveShared& shared, const CountsUse& use, const CountsLook& look) {
+  constexpr int kLoads = CountsLook::kLoads;
   constexpr auto kStride = static_cast<int>(kMaxExperts);
   const int num_ranks = call.ranks.num_ranks;
   const std::uint64_t* const words = count_words(call, call.ranks.rank, static_cast<int>(sent.set), 0);
@@ -73,17 +107,14 @@ __device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sen
     std::int32_t rows = 0;
 #pragma unroll 1
     for (int first = 0; first < num_ranks && came; first += kLoads) {
-      std::uint64_t seen[kLoads];
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        if (first + i < num_ranks) seen[i] = load_relaxed_system(words + (first + i) * kStride + expert);
-      }
+      CountsLook seen = look;
+      if (first > 0 || expert != static_cast<int>(threadIdx.x)) seen.load(call, words, expert, first);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         const int source = first + i;
         if (source >= num_ranks) continue;
         const Payload count = wait_payload(call.ranks, {Awaited::kCounts, source, sent.number},
-                                           words + source * kStride + expert, seen[i]);
+                                           words + source * kStride + expert, seen.words[i]);
         came = came && count.came;
         if (source == use.source) experts.bases[expert] = rows;
         if (use.ranges != nullptr) note_count(call.ranks, shared, use.ranges, home, source, count.value, rows);

@@ -94,6 +94,10 @@ __device__ __noinline__ inline void report_counts(const DispatchReceiveParams& p
   }
   const std::int64_t num_rows = call.num_local_experts * call.slab_capacity;
   if (thread == 0) {
+    std::int32_t most_tokens = 0;
+#pragma unroll 1
+    for (int rank = 0; rank < num_ranks; ++rank) most_tokens = max(most_tokens, shared.tokens[rank]);
+    *tables.most_tokens = most_tokens;
     tables.summary->num_used_rows = static_cast<std::int32_t>(num_rows);
     tables.summary->valid = 1;
   }

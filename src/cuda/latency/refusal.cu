@@ -54,15 +54,15 @@ __global__ void __launch_bounds__(kRefusalThreads) refusal_kernel(const __grid_c
   auto& shared = *reinterpret_cast<Shared*>(dynamic_shared());
   const LatencyParams& call = params.call;
   if (warp_idx() == 0) {
-    std::uint64_t number = 0;
-    if (lane_idx() == 0) number = begin_send(call, params.kind);
-    number = __shfl_sync(kAllLanes, number, 0);
+    const std::uint64_t number = turn_number(call, params.kind);
+    grant_owed_set(call, params.kind, number);
     const int set = own_set(params, number);
     LatencyHeader header;
     header.record_number = call.record_number;
     const bool whole = wait_grants(call, params.kind, number, shared.sets);
     if (whole) post_header(call, params.kind, number, header, shared.sets);
     if (lane_idx() == 0) {
+      count_turn(call, params.kind, number);
       shared.number = whole ? number : 0;
       shared.set = set;
     }
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kRefusalThreads) refusal_kernel(const __grid_c
   if (threadIdx.x == 0) report_latency_disagreement(call, params.kind, set);
   if (set == kNoSet) return;
   if (params.kind == LatencyKind::kCombine && !wait_senders(call, number, set, shared.num_blocks)) return;
-  finish_receive(call, params.kind, {number, static_cast<std::uint32_t>(set), 1, 0});
+  if (warp_idx() == 0) grant_set(call, params.kind, number, set);
 }
 
 }  // namespace
@@ -91,8 +91,10 @@ cudaError_t launch_latency_refusal(const LatencyRefusalParams& params, cudaStrea
 cudaError_t load_latency_kernels() {
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(refusal_kernel));
+  if (error == cudaSuccess) error = load_latency_dispatch_kernels();
   if (error == cudaSuccess) error = load_dispatch_send_kernels();
   if (error == cudaSuccess) error = load_dispatch_receive_kernel();
+  if (error == cudaSuccess) error = load_latency_combine_kernels();
   if (error == cudaSuccess) error = load_combine_send_kernels();
   if (error == cudaSuccess) error = load_combine_receive_kernels();
   return error;

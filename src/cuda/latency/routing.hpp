@@ -19,7 +19,8 @@ struct LatencyRouting final : CudaRouting {
   LatencyTables latency;  ///< in `memory`
   std::int64_t max_tokens = 0;
   std::int64_t slab_capacity = 0;
-  DispatchReceiveParams dispatch_receive;  ///< of the dispatch
+  RouteResultTables host_tables;           ///< the host's, as the GPU sees them; null in a graph
+  DispatchReceiveParams dispatch_receive;  ///< of a split dispatch
   CombineReceiveParams combine_receive;    ///< of the latest combine
   std::atomic<bool> received{false};       ///< the dispatch's receive half is launched, and tells the host the counts
 };

@@ -1,11 +1,14 @@
 #ifndef FERRY_CUDA_LATENCY_SEND_ROWS_CUH
 #define FERRY_CUDA_LATENCY_SEND_ROWS_CUH
 
-/// One row of x to every rank that gets it, by all threads of a block: read once, stored to each.
+/// One row of x to every rank that gets it, by all warps of a block but the first: read once, quantised if asked for,
+/// stored to each. Rows are cut into steps of as much as those warps hold in registers; the first step of a row is
+/// loaded and quantised before it is known where it goes.
 
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/words.cuh"
 #include "cuda/numeric/quantize.cuh"
 #include "ferry/routing.hpp"
@@ -13,11 +16,14 @@
 
 namespace ferry::cuda::device {
 
-/// Blocks of channels whose scales a block of threads collects before it stores them: rows of up to 64 Ki channels in
-/// one go.
-inline constexpr int kTileBlocks = 512;
-/// Loads of a thread that are on their way together. A block of 512 threads has 14 KiB of bf16 in two.
-inline constexpr int kSendUnroll = 2;
+inline constexpr int kRowThreads = kDispatchThreads - kWarpLanes;
+/// Of a row of x, and of what a lane quantises: eight channels of bf16.
+inline constexpr int kUnitBytes = sizeof(uint4);
+/// Units of a thread in a step: with two, a step holds 15 KiB.
+inline constexpr int kThreadUnits = 2;
+inline constexpr int kStepUnits = kThreadUnits * kRowThreads;
+inline constexpr int kStepBlocks = kStepUnits / kBlockLanes;
+static_assert(kStepUnits % kBlockLanes == 0 && kStepBlocks % sizeof(std::uint32_t) == 0);
 
 /// Where a row goes. In shared memory.
 struct RowTargets {
@@ -31,28 +37,97 @@ __device__ inline void store_to_all(const RowTargets& targets, std::int64_t offs
   for (int i = 0; i < targets.num; ++i) *reinterpret_cast<Word*>(targets.rows[i] + offset) = word;
 }
 
-/// A row as it is, and its scales.
-__device__ inline void send_plain_row(const DispatchSendParams& params, std::int64_t token, const RowTargets& targets) {
-  const int num_threads = static_cast<int>(blockDim.x);
-  const auto thread = static_cast<int>(threadIdx.x);
-  const auto* from = reinterpret_cast<const uint4*>(params.x + token * params.x_stride);
-  const std::int64_t count = params.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4));
-#pragma unroll 1
-  for (std::int64_t first = thread; first < count; first += kSendUnroll * num_threads) {
-    uint4 values[kSendUnroll];
+enum class Codec { kPlain, kFp8, kInt8 };
+
+/// What a thread holds of a step of a row.
+template <Codec kCodec>
+class RowStep {
+ public:
+  __device__ explicit RowStep(const DispatchSendParams& params)
+      : num_units_(static_cast<int>(kCodec == Codec::kPlain ? params.row.x_bytes / kUnitBytes
+                                                            : params.hidden / kLaneChannels)) {}
+
+  __device__ int num_units() const { return num_units_; }
+
+  /// Units of the row from `first` on; zeros where there are none.
+  __device__ void load(const std::byte* row, int first) {
 #pragma unroll
-    for (int i = 0; i < kSendUnroll; ++i) {
-      if (first + i * num_threads < count) values[i] = from[first + i * num_threads];
-    }
-#pragma unroll
-    for (int i = 0; i < kSendUnroll; ++i) {
-      const std::int64_t at = first + i * num_threads;
-      if (at < count) store_to_all(targets, at * static_cast<std::int64_t>(sizeof(uint4)), values[i]);
+    for (int i = 0; i < kThreadUnits; ++i) {
+      const int unit = unit_of(first, i);
+      values_[i] = unit < num_units_ ? reinterpret_cast<const uint4*>(row)[unit] : make_uint4(0, 0, 0, 0);
     }
   }
+
+  /// Quantises what was loaded; scales go to `scale_words` [kStepBlocks] in shared memory. Whole warps.
+  __device__ void quantize(const DispatchSendParams& params, int first, std::uint32_t* scale_words) {
+    if constexpr (kCodec != Codec::kPlain) {
+      constexpr bool kIsInt8 = kCodec == Codec::kInt8;
+#pragma unroll
+      for (int i = 0; i < kThreadUnits; ++i) {
+        const LaneChannels channels = channels_of_bfloat16(values_[i]);
+        const numeric::BlockScale scale = scale_of_block<kIsInt8>(channels, params.quantize);
+        const uint2 codes = quantize_channels<kIsInt8>(channels, scale);
+        values_[i].x = codes.x;
+        values_[i].y = codes.y;
+        const int block = (unit_of(first, i) - first) / kBlockLanes;
+        if (lane_idx() % kBlockLanes != 0) continue;
+        if (params.quantize == Quantization::kFp8Ue8m0) {
+          reinterpret_cast<std::uint8_t*>(scale_words)[block] = scale.exponent;
+        } else {
+          scale_words[block] = numeric::bits_of(scale.stored);
+        }
+      }
+    }
+  }
+
+  /// Stores the step to all targets.
+  __device__ void store(const RowTargets& targets, int first) const {
+#pragma unroll
+    for (int i = 0; i < kThreadUnits; ++i) {
+      const int unit = unit_of(first, i);
+      if (unit >= num_units_) continue;
+      if constexpr (kCodec == Codec::kPlain) {
+        store_to_all(targets, std::int64_t{unit} * kUnitBytes, values_[i]);
+      } else {
+        store_to_all(targets, std::int64_t{unit} * kLaneChannels, make_uint2(values_[i].x, values_[i].y));
+      }
+    }
+  }
+
+  /// Stores the scales of the step that quantize() found.
+  __device__ void store_scales(const DispatchSendParams& params, const RowTargets& targets, int first,
+                               const std::uint32_t* scale_words) const {
+    constexpr int kExponents = sizeof(std::uint32_t);
+    const bool exponents = params.quantize == Quantization::kFp8Ue8m0;
+    const int first_block = first / kBlockLanes;
+    const int left = (num_units_ + kBlockLanes - 1) / kBlockLanes - first_block;
+    const int num_blocks = left < kStepBlocks ? left : kStepBlocks;
+    const int num_words = exponents ? (num_blocks + kExponents - 1) / kExponents : num_blocks;
+    const std::int64_t to = params.row.scales_offset() + std::int64_t{first_block} * (exponents ? 1 : kExponents);
+    const int word = row_thread();
+    static_assert(kStepBlocks <= kRowThreads);
+    if (word >= num_words) return;
+    std::uint32_t scales = scale_words[word];
+    // Exponents of no block are 0.
+    const int missing = exponents ? (word + 1) * kExponents - num_blocks : 0;
+    if (missing > 0) scales &= 0xFFFFFFFFU >> (missing * 8);
+    store_to_all(targets, to + word * kExponents, scales);
+  }
+
+ private:
+  __device__ static int row_thread() { return static_cast<int>(threadIdx.x) - kWarpLanes; }
+  __device__ static int unit_of(int first, int i) { return first + i * kRowThreads + row_thread(); }
+
+  int num_units_;
+  uint4 values_[kThreadUnits];
+};
+
+/// Scales that came with x.
+__device__ inline void send_given_scales(const DispatchSendParams& params, std::int64_t token,
+                                         const RowTargets& targets) {
   const ConstScales& scales = params.scales;
 #pragma unroll 1
-  for (int column = thread; column < params.row.num_scales; column += num_threads) {
+  for (int column = static_cast<int>(threadIdx.x) - kWarpLanes; column < params.row.num_scales; column += kRowThreads) {
     const std::int64_t at = token * scales.row_stride + column * scales.column_stride;
     const std::int64_t to = params.row.scales_offset() + std::int64_t{column} * params.row.scale_bytes;
     if (params.row.scale_bytes == sizeof(std::uint32_t)) {
@@ -60,62 +135,6 @@ __device__ inline void send_plain_row(const DispatchSendParams& params, std::int
     } else {
       store_to_all(targets, to, scales.data[at]);
     }
-  }
-}
-
-/// A row of bf16 as codes and scales. `scale_words` [kTileBlocks] is in shared memory.
-template <bool kIsInt8>
-__device__ inline void send_quantized_row(const DispatchSendParams& params, std::int64_t token,
-                                          const RowTargets& targets, std::uint32_t* scale_words) {
-  const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
-  const auto thread = static_cast<int>(threadIdx.x);
-  const bool exponents = params.quantize == Quantization::kFp8Ue8m0;
-  const std::byte* const from = params.x + token * params.x_stride;
-  const std::int64_t num_blocks = numeric::num_blocks(params.hidden);
-#pragma unroll 1
-  for (std::int64_t tile = 0; tile < num_blocks; tile += kTileBlocks) {
-    const int tile_blocks = static_cast<int>(num_blocks - tile < kTileBlocks ? num_blocks - tile : kTileBlocks);
-    constexpr int kExponents = sizeof(std::uint32_t);
-    const int num_words = exponents ? (tile_blocks + kExponents - 1) / kExponents : tile_blocks;
-    // Exponents of no block are 0.
-#pragma unroll 1
-    for (int word = thread; word < num_words; word += static_cast<int>(blockDim.x)) scale_words[word] = 0;
-    __syncthreads();
-    const int num_steps = (tile_blocks + kBlocksPerWarp - 1) / kBlocksPerWarp;
-#pragma unroll 1
-    for (int first = warp_idx(); first < num_steps; first += kSendUnroll * num_warps) {
-      uint4 stored[kSendUnroll];
-#pragma unroll
-      for (int i = 0; i < kSendUnroll; ++i) {
-        const int block = (first + i * num_warps) * kBlocksPerWarp + lane_idx() / kBlockLanes;
-        const std::int64_t channel = (tile + block) * kQuantBlockSize + lane_idx() % kBlockLanes * kLaneChannels;
-        stored[i] = channel < params.hidden
-                        ? *reinterpret_cast<const uint4*>(from + channel * static_cast<int>(sizeof(std::uint16_t)))
-                        : make_uint4(0, 0, 0, 0);
-      }
-#pragma unroll
-      for (int i = 0; i < kSendUnroll; ++i) {
-        const int block = (first + i * num_warps) * kBlocksPerWarp + lane_idx() / kBlockLanes;
-        const std::int64_t channel = (tile + block) * kQuantBlockSize + lane_idx() % kBlockLanes * kLaneChannels;
-        const LaneChannels channels = channels_of_bfloat16(stored[i]);
-        const numeric::BlockScale scale = scale_of_block<kIsInt8>(channels, params.quantize);
-        if (channel < params.hidden) store_to_all(targets, channel, quantize_channels<kIsInt8>(channels, scale));
-        if (lane_idx() % kBlockLanes != 0 || block >= tile_blocks) continue;
-        if (exponents) {
-          reinterpret_cast<std::uint8_t*>(scale_words)[block] = scale.exponent;
-        } else {
-          scale_words[block] = numeric::bits_of(scale.stored);
-        }
-      }
-    }
-    __syncthreads();
-    const std::int64_t scale_bytes = exponents ? 1 : static_cast<std::int64_t>(sizeof(std::uint32_t));
-    const std::int64_t to = params.row.scales_offset() + tile * scale_bytes;
-#pragma unroll 1
-    for (int word = thread; word < num_words; word += static_cast<int>(blockDim.x)) {
-      store_to_all(targets, to + word * static_cast<int>(sizeof(std::uint32_t)), scale_words[word]);
-    }
-    if (tile + kTileBlocks < num_blocks) __syncthreads();
   }
 }
 

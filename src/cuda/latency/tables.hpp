@@ -47,6 +47,7 @@ struct LatencyTables {
   std::int32_t* source_ranges = nullptr;    ///< [L, R, 2] number of rows, first row
   std::int32_t* source = nullptr;           ///< [L * C, 2]
   std::int32_t* tokens_of_rank = nullptr;   ///< [R] T of each
+  std::int32_t* most_tokens = nullptr;      ///< the largest of them
   // What combine sends back, by the receive half. Entries of one token for one expert have the same row.
   std::int32_t* items = nullptr;          ///< [R, M, K] row in this rank's slab; -1: the entry is none of this rank's
   float* item_weights = nullptr;          ///< [R, M, K], null if the dispatch was given none; valid where items is >= 0
@@ -70,6 +71,7 @@ struct LatencyTables {
     tables.source_ranges = carver.take<std::int32_t>(shape.num_local_experts * shape.num_ranks * 2);
     tables.source = carver.take<std::int32_t>(shape.num_local_experts * shape.slab_capacity * 2);
     tables.tokens_of_rank = carver.take<std::int32_t>(shape.num_ranks);
+    tables.most_tokens = carver.take<std::int32_t>(1);
     tables.items = carver.take<std::int32_t>(num_items);
     if (shape.weights) tables.item_weights = carver.take<float>(num_items);
     tables.rank_ordinals = carver.take<std::int32_t>(shape.num_ranks * shape.max_tokens);

@@ -20,10 +20,16 @@ struct Term {
   float weight = 1.0F;
 };
 
+/// What order_terms found.
+struct TermPlace {
+  int num_rows = 0;
+  int position = 0;  ///< of this lane's weight
+};
+
 /// Fills `terms` in ascending order of (key, lane), each row once; with `weighted` it counts with the weights of all
-/// its entries in turn, else once with 1. Only the first `num_entries` lanes have one. Returns the number of rows. All
-/// lanes of a warp.
-__device__ inline int order_terms(const Term& term, int num_entries, bool weighted, Terms& terms) {
+/// its entries in turn, else once with 1. Only the first `num_entries` lanes have one. All lanes of a warp.
+/// One copy of the code, as sum_terms.
+__device__ __noinline__ inline TermPlace order_terms(const Term& term, int num_entries, bool weighted, Terms& terms) {
   constexpr unsigned kLanes = 0xFFFFFFFFU;
   const int lane = lane_idx();
   int position = 0;
@@ -49,26 +55,55 @@ __device__ inline int order_terms(const Term& term, int num_entries, bool weight
   if (weighted && counts) terms.weights[position] = term.weight;
   if (lane == 0) terms.first_weight[num_rows] = static_cast<std::uint8_t>(weighted ? num_entries_left : num_rows);
   __syncwarp();
-  return num_rows;
+  return {num_rows, position};
 }
 
-/// out[0, bytes) = the sum of the terms. All lanes of a warp, after which `terms` may be filled again. As many loads at
-/// once as registers hold.
-template <bool kFloat32>
-__device__ inline void sum_few_terms(const Terms& terms, int num_rows, std::byte* out, std::int64_t bytes) {
-  sum_row<kFloat32, 4, 2>(terms, num_rows, out, bytes);
-  __syncwarp();
-}
+/// Rows and steps of a row, 512 bytes apart, that a warp loads at once.
+inline constexpr int kSumRows = 4;
+inline constexpr int kSumSteps = 2;
 
-/// The same where there may be many.
+/// What a warp has loaded of `kSumRows` rows.
+struct SumLoads {
+  uint4 values[kSumRows][kSumSteps];
+};
+
+/// out[0, bytes) = the sum of the terms. All lanes of a warp, after which `terms` may be filled again. Both halves of a
+/// call use this one copy of the code: what the first has brought to the instruction cache the second finds there.
 template <bool kFloat32>
-__device__ inline void sum_terms(const Terms& terms, int num_rows, std::byte* out, std::int64_t bytes) {
-  constexpr int kFew = 4;
-  if (num_rows <= kFew) {
-    sum_few_terms<kFloat32>(terms, num_rows, out, bytes);
-    return;
+__device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, std::byte* out, int bytes) {
+  constexpr int kUnitBytes = sizeof(uint4);
+  constexpr int kStepBytes = kWarpLanes * kUnitBytes;
+#pragma unroll 1
+  for (int offset = lane_idx() * kUnitBytes; offset < bytes; offset += kSumSteps * kStepBytes) {
+    Vector<kFloat32> sums[kSumSteps];
+#pragma unroll
+    for (Vector<kFloat32>& sum : sums) sum.clear();
+    const bool has_next_step = offset + kStepBytes < bytes;
+#pragma unroll 1
+    for (int first = 0; first < num_rows; first += kSumRows) {
+      SumLoads loads;
+#pragma unroll
+      for (int row = 0; row < kSumRows; ++row) {
+        if (first + row >= num_rows) continue;
+        const std::byte* const from = terms.rows[first + row] + offset;
+        loads.values[row][0] = load_row(from);
+        if (has_next_step) loads.values[row][1] = load_row(from + kStepBytes);
+      }
+#pragma unroll
+      for (int row = 0; row < kSumRows; ++row) {
+        if (first + row >= num_rows) continue;
+        const int end = terms.first_weight[first + row + 1];
+#pragma unroll 1
+        for (int i = terms.first_weight[first + row]; i < end; ++i) {
+          const float weight = terms.weights[i];
+#pragma unroll
+          for (int step = 0; step < kSumSteps; ++step) sums[step].add(loads.values[row][step], weight);
+        }
+      }
+    }
+    *reinterpret_cast<uint4*>(out + offset) = sums[0].round();
+    if (has_next_step) *reinterpret_cast<uint4*>(out + offset + kStepBytes) = sums[1].round();
   }
-  sum_row<kFloat32, 8, 1>(terms, num_rows, out, bytes);
   __syncwarp();
 }
 

@@ -20,7 +20,8 @@
 ///
 /// Ranks may receive in different orders, so nothing that all know tells which set of a rank is free: each grants its
 /// sets itself. At the start those of the first kSets calls; then, when it has received a call, that call's set to the
-/// next number that has none yet. So the call that a rank is about to make has one, whatever it has in flight. Should
+/// next number that has none yet. A kernel that makes a whole call leaves that to the next one of its kind, whose rank
+/// cannot be waited for before. So the call that a rank is about to make has one, whatever it has in flight. Should
 /// it have none, since graphs were replayed that send without receiving, and refuse that call, it grants the number
 /// kNoSet: its peers send it a header then, in a place of its own, and nothing else. Slot n % kGrantSlots is free
 /// again: of the numbers whose grants a peer has not read yet, there are kSets at most.
@@ -72,10 +73,11 @@ static_assert(kLatencyHeaderWords <= kLatencyHeaderSlotWords);
 
 /// This rank's own words. By kind.
 struct LatencyLocal {
-  std::uint64_t sent[kLatencyKinds];            ///< calls whose send half has begun
+  std::uint64_t sent[kLatencyKinds];            ///< calls that have been sent
   std::uint64_t granted[kLatencyKinds];         ///< the last number that this rank has granted a set to
   std::uint64_t cleared[kLatencyKinds][kSets];  ///< in which era (see era_of) the set's words were cleared
-  std::uint32_t send_arrivals[kLatencyKinds];   ///< blocks of a send half that know the call's number
+  std::uint32_t owed[kLatencyKinds];            ///< 1 + the set of the whole call before, which is still to be granted
+  std::uint32_t arrivals[kLatencyKinds];        ///< blocks that are done, of the kernel that sends
 };
 
 /// The part whose size depends on R alone: where its parts are, from its start.

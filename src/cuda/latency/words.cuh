@@ -96,17 +96,83 @@ __device__ inline std::uint64_t* done_words(const LatencyParams& call, int at_ra
          (set * call.ranks.num_ranks + source) * kMaxCallBlocks;
 }
 
-/// The number of the call whose send half this is; all blocks must call it, once. The last one counts the call, when
-/// all know its number. One thread of each block.
-__device__ inline std::uint64_t begin_send(const LatencyParams& call, LatencyKind kind) {
+/// The number of the call that this kernel makes: all blocks read it before the last of them ends the turn.
+__device__ inline std::uint64_t turn_number(const LatencyParams& call, LatencyKind kind) {
+  return static_cast<volatile LatencyLocal&>(local_of(call)).sent[static_cast<int>(kind)] + 1;
+}
+
+/// The next kernel of this kind makes the next call.
+__device__ inline void count_turn(const LatencyParams& call, LatencyKind kind, std::uint64_t number) {
   LatencyLocal& local = local_of(call);
-  const int index = static_cast<int>(kind);
-  const std::uint64_t number = static_cast<volatile LatencyLocal&>(local).sent[index] + 1;
-  if (add_acq_rel_device(&local.send_arrivals[index], 1) + 1 == gridDim.x) {
-    local.send_arrivals[index] = 0;
-    local.sent[index] = number;
+  local.arrivals[static_cast<int>(kind)] = 0;
+  local.sent[static_cast<int>(kind)] = number;
+}
+
+/// Ends the turn of a kernel that is a send half. One thread of each block, once it has used the number.
+__device__ inline void end_turn(const LatencyParams& call, LatencyKind kind, std::uint64_t number) {
+  const std::uint32_t before = atomicAdd(&local_of(call).arrivals[static_cast<int>(kind)], 1U);
+  if (before + 1 == gridDim.x) count_turn(call, kind, number);
+}
+
+/// Words say half of a number, so none may be met again 2^32 calls later. Each set is cleared once in as many calls as
+/// an era has, by whoever has just received a call in it: its words become words of that call, which nobody reads any
+/// more, and a word of it that is still on its way changes nothing. A set rests for a few calls at most.
+__device__ inline std::uint64_t era_of(std::uint64_t number) { return number >> 30; }
+__device__ __noinline__ inline void clear_words(const LatencyParams& call, LatencyKind kind, int set,
+                                                std::uint64_t number) {
+  const auto clear = [number](std::uint64_t* words, std::int64_t count) {
+#pragma unroll 1
+    for (std::int64_t i = lane_idx(); i < count; i += kWarpLanes) words[i] = make_word(number, 0);
+  };
+  const std::int64_t num_ranks = call.ranks.num_ranks;
+  clear(own_window(call).slot(call.layout, kind, set, 0), call.layout.words_bytes / LatencyLayout::kWordBytes);
+  if (kind == LatencyKind::kDispatch) {
+    clear(count_words(call, call.ranks.rank, set, 0), num_ranks * kMaxExperts);
+  } else {
+    clear(done_words(call, call.ranks.rank, set, 0), num_ranks * kMaxCallBlocks);
   }
-  return number;
+  if (lane_idx() == 0) local_of(call).cleared[static_cast<int>(kind)][set] = era_of(number);
+}
+
+/// Clears a set if it is time. All lanes of one warp.
+__device__ inline void clear_words_in_time(const LatencyParams& call, LatencyKind kind, int set, std::uint64_t number) {
+  const volatile LatencyLocal& local = local_of(call);
+  const bool cleared = local.cleared[static_cast<int>(kind)][set] == era_of(number);
+  if (__all_sync(kAllLanes, static_cast<int>(cleared)) == 0) clear_words(call, kind, set, number);
+}
+
+/// Tells every rank where this one receives call `number`. All lanes of one warp.
+__device__ inline void post_grant(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int set) {
+#pragma unroll 1
+  for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
+    post_word(grant_word(call, rank, kind, call.ranks.rank, number), number, static_cast<std::uint32_t>(set));
+  }
+}
+
+/// Gives a set in which call `number` was received to the next call that has none yet. Everything that was read of it
+/// must have been read before, and nobody may still store to where another rank's stores of a later call go. All lanes
+/// of one warp.
+__device__ inline void grant_set(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int set) {
+  clear_words_in_time(call, kind, set, number);
+  std::uint64_t granted = 0;
+  if (lane_idx() == 0) {
+    auto* counter = reinterpret_cast<unsigned long long*>(&local_of(call).granted[static_cast<int>(kind)]);
+    granted = atomicAdd(counter, 1ULL) + 1;
+  }
+  granted = __shfl_sync(kAllLanes, granted, 0);
+  fence_system();
+  post_grant(call, kind, granted, set);
+}
+
+/// Grants the set of the call before `number`, if a kernel has made all of that. All lanes of one warp of the first
+/// block, when it has time.
+__device__ __noinline__ inline void grant_owed_set(const LatencyParams& call, LatencyKind kind, std::uint64_t number) {
+  std::uint32_t& owed = local_of(call).owed[static_cast<int>(kind)];
+  const std::uint32_t set = static_cast<volatile std::uint32_t&>(owed);
+  __syncwarp();  // all lanes have read it
+  if (set == 0) return;
+  if (lane_idx() == 0) owed = 0;
+  grant_set(call, kind, number - 1, static_cast<int>(set) - 1);
 }
 
 /// Waits for the sets in which the ranks receive this call: `sets` [R] in shared memory. All lanes of one warp; false
@@ -125,11 +191,13 @@ __device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, 
   return every;
 }
 
-/// Both in one: all lanes of one warp of each block, first of all; the number, or 0 when the group broke.
-__device__ inline std::uint64_t begin_send_and_wait(const LatencyParams& call, LatencyKind kind, int* sets) {
-  std::uint64_t number = 0;
-  if (lane_idx() == 0) number = begin_send(call, kind);
-  number = __shfl_sync(kAllLanes, number, 0);
+/// How a kernel that sends begins: the number of its call, or 0 when the group broke. All lanes of one warp of each
+/// block.
+__device__ inline std::uint64_t wait_for_turn(const LatencyParams& call, LatencyKind kind, int* sets) {
+  const std::uint64_t number = turn_number(call, kind);
+  // This call may be the one to get it: where others are in flight.
+  const bool urgent = static_cast<volatile LatencyLocal&>(local_of(call)).granted[static_cast<int>(kind)] < number;
+  if (blockIdx.x == 0 && __any_sync(kAllLanes, static_cast<int>(urgent)) != 0) grant_owed_set(call, kind, number);
   return wait_grants(call, kind, number, sets) ? number : 0;
 }
 
@@ -172,7 +240,7 @@ class ReceivedHeader {
 
 /// Waits for the headers of all ranks in this rank's `set`, and compares them; calls `take(rank, header)` in a whole
 /// warp for each, also of calls that are then refused. All threads of a block; all of them, on every rank, get the same
-/// outcome, and what `take` wrote to shared memory.
+/// outcome, and what `take` wrote to shared memory. The last warps do it: the first may have something to finish.
 template <typename Take>
 __device__ inline Outcome await_headers(const LatencyParams& call, LatencyKind kind, int set, std::uint64_t number,
                                         Take take) {
@@ -180,7 +248,7 @@ __device__ inline Outcome await_headers(const LatencyParams& call, LatencyKind k
   bool here = true;
   bool equal = true;
 #pragma unroll 1
-  for (int rank = warp_idx(); rank < call.ranks.num_ranks; rank += num_warps) {
+  for (int rank = num_warps - 1 - warp_idx(); rank < call.ranks.num_ranks; rank += num_warps) {
     // Lanes without a word of their own read the first one once more.
     const int word = lane_idx() < kLatencyHeaderWords ? lane_idx() : 0;
     const Payload payload = wait_word(call.ranks, {Awaited::kEntry, rank, number},
@@ -223,68 +291,29 @@ __device__ __noinline__ inline void report_refused_dispatch(const RankParams& ra
   report_refused_route(ranks, summary);
 }
 
-/// Whether this is the last block of the receive half to get here; its threads then see what all blocks have done. All
-/// threads of each block call it once.
-__device__ inline bool is_last_block(SentCall& sent) {
+/// Whether this is the last block to count up `arrivals`; its threads then see what all blocks have done. All threads of
+/// each block call it once.
+__device__ inline bool is_last_block(std::uint32_t& arrivals) {
   __syncthreads();
   std::uint32_t before = 0;
-  if (threadIdx.x == 0) before = add_acq_rel_device(&sent.arrivals, 1);
+  if (threadIdx.x == 0) before = add_acq_rel_device(&arrivals, 1);
   const bool last = __syncthreads_or(static_cast<int>(threadIdx.x == 0 && before + 1 == gridDim.x)) != 0;
   return last;
 }
 
-/// Words say half of a number, so none may be met again 2^32 calls later. Each set is cleared once in as many calls as
-/// an era has, by whoever has just received a call in it: its words become words of that call, which nobody reads any
-/// more, and a word of it that is still on its way changes nothing. A set rests for a few calls at most.
-__device__ inline std::uint64_t era_of(std::uint64_t number) { return number >> 30; }
-
-__device__ __noinline__ inline void clear_words(const LatencyParams& call, LatencyKind kind, int set,
-                                                std::uint64_t number) {
-  std::uint64_t* words = own_window(call).slot(call.layout, kind, set, 0);
-  const std::int64_t num_words = call.layout.words_bytes / LatencyLayout::kWordBytes;
-#pragma unroll 1
-  for (std::int64_t i = threadIdx.x; i < num_words; i += blockDim.x) words[i] = make_word(number, 0);
-  if (kind == LatencyKind::kDispatch) {
-    words = count_words(call, call.ranks.rank, set, 0);
-    const std::int64_t num_counts = call.ranks.num_ranks * kMaxExperts;
-#pragma unroll 1
-    for (std::int64_t i = threadIdx.x; i < num_counts; i += blockDim.x) words[i] = make_word(number, 0);
-  } else {
-    words = done_words(call, call.ranks.rank, set, 0);
-    const std::int64_t num_done = std::int64_t{call.ranks.num_ranks} * kMaxCallBlocks;
-#pragma unroll 1
-    for (std::int64_t i = threadIdx.x; i < num_done; i += blockDim.x) words[i] = make_word(number, 0);
-  }
-  if (threadIdx.x == 0) local_of(call).cleared[static_cast<int>(kind)][set] = era_of(number);
+/// A block of a kernel that makes a whole call knows the call's number. One thread of each block but the first.
+__device__ inline void enter_whole_call(const LatencyParams& call, LatencyKind kind) {
+  atomicAdd(&local_of(call).arrivals[static_cast<int>(kind)], 1U);
 }
 
-/// Tells every rank where this one receives call `number`. All lanes of one warp.
-__device__ inline void post_grant(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int set) {
-#pragma unroll 1
-  for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
-    post_word(grant_word(call, rank, kind, call.ranks.rank, number), number, static_cast<std::uint32_t>(set));
-  }
-}
-
-/// This rank has read all of call `number` that it will read, and nobody stores to where another rank's stores of a
-/// later call may go: its set is the peers' again. All threads of the last block, after is_last_block.
-__device__ inline void finish_receive(const LatencyParams& call, LatencyKind kind, const SentCall& sent) {
-  const std::uint64_t number = sent.number;
-  const auto set = static_cast<int>(sent.set);
-  LatencyLocal& local = local_of(call);
-  const std::uint64_t cleared = static_cast<volatile LatencyLocal&>(local).cleared[static_cast<int>(kind)][set];
-  __syncthreads();  // all threads have read it
-  if (cleared != era_of(number)) clear_words(call, kind, set, number);
-  __syncthreads();
-  if (warp_idx() != 0) return;
-  std::uint64_t granted = 0;
-  if (lane_idx() == 0) {
-    auto* counter = reinterpret_cast<unsigned long long*>(&local.granted[static_cast<int>(kind)]);
-    granted = atomicAdd(counter, 1ULL) + 1;
-  }
-  granted = __shfl_sync(kAllLanes, granted, 0);
-  fence_system();
-  post_grant(call, kind, granted, set);
+/// Ends the turn of such a kernel, and leaves its set to the next one: only then have all blocks read all of it, and
+/// they need not be waited for. One thread of the first block.
+__device__ inline void leave_whole_call(const LatencyParams& call, LatencyKind kind, const SentCall& sent) {
+  const std::uint32_t* const arrivals = &local_of(call).arrivals[static_cast<int>(kind)];
+  const auto read = [arrivals] { return static_cast<std::uint64_t>(load_relaxed_device(arrivals)); };
+  if (!wait_until(call.ranks, {Awaited::kOwn, call.ranks.rank, sent.number}, read, gridDim.x - 1)) return;
+  count_turn(call, kind, sent.number);
+  local_of(call).owed[static_cast<int>(kind)] = sent.set + 1;
 }
 
 }  // namespace ferry::cuda::device

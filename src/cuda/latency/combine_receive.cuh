@@ -1,0 +1,164 @@
+#ifndef FERRY_CUDA_LATENCY_COMBINE_RECEIVE_CUH
+#define FERRY_CUDA_LATENCY_COMBINE_RECEIVE_CUH
+
+/// The receive half of a combine: adds up what the ranks have returned for this rank's tokens, once all of it is here.
+/// Ranks are done at about the same time, and to know of each row what is here costs more than to wait for the last.
+
+#include "cuda/latency/combine_parts.cuh"
+#include "cuda/latency/term_order.cuh"
+#include "plan/carver.hpp"
+
+namespace ferry::cuda::device {
+
+/// What a block knows, in dynamic shared memory.
+struct CombineReceiveShared {
+  int* num_blocks;  ///< [R] of each rank's send half
+  Terms* terms;     ///< [warps]
+  std::size_t size_bytes;
+
+  FERRY_HOST_DEVICE static CombineReceiveShared at(std::byte* base, int num_ranks) {
+    plan::Carver carver(base);
+    CombineReceiveShared shared{};
+    shared.num_blocks = carver.take<int>(static_cast<std::size_t>(num_ranks));
+    shared.terms = carver.take<Terms>(kCombineWarps);
+    shared.size_bytes = carver.used_bytes();
+    return shared;
+  }
+};
+
+/// Waits until no rank stores anything of this call any more. All threads of a block; false when the group broke.
+__device__ inline bool await_senders(const LatencyParams& call, const SentCall& sent, const int* num_blocks) {
+  bool all = true;
+#pragma unroll 1
+  for (int rank = 0; rank < call.ranks.num_ranks; ++rank) {
+    const std::uint64_t* words = done_words(call, call.ranks.rank, static_cast<int>(sent.set), rank);
+#pragma unroll 1
+    for (int block = static_cast<int>(threadIdx.x); block < num_blocks[rank]; block += kCombineThreads) {
+      all = wait_word(call.ranks, {Awaited::kRow, rank, sent.number}, words + block).came && all;
+    }
+  }
+  return __syncthreads_and(static_cast<int>(all)) != 0;
+}
+
+/// Waits for everything of the call: all threads of a block, each warp once. `routed`: as start_call says.
+__device__ __noinline__ inline Outcome await_combine(const CombineReceiveParams& params, const SentCall& sent,
+                                                     const CombineReceiveShared& shared, bool routed) {
+  const LatencyParams& call = params.call;
+  const auto take = [&shared](int rank, const ReceivedHeader& header) {
+    const auto num_blocks = static_cast<int>(header.num_blocks());
+    if (lane_idx() == 0) shared.num_blocks[rank] = num_blocks;
+  };
+  const auto set = static_cast<int>(sent.set);
+  const Outcome outcome = await_headers(call, LatencyKind::kCombine, set, sent.number, take);
+  if (outcome == Outcome::kStop || !await_senders(call, sent, shared.num_blocks)) return Outcome::kStop;
+  if (outcome != Outcome::kGo && routed && blockIdx.x == 0 && threadIdx.x == 0) {  // else the send half has reported it
+    report_latency_disagreement(call, LatencyKind::kCombine, set);
+  }
+  return outcome;
+}
+
+/// What one warp does with its parts of tokens. What can be done before rows are here is.
+template <bool kFloat32>
+class CombineReceiver {
+ public:
+  __device__ CombineReceiver(const CombineReceiveParams& params, const SentCall& sent,
+                             const CombineReceiveShared& shared)
+      : params_(params),
+        call_(params.call),
+        sent_(sent),
+        shared_(shared),
+        terms_(shared.terms[warp_idx() - 1]),
+        window_(CombineWindow::at(params.call, params.rows, params.call.ranks.rank, static_cast<int>(sent.set))) {}
+
+  /// All lanes; calls await_combine() once.
+  __device__ Outcome receive_all() {
+    const auto num_tokens = static_cast<int>(call_.num_tokens);
+    const RowParts parts = RowParts::of(params_.rows.row_bytes, num_tokens, all_combine_warps());
+    const int num_units = num_tokens * parts.num_parts;
+    Outcome outcome = Outcome::kGo;
+    bool waits = true;
+    int unit = first_combine_unit();
+    Entry entry = load(unit / parts.num_parts);
+#pragma unroll 1
+    while (outcome == Outcome::kGo && (waits || unit < num_units)) {
+      const int token = unit / parts.num_parts;
+      const RowPart part = RowPart::of(parts, params_.rows.row_bytes, unit % parts.num_parts);
+      const bool has = unit < num_units;
+      int num_rows = 0;
+      if (has) num_rows = order(entry, token, part);
+      unit += all_combine_warps();
+      entry = load(unit / parts.num_parts);
+      if (waits) outcome = await_combine(params_, sent_, shared_, true);
+      waits = false;
+      if (!has || outcome != Outcome::kGo) continue;
+      sum_terms<kFloat32>(terms_, num_rows, params_.out + token * params_.out_stride + part.begin, part.bytes);
+    }
+    return outcome;
+  }
+
+ private:
+  /// Of a token, this lane's.
+  struct Entry {
+    std::int32_t home = -1;
+    std::int32_t slot = 0;
+    float weight = 1.0F;
+  };
+
+  __device__ bool exact() const { return params_.rows.order == CombineOrder::kExact; }
+
+  __device__ Entry load(int token) const {
+    Entry entry;
+    if (token >= call_.num_tokens || lane_idx() >= call_.num_topk) return entry;
+    const std::int64_t at = std::int64_t{token} * call_.num_topk + lane_idx();
+    entry.home = call_.tables.homes[at];
+    if (!exact()) return entry;
+    entry.slot = call_.tables.slots[at];
+    entry.weight = params_.weights[at];
+    return entry;
+  }
+
+  /// The terms of a part of a token; returns the number of rows.
+  __device__ int order(const Entry& entry, int token, const RowPart& part) const {
+    Term term;
+    if (entry.home >= 0) {
+      term.key = static_cast<std::uint64_t>(home_rank(entry.home)) << 32 | static_cast<std::uint32_t>(entry.slot);
+    }
+    term.weight = entry.weight;
+    // Exact: a row lies where the first of its entries is. Sums: at the ordinal of its rank among the token's.
+    term.row = window_.row(token, exact() ? lane_idx() : ordinal_of(entry.home)) + part.begin;
+    return order_terms(term, call_.num_topk, exact(), terms_).num_rows;
+  }
+
+  /// How many of the token's ranks are below this lane's. All lanes.
+  __device__ int ordinal_of(std::int32_t home) const {
+    const int rank = home < 0 ? -1 : home_rank(home);
+    const unsigned same = __match_any_sync(kAllLanes, rank);
+    const bool first = rank >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx();
+    int below = 0;
+#pragma unroll 1
+    for (unsigned left = __ballot_sync(kAllLanes, static_cast<int>(first)); left != 0; left &= left - 1) {
+      below += static_cast<int>(__shfl_sync(kAllLanes, rank, __ffs(static_cast<int>(left)) - 1) < rank);
+    }
+    return below;
+  }
+
+  const CombineReceiveParams& params_;
+  const LatencyParams& call_;
+  const SentCall& sent_;
+  const CombineReceiveShared& shared_;
+  Terms& terms_;
+  const CombineWindow window_;
+};
+
+/// All threads of all blocks; false in all threads of a block when the group broke. `routed`: as start_call says.
+template <bool kFloat32>
+__device__ inline bool receive_combine(const CombineReceiveParams& params, const SentCall& sent,
+                                       const CombineReceiveShared& shared, bool routed) {
+  if (!routed || warp_idx() == 0) return await_combine(params, sent, shared, routed) != Outcome::kStop;
+  CombineReceiver<kFloat32> receiver(params, sent, shared);
+  return receiver.receive_all() != Outcome::kStop;
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_COMBINE_RECEIVE_CUH

@@ -1,0 +1,267 @@
+#ifndef FERRY_CUDA_LATENCY_COMBINE_SEND_CUH
+#define FERRY_CUDA_LATENCY_COMBINE_SEND_CUH
+
+/// The send half of a combine: what this rank's experts made of each token goes back to the token's source, into the
+/// set in which that rank receives this call. Waits for no rows.
+
+#include "cuda/copy/warp_copy.cuh"
+#include "cuda/latency/combine_parts.cuh"
+#include "cuda/latency/term_order.cuh"
+#include "cuda/sync/entry.cuh"
+#include "plan/carver.hpp"
+
+namespace ferry::cuda::device {
+
+/// What a block knows, in dynamic shared memory.
+struct CombineSendShared {
+  std::uint64_t* number;
+  int* sets;     ///< [R] in which each rank receives this call
+  Terms* terms;  ///< [warps]
+  std::size_t size_bytes;
+
+  FERRY_HOST_DEVICE static CombineSendShared at(std::byte* base, int num_ranks) {
+    plan::Carver carver(base);
+    CombineSendShared shared{};
+    shared.number = carver.take<std::uint64_t>(1);
+    shared.sets = carver.take<int>(static_cast<std::size_t>(num_ranks));
+    shared.terms = carver.take<Terms>(kCombineWarps);
+    shared.size_bytes = carver.used_bytes();
+    return shared;
+  }
+};
+
+/// Where `source` puts the weights of its tokens at `rank`.
+__device__ inline std::uint64_t* weight_words(const LatencyParams& call, int rank, int set, int source) {
+  return CombineSlot::at(window_of(call, rank).slot(call.layout, LatencyKind::kCombine, set, source)).weights;
+}
+
+/// Sends the weights of this rank's tokens to the ranks that add up their rows. All threads of all blocks.
+__device__ __noinline__ inline void send_weights(const CombineSendParams& params, std::uint64_t number,
+                                                 const int* sets) {
+  const LatencyParams& call = params.call;
+  const std::int64_t num_entries = call.num_tokens * call.num_topk;
+  const std::int64_t step = std::int64_t{gridDim.x} * kCombineThreads;
+#pragma unroll 1
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kCombineThreads + threadIdx.x; i < num_entries; i += step) {
+    const std::int32_t home = call.tables.homes[i];
+    if (home < 0 || sets[home_rank(home)] == kNoSet) continue;
+    post_word(weight_words(call, home_rank(home), sets[home_rank(home)], call.ranks.rank) + i, number,
+              __float_as_uint(params.weights[i]));
+  }
+}
+
+/// Tells the peers that this rank has come to the call. Warp 0 of block 0.
+__device__ inline void announce(const LatencyParams& call, bool routed, std::uint64_t number, const int* sets) {
+  LatencyHeader header;
+  header.agreement = routed ? call.agreement : 0;
+  header.record_number = call.record_number;
+  header.num_tokens = call.num_tokens;
+  header.num_blocks = gridDim.x;
+  post_header(call, LatencyKind::kCombine, number, header, sets);
+}
+
+/// Waits for the call's turn: all threads of a block, each warp wherever it needs to know. False when the group broke.
+__device__ __noinline__ inline bool take_turn(const CombineSendParams& params, const CombineSendShared& shared,
+                                              bool routed) {
+  const LatencyParams& call = params.call;
+  if (warp_idx() == 0) {
+    const std::uint64_t number = wait_for_turn(call, LatencyKind::kCombine, shared.sets);
+    if (number != 0 && blockIdx.x == 0) announce(call, routed, number, shared.sets);
+    if (lane_idx() == 0) *shared.number = number;
+  }
+  __syncthreads();
+  if (*shared.number == 0) return false;
+  if (routed && params.own_weights && params.rows.order == CombineOrder::kRankSums) {
+    send_weights(params, *shared.number, shared.sets);
+  }
+  return true;
+}
+
+/// What one warp does with its units. What can be done before the call's turn is.
+template <bool kFloat32>
+class CombineSender {
+ public:
+  /// `most_tokens`: of any rank.
+  __device__ CombineSender(const CombineSendParams& params, const CombineSendShared& shared, int most_tokens)
+      : params_(params),
+        call_(params.call),
+        shared_(shared),
+        terms_(shared.terms[warp_idx() - 1]),
+        units_(SendUnits::of(params.rows.row_bytes, most_tokens, call_.ranks.num_ranks, static_cast<int>(gridDim.x))) {}
+
+  /// False when the group broke. All lanes; calls take_turn() once.
+  __device__ bool send_all() {
+    int unit = first_combine_unit();
+    Item item = load(unit);
+    bool good = true;
+    bool waits = true;
+#pragma unroll 1
+    while (good && (waits || unit < units_.num_units)) {
+      const RowPart part = RowPart::of(units_.parts, params_.rows.row_bytes, unit % units_.parts.num_parts);
+      const TermPlace place = order(item, part);
+      unit += all_combine_warps();
+      const Item next = load(unit);  // while this one is summed
+      if (waits) good = take_turn(params_, shared_, true);
+      waits = false;
+      if (good && item.ordinal >= 0 && shared_.sets[item.source] != kNoSet) good = send(item, part, place);
+      item = next;
+    }
+    return good;
+  }
+
+ private:
+  /// A token of `source`; this lane's entry of it.
+  struct Item {
+    int source = 0;
+    int token = 0;
+    std::int32_t ordinal = -1;  ///< of this rank among the token's; -1: nothing to send
+    std::int32_t row = -1;      ///< in this rank's slab
+    float weight = 0;           ///< the dispatch's
+  };
+
+  __device__ bool rank_sums() const { return params_.rows.order == CombineOrder::kRankSums; }
+  __device__ bool own_weights() const { return params_.own_weights && rank_sums(); }
+
+  __device__ Item load(int unit) const {
+    Item item;
+    if (unit >= units_.num_units) return item;
+    const int num_ranks = call_.ranks.num_ranks;
+    const int row = unit / units_.parts.num_parts;
+    item.token = row / num_ranks;
+    const int source = call_.ranks.rank + row % num_ranks;
+    item.source = source < num_ranks ? source : source - num_ranks;
+    // All loads at once. Of a token that its rank does not have, and of an entry without a row, tables have anything.
+    const bool is_entry = lane_idx() < call_.num_topk;
+    const std::int64_t index = item.source * call_.max_tokens + item.token;
+    const std::int64_t entry = index * call_.num_topk + (is_entry ? lane_idx() : 0);
+    const std::int32_t num_tokens = call_.tables.tokens_of_rank[item.source];
+    item.ordinal = call_.tables.rank_ordinals[index];
+    item.row = call_.tables.items[entry];
+    if (rank_sums() && !params_.own_weights) item.weight = call_.tables.item_weights[entry];
+    if (item.token >= num_tokens) item.ordinal = -1;
+    if (!is_entry) item.row = -1;
+    return item;
+  }
+
+  __device__ CombineWindow window_at(int source) const {
+    return CombineWindow::at(call_, params_.rows, source, shared_.sets[source]);
+  }
+
+  /// The terms of an item that is summed here. Weights of this combine come later.
+  __device__ TermPlace order(const Item& item, const RowPart& part) const {
+    if (!rank_sums() || item.ordinal < 0) return {};
+    Term term;
+    if (item.row >= 0) term = {static_cast<std::uint64_t>(item.row), row_at(item.row) + part.begin, item.weight};
+    return order_terms(term, call_.num_topk, true, terms_);
+  }
+
+  __device__ bool send(const Item& item, const RowPart& part, const TermPlace& place) const {
+    const CombineWindow window = window_at(item.source);
+    if (!rank_sums()) {
+      copy_rows(window, item.token, item.row, part);
+      return true;
+    }
+    if (own_weights() && !take_weight(item, place)) return false;
+    sum_terms<kFloat32>(terms_, place.num_rows, window.row(item.token, item.ordinal) + part.begin, part.bytes);
+    return true;
+  }
+
+  /// Each row of the token goes to the place of the first entry that it is for.
+  __device__ void copy_rows(const CombineWindow& window, std::int64_t token, std::int32_t row,
+                            const RowPart& part) const {
+    const unsigned same = __match_any_sync(kAllLanes, row);
+    const bool first = row >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx();
+#pragma unroll 1
+    for (unsigned left = __ballot_sync(kAllLanes, static_cast<int>(first)); left != 0; left &= left - 1) {
+      const int topk = __ffs(static_cast<int>(left)) - 1;
+      const std::int32_t from = __shfl_sync(kAllLanes, row, topk);
+      copy_by_warp(window.row(token, topk) + part.begin, row_at(from) + part.begin, part.bytes);
+    }
+  }
+
+  /// Puts this lane's weight of this combine, if it has a row here, among the terms; false when the group broke. All
+  /// lanes.
+  __device__ bool take_weight(const Item& item, const TermPlace& place) const {
+    bool came = true;
+    if (item.row >= 0) {
+      float weight = 0;
+      came = await_weight(item.source, std::int64_t{item.token} * call_.num_topk + lane_idx(), weight);
+      terms_.weights[place.position] = weight;
+    }
+    const bool all = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
+    __syncwarp();
+    return all;
+  }
+
+  /// Waits until `source` has sent the weight, or is found to make another call: then nobody will read the sum.
+  __device__ __noinline__ bool await_weight(int source, std::int64_t entry, float& weight) const {
+    const std::uint64_t number = *shared_.number;
+    const int set = shared_.sets[call_.ranks.rank];
+    const std::uint64_t* address = weight_words(call_, call_.ranks.rank, set, source) + entry;
+    constexpr std::size_t kAgreementWord = offsetof(LatencyHeader, agreement) / sizeof(std::uint32_t);
+    const std::uint64_t* agreement =
+        header_words(call_, call_.ranks.rank, LatencyKind::kCombine, set, source) + kAgreementWord;
+    std::uint64_t word = 0;
+    const auto read = [&word, address, agreement, number, this] {
+      word = load_acquire_system(address);
+      if (is_word_of(word, number)) return number;
+      const std::uint64_t low = load_acquire_system(agreement);
+      const std::uint64_t high = load_acquire_system(agreement + 1);
+      if (!is_word_of(low, number) || !is_word_of(high, number)) return std::uint64_t{0};
+      const std::uint64_t theirs = half_of(high) << 32 | half_of(low);
+      return theirs == call_.agreement ? 0 : number;
+    };
+    const bool came = wait_until(call_.ranks, {Awaited::kEntry, source, number}, read, number);
+    weight = __uint_as_float(payload_of(word));
+    return came;
+  }
+
+  __device__ const std::byte* row_at(std::int32_t row) const { return params_.x + row * params_.x_stride; }
+
+  const CombineSendParams& params_;
+  const LatencyParams& call_;
+  const CombineSendShared& shared_;
+  Terms& terms_;
+  const SendUnits units_;
+};
+
+/// Where this block tells `rank` that it has sent everything; null if that receives nothing.
+__device__ inline std::uint64_t* own_done_word(const LatencyParams& call, const CombineSendShared& shared, int rank) {
+  if (rank >= call.ranks.num_ranks || shared.sets[rank] == kNoSet) return nullptr;
+  return done_words(call, rank, shared.sets[rank], call.ranks.rank) + blockIdx.x;
+}
+
+/// All threads of all blocks. `*shared.number` is the call's number afterwards;
+/// false in all threads of a block when the group broke.
+template <bool kFloat32>
+__device__ inline bool send_combine(const CombineSendParams& params, const CombineSendShared& shared,
+                                    const CombineStart& start) {
+  const LatencyParams& call = params.call;
+  const bool routed = start.routed;
+  // Refused by every rank, but the call's number and set go by, as where a host refuses it.
+  if (!routed && blockIdx.x == 0 && threadIdx.x == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
+  bool good = true;
+  if (routed && warp_idx() != 0) {
+    CombineSender<kFloat32> sender(params, shared, start.most_tokens);
+    good = sender.send_all();
+  } else {
+    good = take_turn(params, shared, routed);
+  }
+  // Where the words go is found out while others still send.
+  std::uint64_t* done = nullptr;
+  if (warp_idx() == 0 && good) done = own_done_word(call, shared, lane_idx());
+  if (__syncthreads_and(static_cast<int>(good)) == 0) return false;
+  if (warp_idx() != 0) return true;
+  fence_system();
+  if (done != nullptr) post_word(done, *shared.number, 0);
+#pragma unroll 1
+  for (int rank = lane_idx() + kWarpLanes; rank < call.ranks.num_ranks; rank += kWarpLanes) {
+    done = own_done_word(call, shared, rank);
+    if (done != nullptr) post_word(done, *shared.number, 0);
+  }
+  return true;
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_COMBINE_SEND_CUH

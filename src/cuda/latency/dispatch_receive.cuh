@@ -1,0 +1,348 @@
+#ifndef FERRY_CUDA_LATENCY_DISPATCH_RECEIVE_CUH
+#define FERRY_CUDA_LATENCY_DISPATCH_RECEIVE_CUH
+
+/// The receive half of latency_dispatch. Blocks share the tokens of one source; a few warps take each, find its rows in
+/// the slab from the counts, and copy it there as soon as it has come. The first block writes what the host and the
+/// Routing's views show. The block that is done last gives the set back.
+
+#include "cuda/latency/dispatch_threads.hpp"
+#include "cuda/latency/receive_report.cuh"
+
+namespace ferry::cuda::device {
+
+inline constexpr int kReceiveWarps = kDispatchThreads / kWarpLanes;
+/// Loads of a lane that are on their way together.
+inline constexpr int kReceiveUnroll = 2;
+
+/// What a warp knows of a token: lane k of its entry k.
+struct Arrival {
+  int source = 0;
+  std::int64_t token = 0;
+  int expert = -1;        ///< index among this rank's experts, -1: not here
+  int row = -1;           ///< in that expert's slab
+  unsigned here = 0;      ///< lanes that are the first of a row of this rank
+  int rank_ordinal = -1;  ///< ranks below this one that the token goes to
+  int slot = -1;          ///< row in the slab of the entry's rank, wherever that is
+};
+
+/// A part of the copy of a row: `parts` warps share it.
+struct Share {
+  int part = 0;
+  int parts = 1;
+};
+
+__device__ inline DispatchSlot slot_of(const LatencyParams& call, const SentCall& sent, int source) {
+  return DispatchSlot::at(
+      own_window(call).slot(call.layout, LatencyKind::kDispatch, static_cast<int>(sent.set), source), call.max_tokens,
+      call.num_topk);
+}
+
+/// The word of this lane's entry of a token of the arrival's source.
+__device__ inline const std::uint64_t* entry_word(const LatencyParams& call, const SentCall& sent, int source,
+                                                  std::int64_t token) {
+  const int topk = lane_idx() < call.num_topk ? lane_idx() : 0;
+  return slot_of(call, sent, source).entries + token * call.num_topk + topk;
+}
+
+/// Waits for a token's entries, of whose word this lane has `seen` something; false when the group broke. All lanes of
+/// a warp.
+__device__ inline bool find_arrival(const LatencyParams& call, const SentCall& sent, const ExpertTables& experts,
+                                    std::uint64_t seen, Arrival& arrival) {
+  const int lane = lane_idx();
+  Payload entry{kNoExpert, true};
+  if (lane < call.num_topk) {
+    entry = wait_payload(call.ranks, {Awaited::kRow, arrival.source, sent.number},
+                         entry_word(call, sent, arrival.source, arrival.token), seen);
+  }
+  if (__all_sync(kAllLanes, static_cast<int>(entry.came)) == 0) return false;
+  int owner = -1;
+  if (entry.value != kNoExpert) {
+    const int home = experts.homes[entry_expert(entry.value)];
+    owner = home_rank(home);
+    const int row = experts.bases[entry_expert(entry.value)] + entry_ordinal(entry.value);
+    arrival.slot = static_cast<int>(home_expert(home) * call.slab_capacity) + row;
+    if (owner == call.ranks.rank) {
+      arrival.expert = home_expert(home);
+      arrival.row = row;
+    }
+  }
+  const unsigned same_owner = __match_any_sync(kAllLanes, owner);
+  const bool first_of_rank = owner >= 0 && __ffs(static_cast<int>(same_owner)) - 1 == lane;
+  const unsigned below = __ballot_sync(kAllLanes, static_cast<int>(first_of_rank && owner < call.ranks.rank));
+  // An expert's row holds one token, so the slot tells entries of one expert from others.
+  const unsigned same_row = __match_any_sync(kAllLanes, arrival.expert < 0 ? -1 - lane : arrival.slot);
+  const bool first_of_row = arrival.expert >= 0 && __ffs(static_cast<int>(same_row)) - 1 == lane;
+  arrival.here = __ballot_sync(kAllLanes, static_cast<int>(first_of_row));
+  if (arrival.here != 0) arrival.rank_ordinal = __popc(below);
+  return true;
+}
+
+/// Writes what the Routing keeps of a token; false when the group broke. All lanes of one warp.
+__device__ inline bool keep_arrival(const LatencyParams& call, const SentCall& sent, const Arrival& arrival) {
+  const LatencyTables& tables = call.tables;
+  const int lane = lane_idx();
+  const std::int64_t index = arrival.source * call.max_tokens + arrival.token;
+  if (lane == 0) tables.rank_ordinals[index] = arrival.rank_ordinal;
+  bool came = true;
+  if (lane < call.num_topk) {
+    const std::int64_t item = index * call.num_topk + lane;
+    const std::int64_t entry = arrival.token * call.num_topk + lane;
+    tables.items[item] = arrival.expert < 0 ? -1 : arrival.slot;
+    if (arrival.source == call.ranks.rank) tables.slots[entry] = arrival.slot;
+    if (arrival.expert >= 0 && tables.item_weights != nullptr) {
+      const Payload weight = wait_payload(call.ranks, {Awaited::kRow, arrival.source, sent.number},
+                                          slot_of(call, sent, arrival.source).weights + entry);
+      came = weight.came;
+      tables.item_weights[item] = __uint_as_float(weight.value);
+    }
+    if ((arrival.here >> lane & 1U) != 0) {
+      reinterpret_cast<int2*>(tables.source)[arrival.slot] = make_int2(arrival.source, static_cast<int>(arrival.token));
+    }
+  }
+  return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
+}
+
+/// Copies this warp's share of a row that has come to all its rows in the slab.
+__device__ inline void copy_arrival(const DispatchReceiveParams& params, const Arrival& arrival,
+                                    const std::byte* window_row, const Share& share) {
+  const int lane = lane_idx();
+  const auto* from = reinterpret_cast<const uint4*>(window_row);
+  const auto count = static_cast<int>(params.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4)));
+  constexpr int kStep = kReceiveUnroll * kWarpLanes;
+#pragma unroll 1
+  for (int first = share.part * kStep; first < count; first += share.parts * kStep) {
+    uint4 values[kReceiveUnroll];
+#pragma unroll
+    for (int i = 0; i < kReceiveUnroll; ++i) {
+      const int at = first + i * kWarpLanes + lane;
+      if (at < count) values[i] = from[at];
+    }
+#pragma unroll 1
+    for (unsigned left = arrival.here; left != 0; left &= left - 1) {
+      const std::int64_t slot = __shfl_sync(kAllLanes, arrival.slot, __ffs(static_cast<int>(left)) - 1);
+      auto* to = reinterpret_cast<uint4*>(params.x + slot * params.x_stride);
+#pragma unroll
+      for (int i = 0; i < kReceiveUnroll; ++i) {
+        const int at = first + i * kWarpLanes + lane;
+        if (at < count) to[at] = values[i];
+      }
+    }
+  }
+  const SlabScales& scales = params.scales;
+  const std::byte* const scale_row = window_row + params.row.scales_offset();
+#pragma unroll 1
+  for (int first = share.part * kWarpLanes; first < params.row.num_scales; first += share.parts * kWarpLanes) {
+    const int column = first + lane;
+    const bool mine = column < params.row.num_scales;
+    const bool words = params.row.scale_bytes == sizeof(std::uint32_t);
+    std::uint32_t value = 0;
+    if (mine && words) value = reinterpret_cast<const std::uint32_t*>(scale_row)[column];
+    if (mine && !words) value = static_cast<std::uint32_t>(scale_row[column]);
+#pragma unroll 1
+    for (unsigned left = arrival.here; left != 0; left &= left - 1) {
+      const int from_lane = __ffs(static_cast<int>(left)) - 1;
+      const std::int64_t expert = __shfl_sync(kAllLanes, arrival.expert, from_lane);
+      const std::int64_t row = __shfl_sync(kAllLanes, arrival.row, from_lane);
+      const std::int64_t at = expert * scales.expert_stride + row * scales.row_stride + column * scales.column_stride;
+      if (mine && words) reinterpret_cast<std::uint32_t*>(scales.data)[at] = value;
+      if (mine && !words) scales.data[at] = static_cast<std::byte>(value);
+    }
+  }
+}
+
+/// What a warp of a block copies: tokens of `source` from `first` on, `step` apart.
+struct WarpTokens {
+  int source = 0;
+  int first = 0;
+  int step = 1;
+  Share share;  ///< of each row
+
+  __device__ const std::uint64_t* first_entry(const LatencyParams& call, const SentCall& sent) const {
+    const bool exists = source < call.ranks.num_ranks && first < call.max_tokens;
+    return exists ? entry_word(call, sent, source, first) : nullptr;
+  }
+};
+
+/// A warp's part of one source's tokens. `seen`: at the first one's entry. False when the group broke.
+__device__ inline bool receive_tokens(const DispatchReceiveParams& params, const SentCall& sent,
+                                      const ExpertTables& experts, const ReceiveShared& shared,
+                                      const WarpTokens& tokens, std::uint64_t seen) {
+  const LatencyParams& call = params.call;
+  const int source = tokens.source;
+  const std::byte* const rows = own_window(call).rows(call.layout, LatencyKind::kDispatch, static_cast<int>(sent.set)) +
+                                source * call.layout.source_bytes;
+  const DispatchSlot slot = slot_of(call, sent, source);
+#pragma unroll 1
+  for (int token = tokens.first; token < shared.tokens[source]; token += tokens.step) {
+    Arrival arrival;
+    arrival.source = source;
+    arrival.token = token;
+    if (!find_arrival(call, sent, experts, seen, arrival)) return false;
+    if (token + tokens.step < shared.tokens[source]) {
+      seen = load_relaxed_system(entry_word(call, sent, source, token + tokens.step));
+    }
+    if (tokens.share.part == 0 && !keep_arrival(call, sent, arrival)) return false;
+    if (arrival.here == 0) continue;
+    bool came = true;
+    if (lane_idx() == 0) {
+      came = wait_word(call.ranks, {Awaited::kRow, source, sent.number}, slot.row_flags + token).came;
+    }
+    if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
+    __syncwarp();  // hands what the first lane has acquired to all of them
+    copy_arrival(params, arrival, rows + token * params.row.stride(), tokens.share);
+  }
+  return true;
+}
+
+/// The row of the slab with index `row` of all experts' holds no token. A warp clears it.
+__device__ inline void clear_row(const DispatchReceiveParams& params, int row) {
+  auto* x = reinterpret_cast<uint4*>(params.x + row * params.x_stride);
+  const std::int64_t count = params.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4));
+#pragma unroll 1
+  for (std::int64_t i = lane_idx(); i < count; i += kWarpLanes) x[i] = make_uint4(0, 0, 0, 0);
+  const SlabScales& scales = params.scales;
+  const auto capacity = static_cast<int>(params.call.slab_capacity);
+  const int expert = row / capacity;
+#pragma unroll 1
+  for (int column = lane_idx(); column < params.row.num_scales; column += kWarpLanes) {
+    const std::int64_t at =
+        expert * scales.expert_stride + (row - expert * capacity) * scales.row_stride + column * scales.column_stride;
+    if (params.row.scale_bytes == sizeof(std::uint32_t)) {
+      reinterpret_cast<std::uint32_t*>(scales.data)[at] = 0;
+    } else {
+      scales.data[at] = std::byte{0};
+    }
+  }
+}
+
+/// Rows of the slab that hold no token: in the source table, and if the caller wants that, in x and scales. The
+/// blocks that copy rows share them.
+__device__ inline void clear_gaps(const DispatchReceiveParams& params, const ExpertTables& experts) {
+  const LatencyParams& call = params.call;
+  const int num_blocks = static_cast<int>(gridDim.x) - params.first_receiver;
+  const int block = static_cast<int>(blockIdx.x) - params.first_receiver;
+  const auto capacity = static_cast<int>(call.slab_capacity);  // so many rows that all fit 32 bits
+  const int num_rows = call.num_local_experts * capacity;
+  const auto is_gap = [&experts, capacity](int row) {
+    const int expert = row / capacity;
+    return row - expert * capacity >= experts.local_rows[expert];
+  };
+#pragma unroll 1
+  for (int row = block * kDispatchThreads + static_cast<int>(threadIdx.x); row < num_rows;
+       row += num_blocks * kDispatchThreads) {
+    if (is_gap(row)) reinterpret_cast<int2*>(call.tables.source)[row] = make_int2(-1, -1);
+  }
+  if (!params.zero_padding) return;
+#pragma unroll 1
+  for (int row = block * kReceiveWarps + warp_idx(); row < num_rows; row += num_blocks * kReceiveWarps) {
+    if (is_gap(row)) clear_row(params, row);
+  }
+}
+
+/// The first block of the grid reports, and others copy rows.
+__device__ inline bool reports() { return blockIdx.x == 0; }
+__device__ inline bool takes_part(const DispatchReceiveParams& params) {
+  return reports() || static_cast<int>(blockIdx.x) >= params.first_receiver;
+}
+
+/// What this warp copies first; then the same of the source `step` further on, and so on.
+struct SourceOrder {
+  WarpTokens tokens;
+  int step = 1;
+
+  __device__ static SourceOrder of_block(const DispatchReceiveParams& params) {
+    const int num_blocks = static_cast<int>(gridDim.x) - params.first_receiver;
+    const int num_ranks = params.call.ranks.num_ranks;
+    const int per_source = num_blocks >= num_ranks ? num_blocks / num_ranks : 1;
+    const int block = static_cast<int>(blockIdx.x) - params.first_receiver;
+    SourceOrder order;
+    order.step = num_blocks / per_source;
+    order.tokens.source = reports() ? num_ranks : block / per_source;
+    order.tokens.first = warp_idx() / params.warps_per_row * per_source + block % per_source;
+    order.tokens.step = per_source * (kReceiveWarps / params.warps_per_row);
+    order.tokens.share = {warp_idx() % params.warps_per_row, params.warps_per_row};
+    return order;
+  }
+};
+
+/// What a thread looked at before it knew whether the call is made.
+struct FirstLook {
+  CountsLook counts;
+  std::uint64_t entry = 0;
+
+  __device__ void load(const LatencyParams& call, const SentCall& sent, const WarpTokens& tokens) {
+    const auto expert = static_cast<int>(threadIdx.x);
+    if (expert < call.num_experts) {
+      counts.load(call, count_words(call, call.ranks.rank, static_cast<int>(sent.set), 0), expert, 0);
+    }
+    const std::uint64_t* const word = tokens.first_entry(call, sent);
+    if (word != nullptr) entry = load_relaxed_system(word);
+  }
+};
+
+/// What a block does with a call that all ranks make alike; false when the group broke.
+__device__ inline bool receive(const DispatchReceiveParams& params, const SentCall& sent, const ExpertTables& experts,
+                               ReceiveShared& shared, SourceOrder& order, const FirstLook& look) {
+  const LatencyParams& call = params.call;
+  const int num_ranks = call.ranks.num_ranks;
+  WarpTokens& tokens = order.tokens;
+  if (reports()) begin_report(call, shared);
+  bool whole = true;
+  bool cleared = reports();
+  std::uint64_t entry = look.entry;
+  // Every block needs the counts, if only to know what rows are gaps; so one without a source goes through here too.
+  do {
+    const CountsUse use{tokens.source, reports() ? call.tables.source_ranges : nullptr};
+    if (!sum_counts(call, sent, experts, shared, use, look.counts)) return false;
+    if (shared.first_full_expert != kNone) return true;
+    if (!cleared) clear_gaps(params, experts);
+    cleared = true;
+    if (tokens.source < num_ranks) whole = receive_tokens(params, sent, experts, shared, tokens, entry);
+    tokens.source += order.step;
+    if (const std::uint64_t* word = tokens.first_entry(call, sent)) entry = load_relaxed_system(word);
+    whole = __syncthreads_and(static_cast<int>(whole)) != 0;  // nobody reads the bases of this source any more
+  } while (whole && tokens.source < num_ranks);
+  if (whole && reports()) report_counts(params, experts, shared);
+  return whole;
+}
+
+/// What a block needs before it receives. All threads; a barrier must follow.
+__device__ inline void prepare_receive(const DispatchReceiveParams& params, const ExpertTables& experts,
+                                       ReceiveShared& shared) {
+#pragma unroll 1
+  for (int expert = static_cast<int>(threadIdx.x); expert < params.call.num_experts; expert += kDispatchThreads) {
+    experts.homes[expert] = home_of(params.placement.owner[expert], params.placement.local_expert[expert]);
+  }
+  if (threadIdx.x != 0) return;
+  shared.first_bad_rank = kNone;
+  shared.first_full_expert = kNone;
+  if (reports() && params.host.result != nullptr) store_relaxed_system(&params.host.result->started, 1);
+}
+
+/// Receives the call, or reports why nobody does. All threads of all blocks; false in all of them when the group broke.
+__device__ inline bool receive_dispatch(const DispatchReceiveParams& params, const SentCall& sent,
+                                        const ExpertTables& experts, ReceiveShared& shared) {
+  SourceOrder order = SourceOrder::of_block(params);
+  FirstLook look;
+  look.load(params.call, sent, order.tokens);
+  const auto take = [&shared](int rank, const ReceivedHeader& header) {
+    const std::int64_t num_tokens = header.num_tokens();
+    const std::int64_t bad_entry = header.bad_entry();
+    if (lane_idx() != 0) return;
+    shared.tokens[rank] = static_cast<std::int32_t>(num_tokens);
+    if (bad_entry >= 0) atomicMin(&shared.first_bad_rank, static_cast<unsigned>(rank));
+  };
+  const Outcome outcome =
+      await_headers(params.call, LatencyKind::kDispatch, static_cast<int>(sent.set), sent.number, take);
+  if (outcome == Outcome::kStop) return false;
+  const bool agreed = outcome == Outcome::kGo && shared.first_bad_rank == kNone;
+  if (agreed && !receive(params, sent, experts, shared, order, look)) return false;
+  if (reports() && threadIdx.x == 0 && (!agreed || shared.first_full_expert != kNone)) {
+    report_refused(params, sent, shared, outcome);
+  }
+  return true;
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_DISPATCH_RECEIVE_CUH

@@ -1,0 +1,61 @@
+/// latency_dispatch in one kernel: every block makes its part of the send half, then its part of the receive half. All
+/// blocks must run at once: there is at most one for each multiprocessor of the rank.
+
+#include "cuda/driver/launch.hpp"
+#include "cuda/latency/codec_kernels.hpp"
+#include "cuda/latency/dispatch_receive.cuh"
+#include "cuda/latency/dispatch_send.cuh"
+#include "cuda/sync/shared_memory.cuh"
+
+namespace ferry::cuda {
+namespace {
+
+using namespace device;  // NOLINT(google-build-using-namespace)
+
+/// Of the send half; the receive half's follows, so that it can be prepared before.
+FERRY_HOST_DEVICE constexpr std::size_t send_bytes(int num_experts) {
+  return (DispatchSendShared::size_bytes(num_experts) + plan::kPartAlignment - 1) / plan::kPartAlignment *
+         plan::kPartAlignment;
+}
+
+template <Codec kCodec>
+__global__ void __launch_bounds__(kDispatchThreads)
+    dispatch_kernel(const __grid_constant__ LatencyDispatchParams params) {
+  const LatencyParams& call = params.receive.call;
+  auto& send = *reinterpret_cast<DispatchSendShared*>(dynamic_shared());
+  const ReceiveMemory memory =
+      ReceiveMemory::at(dynamic_shared() + send_bytes(call.num_experts), call.num_experts, call.num_local_experts);
+  prepare_receive(params.receive, memory.experts, *memory.shared);
+  send_dispatch<kCodec>(params.send, send);  // its barriers are also that of the preparation
+  if (send.number == 0) return;
+  if (!reports() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kDispatch);
+  if (!takes_part(params.receive)) return;
+  const SentCall sent{send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
+  if (!receive_dispatch(params.receive, sent, memory.experts, *memory.shared)) return;
+  if (!reports() || warp_idx() != 0) return;
+  grant_owed_set(call, LatencyKind::kDispatch, sent.number);
+  if (lane_idx() == 0) leave_whole_call(call, LatencyKind::kDispatch, sent);
+}
+
+constexpr CodecKernels<LatencyDispatchParams> kKernels = {dispatch_kernel<Codec::kPlain>, dispatch_kernel<Codec::kFp8>,
+                                                          dispatch_kernel<Codec::kInt8>};
+
+std::size_t shared_bytes_of(int num_experts, int num_local_experts) {
+  return send_bytes(num_experts) + ReceiveMemory::at(nullptr, num_experts, num_local_experts).size_bytes;
+}
+
+}  // namespace
+
+cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, cudaStream_t stream) {
+  const LatencyParams& call = params.receive.call;
+  const LaunchShape shape{static_cast<unsigned>(call.num_blocks), kDispatchThreads,
+                          shared_bytes_of(call.num_experts, call.num_local_experts)};
+  return launch_kernel(kKernels.of(params.send.quantize), shape, params, stream);
+}
+
+cudaError_t load_latency_dispatch_kernels() {
+  constexpr int kExperts = static_cast<int>(kMaxExperts);
+  return kKernels.load(shared_bytes_of(kExperts, kExperts));
+}
+
+}  // namespace ferry::cuda
