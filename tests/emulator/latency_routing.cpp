@@ -34,7 +34,7 @@ cuda::LatencyTables::Shape LatencyRouting::shape_of(int rank) const {
           .max_tokens = to_size(max_tokens_),
           .num_topk = static_cast<std::size_t>(world_.num_topk),
           .num_local_experts = to_size(num_local_experts(rank)),
-          .slab_capacity = to_size(world_.options.slab_capacity),
+          .num_slab_rows = to_size(num_rows(rank)),
           .weights = has_weights_};
 }
 
@@ -143,7 +143,7 @@ std::string LatencyRouting::compare(int rank) const {
   if (!equal(own.source_ranges, expected.source_ranges, shape.num_local_experts * shape.num_ranks * 2)) {
     return "source_ranges";
   }
-  if (!equal(own.source, expected.source, shape.num_local_experts * shape.slab_capacity * 2)) return "source";
+  if (!equal(own.source, expected.source, shape.num_slab_rows * 2)) return "source";
   if (!equal(own.tokens_of_rank, expected.tokens_of_rank, shape.num_ranks)) return "tokens_of_rank";
   for (std::size_t source = 0; source < shape.num_ranks; ++source) {
     const std::size_t first = source * shape.max_tokens;

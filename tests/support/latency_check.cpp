@@ -43,6 +43,10 @@ bool same_view(const ConstTensorView& a, const ConstTensorView& b) {
 
 }  // namespace
 
+std::int64_t latency_max_tokens(const PreparedCase& prepared) {
+  return std::max<std::int64_t>(most_tokens(prepared.world), 1) + prepared.spec.spare_max_tokens;
+}
+
 LatencyDispatchTensors::LatencyDispatchTensors(RankContext& context, Group& group, const PreparedCase& prepared,
                                                std::size_t dispatch_idx)
     : route_(context, group, prepared),
@@ -55,7 +59,7 @@ LatencyDispatchTensors::LatencyDispatchTensors(RankContext& context, Group& grou
   in = {x_.view(), in_scales_.view(), route_.input().topk_idx, route_.input().topk_weights};
   out = {slab_view(context, prepared, out_x_.view()), out_scales_.view()};
   options.num_experts = route_.options().num_experts;
-  options.max_tokens = std::max<std::int64_t>(most_tokens(prepared.world), 1) + prepared.spec.spare_max_tokens;
+  options.max_tokens = latency_max_tokens(prepared);
   options.slab_capacity = route_.options().slab_capacity;
   options.expert_to_rank = route_.options().expert_to_rank;
   options.quantize = prepared.spec.dispatches[dispatch_idx].quantize;

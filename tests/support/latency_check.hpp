@@ -50,6 +50,9 @@ class LatencyCombineTensors {
   OptionalTensor topk_weights_;
 };
 
+/// M of these calls: the most tokens of any rank, and the case's spare ones.
+std::int64_t latency_max_tokens(const PreparedCase& prepared);
+
 /// What GroupOptions::latency_bytes must be for these cases on a group of this backend. 0 where it has no latency mode.
 std::size_t latency_bytes_of(const char* backend, const std::vector<PreparedCase>& cases);
 

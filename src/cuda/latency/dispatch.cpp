@@ -161,7 +161,7 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
                                    .max_tokens = to_size(call.max_tokens),
                                    .num_topk = to_size(route.num_topk),
                                    .num_local_experts = routing->local_expert_ids.size(),
-                                   .slab_capacity = to_size(route.options.slab_capacity),
+                                   .num_slab_rows = to_size(routing->num_recv_rows),
                                    .weights = route.topk_weights.present()};
   Result<std::shared_ptr<std::byte>> tables = parts.memory->take(LatencyTables::at(nullptr, shape).size_bytes);
   if (!tables.ok()) return tables.status();

@@ -29,7 +29,7 @@ struct LatencyTables {
     std::size_t max_tokens = 0;  ///< M
     std::size_t num_topk = 0;
     std::size_t num_local_experts = 0;
-    std::size_t slab_capacity = 0;
+    std::size_t num_slab_rows = 0;  ///< L * C
     bool weights = false;
   };
 
@@ -68,7 +68,7 @@ struct LatencyTables {
     tables.rows_per_expert = carver.take<std::int32_t>(shape.num_local_experts);
     tables.row_offsets = carver.take<std::int64_t>(shape.num_local_experts + 1);
     tables.source_ranges = carver.take<std::int32_t>(shape.num_local_experts * shape.num_ranks * 2);
-    tables.source = carver.take<std::int32_t>(shape.num_local_experts * shape.slab_capacity * 2);
+    tables.source = carver.take<std::int32_t>(shape.num_slab_rows * 2);
     tables.tokens_of_rank = carver.take<std::int32_t>(shape.num_ranks);
     tables.items = carver.take<std::int32_t>(num_items);
     if (shape.weights) tables.item_weights = carver.take<float>(num_items);
