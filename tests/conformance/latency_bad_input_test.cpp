@@ -229,6 +229,10 @@ TEST_P(LatencyBadInput, Combine) {
 TEST_P(LatencyBadInput, DispatchesThatRanksDoNotAgreeOn) {
   using Tensors = LatencyDispatchTensors;
   const PreparedCase good = good_case();
+  // Or a group of GPUs would have no room for rank 1's call, whatever the others ask for.
+  ExchangeCase roomy = good.spec;
+  roomy.spare_max_tokens = 36;
+  prepare_latency(roomy);
   // The slab of another capacity needs other memory; any that is large enough will do.
   const std::vector<Disagreement> disagreements = {
       {"num_experts: rank 0 has 6, rank 1 has 7",

@@ -215,7 +215,24 @@ TEST_P(LatencyExchanges, SixteenRanks) {
   run_latency_cases(16, {one});
 }
 
-/// The Routing is one of `route` in all that it can be used for.
+/// A CUDA group has other tables for those: it says so, and goes on.
+void expect_no_other_calls(RankContext& context, Group& group, const LatencyExchange& exchange) {
+  DispatchTensors dispatch(context, group, exchange.prepared(), 1);
+  CombineTensors combine(context, group, exchange.prepared(), 2);
+  const auto refused = [&](const char* call, const Status& status) {
+    const auto words = [call](int rank) {
+      return fmt::format("rank {}: {}: the Routing was made by latency_dispatch, expected one of route", rank, call);
+    };
+    expect_own_refusals(context, group, finish(group, status), {ErrorCode::kUnsupported, call, words});
+  };
+  const Stream stream = stream_of(group);
+  refused("dispatch", group.dispatch(exchange.routing(), dispatch.in, dispatch.out, stream, dispatch.options));
+  refused("combine", group.combine(exchange.routing(), combine.in, combine.out, stream, combine.options));
+  dispatch.expect_untouched(context, "a refused dispatch: ");
+  combine.expect_untouched(context, "a refused combine: ");
+}
+
+/// Where backends can, the Routing is one of `route` in all that it can be used for.
 TEST_P(LatencyExchanges, OtherCallsTakeTheRouting) {
   ExchangeCase spec = small_latency_case(4);
   // Throughput calls with shapes of their own.
@@ -226,6 +243,11 @@ TEST_P(LatencyExchanges, OtherCallsTakeTheRouting) {
     for (const bool split : {false, true}) {
       LatencyExchange exchange(context, group, prepared);
       if (split ? !(exchange.send_dispatch() && exchange.receive()) : !exchange.dispatch()) return;
+      if (on_gpus()) {
+        expect_no_other_calls(context, group, exchange);
+        if (!exchange.combine(1)) return;
+        continue;
+      }
       check_dispatch(context, group, exchange.routing(), prepared, 1);
       check_combine(context, group, exchange.routing(), prepared, 2);
       if (!exchange.combine(1)) return;

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "call/call_sync.hpp"
 #include "cuda/sync/fault_text.hpp"
@@ -38,7 +39,10 @@ class WatchedRank {
     backend.options.arena_bytes = std::size_t{1} << 20;
     backend.options.timeout_ns = kFarDeadlineNs;
     sync_ = std::move(call::CallSync::create(backend)).value();
-    watch_ = std::make_unique<cuda::PeerWatch>(sync_->state(), *report_);
+    calls_ = cuda::CallLog::create(sync_->peers()).value();
+    calls_->append(record_of(Operation::kRoute));
+    calls_->append(record_of(context.rank() == kVictim ? Operation::kLatencyCombine : Operation::kLatencyDispatch));
+    watch_ = std::make_unique<cuda::PeerWatch>(sync_->state(), *report_, *calls_);
     throw_if_error(watch_->start());
     throw_if_error(bootstrap_->all_gather({}, kNsPerSecond * 20).status());
   }
@@ -53,7 +57,7 @@ class WatchedRank {
   }
   /// What this rank's next call returns then.
   Status next_call() {
-    return sync_->give_up_on(report_->lost.peer, cuda::describe_lost(report_->lost, kFarDeadlineNs));
+    return sync_->give_up_on(report_->lost.peer, cuda::describe_lost(report_->lost, kFarDeadlineNs, &*calls_));
   }
 
   bool is_stopped() const { return __atomic_load_n(&report_->stop.requested, __ATOMIC_ACQUIRE) != 0; }
@@ -68,9 +72,16 @@ class WatchedRank {
   }
 
  private:
+  static CallRecord record_of(Operation operation) {
+    CallRecord record;
+    record.operation = operation;
+    return record;
+  }
+
   std::shared_ptr<Bootstrap> bootstrap_;
   std::unique_ptr<cuda::DeviceReport> report_ = std::make_unique<cuda::DeviceReport>();
   std::unique_ptr<call::CallSync> sync_;
+  std::optional<cuda::CallLog> calls_;
   std::unique_ptr<cuda::PeerWatch> watch_;
 };
 
@@ -140,6 +151,9 @@ TEST_P(PeerWatchOfRanks, ADeadlineOfOneRankStopsTheKernelsOfAllWhoSayTheSame) {
     context.expect_code(status, ErrorCode::kTimeout, "the call");
     context.expect(status.peer() == kVictim, status.to_string());
     context.expect(status.message().find("timed out after 600000 ms waiting for rank 2") != std::string_view::npos,
+                   status.to_string());
+    context.expect(status.message().find("; rank 0 called latency_dispatch where rank 2 called latency_combine; ") !=
+                       std::string_view::npos,
                    status.to_string());
     const std::string_view note = context.rank() == 0         ? ""
                                   : context.rank() == kVictim ? "gave up on this rank"
