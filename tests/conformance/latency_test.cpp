@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <limits>
 
 #include "conformance/latency_conformance.hpp"
 
@@ -155,6 +156,40 @@ TEST_P(LatencyExchanges, CombinesInBothOrdersWeighedByDispatchOrByThemselves) {
                         }
                       }));
   }
+}
+
+TEST_P(LatencyExchanges, OnlyTheFirstTokensCount) {
+  for (const int num_ranks : {1, 2, 3, 5}) {
+    run_latency_cases(num_ranks, every_memory(num_ranks, [](ExchangeCase& one) {
+                        one.world.idle_tail = true;
+                        one.world.max_tokens = 12;
+                        one.dispatches[0].zero_padding = one.slab_view;
+                        one.combines = every_combine(DType::kBfloat16, Values::kRandom);
+                      }));
+  }
+}
+
+/// A count below 0 is 0, and one above T is T: then the ids are those of a case without a count.
+TEST_P(LatencyExchanges, ACountOutOfRangeIsTheNearestInRange) {
+  constexpr int kNumRanks = 3;
+  ExchangeCase spec = small_latency_case(kNumRanks);
+  spec.world.counts = TokenCounts::kEven;
+  spec.world.fixed_rows = kNumRanks * spec.world.max_tokens;
+  const PreparedCase all = prepare_latency(spec);
+  spec.world.pattern = RoutingPattern::kNone;
+  const PreparedCase none = prepare_latency(spec);
+  using Limits = std::numeric_limits<std::int32_t>;
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    for (const std::int32_t count : {7, Limits::max(), -1, Limits::min()}) {
+      PlainMemory memory(uses_device(group), std::vector<std::int32_t>{count});
+      const LatencyDispatchTensors ids(context, group, all, 0);
+      LatencyDispatchTensors tensors(context, group, count < 0 ? none : all, 0);
+      tensors.in.topk_idx = ids.in.topk_idx;
+      tensors.in.num_tokens_view = ConstTensorView(memory.data(), DType::kInt32, {1});
+      if (!context.expect_ok(call_dispatch(group, tensors), "dispatch")) return;
+      tensors.expect_received(context, fmt::format("{} tokens: ", count));
+    }
+  });
 }
 
 TEST_P(LatencyExchanges, ExpertsNamedTwice) {

@@ -12,8 +12,19 @@ std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value)
 
 }  // namespace
 
-LatencyRouting::LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens)
-    : world_(std::move(world)),
+oracle::World LatencyRouting::counted(oracle::World world) const {
+  for (std::size_t rank = 0; rank < counts_.size(); ++rank) {
+    oracle::RankTokens& tokens = world.ranks[rank];
+    const std::int64_t num_counted = std::clamp<std::int64_t>(counts_[rank], 0, tokens.num_tokens);
+    std::fill(tokens.topk_idx.begin() + num_counted * world.num_topk, tokens.topk_idx.end(), -1);
+  }
+  return world;
+}
+
+LatencyRouting::LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens,
+                               std::vector<std::int32_t> counts)
+    : counts_(std::move(counts)),
+      world_(counted(std::move(world))),
       routings_(oracle::route(world_).value()),
       owners_(oracle::expert_owners(world_)),
       max_tokens_(max_tokens) {
@@ -82,7 +93,7 @@ void LatencyRouting::fill_rows(int rank, const cuda::LatencyTables& tables) cons
     tables.source[2 * row + 1] = routing.source[row].token;
   }
   for (std::size_t source = 0; source < world_.ranks.size(); ++source) {
-    tables.tokens_of_rank[source] = static_cast<std::int32_t>(world_.ranks[source].num_tokens);
+    tables.tokens_of_rank[source] = static_cast<std::int32_t>(num_counted(static_cast<int>(source)));
   }
 }
 
@@ -147,7 +158,7 @@ std::string LatencyRouting::compare(int rank) const {
   if (!equal(own.tokens_of_rank, expected.tokens_of_rank, shape.num_ranks)) return "tokens_of_rank";
   for (std::size_t source = 0; source < shape.num_ranks; ++source) {
     const std::size_t first = source * shape.max_tokens;
-    const auto count = to_size(num_tokens(static_cast<int>(source)));
+    const auto count = to_size(num_counted(static_cast<int>(source)));
     if (!equal(own.rank_ordinals + first, expected.rank_ordinals + first, count)) return "rank_ordinals";
     for (std::size_t i = first * shape.num_topk; i < (first + count) * shape.num_topk; ++i) {
       if (own.items[i] != expected.items[i]) return "items";

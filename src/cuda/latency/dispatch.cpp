@@ -197,6 +197,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   send.topk_idx = call.route.topk_idx.data;
   send.wide_ids = call.route.topk_idx.dtype == DType::kInt64;
   send.weights = static_cast<const float*>(call.route.topk_weights.data);
+  send.num_tokens_view = static_cast<const std::int32_t*>(call.route.num_tokens_view.data);
   send.x = rows.x.data;
   send.x_stride = rows.x.stride_bytes;
   send.quantize = rows.quantize;

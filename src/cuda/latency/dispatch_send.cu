@@ -40,6 +40,12 @@ __device__ int expert_of(const DispatchSendParams& params, std::int64_t id) {
   return id >= 0 && id < params.call.num_experts ? static_cast<int>(id) : -1;
 }
 
+/// Tokens that may have experts, from the first on.
+__device__ int num_counted_tokens(const DispatchSendParams& params) {
+  const auto num_tokens = static_cast<int>(params.call.num_tokens);  // at most kMaxLatencyTokens
+  return params.num_tokens_view == nullptr ? num_tokens : max(0, min(*params.num_tokens_view, num_tokens));
+}
+
 /// What the Routing keeps of an entry. By the block that counts.
 __device__ void keep_entry(const DispatchSendParams& params, Shared& shared, std::int64_t at, std::int64_t id) {
   const LatencyTables& tables = params.call.tables;
@@ -47,11 +53,14 @@ __device__ void keep_entry(const DispatchSendParams& params, Shared& shared, std
   if (expert < 0 && id != -1) atomicMin(&shared.bad_entry, static_cast<unsigned long long>(at));
   tables.ids[at] = id;
   tables.homes[at] = expert < 0 ? -1 : home_of(params.placement.owner[expert], params.placement.local_expert[expert]);
+  if (id == -1) tables.slots[at] = -1;  // the receive half does not see tokens that do not count
   if (tables.weights != nullptr) tables.weights[at] = params.weights[at];
 }
 
-/// Adds the tokens before `end` to `tokens_of_expert` [E], each once for an expert. All warps but the first.
-__device__ void count_tokens(const DispatchSendParams& params, Shared& shared, int end, unsigned* tokens_of_expert) {
+/// Adds the tokens before `end` to `tokens_of_expert` [E], each once for an expert; those from `num_counted` on have
+/// none. All warps but the first.
+__device__ void count_tokens(const DispatchSendParams& params, Shared& shared, int end, int num_counted,
+                             unsigned* tokens_of_expert) {
   const int num_topk = params.call.num_topk;
   // A token has as many lanes as K rounded up to a power of two.
   const int width = num_topk <= 1 ? 1 : 1 << (kWarpLanes - __clz(num_topk - 1));
@@ -64,7 +73,7 @@ __device__ void count_tokens(const DispatchSendParams& params, Shared& shared, i
     int expert = -1;
     if (topk < num_topk && token < end) {
       const std::int64_t at = std::int64_t{token} * num_topk + topk;
-      const std::int64_t id = load_id(params, at);
+      const std::int64_t id = token < num_counted ? load_id(params, at) : -1;
       expert = expert_of(params, id);
       if (blockIdx.x == 0) keep_entry(params, shared, at, id);
     }
@@ -77,14 +86,15 @@ __device__ void count_tokens(const DispatchSendParams& params, Shared& shared, i
 }
 
 /// Tells every rank that this one has come to the call, and its counts.
-__device__ void post_counts(const DispatchSendParams& params, const Shared& shared, const unsigned* tokens_of_expert) {
+__device__ void post_counts(const DispatchSendParams& params, const Shared& shared, int num_counted,
+                            const unsigned* tokens_of_expert) {
   const LatencyParams& call = params.call;
   const auto thread = static_cast<int>(threadIdx.x);
   if (warp_idx() == 0) {
     LatencyHeader header;
     header.agreement = call.agreement;
     header.record_number = call.record_number;
-    header.num_tokens = call.num_tokens;
+    header.num_tokens = num_counted;
     header.num_blocks = gridDim.x;
     if (shared.bad_entry != kNoBadEntry) {
       header.bad_entry = static_cast<std::int64_t>(shared.bad_entry);
@@ -169,7 +179,7 @@ __global__ void __launch_bounds__(kSendThreads)
   const LatencyParams& call = params.call;
   const auto thread = static_cast<int>(threadIdx.x);
   const bool counts = blockIdx.x == 0;
-  const auto num_tokens = static_cast<int>(call.num_tokens);  // at most kMaxLatencyTokens
+  const int num_tokens = num_counted_tokens(params);
   const int num_row_blocks = gridDim.x > 1 ? static_cast<int>(gridDim.x) - 1 : 1;
   const int per_block = (num_tokens + num_row_blocks - 1) / num_row_blocks;
   const int first = counts ? num_tokens : per_block * (static_cast<int>(blockIdx.x) - 1);
@@ -191,13 +201,13 @@ __global__ void __launch_bounds__(kSendThreads)
     const std::uint64_t number = begin_send_and_wait(call, kKind, shared.sets);
     if (lane_idx() == 0) shared.number = number;
   } else {
-    count_tokens(params, shared, counts ? num_tokens : first, tokens_of_expert);
+    count_tokens(params, shared, counts ? static_cast<int>(call.num_tokens) : first, num_tokens, tokens_of_expert);
   }
   __syncthreads();
   let_next_kernel_begin();
   if (shared.number == 0) return;  // the group broke
   if (counts) {
-    post_counts(params, shared, tokens_of_expert);
+    post_counts(params, shared, num_tokens, tokens_of_expert);
     return;
   }
 #pragma unroll 1

@@ -40,7 +40,7 @@ struct LatencyTables {
   std::int64_t* ids = nullptr;    ///< [T, K]
   float* weights = nullptr;       ///< [T, K], null if the dispatch was given none
   std::int32_t* homes = nullptr;  ///< [T, K] home_of the entry (intranode/routing_tables.hpp), -1: no expert
-  std::int32_t* slots = nullptr;  ///< [T, K] row in the slab of the entry's rank, -1: none. By the receive half
+  std::int32_t* slots = nullptr;  ///< [T, K] row in the slab of the entry's rank, -1: none. Rows by the receive half
   // Of the rows here, by the receive half:
   std::int32_t* rows_per_expert = nullptr;  ///< [L]
   std::int64_t* row_offsets = nullptr;      ///< [L + 1] multiples of C
