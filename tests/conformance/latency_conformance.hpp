@@ -29,8 +29,9 @@ Status call_combine(Group& group, const Routing& routing, const LatencyCombineTe
 void expect_same_refusal(RankContext& context, const Status& status, ErrorCode code, const std::string& what,
                          std::string_view words);
 
-/// Every rank's own arguments were refused, each in the words of `words_of(rank)`. Ranks whose hosts compare calls before
-/// they are made are all told what the first of them did wrong; a CUDA group tells each at once of its own mistake.
+/// Every rank's own arguments were refused, each in the words of `words_of(rank)`. Ranks whose hosts compare calls
+/// before they are made are all told what the first of them did wrong; a CUDA group tells each at once of its own
+/// mistake.
 struct OwnRefusals {
   ErrorCode code = ErrorCode::kInvalidArgument;
   std::string what;

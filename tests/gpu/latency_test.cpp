@@ -80,7 +80,7 @@ TEST(LatencyHalves, HoldNoMultiprocessorBetweenThem) {
   });
 }
 
-/// The same while a peer has not even made the call: a send half ends without it, and the receive half is not there yet.
+/// The same while a peer has not even made the call: a send half ends without it, the receive half is not there yet.
 TEST(LatencyHalves, LeaveTheGpuToOthersUntilThePeersCome) {
   constexpr int kNumRanks = 2;
   const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, 1);
