@@ -16,27 +16,6 @@ using cuda::LatencyKind;
 
 constexpr std::int64_t kLatencyBytes = std::int64_t{24} << 20;
 
-test::WorldSpec draw_world(std::mt19937_64& random) {
-  constexpr int kRanks[] = {1, 2, 3, 4, 8};
-  constexpr test::RoutingPattern kPatterns[] = {test::RoutingPattern::kRandom,     test::RoutingPattern::kRandom,
-                                                test::RoutingPattern::kDuplicates, test::RoutingPattern::kZipf,
-                                                test::RoutingPattern::kOneHot,     test::RoutingPattern::kNone};
-  constexpr test::TokenCounts kCounts[] = {test::TokenCounts::kEven, test::TokenCounts::kUneven,
-                                           test::TokenCounts::kSomeZero, test::TokenCounts::kAllZero};
-  test::WorldSpec spec;
-  spec.num_ranks = kRanks[random() % std::size(kRanks)];
-  spec.num_topk = 1 + static_cast<int>(random() % (random() % 6 == 0 ? 32 : 8));
-  spec.num_experts = 1 + static_cast<std::int64_t>(random() % 24);
-  spec.max_tokens = 1 + static_cast<std::int64_t>(random() % 9);
-  spec.pattern = kPatterns[random() % std::size(kPatterns)];
-  spec.counts = kCounts[random() % (random() % 8 == 0 ? 4 : 3)];
-  spec.layout = Layout::kSlab;
-  spec.spare_slab_rows = static_cast<std::int64_t>(random() % 3);
-  spec.custom_placement = random() % 2 == 0;
-  spec.seed = random();
-  return spec;
-}
-
 LatencyCombineSpec draw_combine(std::mt19937_64& random) {
   constexpr std::int64_t kHidden[] = {8, 24, 256, 600, 1544};
   LatencyCombineSpec spec;
@@ -55,7 +34,7 @@ TEST(EmulatedLatencyCombine, ManyCallsGiveTheBitsOfTheOracle) {
   constexpr int kCalls = 4;
   std::mt19937_64 random(14);
   for (int i = 0; i < kWorlds; ++i) {
-    const test::WorldSpec world = draw_world(random);
+    const test::WorldSpec world = draw_latency_world(random);
     // Also where half of the calls' number begins anew.
     LatencyRanks ranks({.num_ranks = world.num_ranks,
                         .latency_bytes = kLatencyBytes,
@@ -88,7 +67,7 @@ TEST(EmulatedLatencyCombine, TwoInFlightAreReceivedInAnyOrder) {
   constexpr int kRounds = 3;
   std::mt19937_64 random(15);
   for (int i = 0; i < kWorlds; ++i) {
-    const test::WorldSpec world = draw_world(random);
+    const test::WorldSpec world = draw_latency_world(random);
     LatencyRanks ranks({.num_ranks = world.num_ranks, .latency_bytes = kLatencyBytes, .seed = random()});
     test::WorldSpec other = world;
     other.seed = random();

@@ -17,28 +17,6 @@ using cuda::LatencyKind;
 
 constexpr std::int64_t kLatencyBytes = std::int64_t{24} << 20;
 
-test::WorldSpec draw_world(std::mt19937_64& random) {
-  constexpr int kRanks[] = {1, 2, 3, 4, 8};
-  constexpr test::RoutingPattern kPatterns[] = {test::RoutingPattern::kRandom,     test::RoutingPattern::kRandom,
-                                                test::RoutingPattern::kDuplicates, test::RoutingPattern::kZipf,
-                                                test::RoutingPattern::kOneHot,     test::RoutingPattern::kNone};
-  constexpr test::TokenCounts kCounts[] = {test::TokenCounts::kEven, test::TokenCounts::kUneven,
-                                           test::TokenCounts::kSomeZero, test::TokenCounts::kAllZero};
-  test::WorldSpec spec;
-  spec.num_ranks = kRanks[random() % std::size(kRanks)];
-  spec.num_topk = 1 + static_cast<int>(random() % (random() % 6 == 0 ? 32 : 8));
-  spec.num_experts = 1 + static_cast<std::int64_t>(random() % 24);
-  spec.max_tokens = 1 + static_cast<std::int64_t>(random() % 9);
-  spec.pattern = kPatterns[random() % std::size(kPatterns)];
-  spec.counts = kCounts[random() % (random() % 8 == 0 ? 4 : 3)];
-  spec.layout = Layout::kSlab;
-  spec.spare_slab_rows = static_cast<std::int64_t>(random() % 3);
-  spec.custom_placement = random() % 2 == 0;
-  spec.weights = random() % 2 == 0;
-  spec.seed = random();
-  return spec;
-}
-
 LatencyDispatchSpec draw_dispatch(std::mt19937_64& random) {
   constexpr std::int64_t kHidden[] = {16, 128, 144, 1040, 2048};
   constexpr Quantization kModes[] = {Quantization::kNone, Quantization::kFp8, Quantization::kFp8PowerOfTwo,
@@ -72,7 +50,8 @@ TEST(EmulatedLatencyDispatch, ManyCallsGiveTheBytesOfTheOracle) {
   constexpr std::size_t kCalls = 4;
   std::mt19937_64 random(24);
   for (int i = 0; i < kWorlds; ++i) {
-    test::WorldSpec world = draw_world(random);
+    test::WorldSpec world = draw_latency_world(random);
+    world.weights = random() % 2 == 0;
     // Also where half of the calls' number begins anew.
     LatencyRanks ranks({.num_ranks = world.num_ranks,
                         .latency_bytes = kLatencyBytes,
@@ -107,7 +86,8 @@ TEST(EmulatedLatencyDispatch, CallsInFlightAreReceivedInAnyOrder) {
   constexpr std::size_t kPerRound = 3;
   std::mt19937_64 random(25);
   for (int i = 0; i < kWorlds; ++i) {
-    test::WorldSpec world = draw_world(random);
+    test::WorldSpec world = draw_latency_world(random);
+    world.weights = random() % 2 == 0;
     LatencyRanks ranks({.num_ranks = world.num_ranks, .latency_bytes = kLatencyBytes, .seed = random()});
     std::vector<std::unique_ptr<LatencyRouting>> routings;
     std::vector<std::unique_ptr<LatencyDispatch>> calls;

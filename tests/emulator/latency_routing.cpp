@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -11,6 +12,27 @@ namespace {
 std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 }  // namespace
+
+test::WorldSpec draw_latency_world(std::mt19937_64& random) {
+  constexpr int kRanks[] = {1, 2, 3, 4, 8};
+  constexpr test::RoutingPattern kPatterns[] = {test::RoutingPattern::kRandom,     test::RoutingPattern::kRandom,
+                                                test::RoutingPattern::kDuplicates, test::RoutingPattern::kZipf,
+                                                test::RoutingPattern::kOneHot,     test::RoutingPattern::kNone};
+  constexpr test::TokenCounts kCounts[] = {test::TokenCounts::kEven, test::TokenCounts::kUneven,
+                                           test::TokenCounts::kSomeZero, test::TokenCounts::kAllZero};
+  test::WorldSpec spec;
+  spec.num_ranks = kRanks[random() % std::size(kRanks)];
+  spec.num_topk = 1 + static_cast<int>(random() % (random() % 6 == 0 ? 32 : 8));
+  spec.num_experts = 1 + static_cast<std::int64_t>(random() % 24);
+  spec.max_tokens = 1 + static_cast<std::int64_t>(random() % 9);
+  spec.pattern = kPatterns[random() % std::size(kPatterns)];
+  spec.counts = kCounts[random() % (random() % 8 == 0 ? 4 : 3)];
+  spec.layout = Layout::kSlab;
+  spec.spare_slab_rows = static_cast<std::int64_t>(random() % 3);
+  spec.custom_placement = random() % 2 == 0;
+  spec.seed = random();
+  return spec;
+}
 
 oracle::World LatencyRouting::counted(oracle::World world) const {
   for (std::size_t rank = 0; rank < counts_.size(); ++rank) {

@@ -5,12 +5,16 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <random>
 #include <vector>
 
 #include "emulator/latency_ranks.hpp"
 #include "support/random_world.hpp"
 
 namespace ferry::emulator {
+
+/// A small world of layout kSlab, with weights.
+test::WorldSpec draw_latency_world(std::mt19937_64& random);
 
 /// A world of layout kSlab that all ranks route, and the tables of each.
 class LatencyRouting {
