@@ -48,6 +48,7 @@ class WatchedRank {
   }
 
   call::GroupState& group() { return sync_->state(); }
+  const cuda::CallLog& calls() const { return *calls_; }
 
   /// As the wait of a kernel does when it ends.
   void end_wait(bool stopped) {
@@ -180,6 +181,25 @@ TEST_P(PeerWatchOfRanks, AnErrorOfOneRanksOwnStopsItsKernelsAndThoseOfTheOthers)
 
 INSTANTIATE_TEST_SUITE_P(Ranks, PeerWatchOfRanks, testing::Values(RankKind::kThreads, RankKind::kProcesses),
                          [](const auto& test) { return test.param == RankKind::kThreads ? "threads" : "processes"; });
+
+/// A combine on a Routing whose dispatch another rank refused has no more of it than that.
+TEST(FaultText, OfALaterCallOnARefusedRoutingSaysWhereTheReasonWasTold) {
+  run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
+    const WatchedRank rank(context);
+    cuda::FaultReport fault{};
+    fault.fault = static_cast<std::int32_t>(cuda::Fault::kDisagreement);
+    fault.record_numbers[0] = fault.record_numbers[1] = -1;
+    const Status repeated = cuda::describe_fault(fault, rank.calls(), 2, "wait");
+    context.expect_code(repeated, ErrorCode::kInvalidArgument, "a repeated refusal");
+    context.expect(repeated.message().starts_with("wait: the call that made the Routing was refused"),
+                   repeated.to_string());
+    fault.record_numbers[0] = 1;
+    const Status lost = cuda::describe_fault(fault, rank.calls(), 2, "wait");
+    context.expect(lost.message().find("the details have been overwritten") != std::string_view::npos,
+                   lost.to_string());
+    throw_if_error(context.bootstrap()->all_gather({}, kNsPerSecond * 20).status());
+  });
+}
 
 /// Two threads of a rank find an error at once: the rank tells one of them, to its caller and to its peers.
 TEST(PeerWatch, TheRanksOwnCallTakesOverWhatItsWatchHasReported) {
