@@ -36,16 +36,20 @@ class Delays {
   std::mt19937_64 random_{77};
 };
 
-/// What a group holds at looks must not grow. While nothing is under way.
+/// What a group holds at looks must not grow. While nothing is under way. Routings hold placements, and may share them
+/// at one look and not at the next.
 class HeldMemory {
  public:
   void expect_flat(RankContext& context, const Group& group, int pair) {
     const std::size_t held = group.memory_usage().total_bytes();
     if (at_first_ == 0) at_first_ = held;
-    context.expect(held == at_first_, fmt::format("{} bytes are held after pair {}, {} before", held, pair, at_first_));
+    context.expect(held <= at_first_ + kSpareBytes,
+                   fmt::format("{} bytes are held after pair {}, {} at first", held, pair, at_first_));
   }
 
  private:
+  /// A page for each of a few placements; a leak of one at each look is far more.
+  static constexpr std::size_t kSpareBytes = 8 * 4096;
   std::size_t at_first_ = 0;
 };
 
