@@ -138,17 +138,24 @@ TEST(EmulatedLatencyCombine, DisagreementsAreSeenByAllAndTheNextCallIsGood) {
 }
 
 TEST(EmulatedLatencyCombine, LostRankIsReportedByEachHalf) {
-  // Rank 1 never comes; or comes to the send half only, which is enough for the first two calls.
-  LatencyRanks ranks({.num_ranks = 2, .latency_bytes = kLatencyBytes, .seed = 9});
-  const LatencyRouting routing(ranks, test::make_world({.num_ranks = 2, .max_tokens = 3, .layout = Layout::kSlab}), 3);
-  for (int rank = 0; rank < 2; ++rank) routing.fill(rank);
-  LatencyCombine call(ranks, routing, {});
-  call.send(0);
-  call.receive(0);
-  ASSERT_EQ(ranks.machine().run(), "");
-  EXPECT_EQ(ranks.report(0).lost.state, 1U);
-  EXPECT_EQ(ranks.report(0).lost.peer, 1);
-  EXPECT_TRUE(call.is_untouched(0));
+  for (const bool waits_for_weights : {false, true}) {
+    LatencyRanks ranks({.num_ranks = 2, .latency_bytes = kLatencyBytes, .seed = 9});
+    const LatencyRouting routing(ranks, test::make_world({.num_ranks = 2, .max_tokens = 3, .layout = Layout::kSlab}),
+                                 3);
+    for (int rank = 0; rank < 2; ++rank) routing.fill(rank);
+    LatencyCombineSpec spec;
+    if (waits_for_weights) spec = {.order = CombineOrder::kRankSums, .own_weights = true};
+    LatencyCombine call(ranks, routing, spec);
+    // Rank 1 never comes. Only sums of its weights keep the send half waiting.
+    call.send(0);
+    ASSERT_EQ(ranks.machine().run(), "");
+    EXPECT_EQ(ranks.report(0).lost.state, waits_for_weights ? 1U : 0U);
+    call.receive(0);
+    ASSERT_EQ(ranks.machine().run(), "");
+    EXPECT_EQ(ranks.report(0).lost.state, 1U);
+    EXPECT_EQ(ranks.report(0).lost.peer, 1);
+    EXPECT_TRUE(call.is_untouched(0));
+  }
 }
 
 }  // namespace

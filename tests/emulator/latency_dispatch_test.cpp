@@ -249,5 +249,31 @@ TEST_F(EmulatedLatencyFaults, ALostRankIsReportedByTheReceiveHalf) {
   }
 }
 
+/// Rank 2 has sent as many calls as it may have in flight, and receives none: there is no room at it for one more.
+TEST_F(EmulatedLatencyFaults, ARankThatReceivesNothingIsReportedByTheSendHalf) {
+  constexpr std::size_t kCalls = kMaxLatencyCallsInFlight + 2;
+  std::vector<std::unique_ptr<LatencyRouting>> routings;
+  std::vector<std::unique_ptr<LatencyDispatch>> calls;
+  for (std::size_t call = 0; call < kCalls; ++call) {
+    routings.push_back(std::make_unique<LatencyRouting>(ranks_, world(), 5));
+    calls.push_back(std::make_unique<LatencyDispatch>(ranks_, *routings.back(), LatencyDispatchSpec{}));
+  }
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    for (std::size_t call = 0; call < kMaxLatencyCallsInFlight; ++call) calls[call]->send(rank);
+    if (rank == 2) continue;
+    for (std::size_t call = 0; call < kMaxLatencyCallsInFlight; ++call) calls[call]->receive(rank);
+    for (std::size_t call = kMaxLatencyCallsInFlight; call < kCalls; ++call) calls[call]->send(rank);
+  }
+  ASSERT_EQ(ranks_.machine().run(), "");
+  for (int rank = 0; rank < 2; ++rank) {
+    for (std::size_t call = 0; call < kMaxLatencyCallsInFlight; ++call) EXPECT_EQ(calls[call]->compare(rank), "");
+    EXPECT_EQ(ranks_.report(rank).lost.state, 1U);
+    EXPECT_EQ(ranks_.report(rank).lost.peer, 2);
+    EXPECT_EQ(ranks_.report(rank).lost.awaited, static_cast<std::int32_t>(cuda::Awaited::kDone));
+    EXPECT_EQ(ranks_.report(rank).lost.epoch, kCalls) << "the one without room";
+  }
+  EXPECT_EQ(ranks_.report(2).lost.state, 0U);
+}
+
 }  // namespace
 }  // namespace ferry::emulator
