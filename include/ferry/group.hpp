@@ -154,8 +154,8 @@ struct MemoryShape {
   /// were some, and rows went to them and came from them.
   bool symmetric = true;
 
-  /// LatencyDispatchOptions::max_tokens: the calls are those of latency mode. `weights` then says whether latency_dispatch
-  /// is given any: none are sent or summed back. 0: route, dispatch and combine.
+  /// LatencyDispatchOptions::max_tokens: the calls are those of latency mode. `weights` then says whether
+  /// latency_dispatch is given any: none are sent or summed back. 0: route, dispatch and combine.
   std::int64_t max_tokens = 0;
 
   // Several nodes:
