@@ -154,6 +154,10 @@ struct MemoryShape {
   /// were some, and rows went to them and came from them.
   bool symmetric = true;
 
+  /// LatencyDispatchOptions::max_tokens: the calls are those of latency mode. `weights` then says whether
+  /// latency_dispatch is given any: none are sent or summed back. 0: route, dispatch and combine.
+  std::int64_t max_tokens = 0;
+
   // Several nodes:
   std::int64_t num_node_tokens = 0;       ///< this rank's tokens that go to its own node; at most T
   std::int64_t num_forwarded_tokens = 0;  ///< those of the ranks with its index in other nodes that go to its node

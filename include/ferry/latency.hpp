@@ -33,6 +33,11 @@ struct LatencyDispatchInput {
   ConstTensorView scales{};
   ConstTensorView topk_idx{};      ///< [T, K] i32 | i64, contiguous: global expert id, -1 = no expert
   ConstTensorView topk_weights{};  ///< [T, K] f32, contiguous: kept for latency_combine, if that is to be given none
+  /// [1] i32, on this rank alone if need be. Only so many of the T tokens count, from the first on: the others are as
+  /// if all their ids were -1, whatever those are, so nothing is sent for them and latency_combine writes zeros. Below
+  /// 0 is 0, above T is T. On a GPU it is read where the send half runs, so that replays of a graph may have other
+  /// numbers. Absent: all T count.
+  ConstTensorView num_tokens_view{};
 };
 
 /// Where one rank receives.

@@ -157,6 +157,7 @@ class LatencyCalls:
         max_tokens: int,
         slab_capacity: int | None = None,
         scales: torch.Tensor | None = None,
+        num_tokens: torch.Tensor | None = None,
         quantize: Quantization | None = None,
         column_major_scales: bool = False,
         zero_padding: bool = False,
@@ -177,6 +178,9 @@ class LatencyCalls:
             ``slab_capacity``, ``quantize`` and ``expert_to_rank``.
         slab_capacity: C; by default R * M, which is always enough. More rows for one expert raise CapacityExceeded.
         scales: [T, S] f32, i32 or u8, any strides, of rows that are quantised already.
+        num_tokens: i32 of one element: only so many tokens count, from the first on. The others are as if their ids
+            were -1, whatever those are: nothing is sent for them, and combine gives zeros. Below 0 is 0, above T is T.
+            On a GPU the kernels read it, so that a graph may be replayed with other numbers.
         quantize: turn bf16 rows into FP8 or INT8 on their way, as :func:`ferry.quantize` would.
         column_major_scales: the scales that are made lie in memory by column, the rows of an expert one after another.
         zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
@@ -207,11 +211,13 @@ class LatencyCalls:
         except Exception:
             self._refuse_latency_dispatch()
             raise
-        tensors = (x, scales, topk_idx, topk_weights, out, out_scales)
+        if isinstance(num_tokens, torch.Tensor) and num_tokens.dim() == 0:
+            num_tokens = num_tokens.view(1)
+        tensors = (x, scales, topk_idx, topk_weights, out, out_scales, num_tokens)
         try:
             made = _native.latency_dispatch(self._calls, x, scales, tensors, *options)
         except _native.BadTensor:
-            names = ("x", "scales", "topk_idx", "topk_weights", "out", "out_scales")
+            names = ("x", "scales", "topk_idx", "topk_weights", "out", "out_scales", "num_tokens")
             try:
                 views = tuple(view_of(t, operation, name, self.device) for t, name in zip(tensors, names, strict=True))
             except Exception:
@@ -282,7 +288,7 @@ class LatencyCalls:
     def _refuse_latency_dispatch(self) -> None:
         """Makes a call that all ranks refuse, so that arguments that cannot be passed on leave no rank waiting."""
         with contextlib.suppress(FerryError):
-            _native.latency_dispatch(self._calls, None, None, (None,) * 6, 1, 1, 1, [], 0, False, False, False, 0)
+            _native.latency_dispatch(self._calls, None, None, (None,) * 7, 1, 1, 1, [], 0, False, False, False, 0)
 
     def _refuse_latency_combine(self, routing: object) -> None:
         own = isinstance(routing, Routing) and routing.group is self

@@ -174,7 +174,7 @@ def latency_dispatch(
     calls: Calls,
     x: object,
     scales: object,
-    tensors: tuple[object, object, object, object, object, object],
+    tensors: tuple[object, object, object, object, object, object, object],
     num_experts: int,
     max_tokens: int,
     slab_capacity: int,

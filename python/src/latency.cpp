@@ -87,7 +87,7 @@ void make_outputs(const Calls& calls, ReadLatencyDispatch& call, LatencyReceived
   }
 }
 
-/// tensors: x, scales, topk_idx, topk_weights, out, out_scales, or views of them. -> x, scales, routing
+/// tensors: x, scales, topk_idx, topk_weights, out, out_scales, num_tokens, or views of them. -> x, scales, routing
 nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const nb::tuple& tensors,
                     std::int64_t num_experts, std::int64_t max_tokens, std::int64_t slab_capacity,
                     std::vector<std::int32_t> expert_to_rank, int quantize, bool column_major_scales, bool zero_padding,
@@ -95,7 +95,7 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const n
   const Place place = calls.place();
   ReadLatencyDispatch call{x, scales};
   call.in = {view_of(tensors[0], place), view_of(tensors[1], place), view_of(tensors[2], place),
-             view_of(tensors[3], place)};
+             view_of(tensors[3], place), view_of(tensors[6], place)};
   call.out = {view_of(tensors[4], place), view_of(tensors[5], place)};
   call.options.num_experts = num_experts;
   call.options.max_tokens = max_tokens;

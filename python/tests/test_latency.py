@@ -178,6 +178,37 @@ def test_two_micro_batches_in_flight(device: str) -> None:
     run_ranks(3, check_micro_batches, worlds, 8, device)
 
 
+def check_counts(rank: int, world: World, kind: str) -> None:
+    group = make_group(rank, kind, world, 8)
+    world = world.to(group.device)
+    x, ids, weights = world.x[rank], world.topk_idx[rank], world.topk_weights[rank]
+    options = options_of(world, 8) | {"zero_padding": True}
+    count = torch.zeros(1, dtype=torch.int32, device=group.device)
+    for wanted in (0, 3, len(x), -2, len(x) + 1):
+        count.fill_(wanted)
+        num_counted = min(max(wanted, 0), len(x))
+        only_first = ids.clone()
+        only_first[num_counted:] = -1
+        expected = group.latency_dispatch(x, only_first, weights, **options)
+        any_ids = ids.clone()
+        any_ids[num_counted:] = 1 << 40
+        for one, split in ((count, False), (count[0], True)):
+            sent = group.latency_dispatch(x, any_ids, weights, num_tokens=one, split=split, **options)
+            if split:
+                sent.receive()
+            assert torch.equal(as_bytes(sent.x), as_bytes(expected.x))
+            assert torch.equal(sent.routing.slots, expected.routing.slots)
+            y = run_experts(sent.x, world.first_expert(rank))
+            sums = group.latency_combine(y, sent).x
+            assert torch.equal(sums, group.latency_combine(y, expected).x)
+            assert not sums[num_counted:].any()
+    group.destroy()
+
+
+def test_only_the_first_tokens_count(device: str) -> None:
+    run_ranks(3, check_counts, make_world(3, 6, [5, 8, 6], hidden=128), device)
+
+
 def check_placement(rank: int, world: World, kind: str) -> None:
     group = make_group(rank, kind, world, 8)
     world = world.to(group.device)
@@ -245,6 +276,9 @@ def check_refused(rank: int, world: World) -> None:
         ({"topk_idx": ids + world.num_experts}, "expert"),
         ({"topk_weights": weights.double()}, "topk_weights: dtype is torch.float64"),
         ({"topk_weights": weights[:-1]}, "topk_weights"),
+        ({"num_tokens": 3}, "num_tokens: expected a torch.Tensor, got int"),
+        ({"num_tokens": torch.ones(1, dtype=torch.int64)}, "num_tokens_view"),
+        ({"num_tokens": torch.ones(2, dtype=torch.int32)}, "num_tokens_view"),
         ({"num_experts": 0}, "num_experts"),
         ({"num_experts": 1 << 40}, "num_experts is 1099511627776"),
         ({"max_tokens": 0}, "max_tokens"),

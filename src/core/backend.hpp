@@ -6,6 +6,7 @@
 /// because the peers must learn of the failure: the backend passes all records to check_agreement before it moves
 /// anything.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -62,10 +63,18 @@ struct RouteCall {
   ConstTensorView topk_weights;  ///< [T, K] f32 contiguous or absent
   std::int64_t num_tokens = 0;
   int num_topk = 0;
+  /// Of latency mode, [1] i32 or absent: see LatencyDispatchInput.
+  ConstTensorView num_tokens_view;
   RouteOptions options;                                  ///< without expert_to_rank
   std::shared_ptr<const ExpertPlacement> placement;      ///< null if the call is refused
   const std::function<void()>* while_waiting = nullptr;  ///< see Group::route; null: none
 };
+
+/// Tokens that may have experts, from the first on. Only where the call's memory is on the host.
+inline std::int64_t num_counted_tokens(const RouteCall& call) {
+  if (!call.num_tokens_view.present()) return call.num_tokens;
+  return std::clamp<std::int64_t>(*static_cast<const std::int32_t*>(call.num_tokens_view.data), 0, call.num_tokens);
+}
 
 /// This rank's checked arguments of dispatch. Present views have the right shapes.
 struct DispatchCall {

@@ -37,7 +37,7 @@ Status check_shape(const MemoryShape& shape) {
   const Extent extents[] = {{"num_ranks", shape.num_ranks, 1},
                             {"ranks_per_node", shape.ranks_per_node},
                             {"num_experts", shape.num_experts},
-                            {"num_tokens", shape.num_tokens},
+                            {"num_tokens", shape.num_tokens, 0, shape.max_tokens > 0 ? shape.max_tokens : kMaxExtent},
                             {"num_topk", shape.num_topk, 0, kMaxTopk},
                             {"num_recv_rows", shape.num_recv_rows},
                             {"num_used_rows", shape.num_used_rows, -1, shape.num_recv_rows},
@@ -48,6 +48,7 @@ Status check_shape(const MemoryShape& shape) {
                             {"num_forwarded_tokens", shape.num_forwarded_tokens},
                             {"num_node_entries", shape.num_node_entries, 0,
                              (shape.num_node_tokens + shape.num_forwarded_tokens) * shape.num_topk},
+                            {"max_tokens", shape.max_tokens},
                             {"num_local_experts", shape.num_local_experts, -1, shape.num_experts},
                             {"num_routings", shape.num_routings, 1, kMaxRoutings}};
   if (Status status = check_extents("bytes_required", extents); !status.ok()) return status;

@@ -43,6 +43,13 @@ Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispa
   route_options.slab_capacity = options.slab_capacity;
   route_options.expert_to_rank = options.expert_to_rank;
   route_options.num_sms = options.kernel.num_sms;
+  if (in.num_tokens_view.present()) {
+    if (Status status = check_table("latency_dispatch: num_tokens_view", in.num_tokens_view, {1}, {DType::kInt32});
+        !status.ok()) {
+      return status;
+    }
+    call.route.num_tokens_view = in.num_tokens_view;
+  }
   if (Status status = check_route(route, route_options, placements, ids_on_host, call.route); !status.ok()) {
     return as_error_of(kDispatch, status);
   }

@@ -47,10 +47,11 @@ Status check_options(const RouteOptions& options) {
   return {};
 }
 
+/// Of the first `num_tokens` tokens.
 template <typename Id>
-Status check_ids(const ConstTensorView& topk_idx, std::int64_t num_experts) {
+Status check_ids(const ConstTensorView& topk_idx, std::int64_t num_tokens, std::int64_t num_experts) {
   const auto* ids = static_cast<const Id*>(topk_idx.data);
-  const std::int64_t num_ids = topk_idx.num_elements();
+  const std::int64_t num_ids = num_tokens * topk_idx.extent(1);
   for (std::int64_t i = 0; i < num_ids; ++i) {
     if (ids[i] >= -1 && ids[i] < num_experts) continue;
     const std::int64_t num_topk = topk_idx.extent(1);
@@ -92,11 +93,6 @@ Status check_route(const RouteInput& in, const RouteOptions& options, ExpertPlac
       return status;
     }
   }
-  if (ids_on_host) {
-    Status status = in.topk_idx.dtype == DType::kInt32 ? check_ids<std::int32_t>(in.topk_idx, options.num_experts)
-                                                       : check_ids<std::int64_t>(in.topk_idx, options.num_experts);
-    if (!status.ok()) return status;
-  }
   call.topk_idx = in.topk_idx;
   call.topk_weights = in.topk_weights;
   call.num_tokens = num_tokens;
@@ -107,6 +103,13 @@ Status check_route(const RouteInput& in, const RouteOptions& options, ExpertPlac
   call.options.slab_capacity = options.slab_capacity;
   call.options.max_recv_rows = options.max_recv_rows;
   call.options.num_sms = options.num_sms;
+  if (ids_on_host) {
+    const std::int64_t num_counted = num_counted_tokens(call);
+    Status status = in.topk_idx.dtype == DType::kInt32
+                        ? check_ids<std::int32_t>(in.topk_idx, num_counted, options.num_experts)
+                        : check_ids<std::int64_t>(in.topk_idx, num_counted, options.num_experts);
+    if (!status.ok()) return status;
+  }
   call.placement = *std::move(placement);
   return {};
 }

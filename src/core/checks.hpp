@@ -13,7 +13,8 @@
 
 namespace ferry {
 
-/// Fills everything but `record` and `stream`. `ids_on_host`: the ids can be read and are checked too.
+/// Fills everything but `record`, `stream` and `num_tokens_view`. `ids_on_host`: the ids can be read and are checked
+/// too, of the tokens that count.
 Status check_route(const RouteInput& in, const RouteOptions& options, ExpertPlacements& placements, bool ids_on_host,
                    RouteCall& call);
 /// Shapes of the output scales that a dispatch takes.

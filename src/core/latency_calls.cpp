@@ -17,6 +17,12 @@ Status too_many_in_flight(std::string_view operation) {
                   operation, kMaxLatencyCallsInFlight, kMaxLatencyCallsInFlight));
 }
 
+/// What the Routing is in, with what its backend has learned meanwhile.
+LatencyPhase phase_of(const RoutingState& routing) {
+  if (routing.latency_phase == LatencyPhase::kReady && routing.dispatch_failed()) return LatencyPhase::kDispatchFailed;
+  return routing.latency_phase;
+}
+
 }  // namespace
 
 Status LatencyCalls::check_dispatch(const LatencyDispatchCall& call) {
@@ -33,7 +39,7 @@ Status LatencyCalls::check_dispatch(const LatencyDispatchCall& call) {
 }
 
 Status LatencyCalls::check_combine(const RoutingState& routing, bool split) {
-  switch (routing.latency_phase) {
+  switch (phase_of(routing)) {
     case LatencyPhase::kNone:
       return invalid(
           "latency_combine: the Routing was not made by latency_dispatch, expected one that was; call combine on it");
@@ -52,7 +58,7 @@ Status LatencyCalls::check_combine(const RoutingState& routing, bool split) {
 }
 
 Status LatencyCalls::check_receive(const RoutingState& routing) {
-  switch (routing.latency_phase) {
+  switch (phase_of(routing)) {
     case LatencyPhase::kDispatchSent:
     case LatencyPhase::kCombineSent:
       return {};
@@ -90,7 +96,7 @@ void LatencyCalls::received(const std::shared_ptr<const RoutingState>& routing, 
 }
 
 Status check_received(std::string_view operation, const RoutingState& routing) {
-  switch (routing.latency_phase) {
+  switch (phase_of(routing)) {
     case LatencyPhase::kDispatchSent:
       return invalid(fmt::format(
           "{}: the Routing's dispatch is sent and not received; call latency_receive on it first", operation));

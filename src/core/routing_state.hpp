@@ -29,6 +29,9 @@ struct RoutingState {
   /// Called before reading what is known only after the exchange: num_used_rows and everything below it except
   /// local_expert_ids. A backend that routes without the host fills those in here. May be called from any thread.
   virtual void settle() const {}
+  /// Of latency mode: whether the dispatch is known by now to have been refused, though latency_receive could not tell.
+  /// What it says may change from false to true while others make calls.
+  virtual bool dispatch_failed() const { return false; }
 
   std::shared_ptr<const void> group_identity;  ///< identity of the group that made the Routing
   std::int64_t call_number = 0;                ///< number of earlier calls on the group; equal on all ranks

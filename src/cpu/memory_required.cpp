@@ -43,12 +43,13 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
   const bool quantizes = shape.quantized_row_bytes > 0;
   const std::size_t dispatched_row_bytes = quantizes ? to_size(shape.quantized_row_bytes) : row_bytes;
 
+  const bool weights_travel = shape.weights && shape.max_tokens == 0;
   const plan::TokenRecord record =
-      plan::TokenRecord::of({shape.scale_row_bytes, shape.num_topk, shape.weights, shape.weights, false});
+      plan::TokenRecord::of({shape.scale_row_bytes, shape.num_topk, weights_travel, weights_travel, false});
   const std::size_t num_records = num_tokens + (several_nodes ? to_size(shape.num_forwarded_tokens) : 0);
   const std::size_t records_bytes = to_size(record.size_bytes()) * num_records;
   const std::size_t weights_per_row = shape.layout == Layout::kTokens ? to_size(shape.num_topk) : 1;
-  const std::size_t weights_bytes = shape.weights ? num_rows * weights_per_row * sizeof(float) : 0;
+  const std::size_t weights_bytes = weights_travel ? num_rows * weights_per_row * sizeof(float) : 0;
   // On one node the inputs of dispatch and combine are staged, on several the output of dispatch and combine's input.
   // Quantised rows are where peers reach them.
   const std::size_t num_sent_rows = quantizes ? 0 : num_tokens;

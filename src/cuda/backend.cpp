@@ -27,6 +27,10 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   return status;
 }
 
+Result<std::size_t> bytes_of_group(const MemoryShape& shape, const Topology& topology) {
+  return bytes_required(shape, topology, shape.max_tokens > 0 ? latency_call_bytes(shape) : call_bytes(shape));
+}
+
 }  // namespace
 
 CudaBackend::CudaBackend(const BackendContext& context, Parts parts)
@@ -62,7 +66,7 @@ MemoryUsage CudaBackend::memory_usage() const {
 BackendFactory backend_factory() {
   return {"cuda",         "ranks of one host with GPUs that reach each other's memory",
           probe,          CudaBackend::create,
-          bytes_required, latency_bytes_required,
+          bytes_of_group, latency_bytes_required,
           count_layout,   quantize,
           dequantize};
 }

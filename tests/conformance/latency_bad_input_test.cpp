@@ -54,6 +54,11 @@ std::vector<DispatchMistake> dispatch_mistakes() {
       {"rows of 0 bytes", [](Tensors& t) { t.in.x.shape[1] = t.out.x.shape[1] = 0; }},
       {"x with inner stride 2", [](Tensors& t) { t.in.x.strides[1] = 2; }},
       {"x with overlapping rows", [](Tensors& t) { t.in.x.strides[0] = 8; }},
+      {"count of i64",
+       [](Tensors& t) { t.in.num_tokens_view = ConstTensorView(t.in.topk_idx.data, DType::kInt64, {1}); }},
+      {"two counts",
+       [](Tensors& t) { t.in.num_tokens_view = ConstTensorView(t.in.topk_idx.data, DType::kInt32, {2}); }},
+      {"count at no address", [](Tensors& t) { t.in.num_tokens_view = ConstTensorView(nullptr, DType::kInt32, {1}); }},
       {"output absent", [](Tensors& t) { t.out.x = {}; }},
       {"output with a row stride of 34 bytes", [](Tensors& t) { t.out.x.strides[0] = 17; }},
       {"output as slabs of another size",
@@ -229,6 +234,10 @@ TEST_P(LatencyBadInput, Combine) {
 TEST_P(LatencyBadInput, DispatchesThatRanksDoNotAgreeOn) {
   using Tensors = LatencyDispatchTensors;
   const PreparedCase good = good_case();
+  // Or a group of GPUs would have no room for rank 1's call, whatever the others ask for.
+  ExchangeCase roomy = good.spec;
+  roomy.spare_max_tokens = 36;
+  prepare_latency(roomy);
   // The slab of another capacity needs other memory; any that is large enough will do.
   const std::vector<Disagreement> disagreements = {
       {"num_experts: rank 0 has 6, rank 1 has 7",

@@ -65,6 +65,17 @@ void expect_same_refusal(RankContext& context, const Status& status, ErrorCode c
   }
 }
 
+void expect_own_refusals(RankContext& context, const Group& group, const Status& status, const OwnRefusals& refusals) {
+  if (!uses_device(group)) {
+    expect_same_refusal(context, status, refusals.code, refusals.what, refusals.words_of(0));
+    return;
+  }
+  context.expect_code(status, refusals.code, refusals.what);
+  const std::string words = refusals.words_of(context.rank());
+  context.expect(status.to_string().find(words) != std::string::npos,
+                 fmt::format("{}: expected \"{}\" in \"{}\"", refusals.what, words, status.to_string()));
+}
+
 ExchangeCase small_latency_case(int num_ranks, std::uint64_t seed) {
   ExchangeCase one;
   one.name = fmt::format("small case {}", seed);

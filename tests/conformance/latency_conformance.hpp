@@ -1,6 +1,7 @@
 #ifndef FERRY_TESTS_LATENCY_CONFORMANCE_HPP
 #define FERRY_TESTS_LATENCY_CONFORMANCE_HPP
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,16 @@ Status call_combine(Group& group, const Routing& routing, const LatencyCombineTe
 /// All ranks were refused, in the same words: those of a call of latency mode, which contain `words`.
 void expect_same_refusal(RankContext& context, const Status& status, ErrorCode code, const std::string& what,
                          std::string_view words);
+
+/// Every rank's own arguments were refused, each in the words of `words_of(rank)`. Ranks whose hosts compare calls
+/// before they are made are all told what the first of them did wrong; a CUDA group tells each at once of its own
+/// mistake.
+struct OwnRefusals {
+  ErrorCode code = ErrorCode::kInvalidArgument;
+  std::string what;
+  std::function<std::string(int)> words_of;
+};
+void expect_own_refusals(RankContext& context, const Group& group, const Status& status, const OwnRefusals& refusals);
 
 /// A small case whose experts the ranks do not divide, with rows that hold no token: one dispatch, one combine in each
 /// order.

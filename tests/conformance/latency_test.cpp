@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <limits>
 
 #include "conformance/latency_conformance.hpp"
 
@@ -157,6 +158,40 @@ TEST_P(LatencyExchanges, CombinesInBothOrdersWeighedByDispatchOrByThemselves) {
   }
 }
 
+TEST_P(LatencyExchanges, OnlyTheFirstTokensCount) {
+  for (const int num_ranks : {1, 2, 3, 5}) {
+    run_latency_cases(num_ranks, every_memory(num_ranks, [](ExchangeCase& one) {
+                        one.world.idle_tail = true;
+                        one.world.max_tokens = 12;
+                        one.dispatches[0].zero_padding = one.slab_view;
+                        one.combines = every_combine(DType::kBfloat16, Values::kRandom);
+                      }));
+  }
+}
+
+/// A count below 0 is 0, and one above T is T: then the ids are those of a case without a count.
+TEST_P(LatencyExchanges, ACountOutOfRangeIsTheNearestInRange) {
+  constexpr int kNumRanks = 3;
+  ExchangeCase spec = small_latency_case(kNumRanks);
+  spec.world.counts = TokenCounts::kEven;
+  spec.world.fixed_rows = kNumRanks * spec.world.max_tokens;
+  const PreparedCase all = prepare_latency(spec);
+  spec.world.pattern = RoutingPattern::kNone;
+  const PreparedCase none = prepare_latency(spec);
+  using Limits = std::numeric_limits<std::int32_t>;
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    for (const std::int32_t count : {7, Limits::max(), -1, Limits::min()}) {
+      PlainMemory memory(uses_device(group), std::vector<std::int32_t>{count});
+      const LatencyDispatchTensors ids(context, group, all, 0);
+      LatencyDispatchTensors tensors(context, group, count < 0 ? none : all, 0);
+      tensors.in.topk_idx = ids.in.topk_idx;
+      tensors.in.num_tokens_view = ConstTensorView(memory.data(), DType::kInt32, {1});
+      if (!context.expect_ok(call_dispatch(group, tensors), "dispatch")) return;
+      tensors.expect_received(context, fmt::format("{} tokens: ", count));
+    }
+  });
+}
+
 TEST_P(LatencyExchanges, ExpertsNamedTwice) {
   run_latency_cases(3, every_memory(3, [](ExchangeCase& one) {
                       one.world.pattern = RoutingPattern::kDuplicates;
@@ -215,7 +250,24 @@ TEST_P(LatencyExchanges, SixteenRanks) {
   run_latency_cases(16, {one});
 }
 
-/// The Routing is one of `route` in all that it can be used for.
+/// A CUDA group has other tables for those: it says so, and goes on.
+void expect_no_other_calls(RankContext& context, Group& group, const LatencyExchange& exchange) {
+  DispatchTensors dispatch(context, group, exchange.prepared(), 1);
+  CombineTensors combine(context, group, exchange.prepared(), 2);
+  const auto refused = [&](const char* call, const Status& status) {
+    const auto words = [call](int rank) {
+      return fmt::format("rank {}: {}: the Routing was made by latency_dispatch, expected one of route", rank, call);
+    };
+    expect_own_refusals(context, group, finish(group, status), {ErrorCode::kUnsupported, call, words});
+  };
+  const Stream stream = stream_of(group);
+  refused("dispatch", group.dispatch(exchange.routing(), dispatch.in, dispatch.out, stream, dispatch.options));
+  refused("combine", group.combine(exchange.routing(), combine.in, combine.out, stream, combine.options));
+  dispatch.expect_untouched(context, "a refused dispatch: ");
+  combine.expect_untouched(context, "a refused combine: ");
+}
+
+/// Where backends can, the Routing is one of `route` in all that it can be used for.
 TEST_P(LatencyExchanges, OtherCallsTakeTheRouting) {
   ExchangeCase spec = small_latency_case(4);
   // Throughput calls with shapes of their own.
@@ -226,6 +278,11 @@ TEST_P(LatencyExchanges, OtherCallsTakeTheRouting) {
     for (const bool split : {false, true}) {
       LatencyExchange exchange(context, group, prepared);
       if (split ? !(exchange.send_dispatch() && exchange.receive()) : !exchange.dispatch()) return;
+      if (on_gpus()) {
+        expect_no_other_calls(context, group, exchange);
+        if (!exchange.combine(1)) return;
+        continue;
+      }
       check_dispatch(context, group, exchange.routing(), prepared, 1);
       check_combine(context, group, exchange.routing(), prepared, 2);
       if (!exchange.combine(1)) return;

@@ -110,7 +110,6 @@ class MemoryConformance : public Conformance {
     expect_required(context, group, prepared, routing, shape_of(context, prepared, routing));
   }
 
-  /// Calls of latency mode hold as much as a route, a dispatch and a combine, which neither send nor return weights.
   void check_latency_required(RankContext& context, Group& group, const PreparedCase& prepared) const {
     Routing routing;
     for (int repeat = 0; repeat < 3; ++repeat) {
@@ -123,7 +122,7 @@ class MemoryConformance : public Conformance {
       routing = exchange.routing();
     }
     MemoryShape shape = shape_of(context, prepared, routing);
-    shape.weights = false;
+    shape.max_tokens = latency_max_tokens(prepared);
     expect_required(context, group, prepared, routing, shape);
   }
 

@@ -168,47 +168,45 @@ void __stcg(T* address, T value) {
   *address = value;
 }
 
+namespace ferry::emulator {
+
+/// Stores `change(what is there)`, and returns what was there.
+template <typename T, typename Change>
+T exchange_atomically(T* address, Change change) {
+  about_to_store();
+  const T before = *address;
+  *address = change(before);
+  return before;
+}
+
+}  // namespace ferry::emulator
+
 template <typename T, typename U>
 T atomicAdd(T* address, U value) {
-  ferry::emulator::about_to_store();
-  const T before = *address;
-  *address = before + static_cast<T>(value);
-  return before;
+  return ferry::emulator::exchange_atomically(address, [value](T before) { return before + static_cast<T>(value); });
 }
 template <typename T, typename U>
 T atomicMin(T* address, U value) {
-  ferry::emulator::about_to_store();
-  const T before = *address;
-  *address = std::min(before, static_cast<T>(value));
-  return before;
+  return ferry::emulator::exchange_atomically(address,
+                                              [value](T before) { return std::min(before, static_cast<T>(value)); });
 }
 template <typename T, typename U>
 T atomicMax(T* address, U value) {
-  ferry::emulator::about_to_store();
-  const T before = *address;
-  *address = std::max(before, static_cast<T>(value));
-  return before;
+  return ferry::emulator::exchange_atomically(address,
+                                              [value](T before) { return std::max(before, static_cast<T>(value)); });
 }
 template <typename T, typename U>
 T atomicOr(T* address, U value) {
-  ferry::emulator::about_to_store();
-  const T before = *address;
-  *address = before | static_cast<T>(value);
-  return before;
+  return ferry::emulator::exchange_atomically(address, [value](T before) { return before | static_cast<T>(value); });
 }
 template <typename T, typename U>
 T atomicExch(T* address, U value) {
-  ferry::emulator::about_to_store();
-  const T before = *address;
-  *address = static_cast<T>(value);
-  return before;
+  return ferry::emulator::exchange_atomically(address, [value](T) { return static_cast<T>(value); });
 }
 template <typename T, typename U, typename V>
 T atomicCAS(T* address, U expected, V value) {
-  ferry::emulator::about_to_store();
-  const T before = *address;
-  if (before == static_cast<T>(expected)) *address = static_cast<T>(value);
-  return before;
+  return ferry::emulator::exchange_atomically(
+      address, [=](T before) { return before == static_cast<T>(expected) ? static_cast<T>(value) : before; });
 }
 template <typename T, typename U, typename V>
 T atomicCAS_system(T* address, U expected, V value) {

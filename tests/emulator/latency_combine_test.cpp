@@ -16,27 +16,6 @@ using cuda::LatencyKind;
 
 constexpr std::int64_t kLatencyBytes = std::int64_t{24} << 20;
 
-test::WorldSpec draw_world(std::mt19937_64& random) {
-  constexpr int kRanks[] = {1, 2, 3, 4, 8};
-  constexpr test::RoutingPattern kPatterns[] = {test::RoutingPattern::kRandom,     test::RoutingPattern::kRandom,
-                                                test::RoutingPattern::kDuplicates, test::RoutingPattern::kZipf,
-                                                test::RoutingPattern::kOneHot,     test::RoutingPattern::kNone};
-  constexpr test::TokenCounts kCounts[] = {test::TokenCounts::kEven, test::TokenCounts::kUneven,
-                                           test::TokenCounts::kSomeZero, test::TokenCounts::kAllZero};
-  test::WorldSpec spec;
-  spec.num_ranks = kRanks[random() % std::size(kRanks)];
-  spec.num_topk = 1 + static_cast<int>(random() % (random() % 6 == 0 ? 32 : 8));
-  spec.num_experts = 1 + static_cast<std::int64_t>(random() % 24);
-  spec.max_tokens = 1 + static_cast<std::int64_t>(random() % 9);
-  spec.pattern = kPatterns[random() % std::size(kPatterns)];
-  spec.counts = kCounts[random() % (random() % 8 == 0 ? 4 : 3)];
-  spec.layout = Layout::kSlab;
-  spec.spare_slab_rows = static_cast<std::int64_t>(random() % 3);
-  spec.custom_placement = random() % 2 == 0;
-  spec.seed = random();
-  return spec;
-}
-
 LatencyCombineSpec draw_combine(std::mt19937_64& random) {
   constexpr std::int64_t kHidden[] = {8, 24, 256, 600, 1544};
   LatencyCombineSpec spec;
@@ -55,7 +34,7 @@ TEST(EmulatedLatencyCombine, ManyCallsGiveTheBitsOfTheOracle) {
   constexpr int kCalls = 4;
   std::mt19937_64 random(14);
   for (int i = 0; i < kWorlds; ++i) {
-    const test::WorldSpec world = draw_world(random);
+    const test::WorldSpec world = draw_latency_world(random);
     // Also where half of the calls' number begins anew.
     LatencyRanks ranks({.num_ranks = world.num_ranks,
                         .latency_bytes = kLatencyBytes,
@@ -87,7 +66,7 @@ TEST(EmulatedLatencyCombine, TwoInFlightAreReceivedInAnyOrder) {
   constexpr int kRounds = 3;
   std::mt19937_64 random(15);
   for (int i = 0; i < kWorlds; ++i) {
-    const test::WorldSpec world = draw_world(random);
+    const test::WorldSpec world = draw_latency_world(random);
     LatencyRanks ranks({.num_ranks = world.num_ranks, .latency_bytes = kLatencyBytes, .seed = random()});
     test::WorldSpec other = world;
     other.seed = random();
@@ -156,17 +135,24 @@ TEST(EmulatedLatencyCombine, DisagreementsAreSeenByAllAndTheNextCallIsGood) {
 }
 
 TEST(EmulatedLatencyCombine, LostRankIsReportedByEachHalf) {
-  // Rank 1 never comes; or comes to the send half only, which is enough for the first two calls.
-  LatencyRanks ranks({.num_ranks = 2, .latency_bytes = kLatencyBytes, .seed = 9});
-  const LatencyRouting routing(ranks, test::make_world({.num_ranks = 2, .max_tokens = 3, .layout = Layout::kSlab}), 3);
-  for (int rank = 0; rank < 2; ++rank) routing.fill(rank);
-  LatencyCombine call(ranks, routing, {});
-  call.send(0);
-  call.receive(0);
-  ASSERT_EQ(ranks.machine().run(), "");
-  EXPECT_EQ(ranks.report(0).lost.state, 1U);
-  EXPECT_EQ(ranks.report(0).lost.peer, 1);
-  EXPECT_TRUE(call.is_untouched(0));
+  for (const bool waits_for_weights : {false, true}) {
+    LatencyRanks ranks({.num_ranks = 2, .latency_bytes = kLatencyBytes, .seed = 9});
+    const LatencyRouting routing(ranks, test::make_world({.num_ranks = 2, .max_tokens = 3, .layout = Layout::kSlab}),
+                                 3);
+    for (int rank = 0; rank < 2; ++rank) routing.fill(rank);
+    LatencyCombineSpec spec;
+    if (waits_for_weights) spec = {.order = CombineOrder::kRankSums, .own_weights = true};
+    LatencyCombine call(ranks, routing, spec);
+    // Rank 1 never comes. Only sums of its weights keep the send half waiting.
+    call.send(0);
+    ASSERT_EQ(ranks.machine().run(), "");
+    EXPECT_EQ(ranks.report(0).lost.state, waits_for_weights ? 1U : 0U);
+    call.receive(0);
+    ASSERT_EQ(ranks.machine().run(), "");
+    EXPECT_EQ(ranks.report(0).lost.state, 1U);
+    EXPECT_EQ(ranks.report(0).lost.peer, 1);
+    EXPECT_TRUE(call.is_untouched(0));
+  }
 }
 
 }  // namespace

@@ -40,7 +40,11 @@ LatencyDispatch::LatencyDispatch(LatencyRanks& ranks, const LatencyRouting& rout
     out_scales_.emplace_back(to_size(routing.num_rows(rank) * row().num_scales * row().scale_bytes));
     const auto& tokens = routing.world().ranks[static_cast<std::size_t>(rank)].topk_idx;
     ids_.emplace_back(tokens.begin(), tokens.end());
-    narrow_ids_.emplace_back(tokens.begin(), tokens.end());
+    // Nobody looks at those of tokens that do not count.
+    constexpr std::int64_t kNoExpertAtAll = 1 << 20;
+    std::fill(ids_.back().begin() + routing.num_counted(rank) * routing.world().num_topk, ids_.back().end(),
+              kNoExpertAtAll);
+    narrow_ids_.emplace_back(ids_.back().begin(), ids_.back().end());
   }
   for (std::size_t expert = 0; expert < routing.owners().size(); ++expert) {
     const std::int32_t owner = routing.owners()[expert];
@@ -92,6 +96,7 @@ cuda::DispatchSendParams LatencyDispatch::send_params(int rank, std::uint64_t ag
   params.topk_idx = spec_.wide_ids ? static_cast<const void*>(ids_[at].data()) : narrow_ids_[at].data();
   params.wide_ids = spec_.wide_ids;
   if (routing_.has_weights()) params.weights = routing_.world().ranks[at].topk_weights.data();
+  params.num_tokens_view = routing_.count(rank);
   params.x = x_[at].data();
   params.x_stride = in_stride();
   params.hidden = spec_.hidden;

@@ -17,28 +17,6 @@ using cuda::LatencyKind;
 
 constexpr std::int64_t kLatencyBytes = std::int64_t{24} << 20;
 
-test::WorldSpec draw_world(std::mt19937_64& random) {
-  constexpr int kRanks[] = {1, 2, 3, 4, 8};
-  constexpr test::RoutingPattern kPatterns[] = {test::RoutingPattern::kRandom,     test::RoutingPattern::kRandom,
-                                                test::RoutingPattern::kDuplicates, test::RoutingPattern::kZipf,
-                                                test::RoutingPattern::kOneHot,     test::RoutingPattern::kNone};
-  constexpr test::TokenCounts kCounts[] = {test::TokenCounts::kEven, test::TokenCounts::kUneven,
-                                           test::TokenCounts::kSomeZero, test::TokenCounts::kAllZero};
-  test::WorldSpec spec;
-  spec.num_ranks = kRanks[random() % std::size(kRanks)];
-  spec.num_topk = 1 + static_cast<int>(random() % (random() % 6 == 0 ? 32 : 8));
-  spec.num_experts = 1 + static_cast<std::int64_t>(random() % 24);
-  spec.max_tokens = 1 + static_cast<std::int64_t>(random() % 9);
-  spec.pattern = kPatterns[random() % std::size(kPatterns)];
-  spec.counts = kCounts[random() % (random() % 8 == 0 ? 4 : 3)];
-  spec.layout = Layout::kSlab;
-  spec.spare_slab_rows = static_cast<std::int64_t>(random() % 3);
-  spec.custom_placement = random() % 2 == 0;
-  spec.weights = random() % 2 == 0;
-  spec.seed = random();
-  return spec;
-}
-
 LatencyDispatchSpec draw_dispatch(std::mt19937_64& random) {
   constexpr std::int64_t kHidden[] = {16, 128, 144, 1040, 2048};
   constexpr Quantization kModes[] = {Quantization::kNone, Quantization::kFp8, Quantization::kFp8PowerOfTwo,
@@ -72,7 +50,8 @@ TEST(EmulatedLatencyDispatch, ManyCallsGiveTheBytesOfTheOracle) {
   constexpr std::size_t kCalls = 4;
   std::mt19937_64 random(24);
   for (int i = 0; i < kWorlds; ++i) {
-    test::WorldSpec world = draw_world(random);
+    test::WorldSpec world = draw_latency_world(random);
+    world.weights = random() % 2 == 0;
     // Also where half of the calls' number begins anew.
     LatencyRanks ranks({.num_ranks = world.num_ranks,
                         .latency_bytes = kLatencyBytes,
@@ -106,7 +85,8 @@ TEST(EmulatedLatencyDispatch, CallsInFlightAreReceivedInAnyOrder) {
   constexpr std::size_t kPerRound = 3;
   std::mt19937_64 random(25);
   for (int i = 0; i < kWorlds; ++i) {
-    test::WorldSpec world = draw_world(random);
+    test::WorldSpec world = draw_latency_world(random);
+    world.weights = random() % 2 == 0;
     LatencyRanks ranks({.num_ranks = world.num_ranks, .latency_bytes = kLatencyBytes, .seed = random()});
     std::vector<std::unique_ptr<LatencyRouting>> routings;
     std::vector<std::unique_ptr<LatencyDispatch>> calls;
@@ -156,12 +136,15 @@ class EmulatedLatencyFaults : public ::testing::Test {
     }
     ASSERT_EQ(ranks_.machine().run(), "");
   }
-  void expect_fault(Fault fault, const LatencyDispatch& refused, const LatencyDispatch& good) {
+  /// `refuser`: the rank whose host has refused the call, and so has nothing to be told; -1: none.
+  void expect_fault(Fault fault, const LatencyDispatch& refused, const LatencyDispatch& good, int refuser = -1) {
     for (int rank = 0; rank < kNumRanks; ++rank) {
       const cuda::FaultReport& report = ranks_.report(rank).fault;
       EXPECT_EQ(ranks_.report(rank).lost.state, 0U);
-      ASSERT_EQ(report.state, 1U) << "rank " << rank;
-      EXPECT_EQ(report.fault, static_cast<std::int32_t>(fault));
+      ASSERT_EQ(report.state, rank == refuser ? 0U : 1U) << "rank " << rank;
+      if (rank != refuser) {
+        EXPECT_EQ(report.fault, static_cast<std::int32_t>(fault));
+      }
       EXPECT_TRUE(refused.is_untouched(rank));
       EXPECT_EQ(good.compare(rank), "");
     }
@@ -186,8 +169,9 @@ TEST_F(EmulatedLatencyFaults, RefusalsAndDisagreementsAreSeenByAll) {
       }
     }
     run_to(good);
-    expect_fault(Fault::kDisagreement, refused, good);
+    expect_fault(Fault::kDisagreement, refused, good, refuses ? 1 : -1);
     for (int rank = 0; rank < kNumRanks; ++rank) {
+      if (refuses && rank == 1) continue;
       for (int peer = 0; peer < kNumRanks; ++peer) {
         EXPECT_EQ(ranks_.report(rank).fault.record_numbers[peer], 100 + peer);
       }
@@ -257,6 +241,32 @@ TEST_F(EmulatedLatencyFaults, ALostRankIsReportedByTheReceiveHalf) {
     EXPECT_EQ(ranks_.report(rank).lost.peer, 2);
     EXPECT_TRUE(call.is_untouched(rank));
   }
+}
+
+/// Rank 2 has sent as many calls as it may have in flight, and receives none: there is no room at it for one more.
+TEST_F(EmulatedLatencyFaults, ARankThatReceivesNothingIsReportedByTheSendHalf) {
+  constexpr std::size_t kCalls = kMaxLatencyCallsInFlight + 2;
+  std::vector<std::unique_ptr<LatencyRouting>> routings;
+  std::vector<std::unique_ptr<LatencyDispatch>> calls;
+  for (std::size_t call = 0; call < kCalls; ++call) {
+    routings.push_back(std::make_unique<LatencyRouting>(ranks_, world(), 5));
+    calls.push_back(std::make_unique<LatencyDispatch>(ranks_, *routings.back(), LatencyDispatchSpec{}));
+  }
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    for (std::size_t call = 0; call < kMaxLatencyCallsInFlight; ++call) calls[call]->send(rank);
+    if (rank == 2) continue;
+    for (std::size_t call = 0; call < kMaxLatencyCallsInFlight; ++call) calls[call]->receive(rank);
+    for (std::size_t call = kMaxLatencyCallsInFlight; call < kCalls; ++call) calls[call]->send(rank);
+  }
+  ASSERT_EQ(ranks_.machine().run(), "");
+  for (int rank = 0; rank < 2; ++rank) {
+    for (std::size_t call = 0; call < kMaxLatencyCallsInFlight; ++call) EXPECT_EQ(calls[call]->compare(rank), "");
+    EXPECT_EQ(ranks_.report(rank).lost.state, 1U);
+    EXPECT_EQ(ranks_.report(rank).lost.peer, 2);
+    EXPECT_EQ(ranks_.report(rank).lost.awaited, static_cast<std::int32_t>(cuda::Awaited::kDone));
+    EXPECT_EQ(ranks_.report(rank).lost.epoch, kCalls) << "the one without room";
+  }
+  EXPECT_EQ(ranks_.report(2).lost.state, 0U);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "emulator/latency_combine.hpp"
@@ -17,8 +18,8 @@ constexpr std::int64_t kLatencyBytes = std::int64_t{24} << 20;
 /// One micro-batch of one layer.
 struct Layer {
   Layer(LatencyRanks& ranks, const test::WorldSpec& world, const LatencyDispatchSpec& dispatched,
-        const LatencyCombineSpec& combined)
-      : routing(ranks, test::make_world(world), world.max_tokens),
+        const LatencyCombineSpec& combined, std::vector<std::int32_t> counts = {})
+      : routing(ranks, test::make_world(world), world.max_tokens, std::move(counts)),
         dispatch(ranks, routing, dispatched),
         combine(ranks, routing, combined) {}
 
@@ -64,6 +65,54 @@ TEST(EmulatedLatencyLayer, TwoMicroBatchesInFlight) {
         if (in_order) a.combine.receive(rank);
         b.combine.run(rank);
         if (!in_order) a.combine.receive(rank);
+      }
+    }
+    ASSERT_EQ(ranks.machine().run(), "") << "world " << i;
+    for (int rank = 0; rank < world.num_ranks; ++rank) {
+      EXPECT_EQ(ranks.report(rank).lost.state, 0U);
+      EXPECT_EQ(ranks.report(rank).fault.state, 0U);
+      for (const auto& layer : layers) {
+        EXPECT_EQ(layer->dispatch.compare(rank), "") << "world " << i;
+        EXPECT_EQ(layer->combine.compare(rank), "") << "world " << i;
+      }
+    }
+  }
+}
+
+/// As graphs do that are replayed with other numbers of tokens.
+TEST(EmulatedLatencyLayer, TokensBeyondTheCountHaveNoExperts) {
+  constexpr int kWorlds = 6;
+  constexpr int kCalls = 3;
+  std::mt19937_64 random(32);
+  for (int i = 0; i < kWorlds; ++i) {
+    const test::WorldSpec world{.num_ranks = 1 + i % 4,
+                                .num_topk = 1 + static_cast<int>(random() % 8),
+                                .num_experts = 12,
+                                .max_tokens = 2 + static_cast<std::int64_t>(random() % 6),
+                                .counts = i % 2 == 0 ? test::TokenCounts::kEven : test::TokenCounts::kUneven,
+                                .layout = Layout::kSlab,
+                                .seed = random()};
+    LatencyRanks ranks({.num_ranks = world.num_ranks, .latency_bytes = kLatencyBytes, .seed = random()});
+    std::vector<std::unique_ptr<Layer>> layers;
+    for (int call = 0; call < kCalls; ++call) {
+      std::vector<std::int32_t> counts;
+      for (int rank = 0; rank < world.num_ranks; ++rank) {
+        counts.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(world.max_tokens + 2)) - 1);
+      }
+      const LatencyDispatchSpec dispatch{.quantize = call == 0 ? Quantization::kFp8 : Quantization::kNone,
+                                         .zero_padding = call == 1,
+                                         .wide_ids = call != 1,
+                                         .num_blocks = 2 + static_cast<int>(random() % 5),
+                                         .seed = random()};
+      const LatencyCombineSpec combine{.order = random() % 2 == 0 ? CombineOrder::kExact : CombineOrder::kRankSums,
+                                       .own_weights = random() % 2 == 0,
+                                       .seed = random()};
+      layers.push_back(std::make_unique<Layer>(ranks, world, dispatch, combine, counts));
+      for (int rank = 0; rank < world.num_ranks; ++rank) {
+        layers.back()->dispatch.send(rank);
+        layers.back()->dispatch.receive(rank);
+        layers.back()->combine.send(rank);
+        layers.back()->combine.receive(rank);
       }
     }
     ASSERT_EQ(ranks.machine().run(), "") << "world " << i;

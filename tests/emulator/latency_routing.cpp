@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -12,8 +13,40 @@ std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value)
 
 }  // namespace
 
-LatencyRouting::LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens)
-    : world_(std::move(world)),
+test::WorldSpec draw_latency_world(std::mt19937_64& random) {
+  constexpr int kRanks[] = {1, 2, 3, 4, 8};
+  constexpr test::RoutingPattern kPatterns[] = {test::RoutingPattern::kRandom,     test::RoutingPattern::kRandom,
+                                                test::RoutingPattern::kDuplicates, test::RoutingPattern::kZipf,
+                                                test::RoutingPattern::kOneHot,     test::RoutingPattern::kNone};
+  constexpr test::TokenCounts kCounts[] = {test::TokenCounts::kEven, test::TokenCounts::kUneven,
+                                           test::TokenCounts::kSomeZero, test::TokenCounts::kAllZero};
+  test::WorldSpec spec;
+  spec.num_ranks = kRanks[random() % std::size(kRanks)];
+  spec.num_topk = 1 + static_cast<int>(random() % (random() % 6 == 0 ? 32 : 8));
+  spec.num_experts = 1 + static_cast<std::int64_t>(random() % 24);
+  spec.max_tokens = 1 + static_cast<std::int64_t>(random() % 9);
+  spec.pattern = kPatterns[random() % std::size(kPatterns)];
+  spec.counts = kCounts[random() % (random() % 8 == 0 ? 4 : 3)];
+  spec.layout = Layout::kSlab;
+  spec.spare_slab_rows = static_cast<std::int64_t>(random() % 3);
+  spec.custom_placement = random() % 2 == 0;
+  spec.seed = random();
+  return spec;
+}
+
+oracle::World LatencyRouting::counted(oracle::World world) const {
+  for (std::size_t rank = 0; rank < counts_.size(); ++rank) {
+    oracle::RankTokens& tokens = world.ranks[rank];
+    const std::int64_t num_counted = std::clamp<std::int64_t>(counts_[rank], 0, tokens.num_tokens);
+    std::fill(tokens.topk_idx.begin() + num_counted * world.num_topk, tokens.topk_idx.end(), -1);
+  }
+  return world;
+}
+
+LatencyRouting::LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens,
+                               std::vector<std::int32_t> counts)
+    : counts_(std::move(counts)),
+      world_(counted(std::move(world))),
       routings_(oracle::route(world_).value()),
       owners_(oracle::expert_owners(world_)),
       max_tokens_(max_tokens) {
@@ -34,7 +67,7 @@ cuda::LatencyTables::Shape LatencyRouting::shape_of(int rank) const {
           .max_tokens = to_size(max_tokens_),
           .num_topk = static_cast<std::size_t>(world_.num_topk),
           .num_local_experts = to_size(num_local_experts(rank)),
-          .slab_capacity = to_size(world_.options.slab_capacity),
+          .num_slab_rows = to_size(num_rows(rank)),
           .weights = has_weights_};
 }
 
@@ -82,7 +115,7 @@ void LatencyRouting::fill_rows(int rank, const cuda::LatencyTables& tables) cons
     tables.source[2 * row + 1] = routing.source[row].token;
   }
   for (std::size_t source = 0; source < world_.ranks.size(); ++source) {
-    tables.tokens_of_rank[source] = static_cast<std::int32_t>(world_.ranks[source].num_tokens);
+    tables.tokens_of_rank[source] = static_cast<std::int32_t>(num_counted(static_cast<int>(source)));
     *tables.most_tokens = std::max(source == 0 ? 0 : *tables.most_tokens, tables.tokens_of_rank[source]);
   }
 }
@@ -144,12 +177,12 @@ std::string LatencyRouting::compare(int rank) const {
   if (!equal(own.source_ranges, expected.source_ranges, shape.num_local_experts * shape.num_ranks * 2)) {
     return "source_ranges";
   }
-  if (!equal(own.source, expected.source, shape.num_local_experts * shape.slab_capacity * 2)) return "source";
+  if (!equal(own.source, expected.source, shape.num_slab_rows * 2)) return "source";
   if (!equal(own.tokens_of_rank, expected.tokens_of_rank, shape.num_ranks)) return "tokens_of_rank";
   if (*own.most_tokens != *expected.most_tokens) return "most_tokens";
   for (std::size_t source = 0; source < shape.num_ranks; ++source) {
     const std::size_t first = source * shape.max_tokens;
-    const auto count = to_size(num_tokens(static_cast<int>(source)));
+    const auto count = to_size(num_counted(static_cast<int>(source)));
     if (!equal(own.rank_ordinals + first, expected.rank_ordinals + first, count)) return "rank_ordinals";
     for (std::size_t i = first * shape.num_topk; i < (first + count) * shape.num_topk; ++i) {
       if (own.items[i] != expected.items[i]) return "items";

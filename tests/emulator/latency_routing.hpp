@@ -3,7 +3,9 @@
 
 /// The tables of a Routing of latency mode on all ranks, and what the oracle says must be in them.
 
+#include <algorithm>
 #include <cstdint>
+#include <random>
 #include <vector>
 
 #include "emulator/latency_ranks.hpp"
@@ -11,16 +13,30 @@
 
 namespace ferry::emulator {
 
+/// A small world of layout kSlab, with weights.
+test::WorldSpec draw_latency_world(std::mt19937_64& random);
+
 /// A world of layout kSlab that all ranks route, and the tables of each.
 class LatencyRouting {
  public:
-  LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens);
+  /// `counts`: what each rank's num_tokens_view says, perhaps out of range; empty: no rank has one. Tokens that do not
+  /// count lose their experts in the world.
+  LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens,
+                 std::vector<std::int32_t> counts = {});
 
   const oracle::World& world() const { return world_; }
   const std::vector<oracle::RankRouting>& routings() const { return routings_; }
   const std::vector<std::int32_t>& owners() const { return owners_; }
   std::int64_t max_tokens() const { return max_tokens_; }
   std::int64_t num_tokens(int rank) const { return world_.ranks[static_cast<std::size_t>(rank)].num_tokens; }
+  /// Null where the rank gives none.
+  const std::int32_t* count(int rank) const {
+    return counts_.empty() ? nullptr : &counts_[static_cast<std::size_t>(rank)];
+  }
+  /// Tokens that count.
+  std::int64_t num_counted(int rank) const {
+    return count(rank) == nullptr ? num_tokens(rank) : std::clamp<std::int64_t>(*count(rank), 0, num_tokens(rank));
+  }
   std::int64_t num_local_experts(int rank) const {
     return static_cast<std::int64_t>(routings_[static_cast<std::size_t>(rank)].local_expert_ids.size());
   }
@@ -45,6 +61,10 @@ class LatencyRouting {
   /// An expert's index among those of its rank.
   std::int32_t local_index(std::int64_t expert) const;
 
+  /// The world as the ranks' counts make it.
+  oracle::World counted(oracle::World world) const;
+
+  std::vector<std::int32_t> counts_;
   oracle::World world_;
   std::vector<oracle::RankRouting> routings_;
   std::vector<std::int32_t> owners_;

@@ -6,18 +6,12 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "core/agreement.hpp"
-#include "fault/small_exchange.hpp"
+#include "fault/lost_rank.hpp"
 #include "fault/small_latency_exchange.hpp"
-#include "fault/trap_memory.hpp"
 #include "node/futex.hpp"
-#include "support/bootstrap_ranks.hpp"
-#include "support/rank_runner.hpp"
 
 namespace ferry::test {
 namespace {
-
-constexpr int kVictim = 2;
 
 /// Where the victim fails in the call.
 enum class Moment {
@@ -45,14 +39,14 @@ class LatencyLostRank : public testing::TestWithParam<Scenario> {
   void suffer(Moment moment, Operation operation) const {
     if (moment != GetParam().moment || operation != GetParam().operation) return;
     if (GetParam().fate == Fate::kKilled) kill(getpid(), SIGKILL);
-    wait_for_survivors(words_, static_cast<unsigned>(GetParam().num_ranks - 1));
+    wait_for_survivors(run_.words(), run_.num_survivors());
     _exit(0);
   }
 
   /// The memory to read from in `operation`, if the victim is to fail there.
   const void* trap_or(const void* memory, Operation operation, std::size_t bytes) const {
     if (GetParam().moment != Moment::kWhileReceiving || operation != GetParam().operation) return memory;
-    return make_trap_memory(bytes, GetParam().fate, words_, static_cast<unsigned>(GetParam().num_ranks - 1));
+    return make_trap_memory(bytes, GetParam().fate, run_.words(), run_.num_survivors());
   }
 
   void run_victim(RankContext& context, Group& group) const {
@@ -72,15 +66,6 @@ class LatencyLostRank : public testing::TestWithParam<Scenario> {
     context.expect_ok(exchange.send_combine(), "the send half of the combine");
     suffer(Moment::kBetweenHalves, Operation::kLatencyCombine);
     (void)exchange.receive();
-    context.fail("the victim survived");
-  }
-
-  void expect_named(RankContext& context, const Status& status, const char* what) const {
-    const ErrorCode expected = GetParam().fate == Fate::kKilled ? ErrorCode::kPeerLost : ErrorCode::kTimeout;
-    context.expect_code(status, expected, what);
-    context.expect(status.peer() == kVictim,
-                   fmt::format("{}: blamed rank {}: {}", what, status.peer(), status.to_string()));
-    context.expect(status.message().find(fmt::format("rank {}", kVictim)) != std::string_view::npos, "names the rank");
   }
 
   void run_survivor(RankContext& context, std::shared_ptr<Group> group) const {
@@ -88,7 +73,7 @@ class LatencyLostRank : public testing::TestWithParam<Scenario> {
     SmallLatencyExchange exchange(*group, symmetric());
     // What waits for no peer cannot know of the victim yet, or already does.
     const auto sent = [&](const Status& status, const char* what) {
-      if (!status.ok()) expect_named(context, status, what);
+      if (!status.ok()) run_.expect_named(context, status, what);
       return status;
     };
     context.expect_ok(before.send_dispatch(), "the first send half");
@@ -96,9 +81,9 @@ class LatencyLostRank : public testing::TestWithParam<Scenario> {
     Status status = sent(exchange.send_dispatch(), "the send half of the dispatch");
     const Status first = before.receive();
     if (GetParam().moment == Moment::kBeforeSending && GetParam().operation == Operation::kLatencyDispatch) {
-      expect_named(context, first, "a call that the victim has sent, and never received");
+      run_.expect_named(context, first, "a call that the victim has sent, and never received");
       status = first;
-    } else if (GetParam().ranks_per_node != 0 && !first.ok()) {
+    } else if (run_.several_nodes() && !first.ok()) {
       // The victim had all it needed, but a rank of another node may still have been receiving from it.
       status = sent(first, "the dispatch before, of which the victim has received its part");
     } else {
@@ -108,62 +93,22 @@ class LatencyLostRank : public testing::TestWithParam<Scenario> {
     if (status.ok()) status = sent(exchange.send_combine(), "the send half of the combine");
     if (status.ok()) status = exchange.receive();
     // A rank of another node may have received all it needs before the victim failed: its next call gets the error.
-    if (status.ok() && GetParam().ranks_per_node != 0) {
+    if (status.ok() && run_.several_nodes()) {
       status = before.send_combine();
       if (status.ok()) status = before.receive();
     }
-    const std::int64_t waited_ns = node::monotonic_ns() - begin_ns;
-    expect_named(context, status, "the interrupted call");
-    const bool names_call = status.message().find(to_string(GetParam().operation)) != std::string_view::npos;
-    // Ranks that notice it in a later call report the call of the rank that noticed it first.
-    context.expect(names_call || (GetParam().ranks_per_node != 0 && GetParam().operation == Operation::kLatencyCombine),
-                   fmt::format("names the call: {}", status.to_string()));
-    context.expect(waited_ns <= 2 * kFaultTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
-
+    run_.expect_interrupted(context, status, begin_ns);
     const Status later = SmallLatencyExchange(*group, false).send_dispatch();
-    context.expect(later.code() == status.code() && later.peer() == status.peer(), "later calls report the same");
-    context.expect_code(group->destroy(), status.code(), "destroy tells, and leaves");
-    group.reset();
-    go_on_without_it(context);
+    run_.go_on_without_it(context, std::move(group), later,
+                          [this](Group& second) { return SmallLatencyExchange(second, symmetric()).run_and_verify(); });
   }
 
-  void go_on_without_it(RankContext& context) const {
-    const int new_rank = context.rank() < kVictim ? context.rank() : context.rank() - 1;
-    auto bootstrap = create_tcp_bootstrap(meeting_.options(new_rank, context.num_ranks() - 1));
-    if (!context.expect_ok(bootstrap.status(), "the survivors' bootstrap")) return;
-    // One is missing, so nodes of equal size have one rank each.
-    const int ranks_per_node = GetParam().ranks_per_node == 0 ? 0 : 1;
-    Result<std::shared_ptr<Group>> second =
-        Group::create(*bootstrap, {.backend = "cpu", .ranks_per_node = ranks_per_node});
-    if (!context.expect_ok(second.status(), "the survivors' group")) return;
-    SmallLatencyExchange again(**second, symmetric());
-    context.expect_ok(again.run_and_verify(), "the survivors' exchange");
-    context.expect_ok((*second)->destroy(), "the end");
-  }
-
-  SharedWords* words_ = make_shared_words();
-  Meeting meeting_ = Meeting::prepare();  // of the survivors' new group, made before the ranks are forked
+  const LostRankRun run_{{GetParam().fate, GetParam().operation, GetParam().num_ranks, GetParam().ranks_per_node}};
 };
 
 TEST_P(LatencyLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
-  const std::vector<std::string> failures = collect_rank_failures(
-      {.kind = RankKind::kProcesses, .num_ranks = GetParam().num_ranks}, [this](RankContext& context) {
-        if (context.rank() != 0) close(meeting_.listen_fd);
-        GroupOptions options{.backend = "cpu", .ranks_per_node = GetParam().ranks_per_node};
-        options.timeout_ns = kFaultTimeoutNs;
-        Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
-        if (!context.expect_ok(group.status(), "create")) return;
-        if (context.rank() == kVictim) {
-          run_victim(context, **group);
-        } else {
-          run_survivor(context, std::move(*group));
-          report_survivor_done(words_);
-        }
-      });
-  close(meeting_.listen_fd);
-  std::vector<std::string> expected;
-  if (GetParam().fate == Fate::kKilled) expected.push_back(fmt::format("rank {}: died of signal 9", kVictim));
-  EXPECT_EQ(failures, expected);
+  run_.run([this](RankContext& context, Group& group) { run_victim(context, group); },
+           [this](RankContext& context, std::shared_ptr<Group> group) { run_survivor(context, std::move(group)); });
 }
 
 constexpr Operation kDispatch = Operation::kLatencyDispatch;

@@ -3,19 +3,13 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include "core/agreement.hpp"
+#include "fault/lost_rank.hpp"
 #include "fault/small_exchange.hpp"
-#include "fault/trap_memory.hpp"
 #include "node/futex.hpp"
-#include "support/bootstrap_ranks.hpp"
-#include "support/rank_runner.hpp"
 
 namespace ferry::test {
 namespace {
-
-constexpr int kVictim = 2;
 
 struct Scenario {
   const char* name;
@@ -34,15 +28,14 @@ class LostRank : public testing::TestWithParam<Scenario> {
     SmallExchange exchange(group, GetParam().symmetric);
     const auto rows_bytes = static_cast<std::size_t>(SmallExchange::kNumTokens * SmallExchange::kRowBytes);
     constexpr std::int64_t kRows = SmallExchange::kNumTokens;
-    const auto num_survivors = static_cast<unsigned>(group.num_ranks() - 1);
     if (GetParam().operation == Operation::kRoute) {
       constexpr std::int64_t kManyTokens = 2048;
-      const std::byte* trap =
-          make_trap_memory(kManyTokens * SmallExchange::kNumTopk * 8, GetParam().fate, words_, num_survivors);
+      const std::byte* trap = make_trap_memory(kManyTokens * SmallExchange::kNumTopk * 8, GetParam().fate, run_.words(),
+                                               run_.num_survivors());
       exchange.topk_idx = ConstTensorView(trap, DType::kInt64, {kManyTokens, SmallExchange::kNumTopk});
     }
     (void)exchange.route();
-    const std::byte* trap = make_trap_memory(rows_bytes, GetParam().fate, words_, num_survivors);
+    const std::byte* trap = make_trap_memory(rows_bytes, GetParam().fate, run_.words(), run_.num_survivors());
     if (GetParam().operation == Operation::kDispatch) {
       exchange.x = ConstTensorView(trap, DType::kBfloat16, {kRows, SmallExchange::kHidden});
     }
@@ -61,60 +54,18 @@ class LostRank : public testing::TestWithParam<Scenario> {
     // A rank of another node may have received all it needs before the victim failed: its next call gets the error.
     const bool reported_later = status.ok() && GetParam().ranks_per_node != 0;
     if (reported_later) status = exchange.route();
-    const std::int64_t waited_ns = node::monotonic_ns() - begin_ns;
-
-    const ErrorCode expected = GetParam().fate == Fate::kKilled ? ErrorCode::kPeerLost : ErrorCode::kTimeout;
-    context.expect_code(status, expected, "the interrupted call");
-    context.expect(status.peer() == kVictim, fmt::format("blamed rank {}: {}", status.peer(), status.to_string()));
-    context.expect(status.message().find(fmt::format("rank {}", kVictim)) != std::string_view::npos, "names the rank");
-    const bool names_call = status.message().find(to_string(GetParam().operation)) != std::string_view::npos;
-    // Ranks that notice it in a later call report the call of the rank that noticed it first.
-    context.expect(names_call || (GetParam().ranks_per_node != 0 && GetParam().operation == Operation::kCombine),
-                   fmt::format("names the call: {}", status.to_string()));
-    context.expect(waited_ns <= 2 * kFaultTimeoutNs, fmt::format("took {} ms", waited_ns / 1'000'000));
-
+    run_.expect_interrupted(context, status, begin_ns);
     const Status later = exchange.route();
-    context.expect(later.code() == status.code() && later.peer() == status.peer(), "later calls report the same");
-    context.expect_code(group->destroy(), expected, "destroy tells, and leaves");
-    group.reset();
-
-    const int new_rank = context.rank() < kVictim ? context.rank() : context.rank() - 1;
-    auto bootstrap = create_tcp_bootstrap(meeting_.options(new_rank, context.num_ranks() - 1));
-    if (!context.expect_ok(bootstrap.status(), "the survivors' bootstrap")) return;
-    // One is missing, so nodes of equal size have one rank each.
-    const int ranks_per_node = GetParam().ranks_per_node == 0 ? 0 : 1;
-    Result<std::shared_ptr<Group>> second =
-        Group::create(*bootstrap, {.backend = "cpu", .ranks_per_node = ranks_per_node});
-    if (!context.expect_ok(second.status(), "the survivors' group")) return;
-    SmallExchange again(**second, GetParam().symmetric);
-    context.expect_ok(again.run_and_verify(), "the survivors' exchange");
-    context.expect_ok((*second)->destroy(), "the end");
+    run_.go_on_without_it(context, std::move(group), later,
+                          [](Group& second) { return SmallExchange(second, GetParam().symmetric).run_and_verify(); });
   }
 
-  SharedWords* words_ = make_shared_words();
-  Meeting meeting_ = Meeting::prepare();  // of the survivors' new group, made before the ranks are forked
+  const LostRankRun run_{{GetParam().fate, GetParam().operation, GetParam().num_ranks, GetParam().ranks_per_node}};
 };
 
 TEST_P(LostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
-  const std::vector<std::string> failures = collect_rank_failures(
-      {.kind = RankKind::kProcesses, .num_ranks = GetParam().num_ranks}, [this](RankContext& context) {
-        if (context.rank() != 0) close(meeting_.listen_fd);
-        GroupOptions options{.backend = "cpu", .ranks_per_node = GetParam().ranks_per_node};
-        options.timeout_ns = kFaultTimeoutNs;
-        Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
-        if (!context.expect_ok(group.status(), "create")) return;
-        if (context.rank() == kVictim) {
-          run_victim(**group);
-          context.fail("the victim survived");
-        } else {
-          run_survivor(context, std::move(*group));
-          report_survivor_done(words_);
-        }
-      });
-  close(meeting_.listen_fd);
-  std::vector<std::string> expected;
-  if (GetParam().fate == Fate::kKilled) expected.push_back(fmt::format("rank {}: died of signal 9", kVictim));
-  EXPECT_EQ(failures, expected);
+  run_.run([this](RankContext&, Group& group) { run_victim(group); },
+           [this](RankContext& context, std::shared_ptr<Group> group) { run_survivor(context, std::move(group)); });
 }
 
 INSTANTIATE_TEST_SUITE_P(OneNode, LostRank,

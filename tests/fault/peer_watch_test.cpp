@@ -10,6 +10,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "call/call_sync.hpp"
 #include "cuda/sync/fault_text.hpp"
@@ -38,12 +39,16 @@ class WatchedRank {
     backend.options.arena_bytes = std::size_t{1} << 20;
     backend.options.timeout_ns = kFarDeadlineNs;
     sync_ = std::move(call::CallSync::create(backend)).value();
-    watch_ = std::make_unique<cuda::PeerWatch>(sync_->state(), *report_);
+    calls_ = cuda::CallLog::create(sync_->peers()).value();
+    calls_->append(record_of(Operation::kRoute));
+    calls_->append(record_of(context.rank() == kVictim ? Operation::kLatencyCombine : Operation::kLatencyDispatch));
+    watch_ = std::make_unique<cuda::PeerWatch>(sync_->state(), *report_, *calls_);
     throw_if_error(watch_->start());
     throw_if_error(bootstrap_->all_gather({}, kNsPerSecond * 20).status());
   }
 
   call::GroupState& group() { return sync_->state(); }
+  const cuda::CallLog& calls() const { return *calls_; }
 
   /// As the wait of a kernel does when it ends.
   void end_wait(bool stopped) {
@@ -53,7 +58,7 @@ class WatchedRank {
   }
   /// What this rank's next call returns then.
   Status next_call() {
-    return sync_->give_up_on(report_->lost.peer, cuda::describe_lost(report_->lost, kFarDeadlineNs));
+    return sync_->give_up_on(report_->lost.peer, cuda::describe_lost(report_->lost, kFarDeadlineNs, &*calls_));
   }
 
   bool is_stopped() const { return __atomic_load_n(&report_->stop.requested, __ATOMIC_ACQUIRE) != 0; }
@@ -68,9 +73,16 @@ class WatchedRank {
   }
 
  private:
+  static CallRecord record_of(Operation operation) {
+    CallRecord record;
+    record.operation = operation;
+    return record;
+  }
+
   std::shared_ptr<Bootstrap> bootstrap_;
   std::unique_ptr<cuda::DeviceReport> report_ = std::make_unique<cuda::DeviceReport>();
   std::unique_ptr<call::CallSync> sync_;
+  std::optional<cuda::CallLog> calls_;
   std::unique_ptr<cuda::PeerWatch> watch_;
 };
 
@@ -141,6 +153,9 @@ TEST_P(PeerWatchOfRanks, ADeadlineOfOneRankStopsTheKernelsOfAllWhoSayTheSame) {
     context.expect(status.peer() == kVictim, status.to_string());
     context.expect(status.message().find("timed out after 600000 ms waiting for rank 2") != std::string_view::npos,
                    status.to_string());
+    context.expect(status.message().find("; rank 0 called latency_dispatch where rank 2 called latency_combine; ") !=
+                       std::string_view::npos,
+                   status.to_string());
     const std::string_view note = context.rank() == 0         ? ""
                                   : context.rank() == kVictim ? "gave up on this rank"
                                                               : "(reported by rank 0)";
@@ -166,6 +181,25 @@ TEST_P(PeerWatchOfRanks, AnErrorOfOneRanksOwnStopsItsKernelsAndThoseOfTheOthers)
 
 INSTANTIATE_TEST_SUITE_P(Ranks, PeerWatchOfRanks, testing::Values(RankKind::kThreads, RankKind::kProcesses),
                          [](const auto& test) { return test.param == RankKind::kThreads ? "threads" : "processes"; });
+
+/// A combine on a Routing whose dispatch another rank refused has no more of it than that.
+TEST(FaultText, OfALaterCallOnARefusedRoutingSaysWhereTheReasonWasTold) {
+  run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
+    const WatchedRank rank(context);
+    cuda::FaultReport fault{};
+    fault.fault = static_cast<std::int32_t>(cuda::Fault::kDisagreement);
+    fault.record_numbers[0] = fault.record_numbers[1] = -1;
+    const Status repeated = cuda::describe_fault(fault, rank.calls(), 2, "wait");
+    context.expect_code(repeated, ErrorCode::kInvalidArgument, "a repeated refusal");
+    context.expect(repeated.message().starts_with("wait: the call that made the Routing was refused"),
+                   repeated.to_string());
+    fault.record_numbers[0] = 1;
+    const Status lost = cuda::describe_fault(fault, rank.calls(), 2, "wait");
+    context.expect(lost.message().find("the details have been overwritten") != std::string_view::npos,
+                   lost.to_string());
+    throw_if_error(context.bootstrap()->all_gather({}, kNsPerSecond * 20).status());
+  });
+}
 
 /// Two threads of a rank find an error at once: the rank tells one of them, to its caller and to its peers.
 TEST(PeerWatch, TheRanksOwnCallTakesOverWhatItsWatchHasReported) {

@@ -1,85 +1,43 @@
-/// Latency mode where only a GPU can show it: graphs, halves in different places of the stream, ranks that are late or
-/// lost. What the calls compute is in tests/conformance.
+/// Latency mode where only a GPU can show it: graphs, halves in different places of the stream, memory of the group.
+/// What the calls compute is in tests/conformance.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
-#include <functional>
 #include <utility>
 #include <vector>
 
 #include "gpu/full_gpu.hpp"
-#include "gpu/gpu_group.hpp"
+#include "gpu/latency_group.hpp"
 #include "gpu/on_device.hpp"
-#include "support/latency_check.hpp"
 
 namespace ferry::test {
 namespace {
 
 constexpr int kNumReplays = 4;
 
-/// Cases of equal shapes with other ids.
-std::vector<PreparedCase> equal_shapes(int num_ranks) {
-  std::vector<PreparedCase> cases;
-  for (int replay = 0; replay < kNumReplays; ++replay) {
-    ExchangeCase one;
-    one.name = fmt::format("replay {}", replay);
-    one.world = {.num_ranks = num_ranks, .num_topk = 4, .num_experts = 10, .max_tokens = 20};
-    one.world.layout = Layout::kSlab;
-    one.world.fixed_rows = 20 * num_ranks;
-    one.world.pattern = static_cast<RoutingPattern>(replay * 3 % 5);
-    one.world.seed = static_cast<std::uint64_t>(700 + replay);
-    one.dispatches = {{.hidden = 1040, .quantize = Quantization::kFp8, .zero_padding = true}};
-    one.combines = {{.hidden = 1040, .weighted = true}};
-    cases.push_back(prepare(one));
-  }
-  return cases;
-}
-
-/// Runs `body` on every rank with a group that has memory for these cases.
-void run_latency_group(int num_ranks, const std::vector<PreparedCase>& cases, std::int64_t timeout_ns,
-                       const std::function<void(RankContext&, Group&)>& body) {
-  run_gpu_ranks({.kind = RankKind::kThreads, .num_ranks = num_ranks}, [&](RankContext& context) {
-    GroupOptions options = gpu_group_options();
-    options.latency_bytes = latency_bytes_of("cuda", cases) + (std::size_t{1} << 20);
-    if (timeout_ns > 0) options.timeout_ns = timeout_ns;
-    auto group = Group::create(context.bootstrap(), options);
-    if (context.expect_ok(group.status(), "Group::create")) body(context, **group);
-  });
-}
-
 class LatencyGraphReplay : public testing::TestWithParam<bool> {};
 
 TEST_P(LatencyGraphReplay, RoutesAnewWhatLiesInTheSameMemory) {
-  const bool split = GetParam();
   for (const int num_ranks : {1, 2, 4}) {
-    const std::vector<PreparedCase> cases = equal_shapes(num_ranks);
-    run_latency_group(num_ranks, cases, 0, [&](RankContext& context, Group& group) {
+    const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(num_ranks, kNumReplays);
+    run_latency_group({.num_ranks = num_ranks}, cases, [&](RankContext& context, Group& group) {
       const OwnedStream stream;
-      LatencyDispatchTensors dispatch(context, group, cases.front(), 0);
-      LatencyCombineTensors combine(context, group, cases.front(), 0);
-      dispatch.options.split = split;
-      combine.options.split = split;
+      LatencyPair pair(context, group, cases.front());
       meet(context);
       CapturedGraph graph;
       graph.begin(stream.get());
-      const auto routing = group.latency_dispatch(dispatch.in, dispatch.out, dispatch.options, stream.get());
-      Status status = routing.status();
-      if (status.ok() && split) status = group.latency_receive(*routing, stream.get());
-      if (status.ok()) status = group.latency_combine(*routing, combine.in, combine.out, stream.get(), combine.options);
-      if (status.ok() && split) status = group.latency_receive(*routing, stream.get());
+      const Status status = pair.start(group, stream.get(), GetParam());
       graph.end();
       if (!context.expect_ok(status, "capturing")) return;
       graph.prepare();
       for (const PreparedCase& one : cases) {
-        dispatch.refill(context, one, 0);
-        combine.refill(context, one, 0);
+        pair.refill(context, one);
         meet(context);  // nobody prepares or fills while others wait inside a kernel
         graph.launch();
         if (!context.expect_ok(group.wait(stream.get()), one.spec.name)) return;
-        dispatch.expect_received(context, one.spec.name);
-        combine.expect_received(context, one.spec.name);
+        pair.expect_received(context);
       }
       meet(context);
     });
@@ -92,8 +50,8 @@ INSTANTIATE_TEST_SUITE_P(Halves, LatencyGraphReplay, testing::Bool(),
 /// Between the halves of two calls a kernel that needs every multiprocessor gets them all: nothing of ours is resident.
 TEST(LatencyHalves, HoldNoMultiprocessorBetweenThem) {
   constexpr int kNumRanks = 1;
-  const std::vector<PreparedCase> cases = equal_shapes(kNumRanks);
-  run_latency_group(kNumRanks, cases, 0, [&](RankContext& context, Group& group) {
+  const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, kNumReplays);
+  run_latency_group({.num_ranks = kNumRanks}, cases, [&](RankContext& context, Group& group) {
     const OwnedStream stream;
     const OnDevice<std::uint32_t> words(std::vector<std::uint32_t>(2, 0));
     std::array<LatencyDispatchTensors, 2> tensors = {LatencyDispatchTensors(context, group, cases[0], 0),
@@ -122,27 +80,56 @@ TEST(LatencyHalves, HoldNoMultiprocessorBetweenThem) {
   });
 }
 
-/// A rank that never makes the call: the others' send halves end, and their receive halves name it.
-TEST(LatencyLostRank, IsNamedByTheReceiveHalf) {
-  constexpr int kNumRanks = 3;
-  constexpr int kLate = 2;
-  const std::vector<PreparedCase> cases = equal_shapes(kNumRanks);
-  run_latency_group(kNumRanks, cases, 2 * kNsPerSecond, [&](RankContext& context, Group& group) {
-    if (context.rank() == kLate) {
-      meet(context);
-      return;
-    }
+/// The same while a peer has not even made the call: a send half ends without it, the receive half is not there yet.
+TEST(LatencyHalves, LeaveTheGpuToOthersUntilThePeersCome) {
+  constexpr int kNumRanks = 2;
+  const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, 1);
+  run_latency_group({.num_ranks = kNumRanks}, cases, [&](RankContext& context, Group& group) {
+    const OwnedStream stream;
+    const OnDevice<std::uint32_t> words(std::vector<std::uint32_t>(2, 0));
     LatencyDispatchTensors tensors(context, group, cases.front(), 0);
     tensors.options.split = true;
-    const auto routing = group.latency_dispatch(tensors.in, tensors.out, tensors.options, stream_of(group));
-    if (context.expect_ok(routing.status(), "send half") &&
-        context.expect_ok(group.wait(stream_of(group)), "its end")) {
-      context.expect_ok(group.latency_receive(*routing, stream_of(group)), "launching the receive half");
-      const Status status = group.wait(stream_of(group));
-      context.expect_code(status, ErrorCode::kTimeout, "the receive half");
-      context.expect(status.peer() == kLate, status.to_string());
-    }
     meet(context);
+    if (context.rank() == 1) meet(context);  // until rank 0's kernel has had the whole GPU
+    const auto routing = group.latency_dispatch(tensors.in, tensors.out, tensors.options, stream.get());
+    context.expect_ok(routing.status(), "send half");
+    if (context.rank() == 0) {
+      const auto handle = static_cast<cudaStream_t>(stream.get().handle);
+      context.expect(launch_full_gpu(static_cast<std::uint32_t*>(words.data()), handle) == cudaSuccess, "the launch");
+      context.expect_ok(group.wait(stream.get()), "its end");
+      std::vector<std::uint32_t> seen(2);
+      words.read(seen);
+      const auto blocks = static_cast<std::uint32_t>(full_gpu_blocks());
+      context.expect(seen[1] == blocks, fmt::format("{} of {} blocks saw all others", seen[1], blocks));
+      meet(context);
+    }
+    if (!routing.ok()) return;
+    const Status status = finish(group, group.latency_receive(*routing, stream.get()), stream.get());
+    if (!context.expect_ok(status, "receive half")) return;
+    tensors.expect_received(context, "after the peer came: ");
+    context.expect_ok(group.destroy(), "destroy");
+  });
+}
+
+/// One rank asks for more than its group has memory for: all are told so, and the next call is good.
+TEST(LatencyRoom, OfTheGroupIsNamedWhereACallNeedsMore) {
+  constexpr int kNumRanks = 2;
+  const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, 1);
+  run_latency_group({.num_ranks = kNumRanks}, cases, [&](RankContext& context, Group& group) {
+    const Stream stream = stream_of(group);
+    {
+      LatencyDispatchTensors tensors(context, group, cases.front(), 0);
+      if (context.rank() == 1) tensors.options.max_tokens *= 100;
+      const auto routing = group.latency_dispatch(tensors.in, tensors.out, tensors.options, stream);
+      const Status status = finish(group, routing.status(), stream);
+      context.expect_code(status, ErrorCode::kCapacity, "a call that needs more");
+      context.expect(status.message().starts_with("rank 1: latency_dispatch: the group has ") &&
+                         status.message().find("GroupOptions::latency_bytes") != std::string_view::npos,
+                     status.to_string());
+      tensors.expect_untouched(context, "a call that needs more: ");
+    }
+    check_latency_case(context, group, cases.front(), Halves::kTogether);
+    context.expect_ok(group.destroy(), "destroy");
   });
 }
 

@@ -18,6 +18,11 @@ __device__ inline std::uint32_t mixed(std::uint32_t value) {
 /// What a row is made from.
 __device__ inline std::uint32_t seed_of(std::uint32_t when, std::uint32_t where) { return mixed(mixed(when) + where); }
 
+/// How long a row is in a round, in units.
+__device__ inline int units_of_round(std::uint32_t round) {
+  return 1 + static_cast<int>(mixed(round * 2) % (kMaxRowBytes / kUnitBytes));
+}
+
 __device__ inline uint4 unit_of(std::uint32_t seed, int unit) {
   const std::uint32_t first = seed + 4 * static_cast<std::uint32_t>(unit);
   return make_uint4(mixed(first), mixed(first + 1), mixed(first + 2), mixed(first + 3));

@@ -1,8 +1,9 @@
 #ifndef FERRY_TESTS_LITMUS_KERNELS_HPP
 #define FERRY_TESTS_LITMUS_KERNELS_HPP
 
-/// Kernels that check the guarantees of the device primitives (src/cuda/sync, src/cuda/copy) one at a time: messages
-/// behind a flag, bulk copies behind a flag, progress of many warps, waits that time out. The host launches them and
+/// Kernels that check the guarantees of the device primitives (src/cuda/sync, src/cuda/copy, the words of latency mode)
+/// one at a time: messages behind a flag, words that are their own, bulk copies behind a flag, progress of many warps,
+/// waits that time out. The host launches them and
 /// reads what they found in a LitmusReport.
 
 #include <cuda_runtime_api.h>
@@ -63,6 +64,24 @@ struct MailboxParams {
 inline constexpr int kFlagStride = 16;
 
 cudaError_t launch_mailbox(const MailboxParams& params, Transfer transfer, cudaStream_t stream);
+
+/// One side of pairs of blocks that talk as the halves of latency mode do: side 0 sends calls, side 1 receives them and
+/// grants sets. A call has words that are their own flags, and a row behind a word; its set is used again once granted.
+/// Calls are received two at a time, the second one first or not.
+struct WordsParams {
+  cuda::RankParams ranks;  ///< of this side, which is rank `side`
+  int side = 0;
+  int num_pairs = 1;
+  std::uint64_t first_number = 1;
+  std::uint64_t num_calls = 0;      ///< even
+  std::uint64_t* grants = nullptr;  ///< at side 0: [pairs][kFlagStride]
+  std::uint64_t* words = nullptr;   ///< at side 1: [pairs][sets][kSetWords], the last is the row's flag
+  std::byte* rows = nullptr;        ///< at side 1: [pairs][sets][kMaxRowBytes]
+  LitmusReport* report = nullptr;
+};
+inline constexpr int kSetWords = 33;
+
+cudaError_t launch_words(const WordsParams& params, cudaStream_t stream);
 
 /// Rows of a call that many warps send and report in chunks.
 struct ChunkShape {

@@ -10,10 +10,6 @@ using namespace cuda::device;  // NOLINT(google-build-using-namespace): what thi
 
 constexpr int kNumThreads = 128;
 
-__device__ int units_of_round(std::uint32_t round) {
-  return 1 + static_cast<int>(mixed(round * 2) % (kMaxRowBytes / kUnitBytes));
-}
-
 /// One block's place in a pair.
 struct Side {
   uint4* mine = nullptr;

@@ -8,6 +8,7 @@
 #include <ostream>
 #include <string>
 
+#include "cuda/latency/window.hpp"
 #include "gpu/litmus_host.hpp"
 
 namespace ferry::test {
@@ -82,6 +83,41 @@ class LitmusMailbox : public Litmus {
 TEST_P(LitmusMailbox, AFlagPublishesWhatTheBlockStored) { exchange(Transfer::kStores); }
 TEST_P(LitmusMailbox, AFlagPublishesABulkCopyToOrdinaryLoads) { exchange(Transfer::kBulkThenLoads); }
 TEST_P(LitmusMailbox, AFlagPublishesABulkCopyToBulkLoads) { exchange(Transfer::kBulkThenBulk); }
+
+class LitmusWords : public Litmus {
+ protected:
+  static void send_and_receive(std::uint64_t first_number) {
+    constexpr int kNumPairs = 8;
+    constexpr std::uint64_t kNumCalls = 50'000;
+    constexpr std::size_t kNumSets = std::size_t{kNumPairs} * cuda::kSets;
+    const std::vector<int> gpus = {gpu_of(0), gpu_of(1)};
+    const LitmusRanks ranks(gpus, kPatience);
+    const GpuArray<LitmusReport> report(gpus[0], 1);
+    const GpuArray<std::uint64_t> grants(gpus[0], std::size_t{kNumPairs} * kFlagStride);
+    const GpuArray<std::uint64_t> words(gpus[1], kNumSets * kSetWords);
+    const GpuBytes rows(gpus[1], kNumSets * kMaxRowBytes);
+    const GpuStream streams[2] = {GpuStream(gpus[0]), GpuStream(gpus[1])};
+    WordsParams params;
+    params.num_pairs = kNumPairs;
+    params.first_number = first_number;
+    params.num_calls = kNumCalls;
+    params.grants = grants.data();
+    params.words = words.data();
+    params.rows = rows.data();
+    params.report = report.data();
+    for (int side = 0; side < 2; ++side) {
+      params.side = side;
+      params.ranks = ranks.params(side);
+      check_cuda(launch_words(params, streams[side].enter()), "launch_words");
+    }
+    finish({&streams[0], &streams[1]});
+    expect_clean(report.read().front(), 2 * kNumPairs, "words of calls");
+  }
+};
+
+TEST_P(LitmusWords, AreTheirOwnFlagsAndGrantSets) { send_and_receive(1); }
+/// Words hold half of a call's number, and this is where it begins again at 0.
+TEST_P(LitmusWords, AreTheirOwnFlagsAfterVeryManyCalls) { send_and_receive((std::uint64_t{1} << 32) - 25'000); }
 
 class LitmusChunks : public Litmus {
  protected:
@@ -179,6 +215,8 @@ TEST_P(LitmusChunks, RowsThatProgressCountsAreThereAfterVeryManyEpochs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, LitmusMailbox, testing::Values(Span::kOneGpu, Span::kTwoGpus),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(Gpus, LitmusWords, testing::Values(Span::kOneGpu, Span::kTwoGpus),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(Gpus, LitmusChunks, testing::Values(Span::kOneGpu, Span::kTwoGpus),
                          [](const auto& test) { return name_of(test.param); });

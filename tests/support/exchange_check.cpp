@@ -70,8 +70,9 @@ TensorImage untouched(const TensorImage& image) { return TensorImage(image.spec(
 
 }  // namespace
 
-RouteArguments::RouteArguments(const RankContext& context, const Group& group, const PreparedCase& prepared)
-    : on_device_(uses_device(group)) {
+RouteArguments::RouteArguments(const RankContext& context, const Group& group, const PreparedCase& prepared,
+                               bool counted)
+    : on_device_(uses_device(group)), counted_(counted) {
   const oracle::World& world = prepared.world;
   const auto rank = static_cast<std::size_t>(context.rank());
   const std::int64_t num_tokens = world.ranks[rank].num_tokens;
@@ -88,7 +89,12 @@ RouteArguments::RouteArguments(const RankContext& context, const Group& group, c
 
 void RouteArguments::refill(const RankContext& context, const PreparedCase& prepared) {
   const oracle::RankTokens& tokens = prepared.world.ranks[static_cast<std::size_t>(context.rank())];
-  const std::vector<std::int64_t>& ids = tokens.topk_idx;
+  std::vector<std::int64_t> ids = tokens.topk_idx;
+  if (counted_) {
+    const std::int64_t num_topk = prepared.world.num_topk;
+    std::fill(ids.begin() + num_counted_tokens(tokens, prepared.world.num_topk) * num_topk, ids.end(),
+              prepared.world.options.num_experts);
+  }
   if (prepared.spec.id_dtype == DType::kInt64) {
     write_memory(on_device_, ids_.data(), ids.data(), ids.size() * sizeof(std::int64_t));
   } else {

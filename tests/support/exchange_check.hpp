@@ -13,7 +13,8 @@ namespace ferry::test {
 /// What this rank of `prepared` gives to route.
 class RouteArguments {
  public:
-  RouteArguments(const RankContext& context, const Group& group, const PreparedCase& prepared);
+  /// `counted`: of tokens beyond num_counted_tokens the ids are no experts at all, for calls that do not look at them.
+  RouteArguments(const RankContext& context, const Group& group, const PreparedCase& prepared, bool counted = false);
   const RouteInput& input() const { return input_; }
   const RouteOptions& options() const { return options_; }
   /// The ids and weights of another case of equal shapes in the same memory.
@@ -21,6 +22,7 @@ class RouteArguments {
 
  private:
   bool on_device_;
+  bool counted_;
   PlainMemory ids_;
   PlainMemory weights_;
   RouteInput input_;

@@ -43,29 +43,44 @@ bool same_view(const ConstTensorView& a, const ConstTensorView& b) {
 
 }  // namespace
 
+std::int64_t latency_max_tokens(const PreparedCase& prepared) {
+  return std::max<std::int64_t>(most_tokens(prepared.world), 1) + prepared.spec.spare_max_tokens;
+}
+
 LatencyDispatchTensors::LatencyDispatchTensors(RankContext& context, Group& group, const PreparedCase& prepared,
                                                std::size_t dispatch_idx)
-    : route_(context, group, prepared),
+    : on_device_(uses_device(group)),
+      route_(context, group, prepared, prepared.spec.world.idle_tail),
+      count_(on_device_, sizeof(std::int32_t)),
       data_(&prepared.dispatches[dispatch_idx][static_cast<std::size_t>(context.rank())]),
       x_(context, group, prepared.spec.memory, data_->x),
       out_x_(context, group, prepared.spec.memory, untouched(data_->out_x)),
       in_scales_(context, group, prepared.spec.memory, data_->scales, prepared.sends_scales(dispatch_idx)),
       out_scales_(context, group, prepared.spec.memory, untouched(data_->out_scales),
                   prepared.receives_scales(dispatch_idx)) {
-  in = {x_.view(), in_scales_.view(), route_.input().topk_idx, route_.input().topk_weights};
+  in = {x_.view(), in_scales_.view(), route_.input().topk_idx, route_.input().topk_weights, {}};
+  write_count(context, prepared);
+  if (prepared.spec.world.idle_tail) in.num_tokens_view = ConstTensorView(count_.data(), DType::kInt32, {1});
   out = {slab_view(context, prepared, out_x_.view()), out_scales_.view()};
   options.num_experts = route_.options().num_experts;
-  options.max_tokens = std::max<std::int64_t>(most_tokens(prepared.world), 1) + prepared.spec.spare_max_tokens;
+  options.max_tokens = latency_max_tokens(prepared);
   options.slab_capacity = route_.options().slab_capacity;
   options.expert_to_rank = route_.options().expert_to_rank;
   options.quantize = prepared.spec.dispatches[dispatch_idx].quantize;
   options.zero_padding = prepared.spec.dispatches[dispatch_idx].zero_padding;
 }
 
+void LatencyDispatchTensors::write_count(const RankContext& context, const PreparedCase& prepared) {
+  const auto& tokens = prepared.world.ranks[static_cast<std::size_t>(context.rank())];
+  const auto count = static_cast<std::int32_t>(num_counted_tokens(tokens, prepared.world.num_topk));
+  write_memory(on_device_, count_.data(), &count, sizeof(count));
+}
+
 void LatencyDispatchTensors::refill(const RankContext& context, const PreparedCase& prepared,
                                     std::size_t dispatch_idx) {
   data_ = &prepared.dispatches[dispatch_idx][static_cast<std::size_t>(context.rank())];
   route_.refill(context, prepared);
+  write_count(context, prepared);
   x_.refill(data_->x);
   in_scales_.refill(data_->scales);
   out_x_.refill(untouched(data_->out_x));
@@ -244,6 +259,7 @@ ExchangeCase draw_latency_case(std::mt19937_64& random, int num_ranks) {
   // Everything else of the world is as drawn; the capacity follows from it.
   spec.world.layout = Layout::kSlab;
   spec.slab_view = random() % 2 == 0;
+  spec.world.idle_tail = random() % 3 == 0;
   spec.spare_max_tokens = random() % 2 == 0 ? 0 : static_cast<std::int64_t>(random() % 9);
   for (DispatchSpec& dispatch : spec.dispatches) {
     dispatch.own_weights = false;

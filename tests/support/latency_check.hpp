@@ -12,7 +12,8 @@
 
 namespace ferry::test {
 
-/// The tensors of one rank's latency_dispatch, outputs filled with a pattern. Tests may spoil what is public.
+/// The tensors of one rank's latency_dispatch, outputs filled with a pattern. Tests may spoil what is public. A case
+/// with an idle tail is told how many tokens count, and has ids that are no experts behind them.
 class LatencyDispatchTensors {
  public:
   LatencyDispatchTensors(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t dispatch_idx);
@@ -26,7 +27,11 @@ class LatencyDispatchTensors {
   LatencyDispatchOptions options;
 
  private:
+  void write_count(const RankContext& context, const PreparedCase& prepared);
+
+  bool on_device_;
   RouteArguments route_;
+  PlainMemory count_;
   const RankDispatch* data_;
   TestTensor x_, out_x_;
   OptionalTensor in_scales_, out_scales_;
@@ -49,6 +54,9 @@ class LatencyCombineTensors {
   TestTensor x_, out_x_;
   OptionalTensor topk_weights_;
 };
+
+/// M of these calls: the most tokens of any rank, and the case's spare ones.
+std::int64_t latency_max_tokens(const PreparedCase& prepared);
 
 /// What GroupOptions::latency_bytes must be for these cases on a group of this backend. 0 where it has no latency mode.
 std::size_t latency_bytes_of(const char* backend, const std::vector<PreparedCase>& cases);

@@ -126,6 +126,10 @@ oracle::World make_world(const WorldSpec& spec) {
         if (spec.weights) tokens.topk_weights.push_back(draw_weight(random));
       }
     }
+    if (spec.idle_tail) {
+      const std::int64_t num_counted = draw(random, 0, tokens.num_tokens);
+      std::fill(tokens.topk_idx.begin() + num_counted * spec.num_topk, tokens.topk_idx.end(), -1);
+    }
     world.ranks.push_back(std::move(tokens));
   }
 
@@ -142,6 +146,13 @@ oracle::World make_world(const WorldSpec& spec) {
       world.max_recv_rows.push_back(routing.num_used_rows + spec.spare_recv_rows);
   }
   return world;
+}
+
+std::int64_t num_counted_tokens(const oracle::RankTokens& tokens, int num_topk) {
+  const auto last =
+      std::find_if(tokens.topk_idx.rbegin(), tokens.topk_idx.rend(), [](std::int64_t id) { return id >= 0; });
+  const std::int64_t num_entries = tokens.topk_idx.rend() - last;
+  return (num_entries + num_topk - 1) / num_topk;
 }
 
 WorldSpec draw_world_spec(std::mt19937_64& random, int num_ranks) {

@@ -40,11 +40,15 @@ struct WorldSpec {
   std::int64_t fixed_rows = 0;        ///< > 0: max_recv_rows or, with kSlab, the capacity is this, whatever the routing
   bool custom_placement = false;      ///< experts on ranks at random; a rank may own none
   bool weights = true;
+  bool idle_tail = false;  ///< the last tokens of each rank, a random number of them, have no expert
   std::uint64_t seed = 1;
 };
 
 /// The world of `spec`. Equal specs give equal worlds.
 oracle::World make_world(const WorldSpec& spec);
+
+/// Tokens of a rank up to the last one that has an expert.
+std::int64_t num_counted_tokens(const oracle::RankTokens& tokens, int num_topk);
 
 /// As above, with every field drawn at random within what a short test can run.
 WorldSpec draw_world_spec(std::mt19937_64& random, int num_ranks);

@@ -89,6 +89,35 @@ TEST(BytesRequired, OfCudaCountsTheMemoryOfLatencyMode) {
   EXPECT_EQ(*bytes_required(shape) - without, 8192U) << "whole pages";
 }
 
+/// tests/conformance/memory_test.cpp compares it with what groups hold.
+TEST(BytesRequired, OfCudaCountsTheRoutingsOfLatencyMode) {
+  MemoryShape shape;
+  shape.backend = "cuda";
+  shape.num_ranks = 8;
+  shape.num_experts = 256;
+  shape.num_local_experts = 32;
+  shape.num_tokens = 100;
+  shape.num_topk = 8;
+  shape.row_bytes = 14336;
+  shape.scale_row_bytes = 224;
+  shape.num_recv_rows = 32 * 1024;
+  shape.symmetric = false;
+  shape.max_tokens = 128;
+  const std::size_t one = *bytes_required(shape);
+  shape.num_routings = 3;
+  const std::size_t tables = (*bytes_required(shape) - one) / 2;
+  // Entries of the rows, what goes back to the sources, and this rank's own entries.
+  const std::size_t least = 32 * 1024 * 8 + 8 * 128 * 8 * 4 + 100 * 8 * 16;
+  EXPECT_GE(tables, least);
+  EXPECT_LT(tables, least + 16 * 1024) << "and what is of a rank or an expert";
+  shape.num_routings = 1;
+  shape.weights = true;
+  const std::size_t weights = (8 * 128 * 8 + 100 * 8) * 4;
+  EXPECT_NEAR(static_cast<double>(*bytes_required(shape) - one), static_cast<double>(weights), 4096);
+  shape.num_tokens = 129;
+  EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kInvalidArgument) << "more tokens than M";
+}
+
 TEST(PackEntry, KeepsExpertAndOrdinalApart) {
   for (const int expert : {0, 1, static_cast<int>(kMaxExperts) - 1}) {
     for (const int ordinal : {0, 1, static_cast<int>(kMaxLatencyTokens) - 1}) {

@@ -36,6 +36,7 @@ void copy_inputs(const RouteCall& call, CpuRouting& routing) {
   } else {
     copy_ids<std::int64_t>(call, routing.ids);
   }
+  std::fill(routing.ids.begin() + num_counted_tokens(call) * call.num_topk, routing.ids.end(), -1);
   routing.weights.clear();
   if (call.topk_weights.present()) {
     const auto* weights = static_cast<const float*>(call.topk_weights.data);

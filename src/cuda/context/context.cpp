@@ -145,7 +145,7 @@ Status Context::out_of_memory(Operation operation) { return parts_.sync->out_of_
 Status Context::check_lost() {
   const LostReport& lost = parts_.report->lost;
   if (__atomic_load_n(&lost.state, __ATOMIC_ACQUIRE) == 0) return {};
-  return give_up_on(lost.peer, describe_lost(lost, timeout_ns_));
+  return give_up_on(lost.peer, describe_lost(lost, timeout_ns_, &*parts_.call_log));
 }
 
 Status Context::describe(const FaultReport& fault, std::string_view operation) const {

@@ -200,7 +200,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   if (!exchange.ok()) return exchange.status();
   parts.exchange = std::move(*exchange);
   set_ranks(context, parts);
-  parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report);
+  parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report, *call_log);
   status = parts.watch->start();
   // No rank may call before the control blocks of all are cleared and known.
   Result<std::vector<std::vector<std::byte>>> ready =

@@ -47,7 +47,8 @@ void PeerWatch::watch() noexcept {
 
 void PeerWatch::look() {
   if (!told_ && __atomic_load_n(&report_.lost.state, __ATOMIC_ACQUIRE) != 0) {
-    group_.report_lost(report_.lost.peer, describe_lost(report_.lost, group_.timeout_ns()));
+    group_.report_lost(report_.lost.peer,
+                       describe_lost(report_.lost, group_.timeout_ns(), calls_ ? &*calls_ : nullptr));
     told_ = true;
   }
   if (stopped_) return;

@@ -12,9 +12,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "call/group_state.hpp"
+#include "cuda/sync/call_log.hpp"
 #include "cuda/sync/report.hpp"
 #include "ferry/status.hpp"
 
@@ -22,8 +24,10 @@ namespace ferry::cuda {
 
 class PeerWatch {
  public:
-  /// Both must outlive the watch. `report` is pinned memory, which this rank's kernels reach.
-  PeerWatch(call::GroupState& group, DeviceReport& report) : group_(group), report_(report) {}
+  /// Both must outlive the watch. `report` is pinned memory, which this rank's kernels reach. `calls`, if there is such
+  /// a log, is for its messages.
+  PeerWatch(call::GroupState& group, DeviceReport& report, std::optional<CallLog> calls = std::nullopt)
+      : group_(group), report_(report), calls_(calls) {}
   /// Ends the thread.
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
@@ -40,6 +44,7 @@ class PeerWatch {
 
   call::GroupState& group_;
   DeviceReport& report_;
+  const std::optional<CallLog> calls_;
   // Of the thread.
   bool told_ = false;         // the peers know of a wait that failed here
   bool lost_before_ = false;  // a peer was lost at an earlier look

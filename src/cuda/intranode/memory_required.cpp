@@ -16,15 +16,13 @@ namespace {
 using node::round_up_to_page;
 
 std::size_t routing_bytes(const MemoryShape& shape) {
-  const std::int64_t most_local_experts = (shape.num_experts + shape.num_ranks - 1) / shape.num_ranks;
-  const RoutingTables::Shape tables{
-      .num_ranks = to_size(shape.num_ranks),
-      .num_tokens = to_size(shape.num_tokens),
-      .num_topk = to_size(shape.num_topk),
-      .num_experts = to_size(shape.num_experts),
-      .num_local_experts = to_size(shape.num_local_experts < 0 ? most_local_experts : shape.num_local_experts),
-      .num_blocks = to_size(RouteBlocks::of(shape.num_tokens).num_blocks),
-      .weights = shape.weights};
+  const RoutingTables::Shape tables{.num_ranks = to_size(shape.num_ranks),
+                                    .num_tokens = to_size(shape.num_tokens),
+                                    .num_topk = to_size(shape.num_topk),
+                                    .num_experts = to_size(shape.num_experts),
+                                    .num_local_experts = num_local_experts(shape),
+                                    .num_blocks = to_size(RouteBlocks::of(shape.num_tokens).num_blocks),
+                                    .weights = shape.weights};
   return round_up_to_page(RoutingTables::at(nullptr, tables).size_bytes) +
          round_up_to_page(source_bytes(shape.num_recv_rows));
 }
@@ -45,7 +43,22 @@ std::size_t records_bytes(const MemoryShape& shape) {
 
 }  // namespace
 
-Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology) {
+std::size_t num_local_experts(const MemoryShape& shape) {
+  const std::int64_t most = (shape.num_experts + shape.num_ranks - 1) / shape.num_ranks;
+  return to_size(shape.num_local_experts < 0 ? most : shape.num_local_experts);
+}
+
+CallBytes call_bytes(const MemoryShape& shape) {
+  const bool quantizes = shape.quantized_row_bytes > 0;
+  const std::int64_t received_row_bytes = quantizes ? shape.quantized_row_bytes : shape.row_bytes;
+  const std::int64_t staged_row_bytes = shape.symmetric ? 0 : std::max(received_row_bytes, shape.row_bytes);
+  const std::int64_t quantized_row_bytes = quantizes ? shape.quantized_row_bytes + shape.scale_row_bytes : 0;
+  return {routing_bytes(shape), round_up_to_page(records_bytes(shape)) +
+                                    round_up_to_page(to_size(shape.num_recv_rows) * to_size(staged_row_bytes)) +
+                                    round_up_to_page(to_size(shape.num_tokens) * to_size(quantized_row_bytes))};
+}
+
+Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology, const CallBytes& calls) {
   if (topology.num_nodes() > 1 || topology.num_ranks > kMaxRanks) {
     return Status(ErrorCode::kUnsupported,
                   fmt::format("bytes_required: {} ranks in {} nodes; this build's CUDA backend connects up to {} ranks "
@@ -57,15 +70,11 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
   const bool quantizes = shape.quantized_row_bytes > 0;
   const std::size_t received_bytes =
       quantizes ? to_size(shape.num_recv_rows) * to_size(shape.quantized_row_bytes) : returned_bytes;
-  const std::size_t quantized_bytes =
-      quantizes ? to_size(shape.num_tokens) * to_size(shape.quantized_row_bytes + shape.scale_row_bytes) : 0;
   const std::size_t x_bytes = to_size(shape.num_tokens) * to_size(shape.row_bytes);
   const std::size_t staging_bytes =
       round_up_to_page(shape.latency_bytes) +
       round_up_to_page(PlacementParts::at(nullptr, to_size(shape.num_experts), num_ranks).size_bytes) +
-      to_size(shape.num_routings) * routing_bytes(shape) + round_up_to_page(records_bytes(shape)) +
-      round_up_to_page(shape.symmetric ? 0 : std::max(received_bytes, returned_bytes)) +
-      round_up_to_page(quantized_bytes);
+      to_size(shape.num_routings) * calls.routing_bytes + calls.staging_bytes;
   const std::size_t buffers_bytes =
       shape.symmetric ? round_up_to_page(x_bytes) + round_up_to_page(received_bytes) + round_up_to_page(returned_bytes)
                       : 0;

@@ -8,8 +8,20 @@
 
 namespace ferry::cuda {
 
-/// BackendFactory::bytes_required. Needs no GPU.
-Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology);
+/// What calls hold of the arena beside what every group does. In whole pages.
+struct CallBytes {
+  std::size_t routing_bytes = 0;  ///< of one Routing
+  std::size_t staging_bytes = 0;
+};
+
+/// L of a rank of this shape.
+std::size_t num_local_experts(const MemoryShape& shape);
+
+/// Of route, dispatch and combine.
+CallBytes call_bytes(const MemoryShape& shape);
+
+/// BackendFactory::bytes_required for calls that hold this much. Needs no GPU.
+Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology, const CallBytes& calls);
 
 }  // namespace ferry::cuda
 

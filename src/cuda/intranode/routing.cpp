@@ -73,8 +73,16 @@ void CudaRouting::settle() const {
   if (!gave_up) const_cast<CudaRouting*>(this)->adopt_result();
 }
 
+std::uint64_t CudaRouting::counts_state() const {
+  // A thread that settles may hold it until the counts are there.
+  const std::unique_lock lock(settle_mutex, std::try_to_lock);
+  if (!lock.owns_lock() || gave_up) return 0;
+  return pinned_data == nullptr ? adopted_state : host.state();
+}
+
 void CudaRouting::adopt_result() {
-  if (host.state() == 1) {
+  adopted_state = host.state();
+  if (adopted_state == 1) {
     const std::size_t num_ranks = num_rows_from_rank.size();
     const std::size_t num_local = local_expert_ids.size();
     num_used_rows = host.result->num_used_rows;

@@ -54,6 +54,10 @@ struct CudaRouting : RoutingState {
   /// Copies the counts out of pinned memory and gives that back. The result's state is not 0.
   void adopt_result();
 
+  /// HostResult::state as far as it is known: 0 also while another thread settles, and after a wait was given up.
+  /// Waits for nothing.
+  std::uint64_t counts_state() const;
+
   /// [num_recv_rows, 2] in device memory.
   const std::int32_t* source_rows() const { return reinterpret_cast<const std::int32_t*>(source_memory.get()); }
 
@@ -72,7 +76,8 @@ struct CudaRouting : RoutingState {
   std::int64_t timeout_ns = 0;
   const DeviceReport* report = nullptr;  ///< in `report_memory`: a lost peer ends the wait
   mutable std::mutex settle_mutex;
-  mutable bool gave_up = false;  ///< guarded by settle_mutex
+  mutable bool gave_up = false;     ///< guarded by settle_mutex
+  std::uint64_t adopted_state = 0;  ///< likewise
 };
 
 /// Routings of latency mode lack what dispatch and combine need.

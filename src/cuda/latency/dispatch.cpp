@@ -177,7 +177,7 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
                                    .max_tokens = to_size(call.max_tokens),
                                    .num_topk = to_size(route.num_topk),
                                    .num_local_experts = routing->local_expert_ids.size(),
-                                   .slab_capacity = to_size(route.options.slab_capacity),
+                                   .num_slab_rows = to_size(routing->num_recv_rows),
                                    .weights = route.topk_weights.present()};
   Result<std::shared_ptr<std::byte>> tables = parts.memory->take(LatencyTables::at(nullptr, shape).size_bytes);
   if (!tables.ok()) return tables.status();
@@ -214,6 +214,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   send.topk_idx = call.route.topk_idx.data;
   send.wide_ids = call.route.topk_idx.dtype == DType::kInt64;
   send.weights = static_cast<const float*>(call.route.topk_weights.data);
+  send.num_tokens_view = static_cast<const std::int32_t*>(call.route.num_tokens_view.data);
   send.x = rows.x.data;
   send.x_stride = rows.x.stride_bytes;
   send.quantize = rows.quantize;

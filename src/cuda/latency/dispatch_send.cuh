@@ -40,6 +40,12 @@ __device__ inline int expert_of(const DispatchSendParams& params, std::int64_t i
   return id >= 0 && id < params.call.num_experts ? static_cast<int>(id) : -1;
 }
 
+/// Tokens that may have experts, from the first on.
+__device__ inline int num_counted_tokens(const DispatchSendParams& params) {
+  const auto num_tokens = static_cast<int>(params.call.num_tokens);  // at most kMaxLatencyTokens
+  return params.num_tokens_view == nullptr ? num_tokens : max(0, min(*params.num_tokens_view, num_tokens));
+}
+
 /// What the Routing keeps of an entry. By the block that counts.
 __device__ inline void keep_entry(const DispatchSendParams& params, DispatchSendShared& shared, std::int64_t at,
                                   std::int64_t id) {
@@ -48,12 +54,14 @@ __device__ inline void keep_entry(const DispatchSendParams& params, DispatchSend
   if (expert < 0 && id != -1) atomicMin(&shared.bad_entry, static_cast<unsigned long long>(at));
   tables.ids[at] = id;
   tables.homes[at] = expert < 0 ? -1 : home_of(params.placement.owner[expert], params.placement.local_expert[expert]);
+  if (id == -1) tables.slots[at] = -1;  // the receive half does not see tokens that do not count
   if (tables.weights != nullptr) tables.weights[at] = params.weights[at];
 }
 
-/// Adds the tokens before `end` to `tokens_of_expert` [E], each once for an expert. All warps but the first.
+/// Adds the tokens before `end` to `tokens_of_expert` [E], each once for an expert; those from `num_counted` on have
+/// none. All warps but the first.
 __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSendShared& shared, int end,
-                                    unsigned* tokens_of_expert) {
+                                    int num_counted, unsigned* tokens_of_expert) {
   const int num_topk = params.call.num_topk;
   // A token has as many lanes as K rounded up to a power of two.
   const int width = num_topk <= 1 ? 1 : 1 << (kWarpLanes - __clz(num_topk - 1));
@@ -66,7 +74,7 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
     int expert = -1;
     if (topk < num_topk && token < end) {
       const std::int64_t at = std::int64_t{token} * num_topk + topk;
-      const std::int64_t id = load_id(params, at);
+      const std::int64_t id = token < num_counted ? load_id(params, at) : -1;
       expert = expert_of(params, id);
       if (blockIdx.x == 0) keep_entry(params, shared, at, id);
     }
@@ -79,7 +87,7 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
 }
 
 /// Tells every rank that this one has come to the call, and its counts.
-__device__ inline void post_counts(const DispatchSendParams& params, const DispatchSendShared& shared,
+__device__ inline void post_counts(const DispatchSendParams& params, const DispatchSendShared& shared, int num_counted,
                                    const unsigned* tokens_of_expert) {
   const LatencyParams& call = params.call;
   const auto thread = static_cast<int>(threadIdx.x);
@@ -87,7 +95,7 @@ __device__ inline void post_counts(const DispatchSendParams& params, const Dispa
     LatencyHeader header;
     header.agreement = call.agreement;
     header.record_number = call.record_number;
-    header.num_tokens = call.num_tokens;
+    header.num_tokens = num_counted;
     header.num_blocks = gridDim.x;
     if (shared.bad_entry != kNoBadEntry) {
       header.bad_entry = static_cast<std::int64_t>(shared.bad_entry);
@@ -230,7 +238,7 @@ __device__ inline void send_dispatch(const DispatchSendParams& params, DispatchS
   const auto thread = static_cast<int>(threadIdx.x);
   unsigned* const tokens_of_expert = shared.tokens_of_expert();
   const bool counts = blockIdx.x == 0;
-  const auto num_tokens = static_cast<int>(call.num_tokens);  // at most kMaxLatencyTokens
+  const int num_tokens = num_counted_tokens(params);
   const BlockTokens tokens = BlockTokens::of_block(num_tokens, params.num_senders);
   RowStep<kCodec> step(params);
   TokenEntry entry;
@@ -249,12 +257,13 @@ __device__ inline void send_dispatch(const DispatchSendParams& params, DispatchS
     const std::uint64_t number = wait_for_turn(call, LatencyKind::kDispatch, shared.sets);
     if (lane_idx() == 0) shared.number = number;
   } else {
-    count_tokens(params, shared, counts ? num_tokens : tokens.first, tokens_of_expert);
+    count_tokens(params, shared, counts ? static_cast<int>(call.num_tokens) : tokens.first, num_tokens,
+                 tokens_of_expert);
   }
   __syncthreads();
   if (shared.number == 0) return;
   if (counts) {
-    post_counts(params, shared, tokens_of_expert);
+    post_counts(params, shared, num_tokens, tokens_of_expert);
     return;
   }
 #pragma unroll 1

@@ -19,6 +19,17 @@ std::size_t latency_bytes_required(const LatencyShape& shape) {
       to_size(std::max(LatencyLayout::bytes_for(dispatch, num_ranks), LatencyLayout::bytes_for(combine, num_ranks))));
 }
 
+CallBytes latency_call_bytes(const MemoryShape& shape) {
+  const LatencyTables::Shape tables{.num_ranks = to_size(shape.num_ranks),
+                                    .num_tokens = to_size(shape.num_tokens),
+                                    .max_tokens = to_size(shape.max_tokens),
+                                    .num_topk = to_size(shape.num_topk),
+                                    .num_local_experts = num_local_experts(shape),
+                                    .num_slab_rows = to_size(shape.num_recv_rows),
+                                    .weights = shape.weights};
+  return {node::round_up_to_page(LatencyTables::at(nullptr, tables).size_bytes), 0};
+}
+
 LatencyLayout latency_layout(const Parts& parts, int num_ranks) {
   const std::size_t offset = node::round_up_to_page(Control::at(nullptr, to_size(num_ranks)).size_bytes);
   return LatencyLayout::of(static_cast<std::int64_t>(offset), static_cast<std::int64_t>(parts.latency_bytes),

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "cuda/context/parts.hpp"
+#include "cuda/intranode/memory_required.hpp"
 #include "cuda/latency/window.hpp"
 #include "ferry/latency.hpp"
 
@@ -13,6 +14,9 @@ namespace ferry::cuda {
 
 /// BackendFactory::latency_bytes_required. Needs no GPU.
 std::size_t latency_bytes_required(const LatencyShape& shape);
+
+/// What calls of latency mode hold beside that: their Routings. Needs no GPU.
+CallBytes latency_call_bytes(const MemoryShape& shape);
 
 /// Where a group has it; all sizes are 0 if it has none.
 LatencyLayout latency_layout(const Parts& parts, int num_ranks);

@@ -69,9 +69,11 @@ struct DispatchSendParams {
   const void* topk_idx = nullptr;
   bool wide_ids = false;           ///< i64, else i32
   const float* weights = nullptr;  ///< [T, K] or null
-  const std::byte* x = nullptr;    ///< [T] rows; bf16 [T, H] if they are quantised
-  std::int64_t x_stride = 0;       ///< bytes
-  std::int64_t hidden = 0;         ///< H, only where rows are quantised
+  /// [1] tokens that count, perhaps out of range; null: all. The peers take it for T.
+  const std::int32_t* num_tokens_view = nullptr;
+  const std::byte* x = nullptr;  ///< [T] rows; bf16 [T, H] if they are quantised
+  std::int64_t x_stride = 0;     ///< bytes
+  std::int64_t hidden = 0;       ///< H, only where rows are quantised
   Quantization quantize = Quantization::kNone;
   ConstScales scales;   ///< of the input; data is null: none
   LatencyRow row;       ///< as it travels

@@ -1,5 +1,5 @@
-/// A rank that cannot make a call of latency mode: its peers learn of it where they wait for its header, and it learns
-/// what they wanted to call. The call's number goes by on all ranks alike, and its set here, if it has one.
+/// A rank that cannot make a call of latency mode: its peers learn of it where they wait for its header. Its program
+/// knows already. The call's number goes by on all ranks alike, and its set here, if it has one.
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/latency/words.cuh"
@@ -76,7 +76,6 @@ __global__ void __launch_bounds__(kRefusalThreads) refusal_kernel(const __grid_c
     if (lane_idx() == 0) shared.num_blocks[rank] = static_cast<int>(blocks);
   };
   if (await_headers(call, params.kind, set, number, take) == Outcome::kStop) return;
-  if (threadIdx.x == 0) report_latency_disagreement(call, params.kind, set);
   if (set == kNoSet) return;
   if (params.kind == LatencyKind::kCombine && !wait_senders(call, number, set, shared.num_blocks)) return;
   if (warp_idx() == 0) grant_set(call, params.kind, number, set);

@@ -16,6 +16,8 @@ struct LatencyRouting final : CudaRouting {
     if (received.load(std::memory_order_acquire)) CudaRouting::settle();
   }
 
+  bool dispatch_failed() const override { return received.load(std::memory_order_acquire) && counts_state() == 2; }
+
   LatencyTables latency;  ///< in `memory`
   std::int64_t max_tokens = 0;
   std::int64_t slab_capacity = 0;

@@ -29,7 +29,7 @@ struct LatencyTables {
     std::size_t max_tokens = 0;  ///< M
     std::size_t num_topk = 0;
     std::size_t num_local_experts = 0;
-    std::size_t slab_capacity = 0;
+    std::size_t num_slab_rows = 0;  ///< L * C
     bool weights = false;
   };
 
@@ -40,7 +40,7 @@ struct LatencyTables {
   std::int64_t* ids = nullptr;    ///< [T, K]
   float* weights = nullptr;       ///< [T, K], null if the dispatch was given none
   std::int32_t* homes = nullptr;  ///< [T, K] home_of the entry (intranode/routing_tables.hpp), -1: no expert
-  std::int32_t* slots = nullptr;  ///< [T, K] row in the slab of the entry's rank, -1: none. By the receive half
+  std::int32_t* slots = nullptr;  ///< [T, K] row in the slab of the entry's rank, -1: none. Rows by the receive half
   // Of the rows here, by the receive half:
   std::int32_t* rows_per_expert = nullptr;  ///< [L]
   std::int64_t* row_offsets = nullptr;      ///< [L + 1] multiples of C
@@ -69,7 +69,7 @@ struct LatencyTables {
     tables.rows_per_expert = carver.take<std::int32_t>(shape.num_local_experts);
     tables.row_offsets = carver.take<std::int64_t>(shape.num_local_experts + 1);
     tables.source_ranges = carver.take<std::int32_t>(shape.num_local_experts * shape.num_ranks * 2);
-    tables.source = carver.take<std::int32_t>(shape.num_local_experts * shape.slab_capacity * 2);
+    tables.source = carver.take<std::int32_t>(shape.num_slab_rows * 2);
     tables.tokens_of_rank = carver.take<std::int32_t>(shape.num_ranks);
     tables.most_tokens = carver.take<std::int32_t>(1);
     tables.items = carver.take<std::int32_t>(num_items);

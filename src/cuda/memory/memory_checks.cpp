@@ -106,6 +106,7 @@ Status check_route_memory(const RouteCall& call, const DeviceArena& arena) {
   Checks checks(arena);
   checks.view("route: topk_idx", call.topk_idx);
   checks.view("route: topk_weights", call.topk_weights);
+  checks.view("route: num_tokens_view", call.num_tokens_view);
   return checks.status();
 }
 

@@ -1,5 +1,6 @@
 #include "cuda/sync/call_log.hpp"
 
+#include <algorithm>
 #include <new>
 
 namespace ferry::cuda {
@@ -33,6 +34,24 @@ std::optional<CallRecord> CallLog::find(int rank, std::int64_t number) const {
   std::atomic_thread_fence(std::memory_order_acquire);
   if (slot.number.load(std::memory_order_relaxed) != number) return std::nullopt;
   return record;
+}
+
+std::int64_t CallLog::last_number_of(int rank) const {
+  std::int64_t last = 0;
+  for (const Slot& slot : ring(rank).slots) last = std::max(last, slot.number.load(std::memory_order_relaxed));
+  return last;
+}
+
+std::optional<CallLog::Difference> CallLog::find_difference(int peer) const {
+  const int rank = peers_->rank();
+  const std::int64_t last = std::min(last_number_of(rank), last_number_of(peer));
+  const auto num_slots = static_cast<std::int64_t>(kNumSlots);
+  for (std::int64_t number = std::max<std::int64_t>(1, last - num_slots + 1); number <= last; ++number) {
+    const std::optional<CallRecord> mine = find(rank, number);
+    const std::optional<CallRecord> theirs = find(peer, number);
+    if (mine && theirs && mine->operation != theirs->operation) return {{rank, mine->operation, theirs->operation}};
+  }
+  return std::nullopt;
 }
 
 std::uint64_t agreement_word(const CallRecord& record) {

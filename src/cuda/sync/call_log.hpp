@@ -30,6 +30,15 @@ class CallLog {
   /// Record `number` of `rank`; nothing if it was overwritten.
   std::optional<CallRecord> find(int rank, std::int64_t number) const;
 
+  struct Difference {
+    int rank = 0;  ///< this one
+    Operation mine{};
+    Operation theirs{};
+  };
+  /// The first calls in both logs, this rank's and that of `peer`, which have the same number and are not the same kind
+  /// of call. Ranks number alike unless one alone has captured calls, so this is for messages.
+  std::optional<Difference> find_difference(int peer) const;
+
  private:
   /// Calls by which a rank's host may be ahead of a peer that looks up its record.
   static constexpr std::size_t kNumSlots = 64;
@@ -43,6 +52,7 @@ class CallLog {
 
   CallLog(node::Peers& peers, std::size_t offset) : peers_(&peers), offset_(offset) {}
   Ring& ring(int rank) const;
+  std::int64_t last_number_of(int rank) const;
 
   node::Peers* peers_;
   std::size_t offset_;

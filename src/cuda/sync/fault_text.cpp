@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -30,25 +31,47 @@ std::string_view awaited_text(Awaited awaited) {
   return "";
 }
 
+std::string other_call(const CallLog& calls, int peer) {
+  const std::optional<CallLog::Difference> difference = calls.find_difference(peer);
+  if (!difference) return "";
+  return fmt::format("; rank {} called {} where rank {} called {}", difference->rank, to_string(difference->mine), peer,
+                     to_string(difference->theirs));
+}
+
 }  // namespace
 
-std::string describe_lost(const LostReport& lost, std::int64_t timeout_ns) {
+std::string describe_lost(const LostReport& lost, std::int64_t timeout_ns, const CallLog* calls) {
   // Which wait it was differs from rank to rank and means nothing: all are to say the same.
   if (lost.stopped != 0) return "a call on the GPU was stopped while it waited for other ranks";
   const auto awaited = static_cast<Awaited>(lost.awaited);
   // Flags count epochs.
   const std::string seen = awaited == Awaited::kRows ? fmt::format("{} of {} rows", lost.seen, lost.expected)
                                                      : fmt::format("flag {}, expected {}", lost.seen, lost.expected);
-  return fmt::format("exchange {} on the GPU: timed out after {:.0f} ms waiting for rank {} {} ({})", lost.epoch,
-                     static_cast<double>(timeout_ns) / kNsPerMillisecond, lost.peer, awaited_text(awaited), seen);
+  const std::string other = calls == nullptr ? "" : other_call(*calls, lost.peer);
+  return fmt::format("exchange {} on the GPU: timed out after {:.0f} ms waiting for rank {} {} ({}){}", lost.epoch,
+                     static_cast<double>(timeout_ns) / kNsPerMillisecond, lost.peer, awaited_text(awaited), seen,
+                     other);
 }
 
 namespace {
+
+/// A later call on a Routing that was refused has only the kind of fault (report_refused_route).
+bool is_repeated(const FaultReport& fault, int num_ranks) {
+  return std::all_of(fault.record_numbers, fault.record_numbers + num_ranks,
+                     [](std::int64_t number) { return number < 0; });
+}
 
 Status describe_fault_of_route(const FaultReport& fault, const CallLog& call_log, int num_ranks,
                                std::string_view operation) {
   switch (static_cast<Fault>(fault.fault)) {
     case Fault::kDisagreement: {
+      if (is_repeated(fault, num_ranks)) {
+        return Status(
+            ErrorCode::kInvalidArgument,
+            fmt::format("{}: the call that made the Routing was refused, as the first wait after it said; use "
+                        "the Routing of another",
+                        operation));
+      }
       std::vector<CallRecord> records;
       std::vector<const CallRecord*> pointers;
       for (int rank = 0; rank < num_ranks; ++rank) {

@@ -13,8 +13,9 @@
 
 namespace ferry::cuda {
 
-/// A wait that timed out after `timeout_ns`.
-std::string describe_lost(const LostReport& lost, std::int64_t timeout_ns);
+/// A wait that timed out after `timeout_ns`. `calls` may show that the rank it waited for has made another call; null:
+/// there is none.
+std::string describe_lost(const LostReport& lost, std::int64_t timeout_ns, const CallLog* calls = nullptr);
 
 /// What the exchange refused; `operation` is the call in which the host found out.
 Status describe_fault(const FaultReport& fault, const CallLog& call_log, int num_ranks, std::string_view operation);

@@ -1,0 +1,53 @@
+#ifndef FERRY_TESTS_GPU_LATENCY_GROUP_HPP
+#define FERRY_TESTS_GPU_LATENCY_GROUP_HPP
+
+/// Groups on GPUs that make calls of latency mode, and one rank's tensors for a dispatch and a combine in a row.
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "gpu/gpu_group.hpp"
+#include "support/latency_check.hpp"
+
+namespace ferry::test {
+
+/// Cases of equal shapes with other ids. `idle_tail`: and with other numbers of tokens that count.
+std::vector<PreparedCase> latency_cases_of_equal_shapes(int num_ranks, int num_cases, bool idle_tail = false);
+
+struct LatencyGroup {
+  RankKind kind = RankKind::kThreads;
+  int num_ranks = 1;
+  std::int64_t timeout_ns = 0;  ///< 0: that of other groups
+};
+
+/// What a group needs for calls of these cases.
+GroupOptions latency_group_options(const std::vector<PreparedCase>& cases, std::int64_t timeout_ns = 0);
+
+/// Runs `body` on every rank, a thread, with a new group that has memory for these cases.
+void run_latency_group(const LatencyGroup& run, const std::vector<PreparedCase>& cases,
+                       const std::function<void(RankContext&, Group&)>& body);
+
+/// One dispatch and one combine of the slab that it is to be answered with, one behind the other on a stream.
+class LatencyPair {
+ public:
+  LatencyPair(RankContext& context, Group& group, const PreparedCase& prepared);
+
+  /// Puts the pair on the stream, whole or as four halves.
+  Status start(Group& group, Stream stream, bool split);
+  /// Of the latest start. It is dropped with the next one: a graph of several needs copies.
+  const Routing& routing() const { return routing_; }
+  void expect_received(RankContext& context) const;
+  /// The same tensors for a case of equal shapes.
+  void refill(const RankContext& context, const PreparedCase& prepared);
+
+ private:
+  const PreparedCase* prepared_;
+  LatencyDispatchTensors dispatch_;
+  LatencyCombineTensors combine_;
+  Routing routing_;
+};
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_GPU_LATENCY_GROUP_HPP
