@@ -1,6 +1,7 @@
 """Types of the native module. It takes tensors or (address, dtype number, shape, strides), returns DLPack arrays."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -78,6 +79,33 @@ class Calls:
         num_sms: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
 
+class BufferCalls:
+    """Calls of a deep_ep buffer that return what its methods do. None: not a common case; nothing was done."""
+
+    def __init__(self, calls: Calls, group: object, types: tuple[type, type, type, type, type]) -> None: ...
+    def bound_of(self, num_sms: object) -> int | None: ...
+    def layout(self, topk_idx: object, num_experts: object, ranks_per_node: int) -> Any: ...
+    def dispatch(
+        self,
+        x: object,
+        tokens_per_rank: object,
+        token_in_rank: object,
+        tokens_per_expert: object,
+        topk_idx: object,
+        topk_weights: object,
+        alignment: object,
+        most_rows: object,
+        num_sms: object,
+    ) -> Any: ...
+    def dispatch_again(self, x: object, handle: object, num_sms: object) -> Any: ...
+    def combine(self, x: object, handle: object, topk_weights: object, bias: object, num_sms: object) -> Any: ...
+    def elastic_dispatch_again(
+        self, x: object, handle: object, topk_weights: object, zero_padding: object, num_sms: object
+    ) -> Any: ...
+    def elastic_combine(
+        self, x: object, handle: object, topk_weights: object, bias: object, num_sms: object
+    ) -> Any: ...
+
 class Group:
     @property
     def rank(self) -> int: ...
@@ -133,43 +161,6 @@ class Group:
     def reclaim_segments(self) -> None: ...
     def destroy(self) -> None: ...
 
-def throughput_layout(
-    calls: Calls, topk_idx: object, num_experts: object, ranks_per_node: int
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor] | None: ...
-def throughput_dispatch(
-    calls: Calls,
-    x: object,
-    layout: tuple[object, object, object],
-    topk_idx: object,
-    topk_weights: object,
-    numbers: tuple[object, object, object],
-    num_sms: int,
-) -> tuple[_Payload, torch.Tensor, torch.Tensor, list[int], tuple[torch.Tensor, ...], Routing] | Routing | None: ...
-def throughput_dispatch_again(
-    calls: Calls, group: object, x: object, handle: object, num_sms: int
-) -> _Payload | None: ...
-def throughput_combine(
-    calls: Calls, group: object, x: object, handle: object, topk_weights: object, bias: object, num_sms: int
-) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
-def elastic_dispatch_again(
-    calls: Calls,
-    routing: Routing,
-    x: object,
-    topk_weights: object,
-    tensors: tuple[object, object],
-    bounded: bool,
-    zero_padding: bool,
-    num_sms: int,
-) -> tuple[_Payload, torch.Tensor, torch.Tensor | None] | None: ...
-def elastic_combine(
-    calls: Calls,
-    routing: Routing,
-    x: object,
-    topk_weights: object,
-    bias: object,
-    tensors: tuple[object, object],
-    num_sms: int,
-) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
 def latency_dispatch(
     calls: Calls,
     x: object,

@@ -70,9 +70,11 @@ nb::object combine(const Calls& calls, nb::handle group, nb::handle x, nb::handl
   const std::int64_t num_ranks = calls.group().num_ranks();
   const std::optional<Stream> stream = calls.allocator().stream();
   if (!stream || !nb::isinstance<nb::tuple>(handle) || nb::len(handle) != kHandleSize) return nb::none();
-  const nb::object link = find_link(nb::object(handle[0]), "_ferry_latency");
+  static const Name link_name("_ferry_latency");
+  static const Name routing_name("routing");
+  const nb::object link = find_link(nb::object(handle[0]), link_name);
   if (!link.is_valid()) return nb::none();
-  const nb::object kept = find_attribute(link, "routing");
+  const nb::object kept = find_attribute(link, routing_name);
   if (!kept.is_valid()) return nb::none();
   const PlacedRouting* placed = find_routing(kept, group);
   const std::optional<std::int64_t> hidden = find_integer(nb::object(handle[kHiddenOfHandle]));

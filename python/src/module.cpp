@@ -6,8 +6,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "bootstrap.hpp"
+#include "buffer_calls.hpp"
 #include "calls.hpp"
-#include "elastic.hpp"
 #include "errors.hpp"
 #include "ferry/backends.hpp"
 #include "ferry/dispatch_layout.hpp"
@@ -19,7 +19,6 @@
 #include "low_latency.hpp"
 #include "placed.hpp"
 #include "symmetric_pool.hpp"
-#include "throughput.hpp"
 #include "views.hpp"
 
 namespace nb = nanobind;
@@ -297,8 +296,7 @@ NB_MODULE(_native, module) {
   });
   define_routing(module);
   define_calls(module);
-  define_throughput(module);
-  define_elastic(module);
+  define_buffer_calls(module);
   define_latency(module);
   define_low_latency(module);
   nb::class_<PyGroup>(module, "Group")

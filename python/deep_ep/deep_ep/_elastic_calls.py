@@ -8,7 +8,6 @@ import torch
 
 import ferry
 from deep_ep import _arguments as arguments
-from deep_ep import _whole_calls as whole_calls
 from deep_ep._ep_handle import EPHandle
 from deep_ep._expand import Origins, aligned_ends, expand_slots, reduce_slots, slot_weights
 from deep_ep._member import Asked, Member, Turn
@@ -267,12 +266,6 @@ def dispatch_again(
     member: Member, x: Payload, handle: EPHandle, how: DispatchOptions, given: dict[str, Any], asked: Asked
 ) -> Dispatched:
     """A cached dispatch. ``given``: arguments that must be None or equal the handle's."""
-    if not how.column_major_scales and all(value is None for value in given.values()):
-        made = whole_calls.elastic_dispatch_again(
-            member, x, handle, how.topk_weights, how.before_epilogue, asked, zero_padding=how.zero_padding
-        )
-        if made is not None:
-            return made
     what = "dispatch"
     routes = _needs_route(member, handle)
     collectives = ("route", "dispatch") if routes else ("dispatch",)
@@ -322,9 +315,6 @@ def combine(
     asked: Asked,
 ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
     """``single_rounding``: with an expanded handle, this rank's sums are sent in fp32."""
-    made = whole_calls.elastic_combine(member, x, handle, topk_weights, bias, before_epilogue, asked)
-    if made is not None:
-        return made
     what = "combine"
     routes = _needs_route(member, handle)
     collectives = ("route", "combine") if routes else ("combine",)
