@@ -89,6 +89,7 @@ Allocator::Allocator(nb::object memory, std::shared_ptr<SymmetricPool> pool, Pla
             torch.attr("bool"),  torch.attr("float8_e4m3fn"), torch.attr("int8")};
   const nb::object functions = memory_.attr("torch_functions")();
   empty_strided_ = optional_attribute(functions, "empty_strided");
+  reinterpret_ = optional_attribute(functions, "reinterpret");
   current_device_ = optional_attribute(functions, "current_device");
   is_capturing_ = optional_attribute(functions, "is_capturing");
   begin_pool_ = optional_attribute(functions, "begin_pool");
@@ -115,6 +116,14 @@ nb::object Allocator::make_quickly(const Wanted& wanted) const {
 nb::object Allocator::make(const Wanted& wanted) const {
   if (empty_strided_.is_valid() && is_current_device()) return make_quickly(wanted);
   return as_wanted(wanted, memory_.attr("plain")(stored_shape_of(wanted), wanted.dtype));
+}
+
+nb::object Allocator::first_rows(const nb::object& tensor, std::int64_t num_rows) const {
+  if (!reinterpret_.is_valid()) return tensor.attr("narrow")(0, 0, num_rows);
+  const nb::tuple shape = nb::make_tuple(num_rows);
+  const nb::tuple strides = nb::make_tuple(1);
+  const nb::object offset = integer(0);
+  return call(reinterpret_, std::array{tensor.ptr(), shape.ptr(), strides.ptr(), offset.ptr()});
 }
 
 std::vector<nb::object> Allocator::make_symmetric(std::span<const Wanted> wanted, nb::handle pool_id) const {

@@ -54,6 +54,10 @@ class Allocator {
   /// @throws nanobind::python_error: torch's, out of memory for example
   nanobind::object make(const Wanted& wanted) const;
 
+  /// The first rows of a contiguous tensor of one dimension, as a view.
+  /// @throws nanobind::python_error
+  nanobind::object first_rows(const nanobind::object& tensor, std::int64_t num_rows) const;
+
   /// The outputs of a dispatch: on a GPU all in symmetric memory, on the host those that hold payload.
   /// @throws nanobind::python_error
   std::vector<nanobind::object> make_outputs(std::span<const Wanted> wanted) const;
@@ -70,7 +74,7 @@ class Allocator {
   TableTypes types_;
   /// Functions of torch, null where this torch does not have them. `empty_strided_` makes tensors on torch's current
   /// device.
-  nanobind::object empty_strided_, current_device_, is_capturing_, begin_pool_, end_pool_, release_pool_;
+  nanobind::object empty_strided_, reinterpret_, current_device_, is_capturing_, begin_pool_, end_pool_, release_pool_;
 };
 
 }  // namespace ferry::python

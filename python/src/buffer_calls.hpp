@@ -1,9 +1,9 @@
 #ifndef FERRY_PYTHON_BUFFER_CALLS_HPP
 #define FERRY_PYTHON_BUFFER_CALLS_HPP
 
-/// Calls of deep_ep's buffers, made as a whole: arguments are read, outputs allocated, ferry's calls made and results put
-/// together as the package returns them. They take the common, valid case; None means that nothing was done, and the
-/// package then makes the call step by step, which also says what is wrong with wrong arguments.
+/// Calls of deep_ep's buffers, made as a whole: arguments are read, outputs allocated, ferry's calls made, and results
+/// put together as the package returns them. They take the common, valid case; None means that nothing was done, and
+/// the package then makes the call step by step, which also says what is wrong with wrong arguments.
 
 #include <nanobind/nanobind.h>
 
@@ -71,6 +71,7 @@ class BufferCalls {
   nanobind::object owner_;  ///< of calls_
   const Calls* calls_;
   nanobind::object group_;
+  mutable std::int64_t last_rows_ = 0;  ///< of the last exact route
   nanobind::object event_, suggested_, routing_, link_, elastic_handle_;
 };
 

@@ -60,14 +60,15 @@ const Name& link_name() {
   return name;
 }
 
-/// The five tables of a handle that are made for it. All but one can be made before the number of rows is known.
+/// The five tables of a handle that are made for it. Route writes them where it waits for its counts, in memory that
+/// has room for as many rows as are likely.
 class HandleTables {
  public:
   static constexpr std::size_t kNumTables = 5;
   using Made = std::array<nb::object, kNumTables>;
 
-  HandleTables(const Calls& calls, std::int64_t num_tokens, int num_channels)
-      : calls_(calls), num_channels_(num_channels) {
+  HandleTables(const Calls& calls, std::int64_t num_tokens, int num_channels, std::int64_t likely_rows)
+      : calls_(calls), num_channels_(num_channels), likely_rows_(likely_rows) {
     const std::int64_t ranks = calls.group().num_ranks();
     const nb::object& i32 = calls.allocator().types().i32;
     wanted_ = {Wanted{i32, {ranks, ranks}}, Wanted{i32, {ranks, num_channels}}, Wanted{i32, {ranks, num_channels}},
@@ -75,33 +76,47 @@ class HandleTables {
   }
 
   /// What fails here fails again, and is reported, in `fill`. Takes the GIL.
-  void make_early() noexcept {
+  EarlyTables make_early() noexcept {
     const nb::gil_scoped_acquire held;
     try {
-      for (std::size_t i = 0; i < made_.size(); ++i) {
-        if (i != kOfRows) made_[i] = calls_.allocator().make(wanted_[i]);
-      }
+      const EarlyTables early{num_channels_, make(likely_rows_)};
+      is_written_ = true;
+      return early;
     } catch (const std::exception&) {
+      return {};
     }
   }
 
+  /// After a successful route.
   const Made& fill(const Routing& routing, Stream stream) {
-    wanted_[kOfRows].shape[0] = routing.num_recv_rows();
-    std::array<TensorView, kNumTables> views;
-    for (std::size_t i = 0; i < made_.size(); ++i) {
-      if (!made_[i].is_valid()) made_[i] = calls_.allocator().make(wanted_[i]);
-      views[i] = read_tensor(made_[i], calls_.place());
+    const std::int64_t num_rows = routing.num_recv_rows();
+    if (is_written_ && num_rows <= likely_rows_) {
+      if (num_rows < likely_rows_) made_[kOfRows] = calls_.allocator().first_rows(made_[kOfRows], num_rows);
+      return made_;
     }
-    raise_if_error(calls_.group().channel_tables(routing, num_channels_,
-                                                 {views[0], views[1], views[2], views[3], views[4]}, stream));
+    made_[kOfRows].reset();
+    raise_if_error(calls_.group().channel_tables(routing, num_channels_, make(num_rows), stream));
     return made_;
   }
 
  private:
   static constexpr std::size_t kOfRows = 3;
 
+  /// Those that are not there yet.
+  ChannelTables make(std::int64_t num_rows) {
+    wanted_[kOfRows].shape[0] = num_rows;
+    std::array<TensorView, kNumTables> views;
+    for (std::size_t i = 0; i < made_.size(); ++i) {
+      if (!made_[i].is_valid()) made_[i] = calls_.allocator().make(wanted_[i]);
+      views[i] = read_tensor(made_[i], calls_.place());
+    }
+    return {views[0], views[1], views[2], views[3], views[4]};
+  }
+
   const Calls& calls_;
   int num_channels_;
+  std::int64_t likely_rows_;
+  bool is_written_ = false;
   std::array<Wanted, kNumTables> wanted_;
   Made made_;
 };
@@ -191,14 +206,16 @@ nb::object BufferCalls::dispatch(nb::handle x, nb::handle tokens_per_rank, nb::h
   RouteOptions options;
   options.num_experts = route->num_experts;
   options.max_recv_rows = route->most_rows;
-  HandleTables tables(calls, num_tokens, *num_channels);
+  const std::int64_t likely_rows = std::max(last_rows_, num_tokens * calls.group().num_ranks());
+  HandleTables tables(calls, num_tokens, *num_channels, likely_rows);
   Result<Routing> routed = [&] {
     const nb::gil_scoped_release released;
-    return calls.group().route({route->ids, {}}, options, *stream, [&tables] { tables.make_early(); });
+    return calls.group().route({route->ids, {}}, options, *stream, [&tables] { return tables.make_early(); });
   }();
   const PlacedRouting placed{value_or_raise(std::move(routed)), calls.place()};
   const Routing& routing = placed.routing;
   const bool exact = route->most_rows == 0;
+  if (exact) last_rows_ = routing.num_recv_rows();
   if (exact && routing.may_repeat_experts()) return new_routing(placed, false);
   ReadDispatch call{payload->rows, payload->scales};
   call.in = {payload->rows_view, payload->scales_view, route->weights};

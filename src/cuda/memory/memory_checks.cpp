@@ -138,13 +138,13 @@ Status check_combine_memory(const CombineCall& call, const DeviceArena& arena) {
   return checks.status();
 }
 
-Status check_channel_tables_memory(const ChannelTablesCall& call, const DeviceArena& arena) {
+Status check_channel_tables_memory(const ChannelTablesCall& call, std::int64_t num_tokens, const DeviceArena& arena) {
   Checks checks(arena);
   checks.pointer("channel_tables: rank_prefix", call.rank_prefix);
   checks.pointer("channel_tables: send_channel_prefix", call.send_channel_prefix);
   checks.pointer("channel_tables: recv_channel_prefix", call.recv_channel_prefix);
-  if (call.routing->num_recv_rows > 0) checks.pointer("channel_tables: source_token", call.source_token);
-  if (call.routing->num_tokens > 0) checks.pointer("channel_tables: send_index", call.send_index);
+  if (call.num_rows > 0) checks.pointer("channel_tables: source_token", call.source_token);
+  if (num_tokens > 0) checks.pointer("channel_tables: send_index", call.send_index);
   return checks.status();
 }
 
