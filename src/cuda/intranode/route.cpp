@@ -119,7 +119,7 @@ Status RouteBuilder::clear_summary(cudaStream_t own_stream) {
 }
 
 Status RouteBuilder::prepare_source(std::int64_t num_rows) {
-  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows));
+  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows), true);
   if (!source.ok()) return source.status();
   state_->source_memory = *source;
   source_rows_ = num_rows;
@@ -136,7 +136,7 @@ Status RouteBuilder::guess_source(std::int64_t known_rows) {
                           .by_token = call_.options.layout == Layout::kTokens,
                           .known_rows = known_rows};
   const std::int64_t num_rows = guess.num_rows();
-  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows));
+  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows), true);
   if (source.ok()) {
     state_->source_memory = *source;
     source_rows_ = num_rows;
