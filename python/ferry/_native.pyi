@@ -51,6 +51,17 @@ class Routing:
 class Calls:
     """Whole calls of a group on tensors. None: not a common case; nothing was done."""
 
+    def route(
+        self,
+        owner: object,
+        topk_idx: object,
+        topk_weights: object,
+        num_experts: object,
+        layout: int,
+        expert_alignment: object,
+        slab_capacity: object,
+        max_recv_rows: object,
+    ) -> Any: ...
     def dispatch(
         self,
         routing: Routing,
@@ -66,7 +77,7 @@ class Calls:
         zero_padding: bool,
         num_sms: object,
         quantize: int = 0,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None: ...
+    ) -> Any: ...
     def combine(
         self,
         routing: Routing,
@@ -77,12 +88,12 @@ class Calls:
         topk_weights: object,
         out: object,
         num_sms: object,
-    ) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
+    ) -> Any: ...
 
 class BufferCalls:
     """Calls of a deep_ep buffer that return what its methods do. None: not a common case; nothing was done."""
 
-    def __init__(self, calls: Calls, group: object, types: tuple[type, type, type, type, type]) -> None: ...
+    def __init__(self, calls: Calls, group: object, types: tuple[type, type, type, type]) -> None: ...
     def bound_of(self, num_sms: object) -> int | None: ...
     def layout(self, topk_idx: object, num_experts: object, ranks_per_node: int) -> Any: ...
     def dispatch(
@@ -152,7 +163,7 @@ class Group:
     def channel_tables(
         self, routing: Routing, num_channels: int, outputs: tuple[_View, ...], stream: int, /
     ) -> None: ...
-    def calls(self, memory: object, /) -> Calls: ...
+    def calls(self, memory: object, routing: type, received: type, combined: type, /) -> Calls: ...
     def wait(self, stream: int, /) -> None: ...
     def poll(self) -> None: ...
     def enter_pool(self) -> None: ...

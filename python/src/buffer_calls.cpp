@@ -16,9 +16,8 @@ BufferCalls::BufferCalls(nb::object calls, nb::object group, const nb::tuple& ty
       group_(std::move(group)),
       event_(types[0]),
       suggested_(types[1]),
-      routing_(types[2]),
-      link_(types[3]),
-      elastic_handle_(types[4]) {}
+      link_(types[2]),
+      elastic_handle_(types[3]) {}
 
 std::optional<int> BufferCalls::find_bound(nb::handle num_sms) const {
   if (num_sms.is_none() || nb::handle(Py_TYPE(num_sms.ptr())).is(suggested_)) return 0;
@@ -43,16 +42,7 @@ std::optional<int> BufferCalls::find_channels(nb::handle num_sms) const {
 nb::object BufferCalls::new_event() const { return bare_object(event_); }
 
 nb::object BufferCalls::new_routing(const PlacedRouting& routing, bool bounded) const {
-  static const Name native_name("_native");
-  static const Name group_name("group");
-  static const Name has_weights_name("has_weights");
-  static const Name is_bounded_name("is_bounded");
-  nb::object made = bare_object(routing_);
-  set_attribute(made, native_name, nb::cast(routing));
-  set_attribute(made, group_name, group_);
-  set_attribute(made, has_weights_name, nb::bool_(false));
-  set_attribute(made, is_bounded_name, nb::bool_(bounded));
-  return made;
+  return calls_->new_routing(routing, group_, false, bounded);
 }
 
 void define_buffer_calls(nb::module_& module) {

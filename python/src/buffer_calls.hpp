@@ -72,7 +72,7 @@ class BufferCalls {
   const Calls* calls_;
   nanobind::object group_;
   mutable std::int64_t last_rows_ = 0;  ///< of the last exact route
-  nanobind::object event_, suggested_, routing_, link_, elastic_handle_;
+  nanobind::object event_, suggested_, link_, elastic_handle_;
 };
 
 void define_buffer_calls(nanobind::module_& module);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "errors.hpp"
+#include "objects.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -44,6 +45,30 @@ bool read_biases(nb::handle bias, Place place, std::array<ConstTensorView, kMaxB
   return true;
 }
 
+/// The numbers are integers, or the package finds out what they are.
+nb::object route(const Calls& calls, nb::handle owner, nb::handle topk_idx, nb::handle topk_weights,
+                 nb::handle num_experts, int layout, nb::handle expert_alignment, nb::handle slab_capacity,
+                 nb::handle max_recv_rows) {
+  const Place place = calls.place();
+  const std::optional<Stream> stream = calls.allocator().stream();
+  RouteInput in;
+  RouteOptions options;
+  options.layout = static_cast<Layout>(layout);
+  if (!stream || !read_optional(topk_idx, place, in.topk_idx) || !in.topk_idx.present() ||
+      !read_optional(topk_weights, place, in.topk_weights) || !nb::try_cast(num_experts, options.num_experts, false) ||
+      !nb::try_cast(expert_alignment, options.expert_alignment, false) ||
+      !nb::try_cast(slab_capacity, options.slab_capacity, false) ||
+      !nb::try_cast(max_recv_rows, options.max_recv_rows, false)) {
+    return nb::none();
+  }
+  Result<Routing> routing = [&] {
+    const nb::gil_scoped_release released;
+    return calls.group().route(in, options, *stream);
+  }();
+  const PlacedRouting placed{value_or_raise(std::move(routing)), place};
+  return calls.new_routing(placed, owner, !topk_weights.is_none(), options.max_recv_rows > 0);
+}
+
 std::optional<int> small_integer(nb::handle value) {
   int result = 0;
   return nb::try_cast(value, result, false) ? std::optional(result) : std::nullopt;
@@ -72,9 +97,10 @@ nb::object dispatch(const Calls& calls, const PlacedRouting& routing, nb::handle
   call.options.kernel.num_sms = *sms;
   call.options.quantize = static_cast<Quantization>(quantize);
   Received made = calls.dispatch(routing.routing, call, *stream);
-  return nb::make_tuple(made.x.is_valid() ? made.x : nb::borrow(out),
-                        made.scales.is_valid() ? made.scales : nb::borrow(out_scales), or_none(made.topk_idx),
-                        or_none(made.topk_weights));
+  const nb::tuple received = nb::make_tuple(made.x.is_valid() ? made.x : nb::borrow(out),
+                                            made.scales.is_valid() ? made.scales : nb::borrow(out_scales),
+                                            or_none(made.topk_idx), or_none(made.topk_weights));
+  return named_tuple(calls.types().received, received);
 }
 
 nb::object combine(const Calls& calls, const PlacedRouting& routing, nb::handle x, nb::handle weights, nb::handle bias,
@@ -91,7 +117,8 @@ nb::object combine(const Calls& calls, const PlacedRouting& routing, nb::handle 
   call.options.weighted = weighted;
   call.options.kernel.num_sms = *sms;
   Combined combined = calls.combine(routing.routing, call, *stream);
-  return nb::make_tuple(combined.x.is_valid() ? combined.x : nb::borrow(out), combined.weights);
+  const nb::tuple sums = nb::make_tuple(combined.x.is_valid() ? combined.x : nb::borrow(out), combined.weights);
+  return named_tuple(calls.types().combined, sums);
 }
 
 }  // namespace
@@ -104,6 +131,19 @@ Wanted quantized_scales(const TableTypes& types, Quantization quantize, std::int
   const bool exponents = quantize == Quantization::kFp8Ue8m0;
   const std::int64_t channels = exponents ? kQuantBlockSize * kExponentsPerWord : kQuantBlockSize;
   return {exponents ? types.i32 : types.f32, {rows, (hidden + channels - 1) / channels}};
+}
+
+nb::object Calls::new_routing(const PlacedRouting& routing, nb::handle owner, bool has_weights, bool bounded) const {
+  static const Name native_name("_native");
+  static const Name group_name("group");
+  static const Name has_weights_name("has_weights");
+  static const Name is_bounded_name("is_bounded");
+  nb::object made = bare_object(types_.routing);
+  set_attribute(made, native_name, nb::cast(routing));
+  set_attribute(made, group_name, owner);
+  set_attribute(made, has_weights_name, nb::bool_(has_weights));
+  set_attribute(made, is_bounded_name, nb::bool_(bounded));
+  return made;
 }
 
 void Calls::refuse_dispatch(const Routing& routing, Stream stream) const {
@@ -201,6 +241,8 @@ Combined Calls::combine(const Routing& routing, const ReadCombine& call, Stream 
 
 void define_calls(nb::module_& module) {
   nb::class_<Calls>(module, "Calls")
+      .def("route", &route, "owner"_a, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a.none(), "layout"_a,
+           "expert_alignment"_a.none(), "slab_capacity"_a.none(), "max_recv_rows"_a.none())
       .def("dispatch", &dispatch, "routing"_a, "x"_a.none(), "scales"_a.none(), "topk_weights"_a.none(), "out"_a.none(),
            "out_scales"_a.none(), "out_source"_a.none(), "tables"_a, "has_weights"_a, "bounded"_a, "zero_padding"_a,
            "num_sms"_a.none(), "quantize"_a = 0)

@@ -142,8 +142,9 @@ class PyGroup {
   }
 
   /// memory: a ferry._memory.HostMemory or DeviceMemory.
-  std::shared_ptr<Calls> calls(nb::object memory) const {
-    return std::make_shared<Calls>(group_, pool_, place_, std::move(memory));
+  std::shared_ptr<Calls> calls(nb::object memory, nb::object routing, nb::object received, nb::object combined) const {
+    CallTypes types{std::move(routing), std::move(received), std::move(combined)};
+    return std::make_shared<Calls>(group_, pool_, place_, std::move(memory), std::move(types));
   }
 
   SymmetricPool& pool() { return *pool_; }

@@ -22,7 +22,7 @@ from ferry import FerryError, InvalidArgument, _native
 _I32_PER_ROW_GRANULE = 4
 
 # Classes that native calls make or know.
-_TYPES = (EventOverlap, Suggested, ferry.Routing, Link, EPHandle)
+_TYPES = (EventOverlap, Suggested, Link, EPHandle)
 
 
 class Asked(NamedTuple):
