@@ -1,4 +1,4 @@
-"""Group.route, Group.dispatch and Group.combine as the native module makes them as a whole, against the same step by step."""
+"""Calls of ferry.Group as the native module makes them as a whole, against the same step by step."""
 
 from __future__ import annotations
 

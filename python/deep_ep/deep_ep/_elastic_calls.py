@@ -17,6 +17,7 @@ from deep_ep._streams import Call
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import InvalidArgument
+from ferry._memory import current_stream_of
 
 Dispatched = tuple[Payload, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]
 
@@ -83,9 +84,11 @@ def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions,
         routing = turn.route(to.topk_idx, num_experts=to.num_experts, max_recv_rows=0 if exact else most_rows)
         if not to.expand:
             member.lane.wait(epilogue_after)
-        source = member.source_table(routing)
-        received = _dispatch_rows(member, turn, routing, rows, scales, how, source=source, expand=to.expand)
+        # Rows of an exact route are known to it; others dispatch has to mark, past the last.
+        table = None if exact else member.source_table(routing)
+        received = _dispatch_rows(member, turn, routing, rows, scales, how, source=table, expand=to.expand)
         member.lane.wait(epilogue_after)
+        source = routing.source if table is None else table
         handle = _make_handle(member, routing, received.topk_idx, source, to)
         if to.expert_stats is not None:
             add_expert_counts(to.expert_stats, routing.local_expert_counts)
@@ -165,7 +168,7 @@ def _make_handle(
         num_recv_tokens_per_expert_list=per_expert,
         psum_num_recv_tokens_per_scaleup_rank=torch.searchsorted(
             ranks,
-            torch.arange(member.num_ranks, dtype=torch.int32, device=member.device),
+            _numbers(0, member.num_ranks, member.device),
             right=True,
             out_int32=True,
         ),
@@ -178,6 +181,21 @@ def _make_handle(
     return handle
 
 
+_made_numbers: dict[tuple[int, int, torch.device, int], torch.Tensor] = {}
+
+
+def _numbers(first: int, end: int, device: torch.device) -> torch.Tensor:
+    """[end - first] i32, ascending, for reading. Made once for each stream, unless that is captured: then the memory is
+    the graph's.
+    """
+    key = first, end, device, current_stream_of(device) if device.type == "cuda" else 0
+    if (made := _made_numbers.get(key)) is None:
+        made = torch.arange(first, end, dtype=torch.int32, device=device)
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            _made_numbers[key] = made
+    return made
+
+
 def _write_origins(
     metadata: torch.Tensor, local_idx: torch.Tensor, source: torch.Tensor, num_ranks: int, to: RouteOptions
 ) -> torch.Tensor:
@@ -188,7 +206,7 @@ def _write_origins(
     """
     ranks, tokens = source.unbind(1)
     num_topk = local_idx.shape[1]
-    lanes = torch.arange(1, num_topk + 1, dtype=torch.int32, device=source.device)
+    lanes = _numbers(1, num_topk + 1, source.device)
     last_lane = ((local_idx >= 0) * lanes).amax(dim=1)  # from 1; 0 for none
     of_token, of_choice = metadata[:, 0], metadata[:, 1]
     torch.add(tokens, ranks, alpha=to.num_max_tokens_per_rank, out=of_token)
