@@ -28,9 +28,9 @@ struct Wanted {
   bool column_major = false;  ///< of three dimensions: the last two are transposed in memory
 };
 
-/// The dtypes of tables, and of quantised rows.
+/// The dtypes of tables and of rows.
 struct TableTypes {
-  nanobind::object i32, i64, f32, boolean, e4m3, i8;
+  nanobind::object i32, i64, f32, boolean, e4m3, i8, bf16, f16;
 };
 
 /// All of it with the GIL held.
@@ -64,6 +64,12 @@ class Allocator {
 
  private:
   bool is_current_device() const;
+  /// The DType of a torch.dtype, where this module can make tensors of it by itself.
+  std::optional<DType> find_dtype(nanobind::handle dtype) const;
+  /// Symmetric memory on the host. Not valid where this module does not know the type.
+  nanobind::object make_symmetric_on_host(const Wanted& wanted) const;
+  /// Empty where some of them cannot be made here.
+  std::vector<nanobind::object> make_outputs_on_host(std::span<const Wanted> wanted) const;
   nanobind::object make_quickly(const Wanted& wanted) const;
   std::vector<nanobind::object> make_symmetric(std::span<const Wanted> wanted, nanobind::handle pool_id) const;
 

@@ -74,6 +74,14 @@ std::optional<int> small_integer(nb::handle value) {
   return nb::try_cast(value, result, false) ? std::optional(result) : std::nullopt;
 }
 
+/// The torch.dtype of a tensor.
+nb::object get_dtype(nb::handle tensor) {
+  static const Name name("dtype");
+  PyObject* dtype = PyObject_GetAttr(tensor.ptr(), name.ptr());
+  if (dtype == nullptr) nb::raise_python_error();
+  return nb::steal(dtype);
+}
+
 nb::object or_none(nb::object value) { return value.is_valid() ? std::move(value) : nb::none(); }
 
 /// in: x, scales, topk_weights; out: x, scales, source.
@@ -178,13 +186,13 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
       if (quantize != Quantization::kNone) {
         want(quantized_rows(allocator_.types(), quantize, rows, hidden), made.x, out.x);
       } else {
-        dtypes[0] = call.x.attr("dtype");
+        dtypes[0] = get_dtype(call.x);
         want({dtypes[0], {rows, hidden}, 2, true}, made.x, out.x);
       }
     }
     // Scales that are given to a dispatch that makes its own are refused by the call.
     if (quantize == Quantization::kNone && call.in.scales.present() && !out.scales.present()) {
-      dtypes[1] = call.scales.attr("dtype");
+      dtypes[1] = get_dtype(call.scales);
       want({dtypes[1], {rows, call.in.scales.extent(call.in.scales.num_dims - 1)}}, made.scales, out.scales);
     }
     if (quantize != Quantization::kNone && !out.scales.present()) {
@@ -220,7 +228,7 @@ Combined Calls::combine(const Routing& routing, const ReadCombine& call, Stream 
   try {
     const std::int64_t num_tokens = routing.num_tokens();
     if (!out.x.present()) {
-      made.x = allocator_.make({call.x.attr("dtype"), {num_tokens, call.in.x.extent(call.in.x.num_dims - 1)}});
+      made.x = allocator_.make({get_dtype(call.x), {num_tokens, call.in.x.extent(call.in.x.num_dims - 1)}});
       out.x = read_tensor(made.x, place_);
     }
     if (call.in.weights.present()) {
