@@ -228,6 +228,8 @@ class Group(LatencyCalls):
                 self, topk_idx, topk_weights, num_experts, number, expert_alignment, slab_capacity, max_recv_rows
             )
             if made is not None:
+                if self._in_flight.calls_dropped:
+                    self._in_flight.made_whole()
                 return made
         try:
             if layout not in LAYOUTS:
@@ -309,6 +311,8 @@ class Group(LatencyCalls):
                 mode,
             )
             if made is not None:
+                if self._in_flight.calls_dropped:
+                    self._in_flight.made_whole()
                 return made
         try:
             received = self._allocate_outputs(routing, x, scales, topk_weights, out, out_scales, tables, quantize)
@@ -353,6 +357,8 @@ class Group(LatencyCalls):
         if isinstance(routing, Routing):
             made = self._calls.combine(routing._native, x, weights, bias, bool(weighted), topk_weights, out, num_sms)
             if made is not None:
+                if self._in_flight.calls_dropped:
+                    self._in_flight.made_whole()
                 return made
         try:
             check_routing(routing, "combine")

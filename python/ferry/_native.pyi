@@ -184,7 +184,7 @@ def latency_dispatch(
     quantize: int,
     column_major_scales: bool,
     zero_padding: bool,
-    split: bool,
+    kept: list[object] | None,
     num_sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Routing]: ...
 def latency_combine(
@@ -193,7 +193,7 @@ def latency_combine(
     x: object,
     tensors: tuple[object, object, object],
     order: int,
-    split: bool,
+    kept: list[object] | None,
     num_sms: int,
 ) -> torch.Tensor: ...
 def latency_receive(calls: Calls, routing: Routing) -> None: ...
@@ -206,7 +206,7 @@ def low_latency_dispatch(
     num_experts: object,
     stats: tuple[object, object],
     quantize: int,
-    split: bool,
+    kept: list[object] | None,
     num_sms: int,
 ) -> tuple[_Payload, torch.Tensor, torch.Tensor, torch.Tensor, Routing] | None: ...
 def low_latency_combine(
@@ -218,7 +218,7 @@ def low_latency_combine(
     handle: object,
     out: object,
     wait_stats: object,
-    split: bool,
+    kept: list[object] | None,
     num_sms: int,
 ) -> tuple[torch.Tensor, object] | None: ...
 def latency_bytes_required(
