@@ -120,6 +120,11 @@ nb::object Allocator::make(const Wanted& wanted) const {
   return as_wanted(wanted, memory_.attr("plain")(stored_shape_of(wanted), wanted.dtype));
 }
 
+void Allocator::make_all(std::span<const Wanted> wanted, std::span<nb::object> made) const {
+  const bool quickly = empty_strided_.is_valid() && is_current_device();
+  for (std::size_t i = 0; i < wanted.size(); ++i) made[i] = quickly ? make_quickly(wanted[i]) : make(wanted[i]);
+}
+
 nb::object Allocator::first_rows(const nb::object& tensor, std::int64_t num_rows) const {
   if (!reinterpret_.is_valid()) return tensor.attr("narrow")(0, 0, num_rows);
   const nb::tuple shape = nb::make_tuple(num_rows);

@@ -54,6 +54,10 @@ class Allocator {
   /// @throws nanobind::python_error: torch's, out of memory for example
   nanobind::object make(const Wanted& wanted) const;
 
+  /// Ordinary tensors, as many as are wanted.
+  /// @throws nanobind::python_error
+  void make_all(std::span<const Wanted> wanted, std::span<nanobind::object> made) const;
+
   /// The first rows of a contiguous tensor of one dimension, as a view.
   /// @throws nanobind::python_error
   nanobind::object first_rows(const nanobind::object& tensor, std::int64_t num_rows) const;

@@ -227,12 +227,23 @@ Combined Calls::combine(const Routing& routing, const ReadCombine& call, Stream 
   CombineOutput out{call.out, {}};
   try {
     const std::int64_t num_tokens = routing.num_tokens();
-    if (!out.x.present()) {
-      made.x = allocator_.make({get_dtype(call.x), {num_tokens, call.in.x.extent(call.in.x.num_dims - 1)}});
+    nb::object dtype;  // a new reference, which lives until the tensors are made
+    std::array<Wanted, 2> wanted{};
+    std::size_t count = 0;
+    const bool makes_sums = !out.x.present();
+    if (makes_sums) {
+      dtype = get_dtype(call.x);
+      wanted[count++] = {dtype, {num_tokens, call.in.x.extent(call.in.x.num_dims - 1)}};
+    }
+    if (call.in.weights.present()) wanted[count++] = {allocator_.types().f32, {num_tokens, routing.num_topk()}};
+    std::array<nb::object, 2> tensors;
+    allocator_.make_all(std::span(wanted).first(count), tensors);
+    if (makes_sums) {
+      made.x = tensors[0];
       out.x = read_tensor(made.x, place_);
     }
     if (call.in.weights.present()) {
-      made.weights = allocator_.make({allocator_.types().f32, {num_tokens, routing.num_topk()}});
+      made.weights = tensors[count - 1];
       out.weights = read_tensor(made.weights, place_);
     }
   } catch (...) {

@@ -169,15 +169,16 @@ nb::object BufferCalls::layout(nb::handle topk_idx, nb::handle num_experts, int 
   if (!stream || !experts || *experts < 1 || *experts % num_ranks != 0 || !ids) return nb::none();
   const TableTypes& types = calls.allocator().types();
   const int num_nodes = (num_ranks + ranks_per_node - 1) / ranks_per_node;
-  const nb::object per_rank = calls.allocator().make({types.i32, {num_ranks}, 1});
-  const nb::object per_node = num_nodes > 1 ? calls.allocator().make({types.i32, {num_nodes}, 1}) : nb::none();
-  const nb::object per_expert = calls.allocator().make({types.i32, {*experts}, 1});
-  const nb::object in_rank = calls.allocator().make({types.boolean, {ids->extent(0), num_ranks}});
+  const std::array wanted = {Wanted{types.i32, {num_ranks}, 1}, Wanted{types.i32, {*experts}, 1},
+                             Wanted{types.boolean, {ids->extent(0), num_ranks}}, Wanted{types.i32, {num_nodes}, 1}};
+  const bool several = num_nodes > 1;
+  std::array<nb::object, wanted.size()> made;
+  calls.allocator().make_all(std::span(wanted).first(several ? wanted.size() : wanted.size() - 1), made);
   DispatchLayout out;
-  out.num_tokens_per_rank = read_tensor(per_rank, place);
-  if (num_nodes > 1) out.num_tokens_per_node = read_tensor(per_node, place);
-  out.num_tokens_per_expert = read_tensor(per_expert, place);
-  out.is_token_in_rank = read_tensor(in_rank, place);
+  out.num_tokens_per_rank = read_tensor(made[0], place);
+  out.num_tokens_per_expert = read_tensor(made[1], place);
+  out.is_token_in_rank = read_tensor(made[2], place);
+  if (several) out.num_tokens_per_node = read_tensor(made[3], place);
   DispatchLayoutOptions options;
   options.num_experts = *experts;
   options.num_ranks = num_ranks;
@@ -186,7 +187,7 @@ nb::object BufferCalls::layout(nb::handle topk_idx, nb::handle num_experts, int 
   options.device = place.on_gpu ? place.device : -1;
   raise_if_error(dispatch_layout(*ids, options, out, *stream));
   raise_known_errors(calls);
-  return nb::make_tuple(per_rank, per_node, per_expert, in_rank, new_event());
+  return nb::make_tuple(made[0], several ? made[3] : nb::none(), made[1], made[2], new_event());
 }
 
 nb::object BufferCalls::dispatch(nb::handle x, nb::handle tokens_per_rank, nb::handle token_in_rank,
