@@ -22,6 +22,14 @@ struct ChannelTables {
   TensorView send_index{};           ///< [T, R]: which of this rank's tokens for rank r it is, from 0; -1: none
 };
 
+/// Tables that a route writes along with its own, before it is known how many rows there are.
+struct EarlyTables {
+  int num_channels = 0;  ///< 0: none
+  /// Here `source_token` has any number M of rows: of N rows more than M are not written, and the rest of more than N
+  /// are -1.
+  ChannelTables out{};
+};
+
 }  // namespace ferry
 
 #endif  // FERRY_CHANNEL_TABLES_HPP

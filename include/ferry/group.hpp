@@ -230,9 +230,10 @@ class FERRY_API Group {
   ///         kPeerLost
   /// @param  while_waiting  CUDA: called at most once, on this thread, when the GPU has been given the exchange and
   ///         the host is about to wait for the counts: time for what needs no counts. It must not throw, nor call the
-  ///         group. Other calls never wait or never call it
+  ///         group. Other calls never wait or never call it. The tables that it returns, of layout kTokens, are written
+  ///         on the stream, as `channel_tables` would; if they are wrong, kInvalidArgument, and the Routing is lost
   [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {},
-                                      const std::function<void()>& while_waiting = {});
+                                      const std::function<EarlyTables()>& while_waiting = {});
 
   /// Copy each token to its final rows on the ranks that own its experts. Outputs are a pure function of inputs.
   /// The same Routing may be dispatched many times (cached), with any payload.

@@ -143,7 +143,7 @@ class Group(LatencyCalls):
         )
         self._in_flight = InFlight()
         self._memory = memory_of(self._native, self.device)
-        self._calls = self._native.calls(self._memory)
+        self._calls = self._native.calls(self._memory, Routing, Received, Combined)
         self.key = next(_keys)
         """A number that identifies this group to :mod:`ferry.ops` in this process."""
         _groups[self.key] = self
@@ -222,6 +222,15 @@ class Group(LatencyCalls):
             raised.
         expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
         """
+        if expert_to_rank is None and layout in LAYOUTS:
+            number = LAYOUTS.index(layout)
+            made = self._calls.route(
+                self, topk_idx, topk_weights, num_experts, number, expert_alignment, slab_capacity, max_recv_rows
+            )
+            if made is not None:
+                if self._in_flight.calls_dropped:
+                    self._in_flight.made_whole()
+                return made
         try:
             if layout not in LAYOUTS:
                 raise InvalidArgument(f"route: layout is {layout!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
@@ -278,17 +287,33 @@ class Group(LatencyCalls):
         quantize: turn bf16 rows into FP8 or INT8 on their way, as :func:`ferry.quantize` would; then no ``scales`` are
         given and ``Received.scales`` has those of each row. The same on every rank.
         """
-        try:
-            mode = number_of(quantize, "dispatch")
-        except Exception:
-            self._refuse(self._native.dispatch, routing)
-            raise
+        mode = 0
+        if quantize is not None:
+            try:
+                mode = number_of(quantize, "dispatch")
+            except Exception:
+                self._refuse(self._native.dispatch, routing)
+                raise
         if isinstance(routing, Routing):
-            given = x, scales, topk_weights, out, out_scales, out_source
-            how = bool(tables), routing.has_weights, routing.is_bounded, bool(zero_padding), num_sms, mode
-            made = self._calls.dispatch(routing._native, *given, *how)
+            made = self._calls.dispatch(
+                routing._native,
+                x,
+                scales,
+                topk_weights,
+                out,
+                out_scales,
+                out_source,
+                bool(tables),
+                routing.has_weights,
+                routing.is_bounded,
+                bool(zero_padding),
+                num_sms,
+                mode,
+            )
             if made is not None:
-                return Received(*made)
+                if self._in_flight.calls_dropped:
+                    self._in_flight.made_whole()
+                return made
         try:
             received = self._allocate_outputs(routing, x, scales, topk_weights, out, out_scales, tables, quantize)
             stream, kernel = self._memory.stream(), _kernel(num_sms)
@@ -332,7 +357,9 @@ class Group(LatencyCalls):
         if isinstance(routing, Routing):
             made = self._calls.combine(routing._native, x, weights, bias, bool(weighted), topk_weights, out, num_sms)
             if made is not None:
-                return Combined(*made)
+                if self._in_flight.calls_dropped:
+                    self._in_flight.made_whole()
+                return made
         try:
             check_routing(routing, "combine")
             biases = [bias] if isinstance(bias, torch.Tensor) else list(bias or [])

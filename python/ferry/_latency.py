@@ -29,16 +29,29 @@ def _whole(value: Any, what: str) -> int:
 
 
 class Sent:
-    """A split call between its halves. Until it is made, its group keeps the tensors that it reads and writes."""
+    """A split call between its halves, made before it is sent. Until it is received, or if that never happens until the
+    next call that all ranks make together, its group keeps the tensors that it reads and writes.
+    """
 
-    __slots__ = ("_group", "_is_open", "_native", "_number", "_operation")
+    __slots__ = ("_group", "_is_open", "_native", "_number", "_operation", "kept")
 
-    def __init__(self, operation: str, group: LatencyCalls, native: _native.Routing, *tensors: object) -> None:
+    def __init__(self, operation: str, group: LatencyCalls, *tensors: object) -> None:
         self._operation = operation
         self._group = group
-        self._native = native
+        self._native: _native.Routing | None = None
         self._is_open = True
-        self._number = group._in_flight.add(tensors)
+        self.kept = list(tensors)
+        """The tensors of the call; the native module adds those that it makes."""
+        self._number = group._in_flight.add(self.kept)
+
+    def sent_with(self, native: _native.Routing) -> None:
+        """The send half was made."""
+        self._native = native
+
+    def forget(self) -> None:
+        """Nothing was sent."""
+        self._is_open = False
+        self._group._in_flight.forget(self._number)
 
     def receive(self) -> None:
         if not self._is_open:
@@ -63,33 +76,38 @@ class InFlight:
 
     def __init__(self) -> None:
         self._next = 0
-        self._tensors: dict[int, tuple[object, ...]] = {}
-        self._dropped: list[int] = []
+        self._tensors: dict[int, Sequence[object]] = {}
+        self.calls_dropped: list[int] = []
+        """Numbers of calls that are sent and will not be received."""
 
-    def add(self, tensors: tuple[object, ...]) -> int:
+    def add(self, tensors: Sequence[object]) -> int:
         number = self._next
         self._next = number + 1
         self._tensors[number] = tensors
         return number
 
+    def forget(self, number: int) -> None:
+        """Nothing was sent."""
+        self._tensors.pop(number, None)
+
     def dropped(self, number: int) -> None:
-        self._dropped.append(number)
+        self.calls_dropped.append(number)
 
     def received(self, number: int) -> None:
         """This call has been made, and so have those that were sent before it."""
         self._tensors.pop(number, None)
-        if self._dropped:
-            self._forget(number)
+        if self.calls_dropped:
+            self._forget_before(number)
 
     def made_whole(self) -> None:
-        """A call that was not split has been made, and so have all that were sent before."""
-        if self._dropped:
-            self._forget(self._next)
+        """A call that was not split has been made, of either mode, and so have all that were sent before."""
+        if self.calls_dropped:
+            self._forget_before(self._next)
 
-    def _forget(self, before: int) -> None:
-        made = [number for number in self._dropped if number < before]
+    def _forget_before(self, before: int) -> None:
+        made = [number for number in self.calls_dropped if number < before]
         for number in made:
-            self._dropped.remove(number)
+            self.calls_dropped.remove(number)
             self._tensors.pop(number, None)
 
     def clear(self) -> None:
@@ -205,15 +223,16 @@ class LatencyCalls:
                 number_of(quantize, operation),
                 bool(column_major_scales),
                 bool(zero_padding),
-                bool(split),
-                _whole(num_sms, f"{operation}: num_sms"),
             )
+            sms = _whole(num_sms, f"{operation}: num_sms")
         except Exception:
             self._refuse_latency_dispatch()
             raise
         if isinstance(num_tokens, torch.Tensor) and num_tokens.dim() == 0:
             num_tokens = num_tokens.view(1)
         tensors = (x, scales, topk_idx, topk_weights, out, out_scales, num_tokens)
+        sent = Sent(operation, self, *tensors) if split else None
+        options = *options, None if sent is None else sent.kept, sms
         try:
             made = _native.latency_dispatch(self._calls, x, scales, tensors, *options)
         except _native.BadTensor:
@@ -225,7 +244,7 @@ class LatencyCalls:
                 raise
             made = _native.latency_dispatch(self._calls, x, scales, views, *options)
         native = made[2]
-        sent = self._sent(operation, native, bool(split), tensors, made[:2])
+        self._made(sent, native)
         routing = Routing(native, self, topk_weights is not None, False)
         rows = made[0] if out is None else out
         return LatencyDispatched(rows, made[1] if out_scales is None else out_scales, routing, sent)
@@ -260,11 +279,13 @@ class LatencyCalls:
                 raise InvalidArgument(
                     f"{operation}: order is {order!r}, expected one of {', '.join(map(repr, _ORDERS))}"
                 )
-            options = _ORDERS.index(order), bool(split), _whole(num_sms, f"{operation}: num_sms")
+            number, sms = _ORDERS.index(order), _whole(num_sms, f"{operation}: num_sms")
         except Exception:
             self._refuse_latency_combine(routing)
             raise
         native, tensors = routing._native, (x, topk_weights, out)
+        sent = Sent(operation, self, *tensors) if split else None
+        options = number, None if sent is None else sent.kept, sms
         try:
             made = _native.latency_combine(self._calls, native, x, tensors, *options)
         except _native.BadTensor:
@@ -275,26 +296,26 @@ class LatencyCalls:
                 self._refuse_latency_combine(routing)
                 raise
             made = _native.latency_combine(self._calls, native, x, views, *options)
-        sums = made if out is None else out
-        return LatencyCombined(sums, self._sent(operation, native, bool(split), tensors, sums))
+        self._made(sent, native)
+        return LatencyCombined(made if out is None else out, sent)
 
-    def _sent(self, operation: str, native: _native.Routing, split: bool, *tensors: object) -> Sent | None:
-        """What remains of a call that was just made."""
-        if split:
-            return Sent(operation, self, native, *tensors)
-        self._in_flight.made_whole()
-        return None
+    def _made(self, sent: Sent | None, native: _native.Routing) -> None:
+        """A call was just made, or its send half."""
+        if sent is None:
+            self._in_flight.made_whole()
+        else:
+            sent.sent_with(native)
 
     def _refuse_latency_dispatch(self) -> None:
         """Makes a call that all ranks refuse, so that arguments that cannot be passed on leave no rank waiting."""
         with contextlib.suppress(FerryError):
-            _native.latency_dispatch(self._calls, None, None, (None,) * 7, 1, 1, 1, [], 0, False, False, False, 0)
+            _native.latency_dispatch(self._calls, None, None, (None,) * 7, 1, 1, 1, [], 0, False, False, None, 0)
 
     def _refuse_latency_combine(self, routing: object) -> None:
         own = isinstance(routing, Routing) and routing.group is self
         native = routing._native if own else _native.Routing()
         with contextlib.suppress(FerryError):
-            _native.latency_combine(self._calls, native, None, (None,) * 3, 0, False, 0)
+            _native.latency_combine(self._calls, native, None, (None,) * 3, 0, None, 0)
 
 
 def latency_bytes_required(

@@ -38,6 +38,8 @@ class TorchFunctions(NamedTuple):
 
     empty_strided: Function = None
     """(sizes, strides, dtype), on the current device: what torch's own compiled programs allocate with."""
+    reinterpret: Function = None
+    """(tensor, sizes, strides, offset): a view."""
     current_device: Function = None
     is_capturing: Function = None
     begin_pool: Function = None
@@ -49,10 +51,12 @@ class TorchFunctions(NamedTuple):
 def _functions_of(device: torch.device) -> TorchFunctions:
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     empty_strided = getattr(guards, f"_empty_strided_{device.type}", None)
+    reinterpret = getattr(guards, "_reinterpret_tensor", None)
     if device.type != "cuda":
-        return TorchFunctions(empty_strided)
+        return TorchFunctions(empty_strided, reinterpret)
     return TorchFunctions(
         empty_strided,
+        reinterpret,
         getattr(torch._C, "_cuda_getDevice", None),
         getattr(torch._C, "_cuda_isCurrentStreamCapturing", None),
         getattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool", None),

@@ -1,6 +1,7 @@
 """Types of the native module. It takes tensors or (address, dtype number, shape, strides), returns DLPack arrays."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -50,6 +51,17 @@ class Routing:
 class Calls:
     """Whole calls of a group on tensors. None: not a common case; nothing was done."""
 
+    def route(
+        self,
+        owner: object,
+        topk_idx: object,
+        topk_weights: object,
+        num_experts: object,
+        layout: int,
+        expert_alignment: object,
+        slab_capacity: object,
+        max_recv_rows: object,
+    ) -> Any: ...
     def dispatch(
         self,
         routing: Routing,
@@ -65,7 +77,7 @@ class Calls:
         zero_padding: bool,
         num_sms: object,
         quantize: int = 0,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None: ...
+    ) -> Any: ...
     def combine(
         self,
         routing: Routing,
@@ -76,7 +88,34 @@ class Calls:
         topk_weights: object,
         out: object,
         num_sms: object,
-    ) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
+    ) -> Any: ...
+
+class BufferCalls:
+    """Calls of a deep_ep buffer that return what its methods do. None: not a common case; nothing was done."""
+
+    def __init__(self, calls: Calls, group: object, types: tuple[type, type, type, type]) -> None: ...
+    def bound_of(self, num_sms: object) -> int | None: ...
+    def layout(self, topk_idx: object, num_experts: object, ranks_per_node: int) -> Any: ...
+    def dispatch(
+        self,
+        x: object,
+        tokens_per_rank: object,
+        token_in_rank: object,
+        tokens_per_expert: object,
+        topk_idx: object,
+        topk_weights: object,
+        alignment: object,
+        most_rows: object,
+        num_sms: object,
+    ) -> Any: ...
+    def dispatch_again(self, x: object, handle: object, num_sms: object) -> Any: ...
+    def combine(self, x: object, handle: object, topk_weights: object, bias: object, num_sms: object) -> Any: ...
+    def elastic_dispatch_again(
+        self, x: object, handle: object, topk_weights: object, zero_padding: object, num_sms: object
+    ) -> Any: ...
+    def elastic_combine(
+        self, x: object, handle: object, topk_weights: object, bias: object, num_sms: object
+    ) -> Any: ...
 
 class Group:
     @property
@@ -124,7 +163,7 @@ class Group:
     def channel_tables(
         self, routing: Routing, num_channels: int, outputs: tuple[_View, ...], stream: int, /
     ) -> None: ...
-    def calls(self, memory: object, /) -> Calls: ...
+    def calls(self, memory: object, routing: type, received: type, combined: type, /) -> Calls: ...
     def wait(self, stream: int, /) -> None: ...
     def poll(self) -> None: ...
     def enter_pool(self) -> None: ...
@@ -133,43 +172,6 @@ class Group:
     def reclaim_segments(self) -> None: ...
     def destroy(self) -> None: ...
 
-def throughput_layout(
-    calls: Calls, topk_idx: object, num_experts: object, ranks_per_node: int
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor] | None: ...
-def throughput_dispatch(
-    calls: Calls,
-    x: object,
-    layout: tuple[object, object, object],
-    topk_idx: object,
-    topk_weights: object,
-    numbers: tuple[object, object, object],
-    num_sms: int,
-) -> tuple[_Payload, torch.Tensor, torch.Tensor, list[int], tuple[torch.Tensor, ...], Routing] | Routing | None: ...
-def throughput_dispatch_again(
-    calls: Calls, group: object, x: object, handle: object, num_sms: int
-) -> _Payload | None: ...
-def throughput_combine(
-    calls: Calls, group: object, x: object, handle: object, topk_weights: object, bias: object, num_sms: int
-) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
-def elastic_dispatch_again(
-    calls: Calls,
-    routing: Routing,
-    x: object,
-    topk_weights: object,
-    tensors: tuple[object, object],
-    bounded: bool,
-    zero_padding: bool,
-    num_sms: int,
-) -> tuple[_Payload, torch.Tensor, torch.Tensor | None] | None: ...
-def elastic_combine(
-    calls: Calls,
-    routing: Routing,
-    x: object,
-    topk_weights: object,
-    bias: object,
-    tensors: tuple[object, object],
-    num_sms: int,
-) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
 def latency_dispatch(
     calls: Calls,
     x: object,
@@ -182,7 +184,7 @@ def latency_dispatch(
     quantize: int,
     column_major_scales: bool,
     zero_padding: bool,
-    split: bool,
+    kept: list[object] | None,
     num_sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Routing]: ...
 def latency_combine(
@@ -191,7 +193,7 @@ def latency_combine(
     x: object,
     tensors: tuple[object, object, object],
     order: int,
-    split: bool,
+    kept: list[object] | None,
     num_sms: int,
 ) -> torch.Tensor: ...
 def latency_receive(calls: Calls, routing: Routing) -> None: ...
@@ -204,7 +206,7 @@ def low_latency_dispatch(
     num_experts: object,
     stats: tuple[object, object],
     quantize: int,
-    split: bool,
+    kept: list[object] | None,
     num_sms: int,
 ) -> tuple[_Payload, torch.Tensor, torch.Tensor, torch.Tensor, Routing] | None: ...
 def low_latency_combine(
@@ -216,7 +218,7 @@ def low_latency_combine(
     handle: object,
     out: object,
     wait_stats: object,
-    split: bool,
+    kept: list[object] | None,
     num_sms: int,
 ) -> tuple[torch.Tensor, object] | None: ...
 def latency_bytes_required(

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "errors.hpp"
+
 namespace nb = nanobind;
 
 namespace ferry::python {
@@ -85,10 +87,11 @@ Allocator::Allocator(nb::object memory, std::shared_ptr<SymmetricPool> pool, Pla
     : memory_(std::move(memory)), pool_(std::move(pool)), place_(place) {
   const nb::module_ torch = nb::module_::import_("torch");
   tensor_type_ = torch.attr("Tensor");
-  types_ = {torch.attr("int32"), torch.attr("int64"),         torch.attr("float32"),
-            torch.attr("bool"),  torch.attr("float8_e4m3fn"), torch.attr("int8")};
+  types_ = {torch.attr("int32"),         torch.attr("int64"), torch.attr("float32"),  torch.attr("bool"),
+            torch.attr("float8_e4m3fn"), torch.attr("int8"),  torch.attr("bfloat16"), torch.attr("float16")};
   const nb::object functions = memory_.attr("torch_functions")();
   empty_strided_ = optional_attribute(functions, "empty_strided");
+  reinterpret_ = optional_attribute(functions, "reinterpret");
   current_device_ = optional_attribute(functions, "current_device");
   is_capturing_ = optional_attribute(functions, "is_capturing");
   begin_pool_ = optional_attribute(functions, "begin_pool");
@@ -117,12 +120,70 @@ nb::object Allocator::make(const Wanted& wanted) const {
   return as_wanted(wanted, memory_.attr("plain")(stored_shape_of(wanted), wanted.dtype));
 }
 
+void Allocator::make_all(std::span<const Wanted> wanted, std::span<nb::object> made) const {
+  const bool quickly = empty_strided_.is_valid() && is_current_device();
+  for (std::size_t i = 0; i < wanted.size(); ++i) made[i] = quickly ? make_quickly(wanted[i]) : make(wanted[i]);
+}
+
+nb::object Allocator::first_rows(const nb::object& tensor, std::int64_t num_rows) const {
+  if (!reinterpret_.is_valid()) return tensor.attr("narrow")(0, 0, num_rows);
+  const nb::tuple shape = nb::make_tuple(num_rows);
+  const nb::tuple strides = nb::make_tuple(1);
+  const nb::object offset = integer(0);
+  return call(reinterpret_, std::array{tensor.ptr(), shape.ptr(), strides.ptr(), offset.ptr()});
+}
+
 std::vector<nb::object> Allocator::make_symmetric(std::span<const Wanted> wanted, nb::handle pool_id) const {
   const nb::object device = integer(place_.device);
   const PoolScope scope(begin_pool_, end_pool_, release_pool_, device, pool_id, *pool_);
   std::vector<nb::object> made;
   made.reserve(wanted.size());
   for (const Wanted& one : wanted) made.push_back(make_quickly(one));
+  return made;
+}
+
+std::optional<DType> Allocator::find_dtype(nb::handle dtype) const {
+  if (dtype.is(types_.bf16)) return DType::kBfloat16;
+  if (dtype.is(types_.e4m3)) return DType::kFloat8E4M3;
+  if (dtype.is(types_.f32)) return DType::kFloat32;
+  if (dtype.is(types_.f16)) return DType::kFloat16;
+  if (dtype.is(types_.i8)) return DType::kInt8;
+  if (dtype.is(types_.i32)) return DType::kInt32;
+  if (dtype.is(types_.i64)) return DType::kInt64;
+  return std::nullopt;
+}
+
+nb::object Allocator::make_symmetric_on_host(const Wanted& wanted) const {
+  const std::optional<DType> dtype = find_dtype(wanted.dtype);
+  if (!dtype) return {};
+  ConstTensorView view;
+  view.dtype = *dtype;
+  view.num_dims = wanted.num_dims;
+  std::int64_t num_elements = 1;
+  for (int dim = wanted.num_dims - 1; dim >= 0; --dim) {
+    const auto at = static_cast<std::size_t>(dim);
+    view.shape[at] = wanted.shape[at];
+    view.strides[at] = num_elements;
+    num_elements *= wanted.shape[at];
+  }
+  if (num_elements == 0) return make(wanted);
+  Result<Buffer> buffer = [&] {
+    const nb::gil_scoped_release released;
+    return pool_->allocate(static_cast<std::size_t>(num_elements) * size_bytes(*dtype));
+  }();
+  const auto owner = std::make_shared<const Buffer>(value_or_raise(std::move(buffer)));
+  view.data = owner->data();
+  return tensor_on(view, place_, owner, tensor_type_);
+}
+
+std::vector<nb::object> Allocator::make_outputs_on_host(std::span<const Wanted> wanted) const {
+  std::vector<nb::object> made;
+  made.reserve(wanted.size());
+  for (const Wanted& one : wanted) {
+    nb::object tensor = !one.moves || one.column_major ? make(one) : make_symmetric_on_host(one);
+    if (!tensor.is_valid()) return {};
+    made.push_back(std::move(tensor));
+  }
   return made;
 }
 
@@ -138,6 +199,13 @@ std::vector<nb::object> Allocator::make_outputs(std::span<const Wanted> wanted) 
       } catch (nb::python_error&) {
         // Out of memory, or another thread uses the pool: what follows frees memory or waits.
       }
+    }
+  }
+  if (!place_.on_gpu && empty_strided_.is_valid()) {
+    try {
+      if (std::vector<nb::object> made = make_outputs_on_host(wanted); !made.empty()) return made;
+    } catch (nb::python_error&) {
+      // Out of memory, which is reported by what follows; or a torch that imports tensors of fewer types.
     }
   }
   nb::list asked;

@@ -28,9 +28,9 @@ struct Wanted {
   bool column_major = false;  ///< of three dimensions: the last two are transposed in memory
 };
 
-/// The dtypes of tables, and of quantised rows.
+/// The dtypes of tables and of rows.
 struct TableTypes {
-  nanobind::object i32, i64, f32, boolean, e4m3, i8;
+  nanobind::object i32, i64, f32, boolean, e4m3, i8, bf16, f16;
 };
 
 /// All of it with the GIL held.
@@ -54,12 +54,26 @@ class Allocator {
   /// @throws nanobind::python_error: torch's, out of memory for example
   nanobind::object make(const Wanted& wanted) const;
 
+  /// Ordinary tensors, as many as are wanted.
+  /// @throws nanobind::python_error
+  void make_all(std::span<const Wanted> wanted, std::span<nanobind::object> made) const;
+
+  /// The first rows of a contiguous tensor of one dimension, as a view.
+  /// @throws nanobind::python_error
+  nanobind::object first_rows(const nanobind::object& tensor, std::int64_t num_rows) const;
+
   /// The outputs of a dispatch: on a GPU all in symmetric memory, on the host those that hold payload.
   /// @throws nanobind::python_error
   std::vector<nanobind::object> make_outputs(std::span<const Wanted> wanted) const;
 
  private:
   bool is_current_device() const;
+  /// The DType of a torch.dtype, where this module can make tensors of it by itself.
+  std::optional<DType> find_dtype(nanobind::handle dtype) const;
+  /// Symmetric memory on the host. Not valid where this module does not know the type.
+  nanobind::object make_symmetric_on_host(const Wanted& wanted) const;
+  /// Empty where some of them cannot be made here.
+  std::vector<nanobind::object> make_outputs_on_host(std::span<const Wanted> wanted) const;
   nanobind::object make_quickly(const Wanted& wanted) const;
   std::vector<nanobind::object> make_symmetric(std::span<const Wanted> wanted, nanobind::handle pool_id) const;
 
@@ -70,7 +84,7 @@ class Allocator {
   TableTypes types_;
   /// Functions of torch, null where this torch does not have them. `empty_strided_` makes tensors on torch's current
   /// device.
-  nanobind::object empty_strided_, current_device_, is_capturing_, begin_pool_, end_pool_, release_pool_;
+  nanobind::object empty_strided_, reinterpret_, current_device_, is_capturing_, begin_pool_, end_pool_, release_pool_;
 };
 
 }  // namespace ferry::python

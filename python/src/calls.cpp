@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "errors.hpp"
+#include "objects.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -44,9 +45,41 @@ bool read_biases(nb::handle bias, Place place, std::array<ConstTensorView, kMaxB
   return true;
 }
 
+/// The numbers are integers, or the package finds out what they are.
+nb::object route(const Calls& calls, nb::handle owner, nb::handle topk_idx, nb::handle topk_weights,
+                 nb::handle num_experts, int layout, nb::handle expert_alignment, nb::handle slab_capacity,
+                 nb::handle max_recv_rows) {
+  const Place place = calls.place();
+  const std::optional<Stream> stream = calls.allocator().stream();
+  RouteInput in;
+  RouteOptions options;
+  options.layout = static_cast<Layout>(layout);
+  if (!stream || !read_optional(topk_idx, place, in.topk_idx) || !in.topk_idx.present() ||
+      !read_optional(topk_weights, place, in.topk_weights) || !nb::try_cast(num_experts, options.num_experts, false) ||
+      !nb::try_cast(expert_alignment, options.expert_alignment, false) ||
+      !nb::try_cast(slab_capacity, options.slab_capacity, false) ||
+      !nb::try_cast(max_recv_rows, options.max_recv_rows, false)) {
+    return nb::none();
+  }
+  Result<Routing> routing = [&] {
+    const nb::gil_scoped_release released;
+    return calls.group().route(in, options, *stream);
+  }();
+  const PlacedRouting placed{value_or_raise(std::move(routing)), place};
+  return calls.new_routing(placed, owner, !topk_weights.is_none(), options.max_recv_rows > 0);
+}
+
 std::optional<int> small_integer(nb::handle value) {
   int result = 0;
   return nb::try_cast(value, result, false) ? std::optional(result) : std::nullopt;
+}
+
+/// The torch.dtype of a tensor.
+nb::object get_dtype(nb::handle tensor) {
+  static const Name name("dtype");
+  PyObject* dtype = PyObject_GetAttr(tensor.ptr(), name.ptr());
+  if (dtype == nullptr) nb::raise_python_error();
+  return nb::steal(dtype);
 }
 
 nb::object or_none(nb::object value) { return value.is_valid() ? std::move(value) : nb::none(); }
@@ -72,9 +105,10 @@ nb::object dispatch(const Calls& calls, const PlacedRouting& routing, nb::handle
   call.options.kernel.num_sms = *sms;
   call.options.quantize = static_cast<Quantization>(quantize);
   Received made = calls.dispatch(routing.routing, call, *stream);
-  return nb::make_tuple(made.x.is_valid() ? made.x : nb::borrow(out),
-                        made.scales.is_valid() ? made.scales : nb::borrow(out_scales), or_none(made.topk_idx),
-                        or_none(made.topk_weights));
+  const nb::tuple received = nb::make_tuple(made.x.is_valid() ? made.x : nb::borrow(out),
+                                            made.scales.is_valid() ? made.scales : nb::borrow(out_scales),
+                                            or_none(made.topk_idx), or_none(made.topk_weights));
+  return named_tuple(calls.types().received, received);
 }
 
 nb::object combine(const Calls& calls, const PlacedRouting& routing, nb::handle x, nb::handle weights, nb::handle bias,
@@ -91,7 +125,8 @@ nb::object combine(const Calls& calls, const PlacedRouting& routing, nb::handle 
   call.options.weighted = weighted;
   call.options.kernel.num_sms = *sms;
   Combined combined = calls.combine(routing.routing, call, *stream);
-  return nb::make_tuple(combined.x.is_valid() ? combined.x : nb::borrow(out), combined.weights);
+  const nb::tuple sums = nb::make_tuple(combined.x.is_valid() ? combined.x : nb::borrow(out), combined.weights);
+  return named_tuple(calls.types().combined, sums);
 }
 
 }  // namespace
@@ -104,6 +139,19 @@ Wanted quantized_scales(const TableTypes& types, Quantization quantize, std::int
   const bool exponents = quantize == Quantization::kFp8Ue8m0;
   const std::int64_t channels = exponents ? kQuantBlockSize * kExponentsPerWord : kQuantBlockSize;
   return {exponents ? types.i32 : types.f32, {rows, (hidden + channels - 1) / channels}};
+}
+
+nb::object Calls::new_routing(const PlacedRouting& routing, nb::handle owner, bool has_weights, bool bounded) const {
+  static const Name native_name("_native");
+  static const Name group_name("group");
+  static const Name has_weights_name("has_weights");
+  static const Name is_bounded_name("is_bounded");
+  nb::object made = bare_object(types_.routing);
+  set_attribute(made, native_name, nb::cast(routing));
+  set_attribute(made, group_name, owner);
+  set_attribute(made, has_weights_name, nb::bool_(has_weights));
+  set_attribute(made, is_bounded_name, nb::bool_(bounded));
+  return made;
 }
 
 void Calls::refuse_dispatch(const Routing& routing, Stream stream) const {
@@ -138,13 +186,13 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
       if (quantize != Quantization::kNone) {
         want(quantized_rows(allocator_.types(), quantize, rows, hidden), made.x, out.x);
       } else {
-        dtypes[0] = call.x.attr("dtype");
+        dtypes[0] = get_dtype(call.x);
         want({dtypes[0], {rows, hidden}, 2, true}, made.x, out.x);
       }
     }
     // Scales that are given to a dispatch that makes its own are refused by the call.
     if (quantize == Quantization::kNone && call.in.scales.present() && !out.scales.present()) {
-      dtypes[1] = call.scales.attr("dtype");
+      dtypes[1] = get_dtype(call.scales);
       want({dtypes[1], {rows, call.in.scales.extent(call.in.scales.num_dims - 1)}}, made.scales, out.scales);
     }
     if (quantize != Quantization::kNone && !out.scales.present()) {
@@ -179,12 +227,23 @@ Combined Calls::combine(const Routing& routing, const ReadCombine& call, Stream 
   CombineOutput out{call.out, {}};
   try {
     const std::int64_t num_tokens = routing.num_tokens();
-    if (!out.x.present()) {
-      made.x = allocator_.make({call.x.attr("dtype"), {num_tokens, call.in.x.extent(call.in.x.num_dims - 1)}});
+    nb::object dtype;  // a new reference, which lives until the tensors are made
+    std::array<Wanted, 2> wanted{};
+    std::size_t count = 0;
+    const bool makes_sums = !out.x.present();
+    if (makes_sums) {
+      dtype = get_dtype(call.x);
+      wanted[count++] = {dtype, {num_tokens, call.in.x.extent(call.in.x.num_dims - 1)}};
+    }
+    if (call.in.weights.present()) wanted[count++] = {allocator_.types().f32, {num_tokens, routing.num_topk()}};
+    std::array<nb::object, 2> tensors;
+    allocator_.make_all(std::span(wanted).first(count), tensors);
+    if (makes_sums) {
+      made.x = tensors[0];
       out.x = read_tensor(made.x, place_);
     }
     if (call.in.weights.present()) {
-      made.weights = allocator_.make({allocator_.types().f32, {num_tokens, routing.num_topk()}});
+      made.weights = tensors[count - 1];
       out.weights = read_tensor(made.weights, place_);
     }
   } catch (...) {
@@ -201,6 +260,8 @@ Combined Calls::combine(const Routing& routing, const ReadCombine& call, Stream 
 
 void define_calls(nb::module_& module) {
   nb::class_<Calls>(module, "Calls")
+      .def("route", &route, "owner"_a, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a.none(), "layout"_a,
+           "expert_alignment"_a.none(), "slab_capacity"_a.none(), "max_recv_rows"_a.none())
       .def("dispatch", &dispatch, "routing"_a, "x"_a.none(), "scales"_a.none(), "topk_weights"_a.none(), "out"_a.none(),
            "out_scales"_a.none(), "out_source"_a.none(), "tables"_a, "has_weights"_a, "bounded"_a, "zero_padding"_a,
            "num_sms"_a.none(), "quantize"_a = 0)

@@ -44,14 +44,28 @@ struct Combined {
   nanobind::object weights;  ///< None without weights
 };
 
+/// Classes of the package whose objects calls return.
+struct CallTypes {
+  nanobind::object routing, received, combined;
+};
+
 class Calls {
  public:
-  Calls(std::shared_ptr<Group> group, std::shared_ptr<SymmetricPool> pool, Place place, nanobind::object memory)
-      : group_(std::move(group)), allocator_(std::move(memory), std::move(pool), place), place_(place) {}
+  Calls(std::shared_ptr<Group> group, std::shared_ptr<SymmetricPool> pool, Place place, nanobind::object memory,
+        CallTypes types)
+      : group_(std::move(group)),
+        allocator_(std::move(memory), std::move(pool), place),
+        place_(place),
+        types_(std::move(types)) {}
 
   Group& group() const { return *group_; }
   const Allocator& allocator() const { return allocator_; }
   Place place() const { return place_; }
+  const CallTypes& types() const { return types_; }
+
+  /// A ferry.Routing. owner: the ferry.Group; it holds this object, which therefore cannot hold the group.
+  nanobind::object new_routing(const PlacedRouting& routing, nanobind::handle owner, bool has_weights,
+                               bool bounded) const;
 
   /// Make the outputs that are absent, and dispatch or combine. If they cannot be made, the call is refused on all
   /// ranks, so that none waits for this one.
@@ -66,6 +80,7 @@ class Calls {
   std::shared_ptr<Group> group_;
   Allocator allocator_;
   Place place_;
+  CallTypes types_;
 };
 
 /// Rows that quantising makes, [rows, hidden].
@@ -73,7 +88,7 @@ Wanted quantized_rows(const TableTypes& types, Quantization quantize, std::int64
 /// Their scales, [rows, S].
 Wanted quantized_scales(const TableTypes& types, Quantization quantize, std::int64_t rows, std::int64_t hidden);
 
-/// Group.dispatch and Group.combine of the package.
+/// Group.route, Group.dispatch and Group.combine of the package.
 void define_calls(nanobind::module_& module);
 
 }  // namespace ferry::python

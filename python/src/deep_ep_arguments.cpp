@@ -74,16 +74,9 @@ std::optional<std::int64_t> find_integer(nb::handle value) {
   return PyLong_CheckExact(value.ptr()) && nb::try_cast(value, result, false) ? std::optional(result) : std::nullopt;
 }
 
-nb::object find_attribute(nb::handle owner, const char* name) {
-  PyObject* value = PyObject_GetAttrString(owner.ptr(), name);
-  if (value == nullptr) PyErr_Clear();
-  return nb::steal(value);
-}
-
-nb::object find_link(nb::handle tensor, const char* name) {
-  const nb::object storage_of = find_attribute(tensor, "untyped_storage");
-  if (!storage_of.is_valid()) return {};
-  PyObject* storage = PyObject_CallNoArgs(storage_of.ptr());
+nb::object find_link(nb::handle tensor, const Name& name) {
+  static const Name untyped_storage("untyped_storage");
+  PyObject* storage = PyObject_CallMethodNoArgs(tensor.ptr(), untyped_storage.ptr());
   if (storage == nullptr) {
     PyErr_Clear();
     return {};
@@ -93,8 +86,10 @@ nb::object find_link(nb::handle tensor, const char* name) {
 }
 
 const PlacedRouting* find_routing(nb::handle routing, nb::handle group) {
-  const nb::object owner = find_attribute(routing, "group");
-  const nb::object native = find_attribute(routing, "_native");
+  static const Name group_name("group");
+  static const Name native_name("_native");
+  const nb::object owner = find_attribute(routing, group_name);
+  const nb::object native = find_attribute(routing, native_name);
   if (!owner.is(group) || !native.is_valid() || !nb::isinstance<PlacedRouting>(native)) return nullptr;
   const PlacedRouting* placed = nb::inst_ptr<PlacedRouting>(native);
   return placed->routing.present() ? placed : nullptr;

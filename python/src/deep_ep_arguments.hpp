@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "calls.hpp"
+#include "objects.hpp"
 
 namespace ferry::python {
 
@@ -37,11 +38,8 @@ nanobind::object payload_of(Received& received);
 
 std::optional<std::int64_t> find_integer(nanobind::handle value);
 
-/// Empty where there is none: no error is left behind.
-nanobind::object find_attribute(nanobind::handle owner, const char* name);
-
 /// What deep_ep attached to the storage of a tensor under this name, empty if nothing.
-nanobind::object find_link(nanobind::handle tensor, const char* name);
+nanobind::object find_link(nanobind::handle tensor, const Name& name);
 
 /// The native routing of a ferry.Routing of `group` (a ferry.Group), which keeps it; null if it is none.
 const PlacedRouting* find_routing(nanobind::handle routing, nanobind::handle group);

@@ -41,6 +41,12 @@ std::int64_t find_num_local_experts(const LatencyDispatchOptions& options, const
   return num_local <= kMostRows / options.slab_capacity ? num_local : -1;
 }
 
+/// Adds a tensor that was made to the list, if there is one.
+void keep(nb::handle kept, const nb::object& made) {
+  if (!kept.is_valid() || !made.is_valid()) return;
+  if (PyList_Append(kept.ptr(), made.ptr()) != 0) nb::raise_python_error();
+}
+
 /// [L, C, ...] of a Wanted [rows, ...].
 Wanted as_slab(Wanted rows, std::int64_t num_local, std::int64_t capacity) {
   rows.shape = {num_local, capacity, rows.shape[1]};
@@ -91,7 +97,7 @@ void make_outputs(const Calls& calls, ReadLatencyDispatch& call, LatencyReceived
 nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const nb::tuple& tensors,
                     std::int64_t num_experts, std::int64_t max_tokens, std::int64_t slab_capacity,
                     std::vector<std::int32_t> expert_to_rank, int quantize, bool column_major_scales, bool zero_padding,
-                    bool split, int num_sms) {
+                    nb::handle kept, int num_sms) {
   const Place place = calls.place();
   ReadLatencyDispatch call{x, scales};
   call.in = {view_of(tensors[0], place), view_of(tensors[1], place), view_of(tensors[2], place),
@@ -103,7 +109,7 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const n
   call.options.expert_to_rank = std::move(expert_to_rank);
   call.options.quantize = static_cast<Quantization>(quantize);
   call.options.zero_padding = zero_padding;
-  call.options.split = split;
+  keep_for_split(call, kept);
   call.options.kernel.num_sms = num_sms;
   call.column_major_scales = column_major_scales;
   LatencyReceived received = latency_dispatch(calls, call, calls.allocator().any_stream());
@@ -113,11 +119,11 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const n
 
 /// tensors: x, topk_weights, out, or views of them. -> out
 nb::object combine(const Calls& calls, const PlacedRouting& routing, nb::handle x, const nb::tuple& tensors, int order,
-                   bool split, int num_sms) {
+                   nb::handle kept, int num_sms) {
   const Place place = calls.place();
   ReadLatencyCombine call{x, {view_of(tensors[0], place), view_of(tensors[1], place)}, view_of(tensors[2], place)};
   call.options.order = static_cast<CombineOrder>(order);
-  call.options.split = split;
+  keep_for_split(call, kept);
   call.options.kernel.num_sms = num_sms;
   nb::object sums = latency_combine(calls, routing.routing, call, calls.allocator().any_stream());
   return sums.is_valid() ? std::move(sums) : nb::object(tensors[2]);
@@ -155,6 +161,8 @@ LatencyReceived latency_dispatch(const Calls& calls, ReadLatencyDispatch& call, 
   LatencyReceived received;
   try {
     make_outputs(calls, call, received);
+    keep(call.kept, received.x);
+    keep(call.kept, received.scales);
   } catch (...) {
     const nb::gil_scoped_release released;
     static_cast<void>(calls.group().latency_dispatch({}, {}, {}, stream));
@@ -175,6 +183,7 @@ nb::object latency_combine(const Calls& calls, const Routing& routing, ReadLaten
       const nb::object dtype = call.x.attr("dtype");
       sums = calls.allocator().make({dtype, {routing.num_tokens(), call.in.x.extent(call.in.x.num_dims - 1)}});
       call.out = read_tensor(sums, calls.place());
+      keep(call.kept, sums);
     }
   } catch (...) {
     const nb::gil_scoped_release released;
@@ -212,8 +221,8 @@ SlabTables slab_tables(const Calls& calls, const PlacedRouting& placed) {
 void define_latency(nb::module_& module) {
   module.def("latency_dispatch", &dispatch, "calls"_a, "x"_a.none(), "scales"_a.none(), "tensors"_a, "num_experts"_a,
              "max_tokens"_a, "slab_capacity"_a, "expert_to_rank"_a, "quantize"_a, "column_major_scales"_a,
-             "zero_padding"_a, "split"_a, "num_sms"_a);
-  module.def("latency_combine", &combine, "calls"_a, "routing"_a, "x"_a.none(), "tensors"_a, "order"_a, "split"_a,
+             "zero_padding"_a, "kept"_a.none(), "num_sms"_a);
+  module.def("latency_combine", &combine, "calls"_a, "routing"_a, "x"_a.none(), "tensors"_a, "order"_a, "kept"_a.none(),
              "num_sms"_a);
   module.def("latency_receive", &receive, "calls"_a, "routing"_a);
   module.def("latency_slab_tables", &tables, "calls"_a, "routing"_a);

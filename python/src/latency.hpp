@@ -18,6 +18,7 @@ struct ReadLatencyDispatch {
   LatencyDispatchOutput out{};  ///< absent: to be made
   LatencyDispatchOptions options{};
   bool column_major_scales = false;
+  nanobind::handle kept{};  ///< see keep_for_split; null: none
 };
 
 /// What a dispatch made; outputs that were given are not valid.
@@ -32,7 +33,19 @@ struct ReadLatencyCombine {
   LatencyCombineInput in{};
   TensorView out{};  ///< absent: to be made
   LatencyCombineOptions options{};
+  nanobind::handle kept{};  ///< see keep_for_split; null: none
 };
+
+/// kept: a list that holds the tensors of a call that is to be split, or None. Outputs that are made are added before
+/// the call: from then on, whatever interrupts the program, nothing frees what the call reads or writes.
+/// -> whether the call is split
+template <typename Call>
+bool keep_for_split(Call& call, nanobind::handle kept) {
+  const bool split = !kept.is_none();
+  call.options.split = split;
+  if (split) call.kept = kept;
+  return split;
+}
 
 /// Make the outputs that are absent, and dispatch or combine. If they cannot be made, the call is refused on all ranks,
 /// so that none waits for this one.

@@ -26,7 +26,7 @@ bool is_table_or_none(nb::handle tensor, Place place, DType dtype, std::int64_t 
 
 /// stats: of experts, of waits. -> payload, counts, src_info, layout_range, routing
 nb::object dispatch(const Calls& calls, nb::handle x, nb::handle topk_idx, nb::handle max_tokens,
-                    nb::handle num_experts, const nb::tuple& stats, int quantize, bool split, int num_sms) {
+                    nb::handle num_experts, const nb::tuple& stats, int quantize, nb::handle kept, int num_sms) {
   const Place place = calls.place();
   const std::int64_t num_ranks = calls.group().num_ranks();
   const std::optional<Stream> stream = calls.allocator().stream();
@@ -50,7 +50,7 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle topk_idx, nb::h
   call.options.max_tokens = *most;
   call.options.slab_capacity = num_ranks * *most;
   call.options.quantize = static_cast<Quantization>(quantize);
-  call.options.split = split;
+  const bool split = keep_for_split(call, kept);
   call.options.kernel.num_sms = num_sms;
   call.column_major_scales = true;
   // Before a split call: what is raised after it takes away the Routing that it is to be received by.
@@ -65,16 +65,18 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle topk_idx, nb::h
 
 /// -> sums
 nb::object combine(const Calls& calls, nb::handle group, nb::handle x, nb::handle topk_idx, nb::handle topk_weights,
-                   nb::handle handle, nb::handle out, nb::handle wait_stats, bool split, int num_sms) {
+                   nb::handle handle, nb::handle out, nb::handle wait_stats, nb::handle kept, int num_sms) {
   const Place place = calls.place();
   const std::int64_t num_ranks = calls.group().num_ranks();
   const std::optional<Stream> stream = calls.allocator().stream();
   if (!stream || !nb::isinstance<nb::tuple>(handle) || nb::len(handle) != kHandleSize) return nb::none();
-  const nb::object link = find_link(nb::object(handle[0]), "_ferry_latency");
+  static const Name link_name("_ferry_latency");
+  static const Name routing_name("routing");
+  const nb::object link = find_link(nb::object(handle[0]), link_name);
   if (!link.is_valid()) return nb::none();
-  const nb::object kept = find_attribute(link, "routing");
-  if (!kept.is_valid()) return nb::none();
-  const PlacedRouting* placed = find_routing(kept, group);
+  const nb::object owner = find_attribute(link, routing_name);
+  if (!owner.is_valid()) return nb::none();
+  const PlacedRouting* placed = find_routing(owner, group);
   const std::optional<std::int64_t> hidden = find_integer(nb::object(handle[kHiddenOfHandle]));
   if (placed == nullptr || !hidden) return nb::none();
   const Routing& routing = placed->routing;
@@ -96,21 +98,22 @@ nb::object combine(const Calls& calls, nb::handle group, nb::handle x, nb::handl
     call.out = *given;
   }
   call.options.order = CombineOrder::kRankSums;
-  call.options.split = split;
+  const bool split = keep_for_split(call, kept);
   call.options.kernel.num_sms = num_sms;
   if (split) raise_known_errors(calls);
   nb::object sums = latency_combine(calls, routing, call, *stream);
   if (!split) raise_known_errors(calls);
-  return sums.is_valid() ? nb::make_tuple(sums, kept) : nb::make_tuple(nb::borrow(out), kept);
+  return sums.is_valid() ? nb::make_tuple(sums, owner) : nb::make_tuple(nb::borrow(out), owner);
 }
 
 }  // namespace
 
 void define_low_latency(nb::module_& module) {
   module.def("low_latency_dispatch", &dispatch, "calls"_a, "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(),
-             "num_experts"_a.none(), "stats"_a, "quantize"_a, "split"_a, "num_sms"_a);
+             "num_experts"_a.none(), "stats"_a, "quantize"_a, "kept"_a.none(), "num_sms"_a);
   module.def("low_latency_combine", &combine, "calls"_a, "group"_a, "x"_a.none(), "topk_idx"_a.none(),
-             "topk_weights"_a.none(), "handle"_a.none(), "out"_a.none(), "wait_stats"_a.none(), "split"_a, "num_sms"_a);
+             "topk_weights"_a.none(), "handle"_a.none(), "out"_a.none(), "wait_stats"_a.none(), "kept"_a.none(),
+             "num_sms"_a);
 }
 
 }  // namespace ferry::python

@@ -6,8 +6,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "bootstrap.hpp"
+#include "buffer_calls.hpp"
 #include "calls.hpp"
-#include "elastic.hpp"
 #include "errors.hpp"
 #include "ferry/backends.hpp"
 #include "ferry/dispatch_layout.hpp"
@@ -19,7 +19,6 @@
 #include "low_latency.hpp"
 #include "placed.hpp"
 #include "symmetric_pool.hpp"
-#include "throughput.hpp"
 #include "views.hpp"
 
 namespace nb = nanobind;
@@ -143,8 +142,9 @@ class PyGroup {
   }
 
   /// memory: a ferry._memory.HostMemory or DeviceMemory.
-  std::shared_ptr<Calls> calls(nb::object memory) const {
-    return std::make_shared<Calls>(group_, pool_, place_, std::move(memory));
+  std::shared_ptr<Calls> calls(nb::object memory, nb::object routing, nb::object received, nb::object combined) const {
+    CallTypes types{std::move(routing), std::move(received), std::move(combined)};
+    return std::make_shared<Calls>(group_, pool_, place_, std::move(memory), std::move(types));
   }
 
   SymmetricPool& pool() { return *pool_; }
@@ -297,8 +297,7 @@ NB_MODULE(_native, module) {
   });
   define_routing(module);
   define_calls(module);
-  define_throughput(module);
-  define_elastic(module);
+  define_buffer_calls(module);
   define_latency(module);
   define_low_latency(module);
   nb::class_<PyGroup>(module, "Group")

@@ -52,6 +52,9 @@ class SymmetricPool : public std::enable_shared_from_this<SymmetricPool> {
   void enter();
   static void leave();
 
+  /// Memory of the group itself, past the pool.
+  Result<Buffer> allocate(std::size_t bytes) { return group_->allocate(bytes); }
+
   /// Null if there is no room; `take_error` then returns why.
   void* take(std::size_t bytes);
   /// Returns and clears the error of the last failed `take`.

@@ -45,14 +45,6 @@ constexpr const char* kAttribute = "__dlpack_c_exchange_api__";
 constexpr const char* kCapsuleName = "dlpack_exchange_api";
 constexpr std::uint32_t kMajorVersion = 1;
 
-// DLDataTypeCode.
-constexpr std::uint8_t kDLInt = 0;
-constexpr std::uint8_t kDLUInt = 1;
-constexpr std::uint8_t kDLFloat = 2;
-constexpr std::uint8_t kDLBfloat = 4;
-constexpr std::uint8_t kDLBool = 6;
-constexpr std::uint8_t kDLFloat8E4M3FN = 10;
-
 /// The table of a type, null if it has none. Types live as long as the interpreter: torch's are never freed.
 const DLPackExchangeAPI* find_table(PyTypeObject* type) {
   PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), kAttribute);

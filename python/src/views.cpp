@@ -25,6 +25,14 @@ nb::dlpack::dtype dlpack_dtype(DType dtype) {
       return nb::dtype<std::int64_t>();
     case DType::kFloat32:
       return nb::dtype<float>();
+    case DType::kFloat16:
+      return {kDLFloat, 16, 1};
+    case DType::kBfloat16:
+      return {kDLBfloat, 16, 1};
+    case DType::kInt8:
+      return nb::dtype<std::int8_t>();
+    case DType::kFloat8E4M3:
+      return {kDLFloat8E4M3FN, 8, 1};
     default:
       return nb::dtype<std::uint8_t>();
   }

@@ -8,16 +8,26 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstdint>
+
 #include "ferry/types.hpp"
 #include "tensors.hpp"
 
 namespace ferry::python {
 
+// DLDataTypeCode.
+inline constexpr std::uint8_t kDLInt = 0;
+inline constexpr std::uint8_t kDLUInt = 1;
+inline constexpr std::uint8_t kDLFloat = 2;
+inline constexpr std::uint8_t kDLBfloat = 4;
+inline constexpr std::uint8_t kDLBool = 6;
+inline constexpr std::uint8_t kDLFloat8E4M3FN = 10;
+
 /// None is an absent view.
 /// @throws BadTensor: see read_tensor; nanobind::value_error: a tuple with more dimensions than a view has
 TensorView view_of(nanobind::handle tensor, Place place);
 
-/// Of the tables of a Routing; bytes for any other dtype.
+/// Bytes for kUint8 and bool.
 nanobind::dlpack::dtype dlpack_dtype(DType dtype);
 
 /// An array on memory that lives as long as `owner`; absent views are None.

@@ -1,4 +1,4 @@
-"""Group.dispatch and Group.combine as the native module makes them as a whole, against the same step by step."""
+"""Calls of ferry.Group as the native module makes them as a whole, against the same step by step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import ferry
 
 class NoCalls:
     """Takes no call as a whole."""
+
+    def route(self, *_: object) -> None: ...
 
     def dispatch(self, *_: object) -> None: ...
 
@@ -38,6 +40,12 @@ def check(rank: int, world: World, layout: str, kind: str) -> None:
     asked: list[str] = []
 
     class Counted:
+        def route(self, *given: object) -> object:
+            asked.append("route")
+            made = whole.route(*given)
+            assert made is not None
+            return made
+
         def dispatch(self, *given: object) -> object:
             asked.append("dispatch")
             made = whole.dispatch(*given)
@@ -51,7 +59,15 @@ def check(rank: int, world: World, layout: str, kind: str) -> None:
             return made
 
     for given in (None, weights):
-        routing = group.route(idx, given, num_experts=world.num_experts, **options)
+        for calls in (Counted(), nothing):
+            group._calls = calls
+            routing = group.route(idx, given, num_experts=world.num_experts, **options)
+            assert isinstance(routing, ferry.Routing) and routing.group is group
+            assert (routing.has_weights, routing.is_bounded) == (given is not None, False)
+            tables = routing.topk_idx, routing.topk_weights, routing.slots, routing.source
+            if calls is not nothing:
+                of_whole = tables
+        assert_same(of_whole, tables)
         rows = routing.num_recv_rows
         out = torch.empty(rows, x.shape[1], dtype=x.dtype, device=device)
         for how in (
@@ -88,7 +104,7 @@ def check(rank: int, world: World, layout: str, kind: str) -> None:
                 results.append(ferry.Combined(*[None if one is None else one.clone() for one in combined]))
             assert_same(*results)
             assert ("out" in how) == (combined.x is how.get("out"))
-    assert asked.count("dispatch") == 10 and asked.count("combine") == 12
+    assert (asked.count("route"), asked.count("dispatch"), asked.count("combine")) == (2, 10, 12)
     group._calls = whole
     group.destroy()
 

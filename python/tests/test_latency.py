@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -167,7 +168,28 @@ def check_micro_batches(rank: int, worlds: list[World], most: int, kind: str) ->
     whole = group.latency_dispatch(x, ids, worlds[0].topk_weights[rank], **options_of(worlds[0], most))
     check_slab(whole.x, worlds[0], rank, worlds[0].x)
     assert all(x() is None for x in forgotten)
+    # Nor does an interrupt as soon as a call is sent free what it writes, until any call that all ranks make.
+    received_into = interrupt_dispatch(group, lambda: dispatch(0))
+    gc.collect()
+    assert received_into() is not None
+    group.route(ids, num_experts=worlds[0].num_experts)
+    assert received_into() is None
     group.destroy()
+
+
+def interrupt_dispatch(group: ferry.Group, dispatch: Callable[[], object]) -> weakref.ref[torch.Tensor]:
+    """Of what the call was to return."""
+    found: list[weakref.ref[torch.Tensor]] = []
+
+    def interrupt(sent: Any, _: object) -> None:
+        found.append(weakref.ref(sent.kept[-1]))
+        raise KeyboardInterrupt
+
+    group._made = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        dispatch()
+    del group._made
+    return found[0]
 
 
 def test_two_micro_batches_in_flight(device: str) -> None:

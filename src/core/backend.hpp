@@ -55,6 +55,19 @@ struct Rows {
 /// Columns of a tensor of scales: S.
 inline std::int64_t num_scales(const ConstTensorView& scales) { return scales.extent(scales.num_dims - 1); }
 
+/// Checked arguments of channel_tables. Pointers that are null are not written.
+struct ChannelTablesCall {
+  const RoutingState* routing = nullptr;
+  Stream stream;
+  int num_channels = 1;
+  std::int64_t num_rows = 0;                    ///< of source_token
+  std::int32_t* rank_prefix = nullptr;          ///< [R, R]
+  std::int32_t* send_channel_prefix = nullptr;  ///< [R, C]
+  std::int32_t* recv_channel_prefix = nullptr;  ///< [R, C]
+  std::int32_t* source_token = nullptr;         ///< [num_rows]
+  std::int32_t* send_index = nullptr;           ///< [T, R]
+};
+
 /// This rank's checked arguments of route. Ids are in range, options are sane.
 struct RouteCall {
   CallRecord record;
@@ -65,9 +78,10 @@ struct RouteCall {
   int num_topk = 0;
   /// Of latency mode, [1] i32 or absent: see LatencyDispatchInput.
   ConstTensorView num_tokens_view;
-  RouteOptions options;                                  ///< without expert_to_rank
-  std::shared_ptr<const ExpertPlacement> placement;      ///< null if the call is refused
-  const std::function<void()>* while_waiting = nullptr;  ///< see Group::route; null: none
+  RouteOptions options;                              ///< without expert_to_rank
+  std::shared_ptr<const ExpertPlacement> placement;  ///< null if the call is refused
+  /// See Group::route; null: none. Returns checked tables to write along with the route, without a Routing, or null.
+  const std::function<const ChannelTablesCall*()>* while_waiting = nullptr;
 };
 
 /// Tokens that may have experts, from the first on. Only where the call's memory is on the host.
@@ -133,18 +147,6 @@ struct LatencyCombineCall {
 struct LatencyReceiveCall {
   std::shared_ptr<const RoutingState> routing;
   Stream stream;
-};
-
-/// Checked arguments of channel_tables. Pointers that are null are not written.
-struct ChannelTablesCall {
-  const RoutingState* routing = nullptr;
-  Stream stream;
-  int num_channels = 1;
-  std::int32_t* rank_prefix = nullptr;          ///< [R, R]
-  std::int32_t* send_channel_prefix = nullptr;  ///< [R, C]
-  std::int32_t* recv_channel_prefix = nullptr;  ///< [R, C]
-  std::int32_t* source_token = nullptr;         ///< [N]
-  std::int32_t* send_index = nullptr;           ///< [T, R]
 };
 
 class Backend {

@@ -15,11 +15,11 @@ std::string describe(const ConstTensorView& view) {
 }
 
 Result<const BackendFactory*> find_backend(std::string_view operation, std::string_view name) {
-  std::vector<std::string_view> names;
   for (const BackendFactory& factory : backend_factories()) {
     if (factory.name == name) return &factory;
-    names.push_back(factory.name);
   }
+  std::vector<std::string_view> names;
+  for (const BackendFactory& factory : backend_factories()) names.push_back(factory.name);
   return Status(
       name == "cuda" ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument,
       fmt::format("{}: backend is \"{}\", expected one of this build's: {}", operation, name, fmt::join(names, ", ")));

@@ -36,8 +36,15 @@ Status check_latency_combine(const RoutingState& routing, const LatencyCombineIn
                              const LatencyCombineOutput& out, const LatencyCombineOptions& options,
                              LatencyCombineCall& call);
 
+/// What tables by channel have the size of.
+struct ChannelTablesShape {
+  Layout layout = Layout::kTokens;
+  int num_ranks = 1;
+  std::int64_t num_rows = 0;
+  std::int64_t num_tokens = 0;
+};
 /// Fills everything but `routing` and `stream`.
-Status check_channel_tables(const RoutingState& routing, int num_ranks, int num_channels, const ChannelTables& out,
+Status check_channel_tables(const ChannelTablesShape& shape, int num_channels, const ChannelTables& out,
                             ChannelTablesCall& call);
 
 /// The status, and where its message begins with the name of route, dispatch or combine with `operation` in its place.

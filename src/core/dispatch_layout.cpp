@@ -47,20 +47,23 @@ Status check_ids(const ConstTensorView& topk_idx) {
 Status check_output(std::string_view what, const TensorView& out, std::initializer_list<std::int64_t> shape,
                     DType dtype) {
   if (!out.present()) return {};
-  return check_table(fmt::format("dispatch_layout: output {}", what), out, shape, {dtype});
+  return check_table(what, out, shape, {dtype});
 }
 
 Status check_outputs(const DispatchLayout& out, const plan::TokenLayoutParams& params) {
-  Status status = check_output("num_tokens_per_rank", out.num_tokens_per_rank, {params.num_ranks}, DType::kInt32);
+  Status status = check_output("dispatch_layout: output num_tokens_per_rank", out.num_tokens_per_rank,
+                               {params.num_ranks}, DType::kInt32);
   if (status.ok()) {
-    status = check_output("num_tokens_per_node", out.num_tokens_per_node, {params.num_nodes()}, DType::kInt32);
+    status = check_output("dispatch_layout: output num_tokens_per_node", out.num_tokens_per_node, {params.num_nodes()},
+                          DType::kInt32);
   }
   if (status.ok()) {
-    status = check_output("num_tokens_per_expert", out.num_tokens_per_expert, {params.num_experts}, DType::kInt32);
+    status = check_output("dispatch_layout: output num_tokens_per_expert", out.num_tokens_per_expert,
+                          {params.num_experts}, DType::kInt32);
   }
   if (status.ok()) {
-    status =
-        check_output("is_token_in_rank", out.is_token_in_rank, {params.num_tokens, params.num_ranks}, DType::kUint8);
+    status = check_output("dispatch_layout: output is_token_in_rank", out.is_token_in_rank,
+                          {params.num_tokens, params.num_ranks}, DType::kUint8);
   }
   return status;
 }

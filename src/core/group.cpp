@@ -25,6 +25,20 @@ Status destroyed(std::string_view operation) {
   return Status(ErrorCode::kInvalidArgument, fmt::format("{}: this group was destroyed; create a new one", operation));
 }
 
+/// Tables that a route is to write along with its own.
+struct EarlyCall {
+  ChannelTablesCall call;
+  Status status;
+
+  /// Null: none.
+  const ChannelTablesCall* of(const EarlyTables& wanted, ChannelTablesShape shape) {
+    if (wanted.num_channels == 0) return nullptr;
+    if (wanted.out.source_token.present()) shape.num_rows = wanted.out.source_token.extent(0);
+    status = check_channel_tables(shape, wanted.num_channels, wanted.out, call);
+    return status.ok() ? &call : nullptr;
+  }
+};
+
 }  // namespace
 
 Group::Group(Topology topology, std::unique_ptr<Backend> backend)
@@ -74,7 +88,7 @@ Status Group::check_stream(std::string_view operation, Stream stream) const {
 }
 
 Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, Stream stream,
-                             const std::function<void()>& while_waiting) {
+                             const std::function<EarlyTables()>& while_waiting) {
   if (!backend_) return destroyed("route");
   const std::int64_t call_number = num_calls_++;
   RouteCall call;
@@ -87,7 +101,11 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
     call.record.set_status(status);
   }
   call.stream = stream;
-  if (while_waiting) call.while_waiting = &while_waiting;
+  EarlyCall early;
+  const std::function<const ChannelTablesCall*()> make_early = [&] {
+    return early.of(while_waiting(), {options.layout, num_ranks(), 0, call.num_tokens});
+  };
+  if (while_waiting) call.while_waiting = &make_early;
   call.record.fields = {call.num_topk,
                         options.num_experts,
                         static_cast<std::int64_t>(options.layout),
@@ -99,6 +117,7 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
   if (!state.ok()) return state.status();
   (*state)->group_identity = identity_;
   (*state)->call_number = call_number;
+  if (!early.status.ok()) return early.status;
   return Routing(std::move(*state));
 }
 
@@ -248,7 +267,9 @@ Status Group::channel_tables(const Routing& routing, int num_channels, const Cha
   ChannelTablesCall call;
   call.routing = routing.state_.get();
   call.stream = stream;
-  status = check_channel_tables(*routing.state_, num_ranks(), num_channels, out, call);
+  const RoutingState& state = *routing.state_;
+  status =
+      check_channel_tables({state.layout, num_ranks(), state.num_recv_rows, state.num_tokens}, num_channels, out, call);
   return status.ok() ? backend_->channel_tables(call) : status;
 }
 

@@ -1,6 +1,10 @@
 #ifndef FERRY_TESTS_CHANNEL_CHECK_HPP
 #define FERRY_TESTS_CHANNEL_CHECK_HPP
 
+#include <functional>
+#include <memory>
+
+#include "ferry/channel_tables.hpp"
 #include "support/exchange_case.hpp"
 #include "support/rank_runner.hpp"
 
@@ -9,6 +13,23 @@ namespace ferry::test {
 /// Compares Group::channel_tables of a Routing of layout kTokens with what the tokens of all ranks say.
 void check_channel_tables(RankContext& context, Group& group, const Routing& routing, const PreparedCase& prepared,
                           int num_channels);
+
+/// Tables that a route of layout kTokens writes while it waits for its counts, if it does: on CUDA groups, of exact
+/// routes. They have room for a few rows more or less than come.
+class EarlyChannelTables {
+ public:
+  EarlyChannelTables(const Group& group, const PreparedCase& prepared, int rank, int num_channels);
+  ~EarlyChannelTables();
+
+  /// For Group::route, once.
+  std::function<EarlyTables()> while_waiting();
+  /// After the route.
+  void check(RankContext& context) const;
+
+ private:
+  struct Tables;
+  std::unique_ptr<Tables> tables_;
+};
 
 }  // namespace ferry::test
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <optional>
 #include <span>
 
 #include "support/channel_check.hpp"
@@ -181,18 +183,24 @@ void expect_source_ranges(RankContext& context, const Group& group, const Routin
 
 Routing check_route(RankContext& context, Group& group, const PreparedCase& prepared) {
   Status status;
+  const bool by_token = prepared.world.options.layout == Layout::kTokens;
+  const int num_channels = static_cast<int>(prepared.spec.world.seed % 13) + 1;
+  std::optional<EarlyChannelTables> early;
+  if (by_token) early.emplace(group, prepared, context.rank(), num_channels);
   Result<Routing> result = [&] {
     // The arguments die before the Routing is looked at: it must have copied what it needs.
     const RouteArguments arguments(context, group, prepared);
-    Result<Routing> routed = group.route(arguments.input(), arguments.options(), stream_of(group));
+    Result<Routing> routed = group.route(arguments.input(), arguments.options(), stream_of(group),
+                                         early ? early->while_waiting() : std::function<EarlyTables()>());
     status = finish(group, routed.status());
     return routed;
   }();
   if (!context.expect_ok(status, prepared.spec.name + ": route: ")) return {};
   expect_routing(context, group, *result, prepared);
   context.expect(!result->source_ranges().present(), prepared.spec.name + ": route: source_ranges are present");
-  if (prepared.world.options.layout == Layout::kTokens) {
-    check_channel_tables(context, group, *result, prepared, static_cast<int>(prepared.spec.world.seed % 13) + 1);
+  if (by_token) {
+    early->check(context);
+    check_channel_tables(context, group, *result, prepared, num_channels);
   }
   return *result;
 }

@@ -8,7 +8,6 @@ import torch
 
 import ferry
 from deep_ep import _arguments as arguments
-from deep_ep import _whole_calls as whole_calls
 from deep_ep._ep_handle import EPHandle
 from deep_ep._expand import Origins, aligned_ends, expand_slots, reduce_slots, slot_weights
 from deep_ep._member import Asked, Member, Turn
@@ -18,6 +17,7 @@ from deep_ep._streams import Call
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import InvalidArgument
+from ferry._memory import current_stream_of
 
 Dispatched = tuple[Payload, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]
 
@@ -84,9 +84,11 @@ def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions,
         routing = turn.route(to.topk_idx, num_experts=to.num_experts, max_recv_rows=0 if exact else most_rows)
         if not to.expand:
             member.lane.wait(epilogue_after)
-        source = member.source_table(routing)
-        received = _dispatch_rows(member, turn, routing, rows, scales, how, source=source, expand=to.expand)
+        # Rows of an exact route are known to it; others dispatch has to mark, past the last.
+        table = None if exact else member.source_table(routing)
+        received = _dispatch_rows(member, turn, routing, rows, scales, how, source=table, expand=to.expand)
         member.lane.wait(epilogue_after)
+        source = routing.source if table is None else table
         handle = _make_handle(member, routing, received.topk_idx, source, to)
         if to.expert_stats is not None:
             add_expert_counts(to.expert_stats, routing.local_expert_counts)
@@ -166,7 +168,7 @@ def _make_handle(
         num_recv_tokens_per_expert_list=per_expert,
         psum_num_recv_tokens_per_scaleup_rank=torch.searchsorted(
             ranks,
-            torch.arange(member.num_ranks, dtype=torch.int32, device=member.device),
+            _numbers(0, member.num_ranks, member.device),
             right=True,
             out_int32=True,
         ),
@@ -179,6 +181,21 @@ def _make_handle(
     return handle
 
 
+_made_numbers: dict[tuple[int, int, torch.device, int], torch.Tensor] = {}
+
+
+def _numbers(first: int, end: int, device: torch.device) -> torch.Tensor:
+    """[end - first] i32, ascending, for reading. Made once for each stream, unless that is captured: then the memory is
+    the graph's.
+    """
+    key = first, end, device, current_stream_of(device) if device.type == "cuda" else 0
+    if (made := _made_numbers.get(key)) is None:
+        made = torch.arange(first, end, dtype=torch.int32, device=device)
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            _made_numbers[key] = made
+    return made
+
+
 def _write_origins(
     metadata: torch.Tensor, local_idx: torch.Tensor, source: torch.Tensor, num_ranks: int, to: RouteOptions
 ) -> torch.Tensor:
@@ -189,7 +206,7 @@ def _write_origins(
     """
     ranks, tokens = source.unbind(1)
     num_topk = local_idx.shape[1]
-    lanes = torch.arange(1, num_topk + 1, dtype=torch.int32, device=source.device)
+    lanes = _numbers(1, num_topk + 1, source.device)
     last_lane = ((local_idx >= 0) * lanes).amax(dim=1)  # from 1; 0 for none
     of_token, of_choice = metadata[:, 0], metadata[:, 1]
     torch.add(tokens, ranks, alpha=to.num_max_tokens_per_rank, out=of_token)
@@ -267,12 +284,6 @@ def dispatch_again(
     member: Member, x: Payload, handle: EPHandle, how: DispatchOptions, given: dict[str, Any], asked: Asked
 ) -> Dispatched:
     """A cached dispatch. ``given``: arguments that must be None or equal the handle's."""
-    if not how.column_major_scales and all(value is None for value in given.values()):
-        made = whole_calls.elastic_dispatch_again(
-            member, x, handle, how.topk_weights, how.before_epilogue, asked, zero_padding=how.zero_padding
-        )
-        if made is not None:
-            return made
     what = "dispatch"
     routes = _needs_route(member, handle)
     collectives = ("route", "dispatch") if routes else ("dispatch",)
@@ -322,9 +333,6 @@ def combine(
     asked: Asked,
 ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
     """``single_rounding``: with an expanded handle, this rank's sums are sent in fp32."""
-    made = whole_calls.elastic_combine(member, x, handle, topk_weights, bias, before_epilogue, asked)
-    if made is not None:
-        return made
     what = "combine"
     routes = _needs_route(member, handle)
     collectives = ("route", "combine") if routes else ("combine",)

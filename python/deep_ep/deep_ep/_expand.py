@@ -51,9 +51,9 @@ def expand_slots(local_idx: torch.Tensor, counts: torch.Tensor, alignment: int) 
 
 
 def aligned(counts: torch.Tensor, alignment: int) -> torch.Tensor:
-    """[L] i32, rounded up."""
+    """[L] i32, rounded up. For reading."""
     if alignment == 1:
-        return counts.clone()
+        return counts
     return (counts + (alignment - 1)).div(alignment, rounding_mode="floor") * alignment
 
 

@@ -90,11 +90,15 @@ def _dispatch_at_once(
     group = member.group
 
     def make(num_sms: int) -> Any:
-        made = _native.low_latency_dispatch(calls, x, topk_idx, most, num_experts, stats, quantize, split, num_sms)
+        sent = Sent(_DISPATCH, group, x, topk_idx) if split else None
+        kept = None if sent is None else sent.kept
+        made = _native.low_latency_dispatch(calls, x, topk_idx, most, num_experts, stats, quantize, kept, num_sms)
         if made is None:
+            if sent is not None:
+                sent.forget()
             return None
         rows, *tables, native = made
-        sent = group._sent(_DISPATCH, native, split, x, topk_idx, rows)
+        group._made(sent, native)
         return rows, tables[0], *_finish(member, ferry.Routing(native, group, False, False), tables, sent, how, x)
 
     made, event = run_whole(member, asked, make, x, topk_idx, how.expert_stats)
@@ -170,11 +174,15 @@ def _combine_at_once(
     group, out, waits = member.group, how.out, how.wait_stats
 
     def make(num_sms: int) -> tuple[torch.Tensor, Hook | None] | None:
-        made = _native.low_latency_combine(calls, group, x, topk_idx, topk_weights, handle, out, waits, split, num_sms)
+        sent = Sent(_COMBINE, group, x, topk_weights, out) if split else None
+        kept = None if sent is None else sent.kept
+        made = _native.low_latency_combine(calls, group, x, topk_idx, topk_weights, handle, out, waits, kept, num_sms)
         if made is None:
+            if sent is not None:
+                sent.forget()
             return None
         sums, routing = made
-        sent = group._sent(_COMBINE, routing._native, split, x, topk_weights, sums)
+        group._made(sent, routing._native)
         return sums, None if sent is None else _ReceiveHook(sent, group, None, None)
 
     made, event = run_whole(member, asked, make, x, topk_weights, out)

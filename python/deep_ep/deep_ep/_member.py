@@ -11,12 +11,18 @@ import torch
 import ferry
 from deep_ep._arguments import MAX_TOPK, align, ignore_unknown
 from deep_ep._device import choose_device
-from deep_ep._num_sms import bound_of
+from deep_ep._ep_handle import EPHandle
+from deep_ep._handles import Link
+from deep_ep._num_sms import Suggested, bound_of
 from deep_ep._previous_event import event_of
 from deep_ep._streams import Call, lane_of
-from ferry import FerryError, InvalidArgument
+from deep_ep.utils.event import EventOverlap
+from ferry import FerryError, InvalidArgument, _native
 
 _I32_PER_ROW_GRANULE = 4
+
+# Classes that native calls make or know.
+_TYPES = (EventOverlap, Suggested, Link, EPHandle)
 
 
 class Asked(NamedTuple):
@@ -148,6 +154,7 @@ class Member:
             timeout=timeouts_s[self.device.type],
             latency_bytes=latency_bytes,
         )
+        self._whole: _native.BufferCalls | None = _native.BufferCalls(self._group._calls, self._group, _TYPES)
         self._captured: list[ferry.Routing] = []
         self.rank = self._group.rank
         self.num_ranks = self._group.num_ranks
@@ -172,8 +179,13 @@ class Member:
 
     @property
     def calls(self) -> Any:
-        """The native module's whole calls; None once destroyed."""
+        """The native module's calls of the group; None once destroyed."""
         return None if self._group is None else self._group._calls
+
+    @property
+    def whole(self) -> _native.BufferCalls | None:
+        """Throughput mode's calls as the native module makes them, of common, valid arguments; None once destroyed."""
+        return self._whole
 
     def _ids_of_all(self) -> torch.Tensor:
         """Tokens that together go to each rank once."""
@@ -235,6 +247,7 @@ class Member:
         """Collective, and only the first time: wait until all ranks are done, then free the memory."""
         group, self._group = self._group, None
         self._to_all = None
+        self._whole = None
         self._captured.clear()
         if group is not None:
             group.destroy()

@@ -8,13 +8,12 @@ import torch
 
 import ferry
 from deep_ep import _arguments as arguments
-from deep_ep import _whole_calls as whole_calls
 from deep_ep._handles import Handle, Link, attach, attached, ids_of_mask, is_copy, unpack
 from deep_ep._member import Asked, Member, Turn
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import InvalidArgument
 
-_RANKS_PER_NODE = 8
+RANKS_PER_NODE = 8
 
 Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -27,16 +26,13 @@ def dispatch_layout(
     member: Member, topk_idx: torch.Tensor, num_experts: int, asked: Asked
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
     """Local: no other rank takes part."""
-    counted = whole_calls.layout(member, topk_idx, num_experts, _RANKS_PER_NODE, asked)
-    if counted is not None:
-        return counted
     what = "get_dispatch_layout"
     with member.turn(what, (), asked) as (_, call):
         arguments.check_table(topk_idx, f"{what}: topk_idx", member.device, torch.int64, ("T", "K"))
         whole = arguments.check_num_experts(num_experts, what, member.num_ranks)
         call.takes(topk_idx)
         layout = ferry.dispatch_layout(
-            topk_idx, num_experts=whole, num_ranks=member.num_ranks, ranks_per_node=_RANKS_PER_NODE
+            topk_idx, num_experts=whole, num_ranks=member.num_ranks, ranks_per_node=RANKS_PER_NODE
         )
         per_rank, per_node, per_expert, in_rank = layout
         call.gives(per_rank, per_node, per_expert, in_rank)
@@ -78,12 +74,10 @@ def dispatch(
     expert_alignment: int,
     num_worst_tokens: int,
     num_sms: int,
+    made: ferry.Routing | None,
     asked: Asked,
 ) -> tuple[Payload, torch.Tensor | None, torch.Tensor | None, list[int], tuple[torch.Tensor, ...], EventOverlap]:
-    """A new route and its first dispatch."""
-    made = whole_calls.dispatch(member, x, given, (expert_alignment, num_worst_tokens, num_sms), asked)
-    if isinstance(made, tuple):
-        return made
+    """A new route and its first dispatch. ``made``: the route, if it was made already."""
     what = "dispatch"
     exact = num_worst_tokens == 0
     collectives = ("route", "dispatch") if made is None else ("dispatch",)
@@ -184,9 +178,6 @@ def _routing_of(member: Member, turn: Turn, plan: _Plan, handle: Handle) -> ferr
 
 def dispatch_again(member: Member, x: Payload, handle: Any, given: dict[str, Any], asked: Asked) -> tuple:
     """A cached dispatch: only rows and scales."""
-    made = whole_calls.dispatch_again(member, x, handle, given, asked)
-    if made is not None:
-        return made
     what = "dispatch"
     plan = _plan(member, handle)
     collectives = plan.collectives("dispatch")
@@ -226,9 +217,6 @@ def combine(
     bias: Any,
     asked: Asked,
 ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-    made = whole_calls.combine(member, x, handle, topk_weights, bias, asked)
-    if made is not None:
-        return made
     what = "combine"
     plan = _plan(member, handle)
     # If ferry does not know K, weights are sent as rows.

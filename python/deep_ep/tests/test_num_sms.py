@@ -27,9 +27,10 @@ class Bounds:
         self._found: list[tuple[str, int]] = []
         for name in ("dispatch", "combine"):
             setattr(ferry.Group, name, self._step(name, getattr(ferry.Group, name)))
-            for whole in (f"throughput_{name}", f"throughput_{name}_again", f"elastic_{name}", f"elastic_{name}_again"):
-                if hasattr(_native, whole):
-                    setattr(_native, whole, self._whole(name, getattr(_native, whole)))
+            for whole in (name, f"{name}_again", f"elastic_{name}", f"elastic_{name}_again"):
+                if hasattr(_native.BufferCalls, whole):
+                    watched = self._whole(name, getattr(_native.BufferCalls, whole))
+                    setattr(_native.BufferCalls, whole, watched)
 
     def _step(self, name: str, call: Any) -> Any:
         def watched(*arguments: Any, num_sms: int = 0, **options: Any) -> Any:
@@ -41,10 +42,10 @@ class Bounds:
     def _whole(self, name: str, call: Any) -> Any:
         """A call of the native module, whose last argument is num_sms."""
 
-        def watched(*arguments: Any) -> Any:
-            made = call(*arguments)
-            if made is not None and not isinstance(made, _native.Routing):  # else it is made step by step
-                self._found.append((name, arguments[-1]))
+        def watched(calls: _native.BufferCalls, *arguments: Any) -> Any:
+            made = call(calls, *arguments)
+            if isinstance(made, tuple):  # else it is made step by step
+                self._found.append((name, calls.bound_of(arguments[-1])))
             return made
 
         return watched

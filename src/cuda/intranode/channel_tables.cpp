@@ -7,20 +7,27 @@
 
 namespace ferry::cuda {
 
-Status intranode::channel_tables(Context& context, const ChannelTablesCall& call) {
-  const DeviceGuard guard(context.parts().device);
-  if (!guard.status().ok()) return guard.status();
-  if (Status status = check_channel_tables_memory(call, *context.parts().arena); !status.ok()) return status;
-  const auto& routing = static_cast<const CudaRouting&>(*call.routing);
+ChannelTablesParams channel_tables_params(const RankParams& ranks, const CudaRouting& routing,
+                                          const ChannelTablesCall& call) {
   ChannelTablesParams params;
   params.out = call;
   params.tables = routing.tables;
   params.source = routing.source_rows();
-  params.rank = context.parts().ranks.rank;
-  params.num_ranks = context.parts().ranks.num_ranks;
+  params.local = ranks.control.local;
+  params.rank = ranks.rank;
+  params.num_ranks = ranks.num_ranks;
   params.num_tokens = routing.num_tokens;
   params.num_topk = routing.num_topk;
-  params.num_recv_rows = routing.num_recv_rows;
+  return params;
+}
+
+Status intranode::channel_tables(Context& context, const ChannelTablesCall& call) {
+  const DeviceGuard guard(context.parts().device);
+  if (!guard.status().ok()) return guard.status();
+  const auto& routing = static_cast<const CudaRouting&>(*call.routing);
+  Status status = check_channel_tables_memory(call, routing.num_tokens, *context.parts().arena);
+  if (!status.ok()) return status;
+  const ChannelTablesParams params = channel_tables_params(context.parts().ranks, routing, call);
   return context.launch_local("channel_tables", call.stream,
                               [&params](cudaStream_t stream) { return launch_channel_tables(params, stream); });
 }

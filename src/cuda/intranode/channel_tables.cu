@@ -87,6 +87,9 @@ __device__ void write_received(const ChannelTablesParams& params, bool valid, in
 }
 
 __global__ void __launch_bounds__(kThreads) channel_tables_kernel(ChannelTablesParams params) {
+  // What the route has written then may be nothing, and the numbers found in its memory anything.
+  if (*static_cast<const volatile std::uint32_t*>(&params.local->broken) != 0) return;
+  if (params.early && params.tables.source_offsets[params.rank] == kAnnouncedLater) return;
   const bool valid = params.tables.summary->valid != 0;
   const int num_ranks = params.num_ranks;
   const int num_prefixes = num_ranks * params.out.num_channels;
@@ -111,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) channel_tables_kernel(ChannelTablesP
   }
   if (params.out.source_token != nullptr) {
     const std::int64_t num_used = valid ? params.tables.summary->num_used_rows : 0;
-    for (std::int64_t row = thread; row < params.num_recv_rows; row += num_threads) {
+    for (std::int64_t row = thread; row < params.out.num_rows; row += num_threads) {
       params.out.source_token[row] = row < num_used ? params.source[row * 2 + 1] : -1;
     }
   }
@@ -125,7 +128,7 @@ __global__ void __launch_bounds__(kThreads) channel_tables_kernel(ChannelTablesP
 }  // namespace
 
 cudaError_t launch_channel_tables(const ChannelTablesParams& params, cudaStream_t stream) {
-  const std::int64_t num_items = std::max({params.num_tokens * params.num_ranks, params.num_recv_rows,
+  const std::int64_t num_items = std::max({params.num_tokens * params.num_ranks, params.out.num_rows,
                                            std::int64_t{2} * kWarpLanes * params.num_ranks * params.out.num_channels});
   const std::int64_t num_blocks = std::clamp<std::int64_t>((num_items + kThreads - 1) / kThreads, 1, kMaxBlocks);
   return launch_kernel(channel_tables_kernel, {static_cast<unsigned>(num_blocks), kThreads, 0}, params, stream);

@@ -9,19 +9,28 @@
 
 #include "core/backend.hpp"
 #include "cuda/intranode/routing_tables.hpp"
+#include "cuda/sync/rank_params.hpp"
 
 namespace ferry::cuda {
+
+struct CudaRouting;
 
 struct ChannelTablesParams {
   ChannelTablesCall out;
   RoutingTables tables;
-  const std::int32_t* source = nullptr;  ///< [num_recv_rows, 2]
+  const std::int32_t* source = nullptr;  ///< [rows in use, 2]
+  const LocalState* local = nullptr;
   int rank = 0;
   int num_ranks = 1;
   std::int64_t num_tokens = 0;
   int num_topk = 1;
-  std::int64_t num_recv_rows = 0;
+  /// The host has not seen yet whether the route's last step is to be launched again; then this kernel is, too, and
+  /// writes nothing before.
+  bool early = false;
 };
+
+ChannelTablesParams channel_tables_params(const RankParams& ranks, const CudaRouting& routing,
+                                          const ChannelTablesCall& call);
 
 cudaError_t launch_channel_tables(const ChannelTablesParams& params, cudaStream_t stream);
 

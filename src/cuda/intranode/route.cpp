@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/intranode/calls.hpp"
+#include "cuda/intranode/channel_tables.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/routing.hpp"
 #include "cuda/intranode/tuning.hpp"
@@ -117,7 +119,7 @@ Status RouteBuilder::clear_summary(cudaStream_t own_stream) {
 }
 
 Status RouteBuilder::prepare_source(std::int64_t num_rows) {
-  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows));
+  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows), true);
   if (!source.ok()) return source.status();
   state_->source_memory = *source;
   source_rows_ = num_rows;
@@ -134,7 +136,7 @@ Status RouteBuilder::guess_source(std::int64_t known_rows) {
                           .by_token = call_.options.layout == Layout::kTokens,
                           .known_rows = known_rows};
   const std::int64_t num_rows = guess.num_rows();
-  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows));
+  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows), true);
   if (source.ok()) {
     state_->source_memory = *source;
     source_rows_ = num_rows;
@@ -257,6 +259,33 @@ Status await_counts(Context& context, const Launch& launch, const HostResult& ho
   return host.state() == 1 ? Status() : context.describe(*host.fault, "route");
 }
 
+/// Tables by channel that are written while the host waits for the counts.
+class EarlyLaunch {
+ public:
+  /// Asks the caller for them: it has time now.
+  EarlyLaunch(const Parts& parts, const RouteCall& call, const CudaRouting& state)
+      : parts_(parts), state_(state), call_((*call.while_waiting)()) {
+    if (call_ != nullptr) status_ = check_channel_tables_memory(*call_, state.num_tokens, *parts.arena);
+  }
+
+  /// Of the tables. The route goes on without them: other ranks wait for it.
+  const Status& status() const { return status_; }
+
+  /// early: behind a last step of the route that may be launched again.
+  cudaError_t launch(cudaStream_t stream, bool early) const {
+    if (call_ == nullptr || !status_.ok()) return cudaSuccess;
+    ChannelTablesParams params = channel_tables_params(parts_.ranks, state_, *call_);
+    params.early = early;
+    return launch_channel_tables(params, stream);
+  }
+
+ private:
+  const Parts& parts_;
+  const CudaRouting& state_;
+  const ChannelTablesCall* call_;
+  Status status_;
+};
+
 Status refuse(Context& context, const RouteCall& call, const Status& status) {
   return context.refuse(call.record, call.stream, status, [&context](const Launch& launch) {
     RouteParams params;
@@ -287,9 +316,10 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& histor
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
   if (!launch.ok()) return refuse(context, call, launch.status());
   CudaRouting& state = builder.state();
+  std::optional<EarlyLaunch> tables;
   cudaError_t error = builder.launch_steps(*launch, parts);
   if (error == cudaSuccess && !builder.bounded()) {
-    if (call.while_waiting != nullptr) (*call.while_waiting)();
+    if (call.while_waiting != nullptr) error = tables.emplace(parts, call, state).launch(launch->stream, true);
     status = await_counts(context, *launch, state.host);
     if (status.ok()) {
       state.adopt_result();
@@ -298,12 +328,16 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& histor
       const Result<bool> fits = builder.fit_source();
       // The exchange has taken place: a rank that cannot go on must not leave the others waiting.
       if (!fits.ok()) status = context.fail(fits.status());
-      if (fits.ok() && !*fits) error = builder.launch_place_step(*launch, parts, true);
+      if (fits.ok() && !*fits) {
+        if (error == cudaSuccess) error = builder.launch_place_step(*launch, parts, true);
+        if (error == cudaSuccess && tables) error = tables->launch(launch->stream, false);
+      }
     }
   }
   Status ended = context.end(*launch, error, "route");
   if (!status.ok()) return status;
   if (!ended.ok()) return ended;
+  if (tables && !tables->status().ok()) return tables->status();
   return std::shared_ptr<RoutingState>(builder.finish());
 }
 

@@ -30,23 +30,26 @@ struct PointerFacts {
   unsigned type = 0;  ///< a CUmemorytype
   unsigned managed = 0;
   int device = -1;
+  CUdeviceptr begin = 0;  ///< of the allocation
+  std::size_t size_bytes = 0;
 };
 
 Result<PointerFacts> facts_of(const void* data) {
   const Result<const Driver*> table = driver();
   if (!table.ok()) return table.status();
   PointerFacts facts;
-  std::array<CUpointer_attribute, 3> wanted = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                                               CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
-  std::array<void*, wanted.size()> values = {&facts.type, &facts.managed, &facts.device};
+  std::array<CUpointer_attribute, 5> wanted = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                                               CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                               CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+  std::array<void*, wanted.size()> values = {&facts.type, &facts.managed, &facts.device, &facts.begin,
+                                             &facts.size_bytes};
   const CUresult result = (*table)->pointer_get_attributes(static_cast<unsigned>(wanted.size()), wanted.data(),
                                                            values.data(), device_address(data));
   if (result == CUDA_SUCCESS) return facts;
   return driver_status(result, fmt::format("asking where {} is allocated", data));
 }
 
-Status check_pointer(std::string_view what, const void* data, int device) {
-  const Result<PointerFacts> facts = facts_of(data);
+Status check_facts(std::string_view what, const void* data, int device, const Result<PointerFacts>& facts) {
   if (!facts.ok()) {
     return Status(facts.status().code(), fmt::format("{}: {}", what, facts.status().message()));
   }
@@ -68,7 +71,8 @@ Status check_pointer(std::string_view what, const void* data, int device) {
   return {};
 }
 
-/// The first failure of a list of checks.
+/// The first failure of a list of checks. Small tensors mostly share an allocation of the program's allocator: the
+/// driver is asked once for each that the list comes to.
 class Checks {
  public:
   explicit Checks(const DeviceArena& arena) : device_(arena.device()), arena_(&arena) {}
@@ -92,10 +96,19 @@ class Checks {
 
  private:
   void check(std::string_view what, const void* data) {
-    if (arena_ == nullptr || !arena_->is_backed_at(data)) status_ = check_pointer(what, data, device_);
+    if (arena_ != nullptr && arena_->is_backed_at(data)) return;
+    if (device_address(data) - begin_ < size_bytes_) return;
+    const Result<PointerFacts> facts = facts_of(data);
+    status_ = check_facts(what, data, device_, facts);
+    if (!status_.ok()) return;
+    begin_ = facts->begin;
+    size_bytes_ = facts->size_bytes;
   }
 
   int device_;
+  /// The last good allocation.
+  CUdeviceptr begin_ = 0;
+  std::size_t size_bytes_ = 0;
   const DeviceArena* arena_ = nullptr;
   Status status_;
 };
@@ -139,13 +152,13 @@ Status check_combine_memory(const CombineCall& call, const DeviceArena& arena) {
   return checks.status();
 }
 
-Status check_channel_tables_memory(const ChannelTablesCall& call, const DeviceArena& arena) {
+Status check_channel_tables_memory(const ChannelTablesCall& call, std::int64_t num_tokens, const DeviceArena& arena) {
   Checks checks(arena);
   checks.pointer("channel_tables: rank_prefix", call.rank_prefix);
   checks.pointer("channel_tables: send_channel_prefix", call.send_channel_prefix);
   checks.pointer("channel_tables: recv_channel_prefix", call.recv_channel_prefix);
-  if (call.routing->num_recv_rows > 0) checks.pointer("channel_tables: source_token", call.source_token);
-  if (call.routing->num_tokens > 0) checks.pointer("channel_tables: send_index", call.send_index);
+  if (call.num_rows > 0) checks.pointer("channel_tables: source_token", call.source_token);
+  if (num_tokens > 0) checks.pointer("channel_tables: send_index", call.send_index);
   return checks.status();
 }
 

@@ -20,8 +20,8 @@ TableMemory::~TableMemory() {
   cudaEventDestroy(last_call_);
 }
 
-Result<std::byte*> TableMemory::take_block(std::size_t bytes) {
-  {
+Result<std::byte*> TableMemory::take_block(std::size_t bytes, bool again) {
+  if (!again) {
     const std::lock_guard lock(mutex_);
     reap();
   }
@@ -39,8 +39,8 @@ Result<std::byte*> TableMemory::take_block(std::size_t bytes) {
   return data;
 }
 
-Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes) {
-  const Result<std::byte*> data = take_block(bytes);
+Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes, bool again) {
+  const Result<std::byte*> data = take_block(bytes, again);
   if (!data.ok()) return data.status();
   {
     const std::lock_guard lock(mutex_);
@@ -61,7 +61,7 @@ void TableMemory::shrink(const std::shared_ptr<std::byte>& block, std::size_t by
 }
 
 Result<Buffer> TableMemory::allocate(std::size_t bytes) {
-  const Result<std::byte*> data = take_block(bytes);
+  const Result<std::byte*> data = take_block(bytes, false);
   if (!data.ok()) return data.status();
   auto owner = std::shared_ptr<void>(*data, [memory = shared_from_this(), bytes](void* block) {
     memory->bury_buffer(static_cast<std::byte*>(block), bytes);

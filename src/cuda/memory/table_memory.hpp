@@ -30,7 +30,8 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   ~TableMemory();
 
   /// Freed with the last copy of the pointer, from any thread.
-  Result<std::shared_ptr<std::byte>> take(std::size_t bytes);
+  /// `again`: right after another block, so that what rests is looked through only if memory is short.
+  Result<std::shared_ptr<std::byte>> take(std::size_t bytes, bool again = false);
   /// Makes a block of `take` shorter. What is cut off must be in no call's use.
   void shrink(const std::shared_ptr<std::byte>& block, std::size_t bytes);
   /// A block for the program, zeroed; the Buffer keeps this object alive.
@@ -55,7 +56,7 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   };
 
   /// From the arena, once what rests has been given back as far as it can be.
-  Result<std::byte*> take_block(std::size_t bytes);
+  Result<std::byte*> take_block(std::size_t bytes, bool again);
   void bury(std::byte* data, std::size_t bytes);
   void bury_buffer(std::byte* data, std::size_t bytes);
   void reap();

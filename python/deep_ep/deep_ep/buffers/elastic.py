@@ -17,6 +17,7 @@ from deep_ep._ep_handle import EPHandle
 from deep_ep._member import Asked, Member
 from deep_ep._num_sms import Suggested
 from deep_ep._throughput import Payload
+from deep_ep._whole_calls import run_in_order
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
 from ferry._eager import eager
@@ -231,6 +232,36 @@ class ElasticBuffer(AbsentFamilies):
         [N, K], or None if expanded; weights [N, K], 0 where the expert is on another rank, or [rows] if expanded; the
         handle; and the event.
         """
+        whole = self._member.whole
+        if (
+            whole is not None
+            and handle is not None
+            and not unknown
+            and previous_event_before_epilogue is None
+            and topk_idx is None
+            and cumulative_local_expert_recv_stats is None
+            and num_experts is None
+            and num_max_tokens_per_rank is None
+            and expert_alignment is None
+            and not (do_cpu_sync or do_expand or use_tma_aligned_col_major_sf)
+        ):
+            if previous_event is None and not async_with_compute_stream:
+                made = whole.elastic_dispatch_again(x, handle, topk_weights, do_zero_padding, num_sms)
+            else:
+                made = run_in_order(
+                    self._member,
+                    previous_event,
+                    async_with_compute_stream,
+                    (x, topk_weights),
+                    whole.elastic_dispatch_again,
+                    x,
+                    handle,
+                    topk_weights,
+                    do_zero_padding,
+                    num_sms,
+                )
+            if made is not None:
+                return made
         asked = Asked(previous_event, async_with_compute_stream, unknown, num_sms)
         how = DispatchOptions(
             topk_weights, do_zero_padding, use_tma_aligned_col_major_sf, previous_event_before_epilogue
@@ -285,6 +316,26 @@ class ElasticBuffer(AbsentFamilies):
 
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
+        num_sms = num_sms or getattr(handle, "num_sms", 0)
+        whole = self._member.whole
+        if whole is not None and previous_event_before_epilogue is None and not unknown:
+            if previous_event is None and not async_with_compute_stream:
+                made = whole.elastic_combine(x, handle, topk_weights, bias, num_sms)
+            else:
+                made = run_in_order(
+                    self._member,
+                    previous_event,
+                    async_with_compute_stream,
+                    (x, topk_weights, bias),
+                    whole.elastic_combine,
+                    x,
+                    handle,
+                    topk_weights,
+                    bias,
+                    num_sms,
+                )
+            if made is not None:
+                return made
         return _elastic_calls.combine(
             self._member,
             x,
@@ -293,5 +344,5 @@ class ElasticBuffer(AbsentFamilies):
             bias,
             previous_event_before_epilogue,
             single_rounding=not self.allow_multiple_reduction,
-            asked=Asked(previous_event, async_with_compute_stream, unknown, num_sms or getattr(handle, "num_sms", 0)),
+            asked=Asked(previous_event, async_with_compute_stream, unknown, num_sms),
         )

@@ -14,7 +14,8 @@ from deep_ep._config import Config
 from deep_ep._latency import SHRINK_IS_MISSING, LatencyCalls
 from deep_ep._latency_handles import CombineMemory
 from deep_ep._member import Asked, Member
-from deep_ep._throughput import Payload
+from deep_ep._throughput import RANKS_PER_NODE, Payload
+from deep_ep._whole_calls import run_in_order
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
 from ferry._eager import eager
@@ -196,6 +197,23 @@ class Buffer(LatencyCalls):
         of each expert [E] i32 (a token that names an expert twice counts twice); whether a token goes to a rank
         [T, R] bool; and the event.
         """
+        whole = self._member.whole
+        if whole is not None:
+            if previous_event is None and not async_finish:
+                made = whole.layout(topk_idx, num_experts, RANKS_PER_NODE)
+            else:
+                made = run_in_order(
+                    self._member,
+                    previous_event,
+                    async_finish,
+                    (topk_idx,),
+                    whole.layout,
+                    topk_idx,
+                    num_experts,
+                    RANKS_PER_NODE,
+                )
+            if made is not None:
+                return made
         return _throughput.dispatch_layout(self._member, topk_idx, num_experts, Asked(previous_event, async_finish))
 
     @eager
@@ -239,6 +257,36 @@ class Buffer(LatencyCalls):
         first and the last are not None.
         """
         num_sms = Buffer.num_sms if config is None else config.num_sms
+        made = None
+        whole = self._member.whole
+        if whole is not None and not unknown:
+            if handle is not None:
+                if topk_idx is None and topk_weights is None:
+                    if previous_event is None and not async_finish:
+                        made = whole.dispatch_again(x, handle, num_sms)
+                    else:
+                        made = run_in_order(
+                            self._member, previous_event, async_finish, (x,), whole.dispatch_again, x, handle, num_sms
+                        )
+            else:
+                route = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
+                if previous_event is None and not async_finish:
+                    made = whole.dispatch(x, *route, expert_alignment, num_worst_tokens, num_sms)
+                else:
+                    made = run_in_order(
+                        self._member,
+                        previous_event,
+                        async_finish,
+                        (x, topk_idx, topk_weights),
+                        whole.dispatch,
+                        x,
+                        *route,
+                        expert_alignment,
+                        num_worst_tokens,
+                        num_sms,
+                    )
+            if isinstance(made, tuple):
+                return made
         asked = Asked(previous_event, async_finish, unknown, num_sms)
         given = {
             "num_tokens_per_rank": num_tokens_per_rank,
@@ -256,6 +304,7 @@ class Buffer(LatencyCalls):
             expert_alignment=expert_alignment,
             num_worst_tokens=num_worst_tokens,
             num_sms=num_sms,
+            made=made,
             asked=asked,
         )
 
@@ -280,5 +329,24 @@ class Buffer(LatencyCalls):
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
         num_sms = Buffer.num_sms if config is None else config.num_sms
+        whole = self._member.whole
+        if whole is not None and not unknown:
+            if previous_event is None and not async_finish:
+                made = whole.combine(x, handle, topk_weights, bias, num_sms)
+            else:
+                made = run_in_order(
+                    self._member,
+                    previous_event,
+                    async_finish,
+                    (x, topk_weights, bias),
+                    whole.combine,
+                    x,
+                    handle,
+                    topk_weights,
+                    bias,
+                    num_sms,
+                )
+            if made is not None:
+                return made
         asked = Asked(previous_event, async_finish, unknown, num_sms)
         return _throughput.combine(self._member, x, handle, topk_weights, bias, asked)

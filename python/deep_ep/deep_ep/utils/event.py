@@ -41,11 +41,17 @@ class EventOverlap:
     extra_tensors: kept alive as long as this object.
     """
 
+    # Most calls are not asynchronous: for those the native module makes objects without attributes of their own.
+    event: EventHandle | None = None
+    extra_tensors: Sequence[torch.Tensor] | None = None
+    _hooks: Sequence[Callable[[], object]] = ()
+    _release_at_exit = False
+
     def __init__(self, event: EventHandle | None = None, extra_tensors: Sequence[torch.Tensor] | None = None) -> None:
-        self.event = event
-        self.extra_tensors = extra_tensors
-        self._hooks: list[Callable[[], object]] = []
-        self._release_at_exit = False
+        if event is not None:
+            self.event = event
+        if extra_tensors is not None:
+            self.extra_tensors = extra_tensors
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """The current stream waits for the event, then the hooks run. ``release_handle``: forget the event and
@@ -53,16 +59,17 @@ class EventOverlap:
         """
         if self.event is not None:
             self.event.current_stream_wait()
-        hooks, self._hooks = self._hooks, []
-        for hook in hooks:
-            hook()
+        if self._hooks:
+            hooks, self._hooks = self._hooks, ()
+            for hook in hooks:
+                hook()
         if release_handle:
             self.event = None
             self.extra_tensors = None
 
     def register_hook_after_wait(self, hook: Callable[[], object]) -> None:
         """``hook()`` runs once, at the next wait, on the stream that waits."""
-        self._hooks.append(hook)
+        self._hooks = [*self._hooks, hook]
 
     def __call__(self, release_handle: bool = False) -> EventOverlap:
         """For ``with event(release_handle=True):``."""

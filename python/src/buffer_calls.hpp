@@ -1,0 +1,82 @@
+#ifndef FERRY_PYTHON_BUFFER_CALLS_HPP
+#define FERRY_PYTHON_BUFFER_CALLS_HPP
+
+/// Calls of deep_ep's buffers, made as a whole: arguments are read, outputs allocated, ferry's calls made, and results
+/// put together as the package returns them. They take the common, valid case; None means that nothing was done, and
+/// the package then makes the call step by step, which also says what is wrong with wrong arguments.
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "calls.hpp"
+#include "deep_ep_arguments.hpp"
+
+namespace ferry::python {
+
+/// Of one buffer. Methods return the tuple that the package's method of the same name returns; its event is of a call
+/// that is not asynchronous.
+class BufferCalls {
+ public:
+  /// group: the ferry.Group of `calls`. types: classes of the two packages, in the order of the members below.
+  BufferCalls(nanobind::object calls, nanobind::object group, const nanobind::tuple& types);
+
+  nanobind::object layout(nanobind::handle topk_idx, nanobind::handle num_experts, int ranks_per_node) const;
+
+  /// KernelOptions::num_sms that an argument of calls stands for: the client's choice, 0 if there was none. None if it
+  /// cannot be one.
+  nanobind::object bound_of(nanobind::handle num_sms) const;
+
+  /// num_sms: as of Config. The ferry.Routing alone if choices must be counted on all ranks first: then nothing but the
+  /// route was made.
+  nanobind::object dispatch(nanobind::handle x, nanobind::handle tokens_per_rank, nanobind::handle token_in_rank,
+                            nanobind::handle tokens_per_expert, nanobind::handle topk_idx,
+                            nanobind::handle topk_weights, nanobind::handle alignment, nanobind::handle most_rows,
+                            nanobind::handle num_sms) const;
+  nanobind::object dispatch_again(nanobind::handle x, nanobind::handle handle, nanobind::handle num_sms) const;
+  nanobind::object combine(nanobind::handle x, nanobind::handle handle, nanobind::handle topk_weights,
+                           nanobind::handle bias, nanobind::handle num_sms) const;
+
+  /// handle: an EPHandle that is not expanded.
+  nanobind::object elastic_dispatch_again(nanobind::handle x, nanobind::handle handle, nanobind::handle topk_weights,
+                                          nanobind::handle zero_padding, nanobind::handle num_sms) const;
+  nanobind::object elastic_combine(nanobind::handle x, nanobind::handle handle, nanobind::handle topk_weights,
+                                   nanobind::handle bias, nanobind::handle num_sms) const;
+
+ private:
+  /// What a handle's tensors say, and the routing that belongs to them.
+  struct FoundHandle {
+    nanobind::object link;  ///< keeps the routing
+    const PlacedRouting* routing = nullptr;
+    bool knows_topk = false;
+    std::int64_t num_rows = 0;    ///< N
+    std::int64_t num_tokens = 0;  ///< T
+  };
+  struct FoundElastic {
+    nanobind::object routing;  ///< keeps `placed`
+    const PlacedRouting* placed = nullptr;
+  };
+
+  std::optional<FoundHandle> find_handle(nanobind::handle handle) const;
+  std::optional<FoundElastic> find_elastic(nanobind::handle handle) const;
+  std::optional<int> find_bound(nanobind::handle num_sms) const;
+  /// A number of channels, half of num_sms; the package may have chosen it.
+  std::optional<int> find_channels(nanobind::handle num_sms) const;
+  nanobind::object new_event() const;
+  nanobind::object new_routing(const PlacedRouting& routing, bool bounded) const;
+  /// Makes the routing found again from the handle's tensors.
+  void attach(nanobind::handle rank_prefix, nanobind::object routing) const;
+
+  nanobind::object owner_;  ///< of calls_
+  const Calls* calls_;
+  nanobind::object group_;
+  mutable std::int64_t last_rows_ = 0;  ///< of the last exact route
+  nanobind::object event_, suggested_, link_, elastic_handle_;
+};
+
+void define_buffer_calls(nanobind::module_& module);
+
+}  // namespace ferry::python
+
+#endif  // FERRY_PYTHON_BUFFER_CALLS_HPP

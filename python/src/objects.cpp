@@ -1,0 +1,40 @@
+#include "objects.hpp"
+
+namespace nb = nanobind;
+
+namespace ferry::python {
+namespace {
+
+nb::object made(PyObject* object) {
+  if (object == nullptr) nb::raise_python_error();
+  return nb::steal(object);
+}
+
+}  // namespace
+
+Name::Name(const char* text) : text_(PyUnicode_InternFromString(text)) {
+  if (text_ == nullptr) nb::raise_python_error();
+}
+
+nb::object find_attribute(nb::handle owner, const Name& name) {
+  PyObject* value = PyObject_GetAttr(owner.ptr(), name.ptr());
+  if (value == nullptr) PyErr_Clear();
+  return nb::steal(value);
+}
+
+void set_attribute(nb::handle owner, const Name& name, nb::handle value) {
+  if (PyObject_SetAttr(owner.ptr(), name.ptr(), value.ptr()) != 0) nb::raise_python_error();
+}
+
+nb::object bare_object(nb::handle type) {
+  auto* const of = reinterpret_cast<PyTypeObject*>(type.ptr());
+  static PyObject* const nothing = PyTuple_New(0);
+  return made(of->tp_new(of, nothing, nullptr));
+}
+
+nb::object named_tuple(nb::handle type, const nb::tuple& values) {
+  const nb::tuple arguments = nb::make_tuple(values);
+  return made(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(type.ptr()), arguments.ptr(), nullptr));
+}
+
+}  // namespace ferry::python
