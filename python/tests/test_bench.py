@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,9 +20,24 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
 
-def fork(body: Any, arguments: tuple, num_ranks: int) -> None:
-    """Ranks that need not load torch again."""
-    mp.start_processes(body, arguments, num_ranks, start_method="fork")
+Measure = Callable[..., tuple[dict[str, Any], str]]
+
+
+@pytest.fixture
+def measure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Measure:
+    """The result of a small measurement with these arguments, and what it printed."""
+
+    def fork(body: Any, arguments: tuple, num_ranks: int) -> None:
+        """Ranks that need not load torch again."""
+        mp.start_processes(body, arguments, num_ranks, start_method="fork")
+
+    def measured(*arguments: str) -> tuple[dict[str, Any], str]:
+        monkeypatch.setattr(bench.mp, "spawn", fork)
+        path = tmp_path / "result.json"
+        bench.main([*SMALL, *arguments, "--json", str(path)])
+        return json.loads(path.read_text()), capfd.readouterr().out
+
+    return measured
 
 
 def test_compares_both_ways(tmp_path: pathlib.Path) -> None:
@@ -37,19 +53,10 @@ def test_compares_both_ways(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("api", ["ferry", "deep_ep"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
-def test_measures_layers(
-    api: str,
-    dtype: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(bench.mp, "spawn", fork)
-    path = tmp_path / "result.json"
+def test_measures_layers(api: str, dtype: str, measure: Measure) -> None:
     layer = ["--layer", "--api", api, "--dtype", dtype, "--device", "cpu", "--tokens", "3,8", "--hidden", "128"]
-    bench.main([*SMALL, *layer, "--json", str(path)])
-    assert f"a layer through {api}, 8 tokens" in capfd.readouterr().out
-    result = json.loads(path.read_text())
+    result, printed = measure(*layer)
+    assert f"a layer through {api}, 8 tokens" in printed
     assert (result["api"], result["shape"]["dtype"]) == (api, dtype)
     assert [line["tokens"] for line in result["results"]] == [3, 8]
     assert all(line["layer_us"] > 0 for line in result["results"])
@@ -61,20 +68,11 @@ def test_measures_layers(
 
 @pytest.mark.parametrize("api", ["ferry", "deep_ep"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
-def test_measures_latency_mode(
-    api: str,
-    dtype: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(bench.mp, "spawn", fork)
-    path = tmp_path / "result.json"
+def test_measures_latency_mode(api: str, dtype: str, measure: Measure) -> None:
     latency = ["--latency", "--api", api, "--dtype", dtype, "--device", "cpu", "--tokens", "1,3", "--hidden", "128"]
     split = ["--split"] if dtype == "fp8" else []
-    bench.main([*SMALL, *latency, *split, "--json", str(path)])
-    assert f"latency mode through {api}, {'split' if split else 'whole'} calls" in capfd.readouterr().out
-    result = json.loads(path.read_text())
+    result, printed = measure(*latency, *split)
+    assert f"latency mode through {api}, {'split' if split else 'whole'} calls" in printed
     assert (result["api"], result["shape"]["dtype"], result["split"]) == (api, dtype, bool(split))
     assert result["order"] == ("exact" if api == "ferry" else "rank_sums")
     assert [line["tokens"] for line in result["results"]] == [1, 3]

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/demo_run.hpp"
 #include "tools/running_command.hpp"
 
 namespace ferry::testing {
@@ -14,20 +15,11 @@ namespace {
 
 using nlohmann::json;
 
-/// Small enough for sanitizer builds.
-std::vector<std::string> small_demo(std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"demo",    "--backend", "cpu",      "--mode", "latency", "--ranks", "4",
-                                        "--steps", "3",         "--tokens", "5",      "--scale", "64"};
+/// Three steps of five tokens a rank.
+std::vector<std::string> small_demo(const std::vector<std::string>& more) {
+  std::vector<std::string> arguments = demo_arguments(5, {"--mode", "latency", "--steps", "3"});
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::int64_t sum_over_ranks(const json& report, const char* key) {
-  std::int64_t sum = 0;
-  for (const json& rank : report["per_rank"]) sum += rank[key].get<std::int64_t>();
-  return sum;
 }
 
 TEST(LatencyDemo, VerifiesEachStepAndReportsConsistentFigures) {
@@ -84,18 +76,11 @@ TEST(LatencyDemo, StepsMayBeEmptyAndRanksWithoutTokens) {
 }
 
 TEST(LatencyDemo, FollowsATrace) {
-  // Seven experts, which four ranks do not divide, a -1, and an expert that nobody chose.
-  const TemporaryFile trace(R"({"type": "meta", "model": "some model", "num_experts": 7, "topk": 2}
-{"topk_ids": [0, 6], "topk_weights": [0.75, 0.25]}
-{"topk_ids": [6, -1], "topk_weights": [1.0, 0.0]}
-{"topk_ids": [3, 4], "topk_weights": [0.5, 0.5]}
-{"topk_ids": [5, 0], "topk_weights": [0.9, 0.1]}
-{"topk_ids": [6, 1], "topk_weights": [0.6, 0.4]}
-)");
+  const TemporaryFile trace(kTrace);
   const TemporaryFile file;
   const CommandEnd end = run_ferry(small_demo({"--trace", trace.path(), "--report", file.path()}));
   ASSERT_EQ(end.exit_code, 0) << end.standard_output << end.standard_error;
-  EXPECT_EQ(json::parse(file.read())["rows_per_expert"], json({2, 1, 0, 1, 1, 1, 3}));
+  EXPECT_EQ(json::parse(file.read())["rows_per_expert"], json(kTraceRowsPerExpert));
 }
 
 TEST(LatencyDemo, RefusesWhatDoesNotGoTogether) {

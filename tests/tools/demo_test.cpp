@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/demo_run.hpp"
 #include "tools/running_command.hpp"
 
 namespace ferry::testing {
@@ -18,20 +19,7 @@ namespace {
 using nlohmann::json;
 using ::testing::Values;
 
-/// Small enough for sanitizer builds.
-std::vector<std::string> small_demo(std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"demo", "--backend", "cpu", "--ranks", "4", "--tokens", "24", "--scale", "64"};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::int64_t sum_over_ranks(const json& report, const char* key) {
-  std::int64_t sum = 0;
-  for (const json& rank : report["per_rank"]) sum += rank[key].get<std::int64_t>();
-  return sum;
-}
+std::vector<std::string> small_demo(const std::vector<std::string>& more) { return demo_arguments(24, more); }
 
 TEST(Demo, VerifiesAndReportsConsistentFigures) {
   const TemporaryFile file;
@@ -102,16 +90,6 @@ TEST(Demo, RunsWithFewerTokensThanRanks) {
   EXPECT_TRUE(contains(end.standard_output, "verified: 3 tokens")) << end.standard_output;
 }
 
-/// Seven experts, which four ranks do not divide, and a -1 and an expert that nobody chose.
-constexpr const char* kTrace =
-    R"({"type": "meta", "model": "some model", "num_experts": 7, "topk": 2}
-{"topk_ids": [0, 6], "topk_weights": [0.75, 0.25]}
-{"topk_ids": [6, -1], "topk_weights": [1.0, 0.0]}
-{"topk_ids": [3, 4], "topk_weights": [0.5, 0.5]}
-{"topk_ids": [5, 0], "topk_weights": [0.9, 0.1]}
-{"topk_ids": [6, 1], "topk_weights": [0.6, 0.4]}
-)";
-
 TEST(Demo, FollowsATrace) {
   const TemporaryFile trace(kTrace);
   const TemporaryFile file;
@@ -120,7 +98,7 @@ TEST(Demo, FollowsATrace) {
   ASSERT_EQ(end.exit_code, 0) << end.standard_output << end.standard_error;
   const json report = json::parse(file.read());
   EXPECT_EQ(report["tokens"], 5);
-  EXPECT_EQ(report["rows_per_expert"], json({2, 1, 0, 1, 1, 1, 3}));
+  EXPECT_EQ(report["rows_per_expert"], json(kTraceRowsPerExpert));
 }
 
 TEST(Demo, TraceNamesItsModel) {

@@ -27,8 +27,6 @@ class Nodes : public ::testing::Test {
   }
 };
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 TEST_F(Nodes, DemoVerifiesOverThem) {
   for (const char* nodes : {"2", "4"}) {
     for (const char* dtype : {"bf16", "fp8"}) {

@@ -21,6 +21,8 @@ struct CommandEnd {
   std::string standard_error;
 };
 
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
 /// A started command. The destructor kills what is still running.

@@ -1,0 +1,44 @@
+#ifndef FERRY_TESTS_TOOLS_DEMO_RUN_HPP
+#define FERRY_TESTS_TOOLS_DEMO_RUN_HPP
+
+/// What tests of `ferry demo` share.
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace ferry::testing {
+
+inline constexpr int kDemoRanks = 4;
+
+/// A demo of kDemoRanks CPU ranks, small enough for sanitizer builds.
+inline std::vector<std::string> demo_arguments(std::int64_t num_tokens, const std::vector<std::string>& more) {
+  std::vector<std::string> arguments = {
+      "demo",    "--backend", "cpu", "--ranks", std::to_string(kDemoRanks), "--tokens", std::to_string(num_tokens),
+      "--scale", "64"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+/// Of a number in a report.
+inline std::int64_t sum_over_ranks(const nlohmann::json& report, const char* key) {
+  std::int64_t sum = 0;
+  for (const nlohmann::json& rank : report["per_rank"]) sum += rank[key].get<std::int64_t>();
+  return sum;
+}
+
+/// Seven experts, which four ranks do not divide, a -1, and an expert that nobody chose.
+inline constexpr const char* kTrace =
+    R"({"type": "meta", "model": "some model", "num_experts": 7, "topk": 2}
+{"topk_ids": [0, 6], "topk_weights": [0.75, 0.25]}
+{"topk_ids": [6, -1], "topk_weights": [1.0, 0.0]}
+{"topk_ids": [3, 4], "topk_weights": [0.5, 0.5]}
+{"topk_ids": [5, 0], "topk_weights": [0.9, 0.1]}
+{"topk_ids": [6, 1], "topk_weights": [0.6, 0.4]}
+)";
+inline const std::vector<int> kTraceRowsPerExpert = {2, 1, 0, 1, 1, 1, 3};
+
+}  // namespace ferry::testing
+
+#endif  // FERRY_TESTS_TOOLS_DEMO_RUN_HPP
