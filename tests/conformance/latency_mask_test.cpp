@@ -204,10 +204,10 @@ TEST_P(LatencyMask, RefusedCallsOfSurvivors) {
     for (const bool split : {false, true}) {
       LatencyDispatchTensors tensors(context, group, prepared[0], 0);
       tensors.options.split = split;
-      if (context.rank() == 1) tensors.options.max_tokens = 0;
+      if (context.rank() == 3) tensors.options.max_tokens = 0;
       const Status status = call_dispatch(group, tensors);
       context.expect_code(status, ErrorCode::kInvalidArgument, "a refused dispatch");
-      context.expect(status.message().find("rank 1: latency_dispatch: max_tokens is 0") != std::string_view::npos,
+      context.expect(status.message().find("rank 3: latency_dispatch: max_tokens is 0") != std::string_view::npos,
                      status.to_string());
       tensors.expect_untouched(context, "a refused dispatch: ");
       check(context, group, prepared[0]);

@@ -39,9 +39,9 @@ Status Survivors::begin(const node::CallDescriptor& descriptor) {
     if (include(rank)) descriptors_[to_size(rank)] = peers.descriptor_of(rank);
   }
   drop_deserters();
-  std::vector<const CallRecord*> records;
+  std::vector<const CallRecord*> records(descriptors_.size(), nullptr);
   for (int rank = 0; rank < peers.num_ranks(); ++rank) {
-    if (include(rank)) records.push_back(&descriptors_[to_size(rank)].record);
+    if (include(rank)) records[to_size(rank)] = &descriptors_[to_size(rank)].record;
   }
   return check_agreement(records);
 }
