@@ -75,13 +75,12 @@ struct GroupOptions {
   std::size_t latency_bytes = 0;
   /// Latency mode goes on without ranks that are lost: a call of it that misses a rank masks it (see
   /// Group::latency_update_mask) instead of breaking the group. All other calls still need every rank. Such a group's
-  /// calls of latency mode take longer: docs/latency.md says by how much. One node only, else create is kUnsupported.
+  /// calls of latency mode take longer: docs/latency.md says why. CPU ranks of one node, else create is kUnsupported.
   bool mask_lost_ranks = false;
   /// With `mask_lost_ranks`, the deadline of every wait inside a call of latency mode, in place of `timeout_ns`: a rank
   /// that is not there by then is masked. One that has died, left or given up is masked as soon as that is noticed, in
-  /// a fraction of a second. A CPU rank that is itself waiting for others gets twice that time. It must be far longer
-  /// than a call takes and than ranks come to it one after the other: on GPUs a rank that is masked while its kernels
-  /// run may still store rows.
+  /// a fraction of a second. A rank that is itself waiting for others gets twice that time. It must be far longer than
+  /// ranks come to a call one after the other.
   std::int64_t mask_timeout_ns = kDefaultMaskTimeoutNs;
 };
 
@@ -317,27 +316,24 @@ class FERRY_API Group {
   ///   - latency_combine: picks of its experts add nothing, whether it was masked in the dispatch or since. Weights of
   ///     the others are not scaled up.
   /// Masks are this rank's own: nobody agrees on them. Where ranks differ, each one's results are those of its own
-  /// mask: a rank masks those that mask it when it finds that out (CPU: in the next call; CUDA: at the latest after
-  /// mask_timeout_ns), and a refusal that depends on who takes part (kCapacity) may then reach some ranks only. So where
-  /// a program masks by hand it does so on all ranks between the same two calls.
+  /// mask: a rank masks those that mask it when it finds that out, in its next call, and a refusal that depends on who
+  /// takes part (kCapacity) may then reach some ranks only. So where a program masks by hand it does so on all ranks
+  /// between the same two calls.
   ///
   /// A masked rank may come back if it is still in the group and has made all calls that the others have made, in the
-  /// same order: its own calls return too, with the tokens of the ranks that it does not mask, which may be itself only.
-  /// Unmask on all ranks, the masked one included, between the same two calls, when no call is in flight, with a
+  /// same order: its own calls return too, with the tokens of the ranks that it does not mask, which may be itself
+  /// only. Unmask on all ranks, the masked one included, between the same two calls, when no call is in flight, with a
   /// meeting of the program's own before and after (a barrier of its bootstrap, not a call of this group); Routings
   /// made before are not combined any more. Unmasking a rank that is lost costs the next call another wait for it.
   /// @param  rank    any but this one
-  /// @sync   local. CPU: effective from this rank's next call, counted by send halves; split calls that are in flight
-  ///         are made by then. CUDA: effective for later work on `stream`; never blocks the host, may be captured. With
-  ///         calls on other streams, the program orders them
-  /// @errors kInvalidArgument: the group does not mask, or `rank` is this one or none; kCuda: the launch failed. As long
-  ///         as the group is broken, the reason for that
+  /// @sync   local; effective from this rank's next call, counted by send halves: split calls that are in flight are
+  ///         made first
+  /// @errors kInvalidArgument: the group does not mask, or `rank` is this one or none; in a broken group what broke it
   [[nodiscard]] Status latency_update_mask(int rank, bool masked, Stream stream = {});
 
   /// out[r] = 1 if rank r is masked on this rank, else 0.
-  /// @shape  out [R] i32, contiguous; CUDA: memory of this rank's GPU
-  /// @sync   as latency_update_mask: CPU: masks at this moment, after the calls in flight were made. CUDA: when the
-  ///         stream gets there
+  /// @shape  out [R] i32, contiguous
+  /// @sync   as latency_update_mask
   /// @errors as latency_update_mask; kInvalidArgument: dtype, shape, pointer
   [[nodiscard]] Status latency_query_mask(const TensorView& out, Stream stream = {});
 
