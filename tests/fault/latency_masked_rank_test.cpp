@@ -1,5 +1,5 @@
-/// Groups that mask lost ranks: a process that dies at any point of a call of latency mode is masked by the others, whose
-/// calls return ok and whose later results are those of the ranks that are left.
+/// Groups that mask lost ranks: a process that dies at any point of a call of latency mode is masked by the others,
+/// whose calls return ok and whose later results are those of the ranks that are left.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
