@@ -37,6 +37,10 @@ inline constexpr std::size_t kDefaultArenaBytes = std::size_t{32} << 30;
 /// captures graphs in between, and what most collective libraries allow.
 inline constexpr std::int64_t kDefaultCallTimeoutNs = 600 * kNsPerSecond;
 
+/// GroupOptions::mask_timeout_ns unless an option sets another: long enough for a rank that compiles or loads in the
+/// middle of serving, and what other libraries wait before they mask a rank.
+inline constexpr std::int64_t kDefaultMaskTimeoutNs = 100 * kNsPerSecond;
+
 /// GroupOptions::device: the GPU that is current on the thread that calls Group::create.
 inline constexpr int kCurrentDevice = -1;
 
@@ -69,6 +73,15 @@ struct GroupOptions {
   /// page is used. `latency_bytes_required` says how much calls need; calls that need more are kCapacity. 0: the group
   /// makes no such calls. Other backends need none.
   std::size_t latency_bytes = 0;
+  /// Latency mode goes on without ranks that are lost: a call of it that misses a rank masks it (see
+  /// Group::latency_update_mask) instead of breaking the group. All other calls still need every rank. Such a group's
+  /// calls of latency mode take longer: docs/latency.md says why. CPU ranks of one node, else create is kUnsupported.
+  bool mask_lost_ranks = false;
+  /// With `mask_lost_ranks`, the deadline of every wait inside a call of latency mode, in place of `timeout_ns`: a rank
+  /// that is not there by then is masked. One that has died, left or given up is masked as soon as that is noticed, in
+  /// a fraction of a second. A rank that is itself waiting for others gets twice that time. It must be far longer than
+  /// ranks come to a call one after the other.
+  std::int64_t mask_timeout_ns = kDefaultMaskTimeoutNs;
 };
 
 /// Position of a rank in the group. Ranks are node-major: rank = node_idx * ranks_per_node + index inside the node.
@@ -295,6 +308,38 @@ class FERRY_API Group {
   ///         half of the call shows, see latency_dispatch
   [[nodiscard]] Status latency_receive(const Routing& routing, Stream stream = {});
 
+  /// Latency mode, in groups created with GroupOptions::mask_lost_ranks: mask a rank, or end that. Calls of latency
+  /// mode that miss a rank (mask_timeout_ns) do the same by themselves and return ok. From then on this rank's calls of
+  /// latency mode neither wait for a masked rank nor send to it, as if it had no tokens and no experts:
+  ///   - latency_dispatch: it has 0 tokens, so no row, count, range or source is its; picks of its experts take no
+  ///     slot (-1). If it is lost between the arrival of its tokens and the end of the call, they may still count.
+  ///   - latency_combine: picks of its experts add nothing, whether it was masked in the dispatch or since. Weights of
+  ///     the others are not scaled up.
+  /// Masks are this rank's own: nobody agrees on them. Where ranks differ, each one's results are those of its own
+  /// mask: a rank masks those that mask it when it finds that out, in its next call, and a refusal that depends on who
+  /// takes part (kCapacity) may then reach some ranks only. So where a program masks by hand it does so on all ranks
+  /// between the same two calls.
+  ///
+  /// A masked rank may come back if it is still in the group and has made all calls that the others have made, in the
+  /// same order: its own calls return too, with the tokens of the ranks that it does not mask, which may be itself
+  /// only. Unmask on all ranks, the masked one included, between the same two calls, when no call is in flight, with a
+  /// meeting of the program's own before and after (a barrier of its bootstrap, not a call of this group); Routings
+  /// made before are not combined any more. Unmasking a rank that is lost costs the next call another wait for it.
+  /// @param  rank    any but this one
+  /// @sync   local; effective from this rank's next call, counted by send halves: split calls that are in flight are
+  ///         made first
+  /// @errors kInvalidArgument: the group does not mask, or `rank` is this one or none; in a broken group what broke it
+  [[nodiscard]] Status latency_update_mask(int rank, bool masked, Stream stream = {});
+
+  /// out[r] = 1 if rank r is masked on this rank, else 0.
+  /// @shape  out [R] i32, contiguous
+  /// @sync   as latency_update_mask
+  /// @errors as latency_update_mask; kInvalidArgument: dtype, shape, pointer
+  [[nodiscard]] Status latency_query_mask(const TensorView& out, Stream stream = {});
+
+  /// Unmask all ranks: latency_update_mask(r, false) of each other rank.
+  [[nodiscard]] Status latency_clear_mask(Stream stream = {});
+
   /// Describe a Routing of layout kTokens by channels. Local: no other rank takes part.
   /// @sync   as dispatch, without its waits for other ranks. Where rows are bounded and the route was refused, every
   ///         entry is 0, or -1 in source_token and send_index
@@ -320,11 +365,13 @@ class FERRY_API Group {
   Status destroy();
 
  private:
-  Group(Topology topology, std::unique_ptr<Backend> backend);
+  Group(Topology topology, std::unique_ptr<Backend> backend, bool masks);
+  Status check_mask(std::string_view operation, Stream stream) const;
   Status check_stream(std::string_view operation, Stream stream) const;
   Status check_routing(std::string_view operation, const Routing& routing) const;
 
   Topology topology_;
+  bool masks_;  // GroupOptions::mask_lost_ranks
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<ExpertPlacements> placements_;
   std::unique_ptr<LatencyCalls> latency_calls_;

@@ -29,6 +29,7 @@ _NS_PER_S = 1_000_000_000
 _DEFAULT_ARENA_BYTES = 32 << 30  # kDefaultArenaBytes: address space, not memory
 _CALL_TIMEOUT_S = 600.0  # kDefaultCallTimeoutNs
 _ARRIVAL_TIMEOUT_S = 50.0  # kDefaultTimeoutNs
+_MASK_TIMEOUT_S = 100.0  # kDefaultMaskTimeoutNs
 _MAX_BIASES = 2
 _keys = itertools.count(1)
 _groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
@@ -105,6 +106,10 @@ class Group(LatencyCalls):
         the variable FERRY_TUNING names, if it is set; "builtin": none.
     latency_bytes: on GPUs, memory for :meth:`latency_dispatch` and :meth:`latency_combine`, at least
         :func:`ferry.latency_bytes_required`; 0: the group makes no such calls. The same on every rank.
+    mask_lost_ranks: calls of latency mode go on without ranks that are lost, see :meth:`latency_update_mask`, instead
+        of raising; all other calls still need every rank. CPU ranks of one node only. The same on every rank.
+    mask_timeout: seconds (or a timedelta) that such a call waits for a rank that lives before it masks it. By default
+        100. The same on every rank.
 
     Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is created.
     """
@@ -122,6 +127,8 @@ class Group(LatencyCalls):
         net_devices: str = "",
         tuning_file: str = "",
         latency_bytes: int = 0,
+        mask_lost_ranks: bool = False,
+        mask_timeout: float | datetime.timedelta = _MASK_TIMEOUT_S,
     ) -> None:
         self.device = _device_of(device, group)
         if latency_bytes < 0:
@@ -140,6 +147,8 @@ class Group(LatencyCalls):
             net_devices,
             tuning_file,
             latency_bytes,
+            bool(mask_lost_ranks),
+            _timeout_ns(mask_timeout),
         )
         self._in_flight = InFlight()
         self._memory = memory_of(self._native, self.device)

@@ -161,6 +161,8 @@ class LatencyCalls:
 
     _calls: _native.Calls
     _in_flight: InFlight
+    _memory: Any
+    _native: _native.Group
     device: torch.device
     num_ranks: int
 
@@ -298,6 +300,34 @@ class LatencyCalls:
             made = _native.latency_combine(self._calls, native, x, views, *options)
         self._made(sent, native)
         return LatencyCombined(made if out is None else out, sent)
+
+    def latency_update_mask(self, rank: int, masked: bool = True) -> None:
+        """Mask a rank, or end that, in a group that was created with ``mask_lost_ranks=True``. Local.
+
+        Calls of latency mode that miss a rank do the same by themselves. From then on this rank's calls of latency mode
+        neither wait for a masked rank nor send to it: it has 0 tokens, and what its experts would return adds nothing.
+        Masks are this rank's own, so mask by hand on all ranks between the same two calls. A masked rank comes back if
+        it has made all calls that the others have made: unmask on all ranks, itself included, between the same two
+        calls, with a barrier of the process group before and after. On a GPU effective for later work on the current
+        stream.
+        """
+        number = _whole(rank, "latency_update_mask: rank")
+        self._native.latency_update_mask(number, bool(masked), self._memory.stream())
+
+    def latency_query_mask(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[R] i32, contiguous: 1 for each rank that this one masks, else 0. Local; on a GPU when the current stream
+        gets there.
+        """
+        operation = "latency_query_mask"
+        if out is None:
+            out = torch.empty(self.num_ranks, dtype=torch.int32, device=self.device)
+        view = view_of(out, operation, "out", self.device)
+        self._native.latency_query_mask(view, self._memory.stream())
+        return out
+
+    def latency_clear_mask(self) -> None:
+        """Unmask all ranks, see :meth:`latency_update_mask`."""
+        self._native.latency_clear_mask(self._memory.stream())
 
     def _made(self, sent: Sent | None, native: _native.Routing) -> None:
         """A call was just made, or its send half."""

@@ -40,7 +40,8 @@ class PyGroup {
   static std::shared_ptr<PyGroup> create(std::shared_ptr<Bootstrap> bootstrap, const std::string& backend, int device,
                                          std::int64_t timeout_ns, std::size_t arena_bytes, int ranks_per_node,
                                          const std::string& transport, const std::string& net_devices,
-                                         const std::string& tuning_file, std::size_t latency_bytes) {
+                                         const std::string& tuning_file, std::size_t latency_bytes,
+                                         bool mask_lost_ranks, std::int64_t mask_timeout_ns) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
@@ -51,6 +52,8 @@ class PyGroup {
     options.tuning_file = tuning_file;
     options.device = device;
     options.latency_bytes = latency_bytes;
+    options.mask_lost_ranks = mask_lost_ranks;
+    options.mask_timeout_ns = mask_timeout_ns;
     Result<std::shared_ptr<Group>> group = [&] {
       const nb::gil_scoped_release released;
       return Group::create(std::move(bootstrap), options);
@@ -139,6 +142,18 @@ class PyGroup {
     const ChannelTables tables{view_of(out[0], place_), view_of(out[1], place_), view_of(out[2], place_),
                                view_of(out[3], place_), view_of(out[4], place_)};
     raise_if_error(group_->channel_tables(routing.routing, num_channels, tables, stream_of(stream)));
+  }
+
+  // On CPUs these make the split calls that are in flight first.
+  void latency_update_mask(int rank, bool masked, std::uintptr_t stream) {
+    raise_if_error(without_gil([&] { return group_->latency_update_mask(rank, masked, stream_of(stream)); }));
+  }
+  void latency_query_mask(nb::handle out, std::uintptr_t stream) {
+    const TensorView view = view_of(out, place_);
+    raise_if_error(without_gil([&] { return group_->latency_query_mask(view, stream_of(stream)); }));
+  }
+  void latency_clear_mask(std::uintptr_t stream) {
+    raise_if_error(without_gil([&] { return group_->latency_clear_mask(stream_of(stream)); }));
   }
 
   /// memory: a ferry._memory.HostMemory or DeviceMemory.
@@ -314,6 +329,9 @@ NB_MODULE(_native, module) {
            "kernel"_a, "quantize"_a = 0)
       .def("combine", &PyGroup::combine)
       .def("channel_tables", &PyGroup::channel_tables)
+      .def("latency_update_mask", &PyGroup::latency_update_mask)
+      .def("latency_query_mask", &PyGroup::latency_query_mask)
+      .def("latency_clear_mask", &PyGroup::latency_clear_mask)
       .def("calls", &PyGroup::calls)
       .def("wait", &PyGroup::wait)
       .def("poll", &PyGroup::poll)

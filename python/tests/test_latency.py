@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import device_of, run_ranks
 from slabs import (
     as_bytes,
@@ -271,6 +272,51 @@ def check_lost(rank: int, world: World) -> None:
 
 def test_a_rank_that_dies_between_the_halves_is_named() -> None:
     run_ranks(3, check_lost, make_world(3, 6, [4, 5, 6]), lost=(BAD_RANK,))
+
+
+def check_masked(rank: int, world: World, kind: str) -> None:
+    """A rank dies; calls of the others return without it."""
+    group = make_group(rank, kind, world, 8, mask_lost_ranks=True, mask_timeout=60)
+    world = world.to(group.device)
+    x, ids, weights = world.x[rank], world.topk_idx[rank], world.topk_weights[rank]
+
+    def check_layer(left: World) -> None:
+        sent = group.latency_dispatch(x, ids, weights, split=True, **options_of(world, 8))
+        sent.receive()
+        check_slab(sent.x, left, rank, left.x)
+        check_ranges(sent.routing.source_ranges.tolist(), left, rank)
+        combined = group.latency_combine(run_experts(sent.x, left.first_expert(rank)), sent)
+        assert torch.equal(combined.x, weighted_sums(left, rank, rank_sums=False))
+
+    def mask() -> list[int]:
+        return group.latency_query_mask().tolist()
+
+    check_layer(world)
+    assert mask() == [0, 0, 0]
+    group.wait()
+    dist.barrier()
+    if rank == BAD_RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(3):
+        check_layer(world.without(BAD_RANK))
+    out = torch.full((3,), 7, dtype=torch.int32, device=group.device)
+    assert group.latency_query_mask(out) is out
+    assert out.tolist() == [0, 1, 0]
+    group.latency_clear_mask()
+    assert mask() == [0, 0, 0]
+    group.latency_update_mask(BAD_RANK)
+    assert mask() == [0, 1, 0]
+    check_layer(world.without(BAD_RANK))
+    with pytest.raises(ferry.InvalidArgument, match="other than this one"):
+        group.latency_update_mask(rank)
+    with pytest.raises(ferry.InvalidArgument, match="latency_query_mask: out"):
+        group.latency_query_mask(torch.zeros(2, dtype=torch.int32, device=group.device))
+    with pytest.raises(ferry.InvalidArgument, match="latency_query_mask: out"):
+        group.latency_query_mask(torch.zeros(3, device=group.device))
+
+
+def test_calls_go_on_without_a_rank_that_dies() -> None:
+    run_ranks(3, check_masked, with_short_weights(make_world(3, 6, [4, 5, 6])), "cpu", lost=(BAD_RANK,))
 
 
 def check_refused(rank: int, world: World) -> None:

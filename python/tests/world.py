@@ -48,6 +48,16 @@ class World:
             if expert in self.topk_idx[source][token].tolist()
         ]
 
+    def without(self, lost: int) -> World:
+        """What is left of it for ranks that mask one: that has no tokens, and nobody picks its experts."""
+        first = self.first_expert(lost)
+        left = dataclasses.replace(self, x=list(self.x), topk_idx=list(self.topk_idx))
+        for rank, ids in enumerate(self.topk_idx):
+            is_lost = (ids >= first) & (ids < first + self.num_local(lost))
+            left.topk_idx[rank] = torch.where(is_lost, -1, ids)[: 0 if rank == lost else len(ids)]
+        left.x[lost] = self.x[lost][:0]
+        return left
+
     def ranks_of(self, source: int, token: int) -> list[int]:
         return sorted({self.owner(e) for e in self.topk_idx[source][token].tolist() if e >= 0})
 

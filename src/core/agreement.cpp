@@ -105,31 +105,37 @@ void CallRecord::set_status(const Status& status) {
 
 Status check_agreement(std::span<const CallRecord* const> records) {
   for (std::size_t rank = 0; rank < records.size(); ++rank) {
+    if (records[rank] == nullptr) continue;
     const CallRecord& record = *records[rank];
     if (record.code == ErrorCode::kOk) continue;
     const auto length = static_cast<std::size_t>(std::clamp<std::int32_t>(record.message_bytes, 0, kCallMessageBytes));
     return Status(record.code, fmt::format("rank {}: {}", rank, std::string_view(record.message.data(), length)),
                   static_cast<int>(rank));
   }
-  const CallRecord& first = *records[0];
-  for (std::size_t rank = 1; rank < records.size(); ++rank) {
+  const auto has_record = [](const CallRecord* record) { return record != nullptr; };
+  const auto first_rank = static_cast<std::size_t>(std::ranges::find_if(records, has_record) - records.begin());
+  if (first_rank == records.size()) return {};
+  const CallRecord& first = *records[first_rank];
+  for (std::size_t rank = first_rank + 1; rank < records.size(); ++rank) {
+    if (records[rank] == nullptr) continue;
     const CallRecord& record = *records[rank];
     if (record.operation != first.operation) {
       return Status(
           ErrorCode::kInvalidArgument,
-          fmt::format("ranks made different calls: rank 0 called {}, rank {} called {}; every rank must make the "
+          fmt::format("ranks made different calls: rank {} called {}, rank {} called {}; every rank must make the "
                       "same calls on a group in the same order",
-                      to_string(first.operation), rank, to_string(record.operation)),
+                      first_rank, to_string(first.operation), rank, to_string(record.operation)),
           static_cast<int>(rank));
     }
     const auto names = field_names(first.operation);
     for (std::size_t field = 0; field < names.size(); ++field) {
       if (record.fields[field] == first.fields[field]) continue;
       const bool placement = has_placement_digest(first.operation) && names[field] == kPlacementField;
-      const std::string difference = placement ? describe_placement_difference(digest_of(first), digest_of(record),
-                                                                               rank, first.fields[kNumExpertsField])
-                                               : fmt::format("{}: rank 0 has {}, rank {} has {}", names[field],
-                                                             first.fields[field], rank, record.fields[field]);
+      const std::string difference =
+          placement
+              ? describe_placement_difference(digest_of(first), digest_of(record), rank, first.fields[kNumExpertsField])
+              : fmt::format("{}: rank {} has {}, rank {} has {}", names[field], first_rank, first.fields[field], rank,
+                            record.fields[field]);
       return Status(ErrorCode::kInvalidArgument,
                     fmt::format("{}: ranks disagree on {}; it must be the same on every rank",
                                 to_string(first.operation), difference),

@@ -54,7 +54,7 @@ struct CallRecord {
 std::span<const std::string_view> field_names(Operation operation);
 
 /// Ok when every rank's checks passed and all made the same call; otherwise the lowest rank's error, or the first
-/// difference from rank 0, naming both ranks and both values.
+/// difference from the lowest rank, naming both ranks and both values. Of ranks that take no part records are null.
 Status check_agreement(std::span<const CallRecord* const> records);
 
 }  // namespace ferry

@@ -149,6 +149,9 @@ struct LatencyReceiveCall {
   Stream stream;
 };
 
+/// Backend::update_mask: all but this one.
+inline constexpr int kEveryRank = -1;
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -175,6 +178,9 @@ class Backend {
   virtual Status latency_combine(const LatencyCombineCall& call) = 0;
   /// `made` becomes true unless the half is still to be received.
   virtual Status latency_receive(const LatencyReceiveCall& call, bool& made) = 0;
+  /// Local; only of groups with GroupOptions::mask_lost_ranks. `rank` is another, or kEveryRank; `out` is [R].
+  virtual Status update_mask(int rank, bool masked, Stream stream) = 0;
+  virtual Status query_mask(std::int32_t* out, Stream stream) = 0;
   /// Local.
   virtual Status channel_tables(const ChannelTablesCall& call) = 0;
   /// Wait for this rank's work on `stream`, and report what went wrong since the last wait.

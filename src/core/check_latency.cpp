@@ -118,4 +118,19 @@ Status check_latency_combine(const RoutingState& routing, const LatencyCombineIn
   return {};
 }
 
+Status check_masked_rank(int rank, const Topology& topology) {
+  if (rank >= 0 && rank < topology.num_ranks && rank != topology.rank) return {};
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("latency_update_mask: rank is {}, expected one of the {} other than this one, which is {}",
+                            rank, topology.num_ranks, topology.rank));
+}
+
+Status check_mask_view(const TensorView& out, int num_ranks) {
+  constexpr std::string_view kWhat = "latency_query_mask: out";
+  if (!out.present()) {
+    return Status(ErrorCode::kInvalidArgument, fmt::format("{} is absent, expected [{}] i32", kWhat, num_ranks));
+  }
+  return check_table(kWhat, out, {num_ranks}, {DType::kInt32});
+}
+
 }  // namespace ferry

@@ -36,6 +36,10 @@ Status check_latency_combine(const RoutingState& routing, const LatencyCombineIn
                              const LatencyCombineOutput& out, const LatencyCombineOptions& options,
                              LatencyCombineCall& call);
 
+/// Arguments of latency_update_mask and latency_query_mask.
+Status check_masked_rank(int rank, const Topology& topology);
+Status check_mask_view(const TensorView& out, int num_ranks);
+
 /// What tables by channel have the size of.
 struct ChannelTablesShape {
   Layout layout = Layout::kTokens;

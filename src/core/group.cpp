@@ -41,8 +41,9 @@ struct EarlyCall {
 
 }  // namespace
 
-Group::Group(Topology topology, std::unique_ptr<Backend> backend)
+Group::Group(Topology topology, std::unique_ptr<Backend> backend, bool masks)
     : topology_(topology),
+      masks_(masks),
       backend_(std::move(backend)),
       placements_(std::make_unique<ExpertPlacements>(topology.rank, topology.num_ranks)),
       latency_calls_(std::make_unique<LatencyCalls>()),
@@ -61,7 +62,7 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstra
   const BackendContext context{bootstrap.get(), agreed->topology, options, std::move(agreed->tuning)};
   Result<std::unique_ptr<Backend>> backend = agreed->factory->create(context);
   if (!backend.ok()) return backend.status();
-  return std::shared_ptr<Group>(new Group(agreed->topology, std::move(*backend)));
+  return std::shared_ptr<Group>(new Group(agreed->topology, std::move(*backend), options.mask_lost_ranks));
 }
 
 std::string_view Group::backend() const { return backend_ ? backend_->name() : std::string_view("none (destroyed)"); }
@@ -257,6 +258,36 @@ Status Group::latency_receive(const Routing& routing, Stream stream) {
   Status status = backend_->latency_receive({routing.state_, stream}, made);
   if (made) latency_calls_->received(routing.state_, status);
   return status;
+}
+
+Status Group::check_mask(std::string_view operation, Stream stream) const {
+  if (!backend_) return destroyed(operation);
+  if (!masks_) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: this group does not mask ranks; create it with GroupOptions::mask_lost_ranks", operation));
+  }
+  return check_stream(operation, stream);
+}
+
+Status Group::latency_update_mask(int rank, bool masked, Stream stream) {
+  constexpr std::string_view kName = "latency_update_mask";
+  if (Status status = check_mask(kName, stream); !status.ok()) return status;
+  if (Status status = check_masked_rank(rank, topology_); !status.ok()) return status;
+  return backend_->update_mask(rank, masked, stream);
+}
+
+Status Group::latency_query_mask(const TensorView& out, Stream stream) {
+  constexpr std::string_view kName = "latency_query_mask";
+  if (Status status = check_mask(kName, stream); !status.ok()) return status;
+  if (Status status = check_mask_view(out, num_ranks()); !status.ok()) return status;
+  return backend_->query_mask(static_cast<std::int32_t*>(out.data), stream);
+}
+
+Status Group::latency_clear_mask(Stream stream) {
+  constexpr std::string_view kName = "latency_clear_mask";
+  if (Status status = check_mask(kName, stream); !status.ok()) return status;
+  return backend_->update_mask(kEveryRank, false, stream);
 }
 
 Status Group::channel_tables(const Routing& routing, int num_channels, const ChannelTables& out, Stream stream) {

@@ -37,6 +37,17 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
     return invalid(fmt::format("timeout_ns is {}, expected {} to {} nanoseconds", options.timeout_ns, kMinTimeoutNs,
                                kMaxTimeoutNs));
   }
+  if (options.mask_timeout_ns < kMinTimeoutNs || options.mask_timeout_ns > kMaxTimeoutNs) {
+    return invalid(fmt::format("mask_timeout_ns is {}, expected {} to {} nanoseconds", options.mask_timeout_ns,
+                               kMinTimeoutNs, kMaxTimeoutNs));
+  }
+  if (options.mask_lost_ranks && ranks_per_node != num_ranks) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("Group::create: mask_lost_ranks is set and the {} ranks are on {} nodes; ranks are masked "
+                    "on one node only, clear the option and create a new group when a rank is lost",
+                    num_ranks, num_ranks / ranks_per_node));
+  }
   return {};
 }
 
@@ -62,8 +73,10 @@ Result<const BackendFactory*> choose_backend(const std::string& name) {
 /// What must be equal everywhere, by name. Lines "name=value", so that a message can name the first that differs.
 std::string describe_options(const GroupOptions& options, std::string_view backend) {
   return fmt::format(
-      "library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\nlatency_bytes={}\n", version(),
-      backend, options.ranks_per_node, options.timeout_ns, options.transport, options.latency_bytes);
+      "library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\nlatency_bytes={}\n"
+      "mask_lost_ranks={}\nmask_timeout_ns={}\n",
+      version(), backend, options.ranks_per_node, options.timeout_ns, options.transport, options.latency_bytes,
+      options.mask_lost_ranks, options.mask_timeout_ns);
 }
 
 std::vector<std::string_view> lines_of(std::string_view text) {

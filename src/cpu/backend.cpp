@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/descriptors.hpp"
+#include "core/group_options.hpp"
 #include "core/quantized_dispatch.hpp"
 #include "core/unique_fd.hpp"
 #include "cpu/context/channel_tables.hpp"
@@ -65,13 +66,25 @@ std::size_t latency_bytes_required(const LatencyShape& /*shape*/) { return 0; }
 
 }  // namespace
 
-CpuBackend::CpuBackend(std::unique_ptr<call::CallSync> sync)
-    : sync_(std::move(sync)), staging_(sync_->peers().shared_arena()) {}
+CpuBackend::CpuBackend(std::unique_ptr<call::CallSync> sync, std::unique_ptr<MaskBoard> board,
+                       std::int64_t mask_timeout_ns)
+    : sync_(std::move(sync)), staging_(sync_->peers().shared_arena()), mask_board_(std::move(board)) {
+  if (mask_board_ != nullptr) survivors_.emplace(*sync_, *mask_board_, mask_timeout_ns);
+}
 
 Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& context) {
   Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(context);
   if (!sync.ok()) return sync.status();
-  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(std::move(*sync)));
+  std::unique_ptr<MaskBoard> board;
+  if (context.options.mask_lost_ranks) {
+    Result<std::unique_ptr<MaskBoard>> made = MaskBoard::create((*sync)->peers());
+    Result<std::vector<std::vector<std::byte>>> ready =
+        gather_or_fail(*context.bootstrap, made.status(), {}, context.options.timeout_ns);
+    if (!ready.ok()) return ready.status();
+    board = std::move(*made);
+  }
+  return std::unique_ptr<Backend>(
+      std::make_unique<CpuBackend>(std::move(*sync), std::move(board), context.options.mask_timeout_ns));
 }
 
 Status CpuBackend::fill_routing(const RouteCall& call, const std::shared_ptr<CpuRouting>& routing) {
@@ -146,10 +159,11 @@ Status CpuBackend::make_combine(const CombineCall& call) {
 MemoryUsage CpuBackend::memory_usage() const {
   MemoryUsage usage;
   const std::size_t headers_bytes = node::round_up_to_page(sync_->headers_bytes());
-  usage.control_bytes = node::kControlBytes;
+  const std::size_t board_bytes = mask_board_ != nullptr ? mask_board_->size_bytes() : 0;
+  usage.control_bytes = node::kControlBytes + board_bytes;
   usage.network_bytes = headers_bytes + (sync_->has_rails() ? sync_->rails().memory_bytes() : 0);
   usage.staging_bytes = staging_.held_bytes();
-  usage.allocated_bytes = sync_->peers().arena().allocated_bytes() - usage.staging_bytes - headers_bytes;
+  usage.allocated_bytes = sync_->peers().arena().allocated_bytes() - usage.staging_bytes - headers_bytes - board_bytes;
   return usage;
 }
 

@@ -9,10 +9,12 @@
 ///   combine    rows of the node's ranks ──sum──> forwarder ──ring──> source, which sums over nodes
 
 #include <memory>
+#include <optional>
 
 #include "core/backend.hpp"
 #include "cpu/context/context.hpp"
 #include "cpu/latency/pending_calls.hpp"
+#include "cpu/latency/survivors.hpp"
 
 namespace ferry::cpu {
 
@@ -20,7 +22,8 @@ class CpuBackend final : public Backend {
  public:
   static Result<std::unique_ptr<Backend>> create(const BackendContext& context);
 
-  explicit CpuBackend(std::unique_ptr<call::CallSync> sync);
+  /// `board`: of groups that mask ranks, else null.
+  CpuBackend(std::unique_ptr<call::CallSync> sync, std::unique_ptr<MaskBoard> board, std::int64_t mask_timeout_ns);
 
   std::string_view name() const override { return "cpu"; }
   bool takes_streams() const override { return false; }
@@ -35,6 +38,8 @@ class CpuBackend final : public Backend {
   Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override;
   Status latency_combine(const LatencyCombineCall& call) override;
   Status latency_receive(const LatencyReceiveCall& call, bool& made) override;
+  Status update_mask(int rank, bool masked, Stream stream) override;
+  Status query_mask(std::int32_t* out, Stream stream) override;
   Status channel_tables(const ChannelTablesCall& call) override;
   Status wait(Stream /*stream*/) override { return sync_->broken(); }
   Status destroy() override;
@@ -46,6 +51,7 @@ class CpuBackend final : public Backend {
   Status fill_routing(const RouteCall& call, const std::shared_ptr<CpuRouting>& routing);
   Status make_dispatch(const DispatchCall& call);
   Status make_combine(const CombineCall& call);
+  Status make_latency_combine(const CombineCall& call);
   Status make_latency_dispatch(const LatencyDispatchCall& call, const std::shared_ptr<CpuRouting>& routing);
   Status make_pending(PendingCalls::Call& call);
   void make_pending_calls();
@@ -54,6 +60,8 @@ class CpuBackend final : public Backend {
   Staging staging_;
   std::shared_ptr<SpareTables> spare_tables_ = std::make_shared<SpareTables>();
   PendingCalls pending_;
+  std::unique_ptr<MaskBoard> mask_board_;
+  std::optional<Survivors> survivors_;  // of groups that mask ranks
 };
 
 /// Entry of the registry.

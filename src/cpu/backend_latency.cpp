@@ -3,6 +3,7 @@
 
 #include "core/checks.hpp"
 #include "cpu/backend.hpp"
+#include "cpu/latency/masked_calls.hpp"
 #include "cpu/latency/slab_routing.hpp"
 
 /// Latency mode on CPU ranks: a route and a dispatch, or a combine, in one call. See PendingCalls for split ones.
@@ -10,6 +11,14 @@
 namespace ferry::cpu {
 
 Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const std::shared_ptr<CpuRouting>& routing) {
+  if (survivors_) {
+    const Context context{*sync_, staging_, spare_tables_};
+    const bool quantizes = call.record.code == ErrorCode::kOk && call.dispatch.quantize != Quantization::kNone;
+    Status status =
+        masked_dispatch(call, quantizes ? quantize_rows(call.dispatch) : call.dispatch, routing, context, *survivors_);
+    if (status.ok()) staging_.route_is_over();
+    return as_error_of(to_string(call.record.operation), status);
+  }
   RouteCall route = call.route;
   route.record = call.record;
   Status status = fill_routing(route, routing);
@@ -22,9 +31,17 @@ Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const 
   return as_error_of(to_string(call.record.operation), make_dispatch(dispatch));
 }
 
+Status CpuBackend::make_latency_combine(const CombineCall& call) {
+  if (!survivors_) return as_error_of(to_string(Operation::kLatencyCombine), make_combine(call));
+  const Context context{*sync_, staging_, spare_tables_};
+  Status status = masked_combine(call, context, *survivors_);
+  if (status.ok()) staging_.route_is_over();
+  return as_error_of(to_string(Operation::kLatencyCombine), status);
+}
+
 Status CpuBackend::make_pending(PendingCalls::Call& call) {
   if (const auto* combine = std::get_if<LatencyCombineCall>(&call.arguments)) {
-    return as_error_of(to_string(Operation::kLatencyCombine), make_combine(combine->combine));
+    return make_latency_combine(combine->combine);
   }
   // Core gives out Routings as const, and this one is still being made.
   const auto routing = std::const_pointer_cast<RoutingState>(call.routing);
@@ -59,7 +76,7 @@ Status CpuBackend::latency_combine(const LatencyCombineCall& call) try {
     return {};
   }
   make_pending_calls();
-  return as_error_of(to_string(Operation::kLatencyCombine), make_combine(call.combine));
+  return make_latency_combine(call.combine);
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kLatencyCombine);
 }
@@ -67,6 +84,26 @@ Status CpuBackend::latency_combine(const LatencyCombineCall& call) try {
 Status CpuBackend::latency_receive(const LatencyReceiveCall& call, bool& made) try {
   made = true;
   return pending_.receive(call.routing, [this](PendingCalls::Call& pending) { return make_pending(pending); });
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kLatencyDispatch);
+}
+
+Status CpuBackend::update_mask(int rank, bool masked, Stream /*stream*/) try {
+  if (!sync_->broken().ok()) return sync_->broken();
+  make_pending_calls();
+  for (int other = 0; other < sync_->topology().num_ranks; ++other) {
+    if (other == rank || (rank == kEveryRank && other != sync_->rank())) survivors_->update(other, masked);
+  }
+  return sync_->broken();
+} catch (const std::bad_alloc&) {
+  return sync_->out_of_memory(Operation::kLatencyDispatch);
+}
+
+Status CpuBackend::query_mask(std::int32_t* out, Stream /*stream*/) try {
+  if (!sync_->broken().ok()) return sync_->broken();
+  make_pending_calls();
+  survivors_->query(out);
+  return sync_->broken();
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kLatencyDispatch);
 }

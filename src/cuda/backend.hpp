@@ -38,6 +38,10 @@ class CudaBackend final : public Backend {
   }
   Status latency_combine(const LatencyCombineCall& call) override { return latency_.combine(call); }
   Status latency_receive(const LatencyReceiveCall& call, bool& made) override { return latency_.receive(call, made); }
+  Status update_mask(int rank, bool masked, Stream stream) override {
+    return latency_.update_mask(rank, masked, stream);
+  }
+  Status query_mask(std::int32_t* out, Stream stream) override { return latency_.query_mask(out, stream); }
   Status channel_tables(const ChannelTablesCall& call) override { return intranode::channel_tables(context_, call); }
   Status wait(Stream stream) override { return context_.wait(stream); }
   Status poll() override { return context_.poll(); }

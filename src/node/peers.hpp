@@ -74,6 +74,7 @@ class Peers {
   std::optional<ReportedError> error_in_this_call() const { return error_reported_by(call_); }
   /// Whether any rank has given up, this one included.
   bool anyone_gave_up() const;
+  bool gave_up(int rank) const { return control(rank).error_set.load(std::memory_order_acquire) != 0; }
   /// Posts nothing more; peers that wait for this rank are notified.
   void leave();
   /// "has destroyed its group", "has died"; empty while the rank is present.

@@ -68,13 +68,17 @@ Status SmallLatencyExchange::send_combine() {
   return group_.latency_combine(routing_, in, out, {}, {.order = CombineOrder::kRankSums, .split = true});
 }
 
-Status SmallLatencyExchange::run_and_verify() {
+Status SmallLatencyExchange::run_and_verify(int masked) {
   if (Status status = send_dispatch(); !status.ok()) return status;
   if (Status status = receive(); !status.ok()) return status;
   if (Status status = send_combine(); !status.ok()) return status;
   if (Status status = receive(); !status.ok()) return status;
   for (std::int64_t i = 0; i < kNumTokens * kHidden; ++i) {
-    if (out_[to_size(i)] != bfloat16_from_float(value_of(group_, i) * static_cast<float>(kNumTopk))) {
+    int num_picks = 0;
+    for (std::int64_t k = 0; k < kNumTopk; ++k) {
+      num_picks += static_cast<int>(ids_[to_size(i / kHidden * kNumTopk + k)] / 2 != masked);
+    }
+    if (out_[to_size(i)] != bfloat16_from_float(value_of(group_, i) * static_cast<float>(num_picks))) {
       return Status(ErrorCode::kInternal, "the combined rows are wrong");
     }
   }

@@ -25,8 +25,8 @@ class SmallLatencyExchange {
   Status send_combine();
   /// Of what was sent last.
   Status receive() { return group_.latency_receive(routing_); }
-  /// Everything, then compare.
-  Status run_and_verify();
+  /// Everything, then compare. `masked`: a rank that this one masks, -1: none.
+  Status run_and_verify(int masked = -1);
   /// Bytes of a tensor of all received rows.
   std::size_t slab_bytes() const { return static_cast<std::size_t>(num_rows_ * kRowBytes); }
 

@@ -111,6 +111,20 @@ std::vector<std::int32_t> expert_owners(const World& world) {
   return owners;
 }
 
+World without_ranks(const World& world, const std::vector<int>& masked) {
+  const std::vector<std::int32_t> owners = expert_owners(world);
+  World left = world;
+  for (RankTokens& tokens : left.ranks) {
+    for (std::int64_t& id : tokens.topk_idx) {
+      if (id < 0) continue;
+      const int owner = owners[static_cast<std::size_t>(id)];
+      if (std::find(masked.begin(), masked.end(), owner) != masked.end()) id = -1;
+    }
+  }
+  for (const int rank : masked) left.ranks[static_cast<std::size_t>(rank)] = {};
+  return left;
+}
+
 Result<std::vector<RankRouting>> route(const World& world) {
   if (Status status = validate(world); !status.ok()) return status;
   const RouteOptions& options = world.options;

@@ -202,7 +202,8 @@ std::vector<RankDispatch> prepare_dispatch(const PreparedCase& prepared, const D
     inputs.scales.push_back(random_bytes(random, num_tokens * inputs.scale_row_bytes));
   }
   if (spec.own_weights) inputs.topk_weights = random_weights(random, prepared);
-  const std::vector<RankReceived> received = oracle::dispatch(world, prepared.routings, inputs);
+  const oracle::World left = oracle::without_ranks(world, prepared.spec.masked);
+  const std::vector<RankReceived> received = oracle::dispatch(left, prepared.routings, inputs);
 
   std::vector<RankDispatch> ranks;
   for (int rank = 0; rank < world.num_ranks; ++rank) {
@@ -248,7 +249,14 @@ std::vector<RankCombine> prepare_combine(const PreparedCase& prepared, const Com
       inputs.bias[bias].push_back(random_payload(random, spec, prepared.num_tokens(rank)));
   }
   if (spec.own_weights) inputs.topk_weights = random_weights(random, prepared);
-  const std::vector<RankCombined> combined = oracle::combine(world, prepared.routings, inputs);
+  const oracle::World left =
+      oracle::without_ranks(oracle::without_ranks(world, prepared.spec.masked), prepared.spec.combine_masked);
+  std::vector<RankCombined> combined = oracle::combine(left, prepared.routings, inputs);
+  // Ranks that are masked are not checked, but have tokens.
+  const auto row_bytes = static_cast<std::size_t>(spec.hidden) * size_bytes(spec.dtype);
+  for (int rank = 0; rank < world.num_ranks; ++rank) {
+    combined[static_cast<std::size_t>(rank)].x.resize(static_cast<std::size_t>(prepared.num_tokens(rank)) * row_bytes);
+  }
 
   std::vector<RankCombine> ranks;
   for (int rank = 0; rank < world.num_ranks; ++rank) {
@@ -283,7 +291,7 @@ PreparedCase prepare(const ExchangeCase& spec) {
   PreparedCase prepared;
   prepared.spec = spec;
   prepared.world = make_world(spec.world);
-  prepared.routings = oracle::route(prepared.world).value();
+  prepared.routings = oracle::route(oracle::without_ranks(prepared.world, spec.masked)).value();
   for (DispatchSpec& dispatch : prepared.spec.dispatches) {
     if (dispatch.quantize == Quantization::kNone) continue;
     const std::int64_t channels_per_scale = dispatch.scale_dtype == DType::kInt32 ? 512 : 128;

@@ -63,6 +63,8 @@ struct ExchangeCase {
   std::int64_t gap_granules = 0;      ///< between payload rows, in units of 16 bytes
   bool slab_view = false;             ///< kSlab: give payload outputs and inputs as [L, C, H]
   std::int64_t spare_max_tokens = 0;  ///< latency mode: max_tokens beyond the most of any rank
+  std::vector<int> masked;            ///< latency mode: ranks that those whose results are checked mask
+  std::vector<int> combine_masked;    ///< the same, since the dispatch
   std::vector<DispatchSpec> dispatches;
   std::vector<CombineSpec> combines;
 };

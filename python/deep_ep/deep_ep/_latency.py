@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
+import ferry
 from deep_ep import _arguments as arguments
 from deep_ep import _latency_calls as calls
 from deep_ep._latency_calls import CombineOptions, DispatchOptions, Hook, slab_shape
@@ -15,12 +18,6 @@ from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventOverlap
 from ferry import InvalidArgument
 from ferry._eager import eager
-
-SHRINK_IS_MISSING = "not implemented yet: lost ranks are not skipped; a lost rank raises ferry.PeerLost"
-
-
-def _refuse_mask(call: str) -> NoReturn:
-    raise NotImplementedError(f"{call} needs a Buffer with enable_shrink=True, which is {SHRINK_IS_MISSING}")
 
 
 class LatencyCalls:
@@ -32,6 +29,7 @@ class LatencyCalls:
     _member: Member
     _combine_memory: CombineMemory
     low_latency_mode: bool
+    enable_shrink: bool
 
     @eager
     def low_latency_dispatch(
@@ -143,17 +141,36 @@ class LatencyCalls:
             link.combine_memory = self._combine_memory.next(self._member.group, shape)
         return link.combine_memory
 
-    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> NoReturn:
-        """Raises NotImplementedError."""
-        _refuse_mask("low_latency_update_mask_buffer")
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Mask a rank, or with ``mask=False`` end that. Local; of a buffer with ``enable_shrink=True``.
 
-    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> NoReturn:
-        """Raises NotImplementedError."""
-        _refuse_mask("low_latency_query_mask_buffer")
+        Calls of latency mode that miss a rank for 100 s, or that notice that it has died, do the same by themselves.
+        They neither wait for a masked rank nor send to it: it has 0 tokens, and what its experts would return adds
+        nothing to the sums. Masks are this rank's own. A masked rank comes back if it has made all calls that the
+        others have made and all ranks, itself included, unmask between the same two calls, with a barrier of the
+        process group before and after.
+        """
+        with self._masking("low_latency_update_mask_buffer") as group:
+            group.latency_update_mask(rank_to_mask, mask)
 
-    def low_latency_clean_mask_buffer(self) -> NoReturn:
-        """Raises NotImplementedError."""
-        _refuse_mask("low_latency_clean_mask_buffer")
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """mask_status: [R] i32, contiguous: becomes 1 for each rank that this one masks, else 0. Local."""
+        with self._masking("low_latency_query_mask_buffer") as group:
+            group.latency_query_mask(mask_status)
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Unmask all ranks, as :meth:`low_latency_update_mask_buffer` does one. Local."""
+        with self._masking("low_latency_clean_mask_buffer") as group:
+            group.latency_clear_mask()
+
+    @contextlib.contextmanager
+    def _masking(self, what: str) -> Iterator[ferry.Group]:
+        """On the stream of the calls, which the current one waits for."""
+        self._check_mode(what)
+        if not self.enable_shrink:
+            raise InvalidArgument(f"{what}: the buffer was created with enable_shrink=False, expected True")
+        with self._member.turn(what, (), Asked()):
+            yield self._member.group
 
     def _asked(self, what: str, asynchronous: bool, unknown: dict[str, Any]) -> Asked:
         # All ranks have made their buffers alike: none is left waiting.

@@ -141,8 +141,9 @@ class Member:
         device: torch.device | str | int | None,
         timeouts_s: Mapping[str, float],
         latency_bytes: int = 0,
+        mask_lost_ranks: bool = False,
     ) -> None:
-        """timeouts_s: bounds of a wait for another rank, by type of device. latency_bytes: as of ferry.Group."""
+        """timeouts_s: bounds of a wait for another rank, by type of device. The others: as of ferry.Group."""
         if group is None and comm is None:
             raise InvalidArgument("group is None, expected a torch process group, or comm=an mpi4py communicator")
         self.device = choose_device(device)
@@ -153,6 +154,8 @@ class Member:
             device=self.device,
             timeout=timeouts_s[self.device.type],
             latency_bytes=latency_bytes,
+            mask_lost_ranks=mask_lost_ranks,
+            mask_timeout=timeouts_s[self.device.type],
         )
         self._whole: _native.BufferCalls | None = _native.BufferCalls(self._group._calls, self._group, _TYPES)
         self._captured: list[ferry.Routing] = []

@@ -112,8 +112,6 @@ def check_devices(rank: int) -> None:
         elastic.dispatch(torch.zeros(1, 64), torch.zeros(1, 1, dtype=torch.int64), num_experts=2)
     with pytest.raises(ValueError, match="num_bytes"):
         deep_ep.ElasticBuffer(dist.group.WORLD)
-    with pytest.raises(NotImplementedError, match="enable_shrink"):
-        deep_ep.Buffer(dist.group.WORLD, enable_shrink=True)
     with pytest.warns(UserWarning, match="use_fabric"):
         deep_ep.Buffer(dist.group.WORLD, use_fabric=True, num_qps_per_rank=12.0)
     shape = {"num_max_tokens_per_rank": 4096, "hidden": 7168, "num_topk": 8}

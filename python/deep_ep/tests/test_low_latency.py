@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from clients import dispatch, inputs_of, make_buffer
 from ranks import device_of, run_ranks
 from slabs import check_ranges, check_slab, rows_of_experts, run_experts, weighted_sums, with_short_weights
@@ -25,11 +28,11 @@ MODES: list[tuple[dict[str, bool], Any]] = [
 ]
 
 
-def make_latency_buffer(rank: int, kind: str, world: World, most: int) -> deep_ep.Buffer:
+def make_latency_buffer(rank: int, kind: str, world: World, most: int, **options: Any) -> deep_ep.Buffer:
     num_bytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(
         most, world.x[rank].shape[1], world.num_ranks, world.num_experts
     )
-    return make_buffer(rank, kind, num_rdma_bytes=num_bytes, low_latency_mode=True)
+    return make_buffer(rank, kind, num_rdma_bytes=num_bytes, low_latency_mode=True, **options)
 
 
 def check_received(
@@ -371,3 +374,72 @@ def check_other_buffers(rank: int, world: World, buffer: deep_ep.Buffer, good: d
 
 def test_wrong_arguments_are_exceptions_on_all_ranks() -> None:
     run_ranks(2, check_refused, with_short_weights(make_world(2, 6, [5, 8])))
+
+
+LOST_RANK = 0
+
+
+def check_shrink(rank: int, world: World, most: int, kind: str) -> None:
+    """A rank dies; calls of the others return without it, and go on."""
+    buffer = make_latency_buffer(rank, kind, world, most, enable_shrink=True)
+    assert buffer.enable_shrink
+    world = world.to(buffer.device)
+    mine, first = inputs_of(world, rank, buffer.device), world.first_expert(rank)
+    status = torch.full((world.num_ranks,), 7, dtype=torch.int32, device=buffer.device)
+
+    def check_layer(left: World, split: bool) -> None:
+        options = {"use_fp8": False, "return_recv_hook": split}
+        received, count, handle, _, hook = buffer.low_latency_dispatch(
+            mine.x, mine.idx, most, world.num_experts, **options
+        )
+        if hook is not None:
+            hook()
+        rows = check_received(left, rank, most, received, count, handle, None)
+        y = run_experts(rows, first)
+        out, _, hook = buffer.low_latency_combine(y, mine.idx, mine.weights, handle, return_recv_hook=split)
+        if hook is not None:
+            hook()
+        assert torch.equal(out, weighted_sums(left, rank, rank_sums=True))
+
+    def mask() -> list[int]:
+        buffer.low_latency_query_mask_buffer(status)
+        return status.tolist()
+
+    check_layer(world, False)
+    assert mask() == [0] * world.num_ranks
+    dist.barrier()
+    if rank == LOST_RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    lost = [int(other == LOST_RANK) for other in range(world.num_ranks)]
+    for split in (True, False):
+        check_layer(world.without(LOST_RANK), split)
+        assert mask() == lost
+    buffer.low_latency_clean_mask_buffer()
+    assert mask() == [0] * world.num_ranks
+    buffer.low_latency_update_mask_buffer(LOST_RANK, mask=True)
+    assert mask() == lost
+    buffer.low_latency_update_mask_buffer(LOST_RANK)
+    assert mask() == [0] * world.num_ranks
+    check_layer(world.without(LOST_RANK), False)
+
+
+def test_a_buffer_that_shrinks() -> None:
+    world = with_short_weights(make_world(3, 6, [4, 8, 6], hidden=128))
+    run_ranks(3, check_shrink, world, 8, "cpu", lost=(LOST_RANK,))
+
+
+def check_no_shrink(rank: int, world: World) -> None:
+    buffer = make_latency_buffer(rank, "cpu", world, 8)
+    calls = (
+        lambda: buffer.low_latency_update_mask_buffer(1 - rank, True),
+        lambda: buffer.low_latency_query_mask_buffer(torch.zeros(2, dtype=torch.int32)),
+        buffer.low_latency_clean_mask_buffer,
+    )
+    for call in calls:
+        with pytest.raises(ferry.InvalidArgument, match="mask_buffer: the buffer was created with enable_shrink=False"):
+            call()
+    buffer.destroy()
+
+
+def test_mask_calls_need_a_buffer_that_shrinks() -> None:
+    run_ranks(2, check_no_shrink, make_world(2, 4, [3, 2]))

@@ -45,9 +45,13 @@ void copy_inputs(const RouteCall& call, CpuRouting& routing) {
 }
 
 void plan_rows(const plan::RouteShape& shape, plan::AllCounts sources, const plan::ExpertGroups& groups,
-               std::size_t my_rank, CpuRouting& routing) {
-  routing.tokens = plan::place_tokens(shape, sources, groups, my_rank, routing.ids, std::move(routing.tokens));
+               std::size_t my_rank, std::span<const std::int64_t> ids, CpuRouting& routing) {
+  routing.tokens = plan::place_tokens(shape, sources, groups, my_rank, ids, std::move(routing.tokens));
   routing.num_rows_to_rank = routing.tokens.num_rows_to_rank;
+  routing.num_tokens_of_rank.clear();
+  routing.rank_counts.clear();
+  routing.num_rows_on_rank.clear();
+  routing.num_rows_from_rank.clear();
   for (std::size_t rank = 0; rank < shape.num_ranks; ++rank) {
     routing.num_tokens_of_rank.push_back(sources[rank].num_entries / static_cast<std::int64_t>(shape.num_topk));
     routing.rank_counts.insert(routing.rank_counts.end(), sources[rank].rank_counts,

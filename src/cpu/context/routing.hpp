@@ -37,6 +37,7 @@ struct CpuRouting : RoutingState, LargeTables {
     return {tokens.destinations.data() + begin, end - begin};
   }
   std::vector<std::int32_t> source_ranges_table;  ///< what source_ranges shows
+  std::int64_t slab_capacity = 0;                 ///< C, of latency mode
 
   bool holds_token(std::int64_t row) const { return source_table[to_size(row) * 2] >= 0; }
 
@@ -58,9 +59,10 @@ plan::RouteShape route_shape(const RouteCall& call, const Topology& topology);
 /// Copies the call's ids, weights and sizes.
 void copy_inputs(const RouteCall& call, CpuRouting& routing);
 
-/// Plans this rank's tokens and rows from the counts of all ranks. Leaves source_table without tokens.
+/// Plans this rank's tokens, whose ids are `ids`, and its rows from the counts of all ranks. Leaves source_table without
+/// tokens.
 void plan_rows(const plan::RouteShape& shape, plan::AllCounts sources, const plan::ExpertGroups& groups,
-               std::size_t my_rank, CpuRouting& routing);
+               std::size_t my_rank, std::span<const std::int64_t> ids, CpuRouting& routing);
 
 /// Points the views to the tables, whose sizes are known.
 void set_views(const RouteCall& call, CpuRouting& routing);

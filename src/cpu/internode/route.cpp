@@ -234,7 +234,7 @@ Status Router::run() {
   if (Status status = read_counts(); !status.ok()) return status;
   const plan::ExpertGroups groups = plan::group_experts(shape_, sources_);
   if (Status status = plan::check_capacity(shape_, sources_, groups); !status.ok()) return status;
-  plan_rows(shape_, sources_, groups, to_size(topology_.rank), routing_);
+  plan_rows(shape_, sources_, groups, to_size(topology_.rank), routing_.ids, routing_);
   routing_.outgoing = plan::build_forward_tables(routing_.tokens, topology_);
   if (Status status = exchange_tables(); !status.ok()) return status;
   name_source_ranks(groups);

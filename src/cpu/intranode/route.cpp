@@ -1,110 +1,28 @@
-#include <fmt/format.h>
-
-#include <limits>
-#include <vector>
-
-#include "cpu/context/routing.hpp"
 #include "cpu/intranode/calls.hpp"
-#include "plan/route_tables.hpp"
-
-/// Route on one node: each rank publishes its counts and its tokens by destination in its arena, and reads those of all
-/// ranks.
+#include "cpu/intranode/route_steps.hpp"
 
 namespace ferry::cpu::intranode {
-namespace {
-
-using node::CallDescriptor;
-using plan::RouteTables;
-
-/// Tables of all ranks, by rank.
-struct PeerTables {
-  std::vector<RouteTables> tables;
-  std::vector<plan::SourceCounts> counts;
-};
-
-Status publish(const RouteCall& call, const plan::RouteShape& shape, const CpuRouting& routing, const Context& context,
-               CallDescriptor& descriptor) {
-  const RouteTables::Shape sizes{shape.num_ranks, shape.num_experts, routing.ids.size()};
-  const std::size_t tables_bytes = RouteTables::at(nullptr, sizes).size_bytes;
-  Result<std::byte*> base = context.staging.route_tables(tables_bytes);
-  if (!base.ok()) return base.status();
-  const RouteTables tables = RouteTables::at(*base, sizes);
-  plan::count_tokens(shape, routing.ids, tables.rank_counts, tables.expert_counts);
-  plan::list_run_tokens(shape, routing.ids, shape.by_rank() ? tables.rank_counts : tables.expert_counts, tables.tokens);
-  descriptor.tables = context.peers().locate(*base, 1, static_cast<std::int64_t>(tables_bytes), 0);
-  descriptor.max_recv_rows = call.options.max_recv_rows;
-  descriptor.num_entries = call.num_tokens * call.num_topk;
-  return {};
-}
-
-Result<PeerTables> read_peers(const plan::RouteShape& shape, const Context& context) {
-  PeerTables peers;
-  for (int rank = 0; rank < context.peers().num_ranks(); ++rank) {
-    const CallDescriptor& descriptor = context.peers().descriptor_of(rank);
-    const std::int64_t num_entries = descriptor.num_entries;
-    const bool countable = num_entries >= 0 && num_entries <= std::numeric_limits<std::int32_t>::max();
-    const RouteTables::Shape sizes{shape.num_ranks, shape.num_experts, countable ? to_size(num_entries) : 0};
-    const auto tables_bytes = static_cast<std::int64_t>(RouteTables::at(nullptr, sizes).size_bytes);
-    std::byte* const base = context.peers().resolve(descriptor.tables, rank, {1, tables_bytes});
-    if (base == nullptr || !countable) return context.sync.bad_location(Operation::kRoute, rank);
-    const RouteTables& tables = peers.tables.emplace_back(RouteTables::at(base, sizes));
-    peers.counts.push_back({tables.rank_counts, tables.expert_counts, num_entries, descriptor.max_recv_rows});
-    if (!plan::counts_fit(shape, peers.counts.back())) {
-      return context.sync.fail(
-          ErrorCode::kInternal, rank,
-          fmt::format("route: rank {} published counts that exceed its tokens; please report this bug", rank));
-    }
-  }
-  return peers;
-}
-
-/// Fills source_table from the peers' lists of tokens.
-void read_sources(const plan::RouteShape& shape, const PeerTables& peers, const plan::ExpertGroups& groups,
-                  std::size_t my_rank, CpuRouting& routing) {
-  // Where each run begins in its source's list.
-  std::vector<std::vector<std::int64_t>> run_begins;
-  for (const plan::SourceCounts& source : peers.counts) {
-    std::vector<std::int64_t>& begins = run_begins.emplace_back(shape.num_runs() + 1, 0);
-    const std::int32_t* const counts = source.of_runs(shape);
-    for (std::size_t run = 0; run < shape.num_runs(); ++run) begins[run + 1] = begins[run] + counts[run];
-  }
-  const auto read_run = [&](std::size_t run, std::size_t source, std::int64_t first_row, std::int32_t num_rows) {
-    const std::int32_t* const tokens = peers.tables[source].tokens + run_begins[source][run];
-    const std::int64_t num_tokens = routing.num_tokens_of_rank[source];
-    std::int32_t* const rows = routing.source_table.data() + first_row * 2;
-    for (std::int64_t i = 0; i < num_rows; ++i) {
-      // Clamp: a faulty peer must not cause an out-of-range read.
-      const bool exists = tokens[i] >= 0 && tokens[i] < num_tokens;
-      rows[2 * i] = static_cast<std::int32_t>(source);
-      rows[2 * i + 1] = exists ? tokens[i] : 0;
-    }
-  };
-  plan::for_each_received_run(shape, peers.counts, groups, my_rank, read_run);
-}
-
-}  // namespace
 
 Status route(const RouteCall& call, const Context& context, CpuRouting& routing) {
   if (!context.sync.broken().ok()) return context.sync.broken();
   const plan::RouteShape shape = route_shape(call, context.topology());
-  const auto my_rank = to_size(context.sync.rank());
-  CallDescriptor descriptor;
+  node::CallDescriptor descriptor;
   descriptor.record = call.record;
   if (call.record.code == ErrorCode::kOk) {
     copy_inputs(call, routing);
-    if (Status status = publish(call, shape, routing, context, descriptor); !status.ok()) {
+    if (Status status = publish_tables(call, shape, routing, context, descriptor); !status.ok()) {
       descriptor.record.set_status(status);
     }
   }
   if (Status status = context.sync.begin(descriptor); !status.ok()) return status;
-  Result<PeerTables> peers = read_peers(shape, context);
-  if (!peers.ok()) return peers.status();
-  const plan::ExpertGroups groups = plan::group_experts(shape, peers->counts);
-  if (Status status = plan::check_capacity(shape, peers->counts, groups); !status.ok()) return status;
-  plan_rows(shape, peers->counts, groups, my_rank, routing);
-  read_sources(shape, *peers, groups, my_rank, routing);
-  finish(call, shape, groups, my_rank, routing);
-  return {};
+  PeerTables tables;
+  node::Peers& peers = context.peers();
+  for (int rank = 0; rank < peers.num_ranks(); ++rank) {
+    const Result<RankTables> found = find_tables(shape, peers, rank, peers.descriptor_of(rank));
+    if (!found.ok()) return context.sync.fail(found.status().code(), rank, found.status().message());
+    tables.add(*found);
+  }
+  return plan_from_tables(call, shape, tables, to_size(context.sync.rank()), routing.ids, routing);
 }
 
 }  // namespace ferry::cpu::intranode

@@ -25,6 +25,7 @@ std::shared_ptr<CpuRouting> begin_slab_routing(const LatencyDispatchCall& call, 
   routing->num_rows_per_local_expert.assign(to_size(num_local), 0);
   for (std::int64_t local = 0; local <= num_local; ++local) routing->expert_row_offsets.push_back(local * capacity);
   routing->num_used_rows = num_local * capacity;
+  routing->slab_capacity = capacity;
   routing->source_table.assign(to_size(routing->num_used_rows) * 2, -1);
   routing->tokens.slots.assign(routing->ids.size(), -1);
   routing->source_ranges_table.assign(to_size(num_local) * to_size(topology.num_ranks) * kRangeValues, 0);

@@ -146,4 +146,12 @@ Status LatencyMode::receive(const LatencyReceiveCall& call, bool& made) try {
   return context_.out_of_memory(Operation::kLatencyDispatch);
 }
 
+Status LatencyMode::update_mask(int /*rank*/, bool /*masked*/, Stream /*stream*/) {
+  return Status(ErrorCode::kUnsupported, "latency_update_mask: backend \"cuda\" does not mask ranks yet");
+}
+
+Status LatencyMode::query_mask(std::int32_t* /*out*/, Stream /*stream*/) {
+  return Status(ErrorCode::kUnsupported, "latency_query_mask: backend \"cuda\" does not mask ranks yet");
+}
+
 }  // namespace ferry::cuda

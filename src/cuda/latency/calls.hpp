@@ -21,6 +21,8 @@ class LatencyMode {
   Result<std::shared_ptr<RoutingState>> dispatch(const LatencyDispatchCall& call);
   Status combine(const LatencyCombineCall& call);
   Status receive(const LatencyReceiveCall& call, bool& made);
+  Status update_mask(int rank, bool masked, Stream stream);
+  Status query_mask(std::int32_t* out, Stream stream);
 
  private:
   Result<std::shared_ptr<RoutingState>> make_dispatch(const LatencyDispatchCall& call);

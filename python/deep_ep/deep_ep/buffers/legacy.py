@@ -11,7 +11,7 @@ import torch
 from deep_ep import _config, _throughput
 from deep_ep._arguments import ignore_unknown
 from deep_ep._config import Config
-from deep_ep._latency import SHRINK_IS_MISSING, LatencyCalls
+from deep_ep._latency import LatencyCalls
 from deep_ep._latency_handles import CombineMemory
 from deep_ep._member import Asked, Member
 from deep_ep._throughput import RANKS_PER_NODE, Payload
@@ -42,7 +42,9 @@ class Buffer(LatencyCalls):
         :meth:`get_low_latency_rdma_size_hint` says how many they need. The same on every rank.
     num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: accepted, without effect.
     explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, but need not be.
-    enable_shrink: True raises NotImplementedError.
+    enable_shrink: calls of latency mode go on without ranks that are lost, see
+        :meth:`low_latency_update_mask_buffer`, instead of raising; all other calls still need every rank. CPU ranks of
+        one node; others raise NotImplementedError. The same on every rank.
     device: of all tensors. By default that of the environment variable DEEP_EP_DEVICE, else the current GPU, or the CPU
         if there is none.
     Unknown arguments are ignored with a warning; those that would change results raise NotImplementedError.
@@ -70,13 +72,11 @@ class Buffer(LatencyCalls):
         **unknown: Any,
     ) -> None:
         ignore_unknown("Buffer", unknown)
-        if enable_shrink:
-            raise NotImplementedError(f"Buffer: enable_shrink=True is {SHRINK_IS_MISSING}")
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if value < 0:
                 raise InvalidArgument(f"Buffer: {name} is {value}, expected at least 0")
         latency_bytes = num_rdma_bytes if low_latency_mode else 0
-        self._member = Member(group, comm, device, _TIMEOUTS_S, latency_bytes)
+        self._member = Member(group, comm, device, _TIMEOUTS_S, latency_bytes, bool(enable_shrink))
         self._combine_memory = CombineMemory()
         self._local_memory: dict[bool, torch.Tensor] = {}
         self.group = group

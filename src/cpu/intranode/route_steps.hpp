@@ -1,0 +1,50 @@
+#ifndef FERRY_CPU_INTRANODE_ROUTE_STEPS_HPP
+#define FERRY_CPU_INTRANODE_ROUTE_STEPS_HPP
+
+/// The steps of a route on one node, without the waits between them: each rank publishes its counts and its tokens by
+/// destination in its arena, and reads those of all ranks.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cpu/context/context.hpp"
+#include "cpu/context/routing.hpp"
+#include "plan/route_tables.hpp"
+
+namespace ferry::cpu::intranode {
+
+/// What one rank published.
+struct RankTables {
+  plan::RouteTables tables;
+  plan::SourceCounts counts;
+};
+
+/// The same of all ranks, by rank.
+struct PeerTables {
+  std::vector<plan::RouteTables> tables;
+  std::vector<plan::SourceCounts> counts;
+
+  void add(const RankTables& rank) {
+    tables.push_back(rank.tables);
+    counts.push_back(rank.counts);
+  }
+};
+
+/// Writes this rank's tables; fills the descriptor's locations.
+Status publish_tables(const RouteCall& call, const plan::RouteShape& shape, const CpuRouting& routing,
+                      const Context& context, node::CallDescriptor& descriptor);
+
+/// The tables that a rank's descriptor locates.
+/// @errors kInternal: they are outside its memory, or counts contradict each other
+Result<RankTables> find_tables(const plan::RouteShape& shape, const node::Peers& peers, int rank,
+                               const node::CallDescriptor& descriptor);
+
+/// Fills the routing, whose inputs are copied, from the tables of all ranks. `ids` are those of this rank's entries.
+/// @errors kCapacity, the same on every rank
+Status plan_from_tables(const RouteCall& call, const plan::RouteShape& shape, const PeerTables& peers,
+                        std::size_t my_rank, std::span<const std::int64_t> ids, CpuRouting& routing);
+
+}  // namespace ferry::cpu::intranode
+
+#endif  // FERRY_CPU_INTRANODE_ROUTE_STEPS_HPP

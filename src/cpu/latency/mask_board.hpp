@@ -1,0 +1,48 @@
+#ifndef FERRY_CPU_LATENCY_MASK_BOARD_HPP
+#define FERRY_CPU_LATENCY_MASK_BOARD_HPP
+
+/// Which ranks each rank masks, where all can read it.
+///
+///   field            writer  readers  order              publishes
+///   since[r]         owner   rank r   release / acquire  the first call that the owner makes without rank r; 0: it
+///                                                        masks it not. Written before the owner goes on without r, so
+///                                                        before it overwrites anything that r may still read
+///
+/// So what a rank has read of a peer in a call is good if afterwards the peer still does not mask it in that call.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "node/peers.hpp"
+
+namespace ferry::cpu {
+
+class MaskBoard {
+ public:
+  /// Must be the first thing that every rank takes from its arena, so that the offset is the same in all.
+  static Result<std::unique_ptr<MaskBoard>> create(node::Peers& peers);
+
+  /// What it takes of the arena.
+  std::size_t size_bytes() const;
+
+  /// Whether this rank masks `rank`.
+  bool masks(int rank) const { return since(peers_->rank(), rank).load(std::memory_order_relaxed) != 0; }
+  /// From `call` on this rank makes its calls without `rank`. A rank that is masked already stays so since then.
+  void mask(int rank, std::uint64_t call);
+  void unmask(int rank);
+  /// Whether `rank` makes `call` without this one.
+  bool masks_this_rank(int rank, std::uint64_t call) const;
+
+ private:
+  MaskBoard(node::Peers& peers, std::size_t offset) : peers_(&peers), offset_(offset) {}
+  std::atomic<std::uint64_t>& since(int owner, int rank) const;
+
+  node::Peers* peers_;
+  std::size_t offset_;
+};
+
+}  // namespace ferry::cpu
+
+#endif  // FERRY_CPU_LATENCY_MASK_BOARD_HPP

@@ -1,0 +1,118 @@
+#include "cpu/latency/survivors.hpp"
+
+#include <algorithm>
+
+#include "node/futex.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::cpu {
+namespace {
+
+using node::Phase;
+
+/// As in call/wait.cpp.
+constexpr std::int64_t kPresenceIntervalNs = 20'000'000;
+/// As in call/silence_watch.hpp: beats in a deadline, deadlines that a rank is waited for that beats, and the longest
+/// step of the clock that counts, so that a rank that was itself stopped sees the others beat before it masks one.
+constexpr std::int64_t kBeatsPerDeadline = 16;
+constexpr std::int64_t kPatience = 2;
+constexpr std::int64_t kLongestStep = 4;
+
+}  // namespace
+
+Survivors::Survivors(call::CallSync& sync, MaskBoard& board, std::int64_t timeout_ns)
+    : sync_(sync),
+      board_(board),
+      timeout_ns_(timeout_ns),
+      descriptors_(to_size(sync.topology().num_ranks)),
+      signs_(descriptors_.size()) {}
+
+Status Survivors::begin(const node::CallDescriptor& descriptor) {
+  if (!sync_.broken().ok()) return sync_.broken();
+  node::Peers& peers = sync_.peers();
+  sync_.state().set_operation(to_string(descriptor.record.operation));
+  peers.open(descriptor);
+  wait(Phase::kDescribed);
+  // Of a rank that has gone on without this one they may be those of a later call: copied first, then looked at.
+  drop_deserters();
+  for (int rank = 0; rank < peers.num_ranks(); ++rank) {
+    if (include(rank)) descriptors_[to_size(rank)] = peers.descriptor_of(rank);
+  }
+  drop_deserters();
+  std::vector<const CallRecord*> records(descriptors_.size(), nullptr);
+  for (int rank = 0; rank < peers.num_ranks(); ++rank) {
+    if (include(rank)) records[to_size(rank)] = &descriptors_[to_size(rank)].record;
+  }
+  return check_agreement(records);
+}
+
+bool Survivors::drop_deserters() {
+  bool found = false;
+  for (int rank = 0; rank < sync_.peers().num_ranks(); ++rank) {
+    if (rank == sync_.rank() || board_.masks(rank) || !board_.masks_this_rank(rank, call())) continue;
+    board_.mask(rank, call());
+    found = true;
+  }
+  return found;
+}
+
+void Survivors::finish() {
+  sync_.post(Phase::kDone);
+  wait(Phase::kDone);
+}
+
+void Survivors::update(int rank, bool masked) {
+  if (masked) {
+    board_.mask(rank, call() + 1);
+  } else {
+    board_.unmask(rank);
+  }
+}
+
+void Survivors::query(std::int32_t* out) const {
+  for (int rank = 0; rank < sync_.peers().num_ranks(); ++rank) out[rank] = include(rank) ? 0 : 1;
+}
+
+void Survivors::wait(Phase phase) {
+  node::Peers& peers = sync_.peers();
+  std::int64_t last_ns = node::monotonic_ns();
+  std::int64_t waited_ns = 0;
+  std::int64_t next_look_ns = 0;
+  const auto is_missing = [&](int rank) { return include(rank) && !peers.reached(rank, phase); };
+  for (Sign& sign : signs_) sign = {};
+  while (true) {
+    const std::uint32_t rings = peers.doorbell();
+    missing_.clear();
+    for (int rank = 0; rank < peers.num_ranks(); ++rank) {
+      if (rank != sync_.rank() && is_missing(rank)) missing_.push_back(rank);
+    }
+    if (missing_.empty()) return;
+    const std::int64_t now_ns = node::monotonic_ns();
+    waited_ns += std::min(now_ns - last_ns, timeout_ns_ / kLongestStep);
+    last_ns = now_ns;
+    const bool look = waited_ns >= next_look_ns;
+    if (look) next_look_ns = waited_ns + kPresenceIntervalNs;
+    give_up_on_lost(waited_ns, look);
+    peers.beat();
+    peers.sleep(rings, static_cast<std::uint32_t>(missing_.size()),
+                std::min(kPresenceIntervalNs, timeout_ns_ / kBeatsPerDeadline));
+  }
+}
+
+void Survivors::give_up_on_lost(std::int64_t waited_ns, bool look_for_lost) {
+  const node::Peers& peers = sync_.peers();
+  for (const int rank : missing_) {
+    Sign& sign = signs_[to_size(rank)];
+    if (const std::uint64_t beats = peers.beats_of(rank); beats != sign.beats) sign = {beats, waited_ns, sign.was_lost};
+    bool lost = waited_ns - sign.since_ns >= timeout_ns_ || waited_ns >= kPatience * timeout_ns_;
+    if (look_for_lost) {
+      const bool gone = !peers.loss_of(rank).empty() || peers.gave_up(rank) || board_.masks_this_rank(rank, call());
+      // It may have finished its part just before: its flags are read once more.
+      lost = lost || (gone && sign.was_lost);
+      sign.was_lost = gone;
+    }
+    if (lost) board_.mask(rank, call());
+  }
+}
+
+}  // namespace ferry::cpu

@@ -1,0 +1,62 @@
+#ifndef FERRY_CPU_LATENCY_SURVIVORS_HPP
+#define FERRY_CPU_LATENCY_SURVIVORS_HPP
+
+/// Calls that are made without the ranks that this one masks, on one node: what CallSync is for other calls. A wait
+/// masks the ranks that do not come and goes on; a rank that finds that another masks it does the same with that one.
+///
+/// A rank is masked when it is seen lost twice, with a look at its flags in between; when it has shown no sign for
+/// mask_timeout_ns (ranks that wait beat, as in call/silence_watch.hpp); and whatever it shows, after twice that time.
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "call/call_sync.hpp"
+#include "cpu/latency/mask_board.hpp"
+
+namespace ferry::cpu {
+
+class Survivors {
+ public:
+  /// `sync` and `board` must outlive it.
+  Survivors(call::CallSync& sync, MaskBoard& board, std::int64_t timeout_ns);
+
+  /// Starts a call: as CallSync::begin, with those that are not masked.
+  Status begin(const node::CallDescriptor& descriptor);
+  /// Of the current call. Itself included.
+  bool include(int rank) const { return rank == sync_.rank() || !board_.masks(rank); }
+  /// What an included rank passed to begin.
+  const node::CallDescriptor& descriptor_of(int rank) const { return descriptors_[static_cast<std::size_t>(rank)]; }
+  /// Masks those that make the current call without this rank; whether there was one. If not, what this rank has read
+  /// of the others is good.
+  bool drop_deserters();
+  /// Ends a call: waits until nobody reads this rank's memory any more.
+  void finish();
+
+  /// Masks `rank`, or not any more, from the next call on.
+  void update(int rank, bool masked);
+  void query(std::int32_t* out) const;
+
+ private:
+  struct Sign {
+    std::uint64_t beats = 0;
+    std::int64_t since_ns = 0;
+    bool was_lost = false;
+  };
+  void wait(node::Phase phase);
+  /// Masks the missing ranks that are not worth waiting for.
+  void give_up_on_lost(std::int64_t waited_ns, bool look_for_lost);
+  std::uint64_t call() const { return sync_.peers().call(); }
+
+  call::CallSync& sync_;
+  MaskBoard& board_;
+  std::int64_t timeout_ns_;
+  std::vector<node::CallDescriptor> descriptors_;  // by rank
+  std::vector<Sign> signs_;                        // by rank, of one wait
+  std::vector<int> missing_;
+};
+
+}  // namespace ferry::cpu
+
+#endif  // FERRY_CPU_LATENCY_SURVIVORS_HPP

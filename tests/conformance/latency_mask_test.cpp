@@ -1,0 +1,259 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "conformance/latency_conformance.hpp"
+#include "support/device_memory.hpp"
+
+/// Latency mode without lost ranks: results are the oracle's for the ranks that are left, to the bit.
+
+namespace ferry::test {
+namespace {
+
+constexpr int kNumRanks = 4;
+constexpr int kVictim = 2;
+/// For all ranks to reach a point of a test.
+constexpr std::int64_t kMeetTimeoutNs = 60 * kNsPerSecond;
+/// After which a rank that lives is masked: longer than a rank computes between two calls on a busy machine.
+constexpr std::int64_t kMaskTimeoutNs = 4 * kNsPerSecond;
+
+/// Waits until every rank is here, without the group.
+bool meet(RankContext& context) {
+  return context.expect_ok(context.bootstrap()->all_gather({}, kMeetTimeoutNs).status(), "meet");
+}
+
+std::vector<int> all_but(int rank) {
+  std::vector<int> others;
+  for (int other = 0; other < kNumRanks; ++other) {
+    if (other != rank) others.push_back(other);
+  }
+  return others;
+}
+
+class LatencyMask : public LatencyConformance {
+ protected:
+  /// A case for each set of masked ranks, with rows of all kinds: in order, from the same seed.
+  std::vector<PreparedCase> cases(const std::vector<std::vector<int>>& masked) {
+    std::vector<ExchangeCase> specs;
+    for (const std::vector<int>& ranks : masked) {
+      ExchangeCase spec = small_latency_case(kNumRanks, 71);
+      spec.name = fmt::format("without ranks [{}]", fmt::join(ranks, ", "));
+      spec.world.num_topk = 4;
+      spec.world.max_tokens = 9;
+      spec.world.counts = TokenCounts::kEven;
+      spec.dispatches.push_back({.hidden = 272, .quantize = Quantization::kFp8, .zero_padding = true});
+      spec.masked = ranks;
+      specs.push_back(spec);
+    }
+    return prepare_latency(specs);
+  }
+
+  GroupOptions masking_options(const RankContext& context) const {
+    GroupOptions options = group_options(context);
+    options.mask_lost_ranks = true;
+    options.mask_timeout_ns = kMaskTimeoutNs;
+    return options;
+  }
+
+  /// CPU ranks of one node; others say that they do not.
+  bool masks_ranks() const { return ranks_per_node(kNumRanks) == kNumRanks && !on_gpus(); }
+
+  /// Runs `body` on every rank with a group that masks ranks. It is not destroyed together: some ranks are lost.
+  void run_masking(const GroupBody& body) const {
+    run_on_ranks(kNumRanks, [&](RankContext& context) {
+      auto group = Group::create(context.bootstrap(), masking_options(context));
+      if (!masks_ranks()) {
+        context.expect_code(group.status(), ErrorCode::kUnsupported, "masks");
+        context.expect(group.status().message().find("mask_lost_ranks") != std::string_view::npos, "names the option");
+        return;
+      }
+      if (!context.expect_ok(group.status(), "Group::create")) return;
+      body(context, **group);
+      // Ranks that are done leave the group, which others would find.
+      meet(context);
+    });
+  }
+
+  static void check(RankContext& context, Group& group, const PreparedCase& prepared) {
+    check_latency_case(context, group, prepared, Halves::kTogether);
+    check_latency_case(context, group, prepared, Halves::kSplit);
+  }
+
+  static void expect_masked(RankContext& context, Group& group, const std::vector<int>& masked) {
+    TestTensor out(context, group, MemoryKind::kPlain, TensorImage(dense(DType::kInt32, 1, kNumRanks)));
+    TensorView view = out.view();
+    view.num_dims = 1;
+    view.shape[0] = kNumRanks;
+    view.strides[0] = 1;
+    context.expect_ok(group.latency_query_mask(view, stream_of(group)), "latency_query_mask");
+    context.expect_ok(group.wait(stream_of(group)), "wait");
+    TensorImage expected(dense(DType::kInt32, 1, kNumRanks));
+    std::vector<std::int32_t> values(kNumRanks, 0);
+    for (const int rank : masked) values[static_cast<std::size_t>(rank)] = 1;
+    expected.set_rows(values.data());
+    out.expect_equal(context, expected, "mask");
+  }
+
+  static void mask(RankContext& context, Group& group, const std::vector<int>& ranks, bool masked = true) {
+    for (const int rank : ranks) {
+      context.expect_ok(group.latency_update_mask(rank, masked, stream_of(group)), "latency_update_mask");
+    }
+  }
+};
+
+/// It lives, and makes no calls any more.
+TEST_P(LatencyMask, ARankThatStopsCalling) {
+  const std::vector<PreparedCase> prepared = cases({{}, {kVictim}});
+  run_masking([&](RankContext& context, Group& group) {
+    check(context, group, prepared[0]);
+    expect_masked(context, group, {});
+    if (context.rank() == kVictim) return;
+    check(context, group, prepared[1]);
+    expect_masked(context, group, {kVictim});
+    check(context, group, prepared[1]);
+  });
+}
+
+/// Between the halves of a call: the survivors that have sent theirs return from receiving it, without its tokens.
+TEST_P(LatencyMask, TwoRanksThatLeaveBetweenCalls) {
+  const std::vector<PreparedCase> prepared = cases({{}, {0, kVictim}});
+  run_on_ranks(kNumRanks, [&](RankContext& context) {
+    if (!masks_ranks()) return;  // see run_masking
+    auto group = Group::create(context.bootstrap(), masking_options(context));
+    if (!context.expect_ok(group.status(), "Group::create")) return;
+    check(context, **group, prepared[0]);
+    if (!meet(context)) return;
+    if (context.rank() == kVictim || context.rank() == 0) {
+      group->reset();
+    } else {
+      LatencyExchange a(context, **group, prepared[1], 0);
+      LatencyExchange b(context, **group, prepared[1], 1);
+      if (a.send_dispatch() && b.send_dispatch() && b.receive() && a.receive() && a.send_combine(1) &&
+          b.send_combine(0) && b.receive()) {
+        a.receive();
+      }
+      expect_masked(context, **group, {0, kVictim});
+    }
+    meet(context);
+  });
+}
+
+/// All others mask a rank that lives. It makes the same calls, which return with its own tokens alone; then it comes
+/// back.
+TEST_P(LatencyMask, ARankMaskedByHandThatComesBack) {
+  const std::vector<PreparedCase> prepared = cases({{}, {kVictim}, all_but(kVictim)});
+  run_masking([&](RankContext& context, Group& group) {
+    const bool victim = context.rank() == kVictim;
+    for (int round = 0; round < 3; ++round) {
+      check(context, group, prepared[0]);
+      if (!victim) mask(context, group, {kVictim});
+      if (!meet(context)) return;
+      check(context, group, prepared[victim ? 2 : 1]);
+      expect_masked(context, group, victim ? all_but(kVictim) : std::vector<int>{kVictim});
+      if (!meet(context)) return;
+      if (round == 0) {
+        mask(context, group, victim ? all_but(kVictim) : std::vector<int>{kVictim}, false);
+      } else {
+        context.expect_ok(group.latency_clear_mask(stream_of(group)), "latency_clear_mask");
+      }
+      expect_masked(context, group, {});
+      if (!meet(context)) return;
+    }
+    check(context, group, prepared[0]);
+    context.expect_ok(group.destroy(), "destroy");
+  });
+}
+
+/// Picks of a rank that is masked after the dispatch add nothing to the combine.
+TEST_P(LatencyMask, ARankMaskedBetweenDispatchAndCombine) {
+  ExchangeCase spec = small_latency_case(kNumRanks, 72);
+  spec.world.num_topk = 5;
+  spec.combine_masked = {kVictim};
+  const PreparedCase prepared = prepare_latency(spec);
+  run_masking([&](RankContext& context, Group& group) {
+    LatencyExchange exchange(context, group, prepared);
+    if (!exchange.dispatch() || !meet(context) || context.rank() == kVictim) return;
+    mask(context, group, {kVictim});
+    if (exchange.combine(0) && exchange.send_combine(1)) exchange.receive();
+  });
+}
+
+/// The masks of ranks differ: each pair that one of the two masks does without the other.
+TEST_P(LatencyMask, RanksThatMaskDifferentOnes) {
+  // Rank 0 masks 1; rank 2 masks 3. What is left: 0 with 2 and 3, 1 with 2 and 3, and so on.
+  const std::vector<PreparedCase> prepared = cases({{}, {1}, {0}, {3}, {2}});
+  constexpr std::array<int, kNumRanks> kPartner = {1, 0, 3, 2};
+  run_masking([&](RankContext& context, Group& group) {
+    check(context, group, prepared[0]);
+    const int partner = kPartner[static_cast<std::size_t>(context.rank())];
+    if (context.rank() % 2 == 0) mask(context, group, {partner});
+    if (!meet(context)) return;
+    // Of the combine: what comes back depends on where the others have put the rows. See tests/fault.
+    for (const std::size_t dispatch_idx : {std::size_t{0}, std::size_t{1}}) {
+      LatencyExchange exchange(context, group, prepared[1 + static_cast<std::size_t>(context.rank())], dispatch_idx);
+      if (!exchange.dispatch()) return;
+    }
+    expect_masked(context, group, {partner});
+  });
+}
+
+/// What all survivors refuse is refused in the same words, and they go on.
+TEST_P(LatencyMask, RefusedCallsOfSurvivors) {
+  const std::vector<PreparedCase> prepared = cases({{kVictim}});
+  run_masking([&](RankContext& context, Group& group) {
+    if (context.rank() == kVictim) return;
+    mask(context, group, {kVictim});
+    for (const bool split : {false, true}) {
+      LatencyDispatchTensors tensors(context, group, prepared[0], 0);
+      tensors.options.split = split;
+      if (context.rank() == 3) tensors.options.max_tokens = 0;
+      const Status status = call_dispatch(group, tensors);
+      context.expect_code(status, ErrorCode::kInvalidArgument, "a refused dispatch");
+      context.expect(status.message().find("rank 3: latency_dispatch: max_tokens is 0") != std::string_view::npos,
+                     status.to_string());
+      tensors.expect_untouched(context, "a refused dispatch: ");
+      check(context, group, prepared[0]);
+    }
+  });
+}
+
+TEST_P(LatencyMask, WrongArguments) {
+  run_masking([&](RankContext& context, Group& group) {
+    const auto refused = [&](const Status& status, std::string_view words) {
+      context.expect_code(status, ErrorCode::kInvalidArgument, words);
+      context.expect(status.message().find(words) != std::string_view::npos, status.to_string());
+    };
+    const Stream stream = stream_of(group);
+    refused(group.latency_update_mask(context.rank(), true, stream), "expected one of the 4 other than this one");
+    refused(group.latency_update_mask(kNumRanks, true, stream), "latency_update_mask: rank is 4");
+    refused(group.latency_update_mask(-1, false, stream), "latency_update_mask: rank is -1");
+    refused(group.latency_query_mask({}, stream), "latency_query_mask: out is absent");
+    TestTensor wrong(context, group, MemoryKind::kPlain, TensorImage(dense(DType::kInt32, 1, kNumRanks)));
+    refused(group.latency_query_mask(wrong.view(), stream), "expected [4]");
+    if (!uses_device(group)) {
+      int no_stream = 0;
+      refused(group.latency_clear_mask(Stream{&no_stream}), "latency_clear_mask: the stream is");
+    }
+    if (!meet(context)) return;
+    context.expect_ok(group.destroy(), "destroy");
+    refused(group.latency_clear_mask(), "latency_clear_mask: this group was destroyed");
+  });
+}
+
+TEST_P(LatencyMask, AGroupThatDoesNotMask) {
+  run_with_group(2, [&](RankContext& context, Group& group) {
+    const int other = 1 - context.rank();
+    for (const Status& status :
+         {group.latency_update_mask(other, true), group.latency_query_mask({}), group.latency_clear_mask()}) {
+      context.expect_code(status, ErrorCode::kInvalidArgument, "masks");
+      context.expect(status.message().find("create it with GroupOptions::mask_lost_ranks") != std::string_view::npos,
+                     status.to_string());
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, LatencyMask, testing::ValuesIn(backend_configs()), config_name);
+
+}  // namespace
+}  // namespace ferry::test
