@@ -103,6 +103,8 @@ struct LatencyShape {
   int num_topk = 0;                     ///< K
   std::int64_t dispatch_row_bytes = 0;  ///< of a row as it travels: x and its scales (as quantised, if it is)
   std::int64_t combine_row_bytes = 0;
+  /// Of all combines; kRankSums needs fewer rows where K is more than R. kExact serves both.
+  CombineOrder order = CombineOrder::kExact;
 };
 
 /// What GroupOptions::latency_bytes must be at least for calls of this shape. 0 for backend "cpu", whose ranks read

@@ -355,16 +355,24 @@ def latency_bytes_required(
     num_topk: int,
     dispatch_row_bytes: int,
     combine_row_bytes: int,
+    order: CombineOrder = "exact",
     backend: str = "cuda",
 ) -> int:
     """What ``latency_bytes`` of :class:`ferry.Group` must be at least for calls of latency mode. 0 for backend "cpu".
 
     num_ranks: R. max_tokens: M, the most tokens of any rank. num_topk: K. dispatch_row_bytes: a row as it travels, with
-    its scales (as quantised, if it is). combine_row_bytes: a row of the experts' output.
+    its scales (as quantised, if it is). combine_row_bytes: a row of the experts' output. order: of all combines;
+    "rank_sums" needs less where K is more than R, "exact" serves both.
 
-    Raises InvalidArgument for a negative number, Unsupported if this build has no such backend.
+    Raises InvalidArgument for a negative number or another order, Unsupported if this build has no such backend.
     """
     shape = (num_ranks, max_tokens, num_topk, dispatch_row_bytes, combine_row_bytes)
+    if order not in _ORDERS:
+        raise InvalidArgument(
+            f"latency_bytes_required: order is {order!r}, expected one of {', '.join(map(repr, _ORDERS))}"
+        )
     return _native.latency_bytes_required(
-        str(backend), *(_whole(number, "latency_bytes_required: a number of the shape") for number in shape)
+        str(backend),
+        *(_whole(number, "latency_bytes_required: a number of the shape") for number in shape),
+        _ORDERS.index(order),
     )

@@ -225,7 +225,13 @@ def low_latency_combine(
     num_sms: int,
 ) -> tuple[torch.Tensor, object] | None: ...
 def latency_bytes_required(
-    backend: str, num_ranks: int, max_tokens: int, num_topk: int, dispatch_row_bytes: int, combine_row_bytes: int
+    backend: str,
+    num_ranks: int,
+    max_tokens: int,
+    num_topk: int,
+    dispatch_row_bytes: int,
+    combine_row_bytes: int,
+    order: int,
 ) -> int: ...
 def dispatch_layout(
     topk_idx: _View,

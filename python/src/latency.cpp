@@ -144,8 +144,9 @@ nb::object tables(const Calls& calls, const PlacedRouting& routing) {
 }
 
 std::size_t bytes_required(const std::string& backend, int num_ranks, std::int64_t max_tokens, int num_topk,
-                           std::int64_t dispatch_row_bytes, std::int64_t combine_row_bytes) {
+                           std::int64_t dispatch_row_bytes, std::int64_t combine_row_bytes, int order) {
   LatencyShape shape;
+  shape.order = static_cast<CombineOrder>(order);
   shape.backend = backend;
   shape.num_ranks = num_ranks;
   shape.max_tokens = max_tokens;
@@ -227,7 +228,7 @@ void define_latency(nb::module_& module) {
   module.def("latency_receive", &receive, "calls"_a, "routing"_a);
   module.def("latency_slab_tables", &tables, "calls"_a, "routing"_a);
   module.def("latency_bytes_required", &bytes_required, "backend"_a, "num_ranks"_a, "max_tokens"_a, "num_topk"_a,
-             "dispatch_row_bytes"_a, "combine_row_bytes"_a);
+             "dispatch_row_bytes"_a, "combine_row_bytes"_a, "order"_a);
 }
 
 }  // namespace ferry::python

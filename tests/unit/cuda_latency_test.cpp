@@ -37,7 +37,7 @@ TEST(LatencyLayout, HoldsWhatItsBytesAreFor) {
       for (const std::int64_t num_topk : {0, 1, 8, 32}) {
         for (const std::int64_t row_bytes : {16, 7168 + 224, 14336}) {
           for (const SetNeed& need : {SetNeed::of_dispatch(num_ranks, max_tokens, num_topk, row_bytes),
-                                      SetNeed::of_combine(max_tokens, num_topk, row_bytes)}) {
+                                      SetNeed::of_combine(max_tokens, num_topk, num_topk, row_bytes)}) {
             const std::int64_t bytes = LatencyLayout::bytes_for(need, num_ranks);
             EXPECT_TRUE(LatencyLayout::of(0, bytes, num_ranks).holds(need, num_ranks))
                 << num_ranks << " ranks, M " << max_tokens << ", K " << num_topk << ", rows of " << row_bytes;
@@ -76,8 +76,26 @@ TEST(LatencyBytesRequired, CoversBothKindsOfCalls) {
   const LatencyShape shape = decoding_shape();
   const auto layout = LatencyLayout::of(0, static_cast<std::int64_t>(*latency_bytes_required(shape)), 8);
   EXPECT_TRUE(layout.holds(SetNeed::of_dispatch(8, 128, 8, shape.dispatch_row_bytes), 8));
-  EXPECT_TRUE(layout.holds(SetNeed::of_combine(128, 8, shape.combine_row_bytes), 8));
-  EXPECT_FALSE(layout.holds(SetNeed::of_combine(256, 8, shape.combine_row_bytes), 8));
+  EXPECT_TRUE(layout.holds(SetNeed::of_combine(128, 8, 8, shape.combine_row_bytes), 8));
+  EXPECT_FALSE(layout.holds(SetNeed::of_combine(256, 8, 8, shape.combine_row_bytes), 8));
+}
+
+TEST(LatencyBytesRequired, OfSumsCountsARowForEachRank) {
+  LatencyShape shape = decoding_shape();
+  const std::size_t of_eight = *latency_bytes_required(shape);
+  shape.num_topk = 16;
+  EXPECT_GT(*latency_bytes_required(shape), of_eight * 3 / 2);
+  shape.order = CombineOrder::kRankSums;
+  EXPECT_LT(*latency_bytes_required(shape), of_eight * 11 / 10) << "of 8 ranks, whatever K is";
+}
+
+TEST(LatencyBytesRequired, RefusesAbsurdShapes) {
+  LatencyShape shape = decoding_shape();
+  shape.max_tokens = shape.combine_row_bytes = std::int64_t{1} << 30;
+  const Result<std::size_t> required = latency_bytes_required(shape);
+  ASSERT_FALSE(required.ok());
+  EXPECT_EQ(required.status().code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(required.status().message().find("1073741824 tokens"), std::string::npos) << required.status().message();
 }
 
 TEST(BytesRequired, OfCudaCountsTheMemoryOfLatencyMode) {

@@ -67,15 +67,17 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   auto& routing = static_cast<LatencyRouting&>(const_cast<RoutingState&>(*rows.routing));
   const Result<bool> captured = context_.check_stream(kName, rows.stream);
   if (!captured.ok()) return refused(captured.status());
-  Status status = check_room(kName, SetNeed::of_combine(routing.max_tokens, routing.num_topk, rows.x.row_bytes));
+  const CombineOrder order = rows.rank_sums ? CombineOrder::kRankSums : CombineOrder::kExact;
+  const int num_rows = num_returned_rows(order, routing.num_topk, parts.ranks.num_ranks);
+  Status status =
+      check_room(kName, SetNeed::of_combine(routing.max_tokens, routing.num_topk, num_rows, rows.x.row_bytes));
   if (status.ok()) status = as_error_of(kName, check_combine_memory(rows, *parts.arena));
   if (!status.ok()) return refused(status);
 
   LatencyCombineParams whole;
   CombineSendParams& send = whole.send;
   send.call = params_of(routing);
-  send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32,
-               rows.rank_sums ? CombineOrder::kRankSums : CombineOrder::kExact};
+  send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
   send.x = rows.x.data;
   send.x_stride = rows.x.stride_bytes;
   const auto* weights = static_cast<const float*>(rows.topk_weights.data);

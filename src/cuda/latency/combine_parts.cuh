@@ -87,7 +87,7 @@ struct CombineWindow {
   int rows_per_token = 1;
 
   __device__ static CombineWindow at(const LatencyParams& call, const CombineRows& rows, int rank, int set) {
-    const int per_token = rows.order == CombineOrder::kExact ? call.num_topk : min(call.num_topk, call.ranks.num_ranks);
+    const int per_token = num_returned_rows(rows.order, call.num_topk, call.ranks.num_ranks);
     return {window_of(call, rank).rows(call.layout, LatencyKind::kCombine, set), round_up_row(rows.row_bytes),
             per_token};
   }

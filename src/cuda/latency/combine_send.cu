@@ -21,7 +21,6 @@ __global__ void __launch_bounds__(kCombineThreads)
   const CombineSendShared shared = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
   if (!send_combine<kFloat32>(params, shared, start) || warp_idx() != 0) return;
   const std::uint64_t number = *shared.number;
-  if (blockIdx.x == 0) grant_owed_set(call, LatencyKind::kCombine, number);
   if (lane_idx() != 0) return;
   if (blockIdx.x == 0) {
     *call.tables.combine = {number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};

@@ -246,6 +246,8 @@ __device__ inline bool send_combine(const CombineSendParams& params, const Combi
     good = sender.send_all();
   } else {
     good = take_turn(params, shared, routed);
+    // While the other warps add up rows.
+    if (good && is_granting_block() && warp_idx() == 0) grant_owed_set(call, LatencyKind::kCombine, *shared.number);
   }
   // Where the words go is found out while others still send.
   std::uint64_t* done = nullptr;

@@ -23,9 +23,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   if (blockIdx.x != 0 && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
   const SentCall sent{*send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
   if (!receive_combine<kFloat32>(params.receive, sent, receive, start.routed)) return;
-  if (blockIdx.x != 0 || warp_idx() != 0) return;  // of that one, other warps still add up rows
-  grant_owed_set(call, LatencyKind::kCombine, sent.number);
-  if (lane_idx() == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
+  if (blockIdx.x == 0 && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
 using Kernel = void (*)(LatencyCombineParams);

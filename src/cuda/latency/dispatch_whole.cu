@@ -28,13 +28,14 @@ __global__ void __launch_bounds__(kDispatchThreads)
   prepare_receive(params.receive, memory.experts, *memory.shared);
   send_dispatch<kCodec>(params.send, send);  // its barriers are also that of the preparation
   if (send.number == 0) return;
-  if (!reports() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kDispatch);
+  // The last warp has nothing to do until the first one has told the peers of this block's rows.
+  const bool last_warp = threadIdx.x >= kDispatchThreads - kWarpLanes;
+  if (is_granting_block() && last_warp) grant_owed_set(call, LatencyKind::kDispatch, send.number);
+  if (!reports() && threadIdx.x + 1 == kDispatchThreads) enter_whole_call(call, LatencyKind::kDispatch);
   if (!takes_part(params.receive)) return;
   const SentCall sent{send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
   if (!receive_dispatch(params.receive, sent, memory.experts, *memory.shared)) return;
-  if (!reports() || warp_idx() != 0) return;
-  grant_owed_set(call, LatencyKind::kDispatch, sent.number);
-  if (lane_idx() == 0) leave_whole_call(call, LatencyKind::kDispatch, sent);
+  if (reports() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kDispatch, sent);
 }
 
 constexpr CodecKernels<LatencyDispatchParams> kKernels = {dispatch_kernel<Codec::kPlain>, dispatch_kernel<Codec::kFp8>,

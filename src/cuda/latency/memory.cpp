@@ -14,7 +14,9 @@ namespace ferry::cuda {
 std::size_t latency_bytes_required(const LatencyShape& shape) {
   const std::int64_t num_ranks = shape.num_ranks;
   const auto dispatch = SetNeed::of_dispatch(num_ranks, shape.max_tokens, shape.num_topk, shape.dispatch_row_bytes);
-  const auto combine = SetNeed::of_combine(shape.max_tokens, shape.num_topk, shape.combine_row_bytes);
+  const auto combine =
+      SetNeed::of_combine(shape.max_tokens, shape.num_topk,
+                          num_returned_rows(shape.order, shape.num_topk, shape.num_ranks), shape.combine_row_bytes);
   return node::round_up_to_page(
       to_size(std::max(LatencyLayout::bytes_for(dispatch, num_ranks), LatencyLayout::bytes_for(combine, num_ranks))));
 }

@@ -117,6 +117,11 @@ FERRY_HOST_DEVICE constexpr std::int64_t round_up_row(std::int64_t bytes) {
   return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
+/// Rows that come back of a token: of each of its entries, or of each of its ranks.
+FERRY_HOST_DEVICE constexpr int num_returned_rows(CombineOrder order, int num_topk, int num_ranks) {
+  return order == CombineOrder::kExact || num_topk < num_ranks ? num_topk : num_ranks;
+}
+
 /// What a call needs of a set.
 struct SetNeed {
   std::int64_t slot_words = 0;  ///< of each source
@@ -126,8 +131,10 @@ struct SetNeed {
                                        std::int64_t row_bytes) {
     return {max_tokens * (1 + 2 * num_topk), num_ranks * max_tokens * round_up_row(row_bytes)};
   }
-  static constexpr SetNeed of_combine(std::int64_t max_tokens, std::int64_t num_topk, std::int64_t row_bytes) {
-    return {max_tokens * num_topk, max_tokens * num_topk * round_up_row(row_bytes)};
+  /// `rows_per_token`: see num_returned_rows().
+  static constexpr SetNeed of_combine(std::int64_t max_tokens, std::int64_t num_topk, std::int64_t rows_per_token,
+                                      std::int64_t row_bytes) {
+    return {max_tokens * num_topk, max_tokens * rows_per_token * round_up_row(row_bytes)};
   }
 };
 

@@ -164,15 +164,13 @@ __device__ inline void grant_set(const LatencyParams& call, LatencyKind kind, st
   post_grant(call, kind, granted, set);
 }
 
-/// Grants the set of the call before `number`, if a kernel has made all of that. All lanes of one warp of the first
-/// block, when it has time.
+/// Grants the set of the call before `number`, if a kernel has made all of that, and nobody has granted it since. All
+/// lanes of one warp.
 __device__ __noinline__ inline void grant_owed_set(const LatencyParams& call, LatencyKind kind, std::uint64_t number) {
-  std::uint32_t& owed = local_of(call).owed[static_cast<int>(kind)];
-  const std::uint32_t set = static_cast<volatile std::uint32_t&>(owed);
-  __syncwarp();  // all lanes have read it
-  if (set == 0) return;
-  if (lane_idx() == 0) owed = 0;
-  grant_set(call, kind, number - 1, static_cast<int>(set) - 1);
+  std::uint32_t set = 0;
+  if (lane_idx() == 0) set = atomicExch(&local_of(call).owed[static_cast<int>(kind)], 0U);
+  set = __shfl_sync(kAllLanes, set, 0);
+  if (set != 0) grant_set(call, kind, number - 1, static_cast<int>(set) - 1);
 }
 
 /// Waits for the sets in which the ranks receive this call: `sets` [R] in shared memory. All lanes of one warp; false
@@ -301,20 +299,24 @@ __device__ inline bool is_last_block(std::uint32_t& arrivals) {
   return last;
 }
 
-/// A block of a kernel that makes a whole call knows the call's number. One thread of each block but the first.
+/// A block of a kernel that makes a whole call knows the call's number, and has granted the set that was owed, if it is
+/// the one to do that. One thread of each block but the first.
 __device__ inline void enter_whole_call(const LatencyParams& call, LatencyKind kind) {
-  atomicAdd(&local_of(call).arrivals[static_cast<int>(kind)], 1U);
+  add_acq_rel_device(&local_of(call).arrivals[static_cast<int>(kind)], 1U);
 }
 
 /// Ends the turn of such a kernel, and leaves its set to the next one: only then have all blocks read all of it, and
 /// they need not be waited for. One thread of the first block.
 __device__ inline void leave_whole_call(const LatencyParams& call, LatencyKind kind, const SentCall& sent) {
   const std::uint32_t* const arrivals = &local_of(call).arrivals[static_cast<int>(kind)];
-  const auto read = [arrivals] { return static_cast<std::uint64_t>(load_relaxed_device(arrivals)); };
+  const auto read = [arrivals] { return static_cast<std::uint64_t>(load_acquire_device(arrivals)); };
   if (!wait_until(call.ranks, {Awaited::kOwn, call.ranks.rank, sent.number}, read, gridDim.x - 1)) return;
   count_turn(call, kind, sent.number);
   local_of(call).owed[static_cast<int>(kind)] = sent.set + 1;
 }
+
+/// The block that grants the set that is owed, where a kernel has one that is in no hurry then.
+__device__ inline bool is_granting_block() { return blockIdx.x + 1 == gridDim.x; }
 
 }  // namespace ferry::cuda::device
 
