@@ -48,8 +48,9 @@ void PeerWatch::watch() noexcept {
 void PeerWatch::look() {
   if (rail_link_ != nullptr) rail_link_->look();
   if (!told_ && __atomic_load_n(&report_.lost.state, __ATOMIC_ACQUIRE) != 0) {
-    group_.report_lost(rank_missed(report_.lost, group_.topology()),
-                       describe_lost(report_.lost, group_.topology(), group_.timeout_ns(), calls_ ? &*calls_ : nullptr));
+    group_.report_lost(
+        rank_missed(report_.lost, group_.topology()),
+        describe_lost(report_.lost, group_.topology(), group_.timeout_ns(), calls_ ? &*calls_ : nullptr));
     told_ = true;
   }
   if (!told_) told_ = group_.pass_on_error();
