@@ -40,7 +40,7 @@ std::size_t CallSync::network_bytes(const Topology& topology) {
   return node::round_up_to_page(headers_bytes(topology)) + rail::Rails::memory_bytes(topology, ring_shape(topology));
 }
 
-Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context) {
+Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context, const KernelRings* kernel_rings) {
   const bool has_rails = context.topology.num_nodes() > 1;
   Result<node::Rendezvous> met =
       node::rendezvous(context, has_rails ? rail::address_to_publish(*context.bootstrap) : std::string());
@@ -48,19 +48,25 @@ Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context
   std::vector<RankPlace> places = std::move(met->places);
   std::unique_ptr<CallSync> sync(new CallSync(context, std::move(*met)));
   if (has_rails) {
-    if (Status status = sync->connect_rails(context, std::move(places)); !status.ok()) return status;
+    if (Status status = sync->connect_rails(context, kernel_rings, std::move(places)); !status.ok()) return status;
   }
   return sync;
 }
 
-Status CallSync::connect_rails(const BackendContext& context, std::vector<RankPlace> places) {
-  const rail::RailsOptions options{
-      .ring = ring_shape(topology()), .spins = state_.spins(), .places = std::move(places)};
-  Result<std::byte*> headers = peers().arena().take(headers_bytes());
+Status CallSync::connect_rails(const BackendContext& context, const KernelRings* kernel_rings,
+                               std::vector<RankPlace> places) {
+  rail::RailsOptions options{.ring = ring_shape(topology()), .spins = state_.spins(), .places = std::move(places)};
   Status status;
+  if (kernel_rings != nullptr) {
+    options.ring = kernel_rings->shape;
+    options.memory = kernel_rings->memory;
+    options.words = kernel_rings->words;
+    status = kernel_rings->status;
+  }
+  Result<std::byte*> headers = peers().arena().take(headers_bytes());
   if (headers.ok()) {
     headers_ = *headers;
-  } else {
+  } else if (status.ok()) {
     status = Status(headers.status().code(),
                     fmt::format("Group::create: no room for call headers: {}", headers.status().message()));
   }
@@ -70,7 +76,9 @@ Status CallSync::connect_rails(const BackendContext& context, std::vector<RankPl
   state_.set_rails(std::move(*created));
   status = rails().start();
   if (status.ok()) status = await_greetings();
-  if (status.ok()) rails().allow_inline_progress(!cores_suffice_for(topology().num_ranks));
+  // Kernels have no thread that could drive the network, and threads other than the rank's report their errors.
+  const bool may_drive = kernel_rings == nullptr && !cores_suffice_for(topology().num_ranks);
+  if (status.ok()) rails().allow_inline_progress(may_drive);
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
   // On failure all ranks leave, and none waits for data from another.
@@ -198,6 +206,26 @@ Status CallSync::wait(Phase phase, const std::vector<bool>* awaited) {
     };
     if (Status status = wait.idle(list_missing); !status.ok()) return status;
   }
+}
+
+NetworkUsage CallSync::network_usage() {
+  NetworkUsage usage;
+  if (!has_rails()) return usage;
+  usage.transport = rails().engine_name();
+  usage.net_devices = rails().net_devices();
+  // First: it waits until what was given to the network before is counted.
+  const std::vector<net::Path> paths = rails().paths();
+  for (int node = 0; node < rails().num_nodes(); ++node) {
+    if (node == rails().node()) continue;
+    const net::PeerTraffic traffic = rails().traffic(node);
+    usage.rails.push_back({rails().rank_of(node), traffic.put_bytes, traffic.num_puts + traffic.num_notifies, {}});
+  }
+  for (const net::Path& path : paths) {
+    for (RailUsage& rail : usage.rails) {
+      if (rail.rank == rails().rank_of(path.peer)) rail.route = path.description;
+    }
+  }
+  return usage;
 }
 
 Status CallSync::out_of_memory(Operation operation) {

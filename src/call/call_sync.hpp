@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -15,10 +16,21 @@
 
 namespace ferry::call {
 
+/// The rings of a rank whose kernels use them too; the default is for ranks without kernels.
+struct KernelRings {
+  rail::RingShape shape;
+  // See RailsOptions.
+  std::span<std::byte> memory{};
+  net::RingWords* words = nullptr;
+  Status status{};  ///< why there is none; then all ranks fail
+};
+
 class CallSync {
  public:
-  /// Collective: succeeds on all ranks or fails on all.
-  static Result<std::unique_ptr<CallSync>> create(const BackendContext& context);
+  /// Collective: succeeds on all ranks or fails on all. `kernel_rings`: all ranks have them or none, of one shape; only
+  /// in groups of several nodes.
+  static Result<std::unique_ptr<CallSync>> create(const BackendContext& context,
+                                                  const KernelRings* kernel_rings = nullptr);
   CallSync(const CallSync&) = delete;
   CallSync& operator=(const CallSync&) = delete;
 
@@ -35,7 +47,9 @@ class CallSync {
   static std::size_t headers_bytes(const Topology& topology) {
     return topology.num_nodes() > 1 ? 2 * headers_block_bytes(topology) : 0;
   }
-  /// What MemoryUsage::network_bytes is in a group of such ranks.
+  /// Group::network_usage; waits until what was given to the network before is counted.
+  NetworkUsage network_usage();
+  /// What MemoryUsage::network_bytes is in a group of ranks without kernels.
   static std::size_t network_bytes(const Topology& topology);
 
   /// Starts a collective call: sends `descriptor` to all ranks, waits for theirs, and checks that all agree. Afterwards
@@ -67,7 +81,7 @@ class CallSync {
 
  private:
   CallSync(const BackendContext& context, node::Rendezvous rendezvous) : state_(context, std::move(rendezvous)) {}
-  Status connect_rails(const BackendContext& context, std::vector<RankPlace> places);
+  Status connect_rails(const BackendContext& context, const KernelRings* kernel_rings, std::vector<RankPlace> places);
   Status await_greetings();
   Status begin_over_nodes(node::CallDescriptor descriptor);
   Status await_headers();

@@ -150,6 +150,14 @@ Verdict GroupState::judge(int suspect, std::string_view what) const {
     if (loss.empty()) continue;
     return own_verdict(ErrorCode::kPeerLost, rank, fmt::format("{}; rank {} {}; {}", what, rank, loss, kLostAdvice));
   }
+  for (int node = 0; rails_ != nullptr && node < rails_->num_nodes(); ++node) {
+    if (node == rails_->node()) continue;
+    const int rank = rails_->rank_of(node);
+    const Status presence = rails_->presence(rank);
+    if (presence.ok()) continue;
+    return own_verdict(presence.code(), rank,
+                       fmt::format("{}; rank {} {}; {}", what, rank, presence.message(), kLostAdvice));
+  }
   return own_verdict(ErrorCode::kTimeout, suspect, fmt::format("{}; {}", what, kTimeoutAdvice));
 }
 
@@ -163,7 +171,28 @@ void GroupState::report_lost(int suspect, std::string_view what) {
   if (reported_) return;
   watched_ = judge(suspect, what);
   peers_.report_error(watched_->record);
+  if (rails_ != nullptr) rails_->report_error(watched_->record);
   reported_ = true;
+}
+
+bool GroupState::pass_on_error() {
+  if (rails_ == nullptr || !find_reported_error()) return false;
+  report_lost(rank(), {});  // takes over what was reported
+  return true;
+}
+
+bool GroupState::someone_gave_up() const {
+  return peers_.anyone_gave_up() || (rails_ != nullptr && rails_->reported_error());
+}
+
+bool GroupState::someone_is_lost() const {
+  for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
+    if (rank != peers_.rank() && !peers_.loss_of(rank).empty()) return true;
+  }
+  for (int node = 0; rails_ != nullptr && node < rails_->num_nodes(); ++node) {
+    if (node != rails_->node() && !rails_->presence(rails_->rank_of(node)).ok()) return true;
+  }
+  return false;
 }
 
 Status GroupState::fail(ErrorCode code, int culprit, std::string_view message) {

@@ -73,8 +73,15 @@ class GroupState {
   /// else a rank that is lost, else `suspect`. `what` describes the wait: "dispatch: timed out after 50 ms waiting …".
   Status give_up_on(int suspect, std::string_view what);
   /// Reports to the peers what give_up_on() would, from a thread other than the one that makes this rank's calls: those
-  /// take it over when they fail themselves. Nothing if this rank has reported an error before. One node only.
+  /// take it over when they fail themselves. Nothing if this rank has reported an error before. Over several nodes only
+  /// where ranks do not drive the network themselves.
   void report_lost(int suspect, std::string_view what);
+  /// Over several nodes: tells this rank's node and rail of an error that one of them has reported, as a rank does that
+  /// waits; for a rank whose own thread makes no call. False if there is none. Any thread.
+  bool pass_on_error();
+  /// Whether another rank of this node or this rail has reported an error, or is lost. Any thread.
+  bool someone_gave_up() const;
+  bool someone_is_lost() const;
   /// Posts nothing more; ranks that wait for this one are notified.
   void leave();
 

@@ -175,27 +175,6 @@ Status CpuBackend::trim() {
   return {};
 }
 
-NetworkUsage CpuBackend::network_usage() {
-  NetworkUsage usage;
-  if (!sync_->has_rails()) return usage;
-  rail::Rails& rails = sync_->rails();
-  usage.transport = rails.engine_name();
-  usage.net_devices = rails.net_devices();
-  // First: it waits until what was given to the network before is counted.
-  const std::vector<net::Path> paths = rails.paths();
-  for (int node = 0; node < rails.num_nodes(); ++node) {
-    if (node == rails.node()) continue;
-    const net::PeerTraffic traffic = rails.traffic(node);
-    usage.rails.push_back({rails.rank_of(node), traffic.put_bytes, traffic.num_puts + traffic.num_notifies, {}});
-  }
-  for (const net::Path& path : paths) {
-    for (RailUsage& rail : usage.rails) {
-      if (rail.rank == rails.rank_of(path.peer)) rail.route = path.description;
-    }
-  }
-  return usage;
-}
-
 Status CpuBackend::channel_tables(const ChannelTablesCall& call) {
   write_channel_tables(call, static_cast<const CpuRouting&>(*call.routing));
   return {};

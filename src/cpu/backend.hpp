@@ -31,7 +31,7 @@ class CpuBackend final : public Backend {
   Result<Buffer> allocate(std::size_t bytes) override { return sync_->peers().arena().allocate(bytes); }
   MemoryUsage memory_usage() const override;
   Status trim() override;
-  NetworkUsage network_usage() override;
+  NetworkUsage network_usage() override { return sync_->network_usage(); }
   Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override;
   Status dispatch(const DispatchCall& call) override;
   Status combine(const CombineCall& call) override;

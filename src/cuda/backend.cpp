@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "core/group_options.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/combine_params.hpp"
@@ -31,10 +34,23 @@ Result<std::size_t> bytes_of_group(const MemoryShape& shape, const Topology& top
   return bytes_required(shape, topology, shape.max_tokens > 0 ? latency_call_bytes(shape) : call_bytes(shape));
 }
 
+/// Those that only groups of several nodes use.
+Status load_nodes_kernels(int device) {
+  const DeviceGuard guard(device);
+  if (!guard.status().ok()) return guard.status();
+  const std::string operation = fmt::format("Group::create: loading kernels on GPU {}", device);
+  Status status = runtime_status(load_rail_exchange_kernel(), operation);
+  if (status.ok()) status = runtime_status(load_node_dispatch_kernels(), operation);
+  if (status.ok()) status = runtime_status(load_node_combine_kernels(), operation);
+  return status;
+}
+
 }  // namespace
 
-CudaBackend::CudaBackend(const BackendContext& context, Parts parts)
-    : context_(std::move(parts), context.options.timeout_ns),
+CudaBackend::CudaBackend(const BackendContext& context, Parts parts,
+                         std::unique_ptr<internode::RouteScratch> route_scratch)
+    : route_scratch_(std::move(route_scratch)),
+      context_(std::move(parts), context.options.timeout_ns),
       history_{Placements(context_.parts().memory, context_.parts().stream, context.topology.rank,
                           context.topology.num_ranks)},
       latency_(context_, history_.placements) {}
@@ -46,7 +62,24 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& conte
   }
   Result<Parts> parts = create_parts(context, load_kernels, start_latency);
   if (!parts.ok()) return parts.status();
-  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(context, std::move(*parts)));
+  std::unique_ptr<internode::RouteScratch> route_scratch;
+  if (context.topology.num_nodes() > 1) {
+    Status status = load_nodes_kernels(parts->device);
+    Result<std::unique_ptr<internode::RouteScratch>> made = internode::RouteScratch::create(*parts);
+    if (status.ok()) status = made.status();
+    Result<std::vector<std::vector<std::byte>>> ready =
+        gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
+    if (!ready.ok()) return ready.status();
+    route_scratch = std::move(*made);
+  }
+  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(context, std::move(*parts), std::move(route_scratch)));
+}
+
+Result<std::shared_ptr<RoutingState>> CudaBackend::latency_dispatch(const LatencyDispatchCall& call) {
+  if (!over_nodes()) return latency_.dispatch(call);
+  return Status(ErrorCode::kUnsupported,
+                "latency_dispatch: GPU ranks on several nodes have no latency mode yet; use route and dispatch, or "
+                "ranks of one node");
 }
 
 Result<Buffer> CudaBackend::allocate(std::size_t bytes) {
@@ -62,13 +95,14 @@ MemoryUsage CudaBackend::memory_usage() const {
   const std::size_t held_bytes = parts.memory->held_bytes();
   usage.control_bytes =
       node::round_up_to_page(Control::at(nullptr, static_cast<std::size_t>(parts.ranks.num_ranks)).size_bytes);
+  if (parts.sync->has_rails()) usage.network_bytes = parts.sync->rails().memory_bytes();
   usage.staging_bytes = held_bytes - usage.control_bytes;
   usage.allocated_bytes = parts.arena->allocated_bytes() - held_bytes;
   return usage;
 }
 
 BackendFactory backend_factory() {
-  return {"cuda",         "ranks of one host with GPUs that reach each other's memory",
+  return {"cuda",         "ranks with GPUs: of a node through each other's memory, of several over a network",
           probe,          CudaBackend::create,
           bytes_of_group, latency_bytes_required,
           count_layout,   quantize,

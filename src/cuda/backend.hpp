@@ -1,8 +1,9 @@
 #ifndef FERRY_CUDA_BACKEND_HPP
 #define FERRY_CUDA_BACKEND_HPP
 
-/// The CUDA backend: ranks of one host, each with a GPU (which they may share), whose kernels copy rows straight into
-/// each other's memory. The host launches; kernels find their peers, agree, move and wait by themselves.
+/// The CUDA backend: ranks with a GPU each (which they may share), whose kernels copy rows straight into each other's
+/// memory, and over several nodes into rings that the network empties. The host launches; kernels find their peers,
+/// agree, move and wait by themselves.
 
 #include <memory>
 #include <string_view>
@@ -10,6 +11,7 @@
 
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
+#include "cuda/internode/calls.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/placements.hpp"
 #include "cuda/latency/calls.hpp"
@@ -20,7 +22,8 @@ class CudaBackend final : public Backend {
  public:
   static Result<std::unique_ptr<Backend>> create(const BackendContext& context);
 
-  CudaBackend(const BackendContext& context, Parts parts);
+  /// `route_scratch`: in groups of several nodes.
+  CudaBackend(const BackendContext& context, Parts parts, std::unique_ptr<internode::RouteScratch> route_scratch);
 
   std::string_view name() const override { return "cuda"; }
   bool takes_streams() const override { return true; }
@@ -29,25 +32,34 @@ class CudaBackend final : public Backend {
   MemoryUsage memory_usage() const override;
   Status trim() override { return context_.trim(); }
   Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override {
-    return intranode::route(context_, history_, call);
+    return over_nodes() ? internode::route(context_, history_.placements, *route_scratch_, call)
+                        : intranode::route(context_, history_, call);
   }
-  Status dispatch(const DispatchCall& call) override { return intranode::dispatch(context_, call); }
-  Status combine(const CombineCall& call) override { return intranode::combine(context_, call); }
-  Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override {
-    return latency_.dispatch(call);
+  Status dispatch(const DispatchCall& call) override {
+    return over_nodes() ? internode::dispatch(context_, call) : intranode::dispatch(context_, call);
   }
+  Status combine(const CombineCall& call) override {
+    return over_nodes() ? internode::combine(context_, call) : intranode::combine(context_, call);
+  }
+  NetworkUsage network_usage() override { return context_.parts().sync->network_usage(); }
+  Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override;
   Status latency_combine(const LatencyCombineCall& call) override { return latency_.combine(call); }
   Status latency_receive(const LatencyReceiveCall& call, bool& made) override { return latency_.receive(call, made); }
   Status update_mask(int rank, bool masked, Stream stream) override {
     return latency_.update_mask(rank, masked, stream);
   }
   Status query_mask(std::int32_t* out, Stream stream) override { return latency_.query_mask(out, stream); }
-  Status channel_tables(const ChannelTablesCall& call) override { return intranode::channel_tables(context_, call); }
+  Status channel_tables(const ChannelTablesCall& call) override {
+    return over_nodes() ? internode::channel_tables(context_, call) : intranode::channel_tables(context_, call);
+  }
   Status wait(Stream stream) override { return context_.wait(stream); }
   Status poll() override { return context_.poll(); }
   Status destroy() override { return context_.destroy(); }
 
  private:
+  bool over_nodes() const { return route_scratch_ != nullptr; }
+
+  std::unique_ptr<internode::RouteScratch> route_scratch_;  // before the context, which waits for its last call
   Context context_;
   RouteHistory history_;
   LatencyMode latency_;  // after the two that it uses

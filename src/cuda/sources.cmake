@@ -18,9 +18,17 @@ set(ferry_cuda_sources
     cuda/context/context.cpp
     cuda/context/parts.cpp
     cuda/context/peer_watch.cpp
+    cuda/context/rail_link.cpp
+    cuda/internode/channel_tables.cpp
+    cuda/internode/combine.cpp
+    cuda/internode/dispatch.cpp
+    cuda/internode/node_tables.cpp
+    cuda/internode/route.cpp
+    cuda/internode/steps.cpp
     cuda/intranode/channel_tables.cpp
     cuda/intranode/combine.cpp
     cuda/intranode/dispatch.cpp
+    cuda/intranode/dispatch_parts.cpp
     cuda/intranode/memory_required.cpp
     cuda/intranode/placements.cpp
     cuda/intranode/route.cpp
@@ -30,6 +38,9 @@ set(ferry_cuda_sources
     cuda/latency/calls.cpp
     cuda/latency/dispatch.cpp
     cuda/latency/memory.cpp
+    cuda/internode/combine.cu
+    cuda/internode/dispatch.cu
+    cuda/internode/exchange.cu
     cuda/intranode/channel_tables.cu
     cuda/intranode/combine.cu
     cuda/intranode/dispatch.cu

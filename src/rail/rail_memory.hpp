@@ -101,6 +101,8 @@ class RailMemory {
   std::size_t error_in(std::size_t from) const { return errors_in_ + from * error_stride_; }
   std::size_t error_out() const { return error_out_; }
 
+  std::size_t chunks_in() const { return chunks_in_; }
+  std::size_t chunks_out() const { return chunks_out_; }
   /// The ring from `from` on the receiver `to`, and the ring to `to` on the sender `from`.
   std::size_t ring_in(std::size_t from, std::size_t to) const { return chunks_in_ + ring_idx(from, to) * ring_bytes(); }
   std::size_t ring_out(std::size_t from, std::size_t to) const {

@@ -64,6 +64,8 @@ Rails::Rails(const BackendContext& context, const RailsOptions& options)
     : topology_(context.topology),
       node_(topology_.node_of(topology_.rank)),
       memory_(nullptr, shape_of(topology_, options.ring)) {
+  if (options.words == nullptr) own_words_ = std::make_unique<net::RingWords[]>(to_size(num_nodes()));
+  words_ = options.words != nullptr ? options.words : own_words_.get();
   for (int step = 1; step < num_nodes(); ++step) peer_nodes_.push_back((node_ + step) % num_nodes());
 }
 
@@ -82,6 +84,7 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
   net::EngineOptions engine_options{.self = rails->node_,
                                     .num_peers = rails->num_nodes(),
                                     .num_channels = kNumChannels,
+                                    .memory = options.memory,
                                     .memory_bytes = rails->memory_.size_bytes(),
                                     .timeout_ns = context.options.timeout_ns,
                                     .ranks = rails->ranks_of_rail()};
@@ -160,7 +163,6 @@ Status Rails::start() {
 }
 
 void Rails::make_rings() {
-  words_ = std::make_unique<net::RingWords[]>(to_size(num_nodes()));
   rings_.resize(to_size(num_nodes()));
   const RingShape& shape = memory_.ring_shape();
   for (const int node : peer_nodes_) {

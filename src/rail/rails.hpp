@@ -16,6 +16,7 @@
 /// Every value has one writer and only grows, so nothing is reset between calls. A rank that leaves sets kLeft in the
 /// values of kCall and kError and closes its rings: what it sent before is complete by then.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -42,6 +43,10 @@ struct RailsOptions {
   bool spins = true;
   /// Where the ranks of the group run.
   std::vector<RankPlace> places{};
+  /// Not empty: the network's memory, Rails::memory_bytes of it, and the words of the rings, by node, both zeroed. They
+  /// outlive the Rails.
+  std::span<std::byte> memory{};
+  net::RingWords* words = nullptr;
 };
 
 class Rails {
@@ -83,6 +88,18 @@ class Rails {
   const Ring& ring(int node) const { return *rings_[static_cast<std::size_t>(node)]; }
   /// Bytes of items that a chunk holds.
   std::size_t chunk_capacity() const { return memory_.ring_shape().chunk_bytes - kChunkHeaderBytes; }
+
+  /// The chunks of all rings: those with each peer in turn, by node, this rank's own left out.
+  struct Chunks {
+    std::byte* in = nullptr;
+    std::byte* out = nullptr;
+    RingShape shape;
+  };
+  Chunks chunks() const {
+    return {memory_.at(memory_.chunks_in()), memory_.at(memory_.chunks_out()), memory_.ring_shape()};
+  }
+  /// Of the proxy. Any thread.
+  void keep_polling(bool polling) { proxy_->keep_polling(polling); }
 
   /// While one lives, this rank's thread drives the network itself, if allow_inline_progress() found that faster. For
   /// waits in which only rail peers matter: only they wake this rank then.
@@ -152,12 +169,13 @@ class Rails {
   RailMemory memory_;
   std::string engine_name_;
   NetDeviceChoice net_devices_;
-  std::vector<net::Blob> addresses_;          // by node
-  std::unique_ptr<net::RingWords[]> words_;   // by node; outlives the proxy
+  std::vector<net::Blob> addresses_;             // by node
+  std::unique_ptr<net::RingWords[]> own_words_;  // by node; outlives the proxy
+  net::RingWords* words_ = nullptr;
   std::vector<std::unique_ptr<Ring>> rings_;  // by node; null for this rank's own
   std::uint64_t num_announced_ = 0;
   std::uint64_t num_beats_ = 0;
-  bool has_reported_ = false;
+  std::atomic<bool> has_reported_{false};  // a thread other than the rank's may report
   /// True if all nodes are on this host, it has fewer cores than ranks, and puts are copies that this rank's thread can
   /// make just as well: 8 ranks of two nodes on 2 cores moved 9.1 GB/s through UCX's shared memory with a thread for
   /// each proxy, and 11.9 GB/s without. Over TCP the kernel works in parallel with the rank, and a proxy that feeds it

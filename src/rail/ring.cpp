@@ -17,6 +17,9 @@ void Ring::begin(const Flow& flow) {
   flow_ = flow;
   ++exchange_idx_;
   num_committed_ = 0;
+  // Kernels may have used the rings in between.
+  num_filled_ = Word(parts_.words->filled).load(std::memory_order_relaxed);
+  num_used_ = Word(parts_.words->used).load(std::memory_order_relaxed);
   reader_ = ChunkReader({exchange_idx_, flow.num_in, flow.in_item_bytes});
 }
 

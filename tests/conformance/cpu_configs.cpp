@@ -11,4 +11,6 @@ std::vector<BackendConfig> backend_configs() {
   };
 }
 
+std::vector<BackendConfig> whole_configs() { return backend_configs(); }
+
 }  // namespace ferry::test

@@ -253,7 +253,7 @@ TEST_P(LatencyMask, AGroupThatDoesNotMask) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LatencyMask, testing::ValuesIn(backend_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, LatencyMask, testing::ValuesIn(whole_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

@@ -330,7 +330,7 @@ TEST_P(LatencyState, DifferentCalls) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LatencyState, ::testing::ValuesIn(backend_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, LatencyState, ::testing::ValuesIn(whole_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

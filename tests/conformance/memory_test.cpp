@@ -270,7 +270,7 @@ TEST_P(MemoryConformance, EveryRankTrimsAtItsOwnMoments) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, MemoryConformance, testing::ValuesIn(backend_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, MemoryConformance, testing::ValuesIn(whole_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

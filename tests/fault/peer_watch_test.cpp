@@ -31,11 +31,12 @@ constexpr std::int64_t kSoonNs = kNsPerSecond;
 /// A rank of a CUDA group without the GPU.
 class WatchedRank {
  public:
-  explicit WatchedRank(RankContext& context) {
+  explicit WatchedRank(RankContext& context, int num_nodes = 1) {
     BackendContext backend;
     bootstrap_ = context.bootstrap();
     backend.bootstrap = bootstrap_.get();
-    backend.topology = {context.rank(), context.num_ranks(), context.num_ranks()};
+    backend.topology = {context.rank(), context.num_ranks(), context.num_ranks() / num_nodes};
+    backend.options.transport = "loopback";
     backend.options.arena_bytes = std::size_t{1} << 20;
     backend.options.timeout_ns = kFarDeadlineNs;
     sync_ = std::move(call::CallSync::create(backend)).value();
@@ -49,6 +50,7 @@ class WatchedRank {
 
   call::GroupState& group() { return sync_->state(); }
   const cuda::CallLog& calls() const { return *calls_; }
+  const Topology& topology() const { return sync_->topology(); }
 
   /// As the wait of a kernel does when it ends.
   void end_wait(bool stopped) {
@@ -58,7 +60,8 @@ class WatchedRank {
   }
   /// What this rank's next call returns then.
   Status next_call() {
-    return sync_->give_up_on(report_->lost.peer, cuda::describe_lost(report_->lost, kFarDeadlineNs, &*calls_));
+    return sync_->give_up_on(report_->lost.peer,
+                             cuda::describe_lost(report_->lost, sync_->topology(), kFarDeadlineNs, &*calls_));
   }
 
   bool is_stopped() const { return __atomic_load_n(&report_->stop.requested, __ATOMIC_ACQUIRE) != 0; }
@@ -189,15 +192,50 @@ TEST(FaultText, OfALaterCallOnARefusedRoutingSaysWhereTheReasonWasTold) {
     cuda::FaultReport fault{};
     fault.fault = static_cast<std::int32_t>(cuda::Fault::kDisagreement);
     fault.record_numbers[0] = fault.record_numbers[1] = -1;
-    const Status repeated = cuda::describe_fault(fault, rank.calls(), 2, "wait");
+    const Status repeated = cuda::describe_fault(fault, {rank.calls(), nullptr, rank.topology()}, "wait");
     context.expect_code(repeated, ErrorCode::kInvalidArgument, "a repeated refusal");
     context.expect(repeated.message().starts_with("wait: the call that made the Routing was refused"),
                    repeated.to_string());
     fault.record_numbers[0] = 1;
-    const Status lost = cuda::describe_fault(fault, rank.calls(), 2, "wait");
+    const Status lost = cuda::describe_fault(fault, {rank.calls(), nullptr, rank.topology()}, "wait");
     context.expect(lost.message().find("the details have been overwritten") != std::string_view::npos,
                    lost.to_string());
     throw_if_error(context.bootstrap()->all_gather({}, kNsPerSecond * 20).status());
+  });
+}
+
+/// Over two nodes: rank 1 exchanges nothing with rank 2, rank 3 nothing with rank 0.
+TEST(PeerWatchOverNodes, ARankThatLeavesStopsTheKernelsOfAllOthers) {
+  SharedWords* const words = make_shared_words();
+  run_ranks({.kind = RankKind::kThreads, .num_ranks = kNumRanks}, [words](RankContext& context) {
+    auto rank = std::make_unique<WatchedRank>(context, 2);
+    if (context.rank() == kVictim) {
+      rank.reset();
+    } else {
+      context.expect(rank->await_stop(), "the kernels were not stopped");
+      rank->end_wait(true);
+      const Status status = rank->next_call();
+      context.expect_code(status, ErrorCode::kPeerLost, "the call");
+      context.expect(status.peer() == kVictim, status.to_string());
+      report_survivor_done(words);
+    }
+    wait_for_survivors(words, kNumSurvivors);
+  });
+}
+
+TEST(PeerWatchOverNodes, AnErrorOfOneRankReachesRanksWhoseNeighboursMakeNoCall) {
+  SharedWords* const words = make_shared_words();
+  run_ranks({.kind = RankKind::kThreads, .num_ranks = kNumRanks}, [words](RankContext& context) {
+    WatchedRank rank(context, 2);
+    if (context.rank() == 0) (void)rank.group().fail(ErrorCode::kCuda, 0, "dispatch: launching failed");
+    context.expect(rank.await_stop(), "the kernels were not stopped");
+    report_survivor_done(words);
+    wait_for_survivors(words, kNumRanks);
+    const Status status = rank.next_call();
+    context.expect_code(status, ErrorCode::kCuda, "the call");
+    context.expect(status.peer() == 0, status.to_string());
+    report_survivor_done(words);
+    wait_for_survivors(words, 2 * kNumRanks);
   });
 }
 

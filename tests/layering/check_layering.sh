@@ -84,10 +84,12 @@ allow_cuda sync "the protocol of a call knows no memory but its own words: core,
 allow_cuda copy "copies know threads and bytes: cuda/sync and itself" cuda/sync
 allow_cuda numeric "quantising knows rows, no ranks: numeric, plan, cuda/driver, cuda/memory, cuda/sync and itself" \
   numeric plan cuda/driver cuda/memory cuda/sync
-allow_cuda context "a group knows no kernel: core, plan, node, call, cuda/driver, cuda/memory, cuda/sync and itself" \
-  core plan node call cuda/driver cuda/memory cuda/sync
+allow_cuda context "a group knows no kernel: core, plan, node, net, rail, call, cuda/driver, cuda/memory, cuda/sync and itself" \
+  core plan node net rail call cuda/driver cuda/memory cuda/sync
 allow_cuda intranode "a kind of call includes everything of src/cuda but other kinds of call and the backend" \
   core plan numeric node cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context
+allow_cuda internode "calls over several nodes include all that calls of one node do, those calls, rail and call" \
+  core plan numeric node net rail call cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context cuda/intranode
 allow_only tools/launch "what forks ranks, for tools and tests alike: public headers and itself" "$outside" "$public" \
   "$(in_source launch)"
 allow_only tools "tools use the library as users do: public headers and their own" "$outside" "$public" \

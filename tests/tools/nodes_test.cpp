@@ -147,7 +147,6 @@ TEST(NodesRefused, WithAReason) {
       {{"--nodes", "0"}, "--nodes 0"},
       {{"--nodes", "-2"}, "--nodes -2"},
       {{"--nodes", "many"}, "--nodes"},
-      {{"--nodes", "2", "--backend", "cuda"}, "only CPU ranks exchange over several nodes so far"},
       {{"--transport", "pigeon"}, "--transport"},
   };
   for (const char* command : {"demo", "bench"}) {

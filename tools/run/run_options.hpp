@@ -35,7 +35,7 @@ void add_common_options(CLI::App& command, CommonOptions* options);
 
 /// The backend's name, "auto" being the best that works here, over so many nodes. Also refuses backends that
 /// this build does not have.
-/// @errors kUnsupported: no backend works here, or not over several nodes; kInvalidArgument: no such backend
+/// @errors kUnsupported: no backend works here; kInvalidArgument: no such backend
 Result<std::string> resolve_backend(const CommonOptions& options, int num_nodes);
 
 /// Whether nodes can be joined by --transport here. Ok with one node, which needs none.

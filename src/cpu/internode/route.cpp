@@ -1,260 +1,55 @@
-#include <fmt/format.h>
+#include <utility>
 
-#include <vector>
-
-#include "call/exchange.hpp"
+#include "call/route_nodes.hpp"
 #include "cpu/context/routing.hpp"
 #include "cpu/internode/calls.hpp"
-#include "plan/peer_counts.hpp"
-
-/// Route over several nodes, in two exchanges, each over the rails first and then inside the nodes:
-///   1. counts: every rank learns what every rank sends to every rank and expert, which determines its own slots;
-///   2. forward tables: every rank sends its rail peers which of its tokens come to their nodes and where they go.
-/// No rank sends to more ranks than there are nodes, and every number crosses the network once per node.
 
 namespace ferry::cpu::internode {
 namespace {
 
-using node::CallDescriptor;
-using node::Phase;
-using plan::ForwardTable;
-using plan::ForwardTableSize;
-using plan::PeerCounts;
-
-class Router {
+class StagingTables final : public call::RouteMemory {
  public:
-  Router(const RouteCall& call, const Context& context, CpuRouting& routing)
-      : call_(call),
-        sync_(context.sync),
-        peers_(context.sync.peers()),
-        staging_(context.staging),
-        topology_(context.topology()),
-        shape_(route_shape(call, context.topology())),
-        routing_(routing) {}
-
-  /// Counts this rank's own tokens; fills the descriptor.
-  Status prepare(CallDescriptor& descriptor);
-  /// After all descriptors are in.
-  Status run();
+  explicit StagingTables(Staging& staging) : staging_(staging) {}
+  Result<std::byte*> counts(std::size_t bytes) override { return staging_.route_tables(bytes); }
+  Result<std::byte*> forward_tables(std::size_t bytes) override { return staging_.forward_tables(bytes); }
 
  private:
-  int my_node() const { return topology_.node_of(topology_.rank); }
-  std::byte* counts_from(int node) const { return counts_block_ + to_size(node) * counts_bytes_; }
-  ForwardTableSize table_size(int source_rank, int node) const { return sizes_[to_size(source_rank)][to_size(node)]; }
-  /// Rank in `node` on the rail of `local`, a rank of this node.
-  int rail_peer(int local, int node) const { return node * topology_.ranks_per_node + topology_.rail_of(local); }
-  /// Used rows of each rank of this node.
-  std::span<const std::int64_t> num_rows_of_node() const {
-    return std::span<const std::int64_t>(routing_.num_rows_on_rank)
-        .subspan(to_size(peers_.first_rank()), to_size(topology_.ranks_per_node));
-  }
-  Status bad_peer(int rank, std::string_view what) const;
-  Status exchange_counts();
-  Status read_counts();
-  Status exchange_tables();
-  Status check_incoming(int node, std::span<const std::byte> bytes);
-  void name_source_ranks(const plan::ExpertGroups& groups);
-  Status read_tables();
-
-  const RouteCall& call_;
-  call::CallSync& sync_;
-  node::Peers& peers_;
   Staging& staging_;
-  const Topology& topology_;
-  plan::RouteShape shape_;
-  CpuRouting& routing_;
-  std::byte* counts_block_ = nullptr;  // by node, in the arena: of this rank and its rail peers
-  std::size_t counts_bytes_ = 0;
-  std::vector<plan::SourceCounts> sources_;     // by rank
-  std::vector<const ForwardTableSize*> sizes_;  // [rank][node]
 };
 
-Status Router::prepare(CallDescriptor& descriptor) {
-  copy_inputs(call_, routing_);
-  counts_bytes_ = PeerCounts::at(nullptr, topology_, call_.options.num_experts).wire_bytes;
-  Result<std::byte*> block = staging_.route_tables(counts_bytes_ * to_size(topology_.num_nodes()));
-  if (!block.ok()) return block.status();
-  counts_block_ = *block;
-  const PeerCounts mine = PeerCounts::at(counts_from(my_node()), topology_, call_.options.num_experts);
-  plan::count_tokens(shape_, routing_.ids, mine.rank_counts, mine.expert_counts);
-  plan::count_forward_tables(shape_, topology_, routing_.ids, mine.tables);
-  const auto stride = static_cast<std::int64_t>(counts_bytes_);
-  descriptor.tables = peers_.locate(counts_block_, topology_.num_nodes(), stride, stride);
-  descriptor.max_recv_rows = call_.options.max_recv_rows;
-  descriptor.num_entries = call_.num_tokens * call_.num_topk;
-  return {};
-}
-
-Status Router::bad_peer(int rank, std::string_view what) const {
-  return sync_.fail(ErrorCode::kTransport, rank,
-                    fmt::format("route: rank {} {}; run the same build on every rank", rank, what));
-}
-
-Status Router::exchange_counts() {
-  std::vector<std::span<const std::byte>> out(to_size(topology_.num_nodes()));
-  std::vector<std::span<std::byte>> in(out.size());
-  for (int node = 0; node < topology_.num_nodes(); ++node) {
-    out[to_size(node)] = {counts_from(my_node()), counts_bytes_};
-    in[to_size(node)] = {counts_from(node), counts_bytes_};
-  }
-  if (Status status = call::exchange_bytes(sync_, out, in, "to send its counts"); !status.ok()) return status;
-  sync_.post(Phase::kStaged);
-  return sync_.wait(Phase::kStaged);
-}
-
-Status Router::read_counts() {
-  const auto stride = static_cast<std::int64_t>(counts_bytes_);
-  std::vector<std::byte*> blocks;
-  for (int local = peers_.first_rank(); local < peers_.end_rank(); ++local) {
-    const node::Location& location = peers_.descriptor_of(local).tables;
-    blocks.push_back(peers_.resolve(location, local, {topology_.num_nodes(), stride}));
-    if (blocks.back() == nullptr || location.stride_bytes != stride) {
-      return bad_peer(local, "published counts outside its arena");
-    }
-  }
-  for (int rank = 0; rank < topology_.num_ranks; ++rank) {
-    std::byte* const base = blocks[to_size(topology_.rail_of(rank))] + topology_.node_of(rank) * stride;
-    const PeerCounts counts = PeerCounts::at(base, topology_, call_.options.num_experts);
-    const call::CallSync::PeerCall& call = sync_.call_of(rank);
-    if (Status status = plan::check_counts(counts, shape_, topology_, call.num_entries); !status.ok()) {
-      return bad_peer(rank, status.message());
-    }
-    sources_.push_back({counts.rank_counts, counts.expert_counts, call.num_entries, call.max_recv_rows});
-    sizes_.push_back(counts.tables);
-  }
-  return {};
-}
-
-Status Router::exchange_tables() {
-  const int num_nodes = topology_.num_nodes();
-  std::vector<std::size_t> offsets(to_size(num_nodes) + 1, 0);
-  plan::ForwardTableSum sum;
-  for (int node = 0; node < num_nodes; ++node) {
-    const ForwardTableSize size = table_size(rail_peer(topology_.rank, node), my_node());
-    offsets[to_size(node) + 1] = offsets[to_size(node)] + size.wire_bytes();
-    sum.num_items += size.num_items;
-    sum.num_destinations += size.num_destinations;
-  }
-  Result<std::byte*> block = staging_.forward_tables(plan::forward_tables_bytes(to_size(num_nodes), sum));
-  if (!block.ok()) {
-    return sync_.fail(block.status().code(), topology_.rank,
-                      fmt::format("route: rank {} has no room for the forward tables of its rail: {}", topology_.rank,
-                                  block.status().message()));
-  }
-  peers_.set_staged(peers_.locate(*block, 1, static_cast<std::int64_t>(offsets.back()), 0));
-  std::vector<std::vector<std::byte>> encoded(to_size(num_nodes));
-  std::vector<std::span<const std::byte>> out(encoded.size());
-  std::vector<std::span<std::byte>> in(encoded.size());
-  for (int node = 0; node < num_nodes; ++node) {
-    const auto index = to_size(node);
-    const ForwardTable& table = routing_.outgoing[index];
-    in[index] = {*block + offsets[index], offsets[index + 1] - offsets[index]};
-    if (node == my_node()) {
-      plan::encode(table, in[index].data());
-    } else {
-      encoded[index].resize(table.size().wire_bytes());
-      plan::encode(table, encoded[index].data());
-      out[index] = encoded[index];
-    }
-  }
-  if (Status status = call::exchange_bytes(sync_, out, in, "to send its tables"); !status.ok()) return status;
-  routing_.incoming.resize(to_size(num_nodes));
-  for (const int node : sync_.rails().peer_nodes()) {
-    if (Status status = check_incoming(node, in[to_size(node)]); !status.ok()) return status;
-  }
-  sync_.post(Phase::kDone);
-  return sync_.wait(Phase::kDone);
-}
-
-/// Checks the table of a rail peer on behalf of all ranks of this node, and keeps it.
-Status Router::check_incoming(int node, std::span<const std::byte> bytes) {
-  const int rank = rail_peer(topology_.rank, node);
-  Result<ForwardTable> table =
-      plan::parse_forward_table(bytes, table_size(rank, my_node()),
-                                {routing_.num_tokens_of_rank[to_size(rank)], call_.num_topk, num_rows_of_node()});
-  if (!table.ok()) return bad_peer(rank, fmt::format("sent an invalid forward table: {}", table.status().message()));
-  // Local ranks read only the tables that contain rows for them.
-  std::vector<std::int64_t> counted;
-  for (int local = peers_.first_rank(); local < peers_.end_rank(); ++local) {
-    counted.push_back(plan::rows_from_source(shape_, sources_[to_size(rank)], to_size(local)));
-  }
-  if (Status status = plan::check_num_rows(*table, counted); !status.ok()) return bad_peer(rank, status.message());
-  routing_.incoming[to_size(node)] = std::move(*table);
-  return {};
-}
-
-/// Enters the source rank of each row, which the counts determine, into source_table.
-void Router::name_source_ranks(const plan::ExpertGroups& groups) {
-  plan::for_each_received_run(
-      shape_, sources_, groups, to_size(topology_.rank),
-      [this](std::size_t /*run*/, std::size_t source, std::int64_t first_row, std::int32_t num_rows) {
-        for (std::int64_t row = first_row; row < first_row + num_rows; ++row) {
-          routing_.source_table[to_size(row) * 2] = static_cast<std::int32_t>(source);
-        }
-      });
-}
-
-/// Finds this rank's rows in the tables that the ranks of its node hold.
-Status Router::read_tables() {
-  routing_.item_of_row.assign(to_size(routing_.num_used_rows), 0);
-  for (int rank = 0; rank < topology_.num_ranks; ++rank) {
-    routing_.num_items_from_rank.push_back(table_size(rank, my_node()).num_items);
-  }
-  for (int local = peers_.first_rank(); local < peers_.end_rank(); ++local) {
-    std::int64_t block_bytes = 0;
-    for (int node = 0; node < topology_.num_nodes(); ++node) {
-      block_bytes += static_cast<std::int64_t>(table_size(rail_peer(local, node), my_node()).wire_bytes());
-    }
-    const std::byte* block = peers_.resolve(peers_.descriptor_of(local).staged, local, {1, block_bytes});
-    if (block == nullptr) return bad_peer(local, "published tables outside its arena");
-    for (int node = 0; node < topology_.num_nodes(); ++node) {
-      const int rank = rail_peer(local, node);
-      const ForwardTableSize size = table_size(rank, my_node());
-      const std::span<const std::byte> bytes(block, size.wire_bytes());
-      block += bytes.size();
-      const std::int64_t num_rows = routing_.num_rows_from_rank[to_size(rank)];
-      if (num_rows == 0) continue;
-      const Result<ForwardTable> table = plan::parse_forward_table(
-          bytes, size, {routing_.num_tokens_of_rank[to_size(rank)], call_.num_topk, num_rows_of_node()});
-      if (!table.ok()) {
-        return bad_peer(rank, fmt::format("sent an invalid forward table: {}", table.status().message()));
-      }
-      if (Status status = plan::enter_table(*table, rank, topology_.rail_of(topology_.rank), num_rows,
-                                            {routing_.source_table, routing_.item_of_row});
-          !status.ok()) {
-        return bad_peer(rank, status.message());
-      }
-    }
-  }
-  return {};
-}
-
-Status Router::run() {
-  if (Status status = exchange_counts(); !status.ok()) return status;
-  if (Status status = read_counts(); !status.ok()) return status;
-  const plan::ExpertGroups groups = plan::group_experts(shape_, sources_);
-  if (Status status = plan::check_capacity(shape_, sources_, groups); !status.ok()) return status;
-  plan_rows(shape_, sources_, groups, to_size(topology_.rank), routing_.ids, routing_);
-  routing_.outgoing = plan::build_forward_tables(routing_.tokens, topology_);
-  if (Status status = exchange_tables(); !status.ok()) return status;
-  name_source_ranks(groups);
-  if (Status status = read_tables(); !status.ok()) return status;
-  finish(call_, shape_, groups, to_size(topology_.rank), routing_);
-  return {};
+void adopt(plan::NodeRoute route, CpuRouting& routing) {
+  routing.tokens = std::move(route.tokens);
+  routing.num_rows_to_rank = routing.tokens.num_rows_to_rank;
+  routing.num_rows_on_rank = std::move(route.num_rows_on_rank);
+  routing.num_tokens_of_rank = std::move(route.num_tokens_of_rank);
+  routing.num_rows_from_rank = std::move(route.num_rows_from_rank);
+  routing.rank_counts = std::move(route.rank_counts);
+  routing.num_used_rows = route.num_used_rows;
+  routing.source_table = std::move(route.source_table);
+  routing.outgoing = std::move(route.outgoing);
+  routing.incoming = std::move(route.incoming);
+  routing.num_items_from_rank = std::move(route.num_items_from_rank);
+  routing.item_of_row = std::move(route.item_of_row);
 }
 
 }  // namespace
 
 Status route(const RouteCall& call, const Context& context, CpuRouting& routing) {
   if (!context.sync.broken().ok()) return context.sync.broken();
-  Router router(call, context, routing);
-  CallDescriptor descriptor;
-  descriptor.record = call.record;
+  call::NodesRouteCall nodes_call{call.record, route_shape(call, context.topology()), {}, call.options.max_recv_rows};
   if (call.record.code == ErrorCode::kOk) {
-    if (Status status = router.prepare(descriptor); !status.ok()) descriptor.record.set_status(status);
+    copy_inputs(call, routing);
+    nodes_call.ids = routing.ids;
   }
-  if (Status status = context.sync.begin(descriptor); !status.ok()) return status;
-  return router.run();
+  StagingTables memory(context.staging);
+  plan::NodeRoute route;
+  route.tokens = std::move(routing.tokens);
+  route.source_table = std::move(routing.source_table);
+  if (Status status = call::route_nodes(context.sync, nodes_call, memory, route); !status.ok()) return status;
+  const plan::ExpertGroups groups = std::move(route.groups);
+  adopt(std::move(route), routing);
+  finish(call, nodes_call.shape, groups, to_size(context.topology().rank), routing);
+  return {};
 }
 
 }  // namespace ferry::cpu::internode

@@ -145,11 +145,13 @@ Status Context::out_of_memory(Operation operation) { return parts_.sync->out_of_
 Status Context::check_lost() {
   const LostReport& lost = parts_.report->lost;
   if (__atomic_load_n(&lost.state, __ATOMIC_ACQUIRE) == 0) return {};
-  return give_up_on(lost.peer, describe_lost(lost, timeout_ns_, &*parts_.call_log));
+  const Topology& topology = parts_.sync->topology();
+  return give_up_on(rank_missed(lost, topology), describe_lost(lost, topology, timeout_ns_, &*parts_.call_log));
 }
 
-Status Context::describe(const FaultReport& fault, std::string_view operation) const {
-  return describe_fault(fault, *parts_.call_log, parts_.ranks.num_ranks, operation);
+Status Context::describe(const FaultReport& fault, std::string_view operation, RailLink::FaultOf records) const {
+  const FoundRecord* const found = parts_.rail_link != nullptr ? parts_.rail_link->found(records) : nullptr;
+  return describe_fault(fault, {*parts_.call_log, found, parts_.sync->topology()}, operation);
 }
 
 Status Context::take_fault() {

@@ -67,7 +67,8 @@ class Context {
 
   /// A wait of a kernel that timed out or was stopped, as a Status that breaks the group; ok if there was none.
   Status check_lost();
-  Status describe(const FaultReport& fault, std::string_view operation) const;
+  Status describe(const FaultReport& fault, std::string_view operation,
+                  RailLink::FaultOf records = RailLink::FaultOf::kAnyCall) const;
 
   /// Backend::trim, ::wait, ::poll and ::destroy.
   Status trim();

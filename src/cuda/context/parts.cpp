@@ -24,6 +24,9 @@ namespace {
 constexpr int kMinComputeMajor = 8;
 /// Memory that the hosts share: the call log and the words of CallSync. No token is ever stored there.
 constexpr std::size_t kHostArenaBytes = std::size_t{1} << 20;
+/// The same with several nodes, where the hosts route: addresses for the forward tables of a million tokens and more.
+/// Memory is taken as it is used.
+constexpr std::size_t kNodesHostArenaBytes = std::size_t{256} << 20;
 
 std::atomic<std::uint64_t>& first_epoch() {
   static std::atomic<std::uint64_t> epoch{0};
@@ -134,7 +137,7 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
   if (!report.ok()) return report.status();
   parts.report = reinterpret_cast<DeviceReport*>(*report);
 
-  const auto num_ranks = static_cast<std::size_t>(context.topology.num_ranks);
+  const auto num_ranks = static_cast<std::size_t>(context.topology.ranks_per_node);
   const std::size_t control_bytes = Control::at(nullptr, num_ranks).size_bytes;
   Result<std::shared_ptr<std::byte>> control = parts.memory->take(control_bytes);
   if (!control.ok()) return control.status();
@@ -156,52 +159,102 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
   return runtime_status(cudaStreamSynchronize(parts.stream->get()), "Group::create: clearing the control block");
 }
 
+Status check_topology(const BackendContext& context) {
+  const Topology& topology = context.topology;
+  if (topology.ranks_per_node > kMaxRanks || topology.num_nodes() > kMaxNodes) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("Group::create: {} ranks in {} nodes; this build's CUDA backend connects up to {} ranks "
+                              "of a node and up to {} nodes",
+                              topology.num_ranks, topology.num_nodes(), kMaxRanks, kMaxNodes));
+  }
+  if (topology.num_nodes() > 1 && context.options.latency_bytes > 0) {
+    return Status(ErrorCode::kUnsupported,
+                  "Group::create: latency mode of GPU ranks does not reach over several nodes yet; leave latency_bytes "
+                  "at 0, or use ranks of one node, or backend \"cpu\"");
+  }
+  return {};
+}
+
+/// Two blocks of a kernel serve each rail peer, and one more what stays in the node; all must run at once.
+Status check_room_for_rails(const Topology& topology, int num_sms) {
+  const int num_blocks = 2 * (topology.num_nodes() - 1) + 1;
+  if (topology.num_nodes() == 1 || num_blocks <= num_sms) return {};
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("Group::create: {} nodes need {} multiprocessors of each rank, and rank {} has {} of its "
+                            "GPU; use fewer ranks on a GPU",
+                            topology.num_nodes(), num_blocks, topology.rank, num_sms));
+}
+
+call::KernelRings prepare_rings(const BackendContext& context, const Status& device_status, RingMemory& memory) {
+  call::KernelRings rings;
+  rings.shape = device_ring_shape(static_cast<std::size_t>(context.topology.num_nodes()));
+  rings.status = device_status;
+  if (!rings.status.ok()) return rings;
+  Result<RingMemory> made = RingMemory::create(context.topology);
+  rings.status = made.status();
+  if (!made.ok()) return rings;
+  memory = std::move(*made);
+  rings.memory = memory.rails_memory;
+  rings.words = memory.words;
+  return rings;
+}
+
+Status start_rail_link(RingMemory memory, Parts& parts) {
+  parts.rail_link = std::make_unique<RailLink>(*parts.sync, std::move(memory));
+  return parts.rail_link->start(*parts.memory, parts.stream->get());
+}
+
 /// After the exchange: what kernels need to know about the ranks.
 void set_ranks(const BackendContext& context, Parts& parts) {
-  const auto num_ranks = static_cast<std::size_t>(context.topology.num_ranks);
+  const Topology& topology = context.topology;
+  const auto num_ranks = static_cast<std::size_t>(topology.ranks_per_node);
+  const int first_rank = topology.node_of(topology.rank) * topology.ranks_per_node;
   RankParams& ranks = parts.ranks;
-  ranks.rank = context.topology.rank;
-  ranks.num_ranks = context.topology.num_ranks;
+  ranks.rank = topology.rank - first_rank;
+  ranks.num_ranks = topology.ranks_per_node;
   ranks.control = Control::at(parts.control.get(), num_ranks);
   ranks.report = parts.pinned->on_device(parts.report);
   ranks.timeout_ns = static_cast<std::uint64_t>(context.options.timeout_ns);
-  for (int rank = 0; rank < ranks.num_ranks; ++rank) ranks.peer_bases[rank] = parts.exchange->peer_base(rank);
+  for (int rank = 0; rank < ranks.num_ranks; ++rank) {
+    ranks.peer_bases[rank] = parts.exchange->peer_base(first_rank + rank);
+  }
 }
 
 }  // namespace
 
 Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels, StartLatency start_latency) {
-  if (context.topology.num_nodes() > 1 || context.topology.num_ranks > kMaxRanks) {
-    return Status(
-        ErrorCode::kUnsupported,
-        fmt::format("Group::create: {} ranks in {} nodes; this build's CUDA backend connects up to {} ranks of "
-                    "one node; leave ranks_per_node at 0",
-                    context.topology.num_ranks, context.topology.num_nodes(), kMaxRanks));
-  }
+  if (Status status = check_topology(context); !status.ok()) return status;
+  const bool over_nodes = context.topology.num_nodes() > 1;
+  Result<DeviceFacts> facts = examine_device(context.options.device);
+  const DeviceGuard guard(facts.ok() ? facts->device : 0);
   BackendContext host_context = context;
-  host_context.options.arena_bytes = kHostArenaBytes;
-  Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(host_context);
+  host_context.options.arena_bytes = over_nodes ? kNodesHostArenaBytes : kHostArenaBytes;
+  RingMemory ring_memory;
+  const call::KernelRings rings =
+      over_nodes ? prepare_rings(context, facts.status(), ring_memory) : call::KernelRings{};
+  Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(host_context, over_nodes ? &rings : nullptr);
   if (!sync.ok()) return sync.status();
   Parts parts;
+  parts.rings = ring_memory.block.data;
   parts.sync = std::move(*sync);
   Result<CallLog> call_log = CallLog::create(parts.sync->peers());
 
-  Result<DeviceFacts> facts = examine_device(context.options.device);
   Status status = facts.ok() ? call_log.status() : facts.status();
-  const DeviceGuard guard(facts.ok() ? facts->device : 0);
   if (status.ok()) status = guard.status();
   if (status.ok()) status = make_local_parts(context, *facts, load_kernels, parts);
   if (status.ok()) status = make_latency_memory(context, start_latency, parts);
+  if (status.ok() && over_nodes) status = start_rail_link(std::move(ring_memory), parts);
   Result<int> sharers = count_sharers(context, status, facts.ok() ? *facts : DeviceFacts{});
   if (!sharers.ok()) return sharers.status();
   parts.num_sms = std::max(1, facts->num_sms / *sharers);
-  parts.tuning = tuning_for(context.tuning, facts->name, context.topology.num_ranks);
+  parts.tuning = tuning_for(context.tuning, facts->name, context.topology.ranks_per_node);
   Result<std::unique_ptr<ArenaExchange>> exchange = ArenaExchange::create(context, parts.sync->peers(), parts.arena);
   if (!exchange.ok()) return exchange.status();
   parts.exchange = std::move(*exchange);
   set_ranks(context, parts);
-  parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report, *call_log);
+  parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report, *call_log, parts.rail_link.get());
   status = parts.watch->start();
+  if (status.ok()) status = check_room_for_rails(context.topology, parts.num_sms);
   // No rank may call before the control blocks of all are cleared and known.
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);

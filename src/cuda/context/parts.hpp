@@ -11,6 +11,7 @@
 #include "call/call_sync.hpp"
 #include "core/backend.hpp"
 #include "cuda/context/peer_watch.hpp"
+#include "cuda/context/rail_link.hpp"
 #include "cuda/driver/own_stream.hpp"
 #include "cuda/memory/arena_exchange.hpp"
 #include "cuda/memory/device_arena.hpp"
@@ -23,12 +24,14 @@ namespace ferry::cuda {
 
 struct Parts {
   int device = 0;
-  int num_sms = 0;                  ///< of the GPU, divided by the number of ranks that share it
-  bool has_bulk = true;             ///< the GPU has the bulk copy engine
-  std::size_t shared_limit = 0;     ///< most shared memory of a block
-  std::vector<TuningEntry> tuning;  ///< for this GPU and number of ranks
+  int num_sms = 0;                   ///< of the GPU, divided by the number of ranks that share it
+  bool has_bulk = true;              ///< the GPU has the bulk copy engine
+  std::size_t shared_limit = 0;      ///< most shared memory of a block
+  std::vector<TuningEntry> tuning;   ///< for this GPU and number of ranks
+  std::shared_ptr<std::byte> rings;  ///< in groups of several nodes; outlives `sync`, whose network uses it
   std::unique_ptr<call::CallSync> sync;
   std::optional<CallLog> call_log;
+  std::unique_ptr<RailLink> rail_link;  ///< in groups of several nodes
   std::shared_ptr<DeviceArena> arena;
   std::unique_ptr<ArenaExchange> exchange;  // after `sync`, whose links it uses
   std::shared_ptr<TableMemory> memory;

@@ -27,7 +27,7 @@ PeerWatch::~PeerWatch() {
 }
 
 Status PeerWatch::start() {
-  if (group_.peers().num_ranks() == 1) return {};
+  if (group_.topology().num_ranks == 1) return {};
   Result<std::thread> thread = node::start_service_thread("ferry-watch", "Group::create", [this] { watch(); });
   if (!thread.ok()) return thread.status();
   thread_ = std::move(*thread);
@@ -46,14 +46,17 @@ void PeerWatch::watch() noexcept {
 }
 
 void PeerWatch::look() {
+  if (rail_link_ != nullptr) rail_link_->look();
   if (!told_ && __atomic_load_n(&report_.lost.state, __ATOMIC_ACQUIRE) != 0) {
-    group_.report_lost(report_.lost.peer,
-                       describe_lost(report_.lost, group_.timeout_ns(), calls_ ? &*calls_ : nullptr));
+    group_.report_lost(
+        rank_missed(report_.lost, group_.topology()),
+        describe_lost(report_.lost, group_.topology(), group_.timeout_ns(), calls_ ? &*calls_ : nullptr));
     told_ = true;
   }
+  if (!told_) told_ = group_.pass_on_error();
   if (stopped_) return;
-  bool stop = group_.peers().anyone_gave_up();
-  if (!stop && someone_is_lost()) {
+  bool stop = group_.someone_gave_up();
+  if (!stop && group_.someone_is_lost()) {
     // It may have been done, and left: what it sent last has reached this GPU by the next look.
     stop = lost_before_;
     lost_before_ = true;
@@ -62,14 +65,6 @@ void PeerWatch::look() {
   // After what it is about: the host that finds the kernel's report finds the peer's error or loss as well.
   __atomic_store_n(&report_.stop.requested, 1, __ATOMIC_RELEASE);
   stopped_ = true;
-}
-
-bool PeerWatch::someone_is_lost() const {
-  const node::Peers& peers = group_.peers();
-  for (int rank = peers.first_rank(); rank < peers.end_rank(); ++rank) {
-    if (rank != peers.rank() && !peers.loss_of(rank).empty()) return true;
-  }
-  return false;
 }
 
 }  // namespace ferry::cuda

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "call/group_state.hpp"
+#include "cuda/context/rail_link.hpp"
 #include "cuda/sync/call_log.hpp"
 #include "cuda/sync/report.hpp"
 #include "ferry/status.hpp"
@@ -24,10 +25,11 @@ namespace ferry::cuda {
 
 class PeerWatch {
  public:
-  /// Both must outlive the watch. `report` is pinned memory, which this rank's kernels reach. `calls`, if there is such
-  /// a log, is for its messages.
-  PeerWatch(call::GroupState& group, DeviceReport& report, std::optional<CallLog> calls = std::nullopt)
-      : group_(group), report_(report), calls_(calls) {}
+  /// All must outlive the watch. `report` is pinned memory, which this rank's kernels reach. `calls`, if there is such a
+  /// log, is for its messages. `rail_link`: in groups of several nodes.
+  PeerWatch(call::GroupState& group, DeviceReport& report, std::optional<CallLog> calls = std::nullopt,
+            RailLink* rail_link = nullptr)
+      : group_(group), report_(report), calls_(calls), rail_link_(rail_link) {}
   /// Ends the thread.
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
@@ -40,11 +42,11 @@ class PeerWatch {
  private:
   void watch() noexcept;
   void look();
-  bool someone_is_lost() const;
 
   call::GroupState& group_;
   DeviceReport& report_;
   const std::optional<CallLog> calls_;
+  RailLink* rail_link_;
   // Of the thread.
   bool told_ = false;         // the peers know of a wait that failed here
   bool lost_before_ = false;  // a peer was lost at an earlier look

@@ -2,26 +2,18 @@
 #include <new>
 #include <optional>
 
-#include "core/quantized_dispatch.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
+#include "cuda/intranode/dispatch_parts.hpp"
 #include "cuda/intranode/routing.hpp"
 #include "cuda/intranode/tuning.hpp"
 #include "cuda/memory/memory_checks.hpp"
-#include "cuda/numeric/quantize.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
 namespace {
-
-ScaleTable scale_table(const ConstTensorView& view) {
-  if (!view.present()) return {};
-  // One type serves both directions; inputs are only read.
-  return {static_cast<std::byte*>(const_cast<void*>(view.data)), static_cast<int>(view.extent(1)),
-          static_cast<int>(size_bytes(view.dtype)), view.stride(0), view.stride(1)};
-}
 
 plan::TokenRecord token_record(const DispatchCall& call) {
   const bool by_token = call.routing->layout == Layout::kTokens;
@@ -56,12 +48,7 @@ void set_sending(DispatchParams& params, const DispatchCall& call, const CudaRou
 }
 
 void set_receiving(DispatchParams& params, const DispatchCall& call, const CudaRouting& routing) {
-  params.out.x = call.out_x.data;
-  params.out.x_stride = call.out_x.stride_bytes;
-  params.out.scales = scale_table(call.out_scales);
-  params.out.ids = call.out_topk_idx.data;
-  params.out.wide_ids = call.out_topk_idx.dtype == DType::kInt64;
-  params.out.weights = static_cast<float*>(call.out_topk_weights.data);
+  params.out = dispatch_outputs(call);
   params.source_base = routing.tables.source_base;
   params.one_row_per_token = routing.layout == Layout::kTokens;
 }
@@ -77,21 +64,6 @@ void set_plan(DispatchParams& params, const DispatchPlan& plan) {
   std::int64_t blocks = std::max<std::int64_t>(1, plan.chunk_tokens / per_block);
   blocks = std::max<std::int64_t>(blocks, (2 * params.num_blocks + kMaxChunks - 1) / kMaxChunks);
   params.chunks = {params.num_blocks, static_cast<int>(std::min<std::int64_t>(blocks, params.num_blocks))};
-}
-
-PaddingParams padding_params(const DispatchParams& dispatch, const DispatchCall& call, const CudaRouting& routing) {
-  PaddingParams params;
-  params.ranks = dispatch.ranks;
-  params.summary = routing.tables.summary;
-  params.source = routing.source_rows();
-  params.num_rows = routing.num_recv_rows;
-  params.out_source = static_cast<std::int32_t*>(call.out_source.data);
-  params.out = dispatch.out;
-  params.row_bytes = call.out_x.row_bytes;
-  params.num_topk = routing.num_topk;
-  params.weights_per_row = routing.layout == Layout::kTokens ? routing.num_topk : 1;
-  params.zero = call.zero_padding;
-  return params;
 }
 
 bool has_tables(const DispatchCall& call) {
@@ -131,13 +103,6 @@ bool direct_tables(const DeviceArena& arena, const DispatchCall& call, EntryMess
   return true;
 }
 
-/// Whether there can be rows without a token that the caller wants written. (An exact kTokens output has none.)
-bool needs_padding(const DispatchCall& call, bool exact_rows) {
-  if (call.out_source.present()) return true;
-  const bool has_padding = !exact_rows || call.routing->layout != Layout::kTokens;
-  return has_padding && (call.zero_padding || call.out_topk_idx.present());
-}
-
 Status refuse(Context& context, const DispatchCall& call, const Status& status) {
   return context.refuse(call.record, call.stream, status, [&context, &call](const Launch& launch) {
     DispatchParams params;
@@ -147,19 +112,6 @@ Status refuse(Context& context, const DispatchCall& call, const Status& status) 
     params.entry.record_number = launch.record_number;
     return launch_dispatch(params, launch.stream);
   });
-}
-
-/// The two steps of a call that quantises; none of one that does not.
-Result<std::optional<QuantizedDispatch>> split(Context& context, const DispatchCall& call, bool captured) {
-  if (call.quantize == Quantization::kNone) return std::optional<QuantizedDispatch>();
-  const std::size_t bytes = quantized_bytes(call);
-  std::byte* staging = nullptr;
-  if (bytes > 0) {
-    const Result<std::byte*> taken = context.staging().quantized(bytes, captured);
-    if (!taken.ok()) return taken.status();
-    staging = *taken;
-  }
-  return std::optional(split_quantized(call, staging));
 }
 
 Status run(Context& context, const DispatchCall& asked) {
@@ -172,7 +124,7 @@ Status run(Context& context, const DispatchCall& asked) {
   const bool captured = *checked;
   const Parts& parts = context.parts();
   if (Status status = check_dispatch_memory(asked, *parts.arena); !status.ok()) return refuse(context, asked, status);
-  const Result<std::optional<QuantizedDispatch>> steps = split(context, asked, captured);
+  const Result<std::optional<QuantizedDispatch>> steps = split_quantizing(context, asked, captured);
   if (!steps.ok()) return refuse(context, asked, steps.status());
   const DispatchCall& call = steps->has_value() ? (*steps)->send : asked;
 
@@ -215,13 +167,12 @@ Status run(Context& context, const DispatchCall& asked) {
   params.entry.agreement = launch->agreement;
   params.entry.record_number = launch->record_number;
   cudaError_t error = cudaSuccess;
-  if (steps->has_value()) {
-    const int num_sms = call.kernel.num_sms > 0 ? std::min(call.kernel.num_sms, parts.num_sms) : parts.num_sms;
-    error = launch_quantize((*steps)->quantize, num_sms, launch->stream);
-  }
+  if (steps->has_value()) error = launch_quantizing(context, call, **steps, launch->stream);
   if (error == cudaSuccess) error = launch_dispatch(params, launch->stream);
   if (error == cudaSuccess && needs_padding(call, routing.exact_rows)) {
-    PaddingParams padding = padding_params(params, call, routing);
+    PaddingParams padding = padding_params(parts.ranks, call);
+    padding.summary = routing.tables.summary;
+    padding.source = routing.source_rows();
     padding.max_blocks = most_blocks(call.kernel.num_sms, limits);
     error = launch_padding(padding, launch->stream);
   }

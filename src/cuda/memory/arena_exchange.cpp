@@ -78,9 +78,10 @@ Result<std::vector<ArenaAnnouncement>> exchange(const BackendContext& context, c
   return announcements;
 }
 
-/// Whether this rank's GPU can load and store the memory of every other rank's GPU. Asks only about GPUs that this
+/// Whether this rank's GPU can load and store the memory of the GPUs of its node's ranks. Asks only about GPUs that this
 /// process sees; for others, mapping fails if it cannot.
-Status check_reach(int my_rank, const std::vector<ArenaAnnouncement>& announcements) {
+Status check_reach(const node::Peers& peers, const std::vector<ArenaAnnouncement>& announcements) {
+  const int my_rank = peers.rank();
   const ArenaAnnouncement& mine = announcements[static_cast<std::size_t>(my_rank)];
   int num_devices = 0;
   if (Status status = runtime_status(cudaGetDeviceCount(&num_devices), "Group::create: counting GPUs"); !status.ok()) {
@@ -94,7 +95,7 @@ Status check_reach(int my_rank, const std::vector<ArenaAnnouncement>& announceme
   }
   for (std::size_t rank = 0; rank < announcements.size(); ++rank) {
     const ArenaAnnouncement& theirs = announcements[rank];
-    if (theirs.gpu == mine.gpu) continue;
+    if (theirs.gpu == mine.gpu || !peers.includes(static_cast<int>(rank))) continue;
     for (int device = 0; device < num_devices; ++device) {
       if (visible[static_cast<std::size_t>(device)] != theirs.gpu) continue;
       int reachable = 0;
@@ -135,7 +136,7 @@ Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContex
   if (!announcements.ok()) return announcements.status();
 
   auto result = std::make_unique<ArenaExchange>(Private{}, peers.rank(), arena);
-  status = check_reach(peers.rank(), *announcements);
+  status = check_reach(peers, *announcements);
   if (status.ok()) status = result->meet(peers, *announcements, timeout_ns);
   // No rank announces memory before all of them listen: one that has failed would not answer.
   Result<std::vector<std::vector<std::byte>>> listening = gather_or_fail(*context.bootstrap, status, {}, timeout_ns);
@@ -144,7 +145,7 @@ Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContex
       [service = result->service_.get()](const ArenaChunk& chunk) { return service->announce(chunk); });
   Result<std::vector<std::vector<std::byte>>> mapped = gather_or_fail(*context.bootstrap, status, {}, timeout_ns);
   if (!mapped.ok()) return mapped.status();
-  if (status = result->adopt_bases(); !status.ok()) return status;
+  if (status = result->adopt_bases(peers); !status.ok()) return status;
   return result;
 }
 
@@ -155,6 +156,7 @@ Status ArenaExchange::meet(const node::Peers& peers, const std::vector<ArenaAnno
   peers_.resize(announcements.size());
   for (std::size_t i = 0; i < announcements.size(); ++i) {
     const int rank = static_cast<int>(i);
+    if (!peers.includes(rank)) continue;
     const ArenaAnnouncement& theirs = announcements[i];
     Peer& peer = peers_[i];
     if (rank == rank_) {
@@ -194,15 +196,14 @@ Status ArenaExchange::meet(const node::Peers& peers, const std::vector<ArenaAnno
   return service_->start();
 }
 
-Status ArenaExchange::adopt_bases() {
-  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
-    Peer& peer = peers_[rank];
+Status ArenaExchange::adopt_bases(const node::Peers& peers) {
+  for (int rank = peers.first_rank(); rank < peers.end_rank(); ++rank) {
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
     peer.base = peer.same_process != nullptr ? peer.same_process->base() : peer.mapping->base();
     if (peer.base != nullptr) continue;
     return Status(
         ErrorCode::kTransport,
-        fmt::format("Group::create: rank {} never announced its memory; run the same build on every rank", rank),
-        static_cast<int>(rank));
+        fmt::format("Group::create: rank {} never announced its memory; run the same build on every rank", rank), rank);
   }
   return {};
 }

@@ -50,7 +50,7 @@ class ArenaExchange {
   };
 
   Status meet(const node::Peers& peers, const std::vector<ArenaAnnouncement>& announcements, std::int64_t timeout_ns);
-  Status adopt_bases();
+  Status adopt_bases(const node::Peers& peers);
 
   int rank_;
   std::shared_ptr<DeviceArena> arena_;

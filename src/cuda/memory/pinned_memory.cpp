@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <new>
@@ -20,8 +21,12 @@ constexpr std::size_t kPinnedBytes = std::size_t{4} << 20;
 /// where a kernel waits for another rank of this process, that rank could not launch any more. So blocks stay, as many
 /// as the process ever had groups at a time.
 struct IdleBlocks {
+  struct Block {
+    void* data = nullptr;
+    std::size_t size_bytes = 0;
+  };
   std::mutex mutex;
-  std::vector<void*> blocks;  // guarded by mutex
+  std::vector<Block> blocks;  // guarded by mutex
 };
 
 /// Never destroyed: groups may end after static objects.
@@ -30,51 +35,68 @@ IdleBlocks& idle_blocks() {
   return *idle;
 }
 
-Result<void*> take_block() {
+Result<void*> take_block(std::size_t bytes) {
   {
     IdleBlocks& idle = idle_blocks();
     const std::lock_guard lock(idle.mutex);
-    if (!idle.blocks.empty()) {
-      void* const block = idle.blocks.back();
-      idle.blocks.pop_back();
+    const auto found = std::ranges::find(idle.blocks, bytes, &IdleBlocks::Block::size_bytes);
+    if (found != idle.blocks.end()) {
+      void* const block = found->data;
+      idle.blocks.erase(found);
       return block;
     }
   }
   void* block = nullptr;
-  const cudaError_t error = cudaHostAlloc(&block, kPinnedBytes, cudaHostAllocPortable | cudaHostAllocMapped);
+  const cudaError_t error = cudaHostAlloc(&block, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
   if (error != cudaSuccess) {
-    return runtime_status(error, fmt::format("Group::create: locking {} bytes of host memory", kPinnedBytes),
+    return runtime_status(error, fmt::format("Group::create: locking {} bytes of host memory", bytes),
                           "free some memory or raise the limit of locked memory (ulimit -l)");
   }
   return block;
 }
 
-void give_back_block(void* block) try {
+void give_back_block(void* block, std::size_t bytes) try {
   IdleBlocks& idle = idle_blocks();
   const std::lock_guard lock(idle.mutex);
-  idle.blocks.push_back(block);
+  idle.blocks.push_back({block, bytes});
 } catch (const std::bad_alloc&) {
   // Called from destructors: what cannot be recorded stays allocated until the process ends.
+}
+
+/// Not given back where that fails: it may be what a device reset has left behind.
+Result<std::byte*> view_of_kernels(void* host) {
+  void* device = nullptr;
+  const cudaError_t mapped = cudaHostGetDevicePointer(&device, host, 0);
+  if (mapped == cudaSuccess) return static_cast<std::byte*>(device);
+  return runtime_status(mapped, "Group::create: mapping host memory for the GPU", "this GPU cannot write host memory");
 }
 
 }  // namespace
 
 Result<std::shared_ptr<PinnedMemory>> PinnedMemory::create() {
   const RelaxedCapture relaxed;
-  const Result<void*> host = take_block();
+  const Result<void*> host = take_block(kPinnedBytes);
   if (!host.ok()) return host.status();
-  void* device = nullptr;
-  if (const cudaError_t mapped = cudaHostGetDevicePointer(&device, *host, 0); mapped != cudaSuccess) {
-    // Not given back: it may be what a device reset has left behind.
-    return runtime_status(mapped, "Group::create: mapping host memory for the GPU",
-                          "this GPU cannot write host memory");
-  }
-  return std::make_shared<PinnedMemory>(static_cast<std::byte*>(*host), static_cast<std::byte*>(device));
+  const Result<std::byte*> device = view_of_kernels(*host);
+  if (!device.ok()) return device.status();
+  return std::make_shared<PinnedMemory>(static_cast<std::byte*>(*host), *device);
+}
+
+Result<PinnedBlock> take_pinned(std::size_t bytes) {
+  const RelaxedCapture relaxed;
+  const Result<void*> host = take_block(bytes);
+  if (!host.ok()) return host.status();
+  const Result<std::byte*> device = view_of_kernels(*host);
+  if (!device.ok()) return device.status();
+  std::memset(*host, 0, bytes);
+  return PinnedBlock{std::shared_ptr<std::byte>(static_cast<std::byte*>(*host),
+                                                [bytes](std::byte* block) { give_back_block(block, bytes); }),
+                     *device};
 }
 
 PinnedMemory::PinnedMemory(std::byte* host, std::byte* device) : host_(host), device_(device), heap_(kPinnedBytes) {}
 
-PinnedMemory::~PinnedMemory() { give_back_block(host_); }
+PinnedMemory::~PinnedMemory() { give_back_block(host_, kPinnedBytes); }
 
 Result<std::byte*> PinnedMemory::take(std::size_t bytes) {
   const std::lock_guard lock(mutex_);

@@ -13,6 +13,14 @@
 
 namespace ferry::cuda {
 
+/// Host memory that the GPUs of this process reach, zeroed; taken again by a later group when the last copy of the
+/// pointer is gone. `kernel_view`: where kernels see it.
+struct PinnedBlock {
+  std::shared_ptr<std::byte> data;
+  std::byte* kernel_view = nullptr;
+};
+Result<PinnedBlock> take_pinned(std::size_t bytes);
+
 class PinnedMemory {
  public:
   /// For the GPU that is current.

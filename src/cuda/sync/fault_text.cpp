@@ -27,6 +27,14 @@ std::string_view awaited_text(Awaited awaited) {
       return "to finish its part";
     case Awaited::kOwn:
       return "to get its own blocks on the GPU (too many kernels share it)";
+    case Awaited::kRailCall:
+      return "to make the same call";
+    case Awaited::kRailItems:
+      return "to send its tokens or sums";
+    case Awaited::kRailRoom:
+      return "to make room for more";
+    case Awaited::kRailProtocol:
+      return "to send what this build sends; run the same build on every rank";
   }
   return "";
 }
@@ -40,17 +48,32 @@ std::string other_call(const CallLog& calls, int peer) {
 
 }  // namespace
 
-std::string describe_lost(const LostReport& lost, std::int64_t timeout_ns, const CallLog* calls) {
+int rank_missed(const LostReport& lost, const Topology& topology) {
+  switch (static_cast<Awaited>(lost.awaited)) {
+    case Awaited::kRailCall:
+    case Awaited::kRailItems:
+    case Awaited::kRailRoom:
+    case Awaited::kRailProtocol:
+      return lost.peer * topology.ranks_per_node + topology.rail_of(topology.rank);
+    default:
+      return topology.node_of(topology.rank) * topology.ranks_per_node + lost.peer;
+  }
+}
+
+std::string describe_lost(const LostReport& lost, const Topology& topology, std::int64_t timeout_ns,
+                          const CallLog* calls) {
   // Which wait it was differs from rank to rank and means nothing: all are to say the same.
   if (lost.stopped != 0) return "a call on the GPU was stopped while it waited for other ranks";
   const auto awaited = static_cast<Awaited>(lost.awaited);
   // Flags count epochs.
   const std::string seen = awaited == Awaited::kRows ? fmt::format("{} of {} rows", lost.seen, lost.expected)
                                                      : fmt::format("flag {}, expected {}", lost.seen, lost.expected);
-  const std::string other = calls == nullptr ? "" : other_call(*calls, lost.peer);
+  const int missed = rank_missed(lost, topology);
+  // Hosts see the calls of their node.
+  const bool is_known = calls != nullptr && topology.node_of(missed) == topology.node_of(topology.rank);
+  const std::string other = is_known ? other_call(*calls, missed) : "";
   return fmt::format("exchange {} on the GPU: timed out after {:.0f} ms waiting for rank {} {} ({}){}", lost.epoch,
-                     static_cast<double>(timeout_ns) / kNsPerMillisecond, lost.peer, awaited_text(awaited), seen,
-                     other);
+                     static_cast<double>(timeout_ns) / kNsPerMillisecond, missed, awaited_text(awaited), seen, other);
 }
 
 namespace {
@@ -61,24 +84,41 @@ bool is_repeated(const FaultReport& fault, int num_ranks) {
                      [](std::int64_t number) { return number < 0; });
 }
 
-Status describe_fault_of_route(const FaultReport& fault, const CallLog& call_log, int num_ranks,
-                               std::string_view operation) {
+/// The records of all ranks of the call that was refused; fewer if some are not known any more.
+std::vector<CallRecord> find_records(const FaultReport& fault, const RankRecords& known) {
+  const Topology& topology = known.topology;
+  const int first_rank = topology.node_of(topology.rank) * topology.ranks_per_node;
+  std::vector<CallRecord> records;
+  for (int rank = 0; rank < topology.num_ranks; ++rank) {
+    // Ranks of other nodes made the call of their rail peer here, unless that one has found out otherwise.
+    const int local = topology.rail_of(rank);
+    const std::int64_t number = fault.record_numbers[local];
+    std::optional<CallRecord> record;
+    if (known.found != nullptr && rank - first_rank != local) {
+      const FoundRecord& found = known.found[local * topology.num_nodes() + topology.node_of(rank)];
+      if (found.present != 0) record = found.record;
+    }
+    if (!record) record = known.calls.find(first_rank + local, number);
+    if (record) records.push_back(*record);
+  }
+  return records;
+}
+
+Status describe_fault_of_route(const FaultReport& fault, const RankRecords& known, std::string_view operation) {
   switch (static_cast<Fault>(fault.fault)) {
+    case Fault::kReported:
+      return {};
     case Fault::kDisagreement: {
-      if (is_repeated(fault, num_ranks)) {
+      if (is_repeated(fault, known.topology.ranks_per_node)) {
         return Status(
             ErrorCode::kInvalidArgument,
             fmt::format("{}: the call that made the Routing was refused, as the first wait after it said; use "
                         "the Routing of another",
                         operation));
       }
-      std::vector<CallRecord> records;
+      const std::vector<CallRecord> records = find_records(fault, known);
       std::vector<const CallRecord*> pointers;
-      for (int rank = 0; rank < num_ranks; ++rank) {
-        const std::optional<CallRecord> record = call_log.find(rank, fault.record_numbers[rank]);
-        if (record) records.push_back(*record);
-      }
-      if (records.size() == static_cast<std::size_t>(num_ranks)) {
+      if (records.size() == static_cast<std::size_t>(known.topology.num_ranks)) {
         for (const CallRecord& record : records) pointers.push_back(&record);
         if (Status status = check_agreement(pointers); !status.ok()) return status;
       }
@@ -109,8 +149,8 @@ Status describe_fault_of_route(const FaultReport& fault, const CallLog& call_log
 
 }  // namespace
 
-Status describe_fault(const FaultReport& fault, const CallLog& call_log, int num_ranks, std::string_view operation) {
-  Status status = describe_fault_of_route(fault, call_log, num_ranks, operation);
+Status describe_fault(const FaultReport& fault, const RankRecords& records, std::string_view operation) {
+  Status status = describe_fault_of_route(fault, records, operation);
   return fault.latency != 0 ? as_error_of(to_string(Operation::kLatencyDispatch), status) : status;
 }
 

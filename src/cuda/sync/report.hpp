@@ -26,6 +26,11 @@ enum class Awaited : std::int32_t {
   kDone = 3,    ///< a peer to finish its part
   kOwn = 4,     ///< this rank's own blocks
   kRow = 5,     ///< latency mode: one row, or its place
+  // For these the peer is a node, and means the rail peer there.
+  kRailCall = 6,      ///< a rail peer to make the same call
+  kRailItems = 7,     ///< a rail peer to send a chunk
+  kRailRoom = 8,      ///< a rail peer to use a chunk
+  kRailProtocol = 9,  ///< nothing: the rail peer has sent what no rank of this build sends
 };
 
 /// A wait that timed out or was stopped.
@@ -40,6 +45,7 @@ struct LostReport {
 };
 
 enum class Fault : std::int32_t {
+  kReported = 0,      ///< the call was refused, and an exchange before this kernel has said why
   kDisagreement = 1,  ///< ranks made different calls, or one refused: `record_numbers` says which records to compare
   kBadId = 2,         ///< `value` of (token `row`, entry `column`) is no expert, on rank `rank`
   kSlabCapacity = 3,  ///< expert `row` of rank `rank` gets `value` rows

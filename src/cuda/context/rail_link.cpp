@@ -1,0 +1,103 @@
+#include "cuda/context/rail_link.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "cuda/driver/cuda_call.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+constexpr std::size_t kRingChunks = 16;
+
+/// Looks of the watch without any movement before the network may sleep: a second, so that a program which computes in
+/// between finds it awake.
+constexpr int kStillLooks = 50;
+
+std::size_t words_bytes(int num_nodes) { return node::round_up_to_page(to_size(num_nodes) * sizeof(net::RingWords)); }
+
+}  // namespace
+
+rail::RingShape device_ring_shape(std::size_t num_nodes) {
+  const std::size_t num_rings = 2 * (num_nodes - 1);
+  const std::size_t share =
+      rail::kRingBudgetBytes / (num_rings * kRingChunks) / plan::kPartAlignment * plan::kPartAlignment;
+  return {kRingChunks, std::clamp(share, rail::kMinChunkBytes, rail::kMaxChunkBytes)};
+}
+
+Result<RingMemory> RingMemory::create(const Topology& topology) {
+  const rail::RingShape shape = device_ring_shape(to_size(topology.num_nodes()));
+  const std::size_t rails_bytes = rail::Rails::memory_bytes(topology, shape);
+  const std::size_t words = words_bytes(topology.num_nodes());
+  Result<PinnedBlock> block = take_pinned(words + rails_bytes);
+  if (!block.ok()) return block.status();
+  RingMemory memory;
+  memory.block = std::move(*block);
+  memory.words = reinterpret_cast<net::RingWords*>(memory.block.data.get());
+  memory.rails_memory = {memory.block.data.get() + words, rails_bytes};
+  return memory;
+}
+
+Status RailLink::start(TableMemory& tables, cudaStream_t stream) {
+  constexpr std::string_view kPreparing = "Group::create: preparing the rings between nodes";
+  const RelaxedCapture relaxed;
+  Result<std::shared_ptr<std::byte>> state = tables.take(sizeof(RailState));
+  if (!state.ok()) return state.status();
+  state_ = *state;
+  Result<std::shared_ptr<std::byte>> log = tables.take(sizeof(RailLog));
+  if (!log.ok()) return log.status();
+  log_ = *log;
+  Status status = runtime_status(cudaMemsetAsync(state_.get(), 0, sizeof(RailState), stream), kPreparing);
+  if (status.ok()) status = runtime_status(cudaMemsetAsync(log_.get(), 0, sizeof(RailLog), stream), kPreparing);
+  if (status.ok()) status = runtime_status(cudaStreamSynchronize(stream), kPreparing);
+  if (!status.ok()) return status;
+  constexpr std::size_t kFaults = 2;
+  Result<PinnedBlock> found = take_pinned(kFaults * to_size(sync_.topology().num_ranks) * sizeof(FoundRecord));
+  if (!found.ok()) return found.status();
+  found_ = std::move(*found);
+
+  rail::Rails& rails = sync_.rails();
+  const std::ptrdiff_t to_kernels = memory_.block.kernel_view - memory_.block.data.get();
+  params_.node = rails.node();
+  params_.num_nodes = rails.num_nodes();
+  params_.state = reinterpret_cast<RailState*>(state_.get());
+  params_.log = reinterpret_cast<RailLog*>(log_.get());
+  params_.words = reinterpret_cast<net::RingWords*>(reinterpret_cast<std::byte*>(memory_.words) + to_kernels);
+  const rail::Rails::Chunks chunks = rails.chunks();
+  params_.chunks_in = chunks.in + to_kernels;
+  params_.chunks_out = chunks.out + to_kernels;
+  params_.num_chunks = chunks.shape.num_chunks;
+  params_.chunk_bytes = chunks.shape.chunk_bytes;
+  return {};
+}
+
+FoundRecord* RailLink::found_at(std::byte* base, FaultOf fault) const {
+  return reinterpret_cast<FoundRecord*>(base) + (fault == FaultOf::kRoute ? sync_.topology().num_ranks : 0);
+}
+
+std::uint64_t RailLink::sum_of_words() const {
+  std::uint64_t sum = 0;
+  for (const int node : sync_.rails().peer_nodes()) {
+    net::RingWords& words = memory_.words[node];
+    for (std::uint64_t* word : {&words.filled, &words.used, &words.arrived, &words.credits}) {
+      sum += std::atomic_ref(*word).load(std::memory_order_relaxed);
+    }
+  }
+  return sum;
+}
+
+void RailLink::look() {
+  const std::uint64_t sum = sum_of_words();
+  if (sum != last_sum_) {
+    last_sum_ = sum;
+    num_still_looks_ = 0;
+    sync_.rails().keep_polling(true);
+    return;
+  }
+  if (++num_still_looks_ == kStillLooks) sync_.rails().keep_polling(false);
+}
+
+}  // namespace ferry::cuda

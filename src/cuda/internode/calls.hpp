@@ -1,0 +1,67 @@
+#ifndef FERRY_CUDA_INTERNODE_CALLS_HPP
+#define FERRY_CUDA_INTERNODE_CALLS_HPP
+
+/// The calls of a group of GPU ranks on several nodes. Dispatch and combine run in kernels; route is made by the hosts,
+/// which wait for its counts in any case, once kernels have found that all ranks make it.
+
+#include <array>
+#include <functional>
+#include <memory>
+
+#include "call/route_nodes.hpp"
+#include "core/backend.hpp"
+#include "cuda/context/context.hpp"
+#include "cuda/internode/steps.hpp"
+#include "cuda/intranode/calls.hpp"
+#include "cuda/memory/pinned_memory.hpp"
+
+namespace ferry::cuda::internode {
+
+/// In the host arena: two blocks of each kind, in turn (see call::RouteMemory).
+class HostTables final : public call::RouteMemory {
+ public:
+  explicit HostTables(node::Arena& arena) : arena_(arena) {}
+  Result<std::byte*> counts(std::size_t bytes) override;
+  Result<std::byte*> forward_tables(std::size_t bytes) override;
+
+ private:
+  struct Block {
+    std::byte* data = nullptr;
+    std::size_t size_bytes = 0;
+  };
+  Result<std::byte*> ensure(Block& block, std::size_t bytes);
+
+  node::Arena& arena_;
+  std::array<Block, 2> counts_;
+  std::array<Block, 2> forward_tables_;
+  std::size_t turn_ = 0;
+};
+
+/// What the routes of a group use again and again.
+class RouteScratch {
+ public:
+  /// Of the pinned block through which tables pass between host and GPU.
+  static constexpr std::size_t kWindowBytes = std::size_t{1} << 20;
+
+  static Result<std::unique_ptr<RouteScratch>> create(const Parts& parts);
+  RouteScratch(node::Arena& arena, PinnedBlock block) : tables(arena), window(std::move(block)) {}
+
+  HostTables tables;
+  PinnedBlock window;
+};
+
+NodePlace place_of(const Parts& parts);
+CallIdentity identity_of(const Context& context, const CallRecord& record, const Launch& launch);
+/// As Context::refuse: all ranks of the group learn of it.
+Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status);
+StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel);
+
+Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, RouteScratch& scratch,
+                                            const RouteCall& call);
+Status dispatch(Context& context, const DispatchCall& call);
+Status combine(Context& context, const CombineCall& call);
+Status channel_tables(Context& context, const ChannelTablesCall& call);
+
+}  // namespace ferry::cuda::internode
+
+#endif  // FERRY_CUDA_INTERNODE_CALLS_HPP

@@ -1,0 +1,218 @@
+/// The sums of a combine over several nodes. One warp per item, or token.
+
+#include "cuda/driver/launch.hpp"
+#include "cuda/internode/combine_params.hpp"
+#include "cuda/numeric/row_sum.cuh"
+#include "cuda/sync/entry.cuh"
+#include "cuda/sync/shared_memory.cuh"
+
+namespace ferry::cuda {
+namespace {
+
+using namespace device;
+
+/// As many as registers allow without spilling what is in flight.
+constexpr int kSumWarps = 8;
+constexpr int kSumThreads = kSumWarps * kWarpLanes;
+
+/// Where a rank of the node has its rows. In shared memory, one per rank.
+struct Holder {
+  const std::byte* rows;
+  std::int64_t row_stride;
+  const float* weights;
+  int num_blocks;
+};
+
+template <bool kFloat32>
+__device__ void sum_terms(const Terms& terms, int num_rows, std::byte* out, std::int64_t row_bytes) {
+  // As many loads at once as registers hold: two shapes, for few and for many rows.
+  if (num_rows <= 4) {
+    sum_row<kFloat32, 4, 3>(terms, num_rows, out, row_bytes);
+  } else {
+    sum_row<kFloat32, 8, 2>(terms, num_rows, out, row_bytes);
+  }
+}
+
+/// Fills `terms` with the rows of an item, each with the weights that it counts with; returns their number.
+__device__ int collect_rows(const NodeSumParams& params, const Holder* holders, std::int64_t item,
+                            const Destination& destination, Terms& terms) {
+  const bool first = destination.rank >= 0 && (destination.flags & kFirstOfRow) != 0;
+  const bool counts = params.weighted ? destination.rank >= 0 : first;
+  const unsigned rows = __ballot_sync(kAllLanes, first);
+  const unsigned weights = __ballot_sync(kAllLanes, counts);
+  const unsigned below = (1U << lane_idx()) - 1U;
+  const int weight_idx = __popc(weights & below);
+  if (first) {
+    const Holder& holder = holders[destination.rank];
+    const int row_idx = __popc(rows & below);
+    terms.rows[row_idx] = holder.rows + destination.row * holder.row_stride;
+    terms.first_weight[row_idx] = static_cast<std::uint8_t>(weight_idx);
+  }
+  if (counts) {
+    terms.weights[weight_idx] = params.weighted ? params.topk_weights[item * params.num_topk + destination.topk] : 1.0F;
+  }
+  if (lane_idx() == 0) terms.first_weight[__popc(rows)] = static_cast<std::uint8_t>(__popc(weights));
+  __syncwarp();
+  return __popc(rows);
+}
+
+/// kTokens: entry k is the sum over the node's ranks of what they returned at k. Else: the weight of the entry's row.
+__device__ void sum_item_weights(const NodeSumParams& params, const Holder* holders, std::int64_t item,
+                                 const Destination& destination) {
+  float* out = params.sum_weights + item * params.num_topk;
+  if (!params.one_row_per_token) {
+    if (lane_idx() < params.num_topk) out[lane_idx()] = 0.0F;
+    __syncwarp();
+    if (destination.rank >= 0) out[destination.topk] = holders[destination.rank].weights[destination.row];
+    return;
+  }
+  float sum = 0.0F;
+  const unsigned rows = __ballot_sync(kAllLanes, destination.rank >= 0 && (destination.flags & kFirstOfRow) != 0);
+  for (unsigned left = rows; left != 0; left &= left - 1) {
+    const int lane = __ffs(static_cast<int>(left)) - 1;
+    const int rank = __shfl_sync(kAllLanes, static_cast<int>(destination.rank), lane);
+    const std::int64_t row = __shfl_sync(kAllLanes, destination.row, lane);
+    if (lane_idx() < params.num_topk) {
+      sum = __fadd_rn(sum, holders[rank].weights[row * params.num_topk + lane_idx()]);
+    }
+  }
+  if (lane_idx() < params.num_topk) out[lane_idx()] = sum;
+}
+
+template <bool kFloat32>
+__device__ void sum_items(const NodeSumParams& params, const Holder* holders, Terms& terms) {
+  const int num_warps = params.num_blocks * kSumWarps;
+  const std::int64_t first = warp_idx() * params.num_blocks + static_cast<int>(blockIdx.x);
+  for (std::int64_t item = first; item < params.num_items; item += num_warps) {
+    Destination destination{};
+    destination.rank = -1;
+    if (lane_idx() < params.num_topk) {
+      const uint4 raw = reinterpret_cast<const uint4*>(params.destinations)[item * params.num_topk + lane_idx()];
+      destination = *reinterpret_cast<const Destination*>(&raw);
+    }
+    const int num_rows = collect_rows(params, holders, item, destination, terms);
+    if (params.returns_weights) sum_item_weights(params, holders, item, destination);
+    sum_terms<kFloat32>(terms, num_rows, params.sums + item * params.row_bytes, params.row_bytes);
+    __syncwarp();  // the terms are read
+  }
+}
+
+template <bool kFloat32>
+__global__ void __launch_bounds__(kSumThreads, 1) node_sum_kernel(const __grid_constant__ NodeSumParams params) {
+  const RankParams& ranks = params.ranks;
+  const CallStart start = start_call(ranks, params.gate);
+  if (start.broken || !start.routed) return;
+  auto* terms = reinterpret_cast<Terms*>(dynamic_shared());
+  auto* holders = reinterpret_cast<Holder*>(terms + kSumWarps);
+  auto* num_blocks = reinterpret_cast<int*>(holders + ranks.num_ranks);
+  const bool first = blockIdx.x == 0;
+  if (first && warp_idx() == kSumWarps - 1) post_entry(ranks, params.entry, start.epoch);
+  const Outcome outcome = await_entries(ranks, params.entry, start.epoch, [&](int rank, const ReceivedEntry& entry) {
+    const std::byte* base = ranks.peer_bases[rank];
+    const Holder holder{base + entry.rows_offset(), entry.rows_stride(),
+                        reinterpret_cast<const float*>(base + entry.tables_offset()), entry.num_blocks()};
+    if (lane_idx() == 0) {
+      holders[rank] = holder;
+      num_blocks[rank] = holder.num_blocks;
+    }
+  });
+  if (outcome == Outcome::kStop) return;
+  if (outcome == Outcome::kGo) sum_items<kFloat32>(params, holders, terms[warp_idx()]);
+  post_block_done(ranks, start.epoch);
+  if (first) finish_blocks(ranks, start.epoch, num_blocks);
+}
+
+/// Position of the token's sum of a node; -1: that node has none of its rows.
+__device__ std::int32_t item_of(const TokenSumParams& params, int node, std::int64_t token) {
+  return params.item_of_token[node * params.num_tokens + token];
+}
+
+__device__ const float* weights_of(const TokenSumParams& params, int node, std::int64_t token) {
+  const std::int64_t item = item_of(params, node, token);
+  return (node == params.node ? params.own_weights : params.returned_weights) + item * params.num_topk;
+}
+
+__device__ void sum_token_weights(const TokenSumParams& params, std::int64_t token) {
+  if (lane_idx() >= params.num_topk) return;
+  const std::int64_t entry = token * params.num_topk + lane_idx();
+  float sum = 0.0F;
+  if (params.one_row_per_token) {
+    for (int node = 0; node < params.num_nodes; ++node) {
+      if (item_of(params, node, token) >= 0) sum = __fadd_rn(sum, weights_of(params, node, token)[lane_idx()]);
+    }
+  } else if (params.ids[entry] >= 0) {
+    sum = weights_of(params, params.owner[params.ids[entry]] / params.ranks_per_node, token)[lane_idx()];
+  }
+  params.out_weights[entry] = sum;
+}
+
+/// Biases, then nodes in ascending order; a lane collects one. Returns their number.
+__device__ int collect_nodes(const TokenSumParams& params, std::int64_t token, Terms& terms) {
+  int num_rows = 0;
+  for (const BiasRows& bias : params.bias) {
+    if (bias.data == nullptr) continue;
+    if (lane_idx() == 0) terms.rows[num_rows] = bias.data + token * bias.stride;
+    ++num_rows;
+  }
+  const int node = lane_idx();
+  const std::int64_t item = node < params.num_nodes ? item_of(params, node, token) : -1;
+  const unsigned present = __ballot_sync(kAllLanes, item >= 0);
+  if (item >= 0) {
+    const int idx = num_rows + __popc(present & ((1U << lane_idx()) - 1U));
+    terms.rows[idx] = (node == params.node ? params.own : params.returned) + item * params.row_bytes;
+  }
+  num_rows += __popc(present);
+  for (int row = lane_idx(); row <= num_rows; row += kWarpLanes) {
+    terms.first_weight[row] = static_cast<std::uint8_t>(row);
+    if (row < num_rows) terms.weights[row] = 1.0F;  // fma(1, s, acc) is acc + s
+  }
+  __syncwarp();
+  return num_rows;
+}
+static_assert(kMaxNodes <= kWarpLanes && kMaxNodes + kMaxBiases <= kMaxTerms);
+
+template <bool kFloat32>
+__global__ void __launch_bounds__(kSumThreads, 1) token_sum_kernel(const __grid_constant__ TokenSumParams params) {
+  const volatile RouteSummary& gate = *params.gate;
+  if (gate.valid == 0 || *static_cast<const volatile std::uint32_t*>(params.broken) != 0) return;
+  Terms& terms = reinterpret_cast<Terms*>(dynamic_shared())[warp_idx()];
+  const std::int64_t first = warp_idx() * params.num_blocks + static_cast<int>(blockIdx.x);
+  for (std::int64_t token = first; token < params.num_tokens; token += params.num_blocks * kSumWarps) {
+    const int num_rows = collect_nodes(params, token, terms);
+    if (params.returns_weights) sum_token_weights(params, token);
+    sum_terms<kFloat32>(terms, num_rows, params.out_x + token * params.out_stride, params.row_bytes);
+    __syncwarp();
+  }
+}
+
+std::size_t node_sum_shared_bytes(int num_ranks) {
+  return kSumWarps * sizeof(Terms) + static_cast<std::size_t>(num_ranks) * (sizeof(Holder) + sizeof(int));
+}
+
+}  // namespace
+
+cudaError_t launch_node_sums(const NodeSumParams& params, cudaStream_t stream) {
+  return launch_kernel(
+      params.float32 ? node_sum_kernel<true> : node_sum_kernel<false>,
+      {static_cast<unsigned>(params.num_blocks), kSumThreads, node_sum_shared_bytes(params.ranks.num_ranks)}, params,
+      stream);
+}
+
+cudaError_t launch_token_sums(const TokenSumParams& params, cudaStream_t stream) {
+  return launch_kernel(params.float32 ? token_sum_kernel<true> : token_sum_kernel<false>,
+                       {static_cast<unsigned>(params.num_blocks), kSumThreads, kSumWarps * sizeof(Terms)}, params,
+                       stream);
+}
+
+cudaError_t load_node_combine_kernels() {
+  cudaFuncAttributes attributes;
+  for (const auto* kernel :
+       {reinterpret_cast<const void*>(node_sum_kernel<false>), reinterpret_cast<const void*>(node_sum_kernel<true>),
+        reinterpret_cast<const void*>(token_sum_kernel<false>),
+        reinterpret_cast<const void*>(token_sum_kernel<true>)}) {
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace ferry::cuda

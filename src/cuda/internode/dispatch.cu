@@ -1,0 +1,173 @@
+/// The kernels of a dispatch over several nodes before and after the exchange. One warp per token, or row.
+
+#include "cuda/copy/warp_copy.cuh"
+#include "cuda/driver/launch.hpp"
+#include "cuda/internode/dispatch_params.hpp"
+#include "cuda/sync/entry.cuh"
+#include "cuda/sync/shared_memory.cuh"
+
+namespace ferry::cuda {
+namespace {
+
+using namespace device;
+
+constexpr int kRecordThreads = 256;
+constexpr int kPullThreads = 512;
+
+__device__ void pack_scales(const ScaleTable& scales, std::int64_t token, std::uint32_t* words) {
+  const std::byte* row = scales.data + token * scales.row_stride * scales.element_bytes;
+  for (int column = lane_idx(); column < scales.num_scales; column += kWarpLanes) {
+    const std::byte* element = row + column * scales.column_stride * scales.element_bytes;
+    if (scales.element_bytes == 4) {
+      words[column] = *reinterpret_cast<const std::uint32_t*>(element);
+    } else {
+      reinterpret_cast<std::byte*>(words)[column] = *element;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kRecordThreads) record_kernel(const __grid_constant__ RecordParams params) {
+  constexpr int kWarps = kRecordThreads / kWarpLanes;
+  const int num_warps = static_cast<int>(gridDim.x) * kWarps;
+  for (std::int64_t token = static_cast<int>(blockIdx.x) * kWarps + warp_idx(); token < params.num_tokens;
+       token += num_warps) {
+    auto* words = reinterpret_cast<std::uint32_t*>(params.records + token * params.format.size_bytes());
+    if (params.scales.data != nullptr) pack_scales(params.scales, token, words);
+    if (lane_idx() >= params.num_topk) continue;
+    const std::int64_t entry = token * params.num_topk + lane_idx();
+    if (params.format.has_ids) {
+      words[params.format.ids_word + lane_idx()] = static_cast<std::uint32_t>(params.ids[entry]);
+    }
+    if (params.format.has_weights) {
+      words[params.format.weights_word + lane_idx()] = __float_as_uint(params.weights[entry]);
+    }
+  }
+}
+
+/// Where a rank of the node has its staging. In shared memory, one per rank.
+struct Holder {
+  const std::byte* rows;
+  const std::byte* records;
+  int num_blocks;
+};
+
+__device__ void pull_scales(const ScaleTable& out, const std::uint32_t* words, std::int64_t row) {
+  std::byte* target = out.data + row * out.row_stride * out.element_bytes;
+  for (int column = lane_idx(); column < out.num_scales; column += kWarpLanes) {
+    if (out.element_bytes == 4) {
+      *reinterpret_cast<std::uint32_t*>(target + column * out.column_stride * 4) = words[column];
+    } else {
+      target[column * out.column_stride] = reinterpret_cast<const std::byte*>(words)[column];
+    }
+  }
+}
+
+/// kTokens: all K entries of the token; those of other ranks are -1 and 0. `expert`: of this lane's entry.
+__device__ void pull_entries(const PullParams& params, const std::uint32_t* words, std::int64_t row, int expert) {
+  if (lane_idx() >= params.num_topk) return;
+  const std::int64_t at = row * params.num_topk + lane_idx();
+  // Ids come from other ranks.
+  const bool mine = expert >= 0 && expert < params.num_experts && params.owner[expert] == params.group_rank;
+  if (params.out.ids != nullptr) {
+    const std::int32_t id = mine ? params.local_expert[expert] : -1;
+    if (params.out.wide_ids) {
+      static_cast<std::int64_t*>(params.out.ids)[at] = id;
+    } else {
+      static_cast<std::int32_t*>(params.out.ids)[at] = id;
+    }
+  }
+  if (params.out.weights != nullptr) {
+    params.out.weights[at] = mine ? __uint_as_float(words[params.format.weights_word + lane_idx()]) : 0.0F;
+  }
+}
+
+/// kExperts, kSlab: the weight of the row's expert; duplicates are added in topk order.
+__device__ void pull_weight(const PullParams& params, const std::uint32_t* words, std::int64_t row, int expert) {
+  const unsigned holders = __ballot_sync(kAllLanes, lane_idx() < params.num_topk && expert == params.row_experts[row]);
+  if (lane_idx() != 0) return;
+  float sum = 0.0F;
+  for (unsigned left = holders; left != 0; left &= left - 1) {
+    const float weight = __uint_as_float(words[params.format.weights_word + __ffs(static_cast<int>(left)) - 1]);
+    sum = left == holders ? weight : __fadd_rn(sum, weight);  // alone, -0 stays -0
+  }
+  params.out.weights[row] = sum;
+}
+
+__device__ void pull_record(const PullParams& params, const std::uint32_t* words, std::int64_t row) {
+  if (params.out.scales.data != nullptr) pull_scales(params.out.scales, words, row);
+  if (!params.format.has_ids) return;
+  int expert = -1;
+  if (lane_idx() < params.num_topk) expert = static_cast<int>(words[params.format.ids_word + lane_idx()]);
+  if (params.row_experts == nullptr) {
+    pull_entries(params, words, row, expert);
+  } else if (params.out.weights != nullptr) {
+    pull_weight(params, words, row, expert);
+  }
+}
+
+__device__ void pull_rows(const PullParams& params, const Holder* holders) {
+  constexpr int kWarps = kPullThreads / kWarpLanes;
+  const int num_warps = params.num_blocks * kWarps;
+  for (std::int64_t row = static_cast<int>(blockIdx.x) * kWarps + warp_idx(); row < params.num_rows; row += num_warps) {
+    const RowItem from = params.row_items[row];
+    if (from.forwarder < 0) continue;
+    const Holder& holder = holders[from.forwarder];
+    copy_by_warp(params.out.x + row * params.out.x_stride, holder.rows + from.item * params.row_bytes,
+                 params.row_bytes);
+    if (params.format.num_words == 0) continue;
+    pull_record(params, reinterpret_cast<const std::uint32_t*>(holder.records + from.item * params.format.size_bytes()),
+                row);
+  }
+}
+
+__global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_constant__ PullParams params) {
+  const RankParams& ranks = params.ranks;
+  const CallStart start = start_call(ranks, params.gate);
+  if (start.broken || !start.routed) return;
+  auto* holders = reinterpret_cast<Holder*>(dynamic_shared());
+  auto* num_blocks = reinterpret_cast<int*>(holders + ranks.num_ranks);
+  const bool first = blockIdx.x == 0;
+  if (first && warp_idx() == kPullThreads / kWarpLanes - 1) post_entry(ranks, params.entry, start.epoch);
+  const Outcome outcome = await_entries(ranks, params.entry, start.epoch, [&](int rank, const ReceivedEntry& entry) {
+    const std::byte* base = ranks.peer_bases[rank];
+    const Holder holder{base + entry.rows_offset(), base + entry.tables_offset(), entry.num_blocks()};
+    if (lane_idx() == 0) {
+      holders[rank] = holder;
+      num_blocks[rank] = holder.num_blocks;
+    }
+  });
+  if (outcome == Outcome::kStop) return;
+  if (first && threadIdx.x == 0) {
+    // For the kernel that fills rows without a token.
+    store_release_system(&ranks.control.local->outcome, start.epoch << 2 | static_cast<std::uint64_t>(outcome));
+  }
+  if (outcome == Outcome::kGo) pull_rows(params, holders);
+  post_block_done(ranks, start.epoch);
+  if (first) finish_blocks(ranks, start.epoch, num_blocks);
+}
+
+}  // namespace
+
+cudaError_t launch_records(const RecordParams& params, cudaStream_t stream) {
+  constexpr std::int64_t kWarps = kRecordThreads / kWarpLanes;
+  const std::int64_t wanted = (params.num_tokens + kWarps - 1) / kWarps;
+  const auto num_blocks = static_cast<unsigned>(wanted < params.max_blocks ? wanted : params.max_blocks);
+  if (num_blocks == 0 || params.format.num_words == 0) return cudaSuccess;
+  return launch_kernel(record_kernel, {num_blocks, kRecordThreads, 0}, params, stream);
+}
+
+cudaError_t launch_pull(const PullParams& params, cudaStream_t stream) {
+  const std::size_t shared_bytes = static_cast<std::size_t>(params.ranks.num_ranks) * (sizeof(Holder) + sizeof(int));
+  return launch_kernel(pull_kernel, {static_cast<unsigned>(params.num_blocks), kPullThreads, shared_bytes}, params,
+                       stream);
+}
+
+cudaError_t load_node_dispatch_kernels() {
+  cudaFuncAttributes attributes;
+  if (const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(record_kernel));
+      error != cudaSuccess)
+    return error;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(pull_kernel));
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,59 @@
+#ifndef FERRY_CUDA_INTERNODE_DISPATCH_PARAMS_HPP
+#define FERRY_CUDA_INTERNODE_DISPATCH_PARAMS_HPP
+
+/// Dispatch over several nodes, in three kernels: the records of this rank's tokens; the exchange, after which every
+/// token of the rail that comes to this node is in staging, its own tokens included; and the pull, by which every rank
+/// takes its rows out of the staging of its node.
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/intranode/dispatch_params.hpp"
+#include "cuda/sync/rail_params.hpp"
+#include "cuda/sync/rank_params.hpp"
+#include "plan/token_record.hpp"
+
+namespace ferry::cuda {
+
+/// The records of this rank's tokens (plan/token_record.hpp), with ids of the group. A kernel of this rank alone.
+struct RecordParams {
+  std::int64_t num_tokens = 0;
+  int num_topk = 0;
+  plan::TokenRecord format;
+  ScaleTable scales;
+  const std::int64_t* ids = nullptr;  ///< [T, K]
+  const float* weights = nullptr;     ///< [T, K]
+  std::byte* records = nullptr;       ///< [T, size_bytes]
+  int max_blocks = 1;
+};
+
+/// Where a row's token is: at position `item` of the staging of rank `forwarder` of this node. -1: no token.
+struct RowItem {
+  std::int32_t forwarder;
+  std::int32_t item;
+};
+
+struct PullParams {
+  RankParams ranks;
+  EntryMessage entry;  ///< offsets of this rank's staging: rows and records
+  const RouteSummary* gate = nullptr;
+  std::int64_t num_rows = 0;
+  const RowItem* row_items = nullptr;          ///< [rows]
+  const std::int32_t* row_experts = nullptr;   ///< [rows] the row's expert; null in kTokens
+  const std::int32_t* owner = nullptr;         ///< [E]
+  const std::int32_t* local_expert = nullptr;  ///< [E]
+  int num_experts = 0;
+  int num_topk = 0;
+  int group_rank = 0;  ///< of this rank, in the group
+  std::int64_t row_bytes = 0;
+  plan::TokenRecord format;
+  DispatchOutputs out;
+  int num_blocks = 1;
+};
+
+cudaError_t launch_records(const RecordParams& params, cudaStream_t stream);
+cudaError_t launch_pull(const PullParams& params, cudaStream_t stream);
+cudaError_t load_node_dispatch_kernels();
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_INTERNODE_DISPATCH_PARAMS_HPP

@@ -1,0 +1,479 @@
+/// Exchanges with the rail peers: one block sends to each, one receives from each, some copy what stays in the node.
+
+#include "cuda/copy/warp_copy.cuh"
+#include "cuda/driver/launch.hpp"
+#include "cuda/internode/exchange_params.hpp"
+#include "cuda/internode/rail_wait.cuh"
+#include "cuda/sync/entry.cuh"
+#include "cuda/sync/ring.cuh"
+#include "cuda/sync/shared_memory.cuh"
+#include "rail/rail_memory.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+using namespace device;
+
+constexpr int kExchangeThreads = 512;
+constexpr int kExchangeWarps = kExchangeThreads / kWarpLanes;
+
+/// Exchanges of kernels are numbered apart from those of hosts, which use the same rings.
+constexpr std::uint64_t kDeviceExchange = std::uint64_t{1} << 63;
+
+/// Leads the items of a call's first exchange, in a chunk of its own.
+struct alignas(16) CallAnnouncement {
+  std::uint64_t agreement;
+  CallRecord record;
+};
+
+/// A block's shared memory.
+struct Shared {
+  std::byte* chunk;  ///< the one that is written or read; null: the group broke
+  std::uint64_t outcome;
+};
+
+__device__ Shared& shared() { return *reinterpret_cast<Shared*>(dynamic_shared()); }
+
+/// Not inlined, as the functions of this kernel that wait: the instruction cache is for one copy of each.
+__device__ __noinline__ void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  copy_by_warp(to, from, bytes);
+}
+
+__device__ __noinline__ void copy_record(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  const auto num_words = static_cast<int>(bytes / static_cast<std::int64_t>(sizeof(std::uint32_t)));
+#pragma unroll 1
+  for (int word = lane_idx(); word < num_words; word += kWarpLanes) {
+    reinterpret_cast<std::uint32_t*>(to)[word] = reinterpret_cast<const std::uint32_t*>(from)[word];
+  }
+}
+
+/// Copies bytes [begin, end) of an item, which is its row and then its record, to or from where they lie side by side.
+template <bool kPack>
+__device__ void copy_slice(const ExchangeParams& params, std::int64_t position, std::int64_t begin, std::int64_t end,
+                           std::byte* chunk) {
+  const std::int64_t row_bytes = params.row.bytes;
+  const std::int64_t row_end = end < row_bytes ? end : row_bytes;
+  if (begin < row_end) {
+    const std::byte* const from = params.row.from + position * params.row.from_stride + begin;
+    std::byte* const to = params.row.to + position * params.row.to_stride + begin;
+    copy_row(kPack ? chunk : to, kPack ? from : chunk, row_end - begin);
+  }
+  const ItemPart& record = params.item_record;
+  const std::int64_t record_begin = begin > row_bytes ? begin - row_bytes : 0;
+  const std::int64_t wanted_end = end - row_bytes;
+  const std::int64_t record_end = wanted_end < record.bytes ? wanted_end : record.bytes;
+  if (record_begin >= record_end) return;
+  std::byte* const in_chunk = chunk + (begin < row_bytes ? row_bytes - begin : 0);
+  const std::byte* const from = record.from + position * record.from_stride + record_begin;
+  std::byte* const to = record.to + position * record.to_stride + record_begin;
+  copy_record(kPack ? in_chunk : to, kPack ? from : in_chunk, record_end - record_begin);
+}
+
+/// Where an outgoing item is in this rank's tables.
+__device__ std::int64_t position_of(const ExchangeParams& params, std::int64_t item) {
+  return params.items != nullptr ? params.items[item] : item;
+}
+
+/// The ring to one peer. Thread 0 keeps it; all threads of the block call.
+class Sender {
+ public:
+  __device__ Sender(const ExchangeParams& params, int peer, std::uint64_t exchange)
+      : params_(params),
+        peer_(peer),
+        exchange_(exchange),
+        ring_(params.rails.words + peer, params.rails.chunks_out + params.rails.ring_offset(peer),
+              params.rails.num_chunks, params.rails.chunk_bytes) {}
+
+  /// The items of the next chunk are to be written there; null when the group broke.
+  __device__ __noinline__ std::byte* reserve() {
+    __syncthreads();  // the threads have left what was there before
+    if (threadIdx.x == 0) {
+      std::byte* chunk = nullptr;
+      const bool here = wait_rail(
+          params_, {Awaited::kRailRoom, peer_, exchange_},
+          [this, &chunk] {
+            chunk = ring_.reserve();
+            return chunk != nullptr;
+          },
+          ring_.chunk_idx());
+      shared().chunk = here ? chunk + rail::kChunkHeaderBytes : nullptr;
+    }
+    __syncthreads();
+    return shared().chunk;
+  }
+
+  __device__ __noinline__ void commit(std::int64_t num_items, std::int64_t item_bytes) {
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    auto* header = reinterpret_cast<rail::ChunkHeader*>(shared().chunk - rail::kChunkHeaderBytes);
+    header->chunk_idx = ring_.chunk_idx();
+    header->exchange_idx = kDeviceExchange | exchange_;
+    header->num_items = static_cast<std::uint32_t>(num_items);
+    header->item_bytes = static_cast<std::uint32_t>(item_bytes);
+    ring_.commit(static_cast<std::uint32_t>(rail::kChunkHeaderBytes + num_items * item_bytes));
+  }
+
+ private:
+  const ExchangeParams& params_;
+  int peer_;
+  std::uint64_t exchange_;
+  SendRing ring_;
+};
+
+/// The ring from one peer, likewise.
+class Receiver {
+ public:
+  __device__ Receiver(const ExchangeParams& params, int peer, std::uint64_t exchange)
+      : params_(params),
+        peer_(peer),
+        exchange_(exchange),
+        ring_(params.rails.words + peer, params.rails.chunks_in + params.rails.ring_offset(peer),
+              params.rails.num_chunks, params.rails.chunk_bytes) {}
+
+  /// The items of the next chunk, which must be `num_items` of `item_bytes`; null when the group broke.
+  __device__ __noinline__ const std::byte* front(Awaited awaited, std::int64_t num_items, std::int64_t item_bytes) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const std::byte* chunk = nullptr;
+      bool here = wait_rail(
+          params_, {awaited, peer_, exchange_},
+          [this, &chunk] {
+            chunk = ring_.front();
+            return chunk != nullptr;
+          },
+          ring_.chunk_idx());
+      if (here && !is_expected(chunk, num_items, item_bytes)) {
+        declare_lost(params_.ranks, {Awaited::kRailProtocol, peer_, exchange_}, {ring_.chunk_idx(), exchange_, false});
+        here = false;
+      }
+      shared().chunk = here ? const_cast<std::byte*>(chunk) + rail::kChunkHeaderBytes : nullptr;
+    }
+    __syncthreads();
+    return shared().chunk;
+  }
+
+  __device__ __noinline__ void release() {
+    __syncthreads();
+    if (threadIdx.x == 0) ring_.release();
+  }
+
+ private:
+  __device__ bool is_expected(const std::byte* chunk, std::int64_t num_items, std::int64_t item_bytes) const {
+    const auto& header = *reinterpret_cast<const volatile rail::ChunkHeader*>(chunk);
+    return header.chunk_idx == ring_.chunk_idx() && header.exchange_idx == (kDeviceExchange | exchange_) &&
+           header.num_items == static_cast<std::uint32_t>(num_items) &&
+           header.item_bytes == static_cast<std::uint32_t>(item_bytes);
+  }
+
+  const ExchangeParams& params_;
+  int peer_;
+  std::uint64_t exchange_;
+  ReceiveRing ring_;
+};
+
+/// How items are cut into chunks; the same at both ends.
+struct Cut {
+  std::int64_t slice_bytes = 1;  ///< of an item: the whole, or what a chunk holds of a longer one
+  std::int64_t num_slices = 1;
+  std::int64_t per_chunk = 1;
+
+  __device__ static Cut of(const ExchangeParams& params) {
+    const std::int64_t room = static_cast<std::int64_t>(params.rails.chunk_bytes - rail::kChunkHeaderBytes);
+    const std::int64_t item_bytes = params.item_bytes();
+    if (item_bytes <= room) return {item_bytes, 1, item_bytes > 0 ? room / item_bytes : 1};
+    return {room, (item_bytes + room - 1) / room, 1};
+  }
+};
+
+/// Calls `move(first item, number of items, begin, end)` for each chunk of `num_items` items; ends where that is false.
+template <typename Move>
+__device__ void for_each_chunk(const ExchangeParams& params, std::int64_t num_items, Move move) {
+  const Cut cut = Cut::of(params);
+  const std::int64_t item_bytes = params.item_bytes();
+  if (item_bytes == 0) return;
+#pragma unroll 1
+  for (std::int64_t slice = 0; slice < cut.num_slices; ++slice) {
+    const std::int64_t begin = slice * cut.slice_bytes;
+    const std::int64_t end = begin + cut.slice_bytes < item_bytes ? begin + cut.slice_bytes : item_bytes;
+#pragma unroll 1
+    for (std::int64_t first = 0; first < num_items; first += cut.per_chunk) {
+      const std::int64_t left = num_items - first;
+      if (!move(first, left < cut.per_chunk ? left : cut.per_chunk, begin, end)) return;
+    }
+  }
+}
+
+__device__ void send_items(const ExchangeParams& params, Sender& sender, const ItemFlow& flow) {
+  for_each_chunk(params, flow.num_out,
+                 [&](std::int64_t first, std::int64_t num_items, std::int64_t begin, std::int64_t end) {
+                   std::byte* const chunk = sender.reserve();
+                   if (chunk == nullptr) return false;
+#pragma unroll 1
+                   for (std::int64_t i = warp_idx(); i < num_items; i += kExchangeWarps) {
+                     copy_slice<true>(params, position_of(params, flow.first_out + first + i), begin, end,
+                                      chunk + i * (end - begin));
+                   }
+                   sender.commit(num_items, end - begin);
+                   return true;
+                 });
+}
+
+__device__ void receive_items(const ExchangeParams& params, Receiver& receiver, const ItemFlow& flow) {
+  for_each_chunk(params, flow.num_in,
+                 [&](std::int64_t first, std::int64_t num_items, std::int64_t begin, std::int64_t end) {
+                   const std::byte* const chunk = receiver.front(Awaited::kRailItems, num_items, end - begin);
+                   if (chunk == nullptr) return false;
+#pragma unroll 1
+                   for (std::int64_t i = warp_idx(); i < num_items; i += kExchangeWarps) {
+                     copy_slice<false>(params, flow.first_in + first + i, begin, end,
+                                       const_cast<std::byte*>(chunk) + i * (end - begin));
+                   }
+                   receiver.release();
+                   return true;
+                 });
+}
+
+/// What stays in the node, by block `block` of those that copy it.
+__device__ void copy_own_items(const ExchangeParams& params, const ItemFlow& flow, int block) {
+  const ItemPart& row = params.row;
+  const ItemPart& record = params.item_record;
+  const int num_warps = params.num_own_blocks * kExchangeWarps;
+#pragma unroll 1
+  for (int i = block * kExchangeWarps + warp_idx(); i < flow.num_out; i += num_warps) {
+    const std::int64_t from = position_of(params, flow.first_out + i);
+    const std::int64_t to = flow.first_in + i;
+    copy_row(row.to + to * row.to_stride, row.from + from * row.from_stride, row.bytes);
+    copy_record(record.to + to * record.to_stride, record.from + from * record.from_stride, record.bytes);
+  }
+}
+
+/// Copies a struct by all threads of the block.
+template <typename T>
+__device__ void copy_words(T& to, const T& from) {
+  static_assert(sizeof(T) % sizeof(std::uint32_t) == 0);
+  const auto* words = reinterpret_cast<const std::uint32_t*>(&from);
+  auto* target = reinterpret_cast<std::uint32_t*>(&to);
+#pragma unroll 1
+  for (std::size_t word = threadIdx.x; word < sizeof(T) / sizeof(std::uint32_t); word += kExchangeThreads) {
+    target[word] = words[word];
+  }
+}
+
+__device__ __noinline__ void announce_call(const ExchangeParams& params, Sender& sender) {
+  std::byte* const chunk = sender.reserve();
+  if (chunk == nullptr) return;
+  auto& announcement = *reinterpret_cast<CallAnnouncement*>(chunk);
+  if (threadIdx.x == 0) announcement.agreement = params.agreement;
+  copy_words(announcement.record, params.record);
+  sender.commit(1, sizeof(CallAnnouncement));
+}
+
+/// Compares the peer's call with this rank's, and keeps its record if they differ.
+__device__ __noinline__ void await_call(const ExchangeParams& params, Receiver& receiver, int peer,
+                                        std::uint64_t exchange) {
+  const std::byte* const chunk = receiver.front(Awaited::kRailCall, 1, sizeof(CallAnnouncement));
+  if (chunk == nullptr) return;
+  const auto& announcement = *reinterpret_cast<const CallAnnouncement*>(chunk);
+  const std::uint64_t theirs = *static_cast<const volatile std::uint64_t*>(&announcement.agreement);
+  const bool equal = theirs == params.agreement && theirs != 0;
+  if (!equal) {
+    RailLog::Entry& entry = params.rails.log->entries[peer];
+    copy_words(entry.record, announcement.record);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      fence_system();
+      store_release_system(reinterpret_cast<std::uint64_t*>(&entry.number),
+                           static_cast<std::uint64_t>(params.record_number));
+    }
+  }
+  receiver.release();
+  if (threadIdx.x == 0) {
+    fence_system();
+    store_release_system(&params.rails.state->verdicts[peer], exchange << 1 | (equal ? 1U : 0U));
+  }
+}
+
+/// Whether all rail peers make this rank's call; all threads of block 0, `here` false when the group broke.
+__device__ bool await_verdicts(const ExchangeParams& params, std::uint64_t exchange, bool& here) {
+  bool all_here = true;
+  bool all_equal = true;
+  const auto peer = static_cast<int>(threadIdx.x);
+  if (peer < params.rails.num_nodes && peer != params.rails.node) {
+    const std::uint64_t* word = &params.rails.state->verdicts[peer];
+    all_here = wait_flag(params.ranks, {Awaited::kOwn, params.ranks.rank, exchange}, word, exchange << 1);
+    all_equal = all_here && (load_acquire_system(word) & 1U) != 0;
+  }
+  here = __syncthreads_and(static_cast<int>(all_here)) != 0;
+  return __syncthreads_and(static_cast<int>(all_equal)) != 0;
+}
+
+/// What this node's ranks know of the current call, in shared memory, one per rank.
+struct NodeRank {
+  const RailLog* log;
+  std::int64_t record_number;
+};
+
+__device__ NodeRank* node_ranks() { return reinterpret_cast<NodeRank*>(&shared() + 1); }
+
+/// Reports to the host that ranks of the group disagree, and what the rail peers of this node call. All threads of block
+/// 0.
+__device__ __noinline__ void report_difference(const ExchangeParams& params, std::uint64_t epoch) {
+  FaultReport& fault = *params.fault;
+  const bool reported = *static_cast<volatile std::uint64_t*>(&fault.state) != 0;
+  if (__syncthreads_or(static_cast<int>(reported)) != 0) return;  // the first one counts
+  const int num_ranks = params.ranks.num_ranks;
+  const int num_nodes = params.rails.num_nodes;
+#pragma unroll 1
+  for (int rank = static_cast<int>(threadIdx.x); rank < num_ranks; rank += kExchangeThreads) {
+    const std::int64_t number = record_number_of(params.ranks, rank, epoch);
+    node_ranks()[rank].record_number = number;
+    fault.record_numbers[rank] = number;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int i = warp_idx(); i < num_ranks * num_nodes; i += kExchangeWarps) {
+    const NodeRank& rank = node_ranks()[i / num_nodes];
+    const RailLog::Entry& entry = rank.log->entries[i % num_nodes];
+    const bool differs =
+        i % num_nodes != params.rails.node &&
+        static_cast<std::int64_t>(load_acquire_system(reinterpret_cast<const std::uint64_t*>(&entry.number))) ==
+            rank.record_number;
+    FoundRecord& found = params.found[i];
+    if (lane_idx() == 0) found.present = differs ? 1 : 0;
+    if (differs) {
+      copy_record(reinterpret_cast<std::byte*>(&found.record), reinterpret_cast<const std::byte*>(&entry.record),
+                  sizeof(CallRecord));
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  fault.fault = static_cast<std::int32_t>(Fault::kDisagreement);
+  fault.rank = -1;
+  fence_system();
+  store_release_system(&fault.state, 1);
+}
+
+/// What all ranks of the group make of the call. All threads of block 0, which has announced it.
+__device__ __noinline__ Outcome agree(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch) {
+  bool here = true;
+  const bool equal = await_verdicts(params, exchange, here);
+  if (!here) return Outcome::kStop;
+  EntryMessage entry;
+  entry.agreement = equal ? params.agreement : 0;
+  entry.record_number = params.record_number;
+  entry.tables_offset =
+      reinterpret_cast<const std::byte*>(params.rails.log) - params.ranks.peer_bases[params.ranks.rank];
+  entry.num_blocks = 1;
+  if (warp_idx() == 0) post_entry(params.ranks, entry, epoch);
+  const Outcome outcome = await_entries(params.ranks, entry, epoch, [&params](int rank, const ReceivedEntry& received) {
+    const std::byte* const log = params.ranks.peer_bases[rank] + received.tables_offset();
+    if (lane_idx() == 0) node_ranks()[rank].log = reinterpret_cast<const RailLog*>(log);
+  });
+  if (outcome == Outcome::kStop) return outcome;
+  if (outcome == Outcome::kSkip && params.agreement != 0) report_difference(params, epoch);
+  if (threadIdx.x == 0) {
+    params.rails.state->gate.valid = outcome == Outcome::kGo ? 1 : 0;
+    if (params.result != nullptr) store_release_system(params.result, static_cast<std::uint64_t>(outcome) + 1);
+  }
+  return outcome;
+}
+
+/// All threads of a block other than the first.
+__device__ __noinline__ Outcome await_outcome(const ExchangeParams& params, std::uint64_t exchange) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const std::uint64_t* word = &params.rails.state->outcome;
+    const bool here = wait_flag(params.ranks, {Awaited::kOwn, params.ranks.rank, exchange}, word, exchange << 2);
+    shared().outcome = here ? load_acquire_system(word) & 3U : static_cast<std::uint64_t>(Outcome::kStop);
+  }
+  __syncthreads();
+  return static_cast<Outcome>(shared().outcome);
+}
+
+/// Ends the exchange once all blocks are done. All threads of block 0.
+__device__ __noinline__ void finish(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch,
+                                    Outcome outcome) {
+  RailState& state = *params.rails.state;
+  bool here = true;
+  if (threadIdx.x == 0) {
+    here = wait_until(
+        params.ranks, {Awaited::kOwn, params.ranks.rank, exchange},
+        [&state] { return static_cast<std::uint64_t>(load_acquire_device(&state.num_done)); },
+        static_cast<std::uint64_t>(gridDim.x - 1));
+    if (here) {
+      state.num_done = 0;
+      state.exchange = exchange;
+    }
+  }
+  // Blocks also end when the group broke.
+  here = here && !is_broken(params.ranks);
+  here = __syncthreads_and(static_cast<int>(here)) != 0;
+  if (!here || !params.begins_call) return;
+  post_block_done(params.ranks, epoch);
+  if (outcome == Outcome::kSkip) {
+    finish_refused(params.ranks, epoch, 1);
+    return;
+  }
+  bool all = true;
+  for (int rank = warp_idx(); rank < params.ranks.num_ranks; rank += kExchangeWarps) {
+    all = wait_blocks(params.ranks, rank, 1, epoch) && all;
+  }
+  if (__syncthreads_and(static_cast<int>(all)) != 0 && threadIdx.x == 0) end_epoch(params.ranks, epoch);
+}
+
+__global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __grid_constant__ ExchangeParams params) {
+  const RailParams& rails = params.rails;
+  const auto block = static_cast<int>(blockIdx.x);
+  const bool first = block == 0;
+  if (first && threadIdx.x == 0 && params.started != nullptr) store_release_system(params.started, 1);
+  const CallStart start = start_call(params.ranks, params.begins_call ? nullptr : &rails.state->gate);
+  if (start.broken || !start.routed) return;
+  const std::uint64_t exchange = *static_cast<const volatile std::uint64_t*>(&rails.state->exchange) + 1;
+  const int num_rail_blocks = 2 * (rails.num_nodes - 1);
+  const int peer = (rails.node + 1 + block / 2) % rails.num_nodes;
+  const bool sends = block < num_rail_blocks && block % 2 == 0;
+  const bool receives = block < num_rail_blocks && block % 2 == 1;
+  Sender sender(params, sends ? peer : 0, exchange);
+  Receiver receiver(params, receives ? peer : 0, exchange);
+  Outcome outcome = Outcome::kGo;
+  if (params.begins_call) {
+    if (sends) announce_call(params, sender);
+    if (receives) await_call(params, receiver, peer, exchange);
+    if (first) {
+      outcome = agree(params, exchange, start.epoch);
+      if (threadIdx.x == 0) {
+        fence_system();
+        store_release_system(&rails.state->outcome, exchange << 2 | static_cast<std::uint64_t>(outcome));
+      }
+    } else {
+      outcome = await_outcome(params, exchange);
+    }
+  }
+  if (outcome == Outcome::kGo && params.flows != nullptr) {
+    if (sends) send_items(params, sender, params.flows[peer]);
+    if (receives) receive_items(params, receiver, params.flows[peer]);
+    if (!sends && !receives) copy_own_items(params, params.flows[rails.node], block - num_rail_blocks);
+  }
+  __syncthreads();
+  if (first) {
+    if (outcome != Outcome::kStop) finish(params, exchange, start.epoch, outcome);
+  } else if (threadIdx.x == 0) {
+    fence_system();
+    add_acq_rel_device(&rails.state->num_done, 1);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_rail_exchange(const ExchangeParams& params, cudaStream_t stream) {
+  const auto num_blocks = static_cast<unsigned>(params.num_blocks());
+  const std::size_t shared_bytes = sizeof(Shared) + static_cast<std::size_t>(params.ranks.num_ranks) * sizeof(NodeRank);
+  return launch_kernel(exchange_kernel, {num_blocks, kExchangeThreads, shared_bytes}, params, stream);
+}
+
+cudaError_t load_rail_exchange_kernel() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(exchange_kernel));
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,347 @@
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <span>
+#include <vector>
+
+#include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/device_guard.hpp"
+#include "cuda/driver/driver.hpp"
+#include "cuda/internode/calls.hpp"
+#include "cuda/internode/routing.hpp"
+#include "cuda/intranode/routing.hpp"
+#include "cuda/memory/memory_checks.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::cuda::internode {
+namespace {
+
+/// What the exchange that begins a route reports, in pinned memory.
+class RouteReport {
+ public:
+  static Result<RouteReport> take(const Parts& parts) {
+    Result<std::byte*> data = parts.pinned->take(HostResult::at(nullptr, 0, 0).size_bytes);
+    if (!data.ok()) return data.status();
+    return RouteReport(parts, *data);
+  }
+  RouteReport(const Parts& parts, std::byte* data) : parts_(&parts), data_(data), host_(HostResult::at(data, 0, 0)) {}
+  RouteReport(RouteReport&& other) noexcept : parts_(other.parts_), data_(other.data_), host_(other.host_) {
+    other.data_ = nullptr;
+  }
+  RouteReport(const RouteReport&) = delete;
+  RouteReport& operator=(const RouteReport&) = delete;
+  RouteReport& operator=(RouteReport&&) = delete;
+  ~RouteReport() {
+    if (data_ == nullptr) return;
+    // After a failure the kernel that writes there may not have run yet.
+    parts_->memory->after_calls(
+        [pinned = parts_->pinned, data = data_] { pinned->give(data, HostResult::at(nullptr, 0, 0).size_bytes); });
+  }
+
+  const HostResult& host() const { return host_; }
+  void attach(ExchangeParams& params) const {
+    params.fault = parts_->pinned->on_device(host_.fault);
+    params.found = parts_->rail_link->found_of_kernels(RailLink::FaultOf::kRoute);
+    params.result = &parts_->pinned->on_device(host_.result)->state;
+    params.started = &parts_->pinned->on_device(host_.result)->started;
+  }
+
+ private:
+  const Parts* parts_;
+  std::byte* data_;
+  HostResult host_;
+};
+
+class Router {
+ public:
+  Router(Context& context, RouteScratch& scratch, const RouteCall& call)
+      : context_(context), parts_(context.parts()), scratch_(scratch), call_(call) {}
+
+  Status prepare(Placements& placements);
+  /// All ranks make the call, and this one's ids are on the host. Ends the work of the stream.
+  Status await_ids(const Launch& launch, const RouteReport& report);
+  Status exchange();
+  /// Puts the tables on the GPU.
+  Status finish(cudaStream_t stream);
+  std::shared_ptr<RoutingState> take() { return std::move(state_); }
+
+ private:
+  plan::RouteShape shape() const;
+  Status await_idle(cudaStream_t stream, const HostResult& host);
+  Status fetch_ids(cudaStream_t stream, const HostResult& host);
+  Status check_ids() const;
+  Status upload(std::span<const std::byte> tables, std::byte* to);
+  std::size_t num_entries() const { return to_size(call_.num_tokens * call_.num_topk); }
+
+  Context& context_;
+  const Parts& parts_;
+  RouteScratch& scratch_;
+  const RouteCall& call_;
+  std::shared_ptr<NodesRouting> state_ = std::make_shared<NodesRouting>();
+  std::vector<std::int64_t> ids_;
+  plan::NodeRoute route_;
+};
+
+plan::RouteShape Router::shape() const {
+  return {.layout = call_.options.layout,
+          .num_ranks = to_size(parts_.sync->topology().num_ranks),
+          .num_experts = to_size(call_.options.num_experts),
+          .num_topk = to_size(call_.num_topk),
+          .expert_alignment = call_.options.expert_alignment,
+          .slab_capacity = call_.options.slab_capacity,
+          .expert_to_rank = call_.placement->expert_to_rank};
+}
+
+Status Router::prepare(Placements& placements) {
+  Result<std::shared_ptr<const Placement>> placement = placements.find(call_.placement->expert_to_rank);
+  if (!placement.ok()) return placement.status();
+  state_->placement = *placement;
+  ids_.resize(num_entries());
+  return {};
+}
+
+Status Router::await_idle(cudaStream_t stream, const HostResult& host) {
+  const RelaxedCapture relaxed;
+  CountsDeadline deadline(host, context_.timeout_ns());
+  while (true) {
+    if (Status status = context_.check_lost(); !status.ok()) return status;
+    const Result<bool> idle = is_idle(stream);
+    if (!idle.ok()) return context_.fail(idle.status());
+    if (*idle) return {};
+    if (deadline.expired()) {
+      return context_.give_up_on(parts_.sync->rank(), "route: this rank's GPU did not run the exchange");
+    }
+    sched_yield();
+  }
+}
+
+Status Router::fetch_ids(cudaStream_t stream, const HostResult& host) {
+  const std::size_t id_bytes = size_bytes(call_.topk_idx.dtype);
+  const auto* const from = static_cast<const std::byte*>(call_.topk_idx.data);
+  const std::size_t per_window = RouteScratch::kWindowBytes / id_bytes;
+  const std::byte* const window = scratch_.window.data.get();
+  for (std::size_t first = 0; first < ids_.size(); first += per_window) {
+    const std::size_t count = std::min(per_window, ids_.size() - first);
+    Status status = runtime_status(cudaMemcpyAsync(scratch_.window.data.get(), from + first * id_bytes,
+                                                   count * id_bytes, cudaMemcpyDeviceToHost, stream),
+                                   "route: reading topk_idx");
+    if (!status.ok()) return context_.fail(status);
+    if (status = await_idle(stream, host); !status.ok()) return status;
+    if (call_.topk_idx.dtype == DType::kInt32) {
+      const auto* const narrow = reinterpret_cast<const std::int32_t*>(window);
+      std::copy(narrow, narrow + count, ids_.begin() + static_cast<std::ptrdiff_t>(first));
+    } else {
+      std::memcpy(ids_.data() + first, window, count * id_bytes);
+    }
+  }
+  return {};
+}
+
+Status Router::await_ids(const Launch& launch, const RouteReport& report) {
+  const HostResult& host = report.host();
+  if (Status status = await_idle(launch.stream, host); !status.ok()) return status;
+  if (host.state() == 1) return fetch_ids(launch.stream, host);
+  if (host.state() != 0) return context_.describe(*host.fault, "route", RailLink::FaultOf::kRoute);
+  // The kernel ended without an outcome: some wait has failed.
+  if (Status status = context_.check_lost(); !status.ok()) return status;
+  return context_.fail(Status(ErrorCode::kInternal, "route: the exchange ended without a result; please report this"));
+}
+
+Status Router::check_ids() const {
+  const auto bad =
+      std::ranges::find_if(ids_, [this](std::int64_t id) { return id < -1 || id >= call_.options.num_experts; });
+  if (bad == ids_.end()) return {};
+  const std::int64_t at = bad - ids_.begin();
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("route: topk_idx[{}, {}] is {}, expected -1 (no expert) or an expert from 0 to {}",
+                            at / call_.num_topk, at % call_.num_topk, *bad, call_.options.num_experts - 1));
+}
+
+Status Router::exchange() {
+  call::NodesRouteCall call{call_.record, shape(), ids_, call_.options.max_recv_rows};
+  if (Status status = check_ids(); !status.ok()) call.record.set_status(status);
+  return call::route_nodes(*parts_.sync, call, scratch_.tables, route_);
+}
+
+Status Router::upload(std::span<const std::byte> tables, std::byte* to) {
+  const RelaxedCapture relaxed;
+  const cudaStream_t stream = parts_.stream->get();
+  for (std::size_t first = 0; first < tables.size(); first += RouteScratch::kWindowBytes) {
+    const std::span<const std::byte> part =
+        tables.subspan(first, std::min(RouteScratch::kWindowBytes, tables.size() - first));
+    std::memcpy(scratch_.window.data.get(), part.data(), part.size());
+    Status status = runtime_status(
+        cudaMemcpyAsync(to + first, scratch_.window.data.get(), part.size(), cudaMemcpyHostToDevice, stream),
+        "route: uploading tables");
+    if (status.ok()) status = runtime_status(cudaStreamSynchronize(stream), "route: uploading tables");
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+Status Router::finish(cudaStream_t stream) {
+  const Topology& topology = parts_.sync->topology();
+  const plan::RouteShape shape = this->shape();
+  const LocalExperts experts = local_experts(shape, route_, to_size(topology.rank));
+  NodesRouting& state = *state_;
+  state.num_tokens = call_.num_tokens;
+  state.num_topk = call_.num_topk;
+  state.num_experts = call_.options.num_experts;
+  state.layout = call_.options.layout;
+  state.num_used_rows = route_.num_used_rows;
+  state.num_recv_rows = call_.options.max_recv_rows > 0 ? call_.options.max_recv_rows : route_.num_used_rows;
+  state.exact_rows = state.num_recv_rows == state.num_used_rows;
+  const NodeTablesInput input{.topology = topology,
+                              .shape = shape,
+                              .route = route_,
+                              .experts = experts,
+                              .ids = ids_,
+                              .num_rows = state.num_recv_rows,
+                              .weights = call_.topk_weights.present()};
+  const NodeTables::Shape sizes = shape_of(input);
+  const NodeTables layout = NodeTables::at(nullptr, sizes);
+  Result<std::shared_ptr<std::byte>> memory = parts_.memory->take(layout.size_bytes);
+  if (!memory.ok()) return memory.status();
+  state.memory = *memory;
+  std::vector<std::byte> tables(layout.host_bytes);
+  fill(input, tables.data());
+  if (Status status = upload(tables, memory->get()); !status.ok()) return status;
+  const NodeTables on_device = NodeTables::at(memory->get(), sizes);
+  if (call_.topk_weights.present() && !ids_.empty()) {
+    Status status = runtime_status(cudaMemcpyAsync(on_device.weights, call_.topk_weights.data,
+                                                   ids_.size() * sizeof(float), cudaMemcpyDeviceToDevice, stream),
+                                   "route: copying topk_weights");
+    if (!status.ok()) return status;
+  }
+  state.routed = {.tables = on_device,
+                  .num_tokens = state.num_tokens,
+                  .num_topk = state.num_topk,
+                  .num_items_out = static_cast<std::int64_t>(sizes.num_items_out),
+                  .num_items_in = static_cast<std::int64_t>(sizes.num_items_in),
+                  .num_used_rows = state.num_used_rows,
+                  .by_token = state.layout == Layout::kTokens,
+                  .num_experts = static_cast<int>(state.num_experts),
+                  .owner = state.placement->tables.owner,
+                  .local_expert = state.placement->tables.local_expert};
+  state.num_rows_per_local_expert = experts.num_rows;
+  state.expert_row_offsets = experts.row_offsets;
+  state.local_expert_ids = experts.ids;
+  state.num_rows_from_rank = route_.num_rows_from_rank;
+  state.num_rows_to_rank = route_.tokens.num_rows_to_rank;
+  const auto num_local = static_cast<std::int64_t>(experts.ids.size());
+  state.num_used_rows_view = ConstTensorView(&on_device.summary->num_used_rows, DType::kInt32, {1});
+  state.rows_per_expert_view = ConstTensorView(on_device.rows_per_expert, DType::kInt32, {num_local});
+  if (state.layout != Layout::kTokens) {
+    state.row_offsets_view = ConstTensorView(on_device.row_offsets, DType::kInt64, {num_local + 1});
+  }
+  state.slots = ConstTensorView(on_device.slots, DType::kInt32, {state.num_tokens, state.num_topk});
+  state.source = ConstTensorView(on_device.source, DType::kInt32, {state.num_used_rows, 2});
+  state.topk_idx = ConstTensorView(on_device.ids, DType::kInt64, {state.num_tokens, state.num_topk});
+  if (call_.topk_weights.present()) {
+    state.topk_weights = ConstTensorView(on_device.weights, DType::kFloat32, {state.num_tokens, state.num_topk});
+  }
+  return {};
+}
+
+Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placements, RouteScratch& scratch,
+                                          const RouteCall& call) {
+  if (Status status = status_of(call.record); !status.ok()) return refuse(context, call.record, call.stream, status);
+  const Parts& parts = context.parts();
+  Router router(context, scratch, call);
+  const Result<bool> captured = context.check_stream(to_string(Operation::kRoute), call.stream);
+  Status status = captured.status();
+  if (status.ok() && *captured) {
+    status = Status(ErrorCode::kUnsupported,
+                    "route: the stream is being captured, and over several nodes the hosts route; route before the "
+                    "capture, and use the Routing in it");
+  }
+  if (status.ok()) status = check_route_memory(call, *parts.arena);
+  if (status.ok()) status = router.prepare(placements);
+  Result<RouteReport> report = RouteReport::take(parts);
+  if (status.ok()) status = report.status();
+  if (!status.ok()) return refuse(context, call.record, call.stream, status);
+
+  Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), false);
+  if (!launch.ok()) return refuse(context, call.record, call.stream, launch.status());
+  ExchangeParams params = agreement_only(place_of(parts), identity_of(context, call.record, *launch));
+  report->attach(params);
+  parts.rail_link->wake();
+  const cudaError_t error = launch_rail_exchange(params, launch->stream);
+  if (error == cudaSuccess) {
+    if (call.while_waiting != nullptr) (*call.while_waiting)();
+    status = router.await_ids(*launch, *report);
+    if (status.ok()) status = router.exchange();
+    if (status.ok()) {
+      // The others have their rows: a rank that cannot go on must not leave them waiting.
+      if (Status finished = router.finish(launch->stream); !finished.ok()) status = context.fail(finished);
+    }
+  }
+  Status ended = context.end(*launch, error, "route");
+  if (!status.ok()) return status;
+  if (!ended.ok()) return ended;
+  return router.take();
+}
+
+}  // namespace
+
+Result<std::byte*> HostTables::ensure(Block& block, std::size_t bytes) {
+  if (block.size_bytes >= bytes && block.data != nullptr) return block.data;
+  if (block.data != nullptr) arena_.give(block.data, block.size_bytes);
+  block = {};
+  Result<std::byte*> grown = arena_.take(bytes);
+  if (grown.ok()) block = {*grown, bytes};
+  return grown;
+}
+
+Result<std::byte*> HostTables::counts(std::size_t bytes) {
+  turn_ = 1 - turn_;
+  return ensure(counts_[turn_], bytes);
+}
+
+Result<std::byte*> HostTables::forward_tables(std::size_t bytes) { return ensure(forward_tables_[turn_], bytes); }
+
+Result<std::unique_ptr<RouteScratch>> RouteScratch::create(const Parts& parts) {
+  Result<PinnedBlock> window = take_pinned(kWindowBytes);
+  if (!window.ok()) return window.status();
+  return std::make_unique<RouteScratch>(parts.sync->peers().arena(), std::move(*window));
+}
+
+NodePlace place_of(const Parts& parts) {
+  const Topology& topology = parts.sync->topology();
+  return {parts.ranks, parts.rail_link->params(), topology.rank, topology.ranks_per_node};
+}
+
+CallIdentity identity_of(const Context& context, const CallRecord& record, const Launch& launch) {
+  const Parts& parts = context.parts();
+  return {launch.agreement, launch.record_number, record, &parts.pinned->on_device(parts.report)->fault,
+          parts.rail_link->found_of_kernels(RailLink::FaultOf::kAnyCall)};
+}
+
+Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status) {
+  CallRecord refused = record;
+  if (refused.code == ErrorCode::kOk) refused.set_status(status);
+  return context.refuse(record, stream, status, [&context, &refused](const Launch& launch) {
+    context.parts().rail_link->wake();
+    return launch_rail_exchange(agreement_only(place_of(context.parts()), identity_of(context, refused, launch)),
+                                launch.stream);
+  });
+}
+
+StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel) {
+  const int num_sms = kernel.num_sms > 0 ? std::min(kernel.num_sms, parts.num_sms) : parts.num_sms;
+  return StepBlocks::of(parts.sync->topology().num_nodes(), num_sms);
+}
+
+Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, RouteScratch& scratch,
+                                            const RouteCall& call) try {
+  const DeviceGuard guard(context.parts().device);
+  if (!guard.status().ok()) return context.fail(guard.status());
+  return run(context, placements, scratch, call);
+} catch (const std::bad_alloc&) {
+  return context.out_of_memory(Operation::kRoute);
+}
+
+}  // namespace ferry::cuda::internode

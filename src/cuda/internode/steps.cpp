@@ -1,0 +1,210 @@
+#include "cuda/internode/steps.hpp"
+
+#include <algorithm>
+
+#include "plan/carver.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+/// Of kernels whose only partners are the ranks of the node: what those of one node take.
+constexpr int kMostBlocks = 16;
+/// Copies inside a GPU need few.
+constexpr int kMostOwnBlocks = 8;
+
+/// Nodes have agreed on the call when its later kernels begin: their entries only say that memory is ready.
+constexpr std::uint64_t kAgreed = 1;
+
+int blocks_of_rails(int num_nodes) { return 2 * (num_nodes - 1); }
+
+ExchangeParams exchange_of(const NodePlace& place) {
+  ExchangeParams params;
+  params.ranks = place.ranks;
+  params.rails = place.rails;
+  params.rail_timeout_ns = place.ranks.timeout_ns;
+  return params;
+}
+
+std::int64_t offset_in(const NodePlace& place, const void* data) {
+  return data == nullptr ? 0 : static_cast<const std::byte*>(data) - place.ranks.peer_bases[place.ranks.rank];
+}
+
+}  // namespace
+
+StepBlocks StepBlocks::of(int num_nodes, int num_sms) {
+  const int rails = blocks_of_rails(num_nodes);
+  return {rails + std::clamp(num_sms - rails, 1, kMostOwnBlocks), std::clamp(num_sms, 1, kMostBlocks)};
+}
+
+ExchangeParams agreement_only(const NodePlace& place, const CallIdentity& call) {
+  ExchangeParams params = exchange_of(place);
+  params.begins_call = true;
+  params.ranks.timeout_ns += params.ranks.timeout_ns / 2;
+  params.agreement = call.agreement;
+  params.record_number = call.record_number;
+  params.record = call.record;
+  params.fault = call.fault;
+  params.found = call.found;
+  return params;
+}
+
+DispatchStaging DispatchStaging::at(std::byte* base, const RoutedTokens& routed, const DispatchTensors& tensors) {
+  const std::size_t record_bytes = to_size(tensors.format.size_bytes());
+  plan::Carver carver(base);
+  DispatchStaging staging;
+  staging.own_records = carver.take<std::byte>(to_size(routed.num_tokens) * record_bytes);
+  staging.rows = carver.take<std::byte>(to_size(routed.num_items_in * tensors.row_bytes));
+  staging.records = carver.take<std::byte>(to_size(routed.num_items_in) * record_bytes);
+  staging.size_bytes = carver.used_bytes();
+  return staging;
+}
+
+DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, const RoutedTokens& routed,
+                             const DispatchTensors& tensors, const DispatchStaging& staging, const StepBlocks& blocks) {
+  const std::int64_t record_bytes = tensors.format.size_bytes();
+  DispatchSteps steps;
+  steps.records.num_tokens = routed.num_tokens;
+  steps.records.num_topk = routed.num_topk;
+  steps.records.format = tensors.format;
+  steps.records.scales = tensors.scales;
+  steps.records.ids = routed.tables.ids;
+  steps.records.weights = tensors.weights;
+  steps.records.records = staging.own_records;
+  steps.records.max_blocks = blocks.num_other;
+
+  ExchangeParams& exchange = steps.exchange;
+  exchange = agreement_only(place, call);
+  exchange.flows = routed.tables.to_nodes;
+  exchange.items = routed.tables.out_tokens;
+  exchange.row = {tensors.x, tensors.x_stride, staging.rows, tensors.row_bytes, tensors.row_bytes};
+  exchange.item_record = {staging.own_records, record_bytes, staging.records, record_bytes, record_bytes};
+  exchange.num_own_blocks = blocks.num_exchange - blocks_of_rails(place.rails.num_nodes);
+
+  PullParams& pull = steps.pull;
+  pull.ranks = place.ranks;
+  pull.entry.agreement = kAgreed;
+  pull.entry.record_number = call.record_number;
+  pull.entry.rows_offset = offset_in(place, staging.rows);
+  pull.entry.tables_offset = offset_in(place, staging.records);
+  pull.entry.num_blocks = blocks.num_other;
+  pull.gate = &place.rails.state->gate;
+  pull.num_rows = routed.num_used_rows;
+  pull.row_items = routed.tables.row_items;
+  pull.row_experts = routed.by_token ? nullptr : routed.tables.row_experts;
+  pull.owner = routed.owner;
+  pull.local_expert = routed.local_expert;
+  pull.num_experts = routed.num_experts;
+  pull.num_topk = routed.num_topk;
+  pull.group_rank = place.group_rank;
+  pull.row_bytes = tensors.row_bytes;
+  pull.format = tensors.format;
+  pull.out = tensors.out;
+  pull.num_blocks = blocks.num_other;
+  return steps;
+}
+
+cudaError_t launch(const DispatchSteps& steps, cudaStream_t stream) {
+  cudaError_t error = launch_records(steps.records, stream);
+  if (error == cudaSuccess) error = launch_rail_exchange(steps.exchange, stream);
+  if (error == cudaSuccess) error = launch_pull(steps.pull, stream);
+  return error;
+}
+
+CombineStaging CombineStaging::at(std::byte* base, const RoutedTokens& routed, const CombineTensors& tensors) {
+  const std::size_t num_in = to_size(routed.num_items_in);
+  const std::size_t num_out = to_size(routed.num_items_out);
+  const std::size_t num_topk = static_cast<std::size_t>(routed.num_topk);
+  plan::Carver carver(base);
+  CombineStaging staging;
+  staging.topk_weights = carver.take<float>(tensors.weighted ? num_in * num_topk : 0);
+  staging.sums = carver.take<std::byte>(num_in * to_size(tensors.row_bytes));
+  staging.sum_weights = carver.take<float>(tensors.returns_weights ? num_in * num_topk : 0);
+  staging.returned = carver.take<std::byte>(num_out * to_size(tensors.row_bytes));
+  staging.returned_weights = carver.take<float>(tensors.returns_weights ? num_out * num_topk : 0);
+  staging.size_bytes = carver.used_bytes();
+  return staging;
+}
+
+CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, const RoutedTokens& routed,
+                           const CombineTensors& tensors, const CombineStaging& staging, const StepBlocks& blocks) {
+  const std::int64_t entries_bytes = std::int64_t{routed.num_topk} * static_cast<std::int64_t>(sizeof(float));
+  const bool returns_weights = tensors.returns_weights;
+  const auto bytes_of = [](auto* table) { return reinterpret_cast<std::byte*>(table); };
+  CombineSteps steps;
+  steps.begin = agreement_only(place, call);
+  if (tensors.weighted) {
+    steps.begin.flows = routed.tables.to_nodes;
+    steps.begin.items = routed.tables.out_tokens;
+    steps.begin.item_record = {reinterpret_cast<const std::byte*>(tensors.topk_weights), entries_bytes,
+                               bytes_of(staging.topk_weights), entries_bytes, entries_bytes};
+    steps.begin.num_own_blocks = 1;
+  }
+
+  NodeSumParams& node_sums = steps.node_sums;
+  node_sums.ranks = place.ranks;
+  node_sums.entry.agreement = kAgreed;
+  node_sums.entry.record_number = call.record_number;
+  node_sums.entry.rows_offset = offset_in(place, tensors.x);
+  node_sums.entry.rows_stride = tensors.x_stride;
+  node_sums.entry.tables_offset = offset_in(place, tensors.weights);
+  node_sums.entry.num_blocks = blocks.num_other;
+  node_sums.gate = &place.rails.state->gate;
+  node_sums.destinations = routed.tables.destinations;
+  node_sums.num_items = routed.num_items_in;
+  node_sums.num_topk = routed.num_topk;
+  node_sums.one_row_per_token = routed.by_token;
+  node_sums.float32 = tensors.float32;
+  node_sums.weighted = tensors.weighted;
+  node_sums.returns_weights = returns_weights;
+  node_sums.topk_weights = staging.topk_weights;
+  node_sums.row_bytes = tensors.row_bytes;
+  node_sums.sums = staging.sums;
+  node_sums.sum_weights = staging.sum_weights;
+  node_sums.num_blocks = blocks.num_other;
+
+  ExchangeParams& give_back = steps.give_back;
+  give_back = exchange_of(place);
+  give_back.flows = routed.tables.from_nodes;
+  give_back.row = {staging.sums, tensors.row_bytes, staging.returned, tensors.row_bytes, tensors.row_bytes};
+  if (returns_weights) {
+    give_back.item_record = {bytes_of(staging.sum_weights), entries_bytes, bytes_of(staging.returned_weights),
+                             entries_bytes, entries_bytes};
+  }
+
+  TokenSumParams& token_sums = steps.token_sums;
+  token_sums.gate = &place.rails.state->gate;
+  token_sums.broken = &place.ranks.control.local->broken;
+  token_sums.item_of_token = routed.tables.item_of_token;
+  token_sums.node = place.rails.node;
+  token_sums.num_nodes = place.rails.num_nodes;
+  token_sums.num_tokens = routed.num_tokens;
+  token_sums.num_topk = routed.num_topk;
+  token_sums.one_row_per_token = routed.by_token;
+  token_sums.float32 = tensors.float32;
+  token_sums.returns_weights = returns_weights;
+  token_sums.row_bytes = tensors.row_bytes;
+  token_sums.own = staging.sums;
+  token_sums.own_weights = staging.sum_weights;
+  token_sums.returned = staging.returned;
+  token_sums.returned_weights = staging.returned_weights;
+  token_sums.ids = routed.tables.ids;
+  token_sums.owner = routed.owner;
+  token_sums.ranks_per_node = place.ranks_per_node;
+  std::copy(std::begin(tensors.bias), std::end(tensors.bias), std::begin(token_sums.bias));
+  token_sums.out_x = tensors.out_x;
+  token_sums.out_stride = tensors.out_stride;
+  token_sums.out_weights = tensors.out_weights;
+  token_sums.num_blocks = blocks.num_other;
+  return steps;
+}
+
+cudaError_t launch(const CombineSteps& steps, cudaStream_t stream) {
+  cudaError_t error = launch_rail_exchange(steps.begin, stream);
+  if (error == cudaSuccess) error = launch_node_sums(steps.node_sums, stream);
+  if (error == cudaSuccess) error = launch_rail_exchange(steps.give_back, stream);
+  if (error == cudaSuccess) error = launch_token_sums(steps.token_sums, stream);
+  return error;
+}
+
+}  // namespace ferry::cuda

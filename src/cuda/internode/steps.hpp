@@ -1,0 +1,129 @@
+#ifndef FERRY_CUDA_INTERNODE_STEPS_HPP
+#define FERRY_CUDA_INTERNODE_STEPS_HPP
+
+/// The kernels of a dispatch and a combine over several nodes in their order, with what each gets of the others.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/internode/combine_params.hpp"
+#include "cuda/internode/dispatch_params.hpp"
+#include "cuda/internode/exchange_params.hpp"
+#include "cuda/internode/node_tables.hpp"
+
+namespace ferry::cuda {
+
+/// This rank among others. `ranks` counts in the node.
+struct NodePlace {
+  RankParams ranks;
+  RailParams rails;
+  int group_rank = 0;
+  int ranks_per_node = 1;
+};
+
+/// How one call is known to the other ranks.
+struct CallIdentity {
+  std::uint64_t agreement = 0;
+  std::int64_t record_number = 0;
+  CallRecord record;
+  FaultReport* fault = nullptr;
+  FoundRecord* found = nullptr;
+};
+
+/// Most blocks of a call's kernels: of the exchange at least two for each rail peer and one more.
+struct StepBlocks {
+  int num_exchange = 1;
+  int num_other = 1;
+
+  static StepBlocks of(int num_nodes, int num_sms);
+};
+
+/// A call's first exchange without items; agreement 0 refuses the call.
+ExchangeParams agreement_only(const NodePlace& place, const CallIdentity& call);
+
+/// The Routing as kernels use it.
+struct RoutedTokens {
+  NodeTables tables;
+  std::int64_t num_tokens = 0;
+  int num_topk = 0;
+  std::int64_t num_items_out = 0;
+  std::int64_t num_items_in = 0;
+  std::int64_t num_used_rows = 0;
+  bool by_token = true;  ///< kTokens
+  int num_experts = 0;
+  const std::int32_t* owner = nullptr;         ///< [E]
+  const std::int32_t* local_expert = nullptr;  ///< [E]
+};
+
+struct DispatchTensors {
+  const std::byte* x = nullptr;
+  std::int64_t x_stride = 0;
+  std::int64_t row_bytes = 0;
+  ScaleTable scales;
+  const float* weights = nullptr;  ///< [T, K]
+  plan::TokenRecord format;
+  DispatchOutputs out;
+};
+
+/// Memory that a dispatch uses. The last two are in the arena.
+struct DispatchStaging {
+  std::byte* own_records = nullptr;
+  std::byte* rows = nullptr;
+  std::byte* records = nullptr;
+  std::size_t size_bytes = 0;
+
+  static DispatchStaging at(std::byte* base, const RoutedTokens& routed, const DispatchTensors& tensors);
+};
+
+struct DispatchSteps {
+  RecordParams records;
+  ExchangeParams exchange;
+  PullParams pull;
+};
+DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, const RoutedTokens& routed,
+                             const DispatchTensors& tensors, const DispatchStaging& staging, const StepBlocks& blocks);
+cudaError_t launch(const DispatchSteps& steps, cudaStream_t stream);
+
+/// `x` and `weights` are in the arena.
+struct CombineTensors {
+  const std::byte* x = nullptr;
+  std::int64_t x_stride = 0;
+  std::int64_t row_bytes = 0;
+  bool float32 = false;
+  bool weighted = false;
+  const float* topk_weights = nullptr;  ///< [T, K]
+  bool returns_weights = false;
+  const float* weights = nullptr;  ///< of this rank's rows
+  BiasRows bias[2];
+  std::byte* out_x = nullptr;
+  std::int64_t out_stride = 0;
+  float* out_weights = nullptr;
+};
+
+/// Memory that a combine uses.
+struct CombineStaging {
+  float* topk_weights = nullptr;
+  std::byte* sums = nullptr;
+  float* sum_weights = nullptr;
+  std::byte* returned = nullptr;
+  float* returned_weights = nullptr;
+  std::size_t size_bytes = 0;
+
+  static CombineStaging at(std::byte* base, const RoutedTokens& routed, const CombineTensors& tensors);
+};
+
+struct CombineSteps {
+  ExchangeParams begin;
+  NodeSumParams node_sums;
+  ExchangeParams give_back;
+  TokenSumParams token_sums;
+};
+CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, const RoutedTokens& routed,
+                           const CombineTensors& tensors, const CombineStaging& staging, const StepBlocks& blocks);
+cudaError_t launch(const CombineSteps& steps, cudaStream_t stream);
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_INTERNODE_STEPS_HPP

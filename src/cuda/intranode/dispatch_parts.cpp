@@ -1,0 +1,65 @@
+#include "cuda/intranode/dispatch_parts.hpp"
+
+#include <algorithm>
+
+#include "cuda/numeric/quantize.hpp"
+
+namespace ferry::cuda {
+
+ScaleTable scale_table(const ConstTensorView& view) {
+  if (!view.present()) return {};
+  // One type serves both directions; inputs are only read.
+  return {static_cast<std::byte*>(const_cast<void*>(view.data)), static_cast<int>(view.extent(1)),
+          static_cast<int>(size_bytes(view.dtype)), view.stride(0), view.stride(1)};
+}
+
+DispatchOutputs dispatch_outputs(const DispatchCall& call) {
+  DispatchOutputs out;
+  out.x = call.out_x.data;
+  out.x_stride = call.out_x.stride_bytes;
+  out.scales = scale_table(call.out_scales);
+  out.ids = call.out_topk_idx.data;
+  out.wide_ids = call.out_topk_idx.dtype == DType::kInt64;
+  out.weights = static_cast<float*>(call.out_topk_weights.data);
+  return out;
+}
+
+Result<std::optional<QuantizedDispatch>> split_quantizing(Context& context, const DispatchCall& call, bool captured) {
+  if (call.quantize == Quantization::kNone) return std::optional<QuantizedDispatch>();
+  const std::size_t bytes = quantized_bytes(call);
+  std::byte* staging = nullptr;
+  if (bytes > 0) {
+    const Result<std::byte*> taken = context.staging().quantized(bytes, captured);
+    if (!taken.ok()) return taken.status();
+    staging = *taken;
+  }
+  return std::optional(split_quantized(call, staging));
+}
+
+cudaError_t launch_quantizing(const Context& context, const DispatchCall& call, const QuantizedDispatch& steps,
+                              cudaStream_t stream) {
+  const Parts& parts = context.parts();
+  const int num_sms = call.kernel.num_sms > 0 ? std::min(call.kernel.num_sms, parts.num_sms) : parts.num_sms;
+  return launch_quantize(steps.quantize, num_sms, stream);
+}
+
+bool needs_padding(const DispatchCall& call, bool exact_rows) {
+  if (call.out_source.present()) return true;
+  const bool has_padding = !exact_rows || call.routing->layout != Layout::kTokens;
+  return has_padding && (call.zero_padding || call.out_topk_idx.present());
+}
+
+PaddingParams padding_params(const RankParams& ranks, const DispatchCall& call) {
+  PaddingParams params;
+  params.ranks = ranks;
+  params.num_rows = call.routing->num_recv_rows;
+  params.out_source = static_cast<std::int32_t*>(call.out_source.data);
+  params.out = dispatch_outputs(call);
+  params.row_bytes = call.out_x.row_bytes;
+  params.num_topk = call.routing->num_topk;
+  params.weights_per_row = call.routing->layout == Layout::kTokens ? call.routing->num_topk : 1;
+  params.zero = call.zero_padding;
+  return params;
+}
+
+}  // namespace ferry::cuda

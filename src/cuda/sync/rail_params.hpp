@@ -1,0 +1,75 @@
+#ifndef FERRY_CUDA_SYNC_RAIL_PARAMS_HPP
+#define FERRY_CUDA_SYNC_RAIL_PARAMS_HPP
+
+/// What kernels need to know about the rail peers, and the words that the kernels of a rank keep about them. Kernels
+/// know ranks by their index in the node (RankParams) and rail peers by their node.
+///
+/// An exchange is one launch of the exchange kernel. All ranks of a group make the same ones in the same order, so the
+/// number of an exchange, counted on the device, is the same at both ends of a ring.
+///
+///   word           writer                         order               publishes
+///   verdicts[n]    the block that receives from   st.release.gpu /    what the call header from node n came to, and in
+///                  node n                         ld.acquire.gpu      the log, if it differs, the record of its call
+///   outcome        block 0                        the same            what all headers and entries came to
+///   num_done       all blocks                     atom.add.acq_rel    the end of the block's part
+///   gate           block 0 of a call's first      end of the kernel   whether the rest of the call moves anything
+///                  exchange
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/agreement.hpp"
+#include "cuda/sync/report.hpp"
+#include "net/ring_words.hpp"
+#include "plan/host_device.hpp"
+
+namespace ferry::cuda {
+
+/// Bound on the nodes of a group of GPUs: two blocks of a kernel serve each rail peer, and all must run at once.
+inline constexpr int kMaxNodes = 32;
+
+/// In device memory, initially zero.
+struct RailState {
+  std::uint64_t exchange;             ///< exchanges finished
+  std::uint64_t verdicts[kMaxNodes];  ///< exchange << 1 | 1 where the peer makes the same call
+  std::uint64_t outcome;              ///< exchange << 2 | device::Outcome
+  std::uint32_t num_done;
+  RouteSummary gate;  ///< `valid`: ranks agree on the current call
+};
+
+/// The records of rail peers that differ from this rank's, of the current call. In the arena: a kernel that reports a
+/// refused call finds there what the other ranks of its node have found out.
+struct RailLog {
+  struct Entry {
+    std::int64_t number;  ///< of this rank's record; written last
+    CallRecord record;
+  };
+  Entry entries[kMaxNodes];
+};
+
+/// What a rank of this node has found to be the call of its rail peer in another node, for the host. In pinned memory.
+struct FoundRecord {
+  std::uint64_t present;  ///< 0: that peer makes the same call
+  CallRecord record;
+};
+
+struct RailParams {
+  int node = 0;
+  int num_nodes = 1;
+  RailState* state = nullptr;
+  RailLog* log = nullptr;
+  net::RingWords* words = nullptr;       ///< [nodes]
+  const std::byte* chunks_in = nullptr;  ///< rings of all peers in turn, this node left out
+  std::byte* chunks_out = nullptr;
+  std::size_t num_chunks = 0;   ///< of a ring
+  std::size_t chunk_bytes = 0;  ///< including the header
+
+  FERRY_HOST_DEVICE std::size_t ring_offset(int peer) const {
+    const int idx = peer < node ? peer : peer - 1;
+    return static_cast<std::size_t>(idx) * num_chunks * chunk_bytes;
+  }
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_SYNC_RAIL_PARAMS_HPP

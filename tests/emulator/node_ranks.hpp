@@ -1,0 +1,85 @@
+#ifndef FERRY_TESTS_EMULATOR_NODE_RANKS_HPP
+#define FERRY_TESTS_EMULATOR_NODE_RANKS_HPP
+
+/// Ranks of several nodes on emulated GPUs: what the host's side of the library gives to the kernels, and a network
+/// that takes its time.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda/internode/steps.hpp"
+#include "emulator/emulator.hpp"
+#include "emulator/latency_ranks.hpp"
+
+namespace ferry::emulator {
+
+class NodeRanks {
+ public:
+  struct Options {
+    int num_nodes = 2;
+    int ranks_per_node = 1;
+    std::uint64_t seed = 1;
+    std::size_t num_chunks = 2;
+    std::size_t chunk_bytes = 1024;
+    std::size_t arena_bytes = std::size_t{1} << 20;
+    int moves_one_in = 2;  ///< of the network's turns, those in which it moves anything
+  };
+  static constexpr std::uint64_t kTimeoutNs = 30'000'000'000;
+
+  explicit NodeRanks(const Options& options);
+
+  int num_ranks() const { return options_.num_nodes * options_.ranks_per_node; }
+  Topology topology(int rank) const { return {rank, num_ranks(), options_.ranks_per_node}; }
+  const Options& options() const { return options_; }
+  Machine& machine() { return machine_; }
+  cudaStream_t stream(int rank) const { return streams_[static_cast<std::size_t>(rank)]; }
+  cuda::NodePlace place(int rank);
+  cuda::DeviceReport& report(int rank) { return one(rank).report; }
+  /// [ranks of the node, nodes]
+  std::vector<cuda::FoundRecord>& found(int rank) { return one(rank).found; }
+  /// Of the rank's arena, filled with a pattern; for as long as there are ranks.
+  std::byte* allocate(int rank, std::size_t bytes);
+  /// From now on the network takes nothing that the rank sends.
+  void cut(int rank) { one(rank).is_cut = true; }
+  /// Runs everything that is queued, and the network as long as that takes.
+  std::string run();
+  /// Whether all chunks that were sent have been used.
+  bool is_drained() const;
+
+ private:
+  struct Rank {
+    DeviceMemory arena;
+    std::size_t used_bytes = 0;
+    cuda::DeviceReport report{};
+    std::unique_ptr<cuda::RailState> state;
+    cuda::RailLog* log = nullptr;  // in the arena
+    std::vector<cuda::FoundRecord> found;
+    std::vector<net::RingWords> words;  // by node
+    DeviceMemory chunks_in;
+    DeviceMemory chunks_out;
+    std::vector<std::uint64_t> num_sent;  // by node
+    bool is_cut = false;
+  };
+  Rank& one(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+  int node_of(int rank) const { return rank / options_.ranks_per_node; }
+  bool move_one();
+  bool move_chunk(int rank, int to_node);
+
+  Options options_;
+  Machine machine_;
+  std::vector<cudaStream_t> streams_;
+  cudaStream_t network_ = nullptr;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::mt19937_64 random_;
+  int num_busy_ = 0;
+};
+
+}  // namespace ferry::emulator
+
+#endif  // FERRY_TESTS_EMULATOR_NODE_RANKS_HPP

@@ -1,0 +1,359 @@
+/// Dispatch and combine over several nodes by emulated GPUs, with a slow network between them: the oracle's bits.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "emulator/node_routing.hpp"
+
+namespace ferry::emulator {
+namespace {
+
+std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+
+struct Spec {
+  int num_nodes = 2;
+  int ranks_per_node = 1;
+  Layout layout = Layout::kTokens;
+  std::int64_t num_tokens = 9;
+  int num_topk = 3;
+  std::int64_t num_experts = 8;
+  std::int64_t hidden = 24;
+  bool float32 = false;
+  bool weighted = false;
+  int num_biases = 0;
+  bool wide_ids = false;
+  std::int64_t scale_bytes = 12;
+  std::int64_t slab_capacity = 0;
+  std::int64_t alignment = 1;
+  std::size_t num_chunks = 2;
+  std::size_t chunk_bytes = 1024;
+  std::uint64_t seed = 1;
+};
+
+oracle::World make_world(const Spec& spec) {
+  oracle::World world;
+  world.num_ranks = spec.num_nodes * spec.ranks_per_node;
+  world.ranks_per_node = spec.ranks_per_node;
+  world.num_topk = spec.num_topk;
+  world.options.num_experts = spec.num_experts;
+  world.options.layout = spec.layout;
+  world.options.slab_capacity = spec.slab_capacity;
+  world.options.expert_alignment = spec.alignment;
+  std::mt19937_64 random(spec.seed);
+  std::normal_distribution<float> normal;
+  for (int rank = 0; rank < world.num_ranks; ++rank) {
+    oracle::RankTokens& tokens = world.ranks.emplace_back();
+    // Ranks have different numbers of tokens, one of them none; ids repeat, and some are missing.
+    tokens.num_tokens = rank % 3 == 2 ? 0 : spec.num_tokens + rank;
+    for (std::int64_t i = 0; i < tokens.num_tokens * spec.num_topk; ++i) {
+      tokens.topk_idx.push_back(static_cast<std::int64_t>(random() % (to_size(spec.num_experts) + 1)) - 1);
+      tokens.topk_weights.push_back(normal(random));
+    }
+  }
+  return world;
+}
+
+oracle::Bytes random_bytes(std::int64_t num_bytes, std::mt19937_64& random) {
+  oracle::Bytes bytes(to_size(num_bytes));
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+/// Finite numbers of either type, of the order of 1.
+oracle::Bytes random_rows(std::int64_t num_elements, bool float32, std::mt19937_64& random) {
+  oracle::Bytes rows(to_size(num_elements * (float32 ? 4 : 2)));
+  std::normal_distribution<float> normal;
+  for (std::int64_t i = 0; i < num_elements; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(normal(random));
+    const std::uint32_t upper = bits >> 16;
+    std::memcpy(rows.data() + to_size(i) * (float32 ? 4 : 2), float32 ? &bits : &upper, float32 ? 4 : 2);
+  }
+  return rows;
+}
+
+/// One group, and calls on it.
+class Group {
+ public:
+  explicit Group(const Spec& spec)
+      : spec_(spec),
+        ranks_({.num_nodes = spec.num_nodes,
+                .ranks_per_node = spec.ranks_per_node,
+                .seed = spec.seed,
+                .num_chunks = spec.num_chunks,
+                .chunk_bytes = spec.chunk_bytes}),
+        routing_(ranks_, make_world(spec)),
+        random_(spec.seed + 1) {}
+
+  NodeRanks& ranks() { return ranks_; }
+  cuda::CallIdentity identity(int rank, std::uint64_t agreement) {
+    cuda::CallIdentity call;
+    call.agreement = agreement;
+    call.record_number = ++record_number_;
+    call.record.fields[0] = rank;
+    call.fault = &ranks_.report(rank).fault;
+    call.found = ranks_.found(rank).data();
+    return call;
+  }
+
+  struct Dispatched {
+    oracle::DispatchInputs inputs;
+    std::vector<cuda::DispatchTensors> tensors;
+  };
+  /// Queues a dispatch; `other`: this rank makes another call, -1: none.
+  Dispatched dispatch(int other = -1) {
+    Dispatched call;
+    call.inputs.row_bytes = to_size(spec_.hidden * 2);
+    call.inputs.scale_row_bytes = to_size(spec_.scale_bytes);
+    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+      const std::int64_t num_tokens = routing_.num_tokens(rank);
+      call.inputs.x.push_back(random_bytes(num_tokens * spec_.hidden * 2, random_));
+      call.inputs.scales.push_back(random_bytes(num_tokens * spec_.scale_bytes, random_));
+    }
+    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+      const std::int64_t num_rows = std::max<std::int64_t>(routing_.num_rows(rank), 1);
+      const std::int64_t entries = spec_.layout == Layout::kTokens ? spec_.num_topk : 1;
+      cuda::DispatchTensors tensors;
+      tensors.x = copy_in(rank, call.inputs.x[to_size(rank)]);
+      tensors.x_stride = tensors.row_bytes = spec_.hidden * 2;
+      const int element = spec_.scale_bytes % 4 == 0 ? 4 : 1;
+      const int num_scales = static_cast<int>(spec_.scale_bytes) / element;
+      if (num_scales > 0) {
+        tensors.scales = {copy_in(rank, call.inputs.scales[to_size(rank)]), num_scales, element, num_scales, 1};
+        // Of the output, column by column.
+        tensors.out.scales = {ranks_.allocate(rank, to_size(num_rows * spec_.scale_bytes)), num_scales, element, 1,
+                              num_rows};
+      }
+      tensors.weights = routing_.tables(rank).weights;
+      tensors.format = plan::TokenRecord::of({spec_.scale_bytes, spec_.num_topk, true, true, false});
+      tensors.out.x = ranks_.allocate(rank, to_size(num_rows * out_stride()));
+      tensors.out.x_stride = out_stride();
+      if (spec_.layout == Layout::kTokens) tensors.out.ids = ranks_.allocate(rank, to_size(num_rows * entries * 8));
+      tensors.out.wide_ids = spec_.wide_ids;
+      tensors.out.weights = reinterpret_cast<float*>(ranks_.allocate(rank, to_size(num_rows * entries * 4)));
+      const cuda::RoutedTokens routed = routing_.routed(rank);
+      const auto staging = cuda::DispatchStaging::at(
+          ranks_.allocate(rank, cuda::DispatchStaging::at(nullptr, routed, tensors).size_bytes), routed, tensors);
+      const std::uint64_t agreement = rank == other ? 0 : 77;
+      const cuda::NodePlace place = ranks_.place(rank);
+      const cuda::CallIdentity call_identity = identity(rank, agreement);
+      if (agreement == 0) {
+        cuda::launch_rail_exchange(cuda::agreement_only(place, call_identity), ranks_.stream(rank));
+      } else {
+        const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + rank);
+        cuda::launch(dispatch_steps(place, call_identity, routed, tensors, staging, blocks), ranks_.stream(rank));
+      }
+      call.tensors.push_back(tensors);
+    }
+    return call;
+  }
+
+  void check(const Dispatched& call) {
+    const auto expected = oracle::dispatch(routing_.world(), routing_.routings(), call.inputs);
+    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) check(call, rank, expected[to_size(rank)]);
+  }
+
+  struct Combined {
+    oracle::CombineInputs inputs;
+    std::vector<cuda::CombineTensors> tensors;
+  };
+  Combined combine() {
+    Combined call;
+    call.inputs.dtype = spec_.float32 ? DType::kFloat32 : DType::kBfloat16;
+    call.inputs.hidden = spec_.hidden;
+    call.inputs.weighted = spec_.weighted;
+    std::normal_distribution<float> normal;
+    const std::int64_t entries = spec_.layout == Layout::kTokens ? spec_.num_topk : 1;
+    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+      call.inputs.x.push_back(random_rows(routing_.num_rows(rank) * spec_.hidden, spec_.float32, random_));
+      std::vector<float>& weights = call.inputs.weights.emplace_back();
+      for (std::int64_t i = 0; i < routing_.num_rows(rank) * entries; ++i) weights.push_back(normal(random_));
+      for (int bias = 0; bias < spec_.num_biases; ++bias) {
+        call.inputs.bias[to_size(bias)].push_back(
+            random_rows(routing_.num_tokens(rank) * spec_.hidden, spec_.float32, random_));
+      }
+    }
+    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+      const std::int64_t num_tokens = std::max<std::int64_t>(routing_.num_tokens(rank), 1);
+      cuda::CombineTensors tensors;
+      tensors.row_bytes = tensors.x_stride = spec_.hidden * (spec_.float32 ? 4 : 2);
+      tensors.x = copy_in(rank, call.inputs.x[to_size(rank)]);
+      const std::vector<float>& weights = call.inputs.weights[to_size(rank)];
+      auto* given = reinterpret_cast<float*>(ranks_.allocate(rank, weights.size() * 4 + 4));
+      std::ranges::copy(weights, given);
+      tensors.returns_weights = true;
+      tensors.weights = given;
+      tensors.float32 = spec_.float32;
+      tensors.weighted = spec_.weighted;
+      tensors.topk_weights = spec_.weighted ? routing_.tables(rank).weights : nullptr;
+      for (int bias = 0; bias < spec_.num_biases; ++bias) {
+        tensors.bias[bias] = {copy_in(rank, call.inputs.bias[to_size(bias)][to_size(rank)]), tensors.row_bytes};
+      }
+      tensors.out_stride = tensors.row_bytes + 16;
+      tensors.out_x = ranks_.allocate(rank, to_size(num_tokens * tensors.out_stride));
+      tensors.out_weights = reinterpret_cast<float*>(ranks_.allocate(rank, to_size(num_tokens * spec_.num_topk * 4)));
+      const cuda::RoutedTokens routed = routing_.routed(rank);
+      const auto staging = cuda::CombineStaging::at(
+          ranks_.allocate(rank, cuda::CombineStaging::at(nullptr, routed, tensors).size_bytes), routed, tensors);
+      const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + rank);
+      cuda::launch(combine_steps(ranks_.place(rank), identity(rank, 78), routed, tensors, staging, blocks),
+                   ranks_.stream(rank));
+      call.tensors.push_back(tensors);
+    }
+    return call;
+  }
+
+  void check(const Combined& call) {
+    const auto expected = oracle::combine(routing_.world(), routing_.routings(), call.inputs);
+    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+      const cuda::CombineTensors& tensors = call.tensors[to_size(rank)];
+      const oracle::RankCombined& one = expected[to_size(rank)];
+      for (std::int64_t token = 0; token < routing_.num_tokens(rank); ++token) {
+        EXPECT_EQ(std::memcmp(tensors.out_x + token * tensors.out_stride, one.x.data() + token * tensors.row_bytes,
+                              to_size(tensors.row_bytes)),
+                  0)
+            << "sum of token " << token << " of rank " << rank;
+      }
+      EXPECT_EQ(std::memcmp(tensors.out_weights, one.weights.data(), one.weights.size() * 4), 0)
+          << "weights of rank " << rank;
+    }
+  }
+
+  bool is_untouched(const Dispatched& call) {
+    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+      const std::byte* out = call.tensors[to_size(rank)].out.x;
+      const auto end = out + routing_.num_rows(rank) * out_stride();
+      if (!std::all_of(out, end, [](std::byte byte) { return byte == DeviceMemory::kPattern; })) return false;
+    }
+    return true;
+  }
+
+ private:
+  std::int64_t out_stride() const { return spec_.hidden * 2 + 32; }
+
+  std::byte* copy_in(int rank, const oracle::Bytes& bytes) {
+    std::byte* const data = ranks_.allocate(rank, bytes.size() + 16);
+    std::ranges::copy(bytes, data);
+    return data;
+  }
+
+  void check(const Dispatched& call, int rank, const oracle::RankReceived& expected) {
+    const cuda::DispatchTensors& tensors = call.tensors[to_size(rank)];
+    const std::int64_t num_rows = routing_.num_rows(rank);
+    const std::int64_t entries = spec_.layout == Layout::kTokens ? spec_.num_topk : 1;
+    for (std::int64_t row = 0; row < num_rows; ++row) {
+      if (!expected.holds_token[to_size(row)]) continue;
+      const std::string where = "row " + std::to_string(row) + " of rank " + std::to_string(rank);
+      EXPECT_EQ(std::memcmp(tensors.out.x + row * tensors.out.x_stride, expected.x.data() + row * tensors.row_bytes,
+                            to_size(tensors.row_bytes)),
+                0)
+          << where;
+      const cuda::ScaleTable& scales = tensors.out.scales;
+      for (std::int64_t column = 0; column < scales.num_scales; ++column) {
+        EXPECT_EQ(
+            std::memcmp(scales.data + (row * scales.row_stride + column * scales.column_stride) * scales.element_bytes,
+                        expected.scales.data() + row * spec_.scale_bytes + column * scales.element_bytes,
+                        to_size(scales.element_bytes)),
+            0)
+            << "scales of " << where;
+      }
+      EXPECT_EQ(std::memcmp(tensors.out.weights + row * entries, expected.topk_weights.data() + row * entries,
+                            to_size(entries) * 4),
+                0)
+          << "weights of " << where;
+      for (std::int64_t k = 0; k < entries && tensors.out.ids != nullptr; ++k) {
+        const std::int64_t at = row * entries + k;
+        const std::int64_t id = spec_.wide_ids ? static_cast<const std::int64_t*>(tensors.out.ids)[at]
+                                               : static_cast<const std::int32_t*>(tensors.out.ids)[at];
+        EXPECT_EQ(id, expected.topk_idx[to_size(at)]) << "id " << k << " of " << where;
+      }
+    }
+  }
+
+  Spec spec_;
+  NodeRanks ranks_;
+  NodeRouting routing_;
+  std::mt19937_64 random_;
+  std::int64_t record_number_ = 0;
+};
+
+std::vector<Spec> specs() {
+  return {{},
+          {.ranks_per_node = 2, .weighted = true},
+          {.num_nodes = 4, .num_topk = 5, .float32 = true, .num_biases = 2, .wide_ids = true, .num_chunks = 1},
+          {.num_nodes = 3, .ranks_per_node = 2, .layout = Layout::kExperts, .weighted = true, .alignment = 4},
+          {.ranks_per_node = 3, .layout = Layout::kSlab, .scale_bytes = 7, .slab_capacity = 64, .seed = 4},
+          // Items longer than a chunk.
+          {.ranks_per_node = 2, .num_tokens = 4, .hidden = 1000, .num_biases = 1, .seed = 5},
+          {.layout = Layout::kExperts, .hidden = 8, .scale_bytes = 0, .num_chunks = 4, .seed = 6},
+          {.num_nodes = 3, .num_tokens = 0, .weighted = true, .seed = 7}};
+}
+
+class Nodes : public testing::TestWithParam<Spec> {};
+INSTANTIATE_TEST_SUITE_P(, Nodes, testing::ValuesIn(specs()));
+
+TEST_P(Nodes, CallsGiveTheOraclesBits) {
+  Group group(GetParam());
+  const Group::Dispatched first = group.dispatch();
+  const Group::Combined sums = group.combine();
+  const Group::Dispatched second = group.dispatch();
+  ASSERT_EQ(group.ranks().run(), "");
+  group.check(first);
+  group.check(sums);
+  group.check(second);
+  EXPECT_TRUE(group.ranks().is_drained());
+}
+
+TEST(NodesRefused, ByOneRankMovesNothingAnywhere) {
+  for (int other = 0; other < 4; ++other) {
+    Group group({.ranks_per_node = 2});
+    const Group::Dispatched refused = group.dispatch(other);
+    ASSERT_EQ(group.ranks().run(), "");
+    EXPECT_TRUE(group.is_untouched(refused));
+    for (int rank = 0; rank < 4; ++rank) {
+      cuda::FaultReport& fault = group.ranks().report(rank).fault;
+      EXPECT_EQ(fault.state, rank == other ? 0U : 1U) << rank;
+      fault.state = 0;
+    }
+    // Ranks of other nodes have its record from its rail peer, and no other.
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank / 2 == other / 2) continue;
+      for (int local = 0; local < 2; ++local) {
+        const cuda::FoundRecord& found = group.ranks().found(rank)[to_size(local * 2 + other / 2)];
+        EXPECT_EQ(found.present, local == other % 2 ? 1U : 0U) << rank;
+        const std::int64_t caller = found.present != 0 ? found.record.fields[0] : other;
+        EXPECT_EQ(caller, other) << rank;
+      }
+    }
+    const Group::Dispatched next = group.dispatch();
+    ASSERT_EQ(group.ranks().run(), "");
+    group.check(next);
+  }
+}
+
+TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
+  Group group({.ranks_per_node = 2});
+  group.dispatch();
+  group.combine();
+  group.ranks().cut(1);
+  ASSERT_EQ(group.ranks().run(), "");
+  // The link is cut in one direction: rank 3 misses rank 1's call, rank 2 rank 3's entry; rank 1 has the calls of all
+  // and misses the tokens of rank 3, and rank 0 waits for rank 1 to be done.
+  constexpr std::array<cuda::Awaited, 4> kAwaited = {cuda::Awaited::kDone, cuda::Awaited::kRailItems,
+                                                     cuda::Awaited::kEntry, cuda::Awaited::kRailCall};
+  for (int rank = 0; rank < 4; ++rank) {
+    const cuda::LostReport& lost = group.ranks().report(rank).lost;
+    EXPECT_EQ(lost.state, 1U) << rank;
+    EXPECT_EQ(lost.awaited, static_cast<std::int32_t>(kAwaited[to_size(rank)])) << rank;
+  }
+  EXPECT_EQ(group.ranks().report(3).lost.peer, 0);
+}
+
+}  // namespace
+}  // namespace ferry::emulator

@@ -1,0 +1,103 @@
+/// Rings in memory from outside, which kernels use between the hosts' exchanges; here a thread takes their place.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "call/exchange.hpp"
+#include "node/futex.hpp"
+#include "support/rank_runner.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr rail::RingShape kShape{.num_chunks = 3, .chunk_bytes = 1024};
+constexpr std::size_t kBytes = 2048;  // three chunks and more
+
+using Word = std::atomic_ref<std::uint64_t>;
+
+/// A rank of two nodes of one rank each.
+class RingRank {
+ public:
+  explicit RingRank(RankContext& context) : bootstrap_(context.bootstrap()) {
+    BackendContext backend;
+    backend.bootstrap = bootstrap_.get();
+    backend.topology = {context.rank(), 2, 1};
+    backend.options.arena_bytes = std::size_t{1} << 20;
+    backend.options.timeout_ns = 20 * kNsPerSecond;
+    backend.options.transport = "loopback";
+    memory_.resize(rail::Rails::memory_bytes(backend.topology, kShape) / sizeof(Line) + 1);
+    const call::KernelRings rings{
+        .shape = kShape, .memory = {memory_.data()->bytes, memory_.size() * sizeof(Line)}, .words = words_.get()};
+    sync_ = std::move(call::CallSync::create(backend, &rings)).value();
+  }
+
+  /// Sends the peer `value`, repeated, as the hosts do; whether what came from there is all `expected`.
+  bool exchange(std::uint8_t value, std::uint8_t expected) {
+    const std::vector<std::byte> mine(kBytes, std::byte{value});
+    std::vector<std::byte> theirs(kBytes);
+    std::vector<std::span<const std::byte>> out(2);
+    std::vector<std::span<std::byte>> in(2);
+    const auto peer = static_cast<std::size_t>(this->peer());
+    out[peer] = mine;
+    in[peer] = theirs;
+    throw_if_error(call::exchange_bytes(*sync_, out, in, "to send its bytes"));
+    return theirs == std::vector<std::byte>(kBytes, std::byte{expected});
+  }
+
+  /// Sends one chunk and receives one, as a kernel does, which wakes nobody.
+  bool exchange_as_kernel(std::uint8_t value, std::uint8_t expected) {
+    sync_->rails().keep_polling(true);
+    const rail::Rails::Chunks chunks = sync_->rails().chunks();
+    net::RingWords& words = words_[static_cast<std::size_t>(peer())];
+    const std::uint64_t num_filled = words.filled;
+    const std::uint64_t num_used = words.used;
+    const std::size_t slot = num_filled % kShape.num_chunks;
+    const std::int64_t deadline_ns = node::monotonic_ns() + 20 * kNsPerSecond;
+    while (Word(words.credits).load(std::memory_order_acquire) + kShape.num_chunks <= num_filled) {
+      if (node::monotonic_ns() > deadline_ns) return false;
+    }
+    std::memset(chunks.out + slot * kShape.chunk_bytes, value, kShape.chunk_bytes);
+    words.chunk_bytes[slot] = kShape.chunk_bytes;
+    Word(words.filled).store(num_filled + 1, std::memory_order_release);
+    while (Word(words.arrived).load(std::memory_order_acquire) <= num_used) {
+      if (node::monotonic_ns() > deadline_ns) return false;
+    }
+    const std::byte* const chunk = chunks.in + num_used % kShape.num_chunks * kShape.chunk_bytes;
+    const bool equal = chunk[0] == std::byte{expected} && chunk[kShape.chunk_bytes - 1] == std::byte{expected};
+    Word(words.used).store(num_used + 1, std::memory_order_release);
+    return equal;
+  }
+
+ private:
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  int peer() const { return 1 - sync_->rank(); }
+
+  std::shared_ptr<Bootstrap> bootstrap_;
+  std::vector<Line> memory_;
+  std::unique_ptr<net::RingWords[]> words_ = std::make_unique<net::RingWords[]>(2);
+  std::unique_ptr<call::CallSync> sync_;
+};
+
+TEST(KernelRings, HostsAndKernelsTakeTurns) {
+  run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
+    RingRank rank(context);
+    const auto mine = static_cast<std::uint8_t>(10 * context.rank());
+    const auto theirs = static_cast<std::uint8_t>(10 - mine);
+    for (std::uint8_t round = 0; round < 5; ++round) {
+      const auto value = static_cast<std::uint8_t>(mine + round);
+      const auto expected = static_cast<std::uint8_t>(theirs + round);
+      context.expect(rank.exchange(value, expected), "what hosts exchange");
+      context.expect(rank.exchange_as_kernel(value, expected), "what kernels exchange");
+    }
+    throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
+  });
+}
+
+}  // namespace
+}  // namespace ferry::test
