@@ -169,12 +169,6 @@ def check_micro_batches(rank: int, worlds: list[World], most: int, kind: str) ->
     whole = group.latency_dispatch(x, ids, worlds[0].topk_weights[rank], **options_of(worlds[0], most))
     check_slab(whole.x, worlds[0], rank, worlds[0].x)
     assert all(x() is None for x in forgotten)
-    # Nor does an interrupt as soon as a call is sent free what it writes, until any call that all ranks make.
-    received_into = interrupt_dispatch(group, lambda: dispatch(0))
-    gc.collect()
-    assert received_into() is not None
-    group.route(ids, num_experts=worlds[0].num_experts)
-    assert received_into() is None
     group.destroy()
 
 
@@ -191,6 +185,29 @@ def interrupt_dispatch(group: ferry.Group, dispatch: Callable[[], object]) -> we
         dispatch()
     del group._made
     return found[0]
+
+
+def check_interrupt(rank: int, world: World, most: int, kind: str) -> None:
+    group = make_group(rank, kind, world, most)
+    world = world.to(group.device)
+    ids = world.topk_idx[rank]
+
+    def dispatch() -> ferry.LatencyDispatched:
+        return group.latency_dispatch(
+            world.x[rank], ids, world.topk_weights[rank], split=True, **options_of(world, most)
+        )
+
+    received_into = interrupt_dispatch(group, dispatch)
+    gc.collect()
+    assert received_into() is not None
+    group.route(ids, num_experts=world.num_experts)
+    assert received_into() is None
+    group.destroy()
+
+
+def test_an_interrupt_frees_nothing_before_the_next_call(device: str) -> None:
+    """As soon as a call is sent, what it writes stays in memory until any call that all ranks make."""
+    run_ranks(3, check_interrupt, with_short_weights(make_world(3, 6, [4, 0, 7], hidden=128)), 8, device)
 
 
 def test_two_micro_batches_in_flight(device: str) -> None:

@@ -269,9 +269,10 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
   ExchangeParams params = agreement_only(place_of(parts), identity_of(context, call.record, *launch));
   report->attach(params);
   parts.rail_link->wake();
+  const ChannelTablesCall* early = nullptr;
   const cudaError_t error = launch_rail_exchange(params, launch->stream);
   if (error == cudaSuccess) {
-    if (call.while_waiting != nullptr) (*call.while_waiting)();
+    if (call.while_waiting != nullptr) early = (*call.while_waiting)();
     status = router.await_ids(*launch, *report);
     if (status.ok()) status = router.exchange();
     if (status.ok()) {
@@ -282,7 +283,14 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
   Status ended = context.end(*launch, error, "route");
   if (!status.ok()) return status;
   if (!ended.ok()) return ended;
-  return router.take();
+  std::shared_ptr<RoutingState> routing = router.take();
+  if (early != nullptr) {
+    ChannelTablesCall tables = *early;
+    tables.routing = routing.get();
+    tables.stream = call.stream;
+    if (Status written = channel_tables(context, tables); !written.ok()) return written;
+  }
+  return routing;
 }
 
 }  // namespace
