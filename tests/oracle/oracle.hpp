@@ -61,8 +61,8 @@ struct RankRouting {
 /// Rank that owns each expert, [E].
 std::vector<std::int32_t> expert_owners(const World& world);
 
-/// What is left of the world for ranks that mask these in latency mode: they have no tokens, and entries whose expert is
-/// theirs have none.
+/// What is left of the world for ranks that mask these in latency mode: they have no tokens, and entries whose expert
+/// is theirs have none.
 World without_ranks(const World& world, const std::vector<int>& masked);
 
 /// @errors kInvalidArgument, kCapacity: the code that every rank must report

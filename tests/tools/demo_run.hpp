@@ -3,6 +3,7 @@
 
 /// What tests of `ferry demo` share.
 
+#include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -37,7 +38,7 @@ inline constexpr const char* kTrace =
 {"topk_ids": [5, 0], "topk_weights": [0.9, 0.1]}
 {"topk_ids": [6, 1], "topk_weights": [0.6, 0.4]}
 )";
-inline const std::vector<int> kTraceRowsPerExpert = {2, 1, 0, 1, 1, 1, 3};
+inline constexpr std::array<int, 7> kTraceRowsPerExpert = {2, 1, 0, 1, 1, 1, 3};
 
 }  // namespace ferry::testing
 

@@ -59,8 +59,8 @@ plan::RouteShape route_shape(const RouteCall& call, const Topology& topology);
 /// Copies the call's ids, weights and sizes.
 void copy_inputs(const RouteCall& call, CpuRouting& routing);
 
-/// Plans this rank's tokens, whose ids are `ids`, and its rows from the counts of all ranks. Leaves source_table without
-/// tokens.
+/// Plans this rank's tokens, whose ids are `ids`, and its rows from the counts of all ranks. Leaves source_table
+/// without tokens.
 void plan_rows(const plan::RouteShape& shape, plan::AllCounts sources, const plan::ExpertGroups& groups,
                std::size_t my_rank, std::span<const std::int64_t> ids, CpuRouting& routing);
 

@@ -25,8 +25,8 @@ namespace ferry::cuda {
 
 class PeerWatch {
  public:
-  /// All must outlive the watch. `report` is pinned memory, which this rank's kernels reach. `calls`, if there is such a
-  /// log, is for its messages. `rail_link`: in groups of several nodes.
+  /// All must outlive the watch. `report` is pinned memory, which this rank's kernels reach. `calls`, if there is such
+  /// a log, is for its messages. `rail_link`: in groups of several nodes.
   PeerWatch(call::GroupState& group, DeviceReport& report, std::optional<CallLog> calls = std::nullopt,
             RailLink* rail_link = nullptr)
       : group_(group), report_(report), calls_(calls), rail_link_(rail_link) {}

@@ -315,8 +315,8 @@ struct NodeRank {
 
 __device__ NodeRank* node_ranks() { return reinterpret_cast<NodeRank*>(&shared() + 1); }
 
-/// Reports to the host that ranks of the group disagree, and what the rail peers of this node call. All threads of block
-/// 0.
+/// Reports to the host that ranks of the group disagree, and what the rail peers of this node call. All threads of
+/// block 0.
 __device__ __noinline__ void report_difference(const ExchangeParams& params, std::uint64_t epoch) {
   FaultReport& fault = *params.fault;
   const bool reported = *static_cast<volatile std::uint64_t*>(&fault.state) != 0;

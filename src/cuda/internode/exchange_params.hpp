@@ -38,8 +38,8 @@ struct ItemPart {
 struct ExchangeParams {
   RankParams ranks;
   RailParams rails;
-  /// For waits for rail peers; less than that for ranks of the node, which may be waiting for rail peers themselves. The
-  /// rail peers of a rank that does not come are then the first to give up, and blame that rank.
+  /// For waits for rail peers; less than that for ranks of the node, which may be waiting for rail peers themselves.
+  /// The rail peers of a rank that does not come are then the first to give up, and blame that rank.
   std::uint64_t rail_timeout_ns = 0;
   /// Of the call, in its first exchange.
   bool begins_call = false;

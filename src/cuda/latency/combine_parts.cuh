@@ -9,8 +9,8 @@
 
 namespace ferry::cuda::device {
 
-/// Warps of a block that add up rows, of either half. One more, the first, waits for the call's turn meanwhile, and tells
-/// the peers when all is sent.
+/// Warps of a block that add up rows, of either half. One more, the first, waits for the call's turn meanwhile, and
+/// tells the peers when all is sent.
 inline constexpr int kCombineWarps = 15;
 inline constexpr int kCombineThreads = (kCombineWarps + 1) * kWarpLanes;
 

@@ -1,10 +1,10 @@
 #ifndef FERRY_CUDA_LATENCY_DISPATCH_SEND_CUH
 #define FERRY_CUDA_LATENCY_DISPATCH_SEND_CUH
 
-/// The send half of latency_dispatch. The first block counts all tokens and tells every rank the counts; the others have
-/// some of the tokens each, tell every rank where their entries go, and send their rows. In those the first warp waits
-/// for the call's turn and finds out where a token goes, while the others load and quantise its row. No block waits for
-/// another, nor for a peer once its set is granted.
+/// The send half of latency_dispatch. The first block counts all tokens and tells every rank the counts; the others
+/// have some of the tokens each, tell every rank where their entries go, and send their rows. In those the first warp
+/// waits for the call's turn and finds out where a token goes, while the others load and quantise its row. No block
+/// waits for another, nor for a peer once its set is granted.
 
 #include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/send_rows.cuh"

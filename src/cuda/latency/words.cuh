@@ -289,8 +289,8 @@ __device__ __noinline__ inline void report_refused_dispatch(const RankParams& ra
   report_refused_route(ranks, summary);
 }
 
-/// Whether this is the last block to count up `arrivals`; its threads then see what all blocks have done. All threads of
-/// each block call it once.
+/// Whether this is the last block to count up `arrivals`; its threads then see what all blocks have done. All threads
+/// of each block call it once.
 __device__ inline bool is_last_block(std::uint32_t& arrivals) {
   __syncthreads();
   std::uint32_t before = 0;

@@ -78,8 +78,8 @@ Result<std::vector<ArenaAnnouncement>> exchange(const BackendContext& context, c
   return announcements;
 }
 
-/// Whether this rank's GPU can load and store the memory of the GPUs of its node's ranks. Asks only about GPUs that this
-/// process sees; for others, mapping fails if it cannot.
+/// Whether this rank's GPU can load and store the memory of the GPUs of its node's ranks. Asks only about GPUs that
+/// this process sees; for others, mapping fails if it cannot.
 Status check_reach(const node::Peers& peers, const std::vector<ArenaAnnouncement>& announcements) {
   const int my_rank = peers.rank();
   const ArenaAnnouncement& mine = announcements[static_cast<std::size_t>(my_rank)];
