@@ -269,5 +269,22 @@ TEST_F(EmulatedLatencyFaults, ARankThatReceivesNothingIsReportedByTheSendHalf) {
   EXPECT_EQ(ranks_.report(2).lost.state, 0U);
 }
 
+TEST_F(EmulatedLatencyFaults, KernelsBehindTheOneInWhichTheGroupBrokeSendNothing) {
+  LatencyRouting routing(ranks_, world(), 5);
+  LatencyDispatch broken(ranks_, routing, {.agreement = 77});
+  LatencyRouting next_routing(ranks_, world(), 5);
+  LatencyDispatch next(ranks_, next_routing, {.agreement = 78});
+  broken.run_whole(0);
+  next.run_whole(0);
+  ASSERT_EQ(ranks_.machine().run(), "");
+  EXPECT_EQ(ranks_.report(0).lost.state, 1U);
+  // What the peers find of the call in which it broke is still that call's, should they come to it.
+  const cuda::LatencyLayout& layout = ranks_.layout();
+  for (int rank = 1; rank < kNumRanks; ++rank) {
+    const cuda::LatencyWindow window = cuda::LatencyWindow::at(ranks_.params(0).peer_bases[rank], layout);
+    EXPECT_EQ(*window.words(layout.control.headers) & 0xFFFFFFFFU, 77U) << "in the first set, from rank 0";
+  }
+}
+
 }  // namespace
 }  // namespace ferry::emulator

@@ -40,7 +40,7 @@ __device__ inline bool await_senders(const LatencyParams& call, const SentCall& 
   return __syncthreads_and(static_cast<int>(all)) != 0;
 }
 
-/// Waits for everything of the call: all threads of a block, each warp once. `routed`: as start_call says.
+/// Waits for everything of the call: all threads of a block, each warp once. `routed`: as CombineStart says.
 __device__ __noinline__ inline Outcome await_combine(const CombineReceiveParams& params, const SentCall& sent,
                                                      const CombineReceiveShared& shared, bool routed) {
   const LatencyParams& call = params.call;
@@ -150,7 +150,7 @@ class CombineReceiver {
   const CombineWindow window_;
 };
 
-/// All threads of all blocks; false in all threads of a block when the group broke. `routed`: as start_call says.
+/// All threads of all blocks; false in all threads of a block when the group broke. `routed`: as CombineStart says.
 template <bool kFloat32>
 __device__ inline bool receive_combine(const CombineReceiveParams& params, const SentCall& sent,
                                        const CombineReceiveShared& shared, bool routed) {

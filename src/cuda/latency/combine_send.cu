@@ -17,7 +17,8 @@ __global__ void __launch_bounds__(kCombineThreads)
     combine_send_kernel(const __grid_constant__ CombineSendParams params) {
   const LatencyParams& call = params.call;
   const CombineStart start = CombineStart::of(call);
-  if (start.broken) return;
+  // All threads or none: others wait for them.
+  if (__syncthreads_or(static_cast<int>(start.broken)) != 0) return;
   const CombineSendShared shared = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
   if (!send_combine<kFloat32>(params, shared, start) || warp_idx() != 0) return;
   const std::uint64_t number = *shared.number;

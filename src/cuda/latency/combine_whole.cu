@@ -15,7 +15,8 @@ template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ LatencyCombineParams params) {
   const LatencyParams& call = params.send.call;
   const CombineStart start = CombineStart::of(call);
-  if (start.broken) return;
+  // All threads or none: others wait for them.
+  if (__syncthreads_or(static_cast<int>(start.broken)) != 0) return;
   const CombineSendShared send = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
   const CombineReceiveShared receive =
       CombineReceiveShared::at(dynamic_shared() + send.size_bytes, call.ranks.num_ranks);

@@ -18,6 +18,8 @@ namespace ferry::cuda {
 namespace {
 
 constexpr std::string_view kName = "latency_dispatch";
+/// Kernels count rows in 32 bits, in steps of all their threads.
+constexpr std::int64_t kMostSlabRows = std::numeric_limits<std::int32_t>::max() - kMaxCallBlocks * kDispatchThreads;
 constexpr std::int64_t kWarpsPerBlock = kDispatchThreads / 32;
 
 LatencyRow row_of(const DispatchCall& call) {
@@ -145,11 +147,10 @@ Status LatencyMode::check_dispatch(const LatencyDispatchCall& call) const {
   Status status = check_room(kName, need_of(call, parts.ranks.num_ranks));
   if (!status.ok()) return status;
   const std::int64_t num_rows = call.num_local_experts * call.route.options.slab_capacity;
-  if (num_rows > std::numeric_limits<std::int32_t>::max()) {
+  if (num_rows > kMostSlabRows) {
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("{}: slab_capacity is {}: {} experts have {} rows, expected at most {}", kName,
-                              call.route.options.slab_capacity, call.num_local_experts, num_rows,
-                              std::numeric_limits<std::int32_t>::max()));
+                              call.route.options.slab_capacity, call.num_local_experts, num_rows, kMostSlabRows));
   }
   status = check_route_memory(call.route, *parts.arena);
   if (status.ok()) status = check_dispatch_memory(call.dispatch, *parts.arena);

@@ -3,7 +3,7 @@
 
 /// The receive half of latency_dispatch. Blocks share the tokens of one source; a few warps take each, find its rows in
 /// the slab from the counts, and copy it there as soon as it has come. The first block writes what the host and the
-/// Routing's views show. The block that is done last gives the set back.
+/// Routing's views show.
 
 #include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/receive_report.cuh"

@@ -176,7 +176,8 @@ __device__ __noinline__ inline void grant_owed_set(const LatencyParams& call, La
 /// Waits for the sets in which the ranks receive this call: `sets` [R] in shared memory. All lanes of one warp; false
 /// in all of them when the group broke. A rank with kNoSet gets a header and nothing else.
 __device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int* sets) {
-  bool all = true;
+  // A kernel behind one in which the group broke finds the number of that one, and its grants.
+  bool all = !is_broken(call.ranks);
 #pragma unroll 1
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
     const Payload set =
