@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,18 @@ struct Layer {
   LatencyDispatch dispatch;
   LatencyCombine combine;
 };
+
+/// No rank reported an error, and all that ranks were to receive or to sum is there.
+void expect_all_right(LatencyRanks& ranks, const std::vector<std::unique_ptr<Layer>>& layers) {
+  for (int rank = 0; rank < ranks.num_ranks(); ++rank) {
+    EXPECT_EQ(ranks.report(rank).lost.state, 0U);
+    EXPECT_EQ(ranks.report(rank).fault.state, 0U);
+    for (const auto& layer : layers) {
+      EXPECT_EQ(layer->dispatch.compare(rank), "");
+      EXPECT_EQ(layer->combine.compare(rank), "");
+    }
+  }
+}
 
 TEST(EmulatedLatencyLayer, TwoMicroBatchesInFlight) {
   constexpr int kWorlds = 5;
@@ -68,14 +81,8 @@ TEST(EmulatedLatencyLayer, TwoMicroBatchesInFlight) {
       }
     }
     ASSERT_EQ(ranks.machine().run(), "") << "world " << i;
-    for (int rank = 0; rank < world.num_ranks; ++rank) {
-      EXPECT_EQ(ranks.report(rank).lost.state, 0U);
-      EXPECT_EQ(ranks.report(rank).fault.state, 0U);
-      for (const auto& layer : layers) {
-        EXPECT_EQ(layer->dispatch.compare(rank), "") << "world " << i;
-        EXPECT_EQ(layer->combine.compare(rank), "") << "world " << i;
-      }
-    }
+    SCOPED_TRACE("world " + std::to_string(i));
+    expect_all_right(ranks, layers);
   }
 }
 
@@ -109,21 +116,13 @@ TEST(EmulatedLatencyLayer, TokensBeyondTheCountHaveNoExperts) {
                                        .seed = random()};
       layers.push_back(std::make_unique<Layer>(ranks, world, dispatch, combine, counts));
       for (int rank = 0; rank < world.num_ranks; ++rank) {
-        layers.back()->dispatch.send(rank);
-        layers.back()->dispatch.receive(rank);
-        layers.back()->combine.send(rank);
-        layers.back()->combine.receive(rank);
+        layers.back()->dispatch.run(rank);
+        layers.back()->combine.run(rank);
       }
     }
     ASSERT_EQ(ranks.machine().run(), "") << "world " << i;
-    for (int rank = 0; rank < world.num_ranks; ++rank) {
-      EXPECT_EQ(ranks.report(rank).lost.state, 0U);
-      EXPECT_EQ(ranks.report(rank).fault.state, 0U);
-      for (const auto& layer : layers) {
-        EXPECT_EQ(layer->dispatch.compare(rank), "") << "world " << i;
-        EXPECT_EQ(layer->combine.compare(rank), "") << "world " << i;
-      }
-    }
+    SCOPED_TRACE("world " + std::to_string(i));
+    expect_all_right(ranks, layers);
   }
 }
 
@@ -148,12 +147,7 @@ TEST(EmulatedLatencyLayer, WordsOfCallsLongPastAreNotTakenForNewOnes) {
     }
   }
   ASSERT_EQ(ranks.machine().run(), "");
-  for (int rank = 0; rank < kNumRanks; ++rank) {
-    for (const auto& layer : layers) {
-      EXPECT_EQ(layer->dispatch.compare(rank), "");
-      EXPECT_EQ(layer->combine.compare(rank), "");
-    }
-  }
+  expect_all_right(ranks, layers);
 }
 
 TEST(EmulatedLatencyLayer, CombineOfARefusedDispatchIsRefusedWhoeverKnows) {
