@@ -56,10 +56,6 @@ CudaBackend::CudaBackend(const BackendContext& context, Parts parts,
       latency_(context_, history_.placements) {}
 
 Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& context) {
-  if (context.options.mask_lost_ranks) {
-    return Status(ErrorCode::kUnsupported,
-                  "Group::create: mask_lost_ranks is set, and backend \"cuda\" does not mask ranks yet; clear it");
-  }
   Result<Parts> parts = create_parts(context, load_kernels, start_latency);
   if (!parts.ok()) return parts.status();
   std::unique_ptr<internode::RouteScratch> route_scratch;

@@ -54,6 +54,10 @@ set(ferry_cuda_sources
     cuda/latency/dispatch_receive.cu
     cuda/latency/dispatch_send.cu
     cuda/latency/dispatch_whole.cu
+    cuda/latency/mask_gates.cu
+    cuda/latency/masked_combine.cu
+    cuda/latency/masked_dispatch.cu
+    cuda/latency/masked_refusal.cu
     cuda/latency/refusal.cu
     cuda/numeric/quantize.cu
     cuda/backend.cpp)

@@ -56,8 +56,8 @@ class LatencyMask : public LatencyConformance {
     return options;
   }
 
-  /// CPU ranks of one node; others say that they do not.
-  bool masks_ranks() const { return ranks_per_node(kNumRanks) == kNumRanks && !on_gpus(); }
+  /// Those of one node; others say that they do not.
+  bool masks_ranks() const { return ranks_per_node(kNumRanks) == kNumRanks; }
 
   /// Runs `body` on every rank with a group that masks ranks. It is not destroyed together: some ranks are lost.
   void run_masking(const GroupBody& body) const {

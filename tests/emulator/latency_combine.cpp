@@ -53,7 +53,7 @@ LatencyCombine::LatencyCombine(LatencyRanks& ranks, const LatencyRouting& routin
       weights.push_back(normal(random));
     }
   }
-  expected_ = oracle::combine(routing.world(), routing.routings(), inputs_);
+  expected_ = oracle::combine(oracle::without_ranks(routing.left(), spec.masked), routing.routings(), inputs_);
 }
 
 const float* LatencyCombine::weights_of(int rank) const {
@@ -91,11 +91,21 @@ cuda::CombineReceiveParams LatencyCombine::receive_params(int rank, std::uint64_
 }
 
 void LatencyCombine::send_other(int rank, std::uint64_t other_agreement) {
-  cuda::launch_combine_send(send_params(rank, other_agreement), ranks_.stream(rank));
+  const cuda::CombineSendParams params = send_params(rank, other_agreement);
+  if (ranks_.masks()) {
+    cuda::launch_masked_combine_send({params, ranks_.mask(rank)}, ranks_.stream(rank));
+  } else {
+    cuda::launch_combine_send(params, ranks_.stream(rank));
+  }
 }
 
 void LatencyCombine::receive_other(int rank, std::uint64_t other_agreement) {
-  cuda::launch_combine_receive(receive_params(rank, other_agreement), ranks_.stream(rank));
+  const cuda::CombineReceiveParams params = receive_params(rank, other_agreement);
+  if (ranks_.masks()) {
+    cuda::launch_masked_combine_receive({params, ranks_.mask(rank)}, ranks_.stream(rank));
+  } else {
+    cuda::launch_combine_receive(params, ranks_.stream(rank));
+  }
 }
 
 void LatencyCombine::run_whole(int rank) {
@@ -109,7 +119,7 @@ void LatencyCombine::refuse(int rank) {
   params.call.layout = ranks_.layout();
   params.call.record_number = 100 + rank;
   params.kind = cuda::LatencyKind::kCombine;
-  cuda::launch_latency_refusal(params, ranks_.stream(rank));
+  ranks_.refuse(params);
 }
 
 void LatencyCombine::send(int rank) { send_other(rank, spec_.agreement); }

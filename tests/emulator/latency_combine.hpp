@@ -17,6 +17,7 @@ struct LatencyCombineSpec {
   int num_blocks = 2;          ///< of a rank's halves, and one more of every other's
   std::uint64_t agreement = 77;
   std::uint64_t seed = 1;
+  std::vector<int> masked = {};  ///< since the dispatch
 };
 
 /// One combine on all ranks, and what the oracle says of it.

@@ -51,7 +51,7 @@ LatencyDispatch::LatencyDispatch(LatencyRanks& ranks, const LatencyRouting& rout
     const auto before = routing.owners().begin() + static_cast<std::ptrdiff_t>(expert);
     local_experts_.push_back(static_cast<std::int32_t>(std::count(routing.owners().begin(), before, owner)));
   }
-  expected_ = oracle::dispatch(routing.world(), routing.routings(), inputs_);
+  expected_ = oracle::dispatch(routing.left(), routing.routings(), inputs_);
 }
 
 cuda::LatencyRow LatencyDispatch::row() const {
@@ -123,11 +123,21 @@ cuda::DispatchReceiveParams LatencyDispatch::receive_params(int rank, std::uint6
 }
 
 void LatencyDispatch::send_other(int rank, std::uint64_t agreement) {
-  cuda::launch_dispatch_send(send_params(rank, agreement), ranks_.stream(rank));
+  const cuda::DispatchSendParams params = send_params(rank, agreement);
+  if (ranks_.masks()) {
+    cuda::launch_masked_dispatch_send({params, ranks_.mask(rank)}, ranks_.stream(rank));
+  } else {
+    cuda::launch_dispatch_send(params, ranks_.stream(rank));
+  }
 }
 
 void LatencyDispatch::receive_other(int rank, std::uint64_t agreement) {
-  cuda::launch_dispatch_receive(receive_params(rank, agreement), ranks_.stream(rank));
+  const cuda::DispatchReceiveParams params = receive_params(rank, agreement);
+  if (ranks_.masks()) {
+    cuda::launch_masked_dispatch_receive({params, ranks_.mask(rank)}, ranks_.stream(rank));
+  } else {
+    cuda::launch_dispatch_receive(params, ranks_.stream(rank));
+  }
 }
 
 void LatencyDispatch::run_whole(int rank) {
@@ -146,7 +156,7 @@ void LatencyDispatch::refuse(int rank) {
   params.call.layout = ranks_.layout();
   params.call.record_number = 100 + rank;
   params.kind = cuda::LatencyKind::kDispatch;
-  cuda::launch_latency_refusal(params, ranks_.stream(rank));
+  ranks_.refuse(params);
 }
 
 std::string LatencyDispatch::compare(int rank) const {

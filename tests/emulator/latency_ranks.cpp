@@ -31,6 +31,9 @@ LatencyRanks::LatencyRanks(const Options& options)
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     streams_.push_back(machine_.add_stream());
     arenas_.emplace_back(offset + static_cast<std::size_t>(options.latency_bytes), std::byte{0});
+    std::size_t mask_bytes = 0;
+    cuda::MaskParams::at(nullptr, static_cast<std::size_t>(options.num_ranks), mask_bytes);
+    masks_.emplace_back(masks() ? mask_bytes : 0, std::byte{0});
   }
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     age_words(rank);
@@ -65,6 +68,50 @@ cuda::RankParams LatencyRanks::params(int rank) {
   params.report = &report(rank);
   params.timeout_ns = kTimeoutNs;
   return params;
+}
+
+cuda::MaskParams LatencyRanks::mask(int rank) const {
+  std::size_t size_bytes = 0;
+  cuda::MaskParams mask = cuda::MaskParams::at(masks_[static_cast<std::size_t>(rank)].data(),
+                                               static_cast<std::size_t>(options_.num_ranks), size_bytes);
+  mask.timeout_ns = options_.mask_timeout_ns;
+  return mask;
+}
+
+void LatencyRanks::update_mask(int rank, const std::vector<int>& others, bool masked) {
+  for (const int other : others) {
+    cuda::MaskUpdateParams update;
+    update.call.ranks = params(rank);
+    update.call.layout = layout_;
+    update.mask = mask(rank);
+    update.first_rank = other;
+    update.end_rank = other + 1;
+    update.masked = masked;
+    cuda::launch_mask_update(update, stream(rank));
+  }
+}
+
+void LatencyRanks::query_mask(int rank, std::int32_t* out) {
+  cuda::launch_mask_query({mask(rank), options_.num_ranks, out}, stream(rank));
+}
+
+void LatencyRanks::refuse(const cuda::LatencyRefusalParams& params) {
+  const int rank = params.call.ranks.rank;
+  if (masks()) {
+    cuda::launch_masked_refusal({params, mask(rank)}, stream(rank));
+  } else {
+    cuda::launch_latency_refusal(params, stream(rank));
+  }
+}
+
+void LatencyRanks::put_header(int rank, cuda::LatencyKind kind, int source, std::uint64_t number, int set,
+                              const cuda::LatencyHeader& header) {
+  std::byte* const base = arenas_[static_cast<std::size_t>(rank)].data() + layout_.offset;
+  const int index = (static_cast<int>(kind) * cuda::kHeaderSets + set) * options_.num_ranks + source;
+  auto* words = reinterpret_cast<std::uint64_t*>(base + layout_.control.headers) +
+                static_cast<std::size_t>(index) * cuda::kLatencyHeaderSlotWords;
+  const auto* payload = reinterpret_cast<const std::uint32_t*>(&header);
+  for (int i = 0; i < cuda::kLatencyHeaderWords; ++i) words[i] = number << 32 | payload[i];
 }
 
 std::uint64_t LatencyRanks::num_sent(int rank, cuda::LatencyKind kind) {

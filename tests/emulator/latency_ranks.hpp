@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/latency/params.hpp"
+#include "cuda/latency/mask.hpp"
 #include "emulator/emulator.hpp"
 #include "oracle/oracle.hpp"
 
@@ -46,8 +46,9 @@ class LatencyRanks {
     int num_ranks = 1;
     std::int64_t latency_bytes = 0;
     std::uint64_t seed = 1;
-    std::uint64_t calls_before = 0;  ///< number of calls of either kind that were made before the first
-    std::uint64_t words_ahead = 0;   ///< words of sets are what calls this much later wrote, 2^32 calls ago
+    std::uint64_t calls_before = 0;     ///< number of calls of either kind that were made before the first
+    std::uint64_t words_ahead = 0;      ///< words of sets are what calls this much later wrote, 2^32 calls ago
+    std::uint64_t mask_timeout_ns = 0;  ///< not 0: ranks that are lost are masked
   };
   static constexpr std::uint64_t kTimeoutNs = 30'000'000'000;
 
@@ -58,6 +59,16 @@ class LatencyRanks {
   cudaStream_t stream(int rank) const { return streams_[static_cast<std::size_t>(rank)]; }
   const cuda::LatencyLayout& layout() const { return layout_; }
   cuda::RankParams params(int rank);
+  bool masks() const { return options_.mask_timeout_ns != 0; }
+  cuda::MaskParams mask(int rank) const;
+  /// Queue, on the rank's stream: mask other ranks, or not any more. `out` [R] becomes who is masked.
+  void update_mask(int rank, const std::vector<int>& others, bool masked);
+  void query_mask(int rank, std::int32_t* out);
+  /// Queues a refusal.
+  void refuse(const cuda::LatencyRefusalParams& params);
+  /// As if `source` had sent `rank` this header, and nothing else, of call `number` in `set`.
+  void put_header(int rank, cuda::LatencyKind kind, int source, std::uint64_t number, int set,
+                  const cuda::LatencyHeader& header);
   cuda::DeviceReport& report(int rank) { return reports_[static_cast<std::size_t>(rank)]; }
   /// Calls that the rank has sent.
   std::uint64_t num_sent(int rank, cuda::LatencyKind kind);
@@ -71,6 +82,7 @@ class LatencyRanks {
   cuda::LatencyLayout layout_;
   std::vector<cudaStream_t> streams_;
   std::vector<DeviceMemory> arenas_;
+  std::vector<DeviceMemory> masks_;
   std::vector<cuda::DeviceReport> reports_;
 };
 

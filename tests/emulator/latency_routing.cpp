@@ -44,10 +44,12 @@ oracle::World LatencyRouting::counted(oracle::World world) const {
 }
 
 LatencyRouting::LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens,
-                               std::vector<std::int32_t> counts)
+                               std::vector<std::int32_t> counts, std::vector<int> masked)
     : counts_(std::move(counts)),
       world_(counted(std::move(world))),
-      routings_(oracle::route(world_).value()),
+      masked_(std::move(masked)),
+      left_(oracle::without_ranks(world_, masked_)),
+      routings_(oracle::route(left_).value()),
       owners_(oracle::expert_owners(world_)),
       max_tokens_(max_tokens) {
   for (const oracle::RankTokens& tokens : world_.ranks) has_weights_ = has_weights_ || !tokens.topk_weights.empty();
@@ -59,6 +61,12 @@ LatencyRouting::LatencyRouting(LatencyRanks& ranks, oracle::World world, std::in
     *tables_.back().dispatch = {};
     *tables_.back().combine = {};
   }
+}
+
+bool LatencyRouting::is_masked(int rank) const { return std::ranges::find(masked_, rank) != masked_.end(); }
+
+bool LatencyRouting::is_lost(int rank) const {
+  return is_masked(rank) || std::ranges::find(masked_later_, rank) != masked_later_.end();
 }
 
 cuda::LatencyTables::Shape LatencyRouting::shape_of(int rank) const {
@@ -96,6 +104,7 @@ void LatencyRouting::fill_tokens(int rank, const cuda::LatencyTables& tables) co
     const std::int64_t expert = tokens.topk_idx[i];
     tables.ids[i] = expert;
     tables.homes[i] = expert < 0 ? -1 : cuda::home_of(owners_[to_size(expert)], local_index(expert));
+    if (expert >= 0 && is_lost(owners_[to_size(expert)])) tables.homes[i] = cuda::lost_home(tables.homes[i]);
     tables.slots[i] = routings_[static_cast<std::size_t>(rank)].slots[i];
     if (tables.weights != nullptr) tables.weights[i] = tokens.topk_weights[i];
   }
@@ -105,7 +114,7 @@ void LatencyRouting::fill_rows(int rank, const cuda::LatencyTables& tables) cons
   const oracle::RankRouting& routing = routings_[static_cast<std::size_t>(rank)];
   std::copy(routing.num_rows_per_local_expert.begin(), routing.num_rows_per_local_expert.end(), tables.rows_per_expert);
   std::copy(routing.expert_row_offsets.begin(), routing.expert_row_offsets.end(), tables.row_offsets);
-  const std::vector<oracle::SourceRange> ranges = oracle::source_ranges(world_, routing);
+  const std::vector<oracle::SourceRange> ranges = oracle::source_ranges(left_, routing);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     tables.source_ranges[2 * i] = ranges[i].num_rows;
     tables.source_ranges[2 * i + 1] = ranges[i].first;
@@ -115,7 +124,7 @@ void LatencyRouting::fill_rows(int rank, const cuda::LatencyTables& tables) cons
     tables.source[2 * row + 1] = routing.source[row].token;
   }
   for (std::size_t source = 0; source < world_.ranks.size(); ++source) {
-    tables.tokens_of_rank[source] = static_cast<std::int32_t>(num_counted(static_cast<int>(source)));
+    tables.tokens_of_rank[source] = static_cast<std::int32_t>(num_received(static_cast<int>(source)));
     *tables.most_tokens = std::max(source == 0 ? 0 : *tables.most_tokens, tables.tokens_of_rank[source]);
   }
 }
@@ -124,7 +133,8 @@ void LatencyRouting::fill_items(int rank, const cuda::LatencyTables& tables) con
   const auto num_topk = static_cast<std::size_t>(world_.num_topk);
   for (std::size_t source = 0; source < world_.ranks.size(); ++source) {
     const oracle::RankTokens& tokens = world_.ranks[source];
-    for (std::size_t token = 0; token < to_size(tokens.num_tokens); ++token) {
+    const std::int64_t num_tokens = is_masked(static_cast<int>(source)) ? 0 : tokens.num_tokens;
+    for (std::size_t token = 0; token < to_size(num_tokens); ++token) {
       const std::size_t item = source * to_size(max_tokens_) + token;
       std::set<std::int32_t> ranks_of_token;
       for (std::size_t k = 0; k < num_topk; ++k) {
@@ -182,7 +192,7 @@ std::string LatencyRouting::compare(int rank) const {
   if (*own.most_tokens != *expected.most_tokens) return "most_tokens";
   for (std::size_t source = 0; source < shape.num_ranks; ++source) {
     const std::size_t first = source * shape.max_tokens;
-    const auto count = to_size(num_counted(static_cast<int>(source)));
+    const auto count = to_size(num_received(static_cast<int>(source)));
     if (!equal(own.rank_ordinals + first, expected.rank_ordinals + first, count)) return "rank_ordinals";
     for (std::size_t i = first * shape.num_topk; i < (first + count) * shape.num_topk; ++i) {
       if (own.items[i] != expected.items[i]) return "items";

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "emulator/latency_ranks.hpp"
@@ -20,11 +21,13 @@ test::WorldSpec draw_latency_world(std::mt19937_64& random);
 class LatencyRouting {
  public:
   /// `counts`: what each rank's num_tokens_view says, perhaps out of range; empty: no rank has one. Tokens that do not
-  /// count lose their experts in the world.
+  /// count lose their experts in the world. `masked`: by the ranks that are checked.
   LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens,
-                 std::vector<std::int32_t> counts = {});
+                 std::vector<std::int32_t> counts = {}, std::vector<int> masked = {});
 
   const oracle::World& world() const { return world_; }
+  /// What is left of it without the masked ranks.
+  const oracle::World& left() const { return left_; }
   const std::vector<oracle::RankRouting>& routings() const { return routings_; }
   const std::vector<std::int32_t>& owners() const { return owners_; }
   std::int64_t max_tokens() const { return max_tokens_; }
@@ -37,6 +40,8 @@ class LatencyRouting {
   std::int64_t num_counted(int rank) const {
     return count(rank) == nullptr ? num_tokens(rank) : std::clamp<std::int64_t>(*count(rank), 0, num_tokens(rank));
   }
+  /// Of those, tokens that the ranks that are checked hear of.
+  std::int64_t num_received(int rank) const { return is_masked(rank) ? 0 : num_counted(rank); }
   std::int64_t num_local_experts(int rank) const {
     return static_cast<std::int64_t>(routings_[static_cast<std::size_t>(rank)].local_expert_ids.size());
   }
@@ -48,6 +53,8 @@ class LatencyRouting {
   /// What all calls on this Routing have alike. `num_blocks` and `agreement` are the caller's.
   cuda::LatencyParams params(LatencyRanks& ranks, int rank) const;
 
+  /// Ranks that a later call masks: of its own tokens a rank then marks their entries.
+  void mask_later(std::vector<int> ranks) { masked_later_ = std::move(ranks); }
   /// Writes what dispatch would.
   void fill(int rank) const;
   /// The first of the tables in which what dispatch has written is not what it must be; "" if all are.
@@ -64,8 +71,14 @@ class LatencyRouting {
   /// The world as the ranks' counts make it.
   oracle::World counted(oracle::World world) const;
 
+  bool is_masked(int rank) const;
+  bool is_lost(int rank) const;
+
   std::vector<std::int32_t> counts_;
   oracle::World world_;
+  std::vector<int> masked_;
+  std::vector<int> masked_later_;
+  oracle::World left_;
   std::vector<oracle::RankRouting> routings_;
   std::vector<std::int32_t> owners_;
   std::int64_t max_tokens_ = 0;

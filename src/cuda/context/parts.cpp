@@ -235,6 +235,9 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(host_context, over_nodes ? &rings : nullptr);
   if (!sync.ok()) return sync.status();
   Parts parts;
+  if (context.options.mask_lost_ranks) {
+    parts.mask_timeout_ns = static_cast<std::uint64_t>(context.options.mask_timeout_ns);
+  }
   parts.rings = ring_memory.block.data;
   parts.sync = std::move(*sync);
   Result<CallLog> call_log = CallLog::create(parts.sync->peers());
@@ -253,6 +256,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   parts.exchange = std::move(*exchange);
   set_ranks(context, parts);
   parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report, *call_log, parts.rail_link.get());
+  if (context.options.mask_lost_ranks) parts.watch->tell_lost_ranks();
   status = parts.watch->start();
   if (status.ok()) status = check_room_for_rails(context.topology, parts.num_sms);
   // No rank may call before the control blocks of all are cleared and known.

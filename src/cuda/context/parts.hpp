@@ -40,6 +40,8 @@ struct Parts {
   std::shared_ptr<std::byte> control;
   std::shared_ptr<std::byte> latency;  ///< GroupOptions::latency_bytes in pages, right behind `control`; or null
   std::size_t latency_bytes = 0;
+  std::shared_ptr<std::byte> masks;   ///< zeroed; in groups that mask lost ranks and have latency_bytes, else null
+  std::uint64_t mask_timeout_ns = 0;  ///< of groups that mask lost ranks, else 0
   RankParams ranks;
   std::shared_ptr<OwnStream> stream;           ///< for work that waits for no other rank: setup, zeroing
   std::shared_ptr<OwnStream> refusals_stream;  ///< where refused calls wait for the peers
@@ -50,8 +52,8 @@ struct Parts {
 /// Loading them later would wait for running kernels, which may be waiting for this rank.
 using LoadKernels = Status (*)(int device, std::size_t shared_limit, bool& has_bulk);
 
-/// Prepares the memory of latency mode, which is zeroed, by work on the stream.
-using StartLatency = Status (*)(const Parts& parts, int num_ranks, cudaStream_t stream);
+/// Prepares the memory of latency mode, which is zeroed, by work on the stream, and takes what else it needs.
+using StartLatency = Status (*)(Parts& parts, int num_ranks, cudaStream_t stream);
 
 /// Collective: succeeds on all ranks or fails on all.
 Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels, StartLatency start_latency);

@@ -54,6 +54,7 @@ void PeerWatch::look() {
     told_ = true;
   }
   if (!told_) told_ = group_.pass_on_error();
+  look_for_lost_ranks();
   if (stopped_) return;
   bool stop = group_.someone_gave_up();
   if (!stop && group_.someone_is_lost()) {
@@ -65,6 +66,19 @@ void PeerWatch::look() {
   // After what it is about: the host that finds the kernel's report finds the peer's error or loss as well.
   __atomic_store_n(&report_.stop.requested, 1, __ATOMIC_RELEASE);
   stopped_ = true;
+}
+
+void PeerWatch::look_for_lost_ranks() {
+  if (was_lost_.empty()) return;
+  const node::Peers& peers = group_.peers();
+  for (int rank = peers.first_rank(); rank < peers.end_rank(); ++rank) {
+    if (rank == peers.rank() || (peers.loss_of(rank).empty() && !peers.gave_up(rank))) continue;
+    // As above, of what it sent last.
+    if (was_lost_[static_cast<std::size_t>(rank)]) {
+      __atomic_store_n(&report_.lost_ranks.lost[rank], 1, __ATOMIC_RELEASE);
+    }
+    was_lost_[static_cast<std::size_t>(rank)] = true;
+  }
 }
 
 }  // namespace ferry::cuda

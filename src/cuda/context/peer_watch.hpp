@@ -4,6 +4,7 @@
 /// Kernels cannot see that a process has died or that a rank has given up; hosts can. One thread per rank looks at the
 /// peers, whatever the rank itself is doing, and stops this rank's waiting kernels once one of them is lost. It is the
 /// same for peers in other processes and in this one, and makes no CUDA call, so that nothing on the GPU can delay it.
+/// Kernels that go on without lost ranks look at which those are instead (LostRanks).
 ///
 /// A kernel that is stopped writes the same report as one that times out, and so fails only if it really was waiting:
 /// calls that already have what they need complete. From that report the watch also tells the peers, for a rank whose
@@ -14,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "call/group_state.hpp"
 #include "cuda/context/rail_link.hpp"
@@ -35,6 +37,9 @@ class PeerWatch {
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
 
+  /// Also tells kernels which ranks are lost. Before start().
+  void tell_lost_ranks() { was_lost_.resize(static_cast<std::size_t>(group_.topology().num_ranks)); }
+
   /// Starts to watch. A group of one rank has nobody to watch.
   /// @errors kSystem: no thread could be started
   Status start();
@@ -42,6 +47,7 @@ class PeerWatch {
  private:
   void watch() noexcept;
   void look();
+  void look_for_lost_ranks();
 
   call::GroupState& group_;
   DeviceReport& report_;
@@ -51,6 +57,7 @@ class PeerWatch {
   bool told_ = false;         // the peers know of a wait that failed here
   bool lost_before_ = false;  // a peer was lost at an earlier look
   bool stopped_ = false;
+  std::vector<bool> was_lost_;  // of each rank, as lost_before_; empty: kernels are not told which
 
   std::mutex mutex_;
   std::condition_variable ending_;

@@ -17,7 +17,13 @@ namespace ferry::cuda {
 LatencyMode::LatencyMode(Context& context, Placements& placements)
     : context_(context),
       placements_(placements),
-      layout_(latency_layout(context.parts(), context.parts().ranks.num_ranks)) {}
+      layout_(latency_layout(context.parts(), context.parts().ranks.num_ranks)) {
+  const Parts& parts = context.parts();
+  if (parts.masks == nullptr) return;
+  std::size_t size_bytes = 0;
+  mask_ = MaskParams::at(parts.masks.get(), to_size(parts.ranks.num_ranks), size_bytes);
+  mask_.timeout_ns = parts.mask_timeout_ns;
+}
 
 Status LatencyMode::check_room(std::string_view operation, const SetNeed& need) const {
   const std::int64_t num_ranks = context_.parts().ranks.num_ranks;
@@ -35,8 +41,37 @@ Status LatencyMode::refuse(LatencyKind kind, const CallRecord& record, Stream st
     params.call.layout = layout_;
     params.call.record_number = launch.record_number;
     params.kind = kind;
-    return launch_latency_refusal(params, launch.stream);
+    return masks() ? launch_masked_refusal({params, mask_}, launch.stream)
+                   : launch_latency_refusal(params, launch.stream);
   });
+}
+
+cudaError_t LatencyMode::launch_send(const DispatchSendParams& params, cudaStream_t stream) const {
+  return masks() ? launch_masked_dispatch_send({params, mask_}, stream) : launch_dispatch_send(params, stream);
+}
+
+cudaError_t LatencyMode::launch_send(const CombineSendParams& params, cudaStream_t stream) const {
+  return masks() ? launch_masked_combine_send({params, mask_}, stream) : launch_combine_send(params, stream);
+}
+
+cudaError_t LatencyMode::launch_receive(const DispatchReceiveParams& params, cudaStream_t stream) const {
+  return masks() ? launch_masked_dispatch_receive({params, mask_}, stream) : launch_dispatch_receive(params, stream);
+}
+
+cudaError_t LatencyMode::launch_receive(const CombineReceiveParams& params, cudaStream_t stream) const {
+  return masks() ? launch_masked_combine_receive({params, mask_}, stream) : launch_combine_receive(params, stream);
+}
+
+cudaError_t LatencyMode::launch_whole(const LatencyDispatchParams& params, cudaStream_t stream) const {
+  if (!masks()) return launch_latency_dispatch(params, stream);
+  const cudaError_t error = launch_send(params.send, stream);
+  return error == cudaSuccess ? launch_receive(params.receive, stream) : error;
+}
+
+cudaError_t LatencyMode::launch_whole(const LatencyCombineParams& params, cudaStream_t stream) const {
+  if (!masks()) return launch_latency_combine(params, stream);
+  const cudaError_t error = launch_send(params.send, stream);
+  return error == cudaSuccess ? launch_receive(params.receive, stream) : error;
 }
 
 LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
@@ -100,10 +135,10 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   send.call.record_number = receive.call.record_number = launch->record_number;
   cudaError_t error = cudaSuccess;
   if (call.split) {
-    error = launch_combine_send(send, launch->stream);
+    error = launch_send(send, launch->stream);
   } else {
     whole.receive = receive;
-    error = launch_latency_combine(whole, launch->stream);
+    error = launch_whole(whole, launch->stream);
   }
   Status ended = context_.end(*launch, error, kName);
   if (ended.ok() && call.split) in_flight_.push_back(rows.routing);
@@ -127,9 +162,9 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
   // A graph is replayed after the host has read the counts, and given their memory to others.
   if (*captured) routing.dispatch_receive.host = {};
   const bool reports = routing.dispatch_receive.host.result != nullptr;
-  const auto launch = [&routing, of_combine](cudaStream_t stream) {
-    return of_combine ? launch_combine_receive(routing.combine_receive, stream)
-                      : launch_dispatch_receive(routing.dispatch_receive, stream);
+  const auto launch = [this, &routing, of_combine](cudaStream_t stream) {
+    return of_combine ? launch_receive(routing.combine_receive, stream)
+                      : launch_receive(routing.dispatch_receive, stream);
   };
   Status status = context_.launch_local(kName, call.stream, launch);
   // The peers have sent, and wait for the set to be free again.
@@ -148,12 +183,35 @@ Status LatencyMode::receive(const LatencyReceiveCall& call, bool& made) try {
   return context_.out_of_memory(Operation::kLatencyDispatch);
 }
 
-Status LatencyMode::update_mask(int /*rank*/, bool /*masked*/, Stream /*stream*/) {
-  return Status(ErrorCode::kUnsupported, "latency_update_mask: backend \"cuda\" does not mask ranks yet");
+Result<LatencyParams> LatencyMode::mask_call(std::string_view operation) const {
+  if (!has_memory()) return check_room(operation, {});
+  LatencyParams params;
+  params.ranks = context_.parts().ranks;
+  params.layout = layout_;
+  return params;
 }
 
-Status LatencyMode::query_mask(std::int32_t* /*out*/, Stream /*stream*/) {
-  return Status(ErrorCode::kUnsupported, "latency_query_mask: backend \"cuda\" does not mask ranks yet");
+Status LatencyMode::update_mask(int rank, bool masked, Stream stream) {
+  constexpr std::string_view kName = "latency_update_mask";
+  const DeviceGuard guard(context_.parts().device);
+  if (!guard.status().ok()) return guard.status();
+  const Result<LatencyParams> call = mask_call(kName);
+  if (!call.ok()) return call.status();
+  const bool every = rank == kEveryRank;
+  const MaskUpdateParams update{*call, mask_, every ? 0 : rank, every ? call->ranks.num_ranks : rank + 1, masked};
+  return context_.launch_local(kName, stream, [&update](cudaStream_t to) { return launch_mask_update(update, to); });
+}
+
+Status LatencyMode::query_mask(std::int32_t* out, Stream stream) {
+  constexpr std::string_view kName = "latency_query_mask";
+  const Parts& parts = context_.parts();
+  const DeviceGuard guard(parts.device);
+  if (!guard.status().ok()) return guard.status();
+  if (const Result<LatencyParams> call = mask_call(kName); !call.ok()) return call.status();
+  const ConstTensorView view(out, DType::kInt32, {parts.ranks.num_ranks});
+  if (Status status = check_mask_memory(view, *parts.arena); !status.ok()) return status;
+  const MaskQueryParams query{mask_, parts.ranks.num_ranks, out};
+  return context_.launch_local(kName, stream, [&query](cudaStream_t to) { return launch_mask_query(query, to); });
 }
 
 }  // namespace ferry::cuda

@@ -9,6 +9,7 @@
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
 #include "cuda/intranode/placements.hpp"
+#include "cuda/latency/mask.hpp"
 #include "cuda/latency/routing.hpp"
 
 namespace ferry::cuda {
@@ -29,6 +30,18 @@ class LatencyMode {
   Status make_combine(const LatencyCombineCall& call);
   Status make_receive(const LatencyReceiveCall& call, bool& made);
 
+  /// The halves as kernels, with those that mask lost ranks where the group does that.
+  cudaError_t launch_send(const DispatchSendParams& params, cudaStream_t stream) const;
+  cudaError_t launch_send(const CombineSendParams& params, cudaStream_t stream) const;
+  cudaError_t launch_receive(const DispatchReceiveParams& params, cudaStream_t stream) const;
+  cudaError_t launch_receive(const CombineReceiveParams& params, cudaStream_t stream) const;
+  /// Both halves of a call that is not split.
+  cudaError_t launch_whole(const LatencyDispatchParams& params, cudaStream_t stream) const;
+  cudaError_t launch_whole(const LatencyCombineParams& params, cudaStream_t stream) const;
+  /// Of a kernel that reads or changes the mask alone.
+  Result<LatencyParams> mask_call(std::string_view operation) const;
+
+  bool masks() const { return mask_.state != nullptr; }
   bool has_memory() const { return layout_.set_bytes > 0; }
   /// kCapacity unless the group has memory for this.
   Status check_room(std::string_view operation, const SetNeed& need) const;
@@ -41,6 +54,7 @@ class LatencyMode {
   Context& context_;
   Placements& placements_;
   LatencyLayout layout_;
+  MaskParams mask_;                                             // of groups that mask lost ranks
   std::vector<std::shared_ptr<const RoutingState>> in_flight_;  // sent and not received
 };
 

@@ -57,8 +57,9 @@ __device__ __noinline__ inline Outcome await_combine(const CombineReceiveParams&
   return outcome;
 }
 
-/// What one warp does with its parts of tokens. What can be done before rows are here is.
-template <bool kFloat32>
+/// What one warp does with its parts of tokens. What can be done before rows are here is. `kMasks`: homes may be lost
+/// (tables.hpp).
+template <bool kFloat32, bool kMasks>
 class CombineReceiver {
  public:
   __device__ CombineReceiver(const CombineReceiveParams& params, const SentCall& sent,
@@ -129,8 +130,10 @@ class CombineReceiver {
     return order_terms(term, call_.num_topk, exact(), terms_).num_rows;
   }
 
-  /// How many of the token's ranks are below this lane's. All lanes.
+  /// How many of the token's ranks are below this lane's, lost ones too: where the others put rows depends on all. All
+  /// lanes.
   __device__ int ordinal_of(std::int32_t home) const {
+    if constexpr (kMasks) home = home < -1 ? lost_home(home) : home;
     const int rank = home < 0 ? -1 : home_rank(home);
     const unsigned same = __match_any_sync(kAllLanes, rank);
     const bool first = rank >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx();
@@ -151,11 +154,11 @@ class CombineReceiver {
 };
 
 /// All threads of all blocks; false in all threads of a block when the group broke. `routed`: as CombineStart says.
-template <bool kFloat32>
+template <bool kFloat32, bool kMasks = false>
 __device__ inline bool receive_combine(const CombineReceiveParams& params, const SentCall& sent,
                                        const CombineReceiveShared& shared, bool routed) {
   if (!routed || warp_idx() == 0) return await_combine(params, sent, shared, routed) != Outcome::kStop;
-  CombineReceiver<kFloat32> receiver(params, sent, shared);
+  CombineReceiver<kFloat32, kMasks> receiver(params, sent, shared);
   return receiver.receive_all() != Outcome::kStop;
 }
 

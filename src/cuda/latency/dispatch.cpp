@@ -80,6 +80,11 @@ Status clear_calls(const LatencyTables& tables, cudaStream_t own_stream) {
   return runtime_status(cudaStreamSynchronize(own_stream), kClearing);
 }
 
+/// How long a wait may last that ends by itself.
+std::int64_t longest_wait_ns(const Parts& parts, std::int64_t timeout_ns) {
+  return std::max(timeout_ns, static_cast<std::int64_t>(kPatience * parts.mask_timeout_ns));
+}
+
 /// Where the receive half tells the host the counts.
 Status prepare_host(const Parts& parts, std::int64_t timeout_ns, LatencyRouting& routing) {
   const auto num_ranks = to_size(parts.ranks.num_ranks);
@@ -90,7 +95,7 @@ Status prepare_host(const Parts& parts, std::int64_t timeout_ns, LatencyRouting&
   routing.pinned = parts.pinned;
   routing.pinned_data = *data;
   routing.host = HostResult::at(*data, num_ranks, num_local);
-  routing.timeout_ns = timeout_ns;
+  routing.timeout_ns = longest_wait_ns(parts, timeout_ns);
   routing.report = parts.report;
   routing.num_rows_from_rank.resize(num_ranks);
   RouteResultTables& host = routing.host_tables;
@@ -232,7 +237,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   receive.zero_padding = rows.zero_padding;
   receive.host = routing.host_tables;
   const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-  share_blocks(whole, call.split, std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
+  share_blocks(whole, call.split || masks(), std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
 
   Result<Launch> launch = context_.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
   if (!launch.ok()) return refused(launch.status());
@@ -240,10 +245,10 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   send.call.record_number = receive.call.record_number = launch->record_number;
   cudaError_t error = cudaSuccess;
   if (call.split) {
-    error = launch_dispatch_send(send, launch->stream);
+    error = launch_send(send, launch->stream);
     routing.dispatch_receive = receive;
   } else {
-    error = launch_latency_dispatch(whole, launch->stream);
+    error = launch_whole(whole, launch->stream);
   }
   if (Status ended = context_.end(*launch, error, kName); !ended.ok()) return ended;
   if (call.split) {

@@ -280,8 +280,10 @@ struct FirstLook {
   }
 };
 
-/// What a block does with a call that all ranks make alike; false when the group broke.
-__device__ inline bool receive(const DispatchReceiveParams& params, const SentCall& sent, const ExpertTables& experts,
+/// What a block does with a call that all ranks make alike; false when the group broke. Params: DispatchReceiveParams,
+/// or what has more (is_left_out).
+template <typename Params>
+__device__ inline bool receive(const Params& params, const SentCall& sent, const ExpertTables& experts,
                                ReceiveShared& shared, SourceOrder& order, const FirstLook& look) {
   const LatencyParams& call = params.call;
   const int num_ranks = call.ranks.num_ranks;
@@ -320,8 +322,9 @@ __device__ inline void prepare_receive(const DispatchReceiveParams& params, cons
 }
 
 /// Receives the call, or reports why nobody does. All threads of all blocks; false in all of them when the group broke.
-__device__ inline bool receive_dispatch(const DispatchReceiveParams& params, const SentCall& sent,
-                                        const ExpertTables& experts, ReceiveShared& shared) {
+template <typename Params>
+__device__ inline bool receive_dispatch(const Params& params, const SentCall& sent, const ExpertTables& experts,
+                                        ReceiveShared& shared) {
   SourceOrder order = SourceOrder::of_block(params);
   FirstLook look;
   look.load(params.call, sent, order.tokens);

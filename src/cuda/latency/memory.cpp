@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cuda/driver/cuda_call.hpp"
-#include "cuda/latency/params.hpp"
+#include "cuda/latency/mask.hpp"
 #include "node/page_heap.hpp"
 #include "plan/to_size.hpp"
 
@@ -32,19 +32,40 @@ CallBytes latency_call_bytes(const MemoryShape& shape) {
   return {node::round_up_to_page(LatencyTables::at(nullptr, tables).size_bytes), 0};
 }
 
+namespace {
+
+/// What this rank alone uses to mask others.
+Status start_masks(Parts& parts, int num_ranks, cudaStream_t stream) {
+  constexpr std::string_view kStarting = "Group::create: clearing the masks of latency mode";
+  Status status = runtime_status(load_mask_kernels(), "Group::create: loading the kernels that mask ranks");
+  if (!status.ok()) return status;
+  std::size_t size_bytes = 0;
+  MaskParams::at(nullptr, to_size(num_ranks), size_bytes);
+  Result<std::shared_ptr<std::byte>> masks = parts.memory->take(size_bytes);
+  if (!masks.ok()) return masks.status();
+  parts.masks = *masks;
+  return runtime_status(cudaMemsetAsync(parts.masks.get(), 0, size_bytes, stream), kStarting);
+}
+
+}  // namespace
+
 LatencyLayout latency_layout(const Parts& parts, int num_ranks) {
   const std::size_t offset = node::round_up_to_page(Control::at(nullptr, to_size(num_ranks)).size_bytes);
   return LatencyLayout::of(static_cast<std::int64_t>(offset), static_cast<std::int64_t>(parts.latency_bytes),
                            num_ranks);
 }
 
-Status start_latency(const Parts& parts, int num_ranks, cudaStream_t stream) {
+Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {
   const LatencyLayout layout = latency_layout(parts, num_ranks);
   if (layout.set_bytes == 0) return {};
   // Later, loading could wait for kernels of other ranks that wait for this one's.
   Status status = runtime_status(load_latency_kernels(), "Group::create: loading the kernels of latency mode",
                                  "this build has no code for the GPU: set CMAKE_CUDA_ARCHITECTURES and build again");
   if (!status.ok()) return status;
+  if (parts.mask_timeout_ns != 0) {
+    status = start_masks(parts, num_ranks, stream);
+    if (!status.ok()) return status;
+  }
   LatencyLocal local{};
   std::vector<std::uint64_t> grants(to_size(kLatencyKinds) * to_size(num_ranks) * to_size(kGrantSlots));
   for (int kind = 0; kind < kLatencyKinds; ++kind) {

@@ -22,7 +22,7 @@ CallBytes latency_call_bytes(const MemoryShape& shape);
 LatencyLayout latency_layout(const Parts& parts, int num_ranks);
 
 /// StartLatency: the kernels are loaded, no call has been made, and every rank has granted its sets to the first ones.
-Status start_latency(const Parts& parts, int num_ranks, cudaStream_t stream);
+Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream);
 
 }  // namespace ferry::cuda
 

@@ -74,8 +74,16 @@ __device__ inline void begin_report(const LatencyParams& call, ReceiveShared& sh
   __syncthreads();
 }
 
+/// Whether rows for the rank are sent nowhere: it is masked. In groups that mask ranks, whose Params say so.
+template <typename Params>
+__device__ inline bool is_left_out(const Params& params, int rank) {
+  if constexpr (requires { params.mask; }) return params.mask.state->masked[rank] != 0;
+  return false;
+}
+
 /// Writes what the counts say. All threads of the block that reports.
-__device__ __noinline__ inline void report_counts(const DispatchReceiveParams& params, const ExpertTables& experts,
+template <typename Params>
+__device__ __noinline__ inline void report_counts(const Params& params, const ExpertTables& experts,
                                                   const ReceiveShared& shared) {
   const LatencyParams& call = params.call;
   const LatencyTables& tables = call.tables;
@@ -105,7 +113,7 @@ __device__ __noinline__ inline void report_counts(const DispatchReceiveParams& p
 #pragma unroll 1
   for (int rank = thread; rank < num_ranks; rank += num_threads) {
     host.from_rank[rank] = shared.from_rank[rank];
-    host.to_rank[rank] = shared.to_rank[rank];
+    host.to_rank[rank] = is_left_out(params, rank) ? 0 : shared.to_rank[rank];
   }
   if (thread == 0) {
     host.result->num_used_rows = num_rows;

@@ -22,6 +22,9 @@ struct alignas(16) SentCall {
   std::uint32_t arrivals;  ///< blocks of the receive half that are done
 };
 
+/// In place of the home of an entry whose rank has been masked since; its own inverse. Less than -1.
+FERRY_HOST_DEVICE constexpr std::int32_t lost_home(std::int32_t home) { return -2 - home; }
+
 struct LatencyTables {
   struct Shape {
     std::size_t num_ranks = 0;
@@ -37,9 +40,10 @@ struct LatencyTables {
   SentCall* dispatch = nullptr;
   SentCall* combine = nullptr;
   // Of this rank's tokens. By the send half:
-  std::int64_t* ids = nullptr;    ///< [T, K]
-  float* weights = nullptr;       ///< [T, K], null if the dispatch was given none
-  std::int32_t* homes = nullptr;  ///< [T, K] home_of the entry (intranode/routing_tables.hpp), -1: no expert
+  std::int64_t* ids = nullptr;  ///< [T, K]
+  float* weights = nullptr;     ///< [T, K], null if the dispatch was given none
+  /// [T, K] home_of the entry (intranode/routing_tables.hpp), -1: no expert, or lost_home.
+  std::int32_t* homes = nullptr;
   std::int32_t* slots = nullptr;  ///< [T, K] row in the slab of the entry's rank, -1: none. Rows by the receive half
   // Of the rows here, by the receive half:
   std::int32_t* rows_per_expert = nullptr;  ///< [L]

@@ -17,14 +17,20 @@
 ///   done[set][s][b]           rank s     relaxed / acquire  combine: all that block b of s's send half stores is there
 ///   words and rows of a set   rank s     relaxed; flags of rows acquire, after a fence of the writer
 ///   local                     this rank  device scope       see LatencyLocal
+///   mask words                rank s     see there          see LatencyMaskWords
 ///
 /// Ranks may receive in different orders, so nothing that all know tells which set of a rank is free: each grants its
 /// sets itself. At the start those of the first kSets calls; then, when it has received a call, that call's set to the
 /// next number that has none yet. A kernel that makes a whole call leaves that to the next one of its kind, whose rank
 /// cannot be waited for before. So the call that a rank is about to make has one, whatever it has in flight. Should
 /// it have none, since graphs were replayed that send without receiving, and refuse that call, it grants the number
-/// kNoSet: its peers send it a header then, in a place of its own, and nothing else. Slot n % kGrantSlots is free
-/// again: of the numbers whose grants a peer has not read yet, there are kSets at most.
+/// kNoSet: its peers send it a header then, in a place of its own, and nothing else.
+///
+/// Slot n % kGrantSlots is free again: when r grants n, every block of every peer p has read r's grant of n - 4.
+///   - A set: r has seen p's headers of n - 3 calls by then, so of call n - 3 or a later one; p sends that in a kernel
+///     behind all of call n - 4.
+///   - kNoSet: r is at call n, so it has waited for p's grant of n - 1. p grants that once it has received or refused
+///     n - 4 calls, so call n - 4 or a later one, in a kernel behind all that has sent them.
 ///
 /// What of a set is words and what is rows is the same for calls of all shapes: otherwise bytes of a row could pass for
 /// a word. So are the parts of the sources in both, except of combine's rows. Within those a sender's stores are in the
@@ -80,6 +86,13 @@ struct LatencyLocal {
   std::uint32_t arrivals[kLatencyKinds];        ///< blocks that are done, of the kernel that sends
 };
 
+/// What peers tell each other in groups that mask lost ranks (GroupOptions::mask_lost_ranks), behind LatencyLocal.
+/// System scope, and no other memory is published.
+struct LatencyMaskWords {
+  std::uint64_t masked_by[kMaxRanks];  ///< [s] by rank s, st.relaxed / ld.acquire. 1: it masks this rank
+  std::uint64_t beats[kMaxRanks];      ///< [s] by rank s, st.relaxed / ld.relaxed. Changes while s waits
+};
+
 /// The part whose size depends on R alone: where its parts are, from its start.
 struct LatencyControl {
   std::int64_t grants = 0;   ///< [kinds][R][kGrantSlots]
@@ -102,10 +115,16 @@ struct LatencyControl {
     control.counts = take(kSets * num_ranks * kMaxExperts);
     control.done = take(kSets * num_ranks * kMaxCallBlocks);
     static_assert(sizeof(LatencyLocal) % sizeof(std::uint64_t) == 0);
-    control.local = take(sizeof(LatencyLocal) / sizeof(std::uint64_t));
+    control.local = take((sizeof(LatencyLocal) + sizeof(LatencyMaskWords)) / sizeof(std::uint64_t));
     control.size_bytes = static_cast<std::int64_t>(carver.used_bytes());
     return control;
   }
+
+  FERRY_HOST_DEVICE constexpr std::int64_t mask_words() const {
+    return local + static_cast<std::int64_t>(sizeof(LatencyLocal));
+  }
+  /// The start of it that ranks write to which are granted no set: grants and headers.
+  FERRY_HOST_DEVICE constexpr std::int64_t unset_bytes() const { return counts; }
 };
 
 /// Rows begin at multiples of this: a line of the GPU's caches.

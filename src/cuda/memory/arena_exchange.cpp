@@ -137,7 +137,7 @@ Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContex
 
   auto result = std::make_unique<ArenaExchange>(Private{}, peers.rank(), arena);
   status = check_reach(peers, *announcements);
-  if (status.ok()) status = result->meet(peers, *announcements, timeout_ns);
+  if (status.ok()) status = result->meet(peers, *announcements, {timeout_ns, context.options.mask_lost_ranks});
   // No rank announces memory before all of them listen: one that has failed would not answer.
   Result<std::vector<std::vector<std::byte>>> listening = gather_or_fail(*context.bootstrap, status, {}, timeout_ns);
   if (!listening.ok()) return listening.status();
@@ -151,7 +151,7 @@ Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContex
 
 /// Finds the arenas of this process, reserves addresses for those of others, and starts to listen to them.
 Status ArenaExchange::meet(const node::Peers& peers, const std::vector<ArenaAnnouncement>& announcements,
-                           std::int64_t timeout_ns) {
+                           const ArenaService::Options& options) {
   std::vector<ArenaService::Peer> listened;
   peers_.resize(announcements.size());
   for (std::size_t i = 0; i < announcements.size(); ++i) {
@@ -192,7 +192,7 @@ Status ArenaExchange::meet(const node::Peers& peers, const std::vector<ArenaAnno
     }
     arena_->set_importers(std::move(importers));
   }
-  service_ = std::make_unique<ArenaService>(listened, timeout_ns);
+  service_ = std::make_unique<ArenaService>(listened, options);
   return service_->start();
 }
 

@@ -49,7 +49,8 @@ class ArenaExchange {
     std::unique_ptr<PeerMapping> mapping;       // other processes
   };
 
-  Status meet(const node::Peers& peers, const std::vector<ArenaAnnouncement>& announcements, std::int64_t timeout_ns);
+  Status meet(const node::Peers& peers, const std::vector<ArenaAnnouncement>& announcements,
+              const ArenaService::Options& options);
   Status adopt_bases(const node::Peers& peers);
 
   int rank_;

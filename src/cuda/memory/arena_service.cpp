@@ -77,8 +77,8 @@ Status lost_peer(int rank) {
 
 }  // namespace
 
-ArenaService::ArenaService(const std::vector<Peer>& peers, std::int64_t timeout_ns)
-    : timeout_ns_(timeout_ns),
+ArenaService::ArenaService(const std::vector<Peer>& peers, const Options& options)
+    : options_(options),
       out_of_memory_(
           ErrorCode::kSystem,
           "sharing device memory: this process ran out of memory while receiving from a peer; free some memory") {
@@ -117,7 +117,7 @@ void ArenaService::cancel() {
 }
 
 Status ArenaService::announce(const ArenaChunk& chunk) {
-  const std::int64_t deadline_ns = node::monotonic_ns() + timeout_ns_;
+  const std::int64_t deadline_ns = node::monotonic_ns() + options_.timeout_ns;
   ArenaMessage message;
   message.offset = chunk.offset;
   message.size_bytes = chunk.size_bytes;
@@ -143,11 +143,13 @@ Status ArenaService::announce(const ArenaChunk& chunk) {
 }
 
 Status ArenaService::send_to_all(const ArenaMessage& message, int fd, std::size_t* num_sent) {
-  for (const PeerState& state : states_) {
+  for (PeerState& state : states_) {
     const Status status = state.peer.link->send(bytes_of(message), fd);
     const int rank = state.peer.rank;
-    if (status.code() == ErrorCode::kPeerLost) return lost_peer(rank);
-    if (!status.ok()) {
+    const bool is_lost = status.code() == ErrorCode::kPeerLost;
+    if (is_lost && !options_.without_lost) return lost_peer(rank);
+    if (is_lost) forgo(state);
+    if (!status.ok() && !is_lost) {
       return Status(status.code(),
                     fmt::format("sharing device memory: sending to rank {} failed: {}", rank, status.message()), rank);
     }
@@ -160,8 +162,11 @@ Status ArenaService::wait_for_answers(std::int64_t deadline_ns) {
   std::unique_lock lock(mutex_);
   while (true) {
     const PeerState* missing = nullptr;
-    for (const PeerState& state : states_) {
-      if (!state.answered && !state.lost.ok()) return state.lost;
+    for (PeerState& state : states_) {
+      if (!state.answered && !state.lost.ok()) {
+        if (!options_.without_lost) return state.lost;
+        state.answered = true;
+      }
       if (!state.answer.ok()) return state.answer;
       if (!state.answered && missing == nullptr) missing = &state;
     }
@@ -177,16 +182,24 @@ Status ArenaService::wait_for_answers(std::int64_t deadline_ns) {
           fmt::format("sharing device memory: timed out after {:.0f} ms waiting for rank {} to map memory of this "
                       "rank; it may be stopped or overloaded; try again, or destroy this group and create a new one "
                       "with a longer GroupOptions::timeout_ns",
-                      static_cast<double>(timeout_ns_) / kNsPerMillisecond, missing->peer.rank),
+                      static_cast<double>(options_.timeout_ns) / kNsPerMillisecond, missing->peer.rank),
           missing->peer.rank);
     }
     const auto pause = std::chrono::nanoseconds(std::min(left_ns, kLivenessIntervalNs));
     if (changed_.wait_for(lock, pause) == std::cv_status::no_timeout) continue;
     // A child forked by a dead peer may hold its socket open, so that the thread sees no end of the connection.
     for (PeerState& state : states_) {
-      if (!state.answered && state.lost.ok() && state.peer.link->gone()) return lost_peer(state.peer.rank);
+      if (!state.answered && state.lost.ok() && state.peer.link->gone()) {
+        if (!options_.without_lost) return lost_peer(state.peer.rank);
+        state.answered = true;
+      }
     }
   }
+}
+
+void ArenaService::forgo(PeerState& state) {
+  const std::lock_guard lock(mutex_);
+  state.answered = true;
 }
 
 void ArenaService::serve() noexcept {

@@ -32,8 +32,12 @@ class ArenaService {
     PeerMapping* mapping = nullptr;  ///< used by the service's thread only
   };
 
-  /// `timeout_ns`: how long `announce` waits.
-  ArenaService(const std::vector<Peer>& peers, std::int64_t timeout_ns);
+  struct Options {
+    std::int64_t timeout_ns = 0;  ///< how long `announce` waits
+    bool without_lost = false;    ///< peers that are lost need not map anything: the group goes on without them
+  };
+
+  ArenaService(const std::vector<Peer>& peers, const Options& options);
   /// Ends the thread. No `announce` may be under way.
   ~ArenaService();
   ArenaService(const ArenaService&) = delete;
@@ -59,6 +63,7 @@ class ArenaService {
   };
 
   Status send_to_all(const ArenaMessage& message, int fd, std::size_t* num_sent);
+  void forgo(PeerState& state);
   Status wait_for_answers(std::int64_t deadline_ns);
   void serve() noexcept;
   bool serve_peer(PeerState& state) noexcept;
@@ -66,7 +71,7 @@ class ArenaService {
   void handle(PeerState& state, const ArenaMessage& message, int fd);
   void lose(PeerState& state, Status why) noexcept;
 
-  const std::int64_t timeout_ns_;
+  const Options options_;
   const Status out_of_memory_;  // made in advance
   UniqueFd stop_;               // eventfd
   std::vector<pollfd> poll_set_;

@@ -162,6 +162,12 @@ Status check_channel_tables_memory(const ChannelTablesCall& call, std::int64_t n
   return checks.status();
 }
 
+Status check_mask_memory(const ConstTensorView& out, const DeviceArena& arena) {
+  Checks checks(arena);
+  checks.pointer("latency_query_mask: out", out.data);
+  return checks.status();
+}
+
 Status check_layout_memory(const plan::TokenLayoutParams& params, int device) {
   Checks checks(device);
   if (params.num_tokens > 0) {

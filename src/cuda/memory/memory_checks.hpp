@@ -18,6 +18,8 @@ Status check_route_memory(const RouteCall& call, const DeviceArena& arena);
 Status check_dispatch_memory(const DispatchCall& call, const DeviceArena& arena);
 Status check_combine_memory(const CombineCall& call, const DeviceArena& arena);
 Status check_channel_tables_memory(const ChannelTablesCall& call, std::int64_t num_tokens, const DeviceArena& arena);
+/// `out`: of latency_query_mask.
+Status check_mask_memory(const ConstTensorView& out, const DeviceArena& arena);
 Status check_layout_memory(const plan::TokenLayoutParams& params, int device);
 Status check_quantize_memory(std::string_view operation, const numeric::QuantizeParams& params, int device);
 Status check_stream_device(std::string_view operation, cudaStream_t stream, int device);

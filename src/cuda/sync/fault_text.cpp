@@ -84,11 +84,12 @@ bool is_repeated(const FaultReport& fault, int num_ranks) {
                      [](std::int64_t number) { return number < 0; });
 }
 
-/// The records of all ranks of the call that was refused; fewer if some are not known any more.
-std::vector<CallRecord> find_records(const FaultReport& fault, const RankRecords& known) {
+/// The records of all ranks of the call that was refused, none of a rank that is masked; fewer if some are not known
+/// any more.
+std::vector<std::optional<CallRecord>> find_records(const FaultReport& fault, const RankRecords& known) {
   const Topology& topology = known.topology;
   const int first_rank = topology.node_of(topology.rank) * topology.ranks_per_node;
-  std::vector<CallRecord> records;
+  std::vector<std::optional<CallRecord>> records;
   for (int rank = 0; rank < topology.num_ranks; ++rank) {
     // Ranks of other nodes made the call of their rail peer here, unless that one has found out otherwise.
     const int local = topology.rail_of(rank);
@@ -99,7 +100,7 @@ std::vector<CallRecord> find_records(const FaultReport& fault, const RankRecords
       if (found.present != 0) record = found.record;
     }
     if (!record) record = known.calls.find(first_rank + local, number);
-    if (record) records.push_back(*record);
+    if (record || number == kMaskedRecord) records.push_back(record);
   }
   return records;
 }
@@ -116,10 +117,10 @@ Status describe_fault_of_route(const FaultReport& fault, const RankRecords& know
                         "the Routing of another",
                         operation));
       }
-      const std::vector<CallRecord> records = find_records(fault, known);
+      const std::vector<std::optional<CallRecord>> records = find_records(fault, known);
       std::vector<const CallRecord*> pointers;
       if (records.size() == static_cast<std::size_t>(known.topology.num_ranks)) {
-        for (const CallRecord& record : records) pointers.push_back(&record);
+        for (const auto& record : records) pointers.push_back(record ? &*record : nullptr);
         if (Status status = check_agreement(pointers); !status.ok()) return status;
       }
       return Status(

@@ -13,6 +13,8 @@
 ///   stop.requested   host (PeerWatch, once)     kernels  release store, after the error record or the loss that it is
 ///                                                        about is there for hosts to find / ld.acquire.sys; never
 ///                                                        set back
+///   lost_ranks.lost  host (PeerWatch)           kernels  release store, once what the rank has sent last has arrived /
+///                                                        ld.acquire.sys; never set back
 
 #include <cstdint>
 
@@ -53,6 +55,9 @@ enum class Fault : std::int32_t {
   kNotRouted = 5,     ///< a captured Routing is used before its graph has run
 };
 
+/// In place of the record of a rank that is masked (GroupOptions::mask_lost_ranks).
+inline constexpr std::int64_t kMaskedRecord = -2;
+
 /// What the exchange refused. Nothing was sent, and the group goes on.
 struct FaultReport {
   std::uint64_t state;  ///< 1: the rest is valid
@@ -62,7 +67,7 @@ struct FaultReport {
   std::int64_t column;
   std::int64_t value;
   std::int64_t limit;
-  std::int64_t record_numbers[128];  ///< [R], kMaxRanks
+  std::int64_t record_numbers[128];  ///< [R], kMaxRanks; kMaskedRecord: the rank takes no part
   std::int64_t latency;              ///< 1: of latency_dispatch, 0: of route; the host sets it back to 0 with `state`
 };
 
@@ -71,10 +76,16 @@ struct alignas(128) StopWord {
   std::uint64_t requested;
 };
 
+/// The host's words to kernels that go on without ranks that are lost: this one has died, left or given up.
+struct alignas(128) LostRanks {
+  std::uint64_t lost[128];  ///< [R], kMaxRanks; 1: it is
+};
+
 struct DeviceReport {
   LostReport lost;
   FaultReport fault;
   StopWord stop;
+  LostRanks lost_ranks;
 };
 
 /// Outcome of the count exchange, read by every later kernel.
