@@ -7,8 +7,8 @@
 /// that does not come. So kernels of their own wait before each half, a *gate*: for the sets that ranks grant before a
 /// send half, for all that ranks send before a receive half. A rank that does not come is masked there. What the halves
 /// look for gates write where only this rank writes, so that no late word of a masked rank matters: grants, headers,
-/// counts and done words in `shadow`, a masked rank's being those of one without a set and without tokens. The halves
-/// are the same as in other groups, in kernels of their own that
+/// counts and done words in `shadow`, those of a masked rank as if it had no set and no tokens. The halves are the same
+/// as in other groups, in kernels of their own that
 ///   - look there, by other offsets in their copy of LatencyLayout;
 ///   - send what a masked rank would get to `nowhere`, by another address in their copy of RankParams.
 /// Whole calls are made as halves.
