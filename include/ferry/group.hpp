@@ -75,12 +75,12 @@ struct GroupOptions {
   std::size_t latency_bytes = 0;
   /// Latency mode goes on without ranks that are lost: a call of it that misses a rank masks it (see
   /// Group::latency_update_mask) instead of breaking the group. All other calls still need every rank. Such a group's
-  /// calls of latency mode take longer: docs/latency.md says why. CPU ranks of one node, else create is kUnsupported.
+  /// calls of latency mode take longer: docs/latency.md says why. Ranks of one node, else create is kUnsupported.
   bool mask_lost_ranks = false;
   /// With `mask_lost_ranks`, the deadline of every wait inside a call of latency mode, in place of `timeout_ns`: a rank
   /// that is not there by then is masked. One that has died, left or given up is masked as soon as that is noticed, in
-  /// a fraction of a second. A rank that is itself waiting for others gets twice that time. It must be far longer than
-  /// ranks come to a call one after the other.
+  /// a fraction of a second. A rank that is itself waiting for others gets twice that time, on GPUs four times. It must
+  /// be far longer than ranks come to a call one after the other.
   std::int64_t mask_timeout_ns = kDefaultMaskTimeoutNs;
 };
 
@@ -326,9 +326,10 @@ class FERRY_API Group {
   /// meeting of the program's own before and after (a barrier of its bootstrap, not a call of this group); Routings
   /// made before are not combined any more. Unmasking a rank that is lost costs the next call another wait for it.
   /// @param  rank    any but this one
-  /// @sync   local; effective from this rank's next call, counted by send halves: split calls that are in flight are
-  ///         made first
-  /// @errors kInvalidArgument: the group does not mask, or `rank` is this one or none; in a broken group what broke it
+  /// @sync   local. CPU: effective from this rank's next call, counted by send halves: split calls that are in flight
+  ///         are made first. CUDA: effective for later work on `stream`; never blocks the host, may be captured
+  /// @errors kInvalidArgument: the group does not mask, or `rank` is this one or none; CUDA: kCapacity: the group has no
+  ///         latency_bytes, kCuda: the launch failed; in a broken group what broke it
   [[nodiscard]] Status latency_update_mask(int rank, bool masked, Stream stream = {});
 
   /// out[r] = 1 if rank r is masked on this rank, else 0.

@@ -107,7 +107,7 @@ class Group(LatencyCalls):
     latency_bytes: on GPUs, memory for :meth:`latency_dispatch` and :meth:`latency_combine`, at least
         :func:`ferry.latency_bytes_required`; 0: the group makes no such calls. The same on every rank.
     mask_lost_ranks: calls of latency mode go on without ranks that are lost, see :meth:`latency_update_mask`, instead
-        of raising; all other calls still need every rank. CPU ranks of one node only. The same on every rank.
+        of raising; all other calls still need every rank. Ranks of one node only. The same on every rank.
     mask_timeout: seconds (or a timedelta) that such a call waits for a rank that lives before it masks it. By default
         100. The same on every rank.
 

@@ -332,8 +332,8 @@ def check_masked(rank: int, world: World, kind: str) -> None:
         group.latency_query_mask(torch.zeros(3, device=group.device))
 
 
-def test_calls_go_on_without_a_rank_that_dies() -> None:
-    run_ranks(3, check_masked, with_short_weights(make_world(3, 6, [4, 5, 6])), "cpu", lost=(BAD_RANK,))
+def test_calls_go_on_without_a_rank_that_dies(device: str) -> None:
+    run_ranks(3, check_masked, with_short_weights(make_world(3, 6, [4, 5, 6])), device, lost=(BAD_RANK,))
 
 
 def check_refused(rank: int, world: World) -> None:

@@ -423,9 +423,9 @@ def check_shrink(rank: int, world: World, most: int, kind: str) -> None:
     check_layer(world.without(LOST_RANK), False)
 
 
-def test_a_buffer_that_shrinks() -> None:
+def test_a_buffer_that_shrinks(device: str) -> None:
     world = with_short_weights(make_world(3, 6, [4, 8, 6], hidden=128))
-    run_ranks(3, check_shrink, world, 8, "cpu", lost=(LOST_RANK,))
+    run_ranks(3, check_shrink, world, 8, device, lost=(LOST_RANK,))
 
 
 def check_no_shrink(rank: int, world: World) -> None:

@@ -14,8 +14,8 @@
 /// Whole calls are made as halves.
 ///
 /// What is left to chance: a rank that is masked while one of its send halves runs, but stands still for the whole
-/// deadline (another process holds the GPU, a debugger), may store rows of a combine that others take for a later one's.
-/// Halves that begin later see that they are masked.
+/// deadline (another process holds the GPU, a debugger), may store rows of a combine that others take for those of a
+/// later one. Halves that begin later see that they are masked.
 
 #include <cuda_runtime_api.h>
 

@@ -43,8 +43,8 @@ class Buffer(LatencyCalls):
     num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: accepted, without effect.
     explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, but need not be.
     enable_shrink: calls of latency mode go on without ranks that are lost, see
-        :meth:`low_latency_update_mask_buffer`, instead of raising; all other calls still need every rank. CPU ranks of
-        one node; others raise NotImplementedError. The same on every rank.
+        :meth:`low_latency_update_mask_buffer`, instead of raising; all other calls still need every rank. Ranks of one
+        node; others raise NotImplementedError. The same on every rank.
     device: of all tensors. By default that of the environment variable DEEP_EP_DEVICE, else the current GPU, or the CPU
         if there is none.
     Unknown arguments are ignored with a warning; those that would change results raise NotImplementedError.
