@@ -328,8 +328,8 @@ class FERRY_API Group {
   /// @param  rank    any but this one
   /// @sync   local. CPU: effective from this rank's next call, counted by send halves: split calls that are in flight
   ///         are made first. CUDA: effective for later work on `stream`; never blocks the host, may be captured
-  /// @errors kInvalidArgument: the group does not mask, or `rank` is this one or none; CUDA: kCapacity: the group has no
-  ///         latency_bytes, kCuda: the launch failed; in a broken group what broke it
+  /// @errors kInvalidArgument: the group does not mask, or `rank` is this one or none; kCapacity: a CUDA group without
+  ///         latency_bytes; kCuda: the launch failed; in a broken group what broke it
   [[nodiscard]] Status latency_update_mask(int rank, bool masked, Stream stream = {});
 
   /// out[r] = 1 if rank r is masked on this rank, else 0.

@@ -31,7 +31,7 @@ constexpr std::int64_t kSoonNs = kNsPerSecond;
 /// A rank of a CUDA group without the GPU.
 class WatchedRank {
  public:
-  explicit WatchedRank(RankContext& context, int num_nodes = 1) {
+  explicit WatchedRank(RankContext& context, int num_nodes = 1, bool masks = false) {
     BackendContext backend;
     bootstrap_ = context.bootstrap();
     backend.bootstrap = bootstrap_.get();
@@ -44,6 +44,7 @@ class WatchedRank {
     calls_->append(record_of(Operation::kRoute));
     calls_->append(record_of(context.rank() == kVictim ? Operation::kLatencyCombine : Operation::kLatencyDispatch));
     watch_ = std::make_unique<cuda::PeerWatch>(sync_->state(), *report_, *calls_);
+    if (masks) watch_->tell_lost_ranks();
     throw_if_error(watch_->start());
     throw_if_error(bootstrap_->all_gather({}, kNsPerSecond * 20).status());
   }
@@ -65,6 +66,7 @@ class WatchedRank {
   }
 
   bool is_stopped() const { return __atomic_load_n(&report_->stop.requested, __ATOMIC_ACQUIRE) != 0; }
+  bool is_told_lost(int rank) const { return __atomic_load_n(&report_->lost_ranks.lost[rank], __ATOMIC_ACQUIRE) != 0; }
   /// Returns whether the kernels were stopped soon.
   bool await_stop() const {
     return await([this] { return is_stopped(); });
@@ -185,6 +187,24 @@ TEST_P(PeerWatchOfRanks, AnErrorOfOneRanksOwnStopsItsKernelsAndThoseOfTheOthers)
 INSTANTIATE_TEST_SUITE_P(Ranks, PeerWatchOfRanks, testing::Values(RankKind::kThreads, RankKind::kProcesses),
                          [](const auto& test) { return test.param == RankKind::kThreads ? "threads" : "processes"; });
 
+/// A rank that is masked has made no call that the others' could be compared with.
+TEST(FaultText, OfARefusedCallIsFoundWithoutMaskedRanks) {
+  run_ranks({.kind = RankKind::kThreads, .num_ranks = kNumRanks}, [](RankContext& context) {
+    const WatchedRank rank(context);
+    cuda::FaultReport fault{};
+    fault.fault = static_cast<std::int32_t>(cuda::Fault::kDisagreement);
+    for (int peer = 0; peer < kNumRanks; ++peer) fault.record_numbers[peer] = 2;  // the victim makes another call
+    const auto describe = [&] {
+      return cuda::describe_fault(fault, {rank.calls(), nullptr, rank.topology()}, "wait").to_string();
+    };
+    context.expect(describe().find("ranks made different calls: rank 0 called") != std::string::npos, describe());
+    fault.record_numbers[kVictim] = cuda::kMaskedRecord;
+    context.expect(describe().find("the details have been overwritten") != std::string::npos, describe());
+    context.expect(describe().find("called") == std::string::npos, describe());
+    throw_if_error(context.bootstrap()->all_gather({}, kNsPerSecond * 20).status());
+  });
+}
+
 /// A combine on a Routing whose dispatch another rank refused has no more of it than that.
 TEST(FaultText, OfALaterCallOnARefusedRoutingSaysWhereTheReasonWasTold) {
   run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
@@ -202,6 +222,31 @@ TEST(FaultText, OfALaterCallOnARefusedRoutingSaysWhereTheReasonWasTold) {
                    lost.to_string());
     throw_if_error(context.bootstrap()->all_gather({}, kNsPerSecond * 20).status());
   });
+}
+
+/// One rank dies, and in a call of the others one gives up: both take no part in calls that mask lost ranks.
+TEST(PeerWatch, KernelsThatMaskLostRanksAreToldWhich) {
+  constexpr int kGivesUp = 3;
+  SharedWords* const words = make_shared_words();
+  const std::vector<std::string> failures =
+      collect_rank_failures({.kind = RankKind::kProcesses, .num_ranks = kNumRanks}, [words](RankContext& context) {
+        WatchedRank rank(context, 1, true);
+        if (context.rank() == kVictim) {
+          (void)kill(getpid(), SIGKILL);
+          return;
+        }
+        if (context.rank() == kGivesUp) {
+          (void)rank.group().fail(ErrorCode::kCuda, kGivesUp, "dispatch: launching failed");
+        } else {
+          context.expect(
+              WatchedRank::await([&rank] { return rank.is_told_lost(kVictim) && rank.is_told_lost(kGivesUp); }),
+              "the kernels were not told");
+          context.expect(!rank.is_told_lost(0) && !rank.is_told_lost(1), "a rank is lost that lives");
+        }
+        report_survivor_done(words);
+        wait_for_survivors(words, kNumSurvivors);
+      });
+  EXPECT_EQ(failures, std::vector<std::string>{fmt::format("rank {}: died of signal 9", kVictim)});
 }
 
 /// Over two nodes: rank 1 exchanges nothing with rank 2, rank 3 nothing with rank 0.
