@@ -59,6 +59,7 @@ class LatencyRanks {
   cudaStream_t stream(int rank) const { return streams_[static_cast<std::size_t>(rank)]; }
   const cuda::LatencyLayout& layout() const { return layout_; }
   cuda::RankParams params(int rank);
+  const DeviceMemory& arena(int rank) const { return arenas_[static_cast<std::size_t>(rank)]; }
   bool masks() const { return options_.mask_timeout_ns != 0; }
   cuda::MaskParams mask(int rank) const;
   /// Queue, on the rank's stream: mask other ranks, or not any more. `out` [R] becomes who is masked.
