@@ -75,8 +75,7 @@ struct MaskGateParams {
 cudaError_t launch_grants_gate(const MaskGateParams& params, cudaStream_t stream);
 /// Before a receive half. A block for each rank.
 cudaError_t launch_arrivals_gate(const MaskGateParams& params, cudaStream_t stream);
-/// Before the send half of a combine in whose sums are weights of its own: launch_weights_send, then this. A block for
-/// each rank.
+/// Before the send half of a combine whose sums need weights of its own, which have been sent. A block for each rank.
 cudaError_t launch_weights_gate(const MaskGateParams& params, cudaStream_t stream);
 
 /// A whole half with its gates.

@@ -164,7 +164,7 @@ Status ArenaService::wait_for_answers(std::int64_t deadline_ns) {
     const PeerState* missing = nullptr;
     for (PeerState& state : states_) {
       if (!state.answered && !state.lost.ok()) {
-        if (!options_.without_lost) return state.lost;
+        if (!options_.without_lost || state.lost.code() != ErrorCode::kPeerLost) return state.lost;
         state.answered = true;
       }
       if (!state.answer.ok()) return state.answer;
