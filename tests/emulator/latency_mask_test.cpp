@@ -288,8 +288,8 @@ TEST_F(EmulatedLatencyMask, RefusedCallsOfSurvivors) {
   }
 }
 
-/// What it still sends to the sets that it was granted arrives when those are used for calls without it. Its own memory,
-/// which may go away, is left alone.
+/// What it still sends to the sets that it was granted arrives when those are used for calls without it. Its own
+/// memory, which may go away, is left alone.
 TEST_F(EmulatedLatencyMask, LateWordsOfAMaskedRank) {
   const auto ranks = make_ranks();
   std::vector<std::unique_ptr<Layer>> layers;
