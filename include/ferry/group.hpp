@@ -47,7 +47,8 @@ inline constexpr int kCurrentDevice = -1;
 /// Must be the same on every rank, except `arena_bytes`, `device`, `net_devices` and `tuning_file`.
 struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
-  /// Ranks that can load and store each other's memory; ranks are node-major. 0: all ranks of the group.
+  /// Ranks that can load and store each other's memory; ranks are node-major. 0: those of each host, which must be
+  /// consecutive and as many on all hosts; containers that do not share a network count as hosts.
   int ranks_per_node = 0;
   std::size_t arena_bytes = kDefaultArenaBytes;  ///< most symmetric memory this rank can allocate, staging included
   /// Deadline of every wait inside create, route, dispatch, combine, destroy, and of allocate's for the peers.
@@ -149,7 +150,7 @@ struct NetworkUsage {
 struct MemoryShape {
   std::string backend = "cpu";  ///< a name from `ferry::backends()`
   int num_ranks = 1;
-  int ranks_per_node = 0;            ///< as GroupOptions::ranks_per_node
+  int ranks_per_node = 0;            ///< 0: all ranks on one host
   std::int64_t num_experts = 0;      ///< E
   std::int64_t num_tokens = 0;       ///< T of this rank
   int num_topk = 0;                  ///< K

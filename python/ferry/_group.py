@@ -96,7 +96,7 @@ class Group(LatencyCalls):
         that a launcher's ranks have to arrive. By default 600 for calls and 50 to arrive. A rank that dies or leaves
         its group is noticed within a second, whatever the timeout.
     arena_bytes: most symmetric memory that this rank can use; address space only, memory is taken as needed.
-    ranks_per_node: ranks that share memory, consecutive ones; 0: all of them. With several nodes, only CPU tensors. The
+    ranks_per_node: ranks that share memory, consecutive ones; 0: those of each host. With several nodes, only CPU tensors. The
         same on every rank.
     transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
     net_devices: devices that ranks of other hosts may reach this rank through, separated by commas ("eth0",
