@@ -18,6 +18,7 @@ struct TransportInfo {
   std::string description{};  ///< one-line description
   bool available = false;     ///< can run on this machine now
   std::string reason{};       ///< why not, and what to do; empty when available
+  std::string library{};      ///< version and path of the library that it has loaded; empty: none
 };
 
 /// All network engines of this build, best first. Loads their libraries, where there are any, and starts nothing.

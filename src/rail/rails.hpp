@@ -49,6 +49,10 @@ struct RailsOptions {
   net::RingWords* words = nullptr;
 };
 
+/// `versions`: Engine::version of each rank's.
+/// @errors kUnsupported: they differ
+Status check_engine_versions(std::span<const std::string_view> versions);
+
 class Rails {
  public:
   /// Collective: succeeds on all ranks or fails on all, with `my_status` if that is an error. `wake_rank` is called

@@ -50,6 +50,8 @@ TEST(Doctor, JoinsTwoNodesWhereThereIsANetwork) {
     EXPECT_EQ(finding["status"], transport.available ? "ok" : "missing");
     if (transport.name == "ucx") {
       EXPECT_EQ(findings["proof nodes"]["status"], finding["status"]);
+      const auto observed = finding["observed"].get<std::string>();
+      EXPECT_EQ(transport.available, observed.find("libucp.so") != std::string::npos) << observed;
     }
   }
 }

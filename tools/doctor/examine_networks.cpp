@@ -1,4 +1,3 @@
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -15,17 +14,6 @@
 namespace ferry::tools {
 
 namespace {
-
-/// Of the library that the engine has loaded, e.g. "1.13.1"; empty where it has not. Loads nothing.
-std::string loaded_ucx_version() {
-  void* ucp = dlopen("libucp.so.0", RTLD_NOW | RTLD_NOLOAD);
-  if (ucp == nullptr) return "";
-  using GetVersion = const char* (*)();
-  const auto get_version = reinterpret_cast<GetVersion>(dlsym(ucp, "ucp_get_version_string"));
-  const std::string version = get_version == nullptr ? "" : get_version();
-  dlclose(ucp);  // the engine keeps it
-  return version;
-}
 
 std::string describe(const NetDeviceInfo& device) {
   if (device.rdma) return fmt::format("{}{}", device.name, device.usable ? "" : " (port not active)");
@@ -77,8 +65,7 @@ std::vector<Finding> examine_networks() {
   for (const TransportInfo& transport : transports()) {
     Finding finding{transport.available ? Health::kOk : Health::kMissing, fmt::format("net {}", transport.name),
                     transport.description, transport.reason};
-    if (transport.name == "ucx" && transport.available)
-      finding.observed += fmt::format("; version {}", loaded_ucx_version());
+    if (!transport.library.empty()) finding.observed += fmt::format("; {}", transport.library);
     findings.push_back(std::move(finding));
   }
   for (Finding& finding : examine_net_devices()) findings.push_back(std::move(finding));

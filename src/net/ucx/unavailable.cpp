@@ -8,6 +8,8 @@ Status probe() {
                 "and Ubuntu) and build again with -DFERRY_UCX=ON");
 }
 
+std::string library_in_use() { return {}; }
+
 Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& /*options*/) { return probe(); }
 
 }  // namespace ferry::net::ucx
