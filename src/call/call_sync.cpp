@@ -61,6 +61,7 @@ Status CallSync::connect_rails(const BackendContext& context, const KernelRings*
     options.ring = kernel_rings->shape;
     options.memory = kernel_rings->memory;
     options.words = kernel_rings->words;
+    options.gpu_pci_address = kernel_rings->gpu_pci_address;
     status = kernel_rings->status;
   }
   Result<std::byte*> headers = peers().arena().take(headers_bytes());

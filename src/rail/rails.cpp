@@ -173,7 +173,9 @@ Status Rails::choose_devices(const BackendContext& context, const RailsOptions& 
   const NetDeviceRequest request{.wanted = context.options.net_devices,
                                  .engine_variable = factory.devices_variable,
                                  .bootstrap_address = context.bootstrap->local_address(),
-                                 .places = options.places};
+                                 .places = options.places,
+                                 .gpu_pci_address = options.gpu_pci_address,
+                                 .rail = topology_.rail_of(topology_.rank)};
   // Also where no device is needed: a wrong name is an error everywhere.
   Result<NetDeviceChoice> chosen = choose_net_devices(request, ferry::net_devices());
   if (!leaves_this_host && chosen.status().code() != ErrorCode::kInvalidArgument) {

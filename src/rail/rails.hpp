@@ -43,6 +43,8 @@ struct RailsOptions {
   bool spins = true;
   /// Where the ranks of the group run.
   std::vector<RankPlace> places{};
+  /// Of the rank's GPU, for the network card next to it; empty: it has none.
+  std::string gpu_pci_address{};
   /// Not empty: the network's memory, Rails::memory_bytes of it, and the words of the rings, by node, both zeroed. They
   /// outlive the Rails.
   std::span<std::byte> memory{};
