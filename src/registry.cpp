@@ -9,8 +9,10 @@
 #include "net/engine.hpp"
 #include "net/loopback/engine.hpp"
 #include "net/ucx/engine.hpp"
+#include "rail/ring_memory.hpp"
 #if defined(FERRY_WITH_CUDA)
 #include "cuda/backend.hpp"
+#include "cuda/context/gpu_direct.hpp"
 #endif
 
 namespace ferry {
@@ -32,7 +34,8 @@ std::span<const net::EngineFactory> net::engine_factories() {
                     .probe = ucx::probe,
                     .create = ucx::create_engine,
                     .devices_variable = "UCX_NET_DEVICES",
-                    .library = ucx::library_in_use},
+                    .library = ucx::library_in_use,
+                    .gpu_memory = ucx::gpu_memory_fact},
       EngineFactory{.name = "loopback",
                     .description = "memory of one process, for tests",
                     .probe = loopback::probe,
@@ -68,6 +71,15 @@ std::vector<TransportInfo> transports() {
     if (factory.library != nullptr) infos[i].library = factory.library();
   }
   return infos;
+}
+
+std::vector<GpuDirectFact> gpu_direct_facts(const std::string& transport, [[maybe_unused]] int device) {
+#if defined(FERRY_WITH_CUDA)
+  const rail::GpuPart gpu = cuda::gpu_direct_part(device);
+#else
+  const rail::GpuPart gpu{{"gpu", false, "this build has no CUDA backend", "build with -DFERRY_CUDA=ON"}, false};
+#endif
+  return rail::gpu_direct_facts(gpu, transport);
 }
 
 }  // namespace ferry

@@ -59,6 +59,11 @@ struct GroupOptions {
   /// The network between nodes, where there are several: "auto" (best that works here) or a name from
   /// `ferry::transports()`. "loopback" joins threads of one process, for tests; "auto" never takes it.
   std::string transport = "auto";
+  /// Backend "cuda", several nodes: where the rings are through which nodes exchange. "host": pinned memory that GPUs
+  /// and any network reach. "gpu": GPU memory that network cards read and write (GPUDirect); where it cannot be had
+  /// create is kUnsupported with everything that is missing, as `gpu_direct_facts` lists it; so far that is everywhere.
+  /// "auto": the variable FERRY_RING_MEMORY if it is set, else the best that can be had.
+  std::string ring_memory = "auto";
   /// Devices that ranks of other hosts may reach this rank through, separated by commas: "eth0", "mlx5_0:1,mlx5_1:1";
   /// "all": every one. With InfiniBand or RoCE name the card's ports, since an interface ("ib0") only carries TCP.
   /// Empty: the variable FERRY_NET_DEVICES, else the active port of an RDMA card that is nearest to the rank's GPU (for
@@ -143,6 +148,7 @@ struct NetworkUsage {
   std::vector<RailUsage> rails;  ///< by node, without this rank's own
   /// Devices that ranks of other hosts may reach this rank through; empty if all its rail peers are on its host.
   std::string net_devices{};
+  std::string ring_memory{};  ///< where the rings are: "host" or "gpu"; empty with one node
 };
 
 /// The shapes of one rank's use of a group, for `bytes_required`. Each number may be the exact one of a batch, or the

@@ -49,6 +49,18 @@ struct NetDeviceChoice {
 ///         kUnsupported: no interface leads to rank 0
 FERRY_API Result<NetDeviceChoice> choose_net_devices(const std::string& wanted = {}, const std::string& rank_0 = {});
 
+/// One of the things that network cards need to read and write GPU memory by themselves (GPUDirect).
+struct GpuDirectFact {
+  std::string name{};  ///< "gpu", "driver", "card", "network library" or "rings"
+  bool present = false;
+  std::string observed{};  ///< what there is
+  std::string advice{};    ///< what to do where it is not present
+};
+
+/// Everything that GroupOptions::ring_memory = "gpu" needs of this host, as far as it shows without a group. `transport`
+/// and `device` as in GroupOptions. Opens the transport's library.
+FERRY_API std::vector<GpuDirectFact> gpu_direct_facts(const std::string& transport = "auto", int device = -1);
+
 }  // namespace ferry
 
 #endif  // FERRY_TRANSPORTS_HPP

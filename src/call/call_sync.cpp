@@ -214,6 +214,7 @@ NetworkUsage CallSync::network_usage() {
   if (!has_rails()) return usage;
   usage.transport = rails().engine_name();
   usage.net_devices = rails().net_devices();
+  usage.ring_memory = "host";
   // First: it waits until what was given to the network before is counted.
   const std::vector<net::Path> paths = rails().paths();
   for (int node = 0; node < rails().num_nodes(); ++node) {

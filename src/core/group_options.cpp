@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -20,8 +21,20 @@ constexpr std::int64_t kMaxTimeoutNs = 24 * 3600 * kNsPerSecond;
 /// Most ranks of a group: a rank is stored in 16 bits next to each slot.
 constexpr int kMaxRanks = 32767;
 
+constexpr const char* kRingMemoryVariable = "FERRY_RING_MEMORY";
+
 Status invalid(std::string message) {
   return Status(ErrorCode::kInvalidArgument, "Group::create: " + std::move(message));
+}
+
+/// Where rings shall be: GroupOptions::ring_memory, or what stands for its "auto".
+Result<std::string> ring_memory_of(const GroupOptions& options) {
+  const char* variable = options.ring_memory == "auto" ? std::getenv(kRingMemoryVariable) : nullptr;
+  const bool from_variable = variable != nullptr && *variable != '\0';
+  std::string wanted = from_variable ? variable : options.ring_memory;
+  if (wanted == "auto" || wanted == "host" || wanted == "gpu") return wanted;
+  return invalid(fmt::format("{} is \"{}\", expected \"auto\", \"host\" or \"gpu\"",
+                             from_variable ? kRingMemoryVariable : "GroupOptions::ring_memory", wanted));
 }
 
 Status check_options(const GroupOptions& options, int rank, int num_ranks) {
@@ -37,6 +50,7 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
     return invalid(fmt::format("timeout_ns is {}, expected {} to {} nanoseconds", options.timeout_ns, kMinTimeoutNs,
                                kMaxTimeoutNs));
   }
+  if (Result<std::string> ring_memory = ring_memory_of(options); !ring_memory.ok()) return ring_memory.status();
   if (options.mask_timeout_ns < kMinTimeoutNs || options.mask_timeout_ns > kMaxTimeoutNs) {
     return invalid(fmt::format("mask_timeout_ns is {}, expected {} to {} nanoseconds", options.mask_timeout_ns,
                                kMinTimeoutNs, kMaxTimeoutNs));
@@ -73,12 +87,12 @@ Result<const BackendFactory*> choose_backend(const std::string& name) {
 }
 
 /// What must be equal everywhere, by name. Lines "name=value", so that a message can name the first that differs.
-std::string describe_options(const GroupOptions& options, std::string_view backend) {
+std::string describe_options(const GroupOptions& options, std::string_view backend, std::string_view ring_memory) {
   return fmt::format(
       "library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\nlatency_bytes={}\n"
-      "mask_lost_ranks={}\nmask_timeout_ns={}\n",
+      "mask_lost_ranks={}\nmask_timeout_ns={}\nring_memory={}\n",
       version(), backend, options.ranks_per_node, options.timeout_ns, options.transport, options.latency_bytes,
-      options.mask_lost_ranks, options.mask_timeout_ns);
+      options.mask_lost_ranks, options.mask_timeout_ns, ring_memory);
 }
 
 std::vector<std::string_view> lines_of(std::string_view text) {
@@ -191,6 +205,7 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
   agreed.topology.num_ranks = bootstrap.num_ranks();
   Status status = check_options(options, bootstrap.rank(), bootstrap.num_ranks());
   if (status.ok()) {
+    agreed.ring_memory = ring_memory_of(options).value();
     Result<const BackendFactory*> factory = choose_backend(options.backend);
     status = factory.status();
     if (factory.ok()) agreed.factory = *factory;
@@ -200,7 +215,8 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
     status = tuning.status();
     if (tuning.ok()) agreed.tuning = std::move(*tuning);
   }
-  const std::string text = describe_options(options, agreed.factory ? agreed.factory->name : "none");
+  const std::string text =
+      describe_options(options, agreed.factory ? agreed.factory->name : "none", agreed.ring_memory);
   // Peers must learn of this rank's error even if the error is its timeout.
   const std::int64_t timeout_ns = std::clamp(options.timeout_ns, kNsPerSecond, kMaxTimeoutNs);
   Result<std::vector<std::vector<std::byte>>> all = gather_or_fail(bootstrap, status, to_message(text), timeout_ns);

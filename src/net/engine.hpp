@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "ferry/status.hpp"
+#include "ferry/transports.hpp"
 
 namespace ferry::net {
 
@@ -136,6 +137,8 @@ struct EngineFactory {
   const char* devices_variable = "";
   /// The library that the engine loads, for people; what the probe loads, and no more. Null: there is none.
   std::string (*library)() = nullptr;
+  /// Whether it puts from and into GPU memory here. Opens what an engine opens. Null: it never does.
+  GpuDirectFact (*gpu_memory)() = nullptr;
 };
 
 /// The engines of this build, best first. Defined in src/registry.cpp.

@@ -125,6 +125,10 @@ std::vector<Finding> examine_gpus() {
                                            : "no file-descriptor handles (cuMem): shared between ranks by cudaIpc",
                       ""});
   findings.push_back(examine_connections());
+  constexpr int kFirstGpu = 0;  // hosts that have several have several of one kind
+  if (*num_devices > 0) {
+    for (Finding& finding : examine_ring_memory(kFirstGpu)) findings.push_back(std::move(finding));
+  }
   return findings;
 }
 

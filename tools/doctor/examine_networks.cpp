@@ -15,6 +15,14 @@ namespace ferry::tools {
 
 namespace {
 
+/// Its version and path, and whether it works with GPU memory.
+std::string describe_library(const TransportInfo& transport) {
+  for (const GpuDirectFact& fact : gpu_direct_facts(transport.name)) {
+    if (fact.name == "network library") return fact.observed;
+  }
+  return transport.library;
+}
+
 std::string describe(const NetDeviceInfo& device) {
   if (device.rdma) return fmt::format("{}{}", device.name, device.usable ? "" : " (port not active)");
   if (device.addresses.empty()) return fmt::format("{} (no address)", device.name);
@@ -65,10 +73,20 @@ std::vector<Finding> examine_networks() {
   for (const TransportInfo& transport : transports()) {
     Finding finding{transport.available ? Health::kOk : Health::kMissing, fmt::format("net {}", transport.name),
                     transport.description, transport.reason};
-    if (!transport.library.empty()) finding.observed += fmt::format("; {}", transport.library);
+    if (!transport.library.empty()) finding.observed += fmt::format("; {}", describe_library(transport));
     findings.push_back(std::move(finding));
   }
   for (Finding& finding : examine_net_devices()) findings.push_back(std::move(finding));
+  return findings;
+}
+
+std::vector<Finding> examine_ring_memory(int device) {
+  std::vector<Finding> findings{
+      {Health::kOk, "ring memory", "GPU ranks of several nodes have their rings in pinned host memory", ""}};
+  for (const GpuDirectFact& fact : gpu_direct_facts("auto", device)) {
+    findings.push_back(
+        {fact.present ? Health::kOk : Health::kMissing, "gpudirect " + fact.name, fact.observed, fact.advice});
+  }
   return findings;
 }
 

@@ -13,6 +13,7 @@
 
 #include "core/group_options.hpp"
 #include "cuda/context/first_epoch.hpp"
+#include "cuda/context/gpu_direct.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
@@ -201,6 +202,11 @@ call::KernelRings prepare_rings(const BackendContext& context, const Result<Devi
   rings.status = facts.status();
   if (!rings.status.ok()) return rings;
   rings.gpu_pci_address = facts->pci_address;
+  if (context.options.ring_memory == "gpu") {
+    rings.status = rail::check_ring_memory(
+        "gpu", rail::gpu_direct_facts(gpu_direct_part(facts->device), context.options.transport));
+    if (!rings.status.ok()) return rings;
+  }
   Result<RingMemory> made = RingMemory::create(context.topology);
   rings.status = made.status();
   if (!made.ok()) return rings;

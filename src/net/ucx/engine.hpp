@@ -23,6 +23,9 @@ Status probe();
 /// "UCX 1.22.0, /usr/lib/libucp.so.0"; empty where the probe fails.
 std::string library_in_use();
 
+/// Whether UCX works with GPU memory in this process; opens a context for it.
+GpuDirectFact gpu_memory_fact();
+
 }  // namespace ferry::net::ucx
 
 #endif  // FERRY_NET_UCX_ENGINE_HPP

@@ -10,6 +10,10 @@ Status probe() {
 
 std::string library_in_use() { return {}; }
 
+GpuDirectFact gpu_memory_fact() {
+  return {"network library", false, "built without UCX's headers", "build with -DFERRY_UCX=ON"};
+}
+
 Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& /*options*/) { return probe(); }
 
 }  // namespace ferry::net::ucx
