@@ -36,6 +36,10 @@ struct NetDeviceInfo {
 /// The network devices of this host, whether usable or not. Empty if the system does not list them.
 FERRY_API std::vector<NetDeviceInfo> net_devices();
 
+/// Names of the usable ports of RDMA cards that are nearest to the PCI device at `pci_address` ("0000:1b:00.0"): those
+/// that GPU ranks share out between them. Empty where the system does not tell.
+FERRY_API std::vector<std::string> nearest_net_devices(const std::string& pci_address);
+
 /// Devices, and what decided.
 struct NetDeviceChoice {
   std::string devices{};  ///< names separated by commas
