@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <compare>
 #include <fstream>
 #include <iterator>
 #include <optional>
