@@ -205,7 +205,9 @@ class FERRY_API Group {
   /// groups.
   /// @errors kInvalidArgument: options out of range, a network device that does not exist (the message lists those that
   ///         do), or ranks disagree (the message names both values and both ranks)
-  ///         kUnsupported: the backend cannot run here, or not across these hosts
+  ///         kUnsupported: the backend cannot run here, or not across these hosts; hosts have different numbers of
+  ///         ranks, or ranks that are not consecutive; versions of the network's library differ; ring_memory cannot be
+  ///         had
   ///         kTimeout, kPeerLost, kTransport: as the bootstrap reports; kSystem: memory or descriptors ran out
   [[nodiscard]] static Result<std::shared_ptr<Group>> create(std::shared_ptr<Bootstrap> bootstrap,
                                                              const GroupOptions& options = {});
