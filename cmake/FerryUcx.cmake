@@ -1,8 +1,18 @@
-# Decides whether the network engine over UCX is built; sets FERRY_WITH_UCX and, where that is on, FERRY_UCX_INCLUDE_DIR.
-# Only the headers are needed: nothing links UCX, so what is built here also runs where it is not installed.
+# Decides whether the network engine over UCX is built; sets FERRY_WITH_UCX and, where that is on, FERRY_UCX_INCLUDE_DIR
+# and ferry_ucx_library. Only the headers are needed: nothing links UCX, so what is built here also runs where it is not
+# installed.
 set(FERRY_WITH_UCX OFF)
+set(ferry_ucx_library "${FERRY_UCX_LIBRARY}")
+set(ferry_ucx_headers)
+if(FERRY_UCX_LIBRARY STREQUAL "WHEEL")
+  execute_process(
+    COMMAND "${CMAKE_CURRENT_LIST_DIR}/../scripts/find_ucx.sh"
+    OUTPUT_VARIABLE ferry_ucx_library
+    OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  set(ferry_ucx_headers "${ferry_ucx_library}/../include")
+endif()
 if(FERRY_UCX STREQUAL "AUTO" OR FERRY_UCX)
-  find_path(FERRY_UCX_INCLUDE_DIR ucp/api/ucp.h DOC "Folder that has ucp/api/ucp.h")
+  find_path(FERRY_UCX_INCLUDE_DIR ucp/api/ucp.h HINTS ${ferry_ucx_headers} DOC "Folder that has ucp/api/ucp.h")
   mark_as_advanced(FERRY_UCX_INCLUDE_DIR)
   if(FERRY_UCX_INCLUDE_DIR)
     set(FERRY_WITH_UCX ON)

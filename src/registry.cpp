@@ -9,8 +9,10 @@
 #include "net/engine.hpp"
 #include "net/loopback/engine.hpp"
 #include "net/ucx/engine.hpp"
+#include "rail/ring_memory.hpp"
 #if defined(FERRY_WITH_CUDA)
 #include "cuda/backend.hpp"
+#include "cuda/context/gpu_direct.hpp"
 #endif
 
 namespace ferry {
@@ -31,7 +33,9 @@ std::span<const net::EngineFactory> net::engine_factories() {
                     .description = "UCX: TCP, InfiniBand and RoCE, shared memory",
                     .probe = ucx::probe,
                     .create = ucx::create_engine,
-                    .devices_variable = "UCX_NET_DEVICES"},
+                    .devices_variable = "UCX_NET_DEVICES",
+                    .library = ucx::library_in_use,
+                    .gpu_memory = ucx::gpu_memory_fact},
       EngineFactory{.name = "loopback",
                     .description = "memory of one process, for tests",
                     .probe = loopback::probe,
@@ -47,8 +51,11 @@ std::vector<Info> describe(const Factories& factories) {
   std::vector<Info> infos;
   for (const auto& factory : factories) {
     const Status status = factory.probe();
-    infos.push_back(
-        {std::string(factory.name), std::string(factory.description), status.ok(), std::string(status.message())});
+    Info& info = infos.emplace_back();
+    info.name = factory.name;
+    info.description = factory.description;
+    info.available = status.ok();
+    info.reason = status.message();
   }
   return infos;
 }
@@ -57,6 +64,22 @@ std::vector<Info> describe(const Factories& factories) {
 
 std::vector<BackendInfo> backends() { return describe<BackendInfo>(backend_factories()); }
 
-std::vector<TransportInfo> transports() { return describe<TransportInfo>(net::engine_factories()); }
+std::vector<TransportInfo> transports() {
+  std::vector<TransportInfo> infos = describe<TransportInfo>(net::engine_factories());
+  for (std::size_t i = 0; i < infos.size(); ++i) {
+    const net::EngineFactory& factory = net::engine_factories()[i];
+    if (factory.library != nullptr) infos[i].library = factory.library();
+  }
+  return infos;
+}
+
+std::vector<GpuDirectFact> gpu_direct_facts(const std::string& transport, [[maybe_unused]] int device) {
+#if defined(FERRY_WITH_CUDA)
+  const rail::GpuPart gpu = cuda::gpu_direct_part(device);
+#else
+  const rail::GpuPart gpu{{"gpu", false, "this build has no CUDA backend", "build with -DFERRY_CUDA=ON"}, false};
+#endif
+  return rail::gpu_direct_facts(gpu, transport);
+}
 
 }  // namespace ferry

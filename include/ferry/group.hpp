@@ -47,7 +47,8 @@ inline constexpr int kCurrentDevice = -1;
 /// Must be the same on every rank, except `arena_bytes`, `device`, `net_devices` and `tuning_file`.
 struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
-  /// Ranks that can load and store each other's memory; ranks are node-major. 0: all ranks of the group.
+  /// Ranks that can load and store each other's memory; ranks are node-major. 0: those of each host, which must be
+  /// consecutive and as many on all hosts; containers that do not share a network count as hosts.
   int ranks_per_node = 0;
   std::size_t arena_bytes = kDefaultArenaBytes;  ///< most symmetric memory this rank can allocate, staging included
   /// Deadline of every wait inside create, route, dispatch, combine, destroy, and of allocate's for the peers.
@@ -58,11 +59,16 @@ struct GroupOptions {
   /// The network between nodes, where there are several: "auto" (best that works here) or a name from
   /// `ferry::transports()`. "loopback" joins threads of one process, for tests; "auto" never takes it.
   std::string transport = "auto";
+  /// Backend "cuda", several nodes: where the rings are through which nodes exchange. "host": pinned memory that GPUs
+  /// and any network reach. "gpu": GPU memory that network cards read and write (GPUDirect); where it cannot be had
+  /// create is kUnsupported with everything that is missing, as `gpu_direct_facts` lists it; so far that is everywhere.
+  /// "auto": the variable FERRY_RING_MEMORY if it is set, else the best that can be had.
+  std::string ring_memory = "auto";
   /// Devices that ranks of other hosts may reach this rank through, separated by commas: "eth0", "mlx5_0:1,mlx5_1:1";
   /// "all": every one. With InfiniBand or RoCE name the card's ports, since an interface ("ib0") only carries TCP.
-  /// Empty: the variable FERRY_NET_DEVICES, else every active port of an RDMA card and the one interface that leads to
-  /// rank 0. The variable UCX_NET_DEVICES overrides all of them. Ranks of one host never use these devices among
-  /// themselves, but shared memory and the loopback interface.
+  /// Empty: the variable FERRY_NET_DEVICES, else the active port of an RDMA card that is nearest to the rank's GPU (for
+  /// CPU ranks every active port), and the one interface that leads to rank 0. The variable UCX_NET_DEVICES overrides all
+  /// of them. Ranks of one host never use these devices among themselves, but shared memory and the loopback interface.
   std::string net_devices{};
   /// Backend "cuda": a file that `ferry tune --out` wrote. Where a call's KernelOptions are 0 its settings take the
   /// place of the built-in defaults, if it has any for this GPU, number of ranks and size of rows. They change no
@@ -142,6 +148,7 @@ struct NetworkUsage {
   std::vector<RailUsage> rails;  ///< by node, without this rank's own
   /// Devices that ranks of other hosts may reach this rank through; empty if all its rail peers are on its host.
   std::string net_devices{};
+  std::string ring_memory{};  ///< where the rings are: "host" or "gpu"; empty with one node
 };
 
 /// The shapes of one rank's use of a group, for `bytes_required`. Each number may be the exact one of a batch, or the
@@ -149,7 +156,7 @@ struct NetworkUsage {
 struct MemoryShape {
   std::string backend = "cpu";  ///< a name from `ferry::backends()`
   int num_ranks = 1;
-  int ranks_per_node = 0;            ///< as GroupOptions::ranks_per_node
+  int ranks_per_node = 0;            ///< 0: all ranks on one host
   std::int64_t num_experts = 0;      ///< E
   std::int64_t num_tokens = 0;       ///< T of this rank
   int num_topk = 0;                  ///< K
@@ -198,7 +205,9 @@ class FERRY_API Group {
   /// groups.
   /// @errors kInvalidArgument: options out of range, a network device that does not exist (the message lists those that
   ///         do), or ranks disagree (the message names both values and both ranks)
-  ///         kUnsupported: the backend cannot run here, or not across these hosts
+  ///         kUnsupported: the backend cannot run here, or not across these hosts; hosts have different numbers of
+  ///         ranks, or ranks that are not consecutive; versions of the network's library differ; ring_memory cannot be
+  ///         had
   ///         kTimeout, kPeerLost, kTransport: as the bootstrap reports; kSystem: memory or descriptors ran out
   [[nodiscard]] static Result<std::shared_ptr<Group>> create(std::shared_ptr<Bootstrap> bootstrap,
                                                              const GroupOptions& options = {});

@@ -18,6 +18,7 @@ struct TransportInfo {
   std::string description{};  ///< one-line description
   bool available = false;     ///< can run on this machine now
   std::string reason{};       ///< why not, and what to do; empty when available
+  std::string library{};      ///< version and path of the library that it has loaded; empty: none
 };
 
 /// All network engines of this build, best first. Loads their libraries, where there are any, and starts nothing.
@@ -35,6 +36,10 @@ struct NetDeviceInfo {
 /// The network devices of this host, whether usable or not. Empty if the system does not list them.
 FERRY_API std::vector<NetDeviceInfo> net_devices();
 
+/// Names of the usable ports of RDMA cards that are nearest to the PCI device at `pci_address` ("0000:1b:00.0"): those
+/// that GPU ranks share out between them. Empty where the system does not tell.
+FERRY_API std::vector<std::string> nearest_net_devices(const std::string& pci_address);
+
 /// Devices, and what decided.
 struct NetDeviceChoice {
   std::string devices{};  ///< names separated by commas
@@ -47,6 +52,18 @@ struct NetDeviceChoice {
 /// @errors kInvalidArgument: a named device does not exist or cannot be used (the message lists those that do);
 ///         kUnsupported: no interface leads to rank 0
 FERRY_API Result<NetDeviceChoice> choose_net_devices(const std::string& wanted = {}, const std::string& rank_0 = {});
+
+/// One of the things that network cards need to read and write GPU memory by themselves (GPUDirect).
+struct GpuDirectFact {
+  std::string name{};  ///< "gpu", "driver", "card", "network library" or "rings"
+  bool present = false;
+  std::string observed{};  ///< what there is
+  std::string advice{};    ///< what to do where it is not present
+};
+
+/// Everything that GroupOptions::ring_memory = "gpu" needs of this host, as far as it shows without a group. `transport`
+/// and `device` as in GroupOptions. Opens the transport's library.
+FERRY_API std::vector<GpuDirectFact> gpu_direct_facts(const std::string& transport = "auto", int device = -1);
 
 }  // namespace ferry
 

@@ -96,12 +96,14 @@ class Group(LatencyCalls):
         that a launcher's ranks have to arrive. By default 600 for calls and 50 to arrive. A rank that dies or leaves
         its group is noticed within a second, whatever the timeout.
     arena_bytes: most symmetric memory that this rank can use; address space only, memory is taken as needed.
-    ranks_per_node: ranks that share memory, consecutive ones; 0: all of them. With several nodes, only CPU tensors. The
-        same on every rank.
+    ranks_per_node: ranks that share memory, consecutive ones; 0: those of each host. With several nodes, only CPU
+        tensors. The same on every rank.
     transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
+    ring_memory: where ranks of GPUs have their rings between nodes: "host", "gpu" (GPUDirect; cannot be had yet) or
+        "auto" (the variable FERRY_RING_MEMORY if it is set, else the best that can be had). The same on every rank.
     net_devices: devices that ranks of other hosts may reach this rank through, separated by commas ("eth0",
-        "mlx5_0:1,mlx5_1:1"). By default the variable FERRY_NET_DEVICES, else every active port of an RDMA card and the
-        one interface that leads to rank 0.
+        "mlx5_0:1,mlx5_1:1"). By default the variable FERRY_NET_DEVICES, else the port of an RDMA card nearest to the
+        GPU (for CPU tensors every active port) and the one interface that leads to rank 0.
     tuning_file: on GPUs, kernel settings that ``ferry tune --out`` wrote; may differ by rank. By default the file that
         the variable FERRY_TUNING names, if it is set; "builtin": none.
     latency_bytes: on GPUs, memory for :meth:`latency_dispatch` and :meth:`latency_combine`, at least
@@ -124,6 +126,7 @@ class Group(LatencyCalls):
         arena_bytes: int = _DEFAULT_ARENA_BYTES,
         ranks_per_node: int = 0,
         transport: str = "auto",
+        ring_memory: str = "auto",
         net_devices: str = "",
         tuning_file: str = "",
         latency_bytes: int = 0,
@@ -144,6 +147,7 @@ class Group(LatencyCalls):
             arena_bytes,
             ranks_per_node,
             transport,
+            ring_memory,
             net_devices,
             tuning_file,
             latency_bytes,
@@ -180,8 +184,8 @@ class Group(LatencyCalls):
 
     def network_usage(self) -> NetworkUsage:
         """What this rank has sent to other nodes so far, and over which network. No rails with one node. Local."""
-        transport, rails, net_devices = self._native.network_usage()
-        return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails), net_devices)
+        transport, rails, net_devices, ring_memory = self._native.network_usage()
+        return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails), net_devices, ring_memory)
 
     @eager
     def trim(self) -> None:

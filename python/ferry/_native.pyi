@@ -127,7 +127,7 @@ class Group:
     def allocate(self, num_bytes: int, /) -> Buffer: ...
     def memory_usage(self) -> tuple[int, int, int]: ...
     def trim(self) -> None: ...
-    def network_usage(self) -> tuple[str, list[tuple[int, int, int, str]], str]: ...
+    def network_usage(self) -> tuple[str, list[tuple[int, int, int, str]], str, str]: ...
     def route(
         self,
         topk_idx: _View,
@@ -253,6 +253,7 @@ def create_group(
     arena_bytes: int,
     ranks_per_node: int,
     transport: str,
+    ring_memory: str,
     net_devices: str,
     tuning_file: str,
     latency_bytes: int,

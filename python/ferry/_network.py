@@ -29,6 +29,8 @@ class NetworkUsage:
     """By node, without this rank's own."""
     net_devices: str = ""
     """Devices that ranks of other hosts may reach this rank through; empty if all its rail peers are on its host."""
+    ring_memory: str = ""
+    """Where the rings between nodes are: "host" or "gpu"; empty with one node."""
 
     @property
     def sent_bytes(self) -> int:

@@ -39,15 +39,17 @@ class PyGroup {
 
   static std::shared_ptr<PyGroup> create(std::shared_ptr<Bootstrap> bootstrap, const std::string& backend, int device,
                                          std::int64_t timeout_ns, std::size_t arena_bytes, int ranks_per_node,
-                                         const std::string& transport, const std::string& net_devices,
-                                         const std::string& tuning_file, std::size_t latency_bytes,
-                                         bool mask_lost_ranks, std::int64_t mask_timeout_ns) {
+                                         const std::string& transport, const std::string& ring_memory,
+                                         const std::string& net_devices, const std::string& tuning_file,
+                                         std::size_t latency_bytes, bool mask_lost_ranks,
+                                         std::int64_t mask_timeout_ns) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
     options.arena_bytes = arena_bytes;
     options.ranks_per_node = ranks_per_node;
     options.transport = transport;
+    options.ring_memory = ring_memory;
     options.net_devices = net_devices;
     options.tuning_file = tuning_file;
     options.device = device;
@@ -92,7 +94,7 @@ class PyGroup {
     for (const RailUsage& rail : usage.rails) {
       rails.append(nb::make_tuple(rail.rank, rail.sent_bytes, rail.num_messages, rail.route));
     }
-    return nb::make_tuple(usage.transport, rails, usage.net_devices);
+    return nb::make_tuple(usage.transport, rails, usage.net_devices, usage.ring_memory);
   }
 
   PlacedRouting route(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_experts, int layout,

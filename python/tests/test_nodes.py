@@ -41,6 +41,7 @@ def check_exchange(rank: int) -> None:
     assert before.transport == "ucx"
     assert [rail.rank for rail in before.rails] == [1 - rank]
     assert before.net_devices == ""  # both ranks are on this host
+    assert before.ring_memory == "host"
 
     routing = group.route(world.topk_idx[rank], world.topk_weights[rank], num_experts=world.num_experts)
     x = world.x[rank]
@@ -92,6 +93,8 @@ def check_refusals(rank: int) -> None:
         ferry.Group(dist.group.WORLD, ranks_per_node=1, transport="pigeon")
     with pytest.raises(ferry.InvalidArgument, match=r"rank 0: .*net_devices is \"nonesuch0\".*this host has .*lo \("):
         ferry.Group(dist.group.WORLD, ranks_per_node=1, net_devices="nonesuch0")
+    with pytest.raises(ferry.Unsupported, match='ring_memory is "gpu"'):
+        ferry.Group(dist.group.WORLD, ranks_per_node=1, ring_memory="gpu")
 
 
 def test_refusals() -> None:

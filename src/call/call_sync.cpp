@@ -61,6 +61,7 @@ Status CallSync::connect_rails(const BackendContext& context, const KernelRings*
     options.ring = kernel_rings->shape;
     options.memory = kernel_rings->memory;
     options.words = kernel_rings->words;
+    options.gpu_pci_address = kernel_rings->gpu_pci_address;
     status = kernel_rings->status;
   }
   Result<std::byte*> headers = peers().arena().take(headers_bytes());
@@ -213,6 +214,7 @@ NetworkUsage CallSync::network_usage() {
   if (!has_rails()) return usage;
   usage.transport = rails().engine_name();
   usage.net_devices = rails().net_devices();
+  usage.ring_memory = "host";
   // First: it waits until what was given to the network before is counted.
   const std::vector<net::Path> paths = rails().paths();
   for (int node = 0; node < rails().num_nodes(); ++node) {

@@ -22,6 +22,7 @@ struct KernelRings {
   // See RailsOptions.
   std::span<std::byte> memory{};
   net::RingWords* words = nullptr;
+  std::string gpu_pci_address{};
   Status status{};  ///< why there is none; then all ranks fail
 };
 

@@ -59,7 +59,8 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstra
   }
   Result<AgreedOptions> agreed = agree_on_options(*bootstrap, options);
   if (!agreed.ok()) return agreed.status();
-  const BackendContext context{bootstrap.get(), agreed->topology, options, std::move(agreed->tuning)};
+  BackendContext context{bootstrap.get(), agreed->topology, options, std::move(agreed->tuning)};
+  context.options.ring_memory = agreed->ring_memory;
   Result<std::unique_ptr<Backend>> backend = agreed->factory->create(context);
   if (!backend.ok()) return backend.status();
   return std::shared_ptr<Group>(new Group(agreed->topology, std::move(*backend), options.mask_lost_ranks));

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
+#include "core/rank_host.hpp"
 #include "ferry/version.hpp"
 
 namespace ferry {
@@ -19,8 +21,20 @@ constexpr std::int64_t kMaxTimeoutNs = 24 * 3600 * kNsPerSecond;
 /// Most ranks of a group: a rank is stored in 16 bits next to each slot.
 constexpr int kMaxRanks = 32767;
 
+constexpr const char* kRingMemoryVariable = "FERRY_RING_MEMORY";
+
 Status invalid(std::string message) {
   return Status(ErrorCode::kInvalidArgument, "Group::create: " + std::move(message));
+}
+
+/// Where rings shall be: GroupOptions::ring_memory, or what stands for its "auto".
+Result<std::string> ring_memory_of(const GroupOptions& options) {
+  const char* variable = options.ring_memory == "auto" ? std::getenv(kRingMemoryVariable) : nullptr;
+  const bool from_variable = variable != nullptr && *variable != '\0';
+  std::string wanted = from_variable ? variable : options.ring_memory;
+  if (wanted == "auto" || wanted == "host" || wanted == "gpu") return wanted;
+  return invalid(fmt::format("{} is \"{}\", expected \"auto\", \"host\" or \"gpu\"",
+                             from_variable ? kRingMemoryVariable : "GroupOptions::ring_memory", wanted));
 }
 
 Status check_options(const GroupOptions& options, int rank, int num_ranks) {
@@ -28,27 +42,29 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
     return invalid(fmt::format("the bootstrap reports rank {} of {}, expected a rank below the count and 1 to {} ranks",
                                rank, num_ranks, kMaxRanks));
   }
-  const int ranks_per_node = options.ranks_per_node == 0 ? num_ranks : options.ranks_per_node;
-  if (ranks_per_node < 1 || num_ranks % ranks_per_node != 0) {
-    return invalid(fmt::format("ranks_per_node is {}, expected 0 (all) or a divisor of the {} ranks",
+  if (options.ranks_per_node != 0 && (options.ranks_per_node < 0 || num_ranks % options.ranks_per_node != 0)) {
+    return invalid(fmt::format("ranks_per_node is {}, expected 0 (those of each host) or a divisor of the {} ranks",
                                options.ranks_per_node, num_ranks));
   }
   if (options.timeout_ns < kMinTimeoutNs || options.timeout_ns > kMaxTimeoutNs) {
     return invalid(fmt::format("timeout_ns is {}, expected {} to {} nanoseconds", options.timeout_ns, kMinTimeoutNs,
                                kMaxTimeoutNs));
   }
+  if (Result<std::string> ring_memory = ring_memory_of(options); !ring_memory.ok()) return ring_memory.status();
   if (options.mask_timeout_ns < kMinTimeoutNs || options.mask_timeout_ns > kMaxTimeoutNs) {
     return invalid(fmt::format("mask_timeout_ns is {}, expected {} to {} nanoseconds", options.mask_timeout_ns,
                                kMinTimeoutNs, kMaxTimeoutNs));
   }
-  if (options.mask_lost_ranks && ranks_per_node != num_ranks) {
-    return Status(
-        ErrorCode::kUnsupported,
-        fmt::format("Group::create: mask_lost_ranks is set and the {} ranks are on {} nodes; ranks are masked "
-                    "on one node only, clear the option and create a new group when a rank is lost",
-                    num_ranks, num_ranks / ranks_per_node));
-  }
   return {};
+}
+
+/// The same on every rank.
+Status check_masking(const GroupOptions& options, const Topology& topology) {
+  if (!options.mask_lost_ranks || topology.num_nodes() == 1) return {};
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("Group::create: mask_lost_ranks is set and the {} ranks are on {} nodes; ranks are masked "
+                            "on one node only, clear the option and create a new group when a rank is lost",
+                            topology.num_ranks, topology.num_nodes()));
 }
 
 Result<const BackendFactory*> choose_backend(const std::string& name) {
@@ -71,12 +87,12 @@ Result<const BackendFactory*> choose_backend(const std::string& name) {
 }
 
 /// What must be equal everywhere, by name. Lines "name=value", so that a message can name the first that differs.
-std::string describe_options(const GroupOptions& options, std::string_view backend) {
+std::string describe_options(const GroupOptions& options, std::string_view backend, std::string_view ring_memory) {
   return fmt::format(
       "library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\nlatency_bytes={}\n"
-      "mask_lost_ranks={}\nmask_timeout_ns={}\n",
+      "mask_lost_ranks={}\nmask_timeout_ns={}\nring_memory={}\n",
       version(), backend, options.ranks_per_node, options.timeout_ns, options.transport, options.latency_bytes,
-      options.mask_lost_ranks, options.mask_timeout_ns);
+      options.mask_lost_ranks, options.mask_timeout_ns, ring_memory);
 }
 
 std::vector<std::string_view> lines_of(std::string_view text) {
@@ -89,13 +105,25 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   return lines;
 }
 
+/// What a rank announces: the lines above, a zero, and its RankHost.
+std::vector<std::byte> to_message(const std::string& lines) {
+  const RankHost host = RankHost::here();
+  const auto text = std::as_bytes(std::span(lines.c_str(), lines.size() + 1));
+  const auto place = std::as_bytes(std::span(&host, 1));
+  std::vector<std::byte> message(text.begin(), text.end());
+  message.insert(message.end(), place.begin(), place.end());
+  return message;
+}
+
+std::string_view text_of(std::span<const std::byte> message) {
+  const auto end = std::ranges::find(message, std::byte{0});
+  return {reinterpret_cast<const char*>(message.data()), static_cast<std::size_t>(end - message.begin())};
+}
+
 Status compare_options(const std::vector<std::vector<std::byte>>& all) {
-  const auto text_of = [&all](std::size_t rank) {
-    return std::string_view(reinterpret_cast<const char*>(all[rank].data()), all[rank].size());
-  };
-  const std::vector<std::string_view> first = lines_of(text_of(0));
+  const std::vector<std::string_view> first = lines_of(text_of(all[0]));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const std::vector<std::string_view> lines = lines_of(text_of(rank));
+    const std::vector<std::string_view> lines = lines_of(text_of(all[rank]));
     for (std::size_t i = 0; i < std::max(first.size(), lines.size()); ++i) {
       const std::string_view a = i < first.size() ? first[i] : "nothing";
       const std::string_view b = i < lines.size() ? lines[i] : "nothing";
@@ -109,6 +137,21 @@ Status compare_options(const std::vector<std::vector<std::byte>>& all) {
     }
   }
   return {};
+}
+
+Result<std::vector<RankHost>> hosts_of(const std::vector<std::vector<std::byte>>& all) {
+  std::vector<RankHost> hosts(all.size());
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const std::size_t begin = text_of(all[rank]).size() + 1;
+    if (all[rank].size() != begin + sizeof(RankHost)) {
+      return Status(ErrorCode::kTransport,
+                    fmt::format("Group::create: rank {} sent {} bytes, expected {}; run the same build on every rank",
+                                rank, all[rank].size(), begin + sizeof(RankHost)),
+                    static_cast<int>(rank));
+    }
+    std::memcpy(&hosts[rank], all[rank].data() + begin, sizeof(RankHost));
+  }
+  return hosts;
 }
 
 /// Precedes each gathered message.
@@ -162,7 +205,7 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
   agreed.topology.num_ranks = bootstrap.num_ranks();
   Status status = check_options(options, bootstrap.rank(), bootstrap.num_ranks());
   if (status.ok()) {
-    agreed.topology.ranks_per_node = options.ranks_per_node == 0 ? bootstrap.num_ranks() : options.ranks_per_node;
+    agreed.ring_memory = ring_memory_of(options).value();
     Result<const BackendFactory*> factory = choose_backend(options.backend);
     status = factory.status();
     if (factory.ok()) agreed.factory = *factory;
@@ -172,13 +215,22 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
     status = tuning.status();
     if (tuning.ok()) agreed.tuning = std::move(*tuning);
   }
-  const std::string text = describe_options(options, agreed.factory ? agreed.factory->name : "none");
+  const std::string text =
+      describe_options(options, agreed.factory ? agreed.factory->name : "none", agreed.ring_memory);
   // Peers must learn of this rank's error even if the error is its timeout.
   const std::int64_t timeout_ns = std::clamp(options.timeout_ns, kNsPerSecond, kMaxTimeoutNs);
-  Result<std::vector<std::vector<std::byte>>> all =
-      gather_or_fail(bootstrap, status, std::as_bytes(std::span(text)), timeout_ns);
+  Result<std::vector<std::vector<std::byte>>> all = gather_or_fail(bootstrap, status, to_message(text), timeout_ns);
   if (!all.ok()) return all.status();
   if (Status compared = compare_options(*all); !compared.ok()) return compared;
+  agreed.topology.ranks_per_node = options.ranks_per_node;
+  if (options.ranks_per_node == 0) {
+    const Result<std::vector<RankHost>> hosts = hosts_of(*all);
+    if (!hosts.ok()) return hosts.status();
+    const Result<int> found = find_ranks_per_node(*hosts);
+    if (!found.ok()) return found.status();
+    agreed.topology.ranks_per_node = *found;
+  }
+  if (Status masking = check_masking(options, agreed.topology); !masking.ok()) return masking;
   return agreed;
 }
 

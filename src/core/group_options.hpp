@@ -15,7 +15,8 @@ namespace ferry {
 struct AgreedOptions {
   Topology topology;
   const BackendFactory* factory = nullptr;
-  std::vector<TuningTable> tuning;  ///< this rank's, which no other needs to know
+  std::string ring_memory = "auto";  ///< GroupOptions::ring_memory, or the variable in its place
+  std::vector<TuningTable> tuning;   ///< this rank's, which no other needs to know
 };
 
 /// Collective. Every rank gets the same result: agreed options, or the first disagreement with the same message.

@@ -73,6 +73,13 @@ CpuBackend::CpuBackend(std::unique_ptr<call::CallSync> sync, std::unique_ptr<Mas
 }
 
 Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& context) {
+  // All ranks have agreed on this option.
+  if (context.options.ring_memory == "gpu" && context.topology.num_nodes() > 1) {
+    return Status(ErrorCode::kUnsupported,
+                  "Group::create: GroupOptions::ring_memory is \"gpu\", and backend \"cpu\" has no GPU memory; set it "
+                  "to auto or host, "
+                  "or use backend \"cuda\"");
+  }
   Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(context);
   if (!sync.ok()) return sync.status();
   std::unique_ptr<MaskBoard> board;

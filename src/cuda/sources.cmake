@@ -16,6 +16,7 @@ set(ferry_cuda_sources
     cuda/sync/fault_text.cpp
     cuda/numeric/quantize.cpp
     cuda/context/context.cpp
+    cuda/context/gpu_direct.cpp
     cuda/context/parts.cpp
     cuda/context/peer_watch.cpp
     cuda/context/rail_link.cpp

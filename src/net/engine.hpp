@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "ferry/status.hpp"
+#include "ferry/transports.hpp"
 
 namespace ferry::net {
 
@@ -79,6 +80,8 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual std::string_view name() const = 0;
+  /// Of what makes the ends of a network understand each other: all of them must have the same. Empty: this build's.
+  virtual std::string_view version() const { return {}; }
 
   /// What peers put into: the owner's memory, or memory that this engine allocated, aligned to 64 bytes, of the kind it
   /// works with best (some transports store directly into a peer's memory only if they allocated it) and freed with the
@@ -132,6 +135,10 @@ struct EngineFactory {
   Result<std::unique_ptr<Engine>> (*create)(const EngineOptions& options);
   /// The variable by which users of this network's library name its devices. Empty: the network has no devices.
   const char* devices_variable = "";
+  /// The library that the engine loads, for people; what the probe loads, and no more. Null: there is none.
+  std::string (*library)() = nullptr;
+  /// Whether it puts from and into GPU memory here. Opens what an engine opens. Null: it never does.
+  GpuDirectFact (*gpu_memory)() = nullptr;
 };
 
 /// The engines of this build, best first. Defined in src/registry.cpp.

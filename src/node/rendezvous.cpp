@@ -8,9 +8,9 @@
 
 #include "core/descriptors.hpp"
 #include "core/group_options.hpp"
+#include "core/host_identity.hpp"
+#include "core/process_identity.hpp"
 #include "node/futex.hpp"
-#include "node/host_identity.hpp"
-#include "node/process_identity.hpp"
 #include "node/same_process.hpp"
 
 namespace ferry::node {

@@ -7,6 +7,7 @@
 
 #include "net/devices.hpp"
 #include "net/engine.hpp"
+#include "net/nearest.hpp"
 
 namespace ferry::rail {
 namespace {
@@ -59,6 +60,26 @@ NetDeviceChoice interface_towards_rank_0(const NetDeviceRequest& request, std::s
   return search.found();
 }
 
+/// What an engine offers on a card's port is no socket; without the ports a group would not use the card. A rank with a
+/// GPU takes one port: of those equally near the one with its own number, so that the ranks of a node share them out,
+/// and rail peers, which have the same number, take the same port where their hosts are alike.
+void add_ports(const NetDeviceRequest& request, std::span<const NetDeviceInfo> devices, NetDeviceChoice* choice) {
+  const std::vector<std::string> nearest = net::nearest_ports(request.gpu_pci_address, devices, request.sys);
+  if (!nearest.empty()) {
+    const std::string& port = nearest[static_cast<std::size_t>(request.rail) % nearest.size()];
+    choice->devices = fmt::format("{},{}", port, choice->devices);
+    choice->reason += fmt::format("; {} is {} to the GPU at {}", port,
+                                  nearest.size() == 1 ? "nearest" : fmt::format("one of {} nearest", nearest.size()),
+                                  request.gpu_pci_address);
+    return;
+  }
+  std::string ports;
+  for (const NetDeviceInfo& device : devices) {
+    if (device.rdma && device.usable) ports += device.name + ",";
+  }
+  choice->devices.insert(0, ports);
+}
+
 }  // namespace
 
 std::string address_to_publish(const Bootstrap& bootstrap) {
@@ -84,12 +105,7 @@ Result<NetDeviceChoice> choose_net_devices(const NetDeviceRequest& request, std:
                               "GroupOptions::net_devices or {}; this host has {}",
                               kNetDevicesVariable, net::describe(devices)));
   }
-  // What an engine offers on a card's port is no socket; without the ports a group would not use the card.
-  std::string ports;
-  for (const NetDeviceInfo& device : devices) {
-    if (device.rdma && device.usable) ports += device.name + ",";
-  }
-  choice.devices.insert(0, ports);
+  add_ports(request, devices, &choice);
   return choice;
 }
 

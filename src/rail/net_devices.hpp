@@ -4,6 +4,7 @@
 /// Which network devices ranks of other hosts may reach this rank through. As few as possible: an engine listens on
 /// each of them, and its protocol does not authenticate.
 
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +24,9 @@ struct NetDeviceRequest {
   const char* engine_variable = "";     ///< net::EngineFactory::devices_variable
   std::string bootstrap_address{};      ///< Bootstrap::local_address
   std::span<const RankPlace> places{};  ///< of all ranks
+  std::string gpu_pci_address{};        ///< of the rank's GPU; empty: it has none, or its place is not known
+  int rail = 0;                         ///< this rank's number in its node
+  std::filesystem::path sys{"/sys"};
 };
 
 /// The address that this rank publishes as its RankPlace::address.

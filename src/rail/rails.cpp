@@ -52,6 +52,32 @@ Result<const net::EngineFactory*> choose_engine(const std::string& name) {
                 fmt::format("Group::create: transport \"{}\" cannot run on this machine{}", name, reasons));
 }
 
+/// What a rank tells the others of its engine: the version, a zero, and how to reach it.
+std::vector<std::byte> to_message(std::string_view version, const net::Blob& address) {
+  const auto text = std::as_bytes(std::span(version));
+  std::vector<std::byte> message(text.begin(), text.end());
+  message.push_back(std::byte{0});
+  message.insert(message.end(), address.begin(), address.end());
+  return message;
+}
+
+std::string_view version_in(std::span<const std::byte> message) {
+  const auto end = std::ranges::find(message, std::byte{0});
+  return {reinterpret_cast<const char*>(message.data()), static_cast<std::size_t>(end - message.begin())};
+}
+
+net::Blob address_in(std::span<const std::byte> message) {
+  const std::size_t begin = std::min(version_in(message).size() + 1, message.size());
+  return {message.begin() + static_cast<std::ptrdiff_t>(begin), message.end()};
+}
+
+/// The same on every rank.
+Status check_versions(const std::vector<std::vector<std::byte>>& messages) {
+  std::vector<std::string_view> versions;
+  for (const std::vector<std::byte>& message : messages) versions.push_back(version_in(message));
+  return check_engine_versions(versions);
+}
+
 /// Adds the name of the call, which an engine does not know.
 Status while_creating(const Status& status) {
   if (status.ok()) return status;
@@ -59,6 +85,17 @@ Status while_creating(const Status& status) {
 }
 
 }  // namespace
+
+Status check_engine_versions(std::span<const std::string_view> versions) {
+  const auto other = std::ranges::find_if(versions, [&](std::string_view one) { return one != versions.front(); });
+  if (other == versions.end()) return {};
+  const auto rank = other - versions.begin();
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("Group::create: rank 0 has {} and rank {} has {}; install the same version on all hosts "
+                            "(FERRY_UCX_LIBRARY names another one that a host has; `ferry doctor` shows which is used)",
+                            versions.front(), rank, *other),
+                static_cast<int>(rank));
+}
 
 Rails::Rails(const BackendContext& context, const RailsOptions& options)
     : topology_(context.topology),
@@ -109,11 +146,14 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
     if (mine.ok()) address = std::move(*mine);
   }
   Result<std::vector<std::vector<std::byte>>> all =
-      gather_or_fail(*context.bootstrap, status, address, context.options.timeout_ns);
+      gather_or_fail(*context.bootstrap, status, to_message(engine != nullptr ? engine->version() : "", address),
+                     context.options.timeout_ns);
   if (!all.ok()) return all.status();
+  if (Status versions = check_versions(*all); !versions.ok()) return versions;
 
   std::vector<net::Blob> rail;
-  for (int node = 0; node < rails->num_nodes(); ++node) rail.push_back((*all)[to_size(rails->rank_of(node))]);
+  for (int node = 0; node < rails->num_nodes(); ++node)
+    rail.push_back(address_in((*all)[to_size(rails->rank_of(node))]));
   rails->proxy_ = std::make_unique<net::Proxy>(std::move(engine), engine_options, std::move(wake_rank), options.spins);
   rails->make_rings();
   rails->addresses_ = std::move(rail);
@@ -133,7 +173,9 @@ Status Rails::choose_devices(const BackendContext& context, const RailsOptions& 
   const NetDeviceRequest request{.wanted = context.options.net_devices,
                                  .engine_variable = factory.devices_variable,
                                  .bootstrap_address = context.bootstrap->local_address(),
-                                 .places = options.places};
+                                 .places = options.places,
+                                 .gpu_pci_address = options.gpu_pci_address,
+                                 .rail = topology_.rail_of(topology_.rank)};
   // Also where no device is needed: a wrong name is an error everywhere.
   Result<NetDeviceChoice> chosen = choose_net_devices(request, ferry::net_devices());
   if (!leaves_this_host && chosen.status().code() != ErrorCode::kInvalidArgument) {

@@ -43,11 +43,17 @@ struct RailsOptions {
   bool spins = true;
   /// Where the ranks of the group run.
   std::vector<RankPlace> places{};
+  /// Of the rank's GPU, for the network card next to it; empty: it has none.
+  std::string gpu_pci_address{};
   /// Not empty: the network's memory, Rails::memory_bytes of it, and the words of the rings, by node, both zeroed. They
   /// outlive the Rails.
   std::span<std::byte> memory{};
   net::RingWords* words = nullptr;
 };
+
+/// `versions`: Engine::version of each rank's.
+/// @errors kUnsupported: they differ
+Status check_engine_versions(std::span<const std::string_view> versions);
 
 class Rails {
  public:

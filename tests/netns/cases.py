@@ -38,6 +38,7 @@ class Cases(unittest.TestCase):
 
     hosts = None  # TwoHosts with the links control and data
     ferry = None  # path of the command
+    example = None  # path of a program that creates a group with default options
     longMessage = False
 
     def setUp(self):
@@ -57,6 +58,18 @@ class Cases(unittest.TestCase):
 
     def test_bench_fp8(self):
         self.check_bench("--dtype", "fp8", "--layout", "experts")
+
+    def test_hosts_are_nodes(self):
+        """A program that says nothing about nodes: each host's ranks become one."""
+        if not self.example.is_file():
+            self.skipTest(f"no program at {self.example}; configure with -DFERRY_EXAMPLES=ON")
+        before = self.hosts.sent_bytes("data")
+        with self.ranks([], program=self.example) as ranks:
+            codes = ranks.wait(PATIENT_S)
+            self.assertEqual(codes, [0] * NUM_RANKS, f"the ranks ended with {codes}")
+            self.details.append(ranks.stdout(0).strip())
+        moved_bytes = self.hosts.sent_bytes("data") - before
+        self.assertGreater(moved_bytes, 10_000, f"only {moved_bytes} bytes went over the link")
 
     def test_four_nodes(self):
         self.check_bench("--nodes", NUM_RANKS)
@@ -158,13 +171,13 @@ class Cases(unittest.TestCase):
     # What the tests share.
 
     @contextlib.contextmanager
-    def ranks(self, arguments, interface="data", environment=None):
-        """Ranks of the command, whose tokens use the interface, unless `environment` says otherwise. They get nothing
-        from this process's environment."""
+    def ranks(self, arguments, interface="data", environment=None, program=None):
+        """Ranks of the command or another program, whose tokens use the interface, unless `environment` says otherwise.
+        They get nothing from this process's environment."""
         if environment is None:
             environment = {"UCX_NET_DEVICES": interface}
         environment = {"PATH": os.environ.get("PATH", os.defpath), "UCX_TLS": "tcp", **environment}
-        with RankProcesses(self.hosts, NUM_RANKS, [self.ferry, *arguments], environment) as ranks:
+        with RankProcesses(self.hosts, NUM_RANKS, [program or self.ferry, *arguments], environment) as ranks:
             try:
                 yield ranks
             except Exception:

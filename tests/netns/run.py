@@ -88,6 +88,8 @@ def parse_options():
     parser.add_argument("cases", nargs="*", metavar="CASE", help="only these; default: all")
     parser.add_argument("--ferry", type=Path, default=ROOT / "build/release/tools/ferry", metavar="FILE",
                         help="the command; default: build/release/tools/ferry")  # fmt: skip
+    parser.add_argument("--example", type=Path, default=ROOT / "build/release/examples/02_moe_layer_processes",
+                        metavar="FILE", help="a program that creates a group with default options")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     options = parser.parse_args()
     unknown = [name for name in options.cases if name not in CASES]
@@ -109,7 +111,7 @@ def main():
     began = time.monotonic()
     report = Report()
     try:
-        Cases.ferry = options.ferry.resolve()
+        Cases.ferry, Cases.example = options.ferry.resolve(), options.example.resolve()
         with TwoHosts(["control", "data"]) as Cases.hosts:
             check_several_nodes_work(Cases.ferry)
             for name in options.cases or CASES:

@@ -50,6 +50,9 @@ TEST(Doctor, JoinsTwoNodesWhereThereIsANetwork) {
     EXPECT_EQ(finding["status"], transport.available ? "ok" : "missing");
     if (transport.name == "ucx") {
       EXPECT_EQ(findings["proof nodes"]["status"], finding["status"]);
+      const auto observed = finding["observed"].get<std::string>();
+      EXPECT_EQ(transport.available, observed.find("libucp.so") != std::string::npos) << observed;
+      EXPECT_EQ(transport.available, observed.find(": works with ") != std::string::npos) << observed;
     }
   }
 }

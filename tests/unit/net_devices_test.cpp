@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "core/host_identity.hpp"
 #include "core/rank_place.hpp"
-#include "node/host_identity.hpp"
 #include "rail/net_devices.hpp"
 
 namespace ferry::net {
@@ -121,23 +121,23 @@ TEST(NetDevices, RefusesNamesThatAreNone) {
 }
 
 TEST(HostIdentity, IsMachineNetworkAndSharedMemory) {
-  const node::HostIdentity here = node::this_host();
-  EXPECT_TRUE(here.same_network(node::this_host()));
-  EXPECT_TRUE(here.same_host(node::this_host()));
+  const HostIdentity here = this_host();
+  EXPECT_TRUE(here.same_network(this_host()));
+  EXPECT_TRUE(here.same_host(this_host()));
 
-  node::HostIdentity other_shm = here;
+  HostIdentity other_shm = here;
   ++other_shm.shm_inode;
   EXPECT_TRUE(here.same_network(other_shm));
   EXPECT_FALSE(here.same_host(other_shm));
-  node::HostIdentity other_network = here;
+  HostIdentity other_network = here;
   ++other_network.network_namespace;
   EXPECT_FALSE(here.same_network(other_network));
   EXPECT_FALSE(here.same_host(other_network));
-  node::HostIdentity other_machine = here;
+  HostIdentity other_machine = here;
   ++other_machine.boot_id[0];
   EXPECT_FALSE(here.same_host(other_machine));
   // Two machines that cannot say which they are.
-  EXPECT_FALSE(node::HostIdentity{}.same_network(node::HostIdentity{}));
+  EXPECT_FALSE(HostIdentity{}.same_network(HostIdentity{}));
 }
 
 class Choice : public ::testing::Test {

@@ -1,8 +1,10 @@
 /// Properties of the UCX engine alone: its effect on the process that loads it, and UCX's variables.
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <link.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -19,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "net/ucx/engine.hpp"
 #include "net/ucx/paths.hpp"
 #include "net/ucx/setup.hpp"
 #include "support/bootstrap_ranks.hpp"
@@ -27,6 +30,7 @@
 namespace ferry::test {
 namespace {
 
+using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
 
@@ -111,6 +115,51 @@ TEST(NetUcx, PrintsNothingWhenAPeerIsLost) {
     return Status(ErrorCode::kInternal, "it printed: " + printed);
   });
   EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+/// Loads it as another library of the process would, and says where it is.
+std::string load_as_others_do() {
+  void* library = dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
+  link_map* map = nullptr;
+  return library != nullptr && dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "";
+}
+
+TEST(NetUcx, IsLoadedFromTheFolderOrFileThatItsVariableNames) {
+  const Status found = in_fresh_process([] { return Status(ErrorCode::kInternal, load_as_others_do()); });
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("ferry_ucx_" + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  const std::filesystem::path link = folder / "libucp.so.0";
+  std::filesystem::create_symlink(found.message(), link);
+  for (const std::filesystem::path& named : {folder, link}) {
+    const Status status = in_fresh_process([&] {
+      setenv("FERRY_UCX_LIBRARY", named.c_str(), 1);
+      if (Status created = create_status(); !created.ok()) return created;
+      const std::string used = net::ucx::library_in_use();
+      return used.ends_with(link.string()) ? Status() : Status(ErrorCode::kInternal, used);
+    });
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(NetUcx, ALibraryThatIsNotThereIsNamed) {
+  const Status status = in_fresh_process([] {
+    setenv("FERRY_UCX_LIBRARY", "/nonesuch", 1);
+    return create_status();
+  });
+  EXPECT_EQ(status.code(), ErrorCode::kUnsupported) << status.to_string();
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("/nonesuch"), HasSubstr("FERRY_UCX_LIBRARY")));
+}
+
+TEST(NetUcx, ASecondUcxInAProcessIsRefused) {
+  const Status status = in_fresh_process([] {
+    setenv("FERRY_UCX_LIBRARY", "/nonesuch/libucp.so.0", 1);
+    (void)load_as_others_do();
+    return create_status();
+  });
+  EXPECT_EQ(status.code(), ErrorCode::kUnsupported) << status.to_string();
+  EXPECT_THAT(status.message(), HasSubstr("this process has"));
 }
 
 TEST(NetUcx, VariablesThatLeaveNoTransportAreATypedError) {

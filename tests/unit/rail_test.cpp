@@ -7,11 +7,13 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "rail/call_header.hpp"
 #include "rail/chunk_reader.hpp"
 #include "rail/rail_memory.hpp"
+#include "rail/rails.hpp"
 
 namespace ferry::rail {
 namespace {
@@ -155,6 +157,16 @@ TEST(ChunkReader, RefusesWhatWasNotAgreedOn) {
   EXPECT_TRUE(refuses([](ChunkHeader& header) { header.num_items = 0; }));
   EXPECT_TRUE(refuses([](ChunkHeader& header) { header.num_items = 9; })) << "more than a chunk holds";
   EXPECT_TRUE(refuses([](ChunkHeader& header) { header.num_items = 0xFFFFFFFF; }));
+}
+
+TEST(EngineVersions, ThatDifferAreRefusedWithBothRanks) {
+  const std::vector<std::string_view> alike{"UCX 1.13", "UCX 1.13", "UCX 1.13"};
+  EXPECT_TRUE(check_engine_versions(alike).ok());
+  const std::vector<std::string_view> mixed{"UCX 1.13", "UCX 1.13", "UCX 1.22"};
+  const Status status = check_engine_versions(mixed);
+  EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(status.peer(), 2);
+  EXPECT_NE(status.message().find("rank 0 has UCX 1.13 and rank 2 has UCX 1.22"), std::string::npos);
 }
 
 TEST(ChunkReader, RefusesMoreItemsThanAreLeft) {

@@ -138,6 +138,7 @@ int run_bench(const BenchOptions& options) {
   plan.shares_clock = launch->num_hosts == 1;
   plan.transport = options.common.transport;
   plan.net_devices = options.common.net_devices;
+  plan.ring_memory = options.common.ring_memory;
   plan.backend = *backend;
   // As a group would find it, so that the report names it.
   if (const char* const file = std::getenv("FERRY_TUNING"); plan.tuning_file.empty() && file != nullptr) {

@@ -49,6 +49,7 @@ struct BenchPlan {
   std::string backend;
   std::string transport;
   std::string net_devices;
+  std::string ring_memory = "auto";
   std::string tuning_file;  ///< as GroupOptions::tuning_file
   std::int64_t timeout_ns = 0;
   std::uint64_t arena_bytes = 0;

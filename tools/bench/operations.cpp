@@ -31,6 +31,7 @@ Status Operations::set_up() {
   options.ranks_per_node = plan_.ranks_per_node();
   options.transport = plan_.transport;
   options.net_devices = plan_.net_devices;
+  options.ring_memory = plan_.ring_memory;
   options.tuning_file = plan_.tuning_file;
   if (plan_.latency()) {
     auto latency_bytes = latency_bytes_required(latency_shape());

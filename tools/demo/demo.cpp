@@ -186,6 +186,7 @@ int run_demo(const DemoOptions& options) {
   plan->backend = *backend;
   plan->transport = options.common.transport;
   plan->net_devices = options.common.net_devices;
+  plan->ring_memory = options.common.ring_memory;
 
   DemoReport report;
   report.plan = &*plan;

@@ -36,6 +36,7 @@ struct DemoPlan {
   std::string backend;
   std::string transport;
   std::string net_devices;
+  std::string ring_memory = "auto";
   PayloadType payload = PayloadType::kBfloat16;
   std::uint64_t seed = 0;
   std::int64_t timeout_ns = 0;

@@ -36,6 +36,7 @@ Result<std::shared_ptr<Group>> create_group(const DemoPlan& plan, RankContext& c
   options.ranks_per_node = plan.ranks_per_node();
   options.transport = plan.transport;
   options.net_devices = plan.net_devices;
+  options.ring_memory = plan.ring_memory;
   if (plan.latency()) {
     auto latency_bytes = latency_bytes_required(latency_shape(plan));
     if (!latency_bytes) return latency_bytes.status();

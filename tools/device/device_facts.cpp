@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <tuple>
 
 #include "device/cuda_status.hpp"
 #include "device/device_memory.hpp"
@@ -40,6 +41,9 @@ Result<DeviceFacts> read_device_facts(int device) {
   DeviceFacts facts;
   const std::string_view name(properties.name);
   std::copy_n(name.begin(), std::min(name.size(), facts.name.size() - 1), facts.name.begin());
+  constexpr int kAddressBytes = static_cast<int>(std::tuple_size_v<decltype(facts.pci_address)>);
+  status = cuda_status("cudaDeviceGetPCIBusId", cudaDeviceGetPCIBusId(facts.pci_address.data(), kAddressBytes, device));
+  if (!status) return status;
   facts.ordinal = device;
   facts.num_devices = *num_devices;
   facts.compute_major = properties.major;

@@ -10,7 +10,8 @@ namespace ferry::tools {
 
 /// GPU properties recorded with a measurement. Plain bytes: ranks hand it to the process that reports.
 struct DeviceFacts {
-  std::array<char, 128> name{};  ///< ends with a null character
+  std::array<char, 128> name{};        ///< ends with a null character
+  std::array<char, 32> pci_address{};  ///< likewise; "0000:1B:00.0"
   int ordinal = 0;
   int num_devices = 0;
   int compute_major = 0;

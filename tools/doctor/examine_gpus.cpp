@@ -9,6 +9,7 @@
 #include "device/device_facts.hpp"
 #include "device/device_memory.hpp"
 #include "doctor/finding.hpp"
+#include "ferry/transports.hpp"
 #include "report/host_facts.hpp"
 #include "report/table.hpp"
 
@@ -22,13 +23,18 @@ Finding unreadable(const std::string& name, const Status& status) {
 
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
+std::string describe_nearest(const DeviceFacts& facts) {
+  const std::vector<std::string> ports = nearest_net_devices(facts.pci_address.data());
+  return ports.empty() ? "" : fmt::format(", nearest network port {}", fmt::join(ports, " or "));
+}
+
 Finding describe_gpu(const DeviceFacts& facts) {
   const std::string driver = read_driver_module_version();
   return {Health::kOk, fmt::format("gpu {}", facts.ordinal),
-          fmt::format("{}, compute capability {}.{}, {} SMs, {}, driver {}(CUDA {})", facts.name.data(),
+          fmt::format("{}, compute capability {}.{}, {} SMs, {}, driver {}(CUDA {}), PCI {}{}", facts.name.data(),
                       facts.compute_major, facts.compute_minor, facts.num_sms,
                       format_bytes(static_cast<double>(facts.memory_bytes)), driver.empty() ? "" : driver + " ",
-                      version_text(facts.driver_version)),
+                      version_text(facts.driver_version), facts.pci_address.data(), describe_nearest(facts)),
           ""};
 }
 
@@ -125,6 +131,10 @@ std::vector<Finding> examine_gpus() {
                                            : "no file-descriptor handles (cuMem): shared between ranks by cudaIpc",
                       ""});
   findings.push_back(examine_connections());
+  constexpr int kFirstGpu = 0;  // hosts that have several have several of one kind
+  if (*num_devices > 0) {
+    for (Finding& finding : examine_ring_memory(kFirstGpu)) findings.push_back(std::move(finding));
+  }
   return findings;
 }
 

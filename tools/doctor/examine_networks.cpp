@@ -1,4 +1,3 @@
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -16,15 +15,12 @@ namespace ferry::tools {
 
 namespace {
 
-/// Of the library that the engine has loaded, e.g. "1.13.1"; empty where it has not. Loads nothing.
-std::string loaded_ucx_version() {
-  void* ucp = dlopen("libucp.so.0", RTLD_NOW | RTLD_NOLOAD);
-  if (ucp == nullptr) return "";
-  using GetVersion = const char* (*)();
-  const auto get_version = reinterpret_cast<GetVersion>(dlsym(ucp, "ucp_get_version_string"));
-  const std::string version = get_version == nullptr ? "" : get_version();
-  dlclose(ucp);  // the engine keeps it
-  return version;
+/// Its version and path, and whether it works with GPU memory.
+std::string describe_library(const TransportInfo& transport) {
+  for (const GpuDirectFact& fact : gpu_direct_facts(transport.name)) {
+    if (fact.name == "network library") return fact.observed;
+  }
+  return transport.library;
 }
 
 std::string describe(const NetDeviceInfo& device) {
@@ -77,11 +73,20 @@ std::vector<Finding> examine_networks() {
   for (const TransportInfo& transport : transports()) {
     Finding finding{transport.available ? Health::kOk : Health::kMissing, fmt::format("net {}", transport.name),
                     transport.description, transport.reason};
-    if (transport.name == "ucx" && transport.available)
-      finding.observed += fmt::format("; version {}", loaded_ucx_version());
+    if (!transport.library.empty()) finding.observed += fmt::format("; {}", describe_library(transport));
     findings.push_back(std::move(finding));
   }
   for (Finding& finding : examine_net_devices()) findings.push_back(std::move(finding));
+  return findings;
+}
+
+std::vector<Finding> examine_ring_memory(int device) {
+  std::vector<Finding> findings{
+      {Health::kOk, "ring memory", "GPU ranks of several nodes have their rings in pinned host memory", ""}};
+  for (const GpuDirectFact& fact : gpu_direct_facts("auto", device)) {
+    findings.push_back(
+        {fact.present ? Health::kOk : Health::kMissing, "gpudirect " + fact.name, fact.observed, fact.advice});
+  }
   return findings;
 }
 

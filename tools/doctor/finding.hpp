@@ -33,6 +33,8 @@ Finding prove_backend(const std::string& backend);
 /// The engines between nodes, the version of UCX that was found, the devices of this host, and which of them a rank
 /// here would use between hosts.
 std::vector<Finding> examine_networks();
+/// Where rings between nodes of GPU ranks are, and what GPUDirect finds here.
+std::vector<Finding> examine_ring_memory(int device);
 /// The same proof between two ranks of this process as two nodes, over the network that "auto" takes. Ok exactly if the
 /// sums are right; missing where there is no network.
 Finding prove_nodes();

@@ -15,10 +15,11 @@ namespace ferry::tools {
 namespace {
 
 /// What the library's advice names, and the option of this command that sets it.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kOptions = {
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kOptions = {
     {{"GroupOptions::arena_bytes", "--arena"},
      {"GroupOptions::timeout_ns", "--timeout"},
      {"GroupOptions::transport", "--transport"},
+     {"GroupOptions::ring_memory", "--ring-memory"},
      {"GroupOptions::backend", "--backend"}}};
 
 std::string in_terms_of_options(std::string_view message) {

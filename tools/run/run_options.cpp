@@ -54,6 +54,12 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
   command.add_option("--net-device,--net-devices", options->net_devices,
                      "Network devices between hosts, e.g. eth0 or mlx5_0:1,mlx5_1:1 (default: FERRY_NET_DEVICES, else "
                      "the interface that leads to rank 0 and all RDMA cards; `ferry doctor` lists them)");
+  command
+      .add_option("--ring-memory", options->ring_memory,
+                  "Where GPU ranks have their rings between nodes (default FERRY_RING_MEMORY, else auto: the best that "
+                  "can be had)")
+      ->check(CLI::IsMember({"auto", "host", "gpu"}))
+      ->option_text("{auto,host,gpu}");
   command.add_option("--backend", options->backend, "\"auto\" or a backend that `ferry doctor` lists")
       ->capture_default_str();
   add_choice<LaunchMode>(

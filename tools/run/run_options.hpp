@@ -20,6 +20,7 @@ struct CommonOptions {
   std::string backend = "auto";
   std::string transport = "auto";
   std::string net_devices;  ///< GroupOptions::net_devices
+  std::string ring_memory = "auto";
   LaunchMode launch = LaunchMode::kAuto;
   double timeout_s = 120.0;
   std::uint64_t arena_bytes = kDefaultArenaBytes;

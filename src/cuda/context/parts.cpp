@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <span>
@@ -12,6 +13,7 @@
 
 #include "core/group_options.hpp"
 #include "cuda/context/first_epoch.hpp"
+#include "cuda/context/gpu_direct.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
@@ -38,6 +40,7 @@ struct DeviceFacts {
   int num_sms = 0;
   std::size_t shared_limit = 0;
   std::string name;
+  std::string pci_address;  ///< empty where the driver does not say
   cudaUUID_t uuid{};
 };
 
@@ -71,6 +74,14 @@ Result<DeviceFacts> examine_device(int wanted) {
   facts.shared_limit = properties.sharedMemPerBlockOptin;
   facts.name = properties.name;
   facts.uuid = properties.uuid;
+  constexpr int kPciAddressBytes = 32;  // "0000:00:00.0" needs 13
+  std::array<char, kPciAddressBytes> address{};
+  // It only helps to choose a network card.
+  if (cudaDeviceGetPCIBusId(address.data(), kPciAddressBytes, facts.device) == cudaSuccess) {
+    facts.pci_address = address.data();
+  } else {
+    cudaGetLastError();
+  }
   return facts;
 }
 
@@ -185,11 +196,17 @@ Status check_room_for_rails(const Topology& topology, int num_sms) {
                             topology.num_nodes(), num_blocks, topology.rank, num_sms));
 }
 
-call::KernelRings prepare_rings(const BackendContext& context, const Status& device_status, RingMemory& memory) {
+call::KernelRings prepare_rings(const BackendContext& context, const Result<DeviceFacts>& facts, RingMemory& memory) {
   call::KernelRings rings;
   rings.shape = device_ring_shape(static_cast<std::size_t>(context.topology.num_nodes()));
-  rings.status = device_status;
+  rings.status = facts.status();
   if (!rings.status.ok()) return rings;
+  rings.gpu_pci_address = facts->pci_address;
+  if (context.options.ring_memory == "gpu") {
+    rings.status = rail::check_ring_memory(
+        "gpu", rail::gpu_direct_facts(gpu_direct_part(facts->device), context.options.transport));
+    if (!rings.status.ok()) return rings;
+  }
   Result<RingMemory> made = RingMemory::create(context.topology);
   rings.status = made.status();
   if (!made.ok()) return rings;
@@ -230,8 +247,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   BackendContext host_context = context;
   host_context.options.arena_bytes = over_nodes ? kNodesHostArenaBytes : kHostArenaBytes;
   RingMemory ring_memory;
-  const call::KernelRings rings =
-      over_nodes ? prepare_rings(context, facts.status(), ring_memory) : call::KernelRings{};
+  const call::KernelRings rings = over_nodes ? prepare_rings(context, facts, ring_memory) : call::KernelRings{};
   Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(host_context, over_nodes ? &rings : nullptr);
   if (!sync.ok()) return sync.status();
   Parts parts;

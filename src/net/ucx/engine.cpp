@@ -53,6 +53,7 @@ class UcxEngine final : public Engine {
   Status open(const Library& library);
 
   std::string_view name() const override { return kName; }
+  std::string_view version() const override { return version_; }
   std::span<std::byte> memory() const override { return options_.memory; }
   Result<Blob> address() const override;
   Status connect(std::span<const Blob> addresses, EngineEvents events) override;
@@ -93,6 +94,7 @@ class UcxEngine final : public Engine {
   EngineOptions options_;
   Token token_;
   KeyPair keys_;
+  std::string_view version_;
   std::vector<std::unique_ptr<Connection>>
       dropped_;  // outlive the workers, which may still have to cancel their operations
   Scopes scopes_;
@@ -104,6 +106,7 @@ class UcxEngine final : public Engine {
 };
 
 Status UcxEngine::open(const Library& library) {
+  version_ = library.version;
   Status status = scopes_.open(library, options_, on_message, this);
   options_.memory = scopes_.memory();
   return status;
@@ -419,6 +422,11 @@ void UcxEngine::receive(std::span<const std::byte> header, std::span<const std::
 }  // namespace
 
 Status probe() { return library().status(); }
+
+std::string library_in_use() {
+  const Result<const Library*> table = library();
+  return table.ok() ? (*table)->file : std::string();
+}
 
 Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options) {
   Result<const Library*> table = library();

@@ -6,6 +6,7 @@
 /// nothing of UCX: it is also used where UCX is not installed (unavailable.cpp then replaces the engine).
 
 #include <memory>
+#include <string>
 
 #include "net/engine.hpp"
 
@@ -18,6 +19,12 @@ Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options);
 /// Loads the library and checks its version; initialises nothing.
 /// @errors kUnsupported: built without UCX's headers, or the library is not installed, or too old
 Status probe();
+
+/// "UCX 1.22.0, /usr/lib/libucp.so.0"; empty where the probe fails.
+std::string library_in_use();
+
+/// Whether UCX works with GPU memory in this process; opens a context for it.
+GpuDirectFact gpu_memory_fact();
 
 }  // namespace ferry::net::ucx
 

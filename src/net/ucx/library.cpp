@@ -2,17 +2,26 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <link.h>
 #include <signal.h>
 
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 namespace ferry::net::ucx {
 namespace {
 
+/// Where UCX is, for those who have several: the folder of its libucp.so.0, or that file.
+constexpr const char* kLibraryVariable = "FERRY_UCX_LIBRARY";
+/// The same from the build (CMake's FERRY_UCX_LIBRARY); empty: as the loader finds it.
+constexpr std::string_view kBuiltInLibrary = FERRY_UCX_LIBRARY;
+constexpr const char* kLibraryName = "libucp.so.0";
 constexpr std::string_view kInstallHint =
-    "install UCX 1.11 or newer (libucx0 on Debian and Ubuntu), or make sure that the loader finds its libucp.so.0";
+    "install UCX 1.11 or newer (libucx0 on Debian and Ubuntu), or name the folder of its libucp.so.0 in "
+    "FERRY_UCX_LIBRARY";
 constexpr unsigned kOldestMajor = 1;
 constexpr unsigned kOldestMinor = 11;
 
@@ -58,17 +67,66 @@ Status not_loaded() {
                             kInstallHint));
 }
 
+/// What to load: a path, or a name that the loader looks for.
+std::filesystem::path wanted_library() {
+  const char* variable = std::getenv(kLibraryVariable);
+  const std::string_view wanted = variable != nullptr && *variable != '\0' ? variable : kBuiltInLibrary;
+  if (wanted.empty()) return kLibraryName;
+  std::error_code error;
+  std::filesystem::path path(wanted);
+  return std::filesystem::is_directory(path, error) ? path / kLibraryName : path;
+}
+
+/// Empty if no library of that name is loaded.
+std::string file_of_loaded(const char* name) {
+  void* library = dlopen(name, RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return {};
+  link_map* map = nullptr;
+  std::string file = dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "";
+  dlclose(library);
+  return file;
+}
+
+/// A process has one library of a name: UCX of another folder would be given parts of the one that is there.
+Status check_not_another(const std::filesystem::path& wanted) {
+  if (!wanted.has_parent_path()) return {};
+  for (const char* name : {kLibraryName, "libucs.so.0"}) {
+    const std::string loaded = file_of_loaded(name);
+    std::error_code error;
+    if (loaded.empty() || std::filesystem::equivalent(loaded, wanted.parent_path() / name, error)) continue;
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("network engine ucx: {} is to be loaded, but this process has {} already (another library "
+                    "of it, such as MPI, uses UCX); clear {}, or have the loader find the same UCX for both "
+                    "(LD_LIBRARY_PATH)",
+                    wanted.string(), loaded, kLibraryVariable));
+  }
+  return {};
+}
+
+/// Null where it cannot be loaded. Never unloaded: UCX has threads and hooks that outlive its users.
+void* load_ucp(const std::filesystem::path& wanted) {
+  constexpr int kHow = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
+  std::error_code error;
+  // Its parts from the same folder, whether or not it says so itself; each needs those before it.
+  for (const char* part : {"libucm.so.0", "libucs.so.0", "libuct.so.0"}) {
+    const std::filesystem::path file = wanted.parent_path() / part;
+    if (wanted.has_parent_path() && std::filesystem::exists(file, error)) (void)dlopen(file.c_str(), kHow);
+  }
+  return dlopen(wanted.c_str(), kHow);
+}
+
 LoadedLibrary load_library() {
   LoadedLibrary loaded;
-  void* others = dlopen("libucs.so.0", RTLD_NOW | RTLD_NOLOAD);
-  const bool in_use = others != nullptr;
-  if (in_use) dlclose(others);
+  const std::filesystem::path wanted = wanted_library();
+  loaded.status = check_not_another(wanted);
+  if (!loaded.status.ok()) return loaded;
+  const bool in_use = !file_of_loaded("libucs.so.0").empty();
   void* ucp = nullptr;
   void* ucs = nullptr;
   {
     const SignalHandlersKept handlers;
-    // Never unloaded: UCX has threads and hooks that outlive its users.
-    ucp = dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    ucp = load_ucp(wanted);
     if (ucp != nullptr) ucs = dlopen("libucs.so.0", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   }
   if (ucp == nullptr || ucs == nullptr) {
@@ -88,6 +146,7 @@ LoadedLibrary load_library() {
   need(ucp, "ucp_config_release", &table.config_release);
   need(ucp, "ucp_init_version", &table.init_version);
   need(ucp, "ucp_cleanup", &table.cleanup);
+  need(ucp, "ucp_context_query", &table.context_query);
   need(ucp, "ucp_worker_create", &table.worker_create);
   need(ucp, "ucp_worker_destroy", &table.worker_destroy);
   need(ucp, "ucp_worker_get_address", &table.worker_get_address);
@@ -117,6 +176,8 @@ LoadedLibrary load_library() {
   unsigned minor = 0;
   unsigned patch = 0;
   table.get_version(&major, &minor, &patch);
+  table.version = fmt::format("UCX {}.{}", major, minor);
+  table.file = fmt::format("UCX {}.{}.{}, {}", major, minor, patch, file_of_loaded(kLibraryName));
   if (major != kOldestMajor || minor < kOldestMinor) {
     loaded.status = Status(ErrorCode::kUnsupported, fmt::format("network engine ucx: the installed UCX is {}.{}.{}; {}",
                                                                 major, minor, patch, kInstallHint));

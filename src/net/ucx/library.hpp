@@ -5,6 +5,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include <string>
 #include <string_view>
 
 #include "ferry/status.hpp"
@@ -18,6 +19,7 @@ struct Library {
   decltype(&ucp_config_release) config_release = nullptr;
   decltype(&ucp_init_version) init_version = nullptr;
   decltype(&ucp_cleanup) cleanup = nullptr;
+  decltype(&ucp_context_query) context_query = nullptr;
   decltype(&ucp_worker_create) worker_create = nullptr;
   decltype(&ucp_worker_destroy) worker_destroy = nullptr;
   decltype(&ucp_worker_get_address) worker_get_address = nullptr;
@@ -42,11 +44,14 @@ struct Library {
   decltype(&ucp_am_send_nbx) am_send_nbx = nullptr;
   decltype(&ucp_request_free) request_free = nullptr;
   decltype(&ucs_status_string) status_string = nullptr;
+
+  std::string version{};  ///< "UCX 1.22": of ranks that can be connected
+  std::string file{};     ///< for people: the whole version, and the path of the library
 };
 
-/// The first call loads the library and runs only its load-time constructors. Callable from any thread; never
-/// destroyed.
-/// @errors kUnsupported: not installed, or too old
+/// The first call loads the library, from where FERRY_UCX_LIBRARY (a folder, or a file) says, and runs only its load-time
+/// constructors. Callable from any thread; never destroyed.
+/// @errors kUnsupported: not installed, too old, or not what this process has loaded already
 Result<const Library*> library();
 
 /// `status` of `operation` as a Status. Ok for UCS_OK, kPeerLost if the peer is gone, else kTransport.

@@ -1,10 +1,10 @@
-#ifndef FERRY_NODE_HOST_IDENTITY_HPP
-#define FERRY_NODE_HOST_IDENTITY_HPP
+#ifndef FERRY_CORE_HOST_IDENTITY_HPP
+#define FERRY_CORE_HOST_IDENTITY_HPP
 
 #include <array>
 #include <cstdint>
 
-namespace ferry::node {
+namespace ferry {
 
 /// Of the running kernel (random(4)): equal only on one machine. All zero where /proc is not mounted.
 using BootId = std::array<char, 40>;
@@ -30,6 +30,6 @@ struct HostIdentity {
 
 HostIdentity this_host();
 
-}  // namespace ferry::node
+}  // namespace ferry
 
-#endif  // FERRY_NODE_HOST_IDENTITY_HPP
+#endif  // FERRY_CORE_HOST_IDENTITY_HPP

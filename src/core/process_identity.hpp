@@ -1,11 +1,11 @@
-#ifndef FERRY_NODE_PROCESS_IDENTITY_HPP
-#define FERRY_NODE_PROCESS_IDENTITY_HPP
+#ifndef FERRY_CORE_PROCESS_IDENTITY_HPP
+#define FERRY_CORE_PROCESS_IDENTITY_HPP
 
 #include <cstdint>
 
-#include "node/host_identity.hpp"
+#include "core/host_identity.hpp"
 
-namespace ferry::node {
+namespace ferry {
 
 /// Identifies a host and a process on it. Plain bytes, exchanged at creation.
 struct ProcessIdentity {
@@ -20,6 +20,6 @@ struct ProcessIdentity {
 
 ProcessIdentity this_process();
 
-}  // namespace ferry::node
+}  // namespace ferry
 
-#endif  // FERRY_NODE_PROCESS_IDENTITY_HPP
+#endif  // FERRY_CORE_PROCESS_IDENTITY_HPP

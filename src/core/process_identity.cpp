@@ -1,4 +1,4 @@
-#include "node/process_identity.hpp"
+#include "core/process_identity.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include <sstream>
 #include <string>
 
-namespace ferry::node {
+namespace ferry {
 namespace {
 
 /// Field 22 of /proc/self/stat (proc(5)), counted after the parenthesised name, which may hold spaces.
@@ -38,4 +38,4 @@ ProcessIdentity this_process() {
   return identity;
 }
 
-}  // namespace ferry::node
+}  // namespace ferry

@@ -1,4 +1,4 @@
-#include "node/host_identity.hpp"
+#include "core/host_identity.hpp"
 
 #include <sys/stat.h>
 
@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-namespace ferry::node {
+namespace ferry {
 
 BootId read_boot_id() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
@@ -31,4 +31,4 @@ HostIdentity this_host() {
   return identity;
 }
 
-}  // namespace ferry::node
+}  // namespace ferry

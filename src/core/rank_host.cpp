@@ -1,0 +1,55 @@
+#include "core/rank_host.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+
+namespace ferry {
+namespace {
+
+constexpr const char* kPrefix = "Group::create: ranks_per_node is 0, by which each host's ranks become a node, but ";
+
+/// One rank more than the last of those that begin at `first` and share its host.
+std::size_t end_of_host(std::span<const RankHost> ranks, std::size_t first) {
+  std::size_t end = first + 1;
+  while (end < ranks.size() && ranks[end].shares_node_with(ranks[first])) ++end;
+  return end;
+}
+
+Status apart(std::size_t before, std::size_t rank) {
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("{}ranks {} and {} share a host and rank {} runs on another; number the ranks host by host "
+                            "(torchrun does; mpirun --map-by slot, srun --distribution=block)",
+                            kPrefix, before, rank, rank - 1),
+                static_cast<int>(rank));
+}
+
+Status uneven(std::size_t num_first, std::size_t first, std::size_t num_ranks) {
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("{}rank 0's host has {} of them and rank {}'s has {}; start as many ranks on each host, or "
+                            "set GroupOptions::ranks_per_node to a number that divides those of all hosts",
+                            kPrefix, num_first, first, num_ranks),
+                static_cast<int>(first));
+}
+
+}  // namespace
+
+Result<int> find_ranks_per_node(std::span<const RankHost> ranks) {
+  const std::size_t num_first = end_of_host(ranks, 0);
+  Status first_uneven;
+  for (std::size_t first = num_first; first < ranks.size();) {
+    const auto earlier = ranks.first(first);
+    const auto same =
+        std::ranges::find_if(earlier, [&](const RankHost& rank) { return rank.shares_node_with(ranks[first]); });
+    // Before uneven numbers, which ranks out of order look like.
+    if (same != earlier.end()) return apart(static_cast<std::size_t>(same - earlier.begin()), first);
+    const std::size_t end = end_of_host(ranks, first);
+    if (end - first != num_first && first_uneven.ok()) first_uneven = uneven(num_first, first, end - first);
+    first = end;
+  }
+  if (!first_uneven.ok()) return first_uneven;
+  return static_cast<int>(num_first);
+}
+
+}  // namespace ferry

@@ -1,0 +1,34 @@
+#ifndef FERRY_CORE_RANK_HOST_HPP
+#define FERRY_CORE_RANK_HOST_HPP
+
+/// Which ranks can be one node, found out from where they run.
+
+#include <span>
+
+#include "core/host_identity.hpp"
+#include "core/process_identity.hpp"
+#include "ferry/status.hpp"
+
+namespace ferry {
+
+/// Where a rank runs. Plain bytes, exchanged at creation.
+struct RankHost {
+  ProcessIdentity process;
+  HostIdentity host;
+
+  static RankHost here() { return {this_process(), this_host()}; }
+  /// Containers that share only the machine have no way to each other but the network. Ranks whose machine cannot be
+  /// identified count as neighbours: linking them says more than this could.
+  bool shares_node_with(const RankHost& other) const {
+    return process == other.process ||
+           (process.same_host(other.process) && host.network_namespace == other.host.network_namespace);
+  }
+};
+
+/// The number of ranks on each host, for GroupOptions::ranks_per_node = 0.
+/// @errors kUnsupported: hosts have different numbers of ranks, or the ranks of a host are not consecutive
+Result<int> find_ranks_per_node(std::span<const RankHost> ranks);
+
+}  // namespace ferry
+
+#endif  // FERRY_CORE_RANK_HOST_HPP

@@ -1,0 +1,77 @@
+#include "net/nearest.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <compare>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <system_error>
+
+namespace ferry::net {
+namespace {
+
+/// Where a device is: its real path under /sys/devices, which names every bridge on the way to it.
+struct Place {
+  std::vector<std::string> bridges;  ///< from the host bridge on; the last is the device itself
+  int numa_node = -1;                ///< -1: not known
+};
+
+std::optional<Place> place_of(const std::filesystem::path& link, const std::filesystem::path& sys) {
+  std::error_code error;
+  const std::filesystem::path device = std::filesystem::canonical(link, error);
+  if (error) return std::nullopt;
+  const std::filesystem::path root = std::filesystem::canonical(sys / "devices", error);
+  if (error) return std::nullopt;
+  Place place;
+  for (const std::filesystem::path& part : device.lexically_relative(root)) place.bridges.push_back(part.string());
+  if (!(std::ifstream(device / "numa_node") >> place.numa_node)) place.numa_node = -1;
+  return place;
+}
+
+/// Greater is nearer: bridges in common, then one NUMA node, then nothing.
+struct Nearness {
+  std::ptrdiff_t num_common = 0;
+  bool same_numa_node = false;
+  auto operator<=>(const Nearness& other) const = default;
+};
+
+Nearness nearness(const Place& a, const Place& b) {
+  const auto common = std::ranges::mismatch(a.bridges, b.bridges).in1 - a.bridges.begin();
+  // Below one host bridge the node is the same anyway, and the kernel may not know it.
+  return {common, common == 0 && a.numa_node >= 0 && a.numa_node == b.numa_node};
+}
+
+}  // namespace
+
+std::vector<std::string> nearest_ports(std::string_view pci_address, std::span<const NetDeviceInfo> devices,
+                                       const std::filesystem::path& sys) {
+  std::string address(pci_address);
+  std::ranges::transform(address, address.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  if (address.empty()) return {};
+  const std::optional<Place> gpu = place_of(sys / "bus/pci/devices" / address, sys);
+  if (!gpu) return {};
+  std::vector<std::string> ports;
+  Nearness best;
+  for (const NetDeviceInfo& device : devices) {
+    if (!device.rdma || !device.usable) continue;
+    const std::string card = device.name.substr(0, device.name.rfind(':'));
+    const std::optional<Place> place = place_of(sys / "class/infiniband" / card / "device", sys);
+    const Nearness one = place ? nearness(*gpu, *place) : Nearness{};
+    if (one < best) continue;
+    if (best < one) ports.clear();
+    best = one;
+    ports.push_back(device.name);
+  }
+  return best == Nearness{} ? std::vector<std::string>() : ports;
+}
+
+}  // namespace ferry::net
+
+namespace ferry {
+
+std::vector<std::string> nearest_net_devices(const std::string& pci_address) {
+  return net::nearest_ports(pci_address, net_devices());
+}
+
+}  // namespace ferry
