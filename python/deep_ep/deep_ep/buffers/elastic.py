@@ -245,21 +245,18 @@ class ElasticBuffer(AbsentFamilies):
             and expert_alignment is None
             and not (do_cpu_sync or do_expand or use_tma_aligned_col_major_sf)
         ):
-            if previous_event is None and not async_with_compute_stream:
-                made = whole.elastic_dispatch_again(x, handle, topk_weights, do_zero_padding, num_sms)
-            else:
-                made = run_in_order(
-                    self._member,
-                    previous_event,
-                    async_with_compute_stream,
-                    (x, topk_weights),
-                    whole.elastic_dispatch_again,
-                    x,
-                    handle,
-                    topk_weights,
-                    do_zero_padding,
-                    num_sms,
-                )
+            made = run_in_order(
+                self._member,
+                previous_event,
+                async_with_compute_stream,
+                (x, topk_weights),
+                whole.elastic_dispatch_again,
+                x,
+                handle,
+                topk_weights,
+                do_zero_padding,
+                num_sms,
+            )
             if made is not None:
                 return made
         asked = Asked(previous_event, async_with_compute_stream, unknown, num_sms)
@@ -319,21 +316,18 @@ class ElasticBuffer(AbsentFamilies):
         num_sms = num_sms or getattr(handle, "num_sms", 0)
         whole = self._member.whole
         if whole is not None and previous_event_before_epilogue is None and not unknown:
-            if previous_event is None and not async_with_compute_stream:
-                made = whole.elastic_combine(x, handle, topk_weights, bias, num_sms)
-            else:
-                made = run_in_order(
-                    self._member,
-                    previous_event,
-                    async_with_compute_stream,
-                    (x, topk_weights, bias),
-                    whole.elastic_combine,
-                    x,
-                    handle,
-                    topk_weights,
-                    bias,
-                    num_sms,
-                )
+            made = run_in_order(
+                self._member,
+                previous_event,
+                async_with_compute_stream,
+                (x, topk_weights, bias),
+                whole.elastic_combine,
+                x,
+                handle,
+                topk_weights,
+                bias,
+                num_sms,
+            )
             if made is not None:
                 return made
         return _elastic_calls.combine(

@@ -199,19 +199,16 @@ class Buffer(LatencyCalls):
         """
         whole = self._member.whole
         if whole is not None:
-            if previous_event is None and not async_finish:
-                made = whole.layout(topk_idx, num_experts, RANKS_PER_NODE)
-            else:
-                made = run_in_order(
-                    self._member,
-                    previous_event,
-                    async_finish,
-                    (topk_idx,),
-                    whole.layout,
-                    topk_idx,
-                    num_experts,
-                    RANKS_PER_NODE,
-                )
+            made = run_in_order(
+                self._member,
+                previous_event,
+                async_finish,
+                (topk_idx,),
+                whole.layout,
+                topk_idx,
+                num_experts,
+                RANKS_PER_NODE,
+            )
             if made is not None:
                 return made
         return _throughput.dispatch_layout(self._member, topk_idx, num_experts, Asked(previous_event, async_finish))
@@ -262,29 +259,23 @@ class Buffer(LatencyCalls):
         if whole is not None and not unknown:
             if handle is not None:
                 if topk_idx is None and topk_weights is None:
-                    if previous_event is None and not async_finish:
-                        made = whole.dispatch_again(x, handle, num_sms)
-                    else:
-                        made = run_in_order(
-                            self._member, previous_event, async_finish, (x,), whole.dispatch_again, x, handle, num_sms
-                        )
+                    made = run_in_order(
+                        self._member, previous_event, async_finish, (x,), whole.dispatch_again, x, handle, num_sms
+                    )
             else:
                 route = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
-                if previous_event is None and not async_finish:
-                    made = whole.dispatch(x, *route, expert_alignment, num_worst_tokens, num_sms)
-                else:
-                    made = run_in_order(
-                        self._member,
-                        previous_event,
-                        async_finish,
-                        (x, topk_idx, topk_weights),
-                        whole.dispatch,
-                        x,
-                        *route,
-                        expert_alignment,
-                        num_worst_tokens,
-                        num_sms,
-                    )
+                made = run_in_order(
+                    self._member,
+                    previous_event,
+                    async_finish,
+                    (x, topk_idx, topk_weights),
+                    whole.dispatch,
+                    x,
+                    *route,
+                    expert_alignment,
+                    num_worst_tokens,
+                    num_sms,
+                )
             if isinstance(made, tuple):
                 return made
         asked = Asked(previous_event, async_finish, unknown, num_sms)
@@ -331,21 +322,18 @@ class Buffer(LatencyCalls):
         num_sms = Buffer.num_sms if config is None else config.num_sms
         whole = self._member.whole
         if whole is not None and not unknown:
-            if previous_event is None and not async_finish:
-                made = whole.combine(x, handle, topk_weights, bias, num_sms)
-            else:
-                made = run_in_order(
-                    self._member,
-                    previous_event,
-                    async_finish,
-                    (x, topk_weights, bias),
-                    whole.combine,
-                    x,
-                    handle,
-                    topk_weights,
-                    bias,
-                    num_sms,
-                )
+            made = run_in_order(
+                self._member,
+                previous_event,
+                async_finish,
+                (x, topk_weights, bias),
+                whole.combine,
+                x,
+                handle,
+                topk_weights,
+                bias,
+                num_sms,
+            )
             if made is not None:
                 return made
         asked = Asked(previous_event, async_finish, unknown, num_sms)
