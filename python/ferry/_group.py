@@ -68,8 +68,8 @@ class Group(LatencyCalls):
         that a launcher's ranks have to arrive. By default 600 for calls and 50 to arrive. A rank that dies or leaves
         its group is noticed within a second, whatever the timeout.
     arena_bytes: most symmetric memory that this rank can use; address space only, memory is taken as needed.
-    ranks_per_node: ranks that share memory, consecutive ones; 0: all of them. With several nodes, only CPU tensors. The
-        same on every rank.
+    ranks_per_node: ranks that share memory, consecutive ones; 0: all of them. Fewer than a host has emulate nodes on
+        it. The same on every rank. GPU tensors over several nodes: no latency mode, and no :meth:`route` in a graph.
     transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
     net_devices: devices that ranks of other hosts may reach this rank through, separated by commas ("eth0",
         "mlx5_0:1,mlx5_1:1"). By default the variable FERRY_NET_DEVICES, else every active port of an RDMA card and the
@@ -144,6 +144,11 @@ class Group(LatencyCalls):
     def num_ranks(self) -> int:
         """R."""
         return self._native.num_ranks
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks that share memory: rank r is in node ``r // ranks_per_node``."""
+        return self._native.ranks_per_node
 
     @property
     def backend(self) -> str:

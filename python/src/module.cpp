@@ -63,6 +63,7 @@ class PyGroup {
 
   int rank() const { return group_->rank(); }
   int num_ranks() const { return group_->num_ranks(); }
+  int ranks_per_node() const { return group_->topology().ranks_per_node; }
   std::string backend() const { return std::string(group_->backend()); }
 
   PlacedBuffer allocate(std::size_t num_bytes) {
@@ -318,6 +319,7 @@ NB_MODULE(_native, module) {
   nb::class_<PyGroup>(module, "Group")
       .def_prop_ro("rank", &PyGroup::rank)
       .def_prop_ro("num_ranks", &PyGroup::num_ranks)
+      .def_prop_ro("ranks_per_node", &PyGroup::ranks_per_node)
       .def_prop_ro("backend", &PyGroup::backend)
       .def("allocate", &PyGroup::allocate)
       .def("memory_usage", &PyGroup::memory_usage)

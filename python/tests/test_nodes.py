@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from network import skip_without_network
+from ranks import device_of, run_ranks
 from slabs import with_short_weights
 from test_compile import check_layer as check_compiled_layer
 from test_latency import check_results as check_latency
@@ -17,26 +18,16 @@ import ferry
 NUM_TOKENS = [7, 4]
 
 
-def nodes_work_here() -> bool:
-    """Queried in a separate process: the network's library would stay loaded in the ranks forked from this one."""
-    try:
-        run_ranks(2, lambda rank: ferry.Group(dist.group.WORLD, ranks_per_node=1).destroy())
-    except AssertionError as error:
-        if "Unsupported" in str(error):
-            return False
-        raise
-    return True
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _needs_a_network() -> None:
-    if not nodes_work_here():
-        pytest.skip("no network between nodes works here")
+    skip_without_network()
 
 
-def check_exchange(rank: int) -> None:
-    world = make_world(2, 6, NUM_TOKENS)
-    group = ferry.Group(dist.group.WORLD, ranks_per_node=1, transport="auto")
+def check_exchange(rank: int, kind: str) -> None:
+    device = device_of(rank, kind)
+    world = make_world(2, 6, NUM_TOKENS).to(device)
+    group = ferry.Group(dist.group.WORLD, device=device, ranks_per_node=1, transport="auto")
+    assert (group.num_ranks, group.ranks_per_node) == (2, 1)
     before = group.network_usage()
     assert before.transport == "ucx"
     assert [rail.rank for rail in before.rails] == [1 - rank]
@@ -51,8 +42,9 @@ def check_exchange(rank: int) -> None:
     sums = group.combine(routing, received.x).x
     # Each node returns the token unchanged, and twice a token is exact.
     factors = [len(world.ranks_of(rank, token)) for token in range(len(x))]
-    assert torch.equal(sums, x * torch.tensor(factors, dtype=x.dtype)[:, None])
+    assert torch.equal(sums, x * torch.tensor(factors, dtype=x.dtype, device=device)[:, None])
 
+    group.wait()
     sent = group.network_usage().sent_bytes - before.sent_bytes
     num_rows_out = sum(1 - rank in world.ranks_of(rank, token) for token in range(len(x)))
     num_rows_back = sum(rank in world.ranks_of(1 - rank, token) for token in range(NUM_TOKENS[1 - rank]))
@@ -60,23 +52,24 @@ def check_exchange(rank: int) -> None:
     group.destroy()
 
 
-def test_two_nodes_exchange_over_the_network() -> None:
-    run_ranks(2, check_exchange)
+def test_two_nodes_exchange_over_the_network(device: str) -> None:
+    run_ranks(2, check_exchange, device)
 
 
 @pytest.mark.parametrize("alignment", [1, 4])
-def test_gradients_over_two_nodes(alignment: int) -> None:
+def test_gradients_over_two_nodes(alignment: int, device: str) -> None:
     world = make_world(4, 7, [6, 0, 9, 3], hidden=HIDDEN, dtype=torch.float32)
-    run_ranks(4, check_layer, world, alignment, "cpu", 2)
+    run_ranks(4, check_layer, world, alignment, device, 2)
 
 
-def test_a_compiled_layer_over_two_nodes() -> None:
+def test_a_compiled_layer_over_two_nodes(device: str) -> None:
     world = make_world(2, 6, [7, 5], hidden=HIDDEN, dtype=torch.float32)
-    run_ranks(2, check_compiled_layer, world, 64, "aot_eager", "cpu", 1)
+    run_ranks(2, check_compiled_layer, world, 64, "aot_eager", device, 1)
 
 
 def check_one_node(rank: int) -> None:
     group = ferry.Group(dist.group.WORLD)
+    assert group.ranks_per_node == 2
     assert group.network_usage() == ferry.NetworkUsage("", ())
     group.destroy()
 
