@@ -18,7 +18,7 @@ from deep_ep._arguments import MAX_TOPK, check_table
 from ferry import InvalidArgument
 
 _ATTRIBUTE = "_ferry_routing"
-META_BYTES = 8
+_META_BYTES = 8
 
 Checked = dict[str, tuple[torch.dtype, tuple[int | str, ...]]]
 
@@ -103,7 +103,7 @@ class NodesHandle(NamedTuple):
         return {
             "is_token_in_rank": (torch.bool, ("T", num_ranks)),
             "recv_gbl_rank_prefix_sum": (torch.int32, (num_ranks,)),
-            "recv_src_meta": (torch.uint8, ("N", META_BYTES)),
+            "recv_src_meta": (torch.uint8, ("N", _META_BYTES)),
         }
 
 

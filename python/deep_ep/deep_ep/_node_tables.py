@@ -13,7 +13,7 @@ import torch
 
 import ferry
 from deep_ep._arguments import ROW_GRANULE_BYTES, align
-from deep_ep._handles import META_BYTES, NodesHandle, ids_of_mask
+from deep_ep._handles import NodesHandle, ids_of_mask
 from deep_ep._member import Member, Turn
 
 _MASK_BITS = 32
@@ -100,7 +100,7 @@ def _source_meta(
     nodes = torch.searchsorted(row_ends, rows, right=True, out_int32=True) // ranks_per_node
     is_spare = source_token < 0
     meta = torch.stack([nodes.masked_fill(is_spare, -1), masks.masked_fill(is_spare, 0)], dim=1)
-    return meta.view(torch.uint8).view(-1, META_BYTES)
+    return meta.view(torch.uint8)
 
 
 def _forward_index(in_node: torch.Tensor) -> torch.Tensor:
