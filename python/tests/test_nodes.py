@@ -11,7 +11,7 @@ from slabs import with_short_weights
 from test_compile import check_layer as check_compiled_layer
 from test_latency import check_results as check_latency
 from test_nn import HIDDEN, check_layer
-from world import make_world
+from world import World, make_world
 
 import ferry
 
@@ -65,6 +65,34 @@ def test_gradients_over_two_nodes(alignment: int, device: str) -> None:
 def test_a_compiled_layer_over_two_nodes(device: str) -> None:
     world = make_world(2, 6, [7, 5], hidden=HIDDEN, dtype=torch.float32)
     run_ranks(2, check_compiled_layer, world, 64, "aot_eager", device, 1)
+
+
+def check_replays(rank: int, world: World) -> None:
+    device = device_of(rank, "cuda")
+    mine = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device, ranks_per_node=1)
+    routing = group.route(mine.topk_idx[rank], num_experts=world.num_experts)
+    x = torch.zeros_like(mine.x[rank])
+    group.combine(routing, group.dispatch(routing, x).x)  # one-time setup of the first calls
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        received = group.dispatch(routing, x)
+        combined = group.combine(routing, received.x)
+    expected = torch.stack([mine.x[source][token] for source, token in world.rows_of(rank)])
+    factors = torch.tensor([len(world.ranks_of(rank, token)) for token in range(len(x))], device=device)
+    for scale in (1, 2):
+        x.copy_(mine.x[rank] * scale)
+        graph.replay()
+        group.wait()
+        assert torch.equal(received.x, expected * scale)
+        assert torch.equal(combined.x.float(), x.float() * factors.unsqueeze(1))
+    group.destroy()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU")
+def test_a_graph_replays_over_two_nodes() -> None:
+    run_ranks(2, check_replays, make_world(2, 6, NUM_TOKENS))
 
 
 def check_one_node(rank: int) -> None:

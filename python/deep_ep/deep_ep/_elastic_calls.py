@@ -332,7 +332,7 @@ def combine(
     single_rounding: bool,
     asked: Asked,
 ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-    """``single_rounding``: with an expanded handle, this rank's sums are sent in fp32."""
+    """``single_rounding``: sums of a rank and of a node are sent in fp32."""
     what = "combine"
     routes = _needs_route(member, handle)
     collectives = ("route", "combine") if routes else ("combine",)
@@ -351,6 +351,8 @@ def combine(
             y = reduce_slots(x, slots, torch.float32 if single_rounding else x.dtype)
             if topk_weights is not None:
                 weights = slot_weights(topk_weights, slots, handle._last_equal)
+        elif single_rounding and member.num_nodes > 1:
+            y = x.to(torch.float32)
         member.lane.wait(epilogue_after)
         combined = turn.combine(
             _routing_of(turn, handle, routes), y, weights=weights, bias=[tensor.to(y.dtype) for tensor in biases]

@@ -126,7 +126,9 @@ def test_contents_of_a_bounded_handle(device: str) -> None:
     run_ranks(2, check_contents, make_world(2, 6, [7, 4]), device, 1, 20)
 
 
-def sums_of_nodes(world: World, rank: int, per_node: int, biases: list[torch.Tensor]) -> torch.Tensor:
+def sums_of_nodes(
+    world: World, rank: int, per_node: int, biases: list[torch.Tensor], *, rounds_once: bool = False
+) -> torch.Tensor:
     """Sums of :func:`reference.scaled` rows: of each node in fp32 and rounded; then biases and nodes."""
     x = world.x[rank]
     out = torch.empty_like(x)
@@ -140,7 +142,7 @@ def sums_of_nodes(world: World, rank: int, per_node: int, biases: list[torch.Ten
             for other in ranks:
                 if other // per_node == node:
                     part = part + reference.scaled(x[token], other).float()
-            total = total + part.to(x.dtype).float()
+            total = total + (part if rounds_once else part.to(x.dtype).float())
         out[token] = total.to(x.dtype)
     return out
 
@@ -212,6 +214,24 @@ def check_scales(buffer: deep_ep.Buffer, world: World, rank: int, mine: Inputs, 
 @pytest.mark.parametrize(("num_ranks", "per_node"), [(4, 2), (3, 1)])
 def test_results(num_ranks: int, per_node: int, device: str) -> None:
     run_ranks(num_ranks, check_results, make_world(num_ranks, 12, [5, 8, 0, 6][:num_ranks]), device, per_node)
+
+
+def check_rounding(rank: int, world: World, device: str) -> None:
+    mine = inputs_of(world, rank, device_of(rank, device))
+    bias = (mine.x * 0.5).contiguous()
+    sums = []
+    for rounds_once in (False, True):
+        buffer = make_elastic(rank, device, ranks_per_node=2, allow_multiple_reduction=not rounds_once)
+        x, *_, handle, _ = buffer.dispatch(mine.x, mine.idx, mine.weights, num_experts=world.num_experts)
+        sums.append(buffer.combine(reference.scaled(x, rank), handle, bias=bias)[0])
+        expected = sums_of_nodes(world, rank, 2, [bias.cpu()], rounds_once=rounds_once)
+        assert torch.equal(sums[-1].cpu(), expected)
+        buffer.destroy()
+    assert not torch.equal(*sums), "the data shows the difference"
+
+
+def test_sums_that_are_rounded_once(device: str) -> None:
+    run_ranks(4, check_rounding, make_world(4, 12, [5, 8, 3, 6], num_topk=6), device)
 
 
 def check_refusals(rank: int, world: World) -> None:

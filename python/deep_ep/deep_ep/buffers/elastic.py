@@ -43,8 +43,8 @@ class ElasticBuffer(AbsentFamilies):
     group: a torch process group, used only while the buffer is created; or None and ``comm``, an mpi4py communicator.
     num_bytes: kept as an attribute; by default :meth:`get_buffer_size_hint` of the shape. Memory is taken as needed.
     num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch: the shape. M bounds later calls.
-    allow_multiple_reduction: False: combine of an expanded handle sums in fp32 over all ranks and rounds once; True: it
-        rounds on each rank first and sends half the bytes.
+    allow_multiple_reduction: False: combine sums in fp32 over all ranks and rounds once; True: it rounds on each rank
+        first, if the handle is expanded, and on each node, if there are several, and sends half the bytes.
     num_cpu_timeout_secs, num_gpu_timeout_secs: bounds every wait for another rank, on the CPU or on GPUs.
     num_cpu_bytes, deterministic (results always are), allow_hybrid_mode, prefer_overlap_with_compute, sl_idx,
         num_allocated_qps: accepted, without effect.
@@ -317,7 +317,13 @@ class ElasticBuffer(AbsentFamilies):
         """
         num_sms = num_sms or getattr(handle, "num_sms", 0)
         whole = self._member.whole
-        if whole is not None and previous_event_before_epilogue is None and not unknown:
+        rounds_once = not self.allow_multiple_reduction
+        if (
+            whole is not None
+            and previous_event_before_epilogue is None
+            and not unknown
+            and not (rounds_once and self._member.num_nodes > 1)
+        ):
             made = run_in_order(
                 self._member,
                 previous_event,
@@ -339,6 +345,6 @@ class ElasticBuffer(AbsentFamilies):
             topk_weights,
             bias,
             previous_event_before_epilogue,
-            single_rounding=not self.allow_multiple_reduction,
+            single_rounding=rounds_once,
             asked=Asked(previous_event, async_with_compute_stream, unknown, num_sms),
         )
