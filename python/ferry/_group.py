@@ -69,7 +69,7 @@ class Group(LatencyCalls):
         its group is noticed within a second, whatever the timeout.
     arena_bytes: most symmetric memory that this rank can use; address space only, memory is taken as needed.
     ranks_per_node: ranks that share memory, consecutive ones; 0: all of them. Fewer than a host has emulate nodes on
-        it. The same on every rank. GPU tensors over several nodes: no latency mode, and no :meth:`route` in a graph.
+        it. The same on every rank. What GPU tensors do not do over several nodes yet raises :class:`ferry.Unsupported`.
     transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
     net_devices: devices that ranks of other hosts may reach this rank through, separated by commas ("eth0",
         "mlx5_0:1,mlx5_1:1"). By default the variable FERRY_NET_DEVICES, else every active port of an RDMA card and the

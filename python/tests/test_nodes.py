@@ -119,6 +119,6 @@ def test_refusals() -> None:
     run_ranks(2, check_refusals)
 
 
-def test_latency_mode() -> None:
+def test_latency_mode(device: str) -> None:
     world = with_short_weights(make_world(3, 7, [5, 0, 9], hidden=272))
-    run_ranks(3, check_latency, world, 9, "cpu", 1)
+    run_ranks(3, check_latency, world, 9, device, 1)

@@ -167,10 +167,10 @@ def test_calls(num_experts: int, num_tokens: list[int], whole: bool, device: str
     run_ranks(len(num_tokens), check_calls, world, max(num_tokens) + 1, device, whole)
 
 
-def test_calls_over_nodes() -> None:
+def test_calls_over_nodes(device: str) -> None:
     skip_without_network()
     world = with_short_weights(make_world(3, 6, [4, 0, 9], hidden=512))
-    run_ranks(3, check_calls, world, 10, "cpu", True, 1)
+    run_ranks(3, check_calls, world, 10, device, True, 1)
 
 
 class Batch:
