@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ import ferry
 import reference
 
 NUM_CHANNELS = 3
+LOST_RANK = 1
 CONFIG = deep_ep.Config(num_sms=2 * NUM_CHANNELS)
 
 
@@ -264,6 +267,24 @@ def check_refusals(rank: int, world: World) -> None:
 
 def test_refusals() -> None:
     run_ranks(2, check_refusals, make_world(2, 6, [7, 5]))
+
+
+def check_a_lost_rank(rank: int, world: World) -> None:
+    buffer = make_buffer(rank, "cpu", ranks_per_node=2)
+    mine = inputs_of(world, rank, torch.device("cpu"))
+    dispatch(buffer, world, mine)
+    dist.barrier()  # what it has sent may be lost with it
+    if rank == LOST_RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(ferry.PeerLost) as caught:
+        dispatch(buffer, world, mine)
+    assert caught.value.peer == LOST_RANK
+    with pytest.raises(ferry.PeerLost):
+        dispatch(buffer, world, mine)
+
+
+def test_a_lost_rank_is_named_in_every_node() -> None:
+    run_ranks(4, check_a_lost_rank, make_world(4, 8, [7, 5, 6, 3]), lost=(LOST_RANK,))
 
 
 def check_variable(rank: int, world: World) -> None:
