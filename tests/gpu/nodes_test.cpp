@@ -147,6 +147,50 @@ TEST_P(GpuNodes, DifferentCallsAreToldApart) {
   });
 }
 
+/// Dispatch and combine recorded once, with a Routing of before; each replay moves what lies in the same memory then.
+TEST_P(GpuNodes, RecordedCallsAreReplayed) {
+  constexpr std::size_t kNumReplays = 4;
+  for (const MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain}) {
+    ExchangeCase spec;
+    spec.name = "replays";
+    spec.world = {.num_topk = 4, .num_experts = 3 * GetParam().num_ranks(), .max_tokens = 24};
+    spec.memory = memory;
+    spec.dispatches.assign(kNumReplays, {.hidden = 264, .num_scales = 3});
+    spec.combines.assign(kNumReplays, {.hidden = 264, .weighted = true, .num_biases = 1, .return_weights = true});
+    const PreparedCase prepared = prepare_on_nodes(spec);
+    run([&](RankContext& context, Group& group) {
+      const OwnedStream stream;
+      // Outside the graph first, as programs warm up: room for what forwarders keep is found there.
+      const Routing routing = check_route(context, group, prepared);
+      if (!routing.present()) return;
+      check_dispatch(context, group, routing, prepared, 0);
+      check_combine(context, group, routing, prepared, 0);
+      DispatchTensors dispatch(context, group, prepared, 0);
+      CombineTensors combine(context, group, prepared, 0);
+      meet(context);
+      CapturedGraph graph;
+      graph.begin(stream.get());
+      Status status = group.dispatch(routing, dispatch.in, dispatch.out, stream.get(), dispatch.options);
+      if (status.ok()) status = group.combine(routing, combine.in, combine.out, stream.get(), combine.options);
+      graph.end();
+      if (!context.expect_ok(status, "capturing")) return;
+      graph.prepare();
+      for (std::size_t replay = 0; replay < kNumReplays; ++replay) {
+        dispatch.refill(context, prepared, replay);
+        combine.refill(context, prepared, replay);
+        meet(context);  // nobody fills while others wait inside a kernel
+        graph.launch();
+        const std::string where = fmt::format("replay {}: ", replay);
+        if (!context.expect_ok(group.wait(stream.get()), where)) return;
+        dispatch.expect_received(context, where);
+        combine.expect_received(context, where);
+      }
+      meet(context);
+      check_case(context, group, prepared);
+    });
+  }
+}
+
 TEST_P(GpuNodes, UsageNamesTheRails) {
   const std::vector<PreparedCase> cases = random_cases(277, 1);
   run([&](RankContext& context, Group& group) {
