@@ -71,7 +71,7 @@ struct GroupOptions {
   std::string tuning_file{};
   /// Backend "cuda": symmetric memory that latency mode receives in, taken when the group is created; a multiple of a
   /// page is used. `latency_bytes_required` says how much calls need; calls that need more are kCapacity. 0: the group
-  /// makes no such calls. Other backends need none.
+  /// makes no such calls. Other backends need none, nor do groups of several nodes, which take none.
   std::size_t latency_bytes = 0;
   /// Latency mode goes on without ranks that are lost: a call of it that misses a rank masks it (see
   /// Group::latency_update_mask) instead of breaking the group. All other calls still need every rank. Such a group's

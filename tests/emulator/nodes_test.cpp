@@ -189,10 +189,12 @@ class Group {
       tensors.out_x = ranks_.allocate(rank, to_size(num_tokens * tensors.out_stride));
       tensors.out_weights = reinterpret_cast<float*>(ranks_.allocate(rank, to_size(num_tokens * spec_.num_topk * 4)));
       const cuda::RoutedTokens routed = routing_.routed(rank);
-      const auto staging = cuda::CombineStaging::at(
-          ranks_.allocate(rank, cuda::CombineStaging::at(nullptr, routed, tensors).size_bytes), routed, tensors);
       const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + rank);
-      enqueue([steps = combine_steps(ranks_.place(rank), identity(rank, 78), routed, tensors, staging, blocks),
+      const cuda::NodePlace place = ranks_.place(rank);
+      const std::size_t staging_bytes = cuda::CombineStaging::at(nullptr, place, routed, tensors, blocks).size_bytes;
+      const auto staging =
+          cuda::CombineStaging::at(ranks_.allocate(rank, staging_bytes), place, routed, tensors, blocks);
+      enqueue([steps = combine_steps(place, identity(rank, 78), routed, tensors, staging, blocks),
                stream = ranks_.stream(rank)] { cuda::launch(steps, stream); });
       call.tensors.push_back(tensors);
     }
@@ -215,7 +217,7 @@ class Group {
     }
   }
 
-  /// Queues all calls so far once more, as graphs that are replayed launch them: not a word of their parameters differs.
+  /// Queues all calls so far once more, as graphs that are replayed launch them: with the same parameters.
   void replay() const {
     for (const std::function<void()>& launch : recorded_) launch();
   }

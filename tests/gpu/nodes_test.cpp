@@ -7,6 +7,7 @@
 #include <random>
 
 #include "gpu/gpu_group.hpp"
+#include "gpu/latency_group.hpp"
 #include "net/loopback/faults.hpp"
 #include "support/device_memory.hpp"
 
@@ -187,6 +188,38 @@ TEST_P(GpuNodes, RecordedCallsAreReplayed) {
       }
       meet(context);
       check_case(context, group, prepared);
+    });
+  }
+}
+
+/// A dispatch of latency mode and a combine, whole and in halves, recorded once: each replay routes anew.
+TEST_P(GpuNodes, RecordedLatencyCallsAreReplayed) {
+  const std::vector<PreparedCase> cases =
+      latency_cases_of_equal_shapes(GetParam().num_ranks(), 4, true, GetParam().ranks_per_node);
+  for (const bool split : {false, true}) {
+    run([&](RankContext& context, Group& group) {
+      const OwnedStream stream;
+      LatencyPair pair(context, group, cases.back());
+      // Outside the graph first, as programs warm up: room for what forwarders keep is found there.
+      if (!context.expect_ok(pair.start(group, stream.get(), split), "outside the graph")) return;
+      if (!context.expect_ok(group.wait(stream.get()), "outside the graph")) return;
+      pair.expect_received(context);
+      meet(context);
+      CapturedGraph graph;
+      graph.begin(stream.get());
+      const Status captured = pair.start(group, stream.get(), split);
+      graph.end();
+      if (!context.expect_ok(captured, "capturing")) return;
+      graph.prepare();
+      for (const PreparedCase& one : cases) {
+        pair.refill(context, one);
+        meet(context);  // nobody fills while others wait inside a kernel
+        graph.launch();
+        if (!context.expect_ok(group.wait(stream.get()), one.spec.name)) return;
+        pair.expect_received(context);
+      }
+      meet(context);
+      check_latency_case(context, group, cases.front(), Halves::kSplit);
     });
   }
 }
