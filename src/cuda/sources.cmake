@@ -19,9 +19,11 @@ set(ferry_cuda_sources
     cuda/context/parts.cpp
     cuda/context/peer_watch.cpp
     cuda/context/rail_link.cpp
+    cuda/internode/bounded_route.cpp
     cuda/internode/channel_tables.cpp
     cuda/internode/combine.cpp
     cuda/internode/dispatch.cpp
+    cuda/internode/kernel_routing.cpp
     cuda/internode/latency.cpp
     cuda/internode/node_route_steps.cpp
     cuda/internode/node_tables.cpp

@@ -159,6 +159,8 @@ class Layer {
     cuda::CombineSteps combine;
   };
 
+  bool is_slab() const { return world_.options.layout == Layout::kSlab; }
+
   /// Numbers of the order of 1 as bf16.
   void fill_rows(oracle::Bytes& bytes, std::byte* to) {
     std::normal_distribution<float> normal;
@@ -189,7 +191,7 @@ class Layer {
     const std::int64_t num_tokens = world_.ranks[to_size(rank)].num_tokens;
     const std::int64_t capacity = world_.options.slab_capacity;
     own.num_local = first_of_rank_[to_size(rank) + 1] - first_of_rank_[to_size(rank)];
-    own.num_rows = own.num_local * capacity;
+    own.num_rows = is_slab() ? own.num_local * capacity : world_.max_recv_rows[to_size(rank)];
     own.ids = allocate<std::int64_t>(rank, num_tokens * world_.num_topk);
     own.weights = allocate<float>(rank, num_tokens * world_.num_topk);
     own.num_tokens = allocate<std::int32_t>(rank, 1);
@@ -209,15 +211,17 @@ class Layer {
     input.num_topk = world_.num_topk;
     input.num_experts = static_cast<int>(world_.options.num_experts);
     input.num_local_experts = static_cast<int>(own.num_local);
-    input.layout = Layout::kSlab;
+    input.layout = world_.options.layout;
+    input.expert_alignment = world_.options.expert_alignment;
     input.slab_capacity = capacity;
-    input.latency = true;
+    input.max_recv_rows = is_slab() ? 0 : own.num_rows;
+    input.latency = is_slab();
     input.placement = {owners_.data(), local_expert_.data(), by_owner_.data(), first_of_rank_.data()};
     const Topology topology = ranks_.topology(rank);
     const auto shape = cuda::bounded_tables(topology, input, own.num_rows, true);
     const std::size_t tables_bytes = cuda::NodeTables::at(nullptr, shape).size_bytes;
     input.tables = cuda::NodeTables::at(ranks_.allocate(rank, tables_bytes), shape);
-    input.source_ranges = allocate<std::int32_t>(rank, own.num_local * num_ranks() * 2);
+    if (is_slab()) input.source_ranges = allocate<std::int32_t>(rank, own.num_local * num_ranks() * 2);
     const cuda::RoutedTokens routed = cuda::bounded_tokens(topology, input, own.num_rows);
     const cuda::NodePlace place = ranks_.place(rank);
     const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes);
@@ -230,10 +234,19 @@ class Layer {
     rows.x = own.x;
     rows.x_stride = rows.row_bytes = rows.out.x_stride = kRowBytes;
     rows.scales = {own.scales, kScales, 4, kScales, 1};
-    // Column by column in each expert's slab, with a gap between slabs.
-    const std::int64_t slab = capacity * kScales + 5;
-    rows.out.scales =
-        own.out_scales = {allocate<std::byte>(rank, own.num_local * slab * 4), kScales, 4, 1, capacity, capacity, slab};
+    // Column by column, in slabs with a gap between them.
+    const std::int64_t slab_scales = capacity * kScales + 5;
+    own.out_scales.num_scales = kScales;
+    own.out_scales.element_bytes = 4;
+    own.out_scales.row_stride = 1;
+    own.out_scales.column_stride = is_slab() ? capacity : own.num_rows;
+    if (is_slab()) {
+      own.out_scales.slab_rows = capacity;
+      own.out_scales.slab_stride = slab_scales;
+    }
+    own.out_scales.data =
+        allocate<std::byte>(rank, (is_slab() ? own.num_local * slab_scales : own.num_rows * kScales) * 4);
+    rows.out.scales = own.out_scales;
     rows.format = plan::TokenRecord::of({kScales * 4, world_.num_topk, false, false, false});
     rows.out.x = own.out_x;
     const std::size_t rows_bytes = cuda::DispatchStaging::at(nullptr, routed, rows).size_bytes;
@@ -263,9 +276,17 @@ class Layer {
     EXPECT_EQ(tables.summary->num_used_rows, expected.num_used_rows);
     EXPECT_TRUE(equal(expected.slots, tables.slots));
     EXPECT_TRUE(equal(expected.num_rows_per_local_expert, tables.rows_per_expert));
-    EXPECT_TRUE(equal(expected.expert_row_offsets, tables.row_offsets));
+    EXPECT_TRUE(equal(expected.expert_row_offsets, tables.row_offsets));  // none in kTokens
     EXPECT_TRUE(equal(expected.source, reinterpret_cast<const oracle::Source*>(tables.source)));
     EXPECT_TRUE(equal(world_.ranks[to_size(rank)].topk_idx, tables.ids));
+    for (int source = 0; source < num_ranks(); ++source) {
+      if (world_.options.layout != Layout::kTokens) break;
+      for (int to = 0; to < num_ranks(); ++to) {
+        EXPECT_EQ(tables.rank_counts[source * num_ranks() + to],
+                  routings_[to_size(to)].num_rows_from_rank[to_size(source)]);
+      }
+    }
+    if (!is_slab()) return;
     EXPECT_TRUE(equal(oracle::source_ranges(world_, expected),
                       reinterpret_cast<const oracle::SourceRange*>(own_[to_size(rank)].input.source_ranges)));
   }
@@ -302,13 +323,21 @@ std::vector<Case> cases() {
   all[2].world.pattern = test::RoutingPattern::kDuplicates;
   all[2].world.custom_placement = true;
   all[3].world.num_topk = 9;
+  // Bounded routes of the other layouts.
+  for (const Layout layout : {Layout::kTokens, Layout::kExperts}) {
+    Case one{.world = slab_world(5)};
+    one.world.layout = layout;
+    one.world.expert_alignment = 3;
+    one.world.fixed_rows = 100;
+    all.push_back(one);
+  }
   return all;
 }
 
-class NodesLatency : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(, NodesLatency, testing::ValuesIn(cases()));
+class NodesRoute : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(, NodesRoute, testing::ValuesIn(cases()));
 
-TEST_P(NodesLatency, RoutesDispatchesAndCombines) {
+TEST_P(NodesRoute, IsWhatDispatchAndCombineNeed) {
   Layer layer(GetParam());
   layer.fill();
   layer.launch();
@@ -317,7 +346,7 @@ TEST_P(NodesLatency, RoutesDispatchesAndCombines) {
   EXPECT_TRUE(layer.ranks().is_drained());
 }
 
-TEST(NodesLatencyReplayed, RoutesAnewWhatLiesInTheSameMemory) {
+TEST(NodesRouteReplayed, RoutesAnewWhatLiesInTheSameMemory) {
   Case one{.world = slab_world(11)};
   one.world.counts = test::TokenCounts::kEven;
   one.world.fixed_rows = 4 * one.world.max_tokens;
@@ -334,7 +363,7 @@ TEST(NodesLatencyReplayed, RoutesAnewWhatLiesInTheSameMemory) {
 }
 
 /// Every rank finds that by itself, names the same, and moves nothing in the combine on that Routing either.
-TEST(NodesLatencyRefused, ABadIdAndAFullSlab) {
+TEST(NodesRouteRefused, ABadIdAndAFullSlab) {
   Case one{.world = slab_world(21)};
   one.world.counts = test::TokenCounts::kEven;
   one.world.idle_tail = false;

@@ -192,6 +192,47 @@ TEST_P(GpuNodes, RecordedCallsAreReplayed) {
   }
 }
 
+/// The same with a route of bounded rows and tokens in the graph: each replay routes anew.
+TEST_P(GpuNodes, RecordedRoutesAreReplayed) {
+  constexpr std::int64_t kNumTokens = 24;
+  for (const Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab}) {
+    std::vector<PreparedCase> cases;
+    for (std::uint64_t i = 0; i < 4; ++i) {
+      ExchangeCase one;
+      one.name = fmt::format("replay {}", i);
+      one.world = {.num_topk = 4, .num_experts = 10, .max_tokens = kNumTokens, .layout = layout};
+      one.world.pattern = static_cast<RoutingPattern>(i * 3 % 5);
+      one.world.fixed_rows = kNumTokens * GetParam().num_ranks() * (layout == Layout::kExperts ? 4 : 1);
+      one.world.seed = 901 + 2 * i;  // odd: tokens are bounded
+      one.dispatches = {{.hidden = 264, .num_scales = 3, .zero_padding = true}};
+      one.combines = {{.hidden = 264, .weighted = true, .num_biases = 1, .return_weights = true}};
+      cases.push_back(prepare_on_nodes(one));
+    }
+    run([&](RankContext& context, Group& group) {
+      const OwnedStream stream;
+      check_case(context, group, cases.back());
+      Round round(context, group, cases.front());
+      round.keep_routing = true;
+      meet(context);
+      CapturedGraph graph;
+      graph.begin(stream.get());
+      const bool captured = round.start(context, group, stream.get());
+      graph.end();
+      if (!captured) return;
+      graph.prepare();
+      for (const PreparedCase& one : cases) {
+        round.refill(context, one);
+        meet(context);  // nobody fills while others wait inside a kernel
+        graph.launch();
+        if (!context.expect_ok(group.wait(stream.get()), one.spec.name)) return;
+        round.expect_received(context);
+        expect_routing(context, group, round.routing, one, Counts::kInMemory);
+      }
+      meet(context);
+    });
+  }
+}
+
 /// A dispatch of latency mode and a combine, whole and in halves, recorded once: each replay routes anew.
 TEST_P(GpuNodes, RecordedLatencyCallsAreReplayed) {
   const std::vector<PreparedCase> cases =

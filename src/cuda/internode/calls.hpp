@@ -72,6 +72,9 @@ Status make_dispatch(Context& context, const DispatchRun& run);
 /// The same of a combine.
 Status make_combine(Context& context, const CombineCall& call, const RoutedTokens& routed, bool captured);
 
+/// A route whose rows and tokens are bounded, once it is checked.
+Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements& placements, const RouteCall& call,
+                                                    bool captured);
 Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, CallScratch& scratch,
                                             const RouteCall& call);
 Status dispatch(Context& context, const DispatchCall& call);

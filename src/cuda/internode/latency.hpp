@@ -42,8 +42,6 @@ class NodesLatency {
   Result<std::shared_ptr<RoutingState>> make_dispatch(const LatencyDispatchCall& call);
   Status make_combine(const LatencyCombineCall& call);
   Status make_receive(const LatencyReceiveCall& call, bool& made);
-  Result<std::shared_ptr<NodesLatencyRouting>> begin_routing(const LatencyDispatchCall& call, bool captured,
-                                                             NodeRouteInput& input);
   Context& context_;
   Placements& placements_;
   const SideStream* side_;

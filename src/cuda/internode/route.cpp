@@ -250,15 +250,16 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
                                           const RouteCall& call) {
   if (Status status = status_of(call.record); !status.ok()) return refuse(context, call.record, call.stream, status);
   const Parts& parts = context.parts();
-  Router router(context, scratch, call);
   const Result<bool> captured = context.check_stream(to_string(Operation::kRoute), call.stream);
   Status status = captured.status();
-  if (status.ok() && *captured) {
-    status = Status(ErrorCode::kUnsupported,
-                    "route: the stream is being captured, and over several nodes the hosts route; route before the "
-                    "capture, and use the Routing in it");
+  if (status.ok() && *captured && call.options.max_tokens == 0) {
+    status = Status(ErrorCode::kInvalidArgument,
+                    "route: the stream is being captured, and the hosts must wait for the counts; give max_tokens and "
+                    "max_recv_rows, or max_tokens and layout kSlab, or route before the capture");
   }
   if (status.ok()) status = check_route_memory(call, *parts.arena);
+  if (status.ok() && call.options.max_tokens > 0) return bounded_route(context, placements, call, *captured);
+  Router router(context, scratch, call);
   if (status.ok()) status = router.prepare(placements);
   Result<RouteReport> report = RouteReport::take(parts);
   if (status.ok()) status = report.status();
