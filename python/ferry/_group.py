@@ -76,7 +76,7 @@ class Group(LatencyCalls):
         one interface that leads to rank 0.
     tuning_file: on GPUs, kernel settings that ``ferry tune --out`` wrote; may differ by rank. By default the file that
         the variable FERRY_TUNING names, if it is set; "builtin": none.
-    latency_bytes: on GPUs, memory for :meth:`latency_dispatch` and :meth:`latency_combine`, at least
+    latency_bytes: on GPUs of one node, memory for :meth:`latency_dispatch` and :meth:`latency_combine`, at least
         :func:`ferry.latency_bytes_required`; 0: the group makes no such calls. The same on every rank.
     mask_lost_ranks: calls of latency mode go on without ranks that are lost, see :meth:`latency_update_mask`, instead
         of raising; all other calls still need every rank. CPU ranks of one node only. The same on every rank.
@@ -195,6 +195,7 @@ class Group(LatencyCalls):
         expert_alignment: int = 1,
         slab_capacity: int = 0,
         max_recv_rows: int = 0,
+        max_tokens: int = 0,
         expert_to_rank: Sequence[int] | None = None,
     ) -> Routing[Group]:
         """Exchange counts and determine where every token goes. Collective.
@@ -206,12 +207,23 @@ class Group(LatencyCalls):
             each local expert.
         max_recv_rows: outputs have this many rows instead of as many as arrive; if more arrive, CapacityExceeded is
             raised.
+        max_tokens: bound on T of any rank, the same on every rank, for routes whose rows are bounded on all of them.
+            Over several nodes GPUs then route without the host, so that a graph may capture it. More tokens raise
+            CapacityExceeded. Changes no result.
         expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
         """
         if expert_to_rank is None and layout in LAYOUTS:
             number = LAYOUTS.index(layout)
             made = self._calls.route(
-                self, topk_idx, topk_weights, num_experts, number, expert_alignment, slab_capacity, max_recv_rows
+                self,
+                topk_idx,
+                topk_weights,
+                num_experts,
+                number,
+                expert_alignment,
+                slab_capacity,
+                max_recv_rows,
+                max_tokens,
             )
             if made is not None:
                 if self._in_flight.calls_dropped:
@@ -226,6 +238,7 @@ class Group(LatencyCalls):
                 int(expert_alignment),
                 int(slab_capacity),
                 int(max_recv_rows),
+                int(max_tokens),
                 [int(rank) for rank in expert_to_rank] if expert_to_rank is not None else [],
                 self._memory.stream(),
             )
@@ -442,7 +455,7 @@ class Group(LatencyCalls):
         return tuple(view_of(tensor, operation, name, self.device) for name, tensor in tensors.items())
 
     def _refuse_route(self) -> None:
-        self._notify_peers(self._native.route, None, None, 1, 0, 1, 0, 0, [], self._memory.stream())
+        self._notify_peers(self._native.route, None, None, 1, 0, 1, 0, 0, 0, [], self._memory.stream())
 
     def _refuse(self, call: Callable[..., object], routing: object) -> None:
         native = routing._native if isinstance(routing, Routing) and routing.group is self else _native.Routing()

@@ -61,6 +61,7 @@ class Calls:
         expert_alignment: object,
         slab_capacity: object,
         max_recv_rows: object,
+        max_tokens: object,
     ) -> Any: ...
     def dispatch(
         self,
@@ -139,6 +140,7 @@ class Group:
         expert_alignment: int,
         slab_capacity: int,
         max_recv_rows: int,
+        max_tokens: int,
         expert_to_rank: Sequence[int],
         stream: int,
     ) -> Routing: ...

@@ -98,7 +98,7 @@ class PyGroup {
 
   PlacedRouting route(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_experts, int layout,
                       std::int64_t expert_alignment, std::int64_t slab_capacity, std::int64_t max_recv_rows,
-                      std::vector<std::int32_t> expert_to_rank, std::uintptr_t stream) {
+                      std::int64_t max_tokens, std::vector<std::int32_t> expert_to_rank, std::uintptr_t stream) {
     const RouteInput in{view_of(topk_idx, place_), view_of(topk_weights, place_)};
     RouteOptions options;
     options.num_experts = num_experts;
@@ -106,6 +106,7 @@ class PyGroup {
     options.expert_alignment = expert_alignment;
     options.slab_capacity = slab_capacity;
     options.max_recv_rows = max_recv_rows;
+    options.max_tokens = max_tokens;
     options.expert_to_rank = std::move(expert_to_rank);
     Result<Routing> routing = [&] {
       const nb::gil_scoped_release released;
@@ -326,7 +327,7 @@ NB_MODULE(_native, module) {
       .def("trim", &PyGroup::trim)
       .def("network_usage", &PyGroup::network_usage)
       .def("route", &PyGroup::route, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a, "layout"_a,
-           "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "expert_to_rank"_a, "stream"_a)
+           "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "max_tokens"_a, "expert_to_rank"_a, "stream"_a)
       .def("dispatch", &PyGroup::dispatch, "routing"_a, "inputs"_a, "outputs"_a, "stream"_a, "zero_padding"_a,
            "kernel"_a, "quantize"_a = 0)
       .def("combine", &PyGroup::combine)

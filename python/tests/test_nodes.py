@@ -90,9 +90,45 @@ def check_replays(rank: int, world: World) -> None:
     group.destroy()
 
 
-@pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU")
+def check_routes_anew(rank: int, worlds: list[World]) -> None:
+    device = device_of(rank, "cuda")
+    group = ferry.Group(dist.group.WORLD, device=device, ranks_per_node=1)
+    idx, x = worlds[0].topk_idx[rank].to(device), worlds[0].x[rank].to(device)
+    most = max(NUM_TOKENS)
+
+    def layer() -> tuple[ferry.Routing, ferry.Received, ferry.Combined]:
+        routing = group.route(idx, num_experts=worlds[0].num_experts, max_recv_rows=2 * most, max_tokens=most)
+        received = group.dispatch(routing, x)
+        return routing, received, group.combine(routing, received.x)
+
+    layer()  # one-time setup of the first calls
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _, received, combined = layer()
+    for world in worlds:
+        idx.copy_(world.topk_idx[rank])
+        x.copy_(world.x[rank])
+        graph.replay()
+        group.wait()
+        expected = torch.stack([world.x[source][token] for source, token in world.rows_of(rank)])
+        assert torch.equal(received.x[: len(expected)].cpu(), expected)
+        factors = torch.tensor([len(world.ranks_of(rank, token)) for token in range(len(x))], device=device)
+        assert torch.equal(combined.x.float(), x.float() * factors.unsqueeze(1))
+    group.destroy()
+
+
+needs_gpu = pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU")
+
+
+@needs_gpu
 def test_a_graph_replays_over_two_nodes() -> None:
     run_ranks(2, check_replays, make_world(2, 6, NUM_TOKENS))
+
+
+@needs_gpu
+def test_a_graph_routes_anew_over_two_nodes() -> None:
+    run_ranks(2, check_routes_anew, [make_world(2, 6, NUM_TOKENS, seed=seed) for seed in (0, 1)])
 
 
 def check_one_node(rank: int) -> None:

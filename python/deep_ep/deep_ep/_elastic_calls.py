@@ -80,8 +80,10 @@ def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions,
         _check_new(member, rows, how, to)
         epilogue_after = event_of(how.before_epilogue, f"{what}: previous_event_before_epilogue")
         call.takes(rows, scales, how.topk_weights, to.topk_idx, to.expert_stats)
-        most_rows = member.num_ranks * to.num_max_tokens_per_rank
-        routing = turn.route(to.topk_idx, num_experts=to.num_experts, max_recv_rows=0 if exact else most_rows)
+        most = 0 if exact else to.num_max_tokens_per_rank
+        routing = turn.route(
+            to.topk_idx, num_experts=to.num_experts, max_recv_rows=member.num_ranks * most, max_tokens=most
+        )
         if not to.expand:
             member.lane.wait(epilogue_after)
         # Rows of an exact route are known to it; others dispatch has to mark, past the last.
@@ -275,8 +277,13 @@ def _knows_counts(handle: EPHandle) -> bool:
 
 def _routing_of(turn: Turn, handle: EPHandle, routes: bool) -> ferry.Routing:
     if routes:
-        most_rows = 0 if _knows_counts(handle) else handle.num_recv_tokens
-        handle._routing = turn.route(handle.topk_idx, num_experts=handle.num_experts, max_recv_rows=most_rows)
+        bounded = not _knows_counts(handle)
+        handle._routing = turn.route(
+            handle.topk_idx,
+            num_experts=handle.num_experts,
+            max_recv_rows=handle.num_recv_tokens if bounded else 0,
+            max_tokens=handle.num_max_tokens_per_rank if bounded else 0,
+        )
     return handle._routing
 
 

@@ -90,10 +90,14 @@ class Turn:
         self._routing = routing
         return routing
 
-    def route(self, topk_idx: torch.Tensor, *, num_experts: int, max_recv_rows: int = 0) -> ferry.Routing:
+    def route(
+        self, topk_idx: torch.Tensor, *, num_experts: int, max_recv_rows: int = 0, max_tokens: int = 0
+    ) -> ferry.Routing:
         """One row per token and rank; without weights, which each dispatch takes itself."""
         with self._making("route"):
-            self._routing = self._group.route(topk_idx, num_experts=num_experts, max_recv_rows=max_recv_rows)
+            self._routing = self._group.route(
+                topk_idx, num_experts=num_experts, max_recv_rows=max_recv_rows, max_tokens=max_tokens
+            )
             return self._routing
 
     def rail_route(self, topk_idx: torch.Tensor, *, num_experts: int) -> ferry.Routing:
