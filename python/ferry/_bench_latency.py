@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import ferry
+from ferry._bench_layer import own_arguments
 
 ORDERS = ("exact", "rank_sums")
 _WARM_UP = 20
@@ -72,7 +73,9 @@ def _ferry_calls(options: argparse.Namespace, batch: Batch, device: torch.device
             dispatch_row_bytes=options.hidden + scale_bytes if quantise else options.hidden * _BF16_BYTES,
             combine_row_bytes=options.hidden * _BF16_BYTES,
         )
-    group = ferry.Group(dist.group.WORLD, device=device, latency_bytes=latency_bytes)
+    group = ferry.Group(
+        dist.group.WORLD, device=device, ranks_per_node=options.ranks_per_node, latency_bytes=latency_bytes
+    )
     shape = _slab_shape(options, num_tokens)
     slab = group.empty(shape, dtype=torch.float8_e4m3fn if quantise else torch.bfloat16)
     outputs = group.empty(shape)
@@ -104,7 +107,7 @@ def _ferry_calls(options: argparse.Namespace, batch: Batch, device: torch.device
 def _deep_ep_calls(options: argparse.Namespace, batch: Batch, device: torch.device) -> Calls:
     import deep_ep  # not needed for anything else here
 
-    num_tokens, num_ranks, on_gpu = len(batch.rows), dist.get_world_size(), device.type == "cuda"
+    num_tokens, num_ranks = len(batch.rows), dist.get_world_size()
     num_bytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(num_tokens, options.hidden, num_ranks, options.experts)
     buffer = deep_ep.Buffer(
         dist.group.WORLD,
@@ -112,7 +115,7 @@ def _deep_ep_calls(options: argparse.Namespace, batch: Batch, device: torch.devi
         num_bytes,
         low_latency_mode=True,
         num_qps_per_rank=options.experts // num_ranks,
-        **({} if on_gpu else {"device": device}),
+        **own_arguments(options, device),
     )
     outputs = torch.zeros(_slab_shape(options, num_tokens), dtype=torch.bfloat16, device=device)
 

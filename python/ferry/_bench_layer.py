@@ -75,7 +75,7 @@ def _draw(options: argparse.Namespace, num_tokens: int, device: torch.device) ->
 
 
 def _ferry_layer(options: argparse.Namespace, device: torch.device) -> Layer:
-    group = ferry.Group(dist.group.WORLD, device=device)
+    group = ferry.Group(dist.group.WORLD, device=device, ranks_per_node=options.ranks_per_node)
     last: ferry.Routing | None = None
 
     def run(batch: Batch, iteration: int, done: Done) -> torch.Tensor:
@@ -97,22 +97,28 @@ def _ferry_layer(options: argparse.Namespace, device: torch.device) -> Layer:
     return Layer(run, again, group.destroy)
 
 
+def own_arguments(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """What only this deep_ep's constructors take, where it is needed: the others measure the same program."""
+    arguments: dict[str, Any] = {} if device.type == "cuda" else {"device": device}
+    return arguments | ({"ranks_per_node": options.ranks_per_node} if options.ranks_per_node else {})
+
+
 def _deep_ep_layer(options: argparse.Namespace, device: torch.device) -> Layer:
     import deep_ep  # not needed for anything else here
 
-    on_gpu = device.type == "cuda"
-    buffer = deep_ep.Buffer(dist.group.WORLD, _BUFFER_BYTES, 0, **({} if on_gpu else {"device": device}))
+    buffer = deep_ep.Buffer(dist.group.WORLD, _BUFFER_BYTES, 0, **own_arguments(options, device))
     last: Any = None
 
     def run(batch: Batch, iteration: int, done: Done) -> torch.Tensor:
         nonlocal last
         ids = batch.ids[iteration]
-        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, options.experts)
+        per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, options.experts)
         done("layout")
         x = batch.rows if batch.scales is None else (batch.rows, batch.scales)
         _, _, weights, _, last, _ = buffer.dispatch(
             x,
             num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_node,
             is_token_in_rank=in_rank,
             num_tokens_per_expert=per_expert,
             topk_idx=ids,

@@ -12,25 +12,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ferry import _native
-from ferry._bootstrap import bootstrap_for, is_of_gpus
+from ferry._bootstrap import bootstrap_for
+from ferry._dispatch_outputs import allocate_outputs
 from ferry._eager import eager
-from ferry._errors import FerryError, InvalidArgument, Unsupported
+from ferry._errors import FerryError, InvalidArgument
+from ferry._group_arguments import (
+    ARRIVAL_TIMEOUT_S,
+    CALL_TIMEOUT_S,
+    DEFAULT_ARENA_BYTES,
+    MASK_TIMEOUT_S,
+    device_of,
+    kernel_options,
+    timeout_ns,
+    two_biases,
+    width_of,
+)
 from ferry._latency import InFlight, LatencyCalls
-from ferry._memory import Wanted, memory_of
+from ferry._memory import memory_of
 from ferry._network import NetworkUsage, RailUsage
-from ferry._quantize import Quantization, number_of, wanted_rows
+from ferry._quantize import Quantization, number_of
 from ferry._routing import LAYOUTS, ChannelTables, Combined, Layout, Received, Routing, check_routing
 from ferry._tensors import View, view_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-_NS_PER_S = 1_000_000_000
-_DEFAULT_ARENA_BYTES = 32 << 30  # kDefaultArenaBytes: address space, not memory
-_CALL_TIMEOUT_S = 600.0  # kDefaultCallTimeoutNs
-_ARRIVAL_TIMEOUT_S = 50.0  # kDefaultTimeoutNs
-_MASK_TIMEOUT_S = 100.0  # kDefaultMaskTimeoutNs
-_MAX_BIASES = 2
 _keys = itertools.count(1)
 _groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
 # Arguments of a call that is made only to be refused.
@@ -45,40 +51,6 @@ def group_of(key: int) -> Group:
     if group is None:
         raise InvalidArgument(f"group is {key}, expected the key of a ferry.Group of this process that still exists")
     return group
-
-
-def _width_of(tensor: torch.Tensor, what: str) -> int:
-    if not isinstance(tensor, torch.Tensor) or tensor.dim() < 1:
-        raise InvalidArgument(f"{what}: expected a torch.Tensor of rows, got {type(tensor).__name__}")
-    return tensor.shape[-1]
-
-
-def _timeout_ns(timeout: float | datetime.timedelta) -> int:
-    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
-    if not 0 < seconds < 2**33:
-        raise InvalidArgument(f"Group: timeout is {seconds} s, expected more than 0 and less than 2**33")
-    return int(seconds * _NS_PER_S)
-
-
-def _device_of(device: torch.device | str | int | None, group: Any) -> torch.device:
-    if device is None:
-        device = "cuda" if is_of_gpus(group) else "cpu"
-    chosen = torch.device(device)
-    if chosen.type == "cpu":
-        return torch.device("cpu")  # tensors are on "cpu", not on "cpu:0"
-    if chosen.type != "cuda":
-        raise Unsupported(f"Group: device is {chosen}, expected cpu or cuda")
-    if not torch.cuda.is_available():
-        raise Unsupported(f"Group: device is {chosen}, but torch finds no GPU on this machine; use device='cpu'")
-    num_devices = torch.cuda.device_count()
-    index = torch.cuda.current_device() if chosen.index is None else chosen.index
-    if index >= num_devices:
-        raise InvalidArgument(f"Group: device is {chosen}, expected cuda:0 to cuda:{num_devices - 1}")
-    return torch.device("cuda", index)
-
-
-def _kernel(num_sms: int) -> tuple[int, int, int]:
-    return int(num_sms), 0, 0
 
 
 class Group(LatencyCalls):
@@ -96,8 +68,9 @@ class Group(LatencyCalls):
         that a launcher's ranks have to arrive. By default 600 for calls and 50 to arrive. A rank that dies or leaves
         its group is noticed within a second, whatever the timeout.
     arena_bytes: most symmetric memory that this rank can use; address space only, memory is taken as needed.
-    ranks_per_node: ranks that share memory, consecutive ones; 0: those of each host. With several nodes, only CPU
-        tensors. The same on every rank.
+    ranks_per_node: ranks that share memory, consecutive ones; 0: those of each host. Fewer than a host has emulate nodes
+        on it. The same on every rank. What GPU tensors do not do over several nodes yet raises
+        :class:`ferry.Unsupported`.
     transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
     ring_memory: where ranks of GPUs have their rings between nodes: "host", "gpu" (GPUDirect; cannot be had yet) or
         "auto" (the variable FERRY_RING_MEMORY if it is set, else the best that can be had). The same on every rank.
@@ -106,7 +79,7 @@ class Group(LatencyCalls):
         GPU (for CPU tensors every active port) and the one interface that leads to rank 0.
     tuning_file: on GPUs, kernel settings that ``ferry tune --out`` wrote; may differ by rank. By default the file that
         the variable FERRY_TUNING names, if it is set; "builtin": none.
-    latency_bytes: on GPUs, memory for :meth:`latency_dispatch` and :meth:`latency_combine`, at least
+    latency_bytes: on GPUs of one node, memory for :meth:`latency_dispatch` and :meth:`latency_combine`, at least
         :func:`ferry.latency_bytes_required`; 0: the group makes no such calls. The same on every rank.
     mask_lost_ranks: calls of latency mode go on without ranks that are lost, see :meth:`latency_update_mask`, instead
         of raising; all other calls still need every rank. Ranks of one node only. The same on every rank.
@@ -123,7 +96,7 @@ class Group(LatencyCalls):
         comm: Any = None,
         device: torch.device | str | int | None = None,
         timeout: float | datetime.timedelta | None = None,
-        arena_bytes: int = _DEFAULT_ARENA_BYTES,
+        arena_bytes: int = DEFAULT_ARENA_BYTES,
         ranks_per_node: int = 0,
         transport: str = "auto",
         ring_memory: str = "auto",
@@ -131,19 +104,19 @@ class Group(LatencyCalls):
         tuning_file: str = "",
         latency_bytes: int = 0,
         mask_lost_ranks: bool = False,
-        mask_timeout: float | datetime.timedelta = _MASK_TIMEOUT_S,
+        mask_timeout: float | datetime.timedelta = MASK_TIMEOUT_S,
     ) -> None:
-        self.device = _device_of(device, group)
+        self.device = device_of(device, group)
         if latency_bytes < 0:
             raise InvalidArgument(f"Group: latency_bytes is {latency_bytes}, expected at least 0")
-        timeout_ns = _timeout_ns(_CALL_TIMEOUT_S if timeout is None else timeout)
-        bootstrap = bootstrap_for(group, comm, _timeout_ns(_ARRIVAL_TIMEOUT_S if timeout is None else timeout))
+        call_timeout_ns = timeout_ns(CALL_TIMEOUT_S if timeout is None else timeout)
+        bootstrap = bootstrap_for(group, comm, timeout_ns(ARRIVAL_TIMEOUT_S if timeout is None else timeout))
         on_gpu = self.device.type == "cuda"
         self._native = _native.create_group(
             bootstrap,
             self.device.type,
             self.device.index if on_gpu else -1,
-            timeout_ns,
+            call_timeout_ns,
             arena_bytes,
             ranks_per_node,
             transport,
@@ -152,7 +125,7 @@ class Group(LatencyCalls):
             tuning_file,
             latency_bytes,
             bool(mask_lost_ranks),
-            _timeout_ns(mask_timeout),
+            timeout_ns(mask_timeout),
         )
         self._in_flight = InFlight()
         self._memory = memory_of(self._native, self.device)
@@ -176,6 +149,11 @@ class Group(LatencyCalls):
     def num_ranks(self) -> int:
         """R."""
         return self._native.num_ranks
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks that share memory: rank r is in node ``r // ranks_per_node``."""
+        return self._native.ranks_per_node
 
     @property
     def backend(self) -> str:
@@ -222,6 +200,7 @@ class Group(LatencyCalls):
         expert_alignment: int = 1,
         slab_capacity: int = 0,
         max_recv_rows: int = 0,
+        max_tokens: int = 0,
         expert_to_rank: Sequence[int] | None = None,
     ) -> Routing[Group]:
         """Exchange counts and determine where every token goes. Collective.
@@ -233,12 +212,23 @@ class Group(LatencyCalls):
             each local expert.
         max_recv_rows: outputs have this many rows instead of as many as arrive; if more arrive, CapacityExceeded is
             raised.
+        max_tokens: bound on T of any rank, the same on every rank, for routes whose rows are bounded on all of them.
+            Over several nodes GPUs then route without the host, so that a graph may capture it. More tokens raise
+            CapacityExceeded. Changes no result.
         expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
         """
         if expert_to_rank is None and layout in LAYOUTS:
             number = LAYOUTS.index(layout)
             made = self._calls.route(
-                self, topk_idx, topk_weights, num_experts, number, expert_alignment, slab_capacity, max_recv_rows
+                self,
+                topk_idx,
+                topk_weights,
+                num_experts,
+                number,
+                expert_alignment,
+                slab_capacity,
+                max_recv_rows,
+                max_tokens,
             )
             if made is not None:
                 if self._in_flight.calls_dropped:
@@ -253,6 +243,7 @@ class Group(LatencyCalls):
                 int(expert_alignment),
                 int(slab_capacity),
                 int(max_recv_rows),
+                int(max_tokens),
                 [int(rank) for rank in expert_to_rank] if expert_to_rank is not None else [],
                 self._memory.stream(),
             )
@@ -328,8 +319,10 @@ class Group(LatencyCalls):
                     self._in_flight.made_whole()
                 return made
         try:
-            received = self._allocate_outputs(routing, x, scales, topk_weights, out, out_scales, tables, quantize)
-            stream, kernel = self._memory.stream(), _kernel(num_sms)
+            received = allocate_outputs(
+                self._memory, routing, x, scales, topk_weights, out, out_scales, tables, quantize
+            )
+            stream, kernel = self._memory.stream(), kernel_options(num_sms)
         except Exception:
             self._refuse(self._native.dispatch, routing)
             raise
@@ -375,17 +368,14 @@ class Group(LatencyCalls):
                 return made
         try:
             check_routing(routing, "combine")
-            biases = [bias] if isinstance(bias, torch.Tensor) else list(bias or [])
-            if len(biases) > _MAX_BIASES:
-                raise InvalidArgument(f"combine: {len(biases)} biases, expected at most two; add them first")
-            first, second = biases + [None] * (_MAX_BIASES - len(biases))
+            first, second = two_biases(bias)
             tokens = routing.num_tokens
             if out is None:
-                out = torch.empty(tokens, _width_of(x, "combine: x"), dtype=x.dtype, device=self.device)
+                out = torch.empty(tokens, width_of(x, "combine: x"), dtype=x.dtype, device=self.device)
             sums = None
             if weights is not None:
                 sums = torch.empty(tokens, routing.num_topk, dtype=torch.float32, device=self.device)
-            stream, kernel = self._memory.stream(), _kernel(num_sms)
+            stream, kernel = self._memory.stream(), kernel_options(num_sms)
         except Exception:
             self._refuse(self._native.combine, routing)
             raise
@@ -444,46 +434,6 @@ class Group(LatencyCalls):
             self._in_flight.clear()
             self._memory.close()
 
-    def _allocate_outputs(
-        self,
-        routing: Routing,
-        x: torch.Tensor,
-        scales: torch.Tensor | None,
-        topk_weights: torch.Tensor | None,
-        out: torch.Tensor | None,
-        out_scales: torch.Tensor | None,
-        tables: bool,
-        quantize: Quantization | None,
-    ) -> Received:
-        """The outputs of a dispatch, allocated where the caller gave none."""
-        check_routing(routing, "dispatch")
-        has_scales = scales is not None or quantize is not None
-        if out is not None and not tables and (not has_scales or out_scales is not None):
-            return Received(out, out_scales, None, None)
-        rows = routing.num_recv_rows
-        of_tokens = routing.layout == "tokens"
-        wanted: dict[str, Wanted] = {}
-        if quantize is not None:
-            of_rows, of_scales = wanted_rows(quantize, rows, _width_of(x, "dispatch: x"))
-            if out is None:
-                wanted["x"] = Wanted(*of_rows, moves=True)
-            if out_scales is None:
-                wanted["scales"] = Wanted(*of_scales)
-        elif out is None:
-            wanted["x"] = Wanted((rows, _width_of(x, "dispatch: x")), x.dtype, moves=True)
-        if scales is not None and quantize is None and out_scales is None:
-            wanted["scales"] = Wanted((rows, _width_of(scales, "dispatch: scales")), scales.dtype)
-        if tables and of_tokens:
-            wanted["topk_idx"] = Wanted((rows, routing.num_topk), torch.int64)
-        if tables and (topk_weights is not None or routing.has_weights):
-            wanted["topk_weights"] = Wanted((rows, routing.num_topk) if of_tokens else (rows,), torch.float32)
-        made = dict(zip(wanted, self._memory.outputs(list(wanted.values())), strict=True))
-        if routing.is_bounded and "topk_idx" in made:
-            made["topk_idx"].fill_(-1)  # if too many rows came, nothing is written: no garbage to index with
-        return Received(
-            made.get("x", out), made.get("scales", out_scales), made.get("topk_idx"), made.get("topk_weights")
-        )
-
     def _exchange(
         self,
         operation: str,
@@ -510,7 +460,7 @@ class Group(LatencyCalls):
         return tuple(view_of(tensor, operation, name, self.device) for name, tensor in tensors.items())
 
     def _refuse_route(self) -> None:
-        self._notify_peers(self._native.route, None, None, 1, 0, 1, 0, 0, [], self._memory.stream())
+        self._notify_peers(self._native.route, None, None, 1, 0, 1, 0, 0, 0, [], self._memory.stream())
 
     def _refuse(self, call: Callable[..., object], routing: object) -> None:
         native = routing._native if isinstance(routing, Routing) and routing.group is self else _native.Routing()

@@ -61,6 +61,7 @@ class Calls:
         expert_alignment: object,
         slab_capacity: object,
         max_recv_rows: object,
+        max_tokens: object,
     ) -> Any: ...
     def dispatch(
         self,
@@ -123,6 +124,8 @@ class Group:
     @property
     def num_ranks(self) -> int: ...
     @property
+    def ranks_per_node(self) -> int: ...
+    @property
     def backend(self) -> str: ...
     def allocate(self, num_bytes: int, /) -> Buffer: ...
     def memory_usage(self) -> tuple[int, int, int]: ...
@@ -137,6 +140,7 @@ class Group:
         expert_alignment: int,
         slab_capacity: int,
         max_recv_rows: int,
+        max_tokens: int,
         expert_to_rank: Sequence[int],
         stream: int,
     ) -> Routing: ...

@@ -133,6 +133,7 @@ def describe(options: argparse.Namespace, device: torch.device) -> dict[str, Any
         "process_group": dist.get_backend(),
         "shape": {
             "ranks": dist.get_world_size(),
+            "ranks_per_node": options.ranks_per_node,
             "tokens": options.tokens if options.layer or options.latency else options.tokens[0],
             "hidden": options.hidden,
             "topk": options.topk,
@@ -161,7 +162,7 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]
     topk_idx = scores.topk(options.topk, dim=1).indices.to(device)
     x = torch.randn(num_tokens, options.hidden, generator=generator).to(device, torch.bfloat16)
 
-    group = ferry.Group(dist.group.WORLD, device=device)
+    group = ferry.Group(dist.group.WORLD, device=device, ranks_per_node=options.ranks_per_node)
     routing = group.route(topk_idx, num_experts=options.experts)
     other = AllToAll(topk_idx, options.experts, num_ranks)
     received = group.dispatch(routing, x, tables=False).x
@@ -272,6 +273,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ferry.bench", description=__doc__.split("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=8, help="rank processes to start (ignored under torchrun)")
     parser.add_argument(
+        "--ranks-per-node",
+        type=int,
+        default=0,
+        help="ranks that share memory; fewer than a host has emulate nodes on it",
+    )
+    parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if each rank has one"
     )
     parser.add_argument(
@@ -301,6 +308,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name in ("ranks", "hidden", "topk", "experts", "iterations"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}, expected at least 1")
+    if options.ranks_per_node < 0:
+        parser.error(f"--ranks-per-node is {options.ranks_per_node}, expected at least 0")
     if min(options.tokens) < 1:
         parser.error(f"--tokens: {min(options.tokens)}, expected at least 1")
     if options.layer and options.latency:

@@ -85,7 +85,8 @@ class ExpertParallel(torch.nn.Module):
     zeros) to a multiple of this, as grouped matrix products require.
     host_offsets: ``experts`` receives Python integers, for which the host waits; otherwise a tensor on the group's
     device, and torch.compile needs no graph break.
-    max_recv_rows: see :meth:`ferry.Group.route`; with it and without host_offsets the host never waits.
+    max_recv_rows: see :meth:`ferry.Group.route`; with it and without host_offsets the host never waits, over several
+    nodes if max_tokens is given too.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ExpertParallel(torch.nn.Module):
         expert_alignment: int = 1,
         host_offsets: bool = True,
         max_recv_rows: int = 0,
+        max_tokens: int = 0,
     ) -> None:
         super().__init__()
         self.group = group
@@ -103,6 +105,7 @@ class ExpertParallel(torch.nn.Module):
         self.expert_alignment = expert_alignment
         self.host_offsets = host_offsets
         self.max_recv_rows = max_recv_rows
+        self.max_tokens = max_tokens
         self._group_key = group.key
         self._num_local_experts = (group.rank + 1) * num_experts // group.num_ranks - (
             group.rank * num_experts // group.num_ranks
@@ -129,6 +132,7 @@ class ExpertParallel(torch.nn.Module):
             layout="experts",
             expert_alignment=self.expert_alignment,
             max_recv_rows=self.max_recv_rows,
+            max_tokens=self.max_tokens,
         )
         rows, _, weights = dispatch(routing, x, topk_weights)
         offsets = routing.expert_row_offsets if self.host_offsets else routing.expert_row_offsets_tensor
@@ -144,7 +148,14 @@ class ExpertParallel(torch.nn.Module):
     ) -> torch.Tensor:
         layout, most = "experts", self.max_recv_rows
         handle = ops.route(
-            topk_idx, topk_weights.detach(), self._group_key, self.num_experts, layout, self.expert_alignment, most
+            topk_idx,
+            topk_weights.detach(),
+            self._group_key,
+            self.num_experts,
+            layout,
+            self.expert_alignment,
+            most,
+            self.max_tokens,
         )
         rows, _, weights = ops.dispatch(handle, x, topk_weights, layout, most)
         offsets = ops.expert_row_offsets(handle, self._num_local_experts)

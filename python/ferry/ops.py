@@ -42,6 +42,7 @@ def route(
     layout: str = "tokens",
     expert_alignment: int = 1,
     max_recv_rows: int = 0,
+    max_tokens: int = 0,
 ) -> torch.Tensor:
     """As :meth:`ferry.Group.route`. ``group`` is :attr:`ferry.Group.key`. Returns an opaque handle for the operators
     here: pass the tensor itself, not a copy. Collective.
@@ -53,6 +54,7 @@ def route(
         layout=layout,
         expert_alignment=expert_alignment,
         max_recv_rows=max_recv_rows,
+        max_tokens=max_tokens,
     )
     handle = torch.empty(1, dtype=torch.uint8, device=topk_idx.device)
     setattr(handle.untyped_storage(), _LINK, routing)
@@ -60,7 +62,7 @@ def route(
 
 
 @route.register_fake
-def _(topk_idx, topk_weights, group, num_experts, layout="tokens", expert_alignment=1, max_recv_rows=0):
+def _(topk_idx, topk_weights, group, num_experts, layout="tokens", expert_alignment=1, max_recv_rows=0, max_tokens=0):
     return topk_idx.new_empty(1, dtype=torch.uint8)
 
 

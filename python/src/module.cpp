@@ -65,6 +65,7 @@ class PyGroup {
 
   int rank() const { return group_->rank(); }
   int num_ranks() const { return group_->num_ranks(); }
+  int ranks_per_node() const { return group_->topology().ranks_per_node; }
   std::string backend() const { return std::string(group_->backend()); }
 
   PlacedBuffer allocate(std::size_t num_bytes) {
@@ -99,7 +100,7 @@ class PyGroup {
 
   PlacedRouting route(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_experts, int layout,
                       std::int64_t expert_alignment, std::int64_t slab_capacity, std::int64_t max_recv_rows,
-                      std::vector<std::int32_t> expert_to_rank, std::uintptr_t stream) {
+                      std::int64_t max_tokens, std::vector<std::int32_t> expert_to_rank, std::uintptr_t stream) {
     const RouteInput in{view_of(topk_idx, place_), view_of(topk_weights, place_)};
     RouteOptions options;
     options.num_experts = num_experts;
@@ -107,6 +108,7 @@ class PyGroup {
     options.expert_alignment = expert_alignment;
     options.slab_capacity = slab_capacity;
     options.max_recv_rows = max_recv_rows;
+    options.max_tokens = max_tokens;
     options.expert_to_rank = std::move(expert_to_rank);
     Result<Routing> routing = [&] {
       const nb::gil_scoped_release released;
@@ -320,13 +322,14 @@ NB_MODULE(_native, module) {
   nb::class_<PyGroup>(module, "Group")
       .def_prop_ro("rank", &PyGroup::rank)
       .def_prop_ro("num_ranks", &PyGroup::num_ranks)
+      .def_prop_ro("ranks_per_node", &PyGroup::ranks_per_node)
       .def_prop_ro("backend", &PyGroup::backend)
       .def("allocate", &PyGroup::allocate)
       .def("memory_usage", &PyGroup::memory_usage)
       .def("trim", &PyGroup::trim)
       .def("network_usage", &PyGroup::network_usage)
       .def("route", &PyGroup::route, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a, "layout"_a,
-           "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "expert_to_rank"_a, "stream"_a)
+           "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "max_tokens"_a, "expert_to_rank"_a, "stream"_a)
       .def("dispatch", &PyGroup::dispatch, "routing"_a, "inputs"_a, "outputs"_a, "stream"_a, "zero_padding"_a,
            "kernel"_a, "quantize"_a = 0)
       .def("combine", &PyGroup::combine)

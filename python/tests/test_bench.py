@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch.multiprocessing as mp
+from network import skip_without_network
 
 from ferry import bench
 
@@ -49,6 +50,13 @@ def test_compares_both_ways(tmp_path: pathlib.Path) -> None:
     assert [line["op"] for line in result["results"]] == ["dispatch", "combine"]
     for line in result["results"]:
         assert line["times_faster"] == line["all_to_all_ms"] / line["ferry_ms"]
+
+
+@pytest.mark.parametrize("what", [["--layer"], ["--layer", "--api", "deep_ep"], ["--latency", "--api", "deep_ep"]])
+def test_measures_over_nodes(what: list[str], measure: Measure) -> None:
+    skip_without_network()
+    result, _ = measure(*what, "--device", "cpu", "--ranks-per-node", "1")
+    assert result["shape"]["ranks_per_node"] == 1
 
 
 @pytest.mark.parametrize("api", ["ferry", "deep_ep"])

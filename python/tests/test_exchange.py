@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from network import skip_without_network
 from ranks import device_of, run_ranks
 from world import World, make_world
 
@@ -118,6 +119,31 @@ def check_slab(rank: int, world: World, kind: str) -> None:
         group.route(ids, num_experts=world.num_experts, layout="slab", slab_capacity=capacity)
         group.wait()  # rows are bounded: on a GPU nothing waits for the counts before this
     group.destroy()
+
+
+def check_bounds(rank: int, world: World, kind: str, ranks_per_node: int) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device, ranks_per_node=ranks_per_node)
+    idx, x = world.topk_idx[rank], world.x[rank]
+    bounds = {"max_recv_rows": 20, "max_tokens": 8}
+    routing = group.route(idx, num_experts=world.num_experts, **bounds)
+    exact = group.route(idx, num_experts=world.num_experts)
+    rows = group.dispatch(exact, x).x
+    assert torch.equal(group.dispatch(routing, x).x[: len(rows)], rows)
+    assert torch.equal(routing.slots, exact.slots)
+    with pytest.raises(ferry.InvalidArgument, match="max_recv_rows"):
+        group.route(idx, num_experts=world.num_experts, max_tokens=8)
+    with pytest.raises(ferry.CapacityExceeded, match="max_tokens"):
+        group.route(idx, num_experts=world.num_experts, **bounds | {"max_tokens": len(idx) - 1})
+    group.destroy()
+
+
+@pytest.mark.parametrize("ranks_per_node", [0, 1])
+def test_routes_of_bounded_tokens(ranks_per_node: int, device: str) -> None:
+    if ranks_per_node:
+        skip_without_network()
+    run_ranks(2, check_bounds, make_world(2, 4, [8, 8], num_topk=2), device, ranks_per_node)
 
 
 def test_slabs(device: str) -> None:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import ferry
 from deep_ep._arguments import align
+from deep_ep._domains import variable_ranks_per_node
 from deep_ep._num_sms import Suggested
 
 __all__ = ["Config", "combine_config", "dispatch_config", "low_latency_bytes"]
 
-_RANKS_PER_NODE = 8
+_RANKS_PER_NODE = 8  # of the first generation
 _BYTES_ALIGNMENT = 128
 _MAX_TOPK = 128
 _ID_BYTES = 8
@@ -21,12 +22,17 @@ _INT_BYTES = 4
 DEFAULT_NUM_SMS = Suggested(20)
 
 
+def _ranks_per_node() -> int:
+    return variable_ranks_per_node() or _RANKS_PER_NODE
+
+
 class Config:
     """Chunk sizes and multiprocessors of the first generation.
 
     ``num_sms`` decides how many columns the prefix matrices of a handle have (one per two). If the client chose it,
     here or by ``Buffer.set_num_sms``, it is also the most multiprocessors of a GPU that a call uses. The others decide
-    only the size hints. Raises ValueError where the first generation would refuse them.
+    only the size hints: rings between nodes are made with a group, before it has seen a Config. Raises ValueError where
+    the first generation would refuse them.
     """
 
     def __init__(
@@ -73,29 +79,33 @@ class Config:
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes that the first generation uses inside a node for tokens of ``hidden_bytes``."""
-        num_nodes = -(-num_ranks // _RANKS_PER_NODE)
-        rings = self.num_sms // 2 * min(num_ranks, _RANKS_PER_NODE)
+        per_node = _ranks_per_node()
+        num_nodes = -(-num_ranks // per_node)
+        rings = self.num_sms // 2 * min(num_ranks, per_node)
         record = hidden_bytes + _META_BYTES + _MAX_TOPK * (_ID_BYTES + 4) + _SCALES_BYTES
         flags = rings * (2 * num_nodes + 3) * _INT_BYTES
         return align(flags + rings * self.num_max_nvl_chunked_recv_tokens * record, _BYTES_ALIGNMENT)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes that the first generation uses between nodes; 0 for up to 8 ranks."""
-        if num_ranks <= _RANKS_PER_NODE:
+        """Bytes that the first generation uses between nodes; 0 for one node: 8 ranks, or as many as the environment
+        variable DEEP_EP_RANKS_PER_NODE says.
+        """
+        per_node = _ranks_per_node()
+        if num_ranks <= per_node:
             return 0
-        rings = self.num_sms // 2 * -(-num_ranks // _RANKS_PER_NODE)
+        rings = self.num_sms // 2 * -(-num_ranks // per_node)
         record = hidden_bytes + _META_BYTES + _MAX_TOPK * (_ID_BYTES + 4) + _SCALES_BYTES + 16
-        flags = rings * (2 * _RANKS_PER_NODE + 2) * 2 * _INT_BYTES
+        flags = rings * (2 * per_node + 2) * 2 * _INT_BYTES
         return align(flags + 2 * rings * self.num_max_rdma_chunked_recv_tokens * record, _BYTES_ALIGNMENT)
 
 
 def dispatch_config(num_sms: int, num_ranks: int) -> Config:
     """For any number of ranks: Ferry has no chunks to tune, so one configuration serves each kind of topology."""
-    return Config(num_sms, 6, 256, 6, 128) if num_ranks <= _RANKS_PER_NODE else Config(num_sms, 8, 288, 16, 128)
+    return Config(num_sms, 6, 256, 6, 128) if num_ranks <= _ranks_per_node() else Config(num_sms, 8, 288, 16, 128)
 
 
 def combine_config(num_sms: int, num_ranks: int) -> Config:
-    return Config(num_sms, 4, 256, 6, 128) if num_ranks <= _RANKS_PER_NODE else Config(num_sms, 2, 288, 8, 128)
+    return Config(num_sms, 4, 256, 6, 128) if num_ranks <= _ranks_per_node() else Config(num_sms, 2, 288, 8, 128)
 
 
 def low_latency_bytes(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:

@@ -80,8 +80,10 @@ def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions,
         _check_new(member, rows, how, to)
         epilogue_after = event_of(how.before_epilogue, f"{what}: previous_event_before_epilogue")
         call.takes(rows, scales, how.topk_weights, to.topk_idx, to.expert_stats)
-        most_rows = member.num_ranks * to.num_max_tokens_per_rank
-        routing = turn.route(to.topk_idx, num_experts=to.num_experts, max_recv_rows=0 if exact else most_rows)
+        most = 0 if exact else to.num_max_tokens_per_rank
+        routing = turn.route(
+            to.topk_idx, num_experts=to.num_experts, max_recv_rows=member.num_ranks * most, max_tokens=most
+        )
         if not to.expand:
             member.lane.wait(epilogue_after)
         # Rows of an exact route are known to it; others dispatch has to mark, past the last.
@@ -275,8 +277,13 @@ def _knows_counts(handle: EPHandle) -> bool:
 
 def _routing_of(turn: Turn, handle: EPHandle, routes: bool) -> ferry.Routing:
     if routes:
-        most_rows = 0 if _knows_counts(handle) else handle.num_recv_tokens
-        handle._routing = turn.route(handle.topk_idx, num_experts=handle.num_experts, max_recv_rows=most_rows)
+        bounded = not _knows_counts(handle)
+        handle._routing = turn.route(
+            handle.topk_idx,
+            num_experts=handle.num_experts,
+            max_recv_rows=handle.num_recv_tokens if bounded else 0,
+            max_tokens=handle.num_max_tokens_per_rank if bounded else 0,
+        )
     return handle._routing
 
 
@@ -332,7 +339,7 @@ def combine(
     single_rounding: bool,
     asked: Asked,
 ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-    """``single_rounding``: with an expanded handle, this rank's sums are sent in fp32."""
+    """``single_rounding``: sums of a rank and of a node are sent in fp32."""
     what = "combine"
     routes = _needs_route(member, handle)
     collectives = ("route", "combine") if routes else ("combine",)
@@ -351,6 +358,8 @@ def combine(
             y = reduce_slots(x, slots, torch.float32 if single_rounding else x.dtype)
             if topk_weights is not None:
                 weights = slot_weights(topk_weights, slots, handle._last_equal)
+        elif single_rounding and member.num_nodes > 1:
+            y = x.to(torch.float32)
         member.lane.wait(epilogue_after)
         combined = turn.combine(
             _routing_of(turn, handle, routes), y, weights=weights, bias=[tensor.to(y.dtype) for tensor in biases]

@@ -1,9 +1,10 @@
-"""Handles of the first generation: six tensors, and how the ferry Routing is found from them.
+"""Handles of the first generation: plain tensors, and how the ferry Routing is found from them. Groups of one node have
+six, those of several nodes ten.
 
-The first tensor, which is never empty and has the same shape on every rank, carries its Routing as an attribute of its
-storage. The storage is shared by every tensor object on the same memory (autograd's saved tensors are new ones), and
-the attribute lives exactly as long as the storage. A copy (a clone, a round trip to another device) has another
-storage; then the tensors contain enough to route again.
+One tensor, the carrier, has its Routing as an attribute of its storage. It is made for the handle, is never empty and
+has the same shape on every rank. The storage is shared by every tensor object on the same memory (autograd's saved
+tensors are new ones), and the attribute lives exactly as long as the storage. A copy (a clone, a round trip to another
+device) has another storage; then the tensors contain enough to route again.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from deep_ep._arguments import MAX_TOPK, check_table
 from ferry import InvalidArgument
 
 _ATTRIBUTE = "_ferry_routing"
+_META_BYTES = 8
+
+Checked = dict[str, tuple[torch.dtype, tuple[int | str, ...]]]
 
 
 class Handle(NamedTuple):
-    """Clients get these as a plain tuple."""
+    """Of a group of one node. Clients get these as a plain tuple."""
 
     rank_prefix_matrix: torch.Tensor
     """[R, R] i32: [i, j] is the number of tokens that ranks 0 to i send to rank j."""
@@ -35,9 +39,80 @@ class Handle(NamedTuple):
     send_head: torch.Tensor
     """[T, R] i32: index of the token among those this rank sends to rank r; -1: not sent there."""
 
+    carrier_idx = 0
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.recv_src_idx.shape[0]
+
+    @staticmethod
+    def checked(num_ranks: int) -> Checked:
+        """The tensors that calls use."""
+        return {
+            "rank_prefix_matrix": (torch.int32, (num_ranks, num_ranks)),
+            "recv_src_idx": (torch.int32, ("N",)),
+            "is_token_in_rank": (torch.bool, ("T", num_ranks)),
+        }
+
+
+class NodesHandle(NamedTuple):
+    """Of a group of D nodes. Clients get these as a plain tuple.
+
+    A rank *forwards* the tokens that come to its node from the ranks of its rail: those with its index in their nodes,
+    itself included. F is their number; they are ordered by source node, then token.
+    """
+
+    is_token_in_rank: torch.Tensor
+    """[T, R] bool."""
+    rdma_channel_prefix_matrix: torch.Tensor
+    """[D, C] i32: [d, c] is the number of tokens that channels 0 to c of this rank send to node d."""
+    gbl_channel_prefix_matrix: torch.Tensor
+    """[R, C] i32: [r, c] is the number of tokens that channels 0 to c of this rank send to rank r."""
+    recv_rdma_channel_prefix_matrix: torch.Tensor
+    """[D, C] i32: [d, c] is the number of tokens that this rank forwards from channels 0 to c of its rail's rank in
+    node d.
+    """
+    recv_rdma_rank_prefix_sum: torch.Tensor
+    """[D] i32: the tokens that this rank forwards from nodes 0 to d. The last is F."""
+    recv_gbl_channel_prefix_matrix: torch.Tensor
+    """[R, C] i32: [r, c] is the first row of channel c of rank r."""
+    recv_gbl_rank_prefix_sum: torch.Tensor
+    """[R] i32: the rows from ranks 0 to r."""
+    recv_src_meta: torch.Tensor
+    """[N, 8] u8, two i32: the node that the row's token comes from, and a bit for each rank of this node that the token
+    goes to, of the first 32. -1 and 0 in rows without a token.
+    """
+    send_rdma_head: torch.Tensor
+    """[T, D] i32: index of the token among those this rank sends to node d; -1: not sent there."""
+    send_nvl_head: torch.Tensor
+    """[F, 8], or as many columns as a node has ranks if they are more, i32: index of the token among those this rank
+    forwards to rank j of its node; -1: not sent there.
+    """
+
+    carrier_idx = 6
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.recv_src_meta.shape[0]
+
+    @staticmethod
+    def checked(num_ranks: int) -> Checked:
+        """The tensors that calls use."""
+        return {
+            "is_token_in_rank": (torch.bool, ("T", num_ranks)),
+            "recv_gbl_rank_prefix_sum": (torch.int32, (num_ranks,)),
+            "recv_src_meta": (torch.uint8, ("N", _META_BYTES)),
+        }
+
+
+AnyHandle = Handle | NodesHandle
+Form = type[Handle] | type[NodesHandle]
+
 
 class Link(NamedTuple):
-    """Attribute of a handle's first tensor."""
+    """Attribute of a handle's carrier."""
 
     routing: ferry.Routing
     knows_topk: bool
@@ -46,42 +121,39 @@ class Link(NamedTuple):
     """
 
 
-def attach(handle: Handle, link: Link) -> None:
-    setattr(handle.rank_prefix_matrix.untyped_storage(), _ATTRIBUTE, link)
+def attach(handle: AnyHandle, link: Link) -> None:
+    setattr(handle[handle.carrier_idx].untyped_storage(), _ATTRIBUTE, link)
 
 
-def attached(handle: Any, group: ferry.Group) -> Link | None:
+def attached(handle: Any, form: Form, group: ferry.Group) -> Link | None:
     """The link, if the handle's tensors are those that dispatch of this group returned."""
-    first = handle[0] if isinstance(handle, (tuple, list)) and handle else None
-    if not isinstance(first, torch.Tensor) or first.is_meta:
+    if not isinstance(handle, (tuple, list)) or len(handle) <= form.carrier_idx:
         return None
-    link = getattr(first.untyped_storage(), _ATTRIBUTE, None)
+    carrier = handle[form.carrier_idx]
+    if not isinstance(carrier, torch.Tensor) or carrier.is_meta:
+        return None
+    link = getattr(carrier.untyped_storage(), _ATTRIBUTE, None)
     return link if link is not None and link.routing.group is group else None
 
 
-def is_copy(handle: Any, device: torch.device) -> bool:
-    """Six tensors on the device: if they are not linked to a routing, they are copies."""
+def is_copy(handle: Any, form: Form, device: torch.device) -> bool:
+    """As many tensors as a handle has, on the device: if they are not linked to a routing, they are copies."""
     return (
         isinstance(handle, (tuple, list))
-        and len(handle) == len(Handle._fields)
+        and len(handle) == len(form._fields)
         and all(isinstance(tensor, torch.Tensor) and tensor.device == device for tensor in handle)
     )
 
 
-def unpack(handle: Any, operation: str, num_ranks: int, device: torch.device) -> Handle:
+def unpack(handle: Any, operation: str, form: Form, num_ranks: int, device: torch.device) -> AnyHandle:
     """Checks the tensors of a handle that are used."""
-    if not isinstance(handle, (tuple, list)) or len(handle) != len(Handle._fields):
+    if not isinstance(handle, (tuple, list)) or len(handle) != len(form._fields):
         shown = f"{len(handle)} elements" if isinstance(handle, (tuple, list)) else f"a {type(handle).__name__}"
         raise InvalidArgument(
-            f"{operation}: handle is {shown}, expected the {len(Handle._fields)} tensors that dispatch returned"
+            f"{operation}: handle is {shown}, expected the {len(form._fields)} tensors that dispatch returned"
         )
-    tensors = Handle(*handle)
-    shapes: dict[str, tuple[torch.dtype, tuple[int | str, ...]]] = {
-        "rank_prefix_matrix": (torch.int32, (num_ranks, num_ranks)),
-        "recv_src_idx": (torch.int32, ("N",)),
-        "is_token_in_rank": (torch.bool, ("T", num_ranks)),
-    }
-    for name, (dtype, shape) in shapes.items():
+    tensors = form(*handle)
+    for name, (dtype, shape) in form.checked(num_ranks).items():
         check_table(getattr(tensors, name), f"{operation}: handle's {name}", device, dtype, shape)
     return tensors
 

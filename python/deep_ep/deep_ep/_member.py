@@ -11,6 +11,7 @@ import torch
 import ferry
 from deep_ep._arguments import MAX_TOPK, align, ignore_unknown
 from deep_ep._device import choose_device
+from deep_ep._domains import choose_ranks_per_node
 from deep_ep._ep_handle import EPHandle
 from deep_ep._handles import Link
 from deep_ep._num_sms import Suggested, bound_of
@@ -20,6 +21,10 @@ from deep_ep.utils.event import EventOverlap
 from ferry import FerryError, InvalidArgument, _native
 
 _I32_PER_ROW_GRANULE = 4
+
+_ROUTES = ("route", "rail_route")
+# Which route a collective's routing comes from.
+_ROUTE_OF = {"dispatch": "route", "combine": "route", "rail_dispatch": "rail_route"}
 
 # Classes that native calls make or know.
 _TYPES = (EventOverlap, Suggested, Link, EPHandle)
@@ -40,8 +45,9 @@ class Turn:
     If the operation fails before it has made all of them, its peers must not be left waiting in the next: it makes the
     remaining calls without arguments, which refuses them on every rank.
 
-    Collectives: "route"; "dispatch" and "combine" with the operation's own routing; "gather", a dispatch with the
-    member's own, which does not depend on a route of the operation; "latency_dispatch" and "latency_combine".
+    Collectives: "route"; "dispatch" and "combine" with the operation's own routing; "rail_route" and "rail_dispatch",
+    a second pair; "gather", a dispatch with the member's own, which does not depend on a route of the operation;
+    "latency_dispatch" and "latency_combine".
     """
 
     def __init__(self, member: Member, collectives: Sequence[str], exact_route: bool) -> None:
@@ -50,8 +56,9 @@ class Turn:
         self._left = list(collectives)
         self._exact_route = exact_route
         self._all_know = False
-        self._route_failed = False
+        self._failed_routes: set[str] = set()
         self._routing: ferry.Routing | None = None
+        self._rail_routing: ferry.Routing | None = None
         self.num_sms = 0
         """The most multiprocessors of each dispatch and combine; 0: ferry's own choice."""
 
@@ -61,7 +68,11 @@ class Turn:
 
     def _ends_here(self, collective: str) -> bool:
         """Whether all ranks learn at once that this collective was refused, and stop there."""
-        return self._lane.reports_at_once or (collective == "route" and self._exact_route)
+        return (
+            self._lane.reports_at_once
+            or (collective == "route" and self._exact_route)
+            or collective == "rail_route"  # always exact
+        )
 
     @contextlib.contextmanager
     def _making(self, collective: str) -> Iterator[None]:
@@ -71,7 +82,7 @@ class Turn:
             yield
         except Exception:
             self._all_know = self._ends_here(collective)
-            self._route_failed = collective == "route"
+            self._failed_routes.add(collective)
             raise
 
     def goes_on_with(self, routing: ferry.Routing) -> ferry.Routing:
@@ -79,11 +90,24 @@ class Turn:
         self._routing = routing
         return routing
 
-    def route(self, topk_idx: torch.Tensor, *, num_experts: int, max_recv_rows: int = 0) -> ferry.Routing:
+    def route(
+        self, topk_idx: torch.Tensor, *, num_experts: int, max_recv_rows: int = 0, max_tokens: int = 0
+    ) -> ferry.Routing:
         """One row per token and rank; without weights, which each dispatch takes itself."""
         with self._making("route"):
-            self._routing = self._group.route(topk_idx, num_experts=num_experts, max_recv_rows=max_recv_rows)
+            self._routing = self._group.route(
+                topk_idx, num_experts=num_experts, max_recv_rows=max_recv_rows, max_tokens=max_tokens
+            )
             return self._routing
+
+    def rail_route(self, topk_idx: torch.Tensor, *, num_experts: int) -> ferry.Routing:
+        with self._making("rail_route"):
+            self._rail_routing = self._group.route(topk_idx, num_experts=num_experts)
+            return self._rail_routing
+
+    def rail_dispatch(self, x: torch.Tensor) -> torch.Tensor:
+        with self._making("rail_dispatch"):
+            return self._group.dispatch(self._rail_routing, x, tables=False, num_sms=self.num_sms).x
 
     def gather(self, routing: ferry.Routing, x: torch.Tensor) -> torch.Tensor:
         """``routing``: the member's own."""
@@ -113,22 +137,32 @@ class Turn:
         if self._all_know:
             return
         for collective in self._left:
-            if self._route_failed and collective in ("dispatch", "combine"):
+            if _ROUTE_OF.get(collective) in self._failed_routes:
                 continue  # no rank takes part in these, since their routing was refused
             with contextlib.suppress(FerryError):
-                if collective == "route":
-                    self._route_failed = True
-                    self._group.route(None, num_experts=1)
-                elif collective == "combine":
-                    self._group.combine(self._routing, None)
-                elif collective == "latency_dispatch":
-                    self._group.latency_dispatch(None, None, num_experts=1, max_tokens=1)
-                elif collective == "latency_combine":
-                    self._group.latency_combine(None, None)
-                else:
-                    self._group.dispatch(self._routing if collective == "dispatch" else None, None)
+                self._refuse(collective)
             if self._ends_here(collective):
                 break
+
+    def _refuse(self, collective: str) -> None:
+        if collective in _ROUTES:
+            self._failed_routes.add(collective)
+            self._group.route(None, num_experts=1)
+        elif collective == "combine":
+            self._group.combine(self._routing, None)
+        elif collective == "latency_dispatch":
+            self._group.latency_dispatch(None, None, num_experts=1, max_tokens=1)
+        elif collective == "latency_combine":
+            self._group.latency_combine(None, None)
+        else:
+            routing = {"dispatch": self._routing, "rail_dispatch": self._rail_routing}.get(collective)
+            self._group.dispatch(routing, None)
+
+
+def _size_of(group: Any, comm: Any) -> int:
+    """R; 0 if it is no group, which ferry.Group refuses."""
+    size = getattr(group, "size", None) if group is not None else comm.Get_size
+    return size() if callable(size) else 0
 
 
 class Member:
@@ -142,8 +176,11 @@ class Member:
         timeouts_s: Mapping[str, float],
         latency_bytes: int = 0,
         mask_lost_ranks: bool = False,
+        ranks_per_node: int | None = None,
     ) -> None:
-        """timeouts_s: bounds of a wait for another rank, by type of device. The others: as of ferry.Group."""
+        """timeouts_s: bounds of a wait for another rank, by type of device. ranks_per_node: as of
+        :func:`choose_ranks_per_node`. The others: as of ferry.Group.
+        """
         if group is None and comm is None:
             raise InvalidArgument("group is None, expected a torch process group, or comm=an mpi4py communicator")
         self.device = choose_device(device)
@@ -153,6 +190,7 @@ class Member:
             comm=comm if group is None else None,
             device=self.device,
             timeout=timeouts_s[self.device.type],
+            ranks_per_node=choose_ranks_per_node(ranks_per_node, _size_of(group, comm)),
             latency_bytes=latency_bytes,
             mask_lost_ranks=mask_lost_ranks,
             mask_timeout=timeouts_s[self.device.type],
@@ -161,9 +199,24 @@ class Member:
         self._captured: list[ferry.Routing] = []
         self.rank = self._group.rank
         self.num_ranks = self._group.num_ranks
+        self.ranks_per_node = self._group.ranks_per_node
         # Done here, so that no later call is the first to allocate memory or load kernels, possibly during capture.
         with self.turn("create a buffer", ("route",), Asked()) as (turn, _):
             self._to_all = turn.route(self._ids_of_all(), num_experts=self.num_ranks)
+
+    @property
+    def num_nodes(self) -> int:
+        """D."""
+        return self.num_ranks // self.ranks_per_node
+
+    @property
+    def node_idx(self) -> int:
+        return self.rank // self.ranks_per_node
+
+    @property
+    def rail_idx(self) -> int:
+        """This rank's index in its node."""
+        return self.rank % self.ranks_per_node
 
     @property
     def group(self) -> ferry.Group:

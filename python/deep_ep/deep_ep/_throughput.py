@@ -8,18 +8,25 @@ import torch
 
 import ferry
 from deep_ep import _arguments as arguments
-from deep_ep._handles import Handle, Link, attach, attached, ids_of_mask, is_copy, unpack
+from deep_ep._handles import AnyHandle, Form, Handle, Link, NodesHandle, attach, attached, ids_of_mask, is_copy, unpack
 from deep_ep._member import Asked, Member, Turn
+from deep_ep._node_tables import forward, make_handle, node_masks, with_masks, without_masks
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import InvalidArgument
 
-RANKS_PER_NODE = 8
+# A node of the first generation, whose get_dispatch_layout counts such nodes also where they share memory.
+_RANKS_PER_NODE = 8
 
 Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 def _end(event: Any) -> EventOverlap:
     return EventOverlap(EventHandle._of(event) if event is not None else None)
+
+
+def counted_ranks_per_node(member: Member) -> int:
+    """What get_dispatch_layout takes for a node."""
+    return member.ranks_per_node if member.num_nodes > 1 else _RANKS_PER_NODE
 
 
 def dispatch_layout(
@@ -32,7 +39,7 @@ def dispatch_layout(
         whole = arguments.check_num_experts(num_experts, what, member.num_ranks)
         call.takes(topk_idx)
         layout = ferry.dispatch_layout(
-            topk_idx, num_experts=whole, num_ranks=member.num_ranks, ranks_per_node=RANKS_PER_NODE
+            topk_idx, num_experts=whole, num_ranks=member.num_ranks, ranks_per_node=counted_ranks_per_node(member)
         )
         per_rank, per_node, per_expert, in_rank = layout
         call.gives(per_rank, per_node, per_expert, in_rank)
@@ -58,6 +65,9 @@ def _check_new(member: Member, rows: torch.Tensor, given: dict[str, Any]) -> Non
         ("num_tokens_per_expert", torch.int32, ("E",)),
     ):
         arguments.check_table(given[name], f"{what}: {name}", device, dtype, shape)
+    if member.num_nodes > 1 and given["num_tokens_per_rdma_rank"] is not None:
+        name = f"{what}: num_tokens_per_rdma_rank"
+        arguments.check_table(given["num_tokens_per_rdma_rank"], name, device, torch.int32, (member.num_nodes,))
     arguments.check_num_experts(given["num_tokens_per_expert"].shape[0], what, num_ranks)
     ids, weights = given["topk_idx"], given["topk_weights"]
     if (ids is None) != (weights is None):
@@ -80,7 +90,8 @@ def dispatch(
     """A new route and its first dispatch. ``made``: the route, if it was made already."""
     what = "dispatch"
     exact = num_worst_tokens == 0
-    collectives = ("route", "dispatch") if made is None else ("dispatch",)
+    rails = ("rail_route", "rail_dispatch") if member.num_nodes > 1 else ()
+    collectives = (*rails, "route", "dispatch") if made is None else ("dispatch",)
     with member.turn(what, collectives, asked, exact_route=exact) as (turn, call):
         rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
         _check_new(member, rows, given)
@@ -94,6 +105,7 @@ def dispatch(
                 "and topk_idx"
             )
         call.takes(rows, scales, in_rank, per_expert, ids, weights)
+        forwarded = forward(member, turn, in_rank) if rails else None
         if made is not None:
             routing = turn.goes_on_with(made)
         elif ids is None:
@@ -104,11 +116,16 @@ def dispatch(
         if exact and (ids is None or routing.may_repeat_experts):
             read_counts = member.lane.read_later(_sum_over_ranks(member, turn, per_expert))
         tables = ids is not None
-        received, recv_x = _dispatch_rows(turn, routing, rows, scales, weights, tables=tables)
-        by_channel = member.group.channel_tables(routing, num_channels)
-        handle = Handle(*by_channel[:4], in_rank, by_channel.send_index)
+        masks = node_masks(member, in_rank) if forwarded is not None else None
+        received, recv_x = _dispatch_rows(turn, routing, rows, scales, weights, tables=tables, masks=masks)
+        handle: AnyHandle
+        if forwarded is not None:
+            handle = make_handle(member, routing, in_rank, forwarded, received.scales, num_channels)
+        else:
+            by_channel = member.group.channel_tables(routing, num_channels)
+            handle = Handle(*by_channel[:4], in_rank, by_channel.send_index)
         attach(handle, Link(routing, knows_topk=tables))
-        call.gives(recv_x, received.topk_idx, received.topk_weights, *by_channel)
+        call.gives(recv_x, received.topk_idx, received.topk_weights, handle)
         per_local_expert: list[int] = []
         if exact:
             counts = read_counts() if read_counts is not None else routing.num_rows_per_local_expert
@@ -130,13 +147,16 @@ def _dispatch_rows(
     weights: torch.Tensor | None,
     *,
     tables: bool,
+    masks: torch.Tensor | None = None,
 ) -> tuple[ferry.Received, Payload]:
-    """A dispatch, and its rows in the form in which they were passed."""
+    """A dispatch, and its rows in the form in which they were passed. masks: sent as further scales."""
     table = scales.unsqueeze(1) if scales is not None and scales.dim() == 1 else scales
-    received = turn.dispatch(routing, rows, scales=table, topk_weights=weights, tables=tables)
+    sent = table if masks is None else with_masks(table, masks)
+    received = turn.dispatch(routing, rows, scales=sent, topk_weights=weights, tables=tables)
     if scales is None:
         return received, received.x
-    return received, (received.x, received.scales.squeeze(1) if scales.dim() == 1 else received.scales)
+    came = received.scales if masks is None else without_masks(received.scales, masks.shape[1], scales.dtype)
+    return received, (received.x, came.squeeze(1) if scales.dim() == 1 else came)
 
 
 class _Plan(NamedTuple):
@@ -158,18 +178,23 @@ class _Plan(NamedTuple):
         return self.link.knows_topk if self.link is not None else not self.routes
 
 
+def _form(member: Member) -> Form:
+    return NodesHandle if member.num_nodes > 1 else Handle
+
+
 def _plan(member: Member, handle: Any) -> _Plan:
     if member.is_destroyed:
         return _Plan(None, False)
-    link = attached(handle, member.group)
-    return _Plan(link, link is None and is_copy(handle, member.device))
+    form = _form(member)
+    link = attached(handle, form, member.group)
+    return _Plan(link, link is None and is_copy(handle, form, member.device))
 
 
-def _routing_of(member: Member, turn: Turn, plan: _Plan, handle: Handle) -> ferry.Routing:
+def _routing_of(member: Member, turn: Turn, plan: _Plan, handle: AnyHandle) -> ferry.Routing:
     if plan.link is not None:
         return plan.link.routing
     # There cannot be more rows than these, so the host need not wait for the counts.
-    num_rows = max(1, handle.recv_src_idx.shape[0])  # 0 would mean unbounded
+    num_rows = max(1, handle.num_rows)  # 0 would mean unbounded
     ids = ids_of_mask(handle.is_token_in_rank)
     routing = turn.route(ids, num_experts=member.num_ranks, max_recv_rows=num_rows)
     attach(handle, Link(routing, knows_topk=False))
@@ -186,11 +211,11 @@ def dispatch_again(member: Member, x: Payload, handle: Any, given: dict[str, Any
             if given[name] is not None:
                 raise InvalidArgument(f"{what}: {name} is given together with a handle, expected one of the two")
         rows, scales = arguments.check_payload(x, f"{what}: x", member.device)
-        tensors = unpack(handle, what, member.num_ranks, member.device)
+        tensors = unpack(handle, what, _form(member), member.num_ranks, member.device)
         _check_tokens(what, rows, tensors)
         call.takes(rows, scales, tensors)
         _, recv_x = _dispatch_rows(turn, _routing_of(member, turn, plan, tensors), rows, scales, None, tables=False)
-        recv_x = _first_rows(recv_x, tensors.recv_src_idx.shape[0])
+        recv_x = _first_rows(recv_x, tensors.num_rows)
         call.gives(recv_x)
     return recv_x, None, None, None, None, _end(call.event)
 
@@ -202,7 +227,7 @@ def _first_rows(payload: Payload, num_rows: int) -> Payload:
     return payload[:num_rows]
 
 
-def _check_tokens(what: str, rows: torch.Tensor, handle: Handle) -> None:
+def _check_tokens(what: str, rows: torch.Tensor, handle: AnyHandle) -> None:
     if rows.shape[0] != handle.is_token_in_rank.shape[0]:
         raise InvalidArgument(
             f"{what}: x has {rows.shape[0]} tokens, expected the {handle.is_token_in_rank.shape[0]} of the handle"
@@ -224,8 +249,8 @@ def combine(
     collectives = plan.collectives("combine", "combine") if as_rows else plan.collectives("combine")
     with member.turn(what, collectives, asked, exact_route=False) as (turn, call):
         arguments.check_rows(x, f"{what}: x", member.device, torch.bfloat16)
-        tensors = unpack(handle, what, member.num_ranks, member.device)
-        num_rows, num_tokens = tensors.recv_src_idx.shape[0], tensors.is_token_in_rank.shape[0]
+        tensors = unpack(handle, what, _form(member), member.num_ranks, member.device)
+        num_rows, num_tokens = tensors.num_rows, tensors.is_token_in_rank.shape[0]
         if x.shape[0] != num_rows:
             raise InvalidArgument(f"{what}: x has {x.shape[0]} rows, expected the {num_rows} that were received")
         if topk_weights is not None:

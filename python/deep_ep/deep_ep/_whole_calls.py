@@ -2,8 +2,6 @@
 step. It takes the common, valid case; None means that nothing was done, and that :mod:`deep_ep._throughput`,
 :mod:`deep_ep._elastic_calls` or :mod:`deep_ep._latency_calls` makes the call step by step, which also says what is
 wrong with wrong arguments.
-
-A call that neither waits for an event nor is asynchronous needs nothing of this: buffers ask the native module at once.
 """
 
 from __future__ import annotations
@@ -24,6 +22,8 @@ def run_in_order(
     """What a method of ``Member.whole`` returns, its event now that of the call. ``inputs``: tensors that the GPU reads
     or writes.
     """
+    if previous_event is None and not asynchronous:
+        return method(*arguments)
     try:
         previous = event_of(previous_event, "previous_event")
     except InvalidArgument:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from clients import device_of, inputs_of, make_elastic
+from network import skip_without_network
 from ranks import run_ranks
 from world import World, make_world
 
@@ -60,8 +61,9 @@ def check_handle(handle: deep_ep.EPHandle, world: World, rank: int, alignment: i
     assert (metadata[len(rows) :] == -1).all()
 
 
-def check_compact(rank: int, world: World, device: str, alignment: int, wait: bool) -> None:
-    buffer = make_elastic(rank, device)
+def check_compact(rank: int, world: World, device: str, alignment: int, wait: bool, ranks_per_node: int = 0) -> None:
+    """ranks_per_node: all ranks, or 1, where a node rounds what its rank does."""
+    buffer = make_elastic(rank, device, ranks_per_node=ranks_per_node)
     mine = inputs_of(world, rank, device_of(rank, device))
     stats = torch.full((world.num_local(rank),), 100, dtype=torch.int32, device=buffer.device)
     x, idx, weights, handle, event = buffer.dispatch(
@@ -128,8 +130,17 @@ def expected_combined(world: World, rank: int, bias: torch.Tensor, single_roundi
     return out
 
 
-def check_expanded(rank: int, world: World, device: str, alignment: int, wait: bool, single_rounding: bool) -> None:
-    buffer = make_elastic(rank, device, allow_multiple_reduction=not single_rounding)
+def check_expanded(
+    rank: int,
+    world: World,
+    device: str,
+    alignment: int,
+    wait: bool,
+    single_rounding: bool,
+    ranks_per_node: int = 0,
+) -> None:
+    """ranks_per_node: as for :func:`check_compact`."""
+    buffer = make_elastic(rank, device, allow_multiple_reduction=not single_rounding, ranks_per_node=ranks_per_node)
     mine = inputs_of(world, rank, device_of(rank, device))
     layout = Expanded(world, rank, alignment)
     x, idx, weights, handle, _ = buffer.dispatch(
@@ -182,6 +193,17 @@ def check_expanded(rank: int, world: World, device: str, alignment: int, wait: b
 def test_rows_by_expert(num_tokens: list[int], alignment: int, wait: bool, single_rounding: bool, device: str) -> None:
     world = make_world(len(num_tokens), 12, num_tokens, num_topk=4)
     run_ranks(len(num_tokens), check_expanded, world, device, alignment, wait, single_rounding)
+
+
+def check_over_nodes(rank: int, world: World, device: str) -> None:
+    check_compact(rank, world, device, 8, True, 1)
+    for single_rounding in (False, True):
+        check_expanded(rank, world, device, 8, True, single_rounding, 1)
+
+
+def test_rows_over_nodes(device: str) -> None:
+    skip_without_network()
+    run_ranks(3, check_over_nodes, make_world(3, 12, [4, 9, 0], num_topk=4), device)
 
 
 @pytest.mark.parametrize(("hidden", "num_topk", "num_experts"), [(7168, 8, 64), (64, 16, 64), (64, 8, 2)])

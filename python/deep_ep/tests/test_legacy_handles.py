@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from clients import Inputs, device_of, dispatch, inputs_of, layout_of, make_buffer
+from network import skip_without_network
 from ranks import run_ranks
 from world import World, make_world
 
@@ -52,7 +53,7 @@ def test_contents(num_worst_tokens: int, device: str) -> None:
 
 
 class Dispatch(torch.autograd.Function):
-    """As in trainers: the handle is saved as six tensors and restored as a new tuple."""
+    """As in trainers: the handle is saved as so many tensors and restored as a new tuple."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weights: torch.Tensor, buffer: deep_ep.Buffer, idx: torch.Tensor, e: int):
@@ -78,15 +79,16 @@ class Combine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor):
-        return ctx.buffer.dispatch(grad.contiguous(), handle=ctx.saved_tensors)[0], None, *[None] * 6
+        rows = ctx.buffer.dispatch(grad.contiguous(), handle=ctx.saved_tensors)[0]
+        return rows, None, *[None] * len(ctx.saved_tensors)
 
 
 def expert_weights(num_experts: int, hidden: int) -> torch.Tensor:
     return torch.randn(num_experts, hidden, hidden, generator=torch.Generator().manual_seed(5)) / hidden**0.5
 
 
-def check_layer(rank: int, world: World, device: str, offload: bool) -> None:
-    buffer = make_buffer(rank, device)
+def check_layer(rank: int, world: World, device: str, offload: bool, ranks_per_node: int = 0) -> None:
+    buffer = make_buffer(rank, device, ranks_per_node=ranks_per_node)
     mine = inputs_of(world, rank, device_of(rank, device))
     hidden = mine.x.shape[1]
     first = world.first_expert(rank)
@@ -130,6 +132,12 @@ def check_layer(rank: int, world: World, device: str, offload: bool) -> None:
 @pytest.mark.parametrize("offload", [False, True])
 def test_layer_with_a_saved_handle(offload: bool, device: str) -> None:
     run_ranks(3, check_layer, make_world(3, 6, [6, 0, 9], hidden=16, num_topk=2), device, offload)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_layer_over_nodes(offload: bool, device: str) -> None:
+    skip_without_network()
+    run_ranks(4, check_layer, make_world(4, 8, [6, 0, 9, 3], hidden=16, num_topk=2), device, offload, 2)
 
 
 def count_routes(buffer: deep_ep.Buffer) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from clients import dispatch, inputs_of, make_buffer
+from network import skip_without_network
 from ranks import device_of, run_ranks
 from slabs import check_ranges, check_slab, rows_of_experts, run_experts, weighted_sums, with_short_weights
 from test_whole_calls import as_a_whole, replaced
@@ -73,9 +74,10 @@ def step_by_step() -> Any:
     return replaced(_latency_calls, _dispatch_at_once=lambda *_, **__: None, _combine_at_once=lambda *_, **__: None)
 
 
-def check_calls(rank: int, world: World, most: int, kind: str, whole: bool) -> None:
+def check_calls(rank: int, world: World, most: int, kind: str, whole: bool, ranks_per_node: int = 0) -> None:
+    """ranks_per_node: all ranks, or 1, where a node rounds what its rank does."""
     steps = as_a_whole if whole else step_by_step
-    buffer = make_latency_buffer(rank, kind, world, most)
+    buffer = make_latency_buffer(rank, kind, world, most, ranks_per_node=ranks_per_node)
     world = world.to(buffer.device)
     mine = inputs_of(world, rank, buffer.device)
     first, num_local = world.first_expert(rank), world.num_local(rank)
@@ -163,6 +165,12 @@ def test_calls(num_experts: int, num_tokens: list[int], whole: bool, device: str
     """Fewer tokens than allowed, none on a rank, ids that repeat or are -1, one rank."""
     world = with_short_weights(make_world(len(num_tokens), num_experts, num_tokens, hidden=512))
     run_ranks(len(num_tokens), check_calls, world, max(num_tokens) + 1, device, whole)
+
+
+def test_calls_over_nodes(device: str) -> None:
+    skip_without_network()
+    world = with_short_weights(make_world(3, 6, [4, 0, 9], hidden=512))
+    run_ranks(3, check_calls, world, 10, device, True, 1)
 
 
 class Batch:

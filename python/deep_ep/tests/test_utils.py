@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from clients import make_elastic
+from network import skip_without_network
 from ranks import device_of, run_ranks
 
 import deep_ep
@@ -169,10 +170,19 @@ def test_data_to_combine_is_that_of_its_token() -> None:
     assert torch.equal(refs.ordered_accumulate(values), exact.to(torch.bfloat16))
 
 
-def agrees_with_refs(rank: int, kind: str, fp8: bool, multiple: bool) -> None:
+def agrees_with_refs(rank: int, kind: str, fp8: bool, multiple: bool, ranks_per_node: int = 0) -> None:
     device = device_of(rank, kind)
     envs.init_seed(7)
-    buffer = make_elastic(rank, kind, num_max_tokens_per_rank=MOST, hidden=HIDDEN, allow_multiple_reduction=multiple)
+    buffer = make_elastic(
+        rank,
+        kind,
+        num_max_tokens_per_rank=MOST,
+        hidden=HIDDEN,
+        allow_multiple_reduction=multiple,
+        ranks_per_node=ranks_per_node,
+    )
+    domains = buffer.get_logical_domain_size()
+    in_node = multiple and domains[0] > 1
     num_tokens = MOST - 3 * rank
     plain = torch.randn(num_tokens, HIDDEN, device=device).to(torch.bfloat16)
     x = per_token_cast_to_fp8(plain) if fp8 else plain
@@ -195,7 +205,7 @@ def agrees_with_refs(rank: int, kind: str, fp8: bool, multiple: bool) -> None:
     biases = tuple(torch.randn(num_tokens, HIDDEN, device=device).to(torch.bfloat16) for _ in range(2))
     own = rank * MOST + torch.arange(num_tokens, device=device)
     y = refs.generate_pre_combine_data(own, MOST, TOPK, HIDDEN)
-    wanted = refs.combine(y, idx, 1, buffer.num_ranks, EXPERTS, biases, round_in_rank=True)
+    wanted = refs.combine(y, idx, *domains, EXPERTS, biases, round_in_rank=True, round_in_scaleup=in_node)
     here = refs.generate_pre_combine_data(handle.recv_src_metadata[:, 0], MOST, TOPK, HIDDEN)
     here[got_idx < 0] = 0
     summed, weight_sums, _ = buffer.combine(refs.ordered_accumulate(here), handle, got_weights, biases)
@@ -203,7 +213,7 @@ def agrees_with_refs(rank: int, kind: str, fp8: bool, multiple: bool) -> None:
     assert torch.equal(weight_sums, weights)
 
     _, _, _, expanded, _ = buffer.dispatch(x, idx, weights, num_experts=EXPERTS, do_expand=True)
-    wanted = refs.combine(y, idx, 1, buffer.num_ranks, EXPERTS, biases, round_in_rank=multiple)
+    wanted = refs.combine(y, idx, *domains, EXPERTS, biases, round_in_rank=multiple, round_in_scaleup=in_node)
     slots = expanded.recv_src_metadata[:, 2:]
     z = torch.empty(expanded.num_expanded_tokens + 1, HIDDEN, dtype=torch.bfloat16, device=device)
     z[slots.flatten()] = here.view(num_rows * TOPK, HIDDEN)
@@ -215,6 +225,12 @@ def agrees_with_refs(rank: int, kind: str, fp8: bool, multiple: bool) -> None:
 @pytest.mark.parametrize("fp8", [True, False])
 def test_calls_agree_with_the_references(device: str, fp8: bool, multiple: bool) -> None:
     run_ranks(2, agrees_with_refs, device, fp8, multiple)
+
+
+@pytest.mark.parametrize("multiple", [True, False])
+def test_calls_over_nodes_agree_with_the_references(device: str, multiple: bool) -> None:
+    skip_without_network()
+    run_ranks(4, agrees_with_refs, device, False, multiple, 2)
 
 
 def test_rounding_of_the_references() -> None:

@@ -43,14 +43,15 @@ class ElasticBuffer(AbsentFamilies):
     group: a torch process group, used only while the buffer is created; or None and ``comm``, an mpi4py communicator.
     num_bytes: kept as an attribute; by default :meth:`get_buffer_size_hint` of the shape. Memory is taken as needed.
     num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch: the shape. M bounds later calls.
-    allow_multiple_reduction: False: combine of an expanded handle sums in fp32 over all ranks and rounds once; True: it
-        rounds on each rank first and sends half the bytes.
+    allow_multiple_reduction: False: combine sums in fp32 over all ranks and rounds once; True: it rounds on each rank
+        first, if the handle is expanded, and on each node, if there are several, and sends half the bytes.
     num_cpu_timeout_secs, num_gpu_timeout_secs: bounds every wait for another rank, on the CPU or on GPUs.
     num_cpu_bytes, deterministic (results always are), allow_hybrid_mode, prefer_overlap_with_compute, sl_idx,
         num_allocated_qps: accepted, without effect.
     explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, but need not be.
     device: of all tensors. By default that of the environment variable DEEP_EP_DEVICE, else the current GPU, or the CPU
         if there is none.
+    ranks_per_node: as of :class:`deep_ep.Buffer`.
     Unknown arguments are ignored with a warning; those that would change results raise NotImplementedError.
 
     Raises :class:`ferry.FerryError` subclasses; wrong arguments are ``ferry.InvalidArgument``, a ValueError, on all
@@ -78,6 +79,7 @@ class ElasticBuffer(AbsentFamilies):
         *,
         device: torch.device | str | int | None = None,
         comm: Any = None,
+        ranks_per_node: int | None = None,
         **unknown: Any,
     ) -> None:
         ignore_unknown("ElasticBuffer", unknown)
@@ -87,15 +89,19 @@ class ElasticBuffer(AbsentFamilies):
                 f"{hidden}, expected num_bytes, or both of the others above 0"
             )
         timeouts = {"cpu": num_cpu_timeout_secs, "cuda": num_gpu_timeout_secs}
-        self._member = Member(group, comm, device, timeouts)
+        self._member = Member(group, comm, device, timeouts, ranks_per_node=ranks_per_node)
         self.group = group
         self.device = self._member.device
         self.rank_idx = self._member.rank
         self.num_ranks = self._member.num_ranks
+        self.num_scaleout_ranks = self.num_rdma_ranks = self._member.num_nodes
+        self.num_scaleup_ranks = self.num_nvlink_ranks = self._member.ranks_per_node
+        self.scaleout_rank_idx = self._member.node_idx
+        self.scaleup_rank_idx = self._member.rail_idx
         if num_bytes is None:
             num_bytes = num_cpu_bytes + elastic_bytes(
-                1,
-                self.num_ranks,
+                self.num_scaleout_ranks,
+                self.num_scaleup_ranks,
                 num_max_tokens_per_rank,
                 hidden,
                 num_topk,
@@ -107,10 +113,6 @@ class ElasticBuffer(AbsentFamilies):
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.allow_multiple_reduction = allow_multiple_reduction
         self.explicitly_destroy = explicitly_destroy
-        self.num_scaleout_ranks = self.num_rdma_ranks = 1
-        self.num_scaleup_ranks = self.num_nvlink_ranks = self.num_ranks
-        self.scaleout_rank_idx = 0
-        self.scaleup_rank_idx = self.rank_idx
         self.num_allocated_qps = num_allocated_qps or _NUM_QPS
         self.nccl_comm_handle = None
 
@@ -161,11 +163,11 @@ class ElasticBuffer(AbsentFamilies):
         return self._member.lane.comm_stream
 
     def get_physical_domain_size(self) -> tuple[int, int]:
-        """(hosts, ranks of a host that reach each other's memory)."""
-        return 1, self.num_ranks
+        """(nodes, ranks of a node, which reach each other's memory)."""
+        return self.num_rdma_ranks, self.num_nvlink_ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """(scale-out ranks, scale-up ranks)."""
+        """(scale-out ranks, scale-up ranks): the nodes, and the ranks of a node."""
         return self.num_scaleout_ranks, self.num_scaleup_ranks
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int, **unknown: Any) -> int:
@@ -173,7 +175,7 @@ class ElasticBuffer(AbsentFamilies):
         return _NUM_SMS
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """Queue pairs for this number of multiprocessors; Ferry uses none on one host."""
+        """Queue pairs for this number of multiprocessors; Ferry counts none."""
         return max(4, num_sms + num_sms % 2)
 
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
@@ -245,21 +247,18 @@ class ElasticBuffer(AbsentFamilies):
             and expert_alignment is None
             and not (do_cpu_sync or do_expand or use_tma_aligned_col_major_sf)
         ):
-            if previous_event is None and not async_with_compute_stream:
-                made = whole.elastic_dispatch_again(x, handle, topk_weights, do_zero_padding, num_sms)
-            else:
-                made = run_in_order(
-                    self._member,
-                    previous_event,
-                    async_with_compute_stream,
-                    (x, topk_weights),
-                    whole.elastic_dispatch_again,
-                    x,
-                    handle,
-                    topk_weights,
-                    do_zero_padding,
-                    num_sms,
-                )
+            made = run_in_order(
+                self._member,
+                previous_event,
+                async_with_compute_stream,
+                (x, topk_weights),
+                whole.elastic_dispatch_again,
+                x,
+                handle,
+                topk_weights,
+                do_zero_padding,
+                num_sms,
+            )
             if made is not None:
                 return made
         asked = Asked(previous_event, async_with_compute_stream, unknown, num_sms)
@@ -318,22 +317,25 @@ class ElasticBuffer(AbsentFamilies):
         """
         num_sms = num_sms or getattr(handle, "num_sms", 0)
         whole = self._member.whole
-        if whole is not None and previous_event_before_epilogue is None and not unknown:
-            if previous_event is None and not async_with_compute_stream:
-                made = whole.elastic_combine(x, handle, topk_weights, bias, num_sms)
-            else:
-                made = run_in_order(
-                    self._member,
-                    previous_event,
-                    async_with_compute_stream,
-                    (x, topk_weights, bias),
-                    whole.elastic_combine,
-                    x,
-                    handle,
-                    topk_weights,
-                    bias,
-                    num_sms,
-                )
+        rounds_once = not self.allow_multiple_reduction
+        if (
+            whole is not None
+            and previous_event_before_epilogue is None
+            and not unknown
+            and not (rounds_once and self._member.num_nodes > 1)
+        ):
+            made = run_in_order(
+                self._member,
+                previous_event,
+                async_with_compute_stream,
+                (x, topk_weights, bias),
+                whole.elastic_combine,
+                x,
+                handle,
+                topk_weights,
+                bias,
+                num_sms,
+            )
             if made is not None:
                 return made
         return _elastic_calls.combine(
@@ -343,6 +345,6 @@ class ElasticBuffer(AbsentFamilies):
             topk_weights,
             bias,
             previous_event_before_epilogue,
-            single_rounding=not self.allow_multiple_reduction,
+            single_rounding=rounds_once,
             asked=Asked(previous_event, async_with_compute_stream, unknown, num_sms),
         )

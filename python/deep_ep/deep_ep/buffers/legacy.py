@@ -14,7 +14,7 @@ from deep_ep._config import Config
 from deep_ep._latency import LatencyCalls
 from deep_ep._latency_handles import CombineMemory
 from deep_ep._member import Asked, Member
-from deep_ep._throughput import RANKS_PER_NODE, Payload
+from deep_ep._throughput import Payload
 from deep_ep._whole_calls import run_in_order
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
@@ -47,6 +47,9 @@ class Buffer(LatencyCalls):
         node; others raise NotImplementedError. The same on every rank.
     device: of all tensors. By default that of the environment variable DEEP_EP_DEVICE, else the current GPU, or the CPU
         if there is none.
+    ranks_per_node: ranks that share memory, consecutive ones; ranks of different nodes exchange over the network. By
+        default that of the environment variable DEEP_EP_RANKS_PER_NODE; 0, if that is not set either: as of
+        :class:`ferry.Group`. A group of fewer ranks is one node.
     Unknown arguments are ignored with a warning; those that would change results raise NotImplementedError.
 
     Raises :class:`ferry.FerryError` subclasses; wrong arguments are ``ferry.InvalidArgument``, a ValueError, on all
@@ -69,6 +72,7 @@ class Buffer(LatencyCalls):
         comm: Any = None,
         *,
         device: torch.device | str | int | None = None,
+        ranks_per_node: int | None = None,
         **unknown: Any,
     ) -> None:
         ignore_unknown("Buffer", unknown)
@@ -76,7 +80,9 @@ class Buffer(LatencyCalls):
             if value < 0:
                 raise InvalidArgument(f"Buffer: {name} is {value}, expected at least 0")
         latency_bytes = num_rdma_bytes if low_latency_mode else 0
-        self._member = Member(group, comm, device, _TIMEOUTS_S, latency_bytes, bool(enable_shrink))
+        self._member = Member(
+            group, comm, device, _TIMEOUTS_S, latency_bytes, bool(enable_shrink), ranks_per_node=ranks_per_node
+        )
         self._combine_memory = CombineMemory()
         self._local_memory: dict[bool, torch.Tensor] = {}
         self.group = group
@@ -193,25 +199,22 @@ class Buffer(LatencyCalls):
 
         topk_idx: [T, K] i64, contiguous; -1 for no expert, duplicates allowed. num_experts: E, a multiple of R.
 
-        Returns tokens for each rank [R] i32; tokens for each node of 8 ranks [R / 8] i32, or None for R <= 8; choices
-        of each expert [E] i32 (a token that names an expert twice counts twice); whether a token goes to a rank
-        [T, R] bool; and the event.
+        Returns tokens for each rank [R] i32; tokens for each node [D] i32 (with one node, for each 8 ranks, or None for
+        R <= 8); choices of each expert [E] i32 (a token that names an expert twice counts twice); whether a token goes
+        to a rank [T, R] bool; and the event.
         """
         whole = self._member.whole
         if whole is not None:
-            if previous_event is None and not async_finish:
-                made = whole.layout(topk_idx, num_experts, RANKS_PER_NODE)
-            else:
-                made = run_in_order(
-                    self._member,
-                    previous_event,
-                    async_finish,
-                    (topk_idx,),
-                    whole.layout,
-                    topk_idx,
-                    num_experts,
-                    RANKS_PER_NODE,
-                )
+            made = run_in_order(
+                self._member,
+                previous_event,
+                async_finish,
+                (topk_idx,),
+                whole.layout,
+                topk_idx,
+                num_experts,
+                _throughput.counted_ranks_per_node(self._member),
+            )
             if made is not None:
                 return made
         return _throughput.dispatch_layout(self._member, topk_idx, num_experts, Asked(previous_event, async_finish))
@@ -262,34 +265,29 @@ class Buffer(LatencyCalls):
         if whole is not None and not unknown:
             if handle is not None:
                 if topk_idx is None and topk_weights is None:
-                    if previous_event is None and not async_finish:
-                        made = whole.dispatch_again(x, handle, num_sms)
-                    else:
-                        made = run_in_order(
-                            self._member, previous_event, async_finish, (x,), whole.dispatch_again, x, handle, num_sms
-                        )
-            else:
-                route = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
-                if previous_event is None and not async_finish:
-                    made = whole.dispatch(x, *route, expert_alignment, num_worst_tokens, num_sms)
-                else:
                     made = run_in_order(
-                        self._member,
-                        previous_event,
-                        async_finish,
-                        (x, topk_idx, topk_weights),
-                        whole.dispatch,
-                        x,
-                        *route,
-                        expert_alignment,
-                        num_worst_tokens,
-                        num_sms,
+                        self._member, previous_event, async_finish, (x,), whole.dispatch_again, x, handle, num_sms
                     )
+            elif self._member.num_nodes == 1:
+                route = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
+                made = run_in_order(
+                    self._member,
+                    previous_event,
+                    async_finish,
+                    (x, topk_idx, topk_weights),
+                    whole.dispatch,
+                    x,
+                    *route,
+                    expert_alignment,
+                    num_worst_tokens,
+                    num_sms,
+                )
             if isinstance(made, tuple):
                 return made
         asked = Asked(previous_event, async_finish, unknown, num_sms)
         given = {
             "num_tokens_per_rank": num_tokens_per_rank,
+            "num_tokens_per_rdma_rank": num_tokens_per_rdma_rank,
             "is_token_in_rank": is_token_in_rank,
             "num_tokens_per_expert": num_tokens_per_expert,
             "topk_idx": topk_idx,
@@ -331,22 +329,23 @@ class Buffer(LatencyCalls):
         num_sms = Buffer.num_sms if config is None else config.num_sms
         whole = self._member.whole
         if whole is not None and not unknown:
-            if previous_event is None and not async_finish:
-                made = whole.combine(x, handle, topk_weights, bias, num_sms)
-            else:
-                made = run_in_order(
-                    self._member,
-                    previous_event,
-                    async_finish,
-                    (x, topk_weights, bias),
-                    whole.combine,
-                    x,
-                    handle,
-                    topk_weights,
-                    bias,
-                    num_sms,
-                )
+            made = run_in_order(
+                self._member,
+                previous_event,
+                async_finish,
+                (x, topk_weights, bias),
+                whole.combine,
+                x,
+                handle,
+                topk_weights,
+                bias,
+                num_sms,
+            )
             if made is not None:
                 return made
         asked = Asked(previous_event, async_finish, unknown, num_sms)
         return _throughput.combine(self._member, x, handle, topk_weights, bias, asked)
+
+    # What a program calls that distinguishes several nodes from one: the same calls, whatever the group has.
+    internode_dispatch = dispatch
+    internode_combine = combine
