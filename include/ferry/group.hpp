@@ -71,7 +71,7 @@ struct GroupOptions {
   std::string tuning_file{};
   /// Backend "cuda": symmetric memory that latency mode receives in, taken when the group is created; a multiple of a
   /// page is used. `latency_bytes_required` says how much calls need; calls that need more are kCapacity. 0: the group
-  /// makes no such calls. Other backends need none.
+  /// makes no such calls. Other backends need none, nor do groups of several nodes, which take none.
   std::size_t latency_bytes = 0;
   /// Latency mode goes on without ranks that are lost: a call of it that misses a rank masks it (see
   /// Group::latency_update_mask) instead of breaking the group. All other calls still need every rank. Such a group's
@@ -236,8 +236,9 @@ class FERRY_API Group {
   /// Exchange counts and assign every slot.
   /// @shape  topk_idx [T, K] i32|i64, topk_weights [T, K] f32
   /// @sync   CPU: blocks until all ranks have routed. CUDA: blocks until the counts are known, unless rows are bounded
-  ///         (max_recv_rows or kSlab): then it never blocks and may be captured in a graph; keep the Routing as long as
-  ///         the graph; each replay routes the ids then in the same topk_idx
+  ///         (max_recv_rows or kSlab; over several nodes tokens too, by max_tokens): then it never blocks and may be
+  ///         captured in a graph; keep the Routing as long as the graph; each replay routes the ids then in the same
+  ///         topk_idx
   /// @errors kInvalidArgument: shape, dtype, pointer, id outside [-1, E), options that differ between ranks
   ///         kCapacity: more rows than max_recv_rows, slab_capacity or 2^31 - 1 (names rank, expert, rows); kTimeout,
   ///         kPeerLost

@@ -107,8 +107,8 @@ struct LatencyShape {
   CombineOrder order = CombineOrder::kExact;
 };
 
-/// What GroupOptions::latency_bytes must be at least for calls of this shape. 0 for backend "cpu", whose ranks read
-/// each other's memory.
+/// What GroupOptions::latency_bytes must be at least for calls of this shape on ranks of one node. 0 for backend "cpu",
+/// whose ranks read each other's memory.
 /// @errors kInvalidArgument: a negative or absurd number; kUnsupported: this build has no such backend
 FERRY_API Result<std::size_t> latency_bytes_required(const LatencyShape& shape);
 

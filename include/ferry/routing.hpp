@@ -50,6 +50,11 @@ struct RouteOptions {
   /// the counts are read from memory (`Routing::num_recv_rows_view`); more than that many rows is kCapacity. May differ
   /// by rank.
   std::int64_t max_recv_rows = 0;
+  /// Bound on T of any rank, the same on every rank, for routes whose rows are bounded on every rank (max_recv_rows,
+  /// kSlab); more tokens than that are kCapacity. Over several nodes a CUDA group that is told one routes without the
+  /// host, as it does on one node without being told, and may be captured; its Routings take memory for that many
+  /// tokens of each node. 0: none. Changes no result.
+  std::int64_t max_tokens = 0;
   /// Rank that owns each expert, E entries; empty = contiguous: rank r owns experts [r*E/R, (r+1)*E/R) (rounded down).
   /// A rank's local experts are its global ones in ascending order.
   std::vector<std::int32_t> expert_to_rank{};

@@ -11,9 +11,14 @@ namespace {
 
 constexpr std::size_t kNumExpertsField = 1;  // where has_placement_digest
 constexpr std::string_view kPlacementField = "expert_to_rank";
-constexpr std::array<std::string_view, 7> kRouteFields = {
-    "num_topk",     "num_experts", "layout", "expert_alignment", "slab_capacity", "presence of topk_weights",
-    kPlacementField};
+constexpr std::array<std::string_view, 8> kRouteFields = {"num_topk",
+                                                          "num_experts",
+                                                          "layout",
+                                                          "expert_alignment",
+                                                          "slab_capacity",
+                                                          "max_tokens",
+                                                          "presence of topk_weights",
+                                                          kPlacementField};
 constexpr std::array<std::string_view, 10> kDispatchFields = {"routing (number of the call that made it)",
                                                               "row bytes of x",
                                                               "dtype of x",

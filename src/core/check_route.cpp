@@ -44,6 +44,15 @@ Status check_options(const RouteOptions& options) {
     return invalid(
         fmt::format("max_recv_rows is {}, expected 0 (rows known after route) to {}", options.max_recv_rows, kMaxRows));
   }
+  if (options.max_tokens < 0 || options.max_tokens > kMaxRows) {
+    return invalid(fmt::format("max_tokens is {}, expected 0 (no bound) to {}", options.max_tokens, kMaxRows));
+  }
+  if (options.max_tokens > 0 && options.max_recv_rows == 0 && options.layout != Layout::kSlab) {
+    return invalid(
+        fmt::format("max_tokens is {} and max_recv_rows is 0, expected a bound on rows too; give max_recv_rows, or "
+                    "leave max_tokens at 0",
+                    options.max_tokens));
+  }
   return {};
 }
 
@@ -82,6 +91,11 @@ Status check_route(const RouteInput& in, const RouteOptions& options, ExpertPlac
     return invalid(fmt::format("topk_idx is {}: T is {}, expected 0 to {}", describe(in.topk_idx), num_tokens,
                                kMaxRows / num_topk));
   }
+  if (options.max_tokens > 0 && num_tokens > options.max_tokens) {
+    return Status(ErrorCode::kCapacity,
+                  fmt::format("route: topk_idx is {}: {} tokens, expected at most max_tokens, which is {}",
+                              describe(in.topk_idx), num_tokens, options.max_tokens));
+  }
   if (Status status =
           check_table("route: topk_idx", in.topk_idx, {num_tokens, num_topk}, {DType::kInt32, DType::kInt64});
       !status.ok()) {
@@ -102,6 +116,7 @@ Status check_route(const RouteInput& in, const RouteOptions& options, ExpertPlac
   call.options.expert_alignment = options.expert_alignment;
   call.options.slab_capacity = options.slab_capacity;
   call.options.max_recv_rows = options.max_recv_rows;
+  call.options.max_tokens = options.max_tokens;
   call.options.num_sms = options.num_sms;
   if (ids_on_host) {
     const std::int64_t num_counted = num_counted_tokens(call);

@@ -112,6 +112,7 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
                         static_cast<std::int64_t>(options.layout),
                         options.expert_alignment,
                         options.slab_capacity,
+                        options.max_tokens,
                         in.topk_weights.present() ? 1 : 0,
                         status.ok() ? call.placement->hash : 0};
   Result<std::shared_ptr<RoutingState>> state = backend_->route(call);

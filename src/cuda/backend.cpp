@@ -42,18 +42,21 @@ Status load_nodes_kernels(int device) {
   Status status = runtime_status(load_rail_exchange_kernel(), operation);
   if (status.ok()) status = runtime_status(load_node_dispatch_kernels(), operation);
   if (status.ok()) status = runtime_status(load_node_combine_kernels(), operation);
+  if (status.ok()) status = runtime_status(load_gather_kernels(), operation);
+  if (status.ok()) status = runtime_status(load_node_route_kernels(), operation);
   return status;
 }
 
 }  // namespace
 
 CudaBackend::CudaBackend(const BackendContext& context, Parts parts,
-                         std::unique_ptr<internode::RouteScratch> route_scratch)
-    : route_scratch_(std::move(route_scratch)),
+                         std::unique_ptr<internode::CallScratch> nodes_scratch)
+    : nodes_scratch_(std::move(nodes_scratch)),
       context_(std::move(parts), context.options.timeout_ns),
       history_{Placements(context_.parts().memory, context_.parts().stream, context.topology.rank,
                           context.topology.num_ranks)},
-      latency_(context_, history_.placements) {}
+      latency_(context_, history_.placements),
+      nodes_latency_(context_, history_.placements, nodes_scratch_ ? &nodes_scratch_->side : nullptr) {}
 
 Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& context) {
   if (context.options.mask_lost_ranks) {
@@ -62,24 +65,17 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& conte
   }
   Result<Parts> parts = create_parts(context, load_kernels, start_latency);
   if (!parts.ok()) return parts.status();
-  std::unique_ptr<internode::RouteScratch> route_scratch;
+  std::unique_ptr<internode::CallScratch> nodes_scratch;
   if (context.topology.num_nodes() > 1) {
     Status status = load_nodes_kernels(parts->device);
-    Result<std::unique_ptr<internode::RouteScratch>> made = internode::RouteScratch::create(*parts);
+    Result<std::unique_ptr<internode::CallScratch>> made = internode::CallScratch::create(*parts);
     if (status.ok()) status = made.status();
     Result<std::vector<std::vector<std::byte>>> ready =
         gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
     if (!ready.ok()) return ready.status();
-    route_scratch = std::move(*made);
+    nodes_scratch = std::move(*made);
   }
-  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(context, std::move(*parts), std::move(route_scratch)));
-}
-
-Result<std::shared_ptr<RoutingState>> CudaBackend::latency_dispatch(const LatencyDispatchCall& call) {
-  if (!over_nodes()) return latency_.dispatch(call);
-  return Status(ErrorCode::kUnsupported,
-                "latency_dispatch: GPU ranks on several nodes have no latency mode yet; use route and dispatch, or "
-                "ranks of one node");
+  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(context, std::move(*parts), std::move(nodes_scratch)));
 }
 
 Result<Buffer> CudaBackend::allocate(std::size_t bytes) {

@@ -12,6 +12,7 @@
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
 #include "cuda/internode/calls.hpp"
+#include "cuda/internode/latency.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/placements.hpp"
 #include "cuda/latency/calls.hpp"
@@ -22,8 +23,8 @@ class CudaBackend final : public Backend {
  public:
   static Result<std::unique_ptr<Backend>> create(const BackendContext& context);
 
-  /// `route_scratch`: in groups of several nodes.
-  CudaBackend(const BackendContext& context, Parts parts, std::unique_ptr<internode::RouteScratch> route_scratch);
+  /// `nodes_scratch`: in groups of several nodes.
+  CudaBackend(const BackendContext& context, Parts parts, std::unique_ptr<internode::CallScratch> nodes_scratch);
 
   std::string_view name() const override { return "cuda"; }
   bool takes_streams() const override { return true; }
@@ -32,7 +33,7 @@ class CudaBackend final : public Backend {
   MemoryUsage memory_usage() const override;
   Status trim() override { return context_.trim(); }
   Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override {
-    return over_nodes() ? internode::route(context_, history_.placements, *route_scratch_, call)
+    return over_nodes() ? internode::route(context_, history_.placements, *nodes_scratch_, call)
                         : intranode::route(context_, history_, call);
   }
   Status dispatch(const DispatchCall& call) override {
@@ -42,9 +43,15 @@ class CudaBackend final : public Backend {
     return over_nodes() ? internode::combine(context_, call) : intranode::combine(context_, call);
   }
   NetworkUsage network_usage() override { return context_.parts().sync->network_usage(); }
-  Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override;
-  Status latency_combine(const LatencyCombineCall& call) override { return latency_.combine(call); }
-  Status latency_receive(const LatencyReceiveCall& call, bool& made) override { return latency_.receive(call, made); }
+  Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override {
+    return over_nodes() ? nodes_latency_.dispatch(call) : latency_.dispatch(call);
+  }
+  Status latency_combine(const LatencyCombineCall& call) override {
+    return over_nodes() ? nodes_latency_.combine(call) : latency_.combine(call);
+  }
+  Status latency_receive(const LatencyReceiveCall& call, bool& made) override {
+    return over_nodes() ? nodes_latency_.receive(call, made) : latency_.receive(call, made);
+  }
   Status update_mask(int rank, bool masked, Stream stream) override {
     return latency_.update_mask(rank, masked, stream);
   }
@@ -57,12 +64,13 @@ class CudaBackend final : public Backend {
   Status destroy() override { return context_.destroy(); }
 
  private:
-  bool over_nodes() const { return route_scratch_ != nullptr; }
+  bool over_nodes() const { return nodes_scratch_ != nullptr; }
 
-  std::unique_ptr<internode::RouteScratch> route_scratch_;  // before the context, which waits for its last call
+  std::unique_ptr<internode::CallScratch> nodes_scratch_;  // before the context, which waits for its last call
   Context context_;
   RouteHistory history_;
-  LatencyMode latency_;  // after the two that it uses
+  LatencyMode latency_;                    // after the two that it uses, like the next
+  internode::NodesLatency nodes_latency_;  // in groups of several nodes
 };
 
 /// Entry of the registry.

@@ -19,11 +19,16 @@ set(ferry_cuda_sources
     cuda/context/parts.cpp
     cuda/context/peer_watch.cpp
     cuda/context/rail_link.cpp
+    cuda/internode/bounded_route.cpp
     cuda/internode/channel_tables.cpp
     cuda/internode/combine.cpp
     cuda/internode/dispatch.cpp
+    cuda/internode/kernel_routing.cpp
+    cuda/internode/latency.cpp
+    cuda/internode/node_route_steps.cpp
     cuda/internode/node_tables.cpp
     cuda/internode/route.cpp
+    cuda/internode/side_stream.cpp
     cuda/internode/steps.cpp
     cuda/intranode/channel_tables.cpp
     cuda/intranode/combine.cpp
@@ -41,6 +46,8 @@ set(ferry_cuda_sources
     cuda/internode/combine.cu
     cuda/internode/dispatch.cu
     cuda/internode/exchange.cu
+    cuda/internode/gather.cu
+    cuda/internode/node_route.cu
     cuda/intranode/channel_tables.cu
     cuda/intranode/combine.cu
     cuda/intranode/dispatch.cu

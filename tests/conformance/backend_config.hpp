@@ -30,7 +30,7 @@ void PrintTo(const BackendConfig& config, std::ostream* out);
 
 /// The configurations that this test program is about.
 std::vector<BackendConfig> backend_configs();
-/// Of them, those that have latency mode and bytes_required.
+/// Of them, those that have masks of lost ranks and bytes_required.
 std::vector<BackendConfig> whole_configs();
 
 /// Names the instantiations of every suite.

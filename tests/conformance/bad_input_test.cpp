@@ -106,6 +106,8 @@ TEST_P(BadInputConformance, Route) {
        }},
       {"alignment 0", [](RouteInput&, RouteOptions& options) { options.expert_alignment = 0; }},
       {"slab without capacity", [](RouteInput&, RouteOptions& options) { options.layout = Layout::kSlab; }},
+      {"max_tokens negative", [](RouteInput&, RouteOptions& options) { options.max_tokens = -1; }},
+      {"max_tokens without max_recv_rows", [](RouteInput&, RouteOptions& options) { options.max_tokens = 100; }},
       {"max_recv_rows negative", [](RouteInput&, RouteOptions& options) { options.max_recv_rows = -1; }},
       {"placement too short",
        [](RouteInput&, RouteOptions& options) {

@@ -127,6 +127,33 @@ TEST_P(CapacityConformance, SomeRanksBoundTheirRowsAndOthersDoNot) {
   run_with_group(3, [&](RankContext& context, Group& group) { check_case(context, group, mixed); });
 }
 
+/// Rows are bounded on all ranks, and tokens: then groups of several nodes need not wait for the host either.
+TEST_P(CapacityConformance, TokensAreBoundedToo) {
+  for (const Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab}) {
+    const PreparedCase one = prepare(full_case(layout, RoutingPattern::kRandom));
+    std::int64_t most = 0;
+    for (const oracle::RankTokens& tokens : one.world.ranks) most = std::max(most, tokens.num_tokens);
+    run_with_group(one.world.num_ranks, [&](RankContext& context, Group& group) {
+      const RouteArguments arguments(context, group, one);
+      for (const std::int64_t max_tokens : {most, most - 1, most + 7}) {
+        RouteOptions options = arguments.options();
+        options.max_tokens = max_tokens;
+        const auto routing = group.route(arguments.input(), options, stream_of(group));
+        const Status status = finish(group, routing.status());
+        if (max_tokens < most) {
+          context.expect_code(status, ErrorCode::kCapacity, "too many tokens");
+          context.expect(status.message().find("max_tokens") != std::string_view::npos, status.to_string());
+          continue;
+        }
+        if (!context.expect_ok(status, "bounded tokens")) return;
+        expect_routing(context, group, *routing, one);
+        for (std::size_t i = 0; i < one.dispatches.size(); ++i) check_dispatch(context, group, *routing, one, i);
+        for (std::size_t i = 0; i < one.combines.size(); ++i) check_combine(context, group, *routing, one, i);
+      }
+    });
+  }
+}
+
 TEST_P(CapacityConformance, AFullArenaIsReportedAndStaysUsable) {
   run_with_group(2, [&](RankContext& context, Group& group) {
     const std::size_t arena_bytes = group_options(context).arena_bytes;

@@ -403,7 +403,7 @@ TEST_P(LatencyBadInput, ASlabThatIsTooSmall) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LatencyBadInput, ::testing::ValuesIn(whole_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, LatencyBadInput, ::testing::ValuesIn(backend_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

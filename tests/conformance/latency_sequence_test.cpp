@@ -79,7 +79,7 @@ TEST_P(LatencySequences, ThousandsOfCallsOfLateRanksInFlatMemory) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LatencySequences, ::testing::ValuesIn(whole_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, LatencySequences, ::testing::ValuesIn(backend_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

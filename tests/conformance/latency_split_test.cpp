@@ -256,7 +256,7 @@ TEST_P(LatencySplit, AGroupEndsWithCallsInFlight) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LatencySplit, ::testing::ValuesIn(whole_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, LatencySplit, ::testing::ValuesIn(backend_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

@@ -291,7 +291,7 @@ TEST_P(LatencyExchanges, OtherCallsTakeTheRouting) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, LatencyExchanges, ::testing::ValuesIn(whole_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, LatencyExchanges, ::testing::ValuesIn(backend_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

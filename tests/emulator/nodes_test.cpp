@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -111,11 +112,7 @@ class Group {
     Dispatched call;
     call.inputs.row_bytes = to_size(spec_.hidden * 2);
     call.inputs.scale_row_bytes = to_size(spec_.scale_bytes);
-    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
-      const std::int64_t num_tokens = routing_.num_tokens(rank);
-      call.inputs.x.push_back(random_bytes(num_tokens * spec_.hidden * 2, random_));
-      call.inputs.scales.push_back(random_bytes(num_tokens * spec_.scale_bytes, random_));
-    }
+    draw(call.inputs);
     for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
       const std::int64_t num_rows = std::max<std::int64_t>(routing_.num_rows(rank), 1);
       const std::int64_t entries = spec_.layout == Layout::kTokens ? spec_.num_topk : 1;
@@ -144,10 +141,13 @@ class Group {
       const cuda::NodePlace place = ranks_.place(rank);
       const cuda::CallIdentity call_identity = identity(rank, agreement);
       if (agreement == 0) {
-        cuda::launch_rail_exchange(cuda::agreement_only(place, call_identity), ranks_.stream(rank));
+        enqueue([params = cuda::agreement_only(place, call_identity), stream = ranks_.stream(rank)] {
+          cuda::launch_rail_exchange(params, stream);
+        });
       } else {
         const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank);
-        cuda::launch(dispatch_steps(place, call_identity, routed, tensors, staging, blocks), ranks_.stream(rank));
+        enqueue([steps = dispatch_steps(place, call_identity, routed, tensors, staging, blocks),
+                 stream = ranks_.stream(rank)] { cuda::launch(steps, stream); });
       }
       call.tensors.push_back(tensors);
     }
@@ -168,17 +168,7 @@ class Group {
     call.inputs.dtype = spec_.float32 ? DType::kFloat32 : DType::kBfloat16;
     call.inputs.hidden = spec_.hidden;
     call.inputs.weighted = spec_.weighted;
-    std::normal_distribution<float> normal;
-    const std::int64_t entries = spec_.layout == Layout::kTokens ? spec_.num_topk : 1;
-    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
-      call.inputs.x.push_back(random_rows(routing_.num_rows(rank) * spec_.hidden, spec_.float32, random_));
-      std::vector<float>& weights = call.inputs.weights.emplace_back();
-      for (std::int64_t i = 0; i < routing_.num_rows(rank) * entries; ++i) weights.push_back(normal(random_));
-      for (int bias = 0; bias < spec_.num_biases; ++bias) {
-        call.inputs.bias[to_size(bias)].push_back(
-            random_rows(routing_.num_tokens(rank) * spec_.hidden, spec_.float32, random_));
-      }
-    }
+    draw(call.inputs);
     for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
       const std::int64_t num_tokens = std::max<std::int64_t>(routing_.num_tokens(rank), 1);
       cuda::CombineTensors tensors;
@@ -199,11 +189,13 @@ class Group {
       tensors.out_x = ranks_.allocate(rank, to_size(num_tokens * tensors.out_stride));
       tensors.out_weights = reinterpret_cast<float*>(ranks_.allocate(rank, to_size(num_tokens * spec_.num_topk * 4)));
       const cuda::RoutedTokens routed = routing_.routed(rank);
-      const auto staging = cuda::CombineStaging::at(
-          ranks_.allocate(rank, cuda::CombineStaging::at(nullptr, routed, tensors).size_bytes), routed, tensors);
       const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank);
-      cuda::launch(combine_steps(ranks_.place(rank), identity(rank, 78), routed, tensors, staging, blocks),
-                   ranks_.stream(rank));
+      const cuda::NodePlace place = ranks_.place(rank);
+      const std::size_t staging_bytes = cuda::CombineStaging::at(nullptr, place, routed, tensors, blocks).size_bytes;
+      const auto staging =
+          cuda::CombineStaging::at(ranks_.allocate(rank, staging_bytes), place, routed, tensors, blocks);
+      enqueue([steps = combine_steps(place, identity(rank, 78), routed, tensors, staging, blocks),
+               stream = ranks_.stream(rank)] { cuda::launch(steps, stream); });
       call.tensors.push_back(tensors);
     }
     return call;
@@ -225,6 +217,34 @@ class Group {
     }
   }
 
+  /// Queues all calls so far once more, as graphs that are replayed launch them: with the same parameters.
+  void replay() const {
+    for (const std::function<void()>& launch : recorded_) launch();
+  }
+  /// Other inputs in the same memory.
+  void refill(Dispatched& call) {
+    draw(call.inputs);
+    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+      const cuda::DispatchTensors& tensors = call.tensors[to_size(rank)];
+      std::ranges::copy(call.inputs.x[to_size(rank)], const_cast<std::byte*>(tensors.x));
+      std::ranges::copy(call.inputs.scales[to_size(rank)], tensors.scales.data);
+      std::fill_n(tensors.out.x, routing_.num_rows(rank) * out_stride(), DeviceMemory::kPattern);
+    }
+  }
+  void refill(Combined& call) {
+    draw(call.inputs);
+    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+      const cuda::CombineTensors& tensors = call.tensors[to_size(rank)];
+      std::ranges::copy(call.inputs.x[to_size(rank)], const_cast<std::byte*>(tensors.x));
+      std::ranges::copy(call.inputs.weights[to_size(rank)], const_cast<float*>(tensors.weights));
+      for (int bias = 0; bias < spec_.num_biases; ++bias) {
+        std::ranges::copy(call.inputs.bias[to_size(bias)][to_size(rank)],
+                          const_cast<std::byte*>(tensors.bias[bias].data));
+      }
+      std::fill_n(tensors.out_x, routing_.num_tokens(rank) * tensors.out_stride, DeviceMemory::kPattern);
+    }
+  }
+
   bool is_untouched(const Dispatched& call) {
     for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
       const std::byte* out = call.tensors[to_size(rank)].out.x;
@@ -241,6 +261,38 @@ class Group {
 
  private:
   std::int64_t out_stride() const { return spec_.hidden * 2 + 32; }
+
+  void enqueue(std::function<void()> launch) {
+    launch();
+    recorded_.push_back(std::move(launch));
+  }
+
+  void draw(oracle::DispatchInputs& inputs) {
+    inputs.x.clear();
+    inputs.scales.clear();
+    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+      const std::int64_t num_tokens = routing_.num_tokens(rank);
+      inputs.x.push_back(random_bytes(num_tokens * spec_.hidden * 2, random_));
+      inputs.scales.push_back(random_bytes(num_tokens * spec_.scale_bytes, random_));
+    }
+  }
+
+  void draw(oracle::CombineInputs& inputs) {
+    inputs.x.clear();
+    inputs.weights.clear();
+    for (auto& bias : inputs.bias) bias.clear();
+    std::normal_distribution<float> normal;
+    const std::int64_t entries = spec_.layout == Layout::kTokens ? spec_.num_topk : 1;
+    for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+      inputs.x.push_back(random_rows(routing_.num_rows(rank) * spec_.hidden, spec_.float32, random_));
+      std::vector<float>& weights = inputs.weights.emplace_back();
+      for (std::int64_t i = 0; i < routing_.num_rows(rank) * entries; ++i) weights.push_back(normal(random_));
+      for (int bias = 0; bias < spec_.num_biases; ++bias) {
+        inputs.bias[to_size(bias)].push_back(
+            random_rows(routing_.num_tokens(rank) * spec_.hidden, spec_.float32, random_));
+      }
+    }
+  }
 
   std::byte* copy_in(int rank, const oracle::Bytes& bytes) {
     std::byte* const data = ranks_.allocate(rank, bytes.size() + 16);
@@ -286,6 +338,7 @@ class Group {
   NodeRouting routing_;
   std::mt19937_64 random_;
   std::int64_t record_number_ = 0;
+  std::vector<std::function<void()>> recorded_;
 };
 
 std::vector<Spec> specs() {
@@ -315,6 +368,25 @@ TEST_P(Nodes, CallsGiveTheOraclesBits) {
   group.check(sums);
   group.check(second);
   EXPECT_TRUE(group.ranks().is_drained());
+}
+
+/// What counts calls lies in memory: the rings and the ranks go on where the replay before has left them.
+TEST(NodesReplayed, RecordedCallsBringWhatLiesInTheSameMemory) {
+  Group group({.ranks_per_node = 2, .weighted = true, .num_biases = 1, .seed = 8});
+  Group::Dispatched dispatch = group.dispatch();
+  Group::Combined combine = group.combine();
+  for (int replay = 0; replay < 3; ++replay) {
+    SCOPED_TRACE(replay);
+    if (replay > 0) {
+      group.refill(dispatch);
+      group.refill(combine);
+      group.replay();
+    }
+    ASSERT_EQ(group.ranks().run(), "");
+    group.check(dispatch);
+    group.check(combine);
+    EXPECT_TRUE(group.ranks().is_drained());
+  }
 }
 
 TEST(NodesRefused, ByOneRankMovesNothingAnywhere) {

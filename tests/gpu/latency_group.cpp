@@ -6,12 +6,14 @@
 
 namespace ferry::test {
 
-std::vector<PreparedCase> latency_cases_of_equal_shapes(int num_ranks, int num_cases, bool idle_tail) {
+std::vector<PreparedCase> latency_cases_of_equal_shapes(int num_ranks, int num_cases, bool idle_tail,
+                                                        int ranks_per_node) {
   std::vector<PreparedCase> cases;
   for (int i = 0; i < num_cases; ++i) {
     ExchangeCase one;
     one.name = fmt::format("case {}", i);
     one.world = {.num_ranks = num_ranks, .num_topk = 4, .num_experts = 10, .max_tokens = 20};
+    one.world.ranks_per_node = ranks_per_node;
     one.world.layout = Layout::kSlab;
     one.world.fixed_rows = 20 * num_ranks;
     one.world.pattern = static_cast<RoutingPattern>(i * 3 % 5);

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "gpu/gpu_group.hpp"
+#include "gpu/latency_group.hpp"
 #include "net/loopback/faults.hpp"
 #include "support/device_memory.hpp"
 #include "support/process_usage.hpp"
@@ -148,6 +149,123 @@ TEST_P(GpuNodes, DifferentCallsAreToldApart) {
     meet(context);
     check_case(context, group, prepared);
   });
+}
+
+/// Dispatch and combine recorded once, with a Routing of before; each replay moves what lies in the same memory then.
+TEST_P(GpuNodes, RecordedCallsAreReplayed) {
+  constexpr std::size_t kNumReplays = 4;
+  for (const MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain}) {
+    ExchangeCase spec;
+    spec.name = "replays";
+    spec.world = {.num_topk = 4, .num_experts = 3 * GetParam().num_ranks(), .max_tokens = 24};
+    spec.memory = memory;
+    spec.dispatches.assign(kNumReplays, {.hidden = 264, .num_scales = 3});
+    spec.combines.assign(kNumReplays, {.hidden = 264, .weighted = true, .num_biases = 1, .return_weights = true});
+    const PreparedCase prepared = prepare_on_nodes(spec);
+    run([&](RankContext& context, Group& group) {
+      const OwnedStream stream;
+      // Outside the graph first, as programs warm up: room for what forwarders keep is found there.
+      const Routing routing = check_route(context, group, prepared);
+      if (!routing.present()) return;
+      check_dispatch(context, group, routing, prepared, 0);
+      check_combine(context, group, routing, prepared, 0);
+      DispatchTensors dispatch(context, group, prepared, 0);
+      CombineTensors combine(context, group, prepared, 0);
+      meet(context);
+      CapturedGraph graph;
+      graph.begin(stream.get());
+      Status status = group.dispatch(routing, dispatch.in, dispatch.out, stream.get(), dispatch.options);
+      if (status.ok()) status = group.combine(routing, combine.in, combine.out, stream.get(), combine.options);
+      graph.end();
+      if (!context.expect_ok(status, "capturing")) return;
+      graph.prepare();
+      for (std::size_t replay = 0; replay < kNumReplays; ++replay) {
+        dispatch.refill(context, prepared, replay);
+        combine.refill(context, prepared, replay);
+        meet(context);  // nobody fills while others wait inside a kernel
+        graph.launch();
+        const std::string where = fmt::format("replay {}: ", replay);
+        if (!context.expect_ok(group.wait(stream.get()), where)) return;
+        dispatch.expect_received(context, where);
+        combine.expect_received(context, where);
+      }
+      meet(context);
+      check_case(context, group, prepared);
+    });
+  }
+}
+
+/// The same with a route of bounded rows and tokens in the graph: each replay routes anew.
+TEST_P(GpuNodes, RecordedRoutesAreReplayed) {
+  constexpr std::int64_t kNumTokens = 24;
+  for (const Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab}) {
+    std::vector<PreparedCase> cases;
+    for (std::uint64_t i = 0; i < 4; ++i) {
+      ExchangeCase one;
+      one.name = fmt::format("replay {}", i);
+      one.world = {.num_topk = 4, .num_experts = 10, .max_tokens = kNumTokens, .layout = layout};
+      one.world.pattern = static_cast<RoutingPattern>(i * 3 % 5);
+      one.world.fixed_rows = kNumTokens * GetParam().num_ranks() * (layout == Layout::kExperts ? 4 : 1);
+      one.world.seed = 901 + 2 * i;  // odd: tokens are bounded
+      one.dispatches = {{.hidden = 264, .num_scales = 3, .zero_padding = true}};
+      one.combines = {{.hidden = 264, .weighted = true, .num_biases = 1, .return_weights = true}};
+      cases.push_back(prepare_on_nodes(one));
+    }
+    run([&](RankContext& context, Group& group) {
+      const OwnedStream stream;
+      check_case(context, group, cases.back());
+      Round round(context, group, cases.front());
+      round.keep_routing = true;
+      meet(context);
+      CapturedGraph graph;
+      graph.begin(stream.get());
+      const bool captured = round.start(context, group, stream.get());
+      graph.end();
+      if (!captured) return;
+      graph.prepare();
+      for (const PreparedCase& one : cases) {
+        round.refill(context, one);
+        meet(context);  // nobody fills while others wait inside a kernel
+        graph.launch();
+        if (!context.expect_ok(group.wait(stream.get()), one.spec.name)) return;
+        round.expect_received(context);
+        expect_routing(context, group, round.routing, one, Counts::kInMemory);
+      }
+      meet(context);
+    });
+  }
+}
+
+/// A dispatch of latency mode and a combine, whole and in halves, recorded once: each replay routes anew.
+TEST_P(GpuNodes, RecordedLatencyCallsAreReplayed) {
+  const std::vector<PreparedCase> cases =
+      latency_cases_of_equal_shapes(GetParam().num_ranks(), 4, true, GetParam().ranks_per_node);
+  for (const bool split : {false, true}) {
+    run([&](RankContext& context, Group& group) {
+      const OwnedStream stream;
+      LatencyPair pair(context, group, cases.back());
+      // Outside the graph first, as programs warm up: room for what forwarders keep is found there.
+      if (!context.expect_ok(pair.start(group, stream.get(), split), "outside the graph")) return;
+      if (!context.expect_ok(group.wait(stream.get()), "outside the graph")) return;
+      pair.expect_received(context);
+      meet(context);
+      CapturedGraph graph;
+      graph.begin(stream.get());
+      const Status captured = pair.start(group, stream.get(), split);
+      graph.end();
+      if (!context.expect_ok(captured, "capturing")) return;
+      graph.prepare();
+      for (const PreparedCase& one : cases) {
+        pair.refill(context, one);
+        meet(context);  // nobody fills while others wait inside a kernel
+        graph.launch();
+        if (!context.expect_ok(group.wait(stream.get()), one.spec.name)) return;
+        pair.expect_received(context);
+      }
+      meet(context);
+      check_latency_case(context, group, cases.front(), Halves::kSplit);
+    });
+  }
 }
 
 TEST_P(GpuNodes, UsageNamesTheRails) {

@@ -68,6 +68,18 @@ class ViewCheck {
   bool on_device_;
 };
 
+bool has_bounded_rows(const oracle::World& world) {
+  if (world.options.layout == Layout::kSlab) return true;
+  return !world.max_recv_rows.empty() && std::ranges::none_of(world.max_recv_rows, [](auto rows) { return rows == 0; });
+}
+
+/// 0, which is no bound, if there are none.
+std::int64_t most_tokens(const oracle::World& world) {
+  std::int64_t most = 0;
+  for (const oracle::RankTokens& tokens : world.ranks) most = std::max(most, tokens.num_tokens);
+  return most;
+}
+
 TensorImage untouched(const TensorImage& image) { return TensorImage(image.spec()); }
 
 }  // namespace
@@ -87,6 +99,8 @@ RouteArguments::RouteArguments(const RankContext& context, const Group& group, c
     input_.topk_weights = ConstTensorView(weights_.data(), DType::kFloat32, {num_tokens, world.num_topk});
   options_ = world.options;
   options_.max_recv_rows = world.max_recv_rows.empty() ? 0 : world.max_recv_rows[rank];
+  // In every other world that allows it tokens are bounded too, which changes how some backends route.
+  if (prepared.spec.world.seed % 2 == 1 && has_bounded_rows(world)) options_.max_tokens = most_tokens(world);
 }
 
 void RouteArguments::refill(const RankContext& context, const PreparedCase& prepared) {

@@ -69,7 +69,7 @@ CallRecord route_of(const std::vector<std::int32_t>& expert_to_rank) {
   CallRecord record;
   record.operation = Operation::kRoute;
   record.fields[1] = static_cast<std::int64_t>(expert_to_rank.size());
-  record.fields[6] = hash_placement(expert_to_rank);
+  record.fields[field_names(Operation::kRoute).size() - 1] = hash_placement(expert_to_rank);
   record.message_bytes = static_cast<std::int32_t>(
       write_placement_digest(expert_to_rank, std::span(record.message).first<kPlacementDigestBytes>()));
   return record;

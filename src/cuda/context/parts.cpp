@@ -87,9 +87,10 @@ Result<int> count_sharers(const BackendContext& context, const Status& my_status
   return sharers;
 }
 
-/// Memory of latency mode: at the same place of every rank's arena, since all ranks have agreed on its size.
+/// Memory of latency mode: at the same place of every rank's arena, since all ranks have agreed on its size. There is
+/// none over several nodes, where its calls use what the others do.
 Status make_latency_memory(const BackendContext& context, StartLatency start_latency, Parts& parts) {
-  if (context.options.latency_bytes == 0) return {};
+  if (context.options.latency_bytes == 0 || context.topology.num_nodes() > 1) return {};
   constexpr std::string_view kClearing = "Group::create: clearing the memory of latency mode";
   const auto num_ranks = static_cast<std::size_t>(context.topology.num_ranks);
   const std::size_t offset = node::round_up_to_page(Control::at(nullptr, num_ranks).size_bytes);
@@ -166,11 +167,6 @@ Status check_topology(const BackendContext& context) {
                   fmt::format("Group::create: {} ranks in {} nodes; this build's CUDA backend connects up to {} ranks "
                               "of a node and up to {} nodes",
                               topology.num_ranks, topology.num_nodes(), kMaxRanks, kMaxNodes));
-  }
-  if (topology.num_nodes() > 1 && context.options.latency_bytes > 0) {
-    return Status(ErrorCode::kUnsupported,
-                  "Group::create: latency mode of GPU ranks does not reach over several nodes yet; leave latency_bytes "
-                  "at 0, or use ranks of one node, or backend \"cpu\"");
   }
   return {};
 }

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTERNODE_CALLS_HPP
 #define FERRY_CUDA_INTERNODE_CALLS_HPP
 
-/// The calls of a group of GPU ranks on several nodes. Dispatch and combine run in kernels; route is made by the hosts,
-/// which wait for its counts in any case, once kernels have found that all ranks make it.
+/// The calls of a group of GPU ranks on several nodes. Dispatch and combine run in kernels. An exact route is made by
+/// the hosts, which wait for its counts in any case, once kernels have found that all ranks make it.
 
 #include <array>
 #include <functional>
@@ -11,6 +11,8 @@
 #include "call/route_nodes.hpp"
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
+#include "cuda/internode/node_route_steps.hpp"
+#include "cuda/internode/side_stream.hpp"
 #include "cuda/internode/steps.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/memory/pinned_memory.hpp"
@@ -37,17 +39,19 @@ class HostTables final : public call::RouteMemory {
   std::size_t turn_ = 0;
 };
 
-/// What the routes of a group use again and again.
-class RouteScratch {
+/// What the calls of a group use again and again.
+class CallScratch {
  public:
   /// Of the pinned block through which tables pass between host and GPU.
   static constexpr std::size_t kWindowBytes = std::size_t{1} << 20;
 
-  static Result<std::unique_ptr<RouteScratch>> create(const Parts& parts);
-  RouteScratch(node::Arena& arena, PinnedBlock block) : tables(arena), window(std::move(block)) {}
+  static Result<std::unique_ptr<CallScratch>> create(const Parts& parts);
+  CallScratch(node::Arena& arena, PinnedBlock block, SideStream stream)
+      : tables(arena), window(std::move(block)), side(std::move(stream)) {}
 
   HostTables tables;
   PinnedBlock window;
+  SideStream side;
 };
 
 NodePlace place_of(const Parts& parts);
@@ -56,7 +60,22 @@ CallIdentity identity_of(const Context& context, const CallRecord& record, const
 Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status);
 StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel);
 
-Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, RouteScratch& scratch,
+/// The part of a dispatch that follows its checks: of tokens that are routed, or that kernels route in the same call.
+struct DispatchRun {
+  const DispatchCall& call;
+  const RoutedTokens& routed;
+  bool exact_rows = false;
+  bool captured = false;
+  const NodeRouteInput* route = nullptr;
+};
+Status make_dispatch(Context& context, const DispatchRun& run);
+/// The same of a combine.
+Status make_combine(Context& context, const CombineCall& call, const RoutedTokens& routed, bool captured);
+
+/// A route whose rows and tokens are bounded, once it is checked.
+Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements& placements, const RouteCall& call,
+                                                    bool captured);
+Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, CallScratch& scratch,
                                             const RouteCall& call);
 Status dispatch(Context& context, const DispatchCall& call);
 Status combine(Context& context, const CombineCall& call);

@@ -1,5 +1,6 @@
 #include <new>
 
+#include "core/checks.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
@@ -54,6 +55,7 @@ CombineTensors tensors_of(const CombineCall& call, const Copies& copies) {
   tensors.row_bytes = call.x.row_bytes;
   tensors.float32 = call.x.dtype == DType::kFloat32;
   tensors.weighted = call.weighted;
+  tensors.rank_sums = call.rank_sums;
   tensors.topk_weights = static_cast<const float*>(call.topk_weights.data);
   if (call.weights.present()) {
     tensors.weights = copies.weights != nullptr ? reinterpret_cast<const float*>(copies.weights)
@@ -77,35 +79,40 @@ Status run(Context& context, const CombineCall& call) {
     return refuse(context, call.record, call.stream, status);
   };
   if (Status status = status_of(call.record); !status.ok()) return refused(status);
-  const Result<bool> checked = context.check_stream(to_string(Operation::kCombine), call.stream);
-  if (!checked.ok()) return refused(checked.status());
-  const bool captured = *checked;
+  const Result<bool> captured = context.check_stream(to_string(Operation::kCombine), call.stream);
+  if (!captured.ok()) return refused(captured.status());
+  if (Status status = check_not_latency(*call.routing, "combine"); !status.ok()) return refused(status);
+  return make_combine(context, call, static_cast<const NodesRouting&>(*call.routing).routed, *captured);
+}
+
+}  // namespace
+
+Status make_combine(Context& context, const CombineCall& call, const RoutedTokens& routed, bool captured) {
+  const auto refused = [&context, &call](const Status& status) {
+    return refuse(context, call.record, call.stream, as_error_of(to_string(call.record.operation), status));
+  };
   const Parts& parts = context.parts();
   if (Status status = check_combine_memory(call, *parts.arena); !status.ok()) return refused(status);
-
-  const auto& routing = static_cast<const NodesRouting&>(*call.routing);
+  const NodePlace place = place_of(parts);
+  const StepBlocks blocks = blocks_of(parts, call.kernel);
   const std::size_t copies_bytes = Copies::at(nullptr, call, *parts.arena).size_bytes;
-  const CombineTensors shape = tensors_of(call, {});
-  const Result<std::byte*> room =
-      context.staging().rows(copies_bytes + CombineStaging::at(nullptr, routing.routed, shape).size_bytes, captured);
+  const std::size_t staging_bytes = CombineStaging::at(nullptr, place, routed, tensors_of(call, {}), blocks).size_bytes;
+  const Result<std::byte*> room = context.staging().rows(copies_bytes + staging_bytes, captured);
   if (!room.ok()) return refused(room.status());
   const Copies copies = Copies::at(*room, call, *parts.arena);
   const CombineTensors tensors = tensors_of(call, copies);
-  const CombineStaging staging = CombineStaging::at(*room + copies_bytes, routing.routed, tensors);
+  const CombineStaging staging = CombineStaging::at(*room + copies_bytes, place, routed, tensors, blocks);
 
   Result<Launch> begun = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!begun.ok()) return refused(begun.status());
   parts.rail_link->wake();
   cudaError_t error = copies.launch(call, begun->stream);
   if (error == cudaSuccess) {
-    error = launch(combine_steps(place_of(parts), identity_of(context, call.record, *begun), routing.routed, tensors,
-                                 staging, blocks_of(parts, call.kernel)),
+    error = launch(combine_steps(place, identity_of(context, call.record, *begun), routed, tensors, staging, blocks),
                    begun->stream);
   }
-  return context.end(*begun, error, "combine");
+  return context.end(*begun, error, to_string(call.record.operation));
 }
-
-}  // namespace
 
 Status combine(Context& context, const CombineCall& call) try {
   const DeviceGuard guard(context.parts().device);

@@ -26,11 +26,14 @@ struct NodeSumParams {
   bool one_row_per_token = true;  ///< kTokens
   bool float32 = false;
   bool weighted = false;
+  bool rank_sums = false;  ///< CombineOrder::kRankSums; weighted, and no weights are returned
   bool returns_weights = false;
   const float* topk_weights = nullptr;  ///< [items, K]
   std::int64_t row_bytes = 0;
-  std::byte* sums = nullptr;     ///< [items, row_bytes]
-  float* sum_weights = nullptr;  ///< [items, K]
+  std::byte* sums = nullptr;       ///< [items, row_bytes]
+  float* sum_weights = nullptr;    ///< [items, K]
+  std::byte* rank_rows = nullptr;  ///< with rank_sums: room for sums of ranks, num_rank_rows rows for each warp
+  int num_rank_rows = 0;
   int num_blocks = 1;
 };
 
@@ -60,6 +63,9 @@ struct TokenSumParams {
   float* out_weights = nullptr;  ///< [T, K]
   int num_blocks = 1;
 };
+
+/// Warps of a block of launch_node_sums.
+inline constexpr int kSumWarps = 8;
 
 cudaError_t launch_node_sums(const NodeSumParams& params, cudaStream_t stream);
 cudaError_t launch_token_sums(const TokenSumParams& params, cudaStream_t stream);

@@ -1,6 +1,7 @@
 #include <new>
 #include <optional>
 
+#include "core/checks.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
@@ -34,49 +35,64 @@ DispatchTensors tensors_of(const DispatchCall& call) {
   return tensors;
 }
 
-Status run(Context& context, const DispatchCall& asked) {
-  const auto refused = [&context, &asked](const Status& status) {
-    return refuse(context, asked.record, asked.stream, status);
+Status run(Context& context, const DispatchCall& call) {
+  const auto refused = [&context, &call](const Status& status) {
+    return refuse(context, call.record, call.stream, status);
   };
-  if (Status status = status_of(asked.record); !status.ok()) return refused(status);
-  const Result<bool> checked = context.check_stream(to_string(Operation::kDispatch), asked.stream);
-  if (!checked.ok()) return refused(checked.status());
-  const bool captured = *checked;
-  const Parts& parts = context.parts();
-  if (Status status = check_dispatch_memory(asked, *parts.arena); !status.ok()) return refused(status);
-  const Result<std::optional<QuantizedDispatch>> steps = split_quantizing(context, asked, captured);
-  if (!steps.ok()) return refused(steps.status());
-  const DispatchCall& call = steps->has_value() ? (*steps)->send : asked;
-
+  if (Status status = status_of(call.record); !status.ok()) return refused(status);
+  const Result<bool> captured = context.check_stream(to_string(Operation::kDispatch), call.stream);
+  if (!captured.ok()) return refused(captured.status());
+  if (Status status = check_not_latency(*call.routing, "dispatch"); !status.ok()) return refused(status);
   const auto& routing = static_cast<const NodesRouting&>(*call.routing);
-  const DispatchTensors tensors = tensors_of(call);
-  const Result<std::byte*> room =
-      context.staging().rows(DispatchStaging::at(nullptr, routing.routed, tensors).size_bytes, captured);
-  if (!room.ok()) return refused(room.status());
-  const DispatchStaging staging = DispatchStaging::at(*room, routing.routed, tensors);
-  const StepBlocks blocks = blocks_of(parts, call.kernel);
-
-  Result<Launch> begun = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
-  if (!begun.ok()) return refused(begun.status());
-  parts.rail_link->wake();
-  cudaError_t error = cudaSuccess;
-  if (steps->has_value()) error = launch_quantizing(context, call, **steps, begun->stream);
-  if (error == cudaSuccess) {
-    error = launch(dispatch_steps(place_of(parts), identity_of(context, call.record, *begun), routing.routed, tensors,
-                                  staging, blocks),
-                   begun->stream);
-  }
-  if (error == cudaSuccess && needs_padding(call, routing.exact_rows)) {
-    PaddingParams padding = padding_params(parts.ranks, call);
-    padding.summary = &parts.rail_link->params().state->gate;
-    padding.source = routing.routed.tables.source;
-    padding.max_blocks = blocks.num_other;
-    error = launch_padding(padding, begun->stream);
-  }
-  return context.end(*begun, error, "dispatch");
+  return make_dispatch(context, {call, routing.routed, routing.exact_rows, *captured});
 }
 
 }  // namespace
+
+Status make_dispatch(Context& context, const DispatchRun& run) {
+  const DispatchCall& asked = run.call;
+  const auto refused = [&context, &asked](const Status& status) {
+    return refuse(context, asked.record, asked.stream, as_error_of(to_string(asked.record.operation), status));
+  };
+  const Parts& parts = context.parts();
+  const Topology& topology = parts.sync->topology();
+  if (Status status = check_dispatch_memory(asked, *parts.arena); !status.ok()) return refused(status);
+  const Result<std::optional<QuantizedDispatch>> steps = split_quantizing(context, asked, run.captured);
+  if (!steps.ok()) return refused(steps.status());
+  const DispatchCall& call = steps->has_value() ? (*steps)->send : asked;
+
+  const DispatchTensors tensors = tensors_of(call);
+  const std::size_t route_bytes =
+      run.route == nullptr ? 0 : NodeRouteStaging::at(nullptr, topology, *run.route).size_bytes;
+  const std::size_t rows_bytes = DispatchStaging::at(nullptr, run.routed, tensors).size_bytes;
+  const Result<std::byte*> room = context.staging().rows(route_bytes + rows_bytes, run.captured);
+  if (!room.ok()) return refused(room.status());
+  const DispatchStaging staging = DispatchStaging::at(*room + route_bytes, run.routed, tensors);
+  const StepBlocks blocks = blocks_of(parts, call.kernel);
+
+  Result<Launch> begun = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), run.captured);
+  if (!begun.ok()) return refused(begun.status());
+  parts.rail_link->wake();
+  const NodePlace place = place_of(parts);
+  const CallIdentity identity = identity_of(context, call.record, *begun);
+  DispatchSteps rows = dispatch_steps(place, identity, run.routed, tensors, staging, blocks);
+  cudaError_t error = cudaSuccess;
+  if (steps->has_value()) error = launch_quantizing(context, call, **steps, begun->stream);
+  if (error == cudaSuccess && run.route != nullptr) {
+    rows.exchange.begins_call = false;
+    const NodeRouteStaging route_staging = NodeRouteStaging::at(*room, topology, *run.route);
+    error = launch(node_route_steps(place, topology, identity, *run.route, route_staging, blocks), begun->stream);
+  }
+  if (error == cudaSuccess) error = launch(rows, begun->stream);
+  if (error == cudaSuccess && needs_padding(call, run.exact_rows)) {
+    PaddingParams padding = padding_params(parts.ranks, call);
+    padding.summary = &parts.rail_link->params().state->gate;
+    padding.source = run.routed.tables.source;
+    padding.max_blocks = blocks.num_other;
+    error = launch_padding(padding, begun->stream);
+  }
+  return context.end(*begun, error, to_string(call.record.operation));
+}
 
 Status dispatch(Context& context, const DispatchCall& call) try {
   const DeviceGuard guard(context.parts().device);

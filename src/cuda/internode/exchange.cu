@@ -254,6 +254,14 @@ __device__ __noinline__ void report_difference(const ExchangeParams& params, std
   store_release_system(&fault.state, 1);
 }
 
+/// The call is made on a Routing that was refused. One thread.
+__device__ __noinline__ void report_refused_routing(const ExchangeParams& params) {
+  FaultReport& fault = params.ranks.report->fault;
+  const bool reported = *static_cast<volatile std::uint64_t*>(&fault.state) != 0;
+  if (!reported && params.record.operation == Operation::kLatencyCombine) fault.latency = 1;
+  report_refused_route(params.ranks, *params.routed);
+}
+
 /// What all ranks of the group make of the call. All threads of block 0, which has announced it.
 __device__ __noinline__ Outcome agree(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch) {
   bool here = true;
@@ -275,7 +283,9 @@ __device__ __noinline__ Outcome agree(const ExchangeParams& params, std::uint64_
   if (outcome == Outcome::kStop) return outcome;
   if (outcome == Outcome::kSkip && params.agreement != 0) report_difference(params, epoch);
   if (threadIdx.x == 0) {
-    params.rails.state->gate.valid = outcome == Outcome::kGo ? 1 : 0;
+    const bool routed = params.routed == nullptr || params.routed->valid != 0;
+    if (outcome == Outcome::kGo && !routed) report_refused_routing(params);
+    params.rails.state->gate.valid = outcome == Outcome::kGo && routed ? 1 : 0;
     if (params.result != nullptr) store_release_system(params.result, static_cast<std::uint64_t>(outcome) + 1);
   }
   return outcome;
@@ -358,7 +368,8 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
     }
   }
   const bool pulls = params.takes_rows();
-  if (outcome == Outcome::kGo && params.flows != nullptr) {
+  const bool routed = params.routed == nullptr || params.routed->valid != 0;
+  if (outcome == Outcome::kGo && routed && params.flows != nullptr) {
     if (first && pulls) publish_flows(params, start.epoch);
     if (sends) send_items(params, sender, params.flows[peer], worker);
     if (receives) {

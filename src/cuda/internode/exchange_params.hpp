@@ -47,8 +47,11 @@ struct ExchangeParams {
   std::uint64_t agreement = 0;  ///< 0: this rank refuses the call
   std::int64_t record_number = 0;
   CallRecord record;
-  FoundRecord* found = nullptr;      ///< [ranks of the node, nodes] and whose records differ
-  FaultReport* fault = nullptr;      ///< where a call that is refused is reported
+  FoundRecord* found = nullptr;  ///< [ranks of the node, nodes] and whose records differ
+  FaultReport* fault = nullptr;  ///< where a call that is refused is reported
+  /// Of the Routing that the call uses: of one that was refused, as it then is on all ranks, nothing moves. Null: it
+  /// cannot be, or there is none.
+  const RouteSummary* routed = nullptr;
   std::uint64_t* result = nullptr;   ///< pinned: the Outcome + 1, for a host that waits for it; or null
   std::uint64_t* started = nullptr;  ///< pinned: 1 as soon as the kernel runs; or null
 

@@ -150,10 +150,10 @@ NodeTables NodeTables::at(std::byte* base, const Shape& shape) {
   tables.row_experts = carver.take<std::int32_t>(shape.by_token ? 0 : shape.num_used_rows);
   tables.source = carver.take<std::int32_t>(2 * shape.num_rows);
   tables.slots = carver.take<std::int32_t>(shape.num_tokens * shape.num_topk);
+  tables.token_destinations = carver.take<Destination>(shape.num_tokens * shape.num_topk);
   tables.ids = carver.take<std::int64_t>(shape.num_tokens * shape.num_topk);
   tables.rows_per_expert = carver.take<std::int32_t>(shape.num_local_experts);
   tables.row_offsets = carver.take<std::int64_t>(shape.num_local_experts + 1);
-  tables.token_destinations = carver.take<Destination>(shape.num_tokens * shape.num_topk);
   tables.rank_base = carver.take<std::int32_t>(shape.num_ranks);
   tables.source_base = carver.take<std::int32_t>(shape.num_ranks + 1);
   tables.rank_counts = carver.take<std::int32_t>(shape.num_ranks * shape.num_ranks);

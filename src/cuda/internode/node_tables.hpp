@@ -34,26 +34,28 @@ struct NodeTables {
   };
 
   RouteSummary* summary = nullptr;
-  ItemFlow* to_nodes = nullptr;             ///< [nodes] of dispatch, and of the weights of combine
-  ItemFlow* from_nodes = nullptr;           ///< [nodes] of the sums that combine returns
-  std::int32_t* out_tokens = nullptr;       ///< [items out] token of each
-  Destination* destinations = nullptr;      ///< [items in, K] in this node, ranks counted there
-  std::int32_t* item_of_token = nullptr;    ///< [nodes, T] outgoing item; of the own node, incoming item; -1: none
-  RowItem* row_items = nullptr;             ///< [used rows]
-  std::int32_t* row_experts = nullptr;      ///< [used rows], not in kTokens
-  std::int32_t* source = nullptr;           ///< [rows, 2]
-  std::int32_t* slots = nullptr;            ///< [T, K]
+  ItemFlow* to_nodes = nullptr;           ///< [nodes] of dispatch, and of the weights of combine
+  ItemFlow* from_nodes = nullptr;         ///< [nodes] of the sums that combine returns
+  std::int32_t* out_tokens = nullptr;     ///< [items out] token of each
+  Destination* destinations = nullptr;    ///< [items in, K] in this node, ranks counted there
+  std::int32_t* item_of_token = nullptr;  ///< [nodes, T] outgoing item; of the own node, incoming item; -1: none
+  RowItem* row_items = nullptr;           ///< [used rows]
+  std::int32_t* row_experts = nullptr;    ///< [used rows], not in kTokens
+  std::int32_t* source = nullptr;         ///< [rows, 2]
+  std::int32_t* slots = nullptr;          ///< [T, K]
+  /// [T, K] ranks counted in the group. The last of the tables that kernels clear before they fill them, from
+  /// `out_tokens` on.
+  Destination* token_destinations = nullptr;
   std::int64_t* ids = nullptr;              ///< [T, K]
   std::int32_t* rows_per_expert = nullptr;  ///< [L]
   std::int64_t* row_offsets = nullptr;      ///< [L + 1]
   // For tables by channel; token rows are counted for each rank from 0.
-  Destination* token_destinations = nullptr;  ///< [T, K] ranks counted in the group
-  std::int32_t* rank_base = nullptr;          ///< [R] zeros
-  std::int32_t* source_base = nullptr;        ///< [R + 1] first row of each source, of kTokens
-  std::int32_t* rank_counts = nullptr;        ///< [R, R]
-  std::int64_t* tokens_of_rank = nullptr;     ///< [R]
-  std::size_t host_bytes = 0;                 ///< all of the above, which hosts fill in
-  float* weights = nullptr;                   ///< [T, K]
+  std::int32_t* rank_base = nullptr;       ///< [R] zeros
+  std::int32_t* source_base = nullptr;     ///< [R + 1] first row of each source, of kTokens
+  std::int32_t* rank_counts = nullptr;     ///< [R, R]
+  std::int64_t* tokens_of_rank = nullptr;  ///< [R]
+  std::size_t host_bytes = 0;              ///< all of the above, which hosts fill in
+  float* weights = nullptr;                ///< [T, K]
   std::size_t size_bytes = 0;
 
   static NodeTables at(std::byte* base, const Shape& shape);

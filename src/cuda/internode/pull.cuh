@@ -16,7 +16,7 @@ struct PullHolder {
 };
 
 __device__ inline void pull_scales(const ScaleTable& out, const std::uint32_t* words, std::int64_t row) {
-  std::byte* target = out.data + row * out.row_stride * out.element_bytes;
+  std::byte* target = out.row(row);
   for (int column = lane_idx(); column < out.num_scales; column += kWarpLanes) {
     if (out.element_bytes == 4) {
       *reinterpret_cast<std::uint32_t*>(target + column * out.column_stride * 4) = words[column];

@@ -57,7 +57,7 @@ class RouteReport {
 
 class Router {
  public:
-  Router(Context& context, RouteScratch& scratch, const RouteCall& call)
+  Router(Context& context, CallScratch& scratch, const RouteCall& call)
       : context_(context), parts_(context.parts()), scratch_(scratch), call_(call) {}
 
   Status prepare(Placements& placements);
@@ -78,7 +78,7 @@ class Router {
 
   Context& context_;
   const Parts& parts_;
-  RouteScratch& scratch_;
+  CallScratch& scratch_;
   const RouteCall& call_;
   std::shared_ptr<NodesRouting> state_ = std::make_shared<NodesRouting>();
   std::vector<std::int64_t> ids_;
@@ -121,7 +121,7 @@ Status Router::await_idle(cudaStream_t stream, const HostResult& host) {
 Status Router::fetch_ids(cudaStream_t stream, const HostResult& host) {
   const std::size_t id_bytes = size_bytes(call_.topk_idx.dtype);
   const auto* const from = static_cast<const std::byte*>(call_.topk_idx.data);
-  const std::size_t per_window = RouteScratch::kWindowBytes / id_bytes;
+  const std::size_t per_window = CallScratch::kWindowBytes / id_bytes;
   const std::byte* const window = scratch_.window.data.get();
   for (std::size_t first = 0; first < ids_.size(); first += per_window) {
     const std::size_t count = std::min(per_window, ids_.size() - first);
@@ -169,9 +169,9 @@ Status Router::exchange() {
 Status Router::upload(std::span<const std::byte> tables, std::byte* to) {
   const RelaxedCapture relaxed;
   const cudaStream_t stream = parts_.stream->get();
-  for (std::size_t first = 0; first < tables.size(); first += RouteScratch::kWindowBytes) {
+  for (std::size_t first = 0; first < tables.size(); first += CallScratch::kWindowBytes) {
     const std::span<const std::byte> part =
-        tables.subspan(first, std::min(RouteScratch::kWindowBytes, tables.size() - first));
+        tables.subspan(first, std::min(CallScratch::kWindowBytes, tables.size() - first));
     std::memcpy(scratch_.window.data.get(), part.data(), part.size());
     Status status = runtime_status(
         cudaMemcpyAsync(to + first, scratch_.window.data.get(), part.size(), cudaMemcpyHostToDevice, stream),
@@ -246,19 +246,20 @@ Status Router::finish(cudaStream_t stream) {
   return {};
 }
 
-Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placements, RouteScratch& scratch,
+Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placements, CallScratch& scratch,
                                           const RouteCall& call) {
   if (Status status = status_of(call.record); !status.ok()) return refuse(context, call.record, call.stream, status);
   const Parts& parts = context.parts();
-  Router router(context, scratch, call);
   const Result<bool> captured = context.check_stream(to_string(Operation::kRoute), call.stream);
   Status status = captured.status();
-  if (status.ok() && *captured) {
-    status = Status(ErrorCode::kUnsupported,
-                    "route: the stream is being captured, and over several nodes the hosts route; route before the "
-                    "capture, and use the Routing in it");
+  if (status.ok() && *captured && call.options.max_tokens == 0) {
+    status = Status(ErrorCode::kInvalidArgument,
+                    "route: the stream is being captured, and the hosts must wait for the counts; give max_tokens and "
+                    "max_recv_rows, or max_tokens and layout kSlab, or route before the capture");
   }
   if (status.ok()) status = check_route_memory(call, *parts.arena);
+  if (status.ok() && call.options.max_tokens > 0) return bounded_route(context, placements, call, *captured);
+  Router router(context, scratch, call);
   if (status.ok()) status = router.prepare(placements);
   Result<RouteReport> report = RouteReport::take(parts);
   if (status.ok()) status = report.status();
@@ -311,10 +312,12 @@ Result<std::byte*> HostTables::counts(std::size_t bytes) {
 
 Result<std::byte*> HostTables::forward_tables(std::size_t bytes) { return ensure(forward_tables_[turn_], bytes); }
 
-Result<std::unique_ptr<RouteScratch>> RouteScratch::create(const Parts& parts) {
+Result<std::unique_ptr<CallScratch>> CallScratch::create(const Parts& parts) {
   Result<PinnedBlock> window = take_pinned(kWindowBytes);
   if (!window.ok()) return window.status();
-  return std::make_unique<RouteScratch>(parts.sync->peers().arena(), std::move(*window));
+  Result<SideStream> side = SideStream::create();
+  if (!side.ok()) return side.status();
+  return std::make_unique<CallScratch>(parts.sync->peers().arena(), std::move(*window), std::move(*side));
 }
 
 NodePlace place_of(const Parts& parts) {
@@ -343,7 +346,7 @@ StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel) {
   return StepBlocks::of(parts.sync->topology().num_nodes(), num_sms);
 }
 
-Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, RouteScratch& scratch,
+Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, CallScratch& scratch,
                                             const RouteCall& call) try {
   const DeviceGuard guard(context.parts().device);
   if (!guard.status().ok()) return context.fail(guard.status());

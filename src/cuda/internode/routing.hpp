@@ -3,18 +3,15 @@
 
 #include <memory>
 
-#include "core/routing_state.hpp"
 #include "cuda/internode/steps.hpp"
-#include "cuda/intranode/placements.hpp"
+#include "cuda/intranode/routing.hpp"
 
 namespace ferry::cuda::internode {
 
-/// A Routing over several nodes: its tables are on the GPU, its counts on the host.
-struct NodesRouting : RoutingState {
+/// A Routing over several nodes: its tables are on the GPU. Its counts are on the host, if hosts have routed; else they
+/// come there as those of one node do.
+struct NodesRouting : CudaRouting {
   RoutedTokens routed;
-  std::shared_ptr<std::byte> memory;
-  std::shared_ptr<const Placement> placement;
-  bool exact_rows = false;  ///< outputs have no row beyond the used ones
 };
 
 }  // namespace ferry::cuda::internode

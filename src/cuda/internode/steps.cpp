@@ -45,7 +45,7 @@ StepBlocks StepBlocks::of(int num_nodes, int num_sms) {
   const int rings = num_rings(num_nodes);
   const int per_ring = std::clamp(std::min(kMostRingBlocks, num_sms - 1) / rings, 1, kMostBlocksPerRing);
   const int num_own = std::clamp(num_sms - per_ring * rings, 1, kMostOwnBlocks);
-  return {per_ring, num_own, std::clamp(num_sms, 1, kMostBlocks)};
+  return {per_ring, num_own, std::clamp(num_sms, 1, kMostBlocks), std::max(num_sms, 1)};
 }
 
 ExchangeParams agreement_only(const NodePlace& place, const CallIdentity& call) {
@@ -88,6 +88,7 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   exchange = agreement_only(place, call);
   exchange.flows = routed.tables.to_nodes;
   exchange.items = routed.tables.out_tokens;
+  if (routed.by_kernels) exchange.routed = routed.tables.summary;
   exchange.row = {tensors.x, tensors.x_stride, staging.rows, tensors.row_bytes, tensors.row_bytes};
   exchange.item_record = {staging.own_records, record_bytes, staging.records, record_bytes, record_bytes};
   exchange.blocks_per_ring = blocks.per_ring;
@@ -125,7 +126,8 @@ cudaError_t launch(const DispatchSteps& steps, cudaStream_t stream) {
   return error;
 }
 
-CombineStaging CombineStaging::at(std::byte* base, const RoutedTokens& routed, const CombineTensors& tensors) {
+CombineStaging CombineStaging::at(std::byte* base, const NodePlace& place, const RoutedTokens& routed,
+                                  const CombineTensors& tensors, const StepBlocks& blocks) {
   const std::size_t num_in = to_size(routed.num_items_in);
   const std::size_t num_out = to_size(routed.num_items_out);
   const std::size_t num_topk = static_cast<std::size_t>(routed.num_topk);
@@ -136,6 +138,11 @@ CombineStaging CombineStaging::at(std::byte* base, const RoutedTokens& routed, c
   staging.sum_weights = carver.take<float>(tensors.returns_weights ? num_in * num_topk : 0);
   staging.returned = carver.take<std::byte>(num_out * to_size(tensors.row_bytes));
   staging.returned_weights = carver.take<float>(tensors.returns_weights ? num_out * num_topk : 0);
+  if (tensors.rank_sums) {
+    staging.num_rank_rows = std::min(routed.num_topk, place.ranks_per_node);
+    const std::size_t num_warps = to_size(std::int64_t{blocks.num_other} * kSumWarps);
+    staging.rank_rows = carver.take<std::byte>(num_warps * to_size(staging.num_rank_rows * tensors.row_bytes));
+  }
   staging.size_bytes = carver.used_bytes();
   return staging;
 }
@@ -147,6 +154,7 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   const auto bytes_of = [](auto* table) { return reinterpret_cast<std::byte*>(table); };
   CombineSteps steps;
   steps.begin = agreement_only(place, call);
+  if (routed.by_kernels) steps.begin.routed = routed.tables.summary;
   if (tensors.weighted) {
     steps.begin.flows = routed.tables.to_nodes;
     steps.begin.items = routed.tables.out_tokens;
@@ -170,6 +178,9 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   node_sums.one_row_per_token = routed.by_token;
   node_sums.float32 = tensors.float32;
   node_sums.weighted = tensors.weighted;
+  node_sums.rank_sums = tensors.rank_sums;
+  node_sums.rank_rows = staging.rank_rows;
+  node_sums.num_rank_rows = staging.num_rank_rows;
   node_sums.returns_weights = returns_weights;
   node_sums.topk_weights = staging.topk_weights;
   node_sums.row_bytes = tensors.row_bytes;

@@ -34,9 +34,10 @@ struct CallIdentity {
 
 /// Blocks of a call's kernels. Those of an exchange run at the same time: at least two for each rail peer and one more.
 struct StepBlocks {
-  int per_ring = 1;   ///< of an exchange
-  int num_own = 1;    ///< of an exchange, for what stays in the node
-  int num_other = 1;  ///< of every other kernel, at most
+  int per_ring = 1;    ///< of an exchange
+  int num_own = 1;     ///< of an exchange, for what stays in the node
+  int num_other = 1;   ///< of every other kernel, at most
+  int num_tables = 1;  ///< of kernels that wait for nobody
 
   static StepBlocks of(int num_nodes, int num_sms);
 };
@@ -56,6 +57,7 @@ struct RoutedTokens {
   int num_experts = 0;
   const std::int32_t* owner = nullptr;         ///< [E]
   const std::int32_t* local_expert = nullptr;  ///< [E]
+  bool by_kernels = false;                     ///< its counts are bounds, and only kernels know whether it is valid
 };
 
 struct DispatchTensors {
@@ -93,6 +95,7 @@ struct CombineTensors {
   std::int64_t row_bytes = 0;
   bool float32 = false;
   bool weighted = false;
+  bool rank_sums = false;
   const float* topk_weights = nullptr;  ///< [T, K]
   bool returns_weights = false;
   const float* weights = nullptr;  ///< of this rank's rows
@@ -109,9 +112,12 @@ struct CombineStaging {
   float* sum_weights = nullptr;
   std::byte* returned = nullptr;
   float* returned_weights = nullptr;
+  std::byte* rank_rows = nullptr;
+  int num_rank_rows = 0;
   std::size_t size_bytes = 0;
 
-  static CombineStaging at(std::byte* base, const RoutedTokens& routed, const CombineTensors& tensors);
+  static CombineStaging at(std::byte* base, const NodePlace& place, const RoutedTokens& routed,
+                           const CombineTensors& tensors, const StepBlocks& blocks);
 };
 
 struct CombineSteps {

@@ -9,6 +9,7 @@
 #include "cuda/intranode/chunk_borders.hpp"
 #include "cuda/intranode/routing_tables.hpp"
 #include "cuda/sync/rank_params.hpp"
+#include "plan/host_device.hpp"
 #include "plan/token_record.hpp"
 
 namespace ferry::cuda {
@@ -20,6 +21,14 @@ struct ScaleTable {
   int element_bytes = 0;
   std::int64_t row_stride = 0;
   std::int64_t column_stride = 0;
+  /// Rows in slabs [L, C, S], whose experts are not evenly spaced like their rows: C and the stride of experts; or 0.
+  std::int64_t slab_rows = 0;
+  std::int64_t slab_stride = 0;
+
+  FERRY_HOST_DEVICE std::byte* row(std::int64_t idx) const {
+    const std::int64_t slab = slab_rows > 0 ? idx / slab_rows : 0;
+    return data + ((idx - slab * slab_rows) * row_stride + slab * slab_stride) * element_bytes;
+  }
 };
 
 /// This rank's output tensors.

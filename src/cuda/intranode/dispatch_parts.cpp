@@ -9,8 +9,14 @@ namespace ferry::cuda {
 ScaleTable scale_table(const ConstTensorView& view) {
   if (!view.present()) return {};
   // One type serves both directions; inputs are only read.
-  return {static_cast<std::byte*>(const_cast<void*>(view.data)), static_cast<int>(view.extent(1)),
-          static_cast<int>(size_bytes(view.dtype)), view.stride(0), view.stride(1)};
+  const int last = view.num_dims - 1;
+  ScaleTable table{static_cast<std::byte*>(const_cast<void*>(view.data)), static_cast<int>(view.extent(last)),
+                   static_cast<int>(size_bytes(view.dtype)), view.stride(last - 1), view.stride(last)};
+  if (last == 2) {
+    table.slab_rows = view.extent(1);
+    table.slab_stride = view.stride(0);
+  }
+  return table;
 }
 
 DispatchOutputs dispatch_outputs(const DispatchCall& call) {

@@ -17,7 +17,7 @@ __device__ void zero_row(const PaddingParams& params, std::int64_t row) {
   const std::int64_t num_vectors = params.row_bytes / static_cast<std::int64_t>(sizeof(uint4));
   for (std::int64_t i = lane_idx(); i < num_vectors; i += kWarpLanes) x[i] = make_uint4(0, 0, 0, 0);
   const ScaleTable& scales = params.out.scales;
-  std::byte* scale_row = scales.data + row * scales.row_stride * scales.element_bytes;
+  std::byte* scale_row = scales.row(row);
   for (int i = lane_idx(); scales.data != nullptr && i < scales.num_scales; i += kWarpLanes) {
     if (scales.element_bytes == 4) {
       *reinterpret_cast<std::uint32_t*>(scale_row + i * scales.column_stride * 4) = 0;

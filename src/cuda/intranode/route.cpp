@@ -30,8 +30,6 @@ class RouteBuilder {
 
   bool bounded() const { return call_.options.max_recv_rows > 0 || call_.options.layout == Layout::kSlab; }
   Status prepare(RouteHistory& history, std::size_t shared_limit);
-  /// Marks the Routing as not routed yet: used before its first replay it is an error.
-  Status clear_summary(cudaStream_t own_stream);
   Status prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceReport* report, bool captured,
                       std::int64_t timeout_ns);
   cudaError_t launch_steps(const Launch& launch, const Parts& parts);
@@ -107,17 +105,6 @@ Status RouteBuilder::prepare(RouteHistory& history, std::size_t shared_limit) {
   return bounded() ? prepare_source(bounded_rows()) : guess_source(history.most_rows);
 }
 
-Status RouteBuilder::clear_summary(cudaStream_t own_stream) {
-  const RelaxedCapture relaxed;
-  RouteSummary summary{};
-  summary.fault = static_cast<std::int32_t>(Fault::kNotRouted);
-  Status status = runtime_status(
-      cudaMemcpyAsync(state_->tables.summary, &summary, sizeof(summary), cudaMemcpyHostToDevice, own_stream),
-      "route: clearing a captured Routing");
-  if (!status.ok()) return status;
-  return runtime_status(cudaStreamSynchronize(own_stream), "route: clearing a captured Routing");
-}
-
 Status RouteBuilder::prepare_source(std::int64_t num_rows) {
   Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows), true);
   if (!source.ok()) return source.status();
@@ -162,25 +149,10 @@ Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, D
                                   std::int64_t timeout_ns) {
   params_.host.fault = &pinned->on_device(report)->fault;
   if (captured) return {};
-  CudaRouting& state = *state_;
-  const auto num_ranks = to_size(ranks_.num_ranks);
-  const std::size_t num_local = state.local_expert_ids.size();
-  Result<std::byte*> data = pinned->take(HostResult::at(nullptr, num_ranks, num_local).size_bytes);
-  if (!data.ok()) return data.status();
-  state.memory_owner = memory_;
-  state.pinned = pinned;
-  state.pinned_data = *data;
-  state.host = HostResult::at(*data, num_ranks, num_local);
-  state.timeout_ns = timeout_ns;
-  state.report = report;
-  state.num_rows_from_rank.resize(num_ranks);
-  RouteResultTables& host = params_.host;
-  host.result = pinned->on_device(state.host.result);
-  if (!bounded()) host.fault = pinned->on_device(state.host.fault);
-  host.from_rank = pinned->on_device(state.host.from_rank);
-  host.to_rank = pinned->on_device(state.host.to_rank);
-  host.rows_per_expert = pinned->on_device(state.host.rows_per_expert);
-  host.row_offsets = pinned->on_device(state.host.row_offsets);
+  Result<RouteResultTables> host = state_->expect_counts({memory_, pinned, report}, ranks_.num_ranks, timeout_ns);
+  if (!host.ok()) return host.status();
+  host->fault = bounded() ? params_.host.fault : pinned->on_device(state_->host.fault);
+  params_.host = *host;
   return {};
 }
 
@@ -310,7 +282,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& histor
   if (status.ok()) status = check_route_memory(call, *parts.arena);
   if (status.ok()) status = builder.prepare(history, parts.shared_limit);
   if (status.ok()) status = builder.prepare_host(parts.pinned, parts.report, *captured, context.timeout_ns());
-  if (status.ok() && *captured) status = builder.clear_summary(parts.stream->get());
+  if (status.ok() && *captured) status = mark_not_routed("route", builder.state().tables.summary, parts.stream->get());
   if (!status.ok()) return refuse(context, call, status);
 
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);

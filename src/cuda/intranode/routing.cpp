@@ -3,8 +3,13 @@
 #include <fmt/format.h>
 #include <sched.h>
 
+#include <string>
+
+#include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/driver.hpp"
 #include "node/futex.hpp"
 #include "plan/carver.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -61,6 +66,39 @@ CudaRouting::~CudaRouting() {
   // The kernel that writes there may not have run yet.
   memory_owner->after_calls(
       [memory = pinned, data = pinned_data, bytes = host.size_bytes] { memory->give(data, bytes); });
+}
+
+Status mark_not_routed(std::string_view operation, RouteSummary* summary, cudaStream_t own_stream) {
+  const std::string clearing = fmt::format("{}: clearing a captured Routing", operation);
+  const RelaxedCapture relaxed;
+  RouteSummary empty{};
+  empty.fault = static_cast<std::int32_t>(Fault::kNotRouted);
+  Status status =
+      runtime_status(cudaMemcpyAsync(summary, &empty, sizeof(empty), cudaMemcpyHostToDevice, own_stream), clearing);
+  if (!status.ok()) return status;
+  return runtime_status(cudaStreamSynchronize(own_stream), clearing);
+}
+
+Result<RouteResultTables> CudaRouting::expect_counts(const CountsMemory& counts, int num_ranks,
+                                                     std::int64_t deadline_ns) {
+  const auto size = to_size(num_ranks);
+  const std::size_t num_local = local_expert_ids.size();
+  Result<std::byte*> data = counts.pinned->take(HostResult::at(nullptr, size, num_local).size_bytes);
+  if (!data.ok()) return data.status();
+  memory_owner = counts.owner;
+  pinned = counts.pinned;
+  pinned_data = *data;
+  host = HostResult::at(*data, size, num_local);
+  timeout_ns = deadline_ns;
+  report = counts.report;
+  num_rows_from_rank.resize(size);
+  RouteResultTables seen;
+  seen.result = pinned->on_device(host.result);
+  seen.from_rank = pinned->on_device(host.from_rank);
+  seen.to_rank = pinned->on_device(host.to_rank);
+  seen.rows_per_expert = pinned->on_device(host.rows_per_expert);
+  seen.row_offsets = pinned->on_device(host.row_offsets);
+  return seen;
 }
 
 void CudaRouting::settle() const {

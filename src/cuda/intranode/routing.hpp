@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string_view>
 
 #include "core/routing_state.hpp"
 #include "cuda/intranode/placements.hpp"
@@ -47,10 +48,23 @@ class CountsDeadline {
   bool started_ = false;
 };
 
+/// What a host that waits for counts needs.
+struct CountsMemory {
+  std::shared_ptr<TableMemory> owner;
+  std::shared_ptr<PinnedMemory> pinned;
+  const DeviceReport* report = nullptr;
+};
+
+/// Marks a Routing made in a capture as one that no graph has filled yet. By work on `own_stream`.
+Status mark_not_routed(std::string_view operation, RouteSummary* summary, cudaStream_t own_stream);
+
 struct CudaRouting : RoutingState {
   ~CudaRouting() override;
   /// Waits for the counts until CountsDeadline; leaves them empty if they never come.
   void settle() const override;
+  /// Takes pinned memory in which kernels tell the host the counts of `num_ranks` ranks, for `settle` to wait for. The
+  /// local experts are known. Returns that memory as kernels see it, but for `fault`.
+  Result<RouteResultTables> expect_counts(const CountsMemory& counts, int num_ranks, std::int64_t deadline_ns);
   /// Copies the counts out of pinned memory and gives that back. The result's state is not 0.
   void adopt_result();
 

@@ -69,36 +69,19 @@ void set_views(LatencyRouting& routing, bool weights, int num_ranks) {
 Status clear_calls(const LatencyTables& tables, cudaStream_t own_stream) {
   constexpr std::string_view kClearing = "latency_dispatch: clearing a captured Routing";
   const RelaxedCapture relaxed;
-  RouteSummary summary{};
-  summary.fault = static_cast<std::int32_t>(Fault::kNotRouted);
-  Status status = runtime_status(
-      cudaMemcpyAsync(tables.summary, &summary, sizeof(summary), cudaMemcpyHostToDevice, own_stream), kClearing);
+  Status status;
   for (SentCall* sent : {tables.dispatch, tables.combine}) {
     if (status.ok()) status = runtime_status(cudaMemsetAsync(sent, 0, sizeof(*sent), own_stream), kClearing);
   }
-  if (!status.ok()) return status;
-  return runtime_status(cudaStreamSynchronize(own_stream), kClearing);
+  return status.ok() ? mark_not_routed(kName, tables.summary, own_stream) : status;
 }
 
 /// Where the receive half tells the host the counts.
 Status prepare_host(const Parts& parts, std::int64_t timeout_ns, LatencyRouting& routing) {
-  const auto num_ranks = to_size(parts.ranks.num_ranks);
-  const std::size_t num_local = routing.local_expert_ids.size();
-  Result<std::byte*> data = parts.pinned->take(HostResult::at(nullptr, num_ranks, num_local).size_bytes);
-  if (!data.ok()) return data.status();
-  routing.memory_owner = parts.memory;
-  routing.pinned = parts.pinned;
-  routing.pinned_data = *data;
-  routing.host = HostResult::at(*data, num_ranks, num_local);
-  routing.timeout_ns = timeout_ns;
-  routing.report = parts.report;
-  routing.num_rows_from_rank.resize(num_ranks);
-  RouteResultTables& host = routing.host_tables;
-  host.result = parts.pinned->on_device(routing.host.result);
-  host.from_rank = parts.pinned->on_device(routing.host.from_rank);
-  host.to_rank = parts.pinned->on_device(routing.host.to_rank);
-  host.rows_per_expert = parts.pinned->on_device(routing.host.rows_per_expert);
-  host.row_offsets = parts.pinned->on_device(routing.host.row_offsets);
+  Result<RouteResultTables> host =
+      routing.expect_counts({parts.memory, parts.pinned, parts.report}, parts.ranks.num_ranks, timeout_ns);
+  if (!host.ok()) return host.status();
+  routing.host_tables = *host;
   return {};
 }
 

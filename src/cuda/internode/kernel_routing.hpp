@@ -1,0 +1,32 @@
+#ifndef FERRY_CUDA_INTERNODE_KERNEL_ROUTING_HPP
+#define FERRY_CUDA_INTERNODE_KERNEL_ROUTING_HPP
+
+/// A Routing over several nodes that kernels fill in, on the host.
+
+#include <cstdint>
+#include <string_view>
+
+#include "cuda/context/context.hpp"
+#include "cuda/internode/node_route_steps.hpp"
+#include "cuda/internode/routing.hpp"
+#include "cuda/intranode/placements.hpp"
+
+namespace ferry::cuda::internode {
+
+/// A call that kernels route.
+struct KernelRoute {
+  const RouteCall& call;
+  std::string_view name;
+  std::int64_t max_tokens = 0;
+  bool latency = false;  ///< with source ranges, which only Routings of latency mode have
+  bool captured = false;
+};
+
+/// Takes memory for the tables of `routing` and sets all that is known of it; returns what the kernels need.
+/// @errors kUnsupported, kInvalidArgument: larger than the kernels can count; kCapacity and others of memory
+Result<NodeRouteInput> begin_routing(Context& context, Placements& placements, const KernelRoute& route,
+                                     NodesRouting& routing);
+
+}  // namespace ferry::cuda::internode
+
+#endif  // FERRY_CUDA_INTERNODE_KERNEL_ROUTING_HPP

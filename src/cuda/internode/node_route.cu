@@ -1,0 +1,474 @@
+/// The tables of a route over several nodes, out of the ids of all tokens of the group, which every rank has.
+
+#include "cuda/driver/launch.hpp"
+#include "cuda/internode/node_route_params.hpp"
+#include "cuda/sync/entry.cuh"
+#include "cuda/sync/shared_memory.cuh"
+#include "plan/slots.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+using namespace device;
+
+constexpr int kCountThreads = 256;
+constexpr int kSumThreads = 1024;
+constexpr int kFillThreads = 256;
+constexpr unsigned kNone = 0xFFFFFFFFU;
+
+/// What one rank has told all.
+struct Source {
+  const IdsHeader* header;
+  const std::int32_t* ids;  ///< [max_tokens, K]
+
+  __device__ Source(const NodeRouteParams& params, int rank)
+      : header(reinterpret_cast<const IdsHeader*>(params.all + rank * params.blocks.block_bytes())),
+        ids(reinterpret_cast<const std::int32_t*>(header + 1)) {}
+
+  /// What comes from other ranks is held to the bounds of this rank's memory.
+  __device__ std::int64_t num_tokens(const NodeRouteParams& params) const {
+    const std::int64_t num = header->num_tokens;
+    return num < 0 ? 0 : num < params.blocks.max_tokens ? num : params.blocks.max_tokens;
+  }
+  /// -1: none.
+  __device__ int expert(const NodeRouteParams& params, std::int64_t token, int topk) const {
+    const std::int32_t id = ids[token * params.num_topk + topk];
+    return id >= 0 && id < params.num_experts ? id : -1;
+  }
+};
+
+__device__ int run_of(const NodeRouteParams& params, int expert) {
+  return params.by_token() ? params.placement.owner[expert] : expert;
+}
+
+/// Calls `take(token, position)` for the tokens that `wants(token)`, in order; returns their number. A warp.
+template <typename Wants, typename Take>
+__device__ int number_tokens(std::int64_t num_tokens, Wants wants, Take take) {
+  int num = 0;
+  for (std::int64_t first = 0; first < num_tokens; first += kWarpLanes) {
+    const std::int64_t token = first + lane_idx();
+    const bool wanted = token < num_tokens && wants(token);
+    const unsigned all = __ballot_sync(kAllLanes, static_cast<int>(wanted));
+    if (wanted) take(token, num + __popc(all & ((1U << lane_idx()) - 1U)));
+    num += __popc(all);
+  }
+  return num;
+}
+
+/// Whether any of a token's experts is `wanted(expert)`.
+template <typename Wanted>
+__device__ bool has_expert(const NodeRouteParams& params, const Source& source, std::int64_t token, Wanted wanted) {
+  bool has = false;
+  for (int topk = 0; topk < params.num_topk; ++topk) {
+    const int expert = source.expert(params, token, topk);
+    has = has || (expert >= 0 && wanted(expert));
+  }
+  return has;
+}
+
+__device__ void count_run(const NodeRouteParams& params, int run, int rank) {
+  const Source source(params, rank);
+  const auto in_run = [&params, run](int expert) { return run_of(params, expert) == run; };
+  const int count = number_tokens(
+      source.num_tokens(params), [&](std::int64_t token) { return has_expert(params, source, token, in_run); },
+      [&](std::int64_t token, int position) {
+        std::int32_t* positions =
+            params.scratch.positions + (rank * params.blocks.max_tokens + token) * params.num_topk;
+        for (int topk = 0; topk < params.num_topk; ++topk) {
+          const int expert = source.expert(params, token, topk);
+          if (expert >= 0 && in_run(expert)) positions[topk] = position;
+        }
+      });
+  if (lane_idx() == 0) params.scratch.run_counts[static_cast<std::int64_t>(run) * params.num_ranks + rank] = count;
+}
+
+/// In kTokens, where rows of experts are only counted.
+__device__ void count_expert(const NodeRouteParams& params, int local, int rank) {
+  const int wanted = params.placement.by_owner[params.placement.first_of_rank[params.group_rank] + local];
+  const Source source(params, rank);
+  const int count = number_tokens(
+      source.num_tokens(params),
+      [&](std::int64_t token) {
+        return has_expert(params, source, token, [wanted](int expert) { return expert == wanted; });
+      },
+      [](std::int64_t, int) {});
+  if (lane_idx() == 0) params.scratch.expert_counts[local * params.num_ranks + rank] = count;
+}
+
+__device__ bool goes_to(const NodeRouteParams& params, const Source& source, std::int64_t token, int node) {
+  return has_expert(params, source, token, [&params, node](int expert) {
+    return params.placement.owner[expert] / params.ranks_per_node == node;
+  });
+}
+
+/// The items that a rank sends to this node.
+__device__ void number_items_in(const NodeRouteParams& params, int rank) {
+  const Source source(params, rank);
+  std::int32_t* const items = params.scratch.node_items + rank * params.blocks.max_tokens;
+  const std::int64_t num_tokens = source.num_tokens(params);
+  for (std::int64_t token = lane_idx(); token < num_tokens; token += kWarpLanes) items[token] = -1;
+  __syncwarp();
+  const int num = number_tokens(
+      num_tokens, [&](std::int64_t token) { return goes_to(params, source, token, params.node()); },
+      [items](std::int64_t token, int position) { items[token] = position; });
+  if (lane_idx() == 0) params.scratch.items_in[rank] = num;
+}
+
+/// The items that this rank sends to a node.
+__device__ void number_items_out(const NodeRouteParams& params, int node) {
+  const Source source(params, params.group_rank);
+  const std::int64_t first = node == params.node() ? node * params.blocks.max_tokens : node * params.num_tokens;
+  const int num = number_tokens(
+      source.num_tokens(params), [&](std::int64_t token) { return goes_to(params, source, token, node); },
+      [&](std::int64_t token, int position) {
+        params.tables.out_tokens[node * params.num_tokens + position] = static_cast<std::int32_t>(token);
+        params.tables.item_of_token[node * params.num_tokens + token] = static_cast<std::int32_t>(first + position);
+      });
+  if (lane_idx() == 0) params.scratch.items_out[node] = num;
+}
+
+/// Whether the ranks agree on the call, of which this kernel is a part, and the group is whole.
+__device__ bool goes_on(const NodeRouteParams& params) {
+  return !is_broken(params.ranks) && static_cast<const volatile RouteSummary&>(params.rails->gate).valid != 0;
+}
+
+/// Marks all rows and places as empty. They are filled in a later kernel, and a token's items in the one between.
+__global__ void __launch_bounds__(kFillThreads) clear_kernel(const __grid_constant__ NodeRouteParams params) {
+  if (!goes_on(params)) return;
+  auto* const begin = reinterpret_cast<std::uint32_t*>(params.tables.out_tokens);
+  const std::int64_t num_words = reinterpret_cast<std::uint32_t*>(params.tables.ids) - begin;
+  const std::int64_t stride = std::int64_t{gridDim.x} * kFillThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kFillThreads + threadIdx.x; i < num_words; i += stride) {
+    begin[i] = 0xFFFFFFFFU;
+  }
+}
+
+/// One warp for each run and source, and for each rank and node that items come from or go to.
+__global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_constant__ NodeRouteParams params) {
+  if (!goes_on(params)) return;
+  constexpr int kWarps = kCountThreads / kWarpLanes;
+  const int num_ranks = params.num_ranks;
+  const int end_runs = params.num_runs() * num_ranks;
+  const int end_experts = end_runs + (params.by_token() ? params.num_local_experts * num_ranks : 0);
+  const int end_in = end_experts + num_ranks;
+  const int end_out = end_in + params.num_nodes();
+  const int num_warps = static_cast<int>(gridDim.x) * kWarps;
+  for (int task = static_cast<int>(blockIdx.x) * kWarps + warp_idx(); task < end_out; task += num_warps) {
+    if (task < end_runs) {
+      count_run(params, task / num_ranks, task % num_ranks);
+    } else if (task < end_experts) {
+      count_expert(params, (task - end_runs) / num_ranks, (task - end_runs) % num_ranks);
+    } else if (task < end_in) {
+      number_items_in(params, task - end_experts);
+    } else {
+      number_items_out(params, task - end_in);
+    }
+  }
+}
+
+/// Shared memory of the kernel that sums, followed by [runs] rows of each run.
+struct SumShared {
+  unsigned first_bad_rank;
+  unsigned first_full_expert;
+  unsigned first_full_rank;
+  std::int64_t num_rows_here;  ///< used rows of this rank
+};
+
+__device__ std::int64_t count_of(const NodeRouteParams& params, int run, int source) {
+  return params.scratch.run_counts[static_cast<std::int64_t>(run) * params.num_ranks + source];
+}
+
+/// Rows of a rank, from the first run on. What a rank says of the rows it can take is known in `all`.
+__device__ std::int64_t place_runs_of(const NodeRouteParams& params, int rank, const std::int32_t* run_rows) {
+  const int num_ranks = params.num_ranks;
+  const auto enter = [&params, num_ranks](int run, std::int64_t first) {
+    for (int source = 0; source < num_ranks; ++source) {
+      params.scratch.run_first[static_cast<std::int64_t>(run) * num_ranks + source] = static_cast<std::int32_t>(first);
+      first += count_of(params, run, source);
+    }
+  };
+  if (params.by_token()) {
+    enter(rank, 0);
+    return run_rows[rank];
+  }
+  std::int64_t next = 0;
+  const PlacementTables& placement = params.placement;
+  for (int i = placement.first_of_rank[rank]; i < placement.first_of_rank[rank + 1]; ++i) {
+    const int expert = placement.by_owner[i];
+    enter(expert, next);
+    if (rank == params.group_rank) params.tables.row_offsets[i - placement.first_of_rank[rank]] = next;
+    next += params.layout == Layout::kSlab ? params.slab_capacity
+                                           : plan::aligned_group_rows(run_rows[expert], params.expert_alignment);
+  }
+  if (rank == params.group_rank) params.tables.row_offsets[params.num_local_experts] = next;
+  return next;
+}
+
+/// Records why the call is refused, for later kernels and the host. One thread.
+__device__ void refuse(const NodeRouteParams& params, const SumShared& shared, const std::int32_t* run_rows) {
+  RouteSummary& summary = *params.tables.summary;
+  summary.valid = 0;
+  summary.fault_column = 0;
+  if (shared.first_bad_rank != kNone) {
+    const auto rank = static_cast<int>(shared.first_bad_rank);
+    const IdsHeader& header = *Source(params, rank).header;
+    summary.fault = static_cast<std::int32_t>(Fault::kBadId);
+    summary.fault_rank = rank;
+    summary.fault_row = header.bad_entry / params.num_topk;
+    summary.fault_column = header.bad_entry % params.num_topk;
+    summary.fault_value = header.bad_id;
+    summary.fault_limit = params.num_experts - 1;
+  } else if (shared.first_full_expert != kNone) {
+    const unsigned expert = shared.first_full_expert;
+    summary.fault = static_cast<std::int32_t>(Fault::kSlabCapacity);
+    summary.fault_rank = params.placement.owner[expert];
+    summary.fault_row = expert;
+    summary.fault_value = run_rows[expert];
+    summary.fault_limit = params.slab_capacity;
+  } else {
+    const auto rank = static_cast<int>(shared.first_full_rank);
+    summary.fault = static_cast<std::int32_t>(Fault::kRowCapacity);
+    summary.fault_rank = rank;
+    summary.fault_row = 0;
+    summary.fault_value = place_runs_of(params, rank, run_rows);
+    summary.fault_limit = Source(params, rank).header->max_recv_rows;
+  }
+  params.rails->gate.valid = 0;
+  FaultReport& fault = params.ranks.report->fault;
+  if (params.latency && *static_cast<volatile std::uint64_t*>(&fault.state) == 0) fault.latency = 1;
+  report_refused_route(params.ranks, summary);
+}
+
+/// What the counts say of this rank, for later kernels and the host. All threads of the block.
+__device__ void write_counts(const NodeRouteParams& params) {
+  const int num_ranks = params.num_ranks;
+  const int me = params.group_rank;
+  const NodeTables& tables = params.tables;
+  const RouteResultTables& host = params.host;
+  const bool tells = host.result != nullptr;
+  const PlacementTables& placement = params.placement;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto run_of_local = [&placement, me](int local) {
+    return placement.by_owner[placement.first_of_rank[me] + local];
+  };
+  for (int local = thread; local < params.num_local_experts; local += kSumThreads) {
+    std::int32_t rows = 0;
+    for (int source = 0; source < num_ranks; ++source) {
+      const auto count =
+          static_cast<std::int32_t>(params.by_token() ? params.scratch.expert_counts[local * num_ranks + source]
+                                                      : count_of(params, run_of_local(local), source));
+      if (params.source_ranges != nullptr) {
+        std::int32_t* range = params.source_ranges + (std::int64_t{local} * num_ranks + source) * 2;
+        range[0] = count;
+        range[1] = rows;
+      }
+      rows += count;
+    }
+    tables.rows_per_expert[local] = rows;
+    if (tells) host.rows_per_expert[local] = rows;
+  }
+  for (int local = thread; tells && !params.by_token() && local <= params.num_local_experts; local += kSumThreads) {
+    host.row_offsets[local] = tables.row_offsets[local];
+  }
+  for (int rank = thread; rank < num_ranks; rank += kSumThreads) {
+    std::int64_t from = 0;
+    std::int64_t to = 0;
+    if (params.by_token()) {
+      from = count_of(params, me, rank);
+      to = count_of(params, rank, me);
+      for (int source = 0; source < num_ranks; ++source) {
+        tables.rank_counts[source * num_ranks + rank] = static_cast<std::int32_t>(count_of(params, rank, source));
+      }
+      tables.source_base[rank] = params.scratch.run_first[me * num_ranks + rank];
+      if (rank == num_ranks - 1) tables.source_base[num_ranks] = tables.source_base[rank] + static_cast<int>(from);
+    } else {
+      for (int local = 0; local < params.num_local_experts; ++local)
+        from += count_of(params, run_of_local(local), rank);
+      for (int i = placement.first_of_rank[rank]; i < placement.first_of_rank[rank + 1]; ++i) {
+        to += count_of(params, placement.by_owner[i], me);
+      }
+    }
+    tables.rank_base[rank] = 0;
+    tables.tokens_of_rank[rank] = Source(params, rank).num_tokens(params);
+    if (tells) {
+      host.from_rank[rank] = from;
+      host.to_rank[rank] = to;
+    }
+  }
+  for (int node = thread; node < params.num_nodes(); node += kSumThreads) {
+    const int peer = node * params.ranks_per_node + me % params.ranks_per_node;
+    const auto first_out = static_cast<std::int32_t>(node * params.num_tokens);
+    const auto first_in = static_cast<std::int32_t>(node * params.blocks.max_tokens);
+    const std::int32_t num_out = params.scratch.items_out[node];
+    const std::int32_t num_in = params.scratch.items_in[peer];
+    tables.to_nodes[node] = {first_out, num_out, first_in, num_in};
+    // What stays in the node is summed where it is.
+    tables.from_nodes[node] = node == params.node() ? ItemFlow{} : ItemFlow{first_in, num_in, first_out, num_out};
+  }
+}
+
+/// The ranks have not agreed: another kernel has told the host, and nobody waits for counts any more. One thread.
+__device__ void tell_refused(const NodeRouteParams& params) {
+  RouteSummary& summary = *params.tables.summary;
+  summary.valid = 0;
+  summary.fault = static_cast<std::int32_t>(Fault::kDisagreement);
+  if (params.host.result != nullptr) store_release_system(&params.host.result->state, 2);
+}
+
+__global__ void __launch_bounds__(kSumThreads, 1) sum_kernel(const __grid_constant__ NodeRouteParams params) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (is_broken(params.ranks)) return;
+  if (!goes_on(params)) {
+    if (thread == 0) tell_refused(params);
+    return;
+  }
+  auto& shared = *reinterpret_cast<SumShared*>(dynamic_shared());
+  auto* const run_rows = reinterpret_cast<std::int32_t*>(&shared + 1);
+  if (thread == 0) shared = {kNone, kNone, kNone, 0};
+  __syncthreads();
+  for (int rank = thread; rank < params.num_ranks; rank += kSumThreads) {
+    if (Source(params, rank).header->bad_entry >= 0) atomicMin(&shared.first_bad_rank, static_cast<unsigned>(rank));
+  }
+  for (int run = thread; run < params.num_runs(); run += kSumThreads) {
+    std::int64_t rows = 0;
+    for (int source = 0; source < params.num_ranks; ++source) rows += count_of(params, run, source);
+    run_rows[run] = static_cast<std::int32_t>(rows);
+    if (params.layout == Layout::kSlab && rows > params.slab_capacity) {
+      atomicMin(&shared.first_full_expert, static_cast<unsigned>(run));
+    }
+  }
+  __syncthreads();
+  for (int rank = thread; rank < params.num_ranks; rank += kSumThreads) {
+    const std::int64_t rows = place_runs_of(params, rank, run_rows);
+    if (rank == params.group_rank) shared.num_rows_here = rows;
+    if (rows > plan::row_limit(Source(params, rank).header->max_recv_rows)) {
+      atomicMin(&shared.first_full_rank, static_cast<unsigned>(rank));
+    }
+  }
+  __syncthreads();
+  if ((shared.first_bad_rank & shared.first_full_expert & shared.first_full_rank) != kNone) {
+    if (thread != 0) return;
+    refuse(params, shared, run_rows);
+    if (params.host.result != nullptr) store_release_system(&params.host.result->state, 2);
+    return;
+  }
+  write_counts(params);
+  __syncthreads();
+  if (thread != 0) return;
+  RouteSummary& summary = *params.tables.summary;
+  summary.num_used_rows = static_cast<std::int32_t>(shared.num_rows_here);
+  summary.valid = 1;
+  if (params.host.result == nullptr) return;
+  params.host.result->num_used_rows = shared.num_rows_here;
+  params.host.result->repeats = 1;  // not looked for
+  fence_system();
+  store_release_system(&params.host.result->state, 1);
+}
+
+/// One entry of a token, in the lane of its index.
+struct Entry {
+  int expert = -1;  ///< -1: none
+  int rank = -1;
+  std::int32_t row = -1;
+  std::int32_t position = 0;  ///< in its run, from its source
+};
+
+/// Writes the destinations of the entries that are `wanted`, ascending by (rank, row, topk), to the first of K places.
+/// A warp. `first_rank`: which ranks are counted from.
+__device__ void write_destinations(const Entry& entry, bool wanted, int first_rank, Destination* places) {
+  const auto key = [](int rank, std::int32_t row) {
+    return static_cast<std::uint64_t>(static_cast<std::uint32_t>(rank)) << 32 | static_cast<std::uint32_t>(row);
+  };
+  const std::uint64_t mine = key(entry.rank, entry.row);
+  const unsigned all = __ballot_sync(kAllLanes, static_cast<int>(wanted));
+  int place = 0;
+  bool first_of_row = true;
+  bool first_of_rank = true;
+  for (unsigned left = all; left != 0; left &= left - 1) {
+    const int lane = __ffs(static_cast<int>(left)) - 1;
+    const std::uint64_t other = __shfl_sync(kAllLanes, mine, lane);
+    const bool before = other < mine || (other == mine && lane < lane_idx());
+    if (!before) continue;
+    ++place;
+    first_of_row = first_of_row && other != mine;
+    first_of_rank = first_of_rank && other >> 32 != mine >> 32;
+  }
+  if (!wanted) return;
+  Destination destination{};
+  destination.row = entry.row;
+  destination.token_row = entry.position;
+  destination.rank = static_cast<std::int16_t>(entry.rank - first_rank);
+  destination.topk = static_cast<std::uint8_t>(lane_idx());
+  destination.flags = static_cast<std::uint8_t>((first_of_row ? kFirstOfRow : 0) | (first_of_rank ? kFirstOfRank : 0));
+  places[place] = destination;
+}
+
+/// A token of the group, by a warp.
+__device__ void fill_token(const NodeRouteParams& params, int rank, std::int64_t token, const Source& source) {
+  const int lane = lane_idx();
+  const std::int64_t at = rank * params.blocks.max_tokens + token;
+  const NodeTables& tables = params.tables;
+  Entry entry;
+  if (lane < params.num_topk) entry.expert = source.expert(params, token, lane);
+  if (entry.expert >= 0) {
+    entry.rank = params.placement.owner[entry.expert];
+    entry.position = params.scratch.positions[at * params.num_topk + lane];
+    entry.row =
+        entry.position +
+        params.scratch.run_first[static_cast<std::int64_t>(run_of(params, entry.expert)) * params.num_ranks + rank];
+  }
+  const std::int32_t item = params.scratch.node_items[at];
+  if (entry.rank == params.group_rank) {
+    tables.source[2 * std::int64_t{entry.row}] = rank;
+    tables.source[2 * std::int64_t{entry.row} + 1] = static_cast<std::int32_t>(token);
+    const auto first = static_cast<std::int32_t>(rank / params.ranks_per_node * params.blocks.max_tokens);
+    tables.row_items[entry.row] = {rank % params.ranks_per_node, first + item};
+    if (!params.by_token()) tables.row_experts[entry.row] = entry.expert;
+  }
+  if (rank % params.ranks_per_node == params.group_rank % params.ranks_per_node && item >= 0) {
+    const int first_rank = params.node() * params.ranks_per_node;
+    const bool here = entry.rank >= first_rank && entry.rank < first_rank + params.ranks_per_node;
+    const std::int64_t place = rank / params.ranks_per_node * params.blocks.max_tokens + item;
+    write_destinations(entry, here, first_rank, tables.destinations + place * params.num_topk);
+  }
+  if (rank != params.group_rank) return;
+  if (lane < params.num_topk) tables.slots[token * params.num_topk + lane] = entry.row;
+  write_destinations(entry, entry.rank >= 0, 0, tables.token_destinations + token * params.num_topk);
+}
+
+__global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constant__ NodeRouteParams params) {
+  if (!goes_on(params)) return;
+  constexpr int kWarps = kFillThreads / kWarpLanes;
+  const int num_warps = static_cast<int>(gridDim.x) * kWarps;
+  const std::int64_t max_tokens = params.blocks.max_tokens;
+  for (std::int64_t i = static_cast<int>(blockIdx.x) * kWarps + warp_idx(); i < params.num_ranks * max_tokens;
+       i += num_warps) {
+    const auto rank = static_cast<int>(i / max_tokens);
+    const Source source(params, rank);
+    if (i % max_tokens < source.num_tokens(params)) fill_token(params, rank, i % max_tokens, source);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_node_route(const NodeRouteParams& params, cudaStream_t stream) {
+  const auto num_blocks = static_cast<unsigned>(params.num_blocks);
+  const std::size_t shared_bytes =
+      sizeof(SumShared) + static_cast<std::size_t>(params.num_runs()) * sizeof(std::int32_t);
+  cudaError_t error = launch_kernel(clear_kernel, {num_blocks, kFillThreads, 0}, params, stream);
+  if (error == cudaSuccess) error = launch_kernel(count_kernel, {num_blocks, kCountThreads, 0}, params, stream);
+  if (error == cudaSuccess) error = launch_kernel(sum_kernel, {1, kSumThreads, shared_bytes}, params, stream);
+  if (error == cudaSuccess) error = launch_kernel(fill_kernel, {num_blocks, kFillThreads, 0}, params, stream);
+  return error;
+}
+
+cudaError_t load_node_route_kernels() {
+  cudaFuncAttributes attributes;
+  for (const auto* kernel : {reinterpret_cast<const void*>(clear_kernel), reinterpret_cast<const void*>(count_kernel),
+                             reinterpret_cast<const void*>(sum_kernel), reinterpret_cast<const void*>(fill_kernel)}) {
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace ferry::cuda

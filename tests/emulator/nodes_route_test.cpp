@@ -1,0 +1,402 @@
+/// Routes over several nodes by emulated GPUs, which no host waits for, and the calls of latency mode that are made of
+/// them: the oracle's tables and bits, also where recorded calls are replayed with other ids.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda/internode/node_route_steps.hpp"
+#include "emulator/node_ranks.hpp"
+#include "oracle/oracle.hpp"
+#include "support/random_world.hpp"
+
+namespace ferry::emulator {
+namespace {
+
+std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+
+struct Case {
+  int num_nodes = 2;
+  int ranks_per_node = 2;
+  test::WorldSpec world;
+  CombineOrder order = CombineOrder::kExact;
+};
+
+test::WorldSpec test_world(const Case& one) {
+  test::WorldSpec world = one.world;
+  world.num_ranks = one.num_nodes * one.ranks_per_node;
+  world.ranks_per_node = one.ranks_per_node;
+  return world;
+}
+
+constexpr std::int64_t kRowBytes = 48;
+constexpr std::int64_t kScales = 3;
+/// Tokens that the calls allow for and no rank has.
+constexpr std::int64_t kSpareTokens = 2;
+
+/// A dispatch of latency mode and a combine, of one batch.
+class Layer {
+ public:
+  explicit Layer(const Case& spec)
+      : spec_(spec),
+        ranks_({.num_nodes = spec.num_nodes, .ranks_per_node = spec.ranks_per_node, .seed = spec.world.seed}),
+        random_(spec.world.seed),
+        own_(to_size(num_ranks())) {
+    draw(test_world(spec));
+    owners_ = oracle::expert_owners(world_);
+    std::vector<std::int32_t> counts(to_size(num_ranks()), 0);
+    for (const std::int32_t owner : owners_) local_expert_.push_back(counts[to_size(owner)]++);
+    first_of_rank_ = {0};
+    for (int rank = 0; rank < num_ranks(); ++rank) {
+      for (std::size_t expert = 0; expert < owners_.size(); ++expert) {
+        if (owners_[expert] == rank) by_owner_.push_back(static_cast<std::int32_t>(expert));
+      }
+      first_of_rank_.push_back(static_cast<std::int32_t>(by_owner_.size()));
+    }
+    for (int rank = 0; rank < num_ranks(); ++rank) prepare(rank);
+  }
+
+  int num_ranks() const { return ranks_.num_ranks(); }
+  NodeRanks& ranks() { return ranks_; }
+
+  /// Another batch of the same shapes.
+  void draw(const test::WorldSpec& spec) {
+    world_ = test::make_world(spec);
+    const auto routed = oracle::route(world_);
+    routings_.clear();
+    if (routed.ok()) routings_ = *routed;
+  }
+  void spoil_id(int rank, std::size_t entry, std::int64_t id) { world_.ranks[to_size(rank)].topk_idx[entry] = id; }
+
+  /// Puts the batch where the calls find it.
+  void fill() {
+    inputs_ = {};
+    inputs_.row_bytes = to_size(kRowBytes);
+    inputs_.scale_row_bytes = to_size(kScales * 4);
+    returned_ = {};
+    returned_.hidden = kRowBytes / 2;
+    returned_.weighted = true;
+    returned_.order = spec_.order;
+    for (int rank = 0; rank < num_ranks(); ++rank) {
+      Own& own = own_[to_size(rank)];
+      const oracle::RankTokens& tokens = world_.ranks[to_size(rank)];
+      std::ranges::copy(tokens.topk_idx, own.ids);
+      *own.num_tokens = static_cast<std::int32_t>(test::num_counted_tokens(tokens, world_.num_topk));
+      // Behind those anything.
+      std::fill(own.ids + *own.num_tokens * world_.num_topk, own.ids + tokens.topk_idx.size(), 1 << 20);
+      std::ranges::copy(tokens.topk_weights, own.weights);
+      fill_rows(inputs_.x.emplace_back(to_size(tokens.num_tokens * kRowBytes)), own.x);
+      fill_rows(inputs_.scales.emplace_back(to_size(tokens.num_tokens * kScales * 4)), own.scales);
+      fill_rows(returned_.x.emplace_back(to_size(own.num_rows * kRowBytes)), own.y);
+      std::fill_n(own.out_x, own.num_rows * kRowBytes, DeviceMemory::kPattern);
+      std::fill_n(own.sums, tokens.num_tokens * kRowBytes, DeviceMemory::kPattern);
+    }
+  }
+
+  void launch() {
+    for (int rank = 0; rank < num_ranks(); ++rank) {
+      const Own& own = own_[to_size(rank)];
+      cuda::launch(own.route, ranks_.stream(rank));
+      cuda::launch(own.dispatch, ranks_.stream(rank));
+      cuda::launch(own.combine, ranks_.stream(rank));
+    }
+  }
+
+  void check() {
+    const auto received = oracle::dispatch(world_, routings_, inputs_);
+    const auto sums = oracle::combine(world_, routings_, returned_);
+    for (int rank = 0; rank < num_ranks(); ++rank) {
+      SCOPED_TRACE("rank " + std::to_string(rank));
+      const Own& own = own_[to_size(rank)];
+      check_tables(rank);
+      for (std::int64_t row = 0; row < own.num_rows; ++row) {
+        const bool holds = received[to_size(rank)].holds_token[to_size(row)];
+        const std::byte* seen = own.out_x + row * kRowBytes;
+        const bool equal = std::equal(seen, seen + kRowBytes, received[to_size(rank)].x.data() + row * kRowBytes);
+        const bool untouched =
+            std::all_of(seen, seen + kRowBytes, [](std::byte byte) { return byte == DeviceMemory::kPattern; });
+        EXPECT_TRUE(holds ? equal : untouched) << "row " << row;
+        for (std::int64_t column = 0; holds && column < kScales; ++column) {
+          EXPECT_EQ(std::memcmp(own.out_scales.row(row) + column * own.out_scales.column_stride * 4,
+                                received[to_size(rank)].scales.data() + (row * kScales + column) * 4, 4),
+                    0)
+              << "scale " << column << " of row " << row;
+        }
+      }
+      const oracle::Bytes& expected = sums[to_size(rank)].x;
+      EXPECT_EQ(std::memcmp(own.sums, expected.data(), expected.size()), 0) << "sums";
+    }
+  }
+
+  /// Whether the calls have moved nothing.
+  bool is_untouched() const {
+    const auto is_pattern = [](std::byte byte) { return byte == DeviceMemory::kPattern; };
+    return std::ranges::all_of(
+        own_, [&](const Own& own) { return std::all_of(own.out_x, own.out_x + own.num_rows * kRowBytes, is_pattern); });
+  }
+
+ private:
+  struct Own {
+    std::int64_t num_rows = 0;
+    std::int64_t num_local = 0;
+    std::int64_t* ids = nullptr;
+    float* weights = nullptr;
+    std::int32_t* num_tokens = nullptr;
+    std::byte* x = nullptr;
+    std::byte* scales = nullptr;
+    std::byte* out_x = nullptr;
+    cuda::ScaleTable out_scales;
+    std::byte* y = nullptr;
+    std::byte* sums = nullptr;
+    cuda::NodeRouteInput input;
+    cuda::NodeRouteSteps route;
+    cuda::DispatchSteps dispatch;
+    cuda::CombineSteps combine;
+  };
+
+  bool is_slab() const { return world_.options.layout == Layout::kSlab; }
+
+  /// Numbers of the order of 1 as bf16.
+  void fill_rows(oracle::Bytes& bytes, std::byte* to) {
+    std::normal_distribution<float> normal;
+    for (std::size_t i = 0; i + 1 < bytes.size(); i += 2) {
+      const auto upper = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random_)) >> 16);
+      std::memcpy(bytes.data() + i, &upper, sizeof(upper));
+    }
+    std::ranges::copy(bytes, to);
+  }
+
+  template <typename T>
+  T* allocate(int rank, std::int64_t count) {
+    return reinterpret_cast<T*>(ranks_.allocate(rank, to_size(count) * sizeof(T) + 64));
+  }
+
+  cuda::CallIdentity identity(int rank, std::uint64_t agreement) {
+    cuda::CallIdentity call;
+    call.agreement = agreement;
+    call.record_number = ++record_number_;
+    call.record.operation = agreement == 80 ? Operation::kLatencyDispatch : Operation::kLatencyCombine;
+    call.fault = &ranks_.report(rank).fault;
+    call.found = ranks_.found(rank).data();
+    return call;
+  }
+
+  void prepare(int rank) {
+    Own& own = own_[to_size(rank)];
+    const std::int64_t num_tokens = world_.ranks[to_size(rank)].num_tokens;
+    const std::int64_t capacity = world_.options.slab_capacity;
+    own.num_local = first_of_rank_[to_size(rank) + 1] - first_of_rank_[to_size(rank)];
+    own.num_rows = is_slab() ? own.num_local * capacity : world_.max_recv_rows[to_size(rank)];
+    own.ids = allocate<std::int64_t>(rank, num_tokens * world_.num_topk);
+    own.weights = allocate<float>(rank, num_tokens * world_.num_topk);
+    own.num_tokens = allocate<std::int32_t>(rank, 1);
+    own.x = allocate<std::byte>(rank, num_tokens * kRowBytes);
+    own.scales = allocate<std::byte>(rank, num_tokens * kScales * 4);
+    own.out_x = allocate<std::byte>(rank, own.num_rows * kRowBytes);
+    own.y = allocate<std::byte>(rank, own.num_rows * kRowBytes);
+    own.sums = allocate<std::byte>(rank, num_tokens * kRowBytes);
+
+    cuda::NodeRouteInput& input = own.input;
+    input.topk_idx = own.ids;
+    input.wide_ids = true;
+    input.weights = own.weights;
+    input.num_tokens_view = own.num_tokens;
+    input.num_tokens = num_tokens;
+    input.max_tokens = spec_.world.max_tokens + kSpareTokens;
+    input.num_topk = world_.num_topk;
+    input.num_experts = static_cast<int>(world_.options.num_experts);
+    input.num_local_experts = static_cast<int>(own.num_local);
+    input.layout = world_.options.layout;
+    input.expert_alignment = world_.options.expert_alignment;
+    input.slab_capacity = capacity;
+    input.max_recv_rows = is_slab() ? 0 : own.num_rows;
+    input.latency = is_slab();
+    input.placement = {owners_.data(), local_expert_.data(), by_owner_.data(), first_of_rank_.data()};
+    const Topology topology = ranks_.topology(rank);
+    const auto shape = cuda::bounded_tables(topology, input, own.num_rows, true);
+    const std::size_t tables_bytes = cuda::NodeTables::at(nullptr, shape).size_bytes;
+    input.tables = cuda::NodeTables::at(ranks_.allocate(rank, tables_bytes), shape);
+    if (is_slab()) input.source_ranges = allocate<std::int32_t>(rank, own.num_local * num_ranks() * 2);
+    const cuda::RoutedTokens routed = cuda::bounded_tokens(topology, input, own.num_rows);
+    const cuda::NodePlace place = ranks_.place(rank);
+    const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes);
+    const cuda::CallIdentity dispatched = identity(rank, 80);
+    const std::size_t route_bytes = cuda::NodeRouteStaging::at(nullptr, topology, input).size_bytes;
+    const auto staging = cuda::NodeRouteStaging::at(ranks_.allocate(rank, route_bytes), topology, input);
+    own.route = node_route_steps(place, topology, dispatched, input, staging, blocks);
+
+    cuda::DispatchTensors rows;
+    rows.x = own.x;
+    rows.x_stride = rows.row_bytes = rows.out.x_stride = kRowBytes;
+    rows.scales = {own.scales, kScales, 4, kScales, 1};
+    // Column by column, in slabs with a gap between them.
+    const std::int64_t slab_scales = capacity * kScales + 5;
+    own.out_scales.num_scales = kScales;
+    own.out_scales.element_bytes = 4;
+    own.out_scales.row_stride = 1;
+    own.out_scales.column_stride = is_slab() ? capacity : own.num_rows;
+    if (is_slab()) {
+      own.out_scales.slab_rows = capacity;
+      own.out_scales.slab_stride = slab_scales;
+    }
+    own.out_scales.data =
+        allocate<std::byte>(rank, (is_slab() ? own.num_local * slab_scales : own.num_rows * kScales) * 4);
+    rows.out.scales = own.out_scales;
+    rows.format = plan::TokenRecord::of({kScales * 4, world_.num_topk, false, false, false});
+    rows.out.x = own.out_x;
+    const std::size_t rows_bytes = cuda::DispatchStaging::at(nullptr, routed, rows).size_bytes;
+    const auto rows_staging = cuda::DispatchStaging::at(ranks_.allocate(rank, rows_bytes), routed, rows);
+    own.dispatch = dispatch_steps(place, dispatched, routed, rows, rows_staging, blocks);
+    own.dispatch.exchange.begins_call = false;
+
+    cuda::CombineTensors sums;
+    sums.x = own.y;
+    sums.x_stride = sums.row_bytes = sums.out_stride = kRowBytes;
+    sums.weighted = true;
+    sums.rank_sums = spec_.order == CombineOrder::kRankSums;
+    sums.topk_weights = input.tables.weights;
+    sums.out_x = own.sums;
+    const std::size_t sums_bytes = cuda::CombineStaging::at(nullptr, place, routed, sums, blocks).size_bytes;
+    const auto sums_staging = cuda::CombineStaging::at(ranks_.allocate(rank, sums_bytes), place, routed, sums, blocks);
+    own.combine = combine_steps(place, identity(rank, 81), routed, sums, sums_staging, blocks);
+  }
+
+  void check_tables(int rank) const {
+    const cuda::NodeTables& tables = own_[to_size(rank)].input.tables;
+    const oracle::RankRouting& expected = routings_[to_size(rank)];
+    const auto equal = [](const auto& values, const auto* seen) {
+      return std::equal(values.begin(), values.end(), seen);
+    };
+    EXPECT_EQ(tables.summary->valid, 1U);
+    EXPECT_EQ(tables.summary->num_used_rows, expected.num_used_rows);
+    EXPECT_TRUE(equal(expected.slots, tables.slots));
+    EXPECT_TRUE(equal(expected.num_rows_per_local_expert, tables.rows_per_expert));
+    EXPECT_TRUE(equal(expected.expert_row_offsets, tables.row_offsets));  // none in kTokens
+    EXPECT_TRUE(equal(expected.source, reinterpret_cast<const oracle::Source*>(tables.source)));
+    EXPECT_TRUE(equal(world_.ranks[to_size(rank)].topk_idx, tables.ids));
+    for (int source = 0; source < num_ranks(); ++source) {
+      if (world_.options.layout != Layout::kTokens) break;
+      for (int to = 0; to < num_ranks(); ++to) {
+        EXPECT_EQ(tables.rank_counts[source * num_ranks() + to],
+                  routings_[to_size(to)].num_rows_from_rank[to_size(source)]);
+      }
+    }
+    if (!is_slab()) return;
+    EXPECT_TRUE(equal(oracle::source_ranges(world_, expected),
+                      reinterpret_cast<const oracle::SourceRange*>(own_[to_size(rank)].input.source_ranges)));
+  }
+
+  Case spec_;
+  NodeRanks ranks_;
+  std::mt19937_64 random_;
+  oracle::World world_;
+  std::vector<oracle::RankRouting> routings_;
+  std::vector<std::int32_t> owners_, local_expert_, by_owner_, first_of_rank_;
+  std::vector<Own> own_;
+  oracle::DispatchInputs inputs_;
+  oracle::CombineInputs returned_;
+  std::int64_t record_number_ = 0;
+};
+
+test::WorldSpec slab_world(std::uint64_t seed) {
+  return {.num_topk = 4,
+          .num_experts = 10,
+          .max_tokens = 6,
+          .counts = test::TokenCounts::kUneven,
+          .layout = Layout::kSlab,
+          .spare_slab_rows = 2,
+          .idle_tail = true,
+          .seed = seed};
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all = {{.world = slab_world(1)},
+                           {.num_nodes = 3, .ranks_per_node = 1, .world = slab_world(2)},
+                           {.world = slab_world(3), .order = CombineOrder::kRankSums},
+                           {.num_nodes = 3, .world = slab_world(4), .order = CombineOrder::kRankSums}};
+  all[1].world.pattern = test::RoutingPattern::kDuplicates;
+  all[2].world.pattern = test::RoutingPattern::kDuplicates;
+  all[2].world.custom_placement = true;
+  all[3].world.num_topk = 9;
+  // Bounded routes of the other layouts.
+  for (const Layout layout : {Layout::kTokens, Layout::kExperts}) {
+    Case one{.world = slab_world(5)};
+    one.world.layout = layout;
+    one.world.expert_alignment = 3;
+    one.world.fixed_rows = 100;
+    all.push_back(one);
+  }
+  return all;
+}
+
+class NodesRoute : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(, NodesRoute, testing::ValuesIn(cases()));
+
+TEST_P(NodesRoute, IsWhatDispatchAndCombineNeed) {
+  Layer layer(GetParam());
+  layer.fill();
+  layer.launch();
+  ASSERT_EQ(layer.ranks().run(), "");
+  layer.check();
+  EXPECT_TRUE(layer.ranks().is_drained());
+}
+
+TEST(NodesRouteReplayed, RoutesAnewWhatLiesInTheSameMemory) {
+  Case one{.world = slab_world(11)};
+  one.world.counts = test::TokenCounts::kEven;
+  one.world.fixed_rows = 4 * one.world.max_tokens;
+  Layer layer(one);
+  for (int replay = 0; replay < 3; ++replay) {
+    SCOPED_TRACE(replay);
+    one.world.seed += static_cast<std::uint64_t>(replay);
+    layer.draw(test_world(one));
+    layer.fill();
+    layer.launch();
+    ASSERT_EQ(layer.ranks().run(), "");
+    layer.check();
+  }
+}
+
+/// Every rank finds that by itself, names the same, and moves nothing in the combine on that Routing either.
+TEST(NodesRouteRefused, ABadIdAndAFullSlab) {
+  Case one{.world = slab_world(21)};
+  one.world.counts = test::TokenCounts::kEven;
+  one.world.idle_tail = false;
+  one.world.fixed_rows = 4 * one.world.max_tokens - 1;
+  Layer layer(one);
+  const auto expect_refused = [&layer](cuda::Fault kind, int blamed) {
+    layer.fill();
+    layer.launch();
+    ASSERT_EQ(layer.ranks().run(), "");
+    EXPECT_TRUE(layer.is_untouched());
+    for (int rank = 0; rank < layer.num_ranks(); ++rank) {
+      cuda::FaultReport& fault = layer.ranks().report(rank).fault;
+      EXPECT_EQ(fault.state, 1U);
+      EXPECT_EQ(fault.fault, static_cast<std::int32_t>(kind));
+      EXPECT_EQ(fault.rank, blamed);
+      EXPECT_EQ(fault.latency, 1);
+      fault = {};
+    }
+  };
+  layer.spoil_id(2, 5, 77);
+  expect_refused(cuda::Fault::kBadId, 2);
+  // One expert gets all tokens, and has room for fewer.
+  for (int rank = 0; rank < layer.num_ranks(); ++rank) {
+    for (std::size_t entry = 0; entry < 24; entry += 4) layer.spoil_id(rank, entry, 9);
+  }
+  layer.spoil_id(2, 5, -1);
+  expect_refused(cuda::Fault::kSlabCapacity, 3);
+  layer.draw(test_world(one));
+  layer.fill();
+  layer.launch();
+  ASSERT_EQ(layer.ranks().run(), "");
+  layer.check();
+}
+
+}  // namespace
+}  // namespace ferry::emulator
