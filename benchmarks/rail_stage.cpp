@@ -1,8 +1,9 @@
 /// The network stage of dispatch and combine alone: as many items of the same size go through the same rings to all
 /// rail peers, but nobody fills them and nobody reads them. What a call takes longer than this it spends on memory.
+/// With --kernel-rings the rings are those of GPU ranks, on any machine.
 ///
-/// One process a rank, started as torchrun does it. Rank 0 prints JSON: an iteration lasts from the first rank's start
-/// to the last rank's end, by the clock that processes of one machine share.
+/// One process a rank, started as torchrun does it, or --threads. Rank 0 prints JSON: an iteration lasts from the first
+/// rank's start to the last rank's end, by the clock that processes of one machine share.
 
 #include <fmt/format.h>
 
@@ -10,10 +11,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -33,6 +36,10 @@ struct Plan {
   int num_iterations = 5;
   int num_warmup = 1;
   double timeout_s = 120;
+  int num_threads = 0;  // 0: this process is one rank
+  std::string transport = "auto";
+  bool kernel_rings = false;
+  ferry::rail::RingShape shape{16, std::size_t{128} << 10};  // as cuda/context/rail_link.cpp has them
 
   std::int64_t timeout_ns() const { return static_cast<std::int64_t>(timeout_s * ferry::kNsPerSecond); }
 };
@@ -47,6 +54,35 @@ std::int64_t now_ns() {
       .count();
 }
 
+struct FreeMemory {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+
+/// Rings in memory that the network library did not allocate.
+struct OwnMemory {
+  std::unique_ptr<std::byte, FreeMemory> block;
+  ferry::call::KernelRings rings{};
+
+  static OwnMemory take(const ferry::Topology& topology, const ferry::rail::RingShape& shape) {
+    constexpr std::size_t kPageBytes = 4096;
+    const auto round_up = [](std::size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; };
+    const std::size_t words_bytes =
+        round_up(static_cast<std::size_t>(topology.num_nodes()) * sizeof(ferry::net::RingWords));
+    const std::size_t rails_bytes = round_up(ferry::rail::Rails::memory_bytes(topology, shape));
+    OwnMemory memory;
+    memory.rings.shape = shape;
+    memory.block.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, words_bytes + rails_bytes)));
+    if (memory.block == nullptr) {
+      memory.rings.status = Status(ferry::ErrorCode::kSystem, "rail_stage: no memory for the rings");
+      return memory;
+    }
+    std::memset(memory.block.get(), 0, words_bytes + rails_bytes);
+    memory.rings.words = reinterpret_cast<ferry::net::RingWords*>(memory.block.get());
+    memory.rings.memory = {memory.block.get() + words_bytes, ferry::rail::Rails::memory_bytes(topology, shape)};
+    return memory;
+  }
+};
+
 class Stage {
  public:
   /// Collective, as a backend over several nodes does it.
@@ -55,9 +91,14 @@ class Stage {
     context.bootstrap = bootstrap;
     context.topology = {bootstrap->rank(), bootstrap->num_ranks(), bootstrap->num_ranks() / plan.num_nodes};
     context.options.timeout_ns = plan.timeout_ns();
-    Result<std::unique_ptr<ferry::call::CallSync>> sync = ferry::call::CallSync::create(context);
+    context.options.transport = plan.transport;
+    OwnMemory memory;
+    if (plan.kernel_rings) memory = OwnMemory::take(context.topology, plan.shape);
+    Result<std::unique_ptr<ferry::call::CallSync>> sync =
+        ferry::call::CallSync::create(context, plan.kernel_rings ? &memory.rings : nullptr);
     if (!sync.ok()) return sync.status();
-    auto stage = std::make_unique<Stage>(std::move(*sync));
+    auto stage = std::make_unique<Stage>(std::move(memory), std::move(*sync));
+    if (plan.kernel_rings) stage->rails().keep_polling(true);
     if (plan.item_bytes % 16 != 0 || plan.item_bytes > stage->rails().chunk_capacity()) {
       return Status(ferry::ErrorCode::kInvalidArgument,
                     fmt::format("--item-bytes is {}, expected a multiple of 16 up to {}, which a chunk holds",
@@ -65,7 +106,8 @@ class Stage {
     }
     return stage;
   }
-  explicit Stage(std::unique_ptr<ferry::call::CallSync> sync) : sync_(std::move(sync)) {}
+  Stage(OwnMemory memory, std::unique_ptr<ferry::call::CallSync> sync)
+      : memory_(std::move(memory)), sync_(std::move(sync)) {}
 
   Status run(const Plan& plan) {
     const ferry::rail::Flow flow{plan.num_items, plan.num_items, plan.item_bytes, plan.item_bytes};
@@ -104,6 +146,7 @@ class Stage {
  private:
   ferry::rail::Rails& rails() { return sync_->rails(); }
 
+  OwnMemory memory_;
   std::unique_ptr<ferry::call::CallSync> sync_;
 };
 
@@ -120,10 +163,13 @@ Result<std::vector<Value>> gather(Bootstrap& bootstrap, const Value& mine, const
   return values;
 }
 
-Status measure(const Plan& plan) {
+Result<std::shared_ptr<Bootstrap>> bootstrap_of_process() {
   Result<ferry::TcpBootstrapOptions> options = ferry::tcp_bootstrap_options_from_environment();
   if (!options.ok()) return options.status();
-  Result<std::shared_ptr<Bootstrap>> bootstrap = ferry::create_tcp_bootstrap(*options);
+  return ferry::create_tcp_bootstrap(*options);
+}
+
+Status measure(const Plan& plan, const Result<std::shared_ptr<Bootstrap>>& bootstrap) {
   if (!bootstrap.ok()) return bootstrap.status();
   if (plan.num_nodes < 2 || (*bootstrap)->num_ranks() % plan.num_nodes != 0) {
     return Status(ferry::ErrorCode::kInvalidArgument,
@@ -161,11 +207,26 @@ Status measure(const Plan& plan) {
   return {};
 }
 
+Status measure_threads(const Plan& plan) {
+  Result<std::vector<std::shared_ptr<Bootstrap>>> bootstraps = ferry::create_in_process_bootstraps(plan.num_threads);
+  if (!bootstraps.ok()) return bootstraps.status();
+  std::vector<Status> statuses(bootstraps->size());
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < bootstraps->size(); ++rank) {
+    threads.emplace_back([&, rank] { statuses[rank] = measure(plan, (*bootstraps)[rank]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto failed = std::ranges::find_if(statuses, [](const Status& status) { return !status.ok(); });
+  return failed == statuses.end() ? Status() : *failed;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   Plan plan;
   CLI::App app("The network stage of dispatch and combine alone; one rank, started as torchrun does it");
+  app.add_option("--threads", plan.num_threads, "So many ranks, as threads of this process")->check(CLI::Range(2, 512));
+  app.add_option("--transport", plan.transport, "auto, ucx, or among threads loopback")->capture_default_str();
   app.add_option("--nodes", plan.num_nodes, "Nodes that the ranks are spread over evenly")->capture_default_str();
   app.add_option("--items", plan.num_items, "Items from each rank to each rail peer")
       ->capture_default_str()
@@ -173,11 +234,19 @@ int main(int argc, char** argv) {
   app.add_option("--item-bytes", plan.item_bytes, "Bytes of an item, a multiple of 16")
       ->capture_default_str()
       ->check(CLI::Range(16, 128 << 10));
+  app.add_flag("--kernel-rings", plan.kernel_rings,
+               "Rings as GPU ranks have them: in memory of their own, of the shape below, and polled without a pause");
+  app.add_option("--chunks", plan.shape.num_chunks, "Of a kernel ring")
+      ->capture_default_str()
+      ->check(CLI::Range(std::size_t{1}, ferry::net::kMaxRingChunks));
+  app.add_option("--chunk-bytes", plan.shape.chunk_bytes, "Of a kernel ring, a multiple of 128")
+      ->capture_default_str()
+      ->check(CLI::Range(ferry::rail::kMinChunkBytes, std::size_t{16} << 20));
   app.add_option("--iterations", plan.num_iterations)->capture_default_str()->check(CLI::Range(1, 1'000'000));
   app.add_option("--warmup", plan.num_warmup)->capture_default_str()->check(CLI::Range(0, 1'000'000));
   app.add_option("--timeout", plan.timeout_s, "Deadline of every wait, in seconds")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  const Status status = measure(plan);
+  const Status status = plan.num_threads > 0 ? measure_threads(plan) : measure(plan, bootstrap_of_process());
   if (status.ok()) return 0;
   std::fprintf(stderr, "rail_stage: %s\n", std::string(status.message()).c_str());
   return 1;

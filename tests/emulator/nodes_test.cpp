@@ -145,7 +145,7 @@ class Group {
           cuda::launch_rail_exchange(params, stream);
         });
       } else {
-        const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + rank);
+        const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank);
         enqueue([steps = dispatch_steps(place, call_identity, routed, tensors, staging, blocks),
                  stream = ranks_.stream(rank)] { cuda::launch(steps, stream); });
       }
@@ -189,7 +189,7 @@ class Group {
       tensors.out_x = ranks_.allocate(rank, to_size(num_tokens * tensors.out_stride));
       tensors.out_weights = reinterpret_cast<float*>(ranks_.allocate(rank, to_size(num_tokens * spec_.num_topk * 4)));
       const cuda::RoutedTokens routed = routing_.routed(rank);
-      const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + rank);
+      const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank);
       const cuda::NodePlace place = ranks_.place(rank);
       const std::size_t staging_bytes = cuda::CombineStaging::at(nullptr, place, routed, tensors, blocks).size_bytes;
       const auto staging =
@@ -252,6 +252,11 @@ class Group {
       if (!std::all_of(out, end, [](std::byte byte) { return byte == DeviceMemory::kPattern; })) return false;
     }
     return true;
+  }
+
+  bool has_row(const Dispatched& call, int rank, std::int64_t row) {
+    const std::byte* out = call.tensors[to_size(rank)].out.x + row * out_stride();
+    return std::any_of(out, out + spec_.hidden * 2, [](std::byte byte) { return byte != DeviceMemory::kPattern; });
   }
 
  private:
@@ -344,6 +349,8 @@ std::vector<Spec> specs() {
           {.ranks_per_node = 3, .layout = Layout::kSlab, .scale_bytes = 7, .slab_capacity = 64, .seed = 4},
           // Items longer than a chunk.
           {.ranks_per_node = 2, .num_tokens = 4, .hidden = 1000, .num_biases = 1, .seed = 5},
+          // Several pieces of an item in a chunk, several chunks in hand.
+          {.num_tokens = 12, .hidden = 1800, .num_chunks = 5, .chunk_bytes = 8192, .seed = 8},
           {.layout = Layout::kExperts, .hidden = 8, .scale_bytes = 0, .num_chunks = 4, .seed = 6},
           {.num_nodes = 3, .num_tokens = 0, .weighted = true, .seed = 7}};
 }
@@ -416,8 +423,8 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
   group.ranks().cut(1);
   ASSERT_EQ(group.ranks().run(), "");
   // The link is cut in one direction: rank 3 misses rank 1's call, rank 2 rank 3's entry; rank 1 has the calls of all
-  // and misses the tokens of rank 3, and rank 0 waits for rank 1 to be done.
-  constexpr std::array<cuda::Awaited, 4> kAwaited = {cuda::Awaited::kDone, cuda::Awaited::kRailItems,
+  // and misses the tokens of rank 3, and rank 0 waits for those among them that are its own.
+  constexpr std::array<cuda::Awaited, 4> kAwaited = {cuda::Awaited::kRows, cuda::Awaited::kRailItems,
                                                      cuda::Awaited::kEntry, cuda::Awaited::kRailCall};
   for (int rank = 0; rank < 4; ++rank) {
     const cuda::LostReport& lost = group.ranks().report(rank).lost;
@@ -425,6 +432,19 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
     EXPECT_EQ(lost.awaited, static_cast<std::int32_t>(kAwaited[to_size(rank)])) << rank;
   }
   EXPECT_EQ(group.ranks().report(3).lost.peer, 0);
+}
+
+TEST(NodesOverlap, RowsAreTakenWhileOthersAreOnTheirWay) {
+  // Two tokens a chunk.
+  Group group({.num_experts = 2, .hidden = 200});
+  const Group::Dispatched call = group.dispatch();
+  constexpr int kCallAndFirstTokens = 2;
+  group.ranks().cut_after(0, kCallAndFirstTokens);
+  ASSERT_EQ(group.ranks().run(), "");
+  // Rows come by source.
+  EXPECT_TRUE(group.has_row(call, 1, 0));
+  EXPECT_FALSE(group.has_row(call, 1, 2));
+  EXPECT_EQ(group.ranks().report(1).lost.awaited, static_cast<std::int32_t>(cuda::Awaited::kRailItems));
 }
 
 }  // namespace

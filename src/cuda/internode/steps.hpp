@@ -32,10 +32,11 @@ struct CallIdentity {
   FoundRecord* found = nullptr;
 };
 
-/// Most blocks of a call's kernels: of the exchange at least two for each rail peer and one more.
+/// Blocks of a call's kernels. Those of an exchange run at the same time: at least two for each rail peer and one more.
 struct StepBlocks {
-  int num_exchange = 1;
-  int num_other = 1;
+  int per_ring = 1;    ///< of an exchange
+  int num_own = 1;     ///< of an exchange, for what stays in the node
+  int num_other = 1;   ///< of every other kernel, at most
   int num_tables = 1;  ///< of kernels that wait for nobody
 
   static StepBlocks of(int num_nodes, int num_sms);
@@ -82,7 +83,6 @@ struct DispatchStaging {
 struct DispatchSteps {
   RecordParams records;
   ExchangeParams exchange;
-  PullParams pull;
 };
 DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, const RoutedTokens& routed,
                              const DispatchTensors& tensors, const DispatchStaging& staging, const StepBlocks& blocks);
