@@ -395,9 +395,10 @@ class FERRY_API Group {
 /// Symmetric memory that one rank of a group holds when it has routed (at least twice), dispatched and combined such a
 /// batch: control pages, the network's, staging, and where `symmetric` three payload buffers (x of dispatch, its
 /// output, combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then, on a CUDA
-/// group when the stream has been waited for and one placement of experts is used. On a CPU group calls of
-/// latency mode hold what those three do with layout kSlab and without `weights`; on a CUDA group they hold
-/// GroupOptions::latency_bytes, which is counted, and the tables of their Routings, which are not.
+/// group when the stream has been waited for and one placement of experts is used; on a CUDA group of several nodes it
+/// is at least that, for any routing that hosts make or latency mode does. On a CPU group calls of latency mode hold
+/// what those three do with layout kSlab and without `weights`; on a CUDA group of one node they hold
+/// GroupOptions::latency_bytes, and all hold the tables of their Routings: both are counted.
 /// @errors kInvalidArgument: a negative or absurd number, or numbers that contradict each other
 ///         kUnsupported: this build has no such backend, or it has no groups of that many nodes
 FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);

@@ -9,6 +9,7 @@
 #include "core/group_options.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
+#include "cuda/internode/memory_required.hpp"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
 #include "cuda/intranode/memory_required.hpp"
@@ -31,6 +32,7 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
 }
 
 Result<std::size_t> bytes_of_group(const MemoryShape& shape, const Topology& topology) {
+  if (topology.num_nodes() > 1) return internode::bytes_required(shape, topology);
   return bytes_required(shape, topology, shape.max_tokens > 0 ? latency_call_bytes(shape) : call_bytes(shape));
 }
 

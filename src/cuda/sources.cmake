@@ -26,6 +26,7 @@ set(ferry_cuda_sources
     cuda/internode/dispatch.cpp
     cuda/internode/kernel_routing.cpp
     cuda/internode/latency.cpp
+    cuda/internode/memory_required.cpp
     cuda/internode/node_route_steps.cpp
     cuda/internode/node_tables.cpp
     cuda/internode/route.cpp

@@ -268,6 +268,52 @@ TEST_P(GpuNodes, RecordedLatencyCallsAreReplayed) {
   }
 }
 
+/// Exact routes and latency mode hold no more than bytes_required says.
+TEST_P(GpuNodes, BytesRequiredIsABound) {
+  ExchangeCase spec;
+  spec.name = "memory";
+  spec.world = {.num_topk = 4, .num_experts = 4 * GetParam().num_ranks(), .max_tokens = 300};
+  spec.memory = MemoryKind::kPlain;
+  spec.dispatches = {{.hidden = 1024, .num_scales = 8}};
+  spec.combines = {{.hidden = 1024, .weighted = true, .return_weights = true}};
+  const PreparedCase exact = prepare_on_nodes(spec);
+  spec.world.layout = Layout::kSlab;
+  spec.combines = {{.hidden = 1024, .weighted = true, .order = CombineOrder::kRankSums}};
+  const PreparedCase decode = prepare_on_nodes(spec);
+  for (const bool latency : {false, true}) {
+    run([&](RankContext& context, Group& group) {
+      const PreparedCase& one = latency ? decode : exact;
+      MemoryShape shape;
+      shape.backend = "cuda";
+      shape.num_ranks = GetParam().num_ranks();
+      shape.ranks_per_node = GetParam().ranks_per_node;
+      shape.num_experts = one.world.options.num_experts;
+      shape.num_tokens = one.num_tokens(context.rank());
+      shape.num_topk = one.world.num_topk;
+      shape.num_recv_rows = one.routings[static_cast<std::size_t>(context.rank())].num_recv_rows;
+      shape.row_bytes = 2048;
+      shape.scale_row_bytes = 32;
+      shape.layout = one.world.options.layout;
+      shape.weights = true;
+      shape.symmetric = false;
+      shape.num_node_tokens = shape.num_tokens;
+      shape.num_forwarded_tokens = (GetParam().num_nodes - 1) * std::int64_t{300};
+      if (latency) shape.max_tokens = latency_max_tokens(one);
+      const Result<std::size_t> required = bytes_required(shape);
+      if (!context.expect_ok(required.status(), "bytes_required")) return;
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        if (latency) {
+          check_latency_case(context, group, one, Halves::kTogether);
+        } else {
+          check_case(context, group, one);
+        }
+      }
+      const std::size_t held = group.memory_usage().total_bytes();
+      context.expect(held <= *required, fmt::format("{} bytes are held, {} required", held, *required));
+    });
+  }
+}
+
 TEST_P(GpuNodes, UsageNamesTheRails) {
   const std::vector<PreparedCase> cases = random_cases(277, 1);
   run([&](RankContext& context, Group& group) {

@@ -16,6 +16,7 @@
 #include "cuda/intranode/tuning.hpp"
 #include "cuda/sync/call_log.hpp"
 #include "cuda/sync/control.hpp"
+#include "cuda/sync/rail_params.hpp"
 #include "ferry/group.hpp"
 #include "plan/token_record.hpp"
 
@@ -352,11 +353,32 @@ TEST(BytesRequired, OfCudaGrowsByWhatIsAdded) {
 
 TEST(BytesRequired, OfCudaRefusesGroupsThatItDoesNotHave) {
   MemoryShape shape = cuda_shape();
-  shape.ranks_per_node = 4;
-  EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kUnsupported) << "several nodes";
+  shape.num_ranks = 2 * kMaxNodes + 2;
+  shape.ranks_per_node = 2;
+  EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kUnsupported) << "too many nodes";
   shape.ranks_per_node = 0;
   shape.num_ranks = kMaxRanks + 1;
   EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kUnsupported);
+}
+
+/// A bound: rings, what is forwarded, and what comes back.
+TEST(BytesRequired, OfCudaNodesCountsWhatIsForwarded) {
+  MemoryShape shape = cuda_shape();
+  shape.ranks_per_node = 4;
+  shape.num_node_tokens = 4000;
+  const std::size_t nothing_forwarded = required(shape);
+  // Sums of the own node and of the other, at most; rings have a budget.
+  EXPECT_GT(nothing_forwarded, std::size_t{4000 + 4096} * 14336);
+  EXPECT_LT(nothing_forwarded, (std::size_t{2} * 8096 + 4096 + 3 * 21000) * 14336 + (std::size_t{128} << 20));
+  shape.num_forwarded_tokens = 3000;
+  const std::size_t forwarded = required(shape) - nothing_forwarded;
+  EXPECT_GE(forwarded, std::size_t{3000} * 14336);
+  EXPECT_LT(forwarded, std::size_t{3000} * (14336 + 1024));
+  // Of latency mode, which knows only M of the other ranks.
+  shape.max_tokens = 4096;
+  shape.num_node_tokens = 0;
+  shape.num_forwarded_tokens = 0;
+  EXPECT_GT(required(shape), std::size_t{2} * 4096 * 14336);
 }
 
 // agreement_word

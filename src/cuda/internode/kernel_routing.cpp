@@ -88,6 +88,11 @@ Status check_sizes(const KernelRoute& route, std::int64_t num_local_experts) {
 
 }  // namespace
 
+std::size_t kernel_tables_bytes(const Topology& topology, const NodeRouteInput& input, std::int64_t num_rows,
+                                bool weights, bool latency) {
+  return Tables::at(nullptr, bounded_tables(topology, input, num_rows, weights), latency).size_bytes;
+}
+
 Result<NodeRouteInput> begin_routing(Context& context, Placements& placements, const KernelRoute& route,
                                      NodesRouting& routing) {
   const Parts& parts = context.parts();

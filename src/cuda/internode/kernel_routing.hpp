@@ -22,6 +22,10 @@ struct KernelRoute {
   bool captured = false;
 };
 
+/// Bytes of the tables of a Routing of `num_rows` rows.
+std::size_t kernel_tables_bytes(const Topology& topology, const NodeRouteInput& input, std::int64_t num_rows,
+                                bool weights, bool latency);
+
 /// Takes memory for the tables of `routing` and sets all that is known of it; returns what the kernels need.
 /// @errors kUnsupported, kInvalidArgument: larger than the kernels can count; kCapacity and others of memory
 Result<NodeRouteInput> begin_routing(Context& context, Placements& placements, const KernelRoute& route,

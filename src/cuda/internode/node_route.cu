@@ -1,7 +1,7 @@
 /// The tables of a route over several nodes, out of the ids of all tokens of the group, which every rank has.
 
 #include "cuda/driver/launch.hpp"
-#include "cuda/internode/node_route_params.hpp"
+#include "cuda/internode/node_route_count.cuh"
 #include "cuda/sync/entry.cuh"
 #include "cuda/sync/shared_memory.cuh"
 #include "plan/slots.hpp"
@@ -15,117 +15,6 @@ constexpr int kCountThreads = 256;
 constexpr int kSumThreads = 1024;
 constexpr int kFillThreads = 256;
 constexpr unsigned kNone = 0xFFFFFFFFU;
-
-/// What one rank has told all.
-struct Source {
-  const IdsHeader* header;
-  const std::int32_t* ids;  ///< [max_tokens, K]
-
-  __device__ Source(const NodeRouteParams& params, int rank)
-      : header(reinterpret_cast<const IdsHeader*>(params.all + rank * params.blocks.block_bytes())),
-        ids(reinterpret_cast<const std::int32_t*>(header + 1)) {}
-
-  /// What comes from other ranks is held to the bounds of this rank's memory.
-  __device__ std::int64_t num_tokens(const NodeRouteParams& params) const {
-    const std::int64_t num = header->num_tokens;
-    return num < 0 ? 0 : num < params.blocks.max_tokens ? num : params.blocks.max_tokens;
-  }
-  /// -1: none.
-  __device__ int expert(const NodeRouteParams& params, std::int64_t token, int topk) const {
-    const std::int32_t id = ids[token * params.num_topk + topk];
-    return id >= 0 && id < params.num_experts ? id : -1;
-  }
-};
-
-__device__ int run_of(const NodeRouteParams& params, int expert) {
-  return params.by_token() ? params.placement.owner[expert] : expert;
-}
-
-/// Calls `take(token, position)` for the tokens that `wants(token)`, in order; returns their number. A warp.
-template <typename Wants, typename Take>
-__device__ int number_tokens(std::int64_t num_tokens, Wants wants, Take take) {
-  int num = 0;
-  for (std::int64_t first = 0; first < num_tokens; first += kWarpLanes) {
-    const std::int64_t token = first + lane_idx();
-    const bool wanted = token < num_tokens && wants(token);
-    const unsigned all = __ballot_sync(kAllLanes, static_cast<int>(wanted));
-    if (wanted) take(token, num + __popc(all & ((1U << lane_idx()) - 1U)));
-    num += __popc(all);
-  }
-  return num;
-}
-
-/// Whether any of a token's experts is `wanted(expert)`.
-template <typename Wanted>
-__device__ bool has_expert(const NodeRouteParams& params, const Source& source, std::int64_t token, Wanted wanted) {
-  bool has = false;
-  for (int topk = 0; topk < params.num_topk; ++topk) {
-    const int expert = source.expert(params, token, topk);
-    has = has || (expert >= 0 && wanted(expert));
-  }
-  return has;
-}
-
-__device__ void count_run(const NodeRouteParams& params, int run, int rank) {
-  const Source source(params, rank);
-  const auto in_run = [&params, run](int expert) { return run_of(params, expert) == run; };
-  const int count = number_tokens(
-      source.num_tokens(params), [&](std::int64_t token) { return has_expert(params, source, token, in_run); },
-      [&](std::int64_t token, int position) {
-        std::int32_t* positions =
-            params.scratch.positions + (rank * params.blocks.max_tokens + token) * params.num_topk;
-        for (int topk = 0; topk < params.num_topk; ++topk) {
-          const int expert = source.expert(params, token, topk);
-          if (expert >= 0 && in_run(expert)) positions[topk] = position;
-        }
-      });
-  if (lane_idx() == 0) params.scratch.run_counts[static_cast<std::int64_t>(run) * params.num_ranks + rank] = count;
-}
-
-/// In kTokens, where rows of experts are only counted.
-__device__ void count_expert(const NodeRouteParams& params, int local, int rank) {
-  const int wanted = params.placement.by_owner[params.placement.first_of_rank[params.group_rank] + local];
-  const Source source(params, rank);
-  const int count = number_tokens(
-      source.num_tokens(params),
-      [&](std::int64_t token) {
-        return has_expert(params, source, token, [wanted](int expert) { return expert == wanted; });
-      },
-      [](std::int64_t, int) {});
-  if (lane_idx() == 0) params.scratch.expert_counts[local * params.num_ranks + rank] = count;
-}
-
-__device__ bool goes_to(const NodeRouteParams& params, const Source& source, std::int64_t token, int node) {
-  return has_expert(params, source, token, [&params, node](int expert) {
-    return params.placement.owner[expert] / params.ranks_per_node == node;
-  });
-}
-
-/// The items that a rank sends to this node.
-__device__ void number_items_in(const NodeRouteParams& params, int rank) {
-  const Source source(params, rank);
-  std::int32_t* const items = params.scratch.node_items + rank * params.blocks.max_tokens;
-  const std::int64_t num_tokens = source.num_tokens(params);
-  for (std::int64_t token = lane_idx(); token < num_tokens; token += kWarpLanes) items[token] = -1;
-  __syncwarp();
-  const int num = number_tokens(
-      num_tokens, [&](std::int64_t token) { return goes_to(params, source, token, params.node()); },
-      [items](std::int64_t token, int position) { items[token] = position; });
-  if (lane_idx() == 0) params.scratch.items_in[rank] = num;
-}
-
-/// The items that this rank sends to a node.
-__device__ void number_items_out(const NodeRouteParams& params, int node) {
-  const Source source(params, params.group_rank);
-  const std::int64_t first = node == params.node() ? node * params.blocks.max_tokens : node * params.num_tokens;
-  const int num = number_tokens(
-      source.num_tokens(params), [&](std::int64_t token) { return goes_to(params, source, token, node); },
-      [&](std::int64_t token, int position) {
-        params.tables.out_tokens[node * params.num_tokens + position] = static_cast<std::int32_t>(token);
-        params.tables.item_of_token[node * params.num_tokens + token] = static_cast<std::int32_t>(first + position);
-      });
-  if (lane_idx() == 0) params.scratch.items_out[node] = num;
-}
 
 /// Whether the ranks agree on the call, of which this kernel is a part, and the group is whole.
 __device__ bool goes_on(const NodeRouteParams& params) {
@@ -211,7 +100,7 @@ __device__ void refuse(const NodeRouteParams& params, const SumShared& shared, c
   summary.fault_column = 0;
   if (shared.first_bad_rank != kNone) {
     const auto rank = static_cast<int>(shared.first_bad_rank);
-    const IdsHeader& header = *Source(params, rank).header;
+    const IdsHeader& header = *RankIds(params, rank).header;
     summary.fault = static_cast<std::int32_t>(Fault::kBadId);
     summary.fault_rank = rank;
     summary.fault_row = header.bad_entry / params.num_topk;
@@ -231,7 +120,7 @@ __device__ void refuse(const NodeRouteParams& params, const SumShared& shared, c
     summary.fault_rank = rank;
     summary.fault_row = 0;
     summary.fault_value = place_runs_of(params, rank, run_rows);
-    summary.fault_limit = Source(params, rank).header->max_recv_rows;
+    summary.fault_limit = RankIds(params, rank).header->max_recv_rows;
   }
   params.rails->gate.valid = 0;
   FaultReport& fault = params.ranks.report->fault;
@@ -289,7 +178,7 @@ __device__ void write_counts(const NodeRouteParams& params) {
       }
     }
     tables.rank_base[rank] = 0;
-    tables.tokens_of_rank[rank] = Source(params, rank).num_tokens(params);
+    tables.tokens_of_rank[rank] = RankIds(params, rank).num_tokens(params);
     if (tells) {
       host.from_rank[rank] = from;
       host.to_rank[rank] = to;
@@ -327,7 +216,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) sum_kernel(const __grid_consta
   if (thread == 0) shared = {kNone, kNone, kNone, 0};
   __syncthreads();
   for (int rank = thread; rank < params.num_ranks; rank += kSumThreads) {
-    if (Source(params, rank).header->bad_entry >= 0) atomicMin(&shared.first_bad_rank, static_cast<unsigned>(rank));
+    if (RankIds(params, rank).header->bad_entry >= 0) atomicMin(&shared.first_bad_rank, static_cast<unsigned>(rank));
   }
   for (int run = thread; run < params.num_runs(); run += kSumThreads) {
     std::int64_t rows = 0;
@@ -341,7 +230,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) sum_kernel(const __grid_consta
   for (int rank = thread; rank < params.num_ranks; rank += kSumThreads) {
     const std::int64_t rows = place_runs_of(params, rank, run_rows);
     if (rank == params.group_rank) shared.num_rows_here = rows;
-    if (rows > plan::row_limit(Source(params, rank).header->max_recv_rows)) {
+    if (rows > plan::row_limit(RankIds(params, rank).header->max_recv_rows)) {
       atomicMin(&shared.first_full_rank, static_cast<unsigned>(rank));
     }
   }
@@ -404,7 +293,7 @@ __device__ void write_destinations(const Entry& entry, bool wanted, int first_ra
 }
 
 /// A token of the group, by a warp.
-__device__ void fill_token(const NodeRouteParams& params, int rank, std::int64_t token, const Source& source) {
+__device__ void fill_token(const NodeRouteParams& params, int rank, std::int64_t token, const RankIds& source) {
   const int lane = lane_idx();
   const std::int64_t at = rank * params.blocks.max_tokens + token;
   const NodeTables& tables = params.tables;
@@ -444,7 +333,7 @@ __global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constan
   for (std::int64_t i = static_cast<int>(blockIdx.x) * kWarps + warp_idx(); i < params.num_ranks * max_tokens;
        i += num_warps) {
     const auto rank = static_cast<int>(i / max_tokens);
-    const Source source(params, rank);
+    const RankIds source(params, rank);
     if (i % max_tokens < source.num_tokens(params)) fill_token(params, rank, i % max_tokens, source);
   }
 }

@@ -59,11 +59,10 @@ CallBytes call_bytes(const MemoryShape& shape) {
 }
 
 Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology, const CallBytes& calls) {
-  if (topology.num_nodes() > 1 || topology.num_ranks > kMaxRanks) {
+  if (topology.num_ranks > kMaxRanks) {
     return Status(ErrorCode::kUnsupported,
-                  fmt::format("bytes_required: {} ranks in {} nodes; this build's CUDA backend connects up to {} ranks "
-                              "of one node; leave ranks_per_node at 0",
-                              topology.num_ranks, topology.num_nodes(), kMaxRanks));
+                  fmt::format("bytes_required: {} ranks of one node; this build's CUDA backend connects up to {}",
+                              topology.num_ranks, kMaxRanks));
   }
   const auto num_ranks = to_size(topology.num_ranks);
   const std::size_t returned_bytes = to_size(shape.num_recv_rows) * to_size(shape.row_bytes);
