@@ -146,7 +146,7 @@ class Group {
       if (agreement == 0) {
         cuda::launch_rail_exchange(cuda::agreement_only(place, call_identity), ranks_.stream(rank));
       } else {
-        const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + rank);
+        const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank);
         cuda::launch(dispatch_steps(place, call_identity, routed, tensors, staging, blocks), ranks_.stream(rank));
       }
       call.tensors.push_back(tensors);
@@ -201,7 +201,7 @@ class Group {
       const cuda::RoutedTokens routed = routing_.routed(rank);
       const auto staging = cuda::CombineStaging::at(
           ranks_.allocate(rank, cuda::CombineStaging::at(nullptr, routed, tensors).size_bytes), routed, tensors);
-      const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + rank);
+      const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank);
       cuda::launch(combine_steps(ranks_.place(rank), identity(rank, 78), routed, tensors, staging, blocks),
                    ranks_.stream(rank));
       call.tensors.push_back(tensors);
@@ -291,6 +291,8 @@ std::vector<Spec> specs() {
           {.ranks_per_node = 3, .layout = Layout::kSlab, .scale_bytes = 7, .slab_capacity = 64, .seed = 4},
           // Items longer than a chunk.
           {.ranks_per_node = 2, .num_tokens = 4, .hidden = 1000, .num_biases = 1, .seed = 5},
+          // Several pieces of an item in a chunk, several chunks in hand.
+          {.num_tokens = 12, .hidden = 1800, .num_chunks = 5, .chunk_bytes = 8192, .seed = 8},
           {.layout = Layout::kExperts, .hidden = 8, .scale_bytes = 0, .num_chunks = 4, .seed = 6},
           {.num_nodes = 3, .num_tokens = 0, .weighted = true, .seed = 7}};
 }

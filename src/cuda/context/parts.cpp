@@ -186,7 +186,7 @@ Status check_topology(const BackendContext& context) {
   return {};
 }
 
-/// Two blocks of a kernel serve each rail peer, and one more what stays in the node; all must run at once.
+/// At least two blocks of a kernel serve each rail peer, one more what stays in the node; all must run at once.
 Status check_room_for_rails(const Topology& topology, int num_sms) {
   const int num_blocks = 2 * (topology.num_nodes() - 1) + 1;
   if (topology.num_nodes() == 1 || num_blocks <= num_sms) return {};

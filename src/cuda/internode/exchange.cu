@@ -1,13 +1,10 @@
-/// Exchanges with the rail peers: one block sends to each, one receives from each, some copy what stays in the node.
+/// Exchanges with the rail peers: some blocks send to each, as many receive, some copy what stays in the node.
 
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/exchange_params.hpp"
-#include "cuda/internode/rail_wait.cuh"
+#include "cuda/internode/rail_ring.cuh"
 #include "cuda/sync/entry.cuh"
-#include "cuda/sync/ring.cuh"
-#include "cuda/sync/shared_memory.cuh"
-#include "rail/rail_memory.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -17,22 +14,14 @@ using namespace device;
 constexpr int kExchangeThreads = 512;
 constexpr int kExchangeWarps = kExchangeThreads / kWarpLanes;
 
-/// Exchanges of kernels are numbered apart from those of hosts, which use the same rings.
-constexpr std::uint64_t kDeviceExchange = std::uint64_t{1} << 63;
+/// What copy_by_warp has in flight at once: four loads of 16 bytes a lane.
+constexpr int kPieceBytes = 4 * 16 * kWarpLanes;
 
 /// Leads the items of a call's first exchange, in a chunk of its own.
 struct alignas(16) CallAnnouncement {
   std::uint64_t agreement;
   CallRecord record;
 };
-
-/// A block's shared memory.
-struct Shared {
-  std::byte* chunk;  ///< the one that is written or read; null: the group broke
-  std::uint64_t outcome;
-};
-
-__device__ Shared& shared() { return *reinterpret_cast<Shared*>(dynamic_shared()); }
 
 /// Not inlined, as the functions of this kernel that wait: the instruction cache is for one copy of each.
 __device__ __noinline__ void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) {
@@ -74,163 +63,44 @@ __device__ std::int64_t position_of(const ExchangeParams& params, std::int64_t i
   return params.items != nullptr ? params.items[item] : item;
 }
 
-/// The ring to one peer. Thread 0 keeps it; all threads of the block call.
-class Sender {
- public:
-  __device__ Sender(const ExchangeParams& params, int peer, std::uint64_t exchange)
-      : params_(params),
-        peer_(peer),
-        exchange_(exchange),
-        ring_(params.rails.words + peer, params.rails.chunks_out + params.rails.ring_offset(peer),
-              params.rails.num_chunks, params.rails.chunk_bytes) {}
-
-  /// The items of the next chunk are to be written there; null when the group broke.
-  __device__ __noinline__ std::byte* reserve() {
-    __syncthreads();  // the threads have left what was there before
-    if (threadIdx.x == 0) {
-      std::byte* chunk = nullptr;
-      const bool here = wait_rail(
-          params_, {Awaited::kRailRoom, peer_, exchange_},
-          [this, &chunk] {
-            chunk = ring_.reserve();
-            return chunk != nullptr;
-          },
-          ring_.chunk_idx());
-      shared().chunk = here ? chunk + rail::kChunkHeaderBytes : nullptr;
-    }
-    __syncthreads();
-    return shared().chunk;
-  }
-
-  __device__ __noinline__ void commit(std::int64_t num_items, std::int64_t item_bytes) {
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    auto* header = reinterpret_cast<rail::ChunkHeader*>(shared().chunk - rail::kChunkHeaderBytes);
-    header->chunk_idx = ring_.chunk_idx();
-    header->exchange_idx = kDeviceExchange | exchange_;
-    header->num_items = static_cast<std::uint32_t>(num_items);
-    header->item_bytes = static_cast<std::uint32_t>(item_bytes);
-    ring_.commit(static_cast<std::uint32_t>(rail::kChunkHeaderBytes + num_items * item_bytes));
-  }
-
- private:
-  const ExchangeParams& params_;
-  int peer_;
-  std::uint64_t exchange_;
-  SendRing ring_;
-};
-
-/// The ring from one peer, likewise.
-class Receiver {
- public:
-  __device__ Receiver(const ExchangeParams& params, int peer, std::uint64_t exchange)
-      : params_(params),
-        peer_(peer),
-        exchange_(exchange),
-        ring_(params.rails.words + peer, params.rails.chunks_in + params.rails.ring_offset(peer),
-              params.rails.num_chunks, params.rails.chunk_bytes) {}
-
-  /// The items of the next chunk, which must be `num_items` of `item_bytes`; null when the group broke.
-  __device__ __noinline__ const std::byte* front(Awaited awaited, std::int64_t num_items, std::int64_t item_bytes) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      const std::byte* chunk = nullptr;
-      bool here = wait_rail(
-          params_, {awaited, peer_, exchange_},
-          [this, &chunk] {
-            chunk = ring_.front();
-            return chunk != nullptr;
-          },
-          ring_.chunk_idx());
-      if (here && !is_expected(chunk, num_items, item_bytes)) {
-        declare_lost(params_.ranks, {Awaited::kRailProtocol, peer_, exchange_}, {ring_.chunk_idx(), exchange_, false});
-        here = false;
-      }
-      shared().chunk = here ? const_cast<std::byte*>(chunk) + rail::kChunkHeaderBytes : nullptr;
-    }
-    __syncthreads();
-    return shared().chunk;
-  }
-
-  __device__ __noinline__ void release() {
-    __syncthreads();
-    if (threadIdx.x == 0) ring_.release();
-  }
-
- private:
-  __device__ bool is_expected(const std::byte* chunk, std::int64_t num_items, std::int64_t item_bytes) const {
-    const auto& header = *reinterpret_cast<const volatile rail::ChunkHeader*>(chunk);
-    return header.chunk_idx == ring_.chunk_idx() && header.exchange_idx == (kDeviceExchange | exchange_) &&
-           header.num_items == static_cast<std::uint32_t>(num_items) &&
-           header.item_bytes == static_cast<std::uint32_t>(item_bytes);
-  }
-
-  const ExchangeParams& params_;
-  int peer_;
-  std::uint64_t exchange_;
-  ReceiveRing ring_;
-};
-
-/// How items are cut into chunks; the same at both ends.
-struct Cut {
-  std::int64_t slice_bytes = 1;  ///< of an item: the whole, or what a chunk holds of a longer one
-  std::int64_t num_slices = 1;
-  std::int64_t per_chunk = 1;
-
-  __device__ static Cut of(const ExchangeParams& params) {
-    const std::int64_t room = static_cast<std::int64_t>(params.rails.chunk_bytes - rail::kChunkHeaderBytes);
-    const std::int64_t item_bytes = params.item_bytes();
-    if (item_bytes <= room) return {item_bytes, 1, item_bytes > 0 ? room / item_bytes : 1};
-    return {room, (item_bytes + room - 1) / room, 1};
-  }
-};
-
-/// Calls `move(first item, number of items, begin, end)` for each chunk of `num_items` items; ends where that is false.
-template <typename Move>
-__device__ void for_each_chunk(const ExchangeParams& params, std::int64_t num_items, Move move) {
-  const Cut cut = Cut::of(params);
-  const std::int64_t item_bytes = params.item_bytes();
-  if (item_bytes == 0) return;
+/// Copies the same bytes [begin, end) of `num_items` items, `position(i)` in the tables, to or from a chunk. Warps take
+/// pieces, so that all of a block work whatever the length of items.
+template <bool kPack, typename Position>
+__device__ void copy_items(const ExchangeParams& params, std::int64_t num_items, std::int64_t begin, std::int64_t end,
+                           std::byte* chunk, Position position) {
+  const auto slice_bytes = static_cast<int>(end - begin);
+  const int num_pieces = (slice_bytes + kPieceBytes - 1) / kPieceBytes;
 #pragma unroll 1
-  for (std::int64_t slice = 0; slice < cut.num_slices; ++slice) {
-    const std::int64_t begin = slice * cut.slice_bytes;
-    const std::int64_t end = begin + cut.slice_bytes < item_bytes ? begin + cut.slice_bytes : item_bytes;
-#pragma unroll 1
-    for (std::int64_t first = 0; first < num_items; first += cut.per_chunk) {
-      const std::int64_t left = num_items - first;
-      if (!move(first, left < cut.per_chunk ? left : cut.per_chunk, begin, end)) return;
-    }
+  for (int i = warp_idx(); i < static_cast<int>(num_items) * num_pieces; i += kExchangeWarps) {
+    const int item = i / num_pieces;
+    const int from = (i - item * num_pieces) * kPieceBytes;
+    const int to = from + kPieceBytes < slice_bytes ? from + kPieceBytes : slice_bytes;
+    copy_slice<kPack>(params, position(item), begin + from, begin + to,
+                      chunk + static_cast<std::int64_t>(item) * slice_bytes + from);
   }
 }
 
-__device__ void send_items(const ExchangeParams& params, Sender& sender, const ItemFlow& flow) {
-  for_each_chunk(params, flow.num_out,
-                 [&](std::int64_t first, std::int64_t num_items, std::int64_t begin, std::int64_t end) {
-                   std::byte* const chunk = sender.reserve();
-                   if (chunk == nullptr) return false;
-#pragma unroll 1
-                   for (std::int64_t i = warp_idx(); i < num_items; i += kExchangeWarps) {
-                     copy_slice<true>(params, position_of(params, flow.first_out + first + i), begin, end,
-                                      chunk + i * (end - begin));
-                   }
-                   sender.commit(num_items, end - begin);
-                   return true;
-                 });
+__device__ void send_items(const ExchangeParams& params, Sender& sender, const ItemFlow& flow, int worker) {
+  for_each_chunk(params, flow.num_out, worker, [&](const ItemChunk& items) {
+    std::byte* const chunk = sender.reserve(items.chunk_idx);
+    if (chunk == nullptr) return false;
+    copy_items<true>(params, items.num_items, items.begin, items.end, chunk,
+                     [&](int item) { return position_of(params, flow.first_out + items.first + item); });
+    sender.commit(items.num_items, items.end - items.begin);
+    return true;
+  });
 }
 
-__device__ void receive_items(const ExchangeParams& params, Receiver& receiver, const ItemFlow& flow) {
-  for_each_chunk(params, flow.num_in,
-                 [&](std::int64_t first, std::int64_t num_items, std::int64_t begin, std::int64_t end) {
-                   const std::byte* const chunk = receiver.front(Awaited::kRailItems, num_items, end - begin);
-                   if (chunk == nullptr) return false;
-#pragma unroll 1
-                   for (std::int64_t i = warp_idx(); i < num_items; i += kExchangeWarps) {
-                     copy_slice<false>(params, flow.first_in + first + i, begin, end,
-                                       const_cast<std::byte*>(chunk) + i * (end - begin));
-                   }
-                   receiver.release();
-                   return true;
-                 });
+__device__ void receive_items(const ExchangeParams& params, Receiver& receiver, const ItemFlow& flow, int worker) {
+  for_each_chunk(params, flow.num_in, worker, [&](const ItemChunk& items) {
+    const std::byte* const chunk =
+        receiver.front(items.chunk_idx, Awaited::kRailItems, items.num_items, items.end - items.begin);
+    if (chunk == nullptr) return false;
+    copy_items<false>(params, items.num_items, items.begin, items.end, const_cast<std::byte*>(chunk),
+                      [&](int item) { return flow.first_in + items.first + item; });
+    receiver.release();
+    return true;
+  });
 }
 
 /// What stays in the node, by block `block` of those that copy it.
@@ -260,7 +130,7 @@ __device__ void copy_words(T& to, const T& from) {
 }
 
 __device__ __noinline__ void announce_call(const ExchangeParams& params, Sender& sender) {
-  std::byte* const chunk = sender.reserve();
+  std::byte* const chunk = sender.reserve(0);
   if (chunk == nullptr) return;
   auto& announcement = *reinterpret_cast<CallAnnouncement*>(chunk);
   if (threadIdx.x == 0) announcement.agreement = params.agreement;
@@ -271,7 +141,7 @@ __device__ __noinline__ void announce_call(const ExchangeParams& params, Sender&
 /// Compares the peer's call with this rank's, and keeps its record if they differ.
 __device__ __noinline__ void await_call(const ExchangeParams& params, Receiver& receiver, int peer,
                                         std::uint64_t exchange) {
-  const std::byte* const chunk = receiver.front(Awaited::kRailCall, 1, sizeof(CallAnnouncement));
+  const std::byte* const chunk = receiver.front(0, Awaited::kRailCall, 1, sizeof(CallAnnouncement));
   if (chunk == nullptr) return;
   const auto& announcement = *reinterpret_cast<const CallAnnouncement*>(chunk);
   const std::uint64_t theirs = *static_cast<const volatile std::uint64_t*>(&announcement.agreement);
@@ -429,16 +299,18 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const CallStart start = start_call(params.ranks, params.begins_call ? nullptr : &rails.state->gate);
   if (start.broken || !start.routed) return;
   const std::uint64_t exchange = *static_cast<const volatile std::uint64_t*>(&rails.state->exchange) + 1;
-  const int num_rail_blocks = 2 * (rails.num_nodes - 1);
-  const int peer = (rails.node + 1 + block / 2) % rails.num_nodes;
-  const bool sends = block < num_rail_blocks && block % 2 == 0;
-  const bool receives = block < num_rail_blocks && block % 2 == 1;
-  Sender sender(params, sends ? peer : 0, exchange);
-  Receiver receiver(params, receives ? peer : 0, exchange);
+  const int num_rings = 2 * (rails.num_nodes - 1);
+  const int worker = block / num_rings;
+  const int peer = (rails.node + 1 + block % num_rings / 2) % rails.num_nodes;
+  const bool serves = worker < params.blocks_per_ring;
+  const bool sends = serves && block % 2 == 0;
+  const bool receives = serves && block % 2 == 1;
+  Sender sender(params, sends ? peer : 0, exchange, worker);
+  Receiver receiver(params, receives ? peer : 0, exchange, worker);
   Outcome outcome = Outcome::kGo;
   if (params.begins_call) {
-    if (sends) announce_call(params, sender);
-    if (receives) await_call(params, receiver, peer, exchange);
+    if (sends && worker == 0) announce_call(params, sender);
+    if (receives && worker == 0) await_call(params, receiver, peer, exchange);
     if (first) {
       outcome = agree(params, exchange, start.epoch);
       if (threadIdx.x == 0) {
@@ -450,9 +322,9 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
     }
   }
   if (outcome == Outcome::kGo && params.flows != nullptr) {
-    if (sends) send_items(params, sender, params.flows[peer]);
-    if (receives) receive_items(params, receiver, params.flows[peer]);
-    if (!sends && !receives) copy_own_items(params, params.flows[rails.node], block - num_rail_blocks);
+    if (sends) send_items(params, sender, params.flows[peer], worker);
+    if (receives) receive_items(params, receiver, params.flows[peer], worker);
+    if (!serves) copy_own_items(params, params.flows[rails.node], block - num_rings * params.blocks_per_ring);
   }
   __syncthreads();
   if (first) {

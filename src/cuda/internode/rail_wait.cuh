@@ -6,17 +6,18 @@
 
 namespace ferry::cuda::device {
 
-/// As wait_until, for a rail peer, whose node `wait.peer` is: until `try_once()` is true; false when the group broke.
-/// One thread. `chunk_idx`: the chunk that is waited for, to be reported. Every try looks over PCIe, so the host's stop
-/// word is looked at as often as the clock.
-template <typename TryOnce>
-__device__ inline bool wait_rail(const ExchangeParams& params, const Wait& wait, TryOnce try_once,
-                                 std::uint64_t chunk_idx) {
+/// As wait_until, for a rail peer, whose node `wait.peer` is: until `try_once()`, of an end of the ring with that peer,
+/// is true; false when the group broke. One thread. The deadline starts again whenever the ring moves, since the chunk
+/// that is waited for may be several after the next. Every try looks over PCIe, so the host's stop word is looked at as
+/// often as the clock.
+template <typename Ring, typename TryOnce>
+__device__ inline bool wait_rail(const ExchangeParams& params, const Wait& wait, const Ring& ring, TryOnce try_once) {
   std::uint64_t deadline_ns = 0;
+  std::uint64_t seen = 0;
   bool stopped = false;
   for (unsigned spin = 0;; ++spin) {
     if (try_once()) return true;
-    const LastLook look{chunk_idx, chunk_idx + 1, stopped};
+    const LastLook look{ring.chunk_idx(), ring.chunk_idx() + 1, stopped};
     if (stopped) {
       declare_lost(params.ranks, wait, look);
       return false;
@@ -24,7 +25,8 @@ __device__ inline bool wait_rail(const ExchangeParams& params, const Wait& wait,
     if (spin % kSpinsPerCheck != 0) continue;
     if (is_broken(params.ranks)) return false;
     const std::uint64_t now = now_ns();
-    if (deadline_ns == 0) deadline_ns = now + params.rail_timeout_ns;
+    if (deadline_ns == 0 || ring.seen() != seen) deadline_ns = now + params.rail_timeout_ns;
+    seen = ring.seen();
     if (now >= deadline_ns) {
       declare_lost(params.ranks, wait, look);
       return false;

@@ -12,11 +12,16 @@ namespace {
 constexpr int kMostBlocks = 16;
 /// Copies inside a GPU need few.
 constexpr int kMostOwnBlocks = 8;
+/// A block moves a chunk of 128 KiB to or from host memory in some 10 us, most of which it waits for PCIe: four at a
+/// ring keep up with 400 Gbit/s.
+constexpr int kMostBlocksPerRing = 4;
+/// Of all rings; with those for copies no call takes more than 24 multiprocessors, up to nine nodes.
+constexpr int kMostRingBlocks = 16;
 
 /// Nodes have agreed on the call when its later kernels begin: their entries only say that memory is ready.
 constexpr std::uint64_t kAgreed = 1;
 
-int blocks_of_rails(int num_nodes) { return 2 * (num_nodes - 1); }
+int num_rings(int num_nodes) { return 2 * (num_nodes - 1); }
 
 ExchangeParams exchange_of(const NodePlace& place) {
   ExchangeParams params;
@@ -33,8 +38,10 @@ std::int64_t offset_in(const NodePlace& place, const void* data) {
 }  // namespace
 
 StepBlocks StepBlocks::of(int num_nodes, int num_sms) {
-  const int rails = blocks_of_rails(num_nodes);
-  return {rails + std::clamp(num_sms - rails, 1, kMostOwnBlocks), std::clamp(num_sms, 1, kMostBlocks)};
+  const int rings = num_rings(num_nodes);
+  const int per_ring = std::clamp(std::min(kMostRingBlocks, num_sms - 1) / rings, 1, kMostBlocksPerRing);
+  const int num_own = std::clamp(num_sms - per_ring * rings, 1, kMostOwnBlocks);
+  return {per_ring, num_own, std::clamp(num_sms, 1, kMostBlocks)};
 }
 
 ExchangeParams agreement_only(const NodePlace& place, const CallIdentity& call) {
@@ -79,7 +86,8 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   exchange.items = routed.tables.out_tokens;
   exchange.row = {tensors.x, tensors.x_stride, staging.rows, tensors.row_bytes, tensors.row_bytes};
   exchange.item_record = {staging.own_records, record_bytes, staging.records, record_bytes, record_bytes};
-  exchange.num_own_blocks = blocks.num_exchange - blocks_of_rails(place.rails.num_nodes);
+  exchange.blocks_per_ring = blocks.per_ring;
+  exchange.num_own_blocks = blocks.num_own;
 
   PullParams& pull = steps.pull;
   pull.ranks = place.ranks;
@@ -165,6 +173,7 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
 
   ExchangeParams& give_back = steps.give_back;
   give_back = exchange_of(place);
+  give_back.blocks_per_ring = blocks.per_ring;
   give_back.flows = routed.tables.from_nodes;
   give_back.row = {staging.sums, tensors.row_bytes, staging.returned, tensors.row_bytes, tensors.row_bytes};
   if (returns_weights) {

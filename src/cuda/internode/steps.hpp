@@ -32,10 +32,11 @@ struct CallIdentity {
   FoundRecord* found = nullptr;
 };
 
-/// Most blocks of a call's kernels: of the exchange at least two for each rail peer and one more.
+/// Blocks of a call's kernels. Those of an exchange run at the same time: at least two for each rail peer and one more.
 struct StepBlocks {
-  int num_exchange = 1;
-  int num_other = 1;
+  int per_ring = 1;   ///< of an exchange
+  int num_own = 1;    ///< of an exchange, for what stays in the node
+  int num_other = 1;  ///< of every other kernel, at most
 
   static StepBlocks of(int num_nodes, int num_sms);
 };

@@ -45,6 +45,12 @@ __device__ inline std::uint32_t load_acquire_device(const std::uint32_t* address
   return value;
 }
 
+__device__ inline std::uint64_t load_acquire_device(const std::uint64_t* address) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
 __device__ inline std::uint32_t load_relaxed_device(const std::uint32_t* address) {
   std::uint32_t value;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -53,6 +59,10 @@ __device__ inline std::uint32_t load_relaxed_device(const std::uint32_t* address
 
 __device__ inline void store_release_device(std::uint32_t* address, std::uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+__device__ inline void store_release_device(std::uint64_t* address, std::uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
 /// Adds and returns what was there; everything this thread has seen is visible to a thread that sees the sum.

@@ -14,6 +14,8 @@
 ///   num_done       all blocks                     atom.add.acq_rel    the end of the block's part
 ///   gate           block 0 of a call's first      end of the kernel   whether the rest of the call moves anything
 ///                  exchange
+///   out[n], in[n]  blocks that serve a ring       st.release.gpu /    `exchange`: the first chunk; `turn`: what other
+///                                                 ld.acquire.gpu      blocks did to the chunks below it
 
 #include <cstddef>
 #include <cstdint>
@@ -25,8 +27,16 @@
 
 namespace ferry::cuda {
 
-/// Bound on the nodes of a group of GPUs: two blocks of a kernel serve each rail peer, and all must run at once.
+/// Bound on the nodes of a group of GPUs: two blocks of a kernel or more serve each rail peer, and all run at once.
 inline constexpr int kMaxNodes = 32;
+
+/// How the blocks that serve one end of a ring share it: block i takes each chunk whose number, counted from the first
+/// of the exchange, is i modulo the number of blocks.
+struct RingTurn {
+  std::uint64_t exchange;  ///< written last
+  std::uint64_t first;     ///< number of the first chunk of the exchange
+  std::uint64_t turn;      ///< number of the chunk that is published or released next
+};
 
 /// In device memory, initially zero.
 struct RailState {
@@ -35,6 +45,8 @@ struct RailState {
   std::uint64_t outcome;              ///< exchange << 2 | device::Outcome
   std::uint32_t num_done;
   RouteSummary gate;  ///< `valid`: ranks agree on the current call
+  RingTurn out[kMaxNodes];
+  RingTurn in[kMaxNodes];
 };
 
 /// The records of rail peers that differ from this rank's, of the current call. In the arena: a kernel that reports a

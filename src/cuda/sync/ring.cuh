@@ -3,7 +3,10 @@
 
 /// The ends of a ring between nodes as a kernel uses them: the device's counterpart of rail::Ring, on the same words
 /// (net/ring_words.hpp), which must be in pinned host memory. Nothing here waits. One thread of a block calls; the
-/// block's other threads are ordered with it by a barrier.
+/// block's other threads are ordered with it by a barrier. Several blocks may serve one ring, each with an end of its
+/// own: each takes chunks of other numbers (seek), and they publish and release them in order.
+///
+/// A look at a word goes over PCIe, so what it said is kept: the words only grow.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,34 +20,41 @@ namespace ferry::cuda::device {
 class SendRing {
  public:
   __device__ SendRing(net::RingWords* words, std::byte* chunks, std::uint64_t num_chunks, std::uint64_t chunk_bytes)
-      : words_(words),
-        chunks_(chunks),
-        num_chunks_(num_chunks),
-        chunk_bytes_(chunk_bytes),
-        num_filled_(words->filled) {}
+      : words_(words), chunks_(chunks), num_chunks_(num_chunks), chunk_bytes_(chunk_bytes), chunk_idx_(words->filled) {}
 
   /// Where the next chunk goes; null while the peer has to use one first.
-  __device__ std::byte* reserve() const {
-    const std::uint64_t credits = load_acquire_system(&words_->credits);
-    if (static_cast<std::int64_t>(credits + num_chunks_ - num_filled_) <= 0) return nullptr;
-    return chunks_ + num_filled_ % num_chunks_ * chunk_bytes_;
+  __device__ std::byte* reserve() {
+    if (!has_room()) credits_ = load_acquire_system(&words_->credits);
+    return has_room() ? chunks_ + slot() * chunk_bytes_ : nullptr;
   }
+  /// The reserved chunk is written, `num_bytes` of it.
+  __device__ void seal(std::uint32_t num_bytes) {
+    words_->chunk_bytes[slot()] = num_bytes;
+    fence_system();
+  }
+  /// Sends the sealed chunk. Those before it are sent.
+  __device__ void publish() { store_release_system(&words_->filled, ++chunk_idx_); }
   /// Sends the reserved chunk, `num_bytes` of it.
   __device__ void commit(std::uint32_t num_bytes) {
-    words_->chunk_bytes[num_filled_ % num_chunks_] = num_bytes;
-    ++num_filled_;
-    fence_system();
-    store_release_system(&words_->filled, num_filled_);
+    seal(num_bytes);
+    publish();
   }
   /// Number of the next chunk.
-  __device__ std::uint64_t chunk_idx() const { return num_filled_; }
+  __device__ std::uint64_t chunk_idx() const { return chunk_idx_; }
+  __device__ void seek(std::uint64_t chunk_idx) { chunk_idx_ = chunk_idx; }
+  /// Chunks that the peer has used, as far as this end has looked.
+  __device__ std::uint64_t seen() const { return credits_; }
 
  private:
+  __device__ std::uint64_t slot() const { return chunk_idx_ % num_chunks_; }
+  __device__ bool has_room() const { return static_cast<std::int64_t>(credits_ + num_chunks_ - chunk_idx_) > 0; }
+
   net::RingWords* words_;
   std::byte* chunks_;
   std::uint64_t num_chunks_;
   std::uint64_t chunk_bytes_;
-  std::uint64_t num_filled_;
+  std::uint64_t chunk_idx_;
+  std::uint64_t credits_ = 0;
 };
 
 /// The receiver's end.
@@ -52,28 +62,31 @@ class ReceiveRing {
  public:
   __device__ ReceiveRing(net::RingWords* words, const std::byte* chunks, std::uint64_t num_chunks,
                          std::uint64_t chunk_bytes)
-      : words_(words), chunks_(chunks), num_chunks_(num_chunks), chunk_bytes_(chunk_bytes), num_used_(words->used) {}
+      : words_(words), chunks_(chunks), num_chunks_(num_chunks), chunk_bytes_(chunk_bytes), chunk_idx_(words->used) {}
 
-  /// The oldest chunk that is not released yet; null while none has arrived.
-  __device__ const std::byte* front() const {
-    if (load_acquire_system(&words_->arrived) <= num_used_) return nullptr;
-    return chunks_ + num_used_ % num_chunks_ * chunk_bytes_;
+  /// The oldest chunk that this end has not released yet; null while it has not arrived.
+  __device__ const std::byte* front() {
+    if (arrived_ <= chunk_idx_) arrived_ = load_acquire_system(&words_->arrived);
+    return arrived_ > chunk_idx_ ? chunks_ + chunk_idx_ % num_chunks_ * chunk_bytes_ : nullptr;
   }
-  /// The front chunk is used.
+  /// The front chunk is used, and those before it.
   __device__ void release() {
-    ++num_used_;
     fence_system();
-    store_release_system(&words_->used, num_used_);
+    store_release_system(&words_->used, ++chunk_idx_);
   }
   /// Number of the front chunk.
-  __device__ std::uint64_t chunk_idx() const { return num_used_; }
+  __device__ std::uint64_t chunk_idx() const { return chunk_idx_; }
+  __device__ void seek(std::uint64_t chunk_idx) { chunk_idx_ = chunk_idx; }
+  /// Chunks that have arrived, as far as this end has looked.
+  __device__ std::uint64_t seen() const { return arrived_; }
 
  private:
   net::RingWords* words_;
   const std::byte* chunks_;
   std::uint64_t num_chunks_;
   std::uint64_t chunk_bytes_;
-  std::uint64_t num_used_;
+  std::uint64_t chunk_idx_;
+  std::uint64_t arrived_ = 0;
 };
 
 }  // namespace ferry::cuda::device

@@ -1,0 +1,218 @@
+#ifndef FERRY_CUDA_INTERNODE_RAIL_RING_CUH
+#define FERRY_CUDA_INTERNODE_RAIL_RING_CUH
+
+/// The ends of a rail's rings as the blocks of an exchange share them. Blocks have chunks of their own in turn, so that
+/// several are written and read at once; they are published and released in order.
+
+#include "cuda/internode/exchange_params.hpp"
+#include "cuda/internode/rail_wait.cuh"
+#include "cuda/sync/ring.cuh"
+#include "cuda/sync/shared_memory.cuh"
+#include "rail/rail_memory.hpp"
+
+namespace ferry::cuda::device {
+
+/// Exchanges of kernels are numbered apart from those of hosts, which use the same rings.
+inline constexpr std::uint64_t kDeviceExchange = std::uint64_t{1} << 63;
+
+/// A block's shared memory.
+struct Shared {
+  std::byte* chunk;  ///< the one that is written or read; null: the group broke
+  std::uint64_t outcome;
+};
+
+__device__ inline Shared& shared() { return *reinterpret_cast<Shared*>(dynamic_shared()); }
+
+/// One of the blocks at a ring. Of thread 0.
+class RingWorker {
+ public:
+  __device__ RingWorker(const ExchangeParams& params, RingTurn& turn, std::uint64_t exchange, int worker)
+      : params_(params), turn_(turn), exchange_(exchange), leads_(worker == 0) {}
+
+  /// Finds where the exchange begins in the ring, the first time; the first block knows. False when the group broke.
+  template <typename Ring>
+  __device__ bool open(const Ring& ring) {
+    if (is_open_) return true;
+    if (leads_) {
+      first_ = ring.chunk_idx();
+      turn_.first = first_;
+      turn_.turn = first_;
+      store_release_device(&turn_.exchange, exchange_);
+      is_open_ = true;
+    } else {
+      is_open_ = wait_word(&turn_.exchange, exchange_);
+      if (is_open_) first_ = *static_cast<const volatile std::uint64_t*>(&turn_.first);
+    }
+    return is_open_;
+  }
+  /// Number in the ring of a chunk of the exchange.
+  __device__ std::uint64_t number_of(std::uint64_t chunk_idx) const { return first_ + chunk_idx; }
+  /// Waits until all chunks below are done with; false when the group broke.
+  __device__ bool await_turn(std::uint64_t number) const { return wait_word(&turn_.turn, number); }
+  /// All chunks below are done with.
+  __device__ void pass_turn(std::uint64_t number) { store_release_device(&turn_.turn, number); }
+
+ private:
+  __device__ bool wait_word(const std::uint64_t* word, std::uint64_t expected) const {
+    return wait_until(
+        params_.ranks, {Awaited::kOwn, params_.ranks.rank, exchange_}, [word] { return load_acquire_device(word); },
+        expected);
+  }
+
+  const ExchangeParams& params_;
+  RingTurn& turn_;
+  std::uint64_t exchange_;
+  std::uint64_t first_ = 0;
+  bool leads_;
+  bool is_open_ = false;
+};
+
+/// A block that sends to a peer. Thread 0 keeps it; all threads of the block call.
+class Sender {
+ public:
+  __device__ Sender(const ExchangeParams& params, int peer, std::uint64_t exchange, int worker)
+      : params_(params),
+        peer_(peer),
+        exchange_(exchange),
+        worker_(params, params.rails.state->out[peer], exchange, worker),
+        ring_(params.rails.words + peer, params.rails.chunks_out + params.rails.ring_offset(peer),
+              params.rails.num_chunks, params.rails.chunk_bytes) {}
+
+  /// The items of chunk `chunk_idx` of the exchange are to be written there; null when the group broke.
+  __device__ __noinline__ std::byte* reserve(std::uint64_t chunk_idx) {
+    __syncthreads();  // the threads have left what was there before
+    if (threadIdx.x == 0) {
+      std::byte* chunk = nullptr;
+      bool here = worker_.open(ring_);
+      if (here) {
+        ring_.seek(worker_.number_of(chunk_idx));
+        here = wait_rail(params_, {Awaited::kRailRoom, peer_, exchange_}, ring_, [this, &chunk] {
+          chunk = ring_.reserve();
+          return chunk != nullptr;
+        });
+      }
+      shared().chunk = here ? chunk + rail::kChunkHeaderBytes : nullptr;
+    }
+    __syncthreads();
+    return shared().chunk;
+  }
+
+  __device__ __noinline__ void commit(std::int64_t num_items, std::int64_t item_bytes) {
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    auto* header = reinterpret_cast<rail::ChunkHeader*>(shared().chunk - rail::kChunkHeaderBytes);
+    header->chunk_idx = ring_.chunk_idx();
+    header->exchange_idx = kDeviceExchange | exchange_;
+    header->num_items = static_cast<std::uint32_t>(num_items);
+    header->item_bytes = static_cast<std::uint32_t>(item_bytes);
+    ring_.seal(static_cast<std::uint32_t>(rail::kChunkHeaderBytes + num_items * item_bytes));
+    if (!worker_.await_turn(ring_.chunk_idx())) return;
+    ring_.publish();
+    worker_.pass_turn(ring_.chunk_idx());
+  }
+
+ private:
+  const ExchangeParams& params_;
+  int peer_;
+  std::uint64_t exchange_;
+  RingWorker worker_;
+  SendRing ring_;
+};
+
+/// A block that receives from a peer, likewise.
+class Receiver {
+ public:
+  __device__ Receiver(const ExchangeParams& params, int peer, std::uint64_t exchange, int worker)
+      : params_(params),
+        peer_(peer),
+        exchange_(exchange),
+        worker_(params, params.rails.state->in[peer], exchange, worker),
+        ring_(params.rails.words + peer, params.rails.chunks_in + params.rails.ring_offset(peer),
+              params.rails.num_chunks, params.rails.chunk_bytes) {}
+
+  /// The items of chunk `chunk_idx` of the exchange, which must be `num_items` of `item_bytes`; null when the group
+  /// broke.
+  __device__ __noinline__ const std::byte* front(std::uint64_t chunk_idx, Awaited awaited, std::int64_t num_items,
+                                                 std::int64_t item_bytes) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const std::byte* chunk = nullptr;
+      bool here = worker_.open(ring_);
+      if (here) {
+        ring_.seek(worker_.number_of(chunk_idx));
+        here = wait_rail(params_, {awaited, peer_, exchange_}, ring_, [this, &chunk] {
+          chunk = ring_.front();
+          return chunk != nullptr;
+        });
+      }
+      if (here && !is_expected(chunk, num_items, item_bytes)) {
+        declare_lost(params_.ranks, {Awaited::kRailProtocol, peer_, exchange_}, {ring_.chunk_idx(), exchange_, false});
+        here = false;
+      }
+      shared().chunk = here ? const_cast<std::byte*>(chunk) + rail::kChunkHeaderBytes : nullptr;
+    }
+    __syncthreads();
+    return shared().chunk;
+  }
+
+  __device__ __noinline__ void release() {
+    __syncthreads();
+    if (threadIdx.x != 0 || !worker_.await_turn(ring_.chunk_idx())) return;
+    ring_.release();
+    worker_.pass_turn(ring_.chunk_idx());
+  }
+
+ private:
+  /// All fields are loaded before any is compared: each load goes over PCIe.
+  __device__ bool is_expected(const std::byte* chunk, std::int64_t num_items, std::int64_t item_bytes) const {
+    const auto& header = *reinterpret_cast<const volatile rail::ChunkHeader*>(chunk);
+    const std::uint64_t chunk_idx = header.chunk_idx;
+    const std::uint64_t exchange_idx = header.exchange_idx;
+    const std::uint32_t num_there = header.num_items;
+    const std::uint32_t bytes_there = header.item_bytes;
+    return chunk_idx == ring_.chunk_idx() && exchange_idx == (kDeviceExchange | exchange_) &&
+           num_there == static_cast<std::uint32_t>(num_items) && bytes_there == static_cast<std::uint32_t>(item_bytes);
+  }
+
+  const ExchangeParams& params_;
+  int peer_;
+  std::uint64_t exchange_;
+  RingWorker worker_;
+  ReceiveRing ring_;
+};
+
+/// What a chunk carries: bytes [begin, end) of `num_items` items from `first` on.
+struct ItemChunk {
+  std::uint64_t chunk_idx;  ///< in the exchange
+  std::int64_t first;
+  std::int64_t num_items;
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+/// Calls `move(ItemChunk)` for each chunk of `num_items` items that is `worker`'s; ends where that is false. Items
+/// longer than a chunk are cut: first slices of all, then second ones. The same at both ends.
+template <typename Move>
+__device__ void for_each_chunk(const ExchangeParams& params, std::int64_t num_items, int worker, Move move) {
+  const std::int64_t item_bytes = params.item_bytes();
+  if (item_bytes == 0) return;
+  const auto room = static_cast<std::int64_t>(params.rails.chunk_bytes - rail::kChunkHeaderBytes);
+  const std::int64_t slice_bytes = item_bytes < room ? item_bytes : room;
+  const std::int64_t num_slices = (item_bytes + slice_bytes - 1) / slice_bytes;
+  const std::int64_t per_chunk = room / slice_bytes;
+  const std::int64_t chunks_of_slice = (num_items + per_chunk - 1) / per_chunk;
+  const std::uint64_t before = params.begins_call ? 1 : 0;  // the announcement
+#pragma unroll 1
+  for (std::int64_t i = worker; i < num_slices * chunks_of_slice; i += params.blocks_per_ring) {
+    const std::int64_t begin = i / chunks_of_slice * slice_bytes;
+    const std::int64_t first = i % chunks_of_slice * per_chunk;
+    const std::int64_t left = num_items - first;
+    const ItemChunk chunk{before + static_cast<std::uint64_t>(i), first, left < per_chunk ? left : per_chunk, begin,
+                          begin + slice_bytes < item_bytes ? begin + slice_bytes : item_bytes};
+    if (!move(chunk)) return;
+  }
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_INTERNODE_RAIL_RING_CUH
