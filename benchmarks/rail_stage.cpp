@@ -1,5 +1,6 @@
 /// The network stage of dispatch and combine alone: as many items of the same size go through the same rings to all
 /// rail peers, but nobody fills them and nobody reads them. What a call takes longer than this it spends on memory.
+/// With --kernel-rings the rings are those of GPU ranks, on any machine.
 ///
 /// One process a rank, started as torchrun does it. Rank 0 prints JSON: an iteration lasts from the first rank's start
 /// to the last rank's end, by the clock that processes of one machine share.
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -33,6 +35,8 @@ struct Plan {
   int num_iterations = 5;
   int num_warmup = 1;
   double timeout_s = 120;
+  bool kernel_rings = false;
+  ferry::rail::RingShape shape{16, std::size_t{128} << 10};  // as cuda/context/rail_link.cpp has them
 
   std::int64_t timeout_ns() const { return static_cast<std::int64_t>(timeout_s * ferry::kNsPerSecond); }
 };
@@ -47,6 +51,35 @@ std::int64_t now_ns() {
       .count();
 }
 
+struct FreeMemory {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+
+/// Rings in memory that the network library did not allocate.
+struct OwnMemory {
+  std::unique_ptr<std::byte, FreeMemory> block;
+  ferry::call::KernelRings rings{};
+
+  static OwnMemory take(const ferry::Topology& topology, const ferry::rail::RingShape& shape) {
+    constexpr std::size_t kPageBytes = 4096;
+    const auto round_up = [](std::size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; };
+    const std::size_t words_bytes =
+        round_up(static_cast<std::size_t>(topology.num_nodes()) * sizeof(ferry::net::RingWords));
+    const std::size_t rails_bytes = round_up(ferry::rail::Rails::memory_bytes(topology, shape));
+    OwnMemory memory;
+    memory.rings.shape = shape;
+    memory.block.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, words_bytes + rails_bytes)));
+    if (memory.block == nullptr) {
+      memory.rings.status = Status(ferry::ErrorCode::kSystem, "rail_stage: no memory for the rings");
+      return memory;
+    }
+    std::memset(memory.block.get(), 0, words_bytes + rails_bytes);
+    memory.rings.words = reinterpret_cast<ferry::net::RingWords*>(memory.block.get());
+    memory.rings.memory = {memory.block.get() + words_bytes, ferry::rail::Rails::memory_bytes(topology, shape)};
+    return memory;
+  }
+};
+
 class Stage {
  public:
   /// Collective, as a backend over several nodes does it.
@@ -55,9 +88,13 @@ class Stage {
     context.bootstrap = bootstrap;
     context.topology = {bootstrap->rank(), bootstrap->num_ranks(), bootstrap->num_ranks() / plan.num_nodes};
     context.options.timeout_ns = plan.timeout_ns();
-    Result<std::unique_ptr<ferry::call::CallSync>> sync = ferry::call::CallSync::create(context);
+    OwnMemory memory;
+    if (plan.kernel_rings) memory = OwnMemory::take(context.topology, plan.shape);
+    Result<std::unique_ptr<ferry::call::CallSync>> sync =
+        ferry::call::CallSync::create(context, plan.kernel_rings ? &memory.rings : nullptr);
     if (!sync.ok()) return sync.status();
-    auto stage = std::make_unique<Stage>(std::move(*sync));
+    auto stage = std::make_unique<Stage>(std::move(memory), std::move(*sync));
+    if (plan.kernel_rings) stage->rails().keep_polling(true);
     if (plan.item_bytes % 16 != 0 || plan.item_bytes > stage->rails().chunk_capacity()) {
       return Status(ferry::ErrorCode::kInvalidArgument,
                     fmt::format("--item-bytes is {}, expected a multiple of 16 up to {}, which a chunk holds",
@@ -65,7 +102,8 @@ class Stage {
     }
     return stage;
   }
-  explicit Stage(std::unique_ptr<ferry::call::CallSync> sync) : sync_(std::move(sync)) {}
+  Stage(OwnMemory memory, std::unique_ptr<ferry::call::CallSync> sync)
+      : memory_(std::move(memory)), sync_(std::move(sync)) {}
 
   Status run(const Plan& plan) {
     const ferry::rail::Flow flow{plan.num_items, plan.num_items, plan.item_bytes, plan.item_bytes};
@@ -104,6 +142,7 @@ class Stage {
  private:
   ferry::rail::Rails& rails() { return sync_->rails(); }
 
+  OwnMemory memory_;
   std::unique_ptr<ferry::call::CallSync> sync_;
 };
 
@@ -173,6 +212,14 @@ int main(int argc, char** argv) {
   app.add_option("--item-bytes", plan.item_bytes, "Bytes of an item, a multiple of 16")
       ->capture_default_str()
       ->check(CLI::Range(16, 128 << 10));
+  app.add_flag("--kernel-rings", plan.kernel_rings,
+               "Rings as GPU ranks have them: in memory of their own, of the shape below, and polled without a pause");
+  app.add_option("--chunks", plan.shape.num_chunks, "Of a kernel ring")
+      ->capture_default_str()
+      ->check(CLI::Range(std::size_t{1}, ferry::net::kMaxRingChunks));
+  app.add_option("--chunk-bytes", plan.shape.chunk_bytes, "Of a kernel ring, a multiple of 128")
+      ->capture_default_str()
+      ->check(CLI::Range(ferry::rail::kMinChunkBytes, std::size_t{16} << 20));
   app.add_option("--iterations", plan.num_iterations)->capture_default_str()->check(CLI::Range(1, 1'000'000));
   app.add_option("--warmup", plan.num_warmup)->capture_default_str()->check(CLI::Range(0, 1'000'000));
   app.add_option("--timeout", plan.timeout_s, "Deadline of every wait, in seconds")->capture_default_str();
