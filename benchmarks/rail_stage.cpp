@@ -2,7 +2,7 @@
 /// rail peers, but nobody fills them and nobody reads them. What a call takes longer than this it spends on memory.
 /// With --kernel-rings the rings are those of GPU ranks, on any machine.
 ///
-/// One process a rank, started as torchrun does it. Rank 0 prints JSON: an iteration lasts from the first rank's start
+/// One process a rank, started as torchrun does it, or --threads. Rank 0 prints JSON: an iteration lasts from the first rank's start
 /// to the last rank's end, by the clock that processes of one machine share.
 
 #include <fmt/format.h>
@@ -16,6 +16,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,8 @@ struct Plan {
   int num_iterations = 5;
   int num_warmup = 1;
   double timeout_s = 120;
+  int num_threads = 0;  // 0: this process is one rank
+  std::string transport = "auto";
   bool kernel_rings = false;
   ferry::rail::RingShape shape{16, std::size_t{128} << 10};  // as cuda/context/rail_link.cpp has them
 
@@ -88,6 +91,7 @@ class Stage {
     context.bootstrap = bootstrap;
     context.topology = {bootstrap->rank(), bootstrap->num_ranks(), bootstrap->num_ranks() / plan.num_nodes};
     context.options.timeout_ns = plan.timeout_ns();
+    context.options.transport = plan.transport;
     OwnMemory memory;
     if (plan.kernel_rings) memory = OwnMemory::take(context.topology, plan.shape);
     Result<std::unique_ptr<ferry::call::CallSync>> sync =
@@ -159,10 +163,13 @@ Result<std::vector<Value>> gather(Bootstrap& bootstrap, const Value& mine, const
   return values;
 }
 
-Status measure(const Plan& plan) {
+Result<std::shared_ptr<Bootstrap>> bootstrap_of_process() {
   Result<ferry::TcpBootstrapOptions> options = ferry::tcp_bootstrap_options_from_environment();
   if (!options.ok()) return options.status();
-  Result<std::shared_ptr<Bootstrap>> bootstrap = ferry::create_tcp_bootstrap(*options);
+  return ferry::create_tcp_bootstrap(*options);
+}
+
+Status measure(const Plan& plan, const Result<std::shared_ptr<Bootstrap>>& bootstrap) {
   if (!bootstrap.ok()) return bootstrap.status();
   if (plan.num_nodes < 2 || (*bootstrap)->num_ranks() % plan.num_nodes != 0) {
     return Status(ferry::ErrorCode::kInvalidArgument,
@@ -200,11 +207,26 @@ Status measure(const Plan& plan) {
   return {};
 }
 
+Status measure_threads(const Plan& plan) {
+  Result<std::vector<std::shared_ptr<Bootstrap>>> bootstraps = ferry::create_in_process_bootstraps(plan.num_threads);
+  if (!bootstraps.ok()) return bootstraps.status();
+  std::vector<Status> statuses(bootstraps->size());
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < bootstraps->size(); ++rank) {
+    threads.emplace_back([&, rank] { statuses[rank] = measure(plan, (*bootstraps)[rank]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto failed = std::ranges::find_if(statuses, [](const Status& status) { return !status.ok(); });
+  return failed == statuses.end() ? Status() : *failed;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   Plan plan;
   CLI::App app("The network stage of dispatch and combine alone; one rank, started as torchrun does it");
+  app.add_option("--threads", plan.num_threads, "So many ranks, as threads of this process")->check(CLI::Range(2, 512));
+  app.add_option("--transport", plan.transport, "auto, ucx, or among threads loopback")->capture_default_str();
   app.add_option("--nodes", plan.num_nodes, "Nodes that the ranks are spread over evenly")->capture_default_str();
   app.add_option("--items", plan.num_items, "Items from each rank to each rail peer")
       ->capture_default_str()
@@ -224,7 +246,7 @@ int main(int argc, char** argv) {
   app.add_option("--warmup", plan.num_warmup)->capture_default_str()->check(CLI::Range(0, 1'000'000));
   app.add_option("--timeout", plan.timeout_s, "Deadline of every wait, in seconds")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  const Status status = measure(plan);
+  const Status status = plan.num_threads > 0 ? measure_threads(plan) : measure(plan, bootstrap_of_process());
   if (status.ok()) return 0;
   std::fprintf(stderr, "rail_stage: %s\n", std::string(status.message()).c_str());
   return 1;

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 
+#include "net/loopback/engine.hpp"
 #include "net/loopback/faults.hpp"
 #include "support/net_ends.hpp"
 
@@ -193,6 +195,47 @@ TEST(LoopbackFaults, CutIsReportedToBothAndOnlyThem) {
   ends[0].engine->notify(2, 0, 5);
   poll_times(&ends, 1);
   EXPECT_EQ(ends[2].highest(0, 0), 5U);
+}
+
+/// FERRY_LOOPBACK_RATE while it lives.
+class Rate {
+ public:
+  explicit Rate(const char* bytes_per_s) { setenv("FERRY_LOOPBACK_RATE", bytes_per_s, 1); }
+  ~Rate() { unsetenv("FERRY_LOOPBACK_RATE"); }
+  Rate(const Rate&) = delete;
+  Rate& operator=(const Rate&) = delete;
+};
+
+TEST(LoopbackRate, PutsTakeTheirTimeAndWhatFollowsThemWaits) {
+  const Rate rate("1");  // 64 s
+  NetEnds ends("loopback", {.memory_bytes = 64});
+  ends.connect();
+  ends[0].engine->notify(1, 0, 1);
+  ends[0].engine->put(1, 0, 0, 0, 64);
+  ends[0].engine->notify(1, 0, 2);
+  poll_times(&ends, 50);
+  EXPECT_EQ(ends[1].highest(0, 0), 1U);
+  EXPECT_FALSE(ends[1].engine->arm()) << "nothing wakes the end when the time is over";
+}
+
+TEST(LoopbackRate, FastLinksDeliverEverything) {
+  const Rate rate("1000000000000");
+  NetEnds ends("loopback", {.memory_bytes = 64});
+  ends.connect();
+  ends[0].memory[0] = std::byte{7};
+  ends[0].engine->put(1, 0, 0, 8, 1);
+  ends[0].engine->notify(1, 0, 1);
+  while (ends[1].highest(0, 0) == 0) ends.poll();
+  EXPECT_EQ(ends[1].memory[8], std::byte{7});
+}
+
+TEST(LoopbackRate, MustBeANumberOfBytes) {
+  for (const char* wrong : {"0", "-1", "10G", "fast"}) {
+    const Rate rate(wrong);
+    const Status status = net::loopback::create_engine({}).status();
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << wrong;
+    EXPECT_NE(status.message().find(wrong), std::string_view::npos) << status.message();
+  }
 }
 
 TEST(Loopback, PutOutsideOfTheReceiversMemoryIsNotWritten) {

@@ -30,7 +30,7 @@ class FirstCause {
  public:
   /// @return how long to wait for the next rank to end
   std::int64_t take(int rank, const launch::RankEnd& end) {
-    if (!end.process.clean()) {
+    if (!end.process.clean() || !end.report.empty()) {
       Status status = describe(rank, end);
       const bool is_of_peer = status.code() == ErrorCode::kPeerLost || status.code() == ErrorCode::kTimeout;
       const Cause cause = end.process.signal != 0 ? Cause::kDied : is_of_peer ? Cause::kPeer : Cause::kOwn;
@@ -94,6 +94,16 @@ Result<launch::SharedArea> run_forked_ranks(const RunOptions& options,
   };
 
   FirstCause first_cause;
+  if (options.plan.as_threads) {
+    const auto ends = launch::run_rank_threads(num_ranks, launch::kNoTimeout,
+                                               [&](int rank, Result<std::shared_ptr<Bootstrap>> bootstrap) {
+                                                 return launch::encode_status(run_rank(rank, std::move(bootstrap)));
+                                               });
+    if (!ends) return ends.status();
+    for (int rank = 0; rank < num_ranks; ++rank) first_cause.take(rank, (*ends)[static_cast<std::size_t>(rank)]);
+    if (!first_cause.status()) return first_cause.status();
+    return std::move(*area);
+  }
   launch::RankProcesses run;
   run.num_ranks = num_ranks;
   run.bootstrap_timeout_ns = options.timeout_ns;

@@ -114,7 +114,9 @@ Result<LaunchPlan> plan_launch(const LaunchRequest& request) {
     return invalid(
         fmt::format("--ranks {} is out of range; 1 to {} ranks can be forked here", plan.num_ranks, kMaxForkedRanks));
   }
-  plan.description = fmt::format("{} ranks, each a process forked by this command", plan.num_ranks);
+  plan.as_threads = mode == LaunchMode::kThreads;
+  plan.description = plan.as_threads ? fmt::format("{} ranks, each a thread of this command", plan.num_ranks)
+                                     : fmt::format("{} ranks, each a process forked by this command", plan.num_ranks);
   if (Status status = set_num_nodes(request.num_nodes, &plan); !status) return status;
   return plan;
 }

@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_RUN_LAUNCH_PLAN_HPP
 #define FERRY_TOOLS_RUN_LAUNCH_PLAN_HPP
 
-/// Who starts the ranks: this command by forking, or a launcher that started this process as one of its ranks.
+/// Who starts the ranks: this command, as processes or threads, or a launcher that started this process as a rank.
 
 #include <optional>
 #include <string>
@@ -16,6 +16,7 @@ enum class LaunchMode {
   kAuto = 0,         ///< kEnvironment where a launcher started more than one rank, kFork elsewhere
   kFork = 1,         ///< fork all ranks here, whatever the environment says
   kEnvironment = 2,  ///< this process is one rank of a launcher's
+  kThreads = 3,      ///< all ranks are threads of this process
 };
 
 /// What the user asks for; absent where nothing.
@@ -29,6 +30,7 @@ struct LaunchRequest {
 /// How the ranks of this run come to be.
 struct LaunchPlan {
   bool from_environment = false;
+  bool as_threads = false;  ///< and not from the environment
   int num_ranks = 1;
   int num_nodes = 1;              ///< each with as many ranks as the others
   int num_hosts = 1;              ///< fewer than nodes where several nodes are emulated on a host

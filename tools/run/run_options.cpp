@@ -48,9 +48,12 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
       ->check(whole_number(kMinInt, kMaxInt))
       ->option_text("INT");
   command
-      .add_option("--transport", options->transport, "The network between nodes (default auto: the best that works)")
-      ->check(CLI::IsMember({"auto", "ucx"}))
-      ->option_text("{auto,ucx}");
+      .add_option(
+          "--transport", options->transport,
+          "The network between nodes (default auto: the best that works); loopback joins ranks that are threads "
+          "(--launch threads), as slow as FERRY_LOOPBACK_RATE says, in bytes per second")
+      ->check(CLI::IsMember({"auto", "ucx", "loopback"}))
+      ->option_text("{auto,ucx,loopback}");
   command.add_option("--net-device,--net-devices", options->net_devices,
                      "Network devices between hosts, e.g. eth0 or mlx5_0:1,mlx5_1:1 (default: FERRY_NET_DEVICES, else "
                      "the interface that leads to rank 0 and all RDMA cards; `ferry doctor` lists them)");
@@ -64,9 +67,14 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
       ->capture_default_str();
   add_choice<LaunchMode>(
       command, "--launch", &options->launch,
-      {{"auto", LaunchMode::kAuto}, {"fork", LaunchMode::kFork}, {"environment", LaunchMode::kEnvironment}},
-      "Who starts the ranks: fork (this command), environment (torchrun, mpirun, srun: this process is one rank), auto "
-      "(environment where a launcher's variables name more than one rank)");
+      {{"auto", LaunchMode::kAuto},
+       {"fork", LaunchMode::kFork},
+       {"environment", LaunchMode::kEnvironment},
+       {"threads", LaunchMode::kThreads}},
+      "Who starts the ranks: fork (this command), environment (torchrun, mpirun, srun: this process is one rank), "
+      "threads (this command, without processes of their own), auto (environment where a launcher's variables name "
+      "more "
+      "than one rank)");
   command.add_option("--timeout", options->timeout_s, "Deadline of every wait, in seconds")
       ->check(CLI::Range(kMinTimeoutSeconds, kMaxTimeoutSeconds))
       ->check(is_number)
@@ -113,12 +121,19 @@ Result<std::string> resolve_backend(const CommonOptions& options, int num_nodes)
 
 Status check_transport(const CommonOptions& options, int num_nodes) {
   if (num_nodes == 1) return {};
+  // The memory of one process joins no processes.
+  const bool may_loop_back = options.launch == LaunchMode::kThreads;
+  if (options.transport == "loopback" && !may_loop_back) {
+    return {ErrorCode::kInvalidArgument, "--transport loopback joins threads only; give --launch threads, too"};
+  }
   auto infos = probe_transports();
   if (!infos) return infos.status();
   std::string reasons;
   for (const TransportInfo& transport : *infos) {
-    // The memory of one process joins no processes.
-    if (transport.name == "loopback" || (options.transport != "auto" && options.transport != transport.name)) continue;
+    // Nobody gets loopback without asking for it.
+    const bool wanted =
+        options.transport == "auto" ? transport.name != "loopback" : transport.name == options.transport;
+    if (!wanted) continue;
     if (transport.available) return {};
     reasons += fmt::format("; {}: {}", transport.name, transport.reason);
   }

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -16,6 +19,28 @@ namespace ferry::net::loopback {
 namespace {
 
 constexpr std::string_view kName = "loopback";
+constexpr const char* kRateVariable = "FERRY_LOOPBACK_RATE";
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+/// Nanoseconds a byte of the link to an end, 0 without a rate.
+Result<double> link_ns_per_byte() {
+  const char* const given = std::getenv(kRateVariable);
+  if (given == nullptr || *given == '\0') return 0.0;
+  const std::string_view text(given);
+  std::uint64_t bytes_per_s = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes_per_s);
+  if (error != std::errc() || end != text.data() + text.size() || bytes_per_s == 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("network engine loopback: {} is \"{}\", expected a number of bytes per second, such as "
+                              "1250000000 for 10 Gbit/s; or unset it",
+                              kRateVariable, text));
+  }
+  return 1e9 / static_cast<double>(bytes_per_s);
+}
 
 struct alignas(64) CacheLine {
   std::array<std::byte, 64> bytes;
@@ -32,8 +57,9 @@ struct Peer {
 
 class LoopbackEngine final : public Engine {
  public:
-  LoopbackEngine(const EngineOptions& options, const Token& token, std::shared_ptr<Inbox> inbox)
+  LoopbackEngine(const EngineOptions& options, const Token& token, std::shared_ptr<Inbox> inbox, double ns_per_byte)
       : options_(options),
+        ns_per_byte_(ns_per_byte),
         own_memory_(options.memory.empty() ? (options.memory_bytes + sizeof(CacheLine) - 1) / sizeof(CacheLine) : 0),
         token_(token),
         inbox_(std::move(inbox)),
@@ -74,6 +100,8 @@ class LoopbackEngine final : public Engine {
   void apply(const Operation& operation);
 
   EngineOptions options_;
+  const double ns_per_byte_;       // of the link to this end; 0: it takes no time
+  std::int64_t link_free_ns_ = 0;  // when it has carried everything so far
   std::vector<CacheLine> own_memory_;
   Token token_;
   std::shared_ptr<Inbox> inbox_;
@@ -137,6 +165,7 @@ void LoopbackEngine::post(int peer, Operation operation) {
   Peer& to = at(peer);
   if (to.lost || to.inbox == nullptr || rule_for(options_.self, peer).dropped) return;
   operation.from = options_.self;
+  if (ns_per_byte_ > 0) operation.posted_ns = now_ns();
   to.inbox->post(std::move(operation));
 }
 
@@ -193,8 +222,14 @@ bool is_behind(const Operation& operation, const std::vector<Operation>& waiting
 std::vector<Operation> LoopbackEngine::take_due(Mix mix) {
   for (Operation& operation : inbox_->take()) {
     operation.arrival = ++num_arrived_;
+    if (ns_per_byte_ > 0 && operation.kind == Operation::Kind::kPut) {
+      link_free_ns_ = std::max(link_free_ns_, operation.posted_ns) +
+                      static_cast<std::int64_t>(ns_per_byte_ * static_cast<double>(operation.bytes.size()));
+      operation.due_ns = link_free_ns_;
+    }
     waiting_.push_back(std::move(operation));
   }
+  const std::int64_t now = ns_per_byte_ > 0 ? now_ns() : 0;
   std::vector<Operation> due;
   std::vector<Operation> later;
   std::vector<bool> blocked(peers_.size(), false);
@@ -206,7 +241,7 @@ std::vector<Operation> LoopbackEngine::take_due(Mix mix) {
       if (operation.polls_left > 0) count_delayed();
     }
     if (rule.delay_polls == 0 && mix != Mix::kAll) operation.polls_left = 0;
-    bool waits = rule.held || operation.polls_left > 0;
+    bool waits = rule.held || operation.polls_left > 0 || operation.due_ns > now;
     if (operation.polls_left > 0) --operation.polls_left;
     if (mix == Mix::kAll) {
       waits = waits || is_behind(operation, later);
@@ -343,6 +378,8 @@ void LoopbackEngine::close() {
 }  // namespace
 
 Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options) {
+  const Result<double> ns_per_byte = link_ns_per_byte();
+  if (!ns_per_byte.ok()) return ns_per_byte.status();
   Result<Token> token = make_token();
   if (!token.ok()) return token.status();
   auto inbox = std::make_shared<Inbox>();
@@ -352,7 +389,7 @@ Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options) {
                               "descriptors ran out",
                               std::strerror(inbox->wake().error())));
   }
-  return std::unique_ptr<Engine>(std::make_unique<LoopbackEngine>(options, *token, std::move(inbox)));
+  return std::unique_ptr<Engine>(std::make_unique<LoopbackEngine>(options, *token, std::move(inbox), *ns_per_byte));
 }
 
 Status probe() { return {}; }

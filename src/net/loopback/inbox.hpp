@@ -25,6 +25,8 @@ struct Operation {
   std::uint64_t value = 0;       // kNotify
   int polls_left = -1;           // for the receiver: how long a fault delays it; -1: not determined yet
   std::uint64_t arrival = 0;     // for the receiver: how many came before it
+  std::int64_t posted_ns = 0;    // where the receiver's link has a rate
+  std::int64_t due_ns = 0;       // for the receiver: when the link has carried it
 };
 
 class Inbox {
