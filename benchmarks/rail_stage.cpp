@@ -2,8 +2,8 @@
 /// rail peers, but nobody fills them and nobody reads them. What a call takes longer than this it spends on memory.
 /// With --kernel-rings the rings are those of GPU ranks, on any machine.
 ///
-/// One process a rank, started as torchrun does it, or --threads. Rank 0 prints JSON: an iteration lasts from the first rank's start
-/// to the last rank's end, by the clock that processes of one machine share.
+/// One process a rank, started as torchrun does it, or --threads. Rank 0 prints JSON: an iteration lasts from the first
+/// rank's start to the last rank's end, by the clock that processes of one machine share.
 
 #include <fmt/format.h>
 

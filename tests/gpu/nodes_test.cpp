@@ -1,14 +1,16 @@
 /// Groups of GPU ranks on several nodes, emulated on one host: ranks are threads, and the network between them is the
-/// loopback engine; or processes, and it is UCX.
+/// loopback engine, or UCX; or processes, and it is UCX.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <random>
 
 #include "gpu/gpu_group.hpp"
 #include "net/loopback/faults.hpp"
 #include "support/device_memory.hpp"
+#include "support/process_usage.hpp"
 
 namespace ferry::test {
 namespace {
@@ -16,19 +18,20 @@ namespace {
 struct Shape {
   int num_nodes;
   int ranks_per_node;
-  RankKind kind = RankKind::kThreads;  ///< processes: over UCX
+  RankKind kind = RankKind::kThreads;
+  const char* transport = "loopback";
   int num_ranks() const { return num_nodes * ranks_per_node; }
 };
 
 std::string describe(const Shape& shape) {
-  return fmt::format("{}x{}_{}", shape.num_nodes, shape.ranks_per_node, kind_name(shape.kind));
+  return fmt::format("{}x{}_{}_{}", shape.num_nodes, shape.ranks_per_node, shape.transport, kind_name(shape.kind));
 }
 void PrintTo(const Shape& shape, std::ostream* out) { *out << describe(shape); }
 
 GroupOptions options_of(const Shape& shape) {
   GroupOptions options = gpu_group_options();
   options.ranks_per_node = shape.ranks_per_node;
-  options.transport = shape.kind == RankKind::kThreads ? "loopback" : "ucx";
+  options.transport = shape.transport;
   return options;
 }
 
@@ -159,6 +162,46 @@ TEST_P(GpuNodes, UsageNamesTheRails) {
   });
 }
 
+/// Rounds of calls that nobody waits between. Resident memory is left out: what CUDA's driver keeps of it is not ours.
+TEST_P(GpuNodes, ManyCallsHoldNoMoreThanFew) {
+  constexpr int kCallsAStep = 40;
+  constexpr std::size_t kSpareHeapBytes = std::size_t{256} << 10;  // UCX's buffers come and go; 400 bytes a call
+  ExchangeCase spec;
+  spec.name = "soak";
+  spec.world = {.num_topk = 2, .num_experts = 2 * GetParam().num_ranks(), .max_tokens = 16};
+  spec.dispatches = {{.hidden = 256}};
+  spec.combines = {{.hidden = 256, .weighted = true}};
+  const PreparedCase prepared = prepare_on_nodes(spec);
+  // Processes that share a GPU take turns in time slices.
+  const int num_steps = GetParam().kind == RankKind::kThreads ? 6 : 2;
+  run([&](RankContext& context, Group& group) {
+    std::optional<ProcessUsage> warm;
+    std::size_t group_bytes = 0;
+    for (int step = 0; step < num_steps; ++step) {
+      {
+        Round calls(context, group, prepared);
+        for (int call = 0; call < kCallsAStep; ++call) {
+          if (!calls.start(context, group, stream_of(group))) return;
+        }
+        if (!context.expect_ok(group.wait(stream_of(group)), "wait")) return;
+        calls.expect_received(context);
+      }
+      meet(context);
+      const ProcessUsage now = process_usage();
+      const std::size_t held = group.memory_usage().total_bytes();
+      meet(context);
+      if (!warm) {
+        warm = now;
+        group_bytes = held;
+      }
+      context.expect(held <= group_bytes, fmt::format("the group holds {} bytes after {}", held, group_bytes));
+      context.expect(now.num_descriptors <= warm->num_descriptors, "descriptors are left open");
+      context.expect(now.heap_bytes <= warm->heap_bytes + kSpareHeapBytes,
+                     fmt::format("heap of {} bytes after {}", now.heap_bytes, warm->heap_bytes));
+    }
+  });
+}
+
 std::vector<Shape> emulated_shapes() { return {{2, 1}, {2, 2}, {4, 1}, {3, 2}}; }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuNodes, testing::ValuesIn(emulated_shapes()),
@@ -166,7 +209,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, GpuNodes, testing::ValuesIn(emulated_shapes()),
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuNodesWithFaults, testing::ValuesIn(emulated_shapes()),
                          [](const auto& test) { return describe(test.param); });
 INSTANTIATE_TEST_SUITE_P(Ucx, GpuNodes,
-                         testing::Values(Shape{2, 1, RankKind::kProcesses}, Shape{2, 2, RankKind::kProcesses}),
+                         testing::Values(Shape{2, 1, RankKind::kProcesses, "ucx"},
+                                         Shape{2, 2, RankKind::kProcesses, "ucx"},
+                                         Shape{2, 1, RankKind::kThreads, "ucx"}),
                          [](const auto& test) { return describe(test.param); });
 
 }  // namespace

@@ -6,7 +6,7 @@
 /// everything one end sends to another, unless LoopbackFaults changes it.
 ///
 /// With the variable FERRY_LOOPBACK_RATE, in bytes per second, when an engine is created, what is put to its end takes
-/// the time that a link of that rate needs, one put after the other: to see what a slow network costs without having one.
+/// the time that a link of that rate needs, one put after the other: for measurements without such a network.
 
 #include <memory>
 
