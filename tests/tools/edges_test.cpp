@@ -44,8 +44,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"BenchLayout", {"bench", "--layout", "rows"}, "--layout: rows not in {tokens,experts,slab}"},
         Refusal{"BenchMemory", {"bench", "--memory", "unified"}, "--memory: unified not in {symmetric,plain}"},
         Refusal{"BenchCopyPath", {"bench", "--copy-path", "x"}, "--copy-path: x not in {auto,bulk,load-store}"},
-        Refusal{"Launch", {"demo", "--launch", "mpi"}, "--launch: mpi not in {auto,fork,environment}"},
-        Refusal{"Transport", {"demo", "--transport", "tcp"}, "--transport: tcp not in {auto,ucx}"},
+        Refusal{"Launch", {"demo", "--launch", "mpi"}, "--launch: mpi not in {auto,fork,environment,threads}"},
+        Refusal{"Transport", {"demo", "--transport", "tcp"}, "--transport: tcp not in {auto,ucx,loopback}"},
+        Refusal{"LoopbackBetweenProcesses",
+                {"bench", "--ranks", "2", "--nodes", "2", "--transport", "loopback"},
+                "--transport loopback joins threads only; give --launch threads"},
         Refusal{"TextIsAFolder", {"demo", "--text", "/tmp"}, "cannot read the text /tmp: Is a directory"},
         Refusal{"TraceIsAFolder", {"demo", "--trace", "/tmp"}, "cannot read the trace /tmp: Is a directory"},
         Refusal{

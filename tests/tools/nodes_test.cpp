@@ -101,6 +101,13 @@ TEST_F(Nodes, BenchSendsLittleBesideTheRows) {
   }
 }
 
+TEST_F(Nodes, MayBeThreadsJoinedByAMemoryCopy) {
+  const json results =
+      bench_results({"--tokens", "16", "--hidden", "256", "--launch", "threads", "--transport", "loopback"});
+  ASSERT_EQ(results.size(), 3U);
+  for (const json& result : results) EXPECT_EQ(result["transport"], "loopback");
+}
+
 TEST_F(Nodes, RouteIsMeteredWithoutAFormula) {
   const json results = bench_results({"--op", "route", "--tokens", "16", "--hidden", "64"});
   ASSERT_EQ(results.size(), 1U);

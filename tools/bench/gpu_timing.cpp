@@ -155,7 +155,8 @@ Status time_on_gpu(const BenchPlan& plan, Operations& operations, RankContext& c
     if (plan.kernels.size() > 1 && is_refusal(status)) continue;
     if (!status) return status;
   }
-  if (!plan.measures_limit || plan.op == BenchOp::kRoute) return {};
+  area.wire() = operations.wire();
+  if (!plan.has_limit() || plan.op == BenchOp::kRoute) return {};
   progress->step(fmt::format("T = {}: raw exchanges, the limit", plan.num_tokens));
   return time_limits(plan, operations, context, timer, &area.device());
 }

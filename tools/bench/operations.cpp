@@ -124,6 +124,7 @@ Status Operations::route() {
 Status Operations::metered(WireFigures* figures, std::int64_t formula_bytes, Status (Operations::*call)()) {
   const WireMeter meter(*group_);
   Status status = (this->*call)();
+  if (status && device_.on_gpu()) status = wait();  // the call may have returned before anything was sent
   *figures = meter.sent();
   figures->formula_bytes = formula_bytes;
   return status;

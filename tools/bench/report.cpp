@@ -131,7 +131,7 @@ std::string formulas(const BenchPlan& plan) {
   text += plan.latency() ? latency_formulas(plan)
                          : "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from "
                            "the own rank\n";
-  if (plan.on_gpu()) return text + gpu_formulas();
+  if (plan.on_gpu()) return text + gpu_formulas() + (plan.num_nodes > 1 ? nodes_formulas(plan) : "");
   text += "GB/s           bytes / ranks / p50 time; a time is that of an iteration's slowest rank\n";
   if (plan.num_nodes > 1) return text + nodes_formulas(plan);
   return text +
@@ -176,7 +176,7 @@ std::string to_text(const std::vector<BenchReport>& reports) {
       table.add_row(std::move(row));
     }
   }
-  return on_gpu ? table.to_string() + limits_to_text(reports) : table.to_string() + wire_to_text(reports);
+  return table.to_string() + (on_gpu ? limits_to_text(reports) : "") + wire_to_text(reports);
 }
 
 Json to_json(const std::vector<BenchReport>& reports, const std::string& launch) {
