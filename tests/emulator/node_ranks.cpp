@@ -82,7 +82,8 @@ bool NodeRanks::move_chunk(int rank, int to_node) {
     return true;
   }
   std::uint64_t& num_sent = from.num_sent[to_size(to_node)];
-  if (from.is_cut || num_sent == out.filled) return false;
+  if (from.is_cut || from.chunks_left == 0 || num_sent == out.filled) return false;
+  if (from.chunks_left > 0) --from.chunks_left;
   const std::size_t slot = num_sent % options_.num_chunks;
   const cuda::NodePlace sender = place(rank);
   const cuda::NodePlace receiver = place(peer);

@@ -47,6 +47,8 @@ class NodeRanks {
   std::byte* allocate(int rank, std::size_t bytes);
   /// From now on the network takes nothing that the rank sends.
   void cut(int rank) { one(rank).is_cut = true; }
+  /// The same after so many chunks.
+  void cut_after(int rank, int num_chunks) { one(rank).chunks_left = num_chunks; }
   /// Runs everything that is queued, and the network as long as that takes.
   std::string run();
   /// Whether all chunks that were sent have been used.
@@ -65,6 +67,7 @@ class NodeRanks {
     DeviceMemory chunks_out;
     std::vector<std::uint64_t> num_sent;  // by node
     bool is_cut = false;
+    int chunks_left = -1;  // negative: no end
   };
   Rank& one(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
   int node_of(int rank) const { return rank / options_.ranks_per_node; }

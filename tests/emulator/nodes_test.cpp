@@ -234,6 +234,11 @@ class Group {
     return true;
   }
 
+  bool has_row(const Dispatched& call, int rank, std::int64_t row) {
+    const std::byte* out = call.tensors[to_size(rank)].out.x + row * out_stride();
+    return std::any_of(out, out + spec_.hidden * 2, [](std::byte byte) { return byte != DeviceMemory::kPattern; });
+  }
+
  private:
   std::int64_t out_stride() const { return spec_.hidden * 2 + 32; }
 
@@ -346,8 +351,8 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
   group.ranks().cut(1);
   ASSERT_EQ(group.ranks().run(), "");
   // The link is cut in one direction: rank 3 misses rank 1's call, rank 2 rank 3's entry; rank 1 has the calls of all
-  // and misses the tokens of rank 3, and rank 0 waits for rank 1 to be done.
-  constexpr std::array<cuda::Awaited, 4> kAwaited = {cuda::Awaited::kDone, cuda::Awaited::kRailItems,
+  // and misses the tokens of rank 3, and rank 0 waits for those among them that are its own.
+  constexpr std::array<cuda::Awaited, 4> kAwaited = {cuda::Awaited::kRows, cuda::Awaited::kRailItems,
                                                      cuda::Awaited::kEntry, cuda::Awaited::kRailCall};
   for (int rank = 0; rank < 4; ++rank) {
     const cuda::LostReport& lost = group.ranks().report(rank).lost;
@@ -355,6 +360,19 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
     EXPECT_EQ(lost.awaited, static_cast<std::int32_t>(kAwaited[to_size(rank)])) << rank;
   }
   EXPECT_EQ(group.ranks().report(3).lost.peer, 0);
+}
+
+TEST(NodesOverlap, RowsAreTakenWhileOthersAreOnTheirWay) {
+  // Two tokens a chunk.
+  Group group({.num_experts = 2, .hidden = 200});
+  const Group::Dispatched call = group.dispatch();
+  constexpr int kCallAndFirstTokens = 2;
+  group.ranks().cut_after(0, kCallAndFirstTokens);
+  ASSERT_EQ(group.ranks().run(), "");
+  // Rows come by source.
+  EXPECT_TRUE(group.has_row(call, 1, 0));
+  EXPECT_FALSE(group.has_row(call, 1, 2));
+  EXPECT_EQ(group.ranks().report(1).lost.awaited, static_cast<std::int32_t>(cuda::Awaited::kRailItems));
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 /// The kernels of a dispatch over several nodes before and after the exchange. One warp per token, or row.
 
-#include "cuda/copy/warp_copy.cuh"
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/dispatch_params.hpp"
+#include "cuda/internode/pull.cuh"
 #include "cuda/sync/entry.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
@@ -44,79 +44,18 @@ __global__ void __launch_bounds__(kRecordThreads) record_kernel(const __grid_con
   }
 }
 
-/// Where a rank of the node has its staging. In shared memory, one per rank.
+/// In shared memory, one per rank.
 struct Holder {
-  const std::byte* rows;
-  const std::byte* records;
+  PullHolder staging;
   int num_blocks;
 };
-
-__device__ void pull_scales(const ScaleTable& out, const std::uint32_t* words, std::int64_t row) {
-  std::byte* target = out.data + row * out.row_stride * out.element_bytes;
-  for (int column = lane_idx(); column < out.num_scales; column += kWarpLanes) {
-    if (out.element_bytes == 4) {
-      *reinterpret_cast<std::uint32_t*>(target + column * out.column_stride * 4) = words[column];
-    } else {
-      target[column * out.column_stride] = reinterpret_cast<const std::byte*>(words)[column];
-    }
-  }
-}
-
-/// kTokens: all K entries of the token; those of other ranks are -1 and 0. `expert`: of this lane's entry.
-__device__ void pull_entries(const PullParams& params, const std::uint32_t* words, std::int64_t row, int expert) {
-  if (lane_idx() >= params.num_topk) return;
-  const std::int64_t at = row * params.num_topk + lane_idx();
-  // Ids come from other ranks.
-  const bool mine = expert >= 0 && expert < params.num_experts && params.owner[expert] == params.group_rank;
-  if (params.out.ids != nullptr) {
-    const std::int32_t id = mine ? params.local_expert[expert] : -1;
-    if (params.out.wide_ids) {
-      static_cast<std::int64_t*>(params.out.ids)[at] = id;
-    } else {
-      static_cast<std::int32_t*>(params.out.ids)[at] = id;
-    }
-  }
-  if (params.out.weights != nullptr) {
-    params.out.weights[at] = mine ? __uint_as_float(words[params.format.weights_word + lane_idx()]) : 0.0F;
-  }
-}
-
-/// kExperts, kSlab: the weight of the row's expert; duplicates are added in topk order.
-__device__ void pull_weight(const PullParams& params, const std::uint32_t* words, std::int64_t row, int expert) {
-  const unsigned holders = __ballot_sync(kAllLanes, lane_idx() < params.num_topk && expert == params.row_experts[row]);
-  if (lane_idx() != 0) return;
-  float sum = 0.0F;
-  for (unsigned left = holders; left != 0; left &= left - 1) {
-    const float weight = __uint_as_float(words[params.format.weights_word + __ffs(static_cast<int>(left)) - 1]);
-    sum = left == holders ? weight : __fadd_rn(sum, weight);  // alone, -0 stays -0
-  }
-  params.out.weights[row] = sum;
-}
-
-__device__ void pull_record(const PullParams& params, const std::uint32_t* words, std::int64_t row) {
-  if (params.out.scales.data != nullptr) pull_scales(params.out.scales, words, row);
-  if (!params.format.has_ids) return;
-  int expert = -1;
-  if (lane_idx() < params.num_topk) expert = static_cast<int>(words[params.format.ids_word + lane_idx()]);
-  if (params.row_experts == nullptr) {
-    pull_entries(params, words, row, expert);
-  } else if (params.out.weights != nullptr) {
-    pull_weight(params, words, row, expert);
-  }
-}
 
 __device__ void pull_rows(const PullParams& params, const Holder* holders) {
   constexpr int kWarps = kPullThreads / kWarpLanes;
   const int num_warps = params.num_blocks * kWarps;
   for (std::int64_t row = static_cast<int>(blockIdx.x) * kWarps + warp_idx(); row < params.num_rows; row += num_warps) {
     const RowItem from = params.row_items[row];
-    if (from.forwarder < 0) continue;
-    const Holder& holder = holders[from.forwarder];
-    copy_by_warp(params.out.x + row * params.out.x_stride, holder.rows + from.item * params.row_bytes,
-                 params.row_bytes);
-    if (params.format.num_words == 0) continue;
-    pull_record(params, reinterpret_cast<const std::uint32_t*>(holder.records + from.item * params.format.size_bytes()),
-                row);
+    if (from.forwarder >= 0) pull_row(params, holders[from.forwarder].staging, row, from.item);
   }
 }
 
@@ -130,7 +69,7 @@ __global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_cons
   if (first && warp_idx() == kPullThreads / kWarpLanes - 1) post_entry(ranks, params.entry, start.epoch);
   const Outcome outcome = await_entries(ranks, params.entry, start.epoch, [&](int rank, const ReceivedEntry& entry) {
     const std::byte* base = ranks.peer_bases[rank];
-    const Holder holder{base + entry.rows_offset(), base + entry.tables_offset(), entry.num_blocks()};
+    const Holder holder{{base + entry.rows_offset(), base + entry.tables_offset()}, entry.num_blocks()};
     if (lane_idx() == 0) {
       holders[rank] = holder;
       num_blocks[rank] = holder.num_blocks;

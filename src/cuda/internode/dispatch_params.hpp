@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_INTERNODE_DISPATCH_PARAMS_HPP
 #define FERRY_CUDA_INTERNODE_DISPATCH_PARAMS_HPP
 
-/// Dispatch over several nodes, in three kernels: the records of this rank's tokens; the exchange, after which every
-/// token of the rail that comes to this node is in staging, its own tokens included; and the pull, by which every rank
-/// takes its rows out of the staging of its node.
+/// Dispatch over several nodes: the records of this rank's tokens, a kernel by itself; the exchange, which brings every
+/// token of the rail that comes to this node into staging, its own tokens included; and the pull, by which every rank
+/// takes its rows out of the staging of its node: in the exchange's kernel as they arrive, or in one after it.
 
 #include <cuda_runtime_api.h>
 
@@ -47,7 +47,8 @@ struct PullParams {
   std::int64_t row_bytes = 0;
   plan::TokenRecord format;
   DispatchOutputs out;
-  int num_blocks = 1;
+  int num_blocks = 1;   ///< of a kernel of its own
+  int num_sources = 1;  ///< ranks that rows come from, which arrive at the same time
 };
 
 cudaError_t launch_records(const RecordParams& params, cudaStream_t stream);

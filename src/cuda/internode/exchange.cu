@@ -2,6 +2,7 @@
 
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/driver/launch.hpp"
+#include "cuda/internode/arrivals.cuh"
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/internode/rail_ring.cuh"
 #include "cuda/sync/entry.cuh"
@@ -91,14 +92,18 @@ __device__ void send_items(const ExchangeParams& params, Sender& sender, const I
   });
 }
 
-__device__ void receive_items(const ExchangeParams& params, Receiver& receiver, const ItemFlow& flow, int worker) {
+/// `arrived`: where the node's ranks learn what has come, or null.
+__device__ void receive_items(const ExchangeParams& params, Receiver& receiver, const ItemFlow& flow, int worker,
+                              std::uint64_t* arrived, std::uint64_t epoch) {
   for_each_chunk(params, flow.num_in, worker, [&](const ItemChunk& items) {
     const std::byte* const chunk =
         receiver.front(items.chunk_idx, Awaited::kRailItems, items.num_items, items.end - items.begin);
     if (chunk == nullptr) return false;
     copy_items<false>(params, items.num_items, items.begin, items.end, const_cast<std::byte*>(chunk),
                       [&](int item) { return flow.first_in + items.first + item; });
-    receiver.release();
+    // Of items in slices only the last slice makes them whole.
+    const bool whole = items.end == params.item_bytes();
+    receiver.release(whole ? arrived : nullptr, arrival_count(epoch, items.first + items.num_items));
     return true;
   });
 }
@@ -115,6 +120,17 @@ __device__ void copy_own_items(const ExchangeParams& params, const ItemFlow& flo
     copy_row(row.to + to * row.to_stride, row.from + from * row.from_stride, row.bytes);
     copy_record(record.to + to * record.to_stride, record.from + from * record.from_stride, record.bytes);
   }
+}
+
+/// Tells the node's ranks that all own items are there, once all blocks that copy them have called it.
+__device__ void publish_own_items(const ExchangeParams& params, const ItemFlow& flow, std::uint64_t epoch) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  fence_system();
+  std::uint32_t& num_done = params.rails.state->num_own_done;
+  if (add_acq_rel_device(&num_done, 1) + 1 != static_cast<std::uint32_t>(params.num_own_blocks)) return;
+  num_done = 0;
+  store_release_system(&params.rails.log->arrivals[params.rails.node].count, arrival_count(epoch, flow.num_out));
 }
 
 /// Copies a struct by all threads of the block.
@@ -185,6 +201,21 @@ struct NodeRank {
 
 __device__ NodeRank* node_ranks() { return reinterpret_cast<NodeRank*>(&shared() + 1); }
 
+/// Takes this rank's rows from the ranks of its node. All threads of a block whose part in the exchange is over.
+__device__ void pull_rows(const ExchangeParams& params, std::uint64_t epoch) {
+  // The entries have come: they stand until all ranks are done.
+  PullView view(params, reinterpret_cast<std::byte*>(node_ranks() + params.ranks.num_ranks), epoch);
+  EntryMessage entry;
+  entry.agreement = params.agreement;
+  const Outcome outcome = await_entries(params.ranks, entry, epoch, [&](int rank, const ReceivedEntry& received) {
+    const std::byte* base = params.ranks.peer_bases[rank];
+    const PullSource source{{base + received.rows_offset(), base + received.scales_offset()},
+                            reinterpret_cast<const RailLog*>(base + received.tables_offset())};
+    if (lane_idx() == 0) view.set(rank, source);
+  });
+  if (outcome == Outcome::kGo && view.open()) pull_arriving_rows(params, view);
+}
+
 /// Reports to the host that ranks of the group disagree, and what the rail peers of this node call. All threads of
 /// block 0.
 __device__ __noinline__ void report_difference(const ExchangeParams& params, std::uint64_t epoch) {
@@ -233,6 +264,8 @@ __device__ __noinline__ Outcome agree(const ExchangeParams& params, std::uint64_
   entry.record_number = params.record_number;
   entry.tables_offset =
       reinterpret_cast<const std::byte*>(params.rails.log) - params.ranks.peer_bases[params.ranks.rank];
+  entry.rows_offset = params.pull.entry.rows_offset;
+  entry.scales_offset = params.pull.entry.tables_offset;
   entry.num_blocks = 1;
   if (warp_idx() == 0) post_entry(params.ranks, entry, epoch);
   const Outcome outcome = await_entries(params.ranks, entry, epoch, [&params](int rank, const ReceivedEntry& received) {
@@ -272,6 +305,7 @@ __device__ __noinline__ void finish(const ExchangeParams& params, std::uint64_t 
         static_cast<std::uint64_t>(gridDim.x - 1));
     if (here) {
       state.num_done = 0;
+      state.num_taken = 0;
       state.exchange = exchange;
     }
   }
@@ -315,16 +349,27 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
       outcome = agree(params, exchange, start.epoch);
       if (threadIdx.x == 0) {
         fence_system();
+        // For the kernel that fills rows without a token.
+        params.ranks.control.local->outcome = start.epoch << 2 | static_cast<std::uint64_t>(outcome);
         store_release_system(&rails.state->outcome, exchange << 2 | static_cast<std::uint64_t>(outcome));
       }
     } else {
       outcome = await_outcome(params, exchange);
     }
   }
+  const bool pulls = params.takes_rows();
   if (outcome == Outcome::kGo && params.flows != nullptr) {
+    if (first && pulls) publish_flows(params, start.epoch);
     if (sends) send_items(params, sender, params.flows[peer], worker);
-    if (receives) receive_items(params, receiver, params.flows[peer], worker);
-    if (!serves) copy_own_items(params, params.flows[rails.node], block - num_rings * params.blocks_per_ring);
+    if (receives) {
+      std::uint64_t* const arrived = pulls ? &rails.log->arrivals[peer].count : nullptr;
+      receive_items(params, receiver, params.flows[peer], worker, arrived, start.epoch);
+    }
+    if (!serves) {
+      copy_own_items(params, params.flows[rails.node], block - num_rings * params.blocks_per_ring);
+      if (pulls) publish_own_items(params, params.flows[rails.node], start.epoch);
+    }
+    if (pulls) pull_rows(params, start.epoch);
   }
   __syncthreads();
   if (first) {
@@ -339,7 +384,9 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
 
 cudaError_t launch_rail_exchange(const ExchangeParams& params, cudaStream_t stream) {
   const auto num_blocks = static_cast<unsigned>(params.num_blocks());
-  const std::size_t shared_bytes = sizeof(Shared) + static_cast<std::size_t>(params.ranks.num_ranks) * sizeof(NodeRank);
+  const std::size_t shared_bytes = sizeof(Shared) +
+                                   static_cast<std::size_t>(params.ranks.num_ranks) * sizeof(NodeRank) +
+                                   PullView::size_bytes(params.ranks.num_ranks, params.rails.num_nodes);
   return launch_kernel(exchange_kernel, {num_blocks, kExchangeThreads, shared_bytes}, params, stream);
 }
 

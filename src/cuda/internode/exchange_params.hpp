@@ -12,6 +12,7 @@
 
 #include <array>
 
+#include "cuda/internode/dispatch_params.hpp"
 #include "cuda/sync/rail_params.hpp"
 #include "cuda/sync/rank_params.hpp"
 
@@ -56,10 +57,14 @@ struct ExchangeParams {
       nullptr;  ///< position of each outgoing item in the tables it is taken from; null: its own
   ItemPart row;
   ItemPart item_record;
+  /// Of a dispatch: the ranks of the node take their rows out of staging as they arrive, if this begins the call.
+  bool pulls = false;
+  PullParams pull;
   int blocks_per_ring = 1;
   int num_own_blocks = 0;  ///< blocks that copy the own node's items
 
   FERRY_HOST_DEVICE int num_blocks() const { return 2 * (rails.num_nodes - 1) * blocks_per_ring + num_own_blocks; }
+  FERRY_HOST_DEVICE bool takes_rows() const { return pulls && begins_call; }
   FERRY_HOST_DEVICE std::int64_t item_bytes() const { return row.bytes + (item_record.bytes + 15) / 16 * 16; }
 };
 

@@ -155,10 +155,12 @@ class Receiver {
     return shared().chunk;
   }
 
-  __device__ __noinline__ void release() {
+  /// `arrived`: where not null, is set to `count`, which says that the items of this chunk and those before are there.
+  __device__ __noinline__ void release(std::uint64_t* arrived = nullptr, std::uint64_t count = 0) {
     __syncthreads();
     if (threadIdx.x != 0 || !worker_.await_turn(ring_.chunk_idx())) return;
     ring_.release();
+    if (arrived != nullptr) store_release_system(arrived, count);
     worker_.pass_turn(ring_.chunk_idx());
   }
 

@@ -18,6 +18,10 @@ constexpr int kMostBlocksPerRing = 4;
 /// Of all rings; with those for copies no call takes more than 24 multiprocessors, up to nine nodes.
 constexpr int kMostRingBlocks = 16;
 
+/// Ranks of a node times nodes, up to which a block's shared memory holds what is known of the staging of all of them.
+/// In larger groups rows are taken once all have arrived.
+constexpr int kMostPullFlows = 2048;
+
 /// Nodes have agreed on the call when its later kernels begin: their entries only say that memory is ready.
 constexpr std::uint64_t kAgreed = 1;
 
@@ -89,7 +93,8 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   exchange.blocks_per_ring = blocks.per_ring;
   exchange.num_own_blocks = blocks.num_own;
 
-  PullParams& pull = steps.pull;
+  exchange.pulls = place.ranks_per_node * place.rails.num_nodes <= kMostPullFlows;
+  PullParams& pull = exchange.pull;
   pull.ranks = place.ranks;
   pull.entry.agreement = kAgreed;
   pull.entry.record_number = call.record_number;
@@ -109,13 +114,14 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   pull.format = tensors.format;
   pull.out = tensors.out;
   pull.num_blocks = blocks.num_other;
+  pull.num_sources = place.ranks_per_node * place.rails.num_nodes;
   return steps;
 }
 
 cudaError_t launch(const DispatchSteps& steps, cudaStream_t stream) {
   cudaError_t error = launch_records(steps.records, stream);
   if (error == cudaSuccess) error = launch_rail_exchange(steps.exchange, stream);
-  if (error == cudaSuccess) error = launch_pull(steps.pull, stream);
+  if (error == cudaSuccess && !steps.exchange.takes_rows()) error = launch_pull(steps.exchange.pull, stream);
   return error;
 }
 

@@ -81,7 +81,6 @@ struct DispatchStaging {
 struct DispatchSteps {
   RecordParams records;
   ExchangeParams exchange;
-  PullParams pull;
 };
 DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, const RoutedTokens& routed,
                              const DispatchTensors& tensors, const DispatchStaging& staging, const StepBlocks& blocks);

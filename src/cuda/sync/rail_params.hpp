@@ -14,6 +14,8 @@
 ///   num_done       all blocks                     atom.add.acq_rel    the end of the block's part
 ///   gate           block 0 of a call's first      end of the kernel   whether the rest of the call moves anything
 ///                  exchange
+///   known          block 0 of a dispatch          st.release.sys      `first` and `num` of all arrivals
+///   count          the block whose turn it is     the same            rows and records of so many items in staging
 ///   out[n], in[n]  blocks that serve a ring       st.release.gpu /    `exchange`: the first chunk; `turn`: what other
 ///                                                 ld.acquire.gpu      blocks did to the chunks below it
 
@@ -44,19 +46,30 @@ struct RailState {
   std::uint64_t verdicts[kMaxNodes];  ///< exchange << 1 | 1 where the peer makes the same call
   std::uint64_t outcome;              ///< exchange << 2 | device::Outcome
   std::uint32_t num_done;
-  RouteSummary gate;  ///< `valid`: ranks agree on the current call
+  std::uint32_t num_own_done;  ///< blocks that have copied the own node's items
+  std::uint32_t num_taken;     ///< rows that warps have taken upon them
+  RouteSummary gate;           ///< `valid`: ranks agree on the current call
   RingTurn out[kMaxNodes];
   RingTurn in[kMaxNodes];
 };
 
-/// The records of rail peers that differ from this rank's, of the current call. In the arena: a kernel that reports a
-/// refused call finds there what the other ranks of its node have found out.
+/// What the other ranks of the node need to know about this rank's rails; so in the arena, initially zero. Records of
+/// rail peers that differ from this rank's, of the current call: a kernel that reports a refused call looks there.
 struct RailLog {
   struct Entry {
     std::int64_t number;  ///< of this rank's record; written last
     CallRecord record;
   };
   Entry entries[kMaxNodes];
+
+  /// What has come into this rank's staging, for the ranks of its node, which take rows from there as they come.
+  struct Arrivals {
+    std::int32_t first;  ///< of the items from a node, and their number: of the epoch in `known`
+    std::int32_t num;
+    std::uint64_t count;  ///< lower half of the epoch << 32 | items that are there
+  };
+  Arrivals arrivals[kMaxNodes];
+  std::uint64_t known;  ///< the last epoch whose `first` and `num` are there
 };
 
 /// What a rank of this node has found to be the call of its rail peer in another node, for the host. In pinned memory.

@@ -1,0 +1,155 @@
+#ifndef FERRY_CUDA_INTERNODE_ARRIVALS_CUH
+#define FERRY_CUDA_INTERNODE_ARRIVALS_CUH
+
+/// Rows taken out of the node's staging while the network still fills it: ranks publish how many items from each node
+/// are there (RailLog::Arrivals), and warps take rows in the order in which items come.
+
+#include "cuda/internode/exchange_params.hpp"
+#include "cuda/internode/pull.cuh"
+#include "cuda/sync/rank_sync.cuh"
+
+namespace ferry::cuda::device {
+
+/// The number of items that are there, as it is published.
+__device__ inline std::uint64_t arrival_count(std::uint64_t epoch, std::int64_t num_items) {
+  return half_of(epoch) << 32 | static_cast<std::uint64_t>(num_items);
+}
+
+/// Tells the ranks of the node which items will come. All threads of one block; the counts come later.
+__device__ inline void publish_flows(const ExchangeParams& params, std::uint64_t epoch) {
+  const auto node = static_cast<int>(threadIdx.x);
+  RailLog& log = *params.rails.log;
+  if (node < params.rails.num_nodes) {
+    const ItemFlow& flow = params.flows[node];
+    log.arrivals[node].first = flow.first_in;
+    log.arrivals[node].num = node == params.rails.node ? flow.num_out : flow.num_in;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  fence_system();
+  store_release_system(&log.known, epoch);
+}
+
+/// A rank of the node, and what is known of its staging. In shared memory.
+struct PullSource {
+  PullHolder staging;
+  const RailLog* log;
+};
+
+/// Items from one node in one rank's staging.
+struct PullFlow {
+  std::int32_t first;
+  std::int32_t num;
+  std::int32_t num_seen;  ///< that are there; any warp raises it
+};
+
+/// The block's view of the node, for all warps.
+class PullView {
+ public:
+  __device__ PullView(const ExchangeParams& params, std::byte* memory, std::uint64_t epoch)
+      : params_(params),
+        sources_(reinterpret_cast<PullSource*>(memory)),
+        flows_(reinterpret_cast<PullFlow*>(sources_ + params.ranks.num_ranks)),
+        epoch_(epoch) {}
+  static std::size_t size_bytes(int num_ranks, int num_nodes) {
+    return static_cast<std::size_t>(num_ranks) *
+           (sizeof(PullSource) + static_cast<std::size_t>(num_nodes) * sizeof(PullFlow));
+  }
+
+  __device__ void set(int rank, const PullSource& source) { sources_[rank] = source; }
+
+  /// Waits until all ranks have told which items will come; false when the group broke. All threads of the block.
+  __device__ bool open() {
+    __syncthreads();
+    const int num_flows = params_.ranks.num_ranks * params_.rails.num_nodes;
+    bool here = true;
+    for (int i = static_cast<int>(threadIdx.x); i < num_flows; i += static_cast<int>(blockDim.x)) {
+      const int rank = i / params_.rails.num_nodes;
+      const RailLog& log = *sources_[rank].log;
+      here = wait_flag(params_.ranks, {Awaited::kEntry, rank, epoch_}, &log.known, epoch_) && here;
+      const volatile RailLog::Arrivals& arrivals = log.arrivals[i % params_.rails.num_nodes];
+      if (here) flows_[i] = {arrivals.first, arrivals.num, 0};
+    }
+    return __syncthreads_and(static_cast<int>(here)) != 0;
+  }
+
+  /// Waits until an item is in a rank's staging; false when the group broke. All lanes of a warp.
+  __device__ bool wait_item(int rank, std::int32_t item) const {
+    bool here = true;
+    if (lane_idx() < params_.rails.num_nodes) {
+      PullFlow& flow = flows_[rank * params_.rails.num_nodes + lane_idx()];
+      const std::int32_t wanted = item - flow.first + 1;
+      if (wanted > 0 && wanted <= flow.num && *static_cast<const volatile std::int32_t*>(&flow.num_seen) < wanted) {
+        here = wait_count(rank, wanted, flow);
+      }
+    }
+    here = __all_sync(kAllLanes, static_cast<int>(here)) != 0;
+    __syncwarp();  // hands what one lane has acquired to all of them
+    return here;
+  }
+
+  __device__ const PullHolder& staging(int rank) const { return sources_[rank].staging; }
+
+ private:
+  /// As wait_until; the deadline starts again whenever something arrives.
+  __device__ __noinline__ bool wait_count(int rank, std::int32_t wanted, PullFlow& flow) const {
+    const std::uint64_t* word = &sources_[rank].log->arrivals[lane_idx()].count;
+    std::int32_t last = -1;
+    std::uint64_t deadline_ns = 0;
+    bool stopped = false;
+    for (unsigned spin = 0;; ++spin) {
+      const std::uint64_t count = load_acquire_system(word);
+      const std::int32_t seen = count >> 32 == half_of(epoch_) ? static_cast<std::int32_t>(half_of(count)) : 0;
+      if (seen >= wanted) {
+        *static_cast<volatile std::int32_t*>(&flow.num_seen) = seen;
+        return true;
+      }
+      const LastLook look{static_cast<std::uint64_t>(seen), static_cast<std::uint64_t>(wanted), stopped};
+      if (stopped) {
+        declare_lost(params_.ranks, {Awaited::kRows, rank, epoch_}, look);
+        return false;
+      }
+      if (spin % kSpinsPerCheck != 0) continue;
+      if (is_broken(params_.ranks)) return false;
+      const std::uint64_t now = now_ns();
+      if (seen != last) deadline_ns = now + params_.ranks.timeout_ns;
+      last = seen;
+      if (now >= deadline_ns) {
+        declare_lost(params_.ranks, {Awaited::kRows, rank, epoch_}, look);
+        return false;
+      }
+      if (spin == 0 || spin % kSpinsPerStopCheck != 0) continue;
+      stopped = is_stopped(params_.ranks);  // the count is read once more after it
+    }
+  }
+
+  const ExchangeParams& params_;
+  PullSource* sources_;
+  PullFlow* flows_;
+  std::uint64_t epoch_;
+};
+
+/// Takes rows as long as there are any, a warp a row. Rows of one source, or of one expert and source, lie together and
+/// arrive one after the other, those of different ones at the same time; so warps go round them.
+__device__ inline void pull_arriving_rows(const ExchangeParams& params, const PullView& view) {
+  const PullParams& pull = params.pull;
+  const std::int64_t num_runs = pull.row_experts == nullptr ? pull.num_sources : pull.num_experts;
+  const std::int64_t run_rows = (pull.num_rows + num_runs - 1) / num_runs;
+#pragma unroll 1
+  while (true) {
+    std::uint32_t taken = 0;
+    if (lane_idx() == 0) taken = add_acq_rel_device(&params.rails.state->num_taken, 1);
+    taken = __shfl_sync(kAllLanes, taken, 0);
+    if (taken >= num_runs * run_rows) return;
+    const std::int64_t row = taken % num_runs * run_rows + taken / num_runs;
+    if (row >= pull.num_rows) continue;
+    const RowItem from = pull.row_items[row];
+    if (from.forwarder < 0) continue;
+    if (!view.wait_item(from.forwarder, from.item)) return;
+    pull_row(pull, view.staging(from.forwarder), row, from.item);
+  }
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_INTERNODE_ARRIVALS_CUH

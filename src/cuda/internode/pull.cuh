@@ -1,0 +1,83 @@
+#ifndef FERRY_CUDA_INTERNODE_PULL_CUH
+#define FERRY_CUDA_INTERNODE_PULL_CUH
+
+/// How a rank takes a row of its own, and what the row's record says, out of the staging of a rank of its node.
+
+#include "cuda/copy/warp_copy.cuh"
+#include "cuda/internode/dispatch_params.hpp"
+#include "cuda/sync/memory_order.cuh"
+
+namespace ferry::cuda::device {
+
+/// Where a rank of the node has its staging.
+struct PullHolder {
+  const std::byte* rows;
+  const std::byte* records;
+};
+
+__device__ inline void pull_scales(const ScaleTable& out, const std::uint32_t* words, std::int64_t row) {
+  std::byte* target = out.data + row * out.row_stride * out.element_bytes;
+  for (int column = lane_idx(); column < out.num_scales; column += kWarpLanes) {
+    if (out.element_bytes == 4) {
+      *reinterpret_cast<std::uint32_t*>(target + column * out.column_stride * 4) = words[column];
+    } else {
+      target[column * out.column_stride] = reinterpret_cast<const std::byte*>(words)[column];
+    }
+  }
+}
+
+/// kTokens: all K entries of the token; those of other ranks are -1 and 0. `expert`: of this lane's entry.
+__device__ inline void pull_entries(const PullParams& params, const std::uint32_t* words, std::int64_t row,
+                                    int expert) {
+  if (lane_idx() >= params.num_topk) return;
+  const std::int64_t at = row * params.num_topk + lane_idx();
+  // Ids come from other ranks.
+  const bool mine = expert >= 0 && expert < params.num_experts && params.owner[expert] == params.group_rank;
+  if (params.out.ids != nullptr) {
+    const std::int32_t id = mine ? params.local_expert[expert] : -1;
+    if (params.out.wide_ids) {
+      static_cast<std::int64_t*>(params.out.ids)[at] = id;
+    } else {
+      static_cast<std::int32_t*>(params.out.ids)[at] = id;
+    }
+  }
+  if (params.out.weights != nullptr) {
+    params.out.weights[at] = mine ? __uint_as_float(words[params.format.weights_word + lane_idx()]) : 0.0F;
+  }
+}
+
+/// kExperts, kSlab: the weight of the row's expert; duplicates are added in topk order.
+__device__ inline void pull_weight(const PullParams& params, const std::uint32_t* words, std::int64_t row, int expert) {
+  const unsigned holders = __ballot_sync(kAllLanes, lane_idx() < params.num_topk && expert == params.row_experts[row]);
+  if (lane_idx() != 0) return;
+  float sum = 0.0F;
+  for (unsigned left = holders; left != 0; left &= left - 1) {
+    const float weight = __uint_as_float(words[params.format.weights_word + __ffs(static_cast<int>(left)) - 1]);
+    sum = left == holders ? weight : __fadd_rn(sum, weight);  // alone, -0 stays -0
+  }
+  params.out.weights[row] = sum;
+}
+
+__device__ inline void pull_record(const PullParams& params, const std::uint32_t* words, std::int64_t row) {
+  if (params.out.scales.data != nullptr) pull_scales(params.out.scales, words, row);
+  if (!params.format.has_ids) return;
+  int expert = -1;
+  if (lane_idx() < params.num_topk) expert = static_cast<int>(words[params.format.ids_word + lane_idx()]);
+  if (params.row_experts == nullptr) {
+    pull_entries(params, words, row, expert);
+  } else if (params.out.weights != nullptr) {
+    pull_weight(params, words, row, expert);
+  }
+}
+
+/// One row, by a warp.
+__device__ inline void pull_row(const PullParams& params, const PullHolder& holder, std::int64_t row,
+                                std::int32_t item) {
+  copy_by_warp(params.out.x + row * params.out.x_stride, holder.rows + item * params.row_bytes, params.row_bytes);
+  if (params.format.num_words == 0) return;
+  pull_record(params, reinterpret_cast<const std::uint32_t*>(holder.records + item * params.format.size_bytes()), row);
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_INTERNODE_PULL_CUH
