@@ -33,6 +33,10 @@ def parse_options():
     parser.add_argument("--build", type=Path, default=ROOT / "build/release", help="default: build/release")
     parser.add_argument("--transport", choices=sorted(TRANSPORTS), action="append", help="default: tcp")
     parser.add_argument("--rate-mbit", type=int, help="two hosts as namespaces; tcp only")
+    parser.add_argument(
+        "--backend", choices=["cpu", "cuda"], default="cpu", help="of the calls; rings are as it has them"
+    )
+    parser.add_argument("--no-puts", action="store_true", help="leave ucx_perftest out, where it is not installed")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=4096)
@@ -68,13 +72,17 @@ def measure(options, transport):
     with connected_hosts(options.rate_mbit) as (hosts, network, network_environment):
         environment = {**os.environ, **TRANSPORTS[transport], **network_environment}
         ranks = Ranks(options, hosts, environment)
-        puts = Puts(hosts, environment)
-        puts.settle(num_rails)
+        puts = None if options.no_puts else Puts(hosts, environment)
+        if puts:
+            puts.settle(num_rails)
+        else:
+            rounds.puts_gbps = {}
         for round_idx in range(options.rounds):
             print(f"{transport}: round {round_idx + 1} of {options.rounds}", file=sys.stderr)
-            rounds.puts_gbps["one_pair_one_way"].append(puts.gbps(1, both_ways=False))
-            rounds.puts_gbps["one_pair_each_way"].append(puts.gbps(1, both_ways=True))
-            rounds.puts_gbps["all_rails_both_ways"].append(puts.gbps(num_rails, both_ways=True))
+            if puts:
+                rounds.puts_gbps["one_pair_one_way"].append(puts.gbps(1, both_ways=False))
+                rounds.puts_gbps["one_pair_each_way"].append(puts.gbps(1, both_ways=True))
+                rounds.puts_gbps["all_rails_both_ways"].append(puts.gbps(num_rails, both_ways=True))
             bench = ranks.bench()
             rounds.benches.append(bench)
             rounds.stages.append(ranks.stage(result_of(bench, "dispatch")["network"]["formula_bytes"]))
@@ -86,8 +94,8 @@ def main():
     # As an exception, so that namespaces and processes are removed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
-    if shutil.which("ucx_perftest") is None:
-        raise Missing("the command ucx_perftest: install UCX's tools (Debian: ucx-utils)")
+    if not options.no_puts and shutil.which("ucx_perftest") is None:
+        raise Missing("the command ucx_perftest: install UCX's tools (Debian: ucx-utils), or give --no-puts")
     for program in (options.build / FERRY, options.build / RAIL_STAGE):
         if not program.is_file():
             raise Failure(f"no program at {program}: build preset release, or give --build")
@@ -98,7 +106,7 @@ def main():
     for result in measured:
         show(result)
     if options.json:
-        names = ["nodes", "ranks", "tokens", "hidden", "topk", "experts", "dtype", "iterations", "rounds"]
+        names = ["backend", "nodes", "ranks", "tokens", "hidden", "topk", "experts", "dtype", "iterations", "rounds"]
         shape = {name: getattr(options, name) for name in names}
         options.json.write_text(json.dumps({"command": "nodes", **build, "run": shape, "results": measured}, indent=2))
 

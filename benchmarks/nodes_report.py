@@ -71,4 +71,6 @@ def show(result):
 
 
 def ratios(measured):
+    if not measured["ratios_to_puts"]:
+        return "not compared with puts"
     return " / ".join(f"{ratio:.2f}" for ratio in measured["ratios_to_puts"].values()) + " of those"

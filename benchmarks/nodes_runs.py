@@ -106,7 +106,7 @@ class Ranks:
         """The report of `ferry bench`."""
         o = self.options
         return self._run([
-            o.build / FERRY, "bench", "--backend", "cpu", "--nodes", o.nodes, "--tokens", o.tokens, "--hidden",
+            o.build / FERRY, "bench", "--backend", o.backend, "--nodes", o.nodes, "--tokens", o.tokens, "--hidden",
             o.hidden, "--topk", o.topk, "--experts", o.experts, "--dtype", o.dtype, "--iterations", o.iterations,
             "--warmup", 1, "--timeout", CALL_TIMEOUT_S, "--transport", "ucx", "--json", "-",
         ])  # fmt: skip
@@ -119,6 +119,7 @@ class Ranks:
         report = self._run([
             o.build / RAIL_STAGE, "--nodes", o.nodes, "--items", num_items, "--item-bytes", item_bytes,
             "--iterations", o.iterations, "--timeout", CALL_TIMEOUT_S,
+            *(["--kernel-rings"] if o.backend == "cuda" else []),
         ])  # fmt: skip
         time_us = statistics.median(report["times_ns"]) / 1e3
         return time_us, report["sent_bytes"] / time_us / 1e3
