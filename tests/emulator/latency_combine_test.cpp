@@ -24,7 +24,7 @@ LatencyCombineSpec draw_combine(std::mt19937_64& random) {
   spec.order = random() % 2 == 0 ? CombineOrder::kExact : CombineOrder::kRankSums;
   spec.own_weights = random() % 3 == 0;
   spec.gap_bytes = static_cast<std::int64_t>(random() % 2) * 16;
-  spec.num_blocks = 1 + static_cast<int>(random() % 3);
+  spec.num_blocks = 2 + static_cast<int>(random() % 3);
   spec.seed = random();
   return spec;
 }

@@ -139,7 +139,7 @@ TEST(EmulatedLatencyLayer, WordsOfCallsLongPastAreNotTakenForNewOnes) {
     // Only the last call uses all of these words.
     const bool last = call + 1 == kAhead;
     const test::WorldSpec world{.num_ranks = kNumRanks, .max_tokens = last ? 6 : 1, .layout = Layout::kSlab};
-    const LatencyCombineSpec combine{.order = CombineOrder::kRankSums, .own_weights = true, .num_blocks = last ? 5 : 1};
+    const LatencyCombineSpec combine{.order = CombineOrder::kRankSums, .own_weights = true, .num_blocks = last ? 5 : 2};
     layers.push_back(std::make_unique<Layer>(ranks, world, LatencyDispatchSpec{}, combine));
     for (int rank = 0; rank < kNumRanks; ++rank) {
       layers.back()->dispatch.run(rank);

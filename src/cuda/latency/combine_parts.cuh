@@ -9,6 +9,10 @@
 
 namespace ferry::cuda::device {
 
+/// The first block of a combine adds up nothing: it tells the peers that this rank has come, grants the set that is owed,
+/// and reports. Everybody waits for the last block that adds up, so those have nothing else to do.
+__device__ inline bool is_clerk() { return blockIdx.x == 0; }
+
 /// Warps of a block that add up rows, of either half. One more, the first, waits for the call's turn meanwhile, and
 /// tells the peers when all is sent.
 inline constexpr int kCombineWarps = 15;
@@ -17,22 +21,22 @@ inline constexpr int kCombineThreads = (kCombineWarps + 1) * kWarpLanes;
 /// What a kernel of a combine reads first, all at once. Through the first-level cache: all warps of all blocks read it,
 /// and the second-level cache serves one place slowly.
 struct CombineStart {
-  bool broken = false;
   bool routed = false;  ///< the dispatch was not refused
   int most_tokens = 0;  ///< of any rank, if routed
 
   __device__ static CombineStart of(const LatencyParams& call) {
-    const std::uint32_t broken = call.ranks.control.local->broken;
     const std::uint32_t valid = call.tables.summary->valid;
     const std::int32_t most_tokens = *call.tables.most_tokens;
-    return {broken != 0, valid != 0, most_tokens};
+    // Behind a kernel in which the group broke they are anything; whoever waits for the call's turn finds that out.
+    return {valid != 0, max(0, min(most_tokens, static_cast<int>(call.max_tokens)))};
   }
 };
 
 /// The first unit of work of a warp, of those that all blocks share; others follow all_combine_warps() apart.
-__device__ inline int all_combine_warps() { return static_cast<int>(gridDim.x) * kCombineWarps; }
+__device__ inline int num_adding_blocks() { return static_cast<int>(gridDim.x) - 1; }
+__device__ inline int all_combine_warps() { return num_adding_blocks() * kCombineWarps; }
 __device__ inline int first_combine_unit() {
-  return (warp_idx() - 1) * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+  return (warp_idx() - 1) * num_adding_blocks() + static_cast<int>(blockIdx.x) - 1;
 }
 
 /// Rows are cut so that all warps have something to do in small batches, into parts of full steps of a warp. There are

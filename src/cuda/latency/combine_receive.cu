@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   const volatile SentCall& pending = *call.tables.combine;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};
   // All threads or none: others wait for them.
-  if (__syncthreads_or(static_cast<int>(start.broken || sent.pending == 0)) != 0) return;
+  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
   const CombineReceiveShared shared = CombineReceiveShared::at(dynamic_shared(), call.ranks.num_ranks);
   if (!receive_combine<kFloat32>(params, sent, shared, start.routed)) return;
   if (!is_last_block(call.tables.combine->arrivals)) return;

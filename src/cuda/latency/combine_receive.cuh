@@ -51,7 +51,7 @@ __device__ __noinline__ inline Outcome await_combine(const CombineReceiveParams&
   const auto set = static_cast<int>(sent.set);
   const Outcome outcome = await_headers(call, LatencyKind::kCombine, set, sent.number, take);
   if (outcome == Outcome::kStop || !await_senders(call, sent, shared.num_blocks)) return Outcome::kStop;
-  if (outcome != Outcome::kGo && routed && blockIdx.x == 0 && threadIdx.x == 0) {  // else the send half has reported it
+  if (outcome != Outcome::kGo && routed && is_clerk() && threadIdx.x == 0) {  // else the send half has reported it
     report_latency_disagreement(call, LatencyKind::kCombine, set);
   }
   return outcome;
@@ -157,7 +157,7 @@ class CombineReceiver {
 template <bool kFloat32, bool kMasks = false>
 __device__ inline bool receive_combine(const CombineReceiveParams& params, const SentCall& sent,
                                        const CombineReceiveShared& shared, bool routed) {
-  if (!routed || warp_idx() == 0) return await_combine(params, sent, shared, routed) != Outcome::kStop;
+  if (!routed || warp_idx() == 0 || is_clerk()) return await_combine(params, sent, shared, routed) != Outcome::kStop;
   CombineReceiver<kFloat32, kMasks> receiver(params, sent, shared);
   return receiver.receive_all() != Outcome::kStop;
 }

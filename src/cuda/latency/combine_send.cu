@@ -17,10 +17,8 @@ __global__ void __launch_bounds__(kCombineThreads)
     combine_send_kernel(const __grid_constant__ CombineSendParams params) {
   const LatencyParams& call = params.call;
   const CombineStart start = CombineStart::of(call);
-  // All threads or none: others wait for them.
-  if (__syncthreads_or(static_cast<int>(start.broken)) != 0) return;
   const CombineSendShared shared = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
-  if (!send_combine<kFloat32>(params, shared, start) || warp_idx() != 0) return;
+  if (!send_combine<kFloat32, false>(params, shared, start) || warp_idx() != 0) return;
   const std::uint64_t number = *shared.number;
   if (lane_idx() != 0) return;
   if (blockIdx.x == 0) {
@@ -40,8 +38,8 @@ constexpr std::int64_t kUnitsPerBlock = 4;
 int combine_blocks(const LatencyParams& call, const CombineRows& rows, int num_sms) {
   const std::int64_t num_steps = (rows.row_bytes + RowParts::kStepBytes - 1) / RowParts::kStepBytes;
   const std::int64_t num_units = call.max_tokens * call.ranks.num_ranks * num_steps;
-  const std::int64_t most = std::min(num_sms, kMaxCallBlocks);
-  return static_cast<int>(std::clamp<std::int64_t>((num_units + kUnitsPerBlock - 1) / kUnitsPerBlock, 1, most));
+  const std::int64_t most = std::clamp(num_sms, 2, kMaxCallBlocks);
+  return 1 + static_cast<int>(std::clamp<std::int64_t>((num_units + kUnitsPerBlock - 1) / kUnitsPerBlock, 1, most - 1));
 }
 
 cudaError_t launch_combine_send(const CombineSendParams& params, cudaStream_t stream) {

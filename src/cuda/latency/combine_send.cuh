@@ -56,7 +56,7 @@ __device__ inline void announce(const LatencyParams& call, bool routed, std::uin
   header.agreement = routed ? call.agreement : 0;
   header.record_number = call.record_number;
   header.num_tokens = call.num_tokens;
-  header.num_blocks = gridDim.x;
+  header.num_blocks = num_adding_blocks();
   post_header(call, LatencyKind::kCombine, number, header, sets);
 }
 
@@ -66,11 +66,11 @@ __device__ __noinline__ inline bool take_turn(const CombineSendParams& params, c
   const LatencyParams& call = params.call;
   if (warp_idx() == 0) {
     const std::uint64_t number = wait_for_turn(call, LatencyKind::kCombine, shared.sets);
-    if (number != 0 && blockIdx.x == 0) announce(call, routed, number, shared.sets);
     if (lane_idx() == 0) *shared.number = number;
   }
   __syncthreads();
   if (*shared.number == 0) return false;
+  if (is_clerk() && warp_idx() == 0) announce(call, routed, *shared.number, shared.sets);
   if (routed && params.own_weights && params.rows.order == CombineOrder::kRankSums) {
     send_weights(params, *shared.number, shared.sets);
   }
@@ -87,7 +87,7 @@ class CombineSender {
         call_(params.call),
         shared_(shared),
         terms_(shared.terms[warp_idx() - 1]),
-        units_(SendUnits::of(params.rows.row_bytes, most_tokens, call_.ranks.num_ranks, static_cast<int>(gridDim.x))) {}
+        units_(SendUnits::of(params.rows.row_bytes, most_tokens, call_.ranks.num_ranks, num_adding_blocks())) {}
 
   /// False when the group broke. All lanes; calls take_turn() once.
   __device__ bool send_all() {
@@ -228,32 +228,35 @@ class CombineSender {
 /// Where this block tells `rank` that it has sent everything; null if that receives nothing.
 __device__ inline std::uint64_t* own_done_word(const LatencyParams& call, const CombineSendShared& shared, int rank) {
   if (rank >= call.ranks.num_ranks || shared.sets[rank] == kNoSet) return nullptr;
-  return done_words(call, rank, shared.sets[rank], call.ranks.rank) + blockIdx.x;
+  return done_words(call, rank, shared.sets[rank], call.ranks.rank) + blockIdx.x - 1;
 }
 
 /// All threads of all blocks. `*shared.number` is the call's number afterwards;
-/// false in all threads of a block when the group broke.
-template <bool kFloat32>
+/// false in all threads of a block when the group broke. `kWhole`: the kernel makes the whole call.
+template <bool kFloat32, bool kWhole>
 __device__ inline bool send_combine(const CombineSendParams& params, const CombineSendShared& shared,
                                     const CombineStart& start) {
   const LatencyParams& call = params.call;
   const bool routed = start.routed;
   // Refused by every rank, but the call's number and set go by, as where a host refuses it.
-  if (!routed && blockIdx.x == 0 && threadIdx.x == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
+  if (!routed && is_clerk() && threadIdx.x == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
   bool good = true;
-  if (routed && warp_idx() != 0) {
+  if (routed && warp_idx() != 0 && !is_clerk()) {
     CombineSender<kFloat32> sender(params, shared, start.most_tokens);
     good = sender.send_all();
   } else {
     good = take_turn(params, shared, routed);
-    // While the other warps add up rows.
-    if (good && is_granting_block() && warp_idx() == 0) grant_owed_set(call, LatencyKind::kCombine, *shared.number);
+    if (kWhole && good && !is_clerk() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
   }
   // Where the words go is found out while others still send.
   std::uint64_t* done = nullptr;
-  if (warp_idx() == 0 && good) done = own_done_word(call, shared, lane_idx());
+  if (warp_idx() == 0 && good && !is_clerk()) done = own_done_word(call, shared, lane_idx());
   if (__syncthreads_and(static_cast<int>(good)) == 0) return false;
   if (warp_idx() != 0) return true;
+  if (is_clerk()) {
+    grant_owed_set(call, LatencyKind::kCombine, *shared.number);
+    return true;
+  }
   fence_system();
   if (done != nullptr) post_word(done, *shared.number, 0);
 #pragma unroll 1

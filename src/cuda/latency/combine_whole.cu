@@ -15,16 +15,13 @@ template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ LatencyCombineParams params) {
   const LatencyParams& call = params.send.call;
   const CombineStart start = CombineStart::of(call);
-  // All threads or none: others wait for them.
-  if (__syncthreads_or(static_cast<int>(start.broken)) != 0) return;
   const CombineSendShared send = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
   const CombineReceiveShared receive =
       CombineReceiveShared::at(dynamic_shared() + send.size_bytes, call.ranks.num_ranks);
-  if (!send_combine<kFloat32>(params.send, send, start)) return;
-  if (blockIdx.x != 0 && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
+  if (!send_combine<kFloat32, true>(params.send, send, start)) return;
   const SentCall sent{*send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
   if (!receive_combine<kFloat32>(params.receive, sent, receive, start.routed)) return;
-  if (blockIdx.x == 0 && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
+  if (is_clerk() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
 using Kernel = void (*)(LatencyCombineParams);

@@ -77,8 +77,17 @@ __device__ inline bool find_arrival(const LatencyParams& call, const SentCall& s
   return true;
 }
 
-/// Writes what the Routing keeps of a token; false when the group broke. All lanes of one warp.
-__device__ inline bool keep_arrival(const LatencyParams& call, const SentCall& sent, const Arrival& arrival) {
+/// The word of this lane's weight of a token; null where there is none to keep.
+__device__ inline const std::uint64_t* weight_word(const LatencyParams& call, const SentCall& sent,
+                                                   const Arrival& arrival) {
+  if (arrival.expert < 0 || call.tables.item_weights == nullptr) return nullptr;
+  return slot_of(call, sent, arrival.source).weights + arrival.token * call.num_topk + lane_idx();
+}
+
+/// Writes what the Routing keeps of a token; false when the group broke. All lanes of one warp. `seen`: at the word of
+/// this lane's weight, if there is one.
+__device__ inline bool keep_arrival(const LatencyParams& call, const SentCall& sent, const Arrival& arrival,
+                                    std::uint64_t seen) {
   const LatencyTables& tables = call.tables;
   const int lane = lane_idx();
   const std::int64_t index = arrival.source * call.max_tokens + arrival.token;
@@ -89,9 +98,8 @@ __device__ inline bool keep_arrival(const LatencyParams& call, const SentCall& s
     const std::int64_t entry = arrival.token * call.num_topk + lane;
     tables.items[item] = arrival.expert < 0 ? -1 : arrival.slot;
     if (arrival.source == call.ranks.rank) tables.slots[entry] = arrival.slot;
-    if (arrival.expert >= 0 && tables.item_weights != nullptr) {
-      const Payload weight = wait_payload(call.ranks, {Awaited::kRow, arrival.source, sent.number},
-                                          slot_of(call, sent, arrival.source).weights + entry);
+    if (const std::uint64_t* const word = weight_word(call, sent, arrival)) {
+      const Payload weight = wait_payload(call.ranks, {Awaited::kRow, arrival.source, sent.number}, word, seen);
       came = weight.came;
       tables.item_weights[item] = __uint_as_float(weight.value);
     }
@@ -181,15 +189,19 @@ __device__ inline bool receive_tokens(const DispatchReceiveParams& params, const
     if (token + tokens.step < shared.tokens[source]) {
       seen = load_relaxed_system(entry_word(call, sent, source, token + tokens.step));
     }
-    if (tokens.share.part == 0 && !keep_arrival(call, sent, arrival)) return false;
-    if (arrival.here == 0) continue;
-    bool came = true;
-    if (lane_idx() == 0) {
-      came = wait_word(call.ranks, {Awaited::kRow, source, sent.number}, slot.row_flags + token).came;
+    const bool keeps = tokens.share.part == 0;
+    const std::uint64_t* const weight = keeps ? weight_word(call, sent, arrival) : nullptr;
+    const std::uint64_t seen_weight = weight != nullptr ? load_relaxed_system(weight) : 0;
+    if (arrival.here != 0) {
+      bool came = true;
+      if (lane_idx() == 0) {
+        came = wait_word(call.ranks, {Awaited::kRow, source, sent.number}, slot.row_flags + token).came;
+      }
+      if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
+      __syncwarp();  // hands what the first lane has acquired to all of them
+      copy_arrival(params, arrival, rows + token * params.row.stride(), tokens.share);
     }
-    if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
-    __syncwarp();  // hands what the first lane has acquired to all of them
-    copy_arrival(params, arrival, rows + token * params.row.stride(), tokens.share);
+    if (keeps && !keep_arrival(call, sent, arrival, seen_weight)) return false;
   }
   return true;
 }
@@ -265,18 +277,29 @@ struct SourceOrder {
   }
 };
 
-/// What a thread looked at before it knew whether the call is made.
+/// What a thread looks at before it knows whether the call is made: all that it needs first, at once.
 struct FirstLook {
+  std::uint64_t header = 0;
   CountsLook counts;
   std::uint64_t entry = 0;
 
+  /// Looks until headers and counts are there, or for a while.
   __device__ void load(const LatencyParams& call, const SentCall& sent, const WarpTokens& tokens) {
+    constexpr int kLooks = 32;  // of less than a microsecond
+    const auto set = static_cast<int>(sent.set);
     const auto expert = static_cast<int>(threadIdx.x);
-    if (expert < call.num_experts) {
-      counts.load(call, count_words(call, call.ranks.rank, static_cast<int>(sent.set), 0), expert, 0);
+    const std::uint64_t* const header_at = first_header_word(call, LatencyKind::kDispatch, set);
+    const std::uint64_t* const counts_at = count_words(call, call.ranks.rank, set, 0);
+    const std::uint64_t* const entry_at = tokens.first_entry(call, sent);
+#pragma unroll 1
+    for (int looks = 0; looks < kLooks; ++looks) {
+      if (header_at != nullptr) header = load_relaxed_system(header_at);
+      if (expert < call.num_experts) counts.load(call, counts_at, expert, 0);
+      if (entry_at != nullptr) entry = load_relaxed_system(entry_at);
+      const bool headers = header_at == nullptr || is_word_of(header, sent.number);
+      const bool all = headers && (expert >= call.num_experts || counts.are_of(call, sent.number));
+      if (__all_sync(kAllLanes, static_cast<int>(all)) != 0) return;
     }
-    const std::uint64_t* const word = tokens.first_entry(call, sent);
-    if (word != nullptr) entry = load_relaxed_system(word);
   }
 };
 
@@ -297,9 +320,9 @@ __device__ inline bool receive(const Params& params, const SentCall& sent, const
     const CountsUse use{tokens.source, reports() ? call.tables.source_ranges : nullptr};
     if (!sum_counts(call, sent, experts, shared, use, look.counts)) return false;
     if (shared.first_full_expert != kNone) return true;
+    if (tokens.source < num_ranks) whole = receive_tokens(params, sent, experts, shared, tokens, entry);
     if (!cleared) clear_gaps(params, experts);
     cleared = true;
-    if (tokens.source < num_ranks) whole = receive_tokens(params, sent, experts, shared, tokens, entry);
     tokens.source += order.step;
     if (const std::uint64_t* word = tokens.first_entry(call, sent)) entry = load_relaxed_system(word);
     whole = __syncthreads_and(static_cast<int>(whole)) != 0;  // nobody reads the bases of this source any more
@@ -336,7 +359,7 @@ __device__ inline bool receive_dispatch(const Params& params, const SentCall& se
     if (bad_entry >= 0) atomicMin(&shared.first_bad_rank, static_cast<unsigned>(rank));
   };
   const Outcome outcome =
-      await_headers(params.call, LatencyKind::kDispatch, static_cast<int>(sent.set), sent.number, take);
+      await_headers(params.call, LatencyKind::kDispatch, static_cast<int>(sent.set), sent.number, take, &look.header);
   if (outcome == Outcome::kStop) return false;
   const bool agreed = outcome == Outcome::kGo && shared.first_bad_rank == kNone;
   if (agreed && !receive(params, sent, experts, shared, order, look)) return false;

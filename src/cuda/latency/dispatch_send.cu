@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kDispatchThreads)
     dispatch_send_kernel(const __grid_constant__ DispatchSendParams params) {
   auto& shared = *reinterpret_cast<DispatchSendShared*>(dynamic_shared());
   const LatencyParams& call = params.call;
-  send_dispatch<kCodec>(params, shared);
+  send_dispatch<kCodec>(params, shared, [] {});
   if (shared.number == 0 || warp_idx() != 0) return;
   if (blockIdx.x == 0) grant_owed_set(call, LatencyKind::kDispatch, shared.number);
   if (lane_idx() != 0) return;

@@ -231,9 +231,10 @@ __device__ inline void send_token(const DispatchSendParams& params, DispatchSend
   __syncwarp();  // before the next token's targets
 }
 
-/// All threads of all blocks. `shared.number` is the call's number afterwards, 0 if the group broke.
-template <Codec kCodec>
-__device__ inline void send_dispatch(const DispatchSendParams& params, DispatchSendShared& shared) {
+/// All threads of all blocks. `shared.number` is the call's number afterwards, 0 if the group broke. All threads call
+/// `on_turn` once the number is known, before rows are stored.
+template <Codec kCodec, typename OnTurn>
+__device__ inline void send_dispatch(const DispatchSendParams& params, DispatchSendShared& shared, OnTurn on_turn) {
   const LatencyParams& call = params.call;
   const auto thread = static_cast<int>(threadIdx.x);
   unsigned* const tokens_of_expert = shared.tokens_of_expert();
@@ -262,6 +263,7 @@ __device__ inline void send_dispatch(const DispatchSendParams& params, DispatchS
   }
   __syncthreads();
   if (shared.number == 0) return;
+  on_turn();
   if (counts) {
     post_counts(params, shared, num_tokens, tokens_of_expert);
     return;

@@ -18,6 +18,11 @@ FERRY_HOST_DEVICE constexpr std::size_t send_bytes(int num_experts) {
          plan::kPartAlignment;
 }
 
+/// The block that grants the set that is owed: one that does not receive, if there is one.
+__device__ unsigned granting_block(const DispatchReceiveParams& params) {
+  return params.first_receiver > 1 ? 1 : gridDim.x - 1;
+}
+
 template <Codec kCodec>
 __global__ void __launch_bounds__(kDispatchThreads)
     dispatch_kernel(const __grid_constant__ LatencyDispatchParams params) {
@@ -26,12 +31,18 @@ __global__ void __launch_bounds__(kDispatchThreads)
   const ReceiveMemory memory =
       ReceiveMemory::at(dynamic_shared() + send_bytes(call.num_experts), call.num_experts, call.num_local_experts);
   prepare_receive(params.receive, memory.experts, *memory.shared);
-  send_dispatch<kCodec>(params.send, send);  // its barriers are also that of the preparation
+  const auto on_turn = [&call, &params] {
+    const bool enters = !reports() && blockIdx.x != granting_block(params.receive);
+    if (enters && threadIdx.x + 1 == kDispatchThreads) enter_whole_call(call, LatencyKind::kDispatch);
+  };
+  send_dispatch<kCodec>(params.send, send, on_turn);  // its barriers are also that of the preparation
   if (send.number == 0) return;
   // The last warp has nothing to do until the first one has told the peers of this block's rows.
   const bool last_warp = threadIdx.x >= kDispatchThreads - kWarpLanes;
-  if (is_granting_block() && last_warp) grant_owed_set(call, LatencyKind::kDispatch, send.number);
-  if (!reports() && threadIdx.x + 1 == kDispatchThreads) enter_whole_call(call, LatencyKind::kDispatch);
+  if (blockIdx.x == granting_block(params.receive) && last_warp) {
+    grant_owed_set(call, LatencyKind::kDispatch, send.number);
+    if (lane_idx() == 0) enter_whole_call(call, LatencyKind::kDispatch);
+  }
   if (!takes_part(params.receive)) return;
   const SentCall sent{send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
   if (!receive_dispatch(params.receive, sent, memory.experts, *memory.shared)) return;

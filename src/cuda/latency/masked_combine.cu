@@ -22,7 +22,7 @@ constexpr std::size_t kCopyBytes =
 /// What the sums need of this combine: all of it is sent before any rank waits for some of it.
 __global__ void __launch_bounds__(kCombineThreads) weights_send_kernel(const __grid_constant__ SendParams params) {
   const CombineStart start = CombineStart::of(params.call);
-  if (__syncthreads_or(static_cast<int>(start.broken || !start.routed)) != 0) return;
+  if (__syncthreads_or(static_cast<int>(is_broken(params.call.ranks) || !start.routed)) != 0) return;
   SendParams& own = copy_without_masked(params, dynamic_shared());
   look_at_shadow_grants(params, own, LatencyKind::kCombine);
   const CombineSendShared shared =
@@ -34,13 +34,13 @@ template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads) masked_send_kernel(const __grid_constant__ SendParams params) {
   const CombineStart start = CombineStart::of(params.call);
   // All threads or none: others wait for them.
-  if (__syncthreads_or(static_cast<int>(start.broken)) != 0) return;
+  if (__syncthreads_or(static_cast<int>(is_broken(params.call.ranks))) != 0) return;
   SendParams& own = copy_without_masked(params, dynamic_shared());
   look_at_shadow_grants(params, own, LatencyKind::kCombine);
   const LatencyParams& call = own.call;
   const CombineSendShared shared =
       CombineSendShared::at(dynamic_shared() + kCopyBytes<SendParams>, call.ranks.num_ranks);
-  if (!send_combine<kFloat32>(own, shared, start) || threadIdx.x != 0) return;
+  if (!send_combine<kFloat32, false>(own, shared, start) || threadIdx.x != 0) return;
   const std::uint64_t number = *shared.number;
   if (blockIdx.x == 0) {
     *call.tables.combine = {number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kCombineThreads) masked_receive_kernel(const _
   const volatile SentCall& pending = *params.call.tables.combine;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};
   // All threads or none: others wait for them.
-  if (__syncthreads_or(static_cast<int>(start.broken || sent.pending == 0)) != 0) return;
+  if (__syncthreads_or(static_cast<int>(is_broken(params.call.ranks) || sent.pending == 0)) != 0) return;
   ReceiveParams& own = copy_without_masked(params, dynamic_shared());
   look_at_shadow(params, own);
   const LatencyParams& call = own.call;

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kDispatchThreads) masked_send_kernel(const __g
   look_at_shadow_grants(params, own, LatencyKind::kDispatch);
   auto& shared = *reinterpret_cast<DispatchSendShared*>(dynamic_shared() + round_up_part(sizeof(SendParams)));
   const LatencyParams& call = own.call;
-  send_dispatch<kCodec>(own, shared);
+  send_dispatch<kCodec>(own, shared, [] {});
   if (shared.number == 0 || threadIdx.x != 0) return;
   if (blockIdx.x == 0) {
     *call.tables.dispatch = {shared.number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};

@@ -132,7 +132,7 @@ struct CombineReceiveParams {
   const float* weights = nullptr;  ///< [T, K], given to this combine or to the dispatch; read with kExact
 };
 
-/// Blocks of either half: enough for the largest call of this shape to use all of `num_sms`.
+/// Blocks of either half, at least 2: enough for the largest call of this shape to use all of `num_sms`.
 int combine_blocks(const LatencyParams& call, const CombineRows& rows, int num_sms);
 /// As LatencyDispatchParams.
 struct LatencyCombineParams {

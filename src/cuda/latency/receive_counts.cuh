@@ -88,6 +88,14 @@ struct CountsLook {
       }
     }
   }
+
+  /// Whether those of the first sources are there.
+  __device__ bool are_of(const LatencyParams& call, std::uint64_t number) const {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) all = all && (i >= call.ranks.num_ranks || is_word_of(words[i], number));
+    return all;
+  }
 };
 
 /// Waits for the counts of all ranks and adds them up. `look`: at those of the first sources for the expert with the

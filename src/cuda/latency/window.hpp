@@ -12,7 +12,7 @@
 ///
 ///   field                     writer     order              says
 ///   grants[kind][r][n % 4]    rank r     relaxed / acquire  r's set for call n; r has read what was in it before
-///   headers[kind][set][s]     rank s     relaxed / acquire  LatencyHeader: s has come to the call
+///   headers[kind][set][s]     rank s     relaxed / relaxed  LatencyHeader: s has come to the call
 ///   counts[set][s][e]         rank s     relaxed / relaxed  dispatch: s's distinct tokens for expert e
 ///   done[set][s][b]           rank s     relaxed / acquire  combine: all that block b of s's send half stores is there
 ///   words and rows of a set   rank s     relaxed; flags of rows acquire, after a fence of the writer

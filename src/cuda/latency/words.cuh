@@ -237,21 +237,35 @@ class ReceivedHeader {
   std::uint32_t word_;
 };
 
+/// The first rank whose header this warp looks at, and this lane's word of a header. Lanes without one of their own read
+/// the first one once more.
+__device__ inline int first_header_rank() { return static_cast<int>(blockDim.x) / kWarpLanes - 1 - warp_idx(); }
+__device__ inline const std::uint64_t* header_word(const LatencyParams& call, LatencyKind kind, int set, int rank) {
+  const int word = lane_idx() < kLatencyHeaderWords ? lane_idx() : 0;
+  return header_words(call, call.ranks.rank, kind, set, rank) + word;
+}
+/// Null where this warp looks at none.
+__device__ inline const std::uint64_t* first_header_word(const LatencyParams& call, LatencyKind kind, int set) {
+  const int rank = first_header_rank();
+  return rank < call.ranks.num_ranks ? header_word(call, kind, set, rank) : nullptr;
+}
+
 /// Waits for the headers of all ranks in this rank's `set`, and compares them; calls `take(rank, header)` in a whole
 /// warp for each, also of calls that are then refused. All threads of a block; all of them, on every rank, get the same
 /// outcome, and what `take` wrote to shared memory. The last warps do it: the first may have something to finish.
+/// `look`: at first_header_word(), or null.
 template <typename Take>
 __device__ inline Outcome await_headers(const LatencyParams& call, LatencyKind kind, int set, std::uint64_t number,
-                                        Take take) {
+                                        Take take, const std::uint64_t* look = nullptr) {
   const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
   bool here = true;
   bool equal = true;
 #pragma unroll 1
-  for (int rank = num_warps - 1 - warp_idx(); rank < call.ranks.num_ranks; rank += num_warps) {
-    // Lanes without a word of their own read the first one once more.
-    const int word = lane_idx() < kLatencyHeaderWords ? lane_idx() : 0;
-    const Payload payload = wait_word(call.ranks, {Awaited::kEntry, rank, number},
-                                      header_words(call, call.ranks.rank, kind, set, rank) + word);
+  for (int rank = first_header_rank(); rank < call.ranks.num_ranks; rank += num_warps) {
+    const Wait wait{Awaited::kEntry, rank, number};
+    const std::uint64_t* const word = header_word(call, kind, set, rank);
+    const Payload payload = wait_payload(call.ranks, wait, word, look != nullptr ? *look : load_relaxed_system(word));
+    look = nullptr;
     const bool all_came = __all_sync(kAllLanes, static_cast<int>(payload.came)) != 0;
     __syncwarp();  // hands what each lane has acquired to all of them
     here = here && all_came;
@@ -301,9 +315,10 @@ __device__ inline bool is_last_block(std::uint32_t& arrivals) {
 }
 
 /// A block of a kernel that makes a whole call knows the call's number, and has granted the set that was owed, if it is
-/// the one to do that. One thread of each block but the first.
+/// the one to do that. One thread of each block but the first, mostly before its warp stores to peers: the release waits
+/// until what it has stored is there.
 __device__ inline void enter_whole_call(const LatencyParams& call, LatencyKind kind) {
-  add_acq_rel_device(&local_of(call).arrivals[static_cast<int>(kind)], 1U);
+  add_release_device(&local_of(call).arrivals[static_cast<int>(kind)], 1U);
 }
 
 /// Ends the turn of such a kernel, and leaves its set to the next one: only then have all blocks read all of it, and
@@ -315,9 +330,6 @@ __device__ inline void leave_whole_call(const LatencyParams& call, LatencyKind k
   count_turn(call, kind, sent.number);
   local_of(call).owed[static_cast<int>(kind)] = sent.set + 1;
 }
-
-/// The block that grants the set that is owed, where a kernel has one that is in no hurry then.
-__device__ inline bool is_granting_block() { return blockIdx.x + 1 == gridDim.x; }
 
 }  // namespace ferry::cuda::device
 

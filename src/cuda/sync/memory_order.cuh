@@ -72,6 +72,11 @@ __device__ inline std::uint32_t add_acq_rel_device(std::uint32_t* address, std::
   return before;
 }
 
+/// The same for a thread that does not need the sum.
+__device__ inline void add_release_device(std::uint32_t* address, std::uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 /// Orders ordinary accesses to global memory and those of the bulk copy engine, in both directions.

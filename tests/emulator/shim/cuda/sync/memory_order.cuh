@@ -43,6 +43,7 @@ inline std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t va
   *address = before + value;
   return before;
 }
+inline void add_release_device(std::uint32_t* address, std::uint32_t value) { add_acq_rel_device(address, value); }
 inline void fence_system() {}
 inline void fence_async_proxy() {}
 inline std::uint64_t now_ns() { return emulator::now_ns(); }
