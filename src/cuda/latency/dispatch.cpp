@@ -168,7 +168,10 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
                                    .num_local_experts = routing->local_expert_ids.size(),
                                    .num_slab_rows = to_size(routing->num_recv_rows),
                                    .weights = route.topk_weights.present()};
-  Result<std::shared_ptr<std::byte>> tables = parts.memory->take(LatencyTables::at(nullptr, shape).size_bytes);
+  // A captured one is cleared by the host, at once.
+  const std::size_t tables_bytes = LatencyTables::at(nullptr, shape).size_bytes;
+  Result<std::shared_ptr<std::byte>> tables =
+      captured ? parts.memory->take(tables_bytes) : parts.memory->take_for_calls(tables_bytes);
   if (!tables.ok()) return tables.status();
   routing->memory = *tables;
   routing->latency = LatencyTables::at(tables->get(), shape);

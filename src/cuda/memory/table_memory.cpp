@@ -1,5 +1,6 @@
 #include "cuda/memory/table_memory.hpp"
 
+#include <algorithm>
 #include <new>
 
 #include "cuda/driver/cuda_call.hpp"
@@ -16,7 +17,7 @@ Result<std::shared_ptr<TableMemory>> TableMemory::create(std::shared_ptr<DeviceA
 }
 
 TableMemory::~TableMemory() {
-  for (const auto& release : resting_) release();
+  release_all();
   cudaEventDestroy(last_call_);
 }
 
@@ -47,6 +48,27 @@ Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes, bool aga
     held_bytes_ += node::round_up_to_page(bytes);
   }
   return std::shared_ptr<std::byte>(*data, Bury{shared_from_this(), bytes});
+}
+
+Result<std::shared_ptr<std::byte>> TableMemory::take_for_calls(std::size_t bytes) {
+  const std::size_t pages = node::round_up_to_page(bytes);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto same =
+        std::find_if(kept_.begin(), kept_.end(), [pages](const Kept& kept) { return kept.bytes == pages; });
+    if (same != kept_.end()) {
+      std::byte* const data = same->data;
+      kept_.erase(same);
+      return std::shared_ptr<std::byte>(data, Keep{shared_from_this(), pages});
+    }
+  }
+  const Result<std::byte*> data = take_block(bytes, false);
+  if (!data.ok()) return data.status();
+  {
+    const std::lock_guard lock(mutex_);
+    held_bytes_ += pages;
+  }
+  return std::shared_ptr<std::byte>(*data, Keep{shared_from_this(), pages});
 }
 
 void TableMemory::shrink(const std::shared_ptr<std::byte>& block, std::size_t bytes) {
@@ -99,6 +121,14 @@ void TableMemory::bury(std::byte* data, std::size_t bytes) {
   });
 }
 
+void TableMemory::keep(std::byte* data, std::size_t bytes) try {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back({data, bytes});
+  if (closed_) reap();
+} catch (const std::bad_alloc&) {
+  // As in after_calls.
+}
+
 void TableMemory::bury_buffer(std::byte* data, std::size_t bytes) {
   after_calls([this, data, bytes] { arena_->give(data, bytes); });
   // At once where no call is under way: the program sees it in memory_usage, and may drop a Buffer to make room.
@@ -107,7 +137,7 @@ void TableMemory::bury_buffer(std::byte* data, std::size_t bytes) {
 }
 
 void TableMemory::reap() {
-  if (resting_.empty()) return;
+  if (resting_.empty() && kept_.empty()) return;
   if (!closed_) {
     const DeviceGuard guard(arena_->device());
     if (!guard.status().ok()) return;
@@ -115,8 +145,17 @@ void TableMemory::reap() {
     const Result<bool> done = is_done(last_call_);
     if (!done.ok() || !*done) return;
   }
+  release_all();
+}
+
+void TableMemory::release_all() {
   for (const auto& release : resting_) release();
   resting_.clear();
+  for (const Kept& kept : kept_) {
+    arena_->give(kept.data, kept.bytes);
+    held_bytes_ -= kept.bytes;
+  }
+  kept_.clear();
 }
 
 }  // namespace ferry::cuda

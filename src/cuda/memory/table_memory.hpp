@@ -32,6 +32,10 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   /// Freed with the last copy of the pointer, from any thread.
   /// `again`: right after another block, so that what rests is looked through only if memory is short.
   Result<std::shared_ptr<std::byte>> take(std::size_t bytes, bool again = false);
+  /// As take, for a block that only kernels of this group's calls use, and no graph: the next such block of its size may
+  /// be the same as soon as its owner dies, because later calls run behind those that used it. So a program that makes
+  /// many calls ahead of the GPU takes no more memory for that, and its host asks the driver nothing.
+  Result<std::shared_ptr<std::byte>> take_for_calls(std::size_t bytes);
   /// Makes a block of `take` shorter. What is cut off must be in no call's use.
   void shrink(const std::shared_ptr<std::byte>& block, std::size_t bytes);
   /// A block for the program, zeroed; the Buffer keeps this object alive.
@@ -55,16 +59,30 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
     void operator()(std::byte* block) const { memory->bury(block, bytes); }
   };
 
+  /// The deleter of a block of take_for_calls.
+  struct Keep {
+    std::shared_ptr<TableMemory> memory;
+    std::size_t bytes = 0;
+    void operator()(std::byte* block) const { memory->keep(block, bytes); }
+  };
+  struct Kept {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+
   /// From the arena, once what rests has been given back as far as it can be.
   Result<std::byte*> take_block(std::size_t bytes, bool again);
   void bury(std::byte* data, std::size_t bytes);
+  void keep(std::byte* data, std::size_t bytes);
   void bury_buffer(std::byte* data, std::size_t bytes);
   void reap();
+  void release_all();
 
   std::shared_ptr<DeviceArena> arena_;
   cudaEvent_t last_call_;
   mutable std::mutex mutex_;
   std::vector<std::function<void()>> resting_;  // guarded by mutex_
+  std::vector<Kept> kept_;                      // guarded by mutex_
   std::size_t held_bytes_ = 0;                  // guarded by mutex_
   bool closed_ = false;                         // guarded by mutex_
 };
