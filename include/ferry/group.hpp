@@ -67,8 +67,9 @@ struct GroupOptions {
   /// Devices that ranks of other hosts may reach this rank through, separated by commas: "eth0", "mlx5_0:1,mlx5_1:1";
   /// "all": every one. With InfiniBand or RoCE name the card's ports, since an interface ("ib0") only carries TCP.
   /// Empty: the variable FERRY_NET_DEVICES, else the active port of an RDMA card that is nearest to the rank's GPU (for
-  /// CPU ranks every active port), and the one interface that leads to rank 0. The variable UCX_NET_DEVICES overrides all
-  /// of them. Ranks of one host never use these devices among themselves, but shared memory and the loopback interface.
+  /// CPU ranks every active port), and the one interface that leads to rank 0. The variable UCX_NET_DEVICES overrides
+  /// all of them. Ranks of one host never use these devices among themselves, but shared memory and the loopback
+  /// interface.
   std::string net_devices{};
   /// Backend "cuda": a file that `ferry tune --out` wrote. Where a call's KernelOptions are 0 its settings take the
   /// place of the built-in defaults, if it has any for this GPU, number of ranks and size of rows. They change no

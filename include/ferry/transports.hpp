@@ -61,8 +61,8 @@ struct GpuDirectFact {
   std::string advice{};    ///< what to do where it is not present
 };
 
-/// Everything that GroupOptions::ring_memory = "gpu" needs of this host, as far as it shows without a group. `transport`
-/// and `device` as in GroupOptions. Opens the transport's library.
+/// Everything that GroupOptions::ring_memory = "gpu" needs of this host, as far as it shows without a group.
+/// `transport` and `device` as in GroupOptions. Opens the transport's library.
 FERRY_API std::vector<GpuDirectFact> gpu_direct_facts(const std::string& transport = "auto", int device = -1);
 
 }  // namespace ferry

@@ -68,8 +68,8 @@ class Group(LatencyCalls):
         that a launcher's ranks have to arrive. By default 600 for calls and 50 to arrive. A rank that dies or leaves
         its group is noticed within a second, whatever the timeout.
     arena_bytes: most symmetric memory that this rank can use; address space only, memory is taken as needed.
-    ranks_per_node: ranks that share memory, consecutive ones; 0: those of each host. Fewer than a host has emulate nodes
-        on it. The same on every rank. What GPU tensors do not do over several nodes yet raises
+    ranks_per_node: ranks that share memory, consecutive ones; 0: those of each host. Fewer than a host has emulate
+        nodes on it. The same on every rank. What GPU tensors do not do over several nodes yet raises
         :class:`ferry.Unsupported`.
     transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
     ring_memory: where ranks of GPUs have their rings between nodes: "host", "gpu" (GPUDirect; cannot be had yet) or

@@ -64,7 +64,7 @@ struct Layer {
     return {.hidden = 264,
             .order = random() % 2 == 0 ? CombineOrder::kExact : CombineOrder::kRankSums,
             .own_weights = random() % 2 == 0,
-            .num_blocks = 1 + static_cast<int>(random() % 3),
+            .num_blocks = 2 + static_cast<int>(random() % 3),
             .seed = random(),
             .masked = masked};
   }

@@ -9,8 +9,8 @@
 
 namespace ferry::cuda::device {
 
-/// The first block of a combine adds up nothing: it tells the peers that this rank has come, grants the set that is owed,
-/// and reports. Everybody waits for the last block that adds up, so those have nothing else to do.
+/// The first block of a combine adds up nothing: it tells the peers that this rank has come, grants the set that is
+/// owed, and reports. Everybody waits for the last block that adds up, so those have nothing else to do.
 __device__ inline bool is_clerk() { return blockIdx.x == 0; }
 
 /// Warps of a block that add up rows, of either half. One more, the first, waits for the call's turn meanwhile, and

@@ -237,8 +237,8 @@ class ReceivedHeader {
   std::uint32_t word_;
 };
 
-/// The first rank whose header this warp looks at, and this lane's word of a header. Lanes without one of their own read
-/// the first one once more.
+/// The first rank whose header this warp looks at, and this lane's word of a header. Lanes without one of their own
+/// read the first one once more.
 __device__ inline int first_header_rank() { return static_cast<int>(blockDim.x) / kWarpLanes - 1 - warp_idx(); }
 __device__ inline const std::uint64_t* header_word(const LatencyParams& call, LatencyKind kind, int set, int rank) {
   const int word = lane_idx() < kLatencyHeaderWords ? lane_idx() : 0;
@@ -315,8 +315,8 @@ __device__ inline bool is_last_block(std::uint32_t& arrivals) {
 }
 
 /// A block of a kernel that makes a whole call knows the call's number, and has granted the set that was owed, if it is
-/// the one to do that. One thread of each block but the first, mostly before its warp stores to peers: the release waits
-/// until what it has stored is there.
+/// the one to do that. One thread of each block but the first, mostly before its warp stores to peers: the release
+/// waits until what it has stored is there.
 __device__ inline void enter_whole_call(const LatencyParams& call, LatencyKind kind) {
   add_release_device(&local_of(call).arrivals[static_cast<int>(kind)], 1U);
 }

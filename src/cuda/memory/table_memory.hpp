@@ -32,9 +32,9 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   /// Freed with the last copy of the pointer, from any thread.
   /// `again`: right after another block, so that what rests is looked through only if memory is short.
   Result<std::shared_ptr<std::byte>> take(std::size_t bytes, bool again = false);
-  /// As take, for a block that only kernels of this group's calls use, and no graph: the next such block of its size may
-  /// be the same as soon as its owner dies, because later calls run behind those that used it. So a program that makes
-  /// many calls ahead of the GPU takes no more memory for that, and its host asks the driver nothing.
+  /// As take, for a block that only kernels of this group's calls use, and no graph: the next such block of its size
+  /// may be the same as soon as its owner dies, because later calls run behind those that used it. So a program that
+  /// makes many calls ahead of the GPU takes no more memory for that, and its host asks the driver nothing.
   Result<std::shared_ptr<std::byte>> take_for_calls(std::size_t bytes);
   /// Makes a block of `take` shorter. What is cut off must be in no call's use.
   void shrink(const std::shared_ptr<std::byte>& block, std::size_t bytes);

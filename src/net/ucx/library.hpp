@@ -49,8 +49,8 @@ struct Library {
   std::string file{};     ///< for people: the whole version, and the path of the library
 };
 
-/// The first call loads the library, from where FERRY_UCX_LIBRARY (a folder, or a file) says, and runs only its load-time
-/// constructors. Callable from any thread; never destroyed.
+/// The first call loads the library, from where FERRY_UCX_LIBRARY (a folder, or a file) says, and runs only its
+/// load-time constructors. Callable from any thread; never destroyed.
 /// @errors kUnsupported: not installed, too old, or not what this process has loaded already
 Result<const Library*> library();
 
