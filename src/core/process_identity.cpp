@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -20,9 +21,9 @@ std::uint64_t read_start_time() {
   constexpr int kFieldAfterName = 3;
   constexpr int kStartTimeField = 22;
   std::string field;
-  for (int i = kFieldAfterName; i < kStartTimeField; ++i) rest >> field;
-  std::uint64_t ticks = 0;
-  rest >> ticks;
+  for (int i = kFieldAfterName; i <= kStartTimeField; ++i) rest >> field;
+  std::uint64_t ticks = 0;  // numbers are not read by `>>`: see number_in() in net/nearest.cpp
+  std::from_chars(field.data(), field.data() + field.size(), ticks);
   return ticks;
 }
 

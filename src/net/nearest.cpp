@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <compare>
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <string>
 #include <system_error>
 
 namespace ferry::net {
@@ -17,6 +19,16 @@ struct Place {
   int numa_node = -1;                ///< -1: not known
 };
 
+/// -1: none. Not read by `>>`, which asks the locale of the process's C++ library: a Python module brings its own.
+int number_in(const std::filesystem::path& path) {
+  std::string text;
+  std::ifstream file(path);
+  std::getline(file, text);
+  int number = -1;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), number);
+  return read.ec == std::errc() ? number : -1;
+}
+
 std::optional<Place> place_of(const std::filesystem::path& link, const std::filesystem::path& sys) {
   std::error_code error;
   const std::filesystem::path device = std::filesystem::canonical(link, error);
@@ -25,7 +37,7 @@ std::optional<Place> place_of(const std::filesystem::path& link, const std::file
   if (error) return std::nullopt;
   Place place;
   for (const std::filesystem::path& part : device.lexically_relative(root)) place.bridges.push_back(part.string());
-  if (!(std::ifstream(device / "numa_node") >> place.numa_node)) place.numa_node = -1;
+  place.numa_node = number_in(device / "numa_node");
   return place;
 }
 

@@ -36,7 +36,7 @@ Result<std::shared_ptr<RoutingState>> NodesLatency::make_dispatch(const LatencyD
   rows.routing = made;
   const bool aside = call.split && !*captured;
   if (aside) {
-    Result<std::shared_ptr<StreamPoint>> sent = StreamPoint::create();
+    Result<std::shared_ptr<StreamPoint>> sent = side_->point();
     if (!sent.ok()) return refused(sent.status());
     routing.sent = std::move(*sent);
     const Result<Stream> stream = side_->fork(kDispatch, call.stream);
@@ -67,7 +67,7 @@ Status NodesLatency::make_combine(const LatencyCombineCall& call) {
   const bool aside = call.split && !*captured;
   routing.sent = nullptr;
   if (aside) {
-    Result<std::shared_ptr<StreamPoint>> sent = StreamPoint::create();
+    Result<std::shared_ptr<StreamPoint>> sent = side_->point();
     if (!sent.ok()) return refused(sent.status());
     routing.sent = std::move(*sent);
     const Result<Stream> stream = side_->fork(kName, rows.stream);

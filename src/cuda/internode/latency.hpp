@@ -31,7 +31,7 @@ struct NodesLatencyRouting final : NodesRouting {
 class NodesLatency {
  public:
   /// All must outlive it. `side`: in groups of several nodes.
-  NodesLatency(Context& context, Placements& placements, const SideStream* side)
+  NodesLatency(Context& context, Placements& placements, SideStream* side)
       : context_(context), placements_(placements), side_(side) {}
 
   Result<std::shared_ptr<RoutingState>> dispatch(const LatencyDispatchCall& call);
@@ -44,7 +44,7 @@ class NodesLatency {
   Status make_receive(const LatencyReceiveCall& call, bool& made);
   Context& context_;
   Placements& placements_;
-  const SideStream* side_;
+  SideStream* side_;
 };
 
 }  // namespace ferry::cuda::internode

@@ -315,7 +315,7 @@ Result<std::byte*> HostTables::forward_tables(std::size_t bytes) { return ensure
 Result<std::unique_ptr<CallScratch>> CallScratch::create(const Parts& parts) {
   Result<PinnedBlock> window = take_pinned(kWindowBytes);
   if (!window.ok()) return window.status();
-  Result<SideStream> side = SideStream::create();
+  Result<SideStream> side = SideStream::create(parts.refusals_stream);
   if (!side.ok()) return side.status();
   return std::make_unique<CallScratch>(parts.sync->peers().arena(), std::move(*window), std::move(*side));
 }

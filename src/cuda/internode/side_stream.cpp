@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cuda/driver/cuda_call.hpp"
+#include "ferry/latency.hpp"
 
 namespace ferry::cuda::internode {
 
@@ -15,15 +16,27 @@ Result<std::shared_ptr<StreamPoint>> StreamPoint::create() {
   return std::make_shared<StreamPoint>(event);
 }
 
-Result<SideStream> SideStream::create() {
-  Result<std::shared_ptr<OwnStream>> stream = OwnStream::create();
-  if (!stream.ok()) return stream.status();
+Result<SideStream> SideStream::create(std::shared_ptr<OwnStream> stream) {
   Result<std::shared_ptr<StreamPoint>> forked = StreamPoint::create();
   if (!forked.ok()) return forked.status();
   SideStream side;
-  side.stream_ = std::move(*stream);
+  side.stream_ = std::move(stream);
   side.forked_ = std::move(*forked);
+  for (int i = 0; i < 2 * kMaxLatencyCallsInFlight; ++i) {
+    Result<std::shared_ptr<StreamPoint>> point = StreamPoint::create();
+    if (!point.ok()) return point.status();
+    side.points_.push_back(std::move(*point));
+  }
   return side;
+}
+
+Result<std::shared_ptr<StreamPoint>> SideStream::point() {
+  for (const std::shared_ptr<StreamPoint>& point : points_) {
+    if (point.use_count() == 1) return point;
+  }
+  Result<std::shared_ptr<StreamPoint>> made = StreamPoint::create();
+  if (made.ok()) points_.push_back(*made);
+  return made;
 }
 
 Result<Stream> SideStream::fork(std::string_view operation, Stream caller) const {
