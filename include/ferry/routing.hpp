@@ -69,7 +69,8 @@ struct RouteOptions {
 /// On a CUDA group with bounded rows (max_recv_rows, kSlab) counts come to the host only when asked for: num_used_rows,
 /// source (but that of latency_dispatch) and the spans of counts then wait for the route to finish. A Routing made
 /// while its stream was captured never has them on the host (num_used_rows is num_recv_rows, the spans are empty); use
-/// the views.
+/// the views. They are memory of the Routing: when its last copy goes, the group's next call may use that, so work that
+/// still reads them must be on a stream that this call follows.
 class FERRY_API Routing {
  public:
   Routing() = default;  ///< empty; using it in a call is kInvalidArgument
