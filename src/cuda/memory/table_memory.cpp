@@ -50,17 +50,19 @@ Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes, bool aga
   return std::shared_ptr<std::byte>(*data, Bury{shared_from_this(), bytes});
 }
 
+std::byte* TableMemory::take_kept(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto same = std::find_if(kept_.begin(), kept_.end(), [bytes](const Kept& kept) { return kept.bytes == bytes; });
+  if (same == kept_.end()) return nullptr;
+  std::byte* const data = same->data;
+  kept_.erase(same);
+  return data;
+}
+
 Result<std::shared_ptr<std::byte>> TableMemory::take_for_calls(std::size_t bytes) {
   const std::size_t pages = node::round_up_to_page(bytes);
-  {
-    const std::lock_guard lock(mutex_);
-    const auto same =
-        std::find_if(kept_.begin(), kept_.end(), [pages](const Kept& kept) { return kept.bytes == pages; });
-    if (same != kept_.end()) {
-      std::byte* const data = same->data;
-      kept_.erase(same);
-      return std::shared_ptr<std::byte>(data, Keep{shared_from_this(), pages});
-    }
+  if (std::byte* const kept = take_kept(pages)) {
+    return std::shared_ptr<std::byte>(kept, Keep{shared_from_this(), pages});
   }
   const Result<std::byte*> data = take_block(bytes, false);
   if (!data.ok()) return data.status();

@@ -74,6 +74,8 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   Result<std::byte*> take_block(std::size_t bytes, bool again);
   void bury(std::byte* data, std::size_t bytes);
   void keep(std::byte* data, std::size_t bytes);
+  /// A kept block of that size; null: none.
+  std::byte* take_kept(std::size_t bytes);
   void bury_buffer(std::byte* data, std::size_t bytes);
   void reap();
   void release_all();
