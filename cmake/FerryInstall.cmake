@@ -31,7 +31,8 @@ install(FILES "${PROJECT_BINARY_DIR}/ferry-config.cmake" "${PROJECT_BINARY_DIR}/
 # As above, a static library leaves its dependencies to the program. The paths are relative, so the tree can be moved.
 set(ferry_pkgconfig_libs)
 if(ferry_library_type STREQUAL "STATIC_LIBRARY")
-  set(ferry_pkgconfig_libs "-lcrypto -pthread -ldl")
+  # The last two for programs in C, whose linker adds neither.
+  set(ferry_pkgconfig_libs "-lcrypto -pthread -ldl -lstdc++ -lm")
   if(NOT FERRY_FMT_HEADER_ONLY)
     string(APPEND ferry_pkgconfig_libs " -lfmt")
   endif()

@@ -29,13 +29,13 @@ check() { # name command...
 
 check_format() {
   local said unformatted
-  if ! said=$(project_files '*.cpp' '*.hpp' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run -Werror 2>&1); then
+  if ! said=$(project_files '*.cpp' '*.hpp' '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run -Werror 2>&1); then
     unformatted=$(sed -n 's/: error: code should be clang-formatted.*//p' <<<"$said" | cut -d: -f1 | sort | uniq -c)
     printf '%s\n' "places that \"make format\" would change:" "${unformatted:-none; clang-format failed: $said}"
     return 1
   fi
   # clang-format leaves comments alone.
-  if project_files '*.cpp' '*.hpp' '*.cu' '*.cuh' | LC_ALL=C.UTF-8 xargs grep -nHE '^.{121,}'; then
+  if project_files '*.cpp' '*.hpp' '*.c' '*.h' '*.cu' '*.cuh' | LC_ALL=C.UTF-8 xargs grep -nHE '^.{121,}'; then
     echo 'lines longer than 120 columns'
     return 1
   fi
@@ -97,7 +97,7 @@ case ${1-} in
     exit $((num_failed > 0))
     ;;
   format)
-    project_files '*.cpp' '*.hpp' '*.cu' '*.cuh' | xargs clang-format-14 -i
+    project_files '*.cpp' '*.hpp' '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format-14 -i
     find_ruff
     project_files '*.py' '*.pyi' | xargs "$ruff" format --quiet
     ;;

@@ -4,7 +4,7 @@
 #                        and find_package and pkg-config again
 cmake_minimum_required(VERSION 3.25)
 
-set(common -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" -DCMAKE_BUILD_TYPE=Debug)
+set(common -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_C_COMPILER=${C_COMPILER}" -DCMAKE_BUILD_TYPE=Debug)
 
 function(run)
   list(JOIN ARGN " " command_line)
@@ -23,6 +23,7 @@ function(build_and_run_consumer build_dir)
   run("${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}/consumer" -B "${build_dir}" ${common} ${ARGN})
   run("${CMAKE_COMMAND}" --build "${build_dir}" --parallel)
   run_consumer("${build_dir}/consumer")
+  run_consumer("${build_dir}/consumer_in_c")
 endfunction()
 
 # As a Makefile would: the compiler with what pkg-config prints.
@@ -42,6 +43,9 @@ function(build_and_run_with_pkg_config prefix)
   run("${CXX_COMPILER}" -std=c++20 ${cflags} "${CMAKE_CURRENT_LIST_DIR}/consumer/main.cpp" -o "${program}" ${libs}
       "-Wl,-rpath,${lib_dir}")
   run_consumer("${program}")
+  run("${C_COMPILER}" -std=c99 ${cflags} "${CMAKE_CURRENT_LIST_DIR}/consumer/main.c" -o "${program}_in_c" ${libs}
+      "-Wl,-rpath,${lib_dir}")
+  run_consumer("${program}_in_c")
 endfunction()
 
 # Installs a build tree and moves the result: nothing in the package may depend on its original location.

@@ -44,7 +44,7 @@ readonly outside='^<[^>]+>$'         # the standard library, the system, third p
 readonly public='^"ferry/[a-z0-9_]+\.h(pp)?"$'
 in_source() { printf '^"%s/[a-z0-9_/]+\.(hpp|h|cuh)"$' "$1"; }
 
-allow_only include "public headers include the standard library and each other" "$standard" "$public"
+allow_only include "public headers include the standard library and each other" "$standard" '^<stdint\.h>$' "$public"
 allow_only src/plan "plan is pure arithmetic: public headers and itself" "$standard" '^<fmt/format.h>$' "$public" "$(in_source plan)"
 allow_only src/numeric "numeric is arithmetic: public headers, plan and itself" "$outside" "$public" "$(in_source numeric)" \
   "$(in_source plan)"
@@ -90,6 +90,8 @@ allow_cuda intranode "a kind of call includes everything of src/cuda but other k
   core plan numeric node cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context
 allow_cuda internode "calls over several nodes include all that calls of one node do, those calls, rail and call" \
   core plan numeric node net rail call cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context cuda/intranode
+allow_only src/c "the C interface uses the library as users do: public headers and itself" "$outside" "$public" \
+  "$(in_source c)"
 allow_only tools/launch "what forks ranks, for tools and tests alike: public headers and itself" "$outside" "$public" \
   "$(in_source launch)"
 allow_only tools "tools use the library as users do: public headers and their own" "$outside" "$public" \

@@ -1,0 +1,145 @@
+#ifndef FERRY_GROUP_H
+#define FERRY_GROUP_H
+
+/// C interface: bootstraps, groups, symmetric memory. Include ferry/ferry.h.
+
+#include "ferry/ferry_base.h"
+
+// NOLINTBEGIN(readability-identifier-naming): C has no namespaces
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// Only used while a group is created from it; may serve many groups, one after the other.
+typedef struct ferry_bootstrap ferry_bootstrap;
+
+/// For ranks that are threads of this process. Writes `num_ranks` handles; bootstraps[r] is for the thread of rank r.
+FERRY_C_API ferry_status* ferry_bootstrap_create_in_process(int32_t num_ranks, ferry_bootstrap** bootstraps);
+
+/// ferry::TcpBootstrapOptions: ranks numbered by hand.
+typedef struct ferry_tcp_options {
+  uint64_t struct_size;
+  const char* host;    ///< of rank 0; NULL: "127.0.0.1"
+  const char* secret;  ///< the same on all ranks
+  int64_t timeout_ns;  ///< for all ranks to arrive; 0: 50 s
+  int32_t rank;
+  int32_t num_ranks;
+  int32_t port;       ///< on which rank 0 listens
+  int32_t listen_fd;  ///< rank 0: a listening socket to use instead, which the bootstrap takes over; 0: none
+} ferry_tcp_options;
+
+FERRY_C_API ferry_status* ferry_bootstrap_create_tcp(const ferry_tcp_options* options, ferry_bootstrap** bootstrap);
+
+/// TCP, with what torchrun, mpirun or srun set in the environment, or you in FERRY_RANK, FERRY_NUM_RANKS, FERRY_HOST,
+/// FERRY_PORT and FERRY_SECRET (docs/bootstrap.md). timeout_ns: for all ranks to arrive; 0: 50 s.
+FERRY_C_API ferry_status* ferry_bootstrap_create_from_environment(int64_t timeout_ns, ferry_bootstrap** bootstrap);
+
+/// Every rank passes `num_bytes` bytes, the same number on all ranks, and gets those of all ranks, in rank order. Waits
+/// at most about `timeout_ns` nanoseconds, if it can bound that.
+/// Returns 0, or the code of what went wrong (FERRY_ERROR_TIMEOUT, …; other numbers count as FERRY_ERROR_TRANSPORT).
+typedef int32_t (*ferry_all_gather)(void* user, const void* mine, uint64_t num_bytes, void* all, int64_t timeout_ns);
+
+/// An all-gather of your own: MPI, a key-value store, ….
+typedef struct ferry_callback_options {
+  uint64_t struct_size;
+  ferry_all_gather all_gather;
+  void* user;                 ///< handed to all_gather
+  const char* local_address;  ///< numeric address of this host on the network that joins it to rank 0; NULL: not known
+  int32_t rank;
+  int32_t num_ranks;
+} ferry_callback_options;
+
+/// all_gather and its `user` must stay good until the bootstrap is freed. It is called by the threads that use the
+/// bootstrap, while they do.
+FERRY_C_API ferry_status* ferry_bootstrap_create_callback(const ferry_callback_options* options,
+                                                          ferry_bootstrap** bootstrap);
+
+FERRY_C_API int32_t ferry_bootstrap_rank(const ferry_bootstrap* bootstrap);
+FERRY_C_API int32_t ferry_bootstrap_num_ranks(const ferry_bootstrap* bootstrap);
+/// Collective, for the program's own use. As ferry_all_gather: `all` has room for num_ranks * num_bytes, at most 1 MiB
+/// from each rank. timeout_ns 0: 50 s.
+FERRY_C_API ferry_status* ferry_bootstrap_all_gather(ferry_bootstrap* bootstrap, const void* mine, uint64_t num_bytes,
+                                                     void* all, int64_t timeout_ns);
+/// Ranks that still gather get FERRY_ERROR_PEER_LOST.
+FERRY_C_API void ferry_bootstrap_free(ferry_bootstrap* bootstrap);
+
+// ---- Groups ---------------------------------------------------------------------------------------------------------
+
+typedef struct ferry_group ferry_group;
+
+/// ferry::GroupOptions. The same on every rank, except arena_bytes, device, net_devices and tuning_file.
+typedef struct ferry_group_options {
+  uint64_t struct_size;
+  const char* backend;      ///< NULL: "auto", which is "cuda" where there is a GPU; host memory takes "cpu"
+  const char* transport;    ///< NULL: "auto"
+  const char* ring_memory;  ///< NULL: "auto"
+  const char* net_devices;  ///< NULL: the variable FERRY_NET_DEVICES, else found
+  const char* tuning_file;  ///< NULL: the variable FERRY_TUNING, else none
+  uint64_t arena_bytes;     ///< most symmetric memory of this rank; 0: 32 GiB of addresses
+  int64_t timeout_ns;       ///< deadline of every wait; 0: 10 minutes
+  uint64_t latency_bytes;   ///< backend "cuda": see ferry_latency_bytes_required
+  int64_t mask_timeout_ns;  ///< with mask_lost_ranks; 0: 100 s
+  int32_t ranks_per_node;   ///< 0: those of each host
+  int32_t mask_lost_ranks;  ///< latency mode goes on without lost ranks
+  int32_t use_device;       ///< backend "cuda": take the GPU `device`; 0: the calling thread's current one
+  int32_t device;
+} ferry_group_options;
+
+/// Collective.
+FERRY_C_API ferry_status* ferry_group_create(ferry_bootstrap* bootstrap, const ferry_group_options* options,
+                                             ferry_group** group);
+/// Collective, optional: waits until every rank is done, then leaves. Later calls are FERRY_ERROR_INVALID_ARGUMENT. The
+/// handle is still to be freed.
+FERRY_C_API ferry_status* ferry_group_destroy(ferry_group* group);
+/// Leaves the group, if that is not done yet, without waiting for other ranks. Its buffers and routings stay valid.
+FERRY_C_API void ferry_group_free(ferry_group* group);
+
+/// Filled by the library. Ranks are node-major.
+typedef struct ferry_topology {
+  uint64_t struct_size;
+  int32_t rank;
+  int32_t num_ranks;
+  int32_t ranks_per_node;
+  int32_t num_nodes;
+} ferry_topology;
+
+FERRY_C_API ferry_status* ferry_group_topology(const ferry_group* group, ferry_topology* topology);
+FERRY_C_API int32_t ferry_group_rank(const ferry_group* group);
+FERRY_C_API int32_t ferry_group_num_ranks(const ferry_group* group);
+/// Name of the backend in use. Static.
+FERRY_C_API const char* ferry_group_backend(const ferry_group* group);
+
+/// Filled by the library: symmetric memory of this rank, in bytes.
+typedef struct ferry_memory_usage {
+  uint64_t struct_size;
+  uint64_t control_bytes;
+  uint64_t network_bytes;
+  uint64_t staging_bytes;
+  uint64_t allocated_bytes;
+  uint64_t total_bytes;
+} ferry_memory_usage;
+
+FERRY_C_API ferry_status* ferry_group_memory_usage(const ferry_group* group, ferry_memory_usage* usage);
+/// Give back staging that no rank can still use. Local, between calls.
+FERRY_C_API ferry_status* ferry_group_trim(ferry_group* group);
+/// Wait until this rank's work on the stream is done, and report what went wrong since the last time.
+FERRY_C_API ferry_status* ferry_group_wait(ferry_group* group, void* stream);
+/// What ferry_group_wait would report now, without waiting.
+FERRY_C_API ferry_status* ferry_group_poll(ferry_group* group);
+
+/// Symmetric memory, from which peers of a node are reached without staging copies.
+typedef struct ferry_buffer ferry_buffer;
+
+/// Aligned to a page, zeroed. Local.
+FERRY_C_API ferry_status* ferry_group_allocate(ferry_group* group, uint64_t num_bytes, ferry_buffer** buffer);
+FERRY_C_API void* ferry_buffer_data(const ferry_buffer* buffer);
+FERRY_C_API uint64_t ferry_buffer_num_bytes(const ferry_buffer* buffer);
+/// May come before or after the group is freed.
+FERRY_C_API void ferry_buffer_free(ferry_buffer* buffer);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+// NOLINTEND(readability-identifier-naming)
+
+#endif  // FERRY_GROUP_H

@@ -1,0 +1,136 @@
+/// Groups and their memory.
+
+#include "ferry/group.hpp"
+
+#include "c/convert.hpp"
+#include "c/handles.hpp"
+#include "c/status.hpp"
+#include "c/structs.hpp"
+
+namespace ferry::c {
+namespace {
+
+constexpr const char* kNoGroup = "the group is null";
+
+GroupOptions to_options(const ferry_group_options& read) {
+  GroupOptions options;
+  options.backend = text_or(read.backend, options.backend.c_str());
+  options.transport = text_or(read.transport, options.transport.c_str());
+  options.ring_memory = text_or(read.ring_memory, options.ring_memory.c_str());
+  options.net_devices = text_or(read.net_devices, "");
+  options.tuning_file = text_or(read.tuning_file, "");
+  options.arena_bytes = nonzero_or(static_cast<std::size_t>(read.arena_bytes), options.arena_bytes);
+  options.timeout_ns = nonzero_or(read.timeout_ns, options.timeout_ns);
+  options.latency_bytes = static_cast<std::size_t>(read.latency_bytes);
+  options.mask_timeout_ns = nonzero_or(read.mask_timeout_ns, options.mask_timeout_ns);
+  options.ranks_per_node = read.ranks_per_node;
+  options.mask_lost_ranks = read.mask_lost_ranks != 0;
+  if (read.use_device != 0) options.device = read.device;
+  return options;
+}
+
+Status create(ferry_bootstrap* bootstrap, const ferry_group_options* given, ferry_group** handle) {
+  constexpr const char* kCall = "ferry_group_create";
+  if (handle == nullptr) return invalid(kCall, "the pointer to the group is null");
+  if (bootstrap == nullptr) return invalid(kCall, "the bootstrap is null");
+  ferry_group_options read;
+  if (Status status = read_struct(kCall, given, read); !status.ok()) return status;
+  auto made = std::make_unique<ferry_group>();
+  auto group = Group::create(bootstrap->value, to_options(read));
+  if (!group.ok()) return group.status();
+  made->value = std::move(*group);
+  *handle = made.release();
+  return {};
+}
+
+Status fill_topology(const ferry_group* group, ferry_topology* wanted) {
+  constexpr const char* kCall = "ferry_group_topology";
+  if (group == nullptr) return invalid(kCall, kNoGroup);
+  const Topology& topology = group->value->topology();
+  ferry_topology known{};
+  known.rank = topology.rank;
+  known.num_ranks = topology.num_ranks;
+  known.ranks_per_node = topology.ranks_per_node;
+  known.num_nodes = topology.num_nodes();
+  return write_struct(kCall, known, wanted);
+}
+
+Status fill_memory_usage(const ferry_group* group, ferry_memory_usage* wanted) {
+  constexpr const char* kCall = "ferry_group_memory_usage";
+  if (group == nullptr) return invalid(kCall, kNoGroup);
+  const MemoryUsage usage = group->value->memory_usage();
+  ferry_memory_usage known{};
+  known.control_bytes = usage.control_bytes;
+  known.network_bytes = usage.network_bytes;
+  known.staging_bytes = usage.staging_bytes;
+  known.allocated_bytes = usage.allocated_bytes;
+  known.total_bytes = usage.total_bytes();
+  return write_struct(kCall, known, wanted);
+}
+
+Status allocate(ferry_group* group, std::uint64_t num_bytes, ferry_buffer** handle) {
+  constexpr const char* kCall = "ferry_group_allocate";
+  if (group == nullptr) return invalid(kCall, kNoGroup);
+  if (handle == nullptr) return invalid(kCall, "the pointer to the buffer is null");
+  auto made = std::make_unique<ferry_buffer>();
+  Result<Buffer> buffer = group->value->allocate(static_cast<std::size_t>(num_bytes));
+  if (!buffer.ok()) return buffer.status();
+  made->value = std::move(*buffer);
+  *handle = made.release();
+  return {};
+}
+
+}  // namespace
+}  // namespace ferry::c
+
+using namespace ferry::c;
+
+ferry_status* ferry_group_create(ferry_bootstrap* bootstrap, const ferry_group_options* options, ferry_group** group) {
+  return guarded([&] { return create(bootstrap, options, group); });
+}
+
+ferry_status* ferry_group_destroy(ferry_group* group) {
+  return guarded([&] { return group == nullptr ? invalid("ferry_group_destroy", kNoGroup) : group->value->destroy(); });
+}
+
+void ferry_group_free(ferry_group* group) { delete group; }
+
+ferry_status* ferry_group_topology(const ferry_group* group, ferry_topology* topology) {
+  return guarded([&] { return fill_topology(group, topology); });
+}
+
+int32_t ferry_group_rank(const ferry_group* group) { return group == nullptr ? -1 : group->value->rank(); }
+int32_t ferry_group_num_ranks(const ferry_group* group) { return group == nullptr ? 0 : group->value->num_ranks(); }
+
+const char* ferry_group_backend(const ferry_group* group) {
+  return group == nullptr ? "" : group->value->backend().data();  // of a literal
+}
+
+ferry_status* ferry_group_memory_usage(const ferry_group* group, ferry_memory_usage* usage) {
+  return guarded([&] { return fill_memory_usage(group, usage); });
+}
+
+ferry_status* ferry_group_trim(ferry_group* group) {
+  return guarded([&] { return group == nullptr ? invalid("ferry_group_trim", kNoGroup) : group->value->trim(); });
+}
+
+ferry_status* ferry_group_wait(ferry_group* group, void* stream) {
+  return guarded(
+      [&] { return group == nullptr ? invalid("ferry_group_wait", kNoGroup) : group->value->wait(to_stream(stream)); });
+}
+
+ferry_status* ferry_group_poll(ferry_group* group) {
+  return guarded([&] { return group == nullptr ? invalid("ferry_group_poll", kNoGroup) : group->value->poll(); });
+}
+
+ferry_status* ferry_group_allocate(ferry_group* group, uint64_t num_bytes, ferry_buffer** buffer) {
+  return guarded([&] { return allocate(group, num_bytes, buffer); });
+}
+
+void* ferry_buffer_data(const ferry_buffer* buffer) { return buffer == nullptr ? nullptr : buffer->value.data(); }
+
+uint64_t ferry_buffer_num_bytes(const ferry_buffer* buffer) {
+  return buffer == nullptr ? 0 : buffer->value.size_bytes();
+}
+
+void ferry_buffer_free(ferry_buffer* buffer) { delete buffer; }

@@ -1,0 +1,125 @@
+#ifndef FERRY_C_STRUCTS_HPP
+#define FERRY_C_STRUCTS_HPP
+
+/// Structs of programs that were compiled with an older or a newer header than this library.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "ferry/ferry.h"
+#include "ferry/status.hpp"
+
+namespace ferry::c {
+
+/// Name of a struct, and its size when it was first released. That never changes: programs of then pass it for ever.
+struct StructVersion {
+  const char* name = "";
+  std::size_t first_bytes = 0;
+};
+
+template <typename T>
+inline constexpr StructVersion kVersionOf{};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_tcp_options>{"ferry_tcp_options", 48};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_callback_options>{"ferry_callback_options", 40};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_group_options>{"ferry_group_options", 96};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_topology>{"ferry_topology", 24};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_memory_usage>{"ferry_memory_usage", 48};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_route_input>{"ferry_route_input", 136};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_route_options>{"ferry_route_options", 72};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_dispatch_input>{"ferry_dispatch_input", 200};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_dispatch_output>{"ferry_dispatch_output", 328};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_dispatch_options>{"ferry_dispatch_options", 32};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_combine_input>{"ferry_combine_input", 328};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_combine_output>{"ferry_combine_output", 136};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_combine_options>{"ferry_combine_options", 32};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_latency_dispatch_input>{"ferry_latency_dispatch_input", 328};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_latency_dispatch_output>{"ferry_latency_dispatch_output", 136};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_latency_dispatch_options>{"ferry_latency_dispatch_options", 80};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_latency_combine_input>{"ferry_latency_combine_input", 136};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_latency_combine_output>{"ferry_latency_combine_output", 72};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_latency_combine_options>{"ferry_latency_combine_options", 32};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_latency_shape>{"ferry_latency_shape", 56};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_channel_tables_output>{"ferry_channel_tables_output", 328};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_execution_options>{"ferry_execution_options", 24};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_dispatch_layout_options>{"ferry_dispatch_layout_options", 104};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_dispatch_layout_output>{"ferry_dispatch_layout_output", 264};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_memory_shape>{"ferry_memory_shape", 152};
+
+/// Larger than any struct will be: a struct_size beyond is a number that nobody set.
+inline constexpr std::size_t kMaxStructBytes = 4096;
+
+/// @errors kInvalidArgument: below the first size, or absurd
+Status check_struct_size(const char* call, const StructVersion& version, std::uint64_t given_bytes);
+
+/// Bytes that this library does not know must be zero.
+/// @errors kUnsupported: they are not
+Status check_unknown(const char* call, const StructVersion& version, std::span<const std::byte> unknown);
+
+/// A struct as this library knows it, from one of the caller's: null, an older and a newer one, too.
+/// @errors kInvalidArgument: struct_size; kUnsupported: it sets what this library does not know
+template <typename T>
+Status read_struct(const char* call, const T* given, T& known) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  static_assert(kVersionOf<T>.first_bytes > sizeof(known.struct_size), "add the struct to the list above");
+  static_assert(kVersionOf<T>.first_bytes <= sizeof(T), "structs only grow");
+  known = T{};
+  if (given == nullptr) return {};
+  Status status = check_struct_size(call, kVersionOf<T>, given->struct_size);
+  if (!status.ok()) return status;
+  const std::span bytes(reinterpret_cast<const std::byte*>(given), static_cast<std::size_t>(given->struct_size));
+  const std::size_t num_known = std::min(bytes.size(), sizeof(T));
+  status = check_unknown(call, kVersionOf<T>, bytes.subspan(num_known));
+  if (status.ok()) std::memcpy(&known, bytes.data(), num_known);
+  return status;
+}
+
+/// Fills a caller's struct as far as both know it; zero past what this library knows.
+/// @errors kInvalidArgument: null, struct_size
+template <typename T>
+Status write_struct(const char* call, T known, T* wanted) {
+  if (wanted == nullptr) {
+    return Status(ErrorCode::kInvalidArgument, std::string(call) + ": the " + kVersionOf<T>.name + " to fill is null");
+  }
+  Status status = check_struct_size(call, kVersionOf<T>, wanted->struct_size);
+  if (!status.ok()) return status;
+  known.struct_size = wanted->struct_size;
+  const std::span bytes(reinterpret_cast<std::byte*>(wanted), static_cast<std::size_t>(known.struct_size));
+  const std::size_t num_known = std::min(bytes.size(), sizeof(T));
+  std::memcpy(bytes.data(), &known, num_known);
+  std::ranges::fill(bytes.subspan(num_known), std::byte{0});
+  return {};
+}
+
+}  // namespace ferry::c
+
+#endif  // FERRY_C_STRUCTS_HPP

@@ -1,0 +1,173 @@
+// The calls around the layer: quantisation, tables, masks, bounded rows.
+#include <stdio.h>
+#include <string.h>
+
+#include "c/check.h"
+
+enum { TOKENS = 3, TOPK = 2, HIDDEN = 128, EXPERTS = 4, BF16_ONE = 0x3F80, BF16_MINUS_HALF = 0xBF00 };
+
+static void fill(uint16_t* x) {
+  int i;
+  for (i = 0; i < TOKENS * HIDDEN; ++i) x[i] = i % 3 == 0 ? BF16_MINUS_HALF : BF16_ONE;
+}
+
+static void check_quantization(void) {
+  uint16_t x[TOKENS * HIDDEN];
+  uint16_t back[TOKENS * HIDDEN];
+  uint8_t q[TOKENS * HIDDEN];
+  float scales[TOKENS];
+  ferry_tensor x_view = matrix(x, FERRY_BFLOAT16, TOKENS, HIDDEN);
+  ferry_tensor back_view = matrix(back, FERRY_BFLOAT16, TOKENS, HIDDEN);
+  ferry_tensor q_view = matrix(q, FERRY_FLOAT8_E4M3, TOKENS, HIDDEN);
+  ferry_tensor scale_view = matrix(scales, FERRY_FLOAT32, TOKENS, 1);
+  ferry_execution_options options = {0};
+  fill(x);
+  options.struct_size = sizeof(options);
+  expect_ok(ferry_quantize_fp8(&x_view, &q_view, &scale_view, FERRY_FP8_SCALE_POWER_OF_TWO, &options, NULL),
+            "ferry_quantize_fp8");
+  expect(scales[0] == 1.0F / 256, "the scale: 2^ceil(log2(1 / 448))");
+  expect_ok(ferry_dequantize_fp8(&q_view, &scale_view, &back_view, NULL, NULL), "ferry_dequantize_fp8");
+  expect(memcmp(x, back, sizeof(x)) == 0, "FP8 and back");
+  expect_error(ferry_quantize_fp8(&x_view, &q_view, &scale_view, 9, NULL, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1,
+               "format");
+  options.backend = "none such";
+  expect_error(ferry_quantize_fp8(&x_view, &q_view, &scale_view, 0, &options, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1,
+               "none such");
+
+  q_view.dtype = FERRY_INT8;
+  expect_ok(ferry_quantize_int8(&x_view, &q_view, &scale_view, NULL, NULL), "ferry_quantize_int8");
+  expect(scales[0] == 1.0F / 127 && q[1] == 127, "INT8");
+  expect_ok(ferry_dequantize_int8(&q_view, &scale_view, &back_view, NULL, NULL), "ferry_dequantize_int8");
+  expect(back[1] == BF16_ONE, "INT8 and back");
+}
+
+static void check_layout(void) {
+  int32_t topk_idx[TOKENS * TOPK] = {0, 1, 2, -1, 3, 3};
+  int32_t of_rank[2];
+  int32_t of_expert[EXPERTS];
+  uint8_t in_rank[TOKENS * 2];
+  ferry_tensor ids = matrix(topk_idx, FERRY_INT32, TOKENS, TOPK);
+  ferry_dispatch_layout_options options = {0};
+  ferry_dispatch_layout_output output = {0};
+  options.struct_size = sizeof(options);
+  options.num_experts = EXPERTS;
+  options.num_ranks = 2;
+  output.struct_size = sizeof(output);
+  output.num_tokens_per_rank = matrix(of_rank, FERRY_INT32, 2, 0);
+  output.num_tokens_per_rank.num_dims = 1;
+  output.num_tokens_per_expert = matrix(of_expert, FERRY_INT32, EXPERTS, 0);
+  output.num_tokens_per_expert.num_dims = 1;
+  output.is_token_in_rank = matrix(in_rank, FERRY_UINT8, TOKENS, 2);
+  expect_ok(ferry_dispatch_layout(&ids, &options, &output, NULL), "ferry_dispatch_layout");
+  expect(of_rank[0] == 1 && of_rank[1] == 2, "tokens of each rank");
+  expect(of_expert[0] == 1 && of_expert[1] == 1 && of_expert[2] == 1 && of_expert[3] == 2, "tokens of each expert");
+  expect(in_rank[0] == 1 && in_rank[1] == 0 && in_rank[2] == 0 && in_rank[3] == 1, "whether a token is in a rank");
+}
+
+/// One rank: quantised dispatch into bounded rows, and the routing as tables.
+static void check_calls(ferry_group* group) {
+  enum { ROOM = 5 };
+  int32_t topk_idx[TOKENS * TOPK] = {0, 1, -1, -1, 3, 2};
+  float topk_weights[TOKENS * TOPK] = {1, 2, 3, 4, 5, 6};
+  uint16_t x[TOKENS * HIDDEN];
+  uint8_t rows[ROOM * HIDDEN];
+  uint8_t q[TOKENS * HIDDEN];
+  float scales[ROOM];
+  float expected_scales[TOKENS];
+  int32_t source_token[ROOM] = {0};
+  ferry_tensor x_view = matrix(x, FERRY_BFLOAT16, TOKENS, HIDDEN);
+  ferry_tensor q_view = matrix(q, FERRY_FLOAT8_E4M3, TOKENS, HIDDEN);
+  ferry_tensor scale_view = matrix(expected_scales, FERRY_FLOAT32, TOKENS, 1);
+  ferry_tensor view;
+  ferry_route_input choice = {0};
+  ferry_route_options options = {0};
+  ferry_dispatch_input send = {0};
+  ferry_dispatch_output receive = {0};
+  ferry_dispatch_options how = {0};
+  ferry_channel_tables_output tables = {0};
+  ferry_routing* routing = NULL;
+  fill(x);
+  choice.struct_size = sizeof(choice);
+  choice.topk_idx = matrix(topk_idx, FERRY_INT32, TOKENS, TOPK);
+  choice.topk_weights = matrix(topk_weights, FERRY_FLOAT32, TOKENS, TOPK);
+  options.struct_size = sizeof(options);
+  options.num_experts = EXPERTS;
+  options.max_recv_rows = ROOM;
+  expect_ok(ferry_route(group, &choice, &options, NULL, &routing), "ferry_route");
+  expect(ferry_routing_num_recv_rows(routing) == ROOM && ferry_routing_num_used_rows(routing) == 2, "bounded rows");
+  expect(ferry_routing_num_tokens(routing) == TOKENS && ferry_routing_num_topk(routing) == TOPK &&
+             ferry_routing_num_experts(routing) == EXPERTS && ferry_routing_layout(routing) == FERRY_LAYOUT_TOKENS,
+         "what was routed");
+  ferry_routing_topk_weights(routing, &view);
+  expect(view.num_dims == 2 && view.shape[0] == TOKENS && view.strides[0] == TOPK && view.dtype == FERRY_FLOAT32 &&
+             memcmp(view.data, topk_weights, sizeof(topk_weights)) == 0,
+         "the routing's copy of the weights");
+  ferry_routing_num_recv_rows_view(routing, &view);
+  expect(view.num_dims == 1 && *(const int32_t*)view.data == 2, "the number of rows in memory");
+  ferry_routing_source_ranges(routing, &view);
+  expect(view.num_dims == 0, "a view that is absent");
+
+  send.struct_size = sizeof(send);
+  send.x = x_view;
+  receive.struct_size = sizeof(receive);
+  receive.x = matrix(rows, FERRY_FLOAT8_E4M3, ROOM, HIDDEN);
+  receive.scales = matrix(scales, FERRY_FLOAT32, ROOM, 1);
+  how.struct_size = sizeof(how);
+  how.quantize = FERRY_QUANTIZE_FP8;
+  how.zero_padding = 1;
+  memset(rows, 0xFF, sizeof(rows));
+  expect_ok(ferry_dispatch(group, routing, &send, &receive, &how, NULL), "ferry_dispatch");
+  expect_ok(ferry_quantize_fp8(&x_view, &q_view, &scale_view, FERRY_FP8_SCALE_FLOAT32, NULL, NULL),
+            "ferry_quantize_fp8");
+  expect(memcmp(rows, q, HIDDEN) == 0 && memcmp(rows + HIDDEN, q + 2 * HIDDEN, HIDDEN) == 0, "quantised rows");
+  expect(scales[1] == expected_scales[2] && rows[2 * HIDDEN] == 0 && scales[4] == 0, "scales, and rows without tokens");
+
+  tables.struct_size = sizeof(tables);
+  tables.source_token = matrix(source_token, FERRY_INT32, ROOM, 0);
+  tables.source_token.num_dims = 1;
+  expect_ok(ferry_channel_tables(group, routing, 1, &tables, NULL), "ferry_channel_tables");
+  expect(source_token[0] == 0 && source_token[1] == 2 && source_token[2] == -1, "tokens of the rows");
+  expect_error(ferry_channel_tables(group, routing, 0, &tables, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1,
+               "num_channels");
+  ferry_routing_free(routing);
+}
+
+static void check_masks(ferry_bootstrap* bootstrap) {
+  ferry_group_options options = {0};
+  ferry_group* group = NULL;
+  int32_t masks[1] = {7};
+  ferry_tensor view = matrix(masks, FERRY_INT32, 1, 0);
+  view.num_dims = 1;
+  options.struct_size = sizeof(options);
+  options.backend = "cpu";
+  expect_ok(ferry_group_create(bootstrap, &options, &group), "ferry_group_create");
+  check_calls(group);
+  expect_error(ferry_latency_query_mask(group, &view, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "does not mask");
+  ferry_group_free(group);
+
+  options.mask_lost_ranks = 1;
+  expect_ok(ferry_group_create(bootstrap, &options, &group), "ferry_group_create");
+  expect_ok(ferry_latency_query_mask(group, &view, NULL), "ferry_latency_query_mask");
+  expect(masks[0] == 0, "no rank is masked");
+  expect_error(ferry_latency_update_mask(group, 0, 1, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "rank");
+  expect_ok(ferry_latency_clear_mask(group, NULL), "ferry_latency_clear_mask");
+  ferry_group_free(group);
+}
+
+int main(void) {
+  ferry_bootstrap* bootstrap = NULL;
+  ferry_latency_shape shape = {0};
+  uint64_t num_bytes = 1;
+  check_quantization();
+  check_layout();
+  expect_ok(ferry_bootstrap_create_in_process(1, &bootstrap), "ferry_bootstrap_create_in_process");
+  check_masks(bootstrap);
+  ferry_bootstrap_free(bootstrap);
+  shape.struct_size = sizeof(shape);
+  shape.max_tokens = shape.num_topk = 1;
+  shape.dispatch_row_bytes = shape.combine_row_bytes = HIDDEN;
+  expect_ok(ferry_latency_bytes_required(&shape, &num_bytes), "ferry_latency_bytes_required");
+  expect(num_bytes == 0, "CPU ranks need no memory to receive in");
+  printf("calls_test: ok\n");
+  return 0;
+}

@@ -1,0 +1,230 @@
+#include "c/layer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static float expert(int64_t expert_id, float x) { return (float)(expert_id + 1) * x; }
+
+layer make_layer(ferry_group* group) {
+  layer made;
+  int32_t rank = ferry_group_rank(group);
+  int64_t i;
+  made.group = group;
+  made.num_tokens = 5 + 3 * rank;
+  made.num_experts = 2 * ferry_group_num_ranks(group) + 1;
+  made.x = memory((size_t)(made.num_tokens * LAYER_HIDDEN) * sizeof(float));
+  made.topk_idx = memory((size_t)(made.num_tokens * LAYER_TOPK) * sizeof(int64_t));
+  made.topk_weights = memory((size_t)(made.num_tokens * LAYER_TOPK) * sizeof(float));
+  made.out = memory((size_t)(made.num_tokens * LAYER_HIDDEN) * sizeof(float));
+  for (i = 0; i < made.num_tokens * LAYER_HIDDEN; ++i) made.x[i] = (float)((7 * i + 3 * rank) % 17 - 8);
+  for (i = 0; i < made.num_tokens * LAYER_TOPK; ++i) {
+    // Experts of a token differ; every eleventh entry has none.
+    int64_t token = i / LAYER_TOPK;
+    made.topk_idx[i] = i % 11 == 10 ? -1 : (3 * token + 2 * (i % LAYER_TOPK) + rank) % made.num_experts;
+    made.topk_weights[i] = (float)(i % 5) / 4.0F;
+  }
+  return made;
+}
+
+void free_layer(layer* made) {
+  free(made->x);
+  free(made->topk_idx);
+  free(made->topk_weights);
+  free(made->out);
+}
+
+void expect_dense(layer* made, const char* what) {
+  int64_t i;
+  for (i = 0; i < made->num_tokens * LAYER_HIDDEN; ++i) {
+    int64_t entry = i / LAYER_HIDDEN * LAYER_TOPK;
+    int64_t end = entry + LAYER_TOPK;
+    float sum = 0;
+    for (; entry < end; ++entry) {
+      if (made->topk_idx[entry] >= 0) sum += made->topk_weights[entry] * expert(made->topk_idx[entry], made->x[i]);
+    }
+    if (made->out[i] != sum) {
+      fprintf(stderr, "failed: %s: element %lld is %g, expected %g\n", what, (long long)i, (double)made->out[i],
+              (double)sum);
+      exit(1);
+    }
+  }
+  memset(made->out, 0xFF, (size_t)(made->num_tokens * LAYER_HIDDEN) * sizeof(float));
+}
+
+static ferry_route_input choice_of(const layer* made) {
+  ferry_route_input choice = {0};
+  choice.struct_size = sizeof(choice);
+  choice.topk_idx = matrix(made->topk_idx, FERRY_INT64, made->num_tokens, LAYER_TOPK);
+  choice.topk_weights = matrix(made->topk_weights, FERRY_FLOAT32, made->num_tokens, LAYER_TOPK);
+  return choice;
+}
+
+void run_experts_layout(layer* made) {
+  ferry_route_input choice = choice_of(made);
+  ferry_route_options options = {0};
+  ferry_dispatch_input send = {0};
+  ferry_dispatch_output receive = {0};
+  ferry_combine_input results = {0};
+  ferry_combine_output sums = {0};
+  ferry_combine_options weighted = {0};
+  ferry_routing* routing = NULL;
+  ferry_buffer* rows = NULL;
+  const int64_t* offsets;
+  const int32_t* ids;
+  int64_t num_rows, num_offsets, num_local, local, i;
+  float* values;
+
+  options.struct_size = sizeof(options);
+  options.num_experts = made->num_experts;
+  options.layout = FERRY_LAYOUT_EXPERTS;
+  options.expert_alignment = 4;
+  expect_ok(ferry_route(made->group, &choice, &options, NULL, &routing), "ferry_route");
+  num_rows = ferry_routing_num_recv_rows(routing);
+  expect_ok(ferry_group_allocate(made->group, (uint64_t)(num_rows * LAYER_HIDDEN) * sizeof(float), &rows),
+            "ferry_group_allocate");
+  values = ferry_buffer_data(rows);
+
+  send.struct_size = sizeof(send);
+  send.x = matrix(made->x, FERRY_FLOAT32, made->num_tokens, LAYER_HIDDEN);
+  receive.struct_size = sizeof(receive);
+  receive.x = matrix(values, FERRY_FLOAT32, num_rows, LAYER_HIDDEN);
+  expect_ok(ferry_dispatch(made->group, routing, &send, &receive, NULL, NULL), "ferry_dispatch");
+
+  offsets = ferry_routing_expert_row_offsets(routing, &num_offsets);
+  ids = ferry_routing_local_expert_ids(routing, &num_local);
+  expect(num_local == ferry_routing_num_local_experts(routing) && num_offsets == num_local + 1, "lengths of arrays");
+  for (local = 0; local < num_local; ++local) {
+    expect(offsets[local] % 4 == 0, "alignment");
+    for (i = offsets[local] * LAYER_HIDDEN; i < offsets[local + 1] * LAYER_HIDDEN; ++i) {
+      values[i] = expert(ids[local], values[i]);
+    }
+  }
+
+  results.struct_size = sizeof(results);
+  results.x = receive.x;
+  sums.struct_size = sizeof(sums);
+  sums.x = matrix(made->out, FERRY_FLOAT32, made->num_tokens, LAYER_HIDDEN);
+  weighted.struct_size = sizeof(weighted);
+  weighted.weighted = 1;
+  expect_ok(ferry_combine(made->group, routing, &results, &sums, &weighted, NULL), "ferry_combine");
+  expect_dense(made, "layout experts");
+  ferry_buffer_free(rows);
+  ferry_routing_free(routing);
+}
+
+void run_tokens_layout(layer* made) {
+  ferry_route_input choice = choice_of(made);
+  ferry_route_options options = {0};
+  ferry_dispatch_input send = {0};
+  ferry_dispatch_output receive = {0};
+  ferry_combine_input results = {0};
+  ferry_combine_output sums = {0};
+  ferry_routing* routing = NULL;
+  const int32_t* ids;
+  int32_t* owners = memory((size_t)made->num_experts * sizeof(int32_t));
+  int32_t* recv_idx;
+  int32_t* source;
+  float* recv_weights;
+  float* rows;
+  int64_t num_rows, row, k, h;
+
+  // Experts dealt out in turn, for once.
+  for (k = 0; k < made->num_experts; ++k) owners[k] = (int32_t)(k % ferry_group_num_ranks(made->group));
+  options.struct_size = sizeof(options);
+  options.num_experts = made->num_experts;
+  options.expert_to_rank = owners;
+  options.num_expert_to_rank = made->num_experts;
+  expect_ok(ferry_route(made->group, &choice, &options, NULL, &routing), "ferry_route");
+  free(owners);  // nothing of the options is kept
+  num_rows = ferry_routing_num_recv_rows(routing);
+  rows = memory((size_t)(num_rows * LAYER_HIDDEN) * sizeof(float));
+  recv_idx = memory((size_t)(num_rows * LAYER_TOPK) * sizeof(int32_t));
+  recv_weights = memory((size_t)(num_rows * LAYER_TOPK) * sizeof(float));
+  source = memory((size_t)(num_rows * 2) * sizeof(int32_t));
+
+  send.struct_size = sizeof(send);
+  send.x = matrix(made->x, FERRY_FLOAT32, made->num_tokens, LAYER_HIDDEN);
+  receive.struct_size = sizeof(receive);
+  receive.x = matrix(rows, FERRY_FLOAT32, num_rows, LAYER_HIDDEN);
+  receive.topk_idx = matrix(recv_idx, FERRY_INT32, num_rows, LAYER_TOPK);
+  receive.topk_weights = matrix(recv_weights, FERRY_FLOAT32, num_rows, LAYER_TOPK);
+  receive.source = matrix(source, FERRY_INT32, num_rows, 2);
+  expect_ok(ferry_dispatch(made->group, routing, &send, &receive, NULL, NULL), "ferry_dispatch");
+
+  ids = ferry_routing_local_expert_ids(routing, NULL);
+  for (row = 0; row < num_rows; ++row) {
+    float factor = 0;
+    expect(row == 0 || source[2 * row] >= source[2 * row - 2], "rows in order of their sources");
+    for (k = row * LAYER_TOPK; k < (row + 1) * LAYER_TOPK; ++k) {
+      if (recv_idx[k] >= 0) factor += recv_weights[k] * expert(ids[recv_idx[k]], 1);
+    }
+    for (h = 0; h < LAYER_HIDDEN; ++h) rows[row * LAYER_HIDDEN + h] *= factor;
+  }
+
+  results.struct_size = sizeof(results);
+  results.x = receive.x;
+  sums.struct_size = sizeof(sums);
+  sums.x = matrix(made->out, FERRY_FLOAT32, made->num_tokens, LAYER_HIDDEN);
+  expect_ok(ferry_combine(made->group, routing, &results, &sums, NULL, NULL), "ferry_combine");
+  expect_dense(made, "layout tokens");
+  free(rows);
+  free(recv_idx);
+  free(recv_weights);
+  free(source);
+  ferry_routing_free(routing);
+}
+
+void run_latency_mode(layer* made, int32_t split) {
+  const int64_t max_tokens = 5 + 3 * (ferry_group_num_ranks(made->group) - 1);
+  const int64_t capacity = max_tokens * ferry_group_num_ranks(made->group);
+  const int64_t most_local = 3;  // of 2 R + 1 experts
+  ferry_latency_dispatch_input send = {0};
+  ferry_latency_dispatch_output receive = {0};
+  ferry_latency_dispatch_options options = {0};
+  ferry_latency_combine_input results = {0};
+  ferry_latency_combine_output sums = {0};
+  ferry_latency_combine_options adding = {0};
+  ferry_routing* routing = NULL;
+  float* slab = memory((size_t)(most_local * capacity * LAYER_HIDDEN) * sizeof(float));
+  const int32_t* counts;
+  const int32_t* ids;
+  int64_t num_local, local, i;
+  int32_t rank = ferry_group_rank(made->group);
+  int32_t num_ranks = ferry_group_num_ranks(made->group);
+
+  send.struct_size = sizeof(send);
+  send.x = matrix(made->x, FERRY_FLOAT32, made->num_tokens, LAYER_HIDDEN);
+  send.topk_idx = matrix(made->topk_idx, FERRY_INT64, made->num_tokens, LAYER_TOPK);
+  send.topk_weights = matrix(made->topk_weights, FERRY_FLOAT32, made->num_tokens, LAYER_TOPK);
+  options.struct_size = sizeof(options);
+  options.num_experts = made->num_experts;
+  options.max_tokens = max_tokens;
+  options.slab_capacity = capacity;
+  options.split = split;
+  num_local = (rank + 1) * made->num_experts / num_ranks - rank * made->num_experts / num_ranks;
+  receive.struct_size = sizeof(receive);
+  receive.x = matrix(slab, FERRY_FLOAT32, num_local * capacity, LAYER_HIDDEN);
+  expect_ok(ferry_latency_dispatch(made->group, &send, &receive, &options, NULL, &routing), "ferry_latency_dispatch");
+  if (split) expect_ok(ferry_latency_receive(made->group, routing, NULL), "ferry_latency_receive of the dispatch");
+
+  counts = ferry_routing_num_rows_per_local_expert(routing, NULL);
+  ids = ferry_routing_local_expert_ids(routing, &num_local);
+  for (local = 0; local < num_local; ++local) {
+    for (i = local * capacity * LAYER_HIDDEN; i < (local * capacity + counts[local]) * LAYER_HIDDEN; ++i) {
+      slab[i] = expert(ids[local], slab[i]);
+    }
+  }
+
+  results.struct_size = sizeof(results);
+  results.x = receive.x;
+  sums.struct_size = sizeof(sums);
+  sums.x = matrix(made->out, FERRY_FLOAT32, made->num_tokens, LAYER_HIDDEN);
+  adding.struct_size = sizeof(adding);
+  adding.split = split;
+  expect_ok(ferry_latency_combine(made->group, routing, &results, &sums, &adding, NULL), "ferry_latency_combine");
+  if (split) expect_ok(ferry_latency_receive(made->group, routing, NULL), "ferry_latency_receive of the combine");
+  expect_dense(made, split ? "latency mode, split" : "latency mode");
+  ferry_routing_free(routing);
+  free(slab);
+}

@@ -1,0 +1,30 @@
+#ifndef FERRY_TESTS_C_LAYER_H
+#define FERRY_TESTS_C_LAYER_H
+
+#include "c/check.h"
+
+/// One rank's part of a Mixture-of-Experts layer, whose numbers are exact in f32: x are small integers, weights
+/// multiples of a quarter, and expert e multiplies by e + 1.
+typedef struct layer {
+  ferry_group* group;
+  int64_t num_tokens;   ///< T, another on every rank
+  int64_t num_experts;  ///< E, not a multiple of the number of ranks
+  float* x;             ///< [T, H]
+  int64_t* topk_idx;    ///< [T, K], with -1
+  float* topk_weights;  ///< [T, K]
+  float* out;           ///< [T, H]
+} layer;
+
+enum { LAYER_HIDDEN = 32, LAYER_TOPK = 3 };
+
+layer make_layer(ferry_group* group);
+void free_layer(layer* made);
+/// All rows of `out` are what all experts computed here would give; clears them.
+void expect_dense(layer* made, const char* what);
+
+/// The whole layer by each way; every one checks its result.
+void run_experts_layout(layer* made);
+void run_tokens_layout(layer* made);
+void run_latency_mode(layer* made, int32_t split);
+
+#endif  // FERRY_TESTS_C_LAYER_H
