@@ -13,7 +13,8 @@ readonly build_packages=(g++:g++ cmake:cmake ninja-build:ninja git:git libfmt-de
   libcli11-dev:CLI/CLI.hpp nlohmann-json3-dev:nlohmann/json.hpp libucx-dev:ucp/api/ucp.h)
 readonly test_packages=(libgtest-dev:gtest/gtest.h libgmock-dev:gmock/gmock.h binutils:nm python3:python3
   pkgconf:pkg-config
-  python3-venv:import:ensurepip python3-dev:python:Python.h clang:clang++ libclang-rt-dev:libfuzzer iproute2:ip)
+  python3-venv:import:ensurepip python3-dev:python:Python.h clang:clang++ libclang-rt-dev:libfuzzer iproute2:ip
+  libopenmpi-dev:mpicc openmpi-bin:mpirun)
 # clang-format by number: another version would format some lines differently.
 readonly lint_packages=(clang-format-14:clang-format-14 clang-tidy:clang-tidy shellcheck:shellcheck)
 

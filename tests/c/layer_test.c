@@ -8,6 +8,8 @@
 
 enum { NUM_RANKS = 4 };
 
+static int32_t ranks_per_node = NUM_RANKS;
+
 static void run_group(ferry_bootstrap* bootstrap) {
   ferry_group_options options = {0};
   ferry_topology topology = {0};
@@ -17,12 +19,15 @@ static void run_group(ferry_bootstrap* bootstrap) {
   options.struct_size = sizeof(options);
   options.backend = "cpu";
   options.timeout_ns = 60000000000;
+  options.ranks_per_node = ranks_per_node;
+  if (ranks_per_node < NUM_RANKS) options.transport = "loopback";
   expect_ok(ferry_group_create(bootstrap, &options, &group), "ferry_group_create");
   expect(strcmp(ferry_group_backend(group), "cpu") == 0, "the backend");
   topology.struct_size = sizeof(topology);
   expect_ok(ferry_group_topology(group, &topology), "ferry_group_topology");
   expect(topology.struct_size == sizeof(topology) && topology.rank == ferry_bootstrap_rank(bootstrap) &&
-             topology.num_ranks == NUM_RANKS && topology.ranks_per_node == NUM_RANKS && topology.num_nodes == 1,
+             topology.num_ranks == NUM_RANKS && topology.ranks_per_node == ranks_per_node &&
+             topology.num_nodes == NUM_RANKS / ranks_per_node,
          "the topology");
 
   made = make_layer(group);
@@ -138,13 +143,14 @@ int main(int argc, char** argv) {
   ferry_bootstrap* bootstraps[NUM_RANKS];
   if (strcmp(way, "processes") == 0) {
     expect(run_processes(NUM_RANKS, run_process) == NUM_RANKS, "a rank");
-  } else if (strcmp(way, "threads") == 0) {
+  } else if (strcmp(way, "threads") == 0 || strcmp(way, "nodes") == 0) {
+    if (strcmp(way, "nodes") == 0) ranks_per_node = 2;
     expect_ok(ferry_bootstrap_create_in_process(NUM_RANKS, bootstraps), "ferry_bootstrap_create_in_process");
     run_threads(bootstraps);
   } else if (strcmp(way, "callbacks") == 0) {
     run_callbacks();
   } else {
-    expect(0, "usage: layer_test processes|threads|callbacks");
+    expect(0, "usage: layer_test processes|threads|nodes|callbacks");
   }
   printf("layer_test %s: ok\n", way);
   return 0;
