@@ -3,7 +3,7 @@
 # scripts/test_python.sh [--install | --test] [pytest arguments...]
 # --install  only installs; --test  only runs the tests of what is installed
 # Where this machine's Python has torch, nanobind, scikit-build-core, setuptools, numpy and pytest, nothing is
-# downloaded.
+# downloaded but JAX, for its example.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -40,6 +40,10 @@ if ! cmp -s python/requirements-test.txt "$installed"; then
     "$environment/bin/python" -m pip install -qq --requirement python/requirements-test.txt ||
       fail "pip could not install python/requirements-test.txt"
   fi
+  # About 90 MB. Without it its test is skipped, and says so.
+  "$environment/bin/python" -c 'import jax' 2>/dev/null ||
+    "$environment/bin/python" -m pip install -qq --requirement python/requirements-jax.txt ||
+    printf 'test_python: pip could not install python/requirements-jax.txt\n' >&2
   cp python/requirements-test.txt "$installed"
 fi
 
