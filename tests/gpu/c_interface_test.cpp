@@ -1,0 +1,161 @@
+/// The C interface on GPUs: streams, bounded rows, errors told by wait, latency mode. What calls compute is tested
+/// through the C++ interface, which is below.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "c/handles.hpp"
+#include "gpu/gpu_group.hpp"
+#include "gpu/on_device.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr std::int64_t kNumTokens = 6;  // T
+constexpr std::int64_t kHidden = 32;    // H
+constexpr std::int64_t kNumTopk = 2;    // K
+constexpr int kNumRanks = 2;
+constexpr std::int64_t kNumExperts = 4;                     // E, two of each rank
+constexpr std::int64_t kCapacity = kNumRanks * kNumTokens;  // C
+constexpr std::int64_t kNumRows = kNumExperts / kNumRanks * kCapacity;
+
+bool succeeded(RankContext& context, ferry_status* status, const std::string& what) {
+  const bool good = context.expect(status == nullptr, what + ": " + ferry_status_message(status));
+  ferry_status_free(status);
+  return good;
+}
+
+ferry_tensor matrix(void* data, std::int32_t dtype, std::int64_t rows, std::int64_t columns) {
+  ferry_tensor view{};
+  view.data = data;
+  view.dtype = dtype;
+  view.num_dims = 2;
+  view.shape[0] = rows;
+  view.shape[1] = columns;
+  return view;
+}
+
+/// One rank's tokens; experts return what they get, so that an unweighted sum is K times the token, and a weighted one
+/// with weights of a half the token itself.
+struct Batch {
+  explicit Batch(int rank) : x(static_cast<std::size_t>(kNumTokens * kHidden)) {
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 23) + static_cast<float>(rank);
+  }
+  static std::vector<std::int32_t> ids(std::int32_t first) {
+    std::vector<std::int32_t> made;
+    for (std::int32_t i = 0; i < kNumTokens * kNumTopk; ++i) made.push_back((first + i) % kNumExperts);
+    return made;
+  }
+  void expect_sums(RankContext& context, float factor, const std::string& what) {
+    std::vector<float> sums(x.size());
+    out.read(sums);
+    for (float& sum : sums) sum /= factor;
+    context.expect(sums == x, what);
+  }
+
+  std::vector<float> x;
+  OnDevice<float> x_there{x};
+  OnDevice<std::int32_t> topk_idx{ids(1)};
+  OnDevice<float> topk_weights{std::vector<float>(static_cast<std::size_t>(kNumTokens * kNumTopk), 0.5F)};
+  OnDevice<float> out{std::vector<float>(x.size(), -1.0F)};
+};
+
+void run_throughput(RankContext& context, ferry_group* group, Batch& batch, void* stream) {
+  ferry_buffer* slab = nullptr;
+  if (!succeeded(context, ferry_group_allocate(group, kNumRows * kHidden * sizeof(float), &slab), "allocate")) return;
+  ferry_route_input choice{};
+  choice.struct_size = sizeof(choice);
+  choice.topk_idx = matrix(batch.topk_idx.data(), FERRY_INT32, kNumTokens, kNumTopk);
+  ferry_route_options options{};
+  options.struct_size = sizeof(options);
+  options.num_experts = kNumExperts;
+  options.layout = FERRY_LAYOUT_SLAB;
+  options.slab_capacity = kCapacity;
+  ferry_routing* routing = nullptr;
+  if (!succeeded(context, ferry_route(group, &choice, &options, stream, &routing), "route")) return;
+  ferry_dispatch_input send{};
+  send.struct_size = sizeof(send);
+  send.x = matrix(batch.x_there.data(), FERRY_FLOAT32, kNumTokens, kHidden);
+  ferry_dispatch_output receive{};
+  receive.struct_size = sizeof(receive);
+  receive.x = matrix(ferry_buffer_data(slab), FERRY_FLOAT32, kNumRows, kHidden);
+  ferry_combine_input results{};
+  results.struct_size = sizeof(results);
+  results.x = receive.x;
+  ferry_combine_output sums{};
+  sums.struct_size = sizeof(sums);
+  sums.x = matrix(batch.out.data(), FERRY_FLOAT32, kNumTokens, kHidden);
+  succeeded(context, ferry_dispatch(group, routing, &send, &receive, nullptr, stream), "dispatch");
+  succeeded(context, ferry_combine(group, routing, &results, &sums, nullptr, stream), "combine");
+  if (succeeded(context, ferry_group_wait(group, stream), "wait")) batch.expect_sums(context, kNumTopk, "combine");
+  context.expect(ferry_routing_num_used_rows(routing) == kNumRows, "rows in use");
+  ferry_routing_free(routing);
+  ferry_buffer_free(slab);
+}
+
+void run_latency(RankContext& context, ferry_group* group, Batch& batch, void* stream) {
+  OnDevice<float> slab{std::vector<float>(static_cast<std::size_t>(kNumRows * kHidden))};
+  ferry_latency_dispatch_input send{};
+  send.struct_size = sizeof(send);
+  send.x = matrix(batch.x_there.data(), FERRY_FLOAT32, kNumTokens, kHidden);
+  send.topk_idx = matrix(batch.topk_idx.data(), FERRY_INT32, kNumTokens, kNumTopk);
+  send.topk_weights = matrix(batch.topk_weights.data(), FERRY_FLOAT32, kNumTokens, kNumTopk);
+  ferry_latency_dispatch_output receive{};
+  receive.struct_size = sizeof(receive);
+  receive.x = matrix(slab.data(), FERRY_FLOAT32, kNumRows, kHidden);
+  ferry_latency_dispatch_options options{};
+  options.struct_size = sizeof(options);
+  options.num_experts = kNumExperts;
+  options.max_tokens = kNumTokens;
+  options.slab_capacity = kCapacity;
+  options.split = 1;
+  ferry_routing* routing = nullptr;
+  ferry_status* status = ferry_latency_dispatch(group, &send, &receive, &options, stream, &routing);
+  if (!succeeded(context, status, "latency_dispatch")) return;
+  succeeded(context, ferry_latency_receive(group, routing, stream), "latency_receive");
+  ferry_latency_combine_input results{};
+  results.struct_size = sizeof(results);
+  results.x = receive.x;
+  ferry_latency_combine_output sums{};
+  sums.struct_size = sizeof(sums);
+  sums.x = matrix(batch.out.data(), FERRY_FLOAT32, kNumTokens, kHidden);
+  succeeded(context, ferry_latency_combine(group, routing, &results, &sums, nullptr, stream), "latency_combine");
+  if (succeeded(context, ferry_group_wait(group, stream), "wait")) batch.expect_sums(context, 1, "latency_combine");
+  ferry_routing_free(routing);
+}
+
+void run_rank(RankContext& context) {
+  ferry_latency_shape shape{};
+  shape.struct_size = sizeof(shape);
+  shape.backend = "cuda";
+  shape.max_tokens = kNumTokens;
+  shape.num_ranks = context.num_ranks();
+  shape.num_topk = kNumTopk;
+  shape.dispatch_row_bytes = shape.combine_row_bytes = kHidden * sizeof(float);
+  ferry_group_options options{};
+  options.struct_size = sizeof(options);
+  options.backend = "cuda";
+  options.arena_bytes = std::uint64_t{1} << 30;
+  options.timeout_ns = 30 * kNsPerSecond;
+  options.use_device = 1;
+  options.device = device_of_rank(context.rank());
+  succeeded(context, ferry_latency_bytes_required(&shape, &options.latency_bytes), "latency_bytes_required");
+  ferry_bootstrap bootstrap{context.bootstrap()};
+  ferry_group* group = nullptr;
+  if (!succeeded(context, ferry_group_create(&bootstrap, &options, &group), "group_create")) return;
+  context.expect(std::string(ferry_group_backend(group)) == "cuda", "not a CUDA group");
+  Batch batch(context.rank());
+  const OwnedStream stream;
+  run_throughput(context, group, batch, stream.get().handle);
+  run_latency(context, group, batch, stream.get().handle);
+  succeeded(context, ferry_group_destroy(group), "group_destroy");
+  ferry_group_free(group);
+}
+
+TEST(CInterface, TwoThreads) { run_gpu_ranks({.kind = RankKind::kThreads, .num_ranks = kNumRanks}, run_rank); }
+TEST(CInterface, TwoProcesses) { run_gpu_ranks({.kind = RankKind::kProcesses, .num_ranks = kNumRanks}, run_rank); }
+
+}  // namespace
+}  // namespace ferry::test
