@@ -152,7 +152,8 @@ void run_tokens_layout(layer* made) {
   receive.source = matrix(source, FERRY_INT32, num_rows, 2);
   expect_ok(ferry_dispatch(made->group, routing, &send, &receive, NULL, NULL), "ferry_dispatch");
 
-  ids = ferry_routing_local_expert_ids(routing, NULL);
+  ids = ferry_routing_local_expert_ids(routing, &k);
+  while (k > 0) expect(ids[--k] % ferry_group_num_ranks(made->group) == ferry_group_rank(made->group), "own experts");
   for (row = 0; row < num_rows; ++row) {
     float factor = 0;
     expect(row == 0 || source[2 * row] >= source[2 * row - 2], "rows in order of their sources");
