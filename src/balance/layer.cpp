@@ -211,7 +211,8 @@ Placement fill_empty(const Block& block, Placement placement) {
   return placement;
 }
 
-/// From the previous placement, step by step until the highest load is at most `enough`; nothing if it does not obey the policy.
+/// From the previous placement, step by step until the highest load is at most `enough`; nothing if it does not
+/// obey the policy.
 std::optional<Placement> place_nearby(const LayerShape& shape, const std::vector<double>& load,
                                       const Placement& previous, const LayerLimits& limits, double enough) {
   const auto nodes = nodes_of_groups(shape, previous);
