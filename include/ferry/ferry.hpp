@@ -4,6 +4,7 @@
 /// The whole public interface: include this, or only the headers you need.
 
 #include "ferry/backends.hpp"         // backends of this build
+#include "ferry/balance.hpp"          // experts to ranks by load
 #include "ferry/bootstrap.hpp"        // how ranks find each other
 #include "ferry/channel_tables.hpp"   // a Routing as prefix counts by channel
 #include "ferry/dispatch_layout.hpp"  // counts of one rank's tokens, without a group

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from ferry import _native
+from ferry._balance import Balance, ExpertCopy, MovePlan, balance, plan_moves
 from ferry._errors import (
     CapacityExceeded,
     CudaError,
@@ -45,17 +46,20 @@ __version__: str = _native.version()
 __commit__: str = _native.commit()
 
 __all__ = [
+    "Balance",
     "CapacityExceeded",
     "ChannelTables",
     "Combined",
     "CudaError",
     "DispatchLayout",
+    "ExpertCopy",
     "FerryError",
     "Group",
     "InternalError",
     "InvalidArgument",
     "LatencyCombined",
     "LatencyDispatched",
+    "MovePlan",
     "NetworkUsage",
     "PeerLost",
     "Quantized",
@@ -66,9 +70,11 @@ __all__ = [
     "Timeout",
     "TransportError",
     "Unsupported",
+    "balance",
     "dequantize",
     "dispatch_layout",
     "empty",
     "latency_bytes_required",
+    "plan_moves",
     "quantize",
 ]

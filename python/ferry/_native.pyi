@@ -237,6 +237,35 @@ def latency_bytes_required(
     combine_row_bytes: int,
     order: int,
 ) -> int: ...
+
+class Balance:
+    def physical_to_logical(self) -> Any: ...
+    def logical_to_physical(self) -> Any: ...
+    def replica_counts(self) -> Any: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def max_load(self) -> list[float]: ...
+    @property
+    def mean_load(self) -> list[float]: ...
+    @property
+    def num_moves(self) -> list[int]: ...
+
+def balance(
+    load: _View,
+    previous: _View | None,
+    num_replicas: int,
+    num_groups: int,
+    num_nodes: int,
+    num_ranks: int,
+    policy: int,
+    max_moves: int,
+    move_weight: float,
+    max_steps: int,
+) -> Balance: ...
+def plan_moves(
+    previous: _View, next: _View, num_experts: int, num_ranks: int, num_nodes: int, /
+) -> tuple[list[tuple[Any, ...]], list[int], int, int, int, list[int]]: ...
 def dispatch_layout(
     topk_idx: _View,
     num_experts: int,

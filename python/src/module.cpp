@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "balance.hpp"
 #include "bootstrap.hpp"
 #include "buffer_calls.hpp"
 #include "calls.hpp"
@@ -319,6 +320,7 @@ NB_MODULE(_native, module) {
   define_buffer_calls(module);
   define_latency(module);
   define_low_latency(module);
+  define_balance(module);
   nb::class_<PyGroup>(module, "Group")
       .def_prop_ro("rank", &PyGroup::rank)
       .def_prop_ro("num_ranks", &PyGroup::num_ranks)

@@ -48,6 +48,8 @@ allow_only include "public headers include the standard library and each other" 
 allow_only src/plan "plan is pure arithmetic: public headers and itself" "$standard" '^<fmt/format.h>$' "$public" "$(in_source plan)"
 allow_only src/numeric "numeric is arithmetic: public headers, plan and itself" "$outside" "$public" "$(in_source numeric)" \
   "$(in_source plan)"
+allow_only src/balance "balancing is arithmetic on loads: public headers, numeric's checks and itself" "$outside" "$public" \
+  "$(in_source balance)" "$(in_source numeric)"
 allow_only src/core "core is blind to backends: public headers, plan, numeric and itself" "$outside" "$public" \
   "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
 allow_only src/bootstrap "a bootstrap knows ranks and bytes: public headers, core's file descriptors and itself" \

@@ -1,0 +1,37 @@
+#ifndef FERRY_BALANCE_ARGUMENTS_HPP
+#define FERRY_BALANCE_ARGUMENTS_HPP
+
+/// Checks of what callers give, and their numbers as flat arrays.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "ferry/balance.hpp"
+
+namespace ferry::balancing {
+
+/// What a matrix of physical experts must be.
+struct PlacementRule {
+  std::string_view call;
+  std::string_view name;
+  std::int64_t num_layers = -1;    ///< -1: any
+  std::int64_t num_physical = -1;  ///< -1: any
+  std::int64_t num_experts = 0;
+};
+
+/// [layers, P], row-major.
+Result<std::vector<std::int32_t>> read_placement(const ConstTensorView& view, const PlacementRule& rule);
+
+/// [layers, E], row-major.
+Result<std::vector<double>> read_load(const ConstTensorView& load);
+
+Status check_options(const BalanceOptions& options, std::int64_t num_experts);
+
+/// Ranks, nodes and places fit each other.
+Status check_ranks(std::string_view call, std::int64_t num_physical, int num_ranks, int num_nodes);
+
+}  // namespace ferry::balancing
+
+#endif  // FERRY_BALANCE_ARGUMENTS_HPP

@@ -1,0 +1,147 @@
+#include "balance/matching.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace ferry::balancing {
+namespace {
+
+/// Experts that both ranges have, replicas counted.
+std::int64_t overlap(Placement a, Placement b) {
+  std::sort(a.begin(), a.end());
+  std::sort(b.begin(), b.end());
+  std::int64_t common = 0;
+  for (auto left = a.begin(), right = b.begin(); left != a.end() && right != b.end();) {
+    if (*left == *right) {
+      ++common, ++left, ++right;
+    } else if (*left < *right) {
+      ++left;
+    } else {
+      ++right;
+    }
+  }
+  return common;
+}
+
+Placement part_of(const Placement& placement, std::size_t part, std::size_t part_places) {
+  const auto first = placement.begin() + static_cast<std::ptrdiff_t>(part * part_places);
+  return {first, first + static_cast<std::ptrdiff_t>(part_places)};
+}
+
+/// Assigns one row after another; each may push earlier rows along a path of least loss (Kuhn, "The Hungarian method
+/// for the assignment problem", 1955; as shortest paths with prices that keep every reduced cost at or above zero).
+class Assignment {
+ public:
+  Assignment(const std::vector<std::int64_t>& values, std::size_t n)
+      : values_(values), n_(n), row_price_(n, 0), column_price_(n, 0), row_of_(n, kNone) {}
+
+  std::vector<std::size_t> solve() {
+    for (std::size_t row = 0; row < n_; ++row) {
+      // Prices of a new row: no cost of it is negative.
+      std::int64_t lowest = kFar;
+      for (std::size_t column = 0; column < n_; ++column) lowest = std::min(lowest, cost(row, column));
+      row_price_[row] = lowest == kFar ? 0 : lowest;
+      add(row);
+    }
+    std::vector<std::size_t> columns(n_);
+    for (std::size_t column = 0; column < n_; ++column) columns[row_of_[column]] = column;
+    return columns;
+  }
+
+ private:
+  static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+  static constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max();
+
+  std::int64_t cost(std::size_t row, std::size_t column) const {
+    return -values_[row * n_ + column] - row_price_[row] - column_price_[column];
+  }
+
+  void add(std::size_t new_row) {
+    std::vector<std::int64_t> distance(n_, kFar);
+    std::vector<std::size_t> reached_from(n_, kNone);  ///< the column before, on the path to each column
+    std::vector<char> done(n_, 0);
+    std::size_t row = new_row;
+    std::size_t column = kNone;
+    std::int64_t walked = 0;
+    while (true) {
+      std::size_t nearest = kNone;
+      for (std::size_t next = 0; next < n_; ++next) {
+        if (done[next] != 0) continue;
+        const std::int64_t through = walked + cost(row, next);
+        if (through < distance[next]) {
+          distance[next] = through;
+          reached_from[next] = column;
+        }
+        if (nearest == kNone || distance[next] < distance[nearest]) nearest = next;
+      }
+      column = nearest;
+      walked = distance[column];
+      if (row_of_[column] == kNone) break;
+      done[column] = 1;
+      row = row_of_[column];
+    }
+    for (std::size_t at = 0; at < n_; ++at) {
+      if (done[at] == 0) continue;
+      column_price_[at] -= walked - distance[at];
+      row_price_[row_of_[at]] += walked - distance[at];
+    }
+    row_price_[new_row] += walked;
+    while (reached_from[column] != kNone) {
+      row_of_[column] = row_of_[reached_from[column]];
+      column = reached_from[column];
+    }
+    row_of_[column] = new_row;
+  }
+
+  const std::vector<std::int64_t>& values_;
+  const std::size_t n_;
+  std::vector<std::int64_t> row_price_;
+  std::vector<std::int64_t> column_price_;
+  std::vector<std::size_t> row_of_;
+};
+
+}  // namespace
+
+std::vector<std::size_t> assign(const std::vector<std::int64_t>& values, std::size_t n) {
+  return Assignment(values, n).solve();
+}
+
+Placement renumber_parts(const Placement& placement, const Placement& previous, std::size_t part_places) {
+  const std::size_t num_parts = placement.size() / part_places;
+  std::vector<std::int64_t> values(num_parts * num_parts);
+  for (std::size_t part = 0; part < num_parts; ++part) {
+    for (std::size_t number = 0; number < num_parts; ++number) {
+      values[part * num_parts + number] =
+          overlap(part_of(placement, part, part_places), part_of(previous, number, part_places));
+    }
+  }
+  const auto numbers = assign(values, num_parts);
+  Placement renumbered(placement.size());
+  for (std::size_t part = 0; part < num_parts; ++part) {
+    const Placement content = part_of(placement, part, part_places);
+    std::copy(content.begin(), content.end(),
+              renumbered.begin() + static_cast<std::ptrdiff_t>(numbers[part] * part_places));
+  }
+  return renumbered;
+}
+
+Placement keep_places(const Placement& placement, const Placement& previous, std::size_t places_per_rank) {
+  Placement kept(placement.size(), -1);
+  for (std::size_t first = 0; first < placement.size(); first += places_per_rank) {
+    Placement coming = part_of(placement, first / places_per_rank, places_per_rank);
+    std::sort(coming.begin(), coming.end());
+    for (std::size_t place = first; place < first + places_per_rank; ++place) {
+      const auto found = std::find(coming.begin(), coming.end(), previous[place]);
+      if (found == coming.end()) continue;
+      kept[place] = *found;
+      coming.erase(found);
+    }
+    auto next = coming.begin();
+    for (std::size_t place = first; place < first + places_per_rank; ++place) {
+      if (kept[place] < 0) kept[place] = *next++;
+    }
+  }
+  return kept;
+}
+
+}  // namespace ferry::balancing
