@@ -35,6 +35,7 @@ from ferry._layout import DispatchLayout, dispatch_layout
 from ferry._network import NetworkUsage, RailUsage
 from ferry._quantize import Quantized, dequantize, quantize
 from ferry._routing import ChannelTables, Combined, Received, Routing
+from ferry.gating import GatingOptions, select_experts
 
 
 def empty(*shape: int | Sequence[int], group: Group, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -54,6 +55,7 @@ __all__ = [
     "DispatchLayout",
     "ExpertCopy",
     "FerryError",
+    "GatingOptions",
     "Group",
     "InternalError",
     "InvalidArgument",
@@ -77,4 +79,5 @@ __all__ = [
     "latency_bytes_required",
     "plan_moves",
     "quantize",
+    "select_experts",
 ]

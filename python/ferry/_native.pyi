@@ -278,6 +278,16 @@ def dispatch_layout(
 ) -> None: ...
 def quantize(x: _View, q: _View, scales: _View, mode: int, device: int, stream: int) -> None: ...
 def dequantize(q: _View, scales: _View, x: _View, device: int, stream: int) -> None: ...
+def select_experts(
+    logits: _View,
+    bias: _View,
+    topk_idx: _View,
+    topk_weights: _View,
+    options: tuple[Any, ...],
+    device: int,
+    stream: int,
+) -> None: ...
+def gating_presets() -> list[tuple[str, int, bool, str, tuple[Any, ...]]]: ...
 def create_group(
     bootstrap: Bootstrap,
     backend: str,

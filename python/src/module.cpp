@@ -16,6 +16,7 @@
 #include "ferry/group.hpp"
 #include "ferry/int8.hpp"
 #include "ferry/version.hpp"
+#include "gating.hpp"
 #include "latency.hpp"
 #include "low_latency.hpp"
 #include "placed.hpp"
@@ -321,6 +322,7 @@ NB_MODULE(_native, module) {
   define_latency(module);
   define_low_latency(module);
   define_balance(module);
+  define_gating(module);
   nb::class_<PyGroup>(module, "Group")
       .def_prop_ro("rank", &PyGroup::rank)
       .def_prop_ro("num_ranks", &PyGroup::num_ranks)

@@ -24,6 +24,7 @@
 #include "ferry/latency.hpp"
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
+#include "numeric/gating.hpp"
 #include "numeric/quantize.hpp"
 #include "plan/token_layout.hpp"
 
@@ -217,6 +218,8 @@ struct BackendFactory {
   /// Quantises rows, and the reverse; in the same way. `operation` is the public call, for messages.
   Status (*quantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
   Status (*dequantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
+  /// Chooses experts, in the same way.
+  Status (*select_experts)(std::string_view operation, const numeric::GatingParams& params, int device, Stream stream);
 };
 
 /// The backends of this build, best first. Defined in src/registry.cpp.

@@ -61,6 +61,12 @@ Status dequantize(std::string_view operation, const numeric::QuantizeParams& par
   return status;
 }
 
+Status select_experts(std::string_view operation, const numeric::GatingParams& params, int /*device*/, Stream stream) {
+  Status status = check_no_stream(operation, stream);
+  if (status.ok()) numeric::choose_experts(params);
+  return status;
+}
+
 /// Ranks read each other's memory in place.
 std::size_t latency_bytes_required(const LatencyShape& /*shape*/) { return 0; }
 
@@ -202,7 +208,7 @@ BackendFactory cpu_backend_factory() {
           probe,          CpuBackend::create,
           bytes_required, latency_bytes_required,
           count_layout,   quantize,
-          dequantize};
+          dequantize,     select_experts};
 }
 
 }  // namespace ferry::cpu

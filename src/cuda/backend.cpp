@@ -16,6 +16,7 @@
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/token_layout.hpp"
 #include "cuda/latency/memory.hpp"
+#include "cuda/numeric/gating.hpp"
 #include "cuda/numeric/quantize.hpp"
 
 namespace ferry::cuda {
@@ -100,7 +101,7 @@ BackendFactory backend_factory() {
           probe,          CudaBackend::create,
           bytes_of_group, latency_bytes_required,
           count_layout,   quantize,
-          dequantize};
+          dequantize,     select_experts};
 }
 
 }  // namespace ferry::cuda

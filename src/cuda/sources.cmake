@@ -14,6 +14,8 @@ set(ferry_cuda_sources
     cuda/memory/table_memory.cpp
     cuda/sync/call_log.cpp
     cuda/sync/fault_text.cpp
+    cuda/numeric/gating.cpp
+    cuda/numeric/local_call.cpp
     cuda/numeric/quantize.cpp
     cuda/context/context.cpp
     cuda/context/gpu_direct.cpp
@@ -68,5 +70,6 @@ set(ferry_cuda_sources
     cuda/latency/masked_dispatch.cu
     cuda/latency/masked_refusal.cu
     cuda/latency/refusal.cu
+    cuda/numeric/gating.cu
     cuda/numeric/quantize.cu
     cuda/backend.cpp)

@@ -1,231 +1,311 @@
-#include "ferry/gating.hpp"
-
-#include <fmt/format.h>
+#include "numeric/gating.hpp"
 
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <cstddef>
 #include <limits>
-#include <numeric>
-#include <span>
 #include <vector>
 
-#include "numeric/strided.hpp"
-
-namespace ferry {
+namespace ferry::numeric {
 namespace {
 
-using numeric::bad_argument;
-using numeric::check_matrix;
-using numeric::check_output_matrix;
-using numeric::MatrixRule;
+// What a row costs is inlined into one function for each instruction set, which decides how wide its loops are.
 
-constexpr std::string_view kCall = "select_experts";
-/// The score of a group of experts is the sum of this many best ones. (DeepSeek-V3 technical report, section 2.1.2.)
-constexpr std::ptrdiff_t kNumBestInGroup = 2;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-Status bad_option(std::string_view name, const std::string& observed, const std::string& expected,
-                  std::string_view hint) {
-  return bad_argument({kCall, name}, observed, expected, hint);
+/// A selection key and, below it, the complement of the expert's id: unique, and the largest is the expert to choose.
+using Candidate = std::int64_t;
+constexpr Candidate kClosed = std::numeric_limits<Candidate>::min();
+/// The best candidate of each so many is kept, so that a choice looks at E / 16 + 16 of them.
+constexpr std::size_t kBlock = 16;
+
+[[gnu::always_inline]] inline Candidate make_candidate(std::uint32_t key, std::size_t expert) {
+  const auto high = static_cast<Candidate>(static_cast<std::int32_t>(key ^ 0x80000000U)) * (Candidate{1} << 32);
+  return high + static_cast<Candidate>(~static_cast<std::uint32_t>(expert));
+}
+[[gnu::always_inline]] inline std::size_t expert_of(Candidate candidate) {
+  return ~static_cast<std::uint32_t>(candidate);
+}
+[[gnu::always_inline]] inline std::uint32_t key_of(Candidate candidate) {
+  return static_cast<std::uint32_t>(static_cast<std::uint64_t>(candidate) >> 32) ^ 0x80000000U;
 }
 
-Status validate_options(const GatingOptions& options, std::int64_t num_experts) {
-  if (options.score != GatingScore::kSoftmax && options.score != GatingScore::kSigmoid)
-    return bad_option("options.score", std::to_string(static_cast<int>(options.score)), "kSoftmax or kSigmoid",
-                      "pass an enumerator");
-  if (options.num_groups < 1 || num_experts % options.num_groups != 0)
-    return bad_option("options.num_groups", std::to_string(options.num_groups),
-                      fmt::format("a divisor of the {} experts", num_experts), "1 means no groups");
-  if (options.num_selected_groups < 1 || options.num_selected_groups > options.num_groups)
-    return bad_option("options.num_selected_groups", std::to_string(options.num_selected_groups),
-                      fmt::format("1 to num_groups = {}", options.num_groups), "select at most all groups");
-  const std::int64_t num_candidates = num_experts / options.num_groups * options.num_selected_groups;
-  if (options.num_topk < 1 || options.num_topk > num_candidates)
-    return bad_option("options.num_topk", std::to_string(options.num_topk),
-                      fmt::format("1 to {}, the experts of the selected groups", num_candidates),
-                      "lower num_topk or select more groups");
-  return {};
+[[gnu::always_inline]] inline Candidate largest_of(const Candidate* candidates, std::size_t count) {
+  Candidate largest = kClosed;
+  for (std::size_t i = 0; i < count; ++i) largest = candidates[i] > largest ? candidates[i] : largest;
+  return largest;
 }
 
-Status check_dtype(const ConstTensorView& view, const MatrixRule& rule, DType dtype) {
-  if (view.dtype == dtype) return {};
-  return bad_argument(rule, std::string(to_string(view.dtype)), std::string(to_string(dtype)), "convert it first");
+[[gnu::always_inline]] inline float largest_of(const float* values, std::size_t count) {
+  float largest = -kInfinity;
+  for (std::size_t i = 0; i < count; ++i) largest = values[i] > largest ? values[i] : largest;
+  return largest;
 }
 
-Status validate_bias(const ConstTensorView& bias, std::int64_t num_experts) {
-  if (!bias.present()) return {};
-  const MatrixRule rule{kCall, "bias"};
-  if (bias.num_dims != 1 || bias.extent(0) != num_experts)
-    return bad_argument(rule, numeric::shape_text(bias), fmt::format("[{}]", num_experts), "one bias per expert");
-  if (Status status = check_dtype(bias, rule, DType::kFloat32); !status.ok()) return status;
-  if (bias.stride(0) != 1 && num_experts > 1)
-    return bad_argument(rule, fmt::format("of stride {}", bias.stride(0)), "contiguous", "make it contiguous");
-  // Check the pointer as for a matrix of one row.
-  return check_matrix(ConstTensorView(bias.data, bias.dtype, {1, num_experts}), {kCall, "bias", 1, num_experts});
-}
-
-Status validate(const ConstTensorView& logits, const ConstTensorView& bias, const GatingOptions& options,
-                const TensorView& topk_idx, const TensorView& topk_weights) {
-  if (logits.num_dims != 2 || logits.extent(0) < 0 || logits.extent(1) < 1 ||
-      logits.extent(1) > std::numeric_limits<std::int32_t>::max())
-    return bad_argument({kCall, "logits"}, logits.present() ? numeric::shape_text(logits) : "absent", "[T, E], E >= 1",
-                        "give one row of router logits per token");
-  const std::int64_t num_tokens = logits.extent(0);
-  const std::int64_t num_experts = logits.extent(1);
-  if (Status status = validate_options(options, num_experts); !status.ok()) return status;
-
-  const MatrixRule logits_rule{kCall, "logits", num_tokens, num_experts};
-  const MatrixRule idx_rule{kCall, "topk_idx", num_tokens, options.num_topk};
-  const MatrixRule weights_rule{kCall, "topk_weights", num_tokens, options.num_topk};
-  if (Status status = check_matrix(logits, logits_rule); !status.ok()) return status;
-  if (Status status = check_dtype(logits, logits_rule, DType::kFloat32); !status.ok()) return status;
-  if ((num_experts > 1 && logits.stride(1) != 1) || (num_tokens > 1 && logits.stride(0) != num_experts))
-    return bad_argument(logits_rule, fmt::format("of strides [{}, {}]", logits.stride(0), logits.stride(1)),
-                        fmt::format("contiguous, [{}, 1]", num_experts), "make it contiguous");
-  if (Status status = validate_bias(bias, num_experts); !status.ok()) return status;
-  if (Status status = check_output_matrix(topk_idx, idx_rule); !status.ok()) return status;
-  if (topk_idx.dtype != DType::kInt32 && topk_idx.dtype != DType::kInt64)
-    return bad_argument(idx_rule, std::string(to_string(topk_idx.dtype)), "i32 or i64", "give a view of that dtype");
-  if (Status status = check_output_matrix(topk_weights, weights_rule); !status.ok()) return status;
-  return check_dtype(topk_weights, weights_rule, DType::kFloat32);
-}
-
-/// Subtracts the largest logit first so that nothing overflows. Logits of +infinity share all of the weight equally; a
-/// NaN makes the whole row NaN.
-void softmax(std::span<const float> logits, std::span<float> scores) {
-  float largest = -std::numeric_limits<float>::infinity();
-  for (float logit : logits) largest = logit > largest ? logit : largest;
-  float sum = 0;
-  for (std::size_t expert = 0; expert < logits.size(); ++expert) {
-    scores[expert] = logits[expert] == largest ? 1.0F : std::exp(logits[expert] - largest);
-    sum += scores[expert];
+[[gnu::always_inline]] inline float sum_of_runs(std::array<float, kGatingRuns>& runs) {
+  for (std::size_t distance = kGatingRuns / 2; distance > 0; distance /= 2) {
+    for (std::size_t i = 0; i < distance; ++i) runs[i] += runs[i + distance];
   }
-  for (float& score : scores) score /= sum;
-}
-
-/// Both forms keep the exponential at or below 1.
-float sigmoid(float logit) {
-  if (logit >= 0) return 1.0F / (1.0F + std::exp(-logit));
-  const float exponential = std::exp(logit);
-  return exponential / (1.0F + exponential);
-}
-
-/// Orders the `count` best indices to the front: by descending score, ties by ascending index.
-void best_first(std::span<const float> scores, std::vector<std::int32_t>& indices, std::ptrdiff_t count) {
-  const auto better = [scores](std::int32_t a, std::int32_t b) {
-    const float score_a = scores[static_cast<std::size_t>(a)];
-    const float score_b = scores[static_cast<std::size_t>(b)];
-    return score_a != score_b ? score_a > score_b : a < b;
-  };
-  std::partial_sort(indices.begin(), indices.begin() + count, indices.end(), better);
+  return runs[0];
 }
 
 /// Chooses the experts of one token after another; reuses its scratch memory.
-class Selector {
+class Chooser {
  public:
-  Selector(const GatingOptions& options, std::size_t num_experts)
-      : options_(options),
-        group_size_(num_experts / static_cast<std::size_t>(options.num_groups)),
-        scores_(num_experts),
-        selection_(num_experts),
-        group_scores_(static_cast<std::size_t>(options.num_groups)) {}
+  explicit Chooser(const GatingParams& params)
+      : params_(params),
+        options_(params.options),
+        num_experts_(static_cast<std::size_t>(params.num_experts)),
+        num_blocks_((num_experts_ + kBlock - 1) / kBlock),
+        group_size_(num_experts_ / static_cast<std::size_t>(options_.num_groups)),
+        by_logit_(selects_by_logit(options_, params.bias != nullptr)),
+        row_(num_experts_),
+        compared_(num_experts_),
+        scores_(num_experts_),
+        candidates_(num_blocks_ * kBlock, kClosed),
+        block_best_(num_blocks_),
+        groups_(is_group_limited(options_) ? static_cast<std::size_t>(options_.num_groups) : 0),
+        counts_(options_.capacity > 0 ? num_experts_ : 0) {}
 
-  /// Afterwards `chosen()` are the ids and `weights()` their weights.
-  void select(std::span<const float> logits, const float* bias) {
-    if (options_.score == GatingScore::kSoftmax) {
-      softmax(logits, scores_);
-    } else {
-      std::transform(logits.begin(), logits.end(), scores_.begin(), sigmoid);
+  [[gnu::always_inline]] inline void choose_all() {
+    for (std::int64_t token = 0; token < params_.num_tokens; ++token) {
+      load(token);
+      compare(token);
+      choose(false);
+      if (options_.capacity > 0) limit();
+      weigh();
+      store(token);
     }
-    for (std::size_t expert = 0; expert < scores_.size(); ++expert) {
-      const float score = bias != nullptr ? scores_[expert] + bias[expert] : scores_[expert];
-      // NaN does not compare: it is chosen last.
-      selection_[expert] = std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
-    }
-    list_candidates();
-    best_first(selection_, candidates_, options_.num_topk);
-    candidates_.resize(static_cast<std::size_t>(options_.num_topk));
-    weigh();
   }
-
-  std::span<const std::int32_t> chosen() const { return candidates_; }
-  std::span<const float> weights() const { return weights_; }
 
  private:
-  void list_candidates() {
-    candidates_.clear();
-    if (options_.num_selected_groups == options_.num_groups) {
-      candidates_.resize(scores_.size());
-      std::iota(candidates_.begin(), candidates_.end(), 0);
+  [[gnu::always_inline]] inline void load(std::int64_t token) {
+    const std::int64_t first = token * params_.num_experts;
+    if (!params_.is_bfloat16) {
+      logits_ = static_cast<const float*>(params_.logits) + first;
       return;
     }
-    for (std::size_t group = 0; group < group_scores_.size(); ++group) group_scores_[group] = group_score(group);
-    groups_.resize(group_scores_.size());
-    std::iota(groups_.begin(), groups_.end(), 0);
-    best_first(group_scores_, groups_, options_.num_selected_groups);
-    for (std::size_t i = 0; i < static_cast<std::size_t>(options_.num_selected_groups); ++i) {
-      const std::size_t first = static_cast<std::size_t>(groups_[i]) * group_size_;
-      for (std::size_t expert = first; expert < first + group_size_; ++expert)
-        candidates_.push_back(static_cast<std::int32_t>(expert));
+    const std::uint16_t* from = static_cast<const std::uint16_t*>(params_.logits) + first;
+    for (std::size_t i = 0; i < num_experts_; ++i) row_[i] = float_from_bfloat16(from[i]);
+    logits_ = row_.data();
+  }
+
+  /// Sets the keys of all experts.
+  [[gnu::always_inline]] inline void compare(std::int64_t token) {
+    const float* logits = logits_;
+    if (options_.noise > 0) {
+      for (std::size_t i = 0; i < num_experts_; ++i) {
+        compared_[i] = noisy(logits_[i], options_, token, static_cast<int>(i));
+      }
+      logits = compared_.data();
+    }
+    float* const scores = scores_.data();
+    if (!by_logit_) score(logits, scores);
+    const float* values = by_logit_ ? logits : scores;
+    if (params_.bias != nullptr) {
+      for (std::size_t i = 0; i < num_experts_; ++i) scores[i] = values[i] + params_.bias[i];
+      values = scores;
+    }
+    keys_.resize(num_experts_);
+    std::uint32_t* const keys = keys_.data();
+    for (std::size_t i = 0; i < num_experts_; ++i) keys[i] = selection_key(values[i], logits[i]);
+  }
+
+  [[gnu::always_inline]] inline void score(const float* logits, float* scores) {
+    if (options_.score == GatingScore::kSigmoid) {
+      for (std::size_t i = 0; i < num_experts_; ++i) scores[i] = sigmoid(logits[i]);
+      return;
+    }
+    const float sum = sum_of_row(logits, largest_of(logits, num_experts_), scores);
+    for (std::size_t i = 0; i < num_experts_; ++i) scores[i] = scores[i] / sum;
+  }
+
+  /// Of the exponentials of a row, which it leaves in `exponentials`; 1 if all are zero.
+  [[gnu::always_inline]] inline float sum_of_row(const float* logits, float largest, float* exponentials) {
+    for (std::size_t i = 0; i < num_experts_; ++i) exponentials[i] = relative_exponential(logits[i], largest);
+    const auto run_length = static_cast<std::size_t>(gating_run_length(params_.num_experts));
+    std::array<float, kGatingRuns> runs{};
+    for (std::size_t run = 0; run < kGatingRuns; ++run) {
+      const std::size_t end = std::min((run + 1) * run_length, num_experts_);
+      for (std::size_t i = run * run_length; i < end; ++i) runs[run] += exponentials[i];
+    }
+    const float sum = sum_of_runs(runs);
+    return sum == 0 ? 1.0F : sum;
+  }
+
+  /// Fills `chosen_`, best first. `only_open`: none of the experts that are full.
+  [[gnu::always_inline]] inline void choose(bool only_open) {
+    Candidate* const candidates = candidates_.data();
+    for (std::size_t i = 0; i < num_experts_; ++i) candidates[i] = make_candidate(keys_[i], i);
+    if (only_open) {
+      for (std::size_t i = 0; i < num_experts_; ++i) {
+        if (counts_[i] >= options_.capacity) candidates[i] = kClosed;
+      }
+    }
+    if (!groups_.empty()) close_groups();
+    for (std::size_t block = 0; block < num_blocks_; ++block) {
+      block_best_[block] = largest_of(candidates + block * kBlock, kBlock);
+    }
+    for (std::size_t k = 0; k < static_cast<std::size_t>(options_.num_topk); ++k) {
+      const Candidate best = largest_of(block_best_.data(), num_blocks_);
+      if (best == kClosed) {
+        chosen_[k] = -1;
+        continue;
+      }
+      const std::size_t expert = expert_of(best);
+      chosen_[k] = static_cast<std::int32_t>(expert);
+      candidates[expert] = kClosed;
+      block_best_[expert / kBlock] = largest_of(candidates + expert / kBlock * kBlock, kBlock);
     }
   }
 
-  float group_score(std::size_t group) {
-    const auto first = selection_.begin() + static_cast<std::ptrdiff_t>(group * group_size_);
-    best_.assign(first, first + static_cast<std::ptrdiff_t>(group_size_));
-    const std::ptrdiff_t count = std::min(kNumBestInGroup, static_cast<std::ptrdiff_t>(group_size_));
-    std::partial_sort(best_.begin(), best_.begin() + count, best_.end(), std::greater<>());
-    const float sum = std::accumulate(best_.begin(), best_.begin() + count, 0.0F);
-    return std::isnan(sum) ? -std::numeric_limits<float>::infinity() : sum;
+  [[gnu::always_inline]] inline void close_groups() {
+    const bool sums = options_.group_score == GatingGroupScore::kBestTwo;
+    for (std::size_t group = 0; group < groups_.size(); ++group) {
+      const Candidate* const members = candidates_.data() + group * group_size_;
+      const Candidate best = largest_of(members, group_size_);
+      Candidate second = kClosed;
+      for (std::size_t i = 0; sums && i < group_size_; ++i) {
+        const Candidate other = members[i] == best ? kClosed : members[i];
+        second = other > second ? other : second;
+      }
+      const std::uint32_t key = group_key(key_of(best), key_of(second), sums, group_size_ > 1);
+      groups_[group] = make_candidate(key, group);
+    }
+    order_ = groups_;
+    const auto kept = order_.begin() + options_.num_selected_groups - 1;
+    std::nth_element(order_.begin(), kept, order_.end(), [](Candidate a, Candidate b) { return a > b; });
+    const Candidate last = *kept;
+    for (std::size_t group = 0; group < groups_.size(); ++group) {
+      if (groups_[group] >= last) continue;
+      Candidate* const members = candidates_.data() + group * group_size_;
+      for (std::size_t i = 0; i < group_size_; ++i) members[i] = kClosed;
+    }
   }
 
-  void weigh() {
-    weights_.clear();
-    for (std::int32_t expert : candidates_) weights_.push_back(scores_[static_cast<std::size_t>(expert)]);
-    const float sum = std::accumulate(weights_.begin(), weights_.end(), 0.0F);
-    // Scores that all underflowed to zero stay zero instead of becoming NaN.
-    const float divisor = options_.normalize && sum != 0 ? sum : 1.0F;
-    for (float& weight : weights_) weight = weight / divisor * options_.scale;
+  /// Keeps to the capacity, and counts what was chosen.
+  [[gnu::always_inline]] inline void limit() {
+    const auto num_topk = static_cast<std::size_t>(options_.num_topk);
+    const auto is_full = [this](std::int32_t expert) {
+      return expert >= 0 && counts_[static_cast<std::size_t>(expert)] >= options_.capacity;
+    };
+    kept_.fill(true);
+    if (std::any_of(chosen_.begin(), chosen_.begin() + options_.num_topk, is_full)) {
+      if (options_.overflow == GatingOverflow::kRechoose) {
+        choose(true);
+      } else {
+        for (std::size_t k = 0; k < num_topk; ++k) kept_[k] = !is_full(chosen_[k]);
+      }
+    }
+    for (std::size_t k = 0; k < num_topk; ++k) {
+      if (kept_[k] && chosen_[k] >= 0) ++counts_[static_cast<std::size_t>(chosen_[k])];
+    }
   }
 
-  const GatingOptions options_;
+  /// By the logits as they came, without noise.
+  [[gnu::always_inline]] inline void weigh() {
+    const auto num_topk = static_cast<std::size_t>(options_.num_topk);
+    std::array<float, kGatingRuns> chosen_logits;
+    for (std::size_t k = 0; k < num_topk; ++k) {
+      chosen_logits[k] = chosen_[k] < 0 ? -kInfinity : logits_[static_cast<std::size_t>(chosen_[k])];
+    }
+    const bool cancels = sum_of_row_cancels(options_);
+    float largest = 0;
+    float row_sum = 1;
+    if (cancels) {
+      largest = largest_of(chosen_logits.data(), num_topk);
+    } else if (options_.score == GatingScore::kSoftmax) {
+      largest = largest_of(logits_, num_experts_);
+      row_sum = sum_of_row(logits_, largest, scores_.data());
+    }
+    for (std::size_t k = 0; k < num_topk; ++k) {
+      const float logit = chosen_logits[k];
+      if (options_.score == GatingScore::kSigmoid) {
+        weights_[k] = sigmoid(logit);
+      } else {
+        weights_[k] = relative_exponential(logit, largest) / row_sum;
+      }
+      if (chosen_[k] < 0) weights_[k] = 0;
+    }
+    std::array<float, kGatingRuns> places{};
+    std::copy_n(weights_.begin(), num_topk, places.begin());
+    const float sum = sum_of_runs(places);
+    for (std::size_t k = 0; k < num_topk; ++k) weights_[k] = final_weight(weights_[k], sum, options_);
+  }
+
+  [[gnu::always_inline]] inline void store(std::int64_t token) {
+    for (std::int64_t k = 0; k < options_.num_topk; ++k) {
+      const auto at = static_cast<std::size_t>(k);
+      const bool kept = options_.capacity <= 0 || kept_[at];
+      const std::int32_t id = kept ? chosen_[at] : -1;
+      const std::int64_t offset = token * params_.ids_row_stride + k * params_.ids_column_stride;
+      if (params_.wide_ids) {
+        static_cast<std::int64_t*>(params_.ids)[offset] = id;
+      } else {
+        static_cast<std::int32_t*>(params_.ids)[offset] = id;
+      }
+      params_.weights[token * params_.weights_row_stride + k * params_.weights_column_stride] =
+          kept ? weights_[at] : 0.0F;
+    }
+  }
+
+  const GatingParams& params_;
+  const GatingOptions& options_;
+  std::size_t num_experts_;
+  std::size_t num_blocks_;
   std::size_t group_size_;
+  bool by_logit_;
+  const float* logits_ = nullptr;  ///< of the token
+  std::vector<float> row_;
+  std::vector<float> compared_;
   std::vector<float> scores_;
-  std::vector<float> selection_;
-  std::vector<float> group_scores_;
-  std::vector<float> best_;
-  std::vector<float> weights_;
-  std::vector<std::int32_t> groups_;
-  std::vector<std::int32_t> candidates_;
+  std::vector<std::uint32_t> keys_;
+  std::vector<Candidate> candidates_;
+  std::vector<Candidate> block_best_;
+  std::vector<Candidate> groups_;
+  std::vector<Candidate> order_;
+  std::vector<std::int64_t> counts_;  ///< tokens that each expert has
+  std::array<std::int32_t, kGatingRuns> chosen_{};
+  std::array<bool, kGatingRuns> kept_{};
+  std::array<float, kGatingRuns> weights_{};
 };
 
-void store_id(const TensorView& topk_idx, std::int64_t offset, std::int32_t id) {
-  if (topk_idx.dtype == DType::kInt32) {
-    static_cast<std::int32_t*>(topk_idx.data)[offset] = id;
-  } else {
-    static_cast<std::int64_t*>(topk_idx.data)[offset] = id;
-  }
+void choose_generic(const GatingParams& params) { Chooser(params).choose_all(); }
+
+#if defined(__x86_64__)
+[[gnu::target("avx2,fma")]] void choose_avx2(const GatingParams& params) { Chooser(params).choose_all(); }
+
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,fma")]] void choose_avx512(const GatingParams& params) {
+  Chooser(params).choose_all();
+}
+#endif
+
+/// Of gating_variants, the first that this processor has.
+const GatingVariant& best_variant() {
+  const std::span<const GatingVariant> variants = gating_variants();
+  return *std::find_if(variants.begin(), variants.end(), [](const GatingVariant& one) { return one.available; });
 }
 
 }  // namespace
 
-Status select_experts(const ConstTensorView& logits, const ConstTensorView& bias, const GatingOptions& options,
-                      const TensorView& topk_idx, const TensorView& topk_weights) {
-  if (Status status = validate(logits, bias, options, topk_idx, topk_weights); !status.ok()) return status;
-  const auto num_experts = static_cast<std::size_t>(logits.extent(1));
-  const auto* bias_data = bias.present() ? static_cast<const float*>(bias.data) : nullptr;
-  Selector selector(options, num_experts);
-  for (std::int64_t token = 0; token < logits.extent(0); ++token) {
-    const float* row = static_cast<const float*>(logits.data) + token * logits.extent(1);
-    selector.select({row, num_experts}, bias_data);
-    for (std::int64_t k = 0; k < options.num_topk; ++k) {
-      const auto at = static_cast<std::size_t>(k);
-      store_id(topk_idx, token * topk_idx.stride(0) + k * topk_idx.stride(1), selector.chosen()[at]);
-      const std::int64_t offset = token * topk_weights.stride(0) + k * topk_weights.stride(1);
-      static_cast<float*>(topk_weights.data)[offset] = selector.weights()[at];
-    }
-  }
-  return {};
+std::span<const GatingVariant> gating_variants() {
+  static const GatingVariant variants[] = {
+#if defined(__x86_64__)
+    {"avx512",
+     __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+         __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
+         __builtin_cpu_supports("fma") != 0,
+     choose_avx512},
+    {"avx2", __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0, choose_avx2},
+#endif
+    {"generic", true, choose_generic},
+  };
+  return variants;
 }
 
-}  // namespace ferry
+void choose_experts(const GatingParams& params) {
+  static const GatingVariant& variant = best_variant();
+  variant.choose(params);
+}
+
+}  // namespace ferry::numeric

@@ -184,7 +184,7 @@ TEST(Gating, ExtremeLogitsDoNotOverflow) {
   EXPECT_EQ(large.ids, (std::vector<std::int64_t>{0, 1}));
   EXPECT_EQ(large.weights, (std::vector<float>{0.5F, 0.5F}));
   const Chosen infinite = choose({0.0F, kInf, 1.0F}, 3, options);
-  EXPECT_EQ(infinite.ids, (std::vector<std::int64_t>{1, 0}));
+  EXPECT_EQ(infinite.ids, (std::vector<std::int64_t>{1, 2})) << "by logit, although both other scores are 0";
   EXPECT_EQ(infinite.weights, (std::vector<float>{1.0F, 0.0F}));
   const Chosen none = choose({-kInf, -kInf, -kInf}, 3, options);
   EXPECT_EQ(none.weights, (std::vector<float>{0.5F, 0.5F}));
@@ -218,6 +218,19 @@ TEST(Gating, NarrowIdsAndStridedOutputs) {
   EXPECT_GT(weights[0], weights[2]);
 }
 
+TEST(Gating, AtMost32ExpertsAToken) {
+  const std::vector<float> logits(64, 0.0F);
+  std::vector<std::int64_t> ids(33, -7);
+  std::vector<float> weights(33, -7.0F);
+  GatingOptions options;
+  options.num_topk = 33;
+  const Status status = select_experts(ConstTensorView(logits.data(), DType::kFloat32, {1, 64}), {}, options,
+                                       TensorView(ids.data(), DType::kInt64, {1, 33}),
+                                       TensorView(weights.data(), DType::kFloat32, {1, 33}));
+  EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("num_topk is 33, expected at most 32"), std::string_view::npos) << status.message();
+}
+
 TEST(Gating, BadArgumentsAreRefusedAndNothingIsWritten) {
   std::vector<float> logits(2 * 6, 0.0F);
   std::vector<std::int64_t> ids(4, -7);
@@ -231,6 +244,11 @@ TEST(Gating, BadArgumentsAreRefusedAndNothingIsWritten) {
   };
   GatingOptions bad_score = options(2, 1, 1);
   bad_score.score = static_cast<GatingScore>(9);
+  const auto with = [&](auto member, auto value) {
+    GatingOptions changed = options(2, 1, 1);
+    changed.*member = value;
+    return changed;
+  };
   struct Case {
     const char* mentions;
     ConstTensorView logits;
@@ -256,6 +274,15 @@ TEST(Gating, BadArgumentsAreRefusedAndNothingIsWritten) {
       {"options.num_groups is 0", good_logits, no_bias, options(2, 0, 0), good_ids, good_weights},
       {"options.num_selected_groups is 4", good_logits, no_bias, options(2, 3, 4), good_ids, good_weights},
       {"options.score is 9", good_logits, no_bias, bad_score, good_ids, good_weights},
+      {"options.scale is inf", good_logits, no_bias, with(&GatingOptions::scale, kInf), good_ids, good_weights},
+      {"options.epsilon is -1", good_logits, no_bias, with(&GatingOptions::epsilon, -1.0F), good_ids, good_weights},
+      {"options.noise is nan", good_logits, no_bias, with(&GatingOptions::noise, std::nanf("")), good_ids,
+       good_weights},
+      {"options.capacity is -1", good_logits, no_bias, with(&GatingOptions::capacity, -1), good_ids, good_weights},
+      {"options.overflow is 2", good_logits, no_bias, with(&GatingOptions::overflow, static_cast<GatingOverflow>(2)),
+       good_ids, good_weights},
+      {"options.group_score is 2", good_logits, no_bias,
+       with(&GatingOptions::group_score, static_cast<GatingGroupScore>(2)), good_ids, good_weights},
       {"topk_idx is [2, 2]", good_logits, no_bias, options(1, 1, 1), good_ids, good_weights},
       {"topk_idx is f32", good_logits, no_bias, options(2, 1, 1), good_weights, good_weights},
       {"topk_weights is i64", good_logits, no_bias, options(2, 1, 1), good_ids, good_ids},

@@ -191,6 +191,17 @@ Status check_quantize_memory(std::string_view operation, const numeric::Quantize
   return checks.status();
 }
 
+Status check_gating_memory(std::string_view operation, const numeric::GatingParams& params, int device) {
+  Checks checks(device);
+  if (params.num_tokens > 0) {
+    checks.pointer(fmt::format("{}: logits", operation), params.logits);
+    checks.pointer(fmt::format("{}: bias", operation), params.bias);
+    checks.pointer(fmt::format("{}: topk_idx", operation), params.ids);
+    checks.pointer(fmt::format("{}: topk_weights", operation), params.weights);
+  }
+  return checks.status();
+}
+
 Status check_stream_device(std::string_view operation, cudaStream_t stream, int device) {
   if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return {};
   int stream_device = -1;

@@ -1,50 +1,27 @@
 #include "cuda/numeric/quantize.hpp"
 
-#include "cuda/driver/cuda_call.hpp"
-#include "cuda/driver/device_guard.hpp"
 #include "cuda/memory/memory_checks.hpp"
+#include "cuda/numeric/local_call.hpp"
 
 namespace ferry::cuda {
 namespace {
 
 using Launch = cudaError_t (*)(const numeric::QuantizeParams&, int, cudaStream_t);
 
-Status run(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream,
-           Launch launch) {
-  if (device < 0) {
-    const cudaError_t error = cudaGetDevice(&device);
-    if (error != cudaSuccess) {
-      return runtime_status(error, std::string(operation) + ": asking for the current GPU");
-    }
-  }
-  const DeviceGuard guard(device);
-  if (!guard.status().ok()) return guard.status();
-  if (Status status = check_quantize_memory(operation, params, device); !status.ok()) return status;
-  const auto handle = static_cast<cudaStream_t>(stream.handle);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (const cudaError_t error = cudaStreamIsCapturing(handle, &capture); error != cudaSuccess) {
-    return runtime_status(error, std::string(operation) + ": asking whether the stream is captured");
-  }
-  // Not of a captured stream: asking that one for its device ends the capture.
-  if (capture == cudaStreamCaptureStatusNone) {
-    if (Status status = check_stream_device(operation, handle, device); !status.ok()) return status;
-  }
-  int num_sms = 0;
-  const cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) {
-    return runtime_status(error, std::string(operation) + ": asking for the number of multiprocessors");
-  }
-  return runtime_status(launch(params, num_sms, handle), std::string(operation) + ": launching its kernel");
+Status run(std::string_view operation, const numeric::QuantizeParams& params, const LocalPlace& place, Launch launch) {
+  return run_local(
+      operation, place, [&](int device) { return check_quantize_memory(operation, params, device); },
+      [&](int num_sms, cudaStream_t stream) { return launch(params, num_sms, stream); });
 }
 
 }  // namespace
 
 Status quantize(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream) {
-  return run(operation, params, device, stream, launch_quantize);
+  return run(operation, params, {device, stream}, launch_quantize);
 }
 
 Status dequantize(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream) {
-  return run(operation, params, device, stream, launch_dequantize);
+  return run(operation, params, {device, stream}, launch_dequantize);
 }
 
 }  // namespace ferry::cuda

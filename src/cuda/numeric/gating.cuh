@@ -1,0 +1,386 @@
+#ifndef FERRY_CUDA_NUMERIC_GATING_CUH
+#define FERRY_CUDA_NUMERIC_GATING_CUH
+
+/// A warp that chooses the experts of a token: lane l has the l-th run of ceil(E/32) consecutive experts, which is also
+/// how sums over a row are made, so that the lowest lane among equals has the lowest expert. The rules and their bits
+/// are those of numeric/gating.hpp.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "cuda/sync/memory_order.cuh"
+#include "numeric/gating.hpp"
+
+namespace ferry::cuda::device {
+
+using numeric::GatingParams;
+using numeric::kClosedKey;
+
+struct GatingKernelParams {
+  GatingParams gating;
+  int run_length = 1;       ///< experts of a lane, at most kRun
+  bool whole_runs = false;  ///< each lane has run_length = kRun experts or none, which can be loaded four at a time
+  int group_lanes = 0;      ///< lanes of a group, a power of two, if groups are whole lanes of one warp; else 0
+};
+
+/// A lane's experts.
+template <int kRun>
+struct LaneRow {
+  float logits[kRun];          ///< NaN where there is no expert
+  std::uint32_t keys[kRun];    ///< kClosedKey where there is no expert
+  std::uint32_t sorted[kRun];  ///< keys of those that may be chosen, descending
+};
+
+__device__ inline std::uint32_t max_of_warp(std::uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
+
+__device__ inline float sum_of_warp(float value) {
+#pragma unroll
+  for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
+  return value;
+}
+
+/// -infinity if all are NaN.
+__device__ inline float largest_of_warp(float value) {
+  return numeric::score_of_key(max_of_warp(numeric::selection_key(value)));
+}
+
+__device__ inline float logit_at(const GatingParams& params, std::int64_t token, int expert) {
+  const std::int64_t at = token * params.num_experts + expert;
+  if (!params.is_bfloat16) return static_cast<const float*>(params.logits)[at];
+  return numeric::float_from_bfloat16(static_cast<const std::uint16_t*>(params.logits)[at]);
+}
+
+/// Expert of place `i` of this lane; those past the end are not below num_experts.
+__device__ inline int expert_at(const GatingKernelParams& params, int i) {
+  return i < params.run_length ? lane_idx() * params.run_length + i : params.gating.num_experts;
+}
+
+template <int kRun>
+__device__ void load_logits(const GatingKernelParams& params, std::int64_t token, float (&logits)[kRun]) {
+  const GatingParams& gating = params.gating;
+  constexpr int kVector = 4;
+  if constexpr (kRun % kVector == 0) {
+    if (params.whole_runs) {
+      const int first = lane_idx() * kRun;
+      const std::int64_t at = token * gating.num_experts + first;
+      const bool present = first < gating.num_experts;
+#pragma unroll
+      for (int i = 0; i < kRun; i += kVector) {
+        uint4 words = {numeric::kFloatNan, numeric::kFloatNan, numeric::kFloatNan, numeric::kFloatNan};
+        if (present && gating.is_bfloat16) {
+          const auto* from = static_cast<const std::uint16_t*>(gating.logits) + at + i;
+          const uint2 packed = *reinterpret_cast<const uint2*>(from);
+          words = {packed.x << 16, packed.x & 0xFFFF0000U, packed.y << 16, packed.y & 0xFFFF0000U};
+        } else if (present) {
+          words = *reinterpret_cast<const uint4*>(static_cast<const float*>(gating.logits) + at + i);
+        }
+        logits[i] = numeric::float_of(words.x);
+        logits[i + 1] = numeric::float_of(words.y);
+        logits[i + 2] = numeric::float_of(words.z);
+        logits[i + 3] = numeric::float_of(words.w);
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    const int expert = expert_at(params, i);
+    logits[i] = expert < gating.num_experts ? logit_at(gating, token, expert) : numeric::float_of(numeric::kFloatNan);
+  }
+}
+
+/// Exponentials of a row and their sum, 1 if that is zero.
+template <int kRun>
+__device__ float exponentials_of_row(const float (&logits)[kRun], float largest, float (&exponentials)[kRun]) {
+  float run = 0;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    exponentials[i] = numeric::relative_exponential(logits[i], largest);
+    run += exponentials[i];
+  }
+  const float sum = sum_of_warp(run);
+  return sum == 0 ? 1.0F : sum;
+}
+
+template <int kRun>
+__device__ float largest_logit(const float (&logits)[kRun]) {
+  float largest = numeric::float_of(0x80000000U | numeric::kFloatInfinity);
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) largest = logits[i] > largest ? logits[i] : largest;
+  return largest_of_warp(largest);
+}
+
+/// Sets the keys from the logits.
+template <int kRun>
+__device__ void make_keys(const GatingKernelParams& params, std::int64_t token, const float (&bias)[kRun],
+                          LaneRow<kRun>& row) {
+  const GatingParams& gating = params.gating;
+  const GatingOptions& options = gating.options;
+  const bool has_bias = gating.bias != nullptr;
+  float compared[kRun];
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) compared[i] = row.logits[i];
+  if (options.noise > 0) {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) compared[i] = numeric::noisy(row.logits[i], options, token, expert_at(params, i));
+  }
+  float scores[kRun];
+  if (numeric::selects_by_logit(options, has_bias)) {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) scores[i] = compared[i];
+  } else if (options.score == GatingScore::kSigmoid) {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) scores[i] = numeric::sigmoid(compared[i]);
+  } else {
+    const float sum = exponentials_of_row<kRun>(compared, largest_logit<kRun>(compared), scores);
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) scores[i] = scores[i] / sum;
+  }
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    const float score = has_bias ? scores[i] + bias[i] : scores[i];
+    const bool present = expert_at(params, i) < gating.num_experts;
+    row.keys[i] = present ? numeric::selection_key(score, compared[i]) : kClosedKey;
+  }
+}
+
+// Batcher's odd-even merge sort (Knuth, The Art of Computer Programming, volume 3, section 5.2.2, algorithm M).
+
+struct SortSteps {
+  static constexpr int kMax = 64;  ///< 63 of 16 keys
+  int low[kMax] = {};
+  int high[kMax] = {};
+  int count = 0;
+};
+
+FERRY_HOST_DEVICE constexpr SortSteps sort_steps(int size) {
+  SortSteps steps;
+  int highest = 1;
+  while (2 * highest < size) highest *= 2;
+  for (int p = highest; p > 0; p /= 2) {
+    int q = highest;
+    int r = 0;
+    int d = p;
+    while (true) {
+      for (int i = 0; i < size - d; ++i) {
+        if ((i & p) == r) {
+          steps.low[steps.count] = i;
+          steps.high[steps.count] = i + d;
+          ++steps.count;
+        }
+      }
+      if (q == p) break;
+      d = q - p;
+      q /= 2;
+      r = p;
+    }
+  }
+  return steps;
+}
+
+template <int kRun, int kLow, int kHigh>
+__device__ void order_pair(std::uint32_t (&keys)[kRun]) {
+  const std::uint32_t larger = max(keys[kLow], keys[kHigh]);
+  keys[kHigh] = min(keys[kLow], keys[kHigh]);
+  keys[kLow] = larger;
+}
+
+template <int kRun, int... kSteps>
+__device__ void sort_descending(std::uint32_t (&keys)[kRun], std::integer_sequence<int, kSteps...> /*steps*/) {
+  constexpr SortSteps kNetwork = sort_steps(kRun);
+  (order_pair<kRun, kNetwork.low[kSteps], kNetwork.high[kSteps]>(keys), ...);
+}
+
+template <int kRun>
+__device__ void sort_keys(LaneRow<kRun>& row) {
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) row.sorted[i] = row.keys[i];
+  if constexpr (kRun > 1) {
+    constexpr int kCount = sort_steps(kRun).count;
+    sort_descending<kRun>(row.sorted, std::make_integer_sequence<int, kCount>());
+  }
+}
+
+/// Groups of whole lanes: closes those lanes whose group is not among the best.
+template <int kRun>
+__device__ void close_lanes(const GatingKernelParams& params, LaneRow<kRun>& row) {
+  const GatingOptions& options = params.gating.options;
+  const bool sums = options.group_score == GatingGroupScore::kBestTwo;
+  std::uint32_t best = row.sorted[0];
+  std::uint32_t second = kRun > 1 ? row.sorted[kRun > 1 ? 1 : 0] : kClosedKey;
+  for (int distance = 1; distance < params.group_lanes; distance *= 2) {
+    const std::uint32_t other_best = __shfl_xor_sync(kAllLanes, best, distance);
+    const std::uint32_t other_second = __shfl_xor_sync(kAllLanes, second, distance);
+    second = max(min(best, other_best), max(second, other_second));
+    best = max(best, other_best);
+  }
+  const bool has_second = params.gating.num_experts > options.num_groups;
+  const std::uint32_t own = numeric::group_key(best, second, sums, has_second);
+  const int own_group = lane_idx() / params.group_lanes;
+  int num_better = 0;
+  for (int group = 0; group < options.num_groups; ++group) {
+    const std::uint32_t other = __shfl_sync(kAllLanes, own, group * params.group_lanes);
+    num_better += other > own || (other == own && group < own_group) ? 1 : 0;
+  }
+  if (num_better < options.num_selected_groups) return;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) row.sorted[i] = kClosedKey;
+}
+
+/// Groups of any size, through shared memory: `scratch` has a word for each expert and for each group.
+template <int kRun>
+__device__ void close_experts(const GatingKernelParams& params, LaneRow<kRun>& row, std::uint32_t* scratch) {
+  const GatingOptions& options = params.gating.options;
+  const int num_experts = params.gating.num_experts;
+  const int group_size = num_experts / options.num_groups;
+  const bool sums = options.group_score == GatingGroupScore::kBestTwo;
+  std::uint32_t* const group_keys = scratch + num_experts;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    const int expert = expert_at(params, i);
+    if (expert < num_experts) scratch[expert] = row.keys[i];
+  }
+  __syncwarp();
+  for (int group = lane_idx(); group < options.num_groups; group += kWarpLanes) {
+    std::uint32_t best = kClosedKey;
+    std::uint32_t second = kClosedKey;
+    for (int i = 0; i < group_size; ++i) {
+      const std::uint32_t key = scratch[group * group_size + i];
+      second = max(second, min(best, key));
+      best = max(best, key);
+    }
+    group_keys[group] = numeric::group_key(best, second, sums, group_size > 1);
+  }
+  __syncwarp();
+  // The keys have been read: their place takes whether each group is among the best.
+  for (int group = lane_idx(); group < options.num_groups; group += kWarpLanes) {
+    const std::uint32_t own = group_keys[group];
+    int num_better = 0;
+    for (int other = 0; other < options.num_groups; ++other) {
+      const std::uint32_t key = group_keys[other];
+      num_better += key > own || (key == own && other < group) ? 1 : 0;
+    }
+    scratch[group] = num_better < options.num_selected_groups ? 1 : 0;
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    const int expert = expert_at(params, i);
+    if (expert < num_experts && scratch[expert / group_size] == 0) row.keys[i] = kClosedKey;
+  }
+  __syncwarp();
+}
+
+/// The best K, descending: lane k returns the id of the k-th, -1 if there are not so many, or if it is not below K.
+template <int kRun>
+__device__ int choose_best(const GatingKernelParams& params, LaneRow<kRun>& row) {
+  const int num_topk = params.gating.options.num_topk;
+  std::uint32_t own_key = kClosedKey;
+  int own_winner = 0;
+  int own_repeats = 0;  ///< choices before this one of the same lane with the same key
+  std::uint32_t last_key = kClosedKey;
+  int last_winner = -1;
+  int repeats = 0;
+  for (int k = 0; k < num_topk; ++k) {
+    const std::uint32_t head = row.sorted[0];
+    const std::uint32_t best = max_of_warp(head);
+    if (best == kClosedKey) break;
+    const int winner = __ffs(static_cast<int>(__ballot_sync(kAllLanes, head == best))) - 1;
+    repeats = winner == last_winner && best == last_key ? repeats + 1 : 0;
+    last_winner = winner;
+    last_key = best;
+    if (lane_idx() == k) {
+      own_key = best;
+      own_winner = winner;
+      own_repeats = repeats;
+    }
+    if (lane_idx() == winner) {
+#pragma unroll
+      for (int i = 0; i + 1 < kRun; ++i) row.sorted[i] = row.sorted[i + 1];
+      row.sorted[kRun - 1] = kClosedKey;
+    }
+  }
+  int place = -1;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    const std::uint32_t key = __shfl_sync(kAllLanes, row.keys[i], own_winner);
+    if (key == own_key && own_repeats-- == 0) place = i;
+  }
+  return own_key == kClosedKey ? -1 : own_winner * params.run_length + place;
+}
+
+/// The weight of the expert that this lane chose, 0 for -1.
+template <int kRun>
+__device__ float weigh(const GatingKernelParams& params, std::int64_t token, const LaneRow<kRun>& row, int id) {
+  const GatingParams& gating = params.gating;
+  const GatingOptions& options = gating.options;
+  const float none = numeric::float_of(0x80000000U | numeric::kFloatInfinity);
+  const float logit = id >= 0 ? logit_at(gating, token, id) : none;
+  float part = 0;
+  if (options.score == GatingScore::kSigmoid) {
+    part = numeric::sigmoid(logit);
+  } else if (numeric::sum_of_row_cancels(options)) {
+    part = numeric::relative_exponential(logit, largest_of_warp(logit));
+  } else {
+    const float largest = largest_logit<kRun>(row.logits);
+    float exponentials[kRun];
+    const float sum = exponentials_of_row<kRun>(row.logits, largest, exponentials);
+    part = numeric::relative_exponential(logit, largest) / sum;
+  }
+  if (id < 0) part = 0;
+  return numeric::final_weight(part, sum_of_warp(part), options);
+}
+
+template <int kRun>
+__device__ void load_bias(const GatingKernelParams& params, float (&bias)[kRun]) {
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    const int expert = expert_at(params, i);
+    bias[i] = params.gating.bias != nullptr && expert < params.gating.num_experts ? params.gating.bias[expert] : 0.0F;
+  }
+}
+
+/// Lane k returns the id of the k-th expert, -1 for none. `is_full(expert)`: it may not be chosen.
+template <int kRun, typename IsFull>
+__device__ int choose(const GatingKernelParams& params, std::int64_t token, const float (&bias)[kRun],
+                      LaneRow<kRun>& row, std::uint32_t* scratch, IsFull is_full) {
+  load_logits<kRun>(params, token, row.logits);
+  make_keys<kRun>(params, token, bias, row);
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    const int expert = expert_at(params, i);
+    if (expert < params.gating.num_experts && is_full(expert)) row.keys[i] = kClosedKey;
+  }
+  const bool limited = numeric::is_group_limited(params.gating.options);
+  if (limited && params.group_lanes == 0) close_experts<kRun>(params, row, scratch);
+  sort_keys<kRun>(row);
+  if (limited && params.group_lanes > 0) close_lanes<kRun>(params, row);
+  return choose_best<kRun>(params, row);
+}
+
+__device__ inline void store_choice(const GatingParams& params, std::int64_t token, int id, float weight) {
+  const int k = lane_idx();
+  if (k >= params.options.num_topk) return;
+  const std::int64_t at = token * params.ids_row_stride + k * params.ids_column_stride;
+  if (params.wide_ids) {
+    static_cast<std::int64_t*>(params.ids)[at] = id;
+  } else {
+    static_cast<std::int32_t*>(params.ids)[at] = id;
+  }
+  params.weights[token * params.weights_row_stride + k * params.weights_column_stride] = weight;
+}
+
+__device__ inline int load_choice(const GatingParams& params, std::int64_t token) {
+  const int k = lane_idx();
+  if (k >= params.options.num_topk) return -1;
+  const std::int64_t at = token * params.ids_row_stride + k * params.ids_column_stride;
+  return params.wide_ids ? static_cast<int>(static_cast<const std::int64_t*>(params.ids)[at])
+                         : static_cast<const std::int32_t*>(params.ids)[at];
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_NUMERIC_GATING_CUH

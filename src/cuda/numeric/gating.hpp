@@ -1,0 +1,24 @@
+#ifndef FERRY_CUDA_NUMERIC_GATING_HPP
+#define FERRY_CUDA_NUMERIC_GATING_HPP
+
+#include <cuda_runtime_api.h>
+
+#include <string_view>
+
+#include "ferry/status.hpp"
+#include "ferry/types.hpp"
+#include "numeric/gating.hpp"
+
+namespace ferry::cuda {
+
+/// One kernel on at most `num_sms` multiprocessors of the current GPU, a warp for each token; with a capacity a second
+/// one, of one warp. At most kMaxGatingExpertsOnGpu experts.
+cudaError_t launch_gating(const numeric::GatingParams& params, int num_sms, cudaStream_t stream);
+
+/// The same on all of `device` (-1: the current one), as a call that needs no group; all pointers are memory of that
+/// GPU.
+Status select_experts(std::string_view operation, const numeric::GatingParams& params, int device, Stream stream);
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_NUMERIC_GATING_HPP

@@ -1,0 +1,163 @@
+#ifndef FERRY_NUMERIC_GATING_HPP
+#define FERRY_NUMERIC_GATING_HPP
+
+/// Choosing experts with checked arguments: what host and kernels take, the rules they share, and the loops on the
+/// host.
+
+#include <cstdint>
+#include <span>
+
+#include "ferry/gating.hpp"
+#include "numeric/exponential.hpp"
+#include "plan/host_device.hpp"
+
+namespace ferry::numeric {
+
+/// Strides in elements.
+struct GatingParams {
+  GatingOptions options;
+  std::int64_t num_tokens = 0;
+  int num_experts = 0;
+  const void* logits = nullptr;  ///< contiguous
+  bool is_bfloat16 = false;
+  const float* bias = nullptr;  ///< null: none
+  void* ids = nullptr;
+  bool wide_ids = true;  ///< i64
+  std::int64_t ids_row_stride = 0;
+  std::int64_t ids_column_stride = 1;
+  float* weights = nullptr;
+  std::int64_t weights_row_stride = 0;
+  std::int64_t weights_column_stride = 1;
+};
+
+/// Runs that a sum over a row is made of, and places in a sum over the chosen experts: the lanes of a warp.
+inline constexpr int kGatingRuns = 32;
+
+FERRY_HOST_DEVICE constexpr int gating_run_length(int num_experts) {
+  return (num_experts + kGatingRuns - 1) / kGatingRuns;
+}
+
+FERRY_HOST_DEVICE constexpr bool is_group_limited(const GatingOptions& options) {
+  return options.num_selected_groups < options.num_groups;
+}
+
+/// Experts are compared by logit, plus bias for kSoftmaxOfChosen, and no score is needed to choose.
+FERRY_HOST_DEVICE constexpr bool selects_by_logit(const GatingOptions& options, bool has_bias) {
+  if (options.score == GatingScore::kSoftmaxOfChosen) return true;
+  return !has_bias && !(is_group_limited(options) && options.group_score == GatingGroupScore::kBestTwo);
+}
+
+/// Weights are exponentials relative to the row's largest logit, divided by the sum of those chosen.
+FERRY_HOST_DEVICE constexpr bool sum_of_row_cancels(const GatingOptions& options) {
+  return options.score == GatingScore::kSoftmaxOfChosen ||
+         (options.score == GatingScore::kSoftmax && options.normalize && options.epsilon == 0);
+}
+
+/// Keys order selection scores, the larger the better: NaN lowest, zeros of both signs alike. kClosedKey is that of
+/// experts which may not be chosen.
+inline constexpr std::uint32_t kClosedKey = 0;
+inline constexpr std::uint32_t kNanKey = 1;
+
+FERRY_HOST_DEVICE inline bool is_nan(float value) { return (bits_of(value) & kFloatMagnitude) > kFloatInfinity; }
+
+FERRY_HOST_DEVICE inline std::uint32_t selection_key(float score) {
+  const std::uint32_t bits = bits_of(score + 0.0F);  // -0 becomes +0
+  const std::uint32_t key = bits ^ ((0U - (bits >> 31)) | 0x80000000U);
+  const std::uint32_t nan = mask_of(is_nan(score));
+  return (kNanKey & nan) | (key & ~nan);
+}
+
+/// That of an expert whose own logit may be NaN, which a bias does not change.
+FERRY_HOST_DEVICE inline std::uint32_t selection_key(float score, float logit) {
+  const std::uint32_t nan = mask_of(is_nan(logit));
+  return (kNanKey & nan) | (selection_key(score) & ~nan);
+}
+
+/// The score of a key; -infinity for those that are no number's.
+FERRY_HOST_DEVICE inline float score_of_key(std::uint32_t key) {
+  const std::uint32_t bits = (key >> 31) != 0 ? key ^ 0x80000000U : ~key;
+  return key <= kNanKey ? float_of(0x80000000U | kFloatInfinity) : float_of(bits);
+}
+
+/// A group's key from those of its best two experts; `second` is kClosedKey in a group of one.
+FERRY_HOST_DEVICE inline std::uint32_t group_key(std::uint32_t best, std::uint32_t second, bool sums, bool has_second) {
+  if (!sums || !has_second) return best;
+  return selection_key(score_of_key(best) + score_of_key(second));
+}
+
+/// A softmax's exponential of a logit. The largest one's is 1 also where it is infinite.
+FERRY_HOST_DEVICE inline float relative_exponential(float logit, float largest) {
+  const std::uint32_t equal = mask_of(logit == largest);
+  return float_of((bits_of(1.0F) & equal) | (bits_of(exponential(logit - largest)) & ~equal));
+}
+
+// Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 4.3.
+inline constexpr std::uint32_t kPhiloxMultiplier0 = 0xD2511F53U;
+inline constexpr std::uint32_t kPhiloxMultiplier1 = 0xCD9E8D57U;
+inline constexpr std::uint32_t kPhiloxWeyl0 = 0x9E3779B9U;
+inline constexpr std::uint32_t kPhiloxWeyl1 = 0xBB67AE85U;
+inline constexpr int kPhiloxRounds = 10;
+
+struct PhiloxWords {
+  std::uint32_t words[4];
+};
+
+FERRY_HOST_DEVICE inline PhiloxWords philox(PhiloxWords counter, std::uint64_t key) {
+  std::uint32_t key0 = static_cast<std::uint32_t>(key);
+  std::uint32_t key1 = static_cast<std::uint32_t>(key >> 32);
+  PhiloxWords c = counter;
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const std::uint64_t product0 = static_cast<std::uint64_t>(kPhiloxMultiplier0) * c.words[0];
+    const std::uint64_t product1 = static_cast<std::uint64_t>(kPhiloxMultiplier1) * c.words[2];
+    c = {{static_cast<std::uint32_t>(product1 >> 32) ^ c.words[1] ^ key0, static_cast<std::uint32_t>(product1),
+          static_cast<std::uint32_t>(product0 >> 32) ^ c.words[3] ^ key1, static_cast<std::uint32_t>(product0)}};
+    key0 += kPhiloxWeyl0;
+    key1 += kPhiloxWeyl1;
+  }
+  return c;
+}
+
+/// Mean 0 and variance 1: the sum of four uniform numbers of 16 bits. Their mean is 65535 / 2 and the variance of each
+/// is (2^32 - 1) / 12, so of all four (2^32 - 1) / 3.
+FERRY_HOST_DEVICE inline float unit_noise(std::uint64_t seed, std::int64_t token, int expert) {
+  const auto at = static_cast<std::uint64_t>(token);
+  const PhiloxWords drawn = philox(
+      {{static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32), static_cast<std::uint32_t>(expert), 0}},
+      seed);
+  constexpr std::uint32_t kLow = 0xFFFFU;
+  const std::uint32_t sum =
+      (drawn.words[0] & kLow) + (drawn.words[0] >> 16) + (drawn.words[1] & kLow) + (drawn.words[1] >> 16);
+  constexpr std::int32_t kMean = 2 * 65535;
+  constexpr float kPerDeviation = 0x1.bb67aep-16F;  // sqrt(3 / (2^32 - 1))
+  return static_cast<float>(static_cast<std::int32_t>(sum) - kMean) * kPerDeviation;
+}
+
+/// What a logit is compared by, before the score is made.
+FERRY_HOST_DEVICE inline float noisy(float logit, const GatingOptions& options, std::int64_t token, int expert) {
+  const float drawn = unit_noise(options.noise_seed, options.first_token + token, expert);
+  return fused_multiply_add(options.noise, drawn, logit);
+}
+
+/// The weight of one of the chosen from its part of `sum`, that of all of them.
+FERRY_HOST_DEVICE inline float final_weight(float part, float sum, const GatingOptions& options) {
+  const bool divides = options.normalize || options.score == GatingScore::kSoftmaxOfChosen;
+  const float divisor = divides ? sum + options.epsilon : 1.0F;
+  // Scores that all underflowed to zero stay zero instead of becoming NaN.
+  return part / (divisor == 0 ? 1.0F : divisor) * options.scale;
+}
+
+/// choose_experts for one instruction set.
+struct GatingVariant {
+  const char* name = "";
+  bool available = false;  ///< on this processor
+  void (*choose)(const GatingParams&) = nullptr;
+};
+
+/// All, best first; the last is always available. They give the same bits.
+std::span<const GatingVariant> gating_variants();
+
+void choose_experts(const GatingParams& params);
+
+}  // namespace ferry::numeric
+
+#endif  // FERRY_NUMERIC_GATING_HPP
