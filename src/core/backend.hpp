@@ -24,11 +24,14 @@
 #include "ferry/latency.hpp"
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
-#include "numeric/gating.hpp"
 #include "numeric/quantize.hpp"
 #include "plan/token_layout.hpp"
 
 namespace ferry {
+
+namespace numeric {
+struct GatingParams;
+}
 
 /// Equally long rows, evenly spaced.
 struct ConstRows {

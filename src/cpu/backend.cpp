@@ -16,6 +16,7 @@
 #include "cpu/internode/calls.hpp"
 #include "cpu/intranode/calls.hpp"
 #include "cpu/memory_required.hpp"
+#include "numeric/gating.hpp"
 
 namespace ferry::cpu {
 namespace {

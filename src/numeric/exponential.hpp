@@ -57,11 +57,21 @@ FERRY_HOST_DEVICE inline float exponential(float x) {
   return float_of(result & mask_of(x >= kExponentialFloor));
 }
 
-/// 1 / (1 + e^-x) for any x; 0 for NaN.
+/// 1 / x, rounded once. On GPUs this has a shorter way than division.
+FERRY_HOST_DEVICE inline float reciprocal(float x) {
+#if defined(__CUDA_ARCH__)
+  return __frcp_rn(x);
+#else
+  return 1.0F / x;
+#endif
+}
+
+/// 1 / (1 + e^-x) for any x, below zero e^x * (1 / (1 + e^x)), each operation rounded; 0 for NaN.
 FERRY_HOST_DEVICE inline float sigmoid(float x) {
   const float small = exponential(-float_of(bits_of(x) & kFloatMagnitude));
+  const float inverse = reciprocal(1.0F + small);
   const std::uint32_t positive = mask_of(x >= 0.0F);
-  return float_of((bits_of(1.0F) & positive) | (bits_of(small) & ~positive)) / (1.0F + small);
+  return float_of((bits_of(inverse) & positive) | (bits_of(small * inverse) & ~positive));
 }
 
 }  // namespace ferry::numeric

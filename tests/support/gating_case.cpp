@@ -98,7 +98,8 @@ std::vector<float> softmax(const std::vector<float>& logits) {
 float sigmoid(float logit) {
   if (std::isnan(logit)) return 0.0F;
   const float small = numeric::exponential(-std::fabs(logit));
-  return logit >= 0 ? 1.0F / (1.0F + small) : small / (1.0F + small);
+  const float inverse = 1.0F / (1.0F + small);
+  return logit >= 0 ? inverse : small * inverse;
 }
 
 std::vector<float> scores_of(const std::vector<float>& logits, GatingScore score) {

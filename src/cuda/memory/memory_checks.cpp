@@ -7,6 +7,7 @@
 
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/driver.hpp"
+#include "numeric/gating.hpp"
 
 namespace ferry::cuda {
 namespace {

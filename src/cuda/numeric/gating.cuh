@@ -278,38 +278,36 @@ __device__ void close_experts(const GatingKernelParams& params, LaneRow<kRun>& r
 template <int kRun>
 __device__ int choose_best(const GatingKernelParams& params, LaneRow<kRun>& row) {
   const int num_topk = params.gating.options.num_topk;
+  const unsigned lower_lanes = (1U << lane_idx()) - 1;
   std::uint32_t own_key = kClosedKey;
-  int own_winner = 0;
-  int own_repeats = 0;  ///< choices before this one of the same lane with the same key
-  std::uint32_t last_key = kClosedKey;
-  int last_winner = -1;
-  int repeats = 0;
+  unsigned own_holders = 1;  ///< lanes that had this key first
   for (int k = 0; k < num_topk; ++k) {
     const std::uint32_t head = row.sorted[0];
     const std::uint32_t best = max_of_warp(head);
     if (best == kClosedKey) break;
-    const int winner = __ffs(static_cast<int>(__ballot_sync(kAllLanes, head == best))) - 1;
-    repeats = winner == last_winner && best == last_key ? repeats + 1 : 0;
-    last_winner = winner;
-    last_key = best;
+    const unsigned holders = __ballot_sync(kAllLanes, head == best);
     if (lane_idx() == k) {
       own_key = best;
-      own_winner = winner;
-      own_repeats = repeats;
+      own_holders = holders;
     }
-    if (lane_idx() == winner) {
+    // The lowest lane among them has the lowest expert.
+    if (head == best && (holders & lower_lanes) == 0) {
 #pragma unroll
       for (int i = 0; i + 1 < kRun; ++i) row.sorted[i] = row.sorted[i + 1];
       row.sorted[kRun - 1] = kClosedKey;
     }
   }
+  const int winner = __ffs(static_cast<int>(own_holders)) - 1;
+  // Choices before this one of the same key from the same lane: as many places of that key to pass over.
+  const unsigned same = __match_any_sync(kAllLanes, own_key) & __match_any_sync(kAllLanes, winner);
+  int num_passed = __popc(same & lower_lanes);
   int place = -1;
 #pragma unroll
   for (int i = 0; i < kRun; ++i) {
-    const std::uint32_t key = __shfl_sync(kAllLanes, row.keys[i], own_winner);
-    if (key == own_key && own_repeats-- == 0) place = i;
+    const std::uint32_t key = __shfl_sync(kAllLanes, row.keys[i], winner);
+    if (key == own_key && num_passed-- == 0) place = i;
   }
-  return own_key == kClosedKey ? -1 : own_winner * params.run_length + place;
+  return own_key == kClosedKey ? -1 : winner * params.run_length + place;
 }
 
 /// The weight of the expert that this lane chose, 0 for -1.
