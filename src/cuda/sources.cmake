@@ -45,6 +45,7 @@ set(ferry_cuda_sources
     cuda/latency/calls.cpp
     cuda/latency/dispatch.cpp
     cuda/latency/memory.cpp
+    cuda/copy/row_copy.cu
     cuda/internode/combine.cu
     cuda/internode/dispatch.cu
     cuda/internode/exchange.cu
