@@ -51,6 +51,7 @@ set(ferry_cuda_sources
     cuda/internode/exchange.cu
     cuda/internode/gather.cu
     cuda/internode/node_route.cu
+    cuda/internode/side_stream.cu
     cuda/intranode/channel_tables.cu
     cuda/intranode/combine.cu
     cuda/intranode/dispatch.cu
