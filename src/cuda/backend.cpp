@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "core/group_options.hpp"
+#include "cuda/copy/row_copy.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/memory_required.hpp"
+#include "cuda/internode/side_stream.hpp"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
 #include "cuda/intranode/memory_required.hpp"
@@ -29,6 +31,7 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   if (status.ok()) status = runtime_status(load_dispatch_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_combine_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_quantize_kernels(), operation, kHint);
+  if (status.ok()) status = runtime_status(load_row_copy_kernels(), operation, kHint);
   return status;
 }
 
@@ -47,6 +50,7 @@ Status load_nodes_kernels(int device) {
   if (status.ok()) status = runtime_status(load_node_combine_kernels(), operation);
   if (status.ok()) status = runtime_status(load_gather_kernels(), operation);
   if (status.ok()) status = runtime_status(load_node_route_kernels(), operation);
+  if (status.ok()) status = runtime_status(internode::load_marker_kernel(), operation);
   return status;
 }
 

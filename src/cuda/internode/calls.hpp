@@ -44,6 +44,8 @@ class CallScratch {
  public:
   /// Of the pinned block through which tables pass between host and GPU.
   static constexpr std::size_t kWindowBytes = std::size_t{1} << 20;
+  /// Of the kernels that copy to and from it.
+  static constexpr int kWindowBlocks = 4;
 
   static Result<std::unique_ptr<CallScratch>> create(const Parts& parts);
   CallScratch(node::Arena& arena, PinnedBlock block, SideStream stream)

@@ -1,6 +1,7 @@
 #include <new>
 
 #include "core/checks.hpp"
+#include "cuda/copy/row_copy.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
@@ -33,16 +34,22 @@ struct Copies {
     return copies;
   }
 
-  cudaError_t launch(const CombineCall& call, cudaStream_t stream) const {
+  cudaError_t launch(const CombineCall& call, int max_blocks, cudaStream_t stream) const {
     cudaError_t error = cudaSuccess;
     if (x != nullptr) {
-      const std::size_t row_bytes = to_size(call.x.row_bytes);
-      error = cudaMemcpy2DAsync(x, row_bytes, call.x.data, to_size(call.x.stride_bytes), row_bytes,
-                                to_size(call.x.num_rows), cudaMemcpyDeviceToDevice, stream);
+      const std::int64_t row_bytes = call.x.row_bytes;
+      error = launch_row_copy({.to = x,
+                               .to_stride = row_bytes,
+                               .from = static_cast<const std::byte*>(call.x.data),
+                               .from_stride = call.x.stride_bytes,
+                               .row_bytes = row_bytes,
+                               .num_rows = call.x.num_rows,
+                               .max_blocks = max_blocks},
+                              stream);
     }
     if (error == cudaSuccess && weights != nullptr) {
-      error = cudaMemcpyAsync(weights, call.weights.data, to_size(call.weights.num_elements()) * sizeof(float),
-                              cudaMemcpyDeviceToDevice, stream);
+      error = launch_copy(weights, call.weights.data, to_size(call.weights.num_elements()) * sizeof(float), max_blocks,
+                          stream);
     }
     return error;
   }
@@ -106,7 +113,7 @@ Status make_combine(Context& context, const CombineCall& call, const RoutedToken
   Result<Launch> begun = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!begun.ok()) return refused(begun.status());
   parts.rail_link->wake();
-  cudaError_t error = copies.launch(call, begun->stream);
+  cudaError_t error = copies.launch(call, blocks.num_tables, begun->stream);
   if (error == cudaSuccess) {
     error = launch(combine_steps(place, identity_of(context, call.record, *begun), routed, tensors, staging, blocks),
                    begun->stream);

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "cuda/copy/row_copy.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
@@ -125,8 +126,8 @@ Status Router::fetch_ids(cudaStream_t stream, const HostResult& host) {
   const std::byte* const window = scratch_.window.data.get();
   for (std::size_t first = 0; first < ids_.size(); first += per_window) {
     const std::size_t count = std::min(per_window, ids_.size() - first);
-    Status status = runtime_status(cudaMemcpyAsync(scratch_.window.data.get(), from + first * id_bytes,
-                                                   count * id_bytes, cudaMemcpyDeviceToHost, stream),
+    Status status = runtime_status(launch_copy(scratch_.window.kernel_view, from + first * id_bytes, count * id_bytes,
+                                               CallScratch::kWindowBlocks, stream),
                                    "route: reading topk_idx");
     if (!status.ok()) return context_.fail(status);
     if (status = await_idle(stream, host); !status.ok()) return status;
@@ -174,7 +175,7 @@ Status Router::upload(std::span<const std::byte> tables, std::byte* to) {
         tables.subspan(first, std::min(CallScratch::kWindowBytes, tables.size() - first));
     std::memcpy(scratch_.window.data.get(), part.data(), part.size());
     Status status = runtime_status(
-        cudaMemcpyAsync(to + first, scratch_.window.data.get(), part.size(), cudaMemcpyHostToDevice, stream),
+        launch_copy(to + first, scratch_.window.kernel_view, part.size(), CallScratch::kWindowBlocks, stream),
         "route: uploading tables");
     if (status.ok()) status = runtime_status(cudaStreamSynchronize(stream), "route: uploading tables");
     if (!status.ok()) return status;
@@ -211,8 +212,8 @@ Status Router::finish(cudaStream_t stream) {
   if (Status status = upload(tables, memory->get()); !status.ok()) return status;
   const NodeTables on_device = NodeTables::at(memory->get(), sizes);
   if (call_.topk_weights.present() && !ids_.empty()) {
-    Status status = runtime_status(cudaMemcpyAsync(on_device.weights, call_.topk_weights.data,
-                                                   ids_.size() * sizeof(float), cudaMemcpyDeviceToDevice, stream),
+    Status status = runtime_status(launch_copy(on_device.weights, call_.topk_weights.data, ids_.size() * sizeof(float),
+                                               CallScratch::kWindowBlocks, stream),
                                    "route: copying topk_weights");
     if (!status.ok()) return status;
   }

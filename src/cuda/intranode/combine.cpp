@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <new>
 
+#include "cuda/copy/row_copy.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/calls.hpp"
@@ -105,7 +106,7 @@ Status run(Context& context, const CombineCall& call) {
   params.entry.record_number = launch->record_number;
   cudaError_t error = cudaSuccess;
   if (staged_weights != nullptr) {
-    error = cudaMemcpyAsync(staged_weights, weights, weights_bytes, cudaMemcpyDeviceToDevice, launch->stream);
+    error = launch_copy(staged_weights, weights, weights_bytes, plan.num_sum_blocks, launch->stream);
   }
   if (error == cudaSuccess) error = launch_combine(params, launch->stream);
   return context.end(*launch, error, "combine");
