@@ -36,10 +36,13 @@ constexpr std::int64_t kDefaultTokensPerStep = 16;
 constexpr std::int64_t kMaxTokensPerStep = 1024;
 constexpr int kDefaultSteps = 8;
 constexpr int kMaxSteps = 10'000;
+constexpr std::int64_t kMaxReplicas = 1 << 16;
 
 struct DemoOptions {
   CommonOptions common;
   DemoMode mode = DemoMode::kThroughput;
+  ExpertsMode experts = ExpertsMode::kFixed;
+  std::optional<std::int64_t> num_spare;
   std::optional<int> num_steps;
   std::optional<std::int64_t> tokens_per_rank;
   std::optional<std::string> model;
@@ -60,6 +63,12 @@ const ModelPreset& choose_preset(const DemoOptions& options, const std::optional
 }
 
 Status check_mode(const DemoOptions& options) {
+  if (options.experts == ExpertsMode::kBalance && options.mode != DemoMode::kThroughput) {
+    return {ErrorCode::kInvalidArgument, "--experts balance is for --mode throughput; leave --mode out"};
+  }
+  if (options.num_spare && options.experts != ExpertsMode::kBalance) {
+    return {ErrorCode::kInvalidArgument, "--replicas is for --experts balance; without it every expert has one place"};
+  }
   if (options.mode == DemoMode::kThroughput) {
     if (!options.num_steps) return {};
     return {ErrorCode::kInvalidArgument, "--steps is for --mode latency; the other mode has one step"};
@@ -77,6 +86,8 @@ Result<DemoPlan> make_plan(const DemoOptions& options, int num_ranks) {
   DemoPlan plan;
   plan.mode = options.mode;
   const bool latency = plan.latency();
+  plan.experts = options.experts;
+  if (plan.balances()) plan.num_steps = static_cast<int>(kNumHalves);
   if (latency) plan.num_steps = options.num_steps.value_or(kDefaultSteps);
   plan.num_ranks = num_ranks;
   plan.payload = options.payload;
@@ -91,7 +102,7 @@ Result<DemoPlan> make_plan(const DemoOptions& options, int num_ranks) {
   }
   plan.shape = scaled_shape(choose_preset(options, plan.trace), options.scale);
   const std::int64_t most_tokens =
-      num_ranks * plan.num_steps *
+      num_ranks * (latency ? plan.num_steps : 1) *
       options.tokens_per_rank.value_or(latency ? kDefaultTokensPerStep : kDefaultTokensPerRank);
   auto text = load_text(options.text_path, plan.trace ? plan.trace->table.num_tokens : most_tokens);
   if (!text) return text.status();
@@ -104,6 +115,13 @@ Result<DemoPlan> make_plan(const DemoOptions& options, int num_ranks) {
     while (static_cast<std::int64_t>(plan.text.bytes.size()) < plan.num_tokens) plan.text.bytes += plan.text.bytes;
   } else {
     plan.num_tokens = std::min(most_tokens, static_cast<std::int64_t>(plan.text.bytes.size()));
+  }
+  plan.num_places = plan.shape.num_experts;
+  if (plan.balances()) {
+    if (plan.trace) plan.trace->table = order_by_half(plan, plan.trace->table);
+    // Every rank has equally many.
+    const std::int64_t num_wanted = plan.num_places + options.num_spare.value_or(0);
+    plan.num_places = (num_wanted + num_ranks - 1) / num_ranks * num_ranks;
   }
   if (plan.spoiled_token >= plan.num_tokens) {
     return Status(ErrorCode::kInvalidArgument,
@@ -132,6 +150,11 @@ Status judge(const RunOutcome& outcome, DemoReport* report) {
   auto x = embed_run_tokens(plan, 0, plan.num_tokens);
   auto choice = choose_run_experts(plan, x, 0, plan.num_tokens);
   if (!choice) return choice.status();
+  if (plan.balances()) {
+    report->balance = compare_halves(plan, report->ranks, *choice);
+    const auto placement = RankArea(plan, outcome.result(0)).placement();
+    report->balance->placement.assign(placement.begin(), placement.end());
+  }
   auto seen_by_experts = round_as_payload(plan, std::move(x));
   if (!seen_by_experts) return seen_by_experts.status();
   const DenseInput in{*seen_by_experts, &*choice, &plan.shape, LayerSeeds(plan.seed).experts};
@@ -225,6 +248,14 @@ void add_demo_command(CLI::App& app, int* exit_code) {
   add_choice<DemoMode>(*command, "--mode", &options->mode,
                        {{"throughput", DemoMode::kThroughput}, {"latency", DemoMode::kLatency}},
                        "All tokens at once, or a few per step as in decoding (default throughput)");
+  add_choice<ExpertsMode>(*command, "--experts", &options->experts,
+                          {{"fixed", ExpertsMode::kFixed}, {"balance", ExpertsMode::kBalance}},
+                          "fixed, or balance: after half of the tokens experts move to where their load says");
+  command
+      ->add_option("--replicas", options->num_spare,
+                   "With --experts balance: places beyond one for each expert, for replicas (default: as many as make "
+                   "ranks equal)")
+      ->check(whole_number(std::int64_t{0}, kMaxReplicas));
   command->add_option("--steps", options->num_steps, fmt::format("Latency mode: steps (default {})", kDefaultSteps))
       ->check(whole_number(1, kMaxSteps));
   command

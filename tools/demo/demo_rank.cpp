@@ -1,6 +1,9 @@
 #include "demo/demo_rank.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -24,8 +27,9 @@ class DemoRank {
         context_(context),
         area_(plan, context.result()),
         progress_("demo", context.rank() == 0),
-        num_tokens_(plan.num_tokens_of(context.rank())),
-        hidden_(plan.shape.hidden) {}
+        hidden_(plan.shape.hidden) {
+    if (plan.balances()) homes_.emplace(plan, context.rank());
+  }
 
   Status run() {
     auto device = RankDevice::open(plan_.backend, context_.rank());
@@ -35,10 +39,26 @@ class DemoRank {
     if (!group) return group.status();
     group_ = std::move(*group);
 
-    area_.figures().num_tokens = num_tokens_;
+    area_.figures().num_tokens = plan_.num_tokens_of(context_.rank());
     area_.figures().wire_names = wire_names(*group_);
-    const std::int64_t first = plan_.first_token(context_.rank());
-    x_ = embed_run_tokens(plan_, first, num_tokens_);
+    for (int step = 0; step < plan_.num_steps; ++step) {
+      if (step > 0) {
+        if (Status status = move_experts(); !status) return status;
+      }
+      if (Status status = run_step(step); !status) return status;
+    }
+    progress_.clear();
+    spoil(plan_, context_.rank(), &area_);
+    return group_->destroy();
+  }
+
+ private:
+  /// One layer over the tokens of a step.
+  Status run_step(int step) {
+    first_ = plan_.first_of_step(context_.rank(), step);
+    num_tokens_ = plan_.first_of_step(context_.rank(), step + 1) - first_;
+    x_ = embed_run_tokens(plan_, plan_.first_token(context_.rank()) + first_, num_tokens_);
+    const RankFigures before = area_.figures();
     const std::pair<Phase, Status (DemoRank::*)()> phases[] = {{Phase::kGate, &DemoRank::gate},
                                                                {Phase::kRoute, &DemoRank::route},
                                                                {Phase::kDispatch, &DemoRank::dispatch},
@@ -52,26 +72,69 @@ class DemoRank {
       progress_.step(kPhaseNames[phase_idx]);
       const std::int64_t start_ns = now_ns();
       if (Status status = (this->*body)(); !status) return status;
-      area_.figures().phase_ns[phase_idx] = now_ns() - start_ns;
-      area_.figures().wire[phase_idx] = meter.sent();
+      area_.figures().phase_ns[phase_idx] += now_ns() - start_ns;
+      area_.figures().wire[phase_idx] += meter.sent();
     }
-    add_formulas(plan_, context_.rank(), choice_, &area_);
-    progress_.clear();
-    spoil(plan_, context_.rank(), &area_);
-    return group_->destroy();
-  }
-
- private:
-  Status gate() {
-    auto choice = choose_run_experts(plan_, x_, plan_.first_token(context_.rank()), num_tokens_);
-    if (!choice) return choice.status();
-    choice_ = std::move(*choice);
+    const std::int64_t num_wire_rows = count_wire_rows(plan_, context_.rank(), ids_in_use(), num_routed_experts());
+    add_formulas(plan_, num_wire_rows, &area_);
+    if (homes_) note_half(before, num_wire_rows, &area_.figures().halves[static_cast<std::size_t>(step)]);
     return {};
   }
 
+  /// What this half of the tokens has added.
+  void note_half(const RankFigures& before, std::int64_t num_wire_rows, HalfFigures* half) {
+    const RankFigures& now = area_.figures();
+    half->num_received_rows = now.num_received_rows - before.num_received_rows;
+    for (const Phase phase : {Phase::kDispatch, Phase::kCombine}) {
+      const auto idx = static_cast<std::size_t>(phase);
+      half->wire_bytes += now.wire[idx].sent_bytes - before.wire[idx].sent_bytes;
+    }
+    const std::int64_t row_bytes = plan_.dispatch_wire_row_bytes() + plan_.combine_wire_row_bytes();
+    half->formula_bytes = num_wire_rows * row_bytes;
+    half->stayed_formula_bytes =
+        count_wire_rows(plan_, context_.rank(), homes_->first_places_of(choice_.topk_idx), plan_.num_places) *
+        row_bytes;
+  }
+
+  /// To where the load of the tokens so far, of all ranks, says.
+  Status move_experts() {
+    progress_.step("moving experts");
+    std::vector<std::int64_t> load(static_cast<std::size_t>(plan_.shape.num_experts), 0);
+    for (const std::int64_t expert : choice_.topk_idx) {
+      if (expert >= 0) ++load[static_cast<std::size_t>(expert)];
+    }
+    auto loads = context_.bootstrap()->all_gather(std::as_bytes(std::span(load)), plan_.timeout_ns);
+    if (!loads) return loads.status();
+    std::fill(load.begin(), load.end(), 0);
+    for (const std::vector<std::byte>& bytes : *loads) {
+      std::vector<std::int64_t> of_rank(load.size());
+      if (bytes.size() != load.size() * sizeof(std::int64_t)) {
+        return {ErrorCode::kInternal, "a rank sent the loads of another number of experts"};
+      }
+      std::memcpy(of_rank.data(), bytes.data(), bytes.size());
+      for (std::size_t expert = 0; expert < load.size(); ++expert) load[expert] += of_rank[expert];
+    }
+    Status status = homes_->move(load, *group_, device_, &area_.figures().moves);
+    if (status) std::copy(homes_->placement().begin(), homes_->placement().end(), area_.placement().begin());
+    return status;
+  }
+
+  Status gate() {
+    auto choice = choose_run_experts(plan_, x_, plan_.first_token(context_.rank()) + first_, num_tokens_);
+    if (!choice) return choice.status();
+    choice_ = std::move(*choice);
+    if (homes_) places_ = homes_->places_of(choice_.topk_idx, first_);
+    return {};
+  }
+
+  /// What is routed: experts, or the places that were picked for them.
+  std::vector<std::int64_t>& ids_in_use() { return homes_ ? places_ : choice_.topk_idx; }
+  std::int64_t num_routed_experts() const { return homes_ ? plan_.num_places : plan_.shape.num_experts; }
+  const ExpertHomes* homes() const { return homes_ ? &*homes_ : nullptr; }
+
   Status route() {
     const std::int64_t num_topk = plan_.shape.num_topk();
-    Status status = ids_.mirror(device_, choice_.topk_idx.data(), bytes_of<std::int64_t>(num_tokens_, num_topk));
+    Status status = ids_.mirror(device_, ids_in_use().data(), bytes_of<std::int64_t>(num_tokens_, num_topk));
     if (!status) return status;
     status = weights_.mirror(device_, choice_.topk_weights.data(), bytes_of<float>(num_tokens_, num_topk));
     if (!status) return status;
@@ -79,12 +142,12 @@ class DemoRank {
     in.topk_idx = {ids_.data(), DType::kInt64, {num_tokens_, num_topk}};
     in.topk_weights = {weights_.data(), DType::kFloat32, {num_tokens_, num_topk}};
     RouteOptions options;
-    options.num_experts = plan_.shape.num_experts;
+    options.num_experts = num_routed_experts();
     options.layout = Layout::kExperts;
     auto routing = group_->route(in, options, device_.stream());
     if (!routing) return routing.status();
     routing_ = std::move(*routing);
-    add_routing(routing_, context_.rank(), &area_);
+    add_routing(routing_, context_.rank(), homes(), &area_);
     return {};
   }
 
@@ -147,7 +210,7 @@ class DemoRank {
 
   Status experts() {
     Status status = y_.allocate(device_, *group_, bytes_of<std::uint16_t>(routing_.num_recv_rows(), hidden_));
-    if (status) run_experts(plan_, routing_, as_bfloat16(recv_x_), as_bfloat16(y_));
+    if (status) status = run_experts(plan_, routing_, homes(), as_bfloat16(recv_x_), as_bfloat16(y_));
     return status;
   }
 
@@ -166,7 +229,7 @@ class DemoRank {
     status = group_->combine(routing_, in, out, device_.stream(), options);
     if (status) status = group_->wait(device_.stream());
     if (status) status = sums_block.to_host(device_);
-    if (status) std::copy(sums.begin(), sums.end(), area_.output().begin());
+    if (status) std::copy(sums.begin(), sums.end(), area_.output().begin() + first_ * hidden_);
     return status;
   }
 
@@ -174,12 +237,15 @@ class DemoRank {
   RankContext& context_;
   MutableRankArea area_;
   Progress progress_;
-  std::int64_t num_tokens_;
+  std::int64_t first_ = 0;  ///< token of this rank that the step starts with
+  std::int64_t num_tokens_ = 0;
   std::int64_t hidden_;
   RankDevice device_;
   std::shared_ptr<Group> group_;
   std::vector<std::uint16_t> x_;
   Choice choice_;
+  std::optional<ExpertHomes> homes_;  ///< if experts move
+  std::vector<std::int64_t> places_;
   MirroredBlock ids_;
   MirroredBlock weights_;
   Routing routing_;

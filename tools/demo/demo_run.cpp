@@ -13,7 +13,9 @@ struct AreaOffsets {
         num_expert_rows(static_cast<std::size_t>(plan.shape.num_experts)),
         rows_to_rank(expert_rows + num_expert_rows * sizeof(std::int32_t)),
         num_ranks(static_cast<std::size_t>(plan.num_ranks)),
-        output(rows_to_rank + num_ranks * sizeof(std::int32_t)),
+        placement(rows_to_rank + num_ranks * sizeof(std::int32_t)),
+        num_places(static_cast<std::size_t>(plan.num_places)),
+        output(placement + num_places * sizeof(std::int32_t)),
         num_output_values(static_cast<std::size_t>(plan.max_tokens_per_rank() * plan.shape.hidden)) {}
   std::size_t total_bytes() const { return output + num_output_values * sizeof(std::uint16_t); }
 
@@ -21,6 +23,8 @@ struct AreaOffsets {
   std::size_t num_expert_rows;
   std::size_t rows_to_rank;
   std::size_t num_ranks;
+  std::size_t placement;
+  std::size_t num_places;
   std::size_t output;
   std::size_t num_output_values;
 };
@@ -61,6 +65,11 @@ std::span<const std::int32_t> RankArea::rows_to_rank() const {
   return {reinterpret_cast<const std::int32_t*>(bytes_.data() + at.rows_to_rank), at.num_ranks};
 }
 
+std::span<const std::int32_t> RankArea::placement() const {
+  const AreaOffsets at(plan_);
+  return {reinterpret_cast<const std::int32_t*>(bytes_.data() + at.placement), at.num_places};
+}
+
 std::span<const std::uint16_t> RankArea::output() const {
   const AreaOffsets at(plan_);
   const auto* values = reinterpret_cast<const std::uint16_t*>(bytes_.data() + at.output);
@@ -77,10 +86,38 @@ std::span<std::int32_t> MutableRankArea::rows_to_rank() {
   return {reinterpret_cast<std::int32_t*>(bytes_.data() + at.rows_to_rank), at.num_ranks};
 }
 
+std::span<std::int32_t> MutableRankArea::placement() {
+  const AreaOffsets at(plan_);
+  return {reinterpret_cast<std::int32_t*>(bytes_.data() + at.placement), at.num_places};
+}
+
 std::span<std::uint16_t> MutableRankArea::output() {
   const AreaOffsets at(plan_);
   auto* values = reinterpret_cast<std::uint16_t*>(bytes_.data() + at.output);
   return {values, static_cast<std::size_t>(figures().num_tokens * plan_.shape.hidden)};
+}
+
+RoutingTable order_by_half(const DemoPlan& plan, const RoutingTable& table) {
+  std::array<std::vector<RoutingTable>, kNumHalves> parts;  // by rank
+  std::int64_t next = 0;
+  for (std::size_t half = 0; half < kNumHalves; ++half) {
+    for (int rank = 0; rank < plan.num_ranks; ++rank) {
+      const auto step = static_cast<int>(half);
+      const std::int64_t count = plan.first_of_step(rank, step + 1) - plan.first_of_step(rank, step);
+      parts[half].push_back(slice_routing(table, next, count));
+      next += count;
+    }
+  }
+  RoutingTable ordered = slice_routing(table, 0, 0);
+  ordered.num_tokens = next;
+  for (std::size_t rank = 0; rank < parts.front().size(); ++rank) {
+    for (const auto& half : parts) {
+      const RoutingTable& part = half[rank];
+      ordered.topk_idx.insert(ordered.topk_idx.end(), part.topk_idx.begin(), part.topk_idx.end());
+      ordered.topk_weights.insert(ordered.topk_weights.end(), part.topk_weights.begin(), part.topk_weights.end());
+    }
+  }
+  return ordered;
 }
 
 std::vector<std::uint16_t> embed_run_tokens(const DemoPlan& plan, std::int64_t first, std::int64_t count) {

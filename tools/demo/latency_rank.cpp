@@ -97,8 +97,8 @@ class LatencyDemoRank {
     if (status) status = lined_up(Phase::kExperts, [&] { return experts(step); });
     if (status) status = lined_up(Phase::kCombine, [&] { return send_combine(step); });
     if (!status) return status;
-    add_routing(step.routing, context_.rank(), &area_);
-    add_formulas(plan_, context_.rank(), step.choice, &area_);
+    add_routing(step.routing, context_.rank(), nullptr, &area_);
+    add_formulas(plan_, count_wire_rows(plan_, context_.rank(), step.choice.topk_idx, plan_.shape.num_experts), &area_);
     return timed(Phase::kCombine, [&] { return receive_sums(step); });
   }
 
@@ -191,8 +191,8 @@ class LatencyDemoRank {
   }
 
   Status experts(const Step& step) {
-    run_experts(plan_, step.routing, as_bfloat16(rows_), as_bfloat16(y_));
-    return y_.to_group(device_);
+    Status status = run_experts(plan_, step.routing, nullptr, as_bfloat16(rows_), as_bfloat16(y_));
+    return status ? y_.to_group(device_) : status;
   }
 
   Status send_combine(Step& step) {

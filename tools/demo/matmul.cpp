@@ -67,6 +67,12 @@ void Matrix::fill(std::uint64_t seed, std::size_t inner, std::size_t columns, fl
   for (std::size_t k = 0; k < inner; ++k) std::fill(last + k * kPanel + num_used, last + (k + 1) * kPanel, 0.0F);
 }
 
+void Matrix::assign(std::span<const float> values, std::size_t inner, std::size_t columns) {
+  inner_ = inner;
+  columns_ = columns;
+  values_.assign(values.begin(), values.end());
+}
+
 void multiply(const float* in, std::size_t num_rows, const Matrix& matrix, float* out) {
   const std::size_t inner = matrix.inner();
   const std::size_t columns = matrix.columns();

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace ferry::tools {
@@ -19,6 +20,13 @@ class Matrix {
 
   /// Uniform values with standard deviation gain / sqrt(inner): the product then has `gain` times the input's scale.
   void fill(std::uint64_t seed, std::size_t inner, std::size_t columns, float gain);
+
+  /// Values as a matrix of this shape stores them, panel by panel.
+  void assign(std::span<const float> values, std::size_t inner, std::size_t columns);
+  std::span<const float> values() const { return values_; }
+  static std::size_t num_values(std::size_t inner, std::size_t columns) {
+    return (columns + kPanel - 1) / kPanel * inner * kPanel;
+  }
 
   std::size_t inner() const { return inner_; }
   std::size_t columns() const { return columns_; }

@@ -60,6 +60,32 @@ void Expert::load(std::uint64_t seed, std::int64_t expert_idx) {
   down_.fill(derive_seed(expert_seed, kDownPart), intermediate, hidden, 1.0F);
 }
 
+std::int64_t Expert::num_weights(const LayerShape& shape) {
+  const auto hidden = static_cast<std::size_t>(shape.hidden);
+  const auto intermediate = static_cast<std::size_t>(shape.intermediate);
+  const std::size_t num_values =
+      2 * Matrix::num_values(hidden, intermediate) + Matrix::num_values(intermediate, hidden);
+  return static_cast<std::int64_t>((num_values + hidden - 1) / hidden * hidden);
+}
+
+std::vector<float> Expert::weights() const {
+  std::vector<float> weights;
+  for (const Matrix* matrix : {&gate_, &up_, &down_}) {
+    weights.insert(weights.end(), matrix->values().begin(), matrix->values().end());
+  }
+  weights.resize(static_cast<std::size_t>(num_weights(shape_)));
+  return weights;
+}
+
+void Expert::load(std::span<const float> weights) {
+  const auto hidden = static_cast<std::size_t>(shape_.hidden);
+  const auto intermediate = static_cast<std::size_t>(shape_.intermediate);
+  const std::size_t num_in = Matrix::num_values(hidden, intermediate);
+  gate_.assign(weights.first(num_in), hidden, intermediate);
+  up_.assign(weights.subspan(num_in, num_in), hidden, intermediate);
+  down_.assign(weights.subspan(2 * num_in, Matrix::num_values(intermediate, hidden)), intermediate, hidden);
+}
+
 void Expert::forward(const float* x, std::size_t num_rows, float* y) {
   const std::size_t num_values = num_rows * static_cast<std::size_t>(shape_.intermediate);
   gate_rows_.resize(num_values);

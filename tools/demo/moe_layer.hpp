@@ -37,6 +37,11 @@ class Expert {
  public:
   explicit Expert(const LayerShape& shape) : shape_(shape) {}
   void load(std::uint64_t seed, std::int64_t expert_idx);
+  /// What `weights` of another object gave.
+  void load(std::span<const float> weights);
+  /// Whole rows of H values.
+  std::vector<float> weights() const;
+  static std::int64_t num_weights(const LayerShape& shape);
   /// x [num_rows, H] f32 -> y [num_rows, H] f32; keep num_rows at most kChunkRows.
   void forward(const float* x, std::size_t num_rows, float* y);
 

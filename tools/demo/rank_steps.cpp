@@ -45,7 +45,8 @@ Result<std::shared_ptr<Group>> create_group(const DemoPlan& plan, RankContext& c
   return Group::create(context.bootstrap(), options);
 }
 
-void run_experts(const DemoPlan& plan, const Routing& routing, const std::uint16_t* x, std::uint16_t* y) {
+Status run_experts(const DemoPlan& plan, const Routing& routing, const ExpertHomes* homes, const std::uint16_t* x,
+                   std::uint16_t* y) {
   const auto hidden = static_cast<std::size_t>(plan.shape.hidden);
   std::vector<float> x_rows(Expert::kChunkRows * hidden);
   std::vector<float> y_rows(Expert::kChunkRows * hidden);
@@ -55,7 +56,11 @@ void run_experts(const DemoPlan& plan, const Routing& routing, const std::uint16
   Expert expert(plan.shape);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (counts[i] == 0) continue;
-    expert.load(LayerSeeds(plan.seed).experts, ids[i]);
+    if (homes != nullptr) {
+      if (Status status = homes->load(homes->expert_in(ids[i]), &expert); !status) return status;
+    } else {
+      expert.load(LayerSeeds(plan.seed).experts, ids[i]);
+    }
     const auto end = static_cast<std::size_t>(offsets[i] + counts[i]);
     for (auto first = static_cast<std::size_t>(offsets[i]); first < end; first += Expert::kChunkRows) {
       const std::size_t num_rows = std::min(Expert::kChunkRows, end - first);
@@ -64,9 +69,10 @@ void run_experts(const DemoPlan& plan, const Routing& routing, const std::uint16
       std::transform(y_rows.data(), y_rows.data() + num_rows * hidden, y + first * hidden, bfloat16_from_float);
     }
   }
+  return {};
 }
 
-void add_routing(const Routing& routing, int rank, MutableRankArea* area) {
+void add_routing(const Routing& routing, int rank, const ExpertHomes* homes, MutableRankArea* area) {
   const auto sent = routing.num_rows_to_rank();
   const auto received = routing.num_rows_from_rank();
   RankFigures& figures = area->figures();
@@ -78,16 +84,21 @@ void add_routing(const Routing& routing, int rank, MutableRankArea* area) {
   const auto expert_ids = routing.local_expert_ids();
   const auto counts = routing.num_rows_per_local_expert();
   for (std::size_t i = 0; i < expert_ids.size(); ++i) {
-    area->expert_rows()[static_cast<std::size_t>(expert_ids[i])] += counts[i];
+    const std::int64_t expert = homes != nullptr ? homes->expert_in(expert_ids[i]) : expert_ids[i];
+    if (expert >= 0) area->expert_rows()[static_cast<std::size_t>(expert)] += counts[i];
   }
 }
 
-void add_formulas(const DemoPlan& plan, int rank, const Choice& choice, MutableRankArea* area) {
-  const std::int64_t num_rows = count_rows_to_other_nodes(
-      choice.topk_idx, {plan.num_ranks, plan.ranks_per_node(), plan.shape.num_experts, plan.shape.num_topk()}, rank);
+std::int64_t count_wire_rows(const DemoPlan& plan, int rank, std::span<const std::int64_t> topk_idx,
+                             std::int64_t num_experts) {
+  return count_rows_to_other_nodes(topk_idx,
+                                   {plan.num_ranks, plan.ranks_per_node(), num_experts, plan.shape.num_topk()}, rank);
+}
+
+void add_formulas(const DemoPlan& plan, std::int64_t num_wire_rows, MutableRankArea* area) {
   auto& wire = area->figures().wire;
-  wire[static_cast<std::size_t>(Phase::kDispatch)].formula_bytes += num_rows * plan.dispatch_wire_row_bytes();
-  wire[static_cast<std::size_t>(Phase::kCombine)].formula_bytes += num_rows * plan.combine_wire_row_bytes();
+  wire[static_cast<std::size_t>(Phase::kDispatch)].formula_bytes += num_wire_rows * plan.dispatch_wire_row_bytes();
+  wire[static_cast<std::size_t>(Phase::kCombine)].formula_bytes += num_wire_rows * plan.combine_wire_row_bytes();
 }
 
 void spoil(const DemoPlan& plan, int rank, MutableRankArea* area) {

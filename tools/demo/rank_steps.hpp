@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "demo/demo_run.hpp"
+#include "demo/expert_homes.hpp"
 #include "device/rank_device.hpp"
 #include "ferry/group.hpp"
 #include "run/launcher.hpp"
@@ -26,14 +27,20 @@ inline std::uint16_t* as_bfloat16(const MirroredBlock& block) { return reinterpr
 
 Result<std::shared_ptr<Group>> create_group(const DemoPlan& plan, RankContext& context, const RankDevice& device);
 
-/// Every expert of this rank on its rows: x -> y, both [num_recv_rows, H] bf16 in host memory.
-void run_experts(const DemoPlan& plan, const Routing& routing, const std::uint16_t* x, std::uint16_t* y);
+/// Every expert of this rank on its rows: x -> y, both [num_recv_rows, H] bf16 in host memory. With `homes` the
+/// Routing's experts are places.
+Status run_experts(const DemoPlan& plan, const Routing& routing, const ExpertHomes* homes, const std::uint16_t* x,
+                   std::uint16_t* y);
 
-/// Add the rows of a Routing to the rank's figures.
-void add_routing(const Routing& routing, int rank, MutableRankArea* area);
+/// Add the rows of a Routing to the rank's figures. With `homes` its experts are places.
+void add_routing(const Routing& routing, int rank, const ExpertHomes* homes, MutableRankArea* area);
 
-/// Add what dispatch and combine have to send between nodes for these tokens, by the ids alone.
-void add_formulas(const DemoPlan& plan, int rank, const Choice& choice, MutableRankArea* area);
+/// Rows that leave this rank's node in a dispatch, and come back in a combine, by the ids alone.
+std::int64_t count_wire_rows(const DemoPlan& plan, int rank, std::span<const std::int64_t> topk_idx,
+                             std::int64_t num_experts);
+
+/// Add what dispatch and combine have to send between nodes for so many of them.
+void add_formulas(const DemoPlan& plan, std::int64_t num_wire_rows, MutableRankArea* area);
 
 /// If the token that a user wants to see fail is this rank's.
 void spoil(const DemoPlan& plan, int rank, MutableRankArea* area);

@@ -144,7 +144,7 @@ std::string introduction(const DemoPlan& plan, const std::string& launch) {
   return fmt::format(
       "Ferry {} ({}), backend {}: {}\n"
       "layer   {} at 1/{} size: hidden {}, intermediate {}, {} experts, router: {}\n"
-      "tokens  {} bytes of {}; payload {}, {} bytes a row\n{}{}",
+      "tokens  {} bytes of {}; payload {}, {} bytes a row\n{}{}{}",
       version(), commit(), plan.backend, launch, shape.model, shape.scale, shape.hidden, shape.intermediate,
       shape.num_experts, router_of(plan), plan.num_tokens, plan.text.origin, payload_name(plan), plan.row_bytes(),
       plan.latency()
@@ -153,6 +153,9 @@ std::string introduction(const DemoPlan& plan, const std::string& launch) {
                         "dispatch\n",
                         plan.num_steps, plan.max_tokens_per_step())
           : "",
+      plan.balances() ? fmt::format("experts balanced after half of the tokens: {} places for {} experts\n",
+                                    plan.num_places, shape.num_experts)
+                      : "",
       plan.backend == "cuda"
           ? "GPUs    route, dispatch and combine run on the GPUs; router and experts run on the host, "
             "and phases\n        include the copies between the two\n"
@@ -168,9 +171,10 @@ std::string to_text(const DemoReport& report) {
   }
   const double own_share = num_rows == 0 ? 0.0 : static_cast<double>(num_own_rows) / static_cast<double>(num_rows);
   return fmt::format(
-      "\n{}  (a row is one token for one of its experts; own rows, {:.0f} % of all, stay on their rank)\n\n{}{}\n"
+      "\n{}  (a row is one token for one of its experts; own rows, {:.0f} % of all, stay on their rank)\n\n{}{}{}\n"
       "ranks {}, dense layer in one process {}\n{}",
-      rank_table(report), own_share * 100.0, wire_table(report), load_chart(report), format_ns(report.ranks_ns),
+      rank_table(report), own_share * 100.0, wire_table(report),
+      report.balance ? to_text(*report.plan, *report.balance) : "", load_chart(report), format_ns(report.ranks_ns),
       format_ns(report.dense_ns), verdict(report.comparison, *report.plan));
 }
 
@@ -215,6 +219,7 @@ Json to_json(const DemoReport& report) {
   }
   json["network"] = wire_to_json(report);
   json["rows_per_expert"] = report.expert_rows;
+  json["experts"] = report.balance ? to_json(*report.balance) : Json("fixed");
   json["ranks_ns"] = report.ranks_ns;
   json["dense_ns"] = report.dense_ns;
   const Comparison& comparison = report.comparison;

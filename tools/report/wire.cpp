@@ -101,6 +101,14 @@ Json to_json(const WireTotal& total) {
           {"ratio_to_formula", ratio ? Json(*ratio) : Json(nullptr)}};
 }
 
+WireFigures& WireFigures::operator+=(const WireFigures& other) {
+  sent_bytes += other.sent_bytes;
+  max_rail_bytes += other.max_rail_bytes;
+  num_messages += other.num_messages;
+  formula_bytes += other.formula_bytes;
+  return *this;
+}
+
 std::int64_t count_rows_to_other_nodes(std::span<const std::int64_t> topk_idx, const WireShape& shape, int rank) {
   const auto num_topk = static_cast<std::size_t>(shape.num_topk);
   const std::int64_t own_node = rank / shape.ranks_per_node;

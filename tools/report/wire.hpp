@@ -21,6 +21,9 @@ struct WireFigures {
   std::int64_t max_rail_bytes;  ///< to the rail peer that got most
   std::int64_t num_messages;    ///< puts and notifications
   std::int64_t formula_bytes;   ///< this rank's share of the rows and their metadata; 0: there is no formula
+
+  /// A later call; its maximum is added too.
+  WireFigures& operator+=(const WireFigures& other);
 };
 
 /// The difference between a group's counters at two times.
