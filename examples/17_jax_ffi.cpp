@@ -106,7 +106,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ferry_jax_combine, combine,
                                   .Arg<ffi::Buffer<ffi::U8>>()     // routing [8]
                                   .Ret<ffi::Buffer<ffi::F32>>());  // out [T, H]
 
-// The group of this process, numbered by the variables of docs/bootstrap.md. 0 where that failed: the reason is printed.
+// The group of this process, by the variables of docs/bootstrap.md. 0 where that failed; the reason is printed.
 extern "C" FERRY_C_API int64_t ferry_jax_open() {
   ferry_bootstrap* bootstrap = nullptr;
   ferry_group* group = nullptr;

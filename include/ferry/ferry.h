@@ -19,6 +19,7 @@
 
 #include "ferry/ferry_base.h"      // version, status, tensors, what a build has
 #include "ferry/ferry_exchange.h"  // route, dispatch, combine
+#include "ferry/ferry_gating.h"    // router logits to experts
 #include "ferry/ferry_group.h"     // bootstraps, groups, symmetric memory
 #include "ferry/ferry_latency.h"   // latency mode
 #include "ferry/ferry_tools.h"     // tables, quantisation, sizes

@@ -64,6 +64,13 @@ ferry_tensor to_tensor(const ConstTensorView& view) {
   return tensor;
 }
 
+ExecutionOptions to_execution(const ferry_execution_options& options) {
+  ExecutionOptions execution;
+  if (options.backend != nullptr) execution.backend = options.backend;
+  if (options.use_device != 0) execution.device = options.device;
+  return execution;
+}
+
 Status read_experts(const char* call, const std::int32_t* first, std::int64_t num_entries, std::int64_t num_experts,
                     std::vector<std::int32_t>& expert_to_rank) {
   if (first == nullptr && num_entries == 0) return {};

@@ -37,6 +37,9 @@ Number nonzero_or(Number number, Number otherwise) {
 Status read_experts(const char* call, const std::int32_t* first, std::int64_t num_entries, std::int64_t num_experts,
                     std::vector<std::int32_t>& expert_to_rank);
 
+/// `backend` stays the caller's string.
+ExecutionOptions to_execution(const ferry_execution_options& options);
+
 /// The members that all options of calls have.
 template <typename Options>
 KernelOptions kernel_options(const Options& options) {

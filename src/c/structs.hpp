@@ -74,6 +74,8 @@ template <>
 inline constexpr StructVersion kVersionOf<ferry_dispatch_layout_output>{"ferry_dispatch_layout_output", 264};
 template <>
 inline constexpr StructVersion kVersionOf<ferry_memory_shape>{"ferry_memory_shape", 152};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_gating_options>{"ferry_gating_options", 72};
 
 /// Larger than any struct will be: a struct_size beyond is a number that nobody set.
 inline constexpr std::size_t kMaxStructBytes = 4096;

@@ -54,10 +54,7 @@ ferry_status* run_quantizing(const char* call, const ferry_execution_options* gi
   return guarded([&] {
     ferry_execution_options read;
     if (Status status = read_struct(call, given, read); !status.ok()) return status;
-    ExecutionOptions options;
-    if (read.backend != nullptr) options.backend = read.backend;
-    if (read.use_device != 0) options.device = read.device;
-    return run(options);
+    return run(to_execution(read));
   });
 }
 

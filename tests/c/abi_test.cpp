@@ -236,6 +236,21 @@ constexpr Place kPlaces[] = {
     {"ferry_memory_shape.weights", offsetof(ferry_memory_shape, weights), 140},
     {"ferry_memory_shape.plain_memory", offsetof(ferry_memory_shape, plain_memory), 144},
     {"ferry_memory_shape.symmetric_tables", offsetof(ferry_memory_shape, symmetric_tables), 148},
+    {"ferry_gating_options", sizeof(ferry_gating_options), 72},
+    {"ferry_gating_options.struct_size", offsetof(ferry_gating_options, struct_size), 0},
+    {"ferry_gating_options.capacity", offsetof(ferry_gating_options, capacity), 8},
+    {"ferry_gating_options.noise_seed", offsetof(ferry_gating_options, noise_seed), 16},
+    {"ferry_gating_options.first_token", offsetof(ferry_gating_options, first_token), 24},
+    {"ferry_gating_options.score", offsetof(ferry_gating_options, score), 32},
+    {"ferry_gating_options.group_score", offsetof(ferry_gating_options, group_score), 36},
+    {"ferry_gating_options.overflow", offsetof(ferry_gating_options, overflow), 40},
+    {"ferry_gating_options.num_topk", offsetof(ferry_gating_options, num_topk), 44},
+    {"ferry_gating_options.num_groups", offsetof(ferry_gating_options, num_groups), 48},
+    {"ferry_gating_options.num_selected_groups", offsetof(ferry_gating_options, num_selected_groups), 52},
+    {"ferry_gating_options.keep_sum", offsetof(ferry_gating_options, keep_sum), 56},
+    {"ferry_gating_options.scale", offsetof(ferry_gating_options, scale), 60},
+    {"ferry_gating_options.epsilon", offsetof(ferry_gating_options, epsilon), 64},
+    {"ferry_gating_options.noise", offsetof(ferry_gating_options, noise), 68},
 };
 
 TEST(CAbi, SizesAndOffsetsStayAsReleased) {

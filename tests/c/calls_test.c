@@ -64,6 +64,40 @@ static void check_layout(void) {
   expect(in_rank[0] == 1 && in_rank[1] == 0 && in_rank[2] == 0 && in_rank[3] == 1, "whether a token is in a rank");
 }
 
+static void check_gating(void) {
+  float logits[2 * EXPERTS] = {0, 3, 1, 2, 5, 0, 4, 0};
+  float weights[2 * TOPK];
+  float bias[EXPERTS] = {0, 0, 0, 0};
+  int32_t load[EXPERTS] = {0, 4, 2, 2};
+  int64_t topk_idx[2 * TOPK];
+  int64_t num_experts = 0;
+  int32_t has_bias = 0;
+  ferry_tensor logit_view = matrix(logits, FERRY_FLOAT32, 2, EXPERTS);
+  ferry_tensor id_view = matrix(topk_idx, FERRY_INT64, 2, TOPK);
+  ferry_tensor weight_view = matrix(weights, FERRY_FLOAT32, 2, TOPK);
+  ferry_tensor bias_view = matrix(bias, FERRY_FLOAT32, EXPERTS, 0);
+  ferry_tensor load_view = matrix(load, FERRY_INT32, EXPERTS, 0);
+  ferry_gating_options options = {0};
+  options.struct_size = sizeof(options);
+  options.num_topk = TOPK;
+  expect_ok(ferry_select_experts(&logit_view, NULL, &options, &id_view, &weight_view, NULL, NULL), "select_experts");
+  expect(topk_idx[0] == 1 && topk_idx[1] == 3 && topk_idx[2] == 0 && topk_idx[3] == 2, "chosen experts");
+  expect(weights[0] > 0.73F && weights[0] < 0.74F && weights[1] > 0.26F && weights[1] < 0.27F, "softmax of 3 and 2");
+  options.num_topk = 9;
+  expect_code(ferry_select_experts(&logit_view, NULL, &options, &id_view, &weight_view, NULL, NULL),
+              FERRY_ERROR_INVALID_ARGUMENT, "more experts than there are");
+
+  bias_view.num_dims = load_view.num_dims = 1;
+  expect_ok(ferry_update_gating_bias(&bias_view, &load_view, 0.5F), "ferry_update_gating_bias");
+  expect(bias[0] == 0.5F && bias[1] == -0.5F && bias[2] == 0, "biases");
+
+  expect_ok(ferry_gating_preset("deepseek-v3", &options, &num_experts, &has_bias), "ferry_gating_preset");
+  expect(num_experts == 256 && has_bias == 1 && options.num_topk == 8 && options.score == FERRY_SCORE_SIGMOID &&
+             options.num_groups == 8 && options.scale == 2.5F && options.struct_size == sizeof(options),
+         "DeepSeek-V3");
+  expect_error(ferry_gating_preset("none such", NULL, NULL, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "mixtral");
+}
+
 /// One rank: quantised dispatch into bounded rows, and the routing as tables.
 static void check_calls(ferry_group* group) {
   enum { ROOM = 5 };
@@ -160,6 +194,7 @@ int main(void) {
   uint64_t num_bytes = 1;
   check_quantization();
   check_layout();
+  check_gating();
   expect_ok(ferry_bootstrap_create_in_process(1, &bootstrap), "ferry_bootstrap_create_in_process");
   check_masks(bootstrap);
   ferry_bootstrap_free(bootstrap);

@@ -34,6 +34,11 @@ void expect_error(ferry_status* status, int32_t code, int32_t peer, const char* 
   ferry_status_free(status);
 }
 
+void expect_code(ferry_status* status, int32_t code, const char* what) {
+  expect(ferry_status_code(status) == code, what);
+  ferry_status_free(status);
+}
+
 ferry_tensor matrix(void* data, int32_t dtype, int64_t rows, int64_t columns) {
   ferry_tensor view = {0};
   view.data = data;

@@ -13,6 +13,9 @@ void expect_ok(ferry_status* status, const char* what);
 /// Of this code, about this rank, with this text in its message. Frees the status.
 void expect_error(ferry_status* status, int32_t code, int32_t peer, const char* text);
 
+/// Of this code. Frees the status.
+void expect_code(ferry_status* status, int32_t code, const char* what);
+
 /// A contiguous view; `rows` of `columns`.
 ferry_tensor matrix(void* data, int32_t dtype, int64_t rows, int64_t columns);
 /// malloc that does not fail.
