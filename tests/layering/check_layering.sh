@@ -83,7 +83,7 @@ allow_cuda memory "memory that peers reach knows no call: core, plan, numeric, n
   core plan numeric node cuda/driver
 allow_cuda sync "the protocol of a call knows no memory but its own words: core, plan, node, net and itself" \
   core plan node net
-allow_cuda copy "copies know threads and bytes: cuda/sync and itself" cuda/sync
+allow_cuda copy "copies know threads, bytes and launches: cuda/driver, cuda/sync and itself" cuda/driver cuda/sync
 allow_cuda numeric "quantising knows rows, no ranks: numeric, plan, cuda/driver, cuda/memory, cuda/sync and itself" \
   numeric plan cuda/driver cuda/memory cuda/sync
 allow_cuda context "a group knows no kernel: core, plan, node, net, rail, call, cuda/driver, cuda/memory, cuda/sync and itself" \
