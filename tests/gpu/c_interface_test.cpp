@@ -40,8 +40,11 @@ ferry_tensor matrix(void* data, std::int32_t dtype, std::int64_t rows, std::int6
 /// One rank's tokens; experts return what they get, so that an unweighted sum is K times the token, and a weighted one
 /// with weights of a half the token itself.
 struct Batch {
-  explicit Batch(int rank) : x(static_cast<std::size_t>(kNumTokens * kHidden)) {
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 23) + static_cast<float>(rank);
+  explicit Batch(int rank) : x(tokens(rank)) {}
+  static std::vector<float> tokens(int rank) {
+    std::vector<float> made(static_cast<std::size_t>(kNumTokens * kHidden));
+    for (std::size_t i = 0; i < made.size(); ++i) made[i] = static_cast<float>(i % 23) + static_cast<float>(rank);
+    return made;
   }
   static std::vector<std::int32_t> ids(std::int32_t first) {
     std::vector<std::int32_t> made;
