@@ -38,8 +38,9 @@ struct BalanceOptions {
   /// then numbered so that as few experts as possible change their rank, and of placements of about equal balance the
   /// one nearer to it is taken.
   ConstTensorView previous{};
-  /// With `previous`: most experts of a layer that arrive on a rank where they were not; -1: any number. A layer whose
-  /// previous placement does not obey the policy (an expert is missing, say) is placed anew, however many that takes.
+  /// With `previous`: most experts of a layer that arrive on a rank where they were not; -1: any number. Empty places
+  /// are filled in any case, and a layer whose previous placement does not obey the policy (an expert is missing, say)
+  /// is placed anew, however many that takes.
   std::int64_t max_moves = -1;
   /// With `previous`: what the arrival of one expert must be worth at least, as a fraction of a rank's mean load, by
   /// which the highest load of the layer falls.
