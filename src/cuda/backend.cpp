@@ -11,7 +11,6 @@
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/memory_required.hpp"
-#include "cuda/internode/side_stream.hpp"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
 #include "cuda/intranode/memory_required.hpp"
@@ -50,7 +49,6 @@ Status load_nodes_kernels(int device) {
   if (status.ok()) status = runtime_status(load_node_combine_kernels(), operation);
   if (status.ok()) status = runtime_status(load_gather_kernels(), operation);
   if (status.ok()) status = runtime_status(load_node_route_kernels(), operation);
-  if (status.ok()) status = runtime_status(internode::load_marker_kernel(), operation);
   return status;
 }
 

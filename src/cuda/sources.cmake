@@ -48,12 +48,12 @@ set(ferry_cuda_sources
     cuda/latency/dispatch.cpp
     cuda/latency/memory.cpp
     cuda/copy/row_copy.cu
+    cuda/driver/empty_kernel.cu
     cuda/internode/combine.cu
     cuda/internode/dispatch.cu
     cuda/internode/exchange.cu
     cuda/internode/gather.cu
     cuda/internode/node_route.cu
-    cuda/internode/side_stream.cu
     cuda/intranode/channel_tables.cu
     cuda/intranode/combine.cu
     cuda/intranode/dispatch.cu

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/driver/empty_kernel.hpp"
 
 namespace ferry::cuda {
 
@@ -16,7 +17,12 @@ class OwnStream {
     cudaStream_t stream = nullptr;
     Status status = runtime_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
     if (!status.ok()) return status;
-    return std::make_shared<OwnStream>(stream);
+    auto made = std::make_shared<OwnStream>(stream);
+    // Its first kernel may find no way to the GPU while kernels of other ranks wait there for it: where ranks of one
+    // process shared a GPU, a third of the runs that began so stood still, and none since.
+    status = runtime_status(run_empty_kernel(stream), "making a stream");
+    if (!status.ok()) return status;
+    return made;
   }
 
   explicit OwnStream(cudaStream_t stream) : stream_(stream) {}

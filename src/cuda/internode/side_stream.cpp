@@ -40,12 +40,7 @@ Result<std::shared_ptr<StreamPoint>> SideStream::point() {
 }
 
 Result<Stream> SideStream::fork(std::string_view operation, Stream caller) const {
-  // The event follows a kernel, so that the caller's stream has a hardware queue of its own before it waits for this
-  // one. Where it was idle, and several ranks of a process shared a GPU, such waits kept other ranks' kernels from
-  // starting: about half the runs of eight ranks on two H200 stood still, none with the kernel.
-  const auto callers = static_cast<cudaStream_t>(caller.handle);
-  cudaError_t error = launch_marker(callers);
-  if (error == cudaSuccess) error = cudaEventRecord(forked_->get(), callers);
+  cudaError_t error = cudaEventRecord(forked_->get(), static_cast<cudaStream_t>(caller.handle));
   if (error == cudaSuccess) error = cudaStreamWaitEvent(stream_->get(), forked_->get(), 0);
   if (error == cudaSuccess) return Stream{stream_->get()};
   return runtime_status(error, fmt::format("{}: ordering the call after its stream", operation));

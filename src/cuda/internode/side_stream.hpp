@@ -48,10 +48,6 @@ class SideStream {
   std::vector<std::shared_ptr<StreamPoint>> points_;
 };
 
-/// A kernel that does nothing.
-cudaError_t launch_marker(cudaStream_t stream);
-cudaError_t load_marker_kernel();
-
 }  // namespace ferry::cuda::internode
 
 #endif  // FERRY_CUDA_INTERNODE_SIDE_STREAM_HPP
