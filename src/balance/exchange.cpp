@@ -247,23 +247,38 @@ Placement improve(const Block& block, Placement start, const ExchangeLimits& lim
 
 Placement kick(const Block& block, Placement placement, std::uint64_t seed) {
   constexpr int kNumSwaps = 4;
+  constexpr int kNumReplacements = 2;
   constexpr int kNumTries = 64;  // of which some bring replicas together
   std::mt19937_64 random(seed);  // whose numbers the standard fixes
   const auto loads = rank_loads(block, placement);
   const auto busiest = static_cast<std::size_t>(std::max_element(loads.begin(), loads.end()) - loads.begin());
   Presence on(block, placement);
-  for (int tries = 0, swaps = 0; tries < kNumTries && swaps < kNumSwaps; ++tries) {
-    const std::size_t rank = swaps == 0 ? busiest : random() % block.num_ranks;
+  std::vector<std::size_t> counts(block.load.size(), 0);
+  for (const std::int32_t expert : placement) ++counts[static_cast<std::size_t>(expert)];
+  const auto put = [&](std::size_t place, std::size_t expert) {
+    --on.at(static_cast<std::size_t>(placement[place]), place / block.places_per_rank);
+    ++on.at(expert, place / block.places_per_rank);
+    placement[place] = static_cast<std::int32_t>(expert);
+  };
+  const bool replace = seed % 2 == 1;
+  const int num_wanted = replace ? kNumReplacements : kNumSwaps;
+  for (int tries = 0, done = 0; tries < kNumTries && done < num_wanted; ++tries) {
+    const std::size_t rank = done == 0 ? busiest : random() % block.num_ranks;
     const std::size_t a = rank * block.places_per_rank + random() % block.places_per_rank;
     const std::size_t b = random() % placement.size();
     const std::size_t other = b / block.places_per_rank;
     const auto expert_a = static_cast<std::size_t>(placement[a]);
     const auto expert_b = static_cast<std::size_t>(placement[b]);
-    if (rank == other || on.at(expert_a, other) > 0 || on.at(expert_b, rank) > 0) continue;
-    --on.at(expert_a, rank), ++on.at(expert_a, other);
-    --on.at(expert_b, other), ++on.at(expert_b, rank);
-    std::swap(placement[a], placement[b]);
-    ++swaps;
+    if (rank == other || on.at(expert_a, other) > 0) continue;
+    if (replace) {
+      if (counts[expert_b] < 2) continue;
+      ++counts[expert_a], --counts[expert_b];
+    } else {
+      if (on.at(expert_b, rank) > 0) continue;
+      put(a, expert_b);
+    }
+    put(b, expert_a);
+    ++done;
   }
   return placement;
 }

@@ -16,7 +16,7 @@ namespace {
 constexpr double kCloseToBound = 1e-4;
 /// From here on, further starts are not worth their time either.
 constexpr double kGoodEnough = 1e-3;
-constexpr std::uint64_t kNumKicks = 12;
+constexpr std::uint64_t kNumKicks = 16;
 /// Replicas that share a rank are worth it only if the highest load falls by more than this part.
 constexpr double kWorthSharing = 0.01;
 /// Placements whose highest loads differ by less than this, in mean loads, count as equal: the one with fewer arrivals
