@@ -17,6 +17,7 @@
 /// Threads. One call at a time for each group and each bootstrap. Routings and statuses may be read by many threads.
 /// Different handles are independent; there is no global state to set up.
 
+#include "ferry/ferry_balance.h"   // which expert lives on which rank
 #include "ferry/ferry_base.h"      // version, status, tensors, what a build has
 #include "ferry/ferry_exchange.h"  // route, dispatch, combine
 #include "ferry/ferry_gating.h"    // router logits to experts

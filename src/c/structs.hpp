@@ -76,6 +76,12 @@ template <>
 inline constexpr StructVersion kVersionOf<ferry_memory_shape>{"ferry_memory_shape", 152};
 template <>
 inline constexpr StructVersion kVersionOf<ferry_gating_options>{"ferry_gating_options", 72};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_balance_options>{"ferry_balance_options", 120};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_balance_sizes>{"ferry_balance_sizes", 48};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_move_plan_options>{"ferry_move_plan_options", 24};
 
 /// Larger than any struct will be: a struct_size beyond is a number that nobody set.
 inline constexpr std::size_t kMaxStructBytes = 4096;

@@ -98,6 +98,55 @@ static void check_gating(void) {
   expect_error(ferry_gating_preset("none such", NULL, NULL, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "mixtral");
 }
 
+/// Four experts, one of them with most of the load, on six places of two ranks.
+static void check_balance(void) {
+  enum { PLACES = 6, RANKS = 2 };
+  int32_t load[EXPERTS] = {10, 80, 10, 20};
+  int32_t before[PLACES] = {0, 1, 2, 3, 0, 1};
+  ferry_tensor load_view = matrix(load, FERRY_INT32, 1, EXPERTS);
+  ferry_tensor before_view = matrix(before, FERRY_INT32, 1, PLACES);
+  ferry_tensor after_view;
+  ferry_balance_options options = {0};
+  ferry_balance_sizes sizes = {0};
+  ferry_move_plan_options how = {0};
+  ferry_balance* balance = NULL;
+  ferry_move_plan* plan = NULL;
+  const int32_t* counts;
+  const ferry_expert_copy* copies;
+  int64_t num;
+  int64_t num_waves;
+  options.struct_size = sizeof(options);
+  options.num_replicas = PLACES;
+  options.num_ranks = RANKS;
+  expect_ok(ferry_balance_create(&load_view, &options, &balance), "ferry_balance_create");
+  sizes.struct_size = sizeof(sizes);
+  expect_ok(ferry_balance_get_sizes(balance, &sizes), "ferry_balance_get_sizes");
+  expect(sizes.num_layers == 1 && sizes.num_experts == EXPERTS && sizes.num_replicas == PLACES &&
+             sizes.num_ranks == RANKS && sizes.policy != FERRY_BALANCE_AUTO,
+         "sizes of the balance");
+  counts = ferry_balance_replica_counts(balance, &num);
+  expect(num == EXPERTS && counts[1] >= 2 && counts[0] + counts[1] + counts[2] + counts[3] == PLACES, "replicas");
+  expect(*ferry_balance_max_load(balance, NULL) == 60 && *ferry_balance_mean_load(balance, NULL) == 60, "loads");
+
+  after_view = matrix((void*)(intptr_t)ferry_balance_physical_to_logical(balance, &num), FERRY_INT32, 1, PLACES);
+  expect(num == PLACES, "the placement");
+  how.struct_size = sizeof(how);
+  how.num_experts = EXPERTS;
+  how.num_ranks = RANKS;
+  expect_ok(ferry_move_plan_create(&before_view, &after_view, &how, &plan), "ferry_move_plan_create");
+  copies = ferry_move_plan_copies(plan, &num);
+  expect(ferry_move_plan_wave_begin(plan, &num_waves)[num_waves - 1] == num, "waves");
+  while (num-- > 0) {
+    expect(copies[num].to_staging || ((const int32_t*)after_view.data)[copies[num].to] == copies[num].expert,
+           "a copy brings what the placement says");
+  }
+  ferry_move_plan_free(plan);
+  ferry_balance_free(balance);
+  options.num_replicas = EXPERTS - 1;
+  expect_code(ferry_balance_create(&load_view, &options, &balance), FERRY_ERROR_INVALID_ARGUMENT, "too few places");
+  expect(ferry_balance_num_moves(NULL, &num) == NULL && num == 0, "arrays of no balance");
+}
+
 /// One rank: quantised dispatch into bounded rows, and the routing as tables.
 static void check_calls(ferry_group* group) {
   enum { ROOM = 5 };
@@ -195,6 +244,7 @@ int main(void) {
   check_quantization();
   check_layout();
   check_gating();
+  check_balance();
   expect_ok(ferry_bootstrap_create_in_process(1, &bootstrap), "ferry_bootstrap_create_in_process");
   check_masks(bootstrap);
   ferry_bootstrap_free(bootstrap);
