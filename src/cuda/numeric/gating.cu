@@ -126,4 +126,15 @@ cudaError_t launch_gating(const GatingParams& gating, int num_sms, cudaStream_t 
   return launch_kernel(kernels->limit, {1, kWarpLanes, counts_bytes + scratch_bytes}, params, stream);
 }
 
+cudaError_t load_gating_kernels() {
+  for (const Kernels& kernels : kAllKernels) {
+    for (const Kernel kernel : {kernels.choose, kernels.limit}) {
+      cudaFuncAttributes attributes;
+      const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
 }  // namespace ferry::cuda
