@@ -30,6 +30,7 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   if (status.ok()) status = runtime_status(load_dispatch_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_combine_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_quantize_kernels(), operation, kHint);
+  if (status.ok()) status = runtime_status(load_gating_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_row_copy_kernels(), operation, kHint);
   return status;
 }

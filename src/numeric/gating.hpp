@@ -60,11 +60,15 @@ inline constexpr std::uint32_t kNanKey = 1;
 
 FERRY_HOST_DEVICE inline bool is_nan(float value) { return (bits_of(value) & kFloatMagnitude) > kFloatInfinity; }
 
-FERRY_HOST_DEVICE inline std::uint32_t selection_key(float score) {
+/// The key of a score that is not NaN.
+FERRY_HOST_DEVICE inline std::uint32_t number_key(float score) {
   const std::uint32_t bits = bits_of(score + 0.0F);  // -0 becomes +0
-  const std::uint32_t key = bits ^ ((0U - (bits >> 31)) | 0x80000000U);
+  return bits ^ ((0U - (bits >> 31)) | 0x80000000U);
+}
+
+FERRY_HOST_DEVICE inline std::uint32_t selection_key(float score) {
   const std::uint32_t nan = mask_of(is_nan(score));
-  return (kNanKey & nan) | (key & ~nan);
+  return (kNanKey & nan) | (number_key(score) & ~nan);
 }
 
 /// That of an expert whose own logit may be NaN, which a bias does not change.

@@ -16,6 +16,9 @@ using namespace device;  // NOLINT(google-build-using-namespace)
 constexpr int kBlockWarps = 4;
 /// More than run together at the registers they take, so that blocks which end early are replaced.
 constexpr std::int64_t kBlocksPerSm = 16;
+/// Blocks whose registers a multiprocessor holds: 64 of each thread suffice for runs of 8 without spills, 96 for 16.
+template <int kRun>
+constexpr unsigned kResidentBlocks = kRun <= 8 ? 8 : 5;
 /// Tokens whose choices the kernel that keeps to the capacity loads at once.
 constexpr int kAhead = 8;
 
@@ -26,7 +29,8 @@ __host__ __device__ int scratch_words(const GatingKernelParams& params) {
 }
 
 template <int kRun>
-__global__ void __launch_bounds__(kBlockWarps* kWarpLanes) gating_kernel(GatingKernelParams params) {
+__global__ void __launch_bounds__(kBlockWarps* kWarpLanes, kResidentBlocks<kRun>)
+    gating_kernel(GatingKernelParams params) {
   std::uint32_t* const scratch =
       reinterpret_cast<std::uint32_t*>(dynamic_shared()) + warp_idx() * scratch_words(params);
   float bias[kRun];
@@ -120,6 +124,17 @@ cudaError_t launch_gating(const GatingParams& gating, int num_sms, cudaStream_t 
   if (error != cudaSuccess || gating.options.capacity == 0) return error;
   const std::size_t counts_bytes = static_cast<std::size_t>(gating.num_experts) * sizeof(std::uint32_t);
   return launch_kernel(kernels->limit, {1, kWarpLanes, counts_bytes + scratch_bytes}, params, stream);
+}
+
+cudaError_t load_gating_kernels() {
+  for (const Kernels& kernels : kAllKernels) {
+    for (const Kernel kernel : {kernels.choose, kernels.limit}) {
+      cudaFuncAttributes attributes;
+      const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
 }
 
 }  // namespace ferry::cuda

@@ -7,8 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
+#include "cuda/numeric/sort_network.cuh"
 #include "cuda/sync/memory_order.cuh"
 #include "numeric/gating.hpp"
 
@@ -56,6 +56,12 @@ __device__ inline float logit_at(const GatingParams& params, std::int64_t token,
 /// Expert of place `i` of this lane; those past the end are not below num_experts.
 __device__ inline int expert_at(const GatingKernelParams& params, int i) {
   return i < params.run_length ? lane_idx() * params.run_length + i : params.gating.num_experts;
+}
+
+/// How many experts this lane has.
+__device__ inline int num_present_experts(const GatingKernelParams& params) {
+  const int first = lane_idx() * params.run_length;
+  return min(max(params.gating.num_experts - first, 0), params.run_length);
 }
 
 template <int kRun>
@@ -139,69 +145,30 @@ __device__ void make_keys(const GatingKernelParams& params, std::int64_t token, 
 #pragma unroll
     for (int i = 0; i < kRun; ++i) scores[i] = scores[i] / sum;
   }
+  const int num_present = num_present_experts(params);
+  bool has_nan = false;
 #pragma unroll
   for (int i = 0; i < kRun; ++i) {
-    const float score = has_bias ? scores[i] + bias[i] : scores[i];
-    const bool present = expert_at(params, i) < gating.num_experts;
-    row.keys[i] = present ? numeric::selection_key(score, compared[i]) : kClosedKey;
+    if (has_bias) scores[i] += bias[i];
+    has_nan |= i < num_present && !(scores[i] == scores[i] && compared[i] == compared[i]);
   }
-}
-
-// Batcher's odd-even merge sort (Knuth, The Art of Computer Programming, volume 3, section 5.2.2, algorithm M).
-
-struct SortSteps {
-  static constexpr int kMax = 64;  ///< 63 of 16 keys
-  int low[kMax] = {};
-  int high[kMax] = {};
-  int count = 0;
-};
-
-FERRY_HOST_DEVICE constexpr SortSteps sort_steps(int size) {
-  SortSteps steps;
-  int highest = 1;
-  while (2 * highest < size) highest *= 2;
-  for (int p = highest; p > 0; p /= 2) {
-    int q = highest;
-    int r = 0;
-    int d = p;
-    while (true) {
-      for (int i = 0; i < size - d; ++i) {
-        if ((i & p) == r) {
-          steps.low[steps.count] = i;
-          steps.high[steps.count] = i + d;
-          ++steps.count;
-        }
-      }
-      if (q == p) break;
-      d = q - p;
-      q /= 2;
-      r = p;
+  if (__any_sync(kAllLanes, has_nan)) {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      row.keys[i] = i < num_present ? numeric::selection_key(scores[i], compared[i]) : kClosedKey;
     }
+    return;
   }
-  return steps;
-}
-
-template <int kRun, int kLow, int kHigh>
-__device__ void order_pair(std::uint32_t (&keys)[kRun]) {
-  const std::uint32_t larger = max(keys[kLow], keys[kHigh]);
-  keys[kHigh] = min(keys[kLow], keys[kHigh]);
-  keys[kLow] = larger;
-}
-
-template <int kRun, int... kSteps>
-__device__ void sort_descending(std::uint32_t (&keys)[kRun], std::integer_sequence<int, kSteps...> /*steps*/) {
-  constexpr SortSteps kNetwork = sort_steps(kRun);
-  (order_pair<kRun, kNetwork.low[kSteps], kNetwork.high[kSteps]>(keys), ...);
+  // Most rows: keys without a look at NaN.
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) row.keys[i] = i < num_present ? numeric::number_key(scores[i]) : kClosedKey;
 }
 
 template <int kRun>
 __device__ void sort_keys(LaneRow<kRun>& row) {
 #pragma unroll
   for (int i = 0; i < kRun; ++i) row.sorted[i] = row.keys[i];
-  if constexpr (kRun > 1) {
-    constexpr int kCount = sort_steps(kRun).count;
-    sort_descending<kRun>(row.sorted, std::make_integer_sequence<int, kCount>());
-  }
+  sort_descending<kRun>(row.sorted);
 }
 
 /// Groups of whole lanes: closes those lanes whose group is not among the best.
@@ -220,10 +187,16 @@ __device__ void close_lanes(const GatingKernelParams& params, LaneRow<kRun>& row
   const bool has_second = params.gating.num_experts > options.num_groups;
   const std::uint32_t own = numeric::group_key(best, second, sums, has_second);
   const int own_group = lane_idx() / params.group_lanes;
+  // Each lane of a group compares it with some of the others.
   int num_better = 0;
-  for (int group = 0; group < options.num_groups; ++group) {
+  for (int first = 0; first < options.num_groups; first += params.group_lanes) {
+    const int group = first + lane_idx() % params.group_lanes;
     const std::uint32_t other = __shfl_sync(kAllLanes, own, group * params.group_lanes);
-    num_better += other > own || (other == own && group < own_group) ? 1 : 0;
+    const bool better = other > own || (other == own && group < own_group);
+    num_better += group < options.num_groups && better ? 1 : 0;
+  }
+  for (int distance = 1; distance < params.group_lanes; distance *= 2) {
+    num_better += __shfl_xor_sync(kAllLanes, num_better, distance);
   }
   if (num_better < options.num_selected_groups) return;
 #pragma unroll
@@ -278,7 +251,8 @@ __device__ void close_experts(const GatingKernelParams& params, LaneRow<kRun>& r
 template <int kRun>
 __device__ int choose_best(const GatingKernelParams& params, LaneRow<kRun>& row) {
   const int num_topk = params.gating.options.num_topk;
-  const unsigned lower_lanes = (1U << lane_idx()) - 1;
+  const unsigned own_lane = 1U << lane_idx();
+  const unsigned lower_lanes = own_lane - 1;
   std::uint32_t own_key = kClosedKey;
   unsigned own_holders = 1;  ///< lanes that had this key first
   for (int k = 0; k < num_topk; ++k) {
@@ -298,9 +272,13 @@ __device__ int choose_best(const GatingKernelParams& params, LaneRow<kRun>& row)
     }
   }
   const int winner = __ffs(static_cast<int>(own_holders)) - 1;
-  // Choices before this one of the same key from the same lane: as many places of that key to pass over.
-  const unsigned same = __match_any_sync(kAllLanes, own_key) & __match_any_sync(kAllLanes, winner);
-  int num_passed = __popc(same & lower_lanes);
+  // Choices of one key from one lane follow each other: as many as come before this one, so many places of that key are
+  // passed over.
+  const std::uint32_t key_before = __shfl_up_sync(kAllLanes, own_key, 1);
+  const int winner_before = __shfl_up_sync(kAllLanes, winner, 1);
+  const bool repeats = lane_idx() > 0 && key_before == own_key && winner_before == winner;
+  const unsigned first_ones = ~__ballot_sync(kAllLanes, repeats);
+  int num_passed = lane_idx() - (kWarpLanes - 1 - __clz(static_cast<int>(first_ones & (lower_lanes | own_lane))));
   int place = -1;
 #pragma unroll
   for (int i = 0; i < kRun; ++i) {
