@@ -19,7 +19,7 @@ constexpr std::int64_t kBlocksPerSm = 16;
 /// Blocks whose registers a multiprocessor holds: 64 of each thread suffice for runs of 8 without spills, 96 for 16.
 template <int kRun>
 constexpr unsigned kResidentBlocks = kRun <= 8 ? 8 : 5;
-/// Tokens whose choices the kernel that keeps to the capacity loads at once.
+/// Loads of choices that a warp has on their way when it keeps to the capacity.
 constexpr int kAhead = 8;
 
 /// Words of shared memory of a warp: none where groups are whole lanes.
@@ -45,13 +45,42 @@ __global__ void __launch_bounds__(kBlockWarps* kWarpLanes, kResidentBlocks<kRun>
   }
 }
 
-/// One warp goes over the choices of all tokens in order and keeps to the capacity.
+/// A warp for each expert goes over the choices of all tokens in order, and drops those that find the expert full. What
+/// others drop meanwhile it may see as it was or as -1: neither is its expert.
+__global__ void __launch_bounds__(kBlockWarps* kWarpLanes) drop_kernel(GatingKernelParams params) {
+  const GatingParams& gating = params.gating;
+  const int expert = static_cast<int>(blockIdx.x) * kBlockWarps + warp_idx();
+  if (expert >= gating.num_experts) return;
+  const int num_topk = gating.options.num_topk;
+  const unsigned lower_lanes = (1U << lane_idx()) - 1;
+  const std::int64_t num_entries = gating.num_tokens * num_topk;
+  std::int64_t num_before = 0;  // that chose this expert
+  Entry entry{lane_idx() / num_topk, lane_idx() % num_topk};
+  for (std::int64_t first = 0; first < num_entries; first += kAhead * kWarpLanes) {
+    Entry entries[kAhead];
+    bool hits[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      entries[i] = entry;
+      hits[i] = entry.token < gating.num_tokens && load_id(gating, entry) == expert;
+      entry = entry_after_warp(entry, num_topk);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const unsigned all_hits = __ballot_sync(kAllLanes, hits[i]);
+      const std::int64_t own_before = num_before + __popc(all_hits & lower_lanes);
+      if (hits[i] && own_before >= gating.options.capacity) store_entry(gating, entries[i], -1, 0.0F);
+      num_before += __popc(all_hits);
+    }
+  }
+}
+
+/// One warp goes over the choices of all tokens in order; those that found a full expert choose again.
 template <int kRun>
-__global__ void __launch_bounds__(kWarpLanes) capacity_kernel(GatingKernelParams params) {
+__global__ void __launch_bounds__(kWarpLanes) rechoose_kernel(GatingKernelParams params) {
   const GatingParams& gating = params.gating;
   auto* const counts = reinterpret_cast<std::uint32_t*>(dynamic_shared());
   std::uint32_t* const scratch = counts + gating.num_experts;
-  const bool drops = gating.options.overflow == GatingOverflow::kDrop;
   const auto is_full = [&](int expert) { return static_cast<std::int64_t>(counts[expert]) >= gating.options.capacity; };
   for (int expert = lane_idx(); expert < gating.num_experts; expert += kWarpLanes) counts[expert] = 0;
   __syncwarp();
@@ -60,19 +89,16 @@ __global__ void __launch_bounds__(kWarpLanes) capacity_kernel(GatingKernelParams
   for (std::int64_t first = 0; first < gating.num_tokens; first += kAhead) {
     int ids[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) ids[i] = first + i < gating.num_tokens ? load_choice(gating, first + i) : -1;
+    for (int i = 0; i < kAhead; ++i) {
+      const bool has_entry = first + i < gating.num_tokens && lane_idx() < gating.options.num_topk;
+      ids[i] = has_entry ? load_id(gating, {first + i, lane_idx()}) : -1;
+    }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const bool overflows = ids[i] >= 0 && is_full(ids[i]);
-      if (__any_sync(kAllLanes, overflows)) {
-        if (!drops) {
-          LaneRow<kRun> row;
-          ids[i] = choose<kRun>(params, first + i, bias, row, scratch, is_full);
-          store_choice(gating, first + i, ids[i], weigh<kRun>(params, first + i, row, ids[i]));
-        } else if (overflows) {
-          ids[i] = -1;
-          store_choice(gating, first + i, -1, 0.0F);
-        }
+      if (__any_sync(kAllLanes, ids[i] >= 0 && is_full(ids[i]))) {
+        LaneRow<kRun> row;
+        ids[i] = choose<kRun>(params, first + i, bias, row, scratch, is_full);
+        store_choice(gating, first + i, ids[i], weigh<kRun>(params, first + i, row, ids[i]));
       }
       __syncwarp();
       if (ids[i] >= 0) ++counts[ids[i]];
@@ -86,11 +112,11 @@ using Kernel = void (*)(GatingKernelParams);
 struct Kernels {
   int run = 0;
   Kernel choose = nullptr;
-  Kernel limit = nullptr;
+  Kernel rechoose = nullptr;
 };
 
 template <int kRun>
-constexpr Kernels kKernels = {kRun, gating_kernel<kRun>, capacity_kernel<kRun>};
+constexpr Kernels kKernels = {kRun, gating_kernel<kRun>, rechoose_kernel<kRun>};
 const Kernels kAllKernels[] = {kKernels<1>, kKernels<2>, kKernels<4>, kKernels<8>, kKernels<12>, kKernels<16>};
 
 bool is_power_of_two(int value) { return value > 0 && (value & (value - 1)) == 0; }
@@ -122,19 +148,25 @@ cudaError_t launch_gating(const GatingParams& gating, int num_sms, cudaStream_t 
   const LaunchShape shape{static_cast<unsigned>(num_blocks), kBlockWarps * kWarpLanes, kBlockWarps * scratch_bytes};
   const cudaError_t error = launch_kernel(kernels->choose, shape, params, stream);
   if (error != cudaSuccess || gating.options.capacity == 0) return error;
+  if (gating.options.overflow == GatingOverflow::kDrop) {
+    const auto num_drop_blocks = static_cast<unsigned>((gating.num_experts + kBlockWarps - 1) / kBlockWarps);
+    return launch_kernel(drop_kernel, {num_drop_blocks, kBlockWarps * kWarpLanes}, params, stream);
+  }
   const std::size_t counts_bytes = static_cast<std::size_t>(gating.num_experts) * sizeof(std::uint32_t);
-  return launch_kernel(kernels->limit, {1, kWarpLanes, counts_bytes + scratch_bytes}, params, stream);
+  return launch_kernel(kernels->rechoose, {1, kWarpLanes, counts_bytes + scratch_bytes}, params, stream);
 }
 
 cudaError_t load_gating_kernels() {
+  const auto load = [](Kernel kernel) {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+  };
+  cudaError_t error = load(drop_kernel);
   for (const Kernels& kernels : kAllKernels) {
-    for (const Kernel kernel : {kernels.choose, kernels.limit}) {
-      cudaFuncAttributes attributes;
-      const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
-      if (error != cudaSuccess) return error;
-    }
+    if (error == cudaSuccess) error = load(kernels.choose);
+    if (error == cudaSuccess) error = load(kernels.rechoose);
   }
-  return cudaSuccess;
+  return error;
 }
 
 }  // namespace ferry::cuda

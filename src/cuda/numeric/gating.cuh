@@ -337,24 +337,40 @@ __device__ int choose(const GatingKernelParams& params, std::int64_t token, cons
   return choose_best<kRun>(params, row);
 }
 
-__device__ inline void store_choice(const GatingParams& params, std::int64_t token, int id, float weight) {
-  const int k = lane_idx();
-  if (k >= params.options.num_topk) return;
-  const std::int64_t at = token * params.ids_row_stride + k * params.ids_column_stride;
+struct Entry {
+  std::int64_t token = 0;
+  int k = 0;
+};
+
+/// The entry 32 further on.
+__device__ inline Entry entry_after_warp(const Entry& entry, int num_topk) {
+  Entry next{entry.token + kWarpLanes / num_topk, entry.k + kWarpLanes % num_topk};
+  if (next.k >= num_topk) {
+    next.k -= num_topk;
+    ++next.token;
+  }
+  return next;
+}
+
+__device__ inline void store_entry(const GatingParams& params, const Entry& entry, int id, float weight) {
+  const std::int64_t at = entry.token * params.ids_row_stride + entry.k * params.ids_column_stride;
   if (params.wide_ids) {
     static_cast<std::int64_t*>(params.ids)[at] = id;
   } else {
     static_cast<std::int32_t*>(params.ids)[at] = id;
   }
-  params.weights[token * params.weights_row_stride + k * params.weights_column_stride] = weight;
+  params.weights[entry.token * params.weights_row_stride + entry.k * params.weights_column_stride] = weight;
 }
 
-__device__ inline int load_choice(const GatingParams& params, std::int64_t token) {
-  const int k = lane_idx();
-  if (k >= params.options.num_topk) return -1;
-  const std::int64_t at = token * params.ids_row_stride + k * params.ids_column_stride;
+__device__ inline int load_id(const GatingParams& params, const Entry& entry) {
+  const std::int64_t at = entry.token * params.ids_row_stride + entry.k * params.ids_column_stride;
   return params.wide_ids ? static_cast<int>(static_cast<const std::int64_t*>(params.ids)[at])
                          : static_cast<const std::int32_t*>(params.ids)[at];
+}
+
+/// Each lane below K has one.
+__device__ inline void store_choice(const GatingParams& params, std::int64_t token, int id, float weight) {
+  if (lane_idx() < params.options.num_topk) store_entry(params, {token, lane_idx()}, id, weight);
 }
 
 }  // namespace ferry::cuda::device
