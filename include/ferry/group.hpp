@@ -243,6 +243,12 @@ class FERRY_API Group {
   /// What this rank has sent to other nodes so far, and how. Empty with one node.
   NetworkUsage network_usage() const;
 
+  /// [R] nanoseconds for which calls of this rank have waited so far without a part of each rank, beyond the first
+  /// microseconds of a wait: what a rank costs the others shows in their numbers for it. A wait for several ranks
+  /// counts for each that is missing; over several nodes a rail peer may stand for ranks of its node. Waits of groups
+  /// that go on without lost ranks are not counted. Empty on a CUDA group, whose waits are on the GPU.
+  std::vector<std::int64_t> wait_times_ns() const;
+
   /// Exchange counts and assign every slot.
   /// @shape  topk_idx [T, K] i32|i64, topk_weights [T, K] f32
   /// @sync   CPU: blocks until all ranks have routed. CUDA: blocks until the counts are known, unless rows are bounded

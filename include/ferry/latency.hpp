@@ -15,6 +15,7 @@
 
 #include "ferry/exchange.hpp"
 #include "ferry/export.hpp"
+#include "ferry/placement.hpp"
 #include "ferry/quantization.hpp"
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
@@ -48,7 +49,7 @@ struct LatencyDispatchOutput {
   TensorView scales{};
 };
 
-/// Must be the same on every rank, except `zero_padding`, `split` and `kernel`.
+/// Must be the same on every rank, except `zero_padding`, `split`, `kernel` and `counters`.
 struct LatencyDispatchOptions {
   std::int64_t num_experts = 0;    ///< E >= 1; need not be a multiple of R
   std::int64_t max_tokens = 0;     ///< M >= 1: the most tokens of any rank in this call
@@ -62,6 +63,10 @@ struct LatencyDispatchOptions {
   /// This call is the send half.
   bool split = false;
   KernelOptions kernel{};
+  /// As RouteOptions has them. Ranks that are masked stay the homes that they are; L counts physical experts. Counters
+  /// are written when the call is over, and count what it counts: nothing that masked ranks send or are sent.
+  Placement placement{};
+  LoadCounters counters{};
 };
 
 /// In which order a combine adds.

@@ -39,6 +39,7 @@ struct Placement {
   /// id, lacks an expert or differs between ranks the call ends as any that its ranks disagree about.
   ConstTensorView physical_to_logical_view{};
 
+  /// Whether there is one; otherwise each expert has the one home that `expert_to_rank` says.
   bool present() const { return !physical_to_logical.empty() || physical_to_logical_view.present(); }
   std::int64_t num_physical_experts() const {
     if (physical_to_logical_view.present()) return physical_to_logical_view.extent(0);

@@ -3,7 +3,9 @@
 
 /// Where every token goes: the inputs and options of `Group::route`, and the `Routing` it returns.
 /// Shapes use the alphabet of docs/overview.md: T tokens on this rank, K top-k, E experts, L local experts, R ranks,
-/// N rows this rank receives.
+/// N rows this rank receives. With a `Placement` experts that own rows are physical: where it is given, P of them take
+/// the place of the E in everything that says where rows are, L counts a rank's physical experts, and local experts and
+/// their ids are physical. What programs give stays logical: topk_idx and num_experts.
 
 #include <cstdint>
 #include <memory>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "ferry/export.hpp"
+#include "ferry/placement.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry {
@@ -38,7 +41,7 @@ struct RouteInput {
   ConstTensorView topk_weights{};  ///< [T, K] f32, contiguous; absent when no weights are sent
 };
 
-/// Must be the same on every rank, except `max_recv_rows` and `num_sms`.
+/// Must be the same on every rank, except `max_recv_rows`, `num_sms` and `counters`.
 struct RouteOptions {
   std::int64_t num_experts = 0;  ///< E >= 1; need not be a multiple of R
   Layout layout = Layout::kTokens;
@@ -60,6 +63,10 @@ struct RouteOptions {
   std::vector<std::int32_t> expert_to_rank{};
   /// CUDA only, changes no result: the most multiprocessors that route's kernels use; 0: as many as they can.
   int num_sms = 0;
+  /// Instead of expert_to_rank, where experts have several homes or not all are in use: see placement.hpp.
+  Placement placement{};
+  /// What this call adds its counts to.
+  LoadCounters counters{};
 };
 
 /// The result of `route` or `latency_dispatch`: every slot, and everything that dispatch, combine, a cached dispatch or
@@ -76,9 +83,11 @@ class FERRY_API Routing {
   Routing() = default;  ///< empty; using it in a call is kInvalidArgument
 
   bool present() const { return state_ != nullptr; }
-  std::int64_t num_tokens() const;         ///< T of this rank
-  int num_topk() const;                    ///< K
-  std::int64_t num_experts() const;        ///< E
+  std::int64_t num_tokens() const;   ///< T of this rank
+  int num_topk() const;              ///< K
+  std::int64_t num_experts() const;  ///< E
+  /// P; E without a placement. What local_expert_ids and topk_idx name.
+  std::int64_t num_physical_experts() const;
   std::int64_t num_local_experts() const;  ///< L of this rank
   Layout layout() const;
   /// Rows that this rank's outputs (and combine's inputs) must have: N where counts are known on the host, L*C for
@@ -102,7 +111,7 @@ class FERRY_API Routing {
   /// False if it is known that no token of any rank names an expert twice: then num_rows_per_local_expert counts
   /// entries too. CUDA groups find out while they count; CPU groups do not, and say true.
   bool may_repeat_experts() const;
-  /// [L] global ids of this rank's experts, ascending.
+  /// [L] global ids of this rank's experts, ascending; with a placement, physical ids.
   std::span<const std::int32_t> local_expert_ids() const;
 
   /// [T, K] i32: row in the output of the rank that owns topk_idx[t, k], -1 where there is no expert.
@@ -113,7 +122,12 @@ class FERRY_API Routing {
   /// come from each source rank, and the first of them, counted from the start of the expert's group; of none, where
   /// they would be.
   ConstTensorView source_ranges() const;
-  /// [T, K] i64 copy of the ids and [T, K] f32 copy of the weights given to route; weights absent if none were.
+  /// [P] i64 in the backend's memory: rows of each physical expert on all ranks together, the same on every rank. On a
+  /// CUDA group of one node absent in Routings of latency_dispatch; on one of several nodes where it routes without the
+  /// host in layout kTokens.
+  ConstTensorView num_rows_per_expert_view() const;
+  /// [T, K] i64 copy of the ids and [T, K] f32 copy of the weights given to route; weights absent if none were. With a
+  /// placement the ids are physical: the homes that were picked.
   ConstTensorView topk_idx() const;
   ConstTensorView topk_weights() const;
 

@@ -32,7 +32,9 @@ from ferry._errors import (
 from ferry._group import Group
 from ferry._latency import LatencyCombined, LatencyDispatched, latency_bytes_required
 from ferry._layout import DispatchLayout, dispatch_layout
+from ferry._load import LoadSummary, LoadWindow
 from ferry._network import NetworkUsage, RailUsage
+from ferry._placement import LoadCounters, Placement
 from ferry._quantize import Quantized, dequantize, quantize
 from ferry._routing import ChannelTables, Combined, Received, Routing
 from ferry.gating import GatingOptions, select_experts
@@ -61,9 +63,13 @@ __all__ = [
     "InvalidArgument",
     "LatencyCombined",
     "LatencyDispatched",
+    "LoadCounters",
+    "LoadSummary",
+    "LoadWindow",
     "MovePlan",
     "NetworkUsage",
     "PeerLost",
+    "Placement",
     "Quantized",
     "RailUsage",
     "Received",

@@ -30,6 +30,7 @@ from ferry._group_arguments import (
 from ferry._latency import InFlight, LatencyCalls
 from ferry._memory import memory_of
 from ferry._network import NetworkUsage, RailUsage
+from ferry._placement import LoadCounters, Placement, load_of
 from ferry._quantize import Quantization, number_of
 from ferry._routing import LAYOUTS, ChannelTables, Combined, Layout, Received, Routing, check_routing
 from ferry._tensors import View, view_of
@@ -165,6 +166,13 @@ class Group(LatencyCalls):
         transport, rails, net_devices, ring_memory = self._native.network_usage()
         return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails), net_devices, ring_memory)
 
+    @property
+    def wait_times_ns(self) -> list[int]:
+        """[R] nanoseconds for which calls of this rank have waited so far without a part of each rank: stragglers show
+        in the others' numbers. Empty on GPUs.
+        """
+        return self._native.wait_times_ns()
+
     @eager
     def trim(self) -> None:
         """Give back the staging that earlier calls grew to; later calls take what they need again. Local: ranks need
@@ -202,6 +210,8 @@ class Group(LatencyCalls):
         max_recv_rows: int = 0,
         max_tokens: int = 0,
         expert_to_rank: Sequence[int] | None = None,
+        placement: Placement | None = None,
+        counters: LoadCounters | None = None,
     ) -> Routing[Group]:
         """Exchange counts and determine where every token goes. Collective.
 
@@ -216,8 +226,11 @@ class Group(LatencyCalls):
             Over several nodes GPUs then route without the host, so that a graph may capture it. More tokens raise
             CapacityExceeded. Changes no result.
         expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
+        placement: instead, where experts have several homes or not all are in use. What the Routing says of experts
+            and what dispatch gives is then about physical ones. May be another one in each call.
+        counters: what this call adds its counts to, without a wait for them.
         """
-        if expert_to_rank is None and layout in LAYOUTS:
+        if expert_to_rank is None and placement is None and counters is None and layout in LAYOUTS:
             number = LAYOUTS.index(layout)
             made = self._calls.route(
                 self,
@@ -246,6 +259,7 @@ class Group(LatencyCalls):
                 int(max_tokens),
                 [int(rank) for rank in expert_to_rank] if expert_to_rank is not None else [],
                 self._memory.stream(),
+                *load_of(placement, counters, "route", self.device),
             )
         except Exception:
             self._refuse_route()

@@ -11,6 +11,7 @@ import torch
 from ferry import _native
 from ferry._eager import eager
 from ferry._errors import FerryError, InvalidArgument
+from ferry._placement import LoadCounters, Placement, load_of
 from ferry._quantize import Quantization, number_of
 from ferry._routing import Routing, check_routing
 from ferry._tensors import view_of
@@ -185,6 +186,8 @@ class LatencyCalls:
         out: torch.Tensor | None = None,
         out_scales: torch.Tensor | None = None,
         expert_to_rank: Sequence[int] | None = None,
+        placement: Placement | None = None,
+        counters: LoadCounters | None = None,
         num_sms: int = 0,
     ) -> LatencyDispatched:
         """Route a small batch and send it in one call, into C rows for each local expert. Collective.
@@ -195,7 +198,7 @@ class LatencyCalls:
         topk_idx: [T, K] i32 or i64, contiguous: global expert ids, -1 for none; duplicates are allowed.
         topk_weights: [T, K] f32, contiguous: what :meth:`latency_combine` multiplies by, unless it is given others.
         max_tokens: M, the most tokens of any rank in this call. The same on every rank, as ``num_experts``,
-            ``slab_capacity``, ``quantize`` and ``expert_to_rank``.
+            ``slab_capacity``, ``quantize``, ``expert_to_rank`` and ``placement``.
         slab_capacity: C; by default R * M, which is always enough. More rows for one expert raise CapacityExceeded.
         scales: [T, S] f32, i32 or u8, any strides, of rows that are quantised already.
         num_tokens: i32 of one element: only so many tokens count, from the first on. The others are as if their ids
@@ -210,6 +213,7 @@ class LatencyCalls:
         out, out_scales: where to receive, [L, C, H] or [L * C, H], and [L, C, S] or [L * C, S] with any strides; by
             default new tensors, ``out`` in symmetric memory.
         expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
+        placement, counters: as in :meth:`route`; the counts are added when the call is over.
         num_sms: on a GPU, the most multiprocessors to use; 0: as many as were measured to be fastest.
         """
         operation = "latency_dispatch"
@@ -227,6 +231,7 @@ class LatencyCalls:
                 bool(zero_padding),
             )
             sms = _whole(num_sms, f"{operation}: num_sms")
+            load = load_of(placement, counters, operation, self.device)
         except Exception:
             self._refuse_latency_dispatch()
             raise
@@ -234,7 +239,7 @@ class LatencyCalls:
             num_tokens = num_tokens.view(1)
         tensors = (x, scales, topk_idx, topk_weights, out, out_scales, num_tokens)
         sent = Sent(operation, self, *tensors) if split else None
-        options = *options, None if sent is None else sent.kept, sms
+        options = *options, None if sent is None else sent.kept, sms, *load
         try:
             made = _native.latency_dispatch(self._calls, x, scales, tensors, *options)
         except _native.BadTensor:

@@ -87,6 +87,20 @@ class Routing(Generic[GroupT]):
         return self._native.num_experts
 
     @property
+    def num_physical_experts(self) -> int:
+        """P, of all ranks: E without a placement. With one, local experts and the ids in ``topk_idx`` are physical."""
+        return self._native.num_physical_experts
+
+    @property
+    def expert_counts(self) -> torch.Tensor | None:
+        """[P] i64 on the group's device: rows of each physical expert on all ranks together.
+
+        None for a latency_dispatch on GPUs of one node, and where GPUs of several nodes route without the host in
+        layout "tokens". A view of the routing's own memory: do not write to it.
+        """
+        return tensor_of(self._native.num_rows_per_expert_view())
+
+    @property
     def num_local_experts(self) -> int:
         """L of this rank."""
         return self._native.num_local_experts
@@ -178,7 +192,7 @@ class Routing(Generic[GroupT]):
 
     @property
     def topk_idx(self) -> torch.Tensor:
-        """[T, K] i64: the ids given to route."""
+        """[T, K] i64: the ids given to route; with a placement the physical experts that were picked."""
         return tensor_of(self._native.topk_idx())
 
     @property

@@ -30,14 +30,16 @@ constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
 
 /// L, if the options are such that the call can succeed; -1: the call finds out what is wrong.
 std::int64_t find_num_local_experts(const LatencyDispatchOptions& options, const Group& group) {
-  if (options.num_experts < 1 || options.num_experts > kMostRows || options.slab_capacity < 1) return -1;
+  const Placement& placement = options.placement;
+  const std::int64_t num_experts = placement.present() ? placement.num_physical_experts() : options.num_experts;
+  if (num_experts < 1 || num_experts > kMostRows || options.slab_capacity < 1) return -1;
   const std::int64_t rank = group.rank();
   const std::int64_t num_ranks = group.num_ranks();
-  const std::vector<std::int32_t>& owners = options.expert_to_rank;
-  if (!owners.empty() && owners.size() != static_cast<std::size_t>(options.num_experts)) return -1;
-  const std::int64_t num_local =
-      owners.empty() ? (rank + 1) * options.num_experts / num_ranks - rank * options.num_experts / num_ranks
-                     : std::count(owners.begin(), owners.end(), static_cast<std::int32_t>(rank));
+  const std::vector<std::int32_t>& owners = placement.present() ? placement.physical_to_rank : options.expert_to_rank;
+  if (!owners.empty() && owners.size() != static_cast<std::size_t>(num_experts)) return -1;
+  const std::int64_t num_local = owners.empty()
+                                     ? (rank + 1) * num_experts / num_ranks - rank * num_experts / num_ranks
+                                     : std::count(owners.begin(), owners.end(), static_cast<std::int32_t>(rank));
   return num_local <= kMostRows / options.slab_capacity ? num_local : -1;
 }
 
@@ -97,7 +99,7 @@ void make_outputs(const Calls& calls, ReadLatencyDispatch& call, LatencyReceived
 nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const nb::tuple& tensors,
                     std::int64_t num_experts, std::int64_t max_tokens, std::int64_t slab_capacity,
                     std::vector<std::int32_t> expert_to_rank, int quantize, bool column_major_scales, bool zero_padding,
-                    nb::handle kept, int num_sms) {
+                    nb::handle kept, int num_sms, const Placement* placement, nb::handle table, nb::handle counters) {
   const Place place = calls.place();
   ReadLatencyDispatch call{x, scales};
   call.in = {view_of(tensors[0], place), view_of(tensors[1], place), view_of(tensors[2], place),
@@ -107,6 +109,8 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const n
   call.options.max_tokens = max_tokens;
   call.options.slab_capacity = slab_capacity;
   call.options.expert_to_rank = std::move(expert_to_rank);
+  call.options.placement = placement_of(placement, table, place);
+  call.options.counters = counters_of(counters, place);
   call.options.quantize = static_cast<Quantization>(quantize);
   call.options.zero_padding = zero_padding;
   keep_for_split(call, kept);
@@ -222,7 +226,8 @@ SlabTables slab_tables(const Calls& calls, const PlacedRouting& placed) {
 void define_latency(nb::module_& module) {
   module.def("latency_dispatch", &dispatch, "calls"_a, "x"_a.none(), "scales"_a.none(), "tensors"_a, "num_experts"_a,
              "max_tokens"_a, "slab_capacity"_a, "expert_to_rank"_a, "quantize"_a, "column_major_scales"_a,
-             "zero_padding"_a, "kept"_a.none(), "num_sms"_a);
+             "zero_padding"_a, "kept"_a.none(), "num_sms"_a, "placement"_a.none() = nb::none(),
+             "table"_a.none() = nb::none(), "counters"_a.none() = nb::none());
   module.def("latency_combine", &combine, "calls"_a, "routing"_a, "x"_a.none(), "tensors"_a, "order"_a, "kept"_a.none(),
              "num_sms"_a);
   module.def("latency_receive", &receive, "calls"_a, "routing"_a);

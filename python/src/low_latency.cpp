@@ -52,6 +52,7 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle topk_idx, nb::h
   call.options.quantize = static_cast<Quantization>(quantize);
   const bool split = keep_for_split(call, kept);
   call.options.kernel.num_sms = num_sms;
+  call.options.counters.received = view_of(nb::object(stats[0]), place);
   call.column_major_scales = true;
   // Before a split call: what is raised after it takes away the Routing that it is to be received by.
   if (split) raise_known_errors(calls);

@@ -100,9 +100,12 @@ class PyGroup {
     return nb::make_tuple(usage.transport, rails, usage.net_devices, usage.ring_memory);
   }
 
+  std::vector<std::int64_t> wait_times_ns() const { return group_->wait_times_ns(); }
+
   PlacedRouting route(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_experts, int layout,
                       std::int64_t expert_alignment, std::int64_t slab_capacity, std::int64_t max_recv_rows,
-                      std::int64_t max_tokens, std::vector<std::int32_t> expert_to_rank, std::uintptr_t stream) {
+                      std::int64_t max_tokens, std::vector<std::int32_t> expert_to_rank, std::uintptr_t stream,
+                      const Placement* placement, nb::handle table, nb::handle counters) {
     const RouteInput in{view_of(topk_idx, place_), view_of(topk_weights, place_)};
     RouteOptions options;
     options.num_experts = num_experts;
@@ -112,6 +115,8 @@ class PyGroup {
     options.max_recv_rows = max_recv_rows;
     options.max_tokens = max_tokens;
     options.expert_to_rank = std::move(expert_to_rank);
+    options.placement = placement_of(placement, table, place_);
+    options.counters = counters_of(counters, place_);
     Result<Routing> routing = [&] {
       const nb::gil_scoped_release released;
       return group_->route(in, options, stream_of(stream));
@@ -300,6 +305,9 @@ void define_routing(nb::module_& module) {
       .def("topk_idx", [](nb::handle self) { return table(self, &Routing::topk_idx); })
       .def("topk_weights", [](nb::handle self) { return table(self, &Routing::topk_weights); })
       .def("num_recv_rows_view", [](nb::handle self) { return table(self, &Routing::num_recv_rows_view); })
+      .def_prop_ro("num_physical_experts",
+                   [](const PlacedRouting& self) { return self.routing.num_physical_experts(); })
+      .def("num_rows_per_expert_view", [](nb::handle self) { return table(self, &Routing::num_rows_per_expert_view); })
       .def("num_rows_per_local_expert_view",
            [](nb::handle self) { return table(self, &Routing::num_rows_per_local_expert_view); })
       .def("expert_row_offsets_view", [](nb::handle self) { return table(self, &Routing::expert_row_offsets_view); });
@@ -323,6 +331,12 @@ NB_MODULE(_native, module) {
   define_low_latency(module);
   define_balance(module);
   define_gating(module);
+  nb::class_<Placement>(module, "Placement")
+      .def("__init__", [](Placement* self, std::vector<std::int32_t> physical_to_logical,
+                          std::vector<std::int32_t> physical_to_rank, int choice) {
+        new (self) Placement{
+            std::move(physical_to_logical), std::move(physical_to_rank), static_cast<ReplicaChoice>(choice), {}};
+      });
   nb::class_<PyGroup>(module, "Group")
       .def_prop_ro("rank", &PyGroup::rank)
       .def_prop_ro("num_ranks", &PyGroup::num_ranks)
@@ -332,8 +346,10 @@ NB_MODULE(_native, module) {
       .def("memory_usage", &PyGroup::memory_usage)
       .def("trim", &PyGroup::trim)
       .def("network_usage", &PyGroup::network_usage)
+      .def("wait_times_ns", &PyGroup::wait_times_ns)
       .def("route", &PyGroup::route, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a, "layout"_a,
-           "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "max_tokens"_a, "expert_to_rank"_a, "stream"_a)
+           "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "max_tokens"_a, "expert_to_rank"_a, "stream"_a,
+           "placement"_a.none() = nb::none(), "table"_a.none() = nb::none(), "counters"_a.none() = nb::none())
       .def("dispatch", &PyGroup::dispatch, "routing"_a, "inputs"_a, "outputs"_a, "stream"_a, "zero_padding"_a,
            "kernel"_a, "quantize"_a = 0)
       .def("combine", &PyGroup::combine)

@@ -58,6 +58,19 @@ TensorView view_of(nb::handle tensor, Place place) {
   return view;
 }
 
+Placement placement_of(const Placement* placement, nb::handle table, Place place) {
+  if (placement == nullptr) return {};
+  Placement made = *placement;
+  made.physical_to_logical_view = view_of(table, place);
+  return made;
+}
+
+LoadCounters counters_of(nb::handle counters, Place place) {
+  if (counters.is_none()) return {};
+  const auto views = nb::cast<nb::tuple>(counters);
+  return {view_of(views[0], place), view_of(views[1], place), view_of(views[2], place)};
+}
+
 nb::object array_of(const ConstTensorView& view, Place place, nb::handle owner) {
   if (!view.present()) return nb::none();
   std::array<std::size_t, kMaxTensorDims> shape{};

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "ferry/placement.hpp"
 #include "ferry/types.hpp"
 #include "tensors.hpp"
 
@@ -26,6 +27,11 @@ inline constexpr std::uint8_t kDLFloat8E4M3FN = 10;
 /// None is an absent view.
 /// @throws BadTensor: see read_tensor; nanobind::value_error: a tuple with more dimensions than a view has
 TensorView view_of(nanobind::handle tensor, Place place);
+
+/// A placement that may be none, with its table on the GPU or None.
+Placement placement_of(const Placement* placement, nanobind::handle table, Place place);
+/// None, or three counters: logical, physical, received.
+LoadCounters counters_of(nanobind::handle counters, Place place);
 
 /// Bytes for kUint8 and bool.
 nanobind::dlpack::dtype dlpack_dtype(DType dtype);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "node/futex.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::call {
 namespace {
@@ -51,7 +52,8 @@ GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvou
       timeout_ns_(context.options.timeout_ns),
       spins_(cores_suffice_for(threads_of_node(context.topology))),
       peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)),
-      wait_memory_{{}, SilenceWatch(topology_.num_ranks, timeout_ns_)} {}
+      wait_memory_{{}, SilenceWatch(topology_.num_ranks, timeout_ns_)},
+      wait_times_ns_(to_size(topology_.num_ranks), 0) {}
 
 GroupState::~GroupState() {
   leave();

@@ -51,6 +51,11 @@ class GroupState {
     SilenceWatch watch;
   };
   WaitMemory& wait_memory() { return wait_memory_; }
+  /// By rank: how long this one has slept while its part was missing.
+  const std::vector<std::int64_t>& wait_times_ns() const { return wait_times_ns_; }
+  void count_wait(const std::vector<int>& missing, std::int64_t time_ns) {
+    for (const int rank : missing) wait_times_ns_[static_cast<std::size_t>(rank)] += time_ns;
+  }
   void set_rails(std::unique_ptr<rail::Rails> rails) { rails_ = std::move(rails); }
 
   /// Name of the current call; empty before the first.
@@ -117,6 +122,7 @@ class GroupState {
   std::string operation_;
   Status broken_;
   WaitMemory wait_memory_;
+  std::vector<std::int64_t> wait_times_ns_;
   std::int64_t next_beat_ns_ = 0;
   std::mutex report_mutex_;         // between break_group and report_lost
   bool reported_ = false;           // guarded by report_mutex_: the peers have this rank's error

@@ -73,6 +73,7 @@ Status Wait::sleep_or_fail() {
   // What the network moved may be what this rank waits for: poll before sleeping.
   if (!network_moved_) {
     sleep(std::min({beat_in_ns, watch_.due_in_ns(), next_check_ns_ - now_ns}));
+    state_.count_wait(missing_, node::monotonic_ns() - now_ns);
   }
   return {};
 }

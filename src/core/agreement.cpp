@@ -9,16 +9,17 @@
 namespace ferry {
 namespace {
 
-constexpr std::size_t kNumExpertsField = 1;  // where has_placement_digest
+// Where has_placement_digest.
+constexpr std::size_t kNumExpertsField = 1;
+constexpr std::size_t kNumPhysicalField = 2;
+constexpr std::string_view kPhysicalField = "physical experts of the placement (0: none is given)";
+constexpr std::string_view kChoiceField = "choice of replicas (0: nearest, 1: round robin)";
+constexpr std::string_view kOnDeviceField = "presence of physical_to_logical_view";
 constexpr std::string_view kPlacementField = "expert_to_rank";
-constexpr std::array<std::string_view, 8> kRouteFields = {"num_topk",
-                                                          "num_experts",
-                                                          "layout",
-                                                          "expert_alignment",
-                                                          "slab_capacity",
-                                                          "max_tokens",
-                                                          "presence of topk_weights",
-                                                          kPlacementField};
+constexpr std::array<std::string_view, 11> kRouteFields = {
+    "num_topk",     "num_experts",      kPhysicalField,  kChoiceField, kOnDeviceField,
+    "layout",       "expert_alignment", "slab_capacity", "max_tokens", "presence of topk_weights",
+    kPlacementField};
 constexpr std::array<std::string_view, 10> kDispatchFields = {"routing (number of the call that made it)",
                                                               "row bytes of x",
                                                               "dtype of x",
@@ -32,17 +33,11 @@ constexpr std::array<std::string_view, 10> kDispatchFields = {"routing (number o
 constexpr std::array<std::string_view, 5> kCombineFields = {
     "routing (number of the call that made it)", "row bytes of x", "dtype of x", "weighted", "input weights present"};
 
-constexpr std::array<std::string_view, 11> kLatencyDispatchFields = {"num_topk",
-                                                                     "num_experts",
-                                                                     "max_tokens",
-                                                                     "slab_capacity",
-                                                                     "presence of topk_weights",
-                                                                     "row bytes of x",
-                                                                     "dtype of x",
-                                                                     "quantize",
-                                                                     "number of scales per row",
-                                                                     "dtype of scales",
-                                                                     kPlacementField};
+constexpr std::array<std::string_view, 14> kLatencyDispatchFields = {
+    "num_topk",        "num_experts",  kPhysicalField,  kChoiceField,
+    kOnDeviceField,    "max_tokens",   "slab_capacity", "presence of topk_weights",
+    "row bytes of x",  "dtype of x",   "quantize",      "number of scales per row",
+    "dtype of scales", kPlacementField};
 constexpr std::array<std::string_view, 5> kLatencyCombineFields = {
     "routing (number of the call that made it)", "row bytes of x", "dtype of x", "order", "presence of topk_weights"};
 
@@ -52,6 +47,15 @@ static_assert(kPlacementDigestBytes <= kCallMessageBytes);
 std::span<const char> digest_of(const CallRecord& record) {
   const auto length = static_cast<std::size_t>(std::clamp<std::int32_t>(record.message_bytes, 0, kCallMessageBytes));
   return std::span<const char>(record.message).first(length);
+}
+
+/// Of placements whose hashes differ.
+std::string describe_difference(const CallRecord& first, const CallRecord& other, std::size_t other_rank) {
+  const std::int64_t num_physical = first.fields[kNumPhysicalField];
+  if (num_physical != 0) {
+    return describe_homes_difference(digest_of(first), digest_of(other), other_rank, num_physical);
+  }
+  return describe_placement_difference(digest_of(first), digest_of(other), other_rank, first.fields[kNumExpertsField]);
 }
 
 }  // namespace
@@ -136,11 +140,10 @@ Status check_agreement(std::span<const CallRecord* const> records) {
     for (std::size_t field = 0; field < names.size(); ++field) {
       if (record.fields[field] == first.fields[field]) continue;
       const bool placement = has_placement_digest(first.operation) && names[field] == kPlacementField;
-      const std::string difference =
-          placement
-              ? describe_placement_difference(digest_of(first), digest_of(record), rank, first.fields[kNumExpertsField])
-              : fmt::format("{}: rank {} has {}, rank {} has {}", names[field], first_rank, first.fields[field], rank,
-                            record.fields[field]);
+      const std::string difference = placement
+                                         ? describe_difference(first, record, rank)
+                                         : fmt::format("{}: rank {} has {}, rank {} has {}", names[field], first_rank,
+                                                       first.fields[field], rank, record.fields[field]);
       return Status(ErrorCode::kInvalidArgument,
                     fmt::format("{}: ranks disagree on {}; it must be the same on every rank",
                                 to_string(first.operation), difference),

@@ -30,7 +30,7 @@ constexpr bool has_placement_digest(Operation operation) {
 }
 
 /// Most values that ranks compare in one call.
-inline constexpr std::size_t kMaxAgreedFields = 11;
+inline constexpr std::size_t kMaxAgreedFields = 14;
 /// Room for the message of a call that failed its own rank's checks; longer ones are cut.
 inline constexpr std::size_t kCallMessageBytes = 640;
 

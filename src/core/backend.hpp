@@ -82,7 +82,7 @@ struct RouteCall {
   int num_topk = 0;
   /// Of latency mode, [1] i32 or absent: see LatencyDispatchInput.
   ConstTensorView num_tokens_view;
-  RouteOptions options;                              ///< without expert_to_rank
+  RouteOptions options;  ///< num_experts is P; without expert_to_rank and the contents of placement
   std::shared_ptr<const ExpertPlacement> placement;  ///< null if the call is refused
   /// See Group::route; null: none. Returns checked tables to write along with the route, without a Routing, or null.
   const std::function<const ChannelTablesCall*()>* while_waiting = nullptr;
@@ -171,6 +171,8 @@ class Backend {
   virtual Status trim() = 0;
   /// Not const: it may have to query the engine.
   virtual NetworkUsage network_usage() { return {}; }
+  /// Group::wait_times_ns.
+  virtual std::vector<std::int64_t> wait_times_ns() const { return {}; }
 
   virtual Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) = 0;
   virtual Status dispatch(const DispatchCall& call) = 0;

@@ -43,6 +43,8 @@ Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispa
   route_options.slab_capacity = options.slab_capacity;
   route_options.expert_to_rank = options.expert_to_rank;
   route_options.num_sms = options.kernel.num_sms;
+  route_options.placement = options.placement;
+  route_options.counters = options.counters;
   if (in.num_tokens_view.present()) {
     if (Status status = check_table("latency_dispatch: num_tokens_view", in.num_tokens_view, {1}, {DType::kInt32});
         !status.ok()) {

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "core/checks.hpp"
@@ -9,14 +10,12 @@ namespace {
 
 /// Rows and tokens are counted in i32 tables.
 constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
-/// Bound on E: far above any model, low enough that count tables of every rank stay small (4 MiB).
-constexpr std::int64_t kMaxExperts = std::int64_t{1} << 20;
 
 Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, "route: " + std::move(message)); }
 
 Status check_options(const RouteOptions& options) {
-  if (options.num_experts < 1 || options.num_experts > kMaxExperts) {
-    return invalid(fmt::format("num_experts is {}, expected 1 to {}", options.num_experts, kMaxExperts));
+  if (options.num_experts < 1 || options.num_experts > kMaxPlacedExperts) {
+    return invalid(fmt::format("num_experts is {}, expected 1 to {}", options.num_experts, kMaxPlacedExperts));
   }
   if (options.layout != Layout::kTokens && options.layout != Layout::kExperts && options.layout != Layout::kSlab) {
     return invalid(fmt::format("layout is {}, expected kTokens, kExperts or kSlab", static_cast<int>(options.layout)));
@@ -29,9 +28,10 @@ Status check_options(const RouteOptions& options) {
                                options.expert_alignment));
   }
   if (options.layout == Layout::kSlab) {
-    if (options.slab_capacity < 1 || options.slab_capacity > kMaxRows / options.num_experts) {
+    const std::int64_t num_physical = std::max(options.num_experts, options.placement.num_physical_experts());
+    if (options.slab_capacity < 1 || options.slab_capacity > kMaxRows / num_physical) {
       return invalid(fmt::format("slab_capacity is {}, expected 1 to {} rows per local expert", options.slab_capacity,
-                                 kMaxRows / options.num_experts));
+                                 kMaxRows / num_physical));
     }
     if (options.max_recv_rows != 0) {
       return invalid(
@@ -70,13 +70,25 @@ Status check_ids(const ConstTensorView& topk_idx, std::int64_t num_tokens, std::
   return {};
 }
 
+Status check_counters(const RouteOptions& options, const ExpertPlacement& placement) {
+  const auto num_physical = static_cast<std::int64_t>(placement.expert_to_rank.size());
+  const LoadCounters& counters = options.counters;
+  const auto check = [](std::string_view what, const TensorView& view, std::int64_t size) {
+    return view.present() ? check_table(what, view, {size}, {DType::kInt32, DType::kInt64}) : Status();
+  };
+  Status status = check("route: counters.logical", counters.logical, options.num_experts);
+  if (status.ok()) status = check("route: counters.physical", counters.physical, num_physical);
+  if (status.ok()) status = check("route: counters.received", counters.received, placement.num_local_experts);
+  return status;
+}
+
 }  // namespace
 
 Status check_route(const RouteInput& in, const RouteOptions& options, ExpertPlacements& placements, bool ids_on_host,
                    RouteCall& call) {
   if (Status status = check_options(options); !status.ok()) return status;
   Result<std::shared_ptr<const ExpertPlacement>> placement =
-      placements.find("route", options.num_experts, options.expert_to_rank);
+      placements.find("route", {options.num_experts, options.expert_to_rank, options.placement}, ids_on_host);
   if (!placement.ok()) return placement.status();
 
   if (in.topk_idx.num_dims != 2) {
@@ -111,13 +123,16 @@ Status check_route(const RouteInput& in, const RouteOptions& options, ExpertPlac
   call.topk_weights = in.topk_weights;
   call.num_tokens = num_tokens;
   call.num_topk = static_cast<int>(num_topk);
-  call.options.num_experts = options.num_experts;
+  call.options.num_experts = static_cast<std::int64_t>((*placement)->expert_to_rank.size());
   call.options.layout = options.layout;
   call.options.expert_alignment = options.expert_alignment;
   call.options.slab_capacity = options.slab_capacity;
   call.options.max_recv_rows = options.max_recv_rows;
   call.options.max_tokens = options.max_tokens;
   call.options.num_sms = options.num_sms;
+  call.options.placement.physical_to_logical_view = options.placement.physical_to_logical_view;
+  if (Status status = check_counters(options, **placement); !status.ok()) return status;
+  call.options.counters = options.counters;
   if (ids_on_host) {
     const std::int64_t num_counted = num_counted_tokens(call);
     Status status = in.topk_idx.dtype == DType::kInt32

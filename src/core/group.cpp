@@ -45,7 +45,7 @@ Group::Group(Topology topology, std::unique_ptr<Backend> backend, bool masks)
     : topology_(topology),
       masks_(masks),
       backend_(std::move(backend)),
-      placements_(std::make_unique<ExpertPlacements>(topology.rank, topology.num_ranks)),
+      placements_(std::make_unique<ExpertPlacements>(topology)),
       latency_calls_(std::make_unique<LatencyCalls>()),
       identity_(std::make_shared<const char>()) {}
 
@@ -80,6 +80,10 @@ Status Group::trim() {
   return backend_->trim();
 }
 
+std::vector<std::int64_t> Group::wait_times_ns() const {
+  return backend_ ? backend_->wait_times_ns() : std::vector<std::int64_t>();
+}
+
 NetworkUsage Group::network_usage() const { return backend_ ? backend_->network_usage() : NetworkUsage(); }
 
 Status Group::check_stream(std::string_view operation, Stream stream) const {
@@ -108,18 +112,23 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
     return early.of(while_waiting(), {options.layout, num_ranks(), 0, call.num_tokens});
   };
   if (while_waiting) call.while_waiting = &make_early;
+  const ExpertPlacement* const placed = status.ok() ? call.placement.get() : nullptr;
   call.record.fields = {call.num_topk,
                         options.num_experts,
+                        placed != nullptr ? placed->num_placed() : 0,
+                        placed != nullptr ? static_cast<std::int64_t>(placed->choice) : 0,
+                        placed != nullptr && placed->on_device ? 1 : 0,
                         static_cast<std::int64_t>(options.layout),
                         options.expert_alignment,
                         options.slab_capacity,
                         options.max_tokens,
                         in.topk_weights.present() ? 1 : 0,
-                        status.ok() ? call.placement->hash : 0};
+                        placed != nullptr ? placed->hash : 0};
   Result<std::shared_ptr<RoutingState>> state = backend_->route(call);
   if (!state.ok()) return state.status();
   (*state)->group_identity = identity_;
   (*state)->call_number = call_number;
+  (*state)->num_logical_experts = options.num_experts;
   if (!early.status.ok()) return early.status;
   return Routing(std::move(*state));
 }
@@ -200,8 +209,12 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   if (status.ok()) {
     call.route.placement->describe(call.record);
     const bool scales = out.scales.present();
+    const ExpertPlacement& placed = *call.route.placement;
     call.record.fields = {call.route.num_topk,
                           options.num_experts,
+                          placed.num_placed(),
+                          static_cast<std::int64_t>(placed.choice),
+                          placed.on_device ? 1 : 0,
                           options.max_tokens,
                           options.slab_capacity,
                           in.topk_weights.present() ? 1 : 0,
@@ -210,7 +223,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
                           static_cast<std::int64_t>(options.quantize),
                           scales ? num_scales(out.scales) : 0,
                           scales ? static_cast<std::int64_t>(out.scales.dtype) : 0,
-                          call.route.placement->hash};
+                          placed.hash};
   } else {
     call.record.set_status(status);
   }
@@ -218,6 +231,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   if (!state.ok()) return state.status();
   (*state)->group_identity = identity_;
   (*state)->call_number = call_number;
+  (*state)->num_logical_experts = options.num_experts;
   latency_calls_->sent(call, *state);
   return Routing(std::move(*state));
 }

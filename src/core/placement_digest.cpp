@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "plan/slots.hpp"
+
 namespace ferry {
 namespace {
 
@@ -88,6 +90,118 @@ std::string describe_placement_difference(std::span<const char> first, std::span
     }
   }
   return fmt::format("expert_to_rank: rank 0 and rank {} have different maps", other_rank);
+}
+
+namespace {
+
+/// What the digest of a `Placement` holds behind its header.
+enum class HomesForm : std::int16_t {
+  kLogical = 0,  ///< physical_to_logical; the ranks are the default ones
+  kBoth = 1,     ///< physical_to_logical, then physical_to_rank
+  kHashes = 2,   ///< a hash of both for each of kNumHomeRanges equal ranges
+};
+struct HomesHeader {
+  HomesForm form;
+  std::int16_t num_ranks;
+};
+constexpr std::int64_t kHomesBytes = kPlacementDigestBytes - sizeof(HomesHeader);
+constexpr std::int64_t kMaxListedHomes = kHomesBytes / sizeof(std::int16_t);
+constexpr std::int64_t kNumHomeRanges = kHomesBytes / sizeof(std::uint32_t);
+
+std::int64_t home_range_size(std::int64_t num_physical) { return (num_physical + kNumHomeRanges - 1) / kNumHomeRanges; }
+
+/// Of the physical experts from `begin` on.
+std::uint64_t hash_range(const HomeMaps& maps, std::size_t begin, std::size_t count) {
+  const std::size_t from_logical = std::min(begin, maps.physical_to_logical.size());
+  const std::size_t num_logical = std::min(count, maps.physical_to_logical.size() - from_logical);
+  // Of both, so that neither can hide the other's difference.
+  return hash_owners(maps.physical_to_logical.subspan(from_logical, num_logical)) * 3 +
+         hash_owners(maps.physical_to_rank.subspan(begin, count));
+}
+
+/// A digest, read back. It may be any bytes.
+struct Homes {
+  HomesHeader header{};
+  std::span<const char> content{};
+
+  explicit Homes(std::span<const char> digest) {
+    if (digest.size() < sizeof(header)) return;
+    std::memcpy(&header, digest.data(), sizeof(header));
+    content = digest.subspan(sizeof(header));
+  }
+  bool lists(std::int64_t num_physical) const {
+    if (num_physical < 1 || num_physical > kMaxListedHomes || header.num_ranks < 1) return false;
+    const std::int64_t num_maps = header.form == HomesForm::kBoth ? 2 : header.form == HomesForm::kLogical ? 1 : 0;
+    return num_maps > 0 && content.size() == static_cast<std::size_t>(num_maps * num_physical) * sizeof(std::int16_t);
+  }
+  std::int64_t logical(std::int64_t physical) const { return load<std::int16_t>(content, physical); }
+  std::int64_t owner(std::int64_t physical, std::int64_t num_physical) const {
+    return header.form == HomesForm::kBoth ? load<std::int16_t>(content, num_physical + physical)
+                                           : plan::default_owner(physical, num_physical, header.num_ranks);
+  }
+};
+
+}  // namespace
+
+std::int64_t hash_homes(const HomeMaps& maps) {
+  return static_cast<std::int64_t>(hash_range(maps, 0, maps.physical_to_rank.size()));
+}
+
+std::size_t write_homes_digest(const HomeMaps& maps, std::span<char, kPlacementDigestBytes> digest) {
+  const auto num_physical = static_cast<std::int64_t>(maps.physical_to_rank.size());
+  bool by_default = true;
+  for (std::int64_t physical = 0; physical < num_physical; ++physical) {
+    by_default = by_default && maps.physical_to_rank[static_cast<std::size_t>(physical)] ==
+                                   plan::default_owner(physical, num_physical, maps.num_ranks);
+  }
+  const HomesForm listed = by_default ? HomesForm::kLogical : HomesForm::kBoth;
+  const bool fits = num_physical * (by_default ? 1 : 2) <= kMaxListedHomes;
+  std::size_t length = 0;
+  store(digest, &length, HomesHeader{fits ? listed : HomesForm::kHashes, static_cast<std::int16_t>(maps.num_ranks)});
+  if (!fits) {
+    const auto size = static_cast<std::size_t>(home_range_size(num_physical));
+    for (std::size_t begin = 0; begin < maps.physical_to_rank.size(); begin += size) {
+      const std::uint64_t hash = hash_range(maps, begin, std::min(size, maps.physical_to_rank.size() - begin));
+      store(digest, &length, static_cast<std::uint32_t>(hash ^ (hash >> 32)));
+    }
+    return length;
+  }
+  for (std::size_t physical = 0; physical < maps.physical_to_rank.size(); ++physical) {
+    const std::int32_t logical = maps.physical_to_logical.empty() ? -1 : maps.physical_to_logical[physical];
+    store(digest, &length, static_cast<std::int16_t>(logical));
+  }
+  if (by_default) return length;
+  for (const std::int32_t rank : maps.physical_to_rank) store(digest, &length, static_cast<std::int16_t>(rank));
+  return length;
+}
+
+std::string describe_homes_difference(std::span<const char> first, std::span<const char> other, std::size_t other_rank,
+                                      std::int64_t num_physical) {
+  const Homes one(first);
+  const Homes two(other);
+  const auto name = [other_rank](std::string_view map, std::int64_t at, std::int64_t mine, std::int64_t theirs) {
+    return fmt::format("{}[{}]: rank 0 has {}, rank {} has {}", map, at, mine, other_rank, theirs);
+  };
+  if (one.lists(num_physical) && two.lists(num_physical)) {
+    for (std::int64_t at = 0; at < num_physical; ++at) {
+      if (one.logical(at) != two.logical(at)) {
+        return name("physical_to_logical", at, one.logical(at), two.logical(at));
+      }
+      const std::int64_t mine = one.owner(at, num_physical);
+      const std::int64_t theirs = two.owner(at, num_physical);
+      if (mine != theirs) return name("physical_to_rank", at, mine, theirs);
+    }
+  } else if (one.header.form == HomesForm::kHashes && two.header.form == HomesForm::kHashes && num_physical > 0 &&
+             num_physical <= std::numeric_limits<std::int32_t>::max()) {
+    const std::int64_t size = home_range_size(num_physical);
+    const std::int64_t range =
+        first_difference<std::uint32_t>(one.content, two.content, (num_physical + size - 1) / size);
+    if (range >= 0) {
+      return fmt::format("placement: those of rank 0 and rank {} first differ at a physical expert from {} to {}",
+                         other_rank, range * size, std::min(num_physical, (range + 1) * size) - 1);
+    }
+  }
+  return fmt::format("placement: rank 0 and rank {} have different ones", other_rank);
 }
 
 }  // namespace ferry

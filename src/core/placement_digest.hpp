@@ -2,7 +2,8 @@
 #define FERRY_CORE_PLACEMENT_DIGEST_HPP
 
 /// Tells where two ranks' `expert_to_rank` differ, from what fits into a call's record. Up to kMaxListedExperts the
-/// digest is the map itself; for more experts it is a hash for each of kNumDigestRanges equal ranges of them.
+/// digest is the map itself; for more experts it is a hash for each of kNumDigestRanges equal ranges of them. The same
+/// for a `Placement`, which has two maps, and a header that says what follows.
 
 #include <array>
 #include <cstddef>
@@ -29,6 +30,18 @@ std::size_t write_placement_digest(const std::vector<std::int32_t>& expert_to_ra
 /// another rank say. They may be any bytes.
 std::string describe_placement_difference(std::span<const char> first, std::span<const char> other,
                                           std::size_t other_rank, std::int64_t num_experts);
+
+/// The maps of a `Placement`.
+struct HomeMaps {
+  std::span<const std::int32_t> physical_to_logical{};  ///< [P]; empty: ranks compare it elsewhere
+  std::span<const std::int32_t> physical_to_rank{};     ///< [P]
+  int num_ranks = 1;
+};
+std::int64_t hash_homes(const HomeMaps& maps);
+std::size_t write_homes_digest(const HomeMaps& maps, std::span<char, kPlacementDigestBytes> digest);
+/// As describe_placement_difference: "physical_to_logical[17]: rank 0 has 3, rank 2 has 5".
+std::string describe_homes_difference(std::span<const char> first, std::span<const char> other, std::size_t other_rank,
+                                      std::int64_t num_physical);
 
 }  // namespace ferry
 

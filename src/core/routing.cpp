@@ -16,7 +16,8 @@ const RoutingState& settled(const RoutingState& state) {
 
 std::int64_t Routing::num_tokens() const { return state_ ? state_->num_tokens : 0; }
 int Routing::num_topk() const { return state_ ? state_->num_topk : 0; }
-std::int64_t Routing::num_experts() const { return state_ ? state_->num_experts : 0; }
+std::int64_t Routing::num_experts() const { return state_ ? state_->num_logical_experts : 0; }
+std::int64_t Routing::num_physical_experts() const { return state_ ? state_->num_experts : 0; }
 Layout Routing::layout() const { return state_ ? state_->layout : Layout::kTokens; }
 std::int64_t Routing::num_recv_rows() const { return state_ ? state_->num_recv_rows : 0; }
 std::int64_t Routing::num_used_rows() const { return state_ ? settled(*state_).num_used_rows : 0; }
@@ -33,6 +34,10 @@ ConstTensorView Routing::num_rows_per_local_expert_view() const {
 
 ConstTensorView Routing::expert_row_offsets_view() const {
   return state_ ? state_->row_offsets_view : ConstTensorView();
+}
+
+ConstTensorView Routing::num_rows_per_expert_view() const {
+  return state_ ? state_->expert_rows_view : ConstTensorView();
 }
 
 std::span<const std::int32_t> Routing::num_rows_per_local_expert() const {

@@ -41,7 +41,8 @@ struct RoutingState {
 
   std::int64_t num_tokens = 0;
   int num_topk = 0;
-  std::int64_t num_experts = 0;
+  std::int64_t num_experts = 0;          ///< P: backends know of no others
+  std::int64_t num_logical_experts = 0;  ///< E; core fills it in
   Layout layout = Layout::kTokens;
   std::int64_t num_recv_rows = 0;
   std::int64_t num_used_rows = 0;
@@ -56,6 +57,7 @@ struct RoutingState {
   ConstTensorView num_used_rows_view;    ///< [1] i32
   ConstTensorView rows_per_expert_view;  ///< [L] i32
   ConstTensorView row_offsets_view;      ///< [L + 1] i64, absent for kTokens
+  ConstTensorView expert_rows_view;      ///< [P] i64, absent in latency mode on GPUs
   ConstTensorView slots;                 ///< [T, K] i32
   ConstTensorView source;                ///< [num_used_rows, 2] i32
   ConstTensorView source_ranges;         ///< [L, R, 2] i32, of latency mode

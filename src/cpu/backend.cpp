@@ -103,7 +103,10 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
 
 Status CpuBackend::fill_routing(const RouteCall& call, const std::shared_ptr<CpuRouting>& routing) {
   const Context context{*sync_, staging_, spare_tables_};
-  return sync_->has_rails() ? internode::route(call, context, *routing) : intranode::route(call, context, *routing);
+  Status status =
+      sync_->has_rails() ? internode::route(call, context, *routing) : intranode::route(call, context, *routing);
+  if (status.ok()) add_to_counters(call, *routing);
+  return status;
 }
 
 Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) try {

@@ -16,7 +16,10 @@ Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const 
     const bool quantizes = call.record.code == ErrorCode::kOk && call.dispatch.quantize != Quantization::kNone;
     Status status =
         masked_dispatch(call, quantizes ? quantize_rows(call.dispatch) : call.dispatch, routing, context, *survivors_);
-    if (status.ok()) staging_.route_is_over();
+    if (status.ok()) {
+      staging_.route_is_over();
+      add_to_counters(call.route, *routing);
+    }
     return as_error_of(to_string(call.record.operation), status);
   }
   RouteCall route = call.route;

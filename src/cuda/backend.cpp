@@ -27,6 +27,7 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   const std::string operation = fmt::format("Group::create: loading kernels on GPU {}", device);
   constexpr std::string_view kHint = "this build has no code for the GPU: set CMAKE_CUDA_ARCHITECTURES and build again";
   Status status = runtime_status(load_route_kernels(shared_limit), operation, kHint);
+  if (status.ok()) status = runtime_status(load_homes_kernel(shared_limit), operation, kHint);
   if (status.ok()) status = runtime_status(load_dispatch_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_combine_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_quantize_kernels(), operation, kHint);
@@ -49,6 +50,7 @@ Status load_nodes_kernels(int device) {
   if (status.ok()) status = runtime_status(load_node_dispatch_kernels(), operation);
   if (status.ok()) status = runtime_status(load_node_combine_kernels(), operation);
   if (status.ok()) status = runtime_status(load_gather_kernels(), operation);
+  if (status.ok()) status = runtime_status(load_counters_kernel(), operation);
   if (status.ok()) status = runtime_status(load_node_route_kernels(), operation);
   return status;
 }

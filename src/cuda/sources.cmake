@@ -38,6 +38,7 @@ set(ferry_cuda_sources
     cuda/intranode/combine.cpp
     cuda/intranode/dispatch.cpp
     cuda/intranode/dispatch_parts.cpp
+    cuda/intranode/homes.cpp
     cuda/intranode/memory_required.cpp
     cuda/intranode/placements.cpp
     cuda/intranode/route.cpp
@@ -56,8 +57,10 @@ set(ferry_cuda_sources
     cuda/internode/node_route.cu
     cuda/intranode/channel_tables.cu
     cuda/intranode/combine.cu
+    cuda/intranode/counters.cu
     cuda/intranode/dispatch.cu
     cuda/intranode/exchange.cu
+    cuda/intranode/homes.cu
     cuda/intranode/padding.cu
     cuda/intranode/place.cu
     cuda/intranode/token_layout.cu

@@ -14,6 +14,7 @@ namespace ferry::plan {
 struct NodeRoute {
   TokenPlan tokens;                              ///< where this rank's entries go
   ExpertGroups groups;                           ///< of all experts
+  std::vector<std::int32_t> own_expert_counts;   ///< [E] of this rank's tokens
   std::vector<std::int64_t> num_rows_on_rank;    ///< [R] used rows of each rank
   std::vector<std::int64_t> num_tokens_of_rank;  ///< [R] T of each rank
   std::vector<std::int64_t> num_rows_from_rank;  ///< [R]
@@ -42,6 +43,8 @@ inline void plan_rows(const RouteShape& shape, AllCounts sources, std::size_t my
     route.num_rows_on_rank.push_back(rows_on_rank(shape, sources, route.groups, rank));
     route.num_rows_from_rank.push_back(rows_from_source(shape, sources[rank], my_rank));
   }
+  const std::int32_t* const own_counts = sources[my_rank].expert_counts;
+  route.own_expert_counts.assign(own_counts, own_counts + shape.num_experts);
   route.num_used_rows = route.num_rows_on_rank[my_rank];
   route.source_table.assign(to_size(route.num_used_rows) * 2, -1);
 }

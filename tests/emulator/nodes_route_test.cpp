@@ -36,6 +36,8 @@ test::WorldSpec test_world(const Case& one) {
 
 constexpr std::int64_t kRowBytes = 48;
 constexpr std::int64_t kScales = 3;
+/// What counters hold before.
+constexpr std::int64_t kCounted = 1000;
 /// Tokens that the calls allow for and no rank has.
 constexpr std::int64_t kSpareTokens = 2;
 
@@ -66,12 +68,25 @@ class Layer {
 
   /// Another batch of the same shapes.
   void draw(const test::WorldSpec& spec) {
-    world_ = test::make_world(spec);
+    given_ = test::make_world(spec);
+    world_ = oracle::physical_world(given_);
     const auto routed = oracle::route(world_);
     routings_.clear();
     if (routed.ok()) routings_ = *routed;
   }
-  void spoil_id(int rank, std::size_t entry, std::int64_t id) { world_.ranks[to_size(rank)].topk_idx[entry] = id; }
+  void spoil_id(int rank, std::size_t entry, std::int64_t id) { given_.ranks[to_size(rank)].topk_idx[entry] = id; }
+  /// In a rank's own copy of the placement.
+  void spoil_home(int rank, std::size_t physical, std::int32_t logical) {
+    own_[to_size(rank)].physical_to_logical[physical] = logical;
+  }
+
+  /// Exchanges two homes of a rank's own copy that are of different experts.
+  void swap_homes(int rank) {
+    std::int32_t* const homes = own_[to_size(rank)].physical_to_logical;
+    const std::int64_t num_physical = world_.options.num_experts;
+    std::swap(homes[0],
+              *std::find_if(homes, homes + num_physical, [first = homes[0]](auto id) { return id != first; }));
+  }
 
   /// Puts the batch where the calls find it.
   void fill() {
@@ -85,7 +100,9 @@ class Layer {
     for (int rank = 0; rank < num_ranks(); ++rank) {
       Own& own = own_[to_size(rank)];
       const oracle::RankTokens& tokens = world_.ranks[to_size(rank)];
-      std::ranges::copy(tokens.topk_idx, own.ids);
+      std::ranges::copy(given_.ranks[to_size(rank)].topk_idx, own.ids);
+      std::ranges::copy(given_.options.placement.physical_to_logical, own.physical_to_logical);
+      std::fill_n(own.counter, given_.options.num_experts, kCounted);
       *own.num_tokens = static_cast<std::int32_t>(test::num_counted_tokens(tokens, world_.num_topk));
       // Behind those anything.
       std::fill(own.ids + *own.num_tokens * world_.num_topk, own.ids + tokens.topk_idx.size(), 1 << 20);
@@ -145,6 +162,8 @@ class Layer {
     std::int64_t num_rows = 0;
     std::int64_t num_local = 0;
     std::int64_t* ids = nullptr;
+    std::int32_t* physical_to_logical = nullptr;
+    std::int64_t* counter = nullptr;  ///< of logical experts
     float* weights = nullptr;
     std::int32_t* num_tokens = nullptr;
     std::byte* x = nullptr;
@@ -216,8 +235,11 @@ class Layer {
     input.slab_capacity = capacity;
     input.max_recv_rows = is_slab() ? 0 : own.num_rows;
     input.latency = is_slab();
-    input.placement = {owners_.data(), local_expert_.data(), by_owner_.data(), first_of_rank_.data()};
+    input.placement = {owners_.data(), local_expert_.data(), by_owner_.data(), first_of_rank_.data(), {}};
     const Topology topology = ranks_.topology(rank);
+    prepare_homes(rank, topology.ranks_per_node);
+    own.counter = allocate<std::int64_t>(rank, given_.options.num_experts);
+    input.counters.logical = {own.counter, true};
     const auto shape = cuda::bounded_tables(topology, input, own.num_rows, true);
     const std::size_t tables_bytes = cuda::NodeTables::at(nullptr, shape).size_bytes;
     input.tables = cuda::NodeTables::at(ranks_.allocate(rank, tables_bytes), shape);
@@ -266,8 +288,33 @@ class Layer {
     own.combine = combine_steps(place, identity(rank, 81), routed, sums, sums_staging, blocks);
   }
 
+  /// A placement that only the GPU knows, if there is one.
+  void prepare_homes(int rank, int ranks_per_node) {
+    Own& own = own_[to_size(rank)];
+    const Placement& placement = given_.options.placement;
+    const auto num_physical = static_cast<std::int64_t>(placement.physical_to_logical.size());
+    own.physical_to_logical = allocate<std::int32_t>(rank, num_physical);
+    if (num_physical == 0) return;
+    cuda::HomesParams& homes = own.input.homes;
+    homes.physical_to_logical = own.physical_to_logical;
+    homes.owner = owners_.data();
+    homes.num_physical = static_cast<int>(num_physical);
+    homes.num_logical = static_cast<int>(given_.options.num_experts);
+    homes.rank = rank;
+    homes.ranks_per_node = ranks_per_node;
+    homes.nearest = placement.choice == ReplicaChoice::kNearest;
+    homes.ranges = allocate<plan::HomeRange>(rank, homes.num_logical);
+    homes.homes = allocate<std::int32_t>(rank, num_physical);
+    homes.logical_of = allocate<std::int32_t>(rank, num_physical);
+    homes.check = allocate<cuda::HomesCheck>(rank, 1);
+    own.input.placement.homes = {homes.ranges, homes.homes, homes.logical_of, homes.num_logical, homes.check};
+  }
+
   void check_tables(int rank) const {
     const cuda::NodeTables& tables = own_[to_size(rank)].input.tables;
+    std::vector<std::int64_t> counted = oracle::count_rows(given_, to_size(rank));
+    for (std::int64_t& count : counted) count += kCounted;
+    EXPECT_TRUE(std::equal(counted.begin(), counted.end(), own_[to_size(rank)].counter));
     const oracle::RankRouting& expected = routings_[to_size(rank)];
     const auto equal = [](const auto& values, const auto* seen) {
       return std::equal(values.begin(), values.end(), seen);
@@ -294,7 +341,8 @@ class Layer {
   Case spec_;
   NodeRanks ranks_;
   std::mt19937_64 random_;
-  oracle::World world_;
+  oracle::World given_;
+  oracle::World world_;  ///< after the tokens have picked their homes
   std::vector<oracle::RankRouting> routings_;
   std::vector<std::int32_t> owners_, local_expert_, by_owner_, first_of_rank_;
   std::vector<Own> own_;
@@ -323,12 +371,17 @@ std::vector<Case> cases() {
   all[2].world.pattern = test::RoutingPattern::kDuplicates;
   all[2].world.custom_placement = true;
   all[3].world.num_topk = 9;
+  // With several homes of each expert, near and far.
+  all[0].world.num_replicas = 7;
+  all[1].world.num_replicas = 3;
+  all[1].world.replica_choice = ReplicaChoice::kRoundRobin;
   // Bounded routes of the other layouts.
   for (const Layout layout : {Layout::kTokens, Layout::kExperts}) {
     Case one{.world = slab_world(5)};
     one.world.layout = layout;
     one.world.expert_alignment = 3;
     one.world.fixed_rows = 100;
+    if (layout == Layout::kTokens) one.world.num_replicas = 6;
     all.push_back(one);
   }
   return all;
@@ -350,6 +403,7 @@ TEST(NodesRouteReplayed, RoutesAnewWhatLiesInTheSameMemory) {
   Case one{.world = slab_world(11)};
   one.world.counts = test::TokenCounts::kEven;
   one.world.fixed_rows = 4 * one.world.max_tokens;
+  one.world.num_replicas = 5;  // the placement is in the same memory too
   Layer layer(one);
   for (int replay = 0; replay < 3; ++replay) {
     SCOPED_TRACE(replay);
@@ -362,6 +416,49 @@ TEST(NodesRouteReplayed, RoutesAnewWhatLiesInTheSameMemory) {
   }
 }
 
+void expect_refused(Layer& layer, cuda::Fault kind, int blamed) {
+  layer.launch();
+  ASSERT_EQ(layer.ranks().run(), "");
+  EXPECT_TRUE(layer.is_untouched());
+  for (int rank = 0; rank < layer.num_ranks(); ++rank) {
+    cuda::FaultReport& fault = layer.ranks().report(rank).fault;
+    EXPECT_EQ(fault.state, 1U);
+    EXPECT_EQ(fault.fault, static_cast<std::int32_t>(kind));
+    EXPECT_EQ(fault.rank, blamed);
+    EXPECT_EQ(fault.latency, 1);
+    fault = {};
+  }
+}
+
+TEST(NodesRouteRefused, APlacementInMemoryThatIsWrongOrDiffers) {
+  Case one{.world = slab_world(31)};
+  one.world.num_replicas = 0;
+  Layer layer(one);
+  layer.fill();
+  layer.spoil_home(1, 3, 10);
+  expect_refused(layer, cuda::Fault::kBadHome, 1);
+  layer.fill();
+  layer.spoil_home(3, 3, -1);
+  expect_refused(layer, cuda::Fault::kMissingHome, 3);
+  layer.draw(test_world(one));
+  layer.fill();
+  layer.launch();
+  ASSERT_EQ(layer.ranks().run(), "");
+  layer.check();
+}
+
+TEST(NodesRouteRefused, APlacementInMemoryThatIsAnotherOnOneRank) {
+  Case one{.world = slab_world(32)};
+  one.world.num_replicas = 8;
+  Layer layer(one);
+  layer.fill();
+  layer.swap_homes(2);
+  expect_refused(layer, cuda::Fault::kOtherHomes, 2);
+  layer.fill();
+  layer.swap_homes(0);
+  expect_refused(layer, cuda::Fault::kOtherHomes, 1);
+}
+
 /// Every rank finds that by itself, names the same, and moves nothing in the combine on that Routing either.
 TEST(NodesRouteRefused, ABadIdAndAFullSlab) {
   Case one{.world = slab_world(21)};
@@ -371,17 +468,7 @@ TEST(NodesRouteRefused, ABadIdAndAFullSlab) {
   Layer layer(one);
   const auto expect_refused = [&layer](cuda::Fault kind, int blamed) {
     layer.fill();
-    layer.launch();
-    ASSERT_EQ(layer.ranks().run(), "");
-    EXPECT_TRUE(layer.is_untouched());
-    for (int rank = 0; rank < layer.num_ranks(); ++rank) {
-      cuda::FaultReport& fault = layer.ranks().report(rank).fault;
-      EXPECT_EQ(fault.state, 1U);
-      EXPECT_EQ(fault.fault, static_cast<std::int32_t>(kind));
-      EXPECT_EQ(fault.rank, blamed);
-      EXPECT_EQ(fault.latency, 1);
-      fault = {};
-    }
+    emulator::expect_refused(layer, kind, blamed);
   };
   layer.spoil_id(2, 5, 77);
   expect_refused(cuda::Fault::kBadId, 2);

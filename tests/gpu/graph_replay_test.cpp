@@ -16,13 +16,15 @@ struct Scenario {
   Layout layout;
   MemoryKind memory;
   Quantization quantize = Quantization::kNone;
+  std::int64_t num_replicas = -1;  ///< a placement in the same memory, another for each replay
 };
 
 std::string describe(const Scenario& scenario) {
   constexpr std::array<const char*, 3> kLayouts = {"tokens", "experts", "slab"};
   return fmt::format("{}_threads_{}_{}{}", scenario.num_ranks, kLayouts[static_cast<std::size_t>(scenario.layout)],
                      scenario.memory == MemoryKind::kPlain ? "plain" : "symmetric",
-                     scenario.quantize == Quantization::kNone ? "" : "_quantised");
+                     scenario.quantize == Quantization::kNone ? "" : "_quantised") +
+         (scenario.num_replicas < 0 ? "" : "_replicas");
 }
 void PrintTo(const Scenario& scenario, std::ostream* out) { *out << describe(scenario); }
 
@@ -34,6 +36,8 @@ std::vector<Scenario> scenarios() {
   for (Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab})
     for (MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain})
       all.push_back({2, layout, memory, layout == Layout::kExperts ? Quantization::kInt8 : Quantization::kFp8});
+  for (Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab})
+    all.push_back({2, layout, MemoryKind::kSymmetric, Quantization::kNone, 6});
   return all;
 }
 
@@ -51,6 +55,8 @@ std::vector<PreparedCase> equal_shapes(const Scenario& scenario) {
     const std::int64_t all_tokens = kNumTokens * scenario.num_ranks;
     one.world.fixed_rows = scenario.layout == Layout::kExperts ? all_tokens * 4 + 64 : all_tokens;
     one.memory = scenario.memory;
+    one.world.num_replicas = scenario.num_replicas;
+    one.table_on_device = true;
     one.dispatches = {{.hidden = 264, .num_scales = 3, .zero_padding = true}};
     if (scenario.quantize != Quantization::kNone) {
       one.dispatches = {{.hidden = 272, .quantize = scenario.quantize, .zero_padding = true}};

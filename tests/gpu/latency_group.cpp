@@ -18,6 +18,8 @@ std::vector<PreparedCase> latency_cases_of_equal_shapes(int num_ranks, int num_c
     one.world.fixed_rows = 20 * num_ranks;
     one.world.pattern = static_cast<RoutingPattern>(i * 3 % 5);
     one.world.idle_tail = idle_tail;
+    if (num_ranks == 2) one.world.num_replicas = 6;  // in the same memory too
+    one.table_on_device = true;
     one.world.seed = static_cast<std::uint64_t>(700 + i);
     one.dispatches = {{.hidden = 1040, .quantize = Quantization::kFp8, .zero_padding = true}};
     one.combines = {{.hidden = 1040, .weighted = true}};

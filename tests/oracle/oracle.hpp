@@ -58,6 +58,13 @@ struct RankRouting {
   std::vector<Source> source;                           ///< [num_used_rows]
 };
 
+/// The world after its tokens have picked homes: its experts are the physical ones of the placement, and there is no
+/// placement any more. That is the world that all functions below take. A world without a placement is returned as is.
+World physical_world(const World& world);
+
+/// By expert: a rank's tokens that name it, each once.
+std::vector<std::int64_t> count_rows(const World& world, std::size_t rank);
+
 /// Rank that owns each expert, [E].
 std::vector<std::int32_t> expert_owners(const World& world);
 

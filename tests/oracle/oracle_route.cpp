@@ -17,6 +17,7 @@ Status validate(const World& world) {
   if (world.ranks_per_node < 1 || world.num_ranks % world.ranks_per_node != 0) return invalid("ranks_per_node");
   if (world.num_topk < 1 || world.num_topk > kMaxTopk) return invalid("num_topk");
   if (options.num_experts < 1) return invalid("num_experts");
+  if (options.placement.present()) return invalid("tokens have not picked their homes");
   if (options.layout == Layout::kExperts && options.expert_alignment < 1) return invalid("expert_alignment");
   if (options.layout == Layout::kSlab && options.slab_capacity < 1) return invalid("slab_capacity");
   if (!options.expert_to_rank.empty()) {

@@ -290,7 +290,8 @@ PreparedCase prepare(const ExchangeCase& spec) {
   Random random(spec.world.seed ^ 0x5DEECE66DULL);
   PreparedCase prepared;
   prepared.spec = spec;
-  prepared.world = make_world(spec.world);
+  prepared.given = make_world(spec.world);
+  prepared.world = oracle::physical_world(prepared.given);
   prepared.routings = oracle::route(oracle::without_ranks(prepared.world, spec.masked)).value();
   for (DispatchSpec& dispatch : prepared.spec.dispatches) {
     if (dispatch.quantize == Quantization::kNone) continue;

@@ -60,6 +60,7 @@ struct ExchangeCase {
   WorldSpec world;
   DType id_dtype = DType::kInt64;  ///< of route's topk_idx
   MemoryKind memory = MemoryKind::kSymmetric;
+  bool table_on_device = false;       ///< GPUs: a placement is in their memory
   std::int64_t gap_granules = 0;      ///< between payload rows, in units of 16 bytes
   bool slab_view = false;             ///< kSlab: give payload outputs and inputs as [L, C, H]
   std::int64_t spare_max_tokens = 0;  ///< latency mode: max_tokens beyond the most of any rank
@@ -83,7 +84,8 @@ struct RankCombine {
 
 struct PreparedCase {
   ExchangeCase spec;
-  oracle::World world;
+  oracle::World given;  ///< what the ranks give to route
+  oracle::World world;  ///< that, after the tokens have picked their homes
   std::vector<oracle::RankRouting> routings;
   std::vector<std::vector<RankDispatch>> dispatches;  ///< [dispatch][rank]
   std::vector<std::vector<RankCombine>> combines;     ///< [combine][rank]

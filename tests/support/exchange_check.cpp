@@ -10,6 +10,7 @@
 #include <span>
 
 #include "support/channel_check.hpp"
+#include "support/load_check.hpp"
 
 namespace ferry::test {
 namespace {
@@ -82,6 +83,17 @@ std::int64_t most_tokens(const oracle::World& world) {
 
 TensorImage untouched(const TensorImage& image) { return TensorImage(image.spec()); }
 
+/// [P] rows of each expert on all ranks.
+std::vector<std::int64_t> expert_rows(const oracle::World& world, const std::vector<int>& masked) {
+  const oracle::World left = oracle::without_ranks(world, masked);
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(world.options.num_experts), 0);
+  for (std::size_t rank = 0; rank < left.ranks.size(); ++rank) {
+    const std::vector<std::int64_t> counts = oracle::count_rows(left, rank);
+    for (std::size_t expert = 0; expert < rows.size(); ++expert) rows[expert] += counts[expert];
+  }
+  return rows;
+}
+
 }  // namespace
 
 RouteArguments::RouteArguments(const RankContext& context, const Group& group, const PreparedCase& prepared,
@@ -93,23 +105,36 @@ RouteArguments::RouteArguments(const RankContext& context, const Group& group, c
   const std::size_t num_entries = world.ranks[rank].topk_idx.size();
   ids_ = PlainMemory(on_device_, num_entries * size_bytes(prepared.spec.id_dtype));
   weights_ = PlainMemory(on_device_, num_entries * sizeof(float));
+  if (has_table(prepared))
+    table_ =
+        PlainMemory(on_device_, static_cast<std::size_t>(prepared.world.options.num_experts) * sizeof(std::int32_t));
   refill(context, prepared);
   input_.topk_idx = ConstTensorView(ids_.data(), prepared.spec.id_dtype, {num_tokens, world.num_topk});
   if (prepared.spec.world.weights)
     input_.topk_weights = ConstTensorView(weights_.data(), DType::kFloat32, {num_tokens, world.num_topk});
   options_ = world.options;
+  if (prepared.given.options.placement.present()) {
+    options_.num_experts = prepared.given.options.num_experts;
+    options_.expert_to_rank.clear();
+    options_.placement = prepared.given.options.placement;
+    if (has_table(prepared)) {
+      const auto num_physical = static_cast<std::int64_t>(options_.placement.physical_to_logical.size());
+      options_.placement.physical_to_logical.clear();
+      options_.placement.physical_to_logical_view = ConstTensorView(table_.data(), DType::kInt32, {num_physical});
+    }
+  }
   options_.max_recv_rows = world.max_recv_rows.empty() ? 0 : world.max_recv_rows[rank];
   // In every other world that allows it tokens are bounded too, which changes how some backends route.
   if (prepared.spec.world.seed % 2 == 1 && has_bounded_rows(world)) options_.max_tokens = most_tokens(world);
 }
 
 void RouteArguments::refill(const RankContext& context, const PreparedCase& prepared) {
-  const oracle::RankTokens& tokens = prepared.world.ranks[static_cast<std::size_t>(context.rank())];
+  const oracle::RankTokens& tokens = prepared.given.ranks[static_cast<std::size_t>(context.rank())];
   std::vector<std::int64_t> ids = tokens.topk_idx;
   if (counted_) {
     const std::int64_t num_topk = prepared.world.num_topk;
     std::fill(ids.begin() + num_counted_tokens(tokens, prepared.world.num_topk) * num_topk, ids.end(),
-              prepared.world.options.num_experts);
+              prepared.given.options.num_experts);
   }
   if (prepared.spec.id_dtype == DType::kInt64) {
     write_memory(on_device_, ids_.data(), ids.data(), ids.size() * sizeof(std::int64_t));
@@ -118,6 +143,8 @@ void RouteArguments::refill(const RankContext& context, const PreparedCase& prep
     write_memory(on_device_, ids_.data(), narrow.data(), narrow.size() * sizeof(std::int32_t));
   }
   write_memory(on_device_, weights_.data(), tokens.topk_weights.data(), tokens.topk_weights.size() * sizeof(float));
+  const std::vector<std::int32_t>& homes = prepared.given.options.placement.physical_to_logical;
+  if (has_table(prepared)) write_memory(on_device_, table_.data(), homes.data(), homes.size() * sizeof(std::int32_t));
 }
 
 void expect_routing(RankContext& context, const Group& group, const Routing& routing, const PreparedCase& prepared,
@@ -130,7 +157,8 @@ void expect_routing(RankContext& context, const Group& group, const Routing& rou
 
   expect_number(context, where + "num_tokens", routing.num_tokens(), tokens.num_tokens);
   expect_number(context, where + "num_topk", routing.num_topk(), world.num_topk);
-  expect_number(context, where + "num_experts", routing.num_experts(), world.options.num_experts);
+  expect_number(context, where + "num_experts", routing.num_experts(), prepared.given.options.num_experts);
+  expect_number(context, where + "num_physical_experts", routing.num_physical_experts(), world.options.num_experts);
   expect_number(context, where + "num_local_experts", routing.num_local_experts(),
                 static_cast<std::int64_t>(num_local));
   context.expect(routing.layout() == world.options.layout, where + "layout");
@@ -160,6 +188,14 @@ void expect_routing(RankContext& context, const Group& group, const Routing& rou
   else
     views.list(where + "expert_row_offsets_view", routing.expert_row_offsets_view(), DType::kInt64, num_local + 1,
                expected.expert_row_offsets.data());
+
+  const bool of_latency = routing.source_ranges().present();
+  const bool may_lack = uses_device(group) && (of_latency || group.topology().num_nodes() > 1);
+  if (!may_lack || routing.num_rows_per_expert_view().present()) {
+    const std::vector<std::int64_t> rows = expert_rows(world, prepared.spec.masked);
+    views.list(where + "num_rows_per_expert_view", routing.num_rows_per_expert_view(), DType::kInt64, rows.size(),
+               rows.data());
+  }
 
   const TensorSpec table = dense(DType::kInt32, tokens.num_tokens, world.num_topk);
   views.table(where + "slots", routing.slots(), table, expected.slots.data());
@@ -199,18 +235,22 @@ Routing check_route(RankContext& context, Group& group, const PreparedCase& prep
   Status status;
   const bool by_token = prepared.world.options.layout == Layout::kTokens;
   const int num_channels = static_cast<int>(prepared.spec.world.seed % 13) + 1;
+  const CounterTensors counters(context, group, prepared);
   std::optional<EarlyChannelTables> early;
   if (by_token) early.emplace(group, prepared, context.rank(), num_channels);
   Result<Routing> result = [&] {
     // The arguments die before the Routing is looked at: it must have copied what it needs.
     const RouteArguments arguments(context, group, prepared);
-    Result<Routing> routed = group.route(arguments.input(), arguments.options(), stream_of(group),
+    RouteOptions options = arguments.options();
+    options.counters = counters.views();
+    Result<Routing> routed = group.route(arguments.input(), options, stream_of(group),
                                          early ? early->while_waiting() : std::function<EarlyTables()>());
     status = finish(group, routed.status());
     return routed;
   }();
   if (!context.expect_ok(status, prepared.spec.name + ": route: ")) return {};
   expect_routing(context, group, *result, prepared);
+  counters.expect_counted(context, prepared.spec.name + ": route: ", 1);
   context.expect(!result->source_ranges().present(), prepared.spec.name + ": route: source_ranges are present");
   if (by_token) {
     early->check(context);

@@ -21,10 +21,15 @@ class RouteArguments {
   void refill(const RankContext& context, const PreparedCase& prepared);
 
  private:
+  bool has_table(const PreparedCase& prepared) const {
+    return on_device_ && prepared.spec.table_on_device && prepared.given.options.placement.present();
+  }
+
   bool on_device_;
   bool counted_;
   PlainMemory ids_;
   PlainMemory weights_;
+  PlainMemory table_;  ///< of a placement
   RouteInput input_;
   RouteOptions options_;
 };

@@ -66,6 +66,7 @@ LatencyDispatchTensors::LatencyDispatchTensors(RankContext& context, Group& grou
   options.max_tokens = latency_max_tokens(prepared);
   options.slab_capacity = route_.options().slab_capacity;
   options.expert_to_rank = route_.options().expert_to_rank;
+  options.placement = route_.options().placement;
   options.quantize = prepared.spec.dispatches[dispatch_idx].quantize;
   options.zero_padding = prepared.spec.dispatches[dispatch_idx].zero_padding;
 }

@@ -90,6 +90,24 @@ class IdSource {
   std::vector<double> popularity_;
 };
 
+/// A home for each expert, and others for some of them, in any order.
+Placement draw_placement(const WorldSpec& spec, Random& random) {
+  Placement placement;
+  placement.choice = spec.replica_choice;
+  std::vector<std::int32_t>& homes = placement.physical_to_logical;
+  homes.resize(static_cast<std::size_t>(spec.num_experts));
+  std::iota(homes.begin(), homes.end(), 0);
+  for (std::int64_t i = 0; i < spec.num_replicas; ++i) {
+    const std::int64_t logical = one_in(random, 5) ? -1 : draw(random, 0, spec.num_experts - 1);
+    homes.push_back(static_cast<std::int32_t>(logical));
+  }
+  std::shuffle(homes.begin(), homes.end(), random);
+  for (std::size_t i = 0; spec.custom_placement && i < homes.size(); ++i) {
+    placement.physical_to_rank.push_back(static_cast<std::int32_t>(draw(random, 0, spec.num_ranks - 1)));
+  }
+  return placement;
+}
+
 std::int64_t busiest_expert_rows(oracle::World world) {
   world.options.layout = Layout::kTokens;
   world.options.slab_capacity = 0;
@@ -111,7 +129,9 @@ oracle::World make_world(const WorldSpec& spec) {
   world.options.num_experts = spec.num_experts;
   world.options.layout = spec.layout;
   if (spec.layout == Layout::kExperts) world.options.expert_alignment = spec.expert_alignment;
-  if (spec.custom_placement) {
+  if (spec.num_replicas >= 0) {
+    world.options.placement = draw_placement(spec, random);
+  } else if (spec.custom_placement) {
     for (std::int64_t expert = 0; expert < spec.num_experts; ++expert)
       world.options.expert_to_rank.push_back(static_cast<std::int32_t>(draw(random, 0, spec.num_ranks - 1)));
   }
@@ -139,9 +159,10 @@ oracle::World make_world(const WorldSpec& spec) {
     else
       world.max_recv_rows.assign(world.ranks.size(), spec.fixed_rows);
   } else if (spec.layout == Layout::kSlab) {
-    world.options.slab_capacity = std::max<std::int64_t>(busiest_expert_rows(world) + spec.spare_slab_rows, 1);
+    world.options.slab_capacity =
+        std::max<std::int64_t>(busiest_expert_rows(oracle::physical_world(world)) + spec.spare_slab_rows, 1);
   } else if (spec.spare_recv_rows >= 0) {
-    const auto routings = oracle::route(world).value();
+    const auto routings = oracle::route(oracle::physical_world(world)).value();
     for (const oracle::RankRouting& routing : routings)
       world.max_recv_rows.push_back(routing.num_used_rows + spec.spare_recv_rows);
   }
@@ -171,6 +192,10 @@ WorldSpec draw_world_spec(std::mt19937_64& random, int num_ranks) {
   spec.spare_recv_rows = one_in(random, 2) ? -1 : draw(random, 0, 6);
   spec.custom_placement = one_in(random, 3);
   spec.weights = !one_in(random, 4);
+  if (one_in(random, 3)) {
+    spec.num_replicas = draw(random, 0, 8);
+    spec.replica_choice = one_in(random, 3) ? ReplicaChoice::kRoundRobin : ReplicaChoice::kNearest;
+  }
   return spec;
 }
 

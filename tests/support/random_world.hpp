@@ -39,6 +39,8 @@ struct WorldSpec {
   std::int64_t spare_recv_rows = -1;  ///< >= 0: max_recv_rows is this much more than needed; -1: known on the host
   std::int64_t fixed_rows = 0;        ///< > 0: max_recv_rows or, with kSlab, the capacity is this, whatever the routing
   bool custom_placement = false;      ///< experts on ranks at random; a rank may own none
+  std::int64_t num_replicas = -1;     ///< >= 0: a placement of that many more physical experts than E; some idle
+  ReplicaChoice replica_choice = ReplicaChoice::kNearest;
   bool weights = true;
   bool idle_tail = false;  ///< the last tokens of each rank, a random number of them, have no expert
   std::uint64_t seed = 1;

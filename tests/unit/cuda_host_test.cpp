@@ -269,6 +269,7 @@ void expect_tables_carved(const RoutingTables::Shape& shape) {
           part("block_ranks", tables.block_ranks, (shape.num_blocks + 1) * shape.num_ranks),
           part("block_counts", tables.block_counts, shape.num_blocks * static_cast<std::size_t>(columns.size)),
           part("rank_base", tables.rank_base, shape.num_ranks),
+          part("expert_rows", tables.expert_rows, shape.num_experts),
           part("expert_base", tables.expert_base, shape.num_experts),
           part("source_base", tables.source_base, shape.num_ranks + 1),
           part("rank_counts", tables.rank_counts, shape.num_ranks * shape.num_ranks),

@@ -134,6 +134,25 @@ RoutingTable BenchPlan::routing_of(int rank) const {
   return slice;
 }
 
+Placement BenchPlan::placement() const {
+  Placement made;
+  if (num_replicas < 0) return made;
+  for (std::int64_t i = 0; i < num_experts + num_replicas; ++i) {
+    const std::int64_t logical = i < num_experts ? i : (i - num_experts) * num_experts / num_replicas;
+    made.physical_to_logical.push_back(static_cast<std::int32_t>(logical));
+  }
+  return made;
+}
+
+Result<RoutingTable> BenchPlan::picked(RoutingTable table, int rank) const {
+  if (num_replicas < 0) return table;
+  const TensorView ids(table.topk_idx.data(), DType::kInt64, {table.num_tokens, table.num_topk});
+  Status status = pick_replicas(ids, num_experts, placement(), {rank, num_ranks, ranks_per_node()}, ids);
+  if (!status) return status;
+  table.num_experts = num_experts + num_replicas;
+  return table;
+}
+
 std::vector<int> rows_per_token(const RoutingTable& table, Layout layout, int num_ranks) {
   std::vector<int> rows(static_cast<std::size_t>(table.num_tokens));
   const auto num_topk = static_cast<std::size_t>(table.num_topk);

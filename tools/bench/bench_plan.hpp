@@ -13,6 +13,7 @@
 #include "common/routing_source.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/latency.hpp"
+#include "ferry/placement.hpp"
 #include "ferry/routing.hpp"
 #include "ferry/types.hpp"
 
@@ -54,10 +55,11 @@ struct BenchPlan {
   std::int64_t timeout_ns = 0;
   std::uint64_t arena_bytes = 0;
   std::uint64_t seed = 0;
-  std::int64_t num_tokens = 0;   ///< T, of each rank
-  std::int64_t hidden = 0;       ///< H
-  int num_topk = 0;              ///< K
-  std::int64_t num_experts = 0;  ///< E
+  std::int64_t num_tokens = 0;     ///< T, of each rank
+  std::int64_t hidden = 0;         ///< H
+  int num_topk = 0;                ///< K
+  std::int64_t num_experts = 0;    ///< E
+  std::int64_t num_replicas = -1;  ///< route: a placement of that many more homes than experts; -1: none
   BenchDType dtype = BenchDType::kBfloat16;
   Layout layout = Layout::kTokens;
   BenchMemory memory = BenchMemory::kSymmetric;
@@ -74,6 +76,10 @@ struct BenchPlan {
   std::vector<KernelOptions> kernels{KernelOptions{}};  ///< CUDA: each is measured, one after the other
   bool measures_limit = true;                           ///< also time plain copies or raw exchanges
 
+  /// Every expert has a home, and evenly spaced ones have a second.
+  Placement placement() const;
+  /// A rank's table after its tokens have picked their homes, if there is a placement.
+  Result<RoutingTable> picked(RoutingTable table, int rank) const;
   bool on_gpu() const { return backend == "cuda"; }
   int ranks_per_node() const { return num_ranks / num_nodes; }
   bool combine_is_weighted() const { return layout != Layout::kTokens; }

@@ -17,7 +17,8 @@ Operations::Operations(const BenchPlan& plan, RankContext& context)
       context_(context),
       pattern_(plan.seed, plan.combine_row_bytes()),
       table_(plan.routing_of(context.rank())),
-      rows_per_token_(ferry::tools::rows_per_token(table_, plan.layout, plan.num_ranks)) {}
+      rows_per_token_(ferry::tools::rows_per_token(table_, plan.layout, plan.num_ranks)),
+      placement_(plan.placement()) {}
 
 Status Operations::set_up() {
   auto device = RankDevice::open(plan_.backend, context_.rank());
@@ -93,6 +94,7 @@ RouteOptions Operations::route_options() const {
   options.num_experts = plan_.num_experts;
   options.layout = plan_.layout;
   options.slab_capacity = slab_capacity_;
+  options.placement = placement_;
   return options;
 }
 
@@ -196,7 +198,10 @@ RankRows Operations::rows() const {
 }
 
 Status Operations::check_routing() const {
-  const std::int64_t expected = std::accumulate(rows_per_token_.begin(), rows_per_token_.end(), std::int64_t{0});
+  const Result<RoutingTable> picked = plan_.picked(table_, context_.rank());
+  if (!picked) return picked.status();
+  const std::vector<int> rows_of = ferry::tools::rows_per_token(*picked, plan_.layout, plan_.num_ranks);
+  const std::int64_t expected = std::accumulate(rows_of.begin(), rows_of.end(), std::int64_t{0});
   if (rows().num_sent != expected) {
     return wrong_result(fmt::format("route: {} rows leave this rank, its ids say {}", rows().num_sent, expected));
   }

@@ -87,6 +87,7 @@ class Operations {
   RowPattern pattern_;
   RoutingTable table_;
   std::vector<int> rows_per_token_;
+  Placement placement_;
   RankDevice device_;
   KernelOptions kernel_;
   std::shared_ptr<Group> group_;

@@ -209,6 +209,7 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                                  {"hidden", plan.hidden},
                                  {"topk", plan.num_topk},
                                  {"experts", plan.num_experts},
+                                 {"replicas", plan.num_replicas < 0 ? Json(nullptr) : Json(plan.num_replicas)},
                                  {"dtype", dtype_of(plan, result.op)},
                                  {"routing", plan.routing_name},
                                  {"time_us_p50", static_cast<double>(result.time_p50_ns) / kNsPerUs},

@@ -12,7 +12,7 @@ from deep_ep._ep_handle import EPHandle
 from deep_ep._expand import Origins, aligned_ends, expand_slots, reduce_slots, slot_weights
 from deep_ep._member import Asked, Member, Turn
 from deep_ep._previous_event import event_of
-from deep_ep._statistics import add_expert_counts, check_expert_stats
+from deep_ep._statistics import check_expert_stats
 from deep_ep._streams import Call
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
@@ -82,7 +82,11 @@ def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions,
         call.takes(rows, scales, how.topk_weights, to.topk_idx, to.expert_stats)
         most = 0 if exact else to.num_max_tokens_per_rank
         routing = turn.route(
-            to.topk_idx, num_experts=to.num_experts, max_recv_rows=member.num_ranks * most, max_tokens=most
+            to.topk_idx,
+            num_experts=to.num_experts,
+            max_recv_rows=member.num_ranks * most,
+            max_tokens=most,
+            expert_stats=to.expert_stats,
         )
         if not to.expand:
             member.lane.wait(epilogue_after)
@@ -92,8 +96,6 @@ def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions,
         member.lane.wait(epilogue_after)
         source = routing.source if table is None else table
         handle = _make_handle(member, routing, received.topk_idx, source, to)
-        if to.expert_stats is not None:
-            add_expert_counts(to.expert_stats, routing.local_expert_counts)
         result = _finish(received, handle, how)
         call.gives(result, _tensors_of(handle))
     return (*result, handle, _end(call))

@@ -11,7 +11,7 @@ import ferry
 from deep_ep import _arguments as arguments
 from deep_ep._latency_handles import attach, link_of
 from deep_ep._member import Asked, Member
-from deep_ep._statistics import add_expert_counts, check_expert_stats, check_wait_stats
+from deep_ep._statistics import check_expert_stats, check_wait_stats
 from deep_ep._throughput import Payload
 from deep_ep._whole_calls import run_whole
 from deep_ep.utils.event import EventHandle, EventOverlap
@@ -46,18 +46,14 @@ class CombineOptions(NamedTuple):
 class _ReceiveHook:
     """The second half of a call; raises when called twice."""
 
-    __slots__ = ("_counts", "_group", "_sent", "_stats")
+    __slots__ = ("_group", "_sent")
 
-    def __init__(self, sent: Sent, group: ferry.Group, stats: torch.Tensor | None, counts: torch.Tensor | None) -> None:
+    def __init__(self, sent: Sent, group: ferry.Group) -> None:
         self._sent = sent
         self._group = group
-        self._stats = stats
-        self._counts = counts
 
     def __call__(self) -> None:
         self._sent.receive()
-        if self._counts is not None:
-            add_expert_counts(self._stats, self._counts)
         self._group.poll()
 
 
@@ -131,6 +127,7 @@ def dispatch(
             quantize=_quantization(how),
             column_major_scales=True,
             split=bool(how.return_recv_hook),
+            counters=ferry.LoadCounters(received=how.expert_stats),
         )
         rows = sent.x if sent.scales is None else (sent.x, sent.scales)
         tables = _native.latency_slab_tables(member.calls, sent.routing._native)
@@ -148,13 +145,12 @@ def _finish(
     x: torch.Tensor,
 ) -> tuple[tuple, Hook | None]:
     """The handle and the hook of a dispatch. tables: counts, src_info, layout_range."""
-    counts, src_info, layout_range = tables
+    _, src_info, layout_range = tables
     attach(src_info, routing)
     member.keep_for_graph(routing)
     handle = (src_info, layout_range, how.num_max_dispatch_tokens_per_rank, x.shape[1], how.num_experts)
     if sent is not None:
-        return handle, _ReceiveHook(sent, routing.group, how.expert_stats, counts)
-    add_expert_counts(how.expert_stats, counts)
+        return handle, _ReceiveHook(sent, routing.group)
     return handle, None
 
 

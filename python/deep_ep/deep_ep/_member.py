@@ -91,12 +91,25 @@ class Turn:
         return routing
 
     def route(
-        self, topk_idx: torch.Tensor, *, num_experts: int, max_recv_rows: int = 0, max_tokens: int = 0
+        self,
+        topk_idx: torch.Tensor,
+        *,
+        num_experts: int,
+        max_recv_rows: int = 0,
+        max_tokens: int = 0,
+        expert_stats: torch.Tensor | None = None,
     ) -> ferry.Routing:
-        """One row per token and rank; without weights, which each dispatch takes itself."""
+        """One row per token and rank; without weights, which each dispatch takes itself. ``expert_stats``: to it the
+        rows of each local expert are added.
+        """
+        counters = None if expert_stats is None else ferry.LoadCounters(received=expert_stats)
         with self._making("route"):
             self._routing = self._group.route(
-                topk_idx, num_experts=num_experts, max_recv_rows=max_recv_rows, max_tokens=max_tokens
+                topk_idx,
+                num_experts=num_experts,
+                max_recv_rows=max_recv_rows,
+                max_tokens=max_tokens,
+                counters=counters,
             )
             return self._routing
 

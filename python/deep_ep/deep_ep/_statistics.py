@@ -1,4 +1,4 @@
-"""Statistics that calls add to tensors of the program: everything that writes to one is here."""
+"""Statistics that calls add to tensors of the program. The library adds to them (ferry.LoadCounters)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ def check_expert_stats(
     if stats is not None:
         what = f"{operation}: cumulative_local_expert_recv_stats"
         check_table(stats, what, device, torch.int32, (num_local_experts,))
-
-
-def add_expert_counts(stats: torch.Tensor | None, counts: torch.Tensor) -> None:
-    """Adds the rows that each local expert received, [L] i32; on a GPU on the current stream."""
-    if stats is not None:
-        stats.add_(counts)
 
 
 def check_wait_stats(

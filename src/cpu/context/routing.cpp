@@ -7,9 +7,39 @@ namespace ferry::cpu {
 namespace {
 
 template <typename Id>
-void copy_ids(const RouteCall& call, std::vector<std::int64_t>& ids) {
+void copy_ids(const RouteCall& call, std::int64_t num_counted, std::vector<std::int64_t>& ids) {
   const auto* from = static_cast<const Id*>(call.topk_idx.data);
-  std::copy(from, from + ids.size(), ids.begin());
+  std::copy(from, from + num_counted * call.num_topk, ids.begin());
+}
+
+/// The same, with the homes that the tokens pick.
+template <typename Id>
+void pick_ids(const RouteCall& call, int my_rank, std::int64_t num_counted, std::vector<std::int64_t>& ids_out) {
+  const auto* from = static_cast<const Id*>(call.topk_idx.data);
+  const plan::HomeTable& homes = call.placement->homes;
+  std::int64_t* ids = ids_out.data();
+  for (std::int64_t token = 0; token < num_counted; ++token) {
+    for (int topk = 0; topk < call.num_topk; ++topk) {
+      const Id id = *from++;
+      *ids++ = id < 0 ? -1 : homes.pick(to_size(id), token, my_rank);
+    }
+  }
+}
+
+/// Adds count_of(i) to entry index_of(i) of a counter, if that is not negative, for each i below `num`.
+template <typename IndexOf, typename CountOf>
+void add_counts(const TensorView& counter, std::size_t num, IndexOf index_of, CountOf count_of) {
+  if (!counter.present()) return;
+  for (std::size_t i = 0; i < num; ++i) {
+    const std::int64_t index = index_of(i);
+    if (index < 0) continue;
+    if (counter.dtype == DType::kInt64) {
+      static_cast<std::int64_t*>(counter.data)[index] += count_of(i);
+    } else {
+      // Unsigned, so that it wraps.
+      static_cast<std::uint32_t*>(counter.data)[index] += static_cast<std::uint32_t>(count_of(i));
+    }
+  }
 }
 
 }  // namespace
@@ -25,18 +55,22 @@ plan::RouteShape route_shape(const RouteCall& call, const Topology& topology) {
                                            : std::span<const std::int32_t>()};
 }
 
-void copy_inputs(const RouteCall& call, CpuRouting& routing) {
+void copy_inputs(const RouteCall& call, int my_rank, CpuRouting& routing) {
   routing.num_tokens = call.num_tokens;
   routing.num_topk = call.num_topk;
   routing.num_experts = call.options.num_experts;
   routing.layout = call.options.layout;
   routing.ids.resize(to_size(call.num_tokens * call.num_topk));
-  if (call.topk_idx.dtype == DType::kInt32) {
-    copy_ids<std::int32_t>(call, routing.ids);
+  const std::int64_t num_counted = num_counted_tokens(call);
+  const bool wide = call.topk_idx.dtype == DType::kInt64;
+  if (call.placement->homes.present()) {
+    wide ? pick_ids<std::int64_t>(call, my_rank, num_counted, routing.ids)
+         : pick_ids<std::int32_t>(call, my_rank, num_counted, routing.ids);
   } else {
-    copy_ids<std::int64_t>(call, routing.ids);
+    wide ? copy_ids<std::int64_t>(call, num_counted, routing.ids)
+         : copy_ids<std::int32_t>(call, num_counted, routing.ids);
   }
-  std::fill(routing.ids.begin() + num_counted_tokens(call) * call.num_topk, routing.ids.end(), -1);
+  std::fill(routing.ids.begin() + num_counted * call.num_topk, routing.ids.end(), -1);
   routing.weights.clear();
   if (call.topk_weights.present()) {
     const auto* weights = static_cast<const float*>(call.topk_weights.data);
@@ -64,8 +98,10 @@ void plan_rows(const plan::RouteShape& shape, plan::AllCounts sources, const pla
 }
 
 void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::ExpertGroups& groups, std::size_t my_rank,
-            CpuRouting& routing) {
+            const std::int32_t* own_counts, CpuRouting& routing) {
   const bool by_rank = shape.by_rank();
+  routing.expert_rows.assign(groups.num_rows.begin(), groups.num_rows.end());
+  routing.own_expert_counts.assign(own_counts, own_counts + shape.num_experts);
   routing.local_expert.assign(shape.num_experts, -1);
   routing.local_expert_ids.clear();
   routing.num_rows_per_local_expert.clear();
@@ -81,6 +117,22 @@ void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::Ex
   set_views(call, routing);
 }
 
+void add_to_counters(const RouteCall& call, const CpuRouting& routing) {
+  const LoadCounters& counters = call.options.counters;
+  const auto self = [](std::size_t i) { return static_cast<std::int64_t>(i); };
+  const auto own = [&routing](std::size_t i) { return routing.own_expert_counts[i]; };
+  const std::vector<std::int32_t>& logical_of = call.placement->physical_to_logical;
+  add_counts(counters.physical, routing.own_expert_counts.size(), self, own);
+  add_counts(
+      counters.logical, routing.own_expert_counts.size(),
+      [&logical_of](std::size_t i) {
+        return logical_of.empty() ? static_cast<std::int64_t>(i) : std::int64_t{logical_of[i]};
+      },
+      own);
+  add_counts(counters.received, routing.num_rows_per_local_expert.size(), self,
+             [&routing](std::size_t i) { return routing.num_rows_per_local_expert[i]; });
+}
+
 void set_views(const RouteCall& call, CpuRouting& routing) {
   routing.num_recv_rows = call.options.max_recv_rows > 0 ? call.options.max_recv_rows : routing.num_used_rows;
   routing.num_used_rows_i32 = static_cast<std::int32_t>(routing.num_used_rows);
@@ -88,6 +140,7 @@ void set_views(const RouteCall& call, CpuRouting& routing) {
   routing.num_used_rows_view = ConstTensorView(&routing.num_used_rows_i32, DType::kInt32, {1});
   const auto num_local = static_cast<std::int64_t>(routing.local_expert_ids.size());
   routing.rows_per_expert_view = ConstTensorView(routing.num_rows_per_local_expert.data(), DType::kInt32, {num_local});
+  routing.expert_rows_view = ConstTensorView(routing.expert_rows.data(), DType::kInt64, {routing.num_experts});
   if (routing.layout != Layout::kTokens) {
     routing.row_offsets_view = ConstTensorView(routing.expert_row_offsets.data(), DType::kInt64, {num_local + 1});
   }

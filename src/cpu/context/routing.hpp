@@ -29,6 +29,8 @@ struct CpuRouting : RoutingState, LargeTables {
   std::vector<std::int64_t> num_tokens_of_rank;  ///< [R] T of each rank
   std::vector<std::int32_t> rank_counts;         ///< [R, R] tokens that each rank sends to each
   std::vector<std::int32_t> local_expert;        ///< [E] index among this rank's experts, -1 elsewhere
+  std::vector<std::int64_t> expert_rows;         ///< [E] rows of all ranks for each
+  std::vector<std::int32_t> own_expert_counts;   ///< [E] rows of this rank's tokens for each
 
   /// Destinations of a token.
   std::span<const plan::Destination> destinations_of(std::int64_t token) const {
@@ -56,8 +58,8 @@ struct CpuRouting : RoutingState, LargeTables {
 /// The options of a route on which rows depend.
 plan::RouteShape route_shape(const RouteCall& call, const Topology& topology);
 
-/// Copies the call's ids, weights and sizes.
-void copy_inputs(const RouteCall& call, CpuRouting& routing);
+/// Copies the call's ids, as the homes that this rank's tokens pick, its weights and sizes.
+void copy_inputs(const RouteCall& call, int my_rank, CpuRouting& routing);
 
 /// Plans this rank's tokens, whose ids are `ids`, and its rows from the counts of all ranks. Leaves source_table
 /// without tokens.
@@ -67,9 +69,12 @@ void plan_rows(const plan::RouteShape& shape, plan::AllCounts sources, const pla
 /// Points the views to the tables, whose sizes are known.
 void set_views(const RouteCall& call, CpuRouting& routing);
 
-/// Fills in this rank's experts and the views. To be called last.
+/// Fills in the experts and the views. To be called last. `own_counts` [E] are those of this rank's tokens.
 void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::ExpertGroups& groups, std::size_t my_rank,
-            CpuRouting& routing);
+            const std::int32_t* own_counts, CpuRouting& routing);
+
+/// Adds the counts of a route that is done to the call's counters.
+void add_to_counters(const RouteCall& call, const CpuRouting& routing);
 
 }  // namespace ferry::cpu
 

@@ -38,7 +38,7 @@ Status route(const RouteCall& call, const Context& context, CpuRouting& routing)
   if (!context.sync.broken().ok()) return context.sync.broken();
   call::NodesRouteCall nodes_call{call.record, route_shape(call, context.topology()), {}, call.options.max_recv_rows};
   if (call.record.code == ErrorCode::kOk) {
-    copy_inputs(call, routing);
+    copy_inputs(call, context.topology().rank, routing);
     nodes_call.ids = routing.ids;
   }
   StagingTables memory(context.staging);
@@ -47,8 +47,9 @@ Status route(const RouteCall& call, const Context& context, CpuRouting& routing)
   route.source_table = std::move(routing.source_table);
   if (Status status = call::route_nodes(context.sync, nodes_call, memory, route); !status.ok()) return status;
   const plan::ExpertGroups groups = std::move(route.groups);
+  const std::vector<std::int32_t> own_counts = std::move(route.own_expert_counts);
   adopt(std::move(route), routing);
-  finish(call, nodes_call.shape, groups, to_size(context.topology().rank), routing);
+  finish(call, nodes_call.shape, groups, to_size(context.topology().rank), own_counts.data(), routing);
   return {};
 }
 

@@ -9,7 +9,7 @@ Status route(const RouteCall& call, const Context& context, CpuRouting& routing)
   node::CallDescriptor descriptor;
   descriptor.record = call.record;
   if (call.record.code == ErrorCode::kOk) {
-    copy_inputs(call, routing);
+    copy_inputs(call, context.sync.rank(), routing);
     if (Status status = publish_tables(call, shape, routing, context, descriptor); !status.ok()) {
       descriptor.record.set_status(status);
     }

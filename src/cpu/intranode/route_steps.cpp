@@ -76,7 +76,7 @@ Status plan_from_tables(const RouteCall& call, const plan::RouteShape& shape, co
   if (Status status = plan::check_capacity(shape, peers.counts, groups); !status.ok()) return status;
   plan_rows(shape, peers.counts, groups, my_rank, ids, routing);
   read_sources(shape, peers, groups, my_rank, routing);
-  finish(call, shape, groups, my_rank, routing);
+  finish(call, shape, groups, my_rank, peers.counts[my_rank].expert_counts, routing);
   return {};
 }
 

@@ -52,7 +52,7 @@ class MaskedDispatch {
 };
 
 Status MaskedDispatch::publish(CallDescriptor& descriptor) {
-  copy_inputs(call_.route, routing_);
+  copy_inputs(call_.route, peers_.rank(), routing_);
   Status status = intranode::publish_tables(call_.route, shape_, routing_, context_, descriptor);
   if (!status.ok()) return status;
   const ConstRows& x = dispatch_.x;
@@ -116,6 +116,11 @@ Status MaskedDispatch::take_all() {
   if (!status.ok()) return status;
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
     if (!survivors_.include(rank)) routing_.num_rows_to_rank[to_size(rank)] = 0;
+  }
+  for (std::size_t expert = 0; expert < shape_.num_experts; ++expert) {
+    if (survivors_.include(static_cast<int>(shape_.owner(expert)))) continue;
+    routing_.expert_rows[expert] = 0;
+    routing_.own_expert_counts[expert] = 0;
   }
   write_source_ranges(routing_);
   return take_rows();

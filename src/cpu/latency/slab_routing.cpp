@@ -13,7 +13,7 @@ constexpr std::size_t kRangeValues = 2;
 std::shared_ptr<CpuRouting> begin_slab_routing(const LatencyDispatchCall& call, const Topology& topology,
                                                const std::shared_ptr<SpareTables>& spare_tables) {
   auto routing = std::make_shared<CpuRouting>(spare_tables);
-  copy_inputs(call.route, *routing);
+  copy_inputs(call.route, topology.rank, *routing);
   // Route sizes these vectors alike, and so leaves them where they are.
   const std::int64_t num_local = call.num_local_experts;
   const std::int64_t capacity = call.route.options.slab_capacity;
@@ -22,6 +22,7 @@ std::shared_ptr<CpuRouting> begin_slab_routing(const LatencyDispatchCall& call, 
     if (owners[expert] != topology.rank) continue;
     routing->local_expert_ids.push_back(static_cast<std::int32_t>(expert));
   }
+  routing->expert_rows.assign(owners.size(), 0);
   routing->num_rows_per_local_expert.assign(to_size(num_local), 0);
   for (std::int64_t local = 0; local <= num_local; ++local) routing->expert_row_offsets.push_back(local * capacity);
   routing->num_used_rows = num_local * capacity;

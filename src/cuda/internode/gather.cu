@@ -3,6 +3,7 @@
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/node_route_params.hpp"
+#include "cuda/intranode/pick.cuh"
 #include "cuda/sync/entry.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
@@ -38,11 +39,12 @@ __global__ void __launch_bounds__(kIdsThreads) ids_kernel(const __grid_constant_
   auto* sent = reinterpret_cast<std::int32_t*>(&header + 1);
   for (std::int64_t entry = threadIdx.x; entry < num_places; entry += kIdsThreads) {
     const std::int64_t id = entry < num_counted ? id_at(params, entry) : -1;
-    const bool bad = id < -1 || id >= params.num_experts;
-    if (bad) atomicMin(&first_bad, static_cast<unsigned>(entry));
-    sent[entry] = bad ? -1 : static_cast<std::int32_t>(id);
+    const int expert =
+        pick_expert(params.placement, params.num_experts, id, entry / params.blocks.num_topk, params.group_rank);
+    if (expert < 0 && id != -1) atomicMin(&first_bad, static_cast<unsigned>(entry));
+    sent[entry] = expert;
     if (entry >= num_entries) continue;
-    params.ids[entry] = id;
+    params.ids[entry] = expert < 0 ? id : expert;
     if (params.weights_in != nullptr) params.weights[entry] = params.weights_in[entry];
   }
   for (int node = static_cast<int>(threadIdx.x); node < params.num_nodes; node += kIdsThreads) {
@@ -56,6 +58,8 @@ __global__ void __launch_bounds__(kIdsThreads) ids_kernel(const __grid_constant_
   const unsigned bad_entry = first_bad;
   header.bad_entry = bad_entry == kNoBadEntry ? -1 : static_cast<std::int64_t>(bad_entry);
   header.bad_id = bad_entry == kNoBadEntry ? 0 : id_at(params, bad_entry);
+  note_bad_homes(params.placement, header.bad_entry, header.bad_id);
+  header.homes_hash = hash_of_homes(params.placement);
 }
 
 /// Where a rank of the node has the blocks of its rail. In shared memory, one per rank.

@@ -43,6 +43,7 @@ NodeRouteInput input_of(const KernelRoute& route) {
   input.slab_capacity = call.options.slab_capacity;
   input.max_recv_rows = call.options.max_recv_rows;
   input.latency = route.latency;
+  input.counters = counter_tables(call.options.counters);
   return input;
 }
 
@@ -56,6 +57,7 @@ void set_views(NodesRouting& routing, const Tables& tables, int num_ranks, bool 
   routing.num_used_rows_view = ConstTensorView(&nodes.summary->num_used_rows, DType::kInt32, {1});
   routing.rows_per_expert_view = ConstTensorView(nodes.rows_per_expert, DType::kInt32, {num_local});
   if (routing.layout != Layout::kTokens) {
+    routing.expert_rows_view = ConstTensorView(nodes.expert_rows, DType::kInt64, {routing.num_experts});
     routing.row_offsets_view = ConstTensorView(nodes.row_offsets, DType::kInt64, {num_local + 1});
   }
   routing.source = ConstTensorView(nodes.source, DType::kInt32, {routing.num_recv_rows, 2});
@@ -98,8 +100,12 @@ Result<NodeRouteInput> begin_routing(Context& context, Placements& placements, c
   const Parts& parts = context.parts();
   const Topology& topology = parts.sync->topology();
   const RouteCall& call = route.call;
-  Result<std::shared_ptr<const Placement>> placement = placements.find(call.placement->expert_to_rank);
+  Result<std::shared_ptr<const Placement>> placement = placements.find(call.placement);
   if (!placement.ok()) return placement.status();
+  Result<BuiltHomes> homes =
+      prepare_homes(call, *parts.memory, {topology.rank, topology.ranks_per_node, (*placement)->tables.owner});
+  if (!homes.ok()) return homes.status();
+  routing.homes = std::move(*homes);
   routing.placement = *placement;
   routing.local_expert_ids = (*placement)->local_expert_ids;
   routing.num_tokens = call.num_tokens;
@@ -119,6 +125,10 @@ Result<NodeRouteInput> begin_routing(Context& context, Placements& placements, c
   const Tables tables = Tables::at(memory->get(), shape, route.latency);
   set_views(routing, tables, topology.num_ranks, weights);
   input.placement = routing.placement->tables;
+  if (routing.homes.present()) {
+    input.placement.homes = routing.homes.tables();
+    input.homes = routing.homes.params;
+  }
   input.tables = tables.nodes;
   input.source_ranges = tables.source_ranges;
   routing.routed = bounded_tokens(topology, input, routing.num_recv_rows);

@@ -2,6 +2,8 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/node_route_count.cuh"
+#include "cuda/intranode/counters.cuh"
+#include "cuda/intranode/pick.cuh"
 #include "cuda/sync/entry.cuh"
 #include "cuda/sync/shared_memory.cuh"
 #include "plan/slots.hpp"
@@ -39,7 +41,8 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   const int num_ranks = params.num_ranks;
   const int end_runs = params.num_runs() * num_ranks;
   const int end_experts = end_runs + (params.by_token() ? params.num_local_experts * num_ranks : 0);
-  const int end_in = end_experts + num_ranks;
+  const int end_own = end_experts + (params.counts_own() ? params.num_experts : 0);
+  const int end_in = end_own + num_ranks;
   const int end_out = end_in + params.num_nodes();
   const int num_warps = static_cast<int>(gridDim.x) * kWarps;
   for (int task = static_cast<int>(blockIdx.x) * kWarps + warp_idx(); task < end_out; task += num_warps) {
@@ -47,8 +50,10 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
       count_run(params, task / num_ranks, task % num_ranks);
     } else if (task < end_experts) {
       count_expert(params, (task - end_runs) / num_ranks, (task - end_runs) % num_ranks);
+    } else if (task < end_own) {
+      count_own(params, task - end_experts);
     } else if (task < end_in) {
-      number_items_in(params, task - end_experts);
+      number_items_in(params, task - end_own);
     } else {
       number_items_out(params, task - end_in);
     }
@@ -58,6 +63,7 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 /// Shared memory of the kernel that sums, followed by [runs] rows of each run.
 struct SumShared {
   unsigned first_bad_rank;
+  unsigned first_other_rank;
   unsigned first_full_expert;
   unsigned first_full_rank;
   std::int64_t num_rows_here;  ///< used rows of this rank
@@ -101,12 +107,14 @@ __device__ void refuse(const NodeRouteParams& params, const SumShared& shared, c
   if (shared.first_bad_rank != kNone) {
     const auto rank = static_cast<int>(shared.first_bad_rank);
     const IdsHeader& header = *RankIds(params, rank).header;
-    summary.fault = static_cast<std::int32_t>(Fault::kBadId);
-    summary.fault_rank = rank;
-    summary.fault_row = header.bad_entry / params.num_topk;
-    summary.fault_column = header.bad_entry % params.num_topk;
-    summary.fault_value = header.bad_id;
-    summary.fault_limit = params.num_experts - 1;
+    report_bad_input(summary, {rank, header.bad_entry, header.bad_id}, params.num_topk, params.placement,
+                     params.num_experts);
+  } else if (shared.first_other_rank != kNone) {
+    summary.fault = static_cast<std::int32_t>(Fault::kOtherHomes);
+    summary.fault_rank = shared.first_other_rank;
+    summary.fault_row = 0;
+    summary.fault_value = 0;
+    summary.fault_limit = 0;
   } else if (shared.first_full_expert != kNone) {
     const unsigned expert = shared.first_full_expert;
     summary.fault = static_cast<std::int32_t>(Fault::kSlabCapacity);
@@ -213,10 +221,14 @@ __global__ void __launch_bounds__(kSumThreads, 1) sum_kernel(const __grid_consta
   }
   auto& shared = *reinterpret_cast<SumShared*>(dynamic_shared());
   auto* const run_rows = reinterpret_cast<std::int32_t*>(&shared + 1);
-  if (thread == 0) shared = {kNone, kNone, kNone, 0};
+  if (thread == 0) shared = {kNone, kNone, kNone, kNone, 0};
   __syncthreads();
   for (int rank = thread; rank < params.num_ranks; rank += kSumThreads) {
-    if (RankIds(params, rank).header->bad_entry >= 0) atomicMin(&shared.first_bad_rank, static_cast<unsigned>(rank));
+    const IdsHeader& header = *RankIds(params, rank).header;
+    if (header.bad_entry >= 0) atomicMin(&shared.first_bad_rank, static_cast<unsigned>(rank));
+    if (header.homes_hash != RankIds(params, 0).header->homes_hash) {
+      atomicMin(&shared.first_other_rank, static_cast<unsigned>(rank));
+    }
   }
   for (int run = thread; run < params.num_runs(); run += kSumThreads) {
     std::int64_t rows = 0;
@@ -235,14 +247,24 @@ __global__ void __launch_bounds__(kSumThreads, 1) sum_kernel(const __grid_consta
     }
   }
   __syncthreads();
-  if ((shared.first_bad_rank & shared.first_full_expert & shared.first_full_rank) != kNone) {
+  if ((shared.first_bad_rank & shared.first_other_rank & shared.first_full_expert & shared.first_full_rank) != kNone) {
     if (thread != 0) return;
     refuse(params, shared, run_rows);
     if (params.host.result != nullptr) store_release_system(&params.host.result->state, 2);
     return;
   }
   write_counts(params);
+  if (!params.by_token()) {
+    for (int run = thread; run < params.num_runs(); run += kSumThreads) params.tables.expert_rows[run] = run_rows[run];
+  }
   __syncthreads();
+  add_to_counters(
+      params.counters, params.placement, params.num_experts, params.num_local_experts,
+      [&params](int expert) {
+        return params.by_token() ? params.scratch.own_counts[expert]
+                                 : static_cast<std::int32_t>(count_of(params, expert, params.group_rank));
+      },
+      [&params](int local) { return params.tables.rows_per_expert[local]; });
   if (thread != 0) return;
   RouteSummary& summary = *params.tables.summary;
   summary.num_used_rows = static_cast<std::int32_t>(shared.num_rows_here);

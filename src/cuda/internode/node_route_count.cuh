@@ -78,16 +78,25 @@ __device__ inline void count_run(const NodeRouteParams& params, int run, int ran
 }
 
 /// In kTokens, where rows of experts are only counted.
-__device__ inline void count_expert(const NodeRouteParams& params, int local, int rank) {
-  const int wanted = params.placement.by_owner[params.placement.first_of_rank[params.group_rank] + local];
+__device__ inline int count_tokens_of(const NodeRouteParams& params, int wanted, int rank) {
   const RankIds source(params, rank);
-  const int count = number_tokens(
+  return number_tokens(
       source.num_tokens(params),
       [&](std::int64_t token) {
         return has_expert(params, source, token, [wanted](int expert) { return expert == wanted; });
       },
       [](std::int64_t, int) {});
+}
+
+__device__ inline void count_expert(const NodeRouteParams& params, int local, int rank) {
+  const int wanted = params.placement.by_owner[params.placement.first_of_rank[params.group_rank] + local];
+  const int count = count_tokens_of(params, wanted, rank);
   if (lane_idx() == 0) params.scratch.expert_counts[local * params.num_ranks + rank] = count;
+}
+
+__device__ inline void count_own(const NodeRouteParams& params, int expert) {
+  const int count = count_tokens_of(params, expert, params.group_rank);
+  if (lane_idx() == 0) params.scratch.own_counts[expert] = count;
 }
 
 __device__ inline bool goes_to(const NodeRouteParams& params, const RankIds& source, std::int64_t token, int node) {

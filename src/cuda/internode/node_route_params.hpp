@@ -33,6 +33,7 @@ struct alignas(16) IdsHeader {
   std::int64_t max_recv_rows;  ///< 0: not bounded
   std::int64_t bad_entry;      ///< index in [T, K] of the first id that is no expert, -1: all are good
   std::int64_t bad_id;
+  std::uint64_t homes_hash;  ///< of a placement that only GPUs know, else 0
 };
 
 /// What a rank tells all others: a header and [max_tokens, K] i32, -1 where there is no expert.
@@ -59,6 +60,8 @@ struct IdsParams {
   const std::int32_t* num_tokens_view = nullptr;
   std::int64_t num_tokens = 0;  ///< T
   int num_experts = 0;
+  PlacementTables placement;
+  int group_rank = 0;
   std::int64_t max_recv_rows = 0;
   int node = 0;
   int num_nodes = 1;
@@ -85,6 +88,7 @@ struct NodeRouteScratch {
   std::int32_t* run_counts = nullptr;     ///< [runs, R] rows of a run that come from a source
   std::int32_t* run_first = nullptr;      ///< [runs, R] the first of them
   std::int32_t* expert_counts = nullptr;  ///< [L, R] in kTokens
+  std::int32_t* own_counts = nullptr;     ///< [E] of this rank's tokens, in kTokens, where somebody counts
   std::int32_t* node_items = nullptr;     ///< [R, max_tokens] position among the source's items for this node, or -1
   std::int32_t* items_in = nullptr;       ///< [R] number of those
   std::int32_t* items_out = nullptr;      ///< [nodes] number of this rank's items for each node
@@ -107,12 +111,17 @@ struct NodeRouteParams {
   std::int64_t slab_capacity = 0;
   bool latency = false;  ///< a refusal is one of latency_dispatch
   PlacementTables placement;
+  CounterTables counters;
   NodeRouteScratch scratch;
   NodeTables tables;
   std::int32_t* source_ranges = nullptr;  ///< [L, R, 2] number of rows, first row; or null
   RouteResultTables host;
   int num_blocks = 1;
 
+  /// Whether experts are counted that rows are not placed by.
+  FERRY_HOST_DEVICE bool counts_own() const {
+    return by_token() && (counters.logical.data != nullptr || counters.physical.data != nullptr);
+  }
   FERRY_HOST_DEVICE bool by_token() const { return layout == Layout::kTokens; }
   FERRY_HOST_DEVICE int num_runs() const { return by_token() ? num_ranks : num_experts; }
   FERRY_HOST_DEVICE int num_nodes() const { return num_ranks / ranks_per_node; }

@@ -21,6 +21,7 @@ NodeTables::Shape bounded_tables(const Topology& topology, const NodeRouteInput&
   shape.num_nodes = num_nodes;
   shape.num_tokens = to_size(input.num_tokens);
   shape.num_topk = static_cast<std::size_t>(input.num_topk);
+  shape.num_experts = to_size(input.num_experts);
   shape.num_local_experts = to_size(input.num_local_experts);
   shape.num_items_out = num_nodes * to_size(input.num_tokens);
   shape.num_items_in = num_nodes * to_size(input.max_tokens);
@@ -65,6 +66,7 @@ NodeRouteStaging NodeRouteStaging::at(std::byte* base, const Topology& topology,
   scratch.run_counts = carver.take<std::int32_t>(num_runs * num_ranks);
   scratch.run_first = carver.take<std::int32_t>(num_runs * num_ranks);
   scratch.expert_counts = carver.take<std::int32_t>(by_token ? to_size(input.num_local_experts) * num_ranks : 0);
+  scratch.own_counts = carver.take<std::int32_t>(by_token ? to_size(input.num_experts) : 0);
   scratch.node_items = carver.take<std::int32_t>(num_tokens);
   scratch.items_in = carver.take<std::int32_t>(num_ranks);
   scratch.items_out = carver.take<std::int32_t>(num_nodes);
@@ -78,6 +80,7 @@ NodeRouteSteps node_route_steps(const NodePlace& place, const Topology& topology
   const IdsBlocks ids_blocks = blocks_of(input);
   const RouteSummary* const gate = &place.rails.state->gate;
   NodeRouteSteps steps;
+  steps.homes = input.homes;
   IdsParams& ids = steps.ids;
   ids.blocks = ids_blocks;
   ids.topk_idx = input.topk_idx;
@@ -85,6 +88,8 @@ NodeRouteSteps node_route_steps(const NodePlace& place, const Topology& topology
   ids.num_tokens_view = input.num_tokens_view;
   ids.num_tokens = input.num_tokens;
   ids.num_experts = input.num_experts;
+  ids.placement = input.placement;
+  ids.group_rank = place.group_rank;
   ids.max_recv_rows = input.max_recv_rows;
   ids.node = place.rails.node;
   ids.num_nodes = place.rails.num_nodes;
@@ -129,6 +134,7 @@ NodeRouteSteps node_route_steps(const NodePlace& place, const Topology& topology
   route.slab_capacity = input.slab_capacity;
   route.latency = input.latency;
   route.placement = input.placement;
+  route.counters = input.counters;
   route.scratch = staging.scratch;
   route.tables = input.tables;
   route.source_ranges = input.source_ranges;
@@ -139,7 +145,8 @@ NodeRouteSteps node_route_steps(const NodePlace& place, const Topology& topology
 }
 
 cudaError_t launch(const NodeRouteSteps& steps, cudaStream_t stream) {
-  cudaError_t error = launch_ids(steps.ids, stream);
+  cudaError_t error = steps.homes.ranges != nullptr ? launch_homes(steps.homes, stream) : cudaSuccess;
+  if (error == cudaSuccess) error = launch_ids(steps.ids, stream);
   if (error == cudaSuccess) error = launch_rail_exchange(steps.exchange, stream);
   if (error == cudaSuccess) error = launch_gather(steps.gather, stream);
   if (error == cudaSuccess) error = launch_node_route(steps.route, stream);

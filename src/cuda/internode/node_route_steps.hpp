@@ -10,6 +10,7 @@
 
 #include "cuda/internode/node_route_params.hpp"
 #include "cuda/internode/steps.hpp"
+#include "cuda/intranode/homes.hpp"
 
 namespace ferry::cuda {
 
@@ -31,6 +32,8 @@ struct NodeRouteInput {
   std::int64_t max_recv_rows = 0;  ///< 0: not bounded
   bool latency = false;
   PlacementTables placement;
+  HomesParams homes;  ///< of a placement that only the GPU knows; ranges is null: there is none
+  CounterTables counters;
   NodeTables tables;
   std::int32_t* source_ranges = nullptr;  ///< [L, R, 2] or null
   RouteResultTables host;
@@ -55,6 +58,7 @@ struct NodeRouteStaging {
 };
 
 struct NodeRouteSteps {
+  HomesParams homes;
   IdsParams ids;
   ExchangeParams exchange;  ///< begins the call
   GatherParams gather;

@@ -154,6 +154,8 @@ NodeTables NodeTables::at(std::byte* base, const Shape& shape) {
   tables.ids = carver.take<std::int64_t>(shape.num_tokens * shape.num_topk);
   tables.rows_per_expert = carver.take<std::int32_t>(shape.num_local_experts);
   tables.row_offsets = carver.take<std::int64_t>(shape.num_local_experts + 1);
+  tables.expert_rows = carver.take<std::int64_t>(shape.num_experts);
+  tables.own_counts = carver.take<std::int32_t>(shape.num_experts);
   tables.rank_base = carver.take<std::int32_t>(shape.num_ranks);
   tables.source_base = carver.take<std::int32_t>(shape.num_ranks + 1);
   tables.rank_counts = carver.take<std::int32_t>(shape.num_ranks * shape.num_ranks);
@@ -182,6 +184,7 @@ NodeTables::Shape shape_of(const NodeTablesInput& input) {
   shape.num_nodes = to_size(input.topology.num_nodes());
   shape.num_topk = input.shape.num_topk;
   shape.num_tokens = input.ids.size() / shape.num_topk;
+  shape.num_experts = input.shape.num_experts;
   shape.num_local_experts = input.experts.ids.size();
   for (int node = 0; node < input.topology.num_nodes(); ++node) {
     shape.num_items_out += to_size(input.route.outgoing[to_size(node)].num_items());
@@ -208,6 +211,8 @@ void fill(const NodeTablesInput& input, std::byte* base) {
   std::ranges::copy(input.ids, tables.ids);
   std::ranges::copy(input.experts.num_rows, tables.rows_per_expert);
   std::ranges::copy(input.experts.row_offsets, tables.row_offsets);
+  std::ranges::copy(input.route.groups.num_rows, tables.expert_rows);
+  std::ranges::copy(input.route.own_expert_counts, tables.own_counts);
 }
 
 }  // namespace ferry::cuda

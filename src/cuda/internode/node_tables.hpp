@@ -24,6 +24,7 @@ struct NodeTables {
     std::size_t num_nodes = 1;
     std::size_t num_tokens = 0;
     std::size_t num_topk = 0;
+    std::size_t num_experts = 0;
     std::size_t num_local_experts = 0;
     std::size_t num_items_out = 0;
     std::size_t num_items_in = 0;
@@ -49,6 +50,8 @@ struct NodeTables {
   std::int64_t* ids = nullptr;              ///< [T, K]
   std::int32_t* rows_per_expert = nullptr;  ///< [L]
   std::int64_t* row_offsets = nullptr;      ///< [L + 1]
+  std::int64_t* expert_rows = nullptr;      ///< [E] rows of all ranks; not where kernels route in kTokens
+  std::int32_t* own_counts = nullptr;       ///< [E] rows of this rank's tokens; only where hosts route
   // For tables by channel; token rows are counted for each rank from 0.
   std::int32_t* rank_base = nullptr;       ///< [R] zeros
   std::int32_t* source_base = nullptr;     ///< [R + 1] first row of each source, of kTokens

@@ -74,6 +74,7 @@ class Router {
   Status await_idle(cudaStream_t stream, const HostResult& host);
   Status fetch_ids(cudaStream_t stream, const HostResult& host);
   Status check_ids() const;
+  void pick_homes();
   Status upload(std::span<const std::byte> tables, std::byte* to);
   std::size_t num_entries() const { return to_size(call_.num_tokens * call_.num_topk); }
 
@@ -97,7 +98,7 @@ plan::RouteShape Router::shape() const {
 }
 
 Status Router::prepare(Placements& placements) {
-  Result<std::shared_ptr<const Placement>> placement = placements.find(call_.placement->expert_to_rank);
+  Result<std::shared_ptr<const Placement>> placement = placements.find(call_.placement);
   if (!placement.ok()) return placement.status();
   state_->placement = *placement;
   ids_.resize(num_entries());
@@ -152,18 +153,33 @@ Status Router::await_ids(const Launch& launch, const RouteReport& report) {
 }
 
 Status Router::check_ids() const {
-  const auto bad =
-      std::ranges::find_if(ids_, [this](std::int64_t id) { return id < -1 || id >= call_.options.num_experts; });
+  const std::int64_t num_named = call_.placement->num_logical_experts;
+  const auto bad = std::ranges::find_if(ids_, [num_named](std::int64_t id) { return id < -1 || id >= num_named; });
   if (bad == ids_.end()) return {};
   const std::int64_t at = bad - ids_.begin();
   return Status(ErrorCode::kInvalidArgument,
                 fmt::format("route: topk_idx[{}, {}] is {}, expected -1 (no expert) or an expert from 0 to {}",
-                            at / call_.num_topk, at % call_.num_topk, *bad, call_.options.num_experts - 1));
+                            at / call_.num_topk, at % call_.num_topk, *bad, num_named - 1));
+}
+
+/// Turns the ids, which are good, into those of the homes that the tokens pick.
+void Router::pick_homes() {
+  const plan::HomeTable& homes = call_.placement->homes;
+  if (!homes.present()) return;
+  for (std::size_t entry = 0; entry < ids_.size(); ++entry) {
+    std::int64_t& id = ids_[entry];
+    const auto token = static_cast<std::int64_t>(entry) / call_.num_topk;
+    if (id >= 0) id = homes.pick(to_size(id), token, parts_.sync->topology().rank);
+  }
 }
 
 Status Router::exchange() {
   call::NodesRouteCall call{call_.record, shape(), ids_, call_.options.max_recv_rows};
-  if (Status status = check_ids(); !status.ok()) call.record.set_status(status);
+  if (Status status = check_ids(); !status.ok()) {
+    call.record.set_status(status);
+  } else {
+    pick_homes();
+  }
   return call::route_nodes(*parts_.sync, call, scratch_.tables, route_);
 }
 
@@ -235,6 +251,7 @@ Status Router::finish(cudaStream_t stream) {
   const auto num_local = static_cast<std::int64_t>(experts.ids.size());
   state.num_used_rows_view = ConstTensorView(&on_device.summary->num_used_rows, DType::kInt32, {1});
   state.rows_per_expert_view = ConstTensorView(on_device.rows_per_expert, DType::kInt32, {num_local});
+  state.expert_rows_view = ConstTensorView(on_device.expert_rows, DType::kInt64, {state.num_experts});
   if (state.layout != Layout::kTokens) {
     state.row_offsets_view = ConstTensorView(on_device.row_offsets, DType::kInt64, {num_local + 1});
   }
@@ -244,7 +261,15 @@ Status Router::finish(cudaStream_t stream) {
   if (call_.topk_weights.present()) {
     state.topk_weights = ConstTensorView(on_device.weights, DType::kFloat32, {state.num_tokens, state.num_topk});
   }
-  return {};
+  const LoadCounters& counters = call_.options.counters;
+  if (!counters.logical.present() && !counters.physical.present() && !counters.received.present()) return {};
+  const CountersParams params{.counters = counter_tables(counters),
+                              .placement = state.placement->tables,
+                              .num_experts = static_cast<int>(state.num_experts),
+                              .num_local_experts = static_cast<int>(num_local),
+                              .own_counts = on_device.own_counts,
+                              .rows_per_expert = on_device.rows_per_expert};
+  return runtime_status(launch_counters(params, stream), "route: adding to counters");
 }
 
 Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placements, CallScratch& scratch,
@@ -257,6 +282,11 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placemen
     status = Status(ErrorCode::kInvalidArgument,
                     "route: the stream is being captured, and the hosts must wait for the counts; give max_tokens and "
                     "max_recv_rows, or max_tokens and layout kSlab, or route before the capture");
+  }
+  if (status.ok() && call.options.max_tokens == 0 && call.placement->on_device) {
+    status = Status(ErrorCode::kInvalidArgument,
+                    "route: placement: physical_to_logical_view is given over several nodes without max_tokens, and "
+                    "hosts cannot read it; give max_tokens, and max_recv_rows or layout kSlab, or physical_to_logical");
   }
   if (status.ok()) status = check_route_memory(call, *parts.arena);
   if (status.ok() && call.options.max_tokens > 0) return bounded_route(context, placements, call, *captured);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/intranode/pick.cuh"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/sync/rank_sync.cuh"
 
@@ -43,11 +44,8 @@ __device__ inline Entry load_entry(const RouteParams& params, std::int64_t first
   if (entry.exists) {
     const std::int64_t at = entry.token * params.num_topk + entry.topk;
     const std::int64_t id = load_id(params, at);
-    if (id >= -1 && id < params.num_experts) {
-      entry.expert = static_cast<int>(id);
-    } else {
-      entry.bad = true;
-    }
+    entry.expert = pick_expert(params.placement, params.num_experts, id, entry.token, params.ranks.rank);
+    entry.bad = entry.expert < 0 && id != -1;
     if (entry.expert >= 0) entry.owner = params.placement.owner[entry.expert];
   }
   // Keys name the token within the warp and the run; lanes without an expert get keys of their own.

@@ -4,6 +4,7 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/count.cuh"
+#include "cuda/intranode/counters.cuh"
 #include "cuda/intranode/exchange_groups.cuh"
 #include "cuda/intranode/exchange_report.cuh"
 #include "cuda/sync/kernel_order.cuh"
@@ -16,6 +17,16 @@ using namespace device;
 /// The host's deadline runs from here. One thread; a store that nothing waits for.
 __device__ void report_started(const RouteParams& params) {
   if (params.host.result != nullptr) store_relaxed_system(&params.host.result->started, 1);
+}
+
+/// The barriers since the counts were summed have made them known to all threads.
+__device__ void add_counts(const RouteParams& params, const Scratch& scratch) {
+  const auto* const counts = reinterpret_cast<const std::int32_t*>(scratch.totals) +
+                             plan::CountColumns::of(params.ranks.num_ranks, params.num_experts).first_expert;
+  add_to_counters(
+      params.counters, params.placement, params.num_experts, params.num_local_experts,
+      [counts](int expert) { return counts[expert]; },
+      [&params](int local) { return params.tables.rows_per_expert[local]; });
 }
 
 /// Ends a call that all ranks refuse: those that made another one wait for `done`.
@@ -78,7 +89,10 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   __syncthreads();
   const Verdict verdict = shared.verdict;
   report_verdict(params, posted, scratch, verdict, shared.num_token_rows, epoch);
-  if (verdict.valid) return;  // the last step ends the call
+  if (verdict.valid) {  // the last step ends the call
+    add_counts(params, scratch);
+    return;
+  }
   if (!verdict.go) {
     end_refused(ranks, epoch);
   } else if (thread == 0) {

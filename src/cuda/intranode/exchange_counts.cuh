@@ -41,6 +41,8 @@ __device__ inline void make_header(const RouteParams& params, Shared& shared, st
   header.num_tokens = params.num_tokens;
   header.bad_entry = bad ? static_cast<std::int64_t>(shared.bad_entry) : -1;
   header.bad_id = bad ? load_id(params, static_cast<std::int64_t>(shared.bad_entry)) : 0;
+  note_bad_homes(params.placement, header.bad_entry, header.bad_id);
+  header.homes_hash = hash_of_homes(params.placement);
   header.repeats = counted && shared.repeats != 0 ? 1 : 0;
   header.source_offset = params.source_offset;
   header.source_rows = params.source_rows;

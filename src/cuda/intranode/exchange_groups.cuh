@@ -88,15 +88,16 @@ __device__ inline void store_rows_of_expert(const RouteParams& params, int local
   if (params.host.result != nullptr) params.host.rows_per_expert[local_expert] = static_cast<std::int32_t>(rows);
 }
 
-/// Layout kTokens: rows of this rank's experts. All threads.
+/// Layout kTokens: rows of all experts, this rank's for the Routing. All threads.
 __device__ inline void count_expert_rows(const RouteParams& params, const Posted& posted, const Scratch& scratch) {
-  const std::int32_t* const first_of_rank = scratch.first_of_rank + params.ranks.rank;
-  const int num_local = first_of_rank[1] - first_of_rank[0];
-  for (int local = static_cast<int>(threadIdx.x); local < num_local; local += kExchangeThreads) {
+  const int first_local = scratch.first_of_rank[params.ranks.rank];
+  const int end_local = scratch.first_of_rank[params.ranks.rank + 1];
+  for (int at = static_cast<int>(threadIdx.x); at < params.num_experts; at += kExchangeThreads) {
+    const int expert = scratch.by_owner[at];
     std::int64_t rows = 0;
-    posted.for_each_source(posted.first_expert + scratch.by_owner[first_of_rank[0] + local], true,
-                           [&rows](int, std::int32_t count) { rows += count; });
-    store_rows_of_expert(params, local, rows);
+    posted.for_each_source(posted.first_expert + expert, true, [&rows](int, std::int32_t count) { rows += count; });
+    params.tables.expert_rows[expert] = rows;
+    if (at >= first_local && at < end_local) store_rows_of_expert(params, at - first_local, rows);
   }
 }
 
@@ -125,6 +126,7 @@ __device__ inline void place_groups(const RouteParams& params, const Posted& pos
     if (slab && rows > params.slab_capacity) {
       atomicMin(&shared.first_full_expert, static_cast<unsigned long long>(expert));
     }
+    if (exists) params.tables.expert_rows[expert] = rows;
     if (owner == me) store_rows_of_expert(params, at - scratch.first_of_rank[me], rows);
     std::int64_t group_rows = 0;
     if (exists) group_rows = slab ? params.slab_capacity : plan::aligned_group_rows(rows, params.expert_alignment);

@@ -20,26 +20,34 @@ __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratc
   bool repeats = false;
   unsigned first_bad = num_ranks;
   unsigned first_full = num_ranks;
+  unsigned first_other = num_ranks;
   for (unsigned rank = static_cast<unsigned>(lane_idx()); rank < num_ranks; rank += kWarpLanes) {
     const CountsHeader& header = scratch.headers[rank];
     equal = equal && header.epoch == epoch && header.agreement == params.agreement;
     repeats = repeats || header.repeats != 0;
     if (header.bad_entry >= 0 && rank < first_bad) first_bad = rank;
+    if (header.homes_hash != scratch.headers[0].homes_hash && rank < first_other) first_other = rank;
     if (scratch.rank_rows[rank] > plan::row_limit(header.max_recv_rows) && rank < first_full) first_full = rank;
   }
   equal = __all_sync(0xFFFFFFFFU, equal) != 0;
   first_bad = __reduce_min_sync(0xFFFFFFFFU, first_bad);
   first_full = __reduce_min_sync(0xFFFFFFFFU, first_full);
+  first_other = __reduce_min_sync(0xFFFFFFFFU, first_other);
   Verdict verdict;
   verdict.repeats = __any_sync(0xFFFFFFFFU, repeats) != 0;
-  verdict.go = equal && first_bad == num_ranks;
+  const bool good_inputs = first_bad == num_ranks;
+  verdict.go = equal && good_inputs && first_other == num_ranks;
   const bool slabs_fit = shared.first_full_expert == kNoExpert;
   verdict.valid = verdict.go && slabs_fit && first_full == num_ranks;
-  verdict.fault = !equal        ? Fault::kDisagreement
-                  : !verdict.go ? Fault::kBadId
-                  : !slabs_fit  ? Fault::kSlabCapacity
-                                : Fault::kRowCapacity;
-  verdict.at = !verdict.go ? first_bad : !slabs_fit ? static_cast<std::int64_t>(shared.first_full_expert) : first_full;
+  verdict.fault = !equal         ? Fault::kDisagreement
+                  : !good_inputs ? Fault::kBadId
+                  : !verdict.go  ? Fault::kOtherHomes
+                  : !slabs_fit   ? Fault::kSlabCapacity
+                                 : Fault::kRowCapacity;
+  verdict.at = !good_inputs  ? first_bad
+               : !verdict.go ? first_other
+               : !slabs_fit  ? static_cast<std::int64_t>(shared.first_full_expert)
+                             : first_full;
   return verdict;
 }
 
@@ -53,11 +61,10 @@ __device__ inline void report_fault(const RouteParams& params, const Posted& pos
   summary.fault_column = 0;
   if (verdict.fault == Fault::kBadId) {
     const CountsHeader& header = scratch.headers[at];
+    report_bad_input(summary, {at, header.bad_entry, header.bad_id}, params.num_topk, params.placement,
+                     params.num_experts);
+  } else if (verdict.fault == Fault::kOtherHomes) {
     summary.fault_rank = at;
-    summary.fault_row = header.bad_entry / params.num_topk;
-    summary.fault_column = header.bad_entry % params.num_topk;
-    summary.fault_value = header.bad_id;
-    summary.fault_limit = params.num_experts - 1;
   } else if (verdict.fault == Fault::kSlabCapacity) {
     summary.fault_rank = scratch.owner[at];
     summary.fault_row = at;

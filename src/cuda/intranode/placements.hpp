@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/expert_placement.hpp"
 #include "cuda/driver/own_stream.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/memory/table_memory.hpp"
@@ -15,7 +16,7 @@ namespace ferry::cuda {
 
 /// One placement, on the host and on the device.
 struct Placement {
-  std::vector<std::int32_t> expert_to_rank;
+  std::shared_ptr<const ExpertPlacement> made_of;
   std::vector<std::int32_t> local_expert_ids;  ///< of this rank
   PlacementTables tables;
   std::shared_ptr<std::byte> memory;
@@ -27,10 +28,10 @@ class Placements {
       : memory_(std::move(memory)), stream_(std::move(stream)), rank_(rank), num_ranks_(num_ranks) {}
 
   /// Uploads and waits for that when the placement is new.
-  Result<std::shared_ptr<const Placement>> find(const std::vector<std::int32_t>& expert_to_rank);
+  Result<std::shared_ptr<const Placement>> find(const std::shared_ptr<const ExpertPlacement>& placement);
 
  private:
-  Result<std::shared_ptr<const Placement>> upload(const std::vector<std::int32_t>& expert_to_rank);
+  Result<std::shared_ptr<const Placement>> upload(const std::shared_ptr<const ExpertPlacement>& made_of);
 
   std::shared_ptr<TableMemory> memory_;
   std::shared_ptr<OwnStream> stream_;

@@ -77,12 +77,16 @@ Status RouteBuilder::prepare(RouteHistory& history, std::size_t shared_limit) {
                     "ranks and experts fit {} bytes of shared memory on this GPU",
                     call_.options.num_experts, kMaxExperts, ranks_.num_ranks, shared_limit));
   }
-  Result<std::shared_ptr<const Placement>> placement = history.placements.find(call_.placement->expert_to_rank);
+  Result<std::shared_ptr<const Placement>> placement = history.placements.find(call_.placement);
   if (!placement.ok()) return placement.status();
   const std::int64_t num_tokens = call_.num_tokens;
   const RouteBlocks blocks = RouteBlocks::of(num_tokens);
 
   CudaRouting& state = *state_;
+  Result<BuiltHomes> homes =
+      prepare_homes(call_, *memory_, {ranks_.rank, ranks_.num_ranks, (*placement)->tables.owner});
+  if (!homes.ok()) return homes.status();
+  state.homes = std::move(*homes);
   state.placement = *placement;
   state.local_expert_ids = state.placement->local_expert_ids;
   state.num_tokens = num_tokens;
@@ -177,10 +181,13 @@ cudaError_t RouteBuilder::launch_steps(const Launch& launch, const Parts& parts)
   params.max_blocks =
       most_blocks(call_.options.num_sms, {.num_sms = parts.num_sms, .num_ranks = parts.ranks.num_ranks});
   params.placement = state_->placement->tables;
+  if (state_->homes.present()) params.placement.homes = state_->homes.tables();
   params.tables = state_->tables;
+  params.counters = counter_tables(call_.options.counters);
   params.source_offset = source_offset();
   params.source_rows = source_rows_;
-  const cudaError_t error = launch_exchange(params, launch.stream);
+  cudaError_t error = state_->homes.launch(launch.stream);
+  if (error == cudaSuccess) error = launch_exchange(params, launch.stream);
   return error == cudaSuccess ? launch_place_step(launch, parts, false) : error;
 }
 
@@ -203,6 +210,7 @@ std::shared_ptr<CudaRouting> RouteBuilder::finish() {
   const auto num_local = static_cast<std::int64_t>(state.local_expert_ids.size());
   state.num_used_rows_view = ConstTensorView(&state.tables.summary->num_used_rows, DType::kInt32, {1});
   state.rows_per_expert_view = ConstTensorView(state.tables.rows_per_expert, DType::kInt32, {num_local});
+  state.expert_rows_view = ConstTensorView(state.tables.expert_rows, DType::kInt64, {state.num_experts});
   if (state.layout != Layout::kTokens) {
     state.row_offsets_view = ConstTensorView(state.tables.row_offsets, DType::kInt64, {num_local + 1});
   }

@@ -5,11 +5,32 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/intranode/counter_tables.hpp"
 #include "cuda/intranode/routing_tables.hpp"
 #include "cuda/sync/rank_params.hpp"
 #include "ferry/routing.hpp"
+#include "plan/replicas.hpp"
 
 namespace ferry::cuda {
+
+/// What a kernel has found of a placement that only the GPU knows.
+struct HomesCheck {
+  std::uint64_t hash;      ///< of the table; equal tables have equal ones
+  std::int64_t bad_entry;  ///< what stands for a bad id in headers, below; -1: the table is good
+  std::int64_t bad_value;  ///< the wrong entry, or the expert that is missing
+};
+/// Beyond all entries of [T, K], which are numbered by 32 bits. The first is of physical expert 0.
+inline constexpr std::int64_t kFirstBadHome = std::int64_t{1} << 40;
+inline constexpr std::int64_t kFirstMissingHome = std::int64_t{1} << 41;
+
+/// What the tokens of this rank pick from (plan/replicas.hpp), in device memory. Null: experts are those that ids name.
+struct HomeTables {
+  const plan::HomeRange* ranges = nullptr;   ///< [E]
+  const std::int32_t* homes = nullptr;       ///< [at most P]
+  const std::int32_t* logical_of = nullptr;  ///< [P] the expert whose home each is, or below 0
+  int num_logical = 0;                       ///< E
+  const HomesCheck* check = nullptr;         ///< null: hosts have checked the placement, and compared it
+};
 
 /// The owner of each expert, in device memory.
 struct PlacementTables {
@@ -17,6 +38,7 @@ struct PlacementTables {
   const std::int32_t* local_expert = nullptr;   ///< [E] index among its owner's experts
   const std::int32_t* by_owner = nullptr;       ///< [E] experts in order of (owner, id)
   const std::int32_t* first_of_rank = nullptr;  ///< [R + 1] where a rank's experts begin in `by_owner`
+  HomeTables homes;
 };
 
 /// Where the host reads the outcome: the device's addresses of pinned memory. Null where the host does not ask.
@@ -51,8 +73,21 @@ struct RouteParams {
   int max_blocks = 1;  ///< of a launch
   PlacementTables placement;
   RoutingTables tables;
+  CounterTables counters;
   RouteResultTables host;
 };
+
+/// Params of what adds to counters where no kernel has counted.
+struct CountersParams {
+  CounterTables counters;
+  PlacementTables placement;
+  int num_experts = 0;
+  int num_local_experts = 0;
+  const std::int32_t* own_counts = nullptr;       ///< [E]
+  const std::int32_t* rows_per_expert = nullptr;  ///< [L]
+};
+cudaError_t launch_counters(const CountersParams& params, cudaStream_t stream);
+cudaError_t load_counters_kernel();
 
 /// Params of the last step.
 struct PlaceParams {

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/routing_state.hpp"
+#include "cuda/intranode/homes.hpp"
 #include "cuda/intranode/placements.hpp"
 #include "cuda/intranode/routing_tables.hpp"
 #include "cuda/memory/pinned_memory.hpp"
@@ -79,6 +80,7 @@ struct CudaRouting : RoutingState {
   std::shared_ptr<std::byte> memory;
   std::shared_ptr<std::byte> source_memory;
   std::shared_ptr<const Placement> placement;
+  BuiltHomes homes;
   bool exact_rows = false;  ///< outputs have no row beyond the used ones, for certain
   int num_blocks = 0;
   int tokens_per_block = 0;

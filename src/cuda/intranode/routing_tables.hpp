@@ -11,6 +11,7 @@
 #include "plan/carver.hpp"
 #include "plan/count_columns.hpp"
 #include "plan/host_device.hpp"
+#include "plan/replicas.hpp"
 
 namespace ferry::cuda {
 
@@ -66,15 +67,25 @@ struct PlacementParts {
   std::int32_t* local_expert = nullptr;   ///< [E] index among its owner's experts
   std::int32_t* by_owner = nullptr;       ///< [E] experts in order of (owner, id)
   std::int32_t* first_of_rank = nullptr;  ///< [R + 1] where a rank's experts begin in `by_owner`
+  plan::HomeRange* ranges = nullptr;      ///< [logical experts] of a placement with replicas, as are the next two
+  std::int32_t* homes = nullptr;          ///< [E] at most
+  std::int32_t* logical_of = nullptr;     ///< [E]
   std::size_t size_bytes = 0;
 
-  static constexpr PlacementParts at(std::byte* base, std::size_t num_experts, std::size_t num_ranks) {
+  /// `num_logical` is 0 where experts have the one home that they are.
+  static constexpr PlacementParts at(std::byte* base, std::size_t num_experts, std::size_t num_ranks,
+                                     std::size_t num_logical = 0) {
     plan::Carver carver(base);
     PlacementParts parts;
     parts.owner = carver.take<std::int32_t>(num_experts);
     parts.local_expert = carver.take<std::int32_t>(num_experts);
     parts.by_owner = carver.take<std::int32_t>(num_experts);
     parts.first_of_rank = carver.take<std::int32_t>(num_ranks + 1);
+    if (num_logical > 0) {
+      parts.ranges = carver.take<plan::HomeRange>(num_logical);
+      parts.homes = carver.take<std::int32_t>(num_experts);
+      parts.logical_of = carver.take<std::int32_t>(num_experts);
+    }
     parts.size_bytes = carver.used_bytes();
     return parts;
   }
@@ -132,6 +143,7 @@ struct RoutingTables {
   std::int32_t* block_ranks = nullptr;      ///< [blocks + 1, R] this rank's token rows for each rank before a block
   std::int32_t* block_counts = nullptr;     ///< [blocks, CountColumns] of each block, then of those before it
   std::int32_t* rank_base = nullptr;        ///< [R] first token row of this rank on each rank
+  std::int64_t* expert_rows = nullptr;      ///< [E] rows of all ranks
   std::int32_t* expert_base = nullptr;      ///< [E] first row of this rank's entries in each expert's group
   std::int32_t* source_base = nullptr;      ///< [R + 1] first token row here of each source
   std::int32_t* rank_counts = nullptr;      ///< [R, R] token rows that each rank sends to each
@@ -157,6 +169,7 @@ struct RoutingTables {
     const auto columns = plan::CountColumns::of(static_cast<int>(shape.num_ranks), static_cast<int>(shape.num_experts));
     tables.block_counts = carver.take<std::int32_t>(shape.num_blocks * static_cast<std::size_t>(columns.size));
     tables.rank_base = carver.take<std::int32_t>(shape.num_ranks);
+    tables.expert_rows = carver.take<std::int64_t>(shape.num_experts);
     tables.expert_base = carver.take<std::int32_t>(shape.num_experts);
     tables.source_base = carver.take<std::int32_t>(shape.num_ranks + 1);
     tables.rank_counts = carver.take<std::int32_t>(shape.num_ranks * shape.num_ranks);

@@ -148,9 +148,13 @@ Status LatencyMode::check_dispatch(const LatencyDispatchCall& call) const {
 Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const LatencyDispatchCall& call, bool captured) {
   const Parts& parts = context_.parts();
   const RouteCall& route = call.route;
-  Result<std::shared_ptr<const Placement>> placement = placements_.find(route.placement->expert_to_rank);
+  Result<std::shared_ptr<const Placement>> placement = placements_.find(route.placement);
   if (!placement.ok()) return placement.status();
+  Result<BuiltHomes> homes =
+      prepare_homes(route, *parts.memory, {parts.ranks.rank, parts.ranks.num_ranks, (*placement)->tables.owner});
+  if (!homes.ok()) return homes.status();
   auto routing = std::make_shared<LatencyRouting>();
+  routing->homes = std::move(*homes);
   routing->placement = *placement;
   routing->local_expert_ids = (*placement)->local_expert_ids;
   routing->num_tokens = route.num_tokens;
@@ -203,6 +207,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   DispatchSendParams& send = whole.send;
   send.call = params_of(routing);
   send.placement = routing.placement->tables;
+  if (routing.homes.present()) send.placement.homes = routing.homes.tables();
   send.topk_idx = call.route.topk_idx.data;
   send.wide_ids = call.route.topk_idx.dtype == DType::kInt64;
   send.weights = static_cast<const float*>(call.route.topk_weights.data);
@@ -216,6 +221,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   DispatchReceiveParams& receive = whole.receive;
   receive.call = send.call;
   receive.placement = send.placement;
+  receive.counters = counter_tables(call.route.options.counters);
   receive.x = rows.out_x.data;
   receive.x_stride = rows.out_x.stride_bytes;
   receive.scales = slab_scales(rows.out_scales, routing.slab_capacity);
@@ -229,11 +235,11 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   if (!launch.ok()) return refused(launch.status());
   send.call.agreement = receive.call.agreement = launch->agreement;
   send.call.record_number = receive.call.record_number = launch->record_number;
-  cudaError_t error = cudaSuccess;
+  cudaError_t error = routing.homes.launch(launch->stream);
   if (call.split) {
-    error = launch_send(send, launch->stream);
+    if (error == cudaSuccess) error = launch_send(send, launch->stream);
     routing.dispatch_receive = receive;
-  } else {
+  } else if (error == cudaSuccess) {
     error = launch_whole(whole, launch->stream);
   }
   if (Status ended = context_.end(*launch, error, kName); !ended.ok()) return ended;

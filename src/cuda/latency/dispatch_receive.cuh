@@ -327,7 +327,7 @@ __device__ inline bool receive(const Params& params, const SentCall& sent, const
     if (const std::uint64_t* word = tokens.first_entry(call, sent)) entry = load_relaxed_system(word);
     whole = __syncthreads_and(static_cast<int>(whole)) != 0;  // nobody reads the bases of this source any more
   } while (whole && tokens.source < num_ranks);
-  if (whole && reports()) report_counts(params, experts, shared);
+  if (whole && reports()) report_counts(params, sent, experts, shared);
   return whole;
 }
 
@@ -340,6 +340,7 @@ __device__ inline void prepare_receive(const DispatchReceiveParams& params, cons
   }
   if (threadIdx.x != 0) return;
   shared.first_bad_rank = kNone;
+  shared.first_other_rank = kNone;
   shared.first_full_expert = kNone;
   if (reports() && params.host.result != nullptr) store_relaxed_system(&params.host.result->started, 1);
 }
@@ -351,17 +352,20 @@ __device__ inline bool receive_dispatch(const Params& params, const SentCall& se
   SourceOrder order = SourceOrder::of_block(params);
   FirstLook look;
   look.load(params.call, sent, order.tokens);
-  const auto take = [&shared](int rank, const ReceivedHeader& header) {
+  const std::uint64_t homes_hash = hash_of_homes(params.placement);
+  const auto take = [&shared, homes_hash](int rank, const ReceivedHeader& header) {
     const std::int64_t num_tokens = header.num_tokens();
     const std::int64_t bad_entry = header.bad_entry();
+    const bool other_homes = header.homes_hash() != homes_hash;
     if (lane_idx() != 0) return;
+    if (other_homes) atomicMin(&shared.first_other_rank, static_cast<unsigned>(rank));
     shared.tokens[rank] = static_cast<std::int32_t>(num_tokens);
     if (bad_entry >= 0) atomicMin(&shared.first_bad_rank, static_cast<unsigned>(rank));
   };
   const Outcome outcome =
       await_headers(params.call, LatencyKind::kDispatch, static_cast<int>(sent.set), sent.number, take, &look.header);
   if (outcome == Outcome::kStop) return false;
-  const bool agreed = outcome == Outcome::kGo && shared.first_bad_rank == kNone;
+  const bool agreed = outcome == Outcome::kGo && shared.first_bad_rank == kNone && shared.first_other_rank == kNone;
   if (agreed && !receive(params, sent, experts, shared, order, look)) return false;
   if (reports() && threadIdx.x == 0 && (!agreed || shared.first_full_expert != kNone)) {
     report_refused(params, sent, shared, outcome);

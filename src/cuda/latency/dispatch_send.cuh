@@ -6,6 +6,7 @@
 /// waits for the call's turn and finds out where a token goes, while the others load and quantise its row. No block
 /// waits for another, nor for a peer once its set is granted.
 
+#include "cuda/intranode/pick.cuh"
 #include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/send_rows.cuh"
 
@@ -36,8 +37,8 @@ __device__ inline std::int64_t load_id(const DispatchSendParams& params, std::in
 }
 
 /// -1: none, or no expert at all.
-__device__ inline int expert_of(const DispatchSendParams& params, std::int64_t id) {
-  return id >= 0 && id < params.call.num_experts ? static_cast<int>(id) : -1;
+__device__ inline int expert_of(const DispatchSendParams& params, std::int64_t token, std::int64_t id) {
+  return pick_expert(params.placement, params.call.num_experts, id, token, params.call.ranks.rank);
 }
 
 /// Tokens that may have experts, from the first on.
@@ -46,13 +47,12 @@ __device__ inline int num_counted_tokens(const DispatchSendParams& params) {
   return params.num_tokens_view == nullptr ? num_tokens : max(0, min(*params.num_tokens_view, num_tokens));
 }
 
-/// What the Routing keeps of an entry. By the block that counts.
+/// What the Routing keeps of an entry, whose id stands for `expert`. By the block that counts.
 __device__ inline void keep_entry(const DispatchSendParams& params, DispatchSendShared& shared, std::int64_t at,
-                                  std::int64_t id) {
+                                  std::int64_t id, int expert) {
   const LatencyTables& tables = params.call.tables;
-  const int expert = expert_of(params, id);
   if (expert < 0 && id != -1) atomicMin(&shared.bad_entry, static_cast<unsigned long long>(at));
-  tables.ids[at] = id;
+  tables.ids[at] = expert < 0 ? id : expert;
   tables.homes[at] = expert < 0 ? -1 : home_of(params.placement.owner[expert], params.placement.local_expert[expert]);
   if (id == -1) tables.slots[at] = -1;  // the receive half does not see tokens that do not count
   if (tables.weights != nullptr) tables.weights[at] = params.weights[at];
@@ -75,8 +75,8 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
     if (topk < num_topk && token < end) {
       const std::int64_t at = std::int64_t{token} * num_topk + topk;
       const std::int64_t id = token < num_counted ? load_id(params, at) : -1;
-      expert = expert_of(params, id);
-      if (blockIdx.x == 0) keep_entry(params, shared, at, id);
+      expert = expert_of(params, token, id);
+      if (blockIdx.x == 0) keep_entry(params, shared, at, id, expert);
     }
     constexpr int kTokenShift = 16;
     const unsigned key = expert < 0 ? 0x80000000U | static_cast<unsigned>(lane_idx())
@@ -101,6 +101,8 @@ __device__ inline void post_counts(const DispatchSendParams& params, const Dispa
       header.bad_entry = static_cast<std::int64_t>(shared.bad_entry);
       header.bad_id = load_id(params, header.bad_entry);
     }
+    note_bad_homes(params.placement, header.bad_entry, header.bad_id);
+    header.homes_hash = hash_of_homes(params.placement);
     post_header(call, LatencyKind::kDispatch, shared.number, header, shared.sets);
   }
 #pragma unroll 1
@@ -123,7 +125,7 @@ struct TokenEntry {
   __device__ void load(const DispatchSendParams& params, std::int64_t token) {
     if (lane_idx() >= params.call.num_topk) return;
     const std::int64_t at = token * params.call.num_topk + lane_idx();
-    expert = expert_of(params, load_id(params, at));
+    expert = expert_of(params, token, load_id(params, at));
     owner = expert >= 0 ? params.placement.owner[expert] : -1;
     if (params.weights != nullptr) weight = __float_as_uint(params.weights[at]);
   }

@@ -2,6 +2,7 @@
 /// mask.hpp.
 
 #include "cuda/driver/launch.hpp"
+#include "cuda/intranode/pick.cuh"
 #include "cuda/latency/mask_gates.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
@@ -80,6 +81,7 @@ class Arrivals {
     LatencyHeader header;
     header.agreement = call_.agreement;
     header.record_number = kMaskedRecord;
+    header.homes_hash = hash_of_homes(params_.placement);
     post_shadow_header(header);
     if (params_.refuses) return;
     if (params_.kind == LatencyKind::kDispatch) {

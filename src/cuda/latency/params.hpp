@@ -92,7 +92,8 @@ struct DispatchReceiveParams {
   LatencyRow row;
   bool zero_padding = false;
   int first_receiver = 1;  ///< the first block that copies rows
-  int warps_per_row = 1;   ///< that share the copy of one row; a power of two, at most kMaxWarpsPerRow
+  CounterTables counters;
+  int warps_per_row = 1;  ///< that share the copy of one row; a power of two, at most kMaxWarpsPerRow
   RouteResultTables host;
 };
 

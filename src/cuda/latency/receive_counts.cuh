@@ -34,6 +34,7 @@ struct ExpertTables {
 struct ReceiveShared {
   std::int32_t tokens[kMaxRanks];  ///< T of each
   unsigned first_bad_rank;         ///< with an id that is no expert; kNone: none
+  unsigned first_other_rank;       ///< whose placement is not this rank's, where only GPUs know it; kNone: none
   unsigned first_full_expert;      ///< that gets more rows than its slab has; kNone: none
   unsigned from_rank[kMaxRanks];   ///< rows here from each source; of the block that reports
   unsigned to_rank[kMaxRanks];     ///< rows from here on each rank; of the block that reports

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cuda/intranode/counters.cuh"
+#include "cuda/intranode/pick.cuh"
 #include "cuda/latency/receive_counts.cuh"
 #include "cuda/sync/entry.cuh"
 
@@ -24,21 +26,28 @@ __device__ __noinline__ inline void report_refused(const DispatchReceiveParams& 
     if (params.host.result != nullptr) store_release_system(&params.host.result->state, 2);
     return;
   }
+  const auto field = [&call, set](int rank, std::size_t offset_bytes) {
+    const std::uint64_t* word =
+        header_words(call, call.ranks.rank, LatencyKind::kDispatch, set, rank) + offset_bytes / sizeof(std::uint32_t);
+    const std::uint64_t low = payload_of(load_relaxed_system(word));
+    return static_cast<std::int64_t>(std::uint64_t{payload_of(load_relaxed_system(word + 1))} << 32 | low);
+  };
   if (shared.first_bad_rank != kNone) {
     const auto rank = static_cast<int>(shared.first_bad_rank);
-    const std::uint64_t* words = header_words(call, call.ranks.rank, LatencyKind::kDispatch, set, rank);
-    const auto field = [words](std::size_t offset_bytes) {
-      const std::uint64_t* word = words + offset_bytes / sizeof(std::uint32_t);
-      const std::uint64_t low = payload_of(load_relaxed_system(word));
-      return static_cast<std::int64_t>(std::uint64_t{payload_of(load_relaxed_system(word + 1))} << 32 | low);
-    };
-    const std::int64_t bad_entry = field(offsetof(LatencyHeader, bad_entry));
-    summary.fault = static_cast<std::int32_t>(Fault::kBadId);
+    report_bad_input(
+        summary, {rank, field(rank, offsetof(LatencyHeader, bad_entry)), field(rank, offsetof(LatencyHeader, bad_id))},
+        call.num_topk, params.placement, call.num_experts);
+  } else if (shared.first_other_rank != kNone) {
+    // The same on every rank: the first whose placement is not that of rank 0.
+    constexpr std::size_t kHash = offsetof(LatencyHeader, homes_hash);
+    int rank = 1;
+#pragma unroll 1
+    while (rank + 1 < call.ranks.num_ranks && field(rank, kHash) == field(0, kHash)) ++rank;
+    summary.fault = static_cast<std::int32_t>(Fault::kOtherHomes);
     summary.fault_rank = rank;
-    summary.fault_row = bad_entry / call.num_topk;
-    summary.fault_column = bad_entry % call.num_topk;
-    summary.fault_value = field(offsetof(LatencyHeader, bad_id));
-    summary.fault_limit = call.num_experts - 1;
+    summary.fault_row = 0;
+    summary.fault_value = 0;
+    summary.fault_limit = 0;
   } else {
     const unsigned expert = shared.first_full_expert;
     summary.fault = static_cast<std::int32_t>(Fault::kSlabCapacity);
@@ -83,8 +92,8 @@ __device__ inline bool is_left_out(const Params& params, int rank) {
 
 /// Writes what the counts say. All threads of the block that reports.
 template <typename Params>
-__device__ __noinline__ inline void report_counts(const Params& params, const ExpertTables& experts,
-                                                  const ReceiveShared& shared) {
+__device__ __noinline__ inline void report_counts(const Params& params, const SentCall& sent,
+                                                  const ExpertTables& experts, const ReceiveShared& shared) {
   const LatencyParams& call = params.call;
   const LatencyTables& tables = call.tables;
   const int num_ranks = call.ranks.num_ranks;
@@ -100,6 +109,14 @@ __device__ __noinline__ inline void report_counts(const Params& params, const Ex
     tables.rows_per_expert[local] = experts.local_rows[local];
     if (host.result != nullptr) host.rows_per_expert[local] = experts.local_rows[local];
   }
+  const std::uint64_t* const own = count_words(call, call.ranks.rank, static_cast<int>(sent.set), call.ranks.rank);
+  add_to_counters(
+      params.counters, params.placement, call.num_experts, call.num_local_experts,
+      [&](int expert) {
+        const bool left_out = is_left_out(params, home_rank(experts.homes[expert]));
+        return left_out ? 0 : static_cast<std::int32_t>(payload_of(load_relaxed_system(own + expert)));
+      },
+      [&](int local) { return experts.local_rows[local]; });
   const std::int64_t num_rows = call.num_local_experts * call.slab_capacity;
   if (thread == 0) {
     std::int32_t most_tokens = 0;

@@ -71,6 +71,7 @@ struct LatencyHeader {
   std::int64_t num_blocks = 0;     ///< of the send half: words of `done`; 0 if it refuses
   std::int64_t bad_entry = -1;     ///< dispatch: index in [T, K] of the first id that is no expert, -1: all are good
   std::int64_t bad_id = 0;
+  std::uint64_t homes_hash = 0;  ///< dispatch: of a placement that only GPUs know, else 0
 };
 /// Words of 4 bytes, one a lane of a warp.
 inline constexpr int kLatencyHeaderWords = sizeof(LatencyHeader) / sizeof(std::uint32_t);

@@ -222,6 +222,7 @@ class ReceivedHeader {
   __device__ std::int64_t num_tokens() const { return signed_field(offsetof(LatencyHeader, num_tokens)); }
   __device__ std::int64_t num_blocks() const { return signed_field(offsetof(LatencyHeader, num_blocks)); }
   __device__ std::int64_t bad_entry() const { return signed_field(offsetof(LatencyHeader, bad_entry)); }
+  __device__ std::uint64_t homes_hash() const { return field(offsetof(LatencyHeader, homes_hash)); }
   __device__ std::int64_t bad_id() const { return signed_field(offsetof(LatencyHeader, bad_id)); }
 
  private:

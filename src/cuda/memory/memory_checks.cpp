@@ -121,6 +121,10 @@ Status check_route_memory(const RouteCall& call, const DeviceArena& arena) {
   checks.view("route: topk_idx", call.topk_idx);
   checks.view("route: topk_weights", call.topk_weights);
   checks.view("route: num_tokens_view", call.num_tokens_view);
+  checks.view("route: placement.physical_to_logical_view", call.options.placement.physical_to_logical_view);
+  checks.view("route: counters.logical", call.options.counters.logical);
+  checks.view("route: counters.physical", call.options.counters.physical);
+  checks.view("route: counters.received", call.options.counters.received);
   return checks.status();
 }
 

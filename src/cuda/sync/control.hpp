@@ -92,6 +92,8 @@ struct alignas(16) CountsHeader {
   std::int64_t repeats;        ///< 1: some token names an expert twice
   std::int64_t source_offset;  ///< in its arena: its source table
   std::int64_t source_rows;    ///< that this table has room for
+  std::uint64_t homes_hash;    ///< of a placement that only GPUs know, else 0
+  std::int64_t unused;
 };
 static_assert(sizeof(CountsHeader) % 16 == 0, "posted 16 bytes at a time");
 

@@ -135,6 +135,24 @@ Status describe_fault_of_route(const FaultReport& fault, const RankRecords& know
                                 "to {}",
                                 fault.row, fault.column, fault.rank, fault.value, fault.limit),
                     fault.rank);
+    case Fault::kBadHome:
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("route: placement: physical_to_logical_view[{}] of rank {} is {}, expected -1 (not in "
+                                "use) or an expert from 0 to {}",
+                                fault.row, fault.rank, fault.value, fault.limit),
+                    fault.rank);
+    case Fault::kMissingHome:
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("route: placement: no entry of physical_to_logical_view of rank {} is expert {}, "
+                                "expected at least one home of each of {} experts",
+                                fault.rank, fault.value, fault.limit + 1),
+                    fault.rank);
+    case Fault::kOtherHomes:
+      return Status(ErrorCode::kInvalidArgument,
+                    fmt::format("route: ranks disagree on placement: physical_to_logical_view of rank {} is not that "
+                                "of rank 0; it must be the same on every rank",
+                                fault.rank),
+                    fault.rank);
     case Fault::kSlabCapacity:
       return plan::full_slab(fault.rank, fault.row, fault.value, fault.limit);
     case Fault::kNotRouted:

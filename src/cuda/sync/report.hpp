@@ -53,6 +53,10 @@ enum class Fault : std::int32_t {
   kSlabCapacity = 3,  ///< expert `row` of rank `rank` gets `value` rows
   kRowCapacity = 4,   ///< rank `rank` gets `value` rows, and its max_recv_rows is `limit`
   kNotRouted = 5,     ///< a captured Routing is used before its graph has run
+  // Of a placement that only GPUs know.
+  kBadHome = 6,      ///< entry `row` of rank `rank` is `value`
+  kMissingHome = 7,  ///< that of rank `rank` has no home of expert `value`
+  kOtherHomes = 8,   ///< that of rank `rank` is not that of rank 0
 };
 
 /// In place of the record of a rank that is masked (GroupOptions::mask_lost_ranks).

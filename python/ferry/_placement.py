@@ -1,0 +1,95 @@
+"""Where experts live when they may have more than one home, and counters of their load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+
+from ferry import _native
+from ferry._errors import InvalidArgument
+from ferry._tensors import View, view_of
+
+ReplicaChoice = Literal["nearest", "round_robin"]
+_CHOICES: tuple[ReplicaChoice, ...] = ("nearest", "round_robin")
+
+
+class Placement:
+    """The homes of one layer's experts: P physical experts, each a home of one of E logical experts or of none.
+
+    physical_to_logical: [P] the logical expert of each physical one, -1: not in use. Every logical expert needs a home.
+        A sequence or a tensor on the CPU, which is copied; or a contiguous i32 tensor on the group's GPU, which calls
+        read where they run on the stream, so that each replay of a graph may find another placement.
+    physical_to_rank: [P] ranks; by default contiguous, equally many on each where R divides P.
+    choice: which home a token picks. "nearest": one on its own rank, else on its node, else any; "round_robin": any. Of
+        several the one at index (token index + rank) modulo their number, in ascending order.
+
+    The same on every rank. Making one costs more than using it again.
+    """
+
+    __slots__ = ("_native", "_table")
+
+    def __init__(
+        self,
+        physical_to_logical: Sequence[int] | torch.Tensor,
+        physical_to_rank: Sequence[int] | torch.Tensor | None = None,
+        choice: ReplicaChoice = "nearest",
+    ) -> None:
+        if choice not in _CHOICES:
+            raise InvalidArgument(f"Placement: choice is {choice!r}, expected one of {', '.join(map(repr, _CHOICES))}")
+        on_gpu = isinstance(physical_to_logical, torch.Tensor) and physical_to_logical.device.type != "cpu"
+        self._table = physical_to_logical if on_gpu else None
+        self._native = _native.Placement(
+            [] if on_gpu else _numbers(physical_to_logical, "physical_to_logical"),
+            [] if physical_to_rank is None else _numbers(physical_to_rank, "physical_to_rank"),
+            _CHOICES.index(choice),
+        )
+
+
+class LoadCounters(NamedTuple):
+    """Counters that a call adds its counts to, in the memory of the group's device: contiguous, i64 or i32."""
+
+    logical: torch.Tensor | None = None
+    """[E]: of this rank's tokens, those that go to each logical expert."""
+    physical: torch.Tensor | None = None
+    """[P]: of this rank's tokens, those that go to each physical expert; [E] without a placement."""
+    received: torch.Tensor | None = None
+    """[L]: of all ranks' tokens, those that each local expert of this rank receives."""
+
+
+class Load(NamedTuple):
+    """`placement` and `counters` as native calls take them."""
+
+    placement: _native.Placement | None = None
+    table: View | None = None
+    counters: tuple[View | None, ...] | None = None
+
+
+def load_of(placement: Placement | None, counters: LoadCounters | None, operation: str, device: torch.device) -> Load:
+    if placement is None and counters is None:
+        return Load()
+    if placement is not None and not isinstance(placement, Placement):
+        raise InvalidArgument(f"{operation}: placement is a {type(placement).__name__}, expected a ferry.Placement")
+    views = None
+    if counters is not None:
+        if not isinstance(counters, LoadCounters):
+            raise InvalidArgument(f"{operation}: counters is a {type(counters).__name__}, expected ferry.LoadCounters")
+        views = tuple(
+            view_of(tensor, operation, f"counters.{name}", device)
+            for name, tensor in zip(LoadCounters._fields, counters, strict=True)
+        )
+    if placement is None:
+        return Load(None, None, views)
+    table = view_of(placement._table, operation, "placement.physical_to_logical", device)
+    return Load(placement._native, table, views)
+
+
+def _numbers(values: Sequence[int] | torch.Tensor, name: str) -> list[int]:
+    listed = values.tolist() if isinstance(values, torch.Tensor) else [int(value) for value in values]
+    if isinstance(values, torch.Tensor) and (values.dim() != 1 or values.is_floating_point()):
+        raise InvalidArgument(f"Placement: {name} has shape {list(values.shape)} and {values.dtype}, expected [P] ids")
+    wrong = next((value for value in listed if not -(2**31) <= value < 2**31), None)
+    if wrong is not None:
+        raise InvalidArgument(f"Placement: {name} has {wrong}, expected numbers of 32 bits")
+    return listed

@@ -1,0 +1,111 @@
+/// Which home of an expert a token picks, and what a placement must be like.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "ferry/placement.hpp"
+
+namespace ferry {
+namespace {
+
+/// What the tokens of a rank pick for expert `logical`.
+std::vector<std::int32_t> picks(const Placement& placement, std::int64_t num_experts, const ReplicaPlace& place,
+                                std::int32_t logical, std::int64_t num_tokens) {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(num_tokens), logical);
+  const TensorView view(ids.data(), DType::kInt32, {num_tokens, 1});
+  const Status status = pick_replicas(view, num_experts, placement, place, view);
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  return ids;
+}
+
+using Ids = std::vector<std::int32_t>;
+
+/// Eight physical experts on four ranks of two nodes. Expert 0 is on ranks 0, 1 and 3, expert 1 twice on rank 2.
+Placement example() { return {.physical_to_logical = {0, 3, 2, 0, 1, 1, -1, 0}}; }
+
+ReplicaPlace rank_of(int rank) { return {.rank = rank, .num_ranks = 4, .ranks_per_node = 2}; }
+
+TEST(Replicas, AHomeOnTheOwnRankComesFirst) {
+  EXPECT_EQ(picks(example(), 4, rank_of(0), 0, 3), (Ids{0, 0, 0}));
+  EXPECT_EQ(picks(example(), 4, rank_of(1), 0, 3), (Ids{3, 3, 3}));
+  EXPECT_EQ(picks(example(), 4, rank_of(3), 0, 3), (Ids{7, 7, 7}));
+}
+
+TEST(Replicas, ThenHomesOfTheOwnNode) { EXPECT_EQ(picks(example(), 4, rank_of(2), 0, 3), (Ids{7, 7, 7})); }
+
+TEST(Replicas, SeveralThatAreEquallyNearTakeTurns) {
+  EXPECT_EQ(picks(example(), 4, rank_of(2), 1, 4), (Ids{4, 5, 4, 5}));  // on the own rank
+  EXPECT_EQ(picks(example(), 4, rank_of(3), 1, 4), (Ids{5, 4, 5, 4}));  // on the own node
+  EXPECT_EQ(picks(example(), 4, rank_of(0), 1, 4), (Ids{4, 5, 4, 5}));  // elsewhere
+  EXPECT_EQ(picks(example(), 4, rank_of(1), 1, 4), (Ids{5, 4, 5, 4}));
+}
+
+TEST(Replicas, RoundRobinTakesAllHomesWhereverTheyAre) {
+  Placement placement = example();
+  placement.choice = ReplicaChoice::kRoundRobin;
+  EXPECT_EQ(picks(placement, 4, rank_of(0), 0, 5), (Ids{0, 3, 7, 0, 3}));
+  EXPECT_EQ(picks(placement, 4, rank_of(1), 0, 5), (Ids{3, 7, 0, 3, 7}));
+}
+
+TEST(Replicas, ATokenPicksOneHomeInAllOfItsEntries) {
+  Placement placement = example();
+  placement.choice = ReplicaChoice::kRoundRobin;
+  std::vector<std::int64_t> ids = {0, -1, 0, 1, 1, 0};
+  std::vector<std::int64_t> out(ids.size());
+  const Status status = pick_replicas(ConstTensorView(ids.data(), DType::kInt64, {2, 3}), 4, placement, rank_of(0),
+                                      TensorView(out.data(), DType::kInt64, {2, 3}));
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(out, (std::vector<std::int64_t>{0, -1, 0, 5, 5, 3}));
+}
+
+TEST(Replicas, GivenRanksDecideWhatIsNear) {
+  Placement placement = example();
+  placement.physical_to_rank = {3, 0, 0, 1, 2, 0, 1, 2};
+  EXPECT_EQ(picks(placement, 4, rank_of(0), 0, 2), (Ids{3, 3}));  // on node 0 only there
+  EXPECT_EQ(picks(placement, 4, rank_of(0), 1, 2), (Ids{5, 5}));
+}
+
+TEST(Replicas, RanksWithOneTokenEachDoNotAllPickTheSameHome) {
+  // 61 experts, of which the first three have two homes; one token on each of the 16 ranks of a node.
+  Placement placement;
+  for (std::int32_t expert = 0; expert < 64; ++expert) placement.physical_to_logical.push_back(expert % 61);
+  std::vector<int> counts(64, 0);
+  for (int rank = 0; rank < 16; ++rank) {
+    const Ids picked = picks(placement, 61, {.rank = rank, .num_ranks = 16, .ranks_per_node = 16}, 0, 1);
+    ++counts[static_cast<std::size_t>(picked[0])];
+  }
+  EXPECT_EQ(counts[0], 8);
+  EXPECT_EQ(counts[61], 8);
+}
+
+std::string refusal(const Placement& placement, std::int64_t num_experts, int num_ranks) {
+  return check_placement(placement, num_experts, num_ranks).to_string();
+}
+
+TEST(Replicas, PlacementsThatAreWrongAreRefused) {
+  EXPECT_TRUE(check_placement(example(), 4, 4).ok());
+  Placement placement = example();
+  placement.physical_to_logical[1] = 2;
+  EXPECT_NE(refusal(placement, 4, 4).find("no entry of physical_to_logical is expert 3"), std::string::npos);
+  placement.physical_to_logical[1] = 4;
+  EXPECT_NE(refusal(placement, 4, 4).find("physical_to_logical[1] is 4"), std::string::npos);
+  EXPECT_NE(refusal(example(), 9, 4).find("8 physical experts, expected a home for each of 9"), std::string::npos);
+  EXPECT_NE(refusal(example(), 0, 4).find("0 experts on 4 ranks"), std::string::npos);
+  EXPECT_NE(refusal({}, 4, 4).find("0 physical experts"), std::string::npos);
+}
+
+TEST(Replicas, ACallThatIsRefusedPicksNothing) {
+  std::vector<std::int32_t> ids = {0, 3, 4};
+  const TensorView view(ids.data(), DType::kInt32, {3, 1});
+  const Status status = pick_replicas(view, 4, example(), rank_of(0), view);
+  EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("topk_idx[2, 0] is 4"), std::string_view::npos) << status.to_string();
+  EXPECT_EQ(ids, (std::vector<std::int32_t>{0, 3, 4}));
+  EXPECT_EQ(pick_replicas(view, 4, example(), {.rank = 4, .num_ranks = 4, .ranks_per_node = 2}, view).code(),
+            ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ferry
