@@ -158,7 +158,7 @@ struct MemoryShape {
   std::string backend = "cpu";  ///< a name from `ferry::backends()`
   int num_ranks = 1;
   int ranks_per_node = 0;            ///< 0: all ranks on one host
-  std::int64_t num_experts = 0;      ///< E
+  std::int64_t num_experts = 0;      ///< E; with a Placement P (its tables on a GPU come on top)
   std::int64_t num_tokens = 0;       ///< T of this rank
   int num_topk = 0;                  ///< K
   std::int64_t num_recv_rows = 0;    ///< `Routing::num_recv_rows()`

@@ -7,6 +7,7 @@
 
 #include "deep_ep_arguments.hpp"
 #include "latency.hpp"
+#include "views.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

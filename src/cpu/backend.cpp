@@ -103,16 +103,14 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
 
 Status CpuBackend::fill_routing(const RouteCall& call, const std::shared_ptr<CpuRouting>& routing) {
   const Context context{*sync_, staging_, spare_tables_};
-  Status status =
-      sync_->has_rails() ? internode::route(call, context, *routing) : intranode::route(call, context, *routing);
-  if (status.ok()) add_to_counters(call, *routing);
-  return status;
+  return sync_->has_rails() ? internode::route(call, context, *routing) : intranode::route(call, context, *routing);
 }
 
 Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) try {
   make_pending_calls();
   auto routing = std::make_shared<CpuRouting>(spare_tables_);
   if (Status status = fill_routing(call, routing); !status.ok()) return status;
+  add_to_counters(call.options.counters, *call.placement, *routing);
   return std::shared_ptr<RoutingState>(std::move(routing));
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kRoute);

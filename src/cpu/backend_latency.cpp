@@ -9,6 +9,27 @@
 /// Latency mode on CPU ranks: a route and a dispatch, or a combine, in one call. See PendingCalls for split ones.
 
 namespace ferry::cpu {
+namespace {
+
+/// A split call may be made long before its receive half, which is when programs expect its counts.
+void count_dispatch(const LatencyDispatchCall& call, CpuRouting& routing) {
+  if (!call.split) {
+    add_to_counters(call.route.options.counters, *call.route.placement, routing);
+    return;
+  }
+  routing.counted_placement = call.route.placement;
+  routing.due_counters = call.route.options.counters;
+}
+
+void count_received(const std::shared_ptr<const RoutingState>& state) {
+  // Core gives out Routings as const; this belongs to the call, which nobody else looks at.
+  auto& routing = const_cast<CpuRouting&>(static_cast<const CpuRouting&>(*state));
+  if (const auto placement = std::exchange(routing.counted_placement, nullptr)) {
+    add_to_counters(routing.due_counters, *placement, routing);
+  }
+}
+
+}  // namespace
 
 Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const std::shared_ptr<CpuRouting>& routing) {
   if (survivors_) {
@@ -18,7 +39,7 @@ Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const 
         masked_dispatch(call, quantizes ? quantize_rows(call.dispatch) : call.dispatch, routing, context, *survivors_);
     if (status.ok()) {
       staging_.route_is_over();
-      add_to_counters(call.route, *routing);
+      count_dispatch(call, *routing);
     }
     return as_error_of(to_string(call.record.operation), status);
   }
@@ -31,7 +52,9 @@ Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const 
   dispatch.routing = routing;
   // Route has compared everything: this record only says that there is room.
   dispatch.record.operation = call.record.operation;
-  return as_error_of(to_string(call.record.operation), make_dispatch(dispatch));
+  status = make_dispatch(dispatch);
+  if (status.ok()) count_dispatch(call, *routing);
+  return as_error_of(to_string(call.record.operation), status);
 }
 
 Status CpuBackend::make_latency_combine(const CombineCall& call) {
@@ -86,7 +109,9 @@ Status CpuBackend::latency_combine(const LatencyCombineCall& call) try {
 
 Status CpuBackend::latency_receive(const LatencyReceiveCall& call, bool& made) try {
   made = true;
-  return pending_.receive(call.routing, [this](PendingCalls::Call& pending) { return make_pending(pending); });
+  Status status = pending_.receive(call.routing, [this](PendingCalls::Call& pending) { return make_pending(pending); });
+  if (status.ok()) count_received(call.routing);
+  return status;
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kLatencyDispatch);
 }

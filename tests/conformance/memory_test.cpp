@@ -23,7 +23,8 @@ class MemoryConformance : public Conformance {
   ExchangeCase draw_batch(std::mt19937_64& random, int num_ranks) const {
     ExchangeCase spec;
     spec.world = draw_world_spec(random, num_ranks);
-    spec.world.max_tokens *= 8;  // several pages of everything
+    spec.world.max_tokens *= 8;                   // several pages of everything
+    if (on_gpus()) spec.world.num_replicas = -1;  // its tables are memory that bytes_required does not count
     spec.name = fmt::format("random world {}", spec.world.seed);
     spec.memory = random() % 2 == 0 ? MemoryKind::kSymmetric : MemoryKind::kPlain;
     const auto hidden = static_cast<std::int64_t>(8 * (1 + random() % 40));
@@ -45,7 +46,7 @@ class MemoryConformance : public Conformance {
     shape.backend = GetParam().backend;
     shape.num_ranks = context.num_ranks();
     shape.ranks_per_node = ranks_per_node(context.num_ranks());
-    shape.num_experts = routing.num_experts();
+    shape.num_experts = routing.num_physical_experts();
     shape.num_tokens = routing.num_tokens();
     shape.num_topk = routing.num_topk();
     shape.num_recv_rows = routing.num_recv_rows();

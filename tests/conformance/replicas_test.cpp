@@ -39,6 +39,7 @@ TEST_P(Replicas, EveryLayoutChoiceAndPattern) {
           one.world.pattern = pattern;
           one.world.seed += cases.size();
           one.world.custom_placement = cases.size() % 2 == 1;
+          one.world.max_tokens = cases.size() % 4 == 1 ? 150 : 12;  // CPU ranks pick in another way for many
           one.world.spare_recv_rows = cases.size() % 3 == 0 ? 4 : -1;
           one.id_dtype = cases.size() % 4 < 2 ? DType::kInt64 : DType::kInt32;
           one.memory = static_cast<MemoryKind>(cases.size() % 3);

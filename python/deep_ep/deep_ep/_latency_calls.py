@@ -179,7 +179,7 @@ def _combine_at_once(
             return None
         sums, routing = made
         group._made(sent, routing._native)
-        return sums, None if sent is None else _ReceiveHook(sent, group, None, None)
+        return sums, None if sent is None else _ReceiveHook(sent, group)
 
     made, event = run_whole(member, asked, make, x, topk_weights, out)
     return None if made is None else (made[0], event, made[1])
@@ -225,7 +225,7 @@ def combine(
             rows, routing, topk_weights, order="rank_sums", split=bool(how.return_recv_hook), out=how.out
         )
         call.gives(combined.x)
-    hook = _ReceiveHook(combined._sent, member.group, None, None) if how.return_recv_hook else None
+    hook = _ReceiveHook(combined._sent, member.group) if how.return_recv_hook else None
     return combined.x, _end(call.event), hook
 
 

@@ -1,6 +1,7 @@
 #include "cpu/context/routing.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace ferry::cpu {
@@ -12,17 +13,61 @@ void copy_ids(const RouteCall& call, std::int64_t num_counted, std::vector<std::
   std::copy(from, from + num_counted * call.num_topk, ids.begin());
 }
 
+/// What tokens pick, by the remainder of token index + rank: a lookup for each entry in place of a division. Only as far
+/// as it takes few entries.
+class PickRounds {
+ public:
+  PickRounds(const plan::HomeTable& homes, std::size_t most_entries) : width_(homes.ranges.size() + 1) {
+    for (const plan::HomeRange& range : homes.ranges) {
+      if (range.count > 1) num_rounds_ = std::lcm(num_rounds_, std::size_t{range.count});
+      if (num_rounds_ * width_ > most_entries) return;
+    }
+    picks_.reserve(num_rounds_ * width_);
+    for (std::size_t round = 0; round < num_rounds_; ++round) {
+      picks_.push_back(-1);  // of no expert
+      for (std::size_t logical = 0; logical + 1 < width_; ++logical) {
+        picks_.push_back(homes.pick(logical, static_cast<std::int64_t>(round), 0));
+      }
+    }
+  }
+
+  bool present() const { return !picks_.empty(); }
+  std::size_t num_rounds() const { return num_rounds_; }
+  /// To be indexed by ids from -1 on.
+  const std::int32_t* round(std::size_t number) const { return picks_.data() + number * width_ + 1; }
+
+ private:
+  std::size_t width_;
+  std::size_t num_rounds_ = 1;
+  std::vector<std::int32_t> picks_;
+};
+
 /// The same, with the homes that the tokens pick.
 template <typename Id>
 void pick_ids(const RouteCall& call, int my_rank, std::int64_t num_counted, std::vector<std::int64_t>& ids_out) {
+  /// Half of a core's first cache.
+  constexpr std::size_t kMostEntries = 4096;
+  /// Entries of a batch for each one of the table, so that it pays.
+  constexpr std::size_t kLeastShare = 4;
   const auto* from = static_cast<const Id*>(call.topk_idx.data);
   const plan::HomeTable& homes = call.placement->homes;
+  const auto num_topk = static_cast<std::size_t>(call.num_topk);
   std::int64_t* ids = ids_out.data();
-  for (std::int64_t token = 0; token < num_counted; ++token) {
-    for (int topk = 0; topk < call.num_topk; ++topk) {
-      const Id id = *from++;
-      *ids++ = id < 0 ? -1 : homes.pick(to_size(id), token, my_rank);
+  const PickRounds rounds(homes, std::min(kMostEntries, to_size(num_counted) * num_topk / kLeastShare));
+  if (!rounds.present()) {
+    for (std::int64_t token = 0; token < num_counted; ++token) {
+      for (std::size_t topk = 0; topk < num_topk; ++topk) {
+        const Id id = *from++;
+        *ids++ = id < 0 ? -1 : homes.pick(to_size(id), token, my_rank);
+      }
     }
+    return;
+  }
+  std::size_t round = to_size(my_rank) % rounds.num_rounds();
+  for (std::int64_t token = 0; token < num_counted; ++token) {
+    const std::int32_t* const picks = rounds.round(round);
+    for (std::size_t topk = 0; topk < num_topk; ++topk) *ids++ = picks[*from++];
+    round = round + 1 < rounds.num_rounds() ? round + 1 : 0;
   }
 }
 
@@ -117,11 +162,10 @@ void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::Ex
   set_views(call, routing);
 }
 
-void add_to_counters(const RouteCall& call, const CpuRouting& routing) {
-  const LoadCounters& counters = call.options.counters;
+void add_to_counters(const LoadCounters& counters, const ExpertPlacement& placement, const CpuRouting& routing) {
   const auto self = [](std::size_t i) { return static_cast<std::int64_t>(i); };
   const auto own = [&routing](std::size_t i) { return routing.own_expert_counts[i]; };
-  const std::vector<std::int32_t>& logical_of = call.placement->physical_to_logical;
+  const std::vector<std::int32_t>& logical_of = placement.physical_to_logical;
   add_counts(counters.physical, routing.own_expert_counts.size(), self, own);
   add_counts(
       counters.logical, routing.own_expert_counts.size(),

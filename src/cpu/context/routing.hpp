@@ -40,6 +40,9 @@ struct CpuRouting : RoutingState, LargeTables {
   }
   std::vector<std::int32_t> source_ranges_table;  ///< what source_ranges shows
   std::int64_t slab_capacity = 0;                 ///< C, of latency mode
+  /// Of a split call: what its receive half adds to. Null: nothing any more.
+  std::shared_ptr<const ExpertPlacement> counted_placement;
+  LoadCounters due_counters;
 
   bool holds_token(std::int64_t row) const { return source_table[to_size(row) * 2] >= 0; }
 
@@ -73,8 +76,8 @@ void set_views(const RouteCall& call, CpuRouting& routing);
 void finish(const RouteCall& call, const plan::RouteShape& shape, const plan::ExpertGroups& groups, std::size_t my_rank,
             const std::int32_t* own_counts, CpuRouting& routing);
 
-/// Adds the counts of a route that is done to the call's counters.
-void add_to_counters(const RouteCall& call, const CpuRouting& routing);
+/// Adds the counts of a route that is done to a call's counters.
+void add_to_counters(const LoadCounters& counters, const ExpertPlacement& placement, const CpuRouting& routing);
 
 }  // namespace ferry::cpu
 

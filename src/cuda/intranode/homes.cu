@@ -143,7 +143,7 @@ cudaError_t launch_homes(const HomesParams& params, cudaStream_t stream) {
 
 cudaError_t load_homes_kernel(std::size_t shared_limit) {
   const std::size_t most_bytes = homes_shared_bytes(static_cast<int>(kMaxExperts), static_cast<int>(kMaxExperts));
-  return cudaFuncSetAttribute(homes_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(homes_kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(std::min(most_bytes, shared_limit)));
 }
 
