@@ -141,7 +141,7 @@ def forward_table_seeds() -> dict[str, bytes]:
 
 
 ROUTE, DISPATCH, COMBINE, LATENCY_DISPATCH, LATENCY_COMBINE, DESTROY = range(6)
-NUM_FIELDS = 11
+NUM_FIELDS = 14
 
 
 def call_header(
@@ -171,17 +171,24 @@ def call_header_seeds() -> dict[str, bytes]:
         return (bytes([7, len(headers) - 1]) + b"".join(headers) + end).rstrip(b"\0")
 
     def placed(owners: tuple[int, ...], placement: int, **more: int) -> bytes:
-        fields = (8, len(owners), 0, 1, 0, 1, placement)
+        fields = (8, len(owners), 0, 0, 0, 0, 1, 0, 0, 1, placement)
         return call_header(fields=fields, text=struct.pack(f"<{len(owners)}h", *owners), **more)
 
     def placed_many(experts: int, hashes: tuple[int, ...]) -> bytes:
-        return call_header(fields=(8, experts, 0, 1, 0, 1, hashes[0]), text=struct.pack(f"<{len(hashes)}I", *hashes))
+        return call_header(
+            fields=(8, experts, 0, 0, 0, 0, 1, 0, 0, 1, hashes[0]), text=struct.pack(f"<{len(hashes)}I", *hashes)
+        )
+
+    def homes(form: int, values: tuple[int, ...], placement: int, *, physical: int = 4, kind: str = "h") -> bytes:
+        fields = (8, 3, physical, 0, 0, 0, 1, 0, 0, 1, placement)
+        text = struct.pack("<hh", form, 2) + struct.pack(f"<{len(values)}{kind}", *values)
+        return call_header(fields=fields, text=text)
 
     def latency(owners: tuple[int, ...], placement: int) -> bytes:
-        fields = (8, len(owners), 128, 256, 1, 4096, 5, 1, 32, 0, placement)
+        fields = (8, len(owners), 0, 0, 0, 128, 256, 1, 4096, 5, 1, 32, 0, placement)
         return call_header(LATENCY_DISPATCH, fields=fields, text=struct.pack(f"<{len(owners)}h", *owners), entries=80)
 
-    route = call_header(fields=(8, 64, 0, 1, 0, 1, 12345), rows=1000, entries=80)
+    route = call_header(fields=(8, 64, 0, 0, 0, 0, 1, 0, 0, 1, 12345), rows=1000, entries=80)
     return {
         "agreed": story(route, route),
         "dispatch": story(call_header(DISPATCH, fields=(0, 4096, 5, 0, 0, 0, 1, 1)), end=error_record(4, 0, b"late")),
@@ -190,13 +197,22 @@ def call_header_seeds() -> dict[str, bytes]:
         "latency_dispatch_other_placement": story(latency((0, 0, 1, 1), 7), latency((0, 1, 0, 1), 8)),
         "latency_combine": story(call_header(LATENCY_COMBINE, fields=(3, 4096, 5, 1, 0)), route),
         "destroy": story(call_header(DESTROY), call_header(DESTROY)),
-        "other_field": story(route, call_header(fields=(8, 65, 0, 1, 0, 1, 12345), entries=80)),
+        "other_field": story(route, call_header(fields=(8, 65, 0, 0, 0, 0, 1, 0, 0, 1, 12345), entries=80)),
         "other_placement": story(placed((0, 0, 1, 1), 7), placed((0, 1, 0, 1), 8)),
         "other_placement_of_many": story(placed_many(640, (1,) * 160), placed_many(640, (2,) + (1,) * 159)),
         "other_placement_cut": story(placed((0, 0, 1, 1), 7), placed((0, 1, 0, 1), 8, text_bytes=7)),
         "other_placement_of_absurdly_many": story(
-            call_header(fields=(8, (1 << 63) - 1, 0, 1, 0, 1, 7), text=b"1" * 640),
-            call_header(fields=(8, (1 << 63) - 1, 0, 1, 0, 1, 8), text=b"2" * 640),
+            call_header(fields=(8, (1 << 63) - 1, 0, 0, 0, 0, 1, 0, 0, 1, 7), text=b"1" * 640),
+            call_header(fields=(8, (1 << 63) - 1, 0, 0, 0, 0, 1, 0, 0, 1, 8), text=b"2" * 640),
+        ),
+        "other_homes": story(homes(0, (0, 1, 2, 0), 7), homes(0, (0, 1, 2, 1), 8)),
+        "other_homes_on_other_ranks": story(homes(0, (0, 1, 2, 0), 7), homes(1, (0, 1, 2, 0, 0, 1, 0, 1), 8)),
+        "other_homes_of_many": story(
+            homes(2, (1,) * 159, 7, physical=640, kind="I"), homes(2, (1,) * 158 + (2,), 8, physical=640, kind="I")
+        ),
+        "other_homes_of_a_form_that_is_none": story(homes(9, (0, 1), 7), homes(-3, (0,), 8)),
+        "other_homes_of_absurdly_many": story(
+            homes(2, (1,), 7, physical=(1 << 63) - 1), homes(2, (2,), 8, physical=(1 << 63) - 1)
         ),
         "other_operation": story(call_header(COMBINE), call_header(DESTROY)),
         "own_error": story(route, call_header(code=3, text=b"route: too much")),
