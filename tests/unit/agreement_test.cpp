@@ -118,6 +118,45 @@ TEST(Agreement, ADifferenceInPlacementWithoutDetailsIsStillOne) {
   }
 }
 
+CallRecord route_of_homes(const HomeMaps& maps) {
+  CallRecord record;
+  record.operation = Operation::kRoute;
+  record.fields[2] = static_cast<std::int64_t>(maps.physical_to_rank.size());
+  record.fields[field_names(Operation::kRoute).size() - 1] = hash_homes(maps);
+  record.message_bytes =
+      static_cast<std::int32_t>(write_homes_digest(maps, std::span(record.message).first<kPlacementDigestBytes>()));
+  return record;
+}
+
+TEST(Agreement, ADifferenceInHomesNamesTheFirstOfThem) {
+  for (const std::size_t num_physical : {2U, 159U, 160U, 318U, 319U, 5000U}) {
+    std::vector<std::int32_t> logical(num_physical, 1);
+    std::vector<std::int32_t> ranks(num_physical, 0);
+    for (std::size_t i = num_physical / 2; i < num_physical; ++i) ranks[i] = 1;  // the default for two ranks
+    const CallRecord same = route_of_homes({logical, ranks, 2});
+    EXPECT_TRUE(check({same, same}).ok());
+    logical.back() = 7;
+    const std::string other_logical(check({same, route_of_homes({logical, ranks, 2})}).message());
+    logical.back() = 1;
+    ranks.back() = 0;
+    const std::string other_rank(check({same, route_of_homes({logical, ranks, 2})}).message());
+    const bool both_listed = num_physical <= 159;
+    const std::string last = "[" + std::to_string(num_physical - 1) + "]";
+    if (num_physical <= 318) {
+      EXPECT_NE(other_logical.find("physical_to_logical" + last + ": rank 0 has 1, rank 1 has 7"), std::string::npos)
+          << other_logical;
+    } else {
+      EXPECT_NE(other_logical.find("to " + std::to_string(num_physical - 1)), std::string::npos) << other_logical;
+    }
+    if (both_listed) {
+      EXPECT_NE(other_rank.find("physical_to_rank" + last + ": rank 0 has 1, rank 1 has 0"), std::string::npos)
+          << other_rank;
+    } else {
+      EXPECT_NE(other_rank.find("placement: "), std::string::npos) << other_rank;
+    }
+  }
+}
+
 /// Gathers the messages that a test gives for two ranks.
 class FakeBootstrap final : public Bootstrap {
  public:

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cuda/driver/launch.hpp"
-#include "cuda/intranode/homes.hpp"
+#include "cuda/intranode/homes_params.hpp"
 #include "cuda/sync/rank_sync.cuh"
 #include "cuda/sync/shared_memory.cuh"
 

@@ -9,28 +9,10 @@
 #include <memory>
 
 #include "core/backend.hpp"
-#include "cuda/intranode/route_params.hpp"
+#include "cuda/intranode/homes_params.hpp"
 #include "cuda/memory/table_memory.hpp"
 
 namespace ferry::cuda {
-
-struct HomesParams {
-  const std::int32_t* physical_to_logical = nullptr;  ///< [P], perhaps wrong
-  const std::int32_t* owner = nullptr;                ///< [P]
-  int num_physical = 0;
-  int num_logical = 0;
-  int rank = 0;
-  int ranks_per_node = 1;
-  bool nearest = true;
-  plan::HomeRange* ranges = nullptr;   ///< [E]
-  std::int32_t* homes = nullptr;       ///< [P]
-  std::int32_t* logical_of = nullptr;  ///< [P]
-  HomesCheck* check = nullptr;
-};
-
-cudaError_t launch_homes(const HomesParams& params, cudaStream_t stream);
-/// Loads the kernel. `shared_limit`: most shared memory of a block on this GPU.
-cudaError_t load_homes_kernel(std::size_t shared_limit);
 
 /// Of a call whose placement only the GPU knows, otherwise nothing.
 struct BuiltHomes {
