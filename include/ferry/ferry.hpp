@@ -14,6 +14,7 @@
 #include "ferry/group.hpp"            // ranks, memory, the three calls
 #include "ferry/int8.hpp"             // quantisation to INT8 and back
 #include "ferry/latency.hpp"          // inputs and outputs of latency mode
+#include "ferry/one_sided.hpp"        // symmetric memory, puts, gets, signals, atomics
 #include "ferry/quantization.hpp"     // its modes, and where it runs
 #include "ferry/routing.hpp"          // where every token goes
 #include "ferry/status.hpp"           // errors
