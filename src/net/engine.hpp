@@ -28,6 +28,7 @@
 
 #include "ferry/status.hpp"
 #include "ferry/transports.hpp"
+#include "net/atomic_op.hpp"
 
 namespace ferry::net {
 
@@ -58,19 +59,6 @@ struct EngineOptions {
   std::string net_devices{};
 
   int rank_of(int peer) const { return ranks.empty() ? peer : ranks[static_cast<std::size_t>(peer)]; }
-};
-
-/// One step on a word of 8 bytes at an aligned offset of a peer's memory, as all see it that use atomics on that word.
-struct AtomicOp {
-  enum class Kind : std::uint32_t {
-    kSet = 0,          ///< word = operand
-    kAdd = 1,          ///< word += operand
-    kCompareSwap = 2,  ///< if word == compare: word = operand
-  };
-  Kind kind = Kind::kSet;
-  std::size_t offset = 0;
-  std::uint64_t operand = 0;
-  std::uint64_t compare = 0;
 };
 
 /// Of get, atomic and flush: no answer is wanted.

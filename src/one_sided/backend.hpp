@@ -137,6 +137,8 @@ class Backend {
   /// an entry and gets all of them, by place. Collective. Blocks the host.
   virtual Result<std::vector<Entry>> exchange(const TeamState& team, const Entry& mine) = 0;
 
+  /// The last call: quiet, then a meeting of all ranks, then closes what the network reaches. Blocks the host.
+  virtual Status leave(const TeamState& world) = 0;
   /// See OneSided::poll_errors.
   virtual Status poll_errors() { return {}; }
 };

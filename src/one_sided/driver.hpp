@@ -15,17 +15,21 @@
 ///   word            writer        readers  order                   publishes
 ///   the engine      lock holder   same     the lock                everything but the two below
 ///   asleep          the thread    callers  seq_cst                 nothing; a caller that left work behind wakes it
+///   armed           the thread    callers  seq_cst                 nothing; who takes events from an engine that is to
+///                                                                  wake the thread wakes it instead
 ///   num_drivers     callers       thread   relaxed                 nothing; the thread leaves polling to them
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "net/engine.hpp"
@@ -94,6 +98,8 @@ class Driver {
   /// From any thread. Issues the request, or returns false where it cannot be issued now: a fence to that peer, or too
   /// many operations, are still under way. Then progress() until it can. To a lost peer: `completion` is told so.
   bool try_issue(const Request& request);
+  /// How often the completion of such a request is told: once for each part that a long get is cut into, else once.
+  static std::uint64_t num_parts(const Request& request);
   /// Tells `completion` nothing any more, and leaves the destination of its gets alone (not where a network card
   /// writes there by itself).
   void forget(const Completion* completion);
@@ -124,7 +130,74 @@ class Driver {
   void limit_close_time(std::int64_t timeout_ns);
 
  private:
+  /// What is under way to a peer. Flushes are numbered; all that was issued before one is complete when it is.
+  struct Peer {
+    std::uint64_t num_issued = 0;      // puts and atomics since the last flush began
+    std::uint64_t num_since_full = 0;  // the same since the last flush completed
+    std::uint64_t flush_begun = 0;
+    std::uint64_t flush_done = 0;
+    std::uint64_t fence = 0;  // nothing is issued before this flush is done
+    std::uint64_t num_pending_gets = 0;
+    bool has_failed = false;  // it was lost with operations under way, which no quiet has reported yet
+    std::deque<std::pair<std::uint64_t, std::vector<std::byte>>> copies;  // sources, until that flush is done
+    std::size_t copied_bytes = 0;
+    std::size_t copied_since_flush = 0;
+  };
+  /// An operation that the engine will report as completed.
+  struct Ticket {
+    int peer = 0;
+    Completion* completion = nullptr;
+    std::uint64_t flush = 0;   // of a flush: its number
+    bool pending_get = false;  // of a get without completion
+  };
+  /// Whether a peer is lost. `why` is written before `gone` is set, and never again.
+  struct Loss {
+    std::atomic<bool> gone{false};
+    Status why;
+  };
+
+  Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+  bool can_issue(int peer) const;
+  void issue(const Request& request);
+  std::uint64_t add_ticket(const Ticket& ticket);
+  void begin_flush(int peer, Completion* completion);
+  void on_completed(int peer, std::uint64_t ticket, std::uint64_t value);
+  void on_lost(int peer, const Status& why);
+  bool serve_sources();
+  /// What came of letting the engine move.
+  struct Moved {
+    bool any = false;
+    bool last = false;  // in the last round: there may be more
+  };
+  Moved turn(int max_rounds);
+  void settle();
+  void run();
+  void sleep_until_woken();
+  void sleep(int engine_fd, std::int64_t timeout_ns);
+
+  std::unique_ptr<net::Engine> engine_;
+  const int num_peers_;
+  const std::function<void()> changed_;
   std::function<std::uint64_t(const net::AtomicOp&)> apply_;
+  std::vector<Loss> losses_;
+
+  mutable std::mutex mutex_;  // the engine, and the next nine
+  std::vector<Peer> peers_;
+  std::unordered_map<std::uint64_t, Ticket> tickets_;
+  std::uint64_t last_ticket_ = net::kNoTicket;
+  std::vector<RequestSource*> sources_;
+  std::uint64_t num_changes_ = 0;  // of memory by peers, and completions
+  std::uint64_t num_told_ = 0;
+  std::int64_t close_timeout_ns_;
+  std::int64_t nap_ns_ = 0;
+  bool stop_ = false;
+
+  std::atomic<int> num_drivers_{0};
+  std::atomic<std::int64_t> last_drive_ns_{0};
+  std::atomic<bool> asleep_{false};
+  std::atomic<bool> armed_{false};  // it sleeps until the engine wakes it
+  net::WakeFd wake_;
+  std::thread thread_;
 };
 
 }  // namespace ferry::one_sided

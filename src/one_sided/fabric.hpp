@@ -9,6 +9,7 @@
 ///
 ///   word             writer      readers  order                    publishes
 ///   arrived[t][s]    team mates  owner    fetch_add / acquire      what the mate did before its barrier (in its node)
+///   finished         all ranks   owner    fetch_add / acquire      that all ranks have come to the last barrier
 ///   entries          all ranks   owner    before a barrier         what a rank shows in an exchange
 ///   doorbell         all         owner    fetch_add seq_cst, futex nothing; wakes sleepers
 ///   num_sleepers     owner       all      seq_cst                  nothing; nobody is woken while it is 0
@@ -20,7 +21,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -35,7 +39,6 @@ namespace ferry::one_sided {
 class Fabric {
  public:
   /// Collective: succeeds on all ranks or fails on all. `heap_bytes`: of the host heap, a multiple of a page; 0: none.
-  /// `operation`: the call, for messages.
   static Result<std::unique_ptr<Fabric>> create(const BackendContext& context, std::size_t heap_bytes);
   ~Fabric();
   Fabric(const Fabric&) = delete;
@@ -43,6 +46,7 @@ class Fabric {
 
   const Topology& topology() const { return topology_; }
   std::int64_t timeout_ns() const { return timeout_ns_; }
+  std::span<const int> everybody() const { return everybody_; }
   bool in_node(int rank) const { return topology_.node_of(rank) == topology_.node_of(topology_.rank); }
 
   /// This rank's host heap, zeroed at creation, mapped shared, page-aligned.
@@ -52,8 +56,6 @@ class Fabric {
   std::byte* peer_heap(int rank) const;
   /// Where a heap's offset is in the memory of the engine, for Request::offset.
   std::size_t engine_offset(std::size_t heap_offset) const;
-  /// Where the engine's memory at `offset` is here.
-  std::byte* at_engine_offset(std::size_t offset) const;
 
   /// Null with one node.
   Driver* driver() { return driver_.get(); }
@@ -61,23 +63,24 @@ class Fabric {
   /// Wakes sleeping threads of a rank of this node, this rank included, after a word of its heap has changed.
   void ring(int rank) const;
 
-  /// Ok, or kPeerLost / kTransport for the first rank found to be lost, of all ranks or one. Costs system calls.
-  Status presence() const;
-  Status presence(int rank) const;
+  /// Ok, or kPeerLost / kTransport for a rank that is lost, the first of these. Costs system calls.
+  Status presence(std::span<const int> ranks) const;
+  Status presence() const { return presence(everybody_); }
 
-  /// Issues a request, driving the network until it can be. To a lost peer: its status.
+  /// Gives a request to the driver, driving the network until it can be issued.
+  /// @errors kTimeout; to a lost peer its status: the request was not issued and its completion is told nothing
   Status issue(const Request& request, std::string_view operation);
 
-  /// Waits until `done(context)`, driving the network meanwhile; `presence` is looked at now and then.
-  /// @errors kTimeout, with `what` it waited for; kPeerLost
+  /// Waits until `done()`, driving the network meanwhile.
+  /// @errors kTimeout; kPeerLost, kTransport: one of `ranks` is lost, which is looked for now and then
   struct Wait {
     std::string_view operation;
-    bool (*done)(void* context) = nullptr;
-    void* context = nullptr;
+    std::string what;  ///< it waits for, for messages: "rank 3's answer to a get"
+    std::span<const int> ranks;
     std::int64_t timeout_ns = 0;
-    int peer = -1;  ///< the rank that is waited for, if it is one: only its loss ends the wait
+    int culprit = -1;  ///< of a kTimeout
   };
-  Status wait(const Wait& wait);
+  Status wait(const Wait& wait, const std::function<bool()>& done);
 
   /// Waits until everything that this rank gave the driver by its calls is complete, and fences the processor's stores.
   Status quiet(std::string_view operation);
@@ -87,16 +90,34 @@ class Fabric {
   /// See Backend::exchange; without quiet.
   Result<std::vector<Entry>> exchange(const TeamState& team, const Entry& mine, std::string_view operation);
 
+  /// The last meeting of all ranks, after which some may be gone before others have noticed it; then closes the network
+  /// and tells the node that this rank has left.
+  Status leave(const TeamState& world, std::string_view operation);
+
  private:
   struct Control;
+  /// While it lives this thread, not the driver's, moves the network.
+  class Driving;
 
   Fabric(const BackendContext& context, std::size_t heap_bytes, node::Rendezvous rendezvous);
+  static std::size_t control_bytes(int num_ranks);
+  Status join_network(const BackendContext& context, const std::vector<RankPlace>& places, const Status& my_status);
+  std::byte* memory_of(int rank) const;
   Control& control(int rank) const;
+  Entry* entries(int rank) const;
+  /// Adds 1 to the word of `rank` at `offset` of its control area.
+  Status add(int rank, std::size_t offset, std::string_view operation);
+  Status wait_for_mates(const TeamState& team, std::string_view operation, bool last);
+  bool sleep_until_rung(const std::function<bool()>& done, std::int64_t timeout_ns) const;
 
   Topology topology_;
   std::int64_t timeout_ns_;
   std::size_t heap_bytes_;
+  bool spins_;  // the host has a core for each thread
+  std::vector<int> everybody_;
   node::Peers peers_;
+  std::byte* memory_ = nullptr;  // of this rank: control area and heap, in its arena
+  std::size_t arena_offset_ = 0;
   std::unique_ptr<Driver> driver_;
 };
 
