@@ -28,7 +28,7 @@
 
 #include "ferry/status.hpp"
 #include "ferry/transports.hpp"
-#include "net/atomic_op.hpp"
+#include "net/remote_words.hpp"
 
 namespace ferry::net {
 

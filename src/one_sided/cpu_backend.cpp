@@ -160,7 +160,7 @@ Status CpuBackend::put_signal(const PutCall& put, const SignalCall& signal) {
 
 Status CpuBackend::signal(const SignalCall& call) {
   if (std::byte* theirs = fabric_->peer_heap(call.rank); theirs != nullptr) {
-    apply_at(theirs, to_atomic(call));
+    net::apply_atomic(theirs, to_atomic(call));
     fabric_->ring(call.rank);
     return {};
   }
@@ -178,7 +178,7 @@ Status CpuBackend::fetch(const FetchCall& call, std::uint64_t* fetched) {
 
 Result<std::uint64_t> CpuBackend::fetch_now(const FetchCall& call) {
   if (std::byte* theirs = fabric_->peer_heap(call.rank); theirs != nullptr) {
-    const std::uint64_t before = apply_at(theirs, to_atomic(call));
+    const std::uint64_t before = net::apply_atomic(theirs, to_atomic(call));
     fabric_->ring(call.rank);
     return before;
   }

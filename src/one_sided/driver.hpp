@@ -83,6 +83,9 @@ class RequestSource {
 
 class Driver {
  public:
+  /// Of the engine that it drives.
+  static constexpr int kNumChannels = 2;
+
   /// `changed`: called, without the lock, after peers have changed this rank's memory or an operation has completed.
   Driver(std::unique_ptr<net::Engine> engine, const net::EngineOptions& options, std::function<void()> changed);
   /// Closes the engine: takes at most its deadline.

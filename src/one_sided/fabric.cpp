@@ -13,12 +13,17 @@
 #include "core/group_options.hpp"
 #include "node/futex.hpp"
 #include "one_sided/words.hpp"
+#include "rail/network.hpp"
 
 namespace ferry::one_sided {
 namespace {
 
 /// Steps of a barrier of as many ranks as a group can have (32767).
 constexpr std::size_t kMaxSteps = 15;
+
+/// Teams have words of their own, and the ranks that join the network, before there are teams.
+constexpr int kJoiningTeam = kMaxTeams;
+constexpr auto kNumTeams = static_cast<std::size_t>(kMaxTeams) + 1;
 
 /// A rank that answers at once does so within this, where each has a core; sleeping and waking take as long.
 constexpr std::int64_t kSpinNs = 20'000;
@@ -37,7 +42,7 @@ struct Fabric::Control {
   alignas(node::kFlagAlignment) std::atomic<std::uint32_t> doorbell{0};
   alignas(node::kFlagAlignment) std::atomic<std::uint32_t> num_sleepers{0};
   alignas(node::kFlagAlignment) std::uint64_t finished = 0;
-  std::array<std::array<std::uint64_t, kMaxSteps>, static_cast<std::size_t>(kMaxTeams)> arrived{};
+  std::array<std::array<std::uint64_t, kMaxSteps>, kNumTeams> arrived{};
 };
 
 class Fabric::Driving {
@@ -107,9 +112,34 @@ Result<std::unique_ptr<Fabric>> Fabric::create(const BackendContext& context, st
   return fabric;
 }
 
-Status Fabric::join_network(const BackendContext& context, const std::vector<RankPlace>& /*places*/,
+/// Every rank is an end, those of this node too, which are never used: an end's index is its rank.
+Status Fabric::join_network(const BackendContext& context, const std::vector<RankPlace>& places,
                             const Status& my_status) {
-  return gather_or_fail(*context.bootstrap, my_status, {}, timeout_ns_).status();
+  if (topology_.num_nodes() == 1) return gather_or_fail(*context.bootstrap, my_status, {}, timeout_ns_).status();
+  const std::size_t memory_bytes = engine_offset(heap_bytes_);
+  rail::NetworkParams params;
+  params.engine.self = topology_.rank;
+  params.engine.num_peers = topology_.num_ranks;
+  params.engine.num_channels = Driver::kNumChannels;
+  params.engine.memory = {memory_, memory_ == nullptr ? 0 : memory_bytes};
+  params.engine.timeout_ns = timeout_ns_;
+  params.engine.ranks = everybody_;
+  params.places = places;
+  Result<rail::Network> network = rail::open_network(context, params, my_status);
+  if (!network.ok()) return network.status();
+  driver_ = std::make_unique<Driver>(std::move(network->engine), network->options, [this] { ring(topology_.rank); });
+  Status status = driver_->start(network->addresses);
+  if (!status.ok()) {
+    status = Status(status.code(),
+                    fmt::format("OneSided::create: connecting over {}: {}", network->describe(), status.message()),
+                    status.peer());
+  }
+  if (Status all = gather_or_fail(*context.bootstrap, status, {}, timeout_ns_).status(); !all.ok()) return all;
+  // Connections are made when something is sent: now, so that a rank which cannot be reached is found here.
+  if (status = barrier({.id = kJoiningTeam, .ranks = everybody_, .my_place = topology_.rank}, "OneSided::create");
+      !status.ok())
+    return status;
+  return quiet("OneSided::create");
 }
 
 std::byte* Fabric::memory_of(int rank) const {
@@ -233,7 +263,7 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
 
 Status Fabric::add(int rank, std::size_t offset, std::string_view operation) {
   if (std::byte* theirs = memory_of(rank); theirs != nullptr) {
-    apply_at(theirs, {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1});
+    net::apply_atomic(theirs, {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1});
     ring(rank);
     return {};
   }
