@@ -125,20 +125,18 @@ class Engine {
   /// For the one-sided layer. None of them blocks; the caller ensures that remote ranges are inside the memory.
   ///
   /// As put, but from any memory of this process. The source must not change until a later flush has completed.
-  virtual void put_from(int /*peer*/, int /*channel*/, std::span<const std::byte> /*source*/,
-                        std::size_t /*remote_offset*/) {}
+  virtual void put_from(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) = 0;
   /// Copy the peer's memory at `remote_offset` to any memory of this process, `into`, which is written until the ticket
   /// completes. What it reads is ordered with nothing but flushes before it that have completed.
-  virtual void get(int /*peer*/, std::span<std::byte> /*into*/, std::size_t /*remote_offset*/,
-                   std::uint64_t /*ticket*/) {}
+  virtual void get(int peer, std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket) = 0;
   /// Apply `op` to the peer's memory after all earlier puts on this channel have arrived. Reported as completed unless
   /// the ticket is kNoTicket.
-  virtual void atomic(int /*peer*/, int /*channel*/, const AtomicOp& /*op*/, std::uint64_t /*ticket*/) {}
+  virtual void atomic(int peer, int channel, const AtomicOp& op, std::uint64_t ticket) = 0;
   /// Completed when all earlier puts and atomics on all channels to `peer` are in its memory.
-  virtual void flush(int /*peer*/, std::uint64_t /*ticket*/) {}
+  virtual void flush(int peer, std::uint64_t ticket) = 0;
   /// The ticket will not be reported, and the destination of its get not be written any more, except by a network card
   /// that does so by itself.
-  virtual void forget(std::uint64_t /*ticket*/) {}
+  virtual void forget(std::uint64_t ticket) = 0;
 
   /// Make progress and report events. Never blocks. True if anything happened: poll again soon.
   virtual bool poll() = 0;
