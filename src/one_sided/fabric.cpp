@@ -66,7 +66,8 @@ Fabric::Fabric(const BackendContext& context, std::size_t heap_bytes, node::Rend
     : topology_(context.topology),
       timeout_ns_(context.options.timeout_ns),
       heap_bytes_(heap_bytes),
-      spins_(std::thread::hardware_concurrency() > static_cast<unsigned>(topology_.ranks_per_node)),
+      spins_(std::thread::hardware_concurrency() >=
+             static_cast<unsigned>(std::ranges::count_if(rendezvous.places, &RankPlace::on_this_host))),
       peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)) {
   for (int rank = 0; rank < topology_.num_ranks; ++rank) everybody_.push_back(rank);
 }
