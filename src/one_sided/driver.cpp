@@ -261,6 +261,7 @@ void Driver::on_lost(int peer, const Status& why) {
   gone.num_pending_gets = 0;
   gone.fence = 0;
   gone.num_since_full = 0;
+  gone.copied_bytes = 0;
   std::vector<Completion*> losers;
   for (auto entry = tickets_.begin(); entry != tickets_.end();) {
     if (entry->second.peer != peer) {
@@ -317,7 +318,8 @@ void Driver::end_wait() {
 
 void Driver::hand_over() {
   last_drive_ns_.store(0, std::memory_order_relaxed);
-  wake();
+  // Else the engine wakes it.
+  if (!armed_.load(std::memory_order_seq_cst)) wake();
 }
 
 void Driver::attach(RequestSource* source) {

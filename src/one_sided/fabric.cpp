@@ -33,6 +33,8 @@ constexpr int kYields = 8;
 /// Plain stores and puts inside a node wake nobody, so sleepers look at the word again: the first and the longest nap.
 constexpr std::int64_t kFirstNapNs = 50'000;
 constexpr std::int64_t kLongestNapNs = 1'000'000;
+/// For peers to hear that this rank leaves, over any working network, where they may not answer.
+constexpr std::int64_t kLastWordsNs = 1'000'000'000;
 /// How often a waiting thread asks the system whether others are still there.
 constexpr std::int64_t kPresenceIntervalNs = 4'000'000;
 
@@ -72,7 +74,9 @@ Fabric::Fabric(const BackendContext& context, std::size_t heap_bytes, node::Rend
   for (int rank = 0; rank < topology_.num_ranks; ++rank) everybody_.push_back(rank);
 }
 
-Fabric::~Fabric() = default;
+Fabric::~Fabric() {
+  if (driver_ != nullptr) driver_->limit_close_time(kLastWordsNs);
+}
 
 std::size_t Fabric::control_bytes(int num_ranks) {
   return node::round_up_to_page(sizeof(Control) + static_cast<std::size_t>(num_ranks) * kEntryBytes);
@@ -170,21 +174,25 @@ void Fabric::ring(int rank) const {
   node::futex_wake_all(theirs.doorbell);
 }
 
+/// One that has died before those that have left, which may have done so because of it.
 Status Fabric::presence(std::span<const int> ranks) const {
+  Status left;
   for (const int rank : ranks) {
     if (rank == topology_.rank) continue;
     if (peers_.includes(rank)) {
       const std::string_view loss = peers_.loss_of(rank);
-      if (loss.empty()) continue;
-      return Status(ErrorCode::kPeerLost, fmt::format("rank {} {}", rank, loss == "has died" ? "has died" : "has left"),
-                    rank);
+      if (loss == "has died") return Status(ErrorCode::kPeerLost, fmt::format("rank {} has died", rank), rank);
+      if (!loss.empty() && left.ok()) {
+        left = Status(ErrorCode::kPeerLost, fmt::format("rank {} has left", rank), rank);
+      }
+      continue;
     }
     if (driver_ == nullptr) continue;
     if (Status status = driver_->peer_status(rank); !status.ok()) {
       return Status(status.code(), fmt::format("rank {} is lost ({})", rank, status.message()), rank);
     }
   }
-  return {};
+  return left;
 }
 
 Status Fabric::issue(const Request& request, std::string_view operation) {
@@ -384,6 +392,7 @@ Status Fabric::leave(const TeamState& world, std::string_view operation) {
       (void)add(rank, offsetof(Control, finished), operation);
     }
   }
+  if (driver_ != nullptr && !status.ok()) driver_->limit_close_time(kLastWordsNs);
   driver_.reset();
   peers_.leave();
   return status;
