@@ -161,7 +161,7 @@ Status CpuBackend::put_signal(const PutCall& put, const SignalCall& signal) {
 Status CpuBackend::signal(const SignalCall& call) {
   if (std::byte* theirs = fabric_->peer_heap(call.rank); theirs != nullptr) {
     net::apply_atomic(theirs, to_atomic(call));
-    fabric_->ring(call.rank);
+    fabric_->ring(call.rank, fabric_->engine_offset(call.offset));
     return {};
   }
   Request request{.kind = Request::Kind::kAtomic, .peer = call.rank, .op = to_atomic(call)};
@@ -179,7 +179,7 @@ Status CpuBackend::fetch(const FetchCall& call, std::uint64_t* fetched) {
 Result<std::uint64_t> CpuBackend::fetch_now(const FetchCall& call) {
   if (std::byte* theirs = fabric_->peer_heap(call.rank); theirs != nullptr) {
     const std::uint64_t before = net::apply_atomic(theirs, to_atomic(call));
-    fabric_->ring(call.rank);
+    fabric_->ring(call.rank, fabric_->engine_offset(call.offset));
     return before;
   }
   const std::string_view operation = call.swap ? "compare_swap" : "fetch_add";
@@ -199,7 +199,8 @@ Status CpuBackend::wait_until(const WaitCall& call) {
                         .what = fmt::format("the word at offset {} of its heap, which is {}, to compare with {}",
                                             call.offset, load(word), call.value),
                         .ranks = fabric_->everybody(),
-                        .timeout_ns = call.timeout_ns},
+                        .timeout_ns = call.timeout_ns,
+                        .word = fabric_->engine_offset(call.offset)},
                        done);
 }
 

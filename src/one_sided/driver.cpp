@@ -164,6 +164,7 @@ void Driver::issue(const Request& request) {
                       request.completion == nullptr
                           ? net::kNoTicket
                           : add_ticket({.peer = request.peer, .completion = request.completion}));
+      if (!request.counts) return;
       break;
   }
   ++to.num_issued;

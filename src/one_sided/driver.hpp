@@ -66,6 +66,8 @@ struct Request {
   /// kPut, kPutSignal: the driver copies the source first, so that it may be reused when the request was issued.
   bool copy_source = false;
   net::AtomicOp op{};
+  /// kAtomic: flush_all() waits for it. False for words by which ranks only tell each other how far they are.
+  bool counts = true;
   Completion* completion = nullptr;  ///< kGet, kAtomic, kFlush; may be null. Outlives the request
 };
 

@@ -25,8 +25,10 @@ constexpr std::size_t kMaxSteps = 15;
 constexpr int kJoiningTeam = kMaxTeams;
 constexpr auto kNumTeams = static_cast<std::size_t>(kMaxTeams) + 1;
 
-/// A rank that answers at once does so within this, where each has a core; sleeping and waking take as long.
-constexpr std::int64_t kSpinNs = 20'000;
+/// Where each rank has a core: longer than another needs to wake and answer, so that two that answer each other do not
+/// both go to sleep every time once one has. (With 20 µs they did, on 2 cores of a busy host: a message took 24 µs
+/// instead of 0.1.)
+constexpr std::int64_t kSpinNs = 100'000;
 /// Where they share cores a waiting thread first lets others run, for about as long as a few of them need to get to
 /// their next signal.
 constexpr int kYields = 8;
@@ -43,6 +45,7 @@ constexpr std::int64_t kPresenceIntervalNs = 4'000'000;
 struct Fabric::Control {
   alignas(node::kFlagAlignment) std::atomic<std::uint32_t> doorbell{0};
   alignas(node::kFlagAlignment) std::atomic<std::uint32_t> num_sleepers{0};
+  std::atomic<std::size_t> watched{kAnyWord};
   alignas(node::kFlagAlignment) std::uint64_t finished = 0;
   std::array<std::array<std::uint64_t, kMaxSteps>, kNumTeams> arrived{};
 };
@@ -132,7 +135,8 @@ Status Fabric::join_network(const BackendContext& context, const std::vector<Ran
   params.places = places;
   Result<rail::Network> network = rail::open_network(context, params, my_status);
   if (!network.ok()) return network.status();
-  driver_ = std::make_unique<Driver>(std::move(network->engine), network->options, [this] { ring(topology_.rank); });
+  driver_ = std::make_unique<Driver>(std::move(network->engine), network->options,
+                                     [this] { ring(topology_.rank, kAnyWord); });
   Status status = driver_->start(network->addresses);
   if (!status.ok()) {
     status = Status(status.code(),
@@ -165,11 +169,14 @@ Fabric::Control& Fabric::control(int rank) const { return *reinterpret_cast<Cont
 
 Entry* Fabric::entries(int rank) const { return reinterpret_cast<Entry*>(memory_of(rank) + sizeof(Control)); }
 
-void Fabric::ring(int rank) const {
+void Fabric::ring(int rank, std::size_t offset) const {
   Control& theirs = control(rank);
   // Both sequentially consistent, and so is the change of the word before: either this rank sees the sleeper, or the
   // sleeper sees the word.
-  if (theirs.num_sleepers.load(std::memory_order_seq_cst) == 0) return;
+  const std::uint32_t num_sleepers = theirs.num_sleepers.load(std::memory_order_seq_cst);
+  if (num_sleepers == 0) return;
+  const std::size_t watched = theirs.watched.load(std::memory_order_seq_cst);
+  if (num_sleepers == 1 && watched != kAnyWord && offset != kAnyWord && watched != offset) return;
   theirs.doorbell.fetch_add(1, std::memory_order_seq_cst);
   node::futex_wake_all(theirs.doorbell);
 }
@@ -211,9 +218,10 @@ Status Fabric::issue(const Request& request, std::string_view operation) {
 }
 
 /// True if rung, or `done` already.
-bool Fabric::sleep_until_rung(const std::function<bool()>& done, std::int64_t timeout_ns) const {
+bool Fabric::sleep_until_rung(const Wait& wait, const std::function<bool()>& done, std::int64_t timeout_ns) const {
   Control& mine = control(topology_.rank);
-  mine.num_sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const bool alone = mine.num_sleepers.fetch_add(1, std::memory_order_seq_cst) == 0;
+  mine.watched.store(alone ? wait.word : kAnyWord, std::memory_order_seq_cst);
   const std::uint32_t rings = mine.doorbell.load(std::memory_order_seq_cst);
   const bool is_done = done();
   if (!is_done) node::futex_wait(mine.doorbell, rings, timeout_ns);
@@ -247,7 +255,7 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
     const std::int64_t left_ns = wait.timeout_ns - (now_ns - start_ns);
     if (left_ns <= 0) break;
     if (driver_ != nullptr) driver_->hand_over();
-    if (sleep_until_rung(done, std::min(nap_ns, left_ns))) return {};
+    if (sleep_until_rung(wait, done, std::min(nap_ns, left_ns))) return {};
     if (done()) return {};
     nap_ns = std::min(nap_ns * 2, kLongestNapNs);
     now_ns = node::monotonic_ns();
@@ -273,12 +281,13 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
 Status Fabric::add(int rank, std::size_t offset, std::string_view operation) {
   if (std::byte* theirs = memory_of(rank); theirs != nullptr) {
     net::apply_atomic(theirs, {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1});
-    ring(rank);
+    ring(rank, offset);
     return {};
   }
   return issue({.kind = Request::Kind::kAtomic,
                 .peer = rank,
-                .op = {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1}},
+                .op = {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1},
+                .counts = false},
                operation);
 }
 
@@ -300,7 +309,8 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
                      .what = fmt::format("rank {} (of {} in the team)", awaited, num_mates),
                      .ranks = team.ranks,
                      .timeout_ns = timeout_ns_,
-                     .culprit = awaited},
+                     .culprit = awaited,
+                     .word = last ? kAnyWord : offset},
                     [&] { return load(&words[step]) >= number || (last && load(finished) != 0); });
     }
     // A rank that has seen all others arrive may have left meanwhile; it said so first.

@@ -13,6 +13,9 @@
 ///   entries          all ranks   owner    before a barrier         what a rank shows in an exchange
 ///   doorbell         all         owner    fetch_add seq_cst, futex nothing; wakes sleepers
 ///   num_sleepers     owner       all      seq_cst                  nothing; nobody is woken while it is 0
+///   watched          owner       all      seq_cst                  nothing; a single sleeper is woken for that word
+///                                                                  alone. Of several one may be missed, as they leave:
+///                                                                  naps are short
 ///
 /// A barrier disseminates: in step s a rank adds 1 to arrived[t][s] of the team mate 2^s places further on, and waits
 /// until its own has reached the number of the barrier. Adds commute, so no order of the network matters, and each word
@@ -60,8 +63,10 @@ class Fabric {
   /// Null with one node.
   Driver* driver() { return driver_.get(); }
 
-  /// Wakes sleeping threads of a rank of this node, this rank included, after a word of its heap has changed.
-  void ring(int rank) const;
+  /// Wakes sleeping threads of a rank of this node, this rank included, after the word at `offset` of its memory
+  /// (engine_offset) has changed. kAnyWord: after something has.
+  void ring(int rank, std::size_t offset) const;
+  static constexpr std::size_t kAnyWord = ~std::size_t{0};
 
   /// Ok, or kPeerLost / kTransport for a rank that is lost, the first of these. Costs system calls.
   Status presence(std::span<const int> ranks) const;
@@ -78,7 +83,8 @@ class Fabric {
     std::string what;  ///< it waits for, for messages: "rank 3's answer to a get"
     std::span<const int> ranks;
     std::int64_t timeout_ns = 0;
-    int culprit = -1;  ///< of a kTimeout
+    int culprit = -1;             ///< of a kTimeout
+    std::size_t word = kAnyWord;  ///< what it waits for is this word of this rank's memory (engine_offset) alone
   };
   Status wait(const Wait& wait, const std::function<bool()>& done);
 
@@ -108,7 +114,7 @@ class Fabric {
   /// Adds 1 to the word of `rank` at `offset` of its control area.
   Status add(int rank, std::size_t offset, std::string_view operation);
   Status wait_for_mates(const TeamState& team, std::string_view operation, bool last);
-  bool sleep_until_rung(const std::function<bool()>& done, std::int64_t timeout_ns) const;
+  bool sleep_until_rung(const Wait& wait, const std::function<bool()>& done, std::int64_t timeout_ns) const;
 
   Topology topology_;
   std::int64_t timeout_ns_;

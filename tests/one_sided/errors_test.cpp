@@ -130,8 +130,9 @@ void lose_a_rank(RankContext& context, const World& world, Waiting waiting) {
       break;
   }
   const bool typed = status.code() == ErrorCode::kPeerLost || status.code() == ErrorCode::kTransport;
-  // In the barrier the others may be seen to leave first.
-  const bool named = status.peer() == lost || !asks;
+  // Or its neighbour, which goes when it has found that out.
+  const bool named =
+      status.peer() >= 0 && (!asks || (*shm)->topology().node_of(status.peer()) == (*shm)->topology().node_of(lost));
   context.expect(typed && named, "a lost rank: " + std::string(status.to_string()));
 }
 
