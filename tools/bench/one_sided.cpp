@@ -60,6 +60,22 @@ class Pair {
         raw_block_(shm.peer_pointer(other_, block_.data())),
         raw_words_(shm.peer_pointer(other_, words_.data())) {}
 
+  /// What is put comes back by get. Both ranks call it.
+  Status check() {
+    throw_if_error(shm_.barrier());
+    if (is_first_) {
+      std::vector<std::byte> sent(block_.size());
+      for (std::size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<std::byte>(i * 7 + i / 251);
+      std::vector<std::byte> got(sent.size());
+      throw_if_error(shm_.put(other_, block_.data(), sent.data(), sent.size()));
+      throw_if_error(shm_.quiet());
+      throw_if_error(shm_.get(other_, got.data(), block_.data(), got.size()));
+      if (got != sent) return {ErrorCode::kInternal, "what was put is not what came back; please report this bug"};
+    }
+    throw_if_error(shm_.barrier());
+    return {};
+  }
+
   Figures measure(std::int64_t num_bytes) {
     bytes_ = static_cast<std::size_t>(num_bytes);
     Figures figures;
@@ -194,6 +210,11 @@ Status run_rank(const OneSidedRun& run, RankContext& context) {
   try {
     Pair pair(run, **shm);
     const bool takes_part = context.rank() == 0 || context.rank() == context.num_ranks() - 1;
+    if (takes_part) {
+      if (Status status = pair.check(); !status) return status;
+    } else {
+      for (int meeting = 0; meeting < 2; ++meeting) throw_if_error((*shm)->barrier());
+    }
     for (std::size_t i = 0; i < num_sizes(run.op); ++i) {
       if (takes_part) {
         area[i] = pair.measure(kSizes[i]);
