@@ -170,9 +170,12 @@ TEST_P(OneSidedCopies, QuietForbidsStoreBuffering) {
     const int home = shm.num_ranks() - 1;
     const std::span<std::uint64_t> cells = block<std::uint64_t>(context, shm, 2 * kRounds);
     const std::span<std::uint64_t> seen = block<std::uint64_t>(context, shm, 2 * kRounds);
-    // Ranks 0 and 1 each write their own cell of the last rank and then read the other's.
+    Result<Team> writers = shm.split(shm.world(), shm.rank() < 2 ? 0 : 1);
+    if (!context.expect_ok(writers.status(), "split")) return;
+    // Ranks 0 and 1 each write their own cell of the last rank and then read the other's, at the same time.
     if (shm.rank() < 2) {
       for (int round = 0; round < kRounds; ++round) {
+        context.expect_ok(shm.barrier(*writers), "barrier of the two");
         const auto mine = static_cast<std::size_t>(2 * round + shm.rank());
         const std::size_t theirs = mine ^ 1;
         context.expect_ok(shm.put<std::uint64_t>(home, &cells[mine], std::array<std::uint64_t, 1>{1}), "put");
