@@ -1,6 +1,7 @@
 // Puts, gets, and what orders them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <thread>

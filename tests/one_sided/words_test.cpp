@@ -1,7 +1,9 @@
 // Words: atomics, waits, teams.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "one_sided/world.hpp"
