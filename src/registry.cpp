@@ -9,6 +9,7 @@
 #include "net/engine.hpp"
 #include "net/loopback/engine.hpp"
 #include "net/ucx/engine.hpp"
+#include "one_sided/cpu_backend.hpp"
 #include "rail/ring_memory.hpp"
 #if defined(FERRY_WITH_CUDA)
 #include "cuda/backend.hpp"
@@ -24,6 +25,11 @@ std::span<const BackendFactory> backend_factories() {
 #endif
     cpu::cpu_backend_factory(),
   };
+  return factories;
+}
+
+std::span<const one_sided::BackendFactory> one_sided::backend_factories() {
+  static const std::array factories = {one_sided::cpu_backend_factory()};
   return factories;
 }
 

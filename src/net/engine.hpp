@@ -1,16 +1,20 @@
 #ifndef FERRY_NET_ENGINE_HPP
 #define FERRY_NET_ENGINE_HPP
 
-/// The network as this library uses it: bytes put into a peer's memory, and numbers that notify the peer of them.
-/// Deliberately small, the common denominator of every fabric: no remote atomics, no ordering but the one below.
-/// docs/transport.md says how to add an engine.
+/// The network as this library uses it: bytes put into a peer's memory and numbers that notify the peer of them, which
+/// is all that dispatch and combine need; and for the one-sided layer gets, atomics on words of a peer's memory, and
+/// flushes. Deliberately small, the common denominator of every fabric. docs/transport.md says how to add an engine.
 ///
 /// Words: a *peer* is another end of the same network, by index; a *channel* numbers one of several independent
 /// sequences of operations to a peer.
 ///
 /// Ordering: `notify(peer, channel, value)` is seen by the peer only after the bytes of every earlier `put` to that
-/// peer on that channel. Nothing else is ordered: not puts among themselves, not one channel with another, and not two
-/// notifies of one channel, so only the highest value that a peer has seen counts.
+/// peer on that channel, and so is what `atomic(peer, channel, …)` does. Nothing else is ordered: not puts or atomics
+/// among themselves, not gets, not one channel with another, and not two notifies of one channel, so only the highest
+/// value that a peer has seen counts. A `flush` completes when everything before it has, on all channels.
+///
+/// Atomics are applied by the processor of the rank whose memory it is, in its poll(), whatever a network card could do
+/// by itself: so they are atomic with those of ranks that share that memory, which no card promises.
 
 #include <atomic>
 #include <cstddef>
@@ -24,6 +28,7 @@
 
 #include "ferry/status.hpp"
 #include "ferry/transports.hpp"
+#include "net/remote_words.hpp"
 
 namespace ferry::net {
 
@@ -56,6 +61,9 @@ struct EngineOptions {
   int rank_of(int peer) const { return ranks.empty() ? peer : ranks[static_cast<std::size_t>(peer)]; }
 };
 
+/// Of get, atomic and flush: no answer is wanted.
+inline constexpr std::uint64_t kNoTicket = 0;
+
 /// What an engine reports to its owner, from inside poll().
 struct EngineEvents {
   /// `peer` sent `value` on `channel`. Values may arrive out of order. Channel and peer are always in range, whatever
@@ -64,6 +72,14 @@ struct EngineEvents {
   /// The connection to `peer` is lost; reported once per peer. Later operations to it are dropped silently. kPeerLost
   /// where it closed or died, kTransport where the network failed.
   std::function<void(int peer, const Status& why)> lost;
+  /// The get, atomic or flush of this ticket is complete. `value`: of an atomic, what the word was before. Tickets that
+  /// this end did not give, or that were answered before, do not get here.
+  std::function<void(int peer, std::uint64_t ticket, std::uint64_t value)> completed{};
+  /// Applies an atomic of a peer to this end's memory, whose range and alignment have been checked, and returns what
+  /// the word was before. Absent: the engine does it, with the processor's atomics.
+  std::function<std::uint64_t(const AtomicOp& op)> apply_atomic{};
+  /// Peers have changed this end's memory by atomics.
+  std::function<void()> changed{};
 };
 
 /// How an engine reaches a peer, for display.
@@ -105,6 +121,22 @@ class Engine {
 
   /// Send `peer` a number, delivered after all earlier puts on this channel have arrived. Never blocks.
   virtual void notify(int peer, int channel, std::uint64_t value) = 0;
+
+  /// For the one-sided layer. None of them blocks; the caller ensures that remote ranges are inside the memory.
+  ///
+  /// As put, but from any memory of this process. The source must not change until a later flush has completed.
+  virtual void put_from(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) = 0;
+  /// Copy the peer's memory at `remote_offset` to any memory of this process, `into`, which is written until the ticket
+  /// completes. What it reads is ordered with nothing but flushes before it that have completed.
+  virtual void get(int peer, std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket) = 0;
+  /// Apply `op` to the peer's memory after all earlier puts on this channel have arrived. Reported as completed unless
+  /// the ticket is kNoTicket.
+  virtual void atomic(int peer, int channel, const AtomicOp& op, std::uint64_t ticket) = 0;
+  /// Completed when all earlier puts and atomics on all channels to `peer` are in its memory.
+  virtual void flush(int peer, std::uint64_t ticket) = 0;
+  /// The ticket will not be reported, and the destination of its get not be written any more, except by a network card
+  /// that does so by itself.
+  virtual void forget(std::uint64_t ticket) = 0;
 
   /// Make progress and report events. Never blocks. True if anything happened: poll again soon.
   virtual bool poll() = 0;

@@ -7,9 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/group_options.hpp"
 #include "plan/to_size.hpp"
-#include "rail/net_devices.hpp"
 
 namespace ferry::rail {
 namespace {
@@ -32,70 +30,7 @@ RailMemory::Shape shape_of(const Topology& topology, const RingShape& ring) {
   return {to_size(topology.num_nodes()), sizeof(CallHeader), sizeof(ErrorRecord), ring};
 }
 
-Result<const net::EngineFactory*> choose_engine(const std::string& name) {
-  std::string reasons;
-  std::string names;
-  for (const net::EngineFactory& factory : net::engine_factories()) {
-    names += fmt::format(", {}", factory.name);
-    // The loopback network does not leave the process: only on request.
-    if (name != factory.name && (name != "auto" || factory.name == "loopback")) continue;
-    const Status status = factory.probe();
-    if (status.ok()) return &factory;
-    reasons += fmt::format("; {}: {}", factory.name, status.message());
-  }
-  if (reasons.empty()) {
-    return Status(
-        ErrorCode::kInvalidArgument,
-        fmt::format("Group::create: transport is \"{}\", expected \"auto\" or one of this build's{}", name, names));
-  }
-  return Status(ErrorCode::kUnsupported,
-                fmt::format("Group::create: transport \"{}\" cannot run on this machine{}", name, reasons));
-}
-
-/// What a rank tells the others of its engine: the version, a zero, and how to reach it.
-std::vector<std::byte> to_message(std::string_view version, const net::Blob& address) {
-  const auto text = std::as_bytes(std::span(version));
-  std::vector<std::byte> message(text.begin(), text.end());
-  message.push_back(std::byte{0});
-  message.insert(message.end(), address.begin(), address.end());
-  return message;
-}
-
-std::string_view version_in(std::span<const std::byte> message) {
-  const auto end = std::ranges::find(message, std::byte{0});
-  return {reinterpret_cast<const char*>(message.data()), static_cast<std::size_t>(end - message.begin())};
-}
-
-net::Blob address_in(std::span<const std::byte> message) {
-  const std::size_t begin = std::min(version_in(message).size() + 1, message.size());
-  return {message.begin() + static_cast<std::ptrdiff_t>(begin), message.end()};
-}
-
-/// The same on every rank.
-Status check_versions(const std::vector<std::vector<std::byte>>& messages) {
-  std::vector<std::string_view> versions;
-  for (const std::vector<std::byte>& message : messages) versions.push_back(version_in(message));
-  return check_engine_versions(versions);
-}
-
-/// Adds the name of the call, which an engine does not know.
-Status while_creating(const Status& status) {
-  if (status.ok()) return status;
-  return Status(status.code(), fmt::format("Group::create: {}", status.message()), status.peer());
-}
-
 }  // namespace
-
-Status check_engine_versions(std::span<const std::string_view> versions) {
-  const auto other = std::ranges::find_if(versions, [&](std::string_view one) { return one != versions.front(); });
-  if (other == versions.end()) return {};
-  const auto rank = other - versions.begin();
-  return Status(ErrorCode::kUnsupported,
-                fmt::format("Group::create: rank 0 has {} and rank {} has {}; install the same version on all hosts "
-                            "(FERRY_UCX_LIBRARY names another one that a host has; `ferry doctor` shows which is used)",
-                            versions.front(), rank, *other),
-                static_cast<int>(rank));
-}
 
 Rails::Rails(const BackendContext& context, const RailsOptions& options)
     : topology_(context.topology),
@@ -114,90 +49,31 @@ std::size_t Rails::memory_bytes(const Topology& topology, const RingShape& ring)
 
 Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, const RailsOptions& options,
                                              const Status& my_status, std::function<void()> wake_rank) {
-  // A rank that fails reports it in the gather below, so that all ranks fail together.
-  Status status = my_status;
   std::unique_ptr<Rails> rails(new Rails(context, options));
-  net::Blob address;
-  net::EngineOptions engine_options{.self = rails->node_,
-                                    .num_peers = rails->num_nodes(),
-                                    .num_channels = kNumChannels,
-                                    .memory = options.memory,
-                                    .memory_bytes = rails->memory_.size_bytes(),
-                                    .timeout_ns = context.options.timeout_ns,
-                                    .ranks = rails->ranks_of_rail()};
-  std::unique_ptr<net::Engine> engine;
-  if (status.ok()) {
-    const Result<const net::EngineFactory*> factory = choose_engine(context.options.transport);
-    status = factory.status();
-    if (status.ok()) {
-      rails->engine_name_ = (*factory)->name;
-      status = rails->choose_devices(context, options, **factory, &engine_options);
-    }
-    if (status.ok()) {
-      Result<std::unique_ptr<net::Engine>> created = (*factory)->create(engine_options);
-      status = while_creating(created.status());
-      if (created.ok()) engine = std::move(*created);
-    }
-  }
-  if (status.ok()) {
-    rails->memory_ = RailMemory(engine->memory().data(), shape_of(rails->topology_, options.ring));
-    Result<net::Blob> mine = engine->address();
-    status = while_creating(mine.status());
-    if (mine.ok()) address = std::move(*mine);
-  }
-  Result<std::vector<std::vector<std::byte>>> all =
-      gather_or_fail(*context.bootstrap, status, to_message(engine != nullptr ? engine->version() : "", address),
-                     context.options.timeout_ns);
-  if (!all.ok()) return all.status();
-  if (Status versions = check_versions(*all); !versions.ok()) return versions;
-
-  std::vector<net::Blob> rail;
-  for (int node = 0; node < rails->num_nodes(); ++node)
-    rail.push_back(address_in((*all)[to_size(rails->rank_of(node))]));
-  rails->proxy_ = std::make_unique<net::Proxy>(std::move(engine), engine_options, std::move(wake_rank), options.spins);
+  NetworkParams params;
+  params.engine.self = rails->node_;
+  params.engine.num_peers = rails->num_nodes();
+  params.engine.num_channels = kNumChannels;
+  params.engine.memory = options.memory;
+  params.engine.memory_bytes = rails->memory_.size_bytes();
+  params.engine.timeout_ns = context.options.timeout_ns;
+  params.engine.ranks = rails->ranks_of_rail();
+  params.places = options.places;
+  params.gpu_pci_address = options.gpu_pci_address;
+  Result<Network> network = open_network(context, params, my_status);
+  if (!network.ok()) return network.status();
+  rails->memory_ = RailMemory(network->engine->memory().data(), shape_of(rails->topology_, options.ring));
+  rails->proxy_ =
+      std::make_unique<net::Proxy>(std::move(network->engine), network->options, std::move(wake_rank), options.spins);
   rails->make_rings();
-  rails->addresses_ = std::move(rail);
+  rails->network_ = std::move(*network);
   return rails;
 }
 
-/// Also tells the engine which peers are on this host, where it needs none.
-Status Rails::choose_devices(const BackendContext& context, const RailsOptions& options,
-                             const net::EngineFactory& factory, net::EngineOptions* engine_options) {
-  if (*factory.devices_variable == '\0') return {};
-  bool leaves_this_host = false;
-  for (const int rank : engine_options->ranks) {
-    const bool is_here = options.places[to_size(rank)].on_this_host;
-    engine_options->on_this_host.push_back(is_here);
-    leaves_this_host = leaves_this_host || !is_here;
-  }
-  const NetDeviceRequest request{.wanted = context.options.net_devices,
-                                 .engine_variable = factory.devices_variable,
-                                 .bootstrap_address = context.bootstrap->local_address(),
-                                 .places = options.places,
-                                 .gpu_pci_address = options.gpu_pci_address,
-                                 .rail = topology_.rail_of(topology_.rank)};
-  // Also where no device is needed: a wrong name is an error everywhere.
-  Result<NetDeviceChoice> chosen = choose_net_devices(request, ferry::net_devices());
-  if (!leaves_this_host && chosen.status().code() != ErrorCode::kInvalidArgument) {
-    net_devices_.reason = "to ranks of this host only";
-    return {};
-  }
-  if (!chosen.ok()) return while_creating(chosen.status());
-  net_devices_ = std::move(*chosen);
-  engine_options->net_devices = net_devices_.devices;
-  return {};
-}
-
-std::string Rails::describe_network() const {
-  if (net_devices_.reason.empty()) return engine_name_;
-  if (net_devices_.devices.empty()) return fmt::format("{} ({})", engine_name_, net_devices_.reason);
-  return fmt::format("{} through {} ({})", engine_name_, net_devices_.devices, net_devices_.reason);
-}
-
 Status Rails::start() {
-  if (Status status = proxy_->start(addresses_); !status.ok()) {
+  if (Status status = proxy_->start(network_.addresses); !status.ok()) {
     return Status(status.code(),
-                  fmt::format("Group::create: connecting over {}: {}", describe_network(), status.message()),
+                  fmt::format("Group::create: connecting over {}: {}", network_.describe(), status.message()),
                   status.peer());
   }
   for (const int node : peer_nodes_) proxy_->notify(node, kHello, 1);
@@ -295,7 +171,8 @@ Status Rails::presence(int rank) const {
   }
   const Status status = proxy_->peer_status(node);
   if (status.ok()) return {};
-  const std::string through = net_devices_.devices.empty() ? "" : fmt::format(" through {}", net_devices_.devices);
+  const std::string through =
+      network_.devices.devices.empty() ? "" : fmt::format(" through {}", network_.devices.devices);
   return Status(status.code(), fmt::format("lost its network connection{} ({})", through, status.message()), rank);
 }
 

@@ -32,6 +32,7 @@
 #include "ferry/transports.hpp"
 #include "net/proxy.hpp"
 #include "rail/call_header.hpp"
+#include "rail/network.hpp"
 #include "rail/rail_memory.hpp"
 #include "rail/ring.hpp"
 
@@ -50,10 +51,6 @@ struct RailsOptions {
   std::span<std::byte> memory{};
   net::RingWords* words = nullptr;
 };
-
-/// `versions`: Engine::version of each rank's.
-/// @errors kUnsupported: they differ
-Status check_engine_versions(std::span<const std::string_view> versions);
 
 class Rails {
  public:
@@ -153,19 +150,17 @@ class Rails {
   std::size_t memory_bytes() const { return memory_.size_bytes(); }
   /// The same before there is a group.
   static std::size_t memory_bytes(const Topology& topology, const RingShape& ring);
-  std::string_view engine_name() const { return engine_name_; }
+  std::string_view engine_name() const { return network_.engine_name; }
   /// Devices through which ranks of other hosts reach this one; empty if no rail peer is on another host.
-  const std::string& net_devices() const { return net_devices_.devices; }
+  const std::string& net_devices() const { return network_.devices.devices; }
   /// For errors: the engine, its devices and what decided about them.
-  std::string describe_network() const;
+  std::string describe_network() const { return network_.describe(); }
   net::PeerTraffic traffic(int node) const { return proxy_->traffic(node); }
   /// How the network reaches the rail peers; Path::peer is a node. Waits for the proxy.
   std::vector<net::Path> paths() { return proxy_->paths(); }
 
  private:
   explicit Rails(const BackendContext& context, const RailsOptions& options);
-  Status choose_devices(const BackendContext& context, const RailsOptions& options, const net::EngineFactory& factory,
-                        net::EngineOptions* engine_options);
   void make_rings();
   std::vector<int> ranks_of_rail() const;  // by node
 
@@ -173,9 +168,7 @@ class Rails {
   int node_;
   std::vector<int> peer_nodes_;
   RailMemory memory_;
-  std::string engine_name_;
-  NetDeviceChoice net_devices_;
-  std::vector<net::Blob> addresses_;             // by node
+  Network network_;                              // its engine is the proxy's
   std::unique_ptr<net::RingWords[]> own_words_;  // by node; outlives the proxy
   net::RingWords* words_ = nullptr;
   std::vector<std::unique_ptr<Ring>> rings_;  // by node; null for this rank's own

@@ -365,8 +365,12 @@ def net_blob_seeds() -> dict[str, bytes]:
 def net_message_seeds() -> dict[str, bytes]:
     hello, notify, put, goodbye, farewell, socket, settled = 1, 2, 3, 4, 5, 6, 7
 
-    def fields(kind: int, sequence: int, *, value: int, announced: int, sender: int, channel: int) -> bytes:
-        return struct.pack("<BBBBHB", kind, sender, channel, sequence, value, announced)
+    atomic_add, atomic_swap, get, flush, answer = 9, 10, 11, 12, 13
+
+    def fields(
+        kind: int, sequence: int, *, value: int, asked: tuple[int, int], announced: int, sender: int, channel: int
+    ) -> bytes:
+        return struct.pack("<BBBBHBBB", kind, sender, channel, sequence, value, *asked, announced)
 
     def sealed(
         kind: int,
@@ -374,6 +378,7 @@ def net_message_seeds() -> dict[str, bytes]:
         payload: bytes = b"",
         *,
         value: int = 0,
+        asked: tuple[int, int] = (0, 0),
         announced: int | None = None,
         sender: int = 1,
         channel: int = 0,
@@ -382,11 +387,11 @@ def net_message_seeds() -> dict[str, bytes]:
         length = len(payload) if announced is None else announced
         mode = b"\1" if change is None else b"\2"
         changed = b"" if change is None else bytes(change)
-        numbers = fields(kind, sequence, value=value, announced=length, sender=sender, channel=channel)
+        numbers = fields(kind, sequence, value=value, asked=asked, announced=length, sender=sender, channel=channel)
         return mode + numbers + changed + bytes([len(payload)]) + payload
 
     def forged(payload: bytes = b"") -> bytes:
-        header = struct.pack("<4sIIIQQQ", b"FNBM", put, 1, 0, 0, 0, len(payload)) + bytes(16)
+        header = struct.pack("<4sIIIQQQ", b"FNBM", put, 1, 0, 0, 0, len(payload)) + bytes(24 + 16)
         return b"\0" + header + bytes([len(payload)]) + payload
 
     memory = bytes([64])
@@ -399,8 +404,22 @@ def net_message_seeds() -> dict[str, bytes]:
         "twice": memory + sealed(put, 0, data) + sealed(put, 0, data[::-1]) + sealed(notify, 2) + sealed(notify, 2),
         "forged": memory + forged(data) + sealed(hello, 0),
         "changed_offset": memory + sealed(put, 0, data, change=(24, 8)) + sealed(put, 0, data),
-        "changed_tag": memory + sealed(notify, 0, change=(55, 1)),
+        "changed_tag": memory + sealed(notify, 0, change=(79, 1)),
         "no_magic": memory + sealed(notify, 0, change=(0, 255)),
+        "atomics": memory
+        + sealed(atomic_add, 0, value=56, asked=(3, 1))
+        + sealed(atomic_swap, 1, value=8)
+        + sealed(flush, 2, asked=(4, 0)),
+        "misaligned_atomic": memory + sealed(atomic_add, 0, value=12),
+        "atomic_beyond_the_end": memory + sealed(atomic_add, 0, value=64),
+        "atomic_beyond_all_addresses": memory + sealed(atomic_swap, 0, value=0x8007),
+        "get": memory + sealed(get, 0, value=60, asked=(1, 4)) + sealed(get, 1, value=60, asked=(1, 5)),
+        "answers": memory
+        + sealed(answer, 1, data[:4], asked=(5, 16))
+        + sealed(answer, 0, data, asked=(5, 0))
+        + sealed(answer, 2, data, asked=(5, 8)),
+        "answer_beyond_the_end": memory + sealed(answer, 0, data, asked=(5, 5)),
+        "answer_to_nothing": memory + sealed(answer, 0, data, asked=(6, 200)) + sealed(answer, 1, asked=(9, 0)),
         "beyond_the_end": memory + sealed(put, 0, data, value=49),
         "beyond_all_addresses": memory + sealed(put, 0, data, value=0x8007),
         "shorter_than_announced": memory + sealed(put, 0, data, announced=20),

@@ -2,8 +2,8 @@
 ///
 /// Input: bytes of memory (u8), then messages to the end of the input, each with a mode (u8, modulo 3):
 ///   0  a header of any bytes, and a payload (u8 length)
-///   1  a header that the peer sealed: kind, sender, channel, sequence (4 x u8), value (u16), announced payload (u8),
-///      payload (u8 length)
+///   1  a header that the peer sealed: kind, sender, channel, sequence (4 x u8), value (u16), ticket, operand (2 x u8),
+///      announced payload (u8), payload (u8 length)
 ///   2  as 1, with one byte changed (u8 position, u8 bits)
 /// Values with the highest bit set count from the end of the address space.
 
@@ -28,6 +28,9 @@ constexpr std::uint32_t kNumChannels = 3;
 constexpr SealKey kKey{std::byte{7}};
 constexpr int kNumModes = 3;
 constexpr std::size_t kMaxMemory = 255;
+/// The one get that this end has asked for, and its length.
+constexpr std::uint64_t kTicket = 5;
+constexpr std::size_t kGetBytes = 20;
 
 /// What must hold, written independently of the receiver.
 class Model {
@@ -36,25 +39,27 @@ class Model {
 
   bool broken = false;
   std::vector<std::byte> memory;
+  std::vector<std::byte> got = std::vector<std::byte>(kGetBytes);
   std::set<std::uint64_t> arrived;
-  std::vector<Message> notes;  // all that arrived but puts
+  std::vector<Message> notes;          // all that arrived but puts and bytes that were asked for
+  std::set<std::uint64_t> last_parts;  // answers with the end of those bytes
 
   bool accepts(const Message& message, std::span<const std::byte> payload) {
     if (broken || message.sender != kSender || arrived.contains(message.sequence) ||
         message.payload_bytes != payload.size()) {
       return false;
     }
-    const bool is_put = message.kind == MessageKind::kPut;
-    const auto kind = static_cast<std::uint32_t>(message.kind);
-    const bool fits =
-        is_put ? !payload.empty() && payload.size() <= memory.size() && message.value <= memory.size() - payload.size()
-               : payload.empty();
-    if (kind < 1 || kind > 7 || message.channel >= kNumChannels || !fits) {
+    if (!is_possible(message, payload.size())) {
       broken = true;
       return false;
     }
-    if (is_put) {
+    if (message.kind == MessageKind::kPut) {
       std::ranges::copy(payload, memory.begin() + static_cast<std::ptrdiff_t>(message.value));
+    } else if (message.kind == MessageKind::kAnswer && !payload.empty()) {
+      if (message.ticket == kTicket && expects_bytes()) {
+        std::ranges::copy(payload, got.begin() + static_cast<std::ptrdiff_t>(message.operand));
+        if (message.operand + payload.size() == kGetBytes) last_parts.insert(message.sequence);
+      }
     } else {
       notes.push_back(message);
     }
@@ -62,11 +67,49 @@ class Model {
     return true;
   }
 
-  /// Those before which nothing is missing, in order.
-  std::vector<std::uint64_t> due() const {
+  bool is_possible(const Message& message, std::size_t payload_bytes) const {
+    if (message.channel >= kNumChannels) return false;
+    const std::uint64_t size = memory.size();
+    switch (static_cast<std::uint32_t>(message.kind)) {
+      case 3:
+        return payload_bytes > 0 && payload_bytes <= size && message.value <= size - payload_bytes;
+      case 8:
+      case 9:
+      case 10:
+        return payload_bytes == 0 && message.value % 8 == 0 && size >= 8 && message.value <= size - 8;
+      case 11:
+        return payload_bytes == 0 && message.operand > 0 && message.operand <= size &&
+               message.value <= size - message.operand;
+      case 13:
+        return payload_bytes == 0 || message.ticket != kTicket || !expects_bytes() ||
+               (payload_bytes <= kGetBytes && message.operand <= kGetBytes - payload_bytes);
+      case 1:
+      case 2:
+      case 4:
+      case 5:
+      case 6:
+      case 7:
+      case 12:
+        return payload_bytes == 0;
+      default:
+        return false;
+    }
+  }
+
+  std::uint64_t first_missing() const {
     std::uint64_t missing = 0;
     while (arrived.contains(missing)) ++missing;
+    return missing;
+  }
+
+  /// Until their end has come, and all before it.
+  bool expects_bytes() const { return last_parts.empty() || *last_parts.begin() >= first_missing(); }
+
+  /// Those before which nothing is missing, in order.
+  std::vector<std::uint64_t> due() const {
+    const std::uint64_t missing = first_missing();
     std::vector<std::uint64_t> sequences;
+    if (!expects_bytes()) sequences.push_back(*last_parts.begin());
     for (const Message& note : notes) {
       if (note.sequence < missing) sequences.push_back(note.sequence);
     }
@@ -83,6 +126,8 @@ Message read_message(InputReader* reader) {
   message.sequence = reader->take<std::uint8_t>();
   const auto value = reader->take<std::uint16_t>();
   message.value = (value & 0x8000) != 0 ? UINT64_MAX - (value & 0x7fff) : value;
+  message.ticket = reader->take<std::uint8_t>();
+  message.operand = reader->take<std::uint8_t>();
   message.payload_bytes = reader->take<std::uint8_t>();
   return message;
 }
@@ -94,8 +139,10 @@ void fuzz_one(std::span<const std::byte> input) {
   const std::size_t memory_bytes = reader.take<std::uint8_t>() % kMaxMemory;
   Model model(memory_bytes);
   std::vector<std::byte> memory(memory_bytes);
+  std::vector<std::byte> got(kGetBytes);
   const Seal seal = Seal::make(kKey).value();
   Inbound inbound(Seal::make(kKey).value(), {kSender, kNumChannels, memory});
+  inbound.expect(kTicket, got);
   std::vector<std::uint64_t> handed_on;
   while (!reader.empty()) {
     const int mode = reader.take<std::uint8_t>() % kNumModes;
@@ -125,6 +172,7 @@ void fuzz_one(std::span<const std::byte> input) {
     require(inbound.accept(*message, payload) == expected, "only what the peer made, and that once");
     require(inbound.broken() == model.broken, "only the peer itself can end the connection");
     require(same_bytes(memory, model.memory), "only payloads inside the memory are written");
+    require(same_bytes(got, model.got), "only bytes that were asked for are written where they were to go");
     for (const Message& due : inbound.take_due()) handed_on.push_back(due.sequence);
     require(handed_on == model.due(), "messages count in order, once all before them have arrived");
   }

@@ -64,6 +64,8 @@ allow_only src/rail "connections to rail peers, waiting for nobody: core, plan, 
   "$outside" "$public" "$(in_source rail)" "$(in_source core)" "$(in_source plan)" "$(in_source net)"
 allow_only src/call "calls of all ranks together: core, plan, node, rail, net, public headers and itself" "$outside" "$public" \
   "$(in_source call)" "$(in_source core)" "$(in_source plan)" "$(in_source node)" "$(in_source rail)" "$(in_source net)"
+allow_only src/one_sided "the one-sided layer: core, node, rail, net, public headers and itself" "$outside" "$public" \
+  "$(in_source one_sided)" "$(in_source core)" "$(in_source plan)" "$(in_source node)" "$(in_source rail)" "$(in_source net)"
 backend_may_include=("$outside" "$public" "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
   "$(in_source node)" "$(in_source net)" "$(in_source rail)" "$(in_source call)")
 for backend in cpu cuda; do

@@ -77,6 +77,7 @@ Status NetEnds::connect(int index, const std::vector<net::Blob>& addresses) {
     ++end.num_lost_events;
     end.lost[peer] = why;
   };
+  events.completed = [&end](int /*peer*/, std::uint64_t ticket, std::uint64_t value) { end.completed[ticket] = value; };
   return end.engine->connect(addresses, std::move(events));
 }
 

@@ -28,6 +28,7 @@ struct NetEnd {
   /// Every value that came, in order of arrival, by (peer, channel).
   std::map<std::pair<int, int>, std::vector<std::uint64_t>> heard;
   std::map<int, Status> lost;
+  std::map<std::uint64_t, std::uint64_t> completed;  // values, by ticket
   int num_lost_events = 0;
   /// Called beside the notes above, to look at memory at that moment.
   std::function<void(int peer, int channel, std::uint64_t value)> on_notified;

@@ -106,13 +106,18 @@ TEST_F(NetMessage, OfAnotherKeyAreDropped) {
 }
 
 TEST_F(NetMessage, ThatBreakTheRulesEndTheConnection) {
-  const std::array<Message, 7> all{put(0, 49, 16),
-                                   put(0, UINT64_MAX, 16),
-                                   put(0, 65, 0),
-                                   sealed({.kind = MessageKind::kNotify, .channel = kNumChannels}),
-                                   sealed({.kind = MessageKind::kNotify, .payload_bytes = 16}),
-                                   sealed({.kind = MessageKind{0}}),
-                                   sealed({.kind = MessageKind{8}})};
+  const std::array<Message, 12> all{put(0, 49, 16),
+                                    put(0, UINT64_MAX, 16),
+                                    put(0, 65, 0),
+                                    sealed({.kind = MessageKind::kNotify, .channel = kNumChannels}),
+                                    sealed({.kind = MessageKind::kNotify, .payload_bytes = 16}),
+                                    sealed({.kind = MessageKind{0}}),
+                                    sealed({.kind = MessageKind{14}}),
+                                    sealed({.kind = MessageKind::kAdd, .value = 64}),
+                                    sealed({.kind = MessageKind::kSet, .value = 4}),
+                                    sealed({.kind = MessageKind::kSwap, .value = UINT64_MAX - 7}),
+                                    sealed({.kind = MessageKind::kGet, .value = 60, .operand = 5}),
+                                    sealed({.kind = MessageKind::kFlush, .payload_bytes = 1})};
   for (std::size_t i = 0; i < all.size(); ++i) {
     Inbound inbound(Seal::make(key_).value(), {kSender, kNumChannels, memory_});
     EXPECT_FALSE(inbound.accept(all[i], std::span(payload_).first(all[i].payload_bytes))) << i;

@@ -330,6 +330,11 @@ class OddEngine final : public net::Engine {
   }
   void put(int, int, std::size_t, std::size_t, std::size_t) override {}
   void notify(int peer, int channel, std::uint64_t value) override { events_.notified(peer, channel, value); }
+  void put_from(int, int, std::span<const std::byte>, std::size_t) override {}
+  void get(int, std::span<std::byte>, std::size_t, std::uint64_t) override {}
+  void atomic(int, int, const net::AtomicOp&, std::uint64_t) override {}
+  void flush(int, std::uint64_t) override {}
+  void forget(std::uint64_t) override {}
   bool poll() override {
     if (++*num_polls_ == 1) {
       events_.notified(-1, 0, 5);

@@ -16,6 +16,7 @@
 #include "bench/gpu_report.hpp"
 #include "bench/kernel_settings.hpp"
 #include "bench/latency_options.hpp"
+#include "bench/one_sided.hpp"
 #include "bench/report.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/version.hpp"
@@ -51,6 +52,10 @@ struct BenchOptions {
 /// A GPU's iterations are a hundred times shorter, so that more of them cost nothing.
 constexpr int kGpuIterations = 30;
 constexpr int kGpuWarmup = 5;
+
+/// And calls of the one-sided layer a thousand times.
+constexpr int kOneSidedCalls = 500;
+constexpr int kOneSidedWarmup = 50;
 
 Status set_routing(const BenchOptions& options, BenchPlan* plan) {
   static const std::map<std::string, RoutingKind> kinds = {
@@ -131,12 +136,29 @@ std::string introduction(const BenchPlan& plan, const std::string& launch) {
 
 int run_bench(const BenchOptions& options) {
   const auto fail = [](const Status& status, int exit_code) { return report_failure("bench", status, exit_code); };
-  auto launch = plan_launch(options.common.launch_request());
+  LaunchRequest request = options.common.launch_request();
+  if (is_one_sided(options.plan.op)) request.default_num_ranks = kOneSidedRanks;
+  auto launch = plan_launch(request);
   if (!launch) return fail(launch.status(), kExitUsage);
   auto backend = resolve_backend(options.common, launch->num_nodes);
   if (!backend) return fail(backend.status(), kExitUsage);
   if (Status status = check_transport(options.common, launch->num_nodes); !status) return fail(status, kExitUsage);
   if (Status status = check_output(options.json_path, *launch); !status) return fail(status, kExitUsage);
+  if (is_one_sided(options.plan.op)) {
+    if (options.common.backend != "auto" && *backend != "cpu") {
+      return fail({ErrorCode::kUnsupported,
+                   fmt::format("--op {} is measured between CPU ranks; give --backend cpu", name_of(options.plan.op))},
+                  kExitUsage);
+    }
+    return run_one_sided_bench(
+        {.op = options.plan.op,
+         .common = options.common,
+         .launch = *launch,
+         .backend = "cpu",
+         .num_iterations = options.iterations_given ? options.plan.num_iterations : kOneSidedCalls,
+         .num_warmup = options.warmup_given ? options.plan.num_warmup : kOneSidedWarmup,
+         .json_path = options.json_path});
+  }
   BenchPlan plan = options.plan;
   plan.num_ranks = launch->num_ranks;
   plan.num_nodes = launch->num_nodes;
@@ -225,8 +247,13 @@ void add_bench_command(CLI::App& app, int* exit_code) {
                        {"pair", BenchOp::kPair},
                        {"latency-dispatch", BenchOp::kLatencyDispatch},
                        {"latency-combine", BenchOp::kLatencyCombine},
-                       {"latency-pair", BenchOp::kLatencyPair}},
-                      "What to time (default pair: dispatch and combine)");
+                       {"latency-pair", BenchOp::kLatencyPair},
+                       {"put", BenchOp::kPut},
+                       {"get", BenchOp::kGet},
+                       {"signal", BenchOp::kSignal},
+                       {"fadd", BenchOp::kFetchAdd}},
+                      "What to time (default pair: dispatch and combine; put, get, signal, fadd: of the one-sided "
+                      "layer, between two ranks)");
   add_shape_options(*command, options.get());
   command
       ->add_option("--replicas", plan.num_replicas, "With --op route: a placement with so many second homes of experts")

@@ -33,6 +33,14 @@ std::string_view name_of(BenchOp op) {
       return "route+dispatch";
     case BenchOp::kRouteDispatchCombine:
       return "route+dispatch+combine";
+    case BenchOp::kPut:
+      return "put";
+    case BenchOp::kGet:
+      return "get";
+    case BenchOp::kSignal:
+      return "signal";
+    case BenchOp::kFetchAdd:
+      return "fadd";
   }
   return "?";
 }

@@ -30,6 +30,11 @@ enum class BenchOp {
   // What the calls of latency mode are compared with; not operations that can be asked for.
   kRouteDispatch = 7,
   kRouteDispatchCombine = 8,
+  // The one-sided layer (bench/one_sided.hpp), which has plans of its own:
+  kPut = 9,
+  kGet = 10,
+  kSignal = 11,
+  kFetchAdd = 12,
 };
 enum class BenchDType { kBfloat16 = 0, kFp8 = 1 };
 enum class BenchMemory { kSymmetric = 0, kPlain = 1 };

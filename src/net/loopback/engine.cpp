@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <random>
 #include <utility>
 
@@ -78,6 +79,11 @@ class LoopbackEngine final : public Engine {
   Status connect(std::span<const Blob> addresses, EngineEvents events) override;
   void put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) override;
   void notify(int peer, int channel, std::uint64_t value) override;
+  void put_from(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) override;
+  void get(int peer, std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket) override;
+  void atomic(int peer, int channel, const AtomicOp& op, std::uint64_t ticket) override;
+  void flush(int peer, std::uint64_t ticket) override;
+  void forget(std::uint64_t ticket) override { gets_.erase(ticket); }
   bool poll() override;
   // The sender's bytes are copied by put, so nothing is ever left to send.
   bool flushed(int /*peer*/) const override { return true; }
@@ -98,6 +104,9 @@ class LoopbackEngine final : public Engine {
   int draw_wait();
   void note_order(const Operation& operation);
   void apply(const Operation& operation);
+  bool is_inside(const Operation& operation, std::size_t num_bytes);
+  void serve(const Operation& operation);
+  void take_answer(const Operation& operation);
 
   EngineOptions options_;
   const double ns_per_byte_;       // of the link to this end; 0: it takes no time
@@ -107,7 +116,8 @@ class LoopbackEngine final : public Engine {
   std::shared_ptr<Inbox> inbox_;
   EngineEvents events_;
   std::vector<Peer> peers_;
-  std::vector<Operation> waiting_;  // arrived and held back by a fault
+  std::map<std::uint64_t, std::span<std::byte>> gets_;  // destinations, by ticket
+  std::vector<Operation> waiting_;                      // arrived and held back by a fault
   std::mt19937_64 random_;
   std::uint64_t seed_ = 0;
   std::uint64_t num_arrived_ = 0;
@@ -150,7 +160,10 @@ void LoopbackEngine::put(int peer, int channel, std::size_t local_offset, std::s
     lose(peer, ErrorCode::kInternal, "a put from outside this end's memory; please report this bug");
     return;
   }
-  const std::span<const std::byte> source = options_.memory.subspan(local_offset, num_bytes);
+  put_from(peer, channel, options_.memory.subspan(local_offset, num_bytes), remote_offset);
+}
+
+void LoopbackEngine::put_from(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) {
   post(peer, Operation{.kind = Operation::Kind::kPut,
                        .channel = channel,
                        .offset = remote_offset,
@@ -159,6 +172,24 @@ void LoopbackEngine::put(int peer, int channel, std::size_t local_offset, std::s
 
 void LoopbackEngine::notify(int peer, int channel, std::uint64_t value) {
   post(peer, Operation{.kind = Operation::Kind::kNotify, .channel = channel, .bytes = {}, .value = value});
+}
+
+void LoopbackEngine::get(int peer, std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket) {
+  gets_[ticket] = into;
+  post(peer, Operation{.kind = Operation::Kind::kGet,
+                       .offset = remote_offset,
+                       .bytes = {},
+                       .num_bytes = into.size(),
+                       .ticket = ticket});
+}
+
+void LoopbackEngine::atomic(int peer, int channel, const AtomicOp& op, std::uint64_t ticket) {
+  post(peer,
+       Operation{.kind = Operation::Kind::kAtomic, .channel = channel, .bytes = {}, .atomic = op, .ticket = ticket});
+}
+
+void LoopbackEngine::flush(int peer, std::uint64_t ticket) {
+  post(peer, Operation{.kind = Operation::Kind::kFlush, .bytes = {}, .ticket = ticket});
 }
 
 void LoopbackEngine::post(int peer, Operation operation) {
@@ -210,10 +241,23 @@ int LoopbackEngine::draw_wait() {
 
 /// Whether it must stay behind what waits, by the ordering rule that no fault may break.
 bool is_behind(const Operation& operation, const std::vector<Operation>& waiting) {
+  using Kind = Operation::Kind;
   return std::ranges::any_of(waiting, [&operation](const Operation& earlier) {
-    if (earlier.from != operation.from || operation.kind == Operation::Kind::kPut) return false;
-    return operation.kind == Operation::Kind::kGone ||
-           (earlier.kind == Operation::Kind::kPut && earlier.channel == operation.channel);
+    if (earlier.from != operation.from) return false;
+    switch (operation.kind) {
+      case Kind::kPut:
+      case Kind::kGet:
+      case Kind::kAnswer:
+        return false;
+      case Kind::kAtomic:
+      case Kind::kNotify:
+        return earlier.kind == Kind::kPut && earlier.channel == operation.channel;
+      case Kind::kFlush:
+        return earlier.kind == Kind::kPut || earlier.kind == Kind::kAtomic;
+      case Kind::kGone:
+        return true;
+    }
+    return true;
   });
 }
 
@@ -222,7 +266,7 @@ bool is_behind(const Operation& operation, const std::vector<Operation>& waiting
 std::vector<Operation> LoopbackEngine::take_due(Mix mix) {
   for (Operation& operation : inbox_->take()) {
     operation.arrival = ++num_arrived_;
-    if (ns_per_byte_ > 0 && operation.kind == Operation::Kind::kPut) {
+    if (ns_per_byte_ > 0 && !operation.bytes.empty()) {
       link_free_ns_ = std::max(link_free_ns_, operation.posted_ns) +
                       static_cast<std::int64_t>(ns_per_byte_ * static_cast<double>(operation.bytes.size()));
       operation.due_ns = link_free_ns_;
@@ -255,14 +299,14 @@ std::vector<Operation> LoopbackEngine::take_due(Mix mix) {
   return due;
 }
 
-/// A random merge of the channels: each keeps its order, and the end of a peer stays behind all that it sent.
+/// A random merge of the channels: each keeps its order, and flushes and the end of a peer stay behind all it sent.
 void LoopbackEngine::mix_channels(std::vector<Operation>* operations) {
   std::vector<std::vector<Operation>> lanes;
   std::vector<std::pair<int, int>> keys;
-  std::vector<Operation> gone;
+  std::vector<Operation> last;
   for (Operation& operation : *operations) {
-    if (operation.kind == Operation::Kind::kGone) {
-      gone.push_back(std::move(operation));
+    if (operation.kind == Operation::Kind::kGone || operation.kind == Operation::Kind::kFlush) {
+      last.push_back(std::move(operation));
       continue;
     }
     const std::pair key{operation.from, operation.channel};
@@ -283,10 +327,10 @@ void LoopbackEngine::mix_channels(std::vector<Operation>* operations) {
     operations->push_back(std::move(lanes[lane][next[lane]++]));
     if (next[lane] == lanes[lane].size()) open.erase(open.begin() + static_cast<std::ptrdiff_t>(drawn));
   }
-  std::ranges::move(gone, std::back_inserter(*operations));
+  std::ranges::move(last, std::back_inserter(*operations));
 }
 
-/// In random order, but every notify behind all puts and the end of a peer behind everything.
+/// In random order, but every atomic and notify behind all puts, and flushes and the end of a peer behind everything.
 void LoopbackEngine::mix_all(std::vector<Operation>* operations) {
   std::ranges::shuffle(*operations, random_);
   std::ranges::stable_sort(*operations, {}, &Operation::kind);
@@ -320,17 +364,60 @@ void LoopbackEngine::apply(const Operation& operation) {
       return;
     case Operation::Kind::kPut:
       note_order(operation);
-      if (operation.offset > options_.memory.size() ||
-          operation.bytes.size() > options_.memory.size() - operation.offset) {
-        lose(operation.from, ErrorCode::kTransport,
-             fmt::format("it put {} bytes at offset {}, outside the {} bytes of this end's memory; please report "
-                         "this bug",
-                         operation.bytes.size(), operation.offset, options_.memory.size()));
-        return;
-      }
-      std::ranges::copy(operation.bytes, options_.memory.begin() + static_cast<std::ptrdiff_t>(operation.offset));
+      if (!is_inside(operation, operation.bytes.size())) return;
+      store_bytes(options_.memory.data() + operation.offset, operation.bytes.data(), operation.bytes.size());
+      return;
+    case Operation::Kind::kAtomic:
+    case Operation::Kind::kGet:
+    case Operation::Kind::kFlush:
+      serve(operation);
+      return;
+    case Operation::Kind::kAnswer:
+      take_answer(operation);
       return;
   }
+}
+
+/// If not, its sender is lost.
+bool LoopbackEngine::is_inside(const Operation& operation, std::size_t num_bytes) {
+  if (operation.offset <= options_.memory.size() && num_bytes <= options_.memory.size() - operation.offset) return true;
+  lose(operation.from, ErrorCode::kTransport,
+       fmt::format("it named {} bytes at offset {}, outside the {} bytes of this end's memory; please report this bug",
+                   num_bytes, operation.offset, options_.memory.size()));
+  return false;
+}
+
+/// An operation that its sender may want an answer to.
+void LoopbackEngine::serve(const Operation& operation) {
+  note_order(operation);
+  Operation answer{.kind = Operation::Kind::kAnswer, .bytes = {}, .ticket = operation.ticket};
+  if (operation.kind == Operation::Kind::kGet) {
+    if (!is_inside(operation, operation.num_bytes)) return;
+    answer.bytes.resize(operation.num_bytes);
+    load_bytes(answer.bytes.data(), options_.memory.data() + operation.offset, operation.num_bytes);
+  } else if (operation.kind == Operation::Kind::kAtomic) {
+    if (!is_sound(operation.atomic, options_.memory)) {
+      lose(
+          operation.from, ErrorCode::kTransport,
+          fmt::format("it named a word at offset {}, which is misaligned or outside the {} bytes of this end's memory; "
+                      "please report this bug",
+                      operation.atomic.offset, options_.memory.size()));
+      return;
+    }
+    answer.value = events_.apply_atomic ? events_.apply_atomic(operation.atomic)
+                                        : apply_atomic(options_.memory.data(), operation.atomic);
+    if (events_.changed) events_.changed();
+  }
+  if (operation.ticket != kNoTicket) post(operation.from, std::move(answer));
+}
+
+void LoopbackEngine::take_answer(const Operation& operation) {
+  if (const auto found = gets_.find(operation.ticket); found != gets_.end()) {
+    if (found->second.size() != operation.bytes.size()) return;
+    load_bytes(found->second.data(), operation.bytes.data(), operation.bytes.size());
+    gets_.erase(found);
+  }
+  if (events_.completed) events_.completed(operation.from, operation.ticket, operation.value);
 }
 
 void LoopbackEngine::lose(int peer, ErrorCode code, std::string_view why) {

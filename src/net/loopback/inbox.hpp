@@ -10,19 +10,23 @@
 #include <vector>
 
 #include "net/blob.hpp"
+#include "net/remote_words.hpp"
 #include "net/wake_fd.hpp"
 
 namespace ferry::net::loopback {
 
 struct Operation {
-  /// Sorted by kind, operations never break the ordering rule of engine.hpp.
-  enum class Kind { kPut, kNotify, kGone };
+  /// Sorted by kind, operations never break the ordering rules of engine.hpp.
+  enum class Kind { kPut, kAtomic, kNotify, kGet, kAnswer, kFlush, kGone };
   Kind kind = Kind::kPut;
   int from = 0;
   int channel = 0;
-  std::size_t offset = 0;        // kPut
-  std::vector<std::byte> bytes;  // kPut: copied by the sender, so that no end reads another's memory
-  std::uint64_t value = 0;       // kNotify
+  std::size_t offset = 0;        // kPut, kGet
+  std::vector<std::byte> bytes;  // kPut, kAnswer: copied by the sender, so that no end reads another's memory
+  std::uint64_t value = 0;       // kNotify, kAnswer
+  std::size_t num_bytes = 0;     // kGet
+  AtomicOp atomic{};             // kAtomic
+  std::uint64_t ticket = 0;      // kAtomic, kGet, kFlush, kAnswer
   int polls_left = -1;           // for the receiver: how long a fault delays it; -1: not determined yet
   std::uint64_t arrival = 0;     // for the receiver: how many came before it
   std::int64_t posted_ns = 0;    // where the receiver's link has a rate

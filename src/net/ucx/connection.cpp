@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "net/remote_words.hpp"
 #include "net/ucx/paths.hpp"
 
 namespace ferry::net::ucx {
@@ -83,18 +84,30 @@ Status Connection::open_memory(std::span<const std::byte> remote_key, std::uint6
 void Connection::put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
   if (!usable() || stopped_ || num_bytes == 0) return;
   const std::size_t size = resources_.memory().size();
-  if (local_offset > size || num_bytes > size - local_offset || remote_offset > size ||
-      num_bytes > size - remote_offset) {
+  if (local_offset > size || num_bytes > size - local_offset) {
     fail(UCS_ERR_OUT_OF_RANGE);
     return;
   }
+  put_from(channel, resources_.memory().subspan(local_offset, num_bytes), remote_offset);
+}
+
+/// The peer's memory is as large as this end's.
+bool Connection::is_inside(std::size_t remote_offset, std::size_t num_bytes) {
+  const std::size_t size = resources_.memory().size();
+  if (remote_offset <= size && num_bytes <= size - remote_offset) return true;
+  fail(UCS_ERR_OUT_OF_RANGE);
+  return false;
+}
+
+void Connection::put_from(int channel, std::span<const std::byte> source, std::size_t remote_offset) {
+  const std::size_t num_bytes = source.size();
+  if (!usable() || stopped_ || num_bytes == 0 || !is_inside(remote_offset, num_bytes)) return;
   if (put_way_ == PutWay::kWrites) {
-    write(channel, local_offset, remote_offset, num_bytes);
+    write(channel, source, remote_offset);
     return;
   }
-  const std::span<const std::byte> source = resources_.memory().subspan(local_offset, num_bytes);
   if (put_way_ == PutWay::kStores) {
-    std::memcpy(mapped_memory_ + remote_offset, source.data(), source.size());
+    store_bytes(mapped_memory_ + remote_offset, source.data(), source.size());
     return;
   }
   for (std::size_t done = 0; done < num_bytes; done += kMaxPayloadBytes) {
@@ -106,16 +119,41 @@ void Connection::put(int channel, std::size_t local_offset, std::size_t remote_o
   }
 }
 
-void Connection::write(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
+/// Memory of this end is registered already; other memory UCX registers by itself.
+void Connection::set_memory_handle([[maybe_unused]] std::span<const std::byte> local,
+                                   [[maybe_unused]] ucp_request_param_t* params) const {
+#if UCP_API_VERSION >= UCP_VERSION(1, 13)
+  const std::byte* begin = resources_.memory().data();
+  if (local.data() < begin || local.data() + local.size() > begin + resources_.memory().size()) return;
+  params->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+  params->memh = resources_.memory_handle();
+#endif
+}
+
+void Connection::write(int channel, std::span<const std::byte> source, std::size_t remote_offset) {
   Operation* operation = take_operation(Kind::kWrite);
   ucp_request_param_t params = params_of(operation);
-#if UCP_API_VERSION >= UCP_VERSION(1, 13)
-  params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-  params.memh = resources_.memory_handle();
-#endif
+  set_memory_handle(source, &params);
   last_write_[static_cast<std::size_t>(channel)] = ++num_writes_;
-  started(operation, library_.put_nbx(endpoint_, resources_.memory().data() + local_offset, num_bytes,
-                                      remote_base_ + remote_offset, remote_key_, &params));
+  started(operation, library_.put_nbx(endpoint_, source.data(), source.size(), remote_base_ + remote_offset,
+                                      remote_key_, &params));
+}
+
+bool Connection::get(std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket) {
+  if (put_way_ == PutWay::kMessages) return false;
+  if (!usable() || stopped_ || !is_inside(remote_offset, into.size())) return true;
+  if (put_way_ == PutWay::kStores) {
+    load_bytes(into.data(), mapped_memory_ + remote_offset, into.size());
+    fetched_.push_back(ticket);
+    return true;
+  }
+  Operation* operation = take_operation(Kind::kRead);
+  operation->ticket = ticket;
+  ucp_request_param_t params = params_of(operation);
+  set_memory_handle(into, &params);
+  started(operation,
+          library_.get_nbx(endpoint_, into.data(), into.size(), remote_base_ + remote_offset, remote_key_, &params));
+  return true;
 }
 
 void Connection::notify(int channel, const Message& message) {
@@ -124,6 +162,17 @@ void Connection::notify(int channel, const Message& message) {
   waiting_.push_back({message, after_write, false});
   needed_ = std::max(needed_, after_write);
   recheck_waiting_ = true;
+}
+
+void Connection::notify_after_all(const Message& message) {
+  if (!usable() || stopped_) return;
+  waiting_.push_back({message, num_writes_, false});
+  needed_ = num_writes_;
+  recheck_waiting_ = true;
+}
+
+void Connection::answer(const Message& message, std::span<const std::byte> payload) {
+  if (usable() && !stopped_) send(message, payload);
 }
 
 void Connection::send_last(const Message& message) {
@@ -252,6 +301,8 @@ void Connection::complete(Operation* operation, ucs_status_t status) {
   if (operation->kind == Kind::kClose) return;
   if (status != UCS_OK) {
     fail(status);
+  } else if (operation->kind == Kind::kRead) {
+    fetched_.push_back(operation->ticket);
   } else if (operation->kind == Kind::kFlush) {
     reached_ = true;
     flushed_ = std::max(flushed_, operation->covers);

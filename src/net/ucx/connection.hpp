@@ -23,6 +23,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "net/engine.hpp"
@@ -44,8 +45,18 @@ class Connection {
   Status open(std::span<const std::byte> address, std::span<const std::byte> remote_key, std::uint64_t remote_base);
 
   void put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
+  /// From any memory of this process, which stays as it is until a later flush was answered.
+  void put_from(int channel, std::span<const std::byte> source, std::size_t remote_offset);
+  /// False where the peer has to be asked for the bytes by a message. Else take_fetched() has the ticket when they are
+  /// there.
+  bool get(std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket);
+  std::vector<std::uint64_t> take_fetched() { return std::exchange(fetched_, {}); }
   /// Sent after all earlier puts on `channel`.
   void notify(int channel, const Message& message);
+  /// Sent after all earlier puts and messages.
+  void notify_after_all(const Message& message);
+  /// Sent at once. The payload stays as it is until it has left.
+  void answer(const Message& message, std::span<const std::byte> payload = {});
   /// Sent after all earlier puts and messages, and followed by a flush of its own.
   void send_last(const Message& message);
   /// Whether the peer has been reached: something was sent and has left this end.
@@ -75,11 +86,12 @@ class Connection {
 
  private:
   enum class PutWay { kMessages, kStores, kWrites };
-  enum class Kind { kWrite, kFlush, kMessage, kClose };
+  enum class Kind { kWrite, kRead, kFlush, kMessage, kClose };
   struct Operation {
     Connection* connection = nullptr;
     Kind kind = Kind::kWrite;
     std::uint64_t covers = 0;  // kFlush: the number of the last write before it
+    std::uint64_t ticket = 0;  // kRead
     Message message;           // kMessage: must stay where it is until sent
   };
   struct Waiting {
@@ -98,7 +110,9 @@ class Connection {
   void started(Operation* operation, ucs_status_ptr_t request);
   void complete(Operation* operation, ucs_status_t status);
   Status open_memory(std::span<const std::byte> remote_key, std::uint64_t remote_base);
-  void write(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
+  bool is_inside(std::size_t remote_offset, std::size_t num_bytes);
+  void set_memory_handle(std::span<const std::byte> local, ucp_request_param_t* params) const;
+  void write(int channel, std::span<const std::byte> source, std::size_t remote_offset);
   void send(const Message& message, std::span<const std::byte> payload = {});
   void flush();
 
@@ -125,6 +139,7 @@ class Connection {
   bool recheck_waiting_ = false;           // some waiting message may be due
   std::vector<std::uint64_t> last_write_;  // by channel
   std::deque<Waiting> waiting_;
+  std::vector<std::uint64_t> fetched_;
 
   std::size_t num_in_flight_ = 0;
   std::deque<Operation> operations_;  // every operation ever used; their addresses are stable

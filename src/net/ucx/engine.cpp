@@ -16,6 +16,7 @@
 #include "net/ucx/limits.hpp"
 #include "net/ucx/message.hpp"
 #include "net/ucx/scopes.hpp"
+#include "net/ucx/serve.hpp"
 
 namespace ferry::net::ucx {
 namespace {
@@ -59,6 +60,11 @@ class UcxEngine final : public Engine {
   Status connect(std::span<const Blob> addresses, EngineEvents events) override;
   void put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) override;
   void notify(int peer, int channel, std::uint64_t value) override;
+  void put_from(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) override;
+  void get(int peer, std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket) override;
+  void atomic(int peer, int channel, const AtomicOp& op, std::uint64_t ticket) override;
+  void flush(int peer, std::uint64_t ticket) override;
+  void forget(std::uint64_t ticket) override;
   bool poll() override;
   bool flushed(int peer) const override;
   int event_fd() const override { return scopes_.event_fd(); }
@@ -74,6 +80,7 @@ class UcxEngine final : public Engine {
                                  std::size_t num_bytes, const ucp_am_recv_param_t* param) noexcept;
 
   bool usable() const { return connected_ && scopes_.is_open(); }
+  bool can_send(int peer) const { return usable() && !at(peer).lost && at(peer).connection != nullptr; }
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   const Peer& at(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
   Status connect_to(int peer, std::span<const std::byte> own_part);
@@ -193,12 +200,40 @@ Status UcxEngine::connect_to(int peer, std::span<const std::byte> own_part) {
 }
 
 void UcxEngine::put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
-  if (!usable() || at(peer).lost || at(peer).connection == nullptr) return;
-  at(peer).connection->put(channel, local_offset, remote_offset, num_bytes);
+  if (can_send(peer)) at(peer).connection->put(channel, local_offset, remote_offset, num_bytes);
+}
+
+void UcxEngine::put_from(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) {
+  if (can_send(peer)) at(peer).connection->put_from(channel, source, remote_offset);
+}
+
+void UcxEngine::get(int peer, std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket) {
+  if (!can_send(peer) || at(peer).connection->get(into, remote_offset, ticket)) return;
+  at(peer).inbound->expect(ticket, into);
+  at(peer).connection->answer(
+      {.kind = MessageKind::kGet, .value = remote_offset, .ticket = ticket, .operand = into.size()});
+}
+
+void UcxEngine::atomic(int peer, int channel, const AtomicOp& op, std::uint64_t ticket) {
+  if (!can_send(peer)) return;
+  Message message = message_of(op);
+  message.channel = static_cast<std::uint32_t>(channel);
+  message.ticket = ticket;
+  at(peer).connection->notify(channel, message);
+}
+
+void UcxEngine::flush(int peer, std::uint64_t ticket) {
+  if (can_send(peer)) at(peer).connection->notify_after_all({.kind = MessageKind::kFlush, .ticket = ticket});
+}
+
+void UcxEngine::forget(std::uint64_t ticket) {
+  for (Peer& peer : peers_) {
+    if (peer.inbound != nullptr) peer.inbound->forget(ticket);
+  }
 }
 
 void UcxEngine::notify(int peer, int channel, std::uint64_t value) {
-  if (!usable() || at(peer).lost || at(peer).connection == nullptr) return;
+  if (!can_send(peer)) return;
   at(peer).connection->notify(
       channel, {.kind = MessageKind::kNotify, .channel = static_cast<std::uint32_t>(channel), .value = value});
 }
@@ -269,7 +304,12 @@ bool UcxEngine::deliver() {
   bool any = false;
   for (int sender = 0; sender < options_.num_peers; ++sender) {
     Inbound* inbound = at(sender).inbound.get();
-    if (inbound == nullptr || !inbound->has_due()) continue;
+    if (inbound == nullptr) continue;
+    for (const std::uint64_t ticket : at(sender).connection->take_fetched()) {
+      any = true;
+      if (!at(sender).lost && events_.completed) events_.completed(sender, ticket, 0);
+    }
+    if (!inbound->has_due()) continue;
     any = true;
     for (const Message& message : inbound->take_due()) deliver(sender, message);
   }
@@ -278,7 +318,10 @@ bool UcxEngine::deliver() {
 
 void UcxEngine::deliver(int sender, const Message& message) {
   Peer& peer = at(sender);
-  if (message.kind == MessageKind::kNotify) {
+  if (serve(message, options_.memory, events_, *peer.connection)) return;
+  if (message.kind == MessageKind::kAnswer) {
+    if (!peer.lost && events_.completed) events_.completed(sender, message.ticket, message.value);
+  } else if (message.kind == MessageKind::kNotify) {
     if (!peer.lost && events_.notified) events_.notified(sender, static_cast<int>(message.channel), message.value);
   } else if (message.kind == MessageKind::kGoodbye) {
     peer.left = true;

@@ -14,6 +14,23 @@ std::optional<Message> parse_message(std::span<const std::byte> header) {
   return message;
 }
 
+std::optional<AtomicOp> atomic_in(const Message& message) {
+  AtomicOp op{.offset = message.value, .operand = message.operand, .compare = message.compare};
+  switch (message.kind) {
+    case MessageKind::kSet:
+      op.kind = AtomicOp::Kind::kSet;
+      return op;
+    case MessageKind::kAdd:
+      op.kind = AtomicOp::Kind::kAdd;
+      return op;
+    case MessageKind::kSwap:
+      op.kind = AtomicOp::Kind::kCompareSwap;
+      return op;
+    default:
+      return std::nullopt;
+  }
+}
+
 bool Inbound::accept(const Message& message, std::span<const std::byte> payload) noexcept {
   const bool is_new = message.sequence >= next_ && !early_.contains(message.sequence);
   if (broken_ || !is_new || message.sender != params_.sender || message.payload_bytes != payload.size() ||
@@ -24,13 +41,21 @@ bool Inbound::accept(const Message& message, std::span<const std::byte> payload)
     broken_ = true;
     return drop();
   }
-  if (!payload.empty()) std::memcpy(params_.memory.data() + message.value, payload.data(), payload.size());
+  if (!payload.empty()) store(message, payload);
   try {
     keep(message);
   } catch (const std::bad_alloc&) {
     broken_ = true;
   }
   return true;
+}
+
+void Inbound::store(const Message& message, std::span<const std::byte> payload) {
+  if (message.kind == MessageKind::kPut) {
+    store_bytes(params_.memory.data() + message.value, payload.data(), payload.size());
+  } else if (const auto found = gets_.find(message.ticket); found != gets_.end()) {
+    store_bytes(found->second.data() + message.operand, payload.data(), payload.size());
+  }
 }
 
 void Inbound::keep(const Message& message) {
@@ -56,7 +81,20 @@ bool Inbound::is_sound(const Message& message, std::size_t payload_bytes) const 
     case MessageKind::kFarewell:
     case MessageKind::kSocket:
     case MessageKind::kSettled:
+    case MessageKind::kFlush:
       return payload_bytes == 0;
+    case MessageKind::kSet:
+    case MessageKind::kAdd:
+    case MessageKind::kSwap:
+      return payload_bytes == 0 && ferry::net::is_sound(*atomic_in(message), params_.memory);
+    case MessageKind::kGet:
+      return payload_bytes == 0 && message.operand > 0 && message.value <= params_.memory.size() &&
+             message.operand <= params_.memory.size() - message.value;
+    case MessageKind::kAnswer: {
+      const auto found = gets_.find(message.ticket);
+      if (payload_bytes == 0 || found == gets_.end()) return true;
+      return message.operand <= found->second.size() && payload_bytes <= found->second.size() - message.operand;
+    }
   }
   return false;
 }
@@ -68,7 +106,14 @@ bool Inbound::drop() {
 
 void Inbound::hand_on(const Message& message) {
   ++next_;
-  if (message.kind != MessageKind::kPut) due_.push_back(message);
+  if (message.kind == MessageKind::kPut) return;
+  if (message.payload_bytes > 0) {
+    // Of a get, whose bytes are sent in order: it is complete with the last.
+    const auto found = gets_.find(message.ticket);
+    if (found == gets_.end() || message.operand + message.payload_bytes != found->second.size()) return;
+    gets_.erase(found);
+  }
+  due_.push_back(message);
 }
 
 std::vector<Message> Inbound::take_due() { return std::exchange(due_, {}); }

@@ -13,12 +13,16 @@
 #include <vector>
 
 #include "ferry/status.hpp"
+#include "net/remote_words.hpp"
 #include "net/ucx/message.hpp"
 
 namespace ferry::net::ucx {
 
 /// The header, where these bytes can be one. Says nothing about who made it.
 std::optional<Message> parse_message(std::span<const std::byte> header);
+
+/// What a kSet, kAdd or kSwap does.
+std::optional<AtomicOp> atomic_in(const Message& message);
 
 class Inbound {
  public:
@@ -37,7 +41,12 @@ class Inbound {
   /// @return false where it was dropped
   bool accept(const Message& message, std::span<const std::byte> payload) noexcept;
 
-  /// The messages other than puts that are due, in order, at most once each.
+  /// The peer was asked for bytes: the payloads of answers with this ticket go here.
+  void expect(std::uint64_t ticket, std::span<std::byte> into) { gets_[ticket] = into; }
+  /// No more: what still comes is dropped.
+  void forget(std::uint64_t ticket) { gets_.erase(ticket); }
+
+  /// The messages other than puts that are due, in order, at most once each. Of the answers to a get the last.
   std::vector<Message> take_due();
   bool has_due() const { return !due_.empty(); }
 
@@ -47,14 +56,16 @@ class Inbound {
 
  private:
   bool is_sound(const Message& message, std::size_t payload_bytes) const;
+  void store(const Message& message, std::span<const std::byte> payload);
   bool drop();
   void keep(const Message& message);
   void hand_on(const Message& message);
 
   Seal seal_;
   Params params_;
-  std::uint64_t next_ = 0;                  // all messages before this number have arrived
-  std::map<std::uint64_t, Message> early_;  // others that have
+  std::uint64_t next_ = 0;                              // all messages before this number have arrived
+  std::map<std::uint64_t, Message> early_;              // others that have
+  std::map<std::uint64_t, std::span<std::byte>> gets_;  // destinations, by ticket
   std::vector<Message> due_;
   std::uint64_t num_dropped_ = 0;
   bool broken_ = false;

@@ -168,6 +168,7 @@ LoadedLibrary load_library() {
   need(ucp, "ucp_ep_flush_nbx", &table.ep_flush_nbx);
   need(ucp, "ucp_ep_print_info", &table.ep_print_info);
   need(ucp, "ucp_put_nbx", &table.put_nbx);
+  need(ucp, "ucp_get_nbx", &table.get_nbx);
   need(ucp, "ucp_am_send_nbx", &table.am_send_nbx);
   need(ucp, "ucp_request_free", &table.request_free);
   need(ucs, "ucs_status_string", &table.status_string);

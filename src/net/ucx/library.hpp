@@ -41,6 +41,7 @@ struct Library {
   decltype(&ucp_ep_flush_nbx) ep_flush_nbx = nullptr;
   decltype(&ucp_ep_print_info) ep_print_info = nullptr;
   decltype(&ucp_put_nbx) put_nbx = nullptr;
+  decltype(&ucp_get_nbx) get_nbx = nullptr;
   decltype(&ucp_am_send_nbx) am_send_nbx = nullptr;
   decltype(&ucp_request_free) request_free = nullptr;
   decltype(&ucs_status_string) status_string = nullptr;

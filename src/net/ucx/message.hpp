@@ -1,7 +1,7 @@
 #ifndef FERRY_NET_UCX_MESSAGE_HPP
 #define FERRY_NET_UCX_MESSAGE_HPP
 
-/// The header of an active message. Only a put has a payload behind it.
+/// The header of an active message. Only a put and the answer to a get have a payload behind it.
 
 #include <bit>
 #include <cstddef>
@@ -20,6 +20,15 @@ enum class MessageKind : std::uint32_t {
   kFarewell = 5,  ///< answers a goodbye: none of the sender's puts is in flight, and no more will follow
   kSocket = 6,    ///< `value` names a socket by which the sender has connected to the receiver (net/ucx/ports.hpp)
   kSettled = 7,   ///< all such sockets have been named: the sender will not connect again
+  // On the word at offset `value` of the receiver's memory; answered if there is a ticket:
+  kSet = 8,     ///< it becomes `operand`
+  kAdd = 9,     ///< `operand` is added to it
+  kSwap = 10,   ///< if it is `compare` it becomes `operand`
+  kGet = 11,    ///< asks for the `operand` bytes at offset `value`
+  kFlush = 12,  ///< asks for an answer once all messages before it have arrived
+  /// Answers what the receiver asked by `ticket`. Of a get: the payload are its bytes from `operand` on; of an atomic:
+  /// `value` is what the word was before.
+  kAnswer = 13,
 };
 
 inline constexpr std::uint32_t kMessageMagic = 0x4d'42'4e'46;  // "FNBM"
@@ -33,6 +42,9 @@ struct Message {
   std::uint64_t sequence = 0;  ///< from 0, of all messages of the sender to the receiver
   std::uint64_t value = 0;
   std::uint64_t payload_bytes = 0;
+  std::uint64_t ticket = 0;
+  std::uint64_t operand = 0;
+  std::uint64_t compare = 0;
   /// Over everything before it, not over the payload: that would cost more than all else (docs/transport.md).
   Tag tag{};
 
@@ -40,7 +52,7 @@ struct Message {
     return std::as_bytes(std::span(this, 1)).first(sizeof(Message) - sizeof(Tag));
   }
 };
-static_assert(sizeof(Message) == 56, "peers read its bytes as they are in memory");
+static_assert(sizeof(Message) == 80, "peers read its bytes as they are in memory");
 static_assert(std::endian::native == std::endian::little, "its byte order on the wire");
 
 /// Payload of one message at most: what fits in a segment together with UCX's headers and this one

@@ -1,0 +1,288 @@
+#ifndef FERRY_ONE_SIDED_HPP
+#define FERRY_ONE_SIDED_HPP
+
+/// One-sided communication: memory that every rank has at the same offset, and calls by which one rank reads and writes
+/// that of another while the other does nothing. docs/one-sided.md has the table of what is ordered and visible when,
+/// with the names that OpenSHMEM and NVSHMEM have for the same things.
+///
+///     auto shm = ferry::OneSided::create(bootstrap, {.ranks_per_node = 8}).value();        // collective
+///     auto row = shm->allocate<float>(1024).value();                                       // collective
+///     auto ready = shm->allocate<std::uint64_t>(1).value();
+///     shm->put_signal<float>(next, row.data(), mine, ready.data(), 1, SignalOp::kAdd);     // into memory of `next`
+///     shm->wait_until(ready.data(), Comparison::kGreaterEqual, 1);                         // for what came into ours
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "ferry/bootstrap.hpp"
+#include "ferry/export.hpp"
+#include "ferry/group.hpp"
+#include "ferry/status.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry {
+
+namespace one_sided {
+struct Core;       // private
+struct TeamState;  // private
+}  // namespace one_sided
+
+/// Symmetric memory of each rank unless OneSidedOptions::heap_bytes says otherwise.
+inline constexpr std::size_t kDefaultSymmetricHeapBytes = std::size_t{64} << 20;
+
+/// Teams that a OneSided can ever have, the three that it begins with included: their words are set aside once.
+inline constexpr int kMaxTeams = 64;
+
+/// Must be the same on every rank, except `device` and `net_devices`.
+struct OneSidedOptions {
+  /// "cpu": memory of the host. "cuda": memory of `device`. "auto": "cuda" where this build has it and it works here.
+  std::string backend = "auto";
+  /// Symmetric memory of each rank, rounded up to a page; taken from the system when the OneSided is created.
+  std::size_t heap_bytes = kDefaultSymmetricHeapBytes;
+  /// As GroupOptions::ranks_per_node.
+  int ranks_per_node = 0;
+  /// As GroupOptions::transport.
+  std::string transport = "auto";
+  /// As GroupOptions::net_devices.
+  std::string net_devices{};
+  /// Backend "cuda": ordinal of this rank's GPU, -1 for the calling thread's current one.
+  int device = kCurrentDevice;
+  /// Deadline of every wait, unless a call is given one of its own.
+  std::int64_t timeout_ns = kDefaultCallTimeoutNs;
+};
+
+/// What `wait_until` waits for: the word, as an unsigned number, compared with the value.
+enum class Comparison : std::int32_t {
+  kEqual = 0,
+  kNotEqual = 1,
+  kGreater = 2,
+  kGreaterEqual = 3,
+  kLess = 4,
+  kLessEqual = 5,
+};
+
+/// What `signal` and `put_signal` do to a word, in one step as all ranks see it.
+enum class SignalOp : std::int32_t {
+  kSet = 0,  ///< the word becomes the value
+  kAdd = 1,  ///< the value is added to the word, modulo 2^64
+};
+
+/// A set of ranks that meet at a barrier. A value: cheap to copy, good as long as its OneSided.
+class FERRY_API Team {
+ public:
+  /// No team: every call refuses it.
+  Team() = default;
+  explicit Team(std::shared_ptr<const one_sided::TeamState> state) : state_(std::move(state)) {}
+
+  bool valid() const { return state_ != nullptr; }
+  /// Ranks in the team; 0 in an invalid one.
+  int num_ranks() const;
+  /// This rank's place in the team, from 0; -1 in an invalid one.
+  int rank() const;
+  /// The rank at place `team_rank`, as all calls name ranks; -1 if there is no such place.
+  int world_rank(int team_rank) const;
+
+ private:
+  friend class OneSided;
+  std::shared_ptr<const one_sided::TeamState> state_;
+};
+
+/// Symmetric memory and the calls on it.
+///
+/// Addresses. A *symmetric address* is one inside this rank's own memory from `allocate`. `dest` of a put, `source` of
+/// a get, and every word are given as symmetric addresses: the call uses the same offset in the memory of `rank`. The
+/// other side of a copy is any memory of this rank (backend "cuda": any that its GPU reaches). Words are 8 bytes,
+/// aligned to 8.
+///
+/// Streams. Backend "cpu": a call acts at once, and the stream must be null. Backend "cuda": a call is put on the
+/// stream and returns; "has returned" below means "for later work on the stream" there. Calls that say so involve the
+/// host.
+///
+/// Order. Two operations of one rank are ordered for the others only by `fence`, `quiet`, a barrier, or the promise of
+/// put_signal. See docs/one-sided.md.
+///
+/// Failure. kInvalidArgument: nothing was sent and nothing changed. kPeerLost and kTimeout name the rank where one is
+/// known; operations not complete by then may or may not have happened, and those between other ranks still work.
+///
+/// Threads. Any thread may call at any time, but `allocate`, `free`, `split`, `barrier` and `destroy` one at a time.
+/// `quiet` and `fence` are for the operations of all threads that returned before.
+class FERRY_API OneSided {
+ public:
+  /// Collective over the ranks of `bootstrap`, which is only used during this call.
+  /// @errors as Group::create; kSystem: the memory for `heap_bytes` cannot be had
+  [[nodiscard]] static Result<std::shared_ptr<OneSided>> create(std::shared_ptr<Bootstrap> bootstrap,
+                                                                const OneSidedOptions& options = {});
+  /// Leaves without waiting for other ranks.
+  ~OneSided();
+  OneSided(const OneSided&) = delete;
+  OneSided& operator=(const OneSided&) = delete;
+
+  int rank() const;
+  int num_ranks() const;
+  const Topology& topology() const;
+  /// Name of the backend in use, e.g. "cpu".
+  std::string_view backend() const;
+
+  // Memory
+
+  /// `bytes` of symmetric memory at the same offset on every rank, aligned to a page, zeroed. At least one page.
+  /// @sync   collective, a meeting of all ranks: when it returns the memory may be used from everywhere. Blocks the
+  ///         host
+  /// @errors kInvalidArgument: ranks ask for different numbers of bytes (names both ranks and both numbers), or make
+  ///         different calls; kCapacity: no such range is free (says how much is). Both: on every rank, nothing is
+  ///         taken
+  [[nodiscard]] Result<void*> allocate(std::size_t bytes);
+  /// `count` elements, by the same rules.
+  template <typename T>
+  [[nodiscard]] Result<std::span<T>> allocate(std::size_t count) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    if (count > SIZE_MAX / sizeof(T)) return size_overflow("allocate", count, sizeof(T));
+    Result<void*> data = allocate(count * sizeof(T));
+    if (!data.ok()) return data.status();
+    return std::span<T>(static_cast<T*>(*data), count);
+  }
+  /// Gives back what `allocate` returned. Null: nothing happens, on every rank.
+  /// @sync   collective, a meeting of all ranks, which waits for their operations as `barrier` does. Blocks the host
+  /// @errors kInvalidArgument: not the address of a block, or another block on another rank: nothing is given back
+  [[nodiscard]] Status free(void* data);
+
+  /// Where `rank`'s memory at symmetric address `data` is for loads and stores of this rank (backend "cuda": of its
+  /// GPU); null if it cannot reach it so (a rank of another node, or no such rank or address). What is stored through
+  /// it is ordered by `fence` and `quiet` like a put.
+  void* peer_pointer(int rank, const void* data) const;
+  template <typename T>
+  T* peer_pointer(int rank, const T* data) const {
+    return static_cast<T*>(peer_pointer(rank, static_cast<const void*>(data)));
+  }
+
+  // Copies
+
+  /// Copy `num_bytes` at `source` to symmetric address `dest` of `rank`. When it has returned, `source` may be reused;
+  /// the bytes have arrived after a later `quiet`. 4 or 8 bytes at an address aligned to as many arrive in one piece.
+  /// @errors kInvalidArgument: no such rank, a range that is not inside one block of symmetric memory; kPeerLost
+  [[nodiscard]] Status put(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream = {});
+  /// The same, but `source` may be reused only after a later `quiet`.
+  [[nodiscard]] Status put_nbi(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream = {});
+  /// Copy `num_bytes` at symmetric address `source` of `rank` to `dest`. When it has returned, they are there.
+  /// @errors as put; kTimeout
+  [[nodiscard]] Status get(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream = {});
+  /// The same, but the bytes are there only after a later `quiet`. After an error of `quiet`, `dest` may still be
+  /// written until this OneSided is gone.
+  [[nodiscard]] Status get_nbi(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream = {});
+
+  /// put, then `signal`: whoever sees the signal by `wait_until` or `test` also sees the bytes.
+  /// @param  word  symmetric address, in the memory of `rank` like `dest`
+  [[nodiscard]] Status put_signal(int rank, void* dest, const void* source, std::size_t num_bytes, std::uint64_t* word,
+                                  std::uint64_t value, SignalOp op, Stream stream = {});
+  /// The same, but `source` may be reused only after a later `quiet`.
+  [[nodiscard]] Status put_signal_nbi(int rank, void* dest, const void* source, std::size_t num_bytes,
+                                      std::uint64_t* word, std::uint64_t value, SignalOp op, Stream stream = {});
+
+  template <typename T>
+  [[nodiscard]] Status put(int rank, T* dest, std::span<const std::type_identity_t<T>> source, Stream stream = {}) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return put(rank, static_cast<void*>(dest), source.data(), source.size_bytes(), stream);
+  }
+  template <typename T>
+  [[nodiscard]] Status put_nbi(int rank, T* dest, std::span<const std::type_identity_t<T>> source, Stream stream = {}) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return put_nbi(rank, static_cast<void*>(dest), source.data(), source.size_bytes(), stream);
+  }
+  template <typename T>
+  [[nodiscard]] Status get(int rank, std::span<T> dest, const std::type_identity_t<T>* source, Stream stream = {}) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return get(rank, static_cast<void*>(dest.data()), source, dest.size_bytes(), stream);
+  }
+  template <typename T>
+  [[nodiscard]] Status get_nbi(int rank, std::span<T> dest, const std::type_identity_t<T>* source, Stream stream = {}) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return get_nbi(rank, static_cast<void*>(dest.data()), source, dest.size_bytes(), stream);
+  }
+  template <typename T>
+  [[nodiscard]] Status put_signal(int rank, T* dest, std::span<const std::type_identity_t<T>> source,
+                                  std::uint64_t* word, std::uint64_t value, SignalOp op, Stream stream = {}) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return put_signal(rank, static_cast<void*>(dest), source.data(), source.size_bytes(), word, value, op, stream);
+  }
+
+  // Words
+
+  /// Set or add to the word at symmetric address `word` of `rank`. Has happened there after a later `quiet`.
+  /// @errors kInvalidArgument: no such rank, a word that is misaligned or not in symmetric memory; kPeerLost
+  [[nodiscard]] Status signal(int rank, std::uint64_t* word, std::uint64_t value, SignalOp op, Stream stream = {});
+
+  /// word += value on `rank`, in one step as all ranks see it; `fetched` gets what the word was before. CPU: it is
+  /// there when the call returns. CUDA: for later work on the stream, in any memory that the GPU reaches.
+  /// @errors as signal; kTimeout
+  [[nodiscard]] Status fetch_add(int rank, std::uint64_t* word, std::uint64_t value, std::uint64_t* fetched,
+                                 Stream stream = {});
+  /// If the word on `rank` is `expected` it becomes `desired`, in one step; `fetched` gets what it was before.
+  [[nodiscard]] Status compare_swap(int rank, std::uint64_t* word, std::uint64_t expected, std::uint64_t desired,
+                                    std::uint64_t* fetched, Stream stream = {});
+  /// The same with the result on the host. CUDA: blocks the host until it is there, and takes no place on any stream.
+  [[nodiscard]] Result<std::uint64_t> fetch_add(int rank, std::uint64_t* word, std::uint64_t value);
+  [[nodiscard]] Result<std::uint64_t> compare_swap(int rank, std::uint64_t* word, std::uint64_t expected,
+                                                   std::uint64_t desired);
+
+  /// Wait until the word at symmetric address `word` of THIS rank compares so with `value`. Everything that a
+  /// put_signal, or what a rank did before `fence` and a signal, published by that value is visible then.
+  /// @param  timeout_ns  deadline; 0: OneSidedOptions::timeout_ns
+  /// @errors kInvalidArgument; kTimeout; kPeerLost: a rank was lost (any, since any may be the one to write). CUDA: the
+  ///         kernel ends, and `poll_errors` tells the host
+  [[nodiscard]] Status wait_until(const std::uint64_t* word, Comparison comparison, std::uint64_t value,
+                                  Stream stream = {}, std::int64_t timeout_ns = 0);
+  /// Whether it does so now, with the same visibility. Never waits, and lets the network move. CUDA: on the host.
+  [[nodiscard]] Result<bool> test(const std::uint64_t* word, Comparison comparison, std::uint64_t value);
+
+  // Order and completion
+
+  /// Puts, signals and atomics of this rank to `rank` before it arrive there before all later ones. Does not wait for
+  /// them; a later operation to `rank` may.
+  [[nodiscard]] Status fence(int rank, Stream stream = {});
+  /// The same for each rank.
+  [[nodiscard]] Status fence(Stream stream = {});
+  /// Wait until everything that this rank has started is complete: puts, signals and atomics are visible where they
+  /// belong, gets are here.
+  /// @errors kTimeout, kPeerLost: naming the rank whose answer is missing
+  [[nodiscard]] Status quiet(Stream stream = {});
+  /// quiet, then wait until all ranks of the team have come here too. Whatever they did before is visible to all of
+  /// them after.
+  /// @errors kInvalidArgument: a team of another OneSided, or an invalid one; kTimeout, kPeerLost
+  [[nodiscard]] Status barrier(const Team& team, Stream stream = {});
+  [[nodiscard]] Status barrier(Stream stream = {}) { return barrier(world(), stream); }
+
+  // Teams
+
+  Team world() const;  ///< all ranks
+  Team node() const;   ///< the ranks of this node
+  Team rail() const;   ///< the ranks with this rank's index in each node
+  /// The ranks of `parent` that pass the same `colour`, ordered by `key`, then by rank. A negative colour: this rank
+  /// joins none and gets an invalid team.
+  /// @sync   collective over `parent`. Blocks the host
+  /// @errors kCapacity: kMaxTeams; as barrier
+  [[nodiscard]] Result<Team> split(const Team& parent, int colour, int key = 0);
+
+  // Errors and the end
+
+  /// What went wrong in work on streams that has run so far; ok on backend "cpu", whose calls report it themselves.
+  [[nodiscard]] Status poll_errors();
+  /// Collective, optional: quiet, a barrier, then the end. Always ends: an error only reports that a peer was lost or
+  /// late. Later calls return kInvalidArgument.
+  Status destroy();
+
+ private:
+  explicit OneSided(std::unique_ptr<one_sided::Core> core);
+  static Status size_overflow(std::string_view operation, std::size_t count, std::size_t element_bytes);
+
+  std::unique_ptr<one_sided::Core> core_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_ONE_SIDED_HPP

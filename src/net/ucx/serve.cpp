@@ -1,0 +1,47 @@
+#include "net/ucx/serve.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "net/ucx/inbound.hpp"
+
+namespace ferry::net::ucx {
+
+Message message_of(const AtomicOp& op) {
+  Message message{.value = op.offset, .operand = op.operand, .compare = op.compare};
+  switch (op.kind) {
+    case AtomicOp::Kind::kSet:
+      message.kind = MessageKind::kSet;
+      break;
+    case AtomicOp::Kind::kAdd:
+      message.kind = MessageKind::kAdd;
+      break;
+    case AtomicOp::Kind::kCompareSwap:
+      message.kind = MessageKind::kSwap;
+      break;
+  }
+  return message;
+}
+
+bool serve(const Message& message, std::span<std::byte> memory, const EngineEvents& events, Connection& connection) {
+  Message answer{.kind = MessageKind::kAnswer, .ticket = message.ticket};
+  if (const std::optional<AtomicOp> op = atomic_in(message); op) {
+    answer.value = events.apply_atomic ? events.apply_atomic(*op) : apply_atomic(memory.data(), *op);
+    if (events.changed) events.changed();
+    if (message.ticket != kNoTicket) connection.answer(answer);
+    return true;
+  }
+  if (message.kind == MessageKind::kFlush) {
+    connection.answer(answer);
+    return true;
+  }
+  if (message.kind != MessageKind::kGet) return false;
+  const std::span<const std::byte> source = memory.subspan(message.value, message.operand);
+  for (std::size_t done = 0; done < source.size(); done += kMaxPayloadBytes) {
+    answer.operand = done;
+    connection.answer(answer, source.subspan(done, std::min(kMaxPayloadBytes, source.size() - done)));
+  }
+  return true;
+}
+
+}  // namespace ferry::net::ucx

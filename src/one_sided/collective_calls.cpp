@@ -1,0 +1,160 @@
+/// The calls that every rank of a team makes together, and in which each sees what the others passed.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "ferry/one_sided.hpp"
+#include "one_sided/core.hpp"
+
+namespace ferry {
+namespace {
+
+using one_sided::Core;
+using one_sided::Entry;
+using one_sided::TeamState;
+
+enum class Call : std::uint64_t { kAllocate = 1, kFree = 2, kSplit = 3 };
+
+std::string_view name_of(Call call) {
+  switch (call) {
+    case Call::kAllocate:
+      return "allocate";
+    case Call::kFree:
+      return "free";
+    case Call::kSplit:
+      return "split";
+  }
+  return "another call";
+}
+
+/// What a rank shows the others.
+struct Record {
+  Call call = Call::kAllocate;
+  std::uint64_t value = 0;  ///< kAllocate: bytes; kFree: offset; kSplit: the next free id of a team
+  std::int64_t colour = 0;
+  std::int64_t key = 0;
+};
+static_assert(sizeof(Record) <= one_sided::kEntryBytes);
+
+/// Value of a kFree of nothing, and of an address that is no block: no heap has such offsets.
+constexpr std::uint64_t kNothing = ~std::uint64_t{0};
+constexpr std::uint64_t kNoBlock = kNothing - 1;
+
+Result<std::vector<Record>> exchange(const Core& core, const TeamState& team, const Record& mine) {
+  Entry entry{};
+  std::memcpy(entry.data(), &mine, sizeof(mine));
+  const Result<std::vector<Entry>> entries = core.backend->exchange(team, entry);
+  if (!entries.ok()) return entries.status();
+  std::vector<Record> records(entries->size());
+  for (std::size_t place = 0; place < records.size(); ++place) {
+    std::memcpy(&records[place], (*entries)[place].data(), sizeof(Record));
+  }
+  for (std::size_t place = 1; place < records.size(); ++place) {
+    if (records[place].call == records[0].call) continue;
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("ranks disagree: rank {} calls {}, rank {} calls {}; make collective calls in the same "
+                              "order on every rank",
+                              team.ranks[0], name_of(records[0].call), team.ranks[place], name_of(records[place].call)),
+                  team.ranks[place]);
+  }
+  return records;
+}
+
+/// Ok if all ranks passed the same value; `what` it is.
+Status check_same(const TeamState& team, const std::vector<Record>& records, std::string_view operation,
+                  std::string_view what) {
+  const auto text = [&](std::uint64_t value) {
+    if (value == kNothing) return std::string("null");
+    if (value == kNoBlock) return std::string("no block");
+    return std::to_string(value);
+  };
+  for (std::size_t place = 1; place < records.size(); ++place) {
+    if (records[place].value == records[0].value) continue;
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: ranks disagree: {} is {} on rank {} and {} on rank {}; it must be the same on every "
+                              "rank",
+                              operation, what, text(records[0].value), team.ranks[0], text(records[place].value),
+                              team.ranks[place]),
+                  team.ranks[place]);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void*> OneSided::allocate(std::size_t bytes) {
+  Core& core = *core_;
+  if (Status status = core.check_usable("allocate", {}); !status.ok()) return status;
+  const Result<std::vector<Record>> records = exchange(core, *core.world, {.call = Call::kAllocate, .value = bytes});
+  if (!records.ok()) return records.status();
+  if (Status same = check_same(*core.world, *records, "allocate", "the number of bytes"); !same.ok()) return same;
+  // Zeroed already: the heap was when it was created, and a block is when it is given back.
+  const std::optional<std::size_t> offset = core.blocks.take(bytes);
+  if (offset) return static_cast<void*>(core.heap + *offset);
+  return Status(ErrorCode::kCapacity,
+                fmt::format("allocate: {} bytes do not fit: the largest free range of the heap's {} bytes is {}; raise "
+                            "OneSidedOptions::heap_bytes",
+                            bytes, core.backend->heap_bytes(), core.blocks.largest_free_bytes()));
+}
+
+Status OneSided::free(void* data) {
+  Core& core = *core_;
+  if (Status status = core.check_usable("free", {}); !status.ok()) return status;
+  const std::size_t offset = reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(core.heap);
+  const std::size_t num_bytes = core.blocks.size_of(offset);
+  const std::uint64_t shown = data == nullptr ? kNothing : num_bytes == 0 ? kNoBlock : offset;
+  const Result<std::vector<Record>> records = exchange(core, *core.world, {.call = Call::kFree, .value = shown});
+  if (!records.ok()) return records.status();
+  if (Status same = check_same(*core.world, *records, "free", "the offset of the block"); !same.ok()) return same;
+  if (shown == kNothing) return {};
+  if (shown == kNoBlock) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("free: {} is not the address of a block; pass what allocate returned, once", data));
+  }
+  // Nobody touches it before the exchange of the call that allocates it again, which this rank joins after this.
+  if (Status status = core.backend->zero(offset, num_bytes); !status.ok()) return status;
+  core.blocks.give(offset);
+  return {};
+}
+
+Result<Team> OneSided::split(const Team& parent, int colour, int key) {
+  Core& core = *core_;
+  if (Status status = core.check_usable("split", {}); !status.ok()) return status;
+  if (Status status = core.check_team("split", parent.state_.get()); !status.ok()) return status;
+  const TeamState& all = *parent.state_;
+  const Record mine{Call::kSplit, static_cast<std::uint64_t>(core.next_team_id), colour, key};
+  const Result<std::vector<Record>> records = exchange(core, all, mine);
+  if (!records.ok()) return records.status();
+  // Free on every rank of the parent. Teams of different colours have no rank in common.
+  const auto id = static_cast<int>(std::ranges::max(*records, {}, &Record::value).value);
+  if (id >= kMaxTeams) {
+    return Status(ErrorCode::kCapacity,
+                  fmt::format("split: a rank of the team has been in {} teams, expected fewer than {}; keep teams and "
+                              "use them again",
+                              id, kMaxTeams));
+  }
+  core.next_team_id = id + 1;
+  if (colour < 0) return Team();
+  std::vector<std::tuple<std::int64_t, int>> members;
+  for (std::size_t place = 0; place < records->size(); ++place) {
+    if ((*records)[place].colour == colour) members.emplace_back((*records)[place].key, all.ranks[place]);
+  }
+  std::ranges::sort(members);
+  std::vector<int> ranks;
+  for (const auto& [their_key, rank] : members) ranks.push_back(rank);
+  return Team(core.make_team(id, std::move(ranks)));
+}
+
+Status OneSided::destroy() {
+  Core& core = *core_;
+  if (Status status = core.check_usable("destroy", {}); !status.ok()) return status;
+  const Status status = core.backend->leave(*core.world);
+  core.destroyed.store(true, std::memory_order_relaxed);
+  return status;
+}
+
+}  // namespace ferry

@@ -1,0 +1,121 @@
+#include "one_sided/core.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace ferry::one_sided {
+
+Blocks::Blocks(std::size_t heap_bytes)
+    : heap_bytes_(heap_bytes), heap_(heap_bytes), block_end_(heap_bytes / node::kPageBytes) {}
+
+std::optional<std::size_t> Blocks::take(std::size_t num_bytes) {
+  const std::optional<std::size_t> offset = heap_.take(std::max<std::size_t>(num_bytes, 1));
+  if (!offset) return std::nullopt;
+  taken_.emplace(*offset, num_bytes);
+  mark(*offset, num_bytes, *offset + num_bytes);
+  return offset;
+}
+
+std::size_t Blocks::size_of(std::size_t offset) const {
+  const auto found = taken_.find(offset);
+  return found == taken_.end() ? 0 : node::round_up_to_page(std::max<std::size_t>(found->second, 1));
+}
+
+void Blocks::give(std::size_t offset) {
+  const auto found = taken_.find(offset);
+  if (found == taken_.end()) return;
+  mark(offset, found->second, 0);
+  heap_.give(offset, std::max<std::size_t>(found->second, 1));
+  taken_.erase(found);
+}
+
+void Blocks::mark(std::size_t offset, std::size_t num_bytes, std::size_t end) {
+  const std::size_t num_pages = node::round_up_to_page(std::max<std::size_t>(num_bytes, 1)) / node::kPageBytes;
+  for (std::size_t page = 0; page < num_pages; ++page) {
+    block_end_[offset / node::kPageBytes + page].store(end, std::memory_order_relaxed);
+  }
+}
+
+Core::Core(const Topology& topology_in, std::unique_ptr<Backend> backend_in, std::int64_t timeout_ns_in)
+    : topology(topology_in),
+      timeout_ns(timeout_ns_in),
+      backend(std::move(backend_in)),
+      heap(backend->heap()),
+      blocks(backend->heap_bytes()) {
+  std::vector<int> everybody;
+  std::vector<int> neighbours;
+  std::vector<int> rail_peers;
+  for (int rank = 0; rank < topology.num_ranks; ++rank) {
+    everybody.push_back(rank);
+    if (topology.node_of(rank) == topology.node_of(topology.rank)) neighbours.push_back(rank);
+    if (topology.rail_of(rank) == topology.rail_of(topology.rank)) rail_peers.push_back(rank);
+  }
+  world = make_team(next_team_id++, std::move(everybody));
+  node = make_team(next_team_id++, std::move(neighbours));
+  rail = make_team(next_team_id++, std::move(rail_peers));
+}
+
+std::shared_ptr<const TeamState> Core::make_team(int id, std::vector<int> ranks) const {
+  auto state = std::make_shared<TeamState>();
+  state->id = id;
+  state->my_place = static_cast<int>(std::ranges::find(ranks, topology.rank) - ranks.begin());
+  state->ranks = std::move(ranks);
+  state->owner = this;
+  return state;
+}
+
+Result<std::size_t> Core::find(std::string_view operation, std::string_view what, const void* data,
+                               std::size_t num_bytes) const {
+  // As numbers: the address may be anything.
+  const std::size_t offset = reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(heap);
+  if (data != nullptr && blocks.contains(offset, num_bytes)) return offset;
+  if (data != nullptr && blocks.contains(offset, 0)) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: {} bytes at {} ({}) reach past the end of their block of symmetric memory; check the "
+                    "count, or allocate more",
+                    operation, num_bytes, what, data));
+  }
+  return Status(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: {} is {}, which is not in symmetric memory ({} bytes from {}); pass an address inside a "
+                  "block that OneSided::allocate returned on this rank",
+                  operation, what, data, backend->heap_bytes(), static_cast<const void*>(heap)));
+}
+
+Result<std::size_t> Core::find_word(std::string_view operation, const std::uint64_t* word) const {
+  if (reinterpret_cast<std::uintptr_t>(word) % sizeof(std::uint64_t) != 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: the word is at {}, expected a multiple of {} bytes", operation,
+                              static_cast<const void*>(word), sizeof(std::uint64_t)));
+  }
+  return find(operation, "the word", word, sizeof(std::uint64_t));
+}
+
+Status Core::check_usable(std::string_view operation, Stream stream) const {
+  if (destroyed.load(std::memory_order_relaxed)) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: this OneSided was destroyed; create a new one", operation));
+  }
+  if (stream.handle == nullptr || backend->takes_streams()) return {};
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the stream is {}, expected null: backend \"{}\" has no streams", operation,
+                            stream.handle, backend->name()));
+}
+
+Status Core::check_rank(std::string_view operation, int rank) const {
+  if (rank >= 0 && rank < topology.num_ranks) return {};
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: the rank is {}, expected 0 to {}", operation, rank, topology.num_ranks - 1));
+}
+
+Status Core::check_team(std::string_view operation, const TeamState* team) const {
+  if (team != nullptr && team->owner == this) return {};
+  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the team {}; pass one of this OneSided's", operation,
+                                                         team == nullptr ? "is invalid (split gave this rank none)"
+                                                                         : "belongs to another OneSided"));
+}
+
+}  // namespace ferry::one_sided

@@ -1,0 +1,75 @@
+#ifndef FERRY_ONE_SIDED_CORE_HPP
+#define FERRY_ONE_SIDED_CORE_HPP
+
+/// What a OneSided consists of besides its backend: which blocks of the heap are taken, and its teams. The heap is
+/// shared out by the same steps on every rank, so a block has the same offset everywhere.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "node/page_heap.hpp"
+#include "one_sided/backend.hpp"
+
+namespace ferry::one_sided {
+
+/// Which parts of the heap belong to blocks. Changed by collective calls; read at any time by any thread.
+class Blocks {
+ public:
+  explicit Blocks(std::size_t heap_bytes);
+
+  /// Offset of a new block; nothing where no free range is as large.
+  std::optional<std::size_t> take(std::size_t num_bytes);
+  /// Bytes of the block at `offset`, rounded up to pages; 0 if none begins there.
+  std::size_t size_of(std::size_t offset) const;
+  void give(std::size_t offset);
+  std::size_t largest_free_bytes() const { return heap_.largest_free_bytes(); }
+
+  /// Whether [offset, + num_bytes) is inside one block.
+  bool contains(std::size_t offset, std::size_t num_bytes) const {
+    if (offset >= heap_bytes_) return false;
+    const std::size_t end = block_end_[offset / node::kPageBytes].load(std::memory_order_relaxed);
+    return offset <= end && num_bytes <= end - offset;
+  }
+
+ private:
+  void mark(std::size_t offset, std::size_t num_bytes, std::size_t end);
+
+  std::size_t heap_bytes_;
+  node::PageHeap heap_;
+  std::map<std::size_t, std::size_t> taken_;         // offset -> bytes asked for
+  std::vector<std::atomic<std::size_t>> block_end_;  // by page: where the block ends that it belongs to; 0: to none
+};
+
+struct Core {
+  Core(const Topology& topology_in, std::unique_ptr<Backend> backend_in, std::int64_t timeout_ns_in);
+
+  /// Offset of a range of symmetric memory that the caller gave, or what is wrong with it.
+  Result<std::size_t> find(std::string_view operation, std::string_view what, const void* data,
+                           std::size_t num_bytes) const;
+  Result<std::size_t> find_word(std::string_view operation, const std::uint64_t* word) const;
+  Status check_usable(std::string_view operation, Stream stream) const;
+  Status check_rank(std::string_view operation, int rank) const;
+  Status check_team(std::string_view operation, const TeamState* team) const;
+  std::shared_ptr<const TeamState> make_team(int id, std::vector<int> ranks) const;
+
+  const Topology topology;
+  const std::int64_t timeout_ns;
+  const std::unique_ptr<Backend> backend;
+  std::byte* const heap;
+  Blocks blocks;
+  std::shared_ptr<const TeamState> world;
+  std::shared_ptr<const TeamState> node;
+  std::shared_ptr<const TeamState> rail;
+  int next_team_id = 0;
+  std::atomic<bool> destroyed{false};
+};
+
+}  // namespace ferry::one_sided
+
+#endif  // FERRY_ONE_SIDED_CORE_HPP

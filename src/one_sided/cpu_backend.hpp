@@ -1,0 +1,13 @@
+#ifndef FERRY_ONE_SIDED_CPU_BACKEND_HPP
+#define FERRY_ONE_SIDED_CPU_BACKEND_HPP
+
+#include "one_sided/backend.hpp"
+
+namespace ferry::one_sided {
+
+/// Ranks on processors: the fabric's host heap. Calls act at once.
+BackendFactory cpu_backend_factory();
+
+}  // namespace ferry::one_sided
+
+#endif  // FERRY_ONE_SIDED_CPU_BACKEND_HPP

@@ -1,0 +1,412 @@
+#include "one_sided/driver.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <system_error>
+
+#include "ferry/bootstrap.hpp"
+
+namespace ferry::one_sided {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Channels of the engine. An atomic waits for the puts before it on its channel; those that need not have their own.
+enum Channel : int { kPuts = 0, kAtomics = 1 };
+
+/// Operations to a peer between flushes, and bytes of their sources that the driver holds copies of: with more, a flush
+/// begins by itself; with twice as many under way nothing is issued. Bounds what engines hold and put in order.
+constexpr std::uint64_t kFlushAfter = 4096;
+constexpr std::size_t kFlushAfterBytes = std::size_t{4} << 20;
+
+/// Longest get given to the engine at once: an engine that answers gets by messages queues all of one.
+constexpr std::size_t kMaxGetBytes = std::size_t{1} << 20;
+
+/// Requests of a source that are issued in one turn, so that the engine is polled in between.
+constexpr int kMaxRequestsPerTurn = 256;
+/// Rounds of polling after a caller has issued something: enough to get it on its way.
+constexpr int kIssueRounds = 4;
+
+/// A request that comes this soon after the last event finds the thread awake, where it must not sleep at all.
+constexpr std::chrono::microseconds kSpinTime{20};
+/// Sleeping ends at the latest after this, which bounds the cost of a wake-up lost by a network library.
+constexpr std::int64_t kLongestSleepNs = 100'000'000;
+/// Where nothing wakes the thread: the first sleep and the longest.
+constexpr std::int64_t kFirstNapNs = 50'000;
+constexpr std::int64_t kLongestNapNs = 2'000'000;
+/// While a caller drives the engine: the thread looks whether it still does. Bounds how long peers wait for this rank
+/// after its caller has stopped; a wake-up per call would cost every call more than that.
+constexpr std::int64_t kRestNs = 100'000;
+/// It does so as well for a while after that: most often the caller comes back.
+constexpr std::int64_t kRecentNs = 200'000;
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+void poll_for(std::span<pollfd> entries, std::int64_t timeout_ns) {
+  const timespec timeout{timeout_ns / kNsPerSecond, timeout_ns % kNsPerSecond};
+  ppoll(entries.data(), entries.size(), &timeout, nullptr);
+}
+
+}  // namespace
+
+Driver::Driver(std::unique_ptr<net::Engine> engine, const net::EngineOptions& options, std::function<void()> changed)
+    : engine_(std::move(engine)),
+      num_peers_(options.num_peers),
+      changed_(std::move(changed)),
+      losses_(static_cast<std::size_t>(options.num_peers)),
+      peers_(static_cast<std::size_t>(options.num_peers)),
+      close_timeout_ns_(options.timeout_ns) {}
+
+Driver::~Driver() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.signal();
+  if (thread_.joinable()) thread_.join();
+  if (engine_ == nullptr) return;
+  engine_->limit_close_time(close_timeout_ns_);
+  engine_->close();
+}
+
+Status Driver::start(std::span<const net::Blob> addresses) {
+  if (wake_.get() < 0) {
+    return Status(ErrorCode::kSystem,
+                  fmt::format("one-sided driver: eventfd failed: {}; raise the open-file limit (ulimit -n) if "
+                              "descriptors ran out",
+                              std::strerror(wake_.error())));
+  }
+  net::EngineEvents events;
+  events.notified = [](int, int, std::uint64_t) {};
+  events.lost = [this](int peer, const Status& why) { on_lost(peer, why); };
+  events.completed = [this](int peer, std::uint64_t ticket, std::uint64_t value) { on_completed(peer, ticket, value); };
+  events.apply_atomic = apply_;
+  events.changed = [this] { ++num_changes_; };
+  if (Status status = engine_->connect(addresses, std::move(events)); !status.ok()) return status;
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    return Status(ErrorCode::kSystem,
+                  fmt::format("one-sided driver: cannot start its thread: {}; raise the limit of threads (ulimit -u)",
+                              error.what()));
+  }
+  return {};
+}
+
+std::uint64_t Driver::num_parts(const Request& request) {
+  return request.kind == Request::Kind::kGet ? (request.num_bytes + kMaxGetBytes - 1) / kMaxGetBytes : 1;
+}
+
+bool Driver::can_issue(int peer) const {
+  const Peer& to = peers_[static_cast<std::size_t>(peer)];
+  return to.flush_done >= to.fence && to.num_since_full < 2 * kFlushAfter && to.copied_bytes < 2 * kFlushAfterBytes;
+}
+
+std::uint64_t Driver::add_ticket(const Ticket& ticket) {
+  tickets_.emplace(++last_ticket_, ticket);
+  return last_ticket_;
+}
+
+void Driver::begin_flush(int peer, Completion* completion) {
+  Peer& to = at(peer);
+  to.num_issued = 0;
+  to.copied_since_flush = 0;
+  engine_->flush(peer, add_ticket({.peer = peer, .completion = completion, .flush = ++to.flush_begun}));
+}
+
+void Driver::issue(const Request& request) {
+  Peer& to = at(request.peer);
+  if (losses_[static_cast<std::size_t>(request.peer)].gone.load(std::memory_order_relaxed)) {
+    to.has_failed = true;
+    if (request.completion != nullptr) request.completion->lost(request.peer);
+    return;
+  }
+  switch (request.kind) {
+    case Request::Kind::kFence:
+      if (to.num_issued > 0) begin_flush(request.peer, nullptr);
+      to.fence = to.flush_begun;
+      return;
+    case Request::Kind::kFlush:
+      begin_flush(request.peer, request.completion);
+      return;
+    case Request::Kind::kGet: {
+      for (std::size_t done = 0; done < request.num_bytes; done += kMaxGetBytes) {
+        const std::span into(request.local + done, std::min(kMaxGetBytes, request.num_bytes - done));
+        // Answers come in any order, so each piece is counted; the completion is for the whole.
+        ++to.num_pending_gets;
+        engine_->get(request.peer, into, request.offset + done,
+                     add_ticket({.peer = request.peer, .completion = request.completion, .pending_get = true}));
+      }
+      return;
+    }
+    case Request::Kind::kPut:
+    case Request::Kind::kPutSignal: {
+      std::span<const std::byte> source(request.local, request.num_bytes);
+      if (request.copy_source && !source.empty()) {
+        to.copies.emplace_back(to.flush_begun + 1, std::vector<std::byte>(source.begin(), source.end()));
+        to.copied_bytes += source.size();
+        to.copied_since_flush += source.size();
+        source = to.copies.back().second;
+      }
+      if (!source.empty()) engine_->put_from(request.peer, kPuts, source, request.offset);
+      if (request.kind == Request::Kind::kPutSignal) engine_->atomic(request.peer, kPuts, request.op, net::kNoTicket);
+      break;
+    }
+    case Request::Kind::kAtomic:
+      engine_->atomic(request.peer, kAtomics, request.op,
+                      request.completion == nullptr
+                          ? net::kNoTicket
+                          : add_ticket({.peer = request.peer, .completion = request.completion}));
+      if (!request.counts) return;
+      break;
+  }
+  ++to.num_issued;
+  ++to.num_since_full;
+  if (to.num_issued >= kFlushAfter || to.copied_since_flush >= kFlushAfterBytes) begin_flush(request.peer, nullptr);
+}
+
+bool Driver::try_issue(const Request& request) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!can_issue(request.peer)) return false;
+    issue(request);
+  }
+  settle();
+  return true;
+}
+
+/// After a caller has issued or waited: gets things on their way, and has the thread do what cannot be done now.
+void Driver::settle() {
+  const Moved moved = turn(kIssueRounds);
+  const bool nobody_drives = num_drivers_.load(std::memory_order_relaxed) == 0;
+  if ((moved.last && nobody_drives) || (moved.any && armed_.load(std::memory_order_seq_cst))) wake();
+}
+
+void Driver::forget(const Completion* completion) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [number, ticket] : tickets_) {
+    if (ticket.completion != completion) continue;
+    ticket.completion = nullptr;
+    if (ticket.flush != 0) continue;
+    engine_->forget(number);
+    if (ticket.pending_get) --at(ticket.peer).num_pending_gets;
+    ticket.pending_get = false;
+  }
+  std::erase_if(tickets_, [](const auto& entry) {
+    return entry.second.completion == nullptr && entry.second.flush == 0 && !entry.second.pending_get;
+  });
+}
+
+int Driver::flush_all(Completion* completion) {
+  int num_flushes = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    for (int peer = 0; peer < num_peers_; ++peer) {
+      Peer& to = at(peer);
+      if (std::exchange(to.has_failed, false)) {
+        ++num_flushes;
+        completion->lost(peer);
+        continue;
+      }
+      if (losses_[static_cast<std::size_t>(peer)].gone.load(std::memory_order_relaxed)) continue;
+      if (to.num_issued == 0 && to.flush_done == to.flush_begun) continue;
+      ++num_flushes;
+      begin_flush(peer, completion);
+    }
+  }
+  if (num_flushes > 0) settle();
+  return num_flushes;
+}
+
+int Driver::find_pending_get() const {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find_if(peers_, [](const Peer& peer) { return peer.num_pending_gets > 0; });
+  return found == peers_.end() ? -1 : static_cast<int>(found - peers_.begin());
+}
+
+void Driver::on_completed(int peer, std::uint64_t ticket, std::uint64_t value) {
+  const auto found = tickets_.find(ticket);
+  if (found == tickets_.end() || found->second.peer != peer) return;
+  const Ticket done = found->second;
+  tickets_.erase(found);
+  ++num_changes_;
+  Peer& from = at(peer);
+  if (done.pending_get) --from.num_pending_gets;
+  if (done.flush > from.flush_done) {
+    from.flush_done = done.flush;
+    from.num_since_full = from.flush_done == from.flush_begun ? from.num_issued : kFlushAfter;
+    while (!from.copies.empty() && from.copies.front().first <= from.flush_done) {
+      from.copied_bytes -= from.copies.front().second.size();
+      from.copies.pop_front();
+    }
+  }
+  if (done.completion != nullptr) done.completion->done(value);
+}
+
+void Driver::on_lost(int peer, const Status& why) {
+  if (peer < 0 || peer >= num_peers_) return;
+  Loss& loss = losses_[static_cast<std::size_t>(peer)];
+  if (loss.gone.load(std::memory_order_relaxed)) return;
+  loss.why = why;
+  loss.gone.store(true, std::memory_order_release);
+  ++num_changes_;
+  Peer& gone = at(peer);
+  gone.has_failed = gone.num_issued > 0 || gone.flush_done < gone.flush_begun || gone.num_pending_gets > 0;
+  gone.num_pending_gets = 0;
+  gone.fence = 0;
+  gone.num_since_full = 0;
+  gone.copied_bytes = 0;
+  std::vector<Completion*> losers;
+  for (auto entry = tickets_.begin(); entry != tickets_.end();) {
+    if (entry->second.peer != peer) {
+      ++entry;
+      continue;
+    }
+    if (entry->second.completion != nullptr) losers.push_back(entry->second.completion);
+    entry = tickets_.erase(entry);
+  }
+  for (Completion* loser : losers) loser->lost(peer);
+}
+
+bool Driver::serve_sources() {
+  bool moved = false;
+  for (RequestSource* source : sources_) {
+    for (int served = 0; served < kMaxRequestsPerTurn; ++served) {
+      const Request* request = source->front();
+      if (request == nullptr || !can_issue(request->peer)) break;
+      issue(*request);
+      source->taken();
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+Driver::Moved Driver::turn(int max_rounds) {
+  Moved moved;
+  bool tell = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (int round = 0; round < max_rounds; ++round) {
+      const bool served = serve_sources();
+      moved.last = engine_->poll() || served;
+      moved.any |= moved.last;
+      if (!moved.last) break;
+    }
+    tell = num_told_ != num_changes_;
+    num_told_ = num_changes_;
+  }
+  if (tell) changed_();
+  return moved;
+}
+
+bool Driver::progress() { return turn(1).any; }
+
+void Driver::begin_wait() { num_drivers_.fetch_add(1, std::memory_order_relaxed); }
+
+void Driver::end_wait() {
+  num_drivers_.fetch_sub(1, std::memory_order_relaxed);
+  last_drive_ns_.store(now_ns(), std::memory_order_relaxed);
+  settle();
+}
+
+void Driver::hand_over() {
+  last_drive_ns_.store(0, std::memory_order_relaxed);
+  // Else the engine wakes it.
+  if (!armed_.load(std::memory_order_seq_cst)) wake();
+}
+
+void Driver::attach(RequestSource* source) {
+  {
+    const std::lock_guard lock(mutex_);
+    sources_.push_back(source);
+  }
+  wake();
+}
+
+void Driver::detach(RequestSource* source) {
+  const std::lock_guard lock(mutex_);
+  std::erase(sources_, source);
+}
+
+void Driver::wake() {
+  if (asleep_.exchange(false, std::memory_order_seq_cst)) wake_.signal();
+}
+
+Status Driver::peer_status(int peer) const {
+  const Loss& loss = losses_[static_cast<std::size_t>(peer)];
+  return loss.gone.load(std::memory_order_acquire) ? loss.why : Status();
+}
+
+std::vector<net::Path> Driver::paths() {
+  const std::lock_guard lock(mutex_);
+  return engine_->paths();
+}
+
+void Driver::limit_close_time(std::int64_t timeout_ns) {
+  const std::lock_guard lock(mutex_);
+  close_timeout_ns_ = std::min(close_timeout_ns_, timeout_ns);
+}
+
+void Driver::run() {
+  Clock::time_point last_move = Clock::now();
+  while (true) {
+    bool must_poll = false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (stop_) return;
+      must_poll = std::ranges::any_of(sources_, [](const RequestSource* source) { return source->needs_polling(); });
+    }
+    const bool others_drive = num_drivers_.load(std::memory_order_relaxed) > 0;
+    if ((must_poll || !others_drive) && turn(1).any) {
+      last_move = Clock::now();
+      nap_ns_ = 0;
+    } else if (must_poll) {
+      if (Clock::now() - last_move >= kSpinTime) std::this_thread::yield();
+    } else if (others_drive || now_ns() - last_drive_ns_.load(std::memory_order_relaxed) < kRecentNs) {
+      asleep_.store(true, std::memory_order_seq_cst);
+      sleep(-1, kRestNs);
+    } else {
+      sleep_until_woken();
+    }
+  }
+}
+
+/// Sleeps until the engine has something to do, or somebody has something for it.
+void Driver::sleep_until_woken() {
+  int engine_fd = -1;
+  std::int64_t timeout_ns = kLongestSleepNs;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stop_) return;
+    // Who takes events from the engine after this finds it set, and wakes this thread.
+    asleep_.store(true, std::memory_order_seq_cst);
+    if (engine_->event_fd() >= 0 && engine_->arm()) {
+      engine_fd = engine_->event_fd();
+      armed_.store(true, std::memory_order_seq_cst);
+      nap_ns_ = 0;
+    } else {
+      timeout_ns = nap_ns_;
+      // Most often something has just arrived.
+      nap_ns_ = std::clamp(nap_ns_ * 2, kFirstNapNs, kLongestNapNs);
+    }
+  }
+  sleep(engine_fd, timeout_ns);
+}
+
+void Driver::sleep(int engine_fd, std::int64_t timeout_ns) {
+  std::array<pollfd, 2> entries{pollfd{wake_.get(), POLLIN, 0}, pollfd{engine_fd, POLLIN, 0}};
+  if (timeout_ns > 0) poll_for(entries, timeout_ns);
+  armed_.store(false, std::memory_order_relaxed);
+  asleep_.store(false, std::memory_order_relaxed);
+  if ((entries[0].revents & POLLIN) != 0) wake_.clear();
+}
+
+}  // namespace ferry::one_sided

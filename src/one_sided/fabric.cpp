@@ -1,0 +1,411 @@
+#include "one_sided/fabric.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "core/group_options.hpp"
+#include "node/futex.hpp"
+#include "one_sided/words.hpp"
+#include "rail/network.hpp"
+
+namespace ferry::one_sided {
+namespace {
+
+/// Steps of a barrier of as many ranks as a group can have (32767).
+constexpr std::size_t kMaxSteps = 15;
+
+/// Teams have words of their own, and the ranks that join the network, before there are teams.
+constexpr int kJoiningTeam = kMaxTeams;
+constexpr auto kNumTeams = static_cast<std::size_t>(kMaxTeams) + 1;
+
+/// Where each rank has a core: longer than another needs to wake and answer, so that two that answer each other do not
+/// both go to sleep every time once one has. (With 20 µs they did, on 2 cores of a busy host: a message took 24 µs
+/// instead of 0.1.)
+constexpr std::int64_t kSpinNs = 100'000;
+/// Where they share cores a waiting thread first lets others run, for about as long as a few of them need to get to
+/// their next signal.
+constexpr int kYields = 8;
+/// Plain stores and puts inside a node wake nobody, so sleepers look at the word again: the first and the longest nap.
+constexpr std::int64_t kFirstNapNs = 50'000;
+constexpr std::int64_t kLongestNapNs = 1'000'000;
+/// For peers to hear that this rank leaves, over any working network, where they may not answer.
+constexpr std::int64_t kLastWordsNs = 1'000'000'000;
+/// How often a waiting thread asks the system whether others are still there.
+constexpr std::int64_t kPresenceIntervalNs = 4'000'000;
+
+}  // namespace
+
+struct Fabric::Control {
+  alignas(node::kFlagAlignment) std::atomic<std::uint32_t> doorbell{0};
+  alignas(node::kFlagAlignment) std::atomic<std::uint32_t> num_sleepers{0};
+  std::atomic<std::size_t> watched{kAnyWord};
+  alignas(node::kFlagAlignment) std::uint64_t finished = 0;
+  std::array<std::array<std::uint64_t, kMaxSteps>, kNumTeams> arrived{};
+};
+
+class Fabric::Driving {
+ public:
+  explicit Driving(Driver* driver) : driver_(driver) {
+    if (driver_ != nullptr) driver_->begin_wait();
+  }
+  ~Driving() {
+    if (driver_ != nullptr) driver_->end_wait();
+  }
+  Driving(const Driving&) = delete;
+  Driving& operator=(const Driving&) = delete;
+
+  bool progress() { return driver_ != nullptr && driver_->progress(); }
+
+ private:
+  Driver* driver_;
+};
+
+Fabric::Fabric(const BackendContext& context, std::size_t heap_bytes, node::Rendezvous rendezvous)
+    : topology_(context.topology),
+      timeout_ns_(context.options.timeout_ns),
+      heap_bytes_(heap_bytes),
+      spins_(std::thread::hardware_concurrency() >=
+             static_cast<unsigned>(std::ranges::count_if(rendezvous.places, &RankPlace::on_this_host))),
+      peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)) {
+  for (int rank = 0; rank < topology_.num_ranks; ++rank) everybody_.push_back(rank);
+}
+
+Fabric::~Fabric() {
+  if (driver_ != nullptr) driver_->limit_close_time(kLastWordsNs);
+}
+
+std::size_t Fabric::control_bytes(int num_ranks) {
+  return node::round_up_to_page(sizeof(Control) + static_cast<std::size_t>(num_ranks) * kEntryBytes);
+}
+
+Result<std::unique_ptr<Fabric>> Fabric::create(const BackendContext& context, std::size_t heap_bytes) {
+  BackendContext sized = context;
+  const std::size_t memory_bytes = control_bytes(context.topology.num_ranks) + heap_bytes;
+  sized.options.arena_bytes = memory_bytes;
+  Result<node::Rendezvous> met = node::rendezvous(sized, context.bootstrap->local_address());
+  if (!met.ok()) return met.status();
+  const std::vector<RankPlace> places = met->places;
+  std::unique_ptr<Fabric> fabric(new Fabric(context, heap_bytes, std::move(*met)));
+
+  Status status;
+  if (Result<std::byte*> memory = fabric->peers_.arena().take(memory_bytes); memory.ok()) {
+    fabric->memory_ = *memory;
+    fabric->arena_offset_ = static_cast<std::size_t>(*memory - fabric->peers_.arena().mapping()->base());
+    new (*memory) Control();
+  } else {
+    status = Status(ErrorCode::kSystem, fmt::format("OneSided::create: no memory for a heap of {} bytes ({}); lower "
+                                                    "OneSidedOptions::heap_bytes",
+                                                    heap_bytes, memory.status().message()));
+  }
+  for (int rank = fabric->peers_.first_rank(); rank < fabric->peers_.end_rank() && status.ok(); ++rank) {
+    const std::size_t theirs = fabric->peers_.peer(rank).arena->size_bytes();
+    if (theirs >= fabric->arena_offset_ + memory_bytes) continue;
+    status =
+        Status(ErrorCode::kTransport,
+               fmt::format("OneSided::create: rank {} has an arena of {} bytes, expected {}; run the same build on "
+                           "every rank",
+                           rank, theirs, fabric->arena_offset_ + memory_bytes),
+               rank);
+  }
+  // Nobody writes to a control area before its rank has made it.
+  status = fabric->join_network(context, places, status);
+  if (!status.ok()) return status;
+  return fabric;
+}
+
+/// Every rank is an end, those of this node too, which are never used: an end's index is its rank.
+Status Fabric::join_network(const BackendContext& context, const std::vector<RankPlace>& places,
+                            const Status& my_status) {
+  if (topology_.num_nodes() == 1) return gather_or_fail(*context.bootstrap, my_status, {}, timeout_ns_).status();
+  const std::size_t memory_bytes = engine_offset(heap_bytes_);
+  rail::NetworkParams params;
+  params.engine.self = topology_.rank;
+  params.engine.num_peers = topology_.num_ranks;
+  params.engine.num_channels = Driver::kNumChannels;
+  params.engine.memory = {memory_, memory_ == nullptr ? 0 : memory_bytes};
+  params.engine.timeout_ns = timeout_ns_;
+  params.engine.ranks = everybody_;
+  params.places = places;
+  Result<rail::Network> network = rail::open_network(context, params, my_status);
+  if (!network.ok()) return network.status();
+  driver_ = std::make_unique<Driver>(std::move(network->engine), network->options,
+                                     [this] { ring(topology_.rank, kAnyWord); });
+  Status status = driver_->start(network->addresses);
+  if (!status.ok()) {
+    status = Status(status.code(),
+                    fmt::format("OneSided::create: connecting over {}: {}", network->describe(), status.message()),
+                    status.peer());
+  }
+  if (Status all = gather_or_fail(*context.bootstrap, status, {}, timeout_ns_).status(); !all.ok()) return all;
+  // Connections are made when something is sent: now, so that a rank which cannot be reached is found here.
+  if (status = barrier({.id = kJoiningTeam, .ranks = everybody_, .my_place = topology_.rank}, "OneSided::create");
+      !status.ok())
+    return status;
+  return quiet("OneSided::create");
+}
+
+std::byte* Fabric::memory_of(int rank) const {
+  if (rank == topology_.rank) return memory_;
+  return peers_.includes(rank) ? peers_.peer(rank).arena->base() + arena_offset_ : nullptr;
+}
+
+std::byte* Fabric::peer_heap(int rank) const {
+  std::byte* memory = memory_of(rank);
+  return memory == nullptr ? nullptr : memory + control_bytes(topology_.num_ranks);
+}
+
+std::size_t Fabric::engine_offset(std::size_t heap_offset) const {
+  return control_bytes(topology_.num_ranks) + heap_offset;
+}
+
+Fabric::Control& Fabric::control(int rank) const { return *reinterpret_cast<Control*>(memory_of(rank)); }
+
+Entry* Fabric::entries(int rank) const { return reinterpret_cast<Entry*>(memory_of(rank) + sizeof(Control)); }
+
+void Fabric::ring(int rank, std::size_t offset) const {
+  Control& theirs = control(rank);
+  // Both sequentially consistent, and so is the change of the word before: either this rank sees the sleeper, or the
+  // sleeper sees the word.
+  const std::uint32_t num_sleepers = theirs.num_sleepers.load(std::memory_order_seq_cst);
+  if (num_sleepers == 0) return;
+  const std::size_t watched = theirs.watched.load(std::memory_order_seq_cst);
+  if (num_sleepers == 1 && watched != kAnyWord && offset != kAnyWord && watched != offset) return;
+  theirs.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  node::futex_wake_all(theirs.doorbell);
+}
+
+/// One that has died before those that have left, which may have done so because of it.
+Status Fabric::presence(std::span<const int> ranks) const {
+  Status left;
+  for (const int rank : ranks) {
+    if (rank == topology_.rank) continue;
+    if (peers_.includes(rank)) {
+      const std::string_view loss = peers_.loss_of(rank);
+      if (loss == "has died") return Status(ErrorCode::kPeerLost, fmt::format("rank {} has died", rank), rank);
+      if (!loss.empty() && left.ok()) {
+        left = Status(ErrorCode::kPeerLost, fmt::format("rank {} has left", rank), rank);
+      }
+      continue;
+    }
+    if (driver_ == nullptr) continue;
+    if (Status status = driver_->peer_status(rank); !status.ok()) {
+      return Status(status.code(), fmt::format("rank {} is lost ({})", rank, status.message()), rank);
+    }
+  }
+  return left;
+}
+
+Status Fabric::issue(const Request& request, std::string_view operation) {
+  const std::array<int, 1> peer{request.peer};
+  if (Status lost = driver_->peer_status(request.peer); !lost.ok()) {
+    return Status(lost.code(), fmt::format("{}: rank {} is lost ({})", operation, request.peer, lost.message()),
+                  request.peer);
+  }
+  if (driver_->try_issue(request)) return {};
+  return wait({.operation = operation,
+               .what = fmt::format("earlier operations to rank {}", request.peer),
+               .ranks = peer,
+               .timeout_ns = timeout_ns_,
+               .culprit = request.peer},
+              [&] { return driver_->try_issue(request); });
+}
+
+/// True if rung, or `done` already.
+bool Fabric::sleep_until_rung(const Wait& wait, const std::function<bool()>& done, std::int64_t timeout_ns) const {
+  Control& mine = control(topology_.rank);
+  const bool alone = mine.num_sleepers.fetch_add(1, std::memory_order_seq_cst) == 0;
+  mine.watched.store(alone ? wait.word : kAnyWord, std::memory_order_seq_cst);
+  const std::uint32_t rings = mine.doorbell.load(std::memory_order_seq_cst);
+  const bool is_done = done();
+  if (!is_done) node::futex_wait(mine.doorbell, rings, timeout_ns);
+  mine.num_sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  return is_done;
+}
+
+Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
+  if (done()) return {};
+  const std::int64_t start_ns = node::monotonic_ns();
+  std::int64_t looked_ns = start_ns;
+  std::int64_t nap_ns = kFirstNapNs;
+  int num_yields = 0;
+  std::int64_t now_ns = start_ns;
+  while (true) {
+    {
+      Driving driving(driver_.get());
+      for (std::int64_t spin_start_ns = now_ns; now_ns - spin_start_ns < kSpinNs; now_ns = node::monotonic_ns()) {
+        const bool moved = driving.progress();
+        if (done()) return {};
+        if (moved) {
+          spin_start_ns = now_ns;
+          nap_ns = kFirstNapNs;
+        } else if (!spins_) {
+          if (num_yields >= kYields) break;
+          ++num_yields;
+          std::this_thread::yield();
+        }
+      }
+    }
+    const std::int64_t left_ns = wait.timeout_ns - (now_ns - start_ns);
+    if (left_ns <= 0) break;
+    if (driver_ != nullptr) driver_->hand_over();
+    if (sleep_until_rung(wait, done, std::min(nap_ns, left_ns))) return {};
+    if (done()) return {};
+    nap_ns = std::min(nap_ns * 2, kLongestNapNs);
+    now_ns = node::monotonic_ns();
+    if (now_ns - looked_ns < kPresenceIntervalNs) continue;
+    looked_ns = now_ns;
+    const Status presence = this->presence(wait.ranks);
+    if (presence.ok()) continue;
+    // What it did before it was lost is here by now.
+    if (driver_ != nullptr) driver_->progress();
+    if (done()) return {};
+    return Status(presence.code(),
+                  fmt::format("{}: {} while this rank waited for {}", wait.operation, presence.message(), wait.what),
+                  presence.peer());
+  }
+  return Status(
+      ErrorCode::kTimeout,
+      fmt::format("{}: timed out after {} ms waiting for {}; raise the deadline, or look at why the others do "
+                  "not come",
+                  wait.operation, wait.timeout_ns / 1'000'000, wait.what),
+      wait.culprit);
+}
+
+Status Fabric::add(int rank, std::size_t offset, std::string_view operation) {
+  if (std::byte* theirs = memory_of(rank); theirs != nullptr) {
+    net::apply_atomic(theirs, {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1});
+    ring(rank, offset);
+    return {};
+  }
+  return issue({.kind = Request::Kind::kAtomic,
+                .peer = rank,
+                .op = {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1},
+                .counts = false},
+               operation);
+}
+
+Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation, bool last) {
+  const auto num_mates = static_cast<int>(team.ranks.size());
+  const std::uint64_t number = ++team.num_barriers;
+  auto& words = control(topology_.rank).arrived[static_cast<std::size_t>(team.id)];
+  const std::uint64_t* finished = &control(topology_.rank).finished;
+  const auto mate = [&](int steps) {
+    return team.ranks[static_cast<std::size_t>(((team.my_place + steps) % num_mates + num_mates) % num_mates)];
+  };
+  std::size_t step = 0;
+  for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
+    const std::size_t offset = static_cast<std::size_t>(reinterpret_cast<std::byte*>(&words[step]) - memory_);
+    Status status = add(mate(distance), offset, operation);
+    const int awaited = mate(-distance);
+    if (status.ok()) {
+      status = wait({.operation = operation,
+                     .what = fmt::format("rank {} (of {} in the team)", awaited, num_mates),
+                     .ranks = team.ranks,
+                     .timeout_ns = timeout_ns_,
+                     .culprit = awaited,
+                     .word = last ? kAnyWord : offset},
+                    [&] { return load(&words[step]) >= number || (last && load(finished) != 0); });
+    }
+    // A rank that has seen all others arrive may have left meanwhile; it said so first.
+    if (!status.ok() && !(last && load(finished) != 0)) return status;
+  }
+  return {};
+}
+
+Status Fabric::barrier(const TeamState& team, std::string_view operation) {
+  return wait_for_mates(team, operation, false);
+}
+
+Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& mine, std::string_view operation) {
+  // Before it nobody of the team still reads the last entries, after the second all of the new ones are there.
+  if (Status status = barrier(team, operation); !status.ok()) return status;
+  const auto my_idx = static_cast<std::size_t>(topology_.rank);
+  const auto offset =
+      static_cast<std::size_t>(reinterpret_cast<std::byte*>(entries(topology_.rank) + my_idx) - memory_);
+  for (const int rank : team.ranks) {
+    if (memory_of(rank) != nullptr) {
+      entries(rank)[my_idx] = mine;
+      continue;
+    }
+    Entry copy = mine;
+    if (Status status = issue({.kind = Request::Kind::kPut,
+                               .peer = rank,
+                               .offset = offset,
+                               .local = copy.data(),
+                               .num_bytes = copy.size(),
+                               .copy_source = true},
+                              operation);
+        !status.ok()) {
+      return status;
+    }
+  }
+  if (Status status = quiet(operation); !status.ok()) return status;
+  if (Status status = barrier(team, operation); !status.ok()) return status;
+  std::vector<Entry> all;
+  for (const int rank : team.ranks) all.push_back(entries(topology_.rank)[static_cast<std::size_t>(rank)]);
+  return all;
+}
+
+namespace {
+
+/// Answers of several peers.
+class Answers final : public Completion {
+ public:
+  void done(std::uint64_t /*value*/) override { num_missing_.fetch_sub(1, std::memory_order_release); }
+  void lost(int peer) override {
+    lost_peer_.store(peer, std::memory_order_relaxed);
+    num_missing_.fetch_sub(1, std::memory_order_release);
+  }
+  void expect(int num_answers) { num_missing_.fetch_add(num_answers, std::memory_order_relaxed); }
+  bool complete() const { return num_missing_.load(std::memory_order_acquire) == 0; }
+  int lost_peer() const { return lost_peer_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<int> num_missing_{0};
+  std::atomic<int> lost_peer_{-1};
+};
+
+}  // namespace
+
+Status Fabric::quiet(std::string_view operation) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (driver_ == nullptr) return {};
+  Answers answers;
+  answers.expect(driver_->flush_all(&answers));
+  Status status = wait({.operation = operation,
+                        .what = "the other nodes to have what this rank sent them",
+                        .ranks = everybody_,
+                        .timeout_ns = timeout_ns_},
+                       [&] { return answers.complete() && driver_->find_pending_get() < 0; });
+  if (!answers.complete()) driver_->forget(&answers);
+  if (!status.ok() || answers.lost_peer() < 0) return status;
+  const std::array<int, 1> lost{answers.lost_peer()};
+  const Status why = presence(lost);
+  return Status(why.ok() ? ErrorCode::kPeerLost : why.code(),
+                fmt::format("{}: {}; what this rank had sent it may or may not have arrived", operation, why.message()),
+                lost[0]);
+}
+
+Status Fabric::leave(const TeamState& world, std::string_view operation) {
+  Status status = wait_for_mates(world, operation, true);
+  if (status.ok()) {
+    for (const int rank : world.ranks) {
+      if (rank == topology_.rank) continue;
+      // A rank that is gone has been told by another.
+      (void)add(rank, offsetof(Control, finished), operation);
+    }
+  }
+  if (driver_ != nullptr && !status.ok()) driver_->limit_close_time(kLastWordsNs);
+  driver_.reset();
+  peers_.leave();
+  return status;
+}
+
+}  // namespace ferry::one_sided

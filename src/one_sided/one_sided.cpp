@@ -1,0 +1,339 @@
+#include "ferry/one_sided.hpp"
+
+#include <fmt/format.h>
+
+#include "core/group_options.hpp"
+#include "one_sided/core.hpp"
+
+namespace ferry {
+namespace {
+
+using one_sided::Core;
+
+/// The status, with this call's name in place of the one that shares its checks.
+Status as_create(const Status& status) {
+  constexpr std::string_view kTheirs = "Group::create";
+  if (!status.message().starts_with(kTheirs)) return status;
+  return Status(status.code(), fmt::format("OneSided::create{}", status.message().substr(kTheirs.size())),
+                status.peer());
+}
+
+Result<const one_sided::BackendFactory*> choose_backend(const std::string& name) {
+  std::string reasons;
+  std::string names;
+  for (const one_sided::BackendFactory& factory : one_sided::backend_factories()) {
+    names += fmt::format(", {}", factory.name);
+    if (name != "auto" && name != factory.name) continue;
+    const Status status = factory.probe();
+    if (status.ok()) return &factory;
+    reasons += fmt::format("; {}: {}", factory.name, status.message());
+  }
+  if (reasons.empty()) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("OneSided::create: backend is \"{}\", expected \"auto\" or one of this build's{}", name, names));
+  }
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("OneSided::create: backend \"{}\" cannot run on this machine{}", name, reasons));
+}
+
+/// Half of the address space that most processors have for a process.
+constexpr std::size_t kMaxHeapBytes = std::size_t{1} << 46;
+
+Result<std::size_t> agree_on_heap(Bootstrap& bootstrap, const OneSidedOptions& options, const Status& my_status) {
+  Status status = my_status;
+  if (status.ok() && (options.heap_bytes == 0 || options.heap_bytes > kMaxHeapBytes)) {
+    status = Status(ErrorCode::kInvalidArgument, fmt::format("OneSided::create: heap_bytes is {}, expected 1 to {}",
+                                                             options.heap_bytes, kMaxHeapBytes));
+  }
+  const std::string mine = std::to_string(options.heap_bytes);
+  Result<std::vector<std::vector<std::byte>>> all =
+      gather_or_fail(bootstrap, status, std::as_bytes(std::span(mine)), options.timeout_ns);
+  if (!all.ok()) return as_create(all.status());
+  for (std::size_t rank = 1; rank < all->size(); ++rank) {
+    if ((*all)[rank] == (*all)[0]) continue;
+    const auto text = [&](std::size_t r) {
+      return std::string_view(reinterpret_cast<const char*>((*all)[r].data()), (*all)[r].size());
+    };
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("OneSided::create: ranks disagree: rank 0 has heap_bytes={}, rank {} has heap_bytes={}; it "
+                    "must be the same on every rank",
+                    text(0), rank, text(rank)),
+        static_cast<int>(rank));
+  }
+  return node::round_up_to_page(options.heap_bytes);
+}
+
+}  // namespace
+
+int Team::num_ranks() const { return state_ == nullptr ? 0 : static_cast<int>(state_->ranks.size()); }
+
+int Team::rank() const { return state_ == nullptr ? -1 : state_->my_place; }
+
+int Team::world_rank(int team_rank) const {
+  return team_rank >= 0 && team_rank < num_ranks() ? state_->ranks[static_cast<std::size_t>(team_rank)] : -1;
+}
+
+OneSided::OneSided(std::unique_ptr<Core> core) : core_(std::move(core)) {}
+
+OneSided::~OneSided() = default;
+
+Result<std::shared_ptr<OneSided>> OneSided::create(std::shared_ptr<Bootstrap> bootstrap,
+                                                   const OneSidedOptions& options) {
+  if (bootstrap == nullptr) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "OneSided::create: the bootstrap is null; create one with create_tcp_bootstrap or "
+                  "create_in_process_bootstraps");
+  }
+  const Result<const one_sided::BackendFactory*> factory = choose_backend(options.backend);
+  GroupOptions base;
+  // A rank without a backend still takes part in the first exchange, in which all learn of it.
+  base.backend = factory.ok() ? std::string((*factory)->name) : "cpu";
+  base.ranks_per_node = options.ranks_per_node;
+  base.timeout_ns = options.timeout_ns;
+  base.transport = options.transport;
+  base.net_devices = options.net_devices;
+  base.device = options.device;
+  base.tuning_file = "builtin";
+  Result<std::size_t> heap_bytes = agree_on_heap(*bootstrap, options, factory.status());
+  if (!heap_bytes.ok()) return heap_bytes.status();
+  const Result<AgreedOptions> agreed = agree_on_options(*bootstrap, base);
+  if (!agreed.ok()) return as_create(agreed.status());
+  const one_sided::Context context{{bootstrap.get(), agreed->topology, base, {}}, *heap_bytes};
+  Result<std::unique_ptr<one_sided::Backend>> backend = (*factory)->create(context);
+  if (!backend.ok()) return as_create(backend.status());
+  auto core = std::make_unique<Core>(agreed->topology, std::move(*backend), options.timeout_ns);
+  return std::shared_ptr<OneSided>(new OneSided(std::move(core)));
+}
+
+int OneSided::rank() const { return core_->topology.rank; }
+
+int OneSided::num_ranks() const { return core_->topology.num_ranks; }
+
+const Topology& OneSided::topology() const { return core_->topology; }
+
+std::string_view OneSided::backend() const { return core_->backend->name(); }
+
+Team OneSided::world() const { return Team(core_->world); }
+
+Team OneSided::node() const { return Team(core_->node); }
+
+Team OneSided::rail() const { return Team(core_->rail); }
+
+Status OneSided::size_overflow(std::string_view operation, std::size_t count, std::size_t element_bytes) {
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} elements of {} bytes are more bytes than a number holds; check the count",
+                            operation, count, element_bytes));
+}
+
+void* OneSided::peer_pointer(int rank, const void* data) const {
+  if (!core_->check_rank("peer_pointer", rank).ok() || core_->destroyed.load(std::memory_order_relaxed)) return nullptr;
+  const Result<std::size_t> offset = core_->find("peer_pointer", "the address", data, 0);
+  std::byte* theirs = core_->backend->peer_heap(rank);
+  return offset.ok() && theirs != nullptr ? theirs + *offset : nullptr;
+}
+
+namespace {
+
+/// What most calls check.
+Status check_call(const Core& core, std::string_view operation, int rank, Stream stream) {
+  if (Status status = core.check_usable(operation, stream); !status.ok()) return status;
+  return core.check_rank(operation, rank);
+}
+
+Status check_local(std::string_view operation, std::string_view what, const void* data, std::size_t num_bytes) {
+  if (data != nullptr || num_bytes == 0) return {};
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} is null, expected {} bytes of this rank's memory", operation, what, num_bytes));
+}
+
+struct CopyArguments {
+  std::string_view operation;
+  int rank = 0;
+  std::size_t num_bytes = 0;
+  bool blocking = true;
+  Stream stream{};
+};
+
+Result<one_sided::PutCall> check_put(const Core& core, const CopyArguments& in, const void* dest, const void* source) {
+  if (Status status = check_call(core, in.operation, in.rank, in.stream); !status.ok()) return status;
+  const Result<std::size_t> offset = core.find(in.operation, "dest", dest, in.num_bytes);
+  if (!offset.ok()) return offset.status();
+  if (Status status = check_local(in.operation, "source", source, in.num_bytes); !status.ok()) return status;
+  return one_sided::PutCall{in.rank,      *offset,     static_cast<const std::byte*>(source),
+                            in.num_bytes, in.blocking, in.stream};
+}
+
+Status put_checked(const Core& core, const CopyArguments& in, void* dest, const void* source) {
+  const Result<one_sided::PutCall> call = check_put(core, in, dest, source);
+  return call.ok() ? core.backend->put(*call) : call.status();
+}
+
+Status get_checked(const Core& core, const CopyArguments& in, void* dest, const void* source) {
+  if (Status status = check_call(core, in.operation, in.rank, in.stream); !status.ok()) return status;
+  const Result<std::size_t> offset = core.find(in.operation, "source", source, in.num_bytes);
+  if (!offset.ok()) return offset.status();
+  if (Status status = check_local(in.operation, "dest", dest, in.num_bytes); !status.ok()) return status;
+  return core.backend->get({in.rank, *offset, static_cast<std::byte*>(dest), in.num_bytes, in.blocking, in.stream});
+}
+
+Status check_op(std::string_view operation, SignalOp op) {
+  if (op == SignalOp::kSet || op == SignalOp::kAdd) return {};
+  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the operation is {}, expected SignalOp::kSet or kAdd",
+                                                         operation, static_cast<std::int32_t>(op)));
+}
+
+Status put_signal_checked(const Core& core, const CopyArguments& in, void* dest, const void* source,
+                          const std::uint64_t* word, std::uint64_t value, SignalOp op) {
+  const Result<one_sided::PutCall> put = check_put(core, in, dest, source);
+  if (!put.ok()) return put.status();
+  const Result<std::size_t> offset = core.find_word(in.operation, word);
+  if (!offset.ok()) return offset.status();
+  if (Status status = check_op(in.operation, op); !status.ok()) return status;
+  return core.backend->put_signal(*put, {in.rank, *offset, value, op, in.stream});
+}
+
+Result<one_sided::FetchCall> check_fetch(const Core& core, std::string_view operation, int rank,
+                                         const std::uint64_t* word, Stream stream) {
+  if (Status status = check_call(core, operation, rank, stream); !status.ok()) return status;
+  const Result<std::size_t> offset = core.find_word(operation, word);
+  if (!offset.ok()) return offset.status();
+  return one_sided::FetchCall{.rank = rank, .offset = *offset, .stream = stream};
+}
+
+Status check_fetched(std::string_view operation, const std::uint64_t* fetched) {
+  if (fetched != nullptr && reinterpret_cast<std::uintptr_t>(fetched) % sizeof(std::uint64_t) == 0) return {};
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: fetched is {}, expected an address for 8 bytes, aligned to 8", operation,
+                            static_cast<const void*>(fetched)));
+}
+
+Result<one_sided::WaitCall> check_wait(const Core& core, std::string_view operation, const std::uint64_t* word,
+                                       Comparison comparison, std::uint64_t value, Stream stream) {
+  if (Status status = core.check_usable(operation, stream); !status.ok()) return status;
+  const Result<std::size_t> offset = core.find_word(operation, word);
+  if (!offset.ok()) return offset.status();
+  if (comparison < Comparison::kEqual || comparison > Comparison::kLessEqual) {
+    return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the comparison is {}, expected one of Comparison's",
+                                                           operation, static_cast<std::int32_t>(comparison)));
+  }
+  return one_sided::WaitCall{*offset, comparison, value, core.timeout_ns, stream};
+}
+
+}  // namespace
+
+Status OneSided::put(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream) {
+  return put_checked(*core_, {"put", rank, num_bytes, true, stream}, dest, source);
+}
+
+Status OneSided::put_nbi(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream) {
+  return put_checked(*core_, {"put_nbi", rank, num_bytes, false, stream}, dest, source);
+}
+
+Status OneSided::get(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream) {
+  return get_checked(*core_, {"get", rank, num_bytes, true, stream}, dest, source);
+}
+
+Status OneSided::get_nbi(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream) {
+  return get_checked(*core_, {"get_nbi", rank, num_bytes, false, stream}, dest, source);
+}
+
+Status OneSided::put_signal(int rank, void* dest, const void* source, std::size_t num_bytes, std::uint64_t* word,
+                            std::uint64_t value, SignalOp op, Stream stream) {
+  return put_signal_checked(*core_, {"put_signal", rank, num_bytes, true, stream}, dest, source, word, value, op);
+}
+
+Status OneSided::put_signal_nbi(int rank, void* dest, const void* source, std::size_t num_bytes, std::uint64_t* word,
+                                std::uint64_t value, SignalOp op, Stream stream) {
+  return put_signal_checked(*core_, {"put_signal_nbi", rank, num_bytes, false, stream}, dest, source, word, value, op);
+}
+
+Status OneSided::signal(int rank, std::uint64_t* word, std::uint64_t value, SignalOp op, Stream stream) {
+  if (Status status = check_call(*core_, "signal", rank, stream); !status.ok()) return status;
+  const Result<std::size_t> offset = core_->find_word("signal", word);
+  if (!offset.ok()) return offset.status();
+  if (Status status = check_op("signal", op); !status.ok()) return status;
+  return core_->backend->signal({rank, *offset, value, op, stream});
+}
+
+Status OneSided::fetch_add(int rank, std::uint64_t* word, std::uint64_t value, std::uint64_t* fetched, Stream stream) {
+  Result<one_sided::FetchCall> call = check_fetch(*core_, "fetch_add", rank, word, stream);
+  if (!call.ok()) return call.status();
+  if (Status status = check_fetched("fetch_add", fetched); !status.ok()) return status;
+  call->value = value;
+  return core_->backend->fetch(*call, fetched);
+}
+
+Status OneSided::compare_swap(int rank, std::uint64_t* word, std::uint64_t expected, std::uint64_t desired,
+                              std::uint64_t* fetched, Stream stream) {
+  Result<one_sided::FetchCall> call = check_fetch(*core_, "compare_swap", rank, word, stream);
+  if (!call.ok()) return call.status();
+  if (Status status = check_fetched("compare_swap", fetched); !status.ok()) return status;
+  call->swap = true;
+  call->expected = expected;
+  call->value = desired;
+  return core_->backend->fetch(*call, fetched);
+}
+
+Result<std::uint64_t> OneSided::fetch_add(int rank, std::uint64_t* word, std::uint64_t value) {
+  Result<one_sided::FetchCall> call = check_fetch(*core_, "fetch_add", rank, word, {});
+  if (!call.ok()) return call.status();
+  call->value = value;
+  return core_->backend->fetch_now(*call);
+}
+
+Result<std::uint64_t> OneSided::compare_swap(int rank, std::uint64_t* word, std::uint64_t expected,
+                                             std::uint64_t desired) {
+  Result<one_sided::FetchCall> call = check_fetch(*core_, "compare_swap", rank, word, {});
+  if (!call.ok()) return call.status();
+  call->swap = true;
+  call->expected = expected;
+  call->value = desired;
+  return core_->backend->fetch_now(*call);
+}
+
+Status OneSided::wait_until(const std::uint64_t* word, Comparison comparison, std::uint64_t value, Stream stream,
+                            std::int64_t timeout_ns) {
+  Result<one_sided::WaitCall> call = check_wait(*core_, "wait_until", word, comparison, value, stream);
+  if (!call.ok()) return call.status();
+  if (timeout_ns < 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("wait_until: timeout_ns is {}, expected 0 or more nanoseconds", timeout_ns));
+  }
+  if (timeout_ns > 0) call->timeout_ns = timeout_ns;
+  return core_->backend->wait_until(*call);
+}
+
+Result<bool> OneSided::test(const std::uint64_t* word, Comparison comparison, std::uint64_t value) {
+  const Result<one_sided::WaitCall> call = check_wait(*core_, "test", word, comparison, value, {});
+  return call.ok() ? core_->backend->test(*call) : Result<bool>(call.status());
+}
+
+Status OneSided::fence(int rank, Stream stream) {
+  if (Status status = check_call(*core_, "fence", rank, stream); !status.ok()) return status;
+  return core_->backend->fence(rank, stream);
+}
+
+Status OneSided::fence(Stream stream) {
+  if (Status status = core_->check_usable("fence", stream); !status.ok()) return status;
+  return core_->backend->fence(kEveryRank, stream);
+}
+
+Status OneSided::quiet(Stream stream) {
+  if (Status status = core_->check_usable("quiet", stream); !status.ok()) return status;
+  return core_->backend->quiet(stream);
+}
+
+Status OneSided::barrier(const Team& team, Stream stream) {
+  if (Status status = core_->check_usable("barrier", stream); !status.ok()) return status;
+  if (Status status = core_->check_team("barrier", team.state_.get()); !status.ok()) return status;
+  return core_->backend->barrier(*team.state_, stream);
+}
+
+Status OneSided::poll_errors() {
+  if (Status status = core_->check_usable("poll_errors", {}); !status.ok()) return status;
+  return core_->backend->poll_errors();
+}
+
+}  // namespace ferry

@@ -1,0 +1,147 @@
+#include "rail/network.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/group_options.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::rail {
+namespace {
+
+Result<const net::EngineFactory*> choose_engine(const std::string& name) {
+  std::string reasons;
+  std::string names;
+  for (const net::EngineFactory& factory : net::engine_factories()) {
+    names += fmt::format(", {}", factory.name);
+    // The loopback network does not leave the process: only on request.
+    if (name != factory.name && (name != "auto" || factory.name == "loopback")) continue;
+    const Status status = factory.probe();
+    if (status.ok()) return &factory;
+    reasons += fmt::format("; {}: {}", factory.name, status.message());
+  }
+  if (reasons.empty()) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("Group::create: transport is \"{}\", expected \"auto\" or one of this build's{}", name, names));
+  }
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("Group::create: transport \"{}\" cannot run on this machine{}", name, reasons));
+}
+
+/// What a rank tells the others of its engine: the version, a zero, and how to reach it.
+std::vector<std::byte> to_message(std::string_view version, const net::Blob& address) {
+  const auto text = std::as_bytes(std::span(version));
+  std::vector<std::byte> message(text.begin(), text.end());
+  message.push_back(std::byte{0});
+  message.insert(message.end(), address.begin(), address.end());
+  return message;
+}
+
+std::string_view version_in(std::span<const std::byte> message) {
+  const auto end = std::ranges::find(message, std::byte{0});
+  return {reinterpret_cast<const char*>(message.data()), static_cast<std::size_t>(end - message.begin())};
+}
+
+net::Blob address_in(std::span<const std::byte> message) {
+  const std::size_t begin = std::min(version_in(message).size() + 1, message.size());
+  return {message.begin() + static_cast<std::ptrdiff_t>(begin), message.end()};
+}
+
+/// The same on every rank.
+Status check_versions(const std::vector<std::vector<std::byte>>& messages) {
+  std::vector<std::string_view> versions;
+  for (const std::vector<std::byte>& message : messages) versions.push_back(version_in(message));
+  return check_engine_versions(versions);
+}
+
+/// Adds the name of the call, which an engine does not know.
+Status while_creating(const Status& status) {
+  if (status.ok()) return status;
+  return Status(status.code(), fmt::format("Group::create: {}", status.message()), status.peer());
+}
+
+/// Also tells the engine which peers are on this host, where it needs none.
+Status choose_devices(const BackendContext& context, const NetworkParams& params, const net::EngineFactory& factory,
+                      Network* network) {
+  net::EngineOptions* engine_options = &network->options;
+  if (*factory.devices_variable == '\0') return {};
+  bool leaves_this_host = false;
+  for (const int rank : engine_options->ranks) {
+    const bool is_here = params.places[to_size(rank)].on_this_host;
+    engine_options->on_this_host.push_back(is_here);
+    leaves_this_host = leaves_this_host || !is_here;
+  }
+  const NetDeviceRequest request{.wanted = context.options.net_devices,
+                                 .engine_variable = factory.devices_variable,
+                                 .bootstrap_address = context.bootstrap->local_address(),
+                                 .places = params.places,
+                                 .gpu_pci_address = params.gpu_pci_address,
+                                 .rail = context.topology.rail_of(context.topology.rank)};
+  // Also where no device is needed: a wrong name is an error everywhere.
+  Result<NetDeviceChoice> chosen = choose_net_devices(request, ferry::net_devices());
+  if (!leaves_this_host && chosen.status().code() != ErrorCode::kInvalidArgument) {
+    network->devices.reason = "to ranks of this host only";
+    return {};
+  }
+  if (!chosen.ok()) return while_creating(chosen.status());
+  network->devices = std::move(*chosen);
+  engine_options->net_devices = network->devices.devices;
+  return {};
+}
+
+}  // namespace
+
+Status check_engine_versions(std::span<const std::string_view> versions) {
+  const auto other = std::ranges::find_if(versions, [&](std::string_view one) { return one != versions.front(); });
+  if (other == versions.end()) return {};
+  const auto rank = other - versions.begin();
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("Group::create: rank 0 has {} and rank {} has {}; install the same version on all hosts "
+                            "(FERRY_UCX_LIBRARY names another one that a host has; `ferry doctor` shows which is used)",
+                            versions.front(), rank, *other),
+                static_cast<int>(rank));
+}
+
+std::string Network::describe() const {
+  if (devices.reason.empty()) return engine_name;
+  if (devices.devices.empty()) return fmt::format("{} ({})", engine_name, devices.reason);
+  return fmt::format("{} through {} ({})", engine_name, devices.devices, devices.reason);
+}
+
+Result<Network> open_network(const BackendContext& context, const NetworkParams& params, const Status& my_status) {
+  // A rank that fails reports it in the gather below, so that all ranks fail together.
+  Status status = my_status;
+  Network network;
+  network.options = params.engine;
+  net::Blob address;
+  if (status.ok()) {
+    const Result<const net::EngineFactory*> factory = choose_engine(context.options.transport);
+    status = factory.status();
+    if (status.ok()) {
+      network.engine_name = (*factory)->name;
+      status = choose_devices(context, params, **factory, &network);
+    }
+    if (status.ok()) {
+      Result<std::unique_ptr<net::Engine>> created = (*factory)->create(network.options);
+      status = while_creating(created.status());
+      if (created.ok()) network.engine = std::move(*created);
+    }
+  }
+  if (status.ok()) {
+    Result<net::Blob> mine = network.engine->address();
+    status = while_creating(mine.status());
+    if (mine.ok()) address = std::move(*mine);
+  }
+  const std::string_view version = network.engine != nullptr ? network.engine->version() : std::string_view();
+  Result<std::vector<std::vector<std::byte>>> all =
+      gather_or_fail(*context.bootstrap, status, to_message(version, address), context.options.timeout_ns);
+  if (!all.ok()) return all.status();
+  if (Status versions = check_versions(*all); !versions.ok()) return versions;
+  for (const int rank : params.engine.ranks) network.addresses.push_back(address_in((*all)[to_size(rank)]));
+  return network;
+}
+
+}  // namespace ferry::rail

@@ -1,0 +1,163 @@
+// What is refused, and what ends when a rank is lost.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <vector>
+
+#include "one_sided/world.hpp"
+
+namespace ferry::test {
+namespace {
+
+class OneSidedErrors : public ::testing::TestWithParam<World> {};
+INSTANTIATE_TEST_SUITE_P(, OneSidedErrors, ::testing::ValuesIn(all_worlds()),
+                         [](const auto& instance) { return instance.param.name; });
+
+TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndChangeNothing) {
+  run_world(GetParam(), [](RankContext& context, OneSided& shm) {
+    constexpr auto kBad = ErrorCode::kInvalidArgument;
+    const std::span<std::uint64_t> words = block<std::uint64_t>(context, shm, 16);
+    const int next = (shm.rank() + 1) % shm.num_ranks();
+    std::array<std::uint64_t, 32> local{};
+    auto* misaligned = reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::byte*>(words.data()) + 4);
+    context.expect_code(shm.put(-1, words.data(), local.data(), 8), kBad, "rank -1");
+    context.expect_code(shm.put(shm.num_ranks(), words.data(), local.data(), 8), kBad, "a rank too high");
+    context.expect_code(shm.put(next, local.data(), local.data(), 8), kBad, "dest is not symmetric");
+    context.expect_code(shm.put(next, nullptr, local.data(), 8), kBad, "dest is null");
+    context.expect_code(shm.put(next, words.data(), nullptr, 8), kBad, "source is null");
+    context.expect_code(shm.put(next, words.data(), local.data(), 17 * 8), kBad, "past the end of the block");
+    context.expect_code(shm.put(next, &words[15], local.data(), 16), kBad, "past the end, begun inside");
+    context.expect_code(shm.put(next, words.data(), local.data(), SIZE_MAX), kBad, "a size that overflows");
+    context.expect_code(shm.get(next, local.data(), words.data() + 16, 8), kBad, "source behind the block");
+    context.expect_code(shm.get(next, nullptr, words.data(), 8), kBad, "dest of a get is null");
+    context.expect_code(shm.get_nbi(next, local.data(), words.data(), 17 * 8), kBad, "get past the end");
+    context.expect_code(shm.signal(next, misaligned, 1, SignalOp::kAdd), kBad, "a misaligned word");
+    context.expect_code(shm.signal(next, &local[0], 1, SignalOp::kAdd), kBad, "a word that is not symmetric");
+    context.expect_code(shm.signal(next, words.data(), 1, static_cast<SignalOp>(9)), kBad, "no such operation");
+    context.expect_code(shm.fetch_add(next, misaligned, 1).status(), kBad, "fetch_add, misaligned");
+    context.expect_code(shm.fetch_add(next, words.data(), 1, nullptr), kBad, "nowhere to fetch to");
+    context.expect_code(shm.compare_swap(99, words.data(), 0, 1).status(), kBad, "compare_swap, no such rank");
+    context.expect_code(shm.put_signal(next, words.data(), local.data(), 8, misaligned, 1, SignalOp::kAdd), kBad,
+                        "put_signal, misaligned");
+    context.expect_code(shm.wait_until(&local[0], Comparison::kEqual, 0), kBad,
+                        "wait for a word that is not symmetric");
+    context.expect_code(shm.wait_until(words.data(), static_cast<Comparison>(77), 0), kBad, "no such comparison");
+    context.expect_code(shm.wait_until(words.data(), Comparison::kEqual, 0, {}, -5), kBad, "a deadline in the past");
+    context.expect_code(shm.fence(99), kBad, "fence, no such rank");
+    context.expect_code(shm.quiet(Stream{&local}), kBad, "a stream on a backend that has none");
+    context.expect_code(shm.barrier(Team()), kBad, "no team");
+    context.expect_code(shm.allocate<std::uint64_t>(SIZE_MAX / 4).status(), kBad, "a count that overflows");
+    context.expect_ok(shm.barrier(), "barrier");
+    for (const std::uint64_t word : words) context.expect(word == 0, "nothing was changed");
+    context.expect_ok(shm.barrier(), "barrier");
+  });
+}
+
+TEST_P(OneSidedErrors, NothingWorksAfterDestroy) {
+  run_ranks({.kind = GetParam().kind, .num_ranks = GetParam().num_ranks}, [&](RankContext& context) {
+    Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options_of(GetParam()));
+    if (!context.expect_ok(shm.status(), "create")) return;
+    const std::span<std::uint64_t> words = block<std::uint64_t>(context, **shm, 1);
+    context.expect_ok((*shm)->destroy(), "destroy");
+    std::uint64_t value = 0;
+    constexpr auto kBad = ErrorCode::kInvalidArgument;
+    context.expect_code((*shm)->put(0, words.data(), &value, 8), kBad, "put");
+    context.expect_code((*shm)->quiet(), kBad, "quiet");
+    context.expect_code((*shm)->barrier(), kBad, "barrier");
+    context.expect_code((*shm)->allocate(1).status(), kBad, "allocate");
+    context.expect_code((*shm)->destroy(), kBad, "destroy");
+    context.expect((*shm)->peer_pointer(0, words.data()) == nullptr, "peer_pointer");
+  });
+}
+
+TEST(OneSidedCreate, OptionsMustAgree) {
+  run_ranks({.num_ranks = 2}, [](RankContext& context) {
+    OneSidedOptions options;
+    options.backend = "cpu";
+    options.heap_bytes = context.rank() == 0 ? 8192 : 12288;
+    const Status status = OneSided::create(context.bootstrap(), options).status();
+    context.expect_code(status, ErrorCode::kInvalidArgument, "heaps of different sizes");
+    context.expect(status.message().find("12288") != std::string_view::npos, "the message names them");
+    options.heap_bytes = 0;
+    context.expect_code(OneSided::create(context.bootstrap(), options).status(), ErrorCode::kInvalidArgument,
+                        "no heap");
+    options.heap_bytes = 4096;
+    options.backend = "abacus";
+    context.expect_code(OneSided::create(context.bootstrap(), options).status(), ErrorCode::kInvalidArgument,
+                        "no such backend");
+  });
+  EXPECT_EQ(OneSided::create(nullptr).status().code(), ErrorCode::kInvalidArgument);
+}
+
+/// Calls that a lost rank must end.
+enum class Waiting { kWaitUntil, kBarrier, kQuiet, kGet };
+
+void lose_a_rank(RankContext& context, const World& world, Waiting waiting) {
+  OneSidedOptions options = options_of(world);
+  options.timeout_ns = 30 * kNsPerSecond;
+  Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options);
+  if (!context.expect_ok(shm.status(), "create")) return;
+  const std::span<std::uint64_t> words = block<std::uint64_t>(context, **shm, 4096);
+  const int lost = context.num_ranks() - 1;
+  if (!context.expect_ok((*shm)->barrier(), "barrier")) return;
+  if (context.rank() == lost) {
+    if (world.kind == RankKind::kProcesses) _exit(0);
+    shm->reset();
+    return;
+  }
+  // Copies inside a node need nobody's answer.
+  const bool asks = waiting == Waiting::kQuiet || waiting == Waiting::kGet;
+  if (asks && (*shm)->peer_pointer(lost, words.data()) != nullptr) return;
+  Status status;
+  std::vector<std::uint64_t> got(words.size());
+  switch (waiting) {
+    case Waiting::kWaitUntil:
+      status = (*shm)->wait_until(words.data(), Comparison::kEqual, 1);
+      break;
+    case Waiting::kBarrier:
+      status = (*shm)->barrier();
+      break;
+    case Waiting::kQuiet:
+      // Until one finds the rank lost, as all later ones then do.
+      while (status.ok()) {
+        status = (*shm)->put_nbi(lost, words.data(), got.data(), got.size() * sizeof(got[0]));
+        if (status.ok()) status = (*shm)->quiet();
+      }
+      break;
+    case Waiting::kGet:
+      while (status.ok()) status = (*shm)->get(lost, got.data(), words.data(), got.size() * sizeof(got[0]));
+      break;
+  }
+  const bool typed = status.code() == ErrorCode::kPeerLost || status.code() == ErrorCode::kTransport;
+  // Or its neighbour, which goes when it has found that out.
+  const bool named =
+      status.peer() >= 0 && (!asks || (*shm)->topology().node_of(status.peer()) == (*shm)->topology().node_of(lost));
+  context.expect(typed && named, "a lost rank: " + std::string(status.to_string()));
+}
+
+class OneSidedLoss : public ::testing::TestWithParam<World> {};
+INSTANTIATE_TEST_SUITE_P(, OneSidedLoss, ::testing::ValuesIn([] {
+                           std::vector<World> worlds;
+                           for (const World& world : all_worlds()) {
+                             if (world.num_ranks > 1) worlds.push_back(world);
+                           }
+                           return worlds;
+                         }()),
+                         [](const auto& instance) { return instance.param.name; });
+
+void lose_a_rank(const World& world, Waiting waiting) {
+  run_ranks({.kind = world.kind, .num_ranks = world.num_ranks},
+            [&](RankContext& context) { lose_a_rank(context, world, waiting); });
+}
+
+TEST_P(OneSidedLoss, EndsWaitUntil) { lose_a_rank(GetParam(), Waiting::kWaitUntil); }
+
+TEST_P(OneSidedLoss, EndsABarrier) { lose_a_rank(GetParam(), Waiting::kBarrier); }
+
+TEST_P(OneSidedLoss, EndsQuiet) { lose_a_rank(GetParam(), Waiting::kQuiet); }
+
+TEST_P(OneSidedLoss, EndsAGet) { lose_a_rank(GetParam(), Waiting::kGet); }
+
+}  // namespace
+}  // namespace ferry::test

@@ -1,0 +1,159 @@
+/// What every network engine promises about reads and atomics of a peer's memory, and what it refuses.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "net/loopback/faults.hpp"
+#include "support/net_ends.hpp"
+
+namespace ferry::test {
+namespace {
+
+using net::AtomicOp;
+using Kind = net::AtomicOp::Kind;
+
+struct RemoteCase {
+  const char* engine;
+  bool engine_allocates;  ///< over UCX the ends then reach each other's memory by stores
+};
+
+class NetRemote : public testing::TestWithParam<RemoteCase> {
+ protected:
+  NetShape shape(std::size_t memory_bytes) const {
+    NetShape made{.num_ends = 3, .num_channels = 2, .memory_bytes = memory_bytes};
+    made.engine_allocates = GetParam().engine_allocates;
+    if (made.engine_allocates) made.hosts = {0, 0, 0};
+    return made;
+  }
+};
+
+std::vector<RemoteCase> cases() {
+  std::vector<RemoteCase> all;
+  for (const char* engine : {FERRY_TEST_ENGINES}) {
+    all.push_back({engine, false});
+    all.push_back({engine, true});
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(, NetRemote, testing::ValuesIn(cases()), [](const auto& instance) {
+  return std::string(instance.param.engine) + (instance.param.engine_allocates ? "_own_memory" : "");
+});
+
+TEST_P(NetRemote, AGetReadsThePeersMemory) {
+  constexpr std::size_t kBytes = 1'000'001;
+  NetEnds ends(GetParam().engine, shape(kBytes + 8));
+  ends.connect();
+  std::ranges::copy(net_pattern(kBytes, 5), ends[1].memory.begin());
+  std::vector<std::byte> got(kBytes - 7);
+  std::vector<std::byte> word(8);
+  ends[0].engine->get(1, got, 7, 11);
+  ends[0].engine->get(1, word, 16, 12);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.size() == 2; }));
+  const std::vector<std::byte> all = net_pattern(kBytes, 5);
+  EXPECT_TRUE(std::equal(got.begin(), got.end(), all.begin() + 7));
+  EXPECT_TRUE(std::equal(word.begin(), word.end(), all.begin() + 16));
+}
+
+TEST_P(NetRemote, AtomicsAddUpAndAnswerWhatWasThere) {
+  NetEnds ends(GetParam().engine, shape(4096));
+  ends.connect();
+  auto* word = reinterpret_cast<std::uint64_t*>(ends[2].memory.data() + 64);
+  constexpr std::uint64_t kEach = 500;
+  for (std::uint64_t i = 1; i <= kEach; ++i) {
+    for (const int from : {0, 1}) {
+      ends[from].engine->atomic(2, 0, {.kind = Kind::kAdd, .offset = 64, .operand = 1}, i);
+    }
+  }
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.size() == kEach && ends[1].completed.size() == kEach; }));
+  EXPECT_EQ(*word, 2 * kEach);
+  std::set<std::uint64_t> before;
+  for (const int from : {0, 1}) {
+    for (const auto& [ticket, value] : ends[from].completed) before.insert(value);
+  }
+  EXPECT_EQ(before.size(), 2 * kEach) << "each found another value";
+
+  ends[0].engine->atomic(2, 0, {.kind = Kind::kCompareSwap, .offset = 64, .operand = 7, .compare = 3}, 1001);
+  ends[0].engine->flush(2, 1002);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(1002); }));
+  EXPECT_EQ(ends[0].completed.at(1001), 2 * kEach);
+  EXPECT_EQ(*word, 2 * kEach) << "it was not 3";
+  ends[0].engine->atomic(2, 0, {.kind = Kind::kCompareSwap, .offset = 64, .operand = 7, .compare = 2 * kEach}, 1003);
+  ends[0].engine->flush(2, 1004);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(1004); }));
+  EXPECT_EQ(*word, 7U);
+  ends[0].engine->atomic(2, 0, {.kind = Kind::kSet, .offset = 64, .operand = 9}, net::kNoTicket);
+  ends[0].engine->flush(2, 1005);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(1005); }));
+  EXPECT_EQ(*word, 9U);
+  EXPECT_FALSE(ends[0].completed.contains(net::kNoTicket));
+}
+
+TEST_P(NetRemote, AnAtomicComesAfterThePutsOfItsChannelAndAFlushAfterAll) {
+  constexpr std::size_t kBytes = 300'000;
+  net::LoopbackFaults faults;
+  faults.scramble(3);
+  NetEnds ends(GetParam().engine, shape(3 * kBytes));
+  ends.connect();
+  auto* word = reinterpret_cast<std::uint64_t*>(ends[1].memory.data());
+  for (std::uint64_t round = 1; round <= 20; ++round) {
+    const std::vector<std::byte> first = net_pattern(kBytes, round);
+    const std::vector<std::byte> second = net_pattern(kBytes, 1000 + round);
+    ends[0].engine->put_from(1, 0, first, 8);
+    ends[0].engine->atomic(1, 0, {.kind = Kind::kAdd, .offset = 0, .operand = 1}, net::kNoTicket);
+    ends[0].engine->put_from(1, 1, second, 8 + kBytes);
+    ends[0].engine->flush(1, round);
+    ASSERT_TRUE(ends.poll_until([&] { return *word == round; }));
+    EXPECT_TRUE(std::equal(first.begin(), first.end(), ends[1].memory.begin() + 8)) << "round " << round;
+    ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(round); }));
+    EXPECT_TRUE(std::equal(second.begin(), second.end(), ends[1].memory.begin() + 8 + kBytes)) << "round " << round;
+  }
+}
+
+TEST_P(NetRemote, NothingIsWrittenForAGetThatIsForgotten) {
+  NetEnds ends(GetParam().engine, shape(4096));
+  ends.connect();
+  if (GetParam().engine_allocates) return;  // a get by loads is over before it can be forgotten
+  ends[1].memory[0] = std::byte{1};
+  std::vector<std::byte> got(64);
+  ends[0].engine->get(1, got, 0, 1);
+  ends[0].engine->forget(1);
+  ends[0].engine->flush(1, 2);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(2); }));
+  for (int i = 0; i < 100; ++i) ends.poll();
+  EXPECT_EQ(got[0], std::byte{0});
+}
+
+/// A rank that names memory which is not the receiver's loses its connection, and nothing is touched.
+class LoopbackRemote : public testing::TestWithParam<AtomicOp> {};
+INSTANTIATE_TEST_SUITE_P(, LoopbackRemote,
+                         testing::Values(AtomicOp{Kind::kAdd, 4096, 1, 0}, AtomicOp{Kind::kAdd, 4092, 1, 0},
+                                         AtomicOp{Kind::kSet, 12, 1, 0}, AtomicOp{Kind::kSet, SIZE_MAX - 7, 1, 0},
+                                         AtomicOp{static_cast<Kind>(3), 0, 1, 0}));
+
+TEST_P(LoopbackRemote, AnAtomicOutsideOfTheMemoryIsRefused) {
+  NetEnds ends("loopback", {.memory_bytes = 4096});
+  ends.connect();
+  ends[0].engine->atomic(1, 0, GetParam(), 1);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[1].lost.contains(0); }));
+  EXPECT_EQ(ends[1].lost.at(0).code(), ErrorCode::kTransport);
+  EXPECT_TRUE(std::ranges::all_of(ends[1].memory, [](std::byte one) { return one == std::byte{0}; }));
+  EXPECT_TRUE(ends[0].completed.empty());
+}
+
+TEST(LoopbackRemoteGet, OutsideOfTheMemoryIsRefused) {
+  for (const std::size_t offset : {std::size_t{4090}, std::size_t{4097}, SIZE_MAX - 3}) {
+    NetEnds ends("loopback", {.memory_bytes = 4096});
+    ends.connect();
+    std::vector<std::byte> got(8);
+    ends[0].engine->get(1, got, offset, 1);
+    ASSERT_TRUE(ends.poll_until([&] { return ends[1].lost.contains(0); }));
+    EXPECT_TRUE(ends[0].completed.empty());
+  }
+}
+
+}  // namespace
+}  // namespace ferry::test
