@@ -125,7 +125,10 @@ void Driver::issue(const Request& request) {
   Peer& to = at(request.peer);
   if (losses_[static_cast<std::size_t>(request.peer)].gone.load(std::memory_order_relaxed)) {
     to.has_failed = true;
-    if (request.completion != nullptr) request.completion->lost(request.peer);
+    // As often as its end would be told.
+    for (std::uint64_t part = 0; request.completion != nullptr && part < num_parts(request); ++part) {
+      request.completion->lost(request.peer);
+    }
     return;
   }
   switch (request.kind) {
