@@ -41,7 +41,7 @@ allow_only() { # folder reason pattern...
 
 readonly standard='^<[a-z0-9_]+>$'   # <vector>, not <sys/mman.h> or <fmt/format.h>
 readonly outside='^<[^>]+>$'         # the standard library, the system, third parties
-readonly public='^"ferry/[a-z0-9_]+\.h(pp)?"$'
+readonly public='^"ferry/(device/)?[a-z0-9_]+\.(hpp|h|cuh)"$'
 in_source() { printf '^"%s/[a-z0-9_/]+\.(hpp|h|cuh)"$' "$1"; }
 
 allow_only include "public headers include the standard library and each other" "$standard" '^<stdint\.h>$' "$public"
@@ -67,7 +67,7 @@ allow_only src/call "calls of all ranks together: core, plan, node, rail, net, p
 allow_only src/one_sided "the one-sided layer: core, node, rail, net, public headers and itself" "$outside" "$public" \
   "$(in_source one_sided)" "$(in_source core)" "$(in_source plan)" "$(in_source node)" "$(in_source rail)" "$(in_source net)"
 backend_may_include=("$outside" "$public" "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
-  "$(in_source node)" "$(in_source net)" "$(in_source rail)" "$(in_source call)")
+  "$(in_source node)" "$(in_source net)" "$(in_source rail)" "$(in_source call)" "$(in_source one_sided)")
 for backend in cpu cuda; do
   allow_only "src/$backend" "a backend includes the layers below it and itself, never another backend" \
     "${backend_may_include[@]}" "$(in_source "$backend")"
@@ -94,6 +94,8 @@ allow_cuda intranode "a kind of call includes everything of src/cuda but other k
   core plan numeric node cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context
 allow_cuda internode "calls over several nodes include all that calls of one node do, those calls, rail and call" \
   core plan numeric node net rail call cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context cuda/intranode
+allow_cuda one_sided "knows no call of a group: core, plan, node, one_sided, cuda/driver, cuda/memory, cuda/context, itself" \
+  core plan node one_sided cuda/driver cuda/memory cuda/context
 allow_only src/c "the C interface uses the library as users do: public headers and itself" "$outside" "$public" \
   "$(in_source c)"
 allow_only tools/launch "what forks ranks, for tools and tests alike: public headers and itself" "$outside" "$public" \

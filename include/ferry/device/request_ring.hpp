@@ -1,0 +1,94 @@
+#ifndef FERRY_DEVICE_REQUEST_RING_HPP
+#define FERRY_DEVICE_REQUEST_RING_HPP
+
+/// The writers' end of a ring of requests (request.hpp). Nothing here waits. `Memory` says how words are reached:
+/// device::GpuMemory in kernels, threads of the host in tests.
+
+#include "ferry/device/request.hpp"
+
+namespace ferry::device {
+
+template <typename Memory>
+class RequestWriter {
+ public:
+  FERRY_DEVICE explicit RequestWriter(const RequestRing& ring) : ring_(ring) {}
+
+  /// The next request is this caller's, who must write it: the proxy takes requests in order.
+  FERRY_DEVICE std::uint64_t take_ticket() const { return Memory::add_device(&ring_.state->head, 1); }
+
+  /// Whether the ticket's slot is free. A look at the proxy's count goes over PCIe, so all writers share what it said.
+  FERRY_DEVICE bool has_room(std::uint64_t ticket) const {
+    if (ticket < Memory::load_acquire_device(&ring_.state->known_consumed) + ring_.num_slots) return true;
+    const std::uint64_t consumed = Memory::load_acquire_system(&ring_.counts->consumed);
+    if (ticket >= consumed + ring_.num_slots) return false;
+    Memory::max_release_device(&ring_.state->known_consumed, consumed);
+    return true;
+  }
+
+  /// Word `idx` of the request, whose slot is free. What the request names was written before, and a fence for the whole
+  /// system lies in between. Several threads may each write some of the words.
+  FERRY_DEVICE void write_word(const Request& request, std::uint64_t ticket, std::uint32_t idx) const {
+    Memory::store_relaxed_system(ring_.words + ticket % ring_.num_slots * kRequestWords + idx,
+                                 request_word(request, ticket, idx) | lap_bit(ticket, ring_.num_slots));
+  }
+  FERRY_DEVICE void write(const Request& request, std::uint64_t ticket) const {
+    for (std::uint32_t idx = 0; idx < kRequestWords; ++idx) write_word(request, ticket, idx);
+  }
+
+  /// Tickets taken so far, those of all requests that this caller knows of included.
+  FERRY_DEVICE std::uint64_t head() const { return Memory::load_acquire_device(&ring_.state->head); }
+  /// How many requests are complete; all before it are.
+  FERRY_DEVICE std::uint64_t completed() const { return Memory::load_acquire_system(&ring_.counts->completed); }
+  /// Whether requests were lost with their peers since somebody last asked.
+  FERRY_DEVICE bool take_loss() const {
+    const std::uint64_t lost = Memory::load_acquire_system(&ring_.counts->lost);
+    return lost != 0 && Memory::swap_acquire_device(&ring_.state->known_lost, lost) != lost;
+  }
+  /// The proxy takes no more requests, and the host knows why.
+  FERRY_DEVICE bool has_failed() const { return Memory::load_acquire_system(&ring_.counts->failed) != 0; }
+
+  /// The staging memory of the ticket's slot, where writers see it and where it is in the network's memory.
+  FERRY_DEVICE std::byte* staging(std::uint64_t ticket) const {
+    return ring_.staging + ticket % ring_.num_slots * ring_.slot_bytes;
+  }
+  FERRY_DEVICE std::uint64_t staging_offset(std::uint64_t ticket) const {
+    return ring_.staging_offset + ticket % ring_.num_slots * ring_.slot_bytes;
+  }
+
+  /// A ticket for a reply. It may be used when it is its turn, and must be given back.
+  FERRY_DEVICE std::uint64_t take_reply() const { return Memory::add_device(&ring_.state->reply_head, 1); }
+  FERRY_DEVICE bool is_turn(std::uint64_t reply) const {
+    return Memory::load_acquire_device(&ring_.state->reply_turns[reply % kNumReplies]) == reply / kNumReplies;
+  }
+  FERRY_DEVICE void give_reply(std::uint64_t reply) const {
+    Memory::store_release_device(&ring_.state->reply_turns[reply % kNumReplies], reply / kNumReplies + 1);
+  }
+  /// Whether the reply has come, and its value.
+  FERRY_DEVICE bool has_reply(std::uint64_t reply, std::uint64_t& value) const {
+    const RequestReply& answer = ring_.replies[reply % kNumReplies];
+    const std::uint64_t low = Memory::load_acquire_system(&answer.words[0]);
+    const std::uint64_t high = Memory::load_acquire_system(&answer.words[1]);
+    const std::uint64_t tag = reply_word(static_cast<std::uint32_t>(reply), 0) >> 32;
+    value = high << 32 | (low & 0xFFFFFFFFU);
+    return low >> 32 == tag && high >> 32 == tag;
+  }
+  /// Whether the reply will never come, because the peer is lost.
+  FERRY_DEVICE bool is_lost(std::uint64_t reply) const {
+    const std::uint64_t lost = Memory::load_acquire_system(&ring_.replies[reply % kNumReplies].lost);
+    return lost == reply_word(static_cast<std::uint32_t>(reply), 0) >> 32;
+  }
+  /// The staging memory of a reply.
+  FERRY_DEVICE const std::byte* reply_staging(std::uint64_t reply) const {
+    return ring_.staging + (ring_.num_slots + reply % kNumReplies) * ring_.slot_bytes;
+  }
+  FERRY_DEVICE std::uint64_t reply_staging_offset(std::uint64_t reply) const {
+    return ring_.staging_offset + (ring_.num_slots + reply % kNumReplies) * ring_.slot_bytes;
+  }
+
+ private:
+  const RequestRing& ring_;
+};
+
+}  // namespace ferry::device
+
+#endif  // FERRY_DEVICE_REQUEST_RING_HPP

@@ -1,0 +1,285 @@
+#include "one_sided/ring_source.hpp"
+
+#include <cstring>
+#include <utility>
+
+#include "plan/to_size.hpp"
+
+namespace ferry::one_sided {
+namespace {
+
+using device::RequestOp;
+using Word = std::atomic_ref<std::uint64_t>;
+
+Word word_at(std::byte* heap, std::uint64_t offset) { return Word(*reinterpret_cast<std::uint64_t*>(heap + offset)); }
+
+}  // namespace
+
+/// An answer that the network owes.
+class RingSource::Pending final : public Completion {
+ public:
+  explicit Pending(RingSource& source) : source_(source) {}
+
+  /// Told the end of `num_parts`.
+  void begin(Epoch& epoch, std::uint64_t num_parts, const device::Request* request) {
+    epoch_ = &epoch;
+    num_parts_ = num_parts;
+    has_reply_ = request != nullptr && request->wants_reply;
+    reply_ = request != nullptr ? request->reply : 0;
+    lost_ = false;
+    ++epoch.num_open;
+  }
+  Epoch& epoch() { return *epoch_; }
+
+  void done(std::uint64_t value) override {
+    if (--num_parts_ != 0) return;
+    if (has_reply_ && !lost_) source_.reader_.answer(reply_, value);
+    source_.ended(*this);
+  }
+  void lost(int peer) override {
+    if (!std::exchange(lost_, true)) {
+      if (has_reply_) source_.reader_.lose_reply(reply_);
+      source_.reader_.lose();
+      if (source_.options_.lost) source_.options_.lost(peer);
+    }
+    if (--num_parts_ == 0) source_.ended(*this);
+  }
+
+ private:
+  RingSource& source_;
+  Epoch* epoch_ = nullptr;
+  std::uint64_t num_parts_ = 0;
+  bool has_reply_ = false;
+  bool lost_ = false;
+  std::uint32_t reply_ = 0;
+};
+
+RingSource::RingSource(Options options)
+    : options_(std::move(options)),
+      reader_(options_.ring, options_.limits),
+      used_(to_size(options_.limits.num_peers), false),
+      epochs_(1) {}
+
+RingSource::~RingSource() = default;
+
+Status RingSource::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+void RingSource::note_failure() {
+  if (reader_.status().ok()) return;
+  const std::lock_guard lock(mutex_);
+  if (status_.ok()) status_ = reader_.status();
+}
+
+const Request* RingSource::front() {
+  if (has_out_) return &out_;
+  while (expanded_.empty()) {
+    const device::Request* const request = reader_.front();
+    if (request == nullptr) {
+      note_failure();
+      return nullptr;
+    }
+    if (request->op == RequestOp::kQuiet || request->op == RequestOp::kFence) {
+      expand(*request);
+    } else if (is_local(*request)) {
+      apply(*request);
+      finish_front();
+    } else {
+      translate(*request);
+      has_out_ = true;
+      return &out_;
+    }
+  }
+  out_ = expanded_.back();
+  has_out_ = true;
+  return &out_;
+}
+
+void RingSource::taken() {
+  has_out_ = false;
+  if (!expanded_.empty()) {
+    expanded_.pop_back();
+  } else {
+    finish_front();
+  }
+}
+
+void RingSource::finish_front() {
+  reader_.pop();
+  num_taken_.store(reader_.num_taken(), std::memory_order_relaxed);
+}
+
+bool RingSource::is_local(const device::Request& request) const { return options_.peer_heaps[request.peer] != nullptr; }
+
+/// Where local bytes are: symmetric memory, then staging.
+std::byte* RingSource::local_memory(std::uint64_t offset) const {
+  const std::uint64_t heap_bytes = options_.limits.remote_bytes;
+  return offset < heap_bytes ? options_.heap + offset : options_.staging + (offset - heap_bytes);
+}
+
+/// A request for a rank of this node, whose memory the kernel or this processor reaches by itself.
+void RingSource::apply(const device::Request& request) {
+  std::byte* const heap = options_.peer_heaps[request.peer];
+  switch (request.op) {
+    case RequestOp::kPut:
+    case RequestOp::kPutSignalSet:
+    case RequestOp::kPutSignalAdd:
+      std::memcpy(heap + request.remote_offset, local_memory(request.local_offset), request.num_bytes);
+      break;
+    case RequestOp::kGet:
+      std::memcpy(local_memory(request.local_offset), heap + request.remote_offset, request.num_bytes);
+      break;
+    default:
+      break;
+  }
+  const std::uint64_t before = apply_atomic(request);
+  if (request.wants_reply) reader_.answer(request.reply, before);
+  if (options_.changed) options_.changed(static_cast<int>(request.peer));
+}
+
+std::uint64_t RingSource::apply_atomic(const device::Request& request) {
+  std::byte* const heap = options_.peer_heaps[request.peer];
+  switch (request.op) {
+    case RequestOp::kPutValue:
+    case RequestOp::kSignalSet:
+      word_at(heap, request.remote_offset).store(request.value, std::memory_order_release);
+      return 0;
+    case RequestOp::kPutSignalSet:
+      word_at(heap, request.signal_offset).store(request.value, std::memory_order_release);
+      return 0;
+    case RequestOp::kPutSignalAdd:
+      word_at(heap, request.signal_offset).fetch_add(request.value, std::memory_order_acq_rel);
+      return 0;
+    case RequestOp::kSignalAdd:
+    case RequestOp::kFetchAdd:
+      return word_at(heap, request.remote_offset).fetch_add(request.value, std::memory_order_acq_rel);
+    case RequestOp::kCompareSwap: {
+      std::uint64_t expected = request.operand;
+      word_at(heap, request.remote_offset).compare_exchange_strong(expected, request.value, std::memory_order_acq_rel);
+      return expected;
+    }
+    default:
+      return 0;
+  }
+}
+
+void RingSource::set_atomic(const device::Request& request, std::size_t offset) {
+  using Kind = net::AtomicOp::Kind;
+  out_.op.offset = options_.heap_offset + offset;
+  out_.op.operand = request.value;
+  out_.op.compare = request.operand;
+  switch (request.op) {
+    case RequestOp::kSignalAdd:
+    case RequestOp::kPutSignalAdd:
+    case RequestOp::kFetchAdd:
+      out_.op.kind = Kind::kAdd;
+      break;
+    case RequestOp::kCompareSwap:
+      out_.op.kind = Kind::kCompareSwap;
+      break;
+    default:
+      out_.op.kind = Kind::kSet;
+  }
+}
+
+/// A request for a rank of another node, as the driver knows it.
+void RingSource::translate(const device::Request& request) {
+  out_ = Request();
+  out_.peer = static_cast<int>(request.peer);
+  out_.offset = options_.heap_offset + request.remote_offset;
+  out_.num_bytes = request.num_bytes;
+  used_[request.peer] = true;
+  switch (request.op) {
+    case RequestOp::kPut:
+    case RequestOp::kPutSignalSet:
+    case RequestOp::kPutSignalAdd:
+      out_.kind = request.op == RequestOp::kPut ? Request::Kind::kPut : Request::Kind::kPutSignal;
+      out_.local = local_memory(request.local_offset);
+      // The slot, and the staging memory with it, is free as soon as the request is taken.
+      out_.copy_source = request.local_offset >= options_.limits.remote_bytes;
+      set_atomic(request, request.signal_offset);
+      break;
+    case RequestOp::kSignalSet:
+    case RequestOp::kSignalAdd:
+      // Of no bytes: what is seen after them is seen after all that was put before.
+      out_.kind = Request::Kind::kPutSignal;
+      out_.num_bytes = 0;
+      set_atomic(request, request.remote_offset);
+      break;
+    case RequestOp::kPutValue:
+      out_.kind = Request::Kind::kPut;
+      value_ = request.value;
+      out_.local = reinterpret_cast<std::byte*>(&value_);
+      out_.num_bytes = sizeof(value_);
+      out_.copy_source = true;
+      break;
+    case RequestOp::kGet:
+      out_.kind = Request::Kind::kGet;
+      out_.local = local_memory(request.local_offset);
+      out_.completion = expect(&request, options_.num_parts(out_));
+      break;
+    default:
+      out_.kind = Request::Kind::kAtomic;
+      set_atomic(request, request.remote_offset);
+      if (request.wants_reply) out_.completion = expect(&request, 1);
+  }
+}
+
+/// kQuiet and kFence: one request for each peer that it is about.
+void RingSource::expand(const device::Request& request) {
+  const bool is_quiet = request.op == RequestOp::kQuiet;
+  const bool every = is_quiet || request.peer == device::kEveryPeer;
+  for (std::size_t peer = 0; peer < used_.size(); ++peer) {
+    if (!used_[peer] || (!every && peer != request.peer)) continue;
+    Request one;
+    one.kind = is_quiet ? Request::Kind::kFlush : Request::Kind::kFence;
+    one.peer = static_cast<int>(peer);
+    if (is_quiet) {
+      one.completion = expect(nullptr, 1);
+      used_[peer] = false;
+    }
+    expanded_.push_back(one);
+  }
+  finish_front();
+  if (!is_quiet) return;
+  epochs_.back().closed = true;
+  epochs_.back().end = reader_.num_taken();
+  epochs_.emplace_back();
+  publish();
+}
+
+/// `request`: null for a flush.
+RingSource::Pending* RingSource::expect(const device::Request* request, std::uint64_t num_parts) {
+  if (free_pending_.empty()) {
+    all_pending_.push_back(std::make_unique<Pending>(*this));
+    free_pending_.push_back(all_pending_.back().get());
+  }
+  Pending* const pending = free_pending_.back();
+  free_pending_.pop_back();
+  pending->begin(epochs_.back(), num_parts, request);
+  return pending;
+}
+
+bool RingSource::has_news() const {
+  const std::uint64_t next = num_taken_.load(std::memory_order_relaxed);
+  const RequestRingMemory& ring = options_.ring;
+  std::uint64_t& word = ring.words[next % ring.num_slots * device::kRequestWords];
+  return (Word(word).load(std::memory_order_relaxed) & device::kLapBit) == device::lap_bit(next, ring.num_slots);
+}
+
+void RingSource::ended(Pending& pending) {
+  --pending.epoch().num_open;
+  free_pending_.push_back(&pending);
+  publish();
+}
+
+void RingSource::publish() {
+  while (epochs_.front().closed && epochs_.front().num_open == 0) {
+    reader_.complete(epochs_.front().end);
+    epochs_.pop_front();
+  }
+}
+
+}  // namespace ferry::one_sided

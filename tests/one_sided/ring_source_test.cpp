@@ -1,0 +1,188 @@
+/// Requests of a ring on their way through the driver and a network that mixes up all it may.
+
+#include "one_sided/ring_source.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "net/loopback/faults.hpp"
+#include "one_sided/fabric.hpp"
+#include "support/host_ring.hpp"
+#include "support/rank_runner.hpp"
+
+namespace ferry::one_sided {
+namespace {
+
+using device::RequestOp;
+
+constexpr int kNumRanks = 4;
+constexpr int kRanksPerNode = 2;
+constexpr std::int64_t kTimeoutNs = 60 * kNsPerSecond;
+constexpr std::size_t kHeapBytes = std::size_t{64} << 10;
+constexpr std::uint64_t kRowBytes = 64;
+constexpr std::uint64_t kNumRows = 200;  // of each writer
+constexpr std::uint64_t kNumWriters = 2;
+// In each heap, by source rank and writer: rows, and a word that counts them; one word that all add to.
+constexpr std::uint64_t kCounts = kNumRanks * kNumWriters * kNumRows * kRowBytes;
+constexpr std::uint64_t kTotal = kCounts + kNumRanks * kNumWriters * 8;
+static_assert(kTotal + 8 <= 2 * kHeapBytes);
+
+std::uint64_t row_offset(int from, std::uint64_t writer, std::uint64_t row) {
+  return ((static_cast<std::uint64_t>(from) * kNumWriters + writer) * kNumRows + row) * kRowBytes;
+}
+std::uint64_t count_offset(int from, std::uint64_t writer) {
+  return kCounts + (static_cast<std::uint64_t>(from) * kNumWriters + writer) * 8;
+}
+std::byte pattern(int from, std::uint64_t writer, std::uint64_t row) {
+  return static_cast<std::byte>((static_cast<std::uint64_t>(from) * 101 + writer * 53 + row) % 255 + 1);
+}
+
+struct End {
+  std::unique_ptr<Fabric> fabric;
+  std::unique_ptr<test::HostRing> ring;
+  std::unique_ptr<RingSource> source;
+
+  static End create(test::RankContext& context) {
+    BackendContext base;
+    base.bootstrap = context.bootstrap().get();
+    base.topology = {context.rank(), context.num_ranks(), kRanksPerNode};
+    base.options.transport = "loopback";
+    base.options.timeout_ns = kTimeoutNs;
+    End end;
+    Result<std::unique_ptr<Fabric>> fabric = Fabric::create(base, 2 * kHeapBytes);
+    if (!context.expect_ok(fabric.status(), "Fabric::create")) return end;
+    end.fabric = std::move(*fabric);
+    end.ring = std::make_unique<test::HostRing>(16, kRowBytes, 2 * kHeapBytes);
+    RingSource::Options options;
+    options.ring = end.ring->memory();
+    options.limits = {.num_peers = kNumRanks,
+                      .local_bytes = 2 * kHeapBytes + end.ring->staging_bytes(),
+                      .remote_bytes = 2 * kHeapBytes,
+                      .timeout_ns = kTimeoutNs};
+    options.heap = end.fabric->heap();
+    options.staging = end.ring->staging();
+    for (int rank = 0; rank < kNumRanks; ++rank) options.peer_heaps.push_back(end.fabric->peer_heap(rank));
+    options.heap_offset = end.fabric->engine_offset(0);
+    options.num_parts = &Driver::num_parts;
+    end.source = std::make_unique<RingSource>(std::move(options));
+    end.source->keep_polling(true);
+    end.fabric->driver()->attach(end.source.get());
+    return end;
+  }
+};
+
+/// Rows to every rank, each counted there after it; and a sum that all add to.
+void write_rows(const test::HostRing& ring, int rank, std::uint64_t writer, std::atomic<int>& num_errors) {
+  for (std::uint64_t row = 0; row < kNumRows; ++row) {
+    for (int to = 0; to < kNumRanks; ++to) {
+      const auto peer = static_cast<std::uint32_t>(to);
+      const std::uint64_t ticket = ring.take_slot();
+      std::memset(ring.writer().staging(ticket), static_cast<int>(pattern(rank, writer, row)), kRowBytes);
+      const bool one_request = row % 2 == 0;
+      ring.writer().write({.op = one_request ? RequestOp::kPutSignalAdd : RequestOp::kPut,
+                           .peer = peer,
+                           .local_offset = ring.writer().staging_offset(ticket),
+                           .remote_offset = row_offset(rank, writer, row),
+                           .num_bytes = kRowBytes,
+                           .value = 1,
+                           .signal_offset = count_offset(rank, writer)},
+                          ticket);
+      if (!one_request) {
+        ring.post({.op = RequestOp::kSignalAdd, .peer = peer, .remote_offset = count_offset(rank, writer), .value = 1});
+      }
+    }
+    std::uint64_t before = 0;
+    const auto peer = static_cast<std::uint32_t>(row % kNumRanks);
+    if (!ring.fetch({.op = RequestOp::kFetchAdd, .peer = peer, .remote_offset = kTotal, .value = 1}, before)) {
+      ++num_errors;
+    }
+  }
+  if (!ring.quiet()) ++num_errors;
+}
+
+/// Rows that have been counted are here, however many that are.
+void check_rows(std::byte* heap, std::atomic<int>& num_errors) {
+  for (int from = 0; from < kNumRanks; ++from) {
+    for (std::uint64_t writer = 0; writer < kNumWriters; ++writer) {
+      std::uint64_t& word = *reinterpret_cast<std::uint64_t*>(heap + count_offset(from, writer));
+      const std::uint64_t count = std::atomic_ref(word).load(std::memory_order_acquire);
+      for (std::uint64_t row = 0; row < count; ++row) {
+        // Writers count in the order of their rows.
+        const std::byte* const data = heap + row_offset(from, writer, row);
+        if (std::any_of(data, data + kRowBytes, [&](std::byte b) { return b != pattern(from, writer, row); })) {
+          ++num_errors;
+        }
+      }
+    }
+  }
+}
+
+TEST(RingSource, RequestsOfTwoWritersArriveAsTheirOrderPromises) {
+  net::LoopbackFaults faults;
+  faults.scramble(11);
+  test::run_ranks({.num_ranks = kNumRanks}, [](test::RankContext& context) {
+    End end = End::create(context);
+    if (end.fabric == nullptr) return;
+    std::atomic<int> num_errors{0};
+    std::vector<std::thread> writers;
+    for (std::uint64_t writer = 0; writer < kNumWriters; ++writer) {
+      writers.emplace_back([&, writer] { write_rows(*end.ring, context.rank(), writer, num_errors); });
+    }
+    for (std::thread& writer : writers) writer.join();
+    context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all are quiet");
+    // After quiet of all ranks everything is here.
+    check_rows(end.fabric->heap(), num_errors);
+    context.expect(num_errors == 0, "no request failed, no row is wrong");
+    for (int from = 0; from < kNumRanks; ++from) {
+      for (std::uint64_t writer = 0; writer < kNumWriters; ++writer) {
+        std::uint64_t count = 0;
+        std::memcpy(&count, end.fabric->heap() + count_offset(from, writer), sizeof(count));
+        context.expect(count == kNumRows, "every row was counted once");
+      }
+    }
+    std::uint64_t total = 0;
+    std::memcpy(&total, end.fabric->heap() + kTotal, sizeof(total));
+    context.expect(total == kNumWriters * kNumRows, "every rank's writers have added a row each in turn");
+    context.expect_ok(end.source->status(), "the ring is whole");
+    context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all have looked");
+    end.fabric->driver()->detach(end.source.get());
+    end.fabric.reset();  // completions end before the source does
+  });
+}
+
+TEST(RingSource, ALostPeerEndsFetchesAndQuietAndNothingElse) {
+  test::run_ranks({.num_ranks = kNumRanks}, [](test::RankContext& context) {
+    End end = End::create(context);
+    if (end.fabric == nullptr) return;
+    context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all are there");
+    constexpr int kLost = 2;
+    constexpr int kOther = 3;
+    if (context.rank() == kLost) {
+      end.fabric->driver()->detach(end.source.get());
+      end.fabric.reset();
+    }
+    context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "one has left");
+    if (context.rank() == 0) {
+      std::uint64_t value = 0;
+      while (end.fabric->driver()->peer_status(kLost).ok()) std::this_thread::yield();
+      const device::Request add{.op = RequestOp::kFetchAdd, .peer = kLost, .remote_offset = kTotal, .value = 1};
+      context.expect(!end.ring->fetch(add, value), "no answer from the lost rank");
+      context.expect(end.ring->quiet(), "quiet ends");
+      context.expect(end.ring->writer().take_loss(), "and tells of the loss");
+      const device::Request other{.op = RequestOp::kFetchAdd, .peer = kOther, .remote_offset = kTotal, .value = 1};
+      context.expect(end.ring->fetch(other, value) && value == 0, "the others still answer");
+      context.expect(end.ring->quiet() && !end.ring->writer().take_loss(), "and are quiet");
+    }
+    context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "the end");
+    if (end.fabric != nullptr) end.fabric->driver()->detach(end.source.get());
+    end.fabric.reset();
+  });
+}
+
+}  // namespace
+}  // namespace ferry::one_sided

@@ -1,0 +1,223 @@
+/// The ring through which kernels ask the proxy for what they cannot do themselves: here threads write it.
+
+#include "ferry/device/request_ring.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "ferry/bootstrap.hpp"
+#include "support/host_ring.hpp"
+
+namespace ferry::one_sided {
+namespace {
+
+using device::Request;
+using device::RequestOp;
+
+constexpr std::uint64_t kLocalBytes = 8192;
+constexpr std::uint64_t kRemoteBytes = 4096;
+constexpr std::int64_t kForeverNs = std::int64_t{600} * 1'000'000'000;
+
+class RequestRingTest : public testing::Test {
+ protected:
+  RequestReader& reader(std::int64_t timeout_ns = kForeverNs) {
+    limits_.timeout_ns = timeout_ns;
+    reader_ = std::make_unique<RequestReader>(host_.memory(), limits_);
+    taken_.clear();
+    return *reader_;
+  }
+  /// Takes what is there. True if it was anything.
+  bool take() {
+    bool any = false;
+    for (const Request* next = reader_->front(); next != nullptr; next = reader_->front(), any = true) {
+      taken_.push_back(*next);
+      reader_->pop();
+    }
+    return any;
+  }
+  /// Writes one request, which must have room.
+  std::uint64_t write(const Request& request) {
+    const std::uint64_t ticket = writer_.take_ticket();
+    EXPECT_TRUE(writer_.has_room(ticket));
+    writer_.write(request, ticket);
+    return ticket;
+  }
+
+  test::HostRing host_{8, 16, kRemoteBytes};
+  test::HostWriter writer_ = host_.writer();
+  RequestLimits limits_{.num_peers = 3, .local_bytes = kLocalBytes, .remote_bytes = kRemoteBytes};
+  std::vector<Request> taken_;
+  std::unique_ptr<RequestReader> reader_;
+};
+
+TEST_F(RequestRingTest, EveryFieldArrives) {
+  reader();
+  const Request request{.op = RequestOp::kCompareSwap,
+                        .peer = 2,
+                        .wants_reply = true,
+                        .reply = 0xFEDCBA98,
+                        .local_offset = 24,
+                        .remote_offset = 4088,
+                        .num_bytes = 1 << 20,
+                        .value = 0xFFFF'FFFF'0000'0001,
+                        .operand = 0x8000'0000'0000'0000,
+                        .signal_offset = 64};
+  write(request);
+  EXPECT_TRUE(take());
+  ASSERT_EQ(taken_.size(), 1U);
+  const Request& seen = taken_[0];
+  EXPECT_EQ(seen.op, request.op);
+  EXPECT_EQ(seen.peer, request.peer);
+  EXPECT_EQ(seen.wants_reply, request.wants_reply);
+  EXPECT_EQ(seen.reply, request.reply);
+  EXPECT_EQ(seen.local_offset, request.local_offset);
+  EXPECT_EQ(seen.remote_offset, request.remote_offset);
+  EXPECT_EQ(seen.num_bytes, request.num_bytes);
+  EXPECT_EQ(seen.value, request.value);
+  EXPECT_EQ(seen.operand, request.operand);
+  EXPECT_EQ(seen.signal_offset, request.signal_offset);
+}
+
+TEST_F(RequestRingTest, TwoWritersPassEachOtherRoundTheRingManyTimes) {
+  constexpr std::uint64_t kNumRequests = 20'000;
+  RequestReader& reader = this->reader(10 * kNsPerSecond);  // so that a lost request is found
+  std::vector<std::thread> writers;
+  for (std::uint64_t id = 0; id < 2; ++id) {
+    writers.emplace_back([this, id] {
+      for (std::uint64_t i = 0; i < kNumRequests; ++i) {
+        const std::uint64_t ticket = writer_.take_ticket();
+        while (!writer_.has_room(ticket) && !writer_.has_failed()) std::this_thread::yield();
+        writer_.write({.op = RequestOp::kPutValue, .peer = static_cast<std::uint32_t>(id), .value = i}, ticket);
+      }
+    });
+  }
+  while (taken_.size() < 2 * kNumRequests && reader.status().ok()) {
+    if (!take()) std::this_thread::yield();
+  }
+  for (std::thread& writer : writers) writer.join();
+  ASSERT_TRUE(reader.status().ok()) << reader.status().message();
+  std::array<std::uint64_t, 2> next{};
+  for (const Request& request : taken_) EXPECT_EQ(request.value, next[request.peer]++);
+  EXPECT_EQ(next, (std::array<std::uint64_t, 2>{kNumRequests, kNumRequests}));
+  reader.complete(reader.num_taken());
+  EXPECT_EQ(writer_.completed(), writer_.head());
+}
+
+TEST_F(RequestRingTest, WordsOfARequestMayArriveInAnyOrder) {
+  reader();
+  for (std::uint64_t lap = 0; lap < 3 * host_.ring().num_slots; ++lap) {
+    const std::uint64_t ticket = writer_.take_ticket();
+    for (std::uint32_t i = device::kRequestWords; i-- > 0;) {
+      EXPECT_FALSE(take());
+      writer_.write_word({.op = RequestOp::kPutValue, .value = lap}, ticket, i);
+    }
+    EXPECT_TRUE(take());
+    EXPECT_EQ(taken_.back().value, lap);
+  }
+}
+
+TEST_F(RequestRingTest, AFullRingHoldsWritersBack) {
+  reader();
+  for (std::uint64_t i = 0; i < host_.ring().num_slots; ++i) write({.op = RequestOp::kPutValue, .value = i});
+  const std::uint64_t ticket = writer_.take_ticket();
+  EXPECT_FALSE(writer_.has_room(ticket));
+  EXPECT_TRUE(take());
+  EXPECT_TRUE(writer_.has_room(ticket));
+  writer_.write({.op = RequestOp::kPutValue, .value = 100}, ticket);
+  EXPECT_TRUE(take());
+  EXPECT_EQ(taken_.size(), host_.ring().num_slots + 1);
+  EXPECT_EQ(taken_.back().value, 100U);
+}
+
+TEST_F(RequestRingTest, AWriterThatStopsInTheMiddleIsAnError) {
+  RequestReader& reader = this->reader(0);
+  write({.op = RequestOp::kPutValue});
+  const std::uint64_t ticket = writer_.take_ticket();
+  for (std::uint32_t i = 0; i < device::kRequestWords / 2; ++i) {
+    writer_.write_word({.op = RequestOp::kPutValue}, ticket, i);
+  }
+  while (reader.status().ok()) take();
+  EXPECT_EQ(reader.status().code(), ErrorCode::kTimeout);
+  EXPECT_NE(reader.status().message().find("request 1:"), std::string_view::npos) << reader.status().message();
+  EXPECT_TRUE(writer_.has_failed());
+  EXPECT_EQ(taken_.size(), 1U);
+}
+
+TEST_F(RequestRingTest, ATicketThatIsNeverUsedIsAnErrorOnceALaterOneIs) {
+  RequestReader& reader = this->reader(0);
+  writer_.take_ticket();
+  for (int i = 0; i < 1000; ++i) EXPECT_FALSE(take());
+  EXPECT_TRUE(reader.status().ok()) << "a kernel may take a ticket and come back to it";
+  write({.op = RequestOp::kPutValue});
+  while (reader.status().ok()) take();
+  EXPECT_EQ(reader.status().code(), ErrorCode::kTimeout);
+  EXPECT_TRUE(taken_.empty());
+}
+
+TEST_F(RequestRingTest, RequestsOutsideOfMemoryAreNotExecuted) {
+  const std::uint64_t huge = (std::uint64_t{1} << 63) - 8;
+  const std::vector<Request> bad = {
+      {.op = static_cast<RequestOp>(0)},
+      {.op = static_cast<RequestOp>(device::kLastRequestOp + 1)},
+      {.op = RequestOp::kPut, .peer = 3},
+      {.op = RequestOp::kPut, .local_offset = kLocalBytes - 8, .num_bytes = 16},
+      {.op = RequestOp::kPut, .remote_offset = kRemoteBytes - 8, .num_bytes = 16},
+      {.op = RequestOp::kPut, .remote_offset = huge, .num_bytes = huge},
+      {.op = RequestOp::kGet, .remote_offset = kRemoteBytes + 1},
+      {.op = RequestOp::kPutValue, .remote_offset = kRemoteBytes},
+      {.op = RequestOp::kSignalAdd, .remote_offset = kRemoteBytes - 4},
+      {.op = RequestOp::kFetchAdd, .remote_offset = 4},
+      {.op = RequestOp::kCompareSwap, .remote_offset = huge},
+      {.op = RequestOp::kPutSignalSet, .signal_offset = kRemoteBytes},
+      {.op = RequestOp::kPutSignalAdd, .signal_offset = 12},
+      {.op = RequestOp::kFence, .peer = 3},
+  };
+  for (std::size_t i = 0; i < bad.size(); ++i) {
+    host_.reset();
+    RequestReader& reader = this->reader();
+    write(bad[i]);
+    take();
+    EXPECT_EQ(reader.status().code(), ErrorCode::kInvalidArgument) << "case " << i;
+    EXPECT_TRUE(taken_.empty()) << "case " << i;
+    EXPECT_TRUE(writer_.has_failed());
+  }
+}
+
+TEST_F(RequestRingTest, AnswersReachWhoAskedAndRepliesAreUsedInTurn) {
+  RequestReader& reader = this->reader();
+  for (std::uint64_t i = 0; i < 3ULL * device::kNumReplies; ++i) {
+    const std::uint64_t reply = writer_.take_reply();
+    ASSERT_TRUE(writer_.is_turn(reply));
+    EXPECT_FALSE(writer_.is_turn(reply + device::kNumReplies)) << "before it has been read";
+    std::uint64_t value = 0;
+    EXPECT_FALSE(writer_.has_reply(reply, value));
+    const std::uint64_t sent = 0x8123'4567'89AB'CDEF + i;
+    reader.answer(static_cast<std::uint32_t>(reply), sent);
+    EXPECT_TRUE(writer_.has_reply(reply, value));
+    EXPECT_EQ(value, sent);
+    writer_.give_reply(reply);
+  }
+}
+
+TEST_F(RequestRingTest, LossesAreFoundOnceAndByWhoAsked) {
+  RequestReader& reader = this->reader();
+  EXPECT_FALSE(writer_.take_loss());
+  reader.lose();
+  EXPECT_TRUE(writer_.take_loss());
+  EXPECT_FALSE(writer_.take_loss());
+  reader.lose();
+  EXPECT_TRUE(writer_.take_loss());
+  const std::uint64_t reply = writer_.take_reply();
+  EXPECT_FALSE(writer_.is_lost(reply));
+  reader.lose_reply(static_cast<std::uint32_t>(reply));
+  EXPECT_TRUE(writer_.is_lost(reply));
+  EXPECT_FALSE(writer_.is_lost(reply + device::kNumReplies));
+}
+
+}  // namespace
+}  // namespace ferry::one_sided
