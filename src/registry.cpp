@@ -14,6 +14,7 @@
 #if defined(FERRY_WITH_CUDA)
 #include "cuda/backend.hpp"
 #include "cuda/context/gpu_direct.hpp"
+#include "cuda/one_sided/backend.hpp"
 #endif
 
 namespace ferry {
@@ -29,7 +30,12 @@ std::span<const BackendFactory> backend_factories() {
 }
 
 std::span<const one_sided::BackendFactory> one_sided::backend_factories() {
-  static const std::array factories = {one_sided::cpu_backend_factory()};
+  static const std::array factories = {
+#if defined(FERRY_WITH_CUDA)
+    cuda::one_sided_backend_factory(),
+#endif
+    one_sided::cpu_backend_factory(),
+  };
   return factories;
 }
 

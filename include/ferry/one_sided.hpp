@@ -33,6 +33,11 @@ struct Core;       // private
 struct TeamState;  // private
 }  // namespace one_sided
 
+namespace device {
+struct World;     // ferry/device/world.hpp
+struct TeamView;  // the same
+}  // namespace device
+
 /// Symmetric memory of each rank unless OneSidedOptions::heap_bytes says otherwise.
 inline constexpr std::size_t kDefaultSymmetricHeapBytes = std::size_t{64} << 20;
 
@@ -267,6 +272,15 @@ class FERRY_API OneSided {
   /// @sync   collective over `parent`. Blocks the host
   /// @errors kCapacity: kMaxTeams; as barrier
   [[nodiscard]] Result<Team> split(const Team& parent, int colour, int key = 0);
+
+  // From kernels
+
+  /// What kernels need for the calls of ferry/device/one_sided.cuh. Good until this OneSided is gone; kernels that use it
+  /// must be done by then.
+  /// @errors kUnsupported: backend "cpu"
+  [[nodiscard]] Result<device::World> device_world() const;
+  /// The team, for the barrier there, which is the same as `barrier`.
+  [[nodiscard]] Result<device::TeamView> device_team(const Team& team) const;
 
   // Errors and the end
 

@@ -77,4 +77,11 @@ set(ferry_cuda_sources
     cuda/latency/refusal.cu
     cuda/numeric/gating.cu
     cuda/numeric/quantize.cu
+    cuda/one_sided/backend.cpp
+    cuda/one_sided/errors.cpp
+    cuda/one_sided/kernels.cu
+    cuda/one_sided/memory.cpp
+    cuda/one_sided/registered_memory.cpp
+    cuda/one_sided/streams.cpp
+    cuda/one_sided/watch.cpp
     cuda/backend.cpp)

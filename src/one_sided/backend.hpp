@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/backend.hpp"
+#include "ferry/device/world.hpp"
 #include "ferry/one_sided.hpp"
 #include "ferry/status.hpp"
 
@@ -139,6 +140,10 @@ class Backend {
 
   /// The last call: quiet, then a meeting of all ranks, then closes what the network reaches. Blocks the host.
   virtual Status leave(const TeamState& world) = 0;
+  /// See OneSided::device_world and ::device_team; of backends whose calls are made on streams.
+  virtual Result<device::World> device_world();
+  virtual Result<device::TeamView> device_team(const TeamState& team);
+
   /// See OneSided::poll_errors.
   virtual Status poll_errors() { return {}; }
 };

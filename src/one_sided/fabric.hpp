@@ -60,6 +60,8 @@ class Fabric {
   /// Where a heap's offset is in the memory of the engine, for Request::offset.
   std::size_t engine_offset(std::size_t heap_offset) const;
 
+  /// The ranks of this node, and links to those that are other processes.
+  node::Peers& peers() { return peers_; }
   /// Null with one node.
   Driver* driver() { return driver_.get(); }
 

@@ -186,14 +186,14 @@ Stream thread_stream() {
 void copy_to_device(void* to, const void* from, std::size_t num_bytes) {
   if (num_bytes == 0) return;
   const Stream stream = thread_stream();
-  check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyHostToDevice, raw(stream)), "copy to the device");
+  check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, raw(stream)), "copy to the device");
   synchronize(stream);
 }
 
 void copy_from_device(void* to, const void* from, std::size_t num_bytes) {
   if (num_bytes == 0) return;
   const Stream stream = thread_stream();
-  check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, raw(stream)), "copy from the device");
+  check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, raw(stream)), "copy from the device");
   synchronize(stream);
 }
 

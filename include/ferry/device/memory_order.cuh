@@ -1,0 +1,83 @@
+#ifndef FERRY_DEVICE_MEMORY_ORDER_CUH
+#define FERRY_DEVICE_MEMORY_ORDER_CUH
+
+/// Loads, stores and fences as the one-sided layer uses them, each one PTX instruction (PTX ISA, "Memory Consistency
+/// Model"; sm_70 and later). System scope reaches other GPUs and the host, device scope the threads of one GPU.
+
+#include <cstdint>
+
+namespace ferry::device {
+
+struct GpuMemory {
+  static __device__ std::uint64_t load_acquire_system(const std::uint64_t* address) {
+    std::uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+  }
+  static __device__ std::uint64_t load_acquire_device(const std::uint64_t* address) {
+    std::uint64_t value;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+  }
+  static __device__ void store_relaxed_system(std::uint64_t* address, std::uint64_t value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+  }
+  static __device__ void store_release_system(std::uint64_t* address, std::uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+  }
+  static __device__ void store_release_device(std::uint64_t* address, std::uint64_t value) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+  }
+  /// These four return what was there.
+  static __device__ std::uint64_t add_device(std::uint64_t* address, std::uint64_t value) {
+    std::uint64_t before;
+    asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint64_t swap_acquire_device(std::uint64_t* address, std::uint64_t value) {
+    std::uint64_t before;
+    asm volatile("atom.exch.acquire.gpu.global.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint64_t add_system(std::uint64_t* address, std::uint64_t value) {
+    std::uint64_t before;
+    asm volatile("atom.add.acq_rel.sys.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint64_t compare_swap_system(std::uint64_t* address, std::uint64_t expected,
+                                                      std::uint64_t desired) {
+    std::uint64_t before;
+    asm volatile("atom.cas.acq_rel.sys.global.b64 %0, [%1], %2, %3;"
+                 : "=l"(before)
+                 : "l"(address), "l"(expected), "l"(desired)
+                 : "memory");
+    return before;
+  }
+  static __device__ void max_release_device(std::uint64_t* address, std::uint64_t value) {
+    asm volatile("red.release.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+  }
+  static __device__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+  /// 16 bytes that others may have changed since this multiprocessor last read them.
+  static __device__ uint4 load_fresh(const uint4* address) {
+    uint4 value;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(address)
+                 : "memory");
+    return value;
+  }
+  template <typename Unit>
+  static __device__ Unit load_fresh(const Unit* address) {
+    return *static_cast<const volatile Unit*>(address);
+  }
+  /// Nanoseconds of a clock that all multiprocessors share, coarse (PTX ISA, %globaltimer).
+  static __device__ std::uint64_t now_ns() {
+    std::uint64_t value;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value)::"memory");
+    return value;
+  }
+};
+
+}  // namespace ferry::device
+
+#endif  // FERRY_DEVICE_MEMORY_ORDER_CUH

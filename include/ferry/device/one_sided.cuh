@@ -1,0 +1,403 @@
+#ifndef FERRY_DEVICE_ONE_SIDED_CUH
+#define FERRY_DEVICE_ONE_SIDED_CUH
+
+/// One-sided communication from inside kernels: what OneSided has for the host, with the same meaning of addresses and
+/// of order. A kernel takes the World that OneSided::device_world returned, and the TeamViews of its barriers, by value.
+///
+///     __global__ void hand_on(ferry::device::World world, float* row, const float* mine, std::uint64_t* ready) {
+///       using namespace ferry::device;
+///       const int next = (world.rank + 1) % world.num_ranks;
+///       put_signal<Scope::kBlock>(world, next, row, mine, kRowBytes, ready, 1, ferry::SignalOp::kSet);
+///       if (wait_until<Scope::kBlock>(world, ready, ferry::Comparison::kEqual, 1) != Code::kOk) return;
+///       use(row);
+///     }
+///
+/// Scopes. A call is made by one thread, by all lanes of a warp, or by all threads of a block, with equal arguments, and
+/// acts once for all of them. What any of them did before is before the call, and its result is the same for all.
+///
+/// Errors. Nothing traps and every wait has a deadline. What is not kOk is also in the error record, which
+/// OneSided::poll_errors returns. A kernel that waits for others must leave them room on the GPU to run.
+///
+/// In a node the calls are loads, stores and atomics of the GPU. What is elsewhere the proxy does: calls ask it through a
+/// ring. Nothing involves the program's host, so kernels that make calls may be captured in graphs.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ferry/device/requests.cuh"
+#include "ferry/one_sided.hpp"
+
+namespace ferry::device {
+
+/// What fetch_add and compare_swap found.
+struct Fetched {
+  Code code = Code::kOk;
+  std::uint64_t value = 0;  ///< the word before
+};
+
+namespace detail {
+
+__device__ inline bool is_rank(const World& world, int rank) { return rank >= 0 && rank < world.num_ranks; }
+
+__device__ inline bool in_node(const World& world, int rank) {
+  return rank / world.ranks_per_node == world.rank / world.ranks_per_node;
+}
+
+__device__ inline std::uint64_t offset_of(const World& world, const void* data) {
+  return static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - world.heap);
+}
+
+__device__ inline bool is_symmetric(const World& world, const void* data, std::uint64_t num_bytes) {
+  const std::uint64_t offset = offset_of(world, data);
+  return offset <= world.heap_bytes && num_bytes <= world.heap_bytes - offset;
+}
+
+__device__ inline bool is_word(const World& world, const std::uint64_t* word) {
+  return offset_of(world, word) % sizeof(*word) == 0 && is_symmetric(world, word, sizeof(*word));
+}
+
+/// `data` of this rank in the memory of one of this node.
+__device__ inline std::byte* at_peer(const World& world, int rank, const void* data) {
+  return world.peer_heaps[rank % world.ranks_per_node] + offset_of(world, data);
+}
+
+__device__ inline std::uint64_t* word_at(const World& world, int rank, const std::uint64_t* word) {
+  return reinterpret_cast<std::uint64_t*>(at_peer(world, rank, word));
+}
+
+__device__ inline Failure failure(const World& world, Call call, int rank, const void* data, std::uint64_t num_bytes) {
+  Failure about;
+  about.call = call;
+  about.rank = rank;
+  about.offset = offset_of(world, data);
+  about.num_bytes = num_bytes;
+  about.timeout_ns = world.timeout_ns;
+  return about;
+}
+
+/// One thread records what went wrong, and all members end alike.
+template <Scope kScope>
+__device__ inline Code finish(const World& world, Code code, const Failure& about) {
+  if (code != Code::kOk && is_leader<kScope>()) fail(world, code, about);
+  return code;
+}
+
+/// Asks the proxy, by one thread of the scope.
+template <Scope kScope>
+__device__ inline Code ask(const World& world, const Request& request) {
+  Members<kScope>::meet();
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) code = post(world, request);
+  return Members<kScope>::agree(code);
+}
+
+__device__ inline bool compares(std::uint64_t word, Comparison comparison, std::uint64_t value) {
+  switch (comparison) {
+    case Comparison::kEqual:
+      return word == value;
+    case Comparison::kNotEqual:
+      return word != value;
+    case Comparison::kGreater:
+      return word > value;
+    case Comparison::kGreaterEqual:
+      return word >= value;
+    case Comparison::kLess:
+      return word < value;
+    case Comparison::kLessEqual:
+      return word <= value;
+  }
+  return false;
+}
+
+/// A signal, after all that this thread did before and what was asked for before. One thread.
+__device__ inline Code signal_by_thread(const World& world, int rank, std::uint64_t* word, std::uint64_t value,
+                                        SignalOp op) {
+  if (in_node(world, rank) && (world.gpu_words || op == SignalOp::kSet)) {
+    std::uint64_t* const target = word_at(world, rank, word);
+    if (op == SignalOp::kSet) {
+      GpuMemory::store_release_system(target, value);
+    } else {
+      GpuMemory::add_system(target, value);
+    }
+    return Code::kOk;
+  }
+  Request request;
+  request.op = op == SignalOp::kSet ? RequestOp::kSignalSet : RequestOp::kSignalAdd;
+  request.peer = static_cast<std::uint32_t>(rank);
+  request.remote_offset = offset_of(world, word);
+  request.value = value;
+  return post(world, request);
+}
+
+/// A put to a rank of another node. `direct`: the source may be read until a quiet.
+template <Scope kScope>
+__device__ __noinline__ inline Code put_by_request(const World& world, int rank, const void* dest, const void* source,
+                                                   std::uint64_t num_bytes, bool direct) {
+  Request request;
+  request.op = RequestOp::kPut;
+  request.peer = static_cast<std::uint32_t>(rank);
+  request.remote_offset = offset_of(world, dest);
+  request.num_bytes = num_bytes;
+  const auto addresses = reinterpret_cast<std::uintptr_t>(source) | request.remote_offset;
+  if (num_bytes == sizeof(std::uint64_t) && addresses % sizeof(std::uint64_t) == 0) {
+    request.op = RequestOp::kPutValue;
+    request.value = *static_cast<const std::uint64_t*>(source);
+    return ask<kScope>(world, request);
+  }
+  if (direct && is_symmetric(world, source, num_bytes)) {
+    request.local_offset = offset_of(world, source);
+    return ask<kScope>(world, request);
+  }
+  return put_staged<kScope>(world, request, static_cast<const std::byte*>(source));
+}
+
+template <Scope kScope>
+__device__ inline Code put(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
+                           bool direct) {
+  const Failure about = failure(world, Call::kPut, rank, dest, num_bytes);
+  if (!is_rank(world, rank) || !is_symmetric(world, dest, num_bytes)) {
+    return finish<kScope>(world, Code::kInvalidArgument, about);
+  }
+  if (num_bytes == 0) return Code::kOk;
+  if (in_node(world, rank)) {
+    copy_bytes<kScope, Source::kOwn>(at_peer(world, rank, dest), static_cast<const std::byte*>(source), num_bytes);
+    Members<kScope>::meet();
+    return Code::kOk;
+  }
+  return finish<kScope>(world, put_by_request<kScope>(world, rank, dest, source, num_bytes, direct), about);
+}
+
+template <Scope kScope>
+__device__ inline Code put_signal(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
+                                  std::uint64_t* word, std::uint64_t value, SignalOp op, bool direct) {
+  const Failure about = failure(world, Call::kSignal, rank, word, sizeof(*word));
+  if (!is_rank(world, rank) || !is_word(world, word)) return finish<kScope>(world, Code::kInvalidArgument, about);
+  Code code = put<kScope>(world, rank, dest, source, num_bytes, direct);
+  if (code != Code::kOk) return code;
+  Members<kScope>::meet();
+  if (is_leader<kScope>()) {
+    GpuMemory::fence_system();
+    code = signal_by_thread(world, rank, word, value, op);
+  }
+  return finish<kScope>(world, Members<kScope>::agree(code), about);
+}
+
+/// A get; `now`: the bytes are there when it returns.
+template <Scope kScope>
+__device__ inline Code get(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
+                           bool now) {
+  const Failure about = failure(world, Call::kGet, rank, source, num_bytes);
+  if (!is_rank(world, rank) || !is_symmetric(world, source, num_bytes)) {
+    return finish<kScope>(world, Code::kInvalidArgument, about);
+  }
+  if (num_bytes == 0) return Code::kOk;
+  if (in_node(world, rank)) {
+    copy_bytes<kScope, Source::kShared>(static_cast<std::byte*>(dest), at_peer(world, rank, source), num_bytes);
+    Members<kScope>::meet();
+    return Code::kOk;
+  }
+  Request request;
+  request.op = RequestOp::kGet;
+  request.peer = static_cast<std::uint32_t>(rank);
+  request.remote_offset = offset_of(world, source);
+  request.num_bytes = num_bytes;
+  if (!is_symmetric(world, dest, num_bytes)) {
+    return finish<kScope>(world, get_staged<kScope>(world, request, static_cast<std::byte*>(dest)), about);
+  }
+  request.local_offset = offset_of(world, dest);
+  if (!now) return finish<kScope>(world, ask<kScope>(world, request), about);
+  Members<kScope>::meet();
+  Code code = Code::kOk;
+  std::uint64_t none = 0;
+  if (is_leader<kScope>()) code = fetch_by_request(world, request, none);
+  return finish<kScope>(world, Members<kScope>::agree(code), about);
+}
+
+__device__ inline Fetched fetch(const World& world, Call call, int rank, std::uint64_t* word, Request request) {
+  const Failure about = failure(world, call, rank, word, sizeof(*word));
+  if (!is_rank(world, rank) || !is_word(world, word)) return {fail(world, Code::kInvalidArgument, about), 0};
+  if (in_node(world, rank) && world.gpu_words) {
+    std::uint64_t* const target = word_at(world, rank, word);
+    return {Code::kOk, call == Call::kFetchAdd
+                           ? GpuMemory::add_system(target, request.value)
+                           : GpuMemory::compare_swap_system(target, request.operand, request.value)};
+  }
+  request.peer = static_cast<std::uint32_t>(rank);
+  request.remote_offset = offset_of(world, word);
+  Fetched fetched;
+  fetched.code = fetch_by_request(world, request, fetched.value);
+  if (fetched.code != Code::kOk) fail(world, fetched.code, about);
+  return fetched;
+}
+
+/// Waits until the proxy has completed all that was asked for before. One thread.
+__device__ __noinline__ inline Code quiet_by_thread(const World& world) {
+  GpuMemory::fence_system();
+  if (!has_ring(world)) return Code::kOk;
+  Request request;
+  request.op = RequestOp::kQuiet;
+  std::uint64_t ticket = 0;
+  if (const Code code = post(world, request, &ticket); code != Code::kOk) return code;
+  const GpuWriter writer(world.ring);
+  bool failed = false;
+  const Code code = wait_for(world, world.timeout_ns, [&] {
+    if (writer.completed() > ticket) return true;
+    failed = writer.has_failed();
+    return failed;
+  });
+  if (code != Code::kOk) return code;
+  return failed ? Code::kTimeout : writer.take_loss() ? Code::kPeerLost : Code::kOk;
+}
+
+}  // namespace detail
+
+/// Where `rank`'s memory at symmetric address `data` is for this GPU; null where it cannot reach it.
+template <typename T>
+__device__ inline T* peer_pointer(const World& world, int rank, T* data) {
+  using namespace detail;
+  if (!is_rank(world, rank) || !in_node(world, rank) || !is_symmetric(world, data, sizeof(T))) return nullptr;
+  return reinterpret_cast<T*>(at_peer(world, rank, data));
+}
+
+/// OneSided::put. When it has returned `source` may be reused.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code put(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes) {
+  return detail::put<kScope>(world, rank, dest, source, num_bytes, false);
+}
+/// `source` may be reused after a later `quiet`. Of symmetric memory no copy is made.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code put_nbi(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes) {
+  return detail::put<kScope>(world, rank, dest, source, num_bytes, true);
+}
+
+/// OneSided::get. When it has returned the bytes are at `dest`, for the members of the scope.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code get(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes) {
+  return detail::get<kScope>(world, rank, dest, source, num_bytes, true);
+}
+/// They are there after a later `quiet`. Where `dest` is not symmetric memory it waits like `get`.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code get_nbi(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes) {
+  return detail::get<kScope>(world, rank, dest, source, num_bytes, false);
+}
+
+/// OneSided::put_signal: whoever sees the signal by wait_until or test also sees the bytes.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code put_signal(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
+                                  std::uint64_t* word, std::uint64_t value, SignalOp op) {
+  return detail::put_signal<kScope>(world, rank, dest, source, num_bytes, word, value, op, false);
+}
+/// `source` may be reused after a later `quiet`.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code put_signal_nbi(const World& world, int rank, void* dest, const void* source,
+                                      std::uint64_t num_bytes, std::uint64_t* word, std::uint64_t value, SignalOp op) {
+  return detail::put_signal<kScope>(world, rank, dest, source, num_bytes, word, value, op, true);
+}
+
+/// OneSided::signal. In a node, and after everything that the proxy was asked for, it is seen only after what its
+/// members did before.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code signal(const World& world, int rank, std::uint64_t* word, std::uint64_t value, SignalOp op) {
+  return detail::put_signal<kScope>(world, rank, word, word, 0, word, value, op, false);
+}
+
+/// OneSided::fetch_add. One thread.
+__device__ inline Fetched fetch_add(const World& world, int rank, std::uint64_t* word, std::uint64_t value) {
+  Request request;
+  request.op = RequestOp::kFetchAdd;
+  request.value = value;
+  return detail::fetch(world, Call::kFetchAdd, rank, word, request);
+}
+/// OneSided::compare_swap. One thread.
+__device__ inline Fetched compare_swap(const World& world, int rank, std::uint64_t* word, std::uint64_t expected,
+                                       std::uint64_t desired) {
+  Request request;
+  request.op = RequestOp::kCompareSwap;
+  request.value = desired;
+  request.operand = expected;
+  return detail::fetch(world, Call::kCompareSwap, rank, word, request);
+}
+
+/// OneSided::test.
+__device__ inline bool test(const std::uint64_t* word, Comparison comparison, std::uint64_t value) {
+  return detail::compares(GpuMemory::load_acquire_system(word), comparison, value);
+}
+
+/// OneSided::wait_until. `timeout_ns` 0: that of the OneSided.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code wait_until(const World& world, const std::uint64_t* word, Comparison comparison,
+                                  std::uint64_t value, std::uint64_t timeout_ns = 0) {
+  Failure about = detail::failure(world, Call::kWaitUntil, -1, word, sizeof(*word));
+  if (!detail::is_word(world, word)) return detail::finish<kScope>(world, Code::kInvalidArgument, about);
+  if (timeout_ns != 0) about.timeout_ns = timeout_ns;
+  about.comparison = static_cast<std::int32_t>(comparison);
+  about.expected = value;
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) {
+    code = wait_for(world, about.timeout_ns, [&about, word, comparison, value] {
+      about.seen = GpuMemory::load_acquire_system(word);
+      return detail::compares(about.seen, comparison, value);
+    });
+  }
+  return detail::finish<kScope>(world, Members<kScope>::agree(code), about);
+}
+
+/// OneSided::quiet: everything that the members, or whoever met them since, have started is complete.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code quiet(const World& world) {
+  Members<kScope>::meet();
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) code = detail::quiet_by_thread(world);
+  return detail::finish<kScope>(world, Members<kScope>::agree(code),
+                                detail::failure(world, Call::kQuiet, -1, world.heap, 0));
+}
+
+/// OneSided::fence, for what the members do to `rank`. Where the proxy works on this node's words, it waits like quiet.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code fence(const World& world, int rank) {
+  const Failure about = detail::failure(world, Call::kFence, rank, world.heap, 0);
+  if (!detail::is_rank(world, rank)) return detail::finish<kScope>(world, Code::kInvalidArgument, about);
+  if (has_ring(world) && !detail::in_node(world, rank)) {
+    Request request;
+    request.op = RequestOp::kFence;
+    request.peer = static_cast<std::uint32_t>(rank);
+    return detail::finish<kScope>(world, detail::ask<kScope>(world, request), about);
+  }
+  return quiet<kScope>(world);
+}
+/// The same for all ranks.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code fence(const World& world) {
+  return quiet<kScope>(world);
+}
+
+/// OneSided::barrier, by one call of one scope on each rank of the team.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code barrier(const World& world, const TeamView& team) {
+  Code code = quiet<kScope>(world);
+  if (code != Code::kOk) return code;
+  const std::uint64_t epoch = GpuMemory::load_acquire_device(team.epoch) + 1;
+  Failure about = detail::failure(world, Call::kBarrier, -1, team.arrived, 0);
+  about.expected = epoch;
+  const unsigned step = Members<kScope>::count();
+  const auto num_ranks = static_cast<unsigned>(team.num_ranks);
+  for (unsigned place = Members<kScope>::idx(); place < num_ranks && code == Code::kOk; place += step) {
+    code = detail::signal_by_thread(world, team.ranks[place], team.arrived + team.rank, epoch, SignalOp::kSet);
+  }
+  for (unsigned place = Members<kScope>::idx(); place < num_ranks && code == Code::kOk; place += step) {
+    code = wait_for(world, world.timeout_ns, [&about, &team, place, epoch] {
+      about.seen = GpuMemory::load_acquire_system(team.arrived + place);
+      return about.seen >= epoch;
+    });
+    about.rank = team.ranks[place];
+    if (code != Code::kOk) fail(world, code, about);
+  }
+  code = Members<kScope>::agree(code);
+  if (code == Code::kOk && is_leader<kScope>()) GpuMemory::store_release_device(team.epoch, epoch);
+  Members<kScope>::meet();
+  return code;
+}
+
+}  // namespace ferry::device
+
+#endif  // FERRY_DEVICE_ONE_SIDED_CUH

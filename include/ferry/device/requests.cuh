@@ -1,0 +1,200 @@
+#ifndef FERRY_DEVICE_REQUESTS_CUH
+#define FERRY_DEVICE_REQUESTS_CUH
+
+/// How kernels ask the proxy. Functions are not inlined: what they wait for takes longer, and programs compile sooner. A
+/// request that has a ticket must be written, or the ring stops: where there is no room
+/// until the deadline, the ring is broken for good.
+
+#include "ferry/device/copy.cuh"
+#include "ferry/device/request_ring.hpp"
+#include "ferry/device/wait.cuh"
+
+namespace ferry::device {
+
+using GpuWriter = RequestWriter<GpuMemory>;
+
+__device__ inline bool has_ring(const World& world) { return world.ring.num_slots != 0; }
+
+/// A ticket whose slot is free. One thread.
+__device__ __noinline__ inline Code take_slot(const World& world, std::uint64_t& ticket) {
+  if (GpuMemory::load_acquire_device(&world.state->ring_broken) != 0) return Code::kTimeout;
+  const GpuWriter writer(world.ring);
+  ticket = writer.take_ticket();
+  bool failed = false;
+  const Code code = wait_for(world, world.timeout_ns, [&writer, &failed, ticket] {
+    if (writer.has_room(ticket)) return true;
+    failed = writer.has_failed();
+    return failed;
+  });
+  if (code == Code::kOk && !failed) return Code::kOk;
+  GpuMemory::store_release_device(&world.state->ring_broken, 1);
+  return code == Code::kOk ? Code::kTimeout : code;
+}
+
+/// Asks for something. One thread; what the request names was written by it, or before it met who wrote it.
+__device__ __noinline__ inline Code post(const World& world, const Request& request,
+                                         std::uint64_t* ticket_taken = nullptr) {
+  std::uint64_t ticket = 0;
+  if (const Code code = take_slot(world, ticket); code != Code::kOk) return code;
+  GpuMemory::fence_system();
+  GpuWriter(world.ring).write(request, ticket);
+  if (ticket_taken != nullptr) *ticket_taken = ticket;
+  return Code::kOk;
+}
+
+/// Waits for the answer to `reply`. One thread.
+__device__ __noinline__ inline Code await_reply(const World& world, std::uint64_t reply, std::uint64_t& value) {
+  const GpuWriter writer(world.ring);
+  constexpr unsigned kPollsPerLook = 16;  // a poll is two loads over PCIe already
+  unsigned num_polls = 0;
+  bool lost = false;
+  bool failed = false;
+  const Code code = wait_for(world, world.timeout_ns, [&] {
+    if (writer.has_reply(reply, value)) return true;
+    if (++num_polls % kPollsPerLook != 0) return false;
+    lost = writer.is_lost(reply);
+    failed = writer.has_failed();
+    return lost || failed;
+  });
+  if (code != Code::kOk) return code;
+  return lost ? Code::kPeerLost : failed ? Code::kTimeout : Code::kOk;
+}
+
+/// A place for a reply, which must be given back once it was read; not after an error, since it may still come. One
+/// thread.
+__device__ inline Code take_reply(const World& world, std::uint64_t& reply) {
+  const GpuWriter writer(world.ring);
+  reply = writer.take_reply();
+  return wait_for(world, world.timeout_ns, [&writer, reply] { return writer.is_turn(reply); });
+}
+
+/// Asks for a value and waits for it. One thread.
+__device__ __noinline__ inline Code fetch_by_request(const World& world, Request request, std::uint64_t& value) {
+  std::uint64_t reply = 0;
+  if (const Code code = take_reply(world, reply); code != Code::kOk) return code;
+  request.wants_reply = true;
+  request.reply = static_cast<std::uint32_t>(reply);
+  if (const Code code = post(world, request); code != Code::kOk) return code;
+  if (const Code code = await_reply(world, reply, value); code != Code::kOk) return code;
+  GpuWriter(world.ring).give_reply(reply);
+  return Code::kOk;
+}
+
+/// One chunk of a put, by way of the staging memory of its slot. All members of a thread or warp.
+template <Scope kScope>
+__device__ inline Code put_staged_chunk(const World& world, Request request, const std::byte* source) {
+  static_assert(kScope != Scope::kBlock);
+  const GpuWriter writer(world.ring);
+  std::uint64_t ticket = 0;
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) code = take_slot(world, ticket);
+  code = Members<kScope>::agree(code);
+  if (code != Code::kOk) return code;
+  if constexpr (kScope == Scope::kWarp) ticket = __shfl_sync(kEveryLane, ticket, 0);
+  copy_bytes<kScope, Source::kOwn>(writer.staging(ticket), source, request.num_bytes);
+  request.local_offset = writer.staging_offset(ticket);
+  Members<kScope>::meet();
+  GpuMemory::fence_system();
+  if constexpr (kScope == Scope::kWarp) {
+    const unsigned lane = Members<kScope>::idx();
+    if (lane < kRequestWords) writer.write_word(request, ticket, lane);
+    __syncwarp();
+  } else {
+    writer.write(request, ticket);
+  }
+  return Code::kOk;
+}
+
+/// One chunk of a get, by way of the staging memory of its reply.
+template <Scope kScope>
+__device__ inline Code get_staged_chunk(const World& world, Request request, std::byte* dest) {
+  static_assert(kScope != Scope::kBlock);
+  const GpuWriter writer(world.ring);
+  std::uint64_t reply = 0;
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) {
+    code = take_reply(world, reply);
+    request.wants_reply = true;
+    request.reply = static_cast<std::uint32_t>(reply);
+    request.local_offset = writer.reply_staging_offset(reply);
+    if (code == Code::kOk) code = post(world, request);
+    std::uint64_t none = 0;
+    if (code == Code::kOk) code = await_reply(world, reply, none);
+  }
+  code = Members<kScope>::agree(code);
+  if (code != Code::kOk) return code;
+  if constexpr (kScope == Scope::kWarp) reply = __shfl_sync(kEveryLane, reply, 0);
+  copy_bytes<kScope, Source::kShared>(dest, writer.reply_staging(reply), request.num_bytes);
+  Members<kScope>::meet();
+  if (is_leader<kScope>()) writer.give_reply(reply);
+  return Code::kOk;
+}
+
+/// Calls `move(request, offset)` for each chunk of at most slot_bytes of a copy; a block's warps share them. All members.
+template <Scope kScope, typename Move>
+__device__ inline Code move_chunks(const World& world, const Request& whole, Move move) {
+  const std::uint64_t chunk_bytes = world.ring.slot_bytes;
+  std::uint64_t first = 0;
+  std::uint64_t step = chunk_bytes;
+  if constexpr (kScope == Scope::kBlock) {
+    const unsigned num_warps = Members<kScope>::count() / kLanes;
+    const unsigned warp = Members<kScope>::idx() / kLanes;
+    if (warp >= num_warps) return Code::kOk;  // lanes of a warp that is not whole
+    first = warp * chunk_bytes;
+    step = num_warps * chunk_bytes;
+  }
+  Code worst = Code::kOk;
+  for (std::uint64_t at = first; at < whole.num_bytes && worst == Code::kOk; at += step) {
+    Request part = whole;
+    part.num_bytes = whole.num_bytes - at < chunk_bytes ? whole.num_bytes - at : chunk_bytes;
+    part.remote_offset += at;
+    worst = move(part, at);
+  }
+  return worst;
+}
+
+/// Whether the warps of the scope share chunks; otherwise its first thread moves them alone.
+template <Scope kScope>
+__device__ inline bool moves_by_warps() {
+  return kScope == Scope::kWarp || (kScope == Scope::kBlock && Members<kScope>::count() >= kLanes);
+}
+
+template <Scope kScope>
+__device__ __noinline__ inline Code put_staged(const World& world, const Request& whole, const std::byte* source) {
+  Members<kScope>::meet();
+  if (moves_by_warps<kScope>()) {
+    return Members<kScope>::agree(
+        move_chunks<kScope>(world, whole, [&world, source](const Request& part, std::uint64_t at) {
+          return put_staged_chunk<Scope::kWarp>(world, part, source + at);
+        }));
+  }
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) {
+    code = move_chunks<Scope::kThread>(world, whole, [&world, source](const Request& part, std::uint64_t at) {
+      return put_staged_chunk<Scope::kThread>(world, part, source + at);
+    });
+  }
+  return Members<kScope>::agree(code);
+}
+
+template <Scope kScope>
+__device__ __noinline__ inline Code get_staged(const World& world, const Request& whole, std::byte* dest) {
+  Members<kScope>::meet();
+  if (moves_by_warps<kScope>()) {
+    return Members<kScope>::agree(
+        move_chunks<kScope>(world, whole, [&world, dest](const Request& part, std::uint64_t at) {
+          return get_staged_chunk<Scope::kWarp>(world, part, dest + at);
+        }));
+  }
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) {
+    code = move_chunks<Scope::kThread>(world, whole, [&world, dest](const Request& part, std::uint64_t at) {
+      return get_staged_chunk<Scope::kThread>(world, part, dest + at);
+    });
+  }
+  return Members<kScope>::agree(code);
+}
+
+}  // namespace ferry::device
+
+#endif  // FERRY_DEVICE_REQUESTS_CUH

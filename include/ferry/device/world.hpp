@@ -1,0 +1,78 @@
+#ifndef FERRY_DEVICE_WORLD_HPP
+#define FERRY_DEVICE_WORLD_HPP
+
+/// What kernels need to know of a OneSided: values that OneSided::device_world and ::device_team return, to be passed to
+/// kernels. They are good as long as the OneSided. ferry/device/one_sided.cuh has the calls.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ferry/device/request.hpp"
+
+namespace ferry::device {
+
+/// How a call in a kernel ended. Whatever is not kOk is also in the error record, for OneSided::poll_errors.
+enum class Code : std::int32_t {
+  kOk = 0,
+  kInvalidArgument = 1,  ///< nothing was sent and nothing changed
+  kTimeout = 2,
+  kPeerLost = 3,  ///< the host has found that a rank is lost, while this call waited
+};
+
+/// Calls, for error records.
+enum class Call : std::int32_t { kPut, kGet, kSignal, kFetchAdd, kCompareSwap, kWaitUntil, kFence, kQuiet, kBarrier };
+
+/// The first error of kernels that the host has not read yet, in pinned host memory, initially zero.
+///
+///   field   writer                                reader   order
+///   state   a kernel, 1: the rest is valid; the   both     release / acquire
+///           host, 0: it has read it
+///   stop    the host, once: a rank is lost        kernels  release / acquire
+struct ErrorRecord {
+  std::uint64_t state;
+  std::int32_t code;
+  std::int32_t call;
+  std::int32_t rank;  ///< whom the call names; -1: nobody
+  std::int32_t comparison;
+  std::uint64_t offset;  ///< in symmetric memory; of a pointer that is not there, the pointer
+  std::uint64_t num_bytes;
+  std::uint64_t seen;
+  std::uint64_t expected;
+  std::uint64_t timeout_ns;
+  alignas(128) std::uint64_t stop;
+};
+
+/// Of the kernels of one rank, in its GPU's memory, initially zero.
+struct KernelState {
+  std::uint64_t reporting;    ///< a thread fills the error record
+  std::uint64_t ring_broken;  ///< a ticket was taken for a request that will not be written
+  RequestRingState ring;
+};
+
+struct World {
+  int rank = 0;
+  int num_ranks = 1;
+  int ranks_per_node = 1;
+  std::byte* heap = nullptr;  ///< this rank's symmetric memory
+  std::uint64_t heap_bytes = 0;
+  std::byte* const* peer_heaps = nullptr;  ///< by index in the node, in memory of the GPU
+  /// Words are in memory on which GPUs work in one step for all who reach it. Otherwise the proxy changes them.
+  bool gpu_words = true;
+  std::uint64_t timeout_ns = 0;
+  ErrorRecord* errors = nullptr;
+  KernelState* state = nullptr;
+  RequestRing ring;  ///< without slots where all ranks are of one node and gpu_words
+};
+
+/// Ranks that meet at a barrier.
+struct TeamView {
+  int num_ranks = 0;
+  int rank = 0;                         ///< this rank's place
+  const std::int32_t* ranks = nullptr;  ///< [num_ranks] of the world, in memory of the GPU
+  std::uint64_t* arrived = nullptr;  ///< [num_ranks] symmetric words: barriers that the rank at this place has come to
+  std::uint64_t* epoch = nullptr;    ///< barriers that are over here, in memory of the GPU
+};
+
+}  // namespace ferry::device
+
+#endif  // FERRY_DEVICE_WORLD_HPP

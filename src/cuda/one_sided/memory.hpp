@@ -1,0 +1,92 @@
+#ifndef FERRY_CUDA_ONE_SIDED_MEMORY_HPP
+#define FERRY_CUDA_ONE_SIDED_MEMORY_HPP
+
+/// The memory of a OneSided whose ranks have GPUs. Symmetric memory is the GPU's where all ranks are of one node. Over
+/// several nodes it is locked host memory, which every network and every GPU of the node reaches; words are then
+/// changed by processors only, because GPUs change host memory in one step for themselves alone.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cuda/driver/own_stream.hpp"
+#include "cuda/memory/arena_exchange.hpp"
+#include "cuda/memory/device_arena.hpp"
+#include "cuda/memory/pinned_memory.hpp"
+#include "ferry/device/world.hpp"
+#include "one_sided/backend.hpp"
+#include "one_sided/fabric.hpp"
+#include "one_sided/ring_source.hpp"
+
+namespace ferry::cuda {
+
+class OneSidedMemory {
+ public:
+  /// Collective: succeeds on all ranks or fails on all.
+  static Result<std::unique_ptr<OneSidedMemory>> create(const one_sided::Context& context);
+
+  OneSidedMemory() = default;
+  OneSidedMemory(const OneSidedMemory&) = delete;
+  OneSidedMemory& operator=(const OneSidedMemory&) = delete;
+
+  int device() const { return device_; }
+  unsigned num_sms() const { return num_sms_; }
+  cudaStream_t stream() const { return stream_->get(); }
+  one_sided::Fabric& fabric() { return *fabric_; }
+  const ::ferry::device::World& world() const { return world_; }
+  std::byte* heap() const { return world_.heap; }
+  std::size_t heap_bytes() const { return world_.heap_bytes; }
+  /// Where this rank's GPU sees the heap of `rank`; null: it does not.
+  std::byte* peer_heap(int rank) const;
+  bool is_on_host() const { return !world_.gpu_words; }
+
+  /// The team as kernels see it. Any thread; one at a time for a team that was never asked for.
+  Result<::ferry::device::TeamView> view_of(const one_sided::TeamState& team);
+
+  /// In pinned memory.
+  ::ferry::device::ErrorRecord& errors() { return *errors_; }
+  /// Where a kernel leaves a result for the host, and where the host finds it.
+  std::uint64_t* result_of_kernels() const { return on_device(result_); }
+  const std::uint64_t& result() const { return *result_; }
+
+  /// What the proxy reads; without slots where all ranks are of one node.
+  one_sided::RingSource::Options ring_options() const;
+
+ private:
+  Status examine_device(int wanted);
+  Status make_local_parts(const one_sided::Context& context);
+  Status adopt_heaps(const one_sided::Context& context);
+  Status upload(void* to, const void* from, std::size_t num_bytes, std::string_view what);
+  template <typename T>
+  T* on_device(T* host) const {
+    return reinterpret_cast<T*>(pinned_.kernel_view + (reinterpret_cast<std::byte*>(host) - pinned_.data.get()));
+  }
+
+  int device_ = 0;
+  unsigned num_sms_ = 1;
+  std::size_t total_bytes_ = 0;  // symmetric memory: the heap, and the words of barriers behind it
+  std::shared_ptr<OwnStream> stream_;
+  PinnedBlock pinned_;
+  ::ferry::device::ErrorRecord* errors_ = nullptr;  // these are in it
+  std::uint64_t* result_ = nullptr;
+  one_sided::RequestRingMemory ring_;
+  std::byte* staging_ = nullptr;
+  std::size_t staging_bytes_ = 0;
+  std::unique_ptr<one_sided::Fabric> fabric_;
+  std::vector<std::shared_ptr<std::byte>> registered_;  // memory of the fabric
+  std::shared_ptr<DeviceArena> arena_;
+  std::unique_ptr<ArenaExchange> exchange_;  // with one node
+  std::vector<std::byte*> peer_heaps_;       // by index in the node
+  // In the arena: tables of kernels, by team.
+  std::uint64_t* epochs_ = nullptr;
+  std::int32_t* team_ranks_ = nullptr;  // [kMaxTeams][R]
+  std::vector<bool> has_ranks_;
+  ::ferry::device::World world_;
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_ONE_SIDED_MEMORY_HPP

@@ -1,0 +1,44 @@
+/// The headers for device code compile as CUDA, at every scope; tests/emulator runs the same code as C++.
+
+#include "ferry/device/one_sided.cuh"
+
+namespace {
+
+using ferry::Comparison;
+using ferry::SignalOp;
+using ferry::device::Scope;
+
+template <Scope kScope>
+__device__ int use_all(const ferry::device::World& world, const ferry::device::TeamView& team, std::uint64_t* word) {
+  using namespace ferry::device;
+  int num_errors = 0;
+  const auto count = [&num_errors](Code code) { num_errors += code != Code::kOk ? 1 : 0; };
+  count(put<kScope>(world, 1, word, word + 64, 256));
+  count(put_nbi<kScope>(world, 1, word, word + 64, 256));
+  count(get<kScope>(world, 1, word, word + 64, 256));
+  count(get_nbi<kScope>(world, 1, word, word + 64, 256));
+  count(put_signal<kScope>(world, 1, word, word + 64, 256, word + 128, 1, SignalOp::kSet));
+  count(put_signal_nbi<kScope>(world, 1, word, word + 64, 256, word + 128, 1, SignalOp::kAdd));
+  count(signal<kScope>(world, 1, word, 1, SignalOp::kAdd));
+  count(wait_until<kScope>(world, word, Comparison::kGreaterEqual, 1));
+  count(fence<kScope>(world, 1));
+  count(fence<kScope>(world));
+  count(quiet<kScope>(world));
+  count(barrier<kScope>(world, team));
+  return num_errors;
+}
+
+}  // namespace
+
+extern "C" __global__ void one_sided_calls(const __grid_constant__ ferry::device::World world,
+                                           const __grid_constant__ ferry::device::TeamView team, std::uint64_t* word,
+                                           int* num_errors) {
+  using namespace ferry::device;
+  num_errors[0] = use_all<Scope::kThread>(world, team, word);
+  num_errors[1] = use_all<Scope::kWarp>(world, team, word);
+  num_errors[2] = use_all<Scope::kBlock>(world, team, word);
+  const Fetched added = fetch_add(world, 1, word, 1);
+  const Fetched swapped = compare_swap(world, 1, word, added.value, 1);
+  if (test(word, Comparison::kLess, swapped.value)) num_errors[3] = static_cast<int>(swapped.code);
+  if (std::uint64_t* const there = peer_pointer(world, 1, word); there != nullptr) *there = 1;
+}

@@ -1,0 +1,98 @@
+#ifndef FERRY_TESTS_EMULATOR_ONE_SIDED_RANKS_HPP
+#define FERRY_TESTS_EMULATOR_ONE_SIDED_RANKS_HPP
+
+/// Ranks with symmetric memory on emulated GPUs, and a network between their nodes that keeps no order but the one that
+/// it has promised.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "emulator/emulator.hpp"
+#include "ferry/device/world.hpp"
+#include "one_sided/ring_source.hpp"
+
+namespace ferry::emulator {
+
+class OneSidedRanks {
+ public:
+  struct Options {
+    int num_ranks = 2;
+    int ranks_per_node = 2;
+    std::uint64_t seed = 1;
+    std::uint64_t num_slots = 4;
+    std::uint64_t slot_bytes = 64;
+    std::uint64_t heap_bytes = 8192;
+  };
+  static constexpr std::uint64_t kTimeoutNs = 30'000'000'000;
+
+  explicit OneSidedRanks(const Options& options);
+  ~OneSidedRanks();
+
+  int num_ranks() const { return options_.num_ranks; }
+  device::World world(int rank);
+  /// Of all ranks. Its words are the last of the heap.
+  device::TeamView team(int rank);
+  std::byte* heap(int rank) { return one(rank).heap.data(); }
+  /// Word `idx` of the rank's heap.
+  std::uint64_t* word(int rank, int idx) { return reinterpret_cast<std::uint64_t*>(heap(rank)) + idx; }
+  device::ErrorRecord& errors(int rank) { return one(rank).errors; }
+  one_sided::RingSource& source(int rank) { return *one(rank).source; }
+
+  cudaStream_t stream(int rank) const { return streams_[static_cast<std::size_t>(rank)]; }
+  /// Queues a kernel of this rank.
+  void launch(int rank, const GridShape& shape, std::function<void()> kernel);
+  /// The network has lost this rank; hosts notice that as `told`.
+  void lose(int rank, bool told) {
+    one(rank).is_lost = true;
+    tells_losses_ = told;
+  }
+  /// Runs everything that is queued, and the network as long as that takes.
+  std::string run();
+
+ private:
+  struct Operation {
+    one_sided::Request request;
+    std::vector<std::byte> bytes;  ///< of a put whose source was copied
+  };
+  struct Rank {
+    std::vector<std::byte> heap;
+    std::vector<std::byte> staging;
+    std::vector<std::byte*> peer_heaps;  ///< by index in the node
+    std::vector<std::int32_t> ranks;
+    std::vector<std::uint64_t> words;
+    device::RequestCounts counts{};
+    std::vector<device::RequestReply> replies;
+    device::ErrorRecord errors{};
+    device::KernelState state{};
+    std::uint64_t epoch = 0;
+    std::unique_ptr<one_sided::RingSource> source;
+    std::deque<Operation> under_way;
+    bool is_lost = false;
+  };
+  Rank& one(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+  int node_of(int rank) const { return rank / options_.ranks_per_node; }
+  bool has_network() const { return options_.num_ranks > options_.ranks_per_node; }
+  void make_source(int rank);
+  bool take(Rank& from);
+  bool move(Rank& from);
+  void apply(Operation& operation);
+
+  Options options_;
+  Machine machine_;
+  std::vector<cudaStream_t> streams_;
+  cudaStream_t network_ = nullptr;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::mt19937_64 random_;
+  int num_busy_ = 0;
+  bool tells_losses_ = true;
+};
+
+}  // namespace ferry::emulator
+
+#endif  // FERRY_TESTS_EMULATOR_ONE_SIDED_RANKS_HPP

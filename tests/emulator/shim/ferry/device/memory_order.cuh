@@ -1,0 +1,60 @@
+#ifndef FERRY_DEVICE_MEMORY_ORDER_CUH
+#define FERRY_DEVICE_MEMORY_ORDER_CUH
+
+/// In place of include/ferry/device/memory_order.cuh where kernels are emulated: every look at a word is a turn for
+/// others, and every change of one may be. One thread runs at a time, so plain accesses do.
+
+#include <cstdint>
+
+#include "emulator/emulator.hpp"
+
+namespace ferry::device {
+
+struct GpuMemory {
+  static std::uint64_t load_acquire_system(const std::uint64_t* address) {
+    emulator::poll();
+    return *static_cast<const volatile std::uint64_t*>(address);
+  }
+  static std::uint64_t load_acquire_device(const std::uint64_t* address) { return load_acquire_system(address); }
+  static void store_relaxed_system(std::uint64_t* address, std::uint64_t value) { change(address, value); }
+  static void store_release_system(std::uint64_t* address, std::uint64_t value) { change(address, value); }
+  static void store_release_device(std::uint64_t* address, std::uint64_t value) { change(address, value); }
+  static std::uint64_t add_device(std::uint64_t* address, std::uint64_t value) {
+    emulator::about_to_store();
+    const std::uint64_t before = *address;
+    *address = before + value;
+    return before;
+  }
+  static std::uint64_t swap_acquire_device(std::uint64_t* address, std::uint64_t value) {
+    return change(address, value);
+  }
+  static std::uint64_t add_system(std::uint64_t* address, std::uint64_t value) { return add_device(address, value); }
+  static std::uint64_t compare_swap_system(std::uint64_t* address, std::uint64_t expected, std::uint64_t desired) {
+    emulator::about_to_store();
+    const std::uint64_t before = *address;
+    if (before == expected) *address = desired;
+    return before;
+  }
+  static void max_release_device(std::uint64_t* address, std::uint64_t value) {
+    emulator::about_to_store();
+    if (value > *address) *address = value;
+  }
+  static void fence_system() {}
+  template <typename Unit>
+  static Unit load_fresh(const Unit* address) {
+    return *address;
+  }
+  static std::uint64_t now_ns() { return emulator::now_ns(); }
+
+ private:
+  static std::uint64_t change(std::uint64_t* address, std::uint64_t value) {
+    emulator::about_to_store();
+    const std::uint64_t before = *address;
+    *static_cast<volatile std::uint64_t*>(address) = value;
+    return before;
+  }
+};
+
+}  // namespace ferry::device
+
+#endif  // FERRY_DEVICE_MEMORY_ORDER_CUH

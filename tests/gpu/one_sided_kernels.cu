@@ -1,0 +1,136 @@
+#include "gpu/one_sided_kernels.hpp"
+
+#include "ferry/device/one_sided.cuh"
+
+namespace ferry::test {
+namespace {
+
+using device::Code;
+using device::Scope;
+using device::World;
+
+constexpr unsigned kBlockThreads = 256;
+
+__device__ std::byte pattern(int rank, int round, std::uint64_t i) {
+  return static_cast<std::byte>((static_cast<unsigned>(rank) * 31U + static_cast<unsigned>(round) * 7U + i) % 251U);
+}
+
+template <Scope kScope>
+__device__ void hand_on(const HandOnParams& params) {
+  const World& world = params.world;
+  const int next = (world.rank + 1) % world.num_ranks;
+  const int before = (world.rank + world.num_ranks - 1) % world.num_ranks;
+  const unsigned member = device::Members<kScope>::idx();
+  const unsigned num_members = device::Members<kScope>::count();
+  int num_errors = 0;
+  for (int round = 0; round < params.num_rounds; ++round) {
+    const std::uint64_t count = static_cast<std::uint64_t>(round) + 1;
+    std::byte* const row = params.row + static_cast<std::uint64_t>(round % 2) * params.num_bytes;
+    std::byte* const mine = params.mine + static_cast<std::uint64_t>(round % 2) * params.num_bytes;
+    // The row that is overwritten has been used, and its source has been sent.
+    if (round >= 2) {
+      num_errors +=
+          device::wait_until<kScope>(world, params.used, Comparison::kGreaterEqual, count - 2) != Code::kOk ? 1 : 0;
+    }
+    for (std::uint64_t i = member; i < params.num_bytes; i += num_members) mine[i] = pattern(world.rank, round, i);
+    device::Members<kScope>::meet();
+    const Code sent =
+        params.nbi
+            ? device::put_signal_nbi<kScope>(world, next, row, mine, params.num_bytes, params.came, 1, SignalOp::kAdd)
+            : device::put_signal<kScope>(world, next, row, mine, params.num_bytes, params.came, 1, SignalOp::kAdd);
+    num_errors += sent != Code::kOk ? 1 : 0;
+    const Code came = device::wait_until<kScope>(world, params.came, Comparison::kGreaterEqual, count);
+    num_errors += came != Code::kOk ? 1 : 0;
+    if (came != Code::kOk) break;
+    for (std::uint64_t i = member; i < params.num_bytes; i += num_members) {
+      num_errors += static_cast<volatile std::byte*>(row)[i] != pattern(before, round, i) ? 1 : 0;
+    }
+    device::Members<kScope>::meet();
+    const Code told = device::signal<kScope>(world, before, params.used, 1, SignalOp::kAdd);
+    num_errors += told != Code::kOk ? 1 : 0;
+  }
+  if (num_errors != 0) atomicAdd(params.num_errors, num_errors);
+}
+
+__global__ void hand_on_kernel(const __grid_constant__ HandOnParams params) {
+  switch (params.scope) {
+    case CallScope::kThread:
+      hand_on<Scope::kThread>(params);
+      break;
+    case CallScope::kWarp:
+      hand_on<Scope::kWarp>(params);
+      break;
+    case CallScope::kBlock:
+      hand_on<Scope::kBlock>(params);
+      break;
+  }
+}
+
+__global__ void count_kernel(const __grid_constant__ CountParams params) {
+  const World& world = params.world;
+  int num_errors = 0;
+  for (int round = 0; round < params.num_rounds; ++round) {
+    num_errors += device::fetch_add(world, 0, params.word, 1).code != Code::kOk ? 1 : 0;
+    num_errors += device::signal(world, world.num_ranks - 1, params.signal, 1, SignalOp::kAdd) != Code::kOk ? 1 : 0;
+  }
+  const device::Fetched swapped = device::compare_swap(world, 0, params.lock, 0, 7);
+  num_errors += swapped.code != Code::kOk || (swapped.value != 0 && swapped.value != 7) ? 1 : 0;
+  num_errors += device::quiet(world) != Code::kOk ? 1 : 0;
+  if (num_errors != 0) atomicAdd(params.num_errors, num_errors);
+}
+
+__global__ void gather_kernel(const __grid_constant__ GatherParams params) {
+  const World& world = params.world;
+  const int next = (world.rank + 1) % world.num_ranks;
+  const auto num_ranks = static_cast<std::uint64_t>(world.num_ranks);
+  const std::uint64_t value = *static_cast<const volatile std::uint64_t*>(params.value);
+  int num_errors = 0;
+  for (int round = 0; round < params.num_rounds; ++round) {
+    const std::uint64_t base = value + static_cast<std::uint64_t>(round);
+    for (std::uint64_t i = threadIdx.x; i < params.num_words; i += blockDim.x) {
+      params.row[i] = (base * num_ranks + static_cast<std::uint64_t>(world.rank)) * params.num_words + i;
+    }
+    num_errors += device::barrier<Scope::kBlock>(world, params.team) != Code::kOk ? 1 : 0;
+    num_errors += device::get<Scope::kBlock>(world, next, params.into, params.row,
+                                             params.num_words * sizeof(std::uint64_t)) != Code::kOk
+                      ? 1
+                      : 0;
+    for (std::uint64_t i = threadIdx.x; i < params.num_words; i += blockDim.x) {
+      const std::uint64_t expected = (base * num_ranks + static_cast<std::uint64_t>(next)) * params.num_words + i;
+      num_errors += params.into[i] != expected ? 1 : 0;
+    }
+    num_errors += device::barrier<Scope::kBlock>(world, params.team) != Code::kOk ? 1 : 0;
+  }
+  if (num_errors != 0) atomicAdd(params.num_errors, num_errors);
+}
+
+__global__ void bad_put_kernel(const __grid_constant__ World world, int* num_errors) {
+  const std::uint64_t value = 1;
+  const Code code = device::put(world, 0, world.heap + world.heap_bytes - 4, &value, sizeof(value));
+  if (code != Code::kInvalidArgument) atomicAdd(num_errors, 1);
+}
+
+cudaStream_t handle(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+}  // namespace
+
+void launch_hand_on(const HandOnParams& params, Stream stream) {
+  const unsigned num_threads = params.scope == CallScope::kThread ? 1
+                               : params.scope == CallScope::kWarp ? device::kLanes
+                                                                  : kBlockThreads;
+  hand_on_kernel<<<1, num_threads, 0, handle(stream)>>>(params);
+}
+
+void launch_count(const CountParams& params, Stream stream) {
+  count_kernel<<<params.num_blocks, params.num_threads, 0, handle(stream)>>>(params);
+}
+
+void launch_gather(const GatherParams& params, Stream stream) {
+  gather_kernel<<<1, kBlockThreads, 0, handle(stream)>>>(params);
+}
+
+void launch_bad_put(const device::World& world, int* num_errors, Stream stream) {
+  bad_put_kernel<<<1, 1, 0, handle(stream)>>>(world, num_errors);
+}
+
+}  // namespace ferry::test

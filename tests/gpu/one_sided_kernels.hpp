@@ -1,0 +1,63 @@
+#ifndef FERRY_TESTS_GPU_ONE_SIDED_KERNELS_HPP
+#define FERRY_TESTS_GPU_ONE_SIDED_KERNELS_HPP
+
+/// Kernels as users write them with ferry/device/one_sided.cuh. Each counts what went wrong in *num_errors.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ferry/device/world.hpp"
+#include "ferry/status.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry::test {
+
+enum class CallScope { kThread, kWarp, kBlock };
+
+/// In each round: this rank's pattern to the next rank, by put_signal, and what came from the one before is checked.
+struct HandOnParams {
+  device::World world;
+  CallScope scope = CallScope::kThread;
+  bool nbi = false;
+  std::byte* row = nullptr;   ///< symmetric, two rows
+  std::byte* mine = nullptr;  ///< two rows; symmetric or not
+  std::uint64_t num_bytes = 0;
+  std::uint64_t* came = nullptr;  ///< symmetric words: rows that have come here
+  std::uint64_t* used = nullptr;  ///< and rows of mine that the next rank has used
+  int num_rounds = 1;
+  int* num_errors = nullptr;
+};
+void launch_hand_on(const HandOnParams& params, Stream stream);
+
+/// Every thread adds 1 to the word of rank 0 and signals the last rank; one of all swaps the lock of rank 0.
+struct CountParams {
+  device::World world;
+  std::uint64_t* word = nullptr;    ///< symmetric
+  std::uint64_t* signal = nullptr;  ///< symmetric
+  std::uint64_t* lock = nullptr;    ///< symmetric, initially 0
+  unsigned num_blocks = 1;
+  unsigned num_threads = 1;
+  int num_rounds = 1;
+  int* num_errors = nullptr;
+};
+void launch_count(const CountParams& params, Stream stream);
+
+/// In each round: writes `value + round` into its own row, barrier, gets the next rank's row and checks it, barrier.
+struct GatherParams {
+  device::World world;
+  device::TeamView team;
+  std::uint64_t* row = nullptr;   ///< symmetric, [num_words]
+  std::uint64_t* into = nullptr;  ///< [num_words]
+  std::uint64_t num_words = 0;
+  const std::uint64_t* value = nullptr;  ///< of this rank: read anew by each launch
+  int num_rounds = 1;
+  int* num_errors = nullptr;
+};
+void launch_gather(const GatherParams& params, Stream stream);
+
+/// A put outside of symmetric memory, which must be refused.
+void launch_bad_put(const device::World& world, int* num_errors, Stream stream);
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_GPU_ONE_SIDED_KERNELS_HPP
