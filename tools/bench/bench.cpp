@@ -145,19 +145,19 @@ int run_bench(const BenchOptions& options) {
   if (Status status = check_transport(options.common, launch->num_nodes); !status) return fail(status, kExitUsage);
   if (Status status = check_output(options.json_path, *launch); !status) return fail(status, kExitUsage);
   if (is_one_sided(options.plan.op)) {
-    if (options.common.backend != "auto" && *backend != "cpu") {
-      return fail({ErrorCode::kUnsupported,
-                   fmt::format("--op {} is measured between CPU ranks; give --backend cpu", name_of(options.plan.op))},
-                  kExitUsage);
-    }
-    return run_one_sided_bench(
-        {.op = options.plan.op,
-         .common = options.common,
-         .launch = *launch,
-         .backend = "cpu",
-         .num_iterations = options.iterations_given ? options.plan.num_iterations : kOneSidedCalls,
-         .num_warmup = options.warmup_given ? options.plan.num_warmup : kOneSidedWarmup,
-         .json_path = options.json_path});
+    // Of calls that kernels make only where that is asked for: CPU ranks are what there is everywhere.
+    const bool on_gpu = options.common.backend == "cuda";
+    return run_one_sided_bench({.op = options.plan.op,
+                                .common = options.common,
+                                .launch = *launch,
+                                .backend = on_gpu ? "cuda" : "cpu",
+                                .num_iterations = options.iterations_given ? options.plan.num_iterations
+                                                  : on_gpu                 ? kGpuIterations
+                                                                           : kOneSidedCalls,
+                                .num_warmup = options.warmup_given ? options.plan.num_warmup
+                                              : on_gpu             ? kGpuWarmup
+                                                                   : kOneSidedWarmup,
+                                .json_path = options.json_path});
   }
   BenchPlan plan = options.plan;
   plan.num_ranks = launch->num_ranks;

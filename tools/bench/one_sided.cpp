@@ -11,7 +11,9 @@
 #include <span>
 #include <vector>
 
+#include "bench/one_sided_gpu.hpp"
 #include "common/timing.hpp"
+#include "device/rank_device.hpp"
 #include "ferry/one_sided.hpp"
 #include "ferry/version.hpp"
 #include "report/host_facts.hpp"
@@ -30,6 +32,9 @@ constexpr int kWindow = 32;
 /// Calls of one sample of a latency, so that reading the clock does not count.
 constexpr int kBatch = 10;
 constexpr std::size_t kHeapBytes = std::size_t{16} << 20;
+/// The same of kernels: launching one must not count, and a GPU has far more calls on words under way.
+constexpr int kGpuBatch = 100;
+constexpr int kGpuWordWindow = 4096;
 
 /// Of one size, taken by rank 0. Nanoseconds.
 struct Figures {
@@ -41,6 +46,11 @@ struct Figures {
   std::int64_t raw_window_p50 = 0;
 };
 using Area = std::array<Figures, kSizes.size()>;
+
+int window_calls(const OneSidedRun& run) {
+  const bool copies = run.op == BenchOp::kPut || run.op == BenchOp::kGet;
+  return run.backend == "cuda" && !copies ? kGpuWordWindow : kWindow;
+}
 
 std::size_t num_sizes(BenchOp op) { return op == BenchOp::kPut || op == BenchOp::kGet ? kSizes.size() : 1; }
 
@@ -196,8 +206,27 @@ class Pair {
   std::uint64_t raw_turn_ = 0;
 };
 
+Figures measure_gpu(GpuSeries& gpu, const OneSidedRun& run, std::int64_t num_bytes) {
+  const auto bytes = static_cast<std::size_t>(num_bytes);
+  const auto p50 = [](const std::vector<std::int64_t>& times) { return times.empty() ? 0 : percentile(times, 50); };
+  Figures figures;
+  figures.num_bytes = num_bytes;
+  const std::vector<std::int64_t> latency = gpu.exchanges(bytes, kGpuBatch, false);
+  figures.latency_p50 = p50(latency);
+  figures.latency_p99 = latency.empty() ? 0 : percentile(latency, 99);
+  figures.window_p50 = p50(gpu.windows(bytes, window_calls(run), false));
+  if (gpu.has_raw()) {
+    figures.raw_latency_p50 = p50(gpu.exchanges(bytes, kGpuBatch, true));
+    figures.raw_window_p50 = p50(gpu.windows(bytes, window_calls(run), true));
+  }
+  return figures;
+}
+
 Status run_rank(const OneSidedRun& run, RankContext& context) {
+  const Result<RankDevice> device = RankDevice::open(run.backend, context.rank());
+  if (!device) return device.status();
   OneSidedOptions options;
+  options.device = device->ordinal();
   options.backend = run.backend;
   options.heap_bytes = kHeapBytes;
   options.ranks_per_node = run.launch.ranks_per_node();
@@ -208,6 +237,11 @@ Status run_rank(const OneSidedRun& run, RankContext& context) {
   if (!shm) return shm.status();
   auto& area = *reinterpret_cast<Area*>(context.result().data());
   try {
+    if (run.backend == "cuda") {
+      GpuSeries gpu(run, **shm, device->stream(), static_cast<std::size_t>(kSizes.back()));
+      for (std::size_t i = 0; i < num_sizes(run.op); ++i) area[i] = measure_gpu(gpu, run, kSizes[i]);
+      return (*shm)->destroy();
+    }
     Pair pair(run, **shm);
     const bool takes_part = context.rank() == 0 || context.rank() == context.num_ranks() - 1;
     if (takes_part) {
@@ -230,6 +264,7 @@ Status run_rank(const OneSidedRun& run, RankContext& context) {
   return (*shm)->destroy();
 }
 
+/// Of copies, in GB/s.
 std::string rate(std::int64_t num_bytes, std::int64_t window_ns) {
   return fmt::format("{:.2f}", static_cast<double>(num_bytes * kWindow) / static_cast<double>(window_ns));
 }
@@ -249,7 +284,7 @@ std::string to_text(const OneSidedRun& run, std::span<const Figures> all) {
                    copies ? rate(one.num_bytes, one.window_p50) : "-",
                    copies && raw ? rate(one.num_bytes, one.raw_window_p50) : "-",
                    raw ? fmt::format("{:.2f}", ratio(one.raw_window_p50, one.window_p50)) : "-",
-                   fmt::format("{:.3f}", kWindow * 1e3 / static_cast<double>(one.window_p50))});
+                   fmt::format("{:.3f}", window_calls(run) * 1e3 / static_cast<double>(one.window_p50))});
   }
   return table.to_string();
 }
@@ -263,7 +298,7 @@ Json to_json(const OneSidedRun& run, std::span<const Figures> all) {
   report["transport"] = run.launch.num_nodes > 1 ? run.common.transport : "";
   report["num_ranks"] = run.launch.num_ranks;
   report["num_nodes"] = run.launch.num_nodes;
-  report["window"] = kWindow;
+  report["window"] = window_calls(run);
   report["results"] = Json::array();
   for (const Figures& one : all) {
     Json entry;
@@ -290,9 +325,10 @@ std::string introduction(const OneSidedRun& run) {
       run.op == BenchOp::kPut      ? "half of put_signal there and back"
       : run.op == BenchOp::kSignal ? "half of a signal there and back"
                                    : "until the call has returned",
-      kWindow,
-      run.launch.num_nodes > 1
-          ? ""
+      window_calls(run),
+      run.launch.num_nodes > 1 ? ""
+      : run.backend == "cuda"
+          ? "; all of them from kernels; plain: the same by loads, stores and atomics of the GPU"
           : "; plain: the same by memcpy, stores and atomics on memory that both ranks have mapped");
 }
 
@@ -303,6 +339,11 @@ int run_one_sided_bench(const OneSidedRun& run) {
   if (run.launch.num_ranks < 2) {
     return fail({ErrorCode::kInvalidArgument,
                  fmt::format("--op {} is between two ranks; give --ranks 2 or more", name_of(run.op))},
+                kExitUsage);
+  }
+  if (run.backend == "cuda" && run.launch.num_ranks != kOneSidedRanks) {
+    return fail({ErrorCode::kInvalidArgument, fmt::format("--op {} on GPUs is between {} ranks; give --ranks {}",
+                                                          name_of(run.op), kOneSidedRanks, kOneSidedRanks)},
                 kExitUsage);
   }
   if (run.launch.reports_here()) {

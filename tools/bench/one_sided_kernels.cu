@@ -1,0 +1,152 @@
+#include "bench/one_sided_kernels.hpp"
+
+#include <algorithm>
+
+#include "device/cuda_status.hpp"
+#include "ferry/device/one_sided.cuh"
+
+namespace ferry::tools {
+namespace {
+
+using device::Code;
+using device::GpuMemory;
+using device::Scope;
+
+constexpr unsigned kThreads = 512;
+/// As many as the library's own copies take (cuda/one_sided/backend.cpp).
+constexpr int kMaxBlocks = 32;
+/// A plain wait that nobody ends; a poll takes about a microsecond.
+constexpr unsigned kMaxPolls = 1U << 24;
+
+__device__ void note(const OneSidedKernelParams& params, Code code) {
+  if (code != Code::kOk && threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(params.failed), 1ULL);
+}
+
+/// Copies as a program does that knows its addresses are aligned.
+template <bool kFromPeer>
+__device__ void copy_plainly(std::byte* to, const std::byte* from, std::uint64_t num_bytes) {
+  const auto* source = reinterpret_cast<const uint4*>(from);
+  auto* target = reinterpret_cast<uint4*>(to);
+  const std::uint64_t num_units = num_bytes / sizeof(uint4);
+#pragma unroll 4
+  for (std::uint64_t i = threadIdx.x; i < num_units; i += kThreads) {
+    target[i] = kFromPeer ? GpuMemory::load_fresh(source + i) : source[i];
+  }
+  if (num_bytes % sizeof(uint4) != 0 && threadIdx.x == 0) {
+    *reinterpret_cast<std::uint64_t*>(to) = *reinterpret_cast<const volatile std::uint64_t*>(from);
+  }
+  __syncthreads();
+}
+
+__device__ void send(const OneSidedKernelParams& params, std::uint64_t turn) {
+  const std::uint64_t num_bytes = params.op == BenchOp::kPut ? params.num_bytes : 0;
+  if (!params.raw) {
+    note(params, device::put_signal<Scope::kBlock>(params.world, params.other, params.block, params.local, num_bytes,
+                                                   params.word, turn, SignalOp::kSet));
+    return;
+  }
+  copy_plainly<false>(params.raw_block, params.local, num_bytes);
+  if (threadIdx.x != 0) return;
+  GpuMemory::fence_system();
+  GpuMemory::store_release_system(params.raw_word, turn);
+}
+
+__device__ void receive(const OneSidedKernelParams& params, std::uint64_t turn) {
+  if (!params.raw) {
+    note(params, device::wait_until<Scope::kBlock>(params.world, params.word, Comparison::kGreaterEqual, turn));
+    return;
+  }
+  if (threadIdx.x == 0) {
+    unsigned polls = 0;
+    while (GpuMemory::load_acquire_system(params.word) < turn && ++polls < kMaxPolls) {
+    }
+    if (polls == kMaxPolls) note(params, Code::kTimeout);
+  }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kThreads) exchange_kernel(const __grid_constant__ OneSidedKernelParams params) {
+  for (int call = 0; call < params.num_calls; ++call) {
+    const std::uint64_t turn = params.turn + static_cast<std::uint64_t>(call) + 1;
+    if (params.op == BenchOp::kGet) {
+      if (params.raw) {
+        copy_plainly<true>(params.local, params.raw_block, params.num_bytes);
+      } else {
+        note(params,
+             device::get<Scope::kBlock>(params.world, params.other, params.local, params.block, params.num_bytes));
+      }
+    } else if (params.op == BenchOp::kFetchAdd) {
+      if (threadIdx.x == 0 && params.raw) GpuMemory::add_system(params.raw_word, 1);
+      if (threadIdx.x == 0 && !params.raw) {
+        note(params, device::fetch_add(params.world, params.other, params.word, 1).code);
+      }
+    } else {
+      if (params.is_first) send(params, turn);
+      receive(params, turn);
+      if (!params.is_first) send(params, turn);
+    }
+  }
+}
+
+__device__ void window_of_copies(const OneSidedKernelParams& params) {
+  for (int call = static_cast<int>(blockIdx.x); call < params.num_calls; call += static_cast<int>(gridDim.x)) {
+    const std::uint64_t at = static_cast<std::uint64_t>(call % 2) * params.num_bytes;
+    if (params.op == BenchOp::kPut) {
+      if (params.raw) {
+        copy_plainly<false>(params.raw_block + at, params.local + at, params.num_bytes);
+      } else {
+        note(params, device::put_nbi<Scope::kBlock>(params.world, params.other, params.block + at, params.local + at,
+                                                    params.num_bytes));
+      }
+    } else if (params.raw) {
+      copy_plainly<true>(params.local + at, params.raw_block + at, params.num_bytes);
+    } else {
+      note(params, device::get_nbi<Scope::kBlock>(params.world, params.other, params.local + at, params.block + at,
+                                                  params.num_bytes));
+    }
+  }
+}
+
+__device__ void window_of_words(const OneSidedKernelParams& params) {
+  const auto num_threads = static_cast<int>(gridDim.x * blockDim.x);
+  for (int call = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); call < params.num_calls;
+       call += num_threads) {
+    if (params.raw) {
+      GpuMemory::add_system(params.raw_word, 1);
+    } else if (params.op == BenchOp::kFetchAdd) {
+      note(params, device::fetch_add(params.world, params.other, params.word, 1).code);
+    } else {
+      note(params, device::signal(params.world, params.other, params.word, 1, SignalOp::kAdd));
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant__ OneSidedKernelParams params) {
+  if (params.op == BenchOp::kPut || params.op == BenchOp::kGet) {
+    window_of_copies(params);
+  } else {
+    window_of_words(params);
+  }
+  if (params.raw) {
+    GpuMemory::fence_system();
+  } else {
+    note(params, device::quiet<Scope::kBlock>(params.world));
+  }
+}
+
+}  // namespace
+
+Status launch_exchanges(const OneSidedKernelParams& params, Stream stream) {
+  exchange_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
+  return cuda_status("launching one-sided calls", cudaGetLastError());
+}
+
+Status launch_window(const OneSidedKernelParams& params, Stream stream) {
+  const bool copies = params.op == BenchOp::kPut || params.op == BenchOp::kGet;
+  const int per_block = copies ? 1 : static_cast<int>(kThreads);
+  const int num_blocks = std::clamp((params.num_calls + per_block - 1) / per_block, 1, kMaxBlocks);
+  window_kernel<<<static_cast<unsigned>(num_blocks), kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
+  return cuda_status("launching one-sided calls", cudaGetLastError());
+}
+
+}  // namespace ferry::tools
