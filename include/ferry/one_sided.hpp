@@ -275,8 +275,8 @@ class FERRY_API OneSided {
 
   // From kernels
 
-  /// What kernels need for the calls of ferry/device/one_sided.cuh. Good until this OneSided is gone; kernels that use it
-  /// must be done by then.
+  /// What kernels need for the calls of ferry/device/one_sided.cuh. Good until this OneSided is gone; kernels that use
+  /// it must be done by then.
   /// @errors kUnsupported: backend "cpu"
   [[nodiscard]] Result<device::World> device_world() const;
   /// The team, for the barrier there, which is the same as `barrier`.

@@ -2,7 +2,8 @@
 #define FERRY_DEVICE_ONE_SIDED_CUH
 
 /// One-sided communication from inside kernels: what OneSided has for the host, with the same meaning of addresses and
-/// of order. A kernel takes the World that OneSided::device_world returned, and the TeamViews of its barriers, by value.
+/// of order. A kernel takes the World that OneSided::device_world returned, and the TeamViews of its barriers, by
+/// value.
 ///
 ///     __global__ void hand_on(ferry::device::World world, float* row, const float* mine, std::uint64_t* ready) {
 ///       using namespace ferry::device;
@@ -12,14 +13,14 @@
 ///       use(row);
 ///     }
 ///
-/// Scopes. A call is made by one thread, by all lanes of a warp, or by all threads of a block, with equal arguments, and
-/// acts once for all of them. What any of them did before is before the call, and its result is the same for all.
+/// Scopes. A call is made by one thread, by all lanes of a warp, or by all threads of a block, with equal arguments,
+/// and acts once for all of them. What any of them did before is before the call, and its result is the same for all.
 ///
 /// Errors. Nothing traps and every wait has a deadline. What is not kOk is also in the error record, which
 /// OneSided::poll_errors returns. A kernel that waits for others must leave them room on the GPU to run.
 ///
-/// In a node the calls are loads, stores and atomics of the GPU. What is elsewhere the proxy does: calls ask it through a
-/// ring. Nothing involves the program's host, so kernels that make calls may be captured in graphs.
+/// In a node the calls are loads, stores and atomics of the GPU. What is elsewhere the proxy does: calls ask it through
+/// a ring. Nothing involves the program's host, so kernels that make calls may be captured in graphs.
 
 #include <cstddef>
 #include <cstdint>

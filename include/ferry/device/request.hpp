@@ -135,8 +135,8 @@ struct alignas(128) RequestCounts {
   std::uint64_t failed;
 };
 
-/// What a kernel waits for when it has asked for a value: two words, each with the lower half of the reply's ticket plus
-/// one in its upper half, and with half of the value. In pinned host memory, initially zero.
+/// What a kernel waits for when it has asked for a value: two words, each with the lower half of the reply's ticket
+/// plus one in its upper half, and with half of the value. In pinned host memory, initially zero.
 struct alignas(32) RequestReply {
   std::uint64_t words[2];
   std::uint64_t lost;  ///< the lower half of the ticket plus one: there will be no answer, since the peer is lost

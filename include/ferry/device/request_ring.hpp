@@ -25,8 +25,8 @@ class RequestWriter {
     return true;
   }
 
-  /// Word `idx` of the request, whose slot is free. What the request names was written before, and a fence for the whole
-  /// system lies in between. Several threads may each write some of the words.
+  /// Word `idx` of the request, whose slot is free. What the request names was written before, and a fence for the
+  /// whole system lies in between. Several threads may each write some of the words.
   FERRY_DEVICE void write_word(const Request& request, std::uint64_t ticket, std::uint32_t idx) const {
     Memory::store_relaxed_system(ring_.words + ticket % ring_.num_slots * kRequestWords + idx,
                                  request_word(request, ticket, idx) | lap_bit(ticket, ring_.num_slots));

@@ -1,9 +1,9 @@
 #ifndef FERRY_DEVICE_REQUESTS_CUH
 #define FERRY_DEVICE_REQUESTS_CUH
 
-/// How kernels ask the proxy. Functions are not inlined: what they wait for takes longer, and programs compile sooner. A
-/// request that has a ticket must be written, or the ring stops: where there is no room
-/// until the deadline, the ring is broken for good.
+/// How kernels ask the proxy. Functions are not inlined: what they wait for takes longer, and programs compile sooner.
+/// A request that has a ticket must be written, or the ring stops: where there is no room until the deadline, the ring
+/// is broken for good.
 
 #include "ferry/device/copy.cuh"
 #include "ferry/device/request_ring.hpp"
@@ -130,7 +130,8 @@ __device__ inline Code get_staged_chunk(const World& world, Request request, std
   return Code::kOk;
 }
 
-/// Calls `move(request, offset)` for each chunk of at most slot_bytes of a copy; a block's warps share them. All members.
+/// Calls `move(request, offset)` for each chunk of at most slot_bytes of a copy; a block's warps share them. All
+/// members.
 template <Scope kScope, typename Move>
 __device__ inline Code move_chunks(const World& world, const Request& whole, Move move) {
   const std::uint64_t chunk_bytes = world.ring.slot_bytes;

@@ -1,8 +1,8 @@
 #ifndef FERRY_DEVICE_WORLD_HPP
 #define FERRY_DEVICE_WORLD_HPP
 
-/// What kernels need to know of a OneSided: values that OneSided::device_world and ::device_team return, to be passed to
-/// kernels. They are good as long as the OneSided. ferry/device/one_sided.cuh has the calls.
+/// What kernels need to know of a OneSided: values that OneSided::device_world and ::device_team return, to be passed
+/// to kernels. They are good as long as the OneSided. ferry/device/one_sided.cuh has the calls.
 
 #include <cstddef>
 #include <cstdint>
