@@ -26,12 +26,16 @@ Status check_matrix(const ConstTensorView& view, const MatrixRule& rule) {
   if (!view.present()) return bad_argument(rule, "absent", expected_shape, "this argument is required");
   if (view.num_dims != 2 || view.extent(0) != rule.rows || view.extent(1) != rule.cols)
     return bad_argument(rule, shape_text(view), expected_shape, "give a view of that shape");
+  const std::size_t element_bytes = size_bytes(view.dtype);
+  if (element_bytes == 0)
+    return bad_argument(rule, fmt::format("of dtype {}", static_cast<int>(view.dtype)), "an enumerator of DType",
+                        "give a dtype that there is");
   if (view.num_elements() == 0) return {};
   if (view.data == nullptr)
     return bad_argument(rule, "a null pointer", "host memory of shape " + expected_shape, "give a valid pointer");
-  if (reinterpret_cast<std::uintptr_t>(view.data) % size_bytes(view.dtype) != 0)
+  if (reinterpret_cast<std::uintptr_t>(view.data) % element_bytes != 0)
     return bad_argument(rule, fmt::format("at address {}", view.data),
-                        fmt::format("a multiple of {} bytes ({})", size_bytes(view.dtype), to_string(view.dtype)),
+                        fmt::format("a multiple of {} bytes ({})", element_bytes, to_string(view.dtype)),
                         "align the memory to its dtype");
   return {};
 }

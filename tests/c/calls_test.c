@@ -30,6 +30,10 @@ static void check_quantization(void) {
   expect(memcmp(x, back, sizeof(x)) == 0, "FP8 and back");
   expect_error(ferry_quantize_fp8(&x_view, &q_view, &scale_view, 9, NULL, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1,
                "format");
+  x_view.dtype = 99;
+  expect_error(ferry_quantize_fp8(&x_view, &q_view, &scale_view, 0, NULL, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1,
+               "dtype 99");
+  x_view.dtype = FERRY_BFLOAT16;
   options.backend = "none such";
   expect_error(ferry_quantize_fp8(&x_view, &q_view, &scale_view, 0, &options, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1,
                "none such");
