@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <new>
+#include <stdexcept>
 #include <string>
 
 namespace ferry::c {
@@ -32,6 +33,8 @@ Status describe_exception() {
     return error.status();
   } catch (const std::bad_alloc&) {
     return Status(ErrorCode::kSystem, "out of memory");
+  } catch (const std::length_error&) {
+    return Status(ErrorCode::kInvalidArgument, "a shape or a number is larger than any memory");
   } catch (const std::exception& error) {
     return Status(ErrorCode::kInternal, std::string("an exception reached the C interface: ") + error.what());
   } catch (...) {
