@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -34,6 +35,10 @@ Status check_extents(std::string_view call, std::span<const Extent> extents) {
 }
 
 Status check_shape(const MemoryShape& shape) {
+  // Of numbers that are not checked yet: their product must not overflow.
+  const auto bounded = [](std::int64_t value) { return std::clamp<std::int64_t>(value, 0, kMaxExtent); };
+  const std::int64_t most_entries =
+      (bounded(shape.num_node_tokens) + bounded(shape.num_forwarded_tokens)) * std::clamp(shape.num_topk, 0, kMaxTopk);
   const Extent extents[] = {{"num_ranks", shape.num_ranks, 1},
                             {"ranks_per_node", shape.ranks_per_node},
                             {"num_experts", shape.num_experts},
@@ -46,8 +51,7 @@ Status check_shape(const MemoryShape& shape) {
                             {"quantized_row_bytes", shape.quantized_row_bytes},
                             {"num_node_tokens", shape.num_node_tokens, 0, shape.num_tokens},
                             {"num_forwarded_tokens", shape.num_forwarded_tokens},
-                            {"num_node_entries", shape.num_node_entries, 0,
-                             (shape.num_node_tokens + shape.num_forwarded_tokens) * shape.num_topk},
+                            {"num_node_entries", shape.num_node_entries, 0, most_entries},
                             {"max_tokens", shape.max_tokens},
                             {"num_local_experts", shape.num_local_experts, -1, shape.num_experts},
                             {"num_routings", shape.num_routings, 1, kMaxRoutings}};

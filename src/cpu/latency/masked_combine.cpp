@@ -34,7 +34,7 @@ class MaskedCombine {
  public:
   MaskedCombine(const CombineCall& call, const Context& context, Survivors& survivors)
       : call_(call),
-        routing_(static_cast<const CpuRouting&>(*call.routing)),
+        routing_(static_cast<const CpuRouting*>(call.routing.get())),
         context_(context),
         peers_(context.peers()),
         survivors_(survivors) {}
@@ -51,7 +51,7 @@ class MaskedCombine {
   const std::byte* take_row(const plan::Destination& destination);
 
   const CombineCall& call_;
-  const CpuRouting& routing_;
+  const CpuRouting* routing_;  // null in a call that this rank refuses
   const Context& context_;
   node::Peers& peers_;
   Survivors& survivors_;
@@ -61,14 +61,14 @@ class MaskedCombine {
 Status MaskedCombine::publish(CallDescriptor& descriptor) const {
   const node::Location x = peers_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
   const bool in_arena = x.kind == node::Location::Kind::kArena;
-  if (Status status = publish_combine_inputs(call_, routing_, context_, in_arena, descriptor); !status.ok()) {
+  if (Status status = publish_combine_inputs(call_, *routing_, context_, in_arena, descriptor); !status.ok()) {
     return status;
   }
-  const std::size_t ranges_bytes = routing_.source_ranges_table.size() * sizeof(std::int32_t);
+  const std::size_t ranges_bytes = routing_->source_ranges_table.size() * sizeof(std::int32_t);
   if (ranges_bytes == 0) return {};
   Result<std::byte*> ranges = context_.staging.records(ranges_bytes);
   if (!ranges.ok()) return ranges.status();
-  std::memcpy(*ranges, routing_.source_ranges_table.data(), ranges_bytes);
+  std::memcpy(*ranges, routing_->source_ranges_table.data(), ranges_bytes);
   descriptor.tables = peers_.locate(*ranges, 1, static_cast<std::int64_t>(ranges_bytes), 0);
   return {};
 }
@@ -98,13 +98,13 @@ Status MaskedCombine::find_sender(int rank) {
 
 const std::byte* MaskedCombine::take_row(const plan::Destination& destination) {
   Sender& sender = senders_[static_cast<std::size_t>(destination.rank)];
-  const auto local = to_size(destination.row / routing_.slab_capacity);
+  const auto local = to_size(destination.row / routing_->slab_capacity);
   if (local >= sender.ranges.size()) return nullptr;
   sender.num_seen[local] += destination.first;
   const std::int32_t ordinal = sender.num_seen[local] - 1;
   const Range& range = sender.ranges[local];
   if (ordinal >= range.num_rows || range.first < 0) return nullptr;
-  const std::int64_t row = static_cast<std::int64_t>(local) * routing_.slab_capacity + range.first + ordinal;
+  const std::int64_t row = static_cast<std::int64_t>(local) * routing_->slab_capacity + range.first + ordinal;
   return row < sender.num_rows ? sender.rows + row * sender.stride : nullptr;
 }
 
@@ -114,15 +114,15 @@ void MaskedCombine::sum_tokens() {
   const auto* weight_table = static_cast<const float*>(call_.topk_weights.data);
   std::vector<const std::byte*> rows;
   std::vector<float> weights;
-  for (std::int64_t token = 0; token < routing_.num_tokens; ++token) {
+  for (std::int64_t token = 0; token < routing_->num_tokens; ++token) {
     rows.clear();
     weights.clear();
     sums.begin(to_size(call_.out_x.row_bytes));
-    for (const plan::Destination& destination : routing_.destinations_of(token)) {
+    for (const plan::Destination& destination : routing_->destinations_of(token)) {
       const std::byte* const row = take_row(destination);
       if (row == nullptr) continue;
       rows.push_back(row);
-      weights.push_back(weight_table[token * routing_.num_topk + destination.topk]);
+      weights.push_back(weight_table[token * routing_->num_topk + destination.topk]);
       sums.add(destination.rank, rows.back(), weights.back());
     }
     if (call_.rank_sums) {
@@ -136,7 +136,7 @@ void MaskedCombine::sum_tokens() {
 Status MaskedCombine::take_all() {
   senders_.assign(to_size(peers_.num_ranks()), {});
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
-    if (!survivors_.include(rank) || routing_.num_rows_to_rank[to_size(rank)] == 0) continue;
+    if (!survivors_.include(rank) || routing_->num_rows_to_rank[to_size(rank)] == 0) continue;
     if (Status status = find_sender(rank); !status.ok()) return status;
   }
   sum_tokens();
