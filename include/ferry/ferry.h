@@ -17,12 +17,13 @@
 /// Threads. One call at a time for each group and each bootstrap. Routings and statuses may be read by many threads.
 /// Different handles are independent; there is no global state to set up.
 
-#include "ferry/ferry_balance.h"   // which expert lives on which rank
-#include "ferry/ferry_base.h"      // version, status, tensors, what a build has
-#include "ferry/ferry_exchange.h"  // route, dispatch, combine
-#include "ferry/ferry_gating.h"    // router logits to experts
-#include "ferry/ferry_group.h"     // bootstraps, groups, symmetric memory
-#include "ferry/ferry_latency.h"   // latency mode
-#include "ferry/ferry_tools.h"     // tables, quantisation, sizes
+#include "ferry/ferry_balance.h"    // which expert lives on which rank
+#include "ferry/ferry_base.h"       // version, status, tensors, what a build has
+#include "ferry/ferry_exchange.h"   // route, dispatch, combine
+#include "ferry/ferry_gating.h"     // router logits to experts
+#include "ferry/ferry_group.h"      // bootstraps, groups, symmetric memory
+#include "ferry/ferry_latency.h"    // latency mode
+#include "ferry/ferry_one_sided.h"  // memory that ranks read and write alone
+#include "ferry/ferry_tools.h"      // tables, quantisation, sizes
 
 #endif  // FERRY_FERRY_H

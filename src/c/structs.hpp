@@ -82,6 +82,8 @@ template <>
 inline constexpr StructVersion kVersionOf<ferry_balance_sizes>{"ferry_balance_sizes", 48};
 template <>
 inline constexpr StructVersion kVersionOf<ferry_move_plan_options>{"ferry_move_plan_options", 24};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_one_sided_options>{"ferry_one_sided_options", 64};
 
 /// Larger than any struct will be: a struct_size beyond is a number that nobody set.
 inline constexpr std::size_t kMaxStructBytes = 4096;
