@@ -24,6 +24,7 @@
 #include "ferry/ferry_group.h"      // bootstraps, groups, symmetric memory
 #include "ferry/ferry_latency.h"    // latency mode
 #include "ferry/ferry_one_sided.h"  // memory that ranks read and write alone
+#include "ferry/ferry_placement.h"  // experts with several homes, counters of load
 #include "ferry/ferry_tools.h"      // tables, quantisation, sizes
 
 #endif  // FERRY_FERRY_H

@@ -4,6 +4,7 @@
 /// C interface: route, dispatch, combine. Include ferry/ferry.h.
 
 #include "ferry/ferry_group.h"
+#include "ferry/ferry_placement.h"
 
 // NOLINTBEGIN(readability-identifier-naming): C has no namespaces
 #ifdef __cplusplus
@@ -35,18 +36,20 @@ typedef struct ferry_route_input {
   ferry_tensor topk_weights;  ///< [T, K] f32, contiguous, or absent
 } ferry_route_input;
 
-/// ferry::RouteOptions. The same on every rank, except max_recv_rows and num_sms.
+/// ferry::RouteOptions. The same on every rank, except max_recv_rows, num_sms and counters.
 typedef struct ferry_route_options {
   uint64_t struct_size;
-  int64_t num_experts;            ///< E >= 1
-  int64_t expert_alignment;       ///< FERRY_LAYOUT_EXPERTS: group starts are multiples of this; 0: 1
-  int64_t slab_capacity;          ///< FERRY_LAYOUT_SLAB: C, rows per local expert
-  int64_t max_recv_rows;          ///< outputs have this many rows; 0: exactly as many as arrive
-  int64_t max_tokens;             ///< bound on T of any rank; 0: none
-  const int32_t* expert_to_rank;  ///< rank that owns each expert; NULL: contiguous
-  int64_t num_expert_to_rank;     ///< entries of expert_to_rank: E
-  int32_t layout;                 ///< FERRY_LAYOUT_TOKENS, …
-  int32_t num_sms;                ///< CUDA: most multiprocessors of route's kernels; 0: as many as they can
+  int64_t num_experts;                  ///< E >= 1
+  int64_t expert_alignment;             ///< FERRY_LAYOUT_EXPERTS: group starts are multiples of this; 0: 1
+  int64_t slab_capacity;                ///< FERRY_LAYOUT_SLAB: C, rows per local expert
+  int64_t max_recv_rows;                ///< outputs have this many rows; 0: exactly as many as arrive
+  int64_t max_tokens;                   ///< bound on T of any rank; 0: none
+  const int32_t* expert_to_rank;        ///< rank that owns each expert; NULL: contiguous
+  int64_t num_expert_to_rank;           ///< entries of expert_to_rank: E
+  int32_t layout;                       ///< FERRY_LAYOUT_TOKENS, …
+  int32_t num_sms;                      ///< CUDA: most multiprocessors of route's kernels; 0: as many as they can
+  const ferry_placement* placement;     ///< instead of expert_to_rank: experts with several homes; NULL: none
+  const ferry_load_counters* counters;  ///< what this call adds its counts to; NULL: none
 } ferry_route_options;
 
 FERRY_C_API ferry_status* ferry_route(ferry_group* group, const ferry_route_input* input,
@@ -56,6 +59,8 @@ FERRY_C_API void ferry_routing_free(ferry_routing* routing);
 FERRY_C_API int64_t ferry_routing_num_tokens(const ferry_routing* routing);
 FERRY_C_API int32_t ferry_routing_num_topk(const ferry_routing* routing);
 FERRY_C_API int64_t ferry_routing_num_experts(const ferry_routing* routing);
+/// P; E without a placement.
+FERRY_C_API int64_t ferry_routing_num_physical_experts(const ferry_routing* routing);
 FERRY_C_API int64_t ferry_routing_num_local_experts(const ferry_routing* routing);
 FERRY_C_API int32_t ferry_routing_layout(const ferry_routing* routing);
 /// Rows that this rank's outputs, and combine's inputs, must have.
@@ -80,6 +85,7 @@ FERRY_C_API void ferry_routing_topk_idx(const ferry_routing* routing, ferry_tens
 FERRY_C_API void ferry_routing_topk_weights(const ferry_routing* routing, ferry_tensor* view);
 FERRY_C_API void ferry_routing_num_recv_rows_view(const ferry_routing* routing, ferry_tensor* view);
 FERRY_C_API void ferry_routing_num_rows_per_local_expert_view(const ferry_routing* routing, ferry_tensor* view);
+FERRY_C_API void ferry_routing_num_rows_per_expert_view(const ferry_routing* routing, ferry_tensor* view);
 FERRY_C_API void ferry_routing_expert_row_offsets_view(const ferry_routing* routing, ferry_tensor* view);
 
 typedef struct ferry_dispatch_input {

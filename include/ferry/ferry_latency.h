@@ -28,7 +28,8 @@ typedef struct ferry_latency_dispatch_output {
   ferry_tensor scales;  ///< [L, C, S] or [L*C, S]
 } ferry_latency_dispatch_output;
 
-/// ferry::LatencyDispatchOptions. The same on every rank, except zero_padding, split and the last four.
+/// ferry::LatencyDispatchOptions. The same on every rank, except zero_padding, split, num_sms to copy_path, and
+/// counters.
 typedef struct ferry_latency_dispatch_options {
   uint64_t struct_size;
   int64_t num_experts;            ///< E >= 1
@@ -44,6 +45,8 @@ typedef struct ferry_latency_dispatch_options {
   int32_t chunk_tokens;
   int32_t copy_path;
   int32_t reserved;
+  const ferry_placement* placement;  ///< as ferry_route_options has them
+  const ferry_load_counters* counters;
 } ferry_latency_dispatch_options;
 
 /// Split: inputs are read and outputs written until ferry_latency_receive, or another collective call, is over.

@@ -7,6 +7,7 @@
 
 #include "c/convert.hpp"
 #include "c/handles.hpp"
+#include "c/placement.hpp"
 #include "c/status.hpp"
 #include "c/structs.hpp"
 #include "ferry/group.hpp"
@@ -32,6 +33,8 @@ Status read_route(const char* call, const ferry_route_input* given_input, const 
   options.max_recv_rows = read.max_recv_rows;
   options.max_tokens = read.max_tokens;
   options.num_sms = read.num_sms;
+  if (Status status = read_placement(call, read.placement, options.placement); !status.ok()) return status;
+  if (Status status = read_counters(call, read.counters, options.counters); !status.ok()) return status;
   return read_experts(call, read.expert_to_rank, read.num_expert_to_rank, read.num_experts, options.expert_to_rank);
 }
 

@@ -68,6 +68,18 @@ Status fill_memory_usage(const ferry_group* group, ferry_memory_usage* wanted) {
   return write_struct(kCall, known, wanted);
 }
 
+Status fill_wait_times(const ferry_group* group, std::int64_t* times_ns, std::int64_t num) {
+  constexpr const char* kCall = "ferry_group_wait_times_ns";
+  if (group == nullptr) return invalid(kCall, kNoGroup);
+  if (times_ns == nullptr || num != group->value->num_ranks()) {
+    return invalid(kCall, "expected room for one number for each rank");
+  }
+  const std::vector<std::int64_t> times = group->value->wait_times_ns();
+  if (times.empty()) return Status(ErrorCode::kUnsupported, std::string(kCall) + ": this group does not measure waits");
+  std::ranges::copy(times, times_ns);
+  return {};
+}
+
 Status allocate(ferry_group* group, std::uint64_t num_bytes, ferry_buffer** handle) {
   constexpr const char* kCall = "ferry_group_allocate";
   if (group == nullptr) return invalid(kCall, kNoGroup);
@@ -108,6 +120,10 @@ const char* ferry_group_backend(const ferry_group* group) {
 
 ferry_status* ferry_group_memory_usage(const ferry_group* group, ferry_memory_usage* usage) {
   return guarded([&] { return fill_memory_usage(group, usage); });
+}
+
+ferry_status* ferry_group_wait_times_ns(const ferry_group* group, int64_t* times_ns, int64_t num) {
+  return guarded([&] { return fill_wait_times(group, times_ns, num); });
 }
 
 ferry_status* ferry_group_trim(ferry_group* group) {

@@ -4,6 +4,7 @@
 
 #include "c/convert.hpp"
 #include "c/handles.hpp"
+#include "c/placement.hpp"
 #include "c/status.hpp"
 #include "c/structs.hpp"
 #include "ferry/group.hpp"
@@ -37,6 +38,8 @@ Status read_dispatch(const char* call, const ferry_latency_dispatch_input* given
   options.zero_padding = read.zero_padding != 0;
   options.split = read.split != 0;
   options.kernel = kernel_options(read);
+  if (Status status = read_placement(call, read.placement, options.placement); !status.ok()) return status;
+  if (Status status = read_counters(call, read.counters, options.counters); !status.ok()) return status;
   return read_experts(call, read.expert_to_rank, read.num_expert_to_rank, read.num_experts, options.expert_to_rank);
 }
 

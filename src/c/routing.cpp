@@ -43,6 +43,9 @@ int32_t ferry_routing_num_topk(const ferry_routing* routing) { return read(routi
 int64_t ferry_routing_num_experts(const ferry_routing* routing) {
   return read(routing, &Routing::num_experts, std::int64_t{0});
 }
+int64_t ferry_routing_num_physical_experts(const ferry_routing* routing) {
+  return read(routing, &Routing::num_physical_experts, std::int64_t{0});
+}
 int64_t ferry_routing_num_local_experts(const ferry_routing* routing) {
   return read(routing, &Routing::num_local_experts, std::int64_t{0});
 }
@@ -95,6 +98,9 @@ void ferry_routing_num_recv_rows_view(const ferry_routing* routing, ferry_tensor
 }
 void ferry_routing_num_rows_per_local_expert_view(const ferry_routing* routing, ferry_tensor* view) {
   read_view(routing, &Routing::num_rows_per_local_expert_view, view);
+}
+void ferry_routing_num_rows_per_expert_view(const ferry_routing* routing, ferry_tensor* view) {
+  read_view(routing, &Routing::num_rows_per_expert_view, view);
 }
 void ferry_routing_expert_row_offsets_view(const ferry_routing* routing, ferry_tensor* view) {
   read_view(routing, &Routing::expert_row_offsets_view, view);

@@ -84,6 +84,10 @@ template <>
 inline constexpr StructVersion kVersionOf<ferry_move_plan_options>{"ferry_move_plan_options", 24};
 template <>
 inline constexpr StructVersion kVersionOf<ferry_one_sided_options>{"ferry_one_sided_options", 64};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_placement>{"ferry_placement", 104};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_load_counters>{"ferry_load_counters", 200};
 
 /// Larger than any struct will be: a struct_size beyond is a number that nobody set.
 inline constexpr std::size_t kMaxStructBytes = 4096;

@@ -109,6 +109,7 @@ static void check_refusals(ferry_group* group) {
   ferry_dispatch_input send = {0};
   ferry_dispatch_output receive = {0};
   ferry_dispatch_options how = {0};
+  ferry_placement placement = {0};
   ferry_routing* routing = NULL;
   layer made;
 
@@ -135,6 +136,12 @@ static void check_refusals(ferry_group* group) {
   expect_error(ferry_route(group, &choice, &options, NULL, &routing), FERRY_ERROR_INVALID_ARGUMENT, wrong ? -1 : 1,
                wrong ? "num_expert_to_rank -1" : "rank 1: route");
   options.num_expert_to_rank = 2;
+  placement.struct_size = sizeof(placement);
+  placement.num_physical_experts = wrong ? 3 : 0;
+  options.placement = &placement;
+  expect_code(ferry_route(group, &choice, &options, NULL, &routing), FERRY_ERROR_INVALID_ARGUMENT, "a placement");
+  // A program that was compiled before placements were there: what lies behind its struct is not looked at.
+  options.struct_size = offsetof(ferry_route_options, placement);
   expect(routing == NULL, "no routing from refused calls");
   expect_ok(ferry_route(group, &choice, &options, NULL, &routing), "ferry_route after refused ones");
 
@@ -160,7 +167,7 @@ static void check_refusals(ferry_group* group) {
   ferry_routing_free(routing);
 
   made = make_layer(group);
-  run_experts_layout(&made);
+  run_experts_layout(&made, 0);
   free_layer(&made);
 }
 

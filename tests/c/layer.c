@@ -60,7 +60,30 @@ static ferry_route_input choice_of(const layer* made) {
   return choice;
 }
 
-void run_experts_layout(layer* made) {
+/// Every expert has a home of its own, and every other one a second.
+static int32_t* make_homes(const layer* made, ferry_placement* placement) {
+  int32_t* logical = memory((size_t)(2 * made->num_experts) * sizeof(int32_t));
+  int32_t expert_id;
+  placement->struct_size = sizeof(*placement);
+  placement->physical_to_logical = logical;
+  for (expert_id = 0; expert_id < made->num_experts; ++expert_id) {
+    logical[placement->num_physical_experts++] = expert_id;
+    if (expert_id % 2 == 0) logical[placement->num_physical_experts++] = expert_id;
+  }
+  return logical;
+}
+
+static void expect_counted(const layer* made, const int64_t* counts) {
+  int64_t expert_id;
+  int64_t i;
+  for (expert_id = 0; expert_id < made->num_experts; ++expert_id) {
+    int64_t expected = 0;
+    for (i = 0; i < made->num_tokens * LAYER_TOPK; ++i) expected += made->topk_idx[i] == expert_id;
+    expect(counts[expert_id] == expected, "the load of an expert");
+  }
+}
+
+void run_experts_layout(layer* made, int replicas) {
   ferry_route_input choice = choice_of(made);
   ferry_route_options options = {0};
   ferry_dispatch_input send = {0};
@@ -74,11 +97,20 @@ void run_experts_layout(layer* made) {
   const int32_t* ids;
   int64_t num_rows, num_offsets, num_local, local, i;
   float* values;
+  ferry_placement placement = {0};
+  ferry_load_counters counters = {0};
+  int64_t* counts = memory((size_t)made->num_experts * sizeof(int64_t));
+  int32_t* logical = make_homes(made, &placement);
 
   options.struct_size = sizeof(options);
   options.num_experts = made->num_experts;
   options.layout = FERRY_LAYOUT_EXPERTS;
   options.expert_alignment = 4;
+  counters.struct_size = sizeof(counters);
+  counters.logical = matrix(counts, FERRY_INT64, made->num_experts, 0);
+  counters.logical.num_dims = 1;
+  options.counters = &counters;
+  if (replicas) options.placement = &placement;
   expect_ok(ferry_route(made->group, &choice, &options, NULL, &routing), "ferry_route");
   num_rows = ferry_routing_num_recv_rows(routing);
   expect_ok(ferry_group_allocate(made->group, (uint64_t)(num_rows * LAYER_HIDDEN) * sizeof(float), &rows),
@@ -94,10 +126,13 @@ void run_experts_layout(layer* made) {
   offsets = ferry_routing_expert_row_offsets(routing, &num_offsets);
   ids = ferry_routing_local_expert_ids(routing, &num_local);
   expect(num_local == ferry_routing_num_local_experts(routing) && num_offsets == num_local + 1, "lengths of arrays");
+  expect(ferry_routing_num_physical_experts(routing) == (replicas ? placement.num_physical_experts : made->num_experts),
+         "physical experts");
+  expect_counted(made, counts);
   for (local = 0; local < num_local; ++local) {
     expect(offsets[local] % 4 == 0, "alignment");
     for (i = offsets[local] * LAYER_HIDDEN; i < offsets[local + 1] * LAYER_HIDDEN; ++i) {
-      values[i] = expert(ids[local], values[i]);
+      values[i] = expert(replicas ? logical[ids[local]] : ids[local], values[i]);
     }
   }
 
@@ -108,7 +143,9 @@ void run_experts_layout(layer* made) {
   weighted.struct_size = sizeof(weighted);
   weighted.weighted = 1;
   expect_ok(ferry_combine(made->group, routing, &results, &sums, &weighted, NULL), "ferry_combine");
-  expect_dense(made, "layout experts");
+  expect_dense(made, replicas ? "layout experts, with replicas" : "layout experts");
+  free(counts);
+  free(logical);
   ferry_buffer_free(rows);
   ferry_routing_free(routing);
 }

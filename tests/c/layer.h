@@ -23,7 +23,7 @@ void free_layer(layer* made);
 void expect_dense(layer* made, const char* what);
 
 /// The whole layer by each way; every one checks its result.
-void run_experts_layout(layer* made);
+void run_experts_layout(layer* made, int replicas);
 void run_tokens_layout(layer* made);
 void run_latency_mode(layer* made, int32_t split);
 

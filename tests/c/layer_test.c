@@ -14,6 +14,7 @@ static void run_group(ferry_bootstrap* bootstrap) {
   ferry_group_options options = {0};
   ferry_topology topology = {0};
   ferry_group* group = NULL;
+  int64_t times_ns[NUM_RANKS];
   layer made;
 
   options.struct_size = sizeof(options);
@@ -31,11 +32,14 @@ static void run_group(ferry_bootstrap* bootstrap) {
          "the topology");
 
   made = make_layer(group);
-  run_experts_layout(&made);
+  run_experts_layout(&made, 0);
+  run_experts_layout(&made, 1);
   run_tokens_layout(&made);
   run_latency_mode(&made, 0);
   run_latency_mode(&made, 1);
   free_layer(&made);
+  expect_ok(ferry_group_wait_times_ns(group, times_ns, NUM_RANKS), "ferry_group_wait_times_ns");
+  expect(times_ns[topology.rank] == 0, "no rank waits for itself");
   expect_ok(ferry_group_trim(group), "ferry_group_trim");
   expect_ok(ferry_group_wait(group, NULL), "ferry_group_wait");
   expect_ok(ferry_group_poll(group), "ferry_group_poll");

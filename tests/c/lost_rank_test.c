@@ -25,7 +25,7 @@ static int run_rank(ferry_bootstrap* bootstrap) {
   ferry_routing* routing = NULL;
   ferry_status* status;
   layer made = make_layer(group);
-  run_experts_layout(&made);
+  run_experts_layout(&made, 0);
   free_layer(&made);
   if (ferry_group_rank(group) == LOST_RANK) kill(getpid(), SIGKILL);
 

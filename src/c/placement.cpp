@@ -1,0 +1,71 @@
+#include "c/placement.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "c/convert.hpp"
+#include "c/status.hpp"
+#include "c/structs.hpp"
+
+namespace ferry::c {
+namespace {
+
+static_assert(FERRY_REPLICA_NEAREST == static_cast<int>(ReplicaChoice::kNearest));
+static_assert(FERRY_REPLICA_ROUND_ROBIN == static_cast<int>(ReplicaChoice::kRoundRobin));
+
+Status pick(const ferry_tensor* topk_idx, std::int64_t num_experts, const ferry_placement* given,
+            const ReplicaPlace& place, const ferry_tensor* output) {
+  Placement placement;
+  if (Status status = read_placement("ferry_pick_replicas", given, placement); !status.ok()) return status;
+  return pick_replicas(tensor_view(topk_idx), num_experts, placement, place, tensor_view(output));
+}
+
+}  // namespace
+
+Status read_placement(const char* call, const ferry_placement* given, Placement& placement) {
+  ferry_placement read;
+  if (Status status = read_struct(call, given, read); !status.ok()) return status;
+  const std::int64_t num = read.num_physical_experts;
+  const bool arrays = read.physical_to_logical != nullptr || read.physical_to_rank != nullptr;
+  // No more than ids can name: a number that nobody set must not be taken for a length.
+  if (arrays != (num != 0) || num < 0 || num > std::numeric_limits<std::int32_t>::max()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: num_physical_experts of the ferry_placement is {}, expected the length of its "
+                              "arrays, 0 if both are NULL",
+                              call, num));
+  }
+  if (read.physical_to_logical != nullptr) {
+    placement.physical_to_logical.assign(read.physical_to_logical, read.physical_to_logical + num);
+  }
+  if (read.physical_to_rank != nullptr) {
+    placement.physical_to_rank.assign(read.physical_to_rank, read.physical_to_rank + num);
+  }
+  placement.choice = static_cast<ReplicaChoice>(read.choice);
+  placement.physical_to_logical_view = tensor_view(read.physical_to_logical_view);
+  return {};
+}
+
+Status read_counters(const char* call, const ferry_load_counters* given, LoadCounters& counters) {
+  ferry_load_counters read;
+  if (Status status = read_struct(call, given, read); !status.ok()) return status;
+  counters = {tensor_view(read.logical), tensor_view(read.physical), tensor_view(read.received)};
+  return {};
+}
+
+}  // namespace ferry::c
+
+using namespace ferry::c;
+
+ferry_status* ferry_check_placement(const ferry_placement* placement, int64_t num_experts, int32_t num_ranks) {
+  return guarded([&] {
+    ferry::Placement read;
+    ferry::Status status = read_placement("ferry_check_placement", placement, read);
+    return status.ok() ? ferry::check_placement(read, num_experts, num_ranks) : status;
+  });
+}
+
+ferry_status* ferry_pick_replicas(const ferry_tensor* topk_idx, int64_t num_experts, const ferry_placement* placement,
+                                  int32_t rank, int32_t num_ranks, int32_t ranks_per_node, const ferry_tensor* output) {
+  return guarded([&] { return pick(topk_idx, num_experts, placement, {rank, num_ranks, ranks_per_node}, output); });
+}

@@ -1,0 +1,16 @@
+#ifndef FERRY_C_PLACEMENT_HPP
+#define FERRY_C_PLACEMENT_HPP
+
+#include "ferry/ferry.h"
+#include "ferry/placement.hpp"
+
+namespace ferry::c {
+
+/// Null: none.
+/// @errors kInvalidArgument: arrays and their length contradict each other
+Status read_placement(const char* call, const ferry_placement* given, Placement& placement);
+Status read_counters(const char* call, const ferry_load_counters* given, LoadCounters& counters);
+
+}  // namespace ferry::c
+
+#endif  // FERRY_C_PLACEMENT_HPP
