@@ -63,19 +63,22 @@ class Engine {
   // Returns the largest difference from computing all experts here.
   float run_layer(std::int64_t layer, int step) {
     std::vector<std::int64_t> experts = choose(layer, step);
-    for (const std::int64_t expert : experts) ++load_[static_cast<std::size_t>(layer * kNumExperts + expert)];
-    std::vector<std::int64_t> places = pick_homes(layer, experts);
     std::vector<float> x(kNumTokens * kHidden);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::cos(static_cast<float>(i) + static_cast<float>(step));
-    std::vector<float> shares(places.size(), 0.5F);
+    std::vector<float> shares(experts.size(), 0.5F);
 
-    // Places are what is routed by; there are equally many on every rank, in order.
+    // Route picks a home for each chosen expert, and counts the choices on the way.
     ferry::RouteInput choice;
-    choice.topk_idx = {places.data(), ferry::DType::kInt64, {kNumTokens, kNumTopk}};
+    choice.topk_idx = {experts.data(), ferry::DType::kInt64, {kNumTokens, kNumTopk}};
     choice.topk_weights = {shares.data(), ferry::DType::kFloat32, {kNumTokens, kNumTopk}};
     ferry::RouteOptions options;
-    options.num_experts = kNumPlaces;
+    options.num_experts = kNumExperts;
     options.layout = ferry::Layout::kExperts;
+    const auto first_place = placement_.begin() + layer * kNumPlaces;
+    options.placement.physical_to_logical.assign(first_place, first_place + kNumPlaces);
+    options.placement.choice = ferry::ReplicaChoice::kRoundRobin;  // what the balancer reckons with
+    options.counters.logical = {
+        &load_[static_cast<std::size_t>(layer * kNumExperts)], ferry::DType::kInt64, {kNumExperts}};
     const ferry::Routing routing = group_->route(choice, options).value();
     std::vector<float> rows = dispatch(routing, x);
     const auto offsets = routing.expert_row_offsets();
@@ -157,21 +160,6 @@ class Engine {
       experts.push_back(a == b ? (b + 1) % kNumExperts : b);
     }
     return experts;
-  }
-
-  // An expert's homes take turns.
-  std::vector<std::int64_t> pick_homes(std::int64_t layer, const std::vector<std::int64_t>& experts) const {
-    std::vector<std::vector<std::int64_t>> homes(kNumExperts);
-    for (std::int64_t place = 0; place < kNumPlaces; ++place) {
-      const std::int32_t expert = placement_[static_cast<std::size_t>(layer * kNumPlaces + place)];
-      if (expert >= 0) homes[static_cast<std::size_t>(expert)].push_back(place);
-    }
-    std::vector<std::int64_t> places;
-    for (const std::int64_t expert : experts) {
-      const auto& of = homes[static_cast<std::size_t>(expert)];
-      places.push_back(of[(places.size() / kNumTopk + static_cast<std::size_t>(group_->rank())) % of.size()]);
-    }
-    return places;
   }
 
   std::vector<float> dispatch(const ferry::Routing& routing, const std::vector<float>& x) {

@@ -75,14 +75,19 @@ class DemoRank {
       area_.figures().phase_ns[phase_idx] += now_ns() - start_ns;
       area_.figures().wire[phase_idx] += meter.sent();
     }
-    const std::int64_t num_wire_rows = count_wire_rows(plan_, context_.rank(), ids_in_use(), num_routed_experts());
-    add_formulas(plan_, num_wire_rows, &area_);
-    if (homes_) note_half(before, num_wire_rows, &area_.figures().halves[static_cast<std::size_t>(step)]);
+    if (homes_) return note_half(before, &area_.figures().halves[static_cast<std::size_t>(step)]);
+    add_formulas(plan_, count_wire_rows(plan_, context_.rank(), choice_.topk_idx, plan_.shape.num_experts), &area_);
     return {};
   }
 
   /// What this half of the tokens has added.
-  void note_half(const RankFigures& before, std::int64_t num_wire_rows, HalfFigures* half) {
+  Status note_half(const RankFigures& before, HalfFigures* half) {
+    auto places = homes_->places_of(choice_.topk_idx, homes_->placement());
+    if (!places) return places.status();
+    auto first_places = homes_->places_of(choice_.topk_idx, homes_->first_placement());
+    if (!first_places) return first_places.status();
+    const std::int64_t num_wire_rows = count_wire_rows(plan_, context_.rank(), *places, plan_.num_places);
+    add_formulas(plan_, num_wire_rows, &area_);
     const RankFigures& now = area_.figures();
     half->num_received_rows = now.num_received_rows - before.num_received_rows;
     for (const Phase phase : {Phase::kDispatch, Phase::kCombine}) {
@@ -91,9 +96,8 @@ class DemoRank {
     }
     const std::int64_t row_bytes = plan_.dispatch_wire_row_bytes() + plan_.combine_wire_row_bytes();
     half->formula_bytes = num_wire_rows * row_bytes;
-    half->stayed_formula_bytes =
-        count_wire_rows(plan_, context_.rank(), homes_->first_places_of(choice_.topk_idx), plan_.num_places) *
-        row_bytes;
+    half->stayed_formula_bytes = count_wire_rows(plan_, context_.rank(), *first_places, plan_.num_places) * row_bytes;
+    return {};
   }
 
   /// To where the load of the tokens so far, of all ranks, says.
@@ -115,7 +119,8 @@ class DemoRank {
       for (std::size_t expert = 0; expert < load.size(); ++expert) load[expert] += of_rank[expert];
     }
     Status status = homes_->move(load, *group_, device_, &area_.figures().moves);
-    if (status) std::copy(homes_->placement().begin(), homes_->placement().end(), area_.placement().begin());
+    const std::vector<std::int32_t>& placement = homes_->placement().physical_to_logical;
+    if (status) std::copy(placement.begin(), placement.end(), area_.placement().begin());
     return status;
   }
 
@@ -123,18 +128,14 @@ class DemoRank {
     auto choice = choose_run_experts(plan_, x_, plan_.first_token(context_.rank()) + first_, num_tokens_);
     if (!choice) return choice.status();
     choice_ = std::move(*choice);
-    if (homes_) places_ = homes_->places_of(choice_.topk_idx, first_);
     return {};
   }
 
-  /// What is routed: experts, or the places that were picked for them.
-  std::vector<std::int64_t>& ids_in_use() { return homes_ ? places_ : choice_.topk_idx; }
-  std::int64_t num_routed_experts() const { return homes_ ? plan_.num_places : plan_.shape.num_experts; }
   const ExpertHomes* homes() const { return homes_ ? &*homes_ : nullptr; }
 
   Status route() {
     const std::int64_t num_topk = plan_.shape.num_topk();
-    Status status = ids_.mirror(device_, ids_in_use().data(), bytes_of<std::int64_t>(num_tokens_, num_topk));
+    Status status = ids_.mirror(device_, choice_.topk_idx.data(), bytes_of<std::int64_t>(num_tokens_, num_topk));
     if (!status) return status;
     status = weights_.mirror(device_, choice_.topk_weights.data(), bytes_of<float>(num_tokens_, num_topk));
     if (!status) return status;
@@ -142,7 +143,8 @@ class DemoRank {
     in.topk_idx = {ids_.data(), DType::kInt64, {num_tokens_, num_topk}};
     in.topk_weights = {weights_.data(), DType::kFloat32, {num_tokens_, num_topk}};
     RouteOptions options;
-    options.num_experts = num_routed_experts();
+    options.num_experts = plan_.shape.num_experts;
+    if (homes_) options.placement = homes_->placement();
     options.layout = Layout::kExperts;
     auto routing = group_->route(in, options, device_.stream());
     if (!routing) return routing.status();
@@ -245,7 +247,6 @@ class DemoRank {
   std::vector<std::uint16_t> x_;
   Choice choice_;
   std::optional<ExpertHomes> homes_;  ///< if experts move
-  std::vector<std::int64_t> places_;
   MirroredBlock ids_;
   MirroredBlock weights_;
   Routing routing_;

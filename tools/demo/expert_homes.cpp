@@ -12,7 +12,7 @@ namespace ferry::tools {
 
 namespace {
 
-std::vector<std::int32_t> spread_in_order(const DemoPlan& plan) {
+Placement spread_in_order(const DemoPlan& plan) {
   const std::int64_t num_experts = plan.shape.num_experts;
   const std::int64_t places_per_rank = plan.num_places / plan.num_ranks;
   std::vector<std::int32_t> placement(static_cast<std::size_t>(plan.num_places), -1);
@@ -23,21 +23,12 @@ std::vector<std::int32_t> spread_in_order(const DemoPlan& plan) {
       placement[place++] = static_cast<std::int32_t>(expert);
     }
   }
-  return placement;
+  // Replicas are there to even out load, not to save bytes.
+  return {.physical_to_logical = std::move(placement), .choice = ReplicaChoice::kRoundRobin};
 }
 
-std::vector<std::vector<std::int64_t>> homes_by_expert(std::span<const std::int32_t> placement,
-                                                       std::int64_t num_experts) {
-  std::vector<std::vector<std::int64_t>> homes(static_cast<std::size_t>(num_experts));
-  for (std::size_t place = 0; place < placement.size(); ++place) {
-    if (placement[place] < 0) continue;
-    homes[static_cast<std::size_t>(placement[place])].push_back(static_cast<std::int64_t>(place));
-  }
-  return homes;
-}
-
-ConstTensorView one_layer(const std::vector<std::int32_t>& placement) {
-  return {placement.data(), DType::kInt32, {1, static_cast<std::int64_t>(placement.size())}};
+ConstTensorView one_layer(const std::vector<std::int32_t>& physical_to_logical) {
+  return {physical_to_logical.data(), DType::kInt32, {1, static_cast<std::int64_t>(physical_to_logical.size())}};
 }
 
 }  // namespace
@@ -45,25 +36,14 @@ ConstTensorView one_layer(const std::vector<std::int32_t>& placement) {
 ExpertHomes::ExpertHomes(const DemoPlan& plan, int rank)
     : plan_(plan), rank_(rank), first_placement_(spread_in_order(plan)), placement_(first_placement_) {}
 
-std::vector<std::int64_t> ExpertHomes::places_of(std::span<const std::int64_t> topk_idx,
-                                                 std::int64_t first_token) const {
-  const auto homes = homes_by_expert(placement_, plan_.shape.num_experts);
-  const auto num_topk = static_cast<std::size_t>(plan_.shape.num_topk());
+Result<std::vector<std::int64_t>> ExpertHomes::places_of(std::span<const std::int64_t> topk_idx,
+                                                         const Placement& placement) const {
   std::vector<std::int64_t> places(topk_idx.begin(), topk_idx.end());
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    if (places[i] < 0) continue;
-    const auto& of = homes[static_cast<std::size_t>(places[i])];
-    places[i] = of[(static_cast<std::size_t>(first_token + rank_) + i / num_topk) % of.size()];
-  }
-  return places;
-}
-
-std::vector<std::int64_t> ExpertHomes::first_places_of(std::span<const std::int64_t> topk_idx) const {
-  const auto homes = homes_by_expert(first_placement_, plan_.shape.num_experts);
-  std::vector<std::int64_t> places(topk_idx.begin(), topk_idx.end());
-  for (std::int64_t& place : places) {
-    if (place >= 0) place = homes[static_cast<std::size_t>(place)].front();
-  }
+  const std::int64_t num_topk = plan_.shape.num_topk();
+  const TensorView view(places.data(), DType::kInt64, {static_cast<std::int64_t>(places.size()) / num_topk, num_topk});
+  Status status =
+      pick_replicas(view, plan_.shape.num_experts, placement, {rank_, plan_.num_ranks, plan_.ranks_per_node()}, view);
+  if (!status) return status;
   return places;
 }
 
@@ -74,7 +54,7 @@ Status ExpertHomes::load(std::int64_t expert_idx, Expert* expert) const {
     return {};
   }
   const std::int64_t places_per_rank = plan_.num_places / plan_.num_ranks;
-  const auto first = first_placement_.begin() + rank_ * places_per_rank;
+  const auto first = first_placement_.physical_to_logical.begin() + rank_ * places_per_rank;
   if (std::find(first, first + places_per_rank, expert_idx) == first + places_per_rank) {
     return {ErrorCode::kInternal, fmt::format("the weights of expert {} did not come to rank {}", expert_idx, rank_)};
   }
@@ -90,10 +70,10 @@ Status ExpertHomes::move(std::span<const std::int64_t> load, Group& group, const
   options.num_groups = plan_.num_groups();
   options.num_nodes = plan_.num_nodes;
   options.num_ranks = plan_.num_ranks;
-  options.previous = one_layer(placement_);
+  options.previous = one_layer(placement_.physical_to_logical);
   auto placed = balance({load.data(), DType::kInt64, {1, plan_.shape.num_experts}}, options);
   if (!placed) return placed.status();
-  auto moves = plan_moves(one_layer(placement_), one_layer(placed->physical_to_logical),
+  auto moves = plan_moves(one_layer(placement_.physical_to_logical), one_layer(placed->physical_to_logical),
                           {plan_.shape.num_experts, plan_.num_ranks, plan_.num_nodes});
   if (!moves) return moves.status();
   figures->balance_ns = now_ns() - start_ns;
@@ -102,7 +82,7 @@ Status ExpertHomes::move(std::span<const std::int64_t> load, Group& group, const
   figures->move_ns = now_ns() - start_ns;
   figures->num_moved = moves->num_remote;
   figures->num_between_nodes = moves->num_between_nodes;
-  placement_ = std::move(placed->physical_to_logical);
+  placement_.physical_to_logical = std::move(placed->physical_to_logical);
   return {};
 }
 

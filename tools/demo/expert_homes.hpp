@@ -21,14 +21,15 @@ class ExpertHomes {
   /// At first experts are spread over the ranks in order, each once; spare places are at each rank's end.
   ExpertHomes(const DemoPlan& plan, int rank);
 
-  /// What to route by: of each entry of topk_idx the place, of several homes the one at index (token + rank) modulo
-  /// their number. `first_token` is counted from this rank's first one.
-  std::vector<std::int64_t> places_of(std::span<const std::int64_t> topk_idx, std::int64_t first_token) const;
-  /// The same before anything moved.
-  std::vector<std::int64_t> first_places_of(std::span<const std::int64_t> topk_idx) const;
+  /// What to route with, now and before anything moved.
+  const Placement& placement() const { return placement_; }
+  const Placement& first_placement() const { return first_placement_; }
+  /// The places that a route with `placement` picks for this rank's tokens.
+  Result<std::vector<std::int64_t>> places_of(std::span<const std::int64_t> topk_idx, const Placement& placement) const;
   /// The expert that lives in a place; -1: none.
-  std::int64_t expert_in(std::int64_t place) const { return placement_[static_cast<std::size_t>(place)]; }
-  std::span<const std::int32_t> placement() const { return placement_; }
+  std::int64_t expert_in(std::int64_t place) const {
+    return placement_.physical_to_logical[static_cast<std::size_t>(place)];
+  }
 
   /// The weights of an expert of this rank: as they came, or made where it lived from the beginning.
   /// @errors kInternal: it is not here
@@ -43,8 +44,8 @@ class ExpertHomes {
 
   const DemoPlan& plan_;
   int rank_;
-  std::vector<std::int32_t> first_placement_;
-  std::vector<std::int32_t> placement_;
+  Placement first_placement_;
+  Placement placement_;
   std::map<std::int64_t, std::vector<float>> arrived_;  ///< by expert
 };
 
