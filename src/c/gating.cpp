@@ -2,6 +2,11 @@
 
 #include "ferry/gating.hpp"
 
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+
 #include "c/convert.hpp"
 #include "c/status.hpp"
 #include "c/structs.hpp"
@@ -69,7 +74,7 @@ Status fill_preset(const char* name, ferry_gating_options* options, std::int64_t
   constexpr const char* kCall = "ferry_gating_preset";
   const GatingPreset* preset = name != nullptr ? find_gating_preset(name) : nullptr;
   if (preset == nullptr) {
-    std::string message = std::string(kCall) + ": \"" + text_or(name, "") + "\" is no preset, expected one of:";
+    std::string message = fmt::format("{}: \"{}\" is no preset, expected one of:", kCall, text_or(name, ""));
     for (const GatingPreset& one : gating_presets()) message.append(" ").append(one.name);
     return Status(ErrorCode::kInvalidArgument, std::move(message));
   }
