@@ -15,8 +15,8 @@
 #include "ferry/int8.hpp"             // quantisation to INT8 and back
 #include "ferry/latency.hpp"          // inputs and outputs of latency mode
 #include "ferry/load.hpp"             // load of experts over many calls, of all ranks
-#include "ferry/placement.hpp"        // experts with several homes, load counters
 #include "ferry/one_sided.hpp"        // symmetric memory, puts, gets, signals, atomics
+#include "ferry/placement.hpp"        // experts with several homes, load counters
 #include "ferry/quantization.hpp"     // its modes, and where it runs
 #include "ferry/routing.hpp"          // where every token goes
 #include "ferry/status.hpp"           // errors

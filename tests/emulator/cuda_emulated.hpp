@@ -17,6 +17,8 @@
 
 #include "emulator/emulator.hpp"
 
+// The names are CUDA's.
+// NOLINTBEGIN(readability-identifier-naming)
 #undef __global__
 #undef __device__
 #undef __host__
@@ -212,5 +214,7 @@ template <typename T, typename U, typename V>
 T atomicCAS_system(T* address, U expected, V value) {
   return atomicCAS(address, expected, value);
 }
+
+// NOLINTEND(readability-identifier-naming)
 
 #endif  // FERRY_TESTS_EMULATOR_CUDA_EMULATED_HPP
