@@ -41,29 +41,12 @@ TEST(Bench, PairReportsBothOperationsAndTheirSum) {
   EXPECT_EQ(results[2]["op"], "pair");
   EXPECT_EQ(results[2]["logical_bytes"].get<std::int64_t>(),
             results[0]["logical_bytes"].get<std::int64_t>() + results[1]["logical_bytes"].get<std::int64_t>());
-  const std::set<std::string> expected_keys = {"op",
-                                               "backend",
-                                               "ranks",
-                                               "nodes",
-                                               "tokens",
-                                               "hidden",
-                                               "topk",
-                                               "experts",
-                                               "dtype",
-                                               "routing",
-                                               "time_us_p50",
-                                               "time_us_p99",
-                                               "logical_bytes",
-                                               "wire_bytes",
-                                               "logical_gbps",
-                                               "wire_gbps",
-                                               "limit_gbps",
-                                               "ratio_to_limit",
-                                               "commit",
-                                               "host",
-                                               "transport",
-                                               "network",
-                                               "busiest_rank_bytes"};
+  const std::set<std::string> expected_keys = {"op",          "backend",       "ranks",          "nodes",
+                                               "tokens",      "hidden",        "topk",           "experts",
+                                               "dtype",       "replicas",      "routing",        "time_us_p50",
+                                               "time_us_p99", "logical_bytes", "wire_bytes",     "logical_gbps",
+                                               "wire_gbps",   "limit_gbps",    "ratio_to_limit", "commit",
+                                               "host",        "transport",     "network",        "busiest_rank_bytes"};
   for (const json& result : results) {
     std::set<std::string> keys;
     for (const auto& [key, value] : result.items()) keys.insert(key);

@@ -35,12 +35,16 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"DemoDType", {"demo", "--dtype", "f32"}, "--dtype: f32 not in {bf16,fp8}"},
         Refusal{"DemoDTypeNumber", {"demo", "--dtype", "1"}, "--dtype: 1 not in {bf16,fp8}"},
         Refusal{"BenchDType", {"bench", "--dtype", "f32"}, "--dtype: f32 not in {bf16,fp8}"},
-        Refusal{"BenchOp",
-                {"bench", "--op", "gather"},
-                "--op: gather not in {route,dispatch,combine,pair,latency-dispatch,latency-combine,latency-pair}"},
-        Refusal{"BenchOpNumber",
-                {"bench", "--op", "0"},
-                "--op: 0 not in {route,dispatch,combine,pair,latency-dispatch,latency-combine,latency-pair}"},
+        Refusal{
+            "BenchOp",
+            {"bench", "--op", "gather"},
+            "--op: gather not in {route,dispatch,combine,pair,latency-dispatch,latency-combine,latency-pair,put,get,"
+            "signal,fadd}"},
+        Refusal{
+            "BenchOpNumber",
+            {"bench", "--op", "0"},
+            "--op: 0 not in {route,dispatch,combine,pair,latency-dispatch,latency-combine,latency-pair,put,get,signal,"
+            "fadd}"},
         Refusal{"BenchLayout", {"bench", "--layout", "rows"}, "--layout: rows not in {tokens,experts,slab}"},
         Refusal{"BenchMemory", {"bench", "--memory", "unified"}, "--memory: unified not in {symmetric,plain}"},
         Refusal{"BenchCopyPath", {"bench", "--copy-path", "x"}, "--copy-path: x not in {auto,bulk,load-store}"},
