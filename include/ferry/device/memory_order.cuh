@@ -53,6 +53,10 @@ struct GpuMemory {
                  : "memory");
     return before;
   }
+  /// Adds without asking what was there, so that nothing comes back over the link.
+  static __device__ void add_release_system(std::uint64_t* address, std::uint64_t value) {
+    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+  }
   static __device__ void max_release_device(std::uint64_t* address, std::uint64_t value) {
     asm volatile("red.release.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
