@@ -88,10 +88,15 @@ __device__ inline Failure failure(const World& world, const About& about) {
   return failure;
 }
 
+/// Not inlined, so that what mostly happens is short and close together.
+__device__ __noinline__ inline void record(const World& world, Code code, About about) {
+  fail(world, code, failure(world, about));
+}
+
 /// One thread records what went wrong, and all members end alike.
 template <Scope kScope>
-__device__ inline Code finish(const World& world, Code code, const About& about) {
-  if (code != Code::kOk && is_leader<kScope>()) fail(world, code, failure(world, about));
+__device__ inline Code finish(const World& world, Code code, About about) {
+  if (code != Code::kOk && is_leader<kScope>()) record(world, code, about);
   return code;
 }
 
