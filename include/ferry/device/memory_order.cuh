@@ -61,6 +61,8 @@ struct GpuMemory {
     asm volatile("red.release.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
   static __device__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+  /// Orders stores before it and loads after it too: all such fences have one order.
+  static __device__ void fence_total_system() { asm volatile("fence.sc.sys;" ::: "memory"); }
   /// 16 bytes that others may have changed since this multiprocessor last read them.
   static __device__ uint4 load_fresh(const uint4* address) {
     uint4 value;

@@ -297,6 +297,23 @@ __device__ __noinline__ inline Code quiet_of_requests(const World& world) {
   return failed ? Code::kTimeout : writer.take_loss() ? Code::kPeerLost : Code::kOk;
 }
 
+/// What the members have started is complete. `kTotal`: of ranks that do so and then read what the others wrote, at
+/// least one sees it.
+template <Scope kScope, bool kTotal>
+__device__ inline Code complete(const World& world) {
+  Members<kScope>::meet();
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) {
+    if constexpr (kTotal) {
+      GpuMemory::fence_total_system();
+    } else {
+      GpuMemory::fence_system();
+    }
+    if (has_ring(world)) code = quiet_of_requests(world);
+  }
+  return finish<kScope>(world, Members<kScope>::agree(code), {Call::kQuiet, -1, world.heap, 0});
+}
+
 }  // namespace detail
 
 /// Where `rank`'s memory at symmetric address `data` is for this GPU; null where it cannot reach it.
@@ -394,13 +411,7 @@ __device__ inline Code wait_until(const World& world, const std::uint64_t* word,
 /// OneSided::quiet: everything that the members, or whoever met them since, have started is complete.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code quiet(const World& world) {
-  Members<kScope>::meet();
-  Code code = Code::kOk;
-  if (is_leader<kScope>()) {
-    GpuMemory::fence_system();
-    if (has_ring(world)) code = detail::quiet_of_requests(world);
-  }
-  return detail::finish<kScope>(world, Members<kScope>::agree(code), {Call::kQuiet, -1, world.heap, 0});
+  return detail::complete<kScope, true>(world);
 }
 
 /// OneSided::fence, for what the members do to `rank`. Where the proxy works on this node's words, it waits like quiet.
@@ -414,18 +425,18 @@ __device__ inline Code fence(const World& world, int rank) {
     request.peer = static_cast<std::uint32_t>(rank);
     return detail::finish<kScope>(world, detail::ask<kScope>(world, request), about);
   }
-  return quiet<kScope>(world);
+  return detail::complete<kScope, false>(world);
 }
 /// The same for all ranks.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code fence(const World& world) {
-  return quiet<kScope>(world);
+  return detail::complete<kScope, false>(world);
 }
 
 /// OneSided::barrier, by one call of one scope on each rank of the team.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code barrier(const World& world, const TeamView& team) {
-  Code code = quiet<kScope>(world);
+  Code code = detail::complete<kScope, false>(world);
   if (code != Code::kOk) return code;
   const std::uint64_t epoch = GpuMemory::load_acquire_device(team.epoch) + 1;
   const unsigned step = Members<kScope>::count();

@@ -41,6 +41,7 @@ struct GpuMemory {
     if (value > *address) *address = value;
   }
   static void fence_system() {}
+  static void fence_total_system() {}
   template <typename Unit>
   static Unit load_fresh(const Unit* address) {
     return *address;
