@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/numeric/gating.cuh"
+#include "cuda/numeric/gating_entry.cuh"
 
 namespace ferry::cuda::device {
 
