@@ -20,7 +20,8 @@ namespace ferry {
 enum class BalancePolicy : std::int32_t {
   kAuto = 0,  ///< kHierarchical if num_groups is a multiple of num_nodes, else kGlobal
   /// All experts of a group live on one node, every node has equally many groups: with group-limited gating a token
-  /// then reaches only as many nodes as it selects groups. First groups to nodes, then replicas and ranks inside each node.
+  /// then reaches only as many nodes as it selects groups. First groups to nodes, then replicas and ranks inside each
+  /// node.
   kHierarchical = 1,
   kGlobal = 2,  ///< any expert on any rank; num_groups and num_nodes do not matter
 };

@@ -30,8 +30,8 @@ std::size_t count_moves(const Block& block, const Placement& previous, const Pla
 /// Returns the best placement that was passed: lowest in load + move_cost * arrivals.
 Placement improve(const Block& block, Placement start, const ExchangeLimits& limits);
 
-/// A few random swaps between ranks or, with an odd `seed`, replicas that become others'; the busiest rank has a part in
-/// the first. Brings no replicas of an expert together.
+/// A few random swaps between ranks or, with an odd `seed`, replicas that become others'; the busiest rank has a part
+/// in the first. Brings no replicas of an expert together.
 Placement kick(const Block& block, Placement placement, std::uint64_t seed);
 
 }  // namespace ferry::balancing

@@ -13,8 +13,8 @@ void copy_ids(const RouteCall& call, std::int64_t num_counted, std::vector<std::
   std::copy(from, from + num_counted * call.num_topk, ids.begin());
 }
 
-/// What tokens pick, by the remainder of token index + rank: a lookup for each entry in place of a division. Only as far
-/// as it takes few entries.
+/// What tokens pick, by the remainder of token index + rank: a lookup for each entry in place of a division. Only as
+/// far as it takes few entries.
 class PickRounds {
  public:
   PickRounds(const plan::HomeTable& homes, std::size_t most_entries) : width_(homes.ranges.size() + 1) {

@@ -14,13 +14,20 @@ FERRY_HOST_DEVICE inline int num_named_experts(const PlacementTables& placement,
   return placement.homes.ranges == nullptr ? num_experts : placement.homes.num_logical;
 }
 
+/// Of an expert with homes in tables. Not inlined, so that calls without a placement hold none of its instructions: a
+/// short kernel's time is that of fetching its code.
+__device__ __noinline__ inline int pick_home(const plan::HomeRange* ranges, const std::int32_t* homes, int expert,
+                                             std::int64_t token, int rank) {
+  const plan::HomeRange range = ranges[expert];
+  return homes[range.first + (range.count == 1 ? 0 : plan::pick_of(range.count, token, rank))];
+}
+
 /// The expert, among those that rows are for, of an id of a token of `rank`; -1: none, or no expert at all.
 __device__ inline int pick_expert(const PlacementTables& placement, int num_experts, std::int64_t id,
                                   std::int64_t token, int rank) {
   if (id < 0 || id >= num_named_experts(placement, num_experts)) return -1;
   if (placement.homes.ranges == nullptr) return static_cast<int>(id);
-  const plan::HomeRange range = placement.homes.ranges[id];
-  return placement.homes.homes[range.first + (range.count == 1 ? 0 : plan::pick_of(range.count, token, rank))];
+  return pick_home(placement.homes.ranges, placement.homes.homes, static_cast<int>(id), token, rank);
 }
 
 /// The hash of a placement that only the GPU knows, for ranks to compare.
