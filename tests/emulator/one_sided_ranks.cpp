@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "plan/to_size.hpp"
@@ -72,7 +73,10 @@ device::World OneSidedRanks::world(int rank) {
   world.ranks_per_node = options_.ranks_per_node;
   world.heap = own.heap.data();
   world.heap_bytes = own.heap.size();
+  world.first_in_node = node_of(rank) * options_.ranks_per_node;
   world.peer_heaps = own.peer_heaps.data();
+  const std::size_t num_near = std::min(own.peer_heaps.size(), std::size(world.near_heaps));
+  std::copy_n(own.peer_heaps.begin(), num_near, std::begin(world.near_heaps));
   world.gpu_words = !has_network();
   world.timeout_ns = kTimeoutNs;
   world.errors = &own.errors;

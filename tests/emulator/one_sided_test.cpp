@@ -98,6 +98,38 @@ TEST_P(OneSidedKernels, WhoSeesTheSignalSeesTheBytes) {
   }
 }
 
+TEST_P(OneSidedKernels, WhatAnyThreadDidBeforeIsBeforeTheBlocksCall) {
+  constexpr unsigned kNumThreads = 64;
+  for (std::uint64_t seed = 1; seed <= kNumSeeds; ++seed) {
+    OneSidedRanks ranks(options(seed));
+    const int last = ranks.num_ranks() - 1;
+    std::vector<std::byte> row(kNumThreads);
+    std::vector<std::byte> landing(kNumThreads);
+    std::uint64_t value = 0;
+    Code waited = Code::kOk;
+    ranks.word(0, kCounter)[0] = 1;
+    ranks.launch(0, {1, kNumThreads, 0}, [&] {
+      const World world = ranks.world(0);
+      const unsigned thread = threadIdx.x;
+      row[thread] = pattern(0, 0, thread);
+      device::put<Scope::kBlock>(world, last, world.heap + kRowOffset, row.data(), row.size());
+      if (thread == kNumThreads - 1) value = 5;
+      device::put<Scope::kBlock>(world, last, ranks.word(0, 4), &value, sizeof(value));
+      device::quiet<Scope::kBlock>(world);
+      landing[thread] = std::byte{0xFF};
+      device::get<Scope::kBlock>(world, last, landing.data(), world.heap + kRowOffset, landing.size());
+      if (thread == kNumThreads - 1) *ranks.word(0, kCounter) = 0;
+      const Code code = device::wait_until<Scope::kBlock>(world, ranks.word(0, kCounter), Comparison::kEqual, 1, 1000);
+      if (thread == 0) waited = code;
+    });
+    ASSERT_EQ(ranks.run(), "");
+    EXPECT_TRUE(std::equal(row.begin(), row.end(), ranks.heap(last) + kRowOffset));
+    EXPECT_EQ(landing, row);
+    EXPECT_EQ(*ranks.word(last, 4), 5U);
+    EXPECT_EQ(waited, Code::kTimeout) << "the word was 0 when the wait began";
+  }
+}
+
 TEST_P(OneSidedKernels, AfterABarrierEverythingIsThereAndGetsFindIt) {
   constexpr std::size_t kNumBytes = 150;
   for (std::uint64_t seed = 1; seed <= kNumSeeds; ++seed) {
@@ -320,6 +352,26 @@ INSTANTIATE_TEST_SUITE_P(Shapes, OneSidedKernels, testing::Values(Nodes{2, 2}, N
                            return std::to_string(shape.param.num_ranks) + "RanksOf" +
                                   std::to_string(shape.param.ranks_per_node);
                          });
+
+TEST(OneSidedNode, RanksWhoseAddressesAreNotInTheWorldAreReached) {
+  constexpr int kNumRanks = device::kNumNearHeaps + 2;
+  OneSidedRanks ranks({.num_ranks = kNumRanks, .ranks_per_node = kNumRanks});
+  int num_errors = 0;
+  ranks.launch(1, {1, 1, 0}, [&] {
+    const World world = ranks.world(1);
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      const auto value = static_cast<std::uint64_t>(rank) + 1;
+      num_errors += device::put(world, rank, ranks.word(1, 4), &value, sizeof(value)) != Code::kOk;
+      num_errors += device::fetch_add(world, rank, ranks.word(1, kCounter), value).code != Code::kOk;
+    }
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(num_errors, 0);
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    EXPECT_EQ(*ranks.word(rank, 4), static_cast<std::uint64_t>(rank) + 1);
+    EXPECT_EQ(*ranks.word(rank, kCounter), static_cast<std::uint64_t>(rank) + 1);
+  }
+}
 
 TEST(OneSidedNodes, ALostPeerEndsWhatWaitsForIt) {
   for (const bool told : {true, false}) {

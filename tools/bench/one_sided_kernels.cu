@@ -38,21 +38,21 @@ __device__ void copy_plainly(std::byte* to, const std::byte* from, std::uint64_t
   __syncthreads();
 }
 
+template <bool kRaw>
 __device__ void send(const OneSidedKernelParams& params, std::uint64_t turn) {
   const std::uint64_t num_bytes = params.op == BenchOp::kPut ? params.num_bytes : 0;
-  if (!params.raw) {
+  if constexpr (!kRaw) {
     note(params, device::put_signal<Scope::kBlock>(params.world, params.other, params.block, params.local, num_bytes,
                                                    params.word, turn, SignalOp::kSet));
     return;
   }
   copy_plainly<false>(params.raw_block, params.local, num_bytes);
-  if (threadIdx.x != 0) return;
-  GpuMemory::fence_system();
-  GpuMemory::store_release_system(params.raw_word, turn);
+  if (threadIdx.x == 0) GpuMemory::store_release_system(params.raw_word, turn);
 }
 
+template <bool kRaw>
 __device__ void receive(const OneSidedKernelParams& params, std::uint64_t turn) {
-  if (!params.raw) {
+  if constexpr (!kRaw) {
     note(params, device::wait_until<Scope::kBlock>(params.world, params.word, Comparison::kGreaterEqual, turn));
     return;
   }
@@ -65,40 +65,46 @@ __device__ void receive(const OneSidedKernelParams& params, std::uint64_t turn) 
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kThreads) exchange_kernel(const __grid_constant__ OneSidedKernelParams params) {
+/// One kernel for each way, so that plain code does not carry the library's. Of one block a multiprocessor, so that
+/// neither saves registers at the cost of memory accesses.
+template <bool kRaw>
+__global__ void __launch_bounds__(kThreads, 1) exchange_kernel(const __grid_constant__ OneSidedKernelParams params) {
   for (int call = 0; call < params.num_calls; ++call) {
     const std::uint64_t turn = params.turn + static_cast<std::uint64_t>(call) + 1;
     if (params.op == BenchOp::kGet) {
-      if (params.raw) {
+      if constexpr (kRaw) {
         copy_plainly<true>(params.local, params.raw_block, params.num_bytes);
       } else {
         note(params,
              device::get<Scope::kBlock>(params.world, params.other, params.local, params.block, params.num_bytes));
       }
     } else if (params.op == BenchOp::kFetchAdd) {
-      if (threadIdx.x == 0 && params.raw) GpuMemory::add_system(params.raw_word, 1);
-      if (threadIdx.x == 0 && !params.raw) {
+      if (threadIdx.x != 0) continue;
+      if constexpr (kRaw) {
+        GpuMemory::add_system(params.raw_word, 1);
+      } else {
         note(params, device::fetch_add(params.world, params.other, params.word, 1).code);
       }
     } else {
-      if (params.is_first) send(params, turn);
-      receive(params, turn);
-      if (!params.is_first) send(params, turn);
+      if (params.is_first) send<kRaw>(params, turn);
+      receive<kRaw>(params, turn);
+      if (!params.is_first) send<kRaw>(params, turn);
     }
   }
 }
 
+template <bool kRaw>
 __device__ void window_of_copies(const OneSidedKernelParams& params) {
   for (int call = static_cast<int>(blockIdx.x); call < params.num_calls; call += static_cast<int>(gridDim.x)) {
     const std::uint64_t at = static_cast<std::uint64_t>(call % 2) * params.num_bytes;
     if (params.op == BenchOp::kPut) {
-      if (params.raw) {
+      if constexpr (kRaw) {
         copy_plainly<false>(params.raw_block + at, params.local + at, params.num_bytes);
       } else {
         note(params, device::put_nbi<Scope::kBlock>(params.world, params.other, params.block + at, params.local + at,
                                                     params.num_bytes));
       }
-    } else if (params.raw) {
+    } else if constexpr (kRaw) {
       copy_plainly<true>(params.local + at, params.raw_block + at, params.num_bytes);
     } else {
       note(params, device::get_nbi<Scope::kBlock>(params.world, params.other, params.local + at, params.block + at,
@@ -107,12 +113,17 @@ __device__ void window_of_copies(const OneSidedKernelParams& params) {
   }
 }
 
+template <bool kRaw>
 __device__ void window_of_words(const OneSidedKernelParams& params) {
   const auto num_threads = static_cast<int>(gridDim.x * blockDim.x);
   for (int call = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); call < params.num_calls;
        call += num_threads) {
-    if (params.raw) {
-      GpuMemory::add_system(params.raw_word, 1);
+    if constexpr (kRaw) {
+      if (params.op == BenchOp::kFetchAdd) {
+        GpuMemory::add_system(params.raw_word, 1);
+      } else {
+        GpuMemory::add_release_system(params.raw_word, 1);
+      }
     } else if (params.op == BenchOp::kFetchAdd) {
       note(params, device::fetch_add(params.world, params.other, params.word, 1).code);
     } else {
@@ -121,13 +132,14 @@ __device__ void window_of_words(const OneSidedKernelParams& params) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant__ OneSidedKernelParams params) {
+template <bool kRaw>
+__global__ void __launch_bounds__(kThreads, 1) window_kernel(const __grid_constant__ OneSidedKernelParams params) {
   if (params.op == BenchOp::kPut || params.op == BenchOp::kGet) {
-    window_of_copies(params);
+    window_of_copies<kRaw>(params);
   } else {
-    window_of_words(params);
+    window_of_words<kRaw>(params);
   }
-  if (params.raw) {
+  if constexpr (kRaw) {
     GpuMemory::fence_system();
   } else {
     note(params, device::quiet<Scope::kBlock>(params.world));
@@ -137,7 +149,8 @@ __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant_
 }  // namespace
 
 Status launch_exchanges(const OneSidedKernelParams& params, Stream stream) {
-  exchange_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
+  const auto kernel = params.raw ? exchange_kernel<true> : exchange_kernel<false>;
+  kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
   return cuda_status("launching one-sided calls", cudaGetLastError());
 }
 
@@ -145,7 +158,8 @@ Status launch_window(const OneSidedKernelParams& params, Stream stream) {
   const bool copies = params.op == BenchOp::kPut || params.op == BenchOp::kGet;
   const int per_block = copies ? 1 : static_cast<int>(kThreads);
   const int num_blocks = std::clamp((params.num_calls + per_block - 1) / per_block, 1, kMaxBlocks);
-  window_kernel<<<static_cast<unsigned>(num_blocks), kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
+  const auto kernel = params.raw ? window_kernel<true> : window_kernel<false>;
+  kernel<<<static_cast<unsigned>(num_blocks), kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
   return cuda_status("launching one-sided calls", cudaGetLastError());
 }
 

@@ -53,10 +53,16 @@ struct GpuMemory {
                  : "memory");
     return before;
   }
+  /// Adds without asking what was there, so that nothing comes back over the link.
+  static __device__ void add_release_system(std::uint64_t* address, std::uint64_t value) {
+    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+  }
   static __device__ void max_release_device(std::uint64_t* address, std::uint64_t value) {
     asm volatile("red.release.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
   static __device__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+  /// Orders stores before it and loads after it too: all such fences have one order.
+  static __device__ void fence_total_system() { asm volatile("fence.sc.sys;" ::: "memory"); }
   /// 16 bytes that others may have changed since this multiprocessor last read them.
   static __device__ uint4 load_fresh(const uint4* address) {
     uint4 value;

@@ -5,7 +5,8 @@
 /// of order. A kernel takes the World that OneSided::device_world returned, and the TeamViews of its barriers, by
 /// value.
 ///
-///     __global__ void hand_on(ferry::device::World world, float* row, const float* mine, std::uint64_t* ready) {
+///     __global__ void hand_on(const __grid_constant__ ferry::device::World world, float* row, const float* mine,
+///                             std::uint64_t* ready) {
 ///       using namespace ferry::device;
 ///       const int next = (world.rank + 1) % world.num_ranks;
 ///       put_signal<Scope::kBlock>(world, next, row, mine, kRowBytes, ready, 1, ferry::SignalOp::kSet);
@@ -41,7 +42,8 @@ namespace detail {
 __device__ inline bool is_rank(const World& world, int rank) { return rank >= 0 && rank < world.num_ranks; }
 
 __device__ inline bool in_node(const World& world, int rank) {
-  return rank / world.ranks_per_node == world.rank / world.ranks_per_node;
+  return static_cast<unsigned>(rank) - static_cast<unsigned>(world.first_in_node) <
+         static_cast<unsigned>(world.ranks_per_node);
 }
 
 __device__ inline std::uint64_t offset_of(const World& world, const void* data) {
@@ -59,27 +61,42 @@ __device__ inline bool is_word(const World& world, const std::uint64_t* word) {
 
 /// `data` of this rank in the memory of one of this node.
 __device__ inline std::byte* at_peer(const World& world, int rank, const void* data) {
-  return world.peer_heaps[rank % world.ranks_per_node] + offset_of(world, data);
+  const int idx = rank - world.first_in_node;
+  return (idx < kNumNearHeaps ? world.near_heaps[idx] : world.peer_heaps[idx]) + offset_of(world, data);
 }
 
 __device__ inline std::uint64_t* word_at(const World& world, int rank, const std::uint64_t* word) {
   return reinterpret_cast<std::uint64_t*>(at_peer(world, rank, word));
 }
 
-__device__ inline Failure failure(const World& world, Call call, int rank, const void* data, std::uint64_t num_bytes) {
-  Failure about;
-  about.call = call;
-  about.rank = rank;
-  about.offset = offset_of(world, data);
-  about.num_bytes = num_bytes;
-  about.timeout_ns = world.timeout_ns;
-  return about;
+/// What a call is about. An error record is made of it only when there is an error: it would be in local memory, whose
+/// stores the fence of a signal waits for.
+struct About {
+  Call call;
+  int rank;
+  const void* data;
+  std::uint64_t num_bytes;
+};
+
+__device__ inline Failure failure(const World& world, const About& about) {
+  Failure failure;
+  failure.call = about.call;
+  failure.rank = about.rank;
+  failure.offset = offset_of(world, about.data);
+  failure.num_bytes = about.num_bytes;
+  failure.timeout_ns = world.timeout_ns;
+  return failure;
+}
+
+/// Not inlined, so that what mostly happens is short and close together.
+__device__ __noinline__ inline void record(const World& world, Code code, About about) {
+  fail(world, code, failure(world, about));
 }
 
 /// One thread records what went wrong, and all members end alike.
 template <Scope kScope>
-__device__ inline Code finish(const World& world, Code code, const Failure& about) {
-  if (code != Code::kOk && is_leader<kScope>()) fail(world, code, about);
+__device__ inline Code finish(const World& world, Code code, About about) {
+  if (code != Code::kOk && is_leader<kScope>()) record(world, code, about);
   return code;
 }
 
@@ -110,18 +127,25 @@ __device__ inline bool compares(std::uint64_t word, Comparison comparison, std::
   return false;
 }
 
-/// A signal, after all that this thread did before and what was asked for before. One thread.
-__device__ inline Code signal_by_thread(const World& world, int rank, std::uint64_t* word, std::uint64_t value,
-                                        SignalOp op) {
-  if (in_node(world, rank) && (world.gpu_words || op == SignalOp::kSet)) {
-    std::uint64_t* const target = word_at(world, rank, word);
-    if (op == SignalOp::kSet) {
-      GpuMemory::store_release_system(target, value);
-    } else {
-      GpuMemory::add_system(target, value);
-    }
-    return Code::kOk;
+/// Whether this GPU makes the signal by itself, which never fails.
+__device__ inline bool signals_itself(const World& world, int rank, SignalOp op) {
+  return in_node(world, rank) && (world.gpu_words || op == SignalOp::kSet);
+}
+
+/// Such a signal, after all that this thread did, or has met, before. One thread.
+__device__ inline void signal_in_node(const World& world, int rank, std::uint64_t* word, std::uint64_t value,
+                                      SignalOp op) {
+  std::uint64_t* const target = word_at(world, rank, word);
+  if (op == SignalOp::kSet) {
+    GpuMemory::store_release_system(target, value);
+  } else {
+    GpuMemory::add_release_system(target, value);
   }
+}
+
+/// The others, after what was asked for before too. One thread.
+__device__ __noinline__ inline Code signal_by_request(const World& world, int rank, std::uint64_t* word,
+                                                      std::uint64_t value, SignalOp op) {
   Request request;
   request.op = op == SignalOp::kSet ? RequestOp::kSignalSet : RequestOp::kSignalAdd;
   request.peer = static_cast<std::uint32_t>(rank);
@@ -141,6 +165,7 @@ __device__ __noinline__ inline Code put_by_request(const World& world, int rank,
   request.num_bytes = num_bytes;
   const auto addresses = reinterpret_cast<std::uintptr_t>(source) | request.remote_offset;
   if (num_bytes == sizeof(std::uint64_t) && addresses % sizeof(std::uint64_t) == 0) {
+    Members<kScope>::meet();  // any of them may have written it
     request.op = RequestOp::kPutValue;
     request.value = *static_cast<const std::uint64_t*>(source);
     return ask<kScope>(world, request);
@@ -155,12 +180,13 @@ __device__ __noinline__ inline Code put_by_request(const World& world, int rank,
 template <Scope kScope>
 __device__ inline Code put(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
                            bool direct) {
-  const Failure about = failure(world, Call::kPut, rank, dest, num_bytes);
+  const About about{Call::kPut, rank, dest, num_bytes};
   if (!is_rank(world, rank) || !is_symmetric(world, dest, num_bytes)) {
     return finish<kScope>(world, Code::kInvalidArgument, about);
   }
   if (num_bytes == 0) return Code::kOk;
   if (in_node(world, rank)) {
+    Members<kScope>::meet();
     copy_bytes<kScope, Source::kOwn>(at_peer(world, rank, dest), static_cast<const std::byte*>(source), num_bytes);
     Members<kScope>::meet();
     return Code::kOk;
@@ -171,70 +197,91 @@ __device__ inline Code put(const World& world, int rank, void* dest, const void*
 template <Scope kScope>
 __device__ inline Code put_signal(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
                                   std::uint64_t* word, std::uint64_t value, SignalOp op, bool direct) {
-  const Failure about = failure(world, Call::kSignal, rank, word, sizeof(*word));
+  const About about{Call::kSignal, rank, word, sizeof(*word)};
   if (!is_rank(world, rank) || !is_word(world, word)) return finish<kScope>(world, Code::kInvalidArgument, about);
-  Code code = put<kScope>(world, rank, dest, source, num_bytes, direct);
-  if (code != Code::kOk) return code;
-  Members<kScope>::meet();
-  if (is_leader<kScope>()) {
-    GpuMemory::fence_system();
-    code = signal_by_thread(world, rank, word, value, op);
+  if (num_bytes != 0) {
+    if (const Code code = put<kScope>(world, rank, dest, source, num_bytes, direct); code != Code::kOk) return code;
+  } else {
+    Members<kScope>::meet();
   }
-  return finish<kScope>(world, Members<kScope>::agree(code), about);
-}
-
-/// A get; `now`: the bytes are there when it returns.
-template <Scope kScope>
-__device__ inline Code get(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
-                           bool now) {
-  const Failure about = failure(world, Call::kGet, rank, source, num_bytes);
-  if (!is_rank(world, rank) || !is_symmetric(world, source, num_bytes)) {
-    return finish<kScope>(world, Code::kInvalidArgument, about);
-  }
-  if (num_bytes == 0) return Code::kOk;
-  if (in_node(world, rank)) {
-    copy_bytes<kScope, Source::kShared>(static_cast<std::byte*>(dest), at_peer(world, rank, source), num_bytes);
+  // All members have met: the release of one covers what all have done.
+  if (signals_itself(world, rank, op)) {
+    if (is_leader<kScope>()) signal_in_node(world, rank, word, value, op);
     Members<kScope>::meet();
     return Code::kOk;
   }
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) code = signal_by_request(world, rank, word, value, op);
+  return finish<kScope>(world, Members<kScope>::agree(code), about);
+}
+
+/// A get from a rank of another node.
+template <Scope kScope>
+__device__ __noinline__ inline Code get_by_request(const World& world, int rank, void* dest, const void* source,
+                                                   std::uint64_t num_bytes, bool now) {
   Request request;
   request.op = RequestOp::kGet;
   request.peer = static_cast<std::uint32_t>(rank);
   request.remote_offset = offset_of(world, source);
   request.num_bytes = num_bytes;
   if (!is_symmetric(world, dest, num_bytes)) {
-    return finish<kScope>(world, get_staged<kScope>(world, request, static_cast<std::byte*>(dest)), about);
+    return get_staged<kScope>(world, request, static_cast<std::byte*>(dest));
   }
   request.local_offset = offset_of(world, dest);
-  if (!now) return finish<kScope>(world, ask<kScope>(world, request), about);
+  if (!now) return ask<kScope>(world, request);
   Members<kScope>::meet();
   Code code = Code::kOk;
   std::uint64_t none = 0;
   if (is_leader<kScope>()) code = fetch_by_request(world, request, none);
-  return finish<kScope>(world, Members<kScope>::agree(code), about);
+  return Members<kScope>::agree(code);
 }
 
-__device__ inline Fetched fetch(const World& world, Call call, int rank, std::uint64_t* word, Request request) {
-  const Failure about = failure(world, call, rank, word, sizeof(*word));
-  if (!is_rank(world, rank) || !is_word(world, word)) return {fail(world, Code::kInvalidArgument, about), 0};
-  if (in_node(world, rank) && world.gpu_words) {
-    std::uint64_t* const target = word_at(world, rank, word);
-    return {Code::kOk, call == Call::kFetchAdd
-                           ? GpuMemory::add_system(target, request.value)
-                           : GpuMemory::compare_swap_system(target, request.operand, request.value)};
+/// A get; `now`: the bytes are there when it returns.
+template <Scope kScope>
+__device__ inline Code get(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
+                           bool now) {
+  const About about{Call::kGet, rank, source, num_bytes};
+  if (!is_rank(world, rank) || !is_symmetric(world, source, num_bytes)) {
+    return finish<kScope>(world, Code::kInvalidArgument, about);
   }
+  if (num_bytes == 0) return Code::kOk;
+  if (in_node(world, rank)) {
+    Members<kScope>::meet();
+    copy_bytes<kScope, Source::kShared>(static_cast<std::byte*>(dest), at_peer(world, rank, source), num_bytes);
+    Members<kScope>::meet();
+    return Code::kOk;
+  }
+  return finish<kScope>(world, get_by_request<kScope>(world, rank, dest, source, num_bytes, now), about);
+}
+
+/// fetch_add, and where `call` says so compare_swap of `operand`, by a request. One thread.
+__device__ __noinline__ inline Fetched fetch_elsewhere(const World& world, Call call, int rank, std::uint64_t* word,
+                                                       std::uint64_t value, std::uint64_t operand) {
+  Request request;
+  request.op = call == Call::kFetchAdd ? RequestOp::kFetchAdd : RequestOp::kCompareSwap;
   request.peer = static_cast<std::uint32_t>(rank);
   request.remote_offset = offset_of(world, word);
+  request.value = value;
+  request.operand = operand;
   Fetched fetched;
   fetched.code = fetch_by_request(world, request, fetched.value);
-  if (fetched.code != Code::kOk) fail(world, fetched.code, about);
+  if (fetched.code != Code::kOk) fail(world, fetched.code, failure(world, {call, rank, word, sizeof(*word)}));
   return fetched;
 }
 
+__device__ inline Fetched fetch(const World& world, Call call, int rank, std::uint64_t* word, std::uint64_t value,
+                                std::uint64_t operand) {
+  if (!is_rank(world, rank) || !is_word(world, word)) {
+    return {finish<Scope::kThread>(world, Code::kInvalidArgument, {call, rank, word, sizeof(*word)}), 0};
+  }
+  if (!in_node(world, rank) || !world.gpu_words) return fetch_elsewhere(world, call, rank, word, value, operand);
+  std::uint64_t* const target = word_at(world, rank, word);
+  return {Code::kOk, call == Call::kFetchAdd ? GpuMemory::add_system(target, value)
+                                             : GpuMemory::compare_swap_system(target, operand, value)};
+}
+
 /// Waits until the proxy has completed all that was asked for before. One thread.
-__device__ __noinline__ inline Code quiet_by_thread(const World& world) {
-  GpuMemory::fence_system();
-  if (!has_ring(world)) return Code::kOk;
+__device__ __noinline__ inline Code quiet_of_requests(const World& world) {
   Request request;
   request.op = RequestOp::kQuiet;
   std::uint64_t ticket = 0;
@@ -248,6 +295,23 @@ __device__ __noinline__ inline Code quiet_by_thread(const World& world) {
   });
   if (code != Code::kOk) return code;
   return failed ? Code::kTimeout : writer.take_loss() ? Code::kPeerLost : Code::kOk;
+}
+
+/// What the members have started is complete. `kTotal`: of ranks that do so and then read what the others wrote, at
+/// least one sees it.
+template <Scope kScope, bool kTotal>
+__device__ inline Code complete(const World& world) {
+  Members<kScope>::meet();
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) {
+    if constexpr (kTotal) {
+      GpuMemory::fence_total_system();
+    } else {
+      GpuMemory::fence_system();
+    }
+    if (has_ring(world)) code = quiet_of_requests(world);
+  }
+  return finish<kScope>(world, Members<kScope>::agree(code), {Call::kQuiet, -1, world.heap, 0});
 }
 
 }  // namespace detail
@@ -304,19 +368,12 @@ __device__ inline Code signal(const World& world, int rank, std::uint64_t* word,
 
 /// OneSided::fetch_add. One thread.
 __device__ inline Fetched fetch_add(const World& world, int rank, std::uint64_t* word, std::uint64_t value) {
-  Request request;
-  request.op = RequestOp::kFetchAdd;
-  request.value = value;
-  return detail::fetch(world, Call::kFetchAdd, rank, word, request);
+  return detail::fetch(world, Call::kFetchAdd, rank, word, value, 0);
 }
 /// OneSided::compare_swap. One thread.
 __device__ inline Fetched compare_swap(const World& world, int rank, std::uint64_t* word, std::uint64_t expected,
                                        std::uint64_t desired) {
-  Request request;
-  request.op = RequestOp::kCompareSwap;
-  request.value = desired;
-  request.operand = expected;
-  return detail::fetch(world, Call::kCompareSwap, rank, word, request);
+  return detail::fetch(world, Call::kCompareSwap, rank, word, desired, expected);
 }
 
 /// OneSided::test.
@@ -328,35 +385,39 @@ __device__ inline bool test(const std::uint64_t* word, Comparison comparison, st
 template <Scope kScope = Scope::kThread>
 __device__ inline Code wait_until(const World& world, const std::uint64_t* word, Comparison comparison,
                                   std::uint64_t value, std::uint64_t timeout_ns = 0) {
-  Failure about = detail::failure(world, Call::kWaitUntil, -1, word, sizeof(*word));
+  const detail::About about{Call::kWaitUntil, -1, word, sizeof(*word)};
   if (!detail::is_word(world, word)) return detail::finish<kScope>(world, Code::kInvalidArgument, about);
-  if (timeout_ns != 0) about.timeout_ns = timeout_ns;
-  about.comparison = static_cast<std::int32_t>(comparison);
-  about.expected = value;
+  Members<kScope>::meet();
   Code code = Code::kOk;
   if (is_leader<kScope>()) {
-    code = wait_for(world, about.timeout_ns, [&about, word, comparison, value] {
-      about.seen = GpuMemory::load_acquire_system(word);
-      return detail::compares(about.seen, comparison, value);
+    if (timeout_ns == 0) timeout_ns = world.timeout_ns;
+    std::uint64_t seen = 0;
+    code = wait_for(world, timeout_ns, [&seen, word, comparison, value] {
+      seen = GpuMemory::load_acquire_system(word);
+      return detail::compares(seen, comparison, value);
     });
+    if (code != Code::kOk) {
+      Failure failure = detail::failure(world, about);
+      failure.comparison = static_cast<std::int32_t>(comparison);
+      failure.seen = seen;
+      failure.expected = value;
+      failure.timeout_ns = timeout_ns;
+      fail(world, code, failure);
+    }
   }
-  return detail::finish<kScope>(world, Members<kScope>::agree(code), about);
+  return Members<kScope>::agree(code);
 }
 
 /// OneSided::quiet: everything that the members, or whoever met them since, have started is complete.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code quiet(const World& world) {
-  Members<kScope>::meet();
-  Code code = Code::kOk;
-  if (is_leader<kScope>()) code = detail::quiet_by_thread(world);
-  return detail::finish<kScope>(world, Members<kScope>::agree(code),
-                                detail::failure(world, Call::kQuiet, -1, world.heap, 0));
+  return detail::complete<kScope, true>(world);
 }
 
 /// OneSided::fence, for what the members do to `rank`. Where the proxy works on this node's words, it waits like quiet.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code fence(const World& world, int rank) {
-  const Failure about = detail::failure(world, Call::kFence, rank, world.heap, 0);
+  const detail::About about{Call::kFence, rank, world.heap, 0};
   if (!detail::is_rank(world, rank)) return detail::finish<kScope>(world, Code::kInvalidArgument, about);
   if (has_ring(world) && !detail::in_node(world, rank)) {
     Request request;
@@ -364,34 +425,43 @@ __device__ inline Code fence(const World& world, int rank) {
     request.peer = static_cast<std::uint32_t>(rank);
     return detail::finish<kScope>(world, detail::ask<kScope>(world, request), about);
   }
-  return quiet<kScope>(world);
+  return detail::complete<kScope, false>(world);
 }
 /// The same for all ranks.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code fence(const World& world) {
-  return quiet<kScope>(world);
+  return detail::complete<kScope, false>(world);
 }
 
 /// OneSided::barrier, by one call of one scope on each rank of the team.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code barrier(const World& world, const TeamView& team) {
-  Code code = quiet<kScope>(world);
+  Code code = detail::complete<kScope, false>(world);
   if (code != Code::kOk) return code;
   const std::uint64_t epoch = GpuMemory::load_acquire_device(team.epoch) + 1;
-  Failure about = detail::failure(world, Call::kBarrier, -1, team.arrived, 0);
-  about.expected = epoch;
   const unsigned step = Members<kScope>::count();
   const auto num_ranks = static_cast<unsigned>(team.num_ranks);
   for (unsigned place = Members<kScope>::idx(); place < num_ranks && code == Code::kOk; place += step) {
-    code = detail::signal_by_thread(world, team.ranks[place], team.arrived + team.rank, epoch, SignalOp::kSet);
+    const int rank = team.ranks[place];
+    std::uint64_t* const word = team.arrived + team.rank;
+    if (detail::in_node(world, rank)) {
+      detail::signal_in_node(world, rank, word, epoch, SignalOp::kSet);
+    } else {
+      code = detail::signal_by_request(world, rank, word, epoch, SignalOp::kSet);
+    }
   }
   for (unsigned place = Members<kScope>::idx(); place < num_ranks && code == Code::kOk; place += step) {
-    code = wait_for(world, world.timeout_ns, [&about, &team, place, epoch] {
-      about.seen = GpuMemory::load_acquire_system(team.arrived + place);
-      return about.seen >= epoch;
+    std::uint64_t seen = 0;
+    code = wait_for(world, world.timeout_ns, [&seen, &team, place, epoch] {
+      seen = GpuMemory::load_acquire_system(team.arrived + place);
+      return seen >= epoch;
     });
-    about.rank = team.ranks[place];
-    if (code != Code::kOk) fail(world, code, about);
+    if (code != Code::kOk) {
+      Failure failure = detail::failure(world, {Call::kBarrier, team.ranks[place], team.arrived, 0});
+      failure.seen = seen;
+      failure.expected = epoch;
+      fail(world, code, failure);
+    }
   }
   code = Members<kScope>::agree(code);
   if (code == Code::kOk && is_leader<kScope>()) GpuMemory::store_release_device(team.epoch, epoch);

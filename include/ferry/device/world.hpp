@@ -49,10 +49,15 @@ struct KernelState {
   RequestRingState ring;
 };
 
+/// Peers whose addresses are in the World itself. Calls find those in the constant memory of a kernel's parameters;
+/// memory of the GPU would be read again after every wait.
+inline constexpr int kNumNearHeaps = 16;
+
 struct World {
   int rank = 0;
   int num_ranks = 1;
   int ranks_per_node = 1;
+  int first_in_node = 0;      ///< the lowest rank of this node
   std::byte* heap = nullptr;  ///< this rank's symmetric memory
   std::uint64_t heap_bytes = 0;
   std::byte* const* peer_heaps = nullptr;  ///< by index in the node, in memory of the GPU
@@ -61,7 +66,8 @@ struct World {
   std::uint64_t timeout_ns = 0;
   ErrorRecord* errors = nullptr;
   KernelState* state = nullptr;
-  RequestRing ring;  ///< without slots where all ranks are of one node and gpu_words
+  std::byte* near_heaps[kNumNearHeaps] = {};  ///< the first of peer_heaps
+  RequestRing ring;                           ///< without slots where all ranks are of one node and gpu_words
 };
 
 /// Ranks that meet at a barrier.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "core/group_options.hpp"
@@ -148,6 +149,8 @@ Status OneSidedMemory::adopt_heaps(const one_sided::Context& context) {
     registered_.push_back(std::move(*block));
   }
   world_.heap = peer_heaps_[to_size(topology.rank - first)];
+  const std::size_t num_near = std::min(peer_heaps_.size(), std::size(world_.near_heaps));
+  std::copy_n(peer_heaps_.begin(), num_near, std::begin(world_.near_heaps));
   return upload(const_cast<std::byte**>(world_.peer_heaps), peer_heaps_.data(), peer_heaps_.size() * sizeof(std::byte*),
                 "OneSided::create: uploading the addresses of the peers");
 }
@@ -176,6 +179,7 @@ Result<std::unique_ptr<OneSidedMemory>> OneSidedMemory::create(const one_sided::
   world.rank = base.topology.rank;
   world.num_ranks = base.topology.num_ranks;
   world.ranks_per_node = base.topology.ranks_per_node;
+  world.first_in_node = base.topology.node_of(base.topology.rank) * base.topology.ranks_per_node;
   world.heap_bytes = context.heap_bytes;
   world.gpu_words = !over_nodes;
   world.timeout_ns = static_cast<std::uint64_t>(base.options.timeout_ns);

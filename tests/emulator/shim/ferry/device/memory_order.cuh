@@ -29,6 +29,7 @@ struct GpuMemory {
     return change(address, value);
   }
   static std::uint64_t add_system(std::uint64_t* address, std::uint64_t value) { return add_device(address, value); }
+  static void add_release_system(std::uint64_t* address, std::uint64_t value) { add_device(address, value); }
   static std::uint64_t compare_swap_system(std::uint64_t* address, std::uint64_t expected, std::uint64_t desired) {
     emulator::about_to_store();
     const std::uint64_t before = *address;
@@ -40,6 +41,7 @@ struct GpuMemory {
     if (value > *address) *address = value;
   }
   static void fence_system() {}
+  static void fence_total_system() {}
   template <typename Unit>
   static Unit load_fresh(const Unit* address) {
     return *address;
