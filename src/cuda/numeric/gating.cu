@@ -19,6 +19,8 @@ constexpr std::int64_t kBlocksPerSm = 16;
 /// Blocks whose registers a multiprocessor holds: 64 of each thread suffice for runs of 8 without spills, 96 for 16.
 template <int kRun>
 constexpr unsigned kResidentBlocks = kRun <= 8 ? 8 : 5;
+/// Warps of a multiprocessor that run together.
+constexpr int kWarpsInFlight = 32;
 /// Loads of choices that a warp has on their way when it keeps to the capacity.
 constexpr int kAhead = 8;
 
@@ -37,11 +39,20 @@ __global__ void __launch_bounds__(kBlockWarps* kWarpLanes, kResidentBlocks<kRun>
   load_bias<kRun>(params, bias);
   const auto num_warps = static_cast<std::int64_t>(gridDim.x) * kBlockWarps;
   const auto never = [](int) { return false; };
-  for (std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kBlockWarps + warp_idx();
-       token < params.gating.num_tokens; token += num_warps) {
-    LaneRow<kRun> row;
-    const int id = choose<kRun>(params, token, bias, row, scratch, never);
-    store_choice(params.gating, token, id, weigh<kRun>(params, token, row, id));
+  const int slot = lane_idx() / params.slot_lanes;
+  const int k = lane_idx() % params.slot_lanes;
+  const std::int64_t num_tokens = params.gating.num_tokens;
+  const std::int64_t warp = static_cast<std::int64_t>(blockIdx.x) * kBlockWarps + warp_idx();
+  for (std::int64_t first = warp * params.batch_tokens; first < num_tokens; first += num_warps * params.batch_tokens) {
+    const int count = static_cast<int>(min(static_cast<std::int64_t>(params.batch_tokens), num_tokens - first));
+    LaneChoice choice;
+    for (int i = 0; i < count; ++i) {
+      choose<kRun>(params, first + i, i * params.slot_lanes, bias, scratch, never, choice);
+    }
+    const float weight = weigh(params, first + slot, choice);
+    if (slot < count && k < params.gating.options.num_topk) {
+      store_entry(params.gating, {first + slot, k}, choice.id, weight);
+    }
   }
 }
 
@@ -96,9 +107,11 @@ __global__ void __launch_bounds__(kWarpLanes) rechoose_kernel(GatingKernelParams
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (__any_sync(kAllLanes, ids[i] >= 0 && is_full(ids[i]))) {
-        LaneRow<kRun> row;
-        ids[i] = choose<kRun>(params, first + i, bias, row, scratch, is_full);
-        store_choice(gating, first + i, ids[i], weigh<kRun>(params, first + i, row, ids[i]));
+        LaneChoice choice;
+        choose<kRun>(params, first + i, 0, bias, scratch, is_full, choice);
+        const float weight = weigh(params, first + i, choice);
+        if (lane_idx() < gating.options.num_topk) store_entry(gating, {first + i, lane_idx()}, choice.id, weight);
+        ids[i] = choice.id;
       }
       __syncwarp();
       if (ids[i] >= 0) ++counts[ids[i]];
@@ -132,6 +145,8 @@ GatingKernelParams kernel_params(const GatingParams& gating, int run) {
   const int group_size = gating.num_experts / gating.options.num_groups;
   const int group_lanes = group_size / params.run_length;
   if (group_size % params.run_length == 0 && is_power_of_two(group_lanes)) params.group_lanes = group_lanes;
+  params.slot_lanes = 1;
+  while (params.slot_lanes < gating.options.num_topk) params.slot_lanes *= 2;
   return params;
 }
 
@@ -142,9 +157,14 @@ cudaError_t launch_gating(const GatingParams& gating, int num_sms, cudaStream_t 
   const int run_length = numeric::gating_run_length(gating.num_experts);
   const Kernels* kernels = std::begin(kAllKernels);
   while (kernels->run < run_length) ++kernels;
-  const GatingKernelParams params = kernel_params(gating, kernels->run);
+  GatingKernelParams params = kernel_params(gating, kernels->run);
+  // Few tokens go one to a warp: together they are in flight, which counts more there than fewer instructions.
+  const std::int64_t tokens_per_warp = gating.num_tokens / (static_cast<std::int64_t>(num_sms) * kWarpsInFlight);
+  params.batch_tokens = static_cast<int>(std::clamp<std::int64_t>(tokens_per_warp, 1, kWarpLanes / params.slot_lanes));
   const std::size_t scratch_bytes = static_cast<std::size_t>(scratch_words(params)) * sizeof(std::uint32_t);
-  const std::int64_t num_blocks = std::min((gating.num_tokens + kBlockWarps - 1) / kBlockWarps, num_sms * kBlocksPerSm);
+  const std::int64_t block_tokens = static_cast<std::int64_t>(kBlockWarps) * params.batch_tokens;
+  const std::int64_t num_blocks =
+      std::min((gating.num_tokens + block_tokens - 1) / block_tokens, num_sms * kBlocksPerSm);
   const LaunchShape shape{static_cast<unsigned>(num_blocks), kBlockWarps * kWarpLanes, kBlockWarps * scratch_bytes};
   const cudaError_t error = launch_kernel(kernels->choose, shape, params, stream);
   if (error != cudaSuccess || gating.options.capacity == 0) return error;
