@@ -22,6 +22,7 @@ struct GatingKernelParams {
   GatingParams gating;
   int run_length = 1;       ///< experts of a lane, at most kRun
   bool whole_runs = false;  ///< each lane has run_length = kRun experts or none, which can be loaded four at a time
+  bool whole_rows = false;  ///< rows that a thread can load four logits at a time (gating_thread.cuh)
   int group_lanes = 0;      ///< lanes of a group, a power of two, if groups are whole lanes of one warp; else 0
   int slot_lanes = 32;      ///< the least power of two that is not below K
   int batch_tokens = 1;     ///< whose choices a warp weighs at once, at most 32 / slot_lanes
