@@ -18,9 +18,12 @@ using namespace device;  // NOLINT(google-build-using-namespace)
 constexpr int kBlockWarps = 4;
 /// More than run together at the registers they take, so that blocks which end early are replaced.
 constexpr std::int64_t kBlocksPerSm = 16;
-/// Blocks whose registers a multiprocessor holds: 64 of each thread suffice for runs of 8 without spills, 96 for 16.
+/// Blocks whose registers a multiprocessor holds: 64 of each thread suffice for runs of 8 without spills, 80 for 12, 96
+/// for 16.
 template <int kRun>
-constexpr unsigned kResidentBlocks = kRun <= 8 ? 8 : 5;
+constexpr unsigned kResidentBlocks = kRun <= 8    ? 8
+                                     : kRun <= 12 ? 6
+                                                  : 5;
 /// Few, so that a batch of some thousand tokens spreads over all multiprocessors.
 constexpr int kSmallBlockThreads = 64;
 /// Warps of a multiprocessor that run together.
