@@ -31,9 +31,29 @@ class DeviceCopy {
   void* data_ = nullptr;
 };
 
-/// Microseconds of one call between two events, the least of several rounds; each finds the second-level cache full of
-/// other data.
-double time_on_stream_us(const std::function<void(Stream)>& call);
+/// Copies of a vector on the current GPU, one after another, to be read in turn: as many as it takes to exceed its
+/// second-level cache, at most `max_copies`.
+class RotatedInput {
+ public:
+  RotatedInput(const std::vector<float>& values, int max_copies);
+  ~RotatedInput() { cudaFree(data_); }
+  RotatedInput(const RotatedInput&) = delete;
+  RotatedInput& operator=(const RotatedInput&) = delete;
+  const float* at(int turn) const {
+    return static_cast<const float*>(data_) + static_cast<std::size_t>(turn % num_copies_) * count_;
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t count_;
+  int num_copies_ = 1;
+};
+
+/// Microseconds that a call takes of its stream's time on the GPU: `num_calls` are captured in one graph, which runs
+/// them one after another without the host, and its time is divided by their number; the least of several runs. What a
+/// graph takes to start a kernel is in it, what the host takes is not.
+/// @param call (turn, stream): the turn-th call
+double time_in_graph_us(int num_calls, const std::function<void(int, Stream)>& call);
 
 /// One kernel that reads `count` values and writes none.
 void read_all(const float* values, std::size_t count, Stream stream);

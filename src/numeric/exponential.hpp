@@ -57,10 +57,14 @@ FERRY_HOST_DEVICE inline float exponential(float x) {
   return float_of(result & mask_of(x >= kExponentialFloor));
 }
 
-/// 1 / x, rounded once. On GPUs this has a shorter way than division.
-FERRY_HOST_DEVICE inline float reciprocal(float x) {
+/// 1 / x for x in [1, 2], rounded once.
+FERRY_HOST_DEVICE inline float reciprocal_of_one_to_two(float x) {
 #if defined(__CUDA_ARCH__)
-  return __frcp_rn(x);
+  // What __frcp_rn does where neither x nor the result is near the ends of the exponents, without the branch to its
+  // other way, which keeps a loop's iterations from being interleaved.
+  float estimate = 0;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
+  return __fmaf_rn(estimate, __fmaf_rn(-x, estimate, 1.0F), estimate);
 #else
   return 1.0F / x;
 #endif
@@ -69,7 +73,7 @@ FERRY_HOST_DEVICE inline float reciprocal(float x) {
 /// 1 / (1 + e^-x) for any x, below zero e^x * (1 / (1 + e^x)), each operation rounded; 0 for NaN.
 FERRY_HOST_DEVICE inline float sigmoid(float x) {
   const float small = exponential(-float_of(bits_of(x) & kFloatMagnitude));
-  const float inverse = reciprocal(1.0F + small);
+  const float inverse = reciprocal_of_one_to_two(1.0F + small);
   const std::uint32_t positive = mask_of(x >= 0.0F);
   return float_of((bits_of(inverse) & positive) | (bits_of(small * inverse) & ~positive));
 }

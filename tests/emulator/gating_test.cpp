@@ -59,11 +59,20 @@ TEST(EmulatedGating, GivesTheBitsOfTheDefinition) {
   }
 }
 
+TEST(EmulatedGating, WarpsThatWeighSeveralTokensAtOnce) {
+  constexpr int kNumCases = 12;
+  std::mt19937_64 random(6);
+  for (int i = 0; i < kNumCases; ++i) {
+    const test::GatingCase one = test::draw_gating_case(random, i % 4 == 0 ? 256 : 40, 250);
+    EXPECT_EQ(run_emulated(one), test::choose_by_definition(one)) << one.name();
+  }
+}
+
 TEST(EmulatedGating, PresetsOverSeveralBlocks) {
   std::mt19937_64 random(5);
   std::normal_distribution<float> normal(0.0F, 2.0F);
   for (const GatingPreset& preset : gating_presets()) {
-    test::GatingCase one{.options = preset.options, .num_tokens = 10, .num_experts = preset.num_experts};
+    test::GatingCase one{.options = preset.options, .num_tokens = 150, .num_experts = preset.num_experts};
     for (std::int64_t i = 0; i < one.num_tokens * one.num_experts; ++i) one.logits.push_back(normal(random));
     for (std::int64_t e = 0; e < one.num_experts && preset.has_bias; ++e) one.bias.push_back(normal(random) * 0.05F);
     EXPECT_EQ(run_emulated(one), test::choose_by_definition(one)) << preset.name;

@@ -1,4 +1,5 @@
-/// Gating on a GPU. A warp takes a token at a time; the experts' keys are in its registers.
+/// Gating on a GPU. A warp takes a token at a time, or, where there are few experts, each of its threads takes one; the
+/// experts' keys are in registers.
 
 #include "cuda/numeric/gating.cuh"
 
@@ -6,6 +7,7 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/numeric/gating.hpp"
+#include "cuda/numeric/gating_thread.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
@@ -16,9 +18,16 @@ using namespace device;  // NOLINT(google-build-using-namespace)
 constexpr int kBlockWarps = 4;
 /// More than run together at the registers they take, so that blocks which end early are replaced.
 constexpr std::int64_t kBlocksPerSm = 16;
-/// Blocks whose registers a multiprocessor holds: 64 of each thread suffice for runs of 8 without spills, 96 for 16.
+/// Blocks whose registers a multiprocessor holds: 64 of each thread suffice for runs of 8 without spills, 80 for 12, 96
+/// for 16.
 template <int kRun>
-constexpr unsigned kResidentBlocks = kRun <= 8 ? 8 : 5;
+constexpr unsigned kResidentBlocks = kRun <= 8    ? 8
+                                     : kRun <= 12 ? 6
+                                                  : 5;
+/// Few, so that a batch of some thousand tokens spreads over all multiprocessors.
+constexpr int kSmallBlockThreads = 64;
+/// Warps of a multiprocessor that run together.
+constexpr int kWarpsInFlight = 32;
 /// Loads of choices that a warp has on their way when it keeps to the capacity.
 constexpr int kAhead = 8;
 
@@ -37,12 +46,27 @@ __global__ void __launch_bounds__(kBlockWarps* kWarpLanes, kResidentBlocks<kRun>
   load_bias<kRun>(params, bias);
   const auto num_warps = static_cast<std::int64_t>(gridDim.x) * kBlockWarps;
   const auto never = [](int) { return false; };
-  for (std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kBlockWarps + warp_idx();
-       token < params.gating.num_tokens; token += num_warps) {
-    LaneRow<kRun> row;
-    const int id = choose<kRun>(params, token, bias, row, scratch, never);
-    store_choice(params.gating, token, id, weigh<kRun>(params, token, row, id));
+  const int slot = lane_idx() / params.slot_lanes;
+  const int k = lane_idx() % params.slot_lanes;
+  const std::int64_t num_tokens = params.gating.num_tokens;
+  const std::int64_t warp = static_cast<std::int64_t>(blockIdx.x) * kBlockWarps + warp_idx();
+  for (std::int64_t first = warp * params.batch_tokens; first < num_tokens; first += num_warps * params.batch_tokens) {
+    const int count = static_cast<int>(min(static_cast<std::int64_t>(params.batch_tokens), num_tokens - first));
+    LaneChoice choice;
+    for (int i = 0; i < count; ++i) {
+      choose<kRun>(params, first + i, i * params.slot_lanes, bias, scratch, never, choice);
+    }
+    const float weight = weigh(params, first + slot, choice);
+    if (slot < count && k < params.gating.options.num_topk) {
+      store_entry(params.gating, {first + slot, k}, choice.id, weight);
+    }
   }
+}
+
+__global__ void __launch_bounds__(kSmallBlockThreads) gating_thread_kernel(GatingKernelParams params) {
+  const std::int64_t num_threads = static_cast<std::int64_t>(gridDim.x) * kSmallBlockThreads;
+  std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kSmallBlockThreads + threadIdx.x;
+  for (; token < params.gating.num_tokens; token += num_threads) gate_in_thread(params, token);
 }
 
 /// A warp for each expert goes over the choices of all tokens in order, and drops those that find the expert full. What
@@ -96,9 +120,11 @@ __global__ void __launch_bounds__(kWarpLanes) rechoose_kernel(GatingKernelParams
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (__any_sync(kAllLanes, ids[i] >= 0 && is_full(ids[i]))) {
-        LaneRow<kRun> row;
-        ids[i] = choose<kRun>(params, first + i, bias, row, scratch, is_full);
-        store_choice(gating, first + i, ids[i], weigh<kRun>(params, first + i, row, ids[i]));
+        LaneChoice choice;
+        choose<kRun>(params, first + i, 0, bias, scratch, is_full, choice);
+        const float weight = weigh(params, first + i, choice);
+        if (lane_idx() < gating.options.num_topk) store_entry(gating, {first + i, lane_idx()}, choice.id, weight);
+        ids[i] = choice.id;
       }
       __syncwarp();
       if (ids[i] >= 0) ++counts[ids[i]];
@@ -121,7 +147,12 @@ const Kernels kAllKernels[] = {kKernels<1>, kKernels<2>, kKernels<4>, kKernels<8
 
 bool is_power_of_two(int value) { return value > 0 && (value & (value - 1)) == 0; }
 
-GatingKernelParams kernel_params(const GatingParams& gating, int run) {
+/// For `num_tokens` at so many a block, as many as are useful.
+unsigned num_blocks(std::int64_t num_tokens, int block_tokens, int num_sms) {
+  return static_cast<unsigned>(std::min((num_tokens + block_tokens - 1) / block_tokens, num_sms * kBlocksPerSm));
+}
+
+GatingKernelParams kernel_params(const GatingParams& gating, int run, int num_sms) {
   constexpr int kVector = 4;
   GatingKernelParams params;
   params.gating = gating;
@@ -132,6 +163,14 @@ GatingKernelParams kernel_params(const GatingParams& gating, int run) {
   const int group_size = gating.num_experts / gating.options.num_groups;
   const int group_lanes = group_size / params.run_length;
   if (group_size % params.run_length == 0 && is_power_of_two(group_lanes)) params.group_lanes = group_lanes;
+  constexpr std::size_t kRowAlignment = sizeof(float4);
+  params.whole_rows = gating.num_experts == kThreadExperts && !gating.is_bfloat16 &&
+                      reinterpret_cast<std::uintptr_t>(gating.logits) % kRowAlignment == 0;
+  params.slot_lanes = 1;
+  while (params.slot_lanes < gating.options.num_topk) params.slot_lanes *= 2;
+  // Few tokens go one to a warp: together they are in flight, which counts more there than fewer instructions.
+  const std::int64_t tokens_per_warp = gating.num_tokens / (static_cast<std::int64_t>(num_sms) * kWarpsInFlight);
+  params.batch_tokens = static_cast<int>(std::clamp<std::int64_t>(tokens_per_warp, 1, kWarpLanes / params.slot_lanes));
   return params;
 }
 
@@ -142,11 +181,18 @@ cudaError_t launch_gating(const GatingParams& gating, int num_sms, cudaStream_t 
   const int run_length = numeric::gating_run_length(gating.num_experts);
   const Kernels* kernels = std::begin(kAllKernels);
   while (kernels->run < run_length) ++kernels;
-  const GatingKernelParams params = kernel_params(gating, kernels->run);
+  const GatingKernelParams params = kernel_params(gating, kernels->run, num_sms);
   const std::size_t scratch_bytes = static_cast<std::size_t>(scratch_words(params)) * sizeof(std::uint32_t);
-  const std::int64_t num_blocks = std::min((gating.num_tokens + kBlockWarps - 1) / kBlockWarps, num_sms * kBlocksPerSm);
-  const LaunchShape shape{static_cast<unsigned>(num_blocks), kBlockWarps * kWarpLanes, kBlockWarps * scratch_bytes};
-  const cudaError_t error = launch_kernel(kernels->choose, shape, params, stream);
+  cudaError_t error = cudaSuccess;
+  if (gating.num_experts <= kThreadExperts && !numeric::is_group_limited(gating.options)) {
+    error =
+        launch_kernel(gating_thread_kernel,
+                      {num_blocks(gating.num_tokens, kSmallBlockThreads, num_sms), kSmallBlockThreads}, params, stream);
+  } else {
+    const unsigned blocks = num_blocks(gating.num_tokens, kBlockWarps * params.batch_tokens, num_sms);
+    error =
+        launch_kernel(kernels->choose, {blocks, kBlockWarps * kWarpLanes, kBlockWarps * scratch_bytes}, params, stream);
+  }
   if (error != cudaSuccess || gating.options.capacity == 0) return error;
   if (gating.options.overflow == GatingOverflow::kDrop) {
     const auto num_drop_blocks = static_cast<unsigned>((gating.num_experts + kBlockWarps - 1) / kBlockWarps);
@@ -162,6 +208,7 @@ cudaError_t load_gating_kernels() {
     return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
   };
   cudaError_t error = load(drop_kernel);
+  if (error == cudaSuccess) error = load(gating_thread_kernel);
   for (const Kernels& kernels : kAllKernels) {
     if (error == cudaSuccess) error = load(kernels.choose);
     if (error == cudaSuccess) error = load(kernels.rechoose);

@@ -2,8 +2,9 @@
 #define FERRY_CUDA_NUMERIC_GATING_CUH
 
 /// A warp that chooses the experts of a token: lane l has the l-th run of ceil(E/32) consecutive experts, which is also
-/// how sums over a row are made, so that the lowest lane among equals has the lowest expert. The rules and their bits
-/// are those of numeric/gating.hpp.
+/// how sums over a row are made, so that the lowest lane among equals has the lowest expert. What follows a choice
+/// (weights, stores) takes few lanes of a token, so a warp does it for several tokens at once, each in its slot of
+/// lanes. The rules and their bits are those of numeric/gating.hpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,17 @@ struct GatingKernelParams {
   GatingParams gating;
   int run_length = 1;       ///< experts of a lane, at most kRun
   bool whole_runs = false;  ///< each lane has run_length = kRun experts or none, which can be loaded four at a time
+  bool whole_rows = false;  ///< rows that a thread can load four logits at a time (gating_thread.cuh)
   int group_lanes = 0;      ///< lanes of a group, a power of two, if groups are whole lanes of one warp; else 0
+  int slot_lanes = 32;      ///< the least power of two that is not below K
+  int batch_tokens = 1;     ///< whose choices a warp weighs at once, at most 32 / slot_lanes
+};
+
+/// A lane's entry of the choices that its warp has in hand.
+struct LaneChoice {
+  int id = -1;
+  float largest = 0;  ///< logit of the row; this and the sum only where weights need the whole row
+  float row_sum = 1;
 };
 
 /// A lane's experts.
@@ -40,6 +51,23 @@ __device__ inline float sum_of_warp(float value) {
     value += __shfl_xor_sync(kAllLanes, value, distance);
   }
   return value;
+}
+
+/// Of the lanes of a slot. The rest of a sum over 32 places is zeros, which leave it as it is.
+__device__ inline float sum_of_slot(float value, int slot_lanes) {
+  for (int distance = slot_lanes / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
+  return value;
+}
+
+/// -infinity if all are NaN.
+__device__ inline float largest_of_slot(float value, int slot_lanes) {
+  std::uint32_t key = numeric::selection_key(value);
+  for (int distance = slot_lanes / 2; distance > 0; distance /= 2) {
+    key = max(key, __shfl_xor_sync(kAllLanes, key, distance));
+  }
+  return numeric::score_of_key(key);
 }
 
 /// -infinity if all are NaN.
@@ -150,18 +178,19 @@ __device__ void make_keys(const GatingKernelParams& params, std::int64_t token, 
 #pragma unroll
   for (int i = 0; i < kRun; ++i) {
     if (has_bias) scores[i] += bias[i];
-    has_nan |= i < num_present && !(scores[i] == scores[i] && compared[i] == compared[i]);
+    has_nan |= !(scores[i] == scores[i] && compared[i] == compared[i]);
   }
-  if (__any_sync(kAllLanes, has_nan)) {
+  // Most rows: keys without a look at NaN, of lanes that have all their experts or none.
+  const bool is_plain = num_present == 0 || (num_present == kRun && !has_nan);
+  if (__all_sync(kAllLanes, is_plain)) {
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      row.keys[i] = i < num_present ? numeric::selection_key(scores[i], compared[i]) : kClosedKey;
-    }
+    for (int i = 0; i < kRun; ++i) row.keys[i] = num_present > 0 ? numeric::number_key(scores[i]) : kClosedKey;
     return;
   }
-  // Most rows: keys without a look at NaN.
 #pragma unroll
-  for (int i = 0; i < kRun; ++i) row.keys[i] = i < num_present ? numeric::number_key(scores[i]) : kClosedKey;
+  for (int i = 0; i < kRun; ++i) {
+    row.keys[i] = i < num_present ? numeric::selection_key(scores[i], compared[i]) : kClosedKey;
+  }
 }
 
 template <int kRun>
@@ -247,67 +276,93 @@ __device__ void close_experts(const GatingKernelParams& params, LaneRow<kRun>& r
   __syncwarp();
 }
 
-/// The best K, descending: lane k returns the id of the k-th, -1 if there are not so many, or if it is not below K.
+/// Which key a lane's entry has, and the lanes that had it first.
+struct ChosenKey {
+  std::uint32_t key = kClosedKey;
+  unsigned holders = 1;
+};
+
+/// Takes the best key of the warp, as entry of lane `taker`, from the lowest lane that has it. Of the keys that follow
+/// there `num_kept` come up, as many as may still be chosen.
 template <int kRun>
-__device__ int choose_best(const GatingKernelParams& params, LaneRow<kRun>& row) {
-  const int num_topk = params.gating.options.num_topk;
-  const unsigned own_lane = 1U << lane_idx();
-  const unsigned lower_lanes = own_lane - 1;
-  std::uint32_t own_key = kClosedKey;
-  unsigned own_holders = 1;  ///< lanes that had this key first
-  for (int k = 0; k < num_topk; ++k) {
-    const std::uint32_t head = row.sorted[0];
-    const std::uint32_t best = max_of_warp(head);
-    if (best == kClosedKey) break;
-    const unsigned holders = __ballot_sync(kAllLanes, head == best);
-    if (lane_idx() == k) {
-      own_key = best;
-      own_holders = holders;
-    }
-    // The lowest lane among them has the lowest expert.
-    if (head == best && (holders & lower_lanes) == 0) {
+__device__ void take_best(LaneRow<kRun>& row, int taker, int num_kept, ChosenKey& own) {
+  const std::uint32_t head = row.sorted[0];
+  const std::uint32_t best = max_of_warp(head);
+  const unsigned holders = __ballot_sync(kAllLanes, head == best);
+  if (lane_idx() == taker) own = {best, holders};
+  // The lowest lane among them has the lowest expert.
+  const unsigned lower_lanes = (1U << lane_idx()) - 1;
+  const bool wins = head == best && (holders & lower_lanes) == 0;
 #pragma unroll
-      for (int i = 0; i + 1 < kRun; ++i) row.sorted[i] = row.sorted[i + 1];
-      row.sorted[kRun - 1] = kClosedKey;
-    }
+  for (int i = 0; i < kRun; ++i) {
+    const std::uint32_t next = i + 1 < kRun ? row.sorted[i + 1 < kRun ? i + 1 : 0] : kClosedKey;
+    if (i < num_kept) row.sorted[i] = wins ? next : row.sorted[i];
   }
-  const int winner = __ffs(static_cast<int>(own_holders)) - 1;
+}
+
+/// The place in lane `winner` of the key that this lane's entry has.
+template <int kRun>
+__device__ int place_of_key(const LaneRow<kRun>& row, std::uint32_t own_key, int winner) {
   // Choices of one key from one lane follow each other: as many as come before this one, so many places of that key are
   // passed over.
   const std::uint32_t key_before = __shfl_up_sync(kAllLanes, own_key, 1);
   const int winner_before = __shfl_up_sync(kAllLanes, winner, 1);
-  const bool repeats = lane_idx() > 0 && key_before == own_key && winner_before == winner;
-  const unsigned first_ones = ~__ballot_sync(kAllLanes, repeats);
-  int num_passed = lane_idx() - (kWarpLanes - 1 - __clz(static_cast<int>(first_ones & (lower_lanes | own_lane))));
-  int place = -1;
+  const bool is_open = own_key != kClosedKey;
+  const bool repeats = lane_idx() > 0 && is_open && key_before == own_key && winner_before == winner;
+  const unsigned all_repeats = __ballot_sync(kAllLanes, repeats);
+  int place = 0;
+  if (all_repeats == 0) {
+#pragma unroll
+    for (int i = kRun - 1; i >= 0; --i) {
+      if (__shfl_sync(kAllLanes, row.keys[i], winner) == own_key) place = i;
+    }
+    return place;
+  }
+  const unsigned own_and_lower = (2U << lane_idx()) - 1;
+  int num_passed = lane_idx() - (kWarpLanes - 1 - __clz(static_cast<int>(~all_repeats & own_and_lower)));
 #pragma unroll
   for (int i = 0; i < kRun; ++i) {
-    const std::uint32_t key = __shfl_sync(kAllLanes, row.keys[i], winner);
-    if (key == own_key && num_passed-- == 0) place = i;
+    if (__shfl_sync(kAllLanes, row.keys[i], winner) == own_key && num_passed-- == 0) place = i;
   }
-  return own_key == kClosedKey ? -1 : winner * params.run_length + place;
+  return place;
 }
 
-/// The weight of the expert that this lane chose, 0 for -1.
+/// The best K, descending: lane `first_lane` + k returns the id of the k-th; -1 if there are not so many, and in all
+/// other lanes.
 template <int kRun>
-__device__ float weigh(const GatingKernelParams& params, std::int64_t token, const LaneRow<kRun>& row, int id) {
+__device__ int choose_best(const GatingKernelParams& params, LaneRow<kRun>& row, int first_lane) {
+  const int num_topk = params.gating.options.num_topk;
+  constexpr int kUnrolled = 8;
+  ChosenKey own;
+  if (num_topk <= kUnrolled) {
+#pragma unroll
+    for (int k = 0; k < kUnrolled; ++k) {
+      if (k < num_topk) take_best<kRun>(row, first_lane + k, kUnrolled - 1 - k, own);
+    }
+  } else {
+    for (int k = 0; k < num_topk; ++k) take_best<kRun>(row, first_lane + k, kRun, own);
+  }
+  const int winner = __ffs(static_cast<int>(own.holders)) - 1;
+  const int place = place_of_key<kRun>(row, own.key, winner);
+  return own.key == kClosedKey ? -1 : winner * params.run_length + place;
+}
+
+/// The weight of this lane's entry, which is of token `token`; 0 without an expert.
+__device__ inline float weigh(const GatingKernelParams& params, std::int64_t token, const LaneChoice& choice) {
   const GatingParams& gating = params.gating;
   const GatingOptions& options = gating.options;
   const float none = numeric::float_of(0x80000000U | numeric::kFloatInfinity);
-  const float logit = id >= 0 ? logit_at(gating, token, id) : none;
+  const float logit = choice.id >= 0 ? logit_at(gating, token, choice.id) : none;
   float part = 0;
   if (options.score == GatingScore::kSigmoid) {
     part = numeric::sigmoid(logit);
   } else if (numeric::sum_of_row_cancels(options)) {
-    part = numeric::relative_exponential(logit, largest_of_warp(logit));
+    part = numeric::relative_exponential(logit, largest_of_slot(logit, params.slot_lanes));
   } else {
-    const float largest = largest_logit<kRun>(row.logits);
-    float exponentials[kRun];
-    const float sum = exponentials_of_row<kRun>(row.logits, largest, exponentials);
-    part = numeric::relative_exponential(logit, largest) / sum;
+    part = numeric::relative_exponential(logit, choice.largest) / choice.row_sum;
   }
-  if (id < 0) part = 0;
-  return numeric::final_weight(part, sum_of_warp(part), options);
+  if (choice.id < 0) part = 0;
+  return numeric::final_weight(part, sum_of_slot(part, params.slot_lanes), options);
 }
 
 template <int kRun>
@@ -319,10 +374,11 @@ __device__ void load_bias(const GatingKernelParams& params, float (&bias)[kRun])
   }
 }
 
-/// Lane k returns the id of the k-th expert, -1 for none. `is_full(expert)`: it may not be chosen.
+/// Sets the entries of the K lanes from `first_lane` on. `is_full(expert)`: it may not be chosen.
 template <int kRun, typename IsFull>
-__device__ int choose(const GatingKernelParams& params, std::int64_t token, const float (&bias)[kRun],
-                      LaneRow<kRun>& row, std::uint32_t* scratch, IsFull is_full) {
+__device__ void choose(const GatingKernelParams& params, std::int64_t token, int first_lane, const float (&bias)[kRun],
+                       std::uint32_t* scratch, IsFull is_full, LaneChoice& choice) {
+  LaneRow<kRun> row;
   load_logits<kRun>(params, token, row.logits);
   make_keys<kRun>(params, token, bias, row);
 #pragma unroll
@@ -330,11 +386,23 @@ __device__ int choose(const GatingKernelParams& params, std::int64_t token, cons
     const int expert = expert_at(params, i);
     if (expert < params.gating.num_experts && is_full(expert)) row.keys[i] = kClosedKey;
   }
-  const bool limited = numeric::is_group_limited(params.gating.options);
+  const GatingOptions& options = params.gating.options;
+  const bool is_own = lane_idx() >= first_lane && lane_idx() < first_lane + options.num_topk;
+  if (options.score == GatingScore::kSoftmax && !numeric::sum_of_row_cancels(options)) {
+    const float largest = largest_logit<kRun>(row.logits);
+    float exponentials[kRun];
+    const float sum = exponentials_of_row<kRun>(row.logits, largest, exponentials);
+    if (is_own) {
+      choice.largest = largest;
+      choice.row_sum = sum;
+    }
+  }
+  const bool limited = numeric::is_group_limited(options);
   if (limited && params.group_lanes == 0) close_experts<kRun>(params, row, scratch);
   sort_keys<kRun>(row);
   if (limited && params.group_lanes > 0) close_lanes<kRun>(params, row);
-  return choose_best<kRun>(params, row);
+  const int id = choose_best<kRun>(params, row, first_lane);
+  if (is_own) choice.id = id;
 }
 
 struct Entry {
@@ -366,11 +434,6 @@ __device__ inline int load_id(const GatingParams& params, const Entry& entry) {
   const std::int64_t at = entry.token * params.ids_row_stride + entry.k * params.ids_column_stride;
   return params.wide_ids ? static_cast<int>(static_cast<const std::int64_t*>(params.ids)[at])
                          : static_cast<const std::int32_t*>(params.ids)[at];
-}
-
-/// Each lane below K has one.
-__device__ inline void store_choice(const GatingParams& params, std::int64_t token, int id, float weight) {
-  if (lane_idx() < params.options.num_topk) store_entry(params, {token, lane_idx()}, id, weight);
 }
 
 }  // namespace ferry::cuda::device
