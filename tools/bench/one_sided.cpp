@@ -294,6 +294,8 @@ Json to_json(const OneSidedRun& run, std::span<const Figures> all) {
   report["command"] = "bench";
   report["op"] = name_of(run.op);
   report["version"] = version();
+  report["commit"] = commit();
+  report["host"] = describe(read_host_facts());
   report["backend"] = run.backend;
   report["transport"] = run.launch.num_nodes > 1 ? run.common.transport : "";
   report["num_ranks"] = run.launch.num_ranks;
