@@ -10,15 +10,30 @@
 namespace ferry::cuda {
 
 Result<std::shared_ptr<TableMemory>> TableMemory::create(std::shared_ptr<DeviceArena> arena) {
-  cudaEvent_t event = nullptr;
-  const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-  if (error != cudaSuccess) return runtime_status(error, "Group::create: making an event");
-  return std::make_shared<TableMemory>(std::move(arena), event);
+  std::array<cudaEvent_t, 2> events{};
+  for (cudaEvent_t& event : events) {
+    const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error == cudaSuccess) continue;
+    if (events[0] != nullptr) cudaEventDestroy(events[0]);
+    return runtime_status(error, "Group::create: making an event");
+  }
+  return std::make_shared<TableMemory>(std::move(arena), events);
 }
 
 TableMemory::~TableMemory() {
   release_all();
-  cudaEventDestroy(last_call_);
+  for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+}
+
+cudaError_t TableMemory::record_last_call(cudaStream_t stream) {
+  const std::lock_guard lock(mutex_);
+  if (!resting_earlier_.empty()) last_ = 1 - earlier_;
+  return cudaEventRecord(events_[last_], stream);
+}
+
+cudaEvent_t TableMemory::last_call() const {
+  const std::lock_guard lock(mutex_);
+  return events_[last_];
 }
 
 Result<std::byte*> TableMemory::take_block(std::size_t bytes, bool again) {
@@ -30,7 +45,7 @@ Result<std::byte*> TableMemory::take_block(std::size_t bytes, bool again) {
   if (!data.ok() && data.status().code() == ErrorCode::kCapacity) {
     // What rests may be all that is missing. Every call ends by its deadline, so this does too.
     const RelaxedCapture relaxed;
-    cudaEventSynchronize(last_call_);
+    cudaEventSynchronize(last_call());
     {
       const std::lock_guard lock(mutex_);
       reap();
@@ -139,20 +154,31 @@ void TableMemory::bury_buffer(std::byte* data, std::size_t bytes) {
 }
 
 void TableMemory::reap() {
-  if (resting_.empty() && kept_.empty()) return;
-  if (!closed_) {
-    const DeviceGuard guard(arena_->device());
-    if (!guard.status().ok()) return;
-    const RelaxedCapture relaxed;
-    const Result<bool> done = is_done(last_call_);
-    if (!done.ok() || !*done) return;
+  if (resting_.empty() && resting_earlier_.empty() && kept_.empty()) return;
+  if (closed_) return release_all();
+  const DeviceGuard guard(arena_->device());
+  if (!guard.status().ok()) return;
+  const RelaxedCapture relaxed;
+  const auto is_over = [this](std::size_t event) {
+    const Result<bool> done = is_done(events_[event]);
+    return done.ok() && *done;
+  };
+  if (!resting_earlier_.empty()) {
+    if (!is_over(earlier_)) return;
+    for (const auto& release : resting_earlier_) release();
+    resting_earlier_.clear();
   }
-  release_all();
+  if (resting_.empty() && kept_.empty()) return;
+  if (is_over(last_)) return release_all();
+  earlier_ = last_;
+  resting_earlier_.swap(resting_);
 }
 
 void TableMemory::release_all() {
-  for (const auto& release : resting_) release();
-  resting_.clear();
+  for (std::vector<std::function<void()>>* rest : {&resting_earlier_, &resting_}) {
+    for (const auto& release : *rest) release();
+    rest->clear();
+  }
   for (const Kept& kept : kept_) {
     arena_->give(kept.data, kept.bytes);
     held_bytes_ -= kept.bytes;
