@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <random>
 #include <vector>
@@ -65,6 +66,20 @@ TEST(EmulatedGating, WarpsThatWeighSeveralTokensAtOnce) {
   for (int i = 0; i < kNumCases; ++i) {
     const test::GatingCase one = test::draw_gating_case(random, i % 4 == 0 ? 256 : 40, 250);
     EXPECT_EQ(run_emulated(one), test::choose_by_definition(one)) << one.name();
+  }
+}
+
+TEST(EmulatedGating, WarpsThatChooseForSeveralTokensAtOnce) {
+  constexpr int kNumCases = 60;
+  std::mt19937_64 random(7);
+  int num_drawn = 0;
+  while (num_drawn < kNumCases) {
+    test::GatingCase one = test::draw_gating_case(random, 512, 50);
+    if (one.num_experts % 128 != 0 || one.num_tokens < 32) continue;
+    one.options.num_topk = std::min(one.options.num_topk, 8);
+    one.options.noise = 0;
+    EXPECT_EQ(run_emulated(one), test::choose_by_definition(one)) << one.name();
+    ++num_drawn;
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/numeric/gating.hpp"
+#include "cuda/numeric/gating_team.hpp"
 #include "cuda/numeric/gating_thread.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kBlockWarps* kWarpLanes, kResidentBlocks<kRun>
     for (int i = 0; i < count; ++i) {
       choose<kRun>(params, first + i, i * params.slot_lanes, bias, scratch, never, choice);
     }
-    const float weight = weigh(params, first + slot, choice);
+    const float weight = weigh(params.gating, first + slot, choice, params.slot_lanes);
     if (slot < count && k < params.gating.options.num_topk) {
       store_entry(params.gating, {first + slot, k}, choice.id, weight);
     }
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kWarpLanes) rechoose_kernel(GatingKernelParams
       if (__any_sync(kAllLanes, ids[i] >= 0 && is_full(ids[i]))) {
         LaneChoice choice;
         choose<kRun>(params, first + i, 0, bias, scratch, is_full, choice);
-        const float weight = weigh(params, first + i, choice);
+        const float weight = weigh(params.gating, first + i, choice, params.slot_lanes);
         if (lane_idx() < gating.options.num_topk) store_entry(gating, {first + i, lane_idx()}, choice.id, weight);
         ids[i] = choice.id;
       }
@@ -188,7 +189,7 @@ cudaError_t launch_gating(const GatingParams& gating, int num_sms, cudaStream_t 
     error =
         launch_kernel(gating_thread_kernel,
                       {num_blocks(gating.num_tokens, kSmallBlockThreads, num_sms), kSmallBlockThreads}, params, stream);
-  } else {
+  } else if (!launch_gating_teams(gating, num_sms, stream, &error)) {
     const unsigned blocks = num_blocks(gating.num_tokens, kBlockWarps * params.batch_tokens, num_sms);
     error =
         launch_kernel(kernels->choose, {blocks, kBlockWarps * kWarpLanes, kBlockWarps * scratch_bytes}, params, stream);
@@ -209,6 +210,7 @@ cudaError_t load_gating_kernels() {
   };
   cudaError_t error = load(drop_kernel);
   if (error == cudaSuccess) error = load(gating_thread_kernel);
+  if (error == cudaSuccess) error = load_gating_team_kernels();
   for (const Kernels& kernels : kAllKernels) {
     if (error == cudaSuccess) error = load(kernels.choose);
     if (error == cudaSuccess) error = load(kernels.rechoose);

@@ -329,9 +329,10 @@ __device__ int choose_best(const GatingKernelParams& params, LaneRow<kRun>& row,
   return own.key == kClosedKey ? -1 : winner * params.run_length + place;
 }
 
-/// The weight of this lane's entry, which is of token `token`; 0 without an expert.
-__device__ inline float weigh(const GatingKernelParams& params, std::int64_t token, const LaneChoice& choice) {
-  const GatingParams& gating = params.gating;
+/// The weight of this lane's entry, which is of token `token`; 0 without an expert. Each token has a slot of
+/// `slot_lanes`.
+__device__ inline float weigh(const GatingParams& gating, std::int64_t token, const LaneChoice& choice,
+                              int slot_lanes) {
   const GatingOptions& options = gating.options;
   const float none = numeric::float_of(0x80000000U | numeric::kFloatInfinity);
   const float logit = choice.id >= 0 ? logit_at(gating, token, choice.id) : none;
@@ -339,12 +340,12 @@ __device__ inline float weigh(const GatingKernelParams& params, std::int64_t tok
   if (options.score == GatingScore::kSigmoid) {
     part = numeric::sigmoid(logit);
   } else if (numeric::sum_of_row_cancels(options)) {
-    part = numeric::relative_exponential(logit, largest_of_slot(logit, params.slot_lanes));
+    part = numeric::relative_exponential(logit, largest_of_slot(logit, slot_lanes));
   } else {
     part = numeric::relative_exponential(logit, choice.largest) / choice.row_sum;
   }
   if (choice.id < 0) part = 0;
-  return numeric::final_weight(part, sum_of_slot(part, params.slot_lanes), options);
+  return numeric::final_weight(part, sum_of_slot(part, slot_lanes), options);
 }
 
 template <int kRun>
