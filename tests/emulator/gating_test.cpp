@@ -70,7 +70,7 @@ TEST(EmulatedGating, WarpsThatWeighSeveralTokensAtOnce) {
 }
 
 TEST(EmulatedGating, WarpsThatChooseForSeveralTokensAtOnce) {
-  constexpr int kNumCases = 60;
+  constexpr int kNumCases = 24;
   std::mt19937_64 random(7);
   int num_drawn = 0;
   while (num_drawn < kNumCases) {
@@ -80,6 +80,18 @@ TEST(EmulatedGating, WarpsThatChooseForSeveralTokensAtOnce) {
     one.options.noise = 0;
     EXPECT_EQ(run_emulated(one), test::choose_by_definition(one)) << one.name();
     ++num_drawn;
+  }
+}
+
+TEST(EmulatedGating, TokensThatChooseAgainOverSeveralWindows) {
+  constexpr int kNumCases = 16;
+  std::mt19937_64 random(8);
+  for (int i = 0; i < kNumCases; ++i) {
+    test::GatingCase one = test::draw_gating_case(random, 48, 300);
+    const std::int64_t even = (one.num_tokens * one.options.num_topk + one.num_experts - 1) / one.num_experts;
+    one.options.capacity = even + even / 4 * (i % 3);
+    one.options.overflow = GatingOverflow::kRechoose;
+    EXPECT_EQ(run_emulated(one), test::choose_by_definition(one)) << one.name();
   }
 }
 

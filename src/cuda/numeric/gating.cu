@@ -7,6 +7,7 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/numeric/gating.hpp"
+#include "cuda/numeric/gating_rechoose.cuh"
 #include "cuda/numeric/gating_team.hpp"
 #include "cuda/numeric/gating_thread.cuh"
 #include "cuda/sync/shared_memory.cuh"
@@ -100,38 +101,13 @@ __global__ void __launch_bounds__(kBlockWarps* kWarpLanes) drop_kernel(GatingKer
   }
 }
 
-/// One warp goes over the choices of all tokens in order; those that found a full expert choose again.
+/// As many warps as have the registers that they need.
 template <int kRun>
-__global__ void __launch_bounds__(kWarpLanes) rechoose_kernel(GatingKernelParams params) {
-  const GatingParams& gating = params.gating;
-  auto* const counts = reinterpret_cast<std::uint32_t*>(dynamic_shared());
-  std::uint32_t* const scratch = counts + gating.num_experts;
-  const auto is_full = [&](int expert) { return static_cast<std::int64_t>(counts[expert]) >= gating.options.capacity; };
-  for (int expert = lane_idx(); expert < gating.num_experts; expert += kWarpLanes) counts[expert] = 0;
-  __syncwarp();
-  float bias[kRun];
-  load_bias<kRun>(params, bias);
-  for (std::int64_t first = 0; first < gating.num_tokens; first += kAhead) {
-    int ids[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const bool has_entry = first + i < gating.num_tokens && lane_idx() < gating.options.num_topk;
-      ids[i] = has_entry ? load_id(gating, {first + i, lane_idx()}) : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (__any_sync(kAllLanes, ids[i] >= 0 && is_full(ids[i]))) {
-        LaneChoice choice;
-        choose<kRun>(params, first + i, 0, bias, scratch, is_full, choice);
-        const float weight = weigh(params.gating, first + i, choice, params.slot_lanes);
-        if (lane_idx() < gating.options.num_topk) store_entry(gating, {first + i, lane_idx()}, choice.id, weight);
-        ids[i] = choice.id;
-      }
-      __syncwarp();
-      if (ids[i] >= 0) ++counts[ids[i]];
-      __syncwarp();
-    }
-  }
+constexpr int kRechooseWarps = kRun <= 8 ? 32 : 16;
+
+template <int kRun>
+__global__ void __launch_bounds__(kRechooseWarps<kRun>* kWarpLanes) rechoose_kernel(GatingKernelParams params) {
+  rechoose_all<kRun>(params, scratch_words(params));
 }
 
 using Kernel = void (*)(GatingKernelParams);
@@ -140,10 +116,11 @@ struct Kernels {
   int run = 0;
   Kernel choose = nullptr;
   Kernel rechoose = nullptr;
+  int most_rechoose_warps = 0;
 };
 
 template <int kRun>
-constexpr Kernels kKernels = {kRun, gating_kernel<kRun>, rechoose_kernel<kRun>};
+constexpr Kernels kKernels = {kRun, gating_kernel<kRun>, rechoose_kernel<kRun>, kRechooseWarps<kRun>};
 const Kernels kAllKernels[] = {kKernels<1>, kKernels<2>, kKernels<4>, kKernels<8>, kKernels<12>, kKernels<16>};
 
 bool is_power_of_two(int value) { return value > 0 && (value & (value - 1)) == 0; }
@@ -175,6 +152,16 @@ GatingKernelParams kernel_params(const GatingParams& gating, int run, int num_sm
   return params;
 }
 
+/// With as many warps as shared memory suffices for.
+cudaError_t launch_rechoose(const Kernels& kernels, const GatingKernelParams& params, cudaStream_t stream) {
+  constexpr int kMostWords = (48 << 10) / sizeof(std::uint32_t);  // of a launch that does not ask for more
+  const int words = rechoose_words(params);
+  const int warp_words = scratch_words(params);
+  const int num_warps = std::min(kernels.most_rechoose_warps, (kMostWords - words) / std::max(warp_words, 1));
+  const auto num_bytes = static_cast<std::size_t>(words + num_warps * warp_words) * sizeof(std::uint32_t);
+  return launch_kernel(kernels.rechoose, {1, static_cast<unsigned>(num_warps * kWarpLanes), num_bytes}, params, stream);
+}
+
 }  // namespace
 
 cudaError_t launch_gating(const GatingParams& gating, int num_sms, cudaStream_t stream) {
@@ -199,8 +186,7 @@ cudaError_t launch_gating(const GatingParams& gating, int num_sms, cudaStream_t 
     const auto num_drop_blocks = static_cast<unsigned>((gating.num_experts + kBlockWarps - 1) / kBlockWarps);
     return launch_kernel(drop_kernel, {num_drop_blocks, kBlockWarps * kWarpLanes}, params, stream);
   }
-  const std::size_t counts_bytes = static_cast<std::size_t>(gating.num_experts) * sizeof(std::uint32_t);
-  return launch_kernel(kernels->rechoose, {1, kWarpLanes, counts_bytes + scratch_bytes}, params, stream);
+  return launch_rechoose(*kernels, params, stream);
 }
 
 cudaError_t load_gating_kernels() {

@@ -357,17 +357,17 @@ __device__ void load_bias(const GatingKernelParams& params, float (&bias)[kRun])
   }
 }
 
-/// Sets the entries of the K lanes from `first_lane` on. `is_full(expert)`: it may not be chosen.
-template <int kRun, typename IsFull>
+/// Sets the entries of the K lanes from `first_lane` on. `is_closed(i)`: the expert at place i of this lane may not be
+/// chosen.
+template <int kRun, typename IsClosed>
 __device__ void choose(const GatingKernelParams& params, std::int64_t token, int first_lane, const float (&bias)[kRun],
-                       std::uint32_t* scratch, IsFull is_full, LaneChoice& choice) {
+                       std::uint32_t* scratch, IsClosed is_closed, LaneChoice& choice) {
   LaneRow<kRun> row;
   load_logits<kRun>(params, token, row.logits);
   make_keys<kRun>(params, token, bias, row);
 #pragma unroll
   for (int i = 0; i < kRun; ++i) {
-    const int expert = expert_at(params, i);
-    if (expert < params.gating.num_experts && is_full(expert)) row.keys[i] = kClosedKey;
+    if (i < params.run_length && is_closed(i)) row.keys[i] = kClosedKey;
   }
   const GatingOptions& options = params.gating.options;
   const bool is_own = lane_idx() >= first_lane && lane_idx() < first_lane + options.num_topk;
