@@ -32,6 +32,7 @@ constexpr int kSmallBlockThreads = 64;
 constexpr int kWarpsInFlight = 32;
 /// Loads of choices that a warp has on their way when it keeps to the capacity.
 constexpr int kAhead = 8;
+constexpr int kDropWarps = 8;
 
 /// Words of shared memory of a warp: none where groups are whole lanes.
 __host__ __device__ int scratch_words(const GatingKernelParams& params) {
@@ -71,34 +72,53 @@ __global__ void __launch_bounds__(kSmallBlockThreads) gating_thread_kernel(Gatin
   for (; token < params.gating.num_tokens; token += num_threads) gate_in_thread(params, token);
 }
 
-/// A warp for each expert goes over the choices of all tokens in order, and drops those that find the expert full. What
-/// others drop meanwhile it may see as it was or as -1: neither is its expert.
-__global__ void __launch_bounds__(kBlockWarps* kWarpLanes) drop_kernel(GatingKernelParams params) {
-  const GatingParams& gating = params.gating;
-  const int expert = static_cast<int>(blockIdx.x) * kBlockWarps + warp_idx();
-  if (expert >= gating.num_experts) return;
+/// A warp calls use(entry, how many of these tokens before it) for those of some tokens' choices that are the expert,
+/// and returns how many they are.
+template <typename Use>
+__device__ std::int64_t visit_choices(const GatingParams& gating, int expert, std::int64_t first_token,
+                                      std::int64_t end_token, Use use) {
   const int num_topk = gating.options.num_topk;
   const unsigned lower_lanes = (1U << lane_idx()) - 1;
-  const std::int64_t num_entries = gating.num_tokens * num_topk;
-  std::int64_t num_before = 0;  // that chose this expert
-  Entry entry{lane_idx() / num_topk, lane_idx() % num_topk};
+  std::int64_t num_before = 0;
+  Entry entry{first_token + lane_idx() / num_topk, lane_idx() % num_topk};
+  const std::int64_t num_entries = (end_token - first_token) * num_topk;
   for (std::int64_t first = 0; first < num_entries; first += kAhead * kWarpLanes) {
     Entry entries[kAhead];
     bool hits[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       entries[i] = entry;
-      hits[i] = entry.token < gating.num_tokens && load_id(gating, entry) == expert;
+      hits[i] = entry.token < end_token && load_id(gating, entry) == expert;
       entry = entry_after_warp(entry, num_topk);
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const unsigned all_hits = __ballot_sync(kAllLanes, hits[i]);
-      const std::int64_t own_before = num_before + __popc(all_hits & lower_lanes);
-      if (hits[i] && own_before >= gating.options.capacity) store_entry(gating, entries[i], -1, 0.0F);
+      if (hits[i]) use(entries[i], num_before + __popc(all_hits & lower_lanes));
       num_before += __popc(all_hits);
     }
   }
+  return num_before;
+}
+
+/// A block for each expert counts which tokens chose it, its warps side by side, and then drops it from those that find
+/// it full. What others drop meanwhile it may see as it was or as -1: neither is its expert.
+__global__ void __launch_bounds__(kDropWarps* kWarpLanes) drop_kernel(GatingKernelParams params) {
+  const GatingParams& gating = params.gating;
+  const int expert = static_cast<int>(blockIdx.x);
+  auto* const counts = reinterpret_cast<std::int64_t*>(dynamic_shared());
+  const std::int64_t part = (gating.num_tokens + kDropWarps - 1) / kDropWarps;
+  const std::int64_t first = min(warp_idx() * part, gating.num_tokens);
+  const std::int64_t end = min(first + part, gating.num_tokens);
+  const std::int64_t count = visit_choices(gating, expert, first, end, [](const Entry&, std::int64_t) {});
+  if (lane_idx() == 0) counts[warp_idx()] = count;
+  __syncthreads();
+  std::int64_t room = gating.options.capacity;
+  for (int warp = 0; warp < warp_idx(); ++warp) room -= counts[warp];
+  if (count <= room) return;
+  visit_choices(gating, expert, first, end, [&](const Entry& entry, std::int64_t num_before) {
+    if (num_before >= room) store_entry(gating, entry, -1, 0.0F);
+  });
 }
 
 /// As many warps as have the registers that they need.
@@ -183,8 +203,9 @@ cudaError_t launch_gating(const GatingParams& gating, int num_sms, cudaStream_t 
   }
   if (error != cudaSuccess || gating.options.capacity == 0) return error;
   if (gating.options.overflow == GatingOverflow::kDrop) {
-    const auto num_drop_blocks = static_cast<unsigned>((gating.num_experts + kBlockWarps - 1) / kBlockWarps);
-    return launch_kernel(drop_kernel, {num_drop_blocks, kBlockWarps * kWarpLanes}, params, stream);
+    const auto num_drop_blocks = static_cast<unsigned>(gating.num_experts);
+    const std::size_t counts_bytes = kDropWarps * sizeof(std::int64_t);
+    return launch_kernel(drop_kernel, {num_drop_blocks, kDropWarps * kWarpLanes, counts_bytes}, params, stream);
   }
   return launch_rechoose(*kernels, params, stream);
 }

@@ -17,8 +17,8 @@ constexpr int kBlockWarps = 4;
 constexpr std::int64_t kBlocksPerSm = 16;
 /// Blocks whose registers a multiprocessor holds.
 constexpr unsigned kResidentBlocks = 7;
-/// Fewer tokens than these for each warp that runs at once are sooner done one a warp.
-constexpr std::int64_t kWarpsInFlight = 32;
+/// Fewer tokens are sooner done one a warp.
+constexpr std::int64_t kLeastTokensPerSm = 12;
 
 template <int kTeam, int kSlice>
 __global__ void __launch_bounds__(kBlockWarps* kWarpLanes, kResidentBlocks)
@@ -64,7 +64,7 @@ bool suits(const TeamKernel& one, const GatingParams& gating) {
 }  // namespace
 
 bool launch_gating_teams(const GatingParams& gating, int num_sms, cudaStream_t stream, cudaError_t* error) {
-  if (gating.num_tokens < num_sms * kWarpsInFlight) return false;
+  if (gating.num_tokens < num_sms * kLeastTokensPerSm) return false;
   const TeamKernel* const kernel = std::find_if(std::begin(kTeamKernels), std::end(kTeamKernels),
                                                 [&](const TeamKernel& one) { return suits(one, gating); });
   if (kernel == std::end(kTeamKernels)) return false;
