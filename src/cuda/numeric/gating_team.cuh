@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/numeric/gating.cuh"
+#include "cuda/numeric/gating_warp.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda::device {
