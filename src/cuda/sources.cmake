@@ -76,6 +76,7 @@ set(ferry_cuda_sources
     cuda/latency/masked_refusal.cu
     cuda/latency/refusal.cu
     cuda/numeric/gating.cu
+    cuda/numeric/gating_team.cu
     cuda/numeric/quantize.cu
     cuda/one_sided/backend.cpp
     cuda/one_sided/errors.cpp

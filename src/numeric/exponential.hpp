@@ -41,9 +41,8 @@ inline constexpr float kExponentialFloor = -87.0F;
 /// All bits or none. Compilers keep an operation on floats behind a branch, which would stop vectorisation.
 FERRY_HOST_DEVICE inline std::uint32_t mask_of(bool condition) { return 0U - static_cast<std::uint32_t>(condition); }
 
-/// e^x for x <= 0, within 1.01 units in the last place (all values were tried); 1 for 0, 0 below kExponentialFloor and
-/// for NaN.
-FERRY_HOST_DEVICE inline float exponential(float x) {
+/// exponential(x) for x not below kExponentialFloor.
+FERRY_HOST_DEVICE inline float exponential_above_floor(float x) {
   const float shifted = fused_multiply_add(x, kLog2E, kExponentRounder);
   const float n = shifted - kExponentRounder;
   const float r = fused_multiply_add(n, -kLn2Low, fused_multiply_add(n, -kLn2High, x));
@@ -53,8 +52,13 @@ FERRY_HOST_DEVICE inline float exponential(float x) {
   sum = fused_multiply_add(sum, r, kTerm2);
   // r + r^2 * sum, whose error is small beside the 1 that comes last.
   const float above_one = fused_multiply_add(r * r, sum, r);
-  const std::uint32_t result = bits_of(1.0F + above_one) + (bits_of(shifted) << kFloatFractionBits);
-  return float_of(result & mask_of(x >= kExponentialFloor));
+  return float_of(bits_of(1.0F + above_one) + (bits_of(shifted) << kFloatFractionBits));
+}
+
+/// e^x for x <= 0, within 1.01 units in the last place (all values were tried); 1 for 0, 0 below kExponentialFloor and
+/// for NaN.
+FERRY_HOST_DEVICE inline float exponential(float x) {
+  return float_of(bits_of(exponential_above_floor(x)) & mask_of(x >= kExponentialFloor));
 }
 
 /// 1 / x for x in [1, 2], rounded once.
@@ -70,12 +74,21 @@ FERRY_HOST_DEVICE inline float reciprocal_of_one_to_two(float x) {
 #endif
 }
 
-/// 1 / (1 + e^-x) for any x, below zero e^x * (1 / (1 + e^x)), each operation rounded; 0 for NaN.
-FERRY_HOST_DEVICE inline float sigmoid(float x) {
-  const float small = exponential(-float_of(bits_of(x) & kFloatMagnitude));
+/// sigmoid(x) from e^-|x|.
+FERRY_HOST_DEVICE inline float sigmoid_from(float x, float small) {
   const float inverse = reciprocal_of_one_to_two(1.0F + small);
   const std::uint32_t positive = mask_of(x >= 0.0F);
   return float_of((bits_of(inverse) & positive) | (bits_of(small * inverse) & ~positive));
+}
+
+/// 1 / (1 + e^-x) for any x, below zero e^x * (1 / (1 + e^x)), each operation rounded; 0 for NaN.
+FERRY_HOST_DEVICE inline float sigmoid(float x) {
+  return sigmoid_from(x, exponential(-float_of(bits_of(x) & kFloatMagnitude)));
+}
+
+/// sigmoid(x) for |x| not above -kExponentialFloor.
+FERRY_HOST_DEVICE inline float sigmoid_above_floor(float x) {
+  return sigmoid_from(x, exponential_above_floor(-float_of(bits_of(x) & kFloatMagnitude)));
 }
 
 }  // namespace ferry::numeric

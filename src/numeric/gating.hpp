@@ -60,10 +60,14 @@ inline constexpr std::uint32_t kNanKey = 1;
 
 FERRY_HOST_DEVICE inline bool is_nan(float value) { return (bits_of(value) & kFloatMagnitude) > kFloatInfinity; }
 
+/// The key of a score, given as its bits, that is neither NaN nor a negative zero.
+FERRY_HOST_DEVICE inline std::uint32_t key_of_bits(std::uint32_t bits) {
+  return bits ^ ((0U - (bits >> 31)) | 0x80000000U);
+}
+
 /// The key of a score that is not NaN.
 FERRY_HOST_DEVICE inline std::uint32_t number_key(float score) {
-  const std::uint32_t bits = bits_of(score + 0.0F);  // -0 becomes +0
-  return bits ^ ((0U - (bits >> 31)) | 0x80000000U);
+  return key_of_bits(bits_of(score + 0.0F));  // -0 becomes +0
 }
 
 FERRY_HOST_DEVICE inline std::uint32_t selection_key(float score) {

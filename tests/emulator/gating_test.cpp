@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <random>
 #include <vector>
@@ -64,6 +65,32 @@ TEST(EmulatedGating, WarpsThatWeighSeveralTokensAtOnce) {
   std::mt19937_64 random(6);
   for (int i = 0; i < kNumCases; ++i) {
     const test::GatingCase one = test::draw_gating_case(random, i % 4 == 0 ? 256 : 40, 250);
+    EXPECT_EQ(run_emulated(one), test::choose_by_definition(one)) << one.name();
+  }
+}
+
+TEST(EmulatedGating, WarpsThatChooseForSeveralTokensAtOnce) {
+  constexpr int kNumCases = 16;
+  std::mt19937_64 random(7);
+  int num_drawn = 0;
+  while (num_drawn < kNumCases) {
+    test::GatingCase one = test::draw_gating_case(random, 512, 50);
+    if (one.num_experts % 128 != 0 || one.num_tokens < 24) continue;
+    one.options.num_topk = std::min(one.options.num_topk, 8);
+    one.options.noise = 0;
+    EXPECT_EQ(run_emulated(one), test::choose_by_definition(one)) << one.name();
+    ++num_drawn;
+  }
+}
+
+TEST(EmulatedGating, TokensThatChooseAgainOverSeveralWindows) {
+  constexpr int kNumCases = 16;
+  std::mt19937_64 random(8);
+  for (int i = 0; i < kNumCases; ++i) {
+    test::GatingCase one = test::draw_gating_case(random, 48, 300);
+    const std::int64_t even = (one.num_tokens * one.options.num_topk + one.num_experts - 1) / one.num_experts;
+    one.options.capacity = even + even / 4 * (i % 3);
+    one.options.overflow = GatingOverflow::kRechoose;
     EXPECT_EQ(run_emulated(one), test::choose_by_definition(one)) << one.name();
   }
 }

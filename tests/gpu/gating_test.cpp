@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <random>
@@ -64,6 +65,22 @@ TEST(GatingOnGpu, RandomOptionsShapesAndLogits) {
     for (int i = 0; i < 600; ++i) {
       const GatingCase one = draw_gating_case(random, 512, 200);
       context.expect(choose(context, one, true) == choose(context, one, false), one.name());
+    }
+  });
+}
+
+TEST(GatingOnGpu, RandomOptionsWithManyTokens) {
+  run_gpu_ranks({RankKind::kThreads, 1}, [](RankContext& context) {
+    constexpr int kNumCases = 16;
+    std::mt19937_64 random(23);
+    int num_drawn = 0;
+    while (num_drawn < kNumCases) {
+      GatingCase one = draw_gating_case(random, 512, 5000);
+      if (one.num_experts % 128 != 0 || one.num_tokens < 3500) continue;
+      one.options.num_topk = std::min(one.options.num_topk, 8);
+      one.options.noise = 0;
+      context.expect(choose(context, one, true) == choose(context, one, false), one.name());
+      ++num_drawn;
     }
   });
 }

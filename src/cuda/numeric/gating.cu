@@ -1,13 +1,15 @@
-/// Gating on a GPU. A warp takes a token at a time, or, where there are few experts, each of its threads takes one; the
-/// experts' keys are in registers.
+/// Gating on a GPU. A warp takes a token at a time, or, where there are few experts, each of its threads takes one; many
+/// tokens go to gating_team.cu.
 
-#include "cuda/numeric/gating.cuh"
+#include "cuda/numeric/gating.hpp"
 
 #include <algorithm>
 
 #include "cuda/driver/launch.hpp"
-#include "cuda/numeric/gating.hpp"
+#include "cuda/numeric/gating_rechoose.cuh"
+#include "cuda/numeric/gating_team.hpp"
 #include "cuda/numeric/gating_thread.cuh"
+#include "cuda/numeric/gating_warp.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
@@ -30,6 +32,7 @@ constexpr int kSmallBlockThreads = 64;
 constexpr int kWarpsInFlight = 32;
 /// Loads of choices that a warp has on their way when it keeps to the capacity.
 constexpr int kAhead = 8;
+constexpr int kDropWarps = 8;
 
 /// Words of shared memory of a warp: none where groups are whole lanes.
 __host__ __device__ int scratch_words(const GatingKernelParams& params) {
@@ -56,7 +59,7 @@ __global__ void __launch_bounds__(kBlockWarps* kWarpLanes, kResidentBlocks<kRun>
     for (int i = 0; i < count; ++i) {
       choose<kRun>(params, first + i, i * params.slot_lanes, bias, scratch, never, choice);
     }
-    const float weight = weigh(params, first + slot, choice);
+    const float weight = weigh(params.gating, first + slot, choice, params.slot_lanes);
     if (slot < count && k < params.gating.options.num_topk) {
       store_entry(params.gating, {first + slot, k}, choice.id, weight);
     }
@@ -69,68 +72,62 @@ __global__ void __launch_bounds__(kSmallBlockThreads) gating_thread_kernel(Gatin
   for (; token < params.gating.num_tokens; token += num_threads) gate_in_thread(params, token);
 }
 
-/// A warp for each expert goes over the choices of all tokens in order, and drops those that find the expert full. What
-/// others drop meanwhile it may see as it was or as -1: neither is its expert.
-__global__ void __launch_bounds__(kBlockWarps* kWarpLanes) drop_kernel(GatingKernelParams params) {
-  const GatingParams& gating = params.gating;
-  const int expert = static_cast<int>(blockIdx.x) * kBlockWarps + warp_idx();
-  if (expert >= gating.num_experts) return;
+/// A warp calls use(entry, how many of these tokens before it) for those of some tokens' choices that are the expert,
+/// and returns how many they are.
+template <typename Use>
+__device__ std::int64_t visit_choices(const GatingParams& gating, int expert, std::int64_t first_token,
+                                      std::int64_t end_token, Use use) {
   const int num_topk = gating.options.num_topk;
   const unsigned lower_lanes = (1U << lane_idx()) - 1;
-  const std::int64_t num_entries = gating.num_tokens * num_topk;
-  std::int64_t num_before = 0;  // that chose this expert
-  Entry entry{lane_idx() / num_topk, lane_idx() % num_topk};
+  std::int64_t num_before = 0;
+  Entry entry{first_token + lane_idx() / num_topk, lane_idx() % num_topk};
+  const std::int64_t num_entries = (end_token - first_token) * num_topk;
   for (std::int64_t first = 0; first < num_entries; first += kAhead * kWarpLanes) {
     Entry entries[kAhead];
     bool hits[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       entries[i] = entry;
-      hits[i] = entry.token < gating.num_tokens && load_id(gating, entry) == expert;
+      hits[i] = entry.token < end_token && load_id(gating, entry) == expert;
       entry = entry_after_warp(entry, num_topk);
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const unsigned all_hits = __ballot_sync(kAllLanes, hits[i]);
-      const std::int64_t own_before = num_before + __popc(all_hits & lower_lanes);
-      if (hits[i] && own_before >= gating.options.capacity) store_entry(gating, entries[i], -1, 0.0F);
+      if (hits[i]) use(entries[i], num_before + __popc(all_hits & lower_lanes));
       num_before += __popc(all_hits);
     }
   }
+  return num_before;
 }
 
-/// One warp goes over the choices of all tokens in order; those that found a full expert choose again.
-template <int kRun>
-__global__ void __launch_bounds__(kWarpLanes) rechoose_kernel(GatingKernelParams params) {
+/// A block for each expert counts which tokens chose it, its warps side by side, and then drops it from those that find
+/// it full. What others drop meanwhile it may see as it was or as -1: neither is its expert.
+__global__ void __launch_bounds__(kDropWarps* kWarpLanes) drop_kernel(GatingKernelParams params) {
   const GatingParams& gating = params.gating;
-  auto* const counts = reinterpret_cast<std::uint32_t*>(dynamic_shared());
-  std::uint32_t* const scratch = counts + gating.num_experts;
-  const auto is_full = [&](int expert) { return static_cast<std::int64_t>(counts[expert]) >= gating.options.capacity; };
-  for (int expert = lane_idx(); expert < gating.num_experts; expert += kWarpLanes) counts[expert] = 0;
-  __syncwarp();
-  float bias[kRun];
-  load_bias<kRun>(params, bias);
-  for (std::int64_t first = 0; first < gating.num_tokens; first += kAhead) {
-    int ids[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const bool has_entry = first + i < gating.num_tokens && lane_idx() < gating.options.num_topk;
-      ids[i] = has_entry ? load_id(gating, {first + i, lane_idx()}) : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (__any_sync(kAllLanes, ids[i] >= 0 && is_full(ids[i]))) {
-        LaneChoice choice;
-        choose<kRun>(params, first + i, 0, bias, scratch, is_full, choice);
-        const float weight = weigh(params, first + i, choice);
-        if (lane_idx() < gating.options.num_topk) store_entry(gating, {first + i, lane_idx()}, choice.id, weight);
-        ids[i] = choice.id;
-      }
-      __syncwarp();
-      if (ids[i] >= 0) ++counts[ids[i]];
-      __syncwarp();
-    }
-  }
+  const int expert = static_cast<int>(blockIdx.x);
+  auto* const counts = reinterpret_cast<std::int64_t*>(dynamic_shared());
+  const std::int64_t part = (gating.num_tokens + kDropWarps - 1) / kDropWarps;
+  const std::int64_t first = min(warp_idx() * part, gating.num_tokens);
+  const std::int64_t end = min(first + part, gating.num_tokens);
+  const std::int64_t count = visit_choices(gating, expert, first, end, [](const Entry&, std::int64_t) {});
+  if (lane_idx() == 0) counts[warp_idx()] = count;
+  __syncthreads();
+  std::int64_t room = gating.options.capacity;
+  for (int warp = 0; warp < warp_idx(); ++warp) room -= counts[warp];
+  if (count <= room) return;
+  visit_choices(gating, expert, first, end, [&](const Entry& entry, std::int64_t num_before) {
+    if (num_before >= room) store_entry(gating, entry, -1, 0.0F);
+  });
+}
+
+/// As many warps as have the registers that they need.
+template <int kRun>
+constexpr int kRechooseWarps = kRun <= 8 ? 32 : 16;
+
+template <int kRun>
+__global__ void __launch_bounds__(kRechooseWarps<kRun>* kWarpLanes) rechoose_kernel(GatingKernelParams params) {
+  rechoose_all<kRun>(params, scratch_words(params));
 }
 
 using Kernel = void (*)(GatingKernelParams);
@@ -139,10 +136,11 @@ struct Kernels {
   int run = 0;
   Kernel choose = nullptr;
   Kernel rechoose = nullptr;
+  int most_rechoose_warps = 0;
 };
 
 template <int kRun>
-constexpr Kernels kKernels = {kRun, gating_kernel<kRun>, rechoose_kernel<kRun>};
+constexpr Kernels kKernels = {kRun, gating_kernel<kRun>, rechoose_kernel<kRun>, kRechooseWarps<kRun>};
 const Kernels kAllKernels[] = {kKernels<1>, kKernels<2>, kKernels<4>, kKernels<8>, kKernels<12>, kKernels<16>};
 
 bool is_power_of_two(int value) { return value > 0 && (value & (value - 1)) == 0; }
@@ -174,6 +172,16 @@ GatingKernelParams kernel_params(const GatingParams& gating, int run, int num_sm
   return params;
 }
 
+/// With as many warps as shared memory suffices for.
+cudaError_t launch_rechoose(const Kernels& kernels, const GatingKernelParams& params, cudaStream_t stream) {
+  constexpr int kMostWords = (48 << 10) / sizeof(std::uint32_t);  // of a launch that does not ask for more
+  const int words = rechoose_words(params);
+  const int warp_words = scratch_words(params);
+  const int num_warps = std::min(kernels.most_rechoose_warps, (kMostWords - words) / std::max(warp_words, 1));
+  const auto num_bytes = static_cast<std::size_t>(words + num_warps * warp_words) * sizeof(std::uint32_t);
+  return launch_kernel(kernels.rechoose, {1, static_cast<unsigned>(num_warps * kWarpLanes), num_bytes}, params, stream);
+}
+
 }  // namespace
 
 cudaError_t launch_gating(const GatingParams& gating, int num_sms, cudaStream_t stream) {
@@ -188,18 +196,18 @@ cudaError_t launch_gating(const GatingParams& gating, int num_sms, cudaStream_t 
     error =
         launch_kernel(gating_thread_kernel,
                       {num_blocks(gating.num_tokens, kSmallBlockThreads, num_sms), kSmallBlockThreads}, params, stream);
-  } else {
+  } else if (!launch_gating_teams(gating, num_sms, stream, &error)) {
     const unsigned blocks = num_blocks(gating.num_tokens, kBlockWarps * params.batch_tokens, num_sms);
     error =
         launch_kernel(kernels->choose, {blocks, kBlockWarps * kWarpLanes, kBlockWarps * scratch_bytes}, params, stream);
   }
   if (error != cudaSuccess || gating.options.capacity == 0) return error;
   if (gating.options.overflow == GatingOverflow::kDrop) {
-    const auto num_drop_blocks = static_cast<unsigned>((gating.num_experts + kBlockWarps - 1) / kBlockWarps);
-    return launch_kernel(drop_kernel, {num_drop_blocks, kBlockWarps * kWarpLanes}, params, stream);
+    const auto num_drop_blocks = static_cast<unsigned>(gating.num_experts);
+    const std::size_t counts_bytes = kDropWarps * sizeof(std::int64_t);
+    return launch_kernel(drop_kernel, {num_drop_blocks, kDropWarps * kWarpLanes, counts_bytes}, params, stream);
   }
-  const std::size_t counts_bytes = static_cast<std::size_t>(gating.num_experts) * sizeof(std::uint32_t);
-  return launch_kernel(kernels->rechoose, {1, kWarpLanes, counts_bytes + scratch_bytes}, params, stream);
+  return launch_rechoose(*kernels, params, stream);
 }
 
 cudaError_t load_gating_kernels() {
@@ -209,6 +217,7 @@ cudaError_t load_gating_kernels() {
   };
   cudaError_t error = load(drop_kernel);
   if (error == cudaSuccess) error = load(gating_thread_kernel);
+  if (error == cudaSuccess) error = load_gating_team_kernels();
   for (const Kernels& kernels : kAllKernels) {
     if (error == cudaSuccess) error = load(kernels.choose);
     if (error == cudaSuccess) error = load(kernels.rechoose);

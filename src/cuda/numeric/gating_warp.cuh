@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_CUH
-#define FERRY_CUDA_NUMERIC_GATING_CUH
+#ifndef FERRY_CUDA_NUMERIC_GATING_WARP_CUH
+#define FERRY_CUDA_NUMERIC_GATING_WARP_CUH
 
 /// A warp that chooses the experts of a token: lane l has the l-th run of ceil(E/32) consecutive experts, which is also
 /// how sums over a row are made, so that the lowest lane among equals has the lowest expert. What follows a choice
@@ -329,9 +329,10 @@ __device__ int choose_best(const GatingKernelParams& params, LaneRow<kRun>& row,
   return own.key == kClosedKey ? -1 : winner * params.run_length + place;
 }
 
-/// The weight of this lane's entry, which is of token `token`; 0 without an expert.
-__device__ inline float weigh(const GatingKernelParams& params, std::int64_t token, const LaneChoice& choice) {
-  const GatingParams& gating = params.gating;
+/// The weight of this lane's entry, which is of token `token`; 0 without an expert. Each token has a slot of
+/// `slot_lanes`.
+__device__ inline float weigh(const GatingParams& gating, std::int64_t token, const LaneChoice& choice,
+                              int slot_lanes) {
   const GatingOptions& options = gating.options;
   const float none = numeric::float_of(0x80000000U | numeric::kFloatInfinity);
   const float logit = choice.id >= 0 ? logit_at(gating, token, choice.id) : none;
@@ -339,12 +340,12 @@ __device__ inline float weigh(const GatingKernelParams& params, std::int64_t tok
   if (options.score == GatingScore::kSigmoid) {
     part = numeric::sigmoid(logit);
   } else if (numeric::sum_of_row_cancels(options)) {
-    part = numeric::relative_exponential(logit, largest_of_slot(logit, params.slot_lanes));
+    part = numeric::relative_exponential(logit, largest_of_slot(logit, slot_lanes));
   } else {
     part = numeric::relative_exponential(logit, choice.largest) / choice.row_sum;
   }
   if (choice.id < 0) part = 0;
-  return numeric::final_weight(part, sum_of_slot(part, params.slot_lanes), options);
+  return numeric::final_weight(part, sum_of_slot(part, slot_lanes), options);
 }
 
 template <int kRun>
@@ -356,17 +357,17 @@ __device__ void load_bias(const GatingKernelParams& params, float (&bias)[kRun])
   }
 }
 
-/// Sets the entries of the K lanes from `first_lane` on. `is_full(expert)`: it may not be chosen.
-template <int kRun, typename IsFull>
+/// Sets the entries of the K lanes from `first_lane` on. `is_closed(i)`: the expert at place i of this lane may not be
+/// chosen.
+template <int kRun, typename IsClosed>
 __device__ void choose(const GatingKernelParams& params, std::int64_t token, int first_lane, const float (&bias)[kRun],
-                       std::uint32_t* scratch, IsFull is_full, LaneChoice& choice) {
+                       std::uint32_t* scratch, IsClosed is_closed, LaneChoice& choice) {
   LaneRow<kRun> row;
   load_logits<kRun>(params, token, row.logits);
   make_keys<kRun>(params, token, bias, row);
 #pragma unroll
   for (int i = 0; i < kRun; ++i) {
-    const int expert = expert_at(params, i);
-    if (expert < params.gating.num_experts && is_full(expert)) row.keys[i] = kClosedKey;
+    if (i < params.run_length && is_closed(i)) row.keys[i] = kClosedKey;
   }
   const GatingOptions& options = params.gating.options;
   const bool is_own = lane_idx() >= first_lane && lane_idx() < first_lane + options.num_topk;
@@ -389,4 +390,4 @@ __device__ void choose(const GatingKernelParams& params, std::int64_t token, int
 
 }  // namespace ferry::cuda::device
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_CUH
+#endif  // FERRY_CUDA_NUMERIC_GATING_WARP_CUH

@@ -1,0 +1,17 @@
+#ifndef FERRY_CUDA_NUMERIC_GATING_TEAM_HPP
+#define FERRY_CUDA_NUMERIC_GATING_TEAM_HPP
+
+#include <cuda_runtime_api.h>
+
+#include "numeric/gating.hpp"
+
+namespace ferry::cuda {
+
+/// For launch_gating: chooses with several tokens a warp, without regard to capacity, if there are kernels for these
+/// experts and options and tokens enough. False: nothing was launched. `error` is that of the launch.
+bool launch_gating_teams(const numeric::GatingParams& gating, int num_sms, cudaStream_t stream, cudaError_t* error);
+cudaError_t load_gating_team_kernels();
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_NUMERIC_GATING_TEAM_HPP
