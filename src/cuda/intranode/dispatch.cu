@@ -20,6 +20,7 @@ struct Shared {
   Receiver* receivers;          ///< [R]
   Run* runs;                    ///< [R]
   int* num_blocks;              ///< [R] of each rank's kernel
+  std::uint32_t* marks;         ///< [kDispatchWarps] ChunkMarker's
   std::size_t size_bytes;
 
   FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
@@ -31,6 +32,7 @@ struct Shared {
     shared.receivers = carver.take<Receiver>(ranks);
     shared.runs = carver.take<Run>(ranks);
     shared.num_blocks = carver.take<int>(ranks);
+    shared.marks = carver.take<std::uint32_t>(kDispatchWarps);
     shared.size_bytes = carver.used_bytes();
     return shared;
   }
@@ -121,31 +123,34 @@ __device__ void share_runs(const Shared& shared, const Run& run, int num_ranks) 
   asm volatile("bar.sync 1, %0;" ::"n"(kRunWarps * kWarpLanes) : "memory");
 }
 
-/// Sends token by token.
+/// Sends token by token. Where a receiver watches progress, one warp of each block reports it.
 template <bool kBulk>
 __device__ void send_tokens(const DispatchParams& params, const Shared& shared, std::uint64_t epoch, bool watched) {
-  const int warp = static_cast<int>(blockIdx.x) * kDispatchWarps + warp_idx();
-  const int num_warps = params.num_send_blocks * kDispatchWarps;
-  // No receiver watches progress: one chunk, reported at the end.
-  const ChunkBorders chunks = watched ? params.chunks : ChunkBorders{params.num_blocks, params.num_blocks};
-  const int num_chunks = watched ? chunks.num_chunks() : 1;
-  const auto rows_after = [&params, watched, chunks](int chunk, int rank) -> std::int64_t {
-    const int blocks = watched ? chunks.end_block(chunk) : params.num_blocks;
-    return params.block_ranks[blocks * params.ranks.num_ranks + rank];
+  const int warps_per_block = watched ? kDispatchWarps - 1 : kDispatchWarps;
+  const int warp = static_cast<int>(blockIdx.x) * warps_per_block + warp_idx();
+  const int num_chunks = params.chunks.num_chunks();
+  WarpStages stages{};
+  if constexpr (kBulk) stages = make_stages(shared.stages);
+  if (warp_idx() == warps_per_block) {
+    const auto rows_after = [&params](int chunk, int rank) -> std::int64_t {
+      return params.block_ranks[params.chunks.end_block(chunk) * params.ranks.num_ranks + rank];
+    };
+    ChunkReporter reporter(params.ranks, {params.num_send_blocks, num_chunks}, epoch, rows_after);
+    report_marks(shared.marks, warps_per_block, num_chunks, reporter);
+    return;
+  }
+  const auto chunk_of = [&params, watched](std::int64_t token) {
+    return watched ? params.chunks.chunk_of(static_cast<int>(token) / params.tokens_per_block) : 0;
   };
-  const auto chunk_of = [&params, watched, chunks](std::int64_t token) {
-    return watched ? chunks.chunk_of(static_cast<int>(token) / params.tokens_per_block) : 0;
-  };
-  ChunkReporter reporter(params.ranks, {num_warps, num_chunks}, epoch, rows_after);
-  const Sender sender(params, shared.receivers, warp, num_warps);
+  ChunkMarker marker(shared.marks + warp_idx());
+  const Sender sender(params, shared.receivers, warp, params.num_send_blocks * warps_per_block);
   const TableSender table_sender(params, shared.receivers);
   if constexpr (kBulk) {
-    WarpStages stages = make_stages(shared.stages);
-    send_bulk(params, sender, table_sender, stages, reporter, chunk_of);
+    send_bulk(params, sender, table_sender, stages, marker, chunk_of);
   } else {
-    send_by_threads(params, sender, table_sender, reporter, chunk_of);
+    send_by_threads(params, sender, table_sender, marker, chunk_of);
   }
-  if (watched) reporter.report_before(num_chunks);
+  marker.report_before(num_chunks);
 }
 
 /// Passes the outcome to the receiving blocks. They must not read the entries themselves: a peer may write its next
@@ -179,7 +184,8 @@ __device__ Outcome enter(const DispatchParams& params, std::uint64_t epoch, Take
 /// Waits for the entries, and sends what is to be sent. All threads of a sending block.
 template <bool kBulk>
 __device__ Outcome send(const DispatchParams& params, const Shared& shared, const Run& run, std::uint64_t epoch) {
-  bool watched = false;  // some receiver watches progress
+  bool watched = false;                                             // some receiver watches progress
+  if (threadIdx.x < kDispatchWarps) shared.marks[threadIdx.x] = 0;  // the entry ends with a barrier
   const auto take = [&params, &shared, &watched](int rank, const ReceivedEntry& entry) {
     const Receiver receiver = receiver_of(params, rank, entry);
     const int num_blocks = entry.num_blocks();
