@@ -159,8 +159,8 @@ cudaError_t load_combine_kernels(std::size_t shared_limit, bool& has_bulk) {
     for (const bool bulk : {false, true}) {
       if (bulk && !has_bulk) continue;
       const auto most_bytes = static_cast<int>(Shared::at(nullptr, kMaxRanks, bulk).size_bytes);
-      const cudaError_t error =
-          cudaFuncSetAttribute(choose_kernel(float32, bulk), cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes);
+      const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(choose_kernel(float32, bulk)),
+                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes);
       if (error != cudaSuccess) return error;
     }
   }
