@@ -16,7 +16,8 @@ using namespace device;
 /// kLandingBytes.
 struct Shared {
   std::byte* stages;            ///< with the copy engine only: stages and their barriers
-  std::uint64_t* run_barriers;  ///< [kRunWarps, kStages]
+  std::uint64_t* run_barriers;  ///< [kRunWarps, kRunBarriers]
+  FetchedTables* run_tables;    ///< [kRunWarps]
   Receiver* receivers;          ///< [R]
   Run* runs;                    ///< [R]
   int* num_blocks;              ///< [R] of each rank's kernel
@@ -28,7 +29,8 @@ struct Shared {
     plan::Carver carver(base);
     Shared shared{};
     shared.stages = carver.take<std::byte>(bulk ? kStagesBytes + kBarriersBytes : 0);
-    shared.run_barriers = carver.take<std::uint64_t>(bulk ? kRunWarps * kStages : 0);
+    shared.run_barriers = carver.take<std::uint64_t>(bulk ? kRunWarps * kRunBarriers : 0);
+    shared.run_tables = carver.take<FetchedTables>(bulk ? kRunWarps : 0);
     shared.receivers = carver.take<Receiver>(ranks);
     shared.runs = carver.take<Run>(ranks);
     shared.num_blocks = carver.take<int>(ranks);
@@ -69,14 +71,27 @@ __device__ Receiver receiver_of(const DispatchParams& params, int rank, const Re
                 false,
                 true,
                 params.out.wide_ids,
-                false};
+                false,
+                0,
+                0};
   }
   // Copying a staged row needs the rows that the token takes.
-  receiver.gets_record = !receiver.direct || (receiver.staged && params.record.has_rows);
+  const plan::TokenRecord& record = params.record;
+  receiver.gets_record = !receiver.direct || (receiver.staged && record.has_rows);
+  if (receiver.direct) {
+    receiver.ids_stride = params.num_topk * static_cast<std::int64_t>(receiver.wide_ids ? sizeof(std::int64_t) : 4);
+    receiver.weights_stride = params.num_topk * static_cast<std::int64_t>(sizeof(float));
+  } else {
+    receiver.scales = receiver.records;
+    receiver.scales_stride = receiver.ids_stride = receiver.weights_stride = record.size_bytes();
+    receiver.wide_ids = false;
+    receiver.ids = receiver.records + record.ids_word * sizeof(std::uint32_t);
+    receiver.weights = reinterpret_cast<float*>(receiver.records + record.weights_word * sizeof(std::uint32_t));
+  }
   return receiver;
 }
 
-/// Whether this rank can send in runs; receivers may need their rows token by token all the same.
+/// Whether this rank sends in runs.
 template <bool kBulk>
 __device__ bool may_send_runs(const DispatchParams& params) {
   return kBulk && params.entry.agreement != 0 && params.one_row_per_token;
@@ -117,10 +132,31 @@ struct RunPart {
 __device__ void share_runs(const Shared& shared, const Run& run, int num_ranks) {
   if (static_cast<int>(threadIdx.x) < num_ranks) shared.runs[threadIdx.x] = run;
   if (lane_idx() == 0) {
-    for (int i = 0; i < kStages; ++i) init_barrier(shared.run_barriers + warp_idx() * kStages + i);
+    std::uint64_t* barriers = shared.run_barriers + warp_idx() * kRunBarriers;
+    for (int i = 0; i < kStages; ++i) init_barrier(barriers + i);
+    init_barrier(barriers + kStages, kWarpLanes);
     publish_barriers();
   }
   asm volatile("bar.sync 1, %0;" ::"n"(kRunWarps * kWarpLanes) : "memory");
+}
+
+/// Sends in runs, after `prime`. Where a receiver watches progress, one warp of each block reports it.
+__device__ void send_runs(const DispatchParams& params, const Shared& shared, RunSender& sender, std::uint64_t epoch,
+                          bool watched) {
+  const ChunkBorders chunks = run_chunks(params, shared.runs);
+  if (warp_idx() < kRunWarps) {
+    ChunkMarker marker(shared.marks + warp_idx());
+    sender.run(marker, chunks, watched);
+  } else if (watched && warp_idx() == kRunWarps) {
+    const auto rows_after = [&chunks, &shared](int chunk, int rank) -> std::int64_t {
+      const std::int32_t end_row = chunks.end_block(chunk) * kBorderRows;
+      const std::int32_t num_rows = shared.runs[rank].num_rows;
+      return num_rows < end_row ? num_rows : end_row;
+    };
+    const int num_link_blocks = params.num_send_blocks - params.num_own_blocks;
+    ChunkReporter reporter(params.ranks, {num_link_blocks, chunks.num_chunks()}, epoch, rows_after);
+    report_marks(shared.marks, kRunWarps, chunks.num_chunks(), reporter);
+  }
 }
 
 /// Sends token by token. Where a receiver watches progress, one warp of each block reports it.
@@ -201,16 +237,19 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, cons
       const bool takes_part = warp_idx() < kRunWarps;
       if (takes_part) share_runs(shared, run, params.ranks.num_ranks);
       const RunPart part = RunPart::of(params);
-      RunSender sender(params, shared.receivers, shared.runs, shared.stages + warp_idx() * kStages * kRunStageBytes,
-                       shared.run_barriers + warp_idx() * kStages, part.targets, part.warp, part.num_warps);
+      std::uint64_t* barriers = shared.run_barriers + warp_idx() * kRunBarriers;
+      const RunStages stages{shared.stages + warp_idx() * kStages * kRunStageBytes, barriers,
+                             shared.run_tables + warp_idx(), barriers + kStages};
+      RunSender sender(params, shared.receivers, shared.runs, stages, part.targets, part.warp, part.num_warps);
       if (takes_part) sender.prime();
       const Outcome outcome = enter(params, epoch, take);
-      const bool in_runs = __syncthreads_or(static_cast<int>(watched)) == 0 && outcome == Outcome::kGo;
-      if (takes_part && in_runs) sender.run();
-      if (takes_part && !in_runs) sender.drop();
-      if (in_runs || outcome != Outcome::kGo) return outcome;
-      __syncthreads();  // the stages are free
-      send_tokens<kBulk>(params, shared, epoch, true);
+      const bool any_watched = __syncthreads_or(static_cast<int>(watched)) != 0;
+      if (outcome == Outcome::kGo) {
+        const bool to_peers = part.targets.num > 1 || part.targets.first != params.ranks.rank;
+        send_runs(params, shared, sender, epoch, any_watched && to_peers);
+      } else if (takes_part) {
+        sender.drop();
+      }
       return outcome;
     }
   }

@@ -23,6 +23,9 @@ struct Receiver {
   bool direct;    ///< scales, ids and weights go straight to the outputs
   bool wide_ids;  ///< i64
   bool gets_record;
+  // Bytes from row to row where rows are sent in runs, which write records as they write outputs.
+  std::int64_t ids_stride;
+  std::int64_t weights_stride;
 };
 
 /// Scale words that a lane holds: rows of up to 64 words are loaded ahead.
