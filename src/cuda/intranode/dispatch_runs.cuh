@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_RUNS_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_RUNS_CUH
 
-/// Sending receiver by receiver, into its outputs or into its staging. What one rank sends to another lies there side by
+/// Sending receiver by receiver, into its outputs or its staging. What one rank sends to another lies there side by
 /// side, in token order: rows, and scales, ids and weights, or the records that hold them. So a warp takes a few such
 /// rows at once, and writes each of them as one piece of memory. Where rows are long, it takes a piece of one.
 ///
@@ -121,8 +121,9 @@ __device__ inline ChunkBorders run_chunks(const DispatchParams& params, const Ru
   return {(most_rows + kBorderRows - 1) / kBorderRows, params.run_chunk_blocks};
 }
 
-/// Tables of a unit's rows as they land in a warp's shared memory, each lane's own: entry k of row r is lane r * K + k's.
-/// Loaded into registers ahead of their use they would be waited for at once, where the compiler moves them on.
+/// Tables of a unit's rows as they land in a warp's shared memory. What a lane fetches it alone uses; entry k of row r
+/// is lane r * K + k's. Loaded into registers ahead of their use they would be waited for at once, where the compiler
+/// moves them on.
 struct FetchedTables {
   std::int32_t homes[kWarpLanes];
   float weights[kWarpLanes];

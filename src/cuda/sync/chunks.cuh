@@ -2,9 +2,9 @@
 #define FERRY_CUDA_SYNC_CHUNKS_CUH
 
 /// Progress of many warps, reported to the peers chunk by chunk. Warps finish their share of a chunk in any order. To
-/// report takes waiting until what was written has arrived, microseconds in which a warp moves nothing; so of each block
-/// one warp reports and the others mark, in shared memory, which chunks they have no more of. The last block reports to
-/// the peers. Chunks are reported in ascending order, because a flag may never go back.
+/// report takes waiting until what was written has arrived, microseconds in which a warp moves nothing; so one warp of
+/// each block reports, and the others mark in shared memory which chunks they have no more of. The last block to get
+/// there reports to the peers. Chunks are reported in ascending order, because a flag may never go back.
 ///
 ///   marks[w], shared         warp w of a block   st.release.cta / ld.acquire.cta   what the warp wrote for chunks
 ///                                                                            before that one, bulk stores complete
