@@ -12,13 +12,14 @@ namespace ferry::cuda::device {
 /// were off by 64 bytes took a fifth longer (combine on 4 H200).
 inline constexpr int kLandingBytes = 128;
 
-__device__ inline std::uint32_t shared_address(const void* pointer) {
+using SharedAddress = std::uint32_t;
+__device__ inline SharedAddress shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// One arrival completes a phase of the barrier. Follow with `publish_barriers` before another thread uses it.
-__device__ inline void init_barrier(std::uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+/// `num_arrivals` complete a phase of the barrier. Follow with `publish_barriers` before another thread uses it.
+__device__ inline void init_barrier(std::uint64_t* barrier, int num_arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_arrivals) : "memory");
 }
 
 /// Makes initialised barriers known to the copy engine.
@@ -62,6 +63,16 @@ __device__ inline void wait_barrier(std::uint64_t* barrier, std::uint32_t parity
         : "memory");
   }
 #endif
+}
+
+/// 16 bytes that have landed. Of an address in shared memory, because what a pointer points to is easily lost to the
+/// compiler, and loads that may be of any memory take longer.
+__device__ inline uint4 load_landed(SharedAddress address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address));
+  return value;
 }
 
 /// Starts `bytes` from shared to global memory, of this GPU or a peer's, as part of the thread's open bulk group.

@@ -4,6 +4,7 @@
 #include "cuda/intranode/combine_stage.cuh"
 #include "cuda/intranode/combine_sum.cuh"
 #include "cuda/intranode/combine_sum_bulk.cuh"
+#include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -37,7 +38,9 @@ struct Shared {
   Holder* holders;          ///< [R]
   int* num_blocks;          ///< [R] of each rank's kernel
   Terms* terms;             ///< [warps, kSumTokens], or [warps] without sets
+  FetchedEntries* entries;  ///< [warps]
   std::uint64_t* barriers;  ///< [warps, kStageBarriers]
+  std::uint32_t* marks;     ///< [warps] ChunkMarker's
   std::size_t size_bytes;
 
   FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
@@ -48,7 +51,9 @@ struct Shared {
     shared.holders = carver.take<Holder>(static_cast<std::size_t>(num_ranks));
     shared.num_blocks = carver.take<int>(static_cast<std::size_t>(num_ranks));
     shared.terms = carver.take<Terms>(bulk ? num_warps * kSumTokens : num_warps);
+    shared.entries = carver.take<FetchedEntries>(bulk ? num_warps : 0);
     shared.barriers = carver.take<std::uint64_t>(bulk ? num_warps * kStageBarriers : 0);
+    shared.marks = carver.take<std::uint32_t>(num_warps);
     shared.size_bytes = carver.used_bytes();
     return shared;
   }
@@ -58,7 +63,7 @@ struct Shared {
 __device__ SumStages make_stages(const Shared& shared) {
   const auto warp = static_cast<std::size_t>(warp_idx());
   const SumStages stages{shared.sets + warp * kSumSets * kSetBytes, shared.barriers + warp * kStageBarriers,
-                         shared.terms + warp * kSumTokens};
+                         shared.terms + warp * kSumTokens, shared.entries + warp};
   if (lane_idx() == 0) {
     for (int i = 0; i < kStageBarriers; ++i) init_barrier(stages.barriers + i);
     publish_barriers();
@@ -82,7 +87,7 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
   // Small batches spread over the blocks.
   const int first = warp_idx() * params.num_sum_blocks + static_cast<int>(blockIdx.x);
   const int step = params.num_sum_blocks * warps_of(kBulk);
-  const TermFinder finder(params, shared.holders, epoch);
+  TermFinder finder(params, shared.holders, epoch);
   if constexpr (kBulk) {
     BulkSummer<kFloat32> summer(params, finder, stages, first, step);
     const Outcome outcome = enter(params, epoch, take);
@@ -98,7 +103,6 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
 template <bool kFloat32, bool kBulk>
 __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
     combine_kernel(const __grid_constant__ CombineParams params) {
-  extern __shared__ __align__(kLandingBytes) std::byte memory[];
   const RankParams& ranks = params.ranks;
   const CallStart start = start_call(ranks, params.summary);
   if (start.broken) return;
@@ -108,7 +112,7 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
     return;
   }
   if (first && warp_idx() == warps_of(kBulk) - 1) post_entry(ranks, params.entry, start.epoch);
-  const Shared shared = Shared::at(memory, ranks.num_ranks, kBulk);
+  const Shared shared = Shared::at(dynamic_shared(), ranks.num_ranks, kBulk);
   const int block = static_cast<int>(blockIdx.x) - params.num_sum_blocks;
   SumStages stages{};
   if constexpr (kBulk) stages = make_stages(shared);
@@ -116,17 +120,17 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
   if (block < 0) {
     outcome = sum<kFloat32, kBulk>(params, shared, stages, start.epoch);
   } else {
+    const StageBlock stage_block{block, warps_of(kBulk) - 1, shared.marks};
+    if (warp_idx() == 0 && lane_idx() < stage_block.num_warps) shared.marks[lane_idx()] = 0;
     outcome = enter(params, start.epoch, [](int /*rank*/, const ReceivedEntry& /*entry*/) {});
-    if (outcome != Outcome::kStop) {
-      stage_rows<kBulk>(params, stages, start.epoch, outcome, block * warps_of(kBulk) + warp_idx(),
-                        params.num_stage_blocks * warps_of(kBulk));
-    }
+    if (outcome != Outcome::kStop) stage_rows<kBulk>(params, stages, start.epoch, outcome, stage_block);
   }
   if (outcome == Outcome::kStop) return;
   post_block_done(ranks, start.epoch);
   if (!first) return;
   if (outcome == Outcome::kGo) {
     finish_blocks(ranks, start.epoch, shared.num_blocks);
+    if (threadIdx.x == 0) ranks.control.local->num_items_claimed = 0;  // all of this rank's blocks are done
   } else {
     finish_refused(ranks, start.epoch, static_cast<int>(gridDim.x));
   }
@@ -155,8 +159,8 @@ cudaError_t load_combine_kernels(std::size_t shared_limit, bool& has_bulk) {
     for (const bool bulk : {false, true}) {
       if (bulk && !has_bulk) continue;
       const auto most_bytes = static_cast<int>(Shared::at(nullptr, kMaxRanks, bulk).size_bytes);
-      const cudaError_t error =
-          cudaFuncSetAttribute(choose_kernel(float32, bulk), cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes);
+      const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(choose_kernel(float32, bulk)),
+                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes);
       if (error != cudaSuccess) return error;
     }
   }

@@ -103,20 +103,20 @@ class BulkStager {
       : params_(params), rows_(rows), reporter_(reporter), stages_(stages) {}
 
   __device__ void run() {
-    Piece pieces[kStagerPieces];
-#pragma unroll
-    for (int slot = 0; slot + 1 < kStagerPieces; ++slot) pieces[slot] = load(slot);
-    for (bool more = true; more;) {
-#pragma unroll
-      for (int slot = 0; slot < kStagerPieces; ++slot) {
-        if (pieces[slot].bytes == 0) {
-          more = false;
-          break;
-        }
-        store(pieces[slot], slot);
-        constexpr int kAhead = kStagerPieces - 1;
-        pieces[(slot + kAhead) % kStagerPieces] = load((slot + kAhead) % kStagerPieces);
-      }
+    // Three pieces land while one is stored. The first turns only land.
+    constexpr int kAhead = 3;
+    static_assert(kStagerPieces == kAhead + 1);
+    Piece now;
+    Piece next;
+    Piece after;
+    int slot = kStagerPieces - kAhead;
+#pragma unroll 1
+    for (int turn = -kAhead; turn < 0 || now.bytes != 0; ++turn) {
+      if (turn >= 0) store(now, slot);
+      now = next;
+      next = after;
+      after = load(slot == 0 ? kStagerPieces - 1 : slot - 1);
+      slot = slot + 1 == kStagerPieces ? 0 : slot + 1;
     }
     if (lane_idx() == 0) wait_store_groups<0>();
     __syncwarp();
@@ -177,31 +177,43 @@ class BulkStager {
   int chunk_before_ = 0;
 };
 
-/// All that warp `warp` of `num_warps` stages. `stages` as for summing, where kBulk. Not inlined: summing would lose
-/// the instruction cache to it.
+/// A staging block, and its words in shared memory.
+struct StageBlock {
+  int idx;
+  int num_warps;         ///< that stage; one more reports
+  std::uint32_t* marks;  ///< [num_warps] ChunkMarker's, 0
+};
+
+/// All that a block stages, each warp its own part. `stages` as for summing, where kBulk. Not inlined: summing would
+/// lose the instruction cache to it.
 template <bool kBulk>
 __device__ __noinline__ inline void stage_rows(const CombineParams& params, const SumStages& stages,
-                                               std::uint64_t epoch, Outcome outcome, int warp, int num_warps) {
+                                               std::uint64_t epoch, Outcome outcome, const StageBlock& block) {
   const bool go = outcome == Outcome::kGo;
-  StagedRows rows(params, warp, num_warps);
+  StagedRows rows(params, block.idx * block.num_warps + warp_idx(), params.num_stage_blocks * block.num_warps);
   const int wanted =
       go ? rows.most_rows() / params.chunk_rows + (rows.most_rows() % params.chunk_rows != 0 ? 1 : 0) : 0;
   const int num_chunks = wanted < 1 ? 1 : wanted;
-  const auto rows_after = [&params, num_chunks, go](int chunk, int source) -> std::int64_t {
-    if (!go) return 0;
-    const std::int64_t count = params.source_base[source + 1] - params.source_base[source];
-    const std::int64_t staged = static_cast<std::int64_t>(chunk + 1) * params.chunk_rows;
-    return chunk + 1 == num_chunks || count < staged ? count : staged;
-  };
-  ChunkReporter reporter(params.ranks, {num_warps, num_chunks}, epoch, rows_after);
+  if (warp_idx() == block.num_warps) {
+    const auto rows_after = [&params, num_chunks, go](int chunk, int source) -> std::int64_t {
+      if (!go) return 0;
+      const std::int64_t count = params.source_base[source + 1] - params.source_base[source];
+      const std::int64_t staged = static_cast<std::int64_t>(chunk + 1) * params.chunk_rows;
+      return chunk + 1 == num_chunks || count < staged ? count : staged;
+    };
+    ChunkReporter reporter(params.ranks, {params.num_stage_blocks, num_chunks}, epoch, rows_after);
+    report_marks(block.marks, block.num_warps, num_chunks, reporter);
+    return;
+  }
+  ChunkMarker marker(block.marks + warp_idx());
   if (go) {
     if constexpr (kBulk) {
-      BulkStager(params, rows, reporter, stages).run();
+      BulkStager(params, rows, marker, stages).run();
     } else {
-      stage_by_threads(params, rows, reporter);
+      stage_by_threads(params, rows, marker);
     }
   }
-  reporter.report_before(num_chunks);
+  marker.report_before(num_chunks);
 }
 
 }  // namespace ferry::cuda::device

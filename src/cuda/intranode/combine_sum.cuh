@@ -10,13 +10,13 @@ namespace ferry::cuda::device {
 
 /// Tokens first, first + step, … below the number of tokens; one warp.
 template <bool kFloat32>
-__device__ inline void sum_by_threads(const CombineParams& params, const TermFinder& finder, Terms& terms,
-                                      std::int64_t first, std::int64_t step) {
+__device__ inline void sum_by_threads(const CombineParams& params, TermFinder& finder, Terms& terms, std::int64_t first,
+                                      std::int64_t step) {
   for (std::int64_t token = first; token < params.num_tokens; token += step) {
-    const Destination destination = finder.load_destination(token);
-    const int num_rows = finder.find(token, destination, terms);
+    const TokenEntry entry = finder.load_entry(token);
+    const int num_rows = finder.find(token, entry, terms);
     if (num_rows < 0) return;
-    finder.return_weights(token, destination);
+    finder.return_weights(token, entry.destination);
     std::byte* out = params.out_x + token * params.out_stride;
     // As many loads at once as registers hold: two shapes, for few and for many rows.
     if (num_rows <= 4) {

@@ -3,6 +3,7 @@
 
 /// What a token is the sum of: its biases and its rows, in the contract's order, each with the weights it counts with.
 
+#include "cuda/copy/prefetch.cuh"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/numeric/row_sum.cuh"
 #include "cuda/sync/chunks.cuh"
@@ -30,28 +31,72 @@ __device__ inline Holder holder_of(const CombineParams& params, int rank, const 
           reinterpret_cast<const float*>(base + entry.tables_offset()), !self && staged ? 1 : 0};
 }
 
+/// Waits until the ranks that this warp's lanes name have each reported `needed` rows of theirs (0: nothing is needed).
+/// Returns the rows that the rank of this lane's number has reported; -1 in all lanes when the group broke. All lanes.
+/// Not inlined: of a rank's rows each warp waits a few times.
+__device__ __noinline__ inline std::int32_t await_reported(const RankParams& ranks, int rank, std::int32_t needed,
+                                                           std::uint64_t epoch) {
+  std::uint64_t seen = 0;
+  const bool here = needed == 0 || wait_rows(ranks, rank, epoch, needed, seen);
+  std::int32_t known = 0;
+  if (lane_idx() < ranks.num_ranks) {
+    known = static_cast<std::int32_t>(rows_reported(load_acquire_system(ranks.control.progress + lane_idx()), epoch));
+  }
+  const bool all = __all_sync(0xFFFFFFFFU, static_cast<int>(here)) != 0;
+  __syncwarp();  // hands what each lane has acquired to all of them
+  return all ? known : -1;
+}
+
+/// What a lane knows of a token: where the entry of its number goes, if it has one, and the weight of that entry.
+struct TokenEntry {
+  Destination destination;
+  float weight = 1.0F;
+};
+
+/// The same of all lanes, as it lands in a warp's shared memory. Loaded into registers ahead of its use it would be
+/// waited for at once: parts of a destination are taken apart where they come to.
+struct alignas(16) FetchedEntries {
+  uint4 destinations[kWarpLanes];
+  float weights[kWarpLanes];
+};
+
 /// Finds terms, one warp.
 class TermFinder {
  public:
   __device__ TermFinder(const CombineParams& params, const Holder* holders, std::uint64_t epoch)
       : params_(params), holders_(holders), epoch_(epoch) {}
 
-  /// This lane's destination of `token`, for `find`: none behind the last token.
-  __device__ Destination load_destination(std::int64_t token) const {
-    Destination destination{};
-    destination.rank = -1;
-    if (token < params_.num_tokens && lane_idx() < params_.num_topk) {
-      const uint4 raw = reinterpret_cast<const uint4*>(params_.destinations)[token * params_.num_topk + lane_idx()];
-      destination = *reinterpret_cast<const Destination*>(&raw);
-    }
-    return destination;
+  __device__ TokenEntry load_entry(std::int64_t token) const {
+    TokenEntry entry{none(), 1.0F};
+    if (lane_idx() >= params_.num_topk) return entry;
+    const std::int64_t at = token * params_.num_topk + lane_idx();
+    const uint4 raw = reinterpret_cast<const uint4*>(params_.destinations)[at];
+    entry.destination = *reinterpret_cast<const Destination*>(&raw);
+    if (params_.weighted) entry.weight = params_.topk_weights[at];
+    return entry;
+  }
+
+  /// Starts to load them. What landed before has been used.
+  __device__ void fetch_entries(std::int64_t token, FetchedEntries& to) const {
+    if (lane_idx() >= params_.num_topk) return;
+    const std::int64_t at = token * params_.num_topk + lane_idx();
+    start_fetch<sizeof(uint4)>(to.destinations + lane_idx(), params_.destinations + at);
+    if (params_.weighted) start_fetch<sizeof(float)>(to.weights + lane_idx(), params_.topk_weights + at);
+  }
+
+  /// Waits for them.
+  __device__ TokenEntry fetched_entry(const FetchedEntries& from) const {
+    wait_fetches();
+    if (lane_idx() >= params_.num_topk) return {none(), 1.0F};
+    const uint4 raw = from.destinations[lane_idx()];
+    return {*reinterpret_cast<const Destination*>(&raw), params_.weighted ? from.weights[lane_idx()] : 1.0F};
   }
 
   /// Waits until the rows of `token` can be read, fills `terms` and returns the number of rows; -1 when the group
   /// broke. All lanes.
-  __device__ int find(std::int64_t token, const Destination& destination, Terms& terms) const {
-    if (!await_rows(destination)) return -1;
-    return collect_terms(token, destination, terms);
+  __device__ int find(std::int64_t token, const TokenEntry& entry, Terms& terms) {
+    if (!await_rows(entry.destination)) return -1;
+    return collect_terms(token, entry, terms);
   }
 
   /// Sums the returned weights of `token`, if the caller wants them. After `find`, all lanes.
@@ -60,24 +105,33 @@ class TermFinder {
   }
 
  private:
+  __device__ static Destination none() {
+    Destination destination{};
+    destination.rank = -1;
+    return destination;
+  }
+
   /// Waits until the rows of all destinations are where this rank can read them.
-  __device__ bool await_rows(const Destination& destination) const {
-    bool here = true;
+  __device__ bool await_rows(const Destination& destination) {
+    std::int32_t needed = 0;
     if (destination.rank >= 0 && holders_[destination.rank].staged != 0) {
-      const std::int32_t sent = params_.block_ranks[params_.num_blocks * params_.ranks.num_ranks + destination.rank];
-      const std::int32_t needed =
-          params_.one_row_per_token ? destination.token_row - params_.rank_base[destination.rank] + 1 : sent;
-      std::uint64_t seen = 0;
-      here = wait_rows(params_.ranks, destination.rank, epoch_, needed, seen);
+      needed = params_.one_row_per_token
+                   ? destination.token_row - params_.rank_base[destination.rank] + 1
+                   : params_.block_ranks[params_.num_blocks * params_.ranks.num_ranks + destination.rank];
     }
-    const bool all = __all_sync(0xFFFFFFFFU, here) != 0;
-    __syncwarp();  // hands what each lane has acquired to all of them
+    // Most tokens need nothing that is not known to be there.
+    const int keeper = static_cast<int>(destination.rank) & (kWarpLanes - 1);
+    const std::int32_t known = __shfl_sync(0xFFFFFFFFU, known_rows_, keeper);
+    const bool kept = params_.ranks.num_ranks <= kWarpLanes;
+    if (__all_sync(0xFFFFFFFFU, static_cast<int>(needed == 0 || (kept && needed <= known))) != 0) return true;
+    known_rows_ = await_reported(params_.ranks, static_cast<int>(destination.rank), needed, epoch_);
     fence_async_proxy();
-    return all;
+    return known_rows_ >= 0;
   }
 
   /// Fills `terms`; returns the number of rows.
-  __device__ int collect_terms(std::int64_t token, const Destination& destination, Terms& terms) const {
+  __device__ int collect_terms(std::int64_t token, const TokenEntry& entry, Terms& terms) const {
+    const Destination& destination = entry.destination;
     int num_rows = 0;
     for (const BiasRows& bias : params_.bias) {
       if (bias.data == nullptr) continue;
@@ -100,10 +154,8 @@ class TermFinder {
       terms.rows[row_idx] = holder.rows + destination.row * holder.row_stride;
       terms.first_weight[row_idx] = static_cast<std::uint8_t>(weight_idx);
     }
-    if (counts) {
-      terms.weights[weight_idx] =
-          params_.weighted ? params_.topk_weights[token * params_.num_topk + destination.topk] : 1.0F;
-    }
+    const float weight = __shfl_sync(0xFFFFFFFFU, entry.weight, static_cast<int>(destination.topk));
+    if (counts) terms.weights[weight_idx] = weight;
     if (lane_idx() == 0) {
       terms.first_weight[num_rows + __popc(rows)] = static_cast<std::uint8_t>(num_rows + __popc(weights));
       terms.num_weights = num_rows + __popc(weights);
@@ -141,6 +193,7 @@ class TermFinder {
   const CombineParams& params_;
   const Holder* holders_;
   std::uint64_t epoch_;
+  std::int32_t known_rows_ = 0;  // of the rank of this lane's number, that it has reported
 };
 
 }  // namespace ferry::cuda::device

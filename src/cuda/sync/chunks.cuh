@@ -1,10 +1,14 @@
 #ifndef FERRY_CUDA_SYNC_CHUNKS_CUH
 #define FERRY_CUDA_SYNC_CHUNKS_CUH
 
-/// Progress of many warps, reported to the peers chunk by chunk. Warps finish their share of a chunk in any order; the
-/// last one reports it. Chunks are reported in ascending order, because a flag may never go back.
+/// Progress of many warps, reported to the peers chunk by chunk. Warps finish their share of a chunk in any order. To
+/// report takes waiting until what was written has arrived, microseconds in which a warp moves nothing; so one warp of
+/// each block reports, and the others mark in shared memory which chunks they have no more of. The last block to get
+/// there reports to the peers. Chunks are reported in ascending order, because a flag may never go back.
 ///
-///   local.chunk_arrivals[c]  all sending warps   atom.add.acq_rel.gpu        what the warp wrote to the peers; also
+///   marks[w], shared         warp w of a block   st.release.cta / ld.acquire.cta   what the warp wrote for chunks
+///                                                                            before that one, bulk stores complete
+///   local.chunk_arrivals[c]  reporting warps     atom.add.acq_rel.gpu        what the block wrote to the peers; also
 ///                                                ld.acquire.gpu by the last warp of c - 1: are all there?
 ///   local.num_chunks_sent    last warp of c      st.release.gpu / ld.acquire.gpu   progress of chunk c was stored,
 ///                                                                            or a later chunk's is about to be
@@ -29,11 +33,13 @@ __device__ inline std::uint64_t rows_reported(std::uint64_t word, std::uint64_t 
 __device__ inline bool wait_rows(const RankParams& ranks, int source, std::uint64_t epoch, std::int64_t num_rows,
                                  std::uint64_t& seen) {
   const std::uint64_t* flag = ranks.control.progress + source;
-  const auto read = [flag, epoch, &seen] {
+  const auto expected = static_cast<std::uint64_t>(num_rows);
+  const auto read = [flag, epoch, expected, &seen] {
     seen = rows_reported(load_acquire_system(flag), epoch);
+    if (seen < expected) pause();
     return seen;
   };
-  return wait_until(ranks, {Awaited::kRows, source, epoch}, read, static_cast<std::uint64_t>(num_rows));
+  return wait_until(ranks, {Awaited::kRows, source, epoch}, read, expected);
 }
 
 struct ChunkPlan {
@@ -100,6 +106,42 @@ class ChunkReporter {
   RowsAfter rows_after_;
   int next_ = 0;
 };
+
+/// What a warp that moves rows says of its progress: the first chunk that it may still have something of.
+class ChunkMarker {
+ public:
+  /// `mark`: this warp's word in shared memory, 0 before.
+  __device__ explicit ChunkMarker(std::uint32_t* mark) : mark_(mark) {}
+
+  /// As ChunkReporter's. All lanes.
+  __device__ void report_before(int end) {
+    if (end <= next_) return;
+    next_ = end;
+    fence_async_proxy();
+    __syncwarp();
+    if (lane_idx() == 0) store_release_block(mark_, static_cast<std::uint32_t>(end));
+  }
+
+  __device__ int next() const { return next_; }
+
+ private:
+  std::uint32_t* mark_;
+  int next_ = 0;
+};
+
+/// Reports what `num_warps` warps of this block mark, until they have marked the end. All lanes of another warp of it.
+template <typename Reporter>
+__device__ inline void report_marks(const std::uint32_t* marks, int num_warps, int num_chunks, Reporter& reporter) {
+  // Bounded: the warps that mark are running, and wait for nothing else.
+  while (reporter.next() < num_chunks) {
+    const auto all = static_cast<std::uint32_t>(num_chunks);
+    const std::uint32_t marked = lane_idx() < num_warps ? load_acquire_block(marks + lane_idx()) : all;
+    const auto least = static_cast<int>(__reduce_min_sync(0xFFFFFFFFU, marked));
+    __syncwarp();  // hands what each lane has acquired to all of them
+    if (least == reporter.next()) pause();
+    reporter.report_before(least);
+  }
+}
 
 /// Items that several owners have in turn, ranks or the parts of a row: item i is number i / n of owner i % n, so that
 /// all owners make progress at the same pace. A warp takes every so-many-th item, and divides only once.

@@ -65,6 +65,23 @@ __device__ inline void store_release_device(std::uint64_t* address, std::uint64_
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+/// A word in shared memory, between the warps of a block.
+__device__ inline std::uint32_t load_acquire_block(const std::uint32_t* address) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ inline void store_release_block(std::uint32_t* address, std::uint32_t value) {
+  asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+/// Between two looks at a word that many warps look at: they would hold up what arrives in the same part of the
+/// second-level cache.
+__device__ inline void pause() {
+  constexpr unsigned kPauseNs = 400;
+  __nanosleep(kPauseNs);
+}
+
 /// Adds and returns what was there; everything this thread has seen is visible to a thread that sees the sum.
 __device__ inline std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t value) {
   std::uint32_t before;

@@ -1,0 +1,94 @@
+#ifndef FERRY_CUDA_COPY_BULK_COPY_CUH
+#define FERRY_CUDA_COPY_BULK_COPY_CUH
+
+/// In place of src/cuda/copy/bulk_copy.cuh where kernels are emulated. A load copies when it is started or when
+/// somebody waits for it, drawn by lot: what uses memory too early or again too early finds the wrong bytes. Stores are
+/// made at once.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "emulator/emulator.hpp"
+
+namespace ferry::cuda::device {
+
+inline constexpr int kLandingBytes = 128;
+
+using SharedAddress = std::uintptr_t;
+inline SharedAddress shared_address(const void* pointer) { return reinterpret_cast<SharedAddress>(pointer); }
+
+struct EmulatedBarrier {
+  std::int32_t bytes_left;
+  std::int16_t expects;
+  std::uint16_t phase;
+
+  static EmulatedBarrier& of(std::uint64_t* word) { return *reinterpret_cast<EmulatedBarrier*>(word); }
+  void complete() {
+    if (expects == 0 || bytes_left != 0) return;
+    expects = 0;
+    phase ^= 1U;
+  }
+};
+static_assert(sizeof(EmulatedBarrier) == sizeof(std::uint64_t));
+
+struct EmulatedLoad {
+  void* to;
+  const void* from;
+  std::uint32_t bytes;
+};
+/// By barrier, those that have not been made.
+inline std::map<std::uint64_t*, std::vector<EmulatedLoad>> late_loads;
+inline std::uint32_t load_lots = 1;
+
+inline void make_load(const EmulatedLoad& load, std::uint64_t* barrier) {
+  std::memcpy(load.to, load.from, load.bytes);
+  EmulatedBarrier& word = EmulatedBarrier::of(barrier);
+  word.bytes_left -= static_cast<std::int32_t>(load.bytes);
+  word.complete();
+}
+
+inline void init_barrier(std::uint64_t* barrier, int /*num_arrivals*/ = 1) { *barrier = 0; }
+inline void publish_barriers() {}
+
+inline void expect_loads(std::uint64_t* barrier, std::uint32_t bytes) {
+  EmulatedBarrier& word = EmulatedBarrier::of(barrier);
+  word.bytes_left += static_cast<std::int32_t>(bytes);
+  word.expects = 1;
+  word.complete();
+}
+
+inline void start_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t* barrier) {
+  load_lots = load_lots * 1664525U + 1013904223U;
+  const EmulatedLoad load{shared, global, bytes};
+  if (load_lots >> 31 != 0) {
+    make_load(load, barrier);
+  } else {
+    late_loads[barrier].push_back(load);
+  }
+}
+
+inline void wait_barrier(std::uint64_t* barrier, std::uint32_t parity) {
+  while ((EmulatedBarrier::of(barrier).phase & 1U) == parity) {
+    const auto late = late_loads.extract(barrier);
+    if (!late.empty()) {
+      for (const EmulatedLoad& load : late.mapped()) make_load(load, barrier);
+    }
+    emulator::poll();
+  }
+}
+
+inline uint4 load_landed(SharedAddress address) { return *reinterpret_cast<const uint4*>(address); }
+
+inline void start_store(void* global, const void* shared, std::uint32_t bytes) { std::memcpy(global, shared, bytes); }
+inline void close_store_group() {}
+template <int kOpen>
+void wait_store_reads() {}
+template <int kOpen>
+void wait_store_groups() {}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_COPY_BULK_COPY_CUH

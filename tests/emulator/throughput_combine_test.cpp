@@ -1,0 +1,365 @@
+/// Combine inside a node by emulated GPUs: the oracle's bits, whatever the order in which warps claim tokens, rows land
+/// and staged rows are reported.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cuda/intranode/combine_params.hpp"
+#include "emulator/node_ranks.hpp"
+#include "oracle/oracle.hpp"
+
+namespace ferry::emulator {
+namespace {
+
+std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
+
+struct Spec {
+  int num_ranks = 2;
+  Layout layout = Layout::kTokens;
+  std::int64_t num_tokens = 9;
+  int num_topk = 3;
+  std::int64_t num_experts = 8;
+  std::int64_t hidden = 24;
+  bool float32 = false;
+  bool weighted = false;
+  int num_biases = 0;
+  bool returns_weights = false;
+  bool staged = false;
+  bool bulk = true;
+  int chunk_rows = 4;
+  int num_sum_blocks = 1;
+  std::uint64_t seed = 1;
+};
+
+std::ostream& operator<<(std::ostream& out, const Spec& spec) {
+  return out << spec.num_ranks << " ranks, layout " << static_cast<int>(spec.layout) << ", T " << spec.num_tokens
+             << ", K " << spec.num_topk << ", H " << spec.hidden << ", weighted " << spec.weighted << ", biases "
+             << spec.num_biases << ", staged " << spec.staged << ", bulk " << spec.bulk << ", seed " << spec.seed;
+}
+
+constexpr int kTokensPerBlock = 4;
+
+/// A group, what it has routed, and its calls.
+class Combining {
+ public:
+  explicit Combining(const Spec& spec)
+      : spec_(spec),
+        ranks_(
+            {.num_nodes = 1, .ranks_per_node = spec.num_ranks, .seed = spec.seed, .arena_bytes = std::size_t{4} << 20}),
+        random_(spec.seed + 1) {
+    world_.num_ranks = spec.num_ranks;
+    world_.ranks_per_node = spec.num_ranks;
+    world_.num_topk = spec.num_topk;
+    world_.options.num_experts = spec.num_experts;
+    world_.options.layout = spec.layout;
+    std::normal_distribution<float> normal;
+    for (int rank = 0; rank < spec.num_ranks; ++rank) {
+      oracle::RankTokens& tokens = world_.ranks.emplace_back();
+      // Ranks have different numbers of tokens, one of them none; ids repeat, and some are missing.
+      tokens.num_tokens = rank % 3 == 2 ? 0 : spec.num_tokens + rank;
+      for (std::int64_t i = 0; i < tokens.num_tokens * spec.num_topk; ++i) {
+        tokens.topk_idx.push_back(static_cast<std::int64_t>(random_() % (to_size(spec.num_experts) + 1)) - 1);
+        tokens.topk_weights.push_back(normal(random_));
+      }
+    }
+    routings_ = oracle::route(world_).value();
+    fill_tables();
+  }
+
+  /// Queues a call with new inputs.
+  void combine() {
+    draw();
+    for (int rank = 0; rank < spec_.num_ranks; ++rank) {
+      cuda::CombineParams params = tables_[to_size(rank)];
+      params.ranks = ranks_.place(rank).ranks;
+      params.entry.agreement = 55;
+      params.float32 = spec_.float32;
+      params.weighted = spec_.weighted;
+      params.row_bytes = row_bytes();
+      params.x = copy_in(rank, inputs_.x[to_size(rank)]);
+      params.x_stride = row_bytes();
+      const std::vector<float>& weights = inputs_.weights[to_size(rank)];
+      if (spec_.returns_weights) {
+        auto* given = reinterpret_cast<float*>(ranks_.allocate(rank, weights.size() * sizeof(float) + 4));
+        std::ranges::copy(weights, given);
+        params.entry.tables_offset = reinterpret_cast<std::byte*>(given) - base(rank);
+        params.out_weights = reinterpret_cast<float*>(
+            ranks_.allocate(rank, to_size(num_tokens(rank) * spec_.num_topk + 1) * sizeof(float)));
+      }
+      for (int bias = 0; bias < spec_.num_biases; ++bias) {
+        params.bias[bias] = {copy_in(rank, inputs_.bias[to_size(bias)][to_size(rank)]), row_bytes()};
+      }
+      params.out_stride = row_bytes() + 16;
+      params.out_x = ranks_.allocate(rank, to_size(num_tokens(rank) * params.out_stride) + 16);
+      params.bulk = spec_.bulk;
+      // Ranks may take different numbers of blocks.
+      params.num_sum_blocks = spec_.num_sum_blocks + rank;
+      params.entry.rows_stride = row_bytes();
+      params.entry.rows_offset = params.x - base(rank);
+      if (spec_.staged) {
+        const std::int64_t num_rows = routings_[to_size(rank)].num_recv_rows;
+        params.staging = ranks_.allocate(rank, to_size(num_rows * row_bytes()) + 16);
+        params.entry.rows_offset = params.staging - base(rank);
+        params.entry.flags = cuda::kRowsStaged;
+        params.num_stage_blocks = 2;
+        params.chunk_rows = spec_.chunk_rows;
+      }
+      params.entry.num_blocks = params.num_sum_blocks + params.num_stage_blocks;
+      ASSERT_EQ(cuda::launch_combine(params, ranks_.stream(rank)), cudaSuccess);
+      calls_.resize(to_size(spec_.num_ranks));
+      calls_[to_size(rank)] = params;
+    }
+  }
+
+  void run_and_check() {
+    ASSERT_EQ(ranks_.run(), "");
+    const auto expected = oracle::combine(world_, routings_, inputs_);
+    for (int rank = 0; rank < spec_.num_ranks; ++rank) {
+      const cuda::CombineParams& call = calls_[to_size(rank)];
+      const oracle::RankCombined& one = expected[to_size(rank)];
+      for (std::int64_t token = 0; token < num_tokens(rank); ++token) {
+        ASSERT_EQ(
+            std::memcmp(call.out_x + token * call.out_stride, one.x.data() + token * row_bytes(), to_size(row_bytes())),
+            0)
+            << "sum of token " << token << " of rank " << rank << "; " << spec_;
+        const std::byte* gap = call.out_x + token * call.out_stride + row_bytes();
+        ASSERT_TRUE(std::all_of(gap, gap + 16, [](std::byte byte) { return byte == DeviceMemory::kPattern; }))
+            << "behind token " << token << " of rank " << rank << "; " << spec_;
+      }
+      if (spec_.returns_weights) {
+        ASSERT_EQ(std::memcmp(call.out_weights, one.weights.data(), one.weights.size() * sizeof(float)), 0)
+            << "weights of rank " << rank << "; " << spec_;
+      }
+      EXPECT_EQ(call.ranks.control.local->num_items_claimed, 0U) << "as the next call needs it";
+    }
+  }
+
+ private:
+  std::int64_t row_bytes() const { return spec_.hidden * (spec_.float32 ? 4 : 2); }
+  std::int64_t num_tokens(int rank) const { return world_.ranks[to_size(rank)].num_tokens; }
+  std::byte* base(int rank) { return ranks_.place(rank).ranks.peer_bases[rank]; }
+
+  template <typename T>
+  T* take(int rank, std::int64_t count) {
+    return reinterpret_cast<T*>(ranks_.allocate(rank, to_size(count + 1) * sizeof(T)));
+  }
+  std::byte* copy_in(int rank, const oracle::Bytes& bytes) {
+    std::byte* const data = ranks_.allocate(rank, bytes.size() + 16);
+    std::ranges::copy(bytes, data);
+    return data;
+  }
+
+  void fill_tables() {
+    const std::vector<std::int32_t> owners = oracle::expert_owners(world_);
+    std::vector<std::int32_t> sent_before(to_size(spec_.num_ranks));  // of ranks before this one, to each
+    for (int rank = 0; rank < spec_.num_ranks; ++rank) {
+      cuda::CombineParams& params = tables_.emplace_back();
+      const std::int64_t tokens = num_tokens(rank);
+      const auto num_blocks =
+          static_cast<int>(std::max<std::int64_t>(1, (tokens + kTokensPerBlock - 1) / kTokensPerBlock));
+      auto* summary = take<cuda::RouteSummary>(rank, 1);
+      *summary = {};
+      summary->valid = 1;
+      summary->num_used_rows = static_cast<std::int32_t>(routings_[to_size(rank)].num_used_rows);
+      auto* destinations = take<cuda::Destination>(rank, tokens * spec_.num_topk);
+      auto* block_ranks = take<std::int32_t>(rank, (num_blocks + 1) * spec_.num_ranks);
+      auto* rank_base = take<std::int32_t>(rank, spec_.num_ranks);
+      std::ranges::copy(sent_before, rank_base);
+      std::vector<std::int32_t> sent(to_size(spec_.num_ranks));
+      const oracle::RankRouting& routing = routings_[to_size(rank)];
+      for (std::int64_t token = 0; token < tokens; ++token) {
+        if (token % kTokensPerBlock == 0) {
+          std::ranges::copy(sent, block_ranks + token / kTokensPerBlock * spec_.num_ranks);
+        }
+        fill_token(rank, token, owners, routing, rank_base, sent, destinations + token * spec_.num_topk);
+      }
+      if (tokens == 0) std::ranges::copy(sent, block_ranks);
+      std::ranges::copy(sent, block_ranks + num_blocks * spec_.num_ranks);
+      for (std::size_t peer = 0; peer < sent.size(); ++peer) sent_before[peer] += sent[peer];
+      auto* weights = take<float>(rank, tokens * spec_.num_topk);
+      std::ranges::copy(world_.ranks[to_size(rank)].topk_weights, weights);
+      auto* source = take<std::int32_t>(rank, 2 * routing.num_recv_rows);
+      for (std::size_t row = 0; row < routing.source.size(); ++row) {
+        source[2 * row] = routing.source[row].rank;
+        source[2 * row + 1] = routing.source[row].token;
+      }
+      params.summary = summary;
+      params.destinations = destinations;
+      params.block_ranks = block_ranks;
+      params.rank_base = rank_base;
+      params.num_blocks = num_blocks;
+      params.num_tokens = tokens;
+      params.num_topk = spec_.num_topk;
+      params.one_row_per_token = spec_.layout == Layout::kTokens;
+      params.topk_weights = weights;
+      params.source = source;
+    }
+    for (int rank = 0; rank < spec_.num_ranks; ++rank) {
+      auto* source_base = take<std::int32_t>(rank, spec_.num_ranks + 1);
+      for (int source = 0; source < spec_.num_ranks; ++source) {
+        source_base[source] = tables_[to_size(source)].rank_base[rank];
+      }
+      source_base[spec_.num_ranks] = sent_before[to_size(rank)];
+      tables_[to_size(rank)].source_base = source_base;
+    }
+  }
+
+  void fill_token(int rank, std::int64_t token, const std::vector<std::int32_t>& owners,
+                  const oracle::RankRouting& routing, const std::int32_t* rank_base, std::vector<std::int32_t>& sent,
+                  cuda::Destination* destinations) const {
+    const oracle::RankTokens& tokens = world_.ranks[to_size(rank)];
+    std::vector<std::tuple<int, std::int32_t, int>> found;  // rank, row, entry
+    std::vector<int> missing;
+    for (int k = 0; k < spec_.num_topk; ++k) {
+      const std::int64_t at = token * spec_.num_topk + k;
+      const std::int64_t expert = tokens.topk_idx[to_size(at)];
+      if (expert < 0) {
+        missing.push_back(k);
+      } else {
+        found.emplace_back(owners[to_size(expert)], routing.slots[to_size(at)], k);
+      }
+    }
+    std::ranges::sort(found);
+    int next = 0;
+    for (const auto& [to_rank, row, topk] : found) {
+      cuda::Destination& destination = destinations[next];
+      const bool first_of_rank = next == 0 || destinations[next - 1].rank != to_rank;
+      const bool first_of_row = first_of_rank || destinations[next - 1].row != row;
+      if (first_of_rank) ++sent[to_size(to_rank)];
+      destination.row = row;
+      destination.token_row = rank_base[to_rank] + sent[to_size(to_rank)] - 1;
+      destination.rank = static_cast<std::int16_t>(to_rank);
+      destination.topk = static_cast<std::uint8_t>(topk);
+      destination.flags =
+          static_cast<std::uint8_t>((first_of_rank ? cuda::kFirstOfRank : 0) | (first_of_row ? cuda::kFirstOfRow : 0));
+      ++next;
+    }
+    for (const int topk : missing) {
+      destinations[next] = {};
+      destinations[next].rank = -1;
+      destinations[next++].topk = static_cast<std::uint8_t>(topk);
+    }
+  }
+
+  oracle::Bytes random_rows(std::int64_t num_elements) {
+    oracle::Bytes rows(to_size(num_elements * (spec_.float32 ? 4 : 2)));
+    std::normal_distribution<float> normal;
+    for (std::int64_t i = 0; i < num_elements; ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(normal(random_));
+      const std::uint32_t upper = bits >> 16;
+      const std::size_t bytes = spec_.float32 ? 4 : 2;
+      std::memcpy(rows.data() + to_size(i) * bytes, spec_.float32 ? &bits : &upper, bytes);
+    }
+    return rows;
+  }
+
+  void draw() {
+    inputs_ = {};
+    inputs_.dtype = spec_.float32 ? DType::kFloat32 : DType::kBfloat16;
+    inputs_.hidden = spec_.hidden;
+    inputs_.weighted = spec_.weighted;
+    std::normal_distribution<float> normal;
+    const std::int64_t entries = spec_.layout == Layout::kTokens ? spec_.num_topk : 1;
+    for (int rank = 0; rank < spec_.num_ranks; ++rank) {
+      const std::int64_t num_rows = routings_[to_size(rank)].num_recv_rows;
+      inputs_.x.push_back(random_rows(num_rows * spec_.hidden));
+      std::vector<float>& weights = inputs_.weights.emplace_back();
+      for (std::int64_t i = 0; i < num_rows * entries; ++i) weights.push_back(normal(random_));
+      for (int bias = 0; bias < spec_.num_biases; ++bias) {
+        inputs_.bias[to_size(bias)].push_back(random_rows(num_tokens(rank) * spec_.hidden));
+      }
+    }
+    if (!spec_.returns_weights) {
+      for (std::vector<float>& weights : inputs_.weights) weights.assign(weights.size(), 0.0F);
+    }
+  }
+
+  Spec spec_;
+  NodeRanks ranks_;
+  std::mt19937_64 random_;
+  oracle::World world_;
+  std::vector<oracle::RankRouting> routings_;
+  std::vector<cuda::CombineParams> tables_;
+  oracle::CombineInputs inputs_;
+  std::vector<cuda::CombineParams> calls_;
+};
+
+/// Two calls, one after the other: what the first leaves behind is what the second finds.
+void expect_sums(const Spec& spec) {
+  Combining group(spec);
+  for (int call = 0; call < 2; ++call) {
+    group.combine();
+    group.run_and_check();
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST(ThroughputCombine, RowsInPartsAndWhole) {
+  // A set holds 4 KiB of two rows: shorter rows, several sets, and parts of rows. One block has 12 warps, so that with
+  // 120 tokens the first are whole, and the last in parts.
+  for (const std::int64_t hidden : {8, 2048, 2056, 5000}) expect_sums({.hidden = hidden});
+  expect_sums({.num_tokens = 120, .num_topk = 2, .hidden = 40});
+  expect_sums({.num_tokens = 120, .num_topk = 1, .hidden = 4104, .seed = 2});
+}
+
+TEST(ThroughputCombine, ManyRowsOfAToken) {
+  for (const int num_topk : {1, 5, 12, 32}) {
+    for (const bool weighted : {false, true}) {
+      expect_sums({.num_ranks = 4,
+                   .layout = Layout::kExperts,
+                   .num_tokens = 20,
+                   .num_topk = num_topk,
+                   .num_experts = 16,
+                   .hidden = 72,
+                   .weighted = weighted,
+                   .num_biases = num_topk % 3,
+                   .returns_weights = weighted,
+                   .seed = static_cast<std::uint64_t>(num_topk)});
+    }
+  }
+}
+
+TEST(ThroughputCombine, StagedRows) {
+  for (const Layout layout : {Layout::kTokens, Layout::kExperts}) {
+    for (std::uint64_t seed = 1; seed <= 2; ++seed) {
+      expect_sums({.num_ranks = 3,
+                   .layout = layout,
+                   .num_tokens = 100,
+                   .num_topk = 2,
+                   .hidden = 40,
+                   .returns_weights = true,
+                   .staged = true,
+                   .chunk_rows = static_cast<int>(5 * seed),
+                   .num_sum_blocks = 2,
+                   .seed = seed});
+    }
+  }
+}
+
+TEST(ThroughputCombine, Float32AndByThreads) {
+  for (const bool bulk : {false, true}) {
+    for (const bool float32 : {false, true}) {
+      for (const bool staged : {false, true}) {
+        expect_sums({.num_tokens = 14,
+                     .hidden = 280,
+                     .float32 = float32,
+                     .weighted = true,
+                     .num_biases = 2,
+                     .staged = staged,
+                     .bulk = bulk,
+                     .seed = 7});
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ferry::emulator
