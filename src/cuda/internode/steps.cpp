@@ -132,15 +132,15 @@ cudaError_t launch(const DispatchSteps& steps, cudaStream_t stream) {
 CombineStaging CombineStaging::at(std::byte* base, const NodePlace& place, const RoutedTokens& routed,
                                   const CombineTensors& tensors, const StepBlocks& blocks) {
   const std::size_t num_in = to_size(routed.num_items_in);
-  const std::size_t num_out = to_size(routed.num_items_out);
+  const std::size_t num_back = to_size(routed.num_items_back);
   const std::size_t num_topk = static_cast<std::size_t>(routed.num_topk);
   plan::Carver carver(base);
   CombineStaging staging;
   staging.topk_weights = carver.take<float>(tensors.weighted ? num_in * num_topk : 0);
   staging.sums = carver.take<std::byte>(num_in * to_size(tensors.row_bytes));
   staging.sum_weights = carver.take<float>(tensors.returns_weights ? num_in * num_topk : 0);
-  staging.returned = carver.take<std::byte>(num_out * to_size(tensors.row_bytes));
-  staging.returned_weights = carver.take<float>(tensors.returns_weights ? num_out * num_topk : 0);
+  staging.returned = carver.take<std::byte>(num_back * to_size(tensors.row_bytes));
+  staging.returned_weights = carver.take<float>(tensors.returns_weights ? num_back * num_topk : 0);
   if (tensors.rank_sums) {
     staging.num_rank_rows = std::min(routed.num_topk, place.ranks_per_node);
     const std::size_t num_warps = to_size(std::int64_t{blocks.num_other} * kSumWarps);

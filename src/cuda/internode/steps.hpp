@@ -55,7 +55,7 @@ struct RoutedTokens {
   NodeTables tables;
   std::int64_t num_tokens = 0;
   int num_topk = 0;
-  std::int64_t num_items_out = 0;
+  std::int64_t num_items_back = 0;  ///< that combine returns to this rank
   std::int64_t num_items_in = 0;
   std::int64_t num_used_rows = 0;
   bool by_token = true;  ///< kTokens
