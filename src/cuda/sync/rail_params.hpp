@@ -19,7 +19,8 @@
 ///   summed[w]      warp w of a combine's sums     st.release.gpu /    the sums of so many of the warp's turns
 ///                                                 ld.acquire.gpu
 ///   out[n], in[n]  blocks that serve a ring       st.release.gpu /    `exchange`: the first chunk; `turn`: what other
-///                                                 ld.acquire.gpu      blocks did to the chunks below it
+///                                                 ld.acquire.gpu      blocks did to the chunks below it; `seen`:
+///                                                                     chunks that have room, or have arrived
 
 #include <cstddef>
 #include <cstdint>
@@ -43,6 +44,7 @@ struct RingTurn {
   std::uint64_t exchange;  ///< written last
   std::uint64_t first;     ///< number of the first chunk of the exchange
   std::uint64_t turn;      ///< number of the chunk that is published or released next
+  std::uint64_t seen;      ///< what a block last saw of `credits` or `arrived`, which are across PCIe
 };
 
 /// In device memory, initially zero.
