@@ -1,13 +1,12 @@
-"""What benchmarks/nodes.py measures: runs of ucx_perftest, of `ferry bench` and of rail_stage over given hosts."""
+"""What benchmarks/nodes.py measures of Ferry: runs of `ferry bench` and of rail_stage over given hosts."""
 
-import contextlib
 import json
 import statistics
 import subprocess
-import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from hosts import Failure, last_line, run, tool
+from hosts import Failure
 from rank_processes import RankProcesses
 
 # In the build folder.
@@ -19,116 +18,98 @@ SEGMENTS = {"UCX_TCP_TX_SEG_SIZE": "256K", "UCX_TCP_RX_SEG_SIZE": "256K"}
 SHARED_MEMORY = {"UCX_TLS": "posix,sysv", "UCX_POSIX_ERROR_HANDLING": "y", "UCX_SYSV_ERROR_HANDLING": "y"}
 TRANSPORTS = {"tcp": {"UCX_TLS": "tcp", **SEGMENTS}, "shm": SHARED_MEMORY}
 
-PUT_BYTES = 1 << 20
-# Long enough for TCP to reach its rate.
-PUT_SECONDS = 3
-MIN_PUTS = 200
-WARMUP_PUTS = 20
-LISTEN_TIMEOUT_S = 10
 CALL_TIMEOUT_S = 600
+FP8_CHANNELS_PER_SCALE = 128
+ITEM_ALIGNMENT = 16
 
 
-class Puts:
-    """ucx_perftest -t ucp_put_bw, with the error handling that a group of ranks needs too."""
+@dataclass(frozen=True)
+class Call:
+    """One call of a report of `ferry bench`."""
 
-    def __init__(self, hosts, environment):
-        self.hosts = hosts
-        self.environment = environment
-        self.num_puts = MIN_PUTS
-
-    def settle(self, num_pairs):
-        """Choose the number of puts so that all pairs together take PUT_SECONDS at the rate of a first, short run."""
-        bytes_per_s = 1e9 * self.gbps(num_pairs, both_ways=True)
-        self.num_puts = max(MIN_PUTS, round(PUT_SECONDS * bytes_per_s / PUT_BYTES / (2 * num_pairs)))
-
-    def gbps(self, num_pairs, both_ways):
-        """GB/s of all pairs together until the slowest has finished, which is what a call of ranks waits for too."""
-        sources = [0, 1] if both_ways else [0]
-        with contextlib.ExitStack() as running:
-            pairs = [self._start_pair(running, source) for source in sources for _ in range(num_pairs)]
-            return len(pairs) * min([rate_of(client, server) for client, server in pairs])
-
-    def _start_pair(self, running, source):
-        """A client that puts from the source, and its server at the other end."""
-        target = 1 - source
-        port = self.hosts.free_port()
-        program = ["ucx_perftest", "-p", str(port)]
-        server = self._start(running, target, program)
-        self._wait_for_listener(target, port, server)
-        test = ["-t", "ucp_put_bw", "-s", str(PUT_BYTES), "-n", str(self.num_puts), "-w", str(WARMUP_PUTS), "-e", "-f"]
-        return self._start(running, source, [*program, self.hosts.address(target), *test]), server
-
-    def _start(self, running, host_idx, arguments):
-        process = subprocess.Popen(
-            self.hosts.command(host_idx, arguments),
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        running.enter_context(process)
-        running.callback(process.kill)
-        return process
-
-    def _wait_for_listener(self, host_idx, port, server):
-        deadline = time.monotonic() + LISTEN_TIMEOUT_S
-        while f":{port} " not in run(self.hosts.command(host_idx, [tool("ss"), "-Hltn"])):
-            if server.poll() is not None or time.monotonic() > deadline:
-                server.kill()
-                raise Failure(f"ucx_perftest does not listen on port {port}: {last_line(server.communicate()[1])}")
-            time.sleep(0.02)
+    name: str
+    time_us: float
+    sent_bytes: int
+    formula_bytes: int
+    item_bytes: int  # of a token on the way
 
 
-def rate_of(client, server):
-    """GB/s of one pair, from the last line that its client prints."""
-    try:
-        out, err = client.communicate(timeout=CALL_TIMEOUT_S)
-        server.communicate(timeout=CALL_TIMEOUT_S)
-    except subprocess.TimeoutExpired as expired:
-        raise Failure(f"ucx_perftest: still running after {CALL_TIMEOUT_S} s") from expired
-    # Iterations, latency (percentile, average, overall), MB/s (average, overall), messages/s (average, overall).
-    for line in out.splitlines():
-        fields = line.split()
-        if client.returncode == 0 and len(fields) >= 8 and fields[0].isdigit():
-            return float(fields[5]) * (1 << 20) / 1e9
-    raise Failure(f"ucx_perftest failed: {err.strip() or out.strip()}")
+@dataclass(frozen=True)
+class Stage:
+    """The rings alone."""
+
+    time_us: float
+    gbps: float
+
+
+def calls_of(bench):
+    """The calls of the report that send rows."""
+    calls = []
+    for result in bench["results"]:
+        op, dtype = result["op"], result["dtype"]
+        if op not in ("dispatch", "combine"):
+            continue
+        item_bytes = result["hidden"] * (1 if dtype == "fp8" else 2)
+        if dtype == "fp8":
+            item_bytes += 4 * (result["hidden"] // FP8_CHANNELS_PER_SCALE)
+        if op == "dispatch":
+            item_bytes += 8 * result["topk"]  # ids and weights
+        item_bytes = -(-item_bytes // ITEM_ALIGNMENT) * ITEM_ALIGNMENT
+        sent = result["network"]
+        times = result["time_us_p50"]
+        calls.append(Call(f"{op}_{dtype}", times, sent["sent_bytes"], sent["formula_bytes"], item_bytes))
+    return calls
 
 
 class Ranks:
-    """A group of ranks, half of them at each end; `options` are those of nodes.py."""
+    """A group of ranks, half of them at each end, or threads of one process; `options` are those of nodes.py."""
 
-    def __init__(self, options, hosts, environment):
+    def __init__(self, options, hosts, environment, threads=False):
         self.options = options
         self.hosts = hosts
         self.environment = environment
+        self.threads = threads
 
-    def bench(self):
+    def bench(self, dtype, with_combine):
         """The report of `ferry bench`."""
         o = self.options
+        as_threads = ["--ranks", o.ranks, "--launch", "threads", "--transport", "loopback"]
         return self._run([
             o.build / FERRY, "bench", "--backend", o.backend, "--nodes", o.nodes, "--tokens", o.tokens, "--hidden",
-            o.hidden, "--topk", o.topk, "--experts", o.experts, "--dtype", o.dtype, "--iterations", o.iterations,
-            "--warmup", 1, "--timeout", CALL_TIMEOUT_S, "--transport", "ucx", "--json", "-",
+            o.hidden, "--topk", o.topk, "--experts", o.experts, "--dtype", dtype, "--op",
+            "pair" if with_combine else "dispatch", "--iterations", o.iterations, "--warmup", 1, "--timeout",
+            CALL_TIMEOUT_S, *(as_threads if self.threads else ["--transport", "ucx"]), "--json", "-",
         ])  # fmt: skip
 
-    def stage(self, num_bytes):
-        """The rings alone, with so many bytes of all ranks: microseconds and GB/s."""
+    def stage(self, call):
+        """The rings alone, with as many bytes of all ranks as the call."""
         o = self.options
-        item_bytes = 2 * o.hidden
-        num_items = max(1, round(num_bytes / (o.ranks * (o.nodes - 1)) / item_bytes))
-        report = self._run([
-            o.build / RAIL_STAGE, "--nodes", o.nodes, "--items", num_items, "--item-bytes", item_bytes,
-            "--iterations", o.iterations, "--timeout", CALL_TIMEOUT_S,
-            *(["--kernel-rings"] if o.backend == "cuda" else []),
-        ])  # fmt: skip
+        num_items = max(1, round(call.formula_bytes / (o.ranks * (o.nodes - 1)) / call.item_bytes))
+        report = self._rail_stage(num_items, call.item_bytes, o.iterations)
         time_us = statistics.median(report["times_ns"]) / 1e3
-        return time_us, report["sent_bytes"] / time_us / 1e3
+        return Stage(time_us, report["sent_bytes"] / time_us / 1e3)
+
+    def ring_shape(self):
+        """Chunks of a ring, and bytes of a chunk."""
+        report = self._rail_stage(1, ITEM_ALIGNMENT, 1)
+        return report["num_chunks"], report["chunk_bytes"]
+
+    def _rail_stage(self, num_items, item_bytes, num_iterations):
+        o = self.options
+        as_threads = ["--threads", o.ranks, "--transport", "loopback"]
+        return self._run([
+            o.build / RAIL_STAGE, "--nodes", o.nodes, "--items", num_items, "--item-bytes", item_bytes,
+            "--iterations", num_iterations, "--timeout", CALL_TIMEOUT_S,
+            *(["--kernel-rings"] if o.backend == "cuda" else []), *(as_threads if self.threads else []),
+        ])  # fmt: skip
 
     def _run(self, arguments):
         """The JSON that rank 0 prints."""
         program = Path(arguments[0]).name
         # Each call has its own deadline; this one is for ranks that ignore it.
         timeout_s = (self.options.iterations + 2) * CALL_TIMEOUT_S
+        if self.threads:
+            return self._run_threads(program, [str(argument) for argument in arguments], timeout_s)
         with RankProcesses(self.hosts, self.options.ranks, arguments, self.environment) as ranks:
             codes = ranks.wait(timeout_s, until_failure=True)
             for rank, code in enumerate(codes):
@@ -137,3 +118,14 @@ class Ranks:
             if None in codes:
                 raise Failure(f"{program}: rank {codes.index(None)} is still running after {timeout_s} s")
             return json.loads(ranks.stdout(0))
+
+    def _run_threads(self, program, arguments, timeout_s):
+        try:
+            ended = subprocess.run(
+                arguments, env=self.environment, capture_output=True, text=True, check=False, timeout=timeout_s
+            )
+        except subprocess.TimeoutExpired as expired:
+            raise Failure(f"{program}: still running after {timeout_s} s") from expired
+        if ended.returncode != 0:
+            raise Failure(f"{program} failed: {ended.stderr.strip() or ended.returncode}")
+        return json.loads(ended.stdout)

@@ -143,6 +143,8 @@ class Stage {
     return bytes;
   }
 
+  ferry::rail::RingShape ring_shape() { return rails().chunks().shape; }
+
  private:
   ferry::rail::Rails& rails() { return sync_->rails(); }
 
@@ -201,8 +203,11 @@ Status measure(const Plan& plan, const Result<std::shared_ptr<Bootstrap>>& boots
   if ((*bootstrap)->rank() != 0) return {};
   std::uint64_t sent_bytes = 0;
   for (std::uint64_t bytes : *sent) sent_bytes += bytes;
+  const ferry::rail::RingShape shape = (*stage)->ring_shape();
   const nlohmann::json report = {{"times_ns", times_ns},
-                                 {"sent_bytes", sent_bytes / static_cast<std::uint64_t>(plan.num_iterations)}};
+                                 {"sent_bytes", sent_bytes / static_cast<std::uint64_t>(plan.num_iterations)},
+                                 {"num_chunks", shape.num_chunks},
+                                 {"chunk_bytes", shape.chunk_bytes}};
   std::puts(report.dump().c_str());
   return {};
 }

@@ -73,6 +73,7 @@ struct Block {
 };
 
 struct Grid {
+  const Grid* before = nullptr;  ///< on its stream, where this one began beside it
   GridShape shape;
   std::function<void()> body;
   std::deque<Block> blocks;
@@ -88,7 +89,18 @@ struct Work {
 
 struct Stream {
   std::deque<Work> queue;
-  std::unique_ptr<Grid> running;
+  std::deque<std::unique_ptr<Grid>> running;  ///< those that have ended stay until those before have
+
+  unsigned num_alive() const {
+    unsigned alive = 0;
+    for (const std::unique_ptr<Grid>& grid : running) alive += grid->num_alive;
+    return alive;
+  }
+  /// Whether the next work may begin. At most two grids run at a time.
+  bool has_room() const {
+    if (running.empty()) return true;
+    return running.size() == 1 && !queue.empty() && queue.front().is_grid && queue.front().shape.overlaps;
+  }
 };
 
 Machine::State* machine = nullptr;
@@ -236,8 +248,8 @@ struct Machine::State {
   bool serve_streams() {
     bool busy = false;
     for (Stream& stream : streams) {
-      while (stream.running == nullptr || stream.running->num_alive == 0) {
-        stream.running.reset();
+      if (stream.num_alive() == 0) stream.running.clear();
+      while (stream.has_room()) {
         if (stream.queue.empty()) break;
         Work work = std::move(stream.queue.front());
         stream.queue.pop_front();
@@ -246,15 +258,16 @@ struct Machine::State {
           work.call();
           continue;
         }
-        stream.running = std::make_unique<Grid>();
-        Grid& grid = *stream.running;
+        const Grid* const before = stream.running.empty() ? nullptr : stream.running.front().get();
+        Grid& grid = *stream.running.emplace_back(std::make_unique<Grid>());
+        grid.before = before;
         grid.shape = work.shape;
         grid.body = std::move(work.call);
         grid.num_alive = grid.shape.num_blocks;
         grid.pace = draw_pace();
         for (unsigned i = 0; i < grid.shape.num_blocks; ++i) begin_block(grid, i);
       }
-      busy = busy || stream.running != nullptr;
+      busy = busy || !stream.running.empty();
     }
     return busy;
   }
@@ -274,12 +287,13 @@ struct Machine::State {
   std::string describe_waiting() const {
     std::string text;
     for (std::size_t stream = 0; stream < streams.size(); ++stream) {
-      if (streams[stream].running == nullptr) continue;
-      for (const Block& block : streams[stream].running->blocks) {
-        for (const Thread& thread : block.threads) {
-          if (thread.waits_in == nullptr) continue;
-          return "stream " + std::to_string(stream) + ", block " + std::to_string(thread.place.block.x) + ", thread " +
-                 std::to_string(thread.place.thread.x) + " waits in " + thread.waits_in;
+      for (const std::unique_ptr<Grid>& grid : streams[stream].running) {
+        for (const Block& block : grid->blocks) {
+          for (const Thread& thread : block.threads) {
+            if (thread.waits_in == nullptr) continue;
+            return "stream " + std::to_string(stream) + ", block " + std::to_string(thread.place.block.x) +
+                   ", thread " + std::to_string(thread.place.thread.x) + " waits in " + thread.waits_in;
+          }
         }
       }
     }
@@ -289,10 +303,10 @@ struct Machine::State {
   std::string run() {
     while (error.empty() && serve_streams()) {
       unsigned alive = 0;
-      for (const Stream& stream : streams) alive += stream.running != nullptr ? stream.running->num_alive : 0;
+      for (const Stream& stream : streams) alive += stream.num_alive();
       const auto any_ended = [&] {
         unsigned now = 0;
-        for (const Stream& stream : streams) now += stream.running != nullptr ? stream.running->num_alive : 0;
+        for (const Stream& stream : streams) now += stream.num_alive();
         return now != alive;
       };
       constexpr int kTurnsPerLook = 64;
@@ -389,6 +403,11 @@ BlockVote meet_block(bool vote) {
     machine->wait_in("__syncthreads");
   }
   return thread.vote;
+}
+
+void await_grid_before() {
+  const Grid* const before = machine->current->block->grid->before;
+  while (before != nullptr && before->num_alive > 0) poll();
 }
 
 std::byte* dynamic_shared() { return machine->current->block->shared; }

@@ -23,6 +23,7 @@ struct GridShape {
   unsigned num_blocks = 1;
   unsigned num_threads = 1;
   std::size_t shared_bytes = 0;
+  bool overlaps = false;  ///< begins beside the grid before it on the stream, and waits for its end itself
 };
 
 /// A host with GPUs. One at a time in a process.
@@ -81,6 +82,9 @@ struct BlockVote {
   int count = 0;
 };
 BlockVote meet_block(bool vote);
+
+/// Waits until the grid before this one on its stream has ended.
+void await_grid_before();
 
 std::byte* dynamic_shared();
 std::uint64_t now_ns();

@@ -101,7 +101,7 @@ cuda::RoutedTokens NodeRouting::routed(int rank) const {
   return {.tables = one.tables,
           .num_tokens = num_tokens(rank),
           .num_topk = world_.num_topk,
-          .num_items_out = static_cast<std::int64_t>(one.shape.num_items_out),
+          .num_items_back = static_cast<std::int64_t>(one.shape.num_items_back),
           .num_items_in = static_cast<std::int64_t>(one.shape.num_items_in),
           .num_used_rows = one.route.num_used_rows,
           .by_token = world_.options.layout == Layout::kTokens,

@@ -101,7 +101,8 @@ Status make_combine(Context& context, const CombineCall& call, const RoutedToken
   const Parts& parts = context.parts();
   if (Status status = check_combine_memory(call, *parts.arena); !status.ok()) return refused(status);
   const NodePlace place = place_of(parts);
-  const StepBlocks blocks = blocks_of(parts, call.kernel);
+  StepBlocks blocks = blocks_of(parts, call.kernel);
+  blocks.overlaps = parts.has_bulk && !captured;
   const std::size_t copies_bytes = Copies::at(nullptr, call, *parts.arena).size_bytes;
   const std::size_t staging_bytes = CombineStaging::at(nullptr, place, routed, tensors_of(call, {}), blocks).size_bytes;
   const Result<std::byte*> room = context.staging().rows(copies_bytes + staging_bytes, captured);

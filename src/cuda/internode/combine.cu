@@ -2,8 +2,10 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/combine_params.hpp"
+#include "cuda/internode/sum_turns.cuh"
 #include "cuda/numeric/row_sum.cuh"
 #include "cuda/sync/entry.cuh"
+#include "cuda/sync/kernel_order.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
@@ -107,26 +109,34 @@ __device__ void sum_by_rank(const NodeSumParams& params, const Holder* holders, 
 }
 
 template <bool kFloat32>
+__device__ void sum_item(const NodeSumParams& params, const Holder* holders, std::int64_t item, Terms& terms) {
+  Destination destination{};
+  destination.rank = -1;
+  if (lane_idx() < params.num_topk) {
+    const uint4 raw = reinterpret_cast<const uint4*>(params.destinations)[item * params.num_topk + lane_idx()];
+    destination = *reinterpret_cast<const Destination*>(&raw);
+  }
+  if (params.rank_sums) {
+    sum_by_rank<kFloat32>(params, holders, item, destination, terms);
+  } else {
+    const int num_rows = collect_rows(params, holders, item, destination, kAllLanes, terms);
+    if (params.returns_weights) sum_item_weights(params, holders, item, destination);
+    sum_terms<kFloat32>(terms, num_rows, params.sums + item * params.row_bytes, params.row_bytes);
+  }
+  __syncwarp();  // the terms are read
+}
+
+template <bool kFloat32>
 __device__ void sum_items(const NodeSumParams& params, const Holder* holders, Terms& terms) {
+  const SumTurns turns(params.rails, params.to_nodes);
   const int num_warps = params.num_blocks * kSumWarps;
-  const std::int64_t first = warp_idx() * params.num_blocks + static_cast<int>(blockIdx.x);
-  for (std::int64_t item = first; item < params.num_items; item += num_warps) {
-    Destination destination{};
-    destination.rank = -1;
-    if (lane_idx() < params.num_topk) {
-      const uint4 raw = reinterpret_cast<const uint4*>(params.destinations)[item * params.num_topk + lane_idx()];
-      destination = *reinterpret_cast<const Destination*>(&raw);
-    }
-    // A place between the items of two nodes, where kernels have routed.
-    if (__any_sync(kAllLanes, static_cast<int>(destination.rank >= 0)) == 0) continue;
-    if (params.rank_sums) {
-      sum_by_rank<kFloat32>(params, holders, item, destination, terms);
-    } else {
-      const int num_rows = collect_rows(params, holders, item, destination, kAllLanes, terms);
-      if (params.returns_weights) sum_item_weights(params, holders, item, destination);
-      sum_terms<kFloat32>(terms, num_rows, params.sums + item * params.row_bytes, params.row_bytes);
-    }
-    __syncwarp();  // the terms are read
+  const int warp = warp_idx() * params.num_blocks + static_cast<int>(blockIdx.x);
+  const std::int64_t num_for_peers = turns.num_for_peers();
+  SumReport report(params.rails, warp, params.row_bytes);
+  for (std::int64_t turn = warp; turn < turns.num_turns(); turn += num_warps) {
+    const std::int64_t item = turns.item_of(turn);
+    if (item >= 0) sum_item<kFloat32>(params, holders, item, terms);
+    if (params.overlaps && turn < num_for_peers) report.add(turn + num_warps >= num_for_peers);
   }
 }
 
@@ -150,6 +160,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) node_sum_kernel(const __grid_c
     }
   });
   if (outcome == Outcome::kStop) return;
+  let_next_kernel_begin();  // not before: it would hold multiprocessors while this one waits for the node's ranks
   if (outcome == Outcome::kGo) sum_items<kFloat32>(params, holders, terms[warp_idx()]);
   post_block_done(ranks, start.epoch);
   if (first) finish_blocks(ranks, start.epoch, num_blocks);

@@ -3,12 +3,14 @@
 
 /// Combine over several nodes: an exchange begins the call and brings the weights of a weighted sum; then every rank
 /// sums, for each token that it forwards and each of its own, the rows that its node has; an exchange takes those sums
-/// back to the tokens' ranks; and those sum the nodes. Four kernels.
+/// back to the tokens' ranks; and those sum the nodes. Four kernels, of which the third may begin while the second makes
+/// sums, and sends what there is of them.
 
 #include <cuda_runtime_api.h>
 
 #include <array>
 
+#include "cuda/internode/exchange_params.hpp"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/sync/rail_params.hpp"
 #include "cuda/sync/rank_params.hpp"
@@ -18,10 +20,12 @@ namespace ferry::cuda {
 /// The rows that this rank's node has for each item, summed.
 struct NodeSumParams {
   RankParams ranks;
+  RailParams rails;
   EntryMessage entry;  ///< offsets of the rows that this rank gives, and of their weights
   const RouteSummary* gate = nullptr;
   const Destination* destinations = nullptr;  ///< [items, K], ranks counted in the node
-  std::int64_t num_items = 0;
+  const ItemFlow* to_nodes = nullptr;         ///< [nodes] of dispatch: where items from each node are
+  bool overlaps = false;                      ///< an exchange sends sums as they are made
   int num_topk = 0;
   bool one_row_per_token = true;  ///< kTokens
   bool float32 = false;

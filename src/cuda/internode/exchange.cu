@@ -5,7 +5,9 @@
 #include "cuda/internode/arrivals.cuh"
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/internode/rail_ring.cuh"
+#include "cuda/internode/sum_turns.cuh"
 #include "cuda/sync/entry.cuh"
+#include "cuda/sync/kernel_order.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -81,8 +83,10 @@ __device__ void copy_items(const ExchangeParams& params, std::int64_t num_items,
   }
 }
 
-__device__ void send_items(const ExchangeParams& params, Sender& sender, const ItemFlow& flow, int worker) {
+__device__ void send_items(const ExchangeParams& params, Sender& sender, int peer, int worker, std::uint64_t exchange) {
+  const ItemFlow& flow = params.flows[peer];
   for_each_chunk(params, flow.num_out, worker, [&](const ItemChunk& items) {
+    if (params.num_sum_warps > 0 && !await_sums(params, peer, items.first, items.num_items, exchange)) return false;
     std::byte* const chunk = sender.reserve(items.chunk_idx);
     if (chunk == nullptr) return false;
     copy_items<true>(params, items.num_items, items.begin, items.end, chunk,
@@ -341,7 +345,10 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const bool first = block == 0;
   if (first && threadIdx.x == 0 && params.started != nullptr) store_release_system(params.started, 1);
   const CallStart start = start_call(params.ranks, params.begins_call ? nullptr : &rails.state->gate);
-  if (start.broken || !start.routed) return;
+  if (start.broken || !start.routed) {
+    await_kernel_before();  // which the kernels after this one take to have ended
+    return;
+  }
   const std::uint64_t exchange = *static_cast<const volatile std::uint64_t*>(&rails.state->exchange) + 1;
   const int num_rings = 2 * (rails.num_nodes - 1);
   const int worker = block / num_rings;
@@ -371,7 +378,7 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const bool routed = params.routed == nullptr || params.routed->valid != 0;
   if (outcome == Outcome::kGo && routed && params.flows != nullptr) {
     if (first && pulls) publish_flows(params, start.epoch);
-    if (sends) send_items(params, sender, params.flows[peer], worker);
+    if (sends) send_items(params, sender, peer, worker, exchange);
     if (receives) {
       std::uint64_t* const arrived = pulls ? &rails.log->arrivals[peer].count : nullptr;
       receive_items(params, receiver, params.flows[peer], worker, arrived, start.epoch);
@@ -383,6 +390,8 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
     if (pulls) pull_rows(params, start.epoch);
   }
   __syncthreads();
+  // The kernels after this one take it to have ended; and it may still look at the number of this exchange.
+  await_kernel_before();
   if (first) {
     if (outcome != Outcome::kStop) finish(params, exchange, start.epoch, outcome);
   } else if (threadIdx.x == 0) {
@@ -398,7 +407,8 @@ cudaError_t launch_rail_exchange(const ExchangeParams& params, cudaStream_t stre
   const std::size_t shared_bytes = sizeof(Shared) +
                                    static_cast<std::size_t>(params.ranks.num_ranks) * sizeof(NodeRank) +
                                    PullView::size_bytes(params.ranks.num_ranks, params.rails.num_nodes);
-  return launch_kernel(exchange_kernel, {num_blocks, kExchangeThreads, shared_bytes}, params, stream);
+  const bool overlaps = params.num_sum_warps > 0;
+  return launch_kernel(exchange_kernel, {num_blocks, kExchangeThreads, shared_bytes, overlaps}, params, stream);
 }
 
 cudaError_t load_rail_exchange_kernel() {

@@ -63,6 +63,9 @@ struct ExchangeParams {
   /// Of a dispatch: the ranks of the node take their rows out of staging as they arrive, if this begins the call.
   bool pulls = false;
   PullParams pull;
+  /// Warps of the kernel before, a combine's sums, beside which this one runs and sends what they have made
+  /// (sum_turns.cuh); 0: it begins after that kernel.
+  int num_sum_warps = 0;
   int blocks_per_ring = 1;
   int num_own_blocks = 0;  ///< blocks that copy the own node's items
 

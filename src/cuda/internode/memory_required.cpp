@@ -50,14 +50,14 @@ CallMemory host_routing(const MemoryShape& shape, const Topology& topology) {
   RoutedTokens& routed = memory.routed;
   routed.num_tokens = shape.num_tokens;
   routed.num_topk = shape.num_topk;
-  routed.num_items_out = shape.num_node_tokens + shape.num_tokens * std::min<std::int64_t>(shape.num_topk, num_others);
+  routed.num_items_back = shape.num_tokens * std::min<std::int64_t>(shape.num_topk, num_others);
   routed.num_items_in = shape.num_node_tokens + shape.num_forwarded_tokens;
   const NodeTables::Shape tables{.num_ranks = to_size(topology.num_ranks),
                                  .num_nodes = to_size(topology.num_nodes()),
                                  .num_tokens = to_size(shape.num_tokens),
                                  .num_topk = to_size(shape.num_topk),
                                  .num_local_experts = num_local_experts(shape),
-                                 .num_items_out = to_size(routed.num_items_out),
+                                 .num_items_out = to_size(shape.num_node_tokens + routed.num_items_back),
                                  .num_items_in = to_size(routed.num_items_in),
                                  .num_rows = to_size(shape.num_recv_rows),
                                  .num_used_rows = to_size(shape.num_recv_rows),

@@ -200,7 +200,8 @@ __device__ void write_counts(const NodeRouteParams& params) {
     const std::int32_t num_in = params.scratch.items_in[peer];
     tables.to_nodes[node] = {first_out, num_out, first_in, num_in};
     // What stays in the node is summed where it is.
-    tables.from_nodes[node] = node == params.node() ? ItemFlow{} : ItemFlow{first_in, num_in, first_out, num_out};
+    tables.from_nodes[node] =
+        node == params.node() ? ItemFlow{} : ItemFlow{first_in, num_in, first_back(params, node), num_out};
   }
 }
 

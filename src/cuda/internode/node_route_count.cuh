@@ -118,10 +118,15 @@ __device__ inline void number_items_in(const NodeRouteParams& params, int rank) 
   if (lane_idx() == 0) params.scratch.items_in[rank] = num;
 }
 
+/// Of the items that combine returns from another node. What this rank sends to its own node does not come back.
+__device__ inline std::int32_t first_back(const NodeRouteParams& params, int node) {
+  return static_cast<std::int32_t>((node < params.node() ? node : node - 1) * params.num_tokens);
+}
+
 /// The items that this rank sends to a node.
 __device__ inline void number_items_out(const NodeRouteParams& params, int node) {
   const RankIds source(params, params.group_rank);
-  const std::int64_t first = node == params.node() ? node * params.blocks.max_tokens : node * params.num_tokens;
+  const std::int64_t first = node == params.node() ? node * params.blocks.max_tokens : first_back(params, node);
   const int num = number_tokens(
       source.num_tokens(params), [&](std::int64_t token) { return goes_to(params, source, token, node); },
       [&](std::int64_t token, int position) {

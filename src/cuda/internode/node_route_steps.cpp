@@ -24,6 +24,7 @@ NodeTables::Shape bounded_tables(const Topology& topology, const NodeRouteInput&
   shape.num_experts = to_size(input.num_experts);
   shape.num_local_experts = to_size(input.num_local_experts);
   shape.num_items_out = num_nodes * to_size(input.num_tokens);
+  shape.num_items_back = (num_nodes - 1) * to_size(input.num_tokens);
   shape.num_items_in = num_nodes * to_size(input.max_tokens);
   shape.num_rows = to_size(num_rows);
   shape.num_used_rows = to_size(num_rows);
@@ -37,7 +38,7 @@ RoutedTokens bounded_tokens(const Topology& topology, const NodeRouteInput& inpu
   routed.tables = input.tables;
   routed.num_tokens = input.num_tokens;
   routed.num_topk = input.num_topk;
-  routed.num_items_out = topology.num_nodes() * input.num_tokens;
+  routed.num_items_back = (topology.num_nodes() - 1) * input.num_tokens;
   routed.num_items_in = topology.num_nodes() * input.max_tokens;
   routed.num_used_rows = num_rows;
   routed.by_token = input.layout == Layout::kTokens;

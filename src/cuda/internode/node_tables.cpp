@@ -21,12 +21,14 @@ void fill_flows(const NodeTablesInput& input, const NodeTables& tables) {
   const int my_node = input.topology.node_of(input.topology.rank);
   std::int32_t first_out = 0;
   std::int32_t first_in = 0;
+  std::int32_t first_back = 0;
   for (int node = 0; node < input.topology.num_nodes(); ++node) {
     const auto num_out = static_cast<std::int32_t>(input.route.outgoing[to_size(node)].num_items());
     const auto num_in = static_cast<std::int32_t>(incoming(input, node).num_items());
     tables.to_nodes[node] = {first_out, num_out, first_in, num_in};
     // What stays in the node is summed where it is.
-    tables.from_nodes[node] = node == my_node ? ItemFlow{} : ItemFlow{first_in, num_in, first_out, num_out};
+    tables.from_nodes[node] = node == my_node ? ItemFlow{} : ItemFlow{first_in, num_in, first_back, num_out};
+    if (node != my_node) first_back += num_out;
     first_out += num_out;
     first_in += num_in;
   }
@@ -38,11 +40,11 @@ void fill_outgoing(const NodeTablesInput& input, const NodeTables& tables) {
   std::fill_n(tables.item_of_token, to_size(input.topology.num_nodes()) * num_tokens, -1);
   for (int node = 0; node < input.topology.num_nodes(); ++node) {
     const ItemFlow& flow = tables.to_nodes[node];
+    const std::int32_t first_sum = node == my_node ? flow.first_in : tables.from_nodes[node].first_in;
     std::int32_t item = 0;
     for (const std::int32_t token : input.route.outgoing[to_size(node)].tokens) {
       tables.out_tokens[flow.first_out + item] = token;
-      tables.item_of_token[to_size(node) * num_tokens + to_size(token)] =
-          item + (node == my_node ? flow.first_in : flow.first_out);
+      tables.item_of_token[to_size(node) * num_tokens + to_size(token)] = first_sum + item;
       ++item;
     }
   }
@@ -186,8 +188,11 @@ NodeTables::Shape shape_of(const NodeTablesInput& input) {
   shape.num_tokens = input.ids.size() / shape.num_topk;
   shape.num_experts = input.shape.num_experts;
   shape.num_local_experts = input.experts.ids.size();
+  const int my_node = input.topology.node_of(input.topology.rank);
   for (int node = 0; node < input.topology.num_nodes(); ++node) {
-    shape.num_items_out += to_size(input.route.outgoing[to_size(node)].num_items());
+    const std::size_t num_out = to_size(input.route.outgoing[to_size(node)].num_items());
+    shape.num_items_out += num_out;
+    if (node != my_node) shape.num_items_back += num_out;
     shape.num_items_in += to_size(incoming(input, node).num_items());
   }
   shape.num_rows = to_size(input.num_rows);

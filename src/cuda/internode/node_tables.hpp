@@ -27,6 +27,7 @@ struct NodeTables {
     std::size_t num_experts = 0;
     std::size_t num_local_experts = 0;
     std::size_t num_items_out = 0;
+    std::size_t num_items_back = 0;  ///< of them, those to other nodes, which combine returns
     std::size_t num_items_in = 0;
     std::size_t num_rows = 0;       ///< of outputs
     std::size_t num_used_rows = 0;  ///< at most num_rows
@@ -35,15 +36,16 @@ struct NodeTables {
   };
 
   RouteSummary* summary = nullptr;
-  ItemFlow* to_nodes = nullptr;           ///< [nodes] of dispatch, and of the weights of combine
-  ItemFlow* from_nodes = nullptr;         ///< [nodes] of the sums that combine returns
-  std::int32_t* out_tokens = nullptr;     ///< [items out] token of each
-  Destination* destinations = nullptr;    ///< [items in, K] in this node, ranks counted there
-  std::int32_t* item_of_token = nullptr;  ///< [nodes, T] outgoing item; of the own node, incoming item; -1: none
-  RowItem* row_items = nullptr;           ///< [used rows]
-  std::int32_t* row_experts = nullptr;    ///< [used rows], not in kTokens
-  std::int32_t* source = nullptr;         ///< [rows, 2]
-  std::int32_t* slots = nullptr;          ///< [T, K]
+  ItemFlow* to_nodes = nullptr;         ///< [nodes] of dispatch, and of the weights of combine
+  ItemFlow* from_nodes = nullptr;       ///< [nodes] of the sums that combine returns
+  std::int32_t* out_tokens = nullptr;   ///< [items out] token of each
+  Destination* destinations = nullptr;  ///< [items in, K] in this node, ranks counted there
+  /// [nodes, T] which of the items that come back, numbered by node; of the own node, incoming item; -1: none
+  std::int32_t* item_of_token = nullptr;
+  RowItem* row_items = nullptr;         ///< [used rows]
+  std::int32_t* row_experts = nullptr;  ///< [used rows], not in kTokens
+  std::int32_t* source = nullptr;       ///< [rows, 2]
+  std::int32_t* slots = nullptr;        ///< [T, K]
   /// [T, K] ranks counted in the group. The last of the tables that kernels clear before they fill them, from
   /// `out_tokens` on.
   Destination* token_destinations = nullptr;

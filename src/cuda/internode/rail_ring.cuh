@@ -37,6 +37,7 @@ class RingWorker {
       first_ = ring.chunk_idx();
       turn_.first = first_;
       turn_.turn = first_;
+      turn_.seen = ring.least_seen(first_);
       store_release_device(&turn_.exchange, exchange_);
       is_open_ = true;
     } else {
@@ -44,6 +45,18 @@ class RingWorker {
       if (is_open_) first_ = *static_cast<const volatile std::uint64_t*>(&turn_.first);
     }
     return is_open_;
+  }
+  /// Looks whether the next chunk of the ring can be written, or read. Of all blocks mostly one looks over PCIe, the
+  /// one whose chunk comes first, and tells the others: many that poll slow each other and the chunks on their way.
+  template <typename Ring>
+  __device__ void look(Ring& ring) {
+    ring.see(load_acquire_device(&turn_.seen));
+    // The block whose chunk comes first may be busy with the one before.
+    if (ring.is_ready() || (!ring.is_first_missing() && ++num_looks_ % kLooksPerLook != 0)) return;
+    const std::uint64_t seen = ring.look();
+    if (seen == ring.seen()) return;
+    ring.see(seen);
+    store_release_device(&turn_.seen, seen);
   }
   /// Number in the ring of a chunk of the exchange.
   __device__ std::uint64_t number_of(std::uint64_t chunk_idx) const { return first_ + chunk_idx; }
@@ -53,6 +66,8 @@ class RingWorker {
   __device__ void pass_turn(std::uint64_t number) { store_release_device(&turn_.turn, number); }
 
  private:
+  static constexpr unsigned kLooksPerLook = 16;
+
   __device__ bool wait_word(const std::uint64_t* word, std::uint64_t expected) const {
     return wait_until(
         params_.ranks, {Awaited::kOwn, params_.ranks.rank, exchange_}, [word] { return load_acquire_device(word); },
@@ -63,6 +78,7 @@ class RingWorker {
   RingTurn& turn_;
   std::uint64_t exchange_;
   std::uint64_t first_ = 0;
+  unsigned num_looks_ = 0;
   bool leads_;
   bool is_open_ = false;
 };
@@ -87,7 +103,8 @@ class Sender {
       if (here) {
         ring_.seek(worker_.number_of(chunk_idx));
         here = wait_rail(params_, {Awaited::kRailRoom, peer_, exchange_}, ring_, [this, &chunk] {
-          chunk = ring_.reserve();
+          worker_.look(ring_);
+          chunk = ring_.next();
           return chunk != nullptr;
         });
       }
@@ -141,7 +158,8 @@ class Receiver {
       if (here) {
         ring_.seek(worker_.number_of(chunk_idx));
         here = wait_rail(params_, {awaited, peer_, exchange_}, ring_, [this, &chunk] {
-          chunk = ring_.front();
+          worker_.look(ring_);
+          chunk = ring_.next();
           return chunk != nullptr;
         });
       }
@@ -158,9 +176,12 @@ class Receiver {
   /// `arrived`: where not null, is set to `count`, which says that the items of this chunk and those before are there.
   __device__ __noinline__ void release(std::uint64_t* arrived = nullptr, std::uint64_t count = 0) {
     __syncthreads();
-    if (threadIdx.x != 0 || !worker_.await_turn(ring_.chunk_idx())) return;
-    ring_.release();
+    if (threadIdx.x != 0) return;
+    fence_system();  // by all blocks at once: then there is little to wait for while the turn is this one's
+    if (!worker_.await_turn(ring_.chunk_idx())) return;
+    // Not after the ring's word: a release waits for the stores before it, and that one's is on its way over PCIe.
     if (arrived != nullptr) store_release_system(arrived, count);
+    ring_.release();
     worker_.pass_turn(ring_.chunk_idx());
   }
 

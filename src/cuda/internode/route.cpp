@@ -241,7 +241,7 @@ Status Router::finish(cudaStream_t stream) {
   state.routed = {.tables = on_device,
                   .num_tokens = state.num_tokens,
                   .num_topk = state.num_topk,
-                  .num_items_out = static_cast<std::int64_t>(sizes.num_items_out),
+                  .num_items_back = static_cast<std::int64_t>(sizes.num_items_back),
                   .num_items_in = static_cast<std::int64_t>(sizes.num_items_in),
                   .num_used_rows = state.num_used_rows,
                   .by_token = state.layout == Layout::kTokens,

@@ -15,8 +15,9 @@ constexpr int kMostOwnBlocks = 8;
 /// A block moves a chunk of 128 KiB to or from host memory in some 10 us, most of which it waits for PCIe: four at a
 /// ring keep up with 400 Gbit/s.
 constexpr int kMostBlocksPerRing = 4;
-/// Of all rings; with those for copies no call takes more than 24 multiprocessors, up to nine nodes.
+/// Of all rings; with those for copies, or for sums, no call takes more than 24 multiprocessors, up to nine nodes.
 constexpr int kMostRingBlocks = 16;
+static_assert(kMostBlocks * kSumWarps <= kMaxSumWarps);
 
 /// Ranks of a node times nodes, up to which a block's shared memory holds what is known of the staging of all of them.
 /// In larger groups rows are taken once all have arrived.
@@ -45,7 +46,9 @@ StepBlocks StepBlocks::of(int num_nodes, int num_sms) {
   const int rings = num_rings(num_nodes);
   const int per_ring = std::clamp(std::min(kMostRingBlocks, num_sms - 1) / rings, 1, kMostBlocksPerRing);
   const int num_own = std::clamp(num_sms - per_ring * rings, 1, kMostOwnBlocks);
-  return {per_ring, num_own, std::clamp(num_sms, 1, kMostBlocks), std::max(num_sms, 1)};
+  const int num_beside =
+      std::clamp(std::min(num_sms, kMostRingBlocks + kMostOwnBlocks) - per_ring * rings, 1, kMostBlocks);
+  return {per_ring, num_own, std::clamp(num_sms, 1, kMostBlocks), num_beside, std::max(num_sms, 1)};
 }
 
 ExchangeParams agreement_only(const NodePlace& place, const CallIdentity& call) {
@@ -129,15 +132,15 @@ cudaError_t launch(const DispatchSteps& steps, cudaStream_t stream) {
 CombineStaging CombineStaging::at(std::byte* base, const NodePlace& place, const RoutedTokens& routed,
                                   const CombineTensors& tensors, const StepBlocks& blocks) {
   const std::size_t num_in = to_size(routed.num_items_in);
-  const std::size_t num_out = to_size(routed.num_items_out);
+  const std::size_t num_back = to_size(routed.num_items_back);
   const std::size_t num_topk = static_cast<std::size_t>(routed.num_topk);
   plan::Carver carver(base);
   CombineStaging staging;
   staging.topk_weights = carver.take<float>(tensors.weighted ? num_in * num_topk : 0);
   staging.sums = carver.take<std::byte>(num_in * to_size(tensors.row_bytes));
   staging.sum_weights = carver.take<float>(tensors.returns_weights ? num_in * num_topk : 0);
-  staging.returned = carver.take<std::byte>(num_out * to_size(tensors.row_bytes));
-  staging.returned_weights = carver.take<float>(tensors.returns_weights ? num_out * num_topk : 0);
+  staging.returned = carver.take<std::byte>(num_back * to_size(tensors.row_bytes));
+  staging.returned_weights = carver.take<float>(tensors.returns_weights ? num_back * num_topk : 0);
   if (tensors.rank_sums) {
     staging.num_rank_rows = std::min(routed.num_topk, place.ranks_per_node);
     const std::size_t num_warps = to_size(std::int64_t{blocks.num_other} * kSumWarps);
@@ -165,15 +168,17 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
 
   NodeSumParams& node_sums = steps.node_sums;
   node_sums.ranks = place.ranks;
+  node_sums.rails = place.rails;
   node_sums.entry.agreement = kAgreed;
   node_sums.entry.record_number = call.record_number;
   node_sums.entry.rows_offset = offset_in(place, tensors.x);
   node_sums.entry.rows_stride = tensors.x_stride;
   node_sums.entry.tables_offset = offset_in(place, tensors.weights);
-  node_sums.entry.num_blocks = blocks.num_other;
+  node_sums.entry.num_blocks = blocks.num_sums();
   node_sums.gate = &place.rails.state->gate;
   node_sums.destinations = routed.tables.destinations;
-  node_sums.num_items = routed.num_items_in;
+  node_sums.to_nodes = routed.tables.to_nodes;
+  node_sums.overlaps = blocks.overlaps;
   node_sums.num_topk = routed.num_topk;
   node_sums.one_row_per_token = routed.by_token;
   node_sums.float32 = tensors.float32;
@@ -186,11 +191,12 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   node_sums.row_bytes = tensors.row_bytes;
   node_sums.sums = staging.sums;
   node_sums.sum_weights = staging.sum_weights;
-  node_sums.num_blocks = blocks.num_other;
+  node_sums.num_blocks = blocks.num_sums();
 
   ExchangeParams& give_back = steps.give_back;
   give_back = exchange_of(place);
   give_back.blocks_per_ring = blocks.per_ring;
+  if (blocks.overlaps) give_back.num_sum_warps = blocks.num_sums() * kSumWarps;
   give_back.flows = routed.tables.from_nodes;
   give_back.row = {staging.sums, tensors.row_bytes, staging.returned, tensors.row_bytes, tensors.row_bytes};
   if (returns_weights) {

@@ -37,9 +37,14 @@ struct StepBlocks {
   int per_ring = 1;    ///< of an exchange
   int num_own = 1;     ///< of an exchange, for what stays in the node
   int num_other = 1;   ///< of every other kernel, at most
+  int num_beside = 1;  ///< of a kernel beside an exchange that copies nothing inside the node
   int num_tables = 1;  ///< of kernels that wait for nobody
+  /// A combine sends sums while it makes others. Needs compute capability 9.0, and no graph: kernels there have whole
+  /// kernels before them.
+  bool overlaps = false;
 
   static StepBlocks of(int num_nodes, int num_sms);
+  int num_sums() const { return overlaps ? num_beside : num_other; }
 };
 
 /// A call's first exchange without items; agreement 0 refuses the call.
@@ -50,7 +55,7 @@ struct RoutedTokens {
   NodeTables tables;
   std::int64_t num_tokens = 0;
   int num_topk = 0;
-  std::int64_t num_items_out = 0;
+  std::int64_t num_items_back = 0;  ///< that combine returns to this rank
   std::int64_t num_items_in = 0;
   std::int64_t num_used_rows = 0;
   bool by_token = true;  ///< kTokens

@@ -16,8 +16,11 @@
 ///                  exchange
 ///   known          block 0 of a dispatch          st.release.sys      `first` and `num` of all arrivals
 ///   count          the block whose turn it is     the same            rows and records of so many items in staging
+///   summed[w]      warp w of a combine's sums     st.release.gpu /    the sums of so many of the warp's turns
+///                                                 ld.acquire.gpu
 ///   out[n], in[n]  blocks that serve a ring       st.release.gpu /    `exchange`: the first chunk; `turn`: what other
-///                                                 ld.acquire.gpu      blocks did to the chunks below it
+///                                                 ld.acquire.gpu      blocks did to the chunks below it; `seen`:
+///                                                                     chunks that have room, or have arrived
 
 #include <cstddef>
 #include <cstdint>
@@ -32,12 +35,16 @@ namespace ferry::cuda {
 /// Bound on the nodes of a group of GPUs: two blocks of a kernel or more serve each rail peer, and all run at once.
 inline constexpr int kMaxNodes = 32;
 
+/// Bound on the warps that make a rank's sums in a combine.
+inline constexpr int kMaxSumWarps = 128;
+
 /// How the blocks that serve one end of a ring share it: block i takes each chunk whose number, counted from the first
 /// of the exchange, is i modulo the number of blocks.
 struct RingTurn {
   std::uint64_t exchange;  ///< written last
   std::uint64_t first;     ///< number of the first chunk of the exchange
   std::uint64_t turn;      ///< number of the chunk that is published or released next
+  std::uint64_t seen;      ///< what a block last saw of `credits` or `arrived`, which are across PCIe
 };
 
 /// In device memory, initially zero.
@@ -49,6 +56,8 @@ struct RailState {
   std::uint32_t num_own_done;  ///< blocks that have copied the own node's items
   std::uint32_t num_taken;     ///< rows that warps have taken upon them
   RouteSummary gate;           ///< `valid`: ranks agree on the current call
+  /// Lower half of the exchange that sends the sums << 32 | turns (sum_turns.cuh) that are done.
+  std::uint64_t summed[kMaxSumWarps];
   RingTurn out[kMaxNodes];
   RingTurn in[kMaxNodes];
 };

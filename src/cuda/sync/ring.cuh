@@ -6,7 +6,7 @@
 /// block's other threads are ordered with it by a barrier. Several blocks may serve one ring, each with an end of its
 /// own: each takes chunks of other numbers (seek), and they publish and release them in order.
 ///
-/// A look at a word goes over PCIe, so what it said is kept: the words only grow.
+/// A look at a word goes over PCIe, so what it said is kept, and blocks tell each other (see): the words only grow.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,9 +24,19 @@ class SendRing {
 
   /// Where the next chunk goes; null while the peer has to use one first.
   __device__ std::byte* reserve() {
-    if (!has_room()) credits_ = load_acquire_system(&words_->credits);
-    return has_room() ? chunks_ + slot() * chunk_bytes_ : nullptr;
+    if (!is_ready()) see(look());
+    return next();
   }
+  /// As far as this end has looked.
+  __device__ std::byte* next() const { return is_ready() ? chunks_ + slot() * chunk_bytes_ : nullptr; }
+  __device__ bool is_ready() const { return ahead() > 0; }
+  /// Whether the next chunk is the first that has no room.
+  __device__ bool is_first_missing() const { return ahead() == 0; }
+  /// Chunks that the peer has used.
+  __device__ std::uint64_t look() const { return load_acquire_system(&words_->credits); }
+  __device__ void see(std::uint64_t credits) { credits_ = credits; }
+  /// What look() gives at least before chunk `chunk_idx` is filled.
+  __device__ std::uint64_t least_seen(std::uint64_t chunk_idx) const { return chunk_idx - num_chunks_; }
   /// The reserved chunk is written, `num_bytes` of it.
   __device__ void seal(std::uint32_t num_bytes) {
     words_->chunk_bytes[slot()] = num_bytes;
@@ -47,7 +57,7 @@ class SendRing {
 
  private:
   __device__ std::uint64_t slot() const { return chunk_idx_ % num_chunks_; }
-  __device__ bool has_room() const { return static_cast<std::int64_t>(credits_ + num_chunks_ - chunk_idx_) > 0; }
+  __device__ std::int64_t ahead() const { return static_cast<std::int64_t>(credits_ + num_chunks_ - chunk_idx_); }
 
   net::RingWords* words_;
   std::byte* chunks_;
@@ -66,14 +76,23 @@ class ReceiveRing {
 
   /// The oldest chunk that this end has not released yet; null while it has not arrived.
   __device__ const std::byte* front() {
-    if (arrived_ <= chunk_idx_) arrived_ = load_acquire_system(&words_->arrived);
-    return arrived_ > chunk_idx_ ? chunks_ + chunk_idx_ % num_chunks_ * chunk_bytes_ : nullptr;
+    if (!is_ready()) see(look());
+    return next();
   }
+  /// As far as this end has looked.
+  __device__ const std::byte* next() const {
+    return is_ready() ? chunks_ + chunk_idx_ % num_chunks_ * chunk_bytes_ : nullptr;
+  }
+  __device__ bool is_ready() const { return arrived_ > chunk_idx_; }
+  /// Whether the front chunk is the first that has not arrived.
+  __device__ bool is_first_missing() const { return arrived_ == chunk_idx_; }
+  /// Chunks that have arrived.
+  __device__ std::uint64_t look() const { return load_acquire_system(&words_->arrived); }
+  __device__ void see(std::uint64_t arrived) { arrived_ = arrived; }
+  /// What look() gives at least before chunk `chunk_idx` has arrived.
+  __device__ std::uint64_t least_seen(std::uint64_t chunk_idx) const { return chunk_idx; }
   /// The front chunk is used, and those before it.
-  __device__ void release() {
-    fence_system();
-    store_release_system(&words_->used, ++chunk_idx_);
-  }
+  __device__ void release() { store_release_system(&words_->used, ++chunk_idx_); }
   /// Number of the front chunk.
   __device__ std::uint64_t chunk_idx() const { return chunk_idx_; }
   __device__ void seek(std::uint64_t chunk_idx) { chunk_idx_ = chunk_idx; }

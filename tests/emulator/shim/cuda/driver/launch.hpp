@@ -11,12 +11,12 @@ struct LaunchShape {
   unsigned num_blocks = 1;
   unsigned num_threads = 1;
   std::size_t shared_bytes = 0;
-  bool overlaps = false;  ///< never: kernels of a stream run one after the other
+  bool overlaps = false;
 };
 
 template <typename Params>
 cudaError_t launch_kernel(void (*kernel)(Params), const LaunchShape& shape, const Params& params, cudaStream_t stream) {
-  emulator::launch_grid(stream, {shape.num_blocks, shape.num_threads, shape.shared_bytes},
+  emulator::launch_grid(stream, {shape.num_blocks, shape.num_threads, shape.shared_bytes, shape.overlaps},
                         [kernel, params] { kernel(params); });
   return cudaSuccess;
 }
