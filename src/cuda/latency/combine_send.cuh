@@ -82,14 +82,14 @@ __device__ inline void announce(const LatencyParams& call, bool routed, std::uin
 template <typename WaitForTurn>
 __device__ inline bool meet_at_turn(const CombineSendParams& params, const CombineSendShared& shared, bool routed,
                                     WaitForTurn wait) {
-  const bool weighs = routed && params.own_weights && params.rows.order == CombineOrder::kRankSums;
+  const bool weighs = params.own_weights && params.rows.order == CombineOrder::kRankSums;
   // The first block sends the first weights, and its first warp the last of those: it has something else to send.
   const int last = static_cast<int>(blockIdx.x + 1) * kCombineThreads - 1;
   const OwnWeight weight(params, weighs ? last - static_cast<int>(threadIdx.x) : INT32_MAX);
   wait();
   __syncthreads();
   if (*shared.number == 0) return false;
-  if (weighs) send_weights(params, shared, weight);
+  if (weighs && routed) send_weights(params, shared, weight);
   return true;
 }
 
@@ -110,18 +110,24 @@ __device__ inline bool take_turn(const CombineSendParams& params, const CombineS
 template <bool kFloat32>
 class CombineSender {
  public:
-  /// `most_tokens`: of any rank.
-  __device__ CombineSender(const CombineSendParams& params, const CombineSendShared& shared, int most_tokens)
-      : params_(params),
-        call_(params.call),
-        shared_(shared),
-        terms_(shared.terms[warp_idx() - 1]),
-        units_(SendUnits::of(params.rows.row_bytes, most_tokens, call_.ranks.num_ranks, num_adding_blocks())) {}
+  __device__ CombineSender(const CombineSendParams& params, const CombineSendShared& shared)
+      : params_(params), call_(params.call), shared_(shared), terms_(shared.terms[warp_idx() - 1]) {}
 
   /// False when the group broke. All lanes; calls meet_at_turn() once.
-  __device__ bool send_all() {
+  __device__ bool send_all(const CombineStart& start) {
     int unit = first_combine_unit();
-    Item item = load(unit);
+    Item item;
+    // Mostly all ranks have as many tokens as this one: what that makes its unit is loaded while the number comes.
+#pragma unroll 1
+    for (auto most_tokens = static_cast<int>(call_.num_tokens);; most_tokens = start.most_tokens) {
+      units_ = SendUnits::of(params_.rows.row_bytes, most_tokens, call_.ranks.num_ranks, num_adding_blocks());
+      item = load(unit);
+      if (most_tokens == start.most_tokens) break;
+    }
+    if (!start.routed) {
+      units_.num_units = 0;
+      item.ordinal = -1;
+    }
     bool good = true;
     bool waits = true;
 #pragma unroll 1
@@ -130,7 +136,7 @@ class CombineSender {
       const TermPlace place = order(item, part);
       unit += all_combine_warps();
       const Item next = load(unit);  // while this one is summed
-      if (waits) good = meet_at_turn(params_, shared_, true, [] {});
+      if (waits) good = meet_at_turn(params_, shared_, start.routed, [] {});
       waits = false;
       if (good && item.ordinal >= 0 && shared_.sets[item.source] != kNoSet) good = send(item, part, place);
       item = next;
@@ -251,7 +257,7 @@ class CombineSender {
   const LatencyParams& call_;
   const CombineSendShared& shared_;
   Terms& terms_;
-  const SendUnits units_;
+  SendUnits units_;
 };
 
 /// Where this block tells `rank` that it has sent everything; null if that receives nothing.
@@ -266,15 +272,12 @@ template <bool kFloat32, bool kWhole>
 __device__ inline bool send_combine(const CombineSendParams& params, const CombineSendShared& shared,
                                     const CombineStart& start) {
   const LatencyParams& call = params.call;
-  const bool routed = start.routed;
-  // Refused by every rank, but the call's number and set go by, as where a host refuses it.
-  if (!routed && is_clerk() && threadIdx.x == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
   bool good = true;
-  if (routed && warp_idx() != 0 && !is_clerk()) {
-    CombineSender<kFloat32> sender(params, shared, start.most_tokens);
-    good = sender.send_all();
+  if (warp_idx() != 0 && !is_clerk()) {
+    CombineSender<kFloat32> sender(params, shared);
+    good = sender.send_all(start);
   } else {
-    good = take_turn(params, shared, routed);
+    good = take_turn(params, shared, start.routed);
     if (kWhole && good && !is_clerk() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
   }
   // Where the words go is found out while others still send.
@@ -283,6 +286,8 @@ __device__ inline bool send_combine(const CombineSendParams& params, const Combi
   if (__syncthreads_and(static_cast<int>(good)) == 0) return false;
   if (warp_idx() != 0) return true;
   if (is_clerk()) {
+    // Refused by every rank, but the call's number and set go by, as where a host refuses it.
+    if (!start.routed && lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
     grant_owed_set(call, LatencyKind::kCombine, *shared.number);
     return true;
   }
