@@ -4,6 +4,7 @@
 #include "cuda/driver/launch.hpp"
 #include "cuda/latency/combine_receive.cuh"
 #include "cuda/latency/combine_send.cuh"
+#include "cuda/sync/kernel_order.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
@@ -13,6 +14,7 @@ using namespace device;  // NOLINT(google-build-using-namespace)
 
 template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ LatencyCombineParams params) {
+  await_kernel_before();
   const LatencyParams& call = params.send.call;
   const CombineStart start = CombineStart::of(call);
   const CombineSendShared send = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
@@ -20,7 +22,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
       CombineReceiveShared::at(dynamic_shared() + send.size_bytes, call.ranks.num_ranks);
   if (!send_combine<kFloat32, true>(params.send, send, start)) return;
   const SentCall sent{*send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
-  if (!receive_combine<kFloat32>(params.receive, sent, receive, start.routed)) return;
+  if (!receive_combine<kFloat32>(call, params.receive, sent, receive, start.routed)) return;
   if (is_clerk() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
@@ -33,7 +35,8 @@ cudaError_t launch_latency_combine(const LatencyCombineParams& params, cudaStrea
   const int num_ranks = params.send.call.ranks.num_ranks;
   const LaunchShape shape{
       static_cast<unsigned>(params.send.call.num_blocks), kCombineThreads,
-      CombineSendShared::at(nullptr, num_ranks).size_bytes + CombineReceiveShared::at(nullptr, num_ranks).size_bytes};
+      CombineSendShared::at(nullptr, num_ranks).size_bytes + CombineReceiveShared::at(nullptr, num_ranks).size_bytes,
+      params.send.call.overlaps};
   return launch_kernel(kKernels[params.send.rows.float32 ? 1 : 0], shape, params, stream);
 }
 

@@ -6,11 +6,11 @@
 /// Routing's views show.
 
 #include "cuda/latency/dispatch_threads.hpp"
+#include "cuda/latency/receive_gaps.cuh"
 #include "cuda/latency/receive_report.cuh"
 
 namespace ferry::cuda::device {
 
-inline constexpr int kReceiveWarps = kDispatchThreads / kWarpLanes;
 /// Loads of a lane that are on their way together.
 inline constexpr int kReceiveUnroll = 2;
 
@@ -111,7 +111,7 @@ __device__ inline bool keep_arrival(const LatencyParams& call, const SentCall& s
 }
 
 /// Copies this warp's share of a row that has come to all its rows in the slab.
-__device__ inline void copy_arrival(const DispatchReceiveParams& params, const Arrival& arrival,
+__device__ inline void copy_arrival(const DispatchReceiveRows& params, const Arrival& arrival,
                                     const std::byte* window_row, const Share& share) {
   const int lane = lane_idx();
   const auto* from = reinterpret_cast<const uint4*>(window_row);
@@ -172,21 +172,21 @@ struct WarpTokens {
 };
 
 /// A warp's part of one source's tokens. `seen`: at the first one's entry. False when the group broke.
-__device__ inline bool receive_tokens(const DispatchReceiveParams& params, const SentCall& sent,
-                                      const ExpertTables& experts, const ReceiveShared& shared,
+__device__ inline bool receive_tokens(const LatencyParams& call, const DispatchReceiveRows& params,
+                                      const SentCall& sent, const ExpertTables& experts, const ReceiveShared& shared,
                                       const WarpTokens& tokens, std::uint64_t seen) {
-  const LatencyParams& call = params.call;
   const int source = tokens.source;
   const std::byte* const rows = own_window(call).rows(call.layout, LatencyKind::kDispatch, static_cast<int>(sent.set)) +
                                 source * call.layout.source_bytes;
   const DispatchSlot slot = slot_of(call, sent, source);
+  const int end = shared.tokens[source];
 #pragma unroll 1
-  for (int token = tokens.first; token < shared.tokens[source]; token += tokens.step) {
+  for (int token = tokens.first; token < end; token += tokens.step) {
     Arrival arrival;
     arrival.source = source;
     arrival.token = token;
     if (!find_arrival(call, sent, experts, seen, arrival)) return false;
-    if (token + tokens.step < shared.tokens[source]) {
+    if (token + tokens.step < end) {
       seen = load_relaxed_system(entry_word(call, sent, source, token + tokens.step));
     }
     const bool keeps = tokens.share.part == 0;
@@ -206,54 +206,9 @@ __device__ inline bool receive_tokens(const DispatchReceiveParams& params, const
   return true;
 }
 
-/// The row of the slab with index `row` of all experts' holds no token. A warp clears it.
-__device__ inline void clear_row(const DispatchReceiveParams& params, int row) {
-  auto* x = reinterpret_cast<uint4*>(params.x + row * params.x_stride);
-  const std::int64_t count = params.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4));
-#pragma unroll 1
-  for (std::int64_t i = lane_idx(); i < count; i += kWarpLanes) x[i] = make_uint4(0, 0, 0, 0);
-  const SlabScales& scales = params.scales;
-  const auto capacity = static_cast<int>(params.call.slab_capacity);
-  const int expert = row / capacity;
-#pragma unroll 1
-  for (int column = lane_idx(); column < params.row.num_scales; column += kWarpLanes) {
-    const std::int64_t at =
-        expert * scales.expert_stride + (row - expert * capacity) * scales.row_stride + column * scales.column_stride;
-    if (params.row.scale_bytes == sizeof(std::uint32_t)) {
-      reinterpret_cast<std::uint32_t*>(scales.data)[at] = 0;
-    } else {
-      scales.data[at] = std::byte{0};
-    }
-  }
-}
-
-/// Rows of the slab that hold no token: in the source table, and if the caller wants that, in x and scales. The
-/// blocks that copy rows share them.
-__device__ inline void clear_gaps(const DispatchReceiveParams& params, const ExpertTables& experts) {
-  const LatencyParams& call = params.call;
-  const int num_blocks = static_cast<int>(gridDim.x) - params.first_receiver;
-  const int block = static_cast<int>(blockIdx.x) - params.first_receiver;
-  const auto capacity = static_cast<int>(call.slab_capacity);  // so many rows that all fit 32 bits
-  const int num_rows = call.num_local_experts * capacity;
-  const auto is_gap = [&experts, capacity](int row) {
-    const int expert = row / capacity;
-    return row - expert * capacity >= experts.local_rows[expert];
-  };
-#pragma unroll 1
-  for (int row = block * kDispatchThreads + static_cast<int>(threadIdx.x); row < num_rows;
-       row += num_blocks * kDispatchThreads) {
-    if (is_gap(row)) reinterpret_cast<int2*>(call.tables.source)[row] = make_int2(-1, -1);
-  }
-  if (!params.zero_padding) return;
-#pragma unroll 1
-  for (int row = block * kReceiveWarps + warp_idx(); row < num_rows; row += num_blocks * kReceiveWarps) {
-    if (is_gap(row)) clear_row(params, row);
-  }
-}
-
 /// The first block of the grid reports, and others copy rows.
 __device__ inline bool reports() { return blockIdx.x == 0; }
-__device__ inline bool takes_part(const DispatchReceiveParams& params) {
+__device__ inline bool takes_part(const DispatchReceiveRows& params) {
   return reports() || static_cast<int>(blockIdx.x) >= params.first_receiver;
 }
 
@@ -262,9 +217,8 @@ struct SourceOrder {
   WarpTokens tokens;
   int step = 1;
 
-  __device__ static SourceOrder of_block(const DispatchReceiveParams& params) {
+  __device__ static SourceOrder of_block(int num_ranks, const DispatchReceiveRows& params) {
     const int num_blocks = static_cast<int>(gridDim.x) - params.first_receiver;
-    const int num_ranks = params.call.ranks.num_ranks;
     const int per_source = num_blocks >= num_ranks ? num_blocks / num_ranks : 1;
     const int block = static_cast<int>(blockIdx.x) - params.first_receiver;
     SourceOrder order;
@@ -297,45 +251,33 @@ struct FirstLook {
       if (expert < call.num_experts) counts.load(call, counts_at, expert, 0);
       if (entry_at != nullptr) entry = load_relaxed_system(entry_at);
       const bool headers = header_at == nullptr || is_word_of(header, sent.number);
-      const bool all = headers && (expert >= call.num_experts || counts.are_of(call, sent.number));
+      const bool all = headers && (expert >= call.num_experts || counts.are_of(call.ranks.num_ranks, sent.number));
       if (__all_sync(kAllLanes, static_cast<int>(all)) != 0) return;
     }
   }
 };
 
-/// What a block does with a call that all ranks make alike; false when the group broke. Params: DispatchReceiveParams,
-/// or what has more (is_left_out).
-template <typename Params>
-__device__ inline bool receive(const Params& params, const SentCall& sent, const ExpertTables& experts,
-                               ReceiveShared& shared, SourceOrder& order, const FirstLook& look) {
-  const LatencyParams& call = params.call;
-  const int num_ranks = call.ranks.num_ranks;
-  WarpTokens& tokens = order.tokens;
-  if (reports()) begin_report(call, shared);
-  bool whole = true;
-  bool cleared = reports();
-  std::uint64_t entry = look.entry;
-  // Every block needs the counts, if only to know what rows are gaps; so one without a source goes through here too.
-  do {
-    const CountsUse use{tokens.source, reports() ? call.tables.source_ranges : nullptr};
-    if (!sum_counts(call, sent, experts, shared, use, look.counts)) return false;
-    if (shared.first_full_expert != kNone) return true;
-    if (tokens.source < num_ranks) whole = receive_tokens(params, sent, experts, shared, tokens, entry);
-    if (!cleared) clear_gaps(params, experts);
-    cleared = true;
-    tokens.source += order.step;
-    if (const std::uint64_t* word = tokens.first_entry(call, sent)) entry = load_relaxed_system(word);
-    whole = __syncthreads_and(static_cast<int>(whole)) != 0;  // nobody reads the bases of this source any more
-  } while (whole && tokens.source < num_ranks);
-  if (whole && reports()) report_counts(params, sent, experts, shared);
-  return whole;
-}
+/// Where the expert with the index of this thread is, loaded ahead.
+struct HomesLook {
+  std::int32_t owner = 0;
+  std::int32_t local_expert = 0;
+
+  __device__ HomesLook() {}
+  __device__ HomesLook(const LatencyParams& call, const DispatchReceiveRows& params) {
+    const auto expert = static_cast<int>(threadIdx.x);
+    if (expert >= call.num_experts) return;
+    owner = params.placement.owner[expert];
+    local_expert = params.placement.local_expert[expert];
+  }
+};
 
 /// What a block needs before it receives. All threads; a barrier must follow.
-__device__ inline void prepare_receive(const DispatchReceiveParams& params, const ExpertTables& experts,
-                                       ReceiveShared& shared) {
+__device__ inline void prepare_receive(const LatencyParams& call, const DispatchReceiveRows& params,
+                                       const HomesLook& look, const ExpertTables& experts, ReceiveShared& shared) {
+  auto expert = static_cast<int>(threadIdx.x);
+  if (expert < call.num_experts) experts.homes[expert] = home_of(look.owner, look.local_expert);
 #pragma unroll 1
-  for (int expert = static_cast<int>(threadIdx.x); expert < params.call.num_experts; expert += kDispatchThreads) {
+  for (expert += kDispatchThreads; expert < call.num_experts; expert += kDispatchThreads) {
     experts.homes[expert] = home_of(params.placement.owner[expert], params.placement.local_expert[expert]);
   }
   if (threadIdx.x != 0) return;
@@ -345,30 +287,71 @@ __device__ inline void prepare_receive(const DispatchReceiveParams& params, cons
   if (reports() && params.host.result != nullptr) store_relaxed_system(&params.host.result->started, 1);
 }
 
-/// Receives the call, or reports why nobody does. All threads of all blocks; false in all of them when the group broke.
-template <typename Params>
-__device__ inline bool receive_dispatch(const Params& params, const SentCall& sent, const ExpertTables& experts,
-                                        ReceiveShared& shared) {
-  SourceOrder order = SourceOrder::of_block(params);
-  FirstLook look;
-  look.load(params.call, sent, order.tokens);
-  const std::uint64_t homes_hash = hash_of_homes(params.placement);
+/// Waits for the headers of all ranks, of which `look` has seen some, and compares them.
+template <bool kHomes>
+__device__ inline Outcome begin_receive(const LatencyParams& call, const DispatchReceiveRows& params,
+                                        const SentCall& sent, ReceiveShared& shared, const FirstLook& look) {
+  std::uint64_t homes_hash = 0;
+  if constexpr (kHomes) homes_hash = hash_of_homes(params.placement);
   const auto take = [&shared, homes_hash](int rank, const ReceivedHeader& header) {
     const std::int64_t num_tokens = header.num_tokens();
     const std::int64_t bad_entry = header.bad_entry();
-    const bool other_homes = header.homes_hash() != homes_hash;
+    bool other_homes = false;
+    if constexpr (kHomes) other_homes = header.homes_hash() != homes_hash;
     if (lane_idx() != 0) return;
     if (other_homes) atomicMin(&shared.first_other_rank, static_cast<unsigned>(rank));
     shared.tokens[rank] = static_cast<std::int32_t>(num_tokens);
     if (bad_entry >= 0) atomicMin(&shared.first_bad_rank, static_cast<unsigned>(rank));
   };
-  const Outcome outcome =
-      await_headers(params.call, LatencyKind::kDispatch, static_cast<int>(sent.set), sent.number, take, &look.header);
+  return await_headers(call, LatencyKind::kDispatch, static_cast<int>(sent.set), sent.number, take, &look.header);
+}
+
+/// Receives a call that all ranks make alike; false when the group broke. Params: DispatchReceiveRows, or what has more
+/// (is_left_out).
+template <bool kHomes, typename Params>
+__device__ inline bool receive(const LatencyParams& call, const Params& params, const SentCall& sent,
+                               const ExpertTables& experts, ReceiveShared& shared, SourceOrder& order,
+                               const FirstLook& look) {
+  const int num_ranks = call.ranks.num_ranks;
+  WarpTokens& tokens = order.tokens;
+  if (reports()) begin_report(call, shared);
+  bool whole = true;
+  bool cleared = reports();
+  std::uint64_t entry = look.entry;
+  // Every block needs the counts, if only to know what rows are gaps; so one without a source goes through here too.
+#pragma unroll 1
+  do {
+    const CountsUse use{tokens.source, reports() ? call.tables.source_ranges : nullptr};
+    if (!sum_counts(call, sent, experts, shared, use, look.counts)) return false;
+    if (shared.first_full_expert != kNone) return true;
+    if (!cleared) clear_sources(call, params, experts);  // while rows are on their way
+    if (tokens.source < num_ranks) whole = receive_tokens(call, params, sent, experts, shared, tokens, entry);
+    if (!cleared && params.zero_padding) clear_rows(call, params, experts);
+    cleared = true;
+    tokens.source += order.step;
+    if (const std::uint64_t* word = tokens.first_entry(call, sent)) entry = load_relaxed_system(word);
+    whole = __syncthreads_and(static_cast<int>(whole)) != 0;  // nobody reads the bases of this source any more
+  } while (whole && tokens.source < num_ranks);
+  if (whole && reports()) report_counts<kHomes>(call, params, sent, experts, shared);
+  return whole;
+}
+
+/// Receives the call, or reports why nobody does. All threads of all blocks; false in all of them when the group broke.
+/// `kHomes`: the call may have a placement in which experts have several homes, or counters; others hold none of the
+/// code for that.
+template <bool kHomes, typename Params>
+__device__ inline bool receive_dispatch(const LatencyParams& call, const Params& params, const SentCall& sent,
+                                        const ExpertTables& experts, ReceiveShared& shared) {
+  SourceOrder order = SourceOrder::of_block(call.ranks.num_ranks, params);
+  FirstLook look;
+  look.load(call, sent, order.tokens);
+  const Outcome outcome = begin_receive<kHomes>(call, params, sent, shared, look);
   if (outcome == Outcome::kStop) return false;
-  const bool agreed = outcome == Outcome::kGo && shared.first_bad_rank == kNone && shared.first_other_rank == kNone;
-  if (agreed && !receive(params, sent, experts, shared, order, look)) return false;
+  const bool agreed =
+      outcome == Outcome::kGo && shared.first_bad_rank == kNone && (!kHomes || shared.first_other_rank == kNone);
+  if (agreed && !receive<kHomes>(call, params, sent, experts, shared, order, look)) return false;
   if (reports() && threadIdx.x == 0 && (!agreed || shared.first_full_expert != kNone)) {
-    report_refused(params, sent, shared, outcome);
+    report_refused<kHomes>(call, params, sent, shared, outcome);
   }
   return true;
 }
