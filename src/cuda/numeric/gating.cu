@@ -1,5 +1,5 @@
-/// Gating on a GPU. A warp takes a token at a time, or, where there are few experts, each of its threads takes one; many
-/// tokens go to gating_team.cu.
+/// Gating on a GPU. A warp takes a token at a time, or, where there are few experts, each of its threads takes one;
+/// many tokens go to gating_team.cu.
 
 #include "cuda/numeric/gating.hpp"
 

@@ -5,8 +5,8 @@
 /// token depends on those before it only through the experts that they filled, which are few. So the warps of a block
 /// settle a window of tokens together: suppose after which token each expert is full, let all tokens choose by that,
 /// see from their choices after which token it really is, and repeat until both agree. Then every token has chosen by
-/// what those before it did: by induction over the tokens, the result is the one that is defined. It ends, because
-/// whatever is supposed, tokens up to the first that a change concerns choose alike from then on.
+/// what those before it did: by induction over the tokens, the result is the one that is defined. It ends, because the
+/// choices up to the first token after which something changed stay as they are, so that the next change is behind it.
 
 #include <climits>
 #include <cstddef>
@@ -41,7 +41,7 @@ struct RechooseMemory {
 
 /// In words, without what the warps need.
 __host__ __device__ inline int rechoose_words(const GatingKernelParams& params) {
-  const int num_places = params.run_length * 32;
+  const int num_places = params.run_length * kWarpLanes;
   return num_places * (2 + kWindowWords) + 2 + kWindowTokens + kWindowTokens * params.gating.options.num_topk;
 }
 
