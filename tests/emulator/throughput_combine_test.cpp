@@ -110,7 +110,7 @@ class Combining {
         params.staging = ranks_.allocate(rank, to_size(num_rows * row_bytes()) + 16);
         params.entry.rows_offset = params.staging - base(rank);
         params.entry.flags = cuda::kRowsStaged;
-        params.num_stage_blocks = 2;
+        params.num_stage_blocks = 1 + rank;
         params.chunk_rows = spec_.chunk_rows;
       }
       params.entry.num_blocks = params.num_sum_blocks + params.num_stage_blocks;
@@ -349,12 +349,12 @@ TEST(ThroughputCombine, StagedRows) {
     for (std::uint64_t seed = 1; seed <= 2; ++seed) {
       expect_sums({.num_ranks = 3,
                    .layout = layout,
-                   .num_tokens = 100,
+                   .num_tokens = 300,
                    .num_topk = 2,
-                   .hidden = 40,
+                   .hidden = 24,
                    .returns_weights = true,
                    .staged = true,
-                   .chunk_rows = static_cast<int>(5 * seed),
+                   .chunk_rows = static_cast<int>(20 * seed),
                    .num_sum_blocks = 2,
                    .seed = seed});
     }
