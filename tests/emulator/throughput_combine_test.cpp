@@ -74,9 +74,10 @@ class Combining {
     fill_tables();
   }
 
-  /// Queues a call with new inputs.
-  void combine() {
+  /// Queues a call with new inputs. `refusing`: this rank refuses it; -1: none does.
+  void combine(int refusing = -1) {
     draw();
+    calls_.resize(to_size(spec_.num_ranks));
     for (int rank = 0; rank < spec_.num_ranks; ++rank) {
       cuda::CombineParams params = tables_[to_size(rank)];
       params.ranks = ranks_.place(rank).ranks;
@@ -109,13 +110,29 @@ class Combining {
         params.staging = ranks_.allocate(rank, to_size(num_rows * row_bytes()) + 16);
         params.entry.rows_offset = params.staging - base(rank);
         params.entry.flags = cuda::kRowsStaged;
-        params.num_stage_blocks = 2;
+        params.num_stage_blocks = 1 + rank;
         params.chunk_rows = spec_.chunk_rows;
       }
       params.entry.num_blocks = params.num_sum_blocks + params.num_stage_blocks;
-      ASSERT_EQ(cuda::launch_combine(params, ranks_.stream(rank)), cudaSuccess);
-      calls_.resize(to_size(spec_.num_ranks));
       calls_[to_size(rank)] = params;
+      if (rank == refusing) {
+        params = {};
+        params.ranks = calls_[to_size(rank)].ranks;
+        params.summary = calls_[to_size(rank)].summary;
+        params.bulk = spec_.bulk;
+      }
+      ASSERT_EQ(cuda::launch_combine(params, ranks_.stream(rank)), cudaSuccess);
+    }
+  }
+
+  void run_and_expect_nothing() {
+    ASSERT_EQ(ranks_.run(), "");
+    for (int rank = 0; rank < spec_.num_ranks; ++rank) {
+      const cuda::CombineParams& call = calls_[to_size(rank)];
+      const std::byte* end = call.out_x + num_tokens(rank) * call.out_stride;
+      EXPECT_TRUE(
+          std::all_of<const std::byte*>(call.out_x, end, [](std::byte byte) { return byte == DeviceMemory::kPattern; }))
+          << "rank " << rank << "; " << spec_;
     }
   }
 
@@ -332,14 +349,29 @@ TEST(ThroughputCombine, StagedRows) {
     for (std::uint64_t seed = 1; seed <= 2; ++seed) {
       expect_sums({.num_ranks = 3,
                    .layout = layout,
-                   .num_tokens = 100,
+                   .num_tokens = 300,
                    .num_topk = 2,
-                   .hidden = 40,
+                   .hidden = 24,
                    .returns_weights = true,
                    .staged = true,
-                   .chunk_rows = static_cast<int>(5 * seed),
+                   .chunk_rows = static_cast<int>(20 * seed),
                    .num_sum_blocks = 2,
                    .seed = seed});
+    }
+  }
+}
+
+TEST(ThroughputCombine, ARefusedCallMovesNothing) {
+  for (const bool staged : {false, true}) {
+    Combining group({.num_ranks = 3, .num_tokens = 20, .hidden = 40, .staged = staged});
+    for (const int refusing : {1, -1, 0}) {
+      group.combine(refusing);
+      if (refusing < 0) {
+        group.run_and_check();
+      } else {
+        group.run_and_expect_nothing();
+      }
+      if (HasFatalFailure()) return;
     }
   }
 }

@@ -143,6 +143,15 @@ TEST(Plans, TakeFewMultiprocessorsForLongRowsOfEightRanks) {
   }
 }
 
+TEST(Plans, TakeFewMultiprocessorsForLongRowsOfTwoRanks) {
+  const DeviceLimits limits = {.num_sms = 132, .num_ranks = 2};
+  EXPECT_LE(plan_dispatch({}, limits, {.row_bytes = 14336}).num_send_blocks, 16);
+  EXPECT_LE(plan_combine({}, limits, {.row_bytes = 14336}).num_sum_blocks, 16);
+  EXPECT_LE(plan_combine({}, limits, {.row_bytes = 4096}).num_sum_blocks, 16);
+  const CombinePlan staged = plan_combine({}, limits, {.row_bytes = 14336, .staged = true});
+  EXPECT_LE(staged.num_sum_blocks + staged.num_stage_blocks, 28);
+}
+
 TEST(MostBlocks, IsTheCallersBoundWhereTheGpuHasThatMany) {
   EXPECT_EQ(most_blocks(0, {.num_sms = 132}), 132);
   EXPECT_EQ(most_blocks(20, {.num_sms = 132}), 20);

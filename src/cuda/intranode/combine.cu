@@ -91,7 +91,11 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
   if constexpr (kBulk) {
     BulkSummer<kFloat32> summer(params, finder, stages, first, step);
     const Outcome outcome = enter(params, epoch, take);
-    if (outcome == Outcome::kGo) summer.run();
+    if (outcome == Outcome::kGo) {
+      summer.run();
+    } else {
+      summer.drop();
+    }
     return outcome;
   } else {
     const Outcome outcome = enter(params, epoch, take);

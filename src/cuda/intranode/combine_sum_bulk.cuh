@@ -126,6 +126,9 @@ class BulkSummer {
     }
   }
 
+  /// When nothing is to be summed: waits for what was fetched.
+  __device__ void drop() const { wait_fetches(); }
+
  private:
   /// Of the next item. Every lane has used those before.
   __device__ void fetch_entries() const {
@@ -163,11 +166,11 @@ class BulkSummer {
     loading_terms_ = loading_terms_ + 1 == kSumTokens ? 0 : loading_terms_ + 1;
     Terms& terms = stages_.terms[loading_terms_];
     const int num_rows = finder_.find(item.token, entry, terms);
-    fetch_entries();
     if (num_rows < 0) {
       next_item_ = items_.num;
       return;
     }
+    fetch_entries();
     if (item.part == 0) finder_.return_weights(item.token, entry.destination);
     if (lane_idx() == 0) {
       terms.num_rows = num_rows;

@@ -15,6 +15,9 @@ constexpr int kOwnSms = 6;
 constexpr int kUnpackSms = 4;
 constexpr int kCopySms = 13;
 constexpr int kSumSms = 9;
+/// With as many as this the links of two ranks are full, though half of all rows stay on their GPU.
+constexpr int kMostSumSms = 16;
+/// Only what crosses the links is staged, at their pace.
 constexpr int kStageSms = 12;
 /// Copies inside the GPU wait for memory, and a short row waits as long as a long one.
 constexpr std::int64_t kShortRowBytes = 6144;
@@ -25,7 +28,7 @@ constexpr int kTinyRowSendFactor = 2;
 constexpr int kChunkTokens = 512;
 /// A source's rows per chunk, and those of all sources together: each chunk costs a few microseconds however short.
 constexpr int kChunkRows = 128;
-constexpr int kChunkRowsOfAll = 512;
+constexpr int kChunkRowsOfAll = 256;
 constexpr int kShortRowChunkFactor = 4;
 
 /// `link_sms` fill the links to the peers. One row of R stays on the GPU, which is additional work; a rank that is
@@ -42,9 +45,21 @@ int own_sms(int send_sms, int num_ranks) {
   return std::clamp(own, std::min(1, send_sms - 1), send_sms - 1);
 }
 
-int copying_sms(int link_sms, int num_ranks, const CallShape& shape) {
-  if (num_ranks < 2) return 1;  // nothing arrives
-  return with_own_rows(link_sms, num_ranks) * (shape.row_bytes < kShortRowBytes ? kShortRowCopyFactor : 1);
+int for_short_rows(int copy_sms, const CallShape& shape) {
+  return copy_sms * (shape.row_bytes < kShortRowBytes ? kShortRowCopyFactor : 1);
+}
+
+int receiving_sms(int num_ranks, const CallShape& shape) {
+  return num_ranks < 2 ? 1 : for_short_rows(with_own_rows(kCopySms, num_ranks), shape);  // alone, nothing arrives
+}
+
+int summing_sms(int num_ranks) {
+  const int sms = with_own_rows(kSumSms, num_ranks);
+  return num_ranks < 2 ? sms : std::min(sms, kMostSumSms);
+}
+
+int staging_sms(int num_ranks, const CallShape& shape) {
+  return num_ranks < 2 ? 1 : for_short_rows(kStageSms, shape);  // alone, nobody comes for them
 }
 
 int chunk_rows(int num_ranks, const CallShape& shape) {
@@ -86,7 +101,7 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
   plan.num_send_blocks =
       with_own_rows(kSendSms, limits.num_ranks) * (shape.row_bytes < kTinyRowBytes ? kTinyRowSendFactor : 1);
   if (shape.staged) {
-    plan.num_receive_blocks = copying_sms(kCopySms, limits.num_ranks, shape);
+    plan.num_receive_blocks = receiving_sms(limits.num_ranks, shape);
   } else if (shape.unpacks) {
     plan.num_receive_blocks = kUnpackSms;
   }
@@ -103,8 +118,8 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
 CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape) {
   CombinePlan plan;
   plan.bulk = limits.has_bulk && options.copy_path != CopyPath::kLoadStore;
-  plan.num_sum_blocks = with_own_rows(kSumSms, limits.num_ranks);
-  plan.num_stage_blocks = shape.staged ? copying_sms(kStageSms, limits.num_ranks, shape) : 0;
+  plan.num_sum_blocks = summing_sms(limits.num_ranks);
+  plan.num_stage_blocks = shape.staged ? staging_sms(limits.num_ranks, shape) : 0;
   apply(options, plan.num_sum_blocks, plan.num_stage_blocks);
   fit(std::min(limits.num_sms, kMaxCallBlocks), plan.num_sum_blocks, plan.num_stage_blocks);
   plan.chunk_rows = options.chunk_tokens > 0 ? options.chunk_tokens : chunk_rows(limits.num_ranks, shape);

@@ -105,7 +105,7 @@ struct LocalState {
   std::uint32_t num_chunks_sent;
   std::uint32_t num_blocks_done;  ///< whose part in the kernel is over
   std::uint32_t num_receivers_done;
-  std::uint32_t num_items_claimed;  ///< of a combine's work; 0 between calls
+  std::uint32_t num_items_claimed;           ///< of a combine's work; 0 between calls
   std::uint32_t chunk_arrivals[kMaxChunks];  ///< warps that have finished their part of a chunk
 };
 
