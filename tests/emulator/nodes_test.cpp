@@ -437,16 +437,16 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
 }
 
 TEST(NodesOverlap, RowsAreTakenWhileOthersAreOnTheirWay) {
-  // Two tokens a chunk.
-  Group group({.num_experts = 2, .hidden = 200});
+  // Two tokens a chunk. A rank alone in its node takes its rows afterwards.
+  Group group({.ranks_per_node = 2, .num_experts = 4, .hidden = 200});
   const Group::Dispatched call = group.dispatch();
   constexpr int kCallAndFirstTokens = 2;
   group.ranks().cut_after(0, kCallAndFirstTokens);
   ASSERT_EQ(group.ranks().run(), "");
   // Rows come by source.
-  EXPECT_TRUE(group.has_row(call, 1, 0));
-  EXPECT_FALSE(group.has_row(call, 1, 2));
-  EXPECT_EQ(group.ranks().report(1).lost.awaited, static_cast<std::int32_t>(cuda::Awaited::kRailItems));
+  EXPECT_TRUE(group.has_row(call, 2, 0));
+  EXPECT_FALSE(group.has_row(call, 2, 2));
+  EXPECT_EQ(group.ranks().report(2).lost.awaited, static_cast<std::int32_t>(cuda::Awaited::kRailItems));
 }
 
 }  // namespace

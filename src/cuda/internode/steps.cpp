@@ -12,8 +12,8 @@ namespace {
 constexpr int kMostBlocks = 16;
 /// Copies inside a GPU need few.
 constexpr int kMostOwnBlocks = 8;
-/// A block moves a chunk of 128 KiB to or from host memory in some 10 us, most of which it waits for PCIe: four at a
-/// ring keep up with 400 Gbit/s.
+/// An H200 fills a ring of 16 chunks of 128 KiB in host memory and empties another at 7, 12 and 16.5 GB/s each way with
+/// one, two and four blocks at each, and at 5 with eight, of which most wait and look over PCIe (benchmarks/gpu_rings).
 constexpr int kMostBlocksPerRing = 4;
 /// Of all rings; with those for copies, or for sums, no call takes more than 24 multiprocessors, up to nine nodes.
 constexpr int kMostRingBlocks = 16;
@@ -34,6 +34,15 @@ ExchangeParams exchange_of(const NodePlace& place) {
   params.rails = place.rails;
   params.rail_timeout_ns = place.ranks.timeout_ns;
   return params;
+}
+
+/// Blocks that wait for rows slow those that serve rings. Alone in its node a rank needs no links to take them, and has
+/// done so soon after the exchange: on 2 H200, 4096 tokens of 14 KiB, in turn, a dispatch took 13 and 14 ms instead of
+/// 15 to 23 (four runs) between threads, 19 and 19 instead of 22 to 23 over shared memory. Where kernels route, as in
+/// latency mode, batches are small, and one kernel less is worth more.
+bool pulls_in_exchange(const NodePlace& place, const RoutedTokens& routed) {
+  if (place.ranks_per_node == 1 && !routed.by_kernels) return false;
+  return place.ranks_per_node * place.rails.num_nodes <= kMostPullFlows;
 }
 
 std::int64_t offset_in(const NodePlace& place, const void* data) {
@@ -97,7 +106,7 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   exchange.blocks_per_ring = blocks.per_ring;
   exchange.num_own_blocks = blocks.num_own;
 
-  exchange.pulls = place.ranks_per_node * place.rails.num_nodes <= kMostPullFlows;
+  exchange.pulls = pulls_in_exchange(place, routed);
   PullParams& pull = exchange.pull;
   pull.ranks = place.ranks;
   pull.entry.agreement = kAgreed;
