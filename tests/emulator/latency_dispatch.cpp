@@ -51,6 +51,7 @@ LatencyDispatch::LatencyDispatch(LatencyRanks& ranks, const LatencyRouting& rout
     const auto before = routing.owners().begin() + static_cast<std::ptrdiff_t>(expert);
     local_experts_.push_back(static_cast<std::int32_t>(std::count(routing.owners().begin(), before, owner)));
   }
+  if (spec.placed) place();
   expected_ = oracle::dispatch(routing.left(), routing.routings(), inputs_);
 }
 
@@ -77,7 +78,29 @@ cuda::PlacementTables LatencyDispatch::placement() const {
   cuda::PlacementTables tables;
   tables.owner = routing_.owners().data();
   tables.local_expert = local_experts_.data();
+  if (spec_.placed) {
+    tables.homes = {home_ranges_.data(), homes_.data(), logical_of_.data(), static_cast<int>(homes_.size()), nullptr};
+  }
   return tables;
+}
+
+/// The ids name other experts from now on, whose homes are those that they named.
+void LatencyDispatch::place() {
+  const auto num_experts = static_cast<std::int32_t>(routing_.owners().size());
+  for (std::int32_t expert = 0; expert < num_experts; ++expert) {
+    home_ranges_.push_back({static_cast<std::uint32_t>(expert), 1});
+    homes_.push_back((expert + 1) % num_experts);
+    logical_of_.push_back((expert + num_experts - 1) % num_experts);
+  }
+  for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+    std::vector<std::int64_t>& ids = ids_[static_cast<std::size_t>(rank)];
+    for (std::int64_t& id : ids) {
+      if (id >= 0 && id < num_experts) id = logical_of_[to_size(id)];
+    }
+    narrow_ids_[static_cast<std::size_t>(rank)].assign(ids.begin(), ids.end());
+    const auto num_local = std::count(routing_.owners().begin(), routing_.owners().end(), rank);
+    counters_.emplace_back(to_size(num_local));
+  }
 }
 
 cuda::SlabScales LatencyDispatch::scales(int rank) const {
@@ -119,6 +142,7 @@ cuda::DispatchReceiveParams LatencyDispatch::receive_params(int rank, std::uint6
   params.row = row();
   params.zero_padding = spec_.zero_padding;
   params.warps_per_row = spec_.warps_per_row;
+  if (spec_.placed) params.counters.received = {counters_[static_cast<std::size_t>(rank)].data(), false};
   return params;
 }
 
@@ -186,6 +210,10 @@ std::string LatencyDispatch::compare(int rank) const {
         if (to.data[index * shape.scale_bytes + i] != byte) return text("another byte of a scale", row, column);
       }
     }
+  }
+  for (std::size_t local = 0; spec_.placed && local < counters_[at].size(); ++local) {
+    const std::int64_t rows = routing_.routings()[at].num_rows_per_local_expert[local];
+    if (counters_[at][local] != rows) return text("another count of an expert", rows, counters_[at][local]);
   }
   if (!out_x_[at].is_guarded() || !out_scales_[at].is_guarded()) return text("a write behind the rows", 0, 0);
   return routing_.compare(rank);

@@ -19,6 +19,7 @@ struct LatencyDispatchSpec {
   bool column_major = false;  ///< scales of each expert
   bool zero_padding = false;
   bool wide_ids = true;
+  bool placed = false;         ///< ids name experts whose one home each is the next, and rows are counted
   std::int64_t gap_bytes = 0;  ///< between rows
   int num_blocks = 3;          ///< at least 2
   int warps_per_row = 1;
@@ -70,6 +71,7 @@ class LatencyDispatch {
   std::int64_t capacity() const { return routing_.world().options.slab_capacity; }
   cuda::SlabScales scales(int rank) const;
   cuda::PlacementTables placement() const;
+  void place();
 
   LatencyRanks& ranks_;
   const LatencyRouting& routing_;
@@ -78,12 +80,17 @@ class LatencyDispatch {
   oracle::DispatchInputs inputs_;
   std::vector<oracle::RankReceived> expected_;
   std::vector<std::int32_t> local_experts_;
+  // If it is placed.
+  std::vector<plan::HomeRange> home_ranges_;
+  std::vector<std::int32_t> homes_;
+  std::vector<std::int32_t> logical_of_;
   // By rank.
   std::vector<std::vector<std::int64_t>> ids_;
   std::vector<std::vector<std::int32_t>> narrow_ids_;
   std::vector<DeviceMemory> x_;
   std::vector<DeviceMemory> out_x_;
   std::vector<DeviceMemory> out_scales_;
+  std::vector<std::vector<std::int32_t>> counters_;  ///< if it is placed: rows of each local expert
 };
 
 }  // namespace ferry::emulator
