@@ -104,6 +104,12 @@ Stream Allocator::any_stream() const {
   return {reinterpret_cast<void*>(nb::cast<std::uintptr_t>(memory_.attr("stream")()))};
 }
 
+bool Allocator::is_capturing() const {
+  if (!place_.on_gpu) return false;
+  if (is_capturing_.is_valid()) return call(is_capturing_, {}).is(nb::handle(Py_True));
+  return nb::cast<bool>(nb::module_::import_("torch").attr("cuda").attr("is_current_stream_capturing")());
+}
+
 bool Allocator::is_current_device() const {
   if (!place_.on_gpu) return true;
   return current_device_.is_valid() && nb::cast<int>(call(current_device_, {})) == place_.device;
@@ -123,6 +129,17 @@ nb::object Allocator::make(const Wanted& wanted) const {
 void Allocator::make_all(std::span<const Wanted> wanted, std::span<nb::object> made) const {
   const bool quickly = empty_strided_.is_valid() && is_current_device();
   for (std::size_t i = 0; i < wanted.size(); ++i) made[i] = quickly ? make_quickly(wanted[i]) : make(wanted[i]);
+}
+
+nb::object Allocator::make_column_major(nb::handle dtype, std::int64_t rows, std::int64_t columns) const {
+  constexpr std::int64_t kGranule = 4;
+  const std::int64_t stride = (rows + kGranule - 1) / kGranule * kGranule;
+  const nb::object memory = make({dtype, {columns, stride}});
+  if (!reinterpret_.is_valid()) return memory.attr("t")().attr("narrow")(0, 0, rows);
+  const nb::tuple shape = nb::make_tuple(rows, columns);
+  const nb::tuple strides = nb::make_tuple(1, stride);
+  const nb::object offset = integer(0);
+  return call(reinterpret_, std::array{memory.ptr(), shape.ptr(), strides.ptr(), offset.ptr()});
 }
 
 nb::object Allocator::first_rows(const nb::object& tensor, std::int64_t num_rows) const {

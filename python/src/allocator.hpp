@@ -44,6 +44,9 @@ class Allocator {
   /// The stream that torch works on now. Empty where torch does not tell.
   std::optional<Stream> stream() const { return work_stream(tensor_type_, place_); }
 
+  /// Whether a graph captures that stream.
+  bool is_capturing() const;
+
   /// The same, where torch's Python functions tell if nothing else does.
   Stream any_stream() const;
 
@@ -58,11 +61,15 @@ class Allocator {
   /// @throws nanobind::python_error
   void make_all(std::span<const Wanted> wanted, std::span<nanobind::object> made) const;
 
+  /// An ordinary tensor [rows, columns] with strides (1, rows rounded up to 4).
+  /// @throws nanobind::python_error
+  nanobind::object make_column_major(nanobind::handle dtype, std::int64_t rows, std::int64_t columns) const;
+
   /// The first rows of a contiguous tensor of one dimension, as a view.
   /// @throws nanobind::python_error
   nanobind::object first_rows(const nanobind::object& tensor, std::int64_t num_rows) const;
 
-  /// The outputs of a dispatch: on a GPU all in symmetric memory, on the host those that hold payload.
+  /// The outputs of a dispatch, which peers write: on a GPU all in symmetric memory, on the host those that hold payload.
   /// @throws nanobind::python_error
   std::vector<nanobind::object> make_outputs(std::span<const Wanted> wanted) const;
 

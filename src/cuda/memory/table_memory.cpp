@@ -52,6 +52,10 @@ Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes, bool aga
 
 std::byte* TableMemory::take_kept(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
+  if (resting_.size() >= look_at_) {
+    if (is_finished()) release_resting();
+    look_at_ = resting_.size() + kMostUnseen;
+  }
   const auto same = std::find_if(kept_.begin(), kept_.end(), [bytes](const Kept& kept) { return kept.bytes == bytes; });
   if (same == kept_.end()) return nullptr;
   std::byte* const data = same->data;
@@ -138,21 +142,33 @@ void TableMemory::bury_buffer(std::byte* data, std::size_t bytes) {
   reap();
 }
 
+void TableMemory::release_finished() {
+  const std::lock_guard lock(mutex_);
+  reap();
+}
+
 void TableMemory::reap() {
   if (resting_.empty() && kept_.empty()) return;
-  if (!closed_) {
-    const DeviceGuard guard(arena_->device());
-    if (!guard.status().ok()) return;
-    const RelaxedCapture relaxed;
-    const Result<bool> done = is_done(last_call_);
-    if (!done.ok() || !*done) return;
-  }
-  release_all();
+  if (is_finished()) release_all();
+}
+
+bool TableMemory::is_finished() const {
+  if (closed_) return true;
+  const DeviceGuard guard(arena_->device());
+  if (!guard.status().ok()) return false;
+  const RelaxedCapture relaxed;
+  const Result<bool> done = is_done(last_call_);
+  return done.ok() && *done;
+}
+
+void TableMemory::release_resting() {
+  for (const auto& release : resting_) release();
+  resting_.clear();
+  look_at_ = kMostUnseen;
 }
 
 void TableMemory::release_all() {
-  for (const auto& release : resting_) release();
-  resting_.clear();
+  release_resting();
   for (const Kept& kept : kept_) {
     arena_->give(kept.data, kept.bytes);
     held_bytes_ -= kept.bytes;

@@ -43,6 +43,8 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   Result<Buffer> allocate(std::size_t bytes);
   /// Runs `release` when the calls that were launched before are finished; from any thread.
   void after_calls(std::function<void()> release);
+  /// Releases what rests, if the last call is finished.
+  void release_finished();
   /// Bytes taken and not given back to the arena yet, in pages. Gives back first what no call uses any more.
   std::size_t held_bytes();
 
@@ -78,12 +80,20 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   std::byte* take_kept(std::size_t bytes);
   void bury_buffer(std::byte* data, std::size_t bytes);
   void reap();
+  /// Whether nothing uses what rests.
+  bool is_finished() const;
+  void release_resting();
   void release_all();
 
   std::shared_ptr<DeviceArena> arena_;
   cudaEvent_t last_call_;
   mutable std::mutex mutex_;
+  /// What may rest until a call that takes a kept block looks for it: asking the driver whether the last call is
+  /// finished takes as long as a third of a call.
+  static constexpr std::size_t kMostUnseen = 64;
+
   std::vector<std::function<void()>> resting_;  // guarded by mutex_
+  std::size_t look_at_ = kMostUnseen;           // guarded by mutex_: as many rest when the next call looks
   std::vector<Kept> kept_;                      // guarded by mutex_
   std::size_t held_bytes_ = 0;                  // guarded by mutex_
   bool closed_ = false;                         // guarded by mutex_
