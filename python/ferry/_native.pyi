@@ -124,20 +124,20 @@ class BufferCalls:
         num_max_tokens: object,
         most_tokens: object,
         alignment: object,
-        num_sms: object,
         zero_padding: bool,
         column_major_scales: bool,
         copy_ids: bool,
         exact: bool,
+        num_sms: object,
     ) -> Any: ...
     def elastic_dispatch_again(
         self,
         x: object,
         handle: object,
         topk_weights: object,
-        num_sms: object,
         zero_padding: bool,
         column_major_scales: bool,
+        num_sms: object,
     ) -> Any: ...
     def elastic_combine(
         self, x: object, handle: object, topk_weights: object, bias: object, num_sms: object

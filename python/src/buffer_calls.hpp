@@ -59,11 +59,11 @@ class BufferCalls {
   nanobind::object elastic_dispatch(nanobind::handle x, nanobind::handle topk_idx, nanobind::handle topk_weights,
                                     nanobind::handle expert_stats, nanobind::handle num_experts,
                                     nanobind::handle num_max_tokens, nanobind::handle most_tokens,
-                                    nanobind::handle alignment, nanobind::handle num_sms,
-                                    const ElasticForm& form) const;
+                                    nanobind::handle alignment, const ElasticForm& form,
+                                    nanobind::handle num_sms) const;
   /// handle: an EPHandle that is not expanded.
   nanobind::object elastic_dispatch_again(nanobind::handle x, nanobind::handle handle, nanobind::handle topk_weights,
-                                          nanobind::handle num_sms, const ElasticForm& form) const;
+                                          const ElasticForm& form, nanobind::handle num_sms) const;
   nanobind::object elastic_combine(nanobind::handle x, nanobind::handle handle, nanobind::handle topk_weights,
                                    nanobind::handle bias, nanobind::handle num_sms) const;
 

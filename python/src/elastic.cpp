@@ -37,7 +37,7 @@ std::optional<BufferCalls::FoundElastic> BufferCalls::find_elastic(nb::handle ha
 }
 
 nb::object BufferCalls::elastic_dispatch_again(nb::handle x, nb::handle handle, nb::handle topk_weights,
-                                               nb::handle num_sms, const ElasticForm& form) const {
+                                               const ElasticForm& form, nb::handle num_sms) const {
   static const Name bounded_name("is_bounded");
   const Calls& calls = *calls_;
   const std::optional<Stream> stream = calls.allocator().stream();

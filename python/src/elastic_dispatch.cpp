@@ -145,8 +145,8 @@ nb::list aligned_counts(const Routing& routing, std::int64_t alignment) {
 
 nb::object BufferCalls::elastic_dispatch(nb::handle x, nb::handle topk_idx, nb::handle topk_weights,
                                          nb::handle expert_stats, nb::handle num_experts, nb::handle num_max_tokens,
-                                         nb::handle most_tokens, nb::handle alignment, nb::handle num_sms,
-                                         const ElasticForm& form) const {
+                                         nb::handle most_tokens, nb::handle alignment, const ElasticForm& form,
+                                         nb::handle num_sms) const {
   const Calls& calls = *calls_;
   const std::optional<Stream> stream = calls.allocator().stream();
   const std::optional<int> bound = find_bound(num_sms);

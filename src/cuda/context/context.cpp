@@ -127,9 +127,12 @@ Status Context::refuse(const CallRecord& record, Stream stream, const Status& st
 }
 
 Status Context::launch_local(std::string_view operation, Stream stream,
-                             const std::function<cudaError_t(cudaStream_t)>& launch) {
-  const Result<bool> captured = check_stream(operation, stream);
-  if (!captured.ok()) return captured.status();
+                             const std::function<cudaError_t(cudaStream_t)>& launch, std::optional<bool> captured) {
+  if (!captured) {
+    const Result<bool> checked = check_stream(operation, stream);
+    if (!checked.ok()) return checked.status();
+    captured = *checked;
+  }
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   const Result<StreamId> id = *captured ? StreamId{0} : follow_last_call(operation, handle);
   if (!id.ok()) return id.status();

@@ -56,8 +56,9 @@ class Context {
                 const std::function<cudaError_t(const Launch&)>& launch_refusal);
 
   /// Puts work of this rank alone on the stream, after its earlier calls; what they use rests until it is done.
-  Status launch_local(std::string_view operation, Stream stream,
-                      const std::function<cudaError_t(cudaStream_t)>& launch);
+  /// `captured`: what check_stream has just said of the stream, if it was asked.
+  Status launch_local(std::string_view operation, Stream stream, const std::function<cudaError_t(cudaStream_t)>& launch,
+                      std::optional<bool> captured = {});
 
   /// Breaks the group because of an error that is this rank's own.
   Status fail(const Status& status);

@@ -256,9 +256,9 @@ class ElasticBuffer(AbsentFamilies):
                 x,
                 handle,
                 topk_weights,
-                num_sms,
                 bool(do_zero_padding),
                 bool(use_tma_aligned_col_major_sf),
+                num_sms,
             )
             if made is not None:
                 return made
@@ -287,11 +287,11 @@ class ElasticBuffer(AbsentFamilies):
                 asked_most,
                 most,
                 alignment,
-                num_sms or _NUM_SMS,
                 bool(do_zero_padding),
                 bool(use_tma_aligned_col_major_sf),
                 bool(do_handle_copy),
                 waits,
+                num_sms or _NUM_SMS,
             )
             if made is not None:
                 return made
