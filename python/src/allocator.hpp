@@ -74,7 +74,6 @@ class Allocator {
   std::vector<nanobind::object> make_outputs(std::span<const Wanted> wanted) const;
 
  private:
-  bool is_current_device() const;
   /// The DType of a torch.dtype, where this module can make tensors of it by itself.
   std::optional<DType> find_dtype(nanobind::handle dtype) const;
   /// Symmetric memory on the host. Not valid where this module does not know the type.
@@ -91,7 +90,7 @@ class Allocator {
   TableTypes types_;
   /// Functions of torch, null where this torch does not have them. `empty_strided_` makes tensors on torch's current
   /// device.
-  nanobind::object empty_strided_, reinterpret_, current_device_, is_capturing_, begin_pool_, end_pool_, release_pool_;
+  nanobind::object empty_strided_, reinterpret_, is_capturing_, begin_pool_, end_pool_, release_pool_;
 };
 
 }  // namespace ferry::python
