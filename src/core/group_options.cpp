@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/choose.hpp"
 #include "core/rank_host.hpp"
 #include "ferry/version.hpp"
 
@@ -65,25 +66,6 @@ Status check_masking(const GroupOptions& options, const Topology& topology) {
                 fmt::format("Group::create: mask_lost_ranks is set and the {} ranks are on {} nodes; ranks are masked "
                             "on one node only, clear the option and create a new group when a rank is lost",
                             topology.num_ranks, topology.num_nodes()));
-}
-
-Result<const BackendFactory*> choose_backend(const std::string& name) {
-  std::string reasons;
-  ErrorCode code = ErrorCode::kUnsupported;
-  for (const BackendFactory& factory : backend_factories()) {
-    if (name != "auto" && name != factory.name) continue;
-    Status status = factory.probe();
-    if (status.ok()) return &factory;
-    if (status.code() == ErrorCode::kSystem) code = ErrorCode::kSystem;  // the machine could, but for the moment
-    reasons += fmt::format("; {}: {}", factory.name, status.message());
-  }
-  if (!reasons.empty()) {
-    return Status(code, fmt::format("Group::create: backend \"{}\" cannot run on this machine{}", name, reasons));
-  }
-  std::vector<std::string_view> names;
-  for (const BackendFactory& factory : backend_factories()) names.push_back(factory.name);
-  return invalid(
-      fmt::format("backend is \"{}\", expected \"auto\" or one of this build's: {}", name, fmt::join(names, ", ")));
 }
 
 /// What must be equal everywhere, by name. Lines "name=value", so that a message can name the first that differs.
@@ -206,7 +188,8 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
   Status status = check_options(options, bootstrap.rank(), bootstrap.num_ranks());
   if (status.ok()) {
     agreed.ring_memory = ring_memory_of(options).value();
-    Result<const BackendFactory*> factory = choose_backend(options.backend);
+    Result<const BackendFactory*> factory =
+        choose_factory("Group::create: backend", options.backend, backend_factories());
     status = factory.status();
     if (factory.ok()) agreed.factory = *factory;
   }

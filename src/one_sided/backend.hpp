@@ -84,24 +84,6 @@ struct WaitCall {
   Stream stream{};
 };
 
-constexpr bool compares(std::uint64_t word, Comparison comparison, std::uint64_t value) {
-  switch (comparison) {
-    case Comparison::kEqual:
-      return word == value;
-    case Comparison::kNotEqual:
-      return word != value;
-    case Comparison::kGreater:
-      return word > value;
-    case Comparison::kGreaterEqual:
-      return word >= value;
-    case Comparison::kLess:
-      return word < value;
-    case Comparison::kLessEqual:
-      return word <= value;
-  }
-  return false;
-}
-
 class Backend {
  public:
   virtual ~Backend() = default;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "ferry/device/comparison.hpp"
 #include "one_sided/fabric.hpp"
 #include "one_sided/words.hpp"
 
@@ -193,7 +194,7 @@ Result<std::uint64_t> CpuBackend::fetch_now(const FetchCall& call) {
 
 Status CpuBackend::wait_until(const WaitCall& call) {
   const auto* word = reinterpret_cast<const std::uint64_t*>(heap() + call.offset);
-  const auto done = [&] { return compares(load(word), call.comparison, call.value); };
+  const auto done = [&] { return device::compares(load(word), call.comparison, call.value); };
   if (done()) return {};
   return fabric_->wait({.operation = "wait_until",
                         .what = fmt::format("the word at offset {} of its heap, which is {}, to compare with {}",
@@ -206,7 +207,8 @@ Status CpuBackend::wait_until(const WaitCall& call) {
 
 Result<bool> CpuBackend::test(const WaitCall& call) {
   if (fabric_->driver() != nullptr) fabric_->driver()->progress();
-  return compares(load(reinterpret_cast<const std::uint64_t*>(heap() + call.offset)), call.comparison, call.value);
+  return device::compares(load(reinterpret_cast<const std::uint64_t*>(heap() + call.offset)), call.comparison,
+                          call.value);
 }
 
 Status CpuBackend::fence(int rank, Stream /*stream*/) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/choose.hpp"
 #include "core/group_options.hpp"
 #include "one_sided/core.hpp"
 
@@ -16,25 +17,6 @@ Status as_create(const Status& status) {
   if (!status.message().starts_with(kTheirs)) return status;
   return Status(status.code(), fmt::format("OneSided::create{}", status.message().substr(kTheirs.size())),
                 status.peer());
-}
-
-Result<const one_sided::BackendFactory*> choose_backend(const std::string& name) {
-  std::string reasons;
-  std::string names;
-  for (const one_sided::BackendFactory& factory : one_sided::backend_factories()) {
-    names += fmt::format(", {}", factory.name);
-    if (name != "auto" && name != factory.name) continue;
-    const Status status = factory.probe();
-    if (status.ok()) return &factory;
-    reasons += fmt::format("; {}: {}", factory.name, status.message());
-  }
-  if (reasons.empty()) {
-    return Status(
-        ErrorCode::kInvalidArgument,
-        fmt::format("OneSided::create: backend is \"{}\", expected \"auto\" or one of this build's{}", name, names));
-  }
-  return Status(ErrorCode::kUnsupported,
-                fmt::format("OneSided::create: backend \"{}\" cannot run on this machine{}", name, reasons));
 }
 
 /// Half of the address space that most processors have for a process.
@@ -86,7 +68,8 @@ Result<std::shared_ptr<OneSided>> OneSided::create(std::shared_ptr<Bootstrap> bo
                   "OneSided::create: the bootstrap is null; create one with create_tcp_bootstrap or "
                   "create_in_process_bootstraps");
   }
-  const Result<const one_sided::BackendFactory*> factory = choose_backend(options.backend);
+  const Result<const one_sided::BackendFactory*> factory =
+      choose_factory("OneSided::create: backend", options.backend, one_sided::backend_factories());
   GroupOptions base;
   // A rank without a backend still takes part in the first exchange, in which all learn of it.
   base.backend = factory.ok() ? std::string((*factory)->name) : "cpu";

@@ -5,31 +5,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/choose.hpp"
 #include "core/group_options.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::rail {
 namespace {
 
-Result<const net::EngineFactory*> choose_engine(const std::string& name) {
-  std::string reasons;
-  std::string names;
-  for (const net::EngineFactory& factory : net::engine_factories()) {
-    names += fmt::format(", {}", factory.name);
-    // The loopback network does not leave the process: only on request.
-    if (name != factory.name && (name != "auto" || factory.name == "loopback")) continue;
-    const Status status = factory.probe();
-    if (status.ok()) return &factory;
-    reasons += fmt::format("; {}: {}", factory.name, status.message());
-  }
-  if (reasons.empty()) {
-    return Status(
-        ErrorCode::kInvalidArgument,
-        fmt::format("Group::create: transport is \"{}\", expected \"auto\" or one of this build's{}", name, names));
-  }
-  return Status(ErrorCode::kUnsupported,
-                fmt::format("Group::create: transport \"{}\" cannot run on this machine{}", name, reasons));
-}
+/// The loopback network does not leave the process: only on request.
+bool leaves_the_process(const net::EngineFactory& factory) { return factory.name != "loopback"; }
 
 /// What a rank tells the others of its engine: the version, a zero, and how to reach it.
 std::vector<std::byte> to_message(std::string_view version, const net::Blob& address) {
@@ -118,7 +102,8 @@ Result<Network> open_network(const BackendContext& context, const NetworkParams&
   network.options = params.engine;
   net::Blob address;
   if (status.ok()) {
-    const Result<const net::EngineFactory*> factory = choose_engine(context.options.transport);
+    const Result<const net::EngineFactory*> factory = choose_factory(
+        "Group::create: transport", context.options.transport, net::engine_factories(), leaves_the_process);
     status = factory.status();
     if (status.ok()) {
       network.engine_name = (*factory)->name;

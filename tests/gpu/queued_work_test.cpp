@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 
 #include "gpu/gpu_group.hpp"
@@ -131,6 +132,38 @@ TEST(QueuedWork, OnAStreamThatIsGoneIsFollowedByTheNextCall) {
       first.expect_received(context, "on the stream that is gone: ");
       next.expect_received(context, "on the next stream: ");
     }
+    context.expect_ok(group.destroy(), "destroy");
+  });
+}
+
+/// A program that is always ahead of its GPU never shows it idle, and must not take new memory for each of its calls.
+TEST(QueuedWork, ThatNeverEndsDoesNotHoldTheMemoryOfCallsThatAreDone) {
+  constexpr std::chrono::milliseconds kQueued{10};
+  constexpr int kNumRounds = 30;
+  constexpr std::size_t kMostAtOnce = 8;
+  const PreparedCase prepared = one_case(1, true);
+  run_alone(std::chrono::seconds(30), [&](RankContext& context, Group& group) {
+    const RouteArguments arguments(context, group, prepared);
+    const std::array<OwnedStream, 2> streams;
+    context.expect_ok(group.route(arguments.input(), arguments.options(), stream_of(group)).status(),
+                      "the first route");
+    context.expect_ok(group.wait(stream_of(group)), "wait");
+    const std::size_t idle_bytes = group.memory_usage().staging_bytes;  // what the first route has made stays
+    std::size_t one_bytes = 0;
+    for (int round = 0; round < kNumRounds; ++round) {
+      const Stream stream = streams[static_cast<std::size_t>(round % 2)].get();
+      // Half a delay between the two: when one is done, the other is not.
+      synchronize(stream);
+      enqueue_delay(stream, round == 1 ? kQueued + kQueued / 2 : kQueued);
+      const auto routing = group.route(arguments.input(), arguments.options(), stream);
+      if (!context.expect_ok(routing.status(), "route")) return;
+      if (round == 0) one_bytes = group.memory_usage().staging_bytes - idle_bytes;
+    }
+    const std::size_t held_bytes = group.memory_usage().staging_bytes - idle_bytes;
+    context.expect(one_bytes > 0 && held_bytes <= kMostAtOnce * one_bytes,
+                   fmt::format("{} bytes are held after {} routes of {}", held_bytes, kNumRounds, one_bytes));
+    for (const OwnedStream& stream : streams) context.expect_ok(group.wait(stream.get()), "wait");
+    context.expect(group.memory_usage().staging_bytes == idle_bytes, "memory is held though no call is under way");
     context.expect_ok(group.destroy(), "destroy");
   });
 }

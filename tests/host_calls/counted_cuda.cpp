@@ -27,6 +27,19 @@ cudaError_t counted(const char* name) {
   return cudaSuccess;
 }
 
+/// Launches of all time.
+int num_launches = 0;
+int num_behind = 0;
+
+struct Event {
+  int recorded_at = 0;
+};
+
+cudaError_t launch() {
+  ++num_launches;
+  return counted("launch");
+}
+
 CUcontext the_context() {
   static int context = 0;
   return reinterpret_cast<CUcontext>(&context);
@@ -64,9 +77,10 @@ CUresult get_current(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 CUresult push(CUcontext /*context*/) { return CUDA_SUCCESS; }
-CUresult query_event(CUevent /*event*/) {
+CUresult query_event(CUevent event) {
   counted("cuEventQuery");
-  return CUDA_SUCCESS;
+  const Event& recorded = *reinterpret_cast<const Event*>(event);
+  return recorded.recorded_at <= num_launches - num_behind ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 /// Each page is an allocation.
 CUresult describe_pointer(unsigned /*count*/, const CUpointer_attribute* /*wanted*/, void** values, CUdeviceptr data) {
@@ -107,6 +121,8 @@ void* driver_function(const std::string& name) {
 
 CudaCalls take_cuda_calls() { return std::exchange(calls(), {}); }
 
+void stay_behind(int num_launches_behind) { num_behind = num_launches_behind; }
+
 }  // namespace ferry::test
 
 using ferry::test::counted;
@@ -116,13 +132,16 @@ using ferry::test::counted;
 extern "C" {
 
 // What every call may use.
-cudaError_t cudaEventRecord(cudaEvent_t /*event*/, cudaStream_t /*stream*/) { return counted("cudaEventRecord"); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t /*stream*/) {
+  reinterpret_cast<ferry::test::Event*>(event)->recorded_at = ferry::test::num_launches;
+  return counted("cudaEventRecord");
+}
 cudaError_t cudaLaunchKernel(const void* /*kernel*/, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/,
                              std::size_t /*shared*/, cudaStream_t /*stream*/) {
-  return counted("launch");
+  return ferry::test::launch();
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* /*config*/, const void* /*kernel*/, void** /*arguments*/) {
-  return counted("launch");
+  return ferry::test::launch();
 }
 cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
   *id = reinterpret_cast<std::uintptr_t>(stream);
@@ -172,11 +191,11 @@ cudaError_t cudaDeviceGetPCIBusId(char* address, int size, int /*device*/) {
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
-  *event = static_cast<cudaEvent_t>(std::malloc(1));
+  *event = reinterpret_cast<cudaEvent_t>(new ferry::test::Event);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  std::free(event);
+  delete reinterpret_cast<ferry::test::Event*>(event);
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** data, std::size_t bytes) { return ferry::test::take_memory(data, bytes); }
@@ -258,7 +277,7 @@ void __cudaRegisterFunction(void** /*handle*/, const char* /*host*/, char* /*dev
 cudaError_t __cudaGetKernel(cudaKernel_t* /*kernel*/, const void* /*function*/) { return cudaSuccess; }
 cudaError_t __cudaLaunchKernel(cudaKernel_t /*kernel*/, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/,
                                std::size_t /*shared*/, cudaStream_t /*stream*/) {
-  return counted("launch");
+  return ferry::test::launch();
 }
 cudaError_t __cudaPopCallConfiguration(dim3* /*grid*/, dim3* /*block*/, std::size_t* /*shared*/, void* /*stream*/) {
   return cudaSuccess;

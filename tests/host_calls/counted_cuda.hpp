@@ -14,6 +14,9 @@ using CudaCalls = std::map<std::string, int>;
 /// Since the last time.
 CudaCalls take_cuda_calls();
 
+/// From now on the GPU is always so many launches behind the host: events recorded since then are not over. 0: none.
+void stay_behind(int num_launches);
+
 }  // namespace ferry::test
 
 #endif  // FERRY_TESTS_HOST_CALLS_COUNTED_CUDA_HPP

@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ferry/device/comparison.hpp"
 #include "ferry/device/requests.cuh"
 #include "ferry/one_sided.hpp"
 
@@ -107,24 +108,6 @@ __device__ inline Code ask(const World& world, const Request& request) {
   Code code = Code::kOk;
   if (is_leader<kScope>()) code = post(world, request);
   return Members<kScope>::agree(code);
-}
-
-__device__ inline bool compares(std::uint64_t word, Comparison comparison, std::uint64_t value) {
-  switch (comparison) {
-    case Comparison::kEqual:
-      return word == value;
-    case Comparison::kNotEqual:
-      return word != value;
-    case Comparison::kGreater:
-      return word > value;
-    case Comparison::kGreaterEqual:
-      return word >= value;
-    case Comparison::kLess:
-      return word < value;
-    case Comparison::kLessEqual:
-      return word <= value;
-  }
-  return false;
 }
 
 /// Whether this GPU makes the signal by itself, which never fails.
@@ -378,7 +361,7 @@ __device__ inline Fetched compare_swap(const World& world, int rank, std::uint64
 
 /// OneSided::test.
 __device__ inline bool test(const std::uint64_t* word, Comparison comparison, std::uint64_t value) {
-  return detail::compares(GpuMemory::load_acquire_system(word), comparison, value);
+  return compares(GpuMemory::load_acquire_system(word), comparison, value);
 }
 
 /// OneSided::wait_until. `timeout_ns` 0: that of the OneSided.
@@ -394,7 +377,7 @@ __device__ inline Code wait_until(const World& world, const std::uint64_t* word,
     std::uint64_t seen = 0;
     code = wait_for(world, timeout_ns, [&seen, word, comparison, value] {
       seen = GpuMemory::load_acquire_system(word);
-      return detail::compares(seen, comparison, value);
+      return compares(seen, comparison, value);
     });
     if (code != Code::kOk) {
       Failure failure = detail::failure(world, about);

@@ -64,7 +64,7 @@ Result<StreamId> Context::follow_last_call(std::string_view operation, cudaStrea
 }
 
 cudaError_t Context::record_last_call(cudaStream_t stream, StreamId id) {
-  const cudaError_t error = cudaEventRecord(parts_.memory->last_call(), stream);
+  const cudaError_t error = parts_.memory->record_last_call(stream);
   launched_ = true;
   last_stream_id_ = id;
   return error;

@@ -77,6 +77,11 @@ class Router {
   void pick_homes();
   Status upload(std::span<const std::byte> tables, std::byte* to);
   std::size_t num_entries() const { return to_size(call_.num_tokens * call_.num_topk); }
+  /// Of a copy through the window, within the route's num_sms.
+  int copy_blocks() const {
+    const int num_sms = call_.options.num_sms;
+    return num_sms > 0 ? std::min(num_sms, CallScratch::kWindowBlocks) : CallScratch::kWindowBlocks;
+  }
 
   Context& context_;
   const Parts& parts_;
@@ -127,9 +132,9 @@ Status Router::fetch_ids(cudaStream_t stream, const HostResult& host) {
   const std::byte* const window = scratch_.window.data.get();
   for (std::size_t first = 0; first < ids_.size(); first += per_window) {
     const std::size_t count = std::min(per_window, ids_.size() - first);
-    Status status = runtime_status(launch_copy(scratch_.window.kernel_view, from + first * id_bytes, count * id_bytes,
-                                               CallScratch::kWindowBlocks, stream),
-                                   "route: reading topk_idx");
+    Status status = runtime_status(
+        launch_copy(scratch_.window.kernel_view, from + first * id_bytes, count * id_bytes, copy_blocks(), stream),
+        "route: reading topk_idx");
     if (!status.ok()) return context_.fail(status);
     if (status = await_idle(stream, host); !status.ok()) return status;
     if (call_.topk_idx.dtype == DType::kInt32) {
@@ -190,9 +195,9 @@ Status Router::upload(std::span<const std::byte> tables, std::byte* to) {
     const std::span<const std::byte> part =
         tables.subspan(first, std::min(CallScratch::kWindowBytes, tables.size() - first));
     std::memcpy(scratch_.window.data.get(), part.data(), part.size());
-    Status status = runtime_status(
-        launch_copy(to + first, scratch_.window.kernel_view, part.size(), CallScratch::kWindowBlocks, stream),
-        "route: uploading tables");
+    Status status =
+        runtime_status(launch_copy(to + first, scratch_.window.kernel_view, part.size(), copy_blocks(), stream),
+                       "route: uploading tables");
     if (status.ok()) status = runtime_status(cudaStreamSynchronize(stream), "route: uploading tables");
     if (!status.ok()) return status;
   }
@@ -228,9 +233,9 @@ Status Router::finish(cudaStream_t stream) {
   if (Status status = upload(tables, memory->get()); !status.ok()) return status;
   const NodeTables on_device = NodeTables::at(memory->get(), sizes);
   if (call_.topk_weights.present() && !ids_.empty()) {
-    Status status = runtime_status(launch_copy(on_device.weights, call_.topk_weights.data, ids_.size() * sizeof(float),
-                                               CallScratch::kWindowBlocks, stream),
-                                   "route: copying topk_weights");
+    Status status = runtime_status(
+        launch_copy(on_device.weights, call_.topk_weights.data, ids_.size() * sizeof(float), copy_blocks(), stream),
+        "route: copying topk_weights");
     if (!status.ok()) return status;
   }
   state.routed = {.tables = on_device,

@@ -18,6 +18,11 @@ namespace {
 /// The driver shares memory between processes in blocks of this size; an arena of whole blocks shares nothing else.
 constexpr std::size_t kIpcGranularity = std::size_t{2} << 20;
 
+/// The arena grows by at least this, and by this part of what it has: growing takes 2 ms (2 H200 in a virtual machine),
+/// in which the host waits for its peers.
+constexpr std::size_t kMinGrowthBytes = std::size_t{32} << 20;
+constexpr std::size_t kGrowthShare = 4;
+
 constexpr std::string_view kMemoryHint = "free device memory, use smaller batches, or put fewer ranks on this GPU";
 
 std::size_t round_up(std::size_t bytes, std::size_t granularity) {
@@ -292,7 +297,11 @@ Status DeviceArena::back(std::size_t end) {
   if (!guard.status().ok()) return guard.status();
   const RelaxedCapture relaxed;
   chunks_.reserve(chunks_.size() + 1);
-  Result<Chunk> chunk = map_chunk(backed, round_up(end - backed, granularity_));
+  const std::size_t needed_bytes = round_up(end - backed, granularity_);
+  const std::size_t step_bytes = round_up(std::max(kMinGrowthBytes, backed / kGrowthShare), granularity_);
+  const std::size_t ahead_bytes = std::max(needed_bytes, std::min(step_bytes, size_bytes_ - backed));
+  Result<Chunk> chunk = map_chunk(backed, ahead_bytes);
+  if (!chunk.ok() && ahead_bytes > needed_bytes) chunk = map_chunk(backed, needed_bytes);
   if (!chunk.ok()) return chunk.status();
   if (announce_) {
     if (Status status = announce_chunk(announce_, *chunk); !status.ok()) {

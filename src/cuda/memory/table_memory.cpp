@@ -10,15 +10,30 @@
 namespace ferry::cuda {
 
 Result<std::shared_ptr<TableMemory>> TableMemory::create(std::shared_ptr<DeviceArena> arena) {
-  cudaEvent_t event = nullptr;
-  const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-  if (error != cudaSuccess) return runtime_status(error, "Group::create: making an event");
-  return std::make_shared<TableMemory>(std::move(arena), event);
+  std::array<cudaEvent_t, 2> events{};
+  for (cudaEvent_t& event : events) {
+    const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error == cudaSuccess) continue;
+    if (events[0] != nullptr) cudaEventDestroy(events[0]);
+    return runtime_status(error, "Group::create: making an event");
+  }
+  return std::make_shared<TableMemory>(std::move(arena), events);
 }
 
 TableMemory::~TableMemory() {
   release_all();
-  cudaEventDestroy(last_call_);
+  for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+}
+
+cudaError_t TableMemory::record_last_call(cudaStream_t stream) {
+  const std::lock_guard lock(mutex_);
+  if (!resting_earlier_.empty()) last_ = 1 - earlier_;
+  return cudaEventRecord(events_[last_], stream);
+}
+
+cudaEvent_t TableMemory::last_call() const {
+  const std::lock_guard lock(mutex_);
+  return events_[last_];
 }
 
 Result<std::byte*> TableMemory::take_block(std::size_t bytes, bool again) {
@@ -30,7 +45,7 @@ Result<std::byte*> TableMemory::take_block(std::size_t bytes, bool again) {
   if (!data.ok() && data.status().code() == ErrorCode::kCapacity) {
     // What rests may be all that is missing. Every call ends by its deadline, so this does too.
     const RelaxedCapture relaxed;
-    cudaEventSynchronize(last_call_);
+    cudaEventSynchronize(last_call());
     {
       const std::lock_guard lock(mutex_);
       reap();
@@ -52,9 +67,9 @@ Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes, bool aga
 
 std::byte* TableMemory::take_kept(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  if (resting_.size() >= look_at_) {
-    if (is_finished()) release_resting();
-    look_at_ = resting_.size() + kMostUnseen;
+  if (num_resting() >= look_at_) {
+    release_unused(Unused::kResting);
+    look_at_ = num_resting() + kMostUnseen;
   }
   const auto same = std::find_if(kept_.begin(), kept_.end(), [bytes](const Kept& kept) { return kept.bytes == bytes; });
   if (same == kept_.end()) return nullptr;
@@ -144,31 +159,50 @@ void TableMemory::bury_buffer(std::byte* data, std::size_t bytes) {
 
 void TableMemory::release_finished() {
   const std::lock_guard lock(mutex_);
-  reap();
+  release_unused(Unused::kResting);
 }
 
-void TableMemory::reap() {
-  if (resting_.empty() && kept_.empty()) return;
-  if (is_finished()) release_all();
-}
+void TableMemory::reap() { release_unused(kept_.empty() ? Unused::kResting : Unused::kKeptToo); }
 
-bool TableMemory::is_finished() const {
-  if (closed_) return true;
+void TableMemory::release_unused(Unused what) {
+  const bool kept = what == Unused::kKeptToo;
+  if (resting_.empty() && resting_earlier_.empty() && !kept) return;
+  if (closed_) return release_all();
   const DeviceGuard guard(arena_->device());
-  if (!guard.status().ok()) return false;
+  if (!guard.status().ok()) return;
   const RelaxedCapture relaxed;
-  const Result<bool> done = is_done(last_call_);
-  return done.ok() && *done;
+  const auto is_over = [this](std::size_t event) {
+    const Result<bool> done = is_done(events_[event]);
+    return done.ok() && *done;
+  };
+  if (!resting_earlier_.empty()) {
+    if (!is_over(earlier_)) return;
+    for (const auto& release : resting_earlier_) release();
+    resting_earlier_.clear();
+  }
+  if (resting_.empty() && !kept) return;
+  if (is_over(last_)) {
+    release_resting();
+    if (kept) release_kept();
+    return;
+  }
+  earlier_ = last_;
+  resting_earlier_.swap(resting_);
 }
 
 void TableMemory::release_resting() {
-  for (const auto& release : resting_) release();
-  resting_.clear();
-  look_at_ = kMostUnseen;
+  for (std::vector<std::function<void()>>* rest : {&resting_earlier_, &resting_}) {
+    for (const auto& release : *rest) release();
+    rest->clear();
+  }
 }
 
 void TableMemory::release_all() {
   release_resting();
+  release_kept();
+}
+
+void TableMemory::release_kept() {
   for (const Kept& kept : kept_) {
     arena_->give(kept.data, kept.bytes);
     held_bytes_ -= kept.bytes;

@@ -7,6 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -23,8 +24,9 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
  public:
   static Result<std::shared_ptr<TableMemory>> create(std::shared_ptr<DeviceArena> arena);
 
-  TableMemory(std::shared_ptr<DeviceArena> arena, cudaEvent_t last_call)
-      : arena_(std::move(arena)), last_call_(last_call) {}
+  /// Destroys the events.
+  TableMemory(std::shared_ptr<DeviceArena> arena, std::array<cudaEvent_t, 2> events)
+      : arena_(std::move(arena)), events_(events) {}
   TableMemory(const TableMemory&) = delete;
   TableMemory& operator=(const TableMemory&) = delete;
   ~TableMemory();
@@ -32,6 +34,8 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   /// Freed with the last copy of the pointer, from any thread.
   /// `again`: right after another block, so that what rests is looked through only if memory is short.
   Result<std::shared_ptr<std::byte>> take(std::size_t bytes, bool again = false);
+  /// Whether that many bytes are free in one piece.
+  bool has_room(std::size_t bytes) const { return arena_->largest_free_bytes() >= bytes; }
   /// As take, for a block that only kernels of this group's calls use, and no graph: the next such block of its size
   /// may be the same as soon as its owner dies, because later calls run behind those that used it. So a program that
   /// makes many calls ahead of the GPU takes no more memory for that, and its host asks the driver nothing.
@@ -43,13 +47,15 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   Result<Buffer> allocate(std::size_t bytes);
   /// Runs `release` when the calls that were launched before are finished; from any thread.
   void after_calls(std::function<void()> release);
-  /// Releases what rests, if the last call is finished.
+  /// Releases what rests behind calls that are finished.
   void release_finished();
   /// Bytes taken and not given back to the arena yet, in pages. Gives back first what no call uses any more.
   std::size_t held_bytes();
 
-  /// Recorded after every call that is not captured.
-  cudaEvent_t last_call() const { return last_call_; }
+  /// To be called after every call that is not captured, on its stream.
+  cudaError_t record_last_call(cudaStream_t stream);
+  /// What the last record_last_call recorded.
+  cudaEvent_t last_call() const;
   /// No call will be launched any more and all have finished: what rests, and what dies later, is free at once.
   void close();
 
@@ -80,23 +86,32 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   std::byte* take_kept(std::size_t bytes);
   void bury_buffer(std::byte* data, std::size_t bytes);
   void reap();
-  /// Whether nothing uses what rests.
-  bool is_finished() const;
+  enum class Unused { kResting, kKeptToo };
+  /// Releases what no call uses any more.
+  void release_unused(Unused what);
+  std::size_t num_resting() const { return resting_.size() + resting_earlier_.size(); }
   void release_resting();
+  void release_kept();
   void release_all();
 
   std::shared_ptr<DeviceArena> arena_;
-  cudaEvent_t last_call_;
+  const std::array<cudaEvent_t, 2> events_;
   mutable std::mutex mutex_;
-  /// What may rest until a call that takes a kept block looks for it: asking the driver whether the last call is
-  /// finished takes as long as a third of a call.
+  /// What may rest until a call that takes a kept block looks for it: asking the driver whether a call is finished takes
+  /// as long as a third of a call.
   static constexpr std::size_t kMostUnseen = 64;
 
-  std::vector<std::function<void()>> resting_;  // guarded by mutex_
-  std::size_t look_at_ = kMostUnseen;           // guarded by mutex_: as many rest when the next call looks
-  std::vector<Kept> kept_;                      // guarded by mutex_
-  std::size_t held_bytes_ = 0;                  // guarded by mutex_
-  bool closed_ = false;                         // guarded by mutex_
+  std::size_t last_ = 0;  // guarded by mutex_; the event that was recorded last
+  /// What rests until the last call is finished. Guarded by mutex_.
+  std::vector<std::function<void()>> resting_;
+  /// What rests until an earlier call is finished, whose event is not recorded again before. A program that is always
+  /// ahead of its GPU would never find its last call finished, and take new memory for every call. Guarded by mutex_.
+  std::vector<std::function<void()>> resting_earlier_;
+  std::size_t earlier_ = 0;            // guarded by mutex_; the event of that call
+  std::size_t look_at_ = kMostUnseen;  // guarded by mutex_; as many rest when the next call looks
+  std::vector<Kept> kept_;             // guarded by mutex_
+  std::size_t held_bytes_ = 0;         // guarded by mutex_
+  bool closed_ = false;                // guarded by mutex_
 };
 
 }  // namespace ferry::cuda

@@ -19,6 +19,7 @@
 #include "cuda/one_sided/memory.hpp"
 #include "cuda/one_sided/streams.hpp"
 #include "cuda/one_sided/watch.hpp"
+#include "ferry/device/comparison.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -246,7 +247,7 @@ Status CudaOneSided::wait_until(const one_sided::WaitCall& call) {
 Result<bool> CudaOneSided::test(const one_sided::WaitCall& call) {
   if (memory_->is_on_host()) {
     const std::uint64_t word = std::atomic_ref(*word_at(call.offset)).load(std::memory_order_acquire);
-    return one_sided::compares(word, call.comparison, call.value);
+    return device::compares(word, call.comparison, call.value);
   }
   const DeviceGuard guard(memory_->device());
   if (!guard.status().ok()) return guard.status();
@@ -258,7 +259,7 @@ Result<bool> CudaOneSided::test(const one_sided::WaitCall& call) {
       "test: reading the word");
   if (status.ok()) status = runtime_status(cudaStreamSynchronize(memory_->stream()), "test: reading the word");
   if (!status.ok()) return status;
-  return one_sided::compares(word, call.comparison, call.value);
+  return device::compares(word, call.comparison, call.value);
 }
 
 Status CudaOneSided::fence(int rank, Stream stream) {
