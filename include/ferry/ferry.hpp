@@ -3,6 +3,7 @@
 
 /// The whole public interface: include this, or only the headers you need.
 
+#include "ferry/arrival_tables.hpp"   // what a dispatch brought, row by row
 #include "ferry/backends.hpp"         // backends of this build
 #include "ferry/balance.hpp"          // experts to ranks by load
 #include "ferry/bootstrap.hpp"        // how ranks find each other

@@ -45,7 +45,7 @@ class Calls(NamedTuple):
     destroy: Callable[[], None]
 
 
-def _draw(options: argparse.Namespace, num_tokens: int, device: torch.device) -> Batch:
+def draw(options: argparse.Namespace, num_tokens: int, device: torch.device) -> Batch:
     generator = torch.Generator().manual_seed(dist.get_rank())
     ids = []
     for _ in range(options.iterations):
@@ -61,7 +61,7 @@ def _slab_shape(options: argparse.Namespace, num_tokens: int) -> tuple[int, int,
     return options.experts // num_ranks, num_ranks * num_tokens, options.hidden
 
 
-def _ferry_calls(options: argparse.Namespace, batch: Batch, device: torch.device) -> Calls:
+def ferry_calls(options: argparse.Namespace, batch: Batch, device: torch.device) -> Calls:
     num_tokens, quantise = len(batch.rows), options.dtype == "fp8"
     scale_bytes = options.hidden // _BLOCK * _F32_BYTES
     latency_bytes = 0
@@ -104,7 +104,7 @@ def _ferry_calls(options: argparse.Namespace, batch: Batch, device: torch.device
     return Calls(dispatch, combine, group.destroy)
 
 
-def _deep_ep_calls(options: argparse.Namespace, batch: Batch, device: torch.device) -> Calls:
+def deep_ep_calls(options: argparse.Namespace, batch: Batch, device: torch.device) -> Calls:
     import deep_ep  # not needed for anything else here
 
     num_tokens, num_ranks = len(batch.rows), dist.get_world_size()
@@ -143,12 +143,12 @@ def _deep_ep_calls(options: argparse.Namespace, batch: Batch, device: torch.devi
     return Calls(dispatch, combine, getattr(buffer, "destroy", lambda: None))
 
 
-def _finish(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _slowest(us: list[float], device: torch.device) -> list[float]:
+def slowest(us: list[float], device: torch.device) -> list[float]:
     slowest = torch.tensor(us, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return slowest.tolist()
@@ -157,12 +157,12 @@ def _slowest(us: list[float], device: torch.device) -> list[float]:
 def _wall_us(call: Callable[[int], Any], iterations: int, device: torch.device) -> float:
     for iteration in range(min(_WARM_UP, iterations)):
         call(iteration)
-    _finish(device)
+    finish(device)
     dist.barrier()
     begin = time.perf_counter()
     for iteration in range(iterations):
         call(iteration)
-    _finish(device)
+    finish(device)
     return (time.perf_counter() - begin) / iterations * _US_PER_S
 
 
@@ -170,15 +170,15 @@ def _host_us(calls: Calls, iterations: int, device: torch.device) -> list[float]
     """Median host time of a dispatch and of a combine."""
     times: tuple[list[float], list[float]] = ([], [])
     for iteration in range(iterations):
-        _finish(device)
+        finish(device)
         begin = time.perf_counter()
         dispatched = calls.dispatch(iteration)
         times[0].append((time.perf_counter() - begin) * _US_PER_S)
-        _finish(device)
+        finish(device)
         begin = time.perf_counter()
         calls.combine(iteration, dispatched)
         times[1].append((time.perf_counter() - begin) * _US_PER_S)
-    _finish(device)
+    finish(device)
     return [statistics.median(of_call) for of_call in times]
 
 
@@ -188,11 +188,11 @@ def _graph_pair_us(pair: Callable[[int], Any], iterations: int, device: torch.de
     with torch.cuda.graph(graph):
         kept = [pair(number % iterations) for number in range(_GRAPH_PAIRS)]
     graph.replay()
-    _finish(device)
+    finish(device)
     dist.barrier()
     begin = time.perf_counter()
     graph.replay()
-    _finish(device)
+    finish(device)
     elapsed_us = (time.perf_counter() - begin) / _GRAPH_PAIRS * _US_PER_S
     del kept
     return elapsed_us
@@ -202,8 +202,8 @@ def measure_latency(options: argparse.Namespace, device: torch.device) -> list[d
     """Collective. One result for each number of tokens."""
     results = []
     for num_tokens in options.tokens:
-        batch = _draw(options, num_tokens, device)
-        calls = (_ferry_calls if options.api == "ferry" else _deep_ep_calls)(options, batch, device)
+        batch = draw(options, num_tokens, device)
+        calls = (ferry_calls if options.api == "ferry" else deep_ep_calls)(options, batch, device)
 
         def pair(iteration: int, calls: Calls = calls) -> torch.Tensor:
             return calls.combine(iteration, calls.dispatch(iteration))
@@ -214,11 +214,11 @@ def measure_latency(options: argparse.Namespace, device: torch.device) -> list[d
             _wall_us(lambda _, calls=calls, of=dispatched: calls.combine(0, of), options.iterations, device),
             _wall_us(pair, options.iterations, device),
         ]
-        dispatch_us, combine_us, pair_us = _slowest(wall_us, device)
-        host_us = _slowest(_host_us(calls, options.iterations, device), device)
+        dispatch_us, combine_us, pair_us = slowest(wall_us, device)
+        host_us = slowest(_host_us(calls, options.iterations, device), device)
         graph_us = None
         if device.type == "cuda":
-            (graph_us,) = _slowest([_graph_pair_us(pair, options.iterations, device)], device)
+            (graph_us,) = slowest([_graph_pair_us(pair, options.iterations, device)], device)
         results.append(
             {
                 "tokens": num_tokens,

@@ -11,6 +11,11 @@ import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+# What looks at the frames that this thread enters, None outside of compiled programs. Not every torch tells.
+_frame_callback: Callable[[], object] | None = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "get_eval_frame_callback", None
+)
+
 
 def eager(function: _Function) -> _Function:
     """Makes compiled programs break their graph here and call ``function`` eagerly.
@@ -24,6 +29,8 @@ def eager(function: _Function) -> _Function:
         nonlocal disabled
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
+        if _frame_callback is not None and _frame_callback() is None:
+            return function(*args, **kwargs)  # a program that has compiled something, but not what calls this
         if disabled is None:
             disabled = torch.compiler.disable(function)
         return disabled(*args, **kwargs)

@@ -211,7 +211,7 @@ class LatencyCalls:
             order, but may receive in any, with other calls between. At most two dispatches may be in flight, and two
             combines. What is sent must not be changed until it is received (on a GPU: by other streams, until sent).
         out, out_scales: where to receive, [L, C, H] or [L * C, H], and [L, C, S] or [L * C, S] with any strides; by
-            default new tensors, ``out`` in symmetric memory.
+            default new tensors, ``out`` in symmetric memory where peers write it: on CPUs, and over several nodes.
         expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
         placement, counters: as in :meth:`route`; the counts are added when the call is over.
         num_sms: on a GPU, the most multiprocessors to use; 0: as many as were measured to be fastest.

@@ -40,7 +40,6 @@ class TorchFunctions(NamedTuple):
     """(sizes, strides, dtype), on the current device: what torch's own compiled programs allocate with."""
     reinterpret: Function = None
     """(tensor, sizes, strides, offset): a view."""
-    current_device: Function = None
     is_capturing: Function = None
     begin_pool: Function = None
     """(device, pool): tensors of this thread come from the pool until ``end_pool``, followed by ``release_pool``."""
@@ -57,7 +56,6 @@ def _functions_of(device: torch.device) -> TorchFunctions:
     return TorchFunctions(
         empty_strided,
         reinterpret,
-        getattr(torch._C, "_cuda_getDevice", None),
         getattr(torch._C, "_cuda_isCurrentStreamCapturing", None),
         getattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool", None),
         getattr(torch._C, "_cuda_endAllocateToPool", None),

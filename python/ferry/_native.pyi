@@ -97,7 +97,7 @@ class Calls:
 class BufferCalls:
     """Calls of a deep_ep buffer that return what its methods do. None: not a common case; nothing was done."""
 
-    def __init__(self, calls: Calls, group: object, types: tuple[type, type, type, type]) -> None: ...
+    def __init__(self, calls: Calls, group: object, types: tuple[type, ...], captured: list[Any]) -> None: ...
     def bound_of(self, num_sms: object) -> int | None: ...
     def layout(self, topk_idx: object, num_experts: object, ranks_per_node: int) -> Any: ...
     def dispatch(
@@ -114,11 +114,56 @@ class BufferCalls:
     ) -> Any: ...
     def dispatch_again(self, x: object, handle: object, num_sms: object) -> Any: ...
     def combine(self, x: object, handle: object, topk_weights: object, bias: object, num_sms: object) -> Any: ...
+    def elastic_dispatch(
+        self,
+        x: object,
+        topk_idx: object,
+        topk_weights: object,
+        expert_stats: object,
+        num_experts: object,
+        num_max_tokens: object,
+        most_tokens: object,
+        alignment: object,
+        zero_padding: bool,
+        column_major_scales: bool,
+        copy_ids: bool,
+        exact: bool,
+        num_sms: object,
+    ) -> Any: ...
     def elastic_dispatch_again(
-        self, x: object, handle: object, topk_weights: object, zero_padding: object, num_sms: object
+        self,
+        x: object,
+        handle: object,
+        topk_weights: object,
+        zero_padding: bool,
+        column_major_scales: bool,
+        num_sms: object,
     ) -> Any: ...
     def elastic_combine(
         self, x: object, handle: object, topk_weights: object, bias: object, num_sms: object
+    ) -> Any: ...
+    def low_latency_dispatch(
+        self,
+        x: object,
+        topk_idx: object,
+        max_tokens: object,
+        num_experts: object,
+        expert_stats: object,
+        wait_stats: object,
+        sent: object,
+        use_fp8: bool,
+        round_scale: bool,
+        use_ue8m0: bool,
+    ) -> Any: ...
+    def low_latency_combine(
+        self,
+        x: object,
+        topk_idx: object,
+        topk_weights: object,
+        handle: object,
+        out: object,
+        wait_stats: object,
+        sent: object,
     ) -> Any: ...
 
 class Placement:
@@ -218,29 +263,6 @@ def latency_combine(
 ) -> torch.Tensor: ...
 def latency_receive(calls: Calls, routing: Routing) -> None: ...
 def latency_slab_tables(calls: Calls, routing: Routing) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
-def low_latency_dispatch(
-    calls: Calls,
-    x: object,
-    topk_idx: object,
-    max_tokens: object,
-    num_experts: object,
-    stats: tuple[object, object],
-    quantize: int,
-    kept: list[object] | None,
-    num_sms: int,
-) -> tuple[_Payload, torch.Tensor, torch.Tensor, torch.Tensor, Routing] | None: ...
-def low_latency_combine(
-    calls: Calls,
-    group: object,
-    x: object,
-    topk_idx: object,
-    topk_weights: object,
-    handle: object,
-    out: object,
-    wait_stats: object,
-    kept: list[object] | None,
-    num_sms: int,
-) -> tuple[torch.Tensor, object] | None: ...
 def latency_bytes_required(
     backend: str,
     num_ranks: int,

@@ -6,6 +6,7 @@ On GPUs the process group is nccl and times are between events on the stream.
 
 With ``--layer`` the wall time of whole layers instead, called from Python with nothing cached: see ``_bench_layer``.
 With ``--latency`` that of the calls of latency mode: see ``_bench_latency``.
+With ``--host-time`` what calls of either mode take of the host: see ``_bench_host``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import ferry
+from ferry._bench_host import measure_host_time
 from ferry._bench_latency import ORDERS, measure_latency
 from ferry._bench_layer import APIS, DTYPES, measure_layers
 from ferry._tensors import view_of
@@ -134,7 +136,7 @@ def describe(options: argparse.Namespace, device: torch.device) -> dict[str, Any
         "shape": {
             "ranks": dist.get_world_size(),
             "ranks_per_node": options.ranks_per_node,
-            "tokens": options.tokens if options.layer or options.latency else options.tokens[0],
+            "tokens": options.tokens if options.layer or options.latency or options.host_time else options.tokens[0],
             "hidden": options.hidden,
             "topk": options.topk,
             "experts": options.experts,
@@ -199,7 +201,9 @@ def report(result: dict[str, Any], path: str | None) -> None:
     print(
         f"Ferry {ferry.__version__} ({result['commit']}), torch {result['torch']}, {result['process_group']}: {shape}"
     )
-    if "order" in result:
+    if "host_time" in result:
+        report_host_time(result)
+    elif "order" in result:
         report_latency(result)
     elif "api" in result:
         for line in result["results"]:
@@ -214,6 +218,13 @@ def report(result: dict[str, Any], path: str | None) -> None:
         with open(path, "w") as file:
             json.dump(result, file, indent=2)
             file.write("\n")
+
+
+def report_host_time(result: dict[str, Any]) -> None:
+    for line in result["results"]:
+        print(f"on the host, calls through {result['api']}, {line['tokens']} tokens, in us")
+        for call, us in line["host_us"].items():
+            print(f"  {call:34} {us:6.1f}")
 
 
 def report_latency(result: dict[str, Any]) -> None:
@@ -255,6 +266,9 @@ def run_rank(rank: int, options: argparse.Namespace, port: int) -> None:
         dist.init_process_group(backend)
     if options.layer:
         result = {**describe(options, device), "api": options.api, "results": measure_layers(options, device)}
+    elif options.host_time:
+        result = {**describe(options, device), "api": options.api, "host_time": True}
+        result["results"] = measure_host_time(options, device)
     elif options.latency:
         how = {"api": options.api, "order": options.order, "split": options.split}
         result = {**describe(options, device), **how, "results": measure_latency(options, device)}
@@ -282,29 +296,35 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if each rank has one"
     )
     parser.add_argument(
-        "--tokens", type=numbers, default=[1024], help="tokens of each rank; with --layer and --latency also several"
+        "--tokens",
+        type=numbers,
+        default=[1024],
+        help="tokens of each rank; with --layer, --latency and --host-time also several",
     )
     parser.add_argument("--hidden", type=int, default=7168, help="channels of a token")
     parser.add_argument("--topk", type=int, default=8, help="experts of a token")
     parser.add_argument("--experts", type=int, default=256, help="experts of all ranks")
-    parser.add_argument("--iterations", type=int, help="timed ones (default 10, with --layer and --latency 40)")
+    parser.add_argument(
+        "--iterations", type=int, help="timed ones (default 10, with --layer and --latency 40, with --host-time 200)"
+    )
     parser.add_argument("--json", help="write the result to this file, too")
     parser.add_argument("--layer", action="store_true", help="wall time of layers with a new route each")
     parser.add_argument("--latency", action="store_true", help="wall time of the calls of latency mode")
+    parser.add_argument("--host-time", action="store_true", help="what calls of kept routes take of the host")
     parser.add_argument(
-        "--api", choices=APIS, default=APIS[0], help="with --layer and --latency: through which package"
+        "--api", choices=APIS, default=APIS[0], help="with --layer, --latency, --host-time: through which package"
     )
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
         default=DTYPES[0],
-        help="of the rows; fp8 only with --layer (given) and --latency (made on the way)",
+        help="of the rows; fp8 only with --layer (given), --latency and --host-time (in latency mode, made on the way)",
     )
-    parser.add_argument("--order", choices=ORDERS, help="with --latency: of sums (deep_ep has rank_sums only)")
-    parser.add_argument("--split", action="store_true", help="with --latency: calls as their two halves")
+    parser.add_argument("--order", choices=ORDERS, help="of sums in latency mode (deep_ep has rank_sums only)")
+    parser.add_argument("--split", action="store_true", help="calls of latency mode as their two halves")
     options = parser.parse_args(arguments)
     if options.iterations is None:
-        options.iterations = 40 if options.layer or options.latency else 10
+        options.iterations = 200 if options.host_time else 40 if options.layer or options.latency else 10
     for name in ("ranks", "hidden", "topk", "experts", "iterations"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}, expected at least 1")
@@ -312,13 +332,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"--ranks-per-node is {options.ranks_per_node}, expected at least 0")
     if min(options.tokens) < 1:
         parser.error(f"--tokens: {min(options.tokens)}, expected at least 1")
-    if options.layer and options.latency:
-        parser.error("--layer and --latency measure different things; give one of them")
-    measures_calls = options.layer or options.latency
+    if options.layer + options.latency + options.host_time > 1:
+        parser.error("--layer, --latency and --host-time measure different things; give one of them")
+    measures_calls = options.layer or options.latency or options.host_time
     if not measures_calls and (len(options.tokens) > 1 or options.dtype != DTYPES[0] or options.api != APIS[0]):
-        parser.error("several --tokens, --dtype fp8 and --api deep_ep are for --layer and --latency")
-    if not options.latency and (options.order is not None or options.split):
-        parser.error("--order and --split are for --latency")
+        parser.error("several --tokens, --dtype fp8 and --api deep_ep are for --layer, --latency and --host-time")
+    if not (options.latency or options.host_time) and (options.order is not None or options.split):
+        parser.error("--order and --split are for --latency and --host-time")
     if options.api == "deep_ep" and options.order == "exact":
         parser.error("--order exact: deep_ep combines in the order rank_sums")
     if options.order is None:

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "objects.hpp"
 
 namespace nb = nanobind;
 
@@ -92,7 +93,6 @@ Allocator::Allocator(nb::object memory, std::shared_ptr<SymmetricPool> pool, Pla
   const nb::object functions = memory_.attr("torch_functions")();
   empty_strided_ = optional_attribute(functions, "empty_strided");
   reinterpret_ = optional_attribute(functions, "reinterpret");
-  current_device_ = optional_attribute(functions, "current_device");
   is_capturing_ = optional_attribute(functions, "is_capturing");
   begin_pool_ = optional_attribute(functions, "begin_pool");
   end_pool_ = optional_attribute(functions, "end_pool");
@@ -104,9 +104,10 @@ Stream Allocator::any_stream() const {
   return {reinterpret_cast<void*>(nb::cast<std::uintptr_t>(memory_.attr("stream")()))};
 }
 
-bool Allocator::is_current_device() const {
-  if (!place_.on_gpu) return true;
-  return current_device_.is_valid() && nb::cast<int>(call(current_device_, {})) == place_.device;
+bool Allocator::is_capturing() const {
+  if (!place_.on_gpu) return false;
+  if (is_capturing_.is_valid()) return call(is_capturing_, {}).is(nb::handle(Py_True));
+  return nb::cast<bool>(nb::module_::import_("torch").attr("cuda").attr("is_current_stream_capturing")());
 }
 
 nb::object Allocator::make_quickly(const Wanted& wanted) const {
@@ -116,13 +117,27 @@ nb::object Allocator::make_quickly(const Wanted& wanted) const {
 }
 
 nb::object Allocator::make(const Wanted& wanted) const {
-  if (empty_strided_.is_valid() && is_current_device()) return make_quickly(wanted);
+  if (empty_strided_.is_valid()) {
+    nb::object made = make_quickly(wanted);
+    // On another device if that is the current one; looking at the tensor costs less than asking beforehand.
+    if (!place_.on_gpu || find_tensor(made, place_)) return made;
+  }
   return as_wanted(wanted, memory_.attr("plain")(stored_shape_of(wanted), wanted.dtype));
 }
 
 void Allocator::make_all(std::span<const Wanted> wanted, std::span<nb::object> made) const {
-  const bool quickly = empty_strided_.is_valid() && is_current_device();
-  for (std::size_t i = 0; i < wanted.size(); ++i) made[i] = quickly ? make_quickly(wanted[i]) : make(wanted[i]);
+  for (std::size_t i = 0; i < wanted.size(); ++i) made[i] = make(wanted[i]);
+}
+
+nb::object Allocator::make_column_major(nb::handle dtype, std::int64_t rows, std::int64_t columns) const {
+  constexpr std::int64_t kGranule = 4;
+  const std::int64_t stride = (rows + kGranule - 1) / kGranule * kGranule;
+  const nb::object memory = make({dtype, {columns, stride}});
+  if (!reinterpret_.is_valid()) return memory.attr("t")().attr("narrow")(0, 0, rows);
+  const nb::tuple shape = nb::make_tuple(rows, columns);
+  const nb::tuple strides = nb::make_tuple(1, stride);
+  const nb::object offset = integer(0);
+  return call(reinterpret_, std::array{memory.ptr(), shape.ptr(), strides.ptr(), offset.ptr()});
 }
 
 nb::object Allocator::first_rows(const nb::object& tensor, std::int64_t num_rows) const {
@@ -190,12 +205,14 @@ std::vector<nb::object> Allocator::make_outputs_on_host(std::span<const Wanted> 
 std::vector<nb::object> Allocator::make_outputs(std::span<const Wanted> wanted) const {
   if (wanted.empty()) return {};
   if (place_.on_gpu && empty_strided_.is_valid() && is_capturing_.is_valid() && begin_pool_.is_valid() &&
-      end_pool_.is_valid() && release_pool_.is_valid() && is_current_device()) {
-    const nb::object pool_id = memory_.attr("pool_id");
+      end_pool_.is_valid() && release_pool_.is_valid()) {
+    static const Name pool_name("pool_id");
+    const nb::object pool_id = find_attribute(memory_, pool_name);
     // A graph's replays use the memory of its capture, which only torch's pool for that graph keeps alive.
-    if (!pool_id.is_none() && !nb::cast<bool>(call(is_capturing_, {}))) {
+    if (pool_id.is_valid() && !pool_id.is_none() && !is_capturing()) {
       try {
-        return make_symmetric(wanted, pool_id);
+        std::vector<nb::object> made = make_symmetric(wanted, pool_id);
+        if (find_tensor(made.front(), place_)) return made;  // as in make
       } catch (nb::python_error&) {
         // Out of memory, or another thread uses the pool: what follows frees memory or waits.
       }

@@ -44,6 +44,9 @@ class Allocator {
   /// The stream that torch works on now. Empty where torch does not tell.
   std::optional<Stream> stream() const { return work_stream(tensor_type_, place_); }
 
+  /// Whether a graph captures that stream.
+  bool is_capturing() const;
+
   /// The same, where torch's Python functions tell if nothing else does.
   Stream any_stream() const;
 
@@ -58,16 +61,19 @@ class Allocator {
   /// @throws nanobind::python_error
   void make_all(std::span<const Wanted> wanted, std::span<nanobind::object> made) const;
 
+  /// An ordinary tensor [rows, columns] with strides (1, rows rounded up to 4).
+  /// @throws nanobind::python_error
+  nanobind::object make_column_major(nanobind::handle dtype, std::int64_t rows, std::int64_t columns) const;
+
   /// The first rows of a contiguous tensor of one dimension, as a view.
   /// @throws nanobind::python_error
   nanobind::object first_rows(const nanobind::object& tensor, std::int64_t num_rows) const;
 
-  /// The outputs of a dispatch: on a GPU all in symmetric memory, on the host those that hold payload.
+  /// The outputs of a dispatch, which peers write: on a GPU all in symmetric memory, on the host those that hold payload.
   /// @throws nanobind::python_error
   std::vector<nanobind::object> make_outputs(std::span<const Wanted> wanted) const;
 
  private:
-  bool is_current_device() const;
   /// The DType of a torch.dtype, where this module can make tensors of it by itself.
   std::optional<DType> find_dtype(nanobind::handle dtype) const;
   /// Symmetric memory on the host. Not valid where this module does not know the type.
@@ -84,7 +90,7 @@ class Allocator {
   TableTypes types_;
   /// Functions of torch, null where this torch does not have them. `empty_strided_` makes tensors on torch's current
   /// device.
-  nanobind::object empty_strided_, reinterpret_, current_device_, is_capturing_, begin_pool_, end_pool_, release_pool_;
+  nanobind::object empty_strided_, reinterpret_, is_capturing_, begin_pool_, end_pool_, release_pool_;
 };
 
 }  // namespace ferry::python

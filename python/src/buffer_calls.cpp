@@ -10,14 +10,18 @@ using namespace nb::literals;
 
 namespace ferry::python {
 
-BufferCalls::BufferCalls(nb::object calls, nb::object group, const nb::tuple& types)
+BufferCalls::BufferCalls(nb::object calls, nb::object group, const nb::tuple& types, nb::object captured)
     : owner_(std::move(calls)),
       calls_(nb::cast<const Calls*>(owner_)),
       group_(std::move(group)),
       event_(types[0]),
       suggested_(types[1]),
       link_(types[2]),
-      elastic_handle_(types[3]) {}
+      elastic_handle_(types[3]),
+      latency_link_(types[4]),
+      hook_(types[5]),
+      captured_(std::move(captured)),
+      in_flight_(group_.attr("_in_flight")) {}
 
 std::optional<int> BufferCalls::find_bound(nb::handle num_sms) const {
   if (num_sms.is_none() || nb::handle(Py_TYPE(num_sms.ptr())).is(suggested_)) return 0;
@@ -47,7 +51,7 @@ nb::object BufferCalls::new_routing(const PlacedRouting& routing, bool bounded) 
 
 void define_buffer_calls(nb::module_& module) {
   nb::class_<BufferCalls>(module, "BufferCalls")
-      .def(nb::init<nb::object, nb::object, nb::tuple>(), "calls"_a, "group"_a, "types"_a)
+      .def(nb::init<nb::object, nb::object, nb::tuple, nb::object>(), "calls"_a, "group"_a, "types"_a, "captured"_a)
       .def("bound_of", &BufferCalls::bound_of, "num_sms"_a.none())
       .def("layout", &BufferCalls::layout, "topk_idx"_a.none(), "num_experts"_a.none(), "ranks_per_node"_a)
       .def("dispatch", &BufferCalls::dispatch, "x"_a.none(), "tokens_per_rank"_a.none(), "token_in_rank"_a.none(),
@@ -56,10 +60,41 @@ void define_buffer_calls(nb::module_& module) {
       .def("dispatch_again", &BufferCalls::dispatch_again, "x"_a.none(), "handle"_a.none(), "num_sms"_a.none())
       .def("combine", &BufferCalls::combine, "x"_a.none(), "handle"_a.none(), "topk_weights"_a.none(), "bias"_a.none(),
            "num_sms"_a.none())
-      .def("elastic_dispatch_again", &BufferCalls::elastic_dispatch_again, "x"_a.none(), "handle"_a.none(),
-           "topk_weights"_a.none(), "zero_padding"_a.none(), "num_sms"_a.none())
+      .def(
+          "elastic_dispatch",
+          [](const BufferCalls& self, nb::handle x, nb::handle topk_idx, nb::handle topk_weights,
+             nb::handle expert_stats, nb::handle num_experts, nb::handle num_max_tokens, nb::handle most_tokens,
+             nb::handle alignment, bool zero_padding, bool column_major_scales, bool copy_ids, bool exact,
+             nb::handle num_sms) {
+            return self.elastic_dispatch(x, topk_idx, topk_weights, expert_stats, num_experts, num_max_tokens,
+                                         most_tokens, alignment, {zero_padding, column_major_scales, copy_ids, exact},
+                                         num_sms);
+          },
+          "x"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(), "expert_stats"_a.none(), "num_experts"_a.none(),
+          "num_max_tokens"_a.none(), "most_tokens"_a.none(), "alignment"_a.none(), "zero_padding"_a,
+          "column_major_scales"_a, "copy_ids"_a, "exact"_a, "num_sms"_a.none())
+      .def(
+          "elastic_dispatch_again",
+          [](const BufferCalls& self, nb::handle x, nb::handle handle, nb::handle topk_weights, bool zero_padding,
+             bool column_major_scales, nb::handle num_sms) {
+            return self.elastic_dispatch_again(x, handle, topk_weights, {zero_padding, column_major_scales}, num_sms);
+          },
+          "x"_a.none(), "handle"_a.none(), "topk_weights"_a.none(), "zero_padding"_a, "column_major_scales"_a,
+          "num_sms"_a.none())
       .def("elastic_combine", &BufferCalls::elastic_combine, "x"_a.none(), "handle"_a.none(), "topk_weights"_a.none(),
-           "bias"_a.none(), "num_sms"_a.none());
+           "bias"_a.none(), "num_sms"_a.none())
+      .def(
+          "low_latency_dispatch",
+          [](const BufferCalls& self, nb::handle x, nb::handle topk_idx, nb::handle max_tokens, nb::handle num_experts,
+             nb::handle expert_stats, nb::handle wait_stats, nb::handle sent, bool use_fp8, bool round_scale,
+             bool use_ue8m0) {
+            return self.low_latency_dispatch(x, topk_idx, max_tokens, num_experts, expert_stats, wait_stats, sent,
+                                             {use_fp8, round_scale, use_ue8m0});
+          },
+          "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(), "num_experts"_a.none(), "expert_stats"_a.none(),
+          "wait_stats"_a.none(), "sent"_a.none(), "use_fp8"_a, "round_scale"_a, "use_ue8m0"_a)
+      .def("low_latency_combine", &BufferCalls::low_latency_combine, "x"_a.none(), "topk_idx"_a.none(),
+           "topk_weights"_a.none(), "handle"_a.none(), "out"_a.none(), "wait_stats"_a.none(), "sent"_a.none());
 }
 
 }  // namespace ferry::python

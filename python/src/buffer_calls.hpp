@@ -15,12 +15,29 @@
 
 namespace ferry::python {
 
+/// Requested form of what a dispatch of the second generation returns.
+struct ElasticForm {
+  bool zero_padding = false;
+  bool column_major_scales = false;
+  // Of a new one.
+  bool copy_ids = true;  ///< the handle keeps a copy of the ids
+  bool exact = true;     ///< as many rows as arrive
+};
+
+/// The same in latency mode.
+struct FormOfSlab {
+  bool use_fp8 = true;
+  bool round_scale = false;
+  bool use_ue8m0 = false;
+};
+
 /// Of one buffer. Methods return the tuple that the package's method of the same name returns; its event is of a call
 /// that is not asynchronous.
 class BufferCalls {
  public:
   /// group: the ferry.Group of `calls`. types: classes of the two packages, in the order of the members below.
-  BufferCalls(nanobind::object calls, nanobind::object group, const nanobind::tuple& types);
+  /// captured: a list, to which Routings are added that a graph has captured.
+  BufferCalls(nanobind::object calls, nanobind::object group, const nanobind::tuple& types, nanobind::object captured);
 
   nanobind::object layout(nanobind::handle topk_idx, nanobind::handle num_experts, int ranks_per_node) const;
 
@@ -38,11 +55,26 @@ class BufferCalls {
   nanobind::object combine(nanobind::handle x, nanobind::handle handle, nanobind::handle topk_weights,
                            nanobind::handle bias, nanobind::handle num_sms) const;
 
+  /// Rows by token. num_max_tokens: M; most_tokens: its bound, 0: none. num_sms: also what the handle keeps.
+  nanobind::object elastic_dispatch(nanobind::handle x, nanobind::handle topk_idx, nanobind::handle topk_weights,
+                                    nanobind::handle expert_stats, nanobind::handle num_experts,
+                                    nanobind::handle num_max_tokens, nanobind::handle most_tokens,
+                                    nanobind::handle alignment, const ElasticForm& form,
+                                    nanobind::handle num_sms) const;
   /// handle: an EPHandle that is not expanded.
   nanobind::object elastic_dispatch_again(nanobind::handle x, nanobind::handle handle, nanobind::handle topk_weights,
-                                          nanobind::handle zero_padding, nanobind::handle num_sms) const;
+                                          const ElasticForm& form, nanobind::handle num_sms) const;
   nanobind::object elastic_combine(nanobind::handle x, nanobind::handle handle, nanobind::handle topk_weights,
                                    nanobind::handle bias, nanobind::handle num_sms) const;
+
+  /// sent: a ferry._latency.Sent, or None if the call is not split; then there is no hook.
+  nanobind::object low_latency_dispatch(nanobind::handle x, nanobind::handle topk_idx, nanobind::handle max_tokens,
+                                        nanobind::handle num_experts, nanobind::handle expert_stats,
+                                        nanobind::handle wait_stats, nanobind::handle sent,
+                                        const FormOfSlab& form) const;
+  nanobind::object low_latency_combine(nanobind::handle x, nanobind::handle topk_idx, nanobind::handle topk_weights,
+                                       nanobind::handle handle, nanobind::handle out, nanobind::handle wait_stats,
+                                       nanobind::handle sent) const;
 
  private:
   /// What a handle's tensors say, and the routing that belongs to them.
@@ -67,12 +99,18 @@ class BufferCalls {
   nanobind::object new_routing(const PlacedRouting& routing, bool bounded) const;
   /// Makes the routing found again from the handle's tensors.
   void attach(nanobind::handle rank_prefix, nanobind::object routing) const;
+  /// Makes the routing found from the first tensor of a handle of latency mode.
+  void attach_slab(nanobind::handle src_info, const nanobind::object& routing) const;
+  /// A call of latency mode was made, or its send half. -> the hook that makes the other half, or None
+  nanobind::object made_half(nanobind::handle sent, const nanobind::object& routing) const;
 
   nanobind::object owner_;  ///< of calls_
   const Calls* calls_;
   nanobind::object group_;
   mutable std::int64_t last_rows_ = 0;  ///< of the last exact route
-  nanobind::object event_, suggested_, link_, elastic_handle_;
+  nanobind::object event_, suggested_, link_, elastic_handle_, latency_link_, hook_;
+  nanobind::object captured_;
+  nanobind::object in_flight_;  ///< the group's ferry._latency.InFlight
 };
 
 void define_buffer_calls(nanobind::module_& module);

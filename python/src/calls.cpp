@@ -174,8 +174,8 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
     const int num_topk = routing.num_topk();
     // The dtypes of the payload are new references, which live until the tensors are made.
     std::array<nb::object, 2> dtypes;
-    std::array<Wanted, 4> wanted{};
-    std::array<std::pair<nb::object*, TensorView*>, 4> places{};
+    std::array<Wanted, 5> wanted{};
+    std::array<std::pair<nb::object*, TensorView*>, 5> places{};
     std::size_t count = 0;
     const Quantization quantize = call.options.quantize;
     const auto want = [&](const Wanted& one, nb::object& tensor, TensorView& view) {
@@ -194,7 +194,13 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
     // Scales that are given to a dispatch that makes its own are refused by the call.
     if (quantize == Quantization::kNone && call.in.scales.present() && !out.scales.present()) {
       dtypes[1] = get_dtype(call.scales);
-      want({dtypes[1], {rows, call.in.scales.extent(call.in.scales.num_dims - 1)}}, made.scales, out.scales);
+      const std::int64_t width = call.in.scales.extent(call.in.scales.num_dims - 1);
+      if (call.column_major_scales) {
+        made.scales = allocator_.make_column_major(dtypes[1], rows, width);
+        out.scales = read_tensor(made.scales, place_);
+      } else {
+        want({dtypes[1], {rows, width}}, made.scales, out.scales);
+      }
     }
     if (quantize != Quantization::kNone && !out.scales.present()) {
       const std::int64_t hidden = call.in.x.extent(call.in.x.num_dims - 1);
@@ -204,6 +210,7 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
     if (call.tables && call.weights) {
       want({allocator_.types().f32, {rows, num_topk}, of_tokens ? 2 : 1}, made.topk_weights, out.topk_weights);
     }
+    if (call.source) want({allocator_.types().i32, {rows, 2}}, made.source, out.source);
     std::vector<nb::object> tensors = allocator_.make_outputs(std::span(wanted).first(count));
     for (std::size_t i = 0; i < count; ++i) {
       *places[i].first = std::move(tensors[i]);

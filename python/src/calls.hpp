@@ -23,12 +23,15 @@ struct ReadDispatch {
   bool tables = false;   ///< ids and, with `weights`, weights are received too
   bool weights = false;
   bool bounded = false;  ///< rows of the route were bounded
+  bool source = false;   ///< source ranks and tokens of rows are received too
+  /// Scales that are made have strides (1, rows rounded up to 4), as bulk tensor copies of 16 bytes require.
+  bool column_major_scales = false;
   DispatchOptions options{};
 };
 
 /// What a dispatch made; the others are not valid.
 struct Received {
-  nanobind::object x, scales, topk_idx, topk_weights;
+  nanobind::object x, scales, topk_idx, topk_weights, source;
 };
 
 /// A combine whose inputs have been read.

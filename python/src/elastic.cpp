@@ -37,7 +37,7 @@ std::optional<BufferCalls::FoundElastic> BufferCalls::find_elastic(nb::handle ha
 }
 
 nb::object BufferCalls::elastic_dispatch_again(nb::handle x, nb::handle handle, nb::handle topk_weights,
-                                               nb::handle zero_padding, nb::handle num_sms) const {
+                                               const ElasticForm& form, nb::handle num_sms) const {
   static const Name bounded_name("is_bounded");
   const Calls& calls = *calls_;
   const std::optional<Stream> stream = calls.allocator().stream();
@@ -59,7 +59,8 @@ nb::object BufferCalls::elastic_dispatch_again(nb::handle x, nb::handle handle, 
   call.tables = true;
   call.weights = call.in.topk_weights.present();
   call.bounded = find_attribute(found->routing, bounded_name).is(nb::handle(Py_True));
-  call.options.zero_padding = PyObject_IsTrue(zero_padding.ptr()) == 1;
+  call.column_major_scales = form.column_major_scales;
+  call.options.zero_padding = form.zero_padding;
   call.options.kernel.num_sms = *bound;
   Received received = calls.dispatch(routing, call, *stream);
   raise_known_errors(calls);

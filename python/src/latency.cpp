@@ -88,7 +88,14 @@ void make_outputs(const Calls& calls, ReadLatencyDispatch& call, LatencyReceived
     scales.column_major = call.column_major_scales;
     want(scales, received.scales, call.out.scales);
   }
-  std::vector<nb::object> tensors = calls.allocator().make_outputs(std::span(wanted).first(count));
+  // Kernels of one node receive in memory of the group's own, and write a rank's slab themselves.
+  std::vector<nb::object> tensors;
+  if (calls.place().on_gpu && calls.group().topology().num_nodes() == 1) {
+    tensors.resize(count);
+    calls.allocator().make_all(std::span(wanted).first(count), tensors);
+  } else {
+    tensors = calls.allocator().make_outputs(std::span(wanted).first(count));
+  }
   for (std::size_t i = 0; i < count; ++i) {
     *places[i].first = std::move(tensors[i]);
     *places[i].second = read_tensor(*places[i].first, calls.place());

@@ -1,16 +1,17 @@
-#include "low_latency.hpp"
+/// Calls of latency mode as deep_ep's buffers make them.
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <utility>
 
+#include "buffer_calls.hpp"
 #include "deep_ep_arguments.hpp"
 #include "latency.hpp"
+#include "objects.hpp"
 #include "views.hpp"
 
 namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace ferry::python {
 namespace {
@@ -25,23 +26,75 @@ bool is_table_or_none(nb::handle tensor, Place place, DType dtype, std::int64_t 
   return tensor.is_none() || find_table(tensor, place, dtype, {size}).has_value();
 }
 
-/// stats: of experts, of waits. -> payload, counts, src_info, layout_range, routing
-nb::object dispatch(const Calls& calls, nb::handle x, nb::handle topk_idx, nb::handle max_tokens,
-                    nb::handle num_experts, const nb::tuple& stats, int quantize, nb::handle kept, int num_sms) {
+/// Quantization of a dispatch's flags; empty where they contradict each other.
+std::optional<Quantization> quantization_of(const FormOfSlab& form) {
+  if (!form.use_fp8) return Quantization::kNone;
+  if (form.use_ue8m0 && !form.round_scale) return std::nullopt;
+  if (form.use_ue8m0) return Quantization::kFp8Ue8m0;
+  return form.round_scale ? Quantization::kFp8PowerOfTwo : Quantization::kFp8;
+}
+
+/// Of a split call; None: it is not split.
+nb::object tensors_of(nb::handle sent) {
+  static const Name kept_name("kept");
+  return sent.is_none() ? nb::none() : find_attribute(sent, kept_name);
+}
+
+/// What a call needs to find its Routing by, on the storage of a handle's first tensor.
+const Name& link_name() {
+  static const Name name("_ferry_latency");
+  return name;
+}
+
+}  // namespace
+
+void BufferCalls::attach_slab(nb::handle src_info, const nb::object& routing) const {
+  static const Name untyped_storage("untyped_storage");
+  static const Name routing_name("routing");
+  static const Name memory_name("combine_memory");
+  const nb::object link = bare_object(latency_link_);
+  set_attribute(link, routing_name, routing);
+  set_attribute(link, memory_name, nb::none());
+  PyObject* const storage = PyObject_CallMethodNoArgs(src_info.ptr(), untyped_storage.ptr());
+  if (storage == nullptr) nb::raise_python_error();
+  set_attribute(nb::steal(storage), link_name(), link);
+}
+
+nb::object BufferCalls::made_half(nb::handle sent, const nb::object& routing) const {
+  static const Name native_name("_native");
+  static const Name dropped_name("calls_dropped");
+  static const Name sent_name("_sent");
+  static const Name group_name("_group");
+  if (sent.is_none()) {
+    if (PyObject_IsTrue(find_attribute(in_flight_, dropped_name).ptr()) == 1) in_flight_.attr("made_whole")();
+    return nb::none();
+  }
+  set_attribute(sent, native_name, find_attribute(routing, native_name));
+  nb::object hook = bare_object(hook_);
+  set_attribute(hook, sent_name, sent);
+  set_attribute(hook, group_name, group_);
+  return hook;
+}
+
+nb::object BufferCalls::low_latency_dispatch(nb::handle x, nb::handle topk_idx, nb::handle max_tokens,
+                                             nb::handle num_experts, nb::handle expert_stats, nb::handle wait_stats,
+                                             nb::handle sent, const FormOfSlab& form) const {
+  const Calls& calls = *calls_;
   const Place place = calls.place();
   const std::int64_t num_ranks = calls.group().num_ranks();
   const std::optional<Stream> stream = calls.allocator().stream();
   const std::optional<std::int64_t> most = find_integer(max_tokens);
   const std::optional<std::int64_t> experts = find_integer(num_experts);
   const std::optional<TensorView> rows = find_rows(x, place);
+  const std::optional<Quantization> quantize = quantization_of(form);
   if (!stream || !most || *most < 1 || *most > kMaxTokens || !experts || *experts < 1 || *experts % num_ranks != 0 ||
-      !rows || rows->dtype != DType::kBfloat16) {
+      !rows || rows->dtype != DType::kBfloat16 || !quantize) {
     return nb::none();
   }
   const std::optional<TensorView> ids = find_table(topk_idx, place, DType::kInt64, {rows->extent(0), kAny});
   if (!ids || ids->extent(1) < 1 || ids->extent(1) > kMaxTopk ||
-      !is_table_or_none(nb::object(stats[0]), place, DType::kInt32, *experts / num_ranks) ||
-      !is_table_or_none(nb::object(stats[1]), place, DType::kInt64, num_ranks)) {
+      !is_table_or_none(expert_stats, place, DType::kInt32, *experts / num_ranks) ||
+      !is_table_or_none(wait_stats, place, DType::kInt64, num_ranks)) {
     return nb::none();
   }
   ReadLatencyDispatch call{x};
@@ -50,35 +103,41 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle topk_idx, nb::h
   call.options.num_experts = *experts;
   call.options.max_tokens = *most;
   call.options.slab_capacity = num_ranks * *most;
-  call.options.quantize = static_cast<Quantization>(quantize);
+  call.options.quantize = *quantize;
+  const nb::object kept = tensors_of(sent);
   const bool split = keep_for_split(call, kept);
-  call.options.kernel.num_sms = num_sms;
-  call.options.counters.received = view_of(nb::object(stats[0]), place);
+  call.options.counters.received = view_of(expert_stats, place);
   call.column_major_scales = true;
   // Before a split call: what is raised after it takes away the Routing that it is to be received by.
   if (split) raise_known_errors(calls);
   LatencyReceived received = latency_dispatch(calls, call, *stream);
+  const nb::object routing = new_routing(received.routing, false);
+  const nb::object hook = made_half(sent, routing);
   const SlabTables tables = slab_tables(calls, received.routing);
+  attach_slab(tables.tokens, routing);
+  // Replays of a graph use the routings of its capture, and nobody tells when the last one was.
+  if (calls.allocator().is_capturing()) captured_.attr("append")(routing);
   if (!split) raise_known_errors(calls);
   const nb::object payload =
       received.scales.is_valid() ? nb::object(nb::make_tuple(received.x, received.scales)) : received.x;
-  return nb::make_tuple(payload, tables.counts, tables.tokens, tables.ranges, nb::cast(std::move(received.routing)));
+  const nb::tuple handle = nb::make_tuple(tables.tokens, tables.ranges, max_tokens, rows->extent(1), num_experts);
+  return nb::make_tuple(payload, tables.counts, handle, new_event(), hook);
 }
 
-/// -> sums
-nb::object combine(const Calls& calls, nb::handle group, nb::handle x, nb::handle topk_idx, nb::handle topk_weights,
-                   nb::handle handle, nb::handle out, nb::handle wait_stats, nb::handle kept, int num_sms) {
+nb::object BufferCalls::low_latency_combine(nb::handle x, nb::handle topk_idx, nb::handle topk_weights,
+                                            nb::handle handle, nb::handle out, nb::handle wait_stats,
+                                            nb::handle sent) const {
+  const Calls& calls = *calls_;
   const Place place = calls.place();
   const std::int64_t num_ranks = calls.group().num_ranks();
   const std::optional<Stream> stream = calls.allocator().stream();
   if (!stream || !nb::isinstance<nb::tuple>(handle) || nb::len(handle) != kHandleSize) return nb::none();
-  static const Name link_name("_ferry_latency");
   static const Name routing_name("routing");
-  const nb::object link = find_link(nb::object(handle[0]), link_name);
+  const nb::object link = find_link(nb::object(handle[0]), link_name());
   if (!link.is_valid()) return nb::none();
   const nb::object owner = find_attribute(link, routing_name);
   if (!owner.is_valid()) return nb::none();
-  const PlacedRouting* placed = find_routing(owner, group);
+  const PlacedRouting* placed = find_routing(owner, group_);
   const std::optional<std::int64_t> hidden = find_integer(nb::object(handle[kHiddenOfHandle]));
   if (placed == nullptr || !hidden) return nb::none();
   const Routing& routing = placed->routing;
@@ -100,22 +159,13 @@ nb::object combine(const Calls& calls, nb::handle group, nb::handle x, nb::handl
     call.out = *given;
   }
   call.options.order = CombineOrder::kRankSums;
+  const nb::object kept = tensors_of(sent);
   const bool split = keep_for_split(call, kept);
-  call.options.kernel.num_sms = num_sms;
   if (split) raise_known_errors(calls);
-  nb::object sums = latency_combine(calls, routing, call, *stream);
+  const nb::object sums = latency_combine(calls, routing, call, *stream);
+  const nb::object hook = made_half(sent, owner);
   if (!split) raise_known_errors(calls);
-  return sums.is_valid() ? nb::make_tuple(sums, owner) : nb::make_tuple(nb::borrow(out), owner);
-}
-
-}  // namespace
-
-void define_low_latency(nb::module_& module) {
-  module.def("low_latency_dispatch", &dispatch, "calls"_a, "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(),
-             "num_experts"_a.none(), "stats"_a, "quantize"_a, "kept"_a.none(), "num_sms"_a);
-  module.def("low_latency_combine", &combine, "calls"_a, "group"_a, "x"_a.none(), "topk_idx"_a.none(),
-             "topk_weights"_a.none(), "handle"_a.none(), "out"_a.none(), "wait_stats"_a.none(), "kept"_a.none(),
-             "num_sms"_a);
+  return nb::make_tuple(sums.is_valid() ? sums : nb::borrow(out), new_event(), hook);
 }
 
 }  // namespace ferry::python

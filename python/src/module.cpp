@@ -18,7 +18,6 @@
 #include "ferry/version.hpp"
 #include "gating.hpp"
 #include "latency.hpp"
-#include "low_latency.hpp"
 #include "placed.hpp"
 #include "symmetric_pool.hpp"
 #include "views.hpp"
@@ -328,7 +327,6 @@ NB_MODULE(_native, module) {
   define_calls(module);
   define_buffer_calls(module);
   define_latency(module);
-  define_low_latency(module);
   define_balance(module);
   define_gating(module);
   nb::class_<Placement>(module, "Placement")

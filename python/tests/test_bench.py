@@ -93,10 +93,11 @@ def test_measures_latency_mode(api: str, dtype: str, measure: Measure) -> None:
 def test_refuses_options_of_another_measurement(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong, message in (
         (["--layer", "--latency"], "give one of them"),
+        (["--latency", "--host-time"], "give one of them"),
         (["--split"], "are for --latency"),
         (["--order", "exact"], "are for --latency"),
         (["--latency", "--api", "deep_ep", "--order", "exact"], "rank_sums"),
-        (["--api", "deep_ep"], "are for --layer and --latency"),
+        (["--api", "deep_ep"], "are for --layer, --latency and --host-time"),
     ):
         with pytest.raises(SystemExit, match="2"):
             bench.main([*SMALL, *wrong])
@@ -108,3 +109,13 @@ def test_refuses_shapes_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> N
         with pytest.raises(SystemExit, match="2"):
             bench.main([*SMALL, *wrong])
         assert wrong[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("api", ["ferry", "deep_ep"])
+def test_measures_what_calls_take_of_the_host(api: str, measure: Measure) -> None:
+    result, printed = measure("--host-time", "--api", api, "--tokens", "8,3", "--split", "--device", "cpu")
+    assert [line["tokens"] for line in result["results"]] == [8, 3]
+    for line in result["results"]:
+        assert {"dispatch", "combine", "latency dispatch", "latency combine"} <= set(line["host_us"])
+        assert all(us > 0 for us in line["host_us"].values())
+    assert f"calls through {api}, 3 tokens" in printed

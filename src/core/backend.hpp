@@ -25,6 +25,7 @@
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
 #include "numeric/quantize.hpp"
+#include "plan/arrival_tables.hpp"
 #include "plan/token_layout.hpp"
 
 namespace ferry {
@@ -220,6 +221,8 @@ struct BackendFactory {
   /// Counts one rank's tokens, on `device` (-1: the current one) and in stream order where there are such. Needs no
   /// group.
   Status (*count_layout)(const plan::TokenLayoutParams& params, int device, Stream stream);
+  /// What arrival_tables writes, in the same way.
+  Status (*write_arrivals)(const plan::ArrivalParams& params, int device, Stream stream);
   /// Quantises rows, and the reverse; in the same way. `operation` is the public call, for messages.
   Status (*quantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
   Status (*dequantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);

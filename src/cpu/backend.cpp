@@ -50,6 +50,12 @@ Status count_layout(const plan::TokenLayoutParams& params, int /*device*/, Strea
   return status;
 }
 
+Status write_arrivals(const plan::ArrivalParams& params, int /*device*/, Stream stream) {
+  Status status = check_no_stream("arrival_tables", stream);
+  if (status.ok()) plan::write_arrivals(params);
+  return status;
+}
+
 Status quantize(std::string_view operation, const numeric::QuantizeParams& params, int /*device*/, Stream stream) {
   Status status = check_no_stream(operation, stream);
   if (status.ok()) numeric::quantize_rows(params);
@@ -209,8 +215,9 @@ BackendFactory cpu_backend_factory() {
   return {"cpu",          "ranks of one host through shared memory, of several hosts over a network",
           probe,          CpuBackend::create,
           bytes_required, latency_bytes_required,
-          count_layout,   quantize,
-          dequantize,     select_experts};
+          count_layout,   write_arrivals,
+          quantize,       dequantize,
+          select_experts};
 }
 
 }  // namespace ferry::cpu

@@ -11,6 +11,7 @@
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/memory_required.hpp"
+#include "cuda/intranode/arrival_tables.hpp"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
 #include "cuda/intranode/memory_required.hpp"
@@ -30,6 +31,7 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   if (status.ok()) status = runtime_status(load_homes_kernel(shared_limit), operation, kHint);
   if (status.ok()) status = runtime_status(load_dispatch_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_combine_kernels(shared_limit, has_bulk), operation, kHint);
+  if (status.ok()) status = runtime_status(load_arrivals_kernel(), operation, kHint);
   if (status.ok()) status = runtime_status(load_quantize_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_gating_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_row_copy_kernels(), operation, kHint);
@@ -105,8 +107,9 @@ BackendFactory backend_factory() {
   return {"cuda",         "ranks with GPUs: of a node through each other's memory, of several over a network",
           probe,          CudaBackend::create,
           bytes_of_group, latency_bytes_required,
-          count_layout,   quantize,
-          dequantize,     select_experts};
+          count_layout,   write_arrivals,
+          quantize,       dequantize,
+          select_experts};
 }
 
 }  // namespace ferry::cuda

@@ -34,6 +34,7 @@ set(ferry_cuda_sources
     cuda/internode/route.cpp
     cuda/internode/side_stream.cpp
     cuda/internode/steps.cpp
+    cuda/intranode/arrival_tables.cpp
     cuda/intranode/channel_tables.cpp
     cuda/intranode/combine.cpp
     cuda/intranode/dispatch.cpp
@@ -55,6 +56,7 @@ set(ferry_cuda_sources
     cuda/internode/exchange.cu
     cuda/internode/gather.cu
     cuda/internode/node_route.cu
+    cuda/intranode/arrival_tables.cu
     cuda/intranode/channel_tables.cu
     cuda/intranode/combine.cu
     cuda/intranode/counters.cu

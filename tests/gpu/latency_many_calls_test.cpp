@@ -91,6 +91,25 @@ TEST_P(LatencyManyCalls, OfLateRanksInFlatMemory) {
   });
 }
 
+/// Nothing but calls, as decoding makes them: what Routings leave behind must be found again by the calls themselves.
+TEST_P(LatencyManyCalls, OfProgramsThatAskForNothingElse) {
+  constexpr int kNumUnseenPairs = 3000;
+  constexpr int kPairsAhead = 20;
+  const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(2, 1);
+  run_latency_group({.num_ranks = 2}, cases, [&](RankContext& context, Group& group) {
+    const OwnedStream stream;
+    LatencyPair pair(context, group, cases.front());
+    meet(context);
+    for (int number = 0; number < kNumUnseenPairs; ++number) {
+      if (!context.expect_ok(pair.start(group, stream.get(), GetParam()), fmt::format("pair {}", number))) return;
+      if (number % kPairsAhead == 0 && !context.expect_ok(group.wait(stream.get()), "wait")) return;
+    }
+    context.expect_ok(group.wait(stream.get()), "the last wait");
+    pair.expect_received(context);
+    meet(context);
+  });
+}
+
 /// The same graph all the time: what changes lies in memory, the number of tokens too.
 TEST_P(LatencyManyCalls, OfReplayedGraphs) {
   constexpr int kNumCases = 16;

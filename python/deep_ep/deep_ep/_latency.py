@@ -15,9 +15,11 @@ from deep_ep._latency_calls import CombineOptions, DispatchOptions, Hook, slab_s
 from deep_ep._latency_handles import CombineMemory, link_of
 from deep_ep._member import Asked, Member
 from deep_ep._throughput import Payload
+from deep_ep._whole_calls import run_in_order
 from deep_ep.utils.event import EventOverlap
 from ferry import InvalidArgument
 from ferry._eager import eager
+from ferry._latency import Sent
 
 
 class LatencyCalls:
@@ -69,6 +71,32 @@ class LatencyCalls:
         layout_range [L, R] i64, first row << 32 | number of rows from a rank; M; H; E). Its tensors and the counts are
         views of memory that the calls go on to use: do not write to them. src_info is not contiguous.
         """
+        if not self.low_latency_mode:
+            self._check_mode("low_latency_dispatch")
+        whole = self._member.whole
+        if whole is not None and not unknown and not (return_recv_hook and async_finish):
+            sent = Sent("low_latency_dispatch", self._member.group, x, topk_idx) if return_recv_hook else None
+            made = run_in_order(
+                self._member,
+                None,
+                async_finish,
+                (x, topk_idx, cumulative_local_expert_recv_stats),
+                whole.low_latency_dispatch,
+                x,
+                topk_idx,
+                num_max_dispatch_tokens_per_rank,
+                num_experts,
+                cumulative_local_expert_recv_stats,
+                dispatch_wait_recv_cost_stats,
+                sent,
+                bool(use_fp8),
+                bool(round_scale),
+                bool(use_ue8m0),
+            )
+            if made is not None:
+                return made
+            if sent is not None:
+                sent.forget()
         asked = self._asked("low_latency_dispatch", async_finish, unknown)
         how = DispatchOptions(
             num_max_dispatch_tokens_per_rank,
@@ -113,6 +141,31 @@ class LatencyCalls:
         Each rank sums its rows of a token in fp32, by ascending row, and rounds to bf16; the token's source adds those
         in fp32, by ascending rank, and rounds. Returns the sums [T, H] bf16, the event, and the hook or None.
         """
+        if not self.low_latency_mode:
+            self._check_mode("low_latency_combine")
+        whole = self._member.whole
+        plain = not unknown and not use_logfmt and not zero_copy and not (return_recv_hook and async_finish)
+        if whole is not None and plain:
+            group = self._member.group
+            sent = Sent("low_latency_combine", group, x, topk_weights, out) if return_recv_hook else None
+            made = run_in_order(
+                self._member,
+                None,
+                async_finish,
+                (x, topk_weights, out),
+                whole.low_latency_combine,
+                x,
+                topk_idx,
+                topk_weights,
+                handle,
+                out,
+                combine_wait_recv_cost_stats,
+                sent,
+            )
+            if made is not None:
+                return made
+            if sent is not None:
+                sent.forget()
         asked = self._asked("low_latency_combine", async_finish, unknown)
         how = CombineOptions(use_logfmt, zero_copy, return_recv_hook, out, combine_wait_recv_cost_stats)
         return calls.combine(self._member, x, topk_idx, topk_weights, handle, how, asked)

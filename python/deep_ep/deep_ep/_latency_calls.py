@@ -9,15 +9,13 @@ import torch
 
 import ferry
 from deep_ep import _arguments as arguments
-from deep_ep._latency_handles import attach, link_of
+from deep_ep._latency_handles import ReceiveHook, attach, link_of
 from deep_ep._member import Asked, Member
 from deep_ep._statistics import check_expert_stats, check_wait_stats
 from deep_ep._throughput import Payload
-from deep_ep._whole_calls import run_whole
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import InvalidArgument, _native
 from ferry._latency import Sent
-from ferry._quantize import number_of
 
 Hook = Callable[[], None]
 
@@ -43,20 +41,6 @@ class CombineOptions(NamedTuple):
     wait_stats: torch.Tensor | None
 
 
-class _ReceiveHook:
-    """The second half of a call; raises when called twice."""
-
-    __slots__ = ("_group", "_sent")
-
-    def __init__(self, sent: Sent, group: ferry.Group) -> None:
-        self._sent = sent
-        self._group = group
-
-    def __call__(self) -> None:
-        self._sent.receive()
-        self._group.poll()
-
-
 def _end(event: Any) -> EventOverlap:
     return EventOverlap(EventHandle._of(event) if event is not None else None)
 
@@ -74,42 +58,9 @@ def _quantization(how: DispatchOptions) -> Any:
     return "fp8_ue8m0" if how.use_ue8m0 else "fp8_power_of_two" if how.round_scale else "fp8"
 
 
-def _dispatch_at_once(
-    member: Member, x: torch.Tensor, topk_idx: torch.Tensor, how: DispatchOptions, asked: Asked
-) -> tuple[Payload, torch.Tensor, tuple, EventOverlap, Hook | None] | None:
-    """The common, valid case, as :mod:`deep_ep._whole_calls` makes those of throughput mode."""
-    calls, split = member.calls, bool(how.return_recv_hook)
-    if calls is None or asked.unknown or (split and asked.asynchronous) or (how.use_ue8m0 and not how.round_scale):
-        return None
-    stats, quantize = (how.expert_stats, how.wait_stats), number_of(_quantization(how), _DISPATCH)
-    most, num_experts = how.num_max_dispatch_tokens_per_rank, how.num_experts
-    group = member.group
-
-    def make(num_sms: int) -> Any:
-        sent = Sent(_DISPATCH, group, x, topk_idx) if split else None
-        kept = None if sent is None else sent.kept
-        made = _native.low_latency_dispatch(calls, x, topk_idx, most, num_experts, stats, quantize, kept, num_sms)
-        if made is None:
-            if sent is not None:
-                sent.forget()
-            return None
-        rows, *tables, native = made
-        group._made(sent, native)
-        return rows, tables[0], *_finish(member, ferry.Routing(native, group, False, False), tables, sent, how, x)
-
-    made, event = run_whole(member, asked, make, x, topk_idx, how.expert_stats)
-    if made is None:
-        return None
-    rows, counts, handle, hook = made
-    return rows, counts, handle, event, hook
-
-
 def dispatch(
     member: Member, x: torch.Tensor, topk_idx: torch.Tensor, how: DispatchOptions, asked: Asked
 ) -> tuple[Payload, torch.Tensor, tuple, EventOverlap, Hook | None]:
-    made = _dispatch_at_once(member, x, topk_idx, how, asked)
-    if made is not None:
-        return made
     with member.turn(_DISPATCH, ("latency_dispatch",), asked) as (turn, call):
         _check_hook(_DISPATCH, how.return_recv_hook, asked)
         device, most = member.device, how.num_max_dispatch_tokens_per_rank
@@ -150,39 +101,8 @@ def _finish(
     member.keep_for_graph(routing)
     handle = (src_info, layout_range, how.num_max_dispatch_tokens_per_rank, x.shape[1], how.num_experts)
     if sent is not None:
-        return handle, _ReceiveHook(sent, routing.group)
+        return handle, ReceiveHook(sent, routing.group)
     return handle, None
-
-
-def _combine_at_once(
-    member: Member,
-    x: torch.Tensor,
-    topk_idx: torch.Tensor,
-    topk_weights: torch.Tensor,
-    handle: Any,
-    how: CombineOptions,
-    asked: Asked,
-) -> tuple[torch.Tensor, EventOverlap, Hook | None] | None:
-    """As :func:`_dispatch_at_once`."""
-    calls, split = member.calls, bool(how.return_recv_hook)
-    if calls is None or asked.unknown or how.use_logfmt or how.zero_copy or (split and asked.asynchronous):
-        return None
-    group, out, waits = member.group, how.out, how.wait_stats
-
-    def make(num_sms: int) -> tuple[torch.Tensor, Hook | None] | None:
-        sent = Sent(_COMBINE, group, x, topk_weights, out) if split else None
-        kept = None if sent is None else sent.kept
-        made = _native.low_latency_combine(calls, group, x, topk_idx, topk_weights, handle, out, waits, kept, num_sms)
-        if made is None:
-            if sent is not None:
-                sent.forget()
-            return None
-        sums, routing = made
-        group._made(sent, routing._native)
-        return sums, None if sent is None else _ReceiveHook(sent, group)
-
-    made, event = run_whole(member, asked, make, x, topk_weights, out)
-    return None if made is None else (made[0], event, made[1])
 
 
 def combine(
@@ -194,9 +114,6 @@ def combine(
     how: CombineOptions,
     asked: Asked,
 ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
-    made = _combine_at_once(member, x, topk_idx, topk_weights, handle, how, asked)
-    if made is not None:
-        return made
     with member.turn(_COMBINE, ("latency_combine",), asked) as (turn, call):
         _check_hook(_COMBINE, how.return_recv_hook, asked)
         if how.use_logfmt:
@@ -225,7 +142,7 @@ def combine(
             rows, routing, topk_weights, order="rank_sums", split=bool(how.return_recv_hook), out=how.out
         )
         call.gives(combined.x)
-    hook = _ReceiveHook(combined._sent, member.group) if how.return_recv_hook else None
+    hook = ReceiveHook(combined._sent, member.group) if how.return_recv_hook else None
     return combined.x, _end(call.event), hook
 
 

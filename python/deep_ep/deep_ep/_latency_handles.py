@@ -12,6 +12,7 @@ import torch
 
 import ferry
 from ferry import InvalidArgument
+from ferry._latency import Sent
 
 _ATTRIBUTE = "_ferry_latency"
 _MAX_IN_FLIGHT = 2  # kMaxLatencyCallsInFlight
@@ -38,6 +39,20 @@ class LatencyLink:
         self.routing = routing
         self.combine_memory: torch.Tensor | None = None
         """Of ``get_next_low_latency_combine_buffer``, once it was called."""
+
+
+class ReceiveHook:
+    """The second half of a call; raises when called twice."""
+
+    __slots__ = ("_group", "_sent")
+
+    def __init__(self, sent: Sent, group: ferry.Group) -> None:
+        self._sent = sent
+        self._group = group
+
+    def __call__(self) -> None:
+        self._sent.receive()
+        self._group.poll()
 
 
 def attach(src_info: torch.Tensor, routing: ferry.Routing) -> None:

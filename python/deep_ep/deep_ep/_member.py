@@ -14,6 +14,7 @@ from deep_ep._device import choose_device
 from deep_ep._domains import choose_ranks_per_node
 from deep_ep._ep_handle import EPHandle
 from deep_ep._handles import Link
+from deep_ep._latency_handles import LatencyLink, ReceiveHook
 from deep_ep._num_sms import Suggested, bound_of
 from deep_ep._previous_event import event_of
 from deep_ep._streams import Call, lane_of
@@ -27,7 +28,7 @@ _ROUTES = ("route", "rail_route")
 _ROUTE_OF = {"dispatch": "route", "combine": "route", "rail_dispatch": "rail_route"}
 
 # Classes that native calls make or know.
-_TYPES = (EventOverlap, Suggested, Link, EPHandle)
+_TYPES = (EventOverlap, Suggested, Link, EPHandle, LatencyLink, ReceiveHook)
 
 
 class Asked(NamedTuple):
@@ -208,8 +209,10 @@ class Member:
             mask_lost_ranks=mask_lost_ranks,
             mask_timeout=timeouts_s[self.device.type],
         )
-        self._whole: _native.BufferCalls | None = _native.BufferCalls(self._group._calls, self._group, _TYPES)
         self._captured: list[ferry.Routing] = []
+        self._whole: _native.BufferCalls | None = _native.BufferCalls(
+            self._group._calls, self._group, _TYPES, self._captured
+        )
         self.rank = self._group.rank
         self.num_ranks = self._group.num_ranks
         self.ranks_per_node = self._group.ranks_per_node

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from deep_ep._member import Asked, Member
-from deep_ep._num_sms import bound_of
+from deep_ep._ep_handle import EPHandle
+from deep_ep._member import Member
 from deep_ep._previous_event import event_of
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import InvalidArgument
@@ -33,26 +33,9 @@ def run_in_order(
         if isinstance(made, tuple):
             call.takes(*inputs)
             call.gives(*(part for part in made if not isinstance(part, list)))  # lists are of counts
+            for part in made:
+                if isinstance(part, EPHandle) and all(part is not one for one in arguments):  # a new one
+                    call.gives(*vars(part).values())
     if call.event is not None and isinstance(made, tuple):
-        made[-1].event = EventHandle._of(call.event)
+        next(part for part in made if isinstance(part, EventOverlap)).event = EventHandle._of(call.event)
     return made
-
-
-def run_whole(member: Member, asked: Asked, make: Callable[[int], Any], *inputs: Any) -> tuple[Any, EventOverlap]:
-    """What ``make``, given the most multiprocessors, returns, and the event of the call. ``inputs``: tensors that the
-    GPU reads or writes.
-    """
-    try:
-        num_sms = bound_of(asked.num_sms, "num_sms")
-        previous = event_of(asked.previous_event, "previous_event")
-    except InvalidArgument:
-        return None, EventOverlap()
-    if asked.previous_event is None and not asked.asynchronous:
-        return make(num_sms), EventOverlap()
-    with member.lane.call(previous, asked.asynchronous) as call:
-        made = make(num_sms)
-        if made is not None:
-            call.takes(*inputs)
-            parts = made if isinstance(made, tuple) else (made,)
-            call.gives(*(part for part in parts if not isinstance(part, list)))  # lists are of counts
-    return made, EventOverlap(EventHandle._of(call.event) if call.event is not None else None)

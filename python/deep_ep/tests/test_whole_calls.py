@@ -59,7 +59,8 @@ def assert_same(left: Any, right: Any) -> None:
             right.dtype,
             right.device,
         )
-        assert left.contiguous().view(torch.uint8).equal(right.contiguous().view(torch.uint8))
+        left, right = (one.clone(memory_format=torch.contiguous_format) for one in (left, right))
+        assert left.view(torch.uint8).equal(right.view(torch.uint8))
     elif isinstance(left, list):
         assert len(left) == len(right)
         for one, other in zip(left, right):
@@ -168,11 +169,69 @@ def test_same_results_of_the_second_generation(expand: bool, cpu_sync: bool, asy
     run_ranks(2, check_same_elastic, make_world(2, 6, [7, 4]), device, expand, cpu_sync, asynchronous)
 
 
+def fields_of(handle: deep_ep.EPHandle) -> list[Any]:
+    """All but its routing."""
+    return [value for name, value in sorted(vars(handle).items()) if name != "_routing"]
+
+
+def check_same_new_elastic(rank: int, world: World, device: str, cpu_sync: bool, asynchronous: bool) -> None:
+    buffer = make_elastic(rank, device)
+    mine = inputs_of(world, rank, device_of(rank, device))
+    how = {
+        "num_experts": world.num_experts,
+        "do_cpu_sync": cpu_sync,
+        "async_with_compute_stream": asynchronous,
+        "previous_event": buffer.capture() if asynchronous else None,
+    }
+    stats = torch.ones(world.num_local(rank), dtype=torch.int32, device=mine.x.device)
+
+    def dispatch(x: Any, weights: torch.Tensor | None, **options: Any) -> Any:
+        counted = stats.clone()
+        rows, ids, weights, handle, event = buffer.dispatch(
+            x, mine.idx, weights, cumulative_local_expert_recv_stats=counted, **options, **how
+        )
+        event.current_stream_wait()
+        assert handle._routing.group is buffer.runtime and handle._routing.is_bounded != cpu_sync
+        assert (handle.topk_idx is mine.idx) == (options.get("do_handle_copy") is False)
+        count = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
+        rows = (rows,) if isinstance(rows, torch.Tensor) else rows
+        # What rows without a token hold is not said.
+        kept = [part[:count] for part in rows], ids, None if weights is None else weights[:count]
+        return kept, counted, fields_of(handle)
+
+    forms = (
+        {},
+        {"expert_alignment": 4, "do_handle_copy": False},
+        {"use_tma_aligned_col_major_sf": True, "num_sms": 12},
+        {"do_zero_padding": True, "num_max_tokens_per_rank": 9},
+    )
+    for payload in payloads(mine):
+        for form in forms:
+            for weights in (None, mine.weights):
+                whole = finished(dispatch(payload, weights, **form))
+                with step_by_step():
+                    assert_same(whole, finished(dispatch(payload, weights, **form)))
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("cpu_sync", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_same_new_dispatches_of_the_second_generation(cpu_sync: bool, asynchronous: bool, device: str) -> None:
+    run_ranks(3, check_same_new_elastic, make_world(3, 6, [7, 0, 4]), device, cpu_sync, asynchronous)
+
+
 def check_whole_elastic(rank: int, world: World, device: str) -> None:
     buffer = make_elastic(rank, device)
     mine = inputs_of(world, rank, device_of(rank, device))
-    x, _, _, handle, _ = buffer.dispatch(mine.x, mine.idx, mine.weights, num_experts=world.num_experts)
+    rows, scales = mine.x.to(torch.float8_e4m3fn), torch.rand(len(mine.x), 3, device=mine.x.device)
     with as_a_whole():
+        for waits in (True, False):
+            x, _, _, handle, _ = buffer.dispatch(
+                mine.x, mine.idx, mine.weights, num_experts=world.num_experts, do_cpu_sync=waits
+            )
+            buffer.combine(x, handle)
+        x, _, _, handle, _ = buffer.dispatch(mine.x, mine.idx, num_experts=world.num_experts, expert_alignment=2)
+        buffer.dispatch((rows, scales), handle=handle, use_tma_aligned_col_major_sf=True)
         x, _, weights, _, _ = buffer.dispatch(mine.x, handle=handle, topk_weights=mine.weights)
         finished(buffer.combine(x, handle, topk_weights=weights, async_with_compute_stream=True))
     buffer.destroy()

@@ -34,6 +34,7 @@ Context::~Context() {
 }
 
 Result<bool> Context::check_stream(std::string_view operation, Stream stream) {
+  checked_.reset();
   if (!parts_.sync->broken().ok()) return parts_.sync->broken();
   if (Status status = check_lost(); !status.ok()) return status;
   const auto handle = static_cast<cudaStream_t>(stream.handle);
@@ -45,14 +46,17 @@ Result<bool> Context::check_stream(std::string_view operation, Stream stream) {
   // Not of a captured stream: asking that one for its device ends the capture.
   const Result<StreamId> id = id_of(operation, handle);
   if (!id.ok()) return id.status();
+  checked_ = {handle, *id};
   if (is_last_stream(*id)) return false;
   Status status = check_stream_device(operation, handle, parts_.device);
   if (!status.ok()) return status;
   return false;
 }
 
-Result<StreamId> Context::follow_last_call(std::string_view operation, cudaStream_t stream) const {
-  const Result<StreamId> id = id_of(operation, stream);
+Result<StreamId> Context::follow_last_call(std::string_view operation, cudaStream_t stream) {
+  const bool checked = checked_ && checked_->stream == stream;
+  const Result<StreamId> id = checked ? Result<StreamId>(checked_->id) : id_of(operation, stream);
+  checked_.reset();  // a later stream may have the same handle
   if (!id.ok() || !launched_ || is_last_stream(*id)) return id;
   const cudaError_t error = cudaStreamWaitEvent(stream, parts_.memory->last_call(), 0);
   if (error != cudaSuccess) return runtime_status(error, fmt::format("{}: ordering calls", operation));
@@ -123,9 +127,12 @@ Status Context::refuse(const CallRecord& record, Stream stream, const Status& st
 }
 
 Status Context::launch_local(std::string_view operation, Stream stream,
-                             const std::function<cudaError_t(cudaStream_t)>& launch) {
-  const Result<bool> captured = check_stream(operation, stream);
-  if (!captured.ok()) return captured.status();
+                             const std::function<cudaError_t(cudaStream_t)>& launch, std::optional<bool> captured) {
+  if (!captured) {
+    const Result<bool> checked = check_stream(operation, stream);
+    if (!checked.ok()) return checked.status();
+    captured = *checked;
+  }
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   const Result<StreamId> id = *captured ? StreamId{0} : follow_last_call(operation, handle);
   if (!id.ok()) return id.status();

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string_view>
 
 #include "core/backend.hpp"
@@ -55,8 +56,9 @@ class Context {
                 const std::function<cudaError_t(const Launch&)>& launch_refusal);
 
   /// Puts work of this rank alone on the stream, after its earlier calls; what they use rests until it is done.
-  Status launch_local(std::string_view operation, Stream stream,
-                      const std::function<cudaError_t(cudaStream_t)>& launch);
+  /// `captured`: what check_stream has just said of the stream, if it was asked.
+  Status launch_local(std::string_view operation, Stream stream, const std::function<cudaError_t(cudaStream_t)>& launch,
+                      std::optional<bool> captured = {});
 
   /// Breaks the group because of an error that is this rank's own.
   Status fail(const Status& status);
@@ -79,7 +81,7 @@ class Context {
  private:
   bool is_last_stream(StreamId id) const { return launched_ && id == last_stream_id_; }
   /// Orders the stream, which is not captured, after earlier calls; returns its id.
-  Result<StreamId> follow_last_call(std::string_view operation, cudaStream_t stream) const;
+  Result<StreamId> follow_last_call(std::string_view operation, cudaStream_t stream);
   /// After the launches of a call that is not captured.
   cudaError_t record_last_call(cudaStream_t stream, StreamId id);
   /// Clears the pending fault and describes it; ok if there is none.
@@ -91,6 +93,12 @@ class Context {
   Staging staging_;
   bool launched_ = false;        // something was, so the last call's event has been recorded
   StreamId last_stream_id_ = 0;  // if launched_: one more call there needs neither checks nor ordering
+  /// Of the call that is being made, once its stream was checked.
+  struct CheckedStream {
+    cudaStream_t stream;
+    StreamId id;
+  };
+  std::optional<CheckedStream> checked_;
 };
 
 /// Status of a call whose arguments this rank's checks refused; ok for others.

@@ -83,7 +83,13 @@ Result<RouteResultTables> CudaRouting::expect_counts(const CountsMemory& counts,
                                                      std::int64_t deadline_ns) {
   const auto size = to_size(num_ranks);
   const std::size_t num_local = local_expert_ids.size();
-  Result<std::byte*> data = counts.pinned->take(HostResult::at(nullptr, size, num_local).size_bytes);
+  const std::size_t bytes = HostResult::at(nullptr, size, num_local).size_bytes;
+  Result<std::byte*> data = counts.pinned->take(bytes);
+  if (!data.ok()) {
+    // What Routings that are gone have left may be all that is missing.
+    counts.owner->release_finished();
+    data = counts.pinned->take(bytes);
+  }
   if (!data.ok()) return data.status();
   memory_owner = counts.owner;
   pinned = counts.pinned;

@@ -167,7 +167,7 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
     return of_combine ? launch_receive(routing.combine_receive, stream)
                       : launch_receive(routing.dispatch_receive, stream);
   };
-  Status status = context_.launch_local(kName, call.stream, launch);
+  Status status = context_.launch_local(kName, call.stream, launch, *captured);
   // The peers have sent, and wait for the set to be free again.
   if (!status.ok()) return *captured ? status : context_.fail(status);
   if (!of_combine) routing.received.store(reports, std::memory_order_release);

@@ -186,6 +186,25 @@ Status check_layout_memory(const plan::TokenLayoutParams& params, int device) {
   return checks.status();
 }
 
+Status check_arrivals_memory(const plan::ArrivalParams& params, int device) {
+  Checks checks(device);
+  if (params.num_rows > 0) {
+    checks.pointer("arrival_tables: source", params.source);
+    checks.pointer("arrival_tables: topk_idx", params.ids);
+    checks.pointer("arrival_tables: output origin", params.origin);
+  }
+  if (params.num_experts > 0) {
+    checks.pointer("arrival_tables: rows_per_expert", params.rows_per_expert);
+    checks.pointer("arrival_tables: output expert_ends", params.expert_ends);
+  }
+  checks.pointer("arrival_tables: output rows_through_rank", params.rows_through_rank);
+  if (params.num_sent_ids > 0) {
+    checks.pointer("arrival_tables: sent_idx", params.sent_ids);
+    checks.pointer("arrival_tables: output sent_idx", params.sent_ids_copy);
+  }
+  return checks.status();
+}
+
 Status check_quantize_memory(std::string_view operation, const numeric::QuantizeParams& params, int device) {
   Checks checks(device);
   if (params.num_rows > 0) {

@@ -21,6 +21,7 @@ Status check_channel_tables_memory(const ChannelTablesCall& call, std::int64_t n
 /// `out`: of latency_query_mask.
 Status check_mask_memory(const ConstTensorView& out, const DeviceArena& arena);
 Status check_layout_memory(const plan::TokenLayoutParams& params, int device);
+Status check_arrivals_memory(const plan::ArrivalParams& params, int device);
 Status check_quantize_memory(std::string_view operation, const numeric::QuantizeParams& params, int device);
 Status check_gating_memory(std::string_view operation, const numeric::GatingParams& params, int device);
 Status check_stream_device(std::string_view operation, cudaStream_t stream, int device);

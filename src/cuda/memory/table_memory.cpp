@@ -67,6 +67,10 @@ Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes, bool aga
 
 std::byte* TableMemory::take_kept(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
+  if (num_resting() >= look_at_) {
+    release_unused(Unused::kResting);
+    look_at_ = num_resting() + kMostUnseen;
+  }
   const auto same = std::find_if(kept_.begin(), kept_.end(), [bytes](const Kept& kept) { return kept.bytes == bytes; });
   if (same == kept_.end()) return nullptr;
   std::byte* const data = same->data;
@@ -153,8 +157,16 @@ void TableMemory::bury_buffer(std::byte* data, std::size_t bytes) {
   reap();
 }
 
-void TableMemory::reap() {
-  if (resting_.empty() && resting_earlier_.empty() && kept_.empty()) return;
+void TableMemory::release_finished() {
+  const std::lock_guard lock(mutex_);
+  release_unused(Unused::kResting);
+}
+
+void TableMemory::reap() { release_unused(kept_.empty() ? Unused::kResting : Unused::kKeptToo); }
+
+void TableMemory::release_unused(Unused what) {
+  const bool kept = what == Unused::kKeptToo;
+  if (resting_.empty() && resting_earlier_.empty() && !kept) return;
   if (closed_) return release_all();
   const DeviceGuard guard(arena_->device());
   if (!guard.status().ok()) return;
@@ -168,17 +180,29 @@ void TableMemory::reap() {
     for (const auto& release : resting_earlier_) release();
     resting_earlier_.clear();
   }
-  if (resting_.empty() && kept_.empty()) return;
-  if (is_over(last_)) return release_all();
+  if (resting_.empty() && !kept) return;
+  if (is_over(last_)) {
+    release_resting();
+    if (kept) release_kept();
+    return;
+  }
   earlier_ = last_;
   resting_earlier_.swap(resting_);
 }
 
-void TableMemory::release_all() {
+void TableMemory::release_resting() {
   for (std::vector<std::function<void()>>* rest : {&resting_earlier_, &resting_}) {
     for (const auto& release : *rest) release();
     rest->clear();
   }
+}
+
+void TableMemory::release_all() {
+  release_resting();
+  release_kept();
+}
+
+void TableMemory::release_kept() {
   for (const Kept& kept : kept_) {
     arena_->give(kept.data, kept.bytes);
     held_bytes_ -= kept.bytes;

@@ -47,6 +47,8 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   Result<Buffer> allocate(std::size_t bytes);
   /// Runs `release` when the calls that were launched before are finished; from any thread.
   void after_calls(std::function<void()> release);
+  /// Releases what rests behind calls that are finished.
+  void release_finished();
   /// Bytes taken and not given back to the arena yet, in pages. Gives back first what no call uses any more.
   std::size_t held_bytes();
 
@@ -84,21 +86,32 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   std::byte* take_kept(std::size_t bytes);
   void bury_buffer(std::byte* data, std::size_t bytes);
   void reap();
+  enum class Unused { kResting, kKeptToo };
+  /// Releases what no call uses any more.
+  void release_unused(Unused what);
+  std::size_t num_resting() const { return resting_.size() + resting_earlier_.size(); }
+  void release_resting();
+  void release_kept();
   void release_all();
 
   std::shared_ptr<DeviceArena> arena_;
   const std::array<cudaEvent_t, 2> events_;
   mutable std::mutex mutex_;
+  /// What may rest until a call that takes a kept block looks for it: asking the driver whether a call is finished takes
+  /// as long as a third of a call.
+  static constexpr std::size_t kMostUnseen = 64;
+
   std::size_t last_ = 0;  // guarded by mutex_; the event that was recorded last
   /// What rests until the last call is finished. Guarded by mutex_.
   std::vector<std::function<void()>> resting_;
   /// What rests until an earlier call is finished, whose event is not recorded again before. A program that is always
   /// ahead of its GPU would never find its last call finished, and take new memory for every call. Guarded by mutex_.
   std::vector<std::function<void()>> resting_earlier_;
-  std::size_t earlier_ = 0;     // guarded by mutex_; the event of that call
-  std::vector<Kept> kept_;      // guarded by mutex_
-  std::size_t held_bytes_ = 0;  // guarded by mutex_
-  bool closed_ = false;         // guarded by mutex_
+  std::size_t earlier_ = 0;            // guarded by mutex_; the event of that call
+  std::size_t look_at_ = kMostUnseen;  // guarded by mutex_; as many rest when the next call looks
+  std::vector<Kept> kept_;             // guarded by mutex_
+  std::size_t held_bytes_ = 0;         // guarded by mutex_
+  bool closed_ = false;                // guarded by mutex_
 };
 
 }  // namespace ferry::cuda

@@ -245,7 +245,7 @@ class ElasticBuffer(AbsentFamilies):
             and num_experts is None
             and num_max_tokens_per_rank is None
             and expert_alignment is None
-            and not (do_cpu_sync or do_expand or use_tma_aligned_col_major_sf)
+            and not (do_cpu_sync or do_expand)
         ):
             made = run_in_order(
                 self._member,
@@ -256,8 +256,42 @@ class ElasticBuffer(AbsentFamilies):
                 x,
                 handle,
                 topk_weights,
-                do_zero_padding,
+                bool(do_zero_padding),
+                bool(use_tma_aligned_col_major_sf),
                 num_sms,
+            )
+            if made is not None:
+                return made
+        most = self.num_max_tokens_per_rank
+        asked_most = most if num_max_tokens_per_rank is None else num_max_tokens_per_rank
+        alignment = 1 if expert_alignment is None else expert_alignment
+        waits = do_cpu_sync is None or bool(do_cpu_sync)
+        if (
+            whole is not None
+            and handle is None
+            and not unknown
+            and previous_event_before_epilogue is None
+            and not do_expand
+        ):
+            made = run_in_order(
+                self._member,
+                previous_event,
+                async_with_compute_stream,
+                (x, topk_idx, topk_weights, cumulative_local_expert_recv_stats),
+                whole.elastic_dispatch,
+                x,
+                topk_idx,
+                topk_weights,
+                cumulative_local_expert_recv_stats,
+                num_experts,
+                asked_most,
+                most,
+                alignment,
+                bool(do_zero_padding),
+                bool(use_tma_aligned_col_major_sf),
+                bool(do_handle_copy),
+                waits,
+                num_sms or _NUM_SMS,
             )
             if made is not None:
                 return made
@@ -276,17 +310,16 @@ class ElasticBuffer(AbsentFamilies):
                 "do_expand": True if do_expand else None,
             }
             return _elastic_calls.dispatch_again(self._member, x, handle, how, given, asked)
-        most = self.num_max_tokens_per_rank
         to = RouteOptions(
             topk_idx,
             num_experts,
-            num_max_tokens_per_rank=most if num_max_tokens_per_rank is None else num_max_tokens_per_rank,
+            num_max_tokens_per_rank=asked_most,
             most_tokens_per_rank=most,
-            expert_alignment=1 if expert_alignment is None else expert_alignment,
+            expert_alignment=alignment,
             expert_stats=cumulative_local_expert_recv_stats,
             num_sms=num_sms or _NUM_SMS,
             copy_ids=do_handle_copy,
-            wait_for_counts=do_cpu_sync is None or do_cpu_sync,
+            wait_for_counts=waits,
             expand=do_expand,
         )
         return _elastic_calls.dispatch(self._member, x, how, to, asked)

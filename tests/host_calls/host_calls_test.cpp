@@ -1,0 +1,156 @@
+/// What calls on GPUs ask of CUDA, and what they leave behind on the host.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "ferry/ferry.hpp"
+#include "host_calls/counted_cuda.hpp"
+
+namespace ferry::test {
+namespace {
+
+using ::testing::ContainerEq;
+
+constexpr int kNumTokens = 4;
+constexpr int kHidden = 128;
+constexpr int kNumTopk = 2;
+constexpr int kNumExperts = 8;
+
+/// A group of one rank with tensors for its calls. No kernel ever runs, so nothing waits for one.
+class HostCalls : public testing::Test {
+ protected:
+  void SetUp() override {
+    // One of the ways to share memory needs nothing of the driver.
+    ASSERT_EQ(setenv("FERRY_CUDA_MEMORY", "ipc", 1), 0);
+    GroupOptions options;
+    options.backend = "cuda";
+    options.device = 0;
+    options.arena_bytes = std::size_t{64} << 20;
+    LatencyShape shape;
+    shape.backend = "cuda";
+    shape.num_ranks = 1;
+    shape.max_tokens = kNumTokens;
+    shape.num_topk = kNumTopk;
+    shape.dispatch_row_bytes = shape.combine_row_bytes = kHidden * 2;
+    options.latency_bytes = latency_bytes_required(shape).value();
+    group_ = Group::create(create_in_process_bootstraps(1).value()[0], options).value();
+    for (std::size_t i = 0; i < ids_.size(); ++i) ids_[i] = static_cast<std::int64_t>(i) % kNumExperts;
+    out_ = group_->allocate(rows_.size() * sizeof(rows_[0])).value();
+  }
+
+  void TearDown() override {
+    stay_behind(0);
+    unsetenv("FERRY_CUDA_MEMORY");
+  }
+
+  TensorView rows(void* data) const { return {data, DType::kBfloat16, {kNumTokens, kHidden}}; }
+  ConstTensorView topk_idx() const { return {ids_.data(), DType::kInt64, {kNumTokens, kNumTopk}}; }
+
+  Result<Routing> latency_dispatch(bool split = false) {
+    LatencyDispatchOptions options;
+    options.num_experts = kNumExperts;
+    options.max_tokens = options.slab_capacity = kNumTokens;
+    options.split = split;
+    LatencyDispatchInput in;
+    in.x = rows(rows_.data());
+    in.topk_idx = topk_idx();
+    return group_->latency_dispatch(in, {slab()}, options, stream_);
+  }
+  TensorView slab() { return {slab_.data(), DType::kBfloat16, {kNumExperts, kNumTokens, kHidden}}; }
+  Status latency_combine(const Routing& routing) {
+    LatencyCombineInput in;
+    in.x = slab();
+    in.topk_weights = ConstTensorView(weights_.data(), DType::kFloat32, {kNumTokens, kNumTopk});
+    return group_->latency_combine(routing, in, {rows(sums_.data())}, stream_);
+  }
+
+  /// Of a call that follows others like it. Where tensors are is asked for those outside the group's memory, and how
+  /// often depends on how they lie.
+  template <typename Call>
+  CudaCalls calls_of(const Call& call) {
+    for (int i = 0; i < 3; ++i) {
+      take_cuda_calls();
+      call();
+    }
+    CudaCalls calls = take_cuda_calls();
+    calls.erase("cuPointerGetAttributes");
+    return calls;
+  }
+
+  std::vector<std::uint16_t> rows_ = std::vector<std::uint16_t>(kNumTokens * kHidden);
+  std::vector<std::uint16_t> sums_ = rows_;
+  std::vector<std::uint16_t> slab_ = std::vector<std::uint16_t>(kNumExperts * kNumTokens * kHidden);
+  std::vector<std::int64_t> ids_ = std::vector<std::int64_t>(kNumTokens * kNumTopk);
+  std::vector<float> weights_ = std::vector<float>(kNumTokens * kNumTopk);
+  int stream_of_test_ = 0;
+  Stream stream_{&stream_of_test_};
+  std::shared_ptr<Group> group_;
+  Buffer out_;
+};
+
+/// The launch, the event that later calls and freed memory wait for, and two questions about the stream.
+const CudaCalls kLeast = {{"launch", 1}, {"cudaEventRecord", 1}, {"cudaStreamGetId", 1}, {"cudaStreamIsCapturing", 1}};
+
+TEST_F(HostCalls, ACachedCallAsksLittleOfCuda) {
+  RouteOptions options;
+  options.num_experts = kNumExperts;
+  options.max_recv_rows = kNumTokens;
+  const Routing routing = group_->route({topk_idx()}, options, stream_).value();
+  DispatchInput dispatch;
+  dispatch.x = rows(rows_.data());
+  EXPECT_THAT(calls_of([&] { EXPECT_TRUE(group_->dispatch(routing, dispatch, {rows(out_.data())}, stream_).ok()); }),
+              ContainerEq(kLeast));
+  CombineInput combine;
+  combine.x = rows(out_.data());
+  EXPECT_THAT(calls_of([&] { EXPECT_TRUE(group_->combine(routing, combine, {rows(sums_.data())}, stream_).ok()); }),
+              ContainerEq(kLeast));
+}
+
+TEST_F(HostCalls, ACallOfLatencyModeAsksLittleOfCuda) {
+  Routing routing;
+  EXPECT_THAT(calls_of([&] { routing = latency_dispatch().value(); }), ContainerEq(kLeast));
+  EXPECT_THAT(calls_of([&] { EXPECT_TRUE(latency_combine(routing).ok()); }), ContainerEq(kLeast));
+  EXPECT_THAT(calls_of([&] {
+                routing = latency_dispatch(true).value();
+                take_cuda_calls();
+                EXPECT_TRUE(group_->latency_receive(routing, stream_).ok());
+              }),
+              ContainerEq(kLeast));
+}
+
+/// As decoding makes them: nobody asks for counts or for anything else that would look for what Routings left behind.
+TEST_F(HostCalls, LatencyModeGoesOnForeverWithoutBeingAsked) {
+  constexpr int kNumCalls = 5000;
+  constexpr int kMostQuestions = kNumCalls / 25;
+  for (const int behind : {0, 20, 300}) {
+    stay_behind(behind);
+    take_cuda_calls();
+    for (int call = 0; call < kNumCalls; ++call) {
+      const Result<Routing> routing = latency_dispatch();
+      ASSERT_TRUE(routing.ok()) << "call " << call << ", " << behind << " behind: " << routing.status().message();
+    }
+    EXPECT_LE(take_cuda_calls()["cuEventQuery"], kMostQuestions) << behind << " behind";
+  }
+}
+
+/// A stream of its own for each call: then calls are put in order by the event.
+TEST_F(HostCalls, CallsOfOtherStreamsWaitForEarlierOnes) {
+  int other = 0;
+  const Stream first = stream_;
+  ASSERT_TRUE(latency_dispatch().ok());
+  for (int i = 0; i < 4; ++i) {
+    stream_ = i % 2 == 0 ? Stream{&other} : first;
+    take_cuda_calls();
+    ASSERT_TRUE(latency_dispatch().ok());
+    EXPECT_EQ(take_cuda_calls()["cudaStreamWaitEvent"], 1);
+    ASSERT_TRUE(latency_dispatch().ok());
+    EXPECT_EQ(take_cuda_calls()["cudaStreamWaitEvent"], 0);
+  }
+}
+
+}  // namespace
+}  // namespace ferry::test
