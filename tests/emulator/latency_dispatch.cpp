@@ -38,7 +38,7 @@ LatencyDispatch::LatencyDispatch(LatencyRanks& ranks, const LatencyRouting& rout
     }
     out_x_.emplace_back(to_size(routing.num_rows(rank) * out_stride()));
     out_scales_.emplace_back(to_size(routing.num_rows(rank) * row().num_scales * row().scale_bytes));
-    const auto& tokens = routing.world().ranks[static_cast<std::size_t>(rank)].topk_idx;
+    const auto& tokens = routing.given().ranks[static_cast<std::size_t>(rank)].topk_idx;
     ids_.emplace_back(tokens.begin(), tokens.end());
     // Nobody looks at those of tokens that do not count.
     constexpr std::int64_t kNoExpertAtAll = 1 << 20;
@@ -50,6 +50,16 @@ LatencyDispatch::LatencyDispatch(LatencyRanks& ranks, const LatencyRouting& rout
     const std::int32_t owner = routing.owners()[expert];
     const auto before = routing.owners().begin() + static_cast<std::ptrdiff_t>(expert);
     local_experts_.push_back(static_cast<std::int32_t>(std::count(routing.owners().begin(), before, owner)));
+  }
+  const oracle::World& given = routing.given();
+  const Placement& placement = given.options.placement;
+  for (int rank = 0; placement.present() && rank < ranks.num_ranks(); ++rank) {
+    homes_.push_back(plan::list_homes({.physical_to_logical = placement.physical_to_logical,
+                                       .physical_to_rank = routing.owners(),
+                                       .num_logical = given.options.num_experts,
+                                       .rank = rank,
+                                       .ranks_per_node = ranks.num_ranks(),
+                                       .nearest = placement.choice == ReplicaChoice::kNearest}));
   }
   expected_ = oracle::dispatch(routing.left(), routing.routings(), inputs_);
 }
@@ -73,10 +83,16 @@ cuda::LatencyParams LatencyDispatch::call(int rank, std::uint64_t agreement) con
   return call;
 }
 
-cuda::PlacementTables LatencyDispatch::placement() const {
+cuda::PlacementTables LatencyDispatch::placement(int rank) const {
   cuda::PlacementTables tables;
   tables.owner = routing_.owners().data();
   tables.local_expert = local_experts_.data();
+  if (homes_.empty()) return tables;
+  const plan::HomeTable& homes = homes_[static_cast<std::size_t>(rank)];
+  tables.homes.ranges = homes.ranges.data();
+  tables.homes.homes = homes.homes.data();
+  tables.homes.logical_of = routing_.given().options.placement.physical_to_logical.data();
+  tables.homes.num_logical = static_cast<int>(homes.ranges.size());
   return tables;
 }
 
@@ -92,7 +108,7 @@ cuda::DispatchSendParams LatencyDispatch::send_params(int rank, std::uint64_t ag
   const auto at = static_cast<std::size_t>(rank);
   cuda::DispatchSendParams params;
   params.call = call(rank, agreement);
-  params.placement = placement();
+  params.placement = placement(rank);
   params.topk_idx = spec_.wide_ids ? static_cast<const void*>(ids_[at].data()) : narrow_ids_[at].data();
   params.wide_ids = spec_.wide_ids;
   if (routing_.has_weights()) params.weights = routing_.world().ranks[at].topk_weights.data();
@@ -112,7 +128,7 @@ cuda::DispatchSendParams LatencyDispatch::send_params(int rank, std::uint64_t ag
 cuda::DispatchReceiveParams LatencyDispatch::receive_params(int rank, std::uint64_t agreement) {
   cuda::DispatchReceiveParams params;
   params.call = call(rank, agreement);
-  params.placement = placement();
+  params.placement = placement(rank);
   params.x = out_x_[static_cast<std::size_t>(rank)].data();
   params.x_stride = out_stride();
   params.scales = scales(rank);

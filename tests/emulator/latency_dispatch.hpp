@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "emulator/latency_routing.hpp"
+#include "plan/replicas.hpp"
 
 namespace ferry::emulator {
 
@@ -69,7 +70,7 @@ class LatencyDispatch {
   std::int64_t out_stride() const { return row().x_bytes + spec_.gap_bytes; }
   std::int64_t capacity() const { return routing_.world().options.slab_capacity; }
   cuda::SlabScales scales(int rank) const;
-  cuda::PlacementTables placement() const;
+  cuda::PlacementTables placement(int rank) const;
 
   LatencyRanks& ranks_;
   const LatencyRouting& routing_;
@@ -78,6 +79,7 @@ class LatencyDispatch {
   oracle::DispatchInputs inputs_;
   std::vector<oracle::RankReceived> expected_;
   std::vector<std::int32_t> local_experts_;
+  std::vector<plan::HomeTable> homes_;  // by rank; empty: no placement
   // By rank.
   std::vector<std::vector<std::int64_t>> ids_;
   std::vector<std::vector<std::int32_t>> narrow_ids_;

@@ -106,6 +106,7 @@ struct LocalState {
   std::uint32_t num_blocks_done;  ///< whose part in the kernel is over
   std::uint32_t num_receivers_done;
   std::uint32_t chunk_arrivals[kMaxChunks];  ///< warps that have finished their part of a chunk
+  std::uint64_t wait_ns[kMaxRanks];          ///< as WaitTimes, where kernels need not go over PCIe to add to it
 };
 
 struct Control {
