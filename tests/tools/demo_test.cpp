@@ -40,6 +40,9 @@ TEST(Demo, VerifiesAndReportsConsistentFigures) {
   const auto load = report["rows_per_expert"].get<std::vector<std::int64_t>>();
   EXPECT_EQ(load.size(), 256U);
   EXPECT_EQ(std::accumulate(load.begin(), load.end(), std::int64_t{0}), kRows);
+  expect_load(report);
+  EXPECT_TRUE(contains(end.standard_output, "load of ranks: max/mean ")) << end.standard_output;
+  EXPECT_TRUE(contains(end.standard_output, "waits for other ranks")) << end.standard_output;
 }
 
 class DemoModels : public ::testing::TestWithParam<const char*> {};
