@@ -146,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(
            BadTrace{"MetaTooLate", "{\"topk_ids\": [1], \"topk_weights\": [1]}\n{\"num_experts\": 4}\n",
                     "line 2: topk_ids is missing"},
            BadTrace{"BadMeta", "{\"num_experts\": -3}\n", "line 1: num_experts is -3"},
-           BadTrace{"Empty", "\n", "ends without a token"}),
+           BadTrace{"NoToken", "\n", "line 1: the trace ends without a token"}, BadTrace{"Empty", "", "is empty"}),
     [](const auto& test) { return test.param.name; });
 
 TEST(Demo, RefusesWrongArguments) {

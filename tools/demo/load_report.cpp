@@ -57,8 +57,9 @@ double max_over_mean(const std::vector<std::int64_t>& loads) {
 std::string to_text(const DemoPlan& plan, const RankLoads& loads) {
   const auto busiest = std::max_element(loads.rows.begin(), loads.rows.end());
   const std::int64_t total = std::accumulate(loads.rows.begin(), loads.rows.end(), std::int64_t{0});
-  std::string text = fmt::format("load of ranks: max/mean {:.3f} (rank {} works on {} rows, mean {:.1f})\n",
-                                 max_over_mean(loads.rows), busiest - loads.rows.begin(), *busiest,
+  std::string text = fmt::format("load of ranks{}: max/mean {:.3f} (rank {} works on {} rows, mean {:.1f})\n",
+                                 plan.balances() ? ", both halves together" : "", max_over_mean(loads.rows),
+                                 busiest - loads.rows.begin(), *busiest,
                                  static_cast<double>(total) / static_cast<double>(loads.rows.size()));
   if (loads.rows.size() == 1) return text + "\n";
   if (are_waits_unknown(plan)) {
@@ -67,7 +68,7 @@ std::string to_text(const DemoPlan& plan, const RankLoads& loads) {
   const std::vector<std::int64_t> sums = sums_by_peer(loads.waits_ns);
   const auto most = std::max_element(sums.begin(), sums.end());
   if (*most == 0) return text + "waits for other ranks: none long enough to count\n\n";
-  text += fmt::format("waits for other ranks in calls: most for rank {}, {} of all ranks together\n",
+  text += fmt::format("waits for other ranks in calls: most for rank {}, {} over all ranks that waited\n",
                       most - sums.begin(), format_ns(*most));
   return text + (loads.rows.size() <= kMaxColumns ? wait_table(loads.waits_ns) : "") + "\n";
 }

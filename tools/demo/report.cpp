@@ -18,7 +18,8 @@ constexpr std::int64_t kMaxBars = 32;
 constexpr int kBarWidth = 50;
 
 std::string rank_table(const DemoReport& report) {
-  std::vector<std::string> header = {"rank",      "experts",  "tokens", "sent rows",
+  const std::string experts = report.plan->balances() ? "places" : "experts";
+  std::vector<std::string> header = {"rank",      experts,    "tokens", "sent rows",
                                      "recv rows", "own rows", "sent",   "received"};
   for (std::size_t phase = 0; phase < kNumPhases; ++phase) {
     if (has_phase(*report.plan, phase)) header.emplace_back(kPhaseNames[phase]);
