@@ -45,8 +45,8 @@ FERRY_C_API ferry_status* ferry_load_window_sum(const ferry_load_window* window,
                                                 int64_t timeout_ns, ferry_load_summary** summary);
 FERRY_C_API void ferry_load_summary_free(ferry_load_summary* summary);
 
-/// Arrays of the summary, row-major; their number in *num: [layers, E]; [layers, P]; [R, R] nanoseconds for which rank i
-/// has waited for rank j, none where nobody gave any.
+/// Arrays of the summary, row-major; their number in *num: [layers, E]; [layers, P]; [R, R] nanoseconds for which rank
+/// i has waited for rank j, none where nobody gave any.
 FERRY_C_API const int64_t* ferry_load_summary_logical(const ferry_load_summary* summary, int64_t* num);
 FERRY_C_API const int64_t* ferry_load_summary_physical(const ferry_load_summary* summary, int64_t* num);
 FERRY_C_API const int64_t* ferry_load_summary_wait_times_ns(const ferry_load_summary* summary, int64_t* num);

@@ -113,8 +113,8 @@ struct RankFigures {
   std::array<HalfFigures, kNumHalves> halves;  ///< if experts move
 };
 
-/// A rank's result area: [ figures | waits for each rank, R i64 | rows per expert, E i32 | rows sent to each rank, R i32
-/// | expert in each place at the end, P i32 | output, max_tokens_per_rank() x H bf16 ].
+/// A rank's result area: [ figures | waits for each rank, R i64 | rows per expert, E i32 | rows sent to each rank,
+/// R i32 | expert in each place at the end, P i32 | output, max_tokens_per_rank() x H bf16 ].
 class RankArea {
  public:
   static std::size_t size_bytes(const DemoPlan& plan);
