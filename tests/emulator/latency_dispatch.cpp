@@ -161,7 +161,7 @@ void LatencyDispatch::run_whole(int rank) {
   // Every other rank has blocks that send, and others that receive.
   if (rank % 2 == 0) {
     params.receive.first_receiver = params.send.call.num_blocks;
-    params.send.call.num_blocks = params.receive.call.num_blocks = params.send.call.num_blocks + 2;
+    params.send.call.num_blocks += 2;
   }
   cuda::launch_latency_dispatch(params, ranks_.stream(rank));
 }

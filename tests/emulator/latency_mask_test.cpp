@@ -161,7 +161,6 @@ TEST_F(EmulatedLatencyMask, ARankThatDiesWhileItSends) {
       cuda::LatencyHeader header;
       header.agreement = LatencyDispatchSpec{}.agreement;
       header.num_tokens = 1;
-      header.num_blocks = 3;
       ranks->put_header(rank, LatencyKind::kDispatch, kVictim, 1, 0, header);
       layer->call(rank);
       next->call(rank);
@@ -336,8 +335,8 @@ TEST_F(EmulatedLatencyMask, LateWordsOfAMaskedRank) {
       cuda::LatencyHeader header;
       header.agreement = 1;
       header.num_tokens = 5;
-      header.num_blocks = 3;
       for (const LatencyKind kind : {LatencyKind::kDispatch, LatencyKind::kCombine}) {
+        header.blocks_or_homes = kind == LatencyKind::kCombine ? 3 : 0;
         ranks->put_header(rank, kind, kVictim, static_cast<std::uint64_t>(i + 1), i, header);
       }
       layers[static_cast<std::size_t>(i)]->call(rank);

@@ -50,24 +50,25 @@ struct BadInput {
   std::int64_t value = 0;
 };
 
-/// Enters it into the summary. One thread.
+/// An id that is none of `num_ids`, into the summary. One thread.
+__device__ inline void report_bad_id(RouteSummary& summary, const BadInput& bad, int num_topk, int num_ids) {
+  summary.fault = static_cast<std::int32_t>(Fault::kBadId);
+  summary.fault_rank = bad.rank;
+  summary.fault_row = bad.entry / num_topk;
+  summary.fault_column = bad.entry % num_topk;
+  summary.fault_value = bad.value;
+  summary.fault_limit = num_ids - 1;
+}
+
+/// The same of whatever it is. One thread.
 __device__ inline void report_bad_input(RouteSummary& summary, const BadInput& bad, int num_topk,
                                         const PlacementTables& placement, int num_experts) {
-  summary.fault_rank = bad.rank;
-  summary.fault_value = bad.value;
-  summary.fault_limit = num_named_experts(placement, num_experts) - 1;
+  report_bad_id(summary, bad, num_topk, num_named_experts(placement, num_experts));
+  if (bad.entry < kFirstBadHome) return;
+  const bool missing = bad.entry >= kFirstMissingHome;
+  summary.fault = static_cast<std::int32_t>(missing ? Fault::kMissingHome : Fault::kBadHome);
+  summary.fault_row = missing ? 0 : bad.entry - kFirstBadHome;
   summary.fault_column = 0;
-  if (bad.entry >= kFirstMissingHome) {
-    summary.fault = static_cast<std::int32_t>(Fault::kMissingHome);
-    summary.fault_row = 0;
-  } else if (bad.entry >= kFirstBadHome) {
-    summary.fault = static_cast<std::int32_t>(Fault::kBadHome);
-    summary.fault_row = bad.entry - kFirstBadHome;
-  } else {
-    summary.fault = static_cast<std::int32_t>(Fault::kBadId);
-    summary.fault_row = bad.entry / num_topk;
-    summary.fault_column = bad.entry % num_topk;
-  }
 }
 
 }  // namespace ferry::cuda::device

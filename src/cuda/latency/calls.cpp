@@ -62,16 +62,18 @@ cudaError_t LatencyMode::launch_receive(const CombineReceiveParams& params, cuda
   return masks() ? launch_masked_combine_receive({params, mask_}, stream) : launch_combine_receive(params, stream);
 }
 
-cudaError_t LatencyMode::launch_whole(const LatencyDispatchParams& params, cudaStream_t stream) const {
-  if (!masks()) return launch_latency_dispatch(params, stream);
-  const cudaError_t error = launch_send(params.send, stream);
-  return error == cudaSuccess ? launch_receive(params.receive, stream) : error;
+cudaError_t LatencyMode::launch_whole(const DispatchSendParams& send, const DispatchReceiveParams& receive,
+                                      cudaStream_t stream) const {
+  if (!masks()) return launch_latency_dispatch({send, receive}, stream);
+  const cudaError_t error = launch_send(send, stream);
+  return error == cudaSuccess ? launch_receive(receive, stream) : error;
 }
 
-cudaError_t LatencyMode::launch_whole(const LatencyCombineParams& params, cudaStream_t stream) const {
-  if (!masks()) return launch_latency_combine(params, stream);
-  const cudaError_t error = launch_send(params.send, stream);
-  return error == cudaSuccess ? launch_receive(params.receive, stream) : error;
+cudaError_t LatencyMode::launch_whole(const CombineSendParams& send, const CombineReceiveParams& receive,
+                                      cudaStream_t stream) const {
+  if (!masks()) return launch_latency_combine({send, receive}, stream);
+  const cudaError_t error = launch_send(send, stream);
+  return error == cudaSuccess ? launch_receive(receive, stream) : error;
 }
 
 LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
@@ -109,8 +111,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   if (status.ok()) status = as_error_of(kName, check_combine_memory(rows, *parts.arena));
   if (!status.ok()) return refused(status);
 
-  LatencyCombineParams whole;
-  CombineSendParams& send = whole.send;
+  CombineSendParams send;
   send.call = params_of(routing);
   send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
   send.x = rows.x.data;
@@ -137,8 +138,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   if (call.split) {
     error = launch_send(send, launch->stream);
   } else {
-    whole.receive = receive;
-    error = launch_whole(whole, launch->stream);
+    error = launch_whole(send, receive, launch->stream);
   }
   Status ended = context_.end(*launch, error, kName);
   if (ended.ok() && call.split) in_flight_.push_back(rows.routing);

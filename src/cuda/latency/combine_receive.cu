@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   // All threads or none: others wait for them.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
   const CombineReceiveShared shared = CombineReceiveShared::at(dynamic_shared(), call.ranks.num_ranks);
-  if (!receive_combine<kFloat32>(params, sent, shared, start.routed)) return;
+  if (!receive_combine<kFloat32>(call, params, sent, shared, start.routed)) return;
   if (!is_last_block(call.tables.combine->arrivals)) return;
   if (threadIdx.x == 0) *call.tables.combine = {};
   if (warp_idx() == 0) grant_set(call, LatencyKind::kCombine, sent.number, static_cast<int>(sent.set));

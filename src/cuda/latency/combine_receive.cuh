@@ -41,9 +41,8 @@ __device__ inline bool await_senders(const LatencyParams& call, const SentCall& 
 }
 
 /// Waits for everything of the call: all threads of a block, each warp once. `routed`: as CombineStart says.
-__device__ __noinline__ inline Outcome await_combine(const CombineReceiveParams& params, const SentCall& sent,
+__device__ __noinline__ inline Outcome await_combine(const LatencyParams& call, const SentCall& sent,
                                                      const CombineReceiveShared& shared, bool routed) {
-  const LatencyParams& call = params.call;
   const auto take = [&shared](int rank, const ReceivedHeader& header) {
     const auto num_blocks = static_cast<int>(header.num_blocks());
     if (lane_idx() == 0) shared.num_blocks[rank] = num_blocks;
@@ -62,14 +61,14 @@ __device__ __noinline__ inline Outcome await_combine(const CombineReceiveParams&
 template <bool kFloat32, bool kMasks>
 class CombineReceiver {
  public:
-  __device__ CombineReceiver(const CombineReceiveParams& params, const SentCall& sent,
+  __device__ CombineReceiver(const LatencyParams& call, const CombineReceiveRows& params, const SentCall& sent,
                              const CombineReceiveShared& shared)
       : params_(params),
-        call_(params.call),
+        call_(call),
         sent_(sent),
         shared_(shared),
         terms_(shared.terms[warp_idx() - 1]),
-        window_(CombineWindow::at(params.call, params.rows, params.call.ranks.rank, static_cast<int>(sent.set))) {}
+        window_(CombineWindow::at(call, params.rows, call.ranks.rank, static_cast<int>(sent.set))) {}
 
   /// All lanes; calls await_combine() once.
   __device__ Outcome receive_all() {
@@ -89,7 +88,7 @@ class CombineReceiver {
       if (has) num_rows = order(entry, token, part);
       unit += all_combine_warps();
       entry = load(unit / parts.num_parts);
-      if (waits) outcome = await_combine(params_, sent_, shared_, true);
+      if (waits) outcome = await_combine(call_, sent_, shared_, true);
       waits = false;
       if (!has || outcome != Outcome::kGo) continue;
       sum_terms<kFloat32>(terms_, num_rows, params_.out + token * params_.out_stride + part.begin, part.bytes);
@@ -145,7 +144,7 @@ class CombineReceiver {
     return below;
   }
 
-  const CombineReceiveParams& params_;
+  const CombineReceiveRows& params_;
   const LatencyParams& call_;
   const SentCall& sent_;
   const CombineReceiveShared& shared_;
@@ -155,10 +154,10 @@ class CombineReceiver {
 
 /// All threads of all blocks; false in all threads of a block when the group broke. `routed`: as CombineStart says.
 template <bool kFloat32, bool kMasks = false>
-__device__ inline bool receive_combine(const CombineReceiveParams& params, const SentCall& sent,
-                                       const CombineReceiveShared& shared, bool routed) {
-  if (!routed || warp_idx() == 0 || is_clerk()) return await_combine(params, sent, shared, routed) != Outcome::kStop;
-  CombineReceiver<kFloat32, kMasks> receiver(params, sent, shared);
+__device__ inline bool receive_combine(const LatencyParams& call, const CombineReceiveRows& params,
+                                       const SentCall& sent, const CombineReceiveShared& shared, bool routed) {
+  if (!routed || warp_idx() == 0 || is_clerk()) return await_combine(call, sent, shared, routed) != Outcome::kStop;
+  CombineReceiver<kFloat32, kMasks> receiver(call, params, sent, shared);
   return receiver.receive_all() != Outcome::kStop;
 }
 

@@ -35,18 +35,35 @@ __device__ inline std::uint64_t* weight_words(const LatencyParams& call, int ran
   return CombineSlot::at(window_of(call, rank).slot(call.layout, LatencyKind::kCombine, set, source)).weights;
 }
 
-/// Sends the weights of this rank's tokens to the ranks that add up their rows. All threads of all blocks.
-__device__ __noinline__ inline void send_weights(const CombineSendParams& params, std::uint64_t number,
-                                                 const int* sets) {
+/// The weight of an entry of this rank's tokens, for the rank that adds up its rows.
+struct OwnWeight {
+  int entry = 0;
+  std::int32_t home = -1;
+  float weight = 0;
+
+  /// Of an entry that may not exist.
+  __device__ OwnWeight(const CombineSendParams& params, int entry_idx) : entry(entry_idx) {
+    if (!exists(params)) return;
+    home = params.call.tables.homes[entry];
+    weight = params.weights[entry];
+  }
+  __device__ bool exists(const CombineSendParams& params) const {
+    return entry < static_cast<int>(params.call.num_tokens) * params.call.num_topk;
+  }
+};
+
+/// Sends the weights of this rank's tokens, `first` being this thread's first. All threads of all blocks.
+__device__ __noinline__ inline void send_weights(const CombineSendParams& params, const CombineSendShared& shared,
+                                                 OwnWeight first) {
   const LatencyParams& call = params.call;
-  const std::int64_t num_entries = call.num_tokens * call.num_topk;
-  const std::int64_t step = std::int64_t{gridDim.x} * kCombineThreads;
 #pragma unroll 1
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kCombineThreads + threadIdx.x; i < num_entries; i += step) {
-    const std::int32_t home = call.tables.homes[i];
-    if (home < 0 || sets[home_rank(home)] == kNoSet) continue;
-    post_word(weight_words(call, home_rank(home), sets[home_rank(home)], call.ranks.rank) + i, number,
-              __float_as_uint(params.weights[i]));
+  while (first.exists(params)) {
+    const int rank = first.home < 0 ? 0 : home_rank(first.home);
+    if (first.home >= 0 && shared.sets[rank] != kNoSet) {
+      post_word(weight_words(call, rank, shared.sets[rank], call.ranks.rank) + first.entry, *shared.number,
+                __float_as_uint(first.weight));
+    }
+    first = OwnWeight(params, first.entry + static_cast<int>(gridDim.x) * kCombineThreads);
   }
 }
 
@@ -56,24 +73,36 @@ __device__ inline void announce(const LatencyParams& call, bool routed, std::uin
   header.agreement = routed ? call.agreement : 0;
   header.record_number = call.record_number;
   header.num_tokens = call.num_tokens;
-  header.num_blocks = num_adding_blocks();
+  header.blocks_or_homes = static_cast<std::uint64_t>(num_adding_blocks());
   post_header(call, LatencyKind::kCombine, number, header, sets);
 }
 
-/// Waits for the call's turn: all threads of a block, each warp wherever it needs to know. False when the group broke.
-__device__ __noinline__ inline bool take_turn(const CombineSendParams& params, const CombineSendShared& shared,
-                                              bool routed) {
-  const LatencyParams& call = params.call;
-  if (warp_idx() == 0) {
-    const std::uint64_t number = wait_for_turn(call, LatencyKind::kCombine, shared.sets);
-    if (lane_idx() == 0) *shared.number = number;
-  }
+/// Waits for the call's turn: all threads of a block, each warp wherever it needs to know. The first warp waits, for
+/// all, in `wait`. False when the group broke.
+template <typename WaitForTurn>
+__device__ inline bool meet_at_turn(const CombineSendParams& params, const CombineSendShared& shared, bool routed,
+                                    WaitForTurn wait) {
+  const bool weighs = params.own_weights && params.rows.order == CombineOrder::kRankSums;
+  // The first block sends the first weights, and its first warp the last of those: it has something else to send.
+  const int last = static_cast<int>(blockIdx.x + 1) * kCombineThreads - 1;
+  const OwnWeight weight(params, weighs ? last - static_cast<int>(threadIdx.x) : INT32_MAX);
+  wait();
   __syncthreads();
   if (*shared.number == 0) return false;
+  if (weighs && routed) send_weights(params, shared, weight);
+  return true;
+}
+
+/// The same in blocks and warps that send no rows.
+__device__ inline bool take_turn(const CombineSendParams& params, const CombineSendShared& shared, bool routed) {
+  const LatencyParams& call = params.call;
+  const auto wait = [&call, &shared] {
+    if (warp_idx() != 0) return;
+    const std::uint64_t number = wait_for_turn(call, LatencyKind::kCombine, shared.sets, [] {});
+    if (lane_idx() == 0) *shared.number = number;
+  };
+  if (!meet_at_turn(params, shared, routed, wait)) return false;
   if (is_clerk() && warp_idx() == 0) announce(call, routed, *shared.number, shared.sets);
-  if (routed && params.own_weights && params.rows.order == CombineOrder::kRankSums) {
-    send_weights(params, *shared.number, shared.sets);
-  }
   return true;
 }
 
@@ -81,18 +110,24 @@ __device__ __noinline__ inline bool take_turn(const CombineSendParams& params, c
 template <bool kFloat32>
 class CombineSender {
  public:
-  /// `most_tokens`: of any rank.
-  __device__ CombineSender(const CombineSendParams& params, const CombineSendShared& shared, int most_tokens)
-      : params_(params),
-        call_(params.call),
-        shared_(shared),
-        terms_(shared.terms[warp_idx() - 1]),
-        units_(SendUnits::of(params.rows.row_bytes, most_tokens, call_.ranks.num_ranks, num_adding_blocks())) {}
+  __device__ CombineSender(const CombineSendParams& params, const CombineSendShared& shared)
+      : params_(params), call_(params.call), shared_(shared), terms_(shared.terms[warp_idx() - 1]) {}
 
-  /// False when the group broke. All lanes; calls take_turn() once.
-  __device__ bool send_all() {
+  /// False when the group broke. All lanes; calls meet_at_turn() once.
+  __device__ bool send_all(const CombineStart& start) {
     int unit = first_combine_unit();
-    Item item = load(unit);
+    Item item;
+    // Mostly all ranks have as many tokens as this one: what that makes its unit is loaded while the number comes.
+#pragma unroll 1
+    for (auto most_tokens = static_cast<int>(call_.num_tokens);; most_tokens = start.most_tokens) {
+      units_ = SendUnits::of(params_.rows.row_bytes, most_tokens, call_.ranks.num_ranks, num_adding_blocks());
+      item = load(unit);
+      if (most_tokens == start.most_tokens) break;
+    }
+    if (!start.routed) {
+      units_.num_units = 0;
+      item.ordinal = -1;
+    }
     bool good = true;
     bool waits = true;
 #pragma unroll 1
@@ -101,7 +136,7 @@ class CombineSender {
       const TermPlace place = order(item, part);
       unit += all_combine_warps();
       const Item next = load(unit);  // while this one is summed
-      if (waits) good = take_turn(params_, shared_, true);
+      if (waits) good = meet_at_turn(params_, shared_, start.routed, [] {});
       waits = false;
       if (good && item.ordinal >= 0 && shared_.sets[item.source] != kNoSet) good = send(item, part, place);
       item = next;
@@ -222,7 +257,7 @@ class CombineSender {
   const LatencyParams& call_;
   const CombineSendShared& shared_;
   Terms& terms_;
-  const SendUnits units_;
+  SendUnits units_;
 };
 
 /// Where this block tells `rank` that it has sent everything; null if that receives nothing.
@@ -237,15 +272,12 @@ template <bool kFloat32, bool kWhole>
 __device__ inline bool send_combine(const CombineSendParams& params, const CombineSendShared& shared,
                                     const CombineStart& start) {
   const LatencyParams& call = params.call;
-  const bool routed = start.routed;
-  // Refused by every rank, but the call's number and set go by, as where a host refuses it.
-  if (!routed && is_clerk() && threadIdx.x == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
   bool good = true;
-  if (routed && warp_idx() != 0 && !is_clerk()) {
-    CombineSender<kFloat32> sender(params, shared, start.most_tokens);
-    good = sender.send_all();
+  if (warp_idx() != 0 && !is_clerk()) {
+    CombineSender<kFloat32> sender(params, shared);
+    good = sender.send_all(start);
   } else {
-    good = take_turn(params, shared, routed);
+    good = take_turn(params, shared, start.routed);
     if (kWhole && good && !is_clerk() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
   }
   // Where the words go is found out while others still send.
@@ -254,6 +286,8 @@ __device__ inline bool send_combine(const CombineSendParams& params, const Combi
   if (__syncthreads_and(static_cast<int>(good)) == 0) return false;
   if (warp_idx() != 0) return true;
   if (is_clerk()) {
+    // Refused by every rank, but the call's number and set go by, as where a host refuses it.
+    if (!start.routed && lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
     grant_owed_set(call, LatencyKind::kCombine, *shared.number);
     return true;
   }

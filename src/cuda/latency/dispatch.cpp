@@ -110,9 +110,7 @@ void share_receive(DispatchReceiveParams& params, int most_blocks) {
 
 /// Which blocks do what. Those that receive and do not send have everything ready when rows come; so, where they are
 /// not much fewer, the others only send.
-void share_blocks(LatencyDispatchParams& params, bool split, int most_blocks) {
-  DispatchSendParams& send = params.send;
-  DispatchReceiveParams& receive = params.receive;
+void share_blocks(DispatchSendParams& send, DispatchReceiveParams& receive, bool split, int most_blocks) {
   // One block counts, and reports.
   send.num_senders = static_cast<int>(std::clamp<std::int64_t>(send.call.num_tokens, 1, most_blocks - 1));
   send.call.num_blocks = 1 + send.num_senders;
@@ -203,8 +201,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   const Parts& parts = context_.parts();
   const DispatchCall& rows = call.dispatch;
 
-  LatencyDispatchParams whole;
-  DispatchSendParams& send = whole.send;
+  DispatchSendParams send;
   send.call = params_of(routing);
   send.placement = routing.placement->tables;
   if (routing.homes.present()) send.placement.homes = routing.homes.tables();
@@ -218,7 +215,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   send.hidden = rows.quantize == Quantization::kNone ? 0 : rows.out_x.row_bytes;
   send.scales = const_scales(rows.scales);
   send.row = row_of(rows);
-  DispatchReceiveParams& receive = whole.receive;
+  DispatchReceiveParams receive;
   receive.call = send.call;
   receive.placement = send.placement;
   receive.counters = counter_tables(call.route.options.counters);
@@ -229,7 +226,8 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   receive.zero_padding = rows.zero_padding;
   receive.host = routing.host_tables;
   const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-  share_blocks(whole, call.split || masks(), std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
+  share_blocks(send, receive, call.split || masks(),
+               std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
 
   Result<Launch> launch = context_.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
   if (!launch.ok()) return refused(launch.status());
@@ -240,7 +238,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     if (error == cudaSuccess) error = launch_send(send, launch->stream);
     routing.dispatch_receive = receive;
   } else if (error == cudaSuccess) {
-    error = launch_whole(whole, launch->stream);
+    error = launch_whole(send, receive, launch->stream);
   }
   if (Status ended = context_.end(*launch, error, kName); !ended.ok()) return ended;
   if (call.split) {

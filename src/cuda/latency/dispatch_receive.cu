@@ -10,11 +10,13 @@ namespace {
 
 using namespace device;  // NOLINT(google-build-using-namespace)
 
-__global__ void __launch_bounds__(kDispatchThreads)
+/// `kHomes`: see receive_dispatch().
+template <bool kHomes>
+__global__ void __launch_bounds__(kDispatchThreads, 1)
     dispatch_receive_kernel(const __grid_constant__ DispatchReceiveParams params) {
   const LatencyParams& call = params.call;
   const ReceiveMemory memory = ReceiveMemory::at(dynamic_shared(), call.num_experts, call.num_local_experts);
-  prepare_receive(params, memory.experts, *memory.shared);
+  prepare_receive(call, params, HomesLook(call, params), memory.experts, *memory.shared);
   // A send half that found the group broken has not written what follows.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
   SentCall& words = *call.tables.dispatch;
@@ -24,7 +26,10 @@ __global__ void __launch_bounds__(kDispatchThreads)
     if (reports() && threadIdx.x == 0) report_not_sent(call);
     return;
   }
-  if (!receive_dispatch(params, sent, memory.experts, *memory.shared)) return;
+  if (!receive_dispatch<kHomes>(call, static_cast<const DispatchReceiveRows&>(params), sent, memory.experts,
+                                *memory.shared, false)) {
+    return;
+  }
   if (!is_last_block(words.arrivals)) return;
   if (threadIdx.x == 0) {
     words.pending = 0;
@@ -43,14 +48,19 @@ cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, cudaStr
   const LatencyParams& call = params.call;
   const LaunchShape shape{static_cast<unsigned>(call.num_blocks), kDispatchThreads,
                           shared_bytes_of(call.num_experts, call.num_local_experts)};
-  return launch_kernel(dispatch_receive_kernel, shape, params, stream);
+  const auto kernel = has_homes_or_counters(params) ? dispatch_receive_kernel<true> : dispatch_receive_kernel<false>;
+  return launch_kernel(kernel, shape, params, stream);
 }
 
 cudaError_t load_dispatch_receive_kernel() {
   constexpr int kExperts = static_cast<int>(kMaxExperts);
-  return cudaFuncSetAttribute(reinterpret_cast<const void*>(dispatch_receive_kernel),
-                              cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(shared_bytes_of(kExperts, kExperts)));
+  cudaError_t error = cudaSuccess;
+  for (const auto kernel : {dispatch_receive_kernel<false>, dispatch_receive_kernel<true>}) {
+    if (error != cudaSuccess) break;
+    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shared_bytes_of(kExperts, kExperts)));
+  }
+  return error;
 }
 
 }  // namespace ferry::cuda

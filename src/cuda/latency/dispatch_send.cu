@@ -11,12 +11,13 @@ namespace {
 
 using namespace device;  // NOLINT(google-build-using-namespace)
 
-template <Codec kCodec>
+template <Codec kCodec, bool kHomes>
 __global__ void __launch_bounds__(kDispatchThreads)
     dispatch_send_kernel(const __grid_constant__ DispatchSendParams params) {
   auto& shared = *reinterpret_cast<DispatchSendShared*>(dynamic_shared());
   const LatencyParams& call = params.call;
-  send_dispatch<kCodec>(params, shared, [] {});
+  send_dispatch<kCodec, kHomes>(
+      params, shared, [] {}, [] {});
   if (shared.number == 0 || warp_idx() != 0) return;
   if (blockIdx.x == 0) grant_owed_set(call, LatencyKind::kDispatch, shared.number);
   if (lane_idx() != 0) return;
@@ -26,19 +27,24 @@ __global__ void __launch_bounds__(kDispatchThreads)
   end_turn(call, LatencyKind::kDispatch, shared.number);
 }
 
-constexpr CodecKernels<DispatchSendParams> kKernels = {
-    dispatch_send_kernel<Codec::kPlain>, dispatch_send_kernel<Codec::kFp8>, dispatch_send_kernel<Codec::kInt8>};
+template <bool kHomes>
+constexpr CodecKernels<DispatchSendParams> kKernels = {dispatch_send_kernel<Codec::kPlain, kHomes>,
+                                                       dispatch_send_kernel<Codec::kFp8, kHomes>,
+                                                       dispatch_send_kernel<Codec::kInt8, kHomes>};
 
 }  // namespace
 
 cudaError_t launch_dispatch_send(const DispatchSendParams& params, cudaStream_t stream) {
   const LaunchShape shape{static_cast<unsigned>(params.call.num_blocks), kDispatchThreads,
                           DispatchSendShared::size_bytes(params.call.num_experts)};
-  return launch_kernel(kKernels.of(params.quantize), shape, params, stream);
+  const auto& kernels = has_homes(params.placement) ? kKernels<true> : kKernels<false>;
+  return launch_kernel(kernels.of(params.quantize), shape, params, stream);
 }
 
 cudaError_t load_dispatch_send_kernels() {
-  return kKernels.load(DispatchSendShared::size_bytes(static_cast<int>(kMaxExperts)));
+  const std::size_t most_shared_bytes = DispatchSendShared::size_bytes(static_cast<int>(kMaxExperts));
+  const cudaError_t error = kKernels<false>.load(most_shared_bytes);
+  return error == cudaSuccess ? kKernels<true>.load(most_shared_bytes) : error;
 }
 
 }  // namespace ferry::cuda

@@ -5,6 +5,9 @@
 /// have some of the tokens each, tell every rank where their entries go, and send their rows. In those the first warp
 /// waits for the call's turn and finds out where a token goes, while the others load and quantise its row. No block
 /// waits for another, nor for a peer once its set is granted.
+///
+/// `kHomes`: the call may have a placement in which experts have several homes. Others hold none of the code for that:
+/// a short kernel's time is that of fetching its code.
 
 #include "cuda/intranode/pick.cuh"
 #include "cuda/latency/dispatch_threads.hpp"
@@ -37,8 +40,12 @@ __device__ inline std::int64_t load_id(const DispatchSendParams& params, std::in
 }
 
 /// -1: none, or no expert at all.
+template <bool kHomes>
 __device__ inline int expert_of(const DispatchSendParams& params, std::int64_t token, std::int64_t id) {
-  return pick_expert(params.placement, params.call.num_experts, id, token, params.call.ranks.rank);
+  if constexpr (kHomes) {
+    return pick_expert(params.placement, params.call.num_experts, id, token, params.call.ranks.rank);
+  }
+  return id >= 0 && id < params.call.num_experts ? static_cast<int>(id) : -1;
 }
 
 /// Tokens that may have experts, from the first on.
@@ -60,6 +67,7 @@ __device__ inline void keep_entry(const DispatchSendParams& params, DispatchSend
 
 /// Adds the tokens before `end` to `tokens_of_expert` [E], each once for an expert; those from `num_counted` on have
 /// none. All warps but the first.
+template <bool kHomes>
 __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSendShared& shared, int end,
                                     int num_counted, unsigned* tokens_of_expert) {
   const int num_topk = params.call.num_topk;
@@ -75,7 +83,7 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
     if (topk < num_topk && token < end) {
       const std::int64_t at = std::int64_t{token} * num_topk + topk;
       const std::int64_t id = token < num_counted ? load_id(params, at) : -1;
-      expert = expert_of(params, token, id);
+      expert = expert_of<kHomes>(params, token, id);
       if (blockIdx.x == 0) keep_entry(params, shared, at, id, expert);
     }
     constexpr int kTokenShift = 16;
@@ -87,6 +95,7 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
 }
 
 /// Tells every rank that this one has come to the call, and its counts.
+template <bool kHomes>
 __device__ inline void post_counts(const DispatchSendParams& params, const DispatchSendShared& shared, int num_counted,
                                    const unsigned* tokens_of_expert) {
   const LatencyParams& call = params.call;
@@ -96,13 +105,14 @@ __device__ inline void post_counts(const DispatchSendParams& params, const Dispa
     header.agreement = call.agreement;
     header.record_number = call.record_number;
     header.num_tokens = num_counted;
-    header.num_blocks = gridDim.x;
     if (shared.bad_entry != kNoBadEntry) {
       header.bad_entry = static_cast<std::int64_t>(shared.bad_entry);
       header.bad_id = load_id(params, header.bad_entry);
     }
-    note_bad_homes(params.placement, header.bad_entry, header.bad_id);
-    header.homes_hash = hash_of_homes(params.placement);
+    if constexpr (kHomes) {
+      note_bad_homes(params.placement, header.bad_entry, header.bad_id);
+      header.blocks_or_homes = hash_of_homes(params.placement);
+    }
     post_header(call, LatencyKind::kDispatch, shared.number, header, shared.sets);
   }
 #pragma unroll 1
@@ -118,6 +128,7 @@ __device__ inline void post_counts(const DispatchSendParams& params, const Dispa
 
 /// A token's entries, one a lane.
 struct TokenEntry {
+  std::int64_t id = -1;
   int expert = -1;
   int owner = -1;
   std::uint32_t weight = 0;
@@ -125,9 +136,14 @@ struct TokenEntry {
   __device__ void load(const DispatchSendParams& params, std::int64_t token) {
     if (lane_idx() >= params.call.num_topk) return;
     const std::int64_t at = token * params.call.num_topk + lane_idx();
-    expert = expert_of(params, token, load_id(params, at));
-    owner = expert >= 0 ? params.placement.owner[expert] : -1;
+    id = load_id(params, at);
     if (params.weights != nullptr) weight = __float_as_uint(params.weights[at]);
+  }
+  /// Of the id that is loaded.
+  template <bool kHomes>
+  __device__ void find_owner(const DispatchSendParams& params, std::int64_t token) {
+    expert = expert_of<kHomes>(params, token, id);
+    owner = expert >= 0 ? params.placement.owner[expert] : -1;
   }
 };
 
@@ -193,87 +209,123 @@ struct BlockTokens {
   }
 };
 
-/// Sends one token, whose first step is loaded, and loads that of the next one of this block, if there is one. All
-/// threads.
-template <Codec kCodec>
-__device__ inline void send_token(const DispatchSendParams& params, DispatchSendShared& shared, std::int64_t token,
-                                  TokenEntry& entry, RowStep<kCodec>& step, bool more) {
-  const LatencyParams& call = params.call;
-  const bool places = warp_idx() == 0;
-  const std::byte* const row = params.x + token * params.x_stride;
-  if (places) place_token(params, shared, token, entry, shared.tokens_of_expert());
+/// One block's part of the send half.
+template <Codec kCodec, bool kHomes>
+class DispatchSender {
+ public:
+  __device__ DispatchSender(const DispatchSendParams& params, DispatchSendShared& shared)
+      : params_(params), call_(params.call), shared_(shared), places_(warp_idx() == 0), step_(params) {}
+
+  /// See send_dispatch().
+  template <typename Meanwhile, typename OnTurn>
+  __device__ void send_all(Meanwhile meanwhile, OnTurn on_turn) {
+    const int num_tokens = num_counted_tokens(params_);
+    const BlockTokens tokens = BlockTokens::of_block(num_tokens, params_.num_senders);
+    prepare(num_tokens, tokens);
+    meanwhile();
+    bool waits = true;  // for the call's turn
 #pragma unroll 1
-  for (int first = 0; first == 0 || first < step.num_units(); first += kStepUnits) {
-    if (first > 0) {
-      __syncthreads();  // the scales of the step before are sent
-      if (!places) step.load(row, first);
+    for (int token = tokens.first; waits || token < tokens.end; ++token) {
+      const bool sends = token < tokens.end;
+#pragma unroll 1
+      for (int first = 0; first == 0 || first < step_.num_units(); first += kStepUnits) {
+        if (first > 0) {
+          __syncthreads();  // the scales of the step before are sent
+          if (!places_) step_.load(row_of(token), first);
+        }
+        if (!places_ && sends) step_.quantize(params_, first, shared_.scale_words);
+        if (waits) {
+          if (!take_turn(token)) return;
+          on_turn();
+          if (blockIdx.x == 0) post_counts<kHomes>(params_, shared_, num_tokens, shared_.tokens_of_expert());
+          if (!sends) return;
+          waits = false;
+        }
+        if (places_ && first == 0) place_token(params_, shared_, token, entry_, shared_.tokens_of_expert());
+        __syncthreads();  // targets and scales are there
+        if (places_) continue;
+        step_.store(shared_.targets, first);
+        if constexpr (kCodec != Codec::kPlain) {
+          step_.store_scales(params_, shared_.targets, first, shared_.scale_words);
+        }
+      }
+      announce(token, token + 1 < tokens.end);
     }
-    if (!places) step.quantize(params, first, shared.scale_words);
-    __syncthreads();  // targets and scales are there
-    if (places) continue;
-    step.store(shared.targets, first);
-    if constexpr (kCodec != Codec::kPlain) step.store_scales(params, shared.targets, first, shared.scale_words);
   }
-  std::uint64_t* flag = nullptr;
-  if (places) {
-    // While the others store.
-    if (lane_idx() < shared.targets.num) flag = slot_at(call, shared, shared.ranks[lane_idx()]).row_flags + token;
-  } else {
-    post_entries(params, shared, token);
-    if constexpr (kCodec == Codec::kPlain) send_given_scales(params, token, shared.targets);
-    if (more) step.load(row + params.x_stride, 0);
+
+ private:
+  __device__ const std::byte* row_of(int token) const { return params_.x + token * params_.x_stride; }
+
+  /// What can be done before the call's turn: the first token is loaded, and those before it are counted.
+  __device__ void prepare(int num_tokens, const BlockTokens& tokens) {
+    unsigned* const tokens_of_expert = shared_.tokens_of_expert();
+    if (tokens.first < tokens.end) {
+      if (places_) {
+        entry_.load(params_, tokens.first);
+      } else {
+        step_.load(row_of(tokens.first), 0);
+      }
+    }
+    const auto thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+    for (int expert = thread; expert < call_.num_experts; expert += kDispatchThreads) tokens_of_expert[expert] = 0;
+    if (thread == 0) shared_.bad_entry = kNoBadEntry;
+    __syncthreads();
+    if (places_) return;
+    const int end = blockIdx.x == 0 ? static_cast<int>(call_.num_tokens) : tokens.first;
+    count_tokens<kHomes>(params_, shared_, end, num_tokens, tokens_of_expert);
   }
-  __syncthreads();
-  if (!places) return;
-  if (flag != nullptr) {
-    fence_system();
-    post_word(flag, shared.number, 0);
+
+  /// False when the group broke. `token`: the first one, if there is one.
+  __device__ bool take_turn(int token) {
+    if (places_) {
+      const auto meanwhile = [this, token] { entry_.template find_owner<kHomes>(params_, token); };
+      const std::uint64_t number = wait_for_turn(call_, LatencyKind::kDispatch, shared_.sets, meanwhile);
+      if (lane_idx() == 0) shared_.number = number;
+    }
+    __syncthreads();
+    return shared_.number != 0;
   }
-  if (more) entry.load(params, token + 1);
-  __syncwarp();  // before the next token's targets
-}
+
+  /// Tells the peers of a token whose row is stored, and loads the next one of this block, if there is one.
+  __device__ void announce(int token, bool more) {
+    std::uint64_t* flag = nullptr;
+    if (places_) {
+      // While the others store.
+      if (lane_idx() < shared_.targets.num) flag = slot_at(call_, shared_, shared_.ranks[lane_idx()]).row_flags + token;
+    } else {
+      post_entries(params_, shared_, token);
+      if constexpr (kCodec == Codec::kPlain) send_given_scales(params_, token, shared_.targets);
+      if (more) step_.load(row_of(token + 1), 0);
+    }
+    __syncthreads();
+    if (!places_) return;
+    if (flag != nullptr) {
+      fence_system();
+      post_word(flag, shared_.number, 0);
+    }
+    if (more) {
+      entry_.load(params_, token + 1);
+      entry_.template find_owner<kHomes>(params_, token + 1);
+    }
+    __syncwarp();  // before the next token's targets
+  }
+
+  const DispatchSendParams& params_;
+  const LatencyParams& call_;
+  DispatchSendShared& shared_;
+  const bool places_;  ///< a warp that finds out where tokens go, and moves none
+  RowStep<kCodec> step_;
+  TokenEntry entry_;
+};
 
 /// All threads of all blocks. `shared.number` is the call's number afterwards, 0 if the group broke. All threads call
-/// `on_turn` once the number is known, before rows are stored.
-template <Codec kCodec, typename OnTurn>
-__device__ inline void send_dispatch(const DispatchSendParams& params, DispatchSendShared& shared, OnTurn on_turn) {
-  const LatencyParams& call = params.call;
-  const auto thread = static_cast<int>(threadIdx.x);
-  unsigned* const tokens_of_expert = shared.tokens_of_expert();
-  const bool counts = blockIdx.x == 0;
-  const int num_tokens = num_counted_tokens(params);
-  const BlockTokens tokens = BlockTokens::of_block(num_tokens, params.num_senders);
-  RowStep<kCodec> step(params);
-  TokenEntry entry;
-  if (tokens.first < tokens.end) {
-    if (warp_idx() == 0) {
-      entry.load(params, tokens.first);
-    } else {
-      step.load(params.x + tokens.first * params.x_stride, 0);
-    }
-  }
-#pragma unroll 1
-  for (int expert = thread; expert < call.num_experts; expert += kDispatchThreads) tokens_of_expert[expert] = 0;
-  if (thread == 0) shared.bad_entry = kNoBadEntry;
-  __syncthreads();
-  if (warp_idx() == 0) {
-    const std::uint64_t number = wait_for_turn(call, LatencyKind::kDispatch, shared.sets);
-    if (lane_idx() == 0) shared.number = number;
-  } else {
-    count_tokens(params, shared, counts ? static_cast<int>(call.num_tokens) : tokens.first, num_tokens,
-                 tokens_of_expert);
-  }
-  __syncthreads();
-  if (shared.number == 0) return;
-  on_turn();
-  if (counts) {
-    post_counts(params, shared, num_tokens, tokens_of_expert);
-    return;
-  }
-#pragma unroll 1
-  for (int token = tokens.first; token < tokens.end; ++token) {
-    send_token(params, shared, token, entry, step, token + 1 < tokens.end);
-  }
+/// `meanwhile` while the first loads are on their way, and `on_turn` once the number is known, before rows are stored.
+template <Codec kCodec, bool kHomes, typename Meanwhile, typename OnTurn>
+__device__ inline void send_dispatch(const DispatchSendParams& params, DispatchSendShared& shared, Meanwhile meanwhile,
+                                     OnTurn on_turn) {
+  DispatchSender<kCodec, kHomes> sender(params, shared);
+  sender.send_all(meanwhile, on_turn);
 }
 
 }  // namespace ferry::cuda::device

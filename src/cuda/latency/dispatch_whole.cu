@@ -19,23 +19,30 @@ FERRY_HOST_DEVICE constexpr std::size_t send_bytes(int num_experts) {
 }
 
 /// The block that grants the set that is owed: one that does not receive, if there is one.
-__device__ unsigned granting_block(const DispatchReceiveParams& params) {
+__device__ unsigned granting_block(const DispatchReceiveRows& params) {
   return params.first_receiver > 1 ? 1 : gridDim.x - 1;
 }
 
-template <Codec kCodec>
-__global__ void __launch_bounds__(kDispatchThreads)
+/// `kHomes`: see receive_dispatch().
+template <Codec kCodec, bool kHomes>
+__global__ void __launch_bounds__(kDispatchThreads, 1)
     dispatch_kernel(const __grid_constant__ LatencyDispatchParams params) {
-  const LatencyParams& call = params.receive.call;
+  const LatencyParams& call = params.send.call;
   auto& send = *reinterpret_cast<DispatchSendShared*>(dynamic_shared());
   const ReceiveMemory memory =
       ReceiveMemory::at(dynamic_shared() + send_bytes(call.num_experts), call.num_experts, call.num_local_experts);
-  prepare_receive(params.receive, memory.experts, *memory.shared);
+  const bool receives = takes_part(params.receive);
+  HomesLook homes;
+  if (receives) homes = HomesLook(call, params.receive);
+  const auto meanwhile = [&call, &params, &memory, &homes, receives] {
+    if (receives) prepare_receive(call, params.receive, homes, memory.experts, *memory.shared);
+  };
   const auto on_turn = [&call, &params] {
     const bool enters = !reports() && blockIdx.x != granting_block(params.receive);
     if (enters && threadIdx.x + 1 == kDispatchThreads) enter_whole_call(call, LatencyKind::kDispatch);
   };
-  send_dispatch<kCodec>(params.send, send, on_turn);  // its barriers are also that of the preparation
+  send_dispatch<kCodec, kHomes>(params.send, send, meanwhile,
+                                on_turn);  // its barriers are also that of the preparation
   if (send.number == 0) return;
   // The last warp has nothing to do until the first one has told the peers of this block's rows.
   const bool last_warp = threadIdx.x >= kDispatchThreads - kWarpLanes;
@@ -43,14 +50,18 @@ __global__ void __launch_bounds__(kDispatchThreads)
     grant_owed_set(call, LatencyKind::kDispatch, send.number);
     if (lane_idx() == 0) enter_whole_call(call, LatencyKind::kDispatch);
   }
-  if (!takes_part(params.receive)) return;
+  if (!receives) return;
   const SentCall sent{send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
-  if (!receive_dispatch(params.receive, sent, memory.experts, *memory.shared)) return;
+  // Where the first warp waits until rows have been acknowledged, the others have the time.
+  const bool rehearses = !reports() && (warp_idx() != 0 || params.receive.first_receiver > 1);
+  if (!receive_dispatch<kHomes>(call, params.receive, sent, memory.experts, *memory.shared, rehearses)) return;
   if (reports() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kDispatch, sent);
 }
 
-constexpr CodecKernels<LatencyDispatchParams> kKernels = {dispatch_kernel<Codec::kPlain>, dispatch_kernel<Codec::kFp8>,
-                                                          dispatch_kernel<Codec::kInt8>};
+template <bool kHomes>
+constexpr CodecKernels<LatencyDispatchParams> kKernels = {dispatch_kernel<Codec::kPlain, kHomes>,
+                                                          dispatch_kernel<Codec::kFp8, kHomes>,
+                                                          dispatch_kernel<Codec::kInt8, kHomes>};
 
 std::size_t shared_bytes_of(int num_experts, int num_local_experts) {
   return send_bytes(num_experts) + ReceiveMemory::at(nullptr, num_experts, num_local_experts).size_bytes;
@@ -59,15 +70,18 @@ std::size_t shared_bytes_of(int num_experts, int num_local_experts) {
 }  // namespace
 
 cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, cudaStream_t stream) {
-  const LatencyParams& call = params.receive.call;
+  const LatencyParams& call = params.send.call;
   const LaunchShape shape{static_cast<unsigned>(call.num_blocks), kDispatchThreads,
                           shared_bytes_of(call.num_experts, call.num_local_experts)};
-  return launch_kernel(kKernels.of(params.send.quantize), shape, params, stream);
+  const auto& kernels = has_homes_or_counters(params.receive) ? kKernels<true> : kKernels<false>;
+  return launch_kernel(kernels.of(params.send.quantize), shape, params, stream);
 }
 
 cudaError_t load_latency_dispatch_kernels() {
   constexpr int kExperts = static_cast<int>(kMaxExperts);
-  return kKernels.load(shared_bytes_of(kExperts, kExperts));
+  const std::size_t most_shared_bytes = shared_bytes_of(kExperts, kExperts);
+  const cudaError_t error = kKernels<false>.load(most_shared_bytes);
+  return error == cudaSuccess ? kKernels<true>.load(most_shared_bytes) : error;
 }
 
 }  // namespace ferry::cuda

@@ -46,7 +46,7 @@ class Arrivals {
     bool came = true;
     if (set_ != kNoSet && params_.kind == LatencyKind::kCombine) {
       came = copy_words(Awaited::kDone, done_words(call_, call_.ranks.rank, set_, source_),
-                        static_cast<int>(header.num_blocks));
+                        static_cast<int>(header.blocks_or_homes));
     } else if (set_ != kNoSet && agrees(header)) {
       came = copy_words(Awaited::kCounts, count_words(call_, call_.ranks.rank, set_, source_), call_.num_experts) &&
              wait_rows(header.num_tokens);
@@ -81,7 +81,7 @@ class Arrivals {
     LatencyHeader header;
     header.agreement = call_.agreement;
     header.record_number = kMaskedRecord;
-    header.homes_hash = hash_of_homes(params_.placement);
+    header.blocks_or_homes = hash_of_homes(params_.placement);
     post_shadow_header(header);
     if (params_.refuses) return;
     if (params_.kind == LatencyKind::kDispatch) {

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kCombineThreads) masked_receive_kernel(const _
   const LatencyParams& call = own.call;
   const CombineReceiveShared shared =
       CombineReceiveShared::at(dynamic_shared() + kCopyBytes<ReceiveParams>, call.ranks.num_ranks);
-  if (!receive_combine<kFloat32, true>(own, sent, shared, start.routed)) return;
+  if (!receive_combine<kFloat32, true>(call, own, sent, shared, start.routed)) return;
   if (!is_last_block(call.tables.combine->arrivals)) return;
   look_at_window(params, own);
   if (threadIdx.x == 0) *call.tables.combine = {};

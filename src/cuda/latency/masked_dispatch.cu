@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(kDispatchThreads) masked_send_kernel(const __g
     pick_homes_left(own, dynamic_shared() + round_up_part(sizeof(SendParams)) +
                              round_up_part(DispatchSendShared::size_bytes(call.num_experts)));
   }
-  send_dispatch<kCodec>(own, shared, [] {});
+  send_dispatch<kCodec, true>(
+      own, shared, [] {}, [] {});
   if (shared.number == 0 || threadIdx.x != 0) return;
   if (blockIdx.x == 0) {
     *call.tables.dispatch = {shared.number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kDispatchThreads)
   const LatencyParams& call = own.call;
   const ReceiveMemory memory = ReceiveMemory::at(dynamic_shared() + round_up_part(sizeof(ReceiveParams)),
                                                  call.num_experts, call.num_local_experts);
-  prepare_receive(own, memory.experts, *memory.shared);
+  prepare_receive(call, own, HomesLook(call, own), memory.experts, *memory.shared);
   // A send half that found the group broken has not written what follows.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
   SentCall& words = *call.tables.dispatch;
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(kDispatchThreads)
     if (reports() && threadIdx.x == 0) report_not_sent(call);
     return;
   }
-  if (!receive_dispatch(own, sent, memory.experts, *memory.shared)) return;
+  if (!receive_dispatch<true>(call, own, sent, memory.experts, *memory.shared, false)) return;
   if (!is_last_block(words.arrivals)) return;
   clear_lost_slots(call);
   look_at_window(params, own);

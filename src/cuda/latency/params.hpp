@@ -80,11 +80,15 @@ struct DispatchSendParams {
   int num_senders = 1;  ///< blocks that send rows: those behind the first one
 };
 
+/// Whether tokens pick among several homes of an expert: in kernels of their own, others have none of that code.
+inline bool has_homes(const PlacementTables& placement) {
+  return placement.homes.ranges != nullptr || placement.homes.check != nullptr;
+}
+
 inline constexpr int kMaxWarpsPerRow = 8;
 
-/// call.num_blocks: at least 2, since the first one copies no rows, and more than first_receiver.
-struct DispatchReceiveParams {
-  LatencyParams call;
+/// What a receive half knows beside its call.
+struct DispatchReceiveRows {
   PlacementTables placement;
   std::byte* x = nullptr;     ///< [L * C] rows
   std::int64_t x_stride = 0;  ///< bytes
@@ -97,10 +101,23 @@ struct DispatchReceiveParams {
   RouteResultTables host;
 };
 
-/// A call that is not split. Both halves have the same `call`.
+/// call.num_blocks: at least 2, since the first one copies no rows, and more than first_receiver.
+struct DispatchReceiveParams : DispatchReceiveRows {
+  LatencyParams call;
+};
+
+/// The same for counters: kernels without homes do not add to them either.
+inline bool has_homes_or_counters(const DispatchReceiveRows& receive) {
+  const CounterTables& counters = receive.counters;
+  return has_homes(receive.placement) || counters.logical.data != nullptr || counters.physical.data != nullptr ||
+         counters.received.data != nullptr;
+}
+
+/// A call that is not split. Its call is in `send` alone: a multiprocessor fetches each line of parameters that a
+/// kernel reads.
 struct LatencyDispatchParams {
   DispatchSendParams send;
-  DispatchReceiveParams receive;
+  DispatchReceiveRows receive;
 };
 
 cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, cudaStream_t stream);
@@ -125,12 +142,16 @@ struct CombineSendParams {
   const float* weights = nullptr;  ///< [T, K], read if they are its own
 };
 
-struct CombineReceiveParams {
-  LatencyParams call;
+/// What a receive half knows beside its call.
+struct CombineReceiveRows {
   CombineRows rows;
   std::byte* out = nullptr;        ///< [T] rows
   std::int64_t out_stride = 0;     ///< bytes
   const float* weights = nullptr;  ///< [T, K], given to this combine or to the dispatch; read with kExact
+};
+
+struct CombineReceiveParams : CombineReceiveRows {
+  LatencyParams call;
 };
 
 /// Blocks of either half, at least 2: enough for the largest call of this shape to use all of `num_sms`.
@@ -138,7 +159,7 @@ int combine_blocks(const LatencyParams& call, const CombineRows& rows, int num_s
 /// As LatencyDispatchParams.
 struct LatencyCombineParams {
   CombineSendParams send;
-  CombineReceiveParams receive;
+  CombineReceiveRows receive;
 };
 
 cudaError_t launch_latency_combine(const LatencyCombineParams& params, cudaStream_t stream);

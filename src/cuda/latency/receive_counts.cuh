@@ -61,19 +61,8 @@ struct ReceiveMemory {
 struct CountsUse {
   int source = -1;                 ///< whose first rows go to ExpertTables::bases
   std::int32_t* ranges = nullptr;  ///< [L, R, 2] of the block that reports, which also sums up by rank; else null
+  bool rehearses = false;          ///< of counts that have been looked at, without a barrier
 };
-
-/// What the block that reports does with the count of one source for one expert, `before` being the rows of the sources
-/// before it.
-__device__ __noinline__ inline void note_count(const RankParams& ranks, ReceiveShared& shared, std::int32_t* ranges,
-                                               int home, int source, std::uint32_t count, std::int32_t before) {
-  if (source == ranks.rank) atomicAdd(&shared.to_rank[home_rank(home)], count);
-  if (home_rank(home) != ranks.rank) return;
-  atomicAdd(&shared.from_rank[source], count);
-  std::int32_t* range = ranges + (std::int64_t{home_expert(home)} * ranks.num_ranks + source) * 2;
-  range[0] = static_cast<std::int32_t>(count);
-  range[1] = before;
-}
 
 /// Counts of one expert that a thread has looked at before it knew whether there will be any: mostly they are there.
 struct CountsLook {
@@ -90,49 +79,85 @@ struct CountsLook {
     }
   }
 
-  /// Whether those of the first sources are there.
-  __device__ bool are_of(const LatencyParams& call, std::uint64_t number) const {
+  /// Whether those of so many sources are there.
+  __device__ bool are_of(int num_sources, std::uint64_t number) const {
     bool all = true;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) all = all && (i >= call.ranks.num_ranks || is_word_of(words[i], number));
+    for (int i = 0; i < kLoads; ++i) all = all && (i >= num_sources || is_word_of(words[i], number));
     return all;
   }
 };
 
+/// Waits for those that are not there yet, at `counts` of the first of the sources; false when the group broke.
+__device__ __noinline__ inline bool await_counts(const RankParams& ranks, std::uint64_t number,
+                                                 const std::uint64_t* counts, int first, CountsLook& look) {
+  bool came = true;
+#pragma unroll 1
+  for (int i = 0; i < CountsLook::kLoads && first + i < ranks.num_ranks; ++i) {
+    const Payload count = wait_payload(ranks, {Awaited::kCounts, first + i, number},
+                                       counts + i * static_cast<int>(kMaxExperts), look.words[i]);
+    look.words[i] = make_word(number, count.value);
+    came = came && count.came;
+  }
+  return came;
+}
+
+/// What the block that reports does with the counts of sources from `first` on for one expert, `before` being the rows
+/// of the sources before them.
+__device__ __noinline__ inline void note_counts(const RankParams& ranks, ReceiveShared& shared, std::int32_t* ranges,
+                                                int home, int first, CountsLook look, std::int32_t before) {
+#pragma unroll 1
+  for (int i = 0; i < CountsLook::kLoads && first + i < ranks.num_ranks; ++i) {
+    const int source = first + i;
+    const std::uint32_t count = payload_of(look.words[i]);
+    if (source == ranks.rank) atomicAdd(&shared.to_rank[home_rank(home)], count);
+    if (home_rank(home) != ranks.rank) continue;
+    atomicAdd(&shared.from_rank[source], count);
+    std::int32_t* range = ranges + (std::int64_t{home_expert(home)} * ranks.num_ranks + source) * 2;
+    range[0] = static_cast<std::int32_t>(count);
+    range[1] = before;
+    before += static_cast<std::int32_t>(count);
+  }
+}
+
 /// Waits for the counts of all ranks and adds them up. `look`: at those of the first sources for the expert with the
-/// index of this thread. All threads of a block; false in all of them when the group
-/// broke.
+/// index of this thread. All threads of a block; false in all of them when the group broke.
 __device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sent, const ExpertTables& experts,
                                   ReceiveShared& shared, const CountsUse& use, const CountsLook& look) {
   constexpr int kLoads = CountsLook::kLoads;
-  constexpr auto kStride = static_cast<int>(kMaxExperts);
-  const int num_ranks = call.ranks.num_ranks;
+  const int num_sources = use.rehearses ? min(call.ranks.num_ranks, kLoads) : call.ranks.num_ranks;
   const std::uint64_t* const words = count_words(call, call.ranks.rank, static_cast<int>(sent.set), 0);
   bool came = true;
+  const int end = use.rehearses ? min(call.num_experts, static_cast<int>(blockDim.x)) : call.num_experts;
 #pragma unroll 1
-  for (int expert = static_cast<int>(threadIdx.x); expert < call.num_experts && came;
-       expert += static_cast<int>(blockDim.x)) {
+  for (int expert = static_cast<int>(threadIdx.x); expert < end && came; expert += static_cast<int>(blockDim.x)) {
     const std::int32_t home = experts.homes[expert];
     std::int32_t rows = 0;
 #pragma unroll 1
-    for (int first = 0; first < num_ranks && came; first += kLoads) {
-      CountsLook seen = look;
-      if (first > 0 || expert != static_cast<int>(threadIdx.x)) seen.load(call, words, expert, first);
+    for (int first = 0; first < num_sources && came; first += kLoads) {
+      CountsLook seen;
+      if (first == 0 && expert == static_cast<int>(threadIdx.x)) {
+        seen = look;
+      } else {
+        seen.load(call, words, expert, first);
+      }
+      if (!seen.are_of(num_sources - first, sent.number)) [[unlikely]] {
+        CountsLook late = seen;
+        came =
+            await_counts(call.ranks, sent.number, words + first * static_cast<int>(kMaxExperts) + expert, first, late);
+        seen = late;
+      }
+      if (use.ranges != nullptr) note_counts(call.ranks, shared, use.ranges, home, first, seen, rows);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        const int source = first + i;
-        if (source >= num_ranks) continue;
-        const Payload count = wait_payload(call.ranks, {Awaited::kCounts, source, sent.number},
-                                           words + source * kStride + expert, seen.words[i]);
-        came = came && count.came;
-        if (source == use.source) experts.bases[expert] = rows;
-        if (use.ranges != nullptr) note_count(call.ranks, shared, use.ranges, home, source, count.value, rows);
-        rows += static_cast<std::int32_t>(count.value);
+        if (first + i == use.source) experts.bases[expert] = rows;
+        rows += static_cast<std::int32_t>(payload_of(seen.words[i]));  // 0 where there is no source
       }
     }
     if (home_rank(home) == call.ranks.rank) experts.local_rows[home_expert(home)] = rows;
     if (rows > call.slab_capacity) atomicMin(&shared.first_full_expert, static_cast<unsigned>(expert));
   }
+  if (use.rehearses) return came;
   return __syncthreads_and(static_cast<int>(came)) != 0;
 }
 

@@ -12,10 +12,10 @@
 
 namespace ferry::cuda::device {
 
-/// Records why the call was refused, in the summary and for the host. One thread.
-__device__ __noinline__ inline void report_refused(const DispatchReceiveParams& params, const SentCall& sent,
-                                                   const ReceiveShared& shared, Outcome outcome) {
-  const LatencyParams& call = params.call;
+/// Records why the call was refused, in the summary and for the host. One thread. `kHomes`: see receive_dispatch().
+template <bool kHomes>
+__device__ __noinline__ inline void report_refused(const LatencyParams& call, const DispatchReceiveRows& params,
+                                                   const SentCall& sent, const ReceiveShared& shared, Outcome outcome) {
   const auto set = static_cast<int>(sent.set);
   RouteSummary& summary = *call.tables.summary;
   summary.valid = 0;
@@ -34,12 +34,16 @@ __device__ __noinline__ inline void report_refused(const DispatchReceiveParams& 
   };
   if (shared.first_bad_rank != kNone) {
     const auto rank = static_cast<int>(shared.first_bad_rank);
-    report_bad_input(
-        summary, {rank, field(rank, offsetof(LatencyHeader, bad_entry)), field(rank, offsetof(LatencyHeader, bad_id))},
-        call.num_topk, params.placement, call.num_experts);
-  } else if (shared.first_other_rank != kNone) {
+    const BadInput bad{rank, field(rank, offsetof(LatencyHeader, bad_entry)),
+                       field(rank, offsetof(LatencyHeader, bad_id))};
+    if constexpr (kHomes) {
+      report_bad_input(summary, bad, call.num_topk, params.placement, call.num_experts);
+    } else {
+      report_bad_id(summary, bad, call.num_topk, call.num_experts);
+    }
+  } else if (kHomes && shared.first_other_rank != kNone) {
     // The same on every rank: the first whose placement is not that of rank 0.
-    constexpr std::size_t kHash = offsetof(LatencyHeader, homes_hash);
+    constexpr std::size_t kHash = offsetof(LatencyHeader, blocks_or_homes);
     int rank = 1;
 #pragma unroll 1
     while (rank + 1 < call.ranks.num_ranks && field(rank, kHash) == field(0, kHash)) ++rank;
@@ -90,11 +94,10 @@ __device__ inline bool is_left_out(const Params& params, int rank) {
   return false;
 }
 
-/// Writes what the counts say. All threads of the block that reports.
-template <typename Params>
-__device__ __noinline__ inline void report_counts(const Params& params, const SentCall& sent,
+/// Writes what the counts say. All threads of the block that reports. `kHomes`: see receive_dispatch().
+template <bool kHomes, typename Params>
+__device__ __noinline__ inline void report_counts(const LatencyParams& call, const Params& params, const SentCall& sent,
                                                   const ExpertTables& experts, const ReceiveShared& shared) {
-  const LatencyParams& call = params.call;
   const LatencyTables& tables = call.tables;
   const int num_ranks = call.ranks.num_ranks;
   const auto thread = static_cast<int>(threadIdx.x);
@@ -109,14 +112,16 @@ __device__ __noinline__ inline void report_counts(const Params& params, const Se
     tables.rows_per_expert[local] = experts.local_rows[local];
     if (host.result != nullptr) host.rows_per_expert[local] = experts.local_rows[local];
   }
-  const std::uint64_t* const own = count_words(call, call.ranks.rank, static_cast<int>(sent.set), call.ranks.rank);
-  add_to_counters(
-      params.counters, params.placement, call.num_experts, call.num_local_experts,
-      [&](int expert) {
-        const bool left_out = is_left_out(params, home_rank(experts.homes[expert]));
-        return left_out ? 0 : static_cast<std::int32_t>(payload_of(load_relaxed_system(own + expert)));
-      },
-      [&](int local) { return experts.local_rows[local]; });
+  if constexpr (kHomes) {
+    const std::uint64_t* const own = count_words(call, call.ranks.rank, static_cast<int>(sent.set), call.ranks.rank);
+    add_to_counters(
+        params.counters, params.placement, call.num_experts, call.num_local_experts,
+        [&](int expert) {
+          const bool left_out = is_left_out(params, home_rank(experts.homes[expert]));
+          return left_out ? 0 : static_cast<std::int32_t>(payload_of(load_relaxed_system(own + expert)));
+        },
+        [&](int local) { return experts.local_rows[local]; });
+  }
   const std::int64_t num_rows = call.num_local_experts * call.slab_capacity;
   if (thread == 0) {
     std::int32_t most_tokens = 0;

@@ -68,10 +68,11 @@ struct LatencyHeader {
   std::uint64_t agreement = 0;     ///< hash of what all ranks must pass alike; 0: this rank refuses the call
   std::int64_t record_number = 0;  ///< of the call in the host's CallLog
   std::int64_t num_tokens = 0;     ///< T of that rank
-  std::int64_t num_blocks = 0;     ///< of the send half: words of `done`; 0 if it refuses
-  std::int64_t bad_entry = -1;     ///< dispatch: index in [T, K] of the first id that is no expert, -1: all are good
+  /// Combine: blocks of the send half, words of `done`; 0 if it refuses. Dispatch: hash of a placement that only GPUs
+  /// know, else 0.
+  std::uint64_t blocks_or_homes = 0;
+  std::int64_t bad_entry = -1;  ///< dispatch: index in [T, K] of the first id that is no expert, -1: all are good
   std::int64_t bad_id = 0;
-  std::uint64_t homes_hash = 0;  ///< dispatch: of a placement that only GPUs know, else 0
 };
 /// Words of 4 bytes, one a lane of a warp.
 inline constexpr int kLatencyHeaderWords = sizeof(LatencyHeader) / sizeof(std::uint32_t);

@@ -36,15 +36,14 @@ __device__ inline void post_word(std::uint64_t* address, std::uint64_t number, s
 
 /// Waits for a word of call `number`; 0 when the group broke. Not inlined: what waits is in no hurry, and the
 /// instruction cache is for the others.
-__device__ __noinline__ inline std::uint64_t poll_word(const RankParams& ranks, const Wait& wait,
-                                                       const std::uint64_t* address) {
+__device__ __noinline__ inline std::uint64_t poll_word(const RankParams& ranks, Awaited awaited, int peer,
+                                                       std::uint64_t number, const std::uint64_t* address) {
   std::uint64_t word = 0;
-  const std::uint64_t number = wait.epoch;
   const auto read = [&word, address, number] {
     word = load_acquire_system(address);
     return is_word_of(word, number) ? number : 0;
   };
-  return wait_until(ranks, wait, read, number) ? word : 0;
+  return wait_until(ranks, {awaited, peer, number}, read, number) ? word : 0;
 }
 
 /// The payload of a word, and whether it came: not when the group broke.
@@ -56,8 +55,8 @@ struct Payload {
 /// One thread's wait for a word of a call that says everything itself, of which `seen` is what a look found.
 __device__ inline Payload wait_payload(const RankParams& ranks, const Wait& wait, const std::uint64_t* address,
                                        std::uint64_t seen) {
-  if (!is_word_of(seen, wait.epoch)) {
-    seen = poll_word(ranks, wait, address);
+  if (!is_word_of(seen, wait.epoch)) [[unlikely]] {  // or else the code that waits lies in between
+    seen = poll_word(ranks, wait.awaited, wait.peer, wait.epoch, address);
     if (!is_word_of(seen, wait.epoch)) return {};
   }
   return {payload_of(seen), true};
@@ -173,15 +172,38 @@ __device__ __noinline__ inline void grant_owed_set(const LatencyParams& call, La
   if (set != 0) grant_set(call, kind, number - 1, static_cast<int>(set) - 1);
 }
 
+/// What a warp has seen of the grants of the first ranks, in all slots, before it knew the number of its call: so that
+/// it waits for memory once, not twice.
+struct GrantsLook {
+  static constexpr int kRanks = kWarpLanes / kGrantSlots;
+  std::uint64_t word = 0;
+
+  __device__ GrantsLook(const LatencyParams& call, LatencyKind kind) {
+    const int rank = lane_idx() / kGrantSlots;
+    const auto slot = static_cast<std::uint64_t>(lane_idx() % kGrantSlots);
+    if (rank < call.ranks.num_ranks) {
+      word = load_acquire_system(grant_word(call, call.ranks.rank, kind, rank, slot));
+    }
+  }
+  /// Lane i gets the word of rank i. All lanes.
+  __device__ std::uint64_t of(std::uint64_t number) const {
+    const int lane = lane_idx() % kRanks * kGrantSlots + static_cast<int>(number % kGrantSlots);
+    return __shfl_sync(kAllLanes, word, lane);
+  }
+};
+
 /// Waits for the sets in which the ranks receive this call: `sets` [R] in shared memory. All lanes of one warp; false
 /// in all of them when the group broke. A rank with kNoSet gets a header and nothing else.
-__device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int* sets) {
+__device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, std::uint64_t number,
+                                   const GrantsLook& look, int* sets) {
   // A kernel behind one in which the group broke finds the number of that one, and its grants.
   bool all = !is_broken(call.ranks);
+  std::uint64_t seen = look.of(number);
 #pragma unroll 1
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
-    const Payload set =
-        wait_word(call.ranks, {Awaited::kDone, rank, number}, grant_word(call, call.ranks.rank, kind, rank, number));
+    const std::uint64_t* const word = grant_word(call, call.ranks.rank, kind, rank, number);
+    if (rank >= GrantsLook::kRanks) seen = load_acquire_system(word);
+    const Payload set = wait_payload(call.ranks, {Awaited::kDone, rank, number}, word, seen);
     all = all && set.came;
     sets[rank] = static_cast<int>(set.value);
   }
@@ -191,13 +213,17 @@ __device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, 
 }
 
 /// How a kernel that sends begins: the number of its call, or 0 when the group broke. All lanes of one warp of each
-/// block.
-__device__ inline std::uint64_t wait_for_turn(const LatencyParams& call, LatencyKind kind, int* sets) {
+/// block. `meanwhile` is called when the first loads are there.
+template <typename Meanwhile>
+__device__ inline std::uint64_t wait_for_turn(const LatencyParams& call, LatencyKind kind, int* sets,
+                                              Meanwhile meanwhile) {
   const std::uint64_t number = turn_number(call, kind);
+  const GrantsLook look(call, kind);
+  meanwhile();
   // This call may be the one to get it: where others are in flight.
   const bool urgent = static_cast<volatile LatencyLocal&>(local_of(call)).granted[static_cast<int>(kind)] < number;
   if (blockIdx.x == 0 && __any_sync(kAllLanes, static_cast<int>(urgent)) != 0) grant_owed_set(call, kind, number);
-  return wait_grants(call, kind, number, sets) ? number : 0;
+  return wait_grants(call, kind, number, look, sets) ? number : 0;
 }
 
 /// Sends every rank this rank's header. All lanes of one warp of one block; `sets` [R].
@@ -220,9 +246,9 @@ class ReceivedHeader {
   __device__ std::uint64_t agreement() const { return field(offsetof(LatencyHeader, agreement)); }
   __device__ std::int64_t record_number() const { return signed_field(offsetof(LatencyHeader, record_number)); }
   __device__ std::int64_t num_tokens() const { return signed_field(offsetof(LatencyHeader, num_tokens)); }
-  __device__ std::int64_t num_blocks() const { return signed_field(offsetof(LatencyHeader, num_blocks)); }
+  __device__ std::int64_t num_blocks() const { return signed_field(offsetof(LatencyHeader, blocks_or_homes)); }
   __device__ std::int64_t bad_entry() const { return signed_field(offsetof(LatencyHeader, bad_entry)); }
-  __device__ std::uint64_t homes_hash() const { return field(offsetof(LatencyHeader, homes_hash)); }
+  __device__ std::uint64_t homes_hash() const { return field(offsetof(LatencyHeader, blocks_or_homes)); }
   __device__ std::int64_t bad_id() const { return signed_field(offsetof(LatencyHeader, bad_id)); }
 
  private:
