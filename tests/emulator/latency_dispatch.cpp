@@ -51,15 +51,10 @@ LatencyDispatch::LatencyDispatch(LatencyRanks& ranks, const LatencyRouting& rout
     const auto before = routing.owners().begin() + static_cast<std::ptrdiff_t>(expert);
     local_experts_.push_back(static_cast<std::int32_t>(std::count(routing.owners().begin(), before, owner)));
   }
-  const oracle::World& given = routing.given();
-  const Placement& placement = given.options.placement;
-  for (int rank = 0; placement.present() && rank < ranks.num_ranks(); ++rank) {
-    homes_.push_back(plan::list_homes({.physical_to_logical = placement.physical_to_logical,
-                                       .physical_to_rank = routing.owners(),
-                                       .num_logical = given.options.num_experts,
-                                       .rank = rank,
-                                       .ranks_per_node = ranks.num_ranks(),
-                                       .nearest = placement.choice == ReplicaChoice::kNearest}));
+  if (routing.given().options.placement.present()) {
+    list_homes();
+  } else if (spec.placed) {
+    place();
   }
   expected_ = oracle::dispatch(routing.left(), routing.routings(), inputs_);
 }
@@ -91,9 +86,44 @@ cuda::PlacementTables LatencyDispatch::placement(int rank) const {
   const plan::HomeTable& homes = homes_[static_cast<std::size_t>(rank)];
   tables.homes.ranges = homes.ranges.data();
   tables.homes.homes = homes.homes.data();
-  tables.homes.logical_of = routing_.given().options.placement.physical_to_logical.data();
+  tables.homes.logical_of = logical_of_.data();
   tables.homes.num_logical = static_cast<int>(homes.ranges.size());
   return tables;
+}
+
+/// The ids name other experts from now on, whose homes are those that they named.
+void LatencyDispatch::list_homes() {
+  const oracle::World& given = routing_.given();
+  const Placement& placement = given.options.placement;
+  logical_of_ = placement.physical_to_logical;
+  for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+    homes_.push_back(plan::list_homes({.physical_to_logical = logical_of_,
+                                       .physical_to_rank = routing_.owners(),
+                                       .num_logical = given.options.num_experts,
+                                       .rank = rank,
+                                       .ranks_per_node = ranks_.num_ranks(),
+                                       .nearest = placement.choice == ReplicaChoice::kNearest}));
+  }
+}
+
+void LatencyDispatch::place() {
+  const auto num_experts = static_cast<std::int32_t>(routing_.owners().size());
+  plan::HomeTable homes;
+  for (std::int32_t expert = 0; expert < num_experts; ++expert) {
+    homes.ranges.push_back({static_cast<std::uint32_t>(expert), 1});
+    homes.homes.push_back((expert + 1) % num_experts);
+    logical_of_.push_back((expert + num_experts - 1) % num_experts);
+  }
+  homes_.assign(static_cast<std::size_t>(ranks_.num_ranks()), homes);
+  for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+    std::vector<std::int64_t>& ids = ids_[static_cast<std::size_t>(rank)];
+    for (std::int64_t& id : ids) {
+      if (id >= 0 && id < num_experts) id = logical_of_[to_size(id)];
+    }
+    narrow_ids_[static_cast<std::size_t>(rank)].assign(ids.begin(), ids.end());
+    const auto num_local = std::count(routing_.owners().begin(), routing_.owners().end(), rank);
+    counters_.emplace_back(to_size(num_local));
+  }
 }
 
 cuda::SlabScales LatencyDispatch::scales(int rank) const {
@@ -135,6 +165,7 @@ cuda::DispatchReceiveParams LatencyDispatch::receive_params(int rank, std::uint6
   params.row = row();
   params.zero_padding = spec_.zero_padding;
   params.warps_per_row = spec_.warps_per_row;
+  if (spec_.placed) params.counters.received = {counters_[static_cast<std::size_t>(rank)].data(), false};
   return params;
 }
 
@@ -202,6 +233,10 @@ std::string LatencyDispatch::compare(int rank) const {
         if (to.data[index * shape.scale_bytes + i] != byte) return text("another byte of a scale", row, column);
       }
     }
+  }
+  for (std::size_t local = 0; spec_.placed && local < counters_[at].size(); ++local) {
+    const std::int64_t rows = routing_.routings()[at].num_rows_per_local_expert[local];
+    if (counters_[at][local] != rows) return text("another count of an expert", rows, counters_[at][local]);
   }
   if (!out_x_[at].is_guarded() || !out_scales_[at].is_guarded()) return text("a write behind the rows", 0, 0);
   return routing_.compare(rank);

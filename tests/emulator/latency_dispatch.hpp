@@ -20,6 +20,7 @@ struct LatencyDispatchSpec {
   bool column_major = false;  ///< scales of each expert
   bool zero_padding = false;
   bool wide_ids = true;
+  bool placed = false;         ///< ids name experts whose one home each is the next, and rows are counted
   std::int64_t gap_bytes = 0;  ///< between rows
   int num_blocks = 3;          ///< at least 2
   int warps_per_row = 1;
@@ -71,6 +72,8 @@ class LatencyDispatch {
   std::int64_t capacity() const { return routing_.world().options.slab_capacity; }
   cuda::SlabScales scales(int rank) const;
   cuda::PlacementTables placement(int rank) const;
+  void list_homes();
+  void place();
 
   LatencyRanks& ranks_;
   const LatencyRouting& routing_;
@@ -79,13 +82,16 @@ class LatencyDispatch {
   oracle::DispatchInputs inputs_;
   std::vector<oracle::RankReceived> expected_;
   std::vector<std::int32_t> local_experts_;
-  std::vector<plan::HomeTable> homes_;  // by rank; empty: no placement
+  // If the world has a placement, or it is placed.
+  std::vector<plan::HomeTable> homes_;  ///< by rank
+  std::vector<std::int32_t> logical_of_;
   // By rank.
   std::vector<std::vector<std::int64_t>> ids_;
   std::vector<std::vector<std::int32_t>> narrow_ids_;
   std::vector<DeviceMemory> x_;
   std::vector<DeviceMemory> out_x_;
   std::vector<DeviceMemory> out_scales_;
+  std::vector<std::vector<std::int32_t>> counters_;  ///< if it is placed: rows of each local expert
 };
 
 }  // namespace ferry::emulator

@@ -33,6 +33,7 @@ LatencyDispatchSpec draw_dispatch(std::mt19937_64& random) {
   spec.column_major = random() % 2 == 0;
   spec.zero_padding = random() % 3 == 0;
   spec.wide_ids = random() % 2 == 0;
+  spec.placed = random() % 3 == 0;
   spec.gap_bytes = static_cast<std::int64_t>(random() % 2) * 16;
   spec.num_blocks = 2 + static_cast<int>(random() % 9);
   spec.warps_per_row = 1 << random() % 4;

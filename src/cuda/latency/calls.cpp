@@ -87,6 +87,7 @@ LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
   params.num_local_experts = static_cast<int>(routing.local_expert_ids.size());
   params.slab_capacity = routing.slab_capacity;
   params.tables = routing.latency;
+  params.overlaps = context_.parts().has_bulk;
   return params;
 }
 

@@ -4,6 +4,7 @@
 #include "cuda/driver/launch.hpp"
 #include "cuda/latency/combine_receive.cuh"
 #include "cuda/latency/combine_send.cuh"
+#include "cuda/sync/kernel_order.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
@@ -13,6 +14,7 @@ using namespace device;  // NOLINT(google-build-using-namespace)
 
 template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ LatencyCombineParams params) {
+  await_kernel_before();
   const LatencyParams& call = params.send.call;
   const CombineStart start = CombineStart::of(call);
   const CombineSendShared send = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
@@ -33,7 +35,8 @@ cudaError_t launch_latency_combine(const LatencyCombineParams& params, cudaStrea
   const int num_ranks = params.send.call.ranks.num_ranks;
   const LaunchShape shape{
       static_cast<unsigned>(params.send.call.num_blocks), kCombineThreads,
-      CombineSendShared::at(nullptr, num_ranks).size_bytes + CombineReceiveShared::at(nullptr, num_ranks).size_bytes};
+      CombineSendShared::at(nullptr, num_ranks).size_bytes + CombineReceiveShared::at(nullptr, num_ranks).size_bytes,
+      params.send.call.overlaps};
   return launch_kernel(kKernels[params.send.rows.float32 ? 1 : 0], shape, params, stream);
 }
 

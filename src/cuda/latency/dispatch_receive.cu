@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     return;
   }
   if (!receive_dispatch<kHomes>(call, static_cast<const DispatchReceiveRows&>(params), sent, memory.experts,
-                                *memory.shared, false)) {
+                                *memory.shared)) {
     return;
   }
   if (!is_last_block(words.arrivals)) return;

@@ -6,11 +6,11 @@
 /// Routing's views show.
 
 #include "cuda/latency/dispatch_threads.hpp"
+#include "cuda/latency/receive_gaps.cuh"
 #include "cuda/latency/receive_report.cuh"
 
 namespace ferry::cuda::device {
 
-inline constexpr int kReceiveWarps = kDispatchThreads / kWarpLanes;
 /// Loads of a lane that are on their way together.
 inline constexpr int kReceiveUnroll = 2;
 
@@ -85,9 +85,9 @@ __device__ inline const std::uint64_t* weight_word(const LatencyParams& call, co
 }
 
 /// Writes what the Routing keeps of a token; false when the group broke. All lanes of one warp. `seen`: at the word of
-/// this lane's weight, if there is one. A rehearsal writes what the same lanes write once more.
+/// this lane's weight, if there is one.
 __device__ inline bool keep_arrival(const LatencyParams& call, const SentCall& sent, const Arrival& arrival,
-                                    std::uint64_t seen, bool rehearses) {
+                                    std::uint64_t seen) {
   const LatencyTables& tables = call.tables;
   const int lane = lane_idx();
   const std::int64_t index = arrival.source * call.max_tokens + arrival.token;
@@ -97,31 +97,28 @@ __device__ inline bool keep_arrival(const LatencyParams& call, const SentCall& s
     const std::int64_t item = index * call.num_topk + lane;
     const std::int64_t entry = arrival.token * call.num_topk + lane;
     tables.items[item] = arrival.expert < 0 ? -1 : arrival.slot;
-    if (arrival.source == call.ranks.rank && !rehearses) tables.slots[entry] = arrival.slot;
+    if (arrival.source == call.ranks.rank) tables.slots[entry] = arrival.slot;
     if (const std::uint64_t* const word = weight_word(call, sent, arrival)) {
       const Payload weight = wait_payload(call.ranks, {Awaited::kRow, arrival.source, sent.number}, word, seen);
       came = weight.came;
       tables.item_weights[item] = __uint_as_float(weight.value);
     }
-    if ((arrival.here >> lane & 1U) != 0 && !rehearses) {
+    if ((arrival.here >> lane & 1U) != 0) {
       reinterpret_cast<int2*>(tables.source)[arrival.slot] = make_int2(arrival.source, static_cast<int>(arrival.token));
     }
   }
   return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
 }
 
-/// Copies this warp's share of a row that has come to all its rows in the slab. A rehearsal goes through each loop
-/// once, and copies nothing.
+/// Copies this warp's share of a row that has come to all its rows in the slab.
 __device__ inline void copy_arrival(const DispatchReceiveRows& params, const Arrival& arrival,
-                                    const std::byte* window_row, const Share& share, bool rehearses) {
+                                    const std::byte* window_row, const Share& share) {
   const int lane = lane_idx();
   const auto* from = reinterpret_cast<const uint4*>(window_row);
-  const auto num_units = static_cast<int>(params.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4)));
-  const int count = rehearses ? 0 : num_units;
+  const auto count = static_cast<int>(params.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4)));
   constexpr int kStep = kReceiveUnroll * kWarpLanes;
-  const int step = rehearses ? num_units : share.parts * kStep;
 #pragma unroll 1
-  for (int first = share.part * kStep; first < num_units; first += step) {
+  for (int first = share.part * kStep; first < count; first += share.parts * kStep) {
     uint4 values[kReceiveUnroll];
 #pragma unroll
     for (int i = 0; i < kReceiveUnroll; ++i) {
@@ -144,7 +141,7 @@ __device__ inline void copy_arrival(const DispatchReceiveRows& params, const Arr
 #pragma unroll 1
   for (int first = share.part * kWarpLanes; first < params.row.num_scales; first += share.parts * kWarpLanes) {
     const int column = first + lane;
-    const bool mine = column < params.row.num_scales && !rehearses;
+    const bool mine = column < params.row.num_scales;
     const bool words = params.row.scale_bytes == sizeof(std::uint32_t);
     std::uint32_t value = 0;
     if (mine && words) value = reinterpret_cast<const std::uint32_t*>(scale_row)[column];
@@ -174,26 +171,21 @@ struct WarpTokens {
   }
 };
 
-/// A warp's part of one source's tokens. `seen`: at the first one's entry. False when the group broke. A rehearsal goes
-/// through what is done with one token, which may not exist.
+/// A warp's part of one source's tokens. `seen`: at the first one's entry. False when the group broke.
 __device__ inline bool receive_tokens(const LatencyParams& call, const DispatchReceiveRows& params,
                                       const SentCall& sent, const ExpertTables& experts, const ReceiveShared& shared,
-                                      const WarpTokens& tokens, std::uint64_t seen, bool rehearses) {
+                                      const WarpTokens& tokens, std::uint64_t seen) {
   const int source = tokens.source;
   const std::byte* const rows = own_window(call).rows(call.layout, LatencyKind::kDispatch, static_cast<int>(sent.set)) +
                                 source * call.layout.source_bytes;
   const DispatchSlot slot = slot_of(call, sent, source);
-  const int end = rehearses ? tokens.first + 1 : shared.tokens[source];
+  const int end = shared.tokens[source];
 #pragma unroll 1
   for (int token = tokens.first; token < end; token += tokens.step) {
     Arrival arrival;
     arrival.source = source;
     arrival.token = token;
     if (!find_arrival(call, sent, experts, seen, arrival)) return false;
-    if (rehearses) {
-      arrival.expert = -1;
-      arrival.here = 1;
-    }
     if (token + tokens.step < end) {
       seen = load_relaxed_system(entry_word(call, sent, source, token + tokens.step));
     }
@@ -203,77 +195,15 @@ __device__ inline bool receive_tokens(const LatencyParams& call, const DispatchR
     if (arrival.here != 0) {
       bool came = true;
       if (lane_idx() == 0) {
-        const std::uint64_t* const flag = slot.row_flags + token;
-        std::uint64_t seen_flag = load_acquire_system(flag);
-        if (rehearses) seen_flag = make_word(sent.number, 0);
-        came = wait_payload(call.ranks, {Awaited::kRow, source, sent.number}, flag, seen_flag).came;
+        came = wait_word(call.ranks, {Awaited::kRow, source, sent.number}, slot.row_flags + token).came;
       }
       if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
       __syncwarp();  // hands what the first lane has acquired to all of them
-      copy_arrival(params, arrival, rows + token * params.row.stride(), tokens.share, rehearses);
+      copy_arrival(params, arrival, rows + token * params.row.stride(), tokens.share);
     }
-    if (keeps && !keep_arrival(call, sent, arrival, seen_weight, rehearses)) return false;
+    if (keeps && !keep_arrival(call, sent, arrival, seen_weight)) return false;
   }
   return true;
-}
-
-/// The row of the slab with index `row` of all experts' holds no token. A warp clears it.
-__device__ inline void clear_row(const DispatchReceiveRows& params, int row, int capacity) {
-  auto* x = reinterpret_cast<uint4*>(params.x + row * params.x_stride);
-  const std::int64_t count = params.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4));
-#pragma unroll 1
-  for (std::int64_t i = lane_idx(); i < count; i += kWarpLanes) x[i] = make_uint4(0, 0, 0, 0);
-  const SlabScales& scales = params.scales;
-  const int expert = row / capacity;
-#pragma unroll 1
-  for (int column = lane_idx(); column < params.row.num_scales; column += kWarpLanes) {
-    const std::int64_t at =
-        expert * scales.expert_stride + (row - expert * capacity) * scales.row_stride + column * scales.column_stride;
-    if (params.row.scale_bytes == sizeof(std::uint32_t)) {
-      reinterpret_cast<std::uint32_t*>(scales.data)[at] = 0;
-    } else {
-      scales.data[at] = std::byte{0};
-    }
-  }
-}
-
-/// Rows of the slab that hold no token, which the blocks that copy rows share, `step` apart for `worker`.
-struct SlabGaps {
-  int first = 0;
-  int step = 1;
-  int num_rows = 0;  ///< so few that all fit 32 bits
-  int capacity = 1;
-
-  __device__ static SlabGaps of(const LatencyParams& call, int first_receiver, int worker, int workers_per_block) {
-    const auto capacity = static_cast<int>(call.slab_capacity);
-    const int block = static_cast<int>(blockIdx.x) - first_receiver;
-    return {block * workers_per_block + worker, (static_cast<int>(gridDim.x) - first_receiver) * workers_per_block,
-            call.num_local_experts * capacity, capacity};
-  }
-  __device__ bool is_gap(const ExpertTables& experts, int row) const {
-    const int expert = row / capacity;
-    return row - expert * capacity >= experts.local_rows[expert];
-  }
-};
-
-/// Writes that they hold none.
-__device__ inline void clear_sources(const LatencyParams& call, const DispatchReceiveRows& params,
-                                     const ExpertTables& experts) {
-  const SlabGaps gaps = SlabGaps::of(call, params.first_receiver, static_cast<int>(threadIdx.x), kDispatchThreads);
-#pragma unroll 1
-  for (int row = gaps.first; row < gaps.num_rows; row += gaps.step) {
-    if (gaps.is_gap(experts, row)) reinterpret_cast<int2*>(call.tables.source)[row] = make_int2(-1, -1);
-  }
-}
-
-/// Clears them. Warps.
-__device__ inline void clear_rows(const LatencyParams& call, const DispatchReceiveRows& params,
-                                  const ExpertTables& experts) {
-  const SlabGaps gaps = SlabGaps::of(call, params.first_receiver, warp_idx(), kReceiveWarps);
-#pragma unroll 1
-  for (int row = gaps.first; row < gaps.num_rows; row += gaps.step) {
-    if (gaps.is_gap(experts, row)) clear_row(params, row, gaps.capacity);
-  }
 }
 
 /// The first block of the grid reports, and others copy rows.
@@ -306,12 +236,6 @@ struct FirstLook {
   std::uint64_t header = 0;
   CountsLook counts;
   std::uint64_t entry = 0;
-
-  /// As if nobody had any tokens.
-  __device__ void rehearse(std::uint64_t number) {
-#pragma unroll
-    for (std::uint64_t& word : counts.words) word = make_word(number, 0);
-  }
 
   /// Looks until headers and counts are there, or for a while.
   __device__ void load(const LatencyParams& call, const SentCall& sent, const WarpTokens& tokens) {
@@ -382,66 +306,54 @@ __device__ inline Outcome begin_receive(const LatencyParams& call, const Dispatc
   return await_headers(call, LatencyKind::kDispatch, static_cast<int>(sent.set), sent.number, take, &look.header);
 }
 
-/// Receives the call, or reports why nobody does. All threads of all blocks; false in all of them when the group broke.
-/// `kHomes`: the call may have a placement in which experts have several homes, or counters; others hold none of the
-/// code for that. Params: DispatchReceiveRows, or what has more (is_left_out).
-///
-/// A warp that `rehearses`, while nothing has come yet, goes through the steps that follow, with counts of 0 and one
-/// token that is not there. What code and parameters its multiprocessor has not run and read yet it then has, which
-/// takes longer than the steps themselves; and nobody sees anything of it.
+/// Receives a call that all ranks make alike; false when the group broke. Params: DispatchReceiveRows, or what has more
+/// (is_left_out).
 template <bool kHomes, typename Params>
-__device__ inline bool receive_dispatch(const LatencyParams& call, const Params& params, const SentCall& sent,
-                                        const ExpertTables& experts, ReceiveShared& shared, bool rehearses) {
+__device__ inline bool receive(const LatencyParams& call, const Params& params, const SentCall& sent,
+                               const ExpertTables& experts, ReceiveShared& shared, SourceOrder& order,
+                               const FirstLook& look) {
   const int num_ranks = call.ranks.num_ranks;
-  SourceOrder order = SourceOrder::of_block(num_ranks, params);
   WarpTokens& tokens = order.tokens;
-  FirstLook look;
-  std::uint64_t entry = 0;
-  rehearses = rehearses && tokens.source < num_ranks && tokens.first < call.max_tokens;
-  bool begins = true;
-  bool cleared = reports();
+  if (reports()) begin_report(call, shared);
   bool whole = true;
+  bool cleared = reports();
+  std::uint64_t entry = look.entry;
   // Every block needs the counts, if only to know what rows are gaps; so one without a source goes through here too.
 #pragma unroll 1
   do {
-    if (rehearses) {
-      look.rehearse(sent.number);
-      entry = make_word(sent.number, pack_entry(0, 0));
-    } else if (begins) {
-      look.load(call, sent, tokens);
-      entry = look.entry;
-      const Outcome outcome = begin_receive<kHomes>(call, params, sent, shared, look);
-      if (outcome == Outcome::kStop) return false;
-      const bool other_homes = kHomes && shared.first_other_rank != kNone;
-      if (outcome != Outcome::kGo || shared.first_bad_rank != kNone || other_homes) {
-        if (reports() && threadIdx.x == 0) report_refused<kHomes>(call, params, sent, shared, outcome);
-        return true;
-      }
-      if (reports()) begin_report(call, shared);
-      begins = false;
-    }
-    const CountsUse use{tokens.source, reports() ? call.tables.source_ranges : nullptr, rehearses};
+    const CountsUse use{tokens.source, reports() ? call.tables.source_ranges : nullptr};
     if (!sum_counts(call, sent, experts, shared, use, look.counts)) return false;
-    if (!rehearses && shared.first_full_expert != kNone) {
-      if (reports() && threadIdx.x == 0) report_refused<kHomes>(call, params, sent, shared, Outcome::kGo);
-      return true;
-    }
-    if (!cleared && !rehearses) clear_sources(call, params, experts);  // while rows are on their way
-    if (tokens.source < num_ranks) {
-      whole = receive_tokens(call, params, sent, experts, shared, tokens, entry, rehearses);
-    }
-    if (rehearses) {
-      rehearses = false;
-      continue;
-    }
+    if (shared.first_full_expert != kNone) return true;
+    if (!cleared) clear_sources(call, params, experts);  // while rows are on their way
+    if (tokens.source < num_ranks) whole = receive_tokens(call, params, sent, experts, shared, tokens, entry);
     if (!cleared && params.zero_padding) clear_rows(call, params, experts);
     cleared = true;
     tokens.source += order.step;
     if (const std::uint64_t* word = tokens.first_entry(call, sent)) entry = load_relaxed_system(word);
     whole = __syncthreads_and(static_cast<int>(whole)) != 0;  // nobody reads the bases of this source any more
-  } while (whole && (begins || tokens.source < num_ranks));
+  } while (whole && tokens.source < num_ranks);
   if (whole && reports()) report_counts<kHomes>(call, params, sent, experts, shared);
   return whole;
+}
+
+/// Receives the call, or reports why nobody does. All threads of all blocks; false in all of them when the group broke.
+/// `kHomes`: the call may have a placement in which experts have several homes, or counters; others hold none of the
+/// code for that.
+template <bool kHomes, typename Params>
+__device__ inline bool receive_dispatch(const LatencyParams& call, const Params& params, const SentCall& sent,
+                                        const ExpertTables& experts, ReceiveShared& shared) {
+  SourceOrder order = SourceOrder::of_block(call.ranks.num_ranks, params);
+  FirstLook look;
+  look.load(call, sent, order.tokens);
+  const Outcome outcome = begin_receive<kHomes>(call, params, sent, shared, look);
+  if (outcome == Outcome::kStop) return false;
+  const bool agreed =
+      outcome == Outcome::kGo && shared.first_bad_rank == kNone && (!kHomes || shared.first_other_rank == kNone);
+  if (agreed && !receive<kHomes>(call, params, sent, experts, shared, order, look)) return false;
+  if (reports() && threadIdx.x == 0 && (!agreed || shared.first_full_expert != kNone)) {
+    report_refused<kHomes>(call, params, sent, shared, outcome);
+  }
+  return true;
 }
 
 }  // namespace ferry::cuda::device

@@ -5,6 +5,7 @@
 #include "cuda/latency/codec_kernels.hpp"
 #include "cuda/latency/dispatch_receive.cuh"
 #include "cuda/latency/dispatch_send.cuh"
+#include "cuda/sync/kernel_order.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
@@ -27,6 +28,7 @@ __device__ unsigned granting_block(const DispatchReceiveRows& params) {
 template <Codec kCodec, bool kHomes>
 __global__ void __launch_bounds__(kDispatchThreads, 1)
     dispatch_kernel(const __grid_constant__ LatencyDispatchParams params) {
+  await_kernel_before();
   const LatencyParams& call = params.send.call;
   auto& send = *reinterpret_cast<DispatchSendShared*>(dynamic_shared());
   const ReceiveMemory memory =
@@ -52,9 +54,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   }
   if (!receives) return;
   const SentCall sent{send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
-  // Where the first warp waits until rows have been acknowledged, the others have the time.
-  const bool rehearses = !reports() && (warp_idx() != 0 || params.receive.first_receiver > 1);
-  if (!receive_dispatch<kHomes>(call, params.receive, sent, memory.experts, *memory.shared, rehearses)) return;
+  if (!receive_dispatch<kHomes>(call, params.receive, sent, memory.experts, *memory.shared)) return;
   if (reports() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kDispatch, sent);
 }
 
@@ -72,7 +72,7 @@ std::size_t shared_bytes_of(int num_experts, int num_local_experts) {
 cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, cudaStream_t stream) {
   const LatencyParams& call = params.send.call;
   const LaunchShape shape{static_cast<unsigned>(call.num_blocks), kDispatchThreads,
-                          shared_bytes_of(call.num_experts, call.num_local_experts)};
+                          shared_bytes_of(call.num_experts, call.num_local_experts), call.overlaps};
   const auto& kernels = has_homes_or_counters(params.receive) ? kKernels<true> : kKernels<false>;
   return launch_kernel(kernels.of(params.send.quantize), shape, params, stream);
 }

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kDispatchThreads)
     if (reports() && threadIdx.x == 0) report_not_sent(call);
     return;
   }
-  if (!receive_dispatch<true>(call, own, sent, memory.experts, *memory.shared, false)) return;
+  if (!receive_dispatch<true>(call, own, sent, memory.experts, *memory.shared)) return;
   if (!is_last_block(words.arrivals)) return;
   clear_lost_slots(call);
   look_at_window(params, own);

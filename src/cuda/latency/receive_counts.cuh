@@ -61,7 +61,6 @@ struct ReceiveMemory {
 struct CountsUse {
   int source = -1;                 ///< whose first rows go to ExpertTables::bases
   std::int32_t* ranges = nullptr;  ///< [L, R, 2] of the block that reports, which also sums up by rank; else null
-  bool rehearses = false;          ///< of counts that have been looked at, without a barrier
 };
 
 /// Counts of one expert that a thread has looked at before it knew whether there will be any: mostly they are there.
@@ -125,23 +124,23 @@ __device__ __noinline__ inline void note_counts(const RankParams& ranks, Receive
 __device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sent, const ExpertTables& experts,
                                   ReceiveShared& shared, const CountsUse& use, const CountsLook& look) {
   constexpr int kLoads = CountsLook::kLoads;
-  const int num_sources = use.rehearses ? min(call.ranks.num_ranks, kLoads) : call.ranks.num_ranks;
+  const int num_ranks = call.ranks.num_ranks;
   const std::uint64_t* const words = count_words(call, call.ranks.rank, static_cast<int>(sent.set), 0);
   bool came = true;
-  const int end = use.rehearses ? min(call.num_experts, static_cast<int>(blockDim.x)) : call.num_experts;
 #pragma unroll 1
-  for (int expert = static_cast<int>(threadIdx.x); expert < end && came; expert += static_cast<int>(blockDim.x)) {
+  for (int expert = static_cast<int>(threadIdx.x); expert < call.num_experts && came;
+       expert += static_cast<int>(blockDim.x)) {
     const std::int32_t home = experts.homes[expert];
     std::int32_t rows = 0;
 #pragma unroll 1
-    for (int first = 0; first < num_sources && came; first += kLoads) {
+    for (int first = 0; first < num_ranks && came; first += kLoads) {
       CountsLook seen;
       if (first == 0 && expert == static_cast<int>(threadIdx.x)) {
         seen = look;
       } else {
         seen.load(call, words, expert, first);
       }
-      if (!seen.are_of(num_sources - first, sent.number)) [[unlikely]] {
+      if (!seen.are_of(num_ranks - first, sent.number)) [[unlikely]] {
         CountsLook late = seen;
         came =
             await_counts(call.ranks, sent.number, words + first * static_cast<int>(kMaxExperts) + expert, first, late);
@@ -157,7 +156,6 @@ __device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sen
     if (home_rank(home) == call.ranks.rank) experts.local_rows[home_expert(home)] = rows;
     if (rows > call.slab_capacity) atomicMin(&shared.first_full_expert, static_cast<unsigned>(expert));
   }
-  if (use.rehearses) return came;
   return __syncthreads_and(static_cast<int>(came)) != 0;
 }
 

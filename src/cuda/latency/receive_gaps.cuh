@@ -1,0 +1,77 @@
+#ifndef FERRY_CUDA_LATENCY_RECEIVE_GAPS_CUH
+#define FERRY_CUDA_LATENCY_RECEIVE_GAPS_CUH
+
+/// What the receive half of latency_dispatch does with rows of the slab that hold no token.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/latency/dispatch_threads.hpp"
+#include "cuda/latency/receive_counts.cuh"
+
+namespace ferry::cuda::device {
+
+inline constexpr int kReceiveWarps = kDispatchThreads / kWarpLanes;
+
+/// The row of the slab with index `row` of all experts' holds no token. A warp clears it.
+__device__ inline void clear_row(const DispatchReceiveRows& params, int row, int capacity) {
+  auto* x = reinterpret_cast<uint4*>(params.x + row * params.x_stride);
+  const std::int64_t count = params.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4));
+#pragma unroll 1
+  for (std::int64_t i = lane_idx(); i < count; i += kWarpLanes) x[i] = make_uint4(0, 0, 0, 0);
+  const SlabScales& scales = params.scales;
+  const int expert = row / capacity;
+#pragma unroll 1
+  for (int column = lane_idx(); column < params.row.num_scales; column += kWarpLanes) {
+    const std::int64_t at =
+        expert * scales.expert_stride + (row - expert * capacity) * scales.row_stride + column * scales.column_stride;
+    if (params.row.scale_bytes == sizeof(std::uint32_t)) {
+      reinterpret_cast<std::uint32_t*>(scales.data)[at] = 0;
+    } else {
+      scales.data[at] = std::byte{0};
+    }
+  }
+}
+
+/// Rows of the slab that hold no token, which the blocks that copy rows share, `step` apart for `worker`.
+struct SlabGaps {
+  int first = 0;
+  int step = 1;
+  int num_rows = 0;  ///< so few that all fit 32 bits
+  int capacity = 1;
+
+  __device__ static SlabGaps of(const LatencyParams& call, int first_receiver, int worker, int workers_per_block) {
+    const auto capacity = static_cast<int>(call.slab_capacity);
+    const int block = static_cast<int>(blockIdx.x) - first_receiver;
+    return {block * workers_per_block + worker, (static_cast<int>(gridDim.x) - first_receiver) * workers_per_block,
+            call.num_local_experts * capacity, capacity};
+  }
+  __device__ bool is_gap(const ExpertTables& experts, int row) const {
+    const int expert = row / capacity;
+    return row - expert * capacity >= experts.local_rows[expert];
+  }
+};
+
+/// Writes that they hold none.
+__device__ inline void clear_sources(const LatencyParams& call, const DispatchReceiveRows& params,
+                                     const ExpertTables& experts) {
+  const SlabGaps gaps = SlabGaps::of(call, params.first_receiver, static_cast<int>(threadIdx.x), kDispatchThreads);
+#pragma unroll 1
+  for (int row = gaps.first; row < gaps.num_rows; row += gaps.step) {
+    if (gaps.is_gap(experts, row)) reinterpret_cast<int2*>(call.tables.source)[row] = make_int2(-1, -1);
+  }
+}
+
+/// Clears them. Warps.
+__device__ inline void clear_rows(const LatencyParams& call, const DispatchReceiveRows& params,
+                                  const ExpertTables& experts) {
+  const SlabGaps gaps = SlabGaps::of(call, params.first_receiver, warp_idx(), kReceiveWarps);
+#pragma unroll 1
+  for (int row = gaps.first; row < gaps.num_rows; row += gaps.step) {
+    if (gaps.is_gap(experts, row)) clear_row(params, row, gaps.capacity);
+  }
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_RECEIVE_GAPS_CUH
