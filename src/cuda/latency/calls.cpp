@@ -64,14 +64,14 @@ cudaError_t LatencyMode::launch_receive(const CombineReceiveParams& params, cuda
 
 cudaError_t LatencyMode::launch_whole(const DispatchSendParams& send, const DispatchReceiveParams& receive,
                                       cudaStream_t stream) const {
-  if (!masks()) return launch_latency_dispatch({send, receive}, stream);
+  if (!masks()) return launch_latency_dispatch({send, static_cast<const DispatchReceiveRows&>(receive)}, stream);
   const cudaError_t error = launch_send(send, stream);
   return error == cudaSuccess ? launch_receive(receive, stream) : error;
 }
 
 cudaError_t LatencyMode::launch_whole(const CombineSendParams& send, const CombineReceiveParams& receive,
                                       cudaStream_t stream) const {
-  if (!masks()) return launch_latency_combine({send, receive}, stream);
+  if (!masks()) return launch_latency_combine({send, static_cast<const CombineReceiveRows&>(receive)}, stream);
   const cudaError_t error = launch_send(send, stream);
   return error == cudaSuccess ? launch_receive(receive, stream) : error;
 }

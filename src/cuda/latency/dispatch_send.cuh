@@ -6,8 +6,8 @@
 /// waits for the call's turn and finds out where a token goes, while the others load and quantise its row. No block
 /// waits for another, nor for a peer once its set is granted.
 ///
-/// `kHomes`: the call may have a placement in which experts have several homes. Others hold none of the code for that:
-/// a short kernel's time is that of fetching its code.
+/// `kHomes`: the call may have a placement in which experts have several homes. Others hold none of the code for that,
+/// which costs time even where it is not run (docs/performance.md).
 
 #include "cuda/intranode/pick.cuh"
 #include "cuda/latency/dispatch_threads.hpp"

@@ -75,7 +75,7 @@ __device__ __noinline__ void pick_homes_left(SendParams& own, std::byte* memory)
 }
 
 template <Codec kCodec>
-__global__ void __launch_bounds__(kDispatchThreads) masked_send_kernel(const __grid_constant__ SendParams params) {
+__global__ void __launch_bounds__(kDispatchThreads, 1) masked_send_kernel(const __grid_constant__ SendParams params) {
   SendParams& own = copy_without_masked(params, dynamic_shared());
   look_at_shadow_grants(params, own, LatencyKind::kDispatch);
   auto& shared = *reinterpret_cast<DispatchSendShared*>(dynamic_shared() + round_up_part(sizeof(SendParams)));
@@ -102,7 +102,7 @@ __device__ void clear_lost_slots(const LatencyParams& call) {
   }
 }
 
-__global__ void __launch_bounds__(kDispatchThreads)
+__global__ void __launch_bounds__(kDispatchThreads, 1)
     masked_receive_kernel(const __grid_constant__ ReceiveParams params) {
   ReceiveParams& own = copy_without_masked(params, dynamic_shared());
   look_at_shadow(params, own);
