@@ -23,6 +23,7 @@
 #include "ferry/ferry_gating.h"     // router logits to experts
 #include "ferry/ferry_group.h"      // bootstraps, groups, symmetric memory
 #include "ferry/ferry_latency.h"    // latency mode
+#include "ferry/ferry_load.h"       // load over many calls, what went to other nodes
 #include "ferry/ferry_one_sided.h"  // memory that ranks read and write alone
 #include "ferry/ferry_placement.h"  // experts with several homes, counters of load
 #include "ferry/ferry_tools.h"      // tables, quantisation, sizes

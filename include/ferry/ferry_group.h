@@ -120,8 +120,8 @@ typedef struct ferry_memory_usage {
 } ferry_memory_usage;
 
 FERRY_C_API ferry_status* ferry_group_memory_usage(const ferry_group* group, ferry_memory_usage* usage);
-/// Nanoseconds for which calls of this rank have waited for each rank so far: [num], num = the number of ranks.
-/// FERRY_ERROR_UNSUPPORTED: a CUDA group, whose waits are on the GPU.
+/// Nanoseconds for which calls of this rank have waited for each rank so far: [num], num = the number of ranks. Never
+/// waits for a GPU.
 FERRY_C_API ferry_status* ferry_group_wait_times_ns(const ferry_group* group, int64_t* times_ns, int64_t num);
 /// Give back staging that no rank can still use. Local, between calls.
 FERRY_C_API ferry_status* ferry_group_trim(ferry_group* group);

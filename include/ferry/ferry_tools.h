@@ -99,6 +99,10 @@ typedef struct ferry_memory_shape {
   int32_t weights;            ///< route is given weights
   int32_t plain_memory;       ///< payload is in other memory than ferry_group_allocate's
   int32_t symmetric_tables;   ///< scales, ids and weights are in memory of ferry_group_allocate
+  // Backend "cuda", with a placement:
+  int64_t num_logical_experts;  ///< E, while num_experts is P; 0: there is no placement
+  int32_t placement_on_device;  ///< of it physical_to_logical_view is given
+  int32_t reserved;
 } ferry_memory_shape;
 
 /// Symmetric memory that one rank holds for such a batch: ferry_memory_usage::total_bytes then.

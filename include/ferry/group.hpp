@@ -158,7 +158,7 @@ struct MemoryShape {
   std::string backend = "cpu";  ///< a name from `ferry::backends()`
   int num_ranks = 1;
   int ranks_per_node = 0;            ///< 0: all ranks on one host
-  std::int64_t num_experts = 0;      ///< E; with a Placement P (its tables on a GPU come on top)
+  std::int64_t num_experts = 0;      ///< E; with a Placement P
   std::int64_t num_tokens = 0;       ///< T of this rank
   int num_topk = 0;                  ///< K
   std::int64_t num_recv_rows = 0;    ///< `Routing::num_recv_rows()`
@@ -190,6 +190,8 @@ struct MemoryShape {
   std::size_t latency_bytes = 0;        ///< GroupOptions::latency_bytes
   /// Scales, ids and weights that dispatch writes and combine reads are in memory from `allocate` (not counted).
   bool symmetric_tables = false;
+  std::int64_t num_logical_experts = 0;  ///< with a Placement E, for its tables on the GPU; 0: there is none
+  bool placement_on_device = false;      ///< of that Placement physical_to_logical_view is given
 };
 
 /// A set of ranks that exchange tokens. Create and destroy are collective; so are route, dispatch and combine, called
@@ -243,10 +245,13 @@ class FERRY_API Group {
   /// What this rank has sent to other nodes so far, and how. Empty with one node.
   NetworkUsage network_usage() const;
 
-  /// [R] nanoseconds for which calls of this rank have waited so far without a part of each rank, beyond the first
-  /// microseconds of a wait: what a rank costs the others shows in their numbers for it. A wait for several ranks
-  /// counts for each that is missing; over several nodes a rail peer may stand for ranks of its node. Waits of groups
-  /// that go on without lost ranks are not counted. Empty on a CUDA group, whose waits are on the GPU.
+  /// [R] nanoseconds for which calls of this rank have waited so far without a part of each rank: what a rank costs
+  /// the others shows in their numbers for it. Waits that end within microseconds are not counted. A wait for several
+  /// ranks counts for each that is missing; over several nodes a rank may stand for others, which it waits for itself.
+  /// CUDA: kernels of route, dispatch and combine count how long a rank of the node is missing at their beginning and
+  /// at their end, once the wait is over; waits for rows on their way, for other nodes, and latency mode on one node
+  /// are not counted. Nor is, on CPUs, latency mode of groups that go on without lost ranks.
+  /// @sync   reads memory of the host; never waits for the GPU
   std::vector<std::int64_t> wait_times_ns() const;
 
   /// Exchange counts and assign every slot.
@@ -329,7 +334,9 @@ class FERRY_API Group {
   /// mode that miss a rank (mask_timeout_ns) do the same by themselves and return ok. From then on this rank's calls of
   /// latency mode neither wait for a masked rank nor send to it, as if it had no tokens and no experts:
   ///   - latency_dispatch: it has 0 tokens, so no row, count, range or source is its; picks of its experts take no
-  ///     slot (-1). If it is lost between the arrival of its tokens and the end of the call, they may still count.
+  ///     slot (-1). If it is lost between the arrival of its tokens and the end of the call, they may still count. With
+  ///     a Placement, tokens of calls that begin when it is masked pick none of its homes, unless an expert has no
+  ///     others: the rule of Placement holds for the homes that are left.
   ///   - latency_combine: picks of its experts add nothing, whether it was masked in the dispatch or since. Weights of
   ///     the others are not scaled up.
   /// Masks are this rank's own: nobody agrees on them. Where ranks differ, each one's results are those of its own

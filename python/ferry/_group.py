@@ -169,7 +169,7 @@ class Group(LatencyCalls):
     @property
     def wait_times_ns(self) -> list[int]:
         """[R] nanoseconds for which calls of this rank have waited so far without a part of each rank: stragglers show
-        in the others' numbers. Empty on GPUs.
+        in the others' numbers. On GPUs kernels count, and nothing is waited for here.
         """
         return self._native.wait_times_ns()
 

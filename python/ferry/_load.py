@@ -22,8 +22,8 @@ class LoadSummary(NamedTuple):
     """[layers, E] tokens that chose each expert."""
     physical: torch.Tensor | None
     """[layers, P] tokens that picked each physical expert; None if they were not collected."""
-    wait_times_ns: torch.Tensor | None
-    """[R, R] for how long rank i has waited for rank j; None for groups on GPUs."""
+    wait_times_ns: torch.Tensor
+    """[R, R] nanoseconds for which rank i has waited for rank j in the window."""
 
     def to_json(self) -> str:
         """The same text as ``ferry::LoadSummary::to_json``."""
@@ -35,8 +35,7 @@ class LoadSummary(NamedTuple):
         values["physical_experts"] = 0 if self.physical is None else self.physical.shape[1]
         if self.physical is not None:
             values["physical"] = self.physical.tolist()
-        if self.wait_times_ns is not None:
-            values["wait_times_ns"] = self.wait_times_ns.tolist()
+        values["wait_times_ns"] = self.wait_times_ns.tolist()
         return json.dumps(values, separators=(",", ":"), sort_keys=True)
 
 
@@ -77,10 +76,8 @@ class LoadWindow:
         dist.all_reduce(logical, group=process_group)
         if physical.numel() > 0:
             dist.all_reduce(physical, group=process_group)
-        waits = None
-        if len(self._waits) > 0:
-            waits = torch.zeros(self._group.num_ranks, self._group.num_ranks, dtype=torch.int64)
-            waits[self._group.rank] = torch.tensor(self._group.wait_times_ns) - self._waits
-            waits = waits.to(self.logical.device)
-            dist.all_reduce(waits, group=process_group)
-        return LoadSummary(logical.cpu(), physical.cpu() if physical.numel() > 0 else None, waits)
+        waits = torch.zeros(self._group.num_ranks, self._group.num_ranks, dtype=torch.int64)
+        waits[self._group.rank] = torch.tensor(self._group.wait_times_ns) - self._waits
+        waits = waits.to(self.logical.device)
+        dist.all_reduce(waits, group=process_group)
+        return LoadSummary(logical.cpu(), physical.cpu() if physical.numel() > 0 else None, waits.cpu())

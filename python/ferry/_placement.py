@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -13,6 +15,20 @@ from ferry._tensors import View, view_of
 
 ReplicaChoice = Literal["nearest", "round_robin"]
 _CHOICES: tuple[ReplicaChoice, ...] = ("nearest", "round_robin")
+_keys = itertools.count(1)
+_placements: weakref.WeakValueDictionary[int, Placement] = weakref.WeakValueDictionary()
+
+
+def placement_of(key: int) -> Placement | None:
+    """The placement with this :attr:`Placement.key`; None for 0."""
+    if key == 0:
+        return None
+    placement = _placements.get(key)
+    if placement is None:
+        raise InvalidArgument(
+            f"placement is {key}, expected 0 or the key of a ferry.Placement of this process that still exists"
+        )
+    return placement
 
 
 class Placement:
@@ -28,7 +44,7 @@ class Placement:
     The same on every rank. Making one costs more than using it again.
     """
 
-    __slots__ = ("_native", "_table")
+    __slots__ = ("__weakref__", "_native", "_owners", "_table", "key", "num_physical_experts")
 
     def __init__(
         self,
@@ -40,11 +56,23 @@ class Placement:
             raise InvalidArgument(f"Placement: choice is {choice!r}, expected one of {', '.join(map(repr, _CHOICES))}")
         on_gpu = isinstance(physical_to_logical, torch.Tensor) and physical_to_logical.device.type != "cpu"
         self._table = physical_to_logical if on_gpu else None
+        self._owners = [] if physical_to_rank is None else _numbers(physical_to_rank, "physical_to_rank")
         self._native = _native.Placement(
             [] if on_gpu else _numbers(physical_to_logical, "physical_to_logical"),
-            [] if physical_to_rank is None else _numbers(physical_to_rank, "physical_to_rank"),
+            self._owners,
             _CHOICES.index(choice),
         )
+        self.num_physical_experts: int = len(physical_to_logical)
+        """P"""
+        self.key: int = next(_keys)
+        """What operators know it by, as long as it exists: see :func:`ferry.ops.route`."""
+        _placements[self.key] = self
+
+    def num_local_experts(self, rank: int, num_ranks: int) -> int:
+        """L: the physical experts of a rank, in use or not."""
+        if self._owners:
+            return self._owners.count(rank)
+        return (rank + 1) * self.num_physical_experts // num_ranks - rank * self.num_physical_experts // num_ranks
 
 
 class LoadCounters(NamedTuple):

@@ -9,6 +9,7 @@ import torch
 
 from ferry import ops
 from ferry._group import Group
+from ferry._placement import Placement, load_of
 from ferry._routing import Routing
 
 __all__ = ["ExpertParallel", "combine", "dispatch"]
@@ -87,6 +88,9 @@ class ExpertParallel(torch.nn.Module):
     device, and torch.compile needs no graph break.
     max_recv_rows: see :meth:`ferry.Group.route`; with it and without host_offsets the host never waits, over several
     nodes if max_tokens is given too.
+    placement: where experts live that have several homes; :attr:`placement` may be set to another one, or None, between
+    two calls, on all ranks alike. ``experts`` is then about physical experts: those of this rank, in ascending order.
+    A compiled function is compiled anew for another placement, but not where a placement's table in GPU memory changes.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class ExpertParallel(torch.nn.Module):
         host_offsets: bool = True,
         max_recv_rows: int = 0,
         max_tokens: int = 0,
+        placement: Placement | None = None,
     ) -> None:
         super().__init__()
         self.group = group
@@ -107,9 +112,26 @@ class ExpertParallel(torch.nn.Module):
         self.max_recv_rows = max_recv_rows
         self.max_tokens = max_tokens
         self._group_key = group.key
-        self._num_local_experts = (group.rank + 1) * num_experts // group.num_ranks - (
-            group.rank * num_experts // group.num_ranks
-        )
+        self.placement = placement
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where experts live; None: each on one rank, in order."""
+        return self._placement
+
+    @placement.setter
+    def placement(self, placement: Placement | None) -> None:
+        group = self.group
+        if placement is not None:
+            # Before the first call, so that a compiled one need not look.
+            load_of(placement, None, "ExpertParallel", group.device)
+            num_local = placement.num_local_experts(group.rank, group.num_ranks)
+        else:
+            first = group.rank * self.num_experts // group.num_ranks
+            num_local = (group.rank + 1) * self.num_experts // group.num_ranks - first
+        self._placement = placement
+        self._placement_key = 0 if placement is None else placement.key
+        self._num_local_experts = num_local
 
     def forward(
         self,
@@ -133,6 +155,7 @@ class ExpertParallel(torch.nn.Module):
             expert_alignment=self.expert_alignment,
             max_recv_rows=self.max_recv_rows,
             max_tokens=self.max_tokens,
+            placement=self._placement,
         )
         rows, _, weights = dispatch(routing, x, topk_weights)
         offsets = routing.expert_row_offsets if self.host_offsets else routing.expert_row_offsets_tensor
@@ -156,6 +179,7 @@ class ExpertParallel(torch.nn.Module):
             self.expert_alignment,
             most,
             self.max_tokens,
+            self._placement_key,
         )
         rows, _, weights = ops.dispatch(handle, x, topk_weights, layout, most)
         offsets = ops.expert_row_offsets(handle, self._num_local_experts)

@@ -14,6 +14,7 @@ import torch
 
 from ferry._errors import InvalidArgument
 from ferry._group import Group, group_of
+from ferry._placement import placement_of
 from ferry._routing import Routing
 
 __all__ = ["combine", "dispatch", "expert_row_offsets", "route"]
@@ -43,9 +44,11 @@ def route(
     expert_alignment: int = 1,
     max_recv_rows: int = 0,
     max_tokens: int = 0,
+    placement: int = 0,
 ) -> torch.Tensor:
-    """As :meth:`ferry.Group.route`. ``group`` is :attr:`ferry.Group.key`. Returns an opaque handle for the operators
-    here: pass the tensor itself, not a copy. Collective.
+    """As :meth:`ferry.Group.route`. ``group`` is :attr:`ferry.Group.key`, ``placement`` :attr:`ferry.Placement.key` or
+    0; the caller keeps both objects. Returns an opaque handle for the operators here: pass the tensor itself, not a
+    copy. Collective.
     """
     routing = group_of(group).route(
         topk_idx.contiguous(),
@@ -55,6 +58,7 @@ def route(
         expert_alignment=expert_alignment,
         max_recv_rows=max_recv_rows,
         max_tokens=max_tokens,
+        placement=placement_of(placement),
     )
     handle = torch.empty(1, dtype=torch.uint8, device=topk_idx.device)
     setattr(handle.untyped_storage(), _LINK, routing)
@@ -62,7 +66,17 @@ def route(
 
 
 @route.register_fake
-def _(topk_idx, topk_weights, group, num_experts, layout="tokens", expert_alignment=1, max_recv_rows=0, max_tokens=0):
+def _(
+    topk_idx,
+    topk_weights,
+    group,
+    num_experts,
+    layout="tokens",
+    expert_alignment=1,
+    max_recv_rows=0,
+    max_tokens=0,
+    placement=0,
+):
     return topk_idx.new_empty(1, dtype=torch.uint8)
 
 

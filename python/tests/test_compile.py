@@ -24,12 +24,21 @@ def factors(offsets: torch.Tensor, num_rows: int) -> torch.Tensor:
     return (rows >= offsets[1:]).sum(dim=1) + 1.0
 
 
-def check_layer(rank: int, world: World, most: int, backend: str, kind: str, ranks_per_node: int = 0) -> None:
+def check_layer(
+    rank: int,
+    world: World,
+    most: int,
+    backend: str,
+    kind: str,
+    ranks_per_node: int = 0,
+    homes: list[int] | None = None,
+) -> None:
     device = device_of(rank, kind)
     world = world.to(device)
     group = ferry.Group(dist.group.WORLD, device=device, ranks_per_node=ranks_per_node)
+    placement = None if homes is None else ferry.Placement(homes, choice="round_robin")
     layer = ferry.nn.ExpertParallel(
-        group, world.num_experts, expert_alignment=4, host_offsets=False, max_recv_rows=most
+        group, world.num_experts, expert_alignment=4, host_offsets=False, max_recv_rows=most, placement=placement
     )
 
     def experts(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -54,6 +63,12 @@ def check_layer(rank: int, world: World, most: int, backend: str, kind: str, ran
 def test_a_layer_in_one_graph(most: int, device: str) -> None:
     world = make_world(2, 6, [7, 5], hidden=HIDDEN, dtype=torch.float32)
     run_ranks(2, check_layer, world, most, "aot_eager", device)
+
+
+@pytest.mark.parametrize("most", [0, 64])
+def test_a_layer_with_replicas_in_one_graph(most: int, device: str) -> None:
+    world = make_world(2, 6, [7, 5], hidden=HIDDEN, dtype=torch.float32)
+    run_ranks(2, check_layer, world, most, "aot_eager", device, 0, [0, 1, 2, 3, 4, 5, 0, 1, 2, 0])
 
 
 def check_tokens(rank: int, world: World, kind: str) -> None:
@@ -93,6 +108,8 @@ def check_tokens(rank: int, world: World, kind: str) -> None:
         ferry.ops.dispatch(torch.empty(1, dtype=torch.uint8, device=device), world.x[rank])
     with pytest.raises(ferry.InvalidArgument, match="of this process that still exists"):
         ferry.ops.route(idx, None, 10**6, num_experts)
+    with pytest.raises(ferry.InvalidArgument, match="placement is 1000000, expected 0 or the key"):
+        ferry.ops.route(idx, None, key, num_experts, placement=10**6)
     group.destroy()
 
 

@@ -67,6 +67,50 @@ def test_layer_and_its_gradients(alignment: int, device: str) -> None:
     run_ranks(3, check_layer, make_world(3, 7, [6, 0, 9], hidden=HIDDEN, dtype=torch.float32), alignment, device)
 
 
+# Seven experts on three ranks, three homes each: the first and the fourth have two, then others.
+HOMES = [[0, 1, 2, 3, 4, 0, 5, 6, 3], [6, 5, 4, 3, 2, 1, 0, 6, 5]]
+
+
+def check_placed(rank: int, world: World, kind: str) -> None:
+    """The layer gives the same wherever experts live, and their homes' gradients add up to theirs."""
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
+    layer = ferry.nn.ExpertParallel(group, world.num_experts, placement=ferry.Placement(HOMES[0]))
+    size = len(HOMES[0]) // world.num_ranks
+    outs = []
+    for homes in (HOMES[0], HOMES[1], None):
+        layer.placement = None if homes is None else ferry.Placement(homes, choice="round_robin")
+        local = range(world.first_expert(rank), world.first_expert(rank + 1))
+        logical = list(local) if homes is None else homes[rank * size : (rank + 1) * size]
+        mine = make_experts(world.num_experts)[logical].to(device).requires_grad_()
+
+        def experts(rows: torch.Tensor, offsets: list[int], mine: torch.Tensor = mine) -> torch.Tensor:
+            assert len(offsets) == len(mine) + 1
+            parts = [torch.tanh(rows[a:b] @ mine[e]) for e, (a, b) in enumerate(itertools.pairwise(offsets))]
+            return torch.cat([*parts, rows[offsets[-1] :]])
+
+        x = world.x[rank].clone().requires_grad_()
+        out = layer(x, world.topk_idx[rank], world.topk_weights[rank], experts)
+        out.square().sum().backward()
+        grads = torch.zeros(world.num_experts, HIDDEN, HIDDEN, device=device).index_add(
+            0, torch.tensor(logical, device=device), mine.grad
+        )
+        dist.all_reduce(grads)
+        outs.append((out.detach(), x.grad, grads))
+    for placed in outs[:2]:
+        for one, without in zip(placed, outs[2], strict=True):
+            torch.testing.assert_close(one, without)
+    with pytest.raises(ferry.InvalidArgument, match="ExpertParallel: placement is a list"):
+        layer.placement = HOMES[0]
+    assert layer.placement is None
+    group.destroy()
+
+
+def test_a_layer_whose_experts_move(device: str) -> None:
+    run_ranks(3, check_placed, make_world(3, 7, [6, 0, 9], hidden=HIDDEN, dtype=torch.float32), device)
+
+
 def check_tokens(rank: int, world: World, kind: str) -> None:
     """Layout "tokens": the weights of experts on other ranks are constants, even if a program uses them."""
     device = device_of(rank, kind)

@@ -75,7 +75,7 @@ Status fill_wait_times(const ferry_group* group, std::int64_t* times_ns, std::in
     return invalid(kCall, "expected room for one number for each rank");
   }
   const std::vector<std::int64_t> times = group->value->wait_times_ns();
-  if (times.empty()) return Status(ErrorCode::kUnsupported, std::string(kCall) + ": this group does not measure waits");
+  if (times.empty()) return invalid(kCall, "this group was destroyed");
   std::ranges::copy(times, times_ns);
   return {};
 }

@@ -84,6 +84,8 @@ MemoryShape to_shape(const ferry_memory_shape& read) {
   shape.num_routings = nonzero_or(read.num_routings, shape.num_routings);
   shape.latency_bytes = static_cast<std::size_t>(read.latency_bytes);
   shape.symmetric_tables = read.symmetric_tables != 0;
+  shape.num_logical_experts = read.num_logical_experts;
+  shape.placement_on_device = read.placement_on_device != 0;
   return shape;
 }
 

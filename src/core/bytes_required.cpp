@@ -54,8 +54,12 @@ Status check_shape(const MemoryShape& shape) {
                             {"num_node_entries", shape.num_node_entries, 0, most_entries},
                             {"max_tokens", shape.max_tokens},
                             {"num_local_experts", shape.num_local_experts, -1, shape.num_experts},
+                            {"num_logical_experts", shape.num_logical_experts, 0, shape.num_experts},
                             {"num_routings", shape.num_routings, 1, kMaxRoutings}};
   if (Status status = check_extents("bytes_required", extents); !status.ok()) return status;
+  if (shape.placement_on_device && shape.num_logical_experts == 0) {
+    return invalid("bytes_required", "num_logical_experts", 0, "E of the Placement, as placement_on_device is true");
+  }
   if (shape.ranks_per_node != 0 && shape.num_ranks % shape.ranks_per_node != 0) {
     return invalid("bytes_required", "ranks_per_node", shape.ranks_per_node,
                    fmt::format("0 (all) or a divisor of the {} ranks", shape.num_ranks));

@@ -20,6 +20,7 @@
 #include "cuda/latency/memory.hpp"
 #include "cuda/numeric/gating.hpp"
 #include "cuda/numeric/quantize.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -101,6 +102,19 @@ MemoryUsage CudaBackend::memory_usage() const {
   usage.staging_bytes = held_bytes - usage.control_bytes;
   usage.allocated_bytes = parts.arena->allocated_bytes() - held_bytes;
   return usage;
+}
+
+/// What host threads have waited for, and the kernels.
+std::vector<std::int64_t> CudaBackend::wait_times_ns() const {
+  const Parts& parts = context_.parts();
+  std::vector<std::int64_t> times_ns = parts.sync->wait_times_ns();
+  const Topology& topology = parts.sync->topology();
+  const int first_rank = topology.node_of(topology.rank) * topology.ranks_per_node;
+  for (int idx = 0; idx < topology.ranks_per_node; ++idx) {
+    times_ns[to_size(first_rank + idx)] +=
+        static_cast<std::int64_t>(__atomic_load_n(parts.report->waits.ns + idx, __ATOMIC_RELAXED));
+  }
+  return times_ns;
 }
 
 BackendFactory backend_factory() {

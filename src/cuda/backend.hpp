@@ -5,9 +5,11 @@
 /// memory, and over several nodes into rings that the network empties. The host launches; kernels find their peers,
 /// agree, move and wait by themselves.
 
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
@@ -43,6 +45,7 @@ class CudaBackend final : public Backend {
     return over_nodes() ? internode::combine(context_, call) : intranode::combine(context_, call);
   }
   NetworkUsage network_usage() override { return context_.parts().sync->network_usage(); }
+  std::vector<std::int64_t> wait_times_ns() const override;
   Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override {
     return over_nodes() ? nodes_latency_.dispatch(call) : latency_.dispatch(call);
   }

@@ -1,5 +1,8 @@
 #include "plan/replicas.hpp"
 
+#include <algorithm>
+#include <iterator>
+
 #include "plan/to_size.hpp"
 
 namespace ferry::plan {
@@ -46,6 +49,22 @@ HomeTable list_homes(const HomeTableParams& params) {
     table.homes[range.first + range.count++] = static_cast<std::int32_t>(physical);
   }
   return table;
+}
+
+HomeTable without_lost_homes(const HomeTable& table, std::span<const std::int32_t> physical_to_rank,
+                             const std::vector<bool>& is_lost) {
+  HomeTable left;
+  left.ranges.reserve(table.ranges.size());
+  for (const HomeRange& range : table.ranges) {
+    const auto begin = table.homes.begin() + range.first;
+    const auto end = begin + range.count;
+    const std::size_t first = left.homes.size();
+    std::copy_if(begin, end, std::back_inserter(left.homes),
+                 [&](std::int32_t home) { return !is_lost[to_size(physical_to_rank[to_size(home)])]; });
+    if (left.homes.size() == first) left.homes.insert(left.homes.end(), begin, end);
+    left.ranges.push_back({static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(left.homes.size() - first)});
+  }
+  return left;
 }
 
 }  // namespace ferry::plan

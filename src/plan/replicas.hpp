@@ -49,6 +49,12 @@ struct HomeTableParams {
 /// Every logical expert has a home.
 HomeTable list_homes(const HomeTableParams& params);
 
+/// What is left of a table of a group of one node when the homes on some ranks cannot be used. On one node a table has
+/// homes of this rank or all there are, so those that are left are the nearest that are left. An expert that would have
+/// none keeps all. `is_lost`: of each rank; never this one.
+HomeTable without_lost_homes(const HomeTable& table, std::span<const std::int32_t> physical_to_rank,
+                             const std::vector<bool>& is_lost);
+
 }  // namespace ferry::plan
 
 #endif  // FERRY_PLAN_REPLICAS_HPP

@@ -59,10 +59,12 @@ static void check_struct_sizes(void) {
   shape.row_bytes = 16;
   expect_error(ferry_bytes_required(&shape, &num_bytes), FERRY_ERROR_INVALID_ARGUMENT, -1,
                "struct_size of the ferry_memory_shape is 0");
-  shape.struct_size = sizeof(shape) - 1;
+  shape.struct_size = offsetof(ferry_memory_shape, num_logical_experts) - 1;  // less than the first release had
   expect_error(ferry_bytes_required(&shape, &num_bytes), FERRY_ERROR_INVALID_ARGUMENT, -1, "struct_size");
   shape.struct_size = UINT64_MAX;
   expect_error(ferry_bytes_required(&shape, &num_bytes), FERRY_ERROR_INVALID_ARGUMENT, -1, "struct_size");
+  shape.struct_size = offsetof(ferry_memory_shape, num_logical_experts);
+  expect_ok(ferry_bytes_required(&shape, &num_bytes), "the struct of the first release");
   shape.struct_size = sizeof(shape);
   expect_ok(ferry_bytes_required(&shape, &num_bytes), "ferry_bytes_required");
 

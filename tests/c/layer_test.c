@@ -10,6 +10,26 @@ enum { NUM_RANKS = 4 };
 
 static int32_t ranks_per_node = NUM_RANKS;
 
+/// Over several nodes there is a rail to each other node, and the layer's rows went there.
+static void check_network(const ferry_group* group) {
+  ferry_network_usage* usage = NULL;
+  int64_t rail;
+  const int64_t num_rails = NUM_RANKS / ranks_per_node - 1;
+  expect_ok(ferry_group_network_usage(group, &usage), "ferry_group_network_usage");
+  expect(ferry_network_usage_num_rails(usage) == num_rails, "the number of rails");
+  expect(strcmp(ferry_network_usage_transport(usage), num_rails == 0 ? "" : "loopback") == 0, "the network");
+  for (rail = 0; rail < num_rails; ++rail) {
+    const ferry_rail_usage* one = ferry_network_usage_rail(usage, rail);
+    expect(one->struct_size == sizeof(*one) && one->sent_bytes > 0 && one->num_messages > 0 && one->route != NULL,
+           "what went over a rail");
+    expect(one->rank != ferry_group_rank(group) && (one->rank - ferry_group_rank(group)) % ranks_per_node == 0,
+           "the rail peer");
+  }
+  expect(ferry_network_usage_rail(usage, num_rails) == NULL && ferry_network_usage_rail(usage, -1) == NULL,
+         "past the rails");
+  ferry_network_usage_free(usage);
+}
+
 static void run_group(ferry_bootstrap* bootstrap) {
   ferry_group_options options = {0};
   ferry_topology topology = {0};
@@ -40,6 +60,7 @@ static void run_group(ferry_bootstrap* bootstrap) {
   free_layer(&made);
   expect_ok(ferry_group_wait_times_ns(group, times_ns, NUM_RANKS), "ferry_group_wait_times_ns");
   expect(times_ns[topology.rank] == 0, "no rank waits for itself");
+  check_network(group);
   expect_ok(ferry_group_trim(group), "ferry_group_trim");
   expect_ok(ferry_group_wait(group, NULL), "ferry_group_wait");
   expect_ok(ferry_group_poll(group), "ferry_group_poll");

@@ -165,6 +165,46 @@ TEST_P(LatencyMask, ARankMaskedByHandThatComesBack) {
   });
 }
 
+/// What a masked rank was a home of is picked elsewhere, where there is another home; the others add nothing.
+TEST_P(LatencyMask, TokensPickTheHomesThatAreLeft) {
+  for (const ReplicaChoice choice : {ReplicaChoice::kNearest, ReplicaChoice::kRoundRobin}) {
+    std::vector<ExchangeCase> specs;
+    for (const std::vector<int>& masked : {std::vector<int>{}, {kVictim}}) {
+      ExchangeCase spec = small_latency_case(kNumRanks, 73 + static_cast<std::uint64_t>(choice));
+      spec.name = fmt::format("choice {} without ranks [{}]", static_cast<int>(choice), fmt::join(masked, ", "));
+      spec.world.num_topk = 4;
+      spec.world.max_tokens = 9;
+      spec.world.counts = TokenCounts::kEven;
+      spec.world.num_experts = 9;
+      spec.world.num_replicas = 12;
+      spec.world.replica_choice = choice;
+      spec.world.custom_placement = choice == ReplicaChoice::kNearest;
+      spec.world.spare_slab_rows = kNumRanks * spec.world.max_tokens;  // more tokens come to the homes that are left
+      spec.table_on_device = choice == ReplicaChoice::kRoundRobin;
+      spec.masked = masked;
+      specs.push_back(spec);
+    }
+    const std::vector<PreparedCase> prepared = prepare_latency(specs);
+    const oracle::World& left = prepared[1].world;
+    const oracle::World kept = oracle::without_ranks(left, {kVictim});
+    bool some_move = false;
+    bool some_cannot = false;
+    for (const int rank : all_but(kVictim)) {
+      const auto at = static_cast<std::size_t>(rank);
+      some_move = some_move || left.ranks[at].topk_idx != prepared[0].world.ranks[at].topk_idx;
+      some_cannot = some_cannot || left.ranks[at].topk_idx != kept.ranks[at].topk_idx;
+    }
+    ASSERT_TRUE(some_move) << "no token picks another home";
+    ASSERT_TRUE(some_cannot) << "every expert has another home";
+    run_masking([&](RankContext& context, Group& group) {
+      check(context, group, prepared[0]);
+      if (!meet(context) || context.rank() == kVictim) return;
+      mask(context, group, {kVictim});
+      check(context, group, prepared[1]);
+    });
+  }
+}
+
 /// Picks of a rank that is masked after the dispatch add nothing to the combine.
 TEST_P(LatencyMask, ARankMaskedBetweenDispatchAndCombine) {
   ExchangeCase spec = small_latency_case(kNumRanks, 72);

@@ -23,9 +23,10 @@ class MemoryConformance : public Conformance {
   ExchangeCase draw_batch(std::mt19937_64& random, int num_ranks) const {
     ExchangeCase spec;
     spec.world = draw_world_spec(random, num_ranks);
-    spec.world.max_tokens *= 8;                   // several pages of everything
-    if (on_gpus()) spec.world.num_replicas = -1;  // its tables are memory that bytes_required does not count
+    spec.world.max_tokens *= 8;  // several pages of everything
     spec.name = fmt::format("random world {}", spec.world.seed);
+    // Over several nodes hosts route these, and they do not read GPUs' memory.
+    spec.table_on_device = spec.world.seed % 2 == 0 && ranks_per_node(num_ranks) == num_ranks;
     spec.memory = random() % 2 == 0 ? MemoryKind::kSymmetric : MemoryKind::kPlain;
     const auto hidden = static_cast<std::int64_t>(8 * (1 + random() % 40));
     DispatchSpec dispatch{.hidden = hidden, .ask_tables = spec.world.weights};
@@ -60,6 +61,10 @@ class MemoryConformance : public Conformance {
     // Threads reach each other's ordinary memory.
     shape.symmetric = spec.memory == MemoryKind::kSymmetric || (!on_gpus() && GetParam().kind == RankKind::kThreads);
     shape.num_local_experts = routing.num_local_experts();
+    if (spec.world.num_replicas >= 0) {
+      shape.num_logical_experts = routing.num_experts();
+      shape.placement_on_device = on_gpus() && spec.table_on_device;
+    }
     shape.symmetric_tables = spec.memory == MemoryKind::kSymmetric;
     count_forwarded(context, prepared, shape);
     return shape;

@@ -38,7 +38,7 @@ LatencyDispatch::LatencyDispatch(LatencyRanks& ranks, const LatencyRouting& rout
     }
     out_x_.emplace_back(to_size(routing.num_rows(rank) * out_stride()));
     out_scales_.emplace_back(to_size(routing.num_rows(rank) * row().num_scales * row().scale_bytes));
-    const auto& tokens = routing.world().ranks[static_cast<std::size_t>(rank)].topk_idx;
+    const auto& tokens = routing.given().ranks[static_cast<std::size_t>(rank)].topk_idx;
     ids_.emplace_back(tokens.begin(), tokens.end());
     // Nobody looks at those of tokens that do not count.
     constexpr std::int64_t kNoExpertAtAll = 1 << 20;
@@ -51,7 +51,11 @@ LatencyDispatch::LatencyDispatch(LatencyRanks& ranks, const LatencyRouting& rout
     const auto before = routing.owners().begin() + static_cast<std::ptrdiff_t>(expert);
     local_experts_.push_back(static_cast<std::int32_t>(std::count(routing.owners().begin(), before, owner)));
   }
-  if (spec.placed) place();
+  if (routing.given().options.placement.present()) {
+    list_homes();
+  } else if (spec.placed) {
+    place();
+  }
   expected_ = oracle::dispatch(routing.left(), routing.routings(), inputs_);
 }
 
@@ -74,24 +78,43 @@ cuda::LatencyParams LatencyDispatch::call(int rank, std::uint64_t agreement) con
   return call;
 }
 
-cuda::PlacementTables LatencyDispatch::placement() const {
+cuda::PlacementTables LatencyDispatch::placement(int rank) const {
   cuda::PlacementTables tables;
   tables.owner = routing_.owners().data();
   tables.local_expert = local_experts_.data();
-  if (spec_.placed) {
-    tables.homes = {home_ranges_.data(), homes_.data(), logical_of_.data(), static_cast<int>(homes_.size()), nullptr};
-  }
+  if (homes_.empty()) return tables;
+  const plan::HomeTable& homes = homes_[static_cast<std::size_t>(rank)];
+  tables.homes.ranges = homes.ranges.data();
+  tables.homes.homes = homes.homes.data();
+  tables.homes.logical_of = logical_of_.data();
+  tables.homes.num_logical = static_cast<int>(homes.ranges.size());
   return tables;
 }
 
 /// The ids name other experts from now on, whose homes are those that they named.
+void LatencyDispatch::list_homes() {
+  const oracle::World& given = routing_.given();
+  const Placement& placement = given.options.placement;
+  logical_of_ = placement.physical_to_logical;
+  for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
+    homes_.push_back(plan::list_homes({.physical_to_logical = logical_of_,
+                                       .physical_to_rank = routing_.owners(),
+                                       .num_logical = given.options.num_experts,
+                                       .rank = rank,
+                                       .ranks_per_node = ranks_.num_ranks(),
+                                       .nearest = placement.choice == ReplicaChoice::kNearest}));
+  }
+}
+
 void LatencyDispatch::place() {
   const auto num_experts = static_cast<std::int32_t>(routing_.owners().size());
+  plan::HomeTable homes;
   for (std::int32_t expert = 0; expert < num_experts; ++expert) {
-    home_ranges_.push_back({static_cast<std::uint32_t>(expert), 1});
-    homes_.push_back((expert + 1) % num_experts);
+    homes.ranges.push_back({static_cast<std::uint32_t>(expert), 1});
+    homes.homes.push_back((expert + 1) % num_experts);
     logical_of_.push_back((expert + num_experts - 1) % num_experts);
   }
+  homes_.assign(static_cast<std::size_t>(ranks_.num_ranks()), homes);
   for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
     std::vector<std::int64_t>& ids = ids_[static_cast<std::size_t>(rank)];
     for (std::int64_t& id : ids) {
@@ -115,7 +138,7 @@ cuda::DispatchSendParams LatencyDispatch::send_params(int rank, std::uint64_t ag
   const auto at = static_cast<std::size_t>(rank);
   cuda::DispatchSendParams params;
   params.call = call(rank, agreement);
-  params.placement = placement();
+  params.placement = placement(rank);
   params.topk_idx = spec_.wide_ids ? static_cast<const void*>(ids_[at].data()) : narrow_ids_[at].data();
   params.wide_ids = spec_.wide_ids;
   if (routing_.has_weights()) params.weights = routing_.world().ranks[at].topk_weights.data();
@@ -135,7 +158,7 @@ cuda::DispatchSendParams LatencyDispatch::send_params(int rank, std::uint64_t ag
 cuda::DispatchReceiveParams LatencyDispatch::receive_params(int rank, std::uint64_t agreement) {
   cuda::DispatchReceiveParams params;
   params.call = call(rank, agreement);
-  params.placement = placement();
+  params.placement = placement(rank);
   params.x = out_x_[static_cast<std::size_t>(rank)].data();
   params.x_stride = out_stride();
   params.scales = scales(rank);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "emulator/latency_routing.hpp"
+#include "plan/replicas.hpp"
 
 namespace ferry::emulator {
 
@@ -70,7 +71,8 @@ class LatencyDispatch {
   std::int64_t out_stride() const { return row().x_bytes + spec_.gap_bytes; }
   std::int64_t capacity() const { return routing_.world().options.slab_capacity; }
   cuda::SlabScales scales(int rank) const;
-  cuda::PlacementTables placement() const;
+  cuda::PlacementTables placement(int rank) const;
+  void list_homes();
   void place();
 
   LatencyRanks& ranks_;
@@ -80,9 +82,8 @@ class LatencyDispatch {
   oracle::DispatchInputs inputs_;
   std::vector<oracle::RankReceived> expected_;
   std::vector<std::int32_t> local_experts_;
-  // If it is placed.
-  std::vector<plan::HomeRange> home_ranges_;
-  std::vector<std::int32_t> homes_;
+  // If the world has a placement, or it is placed.
+  std::vector<plan::HomeTable> homes_;  ///< by rank
   std::vector<std::int32_t> logical_of_;
   // By rank.
   std::vector<std::vector<std::int64_t>> ids_;

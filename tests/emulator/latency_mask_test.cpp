@@ -261,6 +261,39 @@ TEST_F(EmulatedLatencyMask, RanksThatMaskDifferentOnes) {
   }
 }
 
+/// What a masked rank was a home of is picked elsewhere, where there is another home.
+TEST_F(EmulatedLatencyMask, TokensPickTheHomesThatAreLeft) {
+  for (const ReplicaChoice choice : {ReplicaChoice::kNearest, ReplicaChoice::kRoundRobin}) {
+    const auto ranks = make_ranks();
+    test::WorldSpec world = Layer::draw_world(random_);
+    world.num_topk = 5;
+    world.max_tokens = 6;
+    world.pattern = test::RoutingPattern::kRandom;
+    world.counts = test::TokenCounts::kEven;
+    world.num_replicas = 7;
+    world.replica_choice = choice;
+    world.spare_slab_rows = kNumRanks * world.max_tokens;
+    const auto make = [&](const std::vector<int>& masked) {
+      return std::make_unique<Layer>(*ranks, world, Layer::draw_dispatch(random_), Layer::draw_combine(random_, {}),
+                                     masked);
+    };
+    const auto whole = make({});
+    for (int rank = 0; rank < kNumRanks; ++rank) whole->call(rank);
+    ASSERT_EQ(ranks->machine().run(), "");
+    for (const int rank : all_but(kVictim)) ranks->update_mask(rank, {kVictim}, true);
+    ASSERT_EQ(ranks->machine().run(), "");
+    const auto left = make({kVictim});
+    EXPECT_NE(left->routing.world().ranks[0].topk_idx, whole->routing.world().ranks[0].topk_idx);
+    for (const int rank : all_but(kVictim)) left->call(rank);
+    ASSERT_EQ(ranks->machine().run(), "");
+    for (const int rank : all_but(kVictim)) {
+      expect_no_report(*ranks, rank);
+      whole->expect_right(rank);
+      left->expect_right(rank);
+    }
+  }
+}
+
 TEST_F(EmulatedLatencyMask, RefusedCallsOfSurvivors) {
   const auto ranks = make_ranks();
   const auto refused = make_layer(*ranks, {kVictim});

@@ -46,8 +46,9 @@ oracle::World LatencyRouting::counted(oracle::World world) const {
 LatencyRouting::LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens,
                                std::vector<std::int32_t> counts, std::vector<int> masked)
     : counts_(std::move(counts)),
-      world_(counted(std::move(world))),
       masked_(std::move(masked)),
+      given_(counted(std::move(world))),
+      world_(oracle::physical_world(given_, masked_)),
       left_(oracle::without_ranks(world_, masked_)),
       routings_(oracle::route(left_).value()),
       owners_(oracle::expert_owners(world_)),

@@ -25,6 +25,9 @@ class LatencyRouting {
   LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens,
                  std::vector<std::int32_t> counts = {}, std::vector<int> masked = {});
 
+  /// What the ranks give to dispatch.
+  const oracle::World& given() const { return given_; }
+  /// That, after the tokens have picked their homes.
   const oracle::World& world() const { return world_; }
   /// What is left of it without the masked ranks.
   const oracle::World& left() const { return left_; }
@@ -75,9 +78,10 @@ class LatencyRouting {
   bool is_lost(int rank) const;
 
   std::vector<std::int32_t> counts_;
-  oracle::World world_;
   std::vector<int> masked_;
   std::vector<int> masked_later_;
+  oracle::World given_;
+  oracle::World world_;
   oracle::World left_;
   std::vector<oracle::RankRouting> routings_;
   std::vector<std::int32_t> owners_;

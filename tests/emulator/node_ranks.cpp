@@ -106,6 +106,13 @@ bool NodeRanks::move_one() {
   return std::ranges::any_of(rings, [this](const auto& ring) { return move_chunk(ring.first, ring.second); });
 }
 
+void NodeRanks::delay(int rank, std::uint64_t time_ns) {
+  machine_.launch(stream(rank), {}, [time_ns] {
+    const std::uint64_t start_ns = now_ns();
+    while (now_ns() - start_ns < time_ns) poll();
+  });
+}
+
 std::string NodeRanks::run() {
   num_busy_ = num_ranks();
   for (int rank = 0; rank < num_ranks(); ++rank) machine_.enqueue(stream(rank), [this] { --num_busy_; });

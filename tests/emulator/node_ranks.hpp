@@ -45,6 +45,8 @@ class NodeRanks {
   std::vector<cuda::FoundRecord>& found(int rank) { return one(rank).found; }
   /// Of the rank's arena, filled with a pattern; for as long as there are ranks.
   std::byte* allocate(int rank, std::size_t bytes);
+  /// What is queued next on the rank's stream waits so long.
+  void delay(int rank, std::uint64_t time_ns);
   /// From now on the network takes nothing that the rank sends.
   void cut(int rank) { one(rank).is_cut = true; }
   /// The same after so many chunks.

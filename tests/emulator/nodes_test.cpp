@@ -436,6 +436,29 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
   EXPECT_EQ(group.ranks().report(3).lost.peer, 0);
 }
 
+/// The clock stands still but for the delay.
+TEST(NodesLate, ARankShowsInTheWaitsOfItsNode) {
+  constexpr std::uint64_t kLateNs = 10'000'000'000;
+  for (const int late : {0, 3}) {
+    Group group({.ranks_per_node = 2, .weighted = true});
+    ASSERT_EQ((group.dispatch(), group.combine(), group.ranks().run()), "");
+    const auto wait_ns = [&group](int rank, int other) { return group.ranks().report(rank).waits.ns[other % 2]; };
+    for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(wait_ns(rank, 0) + wait_ns(rank, 1), 0U) << rank;
+    const int neighbour = late ^ 1;
+    for (std::uint64_t calls = 1; calls <= 2; ++calls) {
+      group.ranks().delay(late, kLateNs);
+      const Group::Dispatched call = group.dispatch();
+      ASSERT_EQ(group.ranks().run(), "");
+      group.check(call);
+      EXPECT_GE(wait_ns(neighbour, late), calls * kLateNs);
+      EXPECT_LT(wait_ns(neighbour, late), 3 * calls * kLateNs);
+      EXPECT_EQ(wait_ns(neighbour, neighbour), 0U);
+      EXPECT_EQ(wait_ns(late, late), 0U);
+      EXPECT_EQ(wait_ns(late, neighbour), 0U);
+    }
+  }
+}
+
 TEST(NodesOverlap, RowsAreTakenWhileOthersAreOnTheirWay) {
   // Two tokens a chunk. A rank alone in its node takes its rows afterwards.
   Group group({.ranks_per_node = 2, .num_experts = 4, .hidden = 200});

@@ -60,7 +60,8 @@ struct RankRouting {
 
 /// The world after its tokens have picked homes: its experts are the physical ones of the placement, and there is no
 /// placement any more. That is the world that all functions below take. A world without a placement is returned as is.
-World physical_world(const World& world);
+/// `masked`: by all ranks, before a call of latency mode; homes there are picked only of experts that have no other.
+World physical_world(const World& world, const std::vector<int>& masked = {});
 
 /// By expert: a rank's tokens that name it, each once.
 std::vector<std::int64_t> count_rows(const World& world, std::size_t rank);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "oracle/oracle.hpp"
@@ -5,15 +6,16 @@
 namespace ferry::oracle {
 namespace {
 
-/// The homes among which tokens of `rank` choose for an expert, in ascending order.
+/// The homes among which tokens of `rank` choose for an expert, in ascending order; empty: all are on masked ranks.
 std::vector<std::int64_t> homes_of(const World& world, const std::vector<std::int32_t>& owners, std::int64_t logical,
-                                   int rank) {
+                                   int rank, const std::vector<int>& masked) {
   const Placement& placement = world.options.placement;
   std::vector<std::int64_t> on_rank;
   std::vector<std::int64_t> on_node;
   std::vector<std::int64_t> anywhere;
   for (std::size_t physical = 0; physical < owners.size(); ++physical) {
     if (placement.physical_to_logical[physical] != logical) continue;
+    if (std::find(masked.begin(), masked.end(), owners[physical]) != masked.end()) continue;
     const auto id = static_cast<std::int64_t>(physical);
     anywhere.push_back(id);
     if (owners[physical] / world.ranks_per_node == rank / world.ranks_per_node) on_node.push_back(id);
@@ -25,7 +27,7 @@ std::vector<std::int64_t> homes_of(const World& world, const std::vector<std::in
 
 }  // namespace
 
-World physical_world(const World& world) {
+World physical_world(const World& world, const std::vector<int>& masked) {
   const Placement& placement = world.options.placement;
   if (!placement.present()) return world;
   World physical = world;
@@ -37,7 +39,8 @@ World physical_world(const World& world) {
     std::vector<std::int64_t>& ids = physical.ranks[static_cast<std::size_t>(rank)].topk_idx;
     for (std::size_t entry = 0; entry < ids.size(); ++entry) {
       if (ids[entry] < 0) continue;
-      const std::vector<std::int64_t> homes = homes_of(world, owners, ids[entry], rank);
+      std::vector<std::int64_t> homes = homes_of(world, owners, ids[entry], rank, masked);
+      if (homes.empty()) homes = homes_of(world, owners, ids[entry], rank, {});
       const std::size_t token = entry / static_cast<std::size_t>(world.num_topk);
       ids[entry] = homes.at((token + static_cast<std::size_t>(rank)) % homes.size());
     }

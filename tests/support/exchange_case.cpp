@@ -291,7 +291,7 @@ PreparedCase prepare(const ExchangeCase& spec) {
   PreparedCase prepared;
   prepared.spec = spec;
   prepared.given = make_world(spec.world);
-  prepared.world = oracle::physical_world(prepared.given);
+  prepared.world = oracle::physical_world(prepared.given, spec.masked);
   prepared.routings = oracle::route(oracle::without_ranks(prepared.world, spec.masked)).value();
   for (DispatchSpec& dispatch : prepared.spec.dispatches) {
     if (dispatch.quantize == Quantization::kNone) continue;

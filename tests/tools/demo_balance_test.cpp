@@ -66,6 +66,7 @@ TEST(DemoBalance, ExpertsMoveTheLoadEvensAndTheLayerIsRight) {
 TEST(DemoBalance, ReplicasTakeTurnsOverNodes) {
   const json report = run_balanced(uneven_trace(), {"--replicas", "4", "--nodes", "2", "--dtype", "fp8"});
   EXPECT_TRUE(report["verified"]);
+  expect_load(report);
   const json& experts = report["experts"];
   EXPECT_EQ(experts["physical_to_logical"].size(), 12U);
   EXPECT_LE(experts["second_half"]["max_over_mean"], 1.1);

@@ -40,6 +40,7 @@ TEST(LatencyDemo, VerifiesEachStepAndReportsConsistentFigures) {
   EXPECT_EQ(load, kRows);
   EXPECT_FALSE(report["per_rank"][0].contains("route_ns")) << "routing is a part of the dispatch";
   EXPECT_GT(report["per_rank"][0]["dispatch_ns"].get<std::int64_t>(), 0);
+  expect_load(report);
 }
 
 TEST(LatencyDemo, RunsEightStepsUnlessToldOtherwise) {

@@ -3,6 +3,9 @@
 
 /// What tests of `ferry demo` share.
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -27,6 +30,29 @@ inline std::int64_t sum_over_ranks(const nlohmann::json& report, const char* key
   std::int64_t sum = 0;
   for (const nlohmann::json& rank : report["per_rank"]) sum += rank[key].get<std::int64_t>();
   return sum;
+}
+
+/// The load of a report is that of its ranks, and waits are of pairs of ranks.
+inline void expect_load(const nlohmann::json& report) {
+  const nlohmann::json& load = report["load"];
+  const auto rows = load["rows_per_rank"].get<std::vector<std::int64_t>>();
+  ASSERT_EQ(rows.size(), report["per_rank"].size());
+  std::int64_t busiest = 0;
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    EXPECT_EQ(rows[rank], report["per_rank"][rank]["received_rows"].get<std::int64_t>());
+    busiest = std::max(busiest, rows[rank]);
+  }
+  const double mean = static_cast<double>(sum_over_ranks(report, "received_rows")) / static_cast<double>(rows.size());
+  EXPECT_NEAR(load["max_over_mean"].get<double>(), static_cast<double>(busiest) / mean, 1e-9);
+  const auto waits = load["wait_times_ns"].get<std::vector<std::vector<std::int64_t>>>();
+  ASSERT_EQ(waits.size(), rows.size());
+  std::int64_t total_ns = 0;
+  for (std::size_t rank = 0; rank < waits.size(); ++rank) {
+    ASSERT_EQ(waits[rank].size(), rows.size());
+    EXPECT_EQ(waits[rank][rank], 0) << "rank " << rank << " waits for itself";
+    for (const std::int64_t time_ns : waits[rank]) total_ns += time_ns;
+  }
+  EXPECT_GT(total_ns, 0) << "no rank has ever slept in a call";
 }
 
 /// Seven experts, which four ranks do not divide, a -1, and an expert that nobody chose.

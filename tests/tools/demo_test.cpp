@@ -40,6 +40,9 @@ TEST(Demo, VerifiesAndReportsConsistentFigures) {
   const auto load = report["rows_per_expert"].get<std::vector<std::int64_t>>();
   EXPECT_EQ(load.size(), 256U);
   EXPECT_EQ(std::accumulate(load.begin(), load.end(), std::int64_t{0}), kRows);
+  expect_load(report);
+  EXPECT_TRUE(contains(end.standard_output, "load of ranks: max/mean ")) << end.standard_output;
+  EXPECT_TRUE(contains(end.standard_output, "waits for other ranks")) << end.standard_output;
 }
 
 class DemoModels : public ::testing::TestWithParam<const char*> {};
@@ -143,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(
            BadTrace{"MetaTooLate", "{\"topk_ids\": [1], \"topk_weights\": [1]}\n{\"num_experts\": 4}\n",
                     "line 2: topk_ids is missing"},
            BadTrace{"BadMeta", "{\"num_experts\": -3}\n", "line 1: num_experts is -3"},
-           BadTrace{"Empty", "\n", "ends without a token"}),
+           BadTrace{"NoToken", "\n", "line 1: the trace ends without a token"}, BadTrace{"Empty", "", "is empty"}),
     [](const auto& test) { return test.param.name; });
 
 TEST(Demo, RefusesWrongArguments) {

@@ -361,6 +361,27 @@ TEST(BytesRequired, OfCudaGrowsByWhatIsAdded) {
   EXPECT_EQ(symmetric - required(shape), 4096U * 14336 + 21000U * 14336);
 }
 
+TEST(BytesRequired, OfCudaCountsThePlacementsTables) {
+  constexpr std::size_t kPage = 4096;
+  MemoryShape shape = cuda_shape();
+  shape.num_experts = 2048;  // P
+  const std::size_t without = required(shape);
+  shape.num_logical_experts = 1024;
+  // Ranges of each expert, homes, and whose home each is; the owners' table ends somewhere in a page.
+  constexpr std::size_t kTables = 1024 * 8 + 2 * 2048 * 4;
+  EXPECT_EQ(required(shape) - without, kTables);
+  shape.placement_on_device = true;
+  EXPECT_EQ(required(shape) - without, kTables + kPage) << "made by a kernel, with what that has found";
+  shape.num_routings = 3;
+  const std::size_t three = required(shape);
+  shape.num_logical_experts = 0;
+  EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kInvalidArgument) << "E is missing";
+  shape.placement_on_device = false;
+  EXPECT_EQ(three - required(shape), 3 * (kTables + kPage)) << "one for each Routing";
+  shape.num_logical_experts = 2049;
+  EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kInvalidArgument) << "more than P";
+}
+
 TEST(BytesRequired, OfCudaRefusesGroupsThatItDoesNotHave) {
   MemoryShape shape = cuda_shape();
   shape.num_ranks = 2 * kMaxNodes + 2;

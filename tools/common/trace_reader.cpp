@@ -125,6 +125,12 @@ class TraceReader {
   }
 
   Result<Trace> finish() {
+    if (line_number_ == 0) {
+      return Status(
+          ErrorCode::kInvalidArgument,
+          fmt::format(R"(the trace {} is empty; expected lines like {{"topk_ids": [...], "topk_weights": [...]}})",
+                      path_));
+    }
     if (trace_.table.num_tokens == 0) return wrong("the trace ends without a token");
     trace_.table.num_experts = meta_num_experts_.value_or(std::max<std::int64_t>(largest_id_ + 1, 1));
     return std::move(trace_);

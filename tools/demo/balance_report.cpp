@@ -6,6 +6,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "demo/load_report.hpp"
 #include "report/table.hpp"
 
 namespace ferry::tools {
@@ -85,12 +86,7 @@ Json to_json(const HalfLoad& half) {
 
 }  // namespace
 
-double HalfLoad::max_over_mean() const {
-  const std::int64_t total = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
-  if (total == 0) return 1;
-  return static_cast<double>(*std::max_element(rows.begin(), rows.end())) * static_cast<double>(rows.size()) /
-         static_cast<double>(total);
-}
+double HalfLoad::max_over_mean() const { return tools::max_over_mean(rows); }
 
 BalanceReport compare_halves(const DemoPlan& plan, const std::vector<RankFigures>& ranks, const Choice& choice) {
   BalanceReport report;

@@ -143,6 +143,9 @@ Status judge(const RunOutcome& outcome, DemoReport* report) {
     got.insert(got.end(), output.begin(), output.end());
     const auto rows_to_rank = area.rows_to_rank();
     report->rows_to_rank.emplace_back(rows_to_rank.begin(), rows_to_rank.end());
+    const auto waits_ns = area.waits_ns();
+    report->loads.waits_ns.emplace_back(waits_ns.begin(), waits_ns.end());
+    report->loads.rows.push_back(area.figures().num_received_rows);
     for (std::size_t i = 0; i < report->expert_rows.size(); ++i) report->expert_rows[i] += area.expert_rows()[i];
   }
 

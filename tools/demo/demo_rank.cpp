@@ -48,6 +48,7 @@ class DemoRank {
       if (Status status = run_step(step); !status) return status;
     }
     progress_.clear();
+    keep_waits(*group_, &area_);
     spoil(plan_, context_.rank(), &area_);
     return group_->destroy();
   }

@@ -9,20 +9,22 @@ namespace {
 
 struct AreaOffsets {
   explicit AreaOffsets(const DemoPlan& plan)
-      : expert_rows(sizeof(RankFigures)),
+      : waits_ns(sizeof(RankFigures)),
+        num_ranks(static_cast<std::size_t>(plan.num_ranks)),
+        expert_rows(waits_ns + num_ranks * sizeof(std::int64_t)),
         num_expert_rows(static_cast<std::size_t>(plan.shape.num_experts)),
         rows_to_rank(expert_rows + num_expert_rows * sizeof(std::int32_t)),
-        num_ranks(static_cast<std::size_t>(plan.num_ranks)),
         placement(rows_to_rank + num_ranks * sizeof(std::int32_t)),
         num_places(static_cast<std::size_t>(plan.num_places)),
         output(placement + num_places * sizeof(std::int32_t)),
         num_output_values(static_cast<std::size_t>(plan.max_tokens_per_rank() * plan.shape.hidden)) {}
   std::size_t total_bytes() const { return output + num_output_values * sizeof(std::uint16_t); }
 
+  std::size_t waits_ns;
+  std::size_t num_ranks;
   std::size_t expert_rows;
   std::size_t num_expert_rows;
   std::size_t rows_to_rank;
-  std::size_t num_ranks;
   std::size_t placement;
   std::size_t num_places;
   std::size_t output;
@@ -55,6 +57,11 @@ std::int64_t DemoPlan::combine_wire_row_bytes() const {
 
 std::size_t RankArea::size_bytes(const DemoPlan& plan) { return AreaOffsets(plan).total_bytes(); }
 
+std::span<const std::int64_t> RankArea::waits_ns() const {
+  const AreaOffsets at(plan_);
+  return {reinterpret_cast<const std::int64_t*>(bytes_.data() + at.waits_ns), at.num_ranks};
+}
+
 std::span<const std::int32_t> RankArea::expert_rows() const {
   const AreaOffsets at(plan_);
   return {reinterpret_cast<const std::int32_t*>(bytes_.data() + at.expert_rows), at.num_expert_rows};
@@ -74,6 +81,11 @@ std::span<const std::uint16_t> RankArea::output() const {
   const AreaOffsets at(plan_);
   const auto* values = reinterpret_cast<const std::uint16_t*>(bytes_.data() + at.output);
   return {values, static_cast<std::size_t>(figures().num_tokens * plan_.shape.hidden)};
+}
+
+std::span<std::int64_t> MutableRankArea::waits_ns() {
+  const AreaOffsets at(plan_);
+  return {reinterpret_cast<std::int64_t*>(bytes_.data() + at.waits_ns), at.num_ranks};
 }
 
 std::span<std::int32_t> MutableRankArea::expert_rows() {

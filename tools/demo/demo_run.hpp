@@ -113,14 +113,15 @@ struct RankFigures {
   std::array<HalfFigures, kNumHalves> halves;  ///< if experts move
 };
 
-/// A rank's result area: [ figures | rows per expert, E i32 | rows sent to each rank, R i32 | expert in
-/// each place at the end, P i32 | output, max_tokens_per_rank() x H bf16 ].
+/// A rank's result area: [ figures | waits for each rank, R i64 | rows per expert, E i32 | rows sent to each rank,
+/// R i32 | expert in each place at the end, P i32 | output, max_tokens_per_rank() x H bf16 ].
 class RankArea {
  public:
   static std::size_t size_bytes(const DemoPlan& plan);
   RankArea(const DemoPlan& plan, std::span<const std::byte> bytes) : plan_(plan), bytes_(bytes) {}
 
   const RankFigures& figures() const { return *reinterpret_cast<const RankFigures*>(bytes_.data()); }
+  std::span<const std::int64_t> waits_ns() const;
   std::span<const std::int32_t> expert_rows() const;
   std::span<const std::int32_t> rows_to_rank() const;
   std::span<const std::int32_t> placement() const;
@@ -136,6 +137,7 @@ class MutableRankArea {
  public:
   MutableRankArea(const DemoPlan& plan, std::span<std::byte> bytes) : plan_(plan), bytes_(bytes) {}
   RankFigures& figures() { return *reinterpret_cast<RankFigures*>(bytes_.data()); }
+  std::span<std::int64_t> waits_ns();
   std::span<std::int32_t> expert_rows();
   std::span<std::int32_t> rows_to_rank();
   std::span<std::int32_t> placement();

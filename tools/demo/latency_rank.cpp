@@ -61,6 +61,7 @@ class LatencyDemoRank {
       if (Status status = run_step(step_idx, *step, next.get()); !status) return status;
     }
     progress_.clear();
+    keep_waits(*group_, &area_);
     spoil(plan_, context_.rank(), &area_);
     return group_->destroy();
   }

@@ -101,6 +101,11 @@ void add_formulas(const DemoPlan& plan, std::int64_t num_wire_rows, MutableRankA
   wire[static_cast<std::size_t>(Phase::kCombine)].formula_bytes += num_wire_rows * plan.combine_wire_row_bytes();
 }
 
+void keep_waits(const Group& group, MutableRankArea* area) {
+  const std::vector<std::int64_t> waits_ns = group.wait_times_ns();
+  std::copy(waits_ns.begin(), waits_ns.end(), area->waits_ns().begin());
+}
+
 void spoil(const DemoPlan& plan, int rank, MutableRankArea* area) {
   const std::int64_t token = plan.spoiled_token - plan.first_token(rank);
   if (plan.spoiled_token < 0 || token < 0 || token >= plan.num_tokens_of(rank)) return;

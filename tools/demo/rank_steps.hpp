@@ -42,6 +42,9 @@ std::int64_t count_wire_rows(const DemoPlan& plan, int rank, std::span<const std
 /// Add what dispatch and combine have to send between nodes for so many of them.
 void add_formulas(const DemoPlan& plan, std::int64_t num_wire_rows, MutableRankArea* area);
 
+/// How long this rank's calls have waited for each rank so far.
+void keep_waits(const Group& group, MutableRankArea* area);
+
 /// If the token that a user wants to see fail is this rank's.
 void spoil(const DemoPlan& plan, int rank, MutableRankArea* area);
 

@@ -18,7 +18,8 @@ constexpr std::int64_t kMaxBars = 32;
 constexpr int kBarWidth = 50;
 
 std::string rank_table(const DemoReport& report) {
-  std::vector<std::string> header = {"rank",      "experts",  "tokens", "sent rows",
+  const std::string experts = report.plan->balances() ? "places" : "experts";
+  std::vector<std::string> header = {"rank",      experts,    "tokens", "sent rows",
                                      "recv rows", "own rows", "sent",   "received"};
   for (std::size_t phase = 0; phase < kNumPhases; ++phase) {
     if (has_phase(*report.plan, phase)) header.emplace_back(kPhaseNames[phase]);
@@ -171,9 +172,9 @@ std::string to_text(const DemoReport& report) {
   }
   const double own_share = num_rows == 0 ? 0.0 : static_cast<double>(num_own_rows) / static_cast<double>(num_rows);
   return fmt::format(
-      "\n{}  (a row is one token for one of its experts; own rows, {:.0f} % of all, stay on their rank)\n\n{}{}{}\n"
+      "\n{}  (a row is one token for one of its experts; own rows, {:.0f} % of all, stay on their rank)\n\n{}{}{}{}\n"
       "ranks {}, dense layer in one process {}\n{}",
-      rank_table(report), own_share * 100.0, wire_table(report),
+      rank_table(report), own_share * 100.0, to_text(*report.plan, report.loads), wire_table(report),
       report.balance ? to_text(*report.plan, *report.balance) : "", load_chart(report), format_ns(report.ranks_ns),
       format_ns(report.dense_ns), verdict(report.comparison, *report.plan));
 }
@@ -217,6 +218,7 @@ Json to_json(const DemoReport& report) {
     }
     json["per_rank"].push_back(std::move(entry));
   }
+  json["load"] = to_json(report.loads);
   json["network"] = wire_to_json(report);
   json["rows_per_expert"] = report.expert_rows;
   json["experts"] = report.balance ? to_json(*report.balance) : Json("fixed");

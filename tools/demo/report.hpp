@@ -8,6 +8,7 @@
 #include "demo/balance_report.hpp"
 #include "demo/demo_run.hpp"
 #include "demo/dense_layer.hpp"
+#include "demo/load_report.hpp"
 #include "report/json_report.hpp"
 
 namespace ferry::tools {
@@ -19,7 +20,8 @@ struct DemoReport {
   std::vector<RankFigures> ranks;
   std::vector<std::int64_t> expert_rows;                ///< [E] over all ranks
   std::vector<std::vector<std::int64_t>> rows_to_rank;  ///< [R][R] by sending, then receiving rank
-  std::optional<BalanceReport> balance;                 ///< if experts moved
+  RankLoads loads;
+  std::optional<BalanceReport> balance;  ///< if experts moved
   Comparison comparison;
   std::int64_t ranks_ns = 0;  ///< from the first fork to the last rank's end
   std::int64_t dense_ns = 0;

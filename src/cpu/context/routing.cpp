@@ -44,13 +44,13 @@ class PickRounds {
 
 /// The same, with the homes that the tokens pick.
 template <typename Id>
-void pick_ids(const RouteCall& call, int my_rank, std::int64_t num_counted, std::vector<std::int64_t>& ids_out) {
+void pick_ids(const RouteCall& call, const plan::HomeTable& homes, int my_rank, std::int64_t num_counted,
+              std::vector<std::int64_t>& ids_out) {
   /// Half of a core's first cache.
   constexpr std::size_t kMostEntries = 4096;
   /// Entries of a batch for each one of the table, so that it pays.
   constexpr std::size_t kLeastShare = 4;
   const auto* from = static_cast<const Id*>(call.topk_idx.data);
-  const plan::HomeTable& homes = call.placement->homes;
   const auto num_topk = static_cast<std::size_t>(call.num_topk);
   std::int64_t* ids = ids_out.data();
   const PickRounds rounds(homes, std::min(kMostEntries, to_size(num_counted) * num_topk / kLeastShare));
@@ -101,6 +101,10 @@ plan::RouteShape route_shape(const RouteCall& call, const Topology& topology) {
 }
 
 void copy_inputs(const RouteCall& call, int my_rank, CpuRouting& routing) {
+  copy_inputs(call, call.placement->homes, my_rank, routing);
+}
+
+void copy_inputs(const RouteCall& call, const plan::HomeTable& homes, int my_rank, CpuRouting& routing) {
   routing.num_tokens = call.num_tokens;
   routing.num_topk = call.num_topk;
   routing.num_experts = call.options.num_experts;
@@ -108,9 +112,9 @@ void copy_inputs(const RouteCall& call, int my_rank, CpuRouting& routing) {
   routing.ids.resize(to_size(call.num_tokens * call.num_topk));
   const std::int64_t num_counted = num_counted_tokens(call);
   const bool wide = call.topk_idx.dtype == DType::kInt64;
-  if (call.placement->homes.present()) {
-    wide ? pick_ids<std::int64_t>(call, my_rank, num_counted, routing.ids)
-         : pick_ids<std::int32_t>(call, my_rank, num_counted, routing.ids);
+  if (homes.present()) {
+    wide ? pick_ids<std::int64_t>(call, homes, my_rank, num_counted, routing.ids)
+         : pick_ids<std::int32_t>(call, homes, my_rank, num_counted, routing.ids);
   } else {
     wide ? copy_ids<std::int64_t>(call, num_counted, routing.ids)
          : copy_ids<std::int32_t>(call, num_counted, routing.ids);

@@ -63,6 +63,8 @@ plan::RouteShape route_shape(const RouteCall& call, const Topology& topology);
 
 /// Copies the call's ids, as the homes that this rank's tokens pick, its weights and sizes.
 void copy_inputs(const RouteCall& call, int my_rank, CpuRouting& routing);
+/// The same with homes other than those of the call's placement.
+void copy_inputs(const RouteCall& call, const plan::HomeTable& homes, int my_rank, CpuRouting& routing);
 
 /// Plans this rank's tokens, whose ids are `ids`, and its rows from the counts of all ranks. Leaves source_table
 /// without tokens.

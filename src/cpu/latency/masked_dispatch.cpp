@@ -34,6 +34,8 @@ class MaskedDispatch {
 
  private:
   Status publish(CallDescriptor& descriptor);
+  /// Of ids, what they pick among the homes that are left as the call begins.
+  void copy_ids();
   /// Everything that comes of what the survivors have published. May be made again with fewer of them.
   Status take_all();
   /// Of one rank; counts are copied, so that they stay as they were checked. Without tokens if it is masked.
@@ -51,8 +53,21 @@ class MaskedDispatch {
   std::vector<std::vector<std::int32_t>> counts_;  // by rank, [R] and [E]
 };
 
+void MaskedDispatch::copy_ids() {
+  const ExpertPlacement& placement = *call_.route.placement;
+  std::vector<bool> is_lost;
+  for (int rank = 0; rank < peers_.num_ranks(); ++rank) is_lost.push_back(!survivors_.include(rank));
+  const bool none_lost = std::find(is_lost.begin(), is_lost.end(), true) == is_lost.end();
+  if (none_lost || !placement.homes.present()) {
+    copy_inputs(call_.route, peers_.rank(), routing_);
+    return;
+  }
+  const plan::HomeTable left = plan::without_lost_homes(placement.homes, placement.expert_to_rank, is_lost);
+  copy_inputs(call_.route, left, peers_.rank(), routing_);
+}
+
 Status MaskedDispatch::publish(CallDescriptor& descriptor) {
-  copy_inputs(call_.route, peers_.rank(), routing_);
+  copy_ids();
   Status status = intranode::publish_tables(call_.route, shape_, routing_, context_, descriptor);
   if (!status.ok()) return status;
   const ConstRows& x = dispatch_.x;

@@ -112,9 +112,7 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
   const std::size_t quantized_bytes =
       quantizes ? num_tokens * to_size(shape.quantized_row_bytes + shape.scale_row_bytes) : 0;
   const std::size_t staging_bytes =
-      round_up_to_page(sizeof(RailState)) + round_up_to_page(sizeof(RailLog)) +
-      round_up_to_page(
-          PlacementParts::at(nullptr, to_size(shape.num_experts), to_size(topology.num_ranks)).size_bytes) +
+      round_up_to_page(sizeof(RailState)) + round_up_to_page(sizeof(RailLog)) + placement_bytes(shape, topology) +
       to_size(shape.num_routings) * round_up_to_page(call.tables_bytes) +
       round_up_to_page(std::max(dispatch_bytes(shape, call, weights), combine_bytes(shape, topology, call, weights))) +
       round_up_to_page(quantized_bytes);

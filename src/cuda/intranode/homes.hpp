@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <memory>
 
 #include "core/backend.hpp"
@@ -32,6 +33,8 @@ struct HomesOf {
   const std::int32_t* owner = nullptr;  ///< [P] in device memory
 };
 Result<BuiltHomes> prepare_homes(const RouteCall& call, TableMemory& memory, const HomesOf& of);
+/// What that takes of the memory.
+std::size_t built_homes_bytes(std::size_t num_physical, std::size_t num_logical);
 
 }  // namespace ferry::cuda
 

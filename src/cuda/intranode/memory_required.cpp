@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/intranode/homes.hpp"
 #include "cuda/intranode/routing_tables.hpp"
 #include "cuda/sync/control.hpp"
 #include "node/page_heap.hpp"
@@ -48,6 +49,16 @@ std::size_t num_local_experts(const MemoryShape& shape) {
   return to_size(shape.num_local_experts < 0 ? most : shape.num_local_experts);
 }
 
+std::size_t placement_bytes(const MemoryShape& shape, const Topology& topology) {
+  const std::int64_t num_listed = shape.placement_on_device ? 0 : shape.num_logical_experts;
+  const std::size_t tables_bytes = round_up_to_page(
+      PlacementParts::at(nullptr, to_size(shape.num_experts), to_size(topology.num_ranks), to_size(num_listed))
+          .size_bytes);
+  if (!shape.placement_on_device) return tables_bytes;
+  const std::size_t homes_bytes = built_homes_bytes(to_size(shape.num_experts), to_size(shape.num_logical_experts));
+  return tables_bytes + to_size(shape.num_routings) * round_up_to_page(homes_bytes);
+}
+
 CallBytes call_bytes(const MemoryShape& shape) {
   const bool quantizes = shape.quantized_row_bytes > 0;
   const std::int64_t received_row_bytes = quantizes ? shape.quantized_row_bytes : shape.row_bytes;
@@ -70,10 +81,8 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
   const std::size_t received_bytes =
       quantizes ? to_size(shape.num_recv_rows) * to_size(shape.quantized_row_bytes) : returned_bytes;
   const std::size_t x_bytes = to_size(shape.num_tokens) * to_size(shape.row_bytes);
-  const std::size_t staging_bytes =
-      round_up_to_page(shape.latency_bytes) +
-      round_up_to_page(PlacementParts::at(nullptr, to_size(shape.num_experts), num_ranks).size_bytes) +
-      to_size(shape.num_routings) * calls.routing_bytes + calls.staging_bytes;
+  const std::size_t staging_bytes = round_up_to_page(shape.latency_bytes) + placement_bytes(shape, topology) +
+                                    to_size(shape.num_routings) * calls.routing_bytes + calls.staging_bytes;
   const std::size_t buffers_bytes =
       shape.symmetric ? round_up_to_page(x_bytes) + round_up_to_page(received_bytes) + round_up_to_page(returned_bytes)
                       : 0;

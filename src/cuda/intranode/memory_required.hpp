@@ -17,6 +17,9 @@ struct CallBytes {
 /// L of a rank of this shape.
 std::size_t num_local_experts(const MemoryShape& shape);
 
+/// Of where experts are, in whole pages: of one placement, and of each Routing.
+std::size_t placement_bytes(const MemoryShape& shape, const Topology& topology);
+
 /// Of route, dispatch and combine.
 CallBytes call_bytes(const MemoryShape& shape);
 

@@ -69,7 +69,7 @@ __device__ inline void post_entry(const RankParams& ranks, const EntryMessage& e
 
 /// Waits for the entries of all ranks and compares them; calls `take(rank, entry)` in a whole warp for each that is
 /// there, also of calls that are then refused. All threads of a block; all of them, on every rank, get the same
-/// outcome, and what `take` wrote to shared memory.
+/// outcome, and what `take` wrote to shared memory. The first block's waits are counted.
 template <typename Take>
 __device__ inline Outcome await_entries(const RankParams& ranks, const EntryMessage& entry, std::uint64_t epoch,
                                         Take take) {
@@ -86,7 +86,8 @@ __device__ inline Outcome await_entries(const RankParams& ranks, const EntryMess
       // A rank that routes instead posts counts.
       return word >> 32 == half_of(epoch) ? epoch : count_flags(ranks).load(rank);
     };
-    const bool came = wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch);
+    const WaitCount count(ranks, rank, blockIdx.x == 0 && lane_idx() == 0 && rank != ranks.rank);
+    const bool came = wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch, count);
     here = here && came;
     const bool is_entry = __all_sync(0xFFFFFFFFU, static_cast<int>(came && word >> 32 == half_of(epoch))) != 0;
     __syncwarp();  // hands what each lane has acquired to all of them

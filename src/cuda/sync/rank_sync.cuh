@@ -92,17 +92,60 @@ __device__ __noinline__ inline void declare_lost(const RankParams& ranks, const 
 /// This rank's own blocks may be waiting for a peer, and then it is their wait that must time out first.
 inline constexpr int kOwnDeadlines = 4;
 
+/// Waits that are over by then are not counted, and cost nothing: the flags of ranks that come together are there after
+/// two or three polls, so a rank that is counted is some 5 us late.
+inline constexpr unsigned kUncountedPolls = 8;
+
+/// One thread's waits for a rank, which stand for those of the whole kernel: it adds them up for the host. All threads
+/// that do so for the same rank come after each other.
+class WaitCount {
+ public:
+  /// `counts`: this thread is that one.
+  __device__ WaitCount(const RankParams& ranks, int rank, bool counts) : ranks_(ranks), rank_(rank), counts_(counts) {}
+
+  /// A poll has failed. Loads meanwhile what there is to add to.
+  __device__ void missed(unsigned spin) {
+    if (counts_ && spin == kUncountedPolls) {
+      before_ns_ = *static_cast<const volatile std::uint64_t*>(ranks_.control.local->wait_ns + rank_);
+    }
+  }
+  /// The wait is over. Nothing here is waited for.
+  __device__ void over(unsigned spin, std::uint64_t start_ns) const {
+    if (!counts_ || spin <= kUncountedPolls) return;
+    const std::uint64_t sum_ns = before_ns_ + (now_ns() - start_ns);
+    store_relaxed_system(ranks_.control.local->wait_ns + rank_, sum_ns);
+    store_relaxed_system(ranks_.report->waits.ns + rank_, sum_ns);
+  }
+
+ private:
+  const RankParams& ranks_;
+  int rank_;
+  bool counts_;
+  std::uint64_t before_ns_ = 0;
+};
+
+/// A wait that nobody counts.
+struct NoCount {
+  __device__ void missed(unsigned /*spin*/) const {}
+  __device__ void over(unsigned /*spin*/, std::uint64_t /*start_ns*/) const {}
+};
+
 /// Waits until `read()` is at least `expected`; false when the group broke. Called by one thread. A stop ends a wait
 /// for a peer only if what it waits for is still not there: a peer may have left because it was done. Waits for this
 /// rank's own blocks end when those have found the stop in waits of their own.
-template <typename Read>
-__device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Read read, std::uint64_t expected) {
+template <typename Read, typename Count = NoCount>
+__device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Read read, std::uint64_t expected,
+                                  Count count = {}) {
   const bool own = wait.awaited == Awaited::kOwn;
   std::uint64_t deadline_ns = 0;
   bool stopped = false;
   for (unsigned spin = 0;; ++spin) {
     const std::uint64_t seen = read();
-    if (seen >= expected) return true;
+    if (seen >= expected) {
+      count.over(spin, deadline_ns - ranks.timeout_ns);
+      return true;
+    }
+    count.missed(spin);
     if (stopped) {
       declare_lost(ranks, wait, {seen, expected, true});
       return false;
@@ -120,10 +163,11 @@ __device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Rea
   }
 }
 
+template <typename Count = NoCount>
 __device__ inline bool wait_flag(const RankParams& ranks, const Wait& wait, const std::uint64_t* flag,
-                                 std::uint64_t expected) {
+                                 std::uint64_t expected, Count count = {}) {
   return wait_until(
-      ranks, wait, [flag] { return load_acquire_system(flag); }, expected);
+      ranks, wait, [flag] { return load_acquire_system(flag); }, expected, count);
 }
 
 /// A flag of every rank, at equal distance.
@@ -139,7 +183,8 @@ struct Flags {
 __device__ inline Flags count_flags(const RankParams& ranks) { return {ranks.control.counts_ready}; }
 __device__ inline Flags done_flags(const RankParams& ranks) { return {ranks.control.done}; }
 
-/// Waits for a flag of every rank, or `instead` of it; all lanes of one warp call it and get the same answer.
+/// Waits for a flag of every rank, or `instead` of it; all lanes of one warp call it and get the same answer. Only one
+/// warp of a kernel does: its waits are counted.
 template <typename AllFlags, typename OtherFlags>
 __device__ inline bool wait_all_ranks(const RankParams& ranks, Awaited awaited, const AllFlags& flags,
                                       std::uint64_t epoch, const OtherFlags& instead) {
@@ -150,7 +195,7 @@ __device__ inline bool wait_all_ranks(const RankParams& ranks, Awaited awaited, 
       const std::uint64_t flag = flags.load(rank);
       return flag > other ? flag : other;
     };
-    all = wait_until(ranks, {awaited, rank, epoch}, read, epoch) && all;
+    all = wait_until(ranks, {awaited, rank, epoch}, read, epoch, WaitCount(ranks, rank, rank != ranks.rank)) && all;
   }
   const bool every = __all_sync(0xFFFFFFFFU, all) != 0;
   __syncwarp();  // hands what each lane has acquired to all of them
@@ -211,13 +256,14 @@ __device__ inline bool finish_call(const RankParams& ranks, std::uint64_t epoch)
 }
 
 /// Waits until `num_blocks` blocks of a rank are done; false when the group broke. All lanes of one warp, each of which
-/// answers for its own blocks.
+/// answers for its own blocks. A rank's blocks share its work evenly, so the waits of one lane are counted.
 __device__ inline bool wait_blocks(const RankParams& ranks, int rank, int num_blocks, std::uint64_t epoch) {
   const Awaited awaited = rank == ranks.rank ? Awaited::kOwn : Awaited::kDone;
   const std::uint64_t* words = ranks.control.block_done + static_cast<std::size_t>(rank) * kMaxCallBlocks;
   bool all = true;
   for (int block = lane_idx(); block < num_blocks; block += kWarpLanes) {
-    all = wait_flag(ranks, {awaited, rank, epoch}, words + block, epoch) && all;
+    const WaitCount count(ranks, rank, lane_idx() == 0 && rank != ranks.rank);
+    all = wait_flag(ranks, {awaited, rank, epoch}, words + block, epoch, count) && all;
   }
   return all;
 }

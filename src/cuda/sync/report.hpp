@@ -15,6 +15,8 @@
 ///                                                        set back
 ///   lost_ranks.lost  host (PeerWatch)           kernels  release store, once what the rank has sent last has arrived /
 ///                                                        ld.acquire.sys; never set back
+///   waits.ns         kernels, one thread a      host     relaxed: each word is all there is to know, and only grows
+///                    rank at a time
 
 #include <cstdint>
 
@@ -85,11 +87,17 @@ struct alignas(128) LostRanks {
   std::uint64_t lost[128];  ///< [R], kMaxRanks; 1: it is
 };
 
+/// How long this rank's kernels have waited for each rank of the node.
+struct alignas(128) WaitTimes {
+  std::uint64_t ns[128];  ///< [R], kMaxRanks
+};
+
 struct DeviceReport {
   LostReport lost;
   FaultReport fault;
   StopWord stop;
   LostRanks lost_ranks;
+  WaitTimes waits;
 };
 
 /// Outcome of the count exchange, read by every later kernel.

@@ -1,0 +1,83 @@
+/// What a rank that comes late costs the others, in numbers that hosts read without a wait.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/gpu_group.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr int kNumRanks = 2;
+constexpr std::size_t kLate = 1;
+/// Longer than one rank's host comes after the other's on a busy machine.
+constexpr std::chrono::milliseconds kDelay{50};
+
+/// Calls that no host waits for.
+PreparedCase bounded_case() {
+  ExchangeCase one;
+  one.name = "bounded";
+  one.world = {.num_ranks = kNumRanks, .num_topk = 3, .num_experts = 7, .max_tokens = 64};
+  one.world.spare_recv_rows = 3;
+  one.memory = MemoryKind::kPlain;
+  one.dispatches = {{.hidden = 512}};
+  one.combines = {{.hidden = 512}};
+  return prepare(one);
+}
+
+class WaitTimes : public testing::TestWithParam<RankKind> {
+ protected:
+  /// The late rank's stream comes to a call when the other's has been there for a while.
+  static void make_late(RankContext& context, Group& group, const std::string& what,
+                        const std::function<Status()>& call) {
+    const auto rank = static_cast<std::size_t>(context.rank());
+    const std::vector<std::int64_t> before = group.wait_times_ns();
+    if (rank != kLate) context.expect_ok(call(), what);
+    meet(context);
+    if (rank == kLate) {
+      enqueue_delay(stream_of(group), kDelay);
+      context.expect_ok(call(), what);
+    }
+    context.expect_ok(group.wait(stream_of(group)), what);
+    const std::vector<std::int64_t> after = group.wait_times_ns();
+    context.expect(after[rank] == before[rank], what + ": a rank waits for itself");
+    if (rank == kLate) return;
+    const std::int64_t waited_ns = after[kLate] - before[kLate];
+    context.expect(waited_ns >= std::chrono::nanoseconds(kDelay).count() / 2,
+                   fmt::format("{}: {} ns for a rank that was {} ms late", what, waited_ns, kDelay.count()));
+  }
+};
+
+TEST_P(WaitTimes, GrowByWhatALateRankCosts) {
+  const PreparedCase prepared = bounded_case();
+  run_gpu_group(GetParam(), kNumRanks, [&](RankContext& context, Group& group) {
+    context.expect(group.wait_times_ns() == std::vector<std::int64_t>(kNumRanks, 0), "before the first call");
+    const RouteArguments arguments(context, group, prepared);
+    const DispatchTensors dispatch(context, group, prepared, 0);
+    const CombineTensors combine(context, group, prepared, 0);
+    Routing routing;
+    make_late(context, group, "route", [&] {
+      auto made = group.route(arguments.input(), arguments.options(), stream_of(group));
+      if (made.ok()) routing = std::move(*made);
+      return made.status();
+    });
+    make_late(context, group, "dispatch",
+              [&] { return group.dispatch(routing, dispatch.in, dispatch.out, stream_of(group), dispatch.options); });
+    make_late(context, group, "combine",
+              [&] { return group.combine(routing, combine.in, combine.out, stream_of(group), combine.options); });
+    dispatch.expect_received(context, "dispatch with a late rank: ");
+    combine.expect_received(context, "combine with a late rank: ");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, WaitTimes, testing::Values(RankKind::kThreads, RankKind::kProcesses),
+                         [](const auto& test) { return kind_name(test.param); });
+
+}  // namespace
+}  // namespace ferry::test
