@@ -35,8 +35,8 @@ struct ArrivalTablesOptions {
 
 /// Contiguous; any of them may be absent.
 struct ArrivalTables {
-  /// [N, 2 + K] i32: M * source rank + source token; K * source rank + the last of the token's choices that is an expert
-  /// here; then -1 for each choice. -1 in rows without a token.
+  /// [N, 2 + K] i32: M * source rank + source token; K * source rank + the last of the token's choices that is an
+  /// expert here; then -1 for each choice. -1 in rows without a token.
   TensorView origin{};
   TensorView rows_through_rank{};  ///< [R] i32: rows from ranks 0 to r
   TensorView expert_ends{};        ///< [L] i32: the sum of the rounded rows of local experts 0 to l

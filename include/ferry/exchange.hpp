@@ -51,7 +51,7 @@ enum class CopyPath : std::int32_t {
 };
 
 /// How much of a GPU a call uses. CUDA only, changes no result, may differ by rank; 0 is the measured default of
-/// docs/performance.md.
+/// docs/performance-gpus.md.
 struct KernelOptions {
   int num_sms = 0;       ///< the most multiprocessors that any kernel of the call uses, all its parts together
   int num_copy_sms = 0;  ///< of those, the ones that only move rows between this rank's own buffers

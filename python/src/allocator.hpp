@@ -69,7 +69,8 @@ class Allocator {
   /// @throws nanobind::python_error
   nanobind::object first_rows(const nanobind::object& tensor, std::int64_t num_rows) const;
 
-  /// The outputs of a dispatch, which peers write: on a GPU all in symmetric memory, on the host those that hold payload.
+  /// The outputs of a dispatch, which peers write: on a GPU all in symmetric memory, on the host those that hold
+  /// payload.
   /// @throws nanobind::python_error
   std::vector<nanobind::object> make_outputs(std::span<const Wanted> wanted) const;
 

@@ -3,8 +3,8 @@
 
 /// Combine over several nodes: an exchange begins the call and brings the weights of a weighted sum; then every rank
 /// sums, for each token that it forwards and each of its own, the rows that its node has; an exchange takes those sums
-/// back to the tokens' ranks; and those sum the nodes. Four kernels, of which the third may begin while the second makes
-/// sums, and sends what there is of them.
+/// back to the tokens' ranks; and those sum the nodes. Four kernels, of which the third may begin while the second
+/// makes sums, and sends what there is of them.
 
 #include <cuda_runtime_api.h>
 

@@ -8,8 +8,8 @@ namespace ferry::cuda::device {
 
 /// As wait_until, for a rail peer, whose node `wait.peer` is: until `try_once()`, of an end of the ring with that peer,
 /// is true; false when the group broke. One thread. The deadline starts again whenever the ring moves, since the chunk
-/// that is waited for may be several after the next. Tries look over PCIe, so the host's stop word is looked at as often
-/// as the clock.
+/// that is waited for may be several after the next. Tries look over PCIe, so the host's stop word is looked at as
+/// often as the clock.
 template <typename Ring, typename TryOnce>
 __device__ inline bool wait_rail(const ExchangeParams& params, const Wait& wait, const Ring& ring, TryOnce try_once) {
   std::uint64_t deadline_ns = 0;

@@ -3,8 +3,8 @@
 
 /// The order in which a combine sums the items that a rank forwards. Turn i is that of warp i modulo the number of
 /// warps. First come the items of other nodes, one for each node in turn, so that all rings have something to send from
-/// the beginning; then those of the own node, which no network waits for. Warps publish how many of their turns are done
-/// (RailState::summed), and the blocks that fill a ring wait for those that they need.
+/// the beginning; then those of the own node, which no network waits for. Warps publish how many of their turns are
+/// done (RailState::summed), and the blocks that fill a ring wait for those that they need.
 
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/sync/rank_sync.cuh"

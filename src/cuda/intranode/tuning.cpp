@@ -7,8 +7,8 @@
 namespace ferry::cuda {
 namespace {
 
-/// Defaults for one rank per GPU, measured on 2 and 4 H200 (docs/performance.md): multiprocessors that keep up with the
-/// links.
+/// Defaults for one rank per GPU, measured on 2 and 4 H200 (docs/performance-gpus.md): multiprocessors that keep up
+/// with the links.
 constexpr int kSendSms = 8;
 /// Those that copy as many rows inside the GPU as kSendSms send to peers.
 constexpr int kOwnSms = 6;

@@ -7,7 +7,7 @@
 /// waits for another, nor for a peer once its set is granted.
 ///
 /// `kHomes`: the call may have a placement in which experts have several homes. Others hold none of the code for that,
-/// which costs time even where it is not run (docs/performance.md).
+/// which costs time even where it is not run (docs/performance-gpus.md).
 
 #include "cuda/intranode/pick.cuh"
 #include "cuda/latency/dispatch_threads.hpp"

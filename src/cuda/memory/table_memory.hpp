@@ -97,8 +97,8 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   std::shared_ptr<DeviceArena> arena_;
   const std::array<cudaEvent_t, 2> events_;
   mutable std::mutex mutex_;
-  /// What may rest until a call that takes a kept block looks for it: asking the driver whether a call is finished takes
-  /// as long as a third of a call.
+  /// What may rest until a call that takes a kept block looks for it: asking the driver whether a call is finished
+  /// takes as long as a third of a call.
   static constexpr std::size_t kMostUnseen = 64;
 
   std::size_t last_ = 0;  // guarded by mutex_; the event that was recorded last

@@ -9,8 +9,8 @@
 ///   local.num_chunks_sent    last warp of c      st.release.gpu / ld.acquire.gpu   progress of chunk c was stored,
 ///                                                                            or a later chunk's is about to be
 ///
-/// To report takes waiting until what was written has arrived, microseconds in which a warp moves nothing. So in combine
-/// one warp of each staging block reports, and the others mark which chunks they have no more of:
+/// To report takes waiting until what was written has arrived, microseconds in which a warp moves nothing. So in
+/// combine one warp of each staging block reports, and the others mark which chunks they have no more of:
 ///
 ///   marks[w], shared         warp w of a block   st.release.cta / ld.acquire.cta   what the warp wrote for chunks
 ///                                                                            before that one, bulk stores complete
