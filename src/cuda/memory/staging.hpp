@@ -28,9 +28,6 @@ class Staging {
   }
 
  private:
-  /// What is taken ahead is this part of what is needed.
-  static constexpr std::size_t kHeadroomShare = 8;
-
   struct Block {
     std::shared_ptr<std::byte> data;
     std::size_t size_bytes = 0;
@@ -39,15 +36,11 @@ class Staging {
 
   Result<std::byte*> ensure(Block& block, std::size_t bytes, bool captured) {
     if (bytes > block.size_bytes || block.data == nullptr) {
-      const bool grows = block.data != nullptr;
       if (block.captured) kept_.push_back(std::move(block.data));
       block = {};  // before the new one is taken: the arena may not have room for both
-      // Batches of which one brought some more rows than the one before: others will bring a few more again.
-      const std::size_t ahead_bytes = bytes + (grows ? bytes / kHeadroomShare : 0);
-      const std::size_t taken_bytes = memory_->has_room(ahead_bytes) ? ahead_bytes : bytes;
-      Result<std::shared_ptr<std::byte>> data = memory_->take(taken_bytes);
+      Result<std::shared_ptr<std::byte>> data = memory_->take(bytes);
       if (!data.ok()) return data.status();
-      block = {std::move(*data), taken_bytes, false};
+      block = {std::move(*data), bytes, false};
     }
     block.captured = block.captured || captured;
     return block.data.get();

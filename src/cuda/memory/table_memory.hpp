@@ -34,8 +34,6 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   /// Freed with the last copy of the pointer, from any thread.
   /// `again`: right after another block, so that what rests is looked through only if memory is short.
   Result<std::shared_ptr<std::byte>> take(std::size_t bytes, bool again = false);
-  /// Whether that many bytes are free in one piece.
-  bool has_room(std::size_t bytes) const { return arena_->largest_free_bytes() >= bytes; }
   /// As take, for a block that only kernels of this group's calls use, and no graph: the next such block of its size
   /// may be the same as soon as its owner dies, because later calls run behind those that used it. So a program that
   /// makes many calls ahead of the GPU takes no more memory for that, and its host asks the driver nothing.
