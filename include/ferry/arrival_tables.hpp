@@ -27,7 +27,8 @@ struct Arrivals {
 struct ArrivalTablesOptions {
   int num_ranks = 1;                  ///< R
   std::int64_t max_tokens = 1;        ///< M: source tokens are below it; M * R and K * R are numbers of 31 bits
-  std::int64_t expert_alignment = 1;  ///< experts' rows are rounded up to a multiple of it
+  /// Experts' rows are rounded up to a multiple of it; L times it is a number of 31 bits.
+  std::int64_t expert_alignment = 1;
   /// "cpu": host memory, done on return. "cuda": memory of `device`, in stream order.
   std::string_view backend = "cpu";
   int device = -1;  ///< backend "cuda": ordinal of the GPU; -1: the calling thread's current one

@@ -49,7 +49,7 @@ struct GatingOptions {
   GatingGroupScore group_score = GatingGroupScore::kBestTwo;
   float epsilon = 0.0F;  ///< added to the sum that `normalize` divides by; 0 or more
   /// Tokens that each expert takes in this call, 0: any number. Tokens come in ascending order, a token's experts from
-  /// its best to its last. On GPUs kRechoose is the work of one warp.
+  /// its best to its last. On GPUs kRechoose is the work of one block.
   std::int64_t capacity = 0;
   GatingOverflow overflow = GatingOverflow::kDrop;
   /// Exploration: the standard deviation of what is added to each logit for choosing, not for weighing; 0: none. A sum

@@ -29,7 +29,8 @@ def eager(function: _Function) -> _Function:
         nonlocal disabled
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
-        if _frame_callback is not None and _frame_callback() is None:
+        # The compiler, which looks into this function, too, cannot trace that call, so it must not get that far.
+        if not torch.compiler.is_compiling() and _frame_callback is not None and _frame_callback() is None:
             return function(*args, **kwargs)  # a program that has compiled something, but not what calls this
         if disabled is None:
             disabled = torch.compiler.disable(function)

@@ -19,14 +19,14 @@ _keys = itertools.count(1)
 _placements: weakref.WeakValueDictionary[int, Placement] = weakref.WeakValueDictionary()
 
 
-def placement_of(key: int) -> Placement | None:
-    """The placement with this :attr:`Placement.key`; None for 0."""
-    if key == 0:
+def placement_of(key: torch.Tensor | None) -> Placement | None:
+    """The placement with this :attr:`Placement.key`."""
+    if key is None:
         return None
-    placement = _placements.get(key)
+    placement = _placements.get(int(key))
     if placement is None:
         raise InvalidArgument(
-            f"placement is {key}, expected 0 or the key of a ferry.Placement of this process that still exists"
+            f"placement is {int(key)}, expected the key of a ferry.Placement of this process that still exists"
         )
     return placement
 
@@ -64,9 +64,18 @@ class Placement:
         )
         self.num_physical_experts: int = len(physical_to_logical)
         """P"""
-        self.key: int = next(_keys)
-        """What operators know it by, as long as it exists: see :func:`ferry.ops.route`."""
-        _placements[self.key] = self
+        number = next(_keys)
+        self.key = torch.tensor(number)
+        """[] i64 on the CPU: what operators know it by, as long as it exists, see :func:`ferry.ops.route`. A tensor, as
+        compiled programs are the same for any value of it.
+        """
+        _placements[number] = self
+
+    def __copy__(self) -> Placement:
+        return self  # never changes, and its key names one object
+
+    def __deepcopy__(self, _: dict[int, object]) -> Placement:
+        return self
 
     def num_local_experts(self, rank: int, num_ranks: int) -> int:
         """L: the physical experts of a rank, in use or not."""

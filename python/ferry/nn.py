@@ -89,8 +89,9 @@ class ExpertParallel(torch.nn.Module):
     max_recv_rows: see :meth:`ferry.Group.route`; with it and without host_offsets the host never waits, over several
     nodes if max_tokens is given too.
     placement: where experts live that have several homes; :attr:`placement` may be set to another one, or None, between
-    two calls, on all ranks alike. ``experts`` is then about physical experts: those of this rank, in ascending order.
-    A compiled function is compiled anew for another placement, but not where a placement's table in GPU memory changes.
+    two steps (after backward, which may run forward again), on all ranks alike. ``experts`` is then about physical
+    experts: those of this rank, in ascending order. A compiled function serves all placements with as many physical
+    experts on this rank, and is compiled once more for none.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class ExpertParallel(torch.nn.Module):
             first = group.rank * self.num_experts // group.num_ranks
             num_local = (group.rank + 1) * self.num_experts // group.num_ranks - first
         self._placement = placement
-        self._placement_key = 0 if placement is None else placement.key
+        self._placement_key = None if placement is None else placement.key
         self._num_local_experts = num_local
 
     def forward(

@@ -44,11 +44,11 @@ def route(
     expert_alignment: int = 1,
     max_recv_rows: int = 0,
     max_tokens: int = 0,
-    placement: int = 0,
+    placement: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As :meth:`ferry.Group.route`. ``group`` is :attr:`ferry.Group.key`, ``placement`` :attr:`ferry.Placement.key` or
-    0; the caller keeps both objects. Returns an opaque handle for the operators here: pass the tensor itself, not a
-    copy. Collective.
+    """As :meth:`ferry.Group.route`. ``group`` is :attr:`ferry.Group.key`, ``placement``
+    :attr:`ferry.Placement.key` or None; the caller keeps both objects. Returns an opaque handle for the operators here:
+    pass the tensor itself, not a copy. Collective.
     """
     routing = group_of(group).route(
         topk_idx.contiguous(),
@@ -75,7 +75,7 @@ def _(
     expert_alignment=1,
     max_recv_rows=0,
     max_tokens=0,
-    placement=0,
+    placement=None,
 ):
     return topk_idx.new_empty(1, dtype=torch.uint8)
 

@@ -135,7 +135,7 @@ nb::object Allocator::make_column_major(nb::handle dtype, std::int64_t rows, std
   const nb::object memory = make({dtype, {columns, stride}});
   if (!reinterpret_.is_valid()) return memory.attr("t")().attr("narrow")(0, 0, rows);
   const nb::tuple shape = nb::make_tuple(rows, columns);
-  const nb::tuple strides = nb::make_tuple(1, stride);
+  const nb::tuple strides = nb::make_tuple(1, std::max<std::int64_t>(stride, 1));
   const nb::object offset = integer(0);
   return call(reinterpret_, std::array{memory.ptr(), shape.ptr(), strides.ptr(), offset.ptr()});
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -71,6 +73,44 @@ def test_a_layer_with_replicas_in_one_graph(most: int, device: str) -> None:
     run_ranks(2, check_layer, world, most, "aot_eager", device, 0, [0, 1, 2, 3, 4, 5, 0, 1, 2, 0])
 
 
+def check_many_placements(rank: int, world: World) -> None:
+    """More than torch compiles one function for, and as many as a model has layers."""
+    group = ferry.Group(dist.group.WORLD, device="cpu")
+    homes = [[0, 1, 2, 3, 4, 5, i % 6, (i + 1) % 6] for i in range(12)]
+    layer = ferry.nn.ExpertParallel(group, world.num_experts, host_offsets=False)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return layer(x, world.topk_idx[rank], world.topk_weights[rank], lambda rows, _: torch.tanh(rows))
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for one in homes:
+        layer.placement = ferry.Placement(one, choice="round_robin")
+        torch.testing.assert_close(compiled(world.x[rank]), run(world.x[rank]))
+    group.destroy()
+
+
+def test_a_layer_whose_placement_changes_often() -> None:
+    run_ranks(2, check_many_placements, make_world(2, 6, [7, 5], hidden=HIDDEN, dtype=torch.float32))
+
+
+def check_methods_compile_quietly(rank: int) -> None:
+    group = ferry.Group(dist.group.WORLD, device="cpu")
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        routing = group.route(torch.zeros(2, 1, dtype=torch.int64), num_experts=1)
+        return group.combine(routing, group.dispatch(routing, x * 2).x).x + 1
+
+    x = torch.randn(2, HIDDEN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(torch.compile(run, backend="eager")(x), x * 2 + 1)
+    group.destroy()
+
+
+def test_compiled_programs_call_methods_without_warnings() -> None:
+    run_ranks(1, check_methods_compile_quietly)
+
+
 def check_tokens(rank: int, world: World, kind: str) -> None:
     device = device_of(rank, kind)
     world = world.to(device)
@@ -108,8 +148,8 @@ def check_tokens(rank: int, world: World, kind: str) -> None:
         ferry.ops.dispatch(torch.empty(1, dtype=torch.uint8, device=device), world.x[rank])
     with pytest.raises(ferry.InvalidArgument, match="of this process that still exists"):
         ferry.ops.route(idx, None, 10**6, num_experts)
-    with pytest.raises(ferry.InvalidArgument, match="placement is 1000000, expected 0 or the key"):
-        ferry.ops.route(idx, None, key, num_experts, placement=10**6)
+    with pytest.raises(ferry.InvalidArgument, match="placement is 1000000, expected the key"):
+        ferry.ops.route(idx, None, key, num_experts, placement=torch.tensor(10**6))
     group.destroy()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -164,3 +165,9 @@ def test_placements_are_of_numbers_and_known_choices() -> None:
         ferry.Placement([1 << 40])
     with pytest.raises(ferry.InvalidArgument, match="float32"):
         ferry.Placement(torch.zeros(2))
+
+
+def test_a_copy_of_a_placement_is_the_placement() -> None:
+    placement = ferry.Placement([0, 1, 0])
+    assert copy.copy(placement) is placement
+    assert copy.deepcopy({"layer": placement})["layer"] is placement

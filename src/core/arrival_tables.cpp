@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -79,6 +80,15 @@ Status check_outputs(const Arrivals& in, const ArrivalTables& out, int num_ranks
   return status;
 }
 
+/// So that the sums in expert_ends are numbers of 31 bits: all but what rounding adds are rows that there are.
+Status check_alignment(std::int64_t alignment, const ArrivalTables& out) {
+  if (!out.expert_ends.present()) return {};
+  const std::int64_t num_experts = std::max<std::int64_t>(out.expert_ends.extent(0), 1);
+  if (alignment <= kMaxCount / num_experts) return {};
+  return invalid(fmt::format("expert_alignment is {}, expected 1 to {} for {} experts", alignment,
+                             kMaxCount / num_experts, num_experts));
+}
+
 }  // namespace
 
 Status arrival_tables(const Arrivals& in, const ArrivalTablesOptions& options, const ArrivalTables& out,
@@ -88,6 +98,7 @@ Status arrival_tables(const Arrivals& in, const ArrivalTablesOptions& options, c
   Status status = check_options(options);
   if (status.ok()) status = check_arrivals(in);
   if (status.ok()) status = check_outputs(in, out, options.num_ranks);
+  if (status.ok()) status = check_alignment(options.expert_alignment, out);
   if (!status.ok()) return status;
   const plan::ArrivalParams params{.source = static_cast<const std::int32_t*>(in.source.data),
                                    .ids = in.topk_idx.data,

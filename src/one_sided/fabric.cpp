@@ -182,14 +182,14 @@ void Fabric::ring(int rank, std::size_t offset) const {
 }
 
 /// One that has died before those that have left, which may have done so because of it.
-Status Fabric::presence(std::span<const int> ranks) const {
+Status Fabric::presence(std::span<const int> ranks, const std::function<bool(int)>& may_have_left) const {
   Status left;
   for (const int rank : ranks) {
     if (rank == topology_.rank) continue;
     if (peers_.includes(rank)) {
       const std::string_view loss = peers_.loss_of(rank);
       if (loss == "has died") return Status(ErrorCode::kPeerLost, fmt::format("rank {} has died", rank), rank);
-      if (!loss.empty() && left.ok()) {
+      if (!loss.empty() && left.ok() && !(may_have_left && may_have_left(rank))) {
         left = Status(ErrorCode::kPeerLost, fmt::format("rank {} has left", rank), rank);
       }
       continue;
@@ -261,7 +261,7 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
     now_ns = node::monotonic_ns();
     if (now_ns - looked_ns < kPresenceIntervalNs) continue;
     looked_ns = now_ns;
-    const Status presence = this->presence(wait.ranks);
+    const Status presence = this->presence(wait.ranks, wait.may_have_left);
     if (presence.ok()) continue;
     // What it did before it was lost is here by now.
     if (driver_ != nullptr) driver_->progress();
@@ -299,6 +299,14 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
   const auto mate = [&](int steps) {
     return team.ranks[static_cast<std::size_t>(((team.my_place + steps) % num_mates + num_mates) % num_mates)];
   };
+  // A mate that met all that it waited for is through, and may be gone while this rank still waits for another.
+  const auto is_through = [&](int rank) {
+    std::size_t step = 0;
+    for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
+      if (load(&control(rank).arrived[static_cast<std::size_t>(team.id)][step]) < number) return false;
+    }
+    return true;
+  };
   std::size_t step = 0;
   for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
     const std::size_t offset = static_cast<std::size_t>(reinterpret_cast<std::byte*>(&words[step]) - memory_);
@@ -310,7 +318,8 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
                      .ranks = team.ranks,
                      .timeout_ns = timeout_ns_,
                      .culprit = awaited,
-                     .word = last ? kAnyWord : offset},
+                     .word = last ? kAnyWord : offset,
+                     .may_have_left = [&](int rank) { return rank != awaited && is_through(rank); }},
                     [&] { return load(&words[step]) >= number || (last && load(finished) != 0); });
     }
     // A rank that has seen all others arrive may have left meanwhile; it said so first.

@@ -71,7 +71,8 @@ class Fabric {
   static constexpr std::size_t kAnyWord = ~std::size_t{0};
 
   /// Ok, or kPeerLost / kTransport for a rank that is lost, the first of these. Costs system calls.
-  Status presence(std::span<const int> ranks) const;
+  /// `may_have_left`: see Wait.
+  Status presence(std::span<const int> ranks, const std::function<bool(int rank)>& may_have_left = {}) const;
   Status presence() const { return presence(everybody_); }
 
   /// Gives a request to the driver, driving the network until it can be issued.
@@ -87,6 +88,8 @@ class Fabric {
     std::int64_t timeout_ns = 0;
     int culprit = -1;             ///< of a kTimeout
     std::size_t word = kAnyWord;  ///< what it waits for is this word of this rank's memory (engine_offset) alone
+    /// Whether a rank of the node may have left because it has done what this waits for; null: none may.
+    std::function<bool(int rank)> may_have_left{};
   };
   Status wait(const Wait& wait, const std::function<bool()>& done);
 

@@ -47,13 +47,14 @@ struct ArrivalParams {
 
 FERRY_HOST_DEVICE inline void write_origin(const ArrivalParams& params, std::int64_t row) {
   const int rank = params.source_rank(row);
-  const bool spare = rank == params.num_ranks;
+  const std::int32_t token = params.source[2 * row + 1];
+  const bool spare = rank == params.num_ranks || token < 0 || token >= params.max_tokens;
   int last = -1;
   for (int k = 0; !spare && k < params.num_topk; ++k) {
     if (params.is_local(row * params.num_topk + k)) last = k;
   }
   std::int32_t* const origin = params.origin + row * (2 + params.num_topk);
-  origin[0] = spare ? -1 : static_cast<std::int32_t>(rank * params.max_tokens) + params.source[2 * row + 1];
+  origin[0] = spare ? -1 : static_cast<std::int32_t>(rank * params.max_tokens) + token;
   origin[1] = spare ? -1 : rank * params.num_topk + last;
   for (int k = 0; k < params.num_topk; ++k) origin[2 + k] = -1;
 }

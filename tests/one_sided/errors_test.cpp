@@ -90,6 +90,21 @@ TEST(OneSidedCreate, OptionsMustAgree) {
   EXPECT_EQ(OneSided::create(nullptr).status().code(), ErrorCode::kInvalidArgument);
 }
 
+/// Programs end so: whoever is through the last barrier goes, while others still wait in it.
+TEST(OneSidedBarrier, IsTheEndOfProgramsThatDoNotDestroy) {
+  constexpr int kRounds = 50;
+  run_ranks({.num_ranks = 4}, [](RankContext& context) {
+    for (int round = 0; round < kRounds; ++round) {
+      OneSidedOptions options;
+      options.backend = "cpu";
+      options.heap_bytes = 4096;
+      Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options);
+      if (!context.expect_ok(shm.status(), "create")) return;
+      if (!context.expect_ok((*shm)->barrier(), "the last barrier")) return;
+    }
+  });
+}
+
 /// Calls that a lost rank must end.
 enum class Waiting { kWaitUntil, kBarrier, kQuiet, kGet };
 

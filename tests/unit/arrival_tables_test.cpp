@@ -74,8 +74,9 @@ TEST(ArrivalTables, WhatAFailedDispatchLeavesWritesNowhereElse) {
   Small small;
   std::vector<std::int32_t> guarded{-7, -7, -7, -7};
   small.out.rows_through_rank = TensorView(guarded.data() + 1, DType::kInt32, {2});
-  small.source = {77, 1, -5, 2, 1, 9};
+  small.source = {77, 1, -5, 2, 1, 2147483647};
   ASSERT_TRUE(small.make().ok());
+  EXPECT_THAT(small.origin, testing::Each(-1));
   EXPECT_EQ(guarded.front(), -7);
   EXPECT_EQ(guarded.back(), -7);
 }
@@ -116,6 +117,13 @@ TEST(ArrivalTables, RefusesWrongArgumentsAndWritesNothing) {
         small.out.expert_ends = TensorView(small.ends.data(), DType::kInt32, {1});
       },
       "expert_ends is [1]");
+  refused(
+      [](Small& small) {
+        small.in.rows_per_expert = ConstTensorView(small.rows_of_expert.data(), DType::kInt32, {2});
+        small.out.expert_ends = TensorView(small.ends.data(), DType::kInt32, {2});
+        small.options.expert_alignment = std::int64_t{1} << 30;
+      },
+      "expert_alignment is 1073741824, expected 1 to 1073741823 for 2 experts");
   refused(
       [](Small& small) {
         small.in.sent_idx = ConstTensorView(small.ids.data(), DType::kInt64, {3, 2});
