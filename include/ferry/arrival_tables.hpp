@@ -25,8 +25,8 @@ struct Arrivals {
 };
 
 struct ArrivalTablesOptions {
-  int num_ranks = 1;                  ///< R
-  std::int64_t max_tokens = 1;        ///< M: source tokens are below it; M * R and K * R are numbers of 31 bits
+  int num_ranks = 1;            ///< R
+  std::int64_t max_tokens = 1;  ///< M: source tokens are below it; M * R and K * R are numbers of 31 bits
   /// Experts' rows are rounded up to a multiple of it; L times it is a number of 31 bits.
   std::int64_t expert_alignment = 1;
   /// "cpu": host memory, done on return. "cuda": memory of `device`, in stream order.
