@@ -43,9 +43,9 @@ std::optional<ElasticRoute> find_route(const Calls& calls, std::int64_t num_toke
   const std::optional<std::int64_t> tokens = find_integer(given.num_max_tokens);
   const std::optional<std::int64_t> most = find_integer(given.most_tokens);
   const std::optional<std::int64_t> alignment = find_integer(given.alignment);
-  if (!experts || *experts < 1 || *experts % num_ranks != 0 || !alignment || *alignment < 1 || *alignment > kMaxCount ||
-      !tokens || *tokens < 1 || *tokens < num_tokens || *tokens > kMaxCount / num_ranks || !most ||
-      (*most > 0 && *tokens > *most)) {
+  if (!experts || *experts < 1 || *experts % num_ranks != 0 || !alignment || *alignment < 1 ||
+      *alignment > kMaxCount / (*experts / num_ranks) || !tokens || *tokens < 1 || *tokens < num_tokens ||
+      *tokens > kMaxCount / num_ranks || !most || (*most > 0 && *tokens > *most)) {
     return std::nullopt;
   }
   ElasticRoute route{.ids = *ids,
