@@ -10,6 +10,14 @@ using namespace nb::literals;
 
 namespace ferry::python {
 
+nb::list aligned_counts(const Routing& routing, std::int64_t alignment) {
+  nb::list counts;
+  for (const std::int64_t count : routing.num_rows_per_local_expert()) {
+    counts.append((count + alignment - 1) / alignment * alignment);
+  }
+  return counts;
+}
+
 BufferCalls::BufferCalls(nb::object calls, nb::object group, const nb::tuple& types, nb::object captured)
     : owner_(std::move(calls)),
       calls_(nb::cast<const Calls*>(owner_)),

@@ -31,6 +31,9 @@ struct FormOfSlab {
   bool use_ue8m0 = false;
 };
 
+/// What clients are told that each local expert has received: its rows, rounded up to a multiple of `alignment`.
+nanobind::list aligned_counts(const Routing& routing, std::int64_t alignment);
+
 /// Of one buffer. Methods return the tuple that the package's method of the same name returns; its event is of a call
 /// that is not asynchronous.
 class BufferCalls {

@@ -133,14 +133,6 @@ class HandleTables {
   nb::object origin_;
 };
 
-nb::list aligned_counts(const Routing& routing, std::int64_t alignment) {
-  nb::list counts;
-  for (const std::int64_t count : routing.num_rows_per_local_expert()) {
-    counts.append((count + alignment - 1) / alignment * alignment);
-  }
-  return counts;
-}
-
 }  // namespace
 
 nb::object BufferCalls::elastic_dispatch(nb::handle x, nb::handle topk_idx, nb::handle topk_weights,

@@ -121,14 +121,6 @@ class HandleTables {
   Made made_;
 };
 
-nb::list aligned_counts(const Routing& routing, std::int64_t alignment) {
-  nb::list counts;
-  for (const std::int64_t count : routing.num_rows_per_local_expert()) {
-    counts.append((count + alignment - 1) / alignment * alignment);
-  }
-  return counts;
-}
-
 }  // namespace
 
 std::optional<BufferCalls::FoundHandle> BufferCalls::find_handle(nb::handle handle) const {
