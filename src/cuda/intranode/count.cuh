@@ -18,8 +18,29 @@ __device__ inline int4 add_quads(const int4& a, const int4& b) {
   return make_int4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+/// Copies the placement's tables that counting reads to shared memory, and returns where they are. All threads; a
+/// barrier follows.
+__device__ inline PlacementTables load_near_placement(const RouteParams& params, const Scratch& scratch) {
+  PlacementTables near = params.placement;
+  if (params.num_experts > kNearExperts) return near;
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool has_homes = near.homes.ranges != nullptr;
+  for (int i = thread; i < params.num_experts; i += kExchangeThreads) {
+    scratch.owner[i] = near.owner[i];
+    if (has_homes) scratch.homes[i] = near.homes.homes[i];
+    if (has_homes && i < near.homes.num_logical) scratch.ranges[i] = near.homes.ranges[i];
+  }
+  near.owner = scratch.owner;
+  if (has_homes) {
+    near.homes.ranges = scratch.ranges;
+    near.homes.homes = scratch.homes;
+  }
+  return near;
+}
+
 /// Counts the tokens of one part of them. All threads of a block of threads.
-__device__ inline void count_part(const RouteParams& params, int block, const Scratch& scratch, Shared& shared) {
+__device__ inline void count_part(const RouteParams& params, const PlacementTables& placement, int block,
+                                  const Scratch& scratch, Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   const auto columns = plan::CountColumns::of(params.ranks.num_ranks, params.num_experts);
   auto* counts = reinterpret_cast<std::int32_t*>(scratch.totals);
@@ -28,13 +49,16 @@ __device__ inline void count_part(const RouteParams& params, int block, const Sc
     shared.bad_entry = kNoEntry;
     shared.repeats = 0;
   }
-  __syncthreads();
   const std::int64_t begin = static_cast<std::int64_t>(block) * params.tokens_per_block;
   const std::int64_t behind = begin + params.tokens_per_block;
   const std::int64_t end = behind < params.num_tokens ? behind : params.num_tokens;
   const int step = kWarpLanes / lanes_per_token(params.num_topk);
-  for (std::int64_t token = begin + warp_idx() * step; token < end; token += step * kExchangeWarps) {
-    const Entry entry = load_entry(params, token, end);
+  std::int64_t token = begin + warp_idx() * step;
+  LoadedId loaded = load_lane_id(params, token, end);  // on its way across the barrier
+  __syncthreads();
+  for (; token < end; token += step * kExchangeWarps) {
+    const Entry entry = entry_of(params, placement, loaded);
+    loaded = load_lane_id(params, token + step * kExchangeWarps, end);
     if (entry.first_of_rank) atomicAdd(&counts[entry.owner], 1);
     if (entry.first_of_expert) atomicAdd(&counts[columns.first_expert + entry.expert], 1);
     if (entry.expert >= 0 && !entry.first_of_expert) shared.repeats = 1;  // all write the same
@@ -53,8 +77,9 @@ __device__ inline void count_part(const RouteParams& params, int block, const Sc
 
 /// Counts this block's parts of the tokens. True in the one block that finds the counts of all parts in memory.
 __device__ inline bool count_tokens(const RouteParams& params, const Scratch& scratch, Shared& shared) {
+  const PlacementTables placement = load_near_placement(params, scratch);
   for (int block = static_cast<int>(blockIdx.x); block < params.num_blocks; block += static_cast<int>(gridDim.x)) {
-    count_part(params, block, scratch, shared);
+    count_part(params, placement, block, scratch, shared);
   }
   if (threadIdx.x == 0) {
     LocalState& local = *params.ranks.control.local;

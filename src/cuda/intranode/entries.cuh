@@ -34,19 +34,35 @@ __device__ inline std::int64_t load_id(const RouteParams& params, std::int64_t a
                          : static_cast<const std::int32_t*>(params.topk_idx)[at];
 }
 
-/// The entry of this lane when the warp stands at `first_token`. All lanes call it.
-__device__ inline Entry load_entry(const RouteParams& params, std::int64_t first_token, std::int64_t end_token) {
+/// What a lane reads of [T, K] when its warp stands at a token.
+struct LoadedId {
+  std::int64_t token = 0;
+  int topk = 0;
+  bool exists = false;
+  std::int64_t id = -1;
+};
+
+__device__ inline LoadedId load_lane_id(const RouteParams& params, std::int64_t first_token, std::int64_t end_token) {
+  const int width = lanes_per_token(params.num_topk);
+  LoadedId loaded;
+  loaded.token = first_token + lane_idx() / width;
+  loaded.topk = lane_idx() % width;
+  loaded.exists = loaded.topk < params.num_topk && loaded.token < end_token;
+  if (loaded.exists) loaded.id = load_id(params, loaded.token * params.num_topk + loaded.topk);
+  return loaded;
+}
+
+/// The entry of this lane, by the tables of `placement`. All lanes call it.
+__device__ inline Entry entry_of(const RouteParams& params, const PlacementTables& placement, const LoadedId& loaded) {
   const int width = lanes_per_token(params.num_topk);
   Entry entry;
-  entry.token = first_token + lane_idx() / width;
-  entry.topk = lane_idx() % width;
-  entry.exists = entry.topk < params.num_topk && entry.token < end_token;
+  entry.token = loaded.token;
+  entry.topk = loaded.topk;
+  entry.exists = loaded.exists;
   if (entry.exists) {
-    const std::int64_t at = entry.token * params.num_topk + entry.topk;
-    const std::int64_t id = load_id(params, at);
-    entry.expert = pick_expert(params.placement, params.num_experts, id, entry.token, params.ranks.rank);
-    entry.bad = entry.expert < 0 && id != -1;
-    if (entry.expert >= 0) entry.owner = params.placement.owner[entry.expert];
+    entry.expert = pick_expert(placement, params.num_experts, loaded.id, entry.token, params.ranks.rank);
+    entry.bad = entry.expert < 0 && loaded.id != -1;
+    if (entry.expert >= 0) entry.owner = placement.owner[entry.expert];
   }
   // Keys name the token within the warp and the run; lanes without an expert get keys of their own.
   const unsigned none = 0x80000000U | static_cast<unsigned>(lane_idx());
@@ -58,6 +74,11 @@ __device__ inline Entry load_entry(const RouteParams& params, std::int64_t first
   entry.first_of_rank = entry.expert >= 0 && __ffs(static_cast<int>(entry.same_rank)) - 1 == lane_idx();
   entry.first_of_expert = entry.expert >= 0 && __ffs(static_cast<int>(entry.same_expert)) - 1 == lane_idx();
   return entry;
+}
+
+/// The entry of this lane when the warp stands at `first_token`. All lanes call it.
+__device__ inline Entry load_entry(const RouteParams& params, std::int64_t first_token, std::int64_t end_token) {
+  return entry_of(params, params.placement, load_lane_id(params, first_token, end_token));
 }
 
 }  // namespace ferry::cuda::device

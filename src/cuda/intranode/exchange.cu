@@ -36,9 +36,15 @@ __device__ void end_refused(const RankParams& ranks, std::uint64_t epoch) {
   finish_call(ranks, epoch);
 }
 
-__global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid_constant__ RouteParams params) {
+struct ExchangeParams {
+  RouteParams route;
+  ScratchOffsets scratch;
+};
+
+__global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid_constant__ ExchangeParams exchange) {
   extern __shared__ __align__(64) std::byte memory[];
   __shared__ Shared shared;
+  const RouteParams& params = exchange.route;
   const RankParams& ranks = params.ranks;
   const auto thread = static_cast<int>(threadIdx.x);
   const std::uint64_t epoch = current_epoch(ranks);
@@ -46,7 +52,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
     if (blockIdx.x == 0 && thread == 0) report_started(params);
     return;
   }
-  const Scratch scratch = Scratch::at(memory, ranks.num_ranks, params.num_experts);
+  const Scratch scratch(memory, exchange.scratch);
   if (thread < ranks.num_ranks) shared.bases[thread] = ranks.peer_bases[thread];
   const bool counted = params.agreement != 0;
   if (counted) {
@@ -103,19 +109,21 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
 }  // namespace
 
 std::size_t exchange_shared_bytes(int num_ranks, int num_experts) {
-  return sizeof(Shared) + Scratch::at(nullptr, num_ranks, num_experts).size_bytes;
+  return sizeof(Shared) + ScratchOffsets::of(num_ranks, num_experts, num_experts).size_bytes;
 }
 
 cudaError_t launch_exchange(const RouteParams& params, cudaStream_t stream) {
   const bool counts = params.agreement != 0;
   const int num_blocks = params.num_blocks < params.max_blocks ? params.num_blocks : params.max_blocks;
+  const int num_logical = params.placement.homes.ranges != nullptr ? params.placement.homes.num_logical : 0;
+  const ExchangeParams exchange{params, ScratchOffsets::of(params.ranks.num_ranks, params.num_experts, num_logical)};
   const LaunchShape shape{counts ? static_cast<unsigned>(num_blocks) : 1U, kExchangeThreads,
-                          Scratch::at(nullptr, params.ranks.num_ranks, params.num_experts).size_bytes};
-  return launch_kernel(exchange_kernel, shape, params, stream);
+                          exchange.scratch.size_bytes};
+  return launch_kernel(exchange_kernel, shape, exchange, stream);
 }
 
 cudaError_t load_exchange_kernel(std::size_t shared_limit) {
-  const std::size_t most_bytes = Scratch::at(nullptr, kMaxRanks, static_cast<int>(kMaxExperts)).size_bytes;
+  const std::size_t most_bytes = ScratchOffsets::of(kMaxRanks, static_cast<int>(kMaxExperts), 0).size_bytes;
   const std::size_t limit = shared_limit - sizeof(Shared);
   return cudaFuncSetAttribute(exchange_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(most_bytes < limit ? most_bytes : limit));

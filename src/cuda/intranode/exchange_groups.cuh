@@ -12,12 +12,12 @@
 
 namespace ferry::cuda::device {
 
-/// Copies the placement to shared memory, and clears what is added to. All threads; a barrier follows.
+/// Copies the rest of the placement to shared memory, and clears what is added to. All threads; a barrier follows.
 __device__ inline void load_placement(const RouteParams& params, const Scratch& scratch, Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < params.num_experts; i += kExchangeThreads) {
     scratch.by_owner[i] = params.placement.by_owner[i];
-    scratch.owner[i] = params.placement.owner[i];
+    if (params.num_experts > kNearExperts) scratch.owner[i] = params.placement.owner[i];
   }
   for (int rank = thread; rank <= params.ranks.num_ranks; rank += kExchangeThreads) {
     scratch.first_of_rank[rank] = params.placement.first_of_rank[rank];

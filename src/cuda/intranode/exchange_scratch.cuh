@@ -39,6 +39,59 @@ struct Shared {
 };
 inline constexpr unsigned long long kNoExpert = UINT64_MAX;
 
+/// A placement with at most so many experts is copied to the shared memory of every block that counts, beside the loads
+/// of ids: in global memory its tables are loads that wait for each other.
+inline constexpr int kNearExperts = 2048;
+
+/// Where the parts of a Scratch begin. Found by the host: on the GPU it took a tenth of the kernel's instructions.
+struct ScratchOffsets {
+  std::uint32_t part_sums = 0;
+  std::uint32_t totals = 0;
+  std::uint32_t by_owner = 0;
+  std::uint32_t owner = 0;
+  std::uint32_t first_of_rank = 0;
+  std::uint32_t rows_before = 0;
+  std::uint32_t group_first = 0;
+  std::uint32_t rank_rows = 0;
+  std::uint32_t from_rank = 0;
+  std::uint32_t to_rank = 0;
+  std::uint32_t headers = 0;
+  std::uint32_t ranges = 0;
+  std::uint32_t homes = 0;
+  std::uint32_t size_bytes = 0;
+
+  /// `num_logical`: experts with homes in tables, 0 where they are the homes that they have.
+  static constexpr ScratchOffsets of(int num_ranks, int num_experts, int num_logical) {
+    const auto columns = plan::CountColumns::of(num_ranks, num_experts);
+    const int most_items = columns.num_quads() < kExchangeThreads ? kExchangeThreads : columns.num_quads();
+    const auto ranks = static_cast<std::size_t>(num_ranks);
+    const auto experts = static_cast<std::size_t>(num_experts);
+    const bool near = num_logical > 0 && num_experts <= kNearExperts;
+    plan::Carver carver(nullptr);
+    const auto take = [&carver]<typename T>(T, std::size_t count) {
+      const auto offset = static_cast<std::uint32_t>(carver.used_bytes());
+      carver.take<T>(count);
+      return offset;
+    };
+    ScratchOffsets offsets;
+    offsets.part_sums = take(int4{}, static_cast<std::size_t>(most_items));
+    offsets.totals = take(int4{}, static_cast<std::size_t>(columns.num_quads()));
+    offsets.by_owner = take(std::int32_t{}, experts);
+    offsets.owner = take(std::int32_t{}, experts);
+    offsets.first_of_rank = take(std::int32_t{}, ranks + 1);
+    offsets.rows_before = take(std::int32_t{}, experts);
+    offsets.group_first = take(std::int64_t{}, experts + 1);
+    offsets.rank_rows = take(std::int64_t{}, ranks);
+    offsets.from_rank = take(std::int32_t{}, ranks);
+    offsets.to_rank = take(std::int32_t{}, ranks);
+    offsets.headers = take(CountsHeader{}, ranks);
+    offsets.ranges = take(plan::HomeRange{}, near ? static_cast<std::size_t>(num_logical) : 0);
+    offsets.homes = take(std::int32_t{}, near ? experts : 0);
+    offsets.size_bytes = static_cast<std::uint32_t>(carver.used_bytes());
+    return offsets;
+  }
+};
+
 /// What depends on the call. Where ranks do not agree the contents mean nothing.
 struct Scratch {
   int4* part_sums;              ///< [SumShares::num_items]
@@ -52,29 +105,23 @@ struct Scratch {
   std::int32_t* from_rank;      ///< [R] rows that come here from each
   std::int32_t* to_rank;        ///< [R] rows of this rank's tokens on each
   CountsHeader* headers;        ///< [R]
-  std::size_t size_bytes;
+  plan::HomeRange* ranges;      ///< of the placement, if it is near: [logical experts]
+  std::int32_t* homes;          ///< [E]
 
-  FERRY_HOST_DEVICE static Scratch at(std::byte* base, int num_ranks, int num_experts) {
-    const auto columns = plan::CountColumns::of(num_ranks, num_experts);
-    const int most_items = columns.num_quads() < kExchangeThreads ? kExchangeThreads : columns.num_quads();
-    const auto ranks = static_cast<std::size_t>(num_ranks);
-    const auto experts = static_cast<std::size_t>(num_experts);
-    plan::Carver carver(base);
-    Scratch scratch{};
-    scratch.part_sums = carver.take<int4>(static_cast<std::size_t>(most_items));
-    scratch.totals = carver.take<int4>(static_cast<std::size_t>(columns.num_quads()));
-    scratch.by_owner = carver.take<std::int32_t>(experts);
-    scratch.owner = carver.take<std::int32_t>(experts);
-    scratch.first_of_rank = carver.take<std::int32_t>(ranks + 1);
-    scratch.rows_before = carver.take<std::int32_t>(experts);
-    scratch.group_first = carver.take<std::int64_t>(experts + 1);
-    scratch.rank_rows = carver.take<std::int64_t>(ranks);
-    scratch.from_rank = carver.take<std::int32_t>(ranks);
-    scratch.to_rank = carver.take<std::int32_t>(ranks);
-    scratch.headers = carver.take<CountsHeader>(ranks);
-    scratch.size_bytes = carver.used_bytes();
-    return scratch;
-  }
+  __device__ Scratch(std::byte* base, const ScratchOffsets& offsets)
+      : part_sums(reinterpret_cast<int4*>(base + offsets.part_sums)),
+        totals(reinterpret_cast<int4*>(base + offsets.totals)),
+        by_owner(reinterpret_cast<std::int32_t*>(base + offsets.by_owner)),
+        owner(reinterpret_cast<std::int32_t*>(base + offsets.owner)),
+        first_of_rank(reinterpret_cast<std::int32_t*>(base + offsets.first_of_rank)),
+        rows_before(reinterpret_cast<std::int32_t*>(base + offsets.rows_before)),
+        group_first(reinterpret_cast<std::int64_t*>(base + offsets.group_first)),
+        rank_rows(reinterpret_cast<std::int64_t*>(base + offsets.rank_rows)),
+        from_rank(reinterpret_cast<std::int32_t*>(base + offsets.from_rank)),
+        to_rank(reinterpret_cast<std::int32_t*>(base + offsets.to_rank)),
+        headers(reinterpret_cast<CountsHeader*>(base + offsets.headers)),
+        ranges(reinterpret_cast<plan::HomeRange*>(base + offsets.ranges)),
+        homes(reinterpret_cast<std::int32_t*>(base + offsets.homes)) {}
 };
 
 }  // namespace ferry::cuda::device
