@@ -14,13 +14,15 @@
 #include "cuda/intranode/routing.hpp"
 #include "cuda/intranode/tuning.hpp"
 #include "cuda/memory/memory_checks.hpp"
+#include "node/pause_core.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
 namespace {
 
-/// Polls of the outcome before the host yields its core to other ranks of the machine.
-constexpr int kPollsBeforeYield = 2000;
+/// Polls of the outcome between two looks at everything else, where the host also offers its core to other ranks of the
+/// machine: some 10 us, so that neither the system nor CUDA is called all the time while a program runs ahead.
+constexpr int kPollsBetweenLooks = 256;
 
 /// Builds the Routing of one route on one rank. Methods in the order in which they are called.
 class RouteBuilder {
@@ -226,8 +228,9 @@ std::shared_ptr<CudaRouting> RouteBuilder::finish() {
 Status await_counts(Context& context, const Launch& launch, const HostResult& host) {
   const RelaxedCapture relaxed;
   CountsDeadline deadline(host, context.timeout_ns());
-  for (int polls = 0; host.state() == 0; ++polls) {
-    if (polls < kPollsBeforeYield) continue;
+  for (int polls = 1; host.state() == 0; ++polls) {
+    node::pause_core();
+    if (polls % kPollsBetweenLooks != 0) continue;
     if (Status status = context.check_lost(); !status.ok()) return status;
     if (const Result<bool> idle = is_idle(launch.stream); !idle.ok()) return context.fail(idle.status());
     // A peer that gave up will not come, whenever this rank's stream may come to the route.
