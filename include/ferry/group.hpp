@@ -129,7 +129,8 @@ class FERRY_API Buffer {
 struct MemoryUsage {
   std::size_t control_bytes = 0;  ///< flags, mailboxes, tickets
   std::size_t network_bytes = 0;  ///< rings to other nodes and call headers; 0 with one node
-  /// Copies of rows that peers cannot reach in place, route's tables, and on CUDA GroupOptions::latency_bytes.
+  /// Copies of rows that peers cannot reach in place, route's tables, and on CUDA GroupOptions::latency_bytes. On CUDA
+  /// copies for which there was no room in what earlier calls left take an eighth more, as long as there is memory.
   std::size_t staging_bytes = 0;
   std::size_t allocated_bytes = 0;  ///< by `allocate`, rounded up to pages
   std::size_t total_bytes() const { return control_bytes + network_bytes + staging_bytes + allocated_bytes; }
@@ -409,9 +410,10 @@ class FERRY_API Group {
 /// Symmetric memory that one rank of a group holds when it has routed (at least twice), dispatched and combined such a
 /// batch: control pages, the network's, staging, and where `symmetric` three payload buffers (x of dispatch, its
 /// output, combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then, on a CUDA
-/// group when the stream has been waited for and one placement of experts is used; on a CUDA group of several nodes it
-/// is at least that, for any routing that hosts make or latency mode does. On a CPU group calls of latency mode hold
-/// what those three do with layout kSlab and without `weights`; on a CUDA group of one node they hold
+/// group when the stream has been waited for, one placement of experts is used and all batches are alike (an arena of
+/// that size is also enough for batches that are smaller, and for their staging to grow); on a CUDA group of several
+/// nodes it is at least that, for any routing that hosts make or latency mode does. On a CPU group calls of latency
+/// mode hold what those three do with layout kSlab and without `weights`; on a CUDA group of one node they hold
 /// GroupOptions::latency_bytes, and all hold the tables of their Routings: both are counted.
 /// @errors kInvalidArgument: a negative or absurd number, or numbers that contradict each other
 ///         kUnsupported: this build has no such backend, or it has no groups of that many nodes

@@ -154,5 +154,52 @@ TEST_F(HostCalls, CallsOfOtherStreamsWaitForEarlierOnes) {
   }
 }
 
+/// Rows that dispatch quantises are staged. Batches of a program differ by some tokens, and growing takes long.
+TEST_F(HostCalls, StagingThatHasGrownHasRoomToSpareWhileThereIsMemory) {
+  constexpr int kMostTokens = 68;
+  constexpr int kManyChannels = 4096;
+  constexpr std::size_t kPageBytes = 4096;
+  const std::vector<std::uint16_t> tokens(static_cast<std::size_t>(kMostTokens) * kManyChannels);
+  const std::vector<std::int64_t> ids(kMostTokens);
+  std::vector<std::uint8_t> rows(tokens.size());
+  std::vector<float> scales(static_cast<std::size_t>(kMostTokens) * kManyChannels / 128);
+  const auto route = [&](int num_tokens) {
+    RouteOptions options;
+    options.num_experts = kNumExperts;
+    options.max_recv_rows = num_tokens;
+    return group_->route({ConstTensorView(ids.data(), DType::kInt64, {num_tokens, 1})}, options, stream_).value();
+  };
+  const Routing few = route(32);
+  const Routing many = route(64);
+  const Routing some_more = route(66);
+  const Routing most = route(kMostTokens);
+  const auto staged = [&](const Routing& routing) {
+    const std::int64_t num_tokens = routing.num_tokens();
+    DispatchInput in;
+    in.x = ConstTensorView(tokens.data(), DType::kBfloat16, {num_tokens, kManyChannels});
+    DispatchOutput out;
+    out.x = TensorView(rows.data(), DType::kFloat8E4M3, {num_tokens, kManyChannels});
+    out.scales = TensorView(scales.data(), DType::kFloat32, {num_tokens, kManyChannels / 128});
+    DispatchOptions options;
+    options.quantize = Quantization::kFp8;
+    EXPECT_TRUE(group_->dispatch(routing, in, out, stream_, options).ok());
+    return group_->memory_usage().staging_bytes;
+  };
+  const std::size_t first = staged(few);
+  const std::size_t grown = staged(many);
+  EXPECT_GT(grown, first);
+  EXPECT_EQ(staged(some_more), grown);
+
+  std::vector<Buffer> rest;
+  for (Result<Buffer> page = group_->allocate(kPageBytes); page.ok(); page = group_->allocate(kPageBytes)) {
+    rest.push_back(std::move(page).value());
+  }
+  const std::size_t without_spare = group_->memory_usage().staging_bytes;
+  EXPECT_LT(without_spare, grown);
+  EXPECT_EQ(staged(some_more), without_spare);  // what calls have used stays theirs
+  rest.clear();
+  EXPECT_GT(staged(most), without_spare);  // beyond what is left of it
+}
+
 }  // namespace
 }  // namespace ferry::test

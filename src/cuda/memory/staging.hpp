@@ -28,19 +28,22 @@ class Staging {
   }
 
  private:
+  static constexpr std::size_t kSpareShare = 8;
+
   struct Block {
     std::shared_ptr<std::byte> data;
-    std::size_t size_bytes = 0;
     bool captured = false;
   };
 
   Result<std::byte*> ensure(Block& block, std::size_t bytes, bool captured) {
-    if (bytes > block.size_bytes || block.data == nullptr) {
+    if (block.data == nullptr || !memory_->use(block.data, bytes)) {
+      // The first calls of a program may be all it makes: those take what they need.
+      const std::size_t spare_bytes = block.data != nullptr ? bytes / kSpareShare : 0;
       if (block.captured) kept_.push_back(std::move(block.data));
       block = {};  // before the new one is taken: the arena may not have room for both
-      Result<std::shared_ptr<std::byte>> data = memory_->take(bytes);
+      Result<std::shared_ptr<std::byte>> data = memory_->take_with_spare(bytes, spare_bytes);
       if (!data.ok()) return data.status();
-      block = {std::move(*data), bytes, false};
+      block.data = std::move(*data);
     }
     block.captured = block.captured || captured;
     return block.data.get();

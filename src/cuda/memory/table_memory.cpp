@@ -50,6 +50,7 @@ Result<std::byte*> TableMemory::take_block(std::size_t bytes, bool again) {
       const std::lock_guard lock(mutex_);
       reap();
     }
+    give_back_spare();
     data = arena_->take(bytes);
   }
   return data;
@@ -62,7 +63,25 @@ Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes, bool aga
     const std::lock_guard lock(mutex_);
     held_bytes_ += node::round_up_to_page(bytes);
   }
-  return std::shared_ptr<std::byte>(*data, Bury{shared_from_this(), bytes});
+  return std::shared_ptr<std::byte>(*data, Bury{shared_from_this(), bytes, bytes});
+}
+
+Result<std::shared_ptr<std::byte>> TableMemory::take_with_spare(std::size_t bytes, std::size_t spare_bytes) {
+  Result<std::shared_ptr<std::byte>> block = take(bytes + spare_bytes);
+  if (!block.ok()) return block.status().code() == ErrorCode::kCapacity ? take(bytes) : std::move(block);
+  const std::lock_guard lock(mutex_);
+  owner_of(*block).used_bytes = bytes;
+  std::erase_if(with_spare_, [](const auto& other) { return other.expired(); });
+  with_spare_.push_back(*block);
+  return block;
+}
+
+bool TableMemory::use(const std::shared_ptr<std::byte>& block, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Bury& owner = owner_of(block);
+  if (bytes > owner.bytes) return false;
+  owner.used_bytes = std::max(owner.used_bytes, bytes);
+  return true;
 }
 
 std::byte* TableMemory::take_kept(std::size_t bytes) {
@@ -93,14 +112,30 @@ Result<std::shared_ptr<std::byte>> TableMemory::take_for_calls(std::size_t bytes
 }
 
 void TableMemory::shrink(const std::shared_ptr<std::byte>& block, std::size_t bytes) {
-  Bury& owner = *std::get_deleter<Bury>(block);
+  const std::lock_guard lock(mutex_);
+  cut(block.get(), owner_of(block), bytes);
+}
+
+void TableMemory::cut(std::byte* data, Bury& owner, std::size_t bytes) {
   const std::size_t held = node::round_up_to_page(owner.bytes);
   const std::size_t kept = node::round_up_to_page(bytes);
   owner.bytes = bytes;
+  owner.used_bytes = std::min(owner.used_bytes, bytes);
   if (kept == held) return;
-  arena_->give(block.get() + kept, held - kept);
-  const std::lock_guard lock(mutex_);
+  arena_->give(data + kept, held - kept);
   held_bytes_ -= held - kept;
+}
+
+void TableMemory::give_back_spare() {
+  std::vector<std::shared_ptr<std::byte>> blocks;  // the last owner of one must not let go of it under the lock
+  const std::lock_guard lock(mutex_);
+  for (const std::weak_ptr<std::byte>& block : with_spare_) {
+    blocks.push_back(block.lock());
+    if (blocks.back() == nullptr) continue;
+    Bury& owner = owner_of(blocks.back());
+    if (owner.used_bytes < owner.bytes) cut(blocks.back().get(), owner, owner.used_bytes);
+  }
+  with_spare_.clear();
 }
 
 Result<Buffer> TableMemory::allocate(std::size_t bytes) {

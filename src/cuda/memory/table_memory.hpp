@@ -40,6 +40,11 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   Result<std::shared_ptr<std::byte>> take_for_calls(std::size_t bytes);
   /// Makes a block of `take` shorter. What is cut off must be in no call's use.
   void shrink(const std::shared_ptr<std::byte>& block, std::size_t bytes);
+  /// As take, of a block with spare bytes behind, where there is memory for them. They are given back when memory is
+  /// short, unless `use` has made them part of the block.
+  Result<std::shared_ptr<std::byte>> take_with_spare(std::size_t bytes, std::size_t spare_bytes);
+  /// Whether a block has room for so many bytes, which stay with it from now on.
+  bool use(const std::shared_ptr<std::byte>& block, std::size_t bytes);
   /// A block for the program, zeroed; the Buffer keeps this object alive.
   /// @errors those of DeviceArena::take; kCuda
   Result<Buffer> allocate(std::size_t bytes);
@@ -61,7 +66,8 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   /// The deleter of a block.
   struct Bury {
     std::shared_ptr<TableMemory> memory;
-    std::size_t bytes = 0;
+    std::size_t bytes = 0;       // guarded by mutex_
+    std::size_t used_bytes = 0;  // guarded by mutex_; without what is spare
     void operator()(std::byte* block) const { memory->bury(block, bytes); }
   };
 
@@ -76,6 +82,10 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
     std::size_t bytes = 0;
   };
 
+  static Bury& owner_of(const std::shared_ptr<std::byte>& block) { return *std::get_deleter<Bury>(block); }
+  /// Cuts a block off behind `bytes`. Under the lock.
+  void cut(std::byte* data, Bury& owner, std::size_t bytes);
+  void give_back_spare();
   /// From the arena, once what rests has been given back as far as it can be.
   Result<std::byte*> take_block(std::size_t bytes, bool again);
   void bury(std::byte* data, std::size_t bytes);
@@ -105,11 +115,12 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   /// What rests until an earlier call is finished, whose event is not recorded again before. A program that is always
   /// ahead of its GPU would never find its last call finished, and take new memory for every call. Guarded by mutex_.
   std::vector<std::function<void()>> resting_earlier_;
-  std::size_t earlier_ = 0;            // guarded by mutex_; the event of that call
-  std::size_t look_at_ = kMostUnseen;  // guarded by mutex_; as many rest when the next call looks
-  std::vector<Kept> kept_;             // guarded by mutex_
-  std::size_t held_bytes_ = 0;         // guarded by mutex_
-  bool closed_ = false;                // guarded by mutex_
+  std::size_t earlier_ = 0;                           // guarded by mutex_; the event of that call
+  std::size_t look_at_ = kMostUnseen;                 // guarded by mutex_; as many rest when the next call looks
+  std::vector<Kept> kept_;                            // guarded by mutex_
+  std::vector<std::weak_ptr<std::byte>> with_spare_;  // guarded by mutex_
+  std::size_t held_bytes_ = 0;                        // guarded by mutex_
+  bool closed_ = false;                               // guarded by mutex_
 };
 
 }  // namespace ferry::cuda
