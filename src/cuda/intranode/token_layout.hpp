@@ -14,8 +14,12 @@ namespace ferry::cuda {
 /// Counts on `device` (-1: the current one), in stream order; all pointers are memory of that GPU.
 Status count_layout(const plan::TokenLayoutParams& params, int device, Stream stream);
 
-/// With one block the counts are stored, with more they are cleared first and added up.
-cudaError_t launch_layout(const plan::TokenLayoutParams& layout, std::int64_t num_blocks, cudaStream_t stream);
+/// How many blocks count. One stores its counts; more add theirs to counts that a kernel before them clears.
+struct LayoutBlocks {
+  std::int64_t num_blocks = 1;
+  bool overlap = false;  ///< they begin beside that kernel; for GPUs that can (LaunchShape::overlaps)
+};
+cudaError_t launch_layout(const plan::TokenLayoutParams& layout, const LayoutBlocks& blocks, cudaStream_t stream);
 
 }  // namespace ferry::cuda
 
