@@ -18,15 +18,49 @@ __device__ inline int4 add_quads(const int4& a, const int4& b) {
   return make_int4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+/// What a thread needs first of all to count. Loaded along with what the call starts with: each may go to memory.
+struct FirstLoads {
+  LoadedId id;         ///< of the block's first part
+  std::int32_t owner;  ///< of the expert with the thread's number, if the placement is near
+};
+
+/// Tokens of one part of them, and how far apart those are that a warp looks at.
+struct PartTokens {
+  std::int64_t first;  ///< of this warp
+  std::int64_t end;
+  int per_warp;
+
+  __device__ PartTokens(const RouteParams& params, int block)
+      : per_warp(kWarpLanes / lanes_per_token(params.num_topk)) {
+    const std::int64_t begin = static_cast<std::int64_t>(block) * params.tokens_per_block;
+    const std::int64_t behind = begin + params.tokens_per_block;
+    first = begin + warp_idx() * per_warp;
+    end = behind < params.num_tokens ? behind : params.num_tokens;
+  }
+};
+
+__device__ inline LoadedId load_first_id(const RouteParams& params, int block) {
+  if (block >= params.num_blocks) return {};
+  const PartTokens tokens(params, block);
+  return load_lane_id(params, tokens.first, tokens.end);
+}
+
+__device__ inline FirstLoads load_first(const RouteParams& params) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool has_owner = params.num_experts <= kNearExperts && thread < params.num_experts;
+  return {load_first_id(params, static_cast<int>(blockIdx.x)), has_owner ? params.placement.owner[thread] : 0};
+}
+
 /// Copies the placement's tables that counting reads to shared memory, and returns where they are. All threads; a
 /// barrier follows.
-__device__ inline PlacementTables load_near_placement(const RouteParams& params, const Scratch& scratch) {
+__device__ inline PlacementTables load_near_placement(const RouteParams& params, const FirstLoads& loads,
+                                                      const Scratch& scratch) {
   PlacementTables near = params.placement;
   if (params.num_experts > kNearExperts) return near;
   const int thread = static_cast<int>(threadIdx.x);
   const bool has_homes = near.homes.ranges != nullptr;
   for (int i = thread; i < params.num_experts; i += kExchangeThreads) {
-    scratch.owner[i] = near.owner[i];
+    scratch.owner[i] = i == thread ? loads.owner : near.owner[i];
     if (has_homes) scratch.homes[i] = near.homes.homes[i];
     if (has_homes && i < near.homes.num_logical) scratch.ranges[i] = near.homes.ranges[i];
   }
@@ -38,9 +72,9 @@ __device__ inline PlacementTables load_near_placement(const RouteParams& params,
   return near;
 }
 
-/// Counts the tokens of one part of them. All threads of a block of threads.
+/// Counts the tokens of one part of them, the first ids of which are loaded. All threads of a block of threads.
 __device__ inline void count_part(const RouteParams& params, const PlacementTables& placement, int block,
-                                  const Scratch& scratch, Shared& shared) {
+                                  LoadedId loaded, const Scratch& scratch, Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   const auto columns = plan::CountColumns::of(params.ranks.num_ranks, params.num_experts);
   auto* counts = reinterpret_cast<std::int32_t*>(scratch.totals);
@@ -49,16 +83,12 @@ __device__ inline void count_part(const RouteParams& params, const PlacementTabl
     shared.bad_entry = kNoEntry;
     shared.repeats = 0;
   }
-  const std::int64_t begin = static_cast<std::int64_t>(block) * params.tokens_per_block;
-  const std::int64_t behind = begin + params.tokens_per_block;
-  const std::int64_t end = behind < params.num_tokens ? behind : params.num_tokens;
-  const int step = kWarpLanes / lanes_per_token(params.num_topk);
-  std::int64_t token = begin + warp_idx() * step;
-  LoadedId loaded = load_lane_id(params, token, end);  // on its way across the barrier
   __syncthreads();
-  for (; token < end; token += step * kExchangeWarps) {
+  const PartTokens tokens(params, block);
+  const int step = tokens.per_warp * kExchangeWarps;
+  for (std::int64_t token = tokens.first; token < tokens.end; token += step) {
     const Entry entry = entry_of(params, placement, loaded);
-    loaded = load_lane_id(params, token + step * kExchangeWarps, end);
+    loaded = load_lane_id(params, token + step, tokens.end);
     if (entry.first_of_rank) atomicAdd(&counts[entry.owner], 1);
     if (entry.first_of_expert) atomicAdd(&counts[columns.first_expert + entry.expert], 1);
     if (entry.expert >= 0 && !entry.first_of_expert) shared.repeats = 1;  // all write the same
@@ -76,10 +106,14 @@ __device__ inline void count_part(const RouteParams& params, const PlacementTabl
 }
 
 /// Counts this block's parts of the tokens. True in the one block that finds the counts of all parts in memory.
-__device__ inline bool count_tokens(const RouteParams& params, const Scratch& scratch, Shared& shared) {
-  const PlacementTables placement = load_near_placement(params, scratch);
+__device__ inline bool count_tokens(const RouteParams& params, const FirstLoads& loads, const Scratch& scratch,
+                                    Shared& shared) {
+  const PlacementTables placement = load_near_placement(params, loads, scratch);
+  LoadedId loaded = loads.id;
   for (int block = static_cast<int>(blockIdx.x); block < params.num_blocks; block += static_cast<int>(gridDim.x)) {
-    count_part(params, placement, block, scratch, shared);
+    const LoadedId next = load_first_id(params, block + static_cast<int>(gridDim.x));
+    count_part(params, placement, block, loaded, scratch, shared);
+    loaded = next;
   }
   if (threadIdx.x == 0) {
     LocalState& local = *params.ranks.control.local;

@@ -47,16 +47,20 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   const RouteParams& params = exchange.route;
   const RankParams& ranks = params.ranks;
   const auto thread = static_cast<int>(threadIdx.x);
-  const std::uint64_t epoch = current_epoch(ranks);
-  if (is_broken(ranks)) {
+  const bool counted = params.agreement != 0;
+  std::byte* const base = thread < ranks.num_ranks ? ranks.peer_bases[thread] : nullptr;
+  FirstLoads loads{};
+  if (counted) loads = load_first(params);
+  const CallStart start = start_call(ranks, nullptr);
+  const std::uint64_t epoch = start.epoch;
+  if (start.broken) {
     if (blockIdx.x == 0 && thread == 0) report_started(params);
     return;
   }
   const Scratch scratch(memory, exchange.scratch);
-  if (thread < ranks.num_ranks) shared.bases[thread] = ranks.peer_bases[thread];
-  const bool counted = params.agreement != 0;
+  if (thread < ranks.num_ranks) shared.bases[thread] = base;
   if (counted) {
-    if (!count_tokens(params, scratch, shared)) return;
+    if (!count_tokens(params, loads, scratch, shared)) return;
     sum_blocks(params, scratch, shared);
   }
   publish_counts(params, scratch, shared, epoch);

@@ -146,17 +146,22 @@ __device__ void count_runs(const RouteParams& params, int block, std::int32_t* n
   }
 }
 
-/// Turns the counts of count_runs into positions before each warp.
-__device__ void fill_next(const RouteParams& params, int block, std::int32_t* next) {
+/// The first position of a run in counting block `block`.
+__device__ std::int32_t run_base(const RouteParams& params, int block, int run) {
   const int num_ranks = params.ranks.num_ranks;
-  const int num_runs = num_runs_of(params);
-  __syncthreads();
   const auto columns = plan::CountColumns::of(num_ranks, params.num_experts);
   const std::int32_t* const before = params.tables.block_counts + static_cast<std::int64_t>(block) * columns.size;
+  const int expert = run - num_ranks;
+  return run < num_ranks ? params.tables.rank_base[run] + before[run]
+                         : params.tables.expert_base[expert] + before[columns.first_expert + expert];
+}
+
+/// Turns the counts of count_runs into positions before each warp. `first_base`: of the run with the thread's number.
+__device__ void fill_next(const RouteParams& params, int block, std::int32_t first_base, std::int32_t* next) {
+  const int num_runs = num_runs_of(params);
+  __syncthreads();
   for (int run = static_cast<int>(threadIdx.x); run < num_runs; run += kPlaceThreads) {
-    const int expert = run - num_ranks;
-    std::int32_t base = run < num_ranks ? params.tables.rank_base[run] + before[run]
-                                        : params.tables.expert_base[expert] + before[columns.first_expert + expert];
+    std::int32_t base = run < kPlaceThreads ? first_base : run_base(params, block, run);
     for (int warp = 0; warp < kPlaceWarps; ++warp) {
       const std::int32_t count = next[warp * num_runs + run];
       next[warp * num_runs + run] = base;
@@ -166,17 +171,39 @@ __device__ void fill_next(const RouteParams& params, int block, std::int32_t* ne
   __syncthreads();
 }
 
+/// What a thread needs first of what the exchange has written. Loaded along with what the call starts with: each may go
+/// to memory. Nothing yet if the route turned out bad.
+struct FirstLoads {
+  std::int64_t own_source;  ///< offset of this rank's source table
+  std::int64_t source;      ///< of that of the rank with the thread's number
+  std::byte* base;          ///< memory of that rank
+  std::int32_t run_base;    ///< in the first block: of the run with the thread's number
+};
+
+__device__ FirstLoads load_first(const RouteParams& params) {
+  const RankParams& ranks = params.ranks;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto block = static_cast<int>(blockIdx.x);
+  FirstLoads loads{};
+  loads.own_source = params.tables.source_offsets[ranks.rank];
+  if (thread < ranks.num_ranks) {
+    loads.source = params.tables.source_offsets[thread];
+    loads.base = ranks.peer_bases[thread];
+  }
+  if (block < params.num_blocks && thread < num_runs_of(params)) loads.run_base = run_base(params, block, thread);
+  return loads;
+}
+
 /// Finds every rank's source table, in `sources` [R] (shared memory); false when the group broke. All threads of a
 /// block.
-__device__ bool find_sources(const RankParams& ranks, const std::int64_t* offsets, std::uint64_t epoch,
-                             int2** sources) {
+__device__ bool find_sources(const RankParams& ranks, const FirstLoads& loads, std::uint64_t epoch, int2** sources) {
   bool here = true;
   if (const int rank = static_cast<int>(threadIdx.x); rank < ranks.num_ranks) {
-    std::int64_t offset = offsets[rank];
+    std::int64_t offset = loads.source;
     if (offset == kAnnouncedLater) {
       here = wait_entry_field(ranks, rank, epoch, offsetof(EntryMessage, tables_offset), offset);
     }
-    sources[rank] = reinterpret_cast<int2*>(ranks.peer_bases[rank] + offset);
+    sources[rank] = reinterpret_cast<int2*>(loads.base + offset);
   }
   return __syncthreads_and(here ? 1 : 0) != 0;
 }
@@ -221,20 +248,28 @@ __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_const
   const auto first_block = static_cast<int>(blockIdx.x);
   if (first_block < route.num_blocks) count_runs(route, first_block, next);
   await_kernel_before();
-  const std::uint64_t epoch = current_epoch(ranks);
-  if (is_broken(ranks)) return;
-  if (route.tables.summary->valid == 0) {
+  const FirstLoads loads = load_first(route);
+  const CallStart start = start_call(ranks, route.tables.summary);
+  const std::uint64_t epoch = start.epoch;
+  if (start.broken) return;
+  if (!start.routed) {
     mark_gaps(params, false, next);
     return;
   }
   // The host launches this step again, with a larger table.
-  if (!params.announces && route.tables.source_offsets[ranks.rank] == kAnnouncedLater) return;
+  if (!params.announces && loads.own_source == kAnnouncedLater) return;
   if (params.announces && blockIdx.x == 0 && warp_idx() == 0) post_entry(ranks, params.entry, epoch);
-  if (!find_sources(ranks, route.tables.source_offsets, epoch, shared.sources)) return;
+  if (!find_sources(ranks, loads, epoch, shared.sources)) return;
   const int num_runs = num_runs_of(route);
   for (int block = first_block; block < route.num_blocks; block += static_cast<int>(gridDim.x)) {
-    if (block != first_block) count_runs(route, block, next);
-    fill_next(route, block, next);
+    std::int32_t first_base = loads.run_base;
+    if (block != first_block) {
+      count_runs(route, block, next);
+      if (static_cast<int>(threadIdx.x) < num_runs) {
+        first_base = run_base(route, block, static_cast<int>(threadIdx.x));
+      }
+    }
+    fill_next(route, block, first_base, next);
     const TokenRange range = tokens_of_warp(route, block);
     const int step = kWarpLanes / lanes_per_token(route.num_topk);
     for (std::int64_t token = range.begin; token < range.end; token += step) {
