@@ -249,9 +249,9 @@ class FERRY_API Group {
   /// [R] nanoseconds for which calls of this rank have waited so far without a part of each rank: what a rank costs
   /// the others shows in their numbers for it. Waits that end within microseconds are not counted. A wait for several
   /// ranks counts for each that is missing; over several nodes a rank may stand for others, which it waits for itself.
-  /// CUDA: kernels of route, dispatch and combine count how long a rank of the node is missing at their beginning and
-  /// at their end, once the wait is over; waits for rows on their way, for other nodes, and latency mode on one node
-  /// are not counted. Nor is, on CPUs, latency mode of groups that go on without lost ranks.
+  /// CUDA: kernels count how long a rank of the node is missing when route, dispatch and combine begin and end, once
+  /// that is over, and of longer waits for rows, for rail peers of other nodes and in latency mode what has gone by at
+  /// each 64th poll (40 us and more). However many threads wait for a rank at once, its time counts once.
   /// @sync   reads memory of the host; never waits for the GPU
   std::vector<std::int64_t> wait_times_ns() const;
 

@@ -109,10 +109,17 @@ std::vector<std::int64_t> CudaBackend::wait_times_ns() const {
   const Parts& parts = context_.parts();
   std::vector<std::int64_t> times_ns = parts.sync->wait_times_ns();
   const Topology& topology = parts.sync->topology();
+  const WaitTimes& waits = parts.report->waits;
+  const auto read = [](const std::uint64_t* word) {
+    return static_cast<std::int64_t>(__atomic_load_n(word, __ATOMIC_RELAXED));
+  };
   const int first_rank = topology.node_of(topology.rank) * topology.ranks_per_node;
   for (int idx = 0; idx < topology.ranks_per_node; ++idx) {
-    times_ns[to_size(first_rank + idx)] +=
-        static_cast<std::int64_t>(__atomic_load_n(parts.report->waits.ns + idx, __ATOMIC_RELAXED));
+    times_ns[to_size(first_rank + idx)] += read(waits.ns + idx) + read(waits.steps_ns + idx);
+  }
+  for (int node = 0; node < topology.num_nodes(); ++node) {
+    if (node == topology.node_of(topology.rank)) continue;
+    times_ns[to_size(parts.sync->rails().rank_of(node))] += read(waits.rails_ns + node);
   }
   return times_ns;
 }

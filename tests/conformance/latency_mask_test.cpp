@@ -109,8 +109,12 @@ TEST_P(LatencyMask, ARankThatStopsCalling) {
     check(context, group, prepared[0]);
     expect_masked(context, group, {});
     if (context.rank() == kVictim) return;
+    const std::vector<std::int64_t> before = group.wait_times_ns();
     check(context, group, prepared[1]);
     expect_masked(context, group, {kVictim});
+    const std::int64_t waited_ns = group.wait_times_ns()[kVictim] - before[kVictim];
+    context.expect(waited_ns >= masking_options(context).mask_timeout_ns / 2,
+                   fmt::format("{} ns for a rank that was waited for until it was masked", waited_ns));
     check(context, group, prepared[1]);
   });
 }

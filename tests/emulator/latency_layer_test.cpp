@@ -178,5 +178,53 @@ TEST(EmulatedLatencyLayer, CombineOfARefusedDispatchIsRefusedWhoeverKnows) {
   }
 }
 
+/// However many threads wait: time counts once.
+TEST(EmulatedLatencyLayer, ARankThatIsLateShowsInTheWaitsOfTheOthers) {
+  constexpr int kNumRanks = 3;
+  constexpr int kLate = 1;
+  constexpr int kCalls = 2;
+  // Two steps of the machine's clock: threads look at it in between.
+  constexpr std::uint64_t kLateNs = 20'000'000'000;
+  std::mt19937_64 random(35);
+  LatencyRanks ranks({.num_ranks = kNumRanks, .latency_bytes = kLatencyBytes, .seed = random()});
+  std::vector<std::unique_ptr<Layer>> layers;
+  const auto add_layer = [&] {
+    const test::WorldSpec world{.num_ranks = kNumRanks,
+                                .num_topk = 4,
+                                .num_experts = 12,
+                                .max_tokens = 6,
+                                .layout = Layout::kSlab,
+                                .seed = random()};
+    layers.push_back(std::make_unique<Layer>(ranks, world, LatencyDispatchSpec{.seed = random()},
+                                             LatencyCombineSpec{.seed = random()}));
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      layers.back()->dispatch.run(rank);
+      layers.back()->combine.run(rank);
+    }
+    EXPECT_EQ(ranks.machine().run(), "");
+  };
+  const auto wait_ns = [&ranks](int rank, int other) { return ranks.report(rank).waits.steps_ns[other]; };
+  add_layer();
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    for (int other = 0; other < kNumRanks; ++other) EXPECT_EQ(wait_ns(rank, other), 0U) << rank << " for " << other;
+  }
+  for (std::uint64_t calls = 1; calls <= kCalls; ++calls) {
+    ranks.delay(kLate, kLateNs);
+    add_layer();
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      for (int other = 0; other < kNumRanks; ++other) {
+        SCOPED_TRACE(std::to_string(rank) + " for " + std::to_string(other));
+        if (rank == kLate || other == rank) {
+          EXPECT_EQ(wait_ns(rank, other), 0U);
+        } else if (other == kLate) {
+          EXPECT_GE(wait_ns(rank, other), calls * kLateNs / 2);
+          EXPECT_LE(wait_ns(rank, other), calls * kLateNs);
+        }
+      }
+    }
+  }
+  expect_all_right(ranks, layers);
+}
+
 }  // namespace
 }  // namespace ferry::emulator

@@ -374,5 +374,23 @@ TEST_F(EmulatedLatencyMask, ARankThatWaitsIsNotMaskedForThat) {
   }
 }
 
+/// That it is waited for, not masked.
+TEST_F(EmulatedLatencyMask, ARankThatIsLateShowsInTheWaitsOfTheOthers) {
+  constexpr int kLate = 1;
+  // Two steps of the machine's clock: threads look at it in between.
+  constexpr std::uint64_t kLateNs = 20'000'000'000;
+  const auto ranks = make_ranks();
+  const auto layer = make_layer(*ranks, {});
+  ranks->delay(kLate, kLateNs);
+  for (int rank = 0; rank < kNumRanks; ++rank) layer->call(rank);
+  ASSERT_EQ(ranks->machine().run(), "");
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    layer->expect_right(rank);
+    const std::uint64_t waited_ns = ranks->report(rank).waits.steps_ns[kLate];
+    EXPECT_LE(waited_ns, rank == kLate ? 0 : kLateNs) << rank;
+    EXPECT_GE(waited_ns, rank == kLate ? 0 : kLateNs / 2) << rank;
+  }
+}
+
 }  // namespace
 }  // namespace ferry::emulator

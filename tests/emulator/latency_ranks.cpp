@@ -95,6 +95,13 @@ void LatencyRanks::query_mask(int rank, std::int32_t* out) {
   cuda::launch_mask_query({mask(rank), options_.num_ranks, out}, stream(rank));
 }
 
+void LatencyRanks::delay(int rank, std::uint64_t time_ns) {
+  machine_.launch(stream(rank), {}, [time_ns] {
+    const std::uint64_t start_ns = now_ns();
+    while (now_ns() - start_ns < time_ns) poll();
+  });
+}
+
 void LatencyRanks::refuse(const cuda::LatencyRefusalParams& params) {
   const int rank = params.call.ranks.rank;
   if (masks()) {

@@ -65,6 +65,8 @@ class LatencyRanks {
   /// Queue, on the rank's stream: mask other ranks, or not any more. `out` [R] becomes who is masked.
   void update_mask(int rank, const std::vector<int>& others, bool masked);
   void query_mask(int rank, std::int32_t* out);
+  /// Queues, on the rank's stream, what lasts so long by the machine's clock, which goes on while nothing else moves.
+  void delay(int rank, std::uint64_t time_ns);
   /// Queues a refusal.
   void refuse(const cuda::LatencyRefusalParams& params);
   /// As if `source` had sent `rank` this header, and nothing else, of call `number` in `set`.

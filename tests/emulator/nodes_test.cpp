@@ -436,15 +436,20 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
   EXPECT_EQ(group.ranks().report(3).lost.peer, 0);
 }
 
-/// The clock stands still but for the delay.
-TEST(NodesLate, ARankShowsInTheWaitsOfItsNode) {
-  constexpr std::uint64_t kLateNs = 10'000'000'000;
+/// The clock stands still but for the delay, two of its steps: kernels look at it in between.
+TEST(NodesLate, ARankShowsInTheWaitsOfItsNodeAndItsRail) {
+  constexpr std::uint64_t kLateNs = 20'000'000'000;
   for (const int late : {0, 3}) {
     Group group({.ranks_per_node = 2, .weighted = true});
     ASSERT_EQ((group.dispatch(), group.combine(), group.ranks().run()), "");
     const auto wait_ns = [&group](int rank, int other) { return group.ranks().report(rank).waits.ns[other % 2]; };
-    for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(wait_ns(rank, 0) + wait_ns(rank, 1), 0U) << rank;
+    const auto rail_wait_ns = [&group](int rank, int node) { return group.ranks().report(rank).waits.rails_ns[node]; };
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ(wait_ns(rank, 0) + wait_ns(rank, 1), 0U) << rank;
+      EXPECT_EQ(rail_wait_ns(rank, 0) + rail_wait_ns(rank, 1), 0U) << rank;
+    }
     const int neighbour = late ^ 1;
+    const int rail_peer = (late + 2) % 4;
     for (std::uint64_t calls = 1; calls <= 2; ++calls) {
       group.ranks().delay(late, kLateNs);
       const Group::Dispatched call = group.dispatch();
@@ -455,6 +460,9 @@ TEST(NodesLate, ARankShowsInTheWaitsOfItsNode) {
       EXPECT_EQ(wait_ns(neighbour, neighbour), 0U);
       EXPECT_EQ(wait_ns(late, late), 0U);
       EXPECT_EQ(wait_ns(late, neighbour), 0U);
+      EXPECT_GE(rail_wait_ns(rail_peer, late / 2), calls * kLateNs / 2);
+      EXPECT_LE(rail_wait_ns(rail_peer, late / 2), calls * kLateNs);
+      EXPECT_EQ(rail_wait_ns(rail_peer, rail_peer / 2), 0U);
     }
   }
 }

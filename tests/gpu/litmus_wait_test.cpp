@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -119,6 +120,33 @@ TEST_F(LitmusWait, AFlagThatIsThereIsNotWaitedFor) {
     EXPECT_EQ(outcome.held, 1U);
     EXPECT_LE(outcome.elapsed_ns, kAtOnceNs);
   }
+  expect_nothing_told();
+}
+
+/// However many wait for it: time counts once.
+TEST_F(LitmusWait, RowsThatAreLateAreCountedOnce) {
+  constexpr int kNumWaits = 64;
+  constexpr int kLate = 2;
+  const PlannedWait planned = {.awaited = Awaited::kRows, .peer = kLate, .epoch = 7, .expected = 4};
+  const std::vector<PlannedWait> own = {{.awaited = Awaited::kRows, .peer = 0, .epoch = 7, .expected = 0}};
+  std::vector<PlannedWait> waits(kNumWaits, planned);
+  waits.insert(waits.end(), own.begin(), own.end());
+  std::uint64_t longest_ns = 0;
+  const auto come = [&] {
+    const auto start = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - start < kTimeout / 2) {
+    }
+    ranks_->set_progress(0, kLate, word_of(7, 4));
+  };
+  for (const WaitOutcome& outcome : wait(*ranks_, waits, come)) {
+    EXPECT_EQ(outcome.held, 1U);
+    longest_ns = std::max(longest_ns, outcome.elapsed_ns);
+  }
+  const cuda::WaitTimes& counted = ranks_->report(0).waits;
+  EXPECT_GE(counted.steps_ns[kLate], kTimeoutNs / 4);
+  // Waits do not begin at exactly the same time.
+  EXPECT_LE(counted.steps_ns[kLate], longest_ns + kAtOnceNs);
+  for (const int other : {0, 1, 3}) EXPECT_EQ(counted.steps_ns[other], 0U) << other;
   expect_nothing_told();
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <optional>
 #include <random>
 
@@ -78,6 +79,44 @@ TEST_P(GpuNodes, RowsLongerThanAChunk) {
   spec.combines = {
       {.dtype = DType::kFloat32, .hidden = 66000, .weighted = true, .num_biases = 2, .return_weights = true}};
   run_cases({prepare_on_nodes(spec)});
+}
+
+/// The rail peers of a rank that comes to a dispatch when they have waited for a while see it in their waits.
+TEST_P(GpuNodes, ALateRankShowsInTheWaitsOfItsRailPeers) {
+  constexpr std::chrono::milliseconds kDelay{50};
+  const int late = GetParam().num_ranks() - 1;
+  ExchangeCase spec;
+  spec.name = "late rank";
+  spec.world = {.num_topk = 3, .num_experts = 2 * GetParam().num_ranks() + 1, .max_tokens = 16};
+  spec.memory = MemoryKind::kPlain;
+  spec.dispatches = {{.hidden = 512}};
+  const PreparedCase prepared = prepare_on_nodes(spec);
+  run([&](RankContext& context, Group& group) {
+    const RouteArguments arguments(context, group, prepared);
+    const DispatchTensors tensors(context, group, prepared, 0);
+    const Result<Routing> routing = group.route(arguments.input(), arguments.options(), stream_of(group));
+    if (!context.expect_ok(routing.status(), "route")) return;
+    context.expect_ok(group.wait(stream_of(group)), "route");
+    const auto dispatch = [&] {
+      return group.dispatch(*routing, tensors.in, tensors.out, stream_of(group), tensors.options);
+    };
+    const std::vector<std::int64_t> before = group.wait_times_ns();
+    if (context.rank() != late) context.expect_ok(dispatch(), "dispatch");
+    meet(context);
+    if (context.rank() == late) {
+      enqueue_delay(stream_of(group), kDelay);
+      context.expect_ok(dispatch(), "dispatch");
+    }
+    context.expect_ok(group.wait(stream_of(group)), "dispatch");
+    tensors.expect_received(context, "dispatch with a late rank: ");
+    const std::vector<std::int64_t> after = group.wait_times_ns();
+    const int ranks_per_node = GetParam().ranks_per_node;
+    if (context.rank() == late || context.rank() % ranks_per_node != late % ranks_per_node) return;
+    const auto idx = static_cast<std::size_t>(late);
+    const std::int64_t waited_ns = after[idx] - before[idx];
+    context.expect(waited_ns >= std::chrono::nanoseconds(kDelay).count() / 2,
+                   fmt::format("{} ns for a rail peer that was {} ms late", waited_ns, kDelay.count()));
+  });
 }
 
 /// More rows than the rings hold, so that every chunk is reused many times.

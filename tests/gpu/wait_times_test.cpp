@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gpu/gpu_group.hpp"
+#include "gpu/latency_group.hpp"
 
 namespace ferry::test {
 namespace {
@@ -73,6 +74,19 @@ TEST_P(WaitTimes, GrowByWhatALateRankCosts) {
               [&] { return group.combine(routing, combine.in, combine.out, stream_of(group), combine.options); });
     dispatch.expect_received(context, "dispatch with a late rank: ");
     combine.expect_received(context, "combine with a late rank: ");
+  });
+}
+
+TEST_P(WaitTimes, GrowInLatencyMode) {
+  const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, 1);
+  run_latency_group({.kind = GetParam(), .num_ranks = kNumRanks}, cases, [&](RankContext& context, Group& group) {
+    for (const bool split : {false, true}) {
+      LatencyPair pair(context, group, cases.front());
+      meet(context);
+      make_late(context, group, split ? "halves" : "whole calls",
+                [&] { return pair.start(group, stream_of(group), split); });
+      pair.expect_received(context);
+    }
   });
 }
 

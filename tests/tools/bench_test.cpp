@@ -129,6 +129,21 @@ TEST(Bench, RouteHasATimeAndNoLimit) {
   EXPECT_TRUE(results[0]["ratio_to_limit"].is_null());
 }
 
+/// What one call counts is compared with the ids before anything is timed.
+TEST(Bench, RoutesCountTheLoad) {
+  for (const char* layout : {"tokens", "experts", "slab"}) {
+    for (const char* replicas : {"0", "3"}) {
+      const TemporaryFile file;
+      const CommandEnd end = run_ferry(small_bench(
+          {"--op", "route", "--count-load", "--layout", layout, "--replicas", replicas, "--json", file.path()}));
+      ASSERT_EQ(end.exit_code, 0) << end.standard_error;
+      EXPECT_NE(end.standard_output.find("load counted"), std::string::npos) << end.standard_output;
+      EXPECT_EQ(json::parse(file.read())["run"]["counts_load"], true);
+    }
+  }
+  EXPECT_EQ(results_of({"--op", "pair", "--no-cached", "--count-load"}).size(), 3U);
+}
+
 TEST(Bench, JsonOnStandardOutputStandsAlone) {
   const CommandEnd end = run_ferry(small_bench({"--op", "dispatch", "--json", "-"}));
   ASSERT_EQ(end.exit_code, 0) << end.standard_error;
@@ -174,6 +189,9 @@ TEST(Bench, RefusesWrongArguments) {
       {"--json", "/no/such/folder/x.json"},
       {"--num-sms", "-1"},
       {"--copy-path", "pigeon"},
+      {"--op", "dispatch", "--count-load"},
+      {"--op", "combine", "--no-cached", "--count-load"},
+      {"--op", "latency-pair", "--count-load"},
   };
   for (const auto& more : all) {
     std::vector<std::string> arguments = {"bench"};

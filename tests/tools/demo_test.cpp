@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
@@ -102,6 +103,28 @@ TEST(Demo, FollowsATrace) {
   const json report = json::parse(file.read());
   EXPECT_EQ(report["tokens"], 5);
   EXPECT_EQ(report["rows_per_expert"], json(kTraceRowsPerExpert));
+}
+
+TEST(Demo, AFolderWithOneTraceStandsForIt) {
+  const TemporaryFolder folder;
+  const auto write = [&folder](const char* name, const char* content) {
+    std::ofstream(folder.path() + "/" + name) << content;
+  };
+  const auto run = [&folder] {
+    return run_ferry({"demo", "--ranks", "4", "--scale", "64", "--experts", "balance", "--trace", folder.path()});
+  };
+  write("notes.txt", "not a trace");
+  CommandEnd end = run();
+  EXPECT_EQ(end.exit_code, 2);
+  EXPECT_TRUE(contains(end.standard_error, "Is a directory")) << end.standard_error;
+  write("layer0.jsonl", kTrace);
+  end = run();
+  EXPECT_EQ(end.exit_code, 0) << end.standard_error;
+  EXPECT_TRUE(contains(end.standard_output, "verified: 5 tokens")) << end.standard_output;
+  write("layer1.jsonl", kTrace);
+  end = run();
+  EXPECT_EQ(end.exit_code, 2) << "which of the two?";
+  EXPECT_TRUE(contains(end.standard_error, "Is a directory")) << end.standard_error;
 }
 
 TEST(Demo, TraceNamesItsModel) {

@@ -54,9 +54,8 @@ INSTANTIATE_TEST_SUITE_P(
                 {"bench", "--ranks", "2", "--nodes", "2", "--transport", "loopback"},
                 "--transport loopback joins threads only; give --launch threads"},
         Refusal{"TextIsAFolder", {"demo", "--text", "/tmp"}, "cannot read the text /tmp: Is a directory"},
-        Refusal{"TraceIsAFolder", {"demo", "--trace", "/tmp"}, "cannot read the trace /tmp: Is a directory"},
-        Refusal{
-            "BenchTraceIsAFolder", {"bench", "--routing", "trace:/tmp"}, "cannot read the trace /tmp: Is a directory"},
+        Refusal{"TraceIsAFolder", {"demo", "--trace", "/"}, "cannot read the trace /: Is a directory"},
+        Refusal{"BenchTraceIsAFolder", {"bench", "--routing", "trace:/"}, "cannot read the trace /: Is a directory"},
         Refusal{"TextIsEmpty", {"demo", "--text", "/dev/null"}, "the text /dev/null is empty"},
         Refusal{"TextIsMissing", {"demo", "--text", "/no/such"}, "cannot read the text /no/such: No such file"},
         Refusal{"RanksNotWhole", {"demo", "--ranks", "1.5"}, "--ranks: 1.5 is not a whole number"},

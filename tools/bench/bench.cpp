@@ -93,6 +93,11 @@ Status check_shape(const BenchPlan& plan) {
     return {ErrorCode::kInvalidArgument,
             "--replicas needs --op route: the other operations know one home of each expert"};
   }
+  if (plan.counts_load && (plan.cached || plan.latency() || plan.op == BenchOp::kCombine) &&
+      plan.op != BenchOp::kRoute) {
+    return {ErrorCode::kInvalidArgument,
+            "--count-load needs calls that route: --op route, or --op dispatch or pair with --no-cached"};
+  }
   if (plan.payload_bytes() % kRowGranuleBytes != 0 || plan.combine_row_bytes() % kRowGranuleBytes != 0) {
     return {ErrorCode::kInvalidArgument,
             fmt::format("--hidden {} makes rows of {} bytes; rows are multiples of {} bytes", plan.hidden,
@@ -118,13 +123,14 @@ Status check_memory(const BenchPlan& plan) {
 std::string introduction(const BenchPlan& plan, const std::string& launch) {
   return fmt::format(
       "Ferry {} ({}), backend {}: {}\n{}\n"
-      "{} hidden {}, top {} of {} experts{}, {}, routing {}{}, layout {}, {} memory, {} iterations after {} to warm "
+      "{} hidden {}, top {} of {} experts{}{}, {}, routing {}{}, layout {}, {} memory, {} iterations after {} to warm "
       "up\n"
       "{}{}{}\n",
       version(), commit(), plan.backend, launch, describe(read_host_facts()), name_of(plan.op), plan.hidden,
       plan.num_topk, plan.num_experts, plan.num_replicas < 0 ? "" : fmt::format(" and {} replicas", plan.num_replicas),
-      name_of(plan.dtype), plan.routing_name, plan.cached && !plan.latency() ? "" : " (rebuilt for each dispatch)",
-      name_of(plan.layout), name_of(plan.memory), plan.num_iterations, plan.num_warmup,
+      plan.counts_load ? " (load counted)" : "", name_of(plan.dtype), plan.routing_name,
+      plan.cached && !plan.latency() ? "" : " (rebuilt for each dispatch)", name_of(plan.layout), name_of(plan.memory),
+      plan.num_iterations, plan.num_warmup,
       plan.latency() ? fmt::format("latency mode: quantize {}, combine order {}, {}\n", name_of(plan.quantize),
                                    name_of(plan.order), plan.split ? "split calls" : "whole calls")
                      : "",
@@ -258,6 +264,8 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   command
       ->add_option("--replicas", plan.num_replicas, "With --op route: a placement with so many second homes of experts")
       ->check(whole_number(std::int64_t{0}, kMaxExperts));
+  command->add_flag("--count-load", plan.counts_load,
+                    "Every route that is timed adds the load of experts to counters (with --no-cached dispatch, too)");
   add_choice<BenchDType>(*command, "--dtype", &plan.dtype, {{"bf16", BenchDType::kBfloat16}, {"fp8", BenchDType::kFp8}},
                          "Payload of dispatch (default bf16); combine is always bf16");
   add_choice<Layout>(*command, "--layout", &plan.layout,

@@ -52,6 +52,7 @@ class BenchBlock {
 struct BenchBuffers {
   BenchBlock ids;  ///< [T, K] i64 and weights [T, K] f32 of route, where the group cannot read the host's
   BenchBlock weights;
+  BenchBlock counters;      ///< i64: [E] logical, [P] physical, [L] received; where load is counted
   BenchBlock x;             ///< [T, H] dispatch's input
   BenchBlock scales;        ///< [T, S]
   BenchBlock recv_x;        ///< [rows, H] dispatch's output; empty where `y` is also that

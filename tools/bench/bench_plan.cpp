@@ -145,7 +145,7 @@ RoutingTable BenchPlan::routing_of(int rank) const {
 Placement BenchPlan::placement() const {
   Placement made;
   if (num_replicas < 0) return made;
-  for (std::int64_t i = 0; i < num_experts + num_replicas; ++i) {
+  for (std::int64_t i = 0; i < num_physical_experts(); ++i) {
     const std::int64_t logical = i < num_experts ? i : (i - num_experts) * num_experts / num_replicas;
     made.physical_to_logical.push_back(static_cast<std::int32_t>(logical));
   }
@@ -157,8 +157,21 @@ Result<RoutingTable> BenchPlan::picked(RoutingTable table, int rank) const {
   const TensorView ids(table.topk_idx.data(), DType::kInt64, {table.num_tokens, table.num_topk});
   Status status = pick_replicas(ids, num_experts, placement(), {rank, num_ranks, ranks_per_node()}, ids);
   if (!status) return status;
-  table.num_experts = num_experts + num_replicas;
+  table.num_experts = num_physical_experts();
   return table;
+}
+
+std::vector<std::int64_t> tokens_per_expert(const RoutingTable& table) {
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(table.num_experts));
+  for (auto token = table.topk_idx.begin(); token != table.topk_idx.end(); token += table.num_topk) {
+    std::vector<std::int64_t> named(token, token + table.num_topk);
+    std::sort(named.begin(), named.end());
+    named.erase(std::unique(named.begin(), named.end()), named.end());
+    for (const std::int64_t expert : named) {
+      if (expert >= 0) ++counts[static_cast<std::size_t>(expert)];
+    }
+  }
+  return counts;
 }
 
 std::vector<int> rows_per_token(const RoutingTable& table, Layout layout, int num_ranks) {

@@ -65,6 +65,7 @@ struct BenchPlan {
   int num_topk = 0;                ///< K
   std::int64_t num_experts = 0;    ///< E
   std::int64_t num_replicas = -1;  ///< route: a placement of that many more homes than experts; -1: none
+  bool counts_load = false;        ///< routes add the load to counters of all kinds
   BenchDType dtype = BenchDType::kBfloat16;
   Layout layout = Layout::kTokens;
   BenchMemory memory = BenchMemory::kSymmetric;
@@ -85,6 +86,8 @@ struct BenchPlan {
   Placement placement() const;
   /// A rank's table after its tokens have picked their homes, if there is a placement.
   Result<RoutingTable> picked(RoutingTable table, int rank) const;
+  /// P, E without a placement.
+  std::int64_t num_physical_experts() const { return num_experts + (num_replicas < 0 ? 0 : num_replicas); }
   bool on_gpu() const { return backend == "cuda"; }
   int ranks_per_node() const { return num_ranks / num_nodes; }
   bool combine_is_weighted() const { return layout != Layout::kTokens; }
@@ -135,6 +138,9 @@ struct CrossingRows {
 };
 /// By rank, computed from the ids of all ranks.
 std::vector<CrossingRows> count_crossing_rows(const BenchPlan& plan);
+
+/// Of the tokens of a table, those that name each of its experts.
+std::vector<std::int64_t> tokens_per_expert(const RoutingTable& table);
 
 /// What the run needs in all ranks together, estimated from rank 0's ids: 10 % more is not unusual.
 std::int64_t estimate_memory_bytes(const BenchPlan& plan);

@@ -43,6 +43,7 @@ Status Operations::set_up() {
   if (!group) return group.status();
   group_ = std::move(*group);
   if (Status status = place_ids(); !status) return status;
+  if (Status status = place_counters(); !status) return status;
   if (plan_.layout == Layout::kSlab) {
     if (Status status = find_slab_capacity(); !status) return status;
   }
@@ -67,6 +68,27 @@ Status Operations::place_ids() {
   };
   if (Status status = take(buffers_.ids, table_.topk_idx.data(), id_bytes); !status) return status;
   return take(buffers_.weights, table_.topk_weights.data(), weight_bytes);
+}
+
+/// As many received ones as a rank may have.
+Status Operations::place_counters() {
+  if (!plan_.counts_load) return {};
+  const std::vector<std::int64_t> zeros(static_cast<std::size_t>(plan_.num_experts + 2 * plan_.num_physical_experts()));
+  const std::size_t num_bytes = zeros.size() * sizeof(std::int64_t);
+  Status status =
+      buffers_.counters.allocate(device_, *group_, BenchMemory::kPlain, static_cast<std::int64_t>(num_bytes));
+  return status ? device_.copy(buffers_.counters.data(), zeros.data(), num_bytes) : status;
+}
+
+LoadCounters Operations::counters() const {
+  if (!plan_.counts_load) return {};
+  const std::int64_t num_physical = plan_.num_physical_experts();
+  const auto rank = static_cast<std::int64_t>(context_.rank());
+  const std::int64_t num_local = (rank + 1) * num_physical / plan_.num_ranks - rank * num_physical / plan_.num_ranks;
+  auto* const first = reinterpret_cast<std::int64_t*>(buffers_.counters.data());
+  return {.logical = {first, DType::kInt64, {plan_.num_experts}},
+          .physical = {first + plan_.num_experts, DType::kInt64, {num_physical}},
+          .received = {first + plan_.num_experts + num_physical, DType::kInt64, {num_local}}};
 }
 
 Status Operations::fill_inputs() {
@@ -95,6 +117,7 @@ RouteOptions Operations::route_options() const {
   options.layout = plan_.layout;
   options.slab_capacity = slab_capacity_;
   options.placement = placement_;
+  options.counters = counters();
   return options;
 }
 
@@ -102,6 +125,7 @@ RouteOptions Operations::route_options() const {
 Status Operations::find_slab_capacity() {
   RouteOptions options = route_options();
   options.layout = Layout::kExperts;
+  options.counters = {};
   auto routing = group_->route({route_input().topk_idx, {}}, options, device_.stream());
   if (!routing) return routing.status();
   std::int64_t most = 1;
@@ -204,6 +228,23 @@ Status Operations::check_routing() const {
   const std::int64_t expected = std::accumulate(rows_of.begin(), rows_of.end(), std::int64_t{0});
   if (rows().num_sent != expected) {
     return wrong_result(fmt::format("route: {} rows leave this rank, its ids say {}", rows().num_sent, expected));
+  }
+  return plan_.counts_load ? check_counters(*picked) : Status();
+}
+
+Status Operations::check_counters(const RoutingTable& picked) const {
+  std::vector<std::int64_t> expected = tokens_per_expert(table_);
+  const std::vector<std::int64_t> physical = tokens_per_expert(picked);
+  expected.insert(expected.end(), physical.begin(), physical.end());
+  const auto received = routing_.num_rows_per_local_expert();
+  expected.insert(expected.end(), received.begin(), received.end());
+  std::vector<std::int64_t> counted(expected.size());
+  Status status = device_.copy(counted.data(), buffers_.counters.data(), counted.size() * sizeof(std::int64_t));
+  if (!status) return status;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (counted[i] == expected[i]) continue;
+    return wrong_result(fmt::format("route: counter {} of this rank has {} after one call, its ids say {}", i,
+                                    counted[i], expected[i]));
   }
   return {};
 }

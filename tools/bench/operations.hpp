@@ -63,11 +63,15 @@ class Operations {
   const Routing& checked_routing() const { return plan_.latency() ? latency_routing_ : routing_; }
   void retire(Routing routing);
   Status place_ids();
+  Status place_counters();
+  LoadCounters counters() const;
   Status fill_inputs();
   /// [used rows, 2] source rank and token, in host memory.
   Result<std::vector<std::int32_t>> read_source() const;
   Status find_slab_capacity();
   Status check_routing() const;
+  /// What one call has counted.
+  Status check_counters(const RoutingTable& picked) const;
   Status check_dispatch();
   Status check_scales(const std::vector<std::int32_t>& source);
   Status fill_combine_input();

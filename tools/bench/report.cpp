@@ -194,6 +194,7 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                  {"memory", name_of(first.memory)},
                  {"cached", first.cached},
                  {"seed", first.seed},
+                 {"counts_load", first.counts_load},
                  {"network_route", first.num_nodes > 1 ? Json(reports.front().wire.route.data()) : Json(nullptr)}};
   if (first.on_gpu()) add_gpu_run(reports.front(), &json);
   json["results"] = Json::array();

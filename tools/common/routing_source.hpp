@@ -27,6 +27,7 @@ struct Trace {
   std::string model;  ///< of the meta line; empty without
 };
 
+/// `path`: of the file, or of a folder with one file *.jsonl.
 /// @errors kInvalidArgument naming the file, the line and what is wrong with it; kSystem: cannot be read
 Result<Trace> read_trace(const std::string& path);
 

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
+#include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include "common/read_file.hpp"
 #include "common/routing_source.hpp"
@@ -150,8 +154,19 @@ class TraceReader {
   Trace trace_;
 };
 
+/// A folder stands for the one trace in it; of several the user must say which, so that its path is what fails.
+std::string file_of_trace(const std::string& path) {
+  std::error_code error;
+  std::vector<std::string> traces;
+  std::filesystem::directory_iterator entry(path, error);
+  for (; !error && entry != std::filesystem::directory_iterator() && traces.size() < 2; entry.increment(error)) {
+    if (entry->path().extension() == ".jsonl") traces.push_back(entry->path().string());
+  }
+  return !error && traces.size() == 1 ? traces.front() : path;
+}
+
 }  // namespace
 
-Result<Trace> read_trace(const std::string& path) { return TraceReader(path).read(); }
+Result<Trace> read_trace(const std::string& path) { return TraceReader(file_of_trace(path)).read(); }
 
 }  // namespace ferry::tools

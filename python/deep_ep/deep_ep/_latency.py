@@ -56,7 +56,8 @@ class LatencyCalls:
         num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0: the same on every rank.
         cumulative_local_expert_recv_stats: [L] i32: the rows that each local expert received are added, by the hook if
             there is one.
-        dispatch_wait_recv_cost_stats: [R] i64: checked; nothing is added, since waits are not measured by rank.
+        dispatch_wait_recv_cost_stats: [R] i64: checked; nothing is added: waits are not measured for each call
+            (``ferry.Group.wait_times_ns`` has those of all).
         use_fp8: rows become FP8 on their way, with a f32 scale for 128 channels (amax / 448). round_scale: the scales
             are powers of two. use_ue8m0, with round_scale: their exponents, four in an i32.
         async_finish: the returned event must be waited for. Otherwise the current stream waits.

@@ -96,6 +96,7 @@ void Survivors::wait(Phase phase) {
     peers.beat();
     peers.sleep(rings, static_cast<std::uint32_t>(missing_.size()),
                 std::min(kPresenceIntervalNs, timeout_ns_ / kBeatsPerDeadline));
+    sync_.state().count_wait(missing_, node::monotonic_ns() - now_ns);
   }
 }
 

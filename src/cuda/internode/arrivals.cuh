@@ -66,7 +66,8 @@ class PullView {
     for (int i = static_cast<int>(threadIdx.x); i < num_flows; i += static_cast<int>(blockDim.x)) {
       const int rank = i / params_.rails.num_nodes;
       const RailLog& log = *sources_[rank].log;
-      here = wait_flag(params_.ranks, {Awaited::kEntry, rank, epoch_}, &log.known, epoch_) && here;
+      const StepCount count(params_.ranks, rank);
+      here = wait_flag(params_.ranks, {Awaited::kEntry, rank, epoch_}, &log.known, epoch_, count) && here;
       const volatile RailLog::Arrivals& arrivals = log.arrivals[i % params_.rails.num_nodes];
       if (here) flows_[i] = {arrivals.first, arrivals.num, 0};
     }
@@ -118,6 +119,7 @@ class PullView {
         declare_lost(params_.ranks, {Awaited::kRows, rank, epoch_}, look);
         return false;
       }
+      StepCount(params_.ranks, rank).looked(deadline_ns - params_.ranks.timeout_ns, now);
       if (spin == 0 || spin % kSpinsPerStopCheck != 0) continue;
       stopped = is_stopped(params_.ranks);  // the count is read once more after it
     }

@@ -6,6 +6,15 @@
 
 namespace ferry::cuda::device {
 
+/// A thread has waited for the rail peer in `node`.
+__device__ __noinline__ inline void count_rail_step(const ExchangeParams& params, int node, std::uint64_t start_ns,
+                                                    std::uint64_t now) {
+  RailState& state = *params.rails.state;
+  const WaitWords words{state.wait_ns + node, state.counted_until_ns + node,
+                        params.ranks.report->waits.rails_ns + node};
+  count_step(words, start_ns, now);
+}
+
 /// As wait_until, for a rail peer, whose node `wait.peer` is: until `try_once()`, of an end of the ring with that peer,
 /// is true; false when the group broke. One thread. The deadline starts again whenever the ring moves, since the chunk
 /// that is waited for may be several after the next. Tries look over PCIe, so the host's stop word is looked at as
@@ -31,6 +40,8 @@ __device__ inline bool wait_rail(const ExchangeParams& params, const Wait& wait,
       declare_lost(params.ranks, wait, look);
       return false;
     }
+    const std::uint64_t moved_ns = deadline_ns - params.rail_timeout_ns;
+    if (moved_ns != now) count_rail_step(params, wait.peer, moved_ns, now);
     stopped = spin != 0 && is_stopped(params.ranks);  // tried once more after it
   }
 }

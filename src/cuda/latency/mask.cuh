@@ -95,6 +95,7 @@ __device__ inline bool wait_or_mask(const LatencyParams& call, const MaskParams&
     seen_beat = its_beat;
     gone = now >= deadline_ns || now >= last_ns || is_masked_by(call, peer);
     if (spin == 0) continue;
+    count_step(call.ranks, peer, last_ns - kPatience * mask.timeout_ns, now);
     beat(call, mask, now);
     if (spin % kSpinsPerStopCheck == 0) {
       gone = gone || load_acquire_system(&call.ranks.report->lost_ranks.lost[peer]) != 0;

@@ -43,7 +43,7 @@ __device__ __noinline__ inline std::uint64_t poll_word(const RankParams& ranks, 
     word = load_acquire_system(address);
     return is_word_of(word, number) ? number : 0;
   };
-  return wait_until(ranks, {awaited, peer, number}, read, number) ? word : 0;
+  return wait_until(ranks, {awaited, peer, number}, read, number, StepCount(ranks, peer)) ? word : 0;
 }
 
 /// The payload of a word, and whether it came: not when the group broke.

@@ -41,7 +41,7 @@ __device__ inline bool wait_rows(const RankParams& ranks, int source, std::uint6
     if (pauses && seen < expected) pause();
     return seen;
   };
-  return wait_until(ranks, {Awaited::kRows, source, epoch}, read, expected);
+  return wait_until(ranks, {Awaited::kRows, source, epoch}, read, expected, StepCount(ranks, source));
 }
 
 struct ChunkPlan {

@@ -107,7 +107,10 @@ struct LocalState {
   std::uint32_t num_receivers_done;
   std::uint32_t num_items_claimed;           ///< of a combine's work; 0 between calls
   std::uint32_t chunk_arrivals[kMaxChunks];  ///< warps that have finished their part of a chunk
-  std::uint64_t wait_ns[kMaxRanks];          ///< as WaitTimes, where kernels need not go over PCIe to add to it
+  // As WaitTimes, where kernels need not go over PCIe to add to it.
+  std::uint64_t wait_ns[kMaxRanks];
+  std::uint64_t step_wait_ns[kMaxRanks];
+  std::uint64_t counted_until_ns[kMaxRanks];  ///< see wait_count.cuh
 };
 
 struct Control {

@@ -114,7 +114,7 @@ __device__ inline bool wait_entry_field(const RankParams& ranks, int rank, std::
     value = static_cast<std::int64_t>(high << 32 | half_of(low));
     return low >> 32 == half_of(epoch) && high >> 32 == half_of(epoch) ? epoch : 0;
   };
-  return wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch);
+  return wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch, StepCount(ranks, rank));
 }
 
 /// The number of a rank's call record in this epoch, whatever call it makes.

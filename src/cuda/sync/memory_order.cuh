@@ -93,6 +93,19 @@ __device__ inline void add_release_device(std::uint32_t* address, std::uint32_t 
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+/// Raises a word, or adds to it, and returns what was there; orders nothing. Written out, because the compiler makes a
+/// sum over the lanes of what they add.
+__device__ inline std::uint64_t raise_device(std::uint64_t* address, std::uint64_t value) {
+  std::uint64_t before;
+  asm volatile("atom.max.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+  return before;
+}
+__device__ inline std::uint64_t add_relaxed_device(std::uint64_t* address, std::uint64_t value) {
+  std::uint64_t before;
+  asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+  return before;
+}
+
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 /// Orders ordinary accesses to global memory and those of the bulk copy engine, in both directions.

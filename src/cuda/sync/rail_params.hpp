@@ -56,6 +56,9 @@ struct RailState {
   std::uint32_t num_own_done;  ///< blocks that have copied the own node's items
   std::uint32_t num_taken;     ///< rows that warps have taken upon them
   RouteSummary gate;           ///< `valid`: ranks agree on the current call
+  // As in LocalState, for the rail peers.
+  std::uint64_t wait_ns[kMaxNodes];
+  std::uint64_t counted_until_ns[kMaxNodes];
   /// Lower half of the exchange that sends the sums << 32 | turns (sum_turns.cuh) that are done.
   std::uint64_t summed[kMaxSumWarps];
   RingTurn out[kMaxNodes];

@@ -9,6 +9,7 @@
 
 #include "cuda/sync/memory_order.cuh"
 #include "cuda/sync/rank_params.hpp"
+#include "cuda/sync/wait_count.cuh"
 
 namespace ferry::cuda::device {
 
@@ -92,44 +93,6 @@ __device__ __noinline__ inline void declare_lost(const RankParams& ranks, const 
 /// This rank's own blocks may be waiting for a peer, and then it is their wait that must time out first.
 inline constexpr int kOwnDeadlines = 4;
 
-/// Waits that are over by then are not counted, and cost nothing: the flags of ranks that come together are there after
-/// two or three polls, so a rank that is counted is some 5 us late.
-inline constexpr unsigned kUncountedPolls = 8;
-
-/// One thread's waits for a rank, which stand for those of the whole kernel: it adds them up for the host. All threads
-/// that do so for the same rank come after each other.
-class WaitCount {
- public:
-  /// `counts`: this thread is that one.
-  __device__ WaitCount(const RankParams& ranks, int rank, bool counts) : ranks_(ranks), rank_(rank), counts_(counts) {}
-
-  /// A poll has failed. Loads meanwhile what there is to add to.
-  __device__ void missed(unsigned spin) {
-    if (counts_ && spin == kUncountedPolls) {
-      before_ns_ = *static_cast<const volatile std::uint64_t*>(ranks_.control.local->wait_ns + rank_);
-    }
-  }
-  /// The wait is over. Nothing here is waited for.
-  __device__ void over(unsigned spin, std::uint64_t start_ns) const {
-    if (!counts_ || spin <= kUncountedPolls) return;
-    const std::uint64_t sum_ns = before_ns_ + (now_ns() - start_ns);
-    store_relaxed_system(ranks_.control.local->wait_ns + rank_, sum_ns);
-    store_relaxed_system(ranks_.report->waits.ns + rank_, sum_ns);
-  }
-
- private:
-  const RankParams& ranks_;
-  int rank_;
-  bool counts_;
-  std::uint64_t before_ns_ = 0;
-};
-
-/// A wait that nobody counts.
-struct NoCount {
-  __device__ void missed(unsigned /*spin*/) const {}
-  __device__ void over(unsigned /*spin*/, std::uint64_t /*start_ns*/) const {}
-};
-
 /// Waits until `read()` is at least `expected`; false when the group broke. Called by one thread. A stop ends a wait
 /// for a peer only if what it waits for is still not there: a peer may have left because it was done. Waits for this
 /// rank's own blocks end when those have found the stop in waits of their own.
@@ -158,6 +121,7 @@ __device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Rea
       declare_lost(ranks, wait, {seen, expected, false});
       return false;
     }
+    count.looked(deadline_ns - ranks.timeout_ns, now);
     if (own || spin == 0 || spin % kSpinsPerStopCheck != 0) continue;
     stopped = is_stopped(ranks);  // the flag is read once more after it
   }

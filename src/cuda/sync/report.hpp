@@ -15,8 +15,8 @@
 ///                                                        set back
 ///   lost_ranks.lost  host (PeerWatch)           kernels  release store, once what the rank has sent last has arrived /
 ///                                                        ld.acquire.sys; never set back
-///   waits.ns         kernels, one thread a      host     relaxed: each word is all there is to know, and only grows
-///                    rank at a time
+///   waits            kernels                    host     relaxed: each word is all there is to know, and only grows
+///                                                        (of steps that end at once one may be seen after the next)
 
 #include <cstdint>
 
@@ -87,9 +87,11 @@ struct alignas(128) LostRanks {
   std::uint64_t lost[128];  ///< [R], kMaxRanks; 1: it is
 };
 
-/// How long this rank's kernels have waited for each rank of the node.
+/// How long this rank's kernels have waited for each rank: the host adds up what there is of one.
 struct alignas(128) WaitTimes {
-  std::uint64_t ns[128];  ///< [R], kMaxRanks
+  std::uint64_t ns[128];        ///< [R], kMaxRanks: of the node, to come to a call and to leave it
+  std::uint64_t steps_ns[128];  ///< the same ranks: rows, and words of latency mode
+  std::uint64_t rails_ns[32];   ///< [nodes], kMaxNodes: the rail peer there
 };
 
 struct DeviceReport {

@@ -47,6 +47,18 @@ inline std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t va
   return before;
 }
 inline void add_release_device(std::uint32_t* address, std::uint32_t value) { add_acq_rel_device(address, value); }
+inline std::uint64_t raise_device(std::uint64_t* address, std::uint64_t value) {
+  emulator::about_to_store();
+  const std::uint64_t before = *address;
+  *address = before < value ? value : before;
+  return before;
+}
+inline std::uint64_t add_relaxed_device(std::uint64_t* address, std::uint64_t value) {
+  emulator::about_to_store();
+  const std::uint64_t before = *address;
+  *address = before + value;
+  return before;
+}
 inline void fence_system() {}
 inline void fence_async_proxy() {}
 inline std::uint64_t now_ns() { return emulator::now_ns(); }
