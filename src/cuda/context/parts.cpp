@@ -194,7 +194,7 @@ Status check_room_for_rails(const Topology& topology, int num_sms) {
 
 call::KernelRings prepare_rings(const BackendContext& context, const Result<DeviceFacts>& facts, RingMemory& memory) {
   call::KernelRings rings;
-  rings.shape = device_ring_shape(static_cast<std::size_t>(context.topology.num_nodes()));
+  rings.shape = rail::kernel_ring_shape(static_cast<std::size_t>(context.topology.num_nodes()));
   rings.status = facts.status();
   if (!rings.status.ok()) return rings;
   rings.gpu_pci_address = facts->pci_address;

@@ -11,8 +11,6 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr std::size_t kRingChunks = 16;
-
 /// Looks of the watch without any movement before the network may sleep: a second, so that a program which computes in
 /// between finds it awake.
 constexpr int kStillLooks = 50;
@@ -21,15 +19,8 @@ std::size_t words_bytes(int num_nodes) { return node::round_up_to_page(to_size(n
 
 }  // namespace
 
-rail::RingShape device_ring_shape(std::size_t num_nodes) {
-  const std::size_t num_rings = 2 * (num_nodes - 1);
-  const std::size_t share =
-      rail::kRingBudgetBytes / (num_rings * kRingChunks) / plan::kPartAlignment * plan::kPartAlignment;
-  return {kRingChunks, std::clamp(share, rail::kMinChunkBytes, rail::kMaxChunkBytes)};
-}
-
 Result<RingMemory> RingMemory::create(const Topology& topology) {
-  const rail::RingShape shape = device_ring_shape(to_size(topology.num_nodes()));
+  const rail::RingShape shape = rail::kernel_ring_shape(to_size(topology.num_nodes()));
   const std::size_t rails_bytes = rail::Rails::memory_bytes(topology, shape);
   const std::size_t words = words_bytes(topology.num_nodes());
   Result<PinnedBlock> block = take_pinned(words + rails_bytes);

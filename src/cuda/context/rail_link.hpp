@@ -15,10 +15,6 @@
 
 namespace ferry::cuda {
 
-/// The rings of GPU ranks: 1 MB and more is in flight on the way to a peer (50 GB/s for 20 us), and as much is being
-/// written.
-rail::RingShape device_ring_shape(std::size_t num_nodes);
-
 /// The memory of the rings, before there is a group.
 struct RingMemory {
   PinnedBlock block;
