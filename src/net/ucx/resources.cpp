@@ -70,7 +70,8 @@ Result<std::unique_ptr<Resources>> Resources::create(const Library& library, con
   const std::vector<Setup> setups = setups_for(params.scope, params.devices, surroundings);
   for (const Setup& setup : setups) {
     Result<std::unique_ptr<Resources>> resources = create(library, params, setup);
-    if (resources.ok() || !setup.optional) return resources;
+    // Other setups have no cards, and would hide why these do not reach GPU memory.
+    if (resources.ok() || !setup.optional || !params.gpu_memory.empty()) return resources;
   }
   return Status(ErrorCode::kInternal, "network engine ucx: no setup to try; please report this bug");
 }
