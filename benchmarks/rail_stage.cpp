@@ -39,7 +39,7 @@ struct Plan {
   int num_threads = 0;  // 0: this process is one rank
   std::string transport = "auto";
   bool kernel_rings = false;
-  ferry::rail::RingShape shape{16, std::size_t{128} << 10};  // as cuda/context/rail_link.cpp has them
+  ferry::rail::RingShape shape = ferry::rail::kernel_ring_shape(2);
 
   std::int64_t timeout_ns() const { return static_cast<std::int64_t>(timeout_s * ferry::kNsPerSecond); }
 };
@@ -238,9 +238,11 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1 << 24));
   app.add_option("--item-bytes", plan.item_bytes, "Bytes of an item, a multiple of 16")
       ->capture_default_str()
-      ->check(CLI::Range(16, 128 << 10));
-  app.add_flag("--kernel-rings", plan.kernel_rings,
-               "Rings as GPU ranks have them: in memory of their own, of the shape below, and polled without a pause");
+      ->check(CLI::Range(16, 512 << 10));
+  app.add_flag(
+      "--kernel-rings", plan.kernel_rings,
+      "Rings as GPU ranks of up to nine nodes have them: in memory of their own, of the shape below, and polled "
+      "without a pause");
   app.add_option("--chunks", plan.shape.num_chunks, "Of a kernel ring")
       ->capture_default_str()
       ->check(CLI::Range(std::size_t{1}, ferry::net::kMaxRingChunks));

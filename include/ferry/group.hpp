@@ -61,8 +61,8 @@ struct GroupOptions {
   std::string transport = "auto";
   /// Backend "cuda", several nodes: where the rings are through which nodes exchange. "host": pinned memory that GPUs
   /// and any network reach. "gpu": GPU memory that network cards read and write (GPUDirect); where it cannot be had
-  /// create is kUnsupported with everything that is missing, as `gpu_direct_facts` lists it; so far that is everywhere.
-  /// "auto": the variable FERRY_RING_MEMORY if it is set, else the best that can be had.
+  /// create is kUnsupported with everything that is missing, as `gpu_direct_facts` lists it. It has run on no card.
+  /// "auto": the variable FERRY_RING_MEMORY if it is set, else "host".
   std::string ring_memory = "auto";
   /// Devices that ranks of other hosts may reach this rank through, separated by commas: "eth0", "mlx5_0:1,mlx5_1:1";
   /// "all": every one. With InfiniBand or RoCE name the card's ports, since an interface ("ib0") only carries TCP.

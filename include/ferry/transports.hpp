@@ -55,7 +55,7 @@ FERRY_API Result<NetDeviceChoice> choose_net_devices(const std::string& wanted =
 
 /// One of the things that network cards need to read and write GPU memory by themselves (GPUDirect).
 struct GpuDirectFact {
-  std::string name{};  ///< "gpu", "driver", "card", "network library" or "rings"
+  std::string name{};  ///< "gpu", "driver", "card" or "network library"
   bool present = false;
   std::string observed{};  ///< what there is
   std::string advice{};    ///< what to do where it is not present

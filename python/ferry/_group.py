@@ -73,8 +73,8 @@ class Group(LatencyCalls):
         nodes on it. The same on every rank. What GPU tensors do not do over several nodes yet raises
         :class:`ferry.Unsupported`.
     transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
-    ring_memory: where ranks of GPUs have their rings between nodes: "host", "gpu" (GPUDirect; cannot be had yet) or
-        "auto" (the variable FERRY_RING_MEMORY if it is set, else the best that can be had). The same on every rank.
+    ring_memory: where ranks of GPUs have their rings between nodes: "host", "gpu" (GPUDirect; has not run) or
+        "auto" (the variable FERRY_RING_MEMORY if it is set, else "host"). The same on every rank.
     net_devices: devices that ranks of other hosts may reach this rank through, separated by commas ("eth0",
         "mlx5_0:1,mlx5_1:1"). By default the variable FERRY_NET_DEVICES, else the port of an RDMA card nearest to the
         GPU (for CPU tensors every active port) and the one interface that leads to rank 0.

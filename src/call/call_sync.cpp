@@ -58,9 +58,13 @@ Status CallSync::connect_rails(const BackendContext& context, const KernelRings*
   rail::RailsOptions options{.ring = ring_shape(topology()), .spins = state_.spins(), .places = std::move(places)};
   Status status;
   if (kernel_rings != nullptr) {
-    options.ring = kernel_rings->shape;
-    options.memory = kernel_rings->memory;
-    options.words = kernel_rings->words;
+    if (kernel_rings->in_gpu) {
+      options.gpu = {kernel_rings->shape, kernel_rings->memory, kernel_rings->words, kernel_rings->make_visible};
+    } else {
+      options.ring = kernel_rings->shape;
+      options.memory = kernel_rings->memory;
+      options.words = kernel_rings->words;
+    }
     options.gpu_pci_address = kernel_rings->gpu_pci_address;
     status = kernel_rings->status;
   }
@@ -214,7 +218,7 @@ NetworkUsage CallSync::network_usage() {
   if (!has_rails()) return usage;
   usage.transport = rails().engine_name();
   usage.net_devices = rails().net_devices();
-  usage.ring_memory = "host";
+  usage.ring_memory = rails().has_gpu_rings() ? "gpu" : "host";
   // First: it waits until what was given to the network before is counted.
   const std::vector<net::Path> paths = rails().paths();
   for (int node = 0; node < rails().num_nodes(); ++node) {

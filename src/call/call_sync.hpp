@@ -6,6 +6,7 @@
 /// from its node; it communicates only with the ranks of its rail and of its node.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -23,6 +24,9 @@ struct KernelRings {
   std::span<std::byte> memory{};
   net::RingWords* words = nullptr;
   std::string gpu_pci_address{};
+  /// `memory` is GPU memory for chunks alone (RailsOptions::GpuRings); hosts have rings of their own beside these.
+  bool in_gpu = false;
+  std::function<Status()> make_visible{};
   Status status{};  ///< why there is none; then all ranks fail
 };
 

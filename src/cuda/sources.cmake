@@ -10,6 +10,7 @@ set(ferry_cuda_sources
     cuda/memory/device_arena.cpp
     cuda/memory/memory_checks.cpp
     cuda/memory/peer_mapping.cpp
+    cuda/memory/card_memory.cpp
     cuda/memory/pinned_memory.cpp
     cuda/memory/table_memory.cpp
     cuda/sync/call_log.cpp

@@ -39,6 +39,9 @@ using Blob = std::vector<std::byte>;
 /// MiB, together with other data.
 inline constexpr std::size_t kMaxBlobBytes = 64 << 10;
 
+/// Offsets from here on are in EngineOptions::gpu_memory.
+inline constexpr std::size_t kGpuOffset = std::size_t{1} << 48;
+
 struct EngineOptions {
   int self = 0;          ///< this end's index among the peers
   int num_peers = 1;     ///< ends of the network, including this one
@@ -47,6 +50,9 @@ struct EngineOptions {
   /// Empty: the engine allocates `memory_bytes` itself, see Engine::memory().
   std::span<std::byte> memory{};
   std::size_t memory_bytes = 0;
+  /// GPU memory that peers' network cards write into and this end's card reads, for `put` from and to offsets from
+  /// kGpuOffset on. As much on all ends. Not for engines whose factory has no gpu_memory().
+  std::span<std::byte> gpu_memory{};
   std::int64_t timeout_ns = 0;  ///< deadline of `close`
   /// What errors call the peers, by index: their ranks in the group. Empty: their indices.
   std::vector<int> ranks{};

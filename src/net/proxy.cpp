@@ -60,7 +60,7 @@ Proxy::Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::
       received_(static_cast<std::size_t>(options.num_peers) * static_cast<std::size_t>(options.num_channels)),
       losses_(static_cast<std::size_t>(options.num_peers)),
       traffic_(static_cast<std::size_t>(options.num_peers)),
-      rings_(static_cast<std::size_t>(options.num_peers)) {}
+      rings_(2 * static_cast<std::size_t>(options.num_peers)) {}
 
 Proxy::~Proxy() {
   {
@@ -77,7 +77,12 @@ Proxy::~Proxy() {
   }
 }
 
-void Proxy::attach_ring(int peer, const RingPort& port) { rings_[static_cast<std::size_t>(peer)].port = port; }
+void Proxy::attach_ring(int peer, const RingPort& port) { ring(peer).port = port; }
+
+void Proxy::attach_kernel_ring(int peer, const RingPort& port, std::function<Status()> make_visible) {
+  kernel_ring(peer).port = port;
+  kernel_ring(peer).make_visible = std::move(make_visible);
+}
 
 Status Proxy::start(std::span<const Blob> addresses) {
   if (started_) return Status(ErrorCode::kInternal, "network proxy: started twice; please report this bug");
@@ -184,9 +189,10 @@ void Proxy::limit_close_time(std::int64_t timeout_ns) {
 
 void Proxy::on_notified(int peer, int channel, std::uint64_t value) {
   if (!is_peer(peer) || channel < 0 || channel >= num_channels_) return;
-  Ring& ring = rings_[static_cast<std::size_t>(peer)];
-  if (ring.port.words != nullptr && (channel == ring.port.chunk_channel || channel == ring.port.credit_channel)) {
-    changed_ |= on_ring_notified(ring, channel, value);
+  for (Ring* one : {&ring(peer), &kernel_ring(peer)}) {
+    if (one->port.words == nullptr) continue;
+    if (channel != one->port.chunk_channel && channel != one->port.credit_channel) continue;
+    changed_ |= on_ring_notified(peer, *one, channel, value);
     return;
   }
   std::atomic<std::uint64_t>& highest = received_[static_cast<std::size_t>(peer * num_channels_ + channel)];
@@ -195,9 +201,16 @@ void Proxy::on_notified(int peer, int channel, std::uint64_t value) {
   changed_ = true;
 }
 
-bool Proxy::on_ring_notified(Ring& ring, int channel, std::uint64_t value) {
+bool Proxy::on_ring_notified(int peer, Ring& ring, int channel, std::uint64_t value) {
   RingWords& words = *ring.port.words;
   if (channel == ring.port.credit_channel) return raise(Word(words.credits), value);
+  const bool has_chunks = (value & ~kRingClosed) > Word(words.arrived).load(std::memory_order_relaxed);
+  if (has_chunks && ring.make_visible) {
+    if (const Status status = ring.make_visible(); !status.ok()) {
+      on_lost(peer, status);
+      return true;
+    }
+  }
   const bool arrived = raise(Word(words.arrived), value & ~kRingClosed);
   const bool closed = (value & kRingClosed) != 0 && raise(Word(words.closed), 1);
   return arrived || closed;
@@ -316,14 +329,20 @@ void Proxy::execute(const Order& order) {
   } else if (order.kind == Order::Kind::kNotify) {
     engine_->notify(order.peer, order.channel, order.value);
   } else {
-    const Ring& ring = rings_[static_cast<std::size_t>(order.peer)];
-    engine_->notify(order.peer, ring.port.chunk_channel, ring.num_sent | kRingClosed);
+    for (const Ring* one : {&ring(order.peer), &kernel_ring(order.peer)}) {
+      if (one->port.words == nullptr) continue;
+      engine_->notify(order.peer, one->port.chunk_channel, one->num_sent | kRingClosed);
+    }
   }
 }
 
-/// Sends the chunks filled and the credits due since the last time.
 bool Proxy::serve_ring(int peer) {
-  Ring& ring = rings_[static_cast<std::size_t>(peer)];
+  const bool moved = serve(peer, ring(peer));
+  return serve(peer, kernel_ring(peer)) || moved;
+}
+
+/// Sends the chunks filled and the credits due since the last time.
+bool Proxy::serve(int peer, Ring& ring) {
   const RingPort& port = ring.port;
   if (port.words == nullptr || loss(peer).gone.load(std::memory_order_relaxed)) return false;
   RingWords& words = *port.words;

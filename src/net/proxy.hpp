@@ -58,6 +58,10 @@ class Proxy {
 
   /// The rings shared with `peer`. Before start(); the words outlive the proxy.
   void attach_ring(int peer, const RingPort& port);
+  /// Rings between kernels beside them, on channels of their own. `make_visible` is called before kernels are told of
+  /// chunks that have arrived: where network cards have written these into GPU memory, kernels may not see them before.
+  /// Its error loses the peer. May be null.
+  void attach_kernel_ring(int peer, const RingPort& port, std::function<Status()> make_visible);
   /// Connects and starts the thread. Once.
   Status start(std::span<const Blob> addresses);
 
@@ -119,6 +123,7 @@ class Proxy {
     RingPort port;
     std::uint64_t num_sent = 0;
     std::uint64_t num_credited = 0;
+    std::function<Status()> make_visible{};
   };
   /// Whether the network has lost a peer. `why` is written before `gone` is set, and never again.
   struct Loss {
@@ -138,10 +143,12 @@ class Proxy {
 
   bool is_peer(int peer) const { return peer >= 0 && peer < num_peers_; }
   Loss& loss(int peer) { return losses_[static_cast<std::size_t>(peer)]; }
+  Ring& ring(int peer) { return rings_[static_cast<std::size_t>(peer)]; }
+  Ring& kernel_ring(int peer) { return rings_[static_cast<std::size_t>(num_peers_ + peer)]; }
   TrafficCounters& counters(int peer) { return traffic_[static_cast<std::size_t>(peer)]; }
 
   void on_notified(int peer, int channel, std::uint64_t value);
-  bool on_ring_notified(Ring& ring, int channel, std::uint64_t value);
+  bool on_ring_notified(int peer, Ring& ring, int channel, std::uint64_t value);
   void on_lost(int peer, const Status& why);
 
   void push(const Order& order);
@@ -151,6 +158,7 @@ class Proxy {
   bool execute(std::vector<Order>* orders);
   void execute(const Order& order);
   bool serve_ring(int peer);
+  bool serve(int peer, Ring& ring);
   bool serve_rings();
   bool has_ring_work() const;
   std::optional<Sleep> plan_sleep(std::int64_t* nap_ns, std::int64_t longest_ns);
@@ -165,7 +173,7 @@ class Proxy {
   std::vector<std::atomic<std::uint64_t>> received_;
   std::vector<Loss> losses_;
   std::vector<TrafficCounters> traffic_;
-  std::vector<Ring> rings_;  // by peer; without words if there is none
+  std::vector<Ring> rings_;  // by peer, and after them those between kernels; without words if there is none
 
   WakeFd wake_;
   std::atomic<bool> asleep_{false};  // the thread is in poll(2), or about to be, and wants a signal

@@ -18,6 +18,7 @@
 
 #include "net/ring_words.hpp"
 #include "plan/carver.hpp"
+#include "plan/host_device.hpp"
 
 namespace ferry::rail {
 
@@ -27,7 +28,7 @@ struct RingShape {
   std::size_t chunk_bytes = 0;  ///< a multiple of plan::kPartAlignment
 };
 
-/// Most memory of all rings of a rank (up to about a thousand nodes; then every ring has its smallest size).
+/// Most memory of all rings of a CPU rank (up to about a thousand nodes; then every ring has its smallest size).
 inline constexpr std::size_t kRingBudgetBytes = std::size_t{64} << 20;
 /// For CPUs: one being filled, one being used, two in transit.
 inline constexpr std::size_t kNumChunks = 4;
@@ -48,14 +49,46 @@ struct ChunkHeader {
 inline constexpr std::size_t kChunkHeaderBytes = 64;
 static_assert(sizeof(ChunkHeader) <= kChunkHeaderBytes);
 
+/// For kernels: 1 MB and more is in flight on the way to a peer (50 GB/s for 20 us), and as much is being written.
+inline constexpr std::size_t kNumKernelChunks = 16;
+/// With four blocks at each, an H200 fills a ring in host memory and empties another at 16.5 GB/s each way with chunks
+/// of 128 KiB, at 25.2 with 256 and at 26.5 with 512; with one block, as towards many peers, at 7.2, 9.9 and 12.0
+/// (benchmarks/gpu_rings).
+inline constexpr std::size_t kMaxKernelChunkBytes = std::size_t{512} << 10;
+/// Chunks have that size up to nine nodes.
+inline constexpr std::size_t kKernelRingBudgetBytes = std::size_t{128} << 20;
+
+/// As many chunks as an exchange has at least, if they can have that size: both ends and the network then work at once,
+/// and several blocks of a kernel at each end.
+inline constexpr std::size_t kLeastExchangeChunks = 16;
+
+/// What a chunk of an exchange takes at most, its header included, in a ring with chunks of `chunk_bytes`: rings of
+/// GPU ranks have larger chunks than short exchanges should use.
+FERRY_HOST_DEVICE constexpr std::size_t exchange_chunk_bytes(std::size_t chunk_bytes, std::size_t exchange_bytes) {
+  const std::size_t share = exchange_bytes / kLeastExchangeChunks / plan::kPartAlignment * plan::kPartAlignment;
+  const std::size_t wanted = share > kMaxChunkBytes ? share : kMaxChunkBytes;
+  return wanted < chunk_bytes ? wanted : chunk_bytes;
+}
+
+/// `num_chunks` as large as keeps all rings of a rank within `budget_bytes`, from kMinChunkBytes to `most_bytes`.
+constexpr RingShape ring_shape_within(std::size_t budget_bytes, std::size_t num_nodes, std::size_t num_chunks,
+                                      std::size_t most_bytes) {
+  const std::size_t num_rings = num_nodes > 1 ? 2 * (num_nodes - 1) : 1;
+  const std::size_t share = budget_bytes / (num_rings * num_chunks) / plan::kPartAlignment * plan::kPartAlignment;
+  return {num_chunks, share < kMinChunkBytes ? kMinChunkBytes : share > most_bytes ? most_bytes : share};
+}
+
 /// Rings of CPU ranks in a group of `num_nodes`.
 constexpr RingShape default_ring_shape(std::size_t num_nodes) {
-  const std::size_t num_rings = num_nodes > 1 ? 2 * (num_nodes - 1) : 1;
-  const std::size_t share = kRingBudgetBytes / (num_rings * kNumChunks) / plan::kPartAlignment * plan::kPartAlignment;
-  return {kNumChunks, share < kMinChunkBytes ? kMinChunkBytes : share > kMaxChunkBytes ? kMaxChunkBytes : share};
+  return ring_shape_within(kRingBudgetBytes, num_nodes, kNumChunks, kMaxChunkBytes);
+}
+/// Rings of GPU ranks, at whose ends are kernels.
+constexpr RingShape kernel_ring_shape(std::size_t num_nodes) {
+  return ring_shape_within(kKernelRingBudgetBytes, num_nodes, kNumKernelChunks, kMaxKernelChunkBytes);
 }
 
 static_assert(default_ring_shape(2).chunk_bytes == kMaxChunkBytes && default_ring_shape(1000).chunk_bytes == 8384);
+static_assert(kernel_ring_shape(9).chunk_bytes == kMaxKernelChunkBytes && kernel_ring_shape(32).chunk_bytes == 135'296);
 
 class RailMemory {
  public:

@@ -12,7 +12,17 @@
 namespace ferry::rail {
 namespace {
 
-enum Channel : int { kHello = 0, kCall, kError, kChunks, kCredits, kBeats, kNumChannels };
+enum Channel : int {
+  kHello = 0,
+  kCall,
+  kError,
+  kChunks,
+  kCredits,
+  kBeats,
+  kKernelChunks,
+  kKernelCredits,
+  kNumChannels
+};
 
 /// In values of kCall and kError: the sender has left.
 constexpr std::uint64_t kLeft = std::uint64_t{1} << 63;
@@ -28,6 +38,10 @@ constexpr std::int64_t kLastWordsNs = 1'000'000'000;
 
 RailMemory::Shape shape_of(const Topology& topology, const RingShape& ring) {
   return {to_size(topology.num_nodes()), sizeof(CallHeader), sizeof(ErrorRecord), ring};
+}
+
+RailMemory::Shape rings_only(const Topology& topology, const RingShape& ring) {
+  return {to_size(topology.num_nodes()), 0, 0, ring};
 }
 
 }  // namespace
@@ -47,6 +61,10 @@ std::size_t Rails::memory_bytes(const Topology& topology, const RingShape& ring)
   return RailMemory(nullptr, shape_of(topology, ring)).size_bytes();
 }
 
+std::size_t Rails::rings_bytes(const Topology& topology, const RingShape& ring) {
+  return RailMemory(nullptr, rings_only(topology, ring)).size_bytes();
+}
+
 Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, const RailsOptions& options,
                                              const Status& my_status, std::function<void()> wake_rank) {
   std::unique_ptr<Rails> rails(new Rails(context, options));
@@ -56,6 +74,7 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
   params.engine.num_channels = kNumChannels;
   params.engine.memory = options.memory;
   params.engine.memory_bytes = rails->memory_.size_bytes();
+  params.engine.gpu_memory = options.gpu.memory;
   params.engine.timeout_ns = context.options.timeout_ns;
   params.engine.ranks = rails->ranks_of_rail();
   params.places = options.places;
@@ -66,6 +85,7 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
   rails->proxy_ =
       std::make_unique<net::Proxy>(std::move(network->engine), network->options, std::move(wake_rank), options.spins);
   rails->make_rings();
+  if (!options.gpu.memory.empty()) rails->attach_gpu_rings(options.gpu);
   rails->network_ = std::move(*network);
   return rails;
 }
@@ -101,6 +121,21 @@ void Rails::make_rings() {
                                                                .chunks_in = memory_.at(in),
                                                                .chunks_out = memory_.at(out),
                                                                .shape = shape});
+  }
+}
+
+void Rails::attach_gpu_rings(const RailsOptions::GpuRings& gpu) {
+  gpu_memory_.emplace(gpu.memory.data(), rings_only(topology_, gpu.shape));
+  for (const int node : peer_nodes_) {
+    proxy_->attach_kernel_ring(node,
+                               {.words = gpu.words + node,
+                                .num_chunks = gpu.shape.num_chunks,
+                                .chunk_stride = gpu.shape.chunk_bytes,
+                                .send_offset = net::kGpuOffset + gpu_memory_->ring_out(to_size(node_), to_size(node)),
+                                .remote_offset = net::kGpuOffset + gpu_memory_->ring_in(to_size(node_), to_size(node)),
+                                .chunk_channel = kKernelChunks,
+                                .credit_channel = kKernelCredits},
+                               gpu.make_visible);
   }
 }
 

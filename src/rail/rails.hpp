@@ -12,6 +12,7 @@
 ///   kChunks     chunks ever sent to this peer      those chunks
 ///   kCredits    chunks ever used up here           nothing; the sender may fill their memory again
 ///   kBeats      beats, and work done (WaitSign)    nothing; the sender waits for others
+///   kKernelChunks, kKernelCredits                  as kChunks and kCredits, of rings between kernels
 ///
 /// Every value has one writer and only grows, so nothing is reset between calls. A rank that leaves sets kLeft in the
 /// values of kCall and kError and closes its rings: what it sent before is complete by then.
@@ -50,6 +51,16 @@ struct RailsOptions {
   /// outlive the Rails.
   std::span<std::byte> memory{};
   net::RingWords* words = nullptr;
+
+  /// Rings of kernels beside the hosts', with chunks in GPU memory that network cards reach: Rails::rings_bytes of it.
+  /// Without memory there are none, and kernels use those of the hosts.
+  struct GpuRings {
+    RingShape shape;
+    std::span<std::byte> memory{};
+    net::RingWords* words = nullptr;         ///< as above
+    std::function<Status()> make_visible{};  ///< net::Proxy::attach_kernel_ring
+  };
+  GpuRings gpu{};
 };
 
 class Rails {
@@ -92,15 +103,18 @@ class Rails {
   /// Bytes of items that a chunk holds.
   std::size_t chunk_capacity() const { return memory_.ring_shape().chunk_bytes - kChunkHeaderBytes; }
 
-  /// The chunks of all rings: those with each peer in turn, by node, this rank's own left out.
+  /// The chunks of all rings that kernels use: those with each peer in turn, by node, this rank's own left out.
   struct Chunks {
     std::byte* in = nullptr;
     std::byte* out = nullptr;
     RingShape shape;
   };
   Chunks chunks() const {
-    return {memory_.at(memory_.chunks_in()), memory_.at(memory_.chunks_out()), memory_.ring_shape()};
+    const RailMemory& memory = gpu_memory_.has_value() ? *gpu_memory_ : memory_;
+    return {memory.at(memory.chunks_in()), memory.at(memory.chunks_out()), memory.ring_shape()};
   }
+  /// Whether kernels have rings of their own, in GPU memory.
+  bool has_gpu_rings() const { return gpu_memory_.has_value(); }
   /// Of the proxy. Any thread.
   void keep_polling(bool polling) { proxy_->keep_polling(polling); }
 
@@ -146,10 +160,14 @@ class Rails {
   /// From now on the destructor waits only as long as responsive peers need to answer.
   void expect_no_answers();
 
-  /// Bytes of the network's memory, which the engine owns.
-  std::size_t memory_bytes() const { return memory_.size_bytes(); }
+  /// Bytes of the network's memory, GPU memory included.
+  std::size_t memory_bytes() const {
+    return memory_.size_bytes() + (gpu_memory_.has_value() ? gpu_memory_->size_bytes() : 0);
+  }
   /// The same before there is a group.
   static std::size_t memory_bytes(const Topology& topology, const RingShape& ring);
+  /// Of rings alone.
+  static std::size_t rings_bytes(const Topology& topology, const RingShape& ring);
   std::string_view engine_name() const { return network_.engine_name; }
   /// Devices through which ranks of other hosts reach this one; empty if no rail peer is on another host.
   const std::string& net_devices() const { return network_.devices.devices; }
@@ -162,12 +180,14 @@ class Rails {
  private:
   explicit Rails(const BackendContext& context, const RailsOptions& options);
   void make_rings();
+  void attach_gpu_rings(const RailsOptions::GpuRings& gpu);
   std::vector<int> ranks_of_rail() const;  // by node
 
   Topology topology_;
   int node_;
   std::vector<int> peer_nodes_;
   RailMemory memory_;
+  std::optional<RailMemory> gpu_memory_;         // rings alone
   Network network_;                              // its engine is the proxy's
   std::unique_ptr<net::RingWords[]> own_words_;  // by node; outlives the proxy
   net::RingWords* words_ = nullptr;

@@ -29,8 +29,13 @@ Ring::Batch Ring::reserve() const {
   // A false credit from the peer only corrupts what that peer receives.
   const std::uint64_t credits = Word(parts_.words->credits).load(std::memory_order_acquire);
   if (static_cast<std::int64_t>(credits + parts_.shape.num_chunks - num_filled_) <= 0) return {};
-  const auto most = static_cast<std::int64_t>(capacity_bytes() / flow_.out_item_bytes);
+  const auto most = std::max<std::int64_t>(static_cast<std::int64_t>(exchange_capacity() / flow_.out_item_bytes), 1);
   return {num_committed_, std::min(left, most), parts_.chunks_out + chunk_offset(num_filled_) + kChunkHeaderBytes};
+}
+
+std::size_t Ring::exchange_capacity() const {
+  const std::size_t exchange_bytes = static_cast<std::size_t>(flow_.num_out) * flow_.out_item_bytes;
+  return exchange_chunk_bytes(parts_.shape.chunk_bytes, exchange_bytes) - kChunkHeaderBytes;
 }
 
 void Ring::commit(const Batch& batch) {

@@ -68,6 +68,8 @@ class Ring {
   int peer_rank() const { return parts_.peer_rank; }
 
  private:
+  /// Bytes of items that a chunk of this exchange takes; more for a single item that is longer.
+  std::size_t exchange_capacity() const;
   std::size_t chunk_offset(std::uint64_t chunk_idx) const {
     return chunk_idx % parts_.shape.num_chunks * parts_.shape.chunk_bytes;
   }

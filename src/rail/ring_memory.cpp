@@ -22,13 +22,7 @@ GpuDirectFact engine_fact(const std::string& transport) {
 }  // namespace
 
 std::vector<GpuDirectFact> gpu_direct_facts(const GpuPart& gpu, const std::string& transport) {
-  return {gpu.registration,
-          net::driver_fact(gpu.has_dma_buf),
-          net::card_fact(net_devices()),
-          engine_fact(transport),
-          // Hosts write chunks, too, in a route.
-          {"rings", false, "this version has rings in pinned host memory only",
-           "set GroupOptions::ring_memory to auto or host"}};
+  return {gpu.registration, net::driver_fact(gpu.has_dma_buf), net::card_fact(net_devices()), engine_fact(transport)};
 }
 
 Status check_ring_memory(std::string_view wanted, const std::vector<GpuDirectFact>& facts) {

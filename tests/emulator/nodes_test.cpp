@@ -36,6 +36,7 @@ struct Spec {
   std::size_t num_chunks = 2;
   std::size_t chunk_bytes = 1024;
   std::uint64_t seed = 1;
+  std::size_t arena_bytes = std::size_t{1} << 20;
 };
 
 oracle::World make_world(const Spec& spec) {
@@ -88,7 +89,8 @@ class Group {
                 .ranks_per_node = spec.ranks_per_node,
                 .seed = spec.seed,
                 .num_chunks = spec.num_chunks,
-                .chunk_bytes = spec.chunk_bytes}),
+                .chunk_bytes = spec.chunk_bytes,
+                .arena_bytes = spec.arena_bytes}),
         routing_(ranks_, make_world(spec)),
         random_(spec.seed + 1) {}
 
@@ -354,6 +356,13 @@ std::vector<Spec> specs() {
           // Several pieces of an item in a chunk, several chunks in hand.
           {.num_tokens = 12, .hidden = 1800, .num_chunks = 5, .chunk_bytes = 8192, .seed = 8},
           {.layout = Layout::kExperts, .hidden = 8, .scale_bytes = 0, .num_chunks = 4, .seed = 6},
+          // Long enough that chunks are larger than those of short exchanges, and smaller than the ring's.
+          {.num_tokens = 280,
+           .hidden = 6144,
+           .num_chunks = 3,
+           .chunk_bytes = std::size_t{512} << 10,
+           .seed = 9,
+           .arena_bytes = std::size_t{128} << 20},
           {.num_nodes = 3, .num_tokens = 0, .weighted = true, .seed = 7}};
 }
 

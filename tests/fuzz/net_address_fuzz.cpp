@@ -16,7 +16,7 @@ void fuzz_one(std::span<const std::byte> input) {
     return;
   }
   for (const ScopeAddress& scope : address->scopes) {
-    for (const std::span<const std::byte> part : {scope.worker, scope.memory_key}) {
+    for (const std::span<const std::byte> part : {scope.worker, scope.memory_key, scope.gpu_key}) {
       require(part.empty() || (part.data() >= bytes.data() && part.data() + part.size() <= bytes.data() + bytes.size()),
               "a part is inside what was published");
     }

@@ -117,15 +117,15 @@ def net_message_seeds() -> dict[str, bytes]:
 
 def net_address_seeds() -> dict[str, bytes]:
     def address(*parts: bytes) -> bytes:
-        body = bytes(range(16)) + bytes(range(32)) + struct.pack("<Q", 1 << 40)
+        body = bytes(range(16)) + bytes(range(32)) + struct.pack("<QQQ", 1 << 40, 1 << 41, 1 << 20)
         return body + b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
-    good = address(b"host", b"key", b"network address", b"network key")
+    good = address(b"host", b"key", b"", b"network address", b"network key", b"key to GPU memory")
     return {
         "good": good,
-        "one_scope": address(b"", b"", b"network", b"key"),
-        "without_memory": address(b"host", b"", b"", b""),
+        "one_scope": address(b"", b"", b"", b"network", b"key", b""),
+        "without_memory": address(b"host", b"", b"", b"", b"", b""),
         "cut": good[:-1],
         "longer": good + b"?",
-        "announces_too_much": good[:56] + struct.pack("<I", 0xFFFFFFFF) + good[60:],
+        "announces_too_much": good[:72] + struct.pack("<I", 0xFFFFFFFF) + good[76:],
     }

@@ -57,6 +57,20 @@ Status LatencyPair::start(Group& group, Stream stream, bool split) {
   return status;
 }
 
+Status LatencyPair::send(Group& group, Stream stream) {
+  dispatch_.options.split = combine_.options.split = true;
+  Result<Routing> routing = group.latency_dispatch(dispatch_.in, dispatch_.out, dispatch_.options, stream);
+  if (routing.ok()) routing_ = std::move(*routing);
+  return routing.status();
+}
+
+Status LatencyPair::finish(Group& group, Stream stream) {
+  Status status = group.latency_receive(routing_, stream);
+  if (status.ok()) status = group.latency_combine(routing_, combine_.in, combine_.out, stream, combine_.options);
+  if (status.ok()) status = group.latency_receive(routing_, stream);
+  return status;
+}
+
 void LatencyPair::expect_received(RankContext& context) const {
   dispatch_.expect_received(context, prepared_->spec.name + ": dispatch: ");
   combine_.expect_received(context, prepared_->spec.name + ": combine: ");

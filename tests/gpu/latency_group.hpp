@@ -37,6 +37,9 @@ class LatencyPair {
 
   /// Puts the pair on the stream, whole or as four halves.
   Status start(Group& group, Stream stream, bool split);
+  /// The same in two parts: the first half of four, and the others.
+  Status send(Group& group, Stream stream);
+  Status finish(Group& group, Stream stream);
   /// Of the latest start. It is dropped with the next one: a graph of several needs copies.
   const Routing& routing() const { return routing_; }
   void expect_received(RankContext& context) const;

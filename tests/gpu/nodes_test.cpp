@@ -119,7 +119,7 @@ TEST_P(GpuNodes, ALateRankShowsInTheWaitsOfItsRailPeers) {
   });
 }
 
-/// More rows than the rings hold, so that every chunk is reused many times.
+/// More rows than the rings hold, so that chunks are reused.
 TEST_P(GpuNodes, ManyTimesWhatTheRingsHold) {
   ExchangeCase spec;
   spec.name = "many rows";
@@ -307,6 +307,37 @@ TEST_P(GpuNodes, RecordedLatencyCallsAreReplayed) {
   }
 }
 
+/// A dispatch is sent as it stands, and a graph receives it and combines: each replay combines anew.
+TEST_P(GpuNodes, AGraphReceivesWhatWasSentOutside) {
+  const std::vector<PreparedCase> cases =
+      latency_cases_of_equal_shapes(GetParam().num_ranks(), 2, false, GetParam().ranks_per_node);
+  run([&](RankContext& context, Group& group) {
+    const OwnedStream stream;
+    LatencyPair pair(context, group, cases.front());
+    if (!context.expect_ok(pair.start(group, stream.get(), true), "outside the graph")) return;
+    if (!context.expect_ok(group.wait(stream.get()), "outside the graph")) return;
+    meet(context);
+    pair.refill(context, cases.back());
+    meet(context);  // nobody fills while others wait inside a kernel
+    if (!context.expect_ok(pair.send(group, stream.get()), "sending")) return;
+    meet(context);  // to make a graph may wait for kernels, and those for ranks that have not sent
+    CapturedGraph graph;
+    graph.begin(stream.get());
+    const Status captured = pair.finish(group, stream.get());
+    graph.end();
+    if (!context.expect_ok(captured, "capturing")) return;
+    graph.prepare();
+    for (int replay = 0; replay < 3; ++replay) {
+      meet(context);
+      graph.launch();
+      if (!context.expect_ok(group.wait(stream.get()), "replay")) return;
+      pair.expect_received(context);
+    }
+    meet(context);
+    check_latency_case(context, group, cases.front(), Halves::kSplit);
+  });
+}
+
 /// Exact routes and latency mode hold no more than bytes_required says.
 TEST_P(GpuNodes, BytesRequiredIsABound) {
   ExchangeCase spec;
@@ -409,7 +440,7 @@ TEST_P(GpuNodes, ManyCallsHoldNoMoreThanFew) {
   });
 }
 
-std::vector<Shape> emulated_shapes() { return {{2, 1}, {2, 2}, {4, 1}, {3, 2}}; }
+std::vector<Shape> emulated_shapes() { return {{2, 1}, {2, 2}, {4, 1}, {2, 4}, {3, 2}}; }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuNodes, testing::ValuesIn(emulated_shapes()),
                          [](const auto& test) { return describe(test.param); });

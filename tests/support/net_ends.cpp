@@ -31,6 +31,8 @@ NetEnds::NetEnds(std::string_view engine, const NetShape& shape) {
   for (int self = 0; self < shape.num_ends; ++self) {
     auto end = std::make_unique<NetEnd>();
     if (!shape.engine_allocates) end->owned.resize(shape.memory_bytes);
+    end->owned_gpu.resize(shape.gpu_bytes);
+    end->options.gpu_memory = end->owned_gpu;
     end->options.self = self;
     end->options.num_peers = shape.num_ends;
     end->options.num_channels = shape.num_channels;

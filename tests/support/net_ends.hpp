@@ -22,7 +22,8 @@ const net::EngineFactory& net_engine(std::string_view name);
 
 struct NetEnd {
   std::vector<std::byte> owned;
-  std::span<std::byte> memory;  // `owned`, or the engine's
+  std::vector<std::byte> owned_gpu;  // in place of GPU memory
+  std::span<std::byte> memory;       // `owned`, or the engine's
   net::EngineOptions options;
   std::unique_ptr<net::Engine> engine;  // null once destroyed
   /// Every value that came, in order of arrival, by (peer, channel).
@@ -41,6 +42,7 @@ struct NetShape {
   int num_channels = 1;
   std::size_t memory_bytes = 1 << 16;
   bool engine_allocates = false;
+  std::size_t gpu_bytes = 0;  ///< EngineOptions::gpu_memory, in host memory
   std::int64_t timeout_ns = 10'000'000'000;
   /// By end: its host, as the ends believe. Empty: they know nothing of hosts.
   std::vector<int> hosts{};

@@ -1,4 +1,5 @@
-/// Rings in memory from outside, which kernels use between the hosts' exchanges; here a thread takes their place.
+/// Rings in memory from outside, which kernels use between the hosts' exchanges, and rings of their own beside those of
+/// the hosts, as in GPU memory; here a thread takes their place, and host memory that of the GPU.
 
 #include <gtest/gtest.h>
 
@@ -22,16 +23,21 @@ using Word = std::atomic_ref<std::uint64_t>;
 /// A rank of two nodes of one rank each.
 class RingRank {
  public:
-  explicit RingRank(RankContext& context) : bootstrap_(context.bootstrap()) {
+  explicit RingRank(RankContext& context, bool apart = false) : bootstrap_(context.bootstrap()) {
     BackendContext backend;
     backend.bootstrap = bootstrap_.get();
     backend.topology = {context.rank(), 2, 1};
     backend.options.arena_bytes = std::size_t{1} << 20;
     backend.options.timeout_ns = 20 * kNsPerSecond;
     backend.options.transport = "loopback";
-    memory_.resize(rail::Rails::memory_bytes(backend.topology, kShape) / sizeof(Line) + 1);
-    const call::KernelRings rings{
-        .shape = kShape, .memory = {memory_.data()->bytes, memory_.size() * sizeof(Line)}, .words = words_.get()};
+    const std::size_t num_bytes = apart ? rail::Rails::rings_bytes(backend.topology, kShape)
+                                        : rail::Rails::memory_bytes(backend.topology, kShape);
+    memory_.resize(num_bytes / sizeof(Line) + 1);
+    call::KernelRings rings{.shape = kShape, .memory = {memory_.data()->bytes, num_bytes}, .words = words_.get()};
+    if (apart) {
+      rings.in_gpu = true;
+      rings.make_visible = [this] { return make_visible(); };
+    }
     sync_ = std::move(call::CallSync::create(backend, &rings)).value();
   }
 
@@ -72,6 +78,38 @@ class RingRank {
     return equal;
   }
 
+  void send_as_kernel(std::uint8_t value) {
+    sync_->rails().keep_polling(true);
+    net::RingWords& words = words_[static_cast<std::size_t>(peer())];
+    std::memset(sync_->rails().chunks().out, value, kShape.chunk_bytes);
+    words.chunk_bytes[0] = kShape.chunk_bytes;
+    Word(words.filled).store(1, std::memory_order_release);
+  }
+  /// Why the peer is lost; ok if it is not for a long time.
+  Status await_loss() {
+    const std::int64_t deadline_ns = node::monotonic_ns() + 20 * kNsPerSecond;
+    while (node::monotonic_ns() < deadline_ns) {
+      if (Status status = sync_->rails().presence(peer()); !status.ok()) return status;
+    }
+    return {};
+  }
+  std::uint64_t num_arrived() { return Word(words_[static_cast<std::size_t>(peer())].arrived).load(); }
+
+  call::CallSync& sync() { return *sync_; }
+  /// Flushes so far, and those at which kernels knew of the chunks already.
+  int num_flushes() const { return num_flushes_.load(); }
+  int num_late() const { return num_late_.load(); }
+  /// From now on a flush fails.
+  void break_flush() { flush_works_ = false; }
+  Status make_visible() {
+    if (!flush_works_) return Status(ErrorCode::kCuda, "no flush");
+    // Each round brings one chunk: before it, kernels know of as many as were flushed.
+    net::RingWords& words = words_[static_cast<std::size_t>(peer())];
+    if (Word(words.arrived).load() > static_cast<std::uint64_t>(num_flushes_)) ++num_late_;
+    ++num_flushes_;
+    return {};
+  }
+
  private:
   struct alignas(64) Line {
     std::byte bytes[64];
@@ -81,19 +119,56 @@ class RingRank {
   std::shared_ptr<Bootstrap> bootstrap_;
   std::vector<Line> memory_;
   std::unique_ptr<net::RingWords[]> words_ = std::make_unique<net::RingWords[]>(2);
+  std::atomic<int> num_flushes_{0};
+  std::atomic<int> num_late_{0};
+  std::atomic<bool> flush_works_{true};
   std::unique_ptr<call::CallSync> sync_;
 };
+
+void take_turns(RankContext& context, RingRank& rank) {
+  const auto mine = static_cast<std::uint8_t>(10 * context.rank());
+  const auto theirs = static_cast<std::uint8_t>(10 - mine);
+  for (std::uint8_t round = 0; round < 5; ++round) {
+    const auto value = static_cast<std::uint8_t>(mine + round);
+    const auto expected = static_cast<std::uint8_t>(theirs + round);
+    context.expect(rank.exchange(value, expected), "what hosts exchange");
+    context.expect(rank.exchange_as_kernel(value, expected), "what kernels exchange");
+  }
+}
 
 TEST(KernelRings, HostsAndKernelsTakeTurns) {
   run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
     RingRank rank(context);
-    const auto mine = static_cast<std::uint8_t>(10 * context.rank());
-    const auto theirs = static_cast<std::uint8_t>(10 - mine);
-    for (std::uint8_t round = 0; round < 5; ++round) {
-      const auto value = static_cast<std::uint8_t>(mine + round);
-      const auto expected = static_cast<std::uint8_t>(theirs + round);
-      context.expect(rank.exchange(value, expected), "what hosts exchange");
-      context.expect(rank.exchange_as_kernel(value, expected), "what kernels exchange");
+    context.expect(!rank.sync().rails().has_gpu_rings(), "one set of rings for both");
+    take_turns(context, rank);
+    throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
+  });
+}
+
+TEST(KernelRings, ApartFromTheHostsAreFlushedBeforeKernelsKnowOfAChunk) {
+  run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
+    RingRank rank(context, true);
+    context.expect(rank.sync().rails().has_gpu_rings(), "rings apart");
+    context.expect(rank.sync().network_usage().ring_memory == "gpu", "and shown");
+    const std::size_t gpu_bytes = rail::Rails::rings_bytes(rank.sync().topology(), kShape);
+    const std::size_t host_bytes = rail::Rails::memory_bytes(rank.sync().topology(), rail::default_ring_shape(2));
+    context.expect(rank.sync().rails().memory_bytes() == host_bytes + gpu_bytes, "bytes of both");
+    take_turns(context, rank);
+    context.expect(rank.num_flushes() == 5, "one flush for each chunk of kernels, none for those of hosts");
+    context.expect(rank.num_late() == 0, "before kernels know of it");
+    throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
+  });
+}
+
+TEST(KernelRings, AFlushThatFailsLosesThePeer) {
+  run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
+    RingRank rank(context, true);
+    if (context.rank() == 1) rank.break_flush();
+    throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
+    rank.send_as_kernel(1);
+    if (context.rank() == 1) {
+      context.expect_code(rank.await_loss(), ErrorCode::kCuda, "the reason is the flush's");
+      context.expect(rank.num_arrived() == 0, "kernels do not learn of the chunk");
     }
     throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
   });

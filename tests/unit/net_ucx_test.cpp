@@ -191,6 +191,34 @@ TEST(NetUcx, TransportsThatCannotDetectALossAreRefusedAtConnect) {
   EXPECT_THAT(status.message(), HasSubstr("UCX_POSIX_ERROR_HANDLING=y"));
 }
 
+TEST(NetUcx, GpuMemoryNeedsACardTowardsEachPeer) {
+  for (const char* transports : {"tcp", "posix,sysv,self"}) {
+    const Status status = in_fresh_process([transports] {
+      setenv("UCX_TLS", transports, 1);
+      setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
+      setenv("UCX_SYSV_ERROR_HANDLING", "y", 1);
+      NetEnds ends("ucx", {.gpu_bytes = 4096, .timeout_ns = 0});
+      return ends.connect(0, ends.addresses());
+    });
+    EXPECT_EQ(status.code(), ErrorCode::kUnsupported) << status.to_string();
+    EXPECT_EQ(status.peer(), 1);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("rank 1 is reached by "), HasSubstr("set GroupOptions::ring_memory to host")));
+  }
+}
+
+TEST(NetUcx, EndsWithOtherAmountsOfGpuMemoryAreRefused) {
+  const Status status = in_fresh_process([] {
+    setenv("UCX_TLS", "tcp", 1);
+    NetEnds with("ucx", {.gpu_bytes = 4096, .timeout_ns = 0});
+    NetEnds without("ucx", {.timeout_ns = 0});
+    return without.connect(0, {without.addresses()[0], with.addresses()[1]});
+  });
+  EXPECT_EQ(status.code(), ErrorCode::kTransport) << status.to_string();
+  EXPECT_EQ(status.peer(), 1);
+  EXPECT_THAT(status.message(), HasSubstr("has 4096 bytes of GPU memory for rings, expected 0"));
+}
+
 TEST(NetUcx, SharedMemoryWorksToo) {
   const Status status = in_fresh_process([] {
     setenv("UCX_TLS", "posix,sysv,cma,self", 1);
@@ -408,6 +436,11 @@ TEST(NetUcx, SetupsFollowTheEnvironment) {
   EXPECT_EQ(network[0].transports, "ib");
   EXPECT_TRUE(network[0].remote_writes && network[0].optional);
   EXPECT_FALSE(network[1].remote_writes || network[1].optional);
+  surroundings.gpu_memory = true;
+  EXPECT_EQ(setups_for(Scope::kNetwork, "", surroundings)[0].transports, "ib,cuda");
+  surroundings.transports = "rc,cuda_copy";
+  EXPECT_TRUE(setups_for(Scope::kNetwork, "", surroundings)[0].remote_writes);
+  surroundings.gpu_memory = false;
   surroundings.transports = "rc,ud";
   surroundings.devices = "mlx5_0:1";
   network = setups_for(Scope::kNetwork, "eth1", surroundings);

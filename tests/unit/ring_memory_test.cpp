@@ -62,7 +62,7 @@ TEST(GpuDirect, FactsOfThisHostNameEachNeed) {
     EXPECT_FALSE(fact.observed.empty()) << fact.name;
     EXPECT_EQ(fact.present, fact.advice.empty()) << fact.name;
   }
-  EXPECT_THAT(names, ::testing::ElementsAre("gpu", "driver", "card", "network library", "rings"));
+  EXPECT_THAT(names, ::testing::ElementsAre("gpu", "driver", "card", "network library"));
 }
 
 GroupOptions with_ring_memory(const char* where, int ranks_per_node) {

@@ -164,7 +164,9 @@ TEST_P(Rings, ARankMayDriveTheNetworkItself) {
 
 TEST_P(Rings, AProducerIsHeldBackUntilAChunkIsUsed) {
   const auto num_chunks = static_cast<int>(GetParam().shape.num_chunks);
-  const auto items_per_chunk = static_cast<std::int64_t>(ring(0).capacity_bytes() / 16);
+  // Large chunks are filled by long exchanges.
+  const std::size_t chunk_bytes = std::min(GetParam().shape.chunk_bytes, rail::kMaxChunkBytes);
+  const auto items_per_chunk = static_cast<std::int64_t>((chunk_bytes - rail::kChunkHeaderBytes) / 16);
   const std::int64_t num_items = (num_chunks + 1) * items_per_chunk;
   ring(0).begin({num_items, 0, 16, 16});
   ring(1).begin({0, num_items, 16, 16});
@@ -210,10 +212,36 @@ TEST_P(Rings, TrafficCountsWhatWasFilledOnceThePathsAreKnown) {
   EXPECT_EQ(traffic.num_notifies, 1U);
 }
 
+TEST(RingShapes, OfGpuRanksHaveChunksOf512KiBWithinABudget) {
+  constexpr std::size_t kKiB = 1024;
+  for (const std::size_t num_nodes : {std::size_t{2}, std::size_t{9}, std::size_t{10}, std::size_t{32}}) {
+    const RingShape shape = rail::kernel_ring_shape(num_nodes);
+    EXPECT_EQ(shape.num_chunks, 16U);
+    EXPECT_EQ(shape.chunk_bytes % plan::kPartAlignment, 0U);
+    EXPECT_LE(2 * (num_nodes - 1) * shape.num_chunks * shape.chunk_bytes, 128 * kKiB * kKiB);
+    EXPECT_EQ(shape.chunk_bytes == 512 * kKiB, num_nodes <= 9) << num_nodes;
+    EXPECT_EQ(rail::default_ring_shape(num_nodes).num_chunks, 4U) << "CPU ranks have rings of their own shape";
+    EXPECT_LE(rail::default_ring_shape(num_nodes).chunk_bytes, 128 * kKiB);
+  }
+}
+
+/// What is short goes in as many chunks as before there were large ones, and nothing in fewer than it needs.
+TEST(RingShapes, ShortExchangesUseSmallerChunks) {
+  constexpr std::size_t kKiB = 1024;
+  EXPECT_EQ(rail::exchange_chunk_bytes(512 * kKiB, 0), 128 * kKiB);
+  EXPECT_EQ(rail::exchange_chunk_bytes(512 * kKiB, 2048 * kKiB), 128 * kKiB);
+  EXPECT_EQ(rail::exchange_chunk_bytes(512 * kKiB, 4096 * kKiB), 256 * kKiB);
+  EXPECT_EQ(rail::exchange_chunk_bytes(512 * kKiB, 4096 * kKiB + 1000), 256 * kKiB) << "a multiple of 64";
+  EXPECT_EQ(rail::exchange_chunk_bytes(512 * kKiB, std::size_t{1} << 40), 512 * kKiB);
+  EXPECT_EQ(rail::exchange_chunk_bytes(128 * kKiB, std::size_t{1} << 40), 128 * kKiB);
+  EXPECT_EQ(rail::exchange_chunk_bytes(8 * kKiB, 100), 8 * kKiB);
+}
+
 std::vector<RingConfig> configs() {
   std::vector<RingConfig> all;
   for (const char* engine : {FERRY_TEST_ENGINES}) {
-    for (const RingShape& shape : {RingShape{1, 128}, RingShape{4, 1024}, RingShape{64, 256}}) {
+    for (const RingShape& shape :
+         {RingShape{1, 128}, RingShape{4, 1024}, RingShape{64, 256}, RingShape{3, std::size_t{512} << 10}}) {
       all.push_back({engine, shape});
     }
   }

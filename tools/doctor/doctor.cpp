@@ -82,7 +82,7 @@ int run_doctor(const DoctorOptions& options) {
     verdict += fmt::format("The {} backend {} here.\n", backend.name, proven ? "works" : "does not work");
   }
   findings.push_back(prove_nodes());
-  verdict += findings.back().health == Health::kOk ? "Ranks of several nodes exchange here (CPU ranks only so far).\n"
+  verdict += findings.back().health == Health::kOk ? "Ranks of several nodes exchange here (tried with CPU ranks).\n"
                                                    : "Ranks of several nodes do not exchange here.\n";
   if (options.json_path != "-") {
     std::string text = fmt::format("Ferry {} ({}) on {}\n\n", version(), commit(), read_host_facts().kernel);

@@ -82,7 +82,8 @@ std::vector<Finding> examine_networks() {
 
 std::vector<Finding> examine_ring_memory(int device) {
   std::vector<Finding> findings{
-      {Health::kOk, "ring memory", "GPU ranks of several nodes have their rings in pinned host memory", ""}};
+      {Health::kOk, "ring memory",
+       "GPU ranks of several nodes have their rings in pinned host memory unless gpu is asked for", ""}};
   for (const GpuDirectFact& fact : gpu_direct_facts("auto", device)) {
     findings.push_back(
         {fact.present ? Health::kOk : Health::kMissing, "gpudirect " + fact.name, fact.observed, fact.advice});

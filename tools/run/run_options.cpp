@@ -59,8 +59,8 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
                      "the interface that leads to rank 0 and all RDMA cards; `ferry doctor` lists them)");
   command
       .add_option("--ring-memory", options->ring_memory,
-                  "Where GPU ranks have their rings between nodes (default FERRY_RING_MEMORY, else auto: the best that "
-                  "can be had)")
+                  "Where GPU ranks have their rings between nodes (default FERRY_RING_MEMORY, else host); gpu has not "
+                  "run on any card")
       ->check(CLI::IsMember({"auto", "host", "gpu"}))
       ->option_text("{auto,host,gpu}");
   command.add_option("--backend", options->backend, "\"auto\" or a backend that `ferry doctor` lists")

@@ -194,21 +194,25 @@ Status check_room_for_rails(const Topology& topology, int num_sms) {
 
 call::KernelRings prepare_rings(const BackendContext& context, const Result<DeviceFacts>& facts, RingMemory& memory) {
   call::KernelRings rings;
-  rings.shape = device_ring_shape(static_cast<std::size_t>(context.topology.num_nodes()));
+  rings.shape = rail::kernel_ring_shape(static_cast<std::size_t>(context.topology.num_nodes()));
   rings.status = facts.status();
   if (!rings.status.ok()) return rings;
   rings.gpu_pci_address = facts->pci_address;
-  if (context.options.ring_memory == "gpu") {
+  const bool in_gpu = context.options.ring_memory == "gpu";
+  if (in_gpu) {
     rings.status = rail::check_ring_memory(
         "gpu", rail::gpu_direct_facts(gpu_direct_part(facts->device), context.options.transport));
     if (!rings.status.ok()) return rings;
   }
-  Result<RingMemory> made = RingMemory::create(context.topology);
+  Result<RingMemory> made =
+      in_gpu ? RingMemory::create_in_gpu(context.topology, facts->device) : RingMemory::create(context.topology);
   rings.status = made.status();
   if (!made.ok()) return rings;
   memory = std::move(*made);
   rings.memory = memory.rails_memory;
   rings.words = memory.words;
+  rings.in_gpu = in_gpu;
+  rings.make_visible = memory.make_visible;
   return rings;
 }
 
@@ -251,6 +255,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
     parts.mask_timeout_ns = static_cast<std::uint64_t>(context.options.mask_timeout_ns);
   }
   parts.rings = ring_memory.block.data;
+  parts.gpu_rings = ring_memory.gpu;
   parts.sync = std::move(*sync);
   Result<CallLog> call_log = CallLog::create(parts.sync->peers());
 

@@ -6,12 +6,11 @@
 #include <atomic>
 
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/memory/card_memory.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
 namespace {
-
-constexpr std::size_t kRingChunks = 16;
 
 /// Looks of the watch without any movement before the network may sleep: a second, so that a program which computes in
 /// between finds it awake.
@@ -21,15 +20,8 @@ std::size_t words_bytes(int num_nodes) { return node::round_up_to_page(to_size(n
 
 }  // namespace
 
-rail::RingShape device_ring_shape(std::size_t num_nodes) {
-  const std::size_t num_rings = 2 * (num_nodes - 1);
-  const std::size_t share =
-      rail::kRingBudgetBytes / (num_rings * kRingChunks) / plan::kPartAlignment * plan::kPartAlignment;
-  return {kRingChunks, std::clamp(share, rail::kMinChunkBytes, rail::kMaxChunkBytes)};
-}
-
 Result<RingMemory> RingMemory::create(const Topology& topology) {
-  const rail::RingShape shape = device_ring_shape(to_size(topology.num_nodes()));
+  const rail::RingShape shape = rail::kernel_ring_shape(to_size(topology.num_nodes()));
   const std::size_t rails_bytes = rail::Rails::memory_bytes(topology, shape);
   const std::size_t words = words_bytes(topology.num_nodes());
   Result<PinnedBlock> block = take_pinned(words + rails_bytes);
@@ -38,6 +30,24 @@ Result<RingMemory> RingMemory::create(const Topology& topology) {
   memory.block = std::move(*block);
   memory.words = reinterpret_cast<net::RingWords*>(memory.block.data.get());
   memory.rails_memory = {memory.block.data.get() + words, rails_bytes};
+  return memory;
+}
+
+Result<RingMemory> RingMemory::create_in_gpu(const Topology& topology, int device) {
+  const rail::RingShape shape = rail::kernel_ring_shape(to_size(topology.num_nodes()));
+  const std::size_t rings_bytes = rail::Rails::rings_bytes(topology, shape);
+  RingMemory memory;
+  Result<std::function<Status()>> flush = card_write_flush(device);
+  if (!flush.ok()) return flush.status();
+  memory.make_visible = std::move(*flush);
+  Result<std::shared_ptr<std::byte>> gpu = take_card_memory(device, rings_bytes);
+  if (!gpu.ok()) return gpu.status();
+  memory.gpu = std::move(*gpu);
+  memory.rails_memory = {memory.gpu.get(), rings_bytes};
+  Result<PinnedBlock> block = take_pinned(words_bytes(topology.num_nodes()));
+  if (!block.ok()) return block.status();
+  memory.block = std::move(*block);
+  memory.words = reinterpret_cast<net::RingWords*>(memory.block.data.get());
   return memory;
 }
 
@@ -67,8 +77,9 @@ Status RailLink::start(TableMemory& tables, cudaStream_t stream) {
   params_.log = reinterpret_cast<RailLog*>(log_.get());
   params_.words = reinterpret_cast<net::RingWords*>(reinterpret_cast<std::byte*>(memory_.words) + to_kernels);
   const rail::Rails::Chunks chunks = rails.chunks();
-  params_.chunks_in = chunks.in + to_kernels;
-  params_.chunks_out = chunks.out + to_kernels;
+  const std::ptrdiff_t chunks_to_kernels = memory_.gpu != nullptr ? 0 : to_kernels;
+  params_.chunks_in = chunks.in + chunks_to_kernels;
+  params_.chunks_out = chunks.out + chunks_to_kernels;
   params_.num_chunks = chunks.shape.num_chunks;
   params_.chunk_bytes = chunks.shape.chunk_bytes;
   return {};

@@ -1,12 +1,14 @@
 #ifndef FERRY_CUDA_CONTEXT_RAIL_LINK_HPP
 #define FERRY_CUDA_CONTEXT_RAIL_LINK_HPP
 
-/// What the kernels of a rank share with its network and its host, in groups of several nodes: rings in pinned memory,
-/// which the proxy serves, and the records of calls that were refused.
+/// What the kernels of a rank share with its network and its host, in groups of several nodes: rings, which the proxy
+/// serves, with words in pinned memory and chunks there or in GPU memory; and the records of calls that were refused.
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 
 #include "call/call_sync.hpp"
 #include "cuda/memory/pinned_memory.hpp"
@@ -15,16 +17,17 @@
 
 namespace ferry::cuda {
 
-/// The rings of GPU ranks: 1 MB and more is in flight on the way to a peer (50 GB/s for 20 us), and as much is being
-/// written.
-rail::RingShape device_ring_shape(std::size_t num_nodes);
-
 /// The memory of the rings, before there is a group.
 struct RingMemory {
   PinnedBlock block;
-  net::RingWords* words = nullptr;  ///< [nodes], in the block, as is the next
-  std::span<std::byte> rails_memory;
+  net::RingWords* words = nullptr;    ///< [nodes], in the block, as is the next
+  std::span<std::byte> rails_memory;  ///< of all that the network moves
   static Result<RingMemory> create(const Topology& topology);
+
+  /// Chunks in memory of `device` that network cards reach, apart from all else.
+  static Result<RingMemory> create_in_gpu(const Topology& topology, int device);
+  std::shared_ptr<std::byte> gpu{};
+  std::function<Status()> make_visible{};  ///< card_write_flush
 };
 
 class RailLink {

@@ -86,14 +86,11 @@ Status NodesLatency::make_receive(const LatencyReceiveCall& call, bool& made) {
   const Result<bool> captured = context_.check_stream(kName, call.stream);
   if (!captured.ok()) return captured.status();
   if (routing.sent != nullptr) {
-    if (*captured) {
-      return Status(ErrorCode::kUnsupported,
-                    fmt::format("{}: the stream is being captured, and was not when the call was sent; over several "
-                                "nodes capture both halves, or neither",
-                                kName));
-    }
+    // A graph waits for the call when it runs.
+    if (*captured) routing.awaited_by_graphs.push_back(routing.sent);
+    const unsigned flags = *captured ? cudaEventWaitExternal : cudaEventWaitDefault;
     const cudaError_t error =
-        cudaStreamWaitEvent(static_cast<cudaStream_t>(call.stream.handle), routing.sent->get(), 0);
+        cudaStreamWaitEvent(static_cast<cudaStream_t>(call.stream.handle), routing.sent->get(), flags);
     if (error != cudaSuccess) return runtime_status(error, fmt::format("{}: waiting for the call", kName));
   }
   const bool reports = routing.host.result != nullptr;

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <memory>
+#include <vector>
 
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
@@ -25,6 +26,7 @@ struct NodesLatencyRouting final : NodesRouting {
   bool dispatch_failed() const override { return received.load(std::memory_order_acquire) && counts_state() == 2; }
 
   std::shared_ptr<StreamPoint> sent;  ///< the end of the latest split call; null: it was captured
+  std::vector<std::shared_ptr<StreamPoint>> awaited_by_graphs;  ///< so that no other call takes them meanwhile
   std::atomic<bool> received{false};  ///< the rows are there in stream order, and the host is told the counts
 };
 

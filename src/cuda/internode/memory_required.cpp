@@ -122,7 +122,7 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
                                                           round_up_to_page(num_rows * to_size(shape.row_bytes))
                                                     : 0;
   return round_up_to_page(Control::at(nullptr, to_size(topology.ranks_per_node)).size_bytes) +
-         rail::Rails::memory_bytes(topology, device_ring_shape(num_nodes)) + staging_bytes + buffers_bytes;
+         rail::Rails::memory_bytes(topology, rail::kernel_ring_shape(num_nodes)) + staging_bytes + buffers_bytes;
 }
 
 }  // namespace ferry::cuda::internode

@@ -219,7 +219,9 @@ template <typename Move>
 __device__ void for_each_chunk(const ExchangeParams& params, std::int64_t num_items, int worker, Move move) {
   const std::int64_t item_bytes = params.item_bytes();
   if (item_bytes == 0) return;
-  const auto room = static_cast<std::int64_t>(params.rails.chunk_bytes - rail::kChunkHeaderBytes);
+  const auto exchange_bytes = static_cast<std::size_t>(num_items * item_bytes);
+  const auto room = static_cast<std::int64_t>(rail::exchange_chunk_bytes(params.rails.chunk_bytes, exchange_bytes) -
+                                              rail::kChunkHeaderBytes);
   const std::int64_t slice_bytes = item_bytes < room ? item_bytes : room;
   const std::int64_t num_slices = (item_bytes + slice_bytes - 1) / slice_bytes;
   const std::int64_t per_chunk = room / slice_bytes;

@@ -15,6 +15,7 @@
 #include "net/blob.hpp"
 #include "net/loopback/faults.hpp"
 #include "net/loopback/inbox.hpp"
+#include "net/loopback/region.hpp"
 
 namespace ferry::net::loopback {
 namespace {
@@ -156,11 +157,12 @@ Status LoopbackEngine::connect(std::span<const Blob> addresses, EngineEvents eve
 
 void LoopbackEngine::put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset,
                          std::size_t num_bytes) {
-  if (local_offset > options_.memory.size() || num_bytes > options_.memory.size() - local_offset) {
+  const Region region = Region::of(options_, local_offset);
+  if (!region.contains(num_bytes)) {
     lose(peer, ErrorCode::kInternal, "a put from outside this end's memory; please report this bug");
     return;
   }
-  put_from(peer, channel, options_.memory.subspan(local_offset, num_bytes), remote_offset);
+  put_from(peer, channel, region.memory.subspan(region.offset, num_bytes), remote_offset);
 }
 
 void LoopbackEngine::put_from(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) {
@@ -362,11 +364,13 @@ void LoopbackEngine::apply(const Operation& operation) {
         events_.notified(operation.from, operation.channel, operation.value);
       }
       return;
-    case Operation::Kind::kPut:
+    case Operation::Kind::kPut: {
       note_order(operation);
       if (!is_inside(operation, operation.bytes.size())) return;
-      store_bytes(options_.memory.data() + operation.offset, operation.bytes.data(), operation.bytes.size());
+      const Region region = Region::of(options_, operation.offset);
+      store_bytes(region.memory.data() + region.offset, operation.bytes.data(), operation.bytes.size());
       return;
+    }
     case Operation::Kind::kAtomic:
     case Operation::Kind::kGet:
     case Operation::Kind::kFlush:
@@ -380,7 +384,10 @@ void LoopbackEngine::apply(const Operation& operation) {
 
 /// If not, its sender is lost.
 bool LoopbackEngine::is_inside(const Operation& operation, std::size_t num_bytes) {
-  if (operation.offset <= options_.memory.size() && num_bytes <= options_.memory.size() - operation.offset) return true;
+  const bool may_be_gpu = operation.kind == Operation::Kind::kPut;
+  if ((may_be_gpu || operation.offset < kGpuOffset) && Region::of(options_, operation.offset).contains(num_bytes)) {
+    return true;
+  }
   lose(operation.from, ErrorCode::kTransport,
        fmt::format("it named {} bytes at offset {}, outside the {} bytes of this end's memory; please report this bug",
                    num_bytes, operation.offset, options_.memory.size()));

@@ -9,8 +9,10 @@ Blob encode_address(const EndAddress& address) {
   writer.bytes(address.name);
   writer.bytes(address.public_key);
   writer.u64(address.memory_base);
+  writer.u64(address.gpu_base);
+  writer.u64(address.gpu_bytes);
   for (const ScopeAddress& scope : address.scopes) {
-    for (const std::span<const std::byte> part : {scope.worker, scope.memory_key}) {
+    for (const std::span<const std::byte> part : {scope.worker, scope.memory_key, scope.gpu_key}) {
       writer.u32(static_cast<std::uint32_t>(part.size()));
       writer.bytes(part);
     }
@@ -24,9 +26,12 @@ Result<EndAddress> parse_address(std::span<const std::byte> own_part) {
   std::ranges::copy(reader.bytes(address.name.size()), address.name.begin());
   std::ranges::copy(reader.bytes(address.public_key.size()), address.public_key.begin());
   address.memory_base = reader.u64();
+  address.gpu_base = reader.u64();
+  address.gpu_bytes = reader.u64();
   for (ScopeAddress& scope : address.scopes) {
     scope.worker = reader.bytes(reader.u32());
     scope.memory_key = reader.bytes(reader.u32());
+    scope.gpu_key = reader.bytes(reader.u32());
   }
   if (!reader.finished()) {
     return Status(ErrorCode::kTransport,

@@ -7,9 +7,11 @@
 ///   16         name of the end: random
 ///   32         its X25519 public key
 ///   8          where its memory begins
+///   8, 8       where its GPU memory begins, and bytes of it
 ///   then for peers of its host, and for peers of other hosts:
 ///   4, …       length and bytes of its worker's address, as UCX packs it; empty where it expects no such peer
 ///   4, …       length and bytes of the key to its memory; empty where peers cannot write there
+///   4, …       the same of its GPU memory
 
 #include <cstddef>
 #include <cstdint>
@@ -26,12 +28,15 @@ namespace ferry::net::ucx {
 struct ScopeAddress {
   std::span<const std::byte> worker;
   std::span<const std::byte> memory_key;
+  std::span<const std::byte> gpu_key{};
 };
 
 struct EndAddress {
   Token name{};
   PublicKey public_key{};
   std::uint64_t memory_base = 0;
+  std::uint64_t gpu_base = 0;
+  std::uint64_t gpu_bytes = 0;
   std::array<ScopeAddress, kNumScopes> scopes{};
 
   const ScopeAddress& at(Scope scope) const { return scopes[static_cast<std::size_t>(scope)]; }

@@ -34,11 +34,13 @@ Connection::Connection(const Resources& resources, Seal seal, std::uint32_t self
       last_write_(static_cast<std::size_t>(num_channels), 0) {}
 
 void Connection::release_key() {
-  if (remote_key_ != nullptr) library_.rkey_destroy(std::exchange(remote_key_, nullptr));
+  for (ucp_rkey_h* key : {&gpu_key_, &remote_key_}) {
+    if (*key != nullptr) library_.rkey_destroy(std::exchange(*key, nullptr));
+  }
 }
 
-Status Connection::open(std::span<const std::byte> address, std::span<const std::byte> remote_key,
-                        std::uint64_t remote_base) {
+Status Connection::open(std::span<const std::byte> address, const RemoteMemory& memory,
+                        const RemoteMemory& gpu_memory) {
   const std::vector<std::byte> address_copy = with_tail(address);
   ucp_ep_params_t params{};
   params.field_mask =
@@ -57,38 +59,81 @@ Status Connection::open(std::span<const std::byte> address, std::span<const std:
     endpoint_ = nullptr;
     return status;
   }
-  return open_memory(remote_key, remote_base);
+  Status status = open_memory(memory);
+  return status.ok() ? open_gpu_memory(gpu_memory) : status;
 }
 
-Status Connection::open_memory(std::span<const std::byte> remote_key, std::uint64_t remote_base) {
-  if (remote_key.empty()) return {};
-  const std::vector<std::byte> key_copy = with_tail(remote_key);
-  if (Status status = ucx_status(library_.ep_rkey_unpack(endpoint_, key_copy.data(), &remote_key_),
-                                 fmt::format("reading the key to the memory of rank {}", rank_),
-                                 "run the same version of UCX on every rank", rank_);
-      !status.ok()) {
-    remote_key_ = nullptr;
-    return status;
+Status Connection::unpack(std::span<const std::byte> key, ucp_rkey_h* unpacked) {
+  const std::vector<std::byte> key_copy = with_tail(key);
+  Status status = ucx_status(library_.ep_rkey_unpack(endpoint_, key_copy.data(), unpacked),
+                             fmt::format("reading the key to the memory of rank {}", rank_),
+                             "run the same version of UCX on every rank", rank_);
+  if (!status.ok()) *unpacked = nullptr;
+  return status;
+}
+
+Status Connection::open_gpu_memory(const RemoteMemory& memory) {
+  if (resources_.gpu_memory().empty()) return {};
+  if (put_way_ != PutWay::kWrites || memory.key.empty() || resources_.gpu_memory_handle() == nullptr) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("network engine ucx: rank {} is reached by {}, and only InfiniBand and RoCE cards write "
+                              "into GPU memory by themselves; set GroupOptions::ring_memory to host",
+                              rank_, describe(lanes_of(library_, endpoint_))),
+                  rank_);
   }
+  gpu_base_ = memory.base;
+  return unpack(memory.key, &gpu_key_);
+}
+
+Status Connection::open_memory(const RemoteMemory& memory) {
+  if (memory.key.empty()) return {};
+  if (Status status = unpack(memory.key, &remote_key_); !status.ok()) return status;
   void* mapped = nullptr;
-  if (library_.rkey_ptr(remote_key_, remote_base, &mapped) == UCS_OK) {
+  if (library_.rkey_ptr(remote_key_, memory.base, &mapped) == UCS_OK) {
     put_way_ = PutWay::kStores;
     mapped_memory_ = static_cast<std::byte*>(mapped);
   } else if (resources_.remote_writes() && have_remote_writes(lanes_of(library_, endpoint_))) {
     put_way_ = PutWay::kWrites;
-    remote_base_ = remote_base;
+    remote_base_ = memory.base;
   }
   return {};
 }
 
 void Connection::put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
   if (!usable() || stopped_ || num_bytes == 0) return;
+  if (local_offset >= kGpuOffset) {
+    put_gpu(channel, local_offset - kGpuOffset, remote_offset - kGpuOffset, num_bytes);
+    return;
+  }
   const std::size_t size = resources_.memory().size();
   if (local_offset > size || num_bytes > size - local_offset) {
     fail(UCS_ERR_OUT_OF_RANGE);
     return;
   }
   put_from(channel, resources_.memory().subspan(local_offset, num_bytes), remote_offset);
+}
+
+/// Between GPU memory here and there, which are equally large.
+void Connection::put_gpu(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
+  const std::span<std::byte> memory = resources_.gpu_memory();
+  const auto is_in = [&memory, num_bytes](std::size_t offset) {
+    return offset <= memory.size() && num_bytes <= memory.size() - offset;
+  };
+  if (gpu_key_ == nullptr || !is_in(local_offset) || !is_in(remote_offset)) {
+    fail(UCS_ERR_OUT_OF_RANGE);
+    return;
+  }
+  Operation* operation = take_operation(Kind::kWrite);
+  ucp_request_param_t params = params_of(operation);
+  params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  params.memory_type = UCS_MEMORY_TYPE_CUDA;
+#if UCP_API_VERSION >= UCP_VERSION(1, 13)
+  params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+  params.memh = resources_.gpu_memory_handle();
+#endif
+  last_write_[static_cast<std::size_t>(channel)] = ++num_writes_;
+  started(operation, library_.put_nbx(endpoint_, memory.data() + local_offset, num_bytes, gpu_base_ + remote_offset,
+                                      gpu_key_, &params));
 }
 
 /// The peer's memory is as large as this end's.

@@ -41,8 +41,14 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  /// `address` and `remote_key` come from UCX's own packing, at the peer; `remote_base`: where its memory begins.
-  Status open(std::span<const std::byte> address, std::span<const std::byte> remote_key, std::uint64_t remote_base);
+  /// The peer's memory: the key comes from UCX's own packing there, and is empty where this end cannot write.
+  struct RemoteMemory {
+    std::span<const std::byte> key{};
+    std::uint64_t base = 0;
+  };
+  /// `address`, too, comes from UCX's packing.
+  /// @errors kUnsupported: this end has GPU memory, and no card reaches the peer's
+  Status open(std::span<const std::byte> address, const RemoteMemory& memory, const RemoteMemory& gpu_memory);
 
   void put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
   /// From any memory of this process, which stays as it is until a later flush was answered.
@@ -109,8 +115,11 @@ class Connection {
   static ucp_request_param_t params_of(Operation* operation);
   void started(Operation* operation, ucs_status_ptr_t request);
   void complete(Operation* operation, ucs_status_t status);
-  Status open_memory(std::span<const std::byte> remote_key, std::uint64_t remote_base);
+  Status unpack(std::span<const std::byte> key, ucp_rkey_h* unpacked);
+  Status open_memory(const RemoteMemory& memory);
+  Status open_gpu_memory(const RemoteMemory& memory);
   bool is_inside(std::size_t remote_offset, std::size_t num_bytes);
+  void put_gpu(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
   void set_memory_handle(std::span<const std::byte> local, ucp_request_param_t* params) const;
   void write(int channel, std::span<const std::byte> source, std::size_t remote_offset);
   void send(const Message& message, std::span<const std::byte> payload = {});
@@ -123,8 +132,10 @@ class Connection {
   const int rank_;  // of the peer
   ucp_ep_h endpoint_ = nullptr;
   ucp_rkey_h remote_key_ = nullptr;
+  ucp_rkey_h gpu_key_ = nullptr;
   PutWay put_way_ = PutWay::kMessages;
-  std::uint64_t remote_base_ = 0;       // kWrites
+  std::uint64_t remote_base_ = 0;  // kWrites
+  std::uint64_t gpu_base_ = 0;
   std::byte* mapped_memory_ = nullptr;  // kStores: the peer's
   ucs_status_t failure_ = UCS_OK;
   bool stopped_ = false;

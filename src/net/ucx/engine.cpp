@@ -125,11 +125,14 @@ Result<Blob> UcxEngine::address() const {
   }
   EndAddress address{.name = token_,
                      .public_key = keys_.public_key(),
-                     .memory_base = reinterpret_cast<std::uintptr_t>(options_.memory.data())};
+                     .memory_base = reinterpret_cast<std::uintptr_t>(options_.memory.data()),
+                     .gpu_base = reinterpret_cast<std::uintptr_t>(options_.gpu_memory.data()),
+                     .gpu_bytes = options_.gpu_memory.size()};
   for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
     const Resources* resources = scopes_.at(scope);
     if (resources == nullptr) continue;
-    address.scopes[static_cast<std::size_t>(scope)] = {resources->address(), resources->remote_key()};
+    address.scopes[static_cast<std::size_t>(scope)] = {resources->address(), resources->remote_key(),
+                                                       resources->gpu_key()};
   }
   return make_blob(kName, options_, encode_address(address));
 }
@@ -181,6 +184,14 @@ Status UcxEngine::connect_to(int peer, std::span<const std::byte> own_part) {
                               rank, scope == Scope::kHost ? "on" : "outside"),
                   rank);
   }
+  if (address->gpu_bytes != options_.gpu_memory.size()) {
+    return Status(
+        ErrorCode::kTransport,
+        fmt::format("network engine ucx: rank {} has {} bytes of GPU memory for rings, expected {} as on this "
+                    "rank; run the same build with the same options on every rank",
+                    rank, address->gpu_bytes, options_.gpu_memory.size()),
+        rank);
+  }
   const Result<PairKeys> keys = keys_.agree(address->public_key, token_, address->name);
   if (!keys.ok()) return about_peer(keys.status());
   Result<Seal> sending = Seal::make(keys->sending);
@@ -189,7 +200,9 @@ Status UcxEngine::connect_to(int peer, std::span<const std::byte> own_part) {
   if (!receiving.ok()) return receiving.status();
   auto connection = std::make_unique<Connection>(
       *scopes_.at(scope), std::move(*sending), static_cast<std::uint32_t>(options_.self), rank, options_.num_channels);
-  Status opened = connection->open(address->at(scope).worker, address->at(scope).memory_key, address->memory_base);
+  const ScopeAddress& there = address->at(scope);
+  Status opened =
+      connection->open(there.worker, {there.memory_key, address->memory_base}, {there.gpu_key, address->gpu_base});
   at(peer).connection = std::move(connection);
   at(peer).address.assign(address->at(scope).worker.begin(), address->at(scope).worker.end());
   const Inbound::Params params{.sender = static_cast<std::uint32_t>(peer),

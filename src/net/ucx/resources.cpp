@@ -65,19 +65,23 @@ Status with_cause(Status status, const Setup& setup, const Resources::Params& pa
 }  // namespace
 
 Result<std::unique_ptr<Resources>> Resources::create(const Library& library, const Params& params) {
-  const std::vector<Setup> setups = setups_for(params.scope, params.devices, Surroundings::here());
+  Surroundings surroundings = Surroundings::here();
+  surroundings.gpu_memory = !params.gpu_memory.empty();
+  const std::vector<Setup> setups = setups_for(params.scope, params.devices, surroundings);
   for (const Setup& setup : setups) {
     Result<std::unique_ptr<Resources>> resources = create(library, params, setup);
-    if (resources.ok() || !setup.optional) return resources;
+    // Other setups have no cards, and would hide why these do not reach GPU memory.
+    if (resources.ok() || !setup.optional || !params.gpu_memory.empty()) return resources;
   }
   return Status(ErrorCode::kInternal, "network engine ucx: no setup to try; please report this bug");
 }
 
 Result<std::unique_ptr<Resources>> Resources::create(const Library& library, const Params& params, const Setup& setup) {
   if (Status status = check_limits(setup, params); !status.ok()) return status;
-  std::unique_ptr<Resources> resources(new Resources(library, setup, params.memory));
+  std::unique_ptr<Resources> resources(new Resources(library, setup, params));
   Status status = resources->open_context();
   if (status.ok()) status = resources->map_memory(params.memory_bytes);
+  if (status.ok()) status = resources->map_gpu_memory();
   if (status.ok()) status = resources->open_worker();
   if (!status.ok()) {
     resources = nullptr;  // so that what it holds is not missed below
@@ -88,6 +92,7 @@ Result<std::unique_ptr<Resources>> Resources::create(const Library& library, con
 
 Resources::~Resources() {
   if (worker_ != nullptr) library_.worker_destroy(worker_);
+  if (gpu_mapped_ != nullptr) library_.mem_unmap(context_, gpu_mapped_);
   if (mapped_ != nullptr) library_.mem_unmap(context_, mapped_);
   if (context_ != nullptr) library_.cleanup(context_);
 }
@@ -131,15 +136,35 @@ Status Resources::map_memory(std::size_t memory_bytes) {
     if (Status status = find_allocated(); !status.ok()) return status;
     memory_ = memory_.first(memory_bytes);
   }
+  return pack_key(mapped_, &remote_key_);
+}
+
+Status Resources::map_gpu_memory() {
+  if (gpu_memory_.empty() || !setup_.remote_writes) return {};
+  ucp_mem_map_params_t params{};
+  params.field_mask =
+      UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+  params.address = gpu_memory_.data();
+  params.length = gpu_memory_.size();
+  params.memory_type = UCS_MEMORY_TYPE_CUDA;
+  if (Status status = ucx_status(library_.mem_map(context_, &params, &gpu_mapped_), "registering GPU memory",
+                                 "`ferry doctor` shows what GPUDirect needs; or set GroupOptions::ring_memory to host");
+      !status.ok()) {
+    gpu_mapped_ = nullptr;
+    return status;
+  }
+  return pack_key(gpu_mapped_, &gpu_key_);
+}
+
+Status Resources::pack_key(ucp_mem_h mapped, std::vector<std::byte>* key) {
   void* packed = nullptr;
   std::size_t num_bytes = 0;
-  if (Status status =
-          ucx_status(library_.rkey_pack(context_, mapped_, &packed, &num_bytes), "packing the memory's key");
+  if (Status status = ucx_status(library_.rkey_pack(context_, mapped, &packed, &num_bytes), "packing the memory's key");
       !status.ok()) {
     return status;
   }
   const auto* first = static_cast<const std::byte*>(packed);
-  remote_key_.assign(first, first + num_bytes);
+  key->assign(first, first + num_bytes);
   library_.rkey_buffer_release(packed);
   return {};
 }

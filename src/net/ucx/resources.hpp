@@ -21,10 +21,11 @@ class Resources {
  public:
   struct Params {
     Scope scope = Scope::kNetwork;
-    std::string devices{};          ///< for scope kNetwork: EngineOptions::net_devices
-    std::size_t num_peers = 0;      ///< in this scope
-    std::span<std::byte> memory{};  ///< what peers put into
-    std::size_t memory_bytes = 0;   ///< if `memory` is empty: how much to allocate
+    std::string devices{};              ///< for scope kNetwork: EngineOptions::net_devices
+    std::size_t num_peers = 0;          ///< in this scope
+    std::span<std::byte> memory{};      ///< what peers put into
+    std::size_t memory_bytes = 0;       ///< if `memory` is empty: how much to allocate
+    std::span<std::byte> gpu_memory{};  ///< EngineOptions::gpu_memory
   };
 
   /// Configured by UCX's own variables and, where those are not set, by this engine's choice (setup.hpp).
@@ -46,27 +47,36 @@ class Resources {
   /// How peers reach the worker, and the key to its memory (empty if there is no memory).
   const std::vector<std::byte>& address() const { return address_; }
   const std::vector<std::byte>& remote_key() const { return remote_key_; }
+  /// The same of GPU memory: without a handle and a key where peers' cards cannot write there.
+  std::span<std::byte> gpu_memory() const { return gpu_memory_; }
+  ucp_mem_h gpu_memory_handle() const { return gpu_mapped_; }
+  const std::vector<std::byte>& gpu_key() const { return gpu_key_; }
   /// All peers have connected, by the sockets named.
   void stop_listening(const std::set<SocketName>& known_ends) { listeners_.close(known_ends); }
 
  private:
-  Resources(const Library& library, Setup setup, std::span<std::byte> memory)
-      : library_(library), setup_(std::move(setup)), memory_(memory) {}
+  Resources(const Library& library, Setup setup, const Params& params)
+      : library_(library), setup_(std::move(setup)), memory_(params.memory), gpu_memory_(params.gpu_memory) {}
   static Result<std::unique_ptr<Resources>> create(const Library& library, const Params& params, const Setup& setup);
   Status open_context();
   Status map_memory(std::size_t memory_bytes);
+  Status map_gpu_memory();
+  Status pack_key(ucp_mem_h mapped, std::vector<std::byte>* key);
   Status find_allocated();
   Status open_worker();
 
   const Library& library_;
   Setup setup_;
   std::span<std::byte> memory_;
+  std::span<std::byte> gpu_memory_;
   ucp_context_h context_ = nullptr;
   ucp_mem_h mapped_ = nullptr;
+  ucp_mem_h gpu_mapped_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   int event_fd_ = -1;
   std::vector<std::byte> address_;
   std::vector<std::byte> remote_key_;
+  std::vector<std::byte> gpu_key_;
   Listeners listeners_;
 };
 

@@ -34,7 +34,8 @@ Status Scopes::open(const Library& library, const EngineOptions& options, ucp_am
                                    .devices = options.net_devices,
                                    .num_peers = num_here,
                                    .memory = memory_,
-                                   .memory_bytes = memory_.empty() ? options.memory_bytes : 0};
+                                   .memory_bytes = memory_.empty() ? options.memory_bytes : 0,
+                                   .gpu_memory = options.gpu_memory};
     if (Status status = open_one(library, params, receive, receiver); !status.ok()) return status;
   }
   return open_event_fd();

@@ -20,6 +20,8 @@ constexpr std::string_view kHostTransportsWithoutFiles = "tcp";
 /// All but memory of this host, which scope kHost is for.
 constexpr std::string_view kNetworkTransports = "^sm,self";
 constexpr std::string_view kInfinibandTransports = "ib";
+/// By those of CUDA UCX knows GPU memory, which it then registers with the cards.
+constexpr std::string_view kInfinibandTransportsWithGpu = "ib,cuda";
 /// Names that stand for several transports.
 constexpr std::array<std::string_view, 3> kSharedMemoryNames{"shm", "sm", "mm"};
 /// Transports whose cards write into memory by themselves, and names that stand for them.
@@ -44,6 +46,9 @@ bool names(std::string_view item, std::string_view transport) {
   return names_shared_memory(item) && (transport == "posix" || transport == "sysv");
 }
 
+/// Transports that reach GPU memory of this process; they connect nobody.
+bool is_for_gpu_memory(std::string_view item) { return item.starts_with("cuda") || item == "gdr_copy"; }
+
 bool is_remote_writer(std::string_view item) {
   return std::ranges::any_of(kRemoteWriters, [item](std::string_view name) { return item.starts_with(name); });
 }
@@ -52,7 +57,7 @@ bool is_remote_writer(std::string_view item) {
 bool only_remote_writers(std::string_view transports) {
   const std::vector<std::string_view> items = items_of(transports);
   return std::ranges::any_of(items, is_remote_writer) && std::ranges::all_of(items, [](std::string_view item) {
-           return is_remote_writer(item) || item.starts_with("ud") || item == "self";
+           return is_remote_writer(item) || item.starts_with("ud") || item == "self" || is_for_gpu_memory(item);
          });
 }
 
@@ -104,10 +109,8 @@ std::vector<Setup> network_setups(std::string_view devices, const Surroundings& 
   }
   std::vector<Setup> setups;
   if (surroundings.has_infiniband) {
-    setups.push_back({.transports = std::string(kInfinibandTransports),
-                      .devices = allowed,
-                      .remote_writes = true,
-                      .optional = true});
+    const std::string_view cards = surroundings.gpu_memory ? kInfinibandTransportsWithGpu : kInfinibandTransports;
+    setups.push_back({.transports = std::string(cards), .devices = allowed, .remote_writes = true, .optional = true});
   }
   setups.push_back({.transports = std::string(kNetworkTransports), .devices = allowed});
   return setups;

@@ -33,6 +33,7 @@ struct Surroundings {
   const char* devices = nullptr;     ///< UCX_NET_DEVICES; null if not set
   std::string loopback{};            ///< name of the loopback interface; empty if there is none
   bool has_infiniband = false;       ///< a card for InfiniBand or RoCE
+  bool gpu_memory = false;           ///< peers' cards are to reach GPU memory of this end, too
 
   static Surroundings here();
 };
