@@ -63,7 +63,7 @@ nb::object route(const Calls& calls, nb::handle owner, nb::handle topk_idx, nb::
     return nb::none();
   }
   Result<Routing> routing = [&] {
-    const nb::gil_scoped_release released;
+    const CallScope scope;
     return calls.group().route(in, options, *stream);
   }();
   const PlacedRouting placed{value_or_raise(std::move(routing)), place};
@@ -247,7 +247,7 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
   DispatchOptions options = call.options;
   options.clear_if_refused = call.bounded;  // no garbage to index with
   const Status status = [&] {
-    const nb::gil_scoped_release released;
+    const CallScope scope;
     return group_->dispatch(routing, call.in, outputs.out, stream, options);
   }();
   raise_if_error(status);
@@ -284,7 +284,7 @@ Combined Calls::combine(const Routing& routing, const ReadCombine& call, Stream 
     throw;
   }
   const Status status = [&] {
-    const nb::gil_scoped_release released;
+    const CallScope scope;
     return group_->combine(routing, call.in, out, stream, call.options);
   }();
   raise_if_error(status);

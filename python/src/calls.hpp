@@ -11,9 +11,16 @@
 
 #include "allocator.hpp"
 #include "ferry/group.hpp"
+#include "ferry/known_memory.hpp"
 #include "placed.hpp"
 
 namespace ferry::python {
+
+/// Around a call whose tensors have been read: their devices are known, and other threads may run Python meanwhile.
+struct CallScope {
+  KnownMemory known;
+  nanobind::gil_scoped_release released;
+};
 
 /// A dispatch whose inputs have been read.
 struct ReadDispatch {

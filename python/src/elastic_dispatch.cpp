@@ -121,6 +121,7 @@ class HandleTables {
     options.expert_alignment = route_.alignment;
     options.backend = place.on_gpu ? "cuda" : "cpu";
     options.device = place.on_gpu ? place.device : -1;
+    const KnownMemory known;
     raise_if_error(arrival_tables(in, options, out, stream));
     if (has_more) made_[kOrigin] = calls_.allocator().first_rows(made_[kOrigin], origin);
   }
@@ -191,7 +192,7 @@ nb::object BufferCalls::elastic_dispatch(nb::handle x, nb::handle topk_idx, nb::
   // An exact route's own table of sources has no other rows than those that come.
   HandleTables tables(calls, *route, num_rows, form.copy_ids, !form.exact);
   Result<Routing> routed = [&] {
-    const nb::gil_scoped_release released;
+    const CallScope scope;
     return calls.group().route({route->ids, {}}, options, *stream, [&] { return make_early(tables, outputs); });
   }();
   const PlacedRouting placed{value_or_raise(std::move(routed)), calls.place()};

@@ -98,6 +98,7 @@ class HandleTables {
     } else {
       make(num_rows);
     }
+    const KnownMemory known;
     raise_if_error(calls_.group().channel_tables(routing, num_channels_, views_of(), stream));
     return made_;
   }
@@ -195,6 +196,7 @@ nb::object BufferCalls::layout(nb::handle topk_idx, nb::handle num_experts, int 
   options.ranks_per_node = ranks_per_node;
   options.backend = place.on_gpu ? "cuda" : "cpu";
   options.device = place.on_gpu ? place.device : -1;
+  const KnownMemory known;
   raise_if_error(dispatch_layout(*ids, options, out, *stream));
   raise_known_errors(calls);
   return nb::make_tuple(made[0], several ? made[3] : nb::none(), made[1], made[2], new_event());
@@ -228,7 +230,7 @@ nb::object BufferCalls::dispatch(nb::handle x, nb::handle tokens_per_rank, nb::h
   HandleTables tables(calls, num_tokens, *num_channels, likely_rows);
   EarlyOutputs outputs(calls, call, static_cast<int>(route->ids.extent(1)));
   Result<Routing> routed = [&] {
-    const nb::gil_scoped_release released;
+    const CallScope scope;
     return calls.group().route({route->ids, {}}, options, *stream, [&] { return make_early(tables, outputs); });
   }();
   const PlacedRouting placed{value_or_raise(std::move(routed)), calls.place()};
