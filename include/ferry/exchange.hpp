@@ -69,6 +69,10 @@ struct DispatchOptions {
   /// kFp8Ue8m0 u8, or i32 [rows, ceil(H/512)]. H is a multiple of 16. The same on every rank.
   /// Takes T * (H + bytes of a row's scales) of staging memory; on a GPU, a kernel ahead of the one that sends.
   Quantization quantize = Quantization::kNone;
+  /// CUDA: where the host learns later that a call was refused (its Routing's rows are bounded), its `topk_idx` and
+  /// `source` become -1 in every row instead of staying untouched: for programs that go on to index with them. May
+  /// differ by rank.
+  bool clear_if_refused = false;
 };
 
 /// What one rank returns to the sources.

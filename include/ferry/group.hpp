@@ -265,9 +265,10 @@ class FERRY_API Group {
   ///         kCapacity: more rows than max_recv_rows, slab_capacity or 2^31 - 1 (names rank, expert, rows); kTimeout,
   ///         kPeerLost
   /// @param  while_waiting  CUDA: called at most once, on this thread, when the GPU has been given the exchange and
-  ///         the host is about to wait for the counts: time for what needs no counts. It must not throw, nor call the
-  ///         group. Other calls never wait or never call it. The tables that it returns, of layout kTokens, are written
-  ///         on the stream, as `channel_tables` would; if they are wrong, kInvalidArgument, and the Routing is lost
+  ///         the host is about to wait for the counts: time for what needs no counts. It must not throw, and may call
+  ///         nothing of the group but `allocate`. Other calls never wait or never call it. The tables that it returns,
+  ///         of layout kTokens, are written on the stream, as `channel_tables` would; if they are wrong,
+  ///         kInvalidArgument, and the Routing is lost
   [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {},
                                       const std::function<EarlyTables()>& while_waiting = {});
 

@@ -22,10 +22,10 @@ _ORDERS: tuple[CombineOrder, ...] = ("exact", "rank_sums")  # of ferry::CombineO
 _MOST = (1 << 31) - 1  # counts are 32-bit numbers
 
 
-def _whole(value: Any, what: str) -> int:
+def _whole(value: Any, operation: str, name: str) -> int:
     number = int(value)
     if not -_MOST <= number <= _MOST:
-        raise InvalidArgument(f"{what} is {number}, expected less than 2**31")
+        raise InvalidArgument(f"{operation}: {name} is {number}, expected less than 2**31")
     return number
 
 
@@ -218,19 +218,19 @@ class LatencyCalls:
         """
         operation = "latency_dispatch"
         try:
-            most = _whole(max_tokens, f"{operation}: max_tokens")
+            most = _whole(max_tokens, operation, "max_tokens")
             if slab_capacity is None:
                 slab_capacity = max(self.num_ranks * most, 1)
             options = (
-                _whole(num_experts, f"{operation}: num_experts"),
+                _whole(num_experts, operation, "num_experts"),
                 most,
-                _whole(slab_capacity, f"{operation}: slab_capacity"),
-                [] if expert_to_rank is None else [_whole(r, f"{operation}: expert_to_rank") for r in expert_to_rank],
+                _whole(slab_capacity, operation, "slab_capacity"),
+                [] if expert_to_rank is None else [_whole(r, operation, "expert_to_rank") for r in expert_to_rank],
                 number_of(quantize, operation),
                 bool(column_major_scales),
                 bool(zero_padding),
             )
-            sms = _whole(num_sms, f"{operation}: num_sms")
+            sms = _whole(num_sms, operation, "num_sms")
             load = load_of(placement, counters, operation, self.device)
         except Exception:
             self._refuse_latency_dispatch()
@@ -286,7 +286,7 @@ class LatencyCalls:
                 raise InvalidArgument(
                     f"{operation}: order is {order!r}, expected one of {', '.join(map(repr, _ORDERS))}"
                 )
-            number, sms = _ORDERS.index(order), _whole(num_sms, f"{operation}: num_sms")
+            number, sms = _ORDERS.index(order), _whole(num_sms, operation, "num_sms")
         except Exception:
             self._refuse_latency_combine(routing)
             raise
@@ -316,7 +316,7 @@ class LatencyCalls:
         calls, with a barrier of the process group before and after. On a GPU effective for later work on the current
         stream.
         """
-        number = _whole(rank, "latency_update_mask: rank")
+        number = _whole(rank, "latency_update_mask", "rank")
         self._native.latency_update_mask(number, bool(masked), self._memory.stream())
 
     def latency_query_mask(self, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -378,6 +378,6 @@ def latency_bytes_required(
         )
     return _native.latency_bytes_required(
         str(backend),
-        *(_whole(number, "latency_bytes_required: a number of the shape") for number in shape),
+        *(_whole(number, "latency_bytes_required", "a number of the shape") for number in shape),
         _ORDERS.index(order),
     )

@@ -103,9 +103,12 @@ class Load(NamedTuple):
     counters: tuple[View | None, ...] | None = None
 
 
+_NO_LOAD = Load()
+
+
 def load_of(placement: Placement | None, counters: LoadCounters | None, operation: str, device: torch.device) -> Load:
     if placement is None and counters is None:
-        return Load()
+        return _NO_LOAD
     if placement is not None and not isinstance(placement, Placement):
         raise InvalidArgument(f"{operation}: placement is a {type(placement).__name__}, expected a ferry.Placement")
     views = None

@@ -29,6 +29,16 @@ nb::object optional_attribute(const nb::object& owner, const char* name) {
   return value.is_none() ? nb::object() : value;
 }
 
+/// Tensors that share an allocation start at multiples of a line of memory.
+constexpr std::int64_t kTogetherBytes = 128;
+constexpr std::size_t kMostTogether = 8;
+
+std::int64_t num_elements_of(const Wanted& wanted) {
+  std::int64_t count = 1;
+  for (int dim = 0; dim < wanted.num_dims; ++dim) count *= wanted.shape[static_cast<std::size_t>(dim)];
+  return count;
+}
+
 nb::tuple shape_of(const Wanted& wanted) {
   const auto& shape = wanted.shape;
   if (wanted.num_dims == 1) return nb::make_tuple(shape[0]);
@@ -140,12 +150,40 @@ nb::object Allocator::make_column_major(nb::handle dtype, std::int64_t rows, std
   return call(reinterpret_, std::array{memory.ptr(), shape.ptr(), strides.ptr(), offset.ptr()});
 }
 
-nb::object Allocator::first_rows(const nb::object& tensor, std::int64_t num_rows) const {
-  if (!reinterpret_.is_valid()) return tensor.attr("narrow")(0, 0, num_rows);
-  const nb::tuple shape = nb::make_tuple(num_rows);
-  const nb::tuple strides = nb::make_tuple(1);
-  const nb::object offset = integer(0);
-  return call(reinterpret_, std::array{tensor.ptr(), shape.ptr(), strides.ptr(), offset.ptr()});
+nb::object Allocator::view_of_part(const nb::object& tensor, const Wanted& wanted, std::int64_t offset) const {
+  const nb::tuple shape = shape_of(wanted);
+  const nb::tuple strides = strides_of(wanted);
+  const nb::object begin = integer(offset);
+  return call(reinterpret_, std::array{tensor.ptr(), shape.ptr(), strides.ptr(), begin.ptr()});
+}
+
+void Allocator::make_together(std::span<const Wanted> wanted, std::span<nb::object> made) const {
+  for (std::size_t first = 0; first < wanted.size(); ++first) {
+    if (made[first].is_valid()) continue;
+    const nb::handle dtype = wanted[first].dtype;
+    const std::optional<DType> known = find_dtype(dtype);
+    std::int64_t num_elements = 0;
+    std::size_t num_tensors = 0;
+    std::array<std::int64_t, kMostTogether> offsets{};
+    const std::int64_t granule = known ? kTogetherBytes / static_cast<std::int64_t>(size_bytes(*known)) : 1;
+    for (std::size_t i = first; i < wanted.size(); ++i) {
+      if (!wanted[i].dtype.is(dtype)) continue;
+      ++num_tensors;
+      offsets.at(i) = num_elements;
+      num_elements += (num_elements_of(wanted[i]) + granule - 1) / granule * granule;
+    }
+    const bool together = known && num_tensors > 1 && reinterpret_.is_valid();
+    const nb::object memory = together ? make({dtype, {num_elements}, 1}) : nb::object();
+    for (std::size_t i = first; i < wanted.size(); ++i) {
+      if (!wanted[i].dtype.is(dtype)) continue;
+      made[i] = together ? view_of_part(memory, wanted[i], offsets[i]) : make(wanted[i]);
+    }
+  }
+}
+
+nb::object Allocator::first_rows(const nb::object& tensor, const TensorView& first) const {
+  if (!reinterpret_.is_valid()) return tensor.attr("narrow")(0, 0, first.extent(0));
+  return view_of_part(tensor, {{}, first.shape, first.num_dims}, 0);
 }
 
 std::vector<nb::object> Allocator::make_symmetric(std::span<const Wanted> wanted, nb::handle pool_id) const {

@@ -65,9 +65,14 @@ class Allocator {
   /// @throws nanobind::python_error
   nanobind::object make_column_major(nanobind::handle dtype, std::int64_t rows, std::int64_t columns) const;
 
-  /// The first rows of a contiguous tensor of one dimension, as a view.
+  /// Small ordinary tensors that are used together. Those of one dtype are views of one allocation, which cost less
+  /// than tensors of their own.
   /// @throws nanobind::python_error
-  nanobind::object first_rows(const nanobind::object& tensor, std::int64_t num_rows) const;
+  void make_together(std::span<const Wanted> wanted, std::span<nanobind::object> made) const;
+
+  /// The first rows of a contiguous tensor, as a view: what `first` says of its start.
+  /// @throws nanobind::python_error
+  nanobind::object first_rows(const nanobind::object& tensor, const TensorView& first) const;
 
   /// The outputs of a dispatch, which peers write: on a GPU all in symmetric memory, on the host those that hold
   /// payload.
@@ -82,6 +87,8 @@ class Allocator {
   /// Empty where some of them cannot be made here.
   std::vector<nanobind::object> make_outputs_on_host(std::span<const Wanted> wanted) const;
   nanobind::object make_quickly(const Wanted& wanted) const;
+  /// Part of a contiguous tensor of the same dtype, from the element `offset` on.
+  nanobind::object view_of_part(const nanobind::object& tensor, const Wanted& wanted, std::int64_t offset) const;
   std::vector<nanobind::object> make_symmetric(std::span<const Wanted> wanted, nanobind::handle pool_id) const;
 
   nanobind::object memory_;

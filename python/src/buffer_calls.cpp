@@ -1,6 +1,7 @@
 #include "buffer_calls.hpp"
 
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "objects.hpp"
@@ -9,11 +10,30 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace ferry::python {
+namespace {
+
+/// Most memory of rows that is taken before it is known how many come.
+constexpr std::int64_t kMostEarlyBytes = std::int64_t{16} << 20;
+
+}  // namespace
+
+void EarlyOutputs::make() {
+  const ConstTensorView& x = call_.in.x;
+  const std::int64_t num_rows = x.extent(0) * calls_.group().num_ranks();
+  const std::int64_t row_bytes = x.extent(1) * static_cast<std::int64_t>(size_bytes(x.dtype));
+  if (num_rows == 0 || num_rows > kMostEarlyBytes / row_bytes || call_.column_major_scales) return;
+  outputs_ = calls_.make_outputs({Layout::kTokens, num_rows, num_topk_}, call_);
+}
 
 nb::list aligned_counts(const Routing& routing, std::int64_t alignment) {
-  nb::list counts;
-  for (const std::int64_t count : routing.num_rows_per_local_expert()) {
-    counts.append((count + alignment - 1) / alignment * alignment);
+  const std::span<const std::int32_t> rows = routing.num_rows_per_local_expert();
+  nb::list counts = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(rows.size())));
+  if (!counts.is_valid()) nb::raise_python_error();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::int64_t count = alignment == 1 ? rows[i] : (rows[i] + alignment - 1) / alignment * alignment;
+    PyObject* const made = PyLong_FromLongLong(count);
+    if (made == nullptr) nb::raise_python_error();
+    PyList_SET_ITEM(counts.ptr(), static_cast<Py_ssize_t>(i), made);  // takes it over
   }
   return counts;
 }

@@ -31,6 +31,28 @@ struct FormOfSlab {
   bool use_ue8m0 = false;
 };
 
+/// Outputs of a new dispatch that are made before the number of rows is known, where route waits for it: for as many
+/// rows as come if the ranks have equally many tokens, at most, unless that may waste much memory.
+class EarlyOutputs {
+ public:
+  /// `call` is used until the outputs are made, and has no outputs of its own.
+  EarlyOutputs(const Calls& calls, const ReadDispatch& call, int num_topk)
+      : calls_(calls), call_(call), num_topk_(num_topk) {}
+
+  /// @throws nanobind::python_error: those cannot be made, or not now
+  void make();
+  /// Null if there are none for so many rows.
+  MadeOutputs* get(std::int64_t num_rows) {
+    return outputs_ && num_rows <= outputs_->out.x.extent(0) ? &*outputs_ : nullptr;
+  }
+
+ private:
+  const Calls& calls_;
+  const ReadDispatch& call_;
+  int num_topk_;
+  std::optional<MadeOutputs> outputs_;
+};
+
 /// What clients are told that each local expert has received: its rows, rounded up to a multiple of `alignment`.
 nanobind::list aligned_counts(const Routing& routing, std::int64_t alignment);
 

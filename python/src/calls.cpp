@@ -63,7 +63,7 @@ nb::object route(const Calls& calls, nb::handle owner, nb::handle topk_idx, nb::
     return nb::none();
   }
   Result<Routing> routing = [&] {
-    const nb::gil_scoped_release released;
+    const CallScope scope;
     return calls.group().route(in, options, *stream);
   }();
   const PlacedRouting placed{value_or_raise(std::move(routing)), place};
@@ -165,69 +165,94 @@ void Calls::refuse_combine(const Routing& routing, Stream stream) const {
   static_cast<void>(group_->combine(routing, {}, {}, stream));
 }
 
-Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Stream stream) const {
-  DispatchOutput out = call.out;
-  Received made;
-  try {
-    const bool of_tokens = routing.layout() == Layout::kTokens;
-    const std::int64_t rows = routing.num_recv_rows();
-    const int num_topk = routing.num_topk();
-    // The dtypes of the payload are new references, which live until the tensors are made.
-    std::array<nb::object, 2> dtypes;
-    std::array<Wanted, 5> wanted{};
-    std::array<std::pair<nb::object*, TensorView*>, 5> places{};
-    std::size_t count = 0;
-    const Quantization quantize = call.options.quantize;
-    const auto want = [&](const Wanted& one, nb::object& tensor, TensorView& view) {
-      wanted[count] = one;
-      places[count++] = {&tensor, &view};
-    };
-    if (!out.x.present()) {
-      const std::int64_t hidden = call.in.x.extent(call.in.x.num_dims - 1);
-      if (quantize != Quantization::kNone) {
-        want(quantized_rows(allocator_.types(), quantize, rows, hidden), made.x, out.x);
-      } else {
-        dtypes[0] = get_dtype(call.x);
-        want({dtypes[0], {rows, hidden}, 2, true}, made.x, out.x);
-      }
+MadeOutputs Calls::make_outputs(const ReceivedShape& shape, const ReadDispatch& call) const {
+  MadeOutputs outputs{{}, call.out};
+  Received& made = outputs.made;
+  DispatchOutput& out = outputs.out;
+  const bool of_tokens = shape.layout == Layout::kTokens;
+  const std::int64_t rows = shape.num_rows;
+  // The dtypes of the payload are new references, which live until the tensors are made.
+  std::array<nb::object, 2> dtypes;
+  std::array<Wanted, 4> wanted{};
+  std::array<std::pair<nb::object*, TensorView*>, wanted.size()> places{};
+  std::size_t count = 0;
+  const Quantization quantize = call.options.quantize;
+  const auto want = [&](const Wanted& one, nb::object& tensor, TensorView& view) {
+    wanted[count] = one;
+    places[count++] = {&tensor, &view};
+  };
+  if (!out.x.present()) {
+    const std::int64_t hidden = call.in.x.extent(call.in.x.num_dims - 1);
+    if (quantize != Quantization::kNone) {
+      want(quantized_rows(allocator_.types(), quantize, rows, hidden), made.x, out.x);
+    } else {
+      dtypes[0] = get_dtype(call.x);
+      want({dtypes[0], {rows, hidden}, 2, true}, made.x, out.x);
     }
-    // Scales that are given to a dispatch that makes its own are refused by the call.
-    if (quantize == Quantization::kNone && call.in.scales.present() && !out.scales.present()) {
-      dtypes[1] = get_dtype(call.scales);
-      const std::int64_t width = call.in.scales.extent(call.in.scales.num_dims - 1);
-      if (call.column_major_scales) {
-        made.scales = allocator_.make_column_major(dtypes[1], rows, width);
-        out.scales = read_tensor(made.scales, place_);
-      } else {
-        want({dtypes[1], {rows, width}}, made.scales, out.scales);
-      }
-    }
-    if (quantize != Quantization::kNone && !out.scales.present()) {
-      const std::int64_t hidden = call.in.x.extent(call.in.x.num_dims - 1);
-      want(quantized_scales(allocator_.types(), quantize, rows, hidden), made.scales, out.scales);
-    }
-    if (call.tables && of_tokens) want({allocator_.types().i64, {rows, num_topk}}, made.topk_idx, out.topk_idx);
-    if (call.tables && call.weights) {
-      want({allocator_.types().f32, {rows, num_topk}, of_tokens ? 2 : 1}, made.topk_weights, out.topk_weights);
-    }
-    if (call.source) want({allocator_.types().i32, {rows, 2}}, made.source, out.source);
-    std::vector<nb::object> tensors = allocator_.make_outputs(std::span(wanted).first(count));
-    for (std::size_t i = 0; i < count; ++i) {
-      *places[i].first = std::move(tensors[i]);
-      *places[i].second = read_tensor(*places[i].first, place_);
-    }
-    // If too many rows came, nothing is written: no garbage to index with.
-    if (call.bounded && made.topk_idx.is_valid()) made.topk_idx.attr("fill_")(-1);
-  } catch (...) {
-    refuse_dispatch(routing, stream);
-    throw;
   }
+  // Scales that are given to a dispatch that makes its own are refused by the call.
+  if (quantize == Quantization::kNone && call.in.scales.present() && !out.scales.present()) {
+    dtypes[1] = get_dtype(call.scales);
+    const std::int64_t width = call.in.scales.extent(call.in.scales.num_dims - 1);
+    if (call.column_major_scales) {
+      made.scales = allocator_.make_column_major(dtypes[1], rows, width);
+      out.scales = read_tensor(made.scales, place_);
+    } else {
+      want({dtypes[1], {rows, width}}, made.scales, out.scales);
+    }
+  }
+  if (quantize != Quantization::kNone && !out.scales.present()) {
+    const std::int64_t hidden = call.in.x.extent(call.in.x.num_dims - 1);
+    want(quantized_scales(allocator_.types(), quantize, rows, hidden), made.scales, out.scales);
+  }
+  if (call.tables && of_tokens) want({allocator_.types().i64, {rows, shape.num_topk}}, made.topk_idx, out.topk_idx);
+  if (call.tables && call.weights) {
+    want({allocator_.types().f32, {rows, shape.num_topk}, of_tokens ? 2 : 1}, made.topk_weights, out.topk_weights);
+  }
+  std::vector<nb::object> tensors = allocator_.make_outputs(std::span(wanted).first(count));
+  for (std::size_t i = 0; i < count; ++i) {
+    *places[i].first = std::move(tensors[i]);
+    *places[i].second = read_tensor(*places[i].first, place_);
+  }
+  return outputs;
+}
+
+void Calls::keep_first_rows(MadeOutputs& outputs) const {
+  const auto keep = [this](nb::object& tensor, const TensorView& view) {
+    if (tensor.is_valid()) tensor = allocator_.first_rows(tensor, view);
+  };
+  keep(outputs.made.x, outputs.out.x);
+  keep(outputs.made.scales, outputs.out.scales);
+  keep(outputs.made.topk_idx, outputs.out.topk_idx);
+  keep(outputs.made.topk_weights, outputs.out.topk_weights);
+}
+
+Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Stream stream, MadeOutputs* early) const {
+  MadeOutputs outputs;
+  const std::int64_t num_rows = routing.num_recv_rows();
+  const bool has_more = early != nullptr && early->out.x.extent(0) > num_rows;
+  if (early != nullptr) {
+    outputs = std::move(*early);
+    for (TensorView* view : {&outputs.out.x, &outputs.out.scales, &outputs.out.topk_idx, &outputs.out.topk_weights}) {
+      view->shape[0] = view->present() ? num_rows : 0;
+    }
+  } else {
+    try {
+      outputs = make_outputs({routing.layout(), num_rows, routing.num_topk()}, call);
+    } catch (...) {
+      refuse_dispatch(routing, stream);
+      throw;
+    }
+  }
+  DispatchOptions options = call.options;
+  options.clear_if_refused = call.bounded;  // no garbage to index with
   const Status status = [&] {
-    const nb::gil_scoped_release released;
-    return group_->dispatch(routing, call.in, out, stream, call.options);
+    const CallScope scope;
+    return group_->dispatch(routing, call.in, outputs.out, stream, options);
   }();
   raise_if_error(status);
-  return made;
+  if (has_more) keep_first_rows(outputs);
+  return std::move(outputs.made);
 }
 
 Combined Calls::combine(const Routing& routing, const ReadCombine& call, Stream stream) const {
@@ -259,7 +284,7 @@ Combined Calls::combine(const Routing& routing, const ReadCombine& call, Stream 
     throw;
   }
   const Status status = [&] {
-    const nb::gil_scoped_release released;
+    const CallScope scope;
     return group_->combine(routing, call.in, out, stream, call.options);
   }();
   raise_if_error(status);

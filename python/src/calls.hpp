@@ -11,9 +11,16 @@
 
 #include "allocator.hpp"
 #include "ferry/group.hpp"
+#include "ferry/known_memory.hpp"
 #include "placed.hpp"
 
 namespace ferry::python {
+
+/// Around a call whose tensors have been read: their devices are known, and other threads may run Python meanwhile.
+struct CallScope {
+  KnownMemory known;
+  nanobind::gil_scoped_release released;
+};
 
 /// A dispatch whose inputs have been read.
 struct ReadDispatch {
@@ -23,7 +30,6 @@ struct ReadDispatch {
   bool tables = false;   ///< ids and, with `weights`, weights are received too
   bool weights = false;
   bool bounded = false;  ///< rows of the route were bounded
-  bool source = false;   ///< source ranks and tokens of rows are received too
   /// Scales that are made have strides (1, rows rounded up to 4), as bulk tensor copies of 16 bytes require.
   bool column_major_scales = false;
   DispatchOptions options{};
@@ -31,7 +37,20 @@ struct ReadDispatch {
 
 /// What a dispatch made; the others are not valid.
 struct Received {
-  nanobind::object x, scales, topk_idx, topk_weights, source;
+  nanobind::object x, scales, topk_idx, topk_weights;
+};
+
+/// Outputs of a dispatch: those that were made, and views of all.
+struct MadeOutputs {
+  Received made;
+  DispatchOutput out;
+};
+
+/// Rows that a dispatch receives.
+struct ReceivedShape {
+  Layout layout = Layout::kTokens;
+  std::int64_t num_rows = 0;
+  int num_topk = 0;
 };
 
 /// A combine whose inputs have been read.
@@ -70,14 +89,24 @@ class Calls {
   nanobind::object new_routing(const PlacedRouting& routing, nanobind::handle owner, bool has_weights,
                                bool bounded) const;
 
+  /// The outputs of a dispatch, those made that are absent.
+  /// @throws nanobind::python_error
+  MadeOutputs make_outputs(const ReceivedShape& shape, const ReadDispatch& call) const;
+
   /// Make the outputs that are absent, and dispatch or combine. If they cannot be made, the call is refused on all
   /// ranks, so that none waits for this one.
-  Received dispatch(const Routing& routing, const ReadDispatch& call, Stream stream) const;
+  /// early: outputs of this call that were made for at least as many rows, or null. Their scales lie by row.
+  Received dispatch(const Routing& routing, const ReadDispatch& call, Stream stream,
+                    MadeOutputs* early = nullptr) const;
 
   Combined combine(const Routing& routing, const ReadCombine& call, Stream stream) const;
 
- private:
+  /// A dispatch that all ranks refuse, in place of one that cannot be made.
   void refuse_dispatch(const Routing& routing, Stream stream) const;
+
+ private:
+  /// Of outputs that were made for more rows.
+  void keep_first_rows(MadeOutputs& outputs) const;
   void refuse_combine(const Routing& routing, Stream stream) const;
 
   std::shared_ptr<Group> group_;

@@ -67,71 +67,95 @@ std::optional<ElasticRoute> find_route(const Calls& calls, std::int64_t num_toke
   return route;
 }
 
-/// The tables of a handle. Those whose sizes do not depend on what arrives are allocated where route waits for its
-/// counts.
+/// The tables of a handle, made where route waits for its counts, or before it if it does not wait.
 class HandleTables {
  public:
-  HandleTables(const Calls& calls, const ElasticRoute& route, bool copy_ids) : calls_(calls), route_(route) {
+  /// num_rows: those of the outputs, or as many as are likely. source: there is a table of sources, too.
+  HandleTables(const Calls& calls, const ElasticRoute& route, std::int64_t num_rows, bool copy_ids, bool source)
+      : calls_(calls), route_(route), copies_ids_(copy_ids), has_source_(source) {
     const TableTypes& types = calls.allocator().types();
-    wanted_ = {Wanted{types.i32, {calls.group().num_ranks()}, 1}, Wanted{types.i32, {route.num_local}, 1},
-               Wanted{types.i64, {route.ids.extent(0), route.ids.extent(1)}}};
-    num_wanted_ = copy_ids ? wanted_.size() : wanted_.size() - 1;
+    wanted_[kRowsThroughRank] = {types.i32, {calls.group().num_ranks()}, 1};
+    wanted_[kExpertEnds] = {types.i32, {route.num_local}, 1};
+    wanted_[kOrigin] = {types.i32, {num_rows, 2 + route.ids.extent(1)}};
+    wanted_[kSource] = {types.i32, {num_rows, 2}};
+    wanted_[kIds] = {types.i64, {route.ids.extent(0), route.ids.extent(1)}};
   }
 
-  /// What fails here fails again, and is reported, in `fill`. Takes the GIL.
-  EarlyTables make_early() noexcept {
-    const nb::gil_scoped_acquire held;
-    try {
-      make();
-    } catch (const std::exception&) {
-      made_ = {};
-    }
-    return {};
+  /// @throws nanobind::python_error
+  void make() {
+    made_ = {};
+    const std::span<const Wanted> wanted = wanted_;
+    calls_.allocator().make_together(wanted.first(has_source_ ? kSource + 1 : kSource),
+                                     std::span(made_).first(has_source_ ? kSource + 1 : kSource));
+    if (copies_ids_) made_[kIds] = calls_.allocator().make(wanted_[kIds]);
+    is_made_ = true;
   }
+  bool is_made() const { return is_made_; }
+
+  TensorView source() const { return read_tensor(made_[kSource], calls_.place()); }
 
   /// After the dispatch.
   void fill(const Routing& routing, const Received& received, Stream stream) {
-    if (!made_[0].is_valid()) make();
     const Place place = calls_.place();
-    const std::int64_t num_topk = route_.ids.extent(1);
-    origin_ = calls_.allocator().make({calls_.allocator().types().i32, {routing.num_recv_rows(), 2 + num_topk}});
+    const std::int64_t num_rows = routing.num_recv_rows();
+    if (wanted_[kOrigin].shape[0] < num_rows) {
+      wanted_[kOrigin].shape[0] = num_rows;
+      made_[kOrigin] = calls_.allocator().make(wanted_[kOrigin]);
+    }
+    const bool has_more = wanted_[kOrigin].shape[0] > num_rows;
+    TensorView origin = read_tensor(made_[kOrigin], place);
+    origin.shape[0] = num_rows;
     Arrivals in;
-    in.source = received.source.is_valid() ? ConstTensorView(read_tensor(received.source, place)) : routing.source();
+    in.source = has_source_ ? ConstTensorView(source()) : routing.source();
     in.topk_idx = read_tensor(received.topk_idx, place);
     in.rows_per_expert = routing.num_rows_per_local_expert_view();
     in.sent_idx = route_.ids;
     ArrivalTables out;
-    out.origin = read_tensor(origin_, place);
-    out.rows_through_rank = read_tensor(made_[0], place);
-    out.expert_ends = read_tensor(made_[1], place);
-    if (made_[2].is_valid()) out.sent_idx = read_tensor(made_[2], place);
+    out.origin = origin;
+    out.rows_through_rank = read_tensor(made_[kRowsThroughRank], place);
+    out.expert_ends = read_tensor(made_[kExpertEnds], place);
+    if (made_[kIds].is_valid()) out.sent_idx = read_tensor(made_[kIds], place);
     ArrivalTablesOptions options;
     options.num_ranks = calls_.group().num_ranks();
     options.max_tokens = route_.max_tokens;
     options.expert_alignment = route_.alignment;
     options.backend = place.on_gpu ? "cuda" : "cpu";
     options.device = place.on_gpu ? place.device : -1;
+    const KnownMemory known;
     raise_if_error(arrival_tables(in, options, out, stream));
+    if (has_more) made_[kOrigin] = calls_.allocator().first_rows(made_[kOrigin], origin);
   }
 
-  const nb::object& origin() const { return origin_; }
-  const nb::object& rows_through_rank() const { return made_[0]; }
-  const nb::object& expert_ends() const { return made_[1]; }
+  const nb::object& origin() const { return made_[kOrigin]; }
+  const nb::object& rows_through_rank() const { return made_[kRowsThroughRank]; }
+  const nb::object& expert_ends() const { return made_[kExpertEnds]; }
   /// Not valid if no copy was wanted.
-  const nb::object& ids() const { return made_[2]; }
+  const nb::object& ids() const { return made_[kIds]; }
 
  private:
-  static constexpr std::size_t kNumEarly = 3;
-
-  void make() { calls_.allocator().make_all(std::span(wanted_).first(num_wanted_), made_); }
+  enum : std::size_t { kRowsThroughRank, kExpertEnds, kOrigin, kSource, kIds, kNumTables };
 
   const Calls& calls_;
   const ElasticRoute& route_;
-  std::array<Wanted, kNumEarly> wanted_;
-  std::size_t num_wanted_;
-  std::array<nb::object, kNumEarly> made_;
-  nb::object origin_;
+  bool copies_ids_;
+  bool has_source_;
+  bool is_made_ = false;
+  std::array<Wanted, kNumTables> wanted_;
+  std::array<nb::object, kNumTables> made_;
 };
+
+/// What can be done for a dispatch while route waits. What fails here fails again, and is reported, when it is needed.
+/// Takes the GIL.
+EarlyTables make_early(HandleTables& tables, EarlyOutputs& outputs) noexcept {
+  const nb::gil_scoped_acquire held;
+  try {
+    outputs.make();
+    tables.make();
+  } catch (const std::exception&) {
+    // As if it had not been tried.
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -155,23 +179,32 @@ nb::object BufferCalls::elastic_dispatch(nb::handle x, nb::handle topk_idx, nb::
     options.max_tokens = route->max_tokens;
     options.max_recv_rows = route->max_tokens * calls.group().num_ranks();
   }
-  HandleTables tables(calls, *route, form.copy_ids);
-  Result<Routing> routed = [&] {
-    const nb::gil_scoped_release released;
-    return calls.group().route({route->ids, {}}, options, *stream, [&tables] { return tables.make_early(); });
-  }();
-  const PlacedRouting placed{value_or_raise(std::move(routed)), calls.place()};
-  const Routing& routing = placed.routing;
   ReadDispatch call{payload->rows, payload->scales};
   call.in = {payload->rows_view, payload->scales_view, route->weights};
   call.tables = true;
   call.weights = route->weights.present();
   call.bounded = !form.exact;
-  call.source = !form.exact;  // an exact route's own table has no other rows
   call.column_major_scales = form.column_major_scales;
   call.options.zero_padding = form.zero_padding;
   call.options.kernel.num_sms = *bound;
-  Received received = calls.dispatch(routing, call, *stream);
+  EarlyOutputs outputs(calls, call, static_cast<int>(route->ids.extent(1)));
+  const std::int64_t num_rows = form.exact ? route->ids.extent(0) * calls.group().num_ranks() : options.max_recv_rows;
+  // An exact route's own table of sources has no other rows than those that come.
+  HandleTables tables(calls, *route, num_rows, form.copy_ids, !form.exact);
+  Result<Routing> routed = [&] {
+    const CallScope scope;
+    return calls.group().route({route->ids, {}}, options, *stream, [&] { return make_early(tables, outputs); });
+  }();
+  const PlacedRouting placed{value_or_raise(std::move(routed)), calls.place()};
+  const Routing& routing = placed.routing;
+  try {
+    if (!tables.is_made()) tables.make();
+    if (call.bounded) call.out.source = tables.source();
+  } catch (...) {
+    calls.refuse_dispatch(routing, *stream);
+    throw;
+  }
+  Received received = calls.dispatch(routing, call, *stream, outputs.get(routing.num_recv_rows()));
   tables.fill(routing, received, *stream);
   const nb::object slots =
       tensor_on(routing.slots(), calls.place(), std::make_shared<Routing>(routing), calls.allocator().tensor_type());

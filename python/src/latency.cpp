@@ -181,7 +181,7 @@ LatencyReceived latency_dispatch(const Calls& calls, ReadLatencyDispatch& call, 
     throw;
   }
   Result<Routing> routing = [&] {
-    const nb::gil_scoped_release released;
+    const CallScope scope;
     return calls.group().latency_dispatch(call.in, call.out, call.options, stream);
   }();
   received.routing = {value_or_raise(std::move(routing)), calls.place()};
@@ -203,7 +203,7 @@ nb::object latency_combine(const Calls& calls, const Routing& routing, ReadLaten
     throw;
   }
   const Status status = [&] {
-    const nb::gil_scoped_release released;
+    const CallScope scope;
     return calls.group().latency_combine(routing, call.in, {call.out}, stream, call.options);
   }();
   raise_if_error(status);

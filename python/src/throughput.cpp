@@ -75,41 +75,46 @@ class HandleTables {
                Wanted{i32, {0}, 1}, Wanted{i32, {num_tokens, ranks}}};
   }
 
-  /// What fails here fails again, and is reported, in `fill`. Takes the GIL.
-  EarlyTables make_early() noexcept {
-    const nb::gil_scoped_acquire held;
-    try {
-      const EarlyTables early{num_channels_, make(likely_rows_)};
-      is_written_ = true;
-      return early;
-    } catch (const std::exception&) {
-      return {};
-    }
+  /// @throws nanobind::python_error
+  EarlyTables make_early() {
+    make(likely_rows_);
+    is_written_ = true;
+    return {num_channels_, views_of()};
   }
 
   /// After a successful route.
   const Made& fill(const Routing& routing, Stream stream) {
     const std::int64_t num_rows = routing.num_recv_rows();
     if (is_written_ && num_rows <= likely_rows_) {
-      if (num_rows < likely_rows_) made_[kOfRows] = calls_.allocator().first_rows(made_[kOfRows], num_rows);
+      if (num_rows < likely_rows_) {
+        const TensorView first{nullptr, DType::kInt32, {num_rows}};
+        made_[kOfRows] = calls_.allocator().first_rows(made_[kOfRows], first);
+      }
       return made_;
     }
-    made_[kOfRows].reset();
-    raise_if_error(calls_.group().channel_tables(routing, num_channels_, make(num_rows), stream));
+    if (is_written_) {
+      wanted_[kOfRows].shape[0] = num_rows;
+      made_[kOfRows] = calls_.allocator().make(wanted_[kOfRows]);
+    } else {
+      make(num_rows);
+    }
+    const KnownMemory known;
+    raise_if_error(calls_.group().channel_tables(routing, num_channels_, views_of(), stream));
     return made_;
   }
 
  private:
   static constexpr std::size_t kOfRows = 3;
 
-  /// Those that are not there yet.
-  ChannelTables make(std::int64_t num_rows) {
+  void make(std::int64_t num_rows) {
     wanted_[kOfRows].shape[0] = num_rows;
+    made_ = {};
+    calls_.allocator().make_together(wanted_, made_);
+  }
+
+  ChannelTables views_of() const {
     std::array<TensorView, kNumTables> views;
-    for (std::size_t i = 0; i < made_.size(); ++i) {
-      if (!made_[i].is_valid()) made_[i] = calls_.allocator().make(wanted_[i]);
-      views[i] = read_tensor(made_[i], calls_.place());
-    }
+    for (std::size_t i = 0; i < made_.size(); ++i) views[i] = read_tensor(made_[i], calls_.place());
     return {views[0], views[1], views[2], views[3], views[4]};
   }
 
@@ -120,6 +125,20 @@ class HandleTables {
   std::array<Wanted, kNumTables> wanted_;
   Made made_;
 };
+
+/// What can be done for a new dispatch while route waits. What fails here fails again, and is reported, when it is
+/// needed. Takes the GIL.
+EarlyTables make_early(HandleTables& tables, EarlyOutputs& outputs) noexcept {
+  const nb::gil_scoped_acquire held;
+  EarlyTables made;
+  try {
+    made = tables.make_early();
+    outputs.make();
+  } catch (const std::exception&) {
+    // As if it had not been tried.
+  }
+  return made;
+}
 
 }  // namespace
 
@@ -165,7 +184,7 @@ nb::object BufferCalls::layout(nb::handle topk_idx, nb::handle num_experts, int 
                              Wanted{types.boolean, {ids->extent(0), num_ranks}}, Wanted{types.i32, {num_nodes}, 1}};
   const bool several = num_nodes > 1;
   std::array<nb::object, wanted.size()> made;
-  calls.allocator().make_all(std::span(wanted).first(several ? wanted.size() : wanted.size() - 1), made);
+  calls.allocator().make_together(std::span(wanted).first(several ? wanted.size() : wanted.size() - 1), made);
   DispatchLayout out;
   out.num_tokens_per_rank = read_tensor(made[0], place);
   out.num_tokens_per_expert = read_tensor(made[1], place);
@@ -177,6 +196,7 @@ nb::object BufferCalls::layout(nb::handle topk_idx, nb::handle num_experts, int 
   options.ranks_per_node = ranks_per_node;
   options.backend = place.on_gpu ? "cuda" : "cpu";
   options.device = place.on_gpu ? place.device : -1;
+  const KnownMemory known;
   raise_if_error(dispatch_layout(*ids, options, out, *stream));
   raise_known_errors(calls);
   return nb::make_tuple(made[0], several ? made[3] : nb::none(), made[1], made[2], new_event());
@@ -199,24 +219,25 @@ nb::object BufferCalls::dispatch(nb::handle x, nb::handle tokens_per_rank, nb::h
   RouteOptions options;
   options.num_experts = route->num_experts;
   options.max_recv_rows = route->most_rows;
-  const std::int64_t likely_rows = std::max(last_rows_, num_tokens * calls.group().num_ranks());
-  HandleTables tables(calls, num_tokens, *num_channels, likely_rows);
-  Result<Routing> routed = [&] {
-    const nb::gil_scoped_release released;
-    return calls.group().route({route->ids, {}}, options, *stream, [&tables] { return tables.make_early(); });
-  }();
-  const PlacedRouting placed{value_or_raise(std::move(routed)), calls.place()};
-  const Routing& routing = placed.routing;
   const bool exact = route->most_rows == 0;
-  if (exact) last_rows_ = routing.num_recv_rows();
-  if (exact && routing.may_repeat_experts()) return new_routing(placed, false);
   ReadDispatch call{payload->rows, payload->scales};
   call.in = {payload->rows_view, payload->scales_view, route->weights};
   call.tables = true;
   call.weights = true;
   call.bounded = !exact;
   call.options.kernel.num_sms = *bound;
-  Received received = calls.dispatch(routing, call, *stream);
+  const std::int64_t likely_rows = std::max(last_rows_, num_tokens * calls.group().num_ranks());
+  HandleTables tables(calls, num_tokens, *num_channels, likely_rows);
+  EarlyOutputs outputs(calls, call, static_cast<int>(route->ids.extent(1)));
+  Result<Routing> routed = [&] {
+    const CallScope scope;
+    return calls.group().route({route->ids, {}}, options, *stream, [&] { return make_early(tables, outputs); });
+  }();
+  const PlacedRouting placed{value_or_raise(std::move(routed)), calls.place()};
+  const Routing& routing = placed.routing;
+  if (exact) last_rows_ = routing.num_recv_rows();
+  if (exact && routing.may_repeat_experts()) return new_routing(placed, false);
+  Received received = calls.dispatch(routing, call, *stream, outputs.get(routing.num_recv_rows()));
   const HandleTables::Made& made = tables.fill(routing, *stream);
   const nb::list counts = exact ? aligned_counts(routing, route->alignment) : nb::list();
   raise_known_errors(calls);

@@ -110,6 +110,7 @@ struct DispatchCall {
   TensorView out_topk_weights;
   TensorView out_source;
   bool zero_padding = false;
+  bool clear_if_refused = false;
   KernelOptions kernel;
 };
 

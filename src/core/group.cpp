@@ -149,6 +149,7 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
   const Status belongs = check_routing("dispatch", routing);
   if (belongs.ok()) call.routing = routing.state_;
   call.zero_padding = options.zero_padding;
+  call.clear_if_refused = options.clear_if_refused;
   call.kernel = options.kernel;
   Status status = check_stream("dispatch", stream);
   if (status.ok()) status = belongs;

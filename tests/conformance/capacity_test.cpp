@@ -34,6 +34,33 @@ class CapacityConformance : public Conformance {
     status = group.combine(routing, {recv_tensor.view(), {}, {}, {}}, {own_tensor.view(), {}}, stream_of(group));
     context.expect_code(finish(group, status), ErrorCode::kCapacity, "combine after one row too few");
     own_tensor.expect_equal(context, own, "sums after a refused combine");
+    if (routing.layout() == Layout::kTokens) expect_cleared_ids(context, group, routing, own_tensor.view());
+  }
+
+  /// As many a program wants it that goes on to index with the ids before it hears of the error.
+  static void expect_cleared_ids(RankContext& context, Group& group, const Routing& routing, const TensorView& x) {
+    const std::int64_t num_rows = routing.num_recv_rows();
+    const TensorImage rows(payload_rows(DType::kBfloat16, num_rows, 32, 0));
+    const TensorImage ids(dense(DType::kInt64, num_rows, routing.num_topk()));
+    const TensorImage source(dense(DType::kInt32, num_rows, 2));
+    const TestTensor rows_tensor(context, group, MemoryKind::kSymmetric, rows);
+    const TestTensor ids_tensor(context, group, MemoryKind::kSymmetric, ids);
+    const TestTensor source_tensor(context, group, MemoryKind::kPlain, source);
+    DispatchOptions options;
+    options.clear_if_refused = options.zero_padding = true;
+    const Status status =
+        group.dispatch(routing, {x, {}, {}}, {rows_tensor.view(), {}, ids_tensor.view(), {}, source_tensor.view()},
+                       stream_of(group), options);
+    context.expect_code(finish(group, status), ErrorCode::kCapacity, "dispatch that clears its ids");
+    rows_tensor.expect_equal(context, rows, "received rows after a refused dispatch that clears its ids");
+    const auto minus_ones = [](const TensorImage& like) {
+      TensorImage image = like;
+      const Bytes ones(like.bytes().size(), std::byte{0xFF});
+      image.set_rows(ones.data());
+      return image;
+    };
+    ids_tensor.expect_equal(context, minus_ones(ids), "ids after a refused dispatch that clears them");
+    source_tensor.expect_equal(context, minus_ones(source), "sources after a refused dispatch that clears them");
   }
 
   /// `full` just fits; `short_by_one` has one row too few on some rank. All ranks must refuse that one and continue.

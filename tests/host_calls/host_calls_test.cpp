@@ -112,6 +112,24 @@ TEST_F(HostCalls, ACachedCallAsksLittleOfCuda) {
               ContainerEq(least_calls()));
 }
 
+/// Callers whose tensors name their device pay for no question.
+TEST_F(HostCalls, NobodyIsAskedWhereKnownMemoryIs) {
+  const Routing routing = latency_dispatch().value();
+  const auto questions = [&] {
+    take_cuda_calls();
+    EXPECT_TRUE(latency_dispatch().ok());
+    EXPECT_TRUE(latency_combine(routing).ok());
+    return take_cuda_calls()["cuPointerGetAttributes"];
+  };
+  EXPECT_GT(questions(), 0);
+  {
+    const KnownMemory outer;
+    { const KnownMemory inner; }
+    EXPECT_EQ(questions(), 0);
+  }
+  EXPECT_GT(questions(), 0);
+}
+
 TEST_F(HostCalls, ACallOfLatencyModeAsksLittleOfCuda) {
   Routing routing;
   EXPECT_THAT(calls_of([&] { routing = latency_dispatch().value(); }), ContainerEq(least_calls()));

@@ -90,6 +90,7 @@ struct PaddingParams {
   int num_topk = 0;
   int weights_per_row = 0;
   bool zero = false;
+  bool clears_refused = false;  ///< DispatchOptions::clear_if_refused
   int max_blocks = 1;
 };
 

@@ -65,6 +65,7 @@ PaddingParams padding_params(const RankParams& ranks, const DispatchCall& call) 
   params.num_topk = call.routing->num_topk;
   params.weights_per_row = call.routing->layout == Layout::kTokens ? call.routing->num_topk : 1;
   params.zero = call.zero_padding;
+  params.clears_refused = call.clear_if_refused;
   return params;
 }
 

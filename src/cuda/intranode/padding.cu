@@ -30,26 +30,36 @@ __device__ void zero_row(const PaddingParams& params, std::int64_t row) {
   }
 }
 
-__global__ void __launch_bounds__(kPaddingThreads) padding_kernel(const __grid_constant__ PaddingParams params) {
+/// Whether the call before, which may have been refused, has moved rows.
+__device__ bool has_moved(const PaddingParams& params) {
   const RankParams& ranks = params.ranks;
-  if (is_broken(ranks) || params.summary->valid == 0) return;
-  if ((ranks.control.local->outcome & 3U) != static_cast<std::uint64_t>(Outcome::kGo)) return;
+  if (is_broken(ranks) || params.summary->valid == 0) return false;
+  return (ranks.control.local->outcome & 3U) == static_cast<std::uint64_t>(Outcome::kGo);
+}
+
+__device__ void clear_ids(const PaddingParams& params, std::int64_t row) {
+  for (int i = lane_idx(); params.out.ids != nullptr && i < params.num_topk; i += kWarpLanes) {
+    if (params.out.wide_ids) {
+      static_cast<std::int64_t*>(params.out.ids)[row * params.num_topk + i] = -1;
+    } else {
+      static_cast<std::int32_t*>(params.out.ids)[row * params.num_topk + i] = -1;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kPaddingThreads) padding_kernel(const __grid_constant__ PaddingParams params) {
+  const bool moved = has_moved(params);
+  if (!moved && !params.clears_refused) return;
   const int num_warps = static_cast<int>(gridDim.x) * (kPaddingThreads / kWarpLanes);
   const int warp = static_cast<int>(blockIdx.x) * (kPaddingThreads / kWarpLanes) + warp_idx();
   for (std::int64_t row = warp; row < params.num_rows; row += num_warps) {
-    const int2 source = reinterpret_cast<const int2*>(params.source)[row];
+    const int2 source = moved ? reinterpret_cast<const int2*>(params.source)[row] : make_int2(-1, -1);
     if (params.out_source != nullptr && lane_idx() < 2) {  // the caller's table is aligned to 4 bytes only
       params.out_source[2 * row + lane_idx()] = lane_idx() == 0 ? source.x : source.y;
     }
     if (source.x >= 0) continue;
-    for (int i = lane_idx(); params.out.ids != nullptr && i < params.num_topk; i += kWarpLanes) {
-      if (params.out.wide_ids) {
-        static_cast<std::int64_t*>(params.out.ids)[row * params.num_topk + i] = -1;
-      } else {
-        static_cast<std::int32_t*>(params.out.ids)[row * params.num_topk + i] = -1;
-      }
-    }
-    if (params.zero) zero_row(params, row);
+    clear_ids(params, row);
+    if (moved && params.zero) zero_row(params, row);
   }
 }
 

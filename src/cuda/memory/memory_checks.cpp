@@ -7,6 +7,7 @@
 
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/driver.hpp"
+#include "ferry/known_memory.hpp"
 #include "numeric/gating.hpp"
 
 namespace ferry::cuda {
@@ -97,6 +98,7 @@ class Checks {
 
  private:
   void check(std::string_view what, const void* data) {
+    if (is_known_) return;
     if (arena_ != nullptr && arena_->is_backed_at(data)) return;
     if (device_address(data) - begin_ < size_bytes_) return;
     const Result<PointerFacts> facts = facts_of(data);
@@ -107,6 +109,7 @@ class Checks {
   }
 
   int device_;
+  bool is_known_ = KnownMemory::here();
   /// The last good allocation.
   CUdeviceptr begin_ = 0;
   std::size_t size_bytes_ = 0;
