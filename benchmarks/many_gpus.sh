@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# Measures everything that depends on the number of GPUs of this host, in one go, and runs the GPU suite in what time is
+# left:
+#   benchmarks/many_gpus.sh OUT_DIR [--built DIR] [--ranks N] [--limit SECONDS] [--no-python]
+# OUT_DIR            gets a JSON file for each measurement, what the machine is, and the suite's output
+# --built DIR        take ferry, conformance_gpu_test, gpu_test and litmus_test from this folder instead of building
+#                    them (preset release); shared libraries that lie beside them are found
+# --ranks N          (default: one for each GPU) more than GPUs share them as threads: a dry run, not a measurement
+# --limit SECONDS    of all together, building left out (default 480)
+# --no-python        leave out the layers, which need the packages ferry and deep_ep in python3
+# The most important measurement comes first, so that a run that is cut off is worth something. Prints one line for each
+# result and, for what failed or had no time, what; exits 1 if anything failed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+PATH+=:/usr/local/cuda/bin
+usage() {
+  sed -n '2,13s/^# \?//p' "$0"
+  exit 2
+}
+[[ $# -gt 0 && $1 != -* ]] || usage
+mkdir -p "$1"
+out=$(realpath "$1")
+shift
+built='' ranks='' limit_s=480 python=yes
+while (($# > 0)); do
+  case $1 in
+    --built) built=$(realpath "${2:?--built needs a folder}") && shift 2 ;;
+    --ranks) ranks=${2:?--ranks needs a number} && shift 2 ;;
+    --limit) limit_s=${2:?--limit needs seconds} && shift 2 ;;
+    --no-python) python=no && shift ;;
+    *) usage ;;
+  esac
+done
+
+num_gpus=$(nvidia-smi --list-gpus | wc -l)
+if [[ -z $ranks ]]; then ranks=$num_gpus; fi
+launch=()
+if ((ranks > num_gpus)); then launch=(--launch threads); fi
+if [[ -n $built ]]; then
+  export LD_LIBRARY_PATH=$built${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  ferry=$built/ferry
+else
+  cmake --preset release --log-level=WARNING -DFERRY_CUDA=ON >/dev/null
+  cmake --build build/release --parallel "$(nproc)" --target ferry_command litmus_test conformance_gpu_test gpu_test
+  ferry=build/release/tools/ferry
+fi
+
+begin_s=$SECONDS
+num_failed=0
+left_s() { echo $((limit_s - (SECONDS - begin_s))); }
+
+{
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+  nvidia-smi topo -m || true
+  grep -m 1 'model name' /proc/cpuinfo || true
+  "$ferry" --version
+} >"$out/machine.txt" 2>&1
+
+# One line for each result of a file of `ferry bench` or `python -m ferry.bench`.
+lines_of() { # label
+  python3 - "$1" "$out/$1.json" <<'PYTHON'
+import json, sys
+
+label, path = sys.argv[1:]
+for result in json.load(open(path))["results"]:
+    if "layer_us" in result:
+        print(f"{label:28} T={result['tokens']:<5} {result['layer_us']:8.1f} us a layer")
+        continue
+    time_us, ratio = result.get("time_us_p50"), result.get("ratio_to_limit")
+    graph_us = result.get("graph_time_us_p50")
+    line = f"{label:28} {result.get('op', ''):16} T={result['tokens']:<5} {time_us:8.1f} us"
+    line += f"  ratio {ratio:.2f}" if ratio else ""
+    print(line + (f"  in a graph {graph_us:.1f} us" if graph_us else ""))
+PYTHON
+}
+
+run() { # label seconds command... : the command writes OUT_DIR/label.json
+  local label=$1 most_s=$2
+  shift 2
+  if (($(left_s) < 5)); then
+    echo "$label: no time left"
+    return
+  fi
+  if (($(left_s) < most_s)); then most_s=$(left_s); fi
+  if timeout --kill-after=5 "$most_s" "$@" --json "$out/$label.json" >"$out/log.txt" 2>&1; then
+    lines_of "$label"
+  else
+    num_failed=$((num_failed + 1))
+    echo "$label: FAILED or took more than $most_s s: $(tail -n 1 "$out/log.txt")"
+  fi
+}
+
+bench() { # label argument...
+  local label=$1
+  shift
+  run "$label" 40 "$ferry" bench --backend cuda --ranks "$ranks" "${launch[@]}" "$@"
+}
+
+layer() { # api dtype
+  if [[ $python == no ]]; then return; fi
+  run "layer_$1_$2" 60 python3 -m ferry.bench --layer --api "$1" --dtype "$2" --ranks "$ranks" --device cuda \
+    --tokens 64,128,512,1024,2048,4096
+}
+
+bench pair_bf16 --op pair --tokens 4096
+bench dispatch_fp8 --op dispatch --dtype fp8 --tokens 4096
+bench latency_pair_fp8 --op latency-pair --sweep-tokens 1,8,32,64,128 --quantize fp8 --order rank_sums
+bench route --op route --sweep-tokens 64,512,4096
+bench plain_bf16 --op pair --memory plain --tokens 4096
+bench plain_fp8 --op dispatch --memory plain --dtype fp8 --tokens 4096
+layer deep_ep bf16
+layer deep_ep fp8
+layer ferry bf16
+layer ferry fp8
+for sms in 8 10 12 16 20 24; do # what the table of src/cuda/intranode/tuning.cpp is made from
+  bench "sms_${sms}_bf16" --op pair --tokens 4096 --num-sms "$sms"
+  bench "sms_${sms}_fp8" --op dispatch --dtype fp8 --tokens 4096 --num-sms "$sms"
+done
+bench tokens_bf16 --op pair --sweep-tokens 512,1024,2048,8192
+bench tokens_fp8 --op dispatch --dtype fp8 --sweep-tokens 512,1024,2048,8192
+for hidden in 2048 4096; do
+  bench "hidden_$hidden" --op pair --tokens 4096 --hidden "$hidden"
+  bench "hidden_${hidden}_fp8" --op dispatch --dtype fp8 --tokens 4096 --hidden "$hidden"
+done
+bench zipf --op pair --tokens 4096 --routing zipf
+bench route_replicas --op route --replicas 32 --sweep-tokens 64,512,4096
+for sms in 24 28 32 40; do
+  bench "plain_sms_$sms" --op pair --memory plain --tokens 4096 --num-sms "$sms"
+done
+if ((ranks % 2 == 0)); then
+  run nodes_2 60 "$ferry" bench --backend cuda --ranks "$ranks" --nodes 2 --launch threads --transport loopback \
+    --op pair --tokens 1024
+fi
+
+suite() { # label limit filter
+  if (($(left_s) < 20)); then
+    echo "$1: no time left"
+    return
+  fi
+  local rc=0
+  tests/gpu/run.sh ${built:+--built "$built"} --no-sanitizer --no-python --filter "$3" --limit "$(left_s)" \
+    >"$out/$1.txt" 2>&1 || rc=$?
+  if ((rc != 0)); then num_failed=$((num_failed + 1)); fi
+  sed -n '/^== Summary/,$p' "$out/$1.txt" | tail -n 12
+}
+suite suite_threads '-*rocesses*'
+suite suite_processes '*rocesses*'
+rm -f "$out/log.txt"
+echo "$((SECONDS - begin_s)) s, $num_failed failed; results in $out"
+((num_failed == 0))
