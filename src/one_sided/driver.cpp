@@ -32,7 +32,8 @@ constexpr int kMaxRequestsPerTurn = 256;
 /// Rounds of polling after a caller has issued something: enough to get it on its way.
 constexpr int kIssueRounds = 4;
 
-/// A request that comes this soon after the last event finds the thread awake, where it must not sleep at all.
+/// A request that comes this soon after the last event finds the thread awake, where it must not sleep at all or has a
+/// core: as long as a peer takes to ask, be answered and ask again over TCP.
 constexpr std::chrono::microseconds kSpinTime{20};
 /// Sleeping ends at the latest after this, which bounds the cost of a wake-up lost by a network library.
 constexpr std::int64_t kLongestSleepNs = 100'000'000;
@@ -56,10 +57,12 @@ void poll_for(std::span<pollfd> entries, std::int64_t timeout_ns) {
 
 }  // namespace
 
-Driver::Driver(std::unique_ptr<net::Engine> engine, const net::EngineOptions& options, std::function<void()> changed)
+Driver::Driver(std::unique_ptr<net::Engine> engine, const net::EngineOptions& options, std::function<void()> changed,
+               bool spins)
     : engine_(std::move(engine)),
       num_peers_(options.num_peers),
       changed_(std::move(changed)),
+      spins_(spins),
       losses_(static_cast<std::size_t>(options.num_peers)),
       peers_(static_cast<std::size_t>(options.num_peers)),
       close_timeout_ns_(options.timeout_ns) {}
@@ -158,8 +161,13 @@ void Driver::issue(const Request& request) {
         to.copied_since_flush += source.size();
         source = to.copies.back().second;
       }
-      if (!source.empty()) engine_->put_from(request.peer, kPuts, source, request.offset);
-      if (request.kind == Request::Kind::kPutSignal) engine_->atomic(request.peer, kPuts, request.op, net::kNoTicket);
+      if (request.kind == Request::Kind::kPut) {
+        if (!source.empty()) engine_->put_from(request.peer, kPuts, source, request.offset);
+      } else if (source.empty()) {
+        engine_->atomic(request.peer, kPuts, request.op, net::kNoTicket);
+      } else {
+        engine_->put_atomic(request.peer, kPuts, source, request.offset, request.op);
+      }
       break;
     }
     case Request::Kind::kAtomic:
@@ -317,7 +325,16 @@ void Driver::begin_wait() { num_drivers_.fetch_add(1, std::memory_order_relaxed)
 void Driver::end_wait() {
   num_drivers_.fetch_sub(1, std::memory_order_relaxed);
   last_drive_ns_.store(now_ns(), std::memory_order_relaxed);
-  settle();
+  // Most often all has been sent, and the caller is in a hurry. What comes meanwhile the thread finds when its rest ends.
+  if (armed_.load(std::memory_order_seq_cst) || has_unsent()) settle();
+}
+
+bool Driver::has_unsent() {
+  const std::lock_guard lock(mutex_);
+  for (int peer = 0; peer < num_peers_; ++peer) {
+    if (!engine_->flushed(peer)) return true;
+  }
+  return false;
 }
 
 void Driver::hand_over() {
@@ -376,6 +393,8 @@ void Driver::run() {
     } else if (others_drive || now_ns() - last_drive_ns_.load(std::memory_order_relaxed) < kRecentNs) {
       asleep_.store(true, std::memory_order_seq_cst);
       sleep(-1, kRestNs);
+    } else if (spins_ && Clock::now() - last_move < kSpinTime) {
+      std::this_thread::yield();  // callers need the lock, too
     } else {
       sleep_until_woken();
     }

@@ -89,7 +89,9 @@ class Driver {
   static constexpr int kNumChannels = 2;
 
   /// `changed`: called, without the lock, after peers have changed this rank's memory or an operation has completed.
-  Driver(std::unique_ptr<net::Engine> engine, const net::EngineOptions& options, std::function<void()> changed);
+  /// `spins`: there is a core for its thread, which then stays awake for a while after each event.
+  Driver(std::unique_ptr<net::Engine> engine, const net::EngineOptions& options, std::function<void()> changed,
+         bool spins = false);
   /// Closes the engine: takes at most its deadline.
   ~Driver();
   Driver(const Driver&) = delete;
@@ -169,6 +171,7 @@ class Driver {
   void on_completed(int peer, std::uint64_t ticket, std::uint64_t value);
   void on_lost(int peer, const Status& why);
   bool serve_sources();
+  bool has_unsent();
   /// What came of letting the engine move.
   struct Moved {
     bool any = false;
@@ -183,6 +186,7 @@ class Driver {
   std::unique_ptr<net::Engine> engine_;
   const int num_peers_;
   const std::function<void()> changed_;
+  const bool spins_;
   std::function<std::uint64_t(const net::AtomicOp&)> apply_;
   std::vector<Loss> losses_;
 

@@ -40,6 +40,8 @@ constexpr std::int64_t kLastWordsNs = 1'000'000'000;
 /// How often a waiting thread asks the system whether others are still there.
 constexpr std::int64_t kPresenceIntervalNs = 4'000'000;
 
+bool has_cores_for(std::ptrdiff_t num_threads) { return std::thread::hardware_concurrency() >= num_threads; }
+
 }  // namespace
 
 struct Fabric::Control {
@@ -71,8 +73,8 @@ Fabric::Fabric(const BackendContext& context, std::size_t heap_bytes, node::Rend
     : topology_(context.topology),
       timeout_ns_(context.options.timeout_ns),
       heap_bytes_(heap_bytes),
-      spins_(std::thread::hardware_concurrency() >=
-             static_cast<unsigned>(std::ranges::count_if(rendezvous.places, &RankPlace::on_this_host))),
+      num_here_(std::ranges::count_if(rendezvous.places, &RankPlace::on_this_host)),
+      spins_(has_cores_for(num_here_)),
       peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)) {
   for (int rank = 0; rank < topology_.num_ranks; ++rank) everybody_.push_back(rank);
 }
@@ -135,8 +137,9 @@ Status Fabric::join_network(const BackendContext& context, const std::vector<Ran
   params.places = places;
   Result<rail::Network> network = rail::open_network(context, params, my_status);
   if (!network.ok()) return network.status();
-  driver_ = std::make_unique<Driver>(std::move(network->engine), network->options,
-                                     [this] { ring(topology_.rank, kAnyWord); });
+  driver_ = std::make_unique<Driver>(
+      std::move(network->engine), network->options, [this] { ring(topology_.rank, kAnyWord); },
+      has_cores_for(2 * num_here_));
   Status status = driver_->start(network->addresses);
   if (!status.ok()) {
     status = Status(status.code(),
@@ -210,7 +213,7 @@ Status Fabric::issue(const Request& request, std::string_view operation) {
   }
   if (driver_->try_issue(request)) return {};
   return wait({.operation = operation,
-               .what = fmt::format("earlier operations to rank {}", request.peer),
+               .what = [&request] { return fmt::format("earlier operations to rank {}", request.peer); },
                .ranks = peer,
                .timeout_ns = timeout_ns_,
                .culprit = request.peer},
@@ -267,14 +270,14 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
     if (driver_ != nullptr) driver_->progress();
     if (done()) return {};
     return Status(presence.code(),
-                  fmt::format("{}: {} while this rank waited for {}", wait.operation, presence.message(), wait.what),
+                  fmt::format("{}: {} while this rank waited for {}", wait.operation, presence.message(), wait.what()),
                   presence.peer());
   }
   return Status(
       ErrorCode::kTimeout,
       fmt::format("{}: timed out after {} ms waiting for {}; raise the deadline, or look at why the others do "
                   "not come",
-                  wait.operation, wait.timeout_ns / 1'000'000, wait.what),
+                  wait.operation, wait.timeout_ns / 1'000'000, wait.what()),
       wait.culprit);
 }
 
@@ -314,7 +317,7 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
     const int awaited = mate(-distance);
     if (status.ok()) {
       status = wait({.operation = operation,
-                     .what = fmt::format("rank {} (of {} in the team)", awaited, num_mates),
+                     .what = [&] { return fmt::format("rank {} (of {} in the team)", awaited, num_mates); },
                      .ranks = team.ranks,
                      .timeout_ns = timeout_ns_,
                      .culprit = awaited,
@@ -389,7 +392,7 @@ Status Fabric::quiet(std::string_view operation) {
   Answers answers;
   answers.expect(driver_->flush_all(&answers));
   Status status = wait({.operation = operation,
-                        .what = "the other nodes to have what this rank sent them",
+                        .what = [] { return std::string("the other nodes to have what this rank sent them"); },
                         .ranks = everybody_,
                         .timeout_ns = timeout_ns_},
                        [&] { return answers.complete() && driver_->find_pending_get() < 0; });

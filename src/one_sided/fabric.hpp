@@ -83,7 +83,7 @@ class Fabric {
   /// @errors kTimeout; kPeerLost, kTransport: one of `ranks` is lost, which is looked for now and then
   struct Wait {
     std::string_view operation;
-    std::string what;  ///< it waits for, for messages: "rank 3's answer to a get"
+    std::function<std::string()> what;  ///< it waits for, for messages: "rank 3's answer to a get"
     std::span<const int> ranks;
     std::int64_t timeout_ns = 0;
     int culprit = -1;             ///< of a kTimeout
@@ -124,7 +124,8 @@ class Fabric {
   Topology topology_;
   std::int64_t timeout_ns_;
   std::size_t heap_bytes_;
-  bool spins_;  // the host has a core for each thread
+  std::ptrdiff_t num_here_;  // ranks on this host
+  bool spins_;               // it has a core for each of them
   std::vector<int> everybody_;
   node::Peers peers_;
   std::byte* memory_ = nullptr;  // of this rank: control area and heap, in its arena
