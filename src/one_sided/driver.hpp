@@ -89,9 +89,7 @@ class Driver {
   static constexpr int kNumChannels = 2;
 
   /// `changed`: called, without the lock, after peers have changed this rank's memory or an operation has completed.
-  /// `spins`: there is a core for its thread, which then stays awake for a while after each event.
-  Driver(std::unique_ptr<net::Engine> engine, const net::EngineOptions& options, std::function<void()> changed,
-         bool spins = false);
+  Driver(std::unique_ptr<net::Engine> engine, const net::EngineOptions& options, std::function<void()> changed);
   /// Closes the engine: takes at most its deadline.
   ~Driver();
   Driver(const Driver&) = delete;
@@ -137,6 +135,11 @@ class Driver {
   void limit_close_time(std::int64_t timeout_ns);
 
  private:
+  /// Sources of one or more puts, until that flush is done.
+  struct Copies {
+    std::uint64_t flush = 0;
+    std::vector<std::byte> bytes;  // never grows beyond its capacity: engines read it
+  };
   /// What is under way to a peer. Flushes are numbered; all that was issued before one is complete when it is.
   struct Peer {
     std::uint64_t num_issued = 0;      // puts and atomics since the last flush began
@@ -146,7 +149,7 @@ class Driver {
     std::uint64_t fence = 0;  // nothing is issued before this flush is done
     std::uint64_t num_pending_gets = 0;
     bool has_failed = false;  // it was lost with operations under way, which no quiet has reported yet
-    std::deque<std::pair<std::uint64_t, std::vector<std::byte>>> copies;  // sources, until that flush is done
+    std::deque<Copies> copies;
     std::size_t copied_bytes = 0;
     std::size_t copied_since_flush = 0;
   };
@@ -166,6 +169,7 @@ class Driver {
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   bool can_issue(int peer) const;
   void issue(const Request& request);
+  std::span<const std::byte> copy(Peer& to, std::span<const std::byte> source);
   std::uint64_t add_ticket(const Ticket& ticket);
   void begin_flush(int peer, Completion* completion);
   void on_completed(int peer, std::uint64_t ticket, std::uint64_t value);
@@ -186,7 +190,6 @@ class Driver {
   std::unique_ptr<net::Engine> engine_;
   const int num_peers_;
   const std::function<void()> changed_;
-  const bool spins_;
   std::function<std::uint64_t(const net::AtomicOp&)> apply_;
   std::vector<Loss> losses_;
 

@@ -29,6 +29,9 @@ constexpr auto kNumTeams = static_cast<std::size_t>(kMaxTeams) + 1;
 /// both go to sleep every time once one has. (With 20 µs they did, on 2 cores of a busy host: a message took 24 µs
 /// instead of 0.1.)
 constexpr std::int64_t kSpinNs = 100'000;
+/// Of that, alone. Then others may have the core between looks: a rank that is to answer may be waiting for it, where
+/// other programs keep the cores busy.
+constexpr std::int64_t kSoloSpinNs = 20'000;
 /// Where they share cores a waiting thread first lets others run, for about as long as a few of them need to get to
 /// their next signal.
 constexpr int kYields = 8;
@@ -39,8 +42,6 @@ constexpr std::int64_t kLongestNapNs = 1'000'000;
 constexpr std::int64_t kLastWordsNs = 1'000'000'000;
 /// How often a waiting thread asks the system whether others are still there.
 constexpr std::int64_t kPresenceIntervalNs = 4'000'000;
-
-bool has_cores_for(std::ptrdiff_t num_threads) { return std::thread::hardware_concurrency() >= num_threads; }
 
 }  // namespace
 
@@ -73,8 +74,8 @@ Fabric::Fabric(const BackendContext& context, std::size_t heap_bytes, node::Rend
     : topology_(context.topology),
       timeout_ns_(context.options.timeout_ns),
       heap_bytes_(heap_bytes),
-      num_here_(std::ranges::count_if(rendezvous.places, &RankPlace::on_this_host)),
-      spins_(has_cores_for(num_here_)),
+      spins_(std::thread::hardware_concurrency() >=
+             static_cast<unsigned>(std::ranges::count_if(rendezvous.places, &RankPlace::on_this_host))),
       peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)) {
   for (int rank = 0; rank < topology_.num_ranks; ++rank) everybody_.push_back(rank);
 }
@@ -137,9 +138,8 @@ Status Fabric::join_network(const BackendContext& context, const std::vector<Ran
   params.places = places;
   Result<rail::Network> network = rail::open_network(context, params, my_status);
   if (!network.ok()) return network.status();
-  driver_ = std::make_unique<Driver>(
-      std::move(network->engine), network->options, [this] { ring(topology_.rank, kAnyWord); },
-      has_cores_for(2 * num_here_));
+  driver_ = std::make_unique<Driver>(std::move(network->engine), network->options,
+                                     [this] { ring(topology_.rank, kAnyWord); });
   Status status = driver_->start(network->addresses);
   if (!status.ok()) {
     status = Status(status.code(),
@@ -251,6 +251,8 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
         } else if (!spins_) {
           if (num_yields >= kYields) break;
           ++num_yields;
+          std::this_thread::yield();
+        } else if (now_ns - spin_start_ns >= kSoloSpinNs) {
           std::this_thread::yield();
         }
       }

@@ -124,8 +124,7 @@ class Fabric {
   Topology topology_;
   std::int64_t timeout_ns_;
   std::size_t heap_bytes_;
-  std::ptrdiff_t num_here_;  // ranks on this host
-  bool spins_;               // it has a core for each of them
+  bool spins_;  // the host has a core for each thread
   std::vector<int> everybody_;
   node::Peers peers_;
   std::byte* memory_ = nullptr;  // of this rank: control area and heap, in its arena
