@@ -341,7 +341,7 @@ void Driver::begin_wait() { num_drivers_.fetch_add(1, std::memory_order_relaxed)
 void Driver::end_wait() {
   num_drivers_.fetch_sub(1, std::memory_order_relaxed);
   last_drive_ns_.store(now_ns(), std::memory_order_relaxed);
-  // Most often all has been sent, and the caller is in a hurry. What comes meanwhile the thread finds when its rest ends.
+  // Most often all has been sent, and the caller is in a hurry. What comes meanwhile the thread finds after its rest.
   if (armed_.load(std::memory_order_seq_cst) || has_unsent()) settle();
 }
 
