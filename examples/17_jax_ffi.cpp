@@ -1,12 +1,15 @@
-// Handlers for XLA that dispatch and combine in host memory, for 17_jax.py. They go through the C interface, so any
-// compiler's C++ will do; jaxlib brings XLA's header.
+// Handlers for XLA that dispatch and combine, for 17_jax.py: in host memory, and in that of GPUs on XLA's streams. They
+// go through the C interface, so any compiler's C++ will do; jaxlib brings XLA's header.
 //
-// A dispatch returns the pointer to its routing as eight bytes, and the combine takes it: it gives the two the same
-// order in XLA's program as they must have, and the combine frees it.
+// A combine needs the routing of its dispatch. The program gives both the same number `layer`; the slab, which one
+// returns and the other takes, gives them their order in XLA's program.
 #include <xla/ffi/api/ffi.h>
+
 #include <cstdint>
-#include <cstring>
-#include <string>
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "ferry/ferry.h"
 
@@ -30,13 +33,30 @@ ferry_tensor to_tensor(const Buffer& buffer, int32_t dtype) {
   return tensor;
 }
 
-ferry_group* group_of(int64_t handle) { return reinterpret_cast<ferry_group*>(handle); }
+// This process's group, and the routings whose combine has not come yet.
+struct Rank {
+  ferry_group* group = nullptr;
+  std::mutex mutex;
+  std::map<int64_t, ferry_routing*> routings;  // by layer
+
+  // Null: there is none.
+  ferry_routing* exchange(int64_t layer, ferry_routing* routing) {
+    const std::lock_guard lock(mutex);
+    ferry_routing*& place = routings[layer];
+    ferry_routing* before = place;
+    place = routing;
+    return before;
+  }
+};
+
+Rank* rank_of(int64_t handle) { return reinterpret_cast<Rank*>(handle); }
 
 // Rows of x to the slab [L, C, H] of the ranks that own their experts. XLA knows all shapes beforehand, which is what
 // slabs are for.
-ffi::Error dispatch(int64_t group, int64_t num_experts, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> topk_idx,
-                    ffi::Buffer<ffi::F32> topk_weights, ffi::ResultBuffer<ffi::F32> slab,
-                    ffi::ResultBuffer<ffi::U8> routing_bytes) {
+ffi::Error dispatch(void* stream, int64_t handle, int64_t layer, int64_t num_experts, ffi::Buffer<ffi::F32> x,
+                    ffi::Buffer<ffi::S32> topk_idx, ffi::Buffer<ffi::F32> topk_weights,
+                    ffi::ResultBuffer<ffi::F32> slab) {
+  Rank* const rank = rank_of(handle);
   ferry_route_input choice{};
   choice.struct_size = sizeof(choice);
   choice.topk_idx = to_tensor(topk_idx, FERRY_INT32);
@@ -47,7 +67,7 @@ ffi::Error dispatch(int64_t group, int64_t num_experts, ffi::Buffer<ffi::F32> x,
   options.layout = FERRY_LAYOUT_SLAB;
   options.slab_capacity = slab->dimensions()[1];
   ferry_routing* routing = nullptr;
-  ferry_status* status = ferry_route(group_of(group), &choice, &options, nullptr, &routing);
+  ferry_status* status = ferry_route(rank->group, &choice, &options, stream, &routing);
   if (status != nullptr) return to_error(status);
 
   ferry_dispatch_input send{};
@@ -59,20 +79,21 @@ ffi::Error dispatch(int64_t group, int64_t num_experts, ffi::Buffer<ffi::F32> x,
   ferry_dispatch_options how{};
   how.struct_size = sizeof(how);
   how.zero_padding = 1;  // the experts compute on every row
-  status = ferry_dispatch(group_of(group), routing, &send, &receive, &how, nullptr);
+  status = ferry_dispatch(rank->group, routing, &send, &receive, &how, stream);
   if (status != nullptr) {
     ferry_routing_free(routing);
     return to_error(status);
   }
-  std::memcpy(routing_bytes->typed_data(), &routing, sizeof(routing));
+  ferry_routing_free(rank->exchange(layer, routing));  // one is left where a program ended in between
   return ffi::Error::Success();
 }
 
 // The experts' rows back to their tokens, summed with the router's weights.
-ffi::Error combine(int64_t group, ffi::Buffer<ffi::F32> slab, ffi::Buffer<ffi::U8> routing_bytes,
+ffi::Error combine(void* stream, int64_t handle, int64_t layer, ffi::Buffer<ffi::F32> slab,
                    ffi::ResultBuffer<ffi::F32> out) {
-  ferry_routing* routing = nullptr;
-  std::memcpy(&routing, routing_bytes.typed_data(), sizeof(routing));
+  Rank* const rank = rank_of(handle);
+  ferry_routing* const routing = rank->exchange(layer, nullptr);
+  if (routing == nullptr) return ffi::Error::InvalidArgument("a combine without its dispatch: give both one `layer`");
   ferry_combine_input results{};
   results.struct_size = sizeof(results);
   results.x = to_tensor(slab, FERRY_FLOAT32);
@@ -82,46 +103,83 @@ ffi::Error combine(int64_t group, ffi::Buffer<ffi::F32> slab, ffi::Buffer<ffi::U
   ferry_combine_options options{};
   options.struct_size = sizeof(options);
   options.weighted = 1;
-  ferry_status* status = ferry_combine(group_of(group), routing, &results, &sums, &options, nullptr);
+  ferry_status* status = ferry_combine(rank->group, routing, &results, &sums, &options, stream);
   ferry_routing_free(routing);
   return to_error(status);
 }
 
+ffi::Error dispatch_on_host(int64_t handle, int64_t layer, int64_t num_experts, ffi::Buffer<ffi::F32> x,
+                            ffi::Buffer<ffi::S32> topk_idx, ffi::Buffer<ffi::F32> topk_weights,
+                            ffi::ResultBuffer<ffi::F32> slab) {
+  return dispatch(nullptr, handle, layer, num_experts, x, topk_idx, topk_weights, slab);
+}
+
+ffi::Error combine_on_host(int64_t handle, int64_t layer, ffi::Buffer<ffi::F32> slab, ffi::ResultBuffer<ffi::F32> out) {
+  return combine(nullptr, handle, layer, slab, out);
+}
+
+// What the handlers of both platforms take and return.
+template <typename Binding>
+auto bind_dispatch(Binding binding) {
+  return std::move(binding)
+      .template Attr<int64_t>("rank")
+      .template Attr<int64_t>("layer")
+      .template Attr<int64_t>("num_experts")
+      .template Arg<ffi::Buffer<ffi::F32>>()   // x [T, H]
+      .template Arg<ffi::Buffer<ffi::S32>>()   // topk_idx [T, K]
+      .template Arg<ffi::Buffer<ffi::F32>>()   // topk_weights [T, K]
+      .template Ret<ffi::Buffer<ffi::F32>>();  // slab [L, C, H]
+}
+
+template <typename Binding>
+auto bind_combine(Binding binding) {
+  return std::move(binding)
+      .template Attr<int64_t>("rank")
+      .template Attr<int64_t>("layer")
+      .template Arg<ffi::Buffer<ffi::F32>>()   // slab [L, C, H]
+      .template Ret<ffi::Buffer<ffi::F32>>();  // out [T, H]
+}
+
+// A stream of CUDA, as the C interface takes it.
+using Stream = ffi::PlatformStream<void*>;
+
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ferry_jax_dispatch, dispatch,
-                              ffi::Ffi::Bind()
-                                  .Attr<int64_t>("group")
-                                  .Attr<int64_t>("num_experts")
-                                  .Arg<ffi::Buffer<ffi::F32>>()   // x [T, H]
-                                  .Arg<ffi::Buffer<ffi::S32>>()   // topk_idx [T, K]
-                                  .Arg<ffi::Buffer<ffi::F32>>()   // topk_weights [T, K]
-                                  .Ret<ffi::Buffer<ffi::F32>>()   // slab [L, C, H]
-                                  .Ret<ffi::Buffer<ffi::U8>>());  // routing [8]
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ferry_jax_dispatch_cpu, dispatch_on_host, bind_dispatch(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ferry_jax_combine_cpu, combine_on_host, bind_combine(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ferry_jax_dispatch_cuda, dispatch, bind_dispatch(ffi::Ffi::Bind().Ctx<Stream>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ferry_jax_combine_cuda, combine, bind_combine(ffi::Ffi::Bind().Ctx<Stream>()));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ferry_jax_combine, combine,
-                              ffi::Ffi::Bind()
-                                  .Attr<int64_t>("group")
-                                  .Arg<ffi::Buffer<ffi::F32>>()    // slab [L, C, H]
-                                  .Arg<ffi::Buffer<ffi::U8>>()     // routing [8]
-                                  .Ret<ffi::Buffer<ffi::F32>>());  // out [T, H]
-
-// The group of this process, by the variables of docs/bootstrap.md. 0 where that failed; the reason is printed.
-extern "C" FERRY_C_API int64_t ferry_jax_open() {
+// The rank of this process, by the variables of docs/bootstrap.md; on backend "cuda" of that GPU. 0 where that failed;
+// the reason is printed.
+extern "C" FERRY_C_API int64_t ferry_jax_open(const char* backend, int32_t device) {
   ferry_bootstrap* bootstrap = nullptr;
   ferry_group* group = nullptr;
   ferry_group_options options{};
   options.struct_size = sizeof(options);
-  options.backend = "cpu";
+  options.backend = backend;
+  options.use_device = 1;
+  options.device = device;
   ferry_status* status = ferry_bootstrap_create_from_environment(0, &bootstrap);
   if (status == nullptr) status = ferry_group_create(bootstrap, &options, &group);
   if (status != nullptr) std::fprintf(stderr, "%s\n", ferry_status_message(status));
   ferry_status_free(status);
   ferry_bootstrap_free(bootstrap);
-  return reinterpret_cast<int64_t>(group);
+  if (group == nullptr) return 0;
+  Rank* rank = new Rank;
+  rank->group = group;
+  return reinterpret_cast<int64_t>(rank);
 }
 
-extern "C" FERRY_C_API void ferry_jax_close(int64_t group) {
-  ferry_status_free(ferry_group_destroy(group_of(group)));
-  ferry_group_free(group_of(group));
+// 0 where all went well. On GPUs errors of kernels are found here.
+extern "C" FERRY_C_API int32_t ferry_jax_close(int64_t handle) {
+  Rank* const rank = rank_of(handle);
+  ferry_status* status = ferry_group_destroy(rank->group);
+  const int32_t failed = status == nullptr ? 0 : 1;
+  if (status != nullptr) std::fprintf(stderr, "%s\n", ferry_status_message(status));
+  ferry_status_free(status);
+  for (const auto& [layer, routing] : rank->routings) ferry_routing_free(routing);
+  ferry_group_free(rank->group);
+  delete rank;
+  return failed;
 }

@@ -138,6 +138,12 @@ class Engine {
   /// Apply `op` to the peer's memory after all earlier puts on this channel have arrived. Reported as completed unless
   /// the ticket is kNoTicket.
   virtual void atomic(int peer, int channel, const AtomicOp& op, std::uint64_t ticket) = 0;
+  /// put_from, and then `op` as by atomic without a ticket: one message where the engine sends both by messages.
+  virtual void put_atomic(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset,
+                          const AtomicOp& op) {
+    put_from(peer, channel, source, remote_offset);
+    atomic(peer, channel, op, kNoTicket);
+  }
   /// Completed when all earlier puts and atomics on all channels to `peer` are in its memory.
   virtual void flush(int peer, std::uint64_t ticket) = 0;
   /// The ticket will not be reported, and the destination of its get not be written any more, except by a network card

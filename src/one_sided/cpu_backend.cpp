@@ -96,7 +96,7 @@ class CpuBackend final : public Backend {
 Status CpuBackend::await(const Answer& answer, int rank, std::string_view operation) {
   const std::array<int, 1> peer{rank};
   const Status status = fabric_->wait({.operation = operation,
-                                       .what = fmt::format("the answer of rank {}", rank),
+                                       .what = [rank] { return fmt::format("the answer of rank {}", rank); },
                                        .ranks = peer,
                                        .timeout_ns = fabric_->timeout_ns(),
                                        .culprit = rank},
@@ -197,8 +197,11 @@ Status CpuBackend::wait_until(const WaitCall& call) {
   const auto done = [&] { return device::compares(load(word), call.comparison, call.value); };
   if (done()) return {};
   return fabric_->wait({.operation = "wait_until",
-                        .what = fmt::format("the word at offset {} of its heap, which is {}, to compare with {}",
-                                            call.offset, load(word), call.value),
+                        .what =
+                            [word, &call] {
+                              return fmt::format("the word at offset {} of its heap, which is {}, to compare with {}",
+                                                 call.offset, load(word), call.value);
+                            },
                         .ranks = fabric_->everybody(),
                         .timeout_ns = call.timeout_ns,
                         .word = fabric_->engine_offset(call.offset)},

@@ -24,6 +24,9 @@ enum Channel : int { kPuts = 0, kAtomics = 1 };
 constexpr std::uint64_t kFlushAfter = 4096;
 constexpr std::size_t kFlushAfterBytes = std::size_t{4} << 20;
 
+/// Copies of small sources are kept in blocks of this size, once there is more than one of them.
+constexpr std::size_t kCopyBlockBytes = std::size_t{4} << 10;
+
 /// Longest get given to the engine at once: an engine that answers gets by messages queues all of one.
 constexpr std::size_t kMaxGetBytes = std::size_t{1} << 20;
 
@@ -32,7 +35,8 @@ constexpr int kMaxRequestsPerTurn = 256;
 /// Rounds of polling after a caller has issued something: enough to get it on its way.
 constexpr int kIssueRounds = 4;
 
-/// A request that comes this soon after the last event finds the thread awake, where it must not sleep at all.
+/// A request that comes this soon after the last event finds the thread awake: longer than a peer takes over TCP to get
+/// an answer and ask again.
 constexpr std::chrono::microseconds kSpinTime{20};
 /// Sleeping ends at the latest after this, which bounds the cost of a wake-up lost by a network library.
 constexpr std::int64_t kLongestSleepNs = 100'000'000;
@@ -121,6 +125,24 @@ void Driver::begin_flush(int peer, Completion* completion) {
   engine_->flush(peer, add_ticket({.peer = peer, .completion = completion, .flush = ++to.flush_begun}));
 }
 
+/// Small sources share a block, so that few of them need memory from the system.
+std::span<const std::byte> Driver::copy(Peer& to, std::span<const std::byte> source) {
+  const std::uint64_t flush = to.flush_begun + 1;
+  const auto has_room = [&](const Copies& copies) {
+    return copies.flush == flush && source.size() <= copies.bytes.capacity() - copies.bytes.size();
+  };
+  if (to.copies.empty() || !has_room(to.copies.back())) {
+    to.copies.push_back({.flush = flush, .bytes = {}});
+    to.copies.back().bytes.reserve(std::max(source.size(), to.num_issued == 0 ? source.size() : kCopyBlockBytes));
+  }
+  std::vector<std::byte>& bytes = to.copies.back().bytes;
+  const std::size_t begin = bytes.size();
+  bytes.insert(bytes.end(), source.begin(), source.end());
+  to.copied_bytes += source.size();
+  to.copied_since_flush += source.size();
+  return std::span(bytes).subspan(begin);
+}
+
 void Driver::issue(const Request& request) {
   Peer& to = at(request.peer);
   if (losses_[static_cast<std::size_t>(request.peer)].gone.load(std::memory_order_relaxed)) {
@@ -153,13 +175,15 @@ void Driver::issue(const Request& request) {
     case Request::Kind::kPutSignal: {
       std::span<const std::byte> source(request.local, request.num_bytes);
       if (request.copy_source && !source.empty()) {
-        to.copies.emplace_back(to.flush_begun + 1, std::vector<std::byte>(source.begin(), source.end()));
-        to.copied_bytes += source.size();
-        to.copied_since_flush += source.size();
-        source = to.copies.back().second;
+        source = copy(to, source);
       }
-      if (!source.empty()) engine_->put_from(request.peer, kPuts, source, request.offset);
-      if (request.kind == Request::Kind::kPutSignal) engine_->atomic(request.peer, kPuts, request.op, net::kNoTicket);
+      if (request.kind == Request::Kind::kPut) {
+        if (!source.empty()) engine_->put_from(request.peer, kPuts, source, request.offset);
+      } else if (source.empty()) {
+        engine_->atomic(request.peer, kPuts, request.op, net::kNoTicket);
+      } else {
+        engine_->put_atomic(request.peer, kPuts, source, request.offset, request.op);
+      }
       break;
     }
     case Request::Kind::kAtomic:
@@ -245,8 +269,8 @@ void Driver::on_completed(int peer, std::uint64_t ticket, std::uint64_t value) {
   if (done.flush > from.flush_done) {
     from.flush_done = done.flush;
     from.num_since_full = from.flush_done == from.flush_begun ? from.num_issued : kFlushAfter;
-    while (!from.copies.empty() && from.copies.front().first <= from.flush_done) {
-      from.copied_bytes -= from.copies.front().second.size();
+    while (!from.copies.empty() && from.copies.front().flush <= from.flush_done) {
+      from.copied_bytes -= from.copies.front().bytes.size();
       from.copies.pop_front();
     }
   }
@@ -317,7 +341,16 @@ void Driver::begin_wait() { num_drivers_.fetch_add(1, std::memory_order_relaxed)
 void Driver::end_wait() {
   num_drivers_.fetch_sub(1, std::memory_order_relaxed);
   last_drive_ns_.store(now_ns(), std::memory_order_relaxed);
-  settle();
+  // Most often all has been sent, and the caller is in a hurry. What comes meanwhile the thread finds after its rest.
+  if (armed_.load(std::memory_order_seq_cst) || has_unsent()) settle();
+}
+
+bool Driver::has_unsent() {
+  const std::lock_guard lock(mutex_);
+  for (int peer = 0; peer < num_peers_; ++peer) {
+    if (!engine_->flushed(peer)) return true;
+  }
+  return false;
 }
 
 void Driver::hand_over() {
@@ -376,6 +409,8 @@ void Driver::run() {
     } else if (others_drive || now_ns() - last_drive_ns_.load(std::memory_order_relaxed) < kRecentNs) {
       asleep_.store(true, std::memory_order_seq_cst);
       sleep(-1, kRestNs);
+    } else if (Clock::now() - last_move < kSpinTime) {
+      std::this_thread::yield();  // callers need the lock, and peers on this host may need the core
     } else {
       sleep_until_woken();
     }

@@ -135,6 +135,11 @@ class Driver {
   void limit_close_time(std::int64_t timeout_ns);
 
  private:
+  /// Sources of one or more puts, until that flush is done.
+  struct Copies {
+    std::uint64_t flush = 0;
+    std::vector<std::byte> bytes;  // never grows beyond its capacity: engines read it
+  };
   /// What is under way to a peer. Flushes are numbered; all that was issued before one is complete when it is.
   struct Peer {
     std::uint64_t num_issued = 0;      // puts and atomics since the last flush began
@@ -144,7 +149,7 @@ class Driver {
     std::uint64_t fence = 0;  // nothing is issued before this flush is done
     std::uint64_t num_pending_gets = 0;
     bool has_failed = false;  // it was lost with operations under way, which no quiet has reported yet
-    std::deque<std::pair<std::uint64_t, std::vector<std::byte>>> copies;  // sources, until that flush is done
+    std::deque<Copies> copies;
     std::size_t copied_bytes = 0;
     std::size_t copied_since_flush = 0;
   };
@@ -164,11 +169,13 @@ class Driver {
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   bool can_issue(int peer) const;
   void issue(const Request& request);
+  std::span<const std::byte> copy(Peer& to, std::span<const std::byte> source);
   std::uint64_t add_ticket(const Ticket& ticket);
   void begin_flush(int peer, Completion* completion);
   void on_completed(int peer, std::uint64_t ticket, std::uint64_t value);
   void on_lost(int peer, const Status& why);
   bool serve_sources();
+  bool has_unsent();
   /// What came of letting the engine move.
   struct Moved {
     bool any = false;

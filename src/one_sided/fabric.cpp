@@ -29,6 +29,9 @@ constexpr auto kNumTeams = static_cast<std::size_t>(kMaxTeams) + 1;
 /// both go to sleep every time once one has. (With 20 µs they did, on 2 cores of a busy host: a message took 24 µs
 /// instead of 0.1.)
 constexpr std::int64_t kSpinNs = 100'000;
+/// Of that, alone. Then others may have the core between looks: a rank that is to answer may be waiting for it, where
+/// other programs keep the cores busy.
+constexpr std::int64_t kSoloSpinNs = 20'000;
 /// Where they share cores a waiting thread first lets others run, for about as long as a few of them need to get to
 /// their next signal.
 constexpr int kYields = 8;
@@ -210,7 +213,7 @@ Status Fabric::issue(const Request& request, std::string_view operation) {
   }
   if (driver_->try_issue(request)) return {};
   return wait({.operation = operation,
-               .what = fmt::format("earlier operations to rank {}", request.peer),
+               .what = [&request] { return fmt::format("earlier operations to rank {}", request.peer); },
                .ranks = peer,
                .timeout_ns = timeout_ns_,
                .culprit = request.peer},
@@ -249,6 +252,8 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
           if (num_yields >= kYields) break;
           ++num_yields;
           std::this_thread::yield();
+        } else if (now_ns - spin_start_ns >= kSoloSpinNs) {
+          std::this_thread::yield();
         }
       }
     }
@@ -267,14 +272,14 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
     if (driver_ != nullptr) driver_->progress();
     if (done()) return {};
     return Status(presence.code(),
-                  fmt::format("{}: {} while this rank waited for {}", wait.operation, presence.message(), wait.what),
+                  fmt::format("{}: {} while this rank waited for {}", wait.operation, presence.message(), wait.what()),
                   presence.peer());
   }
   return Status(
       ErrorCode::kTimeout,
       fmt::format("{}: timed out after {} ms waiting for {}; raise the deadline, or look at why the others do "
                   "not come",
-                  wait.operation, wait.timeout_ns / 1'000'000, wait.what),
+                  wait.operation, wait.timeout_ns / 1'000'000, wait.what()),
       wait.culprit);
 }
 
@@ -314,7 +319,7 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
     const int awaited = mate(-distance);
     if (status.ok()) {
       status = wait({.operation = operation,
-                     .what = fmt::format("rank {} (of {} in the team)", awaited, num_mates),
+                     .what = [&] { return fmt::format("rank {} (of {} in the team)", awaited, num_mates); },
                      .ranks = team.ranks,
                      .timeout_ns = timeout_ns_,
                      .culprit = awaited,
@@ -389,7 +394,7 @@ Status Fabric::quiet(std::string_view operation) {
   Answers answers;
   answers.expect(driver_->flush_all(&answers));
   Status status = wait({.operation = operation,
-                        .what = "the other nodes to have what this rank sent them",
+                        .what = [] { return std::string("the other nodes to have what this rank sent them"); },
                         .ranks = everybody_,
                         .timeout_ns = timeout_ns_},
                        [&] { return answers.complete() && driver_->find_pending_get() < 0; });

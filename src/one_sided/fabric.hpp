@@ -83,7 +83,7 @@ class Fabric {
   /// @errors kTimeout; kPeerLost, kTransport: one of `ranks` is lost, which is looked for now and then
   struct Wait {
     std::string_view operation;
-    std::string what;  ///< it waits for, for messages: "rank 3's answer to a get"
+    std::function<std::string()> what;  ///< it waits for, for messages: "rank 3's answer to a get"
     std::span<const int> ranks;
     std::int64_t timeout_ns = 0;
     int culprit = -1;             ///< of a kTimeout

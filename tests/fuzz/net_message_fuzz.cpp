@@ -2,8 +2,8 @@
 ///
 /// Input: bytes of memory (u8), then messages to the end of the input, each with a mode (u8, modulo 3):
 ///   0  a header of any bytes, and a payload (u8 length)
-///   1  a header that the peer sealed: kind, sender, channel, sequence (4 x u8), value (u16), ticket, operand (2 x u8),
-///      announced payload (u8), payload (u8 length)
+///   1  a header that the peer sealed: kind, sender, channel, sequence (4 x u8), value (u16), ticket (u8, also what is
+///      to be compared), operand (u8), announced payload (u8), payload (u8 length)
 ///   2  as 1, with one byte changed (u8 position, u8 bits)
 /// Values with the highest bit set count from the end of the address space.
 
@@ -53,8 +53,11 @@ class Model {
       broken = true;
       return false;
     }
-    if (message.kind == MessageKind::kPut) {
+    const auto kind = static_cast<std::uint32_t>(message.kind);
+    const bool is_put_with_note = kind == 14 || kind == 15;
+    if (kind == 3 || is_put_with_note) {
       std::ranges::copy(payload, memory.begin() + static_cast<std::ptrdiff_t>(message.value));
+      if (is_put_with_note) notes.push_back(message);
     } else if (message.kind == MessageKind::kAnswer && !payload.empty()) {
       if (message.ticket == kTicket && expects_bytes()) {
         std::ranges::copy(payload, got.begin() + static_cast<std::ptrdiff_t>(message.operand));
@@ -72,7 +75,10 @@ class Model {
     const std::uint64_t size = memory.size();
     switch (static_cast<std::uint32_t>(message.kind)) {
       case 3:
-        return payload_bytes > 0 && payload_bytes <= size && message.value <= size - payload_bytes;
+        return is_put(message, payload_bytes);
+      case 14:
+      case 15:
+        return is_put(message, payload_bytes) && message.compare % 8 == 0 && size >= 8 && message.compare <= size - 8;
       case 8:
       case 9:
       case 10:
@@ -94,6 +100,10 @@ class Model {
       default:
         return false;
     }
+  }
+
+  bool is_put(const Message& message, std::size_t payload_bytes) const {
+    return payload_bytes > 0 && payload_bytes <= memory.size() && message.value <= memory.size() - payload_bytes;
   }
 
   std::uint64_t first_missing() const {
@@ -127,6 +137,7 @@ Message read_message(InputReader* reader) {
   const auto value = reader->take<std::uint16_t>();
   message.value = (value & 0x8000) != 0 ? UINT64_MAX - (value & 0x7fff) : value;
   message.ticket = reader->take<std::uint8_t>();
+  message.compare = message.ticket;
   message.operand = reader->take<std::uint8_t>();
   message.payload_bytes = reader->take<std::uint8_t>();
   return message;

@@ -48,7 +48,7 @@ def net_blob_seeds() -> dict[str, bytes]:
 def net_message_seeds() -> dict[str, bytes]:
     hello, notify, put, goodbye, farewell, socket, settled = 1, 2, 3, 4, 5, 6, 7
 
-    atomic_add, atomic_swap, get, flush, answer = 9, 10, 11, 12, 13
+    atomic_add, atomic_swap, get, flush, answer, put_set, put_add = 9, 10, 11, 12, 13, 14, 15
 
     def fields(
         kind: int, sequence: int, *, value: int, asked: tuple[int, int], announced: int, sender: int, channel: int
@@ -93,6 +93,12 @@ def net_message_seeds() -> dict[str, bytes]:
         + sealed(atomic_add, 0, value=56, asked=(3, 1))
         + sealed(atomic_swap, 1, value=8)
         + sealed(flush, 2, asked=(4, 0)),
+        "puts_with_atomics": memory
+        + sealed(put_add, 1, data, value=48, asked=(56, 1))
+        + sealed(put_set, 0, data, value=0, asked=(32, 7)),
+        "put_with_atomic_beyond_the_end": memory + sealed(put_add, 0, data, value=0, asked=(64, 1)),
+        "put_beyond_the_end_with_atomic": memory + sealed(put_set, 0, data, value=49, asked=(0, 1)),
+        "put_of_nothing_with_atomic": memory + sealed(put_set, 0),
         "misaligned_atomic": memory + sealed(atomic_add, 0, value=12),
         "atomic_beyond_the_end": memory + sealed(atomic_add, 0, value=64),
         "atomic_beyond_all_addresses": memory + sealed(atomic_swap, 0, value=0x8007),

@@ -151,6 +151,28 @@ TEST_P(OneSidedCopies, APutSignalPublishesItsBytesBySetting) {
             [](RankContext& context, OneSided& shm) { pass_messages(context, shm, {.op = SignalOp::kSet}); });
 }
 
+TEST_P(OneSidedCopies, APutSignalOfAnySizeIsWholeWhenItIsSeen) {
+  run_world(GetParam(), [](RankContext& context, OneSided& shm) {
+    const std::span<std::uint8_t> in = block<std::uint8_t>(context, shm, kBlockBytes);
+    const std::span<std::uint64_t> flag = block<std::uint64_t>(context, shm, 1);
+    std::uint64_t turn = 0;
+    for (const std::size_t num_bytes : kSizes) {
+      for (const SignalOp op : {SignalOp::kAdd, SignalOp::kSet}) {
+        ++turn;
+        const int seed = shm.rank() + static_cast<int>(turn);
+        const std::uint64_t value = op == SignalOp::kAdd ? 1 : turn;
+        const std::vector<std::uint8_t> sent = pattern(num_bytes, seed);
+        const Status put = shm.put_signal<std::uint8_t>(next_of(shm), &in[9], sent, flag.data(), value, op);
+        if (!context.expect_ok(put, "put_signal")) return;
+        if (!context.expect_ok(shm.wait_until(flag.data(), Comparison::kEqual, turn), "wait_until")) return;
+        const std::vector<std::uint8_t> expected = pattern(num_bytes, previous_of(shm) + static_cast<int>(turn));
+        context.expect(std::equal(expected.begin(), expected.end(), in.begin() + 9), "the bytes are there");
+        if (!context.expect_ok(shm.barrier(), "barrier")) return;
+      }
+    }
+  });
+}
+
 TEST_P(OneSidedCopies, AFenceOrdersPutsToOneWord) {
   run_world(GetParam(), [](RankContext& context, OneSided& shm) {
     constexpr std::uint64_t kRounds = 40;

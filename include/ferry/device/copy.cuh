@@ -23,7 +23,8 @@ __device__ inline Unit load_unit(const Unit* address) {
 template <typename Unit, Source kSource>
 __device__ inline void copy_units(std::byte* to, const std::byte* from, std::uint64_t num_units, unsigned member,
                                   unsigned num_members) {
-  constexpr unsigned kUnroll = 4;  // loads in flight before the first store
+  // Loads in flight before the first store: those of a block from another GPU take a microsecond and more.
+  constexpr unsigned kUnroll = 8;
   const auto* source = reinterpret_cast<const Unit*>(from);
   auto* target = reinterpret_cast<Unit*>(to);
   std::uint64_t i = member;
@@ -37,11 +38,18 @@ __device__ inline void copy_units(std::byte* to, const std::byte* from, std::uin
   for (; i < num_units; i += num_members) target[i] = load_unit<Unit, kSource>(source + i);
 }
 
+/// Not inlined: it is long, and a call takes little beside so many units.
+template <typename Unit, Source kSource>
+__device__ __noinline__ inline void copy_many_units(std::byte* to, const std::byte* from, std::uint64_t num_units,
+                                                    unsigned member, unsigned num_members) {
+  copy_units<Unit, kSource>(to, from, num_units, member, num_members);
+}
+
 /// The same, where most copies are of at most one unit for each member.
 template <typename Unit, Source kSource>
 __device__ inline void copy_few_or_many(std::byte* to, const std::byte* from, std::uint64_t num_units, unsigned member,
                                         unsigned num_members) {
-  if (num_units > num_members) return copy_units<Unit, kSource>(to, from, num_units, member, num_members);
+  if (num_units > num_members) return copy_many_units<Unit, kSource>(to, from, num_units, member, num_members);
   if (member >= num_units) return;
   reinterpret_cast<Unit*>(to)[member] = load_unit<Unit, kSource>(reinterpret_cast<const Unit*>(from) + member);
 }

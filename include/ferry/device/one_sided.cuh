@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ferry/device/checks.cuh"
 #include "ferry/device/comparison.hpp"
 #include "ferry/device/requests.cuh"
 #include "ferry/one_sided.hpp"
@@ -40,67 +41,6 @@ struct Fetched {
 
 namespace detail {
 
-__device__ inline bool is_rank(const World& world, int rank) { return rank >= 0 && rank < world.num_ranks; }
-
-__device__ inline bool in_node(const World& world, int rank) {
-  return static_cast<unsigned>(rank) - static_cast<unsigned>(world.first_in_node) <
-         static_cast<unsigned>(world.ranks_per_node);
-}
-
-__device__ inline std::uint64_t offset_of(const World& world, const void* data) {
-  return static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - world.heap);
-}
-
-__device__ inline bool is_symmetric(const World& world, const void* data, std::uint64_t num_bytes) {
-  const std::uint64_t offset = offset_of(world, data);
-  return offset <= world.heap_bytes && num_bytes <= world.heap_bytes - offset;
-}
-
-__device__ inline bool is_word(const World& world, const std::uint64_t* word) {
-  return offset_of(world, word) % sizeof(*word) == 0 && is_symmetric(world, word, sizeof(*word));
-}
-
-/// `data` of this rank in the memory of one of this node.
-__device__ inline std::byte* at_peer(const World& world, int rank, const void* data) {
-  const int idx = rank - world.first_in_node;
-  return (idx < kNumNearHeaps ? world.near_heaps[idx] : world.peer_heaps[idx]) + offset_of(world, data);
-}
-
-__device__ inline std::uint64_t* word_at(const World& world, int rank, const std::uint64_t* word) {
-  return reinterpret_cast<std::uint64_t*>(at_peer(world, rank, word));
-}
-
-/// What a call is about. An error record is made of it only when there is an error: it would be in local memory, whose
-/// stores the fence of a signal waits for.
-struct About {
-  Call call;
-  int rank;
-  const void* data;
-  std::uint64_t num_bytes;
-};
-
-__device__ inline Failure failure(const World& world, const About& about) {
-  Failure failure;
-  failure.call = about.call;
-  failure.rank = about.rank;
-  failure.offset = offset_of(world, about.data);
-  failure.num_bytes = about.num_bytes;
-  failure.timeout_ns = world.timeout_ns;
-  return failure;
-}
-
-/// Not inlined, so that what mostly happens is short and close together.
-__device__ __noinline__ inline void record(const World& world, Code code, About about) {
-  fail(world, code, failure(world, about));
-}
-
-/// One thread records what went wrong, and all members end alike.
-template <Scope kScope>
-__device__ inline Code finish(const World& world, Code code, About about) {
-  if (code != Code::kOk && is_leader<kScope>()) record(world, code, about);
-  return code;
-}
-
 /// Asks the proxy, by one thread of the scope.
 template <Scope kScope>
 __device__ inline Code ask(const World& world, const Request& request) {
@@ -110,15 +50,13 @@ __device__ inline Code ask(const World& world, const Request& request) {
   return Members<kScope>::agree(code);
 }
 
-/// Whether this GPU makes the signal by itself, which never fails.
-__device__ inline bool signals_itself(const World& world, int rank, SignalOp op) {
-  return in_node(world, rank) && (world.gpu_words || op == SignalOp::kSet);
+/// Whether a signal in this node is for this GPU to make, which never fails.
+__device__ inline bool signals_by_gpu(const World& world, SignalOp op) {
+  return world.gpu_words | (op == SignalOp::kSet);
 }
 
 /// Such a signal, after all that this thread did, or has met, before. One thread.
-__device__ inline void signal_in_node(const World& world, int rank, std::uint64_t* word, std::uint64_t value,
-                                      SignalOp op) {
-  std::uint64_t* const target = word_at(world, rank, word);
+__device__ inline void signal_in_node(std::uint64_t* target, std::uint64_t value, SignalOp op) {
   if (op == SignalOp::kSet) {
     GpuMemory::store_release_system(target, value);
   } else {
@@ -160,26 +98,35 @@ __device__ __noinline__ inline Code put_by_request(const World& world, int rank,
   return put_staged<kScope>(world, request, static_cast<const std::byte*>(source));
 }
 
+/// A put that is not for this GPU to do, or is refused.
 template <Scope kScope>
-__device__ inline Code put(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
-                           bool direct) {
+__device__ __noinline__ inline Code put_elsewhere(const World& world, int rank, void* dest, const void* source,
+                                                  std::uint64_t num_bytes, bool direct) {
   const About about{Call::kPut, rank, dest, num_bytes};
   if (!is_rank(world, rank) || !is_symmetric(world, dest, num_bytes)) {
     return finish<kScope>(world, Code::kInvalidArgument, about);
   }
   if (num_bytes == 0) return Code::kOk;
-  if (in_node(world, rank)) {
-    Members<kScope>::meet();
-    copy_bytes<kScope, Source::kOwn>(at_peer(world, rank, dest), static_cast<const std::byte*>(source), num_bytes);
-    Members<kScope>::meet();
-    return Code::kOk;
-  }
   return finish<kScope>(world, put_by_request<kScope>(world, rank, dest, source, num_bytes, direct), about);
 }
 
 template <Scope kScope>
-__device__ inline Code put_signal(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
-                                  std::uint64_t* word, std::uint64_t value, SignalOp op, bool direct) {
+__device__ inline Code put(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
+                           bool direct) {
+  if (!is_near(world, rank, dest, num_bytes)) {
+    return put_elsewhere<kScope>(world, rank, dest, source, num_bytes, direct);
+  }
+  Members<kScope>::meet();
+  copy_bytes<kScope, Source::kOwn>(at_peer(world, rank, dest), static_cast<const std::byte*>(source), num_bytes);
+  Members<kScope>::meet();
+  return Code::kOk;
+}
+
+/// Where the bytes or the signal are for the proxy, or something is refused.
+template <Scope kScope>
+__device__ __noinline__ inline Code put_signal_elsewhere(const World& world, int rank, void* dest, const void* source,
+                                                         std::uint64_t num_bytes, std::uint64_t* word,
+                                                         std::uint64_t value, SignalOp op, bool direct) {
   const About about{Call::kSignal, rank, word, sizeof(*word)};
   if (!is_rank(world, rank) || !is_word(world, word)) return finish<kScope>(world, Code::kInvalidArgument, about);
   if (num_bytes != 0) {
@@ -187,15 +134,32 @@ __device__ inline Code put_signal(const World& world, int rank, void* dest, cons
   } else {
     Members<kScope>::meet();
   }
-  // All members have met: the release of one covers what all have done.
-  if (signals_itself(world, rank, op)) {
-    if (is_leader<kScope>()) signal_in_node(world, rank, word, value, op);
-    Members<kScope>::meet();
-    return Code::kOk;
-  }
+  // All members have met: the request of one covers what all have done.
   Code code = Code::kOk;
   if (is_leader<kScope>()) code = signal_by_request(world, rank, word, value, op);
   return finish<kScope>(world, Members<kScope>::agree(code), about);
+}
+
+template <Scope kScope>
+__device__ inline Code put_signal(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
+                                  std::uint64_t* word, std::uint64_t value, SignalOp op, bool direct) {
+  const bool is_here = is_near_word(world, rank, word) & signals_by_gpu(world, op) &
+                       ((num_bytes == 0) | is_near(world, rank, dest, num_bytes));
+  if (!is_here) {
+    return put_signal_elsewhere<kScope>(world, rank, dest, source, num_bytes, word, value, op, direct);
+  }
+  std::byte* const heap = heap_of(world, rank);
+  Members<kScope>::meet();
+  if (num_bytes != 0) {
+    copy_bytes<kScope, Source::kOwn>(heap + offset_of(world, dest), static_cast<const std::byte*>(source), num_bytes);
+    Members<kScope>::meet();
+  }
+  // All members have met: the release of one covers what all have done.
+  if (is_leader<kScope>()) {
+    signal_in_node(reinterpret_cast<std::uint64_t*>(heap + offset_of(world, word)), value, op);
+  }
+  Members<kScope>::meet();
+  return Code::kOk;
 }
 
 /// A get from a rank of another node.
@@ -219,27 +183,38 @@ __device__ __noinline__ inline Code get_by_request(const World& world, int rank,
   return Members<kScope>::agree(code);
 }
 
-/// A get; `now`: the bytes are there when it returns.
+/// A get that is not for this GPU to do, or is refused.
 template <Scope kScope>
-__device__ inline Code get(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
-                           bool now) {
+__device__ __noinline__ inline Code get_elsewhere(const World& world, int rank, void* dest, const void* source,
+                                                  std::uint64_t num_bytes, bool now) {
   const About about{Call::kGet, rank, source, num_bytes};
   if (!is_rank(world, rank) || !is_symmetric(world, source, num_bytes)) {
     return finish<kScope>(world, Code::kInvalidArgument, about);
   }
   if (num_bytes == 0) return Code::kOk;
-  if (in_node(world, rank)) {
-    Members<kScope>::meet();
-    copy_bytes<kScope, Source::kShared>(static_cast<std::byte*>(dest), at_peer(world, rank, source), num_bytes);
-    Members<kScope>::meet();
-    return Code::kOk;
-  }
   return finish<kScope>(world, get_by_request<kScope>(world, rank, dest, source, num_bytes, now), about);
 }
 
-/// fetch_add, and where `call` says so compare_swap of `operand`, by a request. One thread.
+/// A get; `now`: the bytes are there when it returns.
+template <Scope kScope>
+__device__ inline Code get(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
+                           bool now) {
+  if (!is_near(world, rank, source, num_bytes)) {
+    return get_elsewhere<kScope>(world, rank, dest, source, num_bytes, now);
+  }
+  Members<kScope>::meet();
+  copy_bytes<kScope, Source::kShared>(static_cast<std::byte*>(dest), at_peer(world, rank, source), num_bytes);
+  Members<kScope>::meet();
+  return Code::kOk;
+}
+
+/// fetch_add, and where `call` says so compare_swap of `operand`, where it is for the proxy or refused. One thread.
 __device__ __noinline__ inline Fetched fetch_elsewhere(const World& world, Call call, int rank, std::uint64_t* word,
                                                        std::uint64_t value, std::uint64_t operand) {
+  const About about{call, rank, word, sizeof(*word)};
+  if (!is_rank(world, rank) || !is_word(world, word)) {
+    return {finish<Scope::kThread>(world, Code::kInvalidArgument, about), 0};
+  }
   Request request;
   request.op = call == Call::kFetchAdd ? RequestOp::kFetchAdd : RequestOp::kCompareSwap;
   request.peer = static_cast<std::uint32_t>(rank);
@@ -247,20 +222,46 @@ __device__ __noinline__ inline Fetched fetch_elsewhere(const World& world, Call 
   request.value = value;
   request.operand = operand;
   Fetched fetched;
-  fetched.code = fetch_by_request(world, request, fetched.value);
-  if (fetched.code != Code::kOk) fail(world, fetched.code, failure(world, {call, rank, word, sizeof(*word)}));
+  fetched.code = finish<Scope::kThread>(world, fetch_by_request(world, request, fetched.value), about);
   return fetched;
 }
 
 __device__ inline Fetched fetch(const World& world, Call call, int rank, std::uint64_t* word, std::uint64_t value,
                                 std::uint64_t operand) {
-  if (!is_rank(world, rank) || !is_word(world, word)) {
-    return {finish<Scope::kThread>(world, Code::kInvalidArgument, {call, rank, word, sizeof(*word)}), 0};
+  if (!(is_near_word(world, rank, word) & world.gpu_words)) {
+    return fetch_elsewhere(world, call, rank, word, value, operand);
   }
-  if (!in_node(world, rank) || !world.gpu_words) return fetch_elsewhere(world, call, rank, word, value, operand);
   std::uint64_t* const target = word_at(world, rank, word);
   return {Code::kOk, call == Call::kFetchAdd ? GpuMemory::add_system(target, value)
                                              : GpuMemory::compare_swap_system(target, operand, value)};
+}
+
+/// Looks at the word about as often as a message between GPUs takes, and no clock.
+__device__ inline bool sees_soon(const std::uint64_t* word, Comparison comparison, std::uint64_t value) {
+  constexpr unsigned kLooks = 64;
+#pragma unroll 1
+  for (unsigned look = 0; look < kLooks; ++look) {
+    if (compares(GpuMemory::load_acquire_system(word), comparison, value)) return true;
+  }
+  return false;
+}
+
+/// The rest of a wait. `timeout_ns` 0: that of the OneSided. One thread.
+__device__ __noinline__ inline Code wait_long(const World& world, const std::uint64_t* word, Comparison comparison,
+                                              std::uint64_t value, std::uint64_t timeout_ns) {
+  if (timeout_ns == 0) timeout_ns = world.timeout_ns;
+  std::uint64_t seen = 0;
+  const Code code = wait_for(world, timeout_ns, [&seen, word, comparison, value] {
+    seen = GpuMemory::load_acquire_system(word);
+    return compares(seen, comparison, value);
+  });
+  if (code == Code::kOk) return code;
+  Failure failure = detail::failure(world, {Call::kWaitUntil, -1, word, sizeof(*word)});
+  failure.comparison = static_cast<std::int32_t>(comparison);
+  failure.seen = seen;
+  failure.expected = value;
+  failure.timeout_ns = timeout_ns;
+  return fail(world, code, failure);
 }
 
 /// Waits until the proxy has completed all that was asked for before. One thread.
@@ -368,25 +369,13 @@ __device__ inline bool test(const std::uint64_t* word, Comparison comparison, st
 template <Scope kScope = Scope::kThread>
 __device__ inline Code wait_until(const World& world, const std::uint64_t* word, Comparison comparison,
                                   std::uint64_t value, std::uint64_t timeout_ns = 0) {
-  const detail::About about{Call::kWaitUntil, -1, word, sizeof(*word)};
-  if (!detail::is_word(world, word)) return detail::finish<kScope>(world, Code::kInvalidArgument, about);
+  if (!detail::is_word(world, word)) {
+    return detail::finish<kScope>(world, Code::kInvalidArgument, {Call::kWaitUntil, -1, word, sizeof(*word)});
+  }
   Members<kScope>::meet();
   Code code = Code::kOk;
-  if (is_leader<kScope>()) {
-    if (timeout_ns == 0) timeout_ns = world.timeout_ns;
-    std::uint64_t seen = 0;
-    code = wait_for(world, timeout_ns, [&seen, word, comparison, value] {
-      seen = GpuMemory::load_acquire_system(word);
-      return compares(seen, comparison, value);
-    });
-    if (code != Code::kOk) {
-      Failure failure = detail::failure(world, about);
-      failure.comparison = static_cast<std::int32_t>(comparison);
-      failure.seen = seen;
-      failure.expected = value;
-      failure.timeout_ns = timeout_ns;
-      fail(world, code, failure);
-    }
+  if (is_leader<kScope>() && !detail::sees_soon(word, comparison, value)) {
+    code = detail::wait_long(world, word, comparison, value, timeout_ns);
   }
   return Members<kScope>::agree(code);
 }
@@ -428,7 +417,7 @@ __device__ inline Code barrier(const World& world, const TeamView& team) {
     const int rank = team.ranks[place];
     std::uint64_t* const word = team.arrived + team.rank;
     if (detail::in_node(world, rank)) {
-      detail::signal_in_node(world, rank, word, epoch, SignalOp::kSet);
+      detail::signal_in_node(detail::word_at(world, rank, word), epoch, SignalOp::kSet);
     } else {
       code = detail::signal_by_request(world, rank, word, epoch, SignalOp::kSet);
     }

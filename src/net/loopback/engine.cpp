@@ -441,6 +441,7 @@ void LoopbackEngine::lose(int peer, ErrorCode code, std::string_view why) {
 
 bool LoopbackEngine::arm() {
   if (!connected_ || closed_) return true;
+  inbox_->wake().clear();  // not in every poll; what arrives after this look signals again
   if (!inbox_->empty()) return false;
   // Operations delayed by a number of polls need polls; held ones wait for a wake-up.
   return std::ranges::none_of(

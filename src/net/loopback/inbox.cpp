@@ -35,7 +35,6 @@ void Inbox::shut() {
 }
 
 std::vector<Operation> Inbox::take() {
-  wake_.clear();  // before taking: what arrives after the take signals again
   const std::lock_guard lock(mutex_);
   return std::exchange(operations_, {});
 }

@@ -164,6 +164,12 @@ void Connection::put_from(int channel, std::span<const std::byte> source, std::s
   }
 }
 
+bool Connection::put_with(const Message& message, std::span<const std::byte> source) {
+  if (put_way_ != PutWay::kMessages || source.empty() || source.size() > kMaxPayloadBytes) return false;
+  if (usable() && !stopped_ && is_inside(message.value, source.size())) send(message, source);
+  return true;
+}
+
 /// Memory of this end is registered already; other memory UCX registers by itself.
 void Connection::set_memory_handle([[maybe_unused]] std::span<const std::byte> local,
                                    [[maybe_unused]] ucp_request_param_t* params) const {

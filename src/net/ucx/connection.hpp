@@ -53,6 +53,8 @@ class Connection {
   void put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
   /// From any memory of this process, which stays as it is until a later flush was answered.
   void put_from(int channel, std::span<const std::byte> source, std::size_t remote_offset);
+  /// put_from and a message after it, `kind` of which says what else it is, in one. False where that takes two.
+  bool put_with(const Message& message, std::span<const std::byte> source);
   /// False where the peer has to be asked for the bytes by a message. Else take_fetched() has the ticket when they are
   /// there.
   bool get(std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket);

@@ -15,6 +15,7 @@
 #include "net/ucx/inbound.hpp"
 #include "net/ucx/limits.hpp"
 #include "net/ucx/message.hpp"
+#include "net/ucx/peer.hpp"
 #include "net/ucx/scopes.hpp"
 #include "net/ucx/serve.hpp"
 
@@ -32,18 +33,6 @@ constexpr std::chrono::milliseconds kShutGrace{500};
 /// not.
 constexpr int kLongestNapMs = 5;
 constexpr int kShortestNapMs = 1;
-
-struct Peer {
-  std::unique_ptr<Connection> connection;  // null for this end itself
-  std::unique_ptr<Inbound> inbound;        // likewise
-  std::vector<std::byte> address;          // of its worker
-  std::set<SocketName> sockets;            // by which it has connected to this end
-  bool settled = false;                    // it will not connect again
-  bool lost = false;                       // reported to the owner, or not to be reported
-  bool leaving = false;                    // it sent a goodbye, and this end's farewell is due or sent
-  bool answered = false;                   // the farewell is sent
-  bool left = false;                       // it will put nothing more
-};
 
 class UcxEngine final : public Engine {
  public:
@@ -63,6 +52,8 @@ class UcxEngine final : public Engine {
   void put_from(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) override;
   void get(int peer, std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket) override;
   void atomic(int peer, int channel, const AtomicOp& op, std::uint64_t ticket) override;
+  void put_atomic(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset,
+                  const AtomicOp& op) override;
   void flush(int peer, std::uint64_t ticket) override;
   void forget(std::uint64_t ticket) override;
   bool poll() override;
@@ -107,6 +98,7 @@ class UcxEngine final : public Engine {
   Scopes scopes_;
   EngineEvents events_;
   std::vector<Peer> peers_;
+  bool is_due_ = false;  // a message has come that is to be delivered
   bool connected_ = false;
   bool named_sockets_ = false;
   bool settled_ = false;  // nobody can connect any more
@@ -235,6 +227,16 @@ void UcxEngine::atomic(int peer, int channel, const AtomicOp& op, std::uint64_t 
   at(peer).connection->notify(channel, message);
 }
 
+void UcxEngine::put_atomic(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset,
+                           const AtomicOp& op) {
+  if (!can_send(peer)) return;
+  if (std::optional<Message> message = message_of_put(remote_offset, op); message) {
+    message->channel = static_cast<std::uint32_t>(channel);
+    if (at(peer).connection->put_with(*message, source)) return;
+  }
+  Engine::put_atomic(peer, channel, source, remote_offset, op);
+}
+
 void UcxEngine::flush(int peer, std::uint64_t ticket) {
   if (can_send(peer)) at(peer).connection->notify_after_all({.kind = MessageKind::kFlush, .ticket = ticket});
 }
@@ -254,7 +256,9 @@ void UcxEngine::notify(int peer, int channel, std::uint64_t value) {
 bool UcxEngine::poll() {
   if (!usable()) return false;
   bool moved = advance();
-  for (int round = 0; round < kMaxProgress && scopes_.progress(); ++round) moved = true;
+  // A round in which nothing comes costs a system call, which what has come need not wait for.
+  is_due_ = false;
+  for (int round = 0; round < kMaxProgress && !is_due_ && scopes_.progress(); ++round) moved = true;
   moved |= deliver();
   moved |= notice_failures();
   moved |= name_sockets();
@@ -472,7 +476,10 @@ ucs_status_t UcxEngine::on_message(void* engine, const void* header, std::size_t
 void UcxEngine::receive(std::span<const std::byte> header, std::span<const std::byte> payload) {
   const std::optional<Message> message = parse_message(header);
   if (!message || message->sender >= peers_.size()) return;
-  if (Inbound* inbound = peers_[message->sender].inbound.get(); inbound != nullptr) inbound->accept(*message, payload);
+  Inbound* inbound = peers_[message->sender].inbound.get();
+  if (inbound == nullptr) return;
+  inbound->accept(*message, payload);
+  is_due_ |= inbound->has_due();
 }
 
 }  // namespace

@@ -26,6 +26,10 @@ std::optional<AtomicOp> atomic_in(const Message& message) {
     case MessageKind::kSwap:
       op.kind = AtomicOp::Kind::kCompareSwap;
       return op;
+    case MessageKind::kPutSet:
+      return AtomicOp{.kind = AtomicOp::Kind::kSet, .offset = message.compare, .operand = message.operand};
+    case MessageKind::kPutAdd:
+      return AtomicOp{.kind = AtomicOp::Kind::kAdd, .offset = message.compare, .operand = message.operand};
     default:
       return std::nullopt;
   }
@@ -51,7 +55,7 @@ bool Inbound::accept(const Message& message, std::span<const std::byte> payload)
 }
 
 void Inbound::store(const Message& message, std::span<const std::byte> payload) {
-  if (message.kind == MessageKind::kPut) {
+  if (message.has_put()) {
     store_bytes(params_.memory.data() + message.value, payload.data(), payload.size());
   } else if (const auto found = gets_.find(message.ticket); found != gets_.end()) {
     store_bytes(found->second.data() + message.operand, payload.data(), payload.size());
@@ -69,12 +73,18 @@ void Inbound::keep(const Message& message) {
   }
 }
 
+bool Inbound::has_room_for(const Message& put, std::size_t payload_bytes) const {
+  return payload_bytes > 0 && put.value <= params_.memory.size() && payload_bytes <= params_.memory.size() - put.value;
+}
+
 bool Inbound::is_sound(const Message& message, std::size_t payload_bytes) const {
   if (message.channel >= params_.num_channels) return false;
   switch (message.kind) {
     case MessageKind::kPut:
-      return payload_bytes > 0 && message.value <= params_.memory.size() &&
-             payload_bytes <= params_.memory.size() - message.value;
+      return has_room_for(message, payload_bytes);
+    case MessageKind::kPutSet:
+    case MessageKind::kPutAdd:
+      return has_room_for(message, payload_bytes) && ferry::net::is_sound(*atomic_in(message), params_.memory);
     case MessageKind::kHello:
     case MessageKind::kNotify:
     case MessageKind::kGoodbye:
@@ -107,7 +117,7 @@ bool Inbound::drop() {
 void Inbound::hand_on(const Message& message) {
   ++next_;
   if (message.kind == MessageKind::kPut) return;
-  if (message.payload_bytes > 0) {
+  if (message.payload_bytes > 0 && !message.has_put()) {
     // Of a get, whose bytes are sent in order: it is complete with the last.
     const auto found = gets_.find(message.ticket);
     if (found == gets_.end() || message.operand + message.payload_bytes != found->second.size()) return;

@@ -21,7 +21,7 @@ namespace ferry::net::ucx {
 /// The header, where these bytes can be one. Says nothing about who made it.
 std::optional<Message> parse_message(std::span<const std::byte> header);
 
-/// What a kSet, kAdd or kSwap does.
+/// What a kSet, kAdd, kSwap, kPutSet or kPutAdd does to a word.
 std::optional<AtomicOp> atomic_in(const Message& message);
 
 class Inbound {
@@ -46,7 +46,7 @@ class Inbound {
   /// No more: what still comes is dropped.
   void forget(std::uint64_t ticket) { gets_.erase(ticket); }
 
-  /// The messages other than puts that are due, in order, at most once each. Of the answers to a get the last.
+  /// The messages other than mere puts that are due, in order, at most once each. Of the answers to a get the last.
   std::vector<Message> take_due();
   bool has_due() const { return !due_.empty(); }
 
@@ -55,6 +55,7 @@ class Inbound {
   std::uint64_t num_dropped() const { return num_dropped_; }
 
  private:
+  bool has_room_for(const Message& put, std::size_t payload_bytes) const;
   bool is_sound(const Message& message, std::size_t payload_bytes) const;
   void store(const Message& message, std::span<const std::byte> payload);
   bool drop();

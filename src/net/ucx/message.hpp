@@ -1,7 +1,7 @@
 #ifndef FERRY_NET_UCX_MESSAGE_HPP
 #define FERRY_NET_UCX_MESSAGE_HPP
 
-/// The header of an active message. Only a put and the answer to a get have a payload behind it.
+/// The header of an active message. Only puts and the answer to a get have a payload behind it.
 
 #include <bit>
 #include <cstddef>
@@ -29,6 +29,9 @@ enum class MessageKind : std::uint32_t {
   /// Answers what the receiver asked by `ticket`. Of a get: the payload are its bytes from `operand` on; of an atomic:
   /// `value` is what the word was before.
   kAnswer = 13,
+  // kPut, and then kSet or kAdd on the word at offset `compare`:
+  kPutSet = 14,
+  kPutAdd = 15,
 };
 
 inline constexpr std::uint32_t kMessageMagic = 0x4d'42'4e'46;  // "FNBM"
@@ -48,6 +51,9 @@ struct Message {
   /// Over everything before it, not over the payload: that would cost more than all else (docs/transport.md).
   Tag tag{};
 
+  bool has_put() const {
+    return kind == MessageKind::kPut || kind == MessageKind::kPutSet || kind == MessageKind::kPutAdd;
+  }
   std::span<const std::byte> sealed_bytes() const {
     return std::as_bytes(std::span(this, 1)).first(sizeof(Message) - sizeof(Tag));
   }

@@ -23,6 +23,14 @@ Message message_of(const AtomicOp& op) {
   return message;
 }
 
+std::optional<Message> message_of_put(std::size_t remote_offset, const AtomicOp& op) {
+  if (op.kind == AtomicOp::Kind::kCompareSwap) return std::nullopt;
+  return Message{.kind = op.kind == AtomicOp::Kind::kSet ? MessageKind::kPutSet : MessageKind::kPutAdd,
+                 .value = remote_offset,
+                 .operand = op.operand,
+                 .compare = op.offset};
+}
+
 bool serve(const Message& message, std::span<std::byte> memory, const EngineEvents& events, Connection& connection) {
   Message answer{.kind = MessageKind::kAnswer, .ticket = message.ticket};
   if (const std::optional<AtomicOp> op = atomic_in(message); op) {
