@@ -16,10 +16,12 @@ using namespace device;
 /// kLandingBytes.
 struct Shared {
   std::byte* stages;            ///< with the copy engine only: stages and their barriers
-  std::uint64_t* run_barriers;  ///< [kRunWarps, kStages]
+  std::uint64_t* run_barriers;  ///< [kRunWarps, kRunBarriers]
+  FetchedTables* run_tables;    ///< [kRunWarps]
   Receiver* receivers;          ///< [R]
   Run* runs;                    ///< [R]
   int* num_blocks;              ///< [R] of each rank's kernel
+  std::uint32_t* marks;         ///< [kDispatchWarps] ChunkMarker's
   std::size_t size_bytes;
 
   FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
@@ -27,10 +29,12 @@ struct Shared {
     plan::Carver carver(base);
     Shared shared{};
     shared.stages = carver.take<std::byte>(bulk ? kStagesBytes + kBarriersBytes : 0);
-    shared.run_barriers = carver.take<std::uint64_t>(bulk ? kRunWarps * kStages : 0);
+    shared.run_barriers = carver.take<std::uint64_t>(bulk ? kRunWarps * kRunBarriers : 0);
+    shared.run_tables = carver.take<FetchedTables>(bulk ? kRunWarps : 0);
     shared.receivers = carver.take<Receiver>(ranks);
     shared.runs = carver.take<Run>(ranks);
     shared.num_blocks = carver.take<int>(ranks);
+    shared.marks = carver.take<std::uint32_t>(kDispatchWarps);
     shared.size_bytes = carver.used_bytes();
     return shared;
   }
@@ -67,14 +71,27 @@ __device__ Receiver receiver_of(const DispatchParams& params, int rank, const Re
                 false,
                 true,
                 params.out.wide_ids,
-                false};
+                false,
+                0,
+                0};
   }
   // Copying a staged row needs the rows that the token takes.
-  receiver.gets_record = !receiver.direct || (receiver.staged && params.record.has_rows);
+  const plan::TokenRecord& record = params.record;
+  receiver.gets_record = !receiver.direct || (receiver.staged && record.has_rows);
+  if (receiver.direct) {
+    receiver.ids_stride = params.num_topk * static_cast<std::int64_t>(receiver.wide_ids ? sizeof(std::int64_t) : 4);
+    receiver.weights_stride = params.num_topk * static_cast<std::int64_t>(sizeof(float));
+  } else {
+    receiver.scales = receiver.records;
+    receiver.scales_stride = receiver.ids_stride = receiver.weights_stride = record.size_bytes();
+    receiver.wide_ids = false;
+    receiver.ids = receiver.records + record.ids_word * sizeof(std::uint32_t);
+    receiver.weights = reinterpret_cast<float*>(receiver.records + record.weights_word * sizeof(std::uint32_t));
+  }
   return receiver;
 }
 
-/// Whether this rank can send in runs; receivers may need their rows token by token all the same.
+/// Whether this rank sends in runs.
 template <bool kBulk>
 __device__ bool may_send_runs(const DispatchParams& params) {
   return kBulk && params.entry.agreement != 0 && params.one_row_per_token;
@@ -115,37 +132,61 @@ struct RunPart {
 __device__ void share_runs(const Shared& shared, const Run& run, int num_ranks) {
   if (static_cast<int>(threadIdx.x) < num_ranks) shared.runs[threadIdx.x] = run;
   if (lane_idx() == 0) {
-    for (int i = 0; i < kStages; ++i) init_barrier(shared.run_barriers + warp_idx() * kStages + i);
+    std::uint64_t* barriers = shared.run_barriers + warp_idx() * kRunBarriers;
+    for (int i = 0; i < kStages; ++i) init_barrier(barriers + i);
+    init_barrier(barriers + kStages, kWarpLanes);
     publish_barriers();
   }
   asm volatile("bar.sync 1, %0;" ::"n"(kRunWarps * kWarpLanes) : "memory");
 }
 
-/// Sends token by token.
+/// Sends in runs, after `prime`. Where a receiver watches progress, one warp of each block reports it.
+__device__ void send_runs(const DispatchParams& params, const Shared& shared, RunSender& sender, std::uint64_t epoch,
+                          bool watched) {
+  const ChunkBorders chunks = run_chunks(params, shared.runs);
+  if (warp_idx() < kRunWarps) {
+    ChunkMarker marker(shared.marks + warp_idx());
+    sender.run(marker, chunks, watched);
+  } else if (watched && warp_idx() == kRunWarps) {
+    const auto rows_after = [&chunks, &shared](int chunk, int rank) -> std::int64_t {
+      const std::int32_t end_row = chunks.end_block(chunk) * kBorderRows;
+      const std::int32_t num_rows = shared.runs[rank].num_rows;
+      return num_rows < end_row ? num_rows : end_row;
+    };
+    const int num_link_blocks = params.num_send_blocks - params.num_own_blocks;
+    ChunkReporter reporter(params.ranks, {num_link_blocks, chunks.num_chunks()}, epoch, rows_after);
+    report_marks(shared.marks, kRunWarps, chunks.num_chunks(), reporter);
+  }
+}
+
+/// Sends token by token. Where a receiver watches progress, one warp of each block reports it.
 template <bool kBulk>
 __device__ void send_tokens(const DispatchParams& params, const Shared& shared, std::uint64_t epoch, bool watched) {
-  const int warp = static_cast<int>(blockIdx.x) * kDispatchWarps + warp_idx();
-  const int num_warps = params.num_send_blocks * kDispatchWarps;
-  // No receiver watches progress: one chunk, reported at the end.
-  const ChunkBorders chunks = watched ? params.chunks : ChunkBorders{params.num_blocks, params.num_blocks};
-  const int num_chunks = watched ? chunks.num_chunks() : 1;
-  const auto rows_after = [&params, watched, chunks](int chunk, int rank) -> std::int64_t {
-    const int blocks = watched ? chunks.end_block(chunk) : params.num_blocks;
-    return params.block_ranks[blocks * params.ranks.num_ranks + rank];
+  const int warps_per_block = watched ? kDispatchWarps - 1 : kDispatchWarps;
+  const int warp = static_cast<int>(blockIdx.x) * warps_per_block + warp_idx();
+  const int num_chunks = params.chunks.num_chunks();
+  WarpStages stages{};
+  if constexpr (kBulk) stages = make_stages(shared.stages);
+  if (warp_idx() == warps_per_block) {
+    const auto rows_after = [&params](int chunk, int rank) -> std::int64_t {
+      return params.block_ranks[params.chunks.end_block(chunk) * params.ranks.num_ranks + rank];
+    };
+    ChunkReporter reporter(params.ranks, {params.num_send_blocks, num_chunks}, epoch, rows_after);
+    report_marks(shared.marks, warps_per_block, num_chunks, reporter);
+    return;
+  }
+  const auto chunk_of = [&params, watched](std::int64_t token) {
+    return watched ? params.chunks.chunk_of(static_cast<int>(token) / params.tokens_per_block) : 0;
   };
-  const auto chunk_of = [&params, watched, chunks](std::int64_t token) {
-    return watched ? chunks.chunk_of(static_cast<int>(token) / params.tokens_per_block) : 0;
-  };
-  ChunkReporter reporter(params.ranks, {num_warps, num_chunks}, epoch, rows_after);
-  const Sender sender(params, shared.receivers, warp, num_warps);
+  ChunkMarker marker(shared.marks + warp_idx());
+  const Sender sender(params, shared.receivers, warp, params.num_send_blocks * warps_per_block);
   const TableSender table_sender(params, shared.receivers);
   if constexpr (kBulk) {
-    WarpStages stages = make_stages(shared.stages);
-    send_bulk(params, sender, table_sender, stages, reporter, chunk_of);
+    send_bulk(params, sender, table_sender, stages, marker, chunk_of);
   } else {
-    send_by_threads(params, sender, table_sender, reporter, chunk_of);
+    send_by_threads(params, sender, table_sender, marker, chunk_of);
   }
-  if (watched) reporter.report_before(num_chunks);
+  marker.report_before(num_chunks);
 }
 
 /// Passes the outcome to the receiving blocks. They must not read the entries themselves: a peer may write its next
@@ -179,7 +220,8 @@ __device__ Outcome enter(const DispatchParams& params, std::uint64_t epoch, Take
 /// Waits for the entries, and sends what is to be sent. All threads of a sending block.
 template <bool kBulk>
 __device__ Outcome send(const DispatchParams& params, const Shared& shared, const Run& run, std::uint64_t epoch) {
-  bool watched = false;  // some receiver watches progress
+  bool watched = false;                                             // some receiver watches progress
+  if (threadIdx.x < kDispatchWarps) shared.marks[threadIdx.x] = 0;  // the entry ends with a barrier
   const auto take = [&params, &shared, &watched](int rank, const ReceivedEntry& entry) {
     const Receiver receiver = receiver_of(params, rank, entry);
     const int num_blocks = entry.num_blocks();
@@ -195,16 +237,19 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, cons
       const bool takes_part = warp_idx() < kRunWarps;
       if (takes_part) share_runs(shared, run, params.ranks.num_ranks);
       const RunPart part = RunPart::of(params);
-      RunSender sender(params, shared.receivers, shared.runs, shared.stages + warp_idx() * kStages * kRunStageBytes,
-                       shared.run_barriers + warp_idx() * kStages, part.targets, part.warp, part.num_warps);
+      std::uint64_t* barriers = shared.run_barriers + warp_idx() * kRunBarriers;
+      const RunStages stages{shared.stages + warp_idx() * kStages * kRunStageBytes, barriers,
+                             shared.run_tables + warp_idx(), barriers + kStages};
+      RunSender sender(params, shared.receivers, shared.runs, stages, part.targets, part.warp, part.num_warps);
       if (takes_part) sender.prime();
       const Outcome outcome = enter(params, epoch, take);
-      const bool in_runs = __syncthreads_or(static_cast<int>(watched)) == 0 && outcome == Outcome::kGo;
-      if (takes_part && in_runs) sender.run();
-      if (takes_part && !in_runs) sender.drop();
-      if (in_runs || outcome != Outcome::kGo) return outcome;
-      __syncthreads();  // the stages are free
-      send_tokens<kBulk>(params, shared, epoch, true);
+      const bool any_watched = __syncthreads_or(static_cast<int>(watched)) != 0;
+      if (outcome == Outcome::kGo) {
+        const bool to_peers = part.targets.num > 1 || part.targets.first != params.ranks.rank;
+        send_runs(params, shared, sender, epoch, any_watched && to_peers);
+      } else if (takes_part) {
+        sender.drop();
+      }
       return outcome;
     }
   }

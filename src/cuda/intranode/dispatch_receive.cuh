@@ -10,6 +10,19 @@
 
 namespace ferry::cuda::device {
 
+/// Waits until `source` has reported `num_rows` rows, and returns how many it has; -1 when the group broke. All lanes.
+/// Not inlined, because warps come to it once a chunk, and the instruction cache is for what they do with every row.
+__device__ __noinline__ inline std::int32_t await_rows(const RankParams& ranks, int source, std::int64_t num_rows,
+                                                       std::uint64_t epoch) {
+  std::uint64_t seen = 0;
+  bool here = true;
+  if (lane_idx() == 0) here = wait_rows(ranks, source, epoch, num_rows, seen);
+  const auto rows = here ? static_cast<std::int32_t>(seen) : -1;
+  const std::int32_t all = __shfl_sync(0xFFFFFFFFU, rows, 0);
+  __syncwarp();  // hands what lane 0 has acquired to all of them
+  return all;
+}
+
 /// The token rows that one warp takes, in the order in which they arrive.
 class Arrivals {
  public:
@@ -44,17 +57,15 @@ class Arrivals {
   /// from sources s, s + 32, … of the last one asked.
   __device__ bool await(int source, std::int32_t idx) {
     const int keeper = source % kWarpLanes;
-    bool here = true;
-    if (lane_idx() == keeper && !(known_source_ == source && idx < known_rows_)) {
-      std::uint64_t seen = 0;
-      here = wait_rows(params_.ranks, source, epoch_, std::int64_t{idx} + 1, seen);
-      known_source_ = source;
-      known_rows_ = static_cast<std::int32_t>(seen);
-    }
-    here = __shfl_sync(0xFFFFFFFFU, static_cast<int>(here), keeper) != 0;
-    __syncwarp();  // hands what the keeper has acquired to all lanes
+    const bool known = known_source_ == source && idx < known_rows_;
+    if (__shfl_sync(0xFFFFFFFFU, static_cast<int>(known), keeper) != 0) return true;
+    const std::int32_t rows = await_rows(params_.ranks, source, std::int64_t{idx} + 1, epoch_);
     fence_async_proxy();
-    return here;
+    if (lane_idx() == keeper) {
+      known_source_ = source;
+      known_rows_ = rows;
+    }
+    return rows >= 0;
   }
 
   const DispatchParams& params_;
@@ -78,19 +89,18 @@ class BulkReceiver {
         num_pieces_(params.staged_rows != nullptr ? num_pieces(params.row_bytes) : 1) {}
 
   __device__ void run() {
-    Landing landings[kStages];
-#pragma unroll
-    for (int stage = 0; stage + 1 < kStages; ++stage) landings[stage] = land(stage);
-    for (bool more = true; more;) {
-#pragma unroll
-      for (int stage = 0; stage < kStages; ++stage) {
-        if (landings[stage].token_row < 0) {
-          more = false;
-          break;
-        }
-        use(landings[stage], stage);
-        landings[(stage + kStages - 1) % kStages] = land((stage + kStages - 1) % kStages);
-      }
+    // Two items land while one is used. The first two turns only land.
+    constexpr int kAhead = 2;
+    static_assert(kStages == kAhead + 1);
+    Landing now;
+    Landing next;
+    int stage = kStages - kAhead;
+#pragma unroll 1
+    for (int turn = -kAhead; turn < 0 || now.token_row >= 0; ++turn) {
+      if (turn >= 0) use(now, stage);
+      now = next;
+      next = land(stage == 0 ? kStages - 1 : stage - 1);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     if (lane_idx() == 0) wait_store_groups<0>();
     __syncwarp();

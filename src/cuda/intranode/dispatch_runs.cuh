@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_RUNS_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_RUNS_CUH
 
-/// Sending straight into every receiver's outputs, receiver by receiver. What one rank sends to another lies there side
-/// by side, in token order: rows, scales, ids and weights alike. So a warp takes a few such rows at once, and writes
-/// each of the four as one piece of memory. Where rows are long, it takes a piece of one.
+/// Sending receiver by receiver, into its outputs or its staging. What one rank sends to another lies there side by
+/// side, in token order: rows, and scales, ids and weights, or the records that hold them. So a warp takes a few such
+/// rows at once, and writes each of them as one piece of memory. Where rows are long, it takes a piece of one.
 ///
 /// Blocks that send to peers send to nobody else, so that what they offer is what the links take: this rank's own rows
 /// have blocks of their own.
@@ -17,6 +17,8 @@ namespace ferry::cuda::device {
 inline constexpr int kRunWarps = 8;
 inline constexpr int kRunStageBytes = kDispatchWarps / kRunWarps * kStageBytes;
 static_assert(kRunStageBytes % kLandingBytes == 0);
+/// Of a warp: of each stage's loads, and of tables.
+inline constexpr int kRunBarriers = kStages + 1;
 
 /// What this rank sends to one rank. In shared memory, one per rank.
 struct Run {
@@ -110,22 +112,43 @@ class UnitWalk {
   int num_units_ = 0;
 };
 
-/// Tables of a unit's rows, spread over the lanes of a warp: entry k of row r in lane r * K + k.
-struct UnitTables {
-  std::int32_t home = -1;  ///< of this lane's entry
-  float weight = 0.0F;
-  std::uint32_t scale_words[kHeldScaleWords] = {};
+/// Chunks of rows in which this rank's progress is reported, of the longest run to a peer.
+__device__ inline ChunkBorders run_chunks(const DispatchParams& params, const Run* runs) {
+  std::int32_t most_rows = 1;
+  for (int rank = 0; rank < params.ranks.num_ranks; ++rank) {
+    if (rank != params.ranks.rank && runs[rank].num_rows > most_rows) most_rows = runs[rank].num_rows;
+  }
+  return {(most_rows + kBorderRows - 1) / kBorderRows, params.run_chunk_blocks};
+}
+
+/// Tables of a unit's rows as they land in a warp's shared memory. What a lane fetches it alone uses; entry k of row r
+/// is lane r * K + k's. Loaded into registers ahead of their use they would be waited for at once, where the compiler
+/// moves them on.
+struct FetchedTables {
+  std::int32_t homes[kWarpLanes];
+  float weights[kWarpLanes];
+  std::uint32_t scale_words[kHeldScaleWords][kWarpLanes];
+};
+
+/// One warp's shared memory.
+struct RunStages {
+  std::byte* data;          ///< [kStages, kRunStageBytes]
+  std::uint64_t* barriers;  ///< [kStages] of loads
+  FetchedTables* tables;
+  std::uint64_t* tables_barrier;
 };
 
 class RunSender {
  public:
-  __device__ RunSender(const DispatchParams& params, const Receiver* receivers, const Run* runs, std::byte* stages,
-                       std::uint64_t* barriers, const RunTargets& targets, int warp, int num_warps)
+  __device__ RunSender(const DispatchParams& params, const Receiver* receivers, const Run* runs,
+                       const RunStages& stages, const RunTargets& targets, int warp, int num_warps)
       : params_(params),
         receivers_(receivers),
         runs_(runs),
-        stages_(stages),
-        barriers_(barriers),
+        stages_(stages.data),
+        barriers_(stages.barriers),
+        tables_(stages.tables),
+        tables_barrier_(stages.tables_barrier),
         walk_(runs, UnitShape::of(params), targets, params.ranks.num_ranks, warp, num_warps),
         entry_row_(lane_idx() / params.num_topk),
         entry_topk_(lane_idx() - entry_row_ * params.num_topk),
@@ -150,17 +173,22 @@ class RunSender {
     ahead_token_ = load_token(ahead_);
     start_unit(now_, now_token_, 0);
     start_unit(next_, next_token_, 1);
-    tables_ = load_tables(now_, now_token_);
+    fetch_tables(now_, now_token_);
   }
 
   /// Waits for what `prime` started, when nothing is to be sent.
   __device__ void drop() {
     if (now_.rank >= 0) wait_barrier(barriers_, 0);
     if (next_.rank >= 0) wait_barrier(barriers_ + 1, 0);
+    if (now_.rank >= 0) await_tables();
   }
 
-  /// Sends everything, after `prime`. What it wrote is there when it returns.
-  __device__ void run() {
+  /// Sends everything, after `prime`. What it wrote is there when it returns; if somebody watches, it marks chunks of
+  /// rows on the way.
+  __device__ void run(ChunkMarker& marker, const ChunkBorders& chunks, bool watched) {
+    constexpr std::int32_t kNever = 0x7FFFFFFF;
+    std::int32_t border = watched ? chunks.end_block(0) * kBorderRows : kNever;
+    int chunk = 0;  // of the unit before
     std::uint32_t parities = 0;
     for (int stage = 0; now_.rank >= 0;) {
       const Unit fetched = walk_.next();
@@ -169,8 +197,15 @@ class RunSender {
       parities ^= 1U << stage;
       store_unit(now_, stage);
       close_store_group();
-      if (now_.piece == 0) store_tables(now_, now_token_, tables_);
-      tables_ = load_tables(next_, next_token_);
+      if (chunk > marker.next()) {
+        // All units before the last one are complete when at most this one's stores and the last one's are open.
+        wait_store_groups<2>();
+        __syncwarp();
+        marker.report_before(chunk);
+      }
+      for (; now_.row >= border; border = chunks.end_block(chunk) * kBorderRows) ++chunk;
+      if (now_.piece == 0) store_tables(now_, now_token_);
+      fetch_tables(next_, next_token_);
       wait_store_reads<1>();
       __syncwarp();
       start_unit(ahead_, ahead_token_, stage == 0 ? kStages - 1 : stage - 1);
@@ -184,6 +219,7 @@ class RunSender {
     }
     wait_store_groups<0>();
     __syncwarp();
+    if (watched) marker.report_before(chunks.num_chunks());
   }
 
  private:
@@ -223,39 +259,56 @@ class RunSender {
     if (!side_by_side && lane_idx() < unit.num_rows) start_store(to, from, bytes);
   }
 
-  __device__ UnitTables load_tables(const Unit& unit, std::int32_t token) const {
-    UnitTables tables;
-    if (unit.rank < 0 || unit.piece != 0) return tables;
+  /// Starts to load them. Those of the unit before have been stored.
+  __device__ void fetch_tables(const Unit& unit, std::int32_t token) const {
+    if (unit.rank < 0 || unit.piece != 0) return;
+    const int lane = lane_idx();
     const std::int64_t entry_token = __shfl_sync(0xFFFFFFFFU, token, entry_row_ % kWarpLanes);
     if (entry_row_ < unit.num_rows) {
       const std::int64_t at = entry_token * params_.num_topk + entry_topk_;
-      if (params_.record.has_ids || params_.record.has_weights) tables.home = params_.homes[at];
-      if (params_.record.has_weights) tables.weight = params_.weights[at];
+      if (params_.record.has_ids || params_.record.has_weights)
+        start_fetch<4>(tables_->homes + lane, params_.homes + at);
+      if (params_.record.has_weights) start_fetch<4>(tables_->weights + lane, params_.weights + at);
     }
-    if (params_.scales.element_bytes != 4) return tables;
+    if (params_.scales.element_bytes == 4) {
 #pragma unroll
-    for (int i = 0; i < kHeldScaleWords; ++i) {
-      const std::int32_t scale_token = __shfl_sync(0xFFFFFFFFU, token, scale_rows_[i] % kWarpLanes);
-      if (scale_rows_[i] < unit.num_rows) tables.scale_words[i] = load_scale(scale_token, scale_columns_[i]);
+      for (int i = 0; i < kHeldScaleWords; ++i) {
+        const std::int32_t scale_token = __shfl_sync(0xFFFFFFFFU, token, scale_rows_[i] % kWarpLanes);
+        if (scale_rows_[i] >= unit.num_rows) continue;
+        start_fetch<4>(tables_->scale_words[i] + lane, scale_address(scale_token, scale_columns_[i]));
+      }
     }
-    return tables;
+    announce_fetches(tables_barrier_);
   }
 
-  __device__ void store_tables(const Unit& unit, std::int32_t token, const UnitTables& tables) const {
+  /// Waits for them. Each is waited for once.
+  __device__ void await_tables() {
+    wait_barrier(tables_barrier_, tables_parity_);
+    tables_parity_ ^= 1U;
+  }
+
+  __device__ void store_tables(const Unit& unit, std::int32_t token) {
+    await_tables();
+    const int lane = lane_idx();
     const Receiver& receiver = receivers_[unit.rank];
     const std::int64_t first_row = receiver_row(unit);
     if (entry_row_ < unit.num_rows) {
-      const bool mine = tables.home >= 0 && home_rank(tables.home) == unit.rank;
-      const std::int64_t at = first_row * params_.num_topk + lane_idx();
+      const std::int32_t home = tables_->homes[lane];
+      const bool mine = home >= 0 && home_rank(home) == unit.rank;
+      const std::int64_t row = first_row + entry_row_;
       if (params_.record.has_ids) {
-        const std::int32_t id = mine ? home_expert(tables.home) : -1;
+        const std::int32_t id = mine ? home_expert(home) : -1;
+        std::byte* ids = static_cast<std::byte*>(receiver.ids) + row * receiver.ids_stride;
         if (receiver.wide_ids) {
-          static_cast<std::int64_t*>(receiver.ids)[at] = id;
+          reinterpret_cast<std::int64_t*>(ids)[entry_topk_] = id;
         } else {
-          static_cast<std::int32_t*>(receiver.ids)[at] = id;
+          reinterpret_cast<std::int32_t*>(ids)[entry_topk_] = id;
         }
       }
-      if (params_.record.has_weights) receiver.weights[at] = mine ? tables.weight : 0.0F;
+      if (params_.record.has_weights) {
+        std::byte* weights = reinterpret_cast<std::byte*>(receiver.weights) + row * receiver.weights_stride;
+        reinterpret_cast<float*>(weights)[entry_topk_] = mine ? tables_->weights[lane] : 0.0F;
+      }
     }
     if (num_scales_ == 0) return;
     if (params_.scales.element_bytes != 4) {
@@ -265,7 +318,7 @@ class RunSender {
 #pragma unroll
     for (int i = 0; i < kHeldScaleWords; ++i) {
       if (scale_rows_[i] >= unit.num_rows) continue;
-      store_scale(receiver, first_row + scale_rows_[i], scale_columns_[i], tables.scale_words[i]);
+      store_scale(receiver, first_row + scale_rows_[i], scale_columns_[i], tables_->scale_words[i][lane]);
     }
     for (int first = kHeldScaleWords * kWarpLanes; first < unit.num_rows * num_scales_; first += kWarpLanes) {
       const int word = first + lane_idx();
@@ -289,10 +342,12 @@ class RunSender {
     }
   }
 
-  __device__ std::uint32_t load_scale(std::int64_t token, int column) const {
+  __device__ const std::byte* scale_address(std::int64_t token, int column) const {
     const ScaleTable& scales = params_.scales;
-    return *reinterpret_cast<const std::uint32_t*>(scales.data +
-                                                   4 * (token * scales.row_stride + column * scales.column_stride));
+    return scales.data + 4 * (token * scales.row_stride + column * scales.column_stride);
+  }
+  __device__ std::uint32_t load_scale(std::int64_t token, int column) const {
+    return *reinterpret_cast<const std::uint32_t*>(scale_address(token, column));
   }
   __device__ static void store_scale(const Receiver& receiver, std::int64_t row, int column, std::uint32_t word) {
     *reinterpret_cast<std::uint32_t*>(receiver.scales + row * receiver.scales_stride +
@@ -304,6 +359,9 @@ class RunSender {
   const Run* runs_;
   std::byte* stages_;        // [kStages, kRunStageBytes]
   std::uint64_t* barriers_;  // [kStages]
+  FetchedTables* tables_;
+  std::uint64_t* tables_barrier_;
+  std::uint32_t tables_parity_ = 0;
   UnitWalk walk_;
   int entry_row_;
   int entry_topk_;
@@ -317,7 +375,6 @@ class RunSender {
   std::int32_t now_token_ = 0;
   std::int32_t next_token_ = 0;
   std::int32_t ahead_token_ = 0;
-  UnitTables tables_;
 };
 
 }  // namespace ferry::cuda::device

@@ -50,7 +50,7 @@ inline void make_load(const EmulatedLoad& load, std::uint64_t* barrier) {
   word.complete();
 }
 
-inline void init_barrier(std::uint64_t* barrier) { *barrier = 0; }
+inline void init_barrier(std::uint64_t* barrier, int /*num_arrivals*/ = 1) { *barrier = 0; }
 inline void publish_barriers() {}
 
 inline void expect_loads(std::uint64_t* barrier, std::uint32_t bytes) {
