@@ -2,94 +2,24 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/dispatch_receive.cuh"
+#include "cuda/intranode/dispatch_receive_runs.cuh"
 #include "cuda/intranode/dispatch_runs.cuh"
+#include "cuda/intranode/dispatch_shared.cuh"
 #include "cuda/intranode/dispatch_tokens.cuh"
 #include "cuda/sync/entry.cuh"
-#include "plan/carver.hpp"
+#include "cuda/sync/part_barrier.cuh"
+#include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
 namespace {
 
 using namespace device;
 
-/// A block's shared memory, sizes and pointers from one place. Stages come first, where they are aligned to
-/// kLandingBytes.
-struct Shared {
-  std::byte* stages;            ///< with the copy engine only: stages and their barriers
-  std::uint64_t* run_barriers;  ///< [kRunWarps, kRunBarriers]
-  FetchedTables* run_tables;    ///< [kRunWarps]
-  Receiver* receivers;          ///< [R]
-  Run* runs;                    ///< [R]
-  int* num_blocks;              ///< [R] of each rank's kernel
-  std::uint32_t* marks;         ///< [kDispatchWarps] ChunkMarker's
-  std::size_t size_bytes;
-
-  FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
-    const auto ranks = static_cast<std::size_t>(num_ranks);
-    plan::Carver carver(base);
-    Shared shared{};
-    shared.stages = carver.take<std::byte>(bulk ? kStagesBytes + kBarriersBytes : 0);
-    shared.run_barriers = carver.take<std::uint64_t>(bulk ? kRunWarps * kRunBarriers : 0);
-    shared.run_tables = carver.take<FetchedTables>(bulk ? kRunWarps : 0);
-    shared.receivers = carver.take<Receiver>(ranks);
-    shared.runs = carver.take<Run>(ranks);
-    shared.num_blocks = carver.take<int>(ranks);
-    shared.marks = carver.take<std::uint32_t>(kDispatchWarps);
-    shared.size_bytes = carver.used_bytes();
-    return shared;
-  }
-};
+/// Warps of a block that receive row by row. The last warp of a receiving block watches what arrives, for all of them.
+constexpr int kReceiveWarps = kDispatchWarps - 1;
+static_assert(kRunWarps <= kReceiveWarps);
 
 std::size_t shared_bytes(int num_ranks, bool bulk) { return Shared::at(nullptr, num_ranks, bulk).size_bytes; }
-
-/// Where a rank wants what it receives, from its entry.
-__device__ Receiver receiver_of(const DispatchParams& params, int rank, const ReceivedEntry& entry) {
-  std::byte* base = params.ranks.peer_bases[rank];
-  const std::int64_t flags = entry.flags();
-  Receiver receiver{};
-  receiver.rows = base + entry.rows_offset();
-  receiver.row_stride = entry.rows_stride();
-  receiver.records = base + entry.tables_offset();
-  receiver.staged = (flags & kRowsStaged) != 0;
-  receiver.direct = (flags & kTablesDirect) != 0;
-  receiver.wide_ids = (flags & kWideIds) != 0;
-  receiver.scales = base + entry.scales_offset();
-  receiver.scales_stride = entry.scales_stride();
-  receiver.scales_column_stride = params.scales.element_bytes;
-  receiver.ids = base + entry.ids_offset();
-  receiver.weights = reinterpret_cast<float*>(base + entry.weights_offset());
-  if (rank == params.ranks.rank) {  // this rank can reach its own memory, of whatever kind
-    const ScaleTable& scales = params.out.scales;
-    receiver = {params.out.x,
-                params.out.x_stride,
-                nullptr,
-                scales.data,
-                scales.row_stride * scales.element_bytes,
-                scales.column_stride * scales.element_bytes,
-                params.out.ids,
-                params.out.weights,
-                false,
-                true,
-                params.out.wide_ids,
-                false,
-                0,
-                0};
-  }
-  // Copying a staged row needs the rows that the token takes.
-  const plan::TokenRecord& record = params.record;
-  receiver.gets_record = !receiver.direct || (receiver.staged && record.has_rows);
-  if (receiver.direct) {
-    receiver.ids_stride = params.num_topk * static_cast<std::int64_t>(receiver.wide_ids ? sizeof(std::int64_t) : 4);
-    receiver.weights_stride = params.num_topk * static_cast<std::int64_t>(sizeof(float));
-  } else {
-    receiver.scales = receiver.records;
-    receiver.scales_stride = receiver.ids_stride = receiver.weights_stride = record.size_bytes();
-    receiver.wide_ids = false;
-    receiver.ids = receiver.records + record.ids_word * sizeof(std::uint32_t);
-    receiver.weights = reinterpret_cast<float*>(receiver.records + record.weights_word * sizeof(std::uint32_t));
-  }
-  return receiver;
-}
 
 /// Whether this rank sends in runs.
 template <bool kBulk>
@@ -97,12 +27,13 @@ __device__ bool may_send_runs(const DispatchParams& params) {
   return kBulk && params.entry.agreement != 0 && params.one_row_per_token;
 }
 
-/// What this rank sends to the rank of this thread's number.
+/// What this rank sends to the rank of this thread's number, or a receiving block gets from it.
 static_assert(kMaxRanks <= kRunWarps * kWarpLanes);
 __device__ Run load_run(const DispatchParams& params) {
   const int num_ranks = params.ranks.num_ranks;
   const auto rank = static_cast<int>(threadIdx.x);
   if (rank >= num_ranks) return {};
+  if (static_cast<int>(blockIdx.x) >= params.num_send_blocks) return run_from(params, rank);
   return {params.rank_base[rank], params.block_ranks[params.num_blocks * num_ranks + rank]};
 }
 
@@ -126,19 +57,6 @@ struct RunPart {
     return part;
   }
 };
-
-/// Hands what each thread has loaded to the warps that send runs, which are those that call it, and prepares their
-/// barriers. The warp that posts the entry meanwhile is none of them.
-__device__ void share_runs(const Shared& shared, const Run& run, int num_ranks) {
-  if (static_cast<int>(threadIdx.x) < num_ranks) shared.runs[threadIdx.x] = run;
-  if (lane_idx() == 0) {
-    std::uint64_t* barriers = shared.run_barriers + warp_idx() * kRunBarriers;
-    for (int i = 0; i < kStages; ++i) init_barrier(barriers + i);
-    init_barrier(barriers + kStages, kWarpLanes);
-    publish_barriers();
-  }
-  asm volatile("bar.sync 1, %0;" ::"n"(kRunWarps * kWarpLanes) : "memory");
-}
 
 /// Sends in runs, after `prime`. Where a receiver watches progress, one warp of each block reports it.
 __device__ void send_runs(const DispatchParams& params, const Shared& shared, RunSender& sender, std::uint64_t epoch,
@@ -195,15 +113,14 @@ __device__ void post_outcome(const RankParams& ranks, std::uint64_t epoch, Outco
   store_release_system(&ranks.control.local->outcome, epoch << 2 | static_cast<std::uint64_t>(outcome));
 }
 
-__device__ Outcome await_outcome(const RankParams& ranks, std::uint64_t epoch) {
-  __shared__ Outcome outcome;
+__device__ Outcome await_outcome(const RankParams& ranks, std::uint64_t epoch, Outcome* outcome) {
   if (threadIdx.x == 0) {
     const std::uint64_t* word = &ranks.control.local->outcome;
     const bool here = wait_flag(ranks, {Awaited::kOwn, ranks.rank, epoch}, word, epoch << 2);
-    outcome = here ? static_cast<Outcome>(load_acquire_system(word) & 3U) : Outcome::kStop;
+    *outcome = here ? static_cast<Outcome>(load_acquire_system(word) & 3U) : Outcome::kStop;
   }
   __syncthreads();
-  return outcome;
+  return *outcome;
 }
 
 /// Waits for the entries and tells the receiving blocks and the host what they came to. All threads of a sending block.
@@ -232,14 +149,16 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, cons
     watched = watched || receiver.staged || receiver.gets_record;
   };
   if constexpr (kBulk) {
-    // Whether it can be sent in runs is known when the receivers are; what comes first is loaded meanwhile.
+    // What comes first is loaded while the entries come.
     if (may_send_runs<kBulk>(params)) {
       const bool takes_part = warp_idx() < kRunWarps;
-      if (takes_part) share_runs(shared, run, params.ranks.num_ranks);
+      RunStages stages{};
+      if (takes_part) {
+        if (static_cast<int>(threadIdx.x) < params.ranks.num_ranks) shared.runs[threadIdx.x] = run;
+        stages = make_run_stages(shared);
+        meet_warps<kRunWarps>();  // the warp that posts the entry meanwhile is none of them
+      }
       const RunPart part = RunPart::of(params);
-      std::uint64_t* barriers = shared.run_barriers + warp_idx() * kRunBarriers;
-      const RunStages stages{shared.stages + warp_idx() * kStages * kRunStageBytes, barriers,
-                             shared.run_tables + warp_idx(), barriers + kStages};
       RunSender sender(params, shared.receivers, shared.runs, stages, part.targets, part.warp, part.num_warps);
       if (takes_part) sender.prime();
       const Outcome outcome = enter(params, epoch, take);
@@ -259,19 +178,47 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, cons
   return outcome;
 }
 
+/// Receives with every warp of the block but the last, which watches what arrives.
 template <bool kBulk>
-__device__ void receive(const DispatchParams& params, const Shared& shared, std::uint64_t epoch) {
-  if (await_outcome(params.ranks, epoch) == Outcome::kGo) {
-    const int block = static_cast<int>(blockIdx.x) - params.num_send_blocks;
-    const int num_warps = params.num_receive_blocks * kDispatchWarps;
-    Arrivals arrivals(params, epoch, block * kDispatchWarps + warp_idx(), num_warps);
-    if constexpr (kBulk) {
-      WarpStages stages = make_stages(shared.stages);
-      BulkReceiver(params, stages, arrivals).run();
-    } else {
-      receive_by_threads(params, arrivals);
+__device__ void receive_rows(const DispatchParams& params, const Shared& shared, std::uint64_t epoch) {
+  const int block = static_cast<int>(blockIdx.x) - params.num_send_blocks;
+  const bool watches = warp_idx() == kReceiveWarps;
+  if constexpr (kBulk) {
+    if (may_send_runs<kBulk>(params)) {
+      if (watches) watch_arrivals(params, epoch, shared.arrived);
+      if (warp_idx() >= kRunWarps) return;
+      // Small batches spread over the blocks.
+      const int warp = warp_idx() * params.num_receive_blocks + block;
+      RunReceiver(params, shared.arrived, shared.runs, make_run_stages(shared), warp,
+                  params.num_receive_blocks * kRunWarps)
+          .run();
+      return;
     }
   }
+  WarpStages stages{};
+  if constexpr (kBulk) stages = make_stages(shared.stages);
+  if (watches) {
+    watch_arrivals(params, epoch, shared.arrived);
+    return;
+  }
+  const int num_warps = params.num_receive_blocks * kReceiveWarps;
+  Arrivals arrivals(params, shared.arrived, block * kReceiveWarps + warp_idx(), num_warps);
+  if constexpr (kBulk) {
+    BulkReceiver(params, stages, arrivals).run();
+  } else {
+    receive_by_threads(params, arrivals);
+  }
+}
+
+/// All threads of a receiving block. `run`: what comes from the rank of this thread's number.
+template <bool kBulk>
+__device__ void receive(const DispatchParams& params, const Shared& shared, const Run& run, std::uint64_t epoch) {
+  if (static_cast<int>(threadIdx.x) < params.ranks.num_ranks) {
+    shared.runs[threadIdx.x] = run;
+    shared.arrived[threadIdx.x] = 0;
+  }
+  // Ends with a barrier.
+  if (await_outcome(params.ranks, epoch, shared.outcome) == Outcome::kGo) receive_rows<kBulk>(params, shared, epoch);
   __syncthreads();
   if (threadIdx.x == 0) {
     fence_system();
@@ -295,7 +242,6 @@ __device__ bool await_receivers(const DispatchParams& params, std::uint64_t epoc
 
 template <bool kBulk>
 __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __grid_constant__ DispatchParams params) {
-  extern __shared__ __align__(kLandingBytes) std::byte memory[];
   const RankParams& ranks = params.ranks;
   // Loaded along with what the call starts with: each may go to memory.
   Run run{};
@@ -307,9 +253,9 @@ __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __g
     if (first && threadIdx.x == 0) report_refused_route(ranks, *params.summary);
     return;
   }
-  const Shared shared = Shared::at(memory, ranks.num_ranks, kBulk);
+  const Shared shared = Shared::at(dynamic_shared(), ranks.num_ranks, kBulk);
   if (static_cast<int>(blockIdx.x) >= params.num_send_blocks) {
-    receive<kBulk>(params, shared, start.epoch);
+    receive<kBulk>(params, shared, run, start.epoch);
     return;
   }
   if (first && warp_idx() == kDispatchWarps - 1) post_entry(ranks, params.entry, start.epoch);
@@ -324,13 +270,16 @@ __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __g
   }
 }
 
+using DispatchKernel = void (*)(DispatchParams);
+DispatchKernel choose_kernel(bool bulk) { return bulk ? dispatch_kernel<true> : dispatch_kernel<false>; }
+
 }  // namespace
 
 cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream) {
   const int num_blocks = params.num_send_blocks + params.num_receive_blocks;
   const LaunchShape shape{static_cast<unsigned>(num_blocks), kDispatchThreads,
                           shared_bytes(params.ranks.num_ranks, params.bulk)};
-  return launch_kernel(params.bulk ? dispatch_kernel<true> : dispatch_kernel<false>, shape, params, stream);
+  return launch_kernel(choose_kernel(params.bulk), shape, params, stream);
 }
 
 cudaError_t load_padding_kernel();
@@ -338,16 +287,19 @@ cudaError_t load_padding_kernel();
 cudaError_t load_dispatch_kernels(std::size_t shared_limit, bool& has_bulk) {
   if (const cudaError_t error = load_padding_kernel(); error != cudaSuccess) return error;
   cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, dispatch_kernel<true>);
+  cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(choose_kernel(true)));
   if (error != cudaSuccess) return error;
   constexpr int kFirstWithBulk = 90;  // PTX ISA, cp.async.bulk: sm_90
   has_bulk = attributes.ptxVersion >= kFirstWithBulk && attributes.binaryVersion >= kFirstWithBulk &&
              shared_bytes(kMaxRanks, true) <= shared_limit;
-  error = cudaFuncSetAttribute(dispatch_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared_bytes(kMaxRanks, false)));
-  if (error != cudaSuccess || !has_bulk) return error;
-  return cudaFuncSetAttribute(dispatch_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(shared_bytes(kMaxRanks, true)));
+  for (const bool bulk : {false, true}) {
+    if (bulk && !has_bulk) continue;
+    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(choose_kernel(bulk)),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shared_bytes(kMaxRanks, bulk)));
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace ferry::cuda

@@ -28,9 +28,6 @@ struct Receiver {
   std::int64_t weights_stride;
 };
 
-/// Scale words that a lane holds: rows of up to 64 words are loaded ahead.
-inline constexpr int kHeldScaleWords = 2;
-
 /// One token's, spread over the lanes of a warp.
 struct TokenTables {
   Destination destination;

@@ -22,13 +22,14 @@ inline SharedAddress shared_address(const void* pointer) { return reinterpret_ca
 
 struct EmulatedBarrier {
   std::int32_t bytes_left;
-  std::int16_t expects;
+  std::uint8_t expected;  ///< arrivals
+  std::uint8_t arrived;
   std::uint16_t phase;
 
   static EmulatedBarrier& of(std::uint64_t* word) { return *reinterpret_cast<EmulatedBarrier*>(word); }
   void complete() {
-    if (expects == 0 || bytes_left != 0) return;
-    expects = 0;
+    if (arrived != expected || bytes_left != 0) return;
+    arrived = 0;
     phase ^= 1U;
   }
 };
@@ -50,13 +51,15 @@ inline void make_load(const EmulatedLoad& load, std::uint64_t* barrier) {
   word.complete();
 }
 
-inline void init_barrier(std::uint64_t* barrier, int /*num_arrivals*/ = 1) { *barrier = 0; }
+inline void init_barrier(std::uint64_t* barrier, int num_arrivals = 1) {
+  EmulatedBarrier::of(barrier) = {0, static_cast<std::uint8_t>(num_arrivals), 0, 0};
+}
 inline void publish_barriers() {}
 
 inline void expect_loads(std::uint64_t* barrier, std::uint32_t bytes) {
   EmulatedBarrier& word = EmulatedBarrier::of(barrier);
   word.bytes_left += static_cast<std::int32_t>(bytes);
-  word.expects = 1;
+  ++word.arrived;
   word.complete();
 }
 
