@@ -103,6 +103,17 @@ class Dispatching {
     }
   }
 
+  /// Makes rank 0 expect one row more of the last rank than that sends.
+  void expect_too_many() { ++routed_.tables[0].source_base[spec_.num_ranks]; }
+
+  void run_and_expect_lost_rows() {
+    ASSERT_EQ(ranks_.run(), "");
+    const cuda::LostReport& lost = ranks_.report(0).lost;
+    EXPECT_EQ(lost.state, 1U) << spec_;
+    EXPECT_EQ(lost.awaited, static_cast<std::int32_t>(cuda::Awaited::kRows)) << spec_;
+    EXPECT_EQ(lost.peer, spec_.num_ranks - 1) << spec_;
+  }
+
   void run_and_check() {
     ASSERT_EQ(ranks_.run(), "");
     const std::vector<oracle::RankReceived> expected = oracle::dispatch(routed_.world, routed_.routings, inputs_);
@@ -346,6 +357,18 @@ TEST(ThroughputDispatch, AloneOrWithOneBlock) {
     expect_rows({.num_ranks = 1, .plain_rows = plain, .plain_tables = plain, .num_own_blocks = 2});
     expect_rows(
         {.num_tokens = 50, .plain_rows = plain, .plain_tables = plain, .num_send_blocks = 1, .num_own_blocks = 0});
+  }
+}
+
+TEST(ThroughputDispatch, RowsThatNeverComeEndTheCallAtItsDeadline) {
+  for (const Layout layout : kLayouts) {
+    for (const bool bulk : {true, false}) {
+      Dispatching group({.layout = layout, .num_tokens = 40, .plain_rows = kAll, .plain_tables = kAll, .bulk = bulk});
+      group.expect_too_many();
+      group.dispatch();
+      group.run_and_expect_lost_rows();
+      if (HasFatalFailure()) return;
+    }
   }
 }
 
