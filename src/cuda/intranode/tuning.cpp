@@ -13,7 +13,8 @@ constexpr int kSendSms = 8;
 /// Those that copy as many rows inside the GPU as kSendSms send to peers.
 constexpr int kOwnSms = 6;
 constexpr int kUnpackSms = 4;
-constexpr int kCopySms = 13;
+/// Those that copy out of staging what kSendSms of peers send: only what has crossed the links is staged.
+constexpr int kCopySms = 12;
 constexpr int kSumSms = 9;
 /// With as many as this the links of two ranks are full, though half of all rows stay on their GPU.
 constexpr int kMostSumSms = 16;
@@ -49,9 +50,7 @@ int for_short_rows(int copy_sms, const CallShape& shape) {
   return copy_sms * (shape.row_bytes < kShortRowBytes ? kShortRowCopyFactor : 1);
 }
 
-int receiving_sms(int num_ranks, const CallShape& shape) {
-  return num_ranks < 2 ? 1 : for_short_rows(with_own_rows(kCopySms, num_ranks), shape);  // alone, nothing arrives
-}
+int receiving_sms(int num_ranks) { return num_ranks < 2 ? 1 : kCopySms; }  // alone, nothing arrives
 
 int summing_sms(int num_ranks) {
   const int sms = with_own_rows(kSumSms, num_ranks);
@@ -101,7 +100,7 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
   plan.num_send_blocks =
       with_own_rows(kSendSms, limits.num_ranks) * (shape.row_bytes < kTinyRowBytes ? kTinyRowSendFactor : 1);
   if (shape.staged) {
-    plan.num_receive_blocks = receiving_sms(limits.num_ranks, shape);
+    plan.num_receive_blocks = receiving_sms(limits.num_ranks);
   } else if (shape.unpacks) {
     plan.num_receive_blocks = kUnpackSms;
   }
