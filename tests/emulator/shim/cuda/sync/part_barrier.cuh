@@ -17,7 +17,9 @@ void meet_warps() {
   int& met = met_threads[emulator::dynamic_shared()];
   constexpr int kNumThreads = kNumWarps * kWarpLanes;
   const int all = (met / kNumThreads + 1) * kNumThreads;
-  for (++met; met < all;) emulator::poll();
+  ++met;
+  while (polled_load(&met) < all) {
+  }
 }
 
 }  // namespace ferry::cuda::device
