@@ -27,6 +27,8 @@ constexpr int kShortRowCopyFactor = 2;
 constexpr std::int64_t kTinyRowBytes = 3072;
 constexpr int kTinyRowSendFactor = 2;
 constexpr int kChunkTokens = 512;
+/// To report a chunk takes as long however short its rows are.
+constexpr int kShortRowChunkTokens = 1024;
 /// A source's rows per chunk, and those of all sources together: each chunk costs a few microseconds however short.
 constexpr int kChunkRows = 128;
 constexpr int kChunkRowsOfAll = 256;
@@ -110,7 +112,8 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
   if (options.num_copy_sms > 0 && plan.num_receive_blocks == 0 && limits.num_ranks > 1) {
     plan.num_own_blocks = std::min(options.num_copy_sms, plan.num_send_blocks - 1);
   }
-  plan.chunk_tokens = options.chunk_tokens > 0 ? options.chunk_tokens : kChunkTokens;
+  const int chunk_tokens = shape.row_bytes < kShortRowBytes ? kShortRowChunkTokens : kChunkTokens;
+  plan.chunk_tokens = options.chunk_tokens > 0 ? options.chunk_tokens : chunk_tokens;
   return plan;
 }
 
