@@ -9,11 +9,11 @@
 #include <functional>
 #include <random>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "cuda/intranode/combine_params.hpp"
 #include "emulator/node_ranks.hpp"
+#include "emulator/routed_tokens.hpp"
 #include "oracle/oracle.hpp"
 
 namespace ferry::emulator {
@@ -45,8 +45,6 @@ std::ostream& operator<<(std::ostream& out, const Spec& spec) {
              << spec.num_biases << ", staged " << spec.staged << ", bulk " << spec.bulk << ", seed " << spec.seed;
 }
 
-constexpr int kTokensPerBlock = 4;
-
 /// A group, what it has routed, and its calls.
 class Combining {
  public:
@@ -55,23 +53,12 @@ class Combining {
         ranks_(
             {.num_nodes = 1, .ranks_per_node = spec.num_ranks, .seed = spec.seed, .arena_bytes = std::size_t{4} << 20}),
         random_(spec.seed + 1) {
-    world_.num_ranks = spec.num_ranks;
-    world_.ranks_per_node = spec.num_ranks;
-    world_.num_topk = spec.num_topk;
-    world_.options.num_experts = spec.num_experts;
-    world_.options.layout = spec.layout;
-    std::normal_distribution<float> normal;
-    for (int rank = 0; rank < spec.num_ranks; ++rank) {
-      oracle::RankTokens& tokens = world_.ranks.emplace_back();
-      // Ranks have different numbers of tokens, one of them none; ids repeat, and some are missing.
-      tokens.num_tokens = rank % 3 == 2 ? 0 : spec.num_tokens + rank;
-      for (std::int64_t i = 0; i < tokens.num_tokens * spec.num_topk; ++i) {
-        tokens.topk_idx.push_back(static_cast<std::int64_t>(random_() % (to_size(spec.num_experts) + 1)) - 1);
-        tokens.topk_weights.push_back(normal(random_));
-      }
-    }
-    routings_ = oracle::route(world_).value();
-    fill_tables();
+    routed_ = route_tokens(ranks_, {.num_ranks = spec.num_ranks,
+                                    .layout = spec.layout,
+                                    .num_tokens = spec.num_tokens,
+                                    .num_topk = spec.num_topk,
+                                    .num_experts = spec.num_experts,
+                                    .seed = spec.seed + 2});
   }
 
   /// Queues a call with new inputs. `refusing`: this rank refuses it; -1: none does.
@@ -79,7 +66,8 @@ class Combining {
     draw();
     calls_.resize(to_size(spec_.num_ranks));
     for (int rank = 0; rank < spec_.num_ranks; ++rank) {
-      cuda::CombineParams params = tables_[to_size(rank)];
+      cuda::CombineParams params;
+      set_tables(params, routed_.tables[to_size(rank)]);
       params.ranks = ranks_.place(rank).ranks;
       params.entry.agreement = 55;
       params.float32 = spec_.float32;
@@ -106,7 +94,7 @@ class Combining {
       params.entry.rows_stride = row_bytes();
       params.entry.rows_offset = params.x - base(rank);
       if (spec_.staged) {
-        const std::int64_t num_rows = routings_[to_size(rank)].num_recv_rows;
+        const std::int64_t num_rows = routed_.routings[to_size(rank)].num_recv_rows;
         params.staging = ranks_.allocate(rank, to_size(num_rows * row_bytes()) + 16);
         params.entry.rows_offset = params.staging - base(rank);
         params.entry.flags = cuda::kRowsStaged;
@@ -138,7 +126,7 @@ class Combining {
 
   void run_and_check() {
     ASSERT_EQ(ranks_.run(), "");
-    const auto expected = oracle::combine(world_, routings_, inputs_);
+    const auto expected = oracle::combine(routed_.world, routed_.routings, inputs_);
     for (int rank = 0; rank < spec_.num_ranks; ++rank) {
       const cuda::CombineParams& call = calls_[to_size(rank)];
       const oracle::RankCombined& one = expected[to_size(rank)];
@@ -161,109 +149,27 @@ class Combining {
 
  private:
   std::int64_t row_bytes() const { return spec_.hidden * (spec_.float32 ? 4 : 2); }
-  std::int64_t num_tokens(int rank) const { return world_.ranks[to_size(rank)].num_tokens; }
+  std::int64_t num_tokens(int rank) const { return routed_.world.ranks[to_size(rank)].num_tokens; }
   std::byte* base(int rank) { return ranks_.place(rank).ranks.peer_bases[rank]; }
 
-  template <typename T>
-  T* take(int rank, std::int64_t count) {
-    return reinterpret_cast<T*>(ranks_.allocate(rank, to_size(count + 1) * sizeof(T)));
-  }
   std::byte* copy_in(int rank, const oracle::Bytes& bytes) {
     std::byte* const data = ranks_.allocate(rank, bytes.size() + 16);
     std::ranges::copy(bytes, data);
     return data;
   }
 
-  void fill_tables() {
-    const std::vector<std::int32_t> owners = oracle::expert_owners(world_);
-    std::vector<std::int32_t> sent_before(to_size(spec_.num_ranks));  // of ranks before this one, to each
-    for (int rank = 0; rank < spec_.num_ranks; ++rank) {
-      cuda::CombineParams& params = tables_.emplace_back();
-      const std::int64_t tokens = num_tokens(rank);
-      const auto num_blocks =
-          static_cast<int>(std::max<std::int64_t>(1, (tokens + kTokensPerBlock - 1) / kTokensPerBlock));
-      auto* summary = take<cuda::RouteSummary>(rank, 1);
-      *summary = {};
-      summary->valid = 1;
-      summary->num_used_rows = static_cast<std::int32_t>(routings_[to_size(rank)].num_used_rows);
-      auto* destinations = take<cuda::Destination>(rank, tokens * spec_.num_topk);
-      auto* block_ranks = take<std::int32_t>(rank, (num_blocks + 1) * spec_.num_ranks);
-      auto* rank_base = take<std::int32_t>(rank, spec_.num_ranks);
-      std::ranges::copy(sent_before, rank_base);
-      std::vector<std::int32_t> sent(to_size(spec_.num_ranks));
-      const oracle::RankRouting& routing = routings_[to_size(rank)];
-      for (std::int64_t token = 0; token < tokens; ++token) {
-        if (token % kTokensPerBlock == 0) {
-          std::ranges::copy(sent, block_ranks + token / kTokensPerBlock * spec_.num_ranks);
-        }
-        fill_token(rank, token, owners, routing, rank_base, sent, destinations + token * spec_.num_topk);
-      }
-      if (tokens == 0) std::ranges::copy(sent, block_ranks);
-      std::ranges::copy(sent, block_ranks + num_blocks * spec_.num_ranks);
-      for (std::size_t peer = 0; peer < sent.size(); ++peer) sent_before[peer] += sent[peer];
-      auto* weights = take<float>(rank, tokens * spec_.num_topk);
-      std::ranges::copy(world_.ranks[to_size(rank)].topk_weights, weights);
-      auto* source = take<std::int32_t>(rank, 2 * routing.num_recv_rows);
-      for (std::size_t row = 0; row < routing.source.size(); ++row) {
-        source[2 * row] = routing.source[row].rank;
-        source[2 * row + 1] = routing.source[row].token;
-      }
-      params.summary = summary;
-      params.destinations = destinations;
-      params.block_ranks = block_ranks;
-      params.rank_base = rank_base;
-      params.num_blocks = num_blocks;
-      params.num_tokens = tokens;
-      params.num_topk = spec_.num_topk;
-      params.one_row_per_token = spec_.layout == Layout::kTokens;
-      params.topk_weights = weights;
-      params.source = source;
-    }
-    for (int rank = 0; rank < spec_.num_ranks; ++rank) {
-      auto* source_base = take<std::int32_t>(rank, spec_.num_ranks + 1);
-      for (int source = 0; source < spec_.num_ranks; ++source) {
-        source_base[source] = tables_[to_size(source)].rank_base[rank];
-      }
-      source_base[spec_.num_ranks] = sent_before[to_size(rank)];
-      tables_[to_size(rank)].source_base = source_base;
-    }
-  }
-
-  void fill_token(int rank, std::int64_t token, const std::vector<std::int32_t>& owners,
-                  const oracle::RankRouting& routing, const std::int32_t* rank_base, std::vector<std::int32_t>& sent,
-                  cuda::Destination* destinations) const {
-    const oracle::RankTokens& tokens = world_.ranks[to_size(rank)];
-    std::vector<std::tuple<int, std::int32_t, int>> found;  // rank, row, entry
-    std::vector<int> missing;
-    for (int k = 0; k < spec_.num_topk; ++k) {
-      const std::int64_t at = token * spec_.num_topk + k;
-      const std::int64_t expert = tokens.topk_idx[to_size(at)];
-      if (expert < 0) {
-        missing.push_back(k);
-      } else {
-        found.emplace_back(owners[to_size(expert)], routing.slots[to_size(at)], k);
-      }
-    }
-    std::ranges::sort(found);
-    int next = 0;
-    for (const auto& [to_rank, row, topk] : found) {
-      cuda::Destination& destination = destinations[next];
-      const bool first_of_rank = next == 0 || destinations[next - 1].rank != to_rank;
-      const bool first_of_row = first_of_rank || destinations[next - 1].row != row;
-      if (first_of_rank) ++sent[to_size(to_rank)];
-      destination.row = row;
-      destination.token_row = rank_base[to_rank] + sent[to_size(to_rank)] - 1;
-      destination.rank = static_cast<std::int16_t>(to_rank);
-      destination.topk = static_cast<std::uint8_t>(topk);
-      destination.flags =
-          static_cast<std::uint8_t>((first_of_rank ? cuda::kFirstOfRank : 0) | (first_of_row ? cuda::kFirstOfRow : 0));
-      ++next;
-    }
-    for (const int topk : missing) {
-      destinations[next] = {};
-      destinations[next].rank = -1;
-      destinations[next++].topk = static_cast<std::uint8_t>(topk);
-    }
+  void set_tables(cuda::CombineParams& params, const RankTables& tables) const {
+    params.summary = tables.summary;
+    params.destinations = tables.destinations;
+    params.block_ranks = tables.block_ranks;
+    params.rank_base = tables.rank_base;
+    params.source_base = tables.source_base;
+    params.num_blocks = tables.num_blocks;
+    params.num_tokens = tables.num_tokens;
+    params.num_topk = spec_.num_topk;
+    params.one_row_per_token = spec_.layout == Layout::kTokens;
+    params.topk_weights = tables.weights;
+    params.source = tables.source;
   }
 
   oracle::Bytes random_rows(std::int64_t num_elements) {
@@ -286,7 +192,7 @@ class Combining {
     std::normal_distribution<float> normal;
     const std::int64_t entries = spec_.layout == Layout::kTokens ? spec_.num_topk : 1;
     for (int rank = 0; rank < spec_.num_ranks; ++rank) {
-      const std::int64_t num_rows = routings_[to_size(rank)].num_recv_rows;
+      const std::int64_t num_rows = routed_.routings[to_size(rank)].num_recv_rows;
       inputs_.x.push_back(random_rows(num_rows * spec_.hidden));
       std::vector<float>& weights = inputs_.weights.emplace_back();
       for (std::int64_t i = 0; i < num_rows * entries; ++i) weights.push_back(normal(random_));
@@ -302,9 +208,7 @@ class Combining {
   Spec spec_;
   NodeRanks ranks_;
   std::mt19937_64 random_;
-  oracle::World world_;
-  std::vector<oracle::RankRouting> routings_;
-  std::vector<cuda::CombineParams> tables_;
+  RoutedTokens routed_;
   oracle::CombineInputs inputs_;
   std::vector<cuda::CombineParams> calls_;
 };

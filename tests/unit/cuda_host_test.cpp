@@ -150,6 +150,10 @@ TEST(Plans, TakeFewMultiprocessorsForLongRowsOfTwoRanks) {
   EXPECT_LE(plan_combine({}, limits, {.row_bytes = 4096}).num_sum_blocks, 16);
   const CombinePlan staged = plan_combine({}, limits, {.row_bytes = 14336, .staged = true});
   EXPECT_LE(staged.num_sum_blocks + staged.num_stage_blocks, 28);
+  for (const std::int64_t row_bytes : {4096, 7168, 14336}) {
+    const DispatchPlan plain = plan_dispatch({}, limits, {.row_bytes = row_bytes, .staged = true, .unpacks = true});
+    EXPECT_LE(plain.num_send_blocks + plain.num_receive_blocks, 28);
+  }
 }
 
 TEST(MostBlocks, IsTheCallersBoundWhereTheGpuHasThatMany) {

@@ -17,9 +17,9 @@ __device__ inline SharedAddress shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// One arrival completes a phase of the barrier. Follow with `publish_barriers` before another thread uses it.
-__device__ inline void init_barrier(std::uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+/// `num_arrivals` complete a phase of the barrier. Follow with `publish_barriers` before another thread uses it.
+__device__ inline void init_barrier(std::uint64_t* barrier, int num_arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_arrivals) : "memory");
 }
 
 /// Makes initialised barriers known to the copy engine.

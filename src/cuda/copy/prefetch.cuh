@@ -16,6 +16,13 @@ __device__ inline void start_fetch(void* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes) : "memory");
 }
 
+/// Arrives at `barrier` when what this thread has fetched is there. Waiting for the fetches themselves also waits for
+/// the thread's bulk stores.
+__device__ inline void announce_fetches(std::uint64_t* barrier) {
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier));
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(address) : "memory");
+}
+
 /// Waits until what this thread has fetched is there.
 __device__ inline void wait_fetches() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

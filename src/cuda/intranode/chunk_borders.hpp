@@ -1,13 +1,16 @@
 #ifndef FERRY_CUDA_INTRANODE_CHUNK_BORDERS_HPP
 #define FERRY_CUDA_INTRANODE_CHUNK_BORDERS_HPP
 
-/// Where a rank's tokens are cut into chunks that it reports to the receivers. Chunks are whole blocks of route's
-/// count. They are equal but for the last one, which is halved again and again: receivers that copy what has been
-/// reported finish soon after the sender.
+/// Where a rank's tokens, or the rows that it sends to each other rank, are cut into chunks that it reports to the
+/// receivers. Chunks are whole blocks: of tokens those of route's count, of rows kBorderRows. They are equal but for
+/// the last one, which is halved again and again: receivers that copy what has been reported finish soon after the
+/// sender.
 
 #include "plan/host_device.hpp"
 
 namespace ferry::cuda {
+
+inline constexpr int kBorderRows = 32;
 
 struct ChunkBorders {
   int num_blocks = 1;    ///< at least one

@@ -37,7 +37,7 @@ __device__ inline Holder holder_of(const CombineParams& params, int rank, const 
 __device__ __noinline__ inline std::int32_t await_reported(const RankParams& ranks, int rank, std::int32_t needed,
                                                            std::uint64_t epoch) {
   std::uint64_t seen = 0;
-  const bool here = needed == 0 || wait_rows(ranks, rank, epoch, needed, seen, true);
+  const bool here = needed == 0 || wait_rows(ranks, rank, epoch, needed, seen);
   std::int32_t known = 0;
   if (lane_idx() < ranks.num_ranks) {
     known = static_cast<std::int32_t>(rows_reported(load_acquire_system(ranks.control.progress + lane_idx()), epoch));

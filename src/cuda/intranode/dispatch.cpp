@@ -59,11 +59,14 @@ void set_plan(DispatchParams& params, const DispatchPlan& plan) {
   params.num_own_blocks = plan.num_own_blocks;
   params.entry.num_blocks = plan.num_send_blocks;
   params.num_receive_blocks = plan.num_receive_blocks;
-  // Progress is counted at the borders of route's blocks.
-  const std::int64_t per_block = params.tokens_per_block;
-  std::int64_t blocks = std::max<std::int64_t>(1, plan.chunk_tokens / per_block);
-  blocks = std::max<std::int64_t>(blocks, (2 * params.num_blocks + kMaxChunks - 1) / kMaxChunks);
-  params.chunks = {params.num_blocks, static_cast<int>(std::min<std::int64_t>(blocks, params.num_blocks))};
+  // Progress is counted at the borders of route's blocks, or of as many rows.
+  const auto blocks_of = [&plan](std::int64_t block, std::int64_t num_blocks) {
+    const std::int64_t wanted = std::max<std::int64_t>(1, plan.chunk_tokens / block);
+    return static_cast<int>(std::max(wanted, (2 * num_blocks + kMaxChunks - 1) / kMaxChunks));
+  };
+  const int blocks = blocks_of(params.tokens_per_block, params.num_blocks);
+  params.chunks = {params.num_blocks, std::min(blocks, params.num_blocks)};
+  params.run_chunk_blocks = blocks_of(kBorderRows, (params.num_tokens + kBorderRows - 1) / kBorderRows);
 }
 
 bool has_tables(const DispatchCall& call) {

@@ -2,90 +2,38 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/dispatch_receive.cuh"
+#include "cuda/intranode/dispatch_receive_runs.cuh"
 #include "cuda/intranode/dispatch_runs.cuh"
+#include "cuda/intranode/dispatch_shared.cuh"
 #include "cuda/intranode/dispatch_tokens.cuh"
 #include "cuda/sync/entry.cuh"
-#include "plan/carver.hpp"
+#include "cuda/sync/part_barrier.cuh"
+#include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
 namespace {
 
 using namespace device;
 
-/// A block's shared memory, sizes and pointers from one place. Stages come first, where they are aligned to
-/// kLandingBytes.
-struct Shared {
-  std::byte* stages;            ///< with the copy engine only: stages and their barriers
-  std::uint64_t* run_barriers;  ///< [kRunWarps, kStages]
-  Receiver* receivers;          ///< [R]
-  Run* runs;                    ///< [R]
-  int* num_blocks;              ///< [R] of each rank's kernel
-  std::size_t size_bytes;
-
-  FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
-    const auto ranks = static_cast<std::size_t>(num_ranks);
-    plan::Carver carver(base);
-    Shared shared{};
-    shared.stages = carver.take<std::byte>(bulk ? kStagesBytes + kBarriersBytes : 0);
-    shared.run_barriers = carver.take<std::uint64_t>(bulk ? kRunWarps * kStages : 0);
-    shared.receivers = carver.take<Receiver>(ranks);
-    shared.runs = carver.take<Run>(ranks);
-    shared.num_blocks = carver.take<int>(ranks);
-    shared.size_bytes = carver.used_bytes();
-    return shared;
-  }
-};
+/// Warps of a block that receive row by row. The last warp of a receiving block watches what arrives, for all of them.
+constexpr int kReceiveWarps = kDispatchWarps - 1;
+static_assert(kRunWarps <= kReceiveWarps);
 
 std::size_t shared_bytes(int num_ranks, bool bulk) { return Shared::at(nullptr, num_ranks, bulk).size_bytes; }
 
-/// Where a rank wants what it receives, from its entry.
-__device__ Receiver receiver_of(const DispatchParams& params, int rank, const ReceivedEntry& entry) {
-  std::byte* base = params.ranks.peer_bases[rank];
-  const std::int64_t flags = entry.flags();
-  Receiver receiver{};
-  receiver.rows = base + entry.rows_offset();
-  receiver.row_stride = entry.rows_stride();
-  receiver.records = base + entry.tables_offset();
-  receiver.staged = (flags & kRowsStaged) != 0;
-  receiver.direct = (flags & kTablesDirect) != 0;
-  receiver.wide_ids = (flags & kWideIds) != 0;
-  receiver.scales = base + entry.scales_offset();
-  receiver.scales_stride = entry.scales_stride();
-  receiver.scales_column_stride = params.scales.element_bytes;
-  receiver.ids = base + entry.ids_offset();
-  receiver.weights = reinterpret_cast<float*>(base + entry.weights_offset());
-  if (rank == params.ranks.rank) {  // this rank can reach its own memory, of whatever kind
-    const ScaleTable& scales = params.out.scales;
-    receiver = {params.out.x,
-                params.out.x_stride,
-                nullptr,
-                scales.data,
-                scales.row_stride * scales.element_bytes,
-                scales.column_stride * scales.element_bytes,
-                params.out.ids,
-                params.out.weights,
-                false,
-                true,
-                params.out.wide_ids,
-                false};
-  }
-  // Copying a staged row needs the rows that the token takes.
-  receiver.gets_record = !receiver.direct || (receiver.staged && params.record.has_rows);
-  return receiver;
-}
-
-/// Whether this rank can send in runs; receivers may need their rows token by token all the same.
+/// Whether this rank sends in runs.
 template <bool kBulk>
 __device__ bool may_send_runs(const DispatchParams& params) {
   return kBulk && params.entry.agreement != 0 && params.one_row_per_token;
 }
 
-/// What this rank sends to the rank of this thread's number.
+/// What this rank sends to the rank of this thread's number, or a receiving block gets from it.
 static_assert(kMaxRanks <= kRunWarps * kWarpLanes);
 __device__ Run load_run(const DispatchParams& params) {
   const int num_ranks = params.ranks.num_ranks;
   const auto rank = static_cast<int>(threadIdx.x);
   if (rank >= num_ranks) return {};
+  if (static_cast<int>(blockIdx.x) >= params.num_send_blocks) return run_from(params, rank);
   return {params.rank_base[rank], params.block_ranks[params.num_blocks * num_ranks + rank]};
 }
 
@@ -110,42 +58,53 @@ struct RunPart {
   }
 };
 
-/// Hands what each thread has loaded to the warps that send runs, which are those that call it, and prepares their
-/// barriers. The warp that posts the entry meanwhile is none of them.
-__device__ void share_runs(const Shared& shared, const Run& run, int num_ranks) {
-  if (static_cast<int>(threadIdx.x) < num_ranks) shared.runs[threadIdx.x] = run;
-  if (lane_idx() == 0) {
-    for (int i = 0; i < kStages; ++i) init_barrier(shared.run_barriers + warp_idx() * kStages + i);
-    publish_barriers();
+/// Sends in runs, after `prime`. Where a receiver watches progress, one warp of each block reports it.
+__device__ void send_runs(const DispatchParams& params, const Shared& shared, RunSender& sender, std::uint64_t epoch,
+                          bool watched) {
+  const ChunkBorders chunks = run_chunks(params, shared.runs);
+  if (warp_idx() < kRunWarps) {
+    ChunkMarker marker(shared.marks + warp_idx());
+    sender.run(marker, chunks, watched);
+  } else if (watched && warp_idx() == kRunWarps) {
+    const auto rows_after = [&chunks, &shared](int chunk, int rank) -> std::int64_t {
+      const std::int32_t end_row = chunks.end_block(chunk) * kBorderRows;
+      const std::int32_t num_rows = shared.runs[rank].num_rows;
+      return num_rows < end_row ? num_rows : end_row;
+    };
+    const int num_link_blocks = params.num_send_blocks - params.num_own_blocks;
+    ChunkReporter reporter(params.ranks, {num_link_blocks, chunks.num_chunks()}, epoch, rows_after);
+    report_marks(shared.marks, kRunWarps, chunks.num_chunks(), reporter);
   }
-  asm volatile("bar.sync 1, %0;" ::"n"(kRunWarps * kWarpLanes) : "memory");
 }
 
-/// Sends token by token.
+/// Sends token by token. Where a receiver watches progress, one warp of each block reports it.
 template <bool kBulk>
 __device__ void send_tokens(const DispatchParams& params, const Shared& shared, std::uint64_t epoch, bool watched) {
-  const int warp = static_cast<int>(blockIdx.x) * kDispatchWarps + warp_idx();
-  const int num_warps = params.num_send_blocks * kDispatchWarps;
-  // No receiver watches progress: one chunk, reported at the end.
-  const ChunkBorders chunks = watched ? params.chunks : ChunkBorders{params.num_blocks, params.num_blocks};
-  const int num_chunks = watched ? chunks.num_chunks() : 1;
-  const auto rows_after = [&params, watched, chunks](int chunk, int rank) -> std::int64_t {
-    const int blocks = watched ? chunks.end_block(chunk) : params.num_blocks;
-    return params.block_ranks[blocks * params.ranks.num_ranks + rank];
+  const int warps_per_block = watched ? kDispatchWarps - 1 : kDispatchWarps;
+  const int warp = static_cast<int>(blockIdx.x) * warps_per_block + warp_idx();
+  const int num_chunks = params.chunks.num_chunks();
+  WarpStages stages{};
+  if constexpr (kBulk) stages = make_stages(shared.stages);
+  if (warp_idx() == warps_per_block) {
+    const auto rows_after = [&params](int chunk, int rank) -> std::int64_t {
+      return params.block_ranks[params.chunks.end_block(chunk) * params.ranks.num_ranks + rank];
+    };
+    ChunkReporter reporter(params.ranks, {params.num_send_blocks, num_chunks}, epoch, rows_after);
+    report_marks(shared.marks, warps_per_block, num_chunks, reporter);
+    return;
+  }
+  const auto chunk_of = [&params, watched](std::int64_t token) {
+    return watched ? params.chunks.chunk_of(static_cast<int>(token) / params.tokens_per_block) : 0;
   };
-  const auto chunk_of = [&params, watched, chunks](std::int64_t token) {
-    return watched ? chunks.chunk_of(static_cast<int>(token) / params.tokens_per_block) : 0;
-  };
-  ChunkReporter reporter(params.ranks, {num_warps, num_chunks}, epoch, rows_after);
-  const Sender sender(params, shared.receivers, warp, num_warps);
+  ChunkMarker marker(shared.marks + warp_idx());
+  const Sender sender(params, shared.receivers, warp, params.num_send_blocks * warps_per_block);
   const TableSender table_sender(params, shared.receivers);
   if constexpr (kBulk) {
-    WarpStages stages = make_stages(shared.stages);
-    send_bulk(params, sender, table_sender, stages, reporter, chunk_of);
+    send_bulk(params, sender, table_sender, stages, marker, chunk_of);
   } else {
-    send_by_threads(params, sender, table_sender, reporter, chunk_of);
+    send_by_threads(params, sender, table_sender, marker, chunk_of);
   }
-  if (watched) reporter.report_before(num_chunks);
+  marker.report_before(num_chunks);
 }
 
 /// Passes the outcome to the receiving blocks. They must not read the entries themselves: a peer may write its next
@@ -154,15 +113,14 @@ __device__ void post_outcome(const RankParams& ranks, std::uint64_t epoch, Outco
   store_release_system(&ranks.control.local->outcome, epoch << 2 | static_cast<std::uint64_t>(outcome));
 }
 
-__device__ Outcome await_outcome(const RankParams& ranks, std::uint64_t epoch) {
-  __shared__ Outcome outcome;
+__device__ Outcome await_outcome(const RankParams& ranks, std::uint64_t epoch, Outcome* outcome) {
   if (threadIdx.x == 0) {
     const std::uint64_t* word = &ranks.control.local->outcome;
     const bool here = wait_flag(ranks, {Awaited::kOwn, ranks.rank, epoch}, word, epoch << 2);
-    outcome = here ? static_cast<Outcome>(load_acquire_system(word) & 3U) : Outcome::kStop;
+    *outcome = here ? static_cast<Outcome>(load_acquire_system(word) & 3U) : Outcome::kStop;
   }
   __syncthreads();
-  return outcome;
+  return *outcome;
 }
 
 /// Waits for the entries and tells the receiving blocks and the host what they came to. All threads of a sending block.
@@ -179,7 +137,8 @@ __device__ Outcome enter(const DispatchParams& params, std::uint64_t epoch, Take
 /// Waits for the entries, and sends what is to be sent. All threads of a sending block.
 template <bool kBulk>
 __device__ Outcome send(const DispatchParams& params, const Shared& shared, const Run& run, std::uint64_t epoch) {
-  bool watched = false;  // some receiver watches progress
+  bool watched = false;                                             // some receiver watches progress
+  if (threadIdx.x < kDispatchWarps) shared.marks[threadIdx.x] = 0;  // the entry ends with a barrier
   const auto take = [&params, &shared, &watched](int rank, const ReceivedEntry& entry) {
     const Receiver receiver = receiver_of(params, rank, entry);
     const int num_blocks = entry.num_blocks();
@@ -190,21 +149,26 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, cons
     watched = watched || receiver.staged || receiver.gets_record;
   };
   if constexpr (kBulk) {
-    // Whether it can be sent in runs is known when the receivers are; what comes first is loaded meanwhile.
+    // What comes first is loaded while the entries come.
     if (may_send_runs<kBulk>(params)) {
       const bool takes_part = warp_idx() < kRunWarps;
-      if (takes_part) share_runs(shared, run, params.ranks.num_ranks);
+      RunStages stages{};
+      if (takes_part) {
+        if (static_cast<int>(threadIdx.x) < params.ranks.num_ranks) shared.runs[threadIdx.x] = run;
+        stages = make_run_stages(shared);
+        meet_warps<kRunWarps>();  // the warp that posts the entry meanwhile is none of them
+      }
       const RunPart part = RunPart::of(params);
-      RunSender sender(params, shared.receivers, shared.runs, shared.stages + warp_idx() * kStages * kRunStageBytes,
-                       shared.run_barriers + warp_idx() * kStages, part.targets, part.warp, part.num_warps);
+      RunSender sender(params, shared.receivers, shared.runs, stages, part.targets, part.warp, part.num_warps);
       if (takes_part) sender.prime();
       const Outcome outcome = enter(params, epoch, take);
-      const bool in_runs = __syncthreads_or(static_cast<int>(watched)) == 0 && outcome == Outcome::kGo;
-      if (takes_part && in_runs) sender.run();
-      if (takes_part && !in_runs) sender.drop();
-      if (in_runs || outcome != Outcome::kGo) return outcome;
-      __syncthreads();  // the stages are free
-      send_tokens<kBulk>(params, shared, epoch, true);
+      const bool any_watched = __syncthreads_or(static_cast<int>(watched)) != 0;
+      if (outcome == Outcome::kGo) {
+        const bool to_peers = part.targets.num > 1 || part.targets.first != params.ranks.rank;
+        send_runs(params, shared, sender, epoch, any_watched && to_peers);
+      } else if (takes_part) {
+        sender.drop();
+      }
       return outcome;
     }
   }
@@ -214,19 +178,47 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, cons
   return outcome;
 }
 
+/// Receives with every warp of the block but the last, which watches what arrives.
 template <bool kBulk>
-__device__ void receive(const DispatchParams& params, const Shared& shared, std::uint64_t epoch) {
-  if (await_outcome(params.ranks, epoch) == Outcome::kGo) {
-    const int block = static_cast<int>(blockIdx.x) - params.num_send_blocks;
-    const int num_warps = params.num_receive_blocks * kDispatchWarps;
-    Arrivals arrivals(params, epoch, block * kDispatchWarps + warp_idx(), num_warps);
-    if constexpr (kBulk) {
-      WarpStages stages = make_stages(shared.stages);
-      BulkReceiver(params, stages, arrivals).run();
-    } else {
-      receive_by_threads(params, arrivals);
+__device__ void receive_rows(const DispatchParams& params, const Shared& shared, std::uint64_t epoch) {
+  const int block = static_cast<int>(blockIdx.x) - params.num_send_blocks;
+  const bool watches = warp_idx() == kReceiveWarps;
+  if constexpr (kBulk) {
+    if (may_send_runs<kBulk>(params)) {
+      if (watches) watch_arrivals(params, epoch, shared.arrived);
+      if (warp_idx() >= kRunWarps) return;
+      // Small batches spread over the blocks.
+      const int warp = warp_idx() * params.num_receive_blocks + block;
+      RunReceiver(params, shared.arrived, shared.runs, make_run_stages(shared), warp,
+                  params.num_receive_blocks * kRunWarps)
+          .run();
+      return;
     }
   }
+  WarpStages stages{};
+  if constexpr (kBulk) stages = make_stages(shared.stages);
+  if (watches) {
+    watch_arrivals(params, epoch, shared.arrived);
+    return;
+  }
+  const int num_warps = params.num_receive_blocks * kReceiveWarps;
+  Arrivals arrivals(params, shared.arrived, block * kReceiveWarps + warp_idx(), num_warps);
+  if constexpr (kBulk) {
+    BulkReceiver(params, stages, arrivals).run();
+  } else {
+    receive_by_threads(params, arrivals);
+  }
+}
+
+/// All threads of a receiving block. `run`: what comes from the rank of this thread's number.
+template <bool kBulk>
+__device__ void receive(const DispatchParams& params, const Shared& shared, const Run& run, std::uint64_t epoch) {
+  if (static_cast<int>(threadIdx.x) < params.ranks.num_ranks) {
+    shared.runs[threadIdx.x] = run;
+    shared.arrived[threadIdx.x] = 0;
+  }
+  // Ends with a barrier.
+  if (await_outcome(params.ranks, epoch, shared.outcome) == Outcome::kGo) receive_rows<kBulk>(params, shared, epoch);
   __syncthreads();
   if (threadIdx.x == 0) {
     fence_system();
@@ -250,7 +242,6 @@ __device__ bool await_receivers(const DispatchParams& params, std::uint64_t epoc
 
 template <bool kBulk>
 __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __grid_constant__ DispatchParams params) {
-  extern __shared__ __align__(kLandingBytes) std::byte memory[];
   const RankParams& ranks = params.ranks;
   // Loaded along with what the call starts with: each may go to memory.
   Run run{};
@@ -262,9 +253,9 @@ __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __g
     if (first && threadIdx.x == 0) report_refused_route(ranks, *params.summary);
     return;
   }
-  const Shared shared = Shared::at(memory, ranks.num_ranks, kBulk);
+  const Shared shared = Shared::at(dynamic_shared(), ranks.num_ranks, kBulk);
   if (static_cast<int>(blockIdx.x) >= params.num_send_blocks) {
-    receive<kBulk>(params, shared, start.epoch);
+    receive<kBulk>(params, shared, run, start.epoch);
     return;
   }
   if (first && warp_idx() == kDispatchWarps - 1) post_entry(ranks, params.entry, start.epoch);
@@ -279,13 +270,16 @@ __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __g
   }
 }
 
+using DispatchKernel = void (*)(DispatchParams);
+DispatchKernel choose_kernel(bool bulk) { return bulk ? dispatch_kernel<true> : dispatch_kernel<false>; }
+
 }  // namespace
 
 cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream) {
   const int num_blocks = params.num_send_blocks + params.num_receive_blocks;
   const LaunchShape shape{static_cast<unsigned>(num_blocks), kDispatchThreads,
                           shared_bytes(params.ranks.num_ranks, params.bulk)};
-  return launch_kernel(params.bulk ? dispatch_kernel<true> : dispatch_kernel<false>, shape, params, stream);
+  return launch_kernel(choose_kernel(params.bulk), shape, params, stream);
 }
 
 cudaError_t load_padding_kernel();
@@ -293,16 +287,19 @@ cudaError_t load_padding_kernel();
 cudaError_t load_dispatch_kernels(std::size_t shared_limit, bool& has_bulk) {
   if (const cudaError_t error = load_padding_kernel(); error != cudaSuccess) return error;
   cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, dispatch_kernel<true>);
+  cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(choose_kernel(true)));
   if (error != cudaSuccess) return error;
   constexpr int kFirstWithBulk = 90;  // PTX ISA, cp.async.bulk: sm_90
   has_bulk = attributes.ptxVersion >= kFirstWithBulk && attributes.binaryVersion >= kFirstWithBulk &&
              shared_bytes(kMaxRanks, true) <= shared_limit;
-  error = cudaFuncSetAttribute(dispatch_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared_bytes(kMaxRanks, false)));
-  if (error != cudaSuccess || !has_bulk) return error;
-  return cudaFuncSetAttribute(dispatch_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(shared_bytes(kMaxRanks, true)));
+  for (const bool bulk : {false, true}) {
+    if (bulk && !has_bulk) continue;
+    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(choose_kernel(bulk)),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shared_bytes(kMaxRanks, bulk)));
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace ferry::cuda

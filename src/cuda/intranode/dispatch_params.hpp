@@ -76,7 +76,8 @@ struct DispatchParams {
   int num_send_blocks = 1;
   int num_own_blocks = 0;  ///< of these, that send nothing to peers; 0: all blocks send to all
   int num_receive_blocks = 0;
-  ChunkBorders chunks;
+  ChunkBorders chunks;       ///< of tokens
+  int run_chunk_blocks = 1;  ///< kBorderRows rows each, of a chunk of what goes to one rank
 };
 
 struct PaddingParams {

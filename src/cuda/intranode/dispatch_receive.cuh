@@ -1,11 +1,13 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_RECEIVE_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_RECEIVE_CUH
 
-/// Receiving warps. Each takes every n-th arriving token row, source by source in turn: unpacks its record into this
-/// rank's outputs and, where peers could not reach those, copies its payload there. Rows and records land in shared
-/// memory two items ahead of their use.
+/// Receiving row by row: each warp takes every n-th arriving token row, source by source in turn, unpacks its record
+/// into this rank's outputs and, where peers could not reach those, copies its payload to all rows that it takes there.
+/// With the copy engine, rows and records land in shared memory two items ahead of their use.
 
 #include "cuda/copy/warp_copy.cuh"
+#include "cuda/intranode/dispatch_arrivals.cuh"
+#include "cuda/intranode/dispatch_units.cuh"
 #include "cuda/intranode/dispatch_unpack.cuh"
 
 namespace ferry::cuda::device {
@@ -13,84 +15,67 @@ namespace ferry::cuda::device {
 /// The token rows that one warp takes, in the order in which they arrive.
 class Arrivals {
  public:
-  __device__ Arrivals(const DispatchParams& params, std::uint64_t epoch, int warp, int num_warps)
-      : params_(params), epoch_(epoch), walk_(params.ranks.num_ranks, warp, num_warps) {
-    for (int source = 0; source < params.ranks.num_ranks; ++source) {
-      const std::int32_t count = params.source_base[source + 1] - params.source_base[source];
+  /// `arrived`: what the watching warp notes.
+  __device__ Arrivals(const DispatchParams& params, const std::uint32_t* arrived, int warp, int num_warps)
+      : params_(params), arrived_(arrived), walk_(num_peers(params.ranks), warp, num_warps) {
+    for (int peer = 0; peer < params.ranks.num_ranks - 1; ++peer) {
+      const std::int32_t count = run_from(params, source_of(peer)).num_rows;
       most_rows_ = count > most_rows_ ? count : most_rows_;
     }
   }
 
   /// Waits for the next token row; -1: no more, or the group broke, and then also from now on. All lanes.
   __device__ std::int32_t next() {
-    const int num_ranks = params_.ranks.num_ranks;
     for (; !broken_ && walk_.idx() < most_rows_; walk_.advance()) {
-      const int behind = walk_.owner() + params_.ranks.rank;
-      const int source = behind < num_ranks ? behind : behind - num_ranks;
+      const int source = source_of(walk_.owner());
       const std::int32_t idx = walk_.idx();
-      const std::int32_t first_row = params_.source_base[source];
-      // What this rank sends to itself is in its outputs already.
-      if (source == params_.ranks.rank || idx >= params_.source_base[source + 1] - first_row) continue;
+      const Run run = run_from(params_, source);
+      if (idx >= run.num_rows) continue;
       walk_.advance();
       // A row of another source that is there would be loaded by a block that ends before the load does.
-      broken_ = !await(source, idx);
-      return broken_ ? -1 : first_row + idx;
+      broken_ = !await_rows(arrived_, source, idx + 1);
+      return broken_ ? -1 : run.first_row + idx;
     }
     return -1;
   }
 
  private:
-  /// Waits until row `idx` from `source` is here; false when the group broke. All lanes; lane s remembers what is here
-  /// from sources s, s + 32, … of the last one asked.
-  __device__ bool await(int source, std::int32_t idx) {
-    const int keeper = source % kWarpLanes;
-    bool here = true;
-    if (lane_idx() == keeper && !(known_source_ == source && idx < known_rows_)) {
-      std::uint64_t seen = 0;
-      here = wait_rows(params_.ranks, source, epoch_, std::int64_t{idx} + 1, seen);
-      known_source_ = source;
-      known_rows_ = static_cast<std::int32_t>(seen);
-    }
-    here = __shfl_sync(0xFFFFFFFFU, static_cast<int>(here), keeper) != 0;
-    __syncwarp();  // hands what the keeper has acquired to all lanes
-    fence_async_proxy();
-    return here;
+  /// Those after this rank come first, so that ranks do not all begin with the same.
+  __device__ int source_of(int peer) const {
+    const int source = params_.ranks.rank + 1 + peer;
+    return source < params_.ranks.num_ranks ? source : source - params_.ranks.num_ranks;
   }
 
   const DispatchParams& params_;
-  std::uint64_t epoch_;
+  const std::uint32_t* arrived_;
   TurnWalk walk_;
   std::int32_t most_rows_ = 0;
-  int known_source_ = -1;
-  std::int32_t known_rows_ = 0;
   bool broken_ = false;
 };
 
-/// By the copy engine.
+/// By the copy engine, where a token may take several rows: its record says which.
 class BulkReceiver {
  public:
   __device__ BulkReceiver(const DispatchParams& params, WarpStages& stages, Arrivals& arrivals)
       : params_(params),
         stages_(stages),
         arrivals_(arrivals),
-        has_record_(params.unpacks || (params.record.num_words != 0 && !params.one_row_per_token)),
-        lands_record_(has_record_ && params.record.size_bytes() <= kStagedRecordBytes),
+        lands_record_(params.record.size_bytes() <= kStagedRecordBytes),
         num_pieces_(params.staged_rows != nullptr ? num_pieces(params.row_bytes) : 1) {}
 
   __device__ void run() {
-    Landing landings[kStages];
-#pragma unroll
-    for (int stage = 0; stage + 1 < kStages; ++stage) landings[stage] = land(stage);
-    for (bool more = true; more;) {
-#pragma unroll
-      for (int stage = 0; stage < kStages; ++stage) {
-        if (landings[stage].token_row < 0) {
-          more = false;
-          break;
-        }
-        use(landings[stage], stage);
-        landings[(stage + kStages - 1) % kStages] = land((stage + kStages - 1) % kStages);
-      }
+    // Two items land while one is used. The first two turns only land.
+    constexpr int kAhead = 2;
+    static_assert(kStages == kAhead + 1);
+    Landing now;
+    Landing next;
+    int stage = kStages - kAhead;
+#pragma unroll 1
+    for (int turn = -kAhead; turn < 0 || now.token_row >= 0; ++turn) {
+      if (turn >= 0) use(now, stage);
+      now = next;
+      next = land(stage == 0 ? kStages - 1 : stage - 1);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     if (lane_idx() == 0) wait_store_groups<0>();
     __syncwarp();
@@ -137,8 +122,8 @@ class BulkReceiver {
     stages_.wait_loaded(stage);
     const std::int32_t token_row = landing.token_row;
     if (landing.piece == 0) {
-      words_ = has_record_ && !lands_record_ ? record_in_memory(params_, token_row)
-                                             : reinterpret_cast<const std::uint32_t*>(stages_.record(stage));
+      words_ = lands_record_ ? reinterpret_cast<const std::uint32_t*>(stages_.record(stage))
+                             : record_in_memory(params_, token_row);
       rows_ = find_rows(params_, words_, token_row);
       holders_ = first_holders(rows_);
     }
@@ -160,7 +145,6 @@ class BulkReceiver {
   const DispatchParams& params_;
   WarpStages& stages_;
   Arrivals& arrivals_;
-  bool has_record_;
   bool lands_record_;
   int num_pieces_;
   std::int32_t landed_row_ = -1;

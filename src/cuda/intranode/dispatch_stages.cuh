@@ -22,6 +22,9 @@ inline constexpr int kStagedRecordBytes = 512;
 inline constexpr int kStageBytes = kPieceBytes + kStagedRecordBytes;
 static_assert(kPieceBytes % kLandingBytes == 0 && kStageBytes % kLandingBytes == 0);
 
+/// Scale words that a lane holds: rows of up to 64 words are loaded ahead.
+inline constexpr int kHeldScaleWords = 2;
+
 struct WarpStages {
   std::byte* data;             ///< [kStages, kStageBytes]
   std::uint64_t* barriers;     ///< [kStages]

@@ -23,10 +23,10 @@ struct Receiver {
   bool direct;    ///< scales, ids and weights go straight to the outputs
   bool wide_ids;  ///< i64
   bool gets_record;
+  // Bytes from row to row where rows are sent in runs, which write records as they write outputs.
+  std::int64_t ids_stride;
+  std::int64_t weights_stride;
 };
-
-/// Scale words that a lane holds: rows of up to 64 words are loaded ahead.
-inline constexpr int kHeldScaleWords = 2;
 
 /// One token's, spread over the lanes of a warp.
 struct TokenTables {
@@ -40,13 +40,17 @@ class TableSender {
   __device__ TableSender(const DispatchParams& params, const Receiver* receivers)
       : params_(params), receivers_(receivers), holds_scales_(params.scales.element_bytes == 4) {}
 
-  __device__ Destination load_destination(std::int64_t token) const {
-    Destination destination{};
-    destination.rank = -1;
-    if (lane_idx() < params_.num_topk) {
-      const uint4 raw = reinterpret_cast<const uint4*>(params_.destinations)[token * params_.num_topk + lane_idx()];
-      destination = *reinterpret_cast<const Destination*>(&raw);
-    }
+  /// This lane's of `token`, as it is in memory: what is taken from it is waited for, so take nothing before its time.
+  __device__ uint4 load_destination(std::int64_t token) const {
+    const int topk = lane_idx() < params_.num_topk ? lane_idx() : 0;
+    return reinterpret_cast<const uint4*>(params_.destinations)[token * params_.num_topk + topk];
+  }
+
+  __device__ Destination destination_of(uint4 raw) const {
+    asm volatile(""
+                 : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));  // or the compiler does it where it is loaded
+    Destination destination = *reinterpret_cast<const Destination*>(&raw);
+    if (lane_idx() >= params_.num_topk) destination.rank = -1;
     return destination;
   }
 

@@ -87,14 +87,16 @@ class PieceWalk {
 class TableStream {
  public:
   __device__ TableStream(const TableSender& tables, const PieceWalk& first, int step) : tables_(tables), step_(step) {
-    if (first.num_left() > 0) next_ = tables.load(first.token(), tables.load_destination(first.token()));
+    if (first.num_left() > 0) {
+      next_ = tables.load(first.token(), tables.destination_of(tables.load_destination(first.token())));
+    }
     if (first.num_left() > 1) destination_after_ = tables.load_destination(first.token() + step);
   }
 
   /// Tables of the token at `walk`; call once for each.
   __device__ TokenTables take(const PieceWalk& walk) {
     const TokenTables taken = next_;
-    if (walk.num_left() > 1) next_ = tables_.load(walk.token() + step_, destination_after_);
+    if (walk.num_left() > 1) next_ = tables_.load(walk.token() + step_, tables_.destination_of(destination_after_));
     if (walk.num_left() > 2) destination_after_ = tables_.load_destination(walk.token() + 2 * step_);
     if (walk.num_left() > kPrefetchTokens) tables_.prefetch(walk.token() + kPrefetchTokens * step_);
     return taken;
@@ -106,7 +108,7 @@ class TableStream {
   const TableSender& tables_;
   int step_;
   TokenTables next_;
-  Destination destination_after_{};
+  uint4 destination_after_{};
 };
 
 /// Sends by the bulk copy engine. `chunk_of(token)`: the chunk that a token is reported with.

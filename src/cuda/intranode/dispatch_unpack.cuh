@@ -48,12 +48,12 @@ __device__ inline void unpack_row_weight(const DispatchParams& params, const std
   params.out.weights[row] = sum;
 }
 
-/// kTokens: this lane's entry.
-__device__ inline void unpack_entries(const DispatchParams& params, const std::uint32_t* words, std::int64_t row) {
-  if (lane_idx() >= params.num_topk) return;
-  const std::int64_t at = row * params.num_topk + lane_idx();
+/// kTokens: one entry of a row.
+__device__ inline void unpack_entry(const DispatchParams& params, const std::uint32_t* words, std::int64_t row,
+                                    int topk) {
+  const std::int64_t at = row * params.num_topk + topk;
   if (params.out.ids != nullptr) {
-    const auto local = static_cast<std::int32_t>(words[params.record.ids_word + lane_idx()]);
+    const auto local = static_cast<std::int32_t>(words[params.record.ids_word + topk]);
     if (params.out.wide_ids) {
       static_cast<std::int64_t*>(params.out.ids)[at] = local;
     } else {
@@ -61,7 +61,7 @@ __device__ inline void unpack_entries(const DispatchParams& params, const std::u
     }
   }
   if (params.out.weights != nullptr) {
-    params.out.weights[at] = __uint_as_float(words[params.record.weights_word + lane_idx()]);
+    params.out.weights[at] = __uint_as_float(words[params.record.weights_word + topk]);
   }
 }
 
@@ -73,7 +73,7 @@ __device__ inline void unpack(const DispatchParams& params, const std::uint32_t*
     if (params.out.scales.data != nullptr) unpack_scales(params.out.scales, words, row);
     if (params.out.weights != nullptr && !params.one_row_per_token) unpack_row_weight(params, words, rows, row);
   }
-  if (params.one_row_per_token) unpack_entries(params, words, token_row);
+  if (params.one_row_per_token && lane_idx() < params.num_topk) unpack_entry(params, words, token_row, lane_idx());
 }
 
 }  // namespace ferry::cuda::device

@@ -76,7 +76,7 @@ cudaError_t launch_padding(const PaddingParams& params, cudaStream_t stream) {
 
 cudaError_t load_padding_kernel() {
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, padding_kernel);
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(padding_kernel));
 }
 
 }  // namespace ferry::cuda

@@ -13,7 +13,8 @@ constexpr int kSendSms = 8;
 /// Those that copy as many rows inside the GPU as kSendSms send to peers.
 constexpr int kOwnSms = 6;
 constexpr int kUnpackSms = 4;
-constexpr int kCopySms = 13;
+/// Those that copy out of staging what kSendSms of peers send: only what has crossed the links is staged.
+constexpr int kCopySms = 12;
 constexpr int kSumSms = 9;
 /// With as many as this the links of two ranks are full, though half of all rows stay on their GPU.
 constexpr int kMostSumSms = 16;
@@ -26,6 +27,8 @@ constexpr int kShortRowCopyFactor = 2;
 constexpr std::int64_t kTinyRowBytes = 3072;
 constexpr int kTinyRowSendFactor = 2;
 constexpr int kChunkTokens = 512;
+/// To report a chunk takes as long however short its rows are.
+constexpr int kShortRowChunkTokens = 1024;
 /// A source's rows per chunk, and those of all sources together: each chunk costs a few microseconds however short.
 constexpr int kChunkRows = 128;
 constexpr int kChunkRowsOfAll = 256;
@@ -49,9 +52,7 @@ int for_short_rows(int copy_sms, const CallShape& shape) {
   return copy_sms * (shape.row_bytes < kShortRowBytes ? kShortRowCopyFactor : 1);
 }
 
-int receiving_sms(int num_ranks, const CallShape& shape) {
-  return num_ranks < 2 ? 1 : for_short_rows(with_own_rows(kCopySms, num_ranks), shape);  // alone, nothing arrives
-}
+int receiving_sms(int num_ranks) { return num_ranks < 2 ? 1 : kCopySms; }  // alone, nothing arrives
 
 int summing_sms(int num_ranks) {
   const int sms = with_own_rows(kSumSms, num_ranks);
@@ -101,7 +102,7 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
   plan.num_send_blocks =
       with_own_rows(kSendSms, limits.num_ranks) * (shape.row_bytes < kTinyRowBytes ? kTinyRowSendFactor : 1);
   if (shape.staged) {
-    plan.num_receive_blocks = receiving_sms(limits.num_ranks, shape);
+    plan.num_receive_blocks = receiving_sms(limits.num_ranks);
   } else if (shape.unpacks) {
     plan.num_receive_blocks = kUnpackSms;
   }
@@ -111,7 +112,8 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
   if (options.num_copy_sms > 0 && plan.num_receive_blocks == 0 && limits.num_ranks > 1) {
     plan.num_own_blocks = std::min(options.num_copy_sms, plan.num_send_blocks - 1);
   }
-  plan.chunk_tokens = options.chunk_tokens > 0 ? options.chunk_tokens : kChunkTokens;
+  const int chunk_tokens = shape.row_bytes < kShortRowBytes ? kShortRowChunkTokens : kChunkTokens;
+  plan.chunk_tokens = options.chunk_tokens > 0 ? options.chunk_tokens : chunk_tokens;
   return plan;
 }
 

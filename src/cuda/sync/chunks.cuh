@@ -1,19 +1,17 @@
 #ifndef FERRY_CUDA_SYNC_CHUNKS_CUH
 #define FERRY_CUDA_SYNC_CHUNKS_CUH
 
-/// Progress of many warps, reported to the peers chunk by chunk. Warps finish their share of a chunk in any order; the
-/// last one reports it. Chunks are reported in ascending order, because a flag may never go back.
-///
-///   local.chunk_arrivals[c]  reporting warps     atom.add.acq_rel.gpu        what the warp wrote to the peers; also
-///                                                ld.acquire.gpu by the last warp of c - 1: are all there?
-///   local.num_chunks_sent    last warp of c      st.release.gpu / ld.acquire.gpu   progress of chunk c was stored,
-///                                                                            or a later chunk's is about to be
-///
-/// To report takes waiting until what was written has arrived, microseconds in which a warp moves nothing. So in
-/// combine one warp of each staging block reports, and the others mark which chunks they have no more of:
+/// Progress of many warps, reported to the peers chunk by chunk. Warps finish their share of a chunk in any order. To
+/// report takes waiting until what was written has arrived, microseconds in which a warp moves nothing; so one warp of
+/// each block reports, and the others mark in shared memory which chunks they have no more of. The last block to get
+/// there reports to the peers. Chunks are reported in ascending order, because a flag may never go back.
 ///
 ///   marks[w], shared         warp w of a block   st.release.cta / ld.acquire.cta   what the warp wrote for chunks
 ///                                                                            before that one, bulk stores complete
+///   local.chunk_arrivals[c]  reporting warps     atom.add.acq_rel.gpu        what the block wrote to the peers; also
+///                                                ld.acquire.gpu by the last warp of c - 1: are all there?
+///   local.num_chunks_sent    last warp of c      st.release.gpu / ld.acquire.gpu   progress of chunk c was stored,
+///                                                                            or a later chunk's is about to be
 
 #include "cuda/sync/rank_sync.cuh"
 
@@ -31,14 +29,14 @@ __device__ inline std::uint64_t rows_reported(std::uint64_t word, std::uint64_t 
 }
 
 /// Waits until `source` has reported `num_rows` rows of `epoch`; false when the group broke. One thread. `seen`: how
-/// many it has reported. `pauses`: between two looks.
+/// many it has reported.
 __device__ inline bool wait_rows(const RankParams& ranks, int source, std::uint64_t epoch, std::int64_t num_rows,
-                                 std::uint64_t& seen, bool pauses = false) {
+                                 std::uint64_t& seen) {
   const std::uint64_t* flag = ranks.control.progress + source;
   const auto expected = static_cast<std::uint64_t>(num_rows);
-  const auto read = [flag, epoch, expected, pauses, &seen] {
+  const auto read = [flag, epoch, expected, &seen] {
     seen = rows_reported(load_acquire_system(flag), epoch);
-    if (pauses && seen < expected) pause();
+    if (seen < expected) pause();
     return seen;
   };
   return wait_until(ranks, {Awaited::kRows, source, epoch}, read, expected, StepCount(ranks, source));

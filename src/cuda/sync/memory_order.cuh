@@ -75,7 +75,8 @@ __device__ inline void store_release_block(std::uint32_t* address, std::uint32_t
   asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-/// Between two looks at a word that changes every few microseconds, and that many warps look at.
+/// Between two looks at a word that many warps look at: they would hold up what arrives in the same part of the
+/// second-level cache.
 __device__ inline void pause() {
   constexpr unsigned kPauseNs = 400;
   __nanosleep(kPauseNs);

@@ -2,12 +2,13 @@
 #define FERRY_CUDA_COPY_BULK_COPY_CUH
 
 /// In place of src/cuda/copy/bulk_copy.cuh where kernels are emulated. A load copies when it is started or when
-/// somebody waits for it, drawn by lot: what uses memory too early or again too early finds the wrong bytes. Stores are
-/// made at once.
+/// somebody waits for it, drawn by lot: what uses memory too early or again too early finds the wrong bytes. Stores
+/// are made at once or when the thread that started them waits, likewise by lot.
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <vector>
 
@@ -22,13 +23,14 @@ inline SharedAddress shared_address(const void* pointer) { return reinterpret_ca
 
 struct EmulatedBarrier {
   std::int32_t bytes_left;
-  std::int16_t expects;
+  std::uint8_t expected;  ///< arrivals
+  std::uint8_t arrived;
   std::uint16_t phase;
 
   static EmulatedBarrier& of(std::uint64_t* word) { return *reinterpret_cast<EmulatedBarrier*>(word); }
   void complete() {
-    if (expects == 0 || bytes_left != 0) return;
-    expects = 0;
+    if (arrived != expected || bytes_left != 0) return;
+    arrived = 0;
     phase ^= 1U;
   }
 };
@@ -50,13 +52,15 @@ inline void make_load(const EmulatedLoad& load, std::uint64_t* barrier) {
   word.complete();
 }
 
-inline void init_barrier(std::uint64_t* barrier) { *barrier = 0; }
+inline void init_barrier(std::uint64_t* barrier, int num_arrivals = 1) {
+  EmulatedBarrier::of(barrier) = {0, static_cast<std::uint8_t>(num_arrivals), 0, 0};
+}
 inline void publish_barriers() {}
 
 inline void expect_loads(std::uint64_t* barrier, std::uint32_t bytes) {
   EmulatedBarrier& word = EmulatedBarrier::of(barrier);
   word.bytes_left += static_cast<std::int32_t>(bytes);
-  word.expects = 1;
+  ++word.arrived;
   word.complete();
 }
 
@@ -82,12 +86,53 @@ inline void wait_barrier(std::uint64_t* barrier, std::uint32_t parity) {
 
 inline uint4 load_landed(SharedAddress address) { return *reinterpret_cast<const uint4*>(address); }
 
-inline void start_store(void* global, const void* shared, std::uint32_t bytes) { std::memcpy(global, shared, bytes); }
-inline void close_store_group() {}
+/// Its bytes are read when somebody waits for that, and written when somebody waits for that.
+struct EmulatedStore {
+  void* to;
+  const void* from;
+  std::uint32_t bytes;
+  std::vector<std::byte> read;
+};
+/// By thread, in groups, of which the last one is open.
+using StoreGroups = std::deque<std::vector<EmulatedStore>>;
+inline std::map<const void*, StoreGroups> late_stores;
+
+inline void start_store(void* global, const void* shared, std::uint32_t bytes) {
+  load_lots = load_lots * 1664525U + 1013904223U;
+  if (load_lots >> 31 != 0) {
+    std::memcpy(global, shared, bytes);
+    return;
+  }
+  StoreGroups& groups = late_stores[&emulator::place()];
+  if (groups.empty()) groups.emplace_back();
+  groups.back().push_back({global, shared, bytes, {}});
+}
+
+inline void close_store_group() {
+  StoreGroups& groups = late_stores[&emulator::place()];
+  if (groups.empty()) groups.emplace_back();
+  groups.emplace_back();
+}
+
 template <int kOpen>
-void wait_store_reads() {}
+void wait_store_reads() {
+  StoreGroups& groups = late_stores[&emulator::place()];
+  for (std::size_t i = 0; i + kOpen + 1 < groups.size(); ++i) {
+    for (EmulatedStore& store : groups[i]) {
+      const auto* from = static_cast<const std::byte*>(store.from);
+      if (store.read.empty()) store.read.assign(from, from + store.bytes);
+    }
+  }
+}
+
 template <int kOpen>
-void wait_store_groups() {}
+void wait_store_groups() {
+  wait_store_reads<kOpen>();
+  StoreGroups& groups = late_stores[&emulator::place()];
+  for (; groups.size() > kOpen + 1; groups.pop_front()) {
+    for (const EmulatedStore& store : groups.front()) std::memcpy(store.to, store.read.data(), store.bytes);
+  }
+}
 
 }  // namespace ferry::cuda::device
 

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "cuda/copy/bulk_copy.cuh"
+
 namespace ferry::cuda::device {
 
 inline void prefetch_l2(const void* /*global*/) {}
@@ -15,6 +17,7 @@ void start_fetch(void* shared, const void* global) {
   std::memcpy(shared, global, kBytes);
 }
 inline void wait_fetches() {}
+inline void announce_fetches(std::uint64_t* barrier) { expect_loads(barrier, 0); }
 
 }  // namespace ferry::cuda::device
 

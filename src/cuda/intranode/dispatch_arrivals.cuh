@@ -1,0 +1,61 @@
+#ifndef FERRY_CUDA_INTRANODE_DISPATCH_ARRIVALS_CUH
+#define FERRY_CUDA_INTRANODE_DISPATCH_ARRIVALS_CUH
+
+/// What has arrived, as the warps of a receiving block learn it: one of them looks at the peers' progress, the others
+/// at what it notes in shared memory. If all did, the looks of many multiprocessors would hold up the stores from the
+/// peers that go to the same part of the second-level cache.
+///
+///   arrived[s], shared   the watching warp   st.release.cta / ld.acquire.cta   what progress[s] says: the rows of
+///                                                                        source s that are here
+
+#include "cuda/intranode/dispatch_units.cuh"
+
+namespace ferry::cuda::device {
+
+/// In arrived[s]: the group broke, and no more rows come.
+inline constexpr std::uint32_t kNoMoreRows = 0xFFFFFFFF;
+
+/// Notes in `arrived`, [R] and 0 before, what comes from each source until all is here or the group broke. All lanes
+/// of the watching warp.
+__device__ __noinline__ inline void watch_arrivals(const DispatchParams& params, std::uint64_t epoch,
+                                                   std::uint32_t* arrived) {
+  const RankParams& ranks = params.ranks;
+  for (bool waits = true; waits;) {
+    waits = false;
+    for (int source = lane_idx(); source < ranks.num_ranks; source += kWarpLanes) {
+      const auto num_rows = static_cast<std::uint32_t>(run_from(params, source).num_rows);
+      const std::uint32_t noted = load_acquire_block(arrived + source);
+      if (noted >= num_rows) continue;
+      const std::uint64_t* flag = ranks.control.progress + source;
+      // Noted at once: lanes may leave this wait together.
+      const auto read = [flag, epoch, noted, arrived, source] {
+        const std::uint64_t rows = rows_reported(load_acquire_system(flag), epoch);
+        if (rows > noted) store_release_block(arrived + source, static_cast<std::uint32_t>(rows));
+        return rows;
+      };
+      if (!wait_until(ranks, {Awaited::kRows, source, epoch}, read, std::uint64_t{noted} + 1)) {
+        store_release_block(arrived + source, kNoMoreRows);
+      }
+      waits = true;
+    }
+  }
+}
+
+/// Waits until the first `num_rows` rows of `source` are here, to be loaded by the copy engine too; false when the
+/// group broke. All lanes.
+__device__ inline bool await_rows(const std::uint32_t* arrived, int source, std::int32_t num_rows) {
+  // Bounded: the watching warp's waits are.
+  for (;;) {
+    std::uint32_t seen = 0;
+    if (lane_idx() == 0) seen = load_acquire_block(arrived + source);
+    seen = __shfl_sync(kAllLanes, seen, 0);
+    if (seen < static_cast<std::uint32_t>(num_rows)) continue;
+    __syncwarp();  // hands what lane 0 has acquired to all lanes
+    fence_async_proxy();
+    return seen != kNoMoreRows;
+  }
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_INTRANODE_DISPATCH_ARRIVALS_CUH
