@@ -111,7 +111,7 @@ class Combining {
         params.entry.rows_offset = params.staging - base(rank);
         params.entry.flags = cuda::kRowsStaged;
         params.num_stage_blocks = 1 + rank;
-        params.chunk_rows = spec_.chunk_rows;
+        params.chunks = {std::min(spec_.chunk_rows, 1 + 3 * rank), spec_.chunk_rows};
       }
       params.entry.num_blocks = params.num_sum_blocks + params.num_stage_blocks;
       calls_[to_size(rank)] = params;

@@ -126,8 +126,9 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
   } else {
     const StageBlock stage_block{block, warps_of(kBulk) - 1, shared.marks};
     if (warp_idx() == 0 && lane_idx() < stage_block.num_warps) shared.marks[lane_idx()] = 0;
+    __syncthreads();
+    stage_rows<kBulk>(params, stages, start.epoch, stage_block);
     outcome = enter(params, start.epoch, [](int /*rank*/, const ReceivedEntry& /*entry*/) {});
-    if (outcome != Outcome::kStop) stage_rows<kBulk>(params, stages, start.epoch, outcome, stage_block);
   }
   if (outcome == Outcome::kStop) return;
   post_block_done(ranks, start.epoch);
