@@ -344,6 +344,12 @@ TEST(ThroughputCombine, ManyRowsOfAToken) {
   }
 }
 
+TEST(ThroughputCombine, MoreReturnedWeightsThanAWarpFetchesAtOnce) {
+  for (const bool bulk : {false, true}) {
+    expect_sums({.num_ranks = 3, .num_topk = 32, .num_experts = 18, .returns_weights = true, .bulk = bulk, .seed = 5});
+  }
+}
+
 TEST(ThroughputCombine, StagedRows) {
   for (const Layout layout : {Layout::kTokens, Layout::kExperts}) {
     for (std::uint64_t seed = 1; seed <= 2; ++seed) {
