@@ -2,13 +2,15 @@
 #define FERRY_CUDA_COPY_BULK_COPY_CUH
 
 /// In place of src/cuda/copy/bulk_copy.cuh where kernels are emulated. A load copies when it is started or when
-/// somebody waits for it, drawn by lot: what uses memory too early or again too early finds the wrong bytes. Stores are
-/// made at once.
+/// somebody waits for it, drawn by lot: what uses memory too early or again too early finds the wrong bytes. A store
+/// likewise reads and writes when it is started, or when its thread waits for that.
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "emulator/emulator.hpp"
@@ -82,12 +84,52 @@ inline void wait_barrier(std::uint64_t* barrier, std::uint32_t parity) {
 
 inline uint4 load_landed(SharedAddress address) { return *reinterpret_cast<const uint4*>(address); }
 
-inline void start_store(void* global, const void* shared, std::uint32_t bytes) { std::memcpy(global, shared, bytes); }
-inline void close_store_group() {}
+struct EmulatedStore {
+  void* to;
+  const void* from;
+  std::uint32_t bytes;
+  std::vector<std::byte> read;
+
+  void make_read() {
+    const auto* begin = static_cast<const std::byte*>(from);
+    if (read.empty()) read.assign(begin, begin + bytes);
+  }
+};
+using EmulatedStoreGroup = std::vector<EmulatedStore>;
+/// By thread, its closed groups in order, and the open one.
+struct EmulatedStores {
+  std::deque<EmulatedStoreGroup> closed;
+  EmulatedStoreGroup open;
+};
+inline std::map<const void*, EmulatedStores> late_stores;
+
+inline void start_store(void* global, const void* shared, std::uint32_t bytes) {
+  load_lots = load_lots * 1664525U + 1013904223U;
+  if (load_lots >> 31 != 0) {
+    std::memcpy(global, shared, bytes);
+  } else {
+    late_stores[&emulator::place()].open.push_back({global, shared, bytes, {}});
+  }
+}
+inline void close_store_group() {
+  EmulatedStores& stores = late_stores[&emulator::place()];
+  stores.closed.push_back(std::exchange(stores.open, {}));
+}
 template <int kOpen>
-void wait_store_reads() {}
+void wait_store_reads() {
+  std::deque<EmulatedStoreGroup>& closed = late_stores[&emulator::place()].closed;
+  for (std::size_t i = 0; i + kOpen < closed.size(); ++i) {
+    for (EmulatedStore& store : closed[i]) store.make_read();
+  }
+}
 template <int kOpen>
-void wait_store_groups() {}
+void wait_store_groups() {
+  wait_store_reads<kOpen>();
+  std::deque<EmulatedStoreGroup>& closed = late_stores[&emulator::place()].closed;
+  for (; closed.size() > kOpen; closed.pop_front()) {
+    for (const EmulatedStore& store : closed.front()) std::memcpy(store.to, store.read.data(), store.bytes);
+  }
+}
 
 }  // namespace ferry::cuda::device
 
