@@ -367,6 +367,13 @@ TEST(ThroughputCombine, StagedRows) {
   }
 }
 
+TEST(ThroughputCombine, LongChunksOfStagedRows) {
+  // Peers that are told of rows too early sum them before they are there.
+  for (std::uint64_t seed = 1; seed <= 2; ++seed) {
+    expect_sums({.num_tokens = 900, .num_topk = 1, .hidden = 8, .staged = true, .chunk_rows = 200, .seed = seed});
+  }
+}
+
 TEST(ThroughputCombine, ARefusedCallMovesNothing) {
   for (const bool staged : {false, true}) {
     Combining group({.num_ranks = 3, .num_tokens = 20, .hidden = 40, .staged = staged});
