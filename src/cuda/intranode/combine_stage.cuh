@@ -97,6 +97,9 @@ __device__ inline void stage_by_threads(const CombineParams& params, StagedRows&
 inline constexpr int kStagerPieces = 4;
 inline constexpr int kStagerPieceBytes = kSumSets * kSetBytes / kStagerPieces;
 
+/// Of so many chunks, the first ones, a warp waits for its last store at once: peers have nothing else to sum.
+inline constexpr int kEagerChunks = 2;
+
 /// By the copy engine, through the memory of the warp's sets.
 template <typename Reporter>
 class BulkStager {
@@ -114,7 +117,7 @@ class BulkStager {
     int slot = kStagerPieces - kAhead;
 #pragma unroll 1
     for (int turn = -kAhead; turn < 0 || now.bytes != 0; ++turn) {
-      if (turn >= 0) store(now, slot);
+      if (turn >= 0) store(now, next, slot);
       now = next;
       next = after;
       after = load(slot == 0 ? kStagerPieces - 1 : slot - 1);
@@ -138,6 +141,8 @@ class BulkStager {
   __device__ Piece load(int slot) {
     if (offset_ == 0) row_ = rows_.next();
     if (row_.row < 0) return {};
+    if (!begun_) reporter_.report_before(row_.chunk);
+    begun_ = true;
     const std::int64_t left = params_.row_bytes - offset_;
     const Piece piece{row_.row, offset_,
                       static_cast<std::uint32_t>(left < kStagerPieceBytes ? left : kStagerPieceBytes), row_.chunk};
@@ -152,7 +157,7 @@ class BulkStager {
     return piece;
   }
 
-  __device__ void store(const Piece& piece, int slot) {
+  __device__ void store(const Piece& piece, const Piece& next, int slot) {
     wait_barrier(stages_.barriers + slot, parities_ >> slot & 1U);
     parities_ ^= 1U << slot;
     if (lane_idx() == 0) {
@@ -160,6 +165,11 @@ class BulkStager {
       close_store_group();
     }
     __syncwarp();
+    if (next.chunk > reporter_.next() && next.chunk <= kEagerChunks) {
+      if (lane_idx() == 0) wait_store_groups<0>();
+      __syncwarp();
+      reporter_.report_before(next.chunk);
+    }
     // Rows of earlier chunks than the last piece's are complete when only this store and the last one are open.
     if (chunk_before_ > reporter_.next()) {
       if (lane_idx() == 0) wait_store_groups<2>();
@@ -177,6 +187,7 @@ class BulkStager {
   std::int64_t offset_ = 0;
   std::uint32_t parities_ = 0;
   int chunk_before_ = 0;
+  bool begun_ = false;
 };
 
 /// Waits until all ranks have entered a call of this epoch, whichever; false when the group broke. All lanes of a warp.
