@@ -34,6 +34,7 @@ struct Spec {
   bool returns_weights = false;
   bool staged = false;
   bool bulk = true;
+  int first_chunk_rows = 1;
   int chunk_rows = 4;
   int num_sum_blocks = 1;
   std::uint64_t seed = 1;
@@ -99,7 +100,7 @@ class Combining {
         params.entry.rows_offset = params.staging - base(rank);
         params.entry.flags = cuda::kRowsStaged;
         params.num_stage_blocks = 1 + rank;
-        params.chunk_rows = spec_.chunk_rows;
+        params.chunks = {std::min(spec_.chunk_rows, spec_.first_chunk_rows + 3 * rank), spec_.chunk_rows};
       }
       params.entry.num_blocks = params.num_sum_blocks + params.num_stage_blocks;
       calls_[to_size(rank)] = params;
@@ -248,6 +249,12 @@ TEST(ThroughputCombine, ManyRowsOfAToken) {
   }
 }
 
+TEST(ThroughputCombine, MoreReturnedWeightsThanAWarpFetchesAtOnce) {
+  for (const bool bulk : {false, true}) {
+    expect_sums({.num_ranks = 3, .num_topk = 32, .num_experts = 18, .returns_weights = true, .bulk = bulk, .seed = 5});
+  }
+}
+
 TEST(ThroughputCombine, StagedRows) {
   for (const Layout layout : {Layout::kTokens, Layout::kExperts}) {
     for (std::uint64_t seed = 1; seed <= 2; ++seed) {
@@ -260,6 +267,21 @@ TEST(ThroughputCombine, StagedRows) {
                    .staged = true,
                    .chunk_rows = static_cast<int>(20 * seed),
                    .num_sum_blocks = 2,
+                   .seed = seed});
+    }
+  }
+}
+
+TEST(ThroughputCombine, LongChunksOfStagedRows) {
+  // Peers that are told of rows too early sum them before they are there.
+  for (std::uint64_t seed = 1; seed <= 2; ++seed) {
+    for (const int first_chunk_rows : {1, 100}) {
+      expect_sums({.num_tokens = 900,
+                   .num_topk = 1,
+                   .hidden = 8,
+                   .staged = true,
+                   .first_chunk_rows = first_chunk_rows,
+                   .chunk_rows = 200,
                    .seed = seed});
     }
   }

@@ -98,6 +98,9 @@ Status check_shape(const BenchPlan& plan) {
     return {ErrorCode::kInvalidArgument,
             "--count-load needs calls that route: --op route, or --op dispatch or pair with --no-cached"};
   }
+  if (plan.returns_weights && (plan.latency() || !plan.measures_combine() || plan.layout != Layout::kTokens)) {
+    return {ErrorCode::kInvalidArgument, "--return-weights needs --op combine or pair, and --layout tokens"};
+  }
   if (plan.payload_bytes() % kRowGranuleBytes != 0 || plan.combine_row_bytes() % kRowGranuleBytes != 0) {
     return {ErrorCode::kInvalidArgument,
             fmt::format("--hidden {} makes rows of {} bytes; rows are multiples of {} bytes", plan.hidden,
@@ -274,6 +277,8 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   add_choice<BenchMemory>(*command, "--memory", &plan.memory,
                           {{"symmetric", BenchMemory::kSymmetric}, {"plain", BenchMemory::kPlain}},
                           "Where tokens and rows live (default symmetric: memory of the group)");
+  command->add_flag("--return-weights", plan.returns_weights,
+                    "Combine weights with the rows, which lie in memory of the group, as dispatch leaves them");
   command->add_flag("--cached,!--no-cached", plan.cached,
                     "Reuse one Routing for every dispatch (the default), or route before each");
   add_latency_options(*command, &plan);

@@ -124,6 +124,9 @@ Status BenchBuffers::allocate(const BenchPlan& plan, const RankDevice& device, G
   }
   if (status && plan.measures_combine()) {
     status = take(out, BenchMemory::kPlain, num_tokens * plan.combine_row_bytes());
+    const std::int64_t weights_bytes = plan.returns_weights ? plan.num_topk * std::int64_t{sizeof(float)} : 0;
+    if (status) status = take(y_weights, BenchMemory::kSymmetric, num_rows * weights_bytes);
+    if (status) status = take(out_weights, BenchMemory::kPlain, num_tokens * weights_bytes);
   }
   received = shares_rows ? y.data() : recv_x.data();
   return status;

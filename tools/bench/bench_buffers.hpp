@@ -61,6 +61,8 @@ struct BenchBuffers {
   BenchBlock recv_weights;  ///< kTokens: [rows, K] f32, else [rows]
   BenchBlock y;             ///< combine's input, and dispatch's output if that is bf16; room for the limit's copies
   BenchBlock out;           ///< [T, H] bf16
+  BenchBlock y_weights;     ///< [rows, K] f32 in memory of the group, as dispatch leaves them, if they come back
+  BenchBlock out_weights;   ///< [T, K] f32
   std::vector<std::byte> side_in;   ///< scales and metadata of T tokens, for the limit's copies
   std::vector<std::byte> side_out;  ///< the same of all rows sent
   std::byte* received = nullptr;    ///< dispatch's output: recv_x or y

@@ -69,8 +69,9 @@ struct BenchPlan {
   BenchDType dtype = BenchDType::kBfloat16;
   Layout layout = Layout::kTokens;
   BenchMemory memory = BenchMemory::kSymmetric;
-  bool cached = true;        ///< dispatch uses one Routing again and again, or else routes first each time
-  std::string routing_name;  ///< as the user gave it
+  bool returns_weights = false;  ///< combine: weights of kTokens come back with the rows
+  bool cached = true;            ///< dispatch uses one Routing again and again, or else routes first each time
+  std::string routing_name;      ///< as the user gave it
   RoutingKind routing = RoutingKind::kRandom;
   std::optional<Trace> trace;  ///< in place of `routing`
   // Latency mode:

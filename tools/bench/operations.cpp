@@ -203,6 +203,10 @@ Status Operations::combine() {
   CombineOutput out;
   in.x = {buffers_.y.data(), DType::kBfloat16, {routing_.num_recv_rows(), plan_.hidden}};
   out.x = {buffers_.out.data(), DType::kBfloat16, {plan_.num_tokens, plan_.hidden}};
+  if (plan_.returns_weights) {
+    in.weights = {buffers_.y_weights.data(), DType::kFloat32, {routing_.num_recv_rows(), plan_.num_topk}};
+    out.weights = {buffers_.out_weights.data(), DType::kFloat32, {plan_.num_tokens, plan_.num_topk}};
+  }
   CombineOptions options;
   options.weighted = plan_.combine_is_weighted();
   options.kernel = kernel_;

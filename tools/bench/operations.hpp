@@ -76,6 +76,7 @@ class Operations {
   Status check_scales(const std::vector<std::int32_t>& source);
   Status fill_combine_input();
   Status check_combine();
+  Status check_weights();
   /// Runs `call` and records what it gave to the network, with `formula_bytes`.
   Status metered(WireFigures* figures, std::int64_t formula_bytes, Status (Operations::*call)());
   struct ExpectedRow;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "bench/operations.hpp"
@@ -132,6 +133,11 @@ Status Operations::check_scales(const std::vector<std::int32_t>& source) {
 Status Operations::fill_combine_input() {
   auto source = read_source();
   if (!source) return source.status();
+  if (plan_.returns_weights) {
+    const std::vector<float> ones(static_cast<std::size_t>(routing_.num_recv_rows() * plan_.num_topk), 1.0F);
+    Status status = device_.copy(buffers_.y_weights.data(), ones.data(), ones.size() * sizeof(float));
+    if (!status) return status;
+  }
   const std::int64_t row_bytes = plan_.combine_row_bytes();
   return write_rows(device_, {buffers_.y.data(), checked_routing().num_used_rows(), row_bytes},
                     [&](std::int64_t row, std::byte* to) {
@@ -190,7 +196,24 @@ Status Operations::check_combine() {
     }
     return {};
   };
-  return read_rows(device_, {buffers_.out.data(), plan_.num_tokens, plan_.combine_row_bytes()}, check_row);
+  Status status = read_rows(device_, {buffers_.out.data(), plan_.num_tokens, plan_.combine_row_bytes()}, check_row);
+  return status && plan_.returns_weights ? check_weights() : status;
+}
+
+/// Every row came back with ones, so that a token's weights count its rows.
+Status Operations::check_weights() {
+  std::vector<float> got(static_cast<std::size_t>(plan_.num_tokens * plan_.num_topk));
+  if (Status status = device_.copy(got.data(), buffers_.out_weights.data(), got.size() * sizeof(float)); !status) {
+    return status;
+  }
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const std::vector<float> factors = factors_by_rank(static_cast<std::int64_t>(i) / plan_.num_topk);
+    const float expected = std::accumulate(factors.begin(), factors.end(), 0.0F);
+    if (!(got[i] == expected)) {
+      return wrong_result(fmt::format("combine: entry {} of the weights: expected {}, got {}", i, expected, got[i]));
+    }
+  }
+  return {};
 }
 
 }  // namespace ferry::tools

@@ -193,6 +193,7 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                  {"layout", name_of(first.layout)},
                  {"memory", name_of(first.memory)},
                  {"cached", first.cached},
+                 {"returns_weights", first.returns_weights},
                  {"seed", first.seed},
                  {"counts_load", first.counts_load},
                  {"network_route", first.num_nodes > 1 ? Json(reports.front().wire.route.data()) : Json(nullptr)}};

@@ -97,8 +97,10 @@ Status run(Context& context, const CombineCall& call) {
   params.num_sum_blocks = plan.num_sum_blocks;
   params.num_stage_blocks = plan.num_stage_blocks;
   params.entry.num_blocks = plan.num_sum_blocks + plan.num_stage_blocks;
-  params.chunk_rows =
-      static_cast<int>(std::max<std::int64_t>(plan.chunk_rows, (num_rows + kMaxChunks - 1) / kMaxChunks));
+  constexpr int kLongChunks = kMaxChunks - kMaxShortChunks;
+  params.chunks.most_rows =
+      static_cast<int>(std::max<std::int64_t>(plan.chunk_rows, (num_rows + kLongChunks - 1) / kLongChunks));
+  params.chunks.first_rows = std::min(plan.first_chunk_rows, params.chunks.most_rows);
 
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!launch.ok()) return refuse(context, call, launch.status());

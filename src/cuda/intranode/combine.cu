@@ -39,6 +39,7 @@ struct Shared {
   int* num_blocks;          ///< [R] of each rank's kernel
   Terms* terms;             ///< [warps, kSumTokens], or [warps] without sets
   FetchedEntries* entries;  ///< [warps]
+  float* weights;           ///< [warps, kFetchedWeights]
   std::uint64_t* barriers;  ///< [warps, kStageBarriers]
   std::uint32_t* marks;     ///< [warps] ChunkMarker's
   std::size_t size_bytes;
@@ -52,6 +53,7 @@ struct Shared {
     shared.num_blocks = carver.take<int>(static_cast<std::size_t>(num_ranks));
     shared.terms = carver.take<Terms>(bulk ? num_warps * kSumTokens : num_warps);
     shared.entries = carver.take<FetchedEntries>(bulk ? num_warps : 0);
+    shared.weights = carver.take<float>(num_warps * kFetchedWeights);
     shared.barriers = carver.take<std::uint64_t>(bulk ? num_warps * kStageBarriers : 0);
     shared.marks = carver.take<std::uint32_t>(num_warps);
     shared.size_bytes = carver.used_bytes();
@@ -88,8 +90,9 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
   const int first = warp_idx() * params.num_sum_blocks + static_cast<int>(blockIdx.x);
   const int step = params.num_sum_blocks * warps_of(kBulk);
   TermFinder finder(params, shared.holders, epoch);
+  ReturnedWeights weights(params, shared.holders, shared.weights + warp_idx() * kFetchedWeights);
   if constexpr (kBulk) {
-    BulkSummer<kFloat32> summer(params, finder, stages, first, step);
+    BulkSummer<kFloat32> summer(params, finder, weights, stages, first, step);
     const Outcome outcome = enter(params, epoch, take);
     if (outcome == Outcome::kGo) {
       summer.run();
@@ -99,7 +102,9 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
     return outcome;
   } else {
     const Outcome outcome = enter(params, epoch, take);
-    if (outcome == Outcome::kGo) sum_by_threads<kFloat32>(params, finder, shared.terms[warp_idx()], first, step);
+    if (outcome == Outcome::kGo) {
+      sum_by_threads<kFloat32>(params, finder, weights, shared.terms[warp_idx()], first, step);
+    }
     return outcome;
   }
 }
@@ -126,8 +131,9 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
   } else {
     const StageBlock stage_block{block, warps_of(kBulk) - 1, shared.marks};
     if (warp_idx() == 0 && lane_idx() < stage_block.num_warps) shared.marks[lane_idx()] = 0;
+    __syncthreads();
+    stage_rows<kBulk>(params, stages, start.epoch, stage_block);
     outcome = enter(params, start.epoch, [](int /*rank*/, const ReceivedEntry& /*entry*/) {});
-    if (outcome != Outcome::kStop) stage_rows<kBulk>(params, stages, start.epoch, outcome, stage_block);
   }
   if (outcome == Outcome::kStop) return;
   post_block_done(ranks, start.epoch);

@@ -10,6 +10,7 @@
 #include <array>
 
 #include "cuda/intranode/routing_tables.hpp"
+#include "cuda/intranode/stage_chunks.hpp"
 #include "cuda/sync/rank_params.hpp"
 
 namespace ferry::cuda {
@@ -52,7 +53,7 @@ struct CombineParams {
   bool bulk = true;
   int num_sum_blocks = 1;
   int num_stage_blocks = 0;  ///< 0 exactly when nothing is staged
-  int chunk_rows = 1;        ///< staged rows of each source between two reports
+  StageChunks chunks;        ///< of staged rows
 };
 
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream);

@@ -2,21 +2,22 @@
 #define FERRY_CUDA_INTRANODE_COMBINE_STAGE_CUH
 
 /// Staging warps: copy this rank's rows to memory that peers reach, each source's rows in the order in which it will
-/// want them, all sources at the same pace, and report progress to them.
+/// want them, all sources at the same pace. They wait for nobody: until the peers have entered the call only reports
+/// of progress must wait, and rows that are staged for a call that is then refused are not looked at.
 
 #include "cuda/intranode/combine_sum_bulk.cuh"
 
 namespace ferry::cuda::device {
 
-/// The rows that one warp stages, in order. Items go round the sources, so that all get theirs at the same pace.
+/// The rows that one warp stages, in order. Items go round the other ranks, so that all get theirs at the same pace.
 class StagedRows {
  public:
   __device__ StagedRows(const CombineParams& params, int warp, int num_warps)
       : params_(params),
-        walk_(params.ranks.num_ranks, warp, num_warps),
+        walk_(params.ranks.num_ranks < 2 ? 1 : params.ranks.num_ranks - 1, warp, num_warps),
         row_(warp),
         step_(num_warps),
-        chunk_end_(params.chunk_rows) {
+        chunk_end_(params.chunks.end_row(0)) {
     if (!params.one_row_per_token) return;
     for (int source = 0; source < params.ranks.num_ranks; ++source) {
       const std::int32_t count = params.source_base[source + 1] - params.source_base[source];
@@ -37,11 +38,12 @@ class StagedRows {
  private:
   __device__ Row next_of_sources() {
     for (; walk_.idx() < most_rows_; walk_.advance()) {
-      const int source = walk_.owner();
+      const int behind = params_.ranks.rank + 1 + walk_.owner();
+      const int source = behind < params_.ranks.num_ranks ? behind : behind - params_.ranks.num_ranks;
       const std::int32_t idx = walk_.idx();
       const std::int64_t row = params_.source_base[source];
-      if (source == params_.ranks.rank || idx >= params_.source_base[source + 1] - row) continue;
-      for (; idx >= chunk_end_; chunk_end_ += params_.chunk_rows) ++chunk_;
+      if (idx >= params_.source_base[source + 1] - row) continue;
+      while (idx >= chunk_end_) chunk_end_ = params_.chunks.end_row(++chunk_);
       walk_.advance();
       return {row + idx, chunk_};
     }
@@ -66,7 +68,7 @@ class StagedRows {
   std::int64_t step_;
   std::int32_t most_rows_ = 0;
   int chunk_ = 0;
-  std::int64_t chunk_end_;  // may pass the last row
+  std::int64_t chunk_end_;
 };
 
 template <typename Reporter>
@@ -95,6 +97,9 @@ __device__ inline void stage_by_threads(const CombineParams& params, StagedRows&
 inline constexpr int kStagerPieces = 4;
 inline constexpr int kStagerPieceBytes = kSumSets * kSetBytes / kStagerPieces;
 
+/// Of so many chunks, the first ones, a warp waits for its last store at once: peers have nothing else to sum.
+inline constexpr int kEagerChunks = 2;
+
 /// By the copy engine, through the memory of the warp's sets.
 template <typename Reporter>
 class BulkStager {
@@ -112,7 +117,7 @@ class BulkStager {
     int slot = kStagerPieces - kAhead;
 #pragma unroll 1
     for (int turn = -kAhead; turn < 0 || now.bytes != 0; ++turn) {
-      if (turn >= 0) store(now, slot);
+      if (turn >= 0) store(now, next, slot);
       now = next;
       next = after;
       after = load(slot == 0 ? kStagerPieces - 1 : slot - 1);
@@ -136,6 +141,8 @@ class BulkStager {
   __device__ Piece load(int slot) {
     if (offset_ == 0) row_ = rows_.next();
     if (row_.row < 0) return {};
+    if (!begun_) reporter_.report_before(row_.chunk);
+    begun_ = true;
     const std::int64_t left = params_.row_bytes - offset_;
     const Piece piece{row_.row, offset_,
                       static_cast<std::uint32_t>(left < kStagerPieceBytes ? left : kStagerPieceBytes), row_.chunk};
@@ -150,7 +157,7 @@ class BulkStager {
     return piece;
   }
 
-  __device__ void store(const Piece& piece, int slot) {
+  __device__ void store(const Piece& piece, const Piece& next, int slot) {
     wait_barrier(stages_.barriers + slot, parities_ >> slot & 1U);
     parities_ ^= 1U << slot;
     if (lane_idx() == 0) {
@@ -158,6 +165,11 @@ class BulkStager {
       close_store_group();
     }
     __syncwarp();
+    if (next.chunk > reporter_.next() && next.chunk <= kEagerChunks) {
+      if (lane_idx() == 0) wait_store_groups<0>();
+      __syncwarp();
+      reporter_.report_before(next.chunk);
+    }
     // Rows of earlier chunks than the last piece's are complete when only this store and the last one are open.
     if (chunk_before_ > reporter_.next()) {
       if (lane_idx() == 0) wait_store_groups<2>();
@@ -175,7 +187,21 @@ class BulkStager {
   std::int64_t offset_ = 0;
   std::uint32_t parities_ = 0;
   int chunk_before_ = 0;
+  bool begun_ = false;
 };
+
+/// Waits until all ranks have entered a call of this epoch, whichever; false when the group broke. All lanes of a warp.
+__device__ inline bool await_all_entered(const RankParams& ranks, std::uint64_t epoch) {
+  bool here = true;
+  for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
+    const auto read = [&ranks, rank, epoch] {
+      const std::uint64_t entered = entry_flags(ranks, epoch).load(rank);
+      return entered != 0 ? entered : count_flags(ranks).load(rank);
+    };
+    here = wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch) && here;
+  }
+  return __all_sync(0xFFFFFFFFU, static_cast<int>(here)) != 0;
+}
 
 /// A staging block, and its words in shared memory.
 struct StageBlock {
@@ -184,21 +210,19 @@ struct StageBlock {
   std::uint32_t* marks;  ///< [num_warps] ChunkMarker's, 0
 };
 
-/// All that a block stages, each warp its own part. `stages` as for summing, where kBulk. Not inlined: summing would
-/// lose the instruction cache to it.
+/// All that a block stages, each warp its own part. `stages` as for summing, where kBulk. All threads of the block. Not
+/// inlined: summing would lose the instruction cache to it.
 template <bool kBulk>
 __device__ __noinline__ inline void stage_rows(const CombineParams& params, const SumStages& stages,
-                                               std::uint64_t epoch, Outcome outcome, const StageBlock& block) {
-  const bool go = outcome == Outcome::kGo;
+                                               std::uint64_t epoch, const StageBlock& block) {
   StagedRows rows(params, block.idx * block.num_warps + warp_idx(), params.num_stage_blocks * block.num_warps);
-  const int wanted =
-      go ? rows.most_rows() / params.chunk_rows + (rows.most_rows() % params.chunk_rows != 0 ? 1 : 0) : 0;
-  const int num_chunks = wanted < 1 ? 1 : wanted;
+  const int num_chunks = params.chunks.num_chunks(rows.most_rows());
   if (warp_idx() == block.num_warps) {
-    const auto rows_after = [&params, num_chunks, go](int chunk, int source) -> std::int64_t {
-      if (!go) return 0;
+    // Until a rank has entered this call, its words of progress are those of the call before.
+    if (!await_all_entered(params.ranks, epoch)) return;
+    const auto rows_after = [&params, num_chunks](int chunk, int source) -> std::int64_t {
       const std::int64_t count = params.source_base[source + 1] - params.source_base[source];
-      const std::int64_t staged = static_cast<std::int64_t>(chunk + 1) * params.chunk_rows;
+      const std::int64_t staged = params.chunks.end_row(chunk);
       return chunk + 1 == num_chunks || count < staged ? count : staged;
     };
     ChunkReporter reporter(params.ranks, {params.num_stage_blocks, num_chunks}, epoch, rows_after);
@@ -206,12 +230,10 @@ __device__ __noinline__ inline void stage_rows(const CombineParams& params, cons
     return;
   }
   ChunkMarker marker(block.marks + warp_idx());
-  if (go) {
-    if constexpr (kBulk) {
-      BulkStager(params, rows, marker, stages).run();
-    } else {
-      stage_by_threads(params, rows, marker);
-    }
+  if constexpr (kBulk) {
+    BulkStager(params, rows, marker, stages).run();
+  } else {
+    stage_by_threads(params, rows, marker);
   }
   marker.report_before(num_chunks);
 }

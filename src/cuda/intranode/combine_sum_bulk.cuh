@@ -7,7 +7,7 @@
 /// instruction cache cannot hold runs several times slower.
 
 #include "cuda/copy/bulk_copy.cuh"
-#include "cuda/intranode/combine_terms.cuh"
+#include "cuda/intranode/combine_weights.cuh"
 #include "cuda/sync/claim.cuh"
 
 namespace ferry::cuda::device {
@@ -103,9 +103,11 @@ template <bool kFloat32>
 class BulkSummer {
  public:
   /// Of each warp the first two items follow from its number, `first` of `step`; the others it claims.
-  __device__ BulkSummer(const CombineParams& params, TermFinder& finder, const SumStages& stages, int first, int step)
+  __device__ BulkSummer(const CombineParams& params, TermFinder& finder, ReturnedWeights& weights,
+                        const SumStages& stages, int first, int step)
       : params_(params),
         finder_(finder),
+        weights_(weights),
         stages_(stages),
         items_(SumItems::of(params, step)),
         next_item_(first),
@@ -124,6 +126,8 @@ class BulkSummer {
       if (turn >= 0) add(set);
       load(set);
     }
+    wait_fetches();
+    weights_.sum();
   }
 
   /// When nothing is to be summed: waits for what was fetched.
@@ -159,6 +163,7 @@ class BulkSummer {
     const SumItems::Item item = items_.at(next_item_);
     // Fetched and claimed ahead of their use, so that no lane waits for them.
     const TokenEntry entry = finder_.fetched_entry(*stages_.entries);
+    weights_.sum();
     next_item_ = num_given_ + __shfl_sync(0xFFFFFFFFU, claim_, 0);
     if (lane_idx() == 0 && next_item_ < items_.num) {
       claim_ = static_cast<int>(claim(&params_.ranks.control.local->num_items_claimed));
@@ -171,7 +176,7 @@ class BulkSummer {
       return;
     }
     fetch_entries();
-    if (item.part == 0) finder_.return_weights(item.token, entry.destination);
+    if (item.part == 0) weights_.fetch(item.token, entry.destination);
     if (lane_idx() == 0) {
       terms.num_rows = num_rows;
       terms.token = item.token;
@@ -272,6 +277,7 @@ class BulkSummer {
 
   const CombineParams& params_;
   TermFinder& finder_;
+  ReturnedWeights& weights_;
   SumStages stages_;
   SumItems items_;
   int next_item_;

@@ -99,11 +99,6 @@ class TermFinder {
     return collect_terms(token, entry, terms);
   }
 
-  /// Sums the returned weights of `token`, if the caller wants them. After `find`, all lanes.
-  __device__ void return_weights(std::int64_t token, const Destination& destination) const {
-    if (params_.out_weights != nullptr) sum_weights(token, destination);
-  }
-
  private:
   __device__ static Destination none() {
     Destination destination{};
@@ -163,32 +158,6 @@ class TermFinder {
     __syncwarp();
     return num_rows + __popc(rows);
   }
-
-  /// kTokens: entry k is the sum over all ranks of what they returned at k. Else: the weight of the entry's own row.
-  __device__ void sum_weights(std::int64_t token, const Destination& destination) const {
-    float* out = params_.out_weights + token * params_.num_topk;
-    if (!params_.one_row_per_token) {
-      // Entries without an expert have no destination: clear first.
-      if (lane_idx() < params_.num_topk) out[lane_idx()] = 0.0F;
-      __syncwarp();
-      if (destination.rank >= 0)
-        out[destination.topk] = load_weight(holders_[destination.rank].weights + destination.row);
-      return;
-    }
-    float sum = 0.0F;
-    const unsigned rows = __ballot_sync(0xFFFFFFFFU, destination.rank >= 0 && (destination.flags & kFirstOfRow) != 0);
-    for (unsigned left = rows; left != 0; left &= left - 1) {
-      const int lane = __ffs(static_cast<int>(left)) - 1;
-      const int rank = __shfl_sync(0xFFFFFFFFU, static_cast<int>(destination.rank), lane);
-      const std::int64_t row = __shfl_sync(0xFFFFFFFFU, destination.row, lane);
-      if (lane_idx() < params_.num_topk) {
-        sum = __fadd_rn(sum, load_weight(holders_[rank].weights + row * params_.num_topk + lane_idx()));
-      }
-    }
-    if (lane_idx() < params_.num_topk) out[lane_idx()] = sum;
-  }
-
-  __device__ static float load_weight(const float* address) { return *static_cast<const volatile float*>(address); }
 
   const CombineParams& params_;
   const Holder* holders_;

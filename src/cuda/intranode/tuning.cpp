@@ -33,6 +33,10 @@ constexpr int kShortRowChunkTokens = 1024;
 constexpr int kChunkRows = 128;
 constexpr int kChunkRowsOfAll = 256;
 constexpr int kShortRowChunkFactor = 4;
+/// Rows that a staging block copies at once: what it stages first is there as early as less would be. Of short rows a
+/// warp copies several.
+constexpr int kRowsOfStageBlock = 11;
+constexpr int kShortRowsOfStageBlock = 22;
 
 /// `link_sms` fill the links to the peers. One row of R stays on the GPU, which is additional work; a rank that is
 /// alone has no links to wait for.
@@ -66,6 +70,13 @@ int staging_sms(int num_ranks, const CallShape& shape) {
 int chunk_rows(int num_ranks, const CallShape& shape) {
   const int rows = std::max(kChunkRows, kChunkRowsOfAll / std::max(1, num_ranks - 1));
   return rows * (shape.row_bytes < kShortRowBytes ? kShortRowChunkFactor : 1);
+}
+
+/// Of each source.
+int first_chunk_rows(const CombinePlan& plan, int num_ranks, const CallShape& shape) {
+  const int peers = std::max(1, num_ranks - 1);
+  const int of_block = shape.row_bytes < kShortRowBytes ? kShortRowsOfStageBlock : kRowsOfStageBlock;
+  return std::clamp((plan.num_stage_blocks * of_block + peers - 1) / peers, 1, plan.chunk_rows);
 }
 
 /// Two parts that together take at most `most` blocks, and at least one each if they are wanted at all.
@@ -125,6 +136,7 @@ CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limit
   apply(options, plan.num_sum_blocks, plan.num_stage_blocks);
   fit(std::min(limits.num_sms, kMaxCallBlocks), plan.num_sum_blocks, plan.num_stage_blocks);
   plan.chunk_rows = options.chunk_tokens > 0 ? options.chunk_tokens : chunk_rows(limits.num_ranks, shape);
+  plan.first_chunk_rows = first_chunk_rows(plan, limits.num_ranks, shape);
   return plan;
 }
 

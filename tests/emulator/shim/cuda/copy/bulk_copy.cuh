@@ -2,14 +2,15 @@
 #define FERRY_CUDA_COPY_BULK_COPY_CUH
 
 /// In place of src/cuda/copy/bulk_copy.cuh where kernels are emulated. A load copies when it is started or when
-/// somebody waits for it, drawn by lot: what uses memory too early or again too early finds the wrong bytes. Stores
-/// are made at once or when the thread that started them waits, likewise by lot.
+/// somebody waits for it, drawn by lot: what uses memory too early or again too early finds the wrong bytes. A store
+/// likewise reads and writes when it is started, or when its thread waits for that.
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "emulator/emulator.hpp"
@@ -86,51 +87,50 @@ inline void wait_barrier(std::uint64_t* barrier, std::uint32_t parity) {
 
 inline uint4 load_landed(SharedAddress address) { return *reinterpret_cast<const uint4*>(address); }
 
-/// Its bytes are read when somebody waits for that, and written when somebody waits for that.
 struct EmulatedStore {
   void* to;
   const void* from;
   std::uint32_t bytes;
   std::vector<std::byte> read;
+
+  void make_read() {
+    const auto* begin = static_cast<const std::byte*>(from);
+    if (read.empty()) read.assign(begin, begin + bytes);
+  }
 };
-/// By thread, in groups, of which the last one is open.
-using StoreGroups = std::deque<std::vector<EmulatedStore>>;
-inline std::map<const void*, StoreGroups> late_stores;
+using EmulatedStoreGroup = std::vector<EmulatedStore>;
+/// By thread, its closed groups in order, and the open one.
+struct EmulatedStores {
+  std::deque<EmulatedStoreGroup> closed;
+  EmulatedStoreGroup open;
+};
+inline std::map<const void*, EmulatedStores> late_stores;
 
 inline void start_store(void* global, const void* shared, std::uint32_t bytes) {
   load_lots = load_lots * 1664525U + 1013904223U;
   if (load_lots >> 31 != 0) {
     std::memcpy(global, shared, bytes);
-    return;
+  } else {
+    late_stores[&emulator::place()].open.push_back({global, shared, bytes, {}});
   }
-  StoreGroups& groups = late_stores[&emulator::place()];
-  if (groups.empty()) groups.emplace_back();
-  groups.back().push_back({global, shared, bytes, {}});
 }
-
 inline void close_store_group() {
-  StoreGroups& groups = late_stores[&emulator::place()];
-  if (groups.empty()) groups.emplace_back();
-  groups.emplace_back();
+  EmulatedStores& stores = late_stores[&emulator::place()];
+  stores.closed.push_back(std::exchange(stores.open, {}));
 }
-
 template <int kOpen>
 void wait_store_reads() {
-  StoreGroups& groups = late_stores[&emulator::place()];
-  for (std::size_t i = 0; i + kOpen + 1 < groups.size(); ++i) {
-    for (EmulatedStore& store : groups[i]) {
-      const auto* from = static_cast<const std::byte*>(store.from);
-      if (store.read.empty()) store.read.assign(from, from + store.bytes);
-    }
+  std::deque<EmulatedStoreGroup>& closed = late_stores[&emulator::place()].closed;
+  for (std::size_t i = 0; i + kOpen < closed.size(); ++i) {
+    for (EmulatedStore& store : closed[i]) store.make_read();
   }
 }
-
 template <int kOpen>
 void wait_store_groups() {
   wait_store_reads<kOpen>();
-  StoreGroups& groups = late_stores[&emulator::place()];
-  for (; groups.size() > kOpen + 1; groups.pop_front()) {
-    for (const EmulatedStore& store : groups.front()) std::memcpy(store.to, store.read.data(), store.bytes);
+  std::deque<EmulatedStoreGroup>& closed = late_stores[&emulator::place()].closed;
+  for (; closed.size() > kOpen; closed.pop_front()) {
+    for (const EmulatedStore& store : closed.front()) std::memcpy(store.to, store.read.data(), store.bytes);
   }
 }
 
