@@ -14,13 +14,14 @@ template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_receive_kernel(const __grid_constant__ CombineReceiveParams params) {
   const LatencyParams& call = params.call;
-  const CombineStart start = CombineStart::of(call);
+  const CombineStart start = CombineStart::of(call, params.rows);
   const volatile SentCall& pending = *call.tables.combine;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};
   // All threads or none: others wait for them.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
   const CombineReceiveShared shared = CombineReceiveShared::at(dynamic_shared(), call.ranks.num_ranks);
-  if (!receive_combine<kFloat32>(call, params, sent, shared, start.routed)) return;
+  const bool good = receive_combine<kFloat32>(call, params, sent, shared, start);
+  if (__syncthreads_and(static_cast<int>(good)) == 0) return;
   if (!is_last_block(call.tables.combine->arrivals)) return;
   if (threadIdx.x == 0) *call.tables.combine = {};
   if (warp_idx() == 0) grant_set(call, LatencyKind::kCombine, sent.number, static_cast<int>(sent.set));

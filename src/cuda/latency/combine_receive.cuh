@@ -61,11 +61,13 @@ __device__ __noinline__ inline Outcome await_combine(const LatencyParams& call, 
 template <bool kFloat32, bool kMasks>
 class CombineReceiver {
  public:
+  /// `words`: as CombineStart says.
   __device__ CombineReceiver(const LatencyParams& call, const CombineReceiveRows& params, const SentCall& sent,
-                             const CombineReceiveShared& shared)
+                             const CombineReceiveShared& shared, bool words)
       : params_(params),
         call_(call),
         sent_(sent),
+        words_(words && !kMasks),
         shared_(shared),
         terms_(shared.terms[warp_idx() - 1]),
         window_(CombineWindow::at(call, params.rows, call.ranks.rank, static_cast<int>(sent.set))) {}
@@ -91,7 +93,12 @@ class CombineReceiver {
       if (waits) outcome = await_combine(call_, sent_, shared_, true);
       waits = false;
       if (!has || outcome != Outcome::kGo) continue;
-      sum_terms<kFloat32>(terms_, num_rows, params_.out + token * params_.out_stride + part.begin, part.bytes);
+      std::byte* const out = params_.out + token * params_.out_stride + part.begin;
+      if (!words_) {
+        sum_terms<kFloat32>(terms_, num_rows, {out}, part.bytes);
+      } else if (!sum_word_rows<kFloat32>(call_, sent_, terms_, num_rows, out, part.bytes)) {
+        return Outcome::kStop;
+      }
     }
     return outcome;
   }
@@ -124,8 +131,16 @@ class CombineReceiver {
       term.key = static_cast<std::uint64_t>(home_rank(entry.home)) << 32 | static_cast<std::uint32_t>(entry.slot);
     }
     term.weight = entry.weight;
-    // Exact: a row lies where the first of its entries is. Sums: at the ordinal of its rank among the token's.
-    term.row = window_.row(token, exact() ? lane_idx() : ordinal_of(entry.home)) + part.begin;
+    // Exact: a row lies where the first of its entries is. Sums: at the ordinal of its rank among the token's, or as
+    // words in the rank's own place.
+    if (words_) {
+      if (entry.home >= 0) {
+        term.row = word_row(call_, params_.rows, call_.ranks.rank, static_cast<int>(sent_.set), home_rank(entry.home),
+                            token, part.begin);
+      }
+    } else {
+      term.row = window_.row(token, exact() ? lane_idx() : ordinal_of(entry.home)) + part.begin;
+    }
     return order_terms(term, call_.num_topk, exact(), terms_).num_rows;
   }
 
@@ -147,17 +162,22 @@ class CombineReceiver {
   const CombineReceiveRows& params_;
   const LatencyParams& call_;
   const SentCall& sent_;
+  const bool words_;
   const CombineReceiveShared& shared_;
   Terms& terms_;
   const CombineWindow window_;
 };
 
-/// All threads of all blocks; false in all threads of a block when the group broke. `routed`: as CombineStart says.
+/// All threads of all blocks; false when the group broke, in all threads of a block, or in some of those that wait for
+/// rows that are words.
 template <bool kFloat32, bool kMasks = false>
 __device__ inline bool receive_combine(const LatencyParams& call, const CombineReceiveRows& params,
-                                       const SentCall& sent, const CombineReceiveShared& shared, bool routed) {
-  if (!routed || warp_idx() == 0 || is_clerk()) return await_combine(call, sent, shared, routed) != Outcome::kStop;
-  CombineReceiver<kFloat32, kMasks> receiver(call, params, sent, shared);
+                                       const SentCall& sent, const CombineReceiveShared& shared,
+                                       const CombineStart& start) {
+  if (!start.routed || warp_idx() == 0 || is_clerk()) {
+    return await_combine(call, sent, shared, start.routed) != Outcome::kStop;
+  }
+  CombineReceiver<kFloat32, kMasks> receiver(call, params, sent, shared, start.words);
   return receiver.receive_all() != Outcome::kStop;
 }
 

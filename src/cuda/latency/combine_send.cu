@@ -16,7 +16,7 @@ template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_send_kernel(const __grid_constant__ CombineSendParams params) {
   const LatencyParams& call = params.call;
-  const CombineStart start = CombineStart::of(call);
+  const CombineStart start = CombineStart::of(call, params.rows);
   const CombineSendShared shared = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
   if (!send_combine<kFloat32, false>(params, shared, start) || warp_idx() != 0) return;
   const std::uint64_t number = *shared.number;

@@ -4,6 +4,7 @@
 /// The send half of a combine: what this rank's experts made of each token goes back to the token's source, into the
 /// set in which that rank receives this call. Waits for no rows.
 
+#include "cuda/copy/prefetch.cuh"
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/latency/combine_parts.cuh"
 #include "cuda/latency/term_order.cuh"
@@ -68,12 +69,13 @@ __device__ __noinline__ inline void send_weights(const CombineSendParams& params
 }
 
 /// Tells the peers that this rank has come to the call. Warp 0 of block 0.
-__device__ inline void announce(const LatencyParams& call, bool routed, std::uint64_t number, const int* sets) {
+__device__ inline void announce(const LatencyParams& call, const CombineStart& start, std::uint64_t number,
+                                const int* sets) {
   LatencyHeader header;
-  header.agreement = routed ? call.agreement : 0;
+  header.agreement = start.routed ? call.agreement : 0;
   header.record_number = call.record_number;
   header.num_tokens = call.num_tokens;
-  header.blocks_or_homes = static_cast<std::uint64_t>(num_adding_blocks());
+  header.blocks_or_homes = start.words ? 0 : static_cast<std::uint64_t>(num_adding_blocks());
   post_header(call, LatencyKind::kCombine, number, header, sets);
 }
 
@@ -94,15 +96,16 @@ __device__ inline bool meet_at_turn(const CombineSendParams& params, const Combi
 }
 
 /// The same in blocks and warps that send no rows.
-__device__ inline bool take_turn(const CombineSendParams& params, const CombineSendShared& shared, bool routed) {
+__device__ inline bool take_turn(const CombineSendParams& params, const CombineSendShared& shared,
+                                 const CombineStart& start) {
   const LatencyParams& call = params.call;
   const auto wait = [&call, &shared] {
     if (warp_idx() != 0) return;
     const std::uint64_t number = wait_for_turn(call, LatencyKind::kCombine, shared.sets, [] {});
     if (lane_idx() == 0) *shared.number = number;
   };
-  if (!meet_at_turn(params, shared, routed, wait)) return false;
-  if (is_clerk() && warp_idx() == 0) announce(call, routed, *shared.number, shared.sets);
+  if (!meet_at_turn(params, shared, start.routed, wait)) return false;
+  if (is_clerk() && warp_idx() == 0) announce(call, start, *shared.number, shared.sets);
   return true;
 }
 
@@ -136,9 +139,12 @@ class CombineSender {
       const TermPlace place = order(item, part);
       unit += all_combine_warps();
       const Item next = load(unit);  // while this one is summed
-      if (waits) good = meet_at_turn(params_, shared_, start.routed, [] {});
+      if (waits) {
+        if (own_weights()) fetch(item, part);
+        good = meet_at_turn(params_, shared_, start.routed, [] {});
+      }
       waits = false;
-      if (good && item.ordinal >= 0 && shared_.sets[item.source] != kNoSet) good = send(item, part, place);
+      if (good && item.ordinal >= 0 && shared_.sets[item.source] != kNoSet) good = send(item, part, place, start.words);
       item = next;
     }
     return good;
@@ -190,14 +196,32 @@ class CombineSender {
     return order_terms(term, call_.num_topk, true, terms_);
   }
 
-  __device__ bool send(const Item& item, const RowPart& part, const TermPlace& place) const {
-    const CombineWindow window = window_at(item.source);
+  /// Rows begin to come while the turn and the weights are awaited. More than this of a part comes later anyway.
+  __device__ void fetch(const Item& item, const RowPart& part) const {
+    constexpr int kMostBytes = kSumSteps * RowParts::kStepBytes;
+    constexpr int kLineBytes = 128;
+    if (item.row < 0) return;
+    const std::byte* const row = row_at(item.row) + part.begin;
+    const int bytes = part.bytes < kMostBytes ? part.bytes : kMostBytes;
+#pragma unroll 1
+    for (int offset = 0; offset < bytes; offset += kLineBytes) prefetch_l2(row + offset);
+  }
+
+  __device__ bool send(const Item& item, const RowPart& part, const TermPlace& place, bool words) const {
     if (!rank_sums()) {
-      copy_rows(window, item.token, item.row, part);
+      copy_rows(window_at(item.source), item.token, item.row, part);
       return true;
     }
     if (own_weights() && !take_weight(item, place)) return false;
-    sum_terms<kFloat32>(terms_, place.num_rows, window.row(item.token, item.ordinal) + part.begin, part.bytes);
+    SumPlace place_of_sum;
+    if (words) {
+      const int set = shared_.sets[item.source];
+      place_of_sum = {word_row(call_, params_.rows, item.source, set, call_.ranks.rank, item.token, part.begin),
+                      *shared_.number};
+    } else {
+      place_of_sum.data = window_at(item.source).row(item.token, item.ordinal) + part.begin;
+    }
+    sum_terms<kFloat32>(terms_, place.num_rows, place_of_sum, part.bytes);
     return true;
   }
 
@@ -277,12 +301,12 @@ __device__ inline bool send_combine(const CombineSendParams& params, const Combi
     CombineSender<kFloat32> sender(params, shared);
     good = sender.send_all(start);
   } else {
-    good = take_turn(params, shared, start.routed);
+    good = take_turn(params, shared, start);
     if (kWhole && good && !is_clerk() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
   }
-  // Where the words go is found out while others still send.
+  // Where the words go is found out while others still send. None follow rows that are words.
   std::uint64_t* done = nullptr;
-  if (warp_idx() == 0 && good && !is_clerk()) done = own_done_word(call, shared, lane_idx());
+  if (warp_idx() == 0 && good && !is_clerk() && !start.words) done = own_done_word(call, shared, lane_idx());
   if (__syncthreads_and(static_cast<int>(good)) == 0) return false;
   if (warp_idx() != 0) return true;
   if (is_clerk()) {
@@ -291,6 +315,7 @@ __device__ inline bool send_combine(const CombineSendParams& params, const Combi
     grant_owed_set(call, LatencyKind::kCombine, *shared.number);
     return true;
   }
+  if (start.words) return true;
   fence_system();
   if (done != nullptr) post_word(done, *shared.number, 0);
 #pragma unroll 1

@@ -16,13 +16,13 @@ template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ LatencyCombineParams params) {
   await_kernel_before();
   const LatencyParams& call = params.send.call;
-  const CombineStart start = CombineStart::of(call);
+  const CombineStart start = CombineStart::of(call, params.send.rows);
   const CombineSendShared send = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
   const CombineReceiveShared receive =
       CombineReceiveShared::at(dynamic_shared() + send.size_bytes, call.ranks.num_ranks);
   if (!send_combine<kFloat32, true>(params.send, send, start)) return;
   const SentCall sent{*send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
-  if (!receive_combine<kFloat32>(call, params.receive, sent, receive, start.routed)) return;
+  if (!receive_combine<kFloat32>(call, params.receive, sent, receive, start)) return;
   if (is_clerk() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 

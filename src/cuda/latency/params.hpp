@@ -130,6 +130,8 @@ struct CombineRows {
   std::int64_t row_bytes = 0;  ///< a multiple of 16
   bool float32 = false;        ///< else bf16
   CombineOrder order = CombineOrder::kExact;
+  /// Sums travel as words if no rank has more tokens than this (LatencyLayout::word_tokens). The same on every rank.
+  int word_tokens = 0;
 };
 
 /// Of a dispatch that was refused: no rank sends rows, and the send half reports why.

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/latency/row_words.cuh"
 #include "cuda/numeric/row_sum.cuh"
 
 namespace ferry::cuda::device {
@@ -67,10 +68,26 @@ struct SumLoads {
   uint4 values[kSumRows][kSumSteps];
 };
 
+/// Where a sum goes.
+struct SumPlace {
+  std::byte* data = nullptr;
+  std::uint64_t number = 0;  ///< not 0: as words of that call, `data` being word_row()
+
+  /// This lane's 16 bytes, at `offset` of a row.
+  __device__ void store(int offset, const uint4& value) const {
+    const int of_lane = lane_idx() * static_cast<int>(sizeof(uint4));
+    if (number == 0) {
+      *reinterpret_cast<uint4*>(data + offset) = value;
+    } else {
+      LaneWords(value, number).store(data + 2 * (offset - of_lane));
+    }
+  }
+};
+
 /// out[0, bytes) = the sum of the terms. All lanes of a warp, after which `terms` may be filled again. Both halves of a
 /// call use this one copy of the code: what the first has brought to the instruction cache the second finds there.
 template <bool kFloat32>
-__device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, std::byte* out, int bytes) {
+__device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, SumPlace out, int bytes) {
   constexpr int kUnitBytes = sizeof(uint4);
   constexpr int kStepBytes = kWarpLanes * kUnitBytes;
 #pragma unroll 1
@@ -101,8 +118,8 @@ __device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, 
         }
       }
     }
-    *reinterpret_cast<uint4*>(out + offset) = sums[0].round();
-    if (has_next_step) *reinterpret_cast<uint4*>(out + offset + kStepBytes) = sums[1].round();
+    out.store(offset, sums[0].round());
+    if (has_next_step) out.store(offset + kStepBytes, sums[1].round());
   }
   __syncwarp();
 }

@@ -129,6 +129,9 @@ __device__ __noinline__ inline void clear_words(const LatencyParams& call, Laten
     clear(count_words(call, call.ranks.rank, set, 0), num_ranks * kMaxExperts);
   } else {
     clear(done_words(call, call.ranks.rank, set, 0), num_ranks * kMaxCallBlocks);
+    auto* const rows =
+        reinterpret_cast<std::uint64_t*>(own_window(call).row_words(call.layout, call.ranks.num_ranks, set, 0));
+    clear(rows, num_ranks * call.layout.row_words_bytes / LatencyLayout::kWordBytes);
   }
   if (lane_idx() == 0) local_of(call).cleared[static_cast<int>(kind)][set] = era_of(number);
 }
