@@ -97,12 +97,15 @@ struct DispatchReceiveRows {
   LatencyRow row;
   bool zero_padding = false;
   int first_receiver = 1;  ///< the first block that copies rows
+  /// The last blocks, which copy no rows: only these write which rows of the slab hold no token, if there are any. Not
+  /// with zero_padding.
+  int num_gap_blocks = 0;
   CounterTables counters;
   int warps_per_row = 1;  ///< that share the copy of one row; a power of two, at most kMaxWarpsPerRow
   RouteResultTables host;
 };
 
-/// call.num_blocks: at least 2, since the first one copies no rows, and more than first_receiver.
+/// call.num_blocks: at least 2, since the first one copies no rows, and more than first_receiver and num_gap_blocks.
 struct DispatchReceiveParams : DispatchReceiveRows {
   LatencyParams call;
 };
