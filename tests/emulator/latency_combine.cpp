@@ -72,7 +72,7 @@ cuda::LatencyParams LatencyCombine::call(int rank, std::uint64_t agreement) cons
 cuda::CombineRows LatencyCombine::rows() const {
   cuda::CombineRows rows{row_bytes(), spec_.float32, spec_.order};
   const bool words = spec_.words && spec_.order == CombineOrder::kRankSums && !ranks_.masks();
-  if (words) rows.word_tokens = ranks_.layout().word_tokens(row_bytes());
+  rows.words = words && call(0, 0).max_tokens <= ranks_.layout().word_tokens(row_bytes());
   return rows;
 }
 

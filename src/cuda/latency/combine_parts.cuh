@@ -23,14 +23,12 @@ inline constexpr int kCombineThreads = (kCombineWarps + 1) * kWarpLanes;
 struct CombineStart {
   bool routed = false;  ///< the dispatch was not refused
   int most_tokens = 0;  ///< of any rank, if routed
-  bool words = false;   ///< sums travel as words (CombineRows::word_tokens)
 
-  __device__ static CombineStart of(const LatencyParams& call, const CombineRows& rows) {
+  __device__ static CombineStart of(const LatencyParams& call) {
     const std::uint32_t valid = call.tables.summary->valid;
     const std::int32_t most_tokens = *call.tables.most_tokens;
     // Behind a kernel in which the group broke they are anything; whoever waits for the call's turn finds that out.
-    return {valid != 0, max(0, min(most_tokens, static_cast<int>(call.max_tokens))),
-            valid != 0 && rows.word_tokens != 0 && most_tokens <= rows.word_tokens};
+    return {valid != 0, max(0, min(most_tokens, static_cast<int>(call.max_tokens)))};
   }
 };
 

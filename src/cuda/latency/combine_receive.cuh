@@ -57,17 +57,15 @@ __device__ __noinline__ inline Outcome await_combine(const LatencyParams& call, 
 }
 
 /// What one warp does with its parts of tokens. What can be done before rows are here is. `kMasks`: homes may be lost
-/// (tables.hpp).
-template <bool kFloat32, bool kMasks>
+/// (tables.hpp). `kWords`: CombineRows::words.
+template <bool kFloat32, bool kMasks, bool kWords>
 class CombineReceiver {
  public:
-  /// `words`: as CombineStart says.
   __device__ CombineReceiver(const LatencyParams& call, const CombineReceiveRows& params, const SentCall& sent,
-                             const CombineReceiveShared& shared, bool words)
+                             const CombineReceiveShared& shared)
       : params_(params),
         call_(call),
         sent_(sent),
-        words_(words && !kMasks),
         shared_(shared),
         terms_(shared.terms[warp_idx() - 1]),
         window_(CombineWindow::at(call, params.rows, call.ranks.rank, static_cast<int>(sent.set))) {}
@@ -94,10 +92,10 @@ class CombineReceiver {
       waits = false;
       if (!has || outcome != Outcome::kGo) continue;
       std::byte* const out = params_.out + token * params_.out_stride + part.begin;
-      if (!words_) {
-        sum_terms<kFloat32>(terms_, num_rows, {out}, part.bytes);
-      } else if (!sum_word_rows<kFloat32>(call_, sent_, terms_, num_rows, out, part.bytes)) {
-        return Outcome::kStop;
+      if constexpr (kWords) {
+        if (!sum_word_rows<kFloat32>(call_, sent_, terms_, num_rows, out, part.bytes)) return Outcome::kStop;
+      } else {
+        sum_terms<kFloat32>(terms_, num_rows, out, part.bytes);
       }
     }
     return outcome;
@@ -111,7 +109,7 @@ class CombineReceiver {
     float weight = 1.0F;
   };
 
-  __device__ bool exact() const { return params_.rows.order == CombineOrder::kExact; }
+  __device__ bool exact() const { return !kWords && params_.rows.order == CombineOrder::kExact; }
 
   __device__ Entry load(int token) const {
     Entry entry;
@@ -133,7 +131,7 @@ class CombineReceiver {
     term.weight = entry.weight;
     // Exact: a row lies where the first of its entries is. Sums: at the ordinal of its rank among the token's, or as
     // words in the rank's own place.
-    if (words_) {
+    if constexpr (kWords) {
       if (entry.home >= 0) {
         term.row = word_row(call_, params_.rows, call_.ranks.rank, static_cast<int>(sent_.set), home_rank(entry.home),
                             token, part.begin);
@@ -162,22 +160,18 @@ class CombineReceiver {
   const CombineReceiveRows& params_;
   const LatencyParams& call_;
   const SentCall& sent_;
-  const bool words_;
   const CombineReceiveShared& shared_;
   Terms& terms_;
   const CombineWindow window_;
 };
 
-/// All threads of all blocks; false when the group broke, in all threads of a block, or in some of those that wait for
-/// rows that are words.
-template <bool kFloat32, bool kMasks = false>
+/// All threads of all blocks; false when the group broke, in all threads of a block, or with `kWords` in some of those
+/// that wait for rows. `routed`: as CombineStart says.
+template <bool kFloat32, bool kMasks = false, bool kWords = false>
 __device__ inline bool receive_combine(const LatencyParams& call, const CombineReceiveRows& params,
-                                       const SentCall& sent, const CombineReceiveShared& shared,
-                                       const CombineStart& start) {
-  if (!start.routed || warp_idx() == 0 || is_clerk()) {
-    return await_combine(call, sent, shared, start.routed) != Outcome::kStop;
-  }
-  CombineReceiver<kFloat32, kMasks> receiver(call, params, sent, shared, start.words);
+                                       const SentCall& sent, const CombineReceiveShared& shared, bool routed) {
+  if (!routed || warp_idx() == 0 || is_clerk()) return await_combine(call, sent, shared, routed) != Outcome::kStop;
+  CombineReceiver<kFloat32, kMasks, kWords> receiver(call, params, sent, shared);
   return receiver.receive_all() != Outcome::kStop;
 }
 

@@ -21,18 +21,18 @@ constexpr std::size_t kCopyBytes =
 
 /// What the sums need of this combine: all of it is sent before any rank waits for some of it.
 __global__ void __launch_bounds__(kCombineThreads) weights_send_kernel(const __grid_constant__ SendParams params) {
-  const CombineStart start = CombineStart::of(params.call, params.rows);
+  const CombineStart start = CombineStart::of(params.call);
   if (__syncthreads_or(static_cast<int>(is_broken(params.call.ranks) || !start.routed)) != 0) return;
   SendParams& own = copy_without_masked(params, dynamic_shared());
   look_at_shadow_grants(params, own, LatencyKind::kCombine);
   const CombineSendShared shared =
       CombineSendShared::at(dynamic_shared() + kCopyBytes<SendParams>, own.call.ranks.num_ranks);
-  take_turn(own, shared, start);
+  take_turn(own, shared, true);
 }
 
 template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads) masked_send_kernel(const __grid_constant__ SendParams params) {
-  const CombineStart start = CombineStart::of(params.call, params.rows);
+  const CombineStart start = CombineStart::of(params.call);
   // All threads or none: others wait for them.
   if (__syncthreads_or(static_cast<int>(is_broken(params.call.ranks))) != 0) return;
   SendParams& own = copy_without_masked(params, dynamic_shared());
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kCombineThreads) masked_send_kernel(const __gr
 
 template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads) masked_receive_kernel(const __grid_constant__ ReceiveParams params) {
-  const CombineStart start = CombineStart::of(params.call, params.rows);
+  const CombineStart start = CombineStart::of(params.call);
   const volatile SentCall& pending = *params.call.tables.combine;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};
   // All threads or none: others wait for them.
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kCombineThreads) masked_receive_kernel(const _
   const LatencyParams& call = own.call;
   const CombineReceiveShared shared =
       CombineReceiveShared::at(dynamic_shared() + kCopyBytes<ReceiveParams>, call.ranks.num_ranks);
-  if (!receive_combine<kFloat32, true>(call, own, sent, shared, start)) return;
+  if (!receive_combine<kFloat32, true>(call, own, sent, shared, start.routed)) return;
   if (!is_last_block(call.tables.combine->arrivals)) return;
   look_at_window(params, own);
   if (threadIdx.x == 0) *call.tables.combine = {};

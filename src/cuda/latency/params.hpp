@@ -133,8 +133,12 @@ struct CombineRows {
   std::int64_t row_bytes = 0;  ///< a multiple of 16
   bool float32 = false;        ///< else bf16
   CombineOrder order = CombineOrder::kExact;
-  /// Sums travel as words if no rank has more tokens than this (LatencyLayout::word_tokens). The same on every rank.
-  int word_tokens = 0;
+  /// Sums travel as words: of calls for at most LatencyLayout::word_tokens. The same on every rank. In kernels of their
+  /// own: others take longer even if they only hold the code.
+  bool words = false;
+
+  /// Of the kernel for them, in order of these two.
+  int kernel_idx() const { return (words ? 2 : 0) + (float32 ? 1 : 0); }
 };
 
 /// Of a dispatch that was refused: no rank sends rows, and the send half reports why.

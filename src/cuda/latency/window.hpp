@@ -41,7 +41,7 @@
 ///   dispatch  row_flags[M] entries[M][K] weights[M][K]   [s][M] row stride: x, then its scales; each s has R-th part
 ///   combine   weights[M][K]                              [M][K], or [M][ranks of a token], by all; flags are done[][]
 ///
-/// Row words: sums of a few tokens (CombineRows::word_tokens) go as words too, of twice the bytes, into memory of their
+/// Row words: sums of a few tokens (CombineRows::words) go as words too, of twice the bytes, into memory of their
 /// own behind the sets. Whoever adds them up waits for them alone: no fence, no flag that follows, and the sender has
 /// no blocks to wait for (LatencyHeader). Each source has its own, so that a word that nobody waited for is overwritten
 /// by its sender's next one or by none.
