@@ -69,10 +69,17 @@ cuda::LatencyParams LatencyCombine::call(int rank, std::uint64_t agreement) cons
   return call;
 }
 
+cuda::CombineRows LatencyCombine::rows() const {
+  cuda::CombineRows rows{row_bytes(), spec_.float32, spec_.order};
+  const bool words = spec_.words && spec_.order == CombineOrder::kRankSums && !ranks_.masks();
+  rows.words = words && call(0, 0).max_tokens <= ranks_.layout().word_tokens(row_bytes());
+  return rows;
+}
+
 cuda::CombineSendParams LatencyCombine::send_params(int rank, std::uint64_t agreement) const {
   cuda::CombineSendParams params;
   params.call = call(rank, agreement);
-  params.rows = {row_bytes(), spec_.float32, spec_.order};
+  params.rows = rows();
   params.x = x_[static_cast<std::size_t>(rank)].data();
   params.x_stride = stride();
   params.own_weights = spec_.own_weights;
@@ -83,7 +90,7 @@ cuda::CombineSendParams LatencyCombine::send_params(int rank, std::uint64_t agre
 cuda::CombineReceiveParams LatencyCombine::receive_params(int rank, std::uint64_t agreement) {
   cuda::CombineReceiveParams params;
   params.call = call(rank, agreement);
-  params.rows = {row_bytes(), spec_.float32, spec_.order};
+  params.rows = rows();
   params.out = out_[static_cast<std::size_t>(rank)].data();
   params.out_stride = stride();
   params.weights = weights_of(rank);

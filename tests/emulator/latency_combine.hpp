@@ -18,6 +18,7 @@ struct LatencyCombineSpec {
   std::uint64_t agreement = 77;
   std::uint64_t seed = 1;
   std::vector<int> masked = {};  ///< since the dispatch
+  bool words = true;             ///< sums of few tokens travel as words
 };
 
 /// One combine on all ranks, and what the oracle says of it.
@@ -52,6 +53,7 @@ class LatencyCombine {
   std::int64_t stride() const { return row_bytes() + spec_.gap_bytes; }
   const float* weights_of(int rank) const;
   cuda::LatencyParams call(int rank, std::uint64_t agreement) const;
+  cuda::CombineRows rows() const;
   cuda::CombineSendParams send_params(int rank, std::uint64_t agreement) const;
   cuda::CombineReceiveParams receive_params(int rank, std::uint64_t agreement);
 

@@ -25,6 +25,7 @@ LatencyCombineSpec draw_combine(std::mt19937_64& random) {
   spec.own_weights = random() % 3 == 0;
   spec.gap_bytes = static_cast<std::int64_t>(random() % 2) * 16;
   spec.num_blocks = 2 + static_cast<int>(random() % 3);
+  spec.words = random() % 4 != 0;
   spec.seed = random();
   return spec;
 }

@@ -165,6 +165,7 @@ cuda::DispatchReceiveParams LatencyDispatch::receive_params(int rank, std::uint6
   params.row = row();
   params.zero_padding = spec_.zero_padding;
   params.warps_per_row = spec_.warps_per_row;
+  params.num_gap_blocks = spec_.num_gap_blocks;
   if (spec_.placed) params.counters.received = {counters_[static_cast<std::size_t>(rank)].data(), false};
   return params;
 }
@@ -192,7 +193,7 @@ void LatencyDispatch::run_whole(int rank) {
   // Every other rank has blocks that send, and others that receive.
   if (rank % 2 == 0) {
     params.receive.first_receiver = params.send.call.num_blocks;
-    params.send.call.num_blocks += 2;
+    params.send.call.num_blocks += 2 + spec_.num_gap_blocks;
   }
   cuda::launch_latency_dispatch(params, ranks_.stream(rank));
 }

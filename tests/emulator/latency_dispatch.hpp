@@ -24,6 +24,7 @@ struct LatencyDispatchSpec {
   std::int64_t gap_bytes = 0;  ///< between rows
   int num_blocks = 3;          ///< at least 2
   int warps_per_row = 1;
+  int num_gap_blocks = 0;  ///< not with zero_padding; less than num_blocks - 1
   std::uint64_t agreement = 77;
   std::uint64_t seed = 1;
 };

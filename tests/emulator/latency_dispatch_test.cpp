@@ -37,6 +37,7 @@ LatencyDispatchSpec draw_dispatch(std::mt19937_64& random) {
   spec.gap_bytes = static_cast<std::int64_t>(random() % 2) * 16;
   spec.num_blocks = 2 + static_cast<int>(random() % 9);
   spec.warps_per_row = 1 << random() % 4;
+  if (!spec.zero_padding && spec.num_blocks > 3) spec.num_gap_blocks = static_cast<int>(random() % 3);
   spec.seed = random();
   return spec;
 }

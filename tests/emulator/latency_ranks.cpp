@@ -56,6 +56,7 @@ void LatencyRanks::age_words(int rank) {
   for (int set = 0; set < cuda::kLatencyKinds * cuda::kSets; ++set) {
     age(sets + set * layout_.set_bytes, layout_.words_bytes, number);
   }
+  age(base + layout_.row_words, cuda::kSets * options_.num_ranks * layout_.row_words_bytes, number);
 }
 
 cuda::RankParams LatencyRanks::params(int rank) {

@@ -18,13 +18,15 @@ TEST(LatencyLayout, PartsFollowEachOtherAndEndInside) {
     for (const std::int64_t bytes : {20 * kMib + 12288, 100 * kMib, 900 * kMib}) {
       const LatencyLayout layout = LatencyLayout::of(4096, bytes, num_ranks);
       ASSERT_GT(layout.set_bytes, 0);
-      EXPECT_LE(layout.control.size_bytes + kLatencyKinds * kSets * layout.set_bytes, bytes);
+      EXPECT_EQ(layout.row_words, layout.control.size_bytes + kLatencyKinds * kSets * layout.set_bytes);
+      EXPECT_LE(layout.row_words + kSets * num_ranks * layout.row_words_bytes, bytes);
       EXPECT_GT(layout.control.headers, layout.control.grants);
       EXPECT_GT(layout.control.local, layout.control.done);
       EXPECT_LT(layout.control.local, layout.control.size_bytes);
       EXPECT_LE(layout.slot_bytes * num_ranks, layout.words_bytes);
       EXPECT_LE(layout.words_bytes + layout.source_bytes * num_ranks, layout.set_bytes);
-      for (const std::int64_t part : {layout.set_bytes, layout.words_bytes, layout.slot_bytes, layout.source_bytes}) {
+      for (const std::int64_t part :
+           {layout.set_bytes, layout.words_bytes, layout.slot_bytes, layout.source_bytes, layout.row_words_bytes}) {
         EXPECT_EQ(part % kRowAlignment, 0) << "every row begins at a cache line";
       }
     }
@@ -44,6 +46,19 @@ TEST(LatencyLayout, HoldsWhatItsBytesAreFor) {
           }
         }
       }
+    }
+  }
+}
+
+TEST(LatencyLayout, HoldsSumsOfAFewTokensAsWords) {
+  for (const int num_ranks : {2, 8}) {
+    for (const std::int64_t max_tokens : {1, 5, 8, 128}) {
+      const SetNeed need = SetNeed::of_combine(max_tokens, 8, num_ranks, 14336);
+      const LatencyLayout layout = LatencyLayout::of(0, LatencyLayout::bytes_for(need, num_ranks), num_ranks);
+      EXPECT_EQ(layout.word_tokens(14336), max_tokens < kWordTokens ? max_tokens : kWordTokens)
+          << num_ranks << " ranks, M " << max_tokens;
+      EXPECT_LE(layout.word_tokens(14336) * row_words_bytes(14336), layout.row_words_bytes);
+      EXPECT_LT(layout.word_tokens(std::int64_t{1} << 20), kWordTokens) << "rows of a MiB";
     }
   }
 }

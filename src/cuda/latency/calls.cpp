@@ -115,6 +115,8 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   CombineSendParams send;
   send.call = params_of(routing);
   send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
+  // Gates of groups that mask ranks wait for flags.
+  send.rows.words = rows.rank_sums && !masks() && routing.max_tokens <= layout_.word_tokens(rows.x.row_bytes);
   send.x = rows.x.data;
   send.x_stride = rows.x.stride_bytes;
   const auto* weights = static_cast<const float*>(rows.topk_weights.data);

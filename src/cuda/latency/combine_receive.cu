@@ -10,7 +10,7 @@ namespace {
 
 using namespace device;  // NOLINT(google-build-using-namespace)
 
-template <bool kFloat32>
+template <bool kFloat32, bool kWords>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_receive_kernel(const __grid_constant__ CombineReceiveParams params) {
   const LatencyParams& call = params.call;
@@ -20,21 +20,24 @@ __global__ void __launch_bounds__(kCombineThreads)
   // All threads or none: others wait for them.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
   const CombineReceiveShared shared = CombineReceiveShared::at(dynamic_shared(), call.ranks.num_ranks);
-  if (!receive_combine<kFloat32>(call, params, sent, shared, start.routed)) return;
+  bool good = receive_combine<kFloat32, false, kWords>(call, params, sent, shared, start.routed);
+  if constexpr (kWords) good = __syncthreads_and(static_cast<int>(good)) != 0;
+  if (!good) return;
   if (!is_last_block(call.tables.combine->arrivals)) return;
   if (threadIdx.x == 0) *call.tables.combine = {};
   if (warp_idx() == 0) grant_set(call, LatencyKind::kCombine, sent.number, static_cast<int>(sent.set));
 }
 
 using ReceiveKernel = void (*)(CombineReceiveParams);
-constexpr ReceiveKernel kReceiveKernels[] = {combine_receive_kernel<false>, combine_receive_kernel<true>};
+constexpr ReceiveKernel kReceiveKernels[] = {combine_receive_kernel<false, false>, combine_receive_kernel<true, false>,
+                                             combine_receive_kernel<false, true>, combine_receive_kernel<true, true>};
 
 }  // namespace
 
 cudaError_t launch_combine_receive(const CombineReceiveParams& params, cudaStream_t stream) {
   const LaunchShape shape{static_cast<unsigned>(params.call.num_blocks), static_cast<unsigned>(kCombineThreads),
                           CombineReceiveShared::at(nullptr, params.call.ranks.num_ranks).size_bytes};
-  return launch_kernel(kReceiveKernels[params.rows.float32 ? 1 : 0], shape, params, stream);
+  return launch_kernel(kReceiveKernels[params.rows.kernel_idx()], shape, params, stream);
 }
 
 cudaError_t load_combine_receive_kernels() {

@@ -57,8 +57,8 @@ __device__ __noinline__ inline Outcome await_combine(const LatencyParams& call, 
 }
 
 /// What one warp does with its parts of tokens. What can be done before rows are here is. `kMasks`: homes may be lost
-/// (tables.hpp).
-template <bool kFloat32, bool kMasks>
+/// (tables.hpp). `kWords`: CombineRows::words.
+template <bool kFloat32, bool kMasks, bool kWords>
 class CombineReceiver {
  public:
   __device__ CombineReceiver(const LatencyParams& call, const CombineReceiveRows& params, const SentCall& sent,
@@ -91,7 +91,12 @@ class CombineReceiver {
       if (waits) outcome = await_combine(call_, sent_, shared_, true);
       waits = false;
       if (!has || outcome != Outcome::kGo) continue;
-      sum_terms<kFloat32>(terms_, num_rows, params_.out + token * params_.out_stride + part.begin, part.bytes);
+      std::byte* const out = params_.out + token * params_.out_stride + part.begin;
+      if constexpr (kWords) {
+        if (!sum_word_rows<kFloat32>(call_, sent_, terms_, num_rows, out, part.bytes)) return Outcome::kStop;
+      } else {
+        sum_terms<kFloat32>(terms_, num_rows, out, part.bytes);
+      }
     }
     return outcome;
   }
@@ -104,7 +109,7 @@ class CombineReceiver {
     float weight = 1.0F;
   };
 
-  __device__ bool exact() const { return params_.rows.order == CombineOrder::kExact; }
+  __device__ bool exact() const { return !kWords && params_.rows.order == CombineOrder::kExact; }
 
   __device__ Entry load(int token) const {
     Entry entry;
@@ -124,8 +129,16 @@ class CombineReceiver {
       term.key = static_cast<std::uint64_t>(home_rank(entry.home)) << 32 | static_cast<std::uint32_t>(entry.slot);
     }
     term.weight = entry.weight;
-    // Exact: a row lies where the first of its entries is. Sums: at the ordinal of its rank among the token's.
-    term.row = window_.row(token, exact() ? lane_idx() : ordinal_of(entry.home)) + part.begin;
+    // Exact: a row lies where the first of its entries is. Sums: at the ordinal of its rank among the token's, or as
+    // words in the rank's own place.
+    if constexpr (kWords) {
+      if (entry.home >= 0) {
+        term.row = word_row(call_, params_.rows, call_.ranks.rank, static_cast<int>(sent_.set), home_rank(entry.home),
+                            token, part.begin);
+      }
+    } else {
+      term.row = window_.row(token, exact() ? lane_idx() : ordinal_of(entry.home)) + part.begin;
+    }
     return order_terms(term, call_.num_topk, exact(), terms_).num_rows;
   }
 
@@ -152,12 +165,13 @@ class CombineReceiver {
   const CombineWindow window_;
 };
 
-/// All threads of all blocks; false in all threads of a block when the group broke. `routed`: as CombineStart says.
-template <bool kFloat32, bool kMasks = false>
+/// All threads of all blocks; false when the group broke, in all threads of a block, or with `kWords` in some of those
+/// that wait for rows. `routed`: as CombineStart says.
+template <bool kFloat32, bool kMasks = false, bool kWords = false>
 __device__ inline bool receive_combine(const LatencyParams& call, const CombineReceiveRows& params,
                                        const SentCall& sent, const CombineReceiveShared& shared, bool routed) {
   if (!routed || warp_idx() == 0 || is_clerk()) return await_combine(call, sent, shared, routed) != Outcome::kStop;
-  CombineReceiver<kFloat32, kMasks> receiver(call, params, sent, shared);
+  CombineReceiver<kFloat32, kMasks, kWords> receiver(call, params, sent, shared);
   return receiver.receive_all() != Outcome::kStop;
 }
 

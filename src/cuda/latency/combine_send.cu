@@ -12,13 +12,13 @@ namespace {
 
 using namespace device;  // NOLINT(google-build-using-namespace)
 
-template <bool kFloat32>
+template <bool kFloat32, bool kWords>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_send_kernel(const __grid_constant__ CombineSendParams params) {
   const LatencyParams& call = params.call;
   const CombineStart start = CombineStart::of(call);
   const CombineSendShared shared = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
-  if (!send_combine<kFloat32, false>(params, shared, start) || warp_idx() != 0) return;
+  if (!send_combine<kFloat32, false, kWords>(params, shared, start) || warp_idx() != 0) return;
   const std::uint64_t number = *shared.number;
   if (lane_idx() != 0) return;
   if (blockIdx.x == 0) {
@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(kCombineThreads)
 }
 
 using SendKernel = void (*)(CombineSendParams);
-constexpr SendKernel kSendKernels[] = {combine_send_kernel<false>, combine_send_kernel<true>};
+constexpr SendKernel kSendKernels[] = {combine_send_kernel<false, false>, combine_send_kernel<true, false>,
+                                       combine_send_kernel<false, true>, combine_send_kernel<true, true>};
 
 /// Small batches take more blocks rather than more warps of each: code that is new to a multiprocessor comes slowly.
 constexpr std::int64_t kUnitsPerBlock = 4;
@@ -45,7 +46,7 @@ int combine_blocks(const LatencyParams& call, const CombineRows& rows, int num_s
 cudaError_t launch_combine_send(const CombineSendParams& params, cudaStream_t stream) {
   const LaunchShape shape{static_cast<unsigned>(params.call.num_blocks), static_cast<unsigned>(kCombineThreads),
                           CombineSendShared::at(nullptr, params.call.ranks.num_ranks).size_bytes};
-  return launch_kernel(kSendKernels[params.rows.float32 ? 1 : 0], shape, params, stream);
+  return launch_kernel(kSendKernels[params.rows.kernel_idx()], shape, params, stream);
 }
 
 cudaError_t load_combine_send_kernels() {

@@ -4,6 +4,7 @@
 /// The send half of a combine: what this rank's experts made of each token goes back to the token's source, into the
 /// set in which that rank receives this call. Waits for no rows.
 
+#include "cuda/copy/prefetch.cuh"
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/latency/combine_parts.cuh"
 #include "cuda/latency/term_order.cuh"
@@ -67,13 +68,14 @@ __device__ __noinline__ inline void send_weights(const CombineSendParams& params
   }
 }
 
-/// Tells the peers that this rank has come to the call. Warp 0 of block 0.
+/// Tells the peers that this rank has come to the call. Warp 0 of block 0. `kWords`: no flags follow the rows.
+template <bool kWords>
 __device__ inline void announce(const LatencyParams& call, bool routed, std::uint64_t number, const int* sets) {
   LatencyHeader header;
   header.agreement = routed ? call.agreement : 0;
   header.record_number = call.record_number;
   header.num_tokens = call.num_tokens;
-  header.blocks_or_homes = static_cast<std::uint64_t>(num_adding_blocks());
+  header.blocks_or_homes = kWords ? 0 : static_cast<std::uint64_t>(num_adding_blocks());
   post_header(call, LatencyKind::kCombine, number, header, sets);
 }
 
@@ -94,6 +96,7 @@ __device__ inline bool meet_at_turn(const CombineSendParams& params, const Combi
 }
 
 /// The same in blocks and warps that send no rows.
+template <bool kWords = false>
 __device__ inline bool take_turn(const CombineSendParams& params, const CombineSendShared& shared, bool routed) {
   const LatencyParams& call = params.call;
   const auto wait = [&call, &shared] {
@@ -102,12 +105,12 @@ __device__ inline bool take_turn(const CombineSendParams& params, const CombineS
     if (lane_idx() == 0) *shared.number = number;
   };
   if (!meet_at_turn(params, shared, routed, wait)) return false;
-  if (is_clerk() && warp_idx() == 0) announce(call, routed, *shared.number, shared.sets);
+  if (is_clerk() && warp_idx() == 0) announce<kWords>(call, routed, *shared.number, shared.sets);
   return true;
 }
 
-/// What one warp does with its units. What can be done before the call's turn is.
-template <bool kFloat32>
+/// What one warp does with its units. What can be done before the call's turn is. `kWords`: of sums, which travel so.
+template <bool kFloat32, bool kWords>
 class CombineSender {
  public:
   __device__ CombineSender(const CombineSendParams& params, const CombineSendShared& shared)
@@ -136,6 +139,9 @@ class CombineSender {
       const TermPlace place = order(item, part);
       unit += all_combine_warps();
       const Item next = load(unit);  // while this one is summed
+      if constexpr (kWords) {
+        if (waits && own_weights()) fetch(item, part);
+      }
       if (waits) good = meet_at_turn(params_, shared_, start.routed, [] {});
       waits = false;
       if (good && item.ordinal >= 0 && shared_.sets[item.source] != kNoSet) good = send(item, part, place);
@@ -154,7 +160,7 @@ class CombineSender {
     float weight = 0;           ///< the dispatch's
   };
 
-  __device__ bool rank_sums() const { return params_.rows.order == CombineOrder::kRankSums; }
+  __device__ bool rank_sums() const { return kWords || params_.rows.order == CombineOrder::kRankSums; }
   __device__ bool own_weights() const { return params_.own_weights && rank_sums(); }
 
   __device__ Item load(int unit) const {
@@ -190,7 +196,26 @@ class CombineSender {
     return order_terms(term, call_.num_topk, true, terms_);
   }
 
+  /// Rows begin to come while the turn and the weights are awaited. More than this of a part comes later anyway.
+  __device__ void fetch(const Item& item, const RowPart& part) const {
+    constexpr int kMostBytes = kSumSteps * RowParts::kStepBytes;
+    constexpr int kLineBytes = 128;
+    if (item.row < 0) return;
+    const std::byte* const row = row_at(item.row) + part.begin;
+    const int bytes = part.bytes < kMostBytes ? part.bytes : kMostBytes;
+#pragma unroll 1
+    for (int offset = 0; offset < bytes; offset += kLineBytes) prefetch_l2(row + offset);
+  }
+
   __device__ bool send(const Item& item, const RowPart& part, const TermPlace& place) const {
+    if constexpr (kWords) {
+      if (params_.own_weights && !take_weight(item, place)) return false;
+      const WordPlace to{word_row(call_, params_.rows, item.source, shared_.sets[item.source], call_.ranks.rank,
+                                  item.token, part.begin),
+                         *shared_.number};
+      sum_terms<kFloat32>(terms_, place.num_rows, to, part.bytes);
+      return true;
+    }
     const CombineWindow window = window_at(item.source);
     if (!rank_sums()) {
       copy_rows(window, item.token, item.row, part);
@@ -268,22 +293,23 @@ __device__ inline std::uint64_t* own_done_word(const LatencyParams& call, const 
 }
 
 /// All threads of all blocks. `*shared.number` is the call's number afterwards;
-/// false in all threads of a block when the group broke. `kWhole`: the kernel makes the whole call.
-template <bool kFloat32, bool kWhole>
+/// false in all threads of a block when the group broke. `kWhole`: the kernel makes the whole call. `kWords`:
+/// CombineRows::words.
+template <bool kFloat32, bool kWhole, bool kWords = false>
 __device__ inline bool send_combine(const CombineSendParams& params, const CombineSendShared& shared,
                                     const CombineStart& start) {
   const LatencyParams& call = params.call;
   bool good = true;
   if (warp_idx() != 0 && !is_clerk()) {
-    CombineSender<kFloat32> sender(params, shared);
+    CombineSender<kFloat32, kWords> sender(params, shared);
     good = sender.send_all(start);
   } else {
-    good = take_turn(params, shared, start.routed);
+    good = take_turn<kWords>(params, shared, start.routed);
     if (kWhole && good && !is_clerk() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
   }
-  // Where the words go is found out while others still send.
+  // Where the words go is found out while others still send. None follow rows that are words.
   std::uint64_t* done = nullptr;
-  if (warp_idx() == 0 && good && !is_clerk()) done = own_done_word(call, shared, lane_idx());
+  if (!kWords && warp_idx() == 0 && good && !is_clerk()) done = own_done_word(call, shared, lane_idx());
   if (__syncthreads_and(static_cast<int>(good)) == 0) return false;
   if (warp_idx() != 0) return true;
   if (is_clerk()) {
@@ -292,6 +318,7 @@ __device__ inline bool send_combine(const CombineSendParams& params, const Combi
     grant_owed_set(call, LatencyKind::kCombine, *shared.number);
     return true;
   }
+  if constexpr (kWords) return true;
   fence_system();
   if (done != nullptr) post_word(done, *shared.number, 0);
 #pragma unroll 1

@@ -12,7 +12,7 @@ namespace {
 
 using namespace device;  // NOLINT(google-build-using-namespace)
 
-template <bool kFloat32>
+template <bool kFloat32, bool kWords>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ LatencyCombineParams params) {
   await_kernel_before();
   const LatencyParams& call = params.send.call;
@@ -20,14 +20,15 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   const CombineSendShared send = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
   const CombineReceiveShared receive =
       CombineReceiveShared::at(dynamic_shared() + send.size_bytes, call.ranks.num_ranks);
-  if (!send_combine<kFloat32, true>(params.send, send, start)) return;
+  if (!send_combine<kFloat32, true, kWords>(params.send, send, start)) return;
   const SentCall sent{*send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
-  if (!receive_combine<kFloat32>(call, params.receive, sent, receive, start.routed)) return;
+  if (!receive_combine<kFloat32, false, kWords>(call, params.receive, sent, receive, start.routed)) return;
   if (is_clerk() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
 using Kernel = void (*)(LatencyCombineParams);
-constexpr Kernel kKernels[] = {combine_kernel<false>, combine_kernel<true>};
+constexpr Kernel kKernels[] = {combine_kernel<false, false>, combine_kernel<true, false>, combine_kernel<false, true>,
+                               combine_kernel<true, true>};
 
 }  // namespace
 
@@ -37,7 +38,7 @@ cudaError_t launch_latency_combine(const LatencyCombineParams& params, cudaStrea
       static_cast<unsigned>(params.send.call.num_blocks), kCombineThreads,
       CombineSendShared::at(nullptr, num_ranks).size_bytes + CombineReceiveShared::at(nullptr, num_ranks).size_bytes,
       params.send.call.overlaps};
-  return launch_kernel(kKernels[params.send.rows.float32 ? 1 : 0], shape, params, stream);
+  return launch_kernel(kKernels[params.send.rows.kernel_idx()], shape, params, stream);
 }
 
 cudaError_t load_latency_combine_kernels() {

@@ -21,6 +21,8 @@ constexpr std::string_view kName = "latency_dispatch";
 /// Kernels count rows in 32 bits, in steps of all their threads.
 constexpr std::int64_t kMostSlabRows = std::numeric_limits<std::int32_t>::max() - kMaxCallBlocks * kDispatchThreads;
 constexpr std::int64_t kWarpsPerBlock = kDispatchThreads / 32;
+/// Two for each thread.
+constexpr std::int64_t kGapRowsPerBlock = 2 * kDispatchThreads;
 
 LatencyRow row_of(const DispatchCall& call) {
   LatencyRow row;
@@ -103,9 +105,14 @@ void share_receive(DispatchReceiveParams& params, int most_blocks) {
   const std::int64_t per_source = (params.call.max_tokens + rows_per_block - 1) / rows_per_block;
   const std::int64_t wanted = params.call.ranks.num_ranks * per_source;
   // Clearing the rest of a slab takes all that there are.
-  params.call.num_blocks =
-      params.first_receiver +
-      static_cast<int>(params.zero_padding ? most_receivers : std::min<std::int64_t>(most_receivers, wanted));
+  if (params.zero_padding || wanted >= most_receivers) {
+    params.call.num_blocks = params.first_receiver + static_cast<int>(most_receivers);
+    return;
+  }
+  const std::int64_t num_slab_rows = params.call.num_local_experts * params.call.slab_capacity;
+  const std::int64_t gap_blocks = (num_slab_rows + kGapRowsPerBlock - 1) / kGapRowsPerBlock;
+  params.num_gap_blocks = static_cast<int>(std::min(gap_blocks, most_receivers - wanted));
+  params.call.num_blocks = params.first_receiver + static_cast<int>(wanted) + params.num_gap_blocks;
 }
 
 /// Which blocks do what. Those that receive and do not send have everything ready when rows come; so, where they are

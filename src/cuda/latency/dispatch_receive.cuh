@@ -218,12 +218,12 @@ struct SourceOrder {
   int step = 1;
 
   __device__ static SourceOrder of_block(int num_ranks, const DispatchReceiveRows& params) {
-    const int num_blocks = static_cast<int>(gridDim.x) - params.first_receiver;
+    const int num_blocks = static_cast<int>(gridDim.x) - params.first_receiver - params.num_gap_blocks;
     const int per_source = num_blocks >= num_ranks ? num_blocks / num_ranks : 1;
     const int block = static_cast<int>(blockIdx.x) - params.first_receiver;
     SourceOrder order;
     order.step = num_blocks / per_source;
-    order.tokens.source = reports() ? num_ranks : block / per_source;
+    order.tokens.source = reports() || block >= num_blocks ? num_ranks : block / per_source;
     order.tokens.first = warp_idx() / params.warps_per_row * per_source + block % per_source;
     order.tokens.step = per_source * (kReceiveWarps / params.warps_per_row);
     order.tokens.share = {warp_idx() % params.warps_per_row, params.warps_per_row};
@@ -316,7 +316,7 @@ __device__ inline bool receive(const LatencyParams& call, const Params& params, 
   WarpTokens& tokens = order.tokens;
   if (reports()) begin_report(call, shared);
   bool whole = true;
-  bool cleared = reports();
+  bool cleared = !clears_gaps(params);
   std::uint64_t entry = look.entry;
   // Every block needs the counts, if only to know what rows are gaps; so one without a source goes through here too.
 #pragma unroll 1

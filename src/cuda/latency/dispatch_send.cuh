@@ -54,17 +54,6 @@ __device__ inline int num_counted_tokens(const DispatchSendParams& params) {
   return params.num_tokens_view == nullptr ? num_tokens : max(0, min(*params.num_tokens_view, num_tokens));
 }
 
-/// What the Routing keeps of an entry, whose id stands for `expert`. By the block that counts.
-__device__ inline void keep_entry(const DispatchSendParams& params, DispatchSendShared& shared, std::int64_t at,
-                                  std::int64_t id, int expert) {
-  const LatencyTables& tables = params.call.tables;
-  if (expert < 0 && id != -1) atomicMin(&shared.bad_entry, static_cast<unsigned long long>(at));
-  tables.ids[at] = expert < 0 ? id : expert;
-  tables.homes[at] = expert < 0 ? -1 : home_of(params.placement.owner[expert], params.placement.local_expert[expert]);
-  if (id == -1) tables.slots[at] = -1;  // the receive half does not see tokens that do not count
-  if (tables.weights != nullptr) tables.weights[at] = params.weights[at];
-}
-
 /// Adds the tokens before `end` to `tokens_of_expert` [E], each once for an expert; those from `num_counted` on have
 /// none. All warps but the first.
 template <bool kHomes>
@@ -84,7 +73,9 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
       const std::int64_t at = std::int64_t{token} * num_topk + topk;
       const std::int64_t id = token < num_counted ? load_id(params, at) : -1;
       expert = expert_of<kHomes>(params, token, id);
-      if (blockIdx.x == 0) keep_entry(params, shared, at, id, expert);
+      if (blockIdx.x == 0 && expert < 0 && id != -1) {
+        atomicMin(&shared.bad_entry, static_cast<unsigned long long>(at));
+      }
     }
     constexpr int kTokenShift = 16;
     const unsigned key = expert < 0 ? 0x80000000U | static_cast<unsigned>(lane_idx())
@@ -131,6 +122,7 @@ struct TokenEntry {
   std::int64_t id = -1;
   int expert = -1;
   int owner = -1;
+  std::int32_t local_expert = 0;
   std::uint32_t weight = 0;
 
   __device__ void load(const DispatchSendParams& params, std::int64_t token) {
@@ -144,6 +136,16 @@ struct TokenEntry {
   __device__ void find_owner(const DispatchSendParams& params, std::int64_t token) {
     expert = expert_of<kHomes>(params, token, id);
     owner = expert >= 0 ? params.placement.owner[expert] : -1;
+    if (expert >= 0) local_expert = params.placement.local_expert[expert];
+  }
+  /// Writes what the Routing keeps of it. Nobody waits for that.
+  __device__ void keep(const LatencyTables& tables, int num_topk, std::int64_t token) const {
+    if (lane_idx() >= num_topk) return;
+    const std::int64_t at = token * num_topk + lane_idx();
+    tables.ids[at] = expert < 0 ? id : expert;
+    tables.homes[at] = expert < 0 ? -1 : home_of(owner, local_expert);
+    if (id == -1) tables.slots[at] = -1;  // the receive half does not see tokens that do not count
+    if (tables.weights != nullptr) tables.weights[at] = __uint_as_float(weight);
   }
 };
 
@@ -196,6 +198,18 @@ __device__ inline void post_entries(const DispatchSendParams& params, const Disp
   }
 }
 
+/// What the Routing keeps of tokens that do not count, which no block sends. All threads of a block.
+__device__ inline void keep_uncounted(const DispatchSendParams& params, int num_counted) {
+  const LatencyTables& tables = params.call.tables;
+  const auto num_topk = static_cast<int>(params.call.num_topk);
+  const std::int64_t end = params.call.num_tokens * num_topk;
+#pragma unroll 1
+  for (std::int64_t at = num_counted * num_topk + static_cast<int>(threadIdx.x); at < end; at += kDispatchThreads) {
+    tables.ids[at] = tables.homes[at] = tables.slots[at] = -1;
+    if (tables.weights != nullptr) tables.weights[at] = params.weights[at];
+  }
+}
+
 /// The tokens that a block sends.
 struct BlockTokens {
   int first = 0;
@@ -237,7 +251,10 @@ class DispatchSender {
         if (waits) {
           if (!take_turn(token)) return;
           on_turn();
-          if (blockIdx.x == 0) post_counts<kHomes>(params_, shared_, num_tokens, shared_.tokens_of_expert());
+          if (blockIdx.x == 0) {
+            post_counts<kHomes>(params_, shared_, num_tokens, shared_.tokens_of_expert());
+            keep_uncounted(params_, num_tokens);
+          }
           if (!sends) return;
           waits = false;
         }
@@ -304,6 +321,7 @@ class DispatchSender {
       fence_system();
       post_word(flag, shared_.number, 0);
     }
+    entry_.keep(call_.tables, call_.num_topk, token);
     if (more) {
       entry_.load(params_, token + 1);
       entry_.template find_owner<kHomes>(params_, token + 1);

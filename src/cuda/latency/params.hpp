@@ -97,12 +97,15 @@ struct DispatchReceiveRows {
   LatencyRow row;
   bool zero_padding = false;
   int first_receiver = 1;  ///< the first block that copies rows
+  /// The last blocks, which copy no rows: only these write which rows of the slab hold no token, if there are any. Not
+  /// with zero_padding.
+  int num_gap_blocks = 0;
   CounterTables counters;
   int warps_per_row = 1;  ///< that share the copy of one row; a power of two, at most kMaxWarpsPerRow
   RouteResultTables host;
 };
 
-/// call.num_blocks: at least 2, since the first one copies no rows, and more than first_receiver.
+/// call.num_blocks: at least 2, since the first one copies no rows, and more than first_receiver and num_gap_blocks.
 struct DispatchReceiveParams : DispatchReceiveRows {
   LatencyParams call;
 };
@@ -130,6 +133,12 @@ struct CombineRows {
   std::int64_t row_bytes = 0;  ///< a multiple of 16
   bool float32 = false;        ///< else bf16
   CombineOrder order = CombineOrder::kExact;
+  /// Sums travel as words: of calls for at most LatencyLayout::word_tokens. The same on every rank. In kernels of their
+  /// own: others take longer even if they only hold the code.
+  bool words = false;
+
+  /// Of the kernel for them, in order of these two.
+  int kernel_idx() const { return (words ? 2 : 0) + (float32 ? 1 : 0); }
 };
 
 /// Of a dispatch that was refused: no rank sends rows, and the send half reports why.

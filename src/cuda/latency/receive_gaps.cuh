@@ -33,17 +33,26 @@ __device__ inline void clear_row(const DispatchReceiveRows& params, int row, int
   }
 }
 
-/// Rows of the slab that hold no token, which the blocks that copy rows share, `step` apart for `worker`.
+/// The first of the blocks that look after rows without a token.
+__device__ inline int first_gap_block(const DispatchReceiveRows& params) {
+  return params.num_gap_blocks == 0 ? params.first_receiver : static_cast<int>(gridDim.x) - params.num_gap_blocks;
+}
+/// Whether this block is one of them. The one that reports is not.
+__device__ inline bool clears_gaps(const DispatchReceiveRows& params) {
+  return blockIdx.x != 0 && static_cast<int>(blockIdx.x) >= first_gap_block(params);
+}
+
+/// Rows of the slab that hold no token, which some blocks share, `step` apart for `worker`.
 struct SlabGaps {
   int first = 0;
   int step = 1;
   int num_rows = 0;  ///< so few that all fit 32 bits
   int capacity = 1;
 
-  __device__ static SlabGaps of(const LatencyParams& call, int first_receiver, int worker, int workers_per_block) {
+  __device__ static SlabGaps of(const LatencyParams& call, int first_block, int worker, int workers_per_block) {
     const auto capacity = static_cast<int>(call.slab_capacity);
-    const int block = static_cast<int>(blockIdx.x) - first_receiver;
-    return {block * workers_per_block + worker, (static_cast<int>(gridDim.x) - first_receiver) * workers_per_block,
+    const int block = static_cast<int>(blockIdx.x) - first_block;
+    return {block * workers_per_block + worker, (static_cast<int>(gridDim.x) - first_block) * workers_per_block,
             call.num_local_experts * capacity, capacity};
   }
   __device__ bool is_gap(const ExpertTables& experts, int row) const {
@@ -55,7 +64,7 @@ struct SlabGaps {
 /// Writes that they hold none.
 __device__ inline void clear_sources(const LatencyParams& call, const DispatchReceiveRows& params,
                                      const ExpertTables& experts) {
-  const SlabGaps gaps = SlabGaps::of(call, params.first_receiver, static_cast<int>(threadIdx.x), kDispatchThreads);
+  const SlabGaps gaps = SlabGaps::of(call, first_gap_block(params), static_cast<int>(threadIdx.x), kDispatchThreads);
 #pragma unroll 1
   for (int row = gaps.first; row < gaps.num_rows; row += gaps.step) {
     if (gaps.is_gap(experts, row)) reinterpret_cast<int2*>(call.tables.source)[row] = make_int2(-1, -1);
@@ -65,7 +74,7 @@ __device__ inline void clear_sources(const LatencyParams& call, const DispatchRe
 /// Clears them. Warps.
 __device__ inline void clear_rows(const LatencyParams& call, const DispatchReceiveRows& params,
                                   const ExpertTables& experts) {
-  const SlabGaps gaps = SlabGaps::of(call, params.first_receiver, warp_idx(), kReceiveWarps);
+  const SlabGaps gaps = SlabGaps::of(call, first_gap_block(params), warp_idx(), kReceiveWarps);
 #pragma unroll 1
   for (int row = gaps.first; row < gaps.num_rows; row += gaps.step) {
     if (gaps.is_gap(experts, row)) clear_row(params, row, gaps.capacity);

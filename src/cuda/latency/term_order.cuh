@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/latency/row_words.cuh"
 #include "cuda/numeric/row_sum.cuh"
 
 namespace ferry::cuda::device {
@@ -67,10 +68,25 @@ struct SumLoads {
   uint4 values[kSumRows][kSumSteps];
 };
 
+/// Where a sum goes as words of a call: word_row().
+struct WordPlace {
+  std::byte* words = nullptr;
+  std::uint64_t number = 0;
+};
+
+/// Stores this lane's 16 bytes of a sum, at `offset` of it.
+__device__ inline void store_sum(std::byte* out, int offset, const uint4& value) {
+  *reinterpret_cast<uint4*>(out + offset) = value;
+}
+__device__ inline void store_sum(const WordPlace& out, int offset, const uint4& value) {
+  const int of_lane = lane_idx() * static_cast<int>(sizeof(uint4));
+  LaneWords(value, out.number).store(out.words + 2 * (offset - of_lane));
+}
+
 /// out[0, bytes) = the sum of the terms. All lanes of a warp, after which `terms` may be filled again. Both halves of a
-/// call use this one copy of the code: what the first has brought to the instruction cache the second finds there.
-template <bool kFloat32>
-__device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, std::byte* out, int bytes) {
+/// call use this one copy of the code: what the first has brought to the instruction cache the second finds there. `Out`: std::byte* or WordPlace.
+template <bool kFloat32, typename Out>
+__device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, Out out, int bytes) {
   constexpr int kUnitBytes = sizeof(uint4);
   constexpr int kStepBytes = kWarpLanes * kUnitBytes;
 #pragma unroll 1
@@ -101,8 +117,8 @@ __device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, 
         }
       }
     }
-    *reinterpret_cast<uint4*>(out + offset) = sums[0].round();
-    if (has_next_step) *reinterpret_cast<uint4*>(out + offset + kStepBytes) = sums[1].round();
+    store_sum(out, offset, sums[0].round());
+    if (has_next_step) store_sum(out, offset + kStepBytes, sums[1].round());
   }
   __syncwarp();
 }

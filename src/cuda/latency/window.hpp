@@ -16,6 +16,7 @@
 ///   counts[set][s][e]         rank s     relaxed / relaxed  dispatch: s's distinct tokens for expert e
 ///   done[set][s][b]           rank s     relaxed / acquire  combine: all that block b of s's send half stores is there
 ///   words and rows of a set   rank s     relaxed; flags of rows acquire, after a fence of the writer
+///   row words[set][s]         rank s     relaxed / relaxed  combine: rows of small calls, as words
 ///   local                     this rank  device scope       see LatencyLocal
 ///   mask words                rank s     see there          see LatencyMaskWords
 ///
@@ -39,6 +40,11 @@
 ///   words of a set, for each source s (its slot)         rows of a set
 ///   dispatch  row_flags[M] entries[M][K] weights[M][K]   [s][M] row stride: x, then its scales; each s has R-th part
 ///   combine   weights[M][K]                              [M][K], or [M][ranks of a token], by all; flags are done[][]
+///
+/// Row words: sums of a few tokens (CombineRows::words) go as words too, of twice the bytes, into memory of their
+/// own behind the sets. Whoever adds them up waits for them alone: no fence, no flag that follows, and the sender has
+/// no blocks to wait for (LatencyHeader). Each source has its own, so that a word that nobody waited for is overwritten
+/// by its sender's next one or by none.
 
 #include <cstddef>
 #include <cstdint>
@@ -68,8 +74,8 @@ struct LatencyHeader {
   std::uint64_t agreement = 0;     ///< hash of what all ranks must pass alike; 0: this rank refuses the call
   std::int64_t record_number = 0;  ///< of the call in the host's CallLog
   std::int64_t num_tokens = 0;     ///< T of that rank
-  /// Combine: blocks of the send half, words of `done`; 0 if it refuses. Dispatch: hash of a placement that only GPUs
-  /// know, else 0.
+  /// Combine: blocks of the send half, words of `done`; 0 if it refuses, or sends rows as words. Dispatch: hash of a
+  /// placement that only GPUs know, else 0.
   std::uint64_t blocks_or_homes = 0;
   std::int64_t bad_entry = -1;  ///< dispatch: index in [T, K] of the first id that is no expert, -1: all are good
   std::int64_t bad_id = 0;
@@ -134,6 +140,19 @@ inline constexpr std::int64_t kRowAlignment = 128;
 /// The share of a set that is words. A token with K = 8 has 136 bytes of them; rows mostly have several thousand.
 inline constexpr std::int64_t kWordsShare = 16;
 
+/// Tokens of a rank up to which sums travel as words. Twice the bytes cost more than a fence and a flag beyond that.
+inline constexpr int kWordTokens = 8;
+/// Row words that a source has in a set, at most: so many rows of 16 KiB.
+inline constexpr std::int64_t kMostRowWordsBytes = std::int64_t{kWordTokens} * 2 * 16384;
+/// They take so much of all memory, at most: what groups for so few tokens need of it.
+inline constexpr std::int64_t kRowWordsShare = 2;
+/// A warp moves 16 bytes a lane at a time. Of its row words the first half has the first 8 bytes of each lane.
+inline constexpr std::int64_t kWordStepBytes = 512;
+
+FERRY_HOST_DEVICE constexpr std::int64_t row_words_bytes(std::int64_t row_bytes) {
+  return (row_bytes + kWordStepBytes - 1) / kWordStepBytes * kWordStepBytes * 2;
+}
+
 FERRY_HOST_DEVICE constexpr std::int64_t round_up_row(std::int64_t bytes) {
   return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
@@ -161,21 +180,26 @@ struct SetNeed {
 
 /// Where everything is, as offsets: the same on every rank. Trivial, so that kernels take it by value.
 struct LatencyLayout {
-  std::int64_t offset = 0;        ///< of the memory in every rank's arena
-  LatencyControl control;         ///< at its start
-  std::int64_t set_bytes = 0;     ///< of each set: [kinds][kSets] follow
-  std::int64_t slot_bytes = 0;    ///< words of one source, at the start of a set: [R]
-  std::int64_t words_bytes = 0;   ///< of a set; its rows follow
-  std::int64_t source_bytes = 0;  ///< rows of one source of dispatch
+  std::int64_t offset = 0;           ///< of the memory in every rank's arena
+  LatencyControl control;            ///< at its start
+  std::int64_t set_bytes = 0;        ///< of each set: [kinds][kSets] follow
+  std::int64_t slot_bytes = 0;       ///< words of one source, at the start of a set: [R]
+  std::int64_t words_bytes = 0;      ///< of a set; its rows follow
+  std::int64_t source_bytes = 0;     ///< rows of one source of dispatch
+  std::int64_t row_words = 0;        ///< from the start: [kSets][R]
+  std::int64_t row_words_bytes = 0;  ///< of each
 
   /// A group that has `bytes` of it; all sizes are 0 if that is too little for anything.
   static constexpr LatencyLayout of(std::int64_t offset, std::int64_t bytes, std::int64_t num_ranks) {
     LatencyLayout layout;
     layout.offset = offset;
     layout.control = LatencyControl::of(static_cast<std::size_t>(num_ranks));
-    constexpr std::int64_t kNumSets = std::int64_t{kLatencyKinds} * kSets;
     if (bytes <= layout.control.size_bytes) return layout;
-    layout.set_bytes = round_down((bytes - layout.control.size_bytes) / kNumSets);
+    const std::int64_t room = bytes - layout.control.size_bytes;
+    const std::int64_t share = room / kRowWordsShare / (kSets * num_ranks);
+    layout.row_words_bytes = round_down(share < kMostRowWordsBytes ? share : kMostRowWordsBytes);
+    layout.set_bytes = round_down((room - kSets * num_ranks * layout.row_words_bytes) / kNumSets);
+    layout.row_words = layout.control.size_bytes + kNumSets * layout.set_bytes;
     layout.slot_bytes = round_down(layout.set_bytes / kWordsShare / num_ranks);
     layout.words_bytes = layout.slot_bytes * num_ranks;
     layout.source_bytes = round_down((layout.set_bytes - layout.words_bytes) / num_ranks);
@@ -183,6 +207,11 @@ struct LatencyLayout {
   }
 
   constexpr std::int64_t rows_bytes() const { return set_bytes - words_bytes; }
+  /// Tokens of a rank whose sums of `row_bytes` may travel as words.
+  constexpr int word_tokens(std::int64_t row_bytes) const {
+    const std::int64_t room = row_words_bytes / cuda::row_words_bytes(row_bytes);
+    return room < kWordTokens ? static_cast<int>(room) : kWordTokens;
+  }
   constexpr bool holds(const SetNeed& need, std::int64_t num_ranks) const {
     return need.slot_words * kWordBytes <= slot_bytes && need.rows_bytes <= source_bytes * num_ranks;
   }
@@ -195,10 +224,14 @@ struct LatencyLayout {
     const std::int64_t rows = need.rows_bytes + num_ranks * kRowAlignment;
     const std::int64_t of_rows = (rows * kWordsShare + kWordsShare - 2) / (kWordsShare - 1);
     const std::int64_t set_bytes = (of_words > of_rows ? of_words : of_rows) + kRowAlignment;
-    return LatencyControl::of(static_cast<std::size_t>(num_ranks)).size_bytes +
-           std::int64_t{kLatencyKinds} * kSets * set_bytes;
+    const std::int64_t sets = kNumSets * set_bytes;
+    const std::int64_t most_row_words = kSets * num_ranks * kMostRowWordsBytes;
+    const std::int64_t share = sets / (kRowWordsShare - 1);
+    return LatencyControl::of(static_cast<std::size_t>(num_ranks)).size_bytes + sets +
+           (share < most_row_words ? share : most_row_words);
   }
 
+  static constexpr std::int64_t kNumSets = std::int64_t{kLatencyKinds} * kSets;
   static constexpr std::int64_t kWordBytes = sizeof(std::uint64_t);
   static constexpr std::int64_t round_down(std::int64_t bytes) { return bytes / kRowAlignment * kRowAlignment; }
 };
@@ -223,6 +256,11 @@ struct LatencyWindow {
   }
   FERRY_HOST_DEVICE constexpr std::byte* rows(const LatencyLayout& layout, LatencyKind kind, int set_idx) const {
     return set(layout, kind, set_idx) + layout.words_bytes;
+  }
+  /// Row words that `source` writes; those of the next source of the set follow.
+  FERRY_HOST_DEVICE constexpr std::byte* row_words(const LatencyLayout& layout, int num_ranks, int set_idx,
+                                                   int source) const {
+    return base + layout.row_words + (set_idx * num_ranks + source) * layout.row_words_bytes;
   }
 };
 

@@ -119,16 +119,22 @@ __device__ inline void end_turn(const LatencyParams& call, LatencyKind kind, std
 __device__ inline std::uint64_t era_of(std::uint64_t number) { return number >> 30; }
 __device__ __noinline__ inline void clear_words(const LatencyParams& call, LatencyKind kind, int set,
                                                 std::uint64_t number) {
-  const auto clear = [number](std::uint64_t* words, std::int64_t count) {
+  const std::int64_t num_ranks = call.ranks.num_ranks;
+  const bool combines = kind == LatencyKind::kCombine;
+  // One copy of the loop: nearly no call runs it.
+#pragma unroll 1
+  for (int part = 0; part < (combines ? 3 : 2); ++part) {
+    std::uint64_t* words = own_window(call).slot(call.layout, kind, set, 0);
+    std::int64_t count = call.layout.words_bytes / LatencyLayout::kWordBytes;
+    if (part == 1) {
+      words = combines ? done_words(call, call.ranks.rank, set, 0) : count_words(call, call.ranks.rank, set, 0);
+      count = num_ranks * (combines ? kMaxCallBlocks : static_cast<int>(kMaxExperts));
+    } else if (part == 2) {
+      words = reinterpret_cast<std::uint64_t*>(own_window(call).row_words(call.layout, call.ranks.num_ranks, set, 0));
+      count = num_ranks * call.layout.row_words_bytes / LatencyLayout::kWordBytes;
+    }
 #pragma unroll 1
     for (std::int64_t i = lane_idx(); i < count; i += kWarpLanes) words[i] = make_word(number, 0);
-  };
-  const std::int64_t num_ranks = call.ranks.num_ranks;
-  clear(own_window(call).slot(call.layout, kind, set, 0), call.layout.words_bytes / LatencyLayout::kWordBytes);
-  if (kind == LatencyKind::kDispatch) {
-    clear(count_words(call, call.ranks.rank, set, 0), num_ranks * kMaxExperts);
-  } else {
-    clear(done_words(call, call.ranks.rank, set, 0), num_ranks * kMaxCallBlocks);
   }
   if (lane_idx() == 0) local_of(call).cleared[static_cast<int>(kind)][set] = era_of(number);
 }
