@@ -357,6 +357,14 @@ TEST(ThroughputDispatch, AloneOrWithOneBlock) {
     expect_rows({.num_ranks = 1, .plain_rows = plain, .plain_tables = plain, .num_own_blocks = 2});
     expect_rows(
         {.num_tokens = 50, .plain_rows = plain, .plain_tables = plain, .num_send_blocks = 1, .num_own_blocks = 0});
+    // A rank that keeps twice as many rows as it sends.
+    expect_rows({.num_tokens = 200,
+                 .num_topk = 1,
+                 .num_experts = 3,
+                 .plain_rows = plain,
+                 .plain_tables = plain,
+                 .num_send_blocks = 1,
+                 .num_own_blocks = 0});
   }
 }
 
@@ -372,16 +380,25 @@ TEST(ThroughputDispatch, RowsThatNeverComeEndTheCallAtItsDeadline) {
   }
 }
 
+void refuse_in_turn(const Spec& spec) {
+  Dispatching group(spec);
+  for (const int refusing : {1, -1, 0}) {
+    group.dispatch(refusing);
+    if (refusing < 0) {
+      group.run_and_check();
+    } else {
+      group.run_and_expect_nothing();
+    }
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+/// Of long rows warps have begun with pieces that bring no tables.
 TEST(ThroughputDispatch, ARefusedCallMovesNothing) {
-  for (const unsigned plain : {kNone, kAll}) {
-    Dispatching group({.num_ranks = 3, .num_tokens = 20, .plain_rows = plain, .plain_tables = plain});
-    for (const int refusing : {1, -1, 0}) {
-      group.dispatch(refusing);
-      if (refusing < 0) {
-        group.run_and_check();
-      } else {
-        group.run_and_expect_nothing();
-      }
+  for (const std::int64_t row_bytes : {48, 20000}) {
+    for (const unsigned plain : {kNone, kAll}) {
+      refuse_in_turn(
+          {.num_ranks = 3, .num_tokens = 20, .row_bytes = row_bytes, .plain_rows = plain, .plain_tables = plain});
       if (HasFatalFailure()) return;
     }
   }

@@ -31,9 +31,17 @@ __global__ void wait_all_kernel(const __grid_constant__ cuda::RankParams ranks, 
   outcomes[lane_idx()] = {held ? 1U : 0U, now_ns() - begin_ns};
 }
 
+/// One warp that receives, and the one that watches for it.
 __global__ void arrivals_kernel(const __grid_constant__ cuda::DispatchParams params, std::uint64_t epoch, int num_calls,
                                 std::int32_t* rows) {
-  Arrivals arrivals(params, epoch, 0, 1);
+  __shared__ std::uint32_t arrived[cuda::kMaxRanks];
+  if (threadIdx.x < static_cast<unsigned>(params.ranks.num_ranks)) arrived[threadIdx.x] = 0;
+  __syncthreads();
+  if (warp_idx() != 0) {
+    watch_arrivals(params, epoch, arrived);
+    return;
+  }
+  Arrivals arrivals(params, arrived, 0, 1);
   for (int i = 0; i < num_calls; ++i) {
     const std::int32_t row = arrivals.next();
     if (lane_idx() == 0) rows[i] = row;
@@ -66,7 +74,7 @@ cudaError_t launch_arrivals(const cuda::RankParams& ranks, std::uint64_t epoch, 
   cuda::DispatchParams params;
   params.ranks = ranks;
   params.source_base = source_base;
-  arrivals_kernel<<<1, kWarpLanes, 0, stream>>>(params, epoch, num_calls, rows);
+  arrivals_kernel<<<1, 2 * kWarpLanes, 0, stream>>>(params, epoch, num_calls, rows);
   return cudaGetLastError();
 }
 

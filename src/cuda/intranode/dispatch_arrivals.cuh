@@ -33,7 +33,8 @@ __device__ __noinline__ inline void watch_arrivals(const DispatchParams& params,
         if (rows > noted) store_release_block(arrived + source, static_cast<std::uint32_t>(rows));
         return rows;
       };
-      if (!wait_until(ranks, {Awaited::kRows, source, epoch}, read, std::uint64_t{noted} + 1)) {
+      if (!wait_until(ranks, {Awaited::kRows, source, epoch}, read, std::uint64_t{noted} + 1,
+                      StepCount(ranks, source))) {
         store_release_block(arrived + source, kNoMoreRows);
       }
       waits = true;

@@ -14,11 +14,13 @@
 
 namespace ferry::cuda::device {
 
-/// Chunks of rows in which this rank's progress is reported, of the longest run to a peer.
+/// Chunks of rows in which this rank's progress is reported, of the longest run that the blocks send: to a peer, or,
+/// where none are set aside for that, to this rank itself.
 __device__ inline ChunkBorders run_chunks(const DispatchParams& params, const Run* runs) {
   std::int32_t most_rows = 1;
   for (int rank = 0; rank < params.ranks.num_ranks; ++rank) {
-    if (rank != params.ranks.rank && runs[rank].num_rows > most_rows) most_rows = runs[rank].num_rows;
+    const bool sent = rank != params.ranks.rank || params.num_own_blocks == 0;
+    if (sent && runs[rank].num_rows > most_rows) most_rows = runs[rank].num_rows;
   }
   return {(most_rows + kBorderRows - 1) / kBorderRows, params.run_chunk_blocks};
 }
@@ -63,7 +65,8 @@ class RunSender {
   __device__ void drop() {
     if (now_.rank >= 0) stages_.wait(0);
     if (next_.rank >= 0) stages_.wait(1);
-    if (now_.rank >= 0) stages_.wait(kStages);
+    // Only a row's first piece brings tables.
+    if (now_.rank >= 0 && now_.piece == 0) stages_.wait(kStages);
   }
 
   /// Sends everything, after `prime`. What it wrote is there when it returns; if somebody watches, it marks chunks of

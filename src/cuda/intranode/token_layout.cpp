@@ -18,13 +18,17 @@ constexpr std::int64_t kEntriesAlone = 8192;
 constexpr std::int64_t kEntriesPerBlock = 2048;
 constexpr std::int64_t kMaxBlocks = 64;
 
-LayoutBlocks blocks_of(const plan::TokenLayoutParams& params, int device) {
+/// Not in a graph: its nodes may be copied or updated by programs and drivers that know no such edge.
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(stream, &status);
+  return error != cudaSuccess || status != cudaStreamCaptureStatusNone;
+}
+
+LayoutBlocks blocks_of(const plan::TokenLayoutParams& params, cudaStream_t stream) {
   const std::int64_t num_entries = params.num_tokens * params.num_topk;
   if (num_entries <= kEntriesAlone) return {};
-  constexpr int kFirstToOverlap = 9;  // LaunchShape::overlaps
-  int capability = 0;
-  const cudaError_t error = cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device);
-  return {std::min(num_entries / kEntriesPerBlock, kMaxBlocks), error == cudaSuccess && capability >= kFirstToOverlap};
+  return {std::min(num_entries / kEntriesPerBlock, kMaxBlocks), layout_can_overlap() && !is_captured(stream)};
 }
 
 }  // namespace
@@ -43,7 +47,8 @@ Status count_layout(const plan::TokenLayoutParams& params, int device, Stream st
   const DeviceGuard guard(device);
   if (!guard.status().ok()) return guard.status();
   if (Status status = check_layout_memory(params, device); !status.ok()) return status;
-  return runtime_status(launch_layout(params, blocks_of(params, device), static_cast<cudaStream_t>(stream.handle)),
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
+  return runtime_status(launch_layout(params, blocks_of(params, handle), handle),
                         "dispatch_layout: launching its kernel");
 }
 

@@ -246,4 +246,15 @@ cudaError_t launch_layout(const plan::TokenLayoutParams& layout, const LayoutBlo
   return launch_kernel(few ? layout_kernel<FewRanks> : layout_kernel<ManyRanks>, shape, params, stream);
 }
 
+bool layout_can_overlap() {
+  static const bool can = [] {
+    constexpr int kFirstToOverlap = 90;  // PTX ISA, griddepcontrol: sm_90
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, layout_kernel<FewRanks>);
+    return error == cudaSuccess && attributes.ptxVersion >= kFirstToOverlap &&
+           attributes.binaryVersion >= kFirstToOverlap;
+  }();
+  return can;
+}
+
 }  // namespace ferry::cuda

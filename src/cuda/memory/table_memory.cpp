@@ -67,12 +67,19 @@ Result<std::shared_ptr<std::byte>> TableMemory::take(std::size_t bytes, bool aga
 }
 
 Result<std::shared_ptr<std::byte>> TableMemory::take_with_spare(std::size_t bytes, std::size_t spare_bytes) {
-  Result<std::shared_ptr<std::byte>> block = take(bytes + spare_bytes);
-  if (!block.ok()) return block.status().code() == ErrorCode::kCapacity ? take(bytes) : std::move(block);
+  if (spare_bytes == 0) return take(bytes);
+  {
+    const std::lock_guard lock(mutex_);
+    reap();
+  }
+  // Not worth waiting for calls, nor what others have to spare, nor an error.
+  const Result<std::byte*> data = arena_->take(bytes + spare_bytes);
+  if (!data.ok()) return take(bytes);
+  std::shared_ptr<std::byte> block(*data, Bury{shared_from_this(), bytes + spare_bytes, bytes});
   const std::lock_guard lock(mutex_);
-  owner_of(*block).used_bytes = bytes;
+  held_bytes_ += node::round_up_to_page(bytes + spare_bytes);
   std::erase_if(with_spare_, [](const auto& other) { return other.expired(); });
-  with_spare_.push_back(*block);
+  with_spare_.push_back(block);
   return block;
 }
 

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "cuda/memory/device_arena.hpp"
@@ -68,7 +69,11 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
     std::shared_ptr<TableMemory> memory;
     std::size_t bytes = 0;       // guarded by mutex_
     std::size_t used_bytes = 0;  // guarded by mutex_; without what is spare
-    void operator()(std::byte* block) const { memory->bury(block, bytes); }
+    /// Lets go of the memory: a weak pointer to the block keeps this deleter.
+    void operator()(std::byte* block) {
+      const std::shared_ptr<TableMemory> owner = std::move(memory);
+      owner->bury(block, bytes);
+    }
   };
 
   /// The deleter of a block of take_for_calls.
