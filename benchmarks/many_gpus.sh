@@ -84,7 +84,7 @@ run() { # label seconds command... : the command writes OUT_DIR/label.json
   fi
   if (($(left_s) < most_s)); then most_s=$(left_s); fi
   if timeout --kill-after=5 "$most_s" "$@" --json "$out/$label.json" >"$out/log.txt" 2>&1; then
-    lines_of "$label"
+    lines_of "$label" || num_failed=$((num_failed + 1))
   else
     num_failed=$((num_failed + 1))
     echo "$label: FAILED or took more than $most_s s: $(tail -n 1 "$out/log.txt")"
@@ -98,7 +98,7 @@ bench() { # label argument...
 }
 
 layer() { # api dtype
-  if [[ $python == no ]]; then return; fi
+  if [[ $python == no ]] || ((ranks > num_gpus)); then return; fi
   run "layer_$1_$2" 60 python3 -m ferry.bench --layer --api "$1" --dtype "$2" --ranks "$ranks" --device cuda \
     --tokens 64,128,512,1024,2048,4096
 }
@@ -139,7 +139,7 @@ suite() { # label limit filter
     return
   fi
   local rc=0
-  tests/gpu/run.sh ${built:+--built "$built"} --no-sanitizer --no-python --filter "$3" --limit "$(left_s)" \
+  timeout --kill-after=10 "$(left_s)" tests/gpu/run.sh ${built:+--built "$built"} --no-sanitizer --no-python --filter "$3" --limit "$(left_s)" \
     >"$out/$1.txt" 2>&1 || rc=$?
   if ((rc != 0)); then num_failed=$((num_failed + 1)); fi
   sed -n '/^== Summary/,$p' "$out/$1.txt" | tail -n 12

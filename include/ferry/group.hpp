@@ -413,9 +413,9 @@ class FERRY_API Group {
 /// output, combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then, on a CUDA
 /// group when the stream has been waited for, one placement of experts is used and all batches are alike (an arena of
 /// that size is also enough for batches that are smaller, and for their staging to grow); on a CUDA group of several
-/// nodes it is at least that, for any routing that hosts make or latency mode does. On a CPU group calls of latency
-/// mode hold what those three do with layout kSlab and without `weights`; on a CUDA group of one node they hold
-/// GroupOptions::latency_bytes, and all hold the tables of their Routings: both are counted.
+/// nodes with rings in host memory it is at least that, for any routing that hosts make or latency mode does. On a CPU
+/// group calls of latency mode hold what those three do with layout kSlab and without `weights`; on a CUDA group of one
+/// node they hold GroupOptions::latency_bytes, and all hold the tables of their Routings: both are counted.
 /// @errors kInvalidArgument: a negative or absurd number, or numbers that contradict each other
 ///         kUnsupported: this build has no such backend, or it has no groups of that many nodes
 FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);

@@ -240,7 +240,7 @@ std::vector<nb::object> Allocator::make_outputs_on_host(std::span<const Wanted> 
   return made;
 }
 
-std::vector<nb::object> Allocator::make_outputs(std::span<const Wanted> wanted) const {
+std::vector<nb::object> Allocator::make_outputs_quickly(std::span<const Wanted> wanted) const {
   if (wanted.empty()) return {};
   if (place_.on_gpu && empty_strided_.is_valid() && is_capturing_.is_valid() && begin_pool_.is_valid() &&
       end_pool_.is_valid() && release_pool_.is_valid()) {
@@ -263,6 +263,11 @@ std::vector<nb::object> Allocator::make_outputs(std::span<const Wanted> wanted) 
       // Out of memory, which is reported by what follows; or a torch that imports tensors of fewer types.
     }
   }
+  return {};
+}
+
+std::vector<nb::object> Allocator::make_outputs(std::span<const Wanted> wanted) const {
+  if (std::vector<nb::object> made = make_outputs_quickly(wanted); !made.empty() || wanted.empty()) return made;
   nb::list asked;
   for (const Wanted& one : wanted) asked.append(nb::make_tuple(stored_shape_of(one), one.dtype, one.moves));
   std::vector<nb::object> made;

@@ -78,6 +78,9 @@ class Allocator {
   /// payload.
   /// @throws nanobind::python_error
   std::vector<nanobind::object> make_outputs(std::span<const Wanted> wanted) const;
+  /// The same, empty where memory for them is not at hand, or torch lacks what makes it quick.
+  /// @throws nanobind::python_error
+  std::vector<nanobind::object> make_outputs_quickly(std::span<const Wanted> wanted) const;
 
  private:
   /// The DType of a torch.dtype, where this module can make tensors of it by itself.

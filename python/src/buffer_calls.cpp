@@ -1,5 +1,6 @@
 #include "buffer_calls.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <span>
 #include <utility>
@@ -14,15 +15,24 @@ namespace {
 
 /// Most memory of rows that is taken before it is known how many come.
 constexpr std::int64_t kMostEarlyBytes = std::int64_t{16} << 20;
+/// One part of so many may stay unused.
+constexpr std::int64_t kMostUnusedShare = 4;
 
 }  // namespace
 
 void EarlyOutputs::make() {
   const ConstTensorView& x = call_.in.x;
-  const std::int64_t num_rows = x.extent(0) * calls_.group().num_ranks();
+  const std::int64_t num_rows = x.extent(0) * std::min(calls_.group().num_ranks(), num_topk_);
   const std::int64_t row_bytes = x.extent(1) * static_cast<std::int64_t>(size_bytes(x.dtype));
   if (num_rows == 0 || num_rows > kMostEarlyBytes / row_bytes || call_.column_major_scales) return;
-  outputs_ = calls_.make_outputs({Layout::kTokens, num_rows, num_topk_}, call_);
+  outputs_ = calls_.make_outputs({Layout::kTokens, num_rows, num_topk_}, call_, true);
+}
+
+MadeOutputs* EarlyOutputs::get(std::int64_t num_rows) {
+  if (!outputs_) return nullptr;
+  // Whoever keeps what comes keeps all that was made.
+  const std::int64_t num_made = outputs_->out.x.extent(0);
+  return num_rows <= num_made && num_made - num_rows <= num_made / kMostUnusedShare ? &*outputs_ : nullptr;
 }
 
 nb::list aligned_counts(const Routing& routing, std::int64_t alignment) {

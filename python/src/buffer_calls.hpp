@@ -32,19 +32,18 @@ struct FormOfSlab {
 };
 
 /// Outputs of a new dispatch that are made before the number of rows is known, where route waits for it: for as many
-/// rows as come if the ranks have equally many tokens, at most, unless that may waste much memory.
+/// rows as come if all ranks have as many tokens, each of which goes to as many ranks as it can.
 class EarlyOutputs {
  public:
   /// `call` is used until the outputs are made, and has no outputs of its own.
   EarlyOutputs(const Calls& calls, const ReadDispatch& call, int num_topk)
       : calls_(calls), call_(call), num_topk_(num_topk) {}
 
-  /// @throws nanobind::python_error: those cannot be made, or not now
+  /// Makes none where memory for them is not at hand.
+  /// @throws nanobind::python_error
   void make();
-  /// Null if there are none for so many rows.
-  MadeOutputs* get(std::int64_t num_rows) {
-    return outputs_ && num_rows <= outputs_->out.x.extent(0) ? &*outputs_ : nullptr;
-  }
+  /// Null if there are none for so many rows, or much of them would stay unused.
+  MadeOutputs* get(std::int64_t num_rows);
 
  private:
   const Calls& calls_;

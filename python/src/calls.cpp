@@ -165,7 +165,8 @@ void Calls::refuse_combine(const Routing& routing, Stream stream) const {
   static_cast<void>(group_->combine(routing, {}, {}, stream));
 }
 
-MadeOutputs Calls::make_outputs(const ReceivedShape& shape, const ReadDispatch& call) const {
+std::optional<MadeOutputs> Calls::make_outputs(const ReceivedShape& shape, const ReadDispatch& call,
+                                               bool quickly) const {
   MadeOutputs outputs{{}, call.out};
   Received& made = outputs.made;
   DispatchOutput& out = outputs.out;
@@ -209,7 +210,9 @@ MadeOutputs Calls::make_outputs(const ReceivedShape& shape, const ReadDispatch& 
   if (call.tables && call.weights) {
     want({allocator_.types().f32, {rows, shape.num_topk}, of_tokens ? 2 : 1}, made.topk_weights, out.topk_weights);
   }
-  std::vector<nb::object> tensors = allocator_.make_outputs(std::span(wanted).first(count));
+  const std::span<const Wanted> asked = std::span(wanted).first(count);
+  std::vector<nb::object> tensors = quickly ? allocator_.make_outputs_quickly(asked) : allocator_.make_outputs(asked);
+  if (tensors.size() < count) return std::nullopt;
   for (std::size_t i = 0; i < count; ++i) {
     *places[i].first = std::move(tensors[i]);
     *places[i].second = read_tensor(*places[i].first, place_);
@@ -238,7 +241,7 @@ Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Strea
     }
   } else {
     try {
-      outputs = make_outputs({routing.layout(), num_rows, routing.num_topk()}, call);
+      outputs = *make_outputs({routing.layout(), num_rows, routing.num_topk()}, call);
     } catch (...) {
       refuse_dispatch(routing, stream);
       throw;

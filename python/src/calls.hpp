@@ -89,9 +89,10 @@ class Calls {
   nanobind::object new_routing(const PlacedRouting& routing, nanobind::handle owner, bool has_weights,
                                bool bounded) const;
 
-  /// The outputs of a dispatch, those made that are absent.
+  /// The outputs of a dispatch, those made that are absent. `quickly`: none where memory for them is not at hand.
   /// @throws nanobind::python_error
-  MadeOutputs make_outputs(const ReceivedShape& shape, const ReadDispatch& call) const;
+  std::optional<MadeOutputs> make_outputs(const ReceivedShape& shape, const ReadDispatch& call,
+                                          bool quickly = false) const;
 
   /// Make the outputs that are absent, and dispatch or combine. If they cannot be made, the call is refused on all
   /// ranks, so that none waits for this one.

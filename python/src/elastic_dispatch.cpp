@@ -81,8 +81,10 @@ class HandleTables {
     wanted_[kIds] = {types.i64, {route.ids.extent(0), route.ids.extent(1)}};
   }
 
+  /// For as many rows, if their number is known by now.
   /// @throws nanobind::python_error
-  void make() {
+  void make(std::optional<std::int64_t> num_rows = {}) {
+    if (num_rows) wanted_[kOrigin].shape[0] = wanted_[kSource].shape[0] = *num_rows;
     made_ = {};
     const std::span<const Wanted> wanted = wanted_;
     calls_.allocator().make_together(wanted.first(has_source_ ? kSource + 1 : kSource),
@@ -198,7 +200,7 @@ nb::object BufferCalls::elastic_dispatch(nb::handle x, nb::handle topk_idx, nb::
   const PlacedRouting placed{value_or_raise(std::move(routed)), calls.place()};
   const Routing& routing = placed.routing;
   try {
-    if (!tables.is_made()) tables.make();
+    if (!tables.is_made()) tables.make(routing.num_recv_rows());
     if (call.bounded) call.out.source = tables.source();
   } catch (...) {
     calls.refuse_dispatch(routing, *stream);

@@ -184,7 +184,7 @@ nb::object BufferCalls::layout(nb::handle topk_idx, nb::handle num_experts, int 
                              Wanted{types.boolean, {ids->extent(0), num_ranks}}, Wanted{types.i32, {num_nodes}, 1}};
   const bool several = num_nodes > 1;
   std::array<nb::object, wanted.size()> made;
-  calls.allocator().make_together(std::span(wanted).first(several ? wanted.size() : wanted.size() - 1), made);
+  calls.allocator().make_all(std::span(wanted).first(several ? wanted.size() : wanted.size() - 1), made);
   DispatchLayout out;
   out.num_tokens_per_rank = read_tensor(made[0], place);
   out.num_tokens_per_expert = read_tensor(made[1], place);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,6 +122,10 @@ std::vector<std::int64_t> CudaBackend::wait_times_ns() const {
     if (node == topology.node_of(topology.rank)) continue;
     times_ns[to_size(parts.sync->rails().rank_of(node))] += read(waits.rails_ns + node);
   }
+  // Kernels' threads may report their sums in another order than they have added to them.
+  const std::lock_guard lock(shown_mutex_);
+  shown_ns_.resize(times_ns.size());
+  for (std::size_t i = 0; i < times_ns.size(); ++i) shown_ns_[i] = times_ns[i] = std::max(times_ns[i], shown_ns_[i]);
   return times_ns;
 }
 

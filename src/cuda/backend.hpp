@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -74,6 +75,8 @@ class CudaBackend final : public Backend {
   RouteHistory history_;
   LatencyMode latency_;                    // after the two that it uses, like the next
   internode::NodesLatency nodes_latency_;  // in groups of several nodes
+  mutable std::mutex shown_mutex_;
+  mutable std::vector<std::int64_t> shown_ns_;  // guarded by shown_mutex_; what wait_times_ns has said
 };
 
 /// Entry of the registry.

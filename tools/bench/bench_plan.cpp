@@ -131,7 +131,7 @@ std::int64_t BenchPlan::dispatch_wire_row_bytes() const {
 }
 
 std::int64_t BenchPlan::combine_wire_row_bytes() const {
-  return combine_row_bytes() + combine_record_bytes(num_topk, combine_is_weighted());
+  return combine_row_bytes() + combine_record_bytes(num_topk, combine_is_weighted() || returns_weights);
 }
 
 RoutingTable BenchPlan::routing_of(int rank) const {

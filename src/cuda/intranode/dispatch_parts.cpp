@@ -51,7 +51,7 @@ cudaError_t launch_quantizing(const Context& context, const DispatchCall& call, 
 
 bool needs_padding(const DispatchCall& call, bool exact_rows) {
   if (call.out_source.present()) return true;
-  const bool has_padding = !exact_rows || call.routing->layout != Layout::kTokens;
+  const bool has_padding = !exact_rows || call.clear_if_refused || call.routing->layout != Layout::kTokens;
   return has_padding && (call.zero_padding || call.out_topk_idx.present());
 }
 

@@ -249,8 +249,9 @@ cudaError_t launch_layout(const plan::TokenLayoutParams& layout, const LayoutBlo
 bool layout_can_overlap() {
   static const bool can = [] {
     constexpr int kFirstToOverlap = 90;  // PTX ISA, griddepcontrol: sm_90
+    void (*const kernel)(LayoutKernelParams) = layout_kernel<FewRanks>;
     cudaFuncAttributes attributes;
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, layout_kernel<FewRanks>);
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
     return error == cudaSuccess && attributes.ptxVersion >= kFirstToOverlap &&
            attributes.binaryVersion >= kFirstToOverlap;
   }();

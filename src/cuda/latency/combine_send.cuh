@@ -200,7 +200,7 @@ class CombineSender {
   __device__ void fetch(const Item& item, const RowPart& part) const {
     constexpr int kMostBytes = kSumSteps * RowParts::kStepBytes;
     constexpr int kLineBytes = 128;
-    if (item.row < 0) return;
+    if (item.ordinal < 0 || item.row < 0) return;
     const std::byte* const row = row_at(item.row) + part.begin;
     const int bytes = part.bytes < kMostBytes ? part.bytes : kMostBytes;
 #pragma unroll 1

@@ -165,7 +165,9 @@ void Connection::put_from(int channel, std::span<const std::byte> source, std::s
 }
 
 bool Connection::put_with(const Message& message, std::span<const std::byte> source) {
-  if (put_way_ != PutWay::kMessages || source.empty() || source.size() > kMaxPayloadBytes) return false;
+  // Behind what waits to be sent, as operations without bytes are.
+  if (put_way_ != PutWay::kMessages || !waiting_.empty()) return false;
+  if (source.empty() || source.size() > kMaxPayloadBytes) return false;
   if (usable() && !stopped_ && is_inside(message.value, source.size())) send(message, source);
   return true;
 }
