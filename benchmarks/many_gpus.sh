@@ -139,7 +139,8 @@ suite() { # label limit filter
     return
   fi
   local rc=0
-  timeout --kill-after=10 "$(left_s)" tests/gpu/run.sh ${built:+--built "$built"} --no-sanitizer --no-python --filter "$3" --limit "$(left_s)" \
+  timeout --kill-after=10 "$(left_s)" tests/gpu/run.sh ${built:+--built "$built"} --no-sanitizer --no-python \
+    --filter "$3" --limit "$(left_s)" \
     >"$out/$1.txt" 2>&1 || rc=$?
   if ((rc != 0)); then num_failed=$((num_failed + 1)); fi
   sed -n '/^== Summary/,$p' "$out/$1.txt" | tail -n 12

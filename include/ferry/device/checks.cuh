@@ -44,7 +44,9 @@ __device__ inline bool is_near(const World& world, int rank, const void* data, s
 
 /// The same for a word.
 __device__ inline bool is_near_word(const World& world, int rank, const std::uint64_t* word) {
-  return in_node(world, rank) & is_word(world, word);
+  const bool is_of_node = in_node(world, rank);
+  const bool is_of_heap = is_word(world, word);
+  return is_of_node & is_of_heap;
 }
 
 /// The memory of a rank of this node.

@@ -143,8 +143,10 @@ __device__ __noinline__ inline Code put_signal_elsewhere(const World& world, int
 template <Scope kScope>
 __device__ inline Code put_signal(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
                                   std::uint64_t* word, std::uint64_t value, SignalOp op, bool direct) {
-  const bool is_here = is_near_word(world, rank, word) & signals_by_gpu(world, op) &
-                       ((num_bytes == 0) | is_near(world, rank, dest, num_bytes));
+  const bool is_word_here = is_near_word(world, rank, word);
+  const bool by_gpu = signals_by_gpu(world, op);
+  const bool is_dest_here = (num_bytes == 0) | is_near(world, rank, dest, num_bytes);
+  const bool is_here = is_word_here & by_gpu & is_dest_here;
   if (!is_here) {
     return put_signal_elsewhere<kScope>(world, rank, dest, source, num_bytes, word, value, op, direct);
   }

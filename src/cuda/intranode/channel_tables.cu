@@ -87,13 +87,13 @@ __device__ void write_received(const ChannelTablesParams& params, bool valid, in
 }
 
 __global__ void __launch_bounds__(kThreads) channel_tables_kernel(ChannelTablesParams params) {
-  // Loaded at once: each may go to memory.
+  // Loaded at once: each may go to memory. Routes over several nodes have no source offsets, and are not early.
   const std::uint32_t broken = *static_cast<const volatile std::uint32_t*>(&params.local->broken);
-  const std::int64_t source_offset = params.tables.source_offsets[params.rank];
+  const std::int64_t source_offset = params.early ? params.tables.source_offsets[params.rank] : 0;
   const bool valid = params.tables.summary->valid != 0;
   // What a broken route has written may be nothing, and the numbers found in its memory anything.
   if (broken != 0) return;
-  if (params.early && source_offset == kAnnouncedLater) return;
+  if (source_offset == kAnnouncedLater) return;
   const int num_ranks = params.num_ranks;
   const int num_prefixes = num_ranks * params.out.num_channels;
   const int num_warps = static_cast<int>(gridDim.x) * kWarps;

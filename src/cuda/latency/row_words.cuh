@@ -12,8 +12,8 @@
 
 namespace ferry::cuda::device {
 
-/// Where words of a row begin, from its byte `begin` on, the first of a warp's step: of a token of rank `at_rank`, which
-/// `source` writes in `set`.
+/// Where words of a row begin, from its byte `begin` on, the first of a warp's step: of a token of rank `at_rank`,
+/// which `source` writes in `set`.
 __device__ inline std::byte* word_row(const LatencyParams& call, const CombineRows& rows, int at_rank, int set,
                                       int source, int token, int begin) {
   return window_of(call, at_rank).row_words(call.layout, call.ranks.num_ranks, set, source) +

@@ -84,7 +84,8 @@ __device__ inline void store_sum(const WordPlace& out, int offset, const uint4& 
 }
 
 /// out[0, bytes) = the sum of the terms. All lanes of a warp, after which `terms` may be filled again. Both halves of a
-/// call use this one copy of the code: what the first has brought to the instruction cache the second finds there. `Out`: std::byte* or WordPlace.
+/// call use this one copy of the code: what the first has brought to the instruction cache the second finds there.
+/// `Out`: std::byte* or WordPlace.
 template <bool kFloat32, typename Out>
 __device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, Out out, int bytes) {
   constexpr int kUnitBytes = sizeof(uint4);
