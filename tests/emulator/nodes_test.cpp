@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "emulator/node_routing.hpp"
+#include "emulator/routed_tokens.hpp"
 
 namespace ferry::emulator {
 namespace {
@@ -48,17 +49,7 @@ oracle::World make_world(const Spec& spec) {
   world.options.layout = spec.layout;
   world.options.slab_capacity = spec.slab_capacity;
   world.options.expert_alignment = spec.alignment;
-  std::mt19937_64 random(spec.seed);
-  std::normal_distribution<float> normal;
-  for (int rank = 0; rank < world.num_ranks; ++rank) {
-    oracle::RankTokens& tokens = world.ranks.emplace_back();
-    // Ranks have different numbers of tokens, one of them none; ids repeat, and some are missing.
-    tokens.num_tokens = rank % 3 == 2 ? 0 : spec.num_tokens + rank;
-    for (std::int64_t i = 0; i < tokens.num_tokens * spec.num_topk; ++i) {
-      tokens.topk_idx.push_back(static_cast<std::int64_t>(random() % (to_size(spec.num_experts) + 1)) - 1);
-      tokens.topk_weights.push_back(normal(random));
-    }
-  }
+  draw_tokens(world, spec.num_tokens, spec.seed);
   return world;
 }
 

@@ -102,26 +102,30 @@ class Filler {
 };
 
 oracle::World draw_world(const RoutedSpec& spec) {
-  std::mt19937_64 random(spec.seed);
-  std::normal_distribution<float> normal;
   oracle::World world;
   world.num_ranks = spec.num_ranks;
   world.ranks_per_node = spec.num_ranks;
   world.num_topk = spec.num_topk;
   world.options.num_experts = spec.num_experts;
   world.options.layout = spec.layout;
-  for (int rank = 0; rank < spec.num_ranks; ++rank) {
-    oracle::RankTokens& tokens = world.ranks.emplace_back();
-    tokens.num_tokens = rank % 3 == 2 ? 0 : spec.num_tokens + rank;
-    for (std::int64_t i = 0; i < tokens.num_tokens * spec.num_topk; ++i) {
-      tokens.topk_idx.push_back(static_cast<std::int64_t>(random() % (to_size(spec.num_experts) + 1)) - 1);
-      tokens.topk_weights.push_back(normal(random));
-    }
-  }
+  draw_tokens(world, spec.num_tokens, spec.seed);
   return world;
 }
 
 }  // namespace
+
+void draw_tokens(oracle::World& world, std::int64_t num_tokens, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  for (int rank = 0; rank < world.num_ranks; ++rank) {
+    oracle::RankTokens& tokens = world.ranks.emplace_back();
+    tokens.num_tokens = rank % 3 == 2 ? 0 : num_tokens + rank;
+    for (std::int64_t i = 0; i < tokens.num_tokens * world.num_topk; ++i) {
+      tokens.topk_idx.push_back(static_cast<std::int64_t>(random() % (to_size(world.options.num_experts) + 1)) - 1);
+      tokens.topk_weights.push_back(normal(random));
+    }
+  }
+}
 
 RoutedTokens route_tokens(NodeRanks& ranks, const RoutedSpec& spec) {
   RoutedTokens routed;

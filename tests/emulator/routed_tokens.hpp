@@ -45,7 +45,10 @@ struct RoutedTokens {
   std::vector<RankTables> tables;
 };
 
-/// Ids repeat, and some are missing.
+/// Fills in the ranks of a world whose shape is known: different numbers of tokens, one of three has none. Ids repeat,
+/// and some are missing.
+void draw_tokens(oracle::World& world, std::int64_t num_tokens, std::uint64_t seed);
+
 RoutedTokens route_tokens(NodeRanks& ranks, const RoutedSpec& spec);
 
 }  // namespace ferry::emulator

@@ -35,7 +35,7 @@ test::LayoutCounts count(const test::LayoutCase& one, const cuda::LayoutBlocks& 
   return counts;
 }
 
-/// `max_ranks`: of few ranks each lane of a token keeps one's count, of many the lanes vote.
+/// `max_ranks`: a warp votes on 32 of them at a time.
 void count_random_cases(int max_ranks) {
   std::mt19937_64 random(9);
   for (int i = 0; i < 25; ++i) {
