@@ -38,8 +38,9 @@ bool moves_bytes(RequestOp op) {
 }
 
 bool changes_word(RequestOp op) {
-  return op == RequestOp::kPutValue || op == RequestOp::kSignalSet || op == RequestOp::kSignalAdd ||
-         op == RequestOp::kFetchAdd || op == RequestOp::kCompareSwap;
+  return op == RequestOp::kPutValue || op == RequestOp::kPutValueSignalSet || op == RequestOp::kPutValueSignalAdd ||
+         op == RequestOp::kSignalSet || op == RequestOp::kSignalAdd || op == RequestOp::kFetchAdd ||
+         op == RequestOp::kCompareSwap;
 }
 
 }  // namespace
@@ -130,8 +131,7 @@ Status RequestReader::check(const Request& request) const {
   if (changes_word(request.op) && !is_word_inside(request.remote_offset, limits_.remote_bytes)) {
     return bad("the offset of the word", request.remote_offset, limits_.remote_bytes);
   }
-  const bool signals = request.op == RequestOp::kPutSignalSet || request.op == RequestOp::kPutSignalAdd;
-  if (signals && !is_word_inside(request.signal_offset, limits_.remote_bytes)) {
+  if (device::has_signal(request.op) && !is_word_inside(request.signal_offset, limits_.remote_bytes)) {
     return bad("the offset of the signal", request.signal_offset, limits_.remote_bytes);
   }
   return {};

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "one_sided/words.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::one_sided {
@@ -126,10 +127,14 @@ void RingSource::apply(const device::Request& request) {
     case RequestOp::kPut:
     case RequestOp::kPutSignalSet:
     case RequestOp::kPutSignalAdd:
-      std::memcpy(heap + request.remote_offset, local_memory(request.local_offset), request.num_bytes);
+      store_bytes(heap + request.remote_offset, local_memory(request.local_offset), request.num_bytes);
+      break;
+    case RequestOp::kPutValueSignalSet:
+    case RequestOp::kPutValueSignalAdd:
+      word_at(heap, request.remote_offset).store(request.operand, std::memory_order_release);
       break;
     case RequestOp::kGet:
-      std::memcpy(local_memory(request.local_offset), heap + request.remote_offset, request.num_bytes);
+      load_bytes(local_memory(request.local_offset), heap + request.remote_offset, request.num_bytes);
       break;
     default:
       break;
@@ -147,9 +152,11 @@ std::uint64_t RingSource::apply_atomic(const device::Request& request) {
       word_at(heap, request.remote_offset).store(request.value, std::memory_order_release);
       return 0;
     case RequestOp::kPutSignalSet:
+    case RequestOp::kPutValueSignalSet:
       word_at(heap, request.signal_offset).store(request.value, std::memory_order_release);
       return 0;
     case RequestOp::kPutSignalAdd:
+    case RequestOp::kPutValueSignalAdd:
       word_at(heap, request.signal_offset).fetch_add(request.value, std::memory_order_acq_rel);
       return 0;
     case RequestOp::kSignalAdd:
@@ -173,6 +180,7 @@ void RingSource::set_atomic(const device::Request& request, std::size_t offset) 
   switch (request.op) {
     case RequestOp::kSignalAdd:
     case RequestOp::kPutSignalAdd:
+    case RequestOp::kPutValueSignalAdd:
     case RequestOp::kFetchAdd:
       out_.op.kind = Kind::kAdd;
       break;
@@ -195,7 +203,7 @@ void RingSource::translate(const device::Request& request) {
     case RequestOp::kPut:
     case RequestOp::kPutSignalSet:
     case RequestOp::kPutSignalAdd:
-      out_.kind = request.op == RequestOp::kPut ? Request::Kind::kPut : Request::Kind::kPutSignal;
+      out_.kind = device::has_signal(request.op) ? Request::Kind::kPutSignal : Request::Kind::kPut;
       out_.local = local_memory(request.local_offset);
       // The slot, and the staging memory with it, is free as soon as the request is taken.
       out_.copy_source = request.local_offset >= options_.limits.remote_bytes;
@@ -209,8 +217,11 @@ void RingSource::translate(const device::Request& request) {
       set_atomic(request, request.remote_offset);
       break;
     case RequestOp::kPutValue:
-      out_.kind = Request::Kind::kPut;
-      value_ = request.value;
+    case RequestOp::kPutValueSignalSet:
+    case RequestOp::kPutValueSignalAdd:
+      out_.kind = device::has_signal(request.op) ? Request::Kind::kPutSignal : Request::Kind::kPut;
+      value_ = device::has_signal(request.op) ? request.operand : request.value;
+      set_atomic(request, request.signal_offset);
       out_.local = reinterpret_cast<std::byte*>(&value_);
       out_.num_bytes = sizeof(value_);
       out_.copy_source = true;

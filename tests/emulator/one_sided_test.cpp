@@ -60,8 +60,9 @@ void hand_on(const World& world, std::byte* row, const std::byte* mine, std::siz
 template <Scope kScope>
 void check_hand_on(const OneSidedRanks::Options& options, unsigned num_threads) {
   // Sizes around those of units and of staging slots, and offsets that are not aligned.
-  const std::vector<std::pair<std::size_t, std::size_t>> shapes = {{8, 0},  {1, 3},   {64, 0},
-                                                                   {65, 1}, {400, 8}, {333, 4}};
+  // The last: a chunk for each warp of a block, whichever is first.
+  const std::vector<std::pair<std::size_t, std::size_t>> shapes = {{8, 0},   {1, 3},   {64, 0}, {65, 1},
+                                                                   {400, 8}, {333, 4}, {192, 0}};
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     const auto [num_bytes, shift] = shapes[i];
     OneSidedRanks ranks(options);
@@ -95,6 +96,81 @@ TEST_P(OneSidedKernels, WhoSeesTheSignalSeesTheBytes) {
     check_hand_on<Scope::kWarp>(options(seed), 32);
     check_hand_on<Scope::kBlock>(options(seed), 96);
     if (HasFatalFailure()) return;
+  }
+}
+
+/// Many writers of one ring, each with a row and a word of its own at the last rank, which answers every row.
+TEST_P(OneSidedKernels, RowsOfManyWritersAreThereWithTheirSignalsThroughARingThatIsAlwaysFull) {
+  constexpr unsigned kNumWriters = 24;
+  constexpr int kNumRounds = 5;
+  constexpr std::size_t kRowBytes = 40;
+  constexpr int kWords = 16;  // signals, then answers
+  constexpr std::size_t kRows = 4096;
+  for (std::uint64_t seed = 1; seed <= kNumSeeds; ++seed) {
+    OneSidedRanks::Options options = this->options(seed);
+    options.num_slots = 2;
+    OneSidedRanks ranks(options);
+    const int last = ranks.num_ranks() - 1;
+    int num_errors = 0;
+    int num_torn = 0;
+    std::vector<std::vector<std::byte>> rows(kNumWriters, std::vector<std::byte>(kRowBytes));
+    // Sizes of every way that bytes travel: in the request, in staging memory, in chunks.
+    const auto bytes_of = [](unsigned writer, int round) {
+      constexpr std::size_t kSizes[] = {8, kRowBytes, 5};
+      return kSizes[(writer + static_cast<unsigned>(round)) % 3];
+    };
+    ranks.launch(0, {1, kNumWriters, 0}, [&] {
+      const World world = ranks.world(0);
+      const unsigned writer = threadIdx.x;
+      for (int round = 1; round <= kNumRounds; ++round) {
+        for (std::size_t b = 0; b < kRowBytes; ++b) rows[writer][b] = pattern(static_cast<int>(writer), round, b);
+        const bool adds = (writer + static_cast<unsigned>(round)) % 2 == 0;
+        num_errors += device::put_signal(world, last, world.heap + kRows + writer * 64, rows[writer].data(),
+                                         bytes_of(writer, round), ranks.word(0, kWords + static_cast<int>(writer)),
+                                         adds ? 1 : static_cast<std::uint64_t>(round),
+                                         adds ? SignalOp::kAdd : SignalOp::kSet) != Code::kOk;
+        std::fill(rows[writer].begin(), rows[writer].end(), std::byte{0xEE});  // it may be reused
+        const std::uint64_t* const answer = ranks.word(0, kWords + static_cast<int>(kNumWriters + writer));
+        num_errors +=
+            device::wait_until(world, answer, Comparison::kEqual, static_cast<std::uint64_t>(round)) != Code::kOk;
+      }
+    });
+    ranks.launch(last, {1, kNumWriters, 0}, [&] {
+      const World world = ranks.world(last);
+      const unsigned writer = threadIdx.x;
+      for (int round = 1; round <= kNumRounds; ++round) {
+        const std::uint64_t* const signal = ranks.word(last, kWords + static_cast<int>(writer));
+        num_errors +=
+            device::wait_until(world, signal, Comparison::kEqual, static_cast<std::uint64_t>(round)) != Code::kOk;
+        const std::byte* const row = world.heap + kRows + writer * 64;
+        for (std::size_t b = 0; b < bytes_of(writer, round); ++b) {
+          num_torn += row[b] != pattern(static_cast<int>(writer), round, b);
+        }
+        std::uint64_t* const answer = ranks.word(last, kWords + static_cast<int>(kNumWriters + writer));
+        num_errors += device::signal(world, 0, answer, 1, SignalOp::kAdd) != Code::kOk;
+      }
+    });
+    ASSERT_EQ(ranks.run(), "") << "seed " << seed;
+    EXPECT_EQ(num_errors, 0) << "seed " << seed;
+    EXPECT_EQ(num_torn, 0) << "seed " << seed;
+  }
+}
+
+TEST_P(OneSidedKernels, EveryBitOfAWordAndItsSignalArrives) {
+  constexpr std::uint64_t kWord = 0xFEDC'BA98'7654'3210;
+  constexpr std::uint64_t kValue = 0x8000'0000'0000'0001;
+  for (const SignalOp op : {SignalOp::kSet, SignalOp::kAdd}) {
+    OneSidedRanks ranks(options(2));
+    const int last = ranks.num_ranks() - 1;
+    *ranks.word(last, kSignal) = 1;
+    ranks.launch(0, {1, 1, 0}, [&] {
+      const World world = ranks.world(0);
+      const std::uint64_t word = kWord;
+      device::put_signal(world, last, ranks.word(0, 4), &word, sizeof(word), ranks.word(0, kSignal), kValue, op);
+    });
+    ASSERT_EQ(ranks.run(), "");
+    EXPECT_EQ(*ranks.word(last, 4), kWord);
+    EXPECT_EQ(*ranks.word(last, kSignal), op == SignalOp::kSet ? kValue : kValue + 1);
   }
 }
 
@@ -255,6 +331,7 @@ TEST_P(OneSidedKernels, BadArgumentsAreRefusedAndRecorded) {
     codes.push_back(device::get(world, 1, &value, past, 1));
     codes.push_back(device::signal(world, 1, odd, 1, SignalOp::kSet));
     codes.push_back(device::put_signal(world, 1, world.heap, &value, 8, past, 1, SignalOp::kAdd));
+    codes.push_back(device::put_signal(world, 1, past, &value, 8, ranks.word(0, kSignal), 1, SignalOp::kAdd));
     codes.push_back(device::fetch_add(world, 1, past, 1).code);
     codes.push_back(device::compare_swap(world, 1, odd, 0, 1).code);
     codes.push_back(device::wait_until(world, odd, Comparison::kEqual, 0));
@@ -371,6 +448,55 @@ TEST(OneSidedNode, RanksWhoseAddressesAreNotInTheWorldAreReached) {
     EXPECT_EQ(*ranks.word(rank, 4), static_cast<std::uint64_t>(rank) + 1);
     EXPECT_EQ(*ranks.word(rank, kCounter), static_cast<std::uint64_t>(rank) + 1);
   }
+}
+
+/// Requests that one put_signal takes which rank 0 makes to the last rank, of another node.
+template <Scope kScope>
+std::uint64_t requests_of_put_signal(const OneSidedRanks::Options& options, unsigned num_threads, std::size_t num_bytes,
+                                     bool nbi) {
+  OneSidedRanks ranks(options);
+  const int last = ranks.num_ranks() - 1;
+  std::byte* const source = ranks.heap(0) + 2048;
+  for (std::size_t b = 0; b < num_bytes; ++b) source[b] = pattern(0, 0, b);
+  int num_errors = 0;
+  bool complete = false;
+  std::uint64_t num_requests = 0;
+  ranks.launch(0, {1, num_threads, 0}, [&] {
+    const World world = ranks.world(0);
+    const auto put = nbi ? device::put_signal_nbi<kScope> : device::put_signal<kScope>;
+    num_errors += put(world, last, world.heap + kRowOffset, source, num_bytes, ranks.word(0, kSignal), 7,
+                      SignalOp::kAdd) != Code::kOk;
+    if (threadIdx.x == 0) num_requests = world.state->ring.head;
+    num_errors += device::quiet<kScope>(world) != Code::kOk;
+    if (threadIdx.x != 0) return;
+    complete = *ranks.word(last, kSignal) == 7 && std::equal(source, source + num_bytes, ranks.heap(last) + kRowOffset);
+  });
+  EXPECT_EQ(ranks.run(), "");
+  EXPECT_EQ(num_errors, 0);
+  EXPECT_TRUE(complete) << "after quiet, of " << num_bytes << " bytes";
+  EXPECT_EQ(ranks.source(0).num_taken(), num_requests + 1) << "and the quiet";
+  return num_requests;
+}
+
+TEST(OneSidedNodes, APutAndItsSignalAreOneRequest) {
+  const OneSidedRanks::Options options{.num_ranks = 4, .ranks_per_node = 2, .seed = 3};
+  const std::uint64_t slot = options.slot_bytes;
+  // A word, less than one, and all that a slot has room for; by the members of each scope.
+  for (const std::size_t num_bytes : {std::size_t{8}, std::size_t{3}, std::size_t{slot - 1}, std::size_t{slot}}) {
+    EXPECT_EQ(requests_of_put_signal<Scope::kThread>(options, 1, num_bytes, false), 1U) << num_bytes;
+    EXPECT_EQ(requests_of_put_signal<Scope::kWarp>(options, 32, num_bytes, false), 1U) << num_bytes;
+    EXPECT_EQ(requests_of_put_signal<Scope::kBlock>(options, 96, num_bytes, false), 1U) << num_bytes;
+  }
+  // From symmetric memory without a copy: of any size.
+  EXPECT_EQ(requests_of_put_signal<Scope::kThread>(options, 1, 5 * slot + 3, true), 1U);
+  EXPECT_EQ(requests_of_put_signal<Scope::kWarp>(options, 32, 5 * slot + 3, true), 1U);
+  EXPECT_EQ(requests_of_put_signal<Scope::kBlock>(options, 96, 5 * slot + 3, true), 1U);
+  // In chunks: the last has the signal, if it is behind the others. Warps of a block ask in no order.
+  EXPECT_EQ(requests_of_put_signal<Scope::kThread>(options, 1, 5 * slot + 3, false), 6U);
+  EXPECT_EQ(requests_of_put_signal<Scope::kWarp>(options, 32, 5 * slot, false), 5U);
+  EXPECT_EQ(requests_of_put_signal<Scope::kBlock>(options, 32, 5 * slot, false), 5U);
+  EXPECT_EQ(requests_of_put_signal<Scope::kBlock>(options, 24, 5 * slot, false), 5U) << "no whole warp";
+  EXPECT_EQ(requests_of_put_signal<Scope::kBlock>(options, 96, 5 * slot, false), 6U);
 }
 
 TEST(OneSidedNodes, ALostPeerEndsWhatWaitsForIt) {

@@ -42,6 +42,13 @@ std::byte pattern(int from, std::uint64_t writer, std::uint64_t row) {
   return static_cast<std::byte>((static_cast<std::uint64_t>(from) * 101 + writer * 53 + row) % 255 + 1);
 }
 
+/// The first bytes of a row.
+std::uint64_t word_of(int from, std::uint64_t writer, std::uint64_t row) {
+  std::uint64_t word = 0;
+  std::memset(&word, static_cast<int>(pattern(from, writer, row)), sizeof(word));
+  return word;
+}
+
 struct End {
   std::unique_ptr<Fabric> fabric;
   std::unique_ptr<test::HostRing> ring;
@@ -83,17 +90,24 @@ void write_rows(const test::HostRing& ring, int rank, std::uint64_t writer, std:
       const auto peer = static_cast<std::uint32_t>(to);
       const std::uint64_t ticket = ring.take_slot();
       std::memset(ring.writer().staging(ticket), static_cast<int>(pattern(rank, writer, row)), kRowBytes);
+      // In one request; or the first word with the count, behind the rest.
       const bool one_request = row % 2 == 0;
+      const std::uint64_t done = one_request ? 0 : sizeof(std::uint64_t);
       ring.writer().write({.op = one_request ? RequestOp::kPutSignalAdd : RequestOp::kPut,
                            .peer = peer,
-                           .local_offset = ring.writer().staging_offset(ticket),
-                           .remote_offset = row_offset(rank, writer, row),
-                           .num_bytes = kRowBytes,
+                           .local_offset = ring.writer().staging_offset(ticket) + done,
+                           .remote_offset = row_offset(rank, writer, row) + done,
+                           .num_bytes = kRowBytes - done,
                            .value = 1,
                            .signal_offset = count_offset(rank, writer)},
                           ticket);
       if (!one_request) {
-        ring.post({.op = RequestOp::kSignalAdd, .peer = peer, .remote_offset = count_offset(rank, writer), .value = 1});
+        ring.post({.op = RequestOp::kPutValueSignalAdd,
+                   .peer = peer,
+                   .remote_offset = row_offset(rank, writer, row),
+                   .value = 1,
+                   .operand = word_of(rank, writer, row),
+                   .signal_offset = count_offset(rank, writer)});
       }
     }
     std::uint64_t before = 0;

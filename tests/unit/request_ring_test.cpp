@@ -175,6 +175,10 @@ TEST_F(RequestRingTest, RequestsOutsideOfMemoryAreNotExecuted) {
       {.op = RequestOp::kCompareSwap, .remote_offset = huge},
       {.op = RequestOp::kPutSignalSet, .signal_offset = kRemoteBytes},
       {.op = RequestOp::kPutSignalAdd, .signal_offset = 12},
+      {.op = RequestOp::kPutValueSignalSet, .remote_offset = kRemoteBytes},
+      {.op = RequestOp::kPutValueSignalAdd, .remote_offset = 12},
+      {.op = RequestOp::kPutValueSignalSet, .signal_offset = kRemoteBytes - 4},
+      {.op = RequestOp::kPutValueSignalAdd, .signal_offset = huge},
       {.op = RequestOp::kFence, .peer = 3},
   };
   for (std::size_t i = 0; i < bad.size(); ++i) {

@@ -41,15 +41,6 @@ struct Fetched {
 
 namespace detail {
 
-/// Asks the proxy, by one thread of the scope.
-template <Scope kScope>
-__device__ inline Code ask(const World& world, const Request& request) {
-  Members<kScope>::meet();
-  Code code = Code::kOk;
-  if (is_leader<kScope>()) code = post(world, request);
-  return Members<kScope>::agree(code);
-}
-
 /// Whether a signal in this node is for this GPU to make, which never fails.
 __device__ inline bool signals_by_gpu(const World& world, SignalOp op) {
   return world.gpu_words | (op == SignalOp::kSet);
@@ -64,40 +55,6 @@ __device__ inline void signal_in_node(std::uint64_t* target, std::uint64_t value
   }
 }
 
-/// The others, after what was asked for before too. One thread.
-__device__ __noinline__ inline Code signal_by_request(const World& world, int rank, std::uint64_t* word,
-                                                      std::uint64_t value, SignalOp op) {
-  Request request;
-  request.op = op == SignalOp::kSet ? RequestOp::kSignalSet : RequestOp::kSignalAdd;
-  request.peer = static_cast<std::uint32_t>(rank);
-  request.remote_offset = offset_of(world, word);
-  request.value = value;
-  return post(world, request);
-}
-
-/// A put to a rank of another node. `direct`: the source may be read until a quiet.
-template <Scope kScope>
-__device__ __noinline__ inline Code put_by_request(const World& world, int rank, const void* dest, const void* source,
-                                                   std::uint64_t num_bytes, bool direct) {
-  Request request;
-  request.op = RequestOp::kPut;
-  request.peer = static_cast<std::uint32_t>(rank);
-  request.remote_offset = offset_of(world, dest);
-  request.num_bytes = num_bytes;
-  const auto addresses = reinterpret_cast<std::uintptr_t>(source) | request.remote_offset;
-  if (num_bytes == sizeof(std::uint64_t) && addresses % sizeof(std::uint64_t) == 0) {
-    Members<kScope>::meet();  // any of them may have written it
-    request.op = RequestOp::kPutValue;
-    request.value = *static_cast<const std::uint64_t*>(source);
-    return ask<kScope>(world, request);
-  }
-  if (direct && is_symmetric(world, source, num_bytes)) {
-    request.local_offset = offset_of(world, source);
-    return ask<kScope>(world, request);
-  }
-  return put_staged<kScope>(world, request, static_cast<const std::byte*>(source));
-}
-
 /// A put that is not for this GPU to do, or is refused.
 template <Scope kScope>
 __device__ __noinline__ inline Code put_elsewhere(const World& world, int rank, void* dest, const void* source,
@@ -107,7 +64,8 @@ __device__ __noinline__ inline Code put_elsewhere(const World& world, int rank, 
     return finish<kScope>(world, Code::kInvalidArgument, about);
   }
   if (num_bytes == 0) return Code::kOk;
-  return finish<kScope>(world, put_by_request<kScope>(world, rank, dest, source, num_bytes, direct), about);
+  const Request request = put_request(world, rank, dest, num_bytes);
+  return finish<kScope>(world, put_by_request<kScope>(world, request, source, direct), about);
 }
 
 template <Scope kScope>
@@ -129,6 +87,10 @@ __device__ __noinline__ inline Code put_signal_elsewhere(const World& world, int
                                                          std::uint64_t value, SignalOp op, bool direct) {
   const About about{Call::kSignal, rank, word, sizeof(*word)};
   if (!is_rank(world, rank) || !is_word(world, word)) return finish<kScope>(world, Code::kInvalidArgument, about);
+  if (num_bytes != 0 && !in_node(world, rank) && is_symmetric(world, dest, num_bytes)) {
+    const Request request = put_signal_request(world, rank, dest, num_bytes, word, value, op);
+    return finish<kScope>(world, put_by_request<kScope>(world, request, source, direct), about);
+  }
   if (num_bytes != 0) {
     if (const Code code = put<kScope>(world, rank, dest, source, num_bytes, direct); code != Code::kOk) return code;
   } else {
@@ -136,7 +98,7 @@ __device__ __noinline__ inline Code put_signal_elsewhere(const World& world, int
   }
   // All members have met: the request of one covers what all have done.
   Code code = Code::kOk;
-  if (is_leader<kScope>()) code = signal_by_request(world, rank, word, value, op);
+  if (is_leader<kScope>()) code = post(world, signal_request(world, rank, word, value, op));
   return finish<kScope>(world, Members<kScope>::agree(code), about);
 }
 
@@ -162,27 +124,6 @@ __device__ inline Code put_signal(const World& world, int rank, void* dest, cons
   }
   Members<kScope>::meet();
   return Code::kOk;
-}
-
-/// A get from a rank of another node.
-template <Scope kScope>
-__device__ __noinline__ inline Code get_by_request(const World& world, int rank, void* dest, const void* source,
-                                                   std::uint64_t num_bytes, bool now) {
-  Request request;
-  request.op = RequestOp::kGet;
-  request.peer = static_cast<std::uint32_t>(rank);
-  request.remote_offset = offset_of(world, source);
-  request.num_bytes = num_bytes;
-  if (!is_symmetric(world, dest, num_bytes)) {
-    return get_staged<kScope>(world, request, static_cast<std::byte*>(dest));
-  }
-  request.local_offset = offset_of(world, dest);
-  if (!now) return ask<kScope>(world, request);
-  Members<kScope>::meet();
-  Code code = Code::kOk;
-  std::uint64_t none = 0;
-  if (is_leader<kScope>()) code = fetch_by_request(world, request, none);
-  return Members<kScope>::agree(code);
 }
 
 /// A get that is not for this GPU to do, or is refused.
@@ -264,23 +205,6 @@ __device__ __noinline__ inline Code wait_long(const World& world, const std::uin
   failure.expected = value;
   failure.timeout_ns = timeout_ns;
   return fail(world, code, failure);
-}
-
-/// Waits until the proxy has completed all that was asked for before. One thread.
-__device__ __noinline__ inline Code quiet_of_requests(const World& world) {
-  Request request;
-  request.op = RequestOp::kQuiet;
-  std::uint64_t ticket = 0;
-  if (const Code code = post(world, request, &ticket); code != Code::kOk) return code;
-  const GpuWriter writer(world.ring);
-  bool failed = false;
-  const Code code = wait_for(world, world.timeout_ns, [&] {
-    if (writer.completed() > ticket) return true;
-    failed = writer.has_failed();
-    return failed;
-  });
-  if (code != Code::kOk) return code;
-  return failed ? Code::kTimeout : writer.take_loss() ? Code::kPeerLost : Code::kOk;
 }
 
 /// What the members have started is complete. `kTotal`: of ranks that do so and then read what the others wrote, at
@@ -421,7 +345,7 @@ __device__ inline Code barrier(const World& world, const TeamView& team) {
     if (detail::in_node(world, rank)) {
       detail::signal_in_node(detail::word_at(world, rank, word), epoch, SignalOp::kSet);
     } else {
-      code = detail::signal_by_request(world, rank, word, epoch, SignalOp::kSet);
+      code = post(world, detail::signal_request(world, rank, word, epoch, SignalOp::kSet));
     }
   }
   for (unsigned place = Members<kScope>::idx(); place < num_ranks && code == Code::kOk; place += step) {

@@ -40,6 +40,8 @@ enum class RequestOp : std::uint8_t {
   kSignalAdd,     ///< add `value` to the word at remote_offset, after all that was asked before
   kPutSignalSet,  ///< kPut, then kSignalSet at signal_offset
   kPutSignalAdd,
+  kPutValueSignalSet,  ///< kPutValue of `operand`, then kSignalSet of `value` at signal_offset
+  kPutValueSignalAdd,
   kGet,          ///< copy num_bytes from the peer's remote_offset to local_offset
   kFetchAdd,     ///< add `value` at remote_offset; the reply is what was there
   kCompareSwap,  ///< store `value` at remote_offset if `operand` is there; the reply is what was there
@@ -47,6 +49,11 @@ enum class RequestOp : std::uint8_t {
   kQuiet,        ///< complete what came before soon: somebody waits for it
 };
 inline constexpr std::uint8_t kLastRequestOp = static_cast<std::uint8_t>(RequestOp::kQuiet);
+
+/// Whether it is a put and its signal.
+FERRY_HOST_DEVICE inline bool has_signal(RequestOp op) {
+  return op >= RequestOp::kPutSignalSet && op <= RequestOp::kPutValueSignalAdd;
+}
 
 /// Of kFence.
 inline constexpr std::uint32_t kEveryPeer = 0xFFFF;

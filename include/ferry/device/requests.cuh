@@ -5,9 +5,11 @@
 /// A request that has a ticket must be written, or the ring stops: where there is no room until the deadline, the ring
 /// is broken for good.
 
+#include "ferry/device/checks.cuh"
 #include "ferry/device/copy.cuh"
 #include "ferry/device/request_ring.hpp"
 #include "ferry/device/wait.cuh"
+#include "ferry/one_sided.hpp"
 
 namespace ferry::device {
 
@@ -130,8 +132,8 @@ __device__ inline Code get_staged_chunk(const World& world, Request request, std
   return Code::kOk;
 }
 
-/// Calls `move(request, offset)` for each chunk of at most slot_bytes of a copy; a block's warps share them. All
-/// members.
+/// Calls `move(request, offset)` for each chunk of at most slot_bytes of a copy; a block's warps share them. The signal
+/// of a put is that of its last chunk. All members.
 template <Scope kScope, typename Move>
 __device__ inline Code move_chunks(const World& world, const Request& whole, Move move) {
   const std::uint64_t chunk_bytes = world.ring.slot_bytes;
@@ -149,6 +151,7 @@ __device__ inline Code move_chunks(const World& world, const Request& whole, Mov
     Request part = whole;
     part.num_bytes = whole.num_bytes - at < chunk_bytes ? whole.num_bytes - at : chunk_bytes;
     part.remote_offset += at;
+    if (has_signal(whole.op) && at + part.num_bytes != whole.num_bytes) part.op = RequestOp::kPut;
     worst = move(part, at);
   }
   return worst;
@@ -158,6 +161,12 @@ __device__ inline Code move_chunks(const World& world, const Request& whole, Mov
 template <Scope kScope>
 __device__ inline bool moves_by_warps() {
   return kScope == Scope::kWarp || (kScope == Scope::kBlock && Members<kScope>::count() >= kLanes);
+}
+
+/// Whether the request of the last chunk is behind those of all others.
+template <Scope kScope>
+__device__ inline bool moves_in_order(const World& world, std::uint64_t num_bytes) {
+  return kScope != Scope::kBlock || Members<kScope>::count() < 2 * kLanes || num_bytes <= world.ring.slot_bytes;
 }
 
 template <Scope kScope>
@@ -195,6 +204,135 @@ __device__ __noinline__ inline Code get_staged(const World& world, const Request
   }
   return Members<kScope>::agree(code);
 }
+
+namespace detail {
+
+/// Asks the proxy, by one thread of the scope.
+template <Scope kScope>
+__device__ inline Code ask(const World& world, const Request& request) {
+  Members<kScope>::meet();
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) code = post(world, request);
+  return Members<kScope>::agree(code);
+}
+
+/// A put to a rank of another node.
+__device__ inline Request put_request(const World& world, int rank, const void* dest, std::uint64_t num_bytes) {
+  Request request;
+  request.op = RequestOp::kPut;
+  request.peer = static_cast<std::uint32_t>(rank);
+  request.remote_offset = offset_of(world, dest);
+  request.num_bytes = num_bytes;
+  return request;
+}
+
+/// The same, and its signal.
+__device__ inline Request put_signal_request(const World& world, int rank, const void* dest, std::uint64_t num_bytes,
+                                             const std::uint64_t* word, std::uint64_t value, SignalOp op) {
+  Request request = put_request(world, rank, dest, num_bytes);
+  request.op = op == SignalOp::kSet ? RequestOp::kPutSignalSet : RequestOp::kPutSignalAdd;
+  request.signal_offset = offset_of(world, word);
+  request.value = value;
+  return request;
+}
+
+/// A signal that the proxy makes, after what it was asked for before too.
+__device__ inline Request signal_request(const World& world, int rank, const std::uint64_t* word, std::uint64_t value,
+                                         SignalOp op) {
+  Request request;
+  request.op = op == SignalOp::kSet ? RequestOp::kSignalSet : RequestOp::kSignalAdd;
+  request.peer = static_cast<std::uint32_t>(rank);
+  request.remote_offset = offset_of(world, word);
+  request.value = value;
+  return request;
+}
+
+/// What remains of a put_signal_request when the bytes have been asked for.
+__device__ inline Request only_signal(const Request& whole) {
+  Request request;
+  request.op = whole.op == RequestOp::kPutSignalSet ? RequestOp::kSignalSet : RequestOp::kSignalAdd;
+  request.peer = whole.peer;
+  request.remote_offset = whole.signal_offset;
+  request.value = whole.value;
+  return request;
+}
+
+/// The same request where the bytes are a word, which travels in it.
+__device__ inline Request with_word(Request request, std::uint64_t word) {
+  if (!has_signal(request.op)) {
+    request.op = RequestOp::kPutValue;
+    request.value = word;
+    return request;
+  }
+  request.op = request.op == RequestOp::kPutSignalSet ? RequestOp::kPutValueSignalSet : RequestOp::kPutValueSignalAdd;
+  request.operand = word;
+  return request;
+}
+
+/// Of a put_request or put_signal_request, from `source`. `direct`: the source may be read until a quiet.
+template <Scope kScope>
+__device__ __noinline__ inline Code put_by_request(const World& world, Request request, const void* source,
+                                                   bool direct) {
+  const auto addresses = reinterpret_cast<std::uintptr_t>(source) | request.remote_offset;
+  if (request.num_bytes == sizeof(std::uint64_t) && addresses % sizeof(std::uint64_t) == 0) {
+    Members<kScope>::meet();  // any of them may have written it
+    return ask<kScope>(world, with_word(request, *static_cast<const std::uint64_t*>(source)));
+  }
+  if (direct && is_symmetric(world, source, request.num_bytes)) {
+    request.local_offset = offset_of(world, source);
+    return ask<kScope>(world, request);
+  }
+  const auto* const bytes = static_cast<const std::byte*>(source);
+  if (!has_signal(request.op) || moves_in_order<kScope>(world, request.num_bytes)) {
+    return put_staged<kScope>(world, request, bytes);
+  }
+  const Request signal = only_signal(request);
+  request.op = RequestOp::kPut;
+  Code code = put_staged<kScope>(world, request, bytes);
+  // All members have met: the request of one is behind those of all warps.
+  if (code == Code::kOk && is_leader<kScope>()) code = post(world, signal);
+  return Members<kScope>::agree(code);
+}
+
+/// A get from a rank of another node.
+template <Scope kScope>
+__device__ __noinline__ inline Code get_by_request(const World& world, int rank, void* dest, const void* source,
+                                                   std::uint64_t num_bytes, bool now) {
+  Request request;
+  request.op = RequestOp::kGet;
+  request.peer = static_cast<std::uint32_t>(rank);
+  request.remote_offset = offset_of(world, source);
+  request.num_bytes = num_bytes;
+  if (!is_symmetric(world, dest, num_bytes)) {
+    return get_staged<kScope>(world, request, static_cast<std::byte*>(dest));
+  }
+  request.local_offset = offset_of(world, dest);
+  if (!now) return ask<kScope>(world, request);
+  Members<kScope>::meet();
+  Code code = Code::kOk;
+  std::uint64_t none = 0;
+  if (is_leader<kScope>()) code = fetch_by_request(world, request, none);
+  return Members<kScope>::agree(code);
+}
+
+/// Waits until the proxy has completed all that was asked for before. One thread.
+__device__ __noinline__ inline Code quiet_of_requests(const World& world) {
+  Request request;
+  request.op = RequestOp::kQuiet;
+  std::uint64_t ticket = 0;
+  if (const Code code = post(world, request, &ticket); code != Code::kOk) return code;
+  const GpuWriter writer(world.ring);
+  bool failed = false;
+  const Code code = wait_for(world, world.timeout_ns, [&] {
+    if (writer.completed() > ticket) return true;
+    failed = writer.has_failed();
+    return failed;
+  });
+  if (code != Code::kOk) return code;
+  return failed ? Code::kTimeout : writer.take_loss() ? Code::kPeerLost : Code::kOk;
+}
+
+}  // namespace detail
 
 }  // namespace ferry::device
 
