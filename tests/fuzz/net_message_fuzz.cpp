@@ -87,8 +87,8 @@ class Model {
         return payload_bytes == 0 && message.operand > 0 && message.operand <= size &&
                message.value <= size - message.operand;
       case 13:
-        return payload_bytes == 0 || message.ticket != kTicket || !expects_bytes() ||
-               (payload_bytes <= kGetBytes && message.operand <= kGetBytes - payload_bytes);
+        return message.ticket != kTicket || !expects_bytes() ||
+               (payload_bytes > 0 && payload_bytes <= kGetBytes && message.operand <= kGetBytes - payload_bytes);
       case 1:
       case 2:
       case 4:

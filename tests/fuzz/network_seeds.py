@@ -109,6 +109,7 @@ def net_message_seeds() -> dict[str, bytes]:
         + sealed(answer, 2, data, asked=(5, 8)),
         "answer_beyond_the_end": memory + sealed(answer, 0, data, asked=(5, 5)),
         "answer_to_nothing": memory + sealed(answer, 0, data, asked=(6, 200)) + sealed(answer, 1, asked=(9, 0)),
+        "answer_without_bytes": memory + sealed(answer, 0, asked=(5, 0)) + sealed(answer, 1, data, asked=(5, 0)),
         "beyond_the_end": memory + sealed(put, 0, data, value=49),
         "beyond_all_addresses": memory + sealed(put, 0, data, value=0x8007),
         "shorter_than_announced": memory + sealed(put, 0, data, announced=20),

@@ -78,6 +78,7 @@ Status NetEnds::connect(int index, const std::vector<net::Blob>& addresses) {
   events.lost = [&end](int peer, const Status& why) {
     ++end.num_lost_events;
     end.lost[peer] = why;
+    if (end.on_lost) end.on_lost();
   };
   events.completed = [&end](int /*peer*/, std::uint64_t ticket, std::uint64_t value) { end.completed[ticket] = value; };
   return end.engine->connect(addresses, std::move(events));

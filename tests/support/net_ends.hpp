@@ -33,6 +33,7 @@ struct NetEnd {
   int num_lost_events = 0;
   /// Called beside the notes above, to look at memory at that moment.
   std::function<void(int peer, int channel, std::uint64_t value)> on_notified;
+  std::function<void()> on_lost;
 
   std::uint64_t highest(int peer, int channel) const;
 };

@@ -146,6 +146,46 @@ TEST_F(NetMessage, ThatBreakTheRulesEndTheConnection) {
   EXPECT_TRUE(std::ranges::all_of(memory_, [](std::byte byte) { return byte == std::byte{0}; }));
 }
 
+/// Who has been told that its get is over may have given the memory back.
+TEST_F(NetMessage, ThatAnswerAGetWriteNothingOnceItIsOver) {
+  constexpr std::uint64_t kTicket = 9;
+  const auto answer = [&](std::uint64_t sequence, std::uint64_t from, std::size_t num_bytes) {
+    return sealed({.kind = MessageKind::kAnswer,
+                   .sequence = sequence,
+                   .payload_bytes = num_bytes,
+                   .ticket = kTicket,
+                   .operand = from});
+  };
+  const auto untouched = [](std::span<const std::byte> bytes) {
+    return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+  };
+  std::vector<std::byte> got(32);
+  inbound_.expect(kTicket, got);
+  EXPECT_TRUE(inbound_.accept(answer(0, 16, 16), payload_));
+  ASSERT_EQ(inbound_.take_due().size(), 1U);
+  std::ranges::fill(got, std::byte{0});
+  EXPECT_TRUE(inbound_.accept(answer(1, 0, 16), payload_));
+  EXPECT_TRUE(untouched(got)) << "after its last bytes";
+
+  // Whatever ends it: here an answer without bytes that was there before it was asked for, and comes to its turn later.
+  EXPECT_TRUE(inbound_.accept(answer(3, 0, 0), {}));
+  inbound_.expect(kTicket, got);
+  EXPECT_TRUE(inbound_.accept(notify(2), {}));
+  EXPECT_EQ(inbound_.take_due().size(), 2U);
+  EXPECT_TRUE(inbound_.accept(answer(4, 0, 16), payload_));
+  EXPECT_TRUE(untouched(got)) << "after an answer without bytes";
+
+  inbound_.expect(kTicket, got);
+  inbound_.forget_gets();
+  EXPECT_TRUE(inbound_.accept(answer(5, 0, 16), payload_));
+  EXPECT_TRUE(untouched(got)) << "forgotten";
+  EXPECT_FALSE(inbound_.has_due());
+
+  inbound_.expect(kTicket, got);
+  EXPECT_FALSE(inbound_.accept(answer(6, 0, 0), {}));
+  EXPECT_TRUE(inbound_.broken()) << "no rank answers a get without bytes";
+}
+
 TEST_F(NetMessage, OfEndlessNumberBeforeOneThatIsMissingEndTheConnection) {
   for (std::uint64_t sequence = 1; !inbound_.broken() && sequence <= Inbound::kMaxEarly + 1; ++sequence) {
     inbound_.accept(notify(sequence), {});

@@ -127,6 +127,29 @@ TEST_P(NetRemote, NothingIsWrittenForAGetThatIsForgotten) {
   EXPECT_EQ(got[0], std::byte{0});
 }
 
+/// Who asked has been told so, and may have given the memory back.
+TEST_P(NetRemote, NothingIsWrittenForAGetOnceItsPeerIsLost) {
+  constexpr std::size_t kBytes = 1'000'000;
+  NetEnds ends(GetParam().engine, shape(kBytes));
+  ends.connect();
+  ends[0].engine->flush(1, 1);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(1); }));
+  std::ranges::copy(net_pattern(kBytes, 5), ends[1].memory.begin());
+  std::vector<std::byte> got(kBytes);
+  bool lost = false;
+  ends[0].on_lost = [&] {
+    lost = true;
+    std::ranges::fill(got, std::byte{0xEE});
+  };
+  ends[0].engine->get(1, got, 0, 2);
+  // It says that it closes before it looks at what it was asked.
+  ends.close({1});
+  ASSERT_TRUE(ends.poll_until([&] { return lost; }));
+  for (int i = 0; i < 100; ++i) ends.poll();
+  if (ends[0].completed.contains(2)) return;  // the get was quicker
+  EXPECT_EQ(std::ranges::count(got, std::byte{0xEE}), static_cast<std::ptrdiff_t>(kBytes));
+}
+
 /// A rank that names memory which is not the receiver's loses its connection, and nothing is touched.
 class LoopbackRemote : public testing::TestWithParam<AtomicOp> {};
 INSTANTIATE_TEST_SUITE_P(, LoopbackRemote,

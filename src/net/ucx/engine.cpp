@@ -385,6 +385,8 @@ bool UcxEngine::notice_failures() {
 
 void UcxEngine::lose(int peer, const Status& why) {
   if (std::exchange(at(peer).lost, true)) return;
+  // A peer that closes still answers what it is asked, and the owner may give the memory back as soon as it is told.
+  if (at(peer).inbound != nullptr) at(peer).inbound->forget_gets();
   if (events_.lost) events_.lost(peer, why);
 }
 

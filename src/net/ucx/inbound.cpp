@@ -102,8 +102,9 @@ bool Inbound::is_sound(const Message& message, std::size_t payload_bytes) const 
              message.operand <= params_.memory.size() - message.value;
     case MessageKind::kAnswer: {
       const auto found = gets_.find(message.ticket);
-      if (payload_bytes == 0 || found == gets_.end()) return true;
-      return message.operand <= found->second.size() && payload_bytes <= found->second.size() - message.operand;
+      if (found == gets_.end()) return true;
+      return payload_bytes > 0 && message.operand <= found->second.size() &&
+             payload_bytes <= found->second.size() - message.operand;
     }
   }
   return false;
@@ -117,11 +118,15 @@ bool Inbound::drop() {
 void Inbound::hand_on(const Message& message) {
   ++next_;
   if (message.kind == MessageKind::kPut) return;
-  if (message.payload_bytes > 0 && !message.has_put()) {
-    // Of a get, whose bytes are sent in order: it is complete with the last.
+  if (message.kind == MessageKind::kAnswer) {
     const auto found = gets_.find(message.ticket);
-    if (found == gets_.end() || message.operand + message.payload_bytes != found->second.size()) return;
-    gets_.erase(found);
+    // Of a get, whose bytes are sent in order: it is complete with the last.
+    if (message.payload_bytes > 0 &&
+        (found == gets_.end() || message.operand + message.payload_bytes != found->second.size())) {
+      return;
+    }
+    // Whatever ends a get, its owner may use the memory for something else as soon as it is told.
+    if (found != gets_.end()) gets_.erase(found);
   }
   due_.push_back(message);
 }

@@ -45,6 +45,7 @@ class Inbound {
   void expect(std::uint64_t ticket, std::span<std::byte> into) { gets_[ticket] = into; }
   /// No more: what still comes is dropped.
   void forget(std::uint64_t ticket) { gets_.erase(ticket); }
+  void forget_gets() { gets_.clear(); }
 
   /// The messages other than mere puts that are due, in order, at most once each. Of the answers to a get the last.
   std::vector<Message> take_due();
