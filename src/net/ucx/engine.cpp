@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <set>
 #include <utility>
 
 #include "net/blob.hpp"
 #include "net/ucx/address.hpp"
+#include "net/ucx/admission.hpp"
 #include "net/ucx/connection.hpp"
 #include "net/ucx/inbound.hpp"
 #include "net/ucx/limits.hpp"
@@ -74,11 +74,8 @@ class UcxEngine final : public Engine {
   bool can_send(int peer) const { return usable() && !at(peer).lost && at(peer).connection != nullptr; }
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   const Peer& at(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
-  Status connect_to(int peer, std::span<const std::byte> own_part);
   void receive(std::span<const std::byte> header, std::span<const std::byte> payload);
   bool advance();
-  bool name_sockets();
-  void settle();
   bool deliver();
   void deliver(int sender, const Message& message);
   bool notice_failures();
@@ -98,10 +95,9 @@ class UcxEngine final : public Engine {
   Scopes scopes_;
   EngineEvents events_;
   std::vector<Peer> peers_;
+  Admission admission_;
   bool is_due_ = false;  // a message has come that is to be delivered
   bool connected_ = false;
-  bool named_sockets_ = false;
-  bool settled_ = false;  // nobody can connect any more
 };
 
 Status UcxEngine::open(const Library& library) {
@@ -146,9 +142,10 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
   }
   // UCX ends the process if it finds out in the middle of a connection.
   if (Status status = check_descriptors(descriptors_of_connections(peers_.size() - 1)); !status.ok()) return status;
+  const OwnEnd own{options_, scopes_, token_, keys_};
   for (int peer = 0; peer < options_.num_peers; ++peer) {
     if (peer == options_.self) continue;
-    if (Status status = connect_to(peer, own_parts[static_cast<std::size_t>(peer)]); !status.ok()) {
+    if (Status status = connect_peer(own, peer, own_parts[static_cast<std::size_t>(peer)], &at(peer)); !status.ok()) {
       drop_connections();
       return status;
     }
@@ -159,49 +156,6 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
     if (peer.connection != nullptr) peer.connection->send_last({.kind = MessageKind::kHello});
   }
   return {};
-}
-
-Status UcxEngine::connect_to(int peer, std::span<const std::byte> own_part) {
-  const int rank = options_.rank_of(peer);
-  const auto about_peer = [rank](const Status& status) {
-    return Status(status.code(), fmt::format("{} (rank {})", status.message(), rank), rank);
-  };
-  const Result<EndAddress> address = parse_address(own_part);
-  if (!address.ok()) return about_peer(address.status());
-  const Scope scope = Scopes::of(options_, peer);
-  if (address->at(scope).worker.empty()) {
-    return Status(ErrorCode::kTransport,
-                  fmt::format("network engine ucx: rank {} does not expect this rank {} its host; give all ranks the "
-                              "same view of which hosts they are on",
-                              rank, scope == Scope::kHost ? "on" : "outside"),
-                  rank);
-  }
-  if (address->gpu_bytes != options_.gpu_memory.size()) {
-    return Status(
-        ErrorCode::kTransport,
-        fmt::format("network engine ucx: rank {} has {} bytes of GPU memory for rings, expected {} as on this "
-                    "rank; run the same build with the same options on every rank",
-                    rank, address->gpu_bytes, options_.gpu_memory.size()),
-        rank);
-  }
-  const Result<PairKeys> keys = keys_.agree(address->public_key, token_, address->name);
-  if (!keys.ok()) return about_peer(keys.status());
-  Result<Seal> sending = Seal::make(keys->sending);
-  if (!sending.ok()) return sending.status();
-  Result<Seal> receiving = Seal::make(keys->receiving);
-  if (!receiving.ok()) return receiving.status();
-  auto connection = std::make_unique<Connection>(
-      *scopes_.at(scope), std::move(*sending), static_cast<std::uint32_t>(options_.self), rank, options_.num_channels);
-  const ScopeAddress& there = address->at(scope);
-  Status opened =
-      connection->open(there.worker, {there.memory_key, address->memory_base}, {there.gpu_key, address->gpu_base});
-  at(peer).connection = std::move(connection);
-  at(peer).address.assign(address->at(scope).worker.begin(), address->at(scope).worker.end());
-  const Inbound::Params params{.sender = static_cast<std::uint32_t>(peer),
-                               .num_channels = static_cast<std::uint32_t>(options_.num_channels),
-                               .memory = options_.memory};
-  at(peer).inbound = std::make_unique<Inbound>(std::move(*receiving), params);
-  return opened;
 }
 
 void UcxEngine::put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
@@ -261,8 +215,7 @@ bool UcxEngine::poll() {
   for (int round = 0; round < kMaxProgress && !is_due_ && scopes_.progress(); ++round) moved = true;
   moved |= deliver();
   moved |= notice_failures();
-  moved |= name_sockets();
-  settle();
+  moved |= admission_.advance(peers_, scopes_);
   // Send what a completed flush has made due now: the owner may sleep after this.
   moved |= advance();
   return moved;
@@ -279,41 +232,6 @@ bool UcxEngine::advance() {
     moved |= peer.connection->advance();
   }
   return moved;
-}
-
-/// Once all peers have been reached, tell each of them by which sockets.
-bool UcxEngine::name_sockets() {
-  if (named_sockets_ || !std::ranges::all_of(peers_, [](const Peer& peer) {
-        return peer.connection == nullptr || peer.lost || peer.connection->reached();
-      })) {
-    return false;
-  }
-  named_sockets_ = true;
-  const std::vector<ConnectedSocket> sockets = connected_sockets();
-  for (Peer& peer : peers_) {
-    if (peer.connection == nullptr) continue;
-    for (const ConnectedSocket& socket : sockets) {
-      if (!may_contain_port(peer.address, socket.remote_port)) continue;
-      peer.connection->notify(0, {.kind = MessageKind::kSocket, .value = socket.local_name});
-    }
-    peer.connection->notify(0, {.kind = MessageKind::kSettled});
-  }
-  return true;
-}
-
-/// Once all peers have connected, and this end to them, nobody else needs to.
-void UcxEngine::settle() {
-  if (settled_ || !named_sockets_ || !std::ranges::all_of(peers_, [](const Peer& peer) {
-        return peer.connection == nullptr || peer.lost || peer.settled;
-      })) {
-    return;
-  }
-  settled_ = true;
-  std::set<SocketName> known_ends;
-  for (const Peer& peer : peers_) known_ends.insert(peer.sockets.begin(), peer.sockets.end());
-  for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
-    if (Resources* resources = scopes_.at(scope); resources != nullptr) resources->stop_listening(known_ends);
-  }
 }
 
 /// Runs outside callbacks, which only collect messages: their receivers may want to send.

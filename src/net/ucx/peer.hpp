@@ -1,16 +1,22 @@
 #ifndef FERRY_NET_UCX_PEER_HPP
 #define FERRY_NET_UCX_PEER_HPP
 
-/// What the engine knows of another end.
+/// What the engine knows of another end, and how that begins.
 
 #include <cstddef>
 #include <memory>
 #include <set>
+#include <span>
 #include <vector>
+
+#include "net/blob.hpp"
+#include "net/engine.hpp"
 
 #include "net/ucx/connection.hpp"
 #include "net/ucx/inbound.hpp"
 #include "net/ucx/ports.hpp"
+#include "net/ucx/scopes.hpp"
+#include "net/ucx/seal.hpp"
 
 namespace ferry::net::ucx {
 
@@ -25,6 +31,19 @@ struct Peer {
   bool answered = false;                   // the farewell is sent
   bool left = false;                       // it will put nothing more
 };
+
+/// This end, as peers are told of it.
+struct OwnEnd {
+  const EngineOptions& options;
+  const Scopes& scopes;
+  const Token& token;
+  const KeyPair& keys;
+};
+
+/// Begins to connect to the peer of this index, which has published `own_part`. Where that fails after the connection
+/// was made, `peer` has it: it must be shut.
+/// @errors kTransport: what was published does not fit this end; kSystem; as Connection::open
+Status connect_peer(const OwnEnd& own, int idx, std::span<const std::byte> own_part, Peer* peer);
 
 }  // namespace ferry::net::ucx
 

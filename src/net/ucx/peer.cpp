@@ -1,0 +1,63 @@
+#include "net/ucx/peer.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "net/ucx/address.hpp"
+
+namespace ferry::net::ucx {
+namespace {
+
+/// Whether both ends see the same hosts and the same GPU memory.
+Status check_fits(const OwnEnd& own, int rank, Scope scope, const EndAddress& address) {
+  if (address.at(scope).worker.empty()) {
+    return Status(ErrorCode::kTransport,
+                  fmt::format("network engine ucx: rank {} does not expect this rank {} its host; give all ranks the "
+                              "same view of which hosts they are on",
+                              rank, scope == Scope::kHost ? "on" : "outside"),
+                  rank);
+  }
+  if (address.gpu_bytes != own.options.gpu_memory.size()) {
+    return Status(
+        ErrorCode::kTransport,
+        fmt::format("network engine ucx: rank {} has {} bytes of GPU memory for rings, expected {} as on this "
+                    "rank; run the same build with the same options on every rank",
+                    rank, address.gpu_bytes, own.options.gpu_memory.size()),
+        rank);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status connect_peer(const OwnEnd& own, int idx, std::span<const std::byte> own_part, Peer* peer) {
+  const int rank = own.options.rank_of(idx);
+  const auto about_peer = [rank](const Status& status) {
+    return Status(status.code(), fmt::format("{} (rank {})", status.message(), rank), rank);
+  };
+  const Result<EndAddress> address = parse_address(own_part);
+  if (!address.ok()) return about_peer(address.status());
+  const Scope scope = Scopes::of(own.options, idx);
+  if (Status status = check_fits(own, rank, scope, *address); !status.ok()) return status;
+  const Result<PairKeys> keys = own.keys.agree(address->public_key, own.token, address->name);
+  if (!keys.ok()) return about_peer(keys.status());
+  Result<Seal> sending = Seal::make(keys->sending);
+  if (!sending.ok()) return sending.status();
+  Result<Seal> receiving = Seal::make(keys->receiving);
+  if (!receiving.ok()) return receiving.status();
+  peer->connection =
+      std::make_unique<Connection>(*own.scopes.at(scope), std::move(*sending),
+                                   static_cast<std::uint32_t>(own.options.self), rank, own.options.num_channels);
+  const ScopeAddress& there = address->at(scope);
+  peer->address.assign(there.worker.begin(), there.worker.end());
+  const Inbound::Params params{.sender = static_cast<std::uint32_t>(idx),
+                               .num_channels = static_cast<std::uint32_t>(own.options.num_channels),
+                               .memory = own.options.memory};
+  peer->inbound = std::make_unique<Inbound>(std::move(*receiving), params);
+  return peer->connection->open(there.worker, {there.memory_key, address->memory_base},
+                                {there.gpu_key, address->gpu_base});
+}
+
+}  // namespace ferry::net::ucx
