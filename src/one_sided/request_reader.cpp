@@ -121,8 +121,11 @@ Status RequestReader::check(const Request& request) const {
   if (request.op == RequestOp::kFence && request.peer == device::kEveryPeer) return {};
   if (request.peer >= num_peers) return bad("the rank", request.peer, num_peers);
   if (moves_bytes(request.op)) {
-    if (!is_inside(request.local_offset, request.num_bytes, limits_.local_bytes)) {
-      return bad("the end of the local bytes", request.local_offset + request.num_bytes, limits_.local_bytes + 1);
+    // Symmetric memory, of which all ranks have as much, or staging: they are apart.
+    const bool is_staged = request.local_offset >= limits_.remote_bytes;
+    const std::uint64_t local_end = is_staged ? limits_.local_bytes : limits_.remote_bytes;
+    if (!is_inside(request.local_offset, request.num_bytes, local_end)) {
+      return bad("the end of the local bytes", request.local_offset + request.num_bytes, local_end + 1);
     }
     if (!is_inside(request.remote_offset, request.num_bytes, limits_.remote_bytes)) {
       return bad("the end of the remote bytes", request.remote_offset + request.num_bytes, limits_.remote_bytes + 1);

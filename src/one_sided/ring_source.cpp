@@ -59,6 +59,7 @@ RingSource::RingSource(Options options)
     : options_(std::move(options)),
       reader_(options_.ring, options_.limits),
       used_(to_size(options_.limits.num_peers), false),
+      unquiet_(used_),
       epochs_(1) {}
 
 RingSource::~RingSource() = default;
@@ -84,6 +85,9 @@ const Request* RingSource::front() {
     }
     if (request->op == RequestOp::kQuiet || request->op == RequestOp::kFence) {
       expand(*request);
+    } else if (request->op == RequestOp::kGet && request->num_bytes == 0) {
+      if (request->wants_reply) reader_.answer(request->reply, 0);  // the network has no part of it to complete
+      finish_front();
     } else if (is_local(*request)) {
       apply(*request);
       finish_front();
@@ -199,6 +203,7 @@ void RingSource::translate(const device::Request& request) {
   out_.offset = options_.heap_offset + request.remote_offset;
   out_.num_bytes = request.num_bytes;
   used_[request.peer] = true;
+  unquiet_[request.peer] = true;
   switch (request.op) {
     case RequestOp::kPut:
     case RequestOp::kPutSignalSet:
@@ -243,13 +248,14 @@ void RingSource::expand(const device::Request& request) {
   const bool is_quiet = request.op == RequestOp::kQuiet;
   const bool every = is_quiet || request.peer == device::kEveryPeer;
   for (std::size_t peer = 0; peer < used_.size(); ++peer) {
-    if (!used_[peer] || (!every && peer != request.peer)) continue;
+    // What a quiet is still completing a fence must stay behind.
+    if (!(is_quiet ? unquiet_ : used_)[peer] || (!every && peer != request.peer)) continue;
     Request one;
     one.kind = is_quiet ? Request::Kind::kFlush : Request::Kind::kFence;
     one.peer = static_cast<int>(peer);
     if (is_quiet) {
       one.completion = expect(nullptr, 1);
-      used_[peer] = false;
+      unquiet_[peer] = false;
     }
     expanded_.push_back(one);
   }

@@ -86,7 +86,8 @@ class RingSource final : public RequestSource {
   bool has_out_ = false;
   std::uint64_t value_ = 0;        // source of a put of 8 bytes
   std::vector<Request> expanded_;  // what one kQuiet or kFence is for the network, last first
-  std::vector<bool> used_;         // by peer: since the last kQuiet
+  std::vector<bool> used_;         // by peer: ever
+  std::vector<bool> unquiet_;      // by peer: since the last kQuiet
   std::deque<Epoch> epochs_;       // the last one is open
   std::vector<std::unique_ptr<Pending>> all_pending_;
   std::vector<Pending*> free_pending_;

@@ -313,6 +313,35 @@ TEST_P(OneSidedKernels, AFenceOrdersAndWithoutItNothingDoes) {
   EXPECT_EQ(overtaken, GetParam().num_ranks > GetParam().ranks_per_node);
 }
 
+/// A quiet of one thread is under way, for what another has put and now orders by a fence.
+TEST_P(OneSidedKernels, AFenceOrdersWhatAnothersQuietHasNotCompletedYet) {
+  for (std::uint64_t seed = 1; seed <= 4 * kNumSeeds; ++seed) {
+    OneSidedRanks ranks(options(seed));
+    const int last = ranks.num_ranks() - 1;
+    Code waited = Code::kOk;
+    std::uint64_t first = 0;
+    ranks.launch(0, {1, 2, 0}, [&] {
+      const World world = ranks.world(0);
+      const std::uint64_t one = 1;
+      if (threadIdx.x == 0) device::put(world, last, ranks.word(0, 4), &one, sizeof(one));
+      __syncthreads();
+      if (threadIdx.x == 1) {
+        device::quiet(world);
+        return;
+      }
+      device::fence(world, last);
+      device::put(world, last, ranks.word(0, 5), &one, sizeof(one));
+    });
+    ranks.launch(last, {1, 1, 0}, [&] {
+      waited = device::wait_until(ranks.world(last), ranks.word(last, 5), Comparison::kNotEqual, 0);
+      first = *ranks.word(last, 4);
+    });
+    ASSERT_EQ(ranks.run(), "");
+    EXPECT_EQ(waited, Code::kOk);
+    EXPECT_EQ(first, 1U) << "seed " << seed;
+  }
+}
+
 TEST_P(OneSidedKernels, BadArgumentsAreRefusedAndRecorded) {
   OneSidedRanks ranks(options(1));
   const std::uint64_t end = 8192;
@@ -365,6 +394,22 @@ TEST_P(OneSidedKernels, AWaitThatNobodyAnswersEndsByItsDeadline) {
   EXPECT_EQ(error.comparison, static_cast<int>(Comparison::kGreater));
   EXPECT_EQ(error.expected, 3U);
   EXPECT_EQ(error.timeout_ns, 1000U);
+}
+
+TEST_P(OneSidedKernels, TheLongestDeadlineIsNotOver) {
+  OneSidedRanks ranks(options(1));
+  Code code = Code::kTimeout;
+  ranks.launch(0, {1, 1, 0}, [&] {
+    code = device::wait_until(ranks.world(0), ranks.word(0, kSignal), Comparison::kEqual, 1, ~std::uint64_t{0});
+  });
+  ranks.launch(1, {1, 1, 0}, [&] {
+    const World world = ranks.world(1);
+    // Waits for a while, much longer than the first looks of the other.
+    device::wait_until(world, ranks.word(1, kSignal), Comparison::kEqual, 1, 1'000'000);
+    device::signal(world, 0, ranks.word(1, kSignal), 1, SignalOp::kSet);
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(code, Code::kOk);
 }
 
 TEST_P(OneSidedKernels, ARankThatNeverComesEndsTheBarrierOfTheOthers) {

@@ -169,6 +169,35 @@ TEST(RingSource, RequestsOfTwoWritersArriveAsTheirOrderPromises) {
   });
 }
 
+TEST(RingSource, AGetOfNothingIsCompleteAndAnswered) {
+  test::HostRing ring(4, kRowBytes, kHeapBytes);
+  std::vector<std::byte> heap(kHeapBytes);
+  RingSource::Options options;
+  options.ring = ring.memory();
+  options.limits = {.num_peers = 2,
+                    .local_bytes = kHeapBytes + ring.staging_bytes(),
+                    .remote_bytes = kHeapBytes,
+                    .timeout_ns = kTimeoutNs};
+  options.heap = heap.data();
+  options.staging = ring.staging();
+  options.peer_heaps = {heap.data(), nullptr};
+  options.num_parts = &Driver::num_parts;
+  RingSource source(std::move(options));
+  ring.post({.op = RequestOp::kGet, .peer = 1, .wants_reply = true, .reply = 7});
+  const std::uint64_t quiet = ring.post({.op = RequestOp::kQuiet});
+  // Nothing of it is for the network, but a flush of the peer if the source wants one.
+  for (const Request* next = source.front(); next != nullptr; next = source.front()) {
+    ASSERT_EQ(next->kind, Request::Kind::kFlush);
+    Completion* const completion = next->completion;
+    source.taken();
+    completion->done(0);
+  }
+  std::uint64_t value = 1;
+  EXPECT_TRUE(ring.writer().has_reply(7, value));
+  EXPECT_EQ(value, 0U);
+  EXPECT_GT(ring.writer().completed(), quiet);
+}
+
 TEST(RingSource, ALostPeerEndsFetchesAndQuietAndNothingElse) {
   test::run_ranks({.num_ranks = kNumRanks}, [](test::RankContext& context) {
     End end = End::create(context);

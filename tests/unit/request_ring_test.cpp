@@ -166,6 +166,9 @@ TEST_F(RequestRingTest, RequestsOutsideOfMemoryAreNotExecuted) {
       {.op = static_cast<RequestOp>(device::kLastRequestOp + 1)},
       {.op = RequestOp::kPut, .peer = 3},
       {.op = RequestOp::kPut, .local_offset = kLocalBytes - 8, .num_bytes = 16},
+      // Symmetric memory and staging memory are apart.
+      {.op = RequestOp::kPut, .local_offset = kRemoteBytes - 8, .num_bytes = 16},
+      {.op = RequestOp::kGet, .local_offset = kRemoteBytes - 8, .num_bytes = 9},
       {.op = RequestOp::kPut, .remote_offset = kRemoteBytes - 8, .num_bytes = 16},
       {.op = RequestOp::kPut, .remote_offset = huge, .num_bytes = huge},
       {.op = RequestOp::kGet, .remote_offset = kRemoteBytes + 1},

@@ -58,7 +58,8 @@ __device__ inline Code wait_for(const World& world, std::uint64_t timeout_ns, Re
     if (stopped) return Code::kPeerLost;
     if (spin % kSpinsPerCheck != 0) continue;
     const std::uint64_t now_ns = GpuMemory::now_ns();
-    if (deadline_ns == 0) deadline_ns = now_ns + timeout_ns;
+    // Saturated: callers may name the longest time that there is.
+    if (deadline_ns == 0) deadline_ns = timeout_ns > ~now_ns ? ~std::uint64_t{0} : now_ns + timeout_ns;
     if (now_ns >= deadline_ns) return Code::kTimeout;
     // What is waited for is looked at once more after it.
     if (spin % kSpinsPerStopCheck == 0) stopped = GpuMemory::load_acquire_system(&world.errors->stop) != 0;
