@@ -258,7 +258,8 @@ class FERRY_API OneSided {
   [[nodiscard]] Status quiet(Stream stream = {});
   /// quiet, then wait until all ranks of the team have come here too. Whatever they did before is visible to all of
   /// them after.
-  /// @errors kInvalidArgument: a team of another OneSided, or an invalid one; kTimeout, kPeerLost
+  /// @errors kInvalidArgument: a team of another OneSided, or an invalid one; kPeerLost; kTimeout: it is not over, the
+  ///         next call on the team goes on with it, as is so of all collective calls
   [[nodiscard]] Status barrier(const Team& team, Stream stream = {});
   [[nodiscard]] Status barrier(Stream stream = {}) { return barrier(world(), stream); }
 

@@ -32,8 +32,11 @@ struct TeamState {
   std::vector<int> ranks{};  ///< of the world, by place
   int my_place = 0;
   const void* owner = nullptr;  ///< the OneSided it belongs to, for checks
-  /// Barriers of the host that this rank has begun on it.
+  /// Barriers of the host that this rank has begun on it. The last may have ended by its deadline: then the next call
+  /// goes on with it, behind the steps in which this rank has told its mate that it has come.
   mutable std::uint64_t num_barriers = 0;
+  mutable std::size_t num_told = 0;
+  mutable bool in_barrier = false;
 };
 
 /// What ranks show each other in a collective call of hosts. Plain bytes.

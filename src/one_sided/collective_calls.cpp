@@ -129,6 +129,15 @@ Result<Team> OneSided::split(const Team& parent, int colour, int key) {
   const Record mine{Call::kSplit, static_cast<std::uint64_t>(core.next_team_id), colour, key};
   const Result<std::vector<Record>> records = exchange(core, all, mine);
   if (!records.ok()) return records.status();
+  for (std::size_t place = 0; place < records->size(); ++place) {
+    const std::uint64_t next = (*records)[place].value;
+    if (next <= kMaxTeams) continue;
+    return Status(ErrorCode::kTransport,
+                  fmt::format("split: rank {} says that its next team is number {}, expected at most {}; run the same "
+                              "build on every rank",
+                              all.ranks[place], next, kMaxTeams),
+                  all.ranks[place]);
+  }
   // Free on every rank of the parent. Teams of different colours have no rank in common.
   const auto id = static_cast<int>(std::ranges::max(*records, {}, &Record::value).value);
   if (id >= kMaxTeams) {

@@ -240,30 +240,39 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
   int num_yields = 0;
   std::int64_t now_ns = start_ns;
   while (true) {
+    bool idle = false;
     {
       Driving driving(driver_.get());
-      for (std::int64_t spin_start_ns = now_ns; now_ns - spin_start_ns < kSpinNs; now_ns = node::monotonic_ns()) {
+      std::int64_t spin_start_ns = now_ns;
+      // The network may always have something to do, for others.
+      do {
         const bool moved = driving.progress();
         if (done()) return {};
         if (moved) {
           spin_start_ns = now_ns;
           nap_ns = kFirstNapNs;
         } else if (!spins_) {
-          if (num_yields >= kYields) break;
-          ++num_yields;
-          std::this_thread::yield();
+          idle = num_yields >= kYields;
+          if (!idle) {
+            ++num_yields;
+            std::this_thread::yield();
+          }
         } else if (now_ns - spin_start_ns >= kSoloSpinNs) {
           std::this_thread::yield();
         }
-      }
+        now_ns = node::monotonic_ns();
+        idle = idle || now_ns - spin_start_ns >= kSpinNs;
+      } while (!idle && now_ns - start_ns < wait.timeout_ns && now_ns - looked_ns < kPresenceIntervalNs);
     }
     const std::int64_t left_ns = wait.timeout_ns - (now_ns - start_ns);
     if (left_ns <= 0) break;
-    if (driver_ != nullptr) driver_->hand_over();
-    if (sleep_until_rung(wait, done, std::min(nap_ns, left_ns))) return {};
-    if (done()) return {};
-    nap_ns = std::min(nap_ns * 2, kLongestNapNs);
-    now_ns = node::monotonic_ns();
+    if (idle) {
+      if (driver_ != nullptr) driver_->hand_over();
+      if (sleep_until_rung(wait, done, std::min(nap_ns, left_ns))) return {};
+      if (done()) return {};
+      nap_ns = std::min(nap_ns * 2, kLongestNapNs);
+      now_ns = node::monotonic_ns();
+    }
     if (now_ns - looked_ns < kPresenceIntervalNs) continue;
     looked_ns = now_ns;
     const Status presence = this->presence(wait.ranks, wait.may_have_left);
@@ -298,7 +307,11 @@ Status Fabric::add(int rank, std::size_t offset, std::string_view operation) {
 
 Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation, bool last) {
   const auto num_mates = static_cast<int>(team.ranks.size());
-  const std::uint64_t number = ++team.num_barriers;
+  if (!std::exchange(team.in_barrier, true)) {
+    ++team.num_barriers;
+    team.num_told = 0;
+  }
+  const std::uint64_t number = team.num_barriers;
   auto& words = control(topology_.rank).arrived[static_cast<std::size_t>(team.id)];
   const std::uint64_t* finished = &control(topology_.rank).finished;
   const auto mate = [&](int steps) {
@@ -315,7 +328,8 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
   std::size_t step = 0;
   for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
     const std::size_t offset = static_cast<std::size_t>(reinterpret_cast<std::byte*>(&words[step]) - memory_);
-    Status status = add(mate(distance), offset, operation);
+    Status status = step < team.num_told ? Status() : add(mate(distance), offset, operation);
+    if (status.ok()) team.num_told = std::max(team.num_told, step + 1);
     const int awaited = mate(-distance);
     if (status.ok()) {
       status = wait({.operation = operation,
@@ -330,6 +344,7 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
     // A rank that has seen all others arrive may have left meanwhile; it said so first.
     if (!status.ok() && !(last && load(finished) != 0)) return status;
   }
+  team.in_barrier = false;
   return {};
 }
 
@@ -337,9 +352,8 @@ Status Fabric::barrier(const TeamState& team, std::string_view operation) {
   return wait_for_mates(team, operation, false);
 }
 
-Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& mine, std::string_view operation) {
-  // Before it nobody of the team still reads the last entries, after the second all of the new ones are there.
-  if (Status status = barrier(team, operation); !status.ok()) return status;
+/// Puts the entry into the memory of all ranks of the team.
+Status Fabric::show(const TeamState& team, const Entry& mine, std::string_view operation) {
   const auto my_idx = static_cast<std::size_t>(topology_.rank);
   const auto offset =
       static_cast<std::size_t>(reinterpret_cast<std::byte*>(entries(topology_.rank) + my_idx) - memory_);
@@ -360,8 +374,19 @@ Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& 
       return status;
     }
   }
-  if (Status status = quiet(operation); !status.ok()) return status;
+  return quiet(operation);
+}
+
+Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& mine, std::string_view operation) {
+  // Once all have shown theirs, a call that ended by its deadline goes on from there when it is made again.
+  if (!shown_ || shown_->team_id != team.id || shown_->entry != mine) {
+    // Before it nobody of the team still reads the last entries, after the second all of the new ones are there.
+    if (Status status = barrier(team, operation); !status.ok()) return status;
+    if (Status status = show(team, mine, operation); !status.ok()) return status;
+    shown_ = Shown{team.id, mine};
+  }
   if (Status status = barrier(team, operation); !status.ok()) return status;
+  shown_.reset();
   std::vector<Entry> all;
   for (const int rank : team.ranks) all.push_back(entries(topology_.rank)[static_cast<std::size_t>(rank)]);
   return all;

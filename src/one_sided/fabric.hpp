@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -96,7 +97,8 @@ class Fabric {
   /// Waits until everything that this rank gave the driver by its calls is complete, and fences the processor's stores.
   Status quiet(std::string_view operation);
 
-  /// Hosts of the team meet. What they stored, or completed by quiet, before is visible to all after.
+  /// Hosts of the team meet. What they stored, or completed by quiet, before is visible to all after. One that ends by
+  /// its deadline is taken up by the next call.
   Status barrier(const TeamState& team, std::string_view operation);
   /// See Backend::exchange; without quiet.
   Result<std::vector<Entry>> exchange(const TeamState& team, const Entry& mine, std::string_view operation);
@@ -119,6 +121,7 @@ class Fabric {
   /// Adds 1 to the word of `rank` at `offset` of its control area.
   Status add(int rank, std::size_t offset, std::string_view operation);
   Status wait_for_mates(const TeamState& team, std::string_view operation, bool last);
+  Status show(const TeamState& team, const Entry& mine, std::string_view operation);
   bool sleep_until_rung(const Wait& wait, const std::function<bool()>& done, std::int64_t timeout_ns) const;
 
   Topology topology_;
@@ -130,6 +133,12 @@ class Fabric {
   std::byte* memory_ = nullptr;  // of this rank: control area and heap, in its arena
   std::size_t arena_offset_ = 0;
   std::unique_ptr<Driver> driver_;
+  /// What all ranks of the team have been shown in an exchange that is not over.
+  struct Shown {
+    int team_id = 0;
+    Entry entry{};
+  };
+  std::optional<Shown> shown_;
 };
 
 }  // namespace ferry::one_sided

@@ -1,0 +1,170 @@
+// What ranks that misbehave can do to this one, and calls that end by their deadline.
+#include "one_sided/fabric.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+
+#include "core/group_options.hpp"
+#include "node/futex.hpp"
+#include "one_sided/cpu_backend.hpp"
+#include "one_sided/world.hpp"
+
+namespace ferry::test {
+namespace {
+
+/// As long as it takes to create a OneSided on a busy host.
+constexpr std::int64_t kShortNs = kNsPerSecond;
+constexpr int kMaxTries = 60;
+
+std::vector<World> worlds_of_three() {
+  std::vector<World> worlds;
+  for (const World& world : all_worlds()) {
+    if (world.num_ranks > 2 && world.kind == RankKind::kThreads && !world.scrambled) worlds.push_back(world);
+  }
+  return worlds;
+}
+
+class OneSidedDeadline : public ::testing::TestWithParam<World> {};
+INSTANTIATE_TEST_SUITE_P(, OneSidedDeadline, ::testing::ValuesIn(worlds_of_three()),
+                         [](const auto& instance) { return instance.param.name; });
+
+/// All ranks but the last make the call, which ends by its deadline; then all make it until it is done.
+void be_late(RankContext& context, const std::function<Status()>& call) {
+  if (context.rank() != context.num_ranks() - 1) context.expect_code(call(), ErrorCode::kTimeout, "without the last");
+  context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "the last comes");
+  Status status = call();
+  for (int i = 0; i < kMaxTries && status.code() == ErrorCode::kTimeout; ++i) status = call();
+  context.expect_ok(status, "with the last");
+}
+
+TEST_P(OneSidedDeadline, ACollectiveCallThatTimedOutIsTakenUpByTheNext) {
+  OneSidedOptions options = options_of(GetParam());
+  options.timeout_ns = kShortNs;
+  run_ranks({.kind = GetParam().kind, .num_ranks = GetParam().num_ranks}, [&](RankContext& context) {
+    Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options);
+    if (!context.expect_ok(shm.status(), "create")) return;
+    be_late(context, [&] { return (*shm)->barrier(); });
+    Result<void*> data = static_cast<void*>(nullptr);
+    be_late(context, [&] {
+      data = (*shm)->allocate(4096);
+      return data.status();
+    });
+    if (!context.expect_ok(data.status(), "allocate")) return;
+    // The block is everybody's, and barriers are as before.
+    auto* const words = static_cast<std::uint64_t*>(*data);
+    const int next = (context.rank() + 1) % context.num_ranks();
+    for (std::uint64_t round = 1; round <= 20; ++round) {
+      context.expect_ok((*shm)->put<std::uint64_t>(next, words, std::array{round}), "put");
+      context.expect_ok((*shm)->barrier(), "barrier");
+      context.expect(words[0] == round, "what was put before the barrier");
+      context.expect_ok((*shm)->barrier(), "barrier");
+    }
+    context.expect_ok((*shm)->destroy(), "destroy");
+  });
+}
+
+/// The network always has something to do, none of which this rank waits for.
+class Busy final : public one_sided::RequestSource {
+ public:
+  const one_sided::Request* front() override { return &fence_; }
+  void taken() override {}
+  bool needs_polling() const override { return false; }
+
+ private:
+  one_sided::Request fence_{.kind = one_sided::Request::Kind::kFence, .peer = 1};
+};
+
+TEST(OneSidedFabric, AWaitEndsByItsDeadlineHoweverBusyTheNetworkIs) {
+  constexpr std::int64_t kTimeoutNs = 1'000'000;
+  constexpr int kRounds = 100;
+  constexpr int kMaxLate = 10;  // in which the thread stood still before its wait had begun
+  run_ranks({.num_ranks = 2}, [](RankContext& context) {
+    BackendContext base;
+    base.bootstrap = context.bootstrap().get();
+    base.topology = {context.rank(), context.num_ranks(), 1};
+    base.options.transport = "loopback";
+    base.options.timeout_ns = 60 * kNsPerSecond;
+    Result<std::unique_ptr<one_sided::Fabric>> fabric = one_sided::Fabric::create(base, 4096);
+    if (!context.expect_ok(fabric.status(), "create")) return;
+    if (context.rank() == 0) {
+      Busy busy;
+      (*fabric)->driver()->attach(&busy);
+      int num_late = 0;
+      for (int round = 0; round < kRounds; ++round) {
+        const std::int64_t begin_ns = node::monotonic_ns();
+        int num_looks_after = 0;
+        const Status status = (*fabric)->wait({.operation = "wait",
+                                               .what = [] { return std::string("nothing"); },
+                                               .ranks = (*fabric)->everybody(),
+                                               .timeout_ns = kTimeoutNs},
+                                              [&] {
+                                                num_looks_after += node::monotonic_ns() - begin_ns > 2 * kTimeoutNs;
+                                                return false;
+                                              });
+        context.expect_code(status, ErrorCode::kTimeout, "what never comes");
+        // Each look is followed by one at the clock.
+        num_late += num_looks_after > 2;
+      }
+      context.expect(num_late <= kMaxLate, "rounds that went on: " + std::to_string(num_late));
+      (*fabric)->driver()->detach(&busy);
+    }
+    context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "the end");
+  });
+}
+
+/// A rank that shows in a split whatever it likes.
+void split_with_forged_entry(RankContext& context, std::size_t heap_bytes, std::uint64_t next_id) {
+  const std::string heap_text = std::to_string(heap_bytes);
+  GroupOptions base;
+  base.backend = "cpu";
+  base.ranks_per_node = context.num_ranks();
+  base.timeout_ns = 60 * kNsPerSecond;
+  base.tuning_file = "builtin";
+  if (!context.expect_ok(
+          gather_or_fail(*context.bootstrap(), {}, std::as_bytes(std::span(heap_text)), base.timeout_ns).status(),
+          "the size of the heap")) {
+    return;
+  }
+  const Result<AgreedOptions> agreed = agree_on_options(*context.bootstrap(), base);
+  if (!context.expect_ok(agreed.status(), "options")) return;
+  const one_sided::Context create{{context.bootstrap().get(), agreed->topology, base, {}}, heap_bytes};
+  Result<std::unique_ptr<one_sided::Backend>> backend = one_sided::cpu_backend_factory().create(create);
+  if (!context.expect_ok(backend.status(), "backend")) return;
+  const one_sided::TeamState world{.id = 0, .ranks = {0, 1}, .my_place = context.rank()};
+  const std::array<std::uint64_t, 4> split{3, next_id, 0, 0};
+  one_sided::Entry entry{};
+  std::memcpy(entry.data(), split.data(), sizeof(split));
+  context.expect_ok((*backend)->exchange(world, entry).status(), "exchange");
+  context.expect_ok((*backend)->leave(world), "leave");
+}
+
+TEST(OneSidedFabric, ARankThatNamesATeamThatThereCannotBeIsRefused) {
+  constexpr std::size_t kHeapBytes = 4096;
+  for (const std::uint64_t next_id :
+       {~std::uint64_t{0}, std::uint64_t{1} << 31, std::uint64_t{1} << 32, std::uint64_t{65}}) {
+    run_ranks({.num_ranks = 2}, [next_id](RankContext& context) {
+      if (context.rank() == 1) {
+        split_with_forged_entry(context, kHeapBytes, next_id);
+        return;
+      }
+      OneSidedOptions options;
+      options.backend = "cpu";
+      options.ranks_per_node = context.num_ranks();
+      options.heap_bytes = kHeapBytes;
+      options.timeout_ns = 60 * kNsPerSecond;
+      Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options);
+      if (!context.expect_ok(shm.status(), "create")) return;
+      const Result<Team> team = (*shm)->split((*shm)->world(), 0, 0);
+      context.expect_code(team.status(), ErrorCode::kTransport, "a split with it");
+      context.expect(team.status().message().find(std::to_string(next_id)) != std::string_view::npos,
+                     "says what it saw");
+      context.expect(team.status().peer() == 1, "names the rank");
+      context.expect_ok((*shm)->destroy(), "destroy");
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ferry::test
