@@ -172,7 +172,8 @@ class FERRY_API OneSided {
   /// the bytes have arrived after a later `quiet`. 4 or 8 bytes at an address aligned to as many arrive in one piece.
   /// @errors kInvalidArgument: no such rank, a range that is not inside one block of symmetric memory; kPeerLost
   [[nodiscard]] Status put(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream = {});
-  /// The same, but `source` may be reused only after a later `quiet`.
+  /// The same, but `source` may be reused only after a later `quiet`. After an error of that, or of `put`, it may still
+  /// be read until this OneSided is gone.
   [[nodiscard]] Status put_nbi(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream = {});
   /// Copy `num_bytes` at symmetric address `source` of `rank` to `dest`. When it has returned, they are there.
   /// @errors as put; kTimeout

@@ -469,6 +469,44 @@ TEST_P(OneSidedKernels, CallsOfTheHostAreKernels) {
   for (int rank = 0; rank < ranks.num_ranks(); ++rank) EXPECT_EQ(ranks.errors(rank).state, 0U);
 }
 
+TEST_P(OneSidedKernels, AHostsPutAndSignalFromSymmetricMemoryAreOneRequest) {
+  OneSidedRanks::Options options = this->options(1);
+  options.heap_bytes = std::uint64_t{512} << 10;
+  constexpr std::uint64_t kNumBytes = 170'000;  // more than one block's
+  constexpr std::uint64_t kSourceOffset = std::uint64_t{256} << 10;
+  OneSidedRanks ranks(options);
+  const int last = ranks.num_ranks() - 1;
+  const bool by_request = GetParam().num_ranks > GetParam().ranks_per_node;
+  std::byte* const source = ranks.heap(0) + kSourceOffset;
+  for (std::size_t b = 0; b < kNumBytes; ++b) source[b] = pattern(0, 0, b);
+  cuda::CopyParams copy;
+  copy.world = ranks.world(0);
+  copy.rank = last;
+  copy.symmetric = ranks.heap(0) + kRowOffset;
+  copy.own = source;
+  copy.num_bytes = kNumBytes;
+  copy.later = true;
+  ASSERT_EQ(cuda::share_copy(copy, 8), by_request ? 1U : 3U);
+  if (by_request) {
+    copy.word = ranks.word(0, kSignal);
+    copy.value = 3;
+    copy.op = SignalOp::kAdd;
+  }
+  cuda::launch_put(copy, ranks.stream(0));
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_TRUE(std::equal(source, source + kNumBytes, ranks.heap(last) + kRowOffset));
+  if (by_request) {
+    EXPECT_EQ(*ranks.word(last, kSignal), 3U);
+    EXPECT_EQ(ranks.source(0).num_taken(), 1U);
+  }
+  // What must be staged, and what ends outside of symmetric memory, is for many blocks.
+  copy.later = false;
+  EXPECT_EQ(cuda::share_copy(copy, 8), 3U);
+  copy.later = true;
+  copy.own = ranks.heap(0) + options.heap_bytes - kNumBytes + 1;
+  EXPECT_EQ(cuda::share_copy(copy, 8), 3U);
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, OneSidedKernels, testing::Values(Nodes{2, 2}, Nodes{2, 1}, Nodes{4, 2}),
                          [](const testing::TestParamInfo<Nodes>& shape) {
                            return std::to_string(shape.param.num_ranks) + "RanksOf" +

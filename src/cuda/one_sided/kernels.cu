@@ -83,9 +83,21 @@ unsigned blocks_of(const CopyParams& params) {
   return static_cast<unsigned>((params.num_bytes + params.slice_bytes - 1) / params.slice_bytes);
 }
 
+/// Whether the proxy is asked for all of it by one request, so that more blocks would only ask more often.
+bool is_one_request(const CopyParams& params) {
+  const ::ferry::device::World& world = params.world;
+  const bool is_near = params.rank >= world.first_in_node && params.rank < world.first_in_node + world.ranks_per_node;
+  // As numbers: the address may be anything.
+  const std::uint64_t offset =
+      reinterpret_cast<std::uintptr_t>(params.own) - reinterpret_cast<std::uintptr_t>(world.heap);
+  const bool is_symmetric = offset <= world.heap_bytes && params.num_bytes <= world.heap_bytes - offset;
+  return params.later && !is_near && is_symmetric;
+}
+
 }  // namespace
 
 unsigned share_copy(CopyParams& params, unsigned max_blocks) {
+  if (is_one_request(params)) max_blocks = 1;
   const std::uint64_t least = (params.num_bytes + max_blocks - 1) / max_blocks;
   const std::uint64_t slice = least < kMinSliceBytes ? kMinSliceBytes : least;
   params.slice_bytes = (slice + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
