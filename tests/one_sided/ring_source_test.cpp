@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -169,20 +170,48 @@ TEST(RingSource, RequestsOfTwoWritersArriveAsTheirOrderPromises) {
   });
 }
 
+/// A ring without a network. Rank 0 is of this node, rank 1 is not.
+struct LoneSource {
+  explicit LoneSource(std::uint64_t num_slots) : ring(num_slots, kRowBytes, kHeapBytes) {
+    RingSource::Options options;
+    options.ring = ring.memory();
+    options.limits = {.num_peers = 2,
+                      .local_bytes = kHeapBytes + ring.staging_bytes(),
+                      .remote_bytes = kHeapBytes,
+                      .timeout_ns = kTimeoutNs};
+    options.heap = heap.data();
+    options.staging = ring.staging();
+    options.peer_heaps = {heap.data(), nullptr};
+    options.num_parts = &Driver::num_parts;
+    source.emplace(std::move(options));
+  }
+
+  std::vector<std::byte> heap = std::vector<std::byte>(kHeapBytes);
+  test::HostRing ring;
+  std::optional<RingSource> source;
+};
+
+/// Whoever asks for the next request holds the network still.
+TEST(RingSource, HoweverManyRequestsAreForThisNodeTheNetworkHasItsTurn) {
+  constexpr std::uint64_t kNumRequests = 4096;
+  LoneSource lone(kNumRequests);
+  for (std::uint64_t i = 0; i < kNumRequests; ++i) {
+    lone.ring.post({.op = RequestOp::kSignalAdd, .peer = 0, .remote_offset = 8, .value = 1});
+  }
+  EXPECT_EQ(lone.source->front(), nullptr);
+  EXPECT_GT(lone.source->num_taken(), 0U);
+  EXPECT_LT(lone.source->num_taken(), kNumRequests / 4);
+  EXPECT_TRUE(lone.source->has_news());
+  for (std::uint64_t i = 0; i < kNumRequests && lone.source->has_news(); ++i) {
+    EXPECT_EQ(lone.source->front(), nullptr);
+  }
+  EXPECT_EQ(*reinterpret_cast<std::uint64_t*>(lone.heap.data() + 8), kNumRequests);
+}
+
 TEST(RingSource, AGetOfNothingIsCompleteAndAnswered) {
-  test::HostRing ring(4, kRowBytes, kHeapBytes);
-  std::vector<std::byte> heap(kHeapBytes);
-  RingSource::Options options;
-  options.ring = ring.memory();
-  options.limits = {.num_peers = 2,
-                    .local_bytes = kHeapBytes + ring.staging_bytes(),
-                    .remote_bytes = kHeapBytes,
-                    .timeout_ns = kTimeoutNs};
-  options.heap = heap.data();
-  options.staging = ring.staging();
-  options.peer_heaps = {heap.data(), nullptr};
-  options.num_parts = &Driver::num_parts;
-  RingSource source(std::move(options));
+  LoneSource lone(4);
+  RingSource& source = *lone.source;
+  test::HostRing& ring = lone.ring;
   ring.post({.op = RequestOp::kGet, .peer = 1, .wants_reply = true, .reply = 7});
   const std::uint64_t quiet = ring.post({.op = RequestOp::kQuiet});
   // Nothing of it is for the network, but a flush of the peer if the source wants one.
