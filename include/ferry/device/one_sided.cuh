@@ -64,7 +64,7 @@ __device__ __noinline__ inline Code put_elsewhere(const World& world, int rank, 
     return finish<kScope>(world, Code::kInvalidArgument, about);
   }
   if (num_bytes == 0) return Code::kOk;
-  const Request request = put_request(world, rank, dest, num_bytes);
+  Request request = put_request(world, rank, dest, num_bytes);
   return finish<kScope>(world, put_by_request<kScope>(world, request, source, direct), about);
 }
 
@@ -88,7 +88,7 @@ __device__ __noinline__ inline Code put_signal_elsewhere(const World& world, int
   const About about{Call::kSignal, rank, word, sizeof(*word)};
   if (!is_rank(world, rank) || !is_word(world, word)) return finish<kScope>(world, Code::kInvalidArgument, about);
   if (num_bytes != 0 && !in_node(world, rank) && is_symmetric(world, dest, num_bytes)) {
-    const Request request = put_signal_request(world, rank, dest, num_bytes, word, value, op);
+    Request request = put_signal_request(world, rank, dest, num_bytes, word, value, op);
     return finish<kScope>(world, put_by_request<kScope>(world, request, source, direct), about);
   }
   if (num_bytes != 0) {
@@ -98,7 +98,7 @@ __device__ __noinline__ inline Code put_signal_elsewhere(const World& world, int
   }
   // All members have met: the request of one covers what all have done.
   Code code = Code::kOk;
-  if (is_leader<kScope>()) code = post(world, signal_request(world, rank, word, value, op));
+  if (is_leader<kScope>()) code = signal_by_request(world, rank, word, value, op);
   return finish<kScope>(world, Members<kScope>::agree(code), about);
 }
 
@@ -345,7 +345,7 @@ __device__ inline Code barrier(const World& world, const TeamView& team) {
     if (detail::in_node(world, rank)) {
       detail::signal_in_node(detail::word_at(world, rank, word), epoch, SignalOp::kSet);
     } else {
-      code = post(world, detail::signal_request(world, rank, word, epoch, SignalOp::kSet));
+      code = detail::signal_by_request(world, rank, word, epoch, SignalOp::kSet);
     }
   }
   for (unsigned place = Members<kScope>::idx(); place < num_ranks && code == Code::kOk; place += step) {

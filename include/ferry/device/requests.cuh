@@ -236,61 +236,55 @@ __device__ inline Request put_signal_request(const World& world, int rank, const
   return request;
 }
 
-/// A signal that the proxy makes, after what it was asked for before too.
-__device__ inline Request signal_request(const World& world, int rank, const std::uint64_t* word, std::uint64_t value,
-                                         SignalOp op) {
+/// A signal that the proxy makes, after what it was asked for before too. One thread.
+__device__ __noinline__ inline Code signal_by_request(const World& world, int rank, const std::uint64_t* word,
+                                                      std::uint64_t value, SignalOp op) {
   Request request;
   request.op = op == SignalOp::kSet ? RequestOp::kSignalSet : RequestOp::kSignalAdd;
   request.peer = static_cast<std::uint32_t>(rank);
   request.remote_offset = offset_of(world, word);
   request.value = value;
-  return request;
+  return post(world, request);
 }
 
-/// What remains of a put_signal_request when the bytes have been asked for.
-__device__ inline Request only_signal(const Request& whole) {
-  Request request;
-  request.op = whole.op == RequestOp::kPutSignalSet ? RequestOp::kSignalSet : RequestOp::kSignalAdd;
-  request.peer = whole.peer;
-  request.remote_offset = whole.signal_offset;
-  request.value = whole.value;
-  return request;
-}
-
-/// The same request where the bytes are a word, which travels in it.
-__device__ inline Request with_word(Request request, std::uint64_t word) {
-  if (!has_signal(request.op)) {
-    request.op = RequestOp::kPutValue;
-    request.value = word;
-    return request;
+/// Has the bytes of a put, which are a word, travel in its request.
+__device__ inline void take_word(Request& put, std::uint64_t word) {
+  if (has_signal(put.op)) {
+    put.op = put.op == RequestOp::kPutSignalSet ? RequestOp::kPutValueSignalSet : RequestOp::kPutValueSignalAdd;
+    put.operand = word;
+  } else {
+    put.op = RequestOp::kPutValue;
+    put.value = word;
   }
-  request.op = request.op == RequestOp::kPutSignalSet ? RequestOp::kPutValueSignalSet : RequestOp::kPutValueSignalAdd;
-  request.operand = word;
-  return request;
 }
 
-/// Of a put_request or put_signal_request, from `source`. `direct`: the source may be read until a quiet.
+/// Turns a put and its signal, of which the bytes have been asked for, into the signal.
+__device__ inline void keep_signal(Request& put, RequestOp op) {
+  put.op = op == RequestOp::kPutSignalSet ? RequestOp::kSignalSet : RequestOp::kSignalAdd;
+  put.remote_offset = put.signal_offset;
+}
+
+/// Asks for a put_request or put_signal_request, from `source`. `direct`: the source may be read until a quiet.
 template <Scope kScope>
-__device__ __noinline__ inline Code put_by_request(const World& world, Request request, const void* source,
-                                                   bool direct) {
-  const auto addresses = reinterpret_cast<std::uintptr_t>(source) | request.remote_offset;
-  if (request.num_bytes == sizeof(std::uint64_t) && addresses % sizeof(std::uint64_t) == 0) {
+__device__ __noinline__ inline Code put_by_request(const World& world, Request& put, const void* source, bool direct) {
+  const auto addresses = reinterpret_cast<std::uintptr_t>(source) | put.remote_offset;
+  if (put.num_bytes == sizeof(std::uint64_t) && addresses % sizeof(std::uint64_t) == 0) {
     Members<kScope>::meet();  // any of them may have written it
-    return ask<kScope>(world, with_word(request, *static_cast<const std::uint64_t*>(source)));
+    take_word(put, *static_cast<const std::uint64_t*>(source));
+    return ask<kScope>(world, put);
   }
-  if (direct && is_symmetric(world, source, request.num_bytes)) {
-    request.local_offset = offset_of(world, source);
-    return ask<kScope>(world, request);
+  if (direct && is_symmetric(world, source, put.num_bytes)) {
+    put.local_offset = offset_of(world, source);
+    return ask<kScope>(world, put);
   }
-  const auto* const bytes = static_cast<const std::byte*>(source);
-  if (!has_signal(request.op) || moves_in_order<kScope>(world, request.num_bytes)) {
-    return put_staged<kScope>(world, request, bytes);
-  }
-  const Request signal = only_signal(request);
-  request.op = RequestOp::kPut;
-  Code code = put_staged<kScope>(world, request, bytes);
+  const RequestOp op = put.op;
+  const bool is_apart = has_signal(op) && !moves_in_order<kScope>(world, put.num_bytes);
+  if (is_apart) put.op = RequestOp::kPut;
+  Code code = put_staged<kScope>(world, put, static_cast<const std::byte*>(source));
+  if (!is_apart || code != Code::kOk) return code;
   // All members have met: the request of one is behind those of all warps.
-  if (code == Code::kOk && is_leader<kScope>()) code = post(world, signal);
+  keep_signal(put, op);
+  if (is_leader<kScope>()) code = post(world, put);
   return Members<kScope>::agree(code);
 }
 
