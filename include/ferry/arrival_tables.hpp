@@ -40,8 +40,8 @@ struct ArrivalTablesOptions {
 struct ArrivalTables {
   /// [N, 2 + K] i32: M * source rank + source token; K * source rank + the last of the token's choices that is an
   /// expert here; then -1 for each choice. -1 in rows without a token.
-  /// With `expand` each choice has its slot: the row by expert, then by row; an expert's rows begin where the sum of the
-  /// rounded rows of those before it ends. -1 where a choice has no expert here, or a later one has the same.
+  /// With `expand` each choice has its slot: the row by expert, then by row; an expert's rows begin where the sum of
+  /// the rounded rows of those before it ends. -1 where a choice has no expert here, or a later one has the same.
   TensorView origin{};
   TensorView rows_through_rank{};  ///< [R] i32: rows from ranks 0 to r
   /// [L] i32: the sum of the rounded rows of local experts 0 to l; with `expand` that of 0 to l - 1, and the rows of l.

@@ -45,7 +45,7 @@ struct ExpandOutput {
 };
 
 /// Copies each row to its slots. Local: no other rank takes part.
-/// @sync   "cpu": done on return. "cuda": puts up to three kernels on `stream`, never blocks, may be captured in a graph
+/// @sync   "cpu": done on return. "cuda": puts up to three kernels on `stream`, never blocks, may be captured
 /// @errors kInvalidArgument: shape, dtype, pointer, option (nothing is written); kUnsupported: this build has no such
 ///         backend; kCuda: a launch failed
 FERRY_API Status expand_rows(const ExpandInput& in, const ExpansionOptions& options, const ExpandOutput& out,
@@ -61,7 +61,7 @@ struct ReduceInput {
 
 /// Rows by token.
 struct ReduceOutput {
-  /// [N, H] bf16|f32: the sum of each row's slots in f32, in the order of choices, rounded once; 0 where there are none.
+  /// [N, H] bf16|f32: the sum of each row's slots in f32, in the order of choices, rounded once; 0 where there is none.
   TensorView x{};
   /// [N, K] f32: what the slot of each choice weighs, the same for all choices of one expert; 0 where there is none.
   TensorView weights{};

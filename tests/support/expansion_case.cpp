@@ -24,8 +24,9 @@ std::uint16_t rounded(float value) {
   return static_cast<std::uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
 }
 
+/// So far apart that sums in another order are others.
 std::uint16_t draw_number(std::mt19937_64& random) {
-  return rounded(std::ldexp(static_cast<float>(draw(random, -256, 256)), static_cast<int>(draw(random, -12, 3))));
+  return rounded(std::ldexp(static_cast<float>(draw(random, -256, 256)), static_cast<int>(draw(random, -24, 12))));
 }
 
 /// Whether choice k of a row has the local expert, and a token.

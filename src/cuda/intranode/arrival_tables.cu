@@ -1,5 +1,5 @@
-/// What a dispatch brought, a thread for each row, and a block for each expert of rows that are expanded. Nothing is read
-/// that another block writes, so blocks need not meet.
+/// What a dispatch brought, a thread for each row, and a block for each expert of rows that are expanded. Nothing is
+/// read that another block writes, so blocks need not meet.
 
 #include "cuda/intranode/arrival_tables.hpp"
 
