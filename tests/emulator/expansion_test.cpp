@@ -112,7 +112,7 @@ TEST(EmulatedExpansion, GivesTheBitsOfTheHost) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 30; ++i) {
     // Now and then more rows than a block looks at together.
-    const test::ExpansionCase one = test::draw_expansion_case(random, i % 10 == 0 ? 3000 : 100, i % 7 == 0 ? 40 : 6);
+    const test::ExpansionCase one = test::draw_expansion_case(random, i % 15 == 0 ? 3000 : 100, i % 7 == 0 ? 40 : 6);
     const test::ExpansionTables tables = one.tables();
     check_tables(one, tables, i);
     check_expanded(one, tables, i);

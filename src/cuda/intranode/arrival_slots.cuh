@@ -24,7 +24,11 @@ class SlotWriter {
     std::int32_t sums[kNumWarps];
   };
 
-  __device__ SlotWriter(const plan::ArrivalParams& params, Shared& shared) : params_(params), shared_(shared) {}
+  __device__ SlotWriter(const plan::ArrivalParams& params, Shared& shared)
+      : params_(params),
+        shared_(shared),
+        reads_pairs_(params.wide_ids && params.num_topk % 2 == 0 &&
+                     reinterpret_cast<std::uintptr_t>(params.ids) % sizeof(longlong2) == 0) {}
 
   /// All threads of the block.
   __device__ void write(std::int64_t expert) {
@@ -64,8 +68,13 @@ class SlotWriter {
   __device__ int find(std::int64_t row, std::int64_t expert) const {
     if (row >= params_.num_rows || params_.is_spare(row)) return -1;
     int last = -1;
-    for (int k = 0; k < params_.num_topk; ++k) {
+    for (int k = 0; !reads_pairs_ && k < params_.num_topk; ++k) {
       if (params_.id(row * params_.num_topk + k) == expert) last = k;
+    }
+    for (int k = 0; reads_pairs_ && k < params_.num_topk; k += 2) {  // what takes the time are the loads
+      const longlong2 ids = static_cast<const longlong2*>(params_.ids)[(row * params_.num_topk + k) / 2];
+      if (ids.x == expert) last = k;
+      if (ids.y == expert) last = k + 1;
     }
     return last;
   }
@@ -112,6 +121,7 @@ class SlotWriter {
 
   const plan::ArrivalParams& params_;
   Shared& shared_;
+  bool reads_pairs_;
 };
 
 }  // namespace ferry::cuda::device
