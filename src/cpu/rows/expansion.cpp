@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 
-#include "cpu/rows/row_copy.hpp"
 #include "cpu/rows/row_sum.hpp"
 #include "ferry/routing.hpp"
 #include "numeric/block_codec.hpp"
@@ -56,15 +55,15 @@ void sum_exactly(const NamedRows& named, std::int64_t hidden, float* out) {
 
 void expand_rows(const plan::ExpandParams& params) {
   const plan::SlotTable& table = params.table;
-  const CopyMode mode = choose_copy_mode(table.num_slots * params.row_bytes);
   if (params.row_of_slot != nullptr) std::fill_n(params.row_of_slot, table.num_slots, -1);
   if (params.out_weights != nullptr) std::fill_n(params.out_weights, table.num_slots, 0.0F);
   for (std::int64_t row = 0; row < table.num_rows; ++row) {
     for (int k = 0; k < table.num_topk; ++k) {
       const std::int32_t slot = table.slot(row, k);
       if (slot < 0) continue;
-      copy_row(params.out_x + slot * params.row_bytes, params.x + row * params.row_bytes, to_size(params.row_bytes),
-               mode);
+      // Never past the caches: new outputs are of pages that the system has just cleared, through the caches. (29 MB in
+      // new pages: 12.5 ms, streamed 18; in used ones 1.3 and 1.5.)
+      std::memcpy(params.out_x + slot * params.row_bytes, params.x + row * params.row_bytes, to_size(params.row_bytes));
       copy_scales(params, row, slot);
       if (params.out_weights != nullptr) params.out_weights[slot] = params.slot_weight(row, k);
       if (params.row_of_slot != nullptr) params.row_of_slot[slot] = static_cast<std::int32_t>(row);
@@ -73,7 +72,6 @@ void expand_rows(const plan::ExpandParams& params) {
   for (std::int64_t slot = 0; params.zero_padding && slot < table.num_slots; ++slot) {
     if (params.row_of_slot[slot] < 0) clear_row(params, slot);
   }
-  finish_copies(mode);
 }
 
 void reduce_rows(const plan::ReduceParams& params) {
