@@ -10,6 +10,7 @@
 #include "ferry/channel_tables.hpp"   // a Routing as prefix counts by channel
 #include "ferry/dispatch_layout.hpp"  // counts of one rank's tokens, without a group
 #include "ferry/exchange.hpp"         // inputs and outputs of dispatch and combine
+#include "ferry/expansion.hpp"        // rows by token to rows by expert, and back
 #include "ferry/fp8.hpp"              // quantisation to FP8 and back
 #include "ferry/gating.hpp"           // router scores to top-k experts
 #include "ferry/group.hpp"            // ranks, memory, the three calls

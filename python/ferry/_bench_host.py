@@ -60,6 +60,8 @@ def _deep_ep(options: argparse.Namespace, batch: Batch, device: torch.device) ->
     )
     new = {"num_experts": options.experts, "do_cpu_sync": False}
     elastic_rows, _, _, elastic_handle, _ = elastic.dispatch(batch.rows, ids, batch.weights, **new)
+    expanded = {"do_expand": True, **new}
+    expert_rows, _, _, expanded_handle, _ = elastic.dispatch(batch.rows, ids, batch.weights, **expanded)
 
     def destroy() -> None:
         buffer.destroy()
@@ -72,6 +74,9 @@ def _deep_ep(options: argparse.Namespace, batch: Batch, device: torch.device) ->
         "elastic new dispatch, bounded rows": lambda: elastic.dispatch(batch.rows, ids, batch.weights, **new),
         "elastic dispatch": lambda: elastic.dispatch(batch.rows, handle=elastic_handle),
         "elastic combine": lambda: elastic.combine(elastic_rows, elastic_handle),
+        "expanded new dispatch, bounded rows": lambda: elastic.dispatch(batch.rows, ids, batch.weights, **expanded),
+        "expanded dispatch": lambda: elastic.dispatch(batch.rows, handle=expanded_handle),
+        "expanded combine": lambda: elastic.combine(expert_rows, expanded_handle),
     }
     return named, destroy
 

@@ -128,6 +128,7 @@ class BufferCalls:
         column_major_scales: bool,
         copy_ids: bool,
         exact: bool,
+        expand: bool,
         num_sms: object,
     ) -> Any: ...
     def elastic_dispatch_again(
@@ -301,6 +302,29 @@ def balance(
 def plan_moves(
     previous: _View, next: _View, num_experts: int, num_ranks: int, num_nodes: int, /
 ) -> tuple[list[tuple[Any, ...]], list[int], int, int, int, list[int]]: ...
+def describe_arrivals(
+    calls: Calls,
+    topk_idx: object,
+    source: object,
+    rows_per_expert: object,
+    max_tokens: int,
+    alignment: int,
+    expands: bool,
+) -> tuple[Any, Any, Any, Any, Any]: ...
+def expand_received(
+    calls: Calls,
+    x: object,
+    scales: object,
+    weights: object,
+    metadata: object,
+    last_equal: object,
+    num_rows: int,
+    zero_padding: bool,
+    column_major_scales: bool,
+) -> tuple[Any, Any, Any]: ...
+def reduce_sent(
+    calls: Calls, x: object, weights: object, metadata: object, last_equal: object, exact: bool
+) -> tuple[Any, Any]: ...
 def dispatch_layout(
     topk_idx: _View,
     num_experts: int,

@@ -102,15 +102,15 @@ void define_buffer_calls(nb::module_& module) {
           "elastic_dispatch",
           [](const BufferCalls& self, nb::handle x, nb::handle topk_idx, nb::handle topk_weights,
              nb::handle expert_stats, nb::handle num_experts, nb::handle num_max_tokens, nb::handle most_tokens,
-             nb::handle alignment, bool zero_padding, bool column_major_scales, bool copy_ids, bool exact,
+             nb::handle alignment, bool zero_padding, bool column_major_scales, bool copy_ids, bool exact, bool expand,
              nb::handle num_sms) {
             return self.elastic_dispatch(x, topk_idx, topk_weights, expert_stats, num_experts, num_max_tokens,
-                                         most_tokens, alignment, {zero_padding, column_major_scales, copy_ids, exact},
-                                         num_sms);
+                                         most_tokens, alignment,
+                                         {zero_padding, column_major_scales, copy_ids, exact, expand}, num_sms);
           },
           "x"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(), "expert_stats"_a.none(), "num_experts"_a.none(),
           "num_max_tokens"_a.none(), "most_tokens"_a.none(), "alignment"_a.none(), "zero_padding"_a,
-          "column_major_scales"_a, "copy_ids"_a, "exact"_a, "num_sms"_a.none())
+          "column_major_scales"_a, "copy_ids"_a, "exact"_a, "expand"_a, "num_sms"_a.none())
       .def(
           "elastic_dispatch_again",
           [](const BufferCalls& self, nb::handle x, nb::handle handle, nb::handle topk_weights, bool zero_padding,

@@ -12,6 +12,7 @@
 
 #include "calls.hpp"
 #include "deep_ep_arguments.hpp"
+#include "expansion.hpp"
 
 namespace ferry::python {
 
@@ -22,6 +23,7 @@ struct ElasticForm {
   // Of a new one.
   bool copy_ids = true;  ///< the handle keeps a copy of the ids
   bool exact = true;     ///< as many rows as arrive
+  bool expand = false;   ///< by expert, else by token
 };
 
 /// The same in latency mode.
@@ -79,13 +81,12 @@ class BufferCalls {
   nanobind::object combine(nanobind::handle x, nanobind::handle handle, nanobind::handle topk_weights,
                            nanobind::handle bias, nanobind::handle num_sms) const;
 
-  /// Rows by token. num_max_tokens: M; most_tokens: its bound, 0: none. num_sms: also what the handle keeps.
+  /// num_max_tokens: M; most_tokens: its bound, 0: none. num_sms: also what the handle keeps.
   nanobind::object elastic_dispatch(nanobind::handle x, nanobind::handle topk_idx, nanobind::handle topk_weights,
                                     nanobind::handle expert_stats, nanobind::handle num_experts,
                                     nanobind::handle num_max_tokens, nanobind::handle most_tokens,
                                     nanobind::handle alignment, const ElasticForm& form,
                                     nanobind::handle num_sms) const;
-  /// handle: an EPHandle that is not expanded.
   nanobind::object elastic_dispatch_again(nanobind::handle x, nanobind::handle handle, nanobind::handle topk_weights,
                                           const ElasticForm& form, nanobind::handle num_sms) const;
   nanobind::object elastic_combine(nanobind::handle x, nanobind::handle handle, nanobind::handle topk_weights,
@@ -112,10 +113,16 @@ class BufferCalls {
   struct FoundElastic {
     nanobind::object routing;  ///< keeps `placed`
     const PlacedRouting* placed = nullptr;
+    bool expands = false;
+    // If it does.
+    nanobind::object metadata, last_equal;  ///< keep `slots`
+    SlotViews slots{};
+    std::int64_t num_expanded = 0;  ///< rows of its dispatches
   };
 
   std::optional<FoundHandle> find_handle(nanobind::handle handle) const;
   std::optional<FoundElastic> find_elastic(nanobind::handle handle) const;
+  nanobind::object combine_expanded(const FoundElastic& found, ReadCombine call, Stream stream) const;
   std::optional<int> find_bound(nanobind::handle num_sms) const;
   /// A number of channels, half of num_sms; the package may have chosen it.
   std::optional<int> find_channels(nanobind::handle num_sms) const;

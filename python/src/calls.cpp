@@ -75,14 +75,6 @@ std::optional<int> small_integer(nb::handle value) {
   return nb::try_cast(value, result, false) ? std::optional(result) : std::nullopt;
 }
 
-/// The torch.dtype of a tensor.
-nb::object get_dtype(nb::handle tensor) {
-  static const Name name("dtype");
-  PyObject* dtype = PyObject_GetAttr(tensor.ptr(), name.ptr());
-  if (dtype == nullptr) nb::raise_python_error();
-  return nb::steal(dtype);
-}
-
 nb::object or_none(nb::object value) { return value.is_valid() ? std::move(value) : nb::none(); }
 
 /// in: x, scales, topk_weights; out: x, scales, source.
@@ -187,13 +179,13 @@ std::optional<MadeOutputs> Calls::make_outputs(const ReceivedShape& shape, const
     if (quantize != Quantization::kNone) {
       want(quantized_rows(allocator_.types(), quantize, rows, hidden), made.x, out.x);
     } else {
-      dtypes[0] = get_dtype(call.x);
+      dtypes[0] = dtype_of(call.x);
       want({dtypes[0], {rows, hidden}, 2, true}, made.x, out.x);
     }
   }
   // Scales that are given to a dispatch that makes its own are refused by the call.
   if (quantize == Quantization::kNone && call.in.scales.present() && !out.scales.present()) {
-    dtypes[1] = get_dtype(call.scales);
+    dtypes[1] = dtype_of(call.scales);
     const std::int64_t width = call.in.scales.extent(call.in.scales.num_dims - 1);
     if (call.column_major_scales) {
       made.scales = allocator_.make_column_major(dtypes[1], rows, width);
@@ -268,7 +260,7 @@ Combined Calls::combine(const Routing& routing, const ReadCombine& call, Stream 
     std::size_t count = 0;
     const bool makes_sums = !out.x.present();
     if (makes_sums) {
-      dtype = get_dtype(call.x);
+      dtype = dtype_of(call.x);
       wanted[count++] = {dtype, {num_tokens, call.in.x.extent(call.in.x.num_dims - 1)}};
     }
     if (call.in.weights.present()) wanted[count++] = {allocator_.types().f32, {num_tokens, routing.num_topk()}};

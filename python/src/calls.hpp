@@ -102,13 +102,13 @@ class Calls {
 
   Combined combine(const Routing& routing, const ReadCombine& call, Stream stream) const;
 
-  /// A dispatch that all ranks refuse, in place of one that cannot be made.
+  /// A call that all ranks refuse, in place of one that cannot be made.
   void refuse_dispatch(const Routing& routing, Stream stream) const;
+  void refuse_combine(const Routing& routing, Stream stream) const;
 
  private:
   /// Of outputs that were made for more rows.
   void keep_first_rows(MadeOutputs& outputs) const;
-  void refuse_combine(const Routing& routing, Stream stream) const;
 
   std::shared_ptr<Group> group_;
   Allocator allocator_;

@@ -101,14 +101,17 @@ nb::object payload_of(Received& received) {
 }
 
 std::optional<ReadCombine> find_combine(const Calls& calls, const Routing& routing, nb::handle x,
-                                        nb::handle topk_weights, nb::handle bias) {
+                                        nb::handle topk_weights, nb::handle bias, bool by_expert) {
   const std::optional<TensorView> rows = find_rows(x, calls.place());
-  if (!rows || rows->dtype != DType::kBfloat16 || rows->extent(0) != routing.num_recv_rows()) return std::nullopt;
+  if (!rows || rows->dtype != DType::kBfloat16) return std::nullopt;
+  if (!by_expert && rows->extent(0) != routing.num_recv_rows()) return std::nullopt;
   ReadCombine call{x};
   call.in.x = *rows;
   if (!topk_weights.is_none()) {
+    const std::int64_t num_rows = rows->extent(0);
     const std::optional<TensorView> weights =
-        find_table(topk_weights, calls.place(), DType::kFloat32, {rows->extent(0), routing.num_topk()});
+        by_expert ? find_table(topk_weights, calls.place(), DType::kFloat32, {num_rows})
+                  : find_table(topk_weights, calls.place(), DType::kFloat32, {num_rows, routing.num_topk()});
     if (!weights) return std::nullopt;
     call.in.weights = *weights;
   }

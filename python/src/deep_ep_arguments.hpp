@@ -45,8 +45,9 @@ nanobind::object find_link(nanobind::handle tensor, const Name& name);
 const PlacedRouting* find_routing(nanobind::handle routing, nanobind::handle group);
 
 /// A combine of bf16 rows with `routing`: x [N, H], weights [N, K] or None, bias None, [T, H], or up to two of them.
+/// by_expert: x [any, H], weights [as many] or None, which are not what a combine takes yet.
 std::optional<ReadCombine> find_combine(const Calls& calls, const Routing& routing, nanobind::handle x,
-                                        nanobind::handle topk_weights, nanobind::handle bias);
+                                        nanobind::handle topk_weights, nanobind::handle bias, bool by_expert = false);
 
 /// Raises what calls so far went wrong with, as far as it is known.
 void raise_known_errors(const Calls& calls);

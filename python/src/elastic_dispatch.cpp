@@ -1,5 +1,6 @@
-/// A new dispatch of the second generation, by token.
+/// A new dispatch of the second generation.
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <exception>
@@ -11,7 +12,8 @@
 
 #include "buffer_calls.hpp"
 #include "errors.hpp"
-#include "ferry/arrival_tables.hpp"
+#include "expansion.hpp"
+#include "handle_tables.hpp"
 #include "objects.hpp"
 
 namespace nb = nanobind;
@@ -67,84 +69,21 @@ std::optional<ElasticRoute> find_route(const Calls& calls, std::int64_t num_toke
   return route;
 }
 
-/// The tables of a handle, made where route waits for its counts, or before it if it does not wait.
-class HandleTables {
- public:
-  /// num_rows: those of the outputs, or as many as are likely. source: there is a table of sources, too.
-  HandleTables(const Calls& calls, const ElasticRoute& route, std::int64_t num_rows, bool copy_ids, bool source)
-      : calls_(calls), route_(route), copies_ids_(copy_ids), has_source_(source) {
-    const TableTypes& types = calls.allocator().types();
-    wanted_[kRowsThroughRank] = {types.i32, {calls.group().num_ranks()}, 1};
-    wanted_[kExpertEnds] = {types.i32, {route.num_local}, 1};
-    wanted_[kOrigin] = {types.i32, {num_rows, 2 + route.ids.extent(1)}};
-    wanted_[kSource] = {types.i32, {num_rows, 2}};
-    wanted_[kIds] = {types.i64, {route.ids.extent(0), route.ids.extent(1)}};
-  }
+nb::object or_none(nb::object value) { return value.is_valid() ? std::move(value) : nb::none(); }
 
-  /// For as many rows, if their number is known by now.
-  /// @throws nanobind::python_error
-  void make(std::optional<std::int64_t> num_rows = {}) {
-    if (num_rows) wanted_[kOrigin].shape[0] = wanted_[kSource].shape[0] = *num_rows;
-    made_ = {};
-    const std::span<const Wanted> wanted = wanted_;
-    calls_.allocator().make_together(wanted.first(has_source_ ? kSource + 1 : kSource),
-                                     std::span(made_).first(has_source_ ? kSource + 1 : kSource));
-    if (copies_ids_) made_[kIds] = calls_.allocator().make(wanted_[kIds]);
-    is_made_ = true;
-  }
-  bool is_made() const { return is_made_; }
+/// Of counts that are rounded up.
+std::int64_t sum_of(std::span<const std::int32_t> counts, std::int64_t alignment) {
+  std::int64_t sum = 0;
+  for (const std::int64_t count : counts) sum += (count + alignment - 1) / alignment * alignment;
+  return sum;
+}
 
-  TensorView source() const { return read_tensor(made_[kSource], calls_.place()); }
-
-  /// After the dispatch.
-  void fill(const Routing& routing, const Received& received, Stream stream) {
-    const Place place = calls_.place();
-    const std::int64_t num_rows = routing.num_recv_rows();
-    if (wanted_[kOrigin].shape[0] < num_rows) {
-      wanted_[kOrigin].shape[0] = num_rows;
-      made_[kOrigin] = calls_.allocator().make(wanted_[kOrigin]);
-    }
-    const bool has_more = wanted_[kOrigin].shape[0] > num_rows;
-    TensorView origin = read_tensor(made_[kOrigin], place);
-    origin.shape[0] = num_rows;
-    Arrivals in;
-    in.source = has_source_ ? ConstTensorView(source()) : routing.source();
-    in.topk_idx = read_tensor(received.topk_idx, place);
-    in.rows_per_expert = routing.num_rows_per_local_expert_view();
-    in.sent_idx = route_.ids;
-    ArrivalTables out;
-    out.origin = origin;
-    out.rows_through_rank = read_tensor(made_[kRowsThroughRank], place);
-    out.expert_ends = read_tensor(made_[kExpertEnds], place);
-    if (made_[kIds].is_valid()) out.sent_idx = read_tensor(made_[kIds], place);
-    ArrivalTablesOptions options;
-    options.num_ranks = calls_.group().num_ranks();
-    options.max_tokens = route_.max_tokens;
-    options.expert_alignment = route_.alignment;
-    options.backend = place.on_gpu ? "cuda" : "cpu";
-    options.device = place.on_gpu ? place.device : -1;
-    const KnownMemory known;
-    raise_if_error(arrival_tables(in, options, out, stream));
-    if (has_more) made_[kOrigin] = calls_.allocator().first_rows(made_[kOrigin], origin);
-  }
-
-  const nb::object& origin() const { return made_[kOrigin]; }
-  const nb::object& rows_through_rank() const { return made_[kRowsThroughRank]; }
-  const nb::object& expert_ends() const { return made_[kExpertEnds]; }
-  /// Not valid if no copy was wanted.
-  const nb::object& ids() const { return made_[kIds]; }
-
- private:
-  enum : std::size_t { kRowsThroughRank, kExpertEnds, kOrigin, kSource, kIds, kNumTables };
-
-  const Calls& calls_;
-  const ElasticRoute& route_;
-  bool copies_ids_;
-  bool has_source_;
-  bool is_made_ = false;
-  std::array<Wanted, kNumTables> wanted_;
-  std::array<nb::object, kNumTables> made_;
-};
+/// Rows of an expanded output that is as long as it could have to be; more than numbers of rows count if there are too
+/// many.
+std::int64_t most_expanded(std::int64_t num_rows, std::int64_t num_topk, const ElasticRoute& route) {
+  const std::int64_t most = num_rows * std::min(num_topk, route.num_local) + (route.alignment - 1) * route.num_local;
+  return (most + route.alignment - 1) / route.alignment * route.alignment;
+}
 
 /// What can be done for a dispatch while route waits. What fails here fails again, and is reported, when it is needed.
 /// Takes the GIL.
@@ -174,25 +113,35 @@ nb::object BufferCalls::elastic_dispatch(nb::handle x, nb::handle topk_idx, nb::
       find_route(calls, payload->rows_view.extent(0),
                  {topk_idx, topk_weights, expert_stats, num_experts, num_max_tokens, most_tokens, alignment});
   if (!route) return nb::none();
+  const std::int64_t num_topk = route->ids.extent(1);
+  const std::int64_t most_rows = route->max_tokens * calls.group().num_ranks();
+  if (form.expand && most_expanded(most_rows, num_topk, *route) > kMaxCount) return nb::none();
   RouteOptions options;
   options.num_experts = route->num_experts;
   options.counters.received = route->stats;
   if (!form.exact) {
     options.max_tokens = route->max_tokens;
-    options.max_recv_rows = route->max_tokens * calls.group().num_ranks();
+    options.max_recv_rows = most_rows;
   }
   ReadDispatch call{payload->rows, payload->scales};
   call.in = {payload->rows_view, payload->scales_view, route->weights};
   call.tables = true;
   call.weights = route->weights.present();
   call.bounded = !form.exact;
-  call.column_major_scales = form.column_major_scales;
-  call.options.zero_padding = form.zero_padding;
+  call.column_major_scales = form.column_major_scales && !form.expand;
+  call.options.zero_padding = form.zero_padding && !form.expand;
   call.options.kernel.num_sms = *bound;
-  EarlyOutputs outputs(calls, call, static_cast<int>(route->ids.extent(1)));
+  EarlyOutputs outputs(calls, call, static_cast<int>(num_topk));
   const std::int64_t num_rows = form.exact ? route->ids.extent(0) * calls.group().num_ranks() : options.max_recv_rows;
   // An exact route's own table of sources has no other rows than those that come.
-  HandleTables tables(calls, *route, num_rows, form.copy_ids, !form.exact);
+  HandleTables tables(calls,
+                      {.num_rows = num_rows,
+                       .num_topk = num_topk,
+                       .num_local = route->num_local,
+                       .max_tokens = route->max_tokens,
+                       .alignment = route->alignment,
+                       .expands = form.expand},
+                      form.copy_ids ? ConstTensorView(route->ids) : ConstTensorView(), !form.exact);
   Result<Routing> routed = [&] {
     const CallScope scope;
     return calls.group().route({route->ids, {}}, options, *stream, [&] { return make_early(tables, outputs); });
@@ -207,7 +156,20 @@ nb::object BufferCalls::elastic_dispatch(nb::handle x, nb::handle topk_idx, nb::
     throw;
   }
   Received received = calls.dispatch(routing, call, *stream, outputs.get(routing.num_recv_rows()));
-  tables.fill(routing, received, *stream);
+  tables.fill({.source = form.exact ? routing.source() : ConstTensorView(tables.source()),
+               .topk_idx = read_tensor(received.topk_idx, calls.place()),
+               .rows_per_expert = routing.num_rows_per_local_expert_view()},
+              *stream);
+  const nb::list counts = form.exact ? aligned_counts(routing, route->alignment) : nb::list();
+  std::int64_t num_expanded = 0;
+  if (form.expand) {
+    num_expanded = form.exact ? sum_of(routing.num_rows_per_local_expert(), route->alignment)
+                              : most_expanded(routing.num_recv_rows(), num_topk, *route);
+    received =
+        expand(calls, received,
+               slots_of(read_tensor(tables.origin(), calls.place()), read_tensor(tables.last_equal(), calls.place())),
+               {num_expanded, form.zero_padding, form.column_major_scales}, *stream);
+  }
   const nb::object slots =
       tensor_on(routing.slots(), calls.place(), std::make_shared<Routing>(routing), calls.allocator().tensor_type());
   raise_known_errors(calls);
@@ -229,25 +191,25 @@ nb::object BufferCalls::elastic_dispatch(nb::handle x, nb::handle topk_idx, nb::
                                 Name("dst_buffer_slot_idx"),
                                 Name("_routing"),
                                 Name("_last_equal")};
-  const std::array<nb::object, names.size()> values{nb::bool_(false),
+  const std::array<nb::object, names.size()> values{nb::bool_(form.expand),
                                                     nb::borrow(num_experts),
                                                     nb::borrow(alignment),
                                                     nb::borrow(num_max_tokens),
                                                     nb::borrow(num_sms),
                                                     tables.ids().is_valid() ? tables.ids() : nb::borrow(topk_idx),
                                                     nb::int_(routing.num_recv_rows()),
-                                                    nb::int_(0),
-                                                    form.exact ? aligned_counts(routing, route->alignment) : nb::list(),
+                                                    nb::int_(num_expanded),
+                                                    counts,
                                                     tables.rows_through_rank(),
                                                     tables.expert_ends(),
-                                                    nb::none(),
+                                                    or_none(tables.rows_of_expert()),
                                                     tables.origin(),
                                                     slots,
                                                     new_routing(placed, !form.exact),
-                                                    nb::none()};
+                                                    or_none(tables.last_equal())};
   for (std::size_t i = 0; i < names.size(); ++i) set_attribute(handle, names[i], values[i]);
-  const nb::object weights = received.topk_weights.is_valid() ? received.topk_weights : nb::none();
-  return nb::make_tuple(payload_of(received), received.topk_idx, weights, handle, new_event());
+  return nb::make_tuple(payload_of(received), or_none(received.topk_idx), or_none(received.topk_weights), handle,
+                        new_event());
 }
 
 }  // namespace ferry::python

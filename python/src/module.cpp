@@ -10,6 +10,7 @@
 #include "buffer_calls.hpp"
 #include "calls.hpp"
 #include "errors.hpp"
+#include "expansion.hpp"
 #include "ferry/backends.hpp"
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/fp8.hpp"
@@ -328,6 +329,7 @@ NB_MODULE(_native, module) {
   define_buffer_calls(module);
   define_latency(module);
   define_balance(module);
+  define_expansion(module);
   define_gating(module);
   nb::class_<Placement>(module, "Placement")
       .def("__init__", [](Placement* self, std::vector<std::int32_t> physical_to_logical,

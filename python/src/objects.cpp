@@ -22,6 +22,13 @@ nb::object find_attribute(nb::handle owner, const Name& name) {
   return nb::steal(value);
 }
 
+nb::object dtype_of(nb::handle tensor) {
+  static const Name name("dtype");
+  PyObject* dtype = PyObject_GetAttr(tensor.ptr(), name.ptr());
+  if (dtype == nullptr) nb::raise_python_error();
+  return nb::steal(dtype);
+}
+
 void set_attribute(nb::handle owner, const Name& name, nb::handle value) {
   if (PyObject_SetAttr(owner.ptr(), name.ptr(), value.ptr()) != 0) nb::raise_python_error();
 }

@@ -21,6 +21,10 @@ class Name {
 /// Empty where there is none: no error is left behind.
 nanobind::object find_attribute(nanobind::handle owner, const Name& name);
 
+/// The torch.dtype of a tensor.
+/// @throws nanobind::python_error
+nanobind::object dtype_of(nanobind::handle tensor);
+
 void set_attribute(nanobind::handle owner, const Name& name, nanobind::handle value);
 
 /// An object of a class of Python, without a call of its __init__: its attributes are those of the class.

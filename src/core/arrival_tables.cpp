@@ -80,13 +80,30 @@ Status check_outputs(const Arrivals& in, const ArrivalTables& out, int num_ranks
   return status;
 }
 
-/// So that the sums in expert_ends are numbers of 31 bits: all but what rounding adds are rows that there are.
-Status check_alignment(std::int64_t alignment, const ArrivalTables& out) {
-  if (!out.expert_ends.present()) return {};
-  const std::int64_t num_experts = std::max<std::int64_t>(out.expert_ends.extent(0), 1);
-  if (alignment <= kMaxCount / num_experts) return {};
-  return invalid(fmt::format("expert_alignment is {}, expected 1 to {} for {} experts", alignment,
-                             kMaxCount / num_experts, num_experts));
+/// What only rows that are expanded have.
+Status check_expansion(const Arrivals& in, const ArrivalTables& out, bool expand) {
+  if (!expand) {
+    if (!out.rows_of_expert.present() && !out.last_equal.present()) return {};
+    return invalid(fmt::format("output {} is present without the option expand, expected it to be absent",
+                               out.last_equal.present() ? "last_equal" : "rows_of_expert"));
+  }
+  const ConstTensorView& rows = in.rows_per_expert;
+  if (rows.num_dims != 1) return invalid(fmt::format("rows_per_expert is {}, expected [L]", describe(rows)));
+  Status status = check_table("arrival_tables: rows_per_expert", rows, {rows.extent(0)}, {DType::kInt32});
+  if (status.ok()) {
+    status = check_pair("rows_per_expert", rows, "output rows_of_expert", out.rows_of_expert, 1, DType::kInt32);
+  }
+  if (!status.ok() || !out.last_equal.present()) return status;
+  return check_table("arrival_tables: output last_equal", out.last_equal,
+                     {in.topk_idx.extent(0), in.topk_idx.extent(1)}, {DType::kInt8});
+}
+
+/// So that the sums in expert_ends, and slots, are numbers of 31 bits: all but what rounding adds are rows that there
+/// are.
+Status check_alignment(std::int64_t alignment, std::int64_t num_experts, std::int64_t num_entries) {
+  const std::int64_t most = (kMaxCount - num_entries) / std::max<std::int64_t>(num_experts, 1);
+  if (alignment <= most) return {};
+  return invalid(fmt::format("expert_alignment is {}, expected 1 to {} for {} experts", alignment, most, num_experts));
 }
 
 }  // namespace
@@ -98,7 +115,11 @@ Status arrival_tables(const Arrivals& in, const ArrivalTablesOptions& options, c
   Status status = check_options(options);
   if (status.ok()) status = check_arrivals(in);
   if (status.ok()) status = check_outputs(in, out, options.num_ranks);
-  if (status.ok()) status = check_alignment(options.expert_alignment, out);
+  if (status.ok()) status = check_expansion(in, out, options.expand);
+  const std::int64_t num_experts = out.expert_ends.present() || options.expand ? in.rows_per_expert.extent(0) : 0;
+  if (status.ok() && num_experts > 0) {
+    status = check_alignment(options.expert_alignment, num_experts, options.expand ? in.topk_idx.num_elements() : 0);
+  }
   if (!status.ok()) return status;
   const plan::ArrivalParams params{.source = static_cast<const std::int32_t*>(in.source.data),
                                    .ids = in.topk_idx.data,
@@ -108,14 +129,17 @@ Status arrival_tables(const Arrivals& in, const ArrivalTablesOptions& options, c
                                    .num_rows = in.topk_idx.extent(0),
                                    .max_tokens = options.max_tokens,
                                    .rows_per_expert = static_cast<const std::int32_t*>(in.rows_per_expert.data),
-                                   .num_experts = out.expert_ends.present() ? in.rows_per_expert.extent(0) : 0,
+                                   .num_experts = num_experts,
                                    .expert_alignment = options.expert_alignment,
+                                   .expand = options.expand,
                                    .sent_ids = static_cast<const std::int64_t*>(in.sent_idx.data),
                                    .num_sent_ids = out.sent_idx.present() ? in.sent_idx.num_elements() : 0,
                                    .origin = static_cast<std::int32_t*>(out.origin.data),
                                    .rows_through_rank = static_cast<std::int32_t*>(out.rows_through_rank.data),
                                    .expert_ends = static_cast<std::int32_t*>(out.expert_ends.data),
-                                   .sent_ids_copy = static_cast<std::int64_t*>(out.sent_idx.data)};
+                                   .sent_ids_copy = static_cast<std::int64_t*>(out.sent_idx.data),
+                                   .rows_of_expert = static_cast<std::int32_t*>(out.rows_of_expert.data),
+                                   .last_equal = static_cast<std::int8_t*>(out.last_equal.data)};
   return (*backend)->write_arrivals(params, options.device, stream);
 }
 

@@ -26,6 +26,7 @@
 #include "ferry/types.hpp"
 #include "numeric/quantize.hpp"
 #include "plan/arrival_tables.hpp"
+#include "plan/expansion.hpp"
 #include "plan/token_layout.hpp"
 
 namespace ferry {
@@ -224,6 +225,9 @@ struct BackendFactory {
   Status (*count_layout)(const plan::TokenLayoutParams& params, int device, Stream stream);
   /// What arrival_tables writes, in the same way.
   Status (*write_arrivals)(const plan::ArrivalParams& params, int device, Stream stream);
+  /// Rows by token to rows by expert, and the reverse; in the same way.
+  Status (*expand_rows)(const plan::ExpandParams& params, int device, Stream stream);
+  Status (*reduce_rows)(const plan::ReduceParams& params, int device, Stream stream);
   /// Quantises rows, and the reverse; in the same way. `operation` is the public call, for messages.
   Status (*quantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
   Status (*dequantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);

@@ -16,6 +16,7 @@
 #include "cpu/internode/calls.hpp"
 #include "cpu/intranode/calls.hpp"
 #include "cpu/memory_required.hpp"
+#include "cpu/rows/expansion.hpp"
 #include "numeric/gating.hpp"
 
 namespace ferry::cpu {
@@ -53,6 +54,18 @@ Status count_layout(const plan::TokenLayoutParams& params, int /*device*/, Strea
 Status write_arrivals(const plan::ArrivalParams& params, int /*device*/, Stream stream) {
   Status status = check_no_stream("arrival_tables", stream);
   if (status.ok()) plan::write_arrivals(params);
+  return status;
+}
+
+Status expand_rows_here(const plan::ExpandParams& params, int /*device*/, Stream stream) {
+  Status status = check_no_stream("expand_rows", stream);
+  if (status.ok()) expand_rows(params);
+  return status;
+}
+
+Status reduce_rows_here(const plan::ReduceParams& params, int /*device*/, Stream stream) {
+  Status status = check_no_stream("reduce_rows", stream);
+  if (status.ok()) reduce_rows(params);
   return status;
 }
 
@@ -212,11 +225,18 @@ Status CpuBackend::destroy() try {
 }
 
 BackendFactory cpu_backend_factory() {
-  return {"cpu",          "ranks of one host through shared memory, of several hosts over a network",
-          probe,          CpuBackend::create,
-          bytes_required, latency_bytes_required,
-          count_layout,   write_arrivals,
-          quantize,       dequantize,
+  return {"cpu",
+          "ranks of one host through shared memory, of several hosts over a network",
+          probe,
+          CpuBackend::create,
+          bytes_required,
+          latency_bytes_required,
+          count_layout,
+          write_arrivals,
+          expand_rows_here,
+          reduce_rows_here,
+          quantize,
+          dequantize,
           select_experts};
 }
 

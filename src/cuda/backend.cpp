@@ -15,6 +15,7 @@
 #include "cuda/intranode/arrival_tables.hpp"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
+#include "cuda/intranode/expansion.hpp"
 #include "cuda/intranode/memory_required.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/token_layout.hpp"
@@ -34,6 +35,7 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   if (status.ok()) status = runtime_status(load_dispatch_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_combine_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_arrivals_kernel(), operation, kHint);
+  if (status.ok()) status = runtime_status(load_expansion_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_quantize_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_gating_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_row_copy_kernels(), operation, kHint);
@@ -134,6 +136,7 @@ BackendFactory backend_factory() {
           probe,          CudaBackend::create,
           bytes_of_group, latency_bytes_required,
           count_layout,   write_arrivals,
+          expand_rows,    reduce_rows,
           quantize,       dequantize,
           select_experts};
 }

@@ -40,6 +40,7 @@ set(ferry_cuda_sources
     cuda/intranode/combine.cpp
     cuda/intranode/dispatch.cpp
     cuda/intranode/dispatch_parts.cpp
+    cuda/intranode/expansion.cpp
     cuda/intranode/homes.cpp
     cuda/intranode/memory_required.cpp
     cuda/intranode/placements.cpp
@@ -63,6 +64,7 @@ set(ferry_cuda_sources
     cuda/intranode/counters.cu
     cuda/intranode/dispatch.cu
     cuda/intranode/exchange.cu
+    cuda/intranode/expansion.cu
     cuda/intranode/homes.cu
     cuda/intranode/padding.cu
     cuda/intranode/place.cu

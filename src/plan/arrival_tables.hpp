@@ -22,6 +22,7 @@ struct ArrivalParams {
   const std::int32_t* rows_per_expert = nullptr;
   std::int64_t num_experts = 0;  ///< L
   std::int64_t expert_alignment = 1;
+  bool expand = false;  ///< then rows_per_expert is there
   const std::int64_t* sent_ids = nullptr;
   std::int64_t num_sent_ids = 0;  ///< T * K
 
@@ -29,15 +30,28 @@ struct ArrivalParams {
   std::int32_t* rows_through_rank = nullptr;  ///< [R]
   std::int32_t* expert_ends = nullptr;        ///< [L]
   std::int64_t* sent_ids_copy = nullptr;
+  std::int32_t* rows_of_expert = nullptr;  ///< [L]
+  std::int8_t* last_equal = nullptr;       ///< [N, K]
 
   /// R for a row without a token, and for what a dispatch that failed has left there.
   FERRY_HOST_DEVICE int source_rank(std::int64_t row) const {
     const std::int32_t rank = source[2 * row];
     return rank >= 0 && rank < num_ranks ? rank : num_ranks;
   }
-  FERRY_HOST_DEVICE bool is_local(std::int64_t entry) const {
-    return wide_ids ? static_cast<const std::int64_t*>(ids)[entry] >= 0
-                    : static_cast<const std::int32_t*>(ids)[entry] >= 0;
+  FERRY_HOST_DEVICE std::int64_t id(std::int64_t entry) const {
+    return wide_ids ? static_cast<const std::int64_t*>(ids)[entry] : static_cast<const std::int32_t*>(ids)[entry];
+  }
+  FERRY_HOST_DEVICE bool is_spare(std::int64_t row) const {
+    const std::int32_t token = source[2 * row + 1];
+    return source_rank(row) == num_ranks || token < 0 || token >= max_tokens;
+  }
+  /// The last choice of a row with a token that has the same expert as choice k, -1 where that is not here.
+  FERRY_HOST_DEVICE int last_choice(std::int64_t row, int k) const {
+    const std::int64_t expert = id(row * num_topk + k);
+    if (expert < 0 || expert >= num_experts) return -1;
+    int last = num_topk - 1;
+    while (last > k && id(row * num_topk + last) != expert) --last;
+    return last;
   }
   FERRY_HOST_DEVICE std::int32_t aligned_rows(std::int64_t expert) const {
     const std::int64_t rows = rows_per_expert[expert];
@@ -45,18 +59,28 @@ struct ArrivalParams {
   }
 };
 
+/// All of a row but its slots, which are left out with `expand`.
 FERRY_HOST_DEVICE inline void write_origin(const ArrivalParams& params, std::int64_t row) {
-  const int rank = params.source_rank(row);
-  const std::int32_t token = params.source[2 * row + 1];
-  const bool spare = rank == params.num_ranks || token < 0 || token >= params.max_tokens;
+  const int num_topk = params.num_topk;
+  const bool spare = params.is_spare(row);
   int last = -1;
-  for (int k = 0; !spare && k < params.num_topk; ++k) {
-    if (params.is_local(row * params.num_topk + k)) last = k;
+  for (int k = 0; !spare && k < num_topk; ++k) {
+    if (params.id(row * num_topk + k) >= 0) last = k;
   }
-  std::int32_t* const origin = params.origin + row * (2 + params.num_topk);
-  origin[0] = spare ? -1 : static_cast<std::int32_t>(rank * params.max_tokens) + token;
-  origin[1] = spare ? -1 : rank * params.num_topk + last;
-  for (int k = 0; k < params.num_topk; ++k) origin[2 + k] = -1;
+  std::int32_t* const origin = params.origin + row * (2 + num_topk);
+  origin[0] =
+      spare ? -1 : static_cast<std::int32_t>(params.source_rank(row) * params.max_tokens) + params.source[2 * row + 1];
+  origin[1] = spare ? -1 : params.source_rank(row) * num_topk + last;
+  for (int k = 0; k < num_topk; ++k) {
+    if (spare || !params.expand || params.last_choice(row, k) != k) origin[2 + k] = -1;
+  }
+}
+
+FERRY_HOST_DEVICE inline void write_last_equal(const ArrivalParams& params, std::int64_t row) {
+  const bool spare = params.is_spare(row);
+  for (int k = 0; k < params.num_topk; ++k) {
+    params.last_equal[row * params.num_topk + k] = static_cast<std::int8_t>(spare ? -1 : params.last_choice(row, k));
+  }
 }
 
 /// The rows through each rank whose last row this is, and those through the ranks before the first row's.

@@ -9,15 +9,13 @@ import torch
 import ferry
 from deep_ep import _arguments as arguments
 from deep_ep._ep_handle import EPHandle
-from deep_ep._expand import Origins, aligned_ends, expand_slots, reduce_slots, slot_weights
 from deep_ep._member import Asked, Member, Turn
 from deep_ep._previous_event import event_of
 from deep_ep._statistics import check_expert_stats
 from deep_ep._streams import Call
 from deep_ep._throughput import Payload
 from deep_ep.utils.event import EventHandle, EventOverlap
-from ferry import InvalidArgument
-from ferry._memory import current_stream_of
+from ferry import InvalidArgument, _native
 
 Dispatched = tuple[Payload, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]
 
@@ -96,7 +94,7 @@ def dispatch(member: Member, x: Payload, how: DispatchOptions, to: RouteOptions,
         member.lane.wait(epilogue_after)
         source = routing.source if table is None else table
         handle = _make_handle(member, routing, received.topk_idx, source, to)
-        result = _finish(received, handle, how)
+        result = _finish(member, received, handle, how)
         call.gives(result, _tensors_of(handle))
     return (*result, handle, _end(call))
 
@@ -116,7 +114,7 @@ def _dispatch_rows(
     source: torch.Tensor | None,
     expand: bool,
 ) -> ferry.Received:
-    """A dispatch by token. If rows are expanded afterwards, that step does the padding and lays out the scales."""
+    """A dispatch by token. Where rows are expanded afterwards, that step does the padding and lays out the scales."""
     table = scales.unsqueeze(1) if scales is not None and scales.dim() == 1 else scales
     out_scales = None
     if table is not None and how.column_major_scales and not expand:
@@ -143,22 +141,21 @@ def _make_handle(
     member: Member, routing: ferry.Routing, local_idx: torch.Tensor, source: torch.Tensor, to: RouteOptions
 ) -> EPHandle:
     num_rows, num_topk = local_idx.shape
-    num_local = to.num_experts // member.num_ranks
-    counts = routing.local_expert_counts
-    metadata = torch.full((num_rows, 2 + num_topk), -1, dtype=torch.int32, device=member.device)
-    ranks = _write_origins(metadata, local_idx, source, member.num_ranks, to)
-    ends = aligned_ends(counts, to.expert_alignment)
-    num_expanded, unaligned, last_equal, per_expert = 0, None, None, []
+    metadata, ends_of_ranks, ends, unaligned, last_equal = _native.describe_arrivals(
+        member.calls,
+        local_idx,
+        source,
+        routing.local_expert_counts,
+        max_tokens=to.num_max_tokens_per_rank,
+        alignment=to.expert_alignment,
+        expands=to.expand,
+    )
+    num_expanded, per_expert = 0, []
     if to.wait_for_counts:
         per_expert = [arguments.align(n, to.expert_alignment) for n in routing.num_rows_per_local_expert]
     if to.expand:
+        num_local = to.num_experts // member.num_ranks
         num_expanded = sum(per_expert) if to.wait_for_counts else _most_expanded(num_rows, num_topk, num_local, to)
-        expansion = expand_slots(local_idx, counts, to.expert_alignment)
-        metadata[:, 2:] = expansion.slots
-        last_equal = expansion.last_equal
-        unaligned = counts.clone()
-        # The start of a group is the end of the one before it.
-        ends = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]]) + counts
     handle = EPHandle(
         routing,
         do_expand=to.expand,
@@ -170,12 +167,7 @@ def _make_handle(
         num_recv_tokens=num_rows,
         num_expanded_tokens=num_expanded,
         num_recv_tokens_per_expert_list=per_expert,
-        psum_num_recv_tokens_per_scaleup_rank=torch.searchsorted(
-            ranks,
-            _numbers(0, member.num_ranks, member.device),
-            right=True,
-            out_int32=True,
-        ),
+        psum_num_recv_tokens_per_scaleup_rank=ends_of_ranks,
         psum_num_recv_tokens_per_expert=ends,
         num_unaligned_recv_tokens_per_expert=unaligned,
         recv_src_metadata=metadata,
@@ -185,67 +177,43 @@ def _make_handle(
     return handle
 
 
-_made_numbers: dict[tuple[int, int, torch.device, int], torch.Tensor] = {}
-
-
-def _numbers(first: int, end: int, device: torch.device) -> torch.Tensor:
-    """[end - first] i32, ascending, for reading. Made once for each stream, unless that is captured: then the memory is
-    the graph's.
-    """
-    key = first, end, device, current_stream_of(device) if device.type == "cuda" else 0
-    if (made := _made_numbers.get(key)) is None:
-        made = torch.arange(first, end, dtype=torch.int32, device=device)
-        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-            _made_numbers[key] = made
-    return made
-
-
-def _write_origins(
-    metadata: torch.Tensor, local_idx: torch.Tensor, source: torch.Tensor, num_ranks: int, to: RouteOptions
-) -> torch.Tensor:
-    """Write columns 0 and 1 of ``EPHandle.recv_src_metadata``.
-
-    Each torch operation costs about as much as a small kernel, so there are few. Returns the source rank of each row,
-    ascending; R where there is none.
-    """
-    ranks, tokens = source.unbind(1)
-    num_topk = local_idx.shape[1]
-    lanes = _numbers(1, num_topk + 1, source.device)
-    last_lane = ((local_idx >= 0) * lanes).amax(dim=1)  # from 1; 0 for none
-    of_token, of_choice = metadata[:, 0], metadata[:, 1]
-    torch.add(tokens, ranks, alpha=to.num_max_tokens_per_rank, out=of_token)
-    torch.add(last_lane, ranks, alpha=num_topk, out=of_choice).sub_(1)
-    if to.wait_for_counts:  # as many rows as arrived
-        return ranks.contiguous()
-    is_spare = ranks < 0
-    of_token.masked_fill_(is_spare, -1)
-    of_choice.masked_fill_(is_spare, -1)
-    return ranks.masked_fill(is_spare, num_ranks)
-
-
 def _most_expanded(num_rows: int, num_topk: int, num_local: int, to: RouteOptions) -> int:
     gaps = (to.expert_alignment - 1) * num_local
     return arguments.align(num_rows * min(num_topk, num_local) + gaps, to.expert_alignment)
 
 
 def _finish(
-    received: ferry.Received, handle: EPHandle, how: DispatchOptions
+    member: Member, received: ferry.Received, handle: EPHandle, how: DispatchOptions
 ) -> tuple[Payload, torch.Tensor | None, torch.Tensor | None]:
     """The first three results of a dispatch."""
-    if not handle.do_expand:
-        x = received.x if received.scales is None else (received.x, received.scales)
-        return x, received.topk_idx, received.topk_weights
-    origins = Origins(handle.recv_src_metadata[:, 2:], handle.num_expanded_tokens)
-    x = origins.rows(received.x, zero_padding=how.zero_padding)
-    weights = None
-    if received.topk_weights is not None:
-        weights = origins.weights(received.topk_weights, handle._last_equal)
-    if received.scales is None:
-        return x, None, weights
-    scales = origins.rows(received.scales, zero_padding=how.zero_padding)
-    if how.column_major_scales:
-        scales = column_major(len(scales), scales).copy_(scales)
-    return (x, scales), None, weights
+    idx = received.topk_idx
+    rows, scales, weights = received.x, received.scales, received.topk_weights
+    if handle.do_expand:
+        idx = None
+        rows, scales, weights = _native.expand_received(
+            member.calls,
+            rows,
+            scales,
+            weights,
+            *_slots_of(handle),
+            num_rows=handle.num_expanded_tokens,
+            zero_padding=how.zero_padding,
+            column_major_scales=how.column_major_scales,
+        )
+    return rows if scales is None else (rows, scales), idx, weights
+
+
+def _slots_of(handle: EPHandle) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Where the copies of each row are, and which choice has the slot of each, as the native module takes them."""
+    return handle.recv_src_metadata.contiguous(), handle._last_equal
+
+
+def _reduced(
+    member: Member, x: torch.Tensor, weights: torch.Tensor | None, handle: EPHandle, exact: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Sums of each row's slots, fp32 if ``exact``, and what each choice weighs."""
+    aligned = x if x.data_ptr() % arguments.ROW_GRANULE_BYTES == 0 else x.clone()
+    return _native.reduce_sent(member.calls, aligned, weights, *_slots_of(handle), exact=exact)
 
 
 def check_handle(member: Member, handle: Any, what: str) -> None:
@@ -314,7 +282,7 @@ def dispatch_again(
             member.lane.wait(epilogue_after)
         received = _dispatch_rows(member, turn, routing, rows, scales, how, source=None, expand=handle.do_expand)
         member.lane.wait(epilogue_after)
-        result = _finish(received, handle, how)
+        result = _finish(member, received, handle, how)
         call.gives(result)
     return (*result, handle, _end(call))
 
@@ -356,10 +324,7 @@ def combine(
         call.takes(x, topk_weights, biases, _tensors_of(handle))
         y, weights = x, topk_weights
         if handle.do_expand:
-            slots = handle.recv_src_metadata[:, 2:]
-            y = reduce_slots(x, slots, torch.float32 if single_rounding else x.dtype)
-            if topk_weights is not None:
-                weights = slot_weights(topk_weights, slots, handle._last_equal)
+            y, weights = _reduced(member, x, topk_weights, handle, single_rounding)
         elif single_rounding and member.num_nodes > 1:
             y = x.to(torch.float32)
         member.lane.wait(epilogue_after)

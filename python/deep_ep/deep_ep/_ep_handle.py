@@ -50,6 +50,7 @@ class EPHandle:
     def __init__(self, routing: ferry.Routing, **fields: Any) -> None:
         self._routing: ferry.Routing | None = routing
         self._last_equal: torch.Tensor | None = None
+        """[N, K] i8 of an expanded handle: the last choice that names the same expert; -1 where it is not here."""
         self.__dict__.update(fields)
 
     def __copy__(self) -> EPHandle:

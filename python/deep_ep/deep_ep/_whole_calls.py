@@ -32,6 +32,9 @@ def run_in_order(
         made = method(*arguments)
         if isinstance(made, tuple):
             call.takes(*inputs)
+            for one in arguments:
+                if isinstance(one, EPHandle) and one.do_expand:
+                    call.takes(one.recv_src_metadata, one._last_equal)
             call.gives(*(part for part in made if not isinstance(part, list)))  # lists are of counts
             for part in made:
                 if isinstance(part, EPHandle) and all(part is not one for one in arguments):  # a new one

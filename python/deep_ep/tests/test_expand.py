@@ -1,12 +1,21 @@
-"""Rows by token to rows by expert and back, on one rank."""
+"""Rows by expert and back: what the native module makes is what torch's operators make of the same rows by token."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch_expansion
+from clients import device_of, inputs_of, make_elastic
+from ranks import run_ranks
+from test_whole_calls import as_a_whole, assert_same, step_by_step
+from world import World, make_world
 
-from deep_ep import _expand
+import deep_ep
+from ferry import _native
+
+ALIGNMENTS = [1, 3, 128]
 
 
 def choices(num_rows: int, num_topk: int, num_local: int) -> torch.Tensor:
@@ -31,67 +40,227 @@ def expected_slots(local_idx: torch.Tensor, num_local: int, alignment: int) -> t
 
 @pytest.mark.parametrize("alignment", [1, 8])
 @pytest.mark.parametrize(("num_rows", "num_topk", "num_local"), [(0, 3, 2), (1, 1, 1), (40, 4, 3), (9, 32, 2)])
-def test_slots(num_rows: int, num_topk: int, num_local: int, alignment: int) -> None:
+def test_slots_of_the_reference(num_rows: int, num_topk: int, num_local: int, alignment: int) -> None:
     local_idx = choices(num_rows, num_topk, num_local)
     expected, counts, num_expanded = expected_slots(local_idx, num_local, alignment)
-    found = _expand.expand_slots(local_idx, torch.tensor(counts, dtype=torch.int32), alignment)
+    found = torch_expansion.expand_slots(local_idx, torch.tensor(counts, dtype=torch.int32), alignment)
     assert torch.equal(found.slots, expected) and found.slots.dtype == torch.int32
-    for row, ids in enumerate(local_idx.tolist()):
-        last = [max(k for k, e in enumerate(ids) if e == expert) if expert >= 0 else -1 for expert in ids]
-        assert found.last_equal[row].tolist() == last
-
-    origins = _expand.Origins(found.slots, num_expanded)
-    for x in (torch.randn(num_rows, 8).to(torch.bfloat16), torch.randn(num_rows, 3)):
-        rows = origins.rows(x, zero_padding=True)
-        wanted = torch.zeros(num_expanded, x.shape[1], dtype=x.dtype)
-        for row, k in (expected >= 0).nonzero().tolist():
-            wanted[expected[row, k]] = x[row]
-        assert torch.equal(rows, wanted)
+    origins = torch_expansion.Origins(found.slots, num_expanded)
+    x = torch.randn(num_rows, 8).to(torch.bfloat16)
+    wanted = torch.zeros(num_expanded, x.shape[1], dtype=x.dtype)
+    for row, k in (expected >= 0).nonzero().tolist():
+        wanted[expected[row, k]] = x[row]
+    assert torch.equal(origins.rows(x, zero_padding=True), wanted)
 
 
-@pytest.mark.parametrize(("num_rows", "num_topk"), [(1, 1), (40, 4), (300, 8)])
-def test_sums_by_spare_bags(num_rows: int, num_topk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU implementation, which must not read the number of slots. On the host it is exact only for f32 rows."""
-    num_expanded = 37
-    x = torch.randn(num_expanded, 24)
-    slots = choices(num_rows, num_topk, num_expanded).to(torch.int32)
-    slots[0] = -1
-    used = slots[slots >= 0].long()
-    x[~torch.isin(torch.arange(num_expanded), used)] = float("nan")
-    total = torch.zeros(num_rows, 24)
-    for k in range(num_topk):
-        total = torch.where(slots[:, k : k + 1] >= 0, total + x[slots[:, k].clamp(min=0).long()], total)
-    by_rows = _expand.reduce_slots(x, slots, torch.float32)
-    by_bags = _expand._sum_of_bags(x, slots, (slots >= 0) & (slots < num_expanded))
-    torch.testing.assert_close(by_rows, total, rtol=0, atol=1e-5)
-    assert torch.equal(by_bags, by_rows)
-    assert not by_rows.isnan().any()
+def check_tables(calls: Any, device: torch.device, num_rows: int, num_topk: int, num_local: int) -> None:
+    local_idx = choices(num_rows, num_topk, num_local).to(device)
+    for alignment in ALIGNMENTS:
+        expected, counts, num_expanded = expected_slots(local_idx.cpu(), num_local, alignment)
+        source = torch.stack([torch.zeros(num_rows), torch.arange(num_rows)], dim=1).to(device, torch.int32)
+        counts = torch.tensor(counts, dtype=torch.int32, device=device)
+        metadata, _, ends, unaligned, last_equal = _native.describe_arrivals(
+            calls, local_idx, source, counts, max_tokens=max(num_rows, 1), alignment=alignment, expands=True
+        )
+        reference = torch_expansion.expand_slots(local_idx, counts, alignment)
+        assert torch.equal(metadata[:, 2:].cpu(), expected)
+        assert torch.equal(last_equal.long(), reference.last_equal)
+        assert torch.equal(unaligned, counts)
+        starts = torch_expansion.aligned_ends(counts, alignment) - torch_expansion.aligned(counts, alignment)
+        assert torch.equal(ends, starts + counts)
+        check_rows(calls, metadata, last_equal, num_expanded)
+        # A table that a client rewrote: rows are named in another order, some by no slot, some past the end.
+        rewritten = metadata.clone()
+        used = rewritten[:, 2:] >= 0
+        rewritten[:, 2:][used] = rewritten[:, 2:][used].flip(0)
+        check_rows(calls, rewritten, last_equal, max(num_expanded - 2, 0))
 
 
-def test_sums_are_rounded_once() -> None:
-    x = torch.tensor([[256.0], [1.0], [1.0]]).expand(3, 8).to(torch.bfloat16).contiguous()
-    out = _expand.reduce_slots(x, torch.tensor([[0, 1, 2]], dtype=torch.int32), torch.bfloat16)
-    assert (out == 258.0).all(), "256 + 1 in bf16 is 256"
+def check_rows(calls: Any, metadata: torch.Tensor, last_equal: torch.Tensor, num_expanded: int) -> None:
+    device, slots, last = metadata.device, metadata[:, 2:], last_equal.long()
+    num_rows, num_topk = slots.shape
+    origins = torch_expansion.Origins(slots, num_expanded)
+    weights = torch.rand(num_rows, num_topk, device=device)
+    scales = torch.randint(1 << 30, (num_rows, 3), dtype=torch.int32, device=device)
+    for dtype in (torch.bfloat16, torch.float32, torch.float8_e4m3fn):
+        x = torch.randn(num_rows, 48, device=device).to(dtype)
+        rows, no_scales, of_rows = _native.expand_received(
+            calls, x, None, weights, metadata, last_equal, num_expanded, zero_padding=True, column_major_scales=False
+        )
+        assert no_scales is None
+        assert_same(rows, origins.rows(x, zero_padding=True))
+        torch.testing.assert_close(of_rows, origins.weights(weights, last))
+        for column_major in (False, True):
+            _, made, no_weights = _native.expand_received(
+                calls, x, scales, None, metadata, last_equal, num_expanded, True, column_major
+            )
+            assert no_weights is None
+            assert torch.equal(made, origins.rows(scales, zero_padding=True))
+            strides = (1, -(-num_expanded // 4) * 4) if column_major else (3, 1)
+            assert made.stride() == tuple(max(stride, 1) for stride in strides)
+    y = torch.full((num_expanded, 48), float("nan"), device=device).to(torch.bfloat16)
+    named = slots[(slots >= 0) & (slots < num_expanded)].long()
+    y[named] = torch.randn(len(named), 48, device=device).to(torch.bfloat16)
+    grad = torch.rand(num_expanded, device=device)
+    for exact in (False, True):
+        sums, of_choices = _native.reduce_sent(calls, y, grad, metadata, last_equal, exact=exact)
+        assert torch.equal(sums, torch_expansion.reduce_slots(y, slots, torch.float32 if exact else torch.bfloat16))
+        assert torch.equal(of_choices, torch_expansion.slot_weights(grad, slots, last))
+    assert _native.reduce_sent(calls, y, None, metadata, last_equal, exact=False)[1] is None
 
 
-@pytest.mark.parametrize("num_rows", [0, 4])
-def test_nothing_to_sum(num_rows: int) -> None:
-    slots = torch.full((num_rows, 3), -1, dtype=torch.int32)
-    for x in (torch.empty(0, 8, dtype=torch.bfloat16), torch.full((5, 8), float("nan"), dtype=torch.bfloat16)):
-        out = _expand.reduce_slots(x, slots, torch.bfloat16)
-        assert torch.equal(out, torch.zeros(num_rows, 8, dtype=torch.bfloat16))
+def check_one_rank(rank: int, device: str) -> None:
+    buffer = make_elastic(rank, device)
+    for shape in [(0, 3, 2), (1, 1, 1), (40, 4, 3), (9, 32, 2), (300, 8, 7)]:
+        check_tables(buffer._member.calls, buffer.device, *shape)
+    buffer.destroy()
 
 
-def test_weights_there_and_back() -> None:
+def test_rows_of_one_rank(device: str) -> None:
+    run_ranks(1, check_one_rank, device)
+
+
+def check_sums_are_rounded_once(rank: int, device: str) -> None:
+    buffer = make_elastic(rank, device)
+    x = torch.tensor([[256.0], [1.0], [1.0]]).expand(3, 8).to(buffer.device, torch.bfloat16).contiguous()
+    metadata = torch.tensor([[0, 2, 0, 1, 2]], dtype=torch.int32, device=buffer.device)
+    sums, _ = _native.reduce_sent(buffer._member.calls, x, None, metadata, None, exact=False)
+    assert (sums == 258.0).all(), "256 + 1 in bf16 is 256"
+    buffer.destroy()
+
+
+def test_sums_are_rounded_once(device: str) -> None:
+    run_ranks(1, check_sums_are_rounded_once, device)
+
+
+def check_gradients(rank: int, device: str) -> None:
     """Reducing is the transpose of expanding, equal choices included, so gradients are right."""
-    local_idx = torch.tensor([[0, 1, 0], [-1, 1, 1], [1, -1, -1], [-1, -1, -1]])
-    slots, last_equal = _expand.expand_slots(local_idx, torch.tensor([1, 3], dtype=torch.int32), 4)
-    origins = _expand.Origins(slots, 8)
-    weights = torch.rand(4, 3).requires_grad_()
-    there = origins.weights(weights, last_equal)
-    assert there.shape == (8,)
+    buffer = make_elastic(rank, device)
+    calls, on = buffer._member.calls, buffer.device
+    local_idx = torch.tensor([[0, 1, 0], [-1, 1, 1], [1, -1, -1], [-1, -1, -1]], device=on)
+    source = torch.tensor([[0, 0], [0, 1], [0, 2], [-1, -1]], dtype=torch.int32, device=on)
+    counts = torch.tensor([1, 3], dtype=torch.int32, device=on)
+    metadata, _, _, _, last_equal = _native.describe_arrivals(calls, local_idx, source, counts, 8, 4, True)
+    weights = torch.rand(4, 3, device=on)
+    x = torch.zeros(4, 8, dtype=torch.bfloat16, device=on)
+    _, _, there = _native.expand_received(calls, x, None, weights, metadata, last_equal, 8, False, False)
     torch.testing.assert_close(there[0], weights[0, 0] + weights[0, 2])
-    grad = torch.rand(8)
-    (expected,) = torch.autograd.grad(there, weights, grad)
-    assert torch.equal(_expand.slot_weights(grad, slots, last_equal), expected)
-    assert F.relu(there[1:4]).sum() == 0, "gaps are zero"
+    assert not there[1:4].any(), "gaps are zero"
+    leaf = weights.clone().requires_grad_()
+    origins = torch_expansion.Origins(metadata[:, 2:], 8)
+    grad = torch.rand(8, device=on)
+    (expected,) = torch.autograd.grad(origins.weights(leaf, last_equal.long()), leaf, grad)
+    y = torch.zeros(8, 8, dtype=torch.bfloat16, device=on)
+    assert torch.equal(_native.reduce_sent(calls, y, grad, metadata, last_equal, False)[1], expected)
+    buffer.destroy()
+
+
+def test_weights_there_and_back(device: str) -> None:
+    run_ranks(1, check_gradients, device)
+
+
+def check_as_torch(
+    rank: int, world: World, device: str, wait: bool, alignment: int, single_rounding: bool, whole: bool
+) -> None:
+    """Dispatch and combine by token, with torch's operators between them, and the expanded calls."""
+    buffer = make_elastic(rank, device, allow_multiple_reduction=not single_rounding)
+    mine = inputs_of(world, rank, device_of(rank, device))
+    new = {"num_experts": world.num_experts, "expert_alignment": alignment, "do_cpu_sync": wait}
+    rows, idx, of_choices, by_token, _ = buffer.dispatch(mine.x, mine.idx, mine.weights, **new)
+    with as_a_whole() if whole else step_by_step():
+        x, _, weights, handle, _ = buffer.dispatch(
+            mine.x, mine.idx, mine.weights, do_expand=True, do_zero_padding=True, **new
+        )
+        counts = handle.num_unaligned_recv_tokens_per_expert
+        slots, last = torch_expansion.expand_slots(idx, counts, alignment)
+        assert torch.equal(handle.recv_src_metadata[:, 2:], slots)
+        assert torch.equal(handle.recv_src_metadata[:, :2], by_token.recv_src_metadata[:, :2])
+        origins = torch_expansion.Origins(slots, handle.num_expanded_tokens)
+        expected_x = origins.rows(rows, zero_padding=True)
+        for payload, given in ((mine.x, mine.weights), (mine.x, None), (mine.x * 2, mine.weights * 2)):
+            again, _, of_rows, _, _ = buffer.dispatch(
+                payload, topk_weights=given, handle=handle, do_expand=True, do_zero_padding=True
+            )
+            assert torch.equal(again, expected_x * (2 if payload is not mine.x else 1))
+            assert (of_rows is None) == (given is None)
+        assert_same(x, expected_x)
+        torch.testing.assert_close(weights, origins.weights(of_choices, last), rtol=1e-6, atol=0)
+
+    y = torch.randn(x.shape, device=x.device).to(torch.bfloat16)
+    bias = torch.ones_like(mine.x)
+    by_rank = torch_expansion.reduce_slots(y, slots, torch.bfloat16)
+    expected = buffer.combine(by_rank, by_token, torch_expansion.slot_weights(weights, slots, last), bias)
+    with step_by_step() if single_rounding or not whole else as_a_whole():
+        out, sums, _ = buffer.combine(y, handle, weights, bias)
+    if not single_rounding:
+        assert_same(out, expected[0])
+    assert_same(sums, expected[1])
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    ("wait", "alignment", "single_rounding"), [(True, 1, False), (True, 16, True), (False, 4, False)]
+)
+@pytest.mark.parametrize(("num_tokens", "num_topk"), [([9, 30], 4), ([0, 0], 3), ([0, 17, 5], 32)])
+def test_calls_give_what_torch_gives(
+    num_tokens: list[int],
+    num_topk: int,
+    wait: bool,
+    alignment: int,
+    single_rounding: bool,
+    whole: bool,
+    device: str,
+) -> None:
+    world = make_world(len(num_tokens), 12, num_tokens, num_topk=num_topk)
+    run_ranks(len(num_tokens), check_as_torch, world, device, wait, alignment, single_rounding, whole)
+
+
+def check_no_operators(rank: int, world: World) -> None:
+    """Not one operator of torch but those that make tensors."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Operators(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            self.names.append(str(function))
+            return function(*args, **kwargs or {})
+
+    buffer = make_elastic(rank, "cpu")
+    mine = inputs_of(world, rank, torch.device("cpu"))
+    for wait in (True, False):
+        with Operators() as operators:
+            x, _, weights, handle, _ = buffer.dispatch(
+                mine.x, mine.idx, mine.weights, num_experts=world.num_experts, do_expand=True, do_cpu_sync=wait
+            )
+            x, _, weights, _, _ = buffer.dispatch(mine.x, topk_weights=mine.weights, handle=handle)
+            buffer.combine(x, handle, weights, mine.x)
+        assert {name.split(".")[1] for name in operators.names} <= {"empty_strided", "empty", "as_strided"}
+    buffer.destroy()
+
+
+def test_expanded_calls_run_no_operator_of_torch() -> None:
+    run_ranks(2, check_no_operators, make_world(2, 6, [7, 5]))
+
+
+def check_clients_slots(rank: int, world: World, device: str) -> None:
+    """A table that a client rewrote says where a cached dispatch puts rows, too."""
+    buffer = make_elastic(rank, device)
+    mine = inputs_of(world, rank, device_of(rank, device))
+    x, _, _, handle, _ = buffer.dispatch(
+        mine.x, mine.idx, num_experts=world.num_experts, expert_alignment=4, do_expand=True, do_zero_padding=True
+    )
+    slots = handle.recv_src_metadata[:, 2:]
+    handle.recv_src_metadata[:, 2:] = torch.where(slots >= 0, len(x) - 1 - slots, -1)
+    for options in ({}, {"previous_event_before_epilogue": deep_ep.EventHandle()}):
+        again = buffer.dispatch(mine.x, handle=handle, do_zero_padding=True, **options)[0]
+        assert torch.equal(again, x.flip(0))
+    assert torch.equal(buffer.combine(x.flip(0), handle)[0], buffer.combine(again, handle)[0])
+    buffer.destroy()
+
+
+def test_slots_that_a_client_wrote(device: str) -> None:
+    run_ranks(2, check_clients_slots, make_world(2, 6, [7, 5]), device)

@@ -174,12 +174,15 @@ def fields_of(handle: deep_ep.EPHandle) -> list[Any]:
     return [value for name, value in sorted(vars(handle).items()) if name != "_routing"]
 
 
-def check_same_new_elastic(rank: int, world: World, device: str, cpu_sync: bool, asynchronous: bool) -> None:
+def check_same_new_elastic(
+    rank: int, world: World, device: str, expand: bool, cpu_sync: bool, asynchronous: bool
+) -> None:
     buffer = make_elastic(rank, device)
     mine = inputs_of(world, rank, device_of(rank, device))
     how = {
         "num_experts": world.num_experts,
         "do_cpu_sync": cpu_sync,
+        "do_expand": expand,
         "async_with_compute_stream": asynchronous,
         "previous_event": buffer.capture() if asynchronous else None,
     }
@@ -193,11 +196,14 @@ def check_same_new_elastic(rank: int, world: World, device: str, cpu_sync: bool,
         event.current_stream_wait()
         assert handle._routing.group is buffer.runtime and handle._routing.is_bounded != cpu_sync
         assert (handle.topk_idx is mine.idx) == (options.get("do_handle_copy") is False)
-        count = int(handle.psum_num_recv_tokens_per_scaleup_rank[-1])
+        named = torch.arange(int(handle.psum_num_recv_tokens_per_scaleup_rank[-1]))
+        if expand:
+            slots = handle.recv_src_metadata[:, 2:]
+            named = slots[slots >= 0].long().sort().values
         rows = (rows,) if isinstance(rows, torch.Tensor) else rows
         # What rows without a token hold is not said.
-        kept = [part[:count] for part in rows], ids, None if weights is None else weights[:count]
-        return kept, counted, fields_of(handle)
+        kept = [part[named.to(part.device)] for part in rows], [part.stride() for part in rows], ids
+        return kept, None if weights is None else weights[named.to(weights.device)], counted, fields_of(handle)
 
     forms = (
         {},
@@ -214,10 +220,13 @@ def check_same_new_elastic(rank: int, world: World, device: str, cpu_sync: bool,
     buffer.destroy()
 
 
+@pytest.mark.parametrize("expand", [False, True])
 @pytest.mark.parametrize("cpu_sync", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_same_new_dispatches_of_the_second_generation(cpu_sync: bool, asynchronous: bool, device: str) -> None:
-    run_ranks(3, check_same_new_elastic, make_world(3, 6, [7, 0, 4]), device, cpu_sync, asynchronous)
+def test_same_new_dispatches_of_the_second_generation(
+    expand: bool, cpu_sync: bool, asynchronous: bool, device: str
+) -> None:
+    run_ranks(3, check_same_new_elastic, make_world(3, 6, [7, 0, 4]), device, expand, cpu_sync, asynchronous)
 
 
 def check_whole_elastic(rank: int, world: World, device: str) -> None:
@@ -234,6 +243,12 @@ def check_whole_elastic(rank: int, world: World, device: str) -> None:
         buffer.dispatch((rows, scales), handle=handle, use_tma_aligned_col_major_sf=True)
         x, _, weights, _, _ = buffer.dispatch(mine.x, handle=handle, topk_weights=mine.weights)
         finished(buffer.combine(x, handle, topk_weights=weights, async_with_compute_stream=True))
+        for waits in (True, False):
+            x, _, weights, handle, _ = buffer.dispatch(
+                mine.x, mine.idx, mine.weights, num_experts=world.num_experts, do_expand=True, do_cpu_sync=waits
+            )
+            buffer.dispatch((rows, scales), handle=handle, do_expand=True, use_tma_aligned_col_major_sf=True)
+            finished(buffer.combine(x, handle, topk_weights=weights, bias=mine.x, async_with_compute_stream=True))
     buffer.destroy()
 
 

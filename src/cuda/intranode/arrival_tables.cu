@@ -1,11 +1,14 @@
-/// What a dispatch brought, a thread for each row. Nothing is read that another thread writes, so blocks need not meet.
+/// What a dispatch brought, a thread for each row, and a block for each expert of rows that are expanded. Nothing is
+/// read that another block writes, so blocks need not meet.
 
 #include "cuda/intranode/arrival_tables.hpp"
 
 #include <algorithm>
 
 #include "cuda/driver/launch.hpp"
+#include "cuda/intranode/arrival_slots.cuh"
 #include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -18,6 +21,15 @@ using device::warp_idx;
 constexpr int kThreads = 256;
 /// Enough to hide the latency of the loads for the rows of 8 x 4096 tokens.
 constexpr std::int64_t kMaxBlocks = 128;
+/// Of more experts some share a block.
+constexpr std::int64_t kMaxExpertBlocks = 512;
+
+using SlotWriter = device::SlotWriter<kThreads / kWarpLanes>;
+
+struct ArrivalKernelParams {
+  plan::ArrivalParams arrivals;
+  unsigned num_expert_blocks = 0;  ///< the first ones; the others take rows
+};
 
 /// Prefix sums by one warp. All of its lanes.
 __device__ void write_expert_ends(const plan::ArrivalParams& params) {
@@ -34,13 +46,16 @@ __device__ void write_expert_ends(const plan::ArrivalParams& params) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) arrivals_kernel(const __grid_constant__ plan::ArrivalParams params) {
+__device__ void write_rows(const plan::ArrivalParams& params, unsigned block, unsigned num_blocks) {
   // The last block has the fewest rows.
-  if (params.expert_ends != nullptr && blockIdx.x == gridDim.x - 1 && warp_idx() == 0) write_expert_ends(params);
-  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const std::int64_t num_threads = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  if (params.expert_ends != nullptr && !params.expand && block == num_blocks - 1 && warp_idx() == 0) {
+    write_expert_ends(params);
+  }
+  const std::int64_t thread = static_cast<std::int64_t>(block) * kThreads + threadIdx.x;
+  const std::int64_t num_threads = static_cast<std::int64_t>(num_blocks) * kThreads;
   for (std::int64_t row = thread; row < params.num_rows; row += num_threads) {
     if (params.origin != nullptr) plan::write_origin(params, row);
+    if (params.last_equal != nullptr) plan::write_last_equal(params, row);
     if (params.rows_through_rank != nullptr) plan::write_rank_end(params, row);
   }
   if (params.num_rows == 0 && params.rows_through_rank != nullptr) {
@@ -52,12 +67,28 @@ __global__ void __launch_bounds__(kThreads) arrivals_kernel(const __grid_constan
   }
 }
 
+__global__ void __launch_bounds__(kThreads) arrivals_kernel(const __grid_constant__ ArrivalKernelParams params) {
+  const plan::ArrivalParams& arrivals = params.arrivals;
+  if (blockIdx.x >= params.num_expert_blocks) {
+    write_rows(arrivals, blockIdx.x - params.num_expert_blocks, gridDim.x - params.num_expert_blocks);
+    return;
+  }
+  SlotWriter slots(arrivals, *reinterpret_cast<SlotWriter::Shared*>(device::dynamic_shared()));
+  for (std::int64_t expert = blockIdx.x; expert < arrivals.num_experts; expert += params.num_expert_blocks) {
+    slots.write(expert);
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_arrivals(const plan::ArrivalParams& params, cudaStream_t stream) {
   const std::int64_t num_items = std::max(params.num_rows, params.num_sent_ids);
   const std::int64_t num_blocks = std::clamp<std::int64_t>((num_items + kThreads - 1) / kThreads, 1, kMaxBlocks);
-  return launch_kernel(arrivals_kernel, {static_cast<unsigned>(num_blocks), kThreads, 0}, params, stream);
+  const std::int64_t num_expert_blocks = params.expand ? std::min(params.num_experts, kMaxExpertBlocks) : 0;
+  const LaunchShape shape{static_cast<unsigned>(num_blocks + num_expert_blocks), kThreads,
+                          params.expand ? sizeof(SlotWriter::Shared) : 0};
+  return launch_kernel(arrivals_kernel, shape, ArrivalKernelParams{params, static_cast<unsigned>(num_expert_blocks)},
+                       stream);
 }
 
 cudaError_t load_arrivals_kernel() {

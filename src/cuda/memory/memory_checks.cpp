@@ -195,15 +195,58 @@ Status check_arrivals_memory(const plan::ArrivalParams& params, int device) {
     checks.pointer("arrival_tables: source", params.source);
     checks.pointer("arrival_tables: topk_idx", params.ids);
     checks.pointer("arrival_tables: output origin", params.origin);
+    checks.pointer("arrival_tables: output last_equal", params.last_equal);
   }
   if (params.num_experts > 0) {
     checks.pointer("arrival_tables: rows_per_expert", params.rows_per_expert);
     checks.pointer("arrival_tables: output expert_ends", params.expert_ends);
+    checks.pointer("arrival_tables: output rows_of_expert", params.rows_of_expert);
   }
   checks.pointer("arrival_tables: output rows_through_rank", params.rows_through_rank);
   if (params.num_sent_ids > 0) {
     checks.pointer("arrival_tables: sent_idx", params.sent_ids);
     checks.pointer("arrival_tables: output sent_idx", params.sent_ids_copy);
+  }
+  return checks.status();
+}
+
+Status check_expand_memory(const plan::ExpandParams& params, int device) {
+  Checks checks(device);
+  if (Status status = check_extent("expand_rows: output x", params.table.num_slots, params.row_bytes, params.row_bytes);
+      !status.ok()) {
+    return status;
+  }
+  if (params.table.num_rows > 0) {
+    checks.pointer("expand_rows: slots", params.table.slots);
+    checks.pointer("expand_rows: last_equal", params.table.last_equal);
+    checks.pointer("expand_rows: x", params.x);
+    checks.pointer("expand_rows: weights", params.weights);
+    if (params.num_scales > 0) checks.pointer("expand_rows: scales", params.scales.data);
+  }
+  if (params.table.num_slots > 0) {
+    checks.pointer("expand_rows: output x", params.out_x);
+    checks.pointer("expand_rows: output weights", params.out_weights);
+    checks.pointer("expand_rows: output row_of_slot", params.row_of_slot);
+    if (params.num_scales > 0) checks.pointer("expand_rows: output scales", params.out_scales.data);
+  }
+  return checks.status();
+}
+
+Status check_reduce_memory(const plan::ReduceParams& params, int device) {
+  Checks checks(device);
+  const std::int64_t row_bytes = params.hidden * static_cast<std::int64_t>(sizeof(float));
+  if (Status status = check_extent("reduce_rows: x", params.table.num_slots, row_bytes, row_bytes); !status.ok()) {
+    return status;
+  }
+  if (params.table.num_slots > 0) {
+    checks.pointer("reduce_rows: x", params.x);
+    checks.pointer("reduce_rows: weights", params.weights);
+  }
+  if (params.table.num_rows > 0) {
+    checks.pointer("reduce_rows: slots", params.table.slots);
+    checks.pointer("reduce_rows: last_equal", params.table.last_equal);
+    checks.pointer("reduce_rows: output x", params.out_x);
+    checks.pointer("reduce_rows: output weights", params.out_weights);
   }
   return checks.status();
 }

@@ -11,6 +11,7 @@
 
 #include "core/backend.hpp"
 #include "cuda/memory/device_arena.hpp"
+#include "plan/expansion.hpp"
 
 namespace ferry::cuda {
 
@@ -22,6 +23,8 @@ Status check_channel_tables_memory(const ChannelTablesCall& call, std::int64_t n
 Status check_mask_memory(const ConstTensorView& out, const DeviceArena& arena);
 Status check_layout_memory(const plan::TokenLayoutParams& params, int device);
 Status check_arrivals_memory(const plan::ArrivalParams& params, int device);
+Status check_expand_memory(const plan::ExpandParams& params, int device);
+Status check_reduce_memory(const plan::ReduceParams& params, int device);
 Status check_quantize_memory(std::string_view operation, const numeric::QuantizeParams& params, int device);
 Status check_gating_memory(std::string_view operation, const numeric::GatingParams& params, int device);
 Status check_stream_device(std::string_view operation, cudaStream_t stream, int device);

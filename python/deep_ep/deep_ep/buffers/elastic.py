@@ -245,7 +245,8 @@ class ElasticBuffer(AbsentFamilies):
             and num_experts is None
             and num_max_tokens_per_rank is None
             and expert_alignment is None
-            and not (do_cpu_sync or do_expand)
+            and not do_cpu_sync
+            and (not do_expand or getattr(handle, "do_expand", False))
         ):
             made = run_in_order(
                 self._member,
@@ -266,13 +267,7 @@ class ElasticBuffer(AbsentFamilies):
         asked_most = most if num_max_tokens_per_rank is None else num_max_tokens_per_rank
         alignment = 1 if expert_alignment is None else expert_alignment
         waits = do_cpu_sync is None or bool(do_cpu_sync)
-        if (
-            whole is not None
-            and handle is None
-            and not unknown
-            and previous_event_before_epilogue is None
-            and not do_expand
-        ):
+        if whole is not None and handle is None and not unknown and previous_event_before_epilogue is None:
             made = run_in_order(
                 self._member,
                 previous_event,
@@ -291,6 +286,7 @@ class ElasticBuffer(AbsentFamilies):
                 bool(use_tma_aligned_col_major_sf),
                 bool(do_handle_copy),
                 waits,
+                bool(do_expand),
                 num_sms or _NUM_SMS,
             )
             if made is not None:
@@ -355,7 +351,7 @@ class ElasticBuffer(AbsentFamilies):
             whole is not None
             and previous_event_before_epilogue is None
             and not unknown
-            and not (rounds_once and self._member.num_nodes > 1)
+            and not (rounds_once and (self._member.num_nodes > 1 or getattr(handle, "do_expand", False)))
         ):
             made = run_in_order(
                 self._member,

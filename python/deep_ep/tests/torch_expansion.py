@@ -1,8 +1,8 @@
-"""Rows by token turned into rows by expert and back, on this rank alone.
+"""Rows by token turned into rows by expert and back, on this rank alone, by torch's operators: what the native module
+must give to the bit.
 
-Everything here has sizes that the host knows and can be captured in a CUDA graph. n received rows, K choices per token,
-L local experts. A *slot* is the expanded row of (row, choice), -1 where there is none. Rows without a token may hold
-anything, including NaN: none of it affects other rows.
+n received rows, K choices per token, L local experts. A *slot* is the expanded row of (row, choice), -1 where there is
+none. Rows without a token may hold anything, including NaN: none of it affects other rows.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-
-# Entries of a spare bag, which takes entries that belong to no other bag; see _sum_of_bags.
-_SPARE_BAG = 64
 
 
 class Expansion(NamedTuple):
@@ -124,28 +121,6 @@ def reduce_slots(x: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> to
     if num_rows == 0 or x.shape[0] == 0:
         return torch.zeros(num_rows, x.shape[1], dtype=dtype, device=x.device)
     valid = (slots >= 0) & (slots < x.shape[0])
-    if x.device.type == "cuda":
-        return _sum_of_bags(x if x.dtype == dtype else x.to(dtype), slots, valid)
-    # On the host embedding_bag does not sum bf16 rows in fp32, and reading the number of slots costs nothing.
+    # On the host embedding_bag does not sum bf16 rows in fp32.
     bounds = F.pad(valid.sum(dim=1).cumsum(0), (1, 0))[:-1]
     return F.embedding_bag(slots[valid].long(), x.float(), bounds, mode="sum").to(dtype)
-
-
-def _sum_of_bags(x: torch.Tensor, slots: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """The same without reading the number of slots: they are packed to the front, and spare bags, whose sums are
-    discarded, take the rest of the table.
-    """
-    num_rows = slots.shape[0]
-    num_entries = slots.numel()
-    flat = valid.view(-1)
-    counted = flat.cumsum(0)
-    packed = torch.zeros(num_entries + 1, dtype=torch.int64, device=x.device)
-    packed.scatter_(0, torch.where(flat, counted - 1, num_entries), slots.reshape(-1).to(torch.int64))
-    # Invalid slots, some of them -1, were all written to the last element.
-    entries = packed[:num_entries]
-    per_row = valid.sum(dim=1)
-    used = counted[-1]
-    num_spare = -(-num_entries // _SPARE_BAG)
-    spare = (used + torch.arange(num_spare, device=x.device) * _SPARE_BAG).clamp(max=num_entries)
-    bounds = torch.cat([per_row.cumsum(0) - per_row, spare])
-    return F.embedding_bag(entries, x, bounds, mode="sum")[:num_rows]

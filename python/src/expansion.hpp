@@ -1,0 +1,53 @@
+#ifndef FERRY_PYTHON_EXPANSION_HPP
+#define FERRY_PYTHON_EXPANSION_HPP
+
+/// Rows of a dispatch by token turned into rows by expert, and back before a combine, with their outputs.
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+#include "calls.hpp"
+#include "ferry/expansion.hpp"
+
+namespace ferry::python {
+
+/// What an expanded handle says of each row's copies.
+struct SlotViews {
+  ConstTensorView slots{};       ///< [N, K] i32
+  ConstTensorView last_equal{};  ///< [N, K] i8, or absent
+};
+
+/// metadata: [N, 2 + K] i32.
+SlotViews slots_of(const TensorView& metadata, const TensorView& last_equal);
+
+/// Whether a slot names a row past the first `num_rows`. Of tables on the host.
+bool names_row_past(const ConstTensorView& slots, std::int64_t num_rows);
+
+struct ExpandedForm {
+  std::int64_t num_rows = 0;  ///< by expert
+  bool zero_padding = false;
+  bool column_major_scales = false;
+};
+
+/// by_token: what a dispatch has received; its ids are not used.
+/// @throws nanobind::python_error, and what ferry reports
+Received expand(const Calls& calls, const Received& by_token, const SlotViews& slots, const ExpandedForm& form,
+                Stream stream);
+
+/// Rows by token, for a combine.
+struct Reduced {
+  nanobind::object x, weights;  ///< weights: not valid without
+  TensorView x_view{}, weights_view{};
+};
+
+/// exact: the sums are f32, else bf16.
+/// @throws as expand
+Reduced reduce(const Calls& calls, const ReduceInput& in, bool exact, Stream stream);
+
+/// The same for calls that are made step by step, and the tables of their handles.
+void define_expansion(nanobind::module_& module);
+
+}  // namespace ferry::python
+
+#endif  // FERRY_PYTHON_EXPANSION_HPP
