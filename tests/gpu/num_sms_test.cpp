@@ -141,11 +141,11 @@ std::string tuning_text(int num_ranks, int num_sms) {
   for (const char* operation : {"dispatch", "combine"})
     for (const char* staged : {"true", "false"}) {
       entries += fmt::format(
-          R"({}{{"operation": "{}", "staged": {}, "min_row_bytes": 0, "max_row_bytes": 1000000, "num_sms": {},)"
-          R"( "num_copy_sms": 0, "chunk_tokens": 0}})",
+          R"({}{{"operation": "{}", "layout": "tokens", "staged": {}, "min_tokens": 0, "max_tokens": 1000000,)"
+          R"( "min_row_bytes": 0, "max_row_bytes": 1000000, "num_sms": {}, "num_copy_sms": 0, "chunk_tokens": 0}})",
           entries.empty() ? "" : ", ", operation, staged, num_sms);
     }
-  return fmt::format(R"({{"ferry_tuning": 1, "tables": [{{"gpu": "{}", "num_ranks": {}, "entries": [{}]}}]}})",
+  return fmt::format(R"({{"ferry_tuning": 2, "tables": [{{"gpu": "{}", "num_ranks": {}, "entries": [{}]}}]}})",
                      properties.name, num_ranks, entries);
 }
 

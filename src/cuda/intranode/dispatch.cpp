@@ -162,7 +162,8 @@ Status run(Context& context, const DispatchCall& asked) {
     params.entry.tables_offset = *records - arena.base();
   }
   const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-  const KernelOptions kernel = tuned(call.kernel, parts.tuning, {Operation::kDispatch, params.row_bytes, staged});
+  const TunedCall tuned_call{Operation::kDispatch, routing.layout, routing.num_tokens, params.row_bytes, staged};
+  const KernelOptions kernel = tuned(call.kernel, parts.tuning, tuned_call);
   set_plan(params,
            plan_dispatch(kernel, limits, {.row_bytes = params.row_bytes, .staged = staged, .unpacks = params.unpacks}));
 
