@@ -15,7 +15,6 @@ using tools::Json;
 using tools::TunedCall;
 
 constexpr std::int64_t kDefaultNs = 200'000;
-const tools::TunedBatch kBatch{"tokens", 4096};
 
 TunedCall call(const std::string& operation, std::int64_t row_bytes, double gain, int num_sms) {
   TunedCall one;
@@ -27,6 +26,8 @@ TunedCall call(const std::string& operation, std::int64_t row_bytes, double gain
   return one;
 }
 
+tools::TunedBatch usual_batch() { return {"tokens", 4096}; }
+
 Json empty_file() { return tools::read_tuning_file("/no/such/file").value(); }
 
 TEST(TuningFile, IsWhatGroupsRead) {
@@ -34,7 +35,7 @@ TEST(TuningFile, IsWhatGroupsRead) {
   staged.staged = true;
   staged.best.num_copy_sms = 12;
   staged.best.chunk_tokens = 256;
-  const Json file = tools::with_table(empty_file(), {"NVIDIA H200", "580.1", 8}, kBatch,
+  const Json file = tools::with_table(empty_file(), {"NVIDIA H200", "580.1", 8}, usual_batch(),
                                       {call("dispatch", 7168, 1.1, 11), call("dispatch", 14336, 1.1, 9), staged});
   const TemporaryFile on_disk(file.dump(2));
   GroupOptions options;
@@ -54,7 +55,7 @@ TEST(TuningFile, IsWhatGroupsRead) {
 
 TEST(TuningFile, ServesRowsOfAboutTheSizesThatWereMeasured) {
   const Json file = tools::with_table(
-      empty_file(), {"GPU", "1", 2}, kBatch,
+      empty_file(), {"GPU", "1", 2}, usual_batch(),
       {call("dispatch", 16000, 1.1, 9), call("dispatch", 8000, 1.001, 7), call("dispatch", 1000, 1.1, 5)});
   const Json& entries = file["tables"][0]["entries"];
   ASSERT_EQ(entries.size(), 2U) << "for 8000 bytes the default is as good";
@@ -66,10 +67,11 @@ TEST(TuningFile, ServesRowsOfAboutTheSizesThatWereMeasured) {
 
 TEST(TuningFile, KeepsTheTablesOfOtherMachines) {
   Json file = empty_file();
-  file = tools::with_table(file, {"A", "1", 8}, kBatch, {call("combine", 8000, 1.1, 1)});
-  file = tools::with_table(file, {"A", "1", 4}, kBatch, {call("combine", 8000, 1.1, 2)});
-  file = tools::with_table(file, {"B", "1", 8}, kBatch, {call("combine", 8000, 1.1, 3)});
-  file = tools::with_table(file, {"A", "2", 8}, kBatch, {call("combine", 8000, 1.1, 4), call("combine", 8000, 1.2, 5)});
+  file = tools::with_table(file, {"A", "1", 8}, usual_batch(), {call("combine", 8000, 1.1, 1)});
+  file = tools::with_table(file, {"A", "1", 4}, usual_batch(), {call("combine", 8000, 1.1, 2)});
+  file = tools::with_table(file, {"B", "1", 8}, usual_batch(), {call("combine", 8000, 1.1, 3)});
+  file = tools::with_table(file, {"A", "2", 8}, usual_batch(),
+                           {call("combine", 8000, 1.1, 4), call("combine", 8000, 1.2, 5)});
   ASSERT_EQ(file["tables"].size(), 3U);
   EXPECT_EQ(file["tables"][0]["entries"][0]["num_sms"], 2);
   EXPECT_EQ(file["tables"][1]["entries"][0]["num_sms"], 3);
