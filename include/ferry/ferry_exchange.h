@@ -47,7 +47,7 @@ typedef struct ferry_route_options {
   const int32_t* expert_to_rank;        ///< rank that owns each expert; NULL: contiguous
   int64_t num_expert_to_rank;           ///< entries of expert_to_rank: E
   int32_t layout;                       ///< FERRY_LAYOUT_TOKENS, …
-  int32_t num_sms;                      ///< CUDA: most multiprocessors of route's kernels; 0: as many as they can
+  int32_t num_sms;                      ///< CUDA: most multiprocessors of route's kernels; 0: all, over nodes 24
   const ferry_placement* placement;     ///< instead of expert_to_rank: experts with several homes; NULL: none
   const ferry_load_counters* counters;  ///< what this call adds its counts to; NULL: none
 } ferry_route_options;

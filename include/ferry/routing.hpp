@@ -61,7 +61,7 @@ struct RouteOptions {
   /// Rank that owns each expert, E entries; empty = contiguous: rank r owns experts [r*E/R, (r+1)*E/R) (rounded down).
   /// A rank's local experts are its global ones in ascending order.
   std::vector<std::int32_t> expert_to_rank{};
-  /// CUDA only, changes no result: the most multiprocessors that route's kernels use; 0: as many as they can.
+  /// CUDA only, changes no result: the most multiprocessors that route's kernels use; 0: all, over several nodes 24.
   int num_sms = 0;
   /// Instead of expert_to_rank, where experts have several homes or not all are in use: see placement.hpp.
   Placement placement{};

@@ -209,6 +209,7 @@ class Group(LatencyCalls):
         slab_capacity: int = 0,
         max_recv_rows: int = 0,
         max_tokens: int = 0,
+        num_sms: int = 0,
         expert_to_rank: Sequence[int] | None = None,
         placement: Placement | None = None,
         counters: LoadCounters | None = None,
@@ -225,6 +226,7 @@ class Group(LatencyCalls):
         max_tokens: bound on T of any rank, the same on every rank, for routes whose rows are bounded on all of them.
             Over several nodes GPUs then route without the host, so that a graph may capture it. More tokens raise
             CapacityExceeded. Changes no result.
+        num_sms: on a GPU, the most multiprocessors that its kernels use; 0: all, over several nodes 24.
         expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
         placement: instead, where experts have several homes or not all are in use. What the Routing says of experts
             and what dispatch gives is then about physical ones. May be another one in each call.
@@ -242,6 +244,7 @@ class Group(LatencyCalls):
                 slab_capacity,
                 max_recv_rows,
                 max_tokens,
+                num_sms,
             )
             if made is not None:
                 if self._in_flight.calls_dropped:
@@ -257,6 +260,7 @@ class Group(LatencyCalls):
                 int(slab_capacity),
                 int(max_recv_rows),
                 int(max_tokens),
+                int(num_sms),
                 [int(rank) for rank in expert_to_rank] if expert_to_rank is not None else [],
                 self._memory.stream(),
                 *load_of(placement, counters, "route", self.device),
@@ -474,7 +478,7 @@ class Group(LatencyCalls):
         return tuple(view_of(tensor, operation, name, self.device) for name, tensor in tensors.items())
 
     def _refuse_route(self) -> None:
-        self._notify_peers(self._native.route, None, None, 1, 0, 1, 0, 0, 0, [], self._memory.stream())
+        self._notify_peers(self._native.route, None, None, 1, 0, 1, 0, 0, 0, 0, [], self._memory.stream())
 
     def _refuse(self, call: Callable[..., object], routing: object) -> None:
         native = routing._native if isinstance(routing, Routing) and routing.group is self else _native.Routing()

@@ -65,6 +65,7 @@ class Calls:
         slab_capacity: object,
         max_recv_rows: object,
         max_tokens: object,
+        num_sms: object,
     ) -> Any: ...
     def dispatch(
         self,
@@ -194,6 +195,7 @@ class Group:
         slab_capacity: int,
         max_recv_rows: int,
         max_tokens: int,
+        num_sms: int,
         expert_to_rank: Sequence[int],
         stream: int,
         placement: Placement | None = None,

@@ -48,7 +48,7 @@ bool read_biases(nb::handle bias, Place place, std::array<ConstTensorView, kMaxB
 /// The numbers are integers, or the package finds out what they are.
 nb::object route(const Calls& calls, nb::handle owner, nb::handle topk_idx, nb::handle topk_weights,
                  nb::handle num_experts, int layout, nb::handle expert_alignment, nb::handle slab_capacity,
-                 nb::handle max_recv_rows, nb::handle max_tokens) {
+                 nb::handle max_recv_rows, nb::handle max_tokens, nb::handle num_sms) {
   const Place place = calls.place();
   const std::optional<Stream> stream = calls.allocator().stream();
   RouteInput in;
@@ -59,7 +59,7 @@ nb::object route(const Calls& calls, nb::handle owner, nb::handle topk_idx, nb::
       !nb::try_cast(expert_alignment, options.expert_alignment, false) ||
       !nb::try_cast(slab_capacity, options.slab_capacity, false) ||
       !nb::try_cast(max_recv_rows, options.max_recv_rows, false) ||
-      !nb::try_cast(max_tokens, options.max_tokens, false)) {
+      !nb::try_cast(max_tokens, options.max_tokens, false) || !nb::try_cast(num_sms, options.num_sms, false)) {
     return nb::none();
   }
   Result<Routing> routing = [&] {
@@ -289,7 +289,8 @@ Combined Calls::combine(const Routing& routing, const ReadCombine& call, Stream 
 void define_calls(nb::module_& module) {
   nb::class_<Calls>(module, "Calls")
       .def("route", &route, "owner"_a, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a.none(), "layout"_a,
-           "expert_alignment"_a.none(), "slab_capacity"_a.none(), "max_recv_rows"_a.none(), "max_tokens"_a.none())
+           "expert_alignment"_a.none(), "slab_capacity"_a.none(), "max_recv_rows"_a.none(), "max_tokens"_a.none(),
+           "num_sms"_a.none())
       .def("dispatch", &dispatch, "routing"_a, "x"_a.none(), "scales"_a.none(), "topk_weights"_a.none(), "out"_a.none(),
            "out_scales"_a.none(), "out_source"_a.none(), "tables"_a, "has_weights"_a, "bounded"_a, "zero_padding"_a,
            "num_sms"_a.none(), "quantize"_a = 0)

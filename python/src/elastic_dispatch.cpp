@@ -119,6 +119,7 @@ nb::object BufferCalls::elastic_dispatch(nb::handle x, nb::handle topk_idx, nb::
   RouteOptions options;
   options.num_experts = route->num_experts;
   options.counters.received = route->stats;
+  options.num_sms = *bound;
   if (!form.exact) {
     options.max_tokens = route->max_tokens;
     options.max_recv_rows = most_rows;

@@ -104,8 +104,8 @@ class PyGroup {
 
   PlacedRouting route(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_experts, int layout,
                       std::int64_t expert_alignment, std::int64_t slab_capacity, std::int64_t max_recv_rows,
-                      std::int64_t max_tokens, std::vector<std::int32_t> expert_to_rank, std::uintptr_t stream,
-                      const Placement* placement, nb::handle table, nb::handle counters) {
+                      std::int64_t max_tokens, int num_sms, std::vector<std::int32_t> expert_to_rank,
+                      std::uintptr_t stream, const Placement* placement, nb::handle table, nb::handle counters) {
     const RouteInput in{view_of(topk_idx, place_), view_of(topk_weights, place_)};
     RouteOptions options;
     options.num_experts = num_experts;
@@ -114,6 +114,7 @@ class PyGroup {
     options.slab_capacity = slab_capacity;
     options.max_recv_rows = max_recv_rows;
     options.max_tokens = max_tokens;
+    options.num_sms = num_sms;
     options.expert_to_rank = std::move(expert_to_rank);
     options.placement = placement_of(placement, table, place_);
     options.counters = counters_of(counters, place_);
@@ -348,8 +349,9 @@ NB_MODULE(_native, module) {
       .def("network_usage", &PyGroup::network_usage)
       .def("wait_times_ns", &PyGroup::wait_times_ns)
       .def("route", &PyGroup::route, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a, "layout"_a,
-           "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "max_tokens"_a, "expert_to_rank"_a, "stream"_a,
-           "placement"_a.none() = nb::none(), "table"_a.none() = nb::none(), "counters"_a.none() = nb::none())
+           "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "max_tokens"_a, "num_sms"_a, "expert_to_rank"_a,
+           "stream"_a, "placement"_a.none() = nb::none(), "table"_a.none() = nb::none(),
+           "counters"_a.none() = nb::none())
       .def("dispatch", &PyGroup::dispatch, "routing"_a, "inputs"_a, "outputs"_a, "stream"_a, "zero_padding"_a,
            "kernel"_a, "quantize"_a = 0)
       .def("combine", &PyGroup::combine)

@@ -219,6 +219,7 @@ nb::object BufferCalls::dispatch(nb::handle x, nb::handle tokens_per_rank, nb::h
   RouteOptions options;
   options.num_experts = route->num_experts;
   options.max_recv_rows = route->most_rows;
+  options.num_sms = *bound;
   const bool exact = route->most_rows == 0;
   ReadDispatch call{payload->rows, payload->scales};
   call.in = {payload->rows_view, payload->scales_view, route->weights};

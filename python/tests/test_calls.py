@@ -61,7 +61,8 @@ def check(rank: int, world: World, layout: str, kind: str) -> None:
     for given in (None, weights):
         for calls in (Counted(), nothing):
             group._calls = calls
-            routing = group.route(idx, given, num_experts=world.num_experts, **options)
+            num_sms = 8 if given is None else 0
+            routing = group.route(idx, given, num_experts=world.num_experts, num_sms=num_sms, **options)
             assert isinstance(routing, ferry.Routing) and routing.group is group
             assert (routing.has_weights, routing.is_bounded) == (given is not None, False)
             tables = routing.topk_idx, routing.topk_weights, routing.slots, routing.source

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -17,17 +18,20 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kVersion = 1;
+constexpr std::int64_t kVersion = 2;
 /// Far beyond what any GPU, group or row has: larger numbers are mistakes.
 constexpr std::int64_t kMaxSms = 4096;
 constexpr std::int64_t kMaxChunkTokens = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxRowBytes = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxNumRanks = 32767;
 /// Every pair of tables, and of entries in a table, is compared.
 constexpr std::size_t kMaxItems = 256;
 /// Ten times what the largest useful file has.
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxShownBytes = 60;
+/// By layout.
+constexpr std::array<std::string_view, 3> kLayoutNames = {"tokens", "experts", "slab"};
 constexpr std::string_view kAdvice = "write the file anew with `ferry tune --out`";
 
 /// Reads one file; remembers the first thing that is wrong.
@@ -139,8 +143,8 @@ void Reader::time(const json& value, const std::string& where, const char* name)
 TuningEntry Reader::entry(const json& value, const std::string& where) {
   TuningEntry entry;
   if (!is_object(value, where,
-                 {"operation", "staged", "min_row_bytes", "max_row_bytes", "num_sms", "num_copy_sms", "chunk_tokens",
-                  "default_time_us", "time_us"})) {
+                 {"operation", "layout", "staged", "min_tokens", "max_tokens", "min_row_bytes", "max_row_bytes",
+                  "num_sms", "num_copy_sms", "chunk_tokens", "default_time_us", "time_us"})) {
     return entry;
   }
   const std::string operation = string(value, where, "operation");
@@ -149,7 +153,16 @@ TuningEntry Reader::entry(const json& value, const std::string& where) {
   } else if (operation != to_string(Operation::kDispatch)) {
     refuse(joined(where, "operation"), shown(operation), "\"dispatch\" or \"combine\"");
   }
+  const std::string layout = string(value, where, "layout");
+  const auto known = std::find(kLayoutNames.begin(), kLayoutNames.end(), layout);
+  if (known != kLayoutNames.end()) {
+    entry.layout = static_cast<Layout>(known - kLayoutNames.begin());
+  } else {
+    refuse(joined(where, "layout"), shown(layout), fmt::format("one of {}", fmt::join(kLayoutNames, ", ")));
+  }
   entry.staged = boolean(value, where, "staged");
+  entry.min_tokens = number(value, where, "min_tokens", 0, kMaxTokens);
+  entry.max_tokens = number(value, where, "max_tokens", entry.min_tokens, kMaxTokens);
   entry.min_row_bytes = number(value, where, "min_row_bytes", 0, kMaxRowBytes);
   entry.max_row_bytes = number(value, where, "max_row_bytes", entry.min_row_bytes, kMaxRowBytes);
   entry.num_sms = static_cast<int>(number(value, where, "num_sms", 0, kMaxSms));
@@ -161,8 +174,8 @@ TuningEntry Reader::entry(const json& value, const std::string& where) {
 }
 
 bool serve_one_call(const TuningEntry& a, const TuningEntry& b) {
-  return a.operation == b.operation && a.staged == b.staged && a.min_row_bytes <= b.max_row_bytes &&
-         b.min_row_bytes <= a.max_row_bytes;
+  return a.operation == b.operation && a.layout == b.layout && a.staged == b.staged && a.min_tokens <= b.max_tokens &&
+         b.min_tokens <= a.max_tokens && a.min_row_bytes <= b.max_row_bytes && b.min_row_bytes <= a.max_row_bytes;
 }
 
 TuningTable Reader::table(const json& value, const std::string& where) {
@@ -177,7 +190,7 @@ TuningTable Reader::table(const json& value, const std::string& where) {
     table.entries.push_back(entry((*entries)[i], field));
     for (std::size_t before = 0; before < i && status_.ok(); ++before) {
       if (!serve_one_call(table.entries[before], table.entries[i])) continue;
-      refuse(field, fmt::format("for row bytes that entries[{}] is for too", before), "one entry for each call");
+      refuse(field, fmt::format("for calls that entries[{}] is for too", before), "one entry for each call");
     }
   }
   return table;
@@ -261,8 +274,10 @@ std::vector<TuningEntry> tuning_for(std::span<const TuningTable> tables, std::st
 KernelOptions tuned(const KernelOptions& options, std::span<const TuningEntry> entries, const TunedCall& call) {
   KernelOptions result = options;
   for (const TuningEntry& entry : entries) {
-    const bool matches = entry.operation == call.operation && entry.staged == call.staged &&
-                         entry.min_row_bytes <= call.row_bytes && call.row_bytes <= entry.max_row_bytes;
+    const bool matches = entry.operation == call.operation && entry.layout == call.layout &&
+                         entry.staged == call.staged && entry.min_tokens <= call.num_tokens &&
+                         call.num_tokens <= entry.max_tokens && entry.min_row_bytes <= call.row_bytes &&
+                         call.row_bytes <= entry.max_row_bytes;
     if (!matches) continue;
     if (options.num_sms <= 0) {
       result.num_sms = entry.num_sms;

@@ -3,15 +3,18 @@
 
 /// Kernel settings that were measured on a machine: what `ferry tune` writes, read once by Group::create. JSON:
 ///
-///   {"ferry_tuning": 1,
+///   {"ferry_tuning": 2,
 ///    "tables": [{"gpu": "NVIDIA H200", "driver": "580.159.04", "num_ranks": 8,
-///                "entries": [{"operation": "dispatch", "staged": false,
+///                "entries": [{"operation": "dispatch", "layout": "tokens", "staged": false,
+///                             "min_tokens": 2049, "max_tokens": 8192,
 ///                             "min_row_bytes": 10137, "max_row_bytes": 20274,
 ///                             "num_sms": 10, "num_copy_sms": 0, "chunk_tokens": 0,
 ///                             "default_time_us": 871.5, "time_us": 840.2}]}]}
 ///
 /// `driver` and the times are for readers; all else is needed. A table serves groups of its number of ranks on GPUs of
-/// its name, an entry calls of its operation whose rows have so many bytes and are staged, or not.
+/// its name, an entry calls of its operation and layout, for so many tokens of this rank, whose rows have so many bytes
+/// and are staged, or not: calls like those that were measured. Version 1 said nothing of layouts and tokens; it is
+/// refused.
 
 #include <cstdint>
 #include <span>
@@ -21,6 +24,7 @@
 
 #include "core/agreement.hpp"
 #include "ferry/exchange.hpp"
+#include "ferry/routing.hpp"
 #include "ferry/status.hpp"
 
 namespace ferry {
@@ -32,7 +36,10 @@ inline constexpr std::string_view kBuiltinTuning = "builtin";
 
 struct TuningEntry {
   Operation operation = Operation::kDispatch;  ///< or kCombine
-  bool staged = false;                         ///< peers cannot reach dispatch's output, or combine's input
+  Layout layout = Layout::kTokens;
+  bool staged = false;  ///< peers cannot reach dispatch's output, or combine's input
+  std::int64_t min_tokens = 0;
+  std::int64_t max_tokens = 0;  ///< the last that it is for
   std::int64_t min_row_bytes = 0;
   std::int64_t max_row_bytes = 0;  ///< the last that it is for
   int num_sms = 0;                 ///< these three as in KernelOptions; 0: the default
@@ -59,6 +66,8 @@ std::vector<TuningEntry> tuning_for(std::span<const TuningTable> tables, std::st
 
 struct TunedCall {
   Operation operation = Operation::kDispatch;
+  Layout layout = Layout::kTokens;
+  std::int64_t num_tokens = 0;  ///< T of this rank
   std::int64_t row_bytes = 0;
   bool staged = false;
 };

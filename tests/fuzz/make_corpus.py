@@ -324,33 +324,37 @@ def route_tables_seeds() -> dict[str, bytes]:
 
 def tuning_seeds() -> dict[str, bytes]:
     def entry(**changes: object) -> dict[str, object]:
-        whole = {"operation": "dispatch", "staged": False, "min_row_bytes": 1024, "max_row_bytes": 2048}
+        whole = {"operation": "dispatch", "layout": "tokens", "staged": False, "min_tokens": 33, "max_tokens": 128}
+        whole |= {"min_row_bytes": 1024, "max_row_bytes": 2048}
         return whole | {"num_sms": 10, "num_copy_sms": 2, "chunk_tokens": 512} | changes
 
     def table(*entries: object, **changes: object) -> dict[str, object]:
         return {"gpu": "H200", "driver": "580.1", "num_ranks": 8, "entries": list(entries)} | changes
 
     def file(*tables: object, **changes: object) -> bytes:
-        return json.dumps({"ferry_tuning": 1, "tables": list(tables)} | changes, indent=1).encode()
+        return json.dumps({"ferry_tuning": 2, "tables": list(tables)} | changes, indent=1).encode()
 
     next_rows = entry(min_row_bytes=2049, max_row_bytes=4096, default_time_us=20.5, time_us=19)
     return {
-        "good": file(table(entry(), next_rows, entry(operation="combine"), entry(staged=True)), table(num_ranks=4)),
+        "good": file(table(entry(), next_rows, entry(operation="combine"), entry(staged=True), entry(layout="slab")), table(num_ranks=4)),
         "no_tables": file(),
         "overlapping_rows": file(table(entry(), entry(min_row_bytes=2048, max_row_bytes=4096))),
         "same_table_twice": file(table(), table()),
-        "another_version": file(ferry_tuning=2),
+        "another_version": file(ferry_tuning=1),
         "unknown_member": file(table(entry(num_sm=3))),
         "unknown_operation": file(table(entry(operation="route"))),
         "negative": file(table(entry(num_sms=-1))),
         "too_large": file(table(entry(chunk_tokens=1 << 64))),
+        "unknown_layout": file(table(entry(layout="rows"))),
+        "tokens_backwards": file(table(entry(max_tokens=32))),
+        "more_tokens": file(table(entry(), entry(min_tokens=129, max_tokens=512))),
         "rows_backwards": file(table(entry(max_row_bytes=1023))),
         "fraction": file(table(entry(num_sms=1.5))),
         "not_objects": file(1, [2], "three"),
         "cut": file(table(entry()))[:-20],
         "deep": b"[" * 2000,
         "number_beyond_doubles": b'{"ferry_tuning": 1e999}',
-        "not_utf8": b'{"ferry_tuning": 1, "tables": [{"gpu": "\xff"}]}',
+        "not_utf8": b'{"ferry_tuning": 2, "tables": [{"gpu": "\xff"}]}',
         "escapes": b'{"\\u0000\\n\\ud83d\\ude00": 1}',
     }
 

@@ -13,8 +13,9 @@ constexpr std::size_t kBytesPerInputByte = 64;
 constexpr std::size_t kSmallAllocation = 64 << 10;
 
 bool serves(const TuningEntry& entry, const TunedCall& call) {
-  return entry.operation == call.operation && entry.staged == call.staged && entry.min_row_bytes <= call.row_bytes &&
-         call.row_bytes <= entry.max_row_bytes;
+  return entry.operation == call.operation && entry.layout == call.layout && entry.staged == call.staged &&
+         entry.min_tokens <= call.num_tokens && call.num_tokens <= entry.max_tokens &&
+         entry.min_row_bytes <= call.row_bytes && call.row_bytes <= entry.max_row_bytes;
 }
 
 void check_call(const TuningTable& table, const TunedCall& call) {
@@ -41,9 +42,11 @@ void check_table(const TuningTable& table, const std::vector<TuningTable>& all) 
     require(entry.operation == Operation::kDispatch || entry.operation == Operation::kCombine, "dispatch or combine");
     require(entry.min_row_bytes >= 0 && entry.min_row_bytes <= entry.max_row_bytes, "a range of rows");
     require(entry.num_sms >= 0 && entry.num_copy_sms >= 0 && entry.chunk_tokens >= 0, "no negative settings");
-    for (const std::int64_t row_bytes : {entry.min_row_bytes, entry.max_row_bytes, entry.max_row_bytes + 1}) {
-      check_call(table, {entry.operation, row_bytes, entry.staged});
-    }
+    require(entry.min_tokens >= 0 && entry.min_tokens <= entry.max_tokens, "a range of tokens");
+    for (const std::int64_t num_tokens : {entry.min_tokens, entry.max_tokens, entry.max_tokens + 1})
+      for (const std::int64_t row_bytes : {entry.min_row_bytes, entry.max_row_bytes, entry.max_row_bytes + 1}) {
+        check_call(table, {entry.operation, entry.layout, num_tokens, row_bytes, entry.staged});
+      }
   }
 }
 

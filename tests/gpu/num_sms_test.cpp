@@ -59,6 +59,7 @@ PreparedCase big_case(Layout layout, MemoryKind memory) {
 struct Bounds {
   int route = 0;
   int kernel = 0;
+  std::int64_t max_tokens = 0;  ///< RouteOptions::max_tokens; 0: as the case has it
 };
 
 void run_calls(RankContext& context, Group& group, const PreparedCase& prepared, const Bounds& bounds) {
@@ -68,6 +69,7 @@ void run_calls(RankContext& context, Group& group, const PreparedCase& prepared,
   sent.options.kernel.num_sms = returned.options.kernel.num_sms = bounds.kernel;
   RouteOptions options = arguments.options();
   options.num_sms = bounds.route;
+  if (bounds.max_tokens > 0) options.max_tokens = bounds.max_tokens;
   const Stream stream = stream_of(group);
   const auto routing = group.route(arguments.input(), options, stream);
   if (!context.expect_ok(routing.status(), "route")) return;
@@ -95,7 +97,35 @@ TEST(NumSms, BoundsEveryLaunchOfACall) {
     }
 }
 
-TEST(NumSms, IsNotBoundedByDefault) {
+/// Two nodes of one rank each; the least that calls there can do with is three. Routes are the hosts', or the kernels'
+/// if there can be no more rows than the slabs have.
+TEST(NumSms, BoundsCallsOverNodesWhoseDefaultIsFew) {
+  constexpr int kDefault = 24;
+  for (const Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab})
+    for (const MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain}) {
+      ExchangeCase spec = big_case(layout, memory).spec;
+      spec.world.ranks_per_node = 1;
+      const PreparedCase prepared = prepare(spec);
+      for (const int num_sms : {0, 3, 40}) {
+        SCOPED_TRACE(fmt::format("{}, {} multiprocessors", spec.name, num_sms));
+        const ObservedLaunches launches;
+        run_gpu_ranks({RankKind::kThreads, kNumRanks}, [&](RankContext& context) {
+          GroupOptions options = gpu_group_options();
+          options.ranks_per_node = 1;
+          options.transport = "loopback";
+          const auto group = Group::create(context.bootstrap(), options);
+          if (!context.expect_ok(group.status(), "Group::create")) return;
+          const std::int64_t max_tokens = layout == Layout::kSlab ? spec.world.max_tokens : 0;
+          run_calls(context, **group, prepared, {num_sms, num_sms, max_tokens});
+          context.expect_ok((*group)->destroy(), "destroy");
+        });
+        EXPECT_LE(most_blocks.load(), static_cast<unsigned>(num_sms == 0 ? kDefault : num_sms));
+        EXPECT_GE(num_launches.load(), kNumRanks * 3) << "route, dispatch and combine of each rank";
+      }
+    }
+}
+
+TEST(NumSms, IsNotBoundedByDefaultOnOneNode) {
   const PreparedCase prepared = big_case(Layout::kExperts, MemoryKind::kPlain);
   const ObservedLaunches launches;
   run_gpu_group(RankKind::kThreads, kNumRanks,
@@ -111,11 +141,11 @@ std::string tuning_text(int num_ranks, int num_sms) {
   for (const char* operation : {"dispatch", "combine"})
     for (const char* staged : {"true", "false"}) {
       entries += fmt::format(
-          R"({}{{"operation": "{}", "staged": {}, "min_row_bytes": 0, "max_row_bytes": 1000000, "num_sms": {},)"
-          R"( "num_copy_sms": 0, "chunk_tokens": 0}})",
+          R"({}{{"operation": "{}", "layout": "tokens", "staged": {}, "min_tokens": 0, "max_tokens": 1000000,)"
+          R"( "min_row_bytes": 0, "max_row_bytes": 1000000, "num_sms": {}, "num_copy_sms": 0, "chunk_tokens": 0}})",
           entries.empty() ? "" : ", ", operation, staged, num_sms);
     }
-  return fmt::format(R"({{"ferry_tuning": 1, "tables": [{{"gpu": "{}", "num_ranks": {}, "entries": [{}]}}]}})",
+  return fmt::format(R"({{"ferry_tuning": 2, "tables": [{{"gpu": "{}", "num_ranks": {}, "entries": [{}]}}]}})",
                      properties.name, num_ranks, entries);
 }
 

@@ -4,9 +4,11 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 namespace ferry::test {
@@ -17,19 +19,23 @@ constexpr int kNumSms = 132;
 constexpr int kSharedBytes = 232448;
 constexpr std::size_t kMemoryBytes = std::size_t{1} << 36;
 
+/// Ranks may be threads.
+std::mutex calls_mutex;
+
 CudaCalls& calls() {
   static auto* const all = new CudaCalls;
   return *all;
 }
 
 cudaError_t counted(const char* name) {
+  const std::lock_guard lock(calls_mutex);
   ++calls()[name];
   return cudaSuccess;
 }
 
 /// Launches of all time.
-int num_launches = 0;
-int num_behind = 0;
+std::atomic<int> num_launches = 0;
+std::atomic<int> num_behind = 0;
 
 struct Event {
   int recorded_at = 0;
@@ -119,7 +125,10 @@ void* driver_function(const std::string& name) {
 
 }  // namespace
 
-CudaCalls take_cuda_calls() { return std::exchange(calls(), {}); }
+CudaCalls take_cuda_calls() {
+  const std::lock_guard lock(calls_mutex);
+  return std::exchange(calls(), {});
+}
 
 void stay_behind(int num_launches_behind) { num_behind = num_launches_behind; }
 

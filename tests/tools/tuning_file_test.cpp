@@ -26,6 +26,8 @@ TunedCall call(const std::string& operation, std::int64_t row_bytes, double gain
   return one;
 }
 
+tools::TunedBatch usual_batch() { return {"tokens", 4096}; }
+
 Json empty_file() { return tools::read_tuning_file("/no/such/file").value(); }
 
 TEST(TuningFile, IsWhatGroupsRead) {
@@ -33,7 +35,7 @@ TEST(TuningFile, IsWhatGroupsRead) {
   staged.staged = true;
   staged.best.num_copy_sms = 12;
   staged.best.chunk_tokens = 256;
-  const Json file = tools::with_table(empty_file(), {"NVIDIA H200", "580.1", 8},
+  const Json file = tools::with_table(empty_file(), {"NVIDIA H200", "580.1", 8}, usual_batch(),
                                       {call("dispatch", 7168, 1.1, 11), call("dispatch", 14336, 1.1, 9), staged});
   const TemporaryFile on_disk(file.dump(2));
   GroupOptions options;
@@ -53,7 +55,7 @@ TEST(TuningFile, IsWhatGroupsRead) {
 
 TEST(TuningFile, ServesRowsOfAboutTheSizesThatWereMeasured) {
   const Json file = tools::with_table(
-      empty_file(), {"GPU", "1", 2},
+      empty_file(), {"GPU", "1", 2}, usual_batch(),
       {call("dispatch", 16000, 1.1, 9), call("dispatch", 8000, 1.001, 7), call("dispatch", 1000, 1.1, 5)});
   const Json& entries = file["tables"][0]["entries"];
   ASSERT_EQ(entries.size(), 2U) << "for 8000 bytes the default is as good";
@@ -65,10 +67,11 @@ TEST(TuningFile, ServesRowsOfAboutTheSizesThatWereMeasured) {
 
 TEST(TuningFile, KeepsTheTablesOfOtherMachines) {
   Json file = empty_file();
-  file = tools::with_table(file, {"A", "1", 8}, {call("combine", 8000, 1.1, 1)});
-  file = tools::with_table(file, {"A", "1", 4}, {call("combine", 8000, 1.1, 2)});
-  file = tools::with_table(file, {"B", "1", 8}, {call("combine", 8000, 1.1, 3)});
-  file = tools::with_table(file, {"A", "2", 8}, {call("combine", 8000, 1.1, 4), call("combine", 8000, 1.2, 5)});
+  file = tools::with_table(file, {"A", "1", 8}, usual_batch(), {call("combine", 8000, 1.1, 1)});
+  file = tools::with_table(file, {"A", "1", 4}, usual_batch(), {call("combine", 8000, 1.1, 2)});
+  file = tools::with_table(file, {"B", "1", 8}, usual_batch(), {call("combine", 8000, 1.1, 3)});
+  file = tools::with_table(file, {"A", "2", 8}, usual_batch(),
+                           {call("combine", 8000, 1.1, 4), call("combine", 8000, 1.2, 5)});
   ASSERT_EQ(file["tables"].size(), 3U);
   EXPECT_EQ(file["tables"][0]["entries"][0]["num_sms"], 2);
   EXPECT_EQ(file["tables"][1]["entries"][0]["num_sms"], 3);
@@ -76,8 +79,36 @@ TEST(TuningFile, KeepsTheTablesOfOtherMachines) {
   EXPECT_EQ(file["tables"][2]["entries"].size(), 1U) << "a size that was measured twice has one entry";
 }
 
+TEST(TuningFile, ServesBatchesLikeThoseThatWereMeasuredAndKeepsWhatItHasForOthers) {
+  const tools::TunedMachine machine{"GPU", "1", 2};
+  Json file = empty_file();
+  const auto tune = [&file, &machine](const char* layout, std::int64_t num_tokens, int num_sms) {
+    file = tools::with_table(file, machine, {layout, num_tokens}, {call("dispatch", 8000, 1.1, num_sms)});
+  };
+  tune("tokens", 4096, 1);
+  tune("slab", 4096, 2);
+  tune("tokens", 64, 3);
+  tune("tokens", 5000, 4);
+  ASSERT_EQ(file["tables"].size(), 1U);
+  const Json& entries = file["tables"][0]["entries"];
+  ASSERT_EQ(entries.size(), 3U) << "5000 tokens are like 4096";
+  EXPECT_EQ(entries[0]["layout"], "slab");
+  EXPECT_EQ(entries[0]["min_tokens"], 2049);
+  EXPECT_EQ(entries[0]["max_tokens"], 8192);
+  EXPECT_EQ(entries[1]["num_sms"], 3);
+  EXPECT_EQ(entries[1]["min_tokens"], 33);
+  EXPECT_EQ(entries[2]["layout"], "tokens");
+  EXPECT_EQ(entries[2]["num_sms"], 4);
+  const TemporaryFile on_disk(file.dump());
+  GroupOptions options;
+  options.backend = "cpu";
+  options.tuning_file = on_disk.path();
+  const Status status = Group::create(create_in_process_bootstraps(1).value()[0], options).status();
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
 TEST(TuningFile, IsNotWrittenOverSomethingElse) {
-  for (const char* text : {"", "some notes", "[1]", "{\"ferry_tuning\": 2, \"tables\": []}"}) {
+  for (const char* text : {"", "some notes", "[1]", "{\"ferry_tuning\": 1, \"tables\": []}"}) {
     const TemporaryFile file(text);
     EXPECT_EQ(tools::read_tuning_file(file.path()).status().code(), ErrorCode::kInvalidArgument) << text;
   }

@@ -20,14 +20,20 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr const char* kGood = R"({
-  "ferry_tuning": 1,
+  "ferry_tuning": 2,
   "tables": [
     {"gpu": "NVIDIA H200", "driver": "580.159.04", "num_ranks": 8, "entries": [
-      {"operation": "dispatch", "staged": false, "min_row_bytes": 5000, "max_row_bytes": 9999,
+      {"operation": "dispatch", "layout": "tokens", "staged": false,
+       "min_tokens": 2049, "max_tokens": 8192, "min_row_bytes": 5000, "max_row_bytes": 9999,
        "num_sms": 11, "num_copy_sms": 0, "chunk_tokens": 0, "default_time_us": 424.5, "time_us": 420},
-      {"operation": "dispatch", "staged": true, "min_row_bytes": 5000, "max_row_bytes": 9999,
+      {"operation": "dispatch", "layout": "tokens", "staged": true,
+       "min_tokens": 2049, "max_tokens": 8192, "min_row_bytes": 5000, "max_row_bytes": 9999,
        "num_sms": 30, "num_copy_sms": 12, "chunk_tokens": 256},
-      {"operation": "combine", "staged": false, "min_row_bytes": 0, "max_row_bytes": 20000,
+      {"operation": "dispatch", "layout": "slab", "staged": true,
+       "min_tokens": 33, "max_tokens": 128, "min_row_bytes": 5000, "max_row_bytes": 9999,
+       "num_sms": 40, "num_copy_sms": 20, "chunk_tokens": 0},
+      {"operation": "combine", "layout": "experts", "staged": false,
+       "min_tokens": 0, "max_tokens": 100000, "min_row_bytes": 0, "max_row_bytes": 20000,
        "num_sms": 0, "num_copy_sms": 0, "chunk_tokens": 64}]},
     {"gpu": "NVIDIA H200", "num_ranks": 4, "entries": []}]})";
 
@@ -43,7 +49,7 @@ std::string changed(std::string_view from, std::string_view to) {
 
 TEST(Tuning, ServesItsGpuAndNumberOfRanksOnly) {
   const std::vector<TuningTable> tables = good_tables();
-  EXPECT_EQ(tuning_for(tables, "NVIDIA H200", 8).size(), 3U);
+  EXPECT_EQ(tuning_for(tables, "NVIDIA H200", 8).size(), 4U);
   EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 4).empty());
   EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 2).empty());
   EXPECT_TRUE(tuning_for(tables, "NVIDIA H100", 8).empty());
@@ -51,7 +57,7 @@ TEST(Tuning, ServesItsGpuAndNumberOfRanksOnly) {
 
 TEST(Tuning, TakesThePlaceOfWhatTheCallLeavesOpen) {
   const std::vector<TuningEntry> entries = tuning_for(good_tables(), "NVIDIA H200", 8);
-  const TunedCall staged{Operation::kDispatch, 7168, true};
+  const TunedCall staged{Operation::kDispatch, Layout::kTokens, 4096, 7168, true};
   const KernelOptions all = tuned({}, entries, staged);
   EXPECT_EQ(all.num_sms, 30);
   EXPECT_EQ(all.num_copy_sms, 12);
@@ -69,15 +75,25 @@ TEST(Tuning, TakesThePlaceOfWhatTheCallLeavesOpen) {
 
 TEST(Tuning, LeavesOtherCallsAlone) {
   const std::vector<TuningEntry> entries = tuning_for(good_tables(), "NVIDIA H200", 8);
-  for (const TunedCall& call :
-       {TunedCall{Operation::kDispatch, 4999, false}, TunedCall{Operation::kDispatch, 10000, true},
-        TunedCall{Operation::kCombine, 7168, true}}) {
+  for (const TunedCall& call : {TunedCall{Operation::kDispatch, Layout::kTokens, 4096, 4999, false},
+                                TunedCall{Operation::kDispatch, Layout::kTokens, 4096, 10000, true},
+                                TunedCall{Operation::kDispatch, Layout::kTokens, 2048, 7168, false},
+                                TunedCall{Operation::kDispatch, Layout::kTokens, 8193, 7168, false},
+                                TunedCall{Operation::kDispatch, Layout::kExperts, 4096, 7168, false},
+                                TunedCall{Operation::kDispatch, Layout::kSlab, 4096, 7168, true},
+                                TunedCall{Operation::kCombine, Layout::kTokens, 4096, 7168, false},
+                                TunedCall{Operation::kCombine, Layout::kExperts, 4096, 7168, true}}) {
     const KernelOptions options = tuned({}, entries, call);
-    EXPECT_EQ(options.num_sms + options.num_copy_sms + options.chunk_tokens, 0) << call.row_bytes;
+    EXPECT_EQ(options.num_sms + options.num_copy_sms + options.chunk_tokens, 0)
+        << call.num_tokens << " tokens, " << call.row_bytes << " bytes";
   }
-  EXPECT_EQ(tuned({}, entries, {Operation::kDispatch, 5000, false}).num_sms, 11);
-  EXPECT_EQ(tuned({}, entries, {Operation::kDispatch, 9999, false}).num_sms, 11);
-  EXPECT_EQ(tuned({}, entries, {Operation::kCombine, 0, false}).chunk_tokens, 64);
+  const auto tuned_sms = [&entries](const TunedCall& call) { return tuned({}, entries, call).num_sms; };
+  EXPECT_EQ(tuned_sms({Operation::kDispatch, Layout::kTokens, 4096, 5000, false}), 11);
+  EXPECT_EQ(tuned_sms({Operation::kDispatch, Layout::kTokens, 4096, 9999, false}), 11);
+  EXPECT_EQ(tuned_sms({Operation::kDispatch, Layout::kTokens, 2049, 7168, false}), 11);
+  EXPECT_EQ(tuned_sms({Operation::kDispatch, Layout::kTokens, 8192, 7168, false}), 11);
+  EXPECT_EQ(tuned_sms({Operation::kDispatch, Layout::kSlab, 64, 7168, true}), 40);
+  EXPECT_EQ(tuned({}, entries, {Operation::kCombine, Layout::kExperts, 0, 0, false}).chunk_tokens, 64);
 }
 
 TEST(Tuning, SaysWhichLineOrFieldIsWrong) {
@@ -87,22 +103,26 @@ TEST(Tuning, SaysWhichLineOrFieldIsWrong) {
   };
   const std::vector<Wrong> all = {
       {"", "line 1 is no JSON"},
-      {changed("\"entries\": []", "\"entries\": ["), "line 11 is no JSON"},
+      {changed("\"entries\": []", "\"entries\": ["), "line 17 is no JSON"},
       {"[]", "the whole is an array, expected an object"},
-      {changed("\"ferry_tuning\": 1", "\"ferry_tuning\": 2"), "ferry_tuning is 2, expected a whole number of 1 to 1"},
+      {changed("\"ferry_tuning\": 2", "\"ferry_tuning\": 1"), "ferry_tuning is 1, expected a whole number of 2 to 2"},
       {changed("\"tables\"", "\"table\""), "\"table\" is unknown, expected only ferry_tuning, tables"},
       {changed("\"gpu\": \"NVIDIA H200\", \"num_ranks\": 4", "\"num_ranks\": 4"), "tables[1].gpu is missing"},
       {changed("\"num_ranks\": 4", "\"num_ranks\": 0"), "tables[1].num_ranks is 0"},
       {changed("\"num_ranks\": 4", "\"num_ranks\": 8"),
        "tables[1] is for the GPU and the number of ranks of tables[0]"},
+      {changed("\"layout\": \"tokens\", ", ""), "tables[0].entries[0].layout is missing"},
+      {changed("\"slab\"", "\"rows\""), "entries[2].layout is \"rows\", expected one of tokens, experts, slab"},
+      {changed("\"min_tokens\": 33, ", ""), "entries[2].min_tokens is missing"},
+      {changed("\"max_tokens\": 128", "\"max_tokens\": 32"), "entries[2].max_tokens is 32"},
       {changed("\"dispatch\"", "\"route\""), "tables[0].entries[0].operation is \"route\""},
       {changed("\"staged\": true", "\"staged\": 1"), "tables[0].entries[1].staged is 1, expected true or false"},
-      {changed("\"staged\": true", "\"staged\": false"), "tables[0].entries[1] is for row bytes that entries[0]"},
+      {changed("\"staged\": true", "\"staged\": false"), "tables[0].entries[1] is for calls that entries[0]"},
       {changed("\"num_sms\": 30", "\"num_sms\": -30"),
        "entries[1].num_sms is -30, expected a whole number of 0 to 4096"},
       {changed("\"num_sms\": 30", "\"num_sms\": 30.5"), "entries[1].num_sms is 30.5"},
       {changed("\"num_sms\": 30", "\"num_sms\": \"30\""), "entries[1].num_sms is \"30\""},
-      {changed("\"max_row_bytes\": 20000", "\"max_row_bytes\": 18446744073709551616"), "entries[2].max_row_bytes is"},
+      {changed("\"max_row_bytes\": 20000", "\"max_row_bytes\": 18446744073709551616"), "entries[3].max_row_bytes is"},
       {changed("\"max_row_bytes\": 9999", "\"max_row_bytes\": 4999"), "entries[0].max_row_bytes is 4999"},
       {changed("\"time_us\": 420", "\"time_us\": [420]"), "entries[0].time_us is an array, expected a number"},
       {changed("\"time_us\": 420", "\"time_us\": 1e999"), "out of range"},

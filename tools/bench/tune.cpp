@@ -70,6 +70,7 @@ struct Sweep {
   BenchOp op = BenchOp::kDispatch;
   bool staged = false;
   std::int64_t row_bytes = 0;
+  Layout layout = Layout::kTokens;
   std::int64_t num_tokens = 0;
   std::vector<KernelOptions> kernels;
   std::vector<OpResult> results;
@@ -98,6 +99,7 @@ std::vector<Sweep> sweeps_of(const BenchPlan& plan, const RunOutcome& outcome) {
         sweep.row_bytes = result.op == BenchOp::kCombine ? plan.combine_row_bytes() : plan.payload_bytes();
         sweep.name = fmt::format("{} {}, {} bytes, {} memory", name_of(result.op), name_of(dtype), sweep.row_bytes,
                                  name_of(plan.memory));
+        sweep.layout = plan.layout;
         sweep.num_tokens = plan.num_tokens;
         sweep.num_ranks = plan.num_ranks;
       }
@@ -136,6 +138,7 @@ Json sweeps_to_json(const std::vector<Sweep>& sweeps) {
     }
     json.push_back({{"op", sweep.name},
                     {"ranks", sweep.num_ranks},
+                    {"layout", name_of(sweep.layout)},
                     {"tokens", sweep.num_tokens},
                     {"settings", std::move(settings)},
                     {"best", sweep.results.empty() ? Json(nullptr) : to_json(sweep.kernels[sweep.best()])}});
@@ -208,6 +211,7 @@ class Tuner {
   /// Of the last looks.
   const std::vector<Sweep>& best() const { return best_; }
   const TunedMachine& machine() const { return machine_; }
+  TunedBatch batch() const { return {std::string(name_of(plan_.layout)), plan_.num_tokens}; }
 
  private:
   Result<std::vector<Sweep>> measure(std::vector<KernelOptions> kernels) {
@@ -235,13 +239,14 @@ class Tuner {
 Status write_tuning_file(const std::string& path, Json file, const Tuner& tuner) {
   std::vector<TunedCall> calls;
   for (const Sweep& sweep : tuner.best()) calls.push_back(tuned_call(sweep));
-  Status status = write_json(path, with_table(std::move(file), tuner.machine(), calls));
+  Status status = write_json(path, with_table(std::move(file), tuner.machine(), tuner.batch(), calls));
   if (!status) return status;
   return print(stdout,
-               fmt::format("\n{} has the settings that are better, for {} ranks with {} each; groups use them by "
-                           "GroupOptions::tuning_file or FERRY_TUNING={}, other GPUs and numbers of ranks ignore "
-                           "them\n",
-                           path, tuner.machine().num_ranks, tuner.machine().gpu, path));
+               fmt::format("\n{} has the settings that are better, for {} ranks with {} each, layout {} and about {} "
+                           "tokens; groups use them by GroupOptions::tuning_file or FERRY_TUNING={}, other calls, GPUs "
+                           "and numbers of ranks ignore them\n",
+                           path, tuner.machine().num_ranks, tuner.machine().gpu, tuner.batch().layout,
+                           tuner.batch().num_tokens, path));
 }
 
 int run_tune(const TuneOptions& options) {
@@ -277,9 +282,10 @@ int run_tune(const TuneOptions& options) {
   plan.tuning_file = "builtin";  // what is tuned is compared with, whatever FERRY_TUNING says
 
   Status status =
-      print(stdout, fmt::format("{} ranks, {} tokens each, top {} of {} experts; {} iterations after {} to warm up\n\n",
-                                plan.num_ranks, plan.num_tokens, plan.num_topk, plan.num_experts, plan.num_iterations,
-                                plan.num_warmup));
+      print(stdout, fmt::format("{} ranks, {} tokens each, top {} of {} experts, layout {}; {} iterations after {} to "
+                                "warm up\n\n",
+                                plan.num_ranks, plan.num_tokens, plan.num_topk, plan.num_experts, name_of(plan.layout),
+                                plan.num_iterations, plan.num_warmup));
   Tuner tuner(*launch, plan);
   for (const std::int64_t hidden : options.hidden) {
     for (const BenchMemory memory : {BenchMemory::kSymmetric, BenchMemory::kPlain}) {
@@ -312,6 +318,9 @@ void add_tune_command(CLI::App& app, int* exit_code) {
   command->add_option("--tokens", plan.num_tokens, "Tokens of each rank")
       ->check(whole_number(std::int64_t{1}, std::int64_t{1} << 20))
       ->capture_default_str();
+  add_choice<Layout>(*command, "--layout", &plan.layout,
+                     {{"tokens", Layout::kTokens}, {"experts", Layout::kExperts}, {"slab", Layout::kSlab}},
+                     "Layout of received rows (default tokens)");
   command->add_option("--hidden", options->hidden, "Channels of a token; several sizes, e.g. 2048,7168")
       ->delimiter(',')
       ->check(whole_number(std::int64_t{1}, std::int64_t{1} << 20))
@@ -320,7 +329,7 @@ void add_tune_command(CLI::App& app, int* exit_code) {
   command
       ->add_option("--out", options->out_path,
                    "Write the best settings to this file, which groups read (GroupOptions::tuning_file, FERRY_TUNING); "
-                   "what it has for other GPUs and numbers of ranks stays")
+                   "what it has for other GPUs, numbers of ranks, layouts and numbers of tokens stays")
       ->check(path());
   command->callback([options, exit_code] { *exit_code = run_tune(*options); });
 }

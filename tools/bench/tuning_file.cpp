@@ -15,16 +15,24 @@ namespace ferry::tools {
 
 namespace {
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 /// What the library reads of it at most.
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr double kNsPerUs = 1000.0;
 /// Medians of the same settings in one run were seen to differ by less.
 constexpr double kMinGain = 1.01;
+/// Of batches that an entry serves, to those that were measured.
+constexpr std::int64_t kTokensFactor = 2;
 
-Json entry_of(const TunedCall& call, std::int64_t min_row_bytes, std::int64_t max_row_bytes) {
+std::int64_t min_tokens(const TunedBatch& batch) { return batch.num_tokens / kTokensFactor + 1; }
+std::int64_t max_tokens(const TunedBatch& batch) { return batch.num_tokens * kTokensFactor; }
+
+Json entry_of(const TunedCall& call, const TunedBatch& batch, std::int64_t min_row_bytes, std::int64_t max_row_bytes) {
   return {{"operation", call.operation},
+          {"layout", batch.layout},
           {"staged", call.staged},
+          {"min_tokens", min_tokens(batch)},
+          {"max_tokens", max_tokens(batch)},
           {"min_row_bytes", min_row_bytes},
           {"max_row_bytes", max_row_bytes},
           {"num_sms", call.best.num_sms},
@@ -32,6 +40,16 @@ Json entry_of(const TunedCall& call, std::int64_t min_row_bytes, std::int64_t ma
           {"chunk_tokens", call.best.chunk_tokens},
           {"default_time_us", static_cast<double>(call.default_ns) / kNsPerUs},
           {"time_us", static_cast<double>(call.best_ns) / kNsPerUs}};
+}
+
+/// Whether an entry is for batches like this one, or serves none at all.
+bool serves(const Json& entry, const TunedBatch& batch) {
+  if (!entry.is_object()) return true;
+  const Json low = entry.value("min_tokens", Json());
+  const Json high = entry.value("max_tokens", Json());
+  if (!low.is_number_integer() || !high.is_number_integer()) return true;
+  return entry.value("layout", Json()) == batch.layout && low.get<std::int64_t>() <= max_tokens(batch) &&
+         min_tokens(batch) <= high.get<std::int64_t>();
 }
 
 bool same_kind(const TunedCall& a, const TunedCall& b) { return a.operation == b.operation && a.staged == b.staged; }
@@ -64,7 +82,7 @@ Result<Json> read_tuning_file(const std::string& path) {
                             path, kVersion));
 }
 
-Json with_table(Json file, const TunedMachine& machine, std::vector<TunedCall> calls) {
+Json with_table(Json file, const TunedMachine& machine, const TunedBatch& batch, std::vector<TunedCall> calls) {
   std::sort(calls.begin(), calls.end(), [](const TunedCall& a, const TunedCall& b) {
     return std::tie(a.operation, a.staged, a.row_bytes) < std::tie(b.operation, b.staged, b.row_bytes);
   });
@@ -72,7 +90,19 @@ Json with_table(Json file, const TunedMachine& machine, std::vector<TunedCall> c
     return same_kind(a, b) && a.row_bytes == b.row_bytes;
   };
   calls.erase(std::unique(calls.begin(), calls.end(), same_call), calls.end());
+  Json tables = Json::array();
   Json entries = Json::array();
+  for (Json& table : file["tables"]) {
+    const bool is_ours = table.is_object() && table.value("gpu", Json()) == machine.gpu &&
+                         table.value("num_ranks", Json()) == machine.num_ranks;
+    if (!is_ours) {
+      tables.push_back(std::move(table));
+      continue;
+    }
+    for (Json& entry : table["entries"]) {
+      if (!serves(entry, batch)) entries.push_back(std::move(entry));
+    }
+  }
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const TunedCall& call = calls[i];
     if (!call.is_better()) continue;
@@ -84,13 +114,7 @@ Json with_table(Json file, const TunedMachine& machine, std::vector<TunedCall> c
     const std::int64_t high = has_longer ? std::min(scaled(call.row_bytes, std::numbers::sqrt2),
                                                     border(call.row_bytes, calls[i + 1].row_bytes))
                                          : scaled(call.row_bytes, std::numbers::sqrt2);
-    entries.push_back(entry_of(call, low, high));
-  }
-  Json tables = Json::array();
-  for (Json& table : file["tables"]) {
-    const bool replaced = table.is_object() && table.value("gpu", Json()) == machine.gpu &&
-                          table.value("num_ranks", Json()) == machine.num_ranks;
-    if (!replaced) tables.push_back(std::move(table));
+    entries.push_back(entry_of(call, batch, low, high));
   }
   tables.push_back({{"gpu", machine.gpu},
                     {"driver", machine.driver},

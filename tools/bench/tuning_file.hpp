@@ -33,13 +33,20 @@ struct TunedMachine {
   int num_ranks = 0;
 };
 
+/// What was the same in all calls that were measured.
+struct TunedBatch {
+  std::string layout;           ///< "tokens", "experts" or "slab"
+  std::int64_t num_tokens = 0;  ///< of each rank
+};
+
 /// The file as it is, or an empty one where there is none.
 /// @errors kInvalidArgument: the path holds something else; kSystem: it cannot be read
 Result<Json> read_tuning_file(const std::string& path);
 
-/// `file` with the table of this machine replaced by one of `calls`, of which those count that are better. Each serves
-/// rows up to a factor of the square root of two longer or shorter, or half way to the next size that was measured.
-Json with_table(Json file, const TunedMachine& machine, std::vector<TunedCall> calls);
+/// `file` with `calls`, of which those count that are better, in the table of this machine, in place of what that has
+/// for the batch's layout and tokens. Each serves batches of more than half and up to twice as many tokens, and rows up
+/// to a factor of the square root of two longer or shorter, or half way to the next size that was measured.
+Json with_table(Json file, const TunedMachine& machine, const TunedBatch& batch, std::vector<TunedCall> calls);
 
 }  // namespace ferry::tools
 

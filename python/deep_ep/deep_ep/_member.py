@@ -61,7 +61,7 @@ class Turn:
         self._routing: ferry.Routing | None = None
         self._rail_routing: ferry.Routing | None = None
         self.num_sms = 0
-        """The most multiprocessors of each dispatch and combine; 0: ferry's own choice."""
+        """The most multiprocessors of each collective; 0: ferry's own choice."""
 
     def adds(self, collective: str) -> None:
         """One more, next. All ranks must know that it comes."""
@@ -110,13 +110,14 @@ class Turn:
                 num_experts=num_experts,
                 max_recv_rows=max_recv_rows,
                 max_tokens=max_tokens,
+                num_sms=self.num_sms,
                 counters=counters,
             )
             return self._routing
 
     def rail_route(self, topk_idx: torch.Tensor, *, num_experts: int) -> ferry.Routing:
         with self._making("rail_route"):
-            self._rail_routing = self._group.route(topk_idx, num_experts=num_experts)
+            self._rail_routing = self._group.route(topk_idx, num_experts=num_experts, num_sms=self.num_sms)
             return self._rail_routing
 
     def rail_dispatch(self, x: torch.Tensor) -> torch.Tensor:

@@ -25,8 +25,9 @@ class Bounds:
 
     def __init__(self) -> None:
         self._found: list[tuple[str, int]] = []
-        for name in ("dispatch", "combine"):
+        for name in ("route", "dispatch", "combine"):
             setattr(ferry.Group, name, self._step(name, getattr(ferry.Group, name)))
+        for name in ("dispatch", "combine"):
             for whole in (name, f"{name}_again", f"elastic_{name}", f"elastic_{name}_again"):
                 if hasattr(_native.BufferCalls, whole):
                     watched = self._whole(name, getattr(_native.BufferCalls, whole))
@@ -50,9 +51,10 @@ class Bounds:
 
         return watched
 
-    def take(self) -> list[tuple[str, int]]:
+    def take(self, *names: str) -> list[tuple[str, int]]:
+        """Of calls of these names, dispatches and combines if none is given."""
         found, self._found = self._found, []
-        return found
+        return [call for call in found if call[0] in (names or ("dispatch", "combine"))]
 
 
 def check_legacy(rank: int, world: World, device: str) -> None:
@@ -125,3 +127,27 @@ def check_elastic(rank: int, world: World, device: str, expand: bool) -> None:
 @pytest.mark.parametrize("expand", [False, True])
 def test_second_generation(device: str, expand: bool) -> None:
     run_ranks(2, check_elastic, make_world(2, EXPERTS, [30, 17]), device, expand)
+
+
+def check_steps(rank: int, world: World, device: str) -> None:
+    """Routes are a call of their own where a dispatch is made step by step."""
+    for name in ("dispatch", "elastic_dispatch"):
+        setattr(_native.BufferCalls, name, lambda *_: None)
+    bounds = Bounds()
+    mine = inputs_of(world, rank, device_of(rank, device))
+    buffer = make_buffer(rank, device)
+    bounds.take()
+    for config, expected in [(None, 0), (deep_ep.Config(6), 6)]:
+        assert torch.equal(dispatch(buffer, world, mine, config=config)[0].cpu(), reference.received_rows(world, rank))
+        assert set(bounds.take("route", "dispatch")) == {("route", expected), ("dispatch", expected)}
+    buffer.destroy()
+    buffer = make_elastic(rank, device)
+    bounds.take()
+    for given in (0, 6):
+        buffer.dispatch(mine.x, mine.idx, num_experts=EXPERTS, num_sms=given)
+        assert set(bounds.take("route", "dispatch")) == {("route", given), ("dispatch", given)}
+    buffer.destroy()
+
+
+def test_routes(device: str) -> None:
+    run_ranks(2, check_steps, make_world(2, EXPERTS, [30, 17]), device)

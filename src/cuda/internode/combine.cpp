@@ -114,7 +114,7 @@ Status make_combine(Context& context, const CombineCall& call, const RoutedToken
   Result<Launch> begun = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!begun.ok()) return refused(begun.status());
   parts.rail_link->wake();
-  cudaError_t error = copies.launch(call, blocks.num_tables, begun->stream);
+  cudaError_t error = copies.launch(call, blocks.num_all, begun->stream);
   if (error == cudaSuccess) {
     error = launch(combine_steps(place, identity_of(context, call.record, *begun), routed, tensors, staging, blocks),
                    begun->stream);

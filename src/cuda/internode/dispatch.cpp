@@ -7,6 +7,7 @@
 #include "cuda/internode/routing.hpp"
 #include "cuda/intranode/dispatch_parts.hpp"
 #include "cuda/memory/memory_checks.hpp"
+#include "cuda/numeric/quantize.hpp"
 
 namespace ferry::cuda::internode {
 namespace {
@@ -77,7 +78,7 @@ Status make_dispatch(Context& context, const DispatchRun& run) {
   const CallIdentity identity = identity_of(context, call.record, *begun);
   DispatchSteps rows = dispatch_steps(place, identity, run.routed, tensors, staging, blocks);
   cudaError_t error = cudaSuccess;
-  if (steps->has_value()) error = launch_quantizing(context, call, **steps, begun->stream);
+  if (steps->has_value()) error = launch_quantize((*steps)->quantize, blocks.num_all, begun->stream);
   if (error == cudaSuccess && run.route != nullptr) {
     rows.exchange.begins_call = false;
     const NodeRouteStaging route_staging = NodeRouteStaging::at(*room, topology, *run.route);

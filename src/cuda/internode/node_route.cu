@@ -13,9 +13,9 @@ namespace {
 
 using namespace device;
 
-constexpr int kCountThreads = 256;
-constexpr int kSumThreads = 1024;
-constexpr int kFillThreads = 256;
+/// As many as a block can have: calls over nodes have few multiprocessors (kMostCallSms in steps.hpp), and what these
+/// kernels do is wait for memory.
+constexpr int kThreads = 1024;
 constexpr unsigned kNone = 0xFFFFFFFFU;
 
 /// Whether the ranks agree on the call, of which this kernel is a part, and the group is whole.
@@ -24,28 +24,29 @@ __device__ bool goes_on(const NodeRouteParams& params) {
 }
 
 /// Marks all rows and places as empty. They are filled in a later kernel, and a token's items in the one between.
-__global__ void __launch_bounds__(kFillThreads) clear_kernel(const __grid_constant__ NodeRouteParams params) {
+__global__ void __launch_bounds__(kThreads) clear_kernel(const __grid_constant__ NodeRouteParams params) {
   if (!goes_on(params)) return;
   auto* const begin = reinterpret_cast<std::uint32_t*>(params.tables.out_tokens);
   const std::int64_t num_words = reinterpret_cast<std::uint32_t*>(params.tables.ids) - begin;
-  const std::int64_t stride = std::int64_t{gridDim.x} * kFillThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kFillThreads + threadIdx.x; i < num_words; i += stride) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < num_words; i += stride) {
     begin[i] = 0xFFFFFFFFU;
   }
 }
 
 /// One warp for each run and source, and for each rank and node that items come from or go to.
-__global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_constant__ NodeRouteParams params) {
+__global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__ NodeRouteParams params) {
   if (!goes_on(params)) return;
-  constexpr int kWarps = kCountThreads / kWarpLanes;
+  constexpr int kWarps = kThreads / kWarpLanes;
   const int num_ranks = params.num_ranks;
   const int end_runs = params.num_runs() * num_ranks;
   const int end_experts = end_runs + (params.by_token() ? params.num_local_experts * num_ranks : 0);
   const int end_own = end_experts + (params.counts_own() ? params.num_experts : 0);
   const int end_in = end_own + num_ranks;
   const int end_out = end_in + params.num_nodes();
-  const int num_warps = static_cast<int>(gridDim.x) * kWarps;
-  for (int task = static_cast<int>(blockIdx.x) * kWarps + warp_idx(); task < end_out; task += num_warps) {
+  const auto num_blocks = static_cast<int>(gridDim.x);
+  // Few tasks are for all blocks as well.
+  for (int task = warp_idx() * num_blocks + static_cast<int>(blockIdx.x); task < end_out; task += kWarps * num_blocks) {
     if (task < end_runs) {
       count_run(params, task / num_ranks, task % num_ranks);
     } else if (task < end_experts) {
@@ -148,7 +149,7 @@ __device__ void write_counts(const NodeRouteParams& params) {
   const auto run_of_local = [&placement, me](int local) {
     return placement.by_owner[placement.first_of_rank[me] + local];
   };
-  for (int local = thread; local < params.num_local_experts; local += kSumThreads) {
+  for (int local = thread; local < params.num_local_experts; local += kThreads) {
     std::int32_t rows = 0;
     for (int source = 0; source < num_ranks; ++source) {
       const auto count =
@@ -164,10 +165,10 @@ __device__ void write_counts(const NodeRouteParams& params) {
     tables.rows_per_expert[local] = rows;
     if (tells) host.rows_per_expert[local] = rows;
   }
-  for (int local = thread; tells && !params.by_token() && local <= params.num_local_experts; local += kSumThreads) {
+  for (int local = thread; tells && !params.by_token() && local <= params.num_local_experts; local += kThreads) {
     host.row_offsets[local] = tables.row_offsets[local];
   }
-  for (int rank = thread; rank < num_ranks; rank += kSumThreads) {
+  for (int rank = thread; rank < num_ranks; rank += kThreads) {
     std::int64_t from = 0;
     std::int64_t to = 0;
     if (params.by_token()) {
@@ -192,7 +193,7 @@ __device__ void write_counts(const NodeRouteParams& params) {
       host.to_rank[rank] = to;
     }
   }
-  for (int node = thread; node < params.num_nodes(); node += kSumThreads) {
+  for (int node = thread; node < params.num_nodes(); node += kThreads) {
     const int peer = node * params.ranks_per_node + me % params.ranks_per_node;
     const auto first_out = static_cast<std::int32_t>(node * params.num_tokens);
     const auto first_in = static_cast<std::int32_t>(node * params.blocks.max_tokens);
@@ -213,7 +214,7 @@ __device__ void tell_refused(const NodeRouteParams& params) {
   if (params.host.result != nullptr) store_release_system(&params.host.result->state, 2);
 }
 
-__global__ void __launch_bounds__(kSumThreads, 1) sum_kernel(const __grid_constant__ NodeRouteParams params) {
+__global__ void __launch_bounds__(kThreads, 1) sum_kernel(const __grid_constant__ NodeRouteParams params) {
   const auto thread = static_cast<int>(threadIdx.x);
   if (is_broken(params.ranks)) return;
   if (!goes_on(params)) {
@@ -224,14 +225,14 @@ __global__ void __launch_bounds__(kSumThreads, 1) sum_kernel(const __grid_consta
   auto* const run_rows = reinterpret_cast<std::int32_t*>(&shared + 1);
   if (thread == 0) shared = {kNone, kNone, kNone, kNone, 0};
   __syncthreads();
-  for (int rank = thread; rank < params.num_ranks; rank += kSumThreads) {
+  for (int rank = thread; rank < params.num_ranks; rank += kThreads) {
     const IdsHeader& header = *RankIds(params, rank).header;
     if (header.bad_entry >= 0) atomicMin(&shared.first_bad_rank, static_cast<unsigned>(rank));
     if (header.homes_hash != RankIds(params, 0).header->homes_hash) {
       atomicMin(&shared.first_other_rank, static_cast<unsigned>(rank));
     }
   }
-  for (int run = thread; run < params.num_runs(); run += kSumThreads) {
+  for (int run = thread; run < params.num_runs(); run += kThreads) {
     std::int64_t rows = 0;
     for (int source = 0; source < params.num_ranks; ++source) rows += count_of(params, run, source);
     run_rows[run] = static_cast<std::int32_t>(rows);
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) sum_kernel(const __grid_consta
     }
   }
   __syncthreads();
-  for (int rank = thread; rank < params.num_ranks; rank += kSumThreads) {
+  for (int rank = thread; rank < params.num_ranks; rank += kThreads) {
     const std::int64_t rows = place_runs_of(params, rank, run_rows);
     if (rank == params.group_rank) shared.num_rows_here = rows;
     if (rows > plan::row_limit(RankIds(params, rank).header->max_recv_rows)) {
@@ -256,7 +257,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) sum_kernel(const __grid_consta
   }
   write_counts(params);
   if (!params.by_token()) {
-    for (int run = thread; run < params.num_runs(); run += kSumThreads) params.tables.expert_rows[run] = run_rows[run];
+    for (int run = thread; run < params.num_runs(); run += kThreads) params.tables.expert_rows[run] = run_rows[run];
   }
   __syncthreads();
   add_to_counters(
@@ -348,9 +349,9 @@ __device__ void fill_token(const NodeRouteParams& params, int rank, std::int64_t
   write_destinations(entry, entry.rank >= 0, 0, tables.token_destinations + token * params.num_topk);
 }
 
-__global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constant__ NodeRouteParams params) {
+__global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ NodeRouteParams params) {
   if (!goes_on(params)) return;
-  constexpr int kWarps = kFillThreads / kWarpLanes;
+  constexpr int kWarps = kThreads / kWarpLanes;
   const int num_warps = static_cast<int>(gridDim.x) * kWarps;
   const std::int64_t max_tokens = params.blocks.max_tokens;
   for (std::int64_t i = static_cast<int>(blockIdx.x) * kWarps + warp_idx(); i < params.num_ranks * max_tokens;
@@ -367,10 +368,10 @@ cudaError_t launch_node_route(const NodeRouteParams& params, cudaStream_t stream
   const auto num_blocks = static_cast<unsigned>(params.num_blocks);
   const std::size_t shared_bytes =
       sizeof(SumShared) + static_cast<std::size_t>(params.num_runs()) * sizeof(std::int32_t);
-  cudaError_t error = launch_kernel(clear_kernel, {num_blocks, kFillThreads, 0}, params, stream);
-  if (error == cudaSuccess) error = launch_kernel(count_kernel, {num_blocks, kCountThreads, 0}, params, stream);
-  if (error == cudaSuccess) error = launch_kernel(sum_kernel, {1, kSumThreads, shared_bytes}, params, stream);
-  if (error == cudaSuccess) error = launch_kernel(fill_kernel, {num_blocks, kFillThreads, 0}, params, stream);
+  cudaError_t error = launch_kernel(clear_kernel, {num_blocks, kThreads, 0}, params, stream);
+  if (error == cudaSuccess) error = launch_kernel(count_kernel, {num_blocks, kThreads, 0}, params, stream);
+  if (error == cudaSuccess) error = launch_kernel(sum_kernel, {1, kThreads, shared_bytes}, params, stream);
+  if (error == cudaSuccess) error = launch_kernel(fill_kernel, {num_blocks, kThreads, 0}, params, stream);
   return error;
 }
 

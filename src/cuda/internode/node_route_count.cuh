@@ -29,6 +29,26 @@ struct RankIds {
     const std::int32_t id = ids[token * params.num_topk + topk];
     return id >= 0 && id < params.num_experts ? id : -1;
   }
+  /// Calls `visit(topk, expert)` for a token's choices that are experts. One load takes four where it can: lanes have
+  /// a token each, and what a load costs is the lines that all of them touch.
+  template <typename Visit>
+  __device__ void visit_experts(const NodeRouteParams& params, std::int64_t token, Visit visit) const {
+    const std::int32_t* const choices = ids + token * params.num_topk;
+    const auto visit_one = [&params, &visit](int topk, std::int32_t id) {
+      if (id >= 0 && id < params.num_experts) visit(topk, id);
+    };
+    if (params.num_topk % 4 != 0) {
+      for (int topk = 0; topk < params.num_topk; ++topk) visit_one(topk, choices[topk]);
+      return;
+    }
+    for (int topk = 0; topk < params.num_topk; topk += 4) {
+      const int4 four = *reinterpret_cast<const int4*>(choices + topk);
+      visit_one(topk, four.x);
+      visit_one(topk + 1, four.y);
+      visit_one(topk + 2, four.z);
+      visit_one(topk + 3, four.w);
+    }
+  }
 };
 
 __device__ inline int run_of(const NodeRouteParams& params, int expert) {
@@ -54,10 +74,7 @@ template <typename Wanted>
 __device__ inline bool has_expert(const NodeRouteParams& params, const RankIds& source, std::int64_t token,
                                   Wanted wanted) {
   bool has = false;
-  for (int topk = 0; topk < params.num_topk; ++topk) {
-    const int expert = source.expert(params, token, topk);
-    has = has || (expert >= 0 && wanted(expert));
-  }
+  source.visit_experts(params, token, [&has, &wanted](int, int expert) { has = has || wanted(expert); });
   return has;
 }
 
@@ -69,10 +86,9 @@ __device__ inline void count_run(const NodeRouteParams& params, int run, int ran
       [&](std::int64_t token, int position) {
         std::int32_t* positions =
             params.scratch.positions + (rank * params.blocks.max_tokens + token) * params.num_topk;
-        for (int topk = 0; topk < params.num_topk; ++topk) {
-          const int expert = source.expert(params, token, topk);
-          if (expert >= 0 && in_run(expert)) positions[topk] = position;
-        }
+        source.visit_experts(params, token, [&in_run, positions, position](int topk, int expert) {
+          if (in_run(expert)) positions[topk] = position;
+        });
       });
   if (lane_idx() == 0) params.scratch.run_counts[static_cast<std::int64_t>(run) * params.num_ranks + rank] = count;
 }

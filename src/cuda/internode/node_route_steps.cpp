@@ -140,7 +140,7 @@ NodeRouteSteps node_route_steps(const NodePlace& place, const Topology& topology
   route.tables = input.tables;
   route.source_ranges = input.source_ranges;
   route.host = input.host;
-  route.num_blocks = blocks.num_tables;
+  route.num_blocks = blocks.num_all;
 
   return steps;
 }

@@ -378,8 +378,7 @@ Status refuse(Context& context, const CallRecord& record, Stream stream, const S
 }
 
 StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel) {
-  const int num_sms = kernel.num_sms > 0 ? std::min(kernel.num_sms, parts.num_sms) : parts.num_sms;
-  return StepBlocks::of(parts.sync->topology().num_nodes(), num_sms);
+  return StepBlocks::of(parts.sync->topology().num_nodes(), call_sms(kernel.num_sms, parts.num_sms));
 }
 
 Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, CallScratch& scratch,

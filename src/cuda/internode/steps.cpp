@@ -15,9 +15,10 @@ constexpr int kMostOwnBlocks = 8;
 /// An H200 fills a ring of 16 chunks of 128 KiB in host memory and empties another at 7, 12 and 16.5 GB/s each way with
 /// one, two and four blocks at each, and at 5 with eight, of which most wait and look over PCIe (benchmarks/gpu_rings).
 constexpr int kMostBlocksPerRing = 4;
-/// Of all rings; with those for copies, or for sums, no call takes more than 24 multiprocessors, up to nine nodes.
+/// Of all rings of up to nine nodes; more have one at each.
 constexpr int kMostRingBlocks = 16;
 static_assert(kMostBlocks * kSumWarps <= kMaxSumWarps);
+static_assert(kMostRingBlocks + kMostOwnBlocks == kMostCallSms);
 
 /// Ranks of a node times nodes, up to which a block's shared memory holds what is known of the staging of all of them.
 /// In larger groups rows are taken once all have arrived.
@@ -55,8 +56,7 @@ StepBlocks StepBlocks::of(int num_nodes, int num_sms) {
   const int rings = num_rings(num_nodes);
   const int per_ring = std::clamp(std::min(kMostRingBlocks, num_sms - 1) / rings, 1, kMostBlocksPerRing);
   const int num_own = std::clamp(num_sms - per_ring * rings, 1, kMostOwnBlocks);
-  const int num_beside =
-      std::clamp(std::min(num_sms, kMostRingBlocks + kMostOwnBlocks) - per_ring * rings, 1, kMostBlocks);
+  const int num_beside = std::clamp(std::min(num_sms, kMostCallSms) - per_ring * rings, 1, kMostBlocks);
   return {per_ring, num_own, std::clamp(num_sms, 1, kMostBlocks), num_beside, std::max(num_sms, 1)};
 }
 

@@ -32,17 +32,30 @@ struct CallIdentity {
   FoundRecord* found = nullptr;
 };
 
+/// Most multiprocessors of a call over nodes whose caller gives no number, all kernels that run at the same time
+/// together. Kernels at the rings hold theirs for as long as the network takes and have no use for more. Kernels that
+/// wait for nobody would end sooner with the whole GPU, but the network takes most of a call's time, and a program that
+/// computes beside the call counts on having the rest.
+constexpr int kMostCallSms = 24;
+
+/// What a call over nodes has of the `device_sms` that a rank has of its GPU. `asked`: KernelOptions::num_sms.
+constexpr int call_sms(int asked, int device_sms) {
+  const int most = asked > 0 ? asked : kMostCallSms;
+  return most < device_sms ? most : device_sms;
+}
+
 /// Blocks of a call's kernels. Those of an exchange run at the same time: at least two for each rail peer and one more.
 struct StepBlocks {
   int per_ring = 1;    ///< of an exchange
   int num_own = 1;     ///< of an exchange, for what stays in the node
   int num_other = 1;   ///< of every other kernel, at most
   int num_beside = 1;  ///< of a kernel beside an exchange that copies nothing inside the node
-  int num_tables = 1;  ///< of kernels that wait for nobody
+  int num_all = 1;     ///< of kernels that wait for nobody
   /// A combine sends sums while it makes others. Needs compute capability 9.0, and no graph: kernels there have whole
   /// kernels before them.
   bool overlaps = false;
 
+  /// Within `num_sms`, where those suffice for an exchange.
   static StepBlocks of(int num_nodes, int num_sms);
   int num_sums() const { return overlaps ? num_beside : num_other; }
 };

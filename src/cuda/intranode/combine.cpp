@@ -90,7 +90,8 @@ Status run(Context& context, const CombineCall& call) {
     staged_weights = *room;
   }
   if (weights_bytes > 0) params.entry.tables_offset = (staged_weights != nullptr ? staged_weights : weights) - base;
-  const KernelOptions kernel = tuned(call.kernel, parts.tuning, {Operation::kCombine, params.row_bytes, !symmetric});
+  const TunedCall tuned_call{Operation::kCombine, routing.layout, routing.num_tokens, params.row_bytes, !symmetric};
+  const KernelOptions kernel = tuned(call.kernel, parts.tuning, tuned_call);
   const CombinePlan plan = plan_combine(kernel, {parts.num_sms, parts.has_bulk, parts.ranks.num_ranks},
                                         {.row_bytes = params.row_bytes, .staged = !symmetric});
   params.bulk = plan.bulk;

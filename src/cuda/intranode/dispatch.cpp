@@ -10,6 +10,7 @@
 #include "cuda/intranode/routing.hpp"
 #include "cuda/intranode/tuning.hpp"
 #include "cuda/memory/memory_checks.hpp"
+#include "cuda/numeric/quantize.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
@@ -161,7 +162,8 @@ Status run(Context& context, const DispatchCall& asked) {
     params.entry.tables_offset = *records - arena.base();
   }
   const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-  const KernelOptions kernel = tuned(call.kernel, parts.tuning, {Operation::kDispatch, params.row_bytes, staged});
+  const TunedCall tuned_call{Operation::kDispatch, routing.layout, routing.num_tokens, params.row_bytes, staged};
+  const KernelOptions kernel = tuned(call.kernel, parts.tuning, tuned_call);
   set_plan(params,
            plan_dispatch(kernel, limits, {.row_bytes = params.row_bytes, .staged = staged, .unpacks = params.unpacks}));
 
@@ -170,7 +172,9 @@ Status run(Context& context, const DispatchCall& asked) {
   params.entry.agreement = launch->agreement;
   params.entry.record_number = launch->record_number;
   cudaError_t error = cudaSuccess;
-  if (steps->has_value()) error = launch_quantizing(context, call, **steps, launch->stream);
+  if (steps->has_value()) {
+    error = launch_quantize((*steps)->quantize, most_blocks(call.kernel.num_sms, limits), launch->stream);
+  }
   if (error == cudaSuccess) error = launch_dispatch(params, launch->stream);
   if (error == cudaSuccess && needs_padding(call, routing.exact_rows)) {
     PaddingParams padding = padding_params(parts.ranks, call);

@@ -1,9 +1,5 @@
 #include "cuda/intranode/dispatch_parts.hpp"
 
-#include <algorithm>
-
-#include "cuda/numeric/quantize.hpp"
-
 namespace ferry::cuda {
 
 ScaleTable scale_table(const ConstTensorView& view) {
@@ -40,13 +36,6 @@ Result<std::optional<QuantizedDispatch>> split_quantizing(Context& context, cons
     staging = *taken;
   }
   return std::optional(split_quantized(call, staging));
-}
-
-cudaError_t launch_quantizing(const Context& context, const DispatchCall& call, const QuantizedDispatch& steps,
-                              cudaStream_t stream) {
-  const Parts& parts = context.parts();
-  const int num_sms = call.kernel.num_sms > 0 ? std::min(call.kernel.num_sms, parts.num_sms) : parts.num_sms;
-  return launch_quantize(steps.quantize, num_sms, stream);
 }
 
 bool needs_padding(const DispatchCall& call, bool exact_rows) {

@@ -16,9 +16,6 @@ DispatchOutputs dispatch_outputs(const DispatchCall& call);
 
 /// The two steps of a call that quantises; none of one that does not.
 Result<std::optional<QuantizedDispatch>> split_quantizing(Context& context, const DispatchCall& call, bool captured);
-/// Launches the first.
-cudaError_t launch_quantizing(const Context& context, const DispatchCall& call, const QuantizedDispatch& steps,
-                              cudaStream_t stream);
 
 /// Whether there can be rows without a token that the caller wants written. (An exact kTokens output has none.)
 bool needs_padding(const DispatchCall& call, bool exact_rows);

@@ -1,0 +1,209 @@
+/// How much of a GPU calls over several nodes take: the blocks of every kernel that they launch.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "cuda/driver/launch.hpp"
+#include "cuda/internode/steps.hpp"
+#include "ferry/ferry.hpp"
+#include "host_calls/counted_cuda.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr int kNumRanks = 2;
+/// Enough for more blocks than any bound here.
+constexpr int kNumTokens = 2000;
+constexpr int kHidden = 256;
+constexpr int kNumTopk = 4;
+constexpr int kNumExperts = 16;
+constexpr int kSlabRows = 1024;
+constexpr int kNumScales = kHidden / 128;
+/// What a call takes by default. The GPU of these tests has more for each of the ranks that share it.
+constexpr unsigned kMostSms = 24;
+
+std::atomic<unsigned> most_blocks{0};
+
+void observe(const cuda::LaunchShape& shape) {
+  unsigned seen = most_blocks.load();
+  while (seen < shape.num_blocks && !most_blocks.compare_exchange_weak(seen, shape.num_blocks)) {
+  }
+}
+
+/// A group of two nodes of one rank each. No kernel ever runs, so one thread can make the calls of one rank.
+class NodesCalls : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(setenv("FERRY_CUDA_MEMORY", "ipc", 1), 0);
+    const auto bootstraps = create_in_process_bootstraps(kNumRanks).value();
+    std::array<Status, kNumRanks> made;
+    std::vector<std::thread> threads;
+    for (std::size_t rank = 0; rank < kNumRanks; ++rank) {
+      threads.emplace_back([this, rank, &bootstraps, &made] {
+        GroupOptions options;
+        options.backend = "cuda";
+        options.device = 0;
+        options.ranks_per_node = 1;
+        options.transport = "loopback";
+        options.arena_bytes = std::size_t{256} << 20;
+        auto group = Group::create(bootstraps[rank], options);
+        made[rank] = group.status();
+        if (group.ok()) groups_[rank] = std::move(*group);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const Status& status : made) ASSERT_TRUE(status.ok()) << status.message();
+    for (std::size_t i = 0; i < ids_.size(); ++i) ids_[i] = static_cast<std::int64_t>(i) % kNumExperts;
+    cuda::observe_launches(observe);
+  }
+
+  void TearDown() override {
+    cuda::observe_launches(nullptr);
+    for (auto& group : groups_) group.reset();
+    unsetenv("FERRY_CUDA_MEMORY");
+  }
+
+  Group& group() { return *groups_[0]; }
+  ConstTensorView x() const { return {x_.data(), DType::kBfloat16, {kNumTokens, kHidden}}; }
+  TensorView sums() { return {sums_.data(), DType::kBfloat16, {kNumTokens, kHidden}}; }
+  ConstTensorView topk_idx() const { return {ids_.data(), DType::kInt64, {kNumTokens, kNumTopk}}; }
+  ConstTensorView topk_weights() const { return {weights_.data(), DType::kFloat32, {kNumTokens, kNumTopk}}; }
+
+  /// The largest launch of a call, which has some.
+  template <typename Call>
+  static unsigned blocks_of(const Call& call) {
+    most_blocks = 0;
+    const Status status = call();
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_GT(most_blocks.load(), 0U);
+    return most_blocks;
+  }
+
+  /// Of every layout, with rows without a token, and with plain and quantised rows; tensors are not the group's.
+  unsigned blocks_of_calls(Layout layout, Quantization quantize, int num_sms) {
+    RouteOptions options;
+    options.num_experts = kNumExperts;
+    options.layout = layout;
+    options.max_tokens = kNumTokens;
+    options.num_sms = num_sms;
+    const std::int64_t num_rows =
+        layout == Layout::kSlab ? kSlabRows * kNumExperts / kNumRanks : std::int64_t{kNumRanks} * kNumTokens * kNumTopk;
+    if (layout == Layout::kSlab) {
+      options.slab_capacity = kSlabRows;
+    } else {
+      options.max_recv_rows = num_rows;
+    }
+    Routing routing;
+    unsigned most = blocks_of([&] {
+      Result<Routing> made = group().route({topk_idx(), topk_weights()}, options, stream_);
+      if (made.ok()) routing = *made;
+      return made.status();
+    });
+    rows_.resize(static_cast<std::size_t>(num_rows * kHidden));
+    scales_.resize(static_cast<std::size_t>(num_rows * kNumScales));
+    DispatchInput in;
+    in.x = x();
+    DispatchOutput out;
+    const bool plain = quantize == Quantization::kNone;
+    out.x = TensorView(rows_.data(), plain ? DType::kBfloat16 : DType::kFloat8E4M3, {num_rows, kHidden});
+    if (!plain) out.scales = TensorView(scales_.data(), DType::kFloat32, {num_rows, kNumScales});
+    DispatchOptions dispatch;
+    dispatch.zero_padding = true;
+    dispatch.quantize = quantize;
+    dispatch.kernel.num_sms = num_sms;
+    most = std::max(most, blocks_of([&] { return group().dispatch(routing, in, out, stream_, dispatch); }));
+    CombineInput returned;
+    returned.x = ConstTensorView(rows_.data(), DType::kBfloat16, {num_rows, kHidden});
+    CombineOptions combine;
+    combine.kernel.num_sms = num_sms;
+    return std::max(most, blocks_of([&] { return group().combine(routing, returned, {sums()}, stream_, combine); }));
+  }
+
+  unsigned blocks_of_latency_calls(int num_sms) {
+    constexpr std::int64_t kLocalExperts = kNumExperts / kNumRanks;
+    constexpr std::int64_t kRows = std::int64_t{kNumRanks} * kNumTokens;
+    rows_.resize(static_cast<std::size_t>(kLocalExperts * kRows * kHidden));
+    scales_.resize(static_cast<std::size_t>(kLocalExperts * kRows * kNumScales));
+    LatencyDispatchOptions options;
+    options.num_experts = kNumExperts;
+    options.max_tokens = kNumTokens;
+    options.slab_capacity = kRows;
+    options.quantize = Quantization::kFp8;
+    options.kernel.num_sms = num_sms;
+    LatencyDispatchInput in;
+    in.x = x();
+    in.topk_idx = topk_idx();
+    LatencyDispatchOutput out;
+    out.x = TensorView(rows_.data(), DType::kFloat8E4M3, {kLocalExperts, kRows, kHidden});
+    out.scales = TensorView(scales_.data(), DType::kFloat32, {kLocalExperts, kRows, kNumScales});
+    Routing routing;
+    const unsigned of_dispatch = blocks_of([&] {
+      Result<Routing> made = group().latency_dispatch(in, out, options, stream_);
+      if (made.ok()) routing = *made;
+      return made.status();
+    });
+    LatencyCombineInput returned;
+    returned.x = ConstTensorView(rows_.data(), DType::kBfloat16, {kLocalExperts, kRows, kHidden});
+    returned.topk_weights = topk_weights();
+    LatencyCombineOptions combine;
+    combine.kernel.num_sms = num_sms;
+    return std::max(of_dispatch,
+                    blocks_of([&] { return group().latency_combine(routing, returned, {sums()}, stream_, combine); }));
+  }
+
+  std::vector<std::uint16_t> x_ = std::vector<std::uint16_t>(kNumTokens * kHidden);
+  std::vector<std::uint16_t> sums_ = x_;
+  std::vector<std::uint16_t> rows_;
+  std::vector<float> scales_;
+  std::vector<std::int64_t> ids_ = std::vector<std::int64_t>(kNumTokens * kNumTopk);
+  std::vector<float> weights_ = std::vector<float>(kNumTokens * kNumTopk);
+  int stream_of_test_ = 0;
+  Stream stream_{&stream_of_test_};
+  std::array<std::shared_ptr<Group>, kNumRanks> groups_;
+};
+
+TEST_F(NodesCalls, TakeFewMultiprocessorsByDefault) {
+  for (const Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab})
+    for (const Quantization quantize : {Quantization::kNone, Quantization::kFp8}) {
+      SCOPED_TRACE(fmt::format("layout {}, quantize {}", static_cast<int>(layout), static_cast<int>(quantize)));
+      EXPECT_LE(blocks_of_calls(layout, quantize, 0), kMostSms);
+    }
+  EXPECT_LE(blocks_of_latency_calls(0), kMostSms);
+}
+
+TEST_F(NodesCalls, TakeAsManyAsTheyAreGiven) {
+  for (const int num_sms : {3, 8, 40}) {  // two for each rail peer and one are the least
+    SCOPED_TRACE(fmt::format("{} multiprocessors", num_sms));
+    EXPECT_EQ(blocks_of_calls(Layout::kExperts, Quantization::kFp8, num_sms), static_cast<unsigned>(num_sms));
+    EXPECT_EQ(blocks_of_latency_calls(num_sms), static_cast<unsigned>(num_sms));
+  }
+}
+
+/// Kernels that run at the same time: those of an exchange for rings and for what stays in the node, and of a combine
+/// that makes sums beside them.
+TEST(NodesBlocks, TogetherAreAsManyAsTheCallMayHave) {
+  for (int num_nodes = 2; num_nodes <= 32; ++num_nodes) {
+    const int num_rings = 2 * (num_nodes - 1);
+    for (const int asked : {0, 1, 5, 24, 100}) {
+      const int num_sms = cuda::call_sms(asked, 132);
+      const cuda::StepBlocks blocks = cuda::StepBlocks::of(num_nodes, num_sms);
+      const int most = std::max(asked == 0 ? static_cast<int>(kMostSms) : asked, num_rings + 1);
+      SCOPED_TRACE(fmt::format("{} nodes, {} asked for", num_nodes, asked));
+      EXPECT_GE(blocks.per_ring, 1);
+      EXPECT_LE(blocks.per_ring * num_rings + std::max(blocks.num_own, blocks.num_beside), most);
+      EXPECT_LE(std::max(blocks.num_other, blocks.num_all), most);
+    }
+  }
+  EXPECT_EQ(cuda::call_sms(0, 7), 7) << "a GPU that many ranks share";
+}
+
+}  // namespace
+}  // namespace ferry::test
