@@ -207,6 +207,8 @@ TEST(Bench, KernelOptionsChangeNothingOnTheCpu) {
                                    "--copy-path", "load-store"});
   ASSERT_EQ(results.size(), 1U);
   EXPECT_FALSE(results[0].contains("host_time_us_p50"));
+  EXPECT_FALSE(results[0].contains("num_sms"));
+  EXPECT_FALSE(results[0].contains("kernels"));
 }
 
 TEST(Tune, HasNothingToDoOnTheCpu) {

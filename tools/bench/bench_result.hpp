@@ -125,6 +125,7 @@ struct OpResult {
   std::optional<std::int64_t> graph_p99_ns;
   std::optional<std::int64_t> reference_p50_ns;  ///< latency mode: of the calls that it is compared with
   std::vector<LimitResult> limits;               ///< CUDA: all raw exchanges; the fastest is the limit
+  std::vector<KernelLaunch> kernels;             ///< CUDA: what one call launches on rank 0
   std::optional<WireTotal> wire;                 ///< several nodes: what crossed the network in one call
 
   /// Gigabytes per second and rank; none where there are no bytes.
@@ -133,6 +134,8 @@ struct OpResult {
   std::optional<double> network_gbps(int num_ranks) const;
   std::optional<double> limit_gbps(int num_ranks) const;
   std::optional<double> ratio_to_limit() const;
+  /// CUDA: blocks of its largest kernel; none if it launches nothing.
+  std::optional<int> num_sms() const;
   /// How much longer this takes than the calls that it is compared with.
   std::optional<double> ratio_to_reference() const;
   /// Of a skewed routing: the limit would need this share of the operation's time for the busiest rank alone.

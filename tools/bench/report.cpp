@@ -147,7 +147,8 @@ std::string to_text(const std::vector<BenchReport>& reports) {
   const bool on_gpu = reports.front().plan.on_gpu();
   const bool latency = reports.front().plan.latency();
   if (latency) header.insert(header.end(), {"send half", "vs. calls"});
-  if (on_gpu) header.insert(header.end(), {"busiest", "host call", "in a row", latency ? "in a graph" : "events"});
+  if (on_gpu)
+    header.insert(header.end(), {"busiest", "SMs", "host call", "in a row", latency ? "in a graph" : "events"});
   Table table(std::move(header));
   for (const BenchReport& report : reports) {
     const int num_ranks = report.plan.num_ranks;
@@ -168,6 +169,8 @@ std::string to_text(const std::vector<BenchReport>& reports) {
       }
       if (on_gpu) {
         row.push_back(two_decimals(result.ratio_to_busiest_limit()));
+        const std::optional<int> num_sms = result.num_sms();
+        row.push_back(num_sms ? fmt::to_string(*num_sms) : "-");
         const auto& last = latency ? result.graph_p50_ns : result.events_p50_ns;
         for (const auto& ns : {result.host_p50_ns, result.in_row_p50_ns, last}) {
           row.push_back(ns ? format_ns(*ns) : "-");
