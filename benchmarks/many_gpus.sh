@@ -143,9 +143,12 @@ bench route --op route --sweep-tokens 64,512,4096
 bench plain_bf16 --op pair --memory plain --tokens 4096
 bench plain_fp8 --op dispatch --memory plain --dtype fp8 --tokens 4096
 
-part 45
+part 55
 kernel_times deep_ep
 kernel_times ferry
+late=(--op latency-pair --tokens 128 --quantize fp8 --order rank_sums --late-us 200) # what that costs the others
+bench latency_late "${late[@]}"
+bench latency_late_split "${late[@]}" --split
 
 part 90
 layer deep_ep bf16

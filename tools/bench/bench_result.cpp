@@ -190,6 +190,15 @@ std::optional<int> OpResult::num_sms() const {
   return largest == kernels.end() ? std::nullopt : std::optional(largest->num_blocks);
 }
 
+std::optional<std::int64_t> OpResult::held_sm_ns() const {
+  const std::optional<int> most = num_sms();
+  if (!most) return std::nullopt;
+  constexpr std::size_t kHalves = 2;
+  if (!send_p50_ns || kernels.size() != kHalves) return *most * time_p50_ns;
+  const std::int64_t send_ns = std::min(*send_p50_ns, time_p50_ns);
+  return kernels[0].num_blocks * send_ns + kernels[1].num_blocks * (time_p50_ns - send_ns);
+}
+
 std::optional<double> OpResult::ratio_to_reference() const {
   if (!reference_p50_ns || *reference_p50_ns == 0) return std::nullopt;
   return static_cast<double>(time_p50_ns) / static_cast<double>(*reference_p50_ns);
@@ -303,7 +312,7 @@ OpResult Summary::operation(BenchOp op, const MovedRows& moved, std::int64_t row
   } else if (plan_.has_limit()) {
     result.limit_p50_ns = percentile(times(series.limit), kMedian);
   }
-  if (plan_.split && !plan_.on_gpu()) result.send_p50_ns = host_p50(series.send);
+  if (plan_.split) result.send_p50_ns = host_p50(series.send);
   return result;
 }
 

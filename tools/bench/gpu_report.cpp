@@ -116,6 +116,7 @@ void add_gpu_result(const OpResult& result, Json* json) {
   (*json)["ratio_to_busiest_limit"] = nullable(result.ratio_to_busiest_limit());
   const std::optional<int> num_sms = result.num_sms();
   (*json)["num_sms"] = num_sms ? Json(*num_sms) : Json(nullptr);
+  (*json)["held_sm_us_p50"] = microseconds(result.held_sm_ns());
   Json kernels = Json::array();
   for (const KernelLaunch& kernel : result.kernels) kernels.push_back(to_json(kernel));
   (*json)["kernels"] = std::move(kernels);

@@ -24,6 +24,7 @@ struct Measured {
   Series events;
   Series host;
   std::optional<Series> in_row;
+  std::optional<Series> send = std::nullopt;  ///< of a split call: until its send half is done on the stream
 };
 
 /// No call of latency mode waits on the host, and neither does a route into a slab.
@@ -35,14 +36,16 @@ std::vector<Measured> measured_by_latency(const BenchPlan& plan, Operations& ope
                    {[&] { return operations.latency_dispatch(); }, finish},
                    Series::kDispatch,
                    Series::kDispatchHost,
-                   Series::kDispatchInRow});
+                   Series::kDispatchInRow,
+                   plan.split ? std::optional(Series::kDispatchSend) : std::nullopt});
   }
   if (plan.measures_combine()) {
     all.push_back({BenchOp::kLatencyCombine,
                    {[&] { return operations.latency_combine(); }, finish},
                    Series::kCombine,
                    Series::kCombineHost,
-                   Series::kCombineInRow});
+                   Series::kCombineInRow,
+                   plan.split ? std::optional(Series::kCombineSend) : std::nullopt});
   }
   if (plan.op == BenchOp::kLatencyPair) {
     all.push_back({BenchOp::kLatencyPair,
@@ -116,6 +119,27 @@ Status record_launches(const BenchPlan& plan, Operations& operations, DeviceRepo
   return {};
 }
 
+Status time_rounds(const BenchPlan& plan, std::size_t kernel_idx, Operations& operations, const GpuTimer& timer,
+                   MutableBenchArea* area) {
+  for (int round = 0; round < plan.num_warmup + plan.num_iterations; ++round) {
+    for (const Measured& measured : measured_by(plan, operations)) {
+      GpuTimer::Call call = measured.call;
+      call.late_ns = operations.late_ns();
+      call.has_halves = measured.send.has_value();
+      operations.on_sent(call.has_halves ? [&timer] { return timer.mark_sent(); } : std::function<Status()>());
+      auto times = timer.time(call);
+      operations.on_sent({});
+      if (!times) return times.status();
+      if (round < plan.num_warmup) continue;
+      const auto iteration = static_cast<std::size_t>(round - plan.num_warmup);
+      area->series(measured.events, kernel_idx)[iteration] = {0, times->events_ns};
+      area->series(measured.host, kernel_idx)[iteration] = times->host;
+      if (measured.send) area->series(*measured.send, kernel_idx)[iteration] = {0, times->sent_ns};
+    }
+  }
+  return {};
+}
+
 Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& operations, const GpuTimer& timer,
                    MutableBenchArea* area) {
   operations.use(plan.kernels[kernel_idx]);
@@ -123,16 +147,7 @@ Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& op
   if (plan.kernels.size() == 1) {
     if (Status status = record_launches(plan, operations, &area->device()); !status) return status;
   }
-  for (int round = 0; round < plan.num_warmup + plan.num_iterations; ++round) {
-    for (const Measured& measured : measured_by(plan, operations)) {
-      auto times = timer.time(measured.call);
-      if (!times) return times.status();
-      if (round < plan.num_warmup) continue;
-      const auto iteration = static_cast<std::size_t>(round - plan.num_warmup);
-      area->series(measured.events, kernel_idx)[iteration] = {0, times->events_ns};
-      area->series(measured.host, kernel_idx)[iteration] = times->host;
-    }
-  }
+  if (Status status = time_rounds(plan, kernel_idx, operations, timer, area); !status) return status;
   for (const Measured& measured : measured_by(plan, operations)) {
     if (!measured.in_row || plan.kernels.size() > 1) continue;
     if (Status status = timer.time_in_row(measured.call, area->series(*measured.in_row, kernel_idx)); !status) {
