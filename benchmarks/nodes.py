@@ -5,6 +5,7 @@
     benchmarks/nodes.py --rate-mbit 1000     two network namespaces joined by a link of that rate each way (root)
     benchmarks/nodes.py --copy-mbit 10000    ranks as threads, the network a copy that takes the time of such a link
     benchmarks/nodes.py --backend cuda --ranks 2 --dtype bf16 --dtype fp8 --transport tcp --copy-mbit 10000
+    benchmarks/nodes.py --latency 1,8,128    latency mode instead, against one node and the network's trips
 
 A round is: ucx_perftest with one pair of processes, with one pair each way at once, and with as many pairs as there are
 rails each way at once, in puts of 1 MB and again of a ring's chunk, as many outstanding as a ring has chunks; then
@@ -24,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/netns"))
 
 from hosts import Failure, Missing, ThisHost, TwoHosts
+from nodes_latency import measure_latency, show_latency, summarise_latency
 from nodes_puts import Puts, perftest
 from nodes_report import Rounds, show, summarise
 from nodes_runs import FERRY, RAIL_STAGE, TRANSPORTS, Ranks, calls_of
@@ -41,6 +43,12 @@ def parse_options():
     parser.add_argument("--copy-mbit", type=int, action="append", default=[], help="loopback engine held to this rate")
     parser.add_argument(
         "--backend", choices=["cpu", "cuda"], default="cpu", help="of the calls; rings are as it has them"
+    )
+    parser.add_argument(
+        "--latency",
+        type=lambda text: [int(part) for part in text.split(",")],
+        metavar="TOKENS",
+        help="latency mode for these numbers of tokens, fp8 out and sums of ranks back, and nothing else",
     )
     parser.add_argument("--no-puts", action="store_true", help="leave ucx_perftest out, where it is not installed")
     parser.add_argument("--put-seconds", type=float, default=3, help="of each run of ucx_perftest; TCP needs some")
@@ -99,6 +107,9 @@ def measure(options, ranks, puts, name):
 def measure_transport(options, transport):
     with connected_hosts(options.rate_mbit) as (hosts, network, network_environment):
         environment = {**os.environ, **TRANSPORTS[transport], **network_environment}
+        if options.latency:
+            rounds, bench = measure_latency(options, Ranks(options, hosts, environment), transport)
+            return bench, summarise_latency(transport, network, rounds, bench)
         puts = None if options.no_puts else Puts(hosts, environment, options.put_seconds)
         rounds, bench = measure(options, Ranks(options, hosts, environment), puts, transport)
     return bench, summarise(transport, network, rounds, bench)
@@ -108,9 +119,12 @@ def measure_copy(options, rate_mbit):
     """Ranks are threads, and the engine's copies take the time of a link of the rate to each rail peer."""
     environment = {**os.environ, "FERRY_LOOPBACK_RATE": str(rate_mbit * 125_000)}
     ranks = Ranks(options, ThisHost(), environment, threads=True)
+    network = f"a copy between threads that takes the time of a link of {rate_mbit} Mbit/s"
+    if options.latency:
+        rounds, bench = measure_latency(options, ranks, "loopback")
+        return bench, summarise_latency("loopback", network, rounds, bench)
     rounds, bench = measure(options, ranks, None, "loopback")
     rounds.link_gbps = rate_mbit / 8000 * options.ranks * (options.nodes - 1)
-    network = f"a copy between threads that takes the time of a link of {rate_mbit} Mbit/s"
     return bench, summarise("loopback", network, rounds, bench)
 
 
@@ -119,18 +133,20 @@ def main():
     # As an exception, so that namespaces and processes are removed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
-    if options.transport and not options.no_puts and perftest() is None:
+    if options.transport and not (options.no_puts or options.latency) and perftest() is None:
         raise Missing("the command ucx_perftest: install UCX's tools (Debian: ucx-utils), or give --no-puts")
-    for program in (options.build / FERRY, options.build / RAIL_STAGE):
+    for program in (options.build / FERRY, *([] if options.latency else [options.build / RAIL_STAGE])):
         if not program.is_file():
             raise Failure(f"no program at {program}: build preset release, or give --build")
     measured = [measure_transport(options, transport) for transport in options.transport]
     measured += [measure_copy(options, rate_mbit) for rate_mbit in options.copy_mbit]
     for _, result in measured:
-        show(result)
+        (show_latency if options.latency else show)(result)
     if options.json:
         names = ["backend", "nodes", "ranks", "tokens", "hidden", "topk", "experts", "dtype", "iterations", "rounds"]
         shape = {name: getattr(options, name) for name in names}
+        if options.latency:
+            shape |= {"tokens": options.latency, "dtype": "fp8", "order": "rank_sums"}
         bench = measured[0][0]
         build = {key: bench[key] for key in ("version", "commit", "host", "gpu") if key in bench}
         results = [result for _, result in measured]

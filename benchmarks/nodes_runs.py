@@ -19,6 +19,8 @@ SHARED_MEMORY = {"UCX_TLS": "posix,sysv", "UCX_POSIX_ERROR_HANDLING": "y", "UCX_
 TRANSPORTS = {"tcp": {"UCX_TLS": "tcp", **SEGMENTS}, "shm": SHARED_MEMORY}
 
 CALL_TIMEOUT_S = 600
+NUM_ENDS = 2
+PUT_ITERATIONS = 50  # of ten calls each
 FP8_CHANNELS_PER_SCALE = 128
 ITEM_ALIGNMENT = 16
 
@@ -73,13 +75,52 @@ class Ranks:
     def bench(self, dtype, with_combine):
         """The report of `ferry bench`."""
         o = self.options
-        as_threads = ["--ranks", o.ranks, "--launch", "threads", "--transport", "loopback"]
+        ranks = ["--ranks", o.ranks] if self.threads else []
         return self._run([
             o.build / FERRY, "bench", "--backend", o.backend, "--nodes", o.nodes, "--tokens", o.tokens, "--hidden",
             o.hidden, "--topk", o.topk, "--experts", o.experts, "--dtype", dtype, "--op",
             "pair" if with_combine else "dispatch", "--iterations", o.iterations, "--warmup", 1, "--timeout",
-            CALL_TIMEOUT_S, *(as_threads if self.threads else ["--transport", "ucx"]), "--json", "-",
+            CALL_TIMEOUT_S, *ranks, *self._network(), "--json", "-",
         ])  # fmt: skip
+
+    def latency_on_one_node(self):
+        """The report of `ferry bench` for latency mode, of as many ranks on one node."""
+        how = ["--nodes", 1, "--ranks", self.options.ranks, *self._as_threads()]
+        return self._latency(lambda arguments: self._run_one_process([*arguments, *how]))
+
+    def latency_over_nodes(self):
+        """The same over the nodes."""
+        ranks = ["--ranks", self.options.ranks] if self.threads else []
+        how = ["--nodes", self.options.nodes, *ranks, *self._network()]
+        return self._latency(lambda arguments: self._run([*arguments, *how]))
+
+    def trips(self):
+        """The report of one-sided puts between two ranks of two nodes."""
+        o = self.options
+        ranks = ["--ranks", NUM_ENDS] if self.threads else []
+        return self._run([
+            o.build / FERRY, "bench", "--op", "put", "--backend", o.backend, "--nodes", NUM_ENDS, *ranks,
+            *self._network(), "--iterations", PUT_ITERATIONS, "--timeout", CALL_TIMEOUT_S, "--json", "-",
+        ], NUM_ENDS)  # fmt: skip
+
+    def _latency(self, run):
+        """One report of all numbers of tokens, each of which is a run."""
+        reports = [run(self._latency_arguments(num_tokens)) for num_tokens in self.options.latency]
+        return {**reports[-1], "results": [result for report in reports for result in report["results"]]}
+
+    def _latency_arguments(self, num_tokens):
+        o = self.options
+        return [
+            o.build / FERRY, "bench", "--op", "latency-pair", "--backend", o.backend, "--tokens", num_tokens,
+            "--hidden", o.hidden, "--topk", o.topk, "--experts", o.experts, "--quantize", "fp8", "--order",
+            "rank_sums", "--iterations", o.iterations, "--timeout", CALL_TIMEOUT_S, "--json", "-",
+        ]  # fmt: skip
+
+    def _as_threads(self):
+        return ["--launch", "threads"] if self.threads else []
+
+    def _network(self):
+        return [*self._as_threads(), "--transport", "loopback" if self.threads else "ucx"]
 
     def stage(self, call):
         """The rings alone, with as many bytes of all ranks as the call."""
@@ -103,14 +144,12 @@ class Ranks:
             *(["--kernel-rings"] if o.backend == "cuda" else []), *(as_threads if self.threads else []),
         ])  # fmt: skip
 
-    def _run(self, arguments):
-        """The JSON that rank 0 prints."""
-        program = Path(arguments[0]).name
-        # Each call has its own deadline; this one is for ranks that ignore it.
-        timeout_s = (self.options.iterations + 2) * CALL_TIMEOUT_S
+    def _run(self, arguments, num_ranks=None):
+        """The JSON that rank 0 prints. `num_ranks`: by default those of the options."""
         if self.threads:
-            return self._run_threads(program, [str(argument) for argument in arguments], timeout_s)
-        with RankProcesses(self.hosts, self.options.ranks, arguments, self.environment) as ranks:
+            return self._run_one_process(arguments)
+        program, timeout_s = Path(arguments[0]).name, self._timeout_s()
+        with RankProcesses(self.hosts, num_ranks or self.options.ranks, arguments, self.environment) as ranks:
             codes = ranks.wait(timeout_s, until_failure=True)
             for rank, code in enumerate(codes):
                 if code not in (None, 0):
@@ -119,10 +158,21 @@ class Ranks:
                 raise Failure(f"{program}: rank {codes.index(None)} is still running after {timeout_s} s")
             return json.loads(ranks.stdout(0))
 
-    def _run_threads(self, program, arguments, timeout_s):
+    def _timeout_s(self):
+        """Each call has its own deadline; this one is for ranks that ignore it."""
+        return (self.options.iterations + 2) * CALL_TIMEOUT_S
+
+    def _run_one_process(self, arguments):
+        """The same of a program that starts its ranks itself."""
+        program, timeout_s = Path(arguments[0]).name, self._timeout_s()
         try:
             ended = subprocess.run(
-                arguments, env=self.environment, capture_output=True, text=True, check=False, timeout=timeout_s
+                [str(argument) for argument in arguments],
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout_s,
             )
         except subprocess.TimeoutExpired as expired:
             raise Failure(f"{program}: still running after {timeout_s} s") from expired

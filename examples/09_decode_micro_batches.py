@@ -1,7 +1,7 @@
 """Decodes two micro-batches in latency mode: while the tokens of one are on their way, the other computes.
 Checks that the results have the same bits as those of one micro-batch after the other, with calls that are not split:
 torchrun --nproc-per-node 4 examples/09_decode_micro_batches.py
-On CPUs, which move rows in the receive half; --device cuda: on a GPU for each rank (latency mode is not there yet).
+On CPUs, which move rows in the receive half; --device cuda: on a GPU for each rank.
 """
 
 import argparse

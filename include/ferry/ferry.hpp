@@ -17,6 +17,7 @@
 #include "ferry/int8.hpp"             // quantisation to INT8 and back
 #include "ferry/known_memory.hpp"     // tensors whose memory need not be looked up
 #include "ferry/latency.hpp"          // inputs and outputs of latency mode
+#include "ferry/launches.hpp"         // what calls put on GPUs
 #include "ferry/load.hpp"             // load of experts over many calls, of all ranks
 #include "ferry/one_sided.hpp"        // symmetric memory, puts, gets, signals, atomics
 #include "ferry/placement.hpp"        // experts with several homes, load counters

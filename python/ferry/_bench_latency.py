@@ -3,7 +3,8 @@
 Through ``ferry`` those are ``latency_dispatch`` and ``latency_combine``, through ``deep_ep`` ``low_latency_dispatch``
 and ``low_latency_combine``. Each iteration has other ids. Slabs are of the worst case, as in programs: R * tokens rows
 for each expert. Wall times are means of calls in a row on the slowest rank, until the GPU is done with the last one;
-the time of a call on the host is with an idle GPU before it.
+the time of a call on the host is with an idle GPU before it. Times of kernels are those of `_bench_kernels`, of a call
+on the slowest rank.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import ferry
+from ferry._bench_kernels import measure_kernels
 from ferry._bench_layer import own_arguments
 
 ORDERS = ("exact", "rank_sums")
@@ -219,6 +221,17 @@ def measure_latency(options: argparse.Namespace, device: torch.device) -> list[d
         graph_us = None
         if device.type == "cuda":
             (graph_us,) = slowest([_graph_pair_us(pair, options.iterations, device)], device)
+        kernels = None
+        if options.kernel_times:
+            kernels = {
+                "dispatch": measure_kernels(calls.dispatch, options.iterations, device),
+                "combine": measure_kernels(
+                    lambda _, calls=calls, of=dispatched: calls.combine(0, of), options.iterations, device
+                ),
+            }
+            times = slowest([of_call["call_us"] for of_call in kernels.values()], device)
+            for of_call, us in zip(kernels.values(), times, strict=True):
+                of_call["call_us"] = us
         results.append(
             {
                 "tokens": num_tokens,
@@ -226,6 +239,7 @@ def measure_latency(options: argparse.Namespace, device: torch.device) -> list[d
                 "combine_us": combine_us,
                 "pair_us": pair_us,
                 "graph_pair_us": graph_us,
+                "kernel_times": kernels,
                 "host_us": dict(zip(("dispatch", "combine"), host_us, strict=True)),
             }
         )

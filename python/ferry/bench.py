@@ -236,6 +236,9 @@ def report_latency(result: dict[str, Any]) -> None:
             f"{line['combine_us']:.1f}, pair {line['pair_us']:.1f}{in_graph}; on the host: dispatch "
             f"{line['host_us']['dispatch']:.1f}, combine {line['host_us']['combine']:.1f}"
         )
+        for call, kernels in (line["kernel_times"] or {}).items():
+            names = ", ".join(f"{one['name']} {one['us_p50']:.1f}" for one in kernels["kernels"])
+            print(f"  kernels of a {call}: {kernels['call_us']:.1f} ({names})")
 
 
 def report_comparison(result: dict[str, Any]) -> None:
@@ -322,6 +325,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--order", choices=ORDERS, help="of sums in latency mode (deep_ep has rank_sums only)")
     parser.add_argument("--split", action="store_true", help="calls of latency mode as their two halves")
+    parser.add_argument(
+        "--kernel-times", action="store_true", help="with --latency on GPUs: also of the kernels alone, by the profiler"
+    )
     options = parser.parse_args(arguments)
     if options.iterations is None:
         options.iterations = 200 if options.host_time else 40 if options.layer or options.latency else 10
@@ -349,6 +355,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", options.ranks))
     if options.device == "auto":
         options.device = "cuda" if num_gpus >= local_ranks else "cpu"
+    if options.kernel_times and not (options.latency and options.device == "cuda"):
+        parser.error("--kernel-times is for --latency on GPUs")
     if options.device == "cuda" and num_gpus < local_ranks:
         parser.error(f"--device cuda: torch finds {num_gpus} GPUs for {local_ranks} ranks; nccl needs one for each")
     if options.experts % options.ranks or options.topk > options.experts:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import torch.multiprocessing as mp
 from network import skip_without_network
 
-from ferry import bench
+from ferry import _bench_kernels, bench
 
 SMALL = ["--ranks", "2", "--tokens", "8", "--hidden", "64", "--topk", "2", "--experts", "4", "--iterations", "2"]
 
@@ -87,7 +88,35 @@ def test_measures_latency_mode(api: str, dtype: str, measure: Measure) -> None:
     for line in result["results"]:
         assert all(line[time] > 0 for time in ("dispatch_us", "combine_us", "pair_us"))
         assert line["graph_pair_us"] is None, "CPUs have no graphs"
+        assert line["kernel_times"] is None
         assert all(us > 0 for us in line["host_us"].values())
+
+
+def test_kernel_times_are_those_of_the_packages_kernels() -> None:
+    whole = "void ferry::cuda::(anonymous namespace)::combine_kernel<true, false>(ferry::cuda::LatencyCombineParams)"
+    part = "ferry::cuda::(anonymous namespace)::quantize_kernel(ferry::cuda::Params)"
+    events = [(whole, us) for us in (10.0, 14.0, 11.0)] + [(part, us) for us in (1.0, 2.0, 3.0, 2.0, 2.0, 9.0)]
+    events += [("ncclDevKernel_AllReduce(ncclDevKernelArgs)", 99.0), ("sm90_gemm<float>", 50.0)]
+    found = _bench_kernels.summarise(_bench_kernels.by_kernel(events), num_calls=3)
+    assert [(one["name"], one["launches_per_call"]) for one in found["kernels"]] == [
+        ("combine_kernel", 1),
+        ("quantize_kernel", 2),
+    ]
+    assert [one["us_p50"] for one in found["kernels"]] == [11, 2]
+    assert found["call_us"] == 15
+    assert _bench_kernels.short_name("void deep_ep::internode_ll::dispatch<true, 7168>(void*, float*)") == "dispatch"
+
+
+def test_measures_kernels_where_there_are_gpus(tmp_path: pathlib.Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    path = tmp_path / "result.json"
+    end = run(*SMALL, "--latency", "--kernel-times", "--device", "cuda", "--hidden", "128", "--json", str(path))
+    assert end.returncode == 0, end.stderr
+    assert "kernels of a dispatch" in end.stdout
+    for call, kernels in json.loads(path.read_text())["results"][0]["kernel_times"].items():
+        assert kernels["call_us"] > 0
+        assert [one["launches_per_call"] for one in kernels["kernels"]] == [1], call
 
 
 def test_refuses_options_of_another_measurement(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,6 +127,8 @@ def test_refuses_options_of_another_measurement(capsys: pytest.CaptureFixture[st
         (["--order", "exact"], "are for --latency"),
         (["--latency", "--api", "deep_ep", "--order", "exact"], "rank_sums"),
         (["--api", "deep_ep"], "are for --layer, --latency and --host-time"),
+        (["--kernel-times"], "is for --latency on GPUs"),
+        (["--latency", "--kernel-times", "--device", "cpu"], "is for --latency on GPUs"),
     ):
         with pytest.raises(SystemExit, match="2"):
             bench.main([*SMALL, *wrong])

@@ -42,6 +42,6 @@ def test_micro_batches(device: str) -> None:
     assert f"a step on {device}" in found and "same gradients" in found
 
 
-def test_decode_micro_batches() -> None:
-    # CPUs only: GPUs have no latency mode yet.
-    assert "on cpu, each beside the other: same results" in run("09_decode_micro_batches.py", "cpu", num_ranks=2)
+def test_decode_micro_batches(device: str) -> None:
+    found = run("09_decode_micro_batches.py", device, *(["--device", "cuda"] if device == "cuda" else []), num_ranks=2)
+    assert f"on {device}, each beside the other: same results" in found

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <string>
 
-#include "cuda/driver/launch.hpp"
+#include "ferry/launches.hpp"
 #include "gpu/gpu_group.hpp"
 
 namespace ferry::test {
@@ -19,12 +19,12 @@ namespace {
 constexpr int kNumRanks = 2;
 
 /// The largest launch since the last reset, of any thread.
-std::atomic<unsigned> most_blocks{0};
+std::atomic<int> most_blocks{0};
 std::atomic<int> num_launches{0};
 
-void observe(const cuda::LaunchShape& shape) {
-  unsigned seen = most_blocks.load();
-  while (seen < shape.num_blocks && !most_blocks.compare_exchange_weak(seen, shape.num_blocks)) {
+void observe(const KernelLaunch& launch) {
+  int seen = most_blocks.load();
+  while (seen < launch.num_blocks && !most_blocks.compare_exchange_weak(seen, launch.num_blocks)) {
   }
   ++num_launches;
 }
@@ -34,9 +34,9 @@ class ObservedLaunches {
   ObservedLaunches() {
     most_blocks = 0;
     num_launches = 0;
-    cuda::observe_launches(observe);
+    observe_launches(observe);
   }
-  ~ObservedLaunches() { cuda::observe_launches(nullptr); }
+  ~ObservedLaunches() { observe_launches(nullptr); }
   ObservedLaunches(const ObservedLaunches&) = delete;
   ObservedLaunches& operator=(const ObservedLaunches&) = delete;
 };
@@ -91,7 +91,7 @@ TEST(NumSms, BoundsEveryLaunchOfACall) {
         run_gpu_group(RankKind::kThreads, kNumRanks, [&](RankContext& context, Group& group) {
           run_calls(context, group, prepared, {num_sms, num_sms});
         });
-        EXPECT_LE(most_blocks.load(), static_cast<unsigned>(num_sms));
+        EXPECT_LE(most_blocks.load(), num_sms);
         EXPECT_GE(num_launches.load(), kNumRanks * 3) << "route, dispatch and combine of each rank";
       }
     }
@@ -119,7 +119,7 @@ TEST(NumSms, BoundsCallsOverNodesWhoseDefaultIsFew) {
           run_calls(context, **group, prepared, {num_sms, num_sms, max_tokens});
           context.expect_ok((*group)->destroy(), "destroy");
         });
-        EXPECT_LE(most_blocks.load(), static_cast<unsigned>(num_sms == 0 ? kDefault : num_sms));
+        EXPECT_LE(most_blocks.load(), num_sms == 0 ? kDefault : num_sms);
         EXPECT_GE(num_launches.load(), kNumRanks * 3) << "route, dispatch and combine of each rank";
       }
     }
@@ -130,7 +130,7 @@ TEST(NumSms, IsNotBoundedByDefaultOnOneNode) {
   const ObservedLaunches launches;
   run_gpu_group(RankKind::kThreads, kNumRanks,
                 [&](RankContext& context, Group& group) { run_calls(context, group, prepared, {}); });
-  EXPECT_GT(most_blocks.load(), 5U);
+  EXPECT_GT(most_blocks.load(), 5);
 }
 
 /// Settings for every dispatch and combine of groups of `num_ranks` on GPUs like the first one.
@@ -168,9 +168,9 @@ TEST(NumSms, ComesFromTheGroupsTuningFileWhereTheCallLeavesItOpen) {
       context.expect_ok((*group)->destroy(), "destroy");
     });
     if (num_ranks == kNumRanks) {
-      EXPECT_LE(most_blocks.load(), static_cast<unsigned>(kTuned));
+      EXPECT_LE(most_blocks.load(), kTuned);
     } else {
-      EXPECT_GT(most_blocks.load(), static_cast<unsigned>(kTuned)) << "the file is for more ranks";
+      EXPECT_GT(most_blocks.load(), kTuned) << "the file is for more ranks";
     }
   }
   std::filesystem::remove(path);

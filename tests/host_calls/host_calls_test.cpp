@@ -5,8 +5,10 @@
 
 #include <cstdlib>
 #include <memory>
+#include <thread>
 #include <vector>
 
+#include "bench/launch_recorder.hpp"
 #include "ferry/ferry.hpp"
 #include "host_calls/counted_cuda.hpp"
 
@@ -217,6 +219,93 @@ TEST_F(HostCalls, StagingThatHasGrownHasRoomToSpareWhileThereIsMemory) {
   EXPECT_EQ(staged(some_more), without_spare);  // what calls have used stays theirs
   rest.clear();
   EXPECT_GT(staged(most), without_spare);  // beyond what is left of it
+}
+
+std::vector<KernelLaunch>& seen_launches() {
+  static std::vector<KernelLaunch> seen;
+  return seen;
+}
+
+/// The kernels of one call.
+template <typename Call>
+std::vector<KernelLaunch> launches_of(const Call& call) {
+  seen_launches().clear();
+  observe_launches([](const KernelLaunch& launch) { seen_launches().push_back(launch); });
+  call();
+  observe_launches(nullptr);
+  return seen_launches();
+}
+
+/// So a program finds out what a call takes of the GPU where it leaves that to the library.
+TEST_F(HostCalls, AnObserverSeesTheBlocksOfEveryLaunch) {
+  RouteOptions route;
+  route.num_experts = kNumExperts;
+  route.max_recv_rows = kNumTokens;
+  const Routing routing = group_->route({topk_idx()}, route, stream_).value();
+  std::vector<std::uint16_t> received(rows_.size());
+  DispatchInput in;
+  in.x = rows(rows_.data());
+  const auto dispatch = [&](void* out, const KernelOptions& kernel) {
+    DispatchOptions options;
+    options.kernel = kernel;
+    EXPECT_TRUE(group_->dispatch(routing, in, {rows(out)}, stream_, options).ok());
+  };
+  const auto combine = [&](void* x, const KernelOptions& kernel) {
+    CombineInput input;
+    input.x = rows(x);
+    CombineOptions options;
+    options.kernel = kernel;
+    EXPECT_TRUE(group_->combine(routing, input, {rows(sums_.data())}, stream_, options).ok());
+  };
+  KernelOptions five;
+  five.num_sms = 5;
+  five.num_copy_sms = 2;
+  for (const bool dispatches : {true, false}) {
+    SCOPED_TRACE(dispatches ? "dispatch" : "combine");
+    const auto seen = [&](void* memory, const KernelOptions& kernel) {
+      return launches_of([&] { dispatches ? dispatch(memory, kernel) : combine(memory, kernel); });
+    };
+    const std::vector<KernelLaunch> staged = seen(received.data(), five);
+    ASSERT_EQ(staged.size(), 1U);
+    EXPECT_EQ(staged[0].num_blocks, 5);
+    EXPECT_EQ(staged[0].num_copy_blocks, 2);
+    EXPECT_GT(staged[0].num_threads, 0);
+    const std::vector<KernelLaunch> by_default = seen(received.data(), {});
+    ASSERT_EQ(by_default.size(), 1U);
+    EXPECT_GT(by_default[0].num_copy_blocks, 0);
+    EXPECT_GT(by_default[0].num_blocks, by_default[0].num_copy_blocks);
+    const std::vector<KernelLaunch> symmetric = seen(out_.data(), five);
+    ASSERT_EQ(symmetric.size(), 1U);
+    EXPECT_EQ(symmetric[0].num_blocks, 5);
+    if (!dispatches) {
+      EXPECT_EQ(symmetric[0].num_copy_blocks, 0);
+    }
+  }
+  EXPECT_EQ(launches_of([&] { EXPECT_TRUE(latency_dispatch().ok()); }).size(), 1U);
+  dispatch(out_.data(), {});
+  EXPECT_EQ(seen_launches().size(), 1U) << "a call after the last observed one";
+}
+
+/// As `ferry bench` uses it, whose ranks may be threads of one process.
+TEST_F(HostCalls, ARecorderKeepsTheLaunchesOfItsThread) {
+  tools::CallLaunches own;
+  tools::CallLaunches none;
+  {
+    const tools::LaunchRecorder recorder(&own);
+    std::thread([&] { const tools::LaunchRecorder of_other_thread(&none); }).join();
+    ASSERT_TRUE(latency_dispatch().ok());
+    std::thread([&] { ASSERT_TRUE(latency_dispatch().ok()); }).join();
+  }
+  ASSERT_TRUE(latency_dispatch().ok());
+  EXPECT_EQ(own.num_launches, 1U);
+  EXPECT_GT(own.launches[0].num_blocks, 0);
+  EXPECT_EQ(none.num_launches, 0U);
+  {
+    const tools::LaunchRecorder recorder(&own);
+    for (std::size_t i = 0; i < tools::kMaxLaunches; ++i) ASSERT_TRUE(latency_dispatch().ok());
+  }
+  EXPECT_EQ(own.num_launches, tools::kMaxLaunches + 1);
+  observe_launches(nullptr);
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/driver/launch.hpp"
 #include "cuda/internode/steps.hpp"
 #include "ferry/ferry.hpp"
 #include "host_calls/counted_cuda.hpp"
@@ -28,13 +27,13 @@ constexpr int kNumExperts = 16;
 constexpr int kSlabRows = 1024;
 constexpr int kNumScales = kHidden / 128;
 /// What a call takes by default. The GPU of these tests has more for each of the ranks that share it.
-constexpr unsigned kMostSms = 24;
+constexpr int kMostSms = 24;
 
-std::atomic<unsigned> most_blocks{0};
+std::atomic<int> most_blocks{0};
 
-void observe(const cuda::LaunchShape& shape) {
-  unsigned seen = most_blocks.load();
-  while (seen < shape.num_blocks && !most_blocks.compare_exchange_weak(seen, shape.num_blocks)) {
+void observe(const KernelLaunch& launch) {
+  int seen = most_blocks.load();
+  while (seen < launch.num_blocks && !most_blocks.compare_exchange_weak(seen, launch.num_blocks)) {
   }
 }
 
@@ -62,11 +61,11 @@ class NodesCalls : public testing::Test {
     for (std::thread& thread : threads) thread.join();
     for (const Status& status : made) ASSERT_TRUE(status.ok()) << status.message();
     for (std::size_t i = 0; i < ids_.size(); ++i) ids_[i] = static_cast<std::int64_t>(i) % kNumExperts;
-    cuda::observe_launches(observe);
+    observe_launches(observe);
   }
 
   void TearDown() override {
-    cuda::observe_launches(nullptr);
+    observe_launches(nullptr);
     for (auto& group : groups_) group.reset();
     unsetenv("FERRY_CUDA_MEMORY");
   }

@@ -207,6 +207,26 @@ TEST(Bench, KernelOptionsChangeNothingOnTheCpu) {
                                    "--copy-path", "load-store"});
   ASSERT_EQ(results.size(), 1U);
   EXPECT_FALSE(results[0].contains("host_time_us_p50"));
+  EXPECT_FALSE(results[0].contains("num_sms"));
+  EXPECT_FALSE(results[0].contains("kernels"));
+}
+
+TEST(Bench, OthersWaitForALateRank) {
+  constexpr int kLateUs = 100'000;
+  constexpr int kLeastUs = kLateUs / 4;  // ranks leave the barrier one after the other
+  const TemporaryFile file;
+  for (const char* op : {"pair", "latency-pair"}) {
+    const CommandEnd end =
+        run_ferry(small_bench({"--op", op, "--late-us", std::to_string(kLateUs), "--json", file.path()}));
+    ASSERT_EQ(end.exit_code, 0) << end.standard_error;
+    const json report = json::parse(file.read());
+    EXPECT_EQ(report["run"]["late_us"], kLateUs);
+    for (const json& result : report["results"]) {
+      EXPECT_GE(result["time_us_p50"], kLeastUs) << result["op"];
+      EXPECT_TRUE(result["limit_gbps"].is_null()) << "copies wait for nobody";
+    }
+  }
+  EXPECT_EQ(run_ferry({"bench", "--backend", "cpu", "--ranks", "1", "--tokens", "8", "--late-us", "1"}).exit_code, 2);
 }
 
 TEST(Tune, HasNothingToDoOnTheCpu) {

@@ -145,6 +145,32 @@ TEST(Plans, TakeFewMultiprocessorsForLongRowsOfEightRanks) {
   }
 }
 
+/// The table of docs/performance-gpus.md.
+TEST(Plans, TakeAsManyMultiprocessorsAsIsDocumented) {
+  struct Documented {
+    int num_ranks;
+    int dispatch;
+    int combine;
+    int plain_dispatch;
+    int plain_combine;
+  };
+  for (const Documented& line : {Documented{2, 16, 16, 28, 28}, {4, 10, 12, 22, 24}, {8, 9, 10, 21, 22}}) {
+    const DeviceLimits limits = {.num_sms = 132, .num_ranks = line.num_ranks};
+    for (const std::int64_t row_bytes : {7168, 14336}) {
+      const CallShape symmetric = {.row_bytes = row_bytes};
+      const CallShape plain = {.row_bytes = row_bytes, .staged = true, .unpacks = true};
+      const DispatchPlan dispatch = plan_dispatch({}, limits, symmetric);
+      EXPECT_EQ(dispatch.num_send_blocks + dispatch.num_receive_blocks, line.dispatch);
+      const DispatchPlan staged = plan_dispatch({}, limits, plain);
+      EXPECT_EQ(staged.num_send_blocks + staged.num_receive_blocks, line.plain_dispatch);
+      const CombinePlan combine = plan_combine({}, limits, symmetric);
+      EXPECT_EQ(combine.num_sum_blocks + combine.num_stage_blocks, line.combine);
+      const CombinePlan staging = plan_combine({}, limits, plain);
+      EXPECT_EQ(staging.num_sum_blocks + staging.num_stage_blocks, line.plain_combine);
+    }
+  }
+}
+
 TEST(Plans, TakeFewMultiprocessorsForLongRowsOfTwoRanks) {
   const DeviceLimits limits = {.num_sms = 132, .num_ranks = 2};
   EXPECT_LE(plan_dispatch({}, limits, {.row_bytes = 14336}).num_send_blocks, 16);

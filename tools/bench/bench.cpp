@@ -36,6 +36,8 @@ constexpr std::int64_t kMaxTokens = 1 << 22;
 constexpr std::int64_t kMaxHidden = 1 << 20;
 constexpr std::int64_t kMaxExperts = 1 << 16;
 constexpr int kMaxIterations = 1'000'000;
+constexpr std::int64_t kNsPerUs = 1000;
+constexpr std::int64_t kMaxLateUs = 1'000'000;
 
 struct BenchOptions {
   CommonOptions common;
@@ -47,6 +49,7 @@ struct BenchOptions {
   bool experts_given = false;
   bool iterations_given = false;
   bool warmup_given = false;
+  std::int64_t late_us = 0;
 };
 
 /// A GPU's iterations are a hundred times shorter, so that more of them cost nothing.
@@ -92,6 +95,9 @@ Status check_shape(const BenchPlan& plan) {
   if (plan.num_replicas >= 0 && plan.op != BenchOp::kRoute) {
     return {ErrorCode::kInvalidArgument,
             "--replicas needs --op route: the other operations know one home of each expert"};
+  }
+  if (plan.late_ns > 0 && plan.num_ranks < 2) {
+    return {ErrorCode::kInvalidArgument, "--late-us needs ranks that wait for the late one; give --ranks 2 or more"};
   }
   if (plan.counts_load && (plan.cached || plan.latency() || plan.op == BenchOp::kCombine) &&
       plan.op != BenchOp::kRoute) {
@@ -185,6 +191,8 @@ int run_bench(const BenchOptions& options) {
   plan.seed = options.common.seed;
   if (plan.on_gpu() && !options.iterations_given) plan.num_iterations = kGpuIterations;
   if (plan.on_gpu() && !options.warmup_given) plan.num_warmup = kGpuWarmup;
+  plan.late_ns = options.late_us * kNsPerUs;
+  plan.measures_limit = plan.late_ns == 0;  // copies wait for nobody
   if (Status status = set_routing(options, &plan); !status) return fail(status, kExitUsage);
   if (Status status = check_shape(plan); !status) return fail(status, kExitUsage);
   const bool sweeps = !options.sweep_tokens.empty();
@@ -295,6 +303,10 @@ void add_bench_command(CLI::App& app, int* exit_code) {
                    fmt::format("Iterations before the first timed one (on GPUs {})", kGpuWarmup))
       ->check(whole_number(0, kMaxIterations))
       ->capture_default_str();
+  command
+      ->add_option("--late-us", options->late_us,
+                   "The last rank begins every timed call so many microseconds after the others (default 0)")
+      ->check(whole_number(std::int64_t{0}, kMaxLateUs));
   command->add_option("--json", options->json_path, "Write the results to this file as JSON (-: only JSON, to stdout)")
       ->check(path());
   command->callback([options, command, exit_code] {

@@ -77,7 +77,8 @@ struct BenchPlan {
   // Latency mode:
   Quantization quantize = Quantization::kNone;
   CombineOrder order = CombineOrder::kExact;
-  bool split = false;  ///< each call as send half and receive half, one right after the other
+  bool split = false;        ///< each call as send half and receive half, one right after the other
+  std::int64_t late_ns = 0;  ///< the last rank begins timed calls so long after the others
   int num_iterations = 0;
   int num_warmup = 0;
   std::vector<KernelOptions> kernels{KernelOptions{}};  ///< CUDA: each is measured, one after the other

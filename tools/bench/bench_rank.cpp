@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "bench/bench_result.hpp"
@@ -72,6 +74,7 @@ Status time_on_host(const BenchPlan& plan, Operations& operations, RankContext& 
     }
     for (const Measured& measured : all) {
       if (Status status = context.barrier(); !status) return status;
+      if (operations.late_ns() > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(operations.late_ns()));
       const std::int64_t start_ns = now_ns();
       if (Status status = measured.run(); !status) return status;
       const std::int64_t end_ns = now_ns();

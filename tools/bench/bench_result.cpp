@@ -105,6 +105,18 @@ std::vector<LimitResult> limits_of(const BenchPlan& plan, const RunOutcome& outc
   return limits;
 }
 
+/// The kernels of one call of `op` on rank 0.
+std::vector<KernelLaunch> kernels_of(const BenchPlan& plan, const RunOutcome& outcome, BenchOp op) {
+  const DeviceReport& first = BenchArea(plan, outcome.result(0)).device();
+  for (std::size_t call_idx = 0; call_idx < first.num_calls; ++call_idx) {
+    const CallLaunches& call = first.calls[call_idx];
+    if (call.op != op) continue;
+    const auto num_kept = std::min<std::size_t>(call.num_launches, call.launches.size());
+    return {call.launches.begin(), call.launches.begin() + static_cast<std::ptrdiff_t>(num_kept)};
+  }
+  return {};
+}
+
 /// One call, over all ranks; nothing with one node.
 std::optional<WireTotal> wire_of(const BenchPlan& plan, const RunOutcome& outcome, WireFigures RankWire::*which) {
   if (plan.num_nodes == 1) return std::nullopt;
@@ -172,6 +184,21 @@ std::optional<double> OpResult::ratio_to_limit() const {
   return static_cast<double>(*limit_p50_ns) / static_cast<double>(time_p50_ns);
 }
 
+std::optional<int> OpResult::num_sms() const {
+  const auto largest = std::max_element(kernels.begin(), kernels.end(),
+                                        [](const auto& a, const auto& b) { return a.num_blocks < b.num_blocks; });
+  return largest == kernels.end() ? std::nullopt : std::optional(largest->num_blocks);
+}
+
+std::optional<std::int64_t> OpResult::held_sm_ns() const {
+  const std::optional<int> most = num_sms();
+  if (!most) return std::nullopt;
+  constexpr std::size_t kHalves = 2;
+  if (!send_p50_ns || kernels.size() != kHalves) return *most * time_p50_ns;
+  const std::int64_t send_ns = std::min(*send_p50_ns, time_p50_ns);
+  return kernels[0].num_blocks * send_ns + kernels[1].num_blocks * (time_p50_ns - send_ns);
+}
+
 std::optional<double> OpResult::ratio_to_reference() const {
   if (!reference_p50_ns || *reference_p50_ns == 0) return std::nullopt;
   return static_cast<double>(time_p50_ns) / static_cast<double>(*reference_p50_ns);
@@ -232,6 +259,7 @@ class Summary {
     set_times(&result, times(Series::kRoute));
     result.wire = wire_of(plan_, outcome_, &RankWire::route);
     if (plan_.on_gpu()) result.events_p50_ns = percentile(times(Series::kRouteEvents), kMedian);
+    result.kernels = kernels_of(plan_, outcome_, BenchOp::kRoute);
     return result;
   }
 
@@ -276,6 +304,7 @@ OpResult Summary::operation(BenchOp op, const MovedRows& moved, std::int64_t row
   result.logical_bytes = moved.logical * row_bytes;
   result.wire_bytes = moved.remote * row_bytes;
   result.busiest_rank_bytes = moved.busiest * row_bytes;
+  result.kernels = kernels_of(plan_, outcome_, op);
   if (plan_.on_gpu()) {
     result.host_p50_ns = host_p50(series.host);
     result.in_row_p50_ns = in_row_p50(series.in_row);
@@ -283,7 +312,7 @@ OpResult Summary::operation(BenchOp op, const MovedRows& moved, std::int64_t row
   } else if (plan_.has_limit()) {
     result.limit_p50_ns = percentile(times(series.limit), kMedian);
   }
-  if (plan_.split && !plan_.on_gpu()) result.send_p50_ns = host_p50(series.send);
+  if (plan_.split) result.send_p50_ns = host_p50(series.send);
   return result;
 }
 
@@ -295,6 +324,8 @@ OpResult Summary::pair(const OpResult& dispatch, const OpResult& combine) const 
   pair.wire_bytes = dispatch.wire_bytes + combine.wire_bytes;
   pair.busiest_rank_bytes = dispatch.busiest_rank_bytes + combine.busiest_rank_bytes;
   const bool latency = plan_.latency();
+  pair.kernels = dispatch.kernels;
+  pair.kernels.insert(pair.kernels.end(), combine.kernels.begin(), combine.kernels.end());
   set_times(&pair, latency ? times(Series::kPair) : add(times(Series::kDispatch), times(Series::kCombine)));
   if (plan_.num_nodes > 1) pair.wire = *dispatch.wire + *combine.wire;
   if (!plan_.on_gpu() && plan_.has_limit()) {
@@ -329,6 +360,7 @@ OpResult Summary::reference(const MovedRows& moved) const {
   reference.logical_bytes = moved.logical * row_bytes;
   reference.wire_bytes = moved.remote * row_bytes;
   reference.busiest_rank_bytes = moved.busiest * row_bytes;
+  reference.kernels = kernels_of(plan_, outcome_, reference.op);
   set_times(&reference, times(Series::kReference));
   if (plan_.on_gpu()) reference.host_p50_ns = host_p50(Series::kReferenceHost);
   return reference;

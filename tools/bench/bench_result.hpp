@@ -20,7 +20,7 @@ namespace ferry::tools {
 /// at 0 and end at the time between their events, and have two series of what their calls took on the host: one call
 /// after a wait, and calls in a row. Those of latency mode use the series of dispatch and combine; a pair of them and
 /// the calls they are compared with have their own, and so have what passes until a send half
-/// returns (CPU) and a replayed graph of many pairs (CUDA).
+/// is done and a replayed graph of many pairs (CUDA).
 enum class Series {
   kRoute = 0,
   kDispatch,
@@ -120,11 +120,13 @@ struct OpResult {
   std::optional<std::int64_t> host_p50_ns;    ///< CUDA: what the call took on the host, after a wait
   std::optional<std::int64_t> in_row_p50_ns;  ///< CUDA, if cached: the same of calls in a row, on the slowest rank
   std::optional<std::int64_t> events_p50_ns;  ///< CUDA, route: between events on the stream
-  std::optional<std::int64_t> send_p50_ns;    ///< latency mode, CPU, split: until the send half returned
-  std::optional<std::int64_t> graph_p50_ns;   ///< latency mode, CUDA: of a pair in a replayed graph of many
+  /// Latency mode, split: until the send half returned (CPU), or was done on the stream (CUDA).
+  std::optional<std::int64_t> send_p50_ns;
+  std::optional<std::int64_t> graph_p50_ns;  ///< latency mode, CUDA: of a pair in a replayed graph of many
   std::optional<std::int64_t> graph_p99_ns;
   std::optional<std::int64_t> reference_p50_ns;  ///< latency mode: of the calls that it is compared with
   std::vector<LimitResult> limits;               ///< CUDA: all raw exchanges; the fastest is the limit
+  std::vector<KernelLaunch> kernels;             ///< CUDA: what one call launches on rank 0
   std::optional<WireTotal> wire;                 ///< several nodes: what crossed the network in one call
 
   /// Gigabytes per second and rank; none where there are no bytes.
@@ -133,6 +135,11 @@ struct OpResult {
   std::optional<double> network_gbps(int num_ranks) const;
   std::optional<double> limit_gbps(int num_ranks) const;
   std::optional<double> ratio_to_limit() const;
+  /// CUDA: blocks of its largest kernel; none if it launches nothing.
+  std::optional<int> num_sms() const;
+  /// CUDA: how long it holds multiprocessors, times how many: of the rank that takes longest, which may wait for
+  /// others.
+  std::optional<std::int64_t> held_sm_ns() const;
   /// How much longer this takes than the calls that it is compared with.
   std::optional<double> ratio_to_reference() const;
   /// Of a skewed routing: the limit would need this share of the operation's time for the busiest rank alone.

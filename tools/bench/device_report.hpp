@@ -1,13 +1,15 @@
 #ifndef FERRY_TOOLS_BENCH_DEVICE_REPORT_HPP
 #define FERRY_TOOLS_BENCH_DEVICE_REPORT_HPP
 
-/// What a rank of a CUDA group returns in addition to its series: its GPU, and what raw exchanges reached.
+/// What a rank of a CUDA group returns in addition to its series: its GPU, the kernels of its calls, and what raw
+/// exchanges reached.
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
 #include "bench/bench_plan.hpp"
+#include "bench/launch_recorder.hpp"
 #include "device/device_facts.hpp"
 
 namespace ferry::tools {
@@ -21,6 +23,8 @@ enum class LimitMethod : std::int32_t {
 inline constexpr std::size_t kLimitIterations = 10;
 /// Two operations, two methods, up to five numbers of multiprocessors.
 inline constexpr std::size_t kMaxLimitRuns = 20;
+/// Dispatch, combine, both, and what those of latency mode are compared with.
+inline constexpr std::size_t kMaxRecordedCalls = 4;
 
 /// One raw exchange, repeated.
 struct LimitRun {
@@ -39,6 +43,8 @@ struct DeviceReport {
   std::int64_t flag_round_trip_ns = 0;
   std::uint32_t num_limit_runs = 0;
   std::array<LimitRun, kMaxLimitRuns> limit_runs{};
+  std::uint32_t num_calls = 0;
+  std::array<CallLaunches, kMaxRecordedCalls> calls{};
 };
 
 }  // namespace ferry::tools

@@ -38,6 +38,13 @@ Json to_json(const LimitResult& limit) {
           {"gbps", limit.gbps}};
 }
 
+Json to_json(const KernelLaunch& kernel) {
+  return {{"num_blocks", kernel.num_blocks},
+          {"num_copy_blocks", kernel.num_copy_blocks},
+          {"num_threads", kernel.num_threads},
+          {"shared_bytes", kernel.shared_bytes}};
+}
+
 }  // namespace
 
 std::string_view name_of(LimitMethod method) { return method == LimitMethod::kPush ? "push" : "pull"; }
@@ -107,6 +114,12 @@ void add_gpu_result(const OpResult& result, Json* json) {
   (*json)["events_time_us_p50"] = microseconds(result.events_p50_ns);
   (*json)["busiest_limit_time_us"] = microseconds(result.busiest_limit_p50_ns);
   (*json)["ratio_to_busiest_limit"] = nullable(result.ratio_to_busiest_limit());
+  const std::optional<int> num_sms = result.num_sms();
+  (*json)["num_sms"] = num_sms ? Json(*num_sms) : Json(nullptr);
+  (*json)["held_sm_us_p50"] = microseconds(result.held_sm_ns());
+  Json kernels = Json::array();
+  for (const KernelLaunch& kernel : result.kernels) kernels.push_back(to_json(kernel));
+  (*json)["kernels"] = std::move(kernels);
   Json limits = Json::array();
   for (const LimitResult& limit : result.limits) limits.push_back(to_json(limit));
   (*json)["limits"] = std::move(limits);

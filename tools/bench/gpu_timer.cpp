@@ -32,6 +32,9 @@ Status GpuTimer::set_up(RankContext& context, const RankDevice& device) {
   auto start = DeviceEvent::create();
   if (!start) return start.status();
   start_ = std::move(*start);
+  auto sent = DeviceEvent::create();
+  if (!sent) return sent.status();
+  sent_ = std::move(*sent);
   auto end = DeviceEvent::create();
   if (!end) return end.status();
   end_ = std::move(*end);
@@ -49,7 +52,7 @@ Result<GpuTimer::Times> GpuTimer::time(const Call& call) const {
   if (Status status = flush(); !status) return status;
   auto lined_up_ns = context_->line_up();
   if (!lined_up_ns) return lined_up_ns.status();
-  const std::int64_t start_ns = *lined_up_ns + kStartDelayNs;
+  const std::int64_t start_ns = *lined_up_ns + kStartDelayNs + call.late_ns;
   if (call.blocks_host) {
     while (now_ns() < start_ns) {  // too short to sleep
     }
@@ -66,6 +69,10 @@ Result<GpuTimer::Times> GpuTimer::time(const Call& call) const {
   auto elapsed_ns = end_->elapsed_ns_since(*start_);
   if (!elapsed_ns) return elapsed_ns.status();
   times.events_ns = *elapsed_ns;
+  if (!call.has_halves) return times;
+  auto sent_ns = sent_->elapsed_ns_since(*start_);
+  if (!sent_ns) return sent_ns.status();
+  times.sent_ns = *sent_ns;
   return times;
 }
 

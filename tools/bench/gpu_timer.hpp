@@ -25,16 +25,21 @@ class GpuTimer {
     std::function<Status()> finish;   ///< waits for the stream and returns what went wrong
     /// The call waits on the host: start by the host's clock, with nothing on the stream before it.
     bool blocks_host = false;
+    std::int64_t late_ns = 0;  ///< it begins so long after those of the other ranks
+    bool has_halves = false;   ///< it calls `mark_sent` between its halves
   };
   struct Times {
     Interval host;           ///< from before `enqueue` to after it
     std::int64_t events_ns;  ///< between the events around it
+    std::int64_t sent_ns;    ///< of these, until its send half was done; 0 without halves
   };
 
   /// `context` and `device` must outlive this.
   Status set_up(RankContext& context, const RankDevice& device);
   /// Collective.
   Result<Times> time(const Call& call) const;
+  /// What comes on the stream from now on belongs to the receive half of the call that is timed.
+  Status mark_sent() const { return sent_->record(device_->stream()); }
   /// What `calls.size()` calls in a row take on the host, each by itself. Not for calls that wait on the host.
   /// Collective.
   Status time_in_row(const Call& call, std::span<Interval> calls) const;
@@ -47,6 +52,7 @@ class GpuTimer {
   DeviceMemory flushed_;
   std::size_t num_flushed_bytes_ = 0;
   std::optional<DeviceEvent> start_;
+  std::optional<DeviceEvent> sent_;
   std::optional<DeviceEvent> end_;
 };
 

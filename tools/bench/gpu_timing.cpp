@@ -9,6 +9,7 @@
 
 #include "bench/bench_result.hpp"
 #include "bench/gpu_timer.hpp"
+#include "bench/launch_recorder.hpp"
 #include "bench/raw_limit.hpp"
 #include "device/device_graph.hpp"
 
@@ -18,10 +19,12 @@ namespace {
 
 /// A call, and where its times go.
 struct Measured {
+  BenchOp op;
   GpuTimer::Call call;
   Series events;
   Series host;
   std::optional<Series> in_row;
+  std::optional<Series> send = std::nullopt;  ///< of a split call: until its send half is done on the stream
 };
 
 /// No call of latency mode waits on the host, and neither does a route into a slab.
@@ -29,22 +32,33 @@ std::vector<Measured> measured_by_latency(const BenchPlan& plan, Operations& ope
   const auto finish = [&] { return operations.wait(); };
   std::vector<Measured> all;
   if (plan.measures_dispatch()) {
-    all.push_back({{[&] { return operations.latency_dispatch(); }, finish},
+    all.push_back({BenchOp::kLatencyDispatch,
+                   {[&] { return operations.latency_dispatch(); }, finish},
                    Series::kDispatch,
                    Series::kDispatchHost,
-                   Series::kDispatchInRow});
+                   Series::kDispatchInRow,
+                   plan.split ? std::optional(Series::kDispatchSend) : std::nullopt});
   }
   if (plan.measures_combine()) {
-    all.push_back({{[&] { return operations.latency_combine(); }, finish},
+    all.push_back({BenchOp::kLatencyCombine,
+                   {[&] { return operations.latency_combine(); }, finish},
                    Series::kCombine,
                    Series::kCombineHost,
-                   Series::kCombineInRow});
+                   Series::kCombineInRow,
+                   plan.split ? std::optional(Series::kCombineSend) : std::nullopt});
   }
   if (plan.op == BenchOp::kLatencyPair) {
-    all.push_back(
-        {{[&] { return operations.latency_pair(); }, finish}, Series::kPair, Series::kPairHost, Series::kPairInRow});
+    all.push_back({BenchOp::kLatencyPair,
+                   {[&] { return operations.latency_pair(); }, finish},
+                   Series::kPair,
+                   Series::kPairHost,
+                   Series::kPairInRow});
   }
-  all.push_back({{[&] { return operations.reference(); }, finish}, Series::kReference, Series::kReferenceHost, {}});
+  all.push_back({plan.reference_op(),
+                 {[&] { return operations.reference(); }, finish},
+                 Series::kReference,
+                 Series::kReferenceHost,
+                 {}});
   return all;
 }
 
@@ -53,17 +67,23 @@ std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations)
   if (plan.latency()) return measured_by_latency(plan, operations);
   std::vector<Measured> all;
   if (plan.op == BenchOp::kRoute) {
-    all.push_back({{[&] { return operations.route(); }, finish, true}, Series::kRouteEvents, Series::kRoute, {}});
+    all.push_back({BenchOp::kRoute,
+                   {[&] { return operations.route(); }, finish, true},
+                   Series::kRouteEvents,
+                   Series::kRoute,
+                   {}});
   }
   if (plan.measures_dispatch()) {
     const bool waits_for_counts = !plan.cached && plan.layout != Layout::kSlab;
-    all.push_back({{[&] { return operations.dispatch(); }, finish, waits_for_counts},
+    all.push_back({BenchOp::kDispatch,
+                   {[&] { return operations.dispatch(); }, finish, waits_for_counts},
                    Series::kDispatch,
                    Series::kDispatchHost,
                    plan.cached ? std::optional(Series::kDispatchInRow) : std::nullopt});
   }
   if (plan.measures_combine()) {
-    all.push_back({{[&] { return operations.combine(); }, finish},
+    all.push_back({BenchOp::kCombine,
+                   {[&] { return operations.combine(); }, finish},
                    Series::kCombine,
                    Series::kCombineHost,
                    Series::kCombineInRow});
@@ -85,20 +105,49 @@ Status time_pairs_in_graph(const BenchPlan& plan, Operations& operations, const 
   return {};
 }
 
-Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& operations, const GpuTimer& timer,
+/// One more call of each, which is not timed.
+Status record_launches(const BenchPlan& plan, Operations& operations, DeviceReport* report) {
+  for (const Measured& measured : measured_by(plan, operations)) {
+    CallLaunches& record = report->calls.at(report->num_calls++);
+    record.op = measured.op;
+    {
+      const LaunchRecorder recorder(&record);
+      if (Status status = measured.call.enqueue(); !status) return status;
+    }
+    if (Status status = measured.call.finish(); !status) return status;
+  }
+  return {};
+}
+
+Status time_rounds(const BenchPlan& plan, std::size_t kernel_idx, Operations& operations, const GpuTimer& timer,
                    MutableBenchArea* area) {
-  operations.use(plan.kernels[kernel_idx]);
-  if (Status status = operations.check(); !status) return status;
   for (int round = 0; round < plan.num_warmup + plan.num_iterations; ++round) {
     for (const Measured& measured : measured_by(plan, operations)) {
-      auto times = timer.time(measured.call);
+      GpuTimer::Call call = measured.call;
+      call.late_ns = operations.late_ns();
+      call.has_halves = measured.send.has_value();
+      operations.on_sent(call.has_halves ? [&timer] { return timer.mark_sent(); } : std::function<Status()>());
+      auto times = timer.time(call);
+      operations.on_sent({});
       if (!times) return times.status();
       if (round < plan.num_warmup) continue;
       const auto iteration = static_cast<std::size_t>(round - plan.num_warmup);
       area->series(measured.events, kernel_idx)[iteration] = {0, times->events_ns};
       area->series(measured.host, kernel_idx)[iteration] = times->host;
+      if (measured.send) area->series(*measured.send, kernel_idx)[iteration] = {0, times->sent_ns};
     }
   }
+  return {};
+}
+
+Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& operations, const GpuTimer& timer,
+                   MutableBenchArea* area) {
+  operations.use(plan.kernels[kernel_idx]);
+  if (Status status = operations.check(); !status) return status;
+  if (plan.kernels.size() == 1) {
+    if (Status status = record_launches(plan, operations, &area->device()); !status) return status;
+  }
+  if (Status status = time_rounds(plan, kernel_idx, operations, timer, area); !status) return status;
   for (const Measured& measured : measured_by(plan, operations)) {
     if (!measured.in_row || plan.kernels.size() > 1) continue;
     if (Status status = timer.time_in_row(measured.call, area->series(*measured.in_row, kernel_idx)); !status) {

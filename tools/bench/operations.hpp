@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "bench/bench_buffers.hpp"
@@ -41,6 +42,10 @@ class Operations {
   Status latency_pairs_to_capture(int num_pairs);
   /// When the send half of the latest call of latency mode returned (now_ns).
   std::int64_t sent_ns() const { return sent_ns_; }
+  /// Called when the send half of a call of latency mode has returned; null: nothing is.
+  void on_sent(std::function<Status()> call) { on_sent_ = std::move(call); }
+  /// How long after the others this rank is to begin timed calls.
+  std::int64_t late_ns() const { return context_.rank() == plan_.num_ranks - 1 ? plan_.late_ns : 0; }
   Status tear_down() { return group_->destroy(); }
 
   /// For the calls that follow. CUDA only.
@@ -62,6 +67,7 @@ class Operations {
   /// The Routing of the calls that are checked.
   const Routing& checked_routing() const { return plan_.latency() ? latency_routing_ : routing_; }
   void retire(Routing routing);
+  Status note_sent();
   Status place_ids();
   Status place_counters();
   LoadCounters counters() const;
@@ -102,6 +108,7 @@ class Operations {
   std::vector<Routing> retired_;   ///< CUDA: earlier ones, freed by `wait`
   std::vector<Routing> captured_;  ///< CUDA: those of graphs
   std::int64_t sent_ns_ = 0;
+  std::function<Status()> on_sent_;
   BenchBuffers buffers_;
   RankWire wire_{};
 };

@@ -40,8 +40,8 @@ Status Operations::latency_dispatch() {
   options.split = plan_.split;
   options.kernel = kernel_;
   auto routing = group_->latency_dispatch(in, out, options, device_.stream());
-  sent_ns_ = now_ns();
   if (!routing) return routing.status();
+  if (Status status = note_sent(); !status) return status;
   retire(std::exchange(latency_routing_, std::move(*routing)));
   return plan_.split ? group_->latency_receive(latency_routing_, device_.stream()) : Status();
 }
@@ -56,9 +56,14 @@ Status Operations::latency_combine() {
   options.split = plan_.split;
   options.kernel = kernel_;
   Status status = group_->latency_combine(latency_routing_, in, out, device_.stream(), options);
-  sent_ns_ = now_ns();
+  if (status) status = note_sent();
   if (!status || !plan_.split) return status;
   return group_->latency_receive(latency_routing_, device_.stream());
+}
+
+Status Operations::note_sent() {
+  sent_ns_ = now_ns();
+  return on_sent_ ? on_sent_() : Status();
 }
 
 Status Operations::latency_pair() {

@@ -147,7 +147,9 @@ std::string to_text(const std::vector<BenchReport>& reports) {
   const bool on_gpu = reports.front().plan.on_gpu();
   const bool latency = reports.front().plan.latency();
   if (latency) header.insert(header.end(), {"send half", "vs. calls"});
-  if (on_gpu) header.insert(header.end(), {"busiest", "host call", "in a row", latency ? "in a graph" : "events"});
+  if (on_gpu)
+    header.insert(header.end(),
+                  {"busiest", "SMs", "SM time", "host call", "in a row", latency ? "in a graph" : "events"});
   Table table(std::move(header));
   for (const BenchReport& report : reports) {
     const int num_ranks = report.plan.num_ranks;
@@ -168,6 +170,10 @@ std::string to_text(const std::vector<BenchReport>& reports) {
       }
       if (on_gpu) {
         row.push_back(two_decimals(result.ratio_to_busiest_limit()));
+        const std::optional<int> num_sms = result.num_sms();
+        row.push_back(num_sms ? fmt::to_string(*num_sms) : "-");
+        const std::optional<std::int64_t> held_ns = result.held_sm_ns();
+        row.push_back(held_ns ? format_ns(*held_ns) : "-");
         const auto& last = latency ? result.graph_p50_ns : result.events_p50_ns;
         for (const auto& ns : {result.host_p50_ns, result.in_row_p50_ns, last}) {
           row.push_back(ns ? format_ns(*ns) : "-");
@@ -196,6 +202,7 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                  {"returns_weights", first.returns_weights},
                  {"seed", first.seed},
                  {"counts_load", first.counts_load},
+                 {"late_us", static_cast<double>(first.late_ns) / kNsPerUs},
                  {"network_route", first.num_nodes > 1 ? Json(reports.front().wire.route.data()) : Json(nullptr)}};
   if (first.on_gpu()) add_gpu_run(reports.front(), &json);
   json["results"] = Json::array();

@@ -2,7 +2,9 @@
 
 #include <atomic>
 
-namespace ferry::cuda {
+#include "ferry/launches.hpp"
+
+namespace ferry {
 namespace {
 
 std::atomic<LaunchObserver>& launch_observer() {
@@ -14,10 +16,13 @@ std::atomic<LaunchObserver>& launch_observer() {
 
 void observe_launches(LaunchObserver observer) { launch_observer().store(observer, std::memory_order_release); }
 
-void note_launch(const LaunchShape& shape) {
-  if (const LaunchObserver observer = launch_observer().load(std::memory_order_acquire); observer != nullptr) {
-    observer(shape);
-  }
+void cuda::note_launch(const LaunchShape& shape) {
+  const LaunchObserver observer = launch_observer().load(std::memory_order_acquire);
+  if (observer == nullptr) return;
+  observer({.num_blocks = static_cast<int>(shape.num_blocks),
+            .num_copy_blocks = static_cast<int>(shape.num_copy_blocks),
+            .num_threads = static_cast<int>(shape.num_threads),
+            .shared_bytes = shape.shared_bytes});
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry

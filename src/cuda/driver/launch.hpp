@@ -14,14 +14,10 @@ struct LaunchShape {
   /// The kernel may begin before the one before it on the stream has ended, and waits for that itself
   /// (sync/kernel_order.cuh). For GPUs of compute capability 9.0 or more.
   bool overlaps = false;
+  unsigned num_copy_blocks = 0;  ///< as KernelLaunch::num_copy_blocks; for observers
 };
 
-/// For tests of what calls use: called with the shape of each launch from now on, by the thread that launches. Null,
-/// the default, ends that. Captured launches count when they are captured.
-using LaunchObserver = void (*)(const LaunchShape&);
-void observe_launches(LaunchObserver observer);
-
-/// Tells the observer, if there is one.
+/// Tells the observer of launches, if there is one.
 void note_launch(const LaunchShape& shape);
 
 /// Launches a kernel that takes one struct. Returns the error of this launch, not one left behind by an earlier call.

@@ -159,8 +159,11 @@ cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream) {
   const auto num_blocks = static_cast<unsigned>(params.num_sum_blocks + params.num_stage_blocks);
   const auto num_threads = static_cast<unsigned>(warps_of(params.bulk) * kWarpLanes);
   const std::size_t shared_bytes = Shared::at(nullptr, params.ranks.num_ranks, params.bulk).size_bytes;
-  return launch_kernel(choose_kernel(params.float32, params.bulk), {num_blocks, num_threads, shared_bytes}, params,
-                       stream);
+  const LaunchShape shape{.num_blocks = num_blocks,
+                          .num_threads = num_threads,
+                          .shared_bytes = shared_bytes,
+                          .num_copy_blocks = static_cast<unsigned>(params.num_stage_blocks)};
+  return launch_kernel(choose_kernel(params.float32, params.bulk), shape, params, stream);
 }
 
 cudaError_t load_combine_kernels(std::size_t shared_limit, bool& has_bulk) {

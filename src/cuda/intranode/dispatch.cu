@@ -277,8 +277,11 @@ DispatchKernel choose_kernel(bool bulk) { return bulk ? dispatch_kernel<true> : 
 
 cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream) {
   const int num_blocks = params.num_send_blocks + params.num_receive_blocks;
-  const LaunchShape shape{static_cast<unsigned>(num_blocks), kDispatchThreads,
-                          shared_bytes(params.ranks.num_ranks, params.bulk)};
+  const int num_copy_blocks = params.num_receive_blocks > 0 ? params.num_receive_blocks : params.num_own_blocks;
+  const LaunchShape shape{.num_blocks = static_cast<unsigned>(num_blocks),
+                          .num_threads = kDispatchThreads,
+                          .shared_bytes = shared_bytes(params.ranks.num_ranks, params.bulk),
+                          .num_copy_blocks = static_cast<unsigned>(num_copy_blocks)};
   return launch_kernel(choose_kernel(params.bulk), shape, params, stream);
 }
 

@@ -12,6 +12,7 @@ struct LaunchShape {
   unsigned num_threads = 1;
   std::size_t shared_bytes = 0;
   bool overlaps = false;
+  unsigned num_copy_blocks = 0;
 };
 
 template <typename Params>

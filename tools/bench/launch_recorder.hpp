@@ -1,0 +1,35 @@
+#ifndef FERRY_TOOLS_BENCH_LAUNCH_RECORDER_HPP
+#define FERRY_TOOLS_BENCH_LAUNCH_RECORDER_HPP
+
+/// Which kernels a call of a CUDA group is made of.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "bench/bench_plan.hpp"
+#include "ferry/launches.hpp"
+
+namespace ferry::tools {
+
+inline constexpr std::size_t kMaxLaunches = 32;
+
+/// The kernels of one call on one rank. Plain bytes.
+struct CallLaunches {
+  BenchOp op = BenchOp::kRoute;
+  std::uint32_t num_launches = 0;  ///< those past kMaxLaunches are counted only
+  std::array<KernelLaunch, kMaxLaunches> launches{};
+};
+
+/// While it lives, launches of this thread are added to a record: ranks may be threads of one process.
+class LaunchRecorder {
+ public:
+  explicit LaunchRecorder(CallLaunches* record);
+  ~LaunchRecorder();
+  LaunchRecorder(const LaunchRecorder&) = delete;
+  LaunchRecorder& operator=(const LaunchRecorder&) = delete;
+};
+
+}  // namespace ferry::tools
+
+#endif  // FERRY_TOOLS_BENCH_LAUNCH_RECORDER_HPP
