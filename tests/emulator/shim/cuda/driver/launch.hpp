@@ -14,8 +14,13 @@ struct LaunchShape {
   bool overlaps = false;
 };
 
+using LaunchObserver = void (*)(const LaunchShape&);
+void observe_launches(LaunchObserver observer);
+void note_launch(const LaunchShape& shape);
+
 template <typename Params>
 cudaError_t launch_kernel(void (*kernel)(Params), const LaunchShape& shape, const Params& params, cudaStream_t stream) {
+  note_launch(shape);
   emulator::launch_grid(stream, {shape.num_blocks, shape.num_threads, shape.shared_bytes, shape.overlaps},
                         [kernel, params] { kernel(params); });
   return cudaSuccess;
