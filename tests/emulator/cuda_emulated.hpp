@@ -188,6 +188,10 @@ T atomicAdd(T* address, U value) {
   return ferry::emulator::exchange_atomically(address, [value](T before) { return before + static_cast<T>(value); });
 }
 template <typename T, typename U>
+T atomicAdd_system(T* address, U value) {
+  return atomicAdd(address, value);
+}
+template <typename T, typename U>
 T atomicMin(T* address, U value) {
   return ferry::emulator::exchange_atomically(address,
                                               [value](T before) { return std::min(before, static_cast<T>(value)); });
@@ -213,6 +217,16 @@ T atomicCAS(T* address, U expected, V value) {
 template <typename T, typename U, typename V>
 T atomicCAS_system(T* address, U expected, V value) {
   return atomicCAS(address, expected, value);
+}
+
+// Kernels by their names, as the runtime's header has them for nvcc.
+template <typename Params>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Params)) {
+  return cudaFuncGetAttributes(attributes, reinterpret_cast<const void*>(kernel));
+}
+template <typename Params>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Params), cudaFuncAttribute attribute, int value) {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
 
 // NOLINTEND(readability-identifier-naming)

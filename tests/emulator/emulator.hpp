@@ -26,7 +26,21 @@ struct GridShape {
   bool overlaps = false;  ///< begins beside the grid before it on the stream, and waits for its end itself
 };
 
-/// A host with GPUs. One at a time in a process.
+/// How much of what was queued on a stream is done. Guarded by the machine.
+struct Progress {
+  std::uint64_t num_queued = 0;
+  std::uint64_t num_done = 0;
+};
+
+/// A place in a stream's work: over when all before it is done.
+struct Mark {
+  std::shared_ptr<const Progress> progress;
+  std::uint64_t num_works = 0;
+
+  bool is_over() const { return progress == nullptr || progress->num_done >= num_works; }
+};
+
+/// A host with GPUs. One at a time in a process. Work may be queued from any thread.
 class Machine {
  public:
   explicit Machine(std::uint64_t seed);
@@ -36,9 +50,17 @@ class Machine {
 
   /// A queue of work, as in CUDA. Work of different streams runs together, at paces drawn for each kernel.
   cudaStream_t add_stream();
+  /// The stream ends once its work is done. Nothing more may be queued on it.
+  void close_stream(cudaStream_t stream);
 
   /// Queues a call on the host.
   void enqueue(cudaStream_t stream, std::function<void()> call);
+
+  /// Queues a call on the host that may take long: other streams go on meanwhile. Where the machine is live.
+  void enqueue_beside(cudaStream_t stream, std::function<void()> call);
+
+  /// What is queued from now on begins after the mark.
+  void enqueue_wait(cudaStream_t stream, Mark awaited);
 
   /// Queues a grid of threads that each call `body`.
   void launch(cudaStream_t stream, const GridShape& shape, std::function<void()> body);
@@ -50,7 +72,18 @@ class Machine {
   /// deadlines are met exactly when a wait would last forever.
   std::string run();
 
+  /// Runs whatever is queued, as long as the process lives, beside threads of the host: the clock is theirs. Returns
+  /// only with what went wrong.
+  std::string run_live();
+
+  /// Behind all that is queued on the stream.
+  Mark mark(cudaStream_t stream) const;
+  bool is_over(const Mark& mark) const;
+  /// Until the mark is over. Where the machine is live.
+  void wait(const Mark& mark) const;
+
   struct State;
+  State& state() { return *state_; }
 
  private:
   std::unique_ptr<State> state_;
@@ -87,9 +120,14 @@ BlockVote meet_block(bool vote);
 void await_grid_before();
 
 std::byte* dynamic_shared();
+/// The block's object of this type, at first as nobody has written it.
+std::byte* static_shared(const void* type, std::size_t num_bytes);
 std::uint64_t now_ns();
 
-/// launch() of the machine that there is.
+/// The machine that there is.
+Machine& the_machine();
+
+/// Launches on it, from a kernel's own source.
 void launch_grid(cudaStream_t stream, const GridShape& shape, std::function<void()> body);
 
 }  // namespace ferry::emulator

@@ -1,5 +1,6 @@
 #include "gpu/one_sided_kernels.hpp"
 
+#include "cuda/driver/launch.hpp"
 #include "ferry/device/one_sided.cuh"
 
 namespace ferry::test {
@@ -104,13 +105,23 @@ __global__ void gather_kernel(const __grid_constant__ GatherParams params) {
   if (num_errors != 0) atomicAdd(params.num_errors, num_errors);
 }
 
-__global__ void bad_put_kernel(const __grid_constant__ World world, int* num_errors) {
+struct BadPutParams {
+  World world;
+  int* num_errors;
+};
+
+__global__ void bad_put_kernel(const __grid_constant__ BadPutParams params) {
+  const World& world = params.world;
   const std::uint64_t value = 1;
   const Code code = device::put(world, 0, world.heap + world.heap_bytes - 4, &value, sizeof(value));
-  if (code != Code::kInvalidArgument) atomicAdd(num_errors, 1);
+  if (code != Code::kInvalidArgument) atomicAdd(params.num_errors, 1);
 }
 
-cudaStream_t handle(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+/// Errors of launches are left to what reads the kernels' results.
+template <typename Params>
+void launch(void (*kernel)(Params), const cuda::LaunchShape& shape, const Params& params, Stream stream) {
+  static_cast<void>(cuda::launch_kernel(kernel, shape, params, static_cast<cudaStream_t>(stream.handle)));
+}
 
 }  // namespace
 
@@ -118,19 +129,19 @@ void launch_hand_on(const HandOnParams& params, Stream stream) {
   const unsigned num_threads = params.scope == CallScope::kThread ? 1
                                : params.scope == CallScope::kWarp ? device::kLanes
                                                                   : kBlockThreads;
-  hand_on_kernel<<<1, num_threads, 0, handle(stream)>>>(params);
+  launch(hand_on_kernel, {1, num_threads}, params, stream);
 }
 
 void launch_count(const CountParams& params, Stream stream) {
-  count_kernel<<<params.num_blocks, params.num_threads, 0, handle(stream)>>>(params);
+  launch(count_kernel, {params.num_blocks, params.num_threads}, params, stream);
 }
 
 void launch_gather(const GatherParams& params, Stream stream) {
-  gather_kernel<<<1, kBlockThreads, 0, handle(stream)>>>(params);
+  launch(gather_kernel, {1, kBlockThreads}, params, stream);
 }
 
 void launch_bad_put(const device::World& world, int* num_errors, Stream stream) {
-  bad_put_kernel<<<1, 1, 0, handle(stream)>>>(world, num_errors);
+  launch(bad_put_kernel, {1, 1}, BadPutParams{world, num_errors}, stream);
 }
 
 }  // namespace ferry::test

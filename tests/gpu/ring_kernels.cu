@@ -1,4 +1,6 @@
+#include "cuda/driver/launch.hpp"
 #include "cuda/sync/ring.cuh"
+#include "cuda/sync/shared_memory.cuh"
 #include "gpu/ring_kernels.hpp"
 #include "rail/rail_memory.hpp"
 
@@ -24,7 +26,7 @@ __device__ auto wait_for(const RingKernelParams& params, Read read) {
 }
 
 __global__ void fill_ring_kernel(const __grid_constant__ RingKernelParams params) {
-  __shared__ std::byte* shared_chunk;
+  std::byte*& shared_chunk = *reinterpret_cast<std::byte**>(cuda::device::dynamic_shared());
   SendRing ring(params.words, params.chunks, params.num_chunks, params.chunk_bytes);
   const std::uint32_t num_words = params.num_items * params.item_bytes / sizeof(std::uint32_t);
   for (std::uint64_t round = 0; round < params.num_rounds; ++round) {
@@ -42,7 +44,7 @@ __global__ void fill_ring_kernel(const __grid_constant__ RingKernelParams params
 }
 
 __global__ void drain_ring_kernel(const __grid_constant__ RingKernelParams params) {
-  __shared__ const std::byte* shared_chunk;
+  const std::byte*& shared_chunk = *reinterpret_cast<const std::byte**>(cuda::device::dynamic_shared());
   ReceiveRing ring(params.words, params.chunks, params.num_chunks, params.chunk_bytes);
   const std::uint32_t num_words = params.num_items * params.item_bytes / sizeof(std::uint32_t);
   for (std::uint64_t round = 0; round < params.num_rounds; ++round) {
@@ -68,13 +70,11 @@ __global__ void drain_ring_kernel(const __grid_constant__ RingKernelParams param
 }  // namespace
 
 cudaError_t launch_fill_ring(const RingKernelParams& params, cudaStream_t stream) {
-  fill_ring_kernel<<<1, kThreads, 0, stream>>>(params);
-  return cudaGetLastError();
+  return cuda::launch_kernel(fill_ring_kernel, {1, kThreads, sizeof(void*)}, params, stream);
 }
 
 cudaError_t launch_drain_ring(const RingKernelParams& params, cudaStream_t stream) {
-  drain_ring_kernel<<<1, kThreads, 0, stream>>>(params);
-  return cudaGetLastError();
+  return cuda::launch_kernel(drain_ring_kernel, {1, kThreads, sizeof(void*)}, params, stream);
 }
 
 }  // namespace ferry::test

@@ -78,16 +78,16 @@ class NodesCalls : public testing::Test {
 
   /// The largest launch of a call, which has some.
   template <typename Call>
-  static unsigned blocks_of(const Call& call) {
+  static int blocks_of(const Call& call) {
     most_blocks = 0;
     const Status status = call();
     EXPECT_TRUE(status.ok()) << status.message();
-    EXPECT_GT(most_blocks.load(), 0U);
+    EXPECT_GT(most_blocks.load(), 0);
     return most_blocks;
   }
 
   /// Of every layout, with rows without a token, and with plain and quantised rows; tensors are not the group's.
-  unsigned blocks_of_calls(Layout layout, Quantization quantize, int num_sms) {
+  int blocks_of_calls(Layout layout, Quantization quantize, int num_sms) {
     RouteOptions options;
     options.num_experts = kNumExperts;
     options.layout = layout;
@@ -101,7 +101,7 @@ class NodesCalls : public testing::Test {
       options.max_recv_rows = num_rows;
     }
     Routing routing;
-    unsigned most = blocks_of([&] {
+    int most = blocks_of([&] {
       Result<Routing> made = group().route({topk_idx(), topk_weights()}, options, stream_);
       if (made.ok()) routing = *made;
       return made.status();
@@ -126,7 +126,7 @@ class NodesCalls : public testing::Test {
     return std::max(most, blocks_of([&] { return group().combine(routing, returned, {sums()}, stream_, combine); }));
   }
 
-  unsigned blocks_of_latency_calls(int num_sms) {
+  int blocks_of_latency_calls(int num_sms) {
     constexpr std::int64_t kLocalExperts = kNumExperts / kNumRanks;
     constexpr std::int64_t kRows = std::int64_t{kNumRanks} * kNumTokens;
     rows_.resize(static_cast<std::size_t>(kLocalExperts * kRows * kHidden));
@@ -144,7 +144,7 @@ class NodesCalls : public testing::Test {
     out.x = TensorView(rows_.data(), DType::kFloat8E4M3, {kLocalExperts, kRows, kHidden});
     out.scales = TensorView(scales_.data(), DType::kFloat32, {kLocalExperts, kRows, kNumScales});
     Routing routing;
-    const unsigned of_dispatch = blocks_of([&] {
+    const int of_dispatch = blocks_of([&] {
       Result<Routing> made = group().latency_dispatch(in, out, options, stream_);
       if (made.ok()) routing = *made;
       return made.status();
@@ -181,8 +181,8 @@ TEST_F(NodesCalls, TakeFewMultiprocessorsByDefault) {
 TEST_F(NodesCalls, TakeAsManyAsTheyAreGiven) {
   for (const int num_sms : {3, 8, 40}) {  // two for each rail peer and one are the least
     SCOPED_TRACE(fmt::format("{} multiprocessors", num_sms));
-    EXPECT_EQ(blocks_of_calls(Layout::kExperts, Quantization::kFp8, num_sms), static_cast<unsigned>(num_sms));
-    EXPECT_EQ(blocks_of_latency_calls(num_sms), static_cast<unsigned>(num_sms));
+    EXPECT_EQ(blocks_of_calls(Layout::kExperts, Quantization::kFp8, num_sms), num_sms);
+    EXPECT_EQ(blocks_of_latency_calls(num_sms), num_sms);
   }
 }
 

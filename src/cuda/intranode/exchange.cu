@@ -8,6 +8,7 @@
 #include "cuda/intranode/exchange_groups.cuh"
 #include "cuda/intranode/exchange_report.cuh"
 #include "cuda/sync/kernel_order.cuh"
+#include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -42,8 +43,8 @@ struct ExchangeParams {
 };
 
 __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid_constant__ ExchangeParams exchange) {
-  extern __shared__ __align__(64) std::byte memory[];
-  __shared__ Shared shared;
+  std::byte* const memory = dynamic_shared();
+  auto& shared = static_shared<Shared>();
   const RouteParams& params = exchange.route;
   const RankParams& ranks = params.ranks;
   const auto thread = static_cast<int>(threadIdx.x);

@@ -7,6 +7,7 @@
 
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/shared_memory.cuh"
 #include "plan/count_columns.hpp"
 
 namespace ferry::cuda::device {
@@ -24,7 +25,7 @@ struct Verdict {
 };
 
 /// What has the same size in every call.
-struct Shared {
+struct alignas(kSharedAlignment) Shared {
   std::byte* bases[kMaxRanks];
   CountsHeader header;           ///< this rank's own
   unsigned long long bad_entry;  ///< as BlockMarks, of the block and then of all

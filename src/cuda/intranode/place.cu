@@ -7,6 +7,7 @@
 #include "cuda/intranode/entries.cuh"
 #include "cuda/sync/entry.cuh"
 #include "cuda/sync/kernel_order.cuh"
+#include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -235,14 +236,14 @@ __device__ void mark_gaps(const PlaceParams& params, bool valid, std::int32_t* m
 }
 
 /// What has the same size in every call.
-struct PlaceShared {
+struct alignas(kSharedAlignment) PlaceShared {
   int2* sources[kMaxRanks];  ///< each rank's source table
   bool is_last;
 };
 
 __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_constant__ PlaceParams params) {
-  extern __shared__ std::int32_t next[];  // [warps, runs]
-  __shared__ PlaceShared shared;
+  auto* const next = reinterpret_cast<std::int32_t*>(dynamic_shared());  // [warps, runs]
+  auto& shared = static_shared<PlaceShared>();
   const RouteParams& route = params.route;
   const RankParams& ranks = route.ranks;
   const auto first_block = static_cast<int>(blockIdx.x);

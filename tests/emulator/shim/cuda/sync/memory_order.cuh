@@ -2,7 +2,7 @@
 #define FERRY_CUDA_SYNC_MEMORY_ORDER_CUH
 
 /// In place of src/cuda/sync/memory_order.cuh where kernels are emulated: every look at a flag is a turn for others,
-/// and every store of one may be. One thread runs at a time, so plain accesses do.
+/// and every store of one may be. One thread of the kernels runs at a time; threads of the host may run beside them.
 
 #include <cstdint>
 
@@ -19,13 +19,13 @@ inline int warp_idx() { return static_cast<int>(emulator::place().thread.x) / kW
 template <typename Word>
 Word polled_load(const Word* address) {
   emulator::poll();
-  return *static_cast<const volatile Word*>(address);
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 
 template <typename Word>
 void flag_store(Word* address, Word value) {
   emulator::about_to_store();
-  *static_cast<volatile Word*>(address) = value;
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
 
 inline std::uint64_t load_acquire_system(const std::uint64_t* address) { return polled_load(address); }
@@ -42,9 +42,7 @@ inline void store_release_block(std::uint32_t* address, std::uint32_t value) { f
 inline void pause() {}
 inline std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t value) {
   emulator::about_to_store();
-  const std::uint32_t before = *address;
-  *address = before + value;
-  return before;
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
 inline void add_release_device(std::uint32_t* address, std::uint32_t value) { add_acq_rel_device(address, value); }
 inline std::uint64_t raise_device(std::uint64_t* address, std::uint64_t value) {
@@ -55,9 +53,7 @@ inline std::uint64_t raise_device(std::uint64_t* address, std::uint64_t value) {
 }
 inline std::uint64_t add_relaxed_device(std::uint64_t* address, std::uint64_t value) {
   emulator::about_to_store();
-  const std::uint64_t before = *address;
-  *address = before + value;
-  return before;
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
 inline void fence_system() {}
 inline void fence_async_proxy() {}

@@ -7,7 +7,15 @@
 
 namespace ferry::cuda::device {
 
+inline constexpr int kSharedAlignment = 128;
+
 inline std::byte* dynamic_shared() { return emulator::dynamic_shared(); }
+
+template <typename T>
+T& static_shared() {
+  static const char type = 0;  // its address stands for the type
+  return *reinterpret_cast<T*>(emulator::static_shared(&type, sizeof(T)));
+}
 
 }  // namespace ferry::cuda::device
 

@@ -2,7 +2,7 @@
 #define FERRY_DEVICE_MEMORY_ORDER_CUH
 
 /// In place of include/ferry/device/memory_order.cuh where kernels are emulated: every look at a word is a turn for
-/// others, and every change of one may be. One thread runs at a time, so plain accesses do.
+/// others, and every change of one may be. One thread of the kernels runs at a time; threads of the host may run beside them.
 
 #include <cstdint>
 
@@ -13,7 +13,7 @@ namespace ferry::device {
 struct GpuMemory {
   static std::uint64_t load_acquire_system(const std::uint64_t* address) {
     emulator::poll();
-    return *static_cast<const volatile std::uint64_t*>(address);
+    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
   }
   static std::uint64_t load_acquire_device(const std::uint64_t* address) { return load_acquire_system(address); }
   static void store_relaxed_system(std::uint64_t* address, std::uint64_t value) { change(address, value); }
@@ -21,9 +21,7 @@ struct GpuMemory {
   static void store_release_device(std::uint64_t* address, std::uint64_t value) { change(address, value); }
   static std::uint64_t add_device(std::uint64_t* address, std::uint64_t value) {
     emulator::about_to_store();
-    const std::uint64_t before = *address;
-    *address = before + value;
-    return before;
+    return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
   }
   static std::uint64_t swap_acquire_device(std::uint64_t* address, std::uint64_t value) {
     return change(address, value);
@@ -32,9 +30,8 @@ struct GpuMemory {
   static void add_release_system(std::uint64_t* address, std::uint64_t value) { add_device(address, value); }
   static std::uint64_t compare_swap_system(std::uint64_t* address, std::uint64_t expected, std::uint64_t desired) {
     emulator::about_to_store();
-    const std::uint64_t before = *address;
-    if (before == expected) *address = desired;
-    return before;
+    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return expected;
   }
   static void max_release_device(std::uint64_t* address, std::uint64_t value) {
     emulator::about_to_store();
@@ -51,9 +48,7 @@ struct GpuMemory {
  private:
   static std::uint64_t change(std::uint64_t* address, std::uint64_t value) {
     emulator::about_to_store();
-    const std::uint64_t before = *address;
-    *static_cast<volatile std::uint64_t*>(address) = value;
-    return before;
+    return __atomic_exchange_n(address, value, __ATOMIC_ACQ_REL);
   }
 };
 

@@ -1,0 +1,97 @@
+/// Devices, kernels' attributes and errors of the CUDA runtime.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "emulated_gpus/driver_functions.hpp"
+#include "emulated_gpus/host.hpp"
+
+using namespace ferry::emulated;  // NOLINT(google-build-using-namespace)
+
+// The names are CUDA's.
+// NOLINTBEGIN(readability-identifier-naming)
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = num_devices();
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device();
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return result(set_device(device)); }
+cudaError_t cudaDeviceSynchronize() {
+  if (!may_call_uncaptured()) return result(cudaErrorStreamCaptureUnsupported);
+  finish_all_streams();
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  *can = device != peer ? 1 : 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int /*peer*/, unsigned /*flags*/) { return cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
+  *value = 1;
+  if (attribute == cudaDevAttrMultiProcessorCount) *value = kNumSms;
+  if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = kSharedBytesPerBlock;
+  if (attribute == cudaDevAttrComputeCapabilityMajor) *value = kComputeMajor;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetPCIBusId(char* address, int size, int device) {
+  std::snprintf(address, static_cast<std::size_t>(size), "0000:%02x:00.0", 1 + device);
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  *properties = {};
+  std::strncpy(properties->name, "emulated GPU", sizeof(properties->name) - 1);
+  properties->uuid = uuid_of(device);
+  properties->major = kComputeMajor;
+  properties->multiProcessorCount = kNumSms;
+  properties->sharedMemPerBlockOptin = kSharedBytesPerBlock;
+  properties->totalGlobalMem = kMemoryBytes;
+  properties->canMapHostMemory = properties->unifiedAddressing = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* /*kernel*/) {
+  *attributes = {};
+  attributes->ptxVersion = attributes->binaryVersion = 10 * kComputeMajor;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void* /*kernel*/, cudaFuncAttribute /*attribute*/, int /*value*/) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error(), cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error(); }
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorInvalidDevice:
+      return "cudaErrorInvalidDevice";
+    case cudaErrorNotReady:
+      return "cudaErrorNotReady";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorStreamCaptureUnsupported:
+      return "cudaErrorStreamCaptureUnsupported";
+    default:
+      return "an error of emulated GPUs";
+  }
+}
+const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned /*version*/,
+                                             unsigned long long /*flags*/, cudaDriverEntryPointQueryResult* found) {
+  *function = driver_function(name);
+  *found = *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+
+}  // extern "C"
+// NOLINTEND(readability-identifier-naming)

@@ -1,0 +1,247 @@
+#include "emulated_gpus/driver_functions.hpp"
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "emulated_gpus/host.hpp"
+#include "emulated_gpus/memory.hpp"
+
+namespace ferry::emulated {
+namespace {
+
+constexpr std::size_t kGranularity = std::size_t{2} << 20;
+
+/// Memory that mappings share. As handle.
+struct Physical {
+  int fd = -1;
+};
+
+void* at(CUdeviceptr address) { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)); }
+Physical* physical_of(CUmemGenericAllocationHandle handle) {
+  return reinterpret_cast<Physical*>(static_cast<std::uintptr_t>(handle));
+}
+
+CUresult init(unsigned /*flags*/) { return CUDA_SUCCESS; }
+CUresult name_error(CUresult /*error*/, const char** name) {
+  *name = "an error of emulated GPUs";
+  return CUDA_SUCCESS;
+}
+CUresult get_device(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return ordinal >= 0 && ordinal < num_devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+CUresult get_attribute(int* value, CUdevice_attribute attribute, CUdevice /*device*/) {
+  *value = attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+               ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES
+               : 1;
+  return CUDA_SUCCESS;
+}
+CUresult get_uuid(CUuuid* uuid, CUdevice device) {
+  *uuid = uuid_of(device);
+  return CUDA_SUCCESS;
+}
+
+/// A context for each device; its address is the handle.
+CUcontext context_of(int device) {
+  static std::vector<char> contexts(64);
+  return reinterpret_cast<CUcontext>(&contexts[static_cast<std::size_t>(device)]);
+}
+int device_of(CUcontext context) {
+  return static_cast<int>(reinterpret_cast<char*>(context) - reinterpret_cast<char*>(context_of(0)));
+}
+thread_local std::vector<int> pushed_from;
+
+CUresult retain_context(CUcontext* context, CUdevice device) {
+  *context = context_of(device);
+  return CUDA_SUCCESS;
+}
+CUresult get_current(CUcontext* context) {
+  *context = context_of(current_device());
+  return CUDA_SUCCESS;
+}
+CUresult push(CUcontext context) {
+  pushed_from.push_back(current_device());
+  set_device(device_of(context));
+  return CUDA_SUCCESS;
+}
+CUresult pop(CUcontext* context) {
+  get_current(context);
+  if (pushed_from.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  set_device(pushed_from.back());
+  pushed_from.pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult query_event(CUevent event) {
+  const auto& of = *reinterpret_cast<const Event*>(event);
+  if (of.capture) return CUDA_ERROR_CAPTURED_EVENT;
+  return machine().is_over(of.mark) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+CUresult query_stream(CUstream stream) {
+  const Stream& of = stream_of(stream);
+  if (of.capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return machine().is_over(machine().mark(of.queue)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+/// A CUmemorytype; 0 for memory that CUDA does not know.
+unsigned type_of(const std::optional<Range>& range) {
+  if (!range) return 0;
+  return range->kind == MemoryKind::kDevice ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+}
+CUresult describe_pointer(unsigned count, const CUpointer_attribute* wanted, void** values, CUdeviceptr data) {
+  const std::optional<Range> range = range_around(at(data));
+  for (unsigned i = 0; i < count; ++i) {
+    switch (wanted[i]) {
+      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *static_cast<unsigned*>(values[i]) = type_of(range);
+        break;
+      case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        *static_cast<unsigned*>(values[i]) = 0;
+        break;
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *static_cast<int*>(values[i]) = range ? range->device : -1;
+        break;
+      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        *static_cast<CUdeviceptr*>(values[i]) = range ? range->begin : 0;
+        break;
+      case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        *static_cast<std::size_t*>(values[i]) = range ? range->num_bytes : 0;
+        break;
+      default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+CUresult find_range(CUdeviceptr* begin, std::size_t* num_bytes, CUdeviceptr data) {
+  const std::optional<Range> range = range_around(at(data));
+  if (!range) return CUDA_ERROR_NOT_FOUND;
+  *begin = range->begin;
+  *num_bytes = range->num_bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult get_granularity(std::size_t* granularity, const CUmemAllocationProp* /*properties*/,
+                         CUmemAllocationGranularity_flags /*flags*/) {
+  *granularity = kGranularity;
+  return CUDA_SUCCESS;
+}
+CUresult reserve(CUdeviceptr* address, std::size_t num_bytes, std::size_t alignment, CUdeviceptr /*hint*/,
+                 unsigned long long /*flags*/) {
+  const std::size_t step = alignment == 0 ? kGranularity : alignment;
+  void* const data = mmap(nullptr, num_bytes + step, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  const auto first = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t begin = (first + step - 1) / step * step;
+  if (begin != first) munmap(data, begin - first);
+  if (begin - first != step) munmap(at(begin + num_bytes), step - (begin - first));
+  add_range({begin, num_bytes, MemoryKind::kDevice, current_device(), -1});
+  *address = begin;
+  return CUDA_SUCCESS;
+}
+CUresult free_reserved(CUdeviceptr address, std::size_t num_bytes) {
+  if (!remove_range(at(address))) return CUDA_ERROR_INVALID_VALUE;
+  munmap(at(address), num_bytes);
+  return CUDA_SUCCESS;
+}
+CUresult create(CUmemGenericAllocationHandle* handle, std::size_t num_bytes, const CUmemAllocationProp* /*properties*/,
+                unsigned long long /*flags*/) {
+  const int fd = make_file(num_bytes);
+  if (fd < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  *handle = reinterpret_cast<std::uintptr_t>(new Physical{fd});
+  return CUDA_SUCCESS;
+}
+CUresult release(CUmemGenericAllocationHandle handle) {
+  Physical* const memory = physical_of(handle);
+  close(memory->fd);
+  delete memory;
+  return CUDA_SUCCESS;
+}
+/// Without access, as the driver does.
+CUresult map(CUdeviceptr address, std::size_t num_bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
+             unsigned long long /*flags*/) {
+  void* const data = mmap(at(address), num_bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical_of(handle)->fd,
+                          static_cast<off_t>(offset));
+  return data == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+CUresult unmap(CUdeviceptr address, std::size_t num_bytes) {
+  void* const data =
+      mmap(at(address), num_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return data == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+CUresult set_access(CUdeviceptr address, std::size_t num_bytes, const CUmemAccessDesc* /*access*/,
+                    std::size_t /*count*/) {
+  return mprotect(at(address), num_bytes, PROT_READ | PROT_WRITE) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult export_handle(void* to, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType /*type*/,
+                       unsigned long long /*flags*/) {
+  const int fd = fcntl(physical_of(handle)->fd, F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) return CUDA_ERROR_INVALID_VALUE;
+  *static_cast<int*>(to) = fd;
+  return CUDA_SUCCESS;
+}
+CUresult import_handle(CUmemGenericAllocationHandle* handle, void* from, CUmemAllocationHandleType /*type*/) {
+  const int fd = fcntl(static_cast<int>(reinterpret_cast<std::uintptr_t>(from)), F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) return CUDA_ERROR_INVALID_VALUE;
+  *handle = reinterpret_cast<std::uintptr_t>(new Physical{fd});
+  return CUDA_SUCCESS;
+}
+CUresult flush_writes(CUflushGPUDirectRDMAWritesTarget /*target*/, CUflushGPUDirectRDMAWritesScope /*scope*/) {
+  return CUDA_SUCCESS;
+}
+
+template <typename Function>
+void* address_of(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+}  // namespace
+
+void* driver_function(std::string_view name) {
+  static const auto* const functions =
+      new std::map<std::string, void*, std::less<>>{{"cuInit", address_of(init)},
+                                                    {"cuGetErrorName", address_of(name_error)},
+                                                    {"cuGetErrorString", address_of(name_error)},
+                                                    {"cuDeviceGet", address_of(get_device)},
+                                                    {"cuDeviceGetAttribute", address_of(get_attribute)},
+                                                    {"cuDeviceGetUuid", address_of(get_uuid)},
+                                                    {"cuDevicePrimaryCtxRetain", address_of(retain_context)},
+                                                    {"cuCtxGetCurrent", address_of(get_current)},
+                                                    {"cuCtxPushCurrent", address_of(push)},
+                                                    {"cuCtxPopCurrent", address_of(pop)},
+                                                    {"cuEventQuery", address_of(query_event)},
+                                                    {"cuStreamQuery", address_of(query_stream)},
+                                                    {"cuPointerGetAttributes", address_of(describe_pointer)},
+                                                    {"cuMemGetAddressRange", address_of(find_range)},
+                                                    {"cuMemGetAllocationGranularity", address_of(get_granularity)},
+                                                    {"cuMemAddressReserve", address_of(reserve)},
+                                                    {"cuMemAddressFree", address_of(free_reserved)},
+                                                    {"cuMemCreate", address_of(create)},
+                                                    {"cuMemRelease", address_of(release)},
+                                                    {"cuMemMap", address_of(map)},
+                                                    {"cuMemUnmap", address_of(unmap)},
+                                                    {"cuMemSetAccess", address_of(set_access)},
+                                                    {"cuFlushGPUDirectRDMAWrites", address_of(flush_writes)},
+                                                    {"cuMemExportToShareableHandle", address_of(export_handle)},
+                                                    {"cuMemImportFromShareableHandle", address_of(import_handle)}};
+  const auto found = functions->find(name);
+  return found == functions->end() ? nullptr : found->second;
+}
+
+cudaUUID_t uuid_of(int device) {
+  cudaUUID_t uuid{};
+  std::memset(&uuid, 1 + device, sizeof(uuid));
+  return uuid;
+}
+
+}  // namespace ferry::emulated
