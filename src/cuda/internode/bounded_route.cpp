@@ -18,7 +18,7 @@ Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements
       context, placements, {call, to_string(Operation::kRoute), call.options.max_tokens, false, captured}, *routing);
   if (!input.ok()) return refused(input.status());
   const Result<std::byte*> room =
-      context.staging().rows(NodeRouteStaging::at(nullptr, topology, *input).size_bytes, captured);
+      context.staging().rows(StagedBy::kRoute, NodeRouteStaging::at(nullptr, topology, *input).size_bytes, captured);
   if (!room.ok()) return refused(room.status());
   const NodeRouteStaging staging = NodeRouteStaging::at(*room, topology, *input);
   KernelOptions kernel;

@@ -105,7 +105,7 @@ Status make_combine(Context& context, const CombineCall& call, const RoutedToken
   blocks.overlaps = parts.has_bulk && !captured;
   const std::size_t copies_bytes = Copies::at(nullptr, call, *parts.arena).size_bytes;
   const std::size_t staging_bytes = CombineStaging::at(nullptr, place, routed, tensors_of(call, {}), blocks).size_bytes;
-  const Result<std::byte*> room = context.staging().rows(copies_bytes + staging_bytes, captured);
+  const Result<std::byte*> room = context.staging().rows(StagedBy::kCombine, copies_bytes + staging_bytes, captured);
   if (!room.ok()) return refused(room.status());
   const Copies copies = Copies::at(*room, call, *parts.arena);
   const CombineTensors tensors = tensors_of(call, copies);

@@ -66,7 +66,7 @@ Status make_dispatch(Context& context, const DispatchRun& run) {
   const std::size_t route_bytes =
       run.route == nullptr ? 0 : NodeRouteStaging::at(nullptr, topology, *run.route).size_bytes;
   const std::size_t rows_bytes = DispatchStaging::at(nullptr, run.routed, tensors).size_bytes;
-  const Result<std::byte*> room = context.staging().rows(route_bytes + rows_bytes, run.captured);
+  const Result<std::byte*> room = context.staging().rows(StagedBy::kDispatch, route_bytes + rows_bytes, run.captured);
   if (!room.ok()) return refused(room.status());
   const DispatchStaging staging = DispatchStaging::at(*room + route_bytes, run.routed, tensors);
   const StepBlocks blocks = blocks_of(parts, call.kernel);

@@ -73,7 +73,8 @@ Status run(Context& context, const CombineCall& call) {
   params.entry.rows_offset = symmetric && num_rows > 0 ? call.x.data - base : 0;
   params.entry.rows_stride = call.x.stride_bytes;
   if (!symmetric) {
-    Result<std::byte*> rows = context.staging().rows(to_size(num_rows * params.row_bytes), captured);
+    Result<std::byte*> rows =
+        context.staging().rows(StagedBy::kCombine, to_size(num_rows * params.row_bytes), captured);
     if (!rows.ok()) return refuse(context, call, rows.status());
     params.staging = *rows;
     params.entry.rows_offset = *rows - base;
@@ -85,7 +86,7 @@ Status run(Context& context, const CombineCall& call) {
   const auto* weights = static_cast<const std::byte*>(call.weights.data);
   std::byte* staged_weights = nullptr;
   if (weights_bytes > 0 && !parts.arena->contains(weights, weights_bytes)) {
-    Result<std::byte*> room = context.staging().records(weights_bytes, captured);
+    Result<std::byte*> room = context.staging().records(StagedBy::kCombine, weights_bytes, captured);
     if (!room.ok()) return refuse(context, call, room.status());
     staged_weights = *room;
   }

@@ -146,7 +146,8 @@ Status run(Context& context, const DispatchCall& asked) {
   params.entry.rows_stride = call.out_x.stride_bytes;
   if (staged) {
     // One staged row per token, however many rows it takes in the output.
-    Result<std::byte*> rows = context.staging().rows(to_size(routing.num_recv_rows * params.row_bytes), captured);
+    Result<std::byte*> rows =
+        context.staging().rows(StagedBy::kDispatch, to_size(routing.num_recv_rows * params.row_bytes), captured);
     if (!rows.ok()) return refuse(context, call, rows.status());
     params.staged_rows = *rows;
     params.entry.rows_offset = *rows - arena.base();
@@ -155,8 +156,8 @@ Status run(Context& context, const DispatchCall& asked) {
   }
   const bool takes_records = params.unpacks || (staged && params.record.has_rows);
   if (takes_records && routing.num_recv_rows > 0) {
-    Result<std::byte*> records =
-        context.staging().records(to_size(routing.num_recv_rows * params.record.size_bytes()), captured);
+    Result<std::byte*> records = context.staging().records(
+        StagedBy::kDispatch, to_size(routing.num_recv_rows * params.record.size_bytes()), captured);
     if (!records.ok()) return refuse(context, call, records.status());
     params.records = *records;
     params.entry.tables_offset = *records - arena.base();

@@ -12,13 +12,20 @@
 
 namespace ferry::cuda {
 
+/// Which of a group's calls stages. Dispatch and combine use the same blocks in turn.
+enum class StagedBy : unsigned { kRoute = 1, kDispatch = 2, kCombine = 4 };
+
 class Staging {
  public:
   explicit Staging(std::shared_ptr<TableMemory> memory) : memory_(std::move(memory)) {}
 
-  Result<std::byte*> records(std::size_t bytes, bool captured) { return ensure(records_, bytes, captured); }
-  Result<std::byte*> rows(std::size_t bytes, bool captured) { return ensure(rows_, bytes, captured); }
-  Result<std::byte*> quantized(std::size_t bytes, bool captured) { return ensure(quantized_, bytes, captured); }
+  Result<std::byte*> records(StagedBy by, std::size_t bytes, bool captured) {
+    return ensure(records_, by, bytes, captured);
+  }
+  Result<std::byte*> rows(StagedBy by, std::size_t bytes, bool captured) { return ensure(rows_, by, bytes, captured); }
+  Result<std::byte*> quantized(std::size_t bytes, bool captured) {
+    return ensure(quantized_, StagedBy::kDispatch, bytes, captured);
+  }
 
   /// Gives back what no captured graph uses, as soon as the calls that were launched have finished.
   void trim() {
@@ -33,12 +40,15 @@ class Staging {
   struct Block {
     std::shared_ptr<std::byte> data;
     bool captured = false;
+    unsigned used_by = 0;  ///< bits of StagedBy
   };
 
-  Result<std::byte*> ensure(Block& block, std::size_t bytes, bool captured) {
+  Result<std::byte*> ensure(Block& block, StagedBy by, std::size_t bytes, bool captured) {
+    const auto bit = static_cast<unsigned>(by);
+    const unsigned used_by = block.used_by;
     if (block.data == nullptr || !memory_->use(block.data, bytes)) {
       // The first calls of a program may be all it makes: those take what they need.
-      const std::size_t spare_bytes = block.data != nullptr ? bytes / kSpareShare : 0;
+      const std::size_t spare_bytes = (used_by & bit) != 0 ? bytes / kSpareShare : 0;
       if (block.captured) kept_.push_back(std::move(block.data));
       block = {};  // before the new one is taken: the arena may not have room for both
       Result<std::shared_ptr<std::byte>> data = memory_->take_with_spare(bytes, spare_bytes);
@@ -46,6 +56,7 @@ class Staging {
       block.data = std::move(*data);
     }
     block.captured = block.captured || captured;
+    block.used_by = used_by | bit;
     return block.data.get();
   }
 
