@@ -184,14 +184,19 @@ def check_same_new_elastic(
         "do_cpu_sync": cpu_sync,
         "do_expand": expand,
         "async_with_compute_stream": asynchronous,
-        "previous_event": buffer.capture() if asynchronous else None,
     }
     stats = torch.ones(world.num_local(rank), dtype=torch.int32, device=mine.x.device)
 
     def dispatch(x: Any, weights: torch.Tensor | None, **options: Any) -> Any:
         counted = stats.clone()
         rows, ids, weights, handle, event = buffer.dispatch(
-            x, mine.idx, weights, cumulative_local_expert_recv_stats=counted, **options, **how
+            x,
+            mine.idx,
+            weights,
+            cumulative_local_expert_recv_stats=counted,
+            previous_event=buffer.capture() if asynchronous else None,  # behind what has made the tensors
+            **options,
+            **how,
         )
         event.current_stream_wait()
         assert handle._routing.group is buffer.runtime and handle._routing.is_bounded != cpu_sync
