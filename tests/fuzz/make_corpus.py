@@ -336,7 +336,10 @@ def tuning_seeds() -> dict[str, bytes]:
 
     next_rows = entry(min_row_bytes=2049, max_row_bytes=4096, default_time_us=20.5, time_us=19)
     return {
-        "good": file(table(entry(), next_rows, entry(operation="combine"), entry(staged=True), entry(layout="slab")), table(num_ranks=4)),
+        "good": file(
+            table(entry(), next_rows, entry(operation="combine"), entry(staged=True), entry(layout="slab")),
+            table(num_ranks=4),
+        ),
         "no_tables": file(),
         "overlapping_rows": file(table(entry(), entry(min_row_bytes=2048, max_row_bytes=4096))),
         "same_table_twice": file(table(), table()),

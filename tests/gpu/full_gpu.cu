@@ -36,9 +36,9 @@ cudaError_t launch_full_gpu(std::uint32_t* words, cudaStream_t stream) {
   cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(full_gpu_kernel),
                                            cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
-  return cuda::launch_kernel(
-      full_gpu_kernel, {static_cast<unsigned>(full_gpu_blocks()), 1, static_cast<std::size_t>(shared_bytes)}, words,
-      stream);
+  return cuda::launch_kernel(full_gpu_kernel,
+                             {static_cast<unsigned>(full_gpu_blocks()), 1, static_cast<std::size_t>(shared_bytes)},
+                             words, stream);
 }
 
 }  // namespace ferry::test

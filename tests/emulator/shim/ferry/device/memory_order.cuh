@@ -2,7 +2,8 @@
 #define FERRY_DEVICE_MEMORY_ORDER_CUH
 
 /// In place of include/ferry/device/memory_order.cuh where kernels are emulated: every look at a word is a turn for
-/// others, and every change of one may be. One thread of the kernels runs at a time; threads of the host may run beside them.
+/// others, and every change of one may be. One thread of the kernels runs at a time; threads of the host may run
+/// beside them.
 
 #include <cstdint>
 
