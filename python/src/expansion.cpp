@@ -107,7 +107,9 @@ nb::tuple reduce_sent(const Calls& calls, nb::handle x, nb::handle weights, nb::
 SlotViews slots_of(const TensorView& metadata, const TensorView& last_equal) {
   SlotViews views;
   views.slots = metadata;
-  views.slots.data = static_cast<const std::int32_t*>(metadata.data) + kFirstSlot * metadata.stride(1);
+  if (metadata.data != nullptr) {
+    views.slots.data = static_cast<const std::int32_t*>(metadata.data) + kFirstSlot * metadata.stride(1);
+  }
   views.slots.shape[1] -= kFirstSlot;
   views.last_equal = last_equal;
   return views;

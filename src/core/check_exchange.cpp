@@ -111,27 +111,6 @@ Status check_scales(std::string_view what, const ConstTensorView& view, std::int
   return {};
 }
 
-/// Elements of an output must not share memory.
-Status check_scales_output(const ConstTensorView& view) {
-  const int last = view.num_dims - 1;
-  const std::int64_t rows = view.extent(last - 1);
-  const std::int64_t width = view.extent(last);
-  if (rows == 0 || view.extent(0) == 0) return {};
-  const std::int64_t row_stride = view.stride(last - 1);
-  const std::int64_t column_stride = view.stride(last);
-  const bool row_major = rows == 1 || (row_stride >= (width - 1) * column_stride + 1);
-  const bool column_major = width == 1 || (column_stride >= (rows - 1) * row_stride + 1);
-  const bool distinct = (rows == 1 || row_stride > 0) && (width == 1 || column_stride > 0);
-  const bool apart = view.num_dims == 2 || view.extent(0) == 1 ||
-                     view.stride(0) >= (rows - 1) * row_stride + (width - 1) * column_stride + 1;
-  if (distinct && apart && (row_major || column_major)) return {};
-  return invalid(
-      fmt::format("dispatch: output scales {} have strides {}{} and {}: elements overlap{}; give each element memory "
-                  "of its own",
-                  describe(view), view.num_dims == 2 ? "" : fmt::format("{}, ", view.stride(0)), row_stride,
-                  column_stride, apart ? "" : ", or those of one expert do not end before the next one's begin"));
-}
-
 /// A dispatch that sends its rows as they are.
 Status check_plain_payload(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
                            ScaleShapes scale_shapes, DispatchCall& call) {
@@ -310,6 +289,26 @@ Status check_combine_weights(const RoutingState& routing, const CombineInput& in
 
 }  // namespace
 
+Status check_scales_output(std::string_view operation, const ConstTensorView& view) {
+  const int last = view.num_dims - 1;
+  const std::int64_t rows = view.extent(last - 1);
+  const std::int64_t width = view.extent(last);
+  if (rows == 0 || view.extent(0) == 0) return {};
+  const std::int64_t row_stride = view.stride(last - 1);
+  const std::int64_t column_stride = view.stride(last);
+  const bool row_major = rows == 1 || (row_stride >= (width - 1) * column_stride + 1);
+  const bool column_major = width == 1 || (column_stride >= (rows - 1) * row_stride + 1);
+  const bool distinct = (rows == 1 || row_stride > 0) && (width == 1 || column_stride > 0);
+  const bool apart = view.num_dims == 2 || view.extent(0) == 1 ||
+                     view.stride(0) >= (rows - 1) * row_stride + (width - 1) * column_stride + 1;
+  if (distinct && apart && (row_major || column_major)) return {};
+  return invalid(
+      fmt::format("{}: output scales {} have strides {}{} and {}: elements overlap{}; give each element memory of its "
+                  "own",
+                  operation, describe(view), view.num_dims == 2 ? "" : fmt::format("{}, ", view.stride(0)), row_stride,
+                  column_stride, apart ? "" : ", or those of one expert do not end before the next one's begin"));
+}
+
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
                       Quantization quantize, DispatchCall& call, ScaleShapes scale_shapes) {
   call.quantize = quantize;
@@ -320,7 +319,7 @@ Status check_dispatch(const RoutingState& routing, const DispatchInput& in, cons
                                                    : check_quantized_payload(routing, in, out, scale_shapes, call);
   if (!payload.ok()) return payload;
   if (out.scales.present()) {
-    if (Status status = check_scales_output(out.scales); !status.ok()) return status;
+    if (Status status = check_scales_output("dispatch", out.scales); !status.ok()) return status;
     call.out_scales = out.scales;
   }
   if (in.topk_weights.present()) {

@@ -61,6 +61,9 @@ std::string describe(const ConstTensorView& view);
 /// @errors kUnsupported, kInvalidArgument: this build has none, or there is none
 Result<const BackendFactory*> find_backend(std::string_view operation, std::string_view name);
 
+/// Elements of an output's scales, [rows, S] or [L, C, S], do not share memory.
+Status check_scales_output(std::string_view operation, const ConstTensorView& view);
+
 /// Pointer, sizes and contiguity of a small table ([T, K] ids, [rows] weights, …) with exactly this shape.
 Status check_table(std::string_view what, const ConstTensorView& view, std::initializer_list<std::int64_t> shape,
                    std::initializer_list<DType> dtypes);

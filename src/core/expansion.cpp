@@ -21,6 +21,8 @@ Status invalid(std::string_view operation, std::string message) {
 
 bool is_aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % kRowGranuleBytes == 0; }
 
+bool is_word(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % sizeof(std::uint32_t) == 0; }
+
 /// What both directions have in common.
 struct Tables {
   std::string_view operation;
@@ -32,8 +34,8 @@ struct Tables {
 Status check_tables(const Tables& tables, plan::SlotTable& checked) {
   const ConstTensorView& slots = tables.slots;
   if (slots.num_dims != 2 || slots.dtype != DType::kInt32 || slots.extent(1) < 1 || slots.extent(1) > kMaxTopk ||
-      slots.extent(0) < 0 || slots.extent(0) > kMaxCount / slots.extent(1) || slots.stride(1) != 1 ||
-      slots.stride(0) < slots.extent(1)) {
+      slots.extent(0) < 0 || slots.extent(0) > kMaxCount / slots.extent(1) ||
+      (slots.extent(1) > 1 && slots.stride(1) != 1) || (slots.extent(0) > 1 && slots.stride(0) < slots.extent(1))) {
     return invalid(tables.operation,
                    fmt::format("slots are {}, expected [N, K] i32 with K from 1 to {}, fewer than 2^31 numbers, and "
                                "the choices of a row next to each other",
@@ -41,6 +43,10 @@ Status check_tables(const Tables& tables, plan::SlotTable& checked) {
   }
   if (slots.data == nullptr && slots.extent(0) > 0) {
     return invalid(tables.operation, fmt::format("slots are {} at a null pointer", describe(slots)));
+  }
+  if (!is_word(slots.data)) {
+    return invalid(tables.operation,
+                   fmt::format("slots are {} at {}, expected memory aligned to 4 bytes", describe(slots), slots.data));
   }
   if (tables.num_slots < 0 || tables.num_slots > kMaxCount) {
     return invalid(tables.operation,
@@ -75,11 +81,12 @@ Status check_scales(std::string_view what, const ConstTensorView& scales, std::i
                     std::int64_t num_scales) {
   if (scales.num_dims == 2 && scales.extent(0) == num_rows && scales.extent(1) == num_scales &&
       (scales.dtype == DType::kFloat32 || scales.dtype == DType::kInt32) &&
-      (scales.data != nullptr || scales.num_elements() == 0)) {
+      (scales.num_elements() == 0 || (scales.data != nullptr && is_word(scales.data)))) {
     return {};
   }
-  return Status(ErrorCode::kInvalidArgument, fmt::format("{} is {}, expected [{}, {}] f32 or i32, with memory", what,
-                                                         describe(scales), num_rows, num_scales));
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{} is {} at {}, expected [{}, {}] f32 or i32 in memory aligned to 4 bytes", what,
+                            describe(scales), scales.data, num_rows, num_scales));
 }
 
 /// An output that is there if the input is.
@@ -106,6 +113,11 @@ Status check_expansion(const ExpandInput& in, const ExpandOutput& out, plan::Exp
     const std::int64_t num_scales = in.scales.extent(1);
     status = check_scales("expand_rows: scales", in.scales, in.slots.extent(0), num_scales);
     if (status.ok()) status = check_scales("expand_rows: output scales", out.scales, num_slots, num_scales);
+    if (status.ok()) status = check_scales_output(kOperation, out.scales);
+    if (status.ok() && in.scales.dtype != out.scales.dtype) {
+      status = invalid(kOperation, fmt::format("output scales are {}, expected the dtype of the input's, {}",
+                                               describe(out.scales), describe(in.scales)));
+    }
     params.num_scales = num_scales;
     params.scales = columns_of(in.scales);
     params.out_scales = columns_of(out.scales);

@@ -191,6 +191,17 @@ TEST(Expansion, AddsInTheOrderOfChoicesFromPositiveZero) {
   EXPECT_EQ(std::bit_cast<std::uint32_t>(sums.front()), 0U);
 }
 
+/// The stride of rows means nothing then, and may be any.
+TEST(Expansion, TakesOneRowAndNoneWithAnyStride) {
+  for (const std::int64_t num_rows : {0, 1}) {
+    Small small;
+    small.in.slots.shape[0] = small.in.x.shape[0] = num_rows;
+    small.in.slots.strides = {1, 1, 0};
+    const Status status = expand_rows(small.in, small.options, small.out);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
 TEST(Expansion, RefusesWrongArgumentsAndWritesNothing) {
   const auto refused = [](auto spoil, const std::string& word, bool reduces = false) {
     Small small;
@@ -231,6 +242,26 @@ TEST(Expansion, RefusesWrongArgumentsAndWritesNothing) {
         small.out.scales = TensorView(small.rows.data(), DType::kInt32, {3, 2});
       },
       "output scales is [3, 2]");
+  refused(
+      [](Small& small) {
+        small.in.scales = ConstTensorView(small.weights.data(), DType::kFloat32, {2, 1});
+        small.out.scales = TensorView(small.rows.data(), DType::kInt32, {3, 1});
+      },
+      "expected the dtype of the input's");
+  refused(
+      [](Small& small) {
+        small.in.scales = ConstTensorView(small.weights.data(), DType::kFloat32, {2, 2});
+        small.out.scales = TensorView(small.rows.data(), DType::kFloat32, {3, 2}, {1, 1});
+      },
+      "elements overlap");
+  refused(
+      [](Small& small) {
+        small.in.scales = ConstTensorView(small.weights.data(), DType::kFloat32, {2, 1});
+        small.out.scales = TensorView(reinterpret_cast<std::byte*>(small.rows.data()) + 2, DType::kFloat32, {3, 1});
+      },
+      "aligned to 4 bytes");
+  refused([](Small& small) { small.in.slots.data = static_cast<const std::byte*>(small.in.slots.data) + 1; },
+          "aligned to 4 bytes");
   refused(
       [](Small& small) {
         small.in.last_equal = ConstTensorView(small.last_equal.data(), DType::kInt8, {2, 1});

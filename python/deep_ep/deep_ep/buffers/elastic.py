@@ -293,7 +293,7 @@ class ElasticBuffer(AbsentFamilies):
                 return made
         asked = Asked(previous_event, async_with_compute_stream, unknown, num_sms)
         how = DispatchOptions(
-            topk_weights, do_zero_padding, use_tma_aligned_col_major_sf, previous_event_before_epilogue
+            topk_weights, bool(do_zero_padding), bool(use_tma_aligned_col_major_sf), previous_event_before_epilogue
         )
         if handle is not None:
             given = {
@@ -316,7 +316,7 @@ class ElasticBuffer(AbsentFamilies):
             num_sms=num_sms or _NUM_SMS,
             copy_ids=do_handle_copy,
             wait_for_counts=waits,
-            expand=do_expand,
+            expand=bool(do_expand),
         )
         return _elastic_calls.dispatch(self._member, x, how, to, asked)
 
