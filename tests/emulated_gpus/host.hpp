@@ -15,9 +15,8 @@
 
 namespace ferry::emulated {
 
-/// Few multiprocessors, which ranks that share a GPU divide: as many as the calls of eight ranks need, or of two nodes
-/// of four.
-inline constexpr int kNumSms = 32;
+/// Few multiprocessors, which ranks that share a GPU divide: as many as five nodes of one rank need.
+inline constexpr int kNumSms = 48;
 inline constexpr int kSharedBytesPerBlock = 232448;  ///< as on Hopper
 inline constexpr std::size_t kMemoryBytes = std::size_t{1} << 37;
 inline constexpr int kComputeMajor = 9;
