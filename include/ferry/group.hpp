@@ -130,7 +130,8 @@ struct MemoryUsage {
   std::size_t control_bytes = 0;  ///< flags, mailboxes, tickets
   std::size_t network_bytes = 0;  ///< rings to other nodes and call headers; 0 with one node
   /// Copies of rows that peers cannot reach in place, route's tables, and on CUDA GroupOptions::latency_bytes. On CUDA
-  /// copies for which there was no room in what earlier calls left take an eighth more, as long as there is memory.
+  /// copies for which there was no room in what earlier calls of the kind left take an eighth more, as long as there is
+  /// memory.
   std::size_t staging_bytes = 0;
   std::size_t allocated_bytes = 0;  ///< by `allocate`, rounded up to pages
   std::size_t total_bytes() const { return control_bytes + network_bytes + staging_bytes + allocated_bytes; }
