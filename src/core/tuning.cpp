@@ -25,8 +25,8 @@ constexpr std::int64_t kMaxChunkTokens = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxRowBytes = std::int64_t{1} << 30;
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxNumRanks = 32767;
-/// Every pair of tables, and of entries in a table, is compared.
-constexpr std::size_t kMaxItems = 256;
+/// Of tables, and of entries in a table: every pair is compared. `ferry tune` writes no more, nor longer files.
+constexpr std::size_t kMaxItems = 1024;
 /// Ten times what the largest useful file has.
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxShownBytes = 60;

@@ -26,6 +26,13 @@
 
 namespace ferry::one_sided {
 
+/// What ranks show each other in a collective call of hosts. Plain bytes.
+inline constexpr std::size_t kEntryBytes = 64;
+using Entry = std::array<std::byte, kEntryBytes>;
+
+/// How far a rank is in an exchange: two barriers of the team, between which it shows its entry.
+enum class ExchangeStep { kNone, kBegun, kMet, kShown };
+
 /// A team as its ranks see it. Ids are equal on all its ranks; no rank is in two teams of one id.
 struct TeamState {
   int id = 0;
@@ -37,11 +44,10 @@ struct TeamState {
   mutable std::uint64_t num_barriers = 0;
   mutable std::size_t num_told = 0;
   mutable bool in_barrier = false;
+  /// The same of the last exchange, and what this rank shows in it.
+  mutable ExchangeStep exchange_step = ExchangeStep::kNone;
+  mutable Entry shown{};
 };
-
-/// What ranks show each other in a collective call of hosts. Plain bytes.
-inline constexpr std::size_t kEntryBytes = 64;
-using Entry = std::array<std::byte, kEntryBytes>;
 
 /// put and get. `offset` is that of the range in the heap of `rank`.
 struct PutCall {

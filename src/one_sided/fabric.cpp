@@ -85,7 +85,7 @@ Fabric::~Fabric() {
 }
 
 std::size_t Fabric::control_bytes(int num_ranks) {
-  return node::round_up_to_page(sizeof(Control) + static_cast<std::size_t>(num_ranks) * kEntryBytes);
+  return node::round_up_to_page(sizeof(Control) + kMaxTeams * static_cast<std::size_t>(num_ranks) * kEntryBytes);
 }
 
 Result<std::unique_ptr<Fabric>> Fabric::create(const BackendContext& context, std::size_t heap_bytes) {
@@ -170,7 +170,10 @@ std::size_t Fabric::engine_offset(std::size_t heap_offset) const {
 
 Fabric::Control& Fabric::control(int rank) const { return *reinterpret_cast<Control*>(memory_of(rank)); }
 
-Entry* Fabric::entries(int rank) const { return reinterpret_cast<Entry*>(memory_of(rank) + sizeof(Control)); }
+Entry* Fabric::entries(int rank, const TeamState& team) const {
+  const std::size_t first = static_cast<std::size_t>(team.id) * everybody_.size();
+  return reinterpret_cast<Entry*>(memory_of(rank) + sizeof(Control)) + first;
+}
 
 void Fabric::ring(int rank, std::size_t offset) const {
   Control& theirs = control(rank);
@@ -349,17 +352,20 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
 }
 
 Status Fabric::barrier(const TeamState& team, std::string_view operation) {
-  return wait_for_mates(team, operation, false);
+  Status status = wait_for_mates(team, operation, false);
+  // Instead of an exchange that was given up it took the place of what that still owed.
+  if (status.ok()) team.exchange_step = ExchangeStep::kNone;
+  return status;
 }
 
 /// Puts the entry into the memory of all ranks of the team.
 Status Fabric::show(const TeamState& team, const Entry& mine, std::string_view operation) {
   const auto my_idx = static_cast<std::size_t>(topology_.rank);
   const auto offset =
-      static_cast<std::size_t>(reinterpret_cast<std::byte*>(entries(topology_.rank) + my_idx) - memory_);
+      static_cast<std::size_t>(reinterpret_cast<std::byte*>(entries(topology_.rank, team) + my_idx) - memory_);
   for (const int rank : team.ranks) {
     if (memory_of(rank) != nullptr) {
-      entries(rank)[my_idx] = mine;
+      entries(rank, team)[my_idx] = mine;
       continue;
     }
     Entry copy = mine;
@@ -378,17 +384,23 @@ Status Fabric::show(const TeamState& team, const Entry& mine, std::string_view o
 }
 
 Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& mine, std::string_view operation) {
-  // Once all have shown theirs, a call that ended by its deadline goes on from there when it is made again.
-  if (!shown_ || shown_->team_id != team.id || shown_->entry != mine) {
+  ExchangeStep& step = team.exchange_step;
+  if (step < ExchangeStep::kMet || team.shown != mine) {
+    team.shown = mine;
+    step = ExchangeStep::kBegun;
     // Before it nobody of the team still reads the last entries, after the second all of the new ones are there.
-    if (Status status = barrier(team, operation); !status.ok()) return status;
-    if (Status status = show(team, mine, operation); !status.ok()) return status;
-    shown_ = Shown{team.id, mine};
+    if (Status status = wait_for_mates(team, operation, false); !status.ok()) return status;
+    step = ExchangeStep::kMet;
   }
-  if (Status status = barrier(team, operation); !status.ok()) return status;
-  shown_.reset();
+  if (step == ExchangeStep::kMet) {
+    // Done again where it failed: nobody reads the entry before this rank comes to the second barrier.
+    if (Status status = show(team, mine, operation); !status.ok()) return status;
+    step = ExchangeStep::kShown;
+  }
+  if (Status status = wait_for_mates(team, operation, false); !status.ok()) return status;
+  step = ExchangeStep::kNone;
   std::vector<Entry> all;
-  for (const int rank : team.ranks) all.push_back(entries(topology_.rank)[static_cast<std::size_t>(rank)]);
+  for (const int rank : team.ranks) all.push_back(entries(topology_.rank, team)[static_cast<std::size_t>(rank)]);
   return all;
 }
 
@@ -433,7 +445,15 @@ Status Fabric::quiet(std::string_view operation) {
 }
 
 Status Fabric::leave(const TeamState& world, std::string_view operation) {
-  Status status = wait_for_mates(world, operation, true);
+  // A call that ended by its deadline comes first: mates for which it is over now go on, and come to their last later.
+  Status status;
+  if (world.exchange_step != ExchangeStep::kNone) {
+    const Entry mine = world.shown;
+    status = exchange(world, mine, operation).status();
+  } else if (world.in_barrier) {
+    status = wait_for_mates(world, operation, true);
+  }
+  if (status.ok() || load(&control(topology_.rank).finished) != 0) status = wait_for_mates(world, operation, true);
   if (status.ok()) {
     for (const int rank : world.ranks) {
       if (rank == topology_.rank) continue;

@@ -10,7 +10,7 @@
 ///   word             writer      readers  order                    publishes
 ///   arrived[t][s]    team mates  owner    fetch_add / acquire      what the mate did before its barrier (in its node)
 ///   finished         all ranks   owner    fetch_add / acquire      that all ranks have come to the last barrier
-///   entries          all ranks   owner    before a barrier         what a rank shows in an exchange
+///   entries[t]       team mates  owner    before a barrier         what a rank shows in an exchange of the team
 ///   doorbell         all         owner    fetch_add seq_cst, futex nothing; wakes sleepers
 ///   num_sleepers     owner       all      seq_cst                  nothing; nobody is woken while it is 0
 ///   watched          owner       all      seq_cst                  nothing; a single sleeper is woken for that word
@@ -26,7 +26,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -100,7 +99,8 @@ class Fabric {
   /// Hosts of the team meet. What they stored, or completed by quiet, before is visible to all after. One that ends by
   /// its deadline is taken up by the next call.
   Status barrier(const TeamState& team, std::string_view operation);
-  /// See Backend::exchange; without quiet.
+  /// See Backend::exchange; without quiet. One that ends by its deadline goes on where it was when it is made again
+  /// with an equal entry, whatever other teams did meanwhile.
   Result<std::vector<Entry>> exchange(const TeamState& team, const Entry& mine, std::string_view operation);
 
   /// The last meeting of all ranks, after which some may be gone before others have noticed it; then closes the network
@@ -117,7 +117,8 @@ class Fabric {
   Status join_network(const BackendContext& context, const std::vector<RankPlace>& places, const Status& my_status);
   std::byte* memory_of(int rank) const;
   Control& control(int rank) const;
-  Entry* entries(int rank) const;
+  /// In the memory of `rank`, by rank of the world.
+  Entry* entries(int rank, const TeamState& team) const;
   /// Adds 1 to the word of `rank` at `offset` of its control area.
   Status add(int rank, std::size_t offset, std::string_view operation);
   Status wait_for_mates(const TeamState& team, std::string_view operation, bool last);
@@ -133,12 +134,6 @@ class Fabric {
   std::byte* memory_ = nullptr;  // of this rank: control area and heap, in its arena
   std::size_t arena_offset_ = 0;
   std::unique_ptr<Driver> driver_;
-  /// What all ranks of the team have been shown in an exchange that is not over.
-  struct Shown {
-    int team_id = 0;
-    Entry entry{};
-  };
-  std::optional<Shown> shown_;
 };
 
 }  // namespace ferry::one_sided

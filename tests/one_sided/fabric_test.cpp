@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/group_options.hpp"
+#include "net/loopback/faults.hpp"
 #include "node/futex.hpp"
 #include "one_sided/cpu_backend.hpp"
 #include "one_sided/world.hpp"
@@ -65,6 +66,85 @@ TEST_P(OneSidedDeadline, ACollectiveCallThatTimedOutIsTakenUpByTheNext) {
   });
 }
 
+/// Rank 0 makes a call before the others do, and then comes to destroy.
+void destroy_after_timeout(const World& world, const std::function<Status(OneSided&)>& call) {
+  OneSidedOptions options = options_of(world);
+  options.timeout_ns = kShortNs;
+  run_ranks({.kind = world.kind, .num_ranks = world.num_ranks}, [&](RankContext& context) {
+    Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options);
+    if (!context.expect_ok(shm.status(), "create")) return;
+    const bool is_last = context.rank() == context.num_ranks() - 1;
+    if (context.rank() == 0) context.expect_code(call(**shm), ErrorCode::kTimeout, "without the others");
+    context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "the others come");
+    if (context.rank() != 0) context.expect_ok(call(**shm), "the call that rank 0 was in");
+    // Only a destroy that has met all succeeds, and the last does not come to it before the others are back.
+    if (!is_last) context.expect(!(*shm)->destroy().ok(), "destroy, without the last");
+    context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "the others are back");
+  });
+}
+
+TEST_P(OneSidedDeadline, DestroyIsNoBarrierThatTimedOut) {
+  destroy_after_timeout(GetParam(), [](OneSided& shm) { return shm.barrier(); });
+}
+
+TEST_P(OneSidedDeadline, DestroyIsNoAllocateThatTimedOut) {
+  destroy_after_timeout(GetParam(), [](OneSided& shm) { return shm.allocate(4096).status(); });
+}
+
+Result<std::unique_ptr<one_sided::Fabric>> create_fabric(RankContext& context, std::int64_t timeout_ns) {
+  BackendContext base;
+  base.bootstrap = context.bootstrap().get();
+  base.topology = {context.rank(), context.num_ranks(), 1};
+  base.options.transport = "loopback";
+  base.options.timeout_ns = timeout_ns;
+  return one_sided::Fabric::create(base, 4096);
+}
+
+one_sided::Entry entry_of(int number) {
+  one_sided::Entry entry{};
+  entry.fill(static_cast<std::byte>(number));
+  return entry;
+}
+
+/// What rank 0 sends to rank 3 is held: neither is done with showing its entry, and the others wait for them in the
+/// barrier after that. The barrier before it is over, since of five ranks 0 tells 1, 2 and 4 alone that it has come.
+TEST(OneSidedFabric, AnExchangeThatTimedOutGoesOnWhereItWasWhateverOtherTeamsDo) {
+  constexpr int kNumRanks = 5;
+  constexpr int kFewTries = 10;  // others wait for these
+  net::LoopbackFaults faults;
+  run_ranks({.num_ranks = kNumRanks}, [&](RankContext& context) {
+    const auto meet = [&] {
+      context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "all are there");
+    };
+    Result<std::unique_ptr<one_sided::Fabric>> fabric = create_fabric(context, kShortNs);
+    if (!context.expect_ok(fabric.status(), "create")) return;
+    const int rank = context.rank();
+    const one_sided::TeamState world{.id = 0, .ranks = {0, 1, 2, 3, 4}, .my_place = rank};
+    const one_sided::TeamState pair{.id = 1, .ranks = {1, 2}, .my_place = rank - 1};
+    const auto exchange = [&] { return (*fabric)->exchange(world, entry_of(rank + 1), "exchange"); };
+    if (rank == 0) faults.hold(0, 3);
+    meet();
+    context.expect_code(exchange().status(), ErrorCode::kTimeout, "while 0 and 3 are apart");
+    meet();
+    if (rank == 1 || rank == 2) {
+      context.expect_ok((*fabric)->exchange(pair, entry_of(rank + 10), "exchange").status(), "of another team");
+    }
+    meet();
+    if (rank == 0) faults.release(0, 3);
+    Result<std::vector<one_sided::Entry>> entries = exchange();
+    for (int i = 0; i < kFewTries && entries.status().code() == ErrorCode::kTimeout; ++i) entries = exchange();
+    // No later call takes the place of what is missing.
+    meet();
+    if (context.expect_ok(entries.status(), "together again")) {
+      for (int from = 0; from < kNumRanks; ++from) {
+        context.expect((*entries)[static_cast<std::size_t>(from)] == entry_of(from + 1), "what the rank showed");
+      }
+    }
+    context.expect_ok((*fabric)->barrier(world, "barrier"), "all are as far as the others");
+    context.expect_ok((*fabric)->leave(world, "leave"), "leave");
+  });
+}
+
 /// The network always has something to do, none of which this rank waits for.
 class Busy final : public one_sided::RequestSource {
  public:
@@ -81,12 +161,7 @@ TEST(OneSidedFabric, AWaitEndsByItsDeadlineHoweverBusyTheNetworkIs) {
   constexpr int kRounds = 100;
   constexpr int kMaxLate = 10;  // in which the thread stood still before its wait had begun
   run_ranks({.num_ranks = 2}, [](RankContext& context) {
-    BackendContext base;
-    base.bootstrap = context.bootstrap().get();
-    base.topology = {context.rank(), context.num_ranks(), 1};
-    base.options.transport = "loopback";
-    base.options.timeout_ns = 60 * kNsPerSecond;
-    Result<std::unique_ptr<one_sided::Fabric>> fabric = one_sided::Fabric::create(base, 4096);
+    Result<std::unique_ptr<one_sided::Fabric>> fabric = create_fabric(context, 60 * kNsPerSecond);
     if (!context.expect_ok(fabric.status(), "create")) return;
     if (context.rank() == 0) {
       Busy busy;

@@ -246,9 +246,12 @@ TEST(RingSource, ALostPeerEndsFetchesAndQuietAndNothingElse) {
       context.expect(!end.ring->fetch(add, value), "no answer from the lost rank");
       context.expect(end.ring->quiet(), "quiet ends");
       context.expect(end.ring->writer().take_loss(), "and tells of the loss");
+      context.expect_code(end.fabric->quiet("quiet"), ErrorCode::kPeerLost, "as the host's does, once");
+      end.ring->post({.op = RequestOp::kFence, .peer = device::kEveryPeer});
       const device::Request other{.op = RequestOp::kFetchAdd, .peer = kOther, .remote_offset = kTotal, .value = 1};
       context.expect(end.ring->fetch(other, value) && value == 0, "the others still answer");
       context.expect(end.ring->quiet() && !end.ring->writer().take_loss(), "and are quiet");
+      context.expect_ok(end.fabric->quiet("quiet"), "a fence loses nothing");
     }
     context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "the end");
     if (end.fabric != nullptr) end.fabric->driver()->detach(end.source.get());

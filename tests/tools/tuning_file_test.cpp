@@ -28,6 +28,19 @@ TunedCall call(const std::string& operation, std::int64_t row_bytes, double gain
 
 tools::TunedBatch usual_batch() { return {"tokens", 4096}; }
 
+Json file_with(const Json& file, const tools::TunedMachine& machine, const tools::TunedBatch& batch,
+               const std::vector<TunedCall>& calls) {
+  return tools::with_table(file, machine, batch, calls).value();
+}
+
+Status read_by_group(const Json& file) {
+  const TemporaryFile on_disk(file.dump(2));
+  GroupOptions options;
+  options.backend = "cpu";
+  options.tuning_file = on_disk.path();
+  return Group::create(create_in_process_bootstraps(1).value()[0], options).status();
+}
+
 Json empty_file() { return tools::read_tuning_file("/no/such/file").value(); }
 
 TEST(TuningFile, IsWhatGroupsRead) {
@@ -35,13 +48,9 @@ TEST(TuningFile, IsWhatGroupsRead) {
   staged.staged = true;
   staged.best.num_copy_sms = 12;
   staged.best.chunk_tokens = 256;
-  const Json file = tools::with_table(empty_file(), {"NVIDIA H200", "580.1", 8}, usual_batch(),
-                                      {call("dispatch", 7168, 1.1, 11), call("dispatch", 14336, 1.1, 9), staged});
-  const TemporaryFile on_disk(file.dump(2));
-  GroupOptions options;
-  options.backend = "cpu";
-  options.tuning_file = on_disk.path();
-  const Status status = Group::create(create_in_process_bootstraps(1).value()[0], options).status();
+  const Json file = file_with(empty_file(), {"NVIDIA H200", "580.1", 8}, usual_batch(),
+                              {call("dispatch", 7168, 1.1, 11), call("dispatch", 14336, 1.1, 9), staged});
+  const Status status = read_by_group(file);
   EXPECT_TRUE(status.ok()) << status.to_string();
   const Json& entries = file["tables"][0]["entries"];
   ASSERT_EQ(entries.size(), 3U);
@@ -54,9 +63,9 @@ TEST(TuningFile, IsWhatGroupsRead) {
 }
 
 TEST(TuningFile, ServesRowsOfAboutTheSizesThatWereMeasured) {
-  const Json file = tools::with_table(
-      empty_file(), {"GPU", "1", 2}, usual_batch(),
-      {call("dispatch", 16000, 1.1, 9), call("dispatch", 8000, 1.001, 7), call("dispatch", 1000, 1.1, 5)});
+  const Json file =
+      file_with(empty_file(), {"GPU", "1", 2}, usual_batch(),
+                {call("dispatch", 16000, 1.1, 9), call("dispatch", 8000, 1.001, 7), call("dispatch", 1000, 1.1, 5)});
   const Json& entries = file["tables"][0]["entries"];
   ASSERT_EQ(entries.size(), 2U) << "for 8000 bytes the default is as good";
   EXPECT_EQ(entries[0]["min_row_bytes"], 707);
@@ -67,11 +76,10 @@ TEST(TuningFile, ServesRowsOfAboutTheSizesThatWereMeasured) {
 
 TEST(TuningFile, KeepsTheTablesOfOtherMachines) {
   Json file = empty_file();
-  file = tools::with_table(file, {"A", "1", 8}, usual_batch(), {call("combine", 8000, 1.1, 1)});
-  file = tools::with_table(file, {"A", "1", 4}, usual_batch(), {call("combine", 8000, 1.1, 2)});
-  file = tools::with_table(file, {"B", "1", 8}, usual_batch(), {call("combine", 8000, 1.1, 3)});
-  file = tools::with_table(file, {"A", "2", 8}, usual_batch(),
-                           {call("combine", 8000, 1.1, 4), call("combine", 8000, 1.2, 5)});
+  file = file_with(file, {"A", "1", 8}, usual_batch(), {call("combine", 8000, 1.1, 1)});
+  file = file_with(file, {"A", "1", 4}, usual_batch(), {call("combine", 8000, 1.1, 2)});
+  file = file_with(file, {"B", "1", 8}, usual_batch(), {call("combine", 8000, 1.1, 3)});
+  file = file_with(file, {"A", "2", 8}, usual_batch(), {call("combine", 8000, 1.1, 4), call("combine", 8000, 1.2, 5)});
   ASSERT_EQ(file["tables"].size(), 3U);
   EXPECT_EQ(file["tables"][0]["entries"][0]["num_sms"], 2);
   EXPECT_EQ(file["tables"][1]["entries"][0]["num_sms"], 3);
@@ -83,7 +91,7 @@ TEST(TuningFile, ServesBatchesLikeThoseThatWereMeasuredAndKeepsWhatItHasForOther
   const tools::TunedMachine machine{"GPU", "1", 2};
   Json file = empty_file();
   const auto tune = [&file, &machine](const char* layout, std::int64_t num_tokens, int num_sms) {
-    file = tools::with_table(file, machine, {layout, num_tokens}, {call("dispatch", 8000, 1.1, num_sms)});
+    file = file_with(file, machine, {layout, num_tokens}, {call("dispatch", 8000, 1.1, num_sms)});
   };
   tune("tokens", 4096, 1);
   tune("slab", 4096, 2);
@@ -99,12 +107,38 @@ TEST(TuningFile, ServesBatchesLikeThoseThatWereMeasuredAndKeepsWhatItHasForOther
   EXPECT_EQ(entries[1]["min_tokens"], 33);
   EXPECT_EQ(entries[2]["layout"], "tokens");
   EXPECT_EQ(entries[2]["num_sms"], 4);
-  const TemporaryFile on_disk(file.dump());
-  GroupOptions options;
-  options.backend = "cpu";
-  options.tuning_file = on_disk.path();
-  const Status status = Group::create(create_in_process_bootstraps(1).value()[0], options).status();
+  const Status status = read_by_group(file);
   EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+/// As many calls as there may be entries in a table, and more.
+std::vector<TunedCall> many_calls(std::int64_t num_calls) {
+  std::vector<TunedCall> calls;
+  for (std::int64_t i = 1; i <= num_calls; ++i) calls.push_back(call("dispatch", i * 1000, 1.1, 9));
+  return calls;
+}
+
+TEST(TuningFile, HasNoMoreThanGroupsRead) {
+  constexpr std::int64_t kMaxEntries = 1024;
+  const tools::TunedMachine machine{"GPU", "1", 2};
+  Json file = file_with(empty_file(), machine, usual_batch(), many_calls(kMaxEntries));
+  EXPECT_EQ(file["tables"][0]["entries"].size(), static_cast<std::size_t>(kMaxEntries));
+  const Status status = read_by_group(file);
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  Status refused = tools::with_table(empty_file(), machine, usual_batch(), many_calls(kMaxEntries + 1)).status();
+  EXPECT_EQ(refused.code(), ErrorCode::kCapacity);
+  refused = tools::with_table(file, machine, {"slab", 4096}, many_calls(1)).status();
+  EXPECT_EQ(refused.code(), ErrorCode::kCapacity) << "it keeps what the table has";
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("1025 entries of a table, of which groups read at "
+                                                                   "most 1024; give --out a new file"));
+  // Other machines have tables of their own, until the file is too long.
+  for (int num_ranks = 3; num_ranks < 10 && refused.message().find("bytes") == std::string_view::npos; ++num_ranks) {
+    Result<Json> more = tools::with_table(file, {"GPU", "1", num_ranks}, usual_batch(), many_calls(kMaxEntries));
+    refused = more.status();
+    if (more.ok()) file = *more;
+  }
+  EXPECT_EQ(refused.code(), ErrorCode::kCapacity);
+  EXPECT_TRUE(read_by_group(file).ok());
 }
 
 TEST(TuningFile, IsNotWrittenOverSomethingElse) {

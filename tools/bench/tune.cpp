@@ -239,7 +239,9 @@ class Tuner {
 Status write_tuning_file(const std::string& path, Json file, const Tuner& tuner) {
   std::vector<TunedCall> calls;
   for (const Sweep& sweep : tuner.best()) calls.push_back(tuned_call(sweep));
-  Status status = write_json(path, with_table(std::move(file), tuner.machine(), tuner.batch(), calls));
+  auto whole = with_table(std::move(file), tuner.machine(), tuner.batch(), calls);
+  if (!whole) return whole.status();
+  Status status = write_json(path, *whole);
   if (!status) return status;
   return print(stdout,
                fmt::format("\n{} has the settings that are better, for {} ranks with {} each, layout {} and about {} "

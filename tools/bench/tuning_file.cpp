@@ -16,8 +16,9 @@ namespace ferry::tools {
 namespace {
 
 constexpr int kVersion = 2;
-/// What the library reads of it at most.
+/// What the library reads at most: bytes of the file, tables, and entries in a table.
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
+constexpr std::size_t kMaxItems = 1024;
 constexpr double kNsPerUs = 1000.0;
 /// Medians of the same settings in one run were seen to differ by less.
 constexpr double kMinGain = 1.01;
@@ -63,6 +64,16 @@ std::int64_t scaled(std::int64_t row_bytes, double factor) {
   return static_cast<std::int64_t>(static_cast<double>(row_bytes) * factor);
 }
 
+/// Of a file that groups would refuse as a whole, and with it what it has for other machines.
+Status check_size(std::string_view what, std::size_t observed, std::size_t expected) {
+  if (observed <= expected) return {};
+  return Status(
+      ErrorCode::kCapacity,
+      fmt::format("the kernel settings would have {} {}, of which groups read at most {}; give --out a new file, "
+                  "or remove layouts and batches that no program uses from this one",
+                  observed, what, expected));
+}
+
 }  // namespace
 
 bool TunedCall::is_better() const { return best_ns > 0 && gain() >= kMinGain; }
@@ -82,7 +93,7 @@ Result<Json> read_tuning_file(const std::string& path) {
                             path, kVersion));
 }
 
-Json with_table(Json file, const TunedMachine& machine, const TunedBatch& batch, std::vector<TunedCall> calls) {
+Result<Json> with_table(Json file, const TunedMachine& machine, const TunedBatch& batch, std::vector<TunedCall> calls) {
   std::sort(calls.begin(), calls.end(), [](const TunedCall& a, const TunedCall& b) {
     return std::tie(a.operation, a.staged, a.row_bytes) < std::tie(b.operation, b.staged, b.row_bytes);
   });
@@ -116,11 +127,14 @@ Json with_table(Json file, const TunedMachine& machine, const TunedBatch& batch,
                                          : scaled(call.row_bytes, std::numbers::sqrt2);
     entries.push_back(entry_of(call, batch, low, high));
   }
+  if (Status fits = check_size("entries of a table", entries.size(), kMaxItems); !fits) return fits;
   tables.push_back({{"gpu", machine.gpu},
                     {"driver", machine.driver},
                     {"num_ranks", machine.num_ranks},
                     {"entries", std::move(entries)}});
+  if (Status fits = check_size("tables", tables.size(), kMaxItems); !fits) return fits;
   file["tables"] = std::move(tables);
+  if (Status fits = check_size("bytes", file.dump(kJsonIndent).size() + 1, kMaxFileBytes); !fits) return fits;
   return file;
 }
 

@@ -46,7 +46,8 @@ Result<Json> read_tuning_file(const std::string& path);
 /// `file` with `calls`, of which those count that are better, in the table of this machine, in place of what that has
 /// for the batch's layout and tokens. Each serves batches of more than half and up to twice as many tokens, and rows up
 /// to a factor of the square root of two longer or shorter, or half way to the next size that was measured.
-Json with_table(Json file, const TunedMachine& machine, const TunedBatch& batch, std::vector<TunedCall> calls);
+/// @errors kCapacity: groups would not read it
+Result<Json> with_table(Json file, const TunedMachine& machine, const TunedBatch& batch, std::vector<TunedCall> calls);
 
 }  // namespace ferry::tools
 

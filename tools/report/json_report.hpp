@@ -10,6 +10,8 @@ namespace ferry::tools {
 
 /// Keeps keys in the order in which they were set, so that reports read like the printed tables.
 using Json = nlohmann::ordered_json;
+/// Of all that write_json writes.
+inline constexpr int kJsonIndent = 2;
 
 /// Write `report` to `path` as write_text (report/output.hpp) does, "-" being standard output.
 /// @errors kSystem
