@@ -1,0 +1,153 @@
+/// One-sided calls of kernels that are wrong, that nobody answers, or whose peers are lost.
+
+#include "ferry/device/one_sided.cuh"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "emulator/one_sided_case.hpp"
+
+namespace ferry::emulator {
+namespace {
+
+using device::Code;
+using device::Scope;
+using device::World;
+
+class OneSidedErrors : public OnNodes {};
+INSTANTIATE_TEST_SUITE_P(Shapes, OneSidedErrors, all_shapes(), shape_name);
+
+TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndRecorded) {
+  OneSidedRanks ranks(options(1));
+  const std::uint64_t end = 8192;
+  std::vector<Code> codes;
+  const std::vector<std::byte> before(ranks.heap(1), ranks.heap(1) + end);
+  ranks.launch(0, {1, 1, 0}, [&] {
+    const World world = ranks.world(0);
+    std::uint64_t value = 5;
+    auto* const odd = reinterpret_cast<std::uint64_t*>(world.heap + 4);
+    auto* const past = reinterpret_cast<std::uint64_t*>(world.heap + end);
+    codes.push_back(device::put(world, world.num_ranks, world.heap, &value, 8));
+    codes.push_back(device::put(world, -1, world.heap, &value, 8));
+    codes.push_back(device::put(world, 1, world.heap + end - 4, &value, 8));
+    codes.push_back(device::put(world, 1, world.heap - 8, &value, 8));
+    codes.push_back(device::put(world, 1, world.heap, &value, ~std::uint64_t{0}));
+    codes.push_back(device::get(world, 1, &value, past, 1));
+    codes.push_back(device::signal(world, 1, odd, 1, SignalOp::kSet));
+    codes.push_back(device::put_signal(world, 1, world.heap, &value, 8, past, 1, SignalOp::kAdd));
+    codes.push_back(device::put_signal(world, 1, past, &value, 8, ranks.word(0, kSignal), 1, SignalOp::kAdd));
+    codes.push_back(device::fetch_add(world, 1, past, 1).code);
+    codes.push_back(device::compare_swap(world, 1, odd, 0, 1).code);
+    codes.push_back(device::wait_until(world, odd, Comparison::kEqual, 0));
+    codes.push_back(device::fence(world, -1));
+    EXPECT_EQ(device::peer_pointer(world, 1, past), nullptr);
+    EXPECT_EQ(device::peer_pointer(world, world.num_ranks, &world.heap[0]), nullptr);
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(codes, std::vector<Code>(codes.size(), Code::kInvalidArgument));
+  EXPECT_EQ(std::vector<std::byte>(ranks.heap(1), ranks.heap(1) + end), before);
+  EXPECT_EQ(ranks.errors(0).state, 1U);
+  EXPECT_EQ(ranks.errors(0).code, static_cast<int>(Code::kInvalidArgument));
+  EXPECT_EQ(ranks.errors(0).call, static_cast<int>(device::Call::kPut));
+  EXPECT_EQ(ranks.errors(0).rank, ranks.num_ranks()) << "the first error stays until the host has read it";
+}
+
+TEST_P(OneSidedErrors, AWaitThatNobodyAnswersEndsByItsDeadline) {
+  OneSidedRanks ranks(options(1));
+  std::vector<Code> codes;
+  ranks.launch(0, {1, 64, 0}, [&] {
+    const World world = ranks.world(0);
+    const Code code = device::wait_until<Scope::kBlock>(world, ranks.word(0, kSignal), Comparison::kGreater, 3, 1000);
+    codes.push_back(code);
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(codes, std::vector<Code>(64, Code::kTimeout));
+  const device::ErrorRecord& error = ranks.errors(0);
+  EXPECT_EQ(error.state, 1U);
+  EXPECT_EQ(error.code, static_cast<int>(Code::kTimeout));
+  EXPECT_EQ(error.call, static_cast<int>(device::Call::kWaitUntil));
+  EXPECT_EQ(error.comparison, static_cast<int>(Comparison::kGreater));
+  EXPECT_EQ(error.expected, 3U);
+  EXPECT_EQ(error.timeout_ns, 1000U);
+}
+
+TEST_P(OneSidedErrors, TheLongestDeadlineIsNotOver) {
+  OneSidedRanks ranks(options(1));
+  Code code = Code::kTimeout;
+  ranks.launch(0, {1, 1, 0}, [&] {
+    code = device::wait_until(ranks.world(0), ranks.word(0, kSignal), Comparison::kEqual, 1, ~std::uint64_t{0});
+  });
+  ranks.launch(1, {1, 1, 0}, [&] {
+    const World world = ranks.world(1);
+    // Waits for a while, much longer than the first looks of the other.
+    device::wait_until(world, ranks.word(1, kSignal), Comparison::kEqual, 1, 1'000'000);
+    device::signal(world, 0, ranks.word(1, kSignal), 1, SignalOp::kSet);
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(code, Code::kOk);
+}
+
+TEST_P(OneSidedErrors, ARankThatNeverComesEndsTheBarrierOfTheOthers) {
+  OneSidedRanks ranks(options(1));
+  Code code = Code::kOk;
+  ranks.launch(0, {1, 32, 0}, [&] { code = device::barrier<Scope::kWarp>(ranks.world(0), ranks.team(0)); });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(code, Code::kTimeout);
+  EXPECT_EQ(ranks.errors(0).call, static_cast<int>(device::Call::kBarrier));
+}
+
+TEST(OneSidedNodes, ALostPeerEndsWhatWaitsForIt) {
+  for (const bool told : {true, false}) {
+    OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1});
+    ranks.lose(2, told);
+    std::vector<Code> codes;
+    ranks.launch(0, {1, 1, 0}, [&] {
+      const World world = ranks.world(0);
+      const std::uint64_t one = 1;
+      device::put(world, 2, ranks.word(0, 4), &one, sizeof(one));
+      codes.push_back(device::quiet(world));
+      codes.push_back(device::fetch_add(world, 2, ranks.word(0, 4), 1).code);
+      device::quiet(world);
+      // The others are still there.
+      device::put(world, 1, ranks.word(0, 4), &one, sizeof(one));
+      codes.push_back(device::quiet(world));
+    });
+    ASSERT_EQ(ranks.run(), "");
+    EXPECT_EQ(codes, (std::vector<Code>{Code::kPeerLost, Code::kPeerLost, Code::kOk}));
+    EXPECT_EQ(*ranks.word(1, 4), 1U);
+    EXPECT_EQ(ranks.errors(0).code, static_cast<int>(Code::kPeerLost));
+  }
+}
+
+TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {
+  OneSidedRanks ranks({.num_ranks = 2, .ranks_per_node = 1});
+  ranks.errors(0).stop = 1;
+  Code code = Code::kOk;
+  ranks.launch(0, {1, 1, 0},
+               [&] { code = device::wait_until(ranks.world(0), ranks.word(0, kSignal), Comparison::kEqual, 1); });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(code, Code::kPeerLost);
+}
+
+TEST(OneSidedNodes, ARequestThatIsCutShortEndsWithTheReadersError) {
+  OneSidedRanks ranks({.num_ranks = 2, .ranks_per_node = 1});
+  std::vector<Code> codes;
+  ranks.launch(0, {1, 1, 0}, [&] {
+    const World world = ranks.world(0);
+    // What device code must never do.
+    device::Request bad;
+    bad.op = device::RequestOp::kPut;
+    bad.peer = 1;
+    bad.num_bytes = 1 << 20;
+    device::post(world, bad);
+    codes.push_back(device::quiet(world));
+    codes.push_back(device::fetch_add(world, 1, ranks.word(0, kCounter), 1).code);
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(codes, (std::vector<Code>{Code::kTimeout, Code::kTimeout}));
+  EXPECT_EQ(ranks.source(0).status().code(), ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ferry::emulator
