@@ -59,9 +59,8 @@ void check_tables(const test::ExpansionCase& one, const test::ExpansionTables& e
 
 void check_expanded(const test::ExpansionCase& one, const test::ExpansionTables& tables, int seed) {
   const test::ExpandedRows expected = one.expanded(tables);
-  test::ExpandedRows made{
-      std::vector<std::uint16_t>(expected.x.size(), 0xAAAA), std::vector<std::int32_t>(expected.scales.size(), -7),
-      std::vector<float>(expected.weights.size(), -7), std::vector<std::int32_t>(expected.row_of_slot.size(), -7)};
+  test::ExpandedRows made = expected;
+  made.spoil();
   const auto columns = [&](const std::vector<std::int32_t>& scales) {
     return plan::ScaleColumns{reinterpret_cast<std::uint32_t*>(const_cast<std::int32_t*>(scales.data())),
                               one.num_scales, 1};
@@ -91,9 +90,8 @@ void check_expanded(const test::ExpansionCase& one, const test::ExpansionTables&
 
 void check_reduced(const test::ExpansionCase& one, const test::ExpansionTables& tables, int seed) {
   const test::ReducedRows expected = one.reduced(tables);
-  test::ReducedRows made{std::vector<std::uint16_t>(expected.rounded.size(), 0xAAAA),
-                         std::vector<float>(expected.exact.size(), -7),
-                         std::vector<float>(expected.weights.size(), -7)};
+  test::ReducedRows made = expected;
+  made.spoil();
   plan::ReduceParams params{.table = slots_of(one, tables),
                             .hidden = one.hidden,
                             .x = reinterpret_cast<const std::byte*>(one.expert_outputs.data()),

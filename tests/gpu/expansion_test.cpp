@@ -23,10 +23,7 @@ ExpansionTables make_tables(RankContext& context, const ExpansionCase& one) {
   const std::int64_t num_rows = arrivals.num_rows;
   const std::int64_t num_local = arrivals.num_local();
   ExpansionTables made = one.tables();
-  made.origin.assign(made.origin.size(), -7);
-  made.last_equal.assign(made.last_equal.size(), -7);
-  made.expert_ends.assign(made.expert_ends.size(), -7);
-  made.rows_of_expert.assign(made.rows_of_expert.size(), -7);
+  made.spoil();
   const OnDevice<std::int32_t> source(arrivals.source);
   const OnDevice<std::int64_t> ids(arrivals.ids);
   const OnDevice<std::int32_t> rows_per_expert(arrivals.rows_of_expert);
@@ -59,10 +56,7 @@ ExpandedRows expand(RankContext& context, const ExpansionCase& one, const Expans
   const std::int64_t num_rows = one.arrivals.num_rows;
   const int num_topk = one.arrivals.num_topk;
   ExpandedRows made = one.expanded(tables);
-  made.x.assign(made.x.size(), 0xAAAA);
-  made.scales.assign(made.scales.size(), -7);
-  made.weights.assign(made.weights.size(), -7);
-  made.row_of_slot.assign(made.row_of_slot.size(), -7);
+  made.spoil();
   const OnDevice<std::int32_t> origin(tables.origin);
   const OnDevice<std::int8_t> last_equal(tables.last_equal);
   const OnDevice<std::uint16_t> x(one.x);
@@ -96,9 +90,7 @@ ReducedRows reduce(RankContext& context, const ExpansionCase& one, const Expansi
   const std::int64_t num_rows = one.arrivals.num_rows;
   const int num_topk = one.arrivals.num_topk;
   ReducedRows made = one.reduced(tables);
-  made.rounded.assign(made.rounded.size(), 0xAAAA);
-  made.exact.assign(made.exact.size(), -7);
-  made.weights.assign(made.weights.size(), -7);
+  made.spoil();
   const OnDevice<std::int32_t> origin(tables.origin);
   const OnDevice<std::int8_t> last_equal(tables.last_equal);
   const OnDevice<std::uint16_t> x(one.expert_outputs);

@@ -8,6 +8,14 @@
 namespace ferry::test {
 namespace {
 
+constexpr std::int8_t kUnwritten = -7;
+constexpr std::uint16_t kUnwrittenRow = 0xAAAA;
+
+template <typename Value, typename... Vectors>
+void fill_all(Value value, Vectors&... vectors) {
+  (vectors.assign(vectors.size(), value), ...);
+}
+
 constexpr std::uint16_t kNan = 0x7FC1;
 
 std::int64_t draw(std::mt19937_64& random, std::int64_t least, std::int64_t most) {
@@ -44,6 +52,18 @@ int last_choice(const ArrivalCase& one, std::int64_t row, std::int64_t expert) {
 }
 
 }  // namespace
+
+void ExpansionTables::spoil() { fill_all(kUnwritten, origin, expert_ends, rows_of_expert, last_equal); }
+
+void ExpandedRows::spoil() {
+  fill_all(kUnwritten, scales, weights, row_of_slot);
+  fill_all(kUnwrittenRow, x);
+}
+
+void ReducedRows::spoil() {
+  fill_all(kUnwritten, exact, weights);
+  fill_all(kUnwrittenRow, rounded);
+}
 
 std::string ExpansionCase::name() const {
   return fmt::format("{} P={} H={} S={}", arrivals.name(), num_slots, hidden, num_scales);

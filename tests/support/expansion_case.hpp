@@ -20,6 +20,8 @@ struct ExpansionTables {
   std::vector<std::int32_t> rows_of_expert;  ///< [L]
   std::vector<std::int8_t> last_equal;       ///< [N, K]
 
+  /// In place of every value one that nobody writes, so that what is left of it shows.
+  void spoil();
   bool operator==(const ExpansionTables&) const = default;
 };
 
@@ -30,6 +32,8 @@ struct ExpandedRows {
   std::vector<float> weights;             ///< [P]
   std::vector<std::int32_t> row_of_slot;  ///< [P]
 
+  /// In place of every value one that nobody writes, so that what is left of it shows.
+  void spoil();
   bool operator==(const ExpandedRows&) const = default;
 };
 
@@ -39,6 +43,8 @@ struct ReducedRows {
   std::vector<float> exact;            ///< [N, H]
   std::vector<float> weights;          ///< [N, K]
 
+  /// In place of every value one that nobody writes, so that what is left of it shows.
+  void spoil();
   bool operator==(const ReducedRows&) const = default;
 };
 

@@ -32,10 +32,7 @@ ExpansionTables make_tables(const ExpansionCase& one, DType dtype) {
   const std::int64_t num_rows = arrivals.num_rows;
   const std::int64_t num_local = arrivals.num_local();
   ExpansionTables made = one.tables();
-  made.origin.assign(made.origin.size(), -7);
-  made.last_equal.assign(made.last_equal.size(), -7);
-  made.expert_ends.assign(made.expert_ends.size(), -7);
-  made.rows_of_expert.assign(made.rows_of_expert.size(), -7);
+  made.spoil();
   const Arrivals in{.source = ConstTensorView(arrivals.source.data(), DType::kInt32, {num_rows, 2}),
                     .topk_idx = ConstTensorView(ids.data(), dtype, {num_rows, arrivals.num_topk}),
                     .rows_per_expert = ConstTensorView(arrivals.rows_of_expert.data(), DType::kInt32, {num_local})};
@@ -66,9 +63,7 @@ ExpandedRows expand(const ExpansionCase& one, const ExpansionTables& tables, boo
   ExpandedRows made = one.expanded(tables);
   std::vector<std::int32_t> scales(made.scales.size(), -7);
   if (zero_padding) {
-    made.x.assign(made.x.size(), 0xAAAA);
-    made.weights.assign(made.weights.size(), -7);
-    made.row_of_slot.assign(made.row_of_slot.size(), -7);
+    made.spoil();
   } else {
     scales.assign(scales.size(), 0);
   }
@@ -114,9 +109,7 @@ ReducedRows reduce(const ExpansionCase& one, const ExpansionTables& tables) {
   const std::int64_t num_rows = one.arrivals.num_rows;
   const int num_topk = one.arrivals.num_topk;
   ReducedRows made = one.reduced(tables);
-  made.rounded.assign(made.rounded.size(), 0xAAAA);
-  made.exact.assign(made.exact.size(), -7);
-  made.weights.assign(made.weights.size(), -7);
+  made.spoil();
   ReduceInput in{.slots = slots_of(tables, one),
                  .x = ConstTensorView(one.expert_outputs.data(), DType::kBfloat16, {one.num_slots, one.hidden}),
                  .last_equal = ConstTensorView(tables.last_equal.data(), DType::kInt8, {num_rows, num_topk})};
