@@ -367,7 +367,9 @@ TEST(NetUcx, TooFewDescriptorsAreATypedErrorThatNamesTheLimit) {
 }
 
 TEST(NetUcx, DescriptorsThatRunOutWhileConnectingEndNoProcess) {
-  for (rlim_t num_left = 0; num_left <= 12; ++num_left) {
+  // For none, one, two or all three of the ends, which share what this process may have.
+  constexpr rlim_t kEnough = 40;
+  for (const rlim_t num_left : std::initializer_list<rlim_t>{0, 4, 8, 12, 14, 18, 22, 26, kEnough}) {
     const Status status = in_fresh_process([num_left] {
       NetEnds ends("ucx", {.num_ends = 3, .timeout_ns = 100'000'000});
       const std::vector<net::Blob> addresses = ends.addresses();
@@ -378,7 +380,8 @@ TEST(NetUcx, DescriptorsThatRunOutWhileConnectingEndNoProcess) {
       setrlimit(RLIMIT_NOFILE, &descriptors);
       for (int end = 0; end < ends.size(); ++end) {
         const Status connected = ends.connect(end, addresses);
-        if (!connected.ok() && connected.code() != ErrorCode::kSystem) return connected;
+        const bool too_few = num_left < kEnough && connected.code() == ErrorCode::kSystem;
+        if (!connected.ok() && !too_few) return connected;
       }
       for (int from = 0; from < ends.size(); ++from) {
         for (int to = 0; to < ends.size(); ++to) {

@@ -17,6 +17,9 @@ class Admission {
   /// Does what has become possible. Called from every poll. True if something is to be sent.
   bool advance(std::span<Peer> peers, const Scopes& scopes);
 
+  /// Everybody who may connect has done so, or was lost.
+  bool is_closed() const { return closed_; }
+
  private:
   bool name_sockets(std::span<Peer> peers);
   void close(std::span<const Peer> peers, const Scopes& scopes);

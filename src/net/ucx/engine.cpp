@@ -96,7 +96,8 @@ class UcxEngine final : public Engine {
   EngineEvents events_;
   std::vector<Peer> peers_;
   Admission admission_;
-  bool is_due_ = false;  // a message has come that is to be delivered
+  ReservedDescriptors descriptors_;  // of connections that are being made
+  bool is_due_ = false;              // a message has come that is to be delivered
   bool connected_ = false;
 };
 
@@ -141,7 +142,7 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
     own_parts[index] = *own_part;
   }
   // UCX ends the process if it finds out in the middle of a connection.
-  if (Status status = check_descriptors(descriptors_of_connections(peers_.size() - 1)); !status.ok()) return status;
+  if (Status status = descriptors_.reserve(descriptors_of_connections(peers_.size() - 1)); !status.ok()) return status;
   const OwnEnd own{options_, scopes_, token_, keys_};
   for (int peer = 0; peer < options_.num_peers; ++peer) {
     if (peer == options_.self) continue;
@@ -216,6 +217,7 @@ bool UcxEngine::poll() {
   moved |= deliver();
   moved |= notice_failures();
   moved |= admission_.advance(peers_, scopes_);
+  if (admission_.is_closed()) descriptors_.give_back();
   // Send what a completed flush has made due now: the owner may sleep after this.
   moved |= advance();
   return moved;
@@ -367,6 +369,7 @@ void UcxEngine::leave(std::int64_t timeout_ns) {
 
 /// Cancels whatever is still in flight.
 void UcxEngine::drop_connections() {
+  descriptors_.give_back();
   for (Peer& peer : peers_) {
     if (peer.connection != nullptr) peer.connection->shut();
   }

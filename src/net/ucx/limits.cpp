@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -10,35 +9,47 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string_view>
-#include <vector>
 
 namespace ferry::net::ucx {
 namespace {
 
 constexpr const char* kSharedMemoryFolder = "/dev/shm";
 
-/// Closes what it holds.
-class Descriptors {
- public:
-  Descriptors() = default;
-  Descriptors(const Descriptors&) = delete;
-  Descriptors& operator=(const Descriptors&) = delete;
-  ~Descriptors() {
-    for (const int fd : held_) (void)close(fd);
+/// How many more file descriptors this process may open, `at_most` where there are more. Opens none, not for a moment:
+/// UCX's own thread stops listening for good where it finds none left.
+std::size_t num_free_descriptors(std::size_t at_most, rlim_t limit) {
+  std::size_t num_free = 0;
+  for (rlim_t fd = 0; fd < limit && num_free < at_most; ++fd) {
+    if (fcntl(static_cast<int>(fd), F_GETFD) < 0) ++num_free;
   }
+  return num_free;
+}
 
-  /// False with errno where the system refuses.
-  bool open_another() {
-    const int fd = held_.empty() ? eventfd(0, EFD_CLOEXEC) : fcntl(held_.front(), F_DUPFD_CLOEXEC, 0);
-    if (fd >= 0) held_.push_back(fd);
-    return fd >= 0;
-  }
-  std::size_t size() const { return held_.size(); }
-
- private:
-  std::vector<int> held_;
+/// Of all ends of this process. An end that has opened some of its own still counts with all of them: too many is safe.
+struct Reservations {
+  std::mutex mutex;
+  std::size_t num_reserved = 0;
 };
+
+Reservations& reservations() {
+  static Reservations all;
+  return all;
+}
+
+Status check_beside(std::size_t num_needed, std::size_t num_reserved) {
+  rlimit limit{};
+  (void)getrlimit(RLIMIT_NOFILE, &limit);
+  const std::size_t num_free = num_free_descriptors(num_needed + num_reserved, limit.rlim_cur);
+  if (num_free == num_needed + num_reserved) return {};
+  const std::string others =
+      num_reserved == 0 ? "" : fmt::format(" and {} by ranks of this process that connect now", num_reserved);
+  return Status(ErrorCode::kSystem,
+                fmt::format("network engine ucx: {} more file descriptors can be opened, {} are needed{} (this process "
+                            "may have {}); raise the limit (ulimit -n) or close some",
+                            num_free, num_needed, others, limit.rlim_cur));
+}
 
 std::string mib(std::size_t num_bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(num_bytes) / (1 << 20)); }
 
@@ -50,18 +61,26 @@ Status no_shared_memory(std::string_view what, std::string_view remedy) {
 }  // namespace
 
 Status check_descriptors(std::size_t num_needed) {
-  Descriptors descriptors;
-  while (descriptors.size() < num_needed) {
-    if (descriptors.open_another()) continue;
-    const int error = errno;
-    rlimit limit{};
-    (void)getrlimit(RLIMIT_NOFILE, &limit);
-    return Status(ErrorCode::kSystem,
-                  fmt::format("network engine ucx: {} more file descriptors can be opened, {} are needed ({}; this "
-                              "process may have {}); raise the limit (ulimit -n) or close some",
-                              descriptors.size(), num_needed, std::strerror(error), limit.rlim_cur));
-  }
+  Reservations& all = reservations();
+  const std::lock_guard lock(all.mutex);
+  return check_beside(num_needed, all.num_reserved);
+}
+
+Status ReservedDescriptors::reserve(std::size_t num_needed) {
+  Reservations& all = reservations();
+  const std::lock_guard lock(all.mutex);
+  if (Status status = check_beside(num_needed, all.num_reserved); !status.ok()) return status;
+  all.num_reserved += num_needed;
+  num_reserved_ = num_needed;
   return {};
+}
+
+void ReservedDescriptors::give_back() {
+  if (num_reserved_ == 0) return;
+  Reservations& all = reservations();
+  const std::lock_guard lock(all.mutex);
+  all.num_reserved -= num_reserved_;
+  num_reserved_ = 0;
 }
 
 std::string shared_memory_folder() {

@@ -11,9 +11,27 @@
 
 namespace ferry::net::ucx {
 
-/// Whether this process may open as many more file descriptors. Opens and closes them.
+/// Whether this process may open as many more file descriptors, beside those that are reserved.
 /// @errors kSystem: names the limit, what is left and what is needed
 Status check_descriptors(std::size_t num_needed);
+
+/// File descriptors that an end of this process will open in its own time, with which no other end may reckon until
+/// then. Given back when it is destroyed. From any thread.
+class ReservedDescriptors {
+ public:
+  ReservedDescriptors() = default;
+  ReservedDescriptors(const ReservedDescriptors&) = delete;
+  ReservedDescriptors& operator=(const ReservedDescriptors&) = delete;
+  ~ReservedDescriptors() { give_back(); }
+
+  /// Once, or again after give_back().
+  /// @errors as check_descriptors; nothing is reserved then
+  Status reserve(std::size_t num_needed);
+  void give_back();
+
+ private:
+  std::size_t num_reserved_ = 0;
+};
 
 /// Descriptors that connections to so many peers need at most: two ends that connect to each other at the same moment
 /// have two connections until they notice, and UCX opens some for a moment.
