@@ -245,7 +245,7 @@ TEST_P(MemoryConformance, TrimOfADestroyedGroupIsAnError) {
 // Ranks trim whenever they like, also right after a route that others have not finished.
 TEST_P(MemoryConformance, EveryRankTrimsAtItsOwnMoments) {
   constexpr int kNumRanks = 4;
-  const int num_rounds = on_gpus() ? 60 : 150;
+  constexpr int kNumRounds = 60;
   std::mt19937_64 random(41);
   std::vector<PreparedCase> cases = {prepare(large_batch(kNumRanks))};
   while (cases.size() < 5) cases.push_back(prepare(draw_batch(random, kNumRanks)));
@@ -256,7 +256,7 @@ TEST_P(MemoryConformance, EveryRankTrimsAtItsOwnMoments) {
     };
     const int num_cases = static_cast<int>(cases.size());
     std::size_t at_first = 0;
-    for (int round = 0; round < num_rounds && context.failures().empty(); ++round) {
+    for (int round = 0; round < kNumRounds && context.failures().empty(); ++round) {
       const PreparedCase& one = cases[static_cast<std::size_t>(round % num_cases)];
       const Routing routing = check_route(context, group, one);
       if (!routing.present()) return;
