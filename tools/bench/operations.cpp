@@ -44,7 +44,8 @@ Status Operations::set_up() {
   group_ = std::move(*group);
   if (Status status = place_ids(); !status) return status;
   if (Status status = place_counters(); !status) return status;
-  // What was allocated and copied may have waited for an idle GPU: from here on ranks that share one wait for each other.
+  // What was allocated and copied may have waited for an idle GPU. From here on ranks that share one wait for each
+  // other.
   if (Status status = context_.barrier(); !status) return status;
   if (plan_.layout == Layout::kSlab) {
     if (Status status = find_slab_capacity(); !status) return status;
