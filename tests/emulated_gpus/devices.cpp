@@ -24,13 +24,12 @@ constexpr std::chrono::milliseconds kLoadingTime{2};
 struct LoadedKernels {
   std::mutex mutex;
   std::set<const void*> kernels;  ///< guarded by `mutex`
+  int num_by_launches = 0;        ///< guarded by `mutex`
 };
 
-/// Whether the kernel was loaded just now.
-bool load(const void* kernel) {
+LoadedKernels& loaded_kernels() {
   static auto* const loaded = new LoadedKernels;
-  const std::lock_guard lock(loaded->mutex);
-  return loaded->kernels.insert(kernel).second;
+  return *loaded;
 }
 
 bool loads_eagerly() {
@@ -41,18 +40,33 @@ bool loads_eagerly() {
   return eagerly;
 }
 
+/// Loading may wait for all that the GPU has to do, so that here it does, what other threads queue meanwhile included
+/// (CUDA C++ Programming Guide, "Lazy Loading").
+void load(const void* kernel, bool by_launch) {
+  LoadedKernels& loaded = loaded_kernels();
+  {
+    const std::lock_guard lock(loaded.mutex);
+    if (!loaded.kernels.insert(kernel).second) return;
+    if (by_launch) ++loaded.num_by_launches;
+  }
+  if (loads_eagerly()) return;
+  std::this_thread::sleep_for(kLoadingTime);
+  finish_all_streams();
+}
+
 }  // namespace
+
+int num_kernels_loaded_by_launches() {
+  LoadedKernels& loaded = loaded_kernels();
+  const std::lock_guard lock(loaded.mutex);
+  return loaded.num_by_launches;
+}
+
 }  // namespace ferry::emulated
 
 using namespace ferry::emulated;  // NOLINT(google-build-using-namespace)
 
-/// Loading may wait for all that the GPU has to do, so that here it does, what other threads queue meanwhile included
-/// (CUDA C++ Programming Guide, "Lazy Loading").
-void ferry::emulator::about_to_launch(const void* kernel) {
-  if (loads_eagerly() || !load(kernel)) return;
-  std::this_thread::sleep_for(kLoadingTime);
-  finish_all_streams();
-}
+void ferry::emulator::about_to_launch(const void* kernel) { load(kernel, true); }
 
 // The names are CUDA's.
 // NOLINTBEGIN(readability-identifier-naming)
@@ -113,13 +127,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
-  ferry::emulator::about_to_launch(kernel);
+  load(kernel, false);
   *attributes = {};
   attributes->ptxVersion = attributes->binaryVersion = 10 * kComputeMajor;
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute /*attribute*/, int /*value*/) {
-  ferry::emulator::about_to_launch(kernel);
+  load(kernel, false);
   return cudaSuccess;
 }
 

@@ -67,6 +67,9 @@ void finish(const Stream& stream);
 void finish_blocking_streams();
 void finish_all_streams();
 
+/// Kernels of this process that nobody had asked about before they were launched for the first time.
+int num_kernels_loaded_by_launches();
+
 /// What the calling thread's last failed call left behind.
 cudaError_t& last_error();
 inline cudaError_t result(cudaError_t error) {
