@@ -1,4 +1,4 @@
-/// CUDA may load a kernel when it is launched first, and wait for an idle GPU then: with ranks that share one, for kernels
+/// CUDA may load a kernel when it is first launched, and wait for an idle GPU then: where ranks share one, for kernels
 /// that wait for this rank. So groups load all kernels that their calls launch when they are made.
 
 #include <gtest/gtest.h>

@@ -43,7 +43,6 @@ enum class Series {
 };
 inline constexpr std::size_t kNumSeries = 18;
 
-
 struct Interval {
   std::int64_t start_ns;
   std::int64_t end_ns;
