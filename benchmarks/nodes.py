@@ -7,6 +7,9 @@
     benchmarks/nodes.py --backend cuda --ranks 2 --dtype bf16 --dtype fp8 --transport tcp --copy-mbit 10000
     benchmarks/nodes.py --latency 1,8,128    latency mode instead, against one node and the network's trips
 
+GPU ranks that are processes want a GPU each: on one they take turns in time slices, and latency mode takes minutes a
+round. Threads (--copy-mbit) do not.
+
 A round is: ucx_perftest with one pair of processes, with one pair each way at once, and with as many pairs as there are
 rails each way at once, in puts of 1 MB and again of a ring's chunk, as many outstanding as a ring has chunks; then
 `ferry bench`, then for each call the rings alone (benchmarks/rail_stage.cpp) with as many bytes as the call sent: the

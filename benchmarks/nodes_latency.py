@@ -40,10 +40,13 @@ def measure_latency(options, ranks, name):
     """All rounds, and the last report of calls over nodes."""
     rounds = LatencyRounds()
     for round_idx in range(options.rounds):
-        print(f"{name}: round {round_idx + 1} of {options.rounds}", file=sys.stderr)
+        where = f"{name}: round {round_idx + 1} of {options.rounds}"
+        print(f"{where}: one node", file=sys.stderr)
         rounds.one_node.append(times_of(ranks.latency_on_one_node()))
+        print(f"{where}: nodes", file=sys.stderr)
         bench = ranks.latency_over_nodes()
         rounds.nodes.append(times_of(bench))
+        print(f"{where}: trips", file=sys.stderr)
         rounds.trips.append(trips_of(ranks.trips()))
     return rounds, bench
 

@@ -13,6 +13,7 @@
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/memory_required.hpp"
 #include "cuda/intranode/arrival_tables.hpp"
+#include "cuda/intranode/channel_tables.hpp"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
 #include "cuda/intranode/expansion.hpp"
@@ -35,6 +36,8 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   if (status.ok()) status = runtime_status(load_dispatch_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_combine_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_arrivals_kernel(), operation, kHint);
+  if (status.ok()) status = runtime_status(load_channel_tables_kernel(), operation, kHint);
+  if (status.ok()) status = runtime_status(load_layout_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_expansion_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_quantize_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_gating_kernels(), operation, kHint);

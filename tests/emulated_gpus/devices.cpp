@@ -2,14 +2,71 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <set>
+#include <string_view>
+#include <thread>
 #include <utility>
 
 #include "emulated_gpus/driver_functions.hpp"
 #include "emulated_gpus/host.hpp"
 
+namespace ferry::emulated {
+namespace {
+
+constexpr std::chrono::milliseconds kLoadingTime{2};
+
+/// Kernels that were launched or asked about.
+struct LoadedKernels {
+  std::mutex mutex;
+  std::set<const void*> kernels;  ///< guarded by `mutex`
+  int num_by_launches = 0;        ///< guarded by `mutex`
+};
+
+LoadedKernels& loaded_kernels() {
+  static auto* const loaded = new LoadedKernels;
+  return *loaded;
+}
+
+bool loads_eagerly() {
+  static const bool eagerly = [] {
+    const char* const text = std::getenv("CUDA_MODULE_LOADING");
+    return text != nullptr && std::string_view(text) == "EAGER";
+  }();
+  return eagerly;
+}
+
+/// Loading may wait for all that the GPU has to do, so that here it does, what other threads queue meanwhile included
+/// (CUDA C++ Programming Guide, "Lazy Loading").
+void load(const void* kernel, bool by_launch) {
+  LoadedKernels& loaded = loaded_kernels();
+  {
+    const std::lock_guard lock(loaded.mutex);
+    if (!loaded.kernels.insert(kernel).second) return;
+    if (by_launch) ++loaded.num_by_launches;
+  }
+  if (loads_eagerly()) return;
+  std::this_thread::sleep_for(kLoadingTime);
+  finish_all_streams();
+}
+
+}  // namespace
+
+int num_kernels_loaded_by_launches() {
+  LoadedKernels& loaded = loaded_kernels();
+  const std::lock_guard lock(loaded.mutex);
+  return loaded.num_by_launches;
+}
+
+}  // namespace ferry::emulated
+
 using namespace ferry::emulated;  // NOLINT(google-build-using-namespace)
+
+void ferry::emulator::about_to_launch(const void* kernel) { load(kernel, true); }
 
 // The names are CUDA's.
 // NOLINTBEGIN(readability-identifier-naming)
@@ -41,6 +98,18 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*d
   if (attribute == cudaDevAttrComputeCapabilityMajor) *value = kComputeMajor;
   return cudaSuccess;
 }
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr /*attribute*/, int /*device*/, int /*peer*/) {
+  *value = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceGetPCIBusId(char* address, int size, int device) {
   std::snprintf(address, static_cast<std::size_t>(size), "0000:%02x:00.0", 1 + device);
   return cudaSuccess;
@@ -57,12 +126,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* /*kernel*/) {
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  load(kernel, false);
   *attributes = {};
   attributes->ptxVersion = attributes->binaryVersion = 10 * kComputeMajor;
   return cudaSuccess;
 }
-cudaError_t cudaFuncSetAttribute(const void* /*kernel*/, cudaFuncAttribute /*attribute*/, int /*value*/) {
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute /*attribute*/, int /*value*/) {
+  load(kernel, false);
   return cudaSuccess;
 }
 

@@ -6,7 +6,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -40,7 +42,8 @@ struct Stream {
 /// What cudaEvent_t points to.
 struct Event {
   emulator::Mark mark;
-  std::shared_ptr<Capture> capture;  ///< recorded in it, at `op_idx`
+  std::shared_ptr<std::atomic<std::uint64_t>> reached_ns;  ///< of the kernels' clock
+  std::shared_ptr<Capture> capture;                        ///< recorded in it, at `op_idx`
   int op_idx = -1;
 };
 
@@ -63,6 +66,9 @@ void finish(const Stream& stream);
 /// All streams of the host that block, or all.
 void finish_blocking_streams();
 void finish_all_streams();
+
+/// Kernels of this process that nobody had asked about before they were launched for the first time.
+int num_kernels_loaded_by_launches();
 
 /// What the calling thread's last failed call left behind.
 cudaError_t& last_error();

@@ -125,6 +125,15 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   return cudaSuccess;
 }
 
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  constexpr double kNsPerMs = 1e6;
+  const Event& first = event_of(begin);
+  const Event& last = event_of(end);
+  if (!machine().is_over(first.mark) || !machine().is_over(last.mark)) return result(cudaErrorNotReady);
+  *milliseconds = static_cast<float>(static_cast<double>(*last.reached_ns - *first.reached_ns) / kNsPerMs);
+  return cudaSuccess;
+}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
   *event = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
@@ -142,7 +151,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
   }
   // A piece of work of its own: what comes behind cannot begin beside what is before.
-  machine().enqueue(of.queue, nullptr);
+  at.reached_ns = std::make_shared<std::atomic<std::uint64_t>>();
+  machine().enqueue(of.queue, [reached_ns = at.reached_ns] { *reached_ns = ferry::emulator::now_ns(); });
   at.mark = machine().mark(of.queue);
   return cudaSuccess;
 }

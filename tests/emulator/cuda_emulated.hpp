@@ -146,6 +146,7 @@ inline int __syncthreads_and(int predicate) { return ferry::emulator::meet_block
 inline int __syncthreads_or(int predicate) { return ferry::emulator::meet_block(predicate != 0).any ? 1 : 0; }
 inline int __syncthreads_count(int predicate) { return ferry::emulator::meet_block(predicate != 0).count; }
 
+inline void __nanosleep(unsigned /*duration_ns*/) { ferry::emulator::poll(); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int __popc(unsigned value) { return std::popcount(value); }
 inline int __clz(int value) { return std::countl_zero(static_cast<unsigned>(value)); }

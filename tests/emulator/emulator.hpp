@@ -127,6 +127,9 @@ std::uint64_t now_ns();
 /// The machine that there is.
 Machine& the_machine();
 
+/// Called ahead of each launch: what CUDA does for a kernel that it has not loaded yet.
+void about_to_launch(const void* kernel);
+
 /// Launches on it, from a kernel's own source.
 void launch_grid(cudaStream_t stream, const GridShape& shape, std::function<void()> body);
 

@@ -1,5 +1,5 @@
-/// A rank that is lost or stalls in latency mode: the kernels of the others end in whichever half they wait for it,
-/// eager or in a graph, their hosts learn which rank it was, and they go on without it.
+/// A rank that is lost or stalls in latency mode, on one node or several: the kernels of the others end in whichever
+/// half they wait for it, eager or in a graph, their hosts learn which rank it was, and they go on without it.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -7,18 +7,19 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
 #include <optional>
+#include <tuple>
+#include <utility>
 
 #include "gpu/latency_group.hpp"
 #include "gpu/survivors.hpp"
+#include "net/loopback/faults.hpp"
 #include "node/futex.hpp"
 
 namespace ferry::test {
 namespace {
 
-constexpr int kNumRanks = 4;
-constexpr int kVictim = 2;
-constexpr unsigned kNumSurvivors = kNumRanks - 1;
 /// Of groups whose rank stalls; and of those whose rank is lost, far longer than any wait there may take.
 constexpr std::int64_t kSoonNs = 2 * kNsPerSecond;
 constexpr std::int64_t kFarNs = 60 * kNsPerSecond;
@@ -27,6 +28,7 @@ enum class Loss {
   kStalls,
   kKilled,
   kLeaves,  ///< drops its group and lives on
+  kCut,     ///< nobody: the network between the two nodes
 };
 
 /// The half of a call in which the survivors wait for the victim.
@@ -42,16 +44,29 @@ struct Scenario {
   RankKind kind;
   Loss loss;
   Half half;
-  bool captured = false;
+  bool captured = false;  ///< with `split`: each half in a graph of its own
   bool split = false;
+  int num_ranks = 4;
+  int ranks_per_node = 0;  ///< 0: all
+
+  bool over_nodes() const { return ranks_per_node != 0; }
+  /// Of several nodes the first rank of the second.
+  int victim() const { return over_nodes() ? ranks_per_node : 2; }
+  unsigned num_survivors() const { return static_cast<unsigned>(num_ranks - 1); }
 };
 
-std::string describe(const Scenario& scenario) { return fmt::format("{}_{}", scenario.name, kind_name(scenario.kind)); }
+std::string describe(const Scenario& scenario) {
+  const std::string nodes = scenario.over_nodes() ? fmt::format("_{}x{}", scenario.num_ranks / scenario.ranks_per_node,
+                                                                scenario.ranks_per_node)
+                                                  : "";
+  return fmt::format("{}{}_{}", scenario.name, nodes, kind_name(scenario.kind));
+}
 void PrintTo(const Scenario& scenario, std::ostream* out) { *out << describe(scenario); }
 
-std::vector<PreparedCase> cases_of(Half half) {
-  std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, 1);
-  if (half != Half::kCombineSend) return cases;
+std::vector<PreparedCase> cases_of(const Scenario& scenario) {
+  std::vector<PreparedCase> cases =
+      latency_cases_of_equal_shapes(scenario.num_ranks, 1, false, scenario.ranks_per_node);
+  if (scenario.half != Half::kCombineSend) return cases;
   ExchangeCase spec = cases.front().spec;
   spec.combines = {{.hidden = 1040, .weighted = true, .order = CombineOrder::kRankSums, .own_weights = true}};
   return {prepare(spec)};
@@ -62,15 +77,30 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
   using Tensors = LatencyDispatchTensors;
 
   std::int64_t timeout_ns() const { return GetParam().loss == Loss::kStalls ? kSoonNs : kFarNs; }
-  ErrorCode expected_code() const {
-    return GetParam().loss == Loss::kStalls ? ErrorCode::kTimeout : ErrorCode::kPeerLost;
+  GroupOptions options() const {
+    GroupOptions options = latency_group_options(cases_, timeout_ns());
+    if (!GetParam().over_nodes()) return options;
+    options.ranks_per_node = GetParam().ranks_per_node;
+    options.transport = GetParam().kind == RankKind::kThreads ? "loopback" : "ucx";
+    return options;
+  }
+  /// The network may notice first that a rank is gone.
+  bool is_expected(ErrorCode code) const {
+    if (GetParam().loss == Loss::kStalls) return code == ErrorCode::kTimeout;
+    if (GetParam().loss != Loss::kCut && code == ErrorCode::kPeerLost) return true;
+    return GetParam().over_nodes() && code == ErrorCode::kTransport;
+  }
+  /// Where the link is cut each side blames a rank of the other.
+  bool is_culprit(int rank, const RankContext& context) const {
+    if (GetParam().loss != Loss::kCut) return rank == GetParam().victim();
+    return rank >= 0 && rank / GetParam().ranks_per_node != context.rank() / GetParam().ranks_per_node;
   }
 
   /// The end of the victim's part; it returns when the survivors know.
   void be_lost(std::shared_ptr<Group>& group) const {
     if (GetParam().loss == Loss::kKilled) (void)raise(SIGKILL);
     if (GetParam().loss == Loss::kLeaves) group.reset();
-    await([this] { return scene_->num_told.load() == kNumSurvivors; }, "the survivors' errors");
+    await([this] { return scene_->num_told.load() == GetParam().num_survivors(); }, "the survivors' errors");
   }
 
   Status send(Group& group, Tensors& tensors, Routing& routing) const {
@@ -80,8 +110,8 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     return finish(group, sent.status());
   }
 
-  /// As many dispatches as the victim has room for, and one more.
-  Status wait_for_room(RankContext& context, std::shared_ptr<Group>& group) const {
+  /// As many dispatches as the victim has room for, and one more. `began_ns`: when the calls were made that fail.
+  Status wait_for_room(RankContext& context, std::shared_ptr<Group>& group, std::int64_t& began_ns) const {
     constexpr std::size_t kCalls = kMaxLatencyCallsInFlight + 2;
     const PreparedCase& one = cases_.front();
     std::vector<Tensors> tensors;
@@ -92,10 +122,11 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
       context.expect_ok(send(*group, tensors[i], routings[i]), "send half");
     }
     meet(context);
-    if (context.rank() == kVictim) {
+    if (context.rank() == GetParam().victim()) {
       be_lost(group);
       return {};
     }
+    began_ns = node::monotonic_ns();
     for (std::size_t i = 0; i < kMaxLatencyCallsInFlight; ++i) {
       const Status status = finish(*group, group->latency_receive(routings[i], stream_of(*group)));
       // Calls that all have sent are received, unless the loss is known before.
@@ -109,7 +140,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
   }
 
   /// A dispatch and a combine that all make, then the calls that the victim does not make.
-  Status wait_for_call(RankContext& context, std::shared_ptr<Group>& group) const {
+  Status wait_for_call(RankContext& context, std::shared_ptr<Group>& group, std::int64_t& began_ns) {
     const OwnedStream stream;
     const PreparedCase& one = cases_.front();
     Tensors dispatch(context, *group, one, 0);
@@ -119,36 +150,58 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     const auto send_dispatch = [&] {
       Result<Routing> sent = group->latency_dispatch(dispatch.in, dispatch.out, dispatch.options, stream.get());
       if (sent.ok()) routing = *sent;
-      if (!sent.ok() || !GetParam().split) return sent.status();
-      return group->latency_receive(routing, stream.get());
+      return sent.status();
     };
     const auto send_combine = [&] {
-      const Status sent = group->latency_combine(routing, combine.in, combine.out, stream.get(), combine.options);
-      return sent.ok() && GetParam().split ? group->latency_receive(routing, stream.get()) : sent;
+      return group->latency_combine(routing, combine.in, combine.out, stream.get(), combine.options);
     };
-    std::optional<CapturedGraph> dispatch_graph;
-    std::optional<CapturedGraph> combine_graph;
+    const auto receive = [&] { return group->latency_receive(routing, stream.get()); };
+    // A graph for each half, or one.
+    std::vector<CapturedGraph> dispatch_graphs;
+    std::vector<CapturedGraph> combine_graphs;
     if (GetParam().captured) {
-      capture(context, dispatch_graph.emplace(), stream.get(), send_dispatch);
-      capture(context, combine_graph.emplace(), stream.get(), send_combine);
+      dispatch_graphs = capture_halves(context, stream.get(), send_dispatch, receive);
+      combine_graphs = capture_halves(context, stream.get(), send_combine, receive);
     }
-    const auto make = [&](std::optional<CapturedGraph>& graph, const std::function<Status()>& call) {
-      if (graph) graph->launch();
-      return finish(*group, graph ? Status() : call(), stream.get());
+    const auto make = [&](std::vector<CapturedGraph>& graphs, const std::function<Status()>& call) {
+      Status status;
+      for (CapturedGraph& graph : graphs) graph.launch();
+      if (graphs.empty()) {
+        status = call();
+        if (status.ok() && GetParam().split) status = receive();
+      }
+      return finish(*group, status, stream.get());
     };
     meet(context);
-    context.expect_ok(make(dispatch_graph, send_dispatch), "the first dispatch");
-    context.expect_ok(make(combine_graph, send_combine), "the first combine");
+    context.expect_ok(make(dispatch_graphs, send_dispatch), "the first dispatch");
+    context.expect_ok(make(combine_graphs, send_combine), "the first combine");
     const bool in_combine = GetParam().half != Half::kDispatchReceive;
-    if (in_combine) context.expect_ok(make(dispatch_graph, send_dispatch), "the second dispatch");
+    if (in_combine) context.expect_ok(make(dispatch_graphs, send_dispatch), "the second dispatch");
     meet(context);
+    const bool cut = GetParam().loss == Loss::kCut;
+    std::optional<UnderWay> under_way;
+    if (cut && context.rank() != 0) {
+      under_way.emplace(stream.get(), [this] { scene_->num_under_way.fetch_add(1); });
+    } else if (cut) {
+      await([this] { return scene_->num_under_way.load() == GetParam().num_survivors(); }, "the others' calls");
+      faults_->cut(0, 1);
+    }
+    began_ns = node::monotonic_ns();
     Status status;
-    if (context.rank() == kVictim) {
+    if (context.rank() == GetParam().victim() && !cut) {
       be_lost(group);
     } else {
-      status = in_combine ? make(combine_graph, send_combine) : make(dispatch_graph, send_dispatch);
+      status = in_combine ? make(combine_graphs, send_combine) : make(dispatch_graphs, send_dispatch);
     }
     return status;
+  }
+
+  std::vector<CapturedGraph> capture_halves(RankContext& context, Stream stream, const std::function<Status()>& send,
+                                            const std::function<Status()>& receive) const {
+    std::vector<CapturedGraph> graphs(GetParam().split ? 2 : 1);
+    capture(context, graphs.front(), stream, send);
+    if (GetParam().split) capture(context, graphs.back(), stream, receive);
+    return graphs;
   }
 
   static void capture(RankContext& context, CapturedGraph& graph, Stream stream, const std::function<Status()>& call) {
@@ -160,15 +213,18 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     graph.prepare();
   }
 
-  void run_rank(RankContext& context, std::shared_ptr<Group> group) const {
-    const std::int64_t begin_ns = node::monotonic_ns();
+  void run_rank(RankContext& context, std::shared_ptr<Group> group) {
+    std::int64_t began_ns = 0;
     const bool for_room = GetParam().half == Half::kDispatchSend;
-    const Status status = for_room ? wait_for_room(context, group) : wait_for_call(context, group);
-    if (context.rank() == kVictim) return;
-    const std::int64_t took_ns = node::monotonic_ns() - begin_ns;
-    context.expect_code(status, expected_code(), "the interrupted call");
-    context.expect(status.peer() == kVictim, fmt::format("blamed rank {}: {}", status.peer(), status.to_string()));
-    context.expect(took_ns < kFarNs / 2, fmt::format("took {} ms", took_ns / 1'000'000));
+    const Status status = for_room ? wait_for_room(context, group, began_ns) : wait_for_call(context, group, began_ns);
+    const bool cut = GetParam().loss == Loss::kCut;
+    if (context.rank() == GetParam().victim() && !cut) return;
+    const std::int64_t took_ns = node::monotonic_ns() - began_ns;
+    context.expect(is_expected(status.code()), "the interrupted call: " + status.to_string());
+    context.expect(is_culprit(status.peer(), context),
+                   fmt::format("blamed rank {}: {}", status.peer(), status.to_string()));
+    const std::int64_t most_ns = GetParam().loss == Loss::kStalls ? 2 * kSoonNs : kFarNs / 2;
+    context.expect(took_ns <= most_ns, fmt::format("took {} ms", took_ns / 1'000'000));
     {
       Tensors tensors(context, *group, cases_.front(), 0);
       Routing routing;
@@ -176,29 +232,39 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
       context.expect(later.code() == status.code() && later.peer() == status.peer(),
                      fmt::format("a later call says {}", later.to_string()));
     }
-    context.expect_code(group->destroy(), expected_code(), "destroy tells, and leaves");
+    context.expect_code(group->destroy(), status.code(), "destroy tells, and leaves");
     group.reset();
     scene_->num_told.fetch_add(1);
-    go_on_without(kVictim, context, without_victim_, meeting_);
+    if (cut) {
+      expect_gpu_copies(context);
+      return;
+    }
+    go_on_without(GetParam().victim(), context, without_victim_, meeting_);
   }
 
-  std::vector<PreparedCase> cases_ = cases_of(GetParam().half);
-  PreparedCase without_victim_ = prepare_fault_case({.num_ranks = kNumRanks - 1});
+  std::vector<PreparedCase> cases_ = cases_of(GetParam());
+  PreparedCase without_victim_ = prepare_fault_case({.num_ranks = GetParam().num_ranks - 1});
   SharedScene* scene_ = make_shared_scene();
   Meeting meeting_ = Meeting::prepare();
+  std::optional<net::LoopbackFaults> faults_;  // only where the link is cut
 };
 
 TEST_P(GpuLatencyLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
   const bool forked = GetParam().kind == RankKind::kProcesses;
-  const std::vector<std::string> failures =
-      collect_gpu_rank_failures({.kind = GetParam().kind, .num_ranks = kNumRanks}, [&](RankContext& context) {
-        if (forked && context.rank() != 0) close(meeting_.listen_fd);
-        auto group = Group::create(context.bootstrap(), latency_group_options(cases_, timeout_ns()));
-        if (context.expect_ok(group.status(), "create")) run_rank(context, std::move(*group));
-      });
-  if (forked) close(meeting_.listen_fd);  // in a thread rank 0 took it
+  if (GetParam().loss == Loss::kCut) faults_.emplace();
+  const RankRun run{.kind = GetParam().kind, .num_ranks = GetParam().num_ranks};
+  const std::vector<std::string> failures = collect_gpu_rank_failures(run, [&](RankContext& context) {
+    if (forked && context.rank() != 0) close(meeting_.listen_fd);
+    // Whose network notices at once that a process has ended.
+    if (forked) setenv("UCX_TLS", "tcp", 1);
+    auto group = Group::create(context.bootstrap(), options());
+    if (context.expect_ok(group.status(), "create")) run_rank(context, std::move(*group));
+  });
+  if (forked || GetParam().loss == Loss::kCut) close(meeting_.listen_fd);  // otherwise rank 0 took it
   std::vector<std::string> expected;
-  if (GetParam().loss == Loss::kKilled) expected.push_back(fmt::format("rank {}: died of signal 9", kVictim));
+  if (GetParam().loss == Loss::kKilled) {
+    expected.push_back(fmt::format("rank {}: died of signal 9", GetParam().victim()));
+  }
   EXPECT_EQ(failures, expected);
 }
 
@@ -221,7 +287,32 @@ std::vector<Scenario> scenarios() {
   return all;
 }
 
+/// Split calls run on a stream of the group's own there, and captured ones where their send half is.
+std::vector<Scenario> scenarios_over_nodes() {
+  std::vector<Scenario> all;
+  const auto add = [&all](const std::string& loss_name, RankKind kind, Loss loss, int ranks_per_node) {
+    for (const auto& [half, half_name] :
+         {std::pair(Half::kDispatchReceive, "dispatch"), std::pair(Half::kCombineReceive, "combine")}) {
+      for (const auto& [captured, split, how] :
+           {std::tuple(false, false, ""), std::tuple(false, true, "_split"), std::tuple(true, false, "_captured"),
+            std::tuple(true, true, "_captured_split")}) {
+        all.push_back({fmt::format("{}_in{}_{}", loss_name, how, half_name), kind, loss, half, captured, split,
+                       2 * ranks_per_node, ranks_per_node});
+      }
+    }
+  };
+  for (const int ranks_per_node : {1, 2}) {
+    add("stalled", RankKind::kThreads, Loss::kStalls, ranks_per_node);
+    add("left", RankKind::kThreads, Loss::kLeaves, ranks_per_node);
+    add("killed", RankKind::kProcesses, Loss::kKilled, ranks_per_node);
+    add("cut", RankKind::kThreads, Loss::kCut, ranks_per_node);
+  }
+  return all;
+}
+
 INSTANTIATE_TEST_SUITE_P(Everywhere, GpuLatencyLostRank, testing::ValuesIn(scenarios()),
+                         [](const auto& test) { return describe(test.param); });
+INSTANTIATE_TEST_SUITE_P(Nodes, GpuLatencyLostRank, testing::ValuesIn(scenarios_over_nodes()),
                          [](const auto& test) { return describe(test.param); });
 
 }  // namespace

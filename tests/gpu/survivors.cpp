@@ -76,12 +76,15 @@ Status make_call(RankContext& context, Group& group, const PreparedCase& prepare
   return finish(group, group.combine(routing, tensors.in, tensors.out, stream, tensors.options));
 }
 
-void go_on_without(int victim, RankContext& context, const PreparedCase& without_victim, const Meeting& meeting) {
+void expect_gpu_copies(RankContext& context) {
   const Bytes bytes(1 << 20, std::byte{0x42});
   const DeviceMemory memory(bytes.size());
   copy_to_device(memory.data(), bytes.data(), bytes.size());
   context.expect(read_memory(true, memory.data(), bytes.size()) == bytes, "the GPU no longer copies");
+}
 
+void go_on_without(int victim, RankContext& context, const PreparedCase& without_victim, const Meeting& meeting) {
+  expect_gpu_copies(context);
   const int num_survivors = context.num_ranks() - 1;
   const int new_rank = context.rank() < victim ? context.rank() : context.rank() - 1;
   auto bootstrap = create_tcp_bootstrap(meeting.options(new_rank, num_survivors));

@@ -38,6 +38,9 @@ Status make_call(
     RankContext& context, Group& group, const PreparedCase& prepared, const Routing& routing, Operation operation,
     const std::function<void()>& before = [] {});
 
+/// No kernel was left behind that keeps the GPU from other work.
+void expect_gpu_copies(RankContext& context);
+
 /// The GPU still copies, and the ranks other than `victim` route, dispatch and combine in a new group. After the old
 /// group is gone.
 void go_on_without(int victim, RankContext& context, const PreparedCase& without_victim, const Meeting& meeting);

@@ -336,8 +336,8 @@ OpResult Summary::pair(const OpResult& dispatch, const OpResult& combine) const 
     if (latency) {
       pair.in_row_p50_ns = in_row_p50(Series::kPairInRow);
       const auto in_graph = longest_of_ranks(plan_, outcome_, Series::kPairInGraph, kernel_idx_);
-      pair.graph_p50_ns = percentile(in_graph, kMedian) / kGraphPairs;
-      pair.graph_p99_ns = percentile(in_graph, kTail) / kGraphPairs;
+      pair.graph_p50_ns = percentile(in_graph, kMedian);
+      pair.graph_p99_ns = percentile(in_graph, kTail);
     } else if (dispatch.in_row_p50_ns && combine.in_row_p50_ns) {
       pair.in_row_p50_ns = *dispatch.in_row_p50_ns + *combine.in_row_p50_ns;
     }

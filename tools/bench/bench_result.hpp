@@ -43,9 +43,6 @@ enum class Series {
 };
 inline constexpr std::size_t kNumSeries = 18;
 
-/// Pairs of one graph: many, so that starting it does not count.
-inline constexpr int kGraphPairs = 100;
-
 struct Interval {
   std::int64_t start_ns;
   std::int64_t end_ns;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <span>
@@ -91,16 +92,29 @@ std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations)
   return all;
 }
 
-Status time_pairs_in_graph(const BenchPlan& plan, Operations& operations, const GpuTimer& timer,
+/// Pairs of one graph: many, so that starting it does not count.
+constexpr std::int64_t kGraphPairs = 100;
+/// Fewer where they take longer than this together, as where ranks that are processes take turns on a GPU.
+constexpr std::int64_t kMaxGraphNs = 200'000'000;
+
+/// Of a pair, in a graph of many.
+Status time_pairs_in_graph(const BenchPlan& plan, Operations& operations, RankContext& context, const GpuTimer& timer,
                            std::span<Interval> times) {
+  const auto once = timer.time({[&] { return operations.latency_pair(); }, [&] { return operations.wait(); }});
+  if (!once) return once.status();
+  const auto pair_ns = context.largest(std::max<std::int64_t>(once->events_ns, 1));
+  if (!pair_ns) return pair_ns.status();
+  const auto num_pairs = std::clamp<std::int64_t>(kMaxGraphNs / *pair_ns, 1, kGraphPairs);
   const Stream stream = operations.device().stream();
-  auto graph = DeviceGraph::capture(stream, [&] { return operations.latency_pairs_to_capture(kGraphPairs); });
+  auto graph =
+      DeviceGraph::capture(stream, [&] { return operations.latency_pairs_to_capture(static_cast<int>(num_pairs)); });
   if (!graph) return graph.status();
   const GpuTimer::Call call{[&] { return graph->launch(stream); }, [&] { return operations.wait(); }};
   for (int round = 0; round < plan.num_warmup + plan.num_iterations; ++round) {
     auto elapsed = timer.time(call);
     if (!elapsed) return elapsed.status();
-    if (round >= plan.num_warmup) times[static_cast<std::size_t>(round - plan.num_warmup)] = {0, elapsed->events_ns};
+    if (round >= plan.num_warmup)
+      times[static_cast<std::size_t>(round - plan.num_warmup)] = {0, elapsed->events_ns / num_pairs};
   }
   return {};
 }
@@ -140,8 +154,8 @@ Status time_rounds(const BenchPlan& plan, std::size_t kernel_idx, Operations& op
   return {};
 }
 
-Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& operations, const GpuTimer& timer,
-                   MutableBenchArea* area) {
+Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& operations, RankContext& context,
+                   const GpuTimer& timer, MutableBenchArea* area) {
   operations.use(plan.kernels[kernel_idx]);
   if (Status status = operations.check(); !status) return status;
   if (plan.kernels.size() == 1) {
@@ -155,7 +169,7 @@ Status time_kernel(const BenchPlan& plan, std::size_t kernel_idx, Operations& op
     }
   }
   if (plan.op != BenchOp::kLatencyPair || plan.kernels.size() > 1) return {};
-  return time_pairs_in_graph(plan, operations, timer, area->series(Series::kPairInGraph, kernel_idx));
+  return time_pairs_in_graph(plan, operations, context, timer, area->series(Series::kPairInGraph, kernel_idx));
 }
 
 Status time_limits(const BenchPlan& plan, const Operations& operations, RankContext& context, const GpuTimer& timer,
@@ -194,13 +208,15 @@ Status time_on_gpu(const BenchPlan& plan, Operations& operations, RankContext& c
   area.device().facts = *facts;
   GpuTimer timer;
   if (Status status = timer.set_up(context, operations.device()); !status) return status;
+  // As before the first call: what was allocated may have waited for the GPU.
+  if (Status status = context.barrier(); !status) return status;
   for (std::size_t kernel_idx = 0; kernel_idx < plan.kernels.size(); ++kernel_idx) {
     // What does not fit this GPU stays without times, and so out of the tables.
     if (plan.kernels.size() > 1 && plan.kernels[kernel_idx].num_sms > facts->num_sms) continue;
     progress->step(plan.kernels.size() == 1 ? fmt::format("T = {}: measure", plan.num_tokens)
                                             : fmt::format("{} {}: settings {} of {}", name_of(plan.dtype),
                                                           name_of(plan.memory), kernel_idx + 1, plan.kernels.size()));
-    Status status = time_kernel(plan, kernel_idx, operations, timer, &area);
+    Status status = time_kernel(plan, kernel_idx, operations, context, timer, &area);
     if (plan.kernels.size() > 1 && is_refusal(status)) continue;
     if (!status) return status;
   }

@@ -34,6 +34,11 @@ constexpr int kBatch = 10;
 constexpr std::size_t kHeapBytes = std::size_t{16} << 20;
 /// The same of kernels: launching one must not count, and a GPU has far more calls on words under way.
 constexpr int kGpuBatch = 100;
+/// Fewer where they take longer than this together: a call there and back is two time slices where ranks that are
+/// processes share a GPU, and a copy of a megabyte takes its time over TCP.
+constexpr std::int64_t kMaxBatchNs = 20'000'000;
+/// Calls by which that is found out.
+constexpr int kTrialCalls = 2;
 constexpr int kGpuWordWindow = 4096;
 
 /// Of one size, taken by rank 0. Nanoseconds.
@@ -206,18 +211,27 @@ class Pair {
   std::uint64_t raw_turn_ = 0;
 };
 
-Figures measure_gpu(GpuSeries& gpu, const OneSidedRun& run, std::int64_t num_bytes) {
+/// Calls of one kernel, the same on both ranks.
+int batch_of(GpuSeries& gpu, RankContext& context, std::size_t num_bytes) {
+  const std::vector<std::int64_t> times = gpu.exchanges(num_bytes, kTrialCalls, false, {1, 1});
+  const std::int64_t slowest_ns = context.largest(times.empty() ? 1 : times.front()).value();
+  return static_cast<int>(std::clamp<std::int64_t>(kMaxBatchNs / std::max<std::int64_t>(slowest_ns, 1), 1, kGpuBatch));
+}
+
+Figures measure_gpu(GpuSeries& gpu, const OneSidedRun& run, RankContext& context, std::int64_t num_bytes) {
+  const KernelCounts kernels{run.num_warmup, run.num_iterations};
   const auto bytes = static_cast<std::size_t>(num_bytes);
   const auto p50 = [](const std::vector<std::int64_t>& times) { return times.empty() ? 0 : percentile(times, 50); };
   Figures figures;
   figures.num_bytes = num_bytes;
-  const std::vector<std::int64_t> latency = gpu.exchanges(bytes, kGpuBatch, false);
+  const int batch = batch_of(gpu, context, bytes);
+  const std::vector<std::int64_t> latency = gpu.exchanges(bytes, batch, false, kernels);
   figures.latency_p50 = p50(latency);
   figures.latency_p99 = latency.empty() ? 0 : percentile(latency, 99);
-  figures.window_p50 = p50(gpu.windows(bytes, window_calls(run), false));
+  figures.window_p50 = p50(gpu.windows(bytes, window_calls(run), false, kernels));
   if (gpu.has_raw()) {
-    figures.raw_latency_p50 = p50(gpu.exchanges(bytes, kGpuBatch, true));
-    figures.raw_window_p50 = p50(gpu.windows(bytes, window_calls(run), true));
+    figures.raw_latency_p50 = p50(gpu.exchanges(bytes, batch, true, kernels));
+    figures.raw_window_p50 = p50(gpu.windows(bytes, window_calls(run), true, kernels));
   }
   return figures;
 }
@@ -239,7 +253,7 @@ Status run_rank(const OneSidedRun& run, RankContext& context) {
   try {
     if (run.backend == "cuda") {
       GpuSeries gpu(run, **shm, device->stream(), static_cast<std::size_t>(kSizes.back()));
-      for (std::size_t i = 0; i < num_sizes(run.op); ++i) area[i] = measure_gpu(gpu, run, kSizes[i]);
+      for (std::size_t i = 0; i < num_sizes(run.op); ++i) area[i] = measure_gpu(gpu, run, context, kSizes[i]);
       return (*shm)->destroy();
     }
     Pair pair(run, **shm);

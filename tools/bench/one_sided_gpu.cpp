@@ -4,21 +4,34 @@
 
 namespace ferry::tools {
 
+namespace {
+
+/// Read back once: CUDA's first copy to the host makes buffers.
+DeviceMemory make_zero_word(Stream stream) {
+  DeviceMemory word = allocate_device_memory(sizeof(std::uint64_t)).value();
+  throw_if_error(fill_device_bytes(word.get(), 0, sizeof(std::uint64_t), stream));
+  std::uint64_t read = 0;
+  throw_if_error(copy_device_bytes(&read, word.get(), sizeof(read), stream));
+  return word;
+}
+
+}  // namespace
+
 GpuSeries::GpuSeries(const OneSidedRun& run, OneSided& shm, Stream stream, std::size_t max_bytes)
     : run_(run),
       shm_(shm),
       stream_(stream),
       is_first_(shm.rank() == 0),
       other_(is_first_ ? shm.num_ranks() - 1 : 0),
+      local_(allocate_device_memory(2 * max_bytes).value()),
+      failed_(make_zero_word(stream)),
+      start_(DeviceEvent::create().value()),
+      end_(DeviceEvent::create().value()),
       world_(shm.device_world().value()),
       block_(shm.allocate<std::byte>(2 * max_bytes).value().data()),
       words_(shm.allocate<std::uint64_t>(4).value().data()),
       raw_block_(shm.peer_pointer(other_, block_)),
-      raw_words_(shm.peer_pointer(other_, words_)),
-      local_(allocate_device_memory(2 * max_bytes).value()),
-      failed_(allocate_device_memory(sizeof(std::uint64_t)).value()) {
-  throw_if_error(fill_device_bytes(failed_.get(), 0, sizeof(std::uint64_t), stream_));
-}
+      raw_words_(shm.peer_pointer(other_, words_)) {}
 
 OneSidedKernelParams GpuSeries::params(std::size_t num_bytes, int num_calls, bool raw) const {
   OneSidedKernelParams params;
@@ -42,18 +55,17 @@ OneSidedKernelParams GpuSeries::params(std::size_t num_bytes, int num_calls, boo
 }
 
 /// Nanoseconds of each launch. Where only the first rank acts the other waits in the barrier.
-std::vector<std::int64_t> GpuSeries::series(bool acts, const std::function<Status()>& launch) {
+std::vector<std::int64_t> GpuSeries::series(bool acts, const KernelCounts& kernels,
+                                            const std::function<Status()>& launch) {
   std::vector<std::int64_t> times;
-  const DeviceEvent start = DeviceEvent::create().value();
-  const DeviceEvent end = DeviceEvent::create().value();
-  for (int i = 0; i < run_.num_warmup + run_.num_iterations; ++i) {
+  for (int i = 0; i < kernels.num_warmup + kernels.num_iterations; ++i) {
     throw_if_error(shm_.barrier(stream_));
-    if (!acts) continue;
-    throw_if_error(start.record(stream_));
-    throw_if_error(launch());
-    throw_if_error(end.record(stream_));
-    const std::int64_t elapsed_ns = end.elapsed_ns_since(start).value();
-    if (i >= run_.num_warmup) times.push_back(elapsed_ns);
+    throw_if_error(start_.record(stream_));
+    if (acts) throw_if_error(launch());
+    throw_if_error(end_.record(stream_));
+    const std::int64_t elapsed_ns = end_.elapsed_ns_since(start_).value();
+    throw_if_error(shm_.poll_errors());  // or all kernels to come would wait until their deadlines
+    if (acts && i >= kernels.num_warmup) times.push_back(elapsed_ns);
   }
   throw_if_error(shm_.barrier(stream_));
   std::uint64_t failed = 0;
@@ -65,9 +77,10 @@ std::vector<std::int64_t> GpuSeries::series(bool acts, const std::function<Statu
   return times;
 }
 
-std::vector<std::int64_t> GpuSeries::exchanges(std::size_t num_bytes, int num_calls, bool raw) {
+std::vector<std::int64_t> GpuSeries::exchanges(std::size_t num_bytes, int num_calls, bool raw,
+                                               const KernelCounts& kernels) {
   const bool both_ways = run_.op == BenchOp::kPut || run_.op == BenchOp::kSignal;
-  std::vector<std::int64_t> times = series(is_first_ || both_ways, [&] {
+  std::vector<std::int64_t> times = series(is_first_ || both_ways, kernels, [&] {
     Status status = launch_exchanges(params(num_bytes, num_calls, raw), stream_);
     turn_ += static_cast<std::uint64_t>(num_calls);
     return status;
@@ -76,8 +89,9 @@ std::vector<std::int64_t> GpuSeries::exchanges(std::size_t num_bytes, int num_ca
   return times;
 }
 
-std::vector<std::int64_t> GpuSeries::windows(std::size_t num_bytes, int num_calls, bool raw) {
-  return series(is_first_, [&] { return launch_window(params(num_bytes, num_calls, raw), stream_); });
+std::vector<std::int64_t> GpuSeries::windows(std::size_t num_bytes, int num_calls, bool raw,
+                                             const KernelCounts& kernels) {
+  return series(is_first_, kernels, [&] { return launch_window(params(num_bytes, num_calls, raw), stream_); });
 }
 
 }  // namespace ferry::tools

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "device/cuda_status.hpp"
+#include "device/launch.hpp"
 #include "ferry/device/one_sided.cuh"
 
 namespace ferry::tools {
@@ -18,8 +19,11 @@ constexpr int kMaxBlocks = 32;
 /// A plain wait that nobody ends; a poll takes about a microsecond.
 constexpr unsigned kMaxPolls = 1U << 24;
 
-__device__ void note(const OneSidedKernelParams& params, Code code) {
-  if (code != Code::kOk && threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(params.failed), 1ULL);
+/// Whether the call succeeded. Those behind one that did not are left out: each would wait until its own deadline.
+__device__ bool note(const OneSidedKernelParams& params, Code code) {
+  if (code == Code::kOk) return true;
+  if (threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(params.failed), 1ULL);
+  return false;
 }
 
 /// Copies as a program does that knows its addresses are aligned.
@@ -38,31 +42,30 @@ __device__ void copy_plainly(std::byte* to, const std::byte* from, std::uint64_t
   __syncthreads();
 }
 
+/// The same for all threads of the block, as of `receive`.
 template <bool kRaw>
-__device__ void send(const OneSidedKernelParams& params, std::uint64_t turn) {
+__device__ bool send(const OneSidedKernelParams& params, std::uint64_t turn) {
   const std::uint64_t num_bytes = params.op == BenchOp::kPut ? params.num_bytes : 0;
   if constexpr (!kRaw) {
-    note(params, device::put_signal<Scope::kBlock>(params.world, params.other, params.block, params.local, num_bytes,
-                                                   params.word, turn, SignalOp::kSet));
-    return;
+    return note(params, device::put_signal<Scope::kBlock>(params.world, params.other, params.block, params.local,
+                                                          num_bytes, params.word, turn, SignalOp::kSet));
   }
   copy_plainly<false>(params.raw_block, params.local, num_bytes);
   if (threadIdx.x == 0) GpuMemory::store_release_system(params.raw_word, turn);
+  return true;
 }
 
 template <bool kRaw>
-__device__ void receive(const OneSidedKernelParams& params, std::uint64_t turn) {
+__device__ bool receive(const OneSidedKernelParams& params, std::uint64_t turn) {
   if constexpr (!kRaw) {
-    note(params, device::wait_until<Scope::kBlock>(params.world, params.word, Comparison::kGreaterEqual, turn));
-    return;
+    return note(params, device::wait_until<Scope::kBlock>(params.world, params.word, Comparison::kGreaterEqual, turn));
   }
+  unsigned polls = 0;
   if (threadIdx.x == 0) {
-    unsigned polls = 0;
     while (GpuMemory::load_acquire_system(params.word) < turn && ++polls < kMaxPolls) {
     }
-    if (polls == kMaxPolls) note(params, Code::kTimeout);
   }
-  __syncthreads();
+  return note(params, __syncthreads_or(polls == kMaxPolls ? 1 : 0) == 0 ? Code::kOk : Code::kTimeout);
 }
 
 /// One kernel for each way, so that plain code does not carry the library's. Of one block a multiprocessor, so that
@@ -75,20 +78,21 @@ __global__ void __launch_bounds__(kThreads, 1) exchange_kernel(const __grid_cons
       if constexpr (kRaw) {
         copy_plainly<true>(params.local, params.raw_block, params.num_bytes);
       } else {
-        note(params,
-             device::get<Scope::kBlock>(params.world, params.other, params.local, params.block, params.num_bytes));
+        const Code code =
+            device::get<Scope::kBlock>(params.world, params.other, params.local, params.block, params.num_bytes);
+        if (!note(params, code)) return;
       }
     } else if (params.op == BenchOp::kFetchAdd) {
       if (threadIdx.x != 0) continue;
       if constexpr (kRaw) {
         GpuMemory::add_system(params.raw_word, 1);
       } else {
-        note(params, device::fetch_add(params.world, params.other, params.word, 1).code);
+        if (!note(params, device::fetch_add(params.world, params.other, params.word, 1).code)) return;
       }
     } else {
-      if (params.is_first) send<kRaw>(params, turn);
-      receive<kRaw>(params, turn);
-      if (!params.is_first) send<kRaw>(params, turn);
+      if (params.is_first && !send<kRaw>(params, turn)) return;
+      if (!receive<kRaw>(params, turn)) return;
+      if (!params.is_first && !send<kRaw>(params, turn)) return;
     }
   }
 }
@@ -150,8 +154,7 @@ __global__ void __launch_bounds__(kThreads, 1) window_kernel(const __grid_consta
 
 Status launch_exchanges(const OneSidedKernelParams& params, Stream stream) {
   const auto kernel = params.raw ? exchange_kernel<true> : exchange_kernel<false>;
-  kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
-  return cuda_status("launching one-sided calls", cudaGetLastError());
+  return cuda_status("launching one-sided calls", launch(kernel, {1, kThreads}, params, stream));
 }
 
 Status launch_window(const OneSidedKernelParams& params, Stream stream) {
@@ -159,8 +162,8 @@ Status launch_window(const OneSidedKernelParams& params, Stream stream) {
   const int per_block = copies ? 1 : static_cast<int>(kThreads);
   const int num_blocks = std::clamp((params.num_calls + per_block - 1) / per_block, 1, kMaxBlocks);
   const auto kernel = params.raw ? window_kernel<true> : window_kernel<false>;
-  kernel<<<static_cast<unsigned>(num_blocks), kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
-  return cuda_status("launching one-sided calls", cudaGetLastError());
+  return cuda_status("launching one-sided calls",
+                     launch(kernel, {static_cast<unsigned>(num_blocks), kThreads}, params, stream));
 }
 
 }  // namespace ferry::tools

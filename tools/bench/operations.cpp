@@ -44,6 +44,9 @@ Status Operations::set_up() {
   group_ = std::move(*group);
   if (Status status = place_ids(); !status) return status;
   if (Status status = place_counters(); !status) return status;
+  // What was allocated and copied may have waited for an idle GPU. From here on ranks that share one wait for each
+  // other.
+  if (Status status = context_.barrier(); !status) return status;
   if (plan_.layout == Layout::kSlab) {
     if (Status status = find_slab_capacity(); !status) return status;
   }
@@ -130,13 +133,9 @@ Status Operations::find_slab_capacity() {
   if (!routing) return routing.status();
   std::int64_t most = 1;
   for (std::int32_t count : routing->num_rows_per_local_expert()) most = std::max<std::int64_t>(most, count);
-  auto all = context_.bootstrap()->all_gather(std::as_bytes(std::span(&most, 1)), context_.timeout_ns());
-  if (!all) return all.status();
-  for (const auto& bytes : *all) {
-    std::int64_t value = 0;
-    std::memcpy(&value, bytes.data(), std::min(sizeof value, bytes.size()));
-    slab_capacity_ = std::max(slab_capacity_, value);
-  }
+  auto capacity = context_.largest(most);
+  if (!capacity) return capacity.status();
+  slab_capacity_ = *capacity;
   return {};
 }
 

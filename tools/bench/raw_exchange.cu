@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "device/cuda_status.hpp"
+#include "device/launch.hpp"
 
 namespace ferry::tools {
 
@@ -150,11 +151,15 @@ __global__ void __launch_bounds__(kPushWarps* kWarpLanes) push_kernel(const __gr
 
 /// Rows of peers do not stay in the first-level cache: they are read only once. PTX ISA, ld.
 __device__ uint4 load_once(const std::byte* pointer) {
+#if defined(__CUDA_ARCH__)
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "l"(__cvta_generic_to_global(pointer)));
   return value;
+#else
+  return *reinterpret_cast<const uint4*>(pointer);
+#endif
 }
 
 __global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_constant__ RawExchangeParams params) {
@@ -220,14 +225,13 @@ Status raw_push(const RawExchangeParams& params, int num_sms, Stream stream) {
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   }
   if (error != cudaSuccess) return cuda_status("raw push", error);
-  push_kernel<<<static_cast<unsigned>(num_sms), kPushWarps * kWarpLanes, static_cast<std::size_t>(shared_bytes),
-                static_cast<cudaStream_t>(stream.handle)>>>(push);
-  return cuda_status("raw push", cudaGetLastError());
+  const LaunchShape shape{static_cast<unsigned>(num_sms), kPushWarps * kWarpLanes,
+                          static_cast<std::size_t>(shared_bytes)};
+  return cuda_status("raw push", launch(push_kernel, shape, push, stream));
 }
 
 Status raw_pull(const RawExchangeParams& params, int num_sms, Stream stream) {
-  pull_kernel<<<static_cast<unsigned>(num_sms), kPullThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(params);
-  return cuda_status("raw pull", cudaGetLastError());
+  return cuda_status("raw pull", launch(pull_kernel, {static_cast<unsigned>(num_sms), kPullThreads}, params, stream));
 }
 
 }  // namespace ferry::tools

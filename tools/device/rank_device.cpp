@@ -1,10 +1,16 @@
 #include "device/rank_device.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 namespace ferry::tools {
+
+void prepare_ranks_as_threads() {
+  static_cast<void>(setenv("CUDA_MODULE_LOADING", "EAGER", 0));
+  static_cast<void>(setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0));  // as many as there are
+}
 
 Result<RankDevice> RankDevice::open(std::string_view backend, int rank) {
   RankDevice device;
@@ -15,6 +21,10 @@ Result<RankDevice> RankDevice::open(std::string_view backend, int rank) {
   if (Status status = select_device(device.ordinal_); !status) return status;
   auto stream = DeviceStream::create();
   if (!stream) return stream.status();
+  // The first kernel of a stream may not begin while others' kernels on the GPU wait for it.
+  Status status = delay_stream(stream->get(), 0);
+  if (status) status = stream->wait();
+  if (!status) return status;
   device.stream_ = std::move(*stream);
   return device;
 }

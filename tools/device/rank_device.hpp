@@ -12,9 +12,15 @@
 
 namespace ferry::tools {
 
+/// Call it before CUDA is used, in a process whose threads are ranks. They may share a GPU, where each waits for the
+/// others' kernels to run beside its own: loading a kernel at its first use may wait for an idle GPU, and streams that
+/// share a connection to the GPU wait for each other. What the user has set stays.
+void prepare_ranks_as_threads();
+
 class RankDevice {
  public:
-  /// Rank r of a CUDA group takes GPU r modulo their number, and makes it current. Call it in the rank's own process.
+  /// Rank r of a CUDA group takes GPU r modulo their number, and makes it current. Call it in the rank's own process,
+  /// and before what the ranks make together.
   /// @errors kUnsupported: no GPU; kCuda
   static Result<RankDevice> open(std::string_view backend, int rank);
 

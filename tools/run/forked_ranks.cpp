@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "device/rank_device.hpp"
 #include "launch/ranks.hpp"
 #include "launch/status_report.hpp"
 
@@ -95,6 +96,7 @@ Result<launch::SharedArea> run_forked_ranks(const RunOptions& options,
 
   FirstCause first_cause;
   if (options.plan.as_threads) {
+    prepare_ranks_as_threads();
     const auto ends = launch::run_rank_threads(num_ranks, launch::kNoTimeout,
                                                [&](int rank, Result<std::shared_ptr<Bootstrap>> bootstrap) {
                                                  return launch::encode_status(run_rank(rank, std::move(bootstrap)));

@@ -45,16 +45,19 @@ Result<std::int64_t> RankContext::line_up() {
     if (Status status = barrier(); !status) return status;
     return barrier_->released_ns();
   }
-  const std::int64_t mine_ns = now_ns();
-  auto all = bootstrap_->all_gather(std::as_bytes(std::span(&mine_ns, 1)), timeout_ns_);
+  return largest(now_ns());
+}
+
+Result<std::int64_t> RankContext::largest(std::int64_t mine) {
+  auto all = bootstrap_->all_gather(std::as_bytes(std::span(&mine, 1)), timeout_ns_);
   if (!all) return all.status();
-  std::int64_t last_ns = mine_ns;
+  std::int64_t most = mine;
   for (const auto& bytes : *all) {
-    std::int64_t theirs_ns = 0;
-    std::memcpy(&theirs_ns, bytes.data(), std::min(sizeof theirs_ns, bytes.size()));
-    last_ns = std::max(last_ns, theirs_ns);
+    std::int64_t theirs = mine;
+    std::memcpy(&theirs, bytes.data(), std::min(sizeof theirs, bytes.size()));
+    most = std::max(most, theirs);
   }
-  return last_ns;
+  return most;
 }
 
 Result<int> RunOutcome::share_exit_code(int reporter_exit_code) {

@@ -42,6 +42,8 @@ class RankContext {
   /// The same, and the time (now_ns) at which the last rank arrived: one that all ranks know, to start together soon
   /// after it however long each takes to wake.
   Result<std::int64_t> line_up();
+  /// The largest that any rank gives, for all of them.
+  Result<std::int64_t> largest(std::int64_t mine);
 
  private:
   std::shared_ptr<Bootstrap> bootstrap_;

@@ -137,4 +137,9 @@ cudaError_t launch_channel_tables(const ChannelTablesParams& params, cudaStream_
   return launch_kernel(channel_tables_kernel, {static_cast<unsigned>(num_blocks), kThreads, 0}, params, stream);
 }
 
+cudaError_t load_channel_tables_kernel() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(channel_tables_kernel));
+}
+
 }  // namespace ferry::cuda

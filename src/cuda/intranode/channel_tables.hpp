@@ -33,6 +33,7 @@ ChannelTablesParams channel_tables_params(const RankParams& ranks, const CudaRou
                                           const ChannelTablesCall& call);
 
 cudaError_t launch_channel_tables(const ChannelTablesParams& params, cudaStream_t stream);
+cudaError_t load_channel_tables_kernel();
 
 }  // namespace ferry::cuda
 

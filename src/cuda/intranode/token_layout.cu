@@ -150,6 +150,13 @@ cudaError_t launch_layout(const plan::TokenLayoutParams& layout, const LayoutBlo
   return launch_kernel(layout_kernel, shape, params, stream);
 }
 
+cudaError_t load_layout_kernels() {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(clear_kernel));
+  if (error != cudaSuccess) return error;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(layout_kernel));
+}
+
 bool layout_can_overlap() {
   static const bool can = [] {
     constexpr int kFirstToOverlap = 90;  // PTX ISA, griddepcontrol: sm_90

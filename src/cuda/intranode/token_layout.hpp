@@ -20,6 +20,7 @@ struct LayoutBlocks {
   bool overlap = false;  ///< they begin beside that kernel; for GPUs that can (LaunchShape::overlaps)
 };
 cudaError_t launch_layout(const plan::TokenLayoutParams& layout, const LayoutBlocks& blocks, cudaStream_t stream);
+cudaError_t load_layout_kernels();
 /// Whether this process has the kernels for GPUs that can, by the first one that is asked about: the current one.
 bool layout_can_overlap();
 

@@ -20,6 +20,7 @@ void note_launch(const LaunchShape& shape);
 template <typename Params>
 cudaError_t launch_kernel(void (*kernel)(Params), const LaunchShape& shape, const Params& params, cudaStream_t stream) {
   note_launch(shape);
+  emulator::about_to_launch(reinterpret_cast<const void*>(kernel));
   emulator::launch_grid(stream, {shape.num_blocks, shape.num_threads, shape.shared_bytes, shape.overlaps},
                         [kernel, params] { kernel(params); });
   return cudaSuccess;
