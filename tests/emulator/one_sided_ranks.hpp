@@ -36,7 +36,7 @@ class OneSidedRanks {
 
   int num_ranks() const { return options_.num_ranks; }
   device::World world(int rank);
-  /// Of all ranks. Its words are the last of the heap.
+  /// Of all ranks. Its words are the last of the heap, on each rank others.
   device::TeamView team(int rank);
   std::byte* heap(int rank) { return one(rank).heap.data(); }
   /// Word `idx` of the rank's heap.
@@ -64,7 +64,7 @@ class OneSidedRanks {
     std::vector<std::byte> heap;
     std::vector<std::byte> staging;
     std::vector<std::byte*> peer_heaps;  ///< by index in the node
-    std::vector<std::int32_t> ranks;
+    std::vector<device::TeamMate> mates;
     std::vector<std::uint64_t> words;
     device::RequestCounts counts{};
     std::vector<device::RequestReply> replies;

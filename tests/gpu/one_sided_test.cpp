@@ -216,7 +216,13 @@ TEST_P(GpuOneSided, GraphsReplayBarriersAndGets) {
     warm_up(context, shm, stream);
     constexpr std::uint64_t kNumWords = 500;
     auto world = shm.device_world();
-    auto team = shm.device_team(shm.world());
+    // Each rank has been in another number of teams, so it has the words of this one at another place.
+    Result<Team> all = shm.split(shm.world(), shm.rank());
+    const Team alone = all.ok() ? *all : Team();
+    for (int i = 0; i < shm.rank() && all.ok(); ++i) all = shm.split(alone, 0);
+    if (all.ok()) all = shm.split(shm.world(), 0);
+    if (!context.expect_ok(all.status(), "split")) return;
+    auto team = shm.device_team(*all);
     auto row = shm.allocate<std::uint64_t>(kNumWords);
     auto flag = shm.allocate<std::uint64_t>(1);
     if (!context.expect_ok(team.status(), "device_team") || !context.expect_ok(flag.status(), "allocate")) return;

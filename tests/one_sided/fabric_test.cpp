@@ -119,8 +119,8 @@ TEST(OneSidedFabric, AnExchangeThatTimedOutGoesOnWhereItWasWhateverOtherTeamsDo)
     Result<std::unique_ptr<one_sided::Fabric>> fabric = create_fabric(context, kShortNs);
     if (!context.expect_ok(fabric.status(), "create")) return;
     const int rank = context.rank();
-    const one_sided::TeamState world{.id = 0, .ranks = {0, 1, 2, 3, 4}, .my_place = rank};
-    const one_sided::TeamState pair{.id = 1, .ranks = {1, 2}, .my_place = rank - 1};
+    const one_sided::TeamState world{.ranks = {0, 1, 2, 3, 4}, .slots = {0, 3, 0, 4, 5}, .my_place = rank};
+    const one_sided::TeamState pair{.ranks = {1, 2}, .slots = {0, 1}, .my_place = rank - 1};
     const auto exchange = [&] { return (*fabric)->exchange(world, entry_of(rank + 1), "exchange"); };
     if (rank == 0) faults.hold(0, 3);
     meet();
@@ -207,7 +207,7 @@ void split_with_forged_entry(RankContext& context, std::size_t heap_bytes, std::
   const one_sided::Context create{{context.bootstrap().get(), agreed->topology, base, {}}, heap_bytes};
   Result<std::unique_ptr<one_sided::Backend>> backend = one_sided::cpu_backend_factory().create(create);
   if (!context.expect_ok(backend.status(), "backend")) return;
-  const one_sided::TeamState world{.id = 0, .ranks = {0, 1}, .my_place = context.rank()};
+  const one_sided::TeamState world{.ranks = {0, 1}, .slots = {0, 0}, .my_place = context.rank()};
   const std::array<std::uint64_t, 4> split{3, next_id, 0, 0};
   one_sided::Entry entry{};
   std::memcpy(entry.data(), split.data(), sizeof(split));

@@ -340,8 +340,9 @@ __device__ inline Code barrier(const World& world, const TeamView& team) {
   const unsigned step = Members<kScope>::count();
   const auto num_ranks = static_cast<unsigned>(team.num_ranks);
   for (unsigned place = Members<kScope>::idx(); place < num_ranks && code == Code::kOk; place += step) {
-    const int rank = team.ranks[place];
-    std::uint64_t* const word = team.arrived + team.rank;
+    const TeamMate mate = team.mates[place];
+    const int rank = mate.rank;
+    std::uint64_t* const word = team.arrived + mate.word;
     if (detail::in_node(world, rank)) {
       detail::signal_in_node(detail::word_at(world, rank, word), epoch, SignalOp::kSet);
     } else {
@@ -355,7 +356,7 @@ __device__ inline Code barrier(const World& world, const TeamView& team) {
       return seen >= epoch;
     });
     if (code != Code::kOk) {
-      Failure failure = detail::failure(world, {Call::kBarrier, team.ranks[place], team.arrived, 0});
+      Failure failure = detail::failure(world, {Call::kBarrier, team.mates[place].rank, team.arrived, 0});
       failure.seen = seen;
       failure.expected = epoch;
       fail(world, code, failure);
