@@ -84,7 +84,7 @@ class Fabric {
   struct Wait {
     std::string_view operation;
     std::function<std::string()> what;  ///< it waits for, for messages: "rank 3's answer to a get"
-    std::span<const int> ranks;
+    std::span<const int> ranks{};
     std::int64_t timeout_ns = 0;
     int culprit = -1;             ///< of a kTimeout
     std::size_t word = kAnyWord;  ///< what it waits for is this word of this rank's memory (engine_offset) alone

@@ -40,6 +40,12 @@ void be_late(RankContext& context, const std::function<Status()>& call) {
   context.expect_ok(status, "with the last");
 }
 
+Result<void*> repeat_allocate(OneSided& shm) {
+  Result<void*> made = shm.allocate(4096);
+  for (int i = 0; i < kMaxTries && made.status().code() == ErrorCode::kTimeout; ++i) made = shm.allocate(4096);
+  return made;
+}
+
 TEST_P(OneSidedDeadline, ACollectiveCallThatTimedOutIsTakenUpByTheNext) {
   OneSidedOptions options = options_of(GetParam());
   options.timeout_ns = kShortNs;
@@ -53,6 +59,16 @@ TEST_P(OneSidedDeadline, ACollectiveCallThatTimedOutIsTakenUpByTheNext) {
       return data.status();
     });
     if (!context.expect_ok(data.status(), "allocate")) return;
+    Result<Team> team = Team();
+    be_late(context, [&] {
+      team = (*shm)->split((*shm)->world(), 0);
+      return team.status();
+    });
+    context.expect(team.ok() && team->num_ranks() == context.num_ranks(), "the team has all ranks");
+    const Result<void*> other = repeat_allocate(**shm);
+    if (!context.expect_ok(other.status(), "another block")) return;
+    be_late(context, [&] { return (*shm)->free(*other); });
+    context.expect_code((*shm)->put(0, *other, *data, 8), ErrorCode::kInvalidArgument, "a block that is free");
     // The block is everybody's, and barriers are as before.
     auto* const words = static_cast<std::uint64_t*>(*data);
     const int next = (context.rank() + 1) % context.num_ranks();
