@@ -149,6 +149,7 @@ bool OneSidedRanks::move(Rank& from) {
     const std::size_t idx = (first + i) % operations.size();
     const auto begin = operations.begin();
     const auto at = begin + static_cast<std::ptrdiff_t>(idx);
+    if (one(at->request.peer).is_stalled) continue;
     if (std::any_of(begin, at, [at](const Operation& earlier) { return must_wait(at->request, earlier.request); })) {
       continue;
     }

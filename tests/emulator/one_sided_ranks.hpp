@@ -52,6 +52,8 @@ class OneSidedRanks {
     one(rank).is_lost = true;
     tells_losses_ = told;
   }
+  /// Nothing of what is sent to this rank arrives, until it is over.
+  void stall(int rank, bool stalled) { one(rank).is_stalled = stalled; }
   /// Runs everything that is queued, and the network as long as that takes.
   std::string run();
 
@@ -74,6 +76,7 @@ class OneSidedRanks {
     std::unique_ptr<one_sided::RingSource> source;
     std::deque<Operation> under_way;
     bool is_lost = false;
+    bool is_stalled = false;
   };
   Rank& one(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
   int node_of(int rank) const { return rank / options_.ranks_per_node; }
