@@ -34,6 +34,8 @@ TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndRecorded) {
     codes.push_back(device::put(world, 1, world.heap - 8, &value, 8));
     codes.push_back(device::put(world, 1, world.heap, &value, ~std::uint64_t{0}));
     codes.push_back(device::get(world, 1, &value, past, 1));
+    codes.push_back(device::put_value(world, 1, past, 1));
+    codes.push_back(device::get_value(world, -1, ranks.word(0, kSignal)).code);
     codes.push_back(device::signal(world, 1, odd, 1, SignalOp::kSet));
     codes.push_back(device::put_signal(world, 1, world.heap, &value, 8, past, 1, SignalOp::kAdd));
     codes.push_back(device::put_signal(world, 1, past, &value, 8, ranks.word(0, kSignal), 1, SignalOp::kAdd));
