@@ -1,4 +1,4 @@
-"""What the network does without Ferry: ucx_perftest -t ucp_put_bw over given hosts, with given settings of UCX."""
+"""What the network does without Ferry: ucx_perftest over given hosts, with given settings of UCX."""
 
 import contextlib
 import os
@@ -10,6 +10,8 @@ from pathlib import Path
 from hosts import Failure, last_line, run
 
 PERFTEST = "ucx_perftest"
+# Endpoints with the error handling that a group of ranks needs too.
+HANDLES_ERRORS = "-e"
 LARGE_PUT_BYTES = 1 << 20
 MIN_PUTS = 200
 WARMUP_PUTS = 20
@@ -27,12 +29,53 @@ def perftest():
     return str(beside) if beside and beside.is_file() else shutil.which(PERFTEST)
 
 
-class Puts:
-    """Pairs of ucx_perftest, with the error handling that a group of ranks needs too."""
+class Pairs:
+    """Pairs of ucx_perftest."""
 
-    def __init__(self, hosts, environment, seconds):
+    def __init__(self, hosts, environment):
         self.hosts = hosts
         self.environment = with_library(environment)
+
+    def start(self, running, source, test):
+        """A client at the source, with the arguments of the test, and its server at the other end."""
+        target = 1 - source
+        port = self.hosts.free_port()
+        program = [perftest(), "-p", str(port)]
+        server = self._start(running, target, program)
+        self._wait_for_listener(target, port, server)
+        return self._start(running, source, [*program, self.hosts.address(target), *test, "-f"]), server
+
+    def _start(self, running, host_idx, arguments):
+        process = subprocess.Popen(
+            self.hosts.command(host_idx, arguments),
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.enter_context(process)
+        running.callback(process.kill)
+        return process
+
+    def _wait_for_listener(self, host_idx, port, server):
+        deadline = time.monotonic() + LISTEN_TIMEOUT_S
+        while not self._listens(host_idx, port):
+            if server.poll() is not None or time.monotonic() > deadline:
+                server.kill()
+                raise Failure(f"ucx_perftest does not listen on port {port}: {last_line(server.communicate()[1])}")
+            time.sleep(0.02)
+
+    def _listens(self, host_idx, port):
+        """Read from the kernel's table, since a machine of few programs has no ss."""
+        sockets = [line.split() for line in run(self.hosts.command(host_idx, ["cat", "/proc/net/tcp"])).splitlines()]
+        return any(fields[3] == LISTENING and int(fields[1].split(":")[1], 16) == port for fields in sockets[1:])
+
+
+class Puts(Pairs):
+    """How fast puts are, by several pairs at once."""
+
+    def __init__(self, hosts, environment, seconds):
+        super().__init__(hosts, environment)
         self.seconds = seconds
         # Bytes, and how many may be outstanding: 0 is what ucx_perftest does by itself.
         self.shapes = {"": (LARGE_PUT_BYTES, 0)}
@@ -67,41 +110,10 @@ class Puts:
             return len(pairs) * min([rate_of(client, server) for client, server in pairs])
 
     def _start_pair(self, running, kind, source):
-        """A client that puts from the source, and its server at the other end."""
-        target = 1 - source
-        port = self.hosts.free_port()
         num_bytes, num_outstanding = self.shapes[kind]
-        program = [perftest(), "-p", str(port)]
-        server = self._start(running, target, program)
-        self._wait_for_listener(target, port, server)
         test = ["-t", "ucp_put_bw", "-s", str(num_bytes), "-n", str(self.num_puts[kind]), "-w", str(WARMUP_PUTS)]
         window = ["-O", str(num_outstanding)] if num_outstanding else []
-        return self._start(running, source, [*program, self.hosts.address(target), *test, *window, "-e", "-f"]), server
-
-    def _start(self, running, host_idx, arguments):
-        process = subprocess.Popen(
-            self.hosts.command(host_idx, arguments),
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        running.enter_context(process)
-        running.callback(process.kill)
-        return process
-
-    def _wait_for_listener(self, host_idx, port, server):
-        deadline = time.monotonic() + LISTEN_TIMEOUT_S
-        while not self._listens(host_idx, port):
-            if server.poll() is not None or time.monotonic() > deadline:
-                server.kill()
-                raise Failure(f"ucx_perftest does not listen on port {port}: {last_line(server.communicate()[1])}")
-            time.sleep(0.02)
-
-    def _listens(self, host_idx, port):
-        """Read from the kernel's table, since a machine of few programs has no ss."""
-        sockets = [line.split() for line in run(self.hosts.command(host_idx, ["cat", "/proc/net/tcp"])).splitlines()]
-        return any(fields[3] == LISTENING and int(fields[1].split(":")[1], 16) == port for fields in sockets[1:])
+        return self.start(running, source, [*test, *window, HANDLES_ERRORS])
 
 
 def with_library(environment):
@@ -114,8 +126,8 @@ def with_library(environment):
     return {**environment, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
 
 
-def rate_of(client, server):
-    """GB/s of one pair, from the last line that its client prints."""
+def figures_of(client, server):
+    """Of the last line that the client prints: us of one call, the median, and bytes/s and calls/s of the run."""
     try:
         out, err = client.communicate(timeout=RUN_TIMEOUT_S)
         server.communicate(timeout=RUN_TIMEOUT_S)
@@ -125,5 +137,10 @@ def rate_of(client, server):
     for line in out.splitlines():
         fields = line.split()
         if client.returncode == 0 and len(fields) >= 8 and fields[0].isdigit():
-            return float(fields[5]) * (1 << 20) / 1e9
+            return float(fields[1]), float(fields[5]) * (1 << 20), float(fields[7])
     raise Failure(f"ucx_perftest failed: {err.strip() or out.strip()}")
+
+
+def rate_of(client, server):
+    """GB/s of one pair."""
+    return figures_of(client, server)[1] / 1e9

@@ -15,14 +15,16 @@
 /// come from. Every handle is freed once, by its function, which takes NULL; using it afterwards is undefined.
 ///
 /// Threads. One call at a time for each group and each bootstrap. Routings and statuses may be read by many threads.
-/// Different handles are independent; there is no global state to set up.
+/// Different handles are independent; there is no global state to set up. (ferry_observe_launches has some, for tools.)
 
 #include "ferry/ferry_balance.h"    // which expert lives on which rank
 #include "ferry/ferry_base.h"       // version, status, tensors, what a build has
 #include "ferry/ferry_exchange.h"   // route, dispatch, combine
+#include "ferry/ferry_expansion.h"  // rows by token to rows by expert and back
 #include "ferry/ferry_gating.h"     // router logits to experts
 #include "ferry/ferry_group.h"      // bootstraps, groups, symmetric memory
 #include "ferry/ferry_latency.h"    // latency mode
+#include "ferry/ferry_launches.h"   // kernels that calls launch, memory that is known
 #include "ferry/ferry_load.h"       // load over many calls, what went to other nodes
 #include "ferry/ferry_one_sided.h"  // memory that ranks read and write alone
 #include "ferry/ferry_placement.h"  // experts with several homes, counters of load

@@ -36,7 +36,24 @@ typedef struct ferry_route_input {
   ferry_tensor topk_weights;  ///< [T, K] f32, contiguous, or absent
 } ferry_route_input;
 
-/// ferry::RouteOptions. The same on every rank, except max_recv_rows, num_sms and counters.
+/// ferry::EarlyTables: outputs of ferry_channel_tables for the routing that is being made, of FERRY_LAYOUT_TOKENS. They
+/// are written on the stream of ferry_route.
+typedef struct ferry_early_tables {
+  uint64_t struct_size;  ///< set by the library: members past it must be left alone
+  int32_t num_channels;  ///< 0: none
+  int32_t reserved;
+  ferry_tensor rank_prefix;          ///< [R, R]
+  ferry_tensor send_channel_prefix;  ///< [R, C]
+  ferry_tensor recv_channel_prefix;  ///< [R, C]
+  ferry_tensor source_token;         ///< [M]: of N rows more than M are not written, the rest of more than N are -1
+  ferry_tensor send_index;           ///< [T, R]
+} ferry_early_tables;
+
+/// `tables` is all zero but for its size; what it then says is written as the route ends. May call nothing of the group
+/// but ferry_group_allocate.
+typedef void (*ferry_while_waiting)(void* user, ferry_early_tables* tables);
+
+/// ferry::RouteOptions. The same on every rank, except max_recv_rows, num_sms, counters and while_waiting.
 typedef struct ferry_route_options {
   uint64_t struct_size;
   int64_t num_experts;                  ///< E >= 1
@@ -50,6 +67,10 @@ typedef struct ferry_route_options {
   int32_t num_sms;                      ///< CUDA: most multiprocessors of route's kernels; 0: all, over nodes 24
   const ferry_placement* placement;     ///< instead of expert_to_rank: experts with several homes; NULL: none
   const ferry_load_counters* counters;  ///< what this call adds its counts to; NULL: none
+  /// CUDA: called at most once, on this thread, when the GPU has been given the exchange and the host is about to wait
+  /// for the counts: time for what needs no counts. See ferry::Group::route for the calls that never wait. NULL: none.
+  ferry_while_waiting while_waiting;
+  void* user;  ///< handed to while_waiting
 } ferry_route_options;
 
 FERRY_C_API ferry_status* ferry_route(ferry_group* group, const ferry_route_input* input,
@@ -113,6 +134,8 @@ typedef struct ferry_dispatch_options {
   int32_t num_copy_sms;
   int32_t chunk_tokens;
   int32_t copy_path;
+  int32_t clear_if_refused;  ///< CUDA: of a call that turns out refused, topk_idx and source become -1
+  int32_t reserved;
 } ferry_dispatch_options;
 
 /// Inputs may be reused, and outputs are written, when it returns (CPU) or for later work on the stream (CUDA).

@@ -41,7 +41,7 @@ struct TeamView;  // the same
 /// Symmetric memory of each rank unless OneSidedOptions::heap_bytes says otherwise.
 inline constexpr std::size_t kDefaultSymmetricHeapBytes = std::size_t{64} << 20;
 
-/// Teams that a OneSided can ever have, the three that it begins with included: their words are set aside once.
+/// Teams that a rank can ever be in, the three that it begins with included: their words are set aside once.
 inline constexpr int kMaxTeams = 64;
 
 /// Must be the same on every rank, except `device` and `net_devices`.
@@ -259,8 +259,9 @@ class FERRY_API OneSided {
   [[nodiscard]] Status quiet(Stream stream = {});
   /// quiet, then wait until all ranks of the team have come here too. Whatever they did before is visible to all of
   /// them after.
-  /// @errors kInvalidArgument: a team of another OneSided, or an invalid one; kPeerLost; kTimeout: it is not over, the
-  ///         next call on the team goes on with it, as is so of all collective calls
+  /// @errors kInvalidArgument: a team of another OneSided, or an invalid one; another collective call on the team ended
+  ///         by its deadline and is not over; kPeerLost; kTimeout: it is not over, make it again and it goes on, as is
+  ///         so of all collective calls
   [[nodiscard]] Status barrier(const Team& team, Stream stream = {});
   [[nodiscard]] Status barrier(Stream stream = {}) { return barrier(world(), stream); }
 
@@ -272,7 +273,7 @@ class FERRY_API OneSided {
   /// The ranks of `parent` that pass the same `colour`, ordered by `key`, then by rank. A negative colour: this rank
   /// joins none and gets an invalid team.
   /// @sync   collective over `parent`. Blocks the host
-  /// @errors kCapacity: kMaxTeams; as barrier
+  /// @errors kCapacity: kMaxTeams, of a rank that would join one; as barrier
   [[nodiscard]] Result<Team> split(const Team& parent, int colour, int key = 0);
 
   // From kernels

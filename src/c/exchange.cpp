@@ -5,11 +5,14 @@
 
 #include "ferry/exchange.hpp"
 
+#include <functional>
+
 #include "c/convert.hpp"
 #include "c/handles.hpp"
 #include "c/placement.hpp"
 #include "c/status.hpp"
 #include "c/structs.hpp"
+#include "ferry/channel_tables.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::c {
@@ -18,8 +21,20 @@ namespace {
 constexpr const char* kNoGroup = "the group is null";
 constexpr const char* kNoRouting = "the pointer to the routing is null";
 
+/// What the caller's function asks for.
+EarlyTables ask_for_tables(ferry_while_waiting while_waiting, void* user) {
+  ferry_early_tables asked{};
+  asked.struct_size = sizeof(asked);
+  while_waiting(user, &asked);
+  EarlyTables tables;
+  tables.num_channels = asked.num_channels;
+  tables.out = {tensor_view(asked.rank_prefix), tensor_view(asked.send_channel_prefix),
+                tensor_view(asked.recv_channel_prefix), tensor_view(asked.source_token), tensor_view(asked.send_index)};
+  return tables;
+}
+
 Status read_route(const char* call, const ferry_route_input* given_input, const ferry_route_options* given_options,
-                  RouteInput& input, RouteOptions& options) {
+                  RouteInput& input, RouteOptions& options, std::function<EarlyTables()>& while_waiting) {
   ferry_route_input in;
   if (Status status = read_struct(call, given_input, in); !status.ok()) return status;
   ferry_route_options read;
@@ -33,6 +48,9 @@ Status read_route(const char* call, const ferry_route_input* given_input, const 
   options.max_recv_rows = read.max_recv_rows;
   options.max_tokens = read.max_tokens;
   options.num_sms = read.num_sms;
+  if (read.while_waiting != nullptr) {
+    while_waiting = [function = read.while_waiting, user = read.user] { return ask_for_tables(function, user); };
+  }
   if (Status status = read_placement(call, read.placement, options.placement); !status.ok()) return status;
   if (Status status = read_counters(call, read.counters, options.counters); !status.ok()) return status;
   return read_experts(call, read.expert_to_rank, read.num_expert_to_rank, read.num_experts, options.expert_to_rank);
@@ -44,14 +62,15 @@ Status route(ferry_group* group, const ferry_route_input* given_input, const fer
   if (group == nullptr) return invalid(kCall, kNoGroup);
   RouteInput input;
   RouteOptions options;
-  Status status =
-      handle == nullptr ? invalid(kCall, kNoRouting) : read_route(kCall, given_input, given_options, input, options);
+  std::function<EarlyTables()> while_waiting;
+  Status status = handle == nullptr ? invalid(kCall, kNoRouting)
+                                    : read_route(kCall, given_input, given_options, input, options, while_waiting);
   if (!status.ok()) {
     (void)group->value->route({}, {});
     return status;
   }
   auto made = std::make_unique<ferry_routing>();
-  Result<Routing> routing = group->value->route(input, options, to_stream(stream));
+  Result<Routing> routing = group->value->route(input, options, to_stream(stream), while_waiting);
   if (!routing.ok()) return routing.status();
   made->value = std::move(*routing);
   *handle = made.release();
@@ -77,6 +96,7 @@ Status read_dispatch(const char* call, const ferry_dispatch_input* given_input,
   output.source = tensor_view(out.source);
   options.zero_padding = read.zero_padding != 0;
   options.quantize = static_cast<Quantization>(read.quantize);
+  options.clear_if_refused = read.clear_if_refused != 0;
   options.kernel = kernel_options(read);
   return {};
 }

@@ -88,6 +88,22 @@ template <>
 inline constexpr StructVersion kVersionOf<ferry_placement>{"ferry_placement", 104};
 template <>
 inline constexpr StructVersion kVersionOf<ferry_load_counters>{"ferry_load_counters", 200};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_arrivals>{"ferry_arrivals", 264};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_arrival_tables_output>{"ferry_arrival_tables_output", 392};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_arrival_tables_options>{"ferry_arrival_tables_options", 48};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_expansion_options>{"ferry_expansion_options", 32};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_expand_input>{"ferry_expand_input", 328};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_expand_output>{"ferry_expand_output", 264};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_reduce_input>{"ferry_reduce_input", 264};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_reduce_output>{"ferry_reduce_output", 136};
 
 /// Larger than any struct will be: a struct_size beyond is a number that nobody set.
 inline constexpr std::size_t kMaxStructBytes = 4096;

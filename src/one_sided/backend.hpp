@@ -33,12 +33,17 @@ using Entry = std::array<std::byte, kEntryBytes>;
 /// How far a rank is in an exchange: two barriers of the team, between which it shows its entry.
 enum class ExchangeStep { kNone, kBegun, kMet, kShown };
 
-/// A team as its ranks see it. Ids are equal on all its ranks; no rank is in two teams of one id.
+/// A team as its ranks see it. The words of a team are in one slot of each of its ranks, which each chooses by itself
+/// and uses for no other team ever, so that splits need not agree on a number: those of different teams may overlap,
+/// and one that failed on some ranks takes nothing from later ones.
 struct TeamState {
-  int id = 0;
   std::vector<int> ranks{};  ///< of the world, by place
+  std::vector<int> slots{};  ///< theirs, by place: below kMaxTeams
   int my_place = 0;
   const void* owner = nullptr;  ///< the OneSided it belongs to, for checks
+
+  int my_slot() const { return slots[static_cast<std::size_t>(my_place)]; }
+
   /// Barriers of the host that this rank has begun on it. The last may have ended by its deadline: then the next call
   /// goes on with it, behind the steps in which this rank has told its mate that it has come.
   mutable std::uint64_t num_barriers = 0;
@@ -126,7 +131,8 @@ class Backend {
   virtual Status barrier(const TeamState& team, Stream stream) = 0;
 
   /// Between hosts, once everything that this rank has started on any stream is complete: every rank of the team gives
-  /// an entry and gets all of them, by place. Collective. Blocks the host.
+  /// an entry and gets all of them, by place. Collective. Blocks the host. Refused where another collective call of
+  /// the team ended by its deadline: see Fabric.
   virtual Result<std::vector<Entry>> exchange(const TeamState& team, const Entry& mine) = 0;
 
   /// The last call: quiet, then a meeting of all ranks, then closes what the network reaches. Blocks the host.

@@ -34,7 +34,7 @@ std::string_view name_of(Call call) {
 /// What a rank shows the others.
 struct Record {
   Call call = Call::kAllocate;
-  std::uint64_t value = 0;  ///< kAllocate: bytes; kFree: offset; kSplit: the next free id of a team
+  std::uint64_t value = 0;  ///< kAllocate: bytes; kFree: offset; kSplit: this rank's slot for the new team
   std::int64_t colour = 0;
   std::int64_t key = 0;
 };
@@ -126,36 +126,44 @@ Result<Team> OneSided::split(const Team& parent, int colour, int key) {
   if (Status status = core.check_usable("split", {}); !status.ok()) return status;
   if (Status status = core.check_team("split", parent.state_.get()); !status.ok()) return status;
   const TeamState& all = *parent.state_;
-  const Record mine{Call::kSplit, static_cast<std::uint64_t>(core.next_team_id), colour, key};
+  const int my_slot = colour < 0 ? 0 : core.reserve_slot(all);
+  const Record mine{Call::kSplit, static_cast<std::uint64_t>(my_slot), colour, key};
   const Result<std::vector<Record>> records = exchange(core, all, mine);
   if (!records.ok()) return records.status();
   for (std::size_t place = 0; place < records->size(); ++place) {
-    const std::uint64_t next = (*records)[place].value;
-    if (next <= kMaxTeams) continue;
+    const std::uint64_t slot = (*records)[place].value;
+    if (slot <= kMaxTeams) continue;
     return Status(ErrorCode::kTransport,
                   fmt::format("split: rank {} says that its next team is number {}, expected at most {}; run the same "
                               "build on every rank",
-                              all.ranks[place], next, kMaxTeams),
+                              all.ranks[place], slot, kMaxTeams),
                   all.ranks[place]);
   }
-  // Free on every rank of the parent. Teams of different colours have no rank in common.
-  const auto id = static_cast<int>(std::ranges::max(*records, {}, &Record::value).value);
-  if (id >= kMaxTeams) {
+  const auto full = std::ranges::find(*records, std::uint64_t{kMaxTeams}, &Record::value);
+  if (full != records->end()) {
+    const int rank = all.ranks[static_cast<std::size_t>(full - records->begin())];
     return Status(ErrorCode::kCapacity,
-                  fmt::format("split: a rank of the team has been in {} teams, expected fewer than {}; keep teams and "
-                              "use them again",
-                              id, kMaxTeams));
+                  fmt::format("split: rank {} has no room for one more than {} teams; keep teams and use them again",
+                              rank, kMaxTeams),
+                  rank);
   }
-  core.next_team_id = id + 1;
   if (colour < 0) return Team();
-  std::vector<std::tuple<std::int64_t, int>> members;
+  core.use_slot(all);
+  std::vector<std::tuple<std::int64_t, int, int>> members;
   for (std::size_t place = 0; place < records->size(); ++place) {
-    if ((*records)[place].colour == colour) members.emplace_back((*records)[place].key, all.ranks[place]);
+    const Record& record = (*records)[place];
+    if (record.colour == colour) {
+      members.emplace_back(record.key, all.ranks[place], static_cast<int>(record.value));
+    }
   }
   std::ranges::sort(members);
   std::vector<int> ranks;
-  for (const auto& [their_key, rank] : members) ranks.push_back(rank);
-  return Team(core.make_team(id, std::move(ranks)));
+  std::vector<int> slots;
+  for (const auto& [their_key, rank, slot] : members) {
+    ranks.push_back(rank);
+    slots.push_back(slot);
+  }
+  return Team(core.make_team(std::move(ranks), std::move(slots)));
 }
 
 Status OneSided::destroy() {

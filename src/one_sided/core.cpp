@@ -52,18 +52,29 @@ Core::Core(const Topology& topology_in, std::unique_ptr<Backend> backend_in, std
     if (topology.node_of(rank) == topology.node_of(topology.rank)) neighbours.push_back(rank);
     if (topology.rail_of(rank) == topology.rail_of(topology.rank)) rail_peers.push_back(rank);
   }
-  world = make_team(next_team_id++, std::move(everybody));
-  node = make_team(next_team_id++, std::move(neighbours));
-  rail = make_team(next_team_id++, std::move(rail_peers));
+  const auto add = [this](std::vector<int> ranks) {
+    std::vector<int> slots(ranks.size(), next_slot++);
+    return make_team(std::move(ranks), std::move(slots));
+  };
+  world = add(std::move(everybody));
+  node = add(std::move(neighbours));
+  rail = add(std::move(rail_peers));
+  reserved_slots.fill(kNoSlot);
 }
 
-std::shared_ptr<const TeamState> Core::make_team(int id, std::vector<int> ranks) const {
+std::shared_ptr<const TeamState> Core::make_team(std::vector<int> ranks, std::vector<int> slots) const {
   auto state = std::make_shared<TeamState>();
-  state->id = id;
   state->my_place = static_cast<int>(std::ranges::find(ranks, topology.rank) - ranks.begin());
   state->ranks = std::move(ranks);
+  state->slots = std::move(slots);
   state->owner = this;
   return state;
+}
+
+int Core::reserve_slot(const TeamState& parent) {
+  int& slot = reserved_slots[static_cast<std::size_t>(parent.my_slot())];
+  if (slot == kNoSlot && next_slot < kMaxTeams) slot = next_slot++;
+  return slot == kNoSlot ? kMaxTeams : slot;
 }
 
 Result<std::size_t> Core::find(std::string_view operation, std::string_view what, const void* data,

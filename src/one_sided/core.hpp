@@ -4,6 +4,7 @@
 /// What a OneSided consists of besides its backend: which blocks of the heap are taken, and its teams. The heap is
 /// shared out by the same steps on every rank, so a block has the same offset everywhere.
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -56,7 +57,11 @@ struct Core {
   Status check_usable(std::string_view operation, Stream stream) const;
   Status check_rank(std::string_view operation, int rank) const;
   Status check_team(std::string_view operation, const TeamState* team) const;
-  std::shared_ptr<const TeamState> make_team(int id, std::vector<int> ranks) const;
+  std::shared_ptr<const TeamState> make_team(std::vector<int> ranks, std::vector<int> slots) const;
+  /// The slot that this rank shows in a split of the team: the same until that is over, kMaxTeams where none is left.
+  int reserve_slot(const TeamState& parent);
+  /// The split has made a team of it.
+  void use_slot(const TeamState& parent) { reserved_slots[static_cast<std::size_t>(parent.my_slot())] = kNoSlot; }
 
   const Topology topology;
   const std::int64_t timeout_ns;
@@ -66,7 +71,9 @@ struct Core {
   std::shared_ptr<const TeamState> world;
   std::shared_ptr<const TeamState> node;
   std::shared_ptr<const TeamState> rail;
-  int next_team_id = 0;
+  static constexpr int kNoSlot = -1;
+  int next_slot = 0;
+  std::array<int, kMaxTeams> reserved_slots;  // by slot of the team that is split
   std::atomic<bool> destroyed{false};
 };
 

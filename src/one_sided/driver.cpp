@@ -259,6 +259,16 @@ int Driver::find_pending_get() const {
   return found == peers_.end() ? -1 : static_cast<int>(found - peers_.begin());
 }
 
+int Driver::find_late() const {
+  const std::lock_guard lock(mutex_);
+  for (int peer = 0; peer < num_peers_; ++peer) {
+    const Peer& from = peers_[static_cast<std::size_t>(peer)];
+    if (losses_[static_cast<std::size_t>(peer)].gone.load(std::memory_order_relaxed)) continue;
+    if (from.flush_done < from.flush_begun || from.num_pending_gets > 0) return peer;
+  }
+  return -1;
+}
+
 void Driver::on_completed(int peer, std::uint64_t ticket, std::uint64_t value) {
   const auto found = tickets_.find(ticket);
   if (found == tickets_.end() || found->second.peer != peer) return;

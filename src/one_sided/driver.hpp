@@ -113,6 +113,8 @@ class Driver {
   int flush_all(Completion* completion);
   /// A rank with operations without a `completion` under way that were asked for by `get_nbi`; -1: there is none.
   int find_pending_get() const;
+  /// A rank whose answer to a flush or a get is missing; -1: there is none.
+  int find_late() const;
 
   /// Lets the network move. True if anything happened.
   bool progress();

@@ -18,13 +18,6 @@
 namespace ferry::one_sided {
 namespace {
 
-/// Steps of a barrier of as many ranks as a group can have (32767).
-constexpr std::size_t kMaxSteps = 15;
-
-/// Teams have words of their own, and the ranks that join the network, before there are teams.
-constexpr int kJoiningTeam = kMaxTeams;
-constexpr auto kNumTeams = static_cast<std::size_t>(kMaxTeams) + 1;
-
 /// Where each rank has a core: longer than another needs to wake and answer, so that two that answer each other do not
 /// both go to sleep every time once one has. (With 20 µs they did, on 2 cores of a busy host: a message took 24 µs
 /// instead of 0.1.)
@@ -38,20 +31,10 @@ constexpr int kYields = 8;
 /// Plain stores and puts inside a node wake nobody, so sleepers look at the word again: the first and the longest nap.
 constexpr std::int64_t kFirstNapNs = 50'000;
 constexpr std::int64_t kLongestNapNs = 1'000'000;
-/// For peers to hear that this rank leaves, over any working network, where they may not answer.
-constexpr std::int64_t kLastWordsNs = 1'000'000'000;
 /// How often a waiting thread asks the system whether others are still there.
 constexpr std::int64_t kPresenceIntervalNs = 4'000'000;
 
 }  // namespace
-
-struct Fabric::Control {
-  alignas(node::kFlagAlignment) std::atomic<std::uint32_t> doorbell{0};
-  alignas(node::kFlagAlignment) std::atomic<std::uint32_t> num_sleepers{0};
-  std::atomic<std::size_t> watched{kAnyWord};
-  alignas(node::kFlagAlignment) std::uint64_t finished = 0;
-  std::array<std::array<std::uint64_t, kMaxSteps>, kNumTeams> arrived{};
-};
 
 class Fabric::Driving {
  public:
@@ -148,9 +131,9 @@ Status Fabric::join_network(const BackendContext& context, const std::vector<Ran
   }
   if (Status all = gather_or_fail(*context.bootstrap, status, {}, timeout_ns_).status(); !all.ok()) return all;
   // Connections are made when something is sent: now, so that a rank which cannot be reached is found here.
-  if (status = barrier({.id = kJoiningTeam, .ranks = everybody_, .my_place = topology_.rank}, "OneSided::create");
-      !status.ok())
-    return status;
+  const TeamState joining{
+      .ranks = everybody_, .slots = std::vector(everybody_.size(), kJoiningTeam), .my_place = topology_.rank};
+  if (status = barrier(joining, "OneSided::create"); !status.ok()) return status;
   return quiet("OneSided::create");
 }
 
@@ -168,12 +151,7 @@ std::size_t Fabric::engine_offset(std::size_t heap_offset) const {
   return control_bytes(topology_.num_ranks) + heap_offset;
 }
 
-Fabric::Control& Fabric::control(int rank) const { return *reinterpret_cast<Control*>(memory_of(rank)); }
-
-Entry* Fabric::entries(int rank, const TeamState& team) const {
-  const std::size_t first = static_cast<std::size_t>(team.id) * everybody_.size();
-  return reinterpret_cast<Entry*>(memory_of(rank) + sizeof(Control)) + first;
-}
+Control& Fabric::control(int rank) const { return *reinterpret_cast<Control*>(memory_of(rank)); }
 
 void Fabric::ring(int rank, std::size_t offset) const {
   Control& theirs = control(rank);
@@ -295,115 +273,6 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
       wait.culprit);
 }
 
-Status Fabric::add(int rank, std::size_t offset, std::string_view operation) {
-  if (std::byte* theirs = memory_of(rank); theirs != nullptr) {
-    net::apply_atomic(theirs, {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1});
-    ring(rank, offset);
-    return {};
-  }
-  return issue({.kind = Request::Kind::kAtomic,
-                .peer = rank,
-                .op = {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1},
-                .counts = false},
-               operation);
-}
-
-Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation, bool last) {
-  const auto num_mates = static_cast<int>(team.ranks.size());
-  if (!std::exchange(team.in_barrier, true)) {
-    ++team.num_barriers;
-    team.num_told = 0;
-  }
-  const std::uint64_t number = team.num_barriers;
-  auto& words = control(topology_.rank).arrived[static_cast<std::size_t>(team.id)];
-  const std::uint64_t* finished = &control(topology_.rank).finished;
-  const auto mate = [&](int steps) {
-    return team.ranks[static_cast<std::size_t>(((team.my_place + steps) % num_mates + num_mates) % num_mates)];
-  };
-  // A mate that met all that it waited for is through, and may be gone while this rank still waits for another.
-  const auto is_through = [&](int rank) {
-    std::size_t step = 0;
-    for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
-      if (load(&control(rank).arrived[static_cast<std::size_t>(team.id)][step]) < number) return false;
-    }
-    return true;
-  };
-  std::size_t step = 0;
-  for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
-    const std::size_t offset = static_cast<std::size_t>(reinterpret_cast<std::byte*>(&words[step]) - memory_);
-    Status status = step < team.num_told ? Status() : add(mate(distance), offset, operation);
-    if (status.ok()) team.num_told = std::max(team.num_told, step + 1);
-    const int awaited = mate(-distance);
-    if (status.ok()) {
-      status = wait({.operation = operation,
-                     .what = [&] { return fmt::format("rank {} (of {} in the team)", awaited, num_mates); },
-                     .ranks = team.ranks,
-                     .timeout_ns = timeout_ns_,
-                     .culprit = awaited,
-                     .word = last ? kAnyWord : offset,
-                     .may_have_left = [&](int rank) { return rank != awaited && is_through(rank); }},
-                    [&] { return load(&words[step]) >= number || (last && load(finished) != 0); });
-    }
-    // A rank that has seen all others arrive may have left meanwhile; it said so first.
-    if (!status.ok() && !(last && load(finished) != 0)) return status;
-  }
-  team.in_barrier = false;
-  return {};
-}
-
-Status Fabric::barrier(const TeamState& team, std::string_view operation) {
-  Status status = wait_for_mates(team, operation, false);
-  // Instead of an exchange that was given up it took the place of what that still owed.
-  if (status.ok()) team.exchange_step = ExchangeStep::kNone;
-  return status;
-}
-
-/// Puts the entry into the memory of all ranks of the team.
-Status Fabric::show(const TeamState& team, const Entry& mine, std::string_view operation) {
-  const auto my_idx = static_cast<std::size_t>(topology_.rank);
-  const auto offset =
-      static_cast<std::size_t>(reinterpret_cast<std::byte*>(entries(topology_.rank, team) + my_idx) - memory_);
-  for (const int rank : team.ranks) {
-    if (memory_of(rank) != nullptr) {
-      entries(rank, team)[my_idx] = mine;
-      continue;
-    }
-    Entry copy = mine;
-    if (Status status = issue({.kind = Request::Kind::kPut,
-                               .peer = rank,
-                               .offset = offset,
-                               .local = copy.data(),
-                               .num_bytes = copy.size(),
-                               .copy_source = true},
-                              operation);
-        !status.ok()) {
-      return status;
-    }
-  }
-  return quiet(operation);
-}
-
-Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& mine, std::string_view operation) {
-  ExchangeStep& step = team.exchange_step;
-  if (step < ExchangeStep::kMet || team.shown != mine) {
-    team.shown = mine;
-    step = ExchangeStep::kBegun;
-    // Before it nobody of the team still reads the last entries, after the second all of the new ones are there.
-    if (Status status = wait_for_mates(team, operation, false); !status.ok()) return status;
-    step = ExchangeStep::kMet;
-  }
-  if (step == ExchangeStep::kMet) {
-    // Done again where it failed: nobody reads the entry before this rank comes to the second barrier.
-    if (Status status = show(team, mine, operation); !status.ok()) return status;
-    step = ExchangeStep::kShown;
-  }
-  if (Status status = wait_for_mates(team, operation, false); !status.ok()) return status;
-  step = ExchangeStep::kNone;
-  std::vector<Entry> all;
-  for (const int rank : team.ranks) all.push_back(entries(topology_.rank, team)[static_cast<std::size_t>(rank)]);
-  return all;
-}
-
 namespace {
 
 /// Answers of several peers.
@@ -430,41 +299,24 @@ Status Fabric::quiet(std::string_view operation) {
   if (driver_ == nullptr) return {};
   Answers answers;
   answers.expect(driver_->flush_all(&answers));
+  int late = -1;
+  // Of a lost peer the driver ends the waiting; a rank with nothing to answer may be lost.
   Status status = wait({.operation = operation,
-                        .what = [] { return std::string("the other nodes to have what this rank sent them"); },
-                        .ranks = everybody_,
+                        .what =
+                            [this, &late] {
+                              late = driver_->find_late();
+                              return late < 0 ? std::string("what this rank sent to be complete")
+                                              : fmt::format("the answer of rank {} to what this rank sent", late);
+                            },
                         .timeout_ns = timeout_ns_},
                        [&] { return answers.complete() && driver_->find_pending_get() < 0; });
   if (!answers.complete()) driver_->forget(&answers);
-  if (!status.ok() || answers.lost_peer() < 0) return status;
+  if (answers.lost_peer() < 0) return status.ok() ? status : Status(status.code(), std::string(status.message()), late);
   const std::array<int, 1> lost{answers.lost_peer()};
   const Status why = presence(lost);
   return Status(why.ok() ? ErrorCode::kPeerLost : why.code(),
                 fmt::format("{}: {}; what this rank had sent it may or may not have arrived", operation, why.message()),
                 lost[0]);
-}
-
-Status Fabric::leave(const TeamState& world, std::string_view operation) {
-  // A call that ended by its deadline comes first: mates for which it is over now go on, and come to their last later.
-  Status status;
-  if (world.exchange_step != ExchangeStep::kNone) {
-    const Entry mine = world.shown;
-    status = exchange(world, mine, operation).status();
-  } else if (world.in_barrier) {
-    status = wait_for_mates(world, operation, true);
-  }
-  if (status.ok() || load(&control(topology_.rank).finished) != 0) status = wait_for_mates(world, operation, true);
-  if (status.ok()) {
-    for (const int rank : world.ranks) {
-      if (rank == topology_.rank) continue;
-      // A rank that is gone has been told by another.
-      (void)add(rank, offsetof(Control, finished), operation);
-    }
-  }
-  if (driver_ != nullptr && !status.ok()) driver_->limit_close_time(kLastWordsNs);
-  driver_.reset();
-  peers_.leave();
-  return status;
 }
 
 }  // namespace ferry::one_sided

@@ -8,7 +8,8 @@
 /// engines of other nodes reach. Control words:
 ///
 ///   word             writer      readers  order                    publishes
-///   arrived[t][s]    team mates  owner    fetch_add / acquire      what the mate did before its barrier (in its node)
+///   arrived[t][s]    team mates  owner    fetch_add / acquire      what the mate did before its barrier (in its node);
+///                                                                  t: the slot that the owner keeps the team in
 ///   finished         all ranks   owner    fetch_add / acquire      that all ranks have come to the last barrier
 ///   entries[t]       team mates  owner    before a barrier         what a rank shows in an exchange of the team
 ///   doorbell         all         owner    fetch_add seq_cst, futex nothing; wakes sleepers
@@ -35,6 +36,7 @@
 #include "ferry/status.hpp"
 #include "node/peers.hpp"
 #include "one_sided/backend.hpp"
+#include "one_sided/control.hpp"
 #include "one_sided/driver.hpp"
 
 namespace ferry::one_sided {
@@ -68,7 +70,6 @@ class Fabric {
   /// Wakes sleeping threads of a rank of this node, this rank included, after the word at `offset` of its memory
   /// (engine_offset) has changed. kAnyWord: after something has.
   void ring(int rank, std::size_t offset) const;
-  static constexpr std::size_t kAnyWord = ~std::size_t{0};
 
   /// Ok, or kPeerLost / kTransport for a rank that is lost, the first of these. Costs system calls.
   /// `may_have_left`: see Wait.
@@ -84,7 +85,7 @@ class Fabric {
   struct Wait {
     std::string_view operation;
     std::function<std::string()> what;  ///< it waits for, for messages: "rank 3's answer to a get"
-    std::span<const int> ranks;
+    std::span<const int> ranks{};
     std::int64_t timeout_ns = 0;
     int culprit = -1;             ///< of a kTimeout
     std::size_t word = kAnyWord;  ///< what it waits for is this word of this rank's memory (engine_offset) alone
@@ -97,10 +98,12 @@ class Fabric {
   Status quiet(std::string_view operation);
 
   /// Hosts of the team meet. What they stored, or completed by quiet, before is visible to all after. One that ends by
-  /// its deadline is taken up by the next call.
+  /// its deadline is taken up by the next.
+  /// @errors as wait; kInvalidArgument: an exchange of the team is not over, of which mates may count on the rest
   Status barrier(const TeamState& team, std::string_view operation);
   /// See Backend::exchange; without quiet. One that ends by its deadline goes on where it was when it is made again
-  /// with an equal entry, whatever other teams did meanwhile.
+  /// with an equal entry, whatever other teams did meanwhile; with another entry if no mate can have seen the first.
+  /// @errors as wait; kInvalidArgument: a barrier of the team, or an exchange of another entry, is not over
   Result<std::vector<Entry>> exchange(const TeamState& team, const Entry& mine, std::string_view operation);
 
   /// The last meeting of all ranks, after which some may be gone before others have noticed it; then closes the network
@@ -108,7 +111,6 @@ class Fabric {
   Status leave(const TeamState& world, std::string_view operation);
 
  private:
-  struct Control;
   /// While it lives this thread, not the driver's, moves the network.
   class Driving;
 
@@ -117,11 +119,14 @@ class Fabric {
   Status join_network(const BackendContext& context, const std::vector<RankPlace>& places, const Status& my_status);
   std::byte* memory_of(int rank) const;
   Control& control(int rank) const;
-  /// In the memory of `rank`, by rank of the world.
-  Entry* entries(int rank, const TeamState& team) const;
+  /// Of arrived[slot][step] in a control area.
+  static std::size_t arrived_offset(int slot, std::size_t step);
+  /// Of the team in that slot, in the memory of `rank`, by rank of the world.
+  Entry* entries(int rank, int slot) const;
   /// Adds 1 to the word of `rank` at `offset` of its control area.
   Status add(int rank, std::size_t offset, std::string_view operation);
   Status wait_for_mates(const TeamState& team, std::string_view operation, bool last);
+  Status refuse(const TeamState& team, std::string_view operation, std::string_view earlier) const;
   Status show(const TeamState& team, const Entry& mine, std::string_view operation);
   bool sleep_until_rung(const Wait& wait, const std::function<bool()>& done, std::int64_t timeout_ns) const;
 

@@ -38,6 +38,10 @@ extern "C" __global__ void one_sided_calls(const __grid_constant__ ferry::device
   num_errors[1] = use_all<Scope::kWarp>(world, team, word);
   num_errors[2] = use_all<Scope::kBlock>(world, team, word);
   const Fetched added = fetch_add(world, 1, word, 1);
+  const Fetched of_warp = fetch_add<Scope::kWarp>(world, 1, word, 1);
+  const Got<std::uint64_t> got = get_value(world, 1, word);
+  if (put_value(world, 1, reinterpret_cast<float*>(word), 1.5F) != Code::kOk) num_errors[4] = 1;
+  if (got.value == of_warp.value) num_errors[5] = static_cast<int>(got.code);
   const Fetched swapped = compare_swap(world, 1, word, added.value, 1);
   if (test(word, Comparison::kLess, swapped.value)) num_errors[3] = static_cast<int>(swapped.code);
   if (std::uint64_t* const there = peer_pointer(world, 1, word); there != nullptr) *there = 1;

@@ -34,6 +34,8 @@ TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndRecorded) {
     codes.push_back(device::put(world, 1, world.heap - 8, &value, 8));
     codes.push_back(device::put(world, 1, world.heap, &value, ~std::uint64_t{0}));
     codes.push_back(device::get(world, 1, &value, past, 1));
+    codes.push_back(device::put_value(world, 1, past, 1));
+    codes.push_back(device::get_value(world, -1, ranks.word(0, kSignal)).code);
     codes.push_back(device::signal(world, 1, odd, 1, SignalOp::kSet));
     codes.push_back(device::put_signal(world, 1, world.heap, &value, 8, past, 1, SignalOp::kAdd));
     codes.push_back(device::put_signal(world, 1, past, &value, 8, ranks.word(0, kSignal), 1, SignalOp::kAdd));
@@ -97,27 +99,98 @@ TEST_P(OneSidedErrors, ARankThatNeverComesEndsTheBarrierOfTheOthers) {
   EXPECT_EQ(ranks.errors(0).call, static_cast<int>(device::Call::kBarrier));
 }
 
+/// More calls than there are places for their answers, each of which must come.
+void count(const World& world, int rank, std::uint64_t* word, std::uint64_t first, std::vector<Code>& codes) {
+  for (std::uint64_t i = 0; i < 2 * device::kNumReplies; ++i) {
+    const device::Fetched fetched = device::fetch_add(world, rank, word, 1);
+    codes.push_back(fetched.value == first + i ? fetched.code : Code::kInvalidArgument);
+  }
+}
+
 TEST(OneSidedNodes, ALostPeerEndsWhatWaitsForIt) {
   for (const bool told : {true, false}) {
     OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1});
     ranks.lose(2, told);
     std::vector<Code> codes;
+    std::vector<Code> others;
     ranks.launch(0, {1, 1, 0}, [&] {
       const World world = ranks.world(0);
       const std::uint64_t one = 1;
       device::put(world, 2, ranks.word(0, 4), &one, sizeof(one));
       codes.push_back(device::quiet(world));
       codes.push_back(device::fetch_add(world, 2, ranks.word(0, 4), 1).code);
+      for (std::uint64_t i = 0; i < device::kNumReplies; ++i) {
+        codes.push_back(device::fetch_add(world, 2, ranks.word(0, 4), 1).code);
+      }
       device::quiet(world);
       // The others are still there.
       device::put(world, 1, ranks.word(0, 4), &one, sizeof(one));
       codes.push_back(device::quiet(world));
+      // Also with the places where the lost answers were to come.
+      count(world, 1, ranks.word(0, kCounter), 0, others);
     });
     ASSERT_EQ(ranks.run(), "");
-    EXPECT_EQ(codes, (std::vector<Code>{Code::kPeerLost, Code::kPeerLost, Code::kOk}));
+    std::vector<Code> expected(device::kNumReplies + 2, Code::kPeerLost);
+    expected.push_back(Code::kOk);
+    EXPECT_EQ(codes, expected);
+    EXPECT_EQ(others, std::vector<Code>(others.size(), Code::kOk));
     EXPECT_EQ(*ranks.word(1, 4), 1U);
     EXPECT_EQ(ranks.errors(0).code, static_cast<int>(Code::kPeerLost));
   }
+}
+
+TEST(OneSidedNodes, WhatAPeerDoesNotAnswerEndsByItsDeadlineAndTheRestGoesOn) {
+  constexpr std::size_t kNumBytes = 100;  // in two pieces
+  OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1});
+  ranks.stall(2, true);
+  std::vector<std::byte> got(kNumBytes, std::byte{0xEE});
+  const std::vector<std::byte> before = got;
+  std::vector<Code> late;
+  std::vector<Code> others;
+  unsigned num_in_vain = 0;
+  ranks.launch(0, {1, 64, 0}, [&] {
+    const World world = ranks.world(0);
+    const auto note = [&](Code code) {
+      if (device::is_leader<Scope::kBlock>()) late.push_back(code);
+    };
+    note(device::get<Scope::kBlock>(world, 2, got.data(), ranks.heap(0) + kRowOffset, kNumBytes));
+    if (threadIdx.x < 32) {
+      const Code code = device::get<Scope::kWarp>(world, 2, got.data(), ranks.heap(0) + kRowOffset, kNumBytes);
+      if (device::is_leader<Scope::kWarp>()) late.push_back(code);
+    }
+    if (device::is_leader<Scope::kBlock>()) {
+      late.push_back(device::fetch_add(world, 2, ranks.word(0, kCounter), 1).code);
+      late.push_back(device::compare_swap(world, 2, ranks.word(0, kSignal), 5, 6).code);
+      const std::uint64_t one = 1;
+      device::put(world, 2, ranks.word(0, 4), &one, sizeof(one));
+    }
+    note(device::quiet<Scope::kBlock>(world));
+    if (device::is_leader<Scope::kBlock>()) count(world, 1, ranks.word(0, kCounter), 0, others);
+  });
+  // As many as there are places for answers, and more.
+  ranks.launch(0, {1, device::kNumReplies, 0}, [&] {
+    for (int i = 0; i < 2; ++i) {
+      num_in_vain += device::fetch_add(ranks.world(0), 2, ranks.word(0, 5), 1).code == Code::kTimeout;
+    }
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(late, std::vector<Code>(5, Code::kTimeout));
+  EXPECT_EQ(others, std::vector<Code>(others.size(), Code::kOk)) << "between others nothing has changed";
+  EXPECT_EQ(num_in_vain, 2 * device::kNumReplies);
+  EXPECT_EQ(got, before);
+  EXPECT_EQ(ranks.errors(0).call, static_cast<int>(device::Call::kGet));
+  EXPECT_EQ(ranks.errors(0).rank, 2);
+  ranks.stall(2, false);
+  std::vector<Code> again;
+  ranks.launch(0, {1, 1, 0}, [&] {
+    const World world = ranks.world(0);
+    again.push_back(device::quiet(world));
+    count(world, 2, ranks.word(0, kCounter), 1, again);
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(again, std::vector<Code>(again.size(), Code::kOk)) << "late answers, and then as before";
+  EXPECT_EQ(*ranks.word(2, 4), 1U);
+  EXPECT_EQ(got, before) << "late answers are nobody's";
 }
 
 TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {

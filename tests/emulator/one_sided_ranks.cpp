@@ -32,7 +32,9 @@ OneSidedRanks::OneSidedRanks(const Options& options)
     own.staging.resize((options.num_slots + device::kNumReplies) * options.slot_bytes);
     own.words.resize(options.num_slots * device::kRequestWords);
     own.replies.resize(device::kNumReplies);
-    for (int i = 0; i < options.num_ranks; ++i) own.ranks.push_back(i);
+    for (int i = 0; i < options.num_ranks; ++i) {
+      own.mates.push_back({.rank = i, .word = (i - rank) * options.num_ranks + rank});
+    }
   }
   network_ = machine_.add_stream();
   for (int rank = 0; rank < options.num_ranks; ++rank) {
@@ -96,11 +98,12 @@ device::World OneSidedRanks::world(int rank) {
 device::TeamView OneSidedRanks::team(int rank) {
   Rank& own = one(rank);
   const std::size_t words_bytes = to_size(options_.num_ranks) * sizeof(std::uint64_t);
+  std::byte* const end = own.heap.data() + own.heap.size();
   device::TeamView team;
   team.num_ranks = options_.num_ranks;
   team.rank = rank;
-  team.ranks = own.ranks.data();
-  team.arrived = reinterpret_cast<std::uint64_t*>(own.heap.data() + own.heap.size() - words_bytes);
+  team.mates = own.mates.data();
+  team.arrived = reinterpret_cast<std::uint64_t*>(end - to_size(options_.num_ranks - rank) * words_bytes);
   team.epoch = &own.epoch;
   return team;
 }
@@ -146,6 +149,7 @@ bool OneSidedRanks::move(Rank& from) {
     const std::size_t idx = (first + i) % operations.size();
     const auto begin = operations.begin();
     const auto at = begin + static_cast<std::ptrdiff_t>(idx);
+    if (one(at->request.peer).is_stalled) continue;
     if (std::any_of(begin, at, [at](const Operation& earlier) { return must_wait(at->request, earlier.request); })) {
       continue;
     }

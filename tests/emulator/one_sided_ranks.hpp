@@ -36,7 +36,7 @@ class OneSidedRanks {
 
   int num_ranks() const { return options_.num_ranks; }
   device::World world(int rank);
-  /// Of all ranks. Its words are the last of the heap.
+  /// Of all ranks. Its words are the last of the heap, on each rank others.
   device::TeamView team(int rank);
   std::byte* heap(int rank) { return one(rank).heap.data(); }
   /// Word `idx` of the rank's heap.
@@ -52,6 +52,8 @@ class OneSidedRanks {
     one(rank).is_lost = true;
     tells_losses_ = told;
   }
+  /// Nothing of what is sent to this rank arrives, until it is over.
+  void stall(int rank, bool stalled) { one(rank).is_stalled = stalled; }
   /// Runs everything that is queued, and the network as long as that takes.
   std::string run();
 
@@ -64,7 +66,7 @@ class OneSidedRanks {
     std::vector<std::byte> heap;
     std::vector<std::byte> staging;
     std::vector<std::byte*> peer_heaps;  ///< by index in the node
-    std::vector<std::int32_t> ranks;
+    std::vector<device::TeamMate> mates;
     std::vector<std::uint64_t> words;
     device::RequestCounts counts{};
     std::vector<device::RequestReply> replies;
@@ -74,6 +76,7 @@ class OneSidedRanks {
     std::unique_ptr<one_sided::RingSource> source;
     std::deque<Operation> under_way;
     bool is_lost = false;
+    bool is_stalled = false;
   };
   Rank& one(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
   int node_of(int rank) const { return rank / options_.ranks_per_node; }

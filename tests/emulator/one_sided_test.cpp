@@ -222,6 +222,46 @@ TEST_P(OneSidedKernels, AfterABarrierEverythingIsThereAndGetsFindIt) {
   }
 }
 
+/// Ranks 0 and 1 each put their own word at the last rank, quiet, and get the other's.
+template <Scope kScope>
+void check_store_buffering(const OneSidedRanks::Options& options, unsigned num_threads) {
+  constexpr int kNumRounds = 8;
+  OneSidedRanks ranks(options);
+  const int home = ranks.num_ranks() - 1;
+  std::vector<std::vector<std::uint64_t>> seen(2, std::vector<std::uint64_t>(kNumRounds));
+  int num_errors = 0;
+  for (int rank = 0; rank < ranks.num_ranks(); ++rank) {
+    ranks.launch(rank, {1, num_threads, 0}, [&, rank] {
+      const World world = ranks.world(rank);
+      for (int round = 0; round < kNumRounds; ++round) {
+        num_errors += device::barrier<kScope>(world, ranks.team(rank)) != Code::kOk;
+        if (rank >= 2) continue;
+        const std::uint64_t one = 1;
+        std::uint64_t* const into = &seen[static_cast<std::size_t>(rank)][static_cast<std::size_t>(round)];
+        std::uint64_t* const mine = ranks.word(rank, 2 + 2 * round + rank);
+        num_errors += device::put<kScope>(world, home, mine, &one, sizeof(one)) != Code::kOk;
+        num_errors += device::quiet<kScope>(world) != Code::kOk;
+        std::uint64_t* const theirs = ranks.word(rank, 2 + 2 * round + 1 - rank);
+        num_errors += device::get<kScope>(world, home, into, theirs, sizeof(one)) != Code::kOk;
+      }
+    });
+  }
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(num_errors, 0);
+  for (std::size_t round = 0; round < kNumRounds; ++round) {
+    EXPECT_GE(seen[0][round] + seen[1][round], 1U) << "neither saw the other's in round " << round;
+  }
+}
+
+TEST_P(OneSidedKernels, QuietForbidsStoreBuffering) {
+  for (std::uint64_t seed = 1; seed <= kNumSeeds; ++seed) {
+    check_store_buffering<Scope::kThread>(options(seed), 1);
+    check_store_buffering<Scope::kWarp>(options(seed), 32);
+    check_store_buffering<Scope::kBlock>(options(seed), 64);
+    if (HasFailure()) return;
+  }
+}
+
 TEST_P(OneSidedKernels, ManyThreadsCountAndLockThroughARingThatIsAlwaysFull) {
   constexpr int kNumRounds = 3;
   constexpr unsigned kNumThreads = 48;

@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
 #include "c/handles.hpp"
+#include "ferry/known_memory.hpp"
 #include "gpu/gpu_group.hpp"
 #include "gpu/on_device.hpp"
 
@@ -129,6 +131,93 @@ void run_latency(RankContext& context, ferry_group* group, Batch& batch, void* s
   ferry_routing_free(routing);
 }
 
+/// What route is to write while it ends, and how often it asked.
+struct Early {
+  OnDevice<std::int32_t> rank_prefix{std::vector<std::int32_t>(kNumRanks * kNumRanks, -7)};
+  OnDevice<std::int32_t> source_token{std::vector<std::int32_t>(kNumRanks * kNumTokens, -7)};
+  int num_calls = 0;
+};
+
+void ask_for_tables(void* user, ferry_early_tables* tables) {
+  auto& early = *static_cast<Early*>(user);
+  ++early.num_calls;
+  if (tables->struct_size < sizeof(*tables)) return;
+  tables->num_channels = 1;
+  tables->rank_prefix = matrix(early.rank_prefix.data(), FERRY_INT32, kNumRanks, kNumRanks);
+  tables->source_token = matrix(early.source_token.data(), FERRY_INT32, kNumRanks * kNumTokens, 0);
+  tables->source_token.num_dims = 1;
+}
+
+std::atomic<int> num_launches{0};
+
+void count_launch(const ferry_kernel_launch* launch) {
+  const bool is_good = launch->struct_size == sizeof(*launch) && launch->num_blocks > 0 && launch->num_threads > 0;
+  num_launches.fetch_add(is_good ? 1 : 1'000'000);
+}
+
+ferry_status* route(ferry_group* group, Batch& batch, std::int64_t max_recv_rows, Early* early, void* stream,
+                    ferry_routing** routing) {
+  ferry_route_input choice{};
+  choice.struct_size = sizeof(choice);
+  choice.topk_idx = matrix(batch.topk_idx.data(), FERRY_INT32, kNumTokens, kNumTopk);
+  ferry_route_options options{};
+  options.struct_size = sizeof(options);
+  options.num_experts = kNumExperts;
+  options.max_recv_rows = max_recv_rows;
+  if (early != nullptr) {
+    options.while_waiting = ask_for_tables;
+    options.user = early;
+  }
+  return ferry_route(group, &choice, &options, stream, routing);
+}
+
+/// Every token has an expert on either rank.
+void run_early_tables(RankContext& context, ferry_group* group, Batch& batch, void* stream) {
+  Early early;
+  ferry_routing* routing = nullptr;
+  ferry_known_memory_begin();
+  context.expect(KnownMemory::here(), "memory is known");
+  const bool routed = succeeded(context, route(group, batch, 0, &early, stream, &routing), "route");
+  ferry_known_memory_end();
+  context.expect(!KnownMemory::here(), "memory is not known any more");
+  if (!routed) return;
+  synchronize(Stream{stream});
+  std::vector<std::int32_t> prefix(kNumRanks * kNumRanks);
+  early.rank_prefix.read(prefix);
+  std::vector<std::int32_t> tokens(kNumRanks * kNumTokens);
+  early.source_token.read(tokens);
+  context.expect(early.num_calls == 1, "asked once while it waited");
+  context.expect(prefix == std::vector<std::int32_t>{6, 6, 12, 12}, "rows from ranks up to each");
+  context.expect(tokens == std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5}, "the token of each row");
+  ferry_routing_free(routing);
+}
+
+void run_refused(RankContext& context, ferry_group* group, Batch& batch, void* stream) {
+  constexpr std::int64_t kFewRows = 5;
+  ferry_routing* routing = nullptr;
+  if (!succeeded(context, route(group, batch, kFewRows, nullptr, stream, &routing), "route of too many rows")) return;
+  OnDevice<float> rows{std::vector<float>(static_cast<std::size_t>(kFewRows * kHidden))};
+  OnDevice<std::int32_t> source{std::vector<std::int32_t>(static_cast<std::size_t>(kFewRows * 2), 5)};
+  ferry_dispatch_input send{};
+  send.struct_size = sizeof(send);
+  send.x = matrix(batch.x_there.data(), FERRY_FLOAT32, kNumTokens, kHidden);
+  ferry_dispatch_output receive{};
+  receive.struct_size = sizeof(receive);
+  receive.x = matrix(rows.data(), FERRY_FLOAT32, kFewRows, kHidden);
+  receive.source = matrix(source.data(), FERRY_INT32, kFewRows, 2);
+  ferry_dispatch_options options{};
+  options.struct_size = sizeof(options);
+  options.clear_if_refused = 1;
+  ferry_status_free(ferry_dispatch(group, routing, &send, &receive, &options, stream));
+  ferry_status* const status = ferry_group_wait(group, stream);
+  context.expect(ferry_status_code(status) == FERRY_ERROR_CAPACITY, "too many rows");
+  ferry_status_free(status);
+  std::vector<std::int32_t> seen(static_cast<std::size_t>(kFewRows * 2));
+  source.read(seen);
+  context.expect(seen == std::vector<std::int32_t>(seen.size(), -1), "what a refused call leaves to index with");
+  ferry_routing_free(routing);
+}
+
 void run_rank(RankContext& context) {
   ferry_latency_shape shape{};
   shape.struct_size = sizeof(shape);
@@ -151,8 +240,15 @@ void run_rank(RankContext& context) {
   context.expect(std::string(ferry_group_backend(group)) == "cuda", "not a CUDA group");
   Batch batch(context.rank());
   const OwnedStream stream;
+  ferry_observe_launches(count_launch);
   run_throughput(context, group, batch, stream.get().handle);
+  const int launched = num_launches.load();
+  context.expect(launched >= 3 && launched < 1'000'000, "route, dispatch and combine launch kernels");
+  run_early_tables(context, group, batch, stream.get().handle);
   run_latency(context, group, batch, stream.get().handle);
+  run_refused(context, group, batch, stream.get().handle);
+  meet(context);
+  ferry_observe_launches(nullptr);
   succeeded(context, ferry_group_destroy(group), "group_destroy");
   ferry_group_free(group);
 }

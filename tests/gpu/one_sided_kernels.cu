@@ -16,6 +16,10 @@ __device__ std::byte pattern(int rank, int round, std::uint64_t i) {
   return static_cast<std::byte>((static_cast<unsigned>(rank) * 31U + static_cast<unsigned>(round) * 7U + i) % 251U);
 }
 
+unsigned threads_of(CallScope scope) {
+  return scope == CallScope::kThread ? 1 : scope == CallScope::kWarp ? device::kLanes : kBlockThreads;
+}
+
 template <Scope kScope>
 __device__ void hand_on(const HandOnParams& params) {
   const World& world = params.world;
@@ -63,6 +67,52 @@ __global__ void hand_on_kernel(const __grid_constant__ HandOnParams params) {
       break;
     case CallScope::kBlock:
       hand_on<Scope::kBlock>(params);
+      break;
+  }
+}
+
+template <Scope kScope>
+__device__ void buffer(const BufferParams& params) {
+  const World& world = params.world;
+  const int home = world.num_ranks - 1;
+  int num_errors = 0;
+  for (int round = 0; round < params.num_rounds; ++round) {
+    num_errors += device::barrier<kScope>(world, params.team) != Code::kOk ? 1 : 0;
+    if (world.rank >= 2) continue;
+    std::uint64_t* const mine = params.cells + 2 * round + world.rank;
+    std::uint64_t* const theirs = params.cells + 2 * round + 1 - world.rank;
+    if (device::is_leader<kScope>()) num_errors += device::put_value(world, home, mine, 1) != Code::kOk ? 1 : 0;
+    num_errors += device::quiet<kScope>(world) != Code::kOk ? 1 : 0;
+    num_errors += device::get<kScope>(world, home, params.got, theirs, sizeof(*theirs)) != Code::kOk ? 1 : 0;
+    if (device::is_leader<kScope>()) {
+      const std::uint64_t seen = *const_cast<volatile std::uint64_t*>(params.got) + 1;
+      std::uint64_t* const to = params.seen + 2 * round + world.rank;
+      num_errors += device::put_value(world, 0, to, seen) != Code::kOk ? 1 : 0;
+    }
+  }
+  if constexpr (kScope == Scope::kWarp) {
+    const device::Fetched reserved = device::fetch_add<kScope>(world, 0, params.room, device::kLanes);
+    num_errors += reserved.code != Code::kOk || reserved.value % device::kLanes != 0 ? 1 : 0;
+    const std::uint64_t first = __shfl_sync(device::kEveryLane, reserved.value, 0);
+    num_errors += reserved.value != first ? 1 : 0;
+  }
+  num_errors += device::barrier<kScope>(world, params.team) != Code::kOk ? 1 : 0;
+  const device::Got<std::uint64_t> room = device::get_value(world, 0, params.room);
+  const std::uint64_t expected = kScope == Scope::kWarp ? device::kLanes * static_cast<unsigned>(world.num_ranks) : 0;
+  num_errors += room.code != Code::kOk || room.value != expected ? 1 : 0;
+  if (num_errors != 0) atomicAdd(params.num_errors, num_errors);
+}
+
+__global__ void buffer_kernel(const __grid_constant__ BufferParams params) {
+  switch (params.scope) {
+    case CallScope::kThread:
+      buffer<Scope::kThread>(params);
+      break;
+    case CallScope::kWarp:
+      buffer<Scope::kWarp>(params);
+      break;
+    case CallScope::kBlock:
+      buffer<Scope::kBlock>(params);
       break;
   }
 }
@@ -126,10 +176,11 @@ void launch(void (*kernel)(Params), const cuda::LaunchShape& shape, const Params
 }  // namespace
 
 void launch_hand_on(const HandOnParams& params, Stream stream) {
-  const unsigned num_threads = params.scope == CallScope::kThread ? 1
-                               : params.scope == CallScope::kWarp ? device::kLanes
-                                                                  : kBlockThreads;
-  launch(hand_on_kernel, {1, num_threads}, params, stream);
+  launch(hand_on_kernel, {1, threads_of(params.scope)}, params, stream);
+}
+
+void launch_buffer(const BufferParams& params, Stream stream) {
+  launch(buffer_kernel, {1, threads_of(params.scope)}, params, stream);
 }
 
 void launch_count(const CountParams& params, Stream stream) {

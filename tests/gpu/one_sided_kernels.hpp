@@ -55,6 +55,21 @@ struct GatherParams {
 };
 void launch_gather(const GatherParams& params, Stream stream);
 
+/// Store buffering. In each round ranks 0 and 1 put their own cell at the last rank, quiet, and get the other's; what
+/// they saw goes to seen[2 * round + rank] of rank 0. Then every lane of a warp of each rank reserves room at rank 0.
+struct BufferParams {
+  device::World world;
+  device::TeamView team;
+  CallScope scope = CallScope::kThread;
+  std::uint64_t* cells = nullptr;  ///< symmetric, [2 * num_rounds]
+  std::uint64_t* seen = nullptr;   ///< symmetric, [2 * num_rounds]
+  std::uint64_t* room = nullptr;   ///< symmetric: reserved by warps, 32 each round
+  std::uint64_t* got = nullptr;    ///< of this rank
+  int num_rounds = 1;
+  int* num_errors = nullptr;
+};
+void launch_buffer(const BufferParams& params, Stream stream);
+
 /// A put outside of symmetric memory, which must be refused.
 void launch_bad_put(const device::World& world, int* num_errors, Stream stream);
 

@@ -171,6 +171,48 @@ TEST_P(GpuOneSided, KernelsOfEveryScopeHandOnRows) {
   });
 }
 
+TEST_P(GpuOneSided, QuietForbidsStoreBufferingAtEveryScope) {
+  run([](RankContext& context, OneSided& shm) {
+    const OwnedStream owned;
+    const Stream stream = owned.get();
+    warm_up(context, shm, stream);
+    constexpr std::size_t kRounds = 100;
+    auto world = shm.device_world();
+    auto team = shm.device_team(shm.world());
+    if (!context.expect_ok(team.status(), "device_team")) return;
+    for (const CallScope scope : {CallScope::kThread, CallScope::kWarp, CallScope::kBlock}) {
+      auto cells = shm.allocate<std::uint64_t>(2 * kRounds);
+      auto seen = shm.allocate<std::uint64_t>(2 * kRounds);
+      auto room = shm.allocate<std::uint64_t>(1);
+      if (!context.expect_ok(room.status(), "allocate")) return;
+      const OnDevice<std::uint64_t> got(std::vector<std::uint64_t>(1));
+      const ErrorCount num_errors;
+      launch_buffer({.world = *world,
+                     .team = *team,
+                     .scope = scope,
+                     .cells = cells->data(),
+                     .seen = seen->data(),
+                     .room = room->data(),
+                     .got = static_cast<std::uint64_t*>(got.data()),
+                     .num_rounds = static_cast<int>(kRounds),
+                     .num_errors = num_errors.data()},
+                    stream);
+      const std::string name = fmt::format("scope {}", static_cast<int>(scope));
+      context.expect_ok(finish(shm, stream), name);
+      context.expect(num_errors.read() == 0, name + ": calls, and what warps reserved");
+      meet(context);
+      if (shm.rank() == 0) {
+        std::vector<std::uint64_t> both(2 * kRounds);
+        copy_from_device(both.data(), seen->data(), both.size() * sizeof(both[0]));
+        for (std::size_t round = 0; round < kRounds; ++round) {
+          context.expect(both[2 * round] + both[2 * round + 1] >= 3, name + ": one of the two sees the other's");
+        }
+      }
+    }
+    meet(context);
+  });
+}
+
 TEST_P(GpuOneSided, ManyThreadsCountExactly) {
   run([](RankContext& context, OneSided& shm) {
     const OwnedStream owned;
@@ -216,7 +258,13 @@ TEST_P(GpuOneSided, GraphsReplayBarriersAndGets) {
     warm_up(context, shm, stream);
     constexpr std::uint64_t kNumWords = 500;
     auto world = shm.device_world();
-    auto team = shm.device_team(shm.world());
+    // Each rank has been in another number of teams, so it has the words of this one at another place.
+    Result<Team> all = shm.split(shm.world(), shm.rank());
+    const Team alone = all.ok() ? *all : Team();
+    for (int i = 0; i < shm.rank() && all.ok(); ++i) all = shm.split(alone, 0);
+    if (all.ok()) all = shm.split(shm.world(), 0);
+    if (!context.expect_ok(all.status(), "split")) return;
+    auto team = shm.device_team(*all);
     auto row = shm.allocate<std::uint64_t>(kNumWords);
     auto flag = shm.allocate<std::uint64_t>(1);
     if (!context.expect_ok(team.status(), "device_team") || !context.expect_ok(flag.status(), "allocate")) return;

@@ -40,6 +40,12 @@ void be_late(RankContext& context, const std::function<Status()>& call) {
   context.expect_ok(status, "with the last");
 }
 
+Result<void*> repeat_allocate(OneSided& shm) {
+  Result<void*> made = shm.allocate(4096);
+  for (int i = 0; i < kMaxTries && made.status().code() == ErrorCode::kTimeout; ++i) made = shm.allocate(4096);
+  return made;
+}
+
 TEST_P(OneSidedDeadline, ACollectiveCallThatTimedOutIsTakenUpByTheNext) {
   OneSidedOptions options = options_of(GetParam());
   options.timeout_ns = kShortNs;
@@ -53,6 +59,16 @@ TEST_P(OneSidedDeadline, ACollectiveCallThatTimedOutIsTakenUpByTheNext) {
       return data.status();
     });
     if (!context.expect_ok(data.status(), "allocate")) return;
+    Result<Team> team = Team();
+    be_late(context, [&] {
+      team = (*shm)->split((*shm)->world(), 0);
+      return team.status();
+    });
+    context.expect(team.ok() && team->num_ranks() == context.num_ranks(), "the team has all ranks");
+    const Result<void*> other = repeat_allocate(**shm);
+    if (!context.expect_ok(other.status(), "another block")) return;
+    be_late(context, [&] { return (*shm)->free(*other); });
+    context.expect_code((*shm)->put(0, *other, *data, 8), ErrorCode::kInvalidArgument, "a block that is free");
     // The block is everybody's, and barriers are as before.
     auto* const words = static_cast<std::uint64_t*>(*data);
     const int next = (context.rank() + 1) % context.num_ranks();
@@ -119,8 +135,8 @@ TEST(OneSidedFabric, AnExchangeThatTimedOutGoesOnWhereItWasWhateverOtherTeamsDo)
     Result<std::unique_ptr<one_sided::Fabric>> fabric = create_fabric(context, kShortNs);
     if (!context.expect_ok(fabric.status(), "create")) return;
     const int rank = context.rank();
-    const one_sided::TeamState world{.id = 0, .ranks = {0, 1, 2, 3, 4}, .my_place = rank};
-    const one_sided::TeamState pair{.id = 1, .ranks = {1, 2}, .my_place = rank - 1};
+    const one_sided::TeamState world{.ranks = {0, 1, 2, 3, 4}, .slots = {0, 3, 0, 4, 5}, .my_place = rank};
+    const one_sided::TeamState pair{.ranks = {1, 2}, .slots = {0, 1}, .my_place = rank - 1};
     const auto exchange = [&] { return (*fabric)->exchange(world, entry_of(rank + 1), "exchange"); };
     if (rank == 0) faults.hold(0, 3);
     meet();
@@ -207,7 +223,7 @@ void split_with_forged_entry(RankContext& context, std::size_t heap_bytes, std::
   const one_sided::Context create{{context.bootstrap().get(), agreed->topology, base, {}}, heap_bytes};
   Result<std::unique_ptr<one_sided::Backend>> backend = one_sided::cpu_backend_factory().create(create);
   if (!context.expect_ok(backend.status(), "backend")) return;
-  const one_sided::TeamState world{.id = 0, .ranks = {0, 1}, .my_place = context.rank()};
+  const one_sided::TeamState world{.ranks = {0, 1}, .slots = {0, 0}, .my_place = context.rank()};
   const std::array<std::uint64_t, 4> split{3, next_id, 0, 0};
   one_sided::Entry entry{};
   std::memcpy(entry.data(), split.data(), sizeof(split));

@@ -34,6 +34,10 @@ struct HostMemory {
   static std::uint64_t swap_acquire_device(std::uint64_t* address, std::uint64_t value) {
     return word(address).exchange(value, std::memory_order_acquire);
   }
+  static std::uint64_t compare_swap_device(std::uint64_t* address, std::uint64_t expected, std::uint64_t desired) {
+    word(address).compare_exchange_strong(expected, desired, std::memory_order_acq_rel);
+    return expected;
+  }
   static void max_release_device(std::uint64_t* address, std::uint64_t value) {
     std::uint64_t seen = word(address).load(std::memory_order_relaxed);
     while (seen < value && !word(address).compare_exchange_weak(seen, value, std::memory_order_release)) {
@@ -87,13 +91,19 @@ class HostRing {
   }
   /// Posts, and waits for the answer. False where it will not come.
   bool fetch(device::Request request, std::uint64_t& value) const {
-    const std::uint64_t reply = writer().take_reply();
-    while (!writer().is_turn(reply)) std::this_thread::yield();
+    std::uint64_t reply = 0;
+    for (std::uint64_t place = writer().next_place(); !writer().try_take_reply(place, reply); ++place) {
+      std::this_thread::yield();
+    }
     request.wants_reply = true;
     request.reply = static_cast<std::uint32_t>(reply);
     post(request);
     while (!writer().has_reply(reply, value)) {
-      if (writer().is_lost(reply) || writer().has_failed()) return false;
+      if (writer().is_lost(reply)) {
+        writer().give_reply(reply);
+        return false;
+      }
+      if (writer().has_failed()) return false;
       std::this_thread::yield();
     }
     writer().give_reply(reply);

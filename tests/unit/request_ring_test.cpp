@@ -198,9 +198,12 @@ TEST_F(RequestRingTest, RequestsOutsideOfMemoryAreNotExecuted) {
 TEST_F(RequestRingTest, AnswersReachWhoAskedAndRepliesAreUsedInTurn) {
   RequestReader& reader = this->reader();
   for (std::uint64_t i = 0; i < 3ULL * device::kNumReplies; ++i) {
-    const std::uint64_t reply = writer_.take_reply();
-    ASSERT_TRUE(writer_.is_turn(reply));
-    EXPECT_FALSE(writer_.is_turn(reply + device::kNumReplies)) << "before it has been read";
+    const std::uint64_t place = writer_.next_place();
+    EXPECT_EQ(place, i);
+    std::uint64_t reply = 0;
+    std::uint64_t other = 0;
+    ASSERT_TRUE(writer_.try_take_reply(place, reply));
+    EXPECT_FALSE(writer_.try_take_reply(place + device::kNumReplies, other)) << "before it has been read";
     std::uint64_t value = 0;
     EXPECT_FALSE(writer_.has_reply(reply, value));
     const std::uint64_t sent = 0x8123'4567'89AB'CDEF + i;
@@ -219,11 +222,35 @@ TEST_F(RequestRingTest, LossesAreFoundOnceAndByWhoAsked) {
   EXPECT_FALSE(writer_.take_loss());
   reader.lose();
   EXPECT_TRUE(writer_.take_loss());
-  const std::uint64_t reply = writer_.take_reply();
+  std::uint64_t reply = 0;
+  ASSERT_TRUE(writer_.try_take_reply(writer_.next_place(), reply));
   EXPECT_FALSE(writer_.is_lost(reply));
   reader.lose_reply(static_cast<std::uint32_t>(reply));
   EXPECT_TRUE(writer_.is_lost(reply));
   EXPECT_FALSE(writer_.is_lost(reply + device::kNumReplies));
+}
+
+TEST_F(RequestRingTest, APlaceThatWasLeftIsFreeWhenItsAnswerHasComeAndNotBefore) {
+  RequestReader& reader = this->reader();
+  std::uint64_t left = 0;
+  std::uint64_t reply = 0;
+  ASSERT_TRUE(writer_.try_take_reply(5, left));
+  writer_.leave_reply(left);
+  EXPECT_FALSE(writer_.try_take_reply(5, reply)) << "the answer would come to the next";
+  reader.answer(static_cast<std::uint32_t>(left), 77);
+  ASSERT_TRUE(writer_.try_take_reply(5, reply));
+  EXPECT_NE(reply, left);
+  std::uint64_t value = 0;
+  EXPECT_FALSE(writer_.has_reply(reply, value)) << "the answer of another";
+  reader.answer(static_cast<std::uint32_t>(reply), 78);
+  EXPECT_TRUE(writer_.has_reply(reply, value));
+  EXPECT_EQ(value, 78U);
+  writer_.leave_reply(reply);
+  ASSERT_TRUE(writer_.try_take_reply(5, reply)) << "it came before it was left";
+  writer_.leave_reply(reply);
+  reader.lose_reply(static_cast<std::uint32_t>(reply));
+  ASSERT_TRUE(writer_.try_take_reply(5, reply)) << "it will never come";
+  EXPECT_FALSE(writer_.is_lost(reply));
 }
 
 }  // namespace

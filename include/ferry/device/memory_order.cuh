@@ -39,6 +39,15 @@ struct GpuMemory {
     asm volatile("atom.exch.acquire.gpu.global.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
     return before;
   }
+  static __device__ std::uint64_t compare_swap_device(std::uint64_t* address, std::uint64_t expected,
+                                                      std::uint64_t desired) {
+    std::uint64_t before;
+    asm volatile("atom.cas.acq_rel.gpu.global.b64 %0, [%1], %2, %3;"
+                 : "=l"(before)
+                 : "l"(address), "l"(expected), "l"(desired)
+                 : "memory");
+    return before;
+  }
   static __device__ std::uint64_t add_system(std::uint64_t* address, std::uint64_t value) {
     std::uint64_t before;
     asm volatile("atom.add.acq_rel.sys.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");

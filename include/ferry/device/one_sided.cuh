@@ -25,6 +25,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "ferry/device/checks.cuh"
 #include "ferry/device/comparison.hpp"
@@ -32,6 +33,13 @@
 #include "ferry/one_sided.hpp"
 
 namespace ferry::device {
+
+/// What get_value found.
+template <typename T>
+struct Got {
+  Code code = Code::kOk;
+  T value{};
+};
 
 /// What fetch_add and compare_swap found.
 struct Fetched {
@@ -179,6 +187,20 @@ __device__ inline Fetched fetch(const World& world, Call call, int rank, std::ui
                                              : GpuMemory::compare_swap_system(target, operand, value)};
 }
 
+/// Once for all members, who all get what it found.
+template <Scope kScope>
+__device__ inline Fetched fetch_once(const World& world, Call call, int rank, std::uint64_t* word, std::uint64_t value,
+                                     std::uint64_t operand) {
+  static_assert(kScope != Scope::kBlock, "a block has no way to share a value but the caller's shared memory");
+  if constexpr (kScope == Scope::kThread) return fetch(world, call, rank, word, value, operand);
+  Members<kScope>::meet();
+  Fetched fetched;
+  if (is_leader<kScope>()) fetched = fetch(world, call, rank, word, value, operand);
+  fetched.code = Members<kScope>::agree(fetched.code);
+  fetched.value = __shfl_sync(kEveryLane, fetched.value, 0);
+  return fetched;
+}
+
 /// Looks at the word about as often as a message between GPUs takes, and no clock.
 __device__ inline bool sees_soon(const std::uint64_t* word, Comparison comparison, std::uint64_t value) {
   constexpr unsigned kLooks = 64;
@@ -256,6 +278,29 @@ __device__ inline Code get_nbi(const World& world, int rank, void* dest, const v
   return detail::get<kScope>(world, rank, dest, source, num_bytes, false);
 }
 
+/// Puts one value of 4 or 8 bytes, in one piece. One thread.
+template <typename T>
+__device__ inline Code put_value(const World& world, int rank, T* dest, std::type_identity_t<T> value) {
+  static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
+  if (!detail::is_near(world, rank, dest, sizeof(T))) {
+    return detail::put_elsewhere<Scope::kThread>(world, rank, dest, &value, sizeof(T), false);
+  }
+  *reinterpret_cast<volatile T*>(detail::at_peer(world, rank, dest)) = value;
+  return Code::kOk;
+}
+/// Gets one value of 4 or 8 bytes, in one piece. One thread.
+template <typename T>
+__device__ inline Got<T> get_value(const World& world, int rank, const T* source) {
+  static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
+  Got<T> got;
+  if (detail::is_near(world, rank, source, sizeof(T))) {
+    got.value = *reinterpret_cast<const volatile T*>(detail::at_peer(world, rank, source));
+  } else {
+    got.code = detail::get_elsewhere<Scope::kThread>(world, rank, &got.value, source, sizeof(T), true);
+  }
+  return got;
+}
+
 /// OneSided::put_signal: whoever sees the signal by wait_until or test also sees the bytes.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code put_signal(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
@@ -276,14 +321,16 @@ __device__ inline Code signal(const World& world, int rank, std::uint64_t* word,
   return detail::put_signal<kScope>(world, rank, word, word, 0, word, value, op, false);
 }
 
-/// OneSided::fetch_add. One thread.
+/// OneSided::fetch_add. Of a warp once, and all lanes get what it fetched: room for what each has, say.
+template <Scope kScope = Scope::kThread>
 __device__ inline Fetched fetch_add(const World& world, int rank, std::uint64_t* word, std::uint64_t value) {
-  return detail::fetch(world, Call::kFetchAdd, rank, word, value, 0);
+  return detail::fetch_once<kScope>(world, Call::kFetchAdd, rank, word, value, 0);
 }
-/// OneSided::compare_swap. One thread.
+/// OneSided::compare_swap. Of a warp once, and all lanes get what it fetched.
+template <Scope kScope = Scope::kThread>
 __device__ inline Fetched compare_swap(const World& world, int rank, std::uint64_t* word, std::uint64_t expected,
                                        std::uint64_t desired) {
-  return detail::fetch(world, Call::kCompareSwap, rank, word, desired, expected);
+  return detail::fetch_once<kScope>(world, Call::kCompareSwap, rank, word, desired, expected);
 }
 
 /// OneSided::test.
@@ -340,8 +387,9 @@ __device__ inline Code barrier(const World& world, const TeamView& team) {
   const unsigned step = Members<kScope>::count();
   const auto num_ranks = static_cast<unsigned>(team.num_ranks);
   for (unsigned place = Members<kScope>::idx(); place < num_ranks && code == Code::kOk; place += step) {
-    const int rank = team.ranks[place];
-    std::uint64_t* const word = team.arrived + team.rank;
+    const TeamMate mate = team.mates[place];
+    const int rank = mate.rank;
+    std::uint64_t* const word = team.arrived + mate.word;
     if (detail::in_node(world, rank)) {
       detail::signal_in_node(detail::word_at(world, rank, word), epoch, SignalOp::kSet);
     } else {
@@ -355,7 +403,7 @@ __device__ inline Code barrier(const World& world, const TeamView& team) {
       return seen >= epoch;
     });
     if (code != Code::kOk) {
-      Failure failure = detail::failure(world, {Call::kBarrier, team.ranks[place], team.arrived, 0});
+      Failure failure = detail::failure(world, {Call::kBarrier, team.mates[place].rank, team.arrived, 0});
       failure.seen = seen;
       failure.expected = epoch;
       fail(world, code, failure);

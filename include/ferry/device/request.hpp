@@ -24,7 +24,8 @@
 ///   state.known_consumed    writers                 writers        relaxed maximum; what was seen of `consumed` last
 ///   state.known_lost        writers                 writers        acquire swap
 ///   state.reply_head        writers                 writers        relaxed add
-///   state.reply_turns[r]    who has read the reply  next one       release / acquire
+///   state.reply_turns[r]    who takes the place,    next one       acquire and release by exchange: to take it /
+///                           and gives it back                      release
 
 #include <cstddef>
 #include <cstdint>
@@ -161,8 +162,15 @@ struct RequestRingState {
   std::uint64_t known_consumed;
   std::uint64_t known_lost;  ///< what was seen of `lost` last
   std::uint64_t reply_head;
-  std::uint64_t reply_turns[kNumReplies];  ///< how often the reply has been read
+  std::uint64_t reply_turns[kNumReplies];  ///< see reply_turn
 };
+
+/// The word of a place for a reply: how often it was used before, and whether it is used now.
+namespace reply_turn {
+inline constexpr std::uint64_t kTaken = 1;
+inline constexpr std::uint64_t kLeft = 2;  ///< by one who no longer waits for the answer, which has yet to come
+inline constexpr unsigned kLap = 2;        ///< the number is above this bit
+}  // namespace reply_turn
 
 /// A ring as its writers see it.
 struct RequestRing {

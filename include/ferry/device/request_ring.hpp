@@ -55,13 +55,33 @@ class RequestWriter {
     return ring_.staging_offset + ticket % ring_.num_slots * ring_.slot_bytes;
   }
 
-  /// A ticket for a reply. It may be used when it is its turn, and must be given back.
-  FERRY_DEVICE std::uint64_t take_reply() const { return Memory::add_device(&ring_.state->reply_head, 1); }
-  FERRY_DEVICE bool is_turn(std::uint64_t reply) const {
-    return Memory::load_acquire_device(&ring_.state->reply_turns[reply % kNumReplies]) == reply / kNumReplies;
+  /// Where to look first for a place for a reply: elsewhere than whoever looked before.
+  FERRY_DEVICE std::uint64_t next_place() const { return Memory::add_device(&ring_.state->reply_head, 1); }
+  /// Takes the place at this index, modulo their number, if it is free. `reply` is then this caller's until one of the
+  /// next two.
+  FERRY_DEVICE bool try_take_reply(std::uint64_t place, std::uint64_t& reply) const {
+    place %= kNumReplies;
+    std::uint64_t* const turn = &ring_.state->reply_turns[place];
+    const std::uint64_t seen = Memory::load_acquire_device(turn);
+    std::uint64_t lap = seen >> reply_turn::kLap;
+    if ((seen & reply_turn::kTaken) != 0) {
+      const std::uint64_t earlier = lap * kNumReplies + place;
+      std::uint64_t unread = 0;
+      if ((seen & reply_turn::kLeft) == 0 || !(has_reply(earlier, unread) || is_lost(earlier))) return false;
+      ++lap;
+    }
+    reply = lap * kNumReplies + place;
+    return Memory::compare_swap_device(turn, seen, lap << reply_turn::kLap | reply_turn::kTaken) == seen;
   }
+  /// It was read, or nothing will write it.
   FERRY_DEVICE void give_reply(std::uint64_t reply) const {
-    Memory::store_release_device(&ring_.state->reply_turns[reply % kNumReplies], reply / kNumReplies + 1);
+    Memory::store_release_device(&ring_.state->reply_turns[reply % kNumReplies], (reply / kNumReplies + 1)
+                                                                                     << reply_turn::kLap);
+  }
+  /// Nobody waits for it any more, but it may still come: the place is free when it has.
+  FERRY_DEVICE void leave_reply(std::uint64_t reply) const {
+    Memory::store_release_device(&ring_.state->reply_turns[reply % kNumReplies],
+                                 reply / kNumReplies << reply_turn::kLap | reply_turn::kTaken | reply_turn::kLeft);
   }
   /// Whether the reply has come, and its value.
   FERRY_DEVICE bool has_reply(std::uint64_t reply, std::uint64_t& value) const {

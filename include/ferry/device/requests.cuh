@@ -62,12 +62,31 @@ __device__ __noinline__ inline Code await_reply(const World& world, std::uint64_
   return lost ? Code::kPeerLost : failed ? Code::kTimeout : Code::kOk;
 }
 
-/// A place for a reply, which must be given back once it was read; not after an error, since it may still come. One
-/// thread.
+/// A place for a reply. One thread.
 __device__ inline Code take_reply(const World& world, std::uint64_t& reply) {
   const GpuWriter writer(world.ring);
-  reply = writer.take_reply();
-  return wait_for(world, world.timeout_ns, [&writer, reply] { return writer.is_turn(reply); });
+  std::uint64_t place = writer.next_place();
+  return wait_for(world, world.timeout_ns, [&] { return writer.try_take_reply(place++, reply); });
+}
+
+/// Asks for the answer to a reply that this thread has taken, and waits for it. After an error the place is given back,
+/// or left to who finds the answer there. One thread.
+__device__ __noinline__ inline Code ask_and_await(const World& world, const Request& request, std::uint64_t reply,
+                                                  std::uint64_t& value) {
+  const GpuWriter writer(world.ring);
+  Code code = post(world, request);
+  if (code != Code::kOk) {
+    writer.give_reply(reply);
+    return code;
+  }
+  code = await_reply(world, reply, value);
+  if (code == Code::kOk) return code;
+  if (writer.is_lost(reply)) {
+    writer.give_reply(reply);
+  } else {
+    writer.leave_reply(reply);
+  }
+  return code;
 }
 
 /// Asks for a value and waits for it. One thread.
@@ -76,8 +95,7 @@ __device__ __noinline__ inline Code fetch_by_request(const World& world, Request
   if (const Code code = take_reply(world, reply); code != Code::kOk) return code;
   request.wants_reply = true;
   request.reply = static_cast<std::uint32_t>(reply);
-  if (const Code code = post(world, request); code != Code::kOk) return code;
-  if (const Code code = await_reply(world, reply, value); code != Code::kOk) return code;
+  if (const Code code = ask_and_await(world, request, reply, value); code != Code::kOk) return code;
   GpuWriter(world.ring).give_reply(reply);
   return Code::kOk;
 }
@@ -119,9 +137,8 @@ __device__ inline Code get_staged_chunk(const World& world, Request request, std
     request.wants_reply = true;
     request.reply = static_cast<std::uint32_t>(reply);
     request.local_offset = writer.reply_staging_offset(reply);
-    if (code == Code::kOk) code = post(world, request);
     std::uint64_t none = 0;
-    if (code == Code::kOk) code = await_reply(world, reply, none);
+    if (code == Code::kOk) code = ask_and_await(world, request, reply, none);
   }
   code = Members<kScope>::agree(code);
   if (code != Code::kOk) return code;

@@ -70,12 +70,20 @@ struct World {
   RequestRing ring;                           ///< without slots where all ranks are of one node and gpu_words
 };
 
+/// One of the ranks that meet at a barrier.
+struct alignas(8) TeamMate {
+  std::int32_t rank = 0;  ///< of the world
+  /// Where its memory has the word that this rank writes: so many words behind TeamView::arrived. Each rank keeps the
+  /// words of a team wherever it has room.
+  std::int32_t word = 0;
+};
+
 /// Ranks that meet at a barrier.
 struct TeamView {
   int num_ranks = 0;
-  int rank = 0;                         ///< this rank's place
-  const std::int32_t* ranks = nullptr;  ///< [num_ranks] of the world, in memory of the GPU
-  std::uint64_t* arrived = nullptr;  ///< [num_ranks] symmetric words: barriers that the rank at this place has come to
+  int rank = 0;                      ///< this rank's place
+  const TeamMate* mates = nullptr;   ///< [num_ranks] by place, in memory of the GPU
+  std::uint64_t* arrived = nullptr;  ///< [num_ranks] words here: barriers that the rank at this place has come to
   std::uint64_t* epoch = nullptr;    ///< barriers that are over here, in memory of the GPU
 };
 

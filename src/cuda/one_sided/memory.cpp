@@ -29,7 +29,7 @@ struct Tables {
   ::ferry::device::KernelState* state;
   std::byte** peer_heaps;
   std::uint64_t* epochs;
-  std::int32_t* team_ranks;
+  ::ferry::device::TeamMate* team_mates;
   std::size_t size_bytes;
 
   static Tables at(std::byte* base, const Topology& topology) {
@@ -38,7 +38,7 @@ struct Tables {
     tables.state = carver.take<::ferry::device::KernelState>(1);
     tables.peer_heaps = carver.take<std::byte*>(to_size(topology.ranks_per_node));
     tables.epochs = carver.take<std::uint64_t>(to_size(kMaxTeams));
-    tables.team_ranks = carver.take<std::int32_t>(team_words(topology));
+    tables.team_mates = carver.take<::ferry::device::TeamMate>(team_words(topology));
     tables.size_bytes = carver.used_bytes();
     return tables;
   }
@@ -122,7 +122,7 @@ Status OneSidedMemory::make_local_parts(const one_sided::Context& context) {
   world_.state = tables.state;
   world_.peer_heaps = tables.peer_heaps;
   epochs_ = tables.epochs;
-  team_ranks_ = tables.team_ranks;
+  team_mates_ = tables.team_mates;
   return {};
 }
 
@@ -195,7 +195,7 @@ Result<std::unique_ptr<OneSidedMemory>> OneSidedMemory::create(const one_sided::
     world.ring.staging_offset = memory->total_bytes_;
     world.ring.slot_bytes = kSlotBytes;
   }
-  memory->has_ranks_.resize(to_size(kMaxTeams));
+  memory->has_mates_.resize(to_size(kMaxTeams));
   if (Status status = agree(memory->adopt_heaps(context)); !status.ok()) return status;
   return memory;
 }
@@ -206,21 +206,26 @@ std::byte* OneSidedMemory::peer_heap(int rank) const {
 
 Result<::ferry::device::TeamView> OneSidedMemory::view_of(const one_sided::TeamState& team) {
   const std::size_t num_ranks = to_size(world_.num_ranks);
-  const std::size_t id = to_size(team.id);
-  std::int32_t* const ranks = team_ranks_ + id * num_ranks;
-  if (!has_ranks_[id]) {
+  const std::size_t slot = to_size(team.my_slot());
+  ::ferry::device::TeamMate* const mates = team_mates_ + slot * num_ranks;
+  if (!has_mates_[slot]) {
+    std::vector<::ferry::device::TeamMate> made;
+    for (std::size_t place = 0; place < team.ranks.size(); ++place) {
+      const int behind = (team.slots[place] - team.my_slot()) * world_.num_ranks + team.my_place;
+      made.push_back({.rank = team.ranks[place], .word = behind});
+    }
     const DeviceGuard guard(device_);
     if (!guard.status().ok()) return guard.status();
-    Status status = upload(ranks, team.ranks.data(), team.ranks.size() * sizeof(std::int32_t), "uploading a team");
+    Status status = upload(mates, made.data(), made.size() * sizeof(made[0]), "uploading a team");
     if (!status.ok()) return status;
-    has_ranks_[id] = true;
+    has_mates_[slot] = true;
   }
   ::ferry::device::TeamView view;
   view.num_ranks = static_cast<int>(team.ranks.size());
   view.rank = team.my_place;
-  view.ranks = ranks;
-  view.arrived = reinterpret_cast<std::uint64_t*>(world_.heap + world_.heap_bytes) + id * num_ranks;
-  view.epoch = epochs_ + id;
+  view.mates = mates;
+  view.arrived = reinterpret_cast<std::uint64_t*>(world_.heap + world_.heap_bytes) + slot * num_ranks;
+  view.epoch = epochs_ + slot;
   return view;
 }
 

@@ -82,8 +82,8 @@ class OneSidedMemory {
   std::vector<std::byte*> peer_heaps_;       // by index in the node
   // In the arena: tables of kernels, by team.
   std::uint64_t* epochs_ = nullptr;
-  std::int32_t* team_ranks_ = nullptr;  // [kMaxTeams][R]
-  std::vector<bool> has_ranks_;
+  ::ferry::device::TeamMate* team_mates_ = nullptr;  // [kMaxTeams][R]
+  std::vector<bool> has_mates_;
   ::ferry::device::World world_;
 };
 

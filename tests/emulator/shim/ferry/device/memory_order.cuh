@@ -29,6 +29,9 @@ struct GpuMemory {
   }
   static std::uint64_t add_system(std::uint64_t* address, std::uint64_t value) { return add_device(address, value); }
   static void add_release_system(std::uint64_t* address, std::uint64_t value) { add_device(address, value); }
+  static std::uint64_t compare_swap_device(std::uint64_t* address, std::uint64_t expected, std::uint64_t desired) {
+    return compare_swap_system(address, expected, desired);
+  }
   static std::uint64_t compare_swap_system(std::uint64_t* address, std::uint64_t expected, std::uint64_t desired) {
     emulator::about_to_store();
     __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);

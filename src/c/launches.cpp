@@ -1,0 +1,46 @@
+/// What calls put on GPUs, and what they need not ask.
+
+#include "ferry/launches.hpp"
+
+#include <atomic>
+#include <optional>
+
+#include "ferry/ferry.h"
+#include "ferry/known_memory.hpp"
+
+namespace ferry::c {
+namespace {
+
+std::atomic<ferry_launch_observer> observer{nullptr};
+
+void tell(const KernelLaunch& launch) {
+  const ferry_launch_observer observe = observer.load(std::memory_order_acquire);
+  if (observe == nullptr) return;
+  ferry_kernel_launch told{};
+  told.struct_size = sizeof(told);
+  told.shared_bytes = launch.shared_bytes;
+  told.num_blocks = launch.num_blocks;
+  told.num_copy_blocks = launch.num_copy_blocks;
+  told.num_threads = launch.num_threads;
+  observe(&told);
+}
+
+/// Of this thread: the scope, and how many beginnings are open in it.
+thread_local int num_open = 0;
+thread_local std::optional<KnownMemory> known;
+
+}  // namespace
+}  // namespace ferry::c
+
+void ferry_observe_launches(ferry_launch_observer observer) {
+  ferry::c::observer.store(observer, std::memory_order_release);
+  ferry::observe_launches(observer != nullptr ? &ferry::c::tell : nullptr);
+}
+
+void ferry_known_memory_begin() {
+  if (ferry::c::num_open++ == 0) ferry::c::known.emplace();
+}
+
+void ferry_known_memory_end() {
+  if (ferry::c::num_open > 0 && --ferry::c::num_open == 0) ferry::c::known.reset();
+}

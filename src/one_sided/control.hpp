@@ -1,0 +1,39 @@
+#ifndef FERRY_ONE_SIDED_CONTROL_HPP
+#define FERRY_ONE_SIDED_CONTROL_HPP
+
+/// The control area of a rank's memory: see fabric.hpp for who writes and reads it.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "ferry/one_sided.hpp"
+#include "node/futex.hpp"
+
+namespace ferry::one_sided {
+
+/// Steps of a barrier of as many ranks as a group can have (32767).
+inline constexpr std::size_t kMaxSteps = 15;
+
+/// Teams have words of their own, and the ranks that join the network, before there are teams.
+inline constexpr int kJoiningTeam = kMaxTeams;
+inline constexpr auto kNumTeams = static_cast<std::size_t>(kMaxTeams) + 1;
+
+/// For peers to hear that this rank leaves, over any working network, where they may not answer.
+inline constexpr std::int64_t kLastWordsNs = 1'000'000'000;
+
+/// No word in particular.
+inline constexpr std::size_t kAnyWord = ~std::size_t{0};
+
+struct Control {
+  alignas(node::kFlagAlignment) std::atomic<std::uint32_t> doorbell{0};
+  alignas(node::kFlagAlignment) std::atomic<std::uint32_t> num_sleepers{0};
+  std::atomic<std::size_t> watched{kAnyWord};
+  alignas(node::kFlagAlignment) std::uint64_t finished = 0;
+  std::array<std::array<std::uint64_t, kMaxSteps>, kNumTeams> arrived{};
+};
+
+}  // namespace ferry::one_sided
+
+#endif  // FERRY_ONE_SIDED_CONTROL_HPP

@@ -1,0 +1,181 @@
+/// How hosts of a team meet: barriers, exchanges, and the end.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "one_sided/fabric.hpp"
+#include "one_sided/words.hpp"
+
+namespace ferry::one_sided {
+namespace {
+
+/// Calls that are exchanges.
+constexpr std::string_view kCollectives = "allocate, free or split";
+
+}  // namespace
+
+std::size_t Fabric::arrived_offset(int slot, std::size_t step) {
+  return offsetof(Control, arrived) +
+         (static_cast<std::size_t>(slot) * kMaxSteps + step) * sizeof(Control::arrived[0][0]);
+}
+
+Entry* Fabric::entries(int rank, int slot) const {
+  const std::size_t first = static_cast<std::size_t>(slot) * everybody_.size();
+  return reinterpret_cast<Entry*>(memory_of(rank) + sizeof(Control)) + first;
+}
+
+Status Fabric::add(int rank, std::size_t offset, std::string_view operation) {
+  if (std::byte* theirs = memory_of(rank); theirs != nullptr) {
+    net::apply_atomic(theirs, {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1});
+    ring(rank, offset);
+    return {};
+  }
+  return issue({.kind = Request::Kind::kAtomic,
+                .peer = rank,
+                .op = {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1},
+                .counts = false},
+               operation);
+}
+
+Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation, bool last) {
+  const auto num_mates = static_cast<int>(team.ranks.size());
+  if (!std::exchange(team.in_barrier, true)) {
+    ++team.num_barriers;
+    team.num_told = 0;
+  }
+  const std::uint64_t number = team.num_barriers;
+  const auto words_at = [&](std::size_t place) -> auto& {
+    return control(team.ranks[place]).arrived[static_cast<std::size_t>(team.slots[place])];
+  };
+  const auto& words = words_at(static_cast<std::size_t>(team.my_place));
+  const std::uint64_t* finished = &control(topology_.rank).finished;
+  const auto place_after = [&](int steps) {
+    return static_cast<std::size_t>(((team.my_place + steps) % num_mates + num_mates) % num_mates);
+  };
+  // A mate that met all that it waited for is through, and may be gone while this rank still waits for another.
+  const auto is_through = [&](int rank) {
+    const auto& theirs = words_at(static_cast<std::size_t>(std::ranges::find(team.ranks, rank) - team.ranks.begin()));
+    std::size_t step = 0;
+    for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
+      if (load(&theirs[step]) < number) return false;
+    }
+    return true;
+  };
+  std::size_t step = 0;
+  for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
+    const std::size_t told = place_after(distance);
+    Status status =
+        step < team.num_told ? Status() : add(team.ranks[told], arrived_offset(team.slots[told], step), operation);
+    if (status.ok()) team.num_told = std::max(team.num_told, step + 1);
+    const int awaited = team.ranks[place_after(-distance)];
+    if (status.ok()) {
+      status = wait({.operation = operation,
+                     .what = [&] { return fmt::format("rank {} (of {} in the team)", awaited, num_mates); },
+                     .ranks = team.ranks,
+                     .timeout_ns = timeout_ns_,
+                     .culprit = awaited,
+                     .word = last ? kAnyWord : arrived_offset(team.my_slot(), step),
+                     .may_have_left = [&](int rank) { return rank != awaited && is_through(rank); }},
+                    [&] { return load(&words[step]) >= number || (last && load(finished) != 0); });
+    }
+    // A rank that has seen all others arrive may have left meanwhile; it said so first.
+    if (!status.ok() && !(last && load(finished) != 0)) return status;
+  }
+  team.in_barrier = false;
+  return {};
+}
+
+/// A call of the team that would leave its mates in the one before.
+Status Fabric::refuse(const TeamState& team, std::string_view operation, std::string_view earlier) const {
+  if (const Status lost = presence(team.ranks); !lost.ok()) {
+    return Status(lost.code(), fmt::format("{}: {}", operation, lost.message()), lost.peer());
+  }
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: this rank's last {} of the team ended by its deadline and is not over, and the other "
+                            "ranks may count on it; make that call again with equal arguments first, or destroy",
+                            operation, earlier));
+}
+
+Status Fabric::barrier(const TeamState& team, std::string_view operation) {
+  if (team.exchange_step != ExchangeStep::kNone) return refuse(team, operation, kCollectives);
+  return wait_for_mates(team, operation, false);
+}
+
+/// Puts the entry into the memory of all ranks of the team.
+Status Fabric::show(const TeamState& team, const Entry& mine, std::string_view operation) {
+  const auto my_idx = static_cast<std::size_t>(topology_.rank);
+  for (std::size_t place = 0; place < team.ranks.size(); ++place) {
+    const int rank = team.ranks[place];
+    const int slot = team.slots[place];
+    if (memory_of(rank) != nullptr) {
+      entries(rank, slot)[my_idx] = mine;
+      continue;
+    }
+    const auto offset =
+        static_cast<std::size_t>(reinterpret_cast<std::byte*>(entries(topology_.rank, slot) + my_idx) - memory_);
+    Entry copy = mine;
+    if (Status status = issue({.kind = Request::Kind::kPut,
+                               .peer = rank,
+                               .offset = offset,
+                               .local = copy.data(),
+                               .num_bytes = copy.size(),
+                               .copy_source = true},
+                              operation);
+        !status.ok()) {
+      return status;
+    }
+  }
+  return quiet(operation);
+}
+
+Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& mine, std::string_view operation) {
+  ExchangeStep& step = team.exchange_step;
+  if (step == ExchangeStep::kNone && team.in_barrier) return refuse(team, operation, "barrier");
+  if (step >= ExchangeStep::kMet && team.shown != mine) return refuse(team, operation, kCollectives);
+  if (step < ExchangeStep::kMet) {
+    team.shown = mine;
+    step = ExchangeStep::kBegun;
+    // Before it nobody of the team still reads the last entries, after the second all of the new ones are there.
+    if (Status status = wait_for_mates(team, operation, false); !status.ok()) return status;
+    step = ExchangeStep::kMet;
+  }
+  if (step == ExchangeStep::kMet) {
+    // Done again where it failed: nobody reads the entry before this rank comes to the second barrier.
+    if (Status status = show(team, mine, operation); !status.ok()) return status;
+    step = ExchangeStep::kShown;
+  }
+  if (Status status = wait_for_mates(team, operation, false); !status.ok()) return status;
+  step = ExchangeStep::kNone;
+  std::vector<Entry> all;
+  const Entry* shown = entries(topology_.rank, team.my_slot());
+  for (const int rank : team.ranks) all.push_back(shown[static_cast<std::size_t>(rank)]);
+  return all;
+}
+
+Status Fabric::leave(const TeamState& world, std::string_view operation) {
+  // A call that ended by its deadline comes first: mates for which it is over now go on, and come to their last later.
+  Status status;
+  if (world.exchange_step != ExchangeStep::kNone) {
+    const Entry mine = world.shown;
+    status = exchange(world, mine, operation).status();
+  } else if (world.in_barrier) {
+    status = wait_for_mates(world, operation, true);
+  }
+  if (status.ok() || load(&control(topology_.rank).finished) != 0) status = wait_for_mates(world, operation, true);
+  if (status.ok()) {
+    for (const int rank : world.ranks) {
+      if (rank == topology_.rank) continue;
+      // A rank that is gone has been told by another.
+      (void)add(rank, offsetof(Control, finished), operation);
+    }
+  }
+  if (driver_ != nullptr && !status.ok()) driver_->limit_close_time(kLastWordsNs);
+  driver_.reset();
+  peers_.leave();
+  return status;
+}
+
+}  // namespace ferry::one_sided

@@ -1,0 +1,253 @@
+// A rank that does nothing for a while, but is not lost: calls that need it end by their deadline, name it, and leave
+// alone what they were to write; those between others work, and all do once it goes on.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "net/loopback/faults.hpp"
+#include "one_sided/world.hpp"
+
+namespace ferry::test {
+namespace {
+
+/// As long as it takes to create a OneSided on a busy host.
+constexpr std::int64_t kShortNs = kNsPerSecond;
+constexpr int kManyTries = 60;
+constexpr std::uint64_t kSentinel = 0x5EED'5EED'5EED'5EED;
+constexpr std::uint64_t kBefore = 1000;      // what words are at first
+constexpr std::size_t kManyWords = 150'000;  // more than a put copies, and than a get asks for at once
+enum Word : std::size_t { kRead, kAdded, kSwapped, kStored, kLate, kNumWords };
+
+void gather(RankContext& context, std::string_view what) {
+  context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), what);
+}
+
+/// Until the others have come.
+Status repeat(const std::function<Status()>& call) {
+  Status status = call();
+  for (int i = 0; i < kManyTries && status.code() == ErrorCode::kTimeout; ++i) status = call();
+  return status;
+}
+
+/// Symmetric memory of a test, and what calls copy from and to: it outlives the OneSided, which may still read it.
+struct Memory {
+  std::span<std::uint64_t> words;
+  std::span<std::uint64_t> many;
+  std::vector<std::uint64_t> source = std::vector<std::uint64_t>(kManyWords, kBefore + 1);
+  std::vector<std::uint64_t> got = std::vector<std::uint64_t>(kManyWords, kSentinel);
+  std::array<std::uint64_t, 2> fetched{kSentinel, kSentinel};
+};
+
+bool make(RankContext& context, OneSided& shm, Memory& memory) {
+  memory.words = block<std::uint64_t>(context, shm, kNumWords);
+  memory.many = block<std::uint64_t>(context, shm, kManyWords);
+  if (memory.words.empty() || memory.many.empty()) return false;
+  std::ranges::fill(memory.words, kBefore);
+  return context.expect_ok(repeat([&] { return shm.barrier(); }), "barrier");
+}
+
+/// Calls that need an answer of `peer`, all at once, each from a thread of its own.
+void call_in_vain(RankContext& context, OneSided& shm, int peer, Memory& memory) {
+  const std::size_t many_bytes = kManyWords * sizeof(std::uint64_t);
+  const std::span words = memory.words;
+  const std::vector<std::pair<std::string, std::function<Status()>>> calls = {
+      {"get", [&] { return shm.get(peer, memory.got.data(), &words[kRead], sizeof(std::uint64_t)); }},
+      {"get of many", [&] { return shm.get(peer, memory.got.data(), memory.many.data(), many_bytes); }},
+      {"fetch_add", [&] { return shm.fetch_add(peer, &words[kAdded], 1, &memory.fetched[0]); }},
+      {"fetch_add, the result on the host", [&] { return shm.fetch_add(peer, &words[kAdded], 1).status(); }},
+      {"compare_swap", [&] { return shm.compare_swap(peer, &words[kSwapped], 7, 8, &memory.fetched[1]); }},
+      {"put that waits", [&] { return shm.put(peer, memory.many.data(), memory.source.data(), many_bytes); }},
+      {"quiet", [&] { return shm.quiet(); }},
+  };
+  context.expect_ok(shm.signal(peer, &words[kStored], 1, SignalOp::kAdd), "signal");
+  std::vector<Status> results(calls.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < calls.size(); ++i) threads.emplace_back([&, i] { results[i] = calls[i].second(); });
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    context.expect_code(results[i], ErrorCode::kTimeout, calls[i].first);
+    context.expect(results[i].peer() == peer, fmt::format("{} names rank {}", calls[i].first, results[i].peer()));
+  }
+}
+
+void expect_untouched(RankContext& context, const Memory& memory, std::string_view when) {
+  context.expect(std::ranges::count(memory.got, kSentinel) == std::ssize(memory.got),
+                 fmt::format("where a get was to write, {}", when));
+  context.expect(memory.fetched[0] == kSentinel && memory.fetched[1] == kSentinel,
+                 fmt::format("what atomics were to fetch, {}", when));
+}
+
+/// All of it works, between this rank and `peer`.
+void expect_usable(RankContext& context, OneSided& shm, int peer, const Memory& memory) {
+  std::uint64_t got = 0;
+  const std::uint64_t mine = kBefore + 77;
+  const std::span words = memory.words;
+  const Result<std::uint64_t> added = shm.fetch_add(peer, &words[kAdded], 5);
+  context.expect_ok(added.status(), "fetch_add");
+  const Result<std::uint64_t> after = shm.compare_swap(peer, &words[kAdded], 0, 0);
+  context.expect(added.ok() && after.ok() && *after == *added + 5, "atomics see each other");
+  context.expect_ok(shm.put(peer, &words[kLate], &mine, sizeof(mine)), "put");
+  context.expect_ok(shm.fence(peer), "fence");
+  context.expect_ok(shm.put_signal(peer, &words[kLate], &mine, sizeof(mine), &words[kStored], 1, SignalOp::kAdd),
+                    "put_signal");
+  context.expect_ok(shm.get(peer, &got, &words[kRead], sizeof(got)), "get");
+  context.expect(got == kBefore, "what get brings");
+}
+
+OneSidedOptions short_options(const World& world) {
+  OneSidedOptions options = options_of(world);
+  options.timeout_ns = kShortNs;
+  return options;
+}
+
+/// Nothing gets from rank 0 to rank 2 or back for a while.
+TEST(OneSidedStall, EndsCallsThatNeedTheRankAndNoOthers) {
+  World world;
+  for (const World& one : all_worlds()) {
+    if (one.name == "loopback_3_nodes") world = one;
+  }
+  ASSERT_EQ(world.num_ranks, 3);
+  net::LoopbackFaults faults;
+  std::array<Memory, 3> memories;
+  run_world(world, short_options(world), [&](RankContext& context, OneSided& shm) {
+    Memory& memory = memories[static_cast<std::size_t>(context.rank())];
+    if (!make(context, shm, memory)) return;
+    gather(context, "all have theirs");
+    if (context.rank() == 0) {
+      faults.hold(0, 2);
+      faults.hold(2, 0);
+      call_in_vain(context, shm, 2, memory);
+      expect_untouched(context, memory, "after the deadline");
+      expect_usable(context, shm, 1, memory);
+      // Behind a fence calls wait before they have sent anything.
+      context.expect_ok(shm.fence(2), "fence");
+      std::uint64_t got = kSentinel;
+      const Status behind = shm.get(2, &got, &memory.words[kRead], sizeof(got));
+      context.expect_code(behind, ErrorCode::kTimeout, "behind a fence");
+      context.expect(behind.peer() == 2 && got == kSentinel, "it names the rank and has not begun");
+      faults.release(0, 2);
+      faults.release(2, 0);
+      context.expect_ok(repeat([&] { return shm.quiet(); }), "quiet");
+      expect_untouched(context, memory, "after late answers");
+      expect_usable(context, shm, 2, memory);
+    }
+    gather(context, "rank 0 is through");
+    context.expect_ok(repeat([&] { return shm.barrier(); }), "barrier");
+    if (context.rank() == 2) {
+      // Each may have happened, once.
+      const std::uint64_t added = memory.words[kAdded] - kBefore;
+      context.expect(added >= 5 && added <= 7, fmt::format("added {}", added));
+      context.expect(memory.words[kSwapped] == kBefore, "a swap that did not match");
+      context.expect(memory.words[kStored] == kBefore + 2, "signals come once");
+    }
+    gather(context, "all have looked");
+  });
+}
+
+/// A quiet between others does not fail for a rank that is lost and has nothing to answer.
+TEST(OneSidedStall, ALateRankIsNamedWhereAnotherIsLost) {
+  net::LoopbackFaults faults;
+  OneSidedOptions options;
+  options.backend = "cpu";
+  options.heap_bytes = 4096;
+  options.ranks_per_node = 1;
+  options.transport = "loopback";
+  options.timeout_ns = kShortNs;
+  run_ranks({.num_ranks = 3}, [&](RankContext& context) {
+    Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options);
+    if (!context.expect_ok(shm.status(), "create")) return;
+    const std::span<std::uint64_t> words = block<std::uint64_t>(context, **shm, 1);
+    gather(context, "all have theirs");
+    if (context.rank() == 2) shm->reset();
+    gather(context, "one has left");
+    if (context.rank() == 0) {
+      std::uint64_t got = 0;
+      Status lost;
+      while (lost.ok()) lost = (*shm)->get(2, &got, words.data(), sizeof(got));
+      context.expect_code(lost, ErrorCode::kPeerLost, "a get from the lost rank");
+      context.expect_code((*shm)->quiet(), ErrorCode::kPeerLost, "what was under way to it, once");
+      faults.hold(0, 1);
+      context.expect_ok((*shm)->signal(1, words.data(), 1, SignalOp::kAdd), "signal");
+      const Status late = (*shm)->quiet();
+      context.expect_code(late, ErrorCode::kTimeout, "quiet");
+      context.expect(late.peer() == 1, fmt::format("names rank {}", late.peer()));
+      faults.release(0, 1);
+      context.expect_ok(repeat([&] { return (*shm)->quiet(); }), "quiet");
+    }
+    gather(context, "the end");
+  });
+}
+
+class OneSidedStopped : public ::testing::TestWithParam<World> {};
+INSTANTIATE_TEST_SUITE_P(, OneSidedStopped, ::testing::ValuesIn(process_worlds()),
+                         [](const auto& instance) { return instance.param.name; });
+
+bool is_stopped(pid_t process) {
+  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  std::string text;
+  std::getline(file, text);
+  // The name, in brackets, may hold anything.
+  const std::size_t end = text.rfind(')');
+  return end != std::string::npos && end + 2 < text.size() && text[end + 2] == 'T';
+}
+
+/// The last rank is stopped by the system and continued later.
+TEST_P(OneSidedStopped, CollectiveCallsTakeNothingAndGoOnLater) {
+  run_world(GetParam(), short_options(GetParam()), [&](RankContext& context, OneSided& shm) {
+    Memory memory;
+    if (!make(context, shm, memory)) return;
+    const int victim = context.num_ranks() - 1;
+    const pid_t mine = getpid();
+    const auto pids = context.bootstrap()->all_gather(std::as_bytes(std::span(&mine, 1)), 60 * kNsPerSecond);
+    if (!context.expect_ok(pids.status(), "ids of the processes")) return;
+    pid_t process = 0;
+    std::memcpy(&process, (*pids)[static_cast<std::size_t>(victim)].data(), sizeof(process));
+    void* taken = nullptr;
+    const auto allocate = [&] {
+      const Result<void*> made = shm.allocate(64);
+      if (made.ok()) taken = *made;
+      return made.status();
+    };
+    // Where the next block will be.
+    const std::size_t page = 4096;
+    const std::size_t many_bytes = (kManyWords * sizeof(std::uint64_t) + page - 1) / page * page;
+    std::byte* const next_block = reinterpret_cast<std::byte*>(memory.many.data()) + many_bytes;
+    if (context.rank() == 0) {
+      kill(process, SIGSTOP);
+      while (!is_stopped(process)) std::this_thread::yield();
+      // In its node nobody's help is needed.
+      const bool is_near = shm.peer_pointer(victim, memory.words.data()) != nullptr;
+      const Status fetch = shm.fetch_add(victim, &memory.words[kAdded], 1, &memory.fetched[0]);
+      context.expect_code(fetch, is_near ? ErrorCode::kOk : ErrorCode::kTimeout, "fetch_add");
+      context.expect(is_near || (fetch.peer() == victim && memory.fetched[0] == kSentinel), "it names the rank");
+      const Status quiet = shm.quiet();
+      context.expect_code(quiet, is_near ? ErrorCode::kOk : ErrorCode::kTimeout, "quiet");
+      context.expect(is_near || quiet.peer() == victim, "quiet names the rank");
+      context.expect_ok(repeat([&] { return shm.fetch_add(1, &memory.words[kAdded], 1).status(); }), "of another rank");
+    }
+    if (context.rank() != victim) {
+      context.expect_code(allocate(), ErrorCode::kTimeout, "allocate");
+      context.expect_code(shm.put(0, next_block, &mine, sizeof(mine)), ErrorCode::kInvalidArgument, "nothing is taken");
+    }
+    if (context.rank() == 0) kill(process, SIGCONT);
+    gather(context, "the victim goes on");
+    context.expect_ok(repeat(allocate), "allocate");
+    context.expect(taken == next_block, "the block is where it would have been");
+    if (context.rank() == 0) expect_usable(context, shm, victim, memory);
+    gather(context, "all have finished");
+  });
+}
+
+}  // namespace
+}  // namespace ferry::test
