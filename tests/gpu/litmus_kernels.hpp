@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/sync/rank_params.hpp"
+#include "cuda/latency/params.hpp"
 #include "plan/host_device.hpp"
 
 namespace ferry::test {
@@ -69,7 +69,7 @@ cudaError_t launch_mailbox(const MailboxParams& params, Transfer transfer, cudaS
 /// grants sets. A call has words that are their own flags, and a row behind a word; its set is used again once granted.
 /// Calls are received two at a time, the second one first or not.
 struct WordsParams {
-  cuda::RankParams ranks;  ///< of this side, which is rank `side`
+  cuda::LatencyParams call;  ///< nothing but the ranks; this side is rank `side`
   int side = 0;
   int num_pairs = 1;
   std::uint64_t first_number = 1;

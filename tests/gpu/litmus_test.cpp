@@ -107,7 +107,7 @@ class LitmusWords : public Litmus {
     params.report = report.data();
     for (int side = 0; side < 2; ++side) {
       params.side = side;
-      params.ranks = ranks.params(side);
+      params.call.ranks = ranks.params(side);
       check_cuda(launch_words(params, streams[side].enter()), "launch_words");
     }
     finish({&streams[0], &streams[1]});
