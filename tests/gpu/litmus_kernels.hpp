@@ -83,6 +83,21 @@ inline constexpr int kSetWords = 33;
 
 cudaError_t launch_words(const WordsParams& params, cudaStream_t stream);
 
+/// One side of pairs of warps: side 0 sends rows as words, one call after another into the same memory, each once side
+/// 1 has read the one before.
+struct RowWordsParams {
+  cuda::LatencyParams call;  ///< as in WordsParams
+  int side = 0;
+  int num_pairs = 1;
+  std::uint64_t first_number = 1;
+  std::uint64_t num_calls = 0;
+  std::uint64_t* grants = nullptr;  ///< at side 0: [pairs][kFlagStride]
+  std::byte* words = nullptr;       ///< at side 1: [pairs][row_words_bytes(kMaxRowBytes)]
+  LitmusReport* report = nullptr;
+};
+
+cudaError_t launch_row_words(const RowWordsParams& params, cudaStream_t stream);
+
 /// Rows of a call that many warps send and report in chunks.
 struct ChunkShape {
   int num_blocks = 1;
