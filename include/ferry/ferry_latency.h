@@ -28,8 +28,8 @@ typedef struct ferry_latency_dispatch_output {
   ferry_tensor scales;  ///< [L, C, S] or [L*C, S]
 } ferry_latency_dispatch_output;
 
-/// ferry::LatencyDispatchOptions. The same on every rank, except zero_padding, split, num_sms to copy_path, and
-/// counters.
+/// ferry::LatencyDispatchOptions. The same on every rank, except zero_padding, split, num_sms to copy_path,
+/// counters and wait_times_ns.
 typedef struct ferry_latency_dispatch_options {
   uint64_t struct_size;
   int64_t num_experts;            ///< E >= 1
@@ -47,6 +47,7 @@ typedef struct ferry_latency_dispatch_options {
   int32_t reserved;
   const ferry_placement* placement;  ///< as ferry_route_options has them
   const ferry_load_counters* counters;
+  ferry_tensor wait_times_ns;  ///< [R] i64, what this call has waited for each rank is added; or absent
 } ferry_latency_dispatch_options;
 
 /// Split: inputs are read and outputs written until ferry_latency_receive, or another collective call, is over.
@@ -74,6 +75,7 @@ typedef struct ferry_latency_combine_options {
   int32_t num_copy_sms;
   int32_t chunk_tokens;
   int32_t copy_path;
+  ferry_tensor wait_times_ns;  ///< as ferry_latency_dispatch_options has them
 } ferry_latency_combine_options;
 
 FERRY_C_API ferry_status* ferry_latency_combine(ferry_group* group, const ferry_routing* routing,

@@ -49,7 +49,7 @@ struct LatencyDispatchOutput {
   TensorView scales{};
 };
 
-/// Must be the same on every rank, except `zero_padding`, `split`, `kernel` and `counters`.
+/// Must be the same on every rank, except `zero_padding`, `split`, `kernel`, `counters` and `wait_times_ns`.
 struct LatencyDispatchOptions {
   std::int64_t num_experts = 0;    ///< E >= 1; need not be a multiple of R
   std::int64_t max_tokens = 0;     ///< M >= 1: the most tokens of any rank in this call
@@ -67,6 +67,10 @@ struct LatencyDispatchOptions {
   /// are written when the call is over, and count what it counts: nothing that masked ranks send or are sent.
   Placement placement{};
   LoadCounters counters{};
+  /// [R] i64, contiguous, of the group's backend; absent: none. What this call has waited for each rank is added, as
+  /// Group::wait_times_ns counts it: of a split call its receive half. On GPUs in stream order, in graphs too, and each
+  /// wait to its end. Until the call is over, what is in there is unspecified.
+  TensorView wait_times_ns{};
 };
 
 /// In which order a combine adds.
@@ -98,6 +102,7 @@ struct LatencyCombineOptions {
   CombineOrder order = CombineOrder::kExact;  ///< the same on every rank
   bool split = false;                         ///< this call is the send half
   KernelOptions kernel{};
+  TensorView wait_times_ns{};  ///< as LatencyDispatchOptions has them
 };
 
 /// The largest calls of latency mode that a group is to make.

@@ -188,6 +188,7 @@ class LatencyCalls:
         expert_to_rank: Sequence[int] | None = None,
         placement: Placement | None = None,
         counters: LoadCounters | None = None,
+        wait_times_ns: torch.Tensor | None = None,
         num_sms: int = 0,
     ) -> LatencyDispatched:
         """Route a small batch and send it in one call, into C rows for each local expert. Collective.
@@ -214,6 +215,8 @@ class LatencyCalls:
             default new tensors, ``out`` in symmetric memory where peers write it: on CPUs, and over several nodes.
         expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
         placement, counters: as in :meth:`route`; the counts are added when the call is over.
+        wait_times_ns: [R] i64, contiguous: what this call waits for each rank is added, as :attr:`Group.wait_times_ns`
+            counts it; of a split call the receive half. On a GPU in stream order, in every replay of a graph.
         num_sms: on a GPU, the most multiprocessors to use; 0: as many as were measured to be fastest.
         """
         operation = "latency_dispatch"
@@ -237,13 +240,13 @@ class LatencyCalls:
             raise
         if isinstance(num_tokens, torch.Tensor) and num_tokens.dim() == 0:
             num_tokens = num_tokens.view(1)
-        tensors = (x, scales, topk_idx, topk_weights, out, out_scales, num_tokens)
+        tensors = (x, scales, topk_idx, topk_weights, out, out_scales, num_tokens, wait_times_ns)
         sent = Sent(operation, self, *tensors) if split else None
         options = *options, None if sent is None else sent.kept, sms, *load
         try:
             made = _native.latency_dispatch(self._calls, x, scales, tensors, *options)
         except _native.BadTensor:
-            names = ("x", "scales", "topk_idx", "topk_weights", "out", "out_scales", "num_tokens")
+            names = ("x", "scales", "topk_idx", "topk_weights", "out", "out_scales", "num_tokens", "wait_times_ns")
             try:
                 views = tuple(view_of(t, operation, name, self.device) for t, name in zip(tensors, names, strict=True))
             except Exception:
@@ -266,6 +269,7 @@ class LatencyCalls:
         order: CombineOrder = "exact",
         split: bool = False,
         out: torch.Tensor | None = None,
+        wait_times_ns: torch.Tensor | None = None,
         num_sms: int = 0,
     ) -> LatencyCombined:
         """Return the experts' rows to their source ranks and sum each token's, weighted, in fp32. Collective.
@@ -276,7 +280,8 @@ class LatencyCalls:
         order: "exact": as a weighted :meth:`combine`, rounded once; "rank_sums": each rank rounds the sum of its rows
             of a token, so that a token has one row from each rank, and the sum of those is rounded again. The same on
             every rank.
-        split, num_sms: as in :meth:`latency_dispatch`. out: [T, H] of x's dtype; by default a new tensor.
+        split, wait_times_ns, num_sms: as in :meth:`latency_dispatch`.
+        out: [T, H] of x's dtype; by default a new tensor.
         """
         operation = "latency_combine"
         routing = dispatched.routing if isinstance(dispatched, LatencyDispatched) else dispatched
@@ -290,13 +295,13 @@ class LatencyCalls:
         except Exception:
             self._refuse_latency_combine(routing)
             raise
-        native, tensors = routing._native, (x, topk_weights, out)
+        native, tensors = routing._native, (x, topk_weights, out, wait_times_ns)
         sent = Sent(operation, self, *tensors) if split else None
         options = number, None if sent is None else sent.kept, sms
         try:
             made = _native.latency_combine(self._calls, native, x, tensors, *options)
         except _native.BadTensor:
-            names = ("x", "topk_weights", "out")
+            names = ("x", "topk_weights", "out", "wait_times_ns")
             try:
                 views = tuple(view_of(t, operation, name, self.device) for t, name in zip(tensors, names, strict=True))
             except Exception:
@@ -344,13 +349,13 @@ class LatencyCalls:
     def _refuse_latency_dispatch(self) -> None:
         """Makes a call that all ranks refuse, so that arguments that cannot be passed on leave no rank waiting."""
         with contextlib.suppress(FerryError):
-            _native.latency_dispatch(self._calls, None, None, (None,) * 7, 1, 1, 1, [], 0, False, False, None, 0)
+            _native.latency_dispatch(self._calls, None, None, (None,) * 8, 1, 1, 1, [], 0, False, False, None, 0)
 
     def _refuse_latency_combine(self, routing: object) -> None:
         own = isinstance(routing, Routing) and routing.group is self
         native = routing._native if own else _native.Routing()
         with contextlib.suppress(FerryError):
-            _native.latency_combine(self._calls, native, None, (None,) * 3, 0, None, 0)
+            _native.latency_combine(self._calls, native, None, (None,) * 4, 0, None, 0)
 
 
 def latency_bytes_required(

@@ -102,7 +102,8 @@ void make_outputs(const Calls& calls, ReadLatencyDispatch& call, LatencyReceived
   }
 }
 
-/// tensors: x, scales, topk_idx, topk_weights, out, out_scales, num_tokens, or views of them. -> x, scales, routing
+/// tensors: x, scales, topk_idx, topk_weights, out, out_scales, num_tokens, wait_times_ns, or views of them.
+/// -> x, scales, routing
 nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const nb::tuple& tensors,
                     std::int64_t num_experts, std::int64_t max_tokens, std::int64_t slab_capacity,
                     std::vector<std::int32_t> expert_to_rank, int quantize, bool column_major_scales, bool zero_padding,
@@ -118,6 +119,7 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const n
   call.options.expert_to_rank = std::move(expert_to_rank);
   call.options.placement = placement_of(placement, table, place);
   call.options.counters = counters_of(counters, place);
+  call.options.wait_times_ns = view_of(tensors[7], place);
   call.options.quantize = static_cast<Quantization>(quantize);
   call.options.zero_padding = zero_padding;
   keep_for_split(call, kept);
@@ -128,12 +130,13 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const n
                         received.scales.is_valid() ? received.scales : nb::object(tensors[5]), received.routing);
 }
 
-/// tensors: x, topk_weights, out, or views of them. -> out
+/// tensors: x, topk_weights, out, wait_times_ns, or views of them. -> out
 nb::object combine(const Calls& calls, const PlacedRouting& routing, nb::handle x, const nb::tuple& tensors, int order,
                    nb::handle kept, int num_sms) {
   const Place place = calls.place();
   ReadLatencyCombine call{x, {view_of(tensors[0], place), view_of(tensors[1], place)}, view_of(tensors[2], place)};
   call.options.order = static_cast<CombineOrder>(order);
+  call.options.wait_times_ns = view_of(tensors[3], place);
   keep_for_split(call, kept);
   call.options.kernel.num_sms = num_sms;
   nb::object sums = latency_combine(calls, routing.routing, call, calls.allocator().any_stream());

@@ -107,6 +107,7 @@ nb::object BufferCalls::low_latency_dispatch(nb::handle x, nb::handle topk_idx, 
   const nb::object kept = tensors_of(sent);
   const bool split = keep_for_split(call, kept);
   call.options.counters.received = view_of(expert_stats, place);
+  call.options.wait_times_ns = view_of(wait_stats, place);
   call.column_major_scales = true;
   // Before a split call: what is raised after it takes away the Routing that it is to be received by.
   if (split) raise_known_errors(calls);
@@ -159,6 +160,7 @@ nb::object BufferCalls::low_latency_combine(nb::handle x, nb::handle topk_idx, n
     call.out = *given;
   }
   call.options.order = CombineOrder::kRankSums;
+  call.options.wait_times_ns = view_of(wait_stats, place);
   const nb::object kept = tensors_of(sent);
   const bool split = keep_for_split(call, kept);
   if (split) raise_known_errors(calls);

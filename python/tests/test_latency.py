@@ -376,6 +376,10 @@ def check_refused(rank: int, world: World) -> None:
         ({"out": torch.empty(3, 16, 32, dtype=torch.bfloat16)}, "out"),
         ({"out_scales": torch.empty(3, 16, 1)}, "scales"),
         ({"out": x}, "out"),
+        ({"wait_times_ns": [0, 0]}, "wait_times_ns: expected a torch.Tensor, got list"),
+        ({"wait_times_ns": torch.zeros(2, dtype=torch.int32)}, "wait_times_ns has dtype i32"),
+        ({"wait_times_ns": torch.zeros(3, dtype=torch.int64)}, "wait_times_ns is"),
+        ({"wait_times_ns": torch.zeros(4, dtype=torch.int64)[::2]}, "wait_times_ns"),
     ]
     for wrong, match in wrong_arguments:
         kind = ValueError if match == "x" else ferry.InvalidArgument
@@ -417,6 +421,8 @@ def check_refused(rank: int, world: World) -> None:
         ((y, whole), {"order": "fast"}, "order is 'fast'"),
         ((y, whole), {"out": x.float()}, "out"),
         ((y, whole), {"num_sms": 1 << 40}, "num_sms"),
+        ((y, whole), {"wait_times_ns": torch.zeros(2, dtype=torch.int32)}, "wait_times_ns has dtype i32"),
+        ((y, whole), {"wait_times_ns": torch.zeros(2, 2, dtype=torch.int64)}, "wait_times_ns is"),
     ]
     for given, options, match in wrong_combines:
         refused(

@@ -38,6 +38,7 @@ Status read_dispatch(const char* call, const ferry_latency_dispatch_input* given
   options.zero_padding = read.zero_padding != 0;
   options.split = read.split != 0;
   options.kernel = kernel_options(read);
+  options.wait_times_ns = tensor_view(read.wait_times_ns);
   if (Status status = read_placement(call, read.placement, options.placement); !status.ok()) return status;
   if (Status status = read_counters(call, read.counters, options.counters); !status.ok()) return status;
   return read_experts(call, read.expert_to_rank, read.num_expert_to_rank, read.num_experts, options.expert_to_rank);
@@ -82,6 +83,7 @@ Status read_combine(const char* call, const ferry_latency_combine_input* given_i
   options.order = static_cast<CombineOrder>(read.order);
   options.split = read.split != 0;
   options.kernel = kernel_options(read);
+  options.wait_times_ns = tensor_view(read.wait_times_ns);
   return {};
 }
 

@@ -141,6 +141,7 @@ struct LatencyDispatchCall {
   std::int64_t max_tokens = 0;         ///< M
   std::int64_t num_local_experts = 0;  ///< L
   bool split = false;
+  std::int64_t* wait_times_ns = nullptr;  ///< [R] to add to; null: none
 };
 
 /// This rank's checked arguments of latency_combine.
@@ -148,6 +149,7 @@ struct LatencyCombineCall {
   CombineCall combine;
   bool own_weights = false;  ///< combine.topk_weights are this call's, not those of the dispatch
   bool split = false;
+  std::int64_t* wait_times_ns = nullptr;  ///< [R] to add to; null: none
 };
 
 /// The half that is to be received: the phase of `routing` says which. Never null.

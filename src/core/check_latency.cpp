@@ -120,6 +120,14 @@ Status check_latency_combine(const RoutingState& routing, const LatencyCombineIn
   return {};
 }
 
+Status check_wait_times(std::string_view operation, const TensorView& view, int num_ranks, std::int64_t*& times_ns) {
+  times_ns = nullptr;
+  if (!view.present()) return {};
+  Status status = check_table(fmt::format("{}: wait_times_ns", operation), view, {num_ranks}, {DType::kInt64});
+  if (status.ok()) times_ns = static_cast<std::int64_t*>(view.data);
+  return status;
+}
+
 Status check_masked_rank(int rank, const Topology& topology) {
   if (rank >= 0 && rank < topology.num_ranks && rank != topology.rank) return {};
   return Status(ErrorCode::kInvalidArgument,

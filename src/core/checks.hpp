@@ -27,14 +27,17 @@ Status check_dispatch(const RoutingState& routing, const DispatchInput& in, cons
 Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
                      const CombineOptions& options, CombineCall& call);
 
-/// Fills everything but `record` and `stream`.
+/// Fills everything but `record`, `stream` and `wait_times_ns`.
 Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
                               const LatencyDispatchOptions& options, ExpertPlacements& placements, bool ids_on_host,
                               LatencyDispatchCall& call);
-/// Fills everything but `routing`, `record` and `stream`.
+/// Fills everything but `routing`, `record`, `stream` and `wait_times_ns`.
 Status check_latency_combine(const RoutingState& routing, const LatencyCombineInput& in,
                              const LatencyCombineOutput& out, const LatencyCombineOptions& options,
                              LatencyCombineCall& call);
+
+/// Of a call of latency mode; fills `times_ns`, with null if the view is absent.
+Status check_wait_times(std::string_view operation, const TensorView& view, int num_ranks, std::int64_t*& times_ns);
 
 /// Arguments of latency_update_mask and latency_query_mask.
 Status check_masked_rank(int rank, const Topology& topology);

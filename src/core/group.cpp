@@ -206,6 +206,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   if (status.ok()) {
     status = check_latency_dispatch(in, out, options, *placements_, backend_->memory_is_on_host(), call);
   }
+  if (status.ok()) status = check_wait_times(kName, options.wait_times_ns, num_ranks(), call.wait_times_ns);
   if (status.ok()) status = latency_calls_->check_dispatch(call);
   if (status.ok()) {
     call.route.placement->describe(call.record);
@@ -252,6 +253,7 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
   if (status.ok()) status = belongs;
   if (status.ok()) status = latency_calls_->check_combine(*routing.state_, options.split);
   if (status.ok()) status = check_latency_combine(*routing.state_, in, out, options, call);
+  if (status.ok()) status = check_wait_times(kName, options.wait_times_ns, num_ranks(), call.wait_times_ns);
   if (!status.ok()) {
     combine.record.set_status(status);
   } else {

@@ -52,7 +52,7 @@ class CpuBackend final : public Backend {
   Status fill_routing(const RouteCall& call, const std::shared_ptr<CpuRouting>& routing);
   Status make_dispatch(const DispatchCall& call);
   Status make_combine(const CombineCall& call);
-  Status make_latency_combine(const CombineCall& call);
+  Status make_latency_combine(const LatencyCombineCall& call);
   Status make_latency_dispatch(const LatencyDispatchCall& call, const std::shared_ptr<CpuRouting>& routing);
   Status make_pending(PendingCalls::Call& call);
   void make_pending_calls();

@@ -1,5 +1,8 @@
+#include <cstddef>
+#include <cstdint>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "core/checks.hpp"
 #include "cpu/backend.hpp"
@@ -29,9 +32,30 @@ void count_received(const std::shared_ptr<const RoutingState>& state) {
   }
 }
 
+/// Adds to a call's times, while it lives, what the rank waits for each other. Needs no memory: what was waited before
+/// is taken away first.
+class AddedWaitTimes {
+ public:
+  AddedWaitTimes(const call::CallSync& sync, std::int64_t* times_ns) : sync_(sync), times_ns_(times_ns) { add(-1); }
+  ~AddedWaitTimes() { add(1); }
+  AddedWaitTimes(const AddedWaitTimes&) = delete;
+  AddedWaitTimes& operator=(const AddedWaitTimes&) = delete;
+
+ private:
+  void add(std::int64_t factor) const {
+    if (times_ns_ == nullptr) return;
+    const std::vector<std::int64_t>& waited_ns = sync_.wait_times_ns();
+    for (std::size_t rank = 0; rank < waited_ns.size(); ++rank) times_ns_[rank] += factor * waited_ns[rank];
+  }
+
+  const call::CallSync& sync_;
+  std::int64_t* times_ns_;
+};
+
 }  // namespace
 
 Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const std::shared_ptr<CpuRouting>& routing) {
+  const AddedWaitTimes added(*sync_, call.wait_times_ns);
   if (survivors_) {
     const Context context{*sync_, staging_, spare_tables_};
     const bool quantizes = call.record.code == ErrorCode::kOk && call.dispatch.quantize != Quantization::kNone;
@@ -57,7 +81,9 @@ Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const 
   return as_error_of(to_string(call.record.operation), status);
 }
 
-Status CpuBackend::make_latency_combine(const CombineCall& call) {
+Status CpuBackend::make_latency_combine(const LatencyCombineCall& latency_call) {
+  const AddedWaitTimes added(*sync_, latency_call.wait_times_ns);
+  const CombineCall& call = latency_call.combine;
   if (!survivors_) return as_error_of(to_string(Operation::kLatencyCombine), make_combine(call));
   const Context context{*sync_, staging_, spare_tables_};
   Status status = masked_combine(call, context, *survivors_);
@@ -67,7 +93,7 @@ Status CpuBackend::make_latency_combine(const CombineCall& call) {
 
 Status CpuBackend::make_pending(PendingCalls::Call& call) {
   if (const auto* combine = std::get_if<LatencyCombineCall>(&call.arguments)) {
-    return make_latency_combine(combine->combine);
+    return make_latency_combine(*combine);
   }
   // Core gives out Routings as const, and this one is still being made.
   const auto routing = std::const_pointer_cast<RoutingState>(call.routing);
@@ -102,7 +128,7 @@ Status CpuBackend::latency_combine(const LatencyCombineCall& call) try {
     return {};
   }
   make_pending_calls();
-  return make_latency_combine(call.combine);
+  return make_latency_combine(call);
 } catch (const std::bad_alloc&) {
   return sync_->out_of_memory(Operation::kLatencyCombine);
 }

@@ -20,6 +20,7 @@
 #include "cuda/intranode/memory_required.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/token_layout.hpp"
+#include "cuda/intranode/wait_times.hpp"
 #include "cuda/latency/memory.hpp"
 #include "cuda/numeric/gating.hpp"
 #include "cuda/numeric/quantize.hpp"
@@ -42,6 +43,7 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   if (status.ok()) status = runtime_status(load_quantize_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_gating_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_row_copy_kernels(), operation, kHint);
+  if (status.ok()) status = runtime_status(load_wait_times_kernel(), operation, kHint);
   return status;
 }
 

@@ -69,6 +69,7 @@ set(ferry_cuda_sources
     cuda/intranode/padding.cu
     cuda/intranode/place.cu
     cuda/intranode/token_layout.cu
+    cuda/intranode/wait_times.cu
     cuda/latency/combine_receive.cu
     cuda/latency/combine_send.cu
     cuda/latency/combine_whole.cu

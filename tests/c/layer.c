@@ -230,7 +230,14 @@ void run_latency_mode(layer* made, int32_t split) {
   int64_t num_local, local, i;
   int32_t rank = ferry_group_rank(made->group);
   int32_t num_ranks = ferry_group_num_ranks(made->group);
+  const size_t times_bytes = (size_t)num_ranks * sizeof(int64_t);
+  int64_t* waited_ns = memory(times_bytes);  // by these calls
+  int64_t* before_ns = memory(times_bytes);
+  int64_t* after_ns = memory(times_bytes);
 
+  expect_ok(ferry_group_wait_times_ns(made->group, before_ns, num_ranks), "ferry_group_wait_times_ns");
+  options.wait_times_ns = adding.wait_times_ns = matrix(waited_ns, FERRY_INT64, num_ranks, 0);
+  options.wait_times_ns.num_dims = adding.wait_times_ns.num_dims = 1;
   send.struct_size = sizeof(send);
   send.x = matrix(made->x, FERRY_FLOAT32, made->num_tokens, LAYER_HIDDEN);
   send.topk_idx = matrix(made->topk_idx, FERRY_INT64, made->num_tokens, LAYER_TOPK);
@@ -263,6 +270,11 @@ void run_latency_mode(layer* made, int32_t split) {
   expect_ok(ferry_latency_combine(made->group, routing, &results, &sums, &adding, NULL), "ferry_latency_combine");
   if (split) expect_ok(ferry_latency_receive(made->group, routing, NULL), "ferry_latency_receive of the combine");
   expect_dense(made, split ? "latency mode, split" : "latency mode");
+  expect_ok(ferry_group_wait_times_ns(made->group, after_ns, num_ranks), "ferry_group_wait_times_ns");
+  for (i = 0; i < num_ranks; ++i) expect(waited_ns[i] == after_ns[i] - before_ns[i], "what the calls have waited");
+  free(waited_ns);
+  free(before_ns);
+  free(after_ns);
   ferry_routing_free(routing);
   free(slab);
 }

@@ -44,6 +44,21 @@ void add_view_mistakes(std::vector<Mistake>& mistakes, const std::string& name, 
   add("unknown dtype", [](auto& view) { view.dtype = static_cast<DType>(99); });
 }
 
+template <typename Mistake>
+void add_wait_times_mistakes(std::vector<Mistake>& mistakes) {
+  const auto add = [&mistakes](const char* what, auto make_view) {
+    mistakes.push_back({std::string("wait times ") + what, [make_view](auto& tensors) {
+                          tensors.options.wait_times_ns = make_view(static_cast<std::byte*>(tensors.out.x.data));
+                        }});
+  };
+  add("of i32", [](std::byte* at) { return TensorView(at, DType::kInt32, {kNumRanks}); });
+  add("of one rank more", [](std::byte* at) { return TensorView(at, DType::kInt64, {kNumRanks + 1}); });
+  add("of ranks by ranks", [](std::byte* at) { return TensorView(at, DType::kInt64, {kNumRanks, kNumRanks}); });
+  add("at no address", [](std::byte*) { return TensorView(nullptr, DType::kInt64, {kNumRanks}); });
+  add("misaligned", [](std::byte* at) { return TensorView(at + 4, DType::kInt64, {kNumRanks}); });
+  add("strided", [](std::byte* at) { return TensorView(at, DType::kInt64, {kNumRanks}, {2}); });
+}
+
 /// Of the call's own arguments; what ranks disagree on is apart.
 std::vector<DispatchMistake> dispatch_mistakes() {
   using Tensors = LatencyDispatchTensors;
@@ -118,6 +133,7 @@ std::vector<DispatchMistake> dispatch_mistakes() {
   add_view_mistakes(all, "weights", [](Tensors& t) -> ConstTensorView& { return t.in.topk_weights; });
   add_view_mistakes(all, "output x", [](Tensors& t) -> TensorView& { return t.out.x; });
   add_view_mistakes(all, "output scales", [](Tensors& t) -> TensorView& { return t.out.scales; });
+  add_wait_times_mistakes(all);
   return all;
 }
 
@@ -139,6 +155,7 @@ std::vector<CombineMistake> combine_mistakes() {
   add_view_mistakes(all, "x", [](Tensors& t) -> ConstTensorView& { return t.in.x; });
   add_view_mistakes(all, "weights", [](Tensors& t) -> ConstTensorView& { return t.in.topk_weights; });
   add_view_mistakes(all, "output x", [](Tensors& t) -> TensorView& { return t.out.x; });
+  add_wait_times_mistakes(all);
   return all;
 }
 

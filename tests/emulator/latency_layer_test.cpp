@@ -179,6 +179,57 @@ TEST(EmulatedLatencyLayer, CombineOfARefusedDispatchIsRefusedWhoeverKnows) {
 }
 
 /// However many threads wait: time counts once.
+/// Sums of a program that has asked: all of a wait, also of one that ends before its thread looks at the clock.
+TEST(EmulatedLatencyLayer, WhatACallWaitsForIsAddedToItsEnd) {
+  constexpr int kNumRanks = 3;
+  constexpr int kLate = 1;
+  // One step of the machine's clock.
+  constexpr std::int64_t kLateNs = 10'000'000'000;
+  std::mt19937_64 random(36);
+  for (const CombineOrder order : {CombineOrder::kExact, CombineOrder::kRankSums}) {
+    for (const bool halves : {false, true}) {
+      LatencyRanks ranks(
+          {.num_ranks = kNumRanks, .latency_bytes = kLatencyBytes, .seed = random(), .counts_waits = true});
+      const test::WorldSpec world{.num_ranks = kNumRanks,
+                                  .num_topk = 4,
+                                  .num_experts = 12,
+                                  .max_tokens = 6,
+                                  .layout = Layout::kSlab,
+                                  .seed = random()};
+      std::vector<std::unique_ptr<Layer>> layers;
+      layers.push_back(std::make_unique<Layer>(ranks, world, LatencyDispatchSpec{.seed = random()},
+                                               LatencyCombineSpec{.order = order, .seed = random()}));
+      Layer& layer = *layers.back();
+      std::int64_t expected_ns = 0;
+      const auto expect_times = [&](const char* call) {
+        ASSERT_EQ(ranks.machine().run(), "");
+        for (int rank = 0; rank < kNumRanks; ++rank) {
+          for (int other = 0; other < kNumRanks; ++other) {
+            const bool waits = rank != kLate && other == kLate;
+            EXPECT_EQ(ranks.wait_time_ns(rank, other), waits ? expected_ns : 0)
+                << call << ": rank " << rank << " for " << other;
+          }
+        }
+      };
+      ranks.delay(kLate, kLateNs);
+      for (int rank = 0; rank < kNumRanks; ++rank) {
+        if (halves) layer.dispatch.send(rank);
+        ranks.time(rank, [&] { return halves ? layer.dispatch.receive(rank) : layer.dispatch.run_whole(rank); });
+      }
+      expected_ns += kLateNs;
+      expect_times("dispatch");
+      ranks.delay(kLate, kLateNs);
+      for (int rank = 0; rank < kNumRanks; ++rank) {
+        if (halves) layer.combine.send(rank);
+        ranks.time(rank, [&] { return halves ? layer.combine.receive(rank) : layer.combine.run_whole(rank); });
+      }
+      expected_ns += kLateNs;
+      expect_times("combine");
+      expect_all_right(ranks, layers);
+    }
+  }
+}
+
 TEST(EmulatedLatencyLayer, ARankThatIsLateShowsInTheWaitsOfTheOthers) {
   constexpr int kNumRanks = 3;
   constexpr int kLate = 1;

@@ -34,6 +34,7 @@ LatencyRanks::LatencyRanks(const Options& options)
     std::size_t mask_bytes = 0;
     cuda::MaskParams::at(nullptr, static_cast<std::size_t>(options.num_ranks), mask_bytes);
     masks_.emplace_back(masks() ? mask_bytes : 0, std::byte{0});
+    wait_times_.emplace_back(static_cast<std::size_t>(options.num_ranks), 0);
   }
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     age_words(rank);
@@ -69,6 +70,15 @@ cuda::RankParams LatencyRanks::params(int rank) {
   params.report = &report(rank);
   params.timeout_ns = kTimeoutNs;
   return params;
+}
+
+cuda::WaitTimesParams LatencyRanks::wait_times_params(int rank) {
+  cuda::WaitTimesParams times;
+  times.local = params(rank).control.local;
+  times.ranks_per_node = options_.num_ranks;
+  times.rank_in_node = rank;
+  times.times_ns = wait_times_[static_cast<std::size_t>(rank)].data();
+  return times;
 }
 
 cuda::MaskParams LatencyRanks::mask(int rank) const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/intranode/wait_times.hpp"
 #include "cuda/latency/mask.hpp"
 #include "emulator/emulator.hpp"
 #include "oracle/oracle.hpp"
@@ -49,6 +50,7 @@ class LatencyRanks {
     std::uint64_t calls_before = 0;     ///< number of calls of either kind that were made before the first
     std::uint64_t words_ahead = 0;      ///< words of sets are what calls this much later wrote, 2^32 calls ago
     std::uint64_t mask_timeout_ns = 0;  ///< not 0: ranks that are lost are masked
+    bool counts_waits = false;          ///< programs ask what calls wait for
   };
   static constexpr std::uint64_t kTimeoutNs = 30'000'000'000;
 
@@ -60,6 +62,18 @@ class LatencyRanks {
   const cuda::LatencyLayout& layout() const { return layout_; }
   cuda::RankParams params(int rank);
   const DeviceMemory& arena(int rank) const { return arenas_[static_cast<std::size_t>(rank)]; }
+  bool counts_waits() const { return options_.counts_waits; }
+  /// Adds to the rank's sums by other rank what `launch` waits for.
+  template <typename Launch>
+  void time(int rank, Launch launch) {
+    cuda::launch_timed(wait_times_params(rank), stream(rank), [&launch] {
+      launch();
+      return cudaSuccess;
+    });
+  }
+  std::int64_t wait_time_ns(int rank, int other) const {
+    return wait_times_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(other)];
+  }
   bool masks() const { return options_.mask_timeout_ns != 0; }
   cuda::MaskParams mask(int rank) const;
   /// Queue, on the rank's stream: mask other ranks, or not any more. `out` [R] becomes who is masked.
@@ -77,6 +91,7 @@ class LatencyRanks {
   std::uint64_t num_sent(int rank, cuda::LatencyKind kind);
 
  private:
+  cuda::WaitTimesParams wait_times_params(int rank);
   void age_words(int rank);
   void grant_first_sets(int rank);
 
@@ -87,6 +102,7 @@ class LatencyRanks {
   std::vector<DeviceMemory> arenas_;
   std::vector<DeviceMemory> masks_;
   std::vector<cuda::DeviceReport> reports_;
+  std::vector<std::vector<std::int64_t>> wait_times_;
 };
 
 }  // namespace ferry::emulator

@@ -91,6 +91,7 @@ cuda::LatencyParams LatencyRouting::params(LatencyRanks& ranks, int rank) const 
   params.num_local_experts = static_cast<int>(num_local_experts(rank));
   params.slab_capacity = world_.options.slab_capacity;
   params.tables = tables(rank);
+  params.counts_waits = ranks.counts_waits();
   return params;
 }
 

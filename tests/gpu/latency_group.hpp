@@ -35,6 +35,10 @@ class LatencyPair {
  public:
   LatencyPair(RankContext& context, Group& group, const PreparedCase& prepared);
 
+  /// Both calls add to these, [R] i64, what they have waited for each rank. Before the next start.
+  void count_waits(const TensorView& times_ns) {
+    dispatch_.options.wait_times_ns = combine_.options.wait_times_ns = times_ns;
+  }
   /// Puts the pair on the stream, whole or as four halves.
   Status start(Group& group, Stream stream, bool split);
   /// The same in two parts: the first half of four, and the others.

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/sync/rank_params.hpp"
+#include "cuda/latency/params.hpp"
 #include "plan/host_device.hpp"
 
 namespace ferry::test {
@@ -69,7 +69,7 @@ cudaError_t launch_mailbox(const MailboxParams& params, Transfer transfer, cudaS
 /// grants sets. A call has words that are their own flags, and a row behind a word; its set is used again once granted.
 /// Calls are received two at a time, the second one first or not.
 struct WordsParams {
-  cuda::RankParams ranks;  ///< of this side, which is rank `side`
+  cuda::LatencyParams call;  ///< nothing but the ranks; this side is rank `side`
   int side = 0;
   int num_pairs = 1;
   std::uint64_t first_number = 1;
@@ -82,6 +82,21 @@ struct WordsParams {
 inline constexpr int kSetWords = 33;
 
 cudaError_t launch_words(const WordsParams& params, cudaStream_t stream);
+
+/// One side of pairs of warps: side 0 sends rows as words, one call after another into the same memory, each once side
+/// 1 has read the one before.
+struct RowWordsParams {
+  cuda::LatencyParams call;  ///< as in WordsParams
+  int side = 0;
+  int num_pairs = 1;
+  std::uint64_t first_number = 1;
+  std::uint64_t num_calls = 0;
+  std::uint64_t* grants = nullptr;  ///< at side 0: [pairs][kFlagStride]
+  std::byte* words = nullptr;       ///< at side 1: [pairs][row_words_bytes(kMaxRowBytes)]
+  LitmusReport* report = nullptr;
+};
+
+cudaError_t launch_row_words(const RowWordsParams& params, cudaStream_t stream);
 
 /// Rows of a call that many warps send and report in chunks.
 struct ChunkShape {

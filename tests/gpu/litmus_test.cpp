@@ -107,7 +107,7 @@ class LitmusWords : public Litmus {
     params.report = report.data();
     for (int side = 0; side < 2; ++side) {
       params.side = side;
-      params.ranks = ranks.params(side);
+      params.call.ranks = ranks.params(side);
       check_cuda(launch_words(params, streams[side].enter()), "launch_words");
     }
     finish({&streams[0], &streams[1]});
@@ -118,6 +118,36 @@ class LitmusWords : public Litmus {
 TEST_P(LitmusWords, AreTheirOwnFlagsAndGrantSets) { send_and_receive(1); }
 /// Words hold half of a call's number, and this is where it begins again at 0.
 TEST_P(LitmusWords, AreTheirOwnFlagsAfterVeryManyCalls) { send_and_receive((std::uint64_t{1} << 32) - 25'000); }
+
+class LitmusRowWords : public Litmus {
+ protected:
+  static void send_and_receive(std::uint64_t first_number) {
+    constexpr int kNumPairs = 32;
+    const std::vector<int> gpus = {gpu_of(0), gpu_of(1)};
+    const LitmusRanks ranks(gpus, kPatience);
+    const GpuArray<LitmusReport> report(gpus[0], 1);
+    const GpuArray<std::uint64_t> grants(gpus[0], std::size_t{kNumPairs} * kFlagStride);
+    const GpuBytes words(gpus[1], kNumPairs * static_cast<std::size_t>(cuda::row_words_bytes(kMaxRowBytes)));
+    const GpuStream streams[2] = {GpuStream(gpus[0]), GpuStream(gpus[1])};
+    RowWordsParams params;
+    params.num_pairs = kNumPairs;
+    params.first_number = first_number;
+    params.num_calls = 50'000;
+    params.grants = grants.data();
+    params.words = words.data();
+    params.report = report.data();
+    for (int side = 0; side < 2; ++side) {
+      params.side = side;
+      params.call.ranks = ranks.params(side);
+      check_cuda(launch_row_words(params, streams[side].enter()), "launch_row_words");
+    }
+    finish({&streams[0], &streams[1]});
+    expect_clean(report.read().front(), 2 * kNumPairs, "rows as words");
+  }
+};
+
+TEST_P(LitmusRowWords, BringNumberAndDataTogetherInAnyOrder) { send_and_receive(1); }
+TEST_P(LitmusRowWords, DoSoAfterVeryManyCalls) { send_and_receive((std::uint64_t{1} << 32) - 25'000); }
 
 class LitmusChunks : public Litmus {
  protected:
@@ -217,6 +247,8 @@ TEST_P(LitmusChunks, RowsThatProgressCountsAreThereAfterVeryManyEpochs) {
 INSTANTIATE_TEST_SUITE_P(Gpus, LitmusMailbox, testing::Values(Span::kOneGpu, Span::kTwoGpus),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(Gpus, LitmusWords, testing::Values(Span::kOneGpu, Span::kTwoGpus),
+                         [](const auto& test) { return name_of(test.param); });
+INSTANTIATE_TEST_SUITE_P(Gpus, LitmusRowWords, testing::Values(Span::kOneGpu, Span::kTwoGpus),
                          [](const auto& test) { return name_of(test.param); });
 INSTANTIATE_TEST_SUITE_P(Gpus, LitmusChunks, testing::Values(Span::kOneGpu, Span::kTwoGpus),
                          [](const auto& test) { return name_of(test.param); });

@@ -47,7 +47,7 @@ struct Shared {
 __device__ bool send(const WordsParams& params, Shared& shared, std::uint64_t number) {
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
-    const Payload grant = wait_word(params.ranks, {Awaited::kDone, kReceiver, number}, grant_of(params, number));
+    const Payload grant = wait_word(params.call, {Awaited::kDone, kReceiver, number}, grant_of(params, number));
     shared.set = grant.came ? static_cast<int>(grant.value) : -1;
   }
   __syncthreads();
@@ -73,12 +73,12 @@ __device__ bool receive(const WordsParams& params, Shared& shared, std::uint64_t
   const Set set = set_of(params, set_idx);
   bool came = true;
   if (thread < kSetWords - 1) {
-    const Payload word = wait_payload(params.ranks, {Awaited::kRow, kSender, number}, set.words + thread);
+    const Payload word = wait_payload(params.call, {Awaited::kRow, kSender, number}, set.words + thread);
     came = word.came;
     if (came) check_word(*params.report, word.value, word_of(number, thread), thread, number);
   }
   if (thread == kNumThreads - 1) {
-    came = wait_word(params.ranks, {Awaited::kRow, kSender, number}, set.row_flag).came;
+    came = wait_word(params.call, {Awaited::kRow, kSender, number}, set.row_flag).came;
   }
   if (__syncthreads_and(static_cast<int>(came)) == 0) return false;
   const auto round = static_cast<std::uint32_t>(number);

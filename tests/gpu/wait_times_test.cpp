@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,6 +22,8 @@ constexpr int kNumRanks = 2;
 constexpr std::size_t kLate = 1;
 /// Longer than one rank's host comes after the other's on a busy machine.
 constexpr std::chrono::milliseconds kDelay{50};
+/// By which the host is late: longer than kernels take where they are emulated.
+constexpr std::chrono::milliseconds kLaunchDelay{300};
 
 /// Calls that no host waits for.
 PreparedCase bounded_case() {
@@ -86,6 +91,44 @@ TEST_P(WaitTimes, GrowInLatencyMode) {
       make_late(context, group, split ? "halves" : "whole calls",
                 [&] { return pair.start(group, stream_of(group), split); });
       pair.expect_received(context);
+    }
+  });
+}
+
+/// The program's own numbers, which kernels of the call add to.
+TEST_P(WaitTimes, AreAddedInEveryReplay) {
+  constexpr int kNumReplays = 2;
+  const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, 1);
+  run_latency_group({.kind = GetParam(), .num_ranks = kNumRanks}, cases, [&](RankContext& context, Group& group) {
+    const auto rank = static_cast<std::size_t>(context.rank());
+    for (const bool split : {false, true}) {
+      const OwnedStream stream;
+      PlainMemory times(true, std::vector<std::int64_t>(kNumRanks, 0));
+      LatencyPair pair(context, group, cases.front());
+      pair.count_waits(TensorView(times.data(), DType::kInt64, {kNumRanks}));
+      meet(context);
+      CapturedGraph graph;
+      graph.begin(stream.get());
+      const Status status = pair.start(group, stream.get(), split);
+      graph.end();
+      if (!context.expect_ok(status, "capturing")) return;
+      graph.prepare();
+      std::int64_t before_ns = 0;
+      for (int replay = 0; replay < kNumReplays; ++replay) {
+        meet(context);
+        if (rank == kLate) std::this_thread::sleep_for(kLaunchDelay);
+        graph.launch();
+        if (!context.expect_ok(group.wait(stream.get()), "replay")) return;
+        const Bytes bytes = read_memory(true, times.data(), kNumRanks * sizeof(std::int64_t));
+        std::array<std::int64_t, kNumRanks> sums{};
+        std::memcpy(sums.data(), bytes.data(), bytes.size());
+        const auto shown = fmt::format("{}, replay {}: {} ns", split ? "halves" : "whole", replay, sums[kLate]);
+        context.expect(sums[rank] == 0, shown + " of a rank for itself");
+        if (rank != kLate) context.expect(sums[kLate] > before_ns, shown + " for the late rank");
+        before_ns = sums[kLate];
+      }
+      pair.expect_received(context);
+      meet(context);
     }
   });
 }

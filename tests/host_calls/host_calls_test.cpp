@@ -57,6 +57,7 @@ class HostCalls : public testing::Test {
     options.num_experts = kNumExperts;
     options.max_tokens = options.slab_capacity = kNumTokens;
     options.split = split;
+    if (asks_for_waits_) options.wait_times_ns = TensorView(wait_times_.data(), DType::kInt64, {1});
     LatencyDispatchInput in;
     in.x = rows(rows_.data());
     in.topk_idx = topk_idx();
@@ -67,7 +68,9 @@ class HostCalls : public testing::Test {
     LatencyCombineInput in;
     in.x = slab();
     in.topk_weights = ConstTensorView(weights_.data(), DType::kFloat32, {kNumTokens, kNumTopk});
-    return group_->latency_combine(routing, in, {rows(sums_.data())}, stream_);
+    LatencyCombineOptions options;
+    if (asks_for_waits_) options.wait_times_ns = TensorView(wait_times_.data(), DType::kInt64, {1});
+    return group_->latency_combine(routing, in, {rows(sums_.data())}, stream_, options);
   }
 
   /// Of a call that follows others like it. Where tensors are is asked for those outside the group's memory, and how
@@ -88,6 +91,8 @@ class HostCalls : public testing::Test {
   std::vector<std::uint16_t> slab_ = std::vector<std::uint16_t>(kNumExperts * kNumTokens * kHidden);
   std::vector<std::int64_t> ids_ = std::vector<std::int64_t>(kNumTokens * kNumTopk);
   std::vector<float> weights_ = std::vector<float>(kNumTokens * kNumTopk);
+  std::vector<std::int64_t> wait_times_ = std::vector<std::int64_t>(1);
+  bool asks_for_waits_ = false;
   int stream_of_test_ = 0;
   Stream stream_{&stream_of_test_};
   std::shared_ptr<Group> group_;
@@ -142,6 +147,22 @@ TEST_F(HostCalls, ACallOfLatencyModeAsksLittleOfCuda) {
                 EXPECT_TRUE(group_->latency_receive(routing, stream_).ok());
               }),
               ContainerEq(least_calls()));
+}
+
+/// Others are as they were.
+TEST_F(HostCalls, AskingWhatACallWaitsForIsTwoLaunchesMore) {
+  asks_for_waits_ = true;
+  CudaCalls expected = least_calls();
+  expected["launch"] += 2;
+  Routing routing;
+  EXPECT_THAT(calls_of([&] { routing = latency_dispatch().value(); }), ContainerEq(expected));
+  EXPECT_THAT(calls_of([&] { EXPECT_TRUE(latency_combine(routing).ok()); }), ContainerEq(expected));
+  EXPECT_THAT(calls_of([&] {
+                routing = latency_dispatch(true).value();
+                take_cuda_calls();
+                EXPECT_TRUE(group_->latency_receive(routing, stream_).ok());
+              }),
+              ContainerEq(expected));
 }
 
 /// As decoding makes them: nobody asks for counts or for anything else that would look for what Routings left behind.

@@ -87,8 +87,34 @@ struct Terms {
     return out;
   }
 
+  /// Groups of these rows, up to each of `ends`, rounded and then added.
+  [[nodiscard]] std::vector<Element> expected_of_groups(std::size_t num_elements,
+                                                        const std::vector<std::size_t>& ends) const {
+    std::vector<float> totals(num_elements);
+    std::size_t first = 0;
+    for (const std::size_t end : ends) {
+      Terms group;
+      for (; first < end; ++first) {
+        group.rows.push_back(rows[first]);
+        group.weights.push_back(weights[first]);
+      }
+      const std::vector<Element> sum = group.expected(num_elements, true, exact_fma);
+      for (std::size_t i = 0; i < num_elements; ++i) totals[i] += Rows::load(sum[i]);
+    }
+    std::vector<Element> out(num_elements);
+    for (std::size_t i = 0; i < num_elements; ++i) out[i] = Rows::store(totals[i]);
+    return out;
+  }
+
   void check(std::size_t num_elements, bool weighted) const {
-    const std::vector<Element> want = expected(num_elements, weighted, exact_fma);
+    compare(num_elements, weighted, nullptr, expected(num_elements, weighted, exact_fma));
+  }
+  void check_groups(std::size_t num_elements, const std::vector<std::size_t>& ends) const {
+    compare(num_elements, true, &ends, expected_of_groups(num_elements, ends));
+  }
+
+  void compare(std::size_t num_elements, bool weighted, const std::vector<std::size_t>* ends,
+               const std::vector<Element>& want) const {
     std::vector<const std::byte*> pointers;
     for (const auto& row : rows) pointers.push_back(reinterpret_cast<const std::byte*>(row.data()));
     std::size_t num_variants = 0;
@@ -97,13 +123,15 @@ struct Terms {
       if (!variants[v].available) continue;
       std::vector<Element> out(num_elements + 1, 0xAAAA);
       Rows::function(variants[v])({pointers.data(), weighted ? weights.data() : nullptr, rows.size(),
-                                   reinterpret_cast<std::byte*>(out.data()), num_elements * sizeof(Element)});
+                                   reinterpret_cast<std::byte*>(out.data()), num_elements * sizeof(Element),
+                                   ends != nullptr ? ends->data() : nullptr, ends != nullptr ? ends->size() : 0});
       EXPECT_EQ(out.back(), 0xAAAA) << variants[v].name << " wrote past its row";
       out.pop_back();
       for (std::size_t i = 0; i < num_elements; ++i) {
         if (out[i] == want[i]) continue;
         ADD_FAILURE() << variants[v].name << ' ' << Rows::kName << ", " << rows.size() << " rows of " << num_elements
-                      << ", weighted " << weighted << ": element " << i << " is bits " << out[i] << ", not " << want[i];
+                      << ", weighted " << weighted << ", in groups " << (ends != nullptr) << ": element " << i
+                      << " is bits " << out[i] << ", not " << want[i];
         break;
       }
     }
@@ -162,6 +190,19 @@ class RowSums : public testing::TestWithParam<std::size_t> {
     }
   }
 
+  /// One group of all rows, one of each row, none, and what ranks have.
+  template <typename Rows>
+  void check_groups() {
+    const std::size_t num_elements = GetParam() / sizeof(typename Rows::Element);
+    std::mt19937_64 random(num_elements + 1);
+    const std::vector<std::vector<std::size_t>> groups = {
+        {0}, {1}, {5}, {1, 2, 3, 4, 5}, {2, 3}, {3, 4, 8}, {1, 2, 4, 5, 7, 8}, {31, 32}};
+    for (const auto& ends : groups) {
+      any_terms<Rows>(ends.back(), num_elements, random).check_groups(num_elements, ends);
+      cancelling_terms<Rows>(ends.back(), num_elements, false, random).check_groups(num_elements, ends);
+    }
+  }
+
   template <typename Rows>
   void check_cancelling() {
     const std::size_t num_elements = GetParam() / sizeof(typename Rows::Element);
@@ -185,6 +226,9 @@ TEST_P(RowSums, OfAnyBf16AreTheFormulasBitsOnEachInstructionSet) { check_any<Bf1
 TEST_P(RowSums, OfAnyF32AreTheFormulasBitsOnEachInstructionSet) { check_any<Float32Rows>(); }
 TEST_P(RowSums, OfBf16RoundEachWeightedTermOnce) { check_cancelling<Bf16Rows>(); }
 TEST_P(RowSums, OfF32RoundEachWeightedTermOnce) { check_cancelling<Float32Rows>(); }
+
+TEST_P(RowSums, OfGroupsOfBf16AreRoundedByGroup) { check_groups<Bf16Rows>(); }
+TEST_P(RowSums, OfGroupsOfF32AreAddedByGroup) { check_groups<Float32Rows>(); }
 
 INSTANTIATE_TEST_SUITE_P(RowBytes, RowSums,
                          testing::Values(16, 32, 48, 64, 80, 128, 240, 256, 272, 512, 528, 784, 1024, 1072, 14336));

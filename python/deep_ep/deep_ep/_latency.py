@@ -56,8 +56,8 @@ class LatencyCalls:
         num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0: the same on every rank.
         cumulative_local_expert_recv_stats: [L] i32: the rows that each local expert received are added, by the hook if
             there is one.
-        dispatch_wait_recv_cost_stats: [R] i64: checked; nothing is added: waits are not measured for each call
-            (``ferry.Group.wait_times_ns`` has those of all).
+        dispatch_wait_recv_cost_stats: [R] i64: what this call waits for each rank is added, in nanoseconds (not in
+            clock cycles), once for all experts of a rank; with a hook what the hook waits.
         use_fp8: rows become FP8 on their way, with a f32 scale for 128 channels (amax / 448). round_scale: the scales
             are powers of two. use_ue8m0, with round_scale: their exponents, four in an i32.
         async_finish: the returned event must be waited for. Otherwise the current stream waits.
@@ -76,12 +76,13 @@ class LatencyCalls:
             self._check_mode("low_latency_dispatch")
         whole = self._member.whole
         if whole is not None and not unknown and not (return_recv_hook and async_finish):
-            sent = Sent("low_latency_dispatch", self._member.group, x, topk_idx) if return_recv_hook else None
+            tensors = (x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
+            sent = Sent("low_latency_dispatch", self._member.group, *tensors) if return_recv_hook else None
             made = run_in_order(
                 self._member,
                 None,
                 async_finish,
-                (x, topk_idx, cumulative_local_expert_recv_stats),
+                tensors,
                 whole.low_latency_dispatch,
                 x,
                 topk_idx,
@@ -135,7 +136,7 @@ class LatencyCalls:
         zero_copy: the rows are read from what :meth:`get_next_low_latency_combine_buffer` returned for this handle, not
             from ``x``.
         out: [T, H] bf16, contiguous, for the sums; by default a new tensor.
-        combine_wait_recv_cost_stats: [R] i64: checked; nothing is added.
+        combine_wait_recv_cost_stats: [R] i64: as in :meth:`low_latency_dispatch`.
         async_finish, return_recv_hook: as in :meth:`low_latency_dispatch`; until the hook has returned, the rows must
             not be changed.
 
@@ -148,12 +149,13 @@ class LatencyCalls:
         plain = not unknown and not use_logfmt and not zero_copy and not (return_recv_hook and async_finish)
         if whole is not None and plain:
             group = self._member.group
-            sent = Sent("low_latency_combine", group, x, topk_weights, out) if return_recv_hook else None
+            tensors = (x, topk_weights, out, combine_wait_recv_cost_stats)
+            sent = Sent("low_latency_combine", group, *tensors) if return_recv_hook else None
             made = run_in_order(
                 self._member,
                 None,
                 async_finish,
-                (x, topk_weights, out),
+                tensors,
                 whole.low_latency_combine,
                 x,
                 topk_idx,

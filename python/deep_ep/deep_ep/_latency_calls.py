@@ -69,7 +69,7 @@ def dispatch(
         num_experts = arguments.check_num_experts(how.num_experts, _DISPATCH, member.num_ranks)
         check_expert_stats(how.expert_stats, _DISPATCH, num_experts // member.num_ranks, device)
         check_wait_stats(how.wait_stats, "dispatch_wait_recv_cost_stats", _DISPATCH, member.num_ranks, device)
-        call.takes(x, topk_idx, how.expert_stats)
+        call.takes(x, topk_idx, how.expert_stats, how.wait_stats)
         sent = turn.latency_dispatch(
             x,
             topk_idx,
@@ -79,6 +79,7 @@ def dispatch(
             column_major_scales=True,
             split=bool(how.return_recv_hook),
             counters=ferry.LoadCounters(received=how.expert_stats),
+            wait_times_ns=how.wait_stats,
         )
         rows = sent.x if sent.scales is None else (sent.x, sent.scales)
         tables = _native.latency_slab_tables(member.calls, sent.routing._native)
@@ -137,9 +138,15 @@ def combine(
                     f"{_COMBINE}: zero_copy is True, but get_next_low_latency_combine_buffer was not called with this "
                     "handle; write the rows to what it returns first"
                 )
-        call.takes(rows, topk_weights, how.out)
+        call.takes(rows, topk_weights, how.out, how.wait_stats)
         combined = turn.latency_combine(
-            rows, routing, topk_weights, order="rank_sums", split=bool(how.return_recv_hook), out=how.out
+            rows,
+            routing,
+            topk_weights,
+            order="rank_sums",
+            split=bool(how.return_recv_hook),
+            out=how.out,
+            wait_times_ns=how.wait_stats,
         )
         call.gives(combined.x)
     hook = ReceiveHook(combined._sent, member.group) if how.return_recv_hook else None

@@ -19,6 +19,6 @@ def check_expert_stats(
 def check_wait_stats(
     stats: torch.Tensor | None, name: str, operation: str, num_ranks: int, device: torch.device
 ) -> None:
-    """[R] i64, or None. Nothing is added to it: calls do not measure how long they wait for each rank."""
+    """[R] i64, or None."""
     if stats is not None:
         check_table(stats, f"{operation}: {name}", device, torch.int64, (num_ranks,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -74,6 +75,10 @@ def step_by_step() -> Any:
     return replaced(Member, whole=None)
 
 
+LATE_RANK = 0
+LATE_SECONDS = 0.002  # before each of some twenty calls
+
+
 def check_calls(rank: int, world: World, most: int, kind: str, whole: bool, ranks_per_node: int = 0) -> None:
     """ranks_per_node: all ranks, or 1, where a node rounds what its rank does."""
     steps = as_a_whole if whole else step_by_step
@@ -83,10 +88,13 @@ def check_calls(rank: int, world: World, most: int, kind: str, whole: bool, rank
     first, num_local = world.first_expert(rank), world.num_local(rank)
     total = torch.zeros(num_local, dtype=torch.int32, device=buffer.device)
     waits = torch.zeros(world.num_ranks, dtype=torch.int64, device=buffer.device)
+    waited_ns = buffer._member.group.wait_times_ns
     num_calls = 0
     for options, mode in MODES:
         for how in ({}, {"async_finish": True}, {"return_recv_hook": True}):
             before = total.clone()
+            if rank == LATE_RANK:
+                time.sleep(LATE_SECONDS)
             with steps():
                 received, count, handle, event, hook = buffer.low_latency_dispatch(
                     mine.x,
@@ -129,13 +137,24 @@ def check_calls(rank: int, world: World, most: int, kind: str, whole: bool, rank
             memory[:] = y
             assert buffer.get_next_low_latency_combine_buffer(handle).data_ptr() == memory.data_ptr()
             combined, event, hook = buffer.low_latency_combine(
-                torch.zeros_like(y), mine.idx, mine.weights, handle, zero_copy=True, **how
+                torch.zeros_like(y),
+                mine.idx,
+                mine.weights,
+                handle,
+                zero_copy=True,
+                combine_wait_recv_cost_stats=waits,
+                **how,
             )
             if hook is not None:
                 hook()
             event.current_stream_wait()
             assert torch.equal(combined, expected)
-    assert not waits.any()
+    # All calls since were given them. On GPUs the group's numbers lack the end of some waits.
+    if buffer.device.type == "cpu":
+        now_ns = buffer._member.group.wait_times_ns
+        assert waits.tolist() == [now - then for now, then in zip(now_ns, waited_ns, strict=True)]
+    assert waits[rank] == 0
+    assert rank == LATE_RANK or waits[LATE_RANK] > 0
     buffer.clean_low_latency_buffer(most, mine.x.shape[1], world.num_experts)
     # Throughput mode on the same buffer, in between.
     x, *_, handle, _ = dispatch(buffer, world, mine)

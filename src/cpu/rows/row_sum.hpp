@@ -19,6 +19,10 @@ struct RowSum {
   std::size_t num_rows = 0;
   std::byte* out = nullptr;
   std::size_t row_bytes = 0;  ///< a multiple of 16
+  /// If given, with weights, in two steps (CombineOrder::kRankSums): rows are summed and rounded by group, then those
+  /// sums are added, from +0 in f32, and rounded. Each is the index of the row behind a group's last.
+  const std::size_t* group_ends = nullptr;
+  std::size_t num_groups = 0;
 };
 
 using RowSumFunction = void (*)(const RowSum&);

@@ -24,6 +24,12 @@ constexpr std::size_t kLanes = 8;
 #else
 constexpr std::size_t kLanes = 4;
 #endif
+/// Vectors summed together in two steps, which take two accumulators each.
+#if defined(__AVX512F__)
+constexpr std::size_t kGroupVectors = 8;
+#else
+constexpr std::size_t kGroupVectors = 4;
+#endif
 /// Vectors summed together: enough independent additions to hide their latency (4 cycles, two a cycle, on current x86).
 constexpr std::size_t kVectors = 8;
 
@@ -88,15 +94,26 @@ struct Bf16 {
     return floats;
   }
 
-  static inline __attribute__((always_inline)) void store(std::byte* to, const Floats& floats) {
+  /// To nearest, ties to even, in the upper half of each word; what the lower half has is anything.
+  static inline __attribute__((always_inline)) Words round_upper(const Floats& floats) {
     Words words;
     __builtin_memcpy(&words, &floats, sizeof(words));
-    const Words rounded = (words + 0x7FFFU + ((words >> 16) & 1U)) >> 16;  // nearest, ties to even
-    const Words canonical_nan = Words{} + 0x7FFFU;
+    const Words canonical_nan = Words{} + 0x7FFF0000U;
     const Masks is_nan = floats != floats;
-    const Words chosen = is_nan ? canonical_nan : rounded;
-    const Halves halves = narrow(chosen);
+    return is_nan ? canonical_nan : words + 0x7FFFU + ((words >> 16) & 1U);
+  }
+
+  static inline __attribute__((always_inline)) void store(std::byte* to, const Floats& floats) {
+    const Halves halves = narrow(round_upper(floats) >> 16);
     __builtin_memcpy(to, &halves, sizeof(halves));
+  }
+
+  /// What a load gives of what is stored.
+  static inline __attribute__((always_inline)) Floats round(const Floats& floats) {
+    const Words words = round_upper(floats) & 0xFFFF0000U;
+    Floats rounded;
+    __builtin_memcpy(&rounded, &words, sizeof(rounded));
+    return rounded;
   }
 };
 
@@ -117,6 +134,9 @@ struct Float32 {
     const Words chosen = is_nan ? canonical_nan : words;
     __builtin_memcpy(to, &chosen, sizeof(chosen));
   }
+
+  /// A NaN stays one, whatever its bits are.
+  static inline __attribute__((always_inline)) Floats round(const Floats& floats) { return floats; }
 };
 
 template <typename Element, bool kWeighted, std::size_t kCount>
@@ -131,6 +151,59 @@ inline __attribute__((always_inline)) void sum_block(const RowSum& sum, std::siz
   }
   for (std::size_t i = 0; i < kCount; ++i)
     Element::store(sum.out + offset + i * kLanes * Element::kElementBytes, acc[i]);
+}
+
+/// In two steps. Sums of groups never leave the registers.
+template <typename Element, std::size_t kCount>
+inline __attribute__((always_inline)) void sum_group_block(const RowSum& sum, std::size_t offset) {
+  Floats total[kCount] = {};
+  std::size_t row_idx = 0;
+  for (std::size_t group = 0; group < sum.num_groups; ++group) {
+    Floats acc[kCount] = {};
+    for (; row_idx < sum.group_ends[group]; ++row_idx) {
+      const std::byte* const row = sum.rows[row_idx] + offset;
+      for (std::size_t i = 0; i < kCount; ++i) {
+        const Floats values = Element::load(row + i * kLanes * Element::kElementBytes);
+        acc[i] = multiply_add(sum.weights[row_idx], values, acc[i]);
+      }
+    }
+    for (std::size_t i = 0; i < kCount; ++i) total[i] = total[i] + Element::round(acc[i]);
+  }
+  for (std::size_t i = 0; i < kCount; ++i) {
+    Element::store(sum.out + offset + i * kLanes * Element::kElementBytes, total[i]);
+  }
+}
+
+/// Fewer elements than a vector: through a padded copy.
+template <typename Element>
+inline __attribute__((always_inline)) void sum_group_tail(const RowSum& sum, std::size_t offset) {
+  constexpr std::size_t kVectorBytes = kLanes * Element::kElementBytes;
+  const std::size_t tail_bytes = sum.row_bytes - offset;
+  Floats total = {};
+  std::size_t row_idx = 0;
+  for (std::size_t group = 0; group < sum.num_groups; ++group) {
+    Floats acc = {};
+    for (; row_idx < sum.group_ends[group]; ++row_idx) {
+      std::byte padded[kVectorBytes] = {};
+      __builtin_memcpy(padded, sum.rows[row_idx] + offset, tail_bytes);
+      acc = multiply_add(sum.weights[row_idx], Element::load(padded), acc);
+    }
+    total = total + Element::round(acc);
+  }
+  std::byte padded[kVectorBytes];
+  Element::store(padded, total);
+  __builtin_memcpy(sum.out + offset, padded, tail_bytes);
+}
+
+template <typename Element>
+void sum_groups(const RowSum& sum) {
+  constexpr std::size_t kVectorBytes = kLanes * Element::kElementBytes;
+  std::size_t offset = 0;
+  for (; offset + kGroupVectors * kVectorBytes <= sum.row_bytes; offset += kGroupVectors * kVectorBytes) {
+    sum_group_block<Element, kGroupVectors>(sum, offset);
+  }
+  for (; offset + kVectorBytes <= sum.row_bytes; offset += kVectorBytes) sum_group_block<Element, 1>(sum, offset);
+  if (offset < sum.row_bytes) sum_group_tail<Element>(sum, offset);
 }
 
 /// Fewer elements than a vector: through a padded copy.
@@ -163,7 +236,9 @@ void sum_rows_as(const RowSum& sum) {
 
 template <typename Element>
 void sum_rows(const RowSum& sum) {
-  if (sum.weights != nullptr) {
+  if (sum.group_ends != nullptr) {
+    sum_groups<Element>(sum);
+  } else if (sum.weights != nullptr) {
     sum_rows_as<Element, true>(sum);
   } else {
     sum_rows_as<Element, false>(sum);

@@ -9,6 +9,7 @@
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/kernel_routing.hpp"
+#include "cuda/intranode/wait_times.hpp"
 #include "cuda/memory/memory_checks.hpp"
 
 namespace ferry::cuda::internode {
@@ -18,6 +19,24 @@ constexpr std::string_view kDispatch = "latency_dispatch";
 
 }  // namespace
 
+Status NodesLatency::add_wait_times(std::string_view operation, std::int64_t* times_ns, bool subtracts, Stream stream,
+                                    bool captured) {
+  if (times_ns == nullptr) return {};
+  const Parts& parts = context_.parts();
+  const RailParams& rails = parts.rail_link->params();
+  WaitTimesParams params;
+  params.local = parts.ranks.control.local;
+  params.rails = rails.state;
+  params.ranks_per_node = parts.ranks.num_ranks;
+  params.rank_in_node = parts.ranks.rank;
+  params.node = rails.node;
+  params.num_nodes = rails.num_nodes;
+  params.times_ns = times_ns;
+  params.subtracts = subtracts;
+  return context_.launch_local(
+      operation, stream, [&params](cudaStream_t to) { return launch_wait_times(params, to); }, captured);
+}
+
 Result<std::shared_ptr<RoutingState>> NodesLatency::make_dispatch(const LatencyDispatchCall& call) {
   const auto refused = [this, &call](const Status& status) {
     return refuse(context_, call.record, call.stream, as_error_of(kDispatch, status));
@@ -26,6 +45,9 @@ Result<std::shared_ptr<RoutingState>> NodesLatency::make_dispatch(const LatencyD
   const Result<bool> captured = context_.check_stream(kDispatch, call.stream);
   if (!captured.ok()) return refused(captured.status());
   if (Status status = check_route_memory(call.route, *context_.parts().arena); !status.ok()) return refused(status);
+  if (Status status = check_wait_times_memory(kDispatch, call.wait_times_ns, *context_.parts().arena); !status.ok()) {
+    return refused(status);
+  }
   auto made = std::make_shared<NodesLatencyRouting>();
   NodesLatencyRouting& routing = *made;
   const Result<NodeRouteInput> input =
@@ -43,8 +65,12 @@ Result<std::shared_ptr<RoutingState>> NodesLatency::make_dispatch(const LatencyD
     if (!stream.ok()) return refused(stream.status());
     rows.stream = *stream;
   }
-  Status status = internode::make_dispatch(context_, {rows, routing.routed, false, *captured, &*input});
+  Status status = add_wait_times(kDispatch, call.wait_times_ns, true, rows.stream, *captured);
+  if (!status.ok()) return refused(status);
+  status = internode::make_dispatch(context_, {rows, routing.routed, false, *captured, &*input});
+  const Status added = add_wait_times(kDispatch, call.wait_times_ns, false, rows.stream, *captured);
   if (!status.ok()) return status;
+  if (!added.ok()) return context_.fail(added);
   if (aside) {
     if (status = side_->mark(kDispatch, *routing.sent); !status.ok()) return context_.fail(status);
   } else if (!call.split) {
@@ -63,6 +89,9 @@ Status NodesLatency::make_combine(const LatencyCombineCall& call) {
   auto& routing = static_cast<NodesLatencyRouting&>(const_cast<RoutingState&>(*call.combine.routing));
   const Result<bool> captured = context_.check_stream(kName, call.combine.stream);
   if (!captured.ok()) return refused(captured.status());
+  if (Status status = check_wait_times_memory(kName, call.wait_times_ns, *context_.parts().arena); !status.ok()) {
+    return refused(status);
+  }
   CombineCall rows = call.combine;
   const bool aside = call.split && !*captured;
   routing.sent = nullptr;
@@ -74,7 +103,11 @@ Status NodesLatency::make_combine(const LatencyCombineCall& call) {
     if (!stream.ok()) return refused(stream.status());
     rows.stream = *stream;
   }
-  Status status = internode::make_combine(context_, rows, routing.routed, *captured);
+  Status status = add_wait_times(kName, call.wait_times_ns, true, rows.stream, *captured);
+  if (!status.ok()) return refused(status);
+  status = internode::make_combine(context_, rows, routing.routed, *captured);
+  const Status added = add_wait_times(kName, call.wait_times_ns, false, rows.stream, *captured);
+  if (status.ok() && !added.ok()) status = context_.fail(added);
   if (!status.ok() || !aside) return status;
   status = side_->mark(kName, *routing.sent);
   return status.ok() ? status : context_.fail(status);

@@ -91,6 +91,16 @@ LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
   return params;
 }
 
+WaitTimesParams LatencyMode::wait_times_of(std::int64_t* times_ns) const {
+  const RankParams& ranks = context_.parts().ranks;
+  WaitTimesParams params;
+  params.local = ranks.control.local;
+  params.ranks_per_node = ranks.num_ranks;
+  params.rank_in_node = ranks.rank;
+  params.times_ns = times_ns;
+  return params;
+}
+
 Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   constexpr std::string_view kName = "latency_combine";
   const CombineCall& rows = call.combine;
@@ -110,10 +120,12 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   Status status =
       check_room(kName, SetNeed::of_combine(routing.max_tokens, routing.num_topk, num_rows, rows.x.row_bytes));
   if (status.ok()) status = as_error_of(kName, check_combine_memory(rows, *parts.arena));
+  if (status.ok()) status = check_wait_times_memory(kName, call.wait_times_ns, *parts.arena);
   if (!status.ok()) return refused(status);
 
   CombineSendParams send;
   send.call = params_of(routing);
+  send.call.counts_waits = call.wait_times_ns != nullptr;
   send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
   // Gates of groups that mask ranks wait for flags.
   send.rows.words = rows.rank_sums && !masks() && routing.max_tokens <= layout_.word_tokens(rows.x.row_bytes);
@@ -140,8 +152,10 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   cudaError_t error = cudaSuccess;
   if (call.split) {
     error = launch_send(send, launch->stream);
+    routing.wait_times_ns = call.wait_times_ns;
   } else {
-    error = launch_whole(send, receive, launch->stream);
+    error = launch_timed(wait_times_of(call.wait_times_ns), launch->stream,
+                         [&] { return launch_whole(send, receive, launch->stream); });
   }
   Status ended = context_.end(*launch, error, kName);
   if (ended.ok() && call.split) in_flight_.push_back(rows.routing);
@@ -166,8 +180,10 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
   if (*captured) routing.dispatch_receive.host = {};
   const bool reports = routing.dispatch_receive.host.result != nullptr;
   const auto launch = [this, &routing, of_combine](cudaStream_t stream) {
-    return of_combine ? launch_receive(routing.combine_receive, stream)
-                      : launch_receive(routing.dispatch_receive, stream);
+    return launch_timed(wait_times_of(routing.wait_times_ns), stream, [&] {
+      return of_combine ? launch_receive(routing.combine_receive, stream)
+                        : launch_receive(routing.dispatch_receive, stream);
+    });
   };
   Status status = context_.launch_local(kName, call.stream, launch, *captured);
   // The peers have sent, and wait for the set to be free again.

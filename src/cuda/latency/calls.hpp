@@ -3,12 +3,14 @@
 
 /// Latency mode on GPUs of one host: what Backend asks of each call is in core/backend.hpp.
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
 #include "cuda/intranode/placements.hpp"
+#include "cuda/intranode/wait_times.hpp"
 #include "cuda/latency/mask.hpp"
 #include "cuda/latency/routing.hpp"
 
@@ -52,6 +54,7 @@ class LatencyMode {
   /// The Routing of a call, with memory for its tables.
   Result<std::shared_ptr<LatencyRouting>> begin_routing(const LatencyDispatchCall& call, bool captured);
   LatencyParams params_of(const LatencyRouting& routing) const;
+  WaitTimesParams wait_times_of(std::int64_t* times_ns) const;
 
   Context& context_;
   Placements& placements_;

@@ -34,7 +34,7 @@ __device__ inline bool await_senders(const LatencyParams& call, const SentCall& 
     const std::uint64_t* words = done_words(call, call.ranks.rank, static_cast<int>(sent.set), rank);
 #pragma unroll 1
     for (int block = static_cast<int>(threadIdx.x); block < num_blocks[rank]; block += kCombineThreads) {
-      all = wait_word(call.ranks, {Awaited::kRow, rank, sent.number}, words + block).came && all;
+      all = wait_word(call, {Awaited::kRow, rank, sent.number}, words + block).came && all;
     }
   }
   return __syncthreads_and(static_cast<int>(all)) != 0;

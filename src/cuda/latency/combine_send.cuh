@@ -271,7 +271,7 @@ class CombineSender {
       const std::uint64_t theirs = half_of(high) << 32 | half_of(low);
       return theirs == call_.agreement ? 0 : number;
     };
-    const StepCount count(call_.ranks, source);
+    const CallCount count(call_, source);
     const bool came = wait_until(call_.ranks, {Awaited::kEntry, source, number}, read, number, count);
     weight = __uint_as_float(payload_of(word));
     return came;

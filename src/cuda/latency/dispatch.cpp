@@ -146,6 +146,7 @@ Status LatencyMode::check_dispatch(const LatencyDispatchCall& call) const {
                               call.route.options.slab_capacity, call.num_local_experts, num_rows, kMostSlabRows));
   }
   status = check_route_memory(call.route, *parts.arena);
+  if (status.ok()) status = check_wait_times_memory(kName, call.wait_times_ns, *parts.arena);
   if (status.ok()) status = check_dispatch_memory(call.dispatch, *parts.arena);
   return as_error_of(kName, status);
 }
@@ -210,6 +211,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
 
   DispatchSendParams send;
   send.call = params_of(routing);
+  send.call.counts_waits = call.wait_times_ns != nullptr;
   send.placement = routing.placement->tables;
   if (routing.homes.present()) send.placement.homes = routing.homes.tables();
   send.topk_idx = call.route.topk_idx.data;
@@ -244,8 +246,10 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   if (call.split) {
     if (error == cudaSuccess) error = launch_send(send, launch->stream);
     routing.dispatch_receive = receive;
+    routing.wait_times_ns = call.wait_times_ns;
   } else if (error == cudaSuccess) {
-    error = launch_whole(send, receive, launch->stream);
+    error = launch_timed(wait_times_of(call.wait_times_ns), launch->stream,
+                         [&] { return launch_whole(send, receive, launch->stream); });
   }
   if (Status ended = context_.end(*launch, error, kName); !ended.ok()) return ended;
   if (call.split) {

@@ -51,7 +51,7 @@ __device__ inline bool find_arrival(const LatencyParams& call, const SentCall& s
   const int lane = lane_idx();
   Payload entry{kNoExpert, true};
   if (lane < call.num_topk) {
-    entry = wait_payload(call.ranks, {Awaited::kRow, arrival.source, sent.number},
+    entry = wait_payload(call, {Awaited::kRow, arrival.source, sent.number},
                          entry_word(call, sent, arrival.source, arrival.token), seen);
   }
   if (__all_sync(kAllLanes, static_cast<int>(entry.came)) == 0) return false;
@@ -99,7 +99,7 @@ __device__ inline bool keep_arrival(const LatencyParams& call, const SentCall& s
     tables.items[item] = arrival.expert < 0 ? -1 : arrival.slot;
     if (arrival.source == call.ranks.rank) tables.slots[entry] = arrival.slot;
     if (const std::uint64_t* const word = weight_word(call, sent, arrival)) {
-      const Payload weight = wait_payload(call.ranks, {Awaited::kRow, arrival.source, sent.number}, word, seen);
+      const Payload weight = wait_payload(call, {Awaited::kRow, arrival.source, sent.number}, word, seen);
       came = weight.came;
       tables.item_weights[item] = __uint_as_float(weight.value);
     }
@@ -195,7 +195,7 @@ __device__ inline bool receive_tokens(const LatencyParams& call, const DispatchR
     if (arrival.here != 0) {
       bool came = true;
       if (lane_idx() == 0) {
-        came = wait_word(call.ranks, {Awaited::kRow, source, sent.number}, slot.row_flags + token).came;
+        came = wait_word(call, {Awaited::kRow, source, sent.number}, slot.row_flags + token).came;
       }
       if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
       __syncwarp();  // hands what the first lane has acquired to all of them

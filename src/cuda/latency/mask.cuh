@@ -81,7 +81,10 @@ __device__ inline bool wait_or_mask(const LatencyParams& call, const MaskParams&
   std::uint64_t seen_beat = 0;
   bool gone = false;
   for (unsigned spin = 0;; ++spin) {
-    if (read() >= expected) return true;
+    if (read() >= expected) {
+      if (call.counts_waits && spin > 0) count_step(call.ranks, peer, last_ns - kPatience * mask.timeout_ns, now_ns());
+      return true;
+    }
     if (gone) {  // read once more since
       mask_rank(call, mask, peer);
       return false;

@@ -32,8 +32,9 @@ struct LatencyParams {
   int num_local_experts = 0;
   std::int64_t slab_capacity = 0;
   LatencyTables tables;
-  int num_blocks = 1;     ///< of this launch
-  bool overlaps = false;  ///< LaunchShape::overlaps, of a call that is not split
+  int num_blocks = 1;         ///< of this launch
+  bool overlaps = false;      ///< LaunchShape::overlaps, of a call that is not split
+  bool counts_waits = false;  ///< to their end: the program has asked what this call waits for (wait_times.hpp)
 };
 
 /// A row as dispatch moves it: bytes of x, then those of its scales, packed; both begin at multiples of 16.

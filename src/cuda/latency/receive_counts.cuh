@@ -88,12 +88,12 @@ struct CountsLook {
 };
 
 /// Waits for those that are not there yet, at `counts` of the first of the sources; false when the group broke.
-__device__ __noinline__ inline bool await_counts(const RankParams& ranks, std::uint64_t number,
+__device__ __noinline__ inline bool await_counts(const LatencyParams& call, std::uint64_t number,
                                                  const std::uint64_t* counts, int first, CountsLook& look) {
   bool came = true;
 #pragma unroll 1
-  for (int i = 0; i < CountsLook::kLoads && first + i < ranks.num_ranks; ++i) {
-    const Payload count = wait_payload(ranks, {Awaited::kCounts, first + i, number},
+  for (int i = 0; i < CountsLook::kLoads && first + i < call.ranks.num_ranks; ++i) {
+    const Payload count = wait_payload(call, {Awaited::kCounts, first + i, number},
                                        counts + i * static_cast<int>(kMaxExperts), look.words[i]);
     look.words[i] = make_word(number, count.value);
     came = came && count.came;
@@ -142,8 +142,7 @@ __device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sen
       }
       if (!seen.are_of(num_ranks - first, sent.number)) [[unlikely]] {
         CountsLook late = seen;
-        came =
-            await_counts(call.ranks, sent.number, words + first * static_cast<int>(kMaxExperts) + expert, first, late);
+        came = await_counts(call, sent.number, words + first * static_cast<int>(kMaxExperts) + expert, first, late);
         seen = late;
       }
       if (use.ranges != nullptr) note_counts(call.ranks, shared, use.ranges, home, first, seen, rows);

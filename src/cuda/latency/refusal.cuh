@@ -55,8 +55,7 @@ __device__ inline bool wait_senders(const LatencyParams& call, std::uint64_t num
   for (int rank = 0; rank < call.ranks.num_ranks; ++rank) {
 #pragma unroll 1
     for (int block = thread; block < num_blocks[rank] && came; block += kRefusalThreads) {
-      came = wait_word(call.ranks, {Awaited::kDone, rank, number}, done_words(call, call.ranks.rank, set, rank) + block)
-                 .came;
+      came = wait_word(call, {Awaited::kDone, rank, number}, done_words(call, call.ranks.rank, set, rank) + block).came;
     }
   }
   return __syncthreads_and(static_cast<int>(came)) != 0;

@@ -4,6 +4,7 @@
 /// A Routing of latency mode on the host.
 
 #include <atomic>
+#include <cstdint>
 
 #include "cuda/intranode/routing.hpp"
 #include "cuda/latency/params.hpp"
@@ -24,6 +25,7 @@ struct LatencyRouting final : CudaRouting {
   RouteResultTables host_tables;           ///< the host's, as the GPU sees them; null in a graph
   DispatchReceiveParams dispatch_receive;  ///< of a split dispatch
   CombineReceiveParams combine_receive;    ///< of the latest combine
+  std::int64_t* wait_times_ns = nullptr;   ///< of the call that is to be received; null: nobody asks
   std::atomic<bool> received{false};       ///< the dispatch's receive half is launched, and tells the host the counts
 };
 

@@ -71,7 +71,7 @@ __device__ __noinline__ inline bool await_word_rows(const LatencyParams& call, c
   for (int i = 0; i < num_rows * LaneWords::kWords && came; ++i) {
     const std::byte* const words = rows[i / LaneWords::kWords] + 2 * step;
     const auto source = static_cast<unsigned>(words - begin) / static_cast<unsigned>(call.layout.row_words_bytes);
-    came = wait_payload(call.ranks, {Awaited::kRow, static_cast<int>(source), sent.number},
+    came = wait_payload(call, {Awaited::kRow, static_cast<int>(source), sent.number},
                         LaneWords::address(words, i % LaneWords::kWords))
                .came;
   }

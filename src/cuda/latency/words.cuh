@@ -34,16 +34,30 @@ __device__ inline void post_word(std::uint64_t* address, std::uint64_t number, s
   store_relaxed_system(address, make_word(number, payload));
 }
 
+/// A thread's wait for something of a call, counted to its end where the program has asked what the call waits for.
+class CallCount : public StepCount {
+ public:
+  __device__ CallCount(const LatencyParams& call, int rank) : StepCount(call.ranks, rank), call_(call), rank_(rank) {}
+
+  __device__ void over(unsigned spin, std::uint64_t start_ns) const {
+    if (call_.counts_waits && spin > 0) count_step(call_.ranks, rank_, start_ns, now_ns());
+  }
+
+ private:
+  const LatencyParams& call_;
+  int rank_;
+};
+
 /// Waits for a word of call `number`; 0 when the group broke. Not inlined: what waits is in no hurry, and the
 /// instruction cache is for the others.
-__device__ __noinline__ inline std::uint64_t poll_word(const RankParams& ranks, Awaited awaited, int peer,
+__device__ __noinline__ inline std::uint64_t poll_word(const LatencyParams& call, Awaited awaited, int peer,
                                                        std::uint64_t number, const std::uint64_t* address) {
   std::uint64_t word = 0;
   const auto read = [&word, address, number] {
     word = load_acquire_system(address);
     return is_word_of(word, number) ? number : 0;
   };
-  return wait_until(ranks, {awaited, peer, number}, read, number, StepCount(ranks, peer)) ? word : 0;
+  return wait_until(call.ranks, {awaited, peer, number}, read, number, CallCount(call, peer)) ? word : 0;
 }
 
 /// The payload of a word, and whether it came: not when the group broke.
@@ -53,22 +67,22 @@ struct Payload {
 };
 
 /// One thread's wait for a word of a call that says everything itself, of which `seen` is what a look found.
-__device__ inline Payload wait_payload(const RankParams& ranks, const Wait& wait, const std::uint64_t* address,
+__device__ inline Payload wait_payload(const LatencyParams& call, const Wait& wait, const std::uint64_t* address,
                                        std::uint64_t seen) {
   if (!is_word_of(seen, wait.epoch)) [[unlikely]] {  // or else the code that waits lies in between
-    seen = poll_word(ranks, wait.awaited, wait.peer, wait.epoch, address);
+    seen = poll_word(call, wait.awaited, wait.peer, wait.epoch, address);
     if (!is_word_of(seen, wait.epoch)) return {};
   }
   return {payload_of(seen), true};
 }
 
-__device__ inline Payload wait_payload(const RankParams& ranks, const Wait& wait, const std::uint64_t* address) {
-  return wait_payload(ranks, wait, address, load_relaxed_system(address));
+__device__ inline Payload wait_payload(const LatencyParams& call, const Wait& wait, const std::uint64_t* address) {
+  return wait_payload(call, wait, address, load_relaxed_system(address));
 }
 
 /// The same for a word before which its sender wrote something else, which is visible then.
-__device__ inline Payload wait_word(const RankParams& ranks, const Wait& wait, const std::uint64_t* address) {
-  return wait_payload(ranks, wait, address, load_acquire_system(address));
+__device__ inline Payload wait_word(const LatencyParams& call, const Wait& wait, const std::uint64_t* address) {
+  return wait_payload(call, wait, address, load_acquire_system(address));
 }
 
 __device__ inline std::uint64_t* header_words(const LatencyParams& call, int at_rank, LatencyKind kind, int set,
@@ -209,7 +223,7 @@ __device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, 
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
     const std::uint64_t* const word = grant_word(call, call.ranks.rank, kind, rank, number);
     if (rank >= GrantsLook::kRanks) seen = load_acquire_system(word);
-    const Payload set = wait_payload(call.ranks, {Awaited::kDone, rank, number}, word, seen);
+    const Payload set = wait_payload(call, {Awaited::kDone, rank, number}, word, seen);
     all = all && set.came;
     sets[rank] = static_cast<int>(set.value);
   }
@@ -297,7 +311,7 @@ __device__ inline Outcome await_headers(const LatencyParams& call, LatencyKind k
   for (int rank = first_header_rank(); rank < call.ranks.num_ranks; rank += num_warps) {
     const Wait wait{Awaited::kEntry, rank, number};
     const std::uint64_t* const word = header_word(call, kind, set, rank);
-    const Payload payload = wait_payload(call.ranks, wait, word, look != nullptr ? *look : load_relaxed_system(word));
+    const Payload payload = wait_payload(call, wait, word, look != nullptr ? *look : load_relaxed_system(word));
     look = nullptr;
     const bool all_came = __all_sync(kAllLanes, static_cast<int>(payload.came)) != 0;
     __syncwarp();  // hands what each lane has acquired to all of them

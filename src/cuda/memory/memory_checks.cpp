@@ -170,6 +170,13 @@ Status check_channel_tables_memory(const ChannelTablesCall& call, std::int64_t n
   return checks.status();
 }
 
+Status check_wait_times_memory(std::string_view operation, const std::int64_t* times_ns, const DeviceArena& arena) {
+  if (times_ns == nullptr) return {};
+  Checks checks(arena);
+  checks.pointer(fmt::format("{}: wait_times_ns", operation), times_ns);
+  return checks.status();
+}
+
 Status check_mask_memory(const ConstTensorView& out, const DeviceArena& arena) {
   Checks checks(arena);
   checks.pointer("latency_query_mask: out", out.data);

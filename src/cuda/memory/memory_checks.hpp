@@ -7,6 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <string_view>
 
 #include "core/backend.hpp"
@@ -19,6 +20,8 @@ Status check_route_memory(const RouteCall& call, const DeviceArena& arena);
 Status check_dispatch_memory(const DispatchCall& call, const DeviceArena& arena);
 Status check_combine_memory(const CombineCall& call, const DeviceArena& arena);
 Status check_channel_tables_memory(const ChannelTablesCall& call, std::int64_t num_tokens, const DeviceArena& arena);
+/// `times_ns`: of a call of latency mode; null: none.
+Status check_wait_times_memory(std::string_view operation, const std::int64_t* times_ns, const DeviceArena& arena);
 /// `out`: of latency_query_mask.
 Status check_mask_memory(const ConstTensorView& out, const DeviceArena& arena);
 Status check_layout_memory(const plan::TokenLayoutParams& params, int device);

@@ -1,0 +1,160 @@
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "conformance/latency_conformance.hpp"
+
+/// What calls of latency mode have waited for each rank is added to numbers that the program gives them.
+
+namespace ferry::test {
+namespace {
+
+constexpr int kNumRanks = 4;
+constexpr int kLate = 2;
+constexpr std::chrono::milliseconds kDelay{5};
+/// Kernels that an emulator runs take a tenth of a second.
+constexpr std::chrono::milliseconds kDelayOnGpus{300};
+/// In one of so many calls others have come before the late rank, however busy the machine is.
+constexpr int kMostRounds = 200;
+constexpr std::int64_t kMeetTimeoutNs = 60 * kNsPerSecond;
+constexpr std::int64_t kBefore = 1000;
+
+/// [R] i64, as a program has them.
+class WaitSums {
+ public:
+  explicit WaitSums(const Group& group)
+      : on_device_(uses_device(group)), memory_(on_device_, std::vector<std::int64_t>(kNumRanks, kBefore)) {}
+
+  TensorView view() { return {memory_.data(), DType::kInt64, {kNumRanks}}; }
+  /// What was added.
+  std::vector<std::int64_t> added() {
+    const Bytes bytes = read_memory(on_device_, memory_.data(), kNumRanks * sizeof(std::int64_t));
+    std::vector<std::int64_t> sums(kNumRanks);
+    std::memcpy(sums.data(), bytes.data(), bytes.size());
+    for (std::int64_t& sum : sums) sum -= kBefore;
+    return sums;
+  }
+
+ private:
+  bool on_device_;
+  PlainMemory memory_;
+};
+
+std::vector<std::int64_t> difference(const std::vector<std::int64_t>& after, const std::vector<std::int64_t>& before) {
+  std::vector<std::int64_t> grown(after.size());
+  for (std::size_t i = 0; i < after.size(); ++i) grown[i] = after[i] - before[i];
+  return grown;
+}
+
+/// Whether any rank says so. Ranks meet here.
+bool any_rank(RankContext& context, bool says) {
+  const std::byte mine{static_cast<std::uint8_t>(says ? 1 : 0)};
+  const auto all = context.bootstrap()->all_gather({&mine, 1}, kMeetTimeoutNs);
+  if (!context.expect_ok(all.status(), "meet")) return true;
+  for (const auto& bytes : *all) {
+    if (bytes.front() != std::byte{0}) return true;
+  }
+  return false;
+}
+
+class LatencyWaitTimes : public LatencyConformance {
+ protected:
+  /// Ranks that a rank itself waits for: of its node and its rail.
+  static bool are_neighbours(const Group& group, int rank, int other) {
+    const int size = group.topology().ranks_per_node;
+    return rank != other && (rank / size == other / size || rank % size == other % size);
+  }
+
+  void come_late(const RankContext& context) const {
+    if (context.rank() == kLate) std::this_thread::sleep_for(on_gpus() ? kDelayOnGpus : kDelay);
+  }
+
+  /// What one call has added. Hosts that move rows count each wait once, for the group and for the call.
+  static bool expect_added(RankContext& context, const Group& group, WaitSums& sums,
+                           const std::vector<std::int64_t>& group_waits, const std::string& what) {
+    const std::vector<std::int64_t> added = sums.added();
+    const auto shown = fmt::format("{}: {} ns were added", what, fmt::join(added, ", "));
+    context.expect(added[static_cast<std::size_t>(context.rank())] == 0, shown + ": a rank waits for itself");
+    for (const std::int64_t time_ns : added) context.expect(time_ns >= 0, shown);
+    if (!uses_device(group)) {
+      context.expect(added == group_waits,
+                     fmt::format("{}, and the group has waited {}", shown, fmt::join(group_waits, ", ")));
+    }
+    return added[kLate] > 0 && are_neighbours(group, context.rank(), kLate);
+  }
+};
+
+/// Whole calls, and halves, whose receive half alone counts.
+TEST_P(LatencyWaitTimes, ARankThatComesLateShows) {
+  const PreparedCase prepared = prepare_latency(small_latency_case(kNumRanks));
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    for (const bool split : {false, true}) {
+      bool dispatch_shows = false;
+      bool combine_shows = false;
+      for (int round = 0; round < kMostRounds; ++round) {
+        const std::string what = fmt::format("{}, round {}", split ? "halves" : "whole", round);
+        LatencyDispatchTensors dispatch(context, group, prepared, 0);
+        LatencyCombineTensors combine(context, group, prepared, 0);
+        WaitSums dispatch_sums(group);
+        WaitSums combine_sums(group);
+        dispatch.options.wait_times_ns = dispatch_sums.view();
+        combine.options.wait_times_ns = combine_sums.view();
+        dispatch.options.split = combine.options.split = split;
+        any_rank(context, false);
+        come_late(context);
+        std::vector<std::int64_t> before = group.wait_times_ns();
+        auto routing = group.latency_dispatch(dispatch.in, dispatch.out, dispatch.options, stream_of(group));
+        if (!context.expect_ok(finish(group, routing.status()), what)) return;
+        if (split) context.expect_ok(finish(group, group.latency_receive(*routing, stream_of(group))), what);
+        dispatch.expect_received(context, what);
+        dispatch_shows = expect_added(context, group, dispatch_sums, difference(group.wait_times_ns(), before),
+                                      what + ", dispatch") ||
+                         dispatch_shows;
+        any_rank(context, false);
+        come_late(context);
+        before = group.wait_times_ns();
+        context.expect_ok(
+            finish(group, group.latency_combine(*routing, combine.in, combine.out, stream_of(group), combine.options)),
+            what);
+        if (split) context.expect_ok(finish(group, group.latency_receive(*routing, stream_of(group))), what);
+        combine.expect_received(context, what);
+        combine_shows =
+            expect_added(context, group, combine_sums, difference(group.wait_times_ns(), before), what + ", combine") ||
+            combine_shows;
+        if (any_rank(context, dispatch_shows) && any_rank(context, combine_shows)) break;
+      }
+      context.expect(any_rank(context, dispatch_shows), "nobody has waited in a dispatch");
+      context.expect(any_rank(context, combine_shows), "nobody has waited in a combine");
+    }
+  });
+}
+
+/// Two calls in flight add to the same numbers, received in another order than they were sent.
+TEST_P(LatencyWaitTimes, CallsInFlightAddToTheSameNumbers) {
+  const PreparedCase prepared = prepare_latency(small_latency_case(kNumRanks));
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    LatencyDispatchTensors a(context, group, prepared, 0);
+    LatencyDispatchTensors b(context, group, prepared, 0);
+    WaitSums sums(group);
+    a.options.wait_times_ns = b.options.wait_times_ns = sums.view();
+    a.options.split = b.options.split = true;
+    const std::vector<std::int64_t> before = group.wait_times_ns();
+    auto first = group.latency_dispatch(a.in, a.out, a.options, stream_of(group));
+    auto second = group.latency_dispatch(b.in, b.out, b.options, stream_of(group));
+    if (!context.expect_ok(first.status(), "first") || !context.expect_ok(second.status(), "second")) return;
+    context.expect_ok(finish(group, group.latency_receive(*second, stream_of(group))), "receive the second");
+    context.expect_ok(finish(group, group.latency_receive(*first, stream_of(group))), "receive the first");
+    a.expect_received(context, "first: ");
+    b.expect_received(context, "second: ");
+    expect_added(context, group, sums, difference(group.wait_times_ns(), before), "both");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, LatencyWaitTimes, testing::ValuesIn(backend_configs()), config_name);
+
+}  // namespace
+}  // namespace ferry::test
