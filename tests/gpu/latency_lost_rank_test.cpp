@@ -223,7 +223,9 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     context.expect(is_expected(status.code()), "the interrupted call: " + status.to_string());
     context.expect(is_culprit(status.peer(), context),
                    fmt::format("blamed rank {}: {}", status.peer(), status.to_string()));
-    const std::int64_t most_ns = GetParam().loss == Loss::kStalls ? 2 * kSoonNs : kFarNs / 2;
+    // Processes may take turns on a GPU, and those that find the time over wait for theirs.
+    const bool soon = GetParam().loss == Loss::kStalls && GetParam().kind == RankKind::kThreads;
+    const std::int64_t most_ns = soon ? 2 * kSoonNs : kFarNs / 2;
     context.expect(took_ns <= most_ns, fmt::format("took {} ms", took_ns / 1'000'000));
     {
       Tensors tensors(context, *group, cases_.front(), 0);

@@ -96,13 +96,19 @@ std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations)
 constexpr std::int64_t kGraphPairs = 100;
 /// Fewer where they take longer than this together, as where ranks that are processes take turns on a GPU.
 constexpr std::int64_t kMaxGraphNs = 200'000'000;
+/// Pairs of which the fastest decides that.
+constexpr int kNumTrials = 3;
 
 /// Of a pair, in a graph of many.
 Status time_pairs_in_graph(const BenchPlan& plan, Operations& operations, RankContext& context, const GpuTimer& timer,
                            std::span<Interval> times) {
-  const auto once = timer.time({[&] { return operations.latency_pair(); }, [&] { return operations.wait(); }});
-  if (!once) return once.status();
-  const auto pair_ns = context.largest(std::max<std::int64_t>(once->events_ns, 1));
+  std::int64_t least_ns = kMaxGraphNs;
+  for (int trial = 0; trial < kNumTrials; ++trial) {
+    const auto once = timer.time({[&] { return operations.latency_pair(); }, [&] { return operations.wait(); }});
+    if (!once) return once.status();
+    least_ns = std::min(least_ns, once->events_ns);
+  }
+  const auto pair_ns = context.largest(std::max<std::int64_t>(least_ns, 1));
   if (!pair_ns) return pair_ns.status();
   const auto num_pairs = std::clamp<std::int64_t>(kMaxGraphNs / *pair_ns, 1, kGraphPairs);
   const Stream stream = operations.device().stream();

@@ -37,13 +37,15 @@ constexpr int kGpuBatch = 100;
 /// Fewer where they take longer than this together: a call there and back is two time slices where ranks that are
 /// processes share a GPU, and a copy of a megabyte takes its time over TCP.
 constexpr std::int64_t kMaxBatchNs = 20'000'000;
-/// Calls by which that is found out.
+/// By how many calls of a kernel that is found out, and by the fastest of how many kernels: one may have been kept waiting.
 constexpr int kTrialCalls = 2;
+constexpr int kNumTrials = 5;
 constexpr int kGpuWordWindow = 4096;
 
 /// Of one size, taken by rank 0. Nanoseconds.
 struct Figures {
   std::int64_t num_bytes = 0;
+  int num_calls = 0;             ///< of which a latency is the mean
   std::int64_t latency_p50 = 0;  ///< of one call: until it has returned (get, fadd), or there and back, halved
   std::int64_t latency_p99 = 0;
   std::int64_t window_p50 = 0;       ///< of kWindow calls and quiet
@@ -95,6 +97,7 @@ class Pair {
     bytes_ = static_cast<std::size_t>(num_bytes);
     Figures figures;
     figures.num_bytes = num_bytes;
+    figures.num_calls = kBatch;
     const std::vector<std::int64_t> latency = series([this] { exchange(); }, kBatch);
     figures.latency_p50 = percentile(latency, 50);
     figures.latency_p99 = percentile(latency, 99);
@@ -213,8 +216,8 @@ class Pair {
 
 /// Calls of one kernel, the same on both ranks.
 int batch_of(GpuSeries& gpu, RankContext& context, std::size_t num_bytes) {
-  const std::vector<std::int64_t> times = gpu.exchanges(num_bytes, kTrialCalls, false, {1, 1});
-  const std::int64_t slowest_ns = context.largest(times.empty() ? 1 : times.front()).value();
+  const std::vector<std::int64_t> times = gpu.exchanges(num_bytes, kTrialCalls, false, {1, kNumTrials});
+  const std::int64_t slowest_ns = context.largest(times.empty() ? 1 : std::ranges::min(times)).value();
   return static_cast<int>(std::clamp<std::int64_t>(kMaxBatchNs / std::max<std::int64_t>(slowest_ns, 1), 1, kGpuBatch));
 }
 
@@ -225,6 +228,7 @@ Figures measure_gpu(GpuSeries& gpu, const OneSidedRun& run, RankContext& context
   Figures figures;
   figures.num_bytes = num_bytes;
   const int batch = batch_of(gpu, context, bytes);
+  figures.num_calls = batch;
   const std::vector<std::int64_t> latency = gpu.exchanges(bytes, batch, false, kernels);
   figures.latency_p50 = p50(latency);
   figures.latency_p99 = latency.empty() ? 0 : percentile(latency, 99);
@@ -319,6 +323,7 @@ Json to_json(const OneSidedRun& run, std::span<const Figures> all) {
   for (const Figures& one : all) {
     Json entry;
     entry["num_bytes"] = one.num_bytes;
+    entry["latency_calls"] = one.num_calls;
     entry["latency_p50_ns"] = one.latency_p50;
     entry["latency_p99_ns"] = one.latency_p99;
     entry["window_p50_ns"] = one.window_p50;
