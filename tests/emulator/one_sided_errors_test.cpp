@@ -36,6 +36,14 @@ TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndRecorded) {
     codes.push_back(device::get(world, 1, &value, past, 1));
     codes.push_back(device::put_value(world, 1, past, 1));
     codes.push_back(device::get_value(world, -1, ranks.word(0, kSignal)).code);
+    // Misaligned, here and on the last rank, which may be of another node.
+    auto* const half = reinterpret_cast<std::uint32_t*>(world.heap + 2);
+    for (const int rank : {0, world.num_ranks - 1}) {
+      codes.push_back(device::put_value(world, rank, odd, 1));
+      codes.push_back(device::put_value(world, rank, half, 1));
+      codes.push_back(device::get_value(world, rank, odd).code);
+      codes.push_back(device::get_value(world, rank, half).code);
+    }
     codes.push_back(device::signal(world, 1, odd, 1, SignalOp::kSet));
     codes.push_back(device::put_signal(world, 1, world.heap, &value, 8, past, 1, SignalOp::kAdd));
     codes.push_back(device::put_signal(world, 1, past, &value, 8, ranks.word(0, kSignal), 1, SignalOp::kAdd));

@@ -83,14 +83,15 @@ class RequestWriter {
     Memory::store_release_device(&ring_.state->reply_turns[reply % kNumReplies],
                                  reply / kNumReplies << reply_turn::kLap | reply_turn::kTaken | reply_turn::kLeft);
   }
-  /// Whether the reply has come, and its value.
+  /// Whether the reply has come, and then its value.
   FERRY_DEVICE bool has_reply(std::uint64_t reply, std::uint64_t& value) const {
     const RequestReply& answer = ring_.replies[reply % kNumReplies];
     const std::uint64_t low = Memory::load_acquire_system(&answer.words[0]);
     const std::uint64_t high = Memory::load_acquire_system(&answer.words[1]);
     const std::uint64_t tag = reply_word(static_cast<std::uint32_t>(reply), 0) >> 32;
+    if (low >> 32 != tag || high >> 32 != tag) return false;
     value = high << 32 | (low & 0xFFFFFFFFU);
-    return low >> 32 == tag && high >> 32 == tag;
+    return true;
   }
   /// Whether the reply will never come, because the peer is lost.
   FERRY_DEVICE bool is_lost(std::uint64_t reply) const {
