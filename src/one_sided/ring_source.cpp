@@ -30,6 +30,8 @@ class RingSource::Pending final : public Completion {
     num_parts_ = num_parts;
     has_reply_ = request != nullptr && request->wants_reply;
     reply_ = request != nullptr ? request->reply : 0;
+    is_staged_get_ = request != nullptr && request->op == RequestOp::kGet &&
+                     request->local_offset >= source_.options_.limits.remote_bytes;
     lost_ = false;
     ++epoch.num_open;
   }
@@ -42,7 +44,9 @@ class RingSource::Pending final : public Completion {
   }
   void lost(int peer) override {
     if (!std::exchange(lost_, true)) {
-      if (has_reply_) source_.reader_.lose_reply(reply_);
+      // Of a peer that was lost before, the driver tells while it issues.
+      const bool was_issued = !(source_.has_out_ && source_.out_.completion == this);
+      if (has_reply_) source_.reader_.lose_reply(reply_, is_staged_get_ && was_issued);
       source_.reader_.lose();
       if (source_.options_.lost) source_.options_.lost(peer);
     }
@@ -55,6 +59,7 @@ class RingSource::Pending final : public Completion {
   std::uint64_t num_parts_ = 0;
   bool has_reply_ = false;
   bool lost_ = false;
+  bool is_staged_get_ = false;
   std::uint32_t reply_ = 0;
 };
 

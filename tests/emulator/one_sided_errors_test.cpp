@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "emulator/one_sided_case.hpp"
@@ -199,6 +200,49 @@ TEST(OneSidedNodes, WhatAPeerDoesNotAnswerEndsByItsDeadlineAndTheRestGoesOn) {
   EXPECT_EQ(again, std::vector<Code>(again.size(), Code::kOk)) << "late answers, and then as before";
   EXPECT_EQ(*ranks.word(2, 4), 1U);
   EXPECT_EQ(got, before) << "late answers are nobody's";
+}
+
+/// The network may still write what it was asked for when the rank was lost.
+TEST(OneSidedNodes, WhereALostGetWasToComeNothingElseComes) {
+  constexpr std::size_t kNumBytes = 24;
+  constexpr std::uint64_t kNumGets = 2 * device::kNumReplies;
+  OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1});
+  ranks.stall(2, true);
+  for (std::size_t b = 0; b < kNumBytes; ++b) ranks.heap(1)[kRowOffset + b] = pattern(1, 0, b);
+  const World world = ranks.world(0);
+  std::byte* const staging = world.ring.staging + world.ring.num_slots * world.ring.slot_bytes;
+  const std::size_t staging_bytes = device::kNumReplies * world.ring.slot_bytes;
+  Code lost = Code::kOk;
+  Code quiet = Code::kOk;
+  std::uint64_t num_good = 0;
+  ranks.launch(0, {1, 1, 0}, [&] {
+    std::vector<std::byte> got(kNumBytes);
+    lost = device::get(world, 2, got.data(), ranks.heap(0) + kRowOffset, kNumBytes);
+    quiet = device::quiet(world);
+    std::fill(staging, staging + staging_bytes, std::byte{0xEE});
+    for (std::uint64_t i = 0; i < kNumGets; ++i) {
+      std::fill(got.begin(), got.end(), std::byte{0});
+      const Code code = device::get(world, 1, got.data(), ranks.heap(0) + kRowOffset, kNumBytes);
+      num_good += code == Code::kOk && std::equal(got.begin(), got.end(), ranks.heap(1) + kRowOffset);
+    }
+  });
+  ranks.launch(1, {1, 1, 0}, [&] {
+    // The get is under way.
+    while (ranks.source(0).num_taken() == 0) {
+      device::wait_until(ranks.world(1), ranks.word(1, kSignal), Comparison::kEqual, 1, 1000);
+    }
+    ranks.lose(2, false);
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(lost, Code::kPeerLost);
+  EXPECT_EQ(quiet, Code::kPeerLost);
+  EXPECT_EQ(num_good, kNumGets);
+  std::uint64_t num_untouched = 0;
+  for (std::uint64_t place = 0; place < device::kNumReplies; ++place) {
+    const std::byte* const first = staging + place * world.ring.slot_bytes;
+    num_untouched += std::all_of(first, first + kNumBytes, [](std::byte b) { return b == std::byte{0xEE}; });
+  }
+  EXPECT_EQ(num_untouched, 1U) << "the place of the lost get, and that alone";
 }
 
 TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {

@@ -147,10 +147,13 @@ struct alignas(128) RequestCounts {
 /// plus one in its upper half, and with half of the value. In pinned host memory, initially zero.
 struct alignas(32) RequestReply {
   std::uint64_t words[2];
-  std::uint64_t lost;  ///< the lower half of the ticket plus one: there will be no answer, since the peer is lost
+  /// The lower half of the ticket plus one: there will be no answer, since the peer is lost. With kStagingInUse where
+  /// the network may still write the staging memory of the reply.
+  std::uint64_t lost;
 };
 
 inline constexpr std::uint32_t kNumReplies = 256;
+inline constexpr std::uint64_t kStagingInUse = std::uint64_t{1} << 32;
 
 FERRY_HOST_DEVICE inline std::uint64_t reply_word(std::uint32_t reply, std::uint64_t half) {
   return std::uint64_t{reply + 1U} << 32 | (half & 0xFFFFFFFFU);
