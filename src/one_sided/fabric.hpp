@@ -8,7 +8,8 @@
 /// engines of other nodes reach. Control words:
 ///
 ///   word             writer      readers  order                    publishes
-///   arrived[t][s]    team mates  owner    fetch_add / acquire      what the mate did before its barrier (in its node)
+///   arrived[t][s]    team mates  owner    fetch_add / acquire      what the mate did before its barrier (in its node);
+///                                                                  t: the slot that the owner keeps the team in
 ///   finished         all ranks   owner    fetch_add / acquire      that all ranks have come to the last barrier
 ///   entries[t]       team mates  owner    before a barrier         what a rank shows in an exchange of the team
 ///   doorbell         all         owner    fetch_add seq_cst, futex nothing; wakes sleepers
