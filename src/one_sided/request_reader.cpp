@@ -155,6 +155,8 @@ void RequestReader::answer(std::uint32_t reply, std::uint64_t value) {
   Word(answer.words[1]).store(device::reply_word(reply, value >> 32), std::memory_order_release);
 }
 
+bool RequestReader::is_broken() const { return Word(ring_.counts->broken).load(std::memory_order_acquire) != 0; }
+
 void RequestReader::fail(const Status& why) {
   if (!status_.ok()) return;
   status_ = why;

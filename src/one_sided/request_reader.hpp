@@ -49,6 +49,9 @@ class RequestReader {
   void lose();
   void lose_reply(std::uint32_t reply, bool staging_in_use);
 
+  /// Whether a writer has gone without the request that it took a ticket for.
+  bool is_broken() const;
+
   /// Why no request is taken any more; ok while they are. kInvalidArgument: one names what it must not; kTimeout: a
   /// writer has ended in the middle of one.
   const Status& status() const { return status_; }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "emulator/one_sided_case.hpp"
@@ -253,6 +254,45 @@ TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {
                [&] { code = device::wait_until(ranks.world(0), ranks.word(0, kSignal), Comparison::kEqual, 1); });
   ASSERT_EQ(ranks.run(), "");
   EXPECT_EQ(code, Code::kPeerLost);
+}
+
+/// One rank that does not answer holds up requests to the others behind a fence.
+TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
+  OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1});
+  ranks.stall(2, true);
+  std::vector<Code> taken;
+  std::vector<Code> behind;
+  const auto use = [&] {
+    const World world = ranks.world(0);
+    behind.push_back(device::fetch_add(world, 1, ranks.word(0, kCounter), 1).code);
+    behind.push_back(device::quiet(world));
+  };
+  ranks.launch(0, {1, 1, 0}, [&] {
+    const World world = ranks.world(0);
+    taken.push_back(device::put_value(world, 2, ranks.word(0, 4), 1));
+    taken.push_back(device::fence(world, 2));
+    // The fence waits until the put has arrived, out of the ring already.
+    for (std::uint64_t i = 0; i < world.ring.num_slots; ++i) {
+      taken.push_back(device::put_value(world, 1, ranks.word(0, 4), i));
+    }
+    EXPECT_TRUE(ranks.source(0).status().ok()) << "a full ring is nothing bad";
+    behind.push_back(device::put_value(world, 1, ranks.word(0, 5), 1));
+    use();
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(taken, std::vector<Code>(taken.size(), Code::kOk));
+  EXPECT_EQ(behind, std::vector<Code>(behind.size(), Code::kTimeout));
+  const Status why = ranks.source(0).status();
+  EXPECT_EQ(why.code(), ErrorCode::kTimeout);
+  EXPECT_EQ(why.peer(), 2);
+  EXPECT_NE(why.message().find("rank 2"), std::string::npos) << why.message();
+  // For good.
+  ranks.stall(2, false);
+  ranks.launch(0, {1, 1, 0}, use);
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(behind, std::vector<Code>(behind.size(), Code::kTimeout));
+  EXPECT_EQ(ranks.source(0).status().message(), why.message());
+  EXPECT_EQ(*ranks.word(1, 5), 0U);
 }
 
 TEST(OneSidedNodes, ARequestThatIsCutShortEndsWithTheReadersError) {

@@ -19,6 +19,8 @@
 ///   counts.lost             proxy                   writers        release / acquire: requests that will never be
 ///                                                                  complete, because their peer is lost
 ///   counts.failed           proxy, once             writers        release / acquire: no request is taken any more
+///   counts.broken           writers                 proxy          release / acquire: a ticket was taken for a request
+///                                                                  that will not be written
 ///   replies[r]              proxy                   who asked      release / acquire, each word with its ticket
 ///   state.head              writers                 writers        relaxed add
 ///   state.known_consumed    writers                 writers        relaxed maximum; what was seen of `consumed` last
@@ -135,12 +137,14 @@ inline Request request_of(const std::uint64_t (&words)[kRequestWords]) {
   return request;
 }
 
-/// Written by the proxy, in pinned host memory, initially zero. In lines of their own: writers poll them over PCIe.
+/// Written by the proxy but for the last, in pinned host memory, initially zero. In lines of their own: writers poll
+/// them over PCIe.
 struct alignas(128) RequestCounts {
   std::uint64_t consumed;
   std::uint64_t completed;
   std::uint64_t lost;
   std::uint64_t failed;
+  alignas(128) std::uint64_t broken;
 };
 
 /// What a kernel waits for when it has asked for a value: two words, each with the lower half of the reply's ticket

@@ -30,6 +30,7 @@ __device__ __noinline__ inline Code take_slot(const World& world, std::uint64_t&
   });
   if (code == Code::kOk && !failed) return Code::kOk;
   GpuMemory::store_release_device(&world.state->ring_broken, 1);
+  GpuMemory::store_release_system(&world.ring.counts->broken, 1);  // the host says why
   return code == Code::kOk ? Code::kTimeout : code;
 }
 
