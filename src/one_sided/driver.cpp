@@ -259,14 +259,24 @@ int Driver::find_pending_get() const {
   return found == peers_.end() ? -1 : static_cast<int>(found - peers_.begin());
 }
 
-int Driver::find_late() const {
-  const std::lock_guard lock(mutex_);
-  for (int peer = 0; peer < num_peers_; ++peer) {
-    const Peer& from = peers_[static_cast<std::size_t>(peer)];
-    if (losses_[static_cast<std::size_t>(peer)].gone.load(std::memory_order_relaxed)) continue;
-    if (from.flush_done < from.flush_begun || from.num_pending_gets > 0) return peer;
+int Driver::find_late(const Completion* completion) const {
+  int late = -1;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [number, ticket] : tickets_) {
+      if (ticket.completion == completion && (late < 0 || ticket.peer < late)) late = ticket.peer;
+    }
   }
-  return -1;
+  return late < 0 ? find_pending_get() : late;
+}
+
+int Driver::take_failure(int peer) {
+  const std::lock_guard lock(mutex_);
+  if (peer >= 0) return std::exchange(at(peer).has_failed, false) ? peer : -1;
+  const auto found = std::ranges::find_if(peers_, [](const Peer& one) { return one.has_failed; });
+  if (found == peers_.end()) return -1;
+  found->has_failed = false;
+  return static_cast<int>(found - peers_.begin());
 }
 
 void Driver::on_completed(int peer, std::uint64_t ticket, std::uint64_t value) {

@@ -113,8 +113,11 @@ class Driver {
   int flush_all(Completion* completion);
   /// A rank with operations without a `completion` under way that were asked for by `get_nbi`; -1: there is none.
   int find_pending_get() const;
-  /// A rank whose answer to a flush or a get is missing; -1: there is none.
-  int find_late() const;
+  /// A rank whose answer to `completion` is missing, or else to a get; -1: there is none.
+  int find_late(const Completion* completion) const;
+  /// A rank that was lost with operations which nobody has been told of, and `peer` if that is not -1; -1: there is
+  /// none. The caller tells of it.
+  int take_failure(int peer);
 
   /// Lets the network move. True if anything happened.
   bool progress();

@@ -303,16 +303,18 @@ Status Fabric::quiet(std::string_view operation) {
   // Of a lost peer the driver ends the waiting; a rank with nothing to answer may be lost.
   Status status = wait({.operation = operation,
                         .what =
-                            [this, &late] {
-                              late = driver_->find_late();
+                            [this, &late, &answers] {
+                              late = driver_->find_late(&answers);
                               return late < 0 ? std::string("what this rank sent to be complete")
                                               : fmt::format("the answer of rank {} to what this rank sent", late);
                             },
                         .timeout_ns = timeout_ns_},
                        [&] { return answers.complete() && driver_->find_pending_get() < 0; });
   if (!answers.complete()) driver_->forget(&answers);
-  if (answers.lost_peer() < 0) return status.ok() ? status : Status(status.code(), std::string(status.message()), late);
-  const std::array<int, 1> lost{answers.lost_peer()};
+  // What this call tells no later one is to tell again; gets have no answer to it of their own.
+  const int failed = driver_->take_failure(answers.lost_peer());
+  const std::array<int, 1> lost{answers.lost_peer() < 0 ? failed : answers.lost_peer()};
+  if (lost[0] < 0) return status.ok() ? status : Status(status.code(), std::string(status.message()), late);
   const Status why = presence(lost);
   return Status(why.ok() ? ErrorCode::kPeerLost : why.code(),
                 fmt::format("{}: {}; what this rank had sent it may or may not have arrived", operation, why.message()),

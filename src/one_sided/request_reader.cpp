@@ -142,9 +142,9 @@ Status RequestReader::check(const Request& request) const {
 
 void RequestReader::complete(std::uint64_t end) { Word(ring_.counts->completed).store(end, std::memory_order_release); }
 
-void RequestReader::lose_reply(std::uint32_t reply) {
-  Word(ring_.replies[reply % device::kNumReplies].lost)
-      .store(device::reply_word(reply, 0) >> 32, std::memory_order_release);
+void RequestReader::lose_reply(std::uint32_t reply, bool staging_in_use) {
+  const std::uint64_t word = device::reply_word(reply, 0) >> 32 | (staging_in_use ? device::kStagingInUse : 0);
+  Word(ring_.replies[reply % device::kNumReplies].lost).store(word, std::memory_order_release);
 }
 
 void RequestReader::lose() { Word(ring_.counts->lost).fetch_add(1, std::memory_order_release); }
@@ -154,6 +154,8 @@ void RequestReader::answer(std::uint32_t reply, std::uint64_t value) {
   Word(answer.words[0]).store(device::reply_word(reply, value), std::memory_order_release);
   Word(answer.words[1]).store(device::reply_word(reply, value >> 32), std::memory_order_release);
 }
+
+bool RequestReader::is_broken() const { return Word(ring_.counts->broken).load(std::memory_order_acquire) != 0; }
 
 void RequestReader::fail(const Status& why) {
   if (!status_.ok()) return;

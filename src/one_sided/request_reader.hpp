@@ -44,9 +44,13 @@ class RequestReader {
   void complete(std::uint64_t end);
   /// Answers the request that asked for `reply`.
   void answer(std::uint32_t reply, std::uint64_t value);
-  /// A request will not be completed, because its peer is lost; nor will `reply` come.
+  /// A request will not be completed, because its peer is lost; nor will `reply` come. `staging_in_use`: its staging
+  /// memory may still be written.
   void lose();
-  void lose_reply(std::uint32_t reply);
+  void lose_reply(std::uint32_t reply, bool staging_in_use);
+
+  /// Whether a writer has gone without the request that it took a ticket for.
+  bool is_broken() const;
 
   /// Why no request is taken any more; ok while they are. kInvalidArgument: one names what it must not; kTimeout: a
   /// writer has ended in the middle of one.

@@ -1,6 +1,9 @@
 #include "one_sided/ring_source.hpp"
 
+#include <fmt/format.h>
+
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "one_sided/words.hpp"
@@ -14,6 +17,7 @@ using Word = std::atomic_ref<std::uint64_t>;
 
 /// Requests that need no network and are done one after the other. Meanwhile nobody else drives that.
 constexpr int kMaxServedAtOnce = 256;
+constexpr std::int64_t kNsPerMs = 1'000'000;
 
 Word word_at(std::byte* heap, std::uint64_t offset) { return Word(*reinterpret_cast<std::uint64_t*>(heap + offset)); }
 
@@ -30,6 +34,8 @@ class RingSource::Pending final : public Completion {
     num_parts_ = num_parts;
     has_reply_ = request != nullptr && request->wants_reply;
     reply_ = request != nullptr ? request->reply : 0;
+    is_staged_get_ = request != nullptr && request->op == RequestOp::kGet &&
+                     request->local_offset >= source_.options_.limits.remote_bytes;
     lost_ = false;
     ++epoch.num_open;
   }
@@ -42,7 +48,9 @@ class RingSource::Pending final : public Completion {
   }
   void lost(int peer) override {
     if (!std::exchange(lost_, true)) {
-      if (has_reply_) source_.reader_.lose_reply(reply_);
+      // Of a peer that was lost before, the driver tells while it issues.
+      const bool was_issued = !(source_.has_out_ && source_.out_.completion == this);
+      if (has_reply_) source_.reader_.lose_reply(reply_, is_staged_get_ && was_issued);
       source_.reader_.lose();
       if (source_.options_.lost) source_.options_.lost(peer);
     }
@@ -55,6 +63,7 @@ class RingSource::Pending final : public Completion {
   std::uint64_t num_parts_ = 0;
   bool has_reply_ = false;
   bool lost_ = false;
+  bool is_staged_get_ = false;
   std::uint32_t reply_ = 0;
 };
 
@@ -78,13 +87,34 @@ void RingSource::note_failure() {
   if (status_.ok()) status_ = reader_.status();
 }
 
+/// A call that found the ring full until its deadline leaves a hole in it, where the requests behind would wait for ever.
+void RingSource::watch_writers() {
+  if (!reader_.status().ok() || !reader_.is_broken()) return;
+  const int peer = has_out_ ? out_.peer : -1;
+  const std::string cause =
+      peer < 0 ? std::string("the network has not taken its requests")
+               : fmt::format("what was asked of rank {} could not go on its way and held up all behind it", peer);
+  reader_.fail(
+      Status(ErrorCode::kTimeout,
+             fmt::format("one-sided requests: a call of a kernel found the ring full, and left its place in it "
+                         "after at most {} ms: {}; no request is taken any more. See why that rank does not "
+                         "answer, destroy this OneSided and create it again",
+                         options_.limits.timeout_ns / kNsPerMs, cause),
+             peer));
+  note_failure();
+}
+
 const Request* RingSource::front() {
-  if (has_out_) return &out_;
+  if (has_out_) {
+    watch_writers();
+    return &out_;
+  }
   for (int served = 0; expanded_.empty(); ++served) {
     // Null, as if there were no more: the next turn goes on with them.
     if (served == kMaxServedAtOnce) return nullptr;
     const device::Request* const request = reader_.front();
     if (request == nullptr) {
+      watch_writers();
       note_failure();
       return nullptr;
     }

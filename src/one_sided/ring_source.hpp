@@ -67,6 +67,7 @@ class RingSource final : public RequestSource {
   class Pending;
 
   void note_failure();
+  void watch_writers();
   bool is_local(const device::Request& request) const;
   void apply(const device::Request& request);
   std::uint64_t apply_atomic(const device::Request& request);

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "emulator/one_sided_case.hpp"
@@ -36,6 +38,14 @@ TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndRecorded) {
     codes.push_back(device::get(world, 1, &value, past, 1));
     codes.push_back(device::put_value(world, 1, past, 1));
     codes.push_back(device::get_value(world, -1, ranks.word(0, kSignal)).code);
+    // Misaligned, here and on the last rank, which may be of another node.
+    auto* const half = reinterpret_cast<std::uint32_t*>(world.heap + 2);
+    for (const int rank : {0, world.num_ranks - 1}) {
+      codes.push_back(device::put_value(world, rank, odd, 1));
+      codes.push_back(device::put_value(world, rank, half, 1));
+      codes.push_back(device::get_value(world, rank, odd).code);
+      codes.push_back(device::get_value(world, rank, half).code);
+    }
     codes.push_back(device::signal(world, 1, odd, 1, SignalOp::kSet));
     codes.push_back(device::put_signal(world, 1, world.heap, &value, 8, past, 1, SignalOp::kAdd));
     codes.push_back(device::put_signal(world, 1, past, &value, 8, ranks.word(0, kSignal), 1, SignalOp::kAdd));
@@ -193,6 +203,49 @@ TEST(OneSidedNodes, WhatAPeerDoesNotAnswerEndsByItsDeadlineAndTheRestGoesOn) {
   EXPECT_EQ(got, before) << "late answers are nobody's";
 }
 
+/// The network may still write what it was asked for when the rank was lost.
+TEST(OneSidedNodes, WhereALostGetWasToComeNothingElseComes) {
+  constexpr std::size_t kNumBytes = 24;
+  constexpr std::uint64_t kNumGets = 2 * device::kNumReplies;
+  OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1});
+  ranks.stall(2, true);
+  for (std::size_t b = 0; b < kNumBytes; ++b) ranks.heap(1)[kRowOffset + b] = pattern(1, 0, b);
+  const World world = ranks.world(0);
+  std::byte* const staging = world.ring.staging + world.ring.num_slots * world.ring.slot_bytes;
+  const std::size_t staging_bytes = device::kNumReplies * world.ring.slot_bytes;
+  Code lost = Code::kOk;
+  Code quiet = Code::kOk;
+  std::uint64_t num_good = 0;
+  ranks.launch(0, {1, 1, 0}, [&] {
+    std::vector<std::byte> got(kNumBytes);
+    lost = device::get(world, 2, got.data(), ranks.heap(0) + kRowOffset, kNumBytes);
+    quiet = device::quiet(world);
+    std::fill(staging, staging + staging_bytes, std::byte{0xEE});
+    for (std::uint64_t i = 0; i < kNumGets; ++i) {
+      std::fill(got.begin(), got.end(), std::byte{0});
+      const Code code = device::get(world, 1, got.data(), ranks.heap(0) + kRowOffset, kNumBytes);
+      num_good += code == Code::kOk && std::equal(got.begin(), got.end(), ranks.heap(1) + kRowOffset);
+    }
+  });
+  ranks.launch(1, {1, 1, 0}, [&] {
+    // The get is under way.
+    while (ranks.source(0).num_taken() == 0) {
+      device::wait_until(ranks.world(1), ranks.word(1, kSignal), Comparison::kEqual, 1, 1000);
+    }
+    ranks.lose(2, false);
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(lost, Code::kPeerLost);
+  EXPECT_EQ(quiet, Code::kPeerLost);
+  EXPECT_EQ(num_good, kNumGets);
+  std::uint64_t num_untouched = 0;
+  for (std::uint64_t place = 0; place < device::kNumReplies; ++place) {
+    const std::byte* const first = staging + place * world.ring.slot_bytes;
+    num_untouched += std::all_of(first, first + kNumBytes, [](std::byte b) { return b == std::byte{0xEE}; });
+  }
+  EXPECT_EQ(num_untouched, 1U) << "the place of the lost get, and that alone";
+}
+
 TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {
   OneSidedRanks ranks({.num_ranks = 2, .ranks_per_node = 1});
   ranks.errors(0).stop = 1;
@@ -201,6 +254,45 @@ TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {
                [&] { code = device::wait_until(ranks.world(0), ranks.word(0, kSignal), Comparison::kEqual, 1); });
   ASSERT_EQ(ranks.run(), "");
   EXPECT_EQ(code, Code::kPeerLost);
+}
+
+/// One rank that does not answer holds up requests to the others behind a fence.
+TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
+  OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1});
+  ranks.stall(2, true);
+  std::vector<Code> taken;
+  std::vector<Code> behind;
+  const auto use = [&] {
+    const World world = ranks.world(0);
+    behind.push_back(device::fetch_add(world, 1, ranks.word(0, kCounter), 1).code);
+    behind.push_back(device::quiet(world));
+  };
+  ranks.launch(0, {1, 1, 0}, [&] {
+    const World world = ranks.world(0);
+    taken.push_back(device::put_value(world, 2, ranks.word(0, 4), 1));
+    taken.push_back(device::fence(world, 2));
+    // The fence waits until the put has arrived, out of the ring already.
+    for (std::uint64_t i = 0; i < world.ring.num_slots; ++i) {
+      taken.push_back(device::put_value(world, 1, ranks.word(0, 4), i));
+    }
+    EXPECT_TRUE(ranks.source(0).status().ok()) << "a full ring is nothing bad";
+    behind.push_back(device::put_value(world, 1, ranks.word(0, 5), 1));
+    use();
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(taken, std::vector<Code>(taken.size(), Code::kOk));
+  EXPECT_EQ(behind, std::vector<Code>(behind.size(), Code::kTimeout));
+  const Status why = ranks.source(0).status();
+  EXPECT_EQ(why.code(), ErrorCode::kTimeout);
+  EXPECT_EQ(why.peer(), 2);
+  EXPECT_NE(why.message().find("rank 2"), std::string::npos) << why.message();
+  // For good.
+  ranks.stall(2, false);
+  ranks.launch(0, {1, 1, 0}, use);
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(behind, std::vector<Code>(behind.size(), Code::kTimeout));
+  EXPECT_EQ(ranks.source(0).status().message(), why.message());
+  EXPECT_EQ(*ranks.word(1, 5), 0U);
 }
 
 TEST(OneSidedNodes, ARequestThatIsCutShortEndsWithTheReadersError) {

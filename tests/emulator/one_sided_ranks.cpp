@@ -149,6 +149,13 @@ bool OneSidedRanks::move(Rank& from) {
     const std::size_t idx = (first + i) % operations.size();
     const auto begin = operations.begin();
     const auto at = begin + static_cast<std::ptrdiff_t>(idx);
+    if (one(at->request.peer).is_lost) {
+      one_sided::Completion* const completion = at->request.completion;
+      const int peer = at->request.peer;
+      operations.erase(at);
+      if (completion != nullptr) completion->lost(peer);
+      return true;
+    }
     if (one(at->request.peer).is_stalled) continue;
     if (std::any_of(begin, at, [at](const Operation& earlier) { return must_wait(at->request, earlier.request); })) {
       continue;

@@ -106,6 +106,35 @@ TEST_P(OneSidedHostCalls, AHostsPutAndSignalFromSymmetricMemoryAreOneRequest) {
   EXPECT_EQ(cuda::share_copy(copy, 8), 3U);
 }
 
+TEST(OneSidedNodes, AHostsFetchThatFailsLeavesItsResultAlone) {
+  constexpr std::uint64_t kSentinel = 0x5EED'5EED'5EED'5EED;
+  OneSidedRanks ranks({.num_ranks = 2, .ranks_per_node = 1});
+  cuda::WordParams word;
+  word.world = ranks.world(0);
+  word.word = ranks.word(0, kCounter);
+  word.value = 1;
+  // Answers are where later ones are to come.
+  ranks.launch(0, {1, 1, 0}, [&] {
+    for (std::uint32_t i = 0; i < device::kNumReplies; ++i) device::fetch_add(word.world, 1, word.word, 1);
+  });
+  ASSERT_EQ(ranks.run(), "");
+  ASSERT_EQ(*ranks.word(1, kCounter), device::kNumReplies);
+  ranks.stall(1, true);
+  // Late, and refused.
+  for (const int rank : {1, 2}) {
+    for (const cuda::WordCall call : {cuda::WordCall::kFetchAdd, cuda::WordCall::kCompareSwap}) {
+      std::uint64_t fetched = kSentinel;
+      word.call = call;
+      word.rank = rank;
+      word.fetched = &fetched;
+      cuda::launch_word_call(word, ranks.stream(0));
+      ASSERT_EQ(ranks.run(), "");
+      EXPECT_EQ(fetched, kSentinel) << "rank " << rank;
+    }
+  }
+  EXPECT_EQ(ranks.errors(0).code, static_cast<int>(Code::kTimeout));
+}
+
 /// Requests that one put_signal takes which rank 0 makes to the last rank, of another node.
 template <Scope kScope>
 std::uint64_t requests_of_put_signal(const OneSidedRanks::Options& options, unsigned num_threads, std::size_t num_bytes,

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -155,28 +156,112 @@ TEST(OneSidedStall, EndsCallsThatNeedTheRankAndNoOthers) {
   });
 }
 
+/// Each rank is a node.
+OneSidedOptions apart(std::int64_t timeout_ns) {
+  OneSidedOptions options;
+  options.backend = "cpu";
+  options.heap_bytes = std::size_t{4} << 20;
+  options.ranks_per_node = 1;
+  options.transport = "loopback";
+  options.timeout_ns = timeout_ns;
+  return options;
+}
+
+/// A rank with which this one is busy all the time is not late, where another does not answer.
+TEST(OneSidedStall, AQuietNamesTheRankItWaitsFor) {
+  net::LoopbackFaults faults;
+  const OneSidedOptions options = apart(kShortNs);
+  run_ranks({.num_ranks = 3}, [&](RankContext& context) {
+    Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options);
+    if (!context.expect_ok(shm.status(), "create")) return;
+    const std::span<std::uint64_t> many = block<std::uint64_t>(context, **shm, kManyWords);
+    gather(context, "all have theirs");
+    if (context.rank() == 0) {
+      const std::vector<std::uint64_t> source(kManyWords, kBefore);
+      std::atomic<bool> stop{false};
+      std::array<Status, 3> busy;
+      std::vector<std::thread> threads;
+      for (Status& status : busy) {
+        threads.emplace_back([&] {
+          while (!stop.load() && status.ok()) status = (*shm)->put(1, many.data(), source.data(), 8 * kManyWords);
+        });
+      }
+      faults.hold(0, 2);
+      for (int i = 0; i < 3; ++i) {
+        context.expect_ok((*shm)->signal(2, many.data(), 1, SignalOp::kAdd), "signal");
+        const Status late = (*shm)->quiet();
+        context.expect_code(late, ErrorCode::kTimeout, "quiet");
+        context.expect(late.peer() == 2, fmt::format("names rank {}", late.peer()));
+      }
+      stop.store(true);
+      for (std::thread& thread : threads) thread.join();
+      for (const Status& status : busy) context.expect_ok(status, "puts to the other");
+      faults.release(0, 2);
+      context.expect_ok(repeat([&] { return (*shm)->quiet(); }), "quiet");
+    }
+    gather(context, "the end");
+  });
+}
+
+/// Also where it is lost while the quiet waits: that one tells of it, and none after it.
+TEST(OneSidedStall, ALossIsToldByOneQuiet) {
+  for (const bool gets : {false, true}) {
+    net::LoopbackFaults faults;
+    const OneSidedOptions options = apart(60 * kNsPerSecond);
+    std::uint64_t data = 5;
+    run_ranks({.num_ranks = 3}, [&](RankContext& context) {
+      Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options);
+      if (!context.expect_ok(shm.status(), "create")) return;
+      const std::span<std::uint64_t> words = block<std::uint64_t>(context, **shm, 1);
+      const Result<Team> healthy = (*shm)->split((*shm)->world(), context.rank() < 2 ? 0 : 1);
+      if (!context.expect_ok(healthy.status(), "split")) return;
+      gather(context, "all have theirs");
+      Status told;
+      std::thread waiting;
+      if (context.rank() == 0) {
+        faults.hold(0, 2);
+        context.expect_ok(gets ? (*shm)->get_nbi(2, &data, words.data(), sizeof(data))
+                               : (*shm)->put_nbi(2, words.data(), &data, sizeof(data)),
+                          "begin");
+        waiting = std::thread([&] { told = (*shm)->quiet(); });
+      }
+      gather(context, "something is under way to one");
+      if (context.rank() == 2) shm->reset();
+      if (context.rank() == 0) {
+        waiting.join();
+        context.expect_code(told, ErrorCode::kPeerLost, "the quiet that waited");
+        context.expect(told.peer() == 2, fmt::format("names rank {}", told.peer()));
+        context.expect_ok((*shm)->quiet(), "the next one");
+      }
+      if (context.rank() < 2) context.expect_ok((*shm)->barrier(*healthy), "a barrier of the others");
+      gather(context, "the end");
+    });
+  }
+}
+
 /// A quiet between others does not fail for a rank that is lost and has nothing to answer.
 TEST(OneSidedStall, ALateRankIsNamedWhereAnotherIsLost) {
   net::LoopbackFaults faults;
-  OneSidedOptions options;
-  options.backend = "cpu";
-  options.heap_bytes = 4096;
-  options.ranks_per_node = 1;
-  options.transport = "loopback";
-  options.timeout_ns = kShortNs;
+  const OneSidedOptions options = apart(kShortNs);
   run_ranks({.num_ranks = 3}, [&](RankContext& context) {
     Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options);
     if (!context.expect_ok(shm.status(), "create")) return;
     const std::span<std::uint64_t> words = block<std::uint64_t>(context, **shm, 1);
     gather(context, "all have theirs");
+    const std::uint64_t source = 5;
+    if (context.rank() == 0) {
+      faults.hold(0, 2);
+      context.expect_ok((*shm)->put_nbi(2, words.data(), &source, sizeof(source)), "put_nbi");
+    }
+    gather(context, "something is under way to one");
     if (context.rank() == 2) shm->reset();
-    gather(context, "one has left");
+    gather(context, "it has left");
     if (context.rank() == 0) {
       std::uint64_t got = 0;
-      Status lost;
-      while (lost.ok()) lost = (*shm)->get(2, &got, words.data(), sizeof(got));
+      const Status lost = repeat([&] { return (*shm)->get(2, &got, words.data(), sizeof(got)); });
       context.expect_code(lost, ErrorCode::kPeerLost, "a get from the lost rank");
-      context.expect_code((*shm)->quiet(), ErrorCode::kPeerLost, "what was under way to it, once");
+      context.expect_code((*shm)->quiet(), ErrorCode::kPeerLost, "what was under way to it");
+      context.expect_ok((*shm)->quiet(), "that once");
       faults.hold(0, 1);
       context.expect_ok((*shm)->signal(1, words.data(), 1, SignalOp::kAdd), "signal");
       const Status late = (*shm)->quiet();

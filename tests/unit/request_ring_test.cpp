@@ -225,7 +225,7 @@ TEST_F(RequestRingTest, LossesAreFoundOnceAndByWhoAsked) {
   std::uint64_t reply = 0;
   ASSERT_TRUE(writer_.try_take_reply(writer_.next_place(), reply));
   EXPECT_FALSE(writer_.is_lost(reply));
-  reader.lose_reply(static_cast<std::uint32_t>(reply));
+  reader.lose_reply(static_cast<std::uint32_t>(reply), false);
   EXPECT_TRUE(writer_.is_lost(reply));
   EXPECT_FALSE(writer_.is_lost(reply + device::kNumReplies));
 }
@@ -248,9 +248,13 @@ TEST_F(RequestRingTest, APlaceThatWasLeftIsFreeWhenItsAnswerHasComeAndNotBefore)
   writer_.leave_reply(reply);
   ASSERT_TRUE(writer_.try_take_reply(5, reply)) << "it came before it was left";
   writer_.leave_reply(reply);
-  reader.lose_reply(static_cast<std::uint32_t>(reply));
+  reader.lose_reply(static_cast<std::uint32_t>(reply), false);
   ASSERT_TRUE(writer_.try_take_reply(5, reply)) << "it will never come";
   EXPECT_FALSE(writer_.is_lost(reply));
+  reader.lose_reply(static_cast<std::uint32_t>(reply), true);
+  EXPECT_TRUE(writer_.is_lost(reply)) << "who waits for it need not";
+  writer_.leave_reply(reply);
+  EXPECT_FALSE(writer_.try_take_reply(5, reply)) << "its staging memory may still be written";
 }
 
 }  // namespace

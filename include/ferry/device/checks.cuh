@@ -42,7 +42,13 @@ __device__ inline bool is_near(const World& world, int rank, const void* data, s
   return in_node(world, rank) & (offset <= world.heap_bytes) & (num_bytes <= world.heap_bytes - offset);
 }
 
-/// The same for a word.
+/// Whether a value at symmetric address `data` can be loaded and stored in one piece.
+template <typename T>
+__device__ inline bool is_aligned(const World& world, const T* data) {
+  return offset_of(world, data) % sizeof(T) == 0;
+}
+
+/// is_near for a word.
 __device__ inline bool is_near_word(const World& world, int rank, const std::uint64_t* word) {
   const bool is_of_node = in_node(world, rank);
   const bool is_of_heap = is_word(world, word);

@@ -159,6 +159,12 @@ __device__ inline Code get(const World& world, int rank, void* dest, const void*
   return Code::kOk;
 }
 
+/// put_value or get_value of a misaligned value. One thread.
+__device__ inline Code refuse_value(const World& world, Call call, int rank, const void* data,
+                                    std::uint64_t num_bytes) {
+  return finish<Scope::kThread>(world, Code::kInvalidArgument, {call, rank, data, num_bytes});
+}
+
 /// fetch_add, and where `call` says so compare_swap of `operand`, where it is for the proxy or refused. One thread.
 __device__ __noinline__ inline Fetched fetch_elsewhere(const World& world, Call call, int rank, std::uint64_t* word,
                                                        std::uint64_t value, std::uint64_t operand) {
@@ -278,23 +284,28 @@ __device__ inline Code get_nbi(const World& world, int rank, void* dest, const v
   return detail::get<kScope>(world, rank, dest, source, num_bytes, false);
 }
 
-/// Puts one value of 4 or 8 bytes, in one piece. One thread.
+/// Puts one value of 4 or 8 bytes, in one piece, at an address that is a multiple of as many. One thread.
 template <typename T>
 __device__ inline Code put_value(const World& world, int rank, T* dest, std::type_identity_t<T> value) {
   static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
-  if (!detail::is_near(world, rank, dest, sizeof(T))) {
+  const bool is_whole = detail::is_aligned(world, dest);
+  if (!(is_whole & detail::is_near(world, rank, dest, sizeof(T)))) {
+    if (!is_whole) return detail::refuse_value(world, Call::kPut, rank, dest, sizeof(T));
     return detail::put_elsewhere<Scope::kThread>(world, rank, dest, &value, sizeof(T), false);
   }
   *reinterpret_cast<volatile T*>(detail::at_peer(world, rank, dest)) = value;
   return Code::kOk;
 }
-/// Gets one value of 4 or 8 bytes, in one piece. One thread.
+/// Gets one value of 4 or 8 bytes, in one piece, from an address that is a multiple of as many. One thread.
 template <typename T>
 __device__ inline Got<T> get_value(const World& world, int rank, const T* source) {
   static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
   Got<T> got;
-  if (detail::is_near(world, rank, source, sizeof(T))) {
+  const bool is_whole = detail::is_aligned(world, source);
+  if (is_whole & detail::is_near(world, rank, source, sizeof(T))) {
     got.value = *reinterpret_cast<const volatile T*>(detail::at_peer(world, rank, source));
+  } else if (!is_whole) {
+    got.code = detail::refuse_value(world, Call::kGet, rank, source, sizeof(T));
   } else {
     got.code = detail::get_elsewhere<Scope::kThread>(world, rank, &got.value, source, sizeof(T), true);
   }

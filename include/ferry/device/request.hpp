@@ -19,6 +19,8 @@
 ///   counts.lost             proxy                   writers        release / acquire: requests that will never be
 ///                                                                  complete, because their peer is lost
 ///   counts.failed           proxy, once             writers        release / acquire: no request is taken any more
+///   counts.broken           writers                 proxy          release / acquire: a ticket was taken for a request
+///                                                                  that will not be written
 ///   replies[r]              proxy                   who asked      release / acquire, each word with its ticket
 ///   state.head              writers                 writers        relaxed add
 ///   state.known_consumed    writers                 writers        relaxed maximum; what was seen of `consumed` last
@@ -135,22 +137,27 @@ inline Request request_of(const std::uint64_t (&words)[kRequestWords]) {
   return request;
 }
 
-/// Written by the proxy, in pinned host memory, initially zero. In lines of their own: writers poll them over PCIe.
+/// Written by the proxy but for the last, in pinned host memory, initially zero. In lines of their own: writers poll
+/// them over PCIe.
 struct alignas(128) RequestCounts {
   std::uint64_t consumed;
   std::uint64_t completed;
   std::uint64_t lost;
   std::uint64_t failed;
+  alignas(128) std::uint64_t broken;
 };
 
 /// What a kernel waits for when it has asked for a value: two words, each with the lower half of the reply's ticket
 /// plus one in its upper half, and with half of the value. In pinned host memory, initially zero.
 struct alignas(32) RequestReply {
   std::uint64_t words[2];
-  std::uint64_t lost;  ///< the lower half of the ticket plus one: there will be no answer, since the peer is lost
+  /// The lower half of the ticket plus one: there will be no answer, since the peer is lost. With kStagingInUse where
+  /// the network may still write the staging memory of the reply.
+  std::uint64_t lost;
 };
 
 inline constexpr std::uint32_t kNumReplies = 256;
+inline constexpr std::uint64_t kStagingInUse = std::uint64_t{1} << 32;
 
 FERRY_HOST_DEVICE inline std::uint64_t reply_word(std::uint32_t reply, std::uint64_t half) {
   return std::uint64_t{reply + 1U} << 32 | (half & 0xFFFFFFFFU);

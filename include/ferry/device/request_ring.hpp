@@ -67,7 +67,7 @@ class RequestWriter {
     if ((seen & reply_turn::kTaken) != 0) {
       const std::uint64_t earlier = lap * kNumReplies + place;
       std::uint64_t unread = 0;
-      if ((seen & reply_turn::kLeft) == 0 || !(has_reply(earlier, unread) || is_lost(earlier))) return false;
+      if ((seen & reply_turn::kLeft) == 0 || !(has_reply(earlier, unread) || is_over(earlier))) return false;
       ++lap;
     }
     reply = lap * kNumReplies + place;
@@ -78,24 +78,28 @@ class RequestWriter {
     Memory::store_release_device(&ring_.state->reply_turns[reply % kNumReplies], (reply / kNumReplies + 1)
                                                                                      << reply_turn::kLap);
   }
-  /// Nobody waits for it any more, but it may still come: the place is free when it has.
+  /// Nobody waits for it any more, but it may still come: the place is free when it has, or once it is over.
   FERRY_DEVICE void leave_reply(std::uint64_t reply) const {
     Memory::store_release_device(&ring_.state->reply_turns[reply % kNumReplies],
                                  reply / kNumReplies << reply_turn::kLap | reply_turn::kTaken | reply_turn::kLeft);
   }
-  /// Whether the reply has come, and its value.
+  /// Whether the reply has come, and then its value.
   FERRY_DEVICE bool has_reply(std::uint64_t reply, std::uint64_t& value) const {
     const RequestReply& answer = ring_.replies[reply % kNumReplies];
     const std::uint64_t low = Memory::load_acquire_system(&answer.words[0]);
     const std::uint64_t high = Memory::load_acquire_system(&answer.words[1]);
     const std::uint64_t tag = reply_word(static_cast<std::uint32_t>(reply), 0) >> 32;
+    if (low >> 32 != tag || high >> 32 != tag) return false;
     value = high << 32 | (low & 0xFFFFFFFFU);
-    return low >> 32 == tag && high >> 32 == tag;
+    return true;
   }
   /// Whether the reply will never come, because the peer is lost.
   FERRY_DEVICE bool is_lost(std::uint64_t reply) const {
-    const std::uint64_t lost = Memory::load_acquire_system(&ring_.replies[reply % kNumReplies].lost);
-    return lost == reply_word(static_cast<std::uint32_t>(reply), 0) >> 32;
+    return (loss_of(reply) & ~kStagingInUse) == reply_word(static_cast<std::uint32_t>(reply), 0) >> 32;
+  }
+  /// Whether it is lost and nothing writes its staging memory any more.
+  FERRY_DEVICE bool is_over(std::uint64_t reply) const {
+    return loss_of(reply) == reply_word(static_cast<std::uint32_t>(reply), 0) >> 32;
   }
   /// The staging memory of a reply.
   FERRY_DEVICE const std::byte* reply_staging(std::uint64_t reply) const {
@@ -106,6 +110,10 @@ class RequestWriter {
   }
 
  private:
+  FERRY_DEVICE std::uint64_t loss_of(std::uint64_t reply) const {
+    return Memory::load_acquire_system(&ring_.replies[reply % kNumReplies].lost);
+  }
+
   const RequestRing& ring_;
 };
 

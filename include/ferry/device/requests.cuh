@@ -30,6 +30,7 @@ __device__ __noinline__ inline Code take_slot(const World& world, std::uint64_t&
   });
   if (code == Code::kOk && !failed) return Code::kOk;
   GpuMemory::store_release_device(&world.state->ring_broken, 1);
+  GpuMemory::store_release_system(&world.ring.counts->broken, 1);  // the host says why
   return code == Code::kOk ? Code::kTimeout : code;
 }
 
@@ -70,7 +71,8 @@ __device__ inline Code take_reply(const World& world, std::uint64_t& reply) {
 }
 
 /// Asks for the answer to a reply that this thread has taken, and waits for it. After an error the place is given back,
-/// or left to who finds the answer there. One thread.
+/// or left to who finds the answer there. Of a get that was lost under way it is left for good: a network card may still
+/// write its staging memory. One thread.
 __device__ __noinline__ inline Code ask_and_await(const World& world, const Request& request, std::uint64_t reply,
                                                   std::uint64_t& value) {
   const GpuWriter writer(world.ring);
@@ -81,7 +83,7 @@ __device__ __noinline__ inline Code ask_and_await(const World& world, const Requ
   }
   code = await_reply(world, reply, value);
   if (code == Code::kOk) return code;
-  if (writer.is_lost(reply)) {
+  if (writer.is_over(reply)) {
     writer.give_reply(reply);
   } else {
     writer.leave_reply(reply);

@@ -45,6 +45,11 @@ __global__ void __launch_bounds__(kCopyThreads) get_kernel(const __grid_constant
                                               params.symmetric + slice.first, slice.num_bytes, !params.later);
 }
 
+/// After an error there is nothing to hand over.
+__device__ void hand_over(const ::ferry::device::Fetched& fetched, std::uint64_t* to) {
+  if (fetched.code == ::ferry::device::Code::kOk) *to = fetched.value;
+}
+
 __global__ void word_kernel(const __grid_constant__ WordParams params) {
   const ::ferry::device::World& world = params.world;
   switch (params.call) {
@@ -52,11 +57,11 @@ __global__ void word_kernel(const __grid_constant__ WordParams params) {
       ::ferry::device::signal(world, params.rank, params.word, params.value, params.op);
       break;
     case WordCall::kFetchAdd:
-      *params.fetched = ::ferry::device::fetch_add(world, params.rank, params.word, params.value).value;
+      hand_over(::ferry::device::fetch_add(world, params.rank, params.word, params.value), params.fetched);
       break;
     case WordCall::kCompareSwap:
-      *params.fetched =
-          ::ferry::device::compare_swap(world, params.rank, params.word, params.expected, params.value).value;
+      hand_over(::ferry::device::compare_swap(world, params.rank, params.word, params.expected, params.value),
+                params.fetched);
       break;
     case WordCall::kWaitUntil:
       ::ferry::device::wait_until(world, params.word, params.comparison, params.value, params.timeout_ns);
