@@ -33,10 +33,13 @@ void count_received(const std::shared_ptr<const RoutingState>& state) {
 }
 
 /// Adds to a call's times, while it lives, what the rank waits for each other. Needs no memory: what was waited before
-/// is taken away first.
+/// is taken away first. Of a call that is refused here nothing: this rank does not make it.
 class AddedWaitTimes {
  public:
-  AddedWaitTimes(const call::CallSync& sync, std::int64_t* times_ns) : sync_(sync), times_ns_(times_ns) { add(-1); }
+  AddedWaitTimes(const call::CallSync& sync, const CallRecord& record, std::int64_t* times_ns)
+      : sync_(sync), times_ns_(record.code == ErrorCode::kOk ? times_ns : nullptr) {
+    add(-1);
+  }
   ~AddedWaitTimes() { add(1); }
   AddedWaitTimes(const AddedWaitTimes&) = delete;
   AddedWaitTimes& operator=(const AddedWaitTimes&) = delete;
@@ -55,7 +58,7 @@ class AddedWaitTimes {
 }  // namespace
 
 Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const std::shared_ptr<CpuRouting>& routing) {
-  const AddedWaitTimes added(*sync_, call.wait_times_ns);
+  const AddedWaitTimes added(*sync_, call.record, call.wait_times_ns);
   if (survivors_) {
     const Context context{*sync_, staging_, spare_tables_};
     const bool quantizes = call.record.code == ErrorCode::kOk && call.dispatch.quantize != Quantization::kNone;
@@ -82,7 +85,7 @@ Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const 
 }
 
 Status CpuBackend::make_latency_combine(const LatencyCombineCall& latency_call) {
-  const AddedWaitTimes added(*sync_, latency_call.wait_times_ns);
+  const AddedWaitTimes added(*sync_, latency_call.combine.record, latency_call.wait_times_ns);
   const CombineCall& call = latency_call.combine;
   if (!survivors_) return as_error_of(to_string(Operation::kLatencyCombine), make_combine(call));
   const Context context{*sync_, staging_, spare_tables_};

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int kNumRanks = 4;
 constexpr int kLate = 2;
+constexpr int kBad = 3;
 constexpr std::chrono::milliseconds kDelay{5};
 /// Kernels that an emulator runs take a tenth of a second.
 constexpr std::chrono::milliseconds kDelayOnGpus{300};
@@ -63,6 +65,10 @@ bool any_rank(RankContext& context, bool says) {
 
 class LatencyWaitTimes : public LatencyConformance {
  protected:
+  static std::byte* host_memory() {
+    alignas(64) static std::byte memory[1 << 16];
+    return memory;
+  }
   /// Ranks that a rank itself waits for: of its node and its rail.
   static bool are_neighbours(const Group& group, int rank, int other) {
     const int size = group.topology().ranks_per_node;
@@ -151,6 +157,67 @@ TEST_P(LatencyWaitTimes, CallsInFlightAddToTheSameNumbers) {
     a.expect_received(context, "first: ");
     b.expect_received(context, "second: ");
     expect_added(context, group, sums, difference(group.wait_times_ns(), before), "both");
+  });
+}
+
+/// A rank whose own call is refused has made none, whatever it waits until the others know.
+TEST_P(LatencyWaitTimes, ARefusedCallAddsNothing) {
+  const PreparedCase prepared = prepare_latency(small_latency_case(kNumRanks));
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    const bool bad = context.rank() == kBad;
+    for (const bool split : {false, true}) {
+      const std::string halves = split ? "halves, " : "whole, ";
+      const auto expect_refusal = [&](WaitSums& sums, const Status& sent, const Routing* received,
+                                      const std::string& what) {
+        const std::vector<std::int64_t> at_once = sums.added();
+        Status told = sent;
+        if (bad) {
+          context.expect_code(sent, ErrorCode::kInvalidArgument, what);
+        } else if (sent.ok() && split && received != nullptr) {
+          told = group.latency_receive(*received, stream_of(group));
+        }
+        context.expect_code(finish(group, told), ErrorCode::kInvalidArgument, what);
+        if (!bad) return;
+        const std::vector<std::int64_t> none(kNumRanks, 0);
+        context.expect(at_once == none, fmt::format("{}: at once {}", what, fmt::join(at_once, ", ")));
+        context.expect(sums.added() == none, fmt::format("{}: then {}", what, fmt::join(sums.added(), ", ")));
+      };
+      // So that the group has waited before.
+      any_rank(context, false);
+      come_late(context);
+      LatencyExchange exchange(context, group, prepared);
+      if (!exchange.dispatch()) return;
+      {
+        LatencyDispatchTensors in_flight(context, group, prepared, 0);
+        in_flight.options.split = true;
+        const auto before = group.latency_dispatch(in_flight.in, in_flight.out, in_flight.options, stream_of(group));
+        if (!context.expect_ok(before.status(), halves + "in flight")) return;
+        LatencyDispatchTensors tensors(context, group, prepared, 0);
+        WaitSums sums(group);
+        tensors.options.wait_times_ns = sums.view();
+        tensors.options.split = split;
+        // What is checked last: where GPUs' memory is, and whether a slab is still in use.
+        if (bad && uses_device(group)) tensors.out.x.data = host_memory();
+        if (bad && !uses_device(group)) tensors.out = in_flight.out;
+        any_rank(context, false);
+        come_late(context);
+        const auto routing = group.latency_dispatch(tensors.in, tensors.out, tensors.options, stream_of(group));
+        expect_refusal(sums, routing.status(), routing.ok() ? &*routing : nullptr, halves + "dispatch");
+        context.expect_ok(finish(group, group.latency_receive(*before, stream_of(group))), halves + "in flight");
+        in_flight.expect_received(context, halves + "in flight: ");
+      }
+      LatencyCombineTensors tensors(context, group, prepared, 0);
+      WaitSums sums(group);
+      tensors.options.wait_times_ns = sums.view();
+      tensors.options.split = split;
+      if (bad) tensors.out.x.data = uses_device(group) ? host_memory() : const_cast<void*>(tensors.in.x.data);
+      any_rank(context, false);
+      come_late(context);
+      const Status sent =
+          group.latency_combine(exchange.routing(), tensors.in, tensors.out, stream_of(group), tensors.options);
+      expect_refusal(sums, sent, &exchange.routing(), halves + "combine");
+      if (!exchange.combine(0)) return;
+    }
   });
 }
 

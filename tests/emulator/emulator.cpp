@@ -233,6 +233,8 @@ void Machine::wait(const Mark& mark) const {
 
 std::string Machine::run() { return state_->run(); }
 
+void Machine::let_looks_take(std::uint64_t look_ns) { state_->fibers.let_looks_take(look_ns); }
+
 std::string Machine::run_live() { return state_->run_live(); }
 
 Machine& the_machine() { return *machine; }
@@ -240,7 +242,8 @@ Machine& the_machine() { return *machine; }
 Fibers& fibers() { return machine->state().fibers; }
 
 std::uint64_t now_ns() {
-  if (!machine->state().is_live) return machine->state().clock_ns;
+  Machine::State& state = machine->state();
+  if (!state.is_live) return state.clock_ns + state.fibers.looked_ns();
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(now).count());
 }

@@ -72,6 +72,9 @@ class Machine {
   /// deadlines are met exactly when a wait would last forever.
   std::string run();
 
+  /// From now on it also goes on with each look that a thread takes at what others may change.
+  void let_looks_take(std::uint64_t look_ns);
+
   /// Runs whatever is queued, as long as the process lives, beside threads of the host: the clock is theirs. Returns
   /// only with what went wrong.
   std::string run_live();

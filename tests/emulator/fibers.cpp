@@ -121,6 +121,7 @@ void Fibers::give_turn() {
 
 void Fibers::poll() {
   Thread& thread = *current_;
+  looked_ns_ += look_ns_;
   put(thread, &polling_);
   give_turn();
   set_ready(thread);

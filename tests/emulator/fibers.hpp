@@ -108,6 +108,10 @@ class Fibers {
   std::uint64_t num_moves() const { return num_moves_; }
   void forget_still_turns() { still_turns_ = 0; }
 
+  void let_looks_take(std::uint64_t look_ns) { look_ns_ = look_ns; }
+  /// What they have taken.
+  std::uint64_t looked_ns() const { return looked_ns_; }
+
   // For the thread that has the turn.
 
   Thread& current() { return *current_; }
@@ -144,6 +148,8 @@ class Fibers {
   std::string error_;
   std::uint64_t still_turns_ = 0;
   std::uint64_t num_moves_ = 0;
+  std::uint64_t look_ns_ = 0;
+  std::uint64_t looked_ns_ = 0;
   std::size_t num_started_ = 0;
   unsigned num_blocks_ = 0;
   bool hurries_ = false;

@@ -178,7 +178,6 @@ TEST(EmulatedLatencyLayer, CombineOfARefusedDispatchIsRefusedWhoeverKnows) {
   }
 }
 
-/// However many threads wait: time counts once.
 /// Sums of a program that has asked: all of a wait, also of one that ends before its thread looks at the clock.
 TEST(EmulatedLatencyLayer, WhatACallWaitsForIsAddedToItsEnd) {
   constexpr int kNumRanks = 3;
@@ -230,6 +229,42 @@ TEST(EmulatedLatencyLayer, WhatACallWaitsForIsAddedToItsEnd) {
   }
 }
 
+/// Also of one that is over after a few looks, of which kernels take some before they wait.
+TEST(EmulatedLatencyLayer, WhatACallWaitsForIsAddedHoweverShortItIs) {
+  constexpr int kNumRanks = 2;
+  constexpr int kLate = 1;
+  // Less than the looks of all threads take, 1 ns each.
+  constexpr std::int64_t kLateNs = 8000;
+  std::mt19937_64 random(37);
+  for (const bool halves : {false, true}) {
+    LatencyRanks ranks(
+        {.num_ranks = kNumRanks, .latency_bytes = kLatencyBytes, .seed = random(), .counts_waits = true});
+    ranks.machine().let_looks_take(1);
+    const test::WorldSpec world{.num_ranks = kNumRanks,
+                                .num_topk = 4,
+                                .num_experts = 12,
+                                .max_tokens = 6,
+                                .layout = Layout::kSlab,
+                                .seed = random()};
+    LatencyRouting routing(ranks, test::make_world(world), world.max_tokens, {});
+    LatencyDispatch dispatch(ranks, routing, LatencyDispatchSpec{.seed = random()});
+    ranks.delay(kLate, kLateNs);
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      if (halves) dispatch.send(rank);
+      ranks.time(rank, [&] { return halves ? dispatch.receive(rank) : dispatch.run_whole(rank); });
+    }
+    ASSERT_EQ(ranks.machine().run(), "");
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      EXPECT_EQ(dispatch.compare(rank), "");
+      EXPECT_EQ(ranks.wait_time_ns(rank, rank), 0);
+    }
+    // The others' kernels may take a while to begin, and the late rank's to send.
+    EXPECT_GE(ranks.wait_time_ns(1 - kLate, kLate), kLateNs / 2) << (halves ? "halves" : "whole");
+    EXPECT_LE(ranks.wait_time_ns(1 - kLate, kLate), 2 * kLateNs) << (halves ? "halves" : "whole");
+  }
+}
+
+/// However many threads wait: time counts once.
 TEST(EmulatedLatencyLayer, ARankThatIsLateShowsInTheWaitsOfTheOthers) {
   constexpr int kNumRanks = 3;
   constexpr int kLate = 1;

@@ -1,10 +1,12 @@
-/// Waits of single threads for words of latency mode.
+/// Waits of single threads and warps for words of latency mode.
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
-#include "cuda/latency/words.cuh"
+#include "cuda/latency/row_words.cuh"
 #include "emulator/latency_ranks.hpp"
 
 namespace ferry::emulator {
@@ -47,6 +49,45 @@ TEST(EmulatedLatencyWords, AWaitIsCountedToItsEndWhereTheProgramAsks) {
       }
       EXPECT_EQ(ranks.report(kReceiver).waits.steps_ns[kReceiver], 0U);
     }
+  }
+}
+
+/// A few looks are taken at them before anybody waits.
+TEST(EmulatedLatencyWords, AWaitForARowOfWordsIsCountedHoweverShortItIs) {
+  // Of a warp, before the words come; each takes 1 ns.
+  constexpr std::uint64_t kLooksNs = 2000;
+  constexpr std::size_t kRowBytes = cuda::kWordStepBytes;
+  constexpr std::uint32_t kTwoOnes = 0x3F803F80;  // bf16
+  for (std::uint64_t seed = 1; seed <= kNumSeeds; ++seed) {
+    LatencyRanks ranks({.num_ranks = 2, .latency_bytes = kLatencyBytes, .seed = seed, .counts_waits = true});
+    ranks.machine().let_looks_take(1);
+    cuda::LatencyParams call;
+    call.ranks = ranks.params(kReceiver);
+    call.layout = ranks.layout();
+    call.counts_waits = ranks.counts_waits();
+    cuda::SentCall sent{};
+    sent.number = kNumber;
+    cuda::CombineRows rows;
+    rows.row_bytes = kRowBytes;
+    std::byte* const words = cuda::device::word_row(call, rows, kReceiver, static_cast<int>(sent.set), kSender, 0, 0);
+    cuda::device::Terms terms{};
+    terms.rows[0] = words;
+    std::vector<std::uint32_t> sums(kRowBytes / sizeof(std::uint32_t), 0);
+    const GridShape warp{.num_threads = cuda::device::kWarpLanes};
+    ranks.machine().launch(ranks.stream(kReceiver), warp, [&] {
+      auto* const out = reinterpret_cast<std::byte*>(sums.data());
+      EXPECT_TRUE(cuda::device::sum_word_rows<false>(call, sent, terms, 1, out, static_cast<int>(kRowBytes)));
+    });
+    ranks.machine().launch(ranks.stream(kSender), warp, [words] {
+      const std::uint64_t start_ns = now_ns();
+      while (now_ns() - start_ns < kLooksNs) poll();
+      cuda::device::LaneWords({kTwoOnes, kTwoOnes, kTwoOnes, kTwoOnes}, kNumber).store(words);
+    });
+    ASSERT_EQ(ranks.machine().run(), "");
+    EXPECT_EQ(sums, std::vector<std::uint32_t>(sums.size(), kTwoOnes)) << "seed " << seed;
+    const std::uint64_t counted_ns = ranks.report(kReceiver).waits.steps_ns[kSender];
+    EXPECT_GE(counted_ns, kLooksNs / 2) << "seed " << seed;
+    EXPECT_LE(counted_ns, 2 * kLooksNs) << "seed " << seed;
   }
 }
 

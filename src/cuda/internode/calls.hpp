@@ -5,6 +5,7 @@
 /// the hosts, which wait for its counts in any case, once kernels have found that all ranks make it.
 
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -15,6 +16,7 @@
 #include "cuda/internode/side_stream.hpp"
 #include "cuda/internode/steps.hpp"
 #include "cuda/intranode/calls.hpp"
+#include "cuda/intranode/wait_times.hpp"
 #include "cuda/memory/pinned_memory.hpp"
 
 namespace ferry::cuda::internode {
@@ -60,6 +62,8 @@ NodePlace place_of(const Parts& parts);
 CallIdentity identity_of(const Context& context, const CallRecord& record, const Launch& launch);
 /// As Context::refuse: all ranks of the group learn of it.
 Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status);
+/// For launch_timed. `times_ns`: [R] of the program; null: nobody asks.
+WaitTimesParams wait_times_of(const Parts& parts, std::int64_t* times_ns);
 StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel);
 
 /// The part of a dispatch that follows its checks: of tokens that are routed, or that kernels route in the same call.
@@ -69,10 +73,12 @@ struct DispatchRun {
   bool exact_rows = false;
   bool captured = false;
   const NodeRouteInput* route = nullptr;
+  std::int64_t* wait_times_ns = nullptr;  ///< [R], what the call waits for is added; null: nobody asks
 };
 Status make_dispatch(Context& context, const DispatchRun& run);
 /// The same of a combine.
-Status make_combine(Context& context, const CombineCall& call, const RoutedTokens& routed, bool captured);
+Status make_combine(Context& context, const CombineCall& call, const RoutedTokens& routed, bool captured,
+                    std::int64_t* wait_times_ns);
 
 /// A route whose rows and tokens are bounded, once it is checked.
 Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements& placements, const RouteCall& call,

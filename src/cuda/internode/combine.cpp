@@ -1,3 +1,4 @@
+#include <cstdint>
 #include <new>
 
 #include "core/checks.hpp"
@@ -89,12 +90,13 @@ Status run(Context& context, const CombineCall& call) {
   const Result<bool> captured = context.check_stream(to_string(Operation::kCombine), call.stream);
   if (!captured.ok()) return refused(captured.status());
   if (Status status = check_not_latency(*call.routing, "combine"); !status.ok()) return refused(status);
-  return make_combine(context, call, static_cast<const NodesRouting&>(*call.routing).routed, *captured);
+  return make_combine(context, call, static_cast<const NodesRouting&>(*call.routing).routed, *captured, nullptr);
 }
 
 }  // namespace
 
-Status make_combine(Context& context, const CombineCall& call, const RoutedTokens& routed, bool captured) {
+Status make_combine(Context& context, const CombineCall& call, const RoutedTokens& routed, bool captured,
+                    std::int64_t* wait_times_ns) {
   const auto refused = [&context, &call](const Status& status) {
     return refuse(context, call.record, call.stream, as_error_of(to_string(call.record.operation), status));
   };
@@ -114,11 +116,13 @@ Status make_combine(Context& context, const CombineCall& call, const RoutedToken
   Result<Launch> begun = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!begun.ok()) return refused(begun.status());
   parts.rail_link->wake();
-  cudaError_t error = copies.launch(call, blocks.num_all, begun->stream);
-  if (error == cudaSuccess) {
-    error = launch(combine_steps(place, identity_of(context, call.record, *begun), routed, tensors, staging, blocks),
-                   begun->stream);
-  }
+  const CombineSteps steps =
+      combine_steps(place, identity_of(context, call.record, *begun), routed, tensors, staging, blocks);
+  const auto launch_steps = [&] {
+    const cudaError_t error = copies.launch(call, blocks.num_all, begun->stream);
+    return error == cudaSuccess ? launch(steps, begun->stream) : error;
+  };
+  const cudaError_t error = launch_timed(wait_times_of(parts, wait_times_ns), begun->stream, launch_steps);
   return context.end(*begun, error, to_string(call.record.operation));
 }
 

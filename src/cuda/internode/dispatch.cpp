@@ -77,21 +77,26 @@ Status make_dispatch(Context& context, const DispatchRun& run) {
   const NodePlace place = place_of(parts);
   const CallIdentity identity = identity_of(context, call.record, *begun);
   DispatchSteps rows = dispatch_steps(place, identity, run.routed, tensors, staging, blocks);
-  cudaError_t error = cudaSuccess;
-  if (steps->has_value()) error = launch_quantize((*steps)->quantize, blocks.num_all, begun->stream);
-  if (error == cudaSuccess && run.route != nullptr) {
-    rows.exchange.begins_call = false;
-    const NodeRouteStaging route_staging = NodeRouteStaging::at(*room, topology, *run.route);
-    error = launch(node_route_steps(place, topology, identity, *run.route, route_staging, blocks), begun->stream);
-  }
-  if (error == cudaSuccess) error = launch(rows, begun->stream);
-  if (error == cudaSuccess && needs_padding(call, run.exact_rows)) {
-    PaddingParams padding = padding_params(parts.ranks, call);
-    padding.summary = &parts.rail_link->params().state->gate;
-    padding.source = run.routed.tables.source;
-    padding.max_blocks = blocks.num_other;
-    error = launch_padding(padding, begun->stream);
-  }
+  if (run.route != nullptr) rows.exchange.begins_call = false;
+  const auto launch_steps = [&] {
+    const cudaStream_t stream = begun->stream;
+    cudaError_t error = cudaSuccess;
+    if (steps->has_value()) error = launch_quantize((*steps)->quantize, blocks.num_all, stream);
+    if (error == cudaSuccess && run.route != nullptr) {
+      const NodeRouteStaging route_staging = NodeRouteStaging::at(*room, topology, *run.route);
+      error = launch(node_route_steps(place, topology, identity, *run.route, route_staging, blocks), stream);
+    }
+    if (error == cudaSuccess) error = launch(rows, stream);
+    if (error == cudaSuccess && needs_padding(call, run.exact_rows)) {
+      PaddingParams padding = padding_params(parts.ranks, call);
+      padding.summary = &parts.rail_link->params().state->gate;
+      padding.source = run.routed.tables.source;
+      padding.max_blocks = blocks.num_other;
+      error = launch_padding(padding, stream);
+    }
+    return error;
+  };
+  const cudaError_t error = launch_timed(wait_times_of(parts, run.wait_times_ns), begun->stream, launch_steps);
   return context.end(*begun, error, to_string(call.record.operation));
 }
 

@@ -19,10 +19,7 @@ constexpr std::string_view kDispatch = "latency_dispatch";
 
 }  // namespace
 
-Status NodesLatency::add_wait_times(std::string_view operation, std::int64_t* times_ns, bool subtracts, Stream stream,
-                                    bool captured) {
-  if (times_ns == nullptr) return {};
-  const Parts& parts = context_.parts();
+WaitTimesParams wait_times_of(const Parts& parts, std::int64_t* times_ns) {
   const RailParams& rails = parts.rail_link->params();
   WaitTimesParams params;
   params.local = parts.ranks.control.local;
@@ -32,9 +29,7 @@ Status NodesLatency::add_wait_times(std::string_view operation, std::int64_t* ti
   params.node = rails.node;
   params.num_nodes = rails.num_nodes;
   params.times_ns = times_ns;
-  params.subtracts = subtracts;
-  return context_.launch_local(
-      operation, stream, [&params](cudaStream_t to) { return launch_wait_times(params, to); }, captured);
+  return params;
 }
 
 Result<std::shared_ptr<RoutingState>> NodesLatency::make_dispatch(const LatencyDispatchCall& call) {
@@ -65,12 +60,9 @@ Result<std::shared_ptr<RoutingState>> NodesLatency::make_dispatch(const LatencyD
     if (!stream.ok()) return refused(stream.status());
     rows.stream = *stream;
   }
-  Status status = add_wait_times(kDispatch, call.wait_times_ns, true, rows.stream, *captured);
-  if (!status.ok()) return refused(status);
-  status = internode::make_dispatch(context_, {rows, routing.routed, false, *captured, &*input});
-  const Status added = add_wait_times(kDispatch, call.wait_times_ns, false, rows.stream, *captured);
+  Status status =
+      internode::make_dispatch(context_, {rows, routing.routed, false, *captured, &*input, call.wait_times_ns});
   if (!status.ok()) return status;
-  if (!added.ok()) return context_.fail(added);
   if (aside) {
     if (status = side_->mark(kDispatch, *routing.sent); !status.ok()) return context_.fail(status);
   } else if (!call.split) {
@@ -103,11 +95,7 @@ Status NodesLatency::make_combine(const LatencyCombineCall& call) {
     if (!stream.ok()) return refused(stream.status());
     rows.stream = *stream;
   }
-  Status status = add_wait_times(kName, call.wait_times_ns, true, rows.stream, *captured);
-  if (!status.ok()) return refused(status);
-  status = internode::make_combine(context_, rows, routing.routed, *captured);
-  const Status added = add_wait_times(kName, call.wait_times_ns, false, rows.stream, *captured);
-  if (status.ok() && !added.ok()) status = context_.fail(added);
+  Status status = internode::make_combine(context_, rows, routing.routed, *captured, call.wait_times_ns);
   if (!status.ok() || !aside) return status;
   status = side_->mark(kName, *routing.sent);
   return status.ok() ? status : context_.fail(status);

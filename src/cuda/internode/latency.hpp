@@ -6,9 +6,7 @@
 /// where its send half is.
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "core/backend.hpp"
@@ -46,11 +44,6 @@ class NodesLatency {
   Result<std::shared_ptr<RoutingState>> make_dispatch(const LatencyDispatchCall& call);
   Status make_combine(const LatencyCombineCall& call);
   Status make_receive(const LatencyReceiveCall& call, bool& made);
-  /// Adds to the program's times, or takes away from them, what this rank's kernels have waited for. Nothing if
-  /// `times_ns` is null.
-  Status add_wait_times(std::string_view operation, std::int64_t* times_ns, bool subtracts, Stream stream,
-                        bool captured);
-
   Context& context_;
   Placements& placements_;
   SideStream* side_;

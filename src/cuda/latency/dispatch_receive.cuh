@@ -237,16 +237,17 @@ struct FirstLook {
   CountsLook counts;
   std::uint64_t entry = 0;
 
-  /// Looks until headers and counts are there, or for a while.
+  /// Looks until headers and counts are there, or for a while; once where waits are counted, which these looks are not.
   __device__ void load(const LatencyParams& call, const SentCall& sent, const WarpTokens& tokens) {
     constexpr int kLooks = 32;  // of less than a microsecond
+    const int most_looks = call.counts_waits ? 1 : kLooks;
     const auto set = static_cast<int>(sent.set);
     const auto expert = static_cast<int>(threadIdx.x);
     const std::uint64_t* const header_at = first_header_word(call, LatencyKind::kDispatch, set);
     const std::uint64_t* const counts_at = count_words(call, call.ranks.rank, set, 0);
     const std::uint64_t* const entry_at = tokens.first_entry(call, sent);
 #pragma unroll 1
-    for (int looks = 0; looks < kLooks; ++looks) {
+    for (int looks = 0; looks < most_looks; ++looks) {
       if (header_at != nullptr) header = load_relaxed_system(header_at);
       if (expert < call.num_experts) counts.load(call, counts_at, expert, 0);
       if (entry_at != nullptr) entry = load_relaxed_system(entry_at);

@@ -87,6 +87,7 @@ __device__ __noinline__ inline bool sum_word_rows(const LatencyParams& call, con
   constexpr int kStepBytes = kWarpLanes * kLaneBytes;
   constexpr int kLooks = 64;  // of less than a microsecond, before a deadline is thought of
   static_assert(kStepBytes == kWordStepBytes);
+  const int most_looks = call.counts_waits ? 1 : kLooks;  // nobody counts what they take
   const std::uint64_t number = sent.number;
   bool came = true;
 #pragma unroll 1
@@ -101,7 +102,7 @@ __device__ __noinline__ inline bool sum_word_rows(const LatencyParams& call, con
       bool all = false;
 #pragma unroll 1
       for (int looks = 0; !all; ++looks) {
-        if (looks == kLooks) {
+        if (looks == most_looks) {
           const int group = num_rows - first < kWordRows ? num_rows - first : kWordRows;
           came = await_word_rows(call, sent, terms.rows + first, group, step);
           if (!came) break;
