@@ -41,7 +41,8 @@ struct TeamView;  // the same
 /// Symmetric memory of each rank unless OneSidedOptions::heap_bytes says otherwise.
 inline constexpr std::size_t kDefaultSymmetricHeapBytes = std::size_t{64} << 20;
 
-/// Teams that a rank can ever be in, the three that it begins with included: their words are set aside once.
+/// Teams that a rank can ever be in, the three that it begins with included: their words are set aside once. Splits
+/// that failed may count too.
 inline constexpr int kMaxTeams = 64;
 
 /// Must be the same on every rank, except `device` and `net_devices`.
@@ -224,7 +225,8 @@ class FERRY_API OneSided {
   [[nodiscard]] Status signal(int rank, std::uint64_t* word, std::uint64_t value, SignalOp op, Stream stream = {});
 
   /// word += value on `rank`, in one step as all ranks see it; `fetched` gets what the word was before. CPU: it is
-  /// there when the call returns. CUDA: for later work on the stream, in any memory that the GPU reaches.
+  /// there when the call returns. CUDA: for later work on the stream, in any memory that the GPU reaches. After an
+  /// error `fetched` is as before.
   /// @errors as signal; kTimeout
   [[nodiscard]] Status fetch_add(int rank, std::uint64_t* word, std::uint64_t value, std::uint64_t* fetched,
                                  Stream stream = {});
@@ -255,12 +257,13 @@ class FERRY_API OneSided {
   [[nodiscard]] Status fence(Stream stream = {});
   /// Wait until everything that this rank has started is complete: puts, signals and atomics are visible where they
   /// belong, gets are here.
-  /// @errors kTimeout, kPeerLost: naming the rank whose answer is missing
+  /// @errors kTimeout, kPeerLost: naming a rank whose answer is missing; a loss is told once. CUDA: by poll_errors
   [[nodiscard]] Status quiet(Stream stream = {});
   /// quiet, then wait until all ranks of the team have come here too. Whatever they did before is visible to all of
   /// them after.
   /// @errors kInvalidArgument: a team of another OneSided, or an invalid one; another collective call on the team ended
-  ///         by its deadline and is not over; kPeerLost; kTimeout: it is not over, make it again and it goes on, as is
+  ///         by its deadline, is not over, and others may be through with it (a barrier after another call, or one
+  ///         after a barrier: backend "cpu"); kPeerLost; kTimeout: it is not over, make it again and it goes on, as is
   ///         so of all collective calls
   [[nodiscard]] Status barrier(const Team& team, Stream stream = {});
   [[nodiscard]] Status barrier(Stream stream = {}) { return barrier(world(), stream); }
@@ -288,6 +291,8 @@ class FERRY_API OneSided {
   // Errors and the end
 
   /// What went wrong in work on streams that has run so far; ok on backend "cpu", whose calls report it themselves.
+  /// @errors of the calls; kTimeout, from then on and also of other calls: the ring of requests to other nodes is over,
+  ///         naming the rank that held it up, if one did (docs/one-sided-kernels.md); create the OneSided again
   [[nodiscard]] Status poll_errors();
   /// Collective, optional: quiet, a barrier, then the end. Always ends: an error only reports that a peer was lost or
   /// late. Later calls return kInvalidArgument.

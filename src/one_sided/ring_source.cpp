@@ -87,7 +87,7 @@ void RingSource::note_failure() {
   if (status_.ok()) status_ = reader_.status();
 }
 
-/// A call that found the ring full until its deadline leaves a hole in it, where the requests behind would wait for ever.
+/// A call that found the ring full until its deadline leaves a hole in it, where requests behind would wait for ever.
 void RingSource::watch_writers() {
   if (!reader_.status().ok() || !reader_.is_broken()) return;
   const int peer = has_out_ ? out_.peer : -1;

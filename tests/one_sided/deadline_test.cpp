@@ -179,11 +179,12 @@ TEST(OneSidedStall, AQuietNamesTheRankItWaitsFor) {
     if (context.rank() == 0) {
       const std::vector<std::uint64_t> source(kManyWords, kBefore);
       std::atomic<bool> stop{false};
+      constexpr std::size_t kManyBytes = kManyWords * sizeof(std::uint64_t);
       std::array<Status, 3> busy;
       std::vector<std::thread> threads;
       for (Status& status : busy) {
         threads.emplace_back([&] {
-          while (!stop.load() && status.ok()) status = (*shm)->put(1, many.data(), source.data(), 8 * kManyWords);
+          while (!stop.load() && status.ok()) status = (*shm)->put(1, many.data(), source.data(), kManyBytes);
         });
       }
       faults.hold(0, 2);

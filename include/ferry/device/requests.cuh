@@ -71,8 +71,8 @@ __device__ inline Code take_reply(const World& world, std::uint64_t& reply) {
 }
 
 /// Asks for the answer to a reply that this thread has taken, and waits for it. After an error the place is given back,
-/// or left to who finds the answer there. Of a get that was lost under way it is left for good: a network card may still
-/// write its staging memory. One thread.
+/// or left to who finds the answer there. Of a get that was lost under way it is left for good: a network card may
+/// still write its staging memory. One thread.
 __device__ __noinline__ inline Code ask_and_await(const World& world, const Request& request, std::uint64_t reply,
                                                   std::uint64_t& value) {
   const GpuWriter writer(world.ring);

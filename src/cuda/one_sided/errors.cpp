@@ -49,7 +49,7 @@ Status describe(const ErrorRecord& record, const Status& presence) {
       return Status(
           ErrorCode::kInvalidArgument,
           fmt::format("{}: rank {}, {} bytes at offset {} of symmetric memory: no such rank, or not inside it, "
-                      "or a word that is not a multiple of 8; nothing was sent",
+                      "or a word or value that is not at a multiple of its size; nothing was sent",
                       name, record.rank, record.num_bytes, static_cast<std::int64_t>(record.offset)));
     case Code::kPeerLost: {
       const int peer = record.rank >= 0 ? record.rank : presence.peer();
