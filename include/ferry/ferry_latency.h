@@ -47,7 +47,7 @@ typedef struct ferry_latency_dispatch_options {
   int32_t reserved;
   const ferry_placement* placement;  ///< as ferry_route_options has them
   const ferry_load_counters* counters;
-  ferry_tensor wait_times_ns;  ///< [R] i64, what this call has waited for each rank is added; or absent
+  ferry_tensor wait_times_ns;  ///< [R] i64, written as the output: waits for each rank are added; or absent
 } ferry_latency_dispatch_options;
 
 /// Split: inputs are read and outputs written until ferry_latency_receive, or another collective call, is over.

@@ -69,7 +69,7 @@ struct LatencyDispatchOptions {
   LoadCounters counters{};
   /// [R] i64, contiguous, of the group's backend; absent: none. What this call has waited for each rank is added, as
   /// Group::wait_times_ns counts it: of a split call its receive half. On GPUs in stream order, in graphs too, and each
-  /// wait to its end. Until the call is over, what is in there is unspecified.
+  /// wait to its end. Until the call is over, what is in there is unspecified. It must live as long as the outputs.
   TensorView wait_times_ns{};
 };
 

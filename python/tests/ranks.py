@@ -65,3 +65,10 @@ def run_ranks(num_ranks: int, body: Callable[..., None], *args: Any, lost: tuple
         if process.exitcode != 0 and rank not in lost and not texts:
             texts.append(f"rank {rank} ended with exit code {process.exitcode}")
     assert not texts, "\n".join(texts)
+
+
+def all_ranks(says: bool) -> bool:
+    """Whether all ranks say so. Ranks meet here."""
+    told = torch.tensor([int(says)])
+    dist.all_reduce(told, op=dist.ReduceOp.MIN)
+    return bool(told.item())

@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -24,6 +27,7 @@ constexpr std::size_t kLate = 1;
 constexpr std::chrono::milliseconds kDelay{50};
 /// By which the host is late: longer than kernels take where they are emulated.
 constexpr std::chrono::milliseconds kLaunchDelay{300};
+constexpr std::int64_t kMeetTimeoutNs = 30 * kNsPerSecond;
 
 /// Calls that no host waits for.
 PreparedCase bounded_case() {
@@ -35,6 +39,14 @@ PreparedCase bounded_case() {
   one.dispatches = {{.hidden = 512}};
   one.combines = {{.hidden = 512}};
   return prepare(one);
+}
+
+/// Whether any rank says so. Ranks meet here.
+bool any_rank(RankContext& context, bool says) {
+  const std::byte mine{static_cast<std::uint8_t>(says ? 1 : 0)};
+  const auto all = context.bootstrap()->all_gather({&mine, 1}, kMeetTimeoutNs);
+  if (!context.expect_ok(all.status(), "all ranks meet")) return true;
+  return std::any_of(all->begin(), all->end(), [](const Bytes& said) { return said.front() != std::byte{0}; });
 }
 
 class WaitTimes : public testing::TestWithParam<RankKind> {
@@ -95,9 +107,11 @@ TEST_P(WaitTimes, GrowInLatencyMode) {
   });
 }
 
-/// The program's own numbers, which kernels of the call add to.
+/// The program's own numbers, which kernels of the call add to. On a busy machine a rank may come later than the late
+/// one, and not wait for it.
 TEST_P(WaitTimes, AreAddedInEveryReplay) {
-  constexpr int kNumReplays = 2;
+  constexpr int kNumGrowths = 2;
+  constexpr int kMostReplays = 50;
   const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, 1);
   run_latency_group({.kind = GetParam(), .num_ranks = kNumRanks}, cases, [&](RankContext& context, Group& group) {
     const auto rank = static_cast<std::size_t>(context.rank());
@@ -114,8 +128,9 @@ TEST_P(WaitTimes, AreAddedInEveryReplay) {
       if (!context.expect_ok(status, "capturing")) return;
       graph.prepare();
       std::int64_t before_ns = 0;
-      for (int replay = 0; replay < kNumReplays; ++replay) {
-        meet(context);
+      int num_growths = 0;
+      for (int replay = 0; replay < kMostReplays; ++replay) {
+        if (any_rank(context, num_growths == kNumGrowths)) break;
         if (rank == kLate) std::this_thread::sleep_for(kLaunchDelay);
         graph.launch();
         if (!context.expect_ok(group.wait(stream.get()), "replay")) return;
@@ -124,9 +139,11 @@ TEST_P(WaitTimes, AreAddedInEveryReplay) {
         std::memcpy(sums.data(), bytes.data(), bytes.size());
         const auto shown = fmt::format("{}, replay {}: {} ns", split ? "halves" : "whole", replay, sums[kLate]);
         context.expect(sums[rank] == 0, shown + " of a rank for itself");
-        if (rank != kLate) context.expect(sums[kLate] > before_ns, shown + " for the late rank");
+        context.expect(sums[kLate] >= before_ns, shown + ", which is less than before");
+        if (rank != kLate && sums[kLate] > before_ns) ++num_growths;
         before_ns = sums[kLate];
       }
+      context.expect(any_rank(context, num_growths == kNumGrowths), "nobody has waited in most replays");
       pair.expect_received(context);
       meet(context);
     }
