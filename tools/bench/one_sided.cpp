@@ -37,7 +37,8 @@ constexpr int kGpuBatch = 100;
 /// Fewer where they take longer than this together: a call there and back is two time slices where ranks that are
 /// processes share a GPU, and a copy of a megabyte takes its time over TCP.
 constexpr std::int64_t kMaxBatchNs = 20'000'000;
-/// By how many calls of a kernel that is found out, and by the fastest of how many kernels: one may have been kept waiting.
+/// By how many calls of a kernel that is found out, and by the fastest of how many kernels: one may have been kept
+/// waiting.
 constexpr int kTrialCalls = 2;
 constexpr int kNumTrials = 5;
 constexpr int kGpuWordWindow = 4096;
