@@ -7,8 +7,8 @@
     benchmarks/nodes.py --backend cuda --ranks 2 --dtype bf16 --dtype fp8 --transport tcp --copy-mbit 10000
     benchmarks/nodes.py --latency 1,8,128    latency mode instead, against one node and the network's trips
 
-GPU ranks that are processes want a GPU each: on one they take turns in time slices, and latency mode takes minutes a
-round. Threads (--copy-mbit) do not.
+GPU ranks that are processes want a GPU each: on one they take turns in time slices, and a round of latency mode is not
+over after 100 seconds. Threads (--copy-mbit) do not.
 
 A round is: ucx_perftest with one pair of processes, with one pair each way at once, and with as many pairs as there are
 rails each way at once, in puts of 1 MB and again of a ring's chunk, as many outstanding as a ring has chunks; then
@@ -32,6 +32,7 @@ from nodes_latency import measure_latency, show_latency, summarise_latency
 from nodes_puts import Puts, perftest
 from nodes_report import Rounds, show, summarise
 from nodes_runs import FERRY, RAIL_STAGE, TRANSPORTS, Ranks, calls_of
+from programs import run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -157,11 +158,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Missing as missing:
-        print(f"nodes.py: this machine lacks {missing}", file=sys.stderr)
-        sys.exit(1)
-    except Failure as failure:
-        print(f"nodes.py: {failure}", file=sys.stderr)
-        sys.exit(1)
+    run_script(main)

@@ -2,11 +2,11 @@
 
 import json
 import statistics
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from hosts import Failure
+from programs import run_for_json
 from rank_processes import RankProcesses
 
 # In the build folder.
@@ -164,18 +164,4 @@ class Ranks:
 
     def _run_one_process(self, arguments):
         """The same of a program that starts its ranks itself."""
-        program, timeout_s = Path(arguments[0]).name, self._timeout_s()
-        try:
-            ended = subprocess.run(
-                [str(argument) for argument in arguments],
-                env=self.environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=timeout_s,
-            )
-        except subprocess.TimeoutExpired as expired:
-            raise Failure(f"{program}: still running after {timeout_s} s") from expired
-        if ended.returncode != 0:
-            raise Failure(f"{program} failed: {ended.stderr.strip() or ended.returncode}")
-        return json.loads(ended.stdout)
+        return run_for_json(Path(arguments[0]).name, arguments, self.environment, self._timeout_s())

@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/netns"))
 from hosts import Failure, Missing, ThisHost
 from nodes_puts import HANDLES_ERRORS, Pairs, figures_of, perftest
 from nodes_runs import FERRY, TRANSPORTS
+from programs import run_for_json, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_TIMEOUT_S = 600
@@ -61,20 +61,7 @@ def bench(options, op, environment):
         options.build / FERRY, "bench", "--op", op, "--backend", "cpu", "--ranks", 2, "--nodes", 2, "--transport",
         "ucx", "--iterations", options.iterations, "--warmup", WARMUP_CALLS, "--json", "-",
     ]  # fmt: skip
-    try:
-        ended = subprocess.run(
-            [str(part) for part in command],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=RUN_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired as expired:
-        raise Failure(f"ferry bench --op {op}: still running after {RUN_TIMEOUT_S} s") from expired
-    if ended.returncode != 0:
-        raise Failure(f"ferry bench --op {op} failed: {ended.stderr.strip() or ended.returncode}")
-    return json.loads(ended.stdout)
+    return run_for_json(f"ferry bench --op {op}", command, environment, RUN_TIMEOUT_S)
 
 
 def reference(options, pairs, op, num_bytes, window):
@@ -176,11 +163,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Missing as missing:
-        print(f"one_sided.py: this machine lacks {missing}", file=sys.stderr)
-        sys.exit(1)
-    except Failure as failure:
-        print(f"one_sided.py: {failure}", file=sys.stderr)
-        sys.exit(1)
+    run_script(main)
