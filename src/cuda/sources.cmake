@@ -48,6 +48,7 @@ set(ferry_cuda_sources
     cuda/intranode/routing.cpp
     cuda/intranode/token_layout.cpp
     cuda/intranode/tuning.cpp
+    cuda/intranode/wait_times.cpp
     cuda/latency/calls.cpp
     cuda/latency/dispatch.cpp
     cuda/latency/memory.cpp

@@ -16,7 +16,6 @@
 #include "cuda/internode/side_stream.hpp"
 #include "cuda/internode/steps.hpp"
 #include "cuda/intranode/calls.hpp"
-#include "cuda/intranode/wait_times.hpp"
 #include "cuda/memory/pinned_memory.hpp"
 
 namespace ferry::cuda::internode {
@@ -62,8 +61,6 @@ NodePlace place_of(const Parts& parts);
 CallIdentity identity_of(const Context& context, const CallRecord& record, const Launch& launch);
 /// As Context::refuse: all ranks of the group learn of it.
 Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status);
-/// For launch_timed. `times_ns`: [R] of the program; null: nobody asks.
-WaitTimesParams wait_times_of(const Parts& parts, std::int64_t* times_ns);
 StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel);
 
 /// The part of a dispatch that follows its checks: of tokens that are routed, or that kernels route in the same call.

@@ -6,6 +6,7 @@
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
 #include "cuda/intranode/dispatch_parts.hpp"
+#include "cuda/intranode/wait_times.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "cuda/numeric/quantize.hpp"
 

@@ -9,7 +9,6 @@
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/kernel_routing.hpp"
-#include "cuda/intranode/wait_times.hpp"
 #include "cuda/memory/memory_checks.hpp"
 
 namespace ferry::cuda::internode {
@@ -18,19 +17,6 @@ namespace {
 constexpr std::string_view kDispatch = "latency_dispatch";
 
 }  // namespace
-
-WaitTimesParams wait_times_of(const Parts& parts, std::int64_t* times_ns) {
-  const RailParams& rails = parts.rail_link->params();
-  WaitTimesParams params;
-  params.local = parts.ranks.control.local;
-  params.rails = rails.state;
-  params.ranks_per_node = parts.ranks.num_ranks;
-  params.rank_in_node = parts.ranks.rank;
-  params.node = rails.node;
-  params.num_nodes = rails.num_nodes;
-  params.times_ns = times_ns;
-  return params;
-}
 
 Result<std::shared_ptr<RoutingState>> NodesLatency::make_dispatch(const LatencyDispatchCall& call) {
   const auto refused = [this, &call](const Status& status) {

@@ -14,6 +14,8 @@
 
 namespace ferry::cuda {
 
+struct Parts;
+
 struct WaitTimesParams {
   const LocalState* local = nullptr;
   const RailState* rails = nullptr;  ///< null: the group is of one node
@@ -24,6 +26,8 @@ struct WaitTimesParams {
   std::int64_t* times_ns = nullptr;  ///< [R]
   bool subtracts = false;
 };
+/// `times_ns`: [R] of the program; null: nobody asks.
+WaitTimesParams wait_times_of(const Parts& parts, std::int64_t* times_ns);
 cudaError_t launch_wait_times(const WaitTimesParams& params, cudaStream_t stream);
 cudaError_t load_wait_times_kernel();
 

@@ -8,6 +8,7 @@
 #include "core/checks.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/tuning.hpp"
+#include "cuda/intranode/wait_times.hpp"
 #include "cuda/latency/memory.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/to_size.hpp"
@@ -91,16 +92,6 @@ LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
   return params;
 }
 
-WaitTimesParams LatencyMode::wait_times_of(std::int64_t* times_ns) const {
-  const RankParams& ranks = context_.parts().ranks;
-  WaitTimesParams params;
-  params.local = ranks.control.local;
-  params.ranks_per_node = ranks.num_ranks;
-  params.rank_in_node = ranks.rank;
-  params.times_ns = times_ns;
-  return params;
-}
-
 Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   constexpr std::string_view kName = "latency_combine";
   const CombineCall& rows = call.combine;
@@ -154,7 +145,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     error = launch_send(send, launch->stream);
     routing.wait_times_ns = call.wait_times_ns;
   } else {
-    error = launch_timed(wait_times_of(call.wait_times_ns), launch->stream,
+    error = launch_timed(wait_times_of(parts, call.wait_times_ns), launch->stream,
                          [&] { return launch_whole(send, receive, launch->stream); });
   }
   Status ended = context_.end(*launch, error, kName);
@@ -180,7 +171,7 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
   if (*captured) routing.dispatch_receive.host = {};
   const bool reports = routing.dispatch_receive.host.result != nullptr;
   const auto launch = [this, &routing, of_combine](cudaStream_t stream) {
-    return launch_timed(wait_times_of(routing.wait_times_ns), stream, [&] {
+    return launch_timed(wait_times_of(context_.parts(), routing.wait_times_ns), stream, [&] {
       return of_combine ? launch_receive(routing.combine_receive, stream)
                         : launch_receive(routing.dispatch_receive, stream);
     });

@@ -10,7 +10,6 @@
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
 #include "cuda/intranode/placements.hpp"
-#include "cuda/intranode/wait_times.hpp"
 #include "cuda/latency/mask.hpp"
 #include "cuda/latency/routing.hpp"
 
@@ -54,7 +53,6 @@ class LatencyMode {
   /// The Routing of a call, with memory for its tables.
   Result<std::shared_ptr<LatencyRouting>> begin_routing(const LatencyDispatchCall& call, bool captured);
   LatencyParams params_of(const LatencyRouting& routing) const;
-  WaitTimesParams wait_times_of(std::int64_t* times_ns) const;
 
   Context& context_;
   Placements& placements_;

@@ -8,6 +8,7 @@
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/tuning.hpp"
+#include "cuda/intranode/wait_times.hpp"
 #include "cuda/latency/calls.hpp"
 #include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/memory.hpp"
@@ -248,7 +249,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     routing.dispatch_receive = receive;
     routing.wait_times_ns = call.wait_times_ns;
   } else if (error == cudaSuccess) {
-    error = launch_timed(wait_times_of(call.wait_times_ns), launch->stream,
+    error = launch_timed(wait_times_of(context_.parts(), call.wait_times_ns), launch->stream,
                          [&] { return launch_whole(send, receive, launch->stream); });
   }
   if (Status ended = context_.end(*launch, error, kName); !ended.ok()) return ended;
