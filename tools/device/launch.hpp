@@ -5,17 +5,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-
+#include "device/launch_shape.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry::tools {
-
-struct LaunchShape {
-  unsigned num_blocks = 1;
-  unsigned num_threads = 1;
-  std::size_t shared_bytes = 0;
-};
 
 /// Of a kernel that takes one struct. Returns the error of this launch, not one left behind by an earlier call.
 template <typename Params>

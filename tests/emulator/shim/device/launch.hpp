@@ -3,16 +3,11 @@
 
 /// In place of tools/device/launch.hpp where kernels are emulated.
 
+#include "device/launch_shape.hpp"
 #include "emulator/emulator.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry::tools {
-
-struct LaunchShape {
-  unsigned num_blocks = 1;
-  unsigned num_threads = 1;
-  std::size_t shared_bytes = 0;
-};
 
 template <typename Params>
 cudaError_t launch(void (*kernel)(Params), const LaunchShape& shape, const Params& params, Stream stream) {
