@@ -63,8 +63,12 @@ Fabric::Fabric(const BackendContext& context, std::size_t heap_bytes, node::Rend
   for (int rank = 0; rank < topology_.num_ranks; ++rank) everybody_.push_back(rank);
 }
 
-Fabric::~Fabric() {
+Fabric::~Fabric() { abandon(); }
+
+void Fabric::abandon() {
   if (driver_ != nullptr) driver_->limit_close_time(kLastWordsNs);
+  driver_.reset();
+  peers_.leave();
 }
 
 std::size_t Fabric::control_bytes(int num_ranks) {

@@ -109,6 +109,8 @@ class Fabric {
   /// The last meeting of all ranks, after which some may be gone before others have noticed it; then closes the network
   /// and tells the node that this rank has left.
   Status leave(const TeamState& world, std::string_view operation);
+  /// The rest of it, where others are not met: they find this rank lost. No call follows; again it does nothing.
+  void abandon();
 
  private:
   /// While it lives this thread, not the driver's, moves the network.

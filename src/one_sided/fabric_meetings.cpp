@@ -172,9 +172,8 @@ Status Fabric::leave(const TeamState& world, std::string_view operation) {
       (void)add(rank, offsetof(Control, finished), operation);
     }
   }
-  if (driver_ != nullptr && !status.ok()) driver_->limit_close_time(kLastWordsNs);
-  driver_.reset();
-  peers_.leave();
+  if (status.ok()) driver_.reset();
+  abandon();
   return status;
 }
 

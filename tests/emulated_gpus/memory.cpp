@@ -139,7 +139,9 @@ cudaError_t cudaHostRegister(void* data, std::size_t num_bytes, unsigned /*flags
   add_range({reinterpret_cast<std::uintptr_t>(data), num_bytes, MemoryKind::kPinned, current_device(), -1});
   return cudaSuccess;
 }
+/// As CUDA does, after all that the GPU has to do.
 cudaError_t cudaHostUnregister(void* data) {
+  finish_all_streams();
   return result(remove_range(data) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned /*flags*/) {

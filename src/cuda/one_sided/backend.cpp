@@ -90,6 +90,8 @@ CudaOneSided::~CudaOneSided() {
   OneSidedWatch::stop_kernels(memory_->errors());  // those that still wait use memory that is about to go
   (void)streams_.wait();
   part();
+  // Before memory is given back: that may wait for the kernels of other ranks on this GPU, and they for this rank.
+  memory_->fabric().abandon();
 }
 
 /// Nothing looks at the fabric any more: not after it has left.
