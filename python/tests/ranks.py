@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor  # assert_close loads it, for seconds; loaded here, forked ranks already have it
@@ -17,6 +18,11 @@ import torch.multiprocessing as mp
 DEADLINE_S = 120
 # Counted by NVML: starting CUDA here would keep the forked ranks from using it.
 DEVICES = ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
+
+
+def run_last_what_starts_cuda(items: list[pytest.Item]) -> None:
+    """For conftest.py. Tests marked ``starts_cuda`` use GPUs in this process; it can fork no ranks for GPUs then."""
+    items.sort(key=lambda item: item.get_closest_marker("starts_cuda") is not None)
 
 
 def device_of(rank: int, kind: str) -> torch.device:

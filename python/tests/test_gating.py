@@ -38,6 +38,7 @@ def formula(logits: torch.Tensor, bias: torch.Tensor | None, options: ferry.Gati
     return gating.Choice(ids, weights / (weights.sum(1, keepdim=True) + options.epsilon) * options.scale)
 
 
+@pytest.mark.starts_cuda
 @pytest.mark.parametrize("kind", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 def test_presets_follow_the_models(kind: str, name: str) -> None:
@@ -49,6 +50,7 @@ def test_presets_follow_the_models(kind: str, name: str) -> None:
     torch.testing.assert_close(choice.topk_weights.cpu(), expected.topk_weights, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.starts_cuda
 @pytest.mark.parametrize("kind", DEVICES)
 def test_devices_and_outputs_give_the_same_bits(kind: str) -> None:
     logits, bias = logits_and_bias("deepseek-v3")
@@ -65,6 +67,7 @@ def test_devices_and_outputs_give_the_same_bits(kind: str) -> None:
     assert ids[ids >= 0].cpu().bincount().max() <= 5
 
 
+@pytest.mark.starts_cuda
 @pytest.mark.parametrize("kind", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_have_the_formulas_gradient(kind: str, name: str) -> None:
@@ -110,6 +113,7 @@ def test_balance_loss_and_its_gradient(score: str) -> None:
     torch.testing.assert_close((one + other) / 2, loss)
 
 
+@pytest.mark.starts_cuda
 @pytest.mark.parametrize("kind", DEVICES)
 def test_bias_evens_the_load(kind: str) -> None:
     bias = torch.zeros(4, device=kind)

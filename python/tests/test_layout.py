@@ -35,6 +35,7 @@ def counted(idx: torch.Tensor, num_experts: int, num_ranks: int, ranks_per_node:
     return [per_rank, per_node, per_expert, in_rank]
 
 
+@pytest.mark.starts_cuda
 @pytest.mark.parametrize("kind", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("ranks_per_node", [0, 2, 3])

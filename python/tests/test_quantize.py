@@ -32,6 +32,7 @@ def f32_scales(scales: torch.Tensor, num_blocks: int) -> torch.Tensor:
     return (exponents << 23).view(torch.float32)
 
 
+@pytest.mark.starts_cuda
 @pytest.mark.parametrize("kind", DEVICES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("hidden", [16, 128, 640])
@@ -59,6 +60,7 @@ def test_follows_the_formula_and_comes_back(kind: str, mode: str, hidden: int) -
     assert torch.equal(ferry.dequantize(rows.x, rows.scales).cpu(), exact.bfloat16())
 
 
+@pytest.mark.starts_cuda
 @pytest.mark.parametrize("kind", DEVICES)
 def test_writes_where_it_is_told(kind: str) -> None:
     x = torch.randn(6, 256, dtype=torch.bfloat16, device=kind)

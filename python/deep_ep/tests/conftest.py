@@ -8,9 +8,13 @@ import pytest
 # Ranks as forked processes and inputs of all of them: shared with the tests of ferry.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests"))
 
-from ranks import DEVICES
+from ranks import DEVICES, run_last_what_starts_cuda
 
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    run_last_what_starts_cuda(items)

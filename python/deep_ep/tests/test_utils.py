@@ -53,6 +53,7 @@ def test_bytes_of_tensors_in_tuples() -> None:
     assert count_bytes(table, None, (table.to(torch.bfloat16), [table])) == 48 + 24 + 48
 
 
+@pytest.mark.starts_cuda
 def test_numbers_of_equal_bytes_are_equal(device: str) -> None:
     words = torch.tensor([1, -2, 3, 1 << 30, 1 << 30, 1 << 30], dtype=torch.int32, device=device)
     assert hash_tensor(words) == 2 + 3 * (1 << 30), "no overflow of 32 bits"
