@@ -239,7 +239,7 @@ void run_rank(RankContext& context) {
   if (!succeeded(context, ferry_group_create(&bootstrap, &options, &group), "group_create")) return;
   context.expect(std::string(ferry_group_backend(group)) == "cuda", "not a CUDA group");
   Batch batch(context.rank());
-  const OwnedStream stream;
+  const RankStream stream(context);
   ferry_observe_launches(count_launch);
   run_throughput(context, group, batch, stream.get().handle);
   const int launched = num_launches.load();

@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "cuda/driver/empty_kernel.hpp"
+
 namespace ferry::test {
 namespace {
 
@@ -21,6 +23,12 @@ GroupOptions gpu_group_options() { return {.backend = "cuda", .arena_bytes = kAr
 
 void meet(RankContext& context) {
   context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all ranks meet");
+}
+
+RankStream::RankStream(RankContext& context) {
+  const cudaError_t error = cuda::run_empty_kernel(static_cast<cudaStream_t>(stream_.get().handle));
+  context.expect(error == cudaSuccess, "the first kernel of a stream");
+  meet(context);
 }
 
 void run_gpu_group(RankKind kind, int num_ranks, const std::function<void(RankContext&, Group&)>& body) {

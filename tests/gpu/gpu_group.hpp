@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ferry/group.hpp"
+#include "support/device_memory.hpp"
 #include "support/exchange_check.hpp"
 #include "support/gpu_ranks.hpp"
 
@@ -23,6 +24,17 @@ GroupOptions gpu_group_options();
 
 /// Returns when all ranks have called it.
 void meet(RankContext& context);
+
+/// A stream of this rank, which all ranks make together. A kernel has run on it: on a GPU that ranks share the first of
+/// a stream may not begin while kernels of other ranks wait there for it.
+class RankStream {
+ public:
+  explicit RankStream(RankContext& context);
+  Stream get() const { return stream_.get(); }
+
+ private:
+  OwnedStream stream_;
+};
 
 /// Runs `body` on every rank with a new group, then destroys the group.
 void run_gpu_group(RankKind kind, int num_ranks, const std::function<void(RankContext&, Group&)>& body);

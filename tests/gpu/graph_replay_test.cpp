@@ -72,7 +72,7 @@ class GraphReplay : public testing::TestWithParam<Scenario> {};
 TEST_P(GraphReplay, RoutesAnewWhatLiesInTheSameMemory) {
   const std::vector<PreparedCase> cases = equal_shapes(GetParam());
   run_gpu_group(RankKind::kThreads, GetParam().num_ranks, [&](RankContext& context, Group& group) {
-    const OwnedStream stream;
+    const RankStream stream(context);
     // A call outside the graph first, as programs warm up: room to stage plain tensors and quantised rows is found
     // there.
     const bool stages = GetParam().memory == MemoryKind::kPlain || GetParam().quantize != Quantization::kNone;
@@ -116,7 +116,7 @@ TEST(GraphReplayOfTwo, InTurns) {
       wide.push_back(prepare(spec));
     }
     run_gpu_group(RankKind::kThreads, kNumRanks, [&](RankContext& context, Group& group) {
-      const OwnedStream stream;
+      const RankStream stream(context);
       // Room for the larger of the two is found while the smaller one's graph exists already.
       if (memory == MemoryKind::kPlain) check_case(context, group, narrow.back());
       std::array<const std::vector<PreparedCase>*, 2> cases = {&narrow, &wide};
@@ -169,7 +169,7 @@ TEST(GraphReplayOverflow, IsToldAndTheNextReplayWorks) {
     const TensorImage recv(payload_rows(DType::kBfloat16, kTooFew, 32, 0));
     const TestTensor x(context, group, MemoryKind::kSymmetric, own);
     const TestTensor out(context, group, MemoryKind::kSymmetric, recv);
-    const OwnedStream stream;
+    const RankStream stream(context);
     meet(context);
     Routing routing;  // lives longer than the graph
     CapturedGraph graph;

@@ -141,7 +141,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
 
   /// A dispatch and a combine that all make, then the calls that the victim does not make.
   Status wait_for_call(RankContext& context, std::shared_ptr<Group>& group, std::int64_t& began_ns) {
-    const OwnedStream stream;
+    const RankStream stream(context);
     const PreparedCase& one = cases_.front();
     Tensors dispatch(context, *group, one, 0);
     LatencyCombineTensors combine(context, *group, one, 0);

@@ -66,7 +66,7 @@ TEST_P(LatencyManyCalls, OfLateRanksInFlatMemory) {
     cases.push_back(prepare(one));
   }
   run_latency_group({.num_ranks = kNumRanks}, cases, [&](RankContext& context, Group& group) {
-    const OwnedStream stream;
+    const RankStream stream(context);
     std::vector<std::unique_ptr<LatencyPair>> pairs;
     for (const PreparedCase& one : cases) pairs.push_back(std::make_unique<LatencyPair>(context, group, one));
     Delays delays;
@@ -97,7 +97,7 @@ TEST_P(LatencyManyCalls, OfProgramsThatAskForNothingElse) {
   constexpr int kPairsAhead = 20;
   const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(2, 1);
   run_latency_group({.num_ranks = 2}, cases, [&](RankContext& context, Group& group) {
-    const OwnedStream stream;
+    const RankStream stream(context);
     LatencyPair pair(context, group, cases.front());
     meet(context);
     for (int number = 0; number < kNumUnseenPairs; ++number) {
@@ -115,7 +115,7 @@ TEST_P(LatencyManyCalls, OfReplayedGraphs) {
   constexpr int kNumCases = 16;
   const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, kNumCases, true);
   run_latency_group({.num_ranks = kNumRanks}, cases, [&](RankContext& context, Group& group) {
-    const OwnedStream stream;
+    const RankStream stream(context);
     LatencyPair pair(context, group, cases.front());
     meet(context);
     CapturedGraph graph;
@@ -161,7 +161,7 @@ TEST(LatencyGraph, OfFiftyPairsForEachRank) {
   one.combines = {{.hidden = 7168, .weighted = true, .order = CombineOrder::kRankSums}};
   const std::vector<PreparedCase> cases = {prepare(one)};
   run_latency_group({.num_ranks = kNumRanks}, cases, [&](RankContext& context, Group& group) {
-    const OwnedStream stream;
+    const RankStream stream(context);
     std::vector<std::unique_ptr<LatencyPair>> pairs;
     for (int i = 0; i < 2; ++i) pairs.push_back(std::make_unique<LatencyPair>(context, group, cases.front()));
     meet(context);

@@ -40,7 +40,7 @@ std::vector<PreparedCase> without_victim(const std::vector<PreparedCase>& cases)
 class Pairs {
  public:
   Pairs(RankContext& context, Group& group, const PreparedCase& first, bool captured)
-      : context_(context), group_(group), pair_(context, group, first) {
+      : context_(context), group_(group), stream_(context), pair_(context, group, first) {
     if (!captured) return;
     meet(context);
     graph_.emplace();
@@ -89,7 +89,7 @@ class Pairs {
 
   RankContext& context_;
   Group& group_;
-  OwnedStream stream_;
+  RankStream stream_;
   LatencyPair pair_;
   std::optional<CapturedGraph> graph_;
 };

@@ -23,7 +23,7 @@ TEST_P(LatencyGraphReplay, RoutesAnewWhatLiesInTheSameMemory) {
   for (const int num_ranks : {1, 2, 4}) {
     const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(num_ranks, kNumReplays);
     run_latency_group({.num_ranks = num_ranks}, cases, [&](RankContext& context, Group& group) {
-      const OwnedStream stream;
+      const RankStream stream(context);
       LatencyPair pair(context, group, cases.front());
       meet(context);
       CapturedGraph graph;
@@ -85,7 +85,7 @@ TEST(LatencyHalves, LeaveTheGpuToOthersUntilThePeersCome) {
   constexpr int kNumRanks = 2;
   const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, 1);
   run_latency_group({.num_ranks = kNumRanks}, cases, [&](RankContext& context, Group& group) {
-    const OwnedStream stream;
+    const RankStream stream(context);
     const OnDevice<std::uint32_t> words(std::vector<std::uint32_t>(2, 0));
     LatencyDispatchTensors tensors(context, group, cases.front(), 0);
     tensors.options.split = true;

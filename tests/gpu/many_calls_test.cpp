@@ -89,7 +89,7 @@ void run_two_groups(RankKind kind, int num_ranks, int num_rounds) {
   run_gpu_group(kind, num_ranks, [&](RankContext& context, Group& first) {
     auto second = Group::create(context.bootstrap(), gpu_group_options());
     if (!context.expect_ok(second.status(), "second group")) return;
-    const OwnedStream streams[2];
+    const RankStream streams[2] = {RankStream(context), RankStream(context)};
     Group* const groups[2] = {&first, second->get()};
     Rounds rounds[2] = {{context, first, first_cases}, {context, **second, second_cases}};
     meet(context);

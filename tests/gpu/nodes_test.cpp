@@ -202,7 +202,7 @@ TEST_P(GpuNodes, RecordedCallsAreReplayed) {
     spec.combines.assign(kNumReplays, {.hidden = 264, .weighted = true, .num_biases = 1, .return_weights = true});
     const PreparedCase prepared = prepare_on_nodes(spec);
     run([&](RankContext& context, Group& group) {
-      const OwnedStream stream;
+      const RankStream stream(context);
       // Outside the graph first, as programs warm up: room for what forwarders keep is found there.
       const Routing routing = check_route(context, group, prepared);
       if (!routing.present()) return;
@@ -251,7 +251,7 @@ TEST_P(GpuNodes, RecordedRoutesAreReplayed) {
       cases.push_back(prepare_on_nodes(one));
     }
     run([&](RankContext& context, Group& group) {
-      const OwnedStream stream;
+      const RankStream stream(context);
       check_case(context, group, cases.back());
       Round round(context, group, cases.front());
       round.keep_routing = true;
@@ -281,7 +281,7 @@ TEST_P(GpuNodes, RecordedLatencyCallsAreReplayed) {
       latency_cases_of_equal_shapes(GetParam().num_ranks(), 4, true, GetParam().ranks_per_node);
   for (const bool split : {false, true}) {
     run([&](RankContext& context, Group& group) {
-      const OwnedStream stream;
+      const RankStream stream(context);
       LatencyPair pair(context, group, cases.back());
       // Outside the graph first, as programs warm up: room for what forwarders keep is found there.
       if (!context.expect_ok(pair.start(group, stream.get(), split), "outside the graph")) return;
@@ -312,7 +312,7 @@ TEST_P(GpuNodes, AGraphReceivesWhatWasSentOutside) {
   const std::vector<PreparedCase> cases =
       latency_cases_of_equal_shapes(GetParam().num_ranks(), 2, false, GetParam().ranks_per_node);
   run([&](RankContext& context, Group& group) {
-    const OwnedStream stream;
+    const RankStream stream(context);
     LatencyPair pair(context, group, cases.front());
     if (!context.expect_ok(pair.start(group, stream.get(), true), "outside the graph")) return;
     if (!context.expect_ok(group.wait(stream.get()), "outside the graph")) return;

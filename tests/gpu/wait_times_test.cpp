@@ -116,7 +116,7 @@ TEST_P(WaitTimes, AreAddedInEveryReplay) {
   run_latency_group({.kind = GetParam(), .num_ranks = kNumRanks}, cases, [&](RankContext& context, Group& group) {
     const auto rank = static_cast<std::size_t>(context.rank());
     for (const bool split : {false, true}) {
-      const OwnedStream stream;
+      const RankStream stream(context);
       PlainMemory times(true, std::vector<std::int64_t>(kNumRanks, 0));
       LatencyPair pair(context, group, cases.front());
       pair.count_waits(TensorView(times.data(), DType::kInt64, {kNumRanks}));
