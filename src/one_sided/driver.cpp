@@ -325,10 +325,11 @@ void Driver::on_lost(int peer, const Status& why) {
 
 bool Driver::serve_sources() {
   bool moved = false;
+  const CanIssue can_issue = [this](int peer) { return this->can_issue(peer); };
   for (RequestSource* source : sources_) {
     for (int served = 0; served < kMaxRequestsPerTurn; ++served) {
-      const Request* request = source->front();
-      if (request == nullptr || !can_issue(request->peer)) break;
+      const Request* request = source->front(can_issue);
+      if (request == nullptr) break;
       issue(*request);
       source->taken();
       moved = true;

@@ -10,7 +10,7 @@
 /// every peer used since its last, and the answers of all gets.
 ///
 /// Requests come from threads of the rank, by the calls, or from a RequestSource: a ring that kernels write. Its
-/// requests are issued by whoever drives, in its order.
+/// requests are issued by whoever drives, those to one peer in its order.
 ///
 ///   word            writer        readers  order                   publishes
 ///   the engine      lock holder   same     the lock                everything but the two below
@@ -71,13 +71,16 @@ struct Request {
   Completion* completion = nullptr;  ///< kGet, kAtomic, kFlush; may be null. Outlives the request
 };
 
+/// Whether requests to a peer can be issued now.
+using CanIssue = std::function<bool(int peer)>;
+
 /// Where a driver gets requests from besides its calls: a ring written by kernels. Called under the engine's lock.
 class RequestSource {
  public:
   virtual ~RequestSource() = default;
-  /// The next request, if there is one; the same again until `taken`. Null: none now.
-  virtual const Request* front() = 0;
-  /// The request at the front was issued.
+  /// The next request to a peer that `can_issue` lets pass, in the order of each peer's. Null: none now.
+  virtual const Request* front(const CanIssue& can_issue) = 0;
+  /// The request that `front` returned last was issued.
   virtual void taken() = 0;
   /// Whether the driver's thread must not sleep, since nobody would wake it for the next request.
   virtual bool needs_polling() const = 0;

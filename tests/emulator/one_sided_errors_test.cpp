@@ -256,9 +256,56 @@ TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {
   EXPECT_EQ(code, Code::kPeerLost);
 }
 
-/// One rank that does not answer holds up requests to the others behind a fence.
+TEST(OneSidedNodes, ARankThatDoesNotAnswerHoldsUpNoOther) {
+  constexpr std::uint64_t kRounds = 40;  // of more requests than the ring has room for
+  constexpr std::size_t kNumBytes = 30;
+  OneSidedRanks ranks({.num_ranks = 4, .ranks_per_node = 2});
+  ranks.stall(2, true);
+  std::vector<Code> codes;
+  std::uint64_t num_missing = 0;
+  Code late = Code::kOk;
+  ranks.launch(0, {1, 1, 0}, [&] {
+    const World world = ranks.world(0);
+    std::vector<std::byte> bytes(kNumBytes);
+    for (std::uint64_t round = 1; round <= kRounds; ++round) {
+      for (const int rank : {2, 3}) {
+        std::fill(bytes.begin(), bytes.end(), pattern(rank, static_cast<int>(round), 0));
+        codes.push_back(device::put_signal(world, rank, world.heap + kRowOffset, bytes.data(), kNumBytes,
+                                           ranks.word(0, kSignal), round, SignalOp::kSet));
+        codes.push_back(device::fence(world, rank));
+      }
+      // This node's own words are the proxy's too.
+      codes.push_back(device::signal(world, 1, ranks.word(0, kSignal), 1, SignalOp::kAdd));
+      const device::Fetched fetched = device::fetch_add(world, 3, ranks.word(0, kCounter), 1);
+      codes.push_back(fetched.code);
+      num_missing += fetched.value != round - 1;
+    }
+    late = device::quiet(world);
+  });
+  ranks.launch(3, {1, 1, 0}, [&] {
+    const World world = ranks.world(3);
+    codes.push_back(device::wait_until(world, ranks.word(3, kSignal), Comparison::kEqual, kRounds));
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(codes, std::vector<Code>(codes.size(), Code::kOk));
+  EXPECT_EQ(num_missing, 0U);
+  EXPECT_EQ(*ranks.word(1, kSignal), kRounds);
+  EXPECT_EQ(late, Code::kTimeout) << "quiet is for all ranks";
+  EXPECT_EQ(*ranks.word(2, kSignal), 0U);
+  ranks.stall(2, false);
+  ranks.launch(0, {1, 1, 0}, [&] { late = device::quiet(ranks.world(0)); });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(late, Code::kOk);
+  for (const int rank : {2, 3}) {
+    EXPECT_EQ(*ranks.word(rank, kSignal), kRounds) << "the last signal is behind the others";
+    const std::vector<std::byte> last(kNumBytes, pattern(rank, kRounds, 0));
+    EXPECT_TRUE(std::equal(last.begin(), last.end(), ranks.heap(rank) + kRowOffset)) << "and the last put";
+  }
+}
+
+/// Where there is no more room for what one rank does not take, it holds up requests to the others.
 TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
-  OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1});
+  OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1, .max_held_bytes = 0});
   ranks.stall(2, true);
   std::vector<Code> taken;
   std::vector<Code> behind;
@@ -271,8 +318,9 @@ TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
     const World world = ranks.world(0);
     taken.push_back(device::put_value(world, 2, ranks.word(0, 4), 1));
     taken.push_back(device::fence(world, 2));
-    // The fence waits until the put has arrived, out of the ring already.
-    for (std::uint64_t i = 0; i < world.ring.num_slots; ++i) {
+    // Behind the fence, which waits until the put has arrived.
+    taken.push_back(device::put_value(world, 2, ranks.word(0, 4), 2));
+    for (std::uint64_t i = 1; i < world.ring.num_slots; ++i) {
       taken.push_back(device::put_value(world, 1, ranks.word(0, 4), i));
     }
     EXPECT_TRUE(ranks.source(0).status().ok()) << "a full ring is nothing bad";
