@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -248,7 +249,7 @@ TEST(OneSidedNodes, WhereALostGetWasToComeNothingElseComes) {
 
 TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {
   OneSidedRanks ranks({.num_ranks = 2, .ranks_per_node = 1});
-  ranks.errors(0).stop = 1;
+  ranks.errors(0).stop = device::stop_word::kRankLost;
   Code code = Code::kOk;
   ranks.launch(0, {1, 1, 0},
                [&] { code = device::wait_until(ranks.world(0), ranks.word(0, kSignal), Comparison::kEqual, 1); });
@@ -341,6 +342,49 @@ TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
   EXPECT_EQ(behind, std::vector<Code>(behind.size(), Code::kTimeout));
   EXPECT_EQ(ranks.source(0).status().message(), why.message());
   EXPECT_EQ(*ranks.word(1, 5), 0U);
+}
+
+/// Calls of rank 0 while rank 2 does not answer, which it does after many looks. There is no deadline.
+std::vector<Code> codes_of(std::uint64_t stop, const std::function<void(const World&, std::vector<Code>&)>& calls) {
+  OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1, .max_held_bytes = 0});
+  ranks.errors(0).stop = stop;
+  ranks.stall(2, true);
+  std::vector<Code> codes;
+  World world = ranks.world(0);
+  world.timeout_ns = ~std::uint64_t{0};
+  ranks.launch(0, {1, 1, 0}, [&] { calls(world, codes); });
+  ranks.launch(1, {1, 1, 0}, [&] {
+    constexpr int kManyLooks = 10'000;  // a wait looks at the host's word every 256
+    for (int look = 0; look < kManyLooks; ++look) device::test(ranks.word(1, kSignal), Comparison::kEqual, 1);
+    ranks.stall(2, false);
+  });
+  EXPECT_EQ(ranks.run(), "");
+  return codes;
+}
+
+TEST(OneSidedNodes, TheProxyIsWaitedForThoughARankIsLostButNotAtTheEnd) {
+  const auto fetch = [](const World& world, std::vector<Code>& codes) {
+    codes.push_back(device::fetch_add(world, 2, reinterpret_cast<std::uint64_t*>(world.heap), 1).code);
+  };
+  const auto put_and_quiet = [](const World& world, std::vector<Code>& codes) {
+    codes.push_back(device::put_value(world, 2, reinterpret_cast<std::uint64_t*>(world.heap), 1));
+    codes.push_back(device::quiet(world));
+  };
+  const auto fill_the_ring = [](const World& world, std::vector<Code>& codes) {
+    codes.push_back(device::put_value(world, 2, reinterpret_cast<std::uint64_t*>(world.heap), 1));
+    codes.push_back(device::fence(world, 2));
+    for (std::uint64_t i = 0; i <= world.ring.num_slots; ++i) {
+      codes.push_back(device::put_value(world, 2, reinterpret_cast<std::uint64_t*>(world.heap), i));
+    }
+  };
+  for (const std::function<void(const World&, std::vector<Code>&)>& calls :
+       {std::function(fetch), std::function(put_and_quiet), std::function(fill_the_ring)}) {
+    std::vector<Code> codes = codes_of(device::stop_word::kRankLost, calls);
+    EXPECT_EQ(codes, std::vector<Code>(codes.size(), Code::kOk));
+    codes = codes_of(device::stop_word::kOver, calls);
+    ASSERT_FALSE(codes.empty());
+    EXPECT_EQ(codes.back(), Code::kPeerLost) << "before rank 2 answers";
+  }
 }
 
 TEST(OneSidedNodes, ARequestThatIsCutShortEndsWithTheReadersError) {

@@ -62,7 +62,7 @@ void OneSidedRanks::make_source(int rank) {
   }
   options.num_parts = [](const Request& /*request*/) { return std::uint64_t{1}; };
   options.lost = [this, rank](int /*peer*/) {
-    if (tells_losses_) one(rank).errors.stop = 1;
+    if (tells_losses_) one(rank).errors.stop = device::stop_word::kRankLost;
   };
   options.max_held_bytes = options_.max_held_bytes;
   own.source = std::make_unique<one_sided::RingSource>(std::move(options));
