@@ -111,15 +111,15 @@ class Driver {
   /// Tells `completion` nothing any more, and leaves the destination of its gets alone (not where a network card
   /// writes there by itself).
   void forget(const Completion* completion);
-  /// Begins a flush of every peer that has operations under way; `completion` is told once for each. Returns how many
-  /// there are.
+  /// Begins a flush of every peer that has operations of calls under way, those of sources are their own concern;
+  /// `completion` is told once for each. Returns how many there are.
   int flush_all(Completion* completion);
   /// A rank with operations without a `completion` under way that were asked for by `get_nbi`; -1: there is none.
   int find_pending_get() const;
   /// A rank whose answer to `completion` is missing, or else to a get; -1: there is none.
   int find_late(const Completion* completion) const;
-  /// A rank that was lost with operations which nobody has been told of, and `peer` if that is not -1; -1: there is
-  /// none. The caller tells of it.
+  /// A rank that was lost with operations of calls which nobody has been told of, and `peer` if that is not -1; -1:
+  /// there is none. The caller tells of it.
   int take_failure(int peer);
 
   /// Lets the network move. True if anything happened.
@@ -154,9 +154,10 @@ class Driver {
     std::uint64_t num_since_full = 0;  // the same since the last flush completed
     std::uint64_t flush_begun = 0;
     std::uint64_t flush_done = 0;
-    std::uint64_t fence = 0;  // nothing is issued before this flush is done
-    std::uint64_t num_pending_gets = 0;
-    bool has_failed = false;  // it was lost with operations under way, which no quiet has reported yet
+    std::uint64_t fence = 0;             // nothing is issued before this flush is done
+    std::uint64_t calls_end = 0;         // what calls have issued is complete with this flush
+    std::uint64_t num_pending_gets = 0;  // of calls
+    bool has_failed = false;  // it was lost with operations of calls under way, which no quiet has reported yet
     std::deque<Copies> copies;
     std::size_t copied_bytes = 0;
     std::size_t copied_since_flush = 0;
@@ -166,7 +167,7 @@ class Driver {
     int peer = 0;
     Completion* completion = nullptr;
     std::uint64_t flush = 0;   // of a flush: its number
-    bool pending_get = false;  // of a get without completion
+    bool pending_get = false;  // of a get that find_pending_get() finds
   };
   /// Whether a peer is lost. `why` is written before `gone` is set, and never again.
   struct Loss {
@@ -176,7 +177,8 @@ class Driver {
 
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   bool can_issue(int peer) const;
-  void issue(const Request& request);
+  enum class Asker { kCall, kSource };
+  void issue(const Request& request, Asker asker);
   std::span<const std::byte> copy(Peer& to, std::span<const std::byte> source);
   std::uint64_t add_ticket(const Ticket& ticket);
   void begin_flush(int peer, Completion* completion);
